@@ -1,0 +1,150 @@
+// Package config reads the settings of the three programs: environment
+// variables, flags (which win over the environment), and the JSON file of the
+// original tools in place of the variables that describe clusters.
+//
+// Every fault of a configuration is reported at once, each naming the setting
+// that it came from, and before anything else happens.
+package config
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Access says how to reach one cluster's API server. Either Kubeconfig is set,
+// or APIURL, TokenFile and one of CAURL and CAFile are. All empty means the
+// cluster that the process runs in; only the local cluster may be left so.
+type Access struct {
+	// Kubeconfig is the path of a kubeconfig file; its current context counts.
+	Kubeconfig string
+	// APIURL is the https address of the API server.
+	APIURL string
+	// CAURL is an https address that serves the certificates, in PEM, that the
+	// API server's certificate must chain to.
+	CAURL string
+	// CAFile is a path of such certificates.
+	CAFile string
+	// TokenFile is the path of a bearer token, read anew as it rotates.
+	TokenFile string
+}
+
+// InCluster reports whether a is the access of a pod to its own cluster.
+func (a Access) InCluster() bool { return a == Access{} }
+
+// Remote is one remote cluster.
+type Remote struct {
+	// Name is the cluster's name, a DNS label, the same in all configurations.
+	Name string
+	// Access is never that of the own cluster.
+	Access Access
+	// PodSubnets are masked and sorted; no two of a configuration overlap.
+	// Empty only for the mirror and policy, which then accept any address.
+	PodSubnets []netip.Prefix
+	// ResyncPeriod is how often everything is looked at again without an
+	// event; 0 is never.
+	ResyncPeriod time.Duration
+	// StaleAfter is how long the last known state counts without contact to
+	// the remote; 0 is for ever.
+	StaleAfter time.Duration
+	// ListenPort is the local UDP port of this remote's WireGuard device.
+	ListenPort int
+	// MTU is that of this remote's WireGuard device, in bytes.
+	MTU int
+	// ServicePrefix starts the names of services mirrored from this remote.
+	ServicePrefix string
+}
+
+// Base is what all three programs have in common.
+type Base struct {
+	// ClusterName is the local cluster. Empty only for the policy program
+	// started with -target-cluster-name, as the original one is.
+	ClusterName string
+	// Remotes are in the order in which they were configured.
+	Remotes []Remote
+	// Local is the access to the local cluster.
+	Local Access
+	// ListenAddress is where health, metrics and status are served.
+	ListenAddress string
+	// LogLevel is one of debug, info, warn and error.
+	LogLevel string
+	// LogFormat is json or text.
+	LogFormat string
+}
+
+// Logging returns the level and the format of the log.
+func (b Base) Logging() (level, format string) { return b.LogLevel, b.LogFormat }
+
+// Values of Wireguard.Backend.
+const (
+	BackendAuto      = "auto"
+	BackendKernel    = "kernel"
+	BackendUserspace = "userspace"
+)
+
+// Values of Wireguard.RouteSrc, which can also be an address.
+const (
+	RouteSrcAuto = "auto"
+	RouteSrcNone = "none"
+)
+
+// Wireguard configures semaphore-wireguard.
+type Wireguard struct {
+	Base
+	// NodeName is the Kubernetes node that the process runs on.
+	NodeName string
+	// Backend is BackendAuto, BackendKernel or BackendUserspace.
+	Backend string
+	// KeyPath is the absolute path of the folder of private keys.
+	KeyPath string
+	// RouteSrc is RouteSrcAuto, RouteSrcNone or an address.
+	RouteSrc string
+	// Cleanup asks to remove all that the program ever set up, and to end.
+	Cleanup bool
+}
+
+// Mirror configures semaphore-service-mirror.
+type Mirror struct {
+	Base
+	// LeaderElection lets several replicas run, one of them at work.
+	LeaderElection bool
+	// Namespace holds the leader election's Lease.
+	Namespace string
+	// MirrorNamespace is where the mirrors live.
+	MirrorNamespace string
+	// MirrorSelector is the label selector of services to mirror; empty: none.
+	MirrorSelector string
+	// GlobalSelector is the label selector of global services; empty: none.
+	GlobalSelector string
+	// RoutingStrategyLabel is the label selector of global services that
+	// prefer local endpoints; empty: none.
+	RoutingStrategyLabel string
+	// LegacyEndpoints also writes objects of the deprecated Endpoints API.
+	LegacyEndpoints bool
+}
+
+// Values of Policy.CalicoAPI.
+const (
+	CalicoAPIAuto = "auto"
+	CalicoAPIV3   = "v3"
+	CalicoAPIV1   = "v1"
+)
+
+// Policy configures semaphore-policy.
+type Policy struct {
+	Base
+	// LeaderElection lets several replicas run, one of them at work.
+	LeaderElection bool
+	// Namespace holds the leader election's Lease.
+	Namespace string
+	// LabelDomain is what stands before the slash in the labels of pods and sets.
+	LabelDomain string
+	// ManagedBy is the value of the label that marks sets as ours.
+	ManagedBy string
+	// CalicoAPI is CalicoAPIAuto, CalicoAPIV3 or CalicoAPIV1.
+	CalicoAPI string
+	// IncludeHostNetwork lets addresses of pods on the host network in, which
+	// are those of whole nodes.
+	IncludeHostNetwork bool
+	// FullResyncPeriod is how often all sets are compared with the cluster.
+	FullResyncPeriod time.Duration
+}

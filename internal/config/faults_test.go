@@ -1,0 +1,262 @@
+package config
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func lines(err error) []string {
+	if err == nil {
+		return nil
+	}
+	return strings.Split(err.Error(), "\n")
+}
+
+func wireguardError(args ...string) error { _, _, err := LoadWireguard(args); return err }
+func mirrorError(args ...string) error    { _, _, err := LoadMirror(args); return err }
+func policyError(args ...string) error    { _, _, err := LoadPolicy(args); return err }
+
+func TestFaultsNameTheirVariable(t *testing.T) {
+	const gcp, onPrem = "SEMAPHORE_REMOTE_GCP_", "SEMAPHORE_REMOTE_ON_PREM_"
+	tests := map[string]struct {
+		load   func(args ...string) error
+		change []string
+		args   []string
+		want   []string
+	}{
+		"cluster name missing": {
+			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "-"}, nil,
+			[]string{"SEMAPHORE_CLUSTER_NAME: required: the name of this cluster; or SEMAPHORE_CLUSTERS_CONFIG"},
+		},
+		"cluster name not a DNS label": {
+			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "AWS_1"}, nil,
+			[]string{`SEMAPHORE_CLUSTER_NAME: "AWS_1": a lowercase RFC 1123 label must consist of`},
+		},
+		"remotes missing": {
+			wireguardError, []string{"SEMAPHORE_REMOTES", "-"}, nil,
+			[]string{"SEMAPHORE_REMOTES: required: the remote clusters, as in gcp,merit; or SEMAPHORE_CLUSTERS_CONFIG"},
+		},
+		"remote named like the local cluster": {
+			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "gcp"}, nil,
+			[]string{`SEMAPHORE_REMOTES: remote "gcp" is named like this cluster`},
+		},
+		"remote listed twice": {
+			wireguardError, []string{"SEMAPHORE_REMOTES", "gcp,on-prem,gcp"}, nil,
+			[]string{`SEMAPHORE_REMOTES: remote "gcp" is listed twice`},
+		},
+		"remote not a DNS label, and so without settings": {
+			wireguardError, []string{"SEMAPHORE_REMOTES", "gcp,on_prem"}, nil,
+			[]string{`SEMAPHORE_REMOTES: "on_prem": a lowercase RFC 1123 label must consist of`},
+		},
+		"trailing comma in the list": {
+			wireguardError, []string{"SEMAPHORE_REMOTES", "gcp,"}, nil,
+			[]string{
+				"SEMAPHORE_REMOTE__KUBECONFIG: required: a kubeconfig for ; or set",
+				"SEMAPHORE_REMOTE__POD_SUBNETS: required",
+				`SEMAPHORE_REMOTES: "": a lowercase RFC 1123 label must consist of`,
+			},
+		},
+		"pod subnets missing": {
+			wireguardError, []string{gcp + "POD_SUBNETS", "-"}, nil,
+			[]string{gcp + "POD_SUBNETS: required: the pod subnets of gcp, as in 10.4.0.0/16"},
+		},
+		"pod subnet without a length": {
+			wireguardError, []string{gcp + "POD_SUBNETS", "10.4.0.0"}, nil,
+			[]string{gcp + `POD_SUBNETS: "10.4.0.0" is not a subnet such as 10.4.0.0/16 or fd00:4::/48`},
+		},
+		"pod subnets that would take the host's traffic along": {
+			wireguardError, []string{gcp + "POD_SUBNETS", "0.0.0.0/0,::/0,127.1.0.0/16,169.254.0.0/16,224.0.0.0/4,fe80::/64,ff00::/8,::1/128,::ffff:10.0.0.0/112,0.0.0.0/4"}, nil,
+			[]string{
+				gcp + "POD_SUBNETS: 0.0.0.0/0 can't hold pods: it is the default route",
+				gcp + "POD_SUBNETS: ::/0 can't hold pods: it is the default route",
+				gcp + "POD_SUBNETS: 127.1.0.0/16 can't hold pods: it overlaps the loopback",
+				gcp + "POD_SUBNETS: 169.254.0.0/16 can't hold pods: it overlaps link-local addresses",
+				gcp + "POD_SUBNETS: 224.0.0.0/4 can't hold pods: it overlaps multicast and reserved addresses",
+				gcp + "POD_SUBNETS: fe80::/64 can't hold pods: it overlaps link-local addresses",
+				gcp + "POD_SUBNETS: ff00::/8 can't hold pods: it overlaps multicast",
+				gcp + "POD_SUBNETS: ::1/128 can't hold pods: it overlaps the unspecified address and the loopback",
+				gcp + "POD_SUBNETS: ::ffff:10.0.0.0/112 can't hold pods: it is an IPv4 subnet written as IPv6",
+				gcp + "POD_SUBNETS: 0.0.0.0/4 can't hold pods: it overlaps the unspecified addresses",
+			},
+		},
+		"pod subnets of two remotes overlap": {
+			wireguardError, []string{onPrem + "POD_SUBNETS", "10.4.128.0/17"}, nil,
+			[]string{onPrem + "POD_SUBNETS: 10.4.128.0/17 overlaps 10.4.0.0/16 of gcp (" + gcp + "POD_SUBNETS)"},
+		},
+		"pod subnets of one remote overlap": {
+			wireguardError, []string{gcp + "POD_SUBNETS", "10.4.0.0/16,10.4.3.0/24"}, nil,
+			[]string{gcp + "POD_SUBNETS: 10.4.3.0/24 overlaps 10.4.0.0/16 of the same list"},
+		},
+		"listen port that is another's default": {
+			wireguardError, []string{gcp + "WG_LISTEN_PORT", "51821"}, nil,
+			[]string{onPrem + "WG_LISTEN_PORT: port 51821 of on-prem is that of gcp too (" + gcp + "WG_LISTEN_PORT)"},
+		},
+		"listen port out of range": {
+			wireguardError, []string{gcp + "WG_LISTEN_PORT", "65536"}, nil,
+			[]string{gcp + `WG_LISTEN_PORT: "65536" is not a number from 1 to 65535`},
+		},
+		"MTU out of range": {
+			wireguardError, []string{onPrem + "WG_MTU", "500"}, nil,
+			[]string{onPrem + `WG_MTU: "500" is not a number from 576 to 65455`},
+		},
+		"MTU too small for IPv6": {
+			wireguardError, []string{gcp + "WG_MTU", "1279"}, nil,
+			[]string{gcp + "WG_MTU: 1279 is less than 1280, which IPv6 needs for fd00:4::/48"},
+		},
+		"durations": {
+			wireguardError, []string{gcp + "RESYNC_PERIOD", "10", gcp + "STALE_AFTER", "-1s"}, nil,
+			[]string{
+				gcp + `RESYNC_PERIOD: "10" is not a duration such as 30s, 10m or 1h, or 0`,
+				gcp + `STALE_AFTER: "-1s" is not a duration such as 30s, 10m or 1h, or 0`,
+			},
+		},
+		"no access to a remote": {
+			wireguardError, []string{gcp + "KUBECONFIG", "-"}, nil,
+			[]string{gcp + "KUBECONFIG: required: a kubeconfig for gcp; or set " + gcp + "API_URL, " + gcp + "CA_URL or " + gcp + "CA_FILE, and " + gcp + "TOKEN_FILE"},
+		},
+		"two ways to a remote": {
+			wireguardError, []string{onPrem + "KUBECONFIG", "/k"}, nil,
+			[]string{onPrem + "KUBECONFIG: set together with " + onPrem + "API_URL; access to on-prem needs one or the other"},
+		},
+		"half a way to a remote": {
+			wireguardError, []string{onPrem + "API_URL", "-", onPrem + "CA_URL", "-"}, nil,
+			[]string{
+				onPrem + "API_URL: required with " + onPrem + "TOKEN_FILE: the https address of the API server",
+				onPrem + "CA_URL: required, or " + onPrem + "CA_FILE: what the certificate of the API server is verified with",
+			},
+		},
+		"token missing": {
+			wireguardError, []string{onPrem + "TOKEN_FILE", "-"}, nil,
+			[]string{onPrem + "TOKEN_FILE: required with " + onPrem + "API_URL: the path of a token"},
+		},
+		"two certificate authorities": {
+			wireguardError, []string{onPrem + "CA_FILE", "/ca"}, nil,
+			[]string{onPrem + "CA_URL: set together with " + onPrem + "CA_FILE; use one of them"},
+		},
+		"addresses without TLS or with a password, which isn't repeated": {
+			wireguardError, []string{onPrem + "API_URL", "http://secret@api", onPrem + "CA_URL", "https://user:secret@ca"}, nil,
+			[]string{
+				onPrem + "API_URL: not an address that begins with https:// and a host",
+				onPrem + "CA_URL: user and password are not supported in the address",
+			},
+		},
+		"settings of the program itself": {
+			wireguardError, []string{
+				"SEMAPHORE_NODE_NAME", "Node!", "SEMAPHORE_WG_BACKEND", "fast", "SEMAPHORE_WG_KEY_PATH", "keys", "SEMAPHORE_WG_ROUTE_SRC", "127.0.0.1",
+				"SEMAPHORE_LOG_LEVEL", "loud", "SEMAPHORE_LOG_FORMAT", "xml", "SEMAPHORE_LISTEN_ADDRESS", "8080",
+			}, nil,
+			[]string{
+				`SEMAPHORE_LISTEN_ADDRESS: "8080" is not an address and port such as :8080 or 127.0.0.1:8080`,
+				`SEMAPHORE_LOG_LEVEL: "loud" is none of debug, info, warn, error`,
+				`SEMAPHORE_LOG_FORMAT: "xml" is none of json, text`,
+				`SEMAPHORE_NODE_NAME: "Node!": a lowercase RFC 1123 subdomain must consist of`,
+				`SEMAPHORE_WG_BACKEND: "fast" is none of auto, kernel, userspace`,
+				`SEMAPHORE_WG_KEY_PATH: "keys" is not an absolute path`,
+				`SEMAPHORE_WG_ROUTE_SRC: "127.0.0.1" is neither auto, nor none, nor an address of this node`,
+			},
+		},
+		"a flag is named as such": {
+			wireguardError, nil, []string{"-log-level=loud", "stray"},
+			[]string{"stray: arguments that aren't flags have no meaning", `-log-level: "loud" is none of debug, info, warn, error`},
+		},
+		"unknown flag": {
+			wireguardError, nil, []string{"-lgo-level=info"},
+			[]string{"flag provided but not defined: -lgo-level (semaphore-wireguard -help lists the settings)"},
+		},
+		"mirror: prefixes": {
+			mirrorError, []string{gcp + "SERVICE_PREFIX", "on-prem", "SEMAPHORE_REMOTES", "gcp,on-prem,merit", "SEMAPHORE_REMOTE_MERIT_KUBECONFIG", "/m", "SEMAPHORE_REMOTE_MERIT_SERVICE_PREFIX", "gl"}, nil,
+			[]string{
+				`SEMAPHORE_REMOTE_MERIT_SERVICE_PREFIX: "gl" is what the names of global services start with`,
+				onPrem + `SERVICE_PREFIX: prefix "on-prem" of on-prem is that of gcp too (` + gcp + "SERVICE_PREFIX)",
+			},
+		},
+		"mirror: a prefix that can't start a Service's name": {
+			mirrorError, []string{gcp + "SERVICE_PREFIX", "1g"}, nil,
+			[]string{gcp + `SERVICE_PREFIX: "1g": a DNS-1035 label must consist of`},
+		},
+		"mirror: selectors": {
+			mirrorError, []string{"SEMAPHORE_MIRROR_SELECTOR", "a in", "SEMAPHORE_LEADER_ELECTION", "maybe"}, nil,
+			[]string{
+				`SEMAPHORE_LEADER_ELECTION: "maybe" is neither true nor false`,
+				`SEMAPHORE_MIRROR_SELECTOR: "a in" is not a label selector: `,
+			},
+		},
+		"mirror: both parts off": {
+			mirrorError, []string{"SEMAPHORE_MIRROR_SELECTOR", "", "SEMAPHORE_GLOBAL_SELECTOR", ""}, nil,
+			[]string{"SEMAPHORE_MIRROR_SELECTOR: empty, as is SEMAPHORE_GLOBAL_SELECTOR: nothing is left to do"},
+		},
+		"policy: its own settings": {
+			policyError, []string{"SEMAPHORE_POLICY_LABEL_DOMAIN", "a/b", "SEMAPHORE_POLICY_MANAGED_BY", "a b", "SEMAPHORE_POLICY_CALICO_API", "v2", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD", "often"}, nil,
+			[]string{
+				`SEMAPHORE_POLICY_LABEL_DOMAIN: "a/b": a lowercase RFC 1123 subdomain must consist of`,
+				`SEMAPHORE_POLICY_MANAGED_BY: "a b": a valid label must be`,
+				`SEMAPHORE_POLICY_CALICO_API: "v2" is none of auto, v3, v1`,
+				`SEMAPHORE_POLICY_FULL_RESYNC_PERIOD: "often" is not a duration`,
+			},
+		},
+		"policy: the flags for one remote beside a list": {
+			policyError, nil, []string{"-target-cluster-name=gcp", "-target-kube-config=/k"},
+			[]string{"SEMAPHORE_REMOTES: set together with -target-cluster-name, which is about the only remote"},
+		},
+		"policy: the flags for one remote without its name": {
+			policyError, []string{"SEMAPHORE_REMOTES", "-"}, []string{"-target-kube-config=/k"},
+			[]string{"-target-cluster-name: required with -target-kube-config: the name of the remote cluster"},
+		},
+		"policy: two ways to the only remote": {
+			policyError, []string{"SEMAPHORE_REMOTES", "-"}, []string{"-target-cluster-name=merit", "-target-kube-config=/k", "-remote-api-url=https://a"},
+			[]string{"-target-kube-config: set together with -remote-api-url; access to merit needs one or the other"},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			setenv(t, env(tt.change...))
+			err := tt.load(tt.args...)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if strings.Contains(err.Error(), "secret") {
+				t.Errorf("error repeats a secret: %v", err)
+			}
+			got := lines(err)
+			var missing []string
+			for _, want := range tt.want {
+				if !slices.ContainsFunc(got, func(line string) bool { return strings.HasPrefix(line, want) }) {
+					missing = append(missing, want)
+				}
+			}
+			// Nothing else may be complained about, but for a remote whose name is the fault.
+			if len(missing) > 0 || len(got) != len(tt.want) && !strings.Contains(name, "without settings") {
+				t.Errorf("missing %q\ngot:\n%s", missing, strings.Join(got, "\n"))
+			}
+		})
+	}
+}
+
+func TestFaultsOfAllPartsComeTogether(t *testing.T) {
+	setenv(t, map[string]string{"SEMAPHORE_REMOTES": "gcp"})
+	var got []string
+	for _, line := range lines(wireguardError("-log-level=x")) {
+		name, _, _ := strings.Cut(line, ":")
+		got = append(got, name)
+	}
+	want := []string{
+		"SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTE_GCP_KUBECONFIG", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS", "-log-level", "SEMAPHORE_NODE_NAME",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("settings complained about (-want +got):\n%s", diff)
+	}
+}
+
+// Of a mirror or policy, ports may coincide and subnets be absent.
+func TestOnlyWireguardNeedsSubnetsAndPorts(t *testing.T) {
+	setenv(t, env("SEMAPHORE_REMOTE_GCP_POD_SUBNETS", "-", "SEMAPHORE_REMOTE_GCP_WG_LISTEN_PORT", "51821"))
+	if err := mirrorError(); err != nil {
+		t.Errorf("mirror: %v", err)
+	}
+	if err := policyError(); err != nil {
+		t.Errorf("policy: %v", err)
+	}
+}

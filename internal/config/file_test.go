@@ -1,0 +1,272 @@
+package config
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// The example of semaphore-wireguard's documentation.
+const wireguardFile = `{
+  "local": {
+    "name": "cluster1"
+  },
+  "remotes": [
+    {
+      "name": "cluster2",
+      "remoteAPIURL": "https://lb.cluster2.k8s.uw.systems",
+      "remoteCAURL": "https://kube-ca-cert.cluster2.uw.systems",
+      "remoteSATokenPath": "/etc/semaphore-wireguard/tokens/cluster2/token",
+      "podSubnet": "10.4.0.0/16",
+      "wgDeviceMTU": 1380,
+      "wgListenPort": 51821
+    }
+  ]
+}`
+
+func writeFile(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.json")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFileOfTheOriginalWireguard(t *testing.T) {
+	path := writeFile(t, wireguardFile)
+	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker"})
+	got, warnings, err := LoadWireguard([]string{"-clusters-config", path})
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %q, error %v", warnings, err)
+	}
+	want := Base{
+		ClusterName: "cluster1",
+		Remotes: []Remote{{
+			Name: "cluster2",
+			Access: Access{
+				APIURL:    "https://lb.cluster2.k8s.uw.systems",
+				CAURL:     "https://kube-ca-cert.cluster2.uw.systems",
+				TokenFile: "/etc/semaphore-wireguard/tokens/cluster2/token",
+			},
+			PodSubnets:    prefixes("10.4.0.0/16"),
+			ListenPort:    51821,
+			MTU:           1380,
+			ServicePrefix: "cluster2",
+		}},
+		ListenAddress: ":7773",
+		LogLevel:      "info",
+		LogFormat:     "json",
+	}
+	if diff := cmp.Diff(want, got.Base, comparePrefixes()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestFileKeysAndForms(t *testing.T) {
+	path := writeFile(t, `{
+		"local": {"name": "aws", "kubeConfigPath": "/local"},
+		"remotes": [
+			{"name": "gcp", "kubeConfigPath": "/gcp", "podSubnet": "10.4.0.0/16", "resyncPeriod": "10s", "wgListenPort": 0, "wgDeviceMTU": null},
+			{"name": "merit", "remoteapiurl": "https://api", "remoteCAPath": "/ca", "remoteSATokenPath": "/token",
+			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgListenPort": 7000}
+		]}`)
+	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker", "SEMAPHORE_CLUSTERS_CONFIG": path})
+	got, warnings, err := LoadWireguard(nil)
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %q, error %v", warnings, err)
+	}
+	want := []Remote{{
+		Name:          "gcp",
+		Access:        Access{Kubeconfig: "/gcp"},
+		PodSubnets:    prefixes("10.4.0.0/16"),
+		ResyncPeriod:  10 * time.Second,
+		ListenPort:    51820,
+		MTU:           1420,
+		ServicePrefix: "gcp",
+	}, {
+		Name:          "merit",
+		Access:        Access{APIURL: "https://api", CAFile: "/ca", TokenFile: "/token"},
+		PodSubnets:    prefixes("10.6.0.0/16", "fd00:6::/48"),
+		ResyncPeriod:  time.Minute,
+		StaleAfter:    5 * time.Minute,
+		ListenPort:    7000,
+		MTU:           1420,
+		ServicePrefix: "merit",
+	}}
+	if diff := cmp.Diff(want, got.Remotes, comparePrefixes()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got.Local.Kubeconfig != "/local" {
+		t.Errorf("local kubeconfig %q, want that of the file", got.Local.Kubeconfig)
+	}
+}
+
+func TestVariablesWinOverWhatTheFileSaysOfThisProgram(t *testing.T) {
+	path := writeFile(t, `{
+		"global": {"mirrorSvcLabelSelector": "from=file", "globalSvcLabelSelector": "global=file", "globalSvcRoutingStrategyLabel": "strategy=file",
+		           "mirrorNamespace": "file", "serviceSync": true, "endpointSliceSync": false},
+		"localCluster": {"name": "aws", "kubeConfigPath": "/file"},
+		"remoteClusters": [{"name": "gcp", "kubeConfigPath": "/gcp", "servicePrefix": "g", "resyncPeriod": "0s"}]}`)
+	setenv(t, map[string]string{"SEMAPHORE_KUBECONFIG": "/variable", "SEMAPHORE_MIRROR_NAMESPACE": "variable", "SEMAPHORE_NAMESPACE": "n"})
+	got, warnings, err := LoadMirror([]string{"-config", path, "-mirror-svc-label-selector=from=flag"})
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %q, error %v", warnings, err)
+	}
+	if got.Local.Kubeconfig != "/variable" || got.MirrorNamespace != "variable" || got.MirrorSelector != "from=flag" {
+		t.Errorf("kubeconfig %q, namespace %q, selector %q", got.Local.Kubeconfig, got.MirrorNamespace, got.MirrorSelector)
+	}
+	if got.GlobalSelector != "global=file" || got.RoutingStrategyLabel != "strategy=file" || got.Remotes[0].ServicePrefix != "g" {
+		t.Errorf("selector %q, strategy %q, prefix %q: want those of the file", got.GlobalSelector, got.RoutingStrategyLabel, got.Remotes[0].ServicePrefix)
+	}
+}
+
+func TestFaultsOfTheFileNameTheirKey(t *testing.T) {
+	remote := func(keys string) string {
+		return `{"local": {"name": "aws"}, "remotes": [{"name": "gcp", "kubeConfigPath": "/gcp", "podSubnet": "10.4.0.0/16"}, {` + keys + `}]}`
+	}
+	tests := map[string]struct {
+		content string
+		want    []string
+	}{
+		"not JSON":         {"{\n\"local\": {\n]", []string{"FILE: not the JSON object that it should be: line 3: invalid character ']'"}},
+		"cut off":          {"{\n", []string{"FILE: not the JSON object that it should be: line 2: unexpected end of JSON input"}},
+		"something behind": {"{} {}", []string{"FILE: not the JSON object that it should be: line 1: invalid character '{' after top-level value"}},
+		"not an object":    {"[]", []string{"FILE: not the JSON object that it should be: json: cannot unmarshal array"}},
+		"nothing":          {"{}", []string{"local.name in FILE: required", "remotes in FILE: required"}},
+		"sections of other types": {`{"local": 1, "remotes": {}}`, []string{
+			"local in FILE: not a JSON object", "remotes in FILE: not a list", "local.name in FILE: required",
+		}},
+		"both forms": {`{"local": {"name": "a"}, "remotes": [], "remoteClusters": []}`, []string{
+			"remoteClusters in FILE: not a list of at least one", "remotes in FILE: set together with remoteClusters",
+		}},
+		"bad local name":     {strings.Replace(wireguardFile, "cluster1", "Cluster", 1), []string{`local.name in FILE: "Cluster": a lowercase`}},
+		"remote without all": {remote(""), []string{"remotes[1].name in FILE: required"}},
+		"remote without access and subnet": {remote(`"name": "x"`), []string{
+			"remotes[1].kubeConfigPath in FILE: required: a kubeconfig for x; or set remotes[1].remoteAPIURL in FILE, remotes[1].remoteCAURL in FILE or remotes[1].remoteCAPath in FILE, and remotes[1].remoteSATokenPath in FILE",
+			"remotes[1].podSubnet in FILE: required",
+		}},
+		"remote twice": {remote(`"name": "gcp", "kubeConfigPath": "/x", "podSubnet": "10.9.0.0/16"`), []string{`remotes[1].name in FILE: remote "gcp" is listed twice`}},
+		"overlap": {remote(`"name": "x", "kubeConfigPath": "/x", "podSubnet": "10.4.0.0/20"`), []string{
+			"remotes[1].podSubnet in FILE: 10.4.0.0/20 overlaps 10.4.0.0/16 of gcp (remotes[0].podSubnet in FILE)",
+		}},
+		"port twice": {remote(`"name": "x", "kubeConfigPath": "/x", "podSubnet": "10.5.0.0/20", "wgListenPort": 51820`), []string{
+			"remotes[1].wgListenPort in FILE: port 51820 of x is that of gcp too (remotes[0].wgListenPort in FILE)",
+		}},
+		"values of other types": {remote(`"name": "x", "kubeConfigPath": 1, "podSubnet": [], "wgListenPort": "1", "wgDeviceMTU": 1.5, "resyncPeriod": {}`), []string{
+			"remotes[1].kubeConfigPath in FILE: not a text", "remotes[1].podSubnet in FILE: not a text", "remotes[1].resyncPeriod in FILE: neither a duration",
+			"remotes[1].wgDeviceMTU in FILE: not a whole number", "remotes[1].wgListenPort in FILE: not a whole number",
+			"remotes[1].kubeConfigPath in FILE: required", "remotes[1].podSubnet in FILE: required",
+		}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			path := writeFile(t, tt.content)
+			setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker", "SEMAPHORE_CLUSTERS_CONFIG": path})
+			_, _, err := LoadWireguard(nil)
+			got := lines(err)
+			for i := range got {
+				got[i] = strings.ReplaceAll(got[i], path, "FILE")
+			}
+			matches := len(got) == len(tt.want)
+			for i := range min(len(got), len(tt.want)) {
+				matches = matches && strings.HasPrefix(got[i], tt.want[i])
+			}
+			if !matches {
+				t.Errorf("got:\n%s\nwant lines that begin with:\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+			}
+		})
+	}
+}
+
+func TestFileThatIsMissing(t *testing.T) {
+	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker"})
+	_, _, err := LoadWireguard([]string{"-clusters-config=/nowhere/c.json"})
+	if want := "-clusters-config: open /nowhere/c.json: no such file or directory"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %q", err, want)
+	}
+}
+
+func TestFileTakesThePlaceOfVariables(t *testing.T) {
+	path := writeFile(t, wireguardFile)
+	setenv(t, env("SEMAPHORE_CLUSTERS_CONFIG", path))
+	_, _, err := LoadWireguard(nil)
+	want := []string{
+		"SEMAPHORE_CLUSTER_NAME: set together with SEMAPHORE_CLUSTERS_CONFIG, which takes its place",
+		"SEMAPHORE_REMOTES: set together with SEMAPHORE_CLUSTERS_CONFIG, which takes its place",
+	}
+	if diff := cmp.Diff(want, lines(err)); diff != "" {
+		t.Errorf("faults (-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatHasNoEffectBesideAFileIsWarnedAbout(t *testing.T) {
+	path := writeFile(t, strings.Replace(wireguardFile, `"wgDeviceMTU"`, `"wgMTU": 1300, "wgDeviceMTU"`, 1))
+	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker", "SEMAPHORE_CLUSTERS_CONFIG": path, "SEMAPHORE_REMOTE_CLUSTER2_WG_MTU": "1300"})
+	_, got, err := LoadWireguard(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"remotes[0].wgMTU in " + path + ": unknown, and has no effect",
+		"SEMAPHORE_REMOTE_CLUSTER2_WG_MTU: has no effect, because SEMAPHORE_CLUSTERS_CONFIG takes its place",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+// FuzzClustersFile checks that no file does harm: either it is refused with
+// faults, or everything that it says holds.
+func FuzzClustersFile(f *testing.F) {
+	f.Add([]byte(wireguardFile))
+	f.Add([]byte(`{"local":{"name":"a"},"remotes":[{"name":"b","kubeConfigPath":"/b","podSubnet":"10.0.0.0/8,fd00::/8","resyncPeriod":1e9,"staleAfter":"1h"}]}`))
+	f.Add([]byte(`{"localCluster":{"name":"a"},"remoteClusters":[{"name":"b"},{"name":"b"},null],"global":{"serviceSync":1}}`))
+	f.Add([]byte(`{"LOCAL":null,"remotes":[{"NAME":"x","wgListenPort":-1,"wgDeviceMTU":99999999999999999999}]}`))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		l, err := newLoader("fuzz", "", new(wireguardVars))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.fileGlobals = map[string]*string{}
+		if err := l.parseFile("file", content); err != nil {
+			t.Fatalf("not a fault but an error: %v", err)
+		}
+		fillDefaults(l.settings)
+		base := l.base(":7773", needs{wireguard: true, servicePrefix: true})
+		if l.faults.join() != nil {
+			return
+		}
+		var subnets []netip.Prefix
+		seen := map[any]bool{base.ClusterName: true}
+		for _, r := range base.Remotes {
+			for _, unique := range []any{r.Name, r.ListenPort, "prefix " + r.ServicePrefix} {
+				if seen[unique] {
+					t.Errorf("%v twice", unique)
+				}
+				seen[unique] = true
+			}
+			if len(validation.IsDNS1123Label(r.Name)) > 0 || r.ListenPort < 1 || r.ListenPort > 65535 || r.MTU < minMTU || r.MTU > maxMTU ||
+				r.ResyncPeriod < 0 || r.StaleAfter < 0 || len(r.PodSubnets) == 0 || r.Access.InCluster() {
+				t.Errorf("accepted %+v", r)
+			}
+			for _, p := range r.PodSubnets {
+				for _, other := range subnets {
+					if p.Overlaps(other) {
+						t.Errorf("%v overlaps %v", p, other)
+					}
+				}
+				if p != p.Masked() || p.Bits() == 0 || p.Addr().Is4In6() {
+					t.Errorf("accepted %v", p)
+				}
+				subnets = append(subnets, p)
+			}
+		}
+	})
+}

@@ -1,0 +1,66 @@
+package config
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// help lists every setting with its variable, its flags, default and meaning.
+func (l *loader) help(out io.Writer) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s.\n\nSettings are environment variables; flags win over them.\n\n", l.program, l.purpose)
+	describeAll(&b, l.settings)
+	if remote, err := inspect(groupPrefix("<name>"), new(remoteVars)); err == nil {
+		b.WriteString("\nFor each remote, where <NAME> is its name in capitals, with _ for -:\n\n")
+		describeAll(&b, remote)
+	}
+	b.WriteString("\nFlags without a variable:\n\n")
+	for _, s := range l.targetSettings {
+		describe(&b, "", s.flags(), "", s.tag.Get("desc"))
+	}
+	var rest []string
+	for name, usage := range l.ownFlags() {
+		rest = append(rest, "  -"+name+"\n        "+usage+"\n")
+	}
+	slices.Sort(rest)
+	b.WriteString(strings.Join(rest, ""))
+	// Nothing is to be done about a stdout that is closed.
+	_, _ = io.WriteString(out, b.String())
+}
+
+func describeAll(b *strings.Builder, settings []*setting) {
+	for _, s := range settings {
+		describe(b, s.variable, s.flags(), s.tag.Get("default"), s.tag.Get("desc"))
+	}
+}
+
+func describe(b *strings.Builder, variable string, flags []string, otherwise, meaning string) {
+	names := make([]string, 0, 1+len(flags))
+	if variable != "" {
+		names = append(names, variable)
+	}
+	for _, name := range flags {
+		names = append(names, "-"+name)
+	}
+	fmt.Fprintf(b, "  %s\n        %s", strings.Join(names, ", "), meaning)
+	if otherwise != "" {
+		fmt.Fprintf(b, " (default %q)", otherwise)
+	}
+	b.WriteString("\n")
+}
+
+// ownFlags returns the flags that belong to no setting, with their usage.
+func (l *loader) ownFlags() map[string]string {
+	own := map[string]string{"help": "print this, and end"}
+	settings := slices.Concat(l.settings, l.targetSettings)
+	l.flags.VisitAll(func(f *flag.Flag) {
+		ofSetting := slices.ContainsFunc(settings, func(s *setting) bool { return slices.Contains(s.flags(), f.Name) })
+		if !ofSetting {
+			own[f.Name] = f.Usage
+		}
+	})
+	return own
+}

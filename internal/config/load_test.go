@@ -1,0 +1,318 @@
+package config
+
+import (
+	"errors"
+	"flag"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// setenv makes the given variables the only ones of ours.
+func setenv(t *testing.T, vars map[string]string) {
+	t.Helper()
+	for _, entry := range os.Environ() {
+		if name, _, _ := strings.Cut(entry, "="); strings.HasPrefix(name, prefix) {
+			t.Setenv(name, "") // puts it back at the end
+			if err := os.Unsetenv(name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, value := range vars {
+		t.Setenv(name, value)
+	}
+}
+
+// env is a complete configuration with two remotes, changed by pairs of a name
+// and a value; the value "-" removes.
+func env(changes ...string) map[string]string {
+	vars := map[string]string{
+		"SEMAPHORE_CLUSTER_NAME":                 "aws",
+		"SEMAPHORE_REMOTES":                      "gcp, on-prem",
+		"SEMAPHORE_REMOTE_GCP_KUBECONFIG":        "/etc/gcp",
+		"SEMAPHORE_REMOTE_GCP_POD_SUBNETS":       "10.4.0.0/16,fd00:4::/48",
+		"SEMAPHORE_REMOTE_ON_PREM_API_URL":       "https://api.on-prem.example",
+		"SEMAPHORE_REMOTE_ON_PREM_CA_URL":        "https://ca.on-prem.example",
+		"SEMAPHORE_REMOTE_ON_PREM_TOKEN_FILE":    "/etc/on-prem/token",
+		"SEMAPHORE_REMOTE_ON_PREM_POD_SUBNETS":   "10.6.1.2/16",
+		"SEMAPHORE_REMOTE_ON_PREM_STALE_AFTER":   "10m",
+		"SEMAPHORE_REMOTE_ON_PREM_WG_MTU":        "1380",
+		"SEMAPHORE_NODE_NAME":                    "worker-1.c.example.internal",
+		"SEMAPHORE_NAMESPACE":                    "sys-semaphore",
+		"SEMAPHORE_REMOTE_GCP_SERVICE_PREFIX":    "g",
+		"SEMAPHORE_REMOTE_ON_PREM_RESYNC_PERIOD": "1h",
+	}
+	for i := 0; i < len(changes); i += 2 {
+		if changes[i+1] == "-" {
+			delete(vars, changes[i])
+		} else {
+			vars[changes[i]] = changes[i+1]
+		}
+	}
+	return vars
+}
+
+func base(listen string) Base {
+	return Base{
+		ClusterName: "aws",
+		Remotes: []Remote{{
+			Name:          "gcp",
+			Access:        Access{Kubeconfig: "/etc/gcp"},
+			PodSubnets:    prefixes("10.4.0.0/16", "fd00:4::/48"),
+			ListenPort:    51820,
+			MTU:           1420,
+			ServicePrefix: "g",
+		}, {
+			Name: "on-prem",
+			Access: Access{
+				APIURL:    "https://api.on-prem.example",
+				CAURL:     "https://ca.on-prem.example",
+				TokenFile: "/etc/on-prem/token",
+			},
+			PodSubnets:    prefixes("10.6.0.0/16"),
+			ResyncPeriod:  time.Hour,
+			StaleAfter:    10 * time.Minute,
+			ListenPort:    51821,
+			MTU:           1380,
+			ServicePrefix: "on-prem",
+		}},
+		ListenAddress: listen,
+		LogLevel:      "info",
+		LogFormat:     "json",
+	}
+}
+
+func prefixes(texts ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+func comparePrefixes() cmp.Option {
+	return cmpopts.EquateComparable(netip.Prefix{})
+}
+
+func TestWireguardFromEnvironment(t *testing.T) {
+	setenv(t, env())
+	got, warnings, err := LoadWireguard(nil)
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %q, error %v", warnings, err)
+	}
+	want := Wireguard{
+		Base:     base(":7773"),
+		NodeName: "worker-1.c.example.internal",
+		Backend:  BackendAuto,
+		KeyPath:  "/var/lib/semaphore-wireguard",
+		RouteSrc: RouteSrcAuto,
+	}
+	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestMirrorFromEnvironment(t *testing.T) {
+	setenv(t, env("SEMAPHORE_GLOBAL_SELECTOR", "", "SEMAPHORE_MIRROR_NAMESPACE", "mirrors", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "true"))
+	got, warnings, err := LoadMirror(nil)
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %q, error %v", warnings, err)
+	}
+	want := Mirror{
+		Base:                 base(":8080"),
+		LeaderElection:       true,
+		Namespace:            "sys-semaphore",
+		MirrorNamespace:      "mirrors",
+		MirrorSelector:       "mirror.semaphore.uw.io/mirror-service=true",
+		RoutingStrategyLabel: "mirror.semaphore.uw.io/global-service-routing-strategy=local-first",
+		LegacyEndpoints:      true,
+	}
+	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestPolicyFromEnvironment(t *testing.T) {
+	setenv(t, env("SEMAPHORE_POLICY_CALICO_API", "V3", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD", "0"))
+	got, warnings, err := LoadPolicy(nil)
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %q, error %v", warnings, err)
+	}
+	want := Policy{
+		Base:           base(":8080"),
+		LeaderElection: true,
+		Namespace:      "sys-semaphore",
+		LabelDomain:    "policy.semaphore.uw.io",
+		ManagedBy:      "semaphore-policy",
+		CalicoAPI:      CalicoAPIV3,
+	}
+	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestEmptyVariableIsLikeNone(t *testing.T) {
+	setenv(t, env("SEMAPHORE_LOG_LEVEL", "", "SEMAPHORE_WG_BACKEND", "", "SEMAPHORE_REMOTE_GCP_WG_MTU", ""))
+	got, _, err := LoadWireguard(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.LogLevel != "info" || got.Backend != BackendAuto || got.Remotes[0].MTU != 1420 {
+		t.Errorf("log level %q, backend %q, MTU %d: want the defaults", got.LogLevel, got.Backend, got.Remotes[0].MTU)
+	}
+}
+
+// envconfig falls back on names without their prefix where a field's name is
+// given as a tag; a KUBECONFIG in a shell must not become ours.
+func TestVariablesWithoutPrefixAreNotRead(t *testing.T) {
+	setenv(t, env("SEMAPHORE_NODE_NAME", "-"))
+	for _, name := range []string{"KUBECONFIG", "NODE_NAME", "LOG_LEVEL", "LISTEN_ADDRESS", "API_URL", "URL", "TOKEN_FILE", "MTU"} {
+		t.Setenv(name, "surprise")
+	}
+	_, _, err := LoadWireguard(nil)
+	if err == nil || strings.Contains(err.Error(), "surprise") || !strings.HasPrefix(err.Error(), "SEMAPHORE_NODE_NAME: required") {
+		t.Errorf("error = %v, want nothing but the missing node name", err)
+	}
+}
+
+func TestFlagsWinOverEnvironment(t *testing.T) {
+	setenv(t, env("SEMAPHORE_LOG_LEVEL", "error"))
+	got, _, err := LoadWireguard([]string{"-node-name=other", "--log-level", "debug", "-listen-address=127.0.0.1:1", "-wg-key-path", "/keys/", "-cleanup"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Wireguard{Base: base("127.0.0.1:1"), NodeName: "other", Backend: BackendAuto, KeyPath: "/keys", RouteSrc: RouteSrcAuto, Cleanup: true}
+	want.LogLevel = "debug"
+	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestMirrorFlags(t *testing.T) {
+	setenv(t, env())
+	got, _, err := LoadMirror([]string{"-kube-config=/k", "-mirror-ns=m", "-mirror-svc-label-selector=a=b", "-global-svc-label-selector=c", "-global-svc-routing-strategy-label=d"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Local.Kubeconfig != "/k" || got.MirrorNamespace != "m" || got.MirrorSelector != "a=b" || got.GlobalSelector != "c" || got.RoutingStrategyLabel != "d" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestPolicyFlagsOfTheOriginal(t *testing.T) {
+	setenv(t, map[string]string{"SEMAPHORE_NAMESPACE": "sys-semaphore", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"})
+	got, warnings, err := LoadPolicy([]string{
+		"-target-cluster-name=gcp", "-remote-api-url=https://api.example", "-remote-ca-url=https://ca.example",
+		"-remote-sa-token-path=/token", "-pod-resync-period=5m", "-full-store-resync-period=30m", "-local-kube-config=/local", "-log-level=debug",
+	})
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %q, error %v", warnings, err)
+	}
+	want := Policy{
+		Base: Base{
+			Remotes: []Remote{{
+				Name:          "gcp",
+				Access:        Access{APIURL: "https://api.example", CAURL: "https://ca.example", TokenFile: "/token"},
+				PodSubnets:    prefixes("10.4.0.0/16"),
+				ResyncPeriod:  5 * time.Minute,
+				ListenPort:    51820,
+				MTU:           1420,
+				ServicePrefix: "gcp",
+			}},
+			Local:         Access{Kubeconfig: "/local"},
+			ListenAddress: ":8080",
+			LogLevel:      "debug",
+			LogFormat:     "json",
+		},
+		LeaderElection:   true,
+		Namespace:        "sys-semaphore",
+		LabelDomain:      "policy.semaphore.uw.io",
+		ManagedBy:        "semaphore-policy",
+		CalicoAPI:        CalicoAPIAuto,
+		FullResyncPeriod: 30 * time.Minute,
+	}
+	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestNamespaceIsThePodsByDefault(t *testing.T) {
+	setenv(t, env("SEMAPHORE_NAMESPACE", "-"))
+	file := filepath.Join(t.TempDir(), "namespace")
+	if err := os.WriteFile(file, []byte("kube-system\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mirror, _, err := loadMirror(nil, io.Discard, file)
+	if err != nil || mirror.Namespace != "kube-system" || mirror.MirrorNamespace != "kube-system" {
+		t.Errorf("mirror: namespaces %q and %q, error %v", mirror.Namespace, mirror.MirrorNamespace, err)
+	}
+	policy, _, err := loadPolicy(nil, io.Discard, file)
+	if err != nil || policy.Namespace != "kube-system" {
+		t.Errorf("policy: namespace %q, error %v", policy.Namespace, err)
+	}
+	if _, _, err = loadPolicy(nil, io.Discard, file+".missing"); err == nil || !strings.HasPrefix(err.Error(), "SEMAPHORE_NAMESPACE: required") {
+		t.Errorf("outside of a pod: %v, want it to ask for SEMAPHORE_NAMESPACE", err)
+	}
+}
+
+func TestVersionAndHelpEndTheProgram(t *testing.T) {
+	setenv(t, nil)
+	for arg, want := range map[string]string{"-version": "semaphore-wireguard devel", "-help": "Settings are environment variables", "-h": "SEMAPHORE_"} {
+		var out strings.Builder
+		_, _, err := loadWireguard([]string{arg}, &out)
+		if !errors.Is(err, flag.ErrHelp) || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: error %v and output %q, want %q in it", arg, err, out.String(), want)
+		}
+	}
+}
+
+func TestHelpNamesEverySetting(t *testing.T) {
+	setenv(t, nil)
+	loaders := map[string]func(out io.Writer) error{
+		"wireguard": func(out io.Writer) error { _, _, err := loadWireguard([]string{"-help"}, out); return err },
+		"mirror":    func(out io.Writer) error { _, _, err := loadMirror([]string{"-help"}, out, ""); return err },
+		"policy":    func(out io.Writer) error { _, _, err := loadPolicy([]string{"-help"}, out, ""); return err },
+	}
+	common := []string{
+		"SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES", "SEMAPHORE_CLUSTERS_CONFIG, -clusters-config", "SEMAPHORE_KUBECONFIG",
+		"SEMAPHORE_LISTEN_ADDRESS, -listen-address", "SEMAPHORE_LOG_LEVEL, -log-level", "SEMAPHORE_LOG_FORMAT",
+		"SEMAPHORE_REMOTE_<NAME>_KUBECONFIG", "SEMAPHORE_REMOTE_<NAME>_API_URL", "SEMAPHORE_REMOTE_<NAME>_CA_URL",
+		"SEMAPHORE_REMOTE_<NAME>_CA_FILE", "SEMAPHORE_REMOTE_<NAME>_TOKEN_FILE", "SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS",
+		"SEMAPHORE_REMOTE_<NAME>_RESYNC_PERIOD", "SEMAPHORE_REMOTE_<NAME>_STALE_AFTER", "SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT",
+		"SEMAPHORE_REMOTE_<NAME>_WG_MTU", "SEMAPHORE_REMOTE_<NAME>_SERVICE_PREFIX", "-help", "-version",
+	}
+	own := map[string][]string{
+		"wireguard": {"SEMAPHORE_NODE_NAME, -node-name", "SEMAPHORE_WG_BACKEND", "SEMAPHORE_WG_KEY_PATH, -wg-key-path", "SEMAPHORE_WG_ROUTE_SRC", "-cleanup"},
+		"mirror": {
+			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",
+			"SEMAPHORE_GLOBAL_SELECTOR", "SEMAPHORE_GLOBAL_ROUTING_STRATEGY_LABEL", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "-config",
+		},
+		"policy": {
+			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_POLICY_LABEL_DOMAIN", "SEMAPHORE_POLICY_MANAGED_BY",
+			"SEMAPHORE_POLICY_CALICO_API", "SEMAPHORE_POLICY_INCLUDE_HOST_NETWORK", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD, -full-store-resync-period",
+			"-target-cluster-name", "-target-kube-config", "-remote-api-url", "-remote-ca-url", "-remote-sa-token-path", "-pod-resync-period",
+		},
+	}
+	for program, load := range loaders {
+		t.Run(program, func(t *testing.T) {
+			var out strings.Builder
+			if err := load(&out); !errors.Is(err, flag.ErrHelp) {
+				t.Fatal(err)
+			}
+			for _, name := range slices.Concat(common, own[program]) {
+				if !strings.Contains(out.String(), "\n  "+name) {
+					t.Errorf("-help lacks %s:\n%s", name, &out)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,106 @@
+package config
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// unknownVariables returns warnings about variables of the environment that
+// begin like ours and that no program here reads: most likely a slip of the
+// keyboard, which would otherwise go unnoticed.
+func (l *loader) unknownVariables(environ []string) []string {
+	known := l.knownVariables()
+	fromFile := l.setting(&l.common.ClustersConfig)
+	var warnings []string
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
+		if !strings.HasPrefix(name, prefix+"_") || slices.Contains(known, name) || serviceLink(name, value) {
+			continue
+		}
+		if fromFile.set && strings.HasPrefix(name, groupPrefix("")) {
+			warnings = append(warnings, name+": has no effect, because "+fromFile.origin+" takes its place")
+			continue
+		}
+		warning := name + ": unknown, and has no effect"
+		if near := nearest(name, known); near != "" {
+			warning += "; " + near + " is the nearest known name"
+		}
+		warnings = append(warnings, warning)
+	}
+	slices.Sort(warnings)
+	return warnings
+}
+
+// knownVariables are those of all programs, which often share their variables,
+// and of the remotes that are configured by variables.
+func (l *loader) knownVariables() []string {
+	var known []string
+	add := func(group string, vars any) {
+		// Our own structs are fit to be inspected: reading them was no error.
+		settings, _ := inspect(group, vars)
+		for _, s := range settings {
+			known = append(known, s.variable)
+		}
+	}
+	add(prefix, new(commonVars))
+	add(prefix, new(wireguardVars))
+	add(prefix, new(mirrorVars))
+	add(prefix, new(policyVars))
+	if !l.setting(&l.common.ClustersConfig).set {
+		for _, r := range l.remotes {
+			add(groupPrefix(r.name), new(remoteVars))
+		}
+	}
+	return known
+}
+
+// serviceLink reports whether Kubernetes derived a variable from the name of a
+// Service, say "semaphore-policy", as it does for pods that don't set
+// enableServiceLinks to false.
+// https://kubernetes.io/docs/tutorials/services/connect-applications-service/
+func serviceLink(name, value string) bool {
+	switch {
+	case strings.HasSuffix(name, "_SERVICE_HOST"), strings.Contains(name, "_SERVICE_PORT"):
+		return true
+	case strings.Contains(name, "_PORT_"):
+		return regexp.MustCompile(`_PORT_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?$`).MatchString(name)
+	default:
+		// A mistyped port of ours ends so, too; but isn't an address.
+		return strings.HasSuffix(name, "_PORT") && strings.Contains(value, "://")
+	}
+}
+
+// nearest returns the known name that takes the fewest edits to get to, or
+// nothing when none is anywhere near.
+func nearest(name string, known []string) string {
+	best, least := "", 1+len(name)/3
+	for _, candidate := range known {
+		if d := distance(name, candidate); d < least {
+			best, least = candidate, d
+		}
+	}
+	return best
+}
+
+// distance is Levenshtein's: how many letters to insert, remove or change to
+// make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}

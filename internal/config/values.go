@@ -1,0 +1,140 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// faults collects what is wrong with a configuration.
+type faults struct{ all []error }
+
+func (f *faults) add(origin, format string, args ...any) {
+	f.all = append(f.all, fmt.Errorf("%s: %w", origin, fmt.Errorf(format, args...)))
+}
+
+func (f *faults) join() error { return errors.Join(f.all...) }
+
+// The functions below turn text into values. On a fault they note it and
+// return the zero value.
+
+func (f *faults) duration(origin, text string) time.Duration {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		f.add(origin, "%q is not a duration such as 30s, 10m or 1h, or 0", text)
+		return 0
+	}
+	return d
+}
+
+func (f *faults) boolean(origin, text string) bool {
+	b, err := strconv.ParseBool(text)
+	if err != nil {
+		f.add(origin, "%q is neither true nor false", text)
+	}
+	return b
+}
+
+func (f *faults) integer(origin, text string, least, most int) int {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least || n > most {
+		f.add(origin, "%q is not a number from %d to %d", text, least, most)
+		return 0
+	}
+	return n
+}
+
+func (f *faults) oneOf(origin, text string, values ...string) string {
+	lower := strings.ToLower(text)
+	if !slices.Contains(values, lower) {
+		f.add(origin, "%q is none of %s", text, strings.Join(values, ", "))
+		return ""
+	}
+	return lower
+}
+
+// valid notes what one of apimachinery's validation functions objects to.
+func (f *faults) valid(origin, text string, check func(string) []string) string {
+	if complaints := check(text); len(complaints) > 0 {
+		f.add(origin, "%q: %s", text, strings.Join(complaints, "; "))
+		return ""
+	}
+	return text
+}
+
+func (f *faults) httpsURL(origin, text string) string {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil || u.Scheme != "https" || u.Host == "":
+		// What is written may hold a password; a parser's error would quote it.
+		f.add(origin, "not an address that begins with https:// and a host")
+		return ""
+	case u.User != nil:
+		f.add(origin, "user and password are not supported in the address")
+		return ""
+	}
+	return text
+}
+
+// subnets parses a comma-separated list of prefixes that pods may have, and
+// returns them masked and sorted.
+func (f *faults) subnets(origin, text string) []netip.Prefix {
+	var all []netip.Prefix
+	for item := range strings.SplitSeq(text, ",") {
+		item = strings.TrimSpace(item)
+		prefix, err := netip.ParsePrefix(item)
+		if err != nil {
+			f.add(origin, "%q is not a subnet such as 10.4.0.0/16 or fd00:4::/48", item)
+			continue
+		}
+		prefix = prefix.Masked()
+		if reason := unfit(prefix); reason != "" {
+			f.add(origin, "%s can't hold pods: %s", prefix, reason)
+			continue
+		}
+		all = append(all, prefix)
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return all
+}
+
+// unfit says why a prefix can't be a pod subnet. Everything inside one goes
+// into the tunnel, so that it must not take the node's own traffic along.
+func unfit(prefix netip.Prefix) string {
+	first := prefix.Addr()
+	switch {
+	case prefix.Bits() == 0:
+		return "it is the default route"
+	case first.Is4In6():
+		return "it is an IPv4 subnet written as IPv6"
+	}
+	for _, r := range reserved() {
+		if prefix.Overlaps(r.prefix) {
+			return "it overlaps " + r.name
+		}
+	}
+	return ""
+}
+
+type reservedPrefix struct {
+	prefix netip.Prefix
+	name   string
+}
+
+// reserved are the prefixes that no host routes elsewhere (RFC 6890).
+func reserved() []reservedPrefix {
+	return []reservedPrefix{
+		{netip.MustParsePrefix("0.0.0.0/8"), "the unspecified addresses"},
+		{netip.MustParsePrefix("127.0.0.0/8"), "the loopback"},
+		{netip.MustParsePrefix("169.254.0.0/16"), "link-local addresses"},
+		{netip.MustParsePrefix("224.0.0.0/3"), "multicast and reserved addresses"},
+		{netip.MustParsePrefix("::/127"), "the unspecified address and the loopback"},
+		{netip.MustParsePrefix("fe80::/10"), "link-local addresses"},
+		{netip.MustParsePrefix("ff00::/8"), "multicast"},
+	}
+}

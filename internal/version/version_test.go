@@ -1,0 +1,71 @@
+package version
+
+import (
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+func TestResolve(t *testing.T) {
+	const commit = "0123456789abcdef0123456789abcdef01234567"
+	vcs := func(version, modified string) *debug.BuildInfo {
+		return &debug.BuildInfo{
+			Main: debug.Module{Version: version},
+			Settings: []debug.BuildSetting{
+				{Key: "vcs.modified", Value: modified},
+				{Key: "vcs.revision", Value: commit},
+			},
+		}
+	}
+	tests := map[string]struct {
+		number, revision string
+		info             *debug.BuildInfo
+		want             stamp
+	}{
+		"linker flags win":                     {"v1.2.3", commit, vcs("v9.9.9", "true"), stamp{"v1.2.3", "0123456789ab"}},
+		"a dirty revision from the linker":     {"v1.2.3", commit + "-dirty", nil, stamp{"v1.2.3", "0123456789ab-dirty"}},
+		"the Go tool's stamp otherwise":        {"", "", vcs("v1.0.0", "false"), stamp{"v1.0.0", "0123456789ab"}},
+		"uncommitted changes show":             {"", "", vcs("(devel)", "true"), stamp{"devel", "0123456789ab-dirty"}},
+		"no information at all":                {"", "", nil, stamp{"devel", "unknown"}},
+		"built without version control":        {"", "", &debug.BuildInfo{}, stamp{"devel", "unknown"}},
+		"a short revision is taken as it is":   {"v1", "abc", nil, stamp{"v1", "abc"}},
+		"a modified tree without any revision": {"", "", &debug.BuildInfo{Settings: []debug.BuildSetting{{Key: "vcs.modified", Value: "true"}}}, stamp{"devel", "unknown"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := resolve(tt.number, tt.revision, tt.info); got != tt.want {
+				t.Errorf("resolve() = %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestStringNamesNumberAndRevision(t *testing.T) {
+	got := String()
+	for _, part := range []string{Number(), Revision(), "go1."} {
+		if !strings.Contains(got, part) {
+			t.Errorf("String() = %q, lacks %q", got, part)
+		}
+	}
+}
+
+func TestCollectorHasTheConventionalForm(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(Collector("semaphore_test"))
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(families) != 1 || families[0].GetName() != "semaphore_test_build_info" {
+		t.Fatalf("gathered %v, want semaphore_test_build_info alone", families)
+	}
+	metric := families[0].GetMetric()[0]
+	if got := metric.GetGauge().GetValue(); got != 1 {
+		t.Errorf("value = %v, want 1", got)
+	}
+	if got := len(metric.GetLabel()); got != 3 {
+		t.Errorf("%d labels, want version, revision and goversion", got)
+	}
+}
