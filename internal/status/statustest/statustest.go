@@ -1,0 +1,42 @@
+// Package statustest tests what the programs make of their reports.
+package statustest
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+)
+
+// Printed is what a run of a command left.
+type Printed struct {
+	Code           int
+	Stdout, Stderr string
+}
+
+// Run serves a report as a program does, and runs the command on it.
+func Run[R any](t testing.TB, command status.Command[R], report R, args ...string) Printed {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := json.NewEncoder(w).Encode(report); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer server.Close()
+	var stdout, stderr strings.Builder
+	code := command.Run(t.Context(), append([]string{"-address", server.Listener.Addr().String()}, args...), &stdout, &stderr)
+	return Printed{code, stdout.String(), stderr.String()}
+}
+
+// Wrong returns what a page says is wrong, a line each, and what stands before
+// that.
+func (p Printed) Wrong() (lines []string, before string) {
+	before, wrong, found := strings.Cut(p.Stdout, "\nwrong:\n  ")
+	if !found {
+		return nil, before
+	}
+	return strings.Split(strings.TrimSuffix(wrong, "\n"), "\n  "), before
+}
