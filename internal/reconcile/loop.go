@@ -1,0 +1,174 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Config describes a Loop. Name, Reconcile, Trigger and Logger are required.
+type Config struct {
+	// Name says what is reconciled, as in "peers gcp".
+	Name string
+	// Reconcile makes one pass: it compares the whole state with what is
+	// wanted and puts right what differs. It is never called twice at a time.
+	// When nothing differs it writes and logs nothing.
+	Reconcile func(ctx context.Context) error
+	// Trigger asks for a pass.
+	Trigger *Trigger
+	// MinInterval is the least time between the starts of two passes. The
+	// first event after a quiet time isn't held up by it. 0: none.
+	MinInterval time.Duration
+	// Resync is how long after a pass another one follows without any event,
+	// in case an event was lost. 0: never.
+	Resync time.Duration
+	// BackoffMin and BackoffMax bound the wait after a pass that failed; 0:
+	// those of Backoff. An event shortens that wait, because it may be the
+	// end of the trouble, but not to less than BackoffMin.
+	BackoffMin, BackoffMax time.Duration
+	// StuckAfter is how long a single pass may take before Stuck reports it.
+	// 0: DefaultStuckAfter.
+	StuckAfter time.Duration
+	// Logger gets an error when it appears, when it changes and when it is
+	// over; repetitions only at level debug.
+	Logger *slog.Logger
+	// Observe, unless nil, is told duration and outcome of each pass.
+	Observe func(took time.Duration, err error)
+}
+
+// DefaultStuckAfter is how long a pass may take where Config doesn't say.
+const DefaultStuckAfter = 2 * time.Minute
+
+// Loop calls Reconcile whenever its trigger fired, its period went by, or the
+// wait after a failure is over.
+type Loop struct {
+	cfg     Config
+	backoff Backoff
+
+	mu      sync.Mutex
+	started time.Time // of the pass that is running; zero between passes
+	err     error     // of the last pass
+}
+
+// NewLoop returns a loop that Run starts.
+func NewLoop(cfg Config) *Loop {
+	if cfg.StuckAfter <= 0 {
+		cfg.StuckAfter = DefaultStuckAfter
+	}
+	l := &Loop{cfg: cfg, backoff: Backoff{Min: cfg.BackoffMin, Max: cfg.BackoffMax}}
+	l.cfg.BackoffMin, l.cfg.BackoffMax = l.backoff.bounds()
+	return l
+}
+
+// String returns the loop's name.
+func (l *Loop) String() string { return l.cfg.Name }
+
+// Run makes the first pass at once and goes on until ctx ends, which is not an
+// error: Run returns nil. It must not be called twice.
+func (l *Loop) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		// What fired until here is covered by the pass that starts now.
+		l.cfg.Trigger.drain()
+		started := time.Now()
+		err := l.pass(ctx, started)
+		if ctx.Err() != nil {
+			break
+		}
+		l.wait(ctx, started, err)
+	}
+	return nil
+}
+
+// Stuck returns an error while a pass has been running for longer than
+// StuckAfter: the loop doesn't turn any more.
+func (l *Loop) Stuck() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.started.IsZero() {
+		return nil
+	}
+	if took := time.Since(l.started); took > l.cfg.StuckAfter {
+		return fmt.Errorf("%s: pass has been running for %v", l.cfg.Name, took.Round(time.Second))
+	}
+	return nil
+}
+
+// Err returns the error of the last pass that ended; nil when it succeeded,
+// and before the first one.
+func (l *Loop) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+func (l *Loop) pass(ctx context.Context, started time.Time) error {
+	l.mu.Lock()
+	l.started = started
+	l.mu.Unlock()
+
+	err := l.cfg.Reconcile(ctx)
+
+	l.mu.Lock()
+	before := l.err
+	l.started, l.err = time.Time{}, err
+	l.mu.Unlock()
+
+	if ctx.Err() != nil {
+		// Whatever it returned comes from the end of the process.
+		return err
+	}
+	if l.cfg.Observe != nil {
+		l.cfg.Observe(time.Since(started), err)
+	}
+	l.report(ctx, before, err)
+	return err
+}
+
+func (l *Loop) report(ctx context.Context, before, err error) {
+	log := l.cfg.Logger.With("loop", l.cfg.Name)
+	switch {
+	case err == nil && before != nil:
+		log.InfoContext(ctx, "reconciliation recovered")
+	case err != nil && before != nil && err.Error() == before.Error():
+		log.DebugContext(ctx, "reconciliation still failing", "err", err)
+	case err != nil:
+		log.ErrorContext(ctx, "reconciliation failing", "err", err)
+	}
+}
+
+// wait returns when the next pass is due or ctx has ended.
+func (l *Loop) wait(ctx context.Context, started time.Time, err error) {
+	var (
+		ended   = time.Now()
+		onEvent = started.Add(l.cfg.MinInterval) // when a pass that an event asks for may start
+		unasked <-chan time.Time                 // when one starts without an event
+	)
+	switch {
+	case err != nil:
+		onEvent = latest(onEvent, ended.Add(l.cfg.BackoffMin))
+		unasked = time.After(time.Until(latest(onEvent, ended.Add(l.backoff.Next()))))
+	case l.cfg.Resync > 0:
+		l.backoff.Reset()
+		unasked = time.After(time.Until(latest(onEvent, ended.Add(l.cfg.Resync))))
+	default:
+		l.backoff.Reset()
+	}
+	select {
+	case <-ctx.Done():
+	case <-unasked:
+	case <-l.cfg.Trigger.C():
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Until(onEvent)):
+		}
+	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

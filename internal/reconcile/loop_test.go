@@ -1,0 +1,309 @@
+package reconcile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// bench runs one loop inside a synctest bubble, where time only passes while
+// everybody waits, and notes when each pass started.
+type bench struct {
+	trigger *Trigger
+	loop    *Loop
+	logged  *bytes.Buffer
+	stop    func()
+
+	mu     sync.Mutex
+	begin  time.Time
+	passes []time.Duration
+	fail   error
+	takes  time.Duration
+}
+
+func start(t *testing.T, cfg Config) *bench {
+	t.Helper()
+	b := &bench{trigger: NewTrigger(), logged: new(bytes.Buffer), begin: time.Now()}
+	cfg.Name = "test loop"
+	cfg.Trigger = b.trigger
+	cfg.Logger = slog.New(slog.NewTextHandler(b.logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	cfg.Reconcile = b.pass
+	b.loop = NewLoop(cfg)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- b.loop.Run(ctx) }()
+	b.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run() = %v, want nil when its context ends", err)
+		}
+	})
+	t.Cleanup(b.stop)
+	synctest.Wait()
+	return b
+}
+
+func (b *bench) pass(ctx context.Context) error {
+	b.mu.Lock()
+	b.passes = append(b.passes, time.Since(b.begin))
+	fail, takes := b.fail, b.takes
+	b.mu.Unlock()
+	if takes > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(takes):
+		}
+	}
+	return fail
+}
+
+func (b *bench) set(fail error, takes time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fail, b.takes = fail, takes
+}
+
+// at moves the clock to the given time after the start.
+func (b *bench) at(when time.Duration) {
+	time.Sleep(when - time.Since(b.begin))
+	synctest.Wait()
+}
+
+func (b *bench) wantPasses(t *testing.T, want ...time.Duration) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if diff := cmp.Diff(want, b.passes); diff != "" {
+		t.Errorf("passes started at (-want +got):\n%s", diff)
+	}
+}
+
+func TestFirstPassNeedsNoEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{})
+		b.at(time.Hour)
+		b.wantPasses(t, 0)
+	})
+}
+
+func TestEventAfterQuietRunsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{MinInterval: time.Second})
+		b.at(10 * time.Second)
+		b.trigger.Fire()
+		b.at(20 * time.Second)
+		b.wantPasses(t, 0, 10*time.Second)
+	})
+}
+
+func TestEventsInOneIntervalMakeOnePass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{MinInterval: time.Second})
+		for i := range 30 {
+			b.at(time.Duration(i) * 100 * time.Millisecond)
+			b.trigger.Fire()
+			b.trigger.Fire()
+		}
+		b.at(time.Minute)
+		b.wantPasses(t, 0, time.Second, 2*time.Second, 3*time.Second)
+	})
+}
+
+func TestEventDuringAPassMakesAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{})
+		b.set(nil, time.Second)
+		b.at(10 * time.Second)
+		b.trigger.Fire()
+		b.at(10*time.Second + 500*time.Millisecond)
+		b.trigger.Fire()
+		b.at(time.Minute)
+		b.wantPasses(t, 0, 10*time.Second, 11*time.Second)
+	})
+}
+
+func TestResyncCountsFromTheLastPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{Resync: 10 * time.Second})
+		b.at(4 * time.Second)
+		b.trigger.Fire()
+		b.at(25 * time.Second)
+		b.wantPasses(t, 0, 4*time.Second, 14*time.Second, 24*time.Second)
+	})
+}
+
+func TestFailingPassesBackOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{BackoffMin: time.Second, BackoffMax: 30 * time.Second})
+		b.set(errors.New("broken"), 0)
+		b.at(time.Second)
+		b.trigger.Fire()
+		b.at(10 * time.Minute)
+
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		least := time.Second
+		for i := 2; i < len(b.passes); i++ {
+			gap := b.passes[i] - b.passes[i-1]
+			if gap < least || gap > 30*time.Second {
+				t.Errorf("wait %d is %v, want between %v and 30s", i-1, gap, least)
+			}
+			least = min(2*least, 20*time.Second)
+		}
+		if n := len(b.passes); n < 20 || n > 40 {
+			t.Errorf("%d passes in ten minutes, want a few dozen at most", n)
+		}
+	})
+}
+
+func TestEventShortensTheBackoffToItsMinimum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{BackoffMin: time.Second, BackoffMax: time.Hour})
+		b.set(errors.New("broken"), 0)
+		for i := range 100 {
+			b.at(time.Duration(i+1) * 100 * time.Millisecond)
+			b.trigger.Fire()
+		}
+		b.stop()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if n := len(b.passes); n < 9 || n > 11 {
+			t.Errorf("%d passes in ten seconds of constant events, want one a second", n)
+		}
+	})
+}
+
+func TestSuccessResetsTheBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{BackoffMin: time.Second, BackoffMax: time.Hour})
+		b.set(errors.New("broken"), 0)
+		b.trigger.Fire()
+		b.at(5 * time.Minute)
+		b.set(nil, 0)
+		b.trigger.Fire()
+		b.at(6 * time.Minute)
+		if err := b.loop.Err(); err != nil {
+			t.Fatalf("Err() = %v after a pass that succeeded", err)
+		}
+		b.set(errors.New("broken again"), 0)
+		b.at(10 * time.Minute)
+		b.trigger.Fire()
+		b.at(10*time.Minute + 2*time.Second)
+		b.stop()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		last := b.passes[len(b.passes)-1]
+		if last < 10*time.Minute+time.Second {
+			t.Errorf("last pass at %v: no short wait after the first failure", last)
+		}
+	})
+}
+
+func TestErrorsAreLoggedWhenTheyChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{BackoffMin: time.Second, BackoffMax: time.Second})
+		b.set(errors.New("first"), 0)
+		b.trigger.Fire()
+		b.at(time.Minute)
+		b.set(errors.New("second"), 0)
+		b.at(2 * time.Minute)
+		b.set(nil, 0)
+		b.at(3 * time.Minute)
+		b.stop()
+
+		count := map[string]int{}
+		for line := range strings.Lines(b.logged.String()) {
+			if !strings.Contains(line, "level=DEBUG") {
+				_, message, _ := strings.Cut(strings.TrimSpace(line), "level=")
+				count[message]++
+			}
+		}
+		want := map[string]int{
+			`ERROR msg="reconciliation failing" loop="test loop" err=first`:  1,
+			`ERROR msg="reconciliation failing" loop="test loop" err=second`: 1,
+			`INFO msg="reconciliation recovered" loop="test loop"`:           1,
+		}
+		if diff := cmp.Diff(want, count); diff != "" {
+			t.Errorf("logged above debug (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestPassesWithoutErrorsAreSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{Resync: time.Second})
+		b.at(time.Minute)
+		b.stop()
+		if b.logged.Len() > 0 {
+			t.Errorf("logged:\n%s", b.logged)
+		}
+	})
+}
+
+func TestStuckNamesALongPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{StuckAfter: time.Minute})
+		b.set(nil, 5*time.Minute)
+		b.at(time.Hour)
+		if err := b.loop.Stuck(); err != nil {
+			t.Errorf("Stuck() = %v between passes", err)
+		}
+		b.trigger.Fire()
+		b.at(time.Hour + 59*time.Second)
+		if err := b.loop.Stuck(); err != nil {
+			t.Errorf("Stuck() = %v before StuckAfter", err)
+		}
+		b.at(time.Hour + 2*time.Minute)
+		want := "test loop: pass has been running for 2m0s"
+		if err := b.loop.Stuck(); err == nil || err.Error() != want {
+			t.Errorf("Stuck() = %v, want %q", err, want)
+		}
+		b.at(time.Hour + 6*time.Minute)
+		if err := b.loop.Stuck(); err != nil {
+			t.Errorf("Stuck() = %v after the pass ended", err)
+		}
+	})
+}
+
+func TestEndDuringAPassIsNoError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		observed := 0
+		b := start(t, Config{Observe: func(time.Duration, error) { observed++ }})
+		b.set(nil, time.Hour)
+		b.trigger.Fire()
+		b.at(time.Minute)
+		b.stop()
+		if observed != 1 {
+			t.Errorf("observed %d passes, want only the one that ended by itself", observed)
+		}
+		if b.logged.Len() > 0 {
+			t.Errorf("logged:\n%s", b.logged)
+		}
+	})
+}
+
+func TestObserveGetsDurationAndOutcome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var observed []string
+		b := start(t, Config{BackoffMin: time.Hour, Observe: func(took time.Duration, err error) {
+			observed = append(observed, fmt.Sprint(took, " ", err))
+		}})
+		b.set(errors.New("broken"), 3*time.Second)
+		b.trigger.Fire()
+		b.at(time.Minute)
+		b.stop()
+		if diff := cmp.Diff([]string{"0s <nil>", "3s broken"}, observed); diff != "" {
+			t.Errorf("observed (-want +got):\n%s", diff)
+		}
+	})
+}
