@@ -1,0 +1,198 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/watchlist"
+)
+
+// Bounds that hold even where a server accepts requests and never answers.
+const (
+	// The API server gives up on a list after a minute by itself.
+	listTimeout = 2 * time.Minute
+	// Some proxies pass on the header of an answer only with the first event,
+	// which without changes is the bookmark that comes about once a minute.
+	openTimeout = 90 * time.Second
+	// How long after the time that it was asked to last a watch may go on.
+	watchOvertime = 30 * time.Second
+)
+
+// Resource is what a typed client has for each kind, as in
+// client.CoreV1().Nodes().
+type Resource[L runtime.Object] interface {
+	List(ctx context.Context, options metav1.ListOptions) (L, error)
+	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+}
+
+// ListWatch makes what WatchConfig wants of a resource of a client. Restrict,
+// unless nil, adds a selector to the options of requests.
+func ListWatch[L runtime.Object](client any, resource Resource[L], restrict func(*metav1.ListOptions)) cache.ListerWatcher {
+	if restrict == nil {
+		restrict = func(*metav1.ListOptions) {}
+	}
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			restrict(&options)
+			return resource.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			restrict(&options)
+			return resource.Watch(ctx, options)
+		},
+	}, client)
+}
+
+// observed passes lists and watches on and notes how they go.
+type observed struct {
+	inner   cache.ListerWatcherWithContext
+	contact *contact
+	// noWatchList is set for clients, such as the fakes of client-go, that
+	// say that they can't stream the initial list.
+	noWatchList bool
+}
+
+func observe(inner cache.ListerWatcher, c *contact) *observed {
+	return &observed{
+		inner:       cache.ToListerWatcherWithContext(inner),
+		contact:     c,
+		noWatchList: watchlist.DoesClientNotSupportWatchListSemantics(inner),
+	}
+}
+
+// IsWatchListSemanticsUnSupported tells client-go's reflector whether to list
+// by streaming.
+func (o *observed) IsWatchListSemanticsUnSupported() bool { return o.noWatchList }
+
+// List implements cache.Lister, which the reflector doesn't use.
+func (o *observed) List(options metav1.ListOptions) (runtime.Object, error) {
+	return o.ListWithContext(context.Background(), options)
+}
+
+// Watch implements cache.Watcher, which the reflector doesn't use.
+func (o *observed) Watch(options metav1.ListOptions) (watch.Interface, error) {
+	return o.WatchWithContext(context.Background(), options)
+}
+
+// ListWithContext implements cache.ListerWithContext.
+func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	bounded, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	list, err := o.inner.ListWithContext(bounded, options)
+	if err != nil {
+		o.failed(ctx, verbList, err)
+		return nil, err
+	}
+	o.contact.made(ctx)
+	return list, nil
+}
+
+// WatchWithContext implements cache.WatcherWithContext.
+func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	bounded, cancel := context.WithCancel(ctx)
+	opening := time.AfterFunc(openTimeout, cancel)
+	inner, err := o.inner.WatchWithContext(bounded, options)
+	if !opening.Stop() && err == nil {
+		inner.Stop()
+		err = errors.New("opened too late")
+	}
+	if err != nil {
+		if ctx.Err() == nil && bounded.Err() != nil {
+			err = fmt.Errorf("no answer within %v: %w", openTimeout, err)
+		}
+		cancel()
+		o.failed(ctx, verbWatch, err)
+		return nil, err
+	}
+	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{})}
+	// client-go makes a watch that ended at once of one that met a broken
+	// connection; only others are an answer of the server.
+	select {
+	case first, ok := <-inner.ResultChan():
+		if !ok {
+			cancel()
+			o.failed(ctx, verbWatch, errors.New("watch ended as it began"))
+			close(w.events)
+			return w, nil
+		}
+		w.first = &first
+	default:
+		o.contact.made(ctx)
+	}
+	var overtime *time.Timer
+	if options.TimeoutSeconds != nil {
+		overtime = time.AfterFunc(time.Duration(*options.TimeoutSeconds)*time.Second+watchOvertime, cancel)
+	}
+	go func() {
+		defer close(w.events)
+		defer cancel()
+		if overtime != nil {
+			defer overtime.Stop()
+		}
+		w.forward(ctx, o)
+	}()
+	return w, nil
+}
+
+// failed notes an error unless it belongs to the normal course: the server
+// has forgotten the version to go on from, and the reflector lists anew.
+func (o *observed) failed(ctx context.Context, verb string, err error) {
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		o.contact.made(ctx)
+		return
+	}
+	o.contact.failed(ctx, verb, err)
+}
+
+// observedWatch hands on the events of another watch.
+type observedWatch struct {
+	inner    watch.Interface
+	first    *watch.Event
+	events   chan watch.Event
+	stopped  chan struct{}
+	stopOnce sync.Once
+}
+
+// ResultChan implements watch.Interface.
+func (w *observedWatch) ResultChan() <-chan watch.Event { return w.events }
+
+// Stop implements watch.Interface.
+func (w *observedWatch) Stop() {
+	w.stopOnce.Do(func() {
+		close(w.stopped)
+		w.inner.Stop()
+	})
+}
+
+func (w *observedWatch) forward(ctx context.Context, o *observed) {
+	if w.first != nil && !w.pass(ctx, o, *w.first) {
+		return
+	}
+	for event := range w.inner.ResultChan() {
+		if !w.pass(ctx, o, event) {
+			return
+		}
+	}
+}
+
+func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event) bool {
+	if event.Type == watch.Error {
+		o.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
+	} else {
+		o.contact.made(ctx)
+	}
+	select {
+	case w.events <- event:
+		return true
+	case <-w.stopped:
+		return false
+	}
+}

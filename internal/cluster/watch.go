@@ -1,0 +1,145 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// WatchConfig describes a Watch. Equal, Notify, ResyncPeriod and Metrics may
+// be left zero.
+type WatchConfig[T any] struct {
+	// Cluster and Kind name the watch in logs and metrics, as in "gcp" and
+	// "nodes".
+	Cluster, Kind string
+	// ListWatch reads objects of the kind.
+	ListWatch cache.ListerWatcher
+	// Object is one of them, as in &corev1.Node{}.
+	Object runtime.Object
+	// Keep makes of an object what is worth keeping of it; false drops it.
+	// What it returns must not hold on to the object. It is called from one
+	// goroutine at a time, and without a lock.
+	Keep func(obj runtime.Object) (T, bool)
+	// Equal says that two states of an object don't differ, so that nobody
+	// needs to know that it was updated: nodes report that they are alive
+	// every few seconds. Nil: every update counts.
+	Equal func(a, b T) bool
+	// Notify is called, without a lock, after what Snapshot returns has
+	// changed, and every ResyncPeriod. It must not block.
+	Notify func()
+	// ResyncPeriod is how often to notify without a change; 0: never.
+	ResyncPeriod time.Duration
+	// Logger is given the cluster and the kind along with what is logged.
+	Logger *slog.Logger
+	// Metrics is shared by the watches of a program.
+	Metrics *Metrics
+}
+
+// Watch keeps a copy of all objects of one kind of one cluster, trimmed to
+// what the caller reads of them. It outlives any failure of the cluster: what
+// was last known stays, and requests are repeated with back-off.
+type Watch[T any] struct {
+	cfg     WatchConfig[T]
+	store   *store[T]
+	contact *contact
+	series  *series
+	running atomic.Bool
+}
+
+// NewWatch returns a watch that is empty and not synced until Run has read
+// all objects.
+func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
+	if cfg.Notify == nil {
+		cfg.Notify = func() {}
+	}
+	cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster, "kind", cfg.Kind)
+	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind)}
+	w.contact = &contact{series: w.series, log: cfg.Logger}
+	w.store = newStore(cfg.Keep, cfg.Equal, w.changed)
+	return w
+}
+
+// String names the watch as a task.
+func (w *Watch[T]) String() string { return "watch " + w.cfg.Kind + " of " + w.cfg.Cluster }
+
+// Run lists and watches until ctx ends, which is not an error: it returns nil,
+// and never before. It must not be called twice.
+func (w *Watch[T]) Run(ctx context.Context) error {
+	if w.running.Swap(true) {
+		return fmt.Errorf("%v runs already", w)
+	}
+	// What client-go has to say repeats what contact says once.
+	logger := logr.FromSlogHandler(demoted{w.cfg.Logger.Handler()})
+	reflector := cache.NewReflectorWithOptions(observe(w.cfg.ListWatch, w.contact), w.cfg.Object, w.store, cache.ReflectorOptions{
+		Name:    w.String(),
+		Logger:  &logger,
+		Clock:   interruptible(ctx),
+		Backoff: retries(),
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		reflector.RunWithContext(klog.NewContext(ctx, logger))
+	}()
+	if w.cfg.ResyncPeriod > 0 {
+		ticker := time.NewTicker(w.cfg.ResyncPeriod)
+		defer ticker.Stop()
+		for ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-ticker.C:
+				w.cfg.Notify()
+			}
+		}
+	}
+	<-done
+	return nil
+}
+
+// retries are the waits between requests that fail: from 0.8 to 1.6 s at first,
+// from 15 to 30 s in the end, so that a cluster that comes back is noticed
+// within half a minute.
+func retries() *wait.Backoff {
+	return &wait.Backoff{Duration: 800 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 20, Cap: 15 * time.Second}
+}
+
+// Snapshot returns all objects, in no order and in a slice of their own, and
+// whether they are complete: until the first sync since start there are none,
+// which says nothing about the cluster.
+func (w *Watch[T]) Snapshot() ([]T, bool) { return w.store.snapshot() }
+
+// Synced reports whether all objects have been read since start. It stays so
+// when contact is lost.
+func (w *Watch[T]) Synced() bool { return w.store.isSynced() }
+
+// LastContact returns when the API server last answered with a list, the
+// start of a watch, an event or a bookmark, which it sends about once a
+// minute when nothing happens. Zero: never.
+func (w *Watch[T]) LastContact() time.Time {
+	last, _ := w.contact.state()
+	return last
+}
+
+// Err returns why the last request failed; nil when it didn't.
+func (w *Watch[T]) Err() error {
+	_, err := w.contact.state()
+	return err
+}
+
+// changed is called after the store has.
+func (w *Watch[T]) changed(firstSync bool) {
+	if firstSync {
+		w.series.synced.Set(1)
+		objects, _ := w.store.snapshot()
+		w.cfg.Logger.Info("synced", "objects", len(objects))
+	}
+	w.cfg.Notify()
+}

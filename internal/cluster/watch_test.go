@@ -1,0 +1,449 @@
+package cluster
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+)
+
+// node is what the tests keep of a Node.
+type node struct{ Name, Kubelet string }
+
+// bench is one watch of an API server's nodes.
+type bench struct {
+	api      *apiServer
+	watch    *Watch[node]
+	metrics  *Metrics
+	notified atomic.Int32
+	token    string // file
+	stop     func()
+
+	mu  sync.Mutex
+	log bytes.Buffer
+}
+
+// Write implements io.Writer for the logger.
+func (b *bench) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.log.Write(p)
+}
+
+func (b *bench) logged() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.log.String()
+}
+
+// prepare makes a watch. With detour, it is by way of the address that this
+// makes of the server's.
+func prepare(t *testing.T, resync time.Duration, detour ...func(address string) string) *bench {
+	t.Helper()
+	ca := newAuthority()
+	b := &bench{api: newAPIServer(t, ca), metrics: NewMetrics("test", "test_failures_total"), token: writeTemp(t, "token", []byte(secret))}
+	b.api.set(func() { b.api.token = secret })
+	url := b.api.url()
+	for _, around := range detour {
+		url = "https://" + around(b.api.address())
+	}
+	client := clientFor(t, config.Access{APIURL: url, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: b.token})
+	b.watch = NewWatch(b.config(client, resync))
+	return b
+}
+
+func (b *bench) config(client *kubernetes.Clientset, resync time.Duration) WatchConfig[node] {
+	return WatchConfig[node]{
+		Cluster:   "gcp",
+		Kind:      "nodes",
+		ListWatch: ListWatch(client, client.CoreV1().Nodes(), nil),
+		Object:    &corev1.Node{},
+		Keep: func(obj runtime.Object) (node, bool) {
+			n, ok := obj.(*corev1.Node)
+			if !ok {
+				return node{}, false
+			}
+			return node{n.Name, n.Status.NodeInfo.KubeletVersion}, n.Status.NodeInfo.KubeletVersion != "unwanted"
+		},
+		Equal:        func(a, b node) bool { return a == b },
+		Notify:       func() { b.notified.Add(1) },
+		ResyncPeriod: resync,
+		Logger:       slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Metrics:      b.metrics,
+	}
+}
+
+func (b *bench) run(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- b.watch.Run(ctx) }()
+	b.stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("Run() = %v, want nil when its context ends", err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("Run() goes on 5s after its context ended, then returns", <-done)
+		}
+	})
+	t.Cleanup(b.stop)
+}
+
+// nodes returns what the watch has, sorted.
+func (b *bench) nodes() []node {
+	all, _ := b.watch.Snapshot()
+	slices.SortFunc(all, func(x, y node) int { return cmp.Compare(x.Name, y.Name) })
+	return all
+}
+
+func (b *bench) has(want ...node) bool {
+	return b.watch.Synced() && slices.Equal(b.nodes(), want)
+}
+
+func (b *bench) wantSeries(t *testing.T, name, labels, want string) {
+	t.Helper()
+	text := "test_" + name + "{" + labels + "} " + want
+	expected := "# HELP test_" + name + " " + help(name) + "\n# TYPE test_" + name + " " + kind(name) + "\n" + text + "\n"
+	if err := testutil.CollectAndCompare(b.metrics, strings.NewReader(expected), "test_"+name); err != nil {
+		t.Error(err)
+	}
+}
+
+func help(name string) string {
+	if strings.HasPrefix(name, "failures") {
+		return "Requests to list or watch objects of a kind of a cluster that failed."
+	}
+	return "Whether all objects of a kind of a cluster have been read since start."
+}
+
+func kind(name string) string {
+	if strings.HasSuffix(name, "total") {
+		return "counter"
+	}
+	return "gauge"
+}
+
+func TestWatchFollowsTheCluster(t *testing.T) {
+	t.Parallel()
+	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
+		t.Run(name, func(t *testing.T) {
+			b := prepare(t, 0)
+			b.api.set(func() { b.api.stream = stream })
+			b.api.apply("a", "v1", "")
+			b.api.apply("b", "v1", "")
+			b.api.apply("c", "unwanted", "")
+			if all, synced := b.watch.Snapshot(); len(all) > 0 || synced || !b.watch.LastContact().IsZero() {
+				t.Errorf("before Run: %v, synced %v, last contact %v", all, synced, b.watch.LastContact())
+			}
+			b.wantSeries(t, "remote_synced", `cluster="gcp",kind="nodes"`, "0")
+			b.run(t)
+			eventually(t, "first sync", func() bool { return b.has(node{"a", "v1"}, node{"b", "v1"}) })
+			b.wantSeries(t, "remote_synced", `cluster="gcp",kind="nodes"`, "1")
+			if since := time.Since(b.watch.LastContact()); since > 10*time.Second || since < 0 {
+				t.Errorf("last contact %v ago", since)
+			}
+			b.api.apply("a", "v2", "")
+			b.api.remove("b")
+			b.api.apply("c", "wanted", "")
+			eventually(t, "changes", func() bool { return b.has(node{"a", "v2"}, node{"c", "wanted"}) })
+			b.api.apply("c", "unwanted", "")
+			eventually(t, "an object that is no longer of interest", func() bool { return b.has(node{"a", "v2"}) })
+			if err := b.watch.Err(); err != nil {
+				t.Errorf("Err() = %v", err)
+			}
+		})
+	}
+}
+
+func TestOnlyChangesOfWhatIsKeptNotify(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.api.apply("a", "v1", "1")
+	b.run(t)
+	eventually(t, "first sync", func() bool { return b.notified.Load() == 1 })
+	for i := range 50 {
+		b.api.apply("a", "v1", "beat "+string(rune('a'+i)))
+	}
+	b.api.apply("b", "v1", "")
+	eventually(t, "a new node", func() bool { return b.has(node{"a", "v1"}, node{"b", "v1"}) })
+	if n := b.notified.Load(); n != 2 {
+		t.Errorf("notified %d times: heartbeats woke somebody", n)
+	}
+	b.api.remove("b")
+	eventually(t, "a removed node", func() bool { return b.notified.Load() == 3 })
+}
+
+func TestResyncNotifiesWithoutAChange(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 10*time.Millisecond)
+	b.run(t)
+	eventually(t, "several notifications", func() bool { return b.notified.Load() > 5 })
+}
+
+func TestServerThatIsDownAtStart(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.api.apply("a", "v1", "")
+	address := b.api.address()
+	b.api.stop()
+	b.run(t)
+	eventually(t, "error", func() bool { return b.watch.Err() != nil })
+	if got, want := b.watch.Err().Error(), address+": dial tcp "+address+": connect: connection refused"; got != want {
+		t.Errorf("Err() = %q, want %q", got, want)
+	}
+	if b.watch.Synced() || !b.watch.LastContact().IsZero() {
+		t.Error("synced without ever having had contact")
+	}
+	b.api.start(t, address)
+	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) && b.watch.Err() == nil })
+	if n := strings.Count(b.logged(), "level=WARN"); n != 1 {
+		t.Errorf("%d warnings for one failure:\n%s", n, b.logged())
+	}
+	if !strings.Contains(b.logged(), `msg="contact recovered" cluster=gcp kind=nodes`) {
+		t.Errorf("recovery not logged:\n%s", b.logged())
+	}
+}
+
+func TestServerThatGoesAwayAndComesBack(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.api.apply("a", "v1", "")
+	b.api.apply("b", "v1", "")
+	b.run(t)
+	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}, node{"b", "v1"}) })
+	notified, address := b.notified.Load(), b.api.address()
+	b.api.stop()
+	eventually(t, "error", func() bool { return b.watch.Err() != nil })
+	if !b.has(node{"a", "v1"}, node{"b", "v1"}) || b.notified.Load() != notified {
+		t.Error("the last known state changed when contact was lost")
+	}
+	if n := testutil.ToFloat64(b.metrics.failures.WithLabelValues("gcp", "nodes", verbWatch)); n == 0 {
+		t.Error("no failure counted")
+	}
+	// What happened meanwhile can no longer be watched from where it was.
+	b.api.apply("a", "v2", "")
+	b.api.remove("b")
+	b.api.apply("c", "v1", "")
+	b.api.compact()
+	b.api.start(t, address)
+	eventually(t, "catching up", func() bool { return b.has(node{"a", "v2"}, node{"c", "v1"}) })
+	b.api.apply("d", "v1", "")
+	eventually(t, "going on", func() bool { return b.has(node{"a", "v2"}, node{"c", "v1"}, node{"d", "v1"}) })
+	if err := b.watch.Err(); err != nil {
+		t.Errorf("Err() = %v after coming back", err)
+	}
+}
+
+func TestRelistThatFindsNothingNewIsSilent(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.api.apply("a", "v1", "1")
+	b.run(t)
+	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })
+	b.api.apply("a", "v1", "2")
+	lists := func() (n int) {
+		for _, r := range b.api.seen() {
+			if r.URL.Query().Get("sendInitialEvents") == "true" {
+				n++
+			}
+		}
+		return n
+	}
+	b.api.compact()
+	b.api.http.CloseClientConnections()
+	eventually(t, "relist", func() bool { return lists() > 1 })
+	b.api.apply("b", "v1", "")
+	eventually(t, "going on", func() bool { return b.has(node{"a", "v1"}, node{"b", "v1"}) })
+	if n := b.notified.Load(); n != 2 {
+		t.Errorf("notified %d times, want once for the sync and once for the new node", n)
+	}
+}
+
+func TestTokenThatExpires(t *testing.T) {
+	t.Parallel()
+	const next = "the-next-token"
+	b := prepare(t, 0)
+	b.api.apply("a", "v1", "")
+	b.run(t)
+	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })
+	b.api.set(func() { b.api.token = next })
+	b.api.http.CloseClientConnections()
+	eventually(t, "error", func() bool { return b.watch.Err() != nil && strings.Contains(b.watch.Err().Error(), "Unauthorized") })
+	if n := testutil.ToFloat64(b.metrics.failures.WithLabelValues("gcp", "nodes", verbWatch)); n == 0 {
+		t.Error("no failure counted")
+	}
+	b.api.apply("a", "v2", "")
+	replaceFile(t, b.token, []byte(next))
+	eventually(t, "recovery", func() bool { return b.has(node{"a", "v2"}) && b.watch.Err() == nil })
+	b.stop()
+	for _, unwanted := range []string{secret, next, "Request Body", "Response Body"} {
+		if strings.Contains(b.logged(), unwanted) {
+			t.Errorf("%q in the log:\n%s", unwanted, b.logged())
+		}
+	}
+}
+
+func TestBookmarkIsContact(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.run(t)
+	eventually(t, "sync", b.watch.Synced)
+	before := b.watch.LastContact()
+	b.api.bookmark()
+	eventually(t, "newer contact", func() bool { return b.watch.LastContact().After(before) })
+	if got := testutil.ToFloat64(b.metrics.lastContact.WithLabelValues("gcp", "nodes")); got < float64(before.Unix()) {
+		t.Errorf("metric of the last contact is %v, want at least %v", got, before.Unix())
+	}
+	if n := b.notified.Load(); n != 1 {
+		t.Errorf("notified %d times: a bookmark is no change", n)
+	}
+}
+
+func TestServerThatHangsUpIsNotAskedInALoop(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.api.set(func() { b.api.hangUp, b.api.stream = true, false })
+	b.run(t)
+	eventually(t, "second watch", func() bool { return len(b.api.seen()) >= 6 })
+	begin, requests := time.Now(), len(b.api.seen())
+	eventually(t, "some more", func() bool { return len(b.api.seen()) >= requests+3 })
+	if took := time.Since(begin); took < 500*time.Millisecond {
+		t.Errorf("a round of requests took %v, want a wait in between", took)
+	}
+}
+
+func TestEndWhileBackingOff(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.api.stop()
+	b.run(t)
+	// The third wait is beyond what Run may take to end.
+	eventually(t, "some failures", func() bool { return strings.Count(b.logged(), "no contact") >= 3 })
+	begin := time.Now()
+	b.stop()
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("took %v to end", took)
+	}
+}
+
+func TestSecondRunIsRefused(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.run(t)
+	eventually(t, "sync", b.watch.Synced)
+	if err := b.watch.Run(t.Context()); err == nil || err.Error() != "watch nodes of gcp runs already" {
+		t.Errorf("Run() = %v", err)
+	}
+}
+
+// blackhole passes bytes between a client and a server until it is closed, and
+// from then on swallows them, as a network does whose other end is gone.
+type blackhole struct {
+	listener net.Listener
+	closed   atomic.Bool
+}
+
+func newBlackhole(t *testing.T, target string) *blackhole {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &blackhole{listener: listener}
+	var copying sync.WaitGroup
+	var mu sync.Mutex
+	var conns []net.Conn
+	copying.Go(func() {
+		for {
+			in, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			mu.Lock()
+			conns = append(conns, in, out)
+			mu.Unlock()
+			copying.Go(func() { _, _ = io.Copy(gate{in, h}, out) })
+			copying.Go(func() { _, _ = io.Copy(gate{out, h}, in) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		mu.Lock()
+		for _, c := range conns {
+			_ = c.Close()
+		}
+		mu.Unlock()
+		copying.Wait()
+	})
+	return h
+}
+
+type gate struct {
+	to io.Writer
+	h  *blackhole
+}
+
+func (g gate) Write(p []byte) (int, error) {
+	if g.h.closed.Load() {
+		return len(p), nil
+	}
+	return g.to.Write(p)
+}
+
+func TestConnectionToAServerThatVanishedIsGivenUp(t *testing.T) {
+	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1")
+	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")
+	var hole *blackhole
+	b := prepare(t, 0, func(address string) string {
+		hole = newBlackhole(t, address)
+		return hole.listener.Addr().String()
+	})
+	b.api.apply("a", "v1", "")
+	b.run(t)
+	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })
+	hole.closed.Store(true)
+	b.api.apply("a", "v2", "")
+	requests := len(b.api.seen())
+	eventually(t, "error", func() bool { return b.watch.Err() != nil })
+	hole.closed.Store(false)
+	eventually(t, "new connection", func() bool { return b.has(node{"a", "v2"}) })
+	if len(b.api.seen()) == requests {
+		t.Error("no new request")
+	}
+}
+
+func TestSnapshotIsACopy(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.api.apply("a", "v1", "")
+	b.run(t)
+	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })
+	b.nodes()[0].Name = "changed"
+	if diff := gocmp.Diff([]node{{"a", "v1"}}, b.nodes()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
