@@ -1,0 +1,167 @@
+package tunnel
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// A request tells an agent what to call.
+type request struct {
+	Call      string
+	Config    Config                 // open
+	Peers     []Peer                 // configure
+	Published map[Key]netip.AddrPort // published
+}
+
+// A response is what the call returned.
+type response struct {
+	Error   string
+	Changed bool
+	Changes Changes
+	Key     Key
+	Status  Status
+}
+
+// runAgent is a process that has one device and does what its standard input
+// says, until that ends. It returns the exit code.
+func runAgent() int {
+	if err := isolate(); err != nil {
+		fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
+		return 1
+	}
+	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
+	var d *Device
+	for {
+		var req request
+		if err := in.Decode(&req); errors.Is(err, io.EOF) {
+			return 0
+		} else if err != nil {
+			fmt.Fprintln(os.Stderr, "read request:", err)
+			return 1
+		}
+		res, err := serveRequest(&d, req)
+		if err != nil {
+			res.Error = err.Error()
+		}
+		if err := out.Encode(res); err != nil {
+			fmt.Fprintln(os.Stderr, "write response:", err)
+			return 1
+		}
+	}
+}
+
+func serveRequest(d **Device, req request) (res response, err error) {
+	ctx, cancel := contextWithTimeout()
+	defer cancel()
+	switch req.Call {
+	case "open":
+		req.Config.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+		if *d, err = Open(req.Config); err == nil {
+			res.Key = (*d).PublicKey()
+		}
+	case "ensure":
+		res.Changed, err = (*d).Ensure(ctx)
+	case "configure":
+		res.Changes, err = (*d).Configure(ctx, req.Peers)
+	case "published":
+		(*d).Published(req.Published)
+	case "status":
+		res.Status, err = (*d).Status(ctx)
+	case "later":
+		later := time.Now().Add(recheck)
+		(*d).now = func() time.Time { return later }
+	default:
+		err = fmt.Errorf("no call %q", req.Call)
+	}
+	return res, err
+}
+
+// agent is a process that serves a device in a namespace.
+type agent struct {
+	cfg  Config
+	key  Key
+	kill func()
+	in   *json.Encoder
+	out  *json.Decoder
+}
+
+// startAgent starts an agent and creates its device. The process ends with the
+// test.
+func startAgent(t *testing.T, n *nstest.Namespace, cfg Config) *agent {
+	t.Helper()
+	cmd := command(roleAgent)
+	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS
+	// The thread that starts it ends at once. The agent ends with its input.
+	cmd.SysProcAttr.Pdeathsig = 0
+	cmd.Stderr = t.Output()
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	killed := false
+	a := &agent{cfg: cfg, in: json.NewEncoder(stdin), out: json.NewDecoder(stdout)}
+	a.kill = func() {
+		if killed {
+			return
+		}
+		killed = true
+		if err := cmd.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		_ = cmd.Wait() // "signal: killed"
+	}
+	t.Cleanup(a.kill)
+	a.key = a.call(t, request{Call: "open", Config: cfg}).Key
+	a.call(t, request{Call: "ensure"})
+	return a
+}
+
+func (a *agent) call(t *testing.T, req request) response {
+	t.Helper()
+	if err := a.in.Encode(req); err != nil {
+		t.Fatalf("agent: %v", err)
+	}
+	var res response
+	if err := a.out.Decode(&res); err != nil {
+		t.Fatalf("agent: %v", err)
+	}
+	if res.Error != "" {
+		t.Fatalf("agent: %s: %s", req.Call, res.Error)
+	}
+	return res
+}
+
+func (a *agent) configure(t *testing.T, peers ...Peer) Changes {
+	t.Helper()
+	return a.call(t, request{Call: "configure", Peers: peers}).Changes
+}
+
+// peer returns the agent's view of the peer with that key.
+func (a *agent) peer(t *testing.T, key Key) PeerStatus {
+	t.Helper()
+	for _, p := range a.call(t, request{Call: "status"}).Status.Peers {
+		if p.PublicKey == key {
+			return p
+		}
+	}
+	t.Fatalf("no peer %s", key)
+	return PeerStatus{}
+}

@@ -1,0 +1,228 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.zx2c4.com/wireguard/device"
+)
+
+// Config is what a device is made of. Nothing in it has a default.
+type Config struct {
+	Name       string // see [DeviceName]
+	Alias      string // see [Alias]
+	KeyPath    string // directory of the private key files
+	Backend    string // Auto, Kernel or Userspace
+	ListenPort int    // UDP, 1 to 65535
+	MTU        int    // of the link in bytes, 576 to 65535
+	Logger     *slog.Logger
+}
+
+func (c Config) check() error {
+	var errs []error
+	if err := checkLinkName(c.Name); err != nil {
+		errs = append(errs, err)
+	}
+	if c.Alias == "" {
+		errs = append(errs, errors.New("alias is empty"))
+	}
+	if c.KeyPath == "" {
+		errs = append(errs, errors.New("key path is empty"))
+	}
+	if err := checkBackend(c.Backend); err != nil {
+		errs = append(errs, err)
+	}
+	if c.ListenPort < 1 || c.ListenPort > 65535 {
+		errs = append(errs, fmt.Errorf("listen port %d is not between 1 and 65535", c.ListenPort))
+	}
+	// RFC 791: every host takes 576 bytes. IPv6 asks for 1280, but a device
+	// may carry IPv4 only.
+	if c.MTU < 576 || c.MTU > 65535 {
+		errs = append(errs, fmt.Errorf("MTU %d is not between 576 and 65535", c.MTU))
+	}
+	return errors.Join(errs...)
+}
+
+// Device is a WireGuard device. Its methods may be called by several goroutines
+// at once; those that change the device wait for each other, reading it doesn't.
+type Device struct {
+	cfg     Config
+	private PrivateKey
+	public  Key
+	log     *slog.Logger
+	control control
+	wgLog   *device.Logger // of wireguard-go
+	now     func() time.Time
+
+	notify atomic.Pointer[func()]
+	index  atomic.Int64 // 0: not known
+
+	mu      sync.Mutex // guards what follows
+	backend string     // the one chosen; empty before the first Ensure
+	engine  *engine    // nil with the kernel backend, or when not serving
+	checked time.Time  // when the key and port were last compared; zero: due
+	peers   peerState
+	closed  bool
+}
+
+// Open checks the configuration and reads the device's private key, or creates
+// one. It touches no link; [Device.Ensure] does.
+func Open(cfg Config) (*Device, error) {
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("open device %s: %w", cfg.Name, err)
+	}
+	private, err := loadKey(cfg.KeyPath, cfg.Name, cfg.Logger)
+	if err != nil {
+		return nil, fmt.Errorf("open device %s: %w", cfg.Name, err)
+	}
+	d := &Device{
+		cfg:     cfg,
+		private: private,
+		public:  private.Public(),
+		log:     cfg.Logger.With("device", cfg.Name),
+		control: protocol{},
+		now:     time.Now,
+	}
+	d.wgLog = engineLog(d.log)
+	d.peers = peerState{
+		name:      cfg.Name,
+		control:   d.control,
+		now:       func() time.Time { return d.now() },
+		published: make(map[Key]netip.AddrPort),
+	}
+	return d, nil
+}
+
+// Name returns the name of the device's link.
+func (d *Device) Name() string { return d.cfg.Name }
+
+// PublicKey returns the key by which the other side knows this device.
+func (d *Device) PublicKey() Key { return d.public }
+
+// Index returns the link's ifindex as [Device.Ensure] last saw it, and false
+// before that.
+func (d *Device) Index() (int, bool) {
+	index := int(d.index.Load())
+	return index, index != 0
+}
+
+// Notify sets a function that is called, on a goroutine of the device's, when
+// the device has stopped serving its link on its own and wants
+// [Device.Ensure]. It must not block.
+func (d *Device) Notify(f func()) { d.notify.Store(&f) }
+
+// Published tells the device which endpoints an earlier process had applied.
+// Peers that roamed since then keep where they are now. It takes effect with
+// the next full comparison and is meant to be called before the first
+// [Device.Configure].
+func (d *Device) Published(endpoints map[Key]netip.AddrPort) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for key, endpoint := range endpoints {
+		d.peers.published[key] = unmap(endpoint)
+	}
+}
+
+// Configure makes the device's peers exactly those wanted, in any order. It
+// sends what differs and nothing else, so the sessions of other peers go on.
+//
+// An endpoint is written when the wanted one has changed since it was last
+// written, and not when the peer roamed. Peers without a key or listed twice,
+// and allowed IPs that two peers claim, are an error before anything is
+// written.
+//
+// What differs is found by comparing with what was written before; the device
+// itself is read at the first call, after any error, after its link was made
+// anew and every 30 s. The error wraps os.ErrNotExist when the device is gone.
+func (d *Device) Configure(ctx context.Context, want []Peer) (Changes, error) {
+	want, err := normalize(want, d.public)
+	if err != nil {
+		return Changes{}, fmt.Errorf("configure device %s: %w", d.cfg.Name, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.serving() {
+		return Changes{}, fmt.Errorf("configure device %s: %w", d.cfg.Name, os.ErrNotExist)
+	}
+	changes, err := d.peers.configure(ctx, want)
+	if err != nil {
+		return changes, fmt.Errorf("configure device %s: %w", d.cfg.Name, err)
+	}
+	if changes.Any() {
+		d.log.Debug("configured peers", "added", changes.Added, "updated", changes.Updated, "removed", changes.Removed)
+	}
+	return changes, nil
+}
+
+// serving reports whether there is a device to configure, as far as we know. A
+// dead engine still answers on its socket. The caller holds d.mu.
+func (d *Device) serving() bool {
+	return d.backend == Kernel || d.engine != nil && d.engine.alive()
+}
+
+// Status reads link and device. The error wraps os.ErrNotExist when one of them
+// is gone.
+func (d *Device) Status(ctx context.Context) (Status, error) {
+	if err := ctx.Err(); err != nil {
+		return Status{}, fmt.Errorf("read device %s: %w", d.cfg.Name, err)
+	}
+	l, err := findLink(d.cfg.Name)
+	if err != nil {
+		return Status{}, fmt.Errorf("read device %s: %w", d.cfg.Name, err)
+	}
+	found, err := d.control.Device(d.cfg.Name)
+	if err != nil {
+		return Status{}, fmt.Errorf("read device %s: %w", d.cfg.Name, explain(err))
+	}
+	return Status{
+		Name:       l.name,
+		Index:      l.index,
+		Backend:    l.backend,
+		PublicKey:  publicKeyOf(found),
+		ListenPort: found.ListenPort,
+		MTU:        l.mtu,
+		Peers:      peersOf(found),
+	}, nil
+}
+
+// Close stops serving a userspace device. The link stays, with its index and
+// routes; with the kernel backend the device goes on working.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	d.stop()
+	return nil
+}
+
+// Remove closes the device and deletes its link and socket. The private key
+// file stays, see [Remove].
+func (d *Device) Remove(ctx context.Context) error {
+	if err := d.Close(); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l, err := findLink(d.cfg.Name)
+	if err != nil {
+		return Remove(ctx, d.cfg.Name, d.cfg.Alias)
+	}
+	// More than the alias says that a link is ours: the key does as well.
+	ours, err := d.owns(l)
+	switch {
+	case err != nil:
+		return fmt.Errorf("remove device %s: %w", d.cfg.Name, err)
+	case ours && l.alias != d.cfg.Alias:
+		if err := l.mark(d.cfg.Alias); err != nil {
+			return fmt.Errorf("remove device %s: %w", d.cfg.Name, err)
+		}
+	}
+	return Remove(ctx, d.cfg.Name, d.cfg.Alias)
+}

@@ -1,0 +1,213 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+func TestMissingPermissionIsNamed(t *testing.T) {
+	nstest.Root(t)
+	cfg := config(t, "gcp", Userspace)
+	tests := map[string]func() error{
+		"creating a TUN": func() error {
+			file, err := openTUN(cfg.Name, true)
+			if err == nil {
+				_ = file.Close()
+			}
+			return err
+		},
+		"creating a kernel link": func() error { return createKernelLink(cfg.Name, 1420) },
+	}
+	if kernel, err := Supported(); err == nil && !kernel {
+		tests["probing"] = func() error { _, err := Supported(); return err }
+	}
+	for what, f := range tests {
+		if err := withoutNetAdmin(f); err == nil || !strings.Contains(err.Error(), "NET_ADMIN") {
+			t.Errorf("%s: got %v, want an error that names NET_ADMIN", what, err)
+		}
+	}
+}
+
+// withoutNetAdmin runs f on a thread that lacks the capability and ends with it.
+func withoutNetAdmin(f func() error) error {
+	done := make(chan error)
+	go func() {
+		done <- func() error {
+			runtime.LockOSThread() // and never unlock it
+			header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+			var data [2]unix.CapUserData
+			if err := unix.Capget(&header, &data[0]); err != nil {
+				return fmt.Errorf("capget: %w", err)
+			}
+			data[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+			if err := unix.Capset(&header, &data[0]); err != nil {
+				return fmt.Errorf("capset: %w", err)
+			}
+			return f()
+		}()
+	}()
+	return <-done
+}
+
+func TestDeviceNodeIsCreatedWhereItIsMissing(t *testing.T) {
+	nstest.Root(t)
+	cfg := config(t, "gcp", Userspace)
+	if err := unix.Mount("tmpfs", "/dev/net", "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount("/dev/net", unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	d := open(t, cfg)
+	d.ensure(t)
+	d.check(t)
+}
+
+func TestOpenChecksItsConfiguration(t *testing.T) {
+	good := Config{Name: "d", Alias: Alias("gcp"), KeyPath: t.TempDir(), Backend: Auto, ListenPort: 51820, MTU: 1420, Logger: quiet()}
+	if _, err := Open(good); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(*Config){
+		"name":     func(c *Config) { c.Name = "../d" },
+		"alias":    func(c *Config) { c.Alias = "" },
+		"key path": func(c *Config) { c.KeyPath = "" },
+		"backend":  func(c *Config) { c.Backend = "quantum" },
+		"port 0":   func(c *Config) { c.ListenPort = 0 },
+		"port max": func(c *Config) { c.ListenPort = 65536 },
+		"MTU min":  func(c *Config) { c.MTU = 575 },
+		"MTU max":  func(c *Config) { c.MTU = 65536 },
+	} {
+		cfg := good
+		spoil(&cfg)
+		if _, err := Open(cfg); err == nil {
+			t.Errorf("a bad %s is accepted", name)
+		}
+	}
+}
+
+func TestRemoveLeavesOnlyTheKey(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		cfg := config(t, "gcp", backend)
+		d := open(t, cfg)
+		d.ensure(t)
+		if err := d.Remove(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Remove(t.Context()); err != nil {
+			t.Errorf("a second call: %v", err)
+		}
+		checkGone(t, cfg.Name)
+		checkNames(t, cfg.KeyPath, cfg.Name+".key")
+		if _, err := d.Ensure(t.Context()); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("Ensure of a removed device: %v, want os.ErrClosed", err)
+		}
+	})
+}
+
+func checkGone(t *testing.T, name string) {
+	t.Helper()
+	if _, err := findLink(name); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the link: %v, want it gone", err)
+	}
+	if _, err := os.Lstat(socketPath(name)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket: %v, want it gone", err)
+	}
+}
+
+func TestOrphansAreListedAndRemoved(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		if links, err := List(t.Context()); err != nil || len(links) > 0 {
+			t.Fatalf("before: %v, %v", links, err)
+		}
+		cfg := config(t, "merit", backend)
+		d := open(t, cfg)
+		d.ensure(t)
+		index, _ := d.Index()
+		if err := foreignTUN("foreign", "openvpn"); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = mustFind(t, "foreign").remove() }()
+
+		links, err := List(t.Context())
+		want := []Link{{Name: "wireguard.merit", Alias: "semaphore merit", Remote: "merit", Backend: backend, Index: index}}
+		if diff := cmp.Diff(want, links); diff != "" || err != nil {
+			t.Fatalf("-want +got:\n%s%v", diff, err)
+		}
+		if backend == Userspace {
+			if err := Remove(t.Context(), cfg.Name, cfg.Alias); err == nil || !strings.Contains(err.Error(), "served") {
+				t.Errorf("removing a device that is being served: %v", err)
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := Remove(t.Context(), "foreign", cfg.Alias); err == nil {
+			t.Error("a foreign link is removed")
+		}
+		if err := Remove(t.Context(), cfg.Name, Alias("gcp")); err == nil {
+			t.Error("the link of another remote is removed")
+		}
+		for range 2 {
+			if err := Remove(t.Context(), cfg.Name, cfg.Alias); err != nil {
+				t.Fatal(err)
+			}
+			checkGone(t, cfg.Name)
+		}
+	})
+}
+
+// All calls at once, while somebody keeps deleting the link: for the race
+// detector, and for deadlocks.
+func TestCallsFromSeveralGoroutines(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		d := open(t, config(t, "gcp", backend))
+		d.ensure(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		repeat := func(f func(i int)) {
+			wg.Go(func() {
+				for i := 0; ctx.Err() == nil; i++ {
+					f(i)
+				}
+			})
+		}
+		repeat(func(int) { _, _ = d.Ensure(ctx) })
+		repeat(func(i int) { _, _ = d.Configure(ctx, thousands(50)[i%20:]) })
+		repeat(func(int) { _, _ = d.Status(ctx) })
+		repeat(func(int) { d.later() })
+		repeat(func(int) { d.Index() })
+		repeat(func(int) {
+			if l, err := findLink(d.Name()); err == nil {
+				_ = l.remove()
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(20 * time.Millisecond):
+			}
+		})
+		wg.Wait()
+		d.later()
+		d.ensure(t)
+		d.configure(t, thousands(5)...)
+		d.check(t)
+		if got := len(d.status(t).Peers); got != 5 {
+			t.Errorf("%d peers, want 5", got)
+		}
+	})
+}

@@ -1,0 +1,279 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// Ensure makes the link what it should be: there, ours, of the chosen backend,
+// with our key, listen port and MTU, and up. It creates a link that is gone,
+// takes over one that an earlier run left, and replaces one that an earlier run
+// left with the other backend. A foreign link of that name is an error and is
+// left alone.
+//
+// A link is ours when it carries our alias, or when we serve it. A kernel
+// WireGuard link is ours too when it has our private key, which is how the
+// original tool leaves it, or no alias, no key and no peers, which is what a
+// crash right after its creation leaves.
+//
+// changed reports whether something was changed. Link attributes are compared
+// each time, key and listen port after any change, any error, and every 30 s.
+func (d *Device) Ensure(ctx context.Context) (changed bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	changed, err = d.ensure(ctx)
+	if err != nil {
+		d.checked = time.Time{}
+		return changed, fmt.Errorf("ensure device %s: %w", d.cfg.Name, err)
+	}
+	return changed, nil
+}
+
+func (d *Device) ensure(ctx context.Context) (changed bool, err error) {
+	if d.closed {
+		return false, os.ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	if err := d.choose(); err != nil {
+		return false, err
+	}
+	l, claimed, err := d.claim(ctx)
+	if err != nil {
+		return claimed, err
+	}
+	if d.backend == Kernel {
+		changed, err = d.ensureKernel(&l)
+	} else {
+		changed, err = d.ensureUserspace(&l)
+	}
+	changed = changed || claimed
+	if err != nil {
+		return changed, err
+	}
+	if d.index.Swap(int64(l.index)) != int64(l.index) {
+		// Another link than the one that we configured, or none was before.
+		d.peers.distrust()
+	}
+	return changed, nil
+}
+
+// choose settles the backend, once.
+func (d *Device) choose() error {
+	if d.backend != "" {
+		return nil
+	}
+	backend := d.cfg.Backend
+	if backend == Auto {
+		kernel, err := Supported()
+		if err != nil {
+			return err
+		}
+		backend = Userspace
+		if kernel {
+			backend = Kernel
+		}
+	}
+	d.backend = backend
+	d.log.Info("chose backend", "backend", backend, "wanted", d.cfg.Backend)
+	return nil
+}
+
+// claim returns our link of the chosen backend, the zero link when there is
+// none, and an error when the name is taken. Other links of ours that are in
+// the way are removed.
+func (d *Device) claim(ctx context.Context) (l link, changed bool, err error) {
+	l, err = findLink(d.cfg.Name)
+	if errors.Is(err, os.ErrNotExist) {
+		changed, err = d.removeStrays(ctx)
+		return link{}, changed, err
+	}
+	if err != nil {
+		return link{}, false, err
+	}
+	ours, err := d.owns(l)
+	switch {
+	case err != nil:
+		return link{}, false, err
+	case !ours:
+		return link{}, false, foreign(l)
+	case l.backend != d.backend:
+		if err := l.remove(); err != nil {
+			return link{}, false, err
+		}
+		d.log.Info("removed link of the other backend", "backend", l.backend)
+		return link{}, true, nil
+	case l.alias != d.cfg.Alias:
+		if err := l.mark(d.cfg.Alias); err != nil {
+			return link{}, false, err
+		}
+		d.log.Info("marked link as ours", "alias_before", l.alias)
+		changed = true
+	}
+	return l, changed, nil
+}
+
+// owns applies the rule that [Device.Ensure] documents.
+func (d *Device) owns(l link) (bool, error) {
+	switch {
+	case l.alias == d.cfg.Alias:
+		return l.backend != "", nil
+	case l.backend == Userspace:
+		return d.engine != nil && d.engine.index == l.index, nil
+	case l.backend != Kernel:
+		return false, nil
+	}
+	found, err := d.control.Device(l.name)
+	if err != nil {
+		return false, fmt.Errorf("read device: %w", explain(err))
+	}
+	key := publicKeyOf(found)
+	blank := l.alias == "" && key.IsZero() && len(found.Peers) == 0
+	return blank || key == d.public, nil
+}
+
+// removeStrays removes links with our alias and another name: somebody renamed
+// the link. It still holds the listen port.
+func (d *Device) removeStrays(ctx context.Context) (changed bool, err error) {
+	strays, err := findLinks(ctx, func(l link) bool { return l.alias == d.cfg.Alias && l.backend != "" })
+	if err != nil {
+		return false, err
+	}
+	for _, stray := range strays {
+		if err := stray.remove(); err != nil {
+			return changed, err
+		}
+		d.log.Warn("removed renamed link", "name", stray.name)
+		changed = true
+	}
+	return changed, nil
+}
+
+func (d *Device) ensureKernel(l *link) (changed bool, err error) {
+	if l.index == 0 {
+		if err := createKernelLink(d.cfg.Name, d.cfg.MTU); err != nil {
+			return false, err
+		}
+		if *l, err = findLink(d.cfg.Name); err != nil {
+			return true, err
+		}
+		if err := l.mark(d.cfg.Alias); err != nil {
+			return true, err
+		}
+		d.checked = time.Time{}
+		d.log.Info("created link", "backend", Kernel, "index", l.index)
+		changed = true
+	}
+	// Before the link goes up, so that it never has another port or key.
+	identified, err := d.identify()
+	if err != nil {
+		return changed || identified, err
+	}
+	settled, err := l.settle(d.cfg.MTU, d.log)
+	return changed || identified || settled, err
+}
+
+func (d *Device) ensureUserspace(l *link) (changed bool, err error) {
+	if d.engine != nil && (!d.engine.alive() || d.engine.index != l.index) {
+		d.log.Warn("link is gone or broken: serving it anew")
+		d.stop()
+	}
+	if d.engine == nil {
+		if err := d.start(l); err != nil {
+			return false, err
+		}
+		d.checked = time.Time{}
+		d.peers.distrust()
+		changed = true
+	}
+	settled, err := l.settle(d.cfg.MTU, d.log)
+	if err != nil {
+		return changed || settled, err
+	}
+	restored, err := d.engine.restoreSocket()
+	if err != nil {
+		return changed || settled, err
+	}
+	if restored {
+		d.log.Info("restored UAPI socket")
+	}
+	if err := d.engine.up(); err != nil {
+		return true, err
+	}
+	identified, err := d.identify()
+	return changed || settled || restored || identified, err
+}
+
+// start serves the link l, and creates it when it is the zero link.
+func (d *Device) start(l *link) error {
+	sock, err := listenSocket(d.cfg.Name)
+	if err != nil {
+		return err
+	}
+	file, created, err := d.openLink(l)
+	if err != nil {
+		sock.close()
+		return err
+	}
+	if d.engine, err = startEngine(*l, file, sock, d.cfg.MTU, d.died, d.wgLog); err != nil {
+		return err
+	}
+	if created {
+		d.log.Info("created link", "backend", Userspace, "index", l.index)
+	} else {
+		d.log.Info("serving the link that an earlier run left", "backend", Userspace, "index", l.index)
+	}
+	return nil
+}
+
+// died is called by the engine when it ends.
+func (d *Device) died() {
+	if f := d.notify.Load(); f != nil {
+		(*f)()
+	}
+}
+
+// stop ends the engine. The caller holds d.mu.
+func (d *Device) stop() {
+	if d.engine != nil {
+		d.engine.close()
+		d.engine = nil
+	}
+}
+
+// identify gives the device our key and listen port, when a look is due.
+func (d *Device) identify() (changed bool, err error) {
+	if !d.checked.IsZero() && d.now().Sub(d.checked) < recheck {
+		return false, nil
+	}
+	found, err := d.control.Device(d.cfg.Name)
+	if err != nil {
+		return false, fmt.Errorf("read device: %w", explain(err))
+	}
+	var cfg wgtypes.Config
+	if publicKeyOf(found) != d.public {
+		secret := wgtypes.Key(d.private.reveal())
+		cfg.PrivateKey = &secret
+	}
+	if found.ListenPort != d.cfg.ListenPort {
+		cfg.ListenPort = &d.cfg.ListenPort
+	}
+	if cfg.PrivateKey == nil && cfg.ListenPort == nil {
+		d.checked = d.now()
+		return false, nil
+	}
+	if err := d.control.ConfigureDevice(d.cfg.Name, cfg); err != nil {
+		return false, fmt.Errorf("set key and listen port %d: %w", d.cfg.ListenPort, explain(err))
+	}
+	// A device forgets peers that have the key it gets.
+	d.peers.distrust()
+	d.checked = d.now()
+	d.log.Info("configured device", "public_key", d.public, "listen_port", d.cfg.ListenPort)
+	return true, nil
+}

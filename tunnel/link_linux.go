@@ -1,0 +1,240 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// link is what we read of a network link.
+type link struct {
+	index   int
+	name    string
+	alias   string
+	kind    string // IFLA_INFO_KIND: wireguard, tun, bridge, ...
+	backend string // Kernel, Userspace, or empty when we make no such links
+	mtu     int
+	up      bool // administratively
+}
+
+// findLink returns the link of that name. None is os.ErrNotExist.
+func findLink(name string) (link, error) {
+	found, err := netlink.LinkByName(name)
+	if err != nil {
+		var missing netlink.LinkNotFoundError
+		if errors.As(err, &missing) {
+			return link{}, fmt.Errorf("link %s: %w", name, os.ErrNotExist)
+		}
+		return link{}, fmt.Errorf("read link %s: %w", name, err)
+	}
+	return linkOf(found), nil
+}
+
+// findLinks returns all links for which keep is true.
+func findLinks(ctx context.Context, keep func(link) bool) ([]link, error) {
+	for {
+		all, err := netlink.LinkList()
+		switch {
+		case errors.Is(err, netlink.ErrDumpInterrupted) && ctx.Err() == nil:
+			// The list changed while the kernel wrote it: incomplete.
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("list links: %w", err)
+		}
+		var links []link
+		for _, found := range all {
+			if l := linkOf(found); keep(l) {
+				links = append(links, l)
+			}
+		}
+		return links, nil
+	}
+}
+
+func linkOf(found netlink.Link) link {
+	attrs := found.Attrs()
+	l := link{
+		index: attrs.Index,
+		name:  attrs.Name,
+		alias: attrs.Alias,
+		kind:  found.Type(),
+		mtu:   attrs.MTU,
+		up:    attrs.Flags&net.FlagUp != 0,
+	}
+	switch typed := found.(type) {
+	case *netlink.Wireguard:
+		l.backend = Kernel
+	case *netlink.Tuntap:
+		l.kind = typed.Mode.String()
+		if typed.Mode == netlink.TUNTAP_MODE_TUN {
+			l.backend = Userspace
+		}
+	}
+	return l
+}
+
+// ref is the form in which the netlink library wants a link to be named.
+func (l link) ref() netlink.Link {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: l.index, Name: l.name}}
+}
+
+// settle gives the link its MTU and brings it up.
+func (l link) settle(mtu int, log *slog.Logger) (changed bool, err error) {
+	if l.mtu != mtu {
+		if err := netlink.LinkSetMTU(l.ref(), mtu); err != nil {
+			return changed, fmt.Errorf("set MTU to %d: %w", mtu, explain(err))
+		}
+		log.Info("set MTU", "mtu", mtu, "before", l.mtu)
+		changed = true
+	}
+	if !l.up {
+		if err := netlink.LinkSetUp(l.ref()); err != nil {
+			return changed, fmt.Errorf("bring link up: %w", explain(err))
+		}
+		log.Info("brought link up")
+		changed = true
+	}
+	return changed, nil
+}
+
+// mark sets the alias that says the link is ours.
+func (l link) mark(alias string) error {
+	if err := netlink.LinkSetAlias(l.ref(), alias); err != nil {
+		return fmt.Errorf("set alias: %w", explain(err))
+	}
+	return nil
+}
+
+// remove deletes the link; one that is gone already is no error.
+func (l link) remove() error {
+	if err := netlink.LinkDel(l.ref()); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete link %s: %w", l.name, explain(err))
+	}
+	return nil
+}
+
+// createKernelLink creates a WireGuard link of the kernel's, still down.
+func createKernelLink(name string, mtu int) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = name, mtu
+	err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("create link of type wireguard: %w (load the kernel module, or choose backend %s or %s)", err, Auto, Userspace)
+	}
+	if err != nil {
+		return fmt.Errorf("create link of type wireguard: %w", explain(err))
+	}
+	return nil
+}
+
+// explain adds to an error of the kernel's what an operator can do about it.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%w (the process needs the capability NET_ADMIN)", err)
+	case errors.Is(err, unix.EADDRINUSE):
+		return fmt.Errorf("%w (another process or device has the listen port)", err)
+	}
+	return err
+}
+
+// probeName is the link that Supported creates for a moment.
+const probeName = "wg-probe"
+
+// Supported reports whether the kernel knows WireGuard. Where the module isn't
+// loaded yet, it finds out by creating a link of that type, which makes the
+// kernel load the module, and deletes it again.
+func Supported() (kernel bool, err error) {
+	if _, err := netlink.GenlFamilyGet(unix.WG_GENL_NAME); err == nil {
+		return true, nil
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = probeName
+	err = netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return false, nil
+	case err != nil && !errors.Is(err, unix.EEXIST):
+		return false, fmt.Errorf("probe the kernel for WireGuard: %w", explain(err))
+	}
+	// On EEXIST another device of this process is probing, or an earlier
+	// process ended in between.
+	probe, err := findLink(probeName)
+	if errors.Is(err, os.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if probe.backend != Kernel {
+		return false, fmt.Errorf("probe the kernel for WireGuard: a foreign link of kind %s is named %s", probe.kind, probeName)
+	}
+	return true, probe.remove()
+}
+
+// Link is a link that carries one of our aliases.
+type Link struct {
+	Name    string
+	Alias   string
+	Remote  string // the cluster that the alias names
+	Backend string // Kernel or Userspace
+	Index   int
+}
+
+// List returns the links that are ours by their alias, sorted by name: also
+// those towards remotes that are no longer configured. Links that the original
+// tool made have no alias and are not in the list.
+func List(ctx context.Context) ([]Link, error) {
+	found, err := findLinks(ctx, func(l link) bool {
+		_, ours := remoteOf(l.alias)
+		return ours && l.backend != ""
+	})
+	if err != nil {
+		return nil, err
+	}
+	links := make([]Link, 0, len(found))
+	for _, l := range found {
+		remote, _ := remoteOf(l.alias)
+		links = append(links, Link{Name: l.name, Alias: l.alias, Remote: remote, Backend: l.backend, Index: l.index})
+	}
+	slices.SortFunc(links, func(a, b Link) int { return strings.Compare(a.Name, b.Name) })
+	return links, nil
+}
+
+// Remove deletes the link of that name, with its peers and routes, and its UAPI
+// socket. It is for -cleanup, when no process serves the device any more: one
+// that does is an error, because it would create the link again. A link with
+// another alias isn't ours and is an error too. No such link is no error. The
+// private key file stays: a node that comes back is known by its key.
+func Remove(_ context.Context, name, alias string) error {
+	if err := checkLinkName(name); err != nil {
+		return fmt.Errorf("remove device: %w", err)
+	}
+	l, err := findLink(name)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return removeStaleSocket(name)
+	case err != nil:
+		return fmt.Errorf("remove device: %w", err)
+	case l.alias != alias || l.backend == "":
+		return fmt.Errorf("remove device %s: %w", name, foreign(l))
+	}
+	if l.backend == Userspace {
+		if err := removeStaleSocket(name); err != nil {
+			return fmt.Errorf("remove device %s: %w", name, err)
+		}
+	}
+	return l.remove()
+}
+
+func foreign(l link) error {
+	return fmt.Errorf("a foreign link has that name (kind %s, alias %q): remove it, or change the remote's name", l.kind, l.alias)
+}

@@ -1,0 +1,104 @@
+package tunnel
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// Roles of this test binary, chosen with an environment variable.
+const (
+	roleVariable = "TUNNEL_TEST_ROLE"
+	roleTests    = "tests" // run the tests: the process has namespaces of its own
+	roleAgent    = "agent" // serve a device for a test, see agent
+)
+
+// TestMain runs the tests in a process that has network and mount namespaces of
+// its own. A namespace of a thread, which is all that one process can give a
+// test, doesn't do: wireguard-go opens its sockets on goroutines of its own.
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleVariable) {
+	case roleAgent:
+		os.Exit(runAgent())
+	case roleTests:
+		if err := isolate(); err != nil {
+			fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
+			os.Exit(1)
+		}
+		goleak.VerifyTestMain(m)
+	}
+	flag.Parse()
+	if testing.Short() || os.Geteuid() != 0 {
+		goleak.VerifyTestMain(m) // Tests that need root skip or fail.
+	}
+	os.Exit(runIsolated())
+}
+
+// runIsolated runs this program again in new namespaces, and returns its exit
+// code.
+func runIsolated() int {
+	cmd := command(roleTests)
+	cmd.Args = os.Args
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNET | unix.CLONE_NEWNS
+	// The signal for a parent's death comes when the thread that forked ends.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// The child gets a terminal's signals itself, and decides.
+	signal.Ignore(os.Interrupt)
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		return max(exit.ExitCode(), 1)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "run tests in namespaces:", err)
+		return 1
+	}
+	return 0
+}
+
+// command is this program in another role. It dies with the thread that starts
+// it.
+func command(role string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// isolate prepares the namespaces of a new process: no UAPI sockets but its own,
+// loopback up, and addresses that can be used at once.
+func isolate() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	run := filepath.Dir(socketDir)
+	if err := os.MkdirAll(run, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", run, "tmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("mount %s: %w", run, err)
+	}
+	err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("switch off duplicate address detection: %w", err)
+	}
+	loopback, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(loopback)
+}

@@ -1,0 +1,72 @@
+package tunnel
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// maxLinkName is the length of the longest link name that Linux takes:
+// IFNAMSIZ without the terminating zero byte.
+const maxLinkName = 15
+
+const (
+	namePrefix  = "wireguard."
+	aliasPrefix = "semaphore "
+)
+
+// DeviceName returns the name of the link towards a remote cluster:
+// wireguard.<remote> where that fits a link name, which is the name the
+// original tool uses, else wg.<first 5 of remote>.<6 hex of sha256(remote)>.
+func DeviceName(remote string) string {
+	if name := namePrefix + remote; len(name) <= maxLinkName {
+		return name
+	}
+	sum := sha256.Sum256([]byte(remote))
+	return "wg." + remote[:5] + "." + hex.EncodeToString(sum[:3])
+}
+
+// Alias returns the link alias (IFLA_IFALIAS) that marks the link towards a
+// remote cluster as ours.
+func Alias(remote string) string {
+	return aliasPrefix + remote
+}
+
+// CheckNames returns an error when two of the remotes would share a device,
+// because their shortened names are the same.
+func CheckNames(remotes []string) error {
+	owner := make(map[string]string, len(remotes))
+	for _, remote := range remotes {
+		name := DeviceName(remote)
+		if other, taken := owner[name]; taken && other != remote {
+			return fmt.Errorf("remotes %s and %s share the device name %s: rename one of the clusters", other, remote, name)
+		}
+		owner[name] = remote
+	}
+	return nil
+}
+
+// remoteOf returns the remote that an alias names, and whether the alias is
+// one of ours.
+func remoteOf(alias string) (remote string, ours bool) {
+	return strings.CutPrefix(alias, aliasPrefix)
+}
+
+// checkLinkName applies the kernel's rules for link names (dev_valid_name in
+// net/core/dev.c). The name is also a file name here, of the key and of the
+// UAPI socket, so the rule against slashes guards those as well.
+func checkLinkName(name string) error {
+	switch {
+	case name == "" || name == "." || name == "..":
+		return fmt.Errorf("%q is not a device name", name)
+	case len(name) > maxLinkName:
+		return fmt.Errorf("device name %q is longer than %d characters", name, maxLinkName)
+	}
+	for _, c := range []byte(name) {
+		if c <= ' ' || c >= 0x7f || c == '/' || c == ':' {
+			return fmt.Errorf("device name %q contains %q", name, c)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,61 @@
+package tunnel
+
+import (
+	"errors"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h: the kernel makes
+// up no link-local address.
+const addrGenModeNone = 1
+
+// openLink attaches to the TUN link l and brings it up, and creates it when l
+// is the zero link. l is the link as it is afterwards.
+func (d *Device) openLink(l *link) (file *os.File, created bool, err error) {
+	created = l.index == 0
+	file, err = openTUN(d.cfg.Name, created)
+	if !created && errors.Is(err, unix.EINVAL) {
+		// Made with flags that it can't be opened with, multi-queue for
+		// instance.
+		d.log.Warn("replacing a TUN link that can't be attached to", "err", err)
+		if err := l.remove(); err != nil {
+			return nil, false, err
+		}
+		created = true
+		file, err = openTUN(d.cfg.Name, true)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if *l, err = d.prepare(file, created); err != nil {
+		return nil, false, errors.Join(err, file.Close())
+	}
+	return file, created, nil
+}
+
+// prepare marks a fresh TUN link as ours before it becomes persistent, so that
+// a crash never leaves one behind that nobody owns.
+func (d *Device) prepare(file *os.File, created bool) (link, error) {
+	l, err := findLink(d.cfg.Name)
+	if err != nil {
+		return l, err
+	}
+	if created {
+		if err := l.mark(d.cfg.Alias); err != nil {
+			return l, err
+		}
+		// No link-local address, like a WireGuard link of the kernel's: router
+		// solicitations would only wake the tunnel. Kernels without IPv6 refuse.
+		_ = netlink.LinkSetIP6AddrGenMode(l.ref(), addrGenModeNone)
+	}
+	if err := persist(file); err != nil {
+		return l, err
+	}
+	if _, err := l.settle(d.cfg.MTU, d.log); err != nil {
+		return l, err
+	}
+	return findLink(d.cfg.Name)
+}

@@ -1,0 +1,125 @@
+package tunnel
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Peer is a peer as the caller wants it.
+type Peer struct {
+	// PublicKey identifies the peer on its device.
+	PublicKey Key
+	// Endpoint is where to send the first packet; zero when the peer has to
+	// speak first. Later packets follow the peer as it roams.
+	Endpoint netip.AddrPort
+	// AllowedIPs are the prefixes behind the peer, masked, sorted, without
+	// duplicates. No two peers of a device share one.
+	AllowedIPs []netip.Prefix
+	// Keepalive is the interval of persistent keepalives in whole seconds, at
+	// most 65535; zero switches them off.
+	Keepalive time.Duration
+}
+
+// PeerStatus is a peer as the device has it.
+type PeerStatus struct {
+	Peer
+	// PresharedKey tells whether the device holds a preshared key for the
+	// peer. We never set one, so it came from somebody else.
+	PresharedKey bool
+	// LastHandshake is zero when there was none since the peer was added.
+	LastHandshake time.Time
+	// RxBytes and TxBytes count the encrypted packets' bytes.
+	RxBytes, TxBytes int64
+}
+
+// Status is what the device says about itself.
+type Status struct {
+	Name    string
+	Index   int    // the link's ifindex
+	Backend string // Kernel or Userspace
+	// PublicKey is zero while the device has no private key.
+	PublicKey  Key
+	ListenPort int
+	MTU        int
+	Peers      []PeerStatus // sorted by key
+}
+
+// Changes counts peers that a call to [Device.Configure] has changed.
+type Changes struct {
+	Added, Updated, Removed int
+}
+
+// Any reports whether something was changed.
+func (c Changes) Any() bool { return c != Changes{} }
+
+// normalize returns the peers sorted by key, with masked, sorted and unique
+// allowed IPs, and checks what the device can't represent: then it would never
+// come to rest, because each comparison would find the same difference again.
+func normalize(peers []Peer, self Key) ([]Peer, error) {
+	out := slices.Clone(peers)
+	slices.SortFunc(out, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
+	owner := make(map[netip.Prefix]Key, len(out))
+	for i := range out {
+		p := &out[i]
+		switch {
+		case p.PublicKey.IsZero():
+			return nil, fmt.Errorf("peer without a public key")
+		case p.PublicKey == self:
+			return nil, fmt.Errorf("peer %s is this device itself", p.PublicKey)
+		case i > 0 && out[i-1].PublicKey == p.PublicKey:
+			return nil, fmt.Errorf("peer %s is listed twice", p.PublicKey)
+		case p.Keepalive < 0 || p.Keepalive > maxKeepalive || p.Keepalive%time.Second != 0:
+			return nil, fmt.Errorf("peer %s: keepalive %v is not a number of seconds up to 65535", p.PublicKey, p.Keepalive)
+		}
+		p.Endpoint = unmap(p.Endpoint)
+		ips, err := normalizePrefixes(p.AllowedIPs)
+		if err != nil {
+			return nil, fmt.Errorf("peer %s: %w", p.PublicKey, err)
+		}
+		p.AllowedIPs = ips
+		for _, prefix := range ips {
+			if other, taken := owner[prefix]; taken {
+				return nil, fmt.Errorf("peers %s and %s both claim %s", other, p.PublicKey, prefix)
+			}
+			owner[prefix] = p.PublicKey
+		}
+	}
+	return out, nil
+}
+
+const maxKeepalive = 65535 * time.Second
+
+func normalizePrefixes(prefixes []netip.Prefix) ([]netip.Prefix, error) {
+	for i, prefix := range prefixes {
+		if !prefix.IsValid() || prefix.Addr().Is4In6() {
+			return nil, fmt.Errorf("%v is not a usable prefix", prefix)
+		}
+		if prefix != prefix.Masked() || i > 0 && prefixes[i-1].Compare(prefix) >= 0 {
+			return sortedPrefixes(prefixes)
+		}
+	}
+	return prefixes, nil
+}
+
+func sortedPrefixes(prefixes []netip.Prefix) ([]netip.Prefix, error) {
+	out := make([]netip.Prefix, 0, len(prefixes))
+	for _, prefix := range prefixes {
+		if !prefix.IsValid() || prefix.Addr().Is4In6() {
+			return nil, fmt.Errorf("%v is not a usable prefix", prefix)
+		}
+		out = append(out, prefix.Masked())
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return slices.Compact(out), nil
+}
+
+// unmap turns an IPv4-mapped IPv6 address into the IPv4 address it stands for:
+// wireguard-go reports received IPv4 endpoints in that form.
+func unmap(endpoint netip.AddrPort) netip.AddrPort {
+	if !endpoint.Addr().Is4In6() {
+		return endpoint
+	}
+	return netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())
+}

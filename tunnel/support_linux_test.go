@@ -1,0 +1,195 @@
+package tunnel
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// kernelVariable says that this machine has kernel WireGuard, so that tests
+// which need it must not be left out.
+const kernelVariable = "SEMAPHORE_TEST_KERNEL"
+
+// needKernel skips a test where the kernel has no WireGuard.
+func needKernel(t *testing.T) {
+	t.Helper()
+	nstest.Root(t)
+	kernel, err := Supported()
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case !kernel && os.Getenv(kernelVariable) != "":
+		t.Fatalf("%s is set, but the kernel has no WireGuard", kernelVariable)
+	case !kernel:
+		t.Skip("kernel WireGuard is not available here; make test-kernel runs this")
+	}
+}
+
+// eachBackend runs a test with both backends.
+func eachBackend(t *testing.T, f func(t *testing.T, backend string)) {
+	t.Helper()
+	nstest.Root(t)
+	t.Run(Kernel, func(t *testing.T) {
+		needKernel(t)
+		f(t, Kernel)
+	})
+	t.Run(Userspace, func(t *testing.T) { f(t, Userspace) })
+}
+
+// testDevice is a device whose clock the test holds and whose log it reads.
+type testDevice struct {
+	*Device
+	log      *syncBuffer
+	clock    atomic.Int64 // ns past the start
+	notified chan struct{}
+}
+
+// syncBuffer is a buffer for several goroutines.
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+// take returns what was written since the last call.
+func (b *syncBuffer) take() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	defer b.buf.Reset()
+	return b.buf.String()
+}
+
+// config is that of a device named after the test's remote. The link is deleted
+// at the end of the test.
+func config(t *testing.T, remote, backend string) Config {
+	t.Helper()
+	cfg := Config{
+		Name:       DeviceName(remote),
+		Alias:      Alias(remote),
+		KeyPath:    t.TempDir(),
+		Backend:    backend,
+		ListenPort: 51820,
+		MTU:        1420,
+	}
+	t.Cleanup(func() {
+		if l, err := findLink(cfg.Name); err == nil {
+			if err := l.remove(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return cfg
+}
+
+func open(t *testing.T, cfg Config) *testDevice {
+	t.Helper()
+	d := &testDevice{log: new(syncBuffer), notified: make(chan struct{}, 1)}
+	cfg.Logger = slog.New(slog.NewTextHandler(d.log, nil))
+	var err error
+	if d.Device, err = Open(cfg); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	d.now = func() time.Time { return start.Add(time.Duration(d.clock.Load())) }
+	d.Notify(func() {
+		select {
+		case d.notified <- struct{}{}:
+		default:
+		}
+	})
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("log of %s:\n%s", d.Name(), d.log.take())
+		}
+	})
+	return d
+}
+
+func (d *testDevice) ensure(t *testing.T) (changed bool) {
+	t.Helper()
+	changed, err := d.Ensure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changed
+}
+
+func (d *testDevice) configure(t *testing.T, want ...Peer) Changes {
+	t.Helper()
+	changes, err := d.Configure(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changes
+}
+
+func (d *testDevice) status(t *testing.T) Status {
+	t.Helper()
+	status, err := d.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return status
+}
+
+// later makes the next look at key, port and peers a full one.
+func (d *testDevice) later() { d.clock.Add(int64(recheck)) }
+
+// check compares the device with its configuration.
+func (d *testDevice) check(t *testing.T) {
+	t.Helper()
+	got := d.status(t)
+	got.Peers = nil
+	index, known := d.Index()
+	want := Status{
+		Name: d.cfg.Name, Index: index, Backend: d.backend,
+		PublicKey: d.PublicKey(), ListenPort: d.cfg.ListenPort, MTU: d.cfg.MTU,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("device: -want +got:\n%s", diff)
+	}
+	l := mustFind(t, d.cfg.Name)
+	if l.alias != d.cfg.Alias || !l.up || !known {
+		t.Errorf("link %+v, index known: %v", l, known)
+	}
+}
+
+func mustFind(t *testing.T, name string) link {
+	t.Helper()
+	l, err := findLink(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// eventually polls a condition until it holds.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-deadline:
+			t.Fatalf("not after 10 s: %s", what)
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,364 @@
+package tunnel
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+func contextWithTimeout() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), 20*time.Second)
+}
+
+// site is one end of a tunnel: a namespace with an underlay link, addresses of
+// its own that stand for pods, and an agent.
+type site struct {
+	*agent
+	ns       *nstest.Namespace
+	underlay [2]netip.Addr   // IPv4, IPv6
+	pods     [2]netip.Addr   // one of each family
+	subnets  [2]netip.Prefix // what the other site routes here
+}
+
+// peerOf is the site as the other one configures it.
+func (s *site) peerOf(family int) Peer {
+	return Peer{
+		PublicKey:  s.key,
+		Endpoint:   netip.AddrPortFrom(s.underlay[family], uint16(s.cfg.ListenPort)),
+		AllowedIPs: s.subnets[:],
+		Keepalive:  25 * time.Second,
+	}
+}
+
+// twoSites builds two sites whose agents don't know each other yet.
+func twoSites(t *testing.T, backendA, backendB string) (a, b *site) {
+	t.Helper()
+	sites := [2]*site{}
+	for i := range sites {
+		n := i + 1
+		sites[i] = &site{
+			ns:       nstest.New(t),
+			underlay: [2]netip.Addr{addr("192.0.2.%d", n), addr("fd00:192::%d", n)},
+			pods:     [2]netip.Addr{addr("10.%d.0.1", n), addr("fd00:10:%d::1", n)},
+			subnets:  [2]netip.Prefix{netip.PrefixFrom(addr("10.%d.0.0", n), 16), netip.PrefixFrom(addr("fd00:10:%d::", n), 48)},
+		}
+	}
+	a, b = sites[0], sites[1]
+	nstest.Pair(t, a.ns, b.ns, "underlay", "underlay")
+	for i, backend := range []string{backendA, backendB} {
+		s, other := sites[i], sites[1-i]
+		if err := s.ns.Do(s.addresses); err != nil {
+			t.Fatal(err)
+		}
+		s.agent = startAgent(t, s.ns, Config{
+			Name: DeviceName("peer"), Alias: Alias("peer"), KeyPath: t.TempDir(),
+			Backend: backend, ListenPort: 51820 + i, MTU: 1420,
+		})
+		if err := s.ns.Do(func() error { return s.routes(other) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return a, b
+}
+
+func addr(format string, n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, n)) }
+
+func (s *site) addresses() error {
+	var errs []error
+	for family, bits := range []int{24, 64} {
+		errs = append(errs,
+			addAddress("underlay", netip.PrefixFrom(s.underlay[family], bits)),
+			addAddress("lo", netip.PrefixFrom(s.pods[family], s.pods[family].BitLen())))
+	}
+	return errors.Join(errs...)
+}
+
+func addAddress(device string, prefix netip.Prefix) error {
+	l, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	ipnet := netsOf([]netip.Prefix{prefix})[0]
+	return netlink.AddrAdd(l, &netlink.Addr{IPNet: &ipnet})
+}
+
+func (s *site) routes(other *site) error {
+	l, err := findLink(s.cfg.Name)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for family, dst := range netsOf(other.subnets[:]) {
+		errs = append(errs, netlink.RouteAdd(&netlink.Route{
+			LinkIndex: l.index, Dst: &dst, Src: s.pods[family].AsSlice(), Scope: netlink.SCOPE_LINK,
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// link returns the site's device as the kernel has it.
+func (s *site) link(t *testing.T) (l link) {
+	t.Helper()
+	err := s.ns.Do(func() (err error) {
+		l, err = findLink(s.cfg.Name)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// dial opens a TCP connection from a pod of one site to one of the other. What
+// is written to it comes back.
+func dial(t *testing.T, from, to *site, family int) net.Conn {
+	t.Helper()
+	var listener net.Listener
+	err := to.ns.Do(func() (err error) {
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(to.pods[family], 0).String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := make(chan net.Conn, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer close(accepted)
+		server, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		accepted <- server
+		_, _ = io.Copy(server, server)
+	}()
+	var conn net.Conn
+	err = from.ns.Do(func() (err error) {
+		local := &net.TCPAddr{IP: from.pods[family].AsSlice()}
+		conn, err = (&net.Dialer{LocalAddr: local, Timeout: 20 * time.Second}).Dial("tcp", listener.Addr().String())
+		return err
+	})
+	// Each end is closed by itself: the tunnel may be gone by then.
+	t.Cleanup(func() {
+		_ = listener.Close()
+		if conn != nil {
+			_ = conn.Close()
+		}
+		if server, ok := <-accepted; ok {
+			_ = server.Close()
+		}
+		<-done
+	})
+	if err != nil {
+		t.Fatalf("%s to %s: %v", from.pods[family], to.pods[family], err)
+	}
+	return conn
+}
+
+// echo sends n bytes and wants them back.
+func echo(t *testing.T, conn net.Conn, n int) {
+	t.Helper()
+	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	sent := make([]byte, n)
+	for i := range sent {
+		sent[i] = byte(i * 7)
+	}
+	failed := make(chan error, 1)
+	go func() {
+		_, err := conn.Write(sent)
+		failed <- err
+	}()
+	got := make([]byte, n)
+	_, err := io.ReadFull(conn, got)
+	if err := errors.Join(<-failed, err); err != nil {
+		t.Fatalf("%s to %s: %v", conn.LocalAddr(), conn.RemoteAddr(), err)
+	}
+	if !bytes.Equal(got, sent) {
+		t.Fatal("the bytes that come back are other ones")
+	}
+}
+
+// Both backends talk to each other, over and inside both address families.
+func TestTraffic(t *testing.T) {
+	nstest.Root(t)
+	for _, backends := range [][2]string{{Userspace, Userspace}, {Kernel, Userspace}, {Kernel, Kernel}} {
+		t.Run(backends[0]+" and "+backends[1], func(t *testing.T) {
+			if backends[0] == Kernel {
+				needKernel(t)
+			}
+			for underlay, name := range []string{"over IPv4", "over IPv6"} {
+				t.Run(name, func(t *testing.T) {
+					a, b := twoSites(t, backends[0], backends[1])
+					a.configure(t, b.peerOf(underlay))
+					b.configure(t, a.peerOf(underlay))
+					for family := range 2 {
+						echo(t, dial(t, a, b, family), 1<<20)
+						echo(t, dial(t, b, a, family), 1<<20)
+					}
+					for _, ends := range [][2]*site{{a, b}, {b, a}} {
+						got := ends[0].peer(t, ends[1].key)
+						if got.Endpoint != ends[1].peerOf(underlay).Endpoint {
+							t.Errorf("endpoint %s, want %s", got.Endpoint, ends[1].peerOf(underlay).Endpoint)
+						}
+						if got.RxBytes < 4<<20 || got.TxBytes < 4<<20 {
+							t.Errorf("%d bytes received and %d sent, want more than the 4 MiB of payload", got.RxBytes, got.TxBytes)
+						}
+						if age := time.Since(got.LastHandshake); age < 0 || age > time.Minute {
+							t.Errorf("the last handshake was %v ago", age)
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+// Killed and started again, an agent finds its link, index, routes and key, and
+// connections through the tunnel live on.
+func TestConnectionsSurviveAKilledAgent(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		a, b := twoSites(t, Userspace, backend)
+		a.configure(t, b.peerOf(0))
+		b.configure(t, a.peerOf(0))
+		conn := dial(t, a, b, 0)
+		echo(t, conn, 1000)
+		before, key := b.link(t), b.key
+
+		b.kill()
+		if l := b.link(t); l.index != before.index || !l.up {
+			t.Errorf("while nobody serves it: link %+v, want it as before: %+v", l, before)
+		}
+		b.agent = startAgent(t, b.ns, b.cfg)
+		b.configure(t, a.peerOf(0))
+		echo(t, conn, 1000)
+		if l := b.link(t); l != before {
+			t.Errorf("link %+v, want it as before: %+v", l, before)
+		}
+		if b.key != key {
+			t.Error("the key changed")
+		}
+		echo(t, dial(t, b, a, 1), 1000) // needs the route, too
+	})
+}
+
+// A site that moves, as behind a NAT, is followed, and configuring the other
+// side again doesn't send it back.
+func TestRoamingIsFollowedAndKept(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		a, b := twoSites(t, backend, Userspace)
+		published := b.peerOf(0)
+		a.configure(t, published)
+		b.configure(t, a.peerOf(0))
+		echo(t, dial(t, a, b, 0), 1000)
+
+		b.kill()
+		b.cfg.ListenPort = 4711
+		b.agent = startAgent(t, b.ns, b.cfg)
+		b.configure(t, a.peerOf(0))
+		moved := b.peerOf(0).Endpoint
+		eventually(t, "a sends to where b is now", func() bool { return a.peer(t, b.key).Endpoint == moved })
+
+		for range 2 {
+			if changes := a.configure(t, published); changes.Any() {
+				t.Errorf("configuring the same peers: %+v", changes)
+			}
+			a.call(t, request{Call: "later"}) // The second time, the device is read.
+		}
+		if got := a.peer(t, b.key).Endpoint; got != moved {
+			t.Errorf("the endpoint is %s, want %s, where b roamed to", got, moved)
+		}
+		echo(t, dial(t, a, b, 0), 1000)
+
+		published.Endpoint = netip.MustParseAddrPort("192.0.2.77:7")
+		a.configure(t, published)
+		if got := a.peer(t, b.key).Endpoint; got != published.Endpoint {
+			t.Errorf("the endpoint is %s, want the newly published %s", got, published.Endpoint)
+		}
+	})
+}
+
+// Changes to other peers leave a session alone: no new handshake, no new
+// endpoint, nothing lost.
+func TestSessionsOfUnchangedPeersGoOn(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		a, b := twoSites(t, backend, Userspace)
+		crowd := func(n int) []Peer {
+			peers := []Peer{b.peerOf(0)}
+			for i, p := range thousands(n) {
+				p.AllowedIPs = []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 100, byte(i), 0}), 24)}
+				peers = append(peers, p)
+			}
+			return peers
+		}
+		a.configure(t, crowd(0)...)
+		b.configure(t, a.peerOf(0))
+		conn := dial(t, a, b, 0)
+		echo(t, conn, 1000)
+		before := a.peer(t, b.key)
+		for _, n := range []int{100, 50, 0, 20} {
+			a.configure(t, crowd(n)...)
+			echo(t, conn, 1000)
+		}
+		a.call(t, request{Call: "later"})
+		if changes := a.configure(t, crowd(20)...); changes.Any() {
+			t.Errorf("a full comparison finds something: %+v", changes)
+		}
+		after := a.peer(t, b.key)
+		if !after.LastHandshake.Equal(before.LastHandshake) {
+			t.Errorf("a handshake at %v, the session was from %v", after.LastHandshake, before.LastHandshake)
+		}
+		if after.RxBytes <= before.RxBytes || after.Endpoint != before.Endpoint {
+			t.Errorf("before %+v, after %+v", before, after)
+		}
+	})
+}
+
+// wg(8) shows a userspace device as it shows one of the kernel's.
+func TestWgShowsTheDevice(t *testing.T) {
+	nstest.Root(t)
+	if _, err := os.Stat("/usr/bin/wg"); err != nil {
+		t.Skip("wg is not installed here: apt-get install wireguard-tools")
+	}
+	eachBackend(t, func(t *testing.T, backend string) {
+		d := open(t, config(t, "gcp", backend))
+		d.ensure(t)
+		d.configure(t, testPeer(1, "192.0.2.1:51820", "10.1.0.0/16", "fd00:1::/48"))
+		want := fmt.Sprintf("interface: wireguard.gcp\n  public key: %s\n  private key: (hidden)\n  listening port: 51820\n\n"+
+			"peer: %s\n  endpoint: 192.0.2.1:51820\n  allowed ips: 10.1.0.0/16, fd00:1::/48\n", d.PublicKey(), testKey(1))
+		if got := wgShow(t, d.Name()); got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+	})
+}
+
+// wgShow returns what wg shows before anything was sent or received.
+func wgShow(t *testing.T, device string) string {
+	t.Helper()
+	out, err := exec.Command("/usr/bin/wg", "show", device).CombinedOutput()
+	if err != nil {
+		t.Fatalf("wg show: %v: %s", err, out)
+	}
+	var kept strings.Builder
+	for line := range strings.Lines(string(out)) {
+		if !strings.Contains(line, "transfer:") && !strings.Contains(line, "keepalive:") {
+			kept.WriteString(line)
+		}
+	}
+	return kept.String()
+}

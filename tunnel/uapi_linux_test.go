@@ -1,0 +1,93 @@
+package tunnel
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun/tuntest"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// FuzzUAPI gives a userspace device any configuration that root could write to
+// its socket, and reads it back the way Status and Configure do.
+func FuzzUAPI(f *testing.F) {
+	nstest.Root(f)
+	peer := "public_key=" + strings.Repeat("ab", 32) + "\n"
+	for _, seed := range []string{
+		"",
+		"private_key=" + strings.Repeat("cd", 32) + "\nlisten_port=51820\n",
+		peer + "endpoint=192.0.2.1:51820\nallowed_ip=10.0.0.0/8\nallowed_ip=fd00::/48\npersistent_keepalive_interval=25\n",
+		peer + "endpoint=[::ffff:192.0.2.1]:1\nallowed_ip=::ffff:10.0.0.0/104\n",
+		peer + "endpoint=[fe80::1%lo]:1\nallowed_ip=10.1.2.3/8\n",
+		peer + "preshared_key=" + strings.Repeat("01", 32) + "\nremove=true\n",
+		peer + "allowed_ip=0.0.0.0/0\n" + strings.Replace(peer, "ab", "ba", 1) + "allowed_ip=0.0.0.0/0\n",
+		"replace_peers=true\n" + peer + "update_only=true\n",
+		"listen_port=99999\n", "fwmark=1\n", "public_key=\n", "=\n", "errno=0\n",
+	} {
+		f.Add(seed)
+	}
+	name := fmt.Sprintf("fuzz%d", os.Getpid()) // several processes fuzz at once
+	f.Fuzz(func(t *testing.T, config string) {
+		sock, err := listenSocket(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Packets of its link are channels, those of its sockets go nowhere.
+		silent := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
+		dev := device.NewDevice(tuntest.NewChannelTUN().TUN(), conn.NewDefaultBind(), silent)
+		sock.serve(dev)
+		defer sock.close()
+		defer dev.Close()
+
+		_ = dev.IpcSet(config)
+		found, err := protocol{}.Device(name)
+		if err != nil {
+			return // wgctrl may refuse it, but not panic
+		}
+		have := peersOf(found)
+		checkPeers(t, have)
+
+		want := thousands(3)
+		state := newState()
+		state.name, state.control = name, protocol{}
+		if _, err := state.configure(t.Context(), want); err != nil {
+			t.Fatalf("configure after %q: %v", config, err)
+		}
+		found, err = protocol{}.Device(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if left := Diff(peersOf(found), want, nil); len(left) > 0 {
+			t.Errorf("after %q, configured peers still differ: %+v", config, left)
+		}
+	})
+}
+
+// checkPeers checks what Status promises.
+func checkPeers(t *testing.T, peers []PeerStatus) {
+	t.Helper()
+	sorted := slices.IsSortedFunc(peers, func(a, b PeerStatus) int { return a.PublicKey.Compare(b.PublicKey) })
+	if !sorted {
+		t.Error("peers aren't sorted")
+	}
+	for _, p := range peers {
+		if p.Endpoint.Addr().Is4In6() {
+			t.Errorf("endpoint %s", p.Endpoint)
+		}
+		if !slices.IsSortedFunc(p.AllowedIPs, netip.Prefix.Compare) {
+			t.Errorf("allowed IPs aren't sorted: %v", p.AllowedIPs)
+		}
+		for _, prefix := range p.AllowedIPs {
+			if !prefix.IsValid() || prefix != prefix.Masked() {
+				t.Errorf("allowed IP %v", prefix)
+			}
+		}
+	}
+}
