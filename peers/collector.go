@@ -1,0 +1,146 @@
+package peers
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// scrapeTimeout bounds how long reading one device may hold up a scrape.
+const scrapeTimeout = 5 * time.Second
+
+// maxRejectedSeries bounds the series that one remote can make us expose.
+const maxRejectedSeries = 500
+
+// Observed is one remote's device and peers, as a Collector sees them.
+type Observed struct {
+	Cluster string // the remote
+	Device  string
+	Status  func(context.Context) (tunnel.Status, error)
+	State   func() *State
+}
+
+// Collector exposes the devices and peers of all remotes. A device that isn't
+// there is reported as that, and the others as ever. The names of metrics that
+// the original tool has are the same here, so that its dashboards go on working.
+type Collector struct {
+	remotes []Observed
+	log     *slog.Logger
+
+	deviceUp, deviceInfo, peerInfo, peerAllowedIPs, peerReceived, peerTransmitted, peerHandshake,
+	peers, rejected, rejectedInfo, source *prometheus.Desc
+}
+
+// NewCollector returns a collector for the given remotes.
+func NewCollector(log *slog.Logger, remotes ...Observed) *Collector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("semaphore_wg_"+name, help, labels, nil)
+	}
+	return &Collector{
+		remotes:         remotes,
+		log:             log,
+		deviceUp:        desc("device_up", "1 if the device to a remote cluster exists and answers, else 0.", "cluster", "device"),
+		deviceInfo:      desc("device_info", "Metadata about a device.", "device", "public_key", "cluster", "backend"),
+		peerInfo:        desc("peer_info", "Metadata about a peer. The public_key label on peer metrics refers to the peer's public key; not the device's public key.", "device", "public_key", "endpoint", "cluster", "node"),
+		peerAllowedIPs:  desc("peer_allowed_ips_info", "Metadata about each of a peer's allowed IP subnets for a given device.", "device", "public_key", "allowed_ips"),
+		peerReceived:    desc("peer_receive_bytes_total", "Number of bytes received from a given peer.", "device", "public_key"),
+		peerTransmitted: desc("peer_transmit_bytes_total", "Number of bytes transmitted to a given peer.", "device", "public_key"),
+		peerHandshake:   desc("peer_last_handshake_seconds", "UNIX timestamp for the last handshake with a given peer, 0 if there was none.", "device", "public_key"),
+		peers:           desc("peers", "Number of peers of a remote cluster by health: up (a session is alive), connecting (configured less than 90 s ago, no handshake yet) or down.", "cluster", "device", "health"),
+		rejected:        desc("rejected_nodes", "Number of a remote cluster's nodes of which something was rejected, by reason.", "cluster", "reason"),
+		rejectedInfo:    desc("rejected_node_info", "A remote node of which something was rejected. /status says what exactly.", "cluster", "node", "reason"),
+		source:          desc("peers_source_info", "On whose word the peers of a remote cluster are: api, disk (last applied ones, the remote has not answered since start) or none.", "cluster", "source"),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		c.deviceUp, c.deviceInfo, c.peerInfo, c.peerAllowedIPs, c.peerReceived, c.peerTransmitted,
+		c.peerHandshake, c.peers, c.rejected, c.rejectedInfo, c.source,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *Collector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	for _, r := range c.remotes {
+		state := r.State()
+		c.collectState(ch, r, state)
+		status, err := r.Status(ctx)
+		if err != nil {
+			c.log.Debug("device can't be read for metrics", "cluster", r.Cluster, "device", r.Device, "err", err)
+			ch <- prometheus.MustNewConstMetric(c.deviceUp, prometheus.GaugeValue, 0, r.Cluster, r.Device)
+			continue
+		}
+		ch <- prometheus.MustNewConstMetric(c.deviceUp, prometheus.GaugeValue, 1, r.Cluster, r.Device)
+		c.collectDevice(ch, r, state, status)
+	}
+}
+
+func (c *Collector) collectState(ch chan<- prometheus.Metric, r Observed, state *State) {
+	ch <- prometheus.MustNewConstMetric(c.source, prometheus.GaugeValue, 1, r.Cluster, string(state.Source))
+	type series struct {
+		node   string
+		reason Reason
+	}
+	seen := map[series]struct{}{}
+	counts := map[Reason]int{
+		ReasonPublicKey: 0, ReasonDuplicateKey: 0, ReasonEndpoint: 0, ReasonPodCIDR: 0, ReasonDuplicatePrefix: 0,
+	}
+	for _, rejection := range state.Rejected {
+		s := series{rejection.Node, rejection.Reason}
+		if _, twice := seen[s]; twice {
+			continue
+		}
+		seen[s] = struct{}{}
+		counts[s.reason]++
+		if len(seen) <= maxRejectedSeries {
+			ch <- prometheus.MustNewConstMetric(c.rejectedInfo, prometheus.GaugeValue, 1, r.Cluster, s.node, string(s.reason))
+		}
+	}
+	for reason, n := range counts {
+		ch <- prometheus.MustNewConstMetric(c.rejected, prometheus.GaugeValue, float64(n), r.Cluster, string(reason))
+	}
+}
+
+func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state *State, status tunnel.Status) {
+	ch <- prometheus.MustNewConstMetric(c.deviceInfo, prometheus.GaugeValue, 1,
+		r.Device, status.PublicKey.String(), r.Cluster, status.Backend)
+	nodes := make(map[tunnel.Key]string, len(state.Peers))
+	for i := range state.Peers {
+		nodes[state.Peers[i].PublicKey] = state.Peers[i].Node
+	}
+	now := time.Now()
+	health := map[Health]int{HealthUp: 0, HealthConnecting: 0, HealthDown: 0}
+	for i := range status.Peers {
+		p := &status.Peers[i]
+		key := p.PublicKey.String()
+		endpoint := ""
+		if p.Endpoint.IsValid() {
+			endpoint = p.Endpoint.String()
+		}
+		ch <- prometheus.MustNewConstMetric(c.peerInfo, prometheus.GaugeValue, 1, r.Device, key, endpoint, r.Cluster, nodes[p.PublicKey])
+		for _, ip := range p.AllowedIPs {
+			ch <- prometheus.MustNewConstMetric(c.peerAllowedIPs, prometheus.GaugeValue, 1, r.Device, key, ip.String())
+		}
+		ch <- prometheus.MustNewConstMetric(c.peerReceived, prometheus.CounterValue, float64(p.RxBytes), r.Device, key)
+		ch <- prometheus.MustNewConstMetric(c.peerTransmitted, prometheus.CounterValue, float64(p.TxBytes), r.Device, key)
+		handshake := 0.0
+		if !p.LastHandshake.IsZero() {
+			handshake = float64(p.LastHandshake.Unix())
+		}
+		ch <- prometheus.MustNewConstMetric(c.peerHandshake, prometheus.GaugeValue, handshake, r.Device, key)
+		health[HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake)]++
+	}
+	for h, n := range health {
+		ch <- prometheus.MustNewConstMetric(c.peers, prometheus.GaugeValue, float64(n), r.Cluster, r.Device, string(h))
+	}
+}

@@ -1,0 +1,228 @@
+package peers
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// Source says on whose word the peers of a device are.
+type Source string
+
+// Where the peers of a device come from.
+const (
+	SourceNone Source = "none" // nothing known yet: the device's peers are left as they are
+	SourceDisk Source = "disk" // the last applied ones: the remote hasn't answered since start
+	SourceAPI  Source = "api"
+)
+
+// Device is what a Controller configures: a tunnel.Device.
+type Device interface {
+	Name() string
+	// Index tells whether the device exists now.
+	Index() (int, bool)
+	Configure(ctx context.Context, want []tunnel.Peer) (tunnel.Changes, error)
+	// Published tells what an earlier process had applied.
+	Published(endpoints map[tunnel.Key]netip.AddrPort)
+}
+
+// ControllerConfig is what a Controller needs.
+type ControllerConfig struct {
+	Cluster string // the remote
+	Device  Device
+	// Nodes returns the remote's nodes and whether they are all of them, as the
+	// remote's API server said since start.
+	Nodes func() ([]Node, bool)
+	// Rules returns the bounds of trust as they are now.
+	Rules  func() Rules
+	Store  *Store
+	Logger *slog.Logger
+}
+
+// Controller keeps the peers of one device equal to what the nodes of one
+// remote cluster publish.
+type Controller struct {
+	cfg ControllerConfig
+	log *slog.Logger
+
+	restored   []Node // last applied, from disk
+	rejected   map[Rejection]struct{}
+	rejections *rate.Limiter
+	suppressed int
+
+	state atomic.Pointer[State]
+
+	saveMu sync.Mutex
+	toSave []Node // nil: nothing new
+}
+
+// State is what a Controller last applied. It is never changed once it is
+// handed out.
+type State struct {
+	Source     Source
+	Peers      []Peer
+	Rejected   []Rejection
+	Configured map[tunnel.Key]time.Time // since when each peer is on the device
+}
+
+// NewController returns a controller that starts from what the store holds. A
+// store that can't be read is logged and counts as empty.
+func NewController(cfg ControllerConfig) *Controller {
+	c := &Controller{
+		cfg:      cfg,
+		log:      cfg.Logger.With("cluster", cfg.Cluster, "device", cfg.Device.Name()),
+		rejected: map[Rejection]struct{}{},
+		// A remote decides how often its nodes change; it must not fill our disk.
+		rejections: rate.NewLimiter(rate.Every(time.Second), 50),
+	}
+	c.state.Store(&State{Source: SourceNone})
+	nodes, err := cfg.Store.Load()
+	if err != nil {
+		c.log.Warn("last applied peers are lost: the mesh starts when the remote's API server answers", "err", err)
+		return c
+	}
+	c.restored = nodes
+	published := make(map[tunnel.Key]netip.AddrPort, len(nodes))
+	for _, n := range nodes {
+		key, keyErr := tunnel.ParseKey(n.PublicKey)
+		endpoint, endpointErr := netip.ParseAddrPort(n.Endpoint)
+		if keyErr == nil && endpointErr == nil {
+			published[key] = netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())
+		}
+	}
+	cfg.Device.Published(published)
+	return c
+}
+
+// State returns what was last applied.
+func (c *Controller) State() *State { return c.state.Load() }
+
+// Reconcile computes the desired peers and applies the difference. Until the
+// remote's nodes are synced the last applied ones from disk stand in; without
+// any it leaves the device as it is. While the device isn't there it does
+// nothing. It must not be called twice at the same time.
+func (c *Controller) Reconcile(ctx context.Context) error {
+	if _, exists := c.cfg.Device.Index(); !exists {
+		return nil
+	}
+	source := SourceAPI
+	nodes, synced := c.cfg.Nodes()
+	if !synced {
+		if len(c.restored) == 0 {
+			return nil
+		}
+		nodes, source = c.restored, SourceDisk
+	}
+	peers, rejected := Desired(nodes, c.cfg.Rules())
+	c.logRejected(rejected)
+
+	want := make([]tunnel.Peer, len(peers))
+	for i := range peers {
+		want[i] = peers[i].Peer
+	}
+	changes, err := c.cfg.Device.Configure(ctx, want)
+	if changes != (tunnel.Changes{}) {
+		c.log.Info("peers changed", "added", changes.Added, "updated", changes.Updated, "removed", changes.Removed,
+			"total", len(want), "source", source)
+	}
+	if err != nil {
+		return fmt.Errorf("configure peers of %s: %w", c.cfg.Device.Name(), err)
+	}
+	previous := c.state.Load()
+	configured := previous.Configured
+	if changes.Added+changes.Removed > 0 || len(configured) != len(peers) {
+		configured = since(time.Now(), previous.Configured, peers)
+	}
+	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured})
+	if source == SourceAPI {
+		c.restored = nil
+		if previous.Source != SourceAPI || changes != (tunnel.Changes{}) {
+			c.remember(nodes, peers)
+		}
+	}
+	return nil
+}
+
+// since returns since when each of the peers is configured: as before, or now.
+func since(now time.Time, before map[tunnel.Key]time.Time, peers []Peer) map[tunnel.Key]time.Time {
+	configured := make(map[tunnel.Key]time.Time, len(peers))
+	for i := range peers {
+		at, known := before[peers[i].PublicKey]
+		if !known {
+			at = now
+		}
+		configured[peers[i].PublicKey] = at
+	}
+	return configured
+}
+
+// remember leaves for Save the nodes that became peers.
+func (c *Controller) remember(nodes []Node, peers []Peer) {
+	isPeer := make(map[string]struct{}, len(peers))
+	for i := range peers {
+		isPeer[peers[i].Node] = struct{}{}
+	}
+	keep := make([]Node, 0, len(peers))
+	for _, n := range nodes {
+		if _, ok := isPeer[n.Name]; ok {
+			keep = append(keep, n)
+		}
+	}
+	c.saveMu.Lock()
+	c.toSave = keep
+	c.saveMu.Unlock()
+}
+
+// Save writes to disk what Reconcile applied since the last call. It may run
+// beside Reconcile and is meant to run seldom: what it writes grows with the
+// mesh.
+func (c *Controller) Save(context.Context) error {
+	c.saveMu.Lock()
+	nodes := c.toSave
+	c.toSave = nil
+	c.saveMu.Unlock()
+	if nodes == nil {
+		return nil
+	}
+	err := c.cfg.Store.Save(nodes)
+	if err != nil {
+		c.saveMu.Lock()
+		if c.toSave == nil {
+			c.toSave = nodes
+		}
+		c.saveMu.Unlock()
+	}
+	return err
+}
+
+// logRejected logs what is rejected now and wasn't before, and the reverse.
+func (c *Controller) logRejected(rejected []Rejection) {
+	now := make(map[Rejection]struct{}, len(rejected))
+	for _, r := range rejected {
+		now[r] = struct{}{}
+		if _, known := c.rejected[r]; known {
+			continue
+		}
+		if !c.rejections.Allow() {
+			c.suppressed++
+			continue
+		}
+		c.log.Warn("remote node rejected", "node", r.Node, "reason", r.Reason, "detail", r.Detail, "partial", r.Partial,
+			"not_logged_before", c.suppressed)
+		c.suppressed = 0
+	}
+	for r := range c.rejected {
+		if _, still := now[r]; !still {
+			c.log.Debug("remote node no longer rejected", "node", r.Node, "reason", r.Reason)
+		}
+	}
+	c.rejected = now
+}

@@ -1,0 +1,215 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// device records what is configured; it decides nothing.
+type device struct {
+	gone      bool
+	err       error
+	calls     int
+	peers     []tunnel.Peer
+	published map[tunnel.Key]netip.AddrPort
+}
+
+func (d *device) Name() string                              { return "wireguard.gcp" }
+func (d *device) Index() (int, bool)                        { return 7, !d.gone }
+func (d *device) Published(e map[tunnel.Key]netip.AddrPort) { d.published = e }
+func (d *device) keys() (keys []tunnel.Key) {
+	for _, p := range d.peers {
+		keys = append(keys, p.PublicKey)
+	}
+	return keys
+}
+
+func (d *device) Configure(_ context.Context, want []tunnel.Peer) (tunnel.Changes, error) {
+	d.calls++
+	if d.err != nil {
+		return tunnel.Changes{}, d.err
+	}
+	changes := tunnel.Changes{Added: max(0, len(want)-len(d.peers)), Removed: max(0, len(d.peers)-len(want))}
+	d.peers = want
+	return changes, nil
+}
+
+// remote is what a test lets the remote's API server say.
+type remote struct {
+	nodes  []Node
+	synced bool
+}
+
+func start(t *testing.T, d *device, r *remote, store *Store, logs io.Writer) *Controller {
+	t.Helper()
+	return NewController(ControllerConfig{
+		Cluster: "gcp", Device: d, Store: store,
+		Nodes:  func() ([]Node, bool) { return r.nodes, r.synced },
+		Rules:  func() Rules { return rules },
+		Logger: slog.New(slog.NewTextHandler(logs, nil)),
+	})
+}
+
+func reconcile(t *testing.T, c *Controller) {
+	t.Helper()
+	if err := c.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestControllerFollowsTheRemote(t *testing.T) {
+	d, r := &device{}, &remote{nodes: []Node{node(1), node(2)}, synced: true}
+	var logs strings.Builder
+	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), &logs)
+	reconcile(t, c)
+	if diff := cmp.Diff([]tunnel.Key{key(1), key(2)}, d.keys()); diff != "" {
+		t.Fatalf("after the first pass (-want +got):\n%s", diff)
+	}
+	since := c.State().Configured[key(2)]
+	if since.IsZero() {
+		t.Error("it isn't known since when a peer is configured")
+	}
+	logs.Reset()
+	reconcile(t, c)
+	if logs.Len() > 0 {
+		t.Errorf("a pass that changed nothing logged %q", logs.String())
+	}
+
+	r.nodes = []Node{node(2, func(n *Node) { n.PublicKey = "" }), node(3), node(2)}
+	r.nodes[0].Name = "bad"
+	reconcile(t, c)
+	if diff := cmp.Diff([]tunnel.Key{key(2), key(3)}, d.keys()); diff != "" {
+		t.Errorf("after nodes came, went and went bad (-want +got):\n%s", diff)
+	}
+	if got := c.State().Configured[key(2)]; !got.Equal(since) {
+		t.Errorf("a peer that stayed is configured since %s, was %s", got, since)
+	}
+	if !strings.Contains(logs.String(), "node=bad") {
+		t.Errorf("the rejected node isn't logged: %s", logs.String())
+	}
+	logs.Reset()
+	reconcile(t, c)
+	if logs.Len() > 0 {
+		t.Errorf("an unchanged rejection is logged again: %q", logs.String())
+	}
+
+	r.nodes = nil
+	reconcile(t, c)
+	if len(d.peers) != 0 {
+		t.Errorf("the remote has no nodes, the device has %v", d.keys())
+	}
+}
+
+func TestControllerWaits(t *testing.T) {
+	t.Run("for the remote, removing nothing", func(t *testing.T) {
+		d, r := &device{peers: []tunnel.Peer{peer(1).Peer}}, &remote{}
+		c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), io.Discard)
+		reconcile(t, c)
+		if d.calls != 0 || c.State().Source != SourceNone {
+			t.Errorf("configured %d times, source %s", d.calls, c.State().Source)
+		}
+	})
+	t.Run("for the device", func(t *testing.T) {
+		d, r := &device{gone: true}, &remote{nodes: []Node{node(1)}, synced: true}
+		c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), io.Discard)
+		reconcile(t, c)
+		if d.calls != 0 {
+			t.Error("a device that isn't there was configured")
+		}
+	})
+}
+
+func TestControllerStartsFromDisk(t *testing.T) {
+	dir := t.TempDir()
+	d, r := &device{}, &remote{nodes: []Node{node(1), node(2), node(3, func(n *Node) { n.Endpoint = "127.0.0.1:1" })}, synced: true}
+	c := start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
+	reconcile(t, c)
+	if err := c.Save(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	d, r = &device{}, &remote{}
+	c = start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
+	want := map[tunnel.Key]netip.AddrPort{key(1): peer(1).Endpoint, key(2): peer(2).Endpoint}
+	if diff := cmp.Diff(want, d.published, comparers); diff != "" {
+		t.Errorf("endpoints that the earlier process applied (-want +got):\n%s", diff)
+	}
+	reconcile(t, c)
+	if diff := cmp.Diff([]tunnel.Key{key(1), key(2)}, d.keys()); diff != "" {
+		t.Errorf("from disk (-want +got):\n%s", diff)
+	}
+	if got := c.State().Source; got != SourceDisk {
+		t.Errorf("source %s", got)
+	}
+	r.nodes, r.synced = []Node{node(2)}, true
+	reconcile(t, c)
+	if diff := cmp.Diff([]tunnel.Key{key(2)}, d.keys()); diff != "" {
+		t.Errorf("once the remote answers (-want +got):\n%s", diff)
+	}
+}
+
+func TestControllerKeepsWhatCouldNotBeApplied(t *testing.T) {
+	d, r := &device{err: os.ErrPermission}, &remote{nodes: []Node{node(1)}, synced: true}
+	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), io.Discard)
+	if err := c.Reconcile(t.Context()); !errors.Is(err, os.ErrPermission) {
+		t.Fatalf("got %v", err)
+	}
+	if got := c.State(); got.Source != SourceNone || len(got.Peers) != 0 {
+		t.Errorf("state %+v though nothing was applied", got)
+	}
+	d.err = nil
+	reconcile(t, c)
+	if got := c.State(); got.Source != SourceAPI || len(got.Peers) != 1 {
+		t.Errorf("state %+v", got)
+	}
+}
+
+func TestCollector(t *testing.T) {
+	good, missing := &State{
+		Source: SourceAPI, Peers: []Peer{peer(1)},
+		Rejected: []Rejection{{Node: "bad", Reason: ReasonEndpoint}, {Node: "bad", Reason: ReasonEndpoint}},
+	}, &State{Source: SourceNone}
+	c := NewCollector(slog.New(slog.DiscardHandler),
+		Observed{Cluster: "merit", Device: "wireguard.merit", State: func() *State { return missing },
+			Status: func(context.Context) (tunnel.Status, error) { return tunnel.Status{}, os.ErrNotExist }},
+		Observed{Cluster: "gcp", Device: "wireguard.gcp", State: func() *State { return good },
+			Status: func(context.Context) (tunnel.Status, error) {
+				return tunnel.Status{Backend: "userspace", PublicKey: key(9), Peers: []tunnel.PeerStatus{{Peer: peer(1).Peer, RxBytes: 3, TxBytes: 4}}}, nil
+			}},
+	)
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	const want = `
+# HELP semaphore_wg_device_up 1 if the device to a remote cluster exists and answers, else 0.
+# TYPE semaphore_wg_device_up gauge
+semaphore_wg_device_up{cluster="gcp",device="wireguard.gcp"} 1
+semaphore_wg_device_up{cluster="merit",device="wireguard.merit"} 0
+# HELP semaphore_wg_peer_receive_bytes_total Number of bytes received from a given peer.
+# TYPE semaphore_wg_peer_receive_bytes_total counter
+semaphore_wg_peer_receive_bytes_total{device="wireguard.gcp",public_key="AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="} 3
+# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (a session is alive), connecting (configured less than 90 s ago, no handshake yet) or down.
+# TYPE semaphore_wg_peers gauge
+semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="connecting"} 0
+semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="down"} 1
+semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="up"} 0
+# HELP semaphore_wg_rejected_node_info A remote node of which something was rejected. /status says what exactly.
+# TYPE semaphore_wg_rejected_node_info gauge
+semaphore_wg_rejected_node_info{cluster="gcp",node="bad",reason="endpoint"} 1
+`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "semaphore_wg_device_up",
+		"semaphore_wg_peer_receive_bytes_total", "semaphore_wg_peers", "semaphore_wg_rejected_node_info"); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,198 @@
+package peers
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// Keepalive is sent to every peer, so that a restarted side is found again
+// without traffic and mappings in between stay open.
+const Keepalive = 25 * time.Second
+
+// Peer is a peer of a device together with the node that it stands for.
+type Peer struct {
+	Node string
+	tunnel.Peer
+}
+
+// Reason says, in a word fit for a metric's label, why something that a node
+// published was not accepted.
+type Reason string
+
+// The reasons for which a node, or one of its prefixes, is rejected.
+const (
+	ReasonPublicKey       Reason = "public_key"       // missing, malformed or ours
+	ReasonDuplicateKey    Reason = "duplicate_key"    // an older node has it
+	ReasonEndpoint        Reason = "endpoint"         // missing, malformed or not a possible one
+	ReasonPodCIDR         Reason = "pod_cidr"         // missing, malformed or outside the remote's pod subnets
+	ReasonDuplicatePrefix Reason = "duplicate_prefix" // an older node has it, or a part of it
+)
+
+// Rejection tells what of a node was not accepted.
+type Rejection struct {
+	Node   string `json:"node"`
+	Reason Reason `json:"reason"`
+	Detail string `json:"detail"`
+	// Partial is set when only one prefix was refused and the node is a peer
+	// all the same, with its others.
+	Partial bool `json:"partial,omitempty"`
+}
+
+// Rules are the bounds within which a remote cluster is trusted.
+type Rules struct {
+	// Subnets are the remote's pod subnets: a node may claim prefixes in them.
+	Subnets []netip.Prefix
+	// Tunneled are the pod subnets of all remotes: an endpoint inside would
+	// send the tunnel's own packets into a tunnel.
+	Tunneled []netip.Prefix
+	// OwnKeys are the public keys of this node's devices.
+	OwnKeys []tunnel.Key
+	// OwnAddrs are the addresses of this host.
+	OwnAddrs []netip.Addr
+}
+
+// Desired computes from all nodes of a remote the peers that its device must
+// have, sorted by public key, and what was rejected, sorted by node. It changes
+// nothing and depends on nothing but its arguments; the order of nodes doesn't
+// matter. One bad node never changes what another one gets, except where both
+// claim the same key or prefix: then the node that was created first keeps it.
+func Desired(nodes []Node, rules Rules) ([]Peer, []Rejection) {
+	claimants := make([]claimant, len(nodes))
+	for i := range nodes {
+		claimants[i] = claimant{&nodes[i], nodes[i].read}
+		if claimants[i].reading == nil {
+			claimants[i].reading = read(nodes[i])
+		}
+	}
+	slices.SortFunc(claimants, func(a, b claimant) int { return older(a.Node, b.Node) })
+
+	var (
+		peers    = make([]Peer, 0, len(nodes))
+		rejected []Rejection
+		keys     = make(map[tunnel.Key]string, len(nodes)+len(rules.OwnKeys))
+		claims   = newClaims(claimants)
+		ownAddrs = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
+	)
+	for _, a := range rules.OwnAddrs {
+		ownAddrs[a.Unmap().WithZone("")] = struct{}{}
+	}
+	for _, n := range claimants {
+		reject := func(reason Reason, err error) {
+			rejected = append(rejected, Rejection{Node: n.Name, Reason: reason, Detail: err.Error()})
+		}
+		key, err := n.key, n.keyErr
+		if err == nil && slices.Contains(rules.OwnKeys, key) {
+			err = fmt.Errorf("public key %s is this node's own", key)
+		}
+		if err != nil {
+			reject(ReasonPublicKey, err)
+			continue
+		}
+		if owner, taken := keys[key]; taken {
+			reject(ReasonDuplicateKey, fmt.Errorf("public key %s is already used by the older node %q", key, owner))
+			continue
+		}
+		err = n.endpointErr
+		if err == nil {
+			err = leadsAway(n.endpoint, ownAddrs, rules.Tunneled)
+		}
+		if err != nil {
+			reject(ReasonEndpoint, err)
+			continue
+		}
+		allowed, refused := allowedIPs(n.Name, n.podCIDRs, rules.Subnets, claims)
+		for i := range refused {
+			refused[i].Partial = len(allowed) > 0
+		}
+		rejected = append(rejected, refused...)
+		if len(allowed) == 0 {
+			continue
+		}
+		keys[key] = n.Name
+		peers = append(peers, Peer{Node: n.Name, Peer: tunnel.Peer{
+			PublicKey:  key,
+			Endpoint:   n.endpoint,
+			AllowedIPs: allowed,
+			Keepalive:  Keepalive,
+		}})
+	}
+	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
+	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
+	return peers, rejected
+}
+
+// claimant is a node and what it says.
+type claimant struct {
+	*Node
+	*reading
+}
+
+// leadsAway checks that packets to an endpoint can lead to another host.
+func leadsAway(endpoint netip.AddrPort, own map[netip.Addr]struct{}, tunneled []netip.Prefix) error {
+	addr := endpoint.Addr()
+	if _, ours := own[addr]; ours {
+		return fmt.Errorf("endpoint %q: the address is this host's own", endpoint)
+	}
+	for _, p := range tunneled {
+		if p.Contains(addr) {
+			return fmt.Errorf("endpoint %q: lies in the pod subnet %s, which is reached through a tunnel itself", endpoint, p)
+		}
+	}
+	return nil
+}
+
+// allowedIPs returns the prefixes that a node gets, sorted, and what was
+// refused. A prefix that is refused doesn't take the node's others with it: in
+// a cluster with two address families one may be configured here and the other
+// not.
+func allowedIPs(node string, podCIDRs []podCIDR, subnets []netip.Prefix, claims *claims) ([]netip.Prefix, []Rejection) {
+	var (
+		allowed []netip.Prefix
+		refused []Rejection
+	)
+	refuse := func(reason Reason, format string, args ...any) {
+		refused = append(refused, Rejection{Node: node, Reason: reason, Detail: fmt.Sprintf(format, args...)})
+	}
+	if len(podCIDRs) == 0 {
+		refuse(ReasonPodCIDR, "the node has no podCIDR")
+	}
+	for _, c := range podCIDRs {
+		if c.err != nil {
+			refuse(ReasonPodCIDR, "%v", c.err)
+			continue
+		}
+		if !within(c.prefix, subnets) {
+			refuse(ReasonPodCIDR, "pod CIDR %s lies outside the remote's pod subnets %s", c.prefix, join(subnets))
+			continue
+		}
+		if owner, other, taken := claims.take(c.prefix, node); taken {
+			if owner != node {
+				refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps %s of the older node %q", c.prefix, other, owner)
+			}
+			continue
+		}
+		allowed = append(allowed, c.prefix)
+	}
+	slices.SortFunc(allowed, netip.Prefix.Compare)
+	return allowed, refused
+}
+
+// within tells whether a prefix lies wholly inside one of the subnets.
+func within(p netip.Prefix, subnets []netip.Prefix) bool {
+	return slices.ContainsFunc(subnets, func(s netip.Prefix) bool {
+		return s.Bits() <= p.Bits() && s.Contains(p.Addr())
+	})
+}
+
+func join(prefixes []netip.Prefix) string {
+	s := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		s[i] = p.String()
+	}
+	return strings.Join(s, ", ")
+}

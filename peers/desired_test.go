@@ -1,0 +1,329 @@
+package peers
+
+import (
+	"encoding/base64"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+var (
+	gcp   = netip.MustParsePrefix("10.4.0.0/16")
+	gcp6  = netip.MustParsePrefix("fd04::/48")
+	rules = Rules{
+		Subnets:  []netip.Prefix{gcp, gcp6},
+		Tunneled: []netip.Prefix{gcp, gcp6, netip.MustParsePrefix("10.6.0.0/16")},
+		OwnKeys:  []tunnel.Key{key(0xff)},
+		OwnAddrs: []netip.Addr{netip.MustParseAddr("10.66.23.31"), netip.MustParseAddr("fd66::31")},
+	}
+	epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+)
+
+// key returns a valid public key made of one repeated byte.
+func key(b byte) tunnel.Key {
+	var k tunnel.Key
+	for i := range k {
+		k[i] = b
+	}
+	return k
+}
+
+// node returns a good node that was created after n-1 others.
+func node(n int, change ...func(*Node)) Node {
+	node := Node{
+		Name:      fmt.Sprintf("node-%d", n),
+		Created:   epoch.Add(time.Duration(n) * time.Minute),
+		PublicKey: key(byte(n)).String(),
+		Endpoint:  fmt.Sprintf("10.22.0.%d:51820", n),
+		PodCIDRs:  []string{fmt.Sprintf("10.4.%d.0/24", n)},
+	}
+	for _, c := range change {
+		c(&node)
+	}
+	return node
+}
+
+func peer(n int, allowed ...string) Peer {
+	p := Peer{Node: fmt.Sprintf("node-%d", n), Peer: tunnel.Peer{
+		PublicKey: key(byte(n)),
+		Endpoint:  netip.MustParseAddrPort(fmt.Sprintf("10.22.0.%d:51820", n)),
+		Keepalive: 25 * time.Second,
+	}}
+	if len(allowed) == 0 {
+		allowed = []string{fmt.Sprintf("10.4.%d.0/24", n)}
+	}
+	for _, a := range allowed {
+		p.AllowedIPs = append(p.AllowedIPs, netip.MustParsePrefix(a))
+	}
+	return p
+}
+
+var comparers = cmp.Options{
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
+	cmpopts.EquateEmpty(),
+	cmpopts.IgnoreUnexported(Node{}),
+}
+
+// rejection is a Rejection without its text.
+type rejection struct {
+	Node    string
+	Reason  Reason
+	Partial bool
+}
+
+func brief(rs []Rejection) []rejection {
+	var out []rejection
+	for _, r := range rs {
+		out = append(out, rejection{r.Node, r.Reason, r.Partial})
+	}
+	return out
+}
+
+func TestDesired(t *testing.T) {
+	cidrs := func(c ...string) func(*Node) { return func(n *Node) { n.PodCIDRs = c } }
+	endpoint := func(e string) func(*Node) { return func(n *Node) { n.Endpoint = e } }
+	publicKey := func(k string) func(*Node) { return func(n *Node) { n.PublicKey = k } }
+	// An endpoint or key that is refused on node 1 leaves node 2 alone.
+	refused := func(reason Reason) []rejection { return []rejection{{"node-1", reason, false}} }
+
+	tests := map[string]struct {
+		nodes    []Node
+		peers    []Peer
+		rejected []rejection
+	}{
+		"no nodes":                   {},
+		"a peer for each node":       {nodes: []Node{node(2), node(1)}, peers: []Peer{peer(1), peer(2)}},
+		"both families, sorted":      {nodes: []Node{node(1, cidrs("fd04:0:0:1::/64", "10.4.1.0/24"))}, peers: []Peer{peer(1, "10.4.1.0/24", "fd04:0:0:1::/64")}},
+		"a prefix is masked":         {nodes: []Node{node(1, cidrs("10.4.1.7/24"))}, peers: []Peer{peer(1)}},
+		"the same prefix twice":      {nodes: []Node{node(1, cidrs("10.4.1.0/24", "10.4.1.0/24"))}, peers: []Peer{peer(1)}},
+		"an IPv6 endpoint":           {nodes: []Node{node(1, endpoint("[fd22::1]:51820"))}, peers: []Peer{func() Peer { p := peer(1); p.Endpoint = netip.MustParseAddrPort("[fd22::1]:51820"); return p }()}},
+		"an IPv4-mapped endpoint":    {nodes: []Node{node(1, endpoint("[::ffff:10.22.0.1]:51820"))}, peers: []Peer{peer(1)}},
+		"without podCIDR":            {nodes: []Node{node(1, cidrs()), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"podCIDR that is no prefix":  {nodes: []Node{node(1, cidrs("10.4.1.0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"podCIDR of everything":      {nodes: []Node{node(1, cidrs("0.0.0.0/0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"podCIDR wider than subnet":  {nodes: []Node{node(1, cidrs("10.4.0.0/15")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"podCIDR of our own cluster": {nodes: []Node{node(1, cidrs("10.2.3.0/24")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"IPv4 podCIDR mapped into 6": {nodes: []Node{node(1, cidrs("::ffff:10.4.1.0/120")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"one prefix of two outside":  {nodes: []Node{node(1, cidrs("10.4.1.0/24", "fd99::/64"))}, peers: []Peer{peer(1)}, rejected: []rejection{{"node-1", ReasonPodCIDR, true}}},
+
+		"no key":                {nodes: []Node{node(1, publicKey("")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a key that isn't one":  {nodes: []Node{node(1, publicKey("not a key")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a key of 31 bytes":     {nodes: []Node{node(1, publicKey(base64.StdEncoding.EncodeToString(make([]byte, 31)))), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a key of zeros":        {nodes: []Node{node(1, publicKey(base64.StdEncoding.EncodeToString(make([]byte, 32)))), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a key with line break": {nodes: []Node{node(1, publicKey(key(1).String()[:20]+"\n"+key(1).String()[20:])), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"our own key":           {nodes: []Node{node(1, publicKey(key(0xff).String())), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"the older of two nodes keeps the key": {
+			nodes: []Node{node(2, publicKey(key(1).String())), node(1)}, peers: []Peer{peer(1)},
+			rejected: []rejection{{"node-2", ReasonDuplicateKey, false}},
+		},
+		"a rejected node keeps no key": {
+			nodes: []Node{node(1, cidrs("10.9.0.0/24"), publicKey(key(2).String())), node(2)}, peers: []Peer{peer(2)},
+			rejected: refused(ReasonPodCIDR),
+		},
+
+		"no endpoint":           {nodes: []Node{node(1, endpoint("")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"a host name":           {nodes: []Node{node(1, endpoint("example.com:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"no port":               {nodes: []Node{node(1, endpoint("10.22.0.1")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"port 0":                {nodes: []Node{node(1, endpoint("10.22.0.1:0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"port 65536":            {nodes: []Node{node(1, endpoint("10.22.0.1:65536")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"loopback":              {nodes: []Node{node(1, endpoint("127.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"IPv6 loopback":         {nodes: []Node{node(1, endpoint("[::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"mapped loopback":       {nodes: []Node{node(1, endpoint("[::ffff:127.0.0.1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"unspecified":           {nodes: []Node{node(1, endpoint("0.0.0.0:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"this network":          {nodes: []Node{node(1, endpoint("0.1.2.3:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"multicast":             {nodes: []Node{node(1, endpoint("224.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"IPv6 multicast":        {nodes: []Node{node(1, endpoint("[ff02::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"broadcast":             {nodes: []Node{node(1, endpoint("255.255.255.255:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"reserved":              {nodes: []Node{node(1, endpoint("240.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"link-local":            {nodes: []Node{node(1, endpoint("[fe80::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"a zone":                {nodes: []Node{node(1, endpoint("[fd22::1%eth0]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"our own address":       {nodes: []Node{node(1, endpoint("10.66.23.31:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"our own mapped":        {nodes: []Node{node(1, endpoint("[::ffff:10.66.23.31]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"inside its own tunnel": {nodes: []Node{node(1, endpoint("10.4.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"inside another tunnel": {nodes: []Node{node(1, endpoint("10.6.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+
+		"the older of two nodes keeps the prefix": {
+			nodes: []Node{node(2, cidrs("10.4.1.0/24")), node(1)}, peers: []Peer{peer(1)},
+			rejected: []rejection{{"node-2", ReasonDuplicatePrefix, false}},
+		},
+		"a part of an older node's prefix": {
+			nodes: []Node{node(1), node(2, cidrs("10.4.1.128/25", "10.4.2.0/24"))}, peers: []Peer{peer(1), peer(2)},
+			rejected: []rejection{{"node-2", ReasonDuplicatePrefix, true}},
+		},
+		"a prefix around an older node's": {
+			nodes: []Node{node(1), node(2, cidrs("10.4.0.0/16"))}, peers: []Peer{peer(1)},
+			rejected: []rejection{{"node-2", ReasonDuplicatePrefix, false}},
+		},
+		"created at the same time, the name decides": {
+			nodes: []Node{
+				node(2, cidrs("10.4.1.0/24"), func(n *Node) { n.Created = epoch }),
+				node(1, func(n *Node) { n.Created = epoch }),
+			},
+			peers:    []Peer{peer(1)},
+			rejected: []rejection{{"node-2", ReasonDuplicatePrefix, false}},
+		},
+		"a rejected node keeps no prefix": {
+			nodes: []Node{node(1, endpoint("127.0.0.1:1"), cidrs("10.4.2.0/24")), node(2)}, peers: []Peer{peer(2)},
+			rejected: refused(ReasonEndpoint),
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			before := slices.Clone(tt.nodes)
+			peers, rejected := Desired(tt.nodes, rules)
+			if diff := cmp.Diff(tt.peers, peers, comparers); diff != "" {
+				t.Errorf("peers (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.rejected, brief(rejected), comparers); diff != "" {
+				t.Errorf("rejected (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(before, tt.nodes, comparers); diff != "" {
+				t.Errorf("the argument was changed:\n%s", diff)
+			}
+		})
+	}
+}
+
+// checkPeers fails unless the peers are within the rules and apart from each
+// other, whatever the nodes said.
+func checkPeers(t *testing.T, peers []Peer, rules Rules) {
+	t.Helper()
+	for i := range peers {
+		p := &peers[i]
+		if i > 0 && peers[i-1].PublicKey.Compare(p.PublicKey) >= 0 {
+			t.Fatalf("peers of %s and %s: keys not sorted or not unique", peers[i-1].Node, p.Node)
+		}
+		if slices.Contains(rules.OwnKeys, p.PublicKey) || p.PublicKey == (tunnel.Key{}) {
+			t.Fatalf("peer %s has the key %s", p.Node, p.PublicKey)
+		}
+		if a := p.Endpoint.Addr(); !a.IsGlobalUnicast() || slices.Contains(rules.OwnAddrs, a) || within(netip.PrefixFrom(a, a.BitLen()), rules.Tunneled) {
+			t.Fatalf("peer %s has the endpoint %s", p.Node, p.Endpoint)
+		}
+		if len(p.AllowedIPs) == 0 {
+			t.Fatalf("peer %s has no allowed IPs", p.Node)
+		}
+		for _, a := range p.AllowedIPs {
+			if !within(a, rules.Subnets) || a != a.Masked() {
+				t.Fatalf("peer %s is allowed %s", p.Node, a)
+			}
+			for j := range peers {
+				if j != i && slices.ContainsFunc(peers[j].AllowedIPs, a.Overlaps) {
+					t.Fatalf("peers %s and %s overlap at %s", p.Node, peers[j].Node, a)
+				}
+			}
+		}
+	}
+}
+
+func TestDesiredOfRandomNodes(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	keys := []string{key(1).String(), key(2).String(), key(3).String(), key(4).String(), key(0xff).String(), "", "x"}
+	for range 2000 {
+		var nodes []Node
+		for i := range random.IntN(12) {
+			n := node(i+1, func(n *Node) {
+				n.Created = epoch.Add(time.Duration(random.IntN(4)) * time.Second)
+				n.PublicKey = keys[random.IntN(len(keys))]
+				n.PodCIDRs = nil
+			})
+			for range random.IntN(3) {
+				n.PodCIDRs = append(n.PodCIDRs, fmt.Sprintf("10.4.%d.%d/%d", random.IntN(4), random.IntN(256), 14+random.IntN(14)))
+			}
+			nodes = append(nodes, n)
+		}
+		peers, rejected := Desired(nodes, rules)
+		checkPeers(t, peers, rules)
+
+		random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+		peersAgain, rejectedAgain := Desired(nodes, rules)
+		if diff := cmp.Diff(peers, peersAgain, comparers); diff != "" {
+			t.Fatalf("the order of nodes changes the peers:\n%s", diff)
+		}
+		if diff := cmp.Diff(rejected, rejectedAgain); diff != "" {
+			t.Fatalf("the order of nodes changes what is rejected:\n%s", diff)
+		}
+		isPeer, isRejected := map[string]bool{}, map[string]bool{}
+		for _, p := range peers {
+			isPeer[p.Node] = true
+		}
+		for _, r := range rejected {
+			if r.Partial != isPeer[r.Node] {
+				t.Fatalf("%s is a peer: %v; rejected: %+v", r.Node, isPeer[r.Node], r)
+			}
+			isRejected[r.Node] = true
+		}
+		for _, n := range nodes {
+			if !isPeer[n.Name] && !isRejected[n.Name] {
+				t.Fatalf("node %+v is neither a peer nor rejected", n)
+			}
+		}
+	}
+}
+
+func FuzzDesired(f *testing.F) {
+	f.Add(key(1).String(), "10.22.0.1:51820", "10.4.1.0/24", "fd04::/64")
+	f.Add("", "[::1]:0", "0.0.0.0/0", "10.4.0.0/33")
+	f.Add(key(0xff).String(), "[fe80::1%25eth0]:51820", "::ffff:10.4.0.0/112", "")
+	f.Fuzz(func(t *testing.T, publicKey, endpoint, cidr1, cidr2 string) {
+		hostile := Node{Name: "hostile", Created: epoch.Add(time.Hour), PublicKey: publicKey, Endpoint: endpoint, PodCIDRs: []string{cidr1, cidr2}}
+		peers, rejected := Desired([]Node{node(1), hostile}, rules)
+		checkPeers(t, peers, rules)
+		if !slices.ContainsFunc(peers, func(p Peer) bool { return p.Node == "node-1" }) {
+			t.Fatalf("the hostile node took the place of an older one: %+v %+v", peers, rejected)
+		}
+	})
+}
+
+func TestAnnotationsTooLongAreCut(t *testing.T) {
+	megabyte := strings.Repeat("a", 1<<20)
+	if got := shorten(megabyte); len(got) > maxAnnotation {
+		t.Errorf("%d bytes are kept", len(got))
+	}
+	good := key(1).String()
+	if got := shorten(good); got != good {
+		t.Errorf("%q became %q", good, got)
+	}
+	peers, rejected := Desired([]Node{node(1, func(n *Node) { n.PublicKey = shorten(good + megabyte) })}, rules)
+	if len(peers) != 0 || len(rejected) != 1 || rejected[0].Reason != ReasonPublicKey {
+		t.Errorf("a cut key gives %v, %v", peers, rejected)
+	}
+}
+
+func BenchmarkDesired(b *testing.B) {
+	for _, n := range []int{100, 1000, 5000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			nodes := make([]Node, n)
+			for i := range nodes {
+				var k tunnel.Key
+				k[0], k[1], k[2] = byte(i), byte(i>>8), 1
+				nodes[i] = Node{
+					Name: fmt.Sprintf("node-%d", i), Created: epoch.Add(time.Duration(i%7) * time.Second), PublicKey: k.String(),
+					Endpoint: fmt.Sprintf("10.22.%d.%d:51820", i>>8, i&0xff),
+					PodCIDRs: []string{fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&0xff), fmt.Sprintf("fd04:0:0:%x::/64", i)},
+				}
+			}
+			wide := rules
+			wide.Subnets = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/10"), gcp6}
+			wide.Tunneled = wide.Subnets
+			for i := range nodes {
+				nodes[i].read = read(nodes[i]) // as NodeFor does
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if peers, _ := Desired(nodes, wide); len(peers) != n {
+					b.Fatalf("%d peers", len(peers))
+				}
+			}
+		})
+	}
+}

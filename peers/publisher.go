@@ -1,0 +1,195 @@
+package peers
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	clientcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// FieldManager is who owns our annotations in a Node's managedFields. It lets
+// the API server remove what we published for a remote that is no longer
+// configured and leave what others wrote.
+const FieldManager = "semaphore-wireguard"
+
+// Self is this node as the local API server has it, trimmed to what publishing
+// needs.
+type Self struct {
+	Name        string
+	UID         types.UID
+	InternalIPs []netip.Addr
+	Annotations map[string]string // ours and those that look like ours
+	PodCIDRs    []netip.Prefix
+}
+
+// TrimSelf trims this node's object. Node heartbeats leave the result equal.
+func TrimSelf(n *corev1.Node) Self {
+	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}}
+	for _, a := range n.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP {
+			continue
+		}
+		if ip, err := netip.ParseAddr(a.Address); err == nil {
+			s.InternalIPs = append(s.InternalIPs, ip.Unmap())
+		}
+	}
+	for k, v := range n.Annotations {
+		if cluster, _, ok := strings.Cut(k, "/"); ok && strings.HasSuffix(cluster, ".wireguard.semaphore.uw.io") {
+			s.Annotations[k] = v
+		}
+	}
+	cidrs := n.Spec.PodCIDRs
+	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
+		cidrs = []string{n.Spec.PodCIDR}
+	}
+	for _, c := range cidrs {
+		if p, err := parsePrefix(c); err == nil {
+			s.PodCIDRs = append(s.PodCIDRs, p)
+		}
+	}
+	return s
+}
+
+// Equal tells whether two states of this node are the same to us.
+func (s Self) Equal(o Self) bool {
+	return s.Name == o.Name && s.UID == o.UID && slices.Equal(s.InternalIPs, o.InternalIPs) &&
+		maps.Equal(s.Annotations, o.Annotations) && slices.Equal(s.PodCIDRs, o.PodCIDRs)
+}
+
+// Publication is what this node tells one remote cluster.
+type Publication struct {
+	Remote     string
+	PublicKey  tunnel.Key
+	ListenPort int
+}
+
+// Annotations returns the annotations that the node must carry. The endpoint's
+// address is the node's first InternalIP, as the remote's nodes reach this one
+// in the flat network between nodes.
+func Annotations(self Self, publications []Publication) (map[string]string, error) {
+	if len(self.InternalIPs) == 0 {
+		return nil, fmt.Errorf("node %q has no InternalIP in its status: remote nodes would have no endpoint", self.Name)
+	}
+	want := make(map[string]string, 2*len(publications))
+	for _, p := range publications {
+		want[PublicKeyAnnotation(p.Remote)] = p.PublicKey.String()
+		want[EndpointAnnotation(p.Remote)] = netip.AddrPortFrom(self.InternalIPs[0], uint16(p.ListenPort)).String()
+	}
+	return want, nil
+}
+
+// Publisher keeps our annotations on this node's object: it puts them back when
+// somebody changes or removes them, when the node object is made anew and when
+// its address changes.
+type Publisher struct {
+	nodes        clientcorev1.NodeInterface
+	self         func() (Self, bool)
+	publications []Publication
+	log          *slog.Logger
+
+	applied   bool // once since start, for what an earlier configuration left
+	published atomic.Bool
+}
+
+// PublisherConfig is what a Publisher needs.
+type PublisherConfig struct {
+	Nodes        clientcorev1.NodeInterface // of the local cluster; needs the verb patch
+	Self         func() (Self, bool)        // this node, and whether it is known
+	Publications []Publication
+	Logger       *slog.Logger
+}
+
+// NewPublisher returns a publisher that has done nothing yet.
+func NewPublisher(cfg PublisherConfig) *Publisher {
+	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, log: cfg.Logger}
+}
+
+// Published tells whether the node carried all our annotations after the last
+// pass.
+func (p *Publisher) Published() bool { return p.published.Load() }
+
+// Reconcile brings the node's annotations to what they must be. It writes only
+// when one differs, and once after start, so that the API server drops those of
+// remotes that are no longer configured. While the node isn't known it does
+// nothing. It must not be called twice at the same time.
+func (p *Publisher) Reconcile(ctx context.Context) error {
+	self, known := p.self()
+	if !known {
+		return nil
+	}
+	want, err := Annotations(self, p.publications)
+	if err != nil {
+		p.published.Store(false)
+		return err
+	}
+	var changed []string
+	for k, v := range want {
+		if self.Annotations[k] != v {
+			changed = append(changed, k)
+		}
+	}
+	if len(changed) == 0 && p.applied {
+		p.published.Store(true)
+		return nil
+	}
+	// The UID makes sure that a node that was deleted meanwhile isn't created.
+	node := applycorev1.Node(self.Name).WithUID(self.UID).WithAnnotations(want)
+	if _, err := p.nodes.Apply(ctx, node, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {
+		p.published.Store(false)
+		return fmt.Errorf("publish on node %q: %w", self.Name, err)
+	}
+	p.applied = true
+	p.published.Store(true)
+	if len(changed) > 0 {
+		slices.Sort(changed)
+		p.log.Info("published", "node", self.Name, "annotations", changed, "endpoint_address", self.InternalIPs[0])
+	}
+	return nil
+}
+
+// Withdraw removes from the node what this and earlier configurations
+// published. That the node is gone is no error.
+func (p *Publisher) Withdraw(ctx context.Context, node string) error {
+	// Applying nothing gives up what we own, for remotes of earlier
+	// configurations; the patch removes the configured ones whoever wrote them
+	// last.
+	self, err := p.nodes.Get(ctx, node, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("withdraw from node %q: %w", node, err)
+	}
+	nothing := applycorev1.Node(node).WithUID(self.UID)
+	if _, err := p.nodes.Apply(ctx, nothing, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {
+		return fmt.Errorf("withdraw from node %q: %w", node, err)
+	}
+	gone := map[string]any{}
+	for _, pub := range p.publications {
+		gone[PublicKeyAnnotation(pub.Remote)] = nil
+		gone[EndpointAnnotation(pub.Remote)] = nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": gone}})
+	if err != nil {
+		return fmt.Errorf("withdraw from node %q: %w", node, err)
+	}
+	_, err = p.nodes.Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("withdraw from node %q: %w", node, err)
+	}
+	return nil
+}

@@ -1,0 +1,178 @@
+package peers
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+var publications = []Publication{
+	{Remote: "gcp", PublicKey: key(1), ListenPort: 51820},
+	{Remote: "merit", PublicKey: key(2), ListenPort: 51821},
+}
+
+func kubernetesNode(addresses ...string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: "aws-1", UID: "u1",
+		Annotations: map[string]string{"node.alpha.kubernetes.io/ttl": "0"},
+	}}
+	n.Spec.PodCIDR = "10.2.3.0/24"
+	for _, a := range addresses {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "192.0.2.1"})
+	return n
+}
+
+func TestAnnotations(t *testing.T) {
+	tests := map[string]struct {
+		addresses []string
+		endpoint  string
+	}{
+		"IPv4":                   {[]string{"10.66.23.31"}, "10.66.23.31:51820"},
+		"IPv6":                   {[]string{"fd66::31"}, "[fd66::31]:51820"},
+		"the first of both":      {[]string{"10.66.23.31", "fd66::31"}, "10.66.23.31:51820"},
+		"no address that is one": {[]string{"aws-1"}, ""},
+		"none":                   {nil, ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := Annotations(TrimSelf(kubernetesNode(tt.addresses...)), publications[:1])
+			if tt.endpoint == "" {
+				if err == nil {
+					t.Errorf("got %v, want an error", got)
+				}
+				return
+			}
+			want := map[string]string{
+				"gcp.wireguard.semaphore.uw.io/pubKey":   key(1).String(),
+				"gcp.wireguard.semaphore.uw.io/endpoint": tt.endpoint,
+			}
+			if diff := cmp.Diff(want, got); err != nil || diff != "" {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+func TestTrimSelf(t *testing.T) {
+	n := kubernetesNode("10.66.23.31")
+	n.Annotations["gcp.wireguard.semaphore.uw.io/pubKey"] = "x"
+	got := TrimSelf(n)
+	want := Self{
+		Name: "aws-1", UID: "u1", InternalIPs: []netip.Addr{netip.MustParseAddr("10.66.23.31")},
+		Annotations: map[string]string{"gcp.wireguard.semaphore.uw.io/pubKey": "x"},
+		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.2.3.0/24")},
+	}
+	if !got.Equal(want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, LastHeartbeatTime: metav1.Now()}}
+	if !TrimSelf(n).Equal(want) {
+		t.Error("a heartbeat changes the node")
+	}
+	n.UID = "u2"
+	if TrimSelf(n).Equal(want) {
+		t.Error("a node made anew is taken for the old one")
+	}
+}
+
+// writes counts the requests that change something.
+func writes(c *fake.Clientset) (n int) {
+	for _, a := range c.Actions() {
+		switch a.GetVerb() {
+		case "get", "list", "watch":
+		default:
+			n++
+		}
+	}
+	return n
+}
+
+func TestPublisher(t *testing.T) {
+	client := fake.NewClientset(kubernetesNode("10.66.23.31"))
+	nodes := client.CoreV1().Nodes()
+	get := func() *corev1.Node {
+		n, err := nodes.Get(context.Background(), "aws-1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	known := false
+	p := NewPublisher(PublisherConfig{
+		Nodes: nodes, Publications: publications, Logger: slog.New(slog.DiscardHandler),
+		Self: func() (Self, bool) { return TrimSelf(get()), known },
+	})
+	pass := func(wantWrites int) {
+		t.Helper()
+		before := writes(client)
+		if err := p.Reconcile(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := writes(client) - before; got != wantWrites {
+			t.Fatalf("%d writes, want %d", got, wantWrites)
+		}
+	}
+	want := map[string]string{
+		"node.alpha.kubernetes.io/ttl":             "0",
+		"gcp.wireguard.semaphore.uw.io/pubKey":     key(1).String(),
+		"gcp.wireguard.semaphore.uw.io/endpoint":   "10.66.23.31:51820",
+		"merit.wireguard.semaphore.uw.io/pubKey":   key(2).String(),
+		"merit.wireguard.semaphore.uw.io/endpoint": "10.66.23.31:51821",
+	}
+	check := func() {
+		t.Helper()
+		if diff := cmp.Diff(want, get().Annotations); diff != "" {
+			t.Fatalf("annotations (-want +got):\n%s", diff)
+		}
+	}
+
+	pass(0)
+	if p.Published() {
+		t.Error("published before the node was known")
+	}
+	known = true
+	pass(1)
+	check()
+	pass(0)
+	if !p.Published() {
+		t.Error("not published")
+	}
+
+	n := get()
+	delete(n.Annotations, "gcp.wireguard.semaphore.uw.io/pubKey")
+	n.Annotations["merit.wireguard.semaphore.uw.io/endpoint"] = "203.0.113.9:1"
+	if _, err := nodes.Update(t.Context(), n, metav1.UpdateOptions{FieldManager: "somebody"}); err != nil {
+		t.Fatal(err)
+	}
+	pass(1)
+	check()
+
+	n = get()
+	n.Status.Addresses[0].Address = "10.66.23.32"
+	if _, err := nodes.Update(t.Context(), n, metav1.UpdateOptions{FieldManager: "kubelet"}); err != nil {
+		t.Fatal(err)
+	}
+	pass(1)
+	want = maps.Clone(want)
+	want["gcp.wireguard.semaphore.uw.io/endpoint"] = "10.66.23.32:51820"
+	want["merit.wireguard.semaphore.uw.io/endpoint"] = "10.66.23.32:51821"
+	check()
+
+	if err := p.Withdraw(t.Context(), "aws-1"); err != nil {
+		t.Fatal(err)
+	}
+	want = map[string]string{"node.alpha.kubernetes.io/ttl": "0"}
+	check()
+	if err := p.Withdraw(t.Context(), "aws-2"); err != nil {
+		t.Errorf("withdrawing from a node that is gone: %v", err)
+	}
+}

@@ -1,0 +1,133 @@
+package peers
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// storeVersion is the format of the file. A file of another one is ignored: the
+// remote's API server has the truth.
+const storeVersion = 1
+
+// Store keeps on disk the nodes whose peers were last applied, so that a node
+// that boots while the remote's API server is away joins the mesh all the same.
+// It holds what the remote's nodes publish, nothing secret. What is read back
+// goes through the same checks as what a remote says, so that a subnet that is
+// no longer configured doesn't come back from disk.
+type Store struct {
+	path    string
+	cluster string
+
+	mu   sync.Mutex
+	last []byte // what the file holds, as far as we know
+}
+
+type stored struct {
+	Version int    `json:"version"`
+	Cluster string `json:"cluster"`
+	Nodes   []Node `json:"nodes"`
+}
+
+// NewStore returns the store of the peers of one device. The file is
+// "<dir>/<device>.peers.json"; it isn't touched yet.
+func NewStore(dir, device, cluster string) *Store {
+	return &Store{path: filepath.Join(dir, device+".peers.json"), cluster: cluster}
+}
+
+// Load returns the stored nodes. A file that isn't there is no error: no nodes.
+// A file that can't be understood is an error that names it; it is overwritten
+// by the next Save.
+func (s *Store) Load() ([]Node, error) {
+	data, err := os.ReadFile(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read last applied peers: %w", err)
+	}
+	nodes, err := parseStored(data, s.cluster)
+	if err != nil {
+		return nil, fmt.Errorf("last applied peers in %s: %w", s.path, err)
+	}
+	s.mu.Lock()
+	s.last = data
+	s.mu.Unlock()
+	return nodes, nil
+}
+
+func parseStored(data []byte, cluster string) ([]Node, error) {
+	var st stored
+	if err := json.Unmarshal(data, &st); err != nil {
+		return nil, err
+	}
+	if st.Version != storeVersion {
+		return nil, fmt.Errorf("version %d, expected %d", st.Version, storeVersion)
+	}
+	if st.Cluster != cluster {
+		return nil, fmt.Errorf("written for cluster %q, expected %q", st.Cluster, cluster)
+	}
+	return st.Nodes, nil
+}
+
+// Save writes the nodes if they differ from what the file holds. The file is
+// replaced in one step, so that a crash leaves the old or the new one, whole.
+func (s *Store) Save(nodes []Node) error {
+	nodes = slices.Clone(nodes)
+	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	data, err := json.Marshal(stored{Version: storeVersion, Cluster: s.cluster, Nodes: nodes})
+	if err != nil {
+		return fmt.Errorf("encode last applied peers: %w", err)
+	}
+	s.mu.Lock()
+	same := bytes.Equal(data, s.last)
+	s.mu.Unlock()
+	if same {
+		return nil
+	}
+	if err := replaceFile(s.path, data); err != nil {
+		return fmt.Errorf("store last applied peers: %w", err)
+	}
+	s.mu.Lock()
+	s.last = data
+	s.mu.Unlock()
+	return nil
+}
+
+// Remove deletes the file. That it isn't there is no error.
+func (s *Store) Remove() error {
+	if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove last applied peers: %w", err)
+	}
+	return nil
+}
+
+// replaceFile writes data to a temporary file beside path, flushes it to disk
+// and renames it, as rename(2) guarantees that path is never seen half-written.
+func replaceFile(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp-*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package peers
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestStore(t *testing.T) {
+	dir := t.TempDir()
+	s := NewStore(dir, "wireguard.gcp", "gcp")
+	if nodes, err := s.Load(); err != nil || nodes != nil {
+		t.Fatalf("nothing stored yet: %v, %v", nodes, err)
+	}
+	want := []Node{node(1), node(2)}
+	if err := s.Save([]Node{node(2), node(1)}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := NewStore(dir, "wireguard.gcp", "gcp").Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, comparers); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("beside the file there is something else: %v, %v", entries, err)
+	}
+	if err := s.Remove(); err != nil {
+		t.Error(err)
+	}
+	if err := s.Remove(); err != nil {
+		t.Errorf("removing what is gone: %v", err)
+	}
+}
+
+func TestStoreWritesOnlyChanges(t *testing.T) {
+	dir := t.TempDir()
+	s := NewStore(dir, "wireguard.gcp", "gcp")
+	if err := s.Save([]Node{node(1)}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "wireguard.gcp.peers.json")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Save([]Node{node(1)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Error("the same nodes were written again")
+	}
+	if err := s.Save([]Node{node(2)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("other nodes were not written: %v", err)
+	}
+}
+
+func TestStoreOfAnotherFormIsRefused(t *testing.T) {
+	for name, data := range map[string]string{
+		"empty":           ``,
+		"half-written":    `{"version":1,"cluster":"gcp","nodes":[{"na`,
+		"another version": `{"version":2,"cluster":"gcp"}`,
+		"another cluster": `{"version":1,"cluster":"merit"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "wireguard.gcp.peers.json")
+			if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s := NewStore(dir, "wireguard.gcp", "gcp")
+			if nodes, err := s.Load(); err == nil || nodes != nil || !strings.Contains(err.Error(), path) {
+				t.Errorf("got %v, %v; want an error that names %s", nodes, err, path)
+			}
+			if err := s.Save([]Node{node(1)}); err != nil {
+				t.Error(err)
+			}
+			if nodes, err := s.Load(); err != nil || len(nodes) != 1 {
+				t.Errorf("after a save: %v, %v", nodes, err)
+			}
+		})
+	}
+}
+
+func FuzzStore(f *testing.F) {
+	f.Add([]byte(`{"version":1,"cluster":"gcp","nodes":[{"name":"a","podCIDRs":["10.4.0.0/24"]}]}`))
+	f.Add([]byte(`{"version":1,"cluster":"gcp","nodes":null}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		nodes, err := parseStored(data, "gcp")
+		if err != nil {
+			return
+		}
+		peers, _ := Desired(nodes, rules)
+		checkPeers(t, peers, rules)
+	})
+}
