@@ -1,0 +1,201 @@
+package routes
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The library keeps metrics in an int, which must hold the guard's. Where int has
+// 32 bits it would become metric 0, a guard that shuts out the device route:
+// there the package must not build.
+const _ int = guardMetric
+
+// dumpAttempts is how often a dump that the kernel marked as inconsistent,
+// because routes changed meanwhile, is taken again.
+const dumpAttempts = 10
+
+// snapshot is the part of the main table that a Sync looks at.
+type snapshot struct {
+	ours    []Route         // as we install them
+	stray   []netlink.Route // marked as ours, but of another form
+	foreign map[netip.Prefix][]netlink.Route
+	// places are the slots of all our routes and of those that we may take over.
+	places map[slot]bool
+}
+
+// occupied reports whether r has a route of ours to replace.
+func (s snapshot) occupied(r Route) bool { return s.places[r.slot()] }
+
+// read takes a snapshot: all routes of ours, and those of others that have the
+// prefix of a wanted one.
+func (t *Table) read(want []Route) (snapshot, error) {
+	device := make(map[netip.Prefix]int, len(want))
+	for _, r := range want {
+		device[r.Prefix] = max(device[r.Prefix], r.Device)
+	}
+	for attempt := 1; ; attempt++ {
+		s := snapshot{foreign: make(map[netip.Prefix][]netlink.Route), places: make(map[slot]bool)}
+		err := t.dump(func(msg *netlink.Route) { s.add(msg, device) })
+		if err == nil {
+			return s, nil
+		}
+		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts {
+			return snapshot{}, fmt.Errorf("read routing table: %w", err)
+		}
+	}
+}
+
+func (t *Table) dump(add func(*netlink.Route)) error {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		// Without a filter of its own the library leaves out other tables.
+		err := t.handle.RouteListFilteredIter(family, &netlink.Route{}, 0, func(msg netlink.Route) bool {
+			add(&msg)
+			return true
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *snapshot) add(msg *netlink.Route, device map[netip.Prefix]int) {
+	r := fromMessage(msg)
+	index, wanted := device[r.Prefix]
+	switch {
+	case msg.Protocol == Protocol && canonical(msg, r):
+		s.ours = append(s.ours, r)
+		s.places[r.slot()] = true
+	case msg.Protocol == Protocol:
+		s.stray = append(s.stray, *msg)
+		s.places[slotOf(msg)] = true
+	case wanted && msg.Tos == 0:
+		s.foreign[r.Prefix] = append(s.foreign[r.Prefix], *msg)
+		if index != 0 && msg.LinkIndex == index {
+			s.places[slotOf(msg)] = true
+		}
+	}
+}
+
+// takesPrecedence reports whether the kernel would refuse want, or not use it,
+// because of a foreign route to the same prefix. A better metric wins; with the
+// same metric there is room for one. A route through the wanted device does no
+// harm: packets end where they should.
+func takesPrecedence(foreign *netlink.Route, want Route) bool {
+	if want.Device != 0 && foreign.LinkIndex == want.Device {
+		return false
+	}
+	if want.Guard {
+		return uint32(foreign.Priority) == want.metric()
+	}
+	return uint32(foreign.Priority) <= want.metric()
+}
+
+// message is the rtnetlink form of r.
+func message(r Route) *netlink.Route {
+	msg := &netlink.Route{
+		Dst: &net.IPNet{
+			IP:   r.Prefix.Addr().AsSlice(),
+			Mask: net.CIDRMask(r.Prefix.Bits(), r.Prefix.Addr().BitLen()),
+		},
+		Table:     unix.RT_TABLE_MAIN,
+		Protocol:  Protocol,
+		Type:      unix.RTN_UNICAST,
+		Scope:     unix.RT_SCOPE_LINK,
+		Priority:  int(r.metric()),
+		LinkIndex: r.Device,
+	}
+	if r.Guard {
+		msg.Type, msg.Scope = unix.RTN_UNREACHABLE, unix.RT_SCOPE_UNIVERSE
+	}
+	if r.Src.IsValid() {
+		msg.Src = r.Src.AsSlice()
+	}
+	return msg
+}
+
+// fromMessage is the inverse of message. Only for canonical messages it keeps
+// everything.
+func fromMessage(msg *netlink.Route) Route {
+	r := Route{Prefix: prefixOf(msg), Guard: msg.Type == unix.RTN_UNREACHABLE}
+	if !r.Guard {
+		// A guard has no device; IPv6 reports the loopback there.
+		r.Device = msg.LinkIndex
+	}
+	r.Src, _ = netip.AddrFromSlice(msg.Src)
+	return r
+}
+
+// canonical reports whether msg, which reads as r, is what the kernel makes of
+// message(r). State that the kernel adds, such as "linkdown" of a device
+// without carrier, doesn't count.
+func canonical(msg *netlink.Route, r Route) bool {
+	want := message(r)
+	return msg.Type == want.Type &&
+		uint32(msg.Priority) == r.metric() &&
+		(r.Prefix.Addr().Is6() || msg.Scope == want.Scope) && // IPv6 has no scopes
+		msg.Tos == 0 && msg.Gw == nil && msg.Via == nil && msg.Encap == nil &&
+		len(msg.MultiPath) == 0 && msg.MTU == 0 &&
+		(r.Guard || r.Device != 0)
+}
+
+func prefixOf(msg *netlink.Route) netip.Prefix {
+	if msg.Dst == nil {
+		return netip.Prefix{}
+	}
+	addr, _ := netip.AddrFromSlice(msg.Dst.IP)
+	ones, _ := msg.Dst.Mask.Size()
+	return netip.PrefixFrom(addr, ones)
+}
+
+func slotOf(msg *netlink.Route) slot {
+	return slot{prefix: prefixOf(msg), metric: uint32(msg.Priority)}
+}
+
+// describe names a route in the words of ip-route(8), with the device by name.
+func (t *Table) describe(msg *netlink.Route) string {
+	words := []string{prefixOf(msg).String()}
+	if kind, special := routeType(msg.Type); special {
+		words = []string{kind, words[0]}
+	}
+	if msg.Gw != nil {
+		words = append(words, "via", msg.Gw.String())
+	}
+	if msg.LinkIndex != 0 {
+		name := fmt.Sprint(msg.LinkIndex)
+		if link, err := t.handle.LinkByIndex(msg.LinkIndex); err == nil {
+			name = link.Attrs().Name
+		}
+		words = append(words, "dev", name)
+	}
+	if msg.Src != nil {
+		words = append(words, "src", msg.Src.String())
+	}
+	words = append(words, "protocol", msg.Protocol.String())
+	if msg.Priority != 0 {
+		words = append(words, "metric", fmt.Sprint(msg.Priority))
+	}
+	return strings.Join(words, " ")
+}
+
+// routeType names the types of routes that lead nowhere, as ip-route(8) does.
+func routeType(kind int) (name string, special bool) {
+	switch kind {
+	case unix.RTN_UNREACHABLE:
+		return "unreachable", true
+	case unix.RTN_BLACKHOLE:
+		return "blackhole", true
+	case unix.RTN_PROHIBIT:
+		return "prohibit", true
+	case unix.RTN_THROW:
+		return "throw", true
+	default:
+		return "", false
+	}
+}

@@ -1,0 +1,291 @@
+package routes
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// repairTime is how soon after a disturbance routes must be back.
+const repairTime = time.Second
+
+func TestMonitorLetsDisturbedRoutesBeRepairedWithinASecond(t *testing.T) {
+	tests := map[string]func(t *testing.T, table *Table){
+		"all routes of ours deleted": func(t *testing.T, table *Table) {
+			var ours []netlink.Route
+			must(t, table.dump(func(msg *netlink.Route) {
+				if msg.Protocol == Protocol {
+					ours = append(ours, *msg)
+				}
+			}))
+			for i := range ours {
+				must(t, netlink.RouteDel(&ours[i]))
+			}
+		},
+		"guard deleted": func(t *testing.T, table *Table) {
+			for _, dst := range installed(t, table) {
+				must(t, netlink.RouteDel(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE, Priority: guardMetric}))
+			}
+		},
+		"route taken back by the original tool": func(t *testing.T, table *Table) {
+			gcp := link(t, "wireguard.gcp").Attrs().Index
+			for _, dst := range installed(t, table) {
+				must(t, netlink.RouteReplace(&netlink.Route{LinkIndex: gcp, Dst: dst, Scope: netlink.SCOPE_LINK}))
+			}
+		},
+		"device down and up": func(t *testing.T, _ *Table) {
+			must(t, netlink.LinkSetDown(link(t, "wireguard.gcp")))
+			setUp(t, "wireguard.gcp")
+		},
+		"device deleted and created": func(t *testing.T, _ *Table) {
+			must(t, netlink.LinkDel(link(t, "wireguard.gcp")))
+			addDevice(t, "wireguard.gcp")
+		},
+		"address of the preferred source removed": func(t *testing.T, _ *Table) {
+			for _, first := range []string{"10.1.3.1/24", "fd01:0:0:3::1/64"} {
+				addr, err := netlink.ParseAddr(first)
+				must(t, err)
+				must(t, netlink.AddrDel(link(t, "cni0"), addr))
+			}
+		},
+	}
+	// Each family alone: the events of one must not stand in for the other's.
+	for _, subnet := range []string{subnet4, subnet6} {
+		for name, disturb := range tests {
+			t.Run(name+", "+subnet, func(t *testing.T) { testRepair(t, subnet, disturb) })
+		}
+	}
+}
+
+func testRepair(t *testing.T, subnet string, disturb func(t *testing.T, table *Table)) {
+	t.Helper()
+	nstest.Run(t, func(t *testing.T) {
+		addDevice(t, "wireguard.gcp")
+		addDevice(t, "cni0")
+		addAddress(t, "cni0", "10.1.3.1/24", "10.1.3.2/32", "fd01:0:0:3::1/64", "fd01:0:0:3::2/128")
+		table := newTable(t)
+		// What the agent's loop does, on the goroutine of the test because
+		// that is the one in the namespace.
+		pass := func() {
+			device := 0
+			if l, err := netlink.LinkByName("wireguard.gcp"); err == nil {
+				device = l.Attrs().Index
+			}
+			src, err := Source(prefixes("10.1.3.0/24", "fd01:0:0:3::/64"))
+			must(t, err)
+			mustSync(t, table, Desired(prefixes(subnet), device, src))
+		}
+		pass()
+		monitor := NewMonitor(slog.New(slog.NewTextHandler(t.Output(), nil)), nil, prefixes(subnet)...)
+		events := start(t, monitor)
+		quiet(t, events)
+
+		disturb(t, table)
+		deadline := time.After(repairTime)
+		for !repaired(t, table, subnet) {
+			select {
+			case <-events:
+				pass()
+			case <-deadline:
+				t.Fatalf("after %s: %s", repairTime, strings.Join(shown(t, table, subnet), "\n"))
+			}
+		}
+	})
+}
+
+// installed returns the destinations of our guards.
+func installed(t *testing.T, table *Table) (to []*net.IPNet) {
+	t.Helper()
+	must(t, table.dump(func(msg *netlink.Route) {
+		if msg.Protocol == Protocol && msg.Type == unix.RTN_UNREACHABLE {
+			to = append(to, msg.Dst)
+		}
+	}))
+	return to
+}
+
+// repaired reports whether guard and route of the subnet are there, through the
+// device as it is now.
+func repaired(t *testing.T, table *Table, subnet string) bool {
+	t.Helper()
+	l, err := netlink.LinkByName("wireguard.gcp")
+	if err != nil {
+		return false
+	}
+	src, err := Source(prefixes("10.1.3.0/24", "fd01:0:0:3::/64"))
+	must(t, err)
+	have, err := table.read(nil)
+	must(t, err)
+	add, remove := Diff(have.ours, Desired(prefixes(subnet), l.Attrs().Index, src))
+	return len(add)+len(remove) == 0
+}
+
+func TestMonitorIsSilentAboutRoutesThatDoNotConcernUs(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		eth0 := addDevice(t, "eth0")
+		events := start(t, NewMonitor(slog.New(slog.NewTextHandler(t.Output(), nil)), nil, prefixes(subnet4, subnet6)...))
+		quiet(t, events)
+
+		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD, Scope: unix.RT_SCOPE_LINK}, "10.4.9.0/24")
+		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD, Scope: unix.RT_SCOPE_LINK}, "10.0.0.0/8")
+		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD}, "::/0")
+		select {
+		case <-events:
+			t.Error("notified of foreign routes to other prefixes")
+		case <-time.After(100 * time.Millisecond):
+		}
+		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD, Scope: unix.RT_SCOPE_LINK}, subnet4)
+		select {
+		case <-events:
+		case <-time.After(repairTime):
+			t.Error("not notified of a foreign route to a watched prefix")
+		}
+	})
+}
+
+func TestMonitorRenewsASubscriptionThatLostEvents(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		eth0 := addDevice(t, "eth0")
+		var log lockedBuffer
+		monitor := NewMonitor(slog.New(slog.NewTextHandler(&log, nil)), nil)
+		monitor.buffer = 1 // the kernel makes the least it can of that
+		blocked, release := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		events := make(chan struct{}, 1)
+		monitor.notify = func() {
+			once.Do(func() {
+				close(blocked)
+				<-release
+			})
+			fire(events)
+		}
+		run(t, monitor)
+
+		<-blocked
+		for i := range 200 {
+			r := netlink.Route{LinkIndex: eth0, Protocol: Protocol, Scope: unix.RT_SCOPE_LINK}
+			addRoute(t, r, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(i), 0}), 24).String())
+		}
+		close(release)
+		eventually(t, 5*time.Second, "the monitor says that it lost events", func() bool {
+			return strings.Contains(log.String(), unix.ENOBUFS.Error())
+		})
+		quiet(t, events)
+		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: Protocol, Scope: unix.RT_SCOPE_LINK}, subnet4)
+		select {
+		case <-events:
+		case <-time.After(repairTime):
+			t.Error("deaf after the loss")
+		}
+	})
+}
+
+func TestMonitorTakesWhatItCannotReadForAConcern(t *testing.T) {
+	monitor := NewMonitor(slog.New(slog.DiscardHandler), nil, prefixes(subnet4)...)
+	tests := map[string]struct {
+		kind uint16
+		data []byte
+		want bool
+	}{
+		"link":                        {kind: unix.RTM_NEWLINK, want: true},
+		"address":                     {kind: unix.RTM_DELADDR, want: true},
+		"policy rule":                 {kind: unix.RTM_DELRULE, want: true},
+		"route that is cut off":       {kind: unix.RTM_NEWROUTE, data: make([]byte, 3), want: true},
+		"route with broken attribute": {kind: unix.RTM_NEWROUTE, data: append(make([]byte, unix.SizeofRtMsg), 1, 0, 1, 0), want: true},
+		"default route":               {kind: unix.RTM_NEWROUTE, data: make([]byte, unix.SizeofRtMsg)},
+		"neighbour":                   {kind: unix.RTM_NEWNEIGH},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			msg := syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: test.kind}, Data: test.data}
+			if got := monitor.concerns(msg); got != test.want {
+				t.Errorf("got %t, want %t", got, test.want)
+			}
+		})
+	}
+}
+
+// start runs the monitor and returns its notifications, at most one waiting.
+func start(t *testing.T, monitor *Monitor) <-chan struct{} {
+	t.Helper()
+	events := make(chan struct{}, 1)
+	monitor.notify = func() { fire(events) }
+	run(t, monitor)
+	return events
+}
+
+func fire(events chan<- struct{}) {
+	select {
+	case events <- struct{}{}:
+	default:
+	}
+}
+
+// run runs the monitor in the namespace of the test. At the end of the test it
+// must return within a second of the end of its context and leave no goroutine.
+func run(t *testing.T, monitor *Monitor) {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	namespace := nstest.Current(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- namespace.Do(func() error { return monitor.Run(ctx) }) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("monitor ended with %v", err)
+			}
+		case <-time.After(time.Second):
+			t.Error("monitor didn't end with its context")
+		}
+		goleak.VerifyNone(t, before)
+	})
+}
+
+// quiet waits until notifications have stopped for a while.
+func quiet(t *testing.T, events <-chan struct{}) {
+	t.Helper()
+	for first := true; ; first = false {
+		select {
+		case <-events:
+		case <-time.After(200 * time.Millisecond):
+			if first {
+				t.Fatal("no notification after subscribing")
+			}
+			return
+		}
+	}
+}
+
+// lockedBuffer is a buffer that one goroutine writes and another reads.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}

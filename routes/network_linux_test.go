@@ -1,0 +1,153 @@
+package routes
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// addDevice creates a link that stands for a WireGuard device in the current
+// namespace, up and with carrier, and returns its index. It is one end of a veth
+// pair; peerOf names the other.
+func addDevice(t *testing.T, name string) int {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peerOf(name)}))
+	setUp(t, name)
+	setUp(t, peerOf(name))
+	return link(t, name).Attrs().Index
+}
+
+func peerOf(device string) string { return strings.TrimPrefix(device, "wireguard.") + "-peer" }
+
+func link(t *testing.T, name string) netlink.Link {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	must(t, err)
+	return l
+}
+
+func setUp(t *testing.T, name string) {
+	t.Helper()
+	must(t, netlink.LinkSetUp(link(t, name)))
+}
+
+func addAddress(t *testing.T, name string, addresses ...string) {
+	t.Helper()
+	for _, address := range addresses {
+		addr, err := netlink.ParseAddr(address)
+		must(t, err)
+		addr.Flags = unix.IFA_F_NODAD // else IPv6 addresses are tentative for a moment
+		must(t, netlink.AddrAdd(link(t, name), addr))
+	}
+}
+
+func addRoute(t *testing.T, r netlink.Route, to string) {
+	t.Helper()
+	_, r.Dst, _ = net.ParseCIDR(to)
+	must(t, netlink.RouteAdd(&r))
+}
+
+func newTable(t *testing.T) *Table {
+	t.Helper()
+	table, err := NewTable(slog.New(slog.NewTextHandler(t.Output(), nil)))
+	must(t, err)
+	t.Cleanup(table.Close)
+	return table
+}
+
+func mustSync(t *testing.T, table *Table, want []Route) Changes {
+	t.Helper()
+	changes, err := table.Sync(t.Context(), want)
+	must(t, err)
+	return changes
+}
+
+// shown lists the routes to the prefixes, by anybody, in the kernel's order.
+func shown(t *testing.T, table *Table, to ...string) []string {
+	t.Helper()
+	wanted := prefixes(to...)
+	var found []netlink.Route
+	must(t, table.dump(func(msg *netlink.Route) {
+		if slices.Contains(wanted, prefixOf(msg)) {
+			found = append(found, *msg)
+		}
+	}))
+	var lines []string
+	for i := range found {
+		lines = append(lines, table.describe(&found[i]))
+	}
+	return lines
+}
+
+// lookup asks the kernel where a packet to target would go.
+func lookup(handle *netlink.Handle, target netip.Addr) (device int, err error) {
+	found, err := handle.RouteGet(target.AsSlice())
+	if err != nil {
+		return 0, err
+	}
+	if len(found) != 1 {
+		return 0, fmt.Errorf("%d routes to %s", len(found), target)
+	}
+	return found[0].LinkIndex, nil
+}
+
+// countEvents counts the kernel's events about routes of ours in the current
+// namespace until the returned function is called.
+func countEvents(t *testing.T) (stop func() int) {
+	t.Helper()
+	monitor := NewMonitor(slog.New(slog.DiscardHandler), nil)
+	socket, err := monitor.subscribe()
+	must(t, err)
+	t.Cleanup(socket.Close)
+	return func() int {
+		t.Helper()
+		// Events come in order, so the one of a last change ends the count.
+		addAddress(t, "lo", "198.51.100.1/32")
+		for n := 0; ; {
+			messages, _, err := socket.Receive()
+			must(t, err)
+			for _, msg := range messages {
+				switch msg.Header.Type {
+				case unix.RTM_NEWADDR:
+					return n
+				case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+					if monitor.concernsRoute(msg.Data) {
+						n++
+					}
+				}
+			}
+		}
+	}
+}
+
+// eventually waits until condition holds, up to limit.
+func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(limit)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-deadline:
+			t.Fatalf("not within %s: %s", limit, what)
+		case <-tick.C:
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
