@@ -1,0 +1,46 @@
+// Package mesh runs semaphore-wireguard on the nodes of a testbed, as it runs in
+// a cluster: real processes of the built program, with the service accounts and
+// the rights that our manifests give them. Tests, demo and benchmarks share it.
+package mesh
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Module is the import path of the project's module.
+const Module = "github.com/kube-semaphore/kube-semaphore"
+
+// Build builds a program of cmd/ into dir and returns its path. flags are more
+// arguments of "go build", such as -race.
+func Build(ctx context.Context, program, dir string, flags ...string) (string, error) {
+	path := filepath.Join(dir, program)
+	args := append([]string{"build", "-o", path}, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, Module+"/cmd/"+program)...)
+	root, err := Root(ctx)
+	if err != nil {
+		return "", err
+	}
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w\n%s", program, err, out)
+	}
+	return path, nil
+}
+
+// Root returns the folder of the module that the working directory is in.
+func Root(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module: %w", err)
+	}
+	gomod := strings.TrimSpace(string(out))
+	if gomod == "" || gomod == os.DevNull {
+		return "", fmt.Errorf("find the module: the working directory isn't in one")
+	}
+	return filepath.Dir(gomod), nil
+}

@@ -1,0 +1,167 @@
+package mesh
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// statusPort is where agents serve health, metrics and status.
+const statusPort = 7773
+
+// Mesh is what the agents of a testbed have in common.
+type Mesh struct {
+	// Binary is the path of semaphore-wireguard.
+	Binary string
+	// Deploy is the path of the folder with our manifests.
+	Deploy string
+}
+
+// New returns a mesh of agents of the given binary.
+func New(ctx context.Context, binary string) (*Mesh, error) {
+	root, err := Root(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &Mesh{Binary: binary, Deploy: filepath.Join(root, "deploy")}, nil
+}
+
+// Grant applies to a cluster what an operator applies: what agents may do in
+// their own cluster, and what neighbours may read.
+func (m *Mesh) Grant(ctx context.Context, clusters ...*testbed.Cluster) error {
+	return m.apply(ctx, clusters, "wireguard/namespace.yaml", "wireguard/rbac.yaml", "remote/wireguard.yaml")
+}
+
+// apply applies manifests of deploy/ to clusters.
+func (m *Mesh) apply(ctx context.Context, clusters []*testbed.Cluster, manifests ...string) error {
+	for _, c := range clusters {
+		for _, manifest := range manifests {
+			if err := c.Apply(ctx, filepath.Join(m.Deploy, manifest)); err != nil {
+				return fmt.Errorf("apply deploy/%s to %s: %w", manifest, c.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Pair is the scenario of the source documents: two clusters with nodes, an
+// agent on each and a pod on each that serves HTTP on port 80.
+type Pair struct {
+	Testbed *testbed.Testbed
+	Mesh    *Mesh
+	AWS     *testbed.Cluster
+	GCP     *testbed.Cluster
+	// Agents and Pods are those of aws, then those of gcp, in the order of
+	// their nodes.
+	Agents []*Agent
+	Pods   []*testbed.Pod
+}
+
+// PodPort is where the pods of a Pair serve HTTP.
+const PodPort = 80
+
+// StartPair builds the pair with so many nodes in each cluster. Progress is
+// told to say, which may be nil. The agents are started, not yet connected.
+func StartPair(ctx context.Context, tb *testbed.Testbed, m *Mesh, nodes int, say func(string)) (*Pair, error) {
+	if say == nil {
+		say = func(string) {}
+	}
+	say("starting the API servers of aws and gcp")
+	clusters, err := tb.StartClusters(ctx, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
+	if err != nil {
+		return nil, err
+	}
+	p := &Pair{Testbed: tb, Mesh: m, AWS: clusters[0], GCP: clusters[1]}
+	say("applying deploy/wireguard and deploy/remote")
+	if err := m.Grant(ctx, clusters...); err != nil {
+		return nil, err
+	}
+	say(fmt.Sprintf("adding %d nodes and pods", 2*nodes))
+	for _, c := range clusters {
+		for range nodes {
+			pod, err := addPod(ctx, c)
+			if err != nil {
+				return nil, err
+			}
+			p.Pods = append(p.Pods, pod)
+		}
+	}
+	say("starting the agents")
+	for _, pod := range p.Pods {
+		agent, err := m.Start(ctx, pod.Node, p.Remotes(pod.Node.Cluster)...)
+		if err != nil {
+			return nil, err
+		}
+		p.Agents = append(p.Agents, agent)
+	}
+	return p, nil
+}
+
+// Remotes returns the clusters that an agent of the given one talks to.
+func (p *Pair) Remotes(of *testbed.Cluster) []*testbed.Cluster {
+	if of == p.AWS {
+		return []*testbed.Cluster{p.GCP}
+	}
+	return []*testbed.Cluster{p.AWS}
+}
+
+func addPod(ctx context.Context, c *testbed.Cluster) (*testbed.Pod, error) {
+	node, err := c.AddNode(ctx, testbed.NodeConfig{})
+	if err != nil {
+		return nil, err
+	}
+	pod, err := node.AddPod(ctx, testbed.PodConfig{})
+	if err != nil {
+		return nil, err
+	}
+	err = pod.Serve(ctx, PodPort, nil)
+	return pod, err
+}
+
+// WaitConnected waits until every pod reaches every pod of the other cluster,
+// over both families.
+func (p *Pair) WaitConnected(ctx context.Context) error {
+	for _, from := range p.Pods {
+		for _, to := range p.Pods {
+			if from.Node.Cluster == to.Node.Cluster {
+				continue
+			}
+			if err := WaitReach(ctx, from, to); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Host is a pod or a node.
+type Host interface {
+	Get(ctx context.Context, url string) (string, error)
+}
+
+// Reach asks a pod for its name, over each of its addresses.
+func Reach(ctx context.Context, from Host, to *testbed.Pod) error {
+	for _, url := range to.URLs(PodPort) {
+		asking, cancel := context.WithTimeout(ctx, 2*time.Second)
+		body, err := from.Get(asking, url)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if !strings.HasPrefix(body, to.Name+" ") {
+			return fmt.Errorf("%s answers %q, expected %s", url, body, to.Name)
+		}
+	}
+	return nil
+}
+
+// WaitReach waits until Reach succeeds.
+func WaitReach(ctx context.Context, from Host, to *testbed.Pod) error {
+	return testbed.Wait(ctx, to.Name+" to be reached", func(ctx context.Context) error {
+		return Reach(ctx, from, to)
+	})
+}

@@ -1,0 +1,169 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+)
+
+// Namespace is that of our manifests.
+const Namespace = "sys-semaphore"
+
+// Program is one of our programs on a node, as it runs in a pod: with the
+// service account, the environment and the rights that our manifests give it.
+type Program struct {
+	// Name is that of its log and, by default, of the accounts of our manifests.
+	Name string
+	Node *testbed.Node
+	// Local are the credentials for its own cluster, Remote those for each of
+	// the others, by name.
+	Local  *testbed.Credentials
+	Remote map[string]*testbed.Credentials
+	// Env are its settings. What is changed counts at the next start.
+	Env map[string]string
+
+	binary  string
+	port    int
+	process *sandbox.Process
+}
+
+// ProgramConfig says which program to prepare.
+type ProgramConfig struct {
+	// Name is the program's: semaphore-policy. Its accounts are
+	// sys-semaphore/<name> in its own cluster and sys-semaphore/<name>-remote in
+	// the others.
+	Name string
+	// Replica tells several of one node apart; it names the log. Default: Name.
+	Replica string
+	// Binary is the path of the program.
+	Binary string
+	// Port is where it serves health, metrics and status.
+	Port int
+}
+
+// Prepare makes a program of a node's cluster that isn't started. The clusters
+// must have been given the manifests of the program.
+func Prepare(ctx context.Context, cfg ProgramConfig, node *testbed.Node, remotes ...*testbed.Cluster) (*Program, error) {
+	if cfg.Replica == "" {
+		cfg.Replica = cfg.Name
+	}
+	p := &Program{Name: cfg.Replica, Node: node, Remote: map[string]*testbed.Credentials{}, binary: cfg.Binary, port: cfg.Port}
+	var err error
+	if p.Local, err = node.Cluster.Credentials(ctx, Namespace, cfg.Name); err != nil {
+		return nil, err
+	}
+	var names []string
+	p.Env = map[string]string{
+		"HOSTNAME":                 cfg.Replica,
+		"SEMAPHORE_CLUSTER_NAME":   node.Cluster.Name,
+		"SEMAPHORE_LISTEN_ADDRESS": fmt.Sprintf(":%d", cfg.Port),
+		"SEMAPHORE_LOG_FORMAT":     "text",
+	}
+	for _, r := range remotes {
+		credentials, err := r.Credentials(ctx, Namespace, cfg.Name+"-remote")
+		if err != nil {
+			return nil, err
+		}
+		p.Remote[r.Name] = credentials
+		names = append(names, r.Name)
+		var subnets []string
+		for _, s := range r.PodSubnets {
+			subnets = append(subnets, s.String())
+		}
+		prefix := Variable(r.Name, "")
+		p.Env[prefix+"API_URL"] = r.APIURL()
+		p.Env[prefix+"CA_FILE"] = r.CAFile()
+		p.Env[prefix+"TOKEN_FILE"] = credentials.TokenFile()
+		p.Env[prefix+"POD_SUBNETS"] = strings.Join(subnets, ",")
+	}
+	p.Env["SEMAPHORE_REMOTES"] = strings.Join(names, ",")
+	return p, nil
+}
+
+// Variable returns the name of a setting of one remote.
+func Variable(remote, name string) string {
+	return "SEMAPHORE_REMOTE_" + strings.ToUpper(strings.ReplaceAll(remote, "-", "_")) + "_" + name
+}
+
+// Start starts the process.
+func (p *Program) Start() error {
+	if p.process != nil && p.process.Running() {
+		return fmt.Errorf("%s runs already on %s", p.Name, p.Node.Name)
+	}
+	process, err := p.Node.Start(p.command())
+	if err != nil {
+		return err
+	}
+	p.process = process
+	return nil
+}
+
+func (p *Program) command(args ...string) sandbox.Command {
+	mount, env := p.Local.InCluster()
+	for _, name := range slices.Sorted(maps.Keys(p.Env)) {
+		env = append(env, name+"="+p.Env[name])
+	}
+	return sandbox.Command{Name: p.Name, Path: p.binary, Args: args, Env: env, Mounts: []sandbox.Mount{mount}}
+}
+
+// Process is the program's process, the last one.
+func (p *Program) Process() *sandbox.Process { return p.process }
+
+// Kill ends the program as kill -9 does.
+func (p *Program) Kill() { p.process.Kill() }
+
+// Stop ends the program as the kubelet does. An exit code other than 0 is an
+// error.
+func (p *Program) Stop(ctx context.Context) error { return p.process.Stop(ctx) }
+
+// Ready asks /readyz; nil when it says that it is.
+func (p *Program) Ready(ctx context.Context) error { return p.probe(ctx, "/readyz") }
+
+// Healthy asks /healthz; nil when it says that it is.
+func (p *Program) Healthy(ctx context.Context) error { return p.probe(ctx, "/healthz") }
+
+func (p *Program) probe(ctx context.Context, path string) error {
+	body, code, err := p.Ask(ctx, path)
+	if err == nil && code != http.StatusOK {
+		err = errors.New(strings.TrimSpace(body))
+	}
+	if err != nil {
+		return fmt.Errorf("%s of %s: %w", path, p.Node.Name, err)
+	}
+	return nil
+}
+
+// Metrics returns the text of /metrics.
+func (p *Program) Metrics(ctx context.Context) (string, error) {
+	body, code, err := p.Ask(ctx, "/metrics")
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("/metrics of %s: status %d", p.Node.Name, code)
+	}
+	return body, err
+}
+
+// Ask makes a request for a path such as /metrics, from the program's own node,
+// and returns body and status of the answer.
+func (p *Program) Ask(ctx context.Context, path string) (body string, code int, err error) {
+	transport := &http.Transport{DialContext: p.Node.Dial, DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", p.port, path), http.NoBody)
+	if err != nil {
+		return "", 0, err
+	}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return "", 0, err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	return string(data), response.StatusCode, err
+}

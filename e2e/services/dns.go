@@ -1,0 +1,121 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+)
+
+// DNS is CoreDNS on a node, with the server blocks of deploy/coredns.
+type DNS struct{ address string }
+
+// StartDNS runs CoreDNS on a node, with the rights that Kubernetes gives it.
+func StartDNS(ctx context.Context, binary string, node *testbed.Node) (*DNS, error) {
+	list := []string{"list", "watch"}
+	err := node.Cluster.Grant(ctx, metav1.NamespaceSystem, "coredns",
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "pods", "namespaces"}, Verbs: list},
+		rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: list})
+	if err != nil {
+		return nil, err
+	}
+	credentials, err := node.Cluster.Credentials(ctx, metav1.NamespaceSystem, "coredns")
+	if err != nil {
+		return nil, err
+	}
+	root, err := mesh.Root(ctx)
+	if err != nil {
+		return nil, err
+	}
+	mount, env := credentials.InCluster()
+	_, err = node.Start(sandbox.Command{
+		Name: "coredns", Path: binary, Env: env, Mounts: []sandbox.Mount{mount},
+		Args: []string{"-conf", filepath.Join(root, "deploy", "coredns", "Corefile")},
+	})
+	return &DNS{net.JoinHostPort(node.Addresses()[0].String(), "53")}, err
+}
+
+// Ask sends a query from a pod and returns the answer's records as text, sorted:
+// name, type, value. An answer that isn't a success is an error with the code's
+// name.
+func (d *DNS) Ask(ctx context.Context, from *testbed.Pod, name string, kind dnsmessage.Type) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	question, err := dnsmessage.NewName(name + ".")
+	if err != nil {
+		return nil, err
+	}
+	query := dnsmessage.Message{
+		Header:    dnsmessage.Header{ID: 7, RecursionDesired: true},
+		Questions: []dnsmessage.Question{{Name: question, Type: kind, Class: dnsmessage.ClassINET}},
+	}
+	answer, err := d.exchange(ctx, from, &query)
+	if err != nil {
+		return nil, err
+	}
+	if answer.RCode != dnsmessage.RCodeSuccess {
+		return nil, errors.New(answer.RCode.String())
+	}
+	if q := answer.Questions; len(q) != 1 || q[0].Name != question {
+		return nil, fmt.Errorf("answer to %v", q)
+	}
+	var records []string
+	for _, r := range answer.Answers {
+		records = append(records, r.Header.Name.String()+" "+value(r.Body))
+	}
+	slices.Sort(records)
+	return records, nil
+}
+
+func (d *DNS) exchange(ctx context.Context, from *testbed.Pod, query *dnsmessage.Message) (*dnsmessage.Message, error) {
+	packed, err := query.Pack()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := from.Dial(ctx, "udp", d.address)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(packed); err != nil {
+		return nil, err
+	}
+	buffer := make([]byte, 4096)
+	length, err := conn.Read(buffer)
+	if err != nil {
+		return nil, err
+	}
+	answer := &dnsmessage.Message{}
+	if err := answer.Unpack(buffer[:length]); err != nil {
+		return nil, err
+	}
+	return answer, nil
+}
+
+func value(body dnsmessage.ResourceBody) string {
+	switch body := body.(type) {
+	case *dnsmessage.AResource:
+		return "A " + netip.AddrFrom4(body.A).String()
+	case *dnsmessage.AAAAResource:
+		return "AAAA " + netip.AddrFrom16(body.AAAA).String()
+	case *dnsmessage.SRVResource:
+		return fmt.Sprintf("SRV %d %s", body.Port, body.Target)
+	}
+	return ""
+}

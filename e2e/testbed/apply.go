@@ -1,0 +1,161 @@
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/restmapper"
+)
+
+// Apply applies manifests, server-side, as kubectl does: a file, a folder with a
+// kustomization (which needs kubectl among the tools), or a folder of files,
+// taken in the order of their names. Namespaces and custom resource definitions
+// go first, whatever their place.
+func (c *Cluster) Apply(ctx context.Context, paths ...string) error {
+	var objects []*unstructured.Unstructured
+	for _, path := range paths {
+		more, err := c.load(ctx, path)
+		if err != nil {
+			return fmt.Errorf("read the manifests %s: %w", path, err)
+		}
+		objects = append(objects, more...)
+	}
+	return c.ApplyObjects(ctx, objects...)
+}
+
+// load reads the objects of one argument of Apply.
+func (c *Cluster) load(ctx context.Context, path string) ([]*unstructured.Unstructured, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	files := []string{path}
+	if info.IsDir() {
+		for _, name := range []string{"kustomization.yaml", "kustomization.yml", "Kustomization"} {
+			if _, err := os.Stat(filepath.Join(path, name)); err == nil {
+				rendered, err := c.Kubectl(ctx, "kustomize", path)
+				if err != nil {
+					return nil, err
+				}
+				return decode([]byte(rendered))
+			}
+		}
+		// Sorted, says the documentation of Glob's order within one folder.
+		if files, err = filepath.Glob(filepath.Join(path, "*.yaml")); err != nil {
+			return nil, err
+		}
+	}
+	var objects []*unstructured.Unstructured
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		more, err := decode(content)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", filepath.Base(file), err)
+		}
+		objects = append(objects, more...)
+	}
+	return objects, nil
+}
+
+// decode reads the documents of a YAML or JSON stream; lists are taken apart
+// and empty documents left out.
+func decode(content []byte) ([]*unstructured.Unstructured, error) {
+	var objects []*unstructured.Unstructured
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(content), 4096)
+	for {
+		var object unstructured.Unstructured
+		err := decoder.Decode(&object.Object)
+		if errors.Is(err, io.EOF) {
+			return objects, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(object.Object) == 0 {
+			continue
+		}
+		if !object.IsList() {
+			objects = append(objects, &object)
+			continue
+		}
+		list, err := object.ToList()
+		if err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			objects = append(objects, &list.Items[i])
+		}
+	}
+}
+
+// ApplyObjects is Apply for objects that are read already.
+func (c *Cluster) ApplyObjects(ctx context.Context, objects ...*unstructured.Unstructured) error {
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.discovery))
+	for _, object := range inOrder(objects) {
+		if err := c.applyOne(ctx, mapper, object); err != nil {
+			return fmt.Errorf("apply %s %s in %s: %w", object.GetKind(), object.GetName(), c.Name, err)
+		}
+	}
+	return nil
+}
+
+// inOrder puts first what others need.
+func inOrder(objects []*unstructured.Unstructured) []*unstructured.Unstructured {
+	rank := func(o *unstructured.Unstructured) int {
+		switch o.GetKind() {
+		case "Namespace":
+			return 0
+		case "CustomResourceDefinition":
+			return 1
+		default:
+			return 2
+		}
+	}
+	sorted := slices.Clone(objects)
+	slices.SortStableFunc(sorted, func(a, b *unstructured.Unstructured) int { return rank(a) - rank(b) })
+	return sorted
+}
+
+func (c *Cluster) applyOne(ctx context.Context, mapper *restmapper.DeferredDiscoveryRESTMapper, object *unstructured.Unstructured) error {
+	kind := object.GroupVersionKind()
+	var mapping *meta.RESTMapping
+	// A kind whose definition was applied just now takes a moment to be served.
+	served, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err := Wait(served, kind.String(), func(context.Context) (err error) {
+		mapping, err = mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		if meta.IsNoMatchError(err) {
+			mapper.Reset()
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var resource dynamic.ResourceInterface = c.dynamic.Resource(mapping.Resource)
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		namespace := object.GetNamespace()
+		if namespace == "" {
+			namespace = metav1.NamespaceDefault
+		}
+		resource = c.dynamic.Resource(mapping.Resource).Namespace(namespace)
+	}
+	_, err = resource.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: "testbed", Force: true})
+	return err
+}

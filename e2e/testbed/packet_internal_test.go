@@ -1,0 +1,152 @@
+package testbed
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+)
+
+// frame builds an Ethernet frame with an IP packet of the family of src.
+func frame(protocol uint8, src, dst string, payload []byte) []byte {
+	from, to := netip.MustParseAddr(src), netip.MustParseAddr(dst)
+	b := make([]byte, etherHeader)
+	if from.Is4() {
+		binary.BigEndian.PutUint16(b[12:], etherIPv4)
+		header := make([]byte, 20)
+		header[0], header[9] = 0x45, protocol
+		copy(header[12:], from.AsSlice())
+		copy(header[16:], to.AsSlice())
+		b = append(b, header...)
+	} else {
+		binary.BigEndian.PutUint16(b[12:], etherIPv6)
+		header := make([]byte, 40)
+		header[0], header[6] = 0x60, protocol
+		copy(header[8:], from.AsSlice())
+		copy(header[24:], to.AsSlice())
+		b = append(b, header...)
+	}
+	return append(b, payload...)
+}
+
+// udp builds a datagram.
+func udp(src, dst uint16, payload ...byte) []byte {
+	b := binary.BigEndian.AppendUint16(nil, src)
+	b = binary.BigEndian.AppendUint16(b, dst)
+	return append(append(b, 0, 0, 0, 0), payload...)
+}
+
+func testClassifier() classifier {
+	cluster := func(name, pods, pods6, api string) *Cluster {
+		c := &Cluster{Name: name, PodSubnets: []netip.Prefix{netip.MustParsePrefix(pods), netip.MustParsePrefix(pods6)}}
+		c.plane = newControlPlane(c, []netip.Addr{netip.MustParseAddr(api)}, nil)
+		return c
+	}
+	aws := cluster("aws", "10.2.0.0/16", "fd00:10:2::/48", "10.66.0.11")
+	gcp := cluster("gcp", "10.4.0.0/16", "fd00:10:4::/48", "10.66.0.12")
+	aws.nodes = []*Node{{Cluster: aws, addresses: []netip.Addr{netip.MustParseAddr("10.66.1.1")}}}
+	gcp.nodes = []*Node{{Cluster: gcp, addresses: []netip.Addr{netip.MustParseAddr("10.66.2.1")}}}
+	return newClassifier([]*Cluster{aws, gcp})
+}
+
+func TestClassify(t *testing.T) {
+	fragment := frame(protocolUDP, "10.2.0.5", "10.4.0.5", []byte{1, 0, 0, 0, 1, 0, 0, 0})
+	binary.BigEndian.PutUint16(fragment[etherHeader+6:], 0x2001)
+	first := append([]byte{protocolUDP, 0, 0, 1, 0, 0, 0, 7}, udp(51820, 51820, 4, 0, 0, 0)...)
+	first = frame(protocolFragment, "fd00:66::1", "fd00:66::2", first)
+	second := append([]byte{protocolUDP, 0, 5, 0xa8, 0, 0, 0, 7}, udp(51820, 51820, 4, 0, 0, 0)...)
+	second = frame(protocolFragment, "fd00:66::1", "fd00:66::2", second)
+	handshake := udp(51820, 51821, 1, 0, 0, 0)
+	for _, c := range []struct {
+		name  string
+		frame []byte
+		want  func(*Counts) *Traffic
+	}{
+		{"pod to a pod of another cluster", frame(protocolTCP, "10.2.0.5", "10.4.0.5", udp(1, 80)), plaintext},
+		{"the same in IPv6", frame(protocolTCP, "fd00:10:2::5", "fd00:10:4::5", udp(1, 80)), plaintext},
+		{"a later fragment", fragment, plaintext},
+		{"node to a pod of another cluster", frame(1, "10.66.1.1", "10.4.0.5", nil), plaintext},
+		{"pod to a node of another cluster", frame(1, "10.2.0.5", "10.66.2.1", nil), plaintext},
+		{"pod to a stranger", frame(1, "10.2.0.5", "192.0.2.1", nil), plaintext},
+		{"pod to pod that looks like WireGuard", frame(protocolUDP, "10.2.0.5", "10.4.0.5", handshake), plaintext},
+		{"pod to an API server", frame(protocolTCP, "10.2.0.5", "10.66.0.12", udp(1, 6443)), plaintext},
+		{"pod to a pod of the same cluster", frame(1, "10.2.0.5", "10.2.1.5", nil), local},
+		{"node to a pod of the same cluster", frame(1, "10.66.1.1", "10.2.1.5", nil), local},
+		{"pod to a node of the same cluster", frame(1, "10.2.1.5", "10.66.1.1", nil), local},
+		{"handshake", frame(protocolUDP, "10.66.1.1", "10.66.2.1", handshake), wireguard},
+		{"first fragment of data", first, wireguard},
+		{"second fragment of data, whose content means nothing", second, other},
+		{"type 5", frame(protocolUDP, "10.66.1.1", "10.66.2.1", udp(1, 2, 5, 0, 0, 0)), other},
+		{"reserved bytes set", frame(protocolUDP, "10.66.1.1", "10.66.2.1", udp(1, 2, 1, 0, 1, 0)), other},
+		{"too short", frame(protocolUDP, "10.66.1.1", "10.66.2.1", udp(1, 2, 1, 0, 0)), other},
+		{"node to an API server", frame(protocolTCP, "10.66.1.1", "10.66.0.11", udp(1, 6443)), api},
+		{"API server to a node", frame(protocolTCP, "10.66.0.11", "10.66.1.1", udp(6443, 1)), api},
+		{"node to node", frame(1, "10.66.1.1", "10.66.2.1", nil), other},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, ok := parse(c.frame)
+			if !ok {
+				t.Fatal("not parsed")
+			}
+			var counts Counts
+			testClassifier().of(p, &counts).Packets++
+			got := counts
+			*c.want(&counts) = Traffic{}
+			if counts != (Counts{}) || *c.want(&got) != (Traffic{Packets: 1}) {
+				t.Errorf("%s is counted as %s", p, got)
+			}
+		})
+	}
+}
+
+func plaintext(c *Counts) *Traffic { return &c.Plaintext }
+func local(c *Counts) *Traffic     { return &c.Local }
+func wireguard(c *Counts) *Traffic { return &c.WireGuard }
+func api(c *Counts) *Traffic       { return &c.API }
+func other(c *Counts) *Traffic     { return &c.Other }
+
+func TestParseLeavesOutWhatIsNotIP(t *testing.T) {
+	arp := make([]byte, 60)
+	binary.BigEndian.PutUint16(arp[12:], 0x0806)
+	for name, frame := range map[string][]byte{
+		"ARP":         arp,
+		"nothing":     nil,
+		"half a head": frame(1, "10.2.0.5", "10.4.0.5", nil)[:etherHeader+19],
+		"half of six": frame(1, "fd00::1", "fd00::2", nil)[:etherHeader+39],
+	} {
+		if p, ok := parse(frame); ok {
+			t.Errorf("%s is taken for %s", name, p)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(frame(protocolUDP, "10.2.0.5", "10.4.0.5", udp(1, 2, 1, 0, 0, 0)))
+	f.Add(frame(protocolFragment, "fd00:10:2::5", "fd00:10:4::5", []byte{17, 0, 0, 0, 0, 0, 0, 0, 1}))
+	f.Add(frame(protocolTCP, "10.66.0.11", "10.66.1.1", nil))
+	classify := testClassifier()
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		p, ok := parse(frame)
+		if !ok {
+			return
+		}
+		if p.src.Addr().Is4() != (p.ether == etherIPv4) || p.src.Addr().Is4() != p.dst.Addr().Is4() {
+			t.Errorf("families mixed up: %s", p)
+		}
+		var counts Counts
+		traffic := classify.of(p, &counts)
+		// A cut frame must never hide a leak.
+		pod := classify.podOf(p.src.Addr()) != nil || classify.podOf(p.dst.Addr()) != nil
+		if pod != (traffic == &counts.Plaintext || traffic == &counts.Local) {
+			t.Errorf("%s, pod %t, isn't counted as such", p, pod)
+		}
+	})
+}
+
+func TestCountsSub(t *testing.T) {
+	later := Counts{WireGuard: Traffic{5, 500}, Plaintext: Traffic{1, 60}, Dropped: 3}
+	earlier := Counts{WireGuard: Traffic{2, 100}, Dropped: 1}
+	want := Counts{WireGuard: Traffic{3, 400}, Plaintext: Traffic{1, 60}, Dropped: 2}
+	if got := later.Sub(earlier); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}

@@ -1,0 +1,130 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+)
+
+// PingResult tells what came back of a series of echo requests.
+type PingResult struct {
+	Sent, Received int
+	// LongestGap is the longest time in which no reply came, from the first
+	// request to the end.
+	LongestGap time.Duration
+}
+
+// Ping sends one echo request a second until a reply comes, or ctx ends.
+func (h *Host) Ping(ctx context.Context, to netip.Addr) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	result, err := h.pingSeries(ctx, to, time.Second, cancel)
+	if err != nil {
+		return err
+	}
+	if result.Received == 0 {
+		return fmt.Errorf("ping %s from %s: no reply to %d requests", to, h.Name, result.Sent)
+	}
+	return nil
+}
+
+// PingSeries sends an echo request at each interval until ctx ends.
+func (h *Host) PingSeries(ctx context.Context, to netip.Addr, interval time.Duration) (PingResult, error) {
+	return h.pingSeries(ctx, to, interval, func() {})
+}
+
+// pingProtocol is how one family does echo (RFC 792, RFC 4443).
+type pingProtocol struct {
+	network string
+	number  int // IP protocol
+	request icmp.Type
+	reply   icmp.Type
+}
+
+func pingProtocolOf(to netip.Addr) pingProtocol {
+	if to.Is4() {
+		return pingProtocol{"ip4:icmp", 1, ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply}
+	}
+	return pingProtocol{"ip6:ipv6-icmp", 58, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply}
+}
+
+// pingID tells the series of one process apart: raw sockets hear everything.
+func (tb *Testbed) pingID() int { return int(uint16(tb.pings.Add(1))) }
+
+func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval time.Duration, onReply func()) (PingResult, error) {
+	protocol := pingProtocolOf(to)
+	var socket *icmp.PacketConn
+	if err := h.Space().Do(func() (err error) {
+		socket, err = icmp.ListenPacket(protocol.network, "")
+		return err
+	}); err != nil {
+		return PingResult{}, fmt.Errorf("ping from %s: %w", h.Name, err)
+	}
+	id := h.tb.pingID()
+	var received atomic.Int64
+	gap := make(chan time.Duration, 1)
+	start := time.Now()
+	go func() {
+		gap <- listen(socket, protocol, to, id, start, func() {
+			received.Add(1)
+			onReply()
+		})
+	}()
+	sent := 0
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		sent++
+		message := icmp.Message{Type: protocol.request, Body: &icmp.Echo{ID: id, Seq: sent & 0xffff, Data: make([]byte, 24)}}
+		packet, err := message.Marshal(nil)
+		if err != nil {
+			return PingResult{}, errors.Join(err, socket.Close())
+		}
+		// That nothing gets through is for the result to say: a guard route
+		// makes sending itself fail.
+		_, _ = socket.WriteTo(packet, &net.IPAddr{IP: to.AsSlice()})
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		}
+	}
+	if err := socket.Close(); err != nil {
+		return PingResult{}, err
+	}
+	longest := <-gap
+	return PingResult{Sent: sent, Received: int(received.Load()), LongestGap: longest}, nil
+}
+
+// listen reports each reply until the socket is closed, and returns the longest
+// time without one.
+func listen(socket *icmp.PacketConn, protocol pingProtocol, from netip.Addr, id int, start time.Time, onReply func()) time.Duration {
+	buffer := make([]byte, 1500)
+	last, longest := start, time.Duration(0)
+	for {
+		n, source, err := socket.ReadFrom(buffer)
+		now := time.Now()
+		if err != nil {
+			return max(longest, now.Sub(last))
+		}
+		message, err := icmp.ParseMessage(protocol.number, buffer[:n])
+		if err != nil || message.Type != protocol.reply {
+			continue
+		}
+		echo, ok := message.Body.(*icmp.Echo)
+		address, isIP := source.(*net.IPAddr)
+		if !ok || !isIP || echo.ID != id || !address.IP.Equal(from.AsSlice()) {
+			continue
+		}
+		longest = max(longest, now.Sub(last))
+		last = now
+		onReply()
+	}
+}
