@@ -1,0 +1,361 @@
+package mirror
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// churn makes random changes to services and slices of the three clusters,
+// from a seed that is logged. Services of one name take turns at being to
+// mirror, global, headless, without ports in common, or gone.
+type churn struct {
+	b    *bed
+	rand *rand.Rand
+	uid  int
+}
+
+func (b *bed) newChurn(t *testing.T) *churn {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	return &churn{b: b, rand: rand.New(rand.NewPCG(seed, 0))}
+}
+
+func (c *churn) step(ctx context.Context) error {
+	clusters := []*testbed.Cluster{c.b.aws, c.b.merit, c.b.gcp}
+	at := c.rand.IntN(len(clusters))
+	cluster := clusters[at]
+	namespace := fmt.Sprintf("churn-%d", c.rand.IntN(2))
+	name := fmt.Sprintf("s%d", c.rand.IntN(4))
+	if c.rand.IntN(6) == 0 {
+		return remove(ctx, cluster, namespace, name)
+	}
+	s := svc(name)
+	switch {
+	case c.rand.IntN(2) == 0:
+		global(s)
+		if c.rand.IntN(3) == 0 {
+			localFirst(s)
+		}
+	case c.rand.IntN(4) == 0:
+		s.Labels[globalMark] = "true"
+	}
+	if c.rand.IntN(6) == 0 {
+		headless(s)
+	}
+	for _, p := range []corev1.ServicePort{{Name: "metrics", Port: 9090, Protocol: corev1.ProtocolTCP}, {Name: "other", Port: 80, Protocol: corev1.ProtocolTCP}} {
+		if c.rand.IntN(4) == 0 {
+			s.Spec.Ports = append(s.Spec.Ports[:len(s.Spec.Ports)-c.rand.IntN(2)], p)
+		}
+	}
+	var all []*discoveryv1.EndpointSlice
+	for i := range c.rand.IntN(3) {
+		var ips []string
+		for range c.rand.IntN(5) {
+			c.uid++
+			// Some are another cluster's.
+			of := at
+			if c.rand.IntN(10) == 0 {
+				of = c.rand.IntN(3)
+			}
+			ips = append(ips, fmt.Sprintf("10.%d.%d.%d", []int{4, 6, 2}[of], c.uid/250%250, 1+c.uid%250))
+		}
+		sl := slice(s, fmt.Sprintf("%s-%d", name, i), ips...)
+		for e := range sl.Endpoints {
+			ready := c.rand.IntN(4) > 0
+			sl.Endpoints[e].Conditions.Ready = &ready
+		}
+		all = append(all, sl)
+	}
+	err := put(ctx, cluster, namespace, s, all...)
+	if err != nil && strings.Contains(err.Error(), "may not change once set") {
+		// Headless or not is for life; so are the ports' uniqueness rules.
+		return remove(ctx, cluster, namespace, name)
+	}
+	if err != nil && strings.Contains(err.Error(), "is invalid") {
+		return nil
+	}
+	return err
+}
+
+// testRandom runs random histories, each from where the last one ended, and
+// compares what is there in the end with a computation from nothing.
+func testRandom(t *testing.T, b *bed) {
+	c := b.newChurn(t)
+	i := b.start(t, nil)
+	for range 6 {
+		for range 40 {
+			must(t, c.step(t.Context()))
+		}
+		b.inOrder(t, i)
+		if c.rand.IntN(2) == 0 {
+			i.stop()
+			i = b.start(t, nil)
+		}
+	}
+}
+
+// recorder notes what must not happen to objects of the mirror namespace while
+// their origins stay.
+type recorder struct {
+	mu      sync.Mutex
+	bad     []string
+	have    map[string][]string // addresses of slices
+	keeping func(address string) bool
+	stop    func()
+}
+
+// record begins now. Services must stay the objects that they are, and
+// addresses that keeping says must stay.
+func (b *bed) record(t *testing.T, keeping func(address string) bool) *recorder {
+	t.Helper()
+	r := &recorder{have: map[string][]string{}, keeping: keeping}
+	api := b.gcp.Client()
+	services, err := api.CoreV1().Services(home).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	list, err := api.DiscoveryV1().EndpointSlices(home).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range list.Items {
+		r.slice(watch.Added, &list.Items[i])
+	}
+	ctx := context.WithoutCancel(t.Context())
+	ws, err := api.CoreV1().Services(home).Watch(ctx, metav1.ListOptions{ResourceVersion: services.ResourceVersion})
+	must(t, err)
+	we, err := api.DiscoveryV1().EndpointSlices(home).Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	must(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for e := range ws.ResultChan() {
+			if s, ok := e.Object.(*corev1.Service); ok && e.Type != watch.Modified {
+				r.note(fmt.Sprintf("service %s %s", s.Name, e.Type))
+			}
+		}
+	})
+	wg.Go(func() {
+		for e := range we.ResultChan() {
+			if s, ok := e.Object.(*discoveryv1.EndpointSlice); ok {
+				r.slice(e.Type, s)
+			}
+		}
+	})
+	r.stop = sync.OnceFunc(func() {
+		ws.Stop()
+		we.Stop()
+		wg.Wait()
+	})
+	t.Cleanup(r.stop)
+	return r
+}
+
+func (r *recorder) note(what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.bad = append(r.bad, what)
+}
+
+func (r *recorder) slice(event watch.EventType, s *discoveryv1.EndpointSlice) {
+	var now []string
+	if event != watch.Deleted {
+		for i := range s.Endpoints {
+			now = append(now, s.Endpoints[i].Addresses...)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, a := range r.have[s.Name] {
+		if !slices.Contains(now, a) && r.keeping(a) {
+			r.bad = append(r.bad, fmt.Sprintf("%s left %s", a, s.Name))
+		}
+	}
+	r.have[s.Name] = now
+}
+
+// check fails the test for each thing that must not have happened.
+func (r *recorder) check(t *testing.T) {
+	t.Helper()
+	r.stop()
+	for _, what := range r.bad[:min(len(r.bad), 20)] {
+		t.Error(what)
+	}
+}
+
+// steady creates services that stay, in all three clusters, and returns their
+// names.
+func (b *bed) steady(t *testing.T) []string {
+	t.Helper()
+	var names []string
+	for n := range 12 {
+		s := svc(fmt.Sprintf("s%d", n))
+		if n%2 == 0 {
+			global(s)
+		}
+		names = append(names, s.Name)
+		for i, c := range []*testbed.Cluster{b.aws, b.merit, b.gcp} {
+			must(t, put(t.Context(), c, "steady", s.DeepCopy(), slice(s, s.Name, fmt.Sprintf("10.%d.200.%d", []int{4, 6, 2}[i], 1+n))))
+		}
+	}
+	return names
+}
+
+// replica prepares the built program on a node of gcp.
+func (b *bed) replica(t *testing.T, name string, port int) *services.Replica {
+	t.Helper()
+	b.once.Do(func() {
+		var err error
+		b.binary, err = mesh.Build(t.Context(), "semaphore-service-mirror", b.tb.Dir(), "-race")
+		must(t, err)
+		b.node, err = b.gcp.AddNode(t.Context(), testbed.NodeConfig{})
+		must(t, err)
+	})
+	r, err := services.Prepare(t.Context(), b.binary, name, port, b.node, b.aws, b.merit)
+	must(t, err)
+	t.Cleanup(func() {
+		if p := r.Process(); p != nil {
+			p.Kill()
+			if log := p.Log(); strings.Contains(log, "DATA RACE") || strings.Contains(log, "panic:") {
+				t.Errorf("%s:\n%s", name, log)
+			}
+		}
+	})
+	return r
+}
+
+// testKills kills the program again and again while its clusters change.
+func testKills(t *testing.T, b *bed) {
+	names := b.steady(t)
+	r := b.replica(t, "killed", 8081)
+	must(t, r.Start())
+	cfg := b.config(t)
+	wait(t, "what must be", func() error { return b.differs(t.Context(), cfg) })
+	seen := b.record(t, func(string) bool { return false })
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- b.shuffle(ctx, names) }()
+	for range 12 {
+		// From before it has read anything to in the midst of writing.
+		<-time.After(time.Duration(50+rand.IntN(900)) * time.Millisecond)
+		r.Kill()
+		must(t, r.Start())
+	}
+	cancel()
+	must(t, <-done)
+	wait(t, "what must be", func() error { return b.differs(t.Context(), cfg) })
+	seen.check(t)
+}
+
+// shuffle changes ports and endpoints of services that stay until ctx ends.
+func (b *bed) shuffle(ctx context.Context, names []string) error {
+	for n := 0; ctx.Err() == nil; n++ {
+		i := rand.IntN(3)
+		c, subnet := []*testbed.Cluster{b.aws, b.merit, b.gcp}[i], []int{4, 6, 2}[i]
+		name := names[rand.IntN(len(names))]
+		s, err := c.Client().CoreV1().Services("steady").Get(context.WithoutCancel(ctx), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if rand.IntN(3) == 0 {
+			s.Spec.Ports = []corev1.ServicePort{{Name: "http", Port: 80 + rand.Int32N(3), Protocol: corev1.ProtocolTCP}}
+			if _, err := c.Client().CoreV1().Services("steady").Update(context.WithoutCancel(ctx), s, metav1.UpdateOptions{}); err != nil {
+				return err
+			}
+		}
+		ips := []string{fmt.Sprintf("10.%d.%d.%d", subnet, n/250%200, 1+n%250), fmt.Sprintf("10.%d.201.%d", subnet, 1+n%250)}
+		if err := putSlice(context.WithoutCancel(ctx), c, "steady", slice(s, fmt.Sprintf("%s-%d", name, rand.IntN(2)), ips...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// testFlapping has the API server of merit come and go for a minute: killed,
+// which breaks connections, and cut off, which leaves them hanging.
+func testFlapping(t *testing.T, b *bed) {
+	b.steady(t)
+	r := b.replica(t, "flapped", 8082)
+	must(t, r.Start())
+	cfg := b.config(t)
+	wait(t, "what must be", func() error { return b.differs(t.Context(), cfg) })
+	seen := b.record(t, func(string) bool { return true })
+	length := time.Minute
+	if testing.Short() {
+		length = 10 * time.Second
+	}
+	for end := time.Now().Add(length); time.Now().Before(end); {
+		b.merit.StopAPI()
+		<-time.After(time.Duration(rand.IntN(3000)) * time.Millisecond)
+		must(t, b.merit.StartAPI(t.Context()))
+		<-time.After(time.Duration(rand.IntN(3000)) * time.Millisecond)
+		must(t, b.merit.CutAPI())
+		<-time.After(time.Duration(rand.IntN(3000)) * time.Millisecond)
+		must(t, b.merit.RestoreAPI())
+		if rand.IntN(3) == 0 {
+			// The cut may have come before it has heard of merit at all.
+			r.Kill()
+			must(t, r.Start())
+		}
+	}
+	// It is heard of again, and what changes there counts.
+	s := svc("late")
+	must(t, put(t.Context(), b.merit, "steady", s, slice(s, "late", "10.6.0.1")))
+	b.leadsTo(t, "merit-steady-73736d-late", "10.6.0.1")
+	seen.mu.Lock()
+	seen.bad = slices.DeleteFunc(seen.bad, func(what string) bool { return strings.Contains(what, "73736d-late ADDED") })
+	seen.mu.Unlock()
+	seen.check(t)
+}
+
+// testReplicas has two replicas agree on one that writes, and hand over.
+func testReplicas(t *testing.T, b *bed) {
+	replicas := []*services.Replica{b.replica(t, "one", 8083), b.replica(t, "two", 8084)}
+	leaders := func() (leading []*services.Replica) {
+		for _, r := range replicas {
+			if s, err := r.Status(t.Context()); err == nil && s.Leading {
+				leading = append(leading, r)
+			}
+		}
+		return leading
+	}
+	for _, r := range replicas {
+		must(t, r.Start())
+	}
+	wait(t, "a leader", func() error {
+		if n := len(leaders()); n != 1 {
+			return fmt.Errorf("%d leaders", n)
+		}
+		return nil
+	})
+	s := svc("web")
+	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web", "10.4.0.1")))
+	b.leadsTo(t, "aws-shop-73736d-web", "10.4.0.1")
+
+	first := leaders()[0]
+	stopped := time.Now()
+	must(t, first.Stop(t.Context()))
+	must(t, putSlice(t.Context(), b.aws, "shop", slice(s, "web", "10.4.0.1", "10.4.0.2")))
+	b.leadsTo(t, "aws-shop-73736d-web", "10.4.0.1", "10.4.0.2")
+	if took := time.Since(stopped); took > 15*time.Second {
+		t.Errorf("handed over in %v: the lease expired rather than being given up", took)
+	}
+	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+		if _, err := leaders()[0].Get(t.Context(), path); err != nil {
+			t.Error(err)
+		}
+	}
+}

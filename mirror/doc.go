@@ -1,0 +1,15 @@
+// Package mirror gives services of other clusters names in this one.
+//
+// A mirror is a local Service whose endpoints live in one remote cluster. A
+// global service is one whose endpoints are those of all services of a
+// namespace and name, in any of the clusters, this one included. Both are
+// made of one Service and one EndpointSlice per slice of the origin, so that
+// one changed endpoint there is one write here, and what must be here is a
+// pure function of what is there.
+//
+//	watches ─> Controller.Reconcile ─> planner: which targets differ now?
+//	                                      │ names
+//	                                      v
+//	                           queue ─> workers (leader only): compare the
+//	                           target with what the cluster holds, and write
+package mirror

@@ -1,0 +1,347 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+)
+
+const globalName = "gl-shop-73736d-web"
+
+// clusters waits until a global service is said to be in these clusters.
+func (b *bed) in(t *testing.T, want string) *corev1.Service {
+	t.Helper()
+	var got *corev1.Service
+	wait(t, "the clusters of "+globalName, func() error {
+		got = b.service(t, globalName)
+		if list := got.Annotations[annotClusters]; list != want {
+			return fmt.Errorf("%q, want %q", list, want)
+		}
+		return nil
+	})
+	return got
+}
+
+func testGlobal(t *testing.T, b *bed) {
+	i := b.start(t, nil)
+	s := svc("web", global)
+	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	b.leadsTo(t, globalName, "10.4.0.1")
+	first := b.in(t, "aws")
+	more := svc("web", global, ports(
+		corev1.ServicePort{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP},
+		corev1.ServicePort{Name: "metrics", Port: 9090, Protocol: corev1.ProtocolTCP},
+	))
+	// The slices of all three have one name.
+	must(t, put(t.Context(), b.merit, "shop", more, slice(more, "web-1", "10.6.0.1")))
+	must(t, put(t.Context(), b.gcp, "shop", s, slice(s, "web-1", "10.2.0.1")))
+	b.leadsTo(t, globalName, "10.2.0.1", "10.4.0.1", "10.6.0.1")
+	got := b.in(t, "aws,gcp,merit")
+	if got.UID != first.UID {
+		t.Error("made anew")
+	}
+	if len(got.Spec.Ports) != 2 {
+		t.Errorf("ports %+v", got.Spec.Ports)
+	}
+	for _, sl := range b.slices(t, globalName) {
+		for _, e := range sl.Endpoints {
+			if e.Hints != nil || e.NodeName != nil || e.Zone != nil || e.TargetRef != nil {
+				t.Errorf("endpoint %+v", e)
+			}
+		}
+	}
+	// A global service isn't mirrored as well.
+	b.inOrder(t, i)
+
+	must(t, remove(t.Context(), b.aws, "shop", "web"))
+	b.leadsTo(t, globalName, "10.2.0.1", "10.6.0.1")
+	b.in(t, "gcp,merit")
+	must(t, remove(t.Context(), b.merit, "shop", "web"))
+	b.leadsTo(t, globalName, "10.2.0.1")
+	if got := b.in(t, "gcp"); len(got.Spec.Ports) != 1 {
+		t.Errorf("ports %+v", got.Spec.Ports)
+	}
+	// Without the label it is no longer global.
+	patch(t, b.gcp, "shop", "web", `{"metadata":{"labels":{"mirror.semaphore.uw.io/global-service":null}}}`)
+	b.gone(t, globalName)
+}
+
+func testConflicts(t *testing.T, b *bed) {
+	i := b.start(t, nil)
+	younger := svc("web", global, headless, ports(corev1.ServicePort{Name: "http", Port: 81, Protocol: corev1.ProtocolTCP}))
+	older := svc("web", global)
+	must(t, put(t.Context(), b.merit, "shop", older, slice(older, "web-1", "10.6.0.1")))
+	// Ages have a resolution of a second.
+	created := time.Now()
+	wait(t, "another second", func() error {
+		if time.Now().Unix() <= created.Unix() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	must(t, put(t.Context(), b.aws, "shop", younger, slice(younger, "web-1", "10.4.0.1")))
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+	b.in(t, "aws,merit")
+	check := func() {
+		t.Helper()
+		b.inOrder(t, i)
+		if got := b.service(t, globalName); len(got.Spec.Ports) != 1 || got.Spec.Ports[0].Port != 80 || got.Spec.ClusterIP == corev1.ClusterIPNone {
+			t.Errorf("address %s, ports %+v: not those of the oldest", got.Spec.ClusterIP, got.Spec.Ports)
+		}
+	}
+	check()
+	i.listed(t, globalName, func(s ServiceStatus) bool {
+		return slices.Equal(s.Conflicts, []Conflict{{"aws", "headless or not"}, {"aws", "port http 81/TCP: http 80/TCP elsewhere"}})
+	})
+	b.told(t, globalName, "Conflict")
+	// Whatever the order in which they are heard of.
+	for range 3 {
+		i.stop()
+		i = b.start(t, nil)
+		check()
+	}
+}
+
+func testLocalFirst(t *testing.T, b *bed) {
+	node := func(name, zone string) {
+		t.Helper()
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if zone != "" {
+			n.Labels = map[string]string{corev1.LabelTopologyZone: zone}
+		}
+		_, err := b.gcp.Client().CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
+		must(t, err)
+		t.Cleanup(func() {
+			if err := b.gcp.Client().CoreV1().Nodes().Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	hinted := func(want map[string][]string) {
+		t.Helper()
+		wait(t, "hints", func() error {
+			got := map[string][]string{}
+			for _, sl := range b.slices(t, globalName) {
+				for _, e := range sl.Endpoints {
+					if e.Hints == nil {
+						continue
+					}
+					for _, z := range e.Hints.ForZones {
+						got[e.Addresses[0]] = append(got[e.Addresses[0]], z.Name)
+					}
+				}
+			}
+			if fmt.Sprint(got) != fmt.Sprint(want) {
+				return fmt.Errorf("%v, want %v", got, want)
+			}
+			return nil
+		})
+	}
+	b.start(t, nil)
+	s := svc("web", global, localFirst)
+	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, put(t.Context(), b.gcp, "shop", s, slice(s, "web-1", "10.2.0.1")))
+	// Nodes without a zone, or none at all, are in the one without a name.
+	hinted(map[string][]string{"10.2.0.1": {""}, "10.4.0.1": {remoteZone}})
+	node("one", "b")
+	hinted(map[string][]string{"10.2.0.1": {"b"}, "10.4.0.1": {remoteZone}})
+	node("two", "a")
+	node("three", "")
+	hinted(map[string][]string{"10.2.0.1": {"", "a", "b"}, "10.4.0.1": {remoteZone}})
+	if d := b.service(t, globalName).Spec.TrafficDistribution; d == nil || *d != corev1.ServiceTrafficDistributionPreferClose {
+		t.Errorf("traffic distribution %v", d)
+	}
+
+	// Only with the label.
+	for _, c := range []interface{ Client() kubernetes.Interface }{b.aws, b.gcp} {
+		u, err := c.Client().CoreV1().Services("shop").Get(t.Context(), "web", metav1.GetOptions{})
+		must(t, err)
+		delete(u.Labels, firstMark)
+		_, err = c.Client().CoreV1().Services("shop").Update(t.Context(), u, metav1.UpdateOptions{})
+		must(t, err)
+	}
+	hinted(map[string][]string{})
+	wait(t, "no traffic distribution", func() error {
+		if d := b.service(t, globalName).Spec.TrafficDistribution; d != nil {
+			return errors.New(*d)
+		}
+		return nil
+	})
+}
+
+func testStale(t *testing.T, b *bed) {
+	i := b.start(t, func(cfg *Config) { cfg.Remotes[1].StaleAfter = 3 * time.Second })
+	s := svc("web", global)
+	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, put(t.Context(), b.merit, "shop", s, slice(s, "web-1", "10.6.0.1")))
+	must(t, put(t.Context(), b.merit, "shop", svc("own"), slice(svc("own"), "own-1", "10.6.0.2")))
+	b.leadsTo(t, "merit-shop-73736d-own", "10.6.0.2")
+	only := svc("only", global)
+	must(t, put(t.Context(), b.merit, "shop", only, slice(only, "only-1", "10.6.0.3")))
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+	b.leadsTo(t, "gl-shop-73736d-only", "10.6.0.3")
+
+	b.merit.StopAPI()
+	b.leadsTo(t, globalName, "10.4.0.1")
+	b.in(t, "aws,merit")
+	// The last ones of a service, and mirrors, stay.
+	b.leadsTo(t, "gl-shop-73736d-only", "10.6.0.3")
+	b.leadsTo(t, "merit-shop-73736d-own", "10.6.0.2")
+	// Those in contact have no endpoint left: better outdated ones than none.
+	sl := slice(s, "web-1", "10.4.0.1")
+	no := false
+	sl.Endpoints[0].Conditions.Ready = &no
+	must(t, putSlice(t.Context(), b.aws, "shop", sl))
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+	must(t, putSlice(t.Context(), b.aws, "shop", slice(s, "web-1", "10.4.0.1")))
+	b.leadsTo(t, globalName, "10.4.0.1")
+
+	must(t, b.merit.StartAPI(t.Context()))
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+	i.stop()
+}
+
+func testRestart(t *testing.T, b *bed) {
+	i := b.start(t, nil)
+	web, api := svc("web", global), svc("api")
+	must(t, put(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
+	must(t, put(t.Context(), b.gcp, "shop", web, slice(web, "web-1", "10.2.0.1")))
+	must(t, put(t.Context(), b.aws, "shop", api, slice(api, "api-1", "10.4.0.2"), slice(api, "api-2", "10.4.0.3")))
+	must(t, put(t.Context(), b.merit, "shop", svc("old"), slice(svc("old"), "old-1", "10.6.0.4")))
+	b.quiet(t, i)
+	i.stop()
+
+	i = b.start(t, nil)
+	if n := b.quiet(t, i); n != 0 {
+		t.Errorf("%d writes after a restart with nothing to do", n)
+	}
+	i.stop()
+
+	// What ended meanwhile goes, and nothing else is touched.
+	must(t, b.aws.Client().DiscoveryV1().EndpointSlices("shop").Delete(t.Context(), "api-2", metav1.DeleteOptions{}))
+	must(t, remove(t.Context(), b.merit, "shop", "old"))
+	uid := b.service(t, globalName).UID
+	i = b.start(t, nil)
+	b.leadsTo(t, "aws-shop-73736d-api", "10.4.0.2")
+	b.gone(t, "merit-shop-73736d-old")
+	if n := b.quiet(t, i); n != 3 {
+		t.Errorf("%d writes, want 3 deletions", n)
+	}
+	if b.service(t, globalName).UID != uid {
+		t.Error("made anew")
+	}
+}
+
+func testRestartBlind(t *testing.T, b *bed) {
+	i := b.start(t, nil)
+	both, only := svc("web", global), svc("only", global)
+	must(t, put(t.Context(), b.aws, "shop", both, slice(both, "web-1", "10.4.0.1")))
+	must(t, put(t.Context(), b.merit, "shop", both, slice(both, "web-1", "10.6.0.1")))
+	must(t, put(t.Context(), b.merit, "shop", only, slice(only, "only-1", "10.6.0.2")))
+	must(t, put(t.Context(), b.merit, "shop", svc("api"), slice(svc("api"), "api-1", "10.6.0.3")))
+	b.quiet(t, i)
+	i.stop()
+
+	b.merit.StopAPI()
+	i = b.start(t, nil)
+	// What merit serves stays, also where the other cluster changes.
+	must(t, put(t.Context(), b.aws, "shop", both, slice(both, "web-1", "10.4.0.1", "10.4.0.2")))
+	b.leadsTo(t, globalName, "10.4.0.1", "10.4.0.2", "10.6.0.1")
+	b.in(t, "aws,merit")
+	must(t, remove(t.Context(), b.aws, "shop", "web"))
+	b.leadsTo(t, globalName, "10.6.0.1")
+	b.in(t, "merit")
+	b.leadsTo(t, "gl-shop-73736d-only", "10.6.0.2")
+	b.leadsTo(t, "merit-shop-73736d-api", "10.6.0.3")
+	if err := i.Ready(); err != nil {
+		t.Errorf("not ready although all that is known is here: %v", err)
+	}
+	i.listed(t, "merit-shop-73736d-api", func(s ServiceStatus) bool { return s.Held != "" })
+	i.stop()
+
+	// A second restart, and then merit comes back.
+	i = b.start(t, nil)
+	wait(t, "the local state", i.Ready)
+	must(t, b.merit.StartAPI(t.Context()))
+	must(t, remove(t.Context(), b.merit, "shop", "only"))
+	b.gone(t, "gl-shop-73736d-only")
+	b.leadsTo(t, globalName, "10.6.0.1")
+	b.inOrder(t, i)
+}
+
+func testOrphans(t *testing.T, b *bed) {
+	i := b.start(t, nil)
+	web := svc("web", global)
+	must(t, put(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
+	must(t, put(t.Context(), b.merit, "shop", web, slice(web, "web-1", "10.6.0.1")))
+	must(t, put(t.Context(), b.aws, "shop", svc("api"), slice(svc("api"), "api-1", "10.4.0.2")))
+	must(t, put(t.Context(), b.merit, "shop", svc("api"), slice(svc("api"), "api-1", "10.6.0.2")))
+	b.quiet(t, i)
+	i.stop()
+
+	// The prefix of aws is another one, and merit is no longer configured.
+	without := func(cfg *Config) {
+		cfg.Remotes = cfg.Remotes[:1]
+		cfg.Remotes[0].Prefix = "amazon"
+	}
+	i = b.start(t, without)
+	b.leadsTo(t, "amazon-shop-73736d-api", "10.4.0.2")
+	b.gone(t, "aws-shop-73736d-api")
+	b.gone(t, "merit-shop-73736d-api")
+	b.leadsTo(t, globalName, "10.4.0.1")
+	b.in(t, "aws")
+	b.inOrder(t, i)
+	i.stop()
+
+	i = b.start(t, func(cfg *Config) { cfg.GlobalSelector = nil })
+	b.gone(t, globalName)
+	b.leadsTo(t, "merit-shop-73736d-api", "10.6.0.2")
+	b.leadsTo(t, "aws-shop-73736d-api", "10.4.0.2")
+	i.stop()
+}
+
+func testTakeover(t *testing.T, b *bed) {
+	// As the original tool leaves them.
+	left := func(name string, mark labels.Set, annotations map[string]string) *corev1.Service {
+		s := svc(name, func(s *corev1.Service) {
+			s.Labels, s.Annotations, s.Spec.Selector = mark, annotations, nil
+		})
+		must(t, put(t.Context(), b.gcp, home, s))
+		return b.service(t, name)
+	}
+	prefixed := func(prefix string) labels.Set { return labels.Set{labelMirrored: "true", labelPrefix: prefix} }
+	kept := left("aws-shop-73736d-api", prefixed("aws"), nil)
+	left("aws-shop-73736d-gone", prefixed("aws"), nil)
+	left("ancient-shop-73736d-api", prefixed("ancient"), nil)
+	merged := left(globalName, labels.Set{labelGlobal: "true"}, map[string]string{annotClusters: "aws,gcp"})
+	old := slice(svc("web"), "gl-web-1", "10.4.0.1")
+	old.Labels = map[string]string{
+		discoveryv1.LabelServiceName: globalName, discoveryv1.LabelManagedBy: managedBy,
+		"mirrored-endpoint-slice": "true", legacySliceFrom: "aws",
+	}
+	must(t, putSlice(t.Context(), b.gcp, home, old))
+
+	web, api := svc("web", global), svc("api")
+	must(t, put(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
+	must(t, put(t.Context(), b.aws, "shop", api, slice(api, "api-1", "10.4.0.2")))
+	i := b.start(t, nil)
+	b.inOrder(t, i)
+	b.gone(t, "aws-shop-73736d-gone")
+	b.gone(t, "ancient-shop-73736d-api")
+	if got := b.service(t, kept.Name); got.UID != kept.UID || got.Annotations[annotName] != "api" {
+		t.Errorf("mirror made anew, or not marked: %v", got.Annotations)
+	}
+	if got := b.in(t, "aws"); got.UID != merged.UID {
+		t.Error("global service made anew")
+	}
+	b.leadsTo(t, globalName, "10.4.0.1")
+}

@@ -1,0 +1,109 @@
+package mirror
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// part is what one cluster adds to a global service.
+type part struct {
+	cluster    string
+	svc        *Service
+	slices     []*Slice
+	local      bool
+	stale      bool // out of contact for too long
+	remembered bool // the local object, in place of clusters not heard of since start
+}
+
+// Conflict is what several services of one global service don't agree on. The
+// oldest has its way.
+type Conflict struct {
+	Cluster string `json:"cluster"` // whose wish is not granted
+	What    string `json:"what"`
+}
+
+// compareParts orders by age, then by name: who comes first is right. What is
+// remembered comes before all: until the others were heard of, nothing that
+// they may have asked for is changed.
+func compareParts(a, b *part) int {
+	return cmp.Or(
+		-boolCompare(a.remembered, b.remembered),
+		a.svc.Created.Compare(b.svc.Created),
+		cmp.Compare(a.cluster, b.cluster),
+	)
+}
+
+// merge makes one spec of those of all parts, which are sorted.
+func merge(parts []*part) (spec Spec, localFirst bool, conflicts []Conflict) {
+	first := parts[0].svc
+	spec = Spec{Traits: first.Spec.Traits}
+	localFirst = first.LocalFirst
+	for _, p := range parts {
+		object := func(format string, args ...any) {
+			conflicts = append(conflicts, Conflict{p.cluster, fmt.Sprintf(format, args...)})
+		}
+		t := p.svc.Spec.Traits
+		spec.IPv4 = spec.IPv4 || t.IPv4
+		spec.IPv6 = spec.IPv6 || t.IPv6
+		switch {
+		case t.Headless != spec.Headless:
+			object("headless or not")
+		case t.PublishNotReady != spec.PublishNotReady:
+			object("publishNotReadyAddresses")
+		case t.AffinityTimeout != spec.AffinityTimeout:
+			object("session affinity")
+		}
+		if p.svc.LocalFirst != localFirst {
+			object("routing strategy")
+		}
+		for _, port := range p.svc.Spec.Ports {
+			if what := addPort(&spec, port); what != "" {
+				object("%s", what)
+			}
+		}
+	}
+	return spec, localFirst, conflicts
+}
+
+// addPort adds a port unless it is there, and returns what stands against it.
+func addPort(spec *Spec, port Port) string {
+	for _, have := range spec.Ports {
+		same := have.Protocol == port.Protocol && have.Port == port.Port
+		switch {
+		case have.Name == port.Name && same:
+			if have.AppProtocol != port.AppProtocol {
+				return fmt.Sprintf("appProtocol of port %s", describe(port))
+			}
+			return ""
+		case have.Name == port.Name:
+			return fmt.Sprintf("port %s: %s elsewhere", describe(port), describe(have))
+		case same:
+			return fmt.Sprintf("port %s: named %q elsewhere", describe(port), have.Name)
+		case have.Name == "" || port.Name == "":
+			// Only a single port may go without a name.
+			return fmt.Sprintf("port %s beside %s", describe(port), describe(have))
+		}
+	}
+	spec.Ports = append(spec.Ports, port)
+	return ""
+}
+
+func describe(p Port) string {
+	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
+}
+
+// withoutStale returns the parts whose endpoints count: those in contact, or
+// all while none of those has one that is ready. An empty service would be
+// worse than an outdated one. Dropped says whether any was left out.
+func withoutStale(parts []*part, ready func(p *part) bool) (counting []*part, dropped bool) {
+	if !slices.ContainsFunc(parts, func(p *part) bool { return p.stale }) {
+		return parts, false
+	}
+	fresh := slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return p.stale })
+	if !slices.ContainsFunc(fresh, ready) {
+		return parts, false
+	}
+	return fresh, true
+}

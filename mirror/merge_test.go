@@ -1,0 +1,134 @@
+package mirror
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+func tcp(name string, port int32) Port {
+	return Port{Name: name, Protocol: corev1.ProtocolTCP, Port: port, Target: intstr.FromInt32(port)}
+}
+
+func newPart(cluster string, age int, traits Traits, ports ...Port) *part {
+	return &part{cluster: cluster, svc: &Service{Created: time.Unix(int64(age), 0), Spec: Spec{Traits: traits, Ports: ports}}}
+}
+
+func TestMerge(t *testing.T) {
+	four, six, both := Traits{IPv4: true}, Traits{IPv6: true}, Traits{IPv4: true, IPv6: true}
+	for _, c := range []struct {
+		name      string
+		parts     []*part
+		want      Spec
+		conflicts []Conflict
+	}{
+		{"one", []*part{newPart("a", 1, four, tcp("http", 80))}, Spec{four, []Port{tcp("http", 80)}}, nil},
+		{
+			"ports and families are united",
+			[]*part{newPart("a", 1, four, tcp("http", 80)), newPart("b", 2, six, tcp("http", 80), tcp("metrics", 9090))},
+			Spec{both, []Port{tcp("http", 80), tcp("metrics", 9090)}}, nil,
+		},
+		{
+			"one name, two ports: the oldest decides",
+			[]*part{newPart("b", 1, four, tcp("http", 80)), newPart("a", 2, four, tcp("http", 8080), tcp("more", 81))},
+			Spec{four, []Port{tcp("http", 80), tcp("more", 81)}},
+			[]Conflict{{"a", "port http 8080/TCP: http 80/TCP elsewhere"}},
+		},
+		{
+			"one age: the name of the cluster decides",
+			[]*part{newPart("b", 1, four, tcp("http", 80)), newPart("a", 1, four, tcp("http", 81))},
+			Spec{four, []Port{tcp("http", 81)}},
+			[]Conflict{{"b", "port http 80/TCP: http 81/TCP elsewhere"}},
+		},
+		{
+			"one port, two names",
+			[]*part{newPart("a", 1, four, tcp("http", 80)), newPart("b", 2, four, tcp("web", 80))},
+			Spec{four, []Port{tcp("http", 80)}},
+			[]Conflict{{"b", `port web 80/TCP: named "http" elsewhere`}},
+		},
+		{
+			"only a single port has no name",
+			[]*part{newPart("a", 1, four, tcp("", 80)), newPart("b", 2, four, tcp("web", 81))},
+			Spec{four, []Port{tcp("", 80)}},
+			[]Conflict{{"b", "port web 81/TCP beside 80/TCP"}},
+		},
+		{
+			"headless and not",
+			[]*part{newPart("a", 2, Traits{Headless: true, IPv4: true}), newPart("b", 1, four, tcp("http", 80))},
+			Spec{four, []Port{tcp("http", 80)}},
+			[]Conflict{{"a", "headless or not"}},
+		},
+		{
+			"what is remembered comes before all",
+			[]*part{
+				newPart("a", 1, four, tcp("http", 80)),
+				{svc: &Service{Created: time.Unix(9, 0), Spec: Spec{four, []Port{tcp("http", 81)}}}, remembered: true},
+			},
+			Spec{four, []Port{tcp("http", 81)}},
+			[]Conflict{{"a", "port http 80/TCP: http 81/TCP elsewhere"}},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for range 5 {
+				rand.Shuffle(len(c.parts), func(i, j int) { c.parts[i], c.parts[j] = c.parts[j], c.parts[i] })
+				slices.SortFunc(c.parts, compareParts)
+				spec, _, conflicts := merge(c.parts)
+				if diff := cmp.Diff(c.want, spec); diff != "" {
+					t.Errorf("spec (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(c.conflicts, conflicts); diff != "" {
+					t.Errorf("conflicts (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestStalePartsAreLeftOutWhileOthersAreReady(t *testing.T) {
+	ready := func(p *part) bool { return p.local }
+	for _, c := range []struct {
+		name  string
+		parts []*part
+		want  int
+	}{
+		{"nobody is stale", []*part{{}, {}}, 2},
+		{"another one is ready", []*part{{stale: true}, {local: true}}, 1},
+		{"nobody else is ready", []*part{{stale: true, local: true}, {}}, 2},
+		{"all are stale", []*part{{stale: true}, {stale: true, local: true}}, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			counting, dropped := withoutStale(c.parts, ready)
+			if len(counting) != c.want || dropped != (c.want < len(c.parts)) {
+				t.Errorf("%d count, dropped %v, want %d", len(counting), dropped, c.want)
+			}
+		})
+	}
+}
+
+func TestHintsCoverAllZones(t *testing.T) {
+	var zones []string
+	for _, r := range "abcdefghijklmnopqrst" {
+		zones = append(zones, string(r))
+	}
+	covered := map[string]bool{}
+	for i := range 3 {
+		h := hints(zones, i)
+		if len(h.ForZones) != maxZones {
+			t.Errorf("endpoint %d is for %d zones", i, len(h.ForZones))
+		}
+		for _, z := range h.ForZones {
+			covered[z.Name] = true
+		}
+	}
+	if len(covered) != len(zones) {
+		t.Errorf("%d of %d zones are covered by three endpoints", len(covered), len(zones))
+	}
+	if hints(nil, 0) != nil {
+		t.Error("hints without zones")
+	}
+}

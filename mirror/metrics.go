@@ -1,0 +1,261 @@
+package mirror
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/util/workqueue"
+)
+
+const metricsPrefix = "semaphore_service_mirror_"
+
+// Metrics tell how a controller is doing. Those of watches and of the queue
+// have the names that they have in the original tool.
+type Metrics struct {
+	controller *Controller
+
+	watcherEvents  *prometheus.CounterVec
+	watcherObjects *prometheus.Desc
+	writes         *prometheus.CounterVec
+
+	depth, unfinished, longest *prometheus.GaugeVec
+	adds, retries              *prometheus.CounterVec
+	latency, duration          *prometheus.HistogramVec
+
+	services, endpoints, refused    *prometheus.Desc
+	conflicts, renamed, outdated    *prometheus.Desc
+	failing, blocked, held, leading *prometheus.Desc
+
+	mu      sync.Mutex
+	watches []watched
+}
+
+// watched counts the objects of one watch.
+type watched struct {
+	watcher, kind, runner string
+	objects               func() int
+}
+
+func newMetrics() *Metrics {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(metricsPrefix+name, help, labels, nil)
+	}
+	gauge := func(name, help string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricsPrefix + name, Help: help}, []string{"name"})
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: metricsPrefix + name, Help: help}, labels)
+	}
+	histogram := func(name, help string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: metricsPrefix + name, Help: help,
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+		}, []string{"name"})
+	}
+	return &Metrics{
+		watcherEvents:  counter("kube_watcher_events_total", "Events received, by watcher, kind and type.", "watcher", "kind", "event_type", "runner"),
+		watcherObjects: desc("kube_watcher_objects", "Objects watched, by watcher and kind.", "watcher", "kind", "runner"),
+		writes:         counter("writes_total", "Requests that change objects of the mirror namespace, by kind and verb.", "kind", "verb"),
+
+		depth:      gauge("queue_depth", "Services that wait to be looked at."),
+		unfinished: gauge("queue_unfinished_work_seconds", "How long the services that are being written have been, in all."),
+		longest:    gauge("queue_longest_running_processor_seconds", "How long the one that takes longest has been written."),
+		adds:       counter("queue_adds_total", "How often a service was queued.", "name"),
+		retries:    counter("queue_retries_total", "How often a service was queued again after an error.", "name"),
+		latency:    histogram("queue_latency_duration_seconds", "How long services waited in the queue."),
+		duration:   histogram("queue_work_duration_seconds", "How long comparing and writing a service took."),
+
+		services:  desc("services", "Local services by the cluster that they are from; global ones have none.", "cluster"),
+		endpoints: desc("endpoints", "Endpoints of local services by the cluster that they are from.", "cluster"),
+		refused:   desc("endpoints_refused", "Endpoints that are left out, by cluster: their addresses are outside of its pod subnets, or none of a pod.", "cluster"),
+		conflicts: desc("global_conflicts", "Disagreements between the services of a global service."),
+		renamed:   desc("services_renamed", "Services that have another name than the rule says, because a rival has that."),
+		outdated:  desc("global_services_outdated", "Global services without endpoints of clusters out of contact."),
+		failing:   desc("services_failing", "Services that are not what they must be, because writing failed."),
+		blocked:   desc("services_blocked", "Services whose place somebody else's object has; they fail as well."),
+		held:      desc("services_held", "Services that stay as they are until their cluster has been heard of."),
+		leading:   desc("leader", "Whether this replica writes."),
+	}
+}
+
+// Metrics returns a collector, to be registered once.
+func (c *Controller) Metrics() *Metrics { return c.metrics }
+
+func (m *Metrics) vectors() []prometheus.Collector {
+	return []prometheus.Collector{
+		m.watcherEvents, m.writes, m.depth, m.unfinished, m.longest, m.adds, m.retries, m.latency, m.duration,
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, v := range m.vectors() {
+		v.Describe(ch)
+	}
+	for _, d := range []*prometheus.Desc{
+		m.watcherObjects, m.services, m.endpoints, m.refused, m.conflicts, m.renamed, m.outdated,
+		m.failing, m.blocked, m.held, m.leading,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	for _, v := range m.vectors() {
+		v.Collect(ch)
+	}
+	gauge := func(d *prometheus.Desc, value int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
+	}
+	m.mu.Lock()
+	watches := slices.Clone(m.watches)
+	m.mu.Unlock()
+	for _, w := range watches {
+		gauge(m.watcherObjects, w.objects(), w.watcher, w.kind, w.runner)
+	}
+	t := m.controller.totals()
+	for _, cluster := range slices.Sorted(maps.Keys(t.clusters)) {
+		c := t.clusters[cluster]
+		gauge(m.services, c.services, cluster)
+		gauge(m.endpoints, c.endpoints, cluster)
+		gauge(m.refused, c.refused, cluster)
+	}
+	gauge(m.services, t.global, "")
+	gauge(m.conflicts, t.conflicts)
+	gauge(m.renamed, t.renamed)
+	gauge(m.outdated, t.outdated)
+	gauge(m.failing, t.failing)
+	gauge(m.blocked, t.blocked)
+	gauge(m.held, t.held)
+	leading := 0
+	if t.leading {
+		leading = 1
+	}
+	gauge(m.leading, leading)
+}
+
+// wrote counts a request.
+func (m *Metrics) wrote(kind, verb string) { m.writes.WithLabelValues(kind, verb).Inc() }
+
+// idle says that nothing is queued or written any more.
+func (m *Metrics) idle() {
+	for _, g := range []*prometheus.GaugeVec{m.depth, m.unfinished, m.longest} {
+		g.Reset()
+	}
+}
+
+// events returns what counts the events of a watch.
+func (m *Metrics) events(watcher, kind, runner string) func(watch.EventType) {
+	counters := map[watch.EventType]prometheus.Counter{}
+	for _, t := range []watch.EventType{watch.Added, watch.Modified, watch.Deleted, watch.Bookmark, watch.Error} {
+		counters[t] = m.watcherEvents.WithLabelValues(watcher, kind, string(t), runner)
+	}
+	return func(t watch.EventType) {
+		if c := counters[t]; c != nil {
+			c.Inc()
+		}
+	}
+}
+
+// watch adds a watch whose objects are counted.
+func (m *Metrics) watch(watcher, kind, runner string, objects func() int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.watches = append(m.watches, watched{watcher, kind, runner, objects})
+}
+
+// totals are sums over all services.
+type totals struct {
+	clusters                                               map[string]clusterTotals
+	global, conflicts, renamed, outdated, failing, blocked int
+	held                                                   int
+	leading                                                bool
+}
+
+type clusterTotals struct{ services, endpoints, refused int }
+
+func (c *Controller) totals() totals {
+	t := totals{clusters: map[string]clusterTotals{}}
+	c.mu.Lock()
+	t.leading = c.queue != nil
+	for _, id := range c.plan.order {
+		t.clusters[id.cluster] = clusterTotals{}
+	}
+	for _, tg := range c.plan.targets {
+		t.add(tg)
+	}
+	c.mu.Unlock()
+	c.state.mu.Lock()
+	defer c.state.mu.Unlock()
+	t.failing, t.held = len(c.state.failing), len(c.state.holding)
+	for _, err := range c.state.failing {
+		if isForeign(err) {
+			t.blocked++
+		}
+	}
+	return t
+}
+
+func (t *totals) add(tg *target) {
+	if tg.id.Global() {
+		t.global++
+	} else {
+		of := t.clusters[tg.id.Cluster]
+		of.services++
+		t.clusters[tg.id.Cluster] = of
+	}
+	t.conflicts += len(tg.conflicts)
+	if tg.instead != nil {
+		t.renamed++
+	}
+	if tg.outdated {
+		t.outdated++
+	}
+	for cluster, sum := range tg.tallies {
+		of := t.clusters[cluster]
+		of.endpoints += sum.taken
+		of.refused += sum.refused
+		t.clusters[cluster] = of
+	}
+}
+
+// The rest is workqueue.MetricsProvider.
+
+// NewDepthMetric implements workqueue.MetricsProvider.
+func (m *Metrics) NewDepthMetric(name string) workqueue.GaugeMetric {
+	return m.depth.WithLabelValues(name)
+}
+
+// NewAddsMetric implements workqueue.MetricsProvider.
+func (m *Metrics) NewAddsMetric(name string) workqueue.CounterMetric {
+	return m.adds.WithLabelValues(name)
+}
+
+// NewLatencyMetric implements workqueue.MetricsProvider.
+func (m *Metrics) NewLatencyMetric(name string) workqueue.HistogramMetric {
+	return m.latency.WithLabelValues(name)
+}
+
+// NewWorkDurationMetric implements workqueue.MetricsProvider.
+func (m *Metrics) NewWorkDurationMetric(name string) workqueue.HistogramMetric {
+	return m.duration.WithLabelValues(name)
+}
+
+// NewUnfinishedWorkSecondsMetric implements workqueue.MetricsProvider.
+func (m *Metrics) NewUnfinishedWorkSecondsMetric(name string) workqueue.SettableGaugeMetric {
+	return m.unfinished.WithLabelValues(name)
+}
+
+// NewLongestRunningProcessorSecondsMetric implements workqueue.MetricsProvider.
+func (m *Metrics) NewLongestRunningProcessorSecondsMetric(name string) workqueue.SettableGaugeMetric {
+	return m.longest.WithLabelValues(name)
+}
+
+// NewRetriesMetric implements workqueue.MetricsProvider.
+func (m *Metrics) NewRetriesMetric(name string) workqueue.CounterMetric {
+	return m.retries.WithLabelValues(name)
+}

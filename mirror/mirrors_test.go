@@ -1,0 +1,282 @@
+package mirror
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// listed waits until a service's entry in the status is as it must be.
+func (i *instance) listed(t *testing.T, name string, check func(s ServiceStatus) bool) {
+	t.Helper()
+	wait(t, "the status of "+name, func() error {
+		for _, s := range i.Status().Services {
+			if s.Name == name {
+				if check(s) {
+					return nil
+				}
+				return fmt.Errorf("%+v", s)
+			}
+		}
+		return errors.New("not listed")
+	})
+}
+
+func testRefusals(t *testing.T, b *bed) {
+	i := b.start(t, nil)
+	named := svc("elsewhere", func(s *corev1.Service) {
+		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"}
+	})
+	must(t, put(t.Context(), b.aws, "web", named))
+	hostile := svc("hostile")
+	names := slice(hostile, "names")
+	names.AddressType = discoveryv1.AddressTypeFQDN
+	names.Endpoints = endpoints("db.example.org")
+	must(t, put(t.Context(), b.aws, "web", hostile, names, slice(hostile, "mixed",
+		"10.4.1.1", // the only one that is a pod of aws
+		"10.2.0.1", "10.6.0.1", "10.102.0.1", "192.0.2.1", "8.8.8.8",
+	)))
+	must(t, put(t.Context(), b.aws, "web", svc("good"), slice(svc("good"), "good", "10.4.1.2")))
+	b.leadsTo(t, "aws-web-73736d-good", "10.4.1.2")
+	b.leadsTo(t, "aws-web-73736d-hostile", "10.4.1.1")
+	i.listed(t, "aws-web-73736d-hostile", func(s ServiceStatus) bool { return s.Refused["aws"] != "" })
+	status := i.Status()
+	if diff := cmp.Diff([]RejectedStatus{{"aws/web/elsewhere", "type ExternalName: it has a name elsewhere, and no endpoints"}}, status.Rejected); diff != "" {
+		t.Errorf("rejected (-want +got):\n%s", diff)
+	}
+	for _, c := range status.Clusters {
+		if c.Name == "aws" && (c.Refused != 6 || c.Endpoints != 2 || c.Services != 2) {
+			t.Errorf("aws: %+v", c)
+		}
+	}
+}
+
+func testNames(t *testing.T, b *bed) {
+	// The rest of aws's prefix is a namespace in merit: "c1" + "x-y" and
+	// "c1-x" + "y" make one name.
+	b2 := func(cfg *Config) { cfg.Remotes[0].Prefix, cfg.Remotes[1].Prefix = "c1", "c1-x" }
+	i := b.start(t, b2)
+	must(t, put(t.Context(), b.aws, "x-y", svc("n"), slice(svc("n"), "n", "10.4.0.1")))
+	b.leadsTo(t, "c1-x-y-73736d-n", "10.4.0.1")
+	must(t, put(t.Context(), b.merit, "y", svc("n"), slice(svc("n"), "n", "10.6.0.1")))
+	b.leadsTo(t, "c1-x-y-73736d-n", "10.6.0.1")
+	var second string
+	wait(t, "another name for the first", func() error {
+		for _, s := range i.Status().Services {
+			if s.Origin == "aws/x-y/n" && s.Instead == "merit/y/n" {
+				second = s.Name
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", i.Status().Services)
+	})
+	b.leadsTo(t, second, "10.4.0.1")
+	b.quiet(t, i)
+	// The longer prefix gone, the name is free.
+	must(t, remove(t.Context(), b.merit, "y", "n"))
+	b.leadsTo(t, "c1-x-y-73736d-n", "10.4.0.1")
+	b.gone(t, second)
+	b.inOrder(t, i)
+
+	long := svc(strings.Repeat("n", 63))
+	namespace := strings.Repeat("s", 63)
+	must(t, put(t.Context(), b.aws, namespace, long, slice(long, "long", "10.4.0.9")))
+	name := Name("c1", Key{namespace, long.Name})
+	if len(name) != maxName {
+		t.Errorf("%s has %d characters", name, len(name))
+	}
+	b.leadsTo(t, name, "10.4.0.9")
+	b.inOrder(t, i)
+}
+
+func testDrift(t *testing.T, b *bed) {
+	i := b.start(t, nil)
+	s := svc("web")
+	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	const name = "aws-shop-73736d-web"
+	made := b.service(t, name)
+	b.leadsTo(t, name, "10.4.0.1")
+	api := b.gcp.Client().DiscoveryV1().EndpointSlices(home)
+	for _, c := range []struct{ what, body string }{
+		{"a port more", `{"spec":{"ports":[{"name":"http","port":80},{"name":"more","port":81}]}}`},
+		{"another port", `{"spec":{"ports":[{"name":"http","port":8080}]}}`},
+		{"a selector", `{"spec":{"selector":{"app":"other"}}}`},
+		{"another type", `{"spec":{"type":"NodePort"}}`},
+		{"external addresses", `{"spec":{"externalIPs":["192.0.2.1"]}}`},
+		{"affinity", `{"spec":{"sessionAffinity":"ClientIP"}}`},
+		{"local traffic only", `{"spec":{"internalTrafficPolicy":"Local"}}`},
+		{"no label", `{"metadata":{"labels":{"mirrored-svc":null}}}`},
+		{"no labels", `{"metadata":{"labels":null}}`},
+		{"another origin", `{"metadata":{"annotations":{"mirror.semaphore.uw.io/name":"other"}}}`},
+		{"one family", `{"spec":{"ipFamilyPolicy":"SingleStack"}}`},
+	} {
+		patch(t, b.gcp, home, name, c.body)
+		b.inOrder(t, i)
+		if got := b.service(t, name); got.UID != made.UID || got.Spec.ClusterIP != made.Spec.ClusterIP {
+			t.Errorf("%s: repaired by deletion", c.what)
+		}
+	}
+	for _, body := range []string{
+		`{"endpoints":[]}`,
+		`{"endpoints":[{"addresses":["10.4.0.1"],"nodeName":"local"}]}`,
+		`{"ports":[{"name":"http","port":1}]}`,
+		`{"metadata":{"labels":{"kubernetes.io/service-name":"other"}}}`,
+		`{"metadata":{"labels":{"endpointslice.kubernetes.io/managed-by":null}}}`,
+	} {
+		if all := b.slices(t, name); len(all) == 1 {
+			_, err := api.Patch(t.Context(), all[0].Name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+			must(t, err)
+		} else {
+			t.Fatalf("%d slices", len(all))
+		}
+		b.inOrder(t, i)
+	}
+	// A slice with our marks that we didn't make is one to remove.
+	planted := slice(s, "planted", "10.4.0.66")
+	planted.Labels = map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: managedBy}
+	_, err := api.Create(t.Context(), planted, metav1.CreateOptions{})
+	must(t, err)
+	b.inOrder(t, i)
+	b.leadsTo(t, name, "10.4.0.1")
+
+	must(t, api.Delete(t.Context(), b.slices(t, name)[0].Name, metav1.DeleteOptions{}))
+	b.inOrder(t, i)
+	must(t, b.gcp.Client().CoreV1().Services(home).Delete(t.Context(), name, metav1.DeleteOptions{}))
+	b.inOrder(t, i)
+	// Other people's marks stay.
+	patch(t, b.gcp, home, name, `{"metadata":{"labels":{"team":"a"},"annotations":{"note":"b"}},"spec":{"selector":{"app":"other"}}}`)
+	b.inOrder(t, i)
+	if got := b.service(t, name); got.Labels["team"] != "a" || got.Annotations["note"] != "b" {
+		t.Errorf("labels %v, annotations %v", got.Labels, got.Annotations)
+	}
+}
+
+func testForeign(t *testing.T, b *bed) {
+	const name = "aws-shop-73736d-web"
+	mine := svc(name, func(s *corev1.Service) { s.Labels = nil })
+	must(t, put(t.Context(), b.gcp, home, mine))
+	other := svc("other", func(s *corev1.Service) { s.Labels = map[string]string{"app": "other"} })
+	must(t, put(t.Context(), b.gcp, home, other, slice(other, "other-1", "10.2.0.1")))
+	before := b.service(t, name)
+
+	i := b.start(t, nil)
+	s := svc("web")
+	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, put(t.Context(), b.aws, "shop", svc("fine"), slice(svc("fine"), "fine-1", "10.4.0.2")))
+	b.leadsTo(t, "aws-shop-73736d-fine", "10.4.0.2")
+	i.listed(t, name, func(s ServiceStatus) bool { return strings.Contains(s.Error, errForeign.Error()) })
+	must(t, remove(t.Context(), b.aws, "shop", "web"))
+	wait(t, "no more error", func() error {
+		for _, s := range i.Status().Services {
+			if s.Name == name {
+				return fmt.Errorf("%+v", s)
+			}
+		}
+		return nil
+	})
+	if diff := cmp.Diff(before, b.service(t, name)); diff != "" {
+		t.Errorf("somebody else's service (-before +after):\n%s", diff)
+	}
+	b.leadsTo(t, "other", "10.2.0.1")
+
+	// With the other one gone, ours takes its place.
+	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	i.listed(t, name, func(s ServiceStatus) bool { return s.Error != "" })
+	must(t, remove(t.Context(), b.gcp, home, name))
+	b.leadsTo(t, name, "10.4.0.1")
+
+	// Endpoints that somebody adds to a service of ours are told, and stay.
+	planted := slice(s, "planted", "10.2.0.66")
+	planted.Labels[discoveryv1.LabelServiceName] = name
+	must(t, putSlice(t.Context(), b.gcp, home, planted))
+	i.listed(t, name, func(s ServiceStatus) bool { return slices.Equal(s.Foreign, []string{"planted"}) })
+	b.told(t, name, "ForeignEndpoints")
+	b.leadsTo(t, name, "10.2.0.66", "10.4.0.1")
+}
+
+// told waits for an Event about a local service.
+func (b *bed) told(t *testing.T, name, reason string) {
+	t.Helper()
+	wait(t, "event "+reason+" of "+name, func() error {
+		list, err := b.gcp.Client().CoreV1().Events(home).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range list.Items {
+			if e := &list.Items[i]; e.InvolvedObject.Name == name && e.Reason == reason {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d others", len(list.Items))
+	})
+}
+
+func testLegacyEndpoints(t *testing.T, b *bed) {
+	i := b.start(t, func(cfg *Config) { cfg.LegacyEndpoints = true })
+	s := svc("fluentd")
+	sl := slice(s, "fluentd-1", "10.4.0.2", "10.4.0.3")
+	no := false
+	sl.Endpoints[1].Conditions.Ready = &no
+	must(t, put(t.Context(), b.aws, "sys-log", s, sl))
+	const name = "aws-sys-log-73736d-fluentd"
+	api := b.gcp.Client().CoreV1().Endpoints(home)
+	read := func() (string, error) {
+		e, err := api.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		text := "skip-mirror=" + e.Labels[discoveryv1.LabelSkipMirror]
+		for _, s := range e.Subsets {
+			for _, a := range s.Addresses {
+				text += fmt.Sprintf(" %s:%d", a.IP, s.Ports[0].Port)
+			}
+			for _, a := range s.NotReadyAddresses {
+				text += fmt.Sprintf(" (%s)", a.IP)
+			}
+		}
+		return text, nil
+	}
+	is := func(want string) {
+		t.Helper()
+		wait(t, "endpoints", func() error {
+			got, err := read()
+			if err == nil && got != want {
+				err = fmt.Errorf("%q, want %q", got, want)
+			}
+			return err
+		})
+	}
+	is("skip-mirror=true 10.4.0.2:8080 (10.4.0.3)")
+	before := b.quiet(t, i)
+	must(t, putSlice(t.Context(), b.aws, "sys-log", slice(s, "fluentd-1", "10.4.0.3", "10.4.0.2")))
+	is("skip-mirror=true 10.4.0.2:8080 10.4.0.3:8080")
+	if n := b.quiet(t, i) - before; n != 2 {
+		t.Errorf("%d writes, want one of the slice and one of the endpoints", n)
+	}
+	_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"subsets":[]}`), metav1.PatchOptions{})
+	must(t, err)
+	is("skip-mirror=true 10.4.0.2:8080 10.4.0.3:8080")
+
+	// Nor does a restart write anything.
+	i.stop()
+	i = b.start(t, func(cfg *Config) { cfg.LegacyEndpoints = true })
+	if n := b.quiet(t, i); n != 0 {
+		t.Errorf("%d writes after a restart", n)
+	}
+	must(t, remove(t.Context(), b.aws, "sys-log", "fluentd"))
+	b.gone(t, name)
+	wait(t, "the end of the endpoints", func() error {
+		if _, err := read(); err == nil {
+			return errors.New("still there")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,85 @@
+package mirror
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+func TestNames(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		prefix string
+		origin Key
+		want   string
+	}{
+		{"as in the source documents", "aws", Key{"sys-log", "fluentd"}, "aws-sys-log-73736d-fluentd"},
+		{"63 characters fit", "aws", Key{"n", strings.Repeat("s", 50)}, "aws-n-73736d-" + strings.Repeat("s", 50)},
+		{"64 don't", "aws", Key{"n", strings.Repeat("s", 51)}, "aws-n-73736d-" + strings.Repeat("s", 39) + "-" + hash("aws-n-73736d-"+strings.Repeat("s", 51))},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := Name(c.prefix, c.origin); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
+	}
+	if got := GlobalName(Key{"shop", "web"}); got != "gl-shop-73736d-web" {
+		t.Errorf("global: %s", got)
+	}
+	if got := hash("text"); got != "982d9e3eb9" { // printf text | sha256sum
+		t.Errorf("hash: %s", got)
+	}
+}
+
+func FuzzNames(f *testing.F) {
+	f.Add("aws", "sys-log", "fluentd", "sys", "log-fluentd")
+	f.Add("c1", "x-y", "n", "y", "n")
+	f.Add("gl", "a", "b-73736d-c", "a-73736d-b", "c")
+	f.Fuzz(func(t *testing.T, prefix, namespace, name, namespace2, name2 string) {
+		for _, label := range []string{namespace, name, namespace2, name2} {
+			if len(validation.IsDNS1123Label(label)) > 0 {
+				t.Skip()
+			}
+		}
+		if len(validation.IsDNS1035Label(prefix)) > 0 {
+			t.Skip()
+		}
+		first := claim{id: ID{"one", Key{namespace, name}}, prefix: prefix, svc: &Service{}}
+		second := claim{id: ID{"one", Key{namespace2, name2}}, prefix: prefix, svc: &Service{}}
+		for rank := range 2 {
+			if got := first.nameOf(rank); len(validation.IsDNS1035Label(got)) > 0 {
+				t.Errorf("rank %d: %q is no name of a service: %v", rank, got, validation.IsDNS1035Label(got))
+			}
+		}
+		// Whoever has to give way gets a name that nobody else has.
+		if first.id != second.id {
+			names := []string{first.nameOf(0), first.nameOf(1), second.nameOf(1)}
+			slices.Sort(names)
+			if len(slices.Compact(names)) != 3 {
+				t.Errorf("%v and %v: names %v", first.id, second.id, names)
+			}
+		}
+	})
+}
+
+func TestClaimsAreOrdered(t *testing.T) {
+	old, young := &Service{Created: time.Unix(1, 0)}, &Service{Created: time.Unix(2, 0)}
+	inOrder := []claim{
+		{ID{"", Key{"x-y", "n"}}, "gl", nil},
+		{ID{"long", Key{"y", "n"}}, "c1-x", young},
+		{ID{"aaa", Key{"x-y", "n"}}, "c1", old},
+		{ID{"aaa", Key{"x-y", "m"}}, "c1", young},
+		{ID{"bbb", Key{"x-y", "a"}}, "c2", old},
+	}
+	for i := range inOrder {
+		for j := range inOrder {
+			got := compareClaims(inOrder[i], inOrder[j])
+			if (got < 0) != (i < j) || (got == 0) != (i == j) {
+				t.Errorf("%v and %v compare as %d", inOrder[i].id, inOrder[j].id, got)
+			}
+		}
+	}
+}

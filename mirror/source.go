@@ -1,0 +1,244 @@
+package mirror
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Service is what is read of a Service that others get a copy of. It is not
+// changed once made.
+type Service struct {
+	Key
+	Created time.Time
+	// LocalFirst is whether a global service prefers endpoints of its cluster.
+	LocalFirst bool
+	Spec       Spec
+	// Reject is why it can't be copied; empty: it can.
+	Reject string
+}
+
+// Spec is what a local Service takes over from its origin.
+type Spec struct {
+	Traits
+	Ports []Port
+}
+
+// Traits are what of a Spec isn't ports.
+type Traits struct {
+	Headless        bool
+	PublishNotReady bool
+	// AffinityTimeout is in seconds; 0: sessions have no affinity.
+	AffinityTimeout int32
+	IPv4, IPv6      bool
+}
+
+// Port is one port of a Spec. Its nodePort is nobody's business elsewhere.
+type Port struct {
+	Name        string
+	Protocol    corev1.Protocol
+	Port        int32
+	Target      intstr.IntOrString
+	AppProtocol string
+}
+
+// Slice is what is read of an EndpointSlice. It is not changed once made.
+type Slice struct {
+	Name    string
+	Service Key
+	Family  discoveryv1.AddressType
+	Ports   []discoveryv1.EndpointPort
+	// Endpoints are sorted by address.
+	Endpoints []Endpoint
+	// Unreadable are addresses that aren't.
+	Unreadable []string
+}
+
+// Endpoint is one endpoint of a Slice. Node, zone and the object behind it
+// mean nothing in another cluster: kube-proxy would take an endpoint for its
+// own when a local node has the same name.
+type Endpoint struct {
+	Address                     netip.Addr
+	Hostname                    string
+	Ready, Serving, Terminating Condition
+}
+
+// Condition is a boolean that may be left open.
+type Condition int8
+
+// Values of a Condition.
+const (
+	Unset Condition = iota
+	False
+	True
+)
+
+func condition(b *bool) Condition {
+	switch {
+	case b == nil:
+		return Unset
+	case *b:
+		return True
+	default:
+		return False
+	}
+}
+
+func (c Condition) pointer() *bool {
+	if c == Unset {
+		return nil
+	}
+	value := c == True
+	return &value
+}
+
+// TrimService reads a Service. The selector finds those that prefer local
+// endpoints; nil finds none.
+func TrimService(s *corev1.Service, localFirst labels.Selector) *Service {
+	trimmed := &Service{
+		Key:        Key{s.Namespace, s.Name},
+		Created:    s.CreationTimestamp.UTC(),
+		LocalFirst: localFirst != nil && localFirst.Matches(labels.Set(s.Labels)),
+		Spec:       trimSpec(&s.Spec),
+	}
+	switch {
+	case s.Spec.Type == corev1.ServiceTypeExternalName:
+		trimmed.Reject = "type ExternalName: it has a name elsewhere, and no endpoints"
+	case !trimmed.Spec.Headless && len(s.Spec.Ports) == 0:
+		trimmed.Reject = "no ports"
+	}
+	return trimmed
+}
+
+func trimSpec(s *corev1.ServiceSpec) Spec {
+	spec := Spec{Traits: Traits{
+		Headless:        s.ClusterIP == corev1.ClusterIPNone,
+		PublishNotReady: s.PublishNotReadyAddresses,
+		IPv4:            slices.Contains(s.IPFamilies, corev1.IPv4Protocol),
+		IPv6:            slices.Contains(s.IPFamilies, corev1.IPv6Protocol),
+	}}
+	if !spec.IPv4 && !spec.IPv6 {
+		spec.IPv4, spec.IPv6 = true, true // let this cluster decide
+	}
+	if s.SessionAffinity == corev1.ServiceAffinityClientIP {
+		spec.AffinityTimeout = corev1.DefaultClientIPServiceAffinitySeconds
+		if c := s.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+			spec.AffinityTimeout = *c.ClientIP.TimeoutSeconds
+		}
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		port := Port{Name: p.Name, Protocol: cmp.Or(p.Protocol, corev1.ProtocolTCP), Port: p.Port, Target: p.TargetPort}
+		if port.Target == (intstr.IntOrString{}) {
+			port.Target = intstr.FromInt32(p.Port)
+		}
+		if p.AppProtocol != nil {
+			port.AppProtocol = *p.AppProtocol
+		}
+		spec.Ports = append(spec.Ports, port)
+	}
+	return spec
+}
+
+// TrimSlice reads an EndpointSlice. False: it belongs to no service.
+func TrimSlice(s *discoveryv1.EndpointSlice) (*Slice, bool) {
+	service := s.Labels[discoveryv1.LabelServiceName]
+	if service == "" {
+		return nil, false
+	}
+	trimmed := &Slice{Name: s.Name, Service: Key{s.Namespace, service}, Family: s.AddressType}
+	for _, p := range s.Ports {
+		name, protocol := "", corev1.ProtocolTCP
+		if p.Name != nil {
+			name = *p.Name
+		}
+		if p.Protocol != nil {
+			protocol = *p.Protocol
+		}
+		trimmed.Ports = append(trimmed.Ports, discoveryv1.EndpointPort{
+			Name: &name, Protocol: &protocol, Port: p.Port, AppProtocol: p.AppProtocol,
+		})
+	}
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		if len(e.Addresses) == 0 {
+			continue
+		}
+		// Further addresses have no meaning (API reference of Endpoint).
+		address, err := netip.ParseAddr(e.Addresses[0])
+		if err != nil {
+			trimmed.Unreadable = append(trimmed.Unreadable, e.Addresses[0])
+			continue
+		}
+		endpoint := Endpoint{
+			Address: address,
+			Ready:   condition(e.Conditions.Ready), Serving: condition(e.Conditions.Serving),
+			Terminating: condition(e.Conditions.Terminating),
+		}
+		if e.Hostname != nil && len(validation.IsDNS1123Label(*e.Hostname)) == 0 {
+			endpoint.Hostname = *e.Hostname
+		}
+		trimmed.Endpoints = append(trimmed.Endpoints, endpoint)
+	}
+	slices.SortFunc(trimmed.Endpoints, compareEndpoints)
+	trimmed.Endpoints = slices.Compact(trimmed.Endpoints)
+	return trimmed, true
+}
+
+func compareEndpoints(a, b Endpoint) int {
+	return cmp.Or(
+		a.Address.Compare(b.Address),
+		cmp.Compare(a.Hostname, b.Hostname),
+		cmp.Compare(a.Terminating, b.Terminating),
+		cmp.Compare(a.Ready, b.Ready),
+		cmp.Compare(a.Serving, b.Serving),
+	)
+}
+
+// Equal reports whether two states of a Service are copied alike.
+func (s *Service) Equal(o *Service) bool {
+	return s.Key == o.Key && s.Created.Equal(o.Created) && s.LocalFirst == o.LocalFirst &&
+		s.Reject == o.Reject && s.Spec.Equal(&o.Spec)
+}
+
+// Equal reports whether two specs say the same.
+func (s *Spec) Equal(o *Spec) bool {
+	return s.Traits == o.Traits && slices.Equal(s.Ports, o.Ports)
+}
+
+// Equal reports whether two states of a Slice are copied alike.
+func (s *Slice) Equal(o *Slice) bool {
+	return s.Name == o.Name && s.Service == o.Service && s.Family == o.Family &&
+		slices.EqualFunc(s.Ports, o.Ports, equalPorts) &&
+		slices.Equal(s.Endpoints, o.Endpoints) && slices.Equal(s.Unreadable, o.Unreadable)
+}
+
+func equalPorts(a, b discoveryv1.EndpointPort) bool {
+	return *a.Name == *b.Name && *a.Protocol == *b.Protocol &&
+		equalPointers(a.Port, b.Port) && equalPointers(a.AppProtocol, b.AppProtocol)
+}
+
+func equalPointers[T comparable](a, b *T) bool {
+	return a == b || a != nil && b != nil && *a == *b
+}
+
+// refusal returns why an address may not come from a cluster with the given
+// pod subnets, of which there may be none; empty: it may.
+func refusal(a netip.Addr, family discoveryv1.AddressType, subnets []netip.Prefix) string {
+	switch {
+	case a.Zone() != "" || a.Is4In6() || a.Is4() != (family == discoveryv1.AddressTypeIPv4):
+		return "not an address of its slice's family"
+	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
+		return "not the address of a pod"
+	case len(subnets) > 0 && !slices.ContainsFunc(subnets, func(p netip.Prefix) bool { return p.Contains(a) }):
+		return "outside of the pod subnets"
+	}
+	return ""
+}
