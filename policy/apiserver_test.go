@@ -1,0 +1,454 @@
+package policy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/policy"
+)
+
+// TestOnAPIServers runs the controller between real API servers, with the
+// service accounts and roles of deploy/.
+func TestOnAPIServers(t *testing.T) {
+	b := newBed(t)
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, *bed)
+	}{
+		{"sets follow pods, through both APIs", testLife},
+		{"an address that another pod reuses stays", testReuse},
+		{"a relabelled pod is in one of its sets at any time", testRelabel},
+		{"identities that share a name, and foreign sets", testCollisions},
+		{"edited and deleted sets are repaired", testDrift},
+		{"labels in Calico's annotation are recognised", testAnnotation},
+		{"a restart with nothing to do writes nothing", testRestart},
+		{"a remote out of contact", testContact},
+		{"Calico that comes later", testNoCalico},
+		{"random histories", testHistory},
+		{"a hostile remote", testHostile},
+		{"many pods at once", testVolume},
+		{"kill -9 under churn", testKill},
+		{"two replicas", testReplicas},
+		{"the original's flags and labels", testOriginal},
+		{"a set that is refused holds up no other", testRefused},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, b) })
+		b.clean(t)
+	}
+}
+
+func testLife(t *testing.T, b *bed) {
+	for _, local := range []*testbed.Cluster{b.aws, b.gcp} {
+		t.Run(local.Name, func(t *testing.T) {
+			remote := b.merit
+			sets := b.sets(t, local)
+			put(t, remote,
+				running("sys-log", "forwarder-a", "forwarder", "10.6.0.1", "fd00:10:6::1"),
+				running("sys-log", "forwarder-b", "forwarder", "10.6.0.10"),
+				podSpec{namespace: "sys-log", name: "pending", set: "forwarder", phase: corev1.PodPending},
+				podSpec{namespace: "sys-log", name: "done", set: "forwarder", phase: corev1.PodSucceeded, ips: []string{"10.6.0.66"}},
+				podSpec{namespace: "sys-log", name: "host", set: "forwarder", phase: corev1.PodRunning, ips: []string{"192.168.0.1"}, hostNetwork: true},
+			)
+			i := b.start(t, local, nil, remote)
+			object := "merit-sys-log-forwarder"
+			expect(t, sets, contents{object: set("merit", "sys-log", "forwarder", "10.6.0.1", "fd00:10:6::1", "10.6.0.10")})
+
+			// A rollout.
+			put(t, remote, running("sys-log", "forwarder-c", "forwarder", "10.6.0.11"))
+			must(t, deletePod(t.Context(), remote, "sys-log", "forwarder-a"))
+			expect(t, sets, contents{object: set("merit", "sys-log", "forwarder", "10.6.0.10", "10.6.0.11")})
+
+			// A pod that fails, one that starts.
+			must(t,
+				setStatus(t.Context(), remote, podSpec{namespace: "sys-log", name: "forwarder-b", phase: corev1.PodFailed, ips: []string{"10.6.0.10"}}),
+				setStatus(t.Context(), remote, running("sys-log", "pending", "", "10.6.0.12")))
+			expect(t, sets, contents{object: set("merit", "sys-log", "forwarder", "10.6.0.11", "10.6.0.12")})
+			wait(t, "the status", func() error {
+				skipped := i.status(t, "merit").Skipped
+				if skipped[policy.ReasonFinished] == nil || skipped[policy.ReasonFinished].Pods != 2 || skipped[policy.ReasonHostNetwork] == nil {
+					return fmt.Errorf("skipped %v, want two finished pods and one on the host network", skipped)
+				}
+				return nil
+			})
+			if err := errors.Join(i.Ready(), i.Health()); err != nil {
+				t.Errorf("not well: %v", err)
+			}
+
+			// The last ones go.
+			deletePods(t, remote)
+			expect(t, sets, contents{})
+		})
+	}
+}
+
+func testReuse(t *testing.T, b *bed) {
+	sets := b.sets(t, b.aws)
+	put(t, b.gcp, running("ns", "old", "app", "10.4.0.1"))
+	b.start(t, b.aws, nil, b.gcp)
+	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")})
+
+	r := record(t, sets)
+	put(t, b.gcp, running("ns", "new", "app", "10.4.0.1"), running("ns", "other", "app", "10.4.0.2"))
+	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1", "10.4.0.2")})
+	// The old one is deleted after the new one has its address.
+	must(t, deletePod(t.Context(), b.gcp, "ns", "old"), deletePod(t.Context(), b.gcp, "ns", "other"))
+	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")})
+	r.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
+		if !holds(state, policy.Identity{Cluster: "gcp", Namespace: "ns", Name: "app"}, "10.4.0.1") {
+			t.Errorf("version %s lacks the address", v.set.ResourceVersion)
+		}
+	})
+}
+
+func testRelabel(t *testing.T, b *bed) {
+	sets := b.sets(t, b.aws)
+	put(t, b.gcp, running("ns", "pod", "set-0", "10.4.0.1"), running("ns", "stays", "set-0", "10.4.0.2"))
+	b.start(t, b.aws, nil, b.gcp)
+	expect(t, sets, contents{"gcp-ns-set-0": set("gcp", "ns", "set-0", "10.4.0.1", "10.4.0.2")})
+	r := record(t, sets)
+	for n := 1; n < 20; n++ {
+		to := fmt.Sprintf("set-%d", n%3)
+		must(t, relabel(t.Context(), b.gcp, "ns", "pod", to))
+		want := contents{"gcp-ns-set-0": set("gcp", "ns", "set-0", "10.4.0.2")}
+		want["gcp-ns-"+to] = set("gcp", "ns", to, "10.4.0.1")
+		if to == "set-0" {
+			want["gcp-ns-"+to] = set("gcp", "ns", to, "10.4.0.1", "10.4.0.2")
+		}
+		expect(t, sets, want)
+	}
+	versions := 0
+	r.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
+		versions++
+		for _, name := range []string{"set-0", "set-1", "set-2"} {
+			if holds(state, policy.Identity{Cluster: "gcp", Namespace: "ns", Name: name}, "10.4.0.1") {
+				return
+			}
+		}
+		t.Errorf("version %s of %s: the pod is in none of its sets", v.set.ResourceVersion, v.name)
+	})
+	if versions < 38 {
+		t.Errorf("saw %d versions, want two for each move at least", versions)
+	}
+}
+
+func testCollisions(t *testing.T, b *bed) {
+	sets := b.sets(t, b.aws)
+	theirs := &calico.GlobalNetworkSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "gcp-ns-taken", Labels: map[string]string{"team": "network"}},
+		Spec:       calico.GlobalNetworkSetSpec{Nets: []string{"203.0.113.0/24"}},
+	}
+	_, err := sets.Create(t.Context(), theirs, metav1.CreateOptions{})
+	must(t, err)
+	put(t, b.gcp,
+		running("a-b", "p", "c", "10.4.0.1"),
+		running("a", "p", "b-c", "10.4.0.2"),
+		running("ns", "p", "taken", "10.4.0.3"),
+		running("ns", "q", "Upper_Case", "10.4.0.4"),
+		running("ns", "r", "upper-case", "10.4.0.5"),
+	)
+	i := b.start(t, b.aws, nil, b.gcp)
+	check := func(want map[string]string) {
+		t.Helper()
+		wait(t, "the sets by their labels", func() error {
+			all, err := read(t.Context(), sets)
+			if err != nil {
+				return err
+			}
+			got := map[string]string{}
+			for name, content := range all {
+				if name == "gcp-ns-taken" {
+					if content != " // 203.0.113.0/24" {
+						return fmt.Errorf("the foreign set is %q", content)
+					}
+					continue
+				}
+				fields := strings.SplitN(content, " ", 3)
+				if got[fields[1]] != "" {
+					return fmt.Errorf("two objects for %s", fields[1])
+				}
+				got[fields[1]] = fields[2]
+			}
+			if fmt.Sprint(got) != fmt.Sprint(want) {
+				return fmt.Errorf("got %v, want %v", got, want)
+			}
+			return nil
+		})
+	}
+	check(map[string]string{
+		"gcp/a-b/c": "10.4.0.1/32", "gcp/a/b-c": "10.4.0.2/32", "gcp/ns/taken": "10.4.0.3/32",
+		"gcp/ns/Upper_Case": "10.4.0.4/32", "gcp/ns/upper-case": "10.4.0.5/32",
+	})
+	natural := 0
+	for _, s := range i.status(t, "gcp").Sets {
+		if s.Object == "gcp-a-b-c" {
+			natural++
+		}
+		if s.Object == "gcp-ns-taken" {
+			t.Error("the foreign set counts as ours")
+		}
+	}
+	if natural != 1 {
+		t.Errorf("%d sets have the natural name, want one", natural)
+	}
+	// One of the two goes; the other one is not affected.
+	must(t, deletePod(t.Context(), b.gcp, "a-b", "p"))
+	check(map[string]string{
+		"gcp/a/b-c": "10.4.0.2/32", "gcp/ns/taken": "10.4.0.3/32",
+		"gcp/ns/Upper_Case": "10.4.0.4/32", "gcp/ns/upper-case": "10.4.0.5/32",
+	})
+}
+
+func testDrift(t *testing.T, b *bed) {
+	for _, local := range []*testbed.Cluster{b.aws, b.gcp} {
+		t.Run(local.Name, func(t *testing.T) {
+			sets := b.sets(t, local)
+			deletePods(t, b.merit)
+			put(t, b.merit, running("ns", "p", "app", "10.6.0.1"), running("ns", "q", "app", "fd00::1"))
+			b.start(t, local, nil, b.merit)
+			want := contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.1", "fd00::1")}
+			expect(t, sets, want)
+			for name, patch := range map[string]string{
+				"a net added":     `{"spec":{"nets":["0.0.0.0/0","10.6.0.1/32","fd00::1/128"]}}`,
+				"a net removed":   `{"spec":{"nets":["10.6.0.1/32"]}}`,
+				"no nets":         `{"spec":null}`,
+				"another order":   `{"spec":{"nets":["fd00::1/128","10.6.0.1/32"]}}`,
+				"a label changed": `{"metadata":{"labels":{"policy.semaphore.uw.io/name":"other"}}}`,
+				"a label removed": `{"metadata":{"labels":{"policy.semaphore.uw.io/namespace":null}}}`,
+			} {
+				_, err := sets.Patch(t.Context(), "merit-ns-app", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+				must(t, err)
+				t.Log(name)
+				expect(t, sets, want)
+			}
+			must(t, sets.Delete(t.Context(), "merit-ns-app", metav1.DeleteOptions{}))
+			expect(t, sets, want)
+
+			// What others add and doesn't concern us stays.
+			_, err := sets.Patch(t.Context(), "merit-ns-app", types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"team":"a"},"annotations":{"note":"b"}},"spec":{"nets":[]}}`), metav1.PatchOptions{})
+			must(t, err)
+			expect(t, sets, want)
+			got, err := sets.Get(t.Context(), "merit-ns-app", metav1.GetOptions{})
+			must(t, err)
+			if got.Labels["team"] != "a" || got.Annotations["note"] != "b" {
+				t.Errorf("labels %v, annotations %v: somebody else's are gone", got.Labels, got.Annotations)
+			}
+			deletePods(t, b.merit)
+			expect(t, sets, contents{})
+		})
+	}
+}
+
+func testAnnotation(t *testing.T, b *bed) {
+	sets := b.sets(t, b.aws)
+	old := &calico.GlobalNetworkSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "gcp-ns-app", Annotations: map[string]string{
+			"projectcalico.org/metadata": `{"uid":"c7569765-a47d-424c-9533-80e4a7c201d6","labels":{"managed-by":"semaphore-policy",` +
+				`"policy.semaphore.uw.io/name":"app","policy.semaphore.uw.io/namespace":"ns","policy.semaphore.uw.io/cluster":"gcp"}}`,
+		}},
+		Spec: calico.GlobalNetworkSetSpec{Nets: []string{"10.4.0.9/32"}},
+	}
+	gone := old.DeepCopy()
+	gone.Name = "gcp-ns-gone"
+	gone.Annotations["projectcalico.org/metadata"] = strings.ReplaceAll(gone.Annotations["projectcalico.org/metadata"], `name":"app"`, `name":"gone"`)
+	for _, s := range []*calico.GlobalNetworkSet{old, gone} {
+		_, err := sets.Create(t.Context(), s, metav1.CreateOptions{})
+		must(t, err)
+	}
+	put(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
+	b.start(t, b.aws, nil, b.gcp)
+	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")})
+	got, err := sets.Get(t.Context(), "gcp-ns-app", metav1.GetOptions{})
+	must(t, err)
+	if annotation := got.Annotations["projectcalico.org/metadata"]; !strings.Contains(annotation, "c7569765") {
+		t.Errorf("annotation %s: what else was in it is gone", annotation)
+	}
+}
+
+func testRestart(t *testing.T, b *bed) {
+	sets := b.sets(t, b.aws)
+	put(t, b.gcp, running("ns", "p", "app", "10.4.0.1"), running("ns", "q", "other", "10.4.0.2"))
+	first := b.start(t, b.aws, nil, b.gcp)
+	want := contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1"), "gcp-ns-other": set("gcp", "ns", "other", "10.4.0.2")}
+	expect(t, sets, want)
+	first.stop()
+
+	before, err := sets.List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	second := b.start(t, b.aws, nil, b.gcp)
+	wait(t, "the second run to be ready", second.Ready)
+	// A change that it must make shows that it has looked at everything.
+	put(t, b.gcp, running("ns", "r", "third", "10.4.0.3"))
+	want["gcp-ns-third"] = set("gcp", "ns", "third", "10.4.0.3")
+	expect(t, sets, want)
+	for i := range before.Items {
+		now, err := sets.Get(t.Context(), before.Items[i].Name, metav1.GetOptions{})
+		must(t, err)
+		if now.ResourceVersion != before.Items[i].ResourceVersion {
+			t.Errorf("%s was written for nothing", now.Name)
+		}
+	}
+
+	// What happens while nobody is there is caught up with.
+	second.stop()
+	must(t, deletePod(t.Context(), b.gcp, "ns", "p"), relabel(t.Context(), b.gcp, "ns", "q", "app"))
+	b.start(t, b.aws, nil, b.gcp)
+	delete(want, "gcp-ns-other")
+	want["gcp-ns-app"] = set("gcp", "ns", "app", "10.4.0.2")
+	expect(t, sets, want)
+}
+
+func testContact(t *testing.T, b *bed) {
+	sets := b.sets(t, b.aws)
+	put(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
+	put(t, b.merit, running("ns", "p", "app", "10.6.0.1"))
+	stale := func(c *policy.Config) { c.Remotes[0].StaleAfter = 3 * time.Second }
+	first := b.start(t, b.aws, nil, b.gcp, b.merit)
+	both := contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1"), "merit-ns-app": set("merit", "ns", "app", "10.6.0.1")}
+	expect(t, sets, both)
+
+	b.gcp.StopAPI()
+	stopped := true
+	restart := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+		defer cancel()
+		if stopped {
+			must(t, b.gcp.StartAPI(ctx))
+			stopped = false
+		}
+	}
+	t.Cleanup(restart)
+	wait(t, "the loss of contact to be known", func() error {
+		if first.status(t, "gcp").API.Error == "" {
+			return errors.New("no error")
+		}
+		return nil
+	})
+	// The other remote goes on, and nothing of the first changes.
+	put(t, b.merit, running("ns", "q", "app", "10.6.0.2"))
+	both["merit-ns-app"] = set("merit", "ns", "app", "10.6.0.1", "10.6.0.2")
+	expect(t, sets, both)
+	if err := first.Ready(); err != nil {
+		t.Errorf("not ready: %v", err)
+	}
+	first.stop()
+
+	// A process that never reached it changes nothing either.
+	second := b.start(t, b.aws, nil, b.gcp, b.merit)
+	must(t, deletePod(t.Context(), b.merit, "ns", "p"))
+	both["merit-ns-app"] = set("merit", "ns", "app", "10.6.0.2")
+	expect(t, sets, both)
+	if err := second.Ready(); err != nil {
+		t.Errorf("not ready although the sets of an earlier run stand: %v", err)
+	}
+	second.stop()
+
+	// With a limit the sets become empty.
+	third := b.start(t, b.aws, stale, b.gcp, b.merit)
+	empty := contents{"gcp-ns-app": set("gcp", "ns", "app"), "merit-ns-app": both["merit-ns-app"]}
+	expect(t, sets, empty)
+	if !third.status(t, "gcp").Stale || third.status(t, "merit").Stale {
+		t.Error("the status doesn't say which remote is stale")
+	}
+	restart()
+	expect(t, sets, both)
+
+	// And again, in the life of one process.
+	b.gcp.StopAPI()
+	stopped = true
+	expect(t, sets, empty)
+	restart()
+	expect(t, sets, both)
+}
+
+func testNoCalico(t *testing.T, b *bed) {
+	put(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
+	i := b.start(t, b.merit, nil, b.gcp)
+	wait(t, "a clear error", func() error {
+		if err := i.Ready(); err == nil || !errors.Is(err, policy.ErrNoCalico) && !strings.Contains(err.Error(), policy.ErrNoCalico.Error()) {
+			return fmt.Errorf("ready: %w", err)
+		}
+		return nil
+	})
+	must(t, b.merit.Apply(t.Context(), "testdata/v1.yaml"))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), settle)
+		defer cancel()
+		if _, err := b.merit.Kubectl(ctx, "delete", "crd", "--all"); err != nil {
+			t.Error(err)
+		}
+	})
+	wait(t, "the API to be found", i.Ready)
+	want := contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")}
+	expect(t, b.sets(t, b.merit), want)
+	if api := i.Status().CalicoAPI; api != "crd.projectcalico.org/v1" {
+		t.Errorf("uses %s", api)
+	}
+
+	// Calico moves to native v3 resources: the old ones go.
+	must(t, b.merit.Apply(t.Context(), "testdata/v3.yaml"))
+	for api, want := range map[string]string{"auto": "projectcalico.org/v3", "v3": "projectcalico.org/v3", "v1": "crd.projectcalico.org/v1"} {
+		access, err := policy.NewCalico(as(b.merit, b.accounts["merit"]), api)
+		must(t, err)
+		if _, err := access.Sets(t.Context()); err != nil || access.API() != want {
+			t.Errorf("with both APIs served %s means %q (%v), want %s", api, access.API(), err, want)
+		}
+	}
+	_, err := b.merit.Kubectl(t.Context(), "delete", "crd", "globalnetworksets.crd.projectcalico.org")
+	must(t, err)
+	wait(t, "the move to v3", func() error {
+		if api := i.Status().CalicoAPI; api != "projectcalico.org/v3" {
+			return fmt.Errorf("uses %s", api)
+		}
+		return nil
+	})
+	expect(t, b.sets(t, b.merit), want)
+}
+
+// testRefused has the API server refuse one set, as an admission webhook or a
+// quota might.
+func testRefused(t *testing.T, b *bed) {
+	sets := b.sets(t, b.gcp)
+	must(t, b.gcp.Apply(t.Context(), "testdata/refuse.yaml"))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), settle)
+		defer cancel()
+		if _, err := b.gcp.Kubectl(ctx, "delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "refuse-one-set"); err != nil {
+			t.Error(err)
+		}
+	})
+	wait(t, "the refusal to be in force", func() error {
+		_, err := sets.Create(t.Context(), &calico.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "merit-ns-refused"}},
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			return errors.New("not refused")
+		}
+		return nil
+	})
+	put(t, b.merit, running("ns", "p", "refused", "10.6.0.1"), running("ns", "q", "app", "10.6.0.2"))
+	i := b.start(t, b.gcp, nil, b.merit)
+	expect(t, sets, contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.2")})
+	wait(t, "the refusal in the status", func() error {
+		if why := i.status(t, "merit").Failing["merit-ns-refused"]; !strings.Contains(why, "refused by the test") {
+			return fmt.Errorf("failing %v", i.status(t, "merit").Failing)
+		}
+		return nil
+	})
+	// A pod that moves to the refused set leaves its old one, if late.
+	must(t, relabel(t.Context(), b.merit, "ns", "q", "refused"))
+	expect(t, sets, contents{})
+	must(t, relabel(t.Context(), b.merit, "ns", "q", "app"))
+	expect(t, sets, contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.2")})
+}

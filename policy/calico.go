@@ -1,0 +1,211 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	calicoclient "github.com/projectcalico/api/pkg/client/clientset_generated/clientset"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// APIs that Calico can have, the better one first. Where both are served v3 is
+// that of Calico's API server, which validates, and v1 the custom resources
+// that it keeps its objects in. Releases with native v3 resources have no v1.
+func calicoAPIs() []schema.GroupVersion {
+	return []schema.GroupVersion{
+		{Group: "projectcalico.org", Version: "v3"},
+		{Group: "crd.projectcalico.org", Version: "v1"},
+	}
+}
+
+// networkSets is the resource in all of them.
+const networkSets = "globalnetworksets"
+
+// detectTimeout bounds asking which API there is.
+const detectTimeout = 10 * time.Second
+
+// ErrNoCalico is wrapped by errors that say that the cluster has no Calico, or
+// not the API that was asked for. It may yet be installed.
+var ErrNoCalico = errors.New("calico is not installed")
+
+// SetClient reads and writes GlobalNetworkSets through either API.
+type SetClient interface {
+	Create(ctx context.Context, set *calico.GlobalNetworkSet, opts metav1.CreateOptions) (*calico.GlobalNetworkSet, error)
+	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*calico.GlobalNetworkSet, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*calico.GlobalNetworkSet, error)
+	List(ctx context.Context, opts metav1.ListOptions) (*calico.GlobalNetworkSetList, error)
+	Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error)
+}
+
+// Calico finds out which API the local cluster's Calico has, and reaches it.
+type Calico struct {
+	cfg    *rest.Config
+	wanted []schema.GroupVersion
+
+	mu      sync.Mutex
+	client  SetClient // nil until an API was found
+	version schema.GroupVersion
+}
+
+// NewCalico returns access to Calico in the cluster that cfg reaches. The API
+// is "v3", "v1", or "auto" for the best one that is served. It makes no request.
+func NewCalico(cfg *rest.Config, api string) (*Calico, error) {
+	c := &Calico{cfg: rest.CopyConfig(cfg)}
+	// Custom resources have no protobuf form, and Calico's server lacks it.
+	c.cfg.AcceptContentTypes, c.cfg.ContentType = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	for _, gv := range calicoAPIs() {
+		if api == "auto" || api == gv.Version {
+			c.wanted = append(c.wanted, gv)
+		}
+	}
+	if len(c.wanted) == 0 {
+		return nil, fmt.Errorf("calico API %q is none of auto, v3 and v1", api)
+	}
+	return c, nil
+}
+
+// API returns the group and version in use; empty: none was found yet.
+func (c *Calico) API() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.version.String()
+}
+
+// Sets returns a client of the API in use. When that isn't known it asks the
+// cluster; an error wraps ErrNoCalico when there is none.
+func (c *Calico) Sets(ctx context.Context) (SetClient, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.client != nil {
+		return c.client, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
+	defer cancel()
+	gv, err := c.detect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	client, err := newSetClient(c.cfg, gv)
+	if err != nil {
+		return nil, fmt.Errorf("client of %v: %w", gv, err)
+	}
+	c.client, c.version = client, gv
+	return client, nil
+}
+
+// Forget makes Sets look again, because the API in use has gone.
+func (c *Calico) Forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.client, c.version = nil, schema.GroupVersion{}
+}
+
+// detect returns the first of the wanted APIs that is served. One that is
+// registered but doesn't answer is an error, not a reason to take the next.
+func (c *Calico) detect(ctx context.Context) (schema.GroupVersion, error) {
+	client, err := rest.UnversionedRESTClientFor(withCodec(c.cfg, metav1.Unversioned))
+	if err != nil {
+		return schema.GroupVersion{}, fmt.Errorf("look for calico: %w", err)
+	}
+	for _, gv := range c.wanted {
+		var list metav1.APIResourceList
+		err := client.Get().AbsPath("/apis", gv.Group, gv.Version).Do(ctx).Into(&list)
+		switch {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return schema.GroupVersion{}, fmt.Errorf("look for calico's API %v: %w", gv, err)
+		}
+		for i := range list.APIResources {
+			if list.APIResources[i].Name == networkSets {
+				return gv, nil
+			}
+		}
+	}
+	return schema.GroupVersion{}, fmt.Errorf("%w: no %s in %v", ErrNoCalico, networkSets, c.wanted)
+}
+
+func newSetClient(cfg *rest.Config, gv schema.GroupVersion) (SetClient, error) {
+	if gv.Version == calico.SchemeGroupVersion.Version {
+		client, err := calicoclient.NewForConfig(cfg)
+		if err != nil {
+			return nil, err
+		}
+		return client.ProjectcalicoV3().GlobalNetworkSets(), nil
+	}
+	// The custom resource has the same fields under another group.
+	scheme := runtime.NewScheme()
+	scheme.AddKnownTypes(gv, &calico.GlobalNetworkSet{}, &calico.GlobalNetworkSetList{})
+	metav1.AddToGroupVersion(scheme, gv)
+	cfg = withCodec(cfg, gv)
+	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	client, err := rest.RESTClientFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return gentype.NewClientWithList(networkSets, rest.Interface(client), runtime.NewParameterCodec(scheme), "",
+		func() *calico.GlobalNetworkSet { return &calico.GlobalNetworkSet{} },
+		func() *calico.GlobalNetworkSetList { return &calico.GlobalNetworkSetList{} }), nil
+}
+
+// withCodec returns a copy of cfg for a client of one group and version.
+func withCodec(cfg *rest.Config, gv schema.GroupVersion) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.GroupVersion, cfg.APIPath = &gv, "/apis"
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, metav1.Unversioned)
+	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return cfg
+}
+
+// listWatch reads all network sets through the API in use. When that API has
+// gone, the next request looks for another one.
+func (c *Calico) listWatch() cache.ListerWatcher {
+	noted := func(err error) error {
+		if apierrors.IsNotFound(err) {
+			c.Forget()
+		}
+		return err
+	}
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			client, err := c.Sets(ctx)
+			if err != nil {
+				return nil, err
+			}
+			list, err := client.List(ctx, current(options))
+			return list, noted(err)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			client, err := c.Sets(ctx)
+			if err != nil {
+				return nil, err
+			}
+			w, err := client.Watch(ctx, options)
+			return w, noted(err)
+		},
+	}
+}
+
+// current makes a list that may be answered from a cache, however old, one that
+// is up to date. A replica that starts must not undo what another one did.
+func current(options metav1.ListOptions) metav1.ListOptions {
+	if options.ResourceVersion == "0" {
+		options.ResourceVersion, options.ResourceVersionMatch = "", ""
+	}
+	return options
+}

@@ -1,0 +1,79 @@
+package policy
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Metrics counts what the controller does. It is a collector, to be registered
+// once. What there is at the moment is told by the Controller, which is a
+// collector as well.
+type Metrics struct {
+	passes   *prometheus.HistogramVec
+	delays   *prometheus.HistogramVec
+	writes   *prometheus.CounterVec
+	failures *prometheus.CounterVec
+	requeues *prometheus.CounterVec
+}
+
+// NewMetrics returns metrics that are zero. Two of them have the names that the
+// original tool gave them.
+func NewMetrics() *Metrics {
+	return &Metrics{
+		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "semaphore_policy_reconcile_seconds",
+			Help:    "How long it took to compare the pods of a remote with its sets.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5},
+		}, []string{"cluster"}),
+		delays: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "semaphore_policy_write_delay_seconds",
+			Help:    "How long changes of network sets took from being noticed to being written.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30},
+		}, []string{"cluster"}),
+		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_policy_writes_total",
+			Help: "Network sets of a remote that were created, patched or deleted.",
+		}, []string{"cluster", "verb"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kube_policy_semaphore_calico_client_failures",
+			Help: "Number of calico client failed requests.",
+		}, []string{"type"}),
+		requeues: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_policy_outdated_writes_total",
+			Help: "Writes given up because somebody else had changed the network set meanwhile.",
+		}, []string{"cluster"}),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range m.all() {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range m.all() {
+		c.Collect(ch)
+	}
+}
+
+func (m *Metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.passes, m.delays, m.writes, m.failures, m.requeues}
+}
+
+// wrote counts one write; verb is empty when no request was needed.
+func (m *Metrics) wrote(cluster, verb string, delay time.Duration, err error) {
+	switch {
+	case errors.Is(err, errOutdated):
+		m.requeues.WithLabelValues(cluster).Inc()
+	case err != nil:
+		m.failures.WithLabelValues(verb).Inc()
+	case verb != "":
+		m.writes.WithLabelValues(cluster, verb).Inc()
+		m.delays.WithLabelValues(cluster).Observe(delay.Seconds())
+	}
+}

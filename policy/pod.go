@@ -1,0 +1,128 @@
+package policy
+
+import (
+	"net/netip"
+	"time"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Reason says why a pod, or one of its addresses, is in no set. It is the value
+// of a metric's label.
+type Reason string
+
+// The reasons. The first two are the normal course of a pod's life.
+const (
+	ReasonFinished     Reason = "finished"             // it succeeded or failed: its address may be another pod's
+	ReasonNoAddress    Reason = "no_address"           // it has none yet
+	ReasonHostNetwork  Reason = "host_network"         // its address is that of a whole node
+	ReasonBadName      Reason = "bad_name"             // label value or namespace can't be the value of a label
+	ReasonBadAddress   Reason = "bad_address"          // not an address that a pod can have
+	ReasonMoreAddress  Reason = "more_than_one_family" // beyond one address of each family
+	ReasonOutside      Reason = "outside_pod_subnets"  // not in the subnets configured for the remote
+	ReasonTooManySets  Reason = "too_many_sets"        // the remote has as many sets as it may
+	maxReportedNameLen        = 64                     // of a name that isn't valid, for reports
+)
+
+// normal reports whether pods are skipped for this reason all the time.
+func (r Reason) normal() bool { return r == ReasonFinished || r == ReasonNoAddress }
+
+// Pod is what is kept of a pod of a remote cluster that carries the label. It
+// holds on to nothing of the object that it was made from.
+type Pod struct {
+	Namespace, Name string
+	// Set is the label's value.
+	Set string
+	// V4 and V6 are the pod's addresses, at most one of each family, as
+	// Kubernetes has it; the zero Addr stands for none.
+	V4, V6 netip.Addr
+	// Created is when the pod was, in seconds of Unix time.
+	Created int64
+	// Finished pods have ended for good, and have no address.
+	Finished bool
+	// HostNetwork pods share the addresses of their node.
+	HostNetwork bool
+	// Fault is what is wrong with the pod's names or with some of its
+	// addresses; empty: nothing.
+	Fault Reason
+}
+
+// Equal reports whether two states of a pod are the same to its set.
+func (p Pod) Equal(q Pod) bool { return p == q }
+
+// PodFor returns a function that makes a Pod of a pod's object. False means
+// that the pod doesn't carry the label.
+//
+// The remote may send anything at all: what its own API server would never
+// accept is cut short here, so that it can't fill memory.
+func PodFor(label string) func(*corev1.Pod) (Pod, bool) {
+	return func(pod *corev1.Pod) (Pod, bool) {
+		set, labelled := pod.Labels[label]
+		if !labelled {
+			return Pod{}, false
+		}
+		p := Pod{
+			Namespace: pod.Namespace, Name: pod.Name, Set: set,
+			Created:     pod.CreationTimestamp.Truncate(time.Second).Unix(),
+			Finished:    pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+			HostNetwork: pod.Spec.HostNetwork,
+		}
+		if set == "" || len(validation.IsValidLabelValue(set)) > 0 || len(validation.IsDNS1123Label(pod.Namespace)) > 0 ||
+			len(validation.IsDNS1123Subdomain(pod.Name)) > 0 {
+			p.Fault = ReasonBadName
+			p.Namespace, p.Name, p.Set = cut(p.Namespace), cut(p.Name), cut(p.Set)
+		}
+		// Thousands of pods share these.
+		p.Namespace, p.Set = unique.Make(p.Namespace).Value(), unique.Make(p.Set).Value()
+		if !p.Finished && p.Fault == "" {
+			p.readAddrs(pod)
+		}
+		return p, true
+	}
+}
+
+// readAddrs takes the addresses of status.podIPs, or status.podIP where an API
+// server fills only that.
+func (p *Pod) readAddrs(pod *corev1.Pod) {
+	if len(pod.Status.PodIPs) == 0 && pod.Status.PodIP != "" {
+		p.readAddr(pod.Status.PodIP)
+	}
+	for _, ip := range pod.Status.PodIPs {
+		p.readAddr(ip.IP)
+	}
+}
+
+func (p *Pod) readAddr(text string) {
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		p.Fault = ReasonBadAddress
+		return
+	}
+	addr = addr.Unmap()
+	field := &p.V6
+	if addr.Is4() {
+		field = &p.V4
+	}
+	switch {
+	case !usable(addr):
+		p.Fault = ReasonBadAddress
+	case field.IsValid() && *field != addr:
+		p.Fault = ReasonMoreAddress
+	default:
+		*field = addr
+	}
+}
+
+// usable reports whether a pod that others can reach may have the address.
+func usable(addr netip.Addr) bool {
+	return addr.Zone() == "" && !addr.IsUnspecified() && !addr.IsLoopback() && !addr.IsMulticast() &&
+		!addr.IsLinkLocalUnicast() && addr != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
+// cut shortens a name for reports. It copies, so that the rest can be freed.
+func cut(name string) string {
+	runes := []rune(name[:min(len(name), 4*maxReportedNameLen)])
+	return string(runes[:min(len(runes), maxReportedNameLen)])
+}

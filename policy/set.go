@@ -1,0 +1,193 @@
+package policy
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+)
+
+// metadataAnnotation is where Calico keeps an object's metadata in its custom
+// resources. Objects that older releases wrote have their labels there, and
+// only there.
+const metadataAnnotation = "projectcalico.org/metadata"
+
+// managedByLabel marks network sets as those of a program.
+const managedByLabel = "managed-by"
+
+// Labels are the keys and values by which pods and sets are known.
+type Labels struct {
+	// Domain is what stands before the slash: policy.semaphore.uw.io.
+	Domain string
+	// ManagedBy is the value that marks sets as ours.
+	ManagedBy string
+}
+
+// Pod returns the label that pods carry.
+func (l Labels) Pod() string { return l.Domain + "/name" }
+
+// of returns the labels of a set.
+func (l Labels) of(id Identity) map[string]string {
+	return map[string]string{
+		managedByLabel:          l.ManagedBy,
+		l.Domain + "/name":      id.Name,
+		l.Domain + "/namespace": id.Namespace,
+		l.Domain + "/cluster":   id.Cluster,
+	}
+}
+
+// observe makes of a network set what is kept of it.
+func (l Labels) observe(set *calico.GlobalNetworkSet) Observed {
+	o := Observed{Object: Object{Name: set.Name}, UID: string(set.UID), ResourceVersion: set.ResourceVersion}
+	inside := annotatedLabels(set.Annotations[metadataAnnotation])
+	effective := maps.Clone(inside)
+	if effective == nil {
+		effective = map[string]string{}
+	}
+	maps.Copy(effective, set.Labels)
+	if effective[managedByLabel] != l.ManagedBy {
+		return o
+	}
+	o.Owned = true
+	o.Identity = Identity{
+		Cluster:   effective[l.Domain+"/cluster"],
+		Namespace: effective[l.Domain+"/namespace"],
+		Name:      effective[l.Domain+"/name"],
+	}
+	o.Exact = true
+	if inside != nil {
+		o.Metadata = set.Annotations[metadataAnnotation]
+	}
+	for key, value := range l.of(o.Identity) {
+		if set.Labels[key] != value || inside != nil && inside[key] != value {
+			o.Exact = false
+		}
+	}
+	var sorted bool
+	o.Addrs, sorted = parseNets(set.Spec.Nets)
+	o.Exact = o.Exact && sorted
+	return o
+}
+
+// annotatedLabels returns the labels in Calico's metadata annotation; nil when
+// it has none.
+func annotatedLabels(annotation string) map[string]string {
+	if annotation == "" {
+		return nil
+	}
+	var metadata struct {
+		Labels map[string]string `json:"labels"`
+	}
+	// Somebody else's nonsense holds no labels.
+	if err := json.Unmarshal([]byte(annotation), &metadata); err != nil {
+		return nil
+	}
+	return metadata.Labels
+}
+
+// parseNets returns the addresses among the nets, sorted, and whether we would
+// write these very nets for them.
+func parseNets(nets []string) (addrs []netip.Addr, exact bool) {
+	addrs = make([]netip.Addr, 0, len(nets))
+	exact = true
+	for _, net := range nets {
+		prefix, err := netip.ParsePrefix(net)
+		if err != nil || !prefix.IsSingleIP() || prefix.String() != net {
+			exact = false
+			continue
+		}
+		addrs = append(addrs, prefix.Addr())
+	}
+	if !slices.IsSortedFunc(addrs, netip.Addr.Compare) {
+		exact = false
+		slices.SortFunc(addrs, netip.Addr.Compare)
+	}
+	unique := slices.Compact(addrs)
+	return unique, exact && len(unique) == len(nets)
+}
+
+// nets returns addresses as Calico wants them, with prefix lengths.
+func nets(addrs []netip.Addr) []string {
+	text := make([]string, len(addrs))
+	for i, addr := range addrs {
+		text[i] = netip.PrefixFrom(addr, addr.BitLen()).String()
+	}
+	return text
+}
+
+// manifest returns a network set to create.
+func (l Labels) manifest(o *Object) *calico.GlobalNetworkSet {
+	return &calico.GlobalNetworkSet{
+		ObjectMeta: metav1.ObjectMeta{Name: o.Name, Labels: l.of(o.Identity)},
+		Spec:       calico.GlobalNetworkSetSpec{Nets: nets(o.Addrs)},
+	}
+}
+
+// patch returns a JSON merge patch (RFC 7386) that makes have, in exactly the
+// version that it was seen in, what it must be. Labels and annotations that
+// others have put there stay.
+func (l Labels) patch(have *Observed, want *Object) ([]byte, error) {
+	labels := l.of(want.Identity)
+	metadata := map[string]any{"resourceVersion": have.ResourceVersion, "labels": labels}
+	if have.Metadata != "" {
+		annotation, err := relabel(have.Metadata, labels)
+		if err != nil {
+			return nil, err
+		}
+		metadata["annotations"] = map[string]string{metadataAnnotation: annotation}
+	}
+	return json.Marshal(map[string]any{
+		"metadata": metadata,
+		"spec":     map[string]any{"nets": nets(want.Addrs)},
+	})
+}
+
+// relabel puts labels into Calico's metadata annotation and leaves all else in
+// it as it is.
+func relabel(annotation string, labels map[string]string) (string, error) {
+	var metadata map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(annotation), &metadata); err != nil {
+		return "", fmt.Errorf("read annotation %s: %w", metadataAnnotation, err)
+	}
+	all := annotatedLabels(annotation)
+	maps.Copy(all, labels)
+	encoded, err := json.Marshal(all)
+	if err != nil {
+		return "", fmt.Errorf("write annotation %s: %w", metadataAnnotation, err)
+	}
+	metadata["labels"] = encoded
+	text, err := json.Marshal(metadata)
+	if err != nil {
+		return "", fmt.Errorf("write annotation %s: %w", metadataAnnotation, err)
+	}
+	return string(text), nil
+}
+
+// equal reports whether two states of an object are the same to us. Versions
+// don't count for objects that aren't ours: somebody may write them often.
+func (o Observed) equal(p Observed) bool {
+	if o.Owned != p.Owned || o.Name != p.Name {
+		return false
+	}
+	return !o.Owned || o.UID == p.UID && o.ResourceVersion == p.ResourceVersion && o.Exact == p.Exact &&
+		o.Identity == p.Identity && o.Metadata == p.Metadata && slices.Equal(o.Addrs, p.Addrs)
+}
+
+// compareVersions orders two versions of objects of one kind. Versions are
+// numbers that grow (as Kubernetes documents since 1.35); of two that aren't,
+// the first counts as older.
+func compareVersions(a, b string) int {
+	order, err := resourceversion.CompareResourceVersion(a, b)
+	switch {
+	case a == b:
+		return 0
+	case err != nil:
+		return -1
+	}
+	return order
+}
