@@ -1,0 +1,37 @@
+// Command semaphore-policy keeps Calico GlobalNetworkSets in the local cluster
+// that hold the addresses of labelled pods in remote clusters.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/version"
+)
+
+// grace is how long tasks may take to end after a signal.
+const grace = 10 * time.Second
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == "status" {
+		os.Exit(statusCommand().Main(os.Args[2:]))
+	}
+	os.Exit(daemon.Main("semaphore-policy", config.LoadPolicy, run))
+}
+
+func run(cfg config.Policy, log *slog.Logger) error {
+	p, err := newProgram(cfg, log)
+	if err != nil {
+		return err
+	}
+	tasks, err := p.tasks()
+	if err != nil {
+		return err
+	}
+	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
+	return daemon.Run(context.Background(), log, grace, tasks...)
+}

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/deploy/observability/documented"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+)
+
+// deadProgram is a program whose API servers are all away.
+func deadProgram(t *testing.T) *program {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	const kubeconfig = `{"apiVersion": "v1", "kind": "Config", "current-context": "dead",
+		"contexts": [{"name": "dead", "context": {"cluster": "dead"}}],
+		"clusters": [{"name": "dead", "cluster": {"server": "https://127.0.0.1:1"}}]}`
+	if err := os.WriteFile(path, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	access := config.Access{Kubeconfig: path}
+	p, err := newProgram(config.Policy{
+		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access}}},
+		LeaderElection: true, Namespace: "sys-semaphore",
+		LabelDomain: "policy.semaphore.uw.io", ManagedBy: "semaphore-policy", CalicoAPI: config.CalicoAPIAuto,
+	}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
+func TestMetricsAreDocumented(t *testing.T) {
+	documented.Check(t, deadProgram(t).registry, "semaphore_policy_", "kube_policy_semaphore_")
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/leader"
+	"github.com/kube-semaphore/kube-semaphore/internal/version"
+	"github.com/kube-semaphore/kube-semaphore/policy"
+)
+
+// program is one replica.
+type program struct {
+	cfg        config.Policy
+	log        *slog.Logger
+	registry   *prometheus.Registry
+	controller *policy.Controller
+	election   *leader.Election // nil: this replica always leads
+}
+
+// newProgram prepares everything. It makes no request.
+func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
+	p := &program{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
+	userAgent := fmt.Sprintf("semaphore-policy/%s (%s)", version.Number(), p.localName())
+	local, err := cluster.RESTConfig(cfg.Local, userAgent)
+	if err != nil {
+		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
+	}
+	calico, err := policy.NewCalico(local, cfg.CalicoAPI)
+	if err != nil {
+		return nil, err
+	}
+	var remotes []policy.RemoteConfig
+	for i := range cfg.Remotes {
+		r := &cfg.Remotes[i]
+		remotes = append(remotes, policy.RemoteConfig{
+			Rules:        policy.Rules{Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork},
+			Client:       cluster.LazyClient(r.Access, userAgent),
+			ResyncPeriod: r.ResyncPeriod,
+			StaleAfter:   r.StaleAfter,
+		})
+	}
+	metrics := policy.NewMetrics()
+	watches := cluster.NewMetrics("semaphore_policy", "kube_policy_semaphore_pod_watcher_failures")
+	p.controller = policy.New(policy.Config{
+		Cluster:          p.localName(),
+		Labels:           policy.Labels{Domain: cfg.LabelDomain, ManagedBy: cfg.ManagedBy},
+		Calico:           calico,
+		Remotes:          remotes,
+		FullResyncPeriod: cfg.FullResyncPeriod,
+		Logger:           log, Metrics: metrics, Watches: watches,
+	})
+	if cfg.LeaderElection {
+		if p.election, err = p.newElection(local); err != nil {
+			return nil, err
+		}
+	}
+	p.registry.MustRegister(
+		metrics, watches, policy.NewCollector(p.controller), version.Collector("semaphore_policy"),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "semaphore_policy_leader",
+			Help: "Whether this replica is the one that writes.",
+		}, func() float64 {
+			if p.leads() {
+				return 1
+			}
+			return 0
+		}),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	return p, nil
+}
+
+// localName is the local cluster's name, for people: the flags of the original
+// program don't give one.
+func (p *program) localName() string {
+	if p.cfg.ClusterName == "" {
+		return "local"
+	}
+	return p.cfg.ClusterName
+}
+
+// newElection makes the replicas of one installation agree. Where the flags of
+// the original program are used there is one process for each remote, and each
+// must be able to lead.
+func (p *program) newElection(local *rest.Config) (*leader.Election, error) {
+	client, err := kubernetes.NewForConfig(local)
+	if err != nil {
+		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
+	}
+	// In a pod the host is the pod. Elsewhere two replicas may share a host,
+	// but not the address that they listen on.
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("name this replica: %w", err)
+	}
+	name := "semaphore-policy"
+	if p.cfg.ClusterName == "" {
+		name += "-" + p.cfg.Remotes[0].Name
+	}
+	return leader.New(leader.Config{
+		Client: client, Namespace: p.cfg.Namespace, Name: name, Identity: host + p.cfg.ListenAddress,
+		Lead: p.controller.Lead, Logger: p.log,
+	})
+}
+
+// tasks returns everything that runs until the process ends.
+func (p *program) tasks() ([]daemon.Task, error) {
+	server, err := daemon.NewServer(daemon.ServerConfig{
+		Address: p.cfg.ListenAddress, Gatherer: p.registry,
+		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	tasks := append([]daemon.Task{server}, p.controller.Watches()...)
+	if p.election == nil {
+		return append(tasks, alone{p.controller}), nil
+	}
+	return append(tasks, p.election), nil
+}
+
+func (p *program) leads() bool { return p.election == nil || p.election.IsLeader() }
+
+// report is what /status serves.
+type report struct {
+	Version string `json:"version"`
+	Cluster string `json:"cluster"`
+	// Leading says whether this replica is the one that writes, Leader which
+	// one is.
+	Leading bool   `json:"leading"`
+	Leader  string `json:"leader,omitempty"`
+	// ElectionError is why the last request for the lease failed.
+	ElectionError string `json:"electionError,omitempty"`
+	policy.Status
+}
+
+func (p *program) status() any {
+	r := report{Version: version.String(), Cluster: p.localName(), Leading: p.leads(), Status: p.controller.Status()}
+	if p.election != nil {
+		r.Leader = p.election.Leader()
+		if err := p.election.Err(); err != nil {
+			r.ElectionError = err.Error()
+		}
+	}
+	return r
+}
+
+// alone is what leads where there is no election.
+type alone struct{ controller *policy.Controller }
+
+// String names the task.
+func (alone) String() string { return "network sets" }
+
+// Run writes until ctx ends.
+func (a alone) Run(ctx context.Context) error {
+	if err := a.controller.Lead(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/policy"
+)
+
+// statusCommand is what "semaphore-policy status" does.
+func statusCommand() status.Command[report] {
+	return status.Command[report]{Program: "semaphore-policy", Address: ":8080", Show: showReport}
+}
+
+// showReport shows remotes, their sets, and which pods are skipped.
+func showReport(p *status.Page, rep *report) {
+	p.Line("semaphore-policy %s", rep.Version)
+	p.Line("cluster %s, Calico's API %s", rep.Cluster, rep.CalicoAPI)
+	switch {
+	case rep.Leading:
+		p.Line("this replica writes")
+	case rep.Leader == "":
+		p.Wrong("no replica writes, as far as this one knows")
+	default:
+		p.Line("replica %s writes; this one would take over, and doesn't know of skipped pods and failures", rep.Leader)
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(rep.Unconfigured)) {
+		p.Line("%d sets are of cluster %s, which is not configured, and left alone", rep.Unconfigured[cluster], cluster)
+	}
+	p.Failing("election", rep.ElectionError)
+	showAPI(p, "network sets", rep.Sets)
+
+	remotes := p.Table("REMOTE", "CONTACT", "PODS", "SETS", "ADDRESSES", "SKIPPED", "WAITING", "FAILING")
+	sets := p.Table("REMOTE", "NAMESPACE", "NAME", "ADDRESSES", "SET")
+	skipped := p.Table("REMOTE", "SKIPPED PODS", "REASON", "EXAMPLES")
+	failing := p.Table("REMOTE", "FAILING SET", "ERROR")
+	for i := range rep.Remotes {
+		r := &rep.Remotes[i]
+		showRemote(p, remotes, r)
+		for _, s := range r.Sets {
+			sets.Row(r.Name, s.Namespace, s.Name, strconv.Itoa(s.Addresses), s.Object)
+		}
+		for _, reason := range slices.Sorted(maps.Keys(r.Skipped)) {
+			pods := r.Skipped[reason]
+			skipped.Row(r.Name, strconv.Itoa(pods.Pods), string(reason), strings.Join(pods.Examples, ", "))
+			// These two are on their way in or out.
+			if reason != policy.ReasonFinished && reason != policy.ReasonNoAddress {
+				p.Wrong("remote %s: %d pods are skipped: %s", r.Name, pods.Pods, reason)
+			}
+		}
+		for _, object := range slices.Sorted(maps.Keys(r.Failing)) {
+			failing.Row(r.Name, object, r.Failing[object])
+		}
+	}
+}
+
+func showRemote(p *status.Page, t *status.Table, r *policy.RemoteStatus) {
+	addresses, skipped := 0, 0
+	for _, s := range r.Sets {
+		addresses += s.Addresses
+	}
+	for _, pods := range r.Skipped {
+		skipped += pods.Pods
+	}
+	t.Row(r.Name, p.Age(r.API.LastContact), strconv.Itoa(r.Pods), strconv.Itoa(len(r.Sets)), strconv.Itoa(addresses),
+		strconv.Itoa(skipped), strconv.Itoa(r.Pending), strconv.Itoa(len(r.Failing)))
+
+	what := "remote " + r.Name
+	showAPI(p, what+": pods", r.API)
+	p.Failing(what, r.Error)
+	if r.Stale {
+		p.Wrong("%s: its sets are empty, because it has been out of contact for too long", what)
+	}
+	if len(r.Failing) > 0 {
+		p.Wrong("%s: sets can't be written: %s", what, status.Some(slices.Sorted(maps.Keys(r.Failing))))
+	}
+}
+
+// showAPI says what is wrong with the watch of something.
+func showAPI(p *status.Page, what string, api policy.APIStatus) {
+	switch {
+	case api.Error != "":
+		p.Failing(what, api.Error)
+	case !api.Synced:
+		p.Wrong("%s: not read since start", what)
+	}
+}

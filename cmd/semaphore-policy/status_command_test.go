@@ -1,0 +1,132 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status/statustest"
+	"github.com/kube-semaphore/kube-semaphore/policy"
+)
+
+// wellReport is a report in which nothing is wrong.
+func wellReport() report {
+	now := time.Now()
+	api := policy.APIStatus{Synced: true, LastContact: &now}
+	return report{
+		Version: "v1.2.3", Cluster: "aws", Leading: true, Leader: "policy-0",
+		Status: policy.Status{
+			CalicoAPI: "projectcalico.org/v3", Sets: api, Unconfigured: map[string]int{"old": 3},
+			Remotes: []policy.RemoteStatus{{
+				Name: "gcp", API: api, Pods: 4, Pending: 1,
+				Sets: []policy.SetStatus{
+					{Object: "gcp-sys-log-forwarder", Namespace: "sys-log", Name: "forwarder", Addresses: 2},
+					{Object: "gcp-shop-web", Namespace: "shop", Name: "web", Addresses: 1},
+				},
+				Skipped: policy.Skipped{policy.ReasonFinished: {Pods: 1, Examples: []string{"shop/job-1"}}},
+			}},
+		},
+	}
+}
+
+func TestStatusForPeople(t *testing.T) {
+	got := statustest.Run(t, statusCommand(), wellReport())
+	const want = `semaphore-policy v1.2.3
+cluster aws, Calico's API projectcalico.org/v3
+this replica writes
+3 sets are of cluster old, which is not configured, and left alone
+
+REMOTE  CONTACT  PODS  SETS  ADDRESSES  SKIPPED  WAITING  FAILING
+gcp     0s ago   4     2     3          1        1        0
+
+REMOTE  NAMESPACE  NAME       ADDRESSES  SET
+gcp     sys-log    forwarder  2          gcp-sys-log-forwarder
+gcp     shop       web        1          gcp-shop-web
+
+REMOTE  SKIPPED PODS  REASON    EXAMPLES
+gcp     1             finished  shop/job-1
+
+all is well
+`
+	if diff := cmp.Diff(statustest.Printed{Stdout: want}, got); diff != "" {
+		t.Errorf("differs (-want +got):\n%s", diff)
+	}
+}
+
+func TestStatusOfAReplicaThatWaits(t *testing.T) {
+	rep := wellReport()
+	rep.Leading, rep.Leader = false, "policy-1"
+	got := statustest.Run(t, statusCommand(), rep)
+	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica policy-1 writes; this one would take over") {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
+}
+
+func TestStatusSaysWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(*report)
+		want  []string // what is wrong, a line each
+		shown string   // something in a table
+	}{
+		{
+			"nobody leads",
+			func(rep *report) { rep.Leading, rep.Leader, rep.ElectionError = false, "", "forbidden" },
+			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
+		},
+		{
+			"Calico is not there, and neither is a remote",
+			func(rep *report) {
+				rep.CalicoAPI = ""
+				rep.Sets = policy.APIStatus{Error: "Calico is not installed"}
+				rep.Remotes[0].API, rep.Remotes[0].Stale = policy.APIStatus{}, true
+			},
+			[]string{
+				"network sets: Calico is not installed", "remote gcp: pods: not read since start",
+				"remote gcp: its sets are empty, because it has been out of contact for too long",
+			},
+			"gcp     never ",
+		},
+		{
+			"pods that are skipped for a reason",
+			func(rep *report) {
+				rep.Remotes[0].Skipped[policy.ReasonOutside] = &policy.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
+			},
+			[]string{"remote gcp: 2 pods are skipped: outside_pod_subnets"},
+			`gcp     2             outside_pod_subnets  a/b\x1b[2J, c/d`,
+		},
+		{
+			"sets that can't be written",
+			func(rep *report) {
+				rep.Remotes[0].Failing, rep.Remotes[0].Error = map[string]string{"gcp-shop-web": "forbidden"}, "pass failed"
+			},
+			[]string{"remote gcp: pass failed", "remote gcp: sets can't be written: gcp-shop-web"},
+			"REMOTE  FAILING SET   ERROR\ngcp     gcp-shop-web  forbidden\n",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rep := wellReport()
+			c.spoil(&rep)
+			got := statustest.Run(t, statusCommand(), rep)
+			wrong, tables := got.Wrong()
+			if diff := cmp.Diff(c.want, wrong); diff != "" || got.Code != 1 {
+				t.Errorf("code %d, wrong (-want +got):\n%s", got.Code, diff)
+			}
+			if !strings.Contains(tables, c.shown) {
+				t.Errorf("printed:\n%s\nwant in it:\n%s", got.Stdout, c.shown)
+			}
+		})
+	}
+}
+
+func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
+	p := deadProgram(t)
+	got := statustest.Run(t, statusCommand(), p.status().(report))
+	wrong, _ := got.Wrong()
+	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
+}

@@ -1,0 +1,43 @@
+// Command semaphore-service-mirror gives services of other clusters names in
+// this one. It runs as a Deployment of two replicas, one of which writes.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/version"
+)
+
+// grace is how long tasks may take to end after a signal.
+const grace = 10 * time.Second
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == "status" {
+		os.Exit(statusCommand().Main(os.Args[2:]))
+	}
+	os.Exit(daemon.Main("semaphore-service-mirror", load, run))
+}
+
+// load adds warnings about prefixes to those about settings.
+func load(args []string) (cfg config.Mirror, warnings []string, err error) {
+	cfg, warnings, err = config.LoadMirror(args)
+	return cfg, append(warnings, prefixWarnings(cfg.Remotes)...), err
+}
+
+func run(cfg config.Mirror, log *slog.Logger) error {
+	p, err := newProgram(cfg, log)
+	if err != nil {
+		return err
+	}
+	tasks, err := p.tasks()
+	if err != nil {
+		return err
+	}
+	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "namespace", cfg.MirrorNamespace)
+	return daemon.Run(context.Background(), log, grace, tasks...)
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// requestMetrics count and time the requests to the local API server, under
+// the names that they have in the original tool.
+type requestMetrics struct {
+	requests *prometheus.CounterVec
+	duration *prometheus.HistogramVec
+}
+
+func newRequestMetrics() *requestMetrics {
+	return &requestMetrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_service_mirror_kube_http_request_total",
+			Help: "HTTP requests to the local API server, by host, code and method.",
+		}, []string{"host", "code", "method"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "semaphore_service_mirror_kube_http_request_duration_seconds",
+			Help:    "How long HTTP requests to the local API server took to their answer's header, by host and method.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+		}, []string{"host", "method"}),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *requestMetrics) Describe(ch chan<- *prometheus.Desc) {
+	m.requests.Describe(ch)
+	m.duration.Describe(ch)
+}
+
+// Collect implements prometheus.Collector.
+func (m *requestMetrics) Collect(ch chan<- prometheus.Metric) {
+	m.requests.Collect(ch)
+	m.duration.Collect(ch)
+}
+
+// wrap counts what passes through a transport.
+func (m *requestMetrics) wrap(next http.RoundTripper) http.RoundTripper {
+	return &counted{metrics: m, next: next}
+}
+
+type counted struct {
+	metrics *requestMetrics
+	next    http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (c *counted) RoundTrip(r *http.Request) (*http.Response, error) {
+	started := time.Now()
+	response, err := c.next.RoundTrip(r)
+	code := "<error>"
+	if err == nil {
+		code = strconv.Itoa(response.StatusCode)
+	}
+	c.metrics.requests.WithLabelValues(r.URL.Host, code, r.Method).Inc()
+	c.metrics.duration.WithLabelValues(r.URL.Host, r.Method).Observe(time.Since(started).Seconds())
+	return response, err
+}
+
+// WrappedRoundTripper lets client-go find the transport below.
+func (c *counted) WrappedRoundTripper() http.RoundTripper { return c.next }

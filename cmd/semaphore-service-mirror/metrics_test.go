@@ -1,0 +1,38 @@
+package main
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/deploy/observability/documented"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+)
+
+// deadProgram is a program whose API servers are all away.
+func deadProgram(t *testing.T) *program {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	const kubeconfig = `{"apiVersion": "v1", "kind": "Config", "current-context": "dead",
+		"contexts": [{"name": "dead", "context": {"cluster": "dead"}}],
+		"clusters": [{"name": "dead", "cluster": {"server": "https://127.0.0.1:1"}}]}`
+	if err := os.WriteFile(path, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	access := config.Access{Kubeconfig: path}
+	p, err := newProgram(config.Mirror{
+		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access, ServicePrefix: "gcp"}}},
+		LeaderElection: true, Namespace: "sys-semaphore", MirrorNamespace: "sys-semaphore",
+		MirrorSelector: "mirror=true", GlobalSelector: "global=true",
+	}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
+func TestMetricsAreDocumented(t *testing.T) {
+	documented.Check(t, deadProgram(t).registry, "semaphore_service_mirror_")
+}

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/leader"
+	"github.com/kube-semaphore/kube-semaphore/internal/version"
+	"github.com/kube-semaphore/kube-semaphore/mirror"
+)
+
+// lease is the name of the Lease that replicas elect their leader with.
+const lease = "semaphore-service-mirror"
+
+// program is the process: the controller, and what runs around it.
+type program struct {
+	cfg        config.Mirror
+	log        *slog.Logger
+	registry   *prometheus.Registry
+	controller *mirror.Controller
+	election   *leader.Election // nil: this replica is the only one
+}
+
+// newProgram prepares everything and makes no request.
+func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
+	p := &program{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
+	watches := cluster.NewMetrics("semaphore_service_mirror", "semaphore_service_mirror_watcher_failures_total")
+	requests := newRequestMetrics()
+
+	userAgent := fmt.Sprintf("semaphore-service-mirror/%s (%s)", version.Number(), cfg.ClusterName)
+	client, err := localClient(cfg, userAgent, requests)
+	if err != nil {
+		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
+	}
+	settings := mirror.Config{
+		Cluster: cfg.ClusterName, Namespace: cfg.MirrorNamespace, Client: client,
+		LegacyEndpoints: cfg.LegacyEndpoints, WatchMetrics: watches, Logger: log,
+	}
+	for _, s := range []struct {
+		text string
+		to   *labels.Selector
+	}{
+		{cfg.MirrorSelector, &settings.MirrorSelector},
+		{cfg.GlobalSelector, &settings.GlobalSelector},
+		{cfg.RoutingStrategyLabel, &settings.LocalFirstSelector},
+	} {
+		if s.text == "" {
+			continue
+		}
+		if *s.to, err = labels.Parse(s.text); err != nil {
+			return nil, fmt.Errorf("label selector %q: %w", s.text, err)
+		}
+	}
+	for i := range cfg.Remotes {
+		r := &cfg.Remotes[i]
+		settings.Remotes = append(settings.Remotes, mirror.Remote{
+			Name: r.Name, Prefix: r.ServicePrefix, PodSubnets: r.PodSubnets,
+			ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,
+			Client: cluster.LazyClient(r.Access, userAgent),
+		})
+	}
+	p.controller = mirror.New(settings)
+	p.registry.MustRegister(
+		p.controller.Metrics(), watches, requests, version.Collector("semaphore_service_mirror"),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	if !cfg.LeaderElection {
+		return p, nil
+	}
+	identity, err := identity()
+	if err != nil {
+		return nil, fmt.Errorf("identity for the leader election: %w", err)
+	}
+	p.election, err = leader.New(leader.Config{
+		Client: client, Namespace: cfg.Namespace, Name: lease, Identity: identity,
+		Lead: p.controller.Lead, Logger: log,
+	})
+	return p, err
+}
+
+// identity tells this replica from others: in a pod, the name of the host,
+// which container runtimes put into the environment too, is that of the pod.
+func identity() (string, error) {
+	if name := os.Getenv("HOSTNAME"); name != "" {
+		return name, nil
+	}
+	return os.Hostname()
+}
+
+// localClient returns a client for the local cluster whose requests are counted.
+func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics) (kubernetes.Interface, error) {
+	access, err := cluster.RESTConfig(cfg.Local, userAgent)
+	if err != nil {
+		return nil, err
+	}
+	access.ContentType = "application/vnd.kubernetes.protobuf"
+	access.Wrap(requests.wrap)
+	if cfg.LegacyEndpoints {
+		// Each answer says that the API is deprecated.
+		access.WarningHandlerWithContext = rest.NoWarnings{}
+	}
+	return kubernetes.NewForConfig(access)
+}
+
+// tasks returns everything that runs until the process ends.
+func (p *program) tasks() ([]daemon.Task, error) {
+	server, err := daemon.NewServer(daemon.ServerConfig{
+		Address: p.cfg.ListenAddress, Gatherer: p.registry,
+		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	tasks := append([]daemon.Task{server}, p.controller.Tasks()...)
+	if p.election != nil {
+		return append(tasks, p.election), nil
+	}
+	return append(tasks, alone{p.controller}), nil
+}
+
+// alone leads without asking anybody.
+type alone struct{ *mirror.Controller }
+
+// Run implements daemon.Task.
+func (a alone) Run(ctx context.Context) error { return a.Lead(ctx) }
+
+// report is what /status serves.
+type report struct {
+	Version  string          `json:"version"`
+	Cluster  string          `json:"cluster"`
+	Election *electionReport `json:"election,omitempty"`
+	mirror.Status
+	NotReady string `json:"notReady,omitempty"`
+}
+
+type electionReport struct {
+	Leader string `json:"leader"`
+	Error  string `json:"error,omitempty"`
+}
+
+func (p *program) status() any {
+	r := report{Version: version.String(), Cluster: p.cfg.ClusterName, Status: p.controller.Status()}
+	if p.election != nil {
+		r.Election = &electionReport{Leader: p.election.Leader()}
+		if err := p.election.Err(); err != nil {
+			r.Election.Error = err.Error()
+		}
+	}
+	if err := errors.Join(p.controller.Ready(), p.controller.Health()); err != nil {
+		r.NotReady = err.Error()
+	}
+	return r
+}
+
+// prefixWarnings names pairs of remotes for whose mirrors there can be one name.
+func prefixWarnings(remotes []config.Remote) []string {
+	var warnings []string
+	for i := range remotes {
+		for j := range remotes {
+			if a, b := &remotes[i], &remotes[j]; i != j && strings.HasPrefix(b.ServicePrefix, a.ServicePrefix+"-") {
+				warnings = append(warnings, fmt.Sprintf(
+					"service prefixes %q of %s and %q of %s: a namespace of %s can give its mirrors the names of those of %s, which then get others",
+					a.ServicePrefix, a.Name, b.ServicePrefix, b.Name, a.Name, b.Name))
+			}
+		}
+	}
+	return warnings
+}

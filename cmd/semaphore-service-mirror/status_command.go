@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror"
+)
+
+// statusCommand is what "semaphore-service-mirror status" does.
+func statusCommand() status.Command[report] {
+	return status.Command[report]{Program: "semaphore-service-mirror", Address: ":8080", Show: showReport}
+}
+
+// showReport shows clusters, and the services that are not in order.
+func showReport(p *status.Page, rep *report) {
+	p.Line("semaphore-service-mirror %s", rep.Version)
+	p.Line("cluster %s", rep.Cluster)
+	showElection(p, rep)
+	p.Failing("not ready", rep.NotReady)
+
+	clusters := p.Table("CLUSTER", "PREFIX", "CONTACT", "SYNCED", "SERVICES", "ENDPOINTS", "REFUSED")
+	for i := range rep.Clusters {
+		showCluster(p, clusters, &rep.Clusters[i])
+	}
+	services := p.Table("SERVICE", "ORIGIN", "WHAT", "DETAIL")
+	var wrong []string
+	for i := range rep.Services {
+		s := &rep.Services[i]
+		matters := mattersOf(s)
+		for _, m := range matters {
+			services.Row(s.Name, s.Origin, m.what, m.detail)
+		}
+		if len(matters) > 0 {
+			wrong = append(wrong, s.Name)
+		}
+	}
+	if len(wrong) > 0 {
+		p.Wrong("services not in order: %s", status.Some(wrong))
+	}
+	rejected := p.Table("NOT COPIED", "REASON")
+	var origins []string
+	for _, r := range rep.Rejected {
+		rejected.Row(r.Origin, r.Reason)
+		origins = append(origins, r.Origin)
+	}
+	if len(origins) > 0 {
+		p.Wrong("not copied: %s", status.Some(origins))
+	}
+	if rep.Omitted > 0 {
+		p.Line("")
+		p.Line("%d more services are not listed", rep.Omitted)
+	}
+}
+
+func showElection(p *status.Page, rep *report) {
+	switch {
+	case rep.Leading:
+		p.Line("this replica writes")
+	case rep.Election == nil || rep.Election.Leader == "":
+		p.Wrong("no replica writes, as far as this one knows")
+	default:
+		p.Line("replica %s writes; this one would take over, and doesn't know of failures", rep.Election.Leader)
+	}
+	if rep.Election != nil {
+		p.Failing("election", rep.Election.Error)
+	}
+}
+
+// showCluster shows what is known of a cluster, by the watch that is worst.
+func showCluster(p *status.Page, t *status.Table, c *mirror.ClusterStatus) {
+	last, synced := &p.Now, 0
+	for i := range c.Watches {
+		w := &c.Watches[i]
+		if last != nil && (w.LastContact == nil || w.LastContact.Before(*last)) {
+			last = w.LastContact
+		}
+		if w.Synced {
+			synced++
+		}
+		what := fmt.Sprintf("cluster %s: %s", c.Name, w.Kind)
+		switch {
+		case w.Error != "":
+			p.Failing(what, w.Error)
+		case !w.Synced:
+			p.Wrong("%s: not read since start", what)
+		}
+		if w.Stale {
+			p.Wrong("%s: no contact for longer than is allowed", what)
+		}
+	}
+	t.Row(c.Name, c.Prefix, p.Age(last), fmt.Sprintf("%d of %d", synced, len(c.Watches)),
+		strconv.Itoa(c.Services), strconv.Itoa(c.Endpoints), strconv.Itoa(c.Refused))
+}
+
+// matter is something about a service that is not in order.
+type matter struct{ what, detail string }
+
+func mattersOf(s *mirror.ServiceStatus) []matter {
+	var all []matter
+	add := func(what, detail string) {
+		if detail != "" {
+			all = append(all, matter{what, detail})
+		}
+	}
+	add("failing", s.Error)
+	add("held", s.Held)
+	add("name taken by", s.Instead)
+	for _, c := range s.Conflicts {
+		add("conflict", c.Cluster+": "+c.What)
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(s.Refused)) {
+		add("endpoints refused", cluster+": "+s.Refused[cluster])
+	}
+	add("foreign slices", strings.Join(s.Foreign, ", "))
+	return all
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status/statustest"
+	"github.com/kube-semaphore/kube-semaphore/mirror"
+)
+
+// wellReport is a report in which nothing is wrong.
+func wellReport() report {
+	now := time.Now()
+	watches := func() []mirror.WatchStatus {
+		return []mirror.WatchStatus{
+			{Kind: "services to mirror", Synced: true, LastContact: &now},
+			{Kind: "endpoint slices of services to mirror", Synced: true, LastContact: &now},
+		}
+	}
+	return report{
+		Version: "v1.2.3", Cluster: "gcp", Election: &electionReport{Leader: "mirror-0"},
+		Status: mirror.Status{
+			Leading: true,
+			Clusters: []mirror.ClusterStatus{
+				{Name: "aws", Prefix: "aws", Watches: watches(), Services: 2, Endpoints: 7},
+				{Name: "gcp", Local: true, Watches: watches()},
+			},
+			Services: []mirror.ServiceStatus{
+				{Name: "aws-sys-log-73736d-fluentd", Origin: "aws/sys-log/fluentd", Clusters: []string{"aws"}},
+			},
+			Rejected: []mirror.RejectedStatus{},
+		},
+	}
+}
+
+func TestStatusForPeople(t *testing.T) {
+	got := statustest.Run(t, statusCommand(), wellReport())
+	const want = `semaphore-service-mirror v1.2.3
+cluster gcp
+this replica writes
+
+CLUSTER  PREFIX  CONTACT  SYNCED  SERVICES  ENDPOINTS  REFUSED
+aws      aws     0s ago   2 of 2  2         7          0
+gcp      -       0s ago   2 of 2  0         0          0
+
+all is well
+`
+	if diff := cmp.Diff(statustest.Printed{Stdout: want}, got); diff != "" {
+		t.Errorf("differs (-want +got):\n%s", diff)
+	}
+}
+
+func TestStatusOfAReplicaThatWaits(t *testing.T) {
+	rep := wellReport()
+	rep.Leading = false
+	got := statustest.Run(t, statusCommand(), rep)
+	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica mirror-0 writes; this one would take over") {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
+}
+
+func TestStatusSaysWhatIsWrong(t *testing.T) {
+	before := time.Now().Add(-time.Hour)
+	for _, c := range []struct {
+		name  string
+		spoil func(*report)
+		want  []string // what is wrong, a line each
+		shown string   // something in a table
+	}{
+		{
+			"nobody leads",
+			func(rep *report) { rep.Leading, rep.Election = false, &electionReport{Error: "forbidden"} },
+			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
+		},
+		{
+			"a cluster that is out of contact, by its worst watch",
+			func(rep *report) {
+				w := rep.Clusters[0].Watches
+				w[0].LastContact, w[0].Error, w[0].Stale = &before, "connection refused", true
+			},
+			[]string{
+				"cluster aws: services to mirror: connection refused",
+				"cluster aws: services to mirror: no contact for longer than is allowed",
+			},
+			"aws      aws     1h0m ago  2 of 2",
+		},
+		{
+			"a cluster that was never read",
+			func(rep *report) {
+				rep.Clusters[0].Watches[1] = mirror.WatchStatus{Kind: "endpoint slices"}
+				rep.NotReady = "services of aws: not read\nand more"
+			},
+			[]string{"not ready: services of aws: not read; and more", "cluster aws: endpoint slices: not read since start"},
+			"aws      aws     never    1 of 2",
+		},
+		{
+			"services that are not in order, and what is not copied",
+			func(rep *report) {
+				rep.Services = append(rep.Services, mirror.ServiceStatus{
+					Name: "gl-a-73736d-b", Origin: "a/b", Error: "forbidden", Held: "aws not read", Instead: "aws/x/y",
+					Conflicts: []mirror.Conflict{{Cluster: "aws", What: "port \x1b[31m80"}},
+					Refused:   map[string]string{"merit": "192.0.2.1", "aws": "127.0.0.1"}, Foreign: []string{"s-1", "s-2"},
+				})
+				rep.Rejected = []mirror.RejectedStatus{{Origin: "aws/a/external", Reason: "type ExternalName"}}
+				rep.Omitted = 7
+			},
+			[]string{"services not in order: gl-a-73736d-b", "not copied: aws/a/external"},
+			`SERVICE        ORIGIN  WHAT               DETAIL
+gl-a-73736d-b  a/b     failing            forbidden
+gl-a-73736d-b  a/b     held               aws not read
+gl-a-73736d-b  a/b     name taken by      aws/x/y
+gl-a-73736d-b  a/b     conflict           aws: port \x1b[31m80
+gl-a-73736d-b  a/b     endpoints refused  aws: 127.0.0.1
+gl-a-73736d-b  a/b     endpoints refused  merit: 192.0.2.1
+gl-a-73736d-b  a/b     foreign slices     s-1, s-2
+
+NOT COPIED      REASON
+aws/a/external  type ExternalName
+
+7 more services are not listed
+`,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rep := wellReport()
+			c.spoil(&rep)
+			got := statustest.Run(t, statusCommand(), rep)
+			wrong, tables := got.Wrong()
+			if diff := cmp.Diff(c.want, wrong); diff != "" || got.Code != 1 {
+				t.Errorf("code %d, wrong (-want +got):\n%s", got.Code, diff)
+			}
+			if !strings.Contains(tables, c.shown) {
+				t.Errorf("printed:\n%s\nwant in it:\n%s", got.Stdout, c.shown)
+			}
+		})
+	}
+}
+
+func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
+	p := deadProgram(t)
+	got := statustest.Run(t, statusCommand(), p.status().(report))
+	wrong, _ := got.Wrong()
+	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
+}

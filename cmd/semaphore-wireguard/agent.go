@@ -1,0 +1,333 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/version"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/routes"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// How often each loop looks at the whole state without an event, and how close
+// two of its passes may follow each other.
+const (
+	slowPass     = 30 * time.Second
+	burstSpacing = 20 * time.Millisecond
+	saveSpacing  = 5 * time.Second
+)
+
+// agent is the process on one node: what all remotes share, and the remotes.
+type agent struct {
+	cfg       config.Wireguard
+	log       *slog.Logger
+	registry  *prometheus.Registry
+	metrics   *loopMetrics
+	self      *cluster.Watch[peers.Self]
+	publisher *peers.Publisher
+	table     *routes.Table
+	remotes   []*remote
+	loops     []*reconcile.Loop
+
+	// hostAddrs are the addresses of this host, as last seen.
+	hostAddrs atomic.Pointer[[]netip.Addr]
+
+	publishing, routing, addressing *reconcile.Trigger
+}
+
+// newAgent reads or creates the keys and prepares everything else. It changes
+// nothing in the kernel and makes no request.
+func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
+	a := &agent{
+		cfg: cfg, log: log,
+		registry:   prometheus.NewRegistry(),
+		publishing: reconcile.NewTrigger(),
+		routing:    reconcile.NewTrigger(),
+		addressing: reconcile.NewTrigger(),
+	}
+	a.hostAddrs.Store(&[]netip.Addr{})
+	a.metrics = newLoopMetrics()
+	watchMetrics := cluster.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
+	a.registry.MustRegister(
+		a.metrics, watchMetrics, version.Collector("semaphore_wg"),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+
+	local, err := cluster.RESTConfig(cfg.Local, a.userAgent())
+	if err != nil {
+		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
+	}
+	client, err := kubernetes.NewForConfig(local)
+	if err != nil {
+		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
+	}
+	a.self = cluster.NewWatch(cluster.WatchConfig[peers.Self]{
+		Cluster: cfg.ClusterName, Kind: "nodes", Object: &corev1.Node{},
+		ListWatch: nodeListWatch(func() (kubernetes.Interface, error) { return client, nil },
+			fields.OneTermEqualSelector(metav1.ObjectNameField, cfg.NodeName)),
+		Keep: func(obj runtime.Object) (peers.Self, bool) {
+			n, ok := obj.(*corev1.Node)
+			if !ok || n.Name != cfg.NodeName {
+				return peers.Self{}, false
+			}
+			return peers.TrimSelf(n), true
+		},
+		Equal: peers.Self.Equal,
+		Notify: func() {
+			a.publishing.Fire()
+			a.routing.Fire()
+		},
+		Logger: log, Metrics: watchMetrics,
+	})
+
+	names := make([]string, len(cfg.Remotes))
+	for i := range cfg.Remotes {
+		names[i] = cfg.Remotes[i].Name
+	}
+	if err := tunnel.CheckNames(names); err != nil {
+		return nil, err
+	}
+	if a.table, err = routes.NewTable(log); err != nil {
+		return nil, err
+	}
+	var publications []peers.Publication
+	for i := range cfg.Remotes {
+		r, err := newRemote(a, cfg.Remotes[i], watchMetrics)
+		if err != nil {
+			return nil, errors.Join(err, a.close())
+		}
+		a.remotes = append(a.remotes, r)
+		publications = append(publications, peers.Publication{
+			Remote: r.cfg.Name, PublicKey: r.device.PublicKey(), ListenPort: r.cfg.ListenPort,
+		})
+	}
+	a.publisher = peers.NewPublisher(peers.PublisherConfig{
+		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: publications, Logger: log,
+	})
+	a.registry.MustRegister(peers.NewCollector(log, a.observed()...))
+	return a, nil
+}
+
+func (a *agent) userAgent() string {
+	return fmt.Sprintf("semaphore-wireguard/%s (%s)", version.Number(), a.cfg.ClusterName)
+}
+
+// close ends what serves devices in this process. The network stays as it is.
+func (a *agent) close() error {
+	var errs []error
+	for _, r := range a.remotes {
+		errs = append(errs, r.controller.Save(context.Background()), r.device.Close())
+	}
+	if a.table != nil {
+		a.table.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// tasks returns everything that runs until the process ends.
+func (a *agent) tasks() ([]daemon.Task, error) {
+	server, err := daemon.NewServer(daemon.ServerConfig{
+		Address: a.cfg.ListenAddress, Gatherer: a.registry,
+		Health: a.health, Ready: a.ready, Status: a.status, Logger: a.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	var subnets []netip.Prefix
+	for _, r := range a.remotes {
+		subnets = append(subnets, r.cfg.PodSubnets...)
+	}
+	monitor := routes.NewMonitor(a.log, func() {
+		a.routing.Fire()
+		a.addressing.Fire()
+		for _, r := range a.remotes {
+			r.linking.Fire()
+		}
+	}, subnets...)
+
+	tasks := []daemon.Task{server, monitor, a.self}
+	// The guards come first: from here on nothing leaks.
+	tasks = append(tasks, a.loop(reconcile.Config{
+		Name: "routes", Reconcile: a.syncRoutes, Trigger: a.routing,
+		MinInterval: burstSpacing, Resync: slowPass,
+	}))
+	tasks = append(tasks, a.loop(reconcile.Config{
+		Name: "host addresses", Reconcile: a.readHostAddrs, Trigger: a.addressing,
+		MinInterval: time.Second, Resync: slowPass,
+	}))
+	tasks = append(tasks, a.loop(reconcile.Config{
+		Name: "orphans", Reconcile: a.removeOrphans, Trigger: reconcile.NewTrigger(),
+	}))
+	tasks = append(tasks, a.loop(reconcile.Config{
+		Name: "publish", Reconcile: a.publisher.Reconcile, Trigger: a.publishing, MinInterval: burstSpacing,
+	}))
+	for _, r := range a.remotes {
+		tasks = append(tasks, r.tasks()...)
+	}
+	return tasks, nil
+}
+
+// loop makes a loop that logs, counts and is asked by health.
+func (a *agent) loop(cfg reconcile.Config) *reconcile.Loop {
+	cfg.Logger = a.log
+	cfg.Observe = a.metrics.observer(cfg.Name, cfg.Observe)
+	l := reconcile.NewLoop(cfg)
+	a.loops = append(a.loops, l)
+	return l
+}
+
+// knownSelf returns this node's object and whether the local API server has
+// told it since start.
+func (a *agent) knownSelf() (peers.Self, bool) {
+	nodes, synced := a.self.Snapshot()
+	if !synced || len(nodes) == 0 {
+		return peers.Self{}, false
+	}
+	return nodes[0], true
+}
+
+// syncRoutes brings the routes of all remotes to what they must be.
+func (a *agent) syncRoutes(ctx context.Context) error {
+	src, srcErr := a.routeSources()
+	var (
+		want    []routes.Route
+		subnets []netip.Prefix
+	)
+	for _, r := range a.remotes {
+		want = append(want, routes.Desired(r.cfg.PodSubnets, r.liveIndex(), src)...)
+		subnets = append(subnets, r.cfg.PodSubnets...)
+	}
+	_, fenceErr := a.table.Fence(ctx, subnets)
+	_, err := a.table.Sync(ctx, want)
+	return errors.Join(srcErr, fenceErr, err)
+}
+
+// routeSources returns the preferred source addresses that the configuration
+// asks for, at most one per family.
+func (a *agent) routeSources() ([]netip.Addr, error) {
+	switch a.cfg.RouteSrc {
+	case config.RouteSrcNone:
+		return nil, nil
+	case config.RouteSrcAuto:
+		if self, known := a.knownSelf(); known {
+			return routes.Source(self.PodCIDRs)
+		}
+		// Until the API server has told our podCIDRs, what an earlier process
+		// found out stays.
+		return a.table.Sources()
+	}
+	addr, err := netip.ParseAddr(a.cfg.RouteSrc)
+	if err != nil {
+		return nil, fmt.Errorf("SEMAPHORE_WG_ROUTE_SRC: %w", err)
+	}
+	local, err := routes.Local(addr)
+	if err == nil && !local {
+		err = fmt.Errorf("SEMAPHORE_WG_ROUTE_SRC: %s is not an address of this host", addr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return []netip.Addr{addr}, nil
+}
+
+// readHostAddrs notices when this host's addresses change: a remote node's
+// endpoint must not be one of them.
+func (a *agent) readHostAddrs(context.Context) error {
+	addrs, err := hostAddrs()
+	if err != nil {
+		return err
+	}
+	if slices.Equal(addrs, *a.hostAddrs.Load()) {
+		return nil
+	}
+	a.hostAddrs.Store(&addrs)
+	for _, r := range a.remotes {
+		r.peering.Fire()
+	}
+	return nil
+}
+
+// hostAddrs returns the addresses of this host, sorted.
+func hostAddrs() ([]netip.Addr, error) {
+	found, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("read this host's addresses: %w", err)
+	}
+	addrs := make([]netip.Addr, 0, len(found))
+	for _, f := range found {
+		if p, err := netip.ParsePrefix(f.String()); err == nil {
+			addrs = append(addrs, p.Addr().Unmap())
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return addrs, nil
+}
+
+// removeOrphans removes the devices of remotes that are no longer configured:
+// they would go on accepting packets from their peers.
+func (a *agent) removeOrphans(ctx context.Context) error {
+	links, err := tunnel.List(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range links {
+		configured := slices.ContainsFunc(a.remotes, func(r *remote) bool { return r.device.Name() == l.Name })
+		if configured {
+			continue
+		}
+		if err := tunnel.Remove(ctx, l.Name, l.Alias); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		a.log.Info("removed the device of a remote that is no longer configured", "cluster", l.Remote, "device", l.Name)
+	}
+	return errors.Join(errs...)
+}
+
+// cleanup removes all that this and earlier runs set up on this node and on its
+// object. Private keys stay: they are of no use to anybody else, and a node that
+// comes back is known by its key.
+func (a *agent) cleanup(ctx context.Context) error {
+	var errs []error
+	for _, r := range a.remotes {
+		errs = append(errs, r.device.Remove(ctx), r.store.Remove())
+	}
+	links, err := tunnel.List(ctx)
+	errs = append(errs, err)
+	for _, l := range links {
+		errs = append(errs, tunnel.Remove(ctx, l.Name, l.Alias))
+	}
+	_, err = a.table.Sync(ctx, nil)
+	errs = append(errs, err)
+	_, err = a.table.Fence(ctx, nil)
+	errs = append(errs, err)
+	withdrawing, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	errs = append(errs, a.publisher.Withdraw(withdrawing, a.cfg.NodeName))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	a.log.Info("removed devices, routes, sockets and annotations", "node", a.cfg.NodeName, "keys_stay_in", a.cfg.KeyPath)
+	return nil
+}

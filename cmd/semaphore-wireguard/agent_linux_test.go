@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// insideVariable says to a test process that it has namespaces of its own.
+const insideVariable = "SEMAPHORE_TEST_INSIDE"
+
+// TestMain runs the tests again as a process with a network and a mount
+// namespace of its own: an agent's goroutines are on any thread, so all of them
+// must be in the namespace. Without root the tests that need it say so.
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 || os.Getenv(insideVariable) != "" {
+		if os.Geteuid() == 0 {
+			if err := furnish(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+		}
+		os.Exit(m.Run())
+	}
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	cmd.Env = append(os.Environ(), insideVariable+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	// Pdeathsig counts from the end of this thread.
+	runtime.LockOSThread()
+	if err := cmd.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// furnish sets up the namespaces that the process has got.
+func furnish() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		netlink.LinkSetUp(lo),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("tmpfs", "/run", "tmpfs", 0, ""),
+	)
+}
+
+// deadAccess names an API server that nobody serves.
+func deadAccess(t *testing.T) config.Access {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	const kubeconfig = `{"apiVersion": "v1", "kind": "Config", "current-context": "dead",
+		"contexts": [{"name": "dead", "context": {"cluster": "dead", "user": "nobody"}}],
+		"clusters": [{"name": "dead", "cluster": {"server": "https://127.0.0.1:1"}}],
+		"users": [{"name": "nobody", "user": {"token": "very-secret-token"}}]}`
+	if err := os.WriteFile(path, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return config.Access{Kubeconfig: path}
+}
+
+func testConfig(t *testing.T) config.Wireguard {
+	t.Helper()
+	remote := func(name, subnet string, port int) config.Remote {
+		return config.Remote{
+			Name: name, Access: deadAccess(t), PodSubnets: []netip.Prefix{netip.MustParsePrefix(subnet)},
+			ListenPort: port, MTU: 1420,
+		}
+	}
+	return config.Wireguard{
+		Base: config.Base{
+			ClusterName: "aws", Local: deadAccess(t), ListenAddress: "127.0.0.1:0", LogLevel: "info", LogFormat: "text",
+			Remotes: []config.Remote{remote("gcp", "10.4.0.0/16", 51820), remote("merit", "fd06::/48", 51821)},
+		},
+		NodeName: "aws-1", Backend: config.BackendAuto, KeyPath: t.TempDir(), RouteSrc: config.RouteSrcAuto,
+	}
+}
+
+// TestAgentAlone runs an agent whose API servers are all away: it guards the
+// remote subnets, has its devices, says that it isn't ready and why, and leaves
+// nothing running when it ends.
+func TestAgentAlone(t *testing.T) {
+	nstest.Root(t)
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	var logs syncBuffer
+	a, err := newAgent(testConfig(t), slog.New(slog.NewTextHandler(&logs, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks, err := a.tasks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, len(tasks))
+	for _, task := range tasks {
+		go func() { done <- task.Run(ctx) }()
+	}
+	until(t, "devices and routes", func() bool {
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL)
+		return err == nil && len(routes) == 4 && a.remotes[0].liveIndex() != 0 && a.remotes[1].liveIndex() != 0
+	})
+	if err := a.ready(); err == nil || !strings.Contains(err.Error(), "gcp") || !strings.Contains(err.Error(), "merit") {
+		t.Errorf("readiness: %v, want both remotes to be named", err)
+	}
+	if err := a.health(); err != nil {
+		t.Errorf("health: %v", err)
+	}
+	until(t, "the failure in the status", func() bool {
+		rep := a.status().(report)
+		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failing["watch nodes of aws"] != ""
+	})
+	text, err := json.Marshal(a.status())
+	if err != nil {
+		t.Fatal(err)
+	}
+	families, err := a.registry.Gather()
+	if err != nil || len(families) == 0 {
+		t.Errorf("metrics: %d families, %v", len(families), err)
+	}
+	cancel()
+	for range tasks {
+		if err := <-done; err != nil {
+			t.Errorf("a task ended with %v", err)
+		}
+	}
+	if err := a.close(); err != nil {
+		t.Error(err)
+	}
+	for _, r := range a.remotes {
+		key, err := os.ReadFile(filepath.Join(a.cfg.KeyPath, r.device.Name()+".key"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, secret := range []string{strings.TrimSpace(string(key)), "very-secret-token"} {
+			if strings.Contains(string(text), secret) || strings.Contains(logs.String(), secret) {
+				t.Errorf("a secret is in the status or in the log")
+			}
+		}
+	}
+}
+
+func TestStatusOfAnAgentThatHasNotRun(t *testing.T) {
+	nstest.Root(t)
+	before, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	if _, err := json.Marshal(a.status()); err != nil {
+		t.Error(err)
+	}
+	if err := a.ready(); err == nil {
+		t.Error("ready before anything ran")
+	}
+	if links, err := netlink.LinkList(); err != nil || len(links) != len(before) {
+		t.Errorf("making an agent changed the links: %v, %v", links, err)
+	}
+}
+
+func TestServedStatus(t *testing.T) {
+	nstest.Root(t)
+	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	a.cfg.ListenAddress = "127.0.0.1:17773"
+	tasks, err := a.tasks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- tasks[0].Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/status": 200} {
+		response, err := http.Get("http://" + a.cfg.ListenAddress + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, response.Body)
+		_ = response.Body.Close()
+		if response.StatusCode != want {
+			t.Errorf("%s: %s, want %d", path, response.Status, want)
+		}
+	}
+}
+
+// syncBuffer collects a log that several goroutines write: slog locks writes, but
+// not the test's read.
+type syncBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+func until(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for !condition() {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s within 20 s", what)
+		}
+		<-ticker.C
+	}
+}

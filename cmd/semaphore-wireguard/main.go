@@ -1,0 +1,43 @@
+// Command semaphore-wireguard keeps a WireGuard mesh between this node and the
+// nodes of other Kubernetes clusters. It runs on every node, on the host's
+// network, with the capability NET_ADMIN.
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/version"
+)
+
+// grace is how long tasks may take to end after a signal.
+const grace = 10 * time.Second
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == "status" {
+		os.Exit(statusCommand().Main(os.Args[2:]))
+	}
+	os.Exit(daemon.Main("semaphore-wireguard", config.LoadWireguard, run))
+}
+
+func run(cfg config.Wireguard, log *slog.Logger) (err error) {
+	a, err := newAgent(cfg, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.close()) }()
+	if cfg.Cleanup {
+		return a.cleanup(context.Background())
+	}
+	tasks, err := a.tasks()
+	if err != nil {
+		return err
+	}
+	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
+	return daemon.Run(context.Background(), log, grace, tasks...)
+}

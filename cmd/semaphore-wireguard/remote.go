@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// remote is everything that belongs to one remote cluster. Nothing in it waits
+// for another remote.
+type remote struct {
+	agent      *agent
+	cfg        config.Remote
+	device     *tunnel.Device
+	store      *peers.Store
+	nodes      *cluster.Watch[peers.Node]
+	controller *peers.Controller
+
+	linking, peering *reconcile.Trigger
+}
+
+func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, error) {
+	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger()}
+	var err error
+	r.device, err = tunnel.Open(tunnel.Config{
+		Name:       tunnel.DeviceName(cfg.Name),
+		Alias:      tunnel.Alias(cfg.Name),
+		KeyPath:    a.cfg.KeyPath,
+		Backend:    a.cfg.Backend,
+		ListenPort: cfg.ListenPort,
+		MTU:        cfg.MTU,
+		Logger:     a.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.device.Notify(r.linking.Fire)
+
+	keep := peers.NodeFor(a.cfg.ClusterName)
+	r.nodes = cluster.NewWatch(cluster.WatchConfig[peers.Node]{
+		Cluster: cfg.Name, Kind: "nodes", Object: &corev1.Node{},
+		ListWatch: nodeListWatch(cluster.LazyClient(cfg.Access, a.userAgent()), fields.Everything()),
+		Keep: func(obj runtime.Object) (peers.Node, bool) {
+			n, ok := obj.(*corev1.Node)
+			if !ok {
+				return peers.Node{}, false
+			}
+			return keep(n)
+		},
+		Equal:        peers.Node.Equal,
+		Notify:       r.peering.Fire,
+		ResyncPeriod: cfg.ResyncPeriod,
+		Logger:       a.log,
+		Metrics:      metrics,
+	})
+	r.store = peers.NewStore(a.cfg.KeyPath, r.device.Name(), cfg.Name)
+	r.controller = peers.NewController(peers.ControllerConfig{
+		Cluster: cfg.Name, Device: r.device, Nodes: r.nodes.Snapshot, Rules: r.rules, Store: r.store, Logger: a.log,
+	})
+	return r, nil
+}
+
+func (r *remote) tasks() []daemon.Task {
+	return []daemon.Task{
+		r.nodes,
+		r.agent.loop(reconcile.Config{
+			Name: "device " + r.cfg.Name, Reconcile: r.ensureDevice, Trigger: r.linking,
+			MinInterval: burstSpacing, Resync: slowPass,
+		}),
+		r.agent.loop(reconcile.Config{
+			Name: "peers " + r.cfg.Name, Reconcile: r.controller.Reconcile, Trigger: r.peering,
+			MinInterval: burstSpacing, Resync: slowPass, Observe: r.agent.metrics.peerSync(r.device.Name()),
+		}),
+		r.agent.loop(reconcile.Config{
+			Name: "save peers " + r.cfg.Name, Reconcile: r.controller.Save, Trigger: reconcile.NewTrigger(),
+			Resync: saveSpacing,
+		}),
+	}
+}
+
+// ensureDevice keeps the device there, and lets those who build on it know when
+// it is another one.
+func (r *remote) ensureDevice(ctx context.Context) error {
+	changed, err := r.device.Ensure(ctx)
+	if changed {
+		r.peering.Fire()
+		r.agent.routing.Fire()
+	}
+	return err
+}
+
+// liveIndex returns the index of the device's link, 0 when it isn't there now.
+func (r *remote) liveIndex() int {
+	index, known := r.device.Index()
+	if !known {
+		return 0
+	}
+	if link, err := net.InterfaceByIndex(index); err != nil || link.Name != r.device.Name() {
+		return 0
+	}
+	return index
+}
+
+// rules returns the bounds within which this remote is trusted, as they are now.
+func (r *remote) rules() peers.Rules {
+	rules := peers.Rules{Subnets: r.cfg.PodSubnets, OwnAddrs: *r.agent.hostAddrs.Load()}
+	if self, known := r.agent.knownSelf(); known {
+		rules.OwnAddrs = append(append([]netip.Addr{}, rules.OwnAddrs...), self.InternalIPs...)
+	}
+	for _, other := range r.agent.remotes {
+		rules.Tunneled = append(rules.Tunneled, other.cfg.PodSubnets...)
+		rules.OwnKeys = append(rules.OwnKeys, other.device.PublicKey())
+	}
+	return rules
+}
+
+// nodeListWatch reads nodes through a client that may only be there later.
+func nodeListWatch(client func() (kubernetes.Interface, error), selector fields.Selector) cache.ListerWatcher {
+	with := func(options metav1.ListOptions) metav1.ListOptions {
+		if !selector.Empty() {
+			options.FieldSelector = selector.String()
+		}
+		return options
+	}
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			c, err := client()
+			if err != nil {
+				return nil, err
+			}
+			return c.CoreV1().Nodes().List(ctx, with(options))
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			c, err := client()
+			if err != nil {
+				return nil, err
+			}
+			return c.CoreV1().Nodes().Watch(ctx, with(options))
+		},
+	}
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/version"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// statusTimeout bounds how long reading one device may hold up /status.
+const statusTimeout = 5 * time.Second
+
+// report is what /status serves. It holds nothing secret.
+type report struct {
+	Version   string            `json:"version"`
+	Cluster   string            `json:"cluster"`
+	Node      string            `json:"node"`
+	Published bool              `json:"published"` // this node carries our annotations
+	Failing   map[string]string `json:"failing,omitempty"`
+	Remotes   []remoteReport    `json:"remotes"`
+}
+
+type remoteReport struct {
+	Name       string            `json:"name"`
+	PodSubnets []string          `json:"podSubnets"`
+	API        apiReport         `json:"api"`
+	Device     deviceReport      `json:"device"`
+	Source     peers.Source      `json:"source"` // on whose word the peers are: api, disk or none
+	Peers      []peerReport      `json:"peers"`
+	Rejected   []peers.Rejection `json:"rejected"`
+}
+
+type apiReport struct {
+	Synced      bool       `json:"synced"` // at least once since start
+	LastContact *time.Time `json:"lastContact,omitempty"`
+	Error       string     `json:"error,omitempty"`
+}
+
+type deviceReport struct {
+	Name       string `json:"name"`
+	Index      int    `json:"index,omitempty"`
+	Backend    string `json:"backend,omitempty"`
+	PublicKey  string `json:"publicKey"`
+	ListenPort int    `json:"listenPort"`
+	MTU        int    `json:"mtu"`
+	Error      string `json:"error,omitempty"`
+}
+
+type peerReport struct {
+	Node          string       `json:"node"` // empty for a peer that no known node published
+	PublicKey     string       `json:"publicKey"`
+	Endpoint      string       `json:"endpoint"` // where the peer is now, empty if that isn't known
+	AllowedIPs    []string     `json:"allowedIPs"`
+	Health        peers.Health `json:"health"`
+	LastHandshake *time.Time   `json:"lastHandshake,omitempty"`
+	RxBytes       int64        `json:"rxBytes"`
+	TxBytes       int64        `json:"txBytes"`
+}
+
+// health says whether the process is worth keeping: whether its loops turn.
+func (a *agent) health() error {
+	var errs []error
+	for _, l := range a.loops {
+		errs = append(errs, l.Stuck())
+	}
+	return errors.Join(errs...)
+}
+
+// ready says whether this node takes part in the mesh with every remote.
+func (a *agent) ready() error {
+	var errs []error
+	for _, r := range a.remotes {
+		switch {
+		case r.liveIndex() == 0:
+			errs = append(errs, fmt.Errorf("remote %s: no device %s", r.cfg.Name, r.device.Name()))
+		case r.controller.State().Source == peers.SourceNone:
+			errs = append(errs, fmt.Errorf("remote %s: not synced since start, and no peers on disk", r.cfg.Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (a *agent) status() any {
+	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+	defer cancel()
+	rep := report{
+		Version: version.String(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
+		Published: a.publisher.Published(), Failing: map[string]string{},
+	}
+	for _, l := range a.loops {
+		if err := l.Err(); err != nil {
+			rep.Failing[l.String()] = err.Error()
+		}
+	}
+	if err := a.self.Err(); err != nil {
+		// Of the local cluster; those of remotes are told with each.
+		rep.Failing[a.self.String()] = err.Error()
+	}
+	for _, r := range a.remotes {
+		rep.Remotes = append(rep.Remotes, r.status(ctx))
+	}
+	return rep
+}
+
+func (r *remote) status(ctx context.Context) remoteReport {
+	state := r.controller.State()
+	rep := remoteReport{
+		Name: r.cfg.Name, Source: state.Source,
+		API: apiReport{Synced: r.nodes.Synced(), LastContact: some(r.nodes.LastContact())},
+		Device: deviceReport{
+			Name: r.device.Name(), PublicKey: r.device.PublicKey().String(), ListenPort: r.cfg.ListenPort, MTU: r.cfg.MTU,
+		},
+		Peers: []peerReport{}, Rejected: append([]peers.Rejection{}, state.Rejected...),
+	}
+	for _, p := range r.cfg.PodSubnets {
+		rep.PodSubnets = append(rep.PodSubnets, p.String())
+	}
+	if err := r.nodes.Err(); err != nil {
+		rep.API.Error = err.Error()
+	}
+	status, err := r.device.Status(ctx)
+	if err != nil {
+		rep.Device.Error = err.Error()
+		return rep
+	}
+	rep.Device.Index, rep.Device.Backend = status.Index, status.Backend
+	rep.Device.ListenPort, rep.Device.MTU = status.ListenPort, status.MTU
+	nodes := make(map[tunnel.Key]string, len(state.Peers))
+	for i := range state.Peers {
+		nodes[state.Peers[i].PublicKey] = state.Peers[i].Node
+	}
+	now := time.Now()
+	for i := range status.Peers {
+		p := &status.Peers[i]
+		peer := peerReport{
+			Node: nodes[p.PublicKey], PublicKey: p.PublicKey.String(),
+			Health:        peers.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake),
+			LastHandshake: some(p.LastHandshake), RxBytes: p.RxBytes, TxBytes: p.TxBytes,
+		}
+		if p.Endpoint.IsValid() {
+			peer.Endpoint = p.Endpoint.String()
+		}
+		for _, ip := range p.AllowedIPs {
+			peer.AllowedIPs = append(peer.AllowedIPs, ip.String())
+		}
+		rep.Peers = append(rep.Peers, peer)
+	}
+	return rep
+}
+
+// observed returns the remotes as the collector of metrics sees them.
+func (a *agent) observed() []peers.Observed {
+	var all []peers.Observed
+	for _, r := range a.remotes {
+		all = append(all, peers.Observed{
+			Cluster: r.cfg.Name, Device: r.device.Name(), Status: r.device.Status, State: r.controller.State,
+		})
+	}
+	return all
+}
+
+// some returns nil for the zero time, which JSON would show as the year 1.
+func some(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}

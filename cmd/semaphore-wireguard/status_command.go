@@ -1,0 +1,98 @@
+package main
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+// statusCommand is what "semaphore-wireguard status" does.
+func statusCommand() status.Command[report] {
+	return status.Command[report]{Program: "semaphore-wireguard", Address: ":7773", Show: showReport}
+}
+
+// showReport shows remotes, peers and what was rejected.
+func showReport(p *status.Page, rep *report) {
+	p.Line("semaphore-wireguard %s", rep.Version)
+	p.Line("cluster %s, node %s", rep.Cluster, rep.Node)
+	if !rep.Published {
+		p.Wrong("the node object of %s does not have all keys and endpoints of this agent", rep.Node)
+	}
+	for _, loop := range slices.Sorted(maps.Keys(rep.Failing)) {
+		p.Failing(loop, rep.Failing[loop])
+	}
+	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "DOWN", "REJECTED")
+	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "HANDSHAKE", "RECEIVED", "SENT", "POD CIDRS")
+	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
+	for i := range rep.Remotes {
+		r := &rep.Remotes[i]
+		showRemote(p, remotes, r)
+		showPeers(p, nodes, r)
+		for _, no := range r.Rejected {
+			what := "node"
+			if no.Partial {
+				what = "prefix"
+			}
+			rejected.Row(r.Name, no.Node, what, string(no.Reason), no.Detail)
+		}
+	}
+}
+
+func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
+	count := map[peers.Health]int{}
+	for i := range r.Peers {
+		count[r.Peers[i].Health]++
+	}
+	t.Row(r.Name, p.Age(r.API.LastContact), string(r.Source), r.Device.Name, r.Device.Backend,
+		strconv.Itoa(r.Device.ListenPort), strconv.Itoa(r.Device.MTU),
+		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]), strconv.Itoa(count[peers.HealthDown]),
+		strconv.Itoa(len(r.Rejected)))
+
+	what := "remote " + r.Name
+	switch {
+	case r.API.Error != "":
+		p.Failing(what+": API server", r.API.Error)
+	case !r.API.Synced:
+		p.Wrong("%s: its nodes have not been read since start", what)
+	}
+	switch {
+	case r.Device.Error != "":
+		p.Failing(what+": device "+r.Device.Name, r.Device.Error)
+	case r.Source == peers.SourceAPI && len(r.Peers) == 0:
+		p.Wrong("%s: none of its nodes is a peer", what)
+	}
+	if len(r.Rejected) > 0 {
+		names := make([]string, len(r.Rejected))
+		for i := range r.Rejected {
+			names[i] = r.Rejected[i].Node
+		}
+		p.Wrong("%s: rejected, in whole or in part: %s", what, status.Some(slices.Compact(names)))
+	}
+}
+
+// showPeers shows the peers of a remote, those that need a look first.
+func showPeers(p *status.Page, t *status.Table, r *remoteReport) {
+	urgency := map[peers.Health]int{peers.HealthDown: 0, peers.HealthConnecting: 1, peers.HealthUp: 2}
+	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b peerReport) int {
+		return cmp.Or(cmp.Compare(urgency[a.Health], urgency[b.Health]), cmp.Compare(a.Node, b.Node), cmp.Compare(a.PublicKey, b.PublicKey))
+	})
+	var down []string
+	for i := range sorted {
+		peer := &sorted[i]
+		// A peer that an earlier process knew and this one doesn't yet.
+		name := cmp.Or(peer.Node, "key "+peer.PublicKey)
+		t.Row(r.Name, name, peer.Endpoint, string(peer.Health), p.Age(peer.LastHandshake),
+			status.Bytes(peer.RxBytes), status.Bytes(peer.TxBytes), strings.Join(peer.AllowedIPs, ","))
+		if peer.Health == peers.HealthDown {
+			down = append(down, name)
+		}
+	}
+	if len(down) > 0 {
+		p.Wrong("remote %s: no session with %d of %d peers: %s", r.Name, len(down), len(sorted), status.Some(down))
+	}
+}

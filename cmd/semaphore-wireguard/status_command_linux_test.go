@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// TestStatusOfARealAgent asks an agent whose API servers are all away.
+func TestStatusOfARealAgent(t *testing.T) {
+	nstest.Root(t)
+	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	a.cfg.ListenAddress = "127.0.0.1:17774"
+	tasks, err := a.tasks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- tasks[0].Run(ctx) }() // only the server
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	t.Setenv("SEMAPHORE_LISTEN_ADDRESS", a.cfg.ListenAddress)
+	var stdout, stderr strings.Builder
+	if code := statusCommand().Run(t.Context(), nil, &stdout, &stderr); code != 1 || stderr.Len() > 0 {
+		t.Errorf("code %d, stderr %q", code, stderr.String())
+	}
+	for _, want := range []string{
+		"cluster aws, node aws-1\n", "wireguard.merit", "the node object of aws-1", "remote gcp: its nodes have not been read since start",
+		"remote merit: device wireguard.merit:",
+	} {
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("printed:\n%s\nwant in it: %s", stdout.String(), want)
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status/statustest"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+// wellReport is a report in which nothing is wrong.
+func wellReport() report {
+	ago := func(d time.Duration) *time.Time {
+		at := time.Now().Add(-d)
+		return &at
+	}
+	return report{
+		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true,
+		Remotes: []remoteReport{{
+			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: peers.SourceAPI,
+			API: apiReport{Synced: true, LastContact: ago(100 * time.Millisecond)},
+			Device: deviceReport{
+				Name: "wireguard.gcp", Index: 7, Backend: "userspace", PublicKey: "ours", ListenPort: 51820, MTU: 1420,
+			},
+			Peers: []peerReport{
+				{
+					Node: "gcp-2", PublicKey: "two", Endpoint: "10.66.0.5:51820", AllowedIPs: []string{"10.4.1.0/24", "fd04:0:0:1::/64"},
+					Health: peers.HealthUp, LastHandshake: ago(75 * time.Second), RxBytes: 3 << 20, TxBytes: 1536,
+				},
+				{
+					Node: "gcp-1", PublicKey: "one", Endpoint: "10.66.0.4:51820", AllowedIPs: []string{"10.4.0.0/24"},
+					Health: peers.HealthConnecting,
+				},
+			},
+			Rejected: []peers.Rejection{},
+		}},
+	}
+}
+
+func TestStatusForPeople(t *testing.T) {
+	got := statustest.Run(t, statusCommand(), wellReport())
+	const want = `semaphore-wireguard v1.2.3 (revision 0123456789ab, go1.26.8)
+cluster aws, node aws-1
+
+REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  DOWN  REJECTED
+gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  1   1           0     0
+
+REMOTE  NODE   ENDPOINT         HEALTH      HANDSHAKE  RECEIVED  SENT     POD CIDRS
+gcp     gcp-1  10.66.0.4:51820  connecting  never      0 B       0 B      10.4.0.0/24
+gcp     gcp-2  10.66.0.5:51820  up          1m15s ago  3.0 MiB   1.5 KiB  10.4.1.0/24,fd04:0:0:1::/64
+
+all is well
+`
+	if diff := cmp.Diff(statustest.Printed{Stdout: want}, got); diff != "" {
+		t.Errorf("differs (-want +got):\n%s", diff)
+	}
+}
+
+func TestStatusSaysWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(*report)
+		want  []string // what is wrong, a line each
+		shown string   // something in a table
+	}{
+		{
+			"a peer without a session comes first",
+			func(rep *report) { rep.Remotes[0].Peers[0].Health = peers.HealthDown },
+			[]string{"remote gcp: no session with 1 of 2 peers: gcp-2"},
+			"POD CIDRS\ngcp     gcp-2  10.66.0.5:51820  down ",
+		},
+		{
+			"a peer that no node is known for",
+			func(rep *report) { rep.Remotes[0].Peers[0].Node, rep.Remotes[0].Peers[0].Health = "", peers.HealthDown },
+			[]string{"remote gcp: no session with 1 of 2 peers: key two"},
+			"key two",
+		},
+		{
+			"a node that is rejected",
+			func(rep *report) {
+				rep.Remotes[0].Rejected = []peers.Rejection{
+					{Node: "gcp-3", Reason: peers.ReasonEndpoint, Detail: `endpoint "127.0.0.1:1": expected more`},
+					{Node: "gcp-4", Reason: peers.ReasonPodCIDR, Detail: "outside", Partial: true},
+					{Node: "gcp-4", Reason: peers.ReasonDuplicatePrefix, Detail: "taken", Partial: true},
+				}
+			},
+			[]string{"remote gcp: rejected, in whole or in part: gcp-3, gcp-4"},
+			"\ngcp     gcp-3          node    endpoint          endpoint \"127.0.0.1:1\": expected more\n" +
+				"gcp     gcp-4          prefix  pod_cidr          outside\n",
+		},
+		{
+			"what a node says can't change the screen",
+			func(rep *report) {
+				rep.Remotes[0].Rejected = []peers.Rejection{{Node: "gcp\x1b[2J", Reason: peers.ReasonEndpoint, Detail: "a\rb\nall is well\u202e"}}
+			},
+			[]string{`remote gcp: rejected, in whole or in part: gcp\x1b[2J`},
+			`a\rb; all is well\u202e`,
+		},
+		{
+			"an API server that does not answer",
+			func(rep *report) { rep.Remotes[0].API.Error = "api.gcp:6443: connection refused" },
+			[]string{"remote gcp: API server: api.gcp:6443: connection refused"}, "",
+		},
+		{
+			"peers from disk",
+			func(rep *report) {
+				rep.Remotes[0].API, rep.Remotes[0].Source = apiReport{}, peers.SourceDisk
+			},
+			[]string{"remote gcp: its nodes have not been read since start"}, "gcp     never    disk ",
+		},
+		{
+			"no device",
+			func(rep *report) {
+				rep.Remotes[0].Peers, rep.Remotes[0].Device.Backend = nil, ""
+				rep.Remotes[0].Device.Error = "no such device"
+			},
+			[]string{"remote gcp: device wireguard.gcp: no such device"}, "wireguard.gcp  -        51820",
+		},
+		{
+			"a remote without agents",
+			func(rep *report) { rep.Remotes[0].Peers = nil },
+			[]string{"remote gcp: none of its nodes is a peer"}, "",
+		},
+		{
+			"loops that fail, and a node that is not published",
+			func(rep *report) {
+				rep.Published, rep.Failing = false, map[string]string{"routes": "foreign route\nand another", "publish": "forbidden"}
+			},
+			[]string{
+				"the node object of aws-1 does not have all keys and endpoints of this agent",
+				"publish: forbidden", "routes: foreign route; and another",
+			}, "",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rep := wellReport()
+			c.spoil(&rep)
+			got := statustest.Run(t, statusCommand(), rep)
+			wrong, tables := got.Wrong()
+			if diff := cmp.Diff(c.want, wrong); diff != "" || got.Code != 1 {
+				t.Errorf("code %d, wrong (-want +got):\n%s", got.Code, diff)
+			}
+			if !strings.Contains(tables, c.shown) {
+				t.Errorf("printed:\n%s\nwant in it:\n%s", got.Stdout, c.shown)
+			}
+			asJSON := statustest.Run(t, statusCommand(), rep, "-o", "json")
+			var again report
+			if err := json.Unmarshal([]byte(asJSON.Stdout), &again); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(rep, again); diff != "" {
+				t.Errorf("the report as JSON (-want +got):\n%s", diff)
+			}
+			if want := "wrong:\n  " + strings.Join(wrong, "\n  ") + "\n"; asJSON.Code != 1 || asJSON.Stderr != want {
+				t.Errorf("as JSON: code %d, stderr %q, want %q", asJSON.Code, asJSON.Stderr, want)
+			}
+		})
+	}
+}
