@@ -1,0 +1,180 @@
+// Command bench measures semaphore-wireguard and prints one table, each line a
+// ratio against something that ran beside it on the same machine: numbers of
+// their own would tell more of the machine than of the program.
+//
+//	go run ./e2e/bench                        # everything, some minutes
+//	go run ./e2e/bench -only throughput       # one part, or several
+//	go run ./e2e/bench -only throughput -agent ./new -against ./old
+//
+// Linux only, needs root. All of it happens in namespaces of the testbed, and
+// nothing is left behind, also when it is interrupted.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+)
+
+// options are what the command line says.
+type options struct {
+	only    []string
+	pairs   int
+	seconds time.Duration
+	nodes   int
+	against string
+	agent   string
+}
+
+// bench is one run.
+type bench struct {
+	options
+	self  string // path of this program, which also sends and receives traffic
+	tools tools.Binaries
+	table table
+}
+
+func main() {
+	if len(os.Args) > 1 && (os.Args[1] == sendMode || os.Args[1] == receiveMode) {
+		exit(traffic(os.Args[1], os.Args[2:]))
+	}
+	opts, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		exit(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	exit(run(ctx, opts))
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// parts are what can be asked for by name, in the order in which they run.
+func parts() []string { return []string{"throughput", "restart", "nodes"} }
+
+func parse(args []string) (options, error) {
+	var opts options
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	only := flags.String("only", strings.Join(parts(), ","), "parts to run")
+	flags.IntVar(&opts.pairs, "pairs", 5, "how often each comparison is made")
+	flags.DurationVar(&opts.seconds, "time", 4*time.Second, "how long one transfer takes")
+	flags.IntVar(&opts.nodes, "nodes", 5000, "nodes of the remote cluster in part nodes")
+	flags.StringVar(&opts.against, "against", "",
+		"another build of semaphore-wireguard to compare the throughput with, instead of wireguard-go")
+	flags.StringVar(&opts.agent, "agent", "", "build of semaphore-wireguard to measure, instead of the tree's")
+	if err := flags.Parse(args); err != nil {
+		return opts, err
+	}
+	opts.only = strings.Split(*only, ",")
+	for _, name := range opts.only {
+		if !slices.Contains(parts(), name) {
+			return opts, fmt.Errorf("-only: there is no part %q, only %s", name, strings.Join(parts(), ", "))
+		}
+	}
+	if opts.pairs < 1 || opts.nodes < 1 {
+		return opts, errors.New("-pairs and -nodes take numbers from 1")
+	}
+	return opts, nil
+}
+
+func run(ctx context.Context, opts options) (err error) {
+	b := &bench{options: opts}
+	if b.self, err = os.Executable(); err != nil {
+		return err
+	}
+	b.tools, err = tools.Build(ctx, tools.Config{Progress: os.Stderr}, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
+	if err != nil {
+		return err
+	}
+	started := time.Now()
+	if b.wants("throughput") || b.wants("restart") {
+		err = b.inTestbed(ctx, b.pairOfNodes)
+	}
+	if err == nil && b.wants("nodes") {
+		err = b.inTestbed(ctx, b.manyNodes)
+	}
+	// What was measured before an error, or ^C, is worth its print.
+	_, printErr := b.table.WriteTo(os.Stdout)
+	b.say("took %s", time.Since(started).Round(time.Second))
+	return errors.Join(err, printErr)
+}
+
+func (b *bench) wants(part string) bool { return slices.Contains(b.only, part) }
+
+// say reports progress.
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...)
+}
+
+// arena is where a part happens: a testbed of its own with the programs built.
+type arena struct {
+	tb    *testbed.Testbed
+	mesh  *mesh.Mesh
+	plain string // path of wireguard-go
+}
+
+// inTestbed calls do with a testbed that ends with it.
+func (b *bench) inTestbed(ctx context.Context, do func(context.Context, *arena) error) (err error) {
+	tb, err := testbed.New(testbed.Config{Tools: b.tools})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, tb.Close()) }()
+	// The testbed's folder goes with it, however this process ends.
+	bin := filepath.Join(tb.Dir(), "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		return err
+	}
+	b.say("building semaphore-wireguard and wireguard-go")
+	agent, err := b.buildAgent(ctx, bin)
+	if err != nil {
+		return err
+	}
+	a := &arena{tb: tb}
+	if a.plain, err = buildPlain(ctx, bin); err != nil {
+		return err
+	}
+	if a.mesh, err = mesh.New(ctx, agent); err != nil {
+		return err
+	}
+	return do(ctx, a)
+}
+
+func (b *bench) buildAgent(ctx context.Context, dir string) (string, error) {
+	if b.agent != "" {
+		return filepath.Abs(b.agent)
+	}
+	// As in releases.
+	return mesh.Build(ctx, "semaphore-wireguard", dir, "-trimpath", "-ldflags=-s -w")
+}
+
+// clusters starts control planes and lets agents in.
+func (b *bench) clusters(ctx context.Context, a *arena, configs ...testbed.ClusterConfig) ([]*testbed.Cluster, error) {
+	b.say("starting API servers")
+	clusters, err := a.tb.StartClusters(ctx, configs...)
+	if err != nil {
+		return nil, err
+	}
+	return clusters, a.mesh.Grant(ctx, clusters...)
+}

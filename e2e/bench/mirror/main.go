@@ -1,0 +1,110 @@
+// Command mirror measures semaphore-service-mirror against two real API
+// servers, all on this machine, and prints a table.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+)
+
+func main() {
+	b := &bench{}
+	flag.IntVar(&b.services, "services", 1000, "services of the remote cluster")
+	flag.IntVar(&b.endpoints, "endpoints", 10, "endpoints of each")
+	flag.DurationVar(&b.load, "load", 30*time.Second, "how long each load lasts")
+	flag.IntVar(&b.runs, "runs", 3, "how often to mirror from nothing")
+	flag.IntVar(&b.large, "large", 10000, "services for the measurement of memory; 0: none")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := b.run(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+type bench struct {
+	services, endpoints, runs, large int
+	load                             time.Duration
+
+	tb            *testbed.Testbed
+	local, remote *testbed.Cluster
+	replica       *services.Replica
+	table         []string
+}
+
+func (b *bench) say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+
+func (b *bench) row(what, format string, args ...any) {
+	line := fmt.Sprintf("%-46s %s", what, fmt.Sprintf(format, args...))
+	b.table = append(b.table, line)
+	b.say("%s", line)
+}
+
+func (b *bench) run(ctx context.Context) (err error) {
+	dir, err := os.MkdirTemp("", "kube-semaphore-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	binary, err := mesh.Build(ctx, "semaphore-service-mirror", dir)
+	if err != nil {
+		return err
+	}
+	binaries, err := tools.Build(ctx, tools.Config{Progress: os.Stderr}, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
+	if err != nil {
+		return err
+	}
+	if b.tb, err = testbed.New(testbed.Config{Tools: binaries}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.tb.Close()) }()
+	clusters, err := b.tb.StartClusters(ctx, testbed.ClusterConfig{Name: "gcp"}, testbed.ClusterConfig{Name: "aws"})
+	if err != nil {
+		return err
+	}
+	b.local, b.remote = clusters[0], clusters[1]
+	if err := services.Grant(ctx, b.local, b.remote); err != nil {
+		return err
+	}
+	node, err := b.local.AddNode(ctx, testbed.NodeConfig{})
+	if err != nil {
+		return err
+	}
+	if b.replica, err = services.Prepare(ctx, binary, "mirror", 8080, node, b.remote); err != nil {
+		return err
+	}
+	b.replica.Env["SEMAPHORE_LOG_LEVEL"] = "warn"
+	b.say("creating %d services with %d endpoints each", b.services, b.endpoints)
+	if err := b.fill(ctx, 0, b.services); err != nil {
+		return err
+	}
+	steps := []func(context.Context) error{b.fromNothing, b.restart}
+	for _, rate := range []int{20, 200} {
+		steps = append(steps, func(ctx context.Context) error { return b.changes(ctx, rate) })
+	}
+	if b.large > b.services {
+		steps = append(steps, b.memory)
+	}
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Println()
+	for _, line := range b.table {
+		fmt.Println(line)
+	}
+	return nil
+}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// changesPerSecond is how many nodes of a crowd change.
+const changesPerSecond = 20
+
+// settling is how long after its start memory and processor time of a process
+// are looked at.
+const settling = 5 * time.Second
+
+// scale compares an agent and wireguard-go with the same crowd as peers.
+type scale struct {
+	*bench
+	crowd *crowd
+	agent *mesh.Agent
+	plain *plain
+	log   string // path of the agent's
+}
+
+// manyNodes measures against a large remote cluster.
+func (b *bench) manyNodes(ctx context.Context, a *arena) error {
+	clusters, err := b.clusters(ctx, a, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{
+		Name:       "gcp",
+		PodSubnets: []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("fd00:64::/48")},
+	})
+	if err != nil {
+		return err
+	}
+	local, remote := clusters[0], clusters[1]
+	b.say("creating %d nodes", b.nodes)
+	s := &scale{bench: b}
+	if s.crowd, err = newCrowd(ctx, remote, b.nodes, local.Name); err != nil {
+		return err
+	}
+	var nodes [2]*testbed.Node
+	for i := range nodes {
+		if nodes[i], err = local.AddNode(ctx, testbed.NodeConfig{}); err != nil {
+			return err
+		}
+	}
+	if s.agent, err = a.mesh.Prepare(ctx, nodes[0], remote); err != nil {
+		return err
+	}
+	s.agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
+	s.agent.Env["SEMAPHORE_LOG_FORMAT"] = "json"
+	s.log = a.tb.LogPath(nodes[0].Name + "-agent")
+	if s.plain, err = newPlain(nodes[1], a.plain); err != nil {
+		return err
+	}
+	s.plain.routes = remote.PodSubnets
+	return errors.Join(s.startup(ctx), s.load(ctx), s.latency(ctx))
+}
+
+// startAgent starts the agent and returns how long it took until all of the
+// crowd were peers, and what it logs from then on.
+func (s *scale) startAgent(ctx context.Context, level string) (time.Duration, *journal, error) {
+	s.agent.Env["SEMAPHORE_LOG_LEVEL"] = level
+	log, err := newJournal(s.log)
+	if err != nil {
+		return 0, nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("not within a minute"))
+	defer cancel()
+	start := time.Now()
+	if err := s.agent.Start(); err != nil {
+		return 0, nil, err
+	}
+	at, err := log.waitAdded(ctx, len(s.crowd.members))
+	return at.Sub(start), log, err
+}
+
+func (s *scale) startPlain(ctx context.Context) (time.Duration, error) {
+	s.plain.peers = s.crowd.peers()
+	start := time.Now()
+	err := s.plain.start(ctx)
+	return time.Since(start), err
+}
+
+// stopAgent leaves nothing that would help the next start.
+func (s *scale) stopAgent(ctx context.Context) error {
+	return errors.Join(s.agent.Stop(ctx), s.agent.Cleanup(ctx))
+}
+
+// startup measures how long it takes to have all peers, and in how much memory.
+func (s *scale) startup(ctx context.Context) error {
+	var took, whole, now, peak []pair
+	for i := range s.pairs {
+		listing, err := s.crowd.list(ctx)
+		if err != nil {
+			return err
+		}
+		ours, _, err := s.startAgent(ctx, "info")
+		if err != nil {
+			return err
+		}
+		oursNow, oursPeak, err := s.memory(ctx)
+		if err != nil {
+			return err
+		}
+		if err := s.stopAgent(ctx); err != nil {
+			return err
+		}
+		beside, err := s.startPlain(ctx)
+		if err != nil {
+			return err
+		}
+		if err := pause(ctx, settling); err != nil {
+			return err
+		}
+		besideNow, besidePeak, err := residentOf(s.plain.process)
+		if err != nil {
+			return err
+		}
+		if err := s.plain.stop(ctx); err != nil {
+			return err
+		}
+		took = append(took, pair{ours.Seconds(), beside.Seconds()})
+		whole = append(whole, pair{ours.Seconds(), (beside + listing).Seconds()})
+		now = append(now, pair{oursNow, besideNow})
+		peak = append(peak, pair{oursPeak, besidePeak})
+		s.say("start, pair %d of %d: %v and %v, the list %v; memory %s and %s, peak %s and %s", i+1, s.pairs,
+			ours.Round(time.Millisecond), beside.Round(time.Millisecond), listing.Round(time.Millisecond),
+			megabytes(oursNow), megabytes(besideNow), megabytes(oursPeak), megabytes(besidePeak))
+	}
+	what := fmt.Sprintf("start to %d peers", len(s.crowd.members))
+	s.table.add(row{what: what, beside: "wireguard-go, one request", pairs: took, unit: seconds})
+	s.table.add(row{what: what, beside: "the same and a bare list", pairs: whole, unit: seconds})
+	s.table.add(row{what: "memory with them", beside: "wireguard-go", pairs: now, unit: megabytes, goal: goal{atMost: 2}})
+	s.table.add(row{what: "memory, peak", beside: "wireguard-go", pairs: peak, unit: megabytes, goal: goal{atMost: 2}})
+	return nil
+}
+
+func (s *scale) memory(ctx context.Context) (now, peak float64, err error) {
+	if err := pause(ctx, settling); err != nil {
+		return 0, 0, err
+	}
+	return residentOf(s.agent.Process())
+}
+
+// scatterTime is the time in which WireGuard tries again to reach a peer that
+// doesn't answer (Rekey-Timeout, section 6.1 of the WireGuard paper).
+const scatterTime = 5 * time.Second
+
+// scatter gives all nodes new keys, one after the other. Nobody answers in a
+// crowd, and handshakes with thousands of peers that were added at the same
+// time are repeated at the same times: the processor would be busy with nothing
+// else for most of a second, then idle. Peers that were added one by one make
+// an even load.
+func (s *scale) scatter(ctx context.Context, log *journal) error {
+	s.say("all nodes change their keys")
+	if _, err := log.read(); err != nil {
+		return err
+	}
+	start := time.Now()
+	interval := scatterTime / time.Duration(len(s.crowd.members))
+	err := testbed.InParallel(ctx, len(s.crowd.members), func(ctx context.Context, i int) error {
+		if err := pause(ctx, time.Until(start.Add(time.Duration(i)*interval))); err != nil {
+			return err
+		}
+		return s.crowd.rotate(ctx, i)
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("not within a minute"))
+	defer cancel()
+	if _, err := log.waitAdded(ctx, len(s.crowd.members)); err != nil {
+		return err
+	}
+	return pause(ctx, settling)
+}
+
+// load measures processor time while nodes report, and while nodes change.
+func (s *scale) load(ctx context.Context) (err error) {
+	_, log, err := s.startAgent(ctx, "info")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.stopAgent(ctx)) }()
+	if err := s.scatter(ctx, log); err != nil {
+		return err
+	}
+	if _, err := s.startPlain(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.plain.stop(ctx)) }()
+	if err := pause(ctx, settling); err != nil {
+		return err
+	}
+	what := fmt.Sprintf("CPU, %d nodes report", len(s.crowd.members))
+	if err := s.compareCPU(ctx, what, func(int, time.Duration) error { return nil }); err != nil {
+		return err
+	}
+	return s.compareCPU(ctx, fmt.Sprintf("CPU, %d nodes/s change", changesPerSecond), func(round int, d time.Duration) error {
+		_, err := s.change(ctx, round, d, nil)
+		return err
+	})
+}
+
+// window is how long processor time is taken for one pair: as long as it takes
+// wireguard-go, whose peers were added at the same time, to try each once, the
+// mean of what is added at random (RekeyTimeoutJitterMaxMs) included.
+const window = scatterTime + 167*time.Millisecond
+
+// compareCPU compares processor time while do runs, beside the reports of
+// kubelets.
+func (s *scale) compareCPU(ctx context.Context, what string, do func(round int, d time.Duration) error) error {
+	var used []pair
+	for i := range s.pairs {
+		oursBefore, oursErr := cpuOf(s.agent.Process())
+		besideBefore, besideErr := cpuOf(s.plain.process)
+		if err := errors.Join(oursErr, besideErr); err != nil {
+			return err
+		}
+		start := time.Now()
+		working := make(chan error, 1)
+		go func() { working <- do(i, window) }()
+		_, err := s.crowd.live(ctx, window)
+		if err := errors.Join(err, <-working); err != nil {
+			return err
+		}
+		ours, oursErr := cpuOf(s.agent.Process())
+		beside, besideErr := cpuOf(s.plain.process)
+		if err := errors.Join(oursErr, besideErr); err != nil {
+			return err
+		}
+		took := time.Since(start)
+		used = append(used, pair{
+			(ours - oursBefore).Seconds() / took.Seconds(),
+			(beside - besideBefore).Seconds() / took.Seconds(),
+		})
+		s.say("%s, %d of %d: %s and %s", what, i+1, s.pairs, share(used[i].ours), share(used[i].beside))
+	}
+	s.table.add(row{what: what, beside: "wireguard-go, idle", pairs: used, unit: share})
+	return nil
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+)
+
+// side is a tunnel between a node of aws and one of gcp, with a pod at each end.
+type side struct {
+	name     string
+	from, to *testbed.Pod
+	// processes are those of the tunnel: from's, to's.
+	processes func() []*sandbox.Process
+	// kill and stop end the process on from's node; start starts it again.
+	kill, stop, start func(ctx context.Context) error
+}
+
+// pairOfNodes compares two tunnels of the same layout, on nodes of their own.
+func (b *bench) pairOfNodes(ctx context.Context, a *arena) error {
+	clusters, err := b.clusters(ctx, a, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
+	if err != nil {
+		return err
+	}
+	var pods [2][2]*testbed.Pod // by side and cluster
+	for i := range pods {
+		for j, c := range clusters {
+			node, err := c.AddNode(ctx, testbed.NodeConfig{})
+			if err != nil {
+				return err
+			}
+			if pods[i][j], err = node.AddPod(ctx, testbed.PodConfig{}); err != nil {
+				return err
+			}
+		}
+	}
+	ours, err := b.startAgents(ctx, a.mesh, "agents", pods[0])
+	if err != nil {
+		return err
+	}
+	beside, err := b.startBeside(ctx, a, pods[1])
+	if err != nil {
+		return err
+	}
+	for _, s := range []*side{ours, beside} {
+		if err := s.waitConnected(ctx); err != nil {
+			return err
+		}
+	}
+	if b.wants("throughput") {
+		if err := b.throughput(ctx, ours, beside); err != nil {
+			return fmt.Errorf("throughput: %w", err)
+		}
+	}
+	if b.wants("restart") && b.against == "" {
+		if err := b.restart(ctx, ours, beside); err != nil {
+			return fmt.Errorf("restart: %w", err)
+		}
+	}
+	return nil
+}
+
+// startBeside starts what the agents are compared with.
+func (b *bench) startBeside(ctx context.Context, a *arena, pods [2]*testbed.Pod) (*side, error) {
+	if b.against == "" {
+		return startPlain(ctx, a.plain, pods)
+	}
+	path, err := filepath.Abs(b.against)
+	if err != nil {
+		return nil, err
+	}
+	other := *a.mesh
+	other.Binary = path
+	return b.startAgents(ctx, &other, filepath.Base(path), pods)
+}
+
+func (b *bench) startAgents(ctx context.Context, m *mesh.Mesh, name string, pods [2]*testbed.Pod) (*side, error) {
+	b.say("starting %s", name)
+	var agents [2]*mesh.Agent
+	for i, pod := range pods {
+		agent, err := m.Prepare(ctx, pod.Node, pods[1-i].Node.Cluster)
+		if err != nil {
+			return nil, err
+		}
+		agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
+		if err := agent.Start(); err != nil {
+			return nil, err
+		}
+		agents[i] = agent
+	}
+	return &side{
+		name: name,
+		from: pods[0], to: pods[1],
+		processes: func() []*sandbox.Process { return []*sandbox.Process{agents[0].Process(), agents[1].Process()} },
+		kill:      func(context.Context) error { agents[0].Kill(); return nil },
+		stop:      agents[0].Stop,
+		start:     func(context.Context) error { return agents[0].Start() },
+	}, nil
+}
+
+func startPlain(ctx context.Context, binary string, pods [2]*testbed.Pod) (*side, error) {
+	var devices [2]*plain
+	for i, pod := range pods {
+		device, err := newPlain(pod.Node, binary)
+		if err != nil {
+			return nil, err
+		}
+		devices[i] = device
+	}
+	for i, d := range devices {
+		other := devices[1-i]
+		d.peers = []plainPeer{other.peer()}
+		d.routes = other.node.Cluster.PodSubnets
+		if err := d.start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return &side{
+		name: "wireguard-go",
+		from: pods[0], to: pods[1],
+		processes: func() []*sandbox.Process { return []*sandbox.Process{devices[0].process, devices[1].process} },
+		kill:      devices[0].kill,
+		stop:      devices[0].stop,
+		start:     devices[0].start,
+	}, nil
+}
+
+func (s *side) waitConnected(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("not within a minute"))
+	defer cancel()
+	return testbed.Wait(ctx, s.name+" to connect two pods", func(ctx context.Context) error {
+		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		return s.from.Ping(attempt, s.to.Addresses[0])
+	})
+}

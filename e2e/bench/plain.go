@@ -1,0 +1,205 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+// The link of a plain device, and its port, which is that of an agent's first.
+const (
+	plainLink = "wg0"
+	plainPort = 51820
+)
+
+// buildPlain builds wireguard-go itself, of the version that the agent embeds.
+func buildPlain(ctx context.Context, dir string) (string, error) {
+	root, err := mesh.Root(ctx)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "wireguard-go")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "golang.zx2c4.com/wireguard")
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build wireguard-go: %w\n%s", err, out)
+	}
+	return path, nil
+}
+
+// plain is wireguard-go on a node, configured by hand over its socket.
+type plain struct {
+	node   *testbed.Node
+	binary string
+	key    wgtypes.Key
+	// peers and routes are what a start sets up.
+	peers  []plainPeer
+	routes []netip.Prefix
+
+	process *sandbox.Process
+}
+
+type plainPeer struct {
+	key        wgtypes.Key // public
+	endpoint   netip.AddrPort
+	allowedIPs []netip.Prefix
+}
+
+func newPlain(node *testbed.Node, binary string) (*plain, error) {
+	key, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		return nil, err
+	}
+	return &plain{node: node, binary: binary, key: key}, nil
+}
+
+// peer is how others see the device.
+func (p *plain) peer() plainPeer {
+	return plainPeer{
+		key:        p.key.PublicKey(),
+		endpoint:   netip.AddrPortFrom(p.node.Addresses()[0], plainPort),
+		allowedIPs: p.node.PodCIDRs,
+	}
+}
+
+// start starts the process and sets up all, as fast as it can be done.
+func (p *plain) start(ctx context.Context) error {
+	process, err := p.node.Start(sandbox.Command{Name: "wireguard-go", Path: p.binary, Args: []string{"-f", plainLink}})
+	if err != nil {
+		return err
+	}
+	p.process = process
+	if err := p.up(ctx); err != nil {
+		return fmt.Errorf("start wireguard-go on %s: %w", p.node.Name, err)
+	}
+	return nil
+}
+
+func (p *plain) up(ctx context.Context) error {
+	conn, err := p.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	handle := p.node.Space().Netlink
+	link, err := handle.LinkByName(plainLink)
+	if err != nil {
+		return err
+	}
+	if err := handle.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set %s up: %w", plainLink, err)
+	}
+	if err := configure(conn, p.request()); err != nil {
+		return err
+	}
+	for _, subnet := range p.routes {
+		_, dst, err := net.ParseCIDR(subnet.String())
+		if err != nil {
+			return err
+		}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Scope: netlink.SCOPE_LINK}
+		if err := handle.RouteReplace(route); err != nil {
+			return fmt.Errorf("route %s: %w", subnet, err)
+		}
+	}
+	return nil
+}
+
+// dial connects to the socket as soon as there is one. It is in the node's mount
+// namespace, to which the process is the way.
+func (p *plain) dial(ctx context.Context) (net.Conn, error) {
+	// Mostly a link, which would lead out of the process's root.
+	run, err := filepath.EvalSymlinks("/var/run")
+	if err != nil {
+		return nil, err
+	}
+	path := fmt.Sprintf("/proc/%d/root%s/wireguard/%s.sock", p.process.PID(), run, plainLink)
+	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("no socket within 10 s"))
+	defer cancel()
+	for {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			return conn, nil
+		}
+		select {
+		case <-p.process.Done():
+			return nil, fmt.Errorf("wireguard-go ended: %s", p.process.Tail(3))
+		case <-ctx.Done():
+			return nil, errors.Join(context.Cause(ctx), err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// request is the configuration in the form of
+// https://www.wireguard.com/xplatform/.
+func (p *plain) request() string {
+	var text strings.Builder
+	text.WriteString("set=1\n")
+	fmt.Fprintf(&text, "private_key=%s\nlisten_port=%d\n", hex.EncodeToString(p.key[:]), plainPort)
+	for _, peer := range p.peers {
+		fmt.Fprintf(&text, "public_key=%s\nendpoint=%s\npersistent_keepalive_interval=%d\n",
+			hex.EncodeToString(peer.key[:]), peer.endpoint, int(peers.Keepalive.Seconds()))
+		for _, prefix := range peer.allowedIPs {
+			fmt.Fprintf(&text, "allowed_ip=%s\n", prefix)
+		}
+	}
+	text.WriteString("\n")
+	return text.String()
+}
+
+// configure sends a request and waits until the device has taken it.
+func configure(conn net.Conn, request string) error {
+	if _, err := io.WriteString(conn, request); err != nil {
+		return fmt.Errorf("configure: %w", err)
+	}
+	answer, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		return fmt.Errorf("configure: %w", err)
+	}
+	if answer != "errno=0\n" {
+		return fmt.Errorf("configure: the device answers %q", answer)
+	}
+	return nil
+}
+
+// stop ends the process and waits until its link is gone, too.
+func (p *plain) stop(ctx context.Context) error {
+	if err := p.process.Stop(ctx); err != nil {
+		return err
+	}
+	return p.waitGone(ctx)
+}
+
+// kill is stop by SIGKILL.
+func (p *plain) kill(ctx context.Context) error {
+	p.process.Kill()
+	return p.waitGone(ctx)
+}
+
+func (p *plain) waitGone(ctx context.Context) error {
+	return testbed.Wait(ctx, plainLink+" to go", func(context.Context) error {
+		_, err := p.node.Space().Netlink.LinkByName(plainLink)
+		if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+			return nil
+		}
+		return errors.Join(err, errors.New("it is there"))
+	})
+}

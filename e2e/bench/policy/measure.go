@@ -1,0 +1,336 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/policy"
+)
+
+// What the original did on the machine that this was first measured on.
+func original(rate int) string {
+	if rate == 20 {
+		return "p50 27 s, 83 % missing"
+	}
+	return ""
+}
+
+// status asks the process for the state of its only remote.
+func (b *bench) status(ctx context.Context) (policy.RemoteStatus, error) {
+	page, err := b.node.Get(ctx, fmt.Sprintf("http://%s:%d/status", b.node.Addresses()[0], port))
+	if err != nil {
+		return policy.RemoteStatus{}, err
+	}
+	var status policy.Status
+	if err := json.Unmarshal([]byte(page), &status); err != nil {
+		return policy.RemoteStatus{}, fmt.Errorf("read the status: %w", err)
+	}
+	if len(status.Remotes) != 1 {
+		return policy.RemoteStatus{}, errors.New("no remote in the status")
+	}
+	return status.Remotes[0], nil
+}
+
+// complete waits until all pods are in their sets, which is looked at in the
+// cluster, and the process has nothing left to write.
+func (b *bench) complete(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	return testbed.Wait(ctx, "all pods to be in sets", func(ctx context.Context) error {
+		// The number may be right while addresses are still to be replaced.
+		status, err := b.status(ctx)
+		if err != nil {
+			return err
+		}
+		if status.Pending > 0 {
+			return fmt.Errorf("%d sets to write", status.Pending)
+		}
+		list, err := b.sets.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		nets := 0
+		for i := range list.Items {
+			nets += len(list.Items[i].Spec.Nets)
+		}
+		if nets != b.pods.count {
+			return fmt.Errorf("%d of %d", nets, b.pods.count)
+		}
+		return nil
+	})
+}
+
+// writes reads from the process how many writes it has made.
+func (b *bench) writes(ctx context.Context) (int, error) {
+	page, err := b.node.Get(ctx, fmt.Sprintf("http://%s:%d/metrics", b.node.Addresses()[0], port))
+	if err != nil {
+		return 0, err
+	}
+	sum := 0
+	for line := range strings.Lines(page) {
+		if strings.HasPrefix(line, "semaphore_policy_writes_total") {
+			var n int
+			if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' '):], &n); err != nil {
+				return 0, fmt.Errorf("read %q: %w", line, err)
+			}
+			sum += n
+		}
+	}
+	return sum, nil
+}
+
+// firstSync fills the sets from nothing.
+func (b *bench) firstSync(ctx context.Context) (*sandbox.Process, error) {
+	b.pods.cluster = b.remote
+	if err := createNamespace(ctx, b.remote, podNamespace); err != nil {
+		return nil, err
+	}
+	say("creating %d pods", b.options.pods)
+	if err := b.pods.grow(ctx, b.options.pods); err != nil {
+		return nil, err
+	}
+	// From the creation of the first set to that of the last one, and all of
+	// the process's life.
+	rec, err := b.record(ctx)
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	process, err := b.node.Start(b.command)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.complete(ctx); err != nil {
+		return nil, err
+	}
+	first, last := rec.stop()
+	total := last.Sub(began)
+	writes, err := b.writes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	what := fmt.Sprintf("first sync, %d pods in %d sets", b.pods.count, apps)
+	original := ""
+	if b.pods.count == 5000 {
+		original = "38.7 s"
+	}
+	fmt.Fprintf(b.table, "%s\t%.2f s from start, %.2f s from first to last set; %d writes\t%s\n",
+		what, total.Seconds(), last.Sub(first).Seconds(), writes, original)
+	return process, nil
+}
+
+// restart shows that a process that finds everything done writes nothing.
+func (b *bench) restart(ctx context.Context, process *sandbox.Process) error {
+	say("restarting")
+	stopping, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := process.Stop(stopping); err != nil {
+		return err
+	}
+	began := time.Now()
+	if _, err := b.node.Start(b.command); err != nil {
+		return err
+	}
+	ready, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	err := testbed.Wait(ready, "the process to have looked at everything", func(ctx context.Context) error {
+		status, err := b.status(ctx)
+		if err == nil && (status.Pods != b.pods.count || !status.API.Synced) {
+			err = fmt.Errorf("%d pods", status.Pods)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	took := time.Since(began)
+	writes, err := b.writes(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.table, "restart with %d pods, nothing to do\t%d writes after %.2f s\t\n", b.pods.count, writes, took.Seconds())
+	return nil
+}
+
+// changes gives pods new addresses at a rate, and measures how long each takes
+// from the answer of the remote's API server to the set that has it.
+func (b *bench) changes(ctx context.Context, rate int) error {
+	say("%d changes a second for %v", rate, b.period)
+	before, err := b.writes(ctx)
+	if err != nil {
+		return err
+	}
+	rec, err := b.record(ctx)
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 64)
+	errs := make(chan error, 1)
+	count := int(b.period.Seconds() * float64(rate))
+	began := time.Now()
+	for n := range count {
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Until(began.Add(time.Duration(n) * time.Second / time.Duration(rate)))):
+		}
+		slots <- struct{}{}
+		ip, pod := b.pods.next(), n*7919%b.pods.count
+		wg.Go(func() {
+			defer func() { <-slots }()
+			rec.expect(ip.String())
+			if err := b.pods.move(ctx, pod, ip); err != nil {
+				select {
+				case errs <- err:
+				default:
+				}
+				return
+			}
+			rec.changed(ip.String())
+		})
+	}
+	wg.Wait()
+	took := time.Since(began)
+	select {
+	case err := <-errs:
+		return err
+	default:
+	}
+	if err := b.complete(ctx); err != nil {
+		return err
+	}
+	rec.stop()
+	after, err := b.writes(ctx)
+	if err != nil {
+		return err
+	}
+	p50, p99, seen := rec.latencies()
+	fmt.Fprintf(b.table, "%d changes a second (made: %.0f)\tp50 %.1f ms, p99 %.1f ms, %d of %d seen, %.2f writes a change\t%s\n",
+		rate, float64(count)/took.Seconds(), p50.Seconds()*1000, p99.Seconds()*1000, seen, count, float64(after-before)/float64(count), original(rate))
+	return nil
+}
+
+// resident measures the process with many pods.
+func (b *bench) resident(ctx context.Context, process *sandbox.Process) error {
+	say("creating pods, %d in all", b.memory)
+	if err := b.pods.grow(ctx, b.memory); err != nil {
+		return err
+	}
+	if err := b.complete(ctx); err != nil {
+		return err
+	}
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process.PID()))
+	if err != nil {
+		return err
+	}
+	values := map[string]string{}
+	for line := range strings.Lines(string(content)) {
+		name, value, _ := strings.Cut(line, ":")
+		values[name] = strings.TrimSpace(value)
+	}
+	fmt.Fprintf(b.table, "memory, %d pods in %d sets\t%s resident, %s at most\t\n", b.pods.count, apps, values["VmRSS"], values["VmHWM"])
+	return nil
+}
+
+// recorder notes when addresses arrive in sets.
+type recorder struct {
+	end func()
+
+	mu          sync.Mutex
+	first, last time.Time
+	sent        map[string]time.Time // zero: under way
+	arrived     map[string]time.Time
+}
+
+func (b *bench) record(ctx context.Context) (*recorder, error) {
+	list, err := b.sets.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	w, err := b.sets.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		return nil, err
+	}
+	r := &recorder{sent: map[string]time.Time{}, arrived: map[string]time.Time{}}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range w.ResultChan() {
+			if set, ok := event.Object.(*calico.GlobalNetworkSet); ok {
+				r.see(set, time.Now())
+			}
+		}
+	}()
+	r.end = func() {
+		w.Stop()
+		<-done
+	}
+	return r, nil
+}
+
+func (r *recorder) see(set *calico.GlobalNetworkSet, at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.first.IsZero() {
+		r.first = at
+	}
+	r.last = at
+	for _, net := range set.Spec.Nets {
+		ip := strings.TrimSuffix(net, "/32")
+		if _, expected := r.sent[ip]; !expected {
+			continue
+		}
+		if _, seen := r.arrived[ip]; !seen {
+			r.arrived[ip] = at
+		}
+	}
+}
+
+func (r *recorder) expect(ip string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sent[ip] = time.Time{}
+}
+
+func (r *recorder) changed(ip string) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sent[ip] = now
+}
+
+// stop ends the recording and returns when the first and the last version came.
+func (r *recorder) stop() (first, last time.Time) {
+	r.end()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.first, r.last
+}
+
+// latencies returns percentiles of the addresses that arrived, and how many did.
+// A pod that changes again before its address was written never shows it.
+func (r *recorder) latencies() (p50, p99 time.Duration, seen int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []time.Duration
+	for ip, at := range r.arrived {
+		all = append(all, max(0, at.Sub(r.sent[ip])))
+	}
+	if len(all) == 0 {
+		return 0, 0, 0
+	}
+	slices.Sort(all)
+	return all[len(all)/2], all[len(all)*99/100], len(all)
+}

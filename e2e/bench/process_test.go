@@ -1,0 +1,118 @@
+package main
+
+import (
+	"errors"
+	"net"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+func TestParseStat(t *testing.T) {
+	const rest = " S 1 1 1 0 -1 4194560 1 0 0 0 150 25 0 0 20 0 1 0 1 1 1"
+	for name, c := range map[string]struct {
+		content string
+		want    time.Duration
+		fails   bool
+	}{
+		"user and system":          {"42 (agent)" + rest, 1750 * time.Millisecond, false},
+		"a name with parentheses":  {"42 (a) b (c)" + rest, 1750 * time.Millisecond, false},
+		"cut short":                {"42 (agent) S 1 1", 0, true},
+		"not a number":             {"42 (agent) S 1 1 1 0 -1 4194560 1 0 0 0 x 25 0", 0, true},
+		"empty":                    {"", 0, true},
+		"nothing but a name, open": {"42 (agent", 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := parseStat(c.content)
+			if (err != nil) != c.fails || err == nil && got != c.want {
+				t.Errorf("%v, %v; want %v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestParseStatus(t *testing.T) {
+	content, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := parseStatus(string(content), "VmRSS")
+	if err != nil || now < 1<<20 {
+		t.Errorf("own resident set: %v, %v", now, err)
+	}
+	if got, err := parseStatus("VmRSS:\t    1024 kB\n", "VmRSS"); err != nil || got != 1<<20 {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := parseStatus("Name:\tx\n", "VmRSS"); err == nil {
+		t.Error("found a size that isn't there")
+	}
+}
+
+func TestTrafficCountsWhatArrives(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const streams = 3
+	var got received
+	var group errgroup.Group
+	group.Go(func() (err error) {
+		got, err = receive(address, streams)
+		return err
+	})
+	group.Go(func() error { return send(address, streams, 200*time.Millisecond) })
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if got.Bytes < streams*trafficBuffer || got.Seconds < 0.1 || got.Seconds > 10 {
+		t.Errorf("received %+v", got)
+	}
+}
+
+func TestTrafficRefusesWhatItDoesNotUnderstand(t *testing.T) {
+	for _, args := range [][]string{nil, {"127.0.0.1:1"}, {"127.0.0.1:1", "x"}, {"127.0.0.1:1", "1"}, {"127.0.0.1:1", "1", "soon"}} {
+		if err := traffic(sendMode, args); err == nil {
+			t.Errorf("%q taken", args)
+		}
+	}
+}
+
+func TestPaceKeepsTheRateWhateverTheCallsTake(t *testing.T) {
+	var calls, sum atomic.Int64
+	n, err := pace(t.Context(), 10*time.Millisecond, 200*time.Millisecond, func(i int) error {
+		calls.Add(1)
+		sum.Add(int64(i))
+		return pause(t.Context(), 100*time.Millisecond)
+	})
+	if err != nil || n != int(calls.Load()) || n < 5 || n > 21 {
+		t.Errorf("%d calls returned, %d counted: %v", calls.Load(), n, err)
+	}
+	if want := int64(n * (n - 1) / 2); sum.Load() != want {
+		t.Errorf("the numbers add up to %d, want %d", sum.Load(), want)
+	}
+	if _, err := pace(t.Context(), time.Millisecond, 20*time.Millisecond, func(i int) error {
+		return errors.New(strconv.Itoa(i))
+	}); err == nil {
+		t.Error("errors are lost")
+	}
+}
+
+func TestParseOptions(t *testing.T) {
+	opts, err := parse([]string{"-only", "restart,nodes", "-pairs", "2"})
+	if err != nil || len(opts.only) != 2 || opts.pairs != 2 || opts.nodes != 5000 {
+		t.Errorf("%+v, %v", opts, err)
+	}
+	for _, args := range [][]string{{"-only", "everything"}, {"-pairs", "0"}, {"-nodes", "-1"}, {"-speed"}} {
+		if _, err := parse(args); err == nil {
+			t.Errorf("%q taken", args)
+		}
+	}
+}

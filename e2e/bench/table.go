@@ -1,0 +1,134 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// pair is one measurement of ours and one of what ran beside it.
+type pair struct{ ours, beside float64 }
+
+// row is one line of the table.
+type row struct {
+	what   string
+	beside string // what it is compared with
+	pairs  []pair
+	unit   func(float64) string
+	goal   goal
+}
+
+// goal is what the ratio should be at least, or at most. The zero goal is none.
+type goal struct{ atLeast, atMost float64 }
+
+func (g goal) String() string {
+	switch {
+	case g.atLeast > 0:
+		return fmt.Sprintf(">= %.2f", g.atLeast)
+	case g.atMost > 0:
+		return fmt.Sprintf("<= %.2f", g.atMost)
+	}
+	return ""
+}
+
+// met tells whether a ratio is as it should be.
+func (g goal) met(ratio float64) bool {
+	return (g.atLeast == 0 || ratio >= g.atLeast) && (g.atMost == 0 || ratio <= g.atMost)
+}
+
+// verdict is what the table says of a ratio.
+func (g goal) verdict(ratio float64) string {
+	if g.String() == "" {
+		return ""
+	}
+	if g.met(ratio) {
+		return g.String() + " met"
+	}
+	return g.String() + " MISSED"
+}
+
+// table collects rows and facts that aren't ratios.
+type table struct {
+	rows  []row
+	notes []string
+}
+
+func (t *table) add(r row) { t.rows = append(t.rows, r) }
+
+func (t *table) note(format string, args ...any) {
+	t.notes = append(t.notes, fmt.Sprintf(format, args...))
+}
+
+// WriteTo implements io.WriterTo. Each number is the median over the pairs; the
+// ratio is the median of the pairs' ratios, with the least and the greatest.
+func (t *table) WriteTo(w io.Writer) (int64, error) {
+	var text strings.Builder
+	aligned := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(aligned, "what\tours\tbeside it\t\tratio\tmin..max\tpairs\tgoal")
+	for _, r := range t.rows {
+		ours := spreadOf(r.pairs, func(p pair) float64 { return p.ours })
+		beside := spreadOf(r.pairs, func(p pair) float64 { return p.beside })
+		ratio := spreadOf(r.pairs, pair.ratio)
+		fmt.Fprintf(aligned, "%s\t%s\t%s\t%s\t%.2f\t%.2f..%.2f\t%d\t%s\n", r.what, r.unit(ours.median), r.unit(beside.median),
+			r.beside, ratio.median, ratio.min, ratio.max, len(r.pairs), r.goal.verdict(ratio.median))
+	}
+	// Writing to memory doesn't fail.
+	_ = aligned.Flush()
+	for _, note := range t.notes {
+		fmt.Fprintln(&text, note)
+	}
+	n, err := io.WriteString(w, text.String())
+	return int64(n), err
+}
+
+func (p pair) ratio() float64 { return p.ours / p.beside }
+
+// spread is what a series of measurements comes down to.
+type spread struct{ median, min, max float64 }
+
+// spreadOf reduces a series; the median of none is not a number.
+func spreadOf[T any](series []T, value func(T) float64) spread {
+	values := make([]float64, 0, len(series))
+	for _, s := range series {
+		values = append(values, value(s))
+	}
+	slices.SortFunc(values, cmp.Compare[float64])
+	if len(values) == 0 {
+		return spread{math.NaN(), math.NaN(), math.NaN()}
+	}
+	return spread{quantile(values, 0.5), values[0], values[len(values)-1]}
+}
+
+// quantile interpolates between the two nearest of sorted values, of which
+// there is at least one. q is between 0 and 1.
+func quantile(sorted []float64, q float64) float64 {
+	at := q * float64(len(sorted)-1)
+	low := int(at)
+	if low+1 >= len(sorted) {
+		return sorted[len(sorted)-1]
+	}
+	part := at - float64(low)
+	return sorted[low]*(1-part) + sorted[low+1]*part
+}
+
+// Units of the table.
+
+func gigabits(bitsPerSecond float64) string { return fmt.Sprintf("%.2f Gbit/s", bitsPerSecond/1e9) }
+
+func seconds(s float64) string {
+	if s < 1 {
+		return fmt.Sprintf("%.1f ms", s*float64(time.Second/time.Millisecond))
+	}
+	return fmt.Sprintf("%.2f s", s)
+}
+
+func megabytes(bytes float64) string { return fmt.Sprintf("%.0f MB", bytes/1e6) }
+
+func share(ofCore float64) string { return fmt.Sprintf("%.1f %% of a core", 100*ofCore) }
+
+func count(n float64) string { return fmt.Sprintf("%.4g", n) }
