@@ -1,0 +1,60 @@
+// Command demo shows the three programs at work on this machine: two clusters
+// with real API servers, two nodes each, encrypted traffic between their pods,
+// a killed agent and its return. It ends by itself and removes everything.
+//
+//	go run ./e2e/demo          the show, then nothing is left
+//	go run ./e2e/demo -keep    leaves the clusters running
+//	go run ./e2e/demo -down    removes what -keep left
+//
+// It needs root. The exit code is 0 when every step went as it should.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// limit bounds the whole show, the first build of the tools included.
+const limit = 45 * time.Minute
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	keep := flag.Bool("keep", false, "leave the clusters running, in the background")
+	down := flag.Bool("down", false, "remove what an earlier -keep left")
+	background := flag.String("background", "", "internal: be the process that stays, and write what is shown to this file")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	switch {
+	case os.Getuid() != 0:
+		return errors.New("the demo makes network namespaces: run it as root")
+	case *down:
+		return takeDown(ctx)
+	case *background != "":
+		return stay(ctx, *background)
+	case *keep:
+		return leave(ctx)
+	}
+	return perform(ctx, os.Stdout)
+}
+
+// perform gives the show and removes everything afterwards.
+func perform(ctx context.Context, out io.Writer) error {
+	s := newShow(out)
+	defer s.close()
+	return s.run(ctx)
+}

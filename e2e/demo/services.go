@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/net/dns/dnsmessage"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+	"github.com/kube-semaphore/kube-semaphore/policy"
+)
+
+// logNamespace is where fluentd and forwarder are in the source documents.
+const logNamespace = "sys-log"
+
+// names mirrors fluentd of aws into gcp, and asks for it there.
+func (s *show) names(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	server, client := s.pair.Pods[0], s.pair.Pods[2]
+	if err := putFluentd(ctx, server); err != nil {
+		return "", err
+	}
+	s.say("starting semaphore-service-mirror, kube-proxy and CoreDNS in gcp")
+	if err := services.Grant(ctx, s.pair.AWS, s.pair.GCP); err != nil {
+		return "", err
+	}
+	replica, err := services.Prepare(ctx, s.binaries["semaphore-service-mirror"], "service-mirror", 8080, client.Node, s.pair.AWS)
+	if err != nil {
+		return "", err
+	}
+	if err := replica.Start(); err != nil {
+		return "", err
+	}
+	if _, err := client.Node.StartKubeProxy(ctx); err != nil {
+		return "", err
+	}
+	dns, err := services.StartDNS(ctx, s.binaries[tools.CoreDNS], client.Node)
+	if err != nil {
+		return "", err
+	}
+
+	const name = "fluentd.sys-log.svc.cluster.aws"
+	var answer string
+	err = testbed.Wait(ctx, name+" to be answered", func(ctx context.Context) error {
+		records, err := dns.Ask(ctx, client, name, dnsmessage.TypeA)
+		if err == nil && len(records) != 1 {
+			err = fmt.Errorf("%d records", len(records))
+		}
+		if err != nil {
+			return err
+		}
+		fields := strings.Fields(records[0])
+		answer, err = client.Get(ctx, fmt.Sprintf("http://%s:8888/", fields[len(fields)-1]))
+		if err == nil {
+			s.print(client.Name+"# drill "+name, records[0])
+		}
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	out, err := s.pair.GCP.Kubectl(ctx, "-n", services.Namespace, "get", "service,endpointslice")
+	if err != nil {
+		return "", err
+	}
+	s.print("kubectl --context=gcp --namespace=sys-semaphore get service,endpointslice", out)
+	s.say("%s  GET http://%s:8888/  %s", client.Name, name, strings.TrimSpace(answer))
+	return "answered by " + strings.Fields(answer)[0], nil
+}
+
+// putFluentd makes a pod of aws the endpoint of a service that is to be
+// mirrored.
+func putFluentd(ctx context.Context, pod *testbed.Pod) error {
+	client := pod.Node.Cluster.Client()
+	if _, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{Name: logNamespace},
+	}, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	labels := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
+	if _, err := client.CoreV1().Services(logNamespace).Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "fluentd", Labels: labels},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 8888}}},
+	}, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	port, name, ready := int32(mesh.PodPort), "http", true
+	_, err := client.DiscoveryV1().EndpointSlices(logNamespace).Create(ctx, &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "fluentd-1", Labels: map[string]string{
+			discoveryv1.LabelServiceName: "fluentd", "mirror.semaphore.uw.io/mirror-service": "true",
+		}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses:  []string{pod.Addresses[0].String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+		}},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// sets makes a network set of aws of the forwarder pods of gcp, and lets it
+// follow a rollout.
+func (s *show) sets(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	deploy := s.pair.Mesh.Deploy
+	s.say("starting semaphore-policy in aws (the custom resource is Calico's; Calico itself isn't needed for this)")
+	if err := s.pair.AWS.Apply(ctx, filepath.Join(deploy, "policy", "rbac.yaml"), filepath.Join(deploy, "..", "policy", "testdata", "v3.yaml")); err != nil {
+		return "", err
+	}
+	if err := s.pair.GCP.Apply(ctx, filepath.Join(deploy, "remote", "policy.yaml")); err != nil {
+		return "", err
+	}
+	node := s.pair.Agents[0].Node
+	program, err := mesh.Prepare(ctx, mesh.ProgramConfig{
+		Name: "semaphore-policy", Binary: s.binaries["semaphore-policy"], Port: 8080,
+	}, node, s.pair.GCP)
+	if err != nil {
+		return "", err
+	}
+	if err := program.Start(); err != nil {
+		return "", err
+	}
+	calico, err := policy.NewCalico(s.pair.AWS.RESTConfig(), "auto")
+	if err != nil {
+		return "", err
+	}
+	sets, err := calico.Sets(ctx)
+	if err != nil {
+		return "", err
+	}
+
+	client := s.pair.GCP.Client()
+	if _, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{Name: logNamespace},
+	}, metav1.CreateOptions{}); err != nil {
+		return "", err
+	}
+	var nets []string
+	for rollout, name := range []string{"forwarder-1", "forwarder-2"} {
+		pod, err := s.pair.Agents[2].Node.AddPod(ctx, testbed.PodConfig{Name: name, Object: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: logNamespace, Labels: map[string]string{"policy.semaphore.uw.io/name": "forwarder"},
+		}}})
+		if err != nil {
+			return "", err
+		}
+		if rollout > 0 {
+			now := int64(0)
+			if err := client.CoreV1().Pods(logNamespace).Delete(ctx, "forwarder-1", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+				return "", err
+			}
+		}
+		err = testbed.Wait(ctx, "the network set with "+name, func(ctx context.Context) error {
+			set, err := sets.Get(ctx, "gcp-sys-log-forwarder", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if nets = set.Spec.Nets; len(nets) != 2 || nets[0] != pod.Addresses[0].String()+"/32" {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		if err != nil {
+			return "", err
+		}
+		out, err := s.pair.AWS.Kubectl(ctx, "get", "globalnetworksets.projectcalico.org", "gcp-sys-log-forwarder",
+			"--output=jsonpath={.metadata.name}: {.spec.nets} {.metadata.labels}")
+		if err != nil {
+			return "", err
+		}
+		s.print("kubectl --context=aws get globalnetworkset gcp-sys-log-forwarder", out)
+	}
+	return "gcp-sys-log-forwarder follows a rollout: " + strings.Join(nets, ", "), nil
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+)
+
+// show is the demo: its stage and what has happened so far.
+type show struct {
+	out      io.Writer
+	dir      string // of the built programs
+	binaries tools.Binaries
+	testbed  *testbed.Testbed
+	pair     *mesh.Pair
+	capture  *testbed.Capture
+	results  []result
+}
+
+// result is a line of the summary.
+type result struct {
+	step string
+	took time.Duration
+	note string
+	err  error
+}
+
+// step is one act. What it returns goes into the summary.
+type step struct {
+	name string
+	do   func(*show, context.Context) (note string, err error)
+}
+
+func newShow(out io.Writer) *show { return &show{out: out} }
+
+// run performs all steps, as far as they go, and prints the summary.
+func (s *show) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var failed error
+	for i, st := range steps {
+		fmt.Fprintf(s.out, "\n━━ %d/%d  %s\n", i+1, len(steps), st.name)
+		start := time.Now()
+		note, err := st.do(s, ctx)
+		s.results = append(s.results, result{st.name, time.Since(start), note, err})
+		if err != nil {
+			failed = fmt.Errorf("%s: %w", st.name, err)
+			break
+		}
+	}
+	s.summary()
+	return failed
+}
+
+func (s *show) summary() {
+	fmt.Fprintln(s.out, "\n━━ Summary")
+	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	for _, r := range s.results {
+		mark, note := "ok", r.note
+		if r.err != nil {
+			mark, note = "FAILED", firstLine(r.err.Error())
+		}
+		fmt.Fprintf(w, "  %s\t%s\t%.1f s\t%s\n", mark, r.step, r.took.Seconds(), note)
+	}
+	_ = w.Flush() // to a terminal or a pipe: nobody is left to tell
+}
+
+// close removes everything.
+func (s *show) close() {
+	var errs []error
+	if s.capture != nil {
+		errs = append(errs, s.capture.Close())
+	}
+	if s.testbed != nil {
+		errs = append(errs, s.testbed.Close())
+	}
+	if s.dir != "" {
+		errs = append(errs, os.RemoveAll(s.dir))
+	}
+	if err := errors.Join(errs...); err != nil {
+		fmt.Fprintf(s.out, "clean up: %v\n", err)
+	}
+}
+
+// say tells what is going on.
+func (s *show) say(format string, args ...any) { fmt.Fprintf(s.out, "   "+format+"\n", args...) }
+
+// print shows what a command printed.
+func (s *show) print(command, output string) {
+	s.say("$ %s", command)
+	for line := range strings.Lines(output) {
+		if line = strings.TrimRight(line, "\n"); line != "" {
+			s.say("  %s", line)
+		}
+	}
+}
+
+// sh runs a command on a node and shows what it printed.
+func (s *show) sh(ctx context.Context, node *testbed.Node, program string, args ...string) (string, error) {
+	out, err := node.Run(ctx, program, args...)
+	s.print(node.Name+"# "+program+" "+strings.Join(args, " "), out)
+	return out, err
+}
+
+// prepare builds what is needed and starts the testbed.
+func (s *show) prepare(ctx context.Context) (string, error) {
+	s.say("building the programs of the control planes (minutes at the first time, cached afterwards)")
+	binaries, err := tools.Build(ctx, tools.Config{Progress: s.out},
+		tools.Etcd, tools.KubeAPIServer, tools.Kubectl, tools.KubeProxy, tools.CoreDNS)
+	if err != nil {
+		return "", err
+	}
+	s.say("building the three programs")
+	if s.dir, err = os.MkdirTemp("", "kube-semaphore-demo-"); err != nil {
+		return "", err
+	}
+	for _, name := range []string{"semaphore-wireguard", "semaphore-service-mirror", "semaphore-policy"} {
+		if binaries[name], err = mesh.Build(ctx, name, s.dir); err != nil {
+			return "", err
+		}
+	}
+	s.binaries = binaries
+	if s.testbed, err = testbed.New(testbed.Config{Tools: binaries, Logger: slog.New(slog.DiscardHandler)}); err != nil {
+		return "", err
+	}
+	m, err := mesh.New(ctx, binaries["semaphore-wireguard"])
+	if err != nil {
+		return "", err
+	}
+	s.pair, err = mesh.StartPair(ctx, s.testbed, m, 2, func(what string) { s.say("%s", what) })
+	if err != nil {
+		return "", err
+	}
+	s.capture, err = s.testbed.Capture()
+	return "2 API servers, 4 nodes, 4 agents", err
+}
+
+// lookAround says how to look at what is left running.
+func (s *show) lookAround() error {
+	if s.pair == nil {
+		return nil
+	}
+	fmt.Fprintln(s.out, "\n━━ The clusters are running. To look around:")
+	for _, pod := range s.pair.Pods {
+		for _, host := range []*testbed.Host{&pod.Node.Host, &pod.Host} {
+			pid, err := host.Space().Init()
+			if err != nil {
+				return err
+			}
+			s.say("%-12s  nsenter -t %d -n -m bash", host.Name, pid)
+		}
+	}
+	s.say("on a node:    wg show; ip route show proto 115; curl -s http://127.0.0.1:7773/status")
+	for _, c := range s.testbed.Clusters() {
+		s.say("API of %s:   KUBECONFIG=%s, from any node", c.Name, c.AdminKubeconfig())
+	}
+	s.say("logs:         %s", s.testbed.LogPath("*"))
+	s.say("make demo-down removes it all")
+	return nil
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
+}
