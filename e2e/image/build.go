@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// builder is a buildah with a storage of its own.
+type builder struct {
+	dir    string // for everything, removed at the end
+	root   string // of the module
+	arch   string // of this machine, in Go's words
+	golang goEnv
+	flags  []string
+}
+
+// goEnv is what we ask the Go tool of this machine.
+type goEnv struct{ root, modCache, buildCache string }
+
+func newBuilder(ctx context.Context) (*builder, error) {
+	out, err := output(ctx, nil, "go", "env", "GOROOT", "GOMODCACHE", "GOCACHE", "GOARCH", "GOMOD")
+	if err != nil {
+		return nil, err
+	}
+	env := strings.Split(strings.TrimSpace(out), "\n")
+	if len(env) != 5 || filepath.Base(env[4]) != "go.mod" {
+		return nil, fmt.Errorf("run this inside the repository: go env says %q", env)
+	}
+	dir, err := os.MkdirTemp("", "kube-semaphore-image-")
+	if err != nil {
+		return nil, err
+	}
+	return &builder{
+		dir: dir, root: filepath.Dir(env[4]), arch: env[3],
+		golang: goEnv{root: env[0], modCache: env[1], buildCache: env[2]},
+		// The plain driver works on every file system, also inside a container.
+		flags: []string{"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"), "--storage-driver", "vfs"},
+	}, nil
+}
+
+// close unmounts and removes everything.
+func (b *builder) close(ctx context.Context) error {
+	_, err := b.buildah(ctx, "umount", "--all")
+	return errors.Join(err, os.RemoveAll(b.dir))
+}
+
+func (b *builder) buildah(ctx context.Context, command string, args ...string) (string, error) {
+	args = append(append(append([]string{}, b.flags...), command), args...)
+	out, err := output(ctx, []string{"TMPDIR=" + b.dir, "BUILDAH_ISOLATION=chroot"}, "buildah", args...)
+	return strings.TrimSpace(out), err
+}
+
+// Where builds upon the stand-in find what this machine has.
+const (
+	goMount    = "/stand-in/go"
+	proxyMount = "/stand-in/modules"
+	cacheMount = "/stand-in/build"
+)
+
+// standIn makes an image that has the name of the Dockerfile's base image and as
+// much of its content as the Dockerfile uses: Go, a shell and certificates. Its Go
+// is this machine's, as are its caches, which are filled with all modules first.
+func (b *builder) standIn(ctx context.Context) error {
+	name, err := b.baseName()
+	if err != nil {
+		return err
+	}
+	if _, err := output(ctx, nil, "go", "mod", "download"); err != nil {
+		return err
+	}
+	busybox, err := output(ctx, nil, "sh", "-c", "command -v busybox")
+	if err != nil {
+		return err
+	}
+	container, err := b.buildah(ctx, "from", "scratch")
+	if err != nil {
+		return err
+	}
+	steps := [][]string{
+		{"copy", container, strings.TrimSpace(busybox), "/bin/sh"},
+		{"copy", container, "/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/certs/ca-certificates.crt"},
+		{
+			"config",
+			"--env", "PATH=" + goMount + "/bin:/bin",
+			"--env", "GOPATH=/go",
+			"--env", "GOTOOLCHAIN=local",
+			"--env", "GOPROXY=file://" + proxyMount,
+			"--env", "GOSUMDB=off",
+			"--env", "GOCACHE=" + cacheMount,
+			container,
+		},
+		{"commit", "--rm", container, name},
+	}
+	for _, step := range steps {
+		if _, err := b.buildah(ctx, step[0], step[1:]...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// baseName returns the name of the one image that the Dockerfile builds upon.
+func (b *builder) baseName() (string, error) {
+	content, err := os.ReadFile(filepath.Join(b.root, "Dockerfile"))
+	if err != nil {
+		return "", err
+	}
+	var names []string
+	for line := range strings.Lines(string(content)) {
+		words := strings.Fields(line)
+		if len(words) == 0 || words[0] != "FROM" {
+			continue
+		}
+		words = words[1:]
+		if strings.HasPrefix(words[0], "--") {
+			words = words[1:]
+		}
+		if words[0] != "scratch" {
+			names = append(names, words[0])
+		}
+	}
+	if len(names) != 1 {
+		return "", fmt.Errorf("the Dockerfile builds upon %q, expected one image beside scratch", names)
+	}
+	return "localhost/" + names[0], nil
+}
+
+// build builds the Dockerfile, as it is, for an architecture.
+func (b *builder) build(ctx context.Context, arch string) (*image, error) {
+	name := "localhost/kube-semaphore:" + arch
+	tmp, err := os.MkdirTemp(b.dir, "tmp-")
+	if err != nil {
+		return nil, err
+	}
+	_, err = b.buildah(ctx, "build",
+		"--pull-never",
+		"--platform", "linux/"+arch,
+		"--volume", tmp+":/tmp",
+		"--volume", b.golang.root+":"+goMount+":ro",
+		"--volume", filepath.Join(b.golang.modCache, "cache", "download")+":"+proxyMount+":ro",
+		"--volume", b.golang.buildCache+":"+cacheMount,
+		// Docker sets it by itself; buildah of Debian 12 doesn't.
+		"--build-arg", "BUILDPLATFORM=linux/"+b.arch,
+		"--build-arg", "VERSION="+version,
+		"--build-arg", "REVISION="+revision,
+		"--tag", name,
+		b.root)
+	if err != nil {
+		return nil, err
+	}
+	container, err := b.buildah(ctx, "from", "--pull-never", "--arch", arch, name)
+	if err != nil {
+		return nil, err
+	}
+	root, err := b.buildah(ctx, "mount", container)
+	if err != nil {
+		return nil, err
+	}
+	config, err := b.buildah(ctx, "inspect", "--type", "image", "--format",
+		"{{.OCIv1.Architecture}} {{.OCIv1.Config.User}}", name)
+	if err != nil {
+		return nil, err
+	}
+	return &image{root: root, arch: arch, config: config}, nil
+}

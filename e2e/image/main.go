@@ -1,0 +1,121 @@
+// Command image checks the Dockerfile on a machine that reaches no registry: it
+// builds the image with buildah, upon a stand-in for its base image that is made
+// of this machine's Go, and runs the programs from the result's root. Debian,
+// needs root; installs buildah and busybox-static if they are missing.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"time"
+)
+
+// What the check stamps into the programs and expects of their -version.
+const (
+	version  = "v0.0.0-check"
+	revision = "0123456789abcdef0123456789abcdef01234567"
+)
+
+// programs are those that the image must hold, and nothing else may be in /bin.
+var programs = []string{"semaphore-policy", "semaphore-service-mirror", "semaphore-wireguard"}
+
+func main() {
+	arch := flag.String("arch", "", "also build the image for this architecture, as in arm64, and look at the programs without running them")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := check(ctx, *arch)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
+
+func check(ctx context.Context, otherArch string) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("needs root, for mounts")
+	}
+	if err := install(ctx); err != nil {
+		return err
+	}
+	b, err := newBuilder(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closing := b.close(context.WithoutCancel(ctx)); err == nil {
+			err = closing
+		}
+	}()
+	start := time.Now()
+	if err := b.standIn(ctx); err != nil {
+		return fmt.Errorf("make the stand-in of the base image: %w", err)
+	}
+	fmt.Printf("made the stand-in of the base image in %s\n", time.Since(start).Round(time.Second))
+	for _, arch := range []string{b.arch, otherArch} {
+		if arch == "" {
+			continue
+		}
+		start = time.Now()
+		image, err := b.build(ctx, arch)
+		if err != nil {
+			return fmt.Errorf("build the image for %s: %w", arch, err)
+		}
+		fmt.Printf("built the image for %s in %s\n", arch, time.Since(start).Round(time.Second))
+		if err := image.inspect(ctx, arch == b.arch); err != nil {
+			return fmt.Errorf("image for %s: %w", arch, err)
+		}
+	}
+	return nil
+}
+
+// install gets what the check needs from Debian.
+func install(ctx context.Context) error {
+	var missing []string
+	for program, name := range map[string]string{"buildah": "buildah", "busybox": "busybox-static"} {
+		if _, err := exec.LookPath(program); err != nil {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	fmt.Println("installing", strings.Join(missing, " "))
+	args := append([]string{"install", "-y", "-q", "--no-install-recommends"}, missing...)
+	if _, err := output(ctx, nil, "apt-get", args...); err == nil {
+		return nil
+	}
+	if _, err := output(ctx, nil, "apt-get", "update", "-q"); err != nil {
+		return err
+	}
+	_, err := output(ctx, nil, "apt-get", args...)
+	return err
+}
+
+// output runs a program to its end and returns what it printed on standard
+// output. An error holds what it printed on both.
+func output(ctx context.Context, env []string, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = append(os.Environ(), env...)
+	var out, all strings.Builder
+	cmd.Stdout = &both{&out, &all}
+	cmd.Stderr = &all
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s %s: %w\n%s", program, strings.Join(args, " "), err, all.String())
+	}
+	return out.String(), nil
+}
+
+// both writes everything twice.
+type both struct{ one, two *strings.Builder }
+
+func (b *both) Write(p []byte) (int, error) {
+	b.one.Write(p)
+	return b.two.Write(p)
+}

@@ -1,0 +1,108 @@
+// Command release makes what goes with a release of the three programs, or
+// guards it. It runs anywhere inside the repository.
+//
+//	go run ./e2e/release sbom [-version v1.2.3] [-o file]   CycloneDX 1.6, of what is linked
+//	go run ./e2e/release licences [-texts] [-o file]        whose code that is, on which terms
+//	go run ./e2e/release notes [version]                    one section of CHANGELOG.md
+//	go run ./e2e/release vulnerabilities [-db address]      govulncheck
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+const usage = "usage: release sbom|licences|notes|vulnerabilities [flags]"
+
+// run does what the first of args asks for.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	if len(args) == 0 {
+		return errors.New(usage)
+	}
+	commands := map[string]func(context.Context, invocation) error{
+		"sbom":            sbomCommand,
+		"licences":        licencesCommand,
+		"notes":           notesCommand,
+		"vulnerabilities": vulnerabilitiesCommand,
+	}
+	command, known := commands[args[0]]
+	if !known {
+		return fmt.Errorf("unknown command %q\n%s", args[0], usage)
+	}
+	gomod, err := goOutput(ctx, "", nil, "env", "GOMOD")
+	if err != nil {
+		return err
+	}
+	flags := flag.NewFlagSet("release "+args[0], flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	err = command(ctx, invocation{
+		root: filepath.Dir(strings.TrimSpace(gomod)), flags: flags, args: args[1:], stdout: stdout, stderr: stderr,
+	})
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	return err
+}
+
+// An invocation is what a command was started with.
+type invocation struct {
+	root           string // of the repository
+	flags          *flag.FlagSet
+	args           []string // after the command's name
+	stdout, stderr io.Writer
+}
+
+// parse reads flags and at most n arguments behind them.
+func (in invocation) parse(n int) error {
+	if err := in.flags.Parse(in.args); err != nil {
+		return err
+	}
+	if in.flags.NArg() > n {
+		return fmt.Errorf("unexpected argument %q", in.flags.Arg(n))
+	}
+	return nil
+}
+
+// emit writes a whole result into the file at path, or to standard output when
+// path is empty.
+func (in invocation) emit(path string, content []byte) error {
+	if path != "" {
+		return os.WriteFile(path, content, 0o644)
+	}
+	_, err := in.stdout.Write(content)
+	return err
+}
+
+// goOutput runs the go command in dir and returns what it printed.
+func goOutput(ctx context.Context, dir string, env []string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(append(os.Environ(), "GOWORK=off"), env...)
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return "", fmt.Errorf("go %s: %w\n%s", args[0], err, strings.TrimSpace(string(exit.Stderr)))
+	}
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w", args[0], err)
+	}
+	return string(out), nil
+}
