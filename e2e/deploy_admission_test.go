@@ -1,0 +1,188 @@
+package e2e_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	clientcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+const (
+	systemNamespace = "sys-semaphore"
+	agentAccount    = "semaphore-wireguard"
+)
+
+// agentToken returns a token of the agents' account that is bound to a pod on the
+// node, as the kubelet gets one for the agent; unbound if the node is empty.
+func agentToken(t *testing.T, cluster *testbed.Cluster, node string) string {
+	t.Helper()
+	request := &authenticationv1.TokenRequest{}
+	if node != "" {
+		pod, err := cluster.Client().CoreV1().Pods(systemNamespace).Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "agent-" + node},
+			Spec: corev1.PodSpec{
+				ServiceAccountName: agentAccount,
+				NodeName:           node,
+				Containers:         []corev1.Container{{Name: "agent", Image: "kube-semaphore"}},
+			},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{
+			APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,
+		}
+	}
+	token, err := cluster.Client().CoreV1().ServiceAccounts(systemNamespace).
+		CreateToken(t.Context(), agentAccount, request, metav1.CreateOptions{})
+	must(t, err)
+	return token.Status.Token
+}
+
+// clientWith returns a client that has nothing but a token.
+func clientWith(t *testing.T, cluster *testbed.Cluster, token string) kubernetes.Interface {
+	t.Helper()
+	cfg := rest.AnonymousClientConfig(cluster.RESTConfig())
+	cfg.BearerToken = token
+	client, err := kubernetes.NewForConfig(cfg)
+	must(t, err)
+	return client
+}
+
+// TestNodeSpeaksOnlyForItself holds tokens of agents on two nodes against the
+// admission policy. The account gets every right on nodes first, so that what is
+// refused is refused by the policy and not for want of a right.
+func TestNodeSpeaksOnlyForItself(t *testing.T) {
+	cluster := startCluster(t)
+	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard")))
+	must(t, cluster.Grant(t.Context(), systemNamespace, agentAccount,
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes", "nodes/status"}, Verbs: []string{"*"}}))
+	nodes := cluster.Client().CoreV1().Nodes()
+	for _, name := range []string{"aws-1", "aws-2"} {
+		_, err := nodes.Create(t.Context(), &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{
+				Name:        name,
+				Labels:      map[string]string{"zone": "a"},
+				Annotations: map[string]string{"foreign": "value"},
+			},
+			Spec: corev1.NodeSpec{PodCIDR: "10.2.1.0/24", PodCIDRs: []string{"10.2.1.0/24"}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	own := clientWith(t, cluster, agentToken(t, cluster, "aws-1")).CoreV1().Nodes()
+	unbound := clientWith(t, cluster, agentToken(t, cluster, "")).CoreV1().Nodes()
+
+	const published = `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"key"}}}`
+	merge := func(ctx context.Context, client clientcorev1.NodeInterface, node, patch string, subresources ...string) error {
+		_, err := client.Patch(ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
+		return err
+	}
+	// The API server notices a new policy after a moment.
+	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
+		if err := merge(ctx, own, "aws-2", published); err == nil {
+			return errors.New("a patch of another node went through")
+		}
+		return nil
+	})
+
+	t.Run("an agent publishes and withdraws", func(t *testing.T) {
+		self := func() (peers.Self, bool) {
+			node, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
+			must(t, err)
+			node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.66.1.1"}}
+			return peers.TrimSelf(node), true
+		}
+		publisher := peers.NewPublisher(peers.PublisherConfig{
+			Nodes: own, Self: self, Logger: slog.New(slog.DiscardHandler),
+			Publications: []peers.Publication{{Remote: "gcp", PublicKey: tunnel.Key{1}, ListenPort: 51820}, {Remote: "a-b1", PublicKey: tunnel.Key{2}, ListenPort: 51821}},
+		})
+		must(t, publisher.Reconcile(t.Context()))
+		if !publisher.Published() {
+			t.Error("not published")
+		}
+		must(t, publisher.Withdraw(t.Context(), "aws-1"))
+		node, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
+		must(t, err)
+		if len(node.Annotations) != 1 {
+			t.Errorf("annotations after all were withdrawn: %v", node.Annotations)
+		}
+	})
+
+	patches := []struct {
+		name, patch string
+		want        string // part of the refusal; empty: goes through
+	}{
+		{"own annotation", published, ""},
+		{"own annotation, changed", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"other"}}}`, ""},
+		{"own annotation, removed", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":null}}}`, ""},
+		{"all annotations of the node, removed", `{"metadata":{"annotations":null}}`, "may not change the annotation foreign"},
+		{"foreign annotation, added", `{"metadata":{"annotations":{"more":"x"}}}`, "may not change the annotation more"},
+		{"foreign annotation, changed", `{"metadata":{"annotations":{"foreign":"x"}}}`, "may not change the annotation foreign"},
+		{"foreign annotation, removed", `{"metadata":{"annotations":{"foreign":null}}}`, "may not change the annotation foreign"},
+		{"foreign annotation beside an own one", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/endpoint":"x","foreign":"x"}}}`, "foreign"},
+		{"annotation that looks like an own one", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io.evil/pubKey":"x"}}}`, "evil"},
+		{"annotation of a name below an own one", `{"metadata":{"annotations":{"a.gcp.wireguard.semaphore.uw.io/pubKey":"x"}}}`, "a.gcp"},
+		{"other name in the own domain", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/more":"x"}}}`, "more"},
+		{"label, added", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "only change annotations"},
+		{"labels, removed", `{"metadata":{"labels":null}}`, "only change annotations"},
+		{"finalizer", `{"metadata":{"finalizers":["example.com/stay"]}}`, "only change annotations"},
+		{"owner", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"x","uid":"y"}]}}`, "only change annotations"},
+		{"taint", `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`, "only change annotations"},
+		{"unschedulable", `{"spec":{"unschedulable":true}}`, "only change annotations"},
+	}
+	for _, p := range patches {
+		t.Run(p.name, func(t *testing.T) { refused(t, merge(t.Context(), own, "aws-1", p.patch), p.want) })
+	}
+
+	t.Run("own annotation on another node", func(t *testing.T) {
+		refused(t, merge(t.Context(), own, "aws-2", published), "on node aws-1 may not patch node aws-2")
+	})
+	t.Run("token that is bound to no node", func(t *testing.T) {
+		refused(t, merge(t.Context(), unbound, "aws-1", published), "not bound to a node")
+	})
+	t.Run("own status", func(t *testing.T) {
+		refused(t, merge(t.Context(), own, "aws-1", `{"status":{"addresses":[{"type":"InternalIP","address":"10.66.9.9"}]}}`, "status"), "may only patch nodes")
+	})
+	t.Run("deletion of the own node", func(t *testing.T) {
+		refused(t, own.Delete(t.Context(), "aws-1", metav1.DeleteOptions{}), "may only patch nodes")
+	})
+	t.Run("creation of a node", func(t *testing.T) {
+		_, err := own.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "aws-3"}}, metav1.CreateOptions{})
+		refused(t, err, "may only patch nodes")
+	})
+	t.Run("everybody else goes on", func(t *testing.T) {
+		must(t, merge(t.Context(), nodes, "aws-1", `{"metadata":{"labels":{"more":"x"},"annotations":{"more":"x"}},"spec":{"unschedulable":true}}`))
+	})
+}
+
+// refused checks that our policy refused a request with a message, or, with an
+// empty one, that nobody did.
+func refused(t *testing.T, err error, message string) {
+	t.Helper()
+	if message == "" {
+		must(t, err)
+		return
+	}
+	if err == nil {
+		t.Fatalf("went through, expected a refusal with %q", message)
+	}
+	for _, part := range []string{"ValidatingAdmissionPolicy 'semaphore-wireguard'", message} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("refused with %q, expected %q", err, part)
+		}
+	}
+}

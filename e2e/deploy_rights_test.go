@@ -1,0 +1,266 @@
+package e2e_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// unexercised are the rights that TestExample has no use for, and when there is
+// one. Each is proven by the tests of its program, which run it with the same
+// roles.
+var unexercised = map[string]string{
+	"semaphore-service-mirror create events":                          "two clusters disagree about the ports of a global service",
+	"semaphore-service-mirror list endpoints":                         "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
+	"semaphore-service-mirror watch endpoints":                        "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
+	"semaphore-service-mirror create endpoints":                       "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
+	"semaphore-service-mirror update endpoints":                       "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
+	"semaphore-service-mirror delete endpoints":                       "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
+	"semaphore-policy get globalnetworksets.projectcalico.org":        "somebody else changed a network set at the same moment",
+	"semaphore-policy get globalnetworksets.crd.projectcalico.org":    "Calico serves only its older API",
+	"semaphore-policy list globalnetworksets.crd.projectcalico.org":   "Calico serves only its older API",
+	"semaphore-policy watch globalnetworksets.crd.projectcalico.org":  "Calico serves only its older API",
+	"semaphore-policy create globalnetworksets.crd.projectcalico.org": "Calico serves only its older API",
+	"semaphore-policy patch globalnetworksets.crd.projectcalico.org":  "Calico serves only its older API",
+	"semaphore-policy delete globalnetworksets.crd.projectcalico.org": "Calico serves only its older API",
+}
+
+// auditArgs are arguments that make an API server write down who asks for what.
+// It can't stream lists, as those of older releases, whose clients list and watch.
+func auditArgs(t *testing.T, log string) []string {
+	t.Helper()
+	policy := filepath.Join(t.TempDir(), "audit.yaml")
+	must(t, os.WriteFile(policy, []byte(`apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+  - level: Metadata
+`), 0o644))
+	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + log, "--feature-gates=WatchList=false"}
+}
+
+// used returns the rights, as in "account verb resource.group", that our accounts
+// made use of, by the audit log.
+func used(t *testing.T, log string) []string {
+	t.Helper()
+	file, err := os.Open(log)
+	must(t, err)
+	defer func() { _ = file.Close() }() // Only read.
+	rights := map[string]bool{}
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var event struct {
+			Verb      string
+			User      struct{ Username string }
+			ObjectRef struct {
+				Resource, Subresource, APIGroup string
+			}
+			ResponseStatus struct{ Code int }
+		}
+		must(t, json.Unmarshal(lines.Bytes(), &event))
+		account, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:"+systemNamespace+":")
+		if !ours || event.ObjectRef.Resource == "" {
+			continue
+		}
+		if event.ResponseStatus.Code == http.StatusForbidden {
+			t.Errorf("%s may not %s %s", account, event.Verb, event.ObjectRef.Resource)
+			continue
+		}
+		resource := event.ObjectRef.Resource
+		if event.ObjectRef.Subresource != "" {
+			resource += "/" + event.ObjectRef.Subresource
+		}
+		rights[right(account, event.Verb, resource, event.ObjectRef.APIGroup)] = true
+		if event.Verb == "patch" && event.ResponseStatus.Code == http.StatusCreated {
+			// Server-side apply of an object that isn't there needs both.
+			rights[right(account, "create", resource, event.ObjectRef.APIGroup)] = true
+		}
+	}
+	must(t, lines.Err())
+	return slices.Sorted(maps.Keys(rights))
+}
+
+func right(account, verb, resource, group string) string {
+	return strings.TrimSuffix(account+" "+verb+" "+resource+"."+group, ".")
+}
+
+// granted returns the rights of all accounts of our namespace, as used does.
+func granted(t *testing.T, c *testbed.Cluster) []string {
+	t.Helper()
+	rbac := c.Client().RbacV1()
+	rights := map[string]bool{}
+	grant := func(subjects []rbacv1.Subject, rules []rbacv1.PolicyRule) {
+		for _, subject := range subjects {
+			if subject.Kind != rbacv1.ServiceAccountKind || subject.Namespace != systemNamespace {
+				continue
+			}
+			for _, rule := range rules {
+				for _, group := range rule.APIGroups {
+					for _, resource := range rule.Resources {
+						for _, verb := range rule.Verbs {
+							rights[right(subject.Name, verb, resource, group)] = true
+						}
+					}
+				}
+			}
+		}
+	}
+	rules := func(ref rbacv1.RoleRef) []rbacv1.PolicyRule {
+		if ref.Kind == "ClusterRole" {
+			role, err := rbac.ClusterRoles().Get(t.Context(), ref.Name, metav1.GetOptions{})
+			must(t, err)
+			return role.Rules
+		}
+		role, err := rbac.Roles(systemNamespace).Get(t.Context(), ref.Name, metav1.GetOptions{})
+		must(t, err)
+		return role.Rules
+	}
+	everywhere, err := rbac.ClusterRoleBindings().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range everywhere.Items {
+		if b := &everywhere.Items[i]; strings.HasPrefix(b.Name, "semaphore-") {
+			grant(b.Subjects, rules(b.RoleRef))
+		}
+	}
+	inNamespace, err := rbac.RoleBindings(systemNamespace).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range inNamespace.Items {
+		grant(inNamespace.Items[i].Subjects, rules(inNamespace.Items[i].RoleRef))
+	}
+	if len(rights) == 0 {
+		t.Fatal("no rights at all")
+	}
+	return slices.Sorted(maps.Keys(rights))
+}
+
+// compareRights checks that every right that is granted was used, and no other. It
+// leaves those out that the example may have no use for.
+func compareRights(t *testing.T, granted, used []string) {
+	t.Helper()
+	for _, r := range slices.Sorted(maps.Keys(unexercised)) {
+		if !slices.Contains(granted, r) {
+			t.Errorf("%q isn't granted", r)
+		}
+	}
+	exercised := func(rights []string) []string {
+		return slices.DeleteFunc(slices.Clone(rights), func(r string) bool { return unexercised[r] != "" })
+	}
+	if diff := cmp.Diff(exercised(granted), exercised(used)); diff != "" {
+		t.Errorf("rights (-granted +used):\n%s", diff)
+	}
+}
+
+// TestMissingRightIsTold takes one right after the other from the agents and from
+// their neighbours, and looks for where an operator gets to know of it.
+func TestMissingRightIsTold(t *testing.T) {
+	p := startPair(t, 1)
+	agent := p.Agents[0]
+	forbidden := func(text string) error {
+		if !strings.Contains(text, "forbidden") {
+			return fmt.Errorf("no word of it in %q", text)
+		}
+		return nil
+	}
+	for _, c := range []struct {
+		name       string
+		cluster    *testbed.Cluster
+		role, verb string
+		told       func(context.Context) error
+	}{
+		{"to publish", p.AWS, "semaphore-wireguard", "patch", func(ctx context.Context) error {
+			status, err := agent.Status(ctx)
+			if err != nil {
+				return err
+			}
+			if status.Published {
+				return errors.New("says that it has published")
+			}
+			return forbidden(fmt.Sprint(status.Failing))
+		}},
+		{"to follow its own node", p.AWS, "semaphore-wireguard", "watch", func(ctx context.Context) error {
+			metrics, err := agent.Metrics(ctx)
+			if err == nil && !failedWatch.MatchString(metrics) {
+				err = errors.New("no failure is counted")
+			}
+			return err
+		}},
+		{"to follow the neighbour's nodes", p.GCP, "semaphore-wireguard-remote", "watch", func(ctx context.Context) error {
+			status, err := agent.Status(ctx)
+			if err != nil {
+				return err
+			}
+			return forbidden(status.Remote("gcp").API.Error)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			must(t, agent.Stop(within(t, repair)))
+			restore := withoutVerb(t, c.cluster, c.role, c.verb)
+			defer restore()
+			must(t, agent.Start())
+			eventually(t, repair, "the failure to be told", c.told)
+		})
+	}
+	t.Run("to clean up", func(t *testing.T) {
+		must(t, agent.Stop(within(t, repair)))
+		restore := withoutVerb(t, p.AWS, "semaphore-wireguard", "get")
+		defer restore()
+		if err := agent.Cleanup(within(t, time.Minute)); err == nil {
+			t.Error("ended as if all were well")
+		}
+	})
+}
+
+// failedWatch is a count of failures to watch the local cluster's nodes.
+var failedWatch = regexp.MustCompile(`(?m)^semaphore_wg_node_watcher_failures_total\{cluster="aws",kind="nodes",verb="watch"\} [1-9]`)
+
+// withoutVerb takes a verb on nodes from a role, which has the name of its account,
+// and returns what gives it back. When it returns the API server knows.
+func withoutVerb(t *testing.T, c *testbed.Cluster, role, verb string) (restore func()) {
+	t.Helper()
+	roles := c.Client().RbacV1().ClusterRoles()
+	set := func(rules []rbacv1.PolicyRule) {
+		have, err := roles.Get(t.Context(), role, metav1.GetOptions{})
+		must(t, err)
+		have.Rules = rules
+		_, err = roles.Update(t.Context(), have, metav1.UpdateOptions{})
+		must(t, err)
+	}
+	whole, err := roles.Get(t.Context(), role, metav1.GetOptions{})
+	must(t, err)
+	less := whole.DeepCopy().Rules
+	for i := range less {
+		less[i].Verbs = slices.DeleteFunc(less[i].Verbs, func(v string) bool { return v == verb })
+	}
+	set(less)
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User:               "system:serviceaccount:" + systemNamespace + ":" + role,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Resource: "nodes"},
+	}}
+	eventually(t, repair, "the right to be gone", func(ctx context.Context) error {
+		answer, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+		if err == nil && answer.Status.Allowed {
+			err = errors.New("it is still there")
+		}
+		return err
+	})
+	return func() { set(whole.Rules) }
+}
