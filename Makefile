@@ -1,0 +1,99 @@
+# Kube-Semaphore. `make` alone says what there is.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PROGRAMS := $(notdir $(wildcard cmd/*))
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+PKG      := github.com/kube-semaphore/kube-semaphore
+LDFLAGS  := -s -w -X $(PKG)/internal/version.number=$(VERSION) -X $(PKG)/internal/version.revision=$(REVISION)
+GO       ?= go
+# Packages whose tests want a machine to themselves: they start clusters.
+SLOW     := $(PKG)/e2e/...
+FUZZTIME ?= 10s
+
+.PHONY: help
+help: ## list what there is
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: deps ## two clusters on this machine, encrypted, end to end (root); KEEP=1 leaves it running
+	$(GO) run ./e2e/demo $(if $(KEEP),-keep)
+
+.PHONY: demo-down
+demo-down: ## remove what `make demo KEEP=1` left
+	$(GO) run ./e2e/demo -down
+
+.PHONY: test
+test: deps ## everything that guards main, on one machine (root)
+	./e2e/test
+
+.PHONY: test-fast
+test-fast: ## tests that need neither root nor a cluster: the inner loop
+	$(GO) test -short ./...
+
+.PHONY: test-kernel
+test-kernel: deps ## tunnel, route and peer tests against kernel WireGuard in an emulated machine (root)
+	$(GO) run ./e2e/kernel ./tunnel ./routes ./peers
+
+.PHONY: e2e
+e2e: deps ## scenario tests only (root)
+	$(GO) test -race -timeout 30m ./e2e/...
+
+.PHONY: bench
+bench: deps ## speed, each line a ratio against something run beside it (root)
+	$(GO) run ./e2e/bench
+	$(GO) run ./e2e/bench/mirror
+	$(GO) run ./e2e/bench/policy
+
+.PHONY: image-check
+image-check: deps ## build the image upon a stand-in base and run its programs (root); ARCH=arm64 for another
+	$(GO) run ./e2e/image $(if $(ARCH),-arch $(ARCH))
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (10s)
+	@grep -r --include='*_test.go' -o '^func Fuzz[A-Za-z0-9]*' . | sort | while IFS=: read -r file func; do \
+	  echo "fuzz $$(dirname "$$file") $${func#func }"; \
+	  $(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x "$$(dirname "$$file")"; \
+	done
+
+.PHONY: build
+build: ## the programs, into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+.PHONY: lint
+lint: ## tidy modules, vet and golangci-lint
+	$(GO) mod tidy -diff
+	$(GO) vet ./...
+	"$$($(GO) run ./e2e/tools/build golangci-lint)" run --allow-parallel-runners ./...
+
+.PHONY: fmt
+fmt: ## format everything
+	"$$($(GO) run ./e2e/tools/build golangci-lint)" fmt ./...
+
+.PHONY: deps
+deps: ## what tests, demo and benchmarks need from Debian
+	@./e2e/deps
+
+.PHONY: sbom
+sbom: ## bill of materials of the programs, into bin/
+	@mkdir -p bin
+	$(GO) run ./e2e/release sbom -version $(VERSION) -o bin/sbom.cdx.json
+
+.PHONY: licences
+licences: ## whose code the programs link, on which terms; fails on what we can't pass on
+	@$(GO) run ./e2e/release licences
+
+.PHONY: release-notes
+release-notes: ## the newest section of CHANGELOG.md
+	@$(GO) run ./e2e/release notes
+
+.PHONY: vulnerabilities
+vulnerabilities: ## known vulnerabilities that our code reaches; says so when it can't ask
+	@$(GO) run ./e2e/release vulnerabilities
+
+.PHONY: clean
+clean: ## remove bin/
+	rm -rf bin
