@@ -24,60 +24,49 @@ type source struct {
 	slices   *cluster.Watch[*Slice]
 }
 
-// typedAPI is what a typed client has for each kind of object.
-type typedAPI[L runtime.Object] interface {
-	List(ctx context.Context, options metav1.ListOptions) (L, error)
-	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+// counted is a resource whose events are counted.
+type counted[L runtime.Object] struct {
+	cluster.Resource[L]
+	count func(watch.EventType)
 }
 
-// listWatch reads objects that match a selector through a client that may only
-// be there later, and has events counted.
-func listWatch[L runtime.Object, A typedAPI[L]](client func() (kubernetes.Interface, error), api func(kubernetes.Interface) A, selector labels.Selector, count func(watch.EventType)) cache.ListerWatcher {
-	with := func(options metav1.ListOptions) metav1.ListOptions {
-		if selector != nil && !selector.Empty() {
-			options.LabelSelector = selector.String()
-		}
-		return options
+// Watch implements cluster.Resource.
+func (c counted[L]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	w, err := c.Resource.Watch(ctx, options)
+	if err != nil {
+		return nil, err
 	}
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			c, err := client()
-			if err != nil {
-				return nil, err
-			}
-			return api(c).List(ctx, with(options))
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			c, err := client()
-			if err != nil {
-				return nil, err
-			}
-			w, err := api(c).Watch(ctx, with(options))
-			if err != nil || count == nil {
-				return w, err
-			}
-			return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
-				count(e.Type)
-				return e, true
-			}), nil
-		},
+	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
+		c.count(e.Type)
+		return e, true
+	}), nil
+}
+
+// selected reads the objects that match a selector, and has their events counted.
+func selected[L runtime.Object](client func() (kubernetes.Interface, error), resource func(kubernetes.Interface) cluster.Resource[L], selector labels.Selector, count func(watch.EventType)) cache.ListerWatcher {
+	return cluster.ListWatch(cluster.Of(client, func(c kubernetes.Interface) cluster.Resource[L] {
+		return counted[L]{resource(c), count}
+	}), func(options *metav1.ListOptions) { options.LabelSelector = selector.String() })
+}
+
+func servicesOf(namespace string) func(kubernetes.Interface) cluster.Resource[*corev1.ServiceList] {
+	return func(c kubernetes.Interface) cluster.Resource[*corev1.ServiceList] {
+		return c.CoreV1().Services(namespace)
 	}
 }
 
-func servicesOf(namespace string) func(kubernetes.Interface) serviceAPI {
-	return func(c kubernetes.Interface) serviceAPI { return c.CoreV1().Services(namespace) }
+func slicesOf(namespace string) func(kubernetes.Interface) cluster.Resource[*discoveryv1.EndpointSliceList] {
+	return func(c kubernetes.Interface) cluster.Resource[*discoveryv1.EndpointSliceList] {
+		return c.DiscoveryV1().EndpointSlices(namespace)
+	}
 }
 
-func slicesOf(namespace string) func(kubernetes.Interface) sliceAPI {
-	return func(c kubernetes.Interface) sliceAPI { return c.DiscoveryV1().EndpointSlices(namespace) }
+//nolint:staticcheck // See ownEndpoints.
+func endpointsOf(namespace string) func(kubernetes.Interface) cluster.Resource[*corev1.EndpointsList] {
+	return func(c kubernetes.Interface) cluster.Resource[*corev1.EndpointsList] {
+		return c.CoreV1().Endpoints(namespace)
+	}
 }
-
-type (
-	serviceAPI   = typedAPI[*corev1.ServiceList]
-	sliceAPI     = typedAPI[*discoveryv1.EndpointSliceList]
-	nodeAPI      = typedAPI[*corev1.NodeList]
-	endpointsAPI = typedAPI[*corev1.EndpointsList] //nolint:staticcheck // See ownEndpoints.
-)
 
 // newSource returns a source that Run of its watches fills.
 func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, error), remote *Remote) *source {
@@ -96,7 +85,7 @@ func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, er
 	s := &source{id: id}
 	services := cluster.WatchConfig[*Service]{
 		Cluster: id.cluster, Kind: kind("services"), Object: &corev1.Service{},
-		ListWatch: listWatch(client, servicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-serviceWatcher", "service", runner)),
+		ListWatch: selected(client, servicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-serviceWatcher", "service", runner)),
 		Keep: func(obj runtime.Object) (*Service, bool) {
 			svc, ok := obj.(*corev1.Service)
 			if !ok || local && c.isOwn(svc) {
@@ -108,7 +97,7 @@ func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, er
 	}
 	endpoints := cluster.WatchConfig[*Slice]{
 		Cluster: id.cluster, Kind: kind("endpointslices"), Object: &discoveryv1.EndpointSlice{},
-		ListWatch: listWatch(client, slicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner)),
+		ListWatch: selected(client, slicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner)),
 		Keep: func(obj runtime.Object) (*Slice, bool) {
 			sl, ok := obj.(*discoveryv1.EndpointSlice)
 			if !ok || local && sl.Namespace == c.cfg.Namespace && sl.Labels[discoveryv1.LabelManagedBy] == managedBy {
@@ -152,7 +141,7 @@ func (c *Controller) newLocal() *local {
 	l := &local{
 		services: cluster.NewWatch(cluster.WatchConfig[*ownService]{
 			Cluster: c.cfg.Cluster, Kind: "own services", Object: &corev1.Service{},
-			ListWatch: listWatch(client, servicesOf(c.cfg.Namespace), nil, nil),
+			ListWatch: cluster.ListWatch(cluster.Of(client, servicesOf(c.cfg.Namespace)), nil),
 			Keep: func(obj runtime.Object) (*ownService, bool) {
 				s, ok := obj.(*corev1.Service)
 				if !ok {
@@ -164,7 +153,7 @@ func (c *Controller) newLocal() *local {
 		}),
 		slices: cluster.NewWatch(cluster.WatchConfig[*ownSlice]{
 			Cluster: c.cfg.Cluster, Kind: "own endpointslices", Object: &discoveryv1.EndpointSlice{},
-			ListWatch: listWatch(client, slicesOf(c.cfg.Namespace), nil, nil),
+			ListWatch: cluster.ListWatch(cluster.Of(client, slicesOf(c.cfg.Namespace)), nil),
 			Keep: func(obj runtime.Object) (*ownSlice, bool) {
 				s, ok := obj.(*discoveryv1.EndpointSlice)
 				if !ok {
@@ -178,7 +167,7 @@ func (c *Controller) newLocal() *local {
 	if c.cfg.LegacyEndpoints {
 		l.endpoints = cluster.NewWatch(cluster.WatchConfig[*ownEndpoints]{
 			Cluster: c.cfg.Cluster, Kind: "own endpoints", Object: &corev1.Endpoints{}, //nolint:staticcheck // See ownEndpoints.
-			ListWatch: listWatch(client, func(k kubernetes.Interface) endpointsAPI { return k.CoreV1().Endpoints(c.cfg.Namespace) }, nil, nil),
+			ListWatch: cluster.ListWatch(cluster.Of(client, endpointsOf(c.cfg.Namespace)), nil),
 			Keep: func(obj runtime.Object) (*ownEndpoints, bool) {
 				e, ok := obj.(*corev1.Endpoints) //nolint:staticcheck // See ownEndpoints.
 				if !ok {
@@ -192,7 +181,7 @@ func (c *Controller) newLocal() *local {
 	if c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil {
 		l.nodes = cluster.NewWatch(cluster.WatchConfig[string]{
 			Cluster: c.cfg.Cluster, Kind: "nodes", Object: &corev1.Node{},
-			ListWatch: listWatch(client, func(k kubernetes.Interface) nodeAPI { return k.CoreV1().Nodes() }, nil, nil),
+			ListWatch: cluster.ListWatch(cluster.Of(client, cluster.Nodes), nil),
 			Keep: func(obj runtime.Object) (string, bool) {
 				n, ok := obj.(*corev1.Node)
 				if !ok {

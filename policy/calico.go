@@ -18,7 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // APIs that Calico can have, the better one first. Where both are served v3 is
@@ -172,40 +173,37 @@ func withCodec(cfg *rest.Config, gv schema.GroupVersion) *rest.Config {
 	return cfg
 }
 
-// listWatch reads all network sets through the API in use. When that API has
-// gone, the next request looks for another one.
-func (c *Calico) listWatch() cache.ListerWatcher {
-	noted := func(err error) error {
-		if apierrors.IsNotFound(err) {
-			c.Forget()
-		}
-		return err
+// resource returns, for cluster.ListWatch, the network sets of the API in use.
+// When that has gone, the next request looks for another one.
+func (c *Calico) resource(ctx context.Context) (cluster.Resource[*calico.GlobalNetworkSetList], error) {
+	client, err := c.Sets(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			client, err := c.Sets(ctx)
-			if err != nil {
-				return nil, err
-			}
-			list, err := client.List(ctx, current(options))
-			return list, noted(err)
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			client, err := c.Sets(ctx)
-			if err != nil {
-				return nil, err
-			}
-			w, err := client.Watch(ctx, options)
-			return w, noted(err)
-		},
-	}
+	return current[*calico.GlobalNetworkSetList]{mayGo{client, c.Forget}}, nil
 }
 
-// current makes a list that may be answered from a cache, however old, one that
-// is up to date. A replica that starts must not undo what another one did.
-func current(options metav1.ListOptions) metav1.ListOptions {
-	if options.ResourceVersion == "0" {
-		options.ResourceVersion, options.ResourceVersionMatch = "", ""
+// mayGo is network sets whose API may have gone, which it reports.
+type mayGo struct {
+	SetClient
+	gone func()
+}
+
+// List implements cluster.Resource.
+func (m mayGo) List(ctx context.Context, options metav1.ListOptions) (*calico.GlobalNetworkSetList, error) {
+	list, err := m.SetClient.List(ctx, options)
+	return list, m.noted(err)
+}
+
+// Watch implements cluster.Resource.
+func (m mayGo) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	w, err := m.SetClient.Watch(ctx, options)
+	return w, m.noted(err)
+}
+
+func (m mayGo) noted(err error) error {
+	if apierrors.IsNotFound(err) {
+		m.gone()
 	}
-	return options
+	return err
 }

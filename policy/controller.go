@@ -63,7 +63,7 @@ func New(cfg Config) *Controller {
 	c.sets = newSource("network sets", c.setsChanged, func(notify func()) *cluster.Watch[Observed] {
 		return cluster.NewWatch(cluster.WatchConfig[Observed]{
 			Cluster: cfg.Cluster, Kind: networkSets, Object: &calico.GlobalNetworkSet{},
-			ListWatch: cfg.Calico.listWatch(),
+			ListWatch: cluster.ListWatch(cfg.Calico.resource, nil),
 			Keep: func(obj runtime.Object) (Observed, bool) {
 				set, ok := obj.(*calico.GlobalNetworkSet)
 				if !ok {

@@ -12,9 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
@@ -96,7 +94,7 @@ func newRemote(cfg RemoteConfig, s *shared) *remote {
 	r.pods = newSource("pods of "+cfg.Rules.Cluster, r.trigger.Fire, func(notify func()) *cluster.Watch[Pod] {
 		return cluster.NewWatch(cluster.WatchConfig[Pod]{
 			Cluster: cfg.Rules.Cluster, Kind: "pods", Object: &corev1.Pod{},
-			ListWatch: podListWatch(cfg.Client, s.Labels.Pod()),
+			ListWatch: cluster.ListWatch(cluster.Of(cfg.Client, podsOf), func(options *metav1.ListOptions) { options.LabelSelector = s.Labels.Pod() }),
 			Keep: func(obj runtime.Object) (Pod, bool) {
 				pod, ok := obj.(*corev1.Pod)
 				if !ok {
@@ -316,26 +314,19 @@ func (r *remote) ready(sets map[string]Observed) error {
 	return fmt.Errorf("remote %s: pods not read since start, and no sets from before: %w", r.Rules.Cluster, orWaiting(r.pods.Err()))
 }
 
-// podListWatch reads the pods that carry a label through a client that may only
-// be there later.
-func podListWatch(client func() (kubernetes.Interface, error), label string) cache.ListerWatcher {
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			c, err := client()
-			if err != nil {
-				return nil, err
-			}
-			options = current(options)
-			options.LabelSelector = label
-			return c.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			c, err := client()
-			if err != nil {
-				return nil, err
-			}
-			options.LabelSelector = label
-			return c.CoreV1().Pods(metav1.NamespaceAll).Watch(ctx, options)
-		},
+// podsOf returns the pods of a cluster, up to date.
+func podsOf(client kubernetes.Interface) cluster.Resource[*corev1.PodList] {
+	return current[*corev1.PodList]{client.CoreV1().Pods(metav1.NamespaceAll)}
+}
+
+// current is a resource whose lists, which may be answered from a cache, however
+// old, are up to date. A replica that starts must not undo what another one did.
+type current[L runtime.Object] struct{ cluster.Resource[L] }
+
+// List implements cluster.Resource.
+func (c current[L]) List(ctx context.Context, options metav1.ListOptions) (L, error) {
+	if options.ResourceVersion == "0" {
+		options.ResourceVersion, options.ResourceVersionMatch = "", ""
 	}
+	return c.Resource.List(ctx, options)
 }

@@ -83,8 +83,11 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	}
 	a.self = cluster.NewWatch(cluster.WatchConfig[peers.Self]{
 		Cluster: cfg.ClusterName, Kind: "nodes", Object: &corev1.Node{},
-		ListWatch: nodeListWatch(func() (kubernetes.Interface, error) { return client, nil },
-			fields.OneTermEqualSelector(metav1.ObjectNameField, cfg.NodeName)),
+		ListWatch: cluster.ListWatch(
+			cluster.Of(func() (kubernetes.Interface, error) { return client, nil }, cluster.Nodes),
+			func(options *metav1.ListOptions) {
+				options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, cfg.NodeName).String()
+			}),
 		Keep: func(obj runtime.Object) (peers.Self, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok || n.Name != cfg.NodeName {

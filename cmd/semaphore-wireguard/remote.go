@@ -6,12 +6,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -54,7 +49,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, 
 	keep := peers.NodeFor(a.cfg.ClusterName)
 	r.nodes = cluster.NewWatch(cluster.WatchConfig[peers.Node]{
 		Cluster: cfg.Name, Kind: "nodes", Object: &corev1.Node{},
-		ListWatch: nodeListWatch(cluster.LazyClient(cfg.Access, a.userAgent()), fields.Everything()),
+		ListWatch: cluster.ListWatch(cluster.Of(cluster.LazyClient(cfg.Access, a.userAgent()), cluster.Nodes), nil),
 		Keep: func(obj runtime.Object) (peers.Node, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok {
@@ -127,30 +122,4 @@ func (r *remote) rules() peers.Rules {
 		rules.OwnKeys = append(rules.OwnKeys, other.device.PublicKey())
 	}
 	return rules
-}
-
-// nodeListWatch reads nodes through a client that may only be there later.
-func nodeListWatch(client func() (kubernetes.Interface, error), selector fields.Selector) cache.ListerWatcher {
-	with := func(options metav1.ListOptions) metav1.ListOptions {
-		if !selector.Empty() {
-			options.FieldSelector = selector.String()
-		}
-		return options
-	}
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			c, err := client()
-			if err != nil {
-				return nil, err
-			}
-			return c.CoreV1().Nodes().List(ctx, with(options))
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			c, err := client()
-			if err != nil {
-				return nil, err
-			}
-			return c.CoreV1().Nodes().Watch(ctx, with(options))
-		},
-	}
 }

@@ -7,10 +7,12 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
 )
@@ -33,23 +35,46 @@ type Resource[L runtime.Object] interface {
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
 }
 
-// ListWatch makes what WatchConfig wants of a resource of a client. Restrict,
-// unless nil, adds a selector to the options of requests.
-func ListWatch[L runtime.Object](client any, resource Resource[L], restrict func(*metav1.ListOptions)) cache.ListerWatcher {
+// ListWatch makes what WatchConfig wants of a resource. Each request asks for the
+// resource anew, because it may only be there later: an error is that of the
+// request. Restrict, unless nil, adds a selector to the options of requests.
+func ListWatch[L runtime.Object](resource func(context.Context) (Resource[L], error), restrict func(*metav1.ListOptions)) cache.ListerWatcher {
 	if restrict == nil {
 		restrict = func(*metav1.ListOptions) {}
 	}
-	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			r, err := resource(ctx)
+			if err != nil {
+				return nil, err
+			}
 			restrict(&options)
-			return resource.List(ctx, options)
+			return r.List(ctx, options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			r, err := resource(ctx)
+			if err != nil {
+				return nil, err
+			}
 			restrict(&options)
-			return resource.Watch(ctx, options)
+			return r.Watch(ctx, options)
 		},
-	}, client)
+	}
 }
+
+// Of returns, for ListWatch, a resource of a client such as LazyClient makes.
+func Of[L runtime.Object](client func() (kubernetes.Interface, error), resource func(kubernetes.Interface) Resource[L]) func(context.Context) (Resource[L], error) {
+	return func(context.Context) (Resource[L], error) {
+		c, err := client()
+		if err != nil {
+			return nil, err
+		}
+		return resource(c), nil
+	}
+}
+
+// Nodes are, for Of, the nodes of a cluster.
+func Nodes(client kubernetes.Interface) Resource[*corev1.NodeList] { return client.CoreV1().Nodes() }
 
 // observed passes lists and watches on and notes how they go.
 type observed struct {

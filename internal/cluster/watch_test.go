@@ -72,7 +72,7 @@ func (b *bench) config(client *kubernetes.Clientset, resync time.Duration) Watch
 	return WatchConfig[node]{
 		Cluster:   "gcp",
 		Kind:      "nodes",
-		ListWatch: ListWatch(client, client.CoreV1().Nodes(), nil),
+		ListWatch: ListWatch(Of(func() (kubernetes.Interface, error) { return client, nil }, Nodes), nil),
 		Object:    &corev1.Node{},
 		Keep: func(obj runtime.Object) (node, bool) {
 			n, ok := obj.(*corev1.Node)
