@@ -17,10 +17,10 @@ import (
 const grace = 10 * time.Second
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "status" {
-		os.Exit(statusCommand().Main(os.Args[2:]))
+	program := daemon.Program[config.Policy]{
+		Name: "semaphore-policy", Load: config.LoadPolicy, Run: run, Status: statusCommand().Main,
 	}
-	os.Exit(daemon.Main("semaphore-policy", config.LoadPolicy, run))
+	os.Exit(program.Main(os.Args[1:]))
 }
 
 func run(cfg config.Policy, log *slog.Logger) error {

@@ -17,10 +17,10 @@ import (
 const grace = 10 * time.Second
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "status" {
-		os.Exit(statusCommand().Main(os.Args[2:]))
+	program := daemon.Program[config.Mirror]{
+		Name: "semaphore-service-mirror", Load: load, Run: run, Status: statusCommand().Main,
 	}
-	os.Exit(daemon.Main("semaphore-service-mirror", load, run))
+	os.Exit(program.Main(os.Args[1:]))
 }
 
 // load adds warnings about prefixes to those about settings.

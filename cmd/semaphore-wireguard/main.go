@@ -19,10 +19,10 @@ import (
 const grace = 10 * time.Second
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "status" {
-		os.Exit(statusCommand().Main(os.Args[2:]))
+	program := daemon.Program[config.Wireguard]{
+		Name: "semaphore-wireguard", Load: config.LoadWireguard, Run: run, Status: statusCommand().Main,
 	}
-	os.Exit(daemon.Main("semaphore-wireguard", config.LoadWireguard, run))
+	os.Exit(program.Main(os.Args[1:]))
 }
 
 func run(cfg config.Wireguard, log *slog.Logger) (err error) {

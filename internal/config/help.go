@@ -11,7 +11,9 @@ import (
 // help lists every setting with its variable, its flags, default and meaning.
 func (l *loader) help(out io.Writer) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s.\n\nSettings are environment variables; flags win over them.\n\n", l.program, l.purpose)
+	fmt.Fprintf(&b, "%s %s.\n\n", l.program, l.purpose)
+	l.commands(&b)
+	b.WriteString("\nSettings are environment variables; flags win over them.\n\n")
 	describeAll(&b, l.settings)
 	if remote, err := inspect(groupPrefix("<name>"), new(remoteVars)); err == nil {
 		b.WriteString("\nFor each remote, where <NAME> is its name in capitals, with _ for -:\n\n")
@@ -29,6 +31,19 @@ func (l *loader) help(out io.Writer) {
 	b.WriteString(strings.Join(rest, ""))
 	// Nothing is to be done about a stdout that is closed.
 	_, _ = io.WriteString(out, b.String())
+}
+
+// commands lists what the program can be asked to do.
+func (l *loader) commands(b *strings.Builder) {
+	command := func(arguments, meaning string) {
+		fmt.Fprintf(b, "  %s%s\n        %s\n", l.program, arguments, meaning)
+	}
+	command("", "work until a signal comes")
+	command(" status", "ask the process that works on this machine, or in this pod, and print a table of how it is,\n"+
+		"        with -o json its whole report; the exit code is 1 if something is wrong")
+	if cleanup := l.flags.Lookup(cleanupFlag); cleanup != nil {
+		command(" -"+cleanup.Name, cleanup.Usage)
+	}
 }
 
 func describeAll(b *strings.Builder, settings []*setting) {

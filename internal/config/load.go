@@ -23,6 +23,9 @@ import (
 // podNamespaceFile is where Kubernetes tells a pod its namespace.
 const podNamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
+// cleanupFlag is the flag of programs that can remove what they set up.
+const cleanupFlag = "cleanup"
+
 // LoadWireguard reads the configuration of semaphore-wireguard from args (the
 // command line without the program's name) and the process environment.
 //
@@ -48,7 +51,7 @@ func loadWireguard(args []string, out io.Writer) (cfg Wireguard, warnings []stri
 	if err != nil {
 		return Wireguard{}, nil, err
 	}
-	l.flags.BoolVar(&cfg.Cleanup, "cleanup", false, "remove everything that this program ever set up on the node, and end")
+	l.flags.BoolVar(&cfg.Cleanup, cleanupFlag, false, "remove everything that this program ever set up on the node, but for the keys, and end")
 	if err := l.load(args, out); err != nil {
 		return Wireguard{}, nil, err
 	}

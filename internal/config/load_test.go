@@ -308,6 +308,15 @@ func TestHelpNamesEverySetting(t *testing.T) {
 			if err := load(&out); !errors.Is(err, flag.ErrHelp) {
 				t.Fatal(err)
 			}
+			commands := []string{" status\n        ask the process", "with -o json its whole report"}
+			for _, part := range commands {
+				if !strings.Contains(out.String(), part) {
+					t.Errorf("-help lacks %q:\n%s", part, &out)
+				}
+			}
+			if cleans := strings.Contains(out.String(), "\n  semaphore-wireguard -cleanup\n"); cleans != (program == "wireguard") {
+				t.Errorf("-help tells of -cleanup: %v\n%s", cleans, &out)
+			}
 			for _, name := range slices.Concat(common, own[program]) {
 				if !strings.Contains(out.String(), "\n  "+name) {
 					t.Errorf("-help lacks %s:\n%s", name, &out)
