@@ -152,7 +152,7 @@ func (b *bench) inTestbed(ctx context.Context, do func(context.Context, *arena) 
 		return err
 	}
 	a := &arena{tb: tb}
-	if a.plain, err = buildPlain(ctx, bin); err != nil {
+	if a.plain, err = mesh.BuildWireGuardGo(ctx, bin); err != nil {
 		return err
 	}
 	if a.mesh, err = mesh.New(ctx, agent); err != nil {

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -28,21 +26,6 @@ const (
 	plainLink = "wg0"
 	plainPort = 51820
 )
-
-// buildPlain builds wireguard-go itself, of the version that the agent embeds.
-func buildPlain(ctx context.Context, dir string) (string, error) {
-	root, err := mesh.Root(ctx)
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "wireguard-go")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "golang.zx2c4.com/wireguard")
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build wireguard-go: %w\n%s", err, out)
-	}
-	return path, nil
-}
 
 // plain is wireguard-go on a node, configured by hand over its socket.
 type plain struct {

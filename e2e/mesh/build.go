@@ -18,16 +18,25 @@ const Module = "github.com/kube-semaphore/kube-semaphore"
 // Build builds a program of cmd/ into dir and returns its path. flags are more
 // arguments of "go build", such as -race.
 func Build(ctx context.Context, program, dir string, flags ...string) (string, error) {
-	path := filepath.Join(dir, program)
+	return build(ctx, Module+"/cmd/"+program, filepath.Join(dir, program), flags...)
+}
+
+// BuildWireGuardGo builds wireguard-go by itself, of the version that the agent
+// embeds, into dir and returns its path.
+func BuildWireGuardGo(ctx context.Context, dir string) (string, error) {
+	return build(ctx, "golang.zx2c4.com/wireguard", filepath.Join(dir, "wireguard-go"), "-trimpath", "-ldflags=-s -w")
+}
+
+func build(ctx context.Context, pkg, path string, flags ...string) (string, error) {
 	args := append([]string{"build", "-o", path}, flags...)
-	cmd := exec.CommandContext(ctx, "go", append(args, Module+"/cmd/"+program)...)
+	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	root, err := Root(ctx)
 	if err != nil {
 		return "", err
 	}
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build %s: %w\n%s", program, err, out)
+		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, out)
 	}
 	return path, nil
 }
