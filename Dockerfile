@@ -1,4 +1,4 @@
-# The three programs in one image, nothing else: no shell, no package manager.
+# The three programs in one image, with their licences: no shell, no package manager.
 #
 #   docker build --build-arg VERSION=v1.2.3 --build-arg REVISION=$(git rev-parse HEAD) -t kube-semaphore:v1.2.3 .
 #
@@ -22,10 +22,16 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
     CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -buildvcs=false \
       -ldflags "-s -w -X $pkg.number=$VERSION -X $pkg.revision=$REVISION" -o /out/ ./cmd/...
 
+# Most licences of what is linked ask that their text goes along. The tool runs
+# here, whatever the image is for; it lists what is linked on any architecture.
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    mkdir /doc && go run ./e2e/release licences -texts -o /doc/third-party-licences.txt
+
 FROM scratch
 # What a CA served over https (SEMAPHORE_REMOTE_<NAME>_CA_URL) is verified with.
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /src/LICENSE /LICENSE
+COPY --from=build /doc/ /usr/share/doc/kube-semaphore/
 COPY --from=build /out/ /bin/
 # Nobody in particular. The agent's manifest asks for root, which its capability
 # needs.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/x509"
+	"debug/buildinfo"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -24,6 +25,12 @@ type image struct {
 // certificates is where the programs look for the authorities of the system.
 const certificates = "etc/ssl/certs/ca-certificates.crt"
 
+// licences is where the licences are of what the programs link.
+const licences = "usr/share/doc/kube-semaphore/third-party-licences.txt"
+
+// shortestLicence is a length that no text of a licence falls short of.
+const shortestLicence = 300
+
 // machines are the architectures that we know, in ELF's words.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
@@ -36,7 +43,7 @@ func (i *image) inspect(ctx context.Context, run bool) error {
 	}
 	errs = append(errs, i.files(), i.authorities())
 	for _, program := range programs {
-		errs = append(errs, i.binary(program))
+		errs = append(errs, i.binary(program), i.licensed(program))
 		if run {
 			errs = append(errs, i.runs(ctx, program))
 		}
@@ -46,7 +53,7 @@ func (i *image) inspect(ctx context.Context, run bool) error {
 
 // files checks that the image holds what it must and nothing else.
 func (i *image) files() error {
-	want := []string{"LICENSE", certificates}
+	want := []string{"LICENSE", certificates, licences}
 	for _, program := range programs {
 		want = append(want, "bin/"+program)
 	}
@@ -107,12 +114,37 @@ func (i *image) binary(program string) error {
 	return nil
 }
 
+// licensed checks that the image has the licence of Go and of each module that
+// the Go tool wrote down in a program as linked.
+func (i *image) licensed(program string) error {
+	info, err := buildinfo.ReadFile(filepath.Join(i.root, "bin", program))
+	if err != nil {
+		return fmt.Errorf("%s: %w", program, err)
+	}
+	texts, err := os.ReadFile(filepath.Join(i.root, licences))
+	if err != nil {
+		return err
+	}
+	headings := []string{"stdlib " + strings.TrimPrefix(info.GoVersion, "go")}
+	for _, module := range info.Deps {
+		headings = append(headings, module.Path+" "+module.Version)
+	}
+	for _, heading := range headings {
+		_, text, found := strings.Cut(string(texts), "==== "+heading+": ")
+		text, _, _ = strings.Cut(text, "\n==== ")
+		if !found || len(text) < shortestLicence {
+			err = errors.Join(err, fmt.Errorf("%s: no licence of %s in %s", program, heading, licences))
+		}
+	}
+	return err
+}
+
 // runs runs a program's -version and -help with the image as its root, as the
 // image's user.
 func (i *image) runs(ctx context.Context, program string) error {
 	for argument, want := range map[string][]string{
 		"-version": {version, revision[:12]},
-		"-help":    {program, "SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES"},
+		"-help":    {program + " status", "SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES"},
 	} {
 		cmd := exec.CommandContext(ctx, "/bin/"+program, argument)
 		cmd.Dir = "/"
