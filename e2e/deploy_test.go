@@ -92,7 +92,7 @@ func TestExamplesAgree(t *testing.T) {
 		}))
 		return strings.Join(all, "\n---\n")
 	}
-	for _, suffix := range []string{"", "-cleanup"} {
+	for _, suffix := range []string{"", "-cleanup", "-moving"} {
 		if diff := cmp.Diff(swap.Replace(read("aws"+suffix)), read("gcp"+suffix)); diff != "" {
 			t.Errorf("aws%s with the names swapped, and gcp%s (-aws +gcp):\n%s", suffix, suffix, diff)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
@@ -51,6 +52,24 @@ func TestLoadKeyReadsWhatTheOriginalToolWrote(t *testing.T) {
 	}
 	if got.Public() != want.Public() {
 		t.Error("got another key")
+	}
+}
+
+// Who goes back takes the key along: the original tool reads the whole file by this
+// function.
+func TestTheOriginalToolReadsWhatLoadKeyWrote(t *testing.T) {
+	dir := t.TempDir()
+	want, err := loadKey(dir, "wireguard.aws", quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	contents, err := os.ReadFile(filepath.Join(dir, "wireguard.aws.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := wgtypes.ParseKey(string(contents))
+	if err != nil || Key(got.PublicKey()) != want.Public() {
+		t.Errorf("got another key, error %v", err)
 	}
 }
 
