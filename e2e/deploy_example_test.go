@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/guide"
 	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
@@ -98,11 +101,13 @@ func issueTokens(t *testing.T, c *testbed.Cluster) {
 	}
 }
 
-// handOver runs deploy/remote/hand-over with a kubeconfig that has a context for
-// each of the clusters.
-func (e *example) handOver(t *testing.T, from, to string) {
+// shell runs a command in the root of the repository, with kubectl and a
+// kubeconfig that has a context for each of the clusters, the first one by
+// default. It returns what the command printed.
+func (e *example) shell(t *testing.T, name, command string) (string, error) {
 	t.Helper()
 	config := clientcmdapi.NewConfig()
+	config.CurrentContext = e.clusters[0].Name
 	for _, c := range e.clusters {
 		admin, err := clientcmd.LoadFromFile(c.AdminKubeconfig())
 		must(t, err)
@@ -116,10 +121,12 @@ func (e *example) handOver(t *testing.T, from, to string) {
 	must(t, clientcmd.WriteToFile(*config, kubeconfig))
 	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
 	must(t, err)
+	root, err := mesh.Root(t.Context())
+	must(t, err)
 	process, err := e.clusters[0].Nodes()[0].Start(sandbox.Command{
-		Name: "hand-over-" + from,
-		Path: filepath.Join(filepath.Dir(e.folder), "remote", "hand-over"),
-		Args: []string{from, to},
+		Name: name,
+		Path: "/bin/bash",
+		Args: []string{"-euo", "pipefail", "-c", "cd " + root + "\n" + command},
 		Env: []string{
 			"PATH=" + filepath.Dir(binaries[tools.Kubectl]) + ":" + os.Getenv("PATH"),
 			"KUBECONFIG=" + kubeconfig,
@@ -132,14 +139,80 @@ func (e *example) handOver(t *testing.T, from, to string) {
 	case <-within(t, time.Minute).Done():
 		process.Kill()
 	}
-	if process.Err() != nil {
-		t.Fatalf("hand-over: %v\n%s", process.Err(), process.Log())
+	return process.Log(), process.Err()
+}
+
+// handOver runs deploy/remote/hand-over.
+func (e *example) handOver(t *testing.T, from, to string) {
+	t.Helper()
+	out, err := e.shell(t, "hand-over-"+from, "deploy/remote/hand-over "+from+" "+to)
+	if err != nil {
+		t.Fatalf("hand-over: %v\n%s", err, out)
 	}
-	for line := range strings.Lines(process.Log()) {
+	for line := range strings.Lines(out) {
 		if !strings.HasSuffix(strings.TrimSpace(line), "serverside-applied") {
 			t.Errorf("hand-over prints %q", line)
 		}
 	}
+}
+
+// handOverLess hands over to a neighbour that isn't to run all of the tools.
+func (e *example) handOverLess(t *testing.T) {
+	command := "deploy/remote/hand-over gcp aws"
+	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-policy-remote-aws")
+	if out, err := e.shell(t, "hand-over-less", command); err != nil || !strings.Contains(out, "gcp: no Secret semaphore-policy-remote-aws") ||
+		strings.Count(out, "serverside-applied") != 2 {
+		t.Errorf("without the Secret of one tool: %v\n%s", err, out)
+	}
+	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-wireguard-remote-aws", "semaphore-service-mirror-remote-aws")
+	if out, err := e.shell(t, "hand-over-nothing", command); err == nil || !strings.Contains(out, "gcp: there is nothing for aws") {
+		t.Errorf("without any Secret: %v\n%s", err, out)
+	}
+}
+
+// documents runs what the documents tell an operator to run against the API
+// servers: kubectl, and hand-over. What takes the example out comes last, in
+// takeOut.
+func (e *example) documents(t *testing.T) {
+	commands, err := guide.Commands(guide.Example)
+	must(t, err)
+	e.originalDaemonSet(t)
+	for i, c := range commands {
+		node := e.clusters[0].Nodes()[0].Name
+		if regexp.MustCompile(`--context[ =]` + e.clusters[1].Name).MatchString(c.Text) {
+			node = e.clusters[1].Nodes()[0].Name
+		}
+		// What a command hands to another one is text.
+		command, _, _ := strings.Cut(strings.NewReplacer("NODE", node, "MIRROR", "aws-default-73736d-fluentd").Replace(c.Text), " | ")
+		if strings.Contains(command, "-cleanup") || strings.Contains(command, " delete -k ") {
+			continue
+		}
+		if strings.HasPrefix(command, "kubectl ") {
+			// Not for ever, as a delete would without a controller manager.
+			command += " --request-timeout=30s"
+		}
+		if out, err := e.shell(t, fmt.Sprintf("document-%d", i), command); err != nil {
+			t.Errorf("%s\n%v\n%s", c, err, out)
+		}
+	}
+}
+
+// originalDaemonSet makes the one that an operator has who moves over from the
+// original tool.
+func (e *example) originalDaemonSet(t *testing.T) {
+	t.Helper()
+	labels := map[string]string{"app": "semaphore-wireguard"}
+	_, err := e.clusters[0].Client().AppsV1().DaemonSets("kube-system").Create(t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-wireguard", Labels: labels},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "semaphore-wireguard", Image: "original"}}},
+			},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
 }
 
 // kubelet returns one for a node. The address of the other cluster's API server is
@@ -203,6 +276,8 @@ func TestExample(t *testing.T) {
 		}
 		must(t, pod.Stop(within(t, 30*time.Second)))
 	}
+	t.Run("the documents' commands work", e.documents)
+	t.Run("a neighbour that gets less, or nothing", e.handOverLess)
 	granted := granted(t, e.clusters[0])
 	t.Run("taken out, nothing is left", e.takeOut)
 	t.Run("every right was needed", func(t *testing.T) { compareRights(t, granted, used(t, e.audit)) })

@@ -4,19 +4,19 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
+	"net/http"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/guide"
 	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
 // TestOperatorsView looks at a mesh with what an operator has: the command
-// "status" and the commands of docs/troubleshooting.md.
+// "status" and the commands of the documents.
 func TestOperatorsView(t *testing.T) {
 	p := startPair(t, 1)
 	aws, gcp := p.Agents[0], p.Agents[1]
@@ -49,23 +49,23 @@ func TestOperatorsView(t *testing.T) {
 		}
 	})
 
-	t.Run("commands of the guide", func(t *testing.T) {
-		guide, err := os.ReadFile(filepath.Join("..", "docs", "troubleshooting.md"))
+	t.Run("commands of the documents", func(t *testing.T) {
+		commands, err := guide.Commands(guide.Operator)
 		must(t, err)
-		run := 0
-		for line := range strings.Lines(string(guide)) {
-			command, indented := strings.CutPrefix(line, "    ")
-			fields := strings.Fields(command)
-			if !indented || len(fields) == 0 || fields[0] != "ip" && fields[0] != "wg" {
+		for _, c := range commands {
+			if path, asked := strings.CutPrefix(c.Text, "curl -s http://127.0.0.1:7773"); asked {
+				if body, code, err := aws.Ask(t.Context(), path); err != nil || code != http.StatusOK || body == "" {
+					t.Errorf("%s\ncode %d, %v, body %q", c, code, err, body)
+				}
 				continue
 			}
-			run++
-			if out, err := aws.Node.Run(t.Context(), fields[0], fields[1:]...); err != nil || out == "" {
-				t.Errorf("%s: %v, printed %q", command, err, out)
+			out, err := aws.Node.Run(t.Context(), "sh", "-c", c.Text)
+			if silent := strings.Contains(c.Text, " > "); err != nil || silent != (out == "") {
+				t.Errorf("%s\n%v, printed %q", c, err, out)
 			}
 		}
-		if run < 4 {
-			t.Errorf("found %d commands, want those that tell how far a packet gets", run)
+		if len(commands) < 4 {
+			t.Errorf("found %d commands, want those that tell how far a packet gets", len(commands))
 		}
 		out, err := aws.Node.Run(t.Context(), "ip", "route", "get", "10.4.1.7")
 		must(t, err)

@@ -161,38 +161,6 @@ func TestAdviceExists(t *testing.T) {
 	}
 }
 
-// TestLinksLeadSomewhere follows the links of the two documents that belong to
-// the alerts, to files and to chapters.
-func TestLinksLeadSomewhere(t *testing.T) {
-	var (
-		docs    = filepath.Join("..", "..", "docs")
-		link    = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
-		heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
-		dropped = regexp.MustCompile(`[^a-z0-9 _-]`)
-	)
-	for _, name := range []string{"metrics.md", "troubleshooting.md"} {
-		for _, m := range link.FindAllStringSubmatch(read(t, filepath.Join(docs, name)), -1) {
-			target := filepath.Join(docs, m[1])
-			if m[1] == "" {
-				target = filepath.Join(docs, name)
-			}
-			text, err := os.ReadFile(target)
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-				continue
-			}
-			// As GitHub makes them of headings.
-			anchors := []string{""}
-			for _, h := range heading.FindAllStringSubmatch(string(text), -1) {
-				anchors = append(anchors, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-"))
-			}
-			if !slices.Contains(anchors, m[2]) {
-				t.Errorf("%s: %s has no chapter %q", name, target, m[2])
-			}
-		}
-	}
-}
-
 // TestQueriesAreValid lets promtool parse the dashboard's queries, as rules.
 func TestQueriesAreValid(t *testing.T) {
 	type record struct {

@@ -1,0 +1,218 @@
+// Package guide finds the commands in the documents of the repository, and says which test
+// runs each of them. Those tests take their commands from here, so that a
+// document can't tell a user to run what nothing has run, unless it says that it
+// takes a real cluster.
+package guide
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+)
+
+// Runner is what runs a command, or as much of it as can be run.
+type Runner string
+
+// The runners.
+const (
+	// Here is the test of this package: make with -n, our tools with -h.
+	Here Runner = "e2e/guide"
+	// Example is TestExample: kubectl and hand-over, against two API servers with
+	// deploy/example in them.
+	Example Runner = "e2e: TestExample"
+	// Operator is TestOperatorsView: what an operator types on a node.
+	Operator Runner = "e2e: TestOperatorsView"
+	// RealCluster is nobody: it takes kubelets, a registry, or a network. The
+	// document must say so.
+	RealCluster Runner = "a real cluster"
+)
+
+// Command is one command of a document.
+type Command struct {
+	// File is the document, from the root of the repository.
+	File string
+	Line int
+	// Text is the command, without the indentation; a command of several lines
+	// has line breaks.
+	Text string
+	// Marked tells whether its chapter, or what stands before the first chapter
+	// of its document, says that a real cluster or a registry is needed.
+	Marked bool
+}
+
+func (c Command) String() string { return fmt.Sprintf("%s:%d: %s", c.File, c.Line, c.Text) }
+
+// runners are matched in this order, against the beginning of a command.
+var runners = []struct {
+	pattern *regexp.Regexp
+	by      Runner
+}{
+	{regexp.MustCompile(`^(sudo )?make `), Here},
+	{regexp.MustCompile(`^(\w+=\S*(\$\([^)]*\))? )?go run \./e2e/release `), Here},
+	{regexp.MustCompile(`^\{ .*\| kubectl [^|]* apply -f -$`), Here},
+	{regexp.MustCompile(`^(umask 077; )?(ip|wg) `), Operator},
+	{regexp.MustCompile(`^curl -s http://127\.0\.0\.1:7773/`), Operator},
+	{regexp.MustCompile(`^deploy/remote/hand-over \w+ \w+$`), Example},
+	{regexp.MustCompile(`^kubectl( -\S+( [^-]\S*)?)* (exec|logs|run|rollout) `), RealCluster},
+	{regexp.MustCompile(`^kubectl `), Example},
+	{regexp.MustCompile(`^(docker|tcpdump|ping|curl) `), RealCluster},
+}
+
+// By says who runs the command; "" when nobody was thought of.
+func (c Command) By() Runner {
+	text := strings.ReplaceAll(c.Text, "\n", " ")
+	for _, r := range runners {
+		if r.pattern.MatchString(text) {
+			return r.by
+		}
+	}
+	return ""
+}
+
+// Root is the folder of the repository.
+func Root() (string, error) {
+	_, here, _, ok := runtime.Caller(0)
+	if !ok {
+		return "", errors.New("find the sources")
+	}
+	return filepath.Join(filepath.Dir(here), "..", ".."), nil
+}
+
+// Commands returns the commands of all documents that one of the runners runs,
+// all commands when none is given.
+func Commands(by ...Runner) ([]Command, error) {
+	root, err := Root()
+	if err != nil {
+		return nil, err
+	}
+	files, err := documents(root)
+	if err != nil {
+		return nil, err
+	}
+	var found []Command
+	for _, file := range files {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range parse(file, string(text)) {
+			wanted := len(by) == 0
+			for _, r := range by {
+				wanted = wanted || c.By() == r
+			}
+			if wanted {
+				found = append(found, c)
+			}
+		}
+	}
+	return found, nil
+}
+
+// documents returns the documents of the repository, from its root.
+func documents(root string) ([]string, error) {
+	var files []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range found {
+			file, err := filepath.Rel(root, path)
+			if err != nil {
+				return nil, err
+			}
+			files = append(files, file)
+		}
+	}
+	return files, nil
+}
+
+// In our documents commands are indented by four spaces more than the text
+// around them, and what is fenced is something else: files and pictures.
+var (
+	item = regexp.MustCompile(`^( *)(- |\d+\. )`)
+	// data is what is indented, too: settings, labels, what a command prints.
+	data = regexp.MustCompile(`^([A-Z_]+=\S*|[a-z0-9./-]+: "?\w+"?|\d+: .*)$`)
+)
+
+// needs is how a document says that a command can't be tried just so.
+var needs = regexp.MustCompile(`real cluster|needs a registry`)
+
+func parse(file, text string) []Command {
+	var (
+		found          []Command
+		lines          = strings.Split(text, "\n")
+		fenced, inCode bool
+		list           int  // how far the text of the list item is indented
+		shown          bool // the block shows a session, commands behind "$ "
+		chapter        int  // index of its first command
+		marks          = markings(lines)
+	)
+	for i, line := range lines {
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			fenced = !fenced
+		}
+		indent := len(line) - len(strings.TrimLeft(line, " "))
+		begin := item.FindStringSubmatchIndex(line) // where its parts begin and end
+		switch {
+		case fenced || strings.TrimSpace(line) == "":
+			if strings.TrimSpace(line) != "" {
+				inCode = false
+			}
+			continue
+		case len(begin) > 0 && begin[3] < list+4:
+			list, inCode = begin[1], false
+			continue
+		case indent < list && indent == 0:
+			list = 0
+		}
+		if indent < list+4 {
+			inCode = false
+			if strings.HasPrefix(line, "#") {
+				chapter = len(found)
+			}
+			continue
+		}
+		command := line[list+4:]
+		if !inCode {
+			inCode, shown = true, strings.HasPrefix(command, "$ ")
+		}
+		switch {
+		case shown && !strings.HasPrefix(command, "$ "), data.MatchString(command):
+		case strings.HasPrefix(command, "  ") && len(found) > chapter:
+			found[len(found)-1].Text += "\n" + command
+		default:
+			found = append(found, Command{File: file, Line: i + 1, Text: strings.TrimPrefix(command, "$ "), Marked: marks[i]})
+		}
+	}
+	return found
+}
+
+// markings tells of each line whether its chapter, of the second level, or the
+// document's beginning says what is needed.
+func markings(lines []string) []bool {
+	marks := make([]bool, len(lines))
+	preface, begin := false, 0
+	end := func(i int) {
+		text := strings.Join(lines[begin:i], " ")
+		marked := preface || needs.MatchString(text)
+		if begin == 0 {
+			preface = marked
+		}
+		for j := begin; j < i; j++ {
+			marks[j] = marked
+		}
+		begin = i
+	}
+	for i, line := range lines {
+		if strings.HasPrefix(line, "## ") {
+			end(i)
+		}
+	}
+	end(len(lines))
+	return marks
+}

@@ -1,0 +1,201 @@
+package guide
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+func commands(t *testing.T, by ...Runner) []Command {
+	t.Helper()
+	found, err := Commands(by...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestParse(t *testing.T) {
+	const text = "# A program\n\nSee:\n\n    make demo\n\n```\n    not this\n```\n\n## Labels\n\nThe label\n\n" +
+		"    example.org/name: \"true\"\n    SETTING=a.b\n\n- It prints:\n\n      $ kubectl get nodes | grep a\n      a-1   Ready\n\n" +
+		"1. First, on a real cluster,\n   run\n\n       { printf a\n         sed b; } | cat\n\n   and\n\n       kubectl apply -k x\n\ntext\n"
+	want := []Command{
+		{File: "a.md", Line: 5, Text: "make demo"},
+		{File: "a.md", Line: 20, Text: "kubectl get nodes | grep a", Marked: true},
+		{File: "a.md", Line: 26, Text: "{ printf a\n  sed b; } | cat", Marked: true},
+		{File: "a.md", Line: 31, Text: "kubectl apply -k x", Marked: true},
+	}
+	if diff := cmp.Diff(want, parse("a.md", text)); diff != "" {
+		t.Errorf("commands (-want +got):\n%s", diff)
+	}
+}
+
+// TestEveryCommandIsRunOrNeedsARealCluster is the reason for this package.
+func TestEveryCommandIsRunOrNeedsARealCluster(t *testing.T) {
+	count := map[Runner]int{}
+	for _, c := range commands(t) {
+		by := c.By()
+		count[by]++
+		switch {
+		case by == "":
+			t.Errorf("no test runs it:\n%s", c)
+		case by == RealCluster && !c.Marked:
+			t.Errorf("nothing runs it, and its chapter doesn't say that it needs a real cluster:\n%s", c)
+		}
+	}
+	for _, r := range []Runner{Here, Example, Operator, RealCluster} {
+		t.Logf("%s: %d commands", r, count[r])
+		if count[r] == 0 {
+			t.Errorf("found no command for %s: are they written in another way than before?", r)
+		}
+	}
+}
+
+// shell runs a command in the root of the repository.
+func shell(t *testing.T, command string) string {
+	t.Helper()
+	root, err := Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", command)
+	cmd.Dir = root
+	// Not those of a make that runs this test.
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%s: %v\n%s", command, err, out)
+	}
+	return string(out)
+}
+
+func TestCommandsOfTheRepository(t *testing.T) {
+	release := regexp.MustCompile(`go run \./e2e/release (\w+)([^>]*)`)
+	for _, c := range commands(t, Here) {
+		switch {
+		case strings.Contains(c.Text, "make "):
+			shell(t, strings.TrimPrefix(c.Text, "sudo ")+" -n")
+		case strings.Contains(c.Text, "| kubectl"):
+			manifest, _, _ := strings.Cut(c.Text, "| kubectl")
+			var object struct {
+				Kind string
+				Spec struct{ Groups []any }
+			}
+			if err := yaml.Unmarshal([]byte(shell(t, manifest)), &object); err != nil || object.Kind == "" || len(object.Spec.Groups) == 0 {
+				t.Errorf("%s\nmakes %+v, %v", c, object, err)
+			}
+		default:
+			// With -h behind them the flags are read, and nothing is done.
+			m := release.FindStringSubmatch(c.Text)
+			if m == nil {
+				t.Errorf("not understood: %s", c)
+				continue
+			}
+			arguments := m[2]
+			if m[1] == "notes" {
+				arguments = "" // A version, behind which no flag is read.
+			}
+			shell(t, "go run ./e2e/release "+m[1]+" "+arguments+" -h")
+		}
+	}
+}
+
+// TestArgumentsOfTheImage looks at what the image's build is told.
+func TestArgumentsOfTheImage(t *testing.T) {
+	root, documents := texts(t)
+	dockerfile, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for name, text := range documents {
+		for _, m := range regexp.MustCompile(`--build-arg (\w+)=`).FindAllStringSubmatch(text, -1) {
+			found++
+			if !strings.Contains(string(dockerfile), "\nARG "+m[1]+"=") {
+				t.Errorf("%s: the Dockerfile has no argument %s", name, m[1])
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("found none")
+	}
+}
+
+// texts returns all documents by their names.
+func texts(t *testing.T) (root string, byName map[string]string) {
+	t.Helper()
+	root, err := Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := documents(root)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d documents, %v", len(files), err)
+	}
+	found := map[string]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[file] = string(text)
+	}
+	return root, found
+}
+
+// TestTargetsOfMake looks for targets that are named in the text or in tables.
+func TestTargetsOfMake(t *testing.T) {
+	named := map[string]bool{}
+	_, documents := texts(t)
+	for _, text := range documents {
+		for _, m := range regexp.MustCompile("`(make [^`]+)`").FindAllStringSubmatch(text, -1) {
+			named[m[1]] = true
+		}
+	}
+	if len(named) == 0 {
+		t.Error("found none")
+	}
+	for command := range named {
+		shell(t, command+" -n")
+	}
+}
+
+// TestLinksLeadSomewhere follows the links between documents, to files, folders
+// and chapters.
+func TestLinksLeadSomewhere(t *testing.T) {
+	var (
+		link    = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
+		heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+		dropped = regexp.MustCompile(`[^a-z0-9 _-]`)
+	)
+	root, documents := texts(t)
+	for name, text := range documents {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			target := filepath.Join(filepath.Dir(name), m[1])
+			if m[1] == "" {
+				target = name
+			}
+			if _, err := os.Stat(filepath.Join(root, target)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			// As GitHub makes them of headings.
+			anchors := []string{""}
+			for _, h := range heading.FindAllStringSubmatch(documents[target], -1) {
+				anchors = append(anchors, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-"))
+			}
+			if !slices.Contains(anchors, m[2]) {
+				t.Errorf("%s: %s has no chapter %q", name, target, m[2])
+			}
+		}
+	}
+}
