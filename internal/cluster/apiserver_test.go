@@ -31,6 +31,7 @@ type apiServer struct {
 	cert     tls.Certificate
 	token    string // "": any
 	stream   bool   // whether lists can be streamed
+	lists    bool   // whether lists are allowed
 	hangUp   bool   // whether watches end as they begin
 	requests []*http.Request
 }
@@ -43,7 +44,7 @@ type change struct {
 
 func newAPIServer(t *testing.T, a *authority) *apiServer {
 	t.Helper()
-	s := &apiServer{changed: make(chan struct{}), version: 1, nodes: map[string]*corev1.Node{}, cert: a.issue(), stream: true}
+	s := &apiServer{changed: make(chan struct{}), version: 1, nodes: map[string]*corev1.Node{}, cert: a.issue(), stream: true, lists: true}
 	s.start(t, "127.0.0.1:0")
 	return s
 }
@@ -162,7 +163,7 @@ func (s *apiServer) seen() []*http.Request {
 func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.requests = append(s.requests, r)
-	token, hangUp, stream := s.token, s.hangUp, s.stream
+	token, hangUp, stream, lists := s.token, s.hangUp, s.stream, s.lists
 	s.mu.Unlock()
 	query := r.URL.Query()
 	switch {
@@ -170,6 +171,8 @@ func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 	case token != "" && r.Header.Get("Authorization") != "Bearer "+token:
 		refuse(w, http.StatusUnauthorized, metav1.StatusReasonUnauthorized)
+	case query.Get("watch") == "" && !lists:
+		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
 	case query.Get("watch") == "" || query.Get("watch") == "false":
 		s.list(w)
 	case query.Get("sendInitialEvents") == "true" && !stream:

@@ -134,7 +134,9 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 			err = fmt.Errorf("no answer within %v: %w", openTimeout, err)
 		}
 		cancel()
-		o.failed(ctx, verbWatch, err)
+		if !refusesToStream(options, err) {
+			o.failed(ctx, verbWatch, err)
+		}
 		return nil, err
 	}
 	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{})}
@@ -165,6 +167,13 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		w.forward(ctx, o)
 	}()
 	return w, nil
+}
+
+// refusesToStream reports whether err is the answer to options of a server that
+// doesn't stream lists, as most before Kubernetes 1.34 don't. The reflector lists
+// in the plain way at once, and only how that goes says something about the server.
+func refusesToStream(options metav1.ListOptions, err error) bool {
+	return options.SendInitialEvents != nil && *options.SendInitialEvents && apierrors.IsInvalid(err)
 }
 
 // failed notes an error unless it belongs to the normal course: the server

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -128,6 +129,19 @@ func (b *bench) wantSeries(t *testing.T, name, labels, want string) {
 	}
 }
 
+// wantNoFailure checks that no request has failed, by metrics and by the log.
+func (b *bench) wantNoFailure(t *testing.T) {
+	t.Helper()
+	for _, verb := range []string{verbList, verbWatch} {
+		if n := testutil.ToFloat64(b.metrics.failures.WithLabelValues("gcp", "nodes", verb)); n != 0 {
+			t.Errorf("%v requests to %s count as failed", n, verb)
+		}
+	}
+	if strings.Contains(b.logged(), "level=WARN") {
+		t.Errorf("warns:\n%s", b.logged())
+	}
+}
+
 func help(name string) string {
 	if strings.HasPrefix(name, "failures") {
 		return "Requests to list or watch objects of a kind of a cluster that failed."
@@ -170,8 +184,36 @@ func TestWatchFollowsTheCluster(t *testing.T) {
 			if err := b.watch.Err(); err != nil {
 				t.Errorf("Err() = %v", err)
 			}
+			b.wantNoFailure(t)
 		})
 	}
+}
+
+// TestServerThatNeitherStreamsNorLists holds that the answer to the attempt to
+// stream counts neither as contact nor as the end of the trouble.
+func TestServerThatNeitherStreamsNorLists(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.api.set(func() { b.api.stream, b.api.lists = false, false })
+	b.run(t)
+	failed := func() float64 {
+		return testutil.ToFloat64(b.metrics.failures.WithLabelValues("gcp", "nodes", verbList))
+	}
+	eventually(t, "two lists that fail", func() bool { return failed() >= 2 })
+	if err := b.watch.Err(); err == nil || !strings.Contains(err.Error(), http.StatusText(http.StatusForbidden)) {
+		t.Errorf("Err() = %v, want that of the list", err)
+	}
+	if n := testutil.ToFloat64(b.metrics.failures.WithLabelValues("gcp", "nodes", verbWatch)); n != 0 {
+		t.Errorf("%v watches count as failed", n)
+	}
+	if last := b.watch.LastContact(); !last.IsZero() || b.watch.Synced() {
+		t.Errorf("last contact %v, synced %v", last, b.watch.Synced())
+	}
+	if n := strings.Count(b.logged(), "level=WARN"); n != 1 || strings.Contains(b.logged(), "recovered") {
+		t.Errorf("%d warnings, want one and no recovery:\n%s", n, b.logged())
+	}
+	b.api.set(func() { b.api.lists = true })
+	eventually(t, "sync", func() bool { return b.watch.Synced() && b.watch.Err() == nil })
 }
 
 func TestOnlyChangesOfWhatIsKeptNotify(t *testing.T) {
