@@ -54,9 +54,11 @@ type SetClient interface {
 
 // Calico finds out which API the local cluster's Calico has, and reaches it.
 type Calico struct {
-	cfg    *rest.Config
-	wanted []schema.GroupVersion
+	cfg       *rest.Config
+	wanted    []schema.GroupVersion
+	detecting chan struct{} // one slot: held while asking which API there is
 
+	// mu is never held during a request: status asks what is known meanwhile.
 	mu      sync.Mutex
 	client  SetClient // nil until an API was found
 	version schema.GroupVersion
@@ -65,7 +67,7 @@ type Calico struct {
 // NewCalico returns access to Calico in the cluster that cfg reaches. The API
 // is "v3", "v1", or "auto" for the best one that is served. It makes no request.
 func NewCalico(cfg *rest.Config, api string) (*Calico, error) {
-	c := &Calico{cfg: rest.CopyConfig(cfg)}
+	c := &Calico{cfg: rest.CopyConfig(cfg), detecting: make(chan struct{}, 1)}
 	// Custom resources have no protobuf form, and Calico's server lacks it.
 	c.cfg.AcceptContentTypes, c.cfg.ContentType = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	for _, gv := range calicoAPIs() {
@@ -79,7 +81,8 @@ func NewCalico(cfg *rest.Config, api string) (*Calico, error) {
 	return c, nil
 }
 
-// API returns the group and version in use; empty: none was found yet.
+// API returns the group and version in use, without asking the cluster; empty:
+// none was found yet.
 func (c *Calico) API() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,10 +92,18 @@ func (c *Calico) API() string {
 // Sets returns a client of the API in use. When that isn't known it asks the
 // cluster; an error wraps ErrNoCalico when there is none.
 func (c *Calico) Sets(ctx context.Context) (SetClient, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.client != nil {
-		return c.client, nil
+	if client := c.known(); client != nil {
+		return client, nil
+	}
+	select {
+	case <-ctx.Done():
+		return nil, fmt.Errorf("look for calico: %w", ctx.Err())
+	case c.detecting <- struct{}{}:
+	}
+	defer func() { <-c.detecting }()
+	// Whoever held it before may have found one.
+	if client := c.known(); client != nil {
+		return client, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
@@ -104,8 +115,17 @@ func (c *Calico) Sets(ctx context.Context) (SetClient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client of %v: %w", gv, err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.client, c.version = client, gv
 	return client, nil
+}
+
+// known returns the client of the API in use; nil: none was found yet.
+func (c *Calico) known() SetClient {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.client
 }
 
 // Forget makes Sets look again, because the API in use has gone.
