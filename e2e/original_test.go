@@ -75,14 +75,18 @@ func TestMovingOver(t *testing.T) {
 		t.Errorf("no guard: %v\n%s", err, out)
 	}
 
-	// And back.
-	testCleanup(t, agent)
-	olds[0].start(t)
-	olds[0].peerWith(t, olds[1])
-	connected("both original again")
-
-	agent = moved(t, m, olds[0])
-	connected("one of ours again")
+	// And back, with the guards that ours leaves, and again without anything of ours.
+	for _, leave := range []func(){
+		func() { must(t, agent.Stop(within(t, repair))) },
+		func() { testCleanup(t, agent) },
+	} {
+		leave()
+		olds[0].start(t)
+		olds[0].peerWith(t, olds[1])
+		connected("both original again")
+		agent = moved(t, m, olds[0])
+		connected("one of ours again")
+	}
 	moved(t, m, olds[1])
 	connected("both ours")
 	eventually(t, repair, "a status without complaint", func(ctx context.Context) error {
