@@ -107,6 +107,62 @@ func TestCommandsOfTheRepository(t *testing.T) {
 	}
 }
 
+// TestSettingsExist looks for settings and flags that the documents name and no
+// program has, and for settings that no document names.
+func TestSettingsExist(t *testing.T) {
+	root, documents := texts(t)
+	var all strings.Builder
+	known := map[string]bool{}
+	for _, path := range glob(t, filepath.Join(root, "cmd", "*")) {
+		help := shell(t, "go run ./cmd/"+filepath.Base(path)+" -help")
+		all.WriteString(help)
+		for _, m := range regexp.MustCompile(`(?m)^  (SEMAPHORE_[A-Z_<>]+)`).FindAllStringSubmatch(help, -1) {
+			known[m[1]] = false
+		}
+	}
+	var (
+		variable = regexp.MustCompile(`SEMAPHORE_[A-Z_<>]*[A-Z]`)
+		remote   = regexp.MustCompile(`^SEMAPHORE_REMOTE_(GCP|AWS)_`)
+		// What stands for several: _POD_SUBNETS, of a remote.
+		suffix  = regexp.MustCompile("`(_[A-Z_]+)[`=]")
+		command = regexp.MustCompile("`semaphore-(?:wireguard|service-mirror|policy) (-[a-z-]+)")
+	)
+	for name, text := range documents {
+		for _, found := range variable.FindAllString(text, -1) {
+			found = remote.ReplaceAllString(found, "SEMAPHORE_REMOTE_<NAME>_")
+			if _, exists := known[found]; !exists {
+				t.Errorf("%s names %s, which no program reads", name, found)
+			}
+			known[found] = true
+		}
+		for _, m := range suffix.FindAllStringSubmatch(text, -1) {
+			if _, exists := known["SEMAPHORE_REMOTE_<NAME>"+m[1]]; !exists {
+				t.Errorf("%s names %s, which is no setting of a remote", name, m[1])
+			}
+			known["SEMAPHORE_REMOTE_<NAME>"+m[1]] = true
+		}
+		for _, m := range command.FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(all.String(), "  "+m[1]+"\n") && !strings.Contains(all.String(), ", "+m[1]+"\n") {
+				t.Errorf("%s names the flag %s, which no program has", name, m[1])
+			}
+		}
+	}
+	for name, documented := range known {
+		if !documented {
+			t.Errorf("no document names %s", name)
+		}
+	}
+}
+
+func glob(t *testing.T, pattern string) []string {
+	t.Helper()
+	found, err := filepath.Glob(pattern)
+	if err != nil || len(found) == 0 {
+		t.Fatalf("%s: %d files, %v", pattern, len(found), err)
+	}
+	return found
+}
+
 // TestArgumentsOfTheImage looks at what the image's build is told.
 func TestArgumentsOfTheImage(t *testing.T) {
 	root, documents := texts(t)

@@ -44,7 +44,7 @@ type remoteVars struct {
 	TokenFile    string `split_words:"true" desc:"path of a service account's token, read anew as it rotates"`
 	PodSubnets   string `split_words:"true" desc:"the remote's pod subnets, IPv4 and IPv6, comma-separated (required by semaphore-wireguard)"`
 	ResyncPeriod string `split_words:"true" default:"0" desc:"how often everything is looked at again without an event; 0 is never"`
-	StaleAfter   string `split_words:"true" default:"0" desc:"how long the last known state counts without contact; 0 is for ever"`
+	StaleAfter   string `split_words:"true" default:"0" desc:"how long the last known state counts without contact, for mirrors and network sets; 0 is for ever"`
 	WG           struct {
 		ListenPort string `split_words:"true" desc:"UDP port of this remote's WireGuard device (default 51820 for the first remote, 51821 for the second, ...)"`
 		MTU        string `default:"1420" desc:"MTU of this remote's WireGuard device"`
