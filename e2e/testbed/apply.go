@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
@@ -23,7 +25,7 @@ import (
 // Apply applies manifests, server-side, as kubectl does: a file, a folder with a
 // kustomization (which needs kubectl among the tools), or a folder of files,
 // taken in the order of their names. Namespaces and custom resource definitions
-// go first, whatever their place.
+// go first, whatever their place; what is defined is served when it returns.
 func (c *Cluster) Apply(ctx context.Context, paths ...string) error {
 	var objects []*unstructured.Unstructured
 	for _, path := range paths {
@@ -115,13 +117,15 @@ func (c *Cluster) ApplyObjects(ctx context.Context, objects ...*unstructured.Uns
 	return nil
 }
 
+const definition = "CustomResourceDefinition"
+
 // inOrder puts first what others need.
 func inOrder(objects []*unstructured.Unstructured) []*unstructured.Unstructured {
 	rank := func(o *unstructured.Unstructured) int {
 		switch o.GetKind() {
 		case "Namespace":
 			return 0
-		case "CustomResourceDefinition":
+		case definition:
 			return 1
 		default:
 			return 2
@@ -156,6 +160,53 @@ func (c *Cluster) applyOne(ctx context.Context, mapper *restmapper.DeferredDisco
 		}
 		resource = c.dynamic.Resource(mapping.Resource).Namespace(namespace)
 	}
-	_, err = resource.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: "testbed", Force: true})
-	return err
+	applied, err := resource.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: "testbed", Force: true})
+	if err != nil || kind.Kind != definition {
+		return err
+	}
+	return c.waitForServed(ctx, applied)
+}
+
+// waitForServed waits until the API server lists what a custom resource
+// definition defines, and serves it: it does both on its own time after the
+// definition is there, and on a busy machine that is seconds.
+func (c *Cluster) waitForServed(ctx context.Context, crd *unstructured.Unstructured) error {
+	var d struct {
+		Spec struct {
+			Group string `json:"group"`
+			Names struct {
+				Plural string `json:"plural"`
+			} `json:"names"`
+			Versions []struct {
+				Name   string `json:"name"`
+				Served bool   `json:"served"`
+			} `json:"versions"`
+		} `json:"spec"`
+	}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(crd.Object, &d); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for _, v := range d.Spec.Versions {
+		if !v.Served {
+			continue
+		}
+		resource := schema.GroupVersionResource{Group: d.Spec.Group, Version: v.Name, Resource: d.Spec.Names.Plural}
+		err := Wait(ctx, resource.String()+" to be served", func(ctx context.Context) error {
+			list, err := c.discovery.ServerResourcesForGroupVersion(resource.GroupVersion().String())
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource.Resource }) {
+				return errors.New("not among the resources of its group")
+			}
+			_, err = c.dynamic.Resource(resource).List(ctx, metav1.ListOptions{Limit: 1})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

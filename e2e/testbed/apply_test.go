@@ -1,8 +1,10 @@
 package testbed_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +46,21 @@ kind: Namespace
 metadata: {name: new}
 `
 
+const definition = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %s.example.net}
+spec:
+  group: example.net
+  scope: Cluster
+  names: {kind: %s, plural: %s}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
 func writeFile(t *testing.T, path, content string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
@@ -78,6 +95,28 @@ func TestApply(t *testing.T) {
 		settings, err := c.Client().CoreV1().ConfigMaps("default").Get(ctx, "settings", metav1.GetOptions{})
 		if err != nil || settings.Data["key"] != "value" {
 			t.Errorf("settings %v, %v", settings.Data, err)
+		}
+	})
+
+	t.Run("what is defined is served at once", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "definition.yaml")
+		for n := range 10 {
+			plural := fmt.Sprintf("others%d", n)
+			writeFile(t, file, fmt.Sprintf(definition, plural, plural, plural))
+			if err := c.Apply(ctx, file); err != nil {
+				t.Fatal(err)
+			}
+			list, err := c.Client().Discovery().ServerResourcesForGroupVersion("example.net/v1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == plural }) {
+				t.Errorf("%s isn't listed", plural)
+			}
+			others := schema.GroupVersionResource{Group: "example.net", Version: "v1", Resource: plural}
+			if _, err := c.Dynamic().Resource(others).List(ctx, metav1.ListOptions{}); err != nil {
+				t.Errorf("%s isn't served: %v", plural, err)
+			}
 		}
 	})
 
