@@ -104,6 +104,7 @@ func testReuse(t *testing.T, b *bed) {
 	// The old one is deleted after the new one has its address.
 	must(t, deletePod(t.Context(), b.gcp, "ns", "old"), deletePod(t.Context(), b.gcp, "ns", "other"))
 	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")})
+	r.end(t)
 	r.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
 		if !holds(state, policy.Identity{Cluster: "gcp", Namespace: "ns", Name: "app"}, "10.4.0.1") {
 			t.Errorf("version %s lacks the address", v.set.ResourceVersion)
@@ -128,6 +129,7 @@ func testRelabel(t *testing.T, b *bed) {
 		expect(t, sets, want)
 	}
 	versions := 0
+	r.end(t)
 	r.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
 		versions++
 		for _, name := range []string{"set-0", "set-1", "set-2"} {

@@ -350,6 +350,7 @@ type version struct {
 
 // recorder sees every version of every network set of a cluster.
 type recorder struct {
+	client  policy.SetClient
 	initial map[string]*calico.GlobalNetworkSet
 
 	mu       sync.Mutex
@@ -362,7 +363,7 @@ func record(t *testing.T, client policy.SetClient) *recorder {
 	t.Helper()
 	list, err := client.List(t.Context(), metav1.ListOptions{})
 	must(t, err)
-	r := &recorder{initial: map[string]*calico.GlobalNetworkSet{}}
+	r := &recorder{client: client, initial: map[string]*calico.GlobalNetworkSet{}}
 	for i := range list.Items {
 		r.initial[list.Items[i].Name] = &list.Items[i]
 	}
@@ -402,6 +403,31 @@ func record(t *testing.T, client policy.SetClient) *recorder {
 	return r
 }
 
+// end waits until the recorder has seen everything that there is, which may be a
+// moment after others have, and ends it.
+func (r *recorder) end(t *testing.T) {
+	t.Helper()
+	wait(t, "the recorder to see the latest versions", func() error {
+		list, err := r.client.List(t.Context(), listAll)
+		if err != nil {
+			return err
+		}
+		want := map[string]string{}
+		for i := range list.Items {
+			want[list.Items[i].Name] = list.Items[i].ResourceVersion
+		}
+		got := map[string]string{}
+		for name, s := range r.latest() {
+			got[name] = s.ResourceVersion
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("versions %v, want %v", got, want)
+		}
+		return nil
+	})
+	r.stop()
+}
+
 func (r *recorder) all() []version {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -412,12 +438,26 @@ func (r *recorder) all() []version {
 func (r *recorder) replay(visit func(v version, state map[string]*calico.GlobalNetworkSet)) {
 	state := maps.Clone(r.initial)
 	for _, v := range r.all() {
-		state[v.name] = v.set
-		if v.deleted {
-			delete(state, v.name)
-		}
+		v.enter(state)
 		visit(v, state)
 	}
+}
+
+// latest returns all sets as they were seen last.
+func (r *recorder) latest() map[string]*calico.GlobalNetworkSet {
+	state := maps.Clone(r.initial)
+	for _, v := range r.all() {
+		v.enter(state)
+	}
+	return state
+}
+
+func (v version) enter(state map[string]*calico.GlobalNetworkSet) {
+	if v.deleted {
+		delete(state, v.name)
+		return
+	}
+	state[v.name] = v.set
 }
 
 // holds reports whether any object of the set holds the address.

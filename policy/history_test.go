@@ -17,7 +17,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// lag is how far behind the truth a network set may be.
+// lag is how far behind the truth a network set may be, beyond the pace at which
+// the API servers work.
 const lag = time.Second
 
 // membership is an address in a set.
@@ -36,6 +37,14 @@ type span struct {
 // chronicle is what really happened in the remotes.
 type chronicle struct {
 	spans map[membership][]*span
+	pace  *pace
+}
+
+// late reports whether a set had time enough to follow what was so at one time,
+// and didn't at another.
+func (c *chronicle) late(since, at time.Time) bool {
+	behind := at.Sub(since)
+	return behind > lag && behind > lag+c.pace.slowest(since, at)
 }
 
 func (c *chronicle) begin(m membership, from, certain time.Time) *span {
@@ -47,7 +56,7 @@ func (c *chronicle) begin(m membership, from, certain time.Time) *span {
 // mayHold reports whether a set may hold the address at a time.
 func (c *chronicle) mayHold(m membership, at time.Time) bool {
 	return slices.ContainsFunc(c.spans[m], func(s *span) bool {
-		return !s.from.After(at) && (s.to.IsZero() || at.Sub(s.to) <= lag)
+		return !s.from.After(at) && (s.to.IsZero() || !c.late(s.to, at))
 	})
 }
 
@@ -55,7 +64,7 @@ func (c *chronicle) mayHold(m membership, at time.Time) bool {
 // for longer than the lag.
 func (c *chronicle) mustHold(m membership, at time.Time) bool {
 	return slices.ContainsFunc(c.spans[m], func(s *span) bool {
-		return at.Sub(s.certain) > lag && (s.ending.IsZero() || s.ending.After(at))
+		return c.late(s.certain, at) && (s.ending.IsZero() || s.ending.After(at))
 	})
 }
 
@@ -129,7 +138,9 @@ func testHistory(t *testing.T, b *bed) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	c := &chronicle{spans: map[membership][]*span{}}
+	pace, stop := keepPace(t, b.aws, b.gcp, b.merit)
+	c := &chronicle{spans: map[membership][]*span{}, pace: pace}
+	began := time.Now()
 	var live []*livePod
 	number := 0
 	add := func(ip string, remote *testbed.Cluster) {
@@ -180,8 +191,11 @@ func testHistory(t *testing.T, b *bed) {
 	}
 
 	expectMembers(t, sets, live)
-	r.stop()
-	c.check(t, r, time.Now())
+	r.end(t)
+	ended := time.Now()
+	stop()
+	t.Logf("the slowest round of the API servers took %v", pace.slowest(began, ended))
+	c.check(t, r, ended)
 }
 
 // expectMembers waits until the sets hold exactly what the pods have.

@@ -128,7 +128,7 @@ func testKill(t *testing.T, b *bed) {
 	}
 	stop()
 	expectMembers(t, sets, append(stable, <-churned...))
-	rec.stop()
+	rec.end(t)
 	versions := 0
 	rec.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
 		versions++
