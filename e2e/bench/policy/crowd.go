@@ -2,14 +2,17 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	podsapi "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
@@ -21,10 +24,40 @@ const (
 
 // crowd is the remote's pods. Each address that it gives out is new.
 type crowd struct {
-	cluster *testbed.Cluster
-	count   int // pods there are
-	taken   uint32
+	api   podsapi.PodInterface
+	pods  []*corev1.Pod // as they were created
+	taken uint32
+
+	mu sync.Mutex
+	at map[int]netip.Addr // by pod
 }
+
+// newCrowd has no pods. It reaches the API server with a token and in the binary
+// format, which costs that server least: it shares the machine with what is
+// measured.
+func newCrowd(ctx context.Context, c *testbed.Cluster) (*crowd, error) {
+	err := c.Grant(ctx, podNamespace, "crowd", rbacv1.PolicyRule{
+		APIGroups: []string{""}, Resources: []string{"pods", "pods/status"}, Verbs: []string{"create", "update"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	account, err := c.Credentials(ctx, podNamespace, "crowd")
+	if err != nil {
+		return nil, err
+	}
+	cfg := c.RESTConfig()
+	cfg.CertData, cfg.KeyData, cfg.BearerTokenFile = nil, nil, account.TokenFile()
+	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &crowd{api: client.CoreV1().Pods(podNamespace), at: map[int]netip.Addr{}}, nil
+}
+
+// count is how many pods there are.
+func (c *crowd) count() int { return len(c.pods) }
 
 func createNamespace(ctx context.Context, c *testbed.Cluster, name string) error {
 	_, err := c.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -43,8 +76,8 @@ func podName(i int) string { return fmt.Sprintf("pod-%05d", i) }
 
 // grow adds pods until there are so many.
 func (c *crowd) grow(ctx context.Context, count int) error {
-	first, taken := c.count, c.taken
-	c.count, c.taken = count, taken+uint32(count-first)
+	first, taken := len(c.pods), c.taken
+	c.pods, c.taken = append(c.pods, make([]*corev1.Pod, count-first)...), taken+uint32(count-first)
 	return testbed.InParallel(ctx, count-first, func(ctx context.Context, n int) error {
 		i := first + n
 		pod := &corev1.Pod{
@@ -54,9 +87,12 @@ func (c *crowd) grow(ctx context.Context, count int) error {
 				Env: []corev1.EnvVar{{Name: "A", Value: "some configuration"}, {Name: "B", Value: "some more of it"}},
 			}}},
 		}
-		if _, err := c.cluster.Client().CoreV1().Pods(podNamespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		created, err := c.api.Create(ctx, pod, metav1.CreateOptions{})
+		if err != nil {
 			return fmt.Errorf("create pod %s: %w", pod.Name, err)
 		}
+		created.ResourceVersion, created.ManagedFields = "", nil
+		c.pods[i] = created
 		return c.move(ctx, i, address(taken+uint32(n)+1))
 	})
 }
@@ -69,14 +105,26 @@ func (c *crowd) next() netip.Addr {
 
 // move gives a pod an address.
 func (c *crowd) move(ctx context.Context, i int, ip netip.Addr) error {
-	status := corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip.String(), PodIPs: []corev1.PodIP{{IP: ip.String()}}}
-	patch, err := json.Marshal(map[string]any{"status": status})
-	if err != nil {
-		return err
+	pod := c.pods[i].DeepCopy()
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip.String(), PodIPs: []corev1.PodIP{{IP: ip.String()}}}
+	if _, err := c.api.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("update the status of pod %s: %w", pod.Name, err)
 	}
-	_, err = c.cluster.Client().CoreV1().Pods(podNamespace).Patch(ctx, podName(i), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-	if err != nil {
-		return fmt.Errorf("patch the status of pod %s: %w", podName(i), err)
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at[i] = ip
 	return nil
+}
+
+// missing returns how many of the pods' addresses aren't among those given, and
+// how many of those aren't a pod's.
+func (c *crowd) missing(addrs map[netip.Addr]bool) (missing, foreign int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ip := range c.at {
+		if !addrs[ip] {
+			missing++
+		}
+	}
+	return missing, len(addrs) - (len(c.at) - missing)
 }

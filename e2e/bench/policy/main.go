@@ -76,7 +76,7 @@ type bench struct {
 	node          *testbed.Node
 	command       sandbox.Command
 	sets          policy.SetClient
-	pods          crowd
+	pods          *crowd
 	table         *tabwriter.Writer
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -43,30 +44,28 @@ func (b *bench) status(ctx context.Context) (policy.RemoteStatus, error) {
 	return status.Remotes[0], nil
 }
 
-// complete waits until all pods are in their sets, which is looked at in the
-// cluster, and the process has nothing left to write.
+// complete waits until the sets in the cluster have the addresses of all pods,
+// and no others.
 func (b *bench) complete(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	return testbed.Wait(ctx, "all pods to be in sets", func(ctx context.Context) error {
-		// The number may be right while addresses are still to be replaced.
-		status, err := b.status(ctx)
-		if err != nil {
-			return err
-		}
-		if status.Pending > 0 {
-			return fmt.Errorf("%d sets to write", status.Pending)
-		}
 		list, err := b.sets.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
-		nets := 0
+		addrs := map[netip.Addr]bool{}
 		for i := range list.Items {
-			nets += len(list.Items[i].Spec.Nets)
+			for _, net := range list.Items[i].Spec.Nets {
+				prefix, err := netip.ParsePrefix(net)
+				if err != nil {
+					return err
+				}
+				addrs[prefix.Addr()] = true
+			}
 		}
-		if nets != b.pods.count {
-			return fmt.Errorf("%d of %d", nets, b.pods.count)
+		if missing, foreign := b.pods.missing(addrs); missing > 0 || foreign > 0 {
+			return fmt.Errorf("%d addresses are missing and %d too many", missing, foreign)
 		}
 		return nil
 	})
@@ -93,8 +92,8 @@ func (b *bench) writes(ctx context.Context) (int, error) {
 
 // firstSync fills the sets from nothing.
 func (b *bench) firstSync(ctx context.Context) (*sandbox.Process, error) {
-	b.pods.cluster = b.remote
-	if err := createNamespace(ctx, b.remote, podNamespace); err != nil {
+	var err error
+	if b.pods, err = newCrowd(ctx, b.remote); err != nil {
 		return nil, err
 	}
 	say("creating %d pods", b.options.pods)
@@ -115,15 +114,18 @@ func (b *bench) firstSync(ctx context.Context) (*sandbox.Process, error) {
 	if err := b.complete(ctx); err != nil {
 		return nil, err
 	}
-	first, last := rec.stop()
+	first, last, err := rec.stop()
+	if err != nil {
+		return nil, err
+	}
 	total := last.Sub(began)
 	writes, err := b.writes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	what := fmt.Sprintf("first sync, %d pods in %d sets", b.pods.count, apps)
+	what := fmt.Sprintf("first sync, %d pods in %d sets", b.pods.count(), apps)
 	original := ""
-	if b.pods.count == 5000 {
+	if b.pods.count() == 5000 {
 		original = "38.7 s"
 	}
 	fmt.Fprintf(b.table, "%s\t%.2f s from start, %.2f s from first to last set; %d writes\t%s\n",
@@ -147,7 +149,7 @@ func (b *bench) restart(ctx context.Context, process *sandbox.Process) error {
 	defer cancel()
 	err := testbed.Wait(ready, "the process to have looked at everything", func(ctx context.Context) error {
 		status, err := b.status(ctx)
-		if err == nil && (status.Pods != b.pods.count || !status.API.Synced) {
+		if err == nil && (status.Pods != b.pods.count() || !status.API.Synced) {
 			err = fmt.Errorf("%d pods", status.Pods)
 		}
 		return err
@@ -160,7 +162,7 @@ func (b *bench) restart(ctx context.Context, process *sandbox.Process) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(b.table, "restart with %d pods, nothing to do\t%d writes after %.2f s\t\n", b.pods.count, writes, took.Seconds())
+	fmt.Fprintf(b.table, "restart with %d pods, nothing to do\t%d writes after %.2f s\t\n", b.pods.count(), writes, took.Seconds())
 	return nil
 }
 
@@ -187,7 +189,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 		case <-time.After(time.Until(began.Add(time.Duration(n) * time.Second / time.Duration(rate)))):
 		}
 		slots <- struct{}{}
-		ip, pod := b.pods.next(), n*7919%b.pods.count
+		ip, pod := b.pods.next(), n*7919%b.pods.count()
 		wg.Go(func() {
 			defer func() { <-slots }()
 			rec.expect(ip.String())
@@ -211,7 +213,9 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if err := b.complete(ctx); err != nil {
 		return err
 	}
-	rec.stop()
+	if _, _, err := rec.stop(); err != nil {
+		return err
+	}
 	after, err := b.writes(ctx)
 	if err != nil {
 		return err
@@ -240,13 +244,13 @@ func (b *bench) resident(ctx context.Context, process *sandbox.Process) error {
 		name, value, _ := strings.Cut(line, ":")
 		values[name] = strings.TrimSpace(value)
 	}
-	fmt.Fprintf(b.table, "memory, %d pods in %d sets\t%s resident, %s at most\t\n", b.pods.count, apps, values["VmRSS"], values["VmHWM"])
+	fmt.Fprintf(b.table, "memory, %d pods in %d sets\t%s resident, %s at most\t\n", b.pods.count(), apps, values["VmRSS"], values["VmHWM"])
 	return nil
 }
 
 // recorder notes when addresses arrive in sets.
 type recorder struct {
-	end func()
+	end func() error
 
 	mu          sync.Mutex
 	first, last time.Time
@@ -264,18 +268,24 @@ func (b *bench) record(ctx context.Context) (*recorder, error) {
 		return nil, err
 	}
 	r := &recorder{sent: map[string]time.Time{}, arrived: map[string]time.Time{}}
-	done := make(chan struct{})
+	lost := make(chan error, 1)
+	stopping, stop := context.WithCancel(ctx)
 	go func() {
-		defer close(done)
 		for event := range w.ResultChan() {
 			if set, ok := event.Object.(*calico.GlobalNetworkSet); ok {
 				r.see(set, time.Now())
 			}
 		}
+		// The API server ends the watches of those who don't keep up.
+		if stopping.Err() == nil {
+			lost <- errors.New("the API server ended the watch of network sets before the measurement did")
+		}
+		close(lost)
 	}()
-	r.end = func() {
+	r.end = func() error {
+		stop()
 		w.Stop()
-		<-done
+		return <-lost
 	}
 	return r, nil
 }
@@ -311,12 +321,13 @@ func (r *recorder) changed(ip string) {
 	r.sent[ip] = now
 }
 
-// stop ends the recording and returns when the first and the last version came.
-func (r *recorder) stop() (first, last time.Time) {
-	r.end()
+// stop ends the recording and returns when the first and the last version came;
+// an error when it doesn't know.
+func (r *recorder) stop() (first, last time.Time, err error) {
+	err = r.end()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.first, r.last
+	return r.first, r.last, err
 }
 
 // latencies returns percentiles of the addresses that arrived, and how many did.
