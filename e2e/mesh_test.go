@@ -2,13 +2,8 @@ package e2e_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -267,59 +262,6 @@ func testRestart(t *testing.T, a *mesh.Agent, from, to *testbed.Pod, how string)
 	}
 }
 
-// echo is a TCP connection between two pods to a server that sends back what
-// it gets.
-type echo struct{ net.Conn }
-
-func dialEcho(t *testing.T, from, to *testbed.Pod) echo {
-	t.Helper()
-	listener, err := to.Listen(t.Context(), "tcp", netip.AddrPortFrom(to.Addresses[0], 0).String())
-	must(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return // closed at the end of the test
-			}
-			go func() {
-				defer conn.Close()
-				_, _ = io.Copy(conn, conn)
-			}()
-		}
-	}()
-	conn, err := from.Dial(within(t, repair), "tcp", listener.Addr().String())
-	must(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	return echo{conn}
-}
-
-func (e echo) send(text string) error {
-	_, err := io.WriteString(e, text)
-	return err
-}
-
-func (e echo) receive(text string) error {
-	if err := e.SetReadDeadline(time.Now().Add(repair)); err != nil {
-		return err
-	}
-	got := make([]byte, len(text))
-	if _, err := io.ReadFull(e, got); err != nil {
-		return fmt.Errorf("receive %q: %w", text, err)
-	}
-	if string(got) != text {
-		return fmt.Errorf("received %q, want %q", got, text)
-	}
-	return nil
-}
-
-func (e echo) exchange(text string) error {
-	if err := e.send(text); err != nil {
-		return err
-	}
-	return e.receive(text)
-}
-
 // testCleanup stops an agent, lets it clean up and looks for what is left.
 func testCleanup(t *testing.T, a *mesh.Agent) {
 	must(t, a.Stop(within(t, repair)))
@@ -344,70 +286,4 @@ func testCleanup(t *testing.T, a *mesh.Agent) {
 			t.Errorf("the annotation %s is left", k)
 		}
 	}
-}
-
-// hasRoutes tells whether a node has so many routes of the agent's.
-func hasRoutes(ctx context.Context, node *testbed.Node, want int) error {
-	v4, err := node.Run(ctx, "ip", "route", "show", "proto", "115")
-	if err != nil {
-		return err
-	}
-	v6, err := node.Run(ctx, "ip", "-6", "route", "show", "proto", "115")
-	if err != nil {
-		return err
-	}
-	if got := strings.Count(v4+v6, "\n"); got != want {
-		return fmt.Errorf("%d routes:\n%s%s", got, v4, v6)
-	}
-	return nil
-}
-
-// hasAnnotations tells whether a node has the annotations of the agent's that
-// are in want.
-func hasAnnotations(ctx context.Context, node *testbed.Node, want map[string]string) error {
-	object, err := node.Object(ctx)
-	if err != nil {
-		return err
-	}
-	for k, v := range want {
-		if strings.Contains(k, "wireguard.semaphore.uw.io/") && object.Annotations[k] != v {
-			return fmt.Errorf("%s is %q, want %q", k, object.Annotations[k], v)
-		}
-	}
-	return nil
-}
-
-// waitPeers waits until the agent's peers in a remote are those of the nodes.
-func waitPeers(t *testing.T, a *mesh.Agent, remote string, nodes ...string) {
-	t.Helper()
-	eventually(t, repair, "peers "+strings.Join(nodes, ", "), func(ctx context.Context) error {
-		status, err := a.Status(ctx)
-		if err != nil {
-			return err
-		}
-		var got []string
-		for _, peer := range status.Remote(remote).Peers {
-			got = append(got, peer.Node)
-		}
-		slices.Sort(got)
-		if !slices.Equal(got, nodes) {
-			text, _ := json.Marshal(status)
-			return fmt.Errorf("peers of %s: %v; status: %s", a.Node.Name, got, text)
-		}
-		return nil
-	})
-}
-
-// hasEndpoint tells whether a node's peer has the endpoint on the device.
-func hasEndpoint(ctx context.Context, a *mesh.Agent, remote, node, want string) error {
-	status, err := a.Status(ctx)
-	if err != nil {
-		return err
-	}
-	for _, peer := range status.Remote(remote).Peers {
-		if peer.Node == node && peer.Endpoint == want {
-			return nil
-		}
-	}
-	return fmt.Errorf("%s has %+v", a.Node.Name, status.Remote(remote).Peers)
 }

@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -19,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -178,109 +174,6 @@ func wait(t *testing.T, what string, condition func() error) {
 	}
 }
 
-// inOrder waits until what is in gcp equals what a computation from nothing
-// says of what is in all three clusters now.
-func (b *bed) inOrder(t *testing.T, i *instance) {
-	t.Helper()
-	wait(t, "what must be", func() error { return b.differs(t.Context(), i.cfg) })
-}
-
-// differs compares what is in gcp with what must be, for a configuration.
-func (b *bed) differs(ctx context.Context, cfg Config) error {
-	sums := newSummer()
-	own := newHoldings()
-	clusters := []clusterConfig{{name: cfg.Cluster, local: true}}
-	for i := range cfg.Remotes {
-		clusters = append(clusters, clusterConfig{name: cfg.Remotes[i].Name, prefix: cfg.Remotes[i].Prefix, subnets: cfg.Remotes[i].PodSubnets})
-	}
-	p := newPlan(clusters, (&Controller{cfg: cfg}).kinds, own)
-	views := map[setID]setView{}
-	for _, id := range p.order {
-		v, err := b.view(ctx, cfg, id)
-		if err != nil {
-			return err
-		}
-		views[id] = v
-	}
-	p.update(views, []string{""}, nil)
-
-	want := map[string]sum{}
-	for _, tg := range p.targets {
-		want["service "+tg.name] = sums.service(tg.service(home))
-		for i := range tg.slices {
-			object := tg.slices[i].object(home, tg)
-			want["slice "+object.Name] = sums.slice(object)
-		}
-	}
-	have := map[string]sum{}
-	services, err := b.gcp.Client().CoreV1().Services(home).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for i := range services.Items {
-		if o := sums.ownService(&services.Items[i]); o.ours {
-			have["service "+o.name] = o.sum
-		}
-	}
-	slicesNow, err := b.gcp.Client().DiscoveryV1().EndpointSlices(home).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for i := range slicesNow.Items {
-		if o := sums.ownSlice(&slicesNow.Items[i]); o.ours {
-			have["slice "+o.name] = o.sum
-		}
-	}
-	return difference(have, want)
-}
-
-func difference(have, want map[string]sum) error {
-	var lines []string
-	for _, name := range slices.Sorted(maps.Keys(want)) {
-		switch s, ok := have[name]; {
-		case !ok:
-			lines = append(lines, "missing: "+name)
-		case s != want[name]:
-			lines = append(lines, "different: "+name)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(have)) {
-		if _, ok := want[name]; !ok {
-			lines = append(lines, "surplus: "+name)
-		}
-	}
-	if len(lines) == 0 {
-		return nil
-	}
-	return errors.New(strings.Join(lines[:min(len(lines), 20)], "\n"))
-}
-
-func (b *bed) view(ctx context.Context, cfg Config, id setID) (setView, error) {
-	c := b.cluster(id.cluster)
-	options := metav1.ListOptions{LabelSelector: cfg.MirrorSelector.String()}
-	if id.kind == globalSet {
-		options.LabelSelector = cfg.GlobalSelector.String()
-	}
-	services, err := c.Client().CoreV1().Services("").List(ctx, options)
-	if err != nil {
-		return setView{}, err
-	}
-	all, err := c.Client().DiscoveryV1().EndpointSlices("").List(ctx, options)
-	if err != nil {
-		return setView{}, err
-	}
-	v := setView{known: true}
-	for i := range services.Items {
-		v.services = append(v.services, TrimService(&services.Items[i], cfg.LocalFirstSelector))
-	}
-	for i := range all.Items {
-		if s, ok := TrimSlice(&all.Items[i]); ok {
-			v.slices = append(v.slices, s)
-		}
-	}
-	return v, nil
-}
-
 func (b *bed) cluster(name string) *testbed.Cluster {
 	for _, c := range []*testbed.Cluster{b.gcp, b.aws, b.merit} {
 		if c.Name == name {
@@ -288,108 +181,6 @@ func (b *bed) cluster(name string) *testbed.Cluster {
 		}
 	}
 	return nil
-}
-
-// svc is a service as a test wants it to be.
-func svc(name string, adjust ...func(*corev1.Service)) *corev1.Service {
-	s := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{mirrorMark: "true"}},
-		Spec: corev1.ServiceSpec{
-			Selector: map[string]string{"app": name},
-			Ports:    []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}},
-		},
-	}
-	for _, f := range adjust {
-		f(s)
-	}
-	return s
-}
-
-func global(s *corev1.Service) { s.Labels = map[string]string{globalMark: "true"} }
-
-func localFirst(s *corev1.Service) { s.Labels[firstMark] = "local-first" }
-
-func headless(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
-
-func ports(list ...corev1.ServicePort) func(*corev1.Service) {
-	return func(s *corev1.Service) { s.Spec.Ports = list }
-}
-
-// slice is an endpoint slice of a service, as Kubernetes' controller makes it:
-// with the service's labels, and all that must not be taken over.
-func slice(of *corev1.Service, name string, ips ...string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: maps.Clone(of.Labels)},
-		AddressType: discoveryv1.AddressTypeIPv4,
-	}
-	s.Labels[discoveryv1.LabelServiceName] = of.Name
-	s.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io"
-	for _, p := range of.Spec.Ports {
-		port := p.Port + 8000
-		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &port, AppProtocol: p.AppProtocol})
-	}
-	s.Endpoints = endpoints(ips...)
-	if len(ips) > 0 && netip.MustParseAddr(ips[0]).Is6() {
-		s.AddressType = discoveryv1.AddressTypeIPv6
-	}
-	return s
-}
-
-func endpoints(ips ...string) []discoveryv1.Endpoint {
-	var all []discoveryv1.Endpoint
-	yes, no, node, zone := true, false, "node-1", "zone-1"
-	for _, ip := range ips {
-		all = append(all, discoveryv1.Endpoint{
-			Addresses:  []string{ip},
-			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
-			NodeName:   &node, Zone: &zone,
-			TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "pod-" + strings.ReplaceAll(ip, ":", "-")},
-			Hints:     &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
-		})
-	}
-	return all
-}
-
-// put creates or replaces a service and its slices.
-func put(ctx context.Context, c *testbed.Cluster, namespace string, s *corev1.Service, all ...*discoveryv1.EndpointSlice) error {
-	_, err := c.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return err
-	}
-	_, err = c.Client().CoreV1().Services(namespace).Create(ctx, s, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		_, err = c.Client().CoreV1().Services(namespace).Update(ctx, s, metav1.UpdateOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("put service %s/%s of %s: %w", namespace, s.Name, c.Name, err)
-	}
-	for _, sl := range all {
-		if err := putSlice(ctx, c, namespace, sl); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func putSlice(ctx context.Context, c *testbed.Cluster, namespace string, sl *discoveryv1.EndpointSlice) error {
-	_, err := c.Client().DiscoveryV1().EndpointSlices(namespace).Create(ctx, sl, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		_, err = c.Client().DiscoveryV1().EndpointSlices(namespace).Update(ctx, sl, metav1.UpdateOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("put slice %s/%s of %s: %w", namespace, sl.Name, c.Name, err)
-	}
-	return nil
-}
-
-// remove deletes a service and all of its slices.
-func remove(ctx context.Context, c *testbed.Cluster, namespace, name string) error {
-	err := c.Client().CoreV1().Services(namespace).Delete(ctx, name, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return err
-	}
-	return c.Client().DiscoveryV1().EndpointSlices(namespace).DeleteCollection(ctx, metav1.DeleteOptions{},
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
 }
 
 // clean removes everything that tests left in the clusters.
@@ -472,13 +263,6 @@ func (b *bed) leadsTo(t *testing.T, service string, want ...string) {
 		}
 		return nil
 	})
-}
-
-// patch changes a service of a cluster with a JSON merge patch.
-func patch(t *testing.T, c *testbed.Cluster, namespace, name, body string) {
-	t.Helper()
-	_, err := c.Client().CoreV1().Services(namespace).Patch(t.Context(), name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
-	must(t, err)
 }
 
 // writes returns how many requests an instance has made that change something.

@@ -1,64 +1,6 @@
 package mirror
 
-import (
-	"net/netip"
-	"slices"
-
-	discoveryv1 "k8s.io/api/discovery/v1"
-)
-
-// clusterConfig is what a plan needs to know of a cluster before it has heard
-// of it.
-type clusterConfig struct {
-	name    string
-	local   bool
-	prefix  string         // of its mirrors; empty for the local cluster
-	subnets []netip.Prefix // of its pods; none: any address
-}
-
-// setKind says which of a cluster's services a set holds.
-type setKind int
-
-const (
-	mirrorSet setKind = iota
-	globalSet
-)
-
-// setID names the services of one kind of one cluster.
-type setID struct {
-	cluster string
-	kind    setKind
-}
-
-// setView is what is known of a set at one moment.
-type setView struct {
-	// known is whether everything has been read since start.
-	known bool
-	// stale is whether the cluster has been out of contact for too long.
-	stale    bool
-	services []*Service
-	slices   []*Slice
-}
-
-// set is what a plan remembers of a set.
-type set struct {
-	cluster  clusterConfig
-	kind     setKind
-	known    bool
-	stale    bool
-	services *tracker[Key, Service]
-	slices   *tracker[sliceKey, Slice]
-	of       map[Key]map[string]*Slice // by service and name
-}
-
-type sliceKey struct{ namespace, name string }
-
-func (s *set) id(k Key) ID {
-	if s.kind == globalSet {
-		return ID{Key: k}
-	}
-	return ID{s.cluster.name, k}
-}
+import "slices"
 
 // plan keeps what must be here for what is there. It computes anew only what
 // an update may have changed; the outcome is that of computing everything.
@@ -120,48 +62,6 @@ func (p *plan) update(views map[setID]setView, zones []string, changed map[Key]s
 	}
 	p.reclaim(dirty)
 	return p.compute(dirty), everything
-}
-
-// update takes in a view of the set, and notes which origins it concerns.
-func (s *set) update(v setView, dirty map[ID]struct{}, everything *bool) {
-	if v.known != s.known || v.stale != s.stale {
-		// Whether the others' endpoints count depends on it.
-		*everything = true
-	}
-	s.known, s.stale = v.known, v.stale
-	s.services.update(v.services, func(before, now *Service) {
-		if before != nil && now != nil && before.Equal(now) {
-			return
-		}
-		dirty[s.id(either(before, now).Key)] = struct{}{}
-	})
-	s.slices.update(v.slices, func(before, now *Slice) {
-		if before != nil && now != nil && before.Equal(now) {
-			s.of[now.Service][now.Name] = now
-			return
-		}
-		if before != nil && (now == nil || now.Service != before.Service) {
-			delete(s.of[before.Service], before.Name)
-			if len(s.of[before.Service]) == 0 {
-				delete(s.of, before.Service)
-			}
-			dirty[s.id(before.Service)] = struct{}{}
-		}
-		if now != nil {
-			if s.of[now.Service] == nil {
-				s.of[now.Service] = map[string]*Slice{}
-			}
-			s.of[now.Service][now.Name] = now
-			dirty[s.id(now.Service)] = struct{}{}
-		}
-	})
-}
-
-func either[T any](a, b *T) *T {
-	if a != nil {
-		return a
-	}
-	return b
 }
 
 // reclaim brings the claims for names up to date, and adds those to dirty
@@ -375,38 +275,6 @@ func (p *plan) ready(pt *part) bool {
 	return false
 }
 
-// add adds the copy of a slice.
-func (t *target) add(c clusterConfig, sl *Slice, zones []string) {
-	if t.tallies == nil {
-		t.tallies = map[string]tally{}
-	}
-	sum := t.tallies[c.name]
-	defer func() { t.tallies[c.name] = sum }()
-	refuse := func(count int, example string) {
-		sum.refused += count
-		if sum.example == "" || example < sum.example {
-			sum.example = example
-		}
-	}
-	if sl.Family != discoveryv1.AddressTypeIPv4 && sl.Family != discoveryv1.AddressTypeIPv6 {
-		refuse(len(sl.Endpoints)+len(sl.Unreadable), "slice "+sl.Name+" has addresses of type "+string(sl.Family))
-		return
-	}
-	w := wantSlice{name: sliceName(t.name, c.name, sl), cluster: c.name, source: sl, subnets: c.subnets, zones: zones}
-	for _, text := range sl.Unreadable {
-		refuse(1, text+": not an address")
-	}
-	for i := range sl.Endpoints {
-		if why := refusal(sl.Endpoints[i].Address, sl.Family, c.subnets); why != "" {
-			refuse(1, sl.Endpoints[i].Address.String()+": "+why)
-			w.refuse = true
-			continue
-		}
-		sum.taken++
-	}
-	t.slices = append(t.slices, w)
-}
-
 // wants reports whether a slice is one that any target must have.
 func (p *plan) wants(slice string) bool {
 	const suffix = len("-") + hashLength
@@ -415,14 +283,4 @@ func (p *plan) wants(slice string) bool {
 	}
 	t := p.names[slice[:len(slice)-suffix]]
 	return t != nil && slices.ContainsFunc(t.slices, func(w wantSlice) bool { return w.name == slice })
-}
-
-// sort puts the slices into an order that doesn't depend on that of a map.
-func (t *target) sort() {
-	slices.SortFunc(t.slices, func(a, b wantSlice) int {
-		if a.name < b.name {
-			return -1
-		}
-		return 1
-	})
 }

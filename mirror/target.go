@@ -265,3 +265,45 @@ func only(all map[string]string, keys ...string) map[string]string {
 	}
 	return some
 }
+
+// add adds the copy of a slice.
+func (t *target) add(c clusterConfig, sl *Slice, zones []string) {
+	if t.tallies == nil {
+		t.tallies = map[string]tally{}
+	}
+	sum := t.tallies[c.name]
+	defer func() { t.tallies[c.name] = sum }()
+	refuse := func(count int, example string) {
+		sum.refused += count
+		if sum.example == "" || example < sum.example {
+			sum.example = example
+		}
+	}
+	if sl.Family != discoveryv1.AddressTypeIPv4 && sl.Family != discoveryv1.AddressTypeIPv6 {
+		refuse(len(sl.Endpoints)+len(sl.Unreadable), "slice "+sl.Name+" has addresses of type "+string(sl.Family))
+		return
+	}
+	w := wantSlice{name: sliceName(t.name, c.name, sl), cluster: c.name, source: sl, subnets: c.subnets, zones: zones}
+	for _, text := range sl.Unreadable {
+		refuse(1, text+": not an address")
+	}
+	for i := range sl.Endpoints {
+		if why := refusal(sl.Endpoints[i].Address, sl.Family, c.subnets); why != "" {
+			refuse(1, sl.Endpoints[i].Address.String()+": "+why)
+			w.refuse = true
+			continue
+		}
+		sum.taken++
+	}
+	t.slices = append(t.slices, w)
+}
+
+// sort puts the slices into an order that doesn't depend on that of a map.
+func (t *target) sort() {
+	slices.SortFunc(t.slices, func(a, b wantSlice) int {
+		if a.name < b.name {
+			return -1
+		}
+		return 1
+	})
+}

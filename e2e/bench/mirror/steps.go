@@ -4,20 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/services"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -195,126 +190,6 @@ func (b *bench) restart(ctx context.Context) error {
 	return nil
 }
 
-// changes changes endpoints at a rate and measures how long it takes from the
-// event of the remote API server to that of the local one, both as a client of
-// our own sees them, and from the request that made the change.
-func (b *bench) changes(ctx context.Context, rate int) error {
-	remote, err := watchSlices(ctx, b.remote, namespace)
-	if err != nil {
-		return err
-	}
-	local, err := watchSlices(ctx, b.local, services.Namespace)
-	if err != nil {
-		return err
-	}
-	before, err := b.writes(ctx)
-	if err != nil {
-		return err
-	}
-	used, err := newUsage(b.replica.Process().PID())
-	if err != nil {
-		return err
-	}
-	total := int(b.load.Seconds()) * rate
-	sent := make([]time.Time, total)
-	key := func(n int) string { return fmt.Sprintf("h%d-%d", rate, n) }
-	ticker := time.NewTicker(time.Second / time.Duration(rate))
-	defer ticker.Stop()
-	errs := make(chan error, total)
-	var writing sync.WaitGroup
-	for n := range total {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		sent[n] = time.Now()
-		writing.Go(func() {
-			body := fmt.Sprintf(`[{"op":"add","path":"/endpoints/0/hostname","value":%q}]`, key(n))
-			_, err := b.remote.Client().DiscoveryV1().EndpointSlices(namespace).Patch(ctx, serviceName(n%b.services), types.JSONPatchType, []byte(body), metav1.PatchOptions{})
-			errs <- err
-		})
-	}
-	writing.Wait()
-	close(errs)
-	for err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	cost, err := used.since()
-	if err != nil {
-		return err
-	}
-	if err := pause(ctx, 3*time.Second); err != nil {
-		return err
-	}
-	there, here := remote.end(), local.end()
-	var ours, whole []time.Duration
-	for n := range total {
-		if at, ok := here[key(n)]; ok {
-			ours = append(ours, at.Sub(there[key(n)]))
-			whole = append(whole, at.Sub(sent[n]))
-		}
-	}
-	after, err := b.writes(ctx)
-	if err != nil {
-		return err
-	}
-	if len(ours) == 0 {
-		return errors.New("no change arrived")
-	}
-	slices.Sort(ours)
-	slices.Sort(whole)
-	b.row(fmt.Sprintf("%d changes/s for %v", rate, b.load), "p50 %v, p99 %v from event to event; %v, %v from the request; missing %d of %d; %.2f writes a change; %s",
-		quantile(ours, .5), quantile(ours, .99), quantile(whole, .5), quantile(whole, .99),
-		total-len(ours), total, float64(after-before)/float64(total), cost)
-	return nil
-}
-
-func quantile(sorted []time.Duration, q float64) time.Duration {
-	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))].Round(100 * time.Microsecond)
-}
-
-// arrivals are the times at which slices were first seen with a host name.
-type arrivals struct {
-	watch watch.Interface
-	done  chan struct{}
-	first map[string]time.Time
-}
-
-func watchSlices(ctx context.Context, c *testbed.Cluster, namespace string) (*arrivals, error) {
-	api := c.Client().DiscoveryV1().EndpointSlices(namespace)
-	list, err := api.List(ctx, metav1.ListOptions{Limit: 1})
-	if err != nil {
-		return nil, err
-	}
-	w, err := api.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		return nil, err
-	}
-	a := &arrivals{watch: w, done: make(chan struct{}), first: map[string]time.Time{}}
-	go func() {
-		defer close(a.done)
-		for event := range w.ResultChan() {
-			slice, ok := event.Object.(*discoveryv1.EndpointSlice)
-			if !ok || len(slice.Endpoints) == 0 || slice.Endpoints[0].Hostname == nil {
-				continue
-			}
-			if key := *slice.Endpoints[0].Hostname; a.first[key].IsZero() {
-				a.first[key] = time.Now()
-			}
-		}
-	}()
-	return a, nil
-}
-
-func (a *arrivals) end() map[string]time.Time {
-	a.watch.Stop()
-	<-a.done
-	return a.first
-}
-
 // memory measures the resident set with many services.
 func (b *bench) memory(ctx context.Context) error {
 	small, err := resident(b.replica.Process().PID())
@@ -361,76 +236,4 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// usage is what processors had done at one moment: all, and for one process.
-type usage struct {
-	pid        int
-	at         time.Time
-	ours, busy float64
-}
-
-func newUsage(pid int) (*usage, error) {
-	ours, err := cpuSeconds(pid)
-	if err != nil {
-		return nil, err
-	}
-	busy, err := busySeconds()
-	return &usage{pid: pid, at: time.Now(), ours: ours, busy: busy}, err
-}
-
-// since says what share of one processor the process used since, and what the
-// whole machine did.
-func (u *usage) since() (string, error) {
-	now, err := newUsage(u.pid)
-	if err != nil {
-		return "", err
-	}
-	passed := now.at.Sub(u.at).Seconds()
-	return fmt.Sprintf("our CPU %.0f %%, the machine's %.0f %% of %d", 100*(now.ours-u.ours)/passed,
-		100*(now.busy-u.busy)/passed, 100*runtime.NumCPU()), nil
-}
-
-// busySeconds returns the time that all processors were not idle: the first
-// line of /proc/stat but idle and iowait (proc_stat(5)).
-func busySeconds() (float64, error) {
-	content, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, err
-	}
-	line, _, _ := strings.Cut(string(content), "\n")
-	total := 0.0
-	for i, field := range strings.Fields(line)[1:9] {
-		value, err := strconv.ParseFloat(field, 64)
-		if err != nil {
-			return 0, err
-		}
-		if i != 3 && i != 4 {
-			total += value
-		}
-	}
-	return total / 100, nil
-}
-
-// cpuSeconds returns the processor time of a process: fields 14 and 15 of
-// /proc/<pid>/stat, in units of 10 ms (proc_pid_stat(5)).
-func cpuSeconds(pid int) (float64, error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(content[strings.LastIndexByte(string(content), ')')+1:]))
-	user, errUser := strconv.ParseFloat(fields[11], 64)
-	system, errSystem := strconv.ParseFloat(fields[12], 64)
-	return (user + system) / 100, errors.Join(errUser, errSystem)
-}
-
-// resident returns the resident set of a process in bytes.
-func resident(pid int) (int64, error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return 0, err
-	}
-	pages, err := strconv.ParseInt(strings.Fields(string(content))[1], 10, 64)
-	return pages * int64(os.Getpagesize()), err
 }

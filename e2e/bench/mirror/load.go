@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// changes changes endpoints at a rate and measures how long it takes from the
+// event of the remote API server to that of the local one, both as a client of
+// our own sees them, and from the request that made the change.
+func (b *bench) changes(ctx context.Context, rate int) error {
+	remote, err := watchSlices(ctx, b.remote, namespace)
+	if err != nil {
+		return err
+	}
+	local, err := watchSlices(ctx, b.local, services.Namespace)
+	if err != nil {
+		return err
+	}
+	before, err := b.writes(ctx)
+	if err != nil {
+		return err
+	}
+	used, err := newUsage(b.replica.Process().PID())
+	if err != nil {
+		return err
+	}
+	total := int(b.load.Seconds()) * rate
+	sent := make([]time.Time, total)
+	key := func(n int) string { return fmt.Sprintf("h%d-%d", rate, n) }
+	ticker := time.NewTicker(time.Second / time.Duration(rate))
+	defer ticker.Stop()
+	errs := make(chan error, total)
+	var writing sync.WaitGroup
+	for n := range total {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		sent[n] = time.Now()
+		writing.Go(func() {
+			body := fmt.Sprintf(`[{"op":"add","path":"/endpoints/0/hostname","value":%q}]`, key(n))
+			_, err := b.remote.Client().DiscoveryV1().EndpointSlices(namespace).Patch(ctx, serviceName(n%b.services), types.JSONPatchType, []byte(body), metav1.PatchOptions{})
+			errs <- err
+		})
+	}
+	writing.Wait()
+	close(errs)
+	for err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	cost, err := used.since()
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, 3*time.Second); err != nil {
+		return err
+	}
+	there, here := remote.end(), local.end()
+	var ours, whole []time.Duration
+	for n := range total {
+		if at, ok := here[key(n)]; ok {
+			ours = append(ours, at.Sub(there[key(n)]))
+			whole = append(whole, at.Sub(sent[n]))
+		}
+	}
+	after, err := b.writes(ctx)
+	if err != nil {
+		return err
+	}
+	if len(ours) == 0 {
+		return errors.New("no change arrived")
+	}
+	slices.Sort(ours)
+	slices.Sort(whole)
+	b.row(fmt.Sprintf("%d changes/s for %v", rate, b.load), "p50 %v, p99 %v from event to event; %v, %v from the request; missing %d of %d; %.2f writes a change; %s",
+		quantile(ours, .5), quantile(ours, .99), quantile(whole, .5), quantile(whole, .99),
+		total-len(ours), total, float64(after-before)/float64(total), cost)
+	return nil
+}
+
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))].Round(100 * time.Microsecond)
+}
+
+// arrivals are the times at which slices were first seen with a host name.
+type arrivals struct {
+	watch watch.Interface
+	done  chan struct{}
+	first map[string]time.Time
+}
+
+func watchSlices(ctx context.Context, c *testbed.Cluster, namespace string) (*arrivals, error) {
+	api := c.Client().DiscoveryV1().EndpointSlices(namespace)
+	list, err := api.List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return nil, err
+	}
+	w, err := api.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		return nil, err
+	}
+	a := &arrivals{watch: w, done: make(chan struct{}), first: map[string]time.Time{}}
+	go func() {
+		defer close(a.done)
+		for event := range w.ResultChan() {
+			slice, ok := event.Object.(*discoveryv1.EndpointSlice)
+			if !ok || len(slice.Endpoints) == 0 || slice.Endpoints[0].Hostname == nil {
+				continue
+			}
+			if key := *slice.Endpoints[0].Hostname; a.first[key].IsZero() {
+				a.first[key] = time.Now()
+			}
+		}
+	}()
+	return a, nil
+}
+
+func (a *arrivals) end() map[string]time.Time {
+	a.watch.Stop()
+	<-a.done
+	return a.first
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// usage is what processors had done at one moment: all, and for one process.
+type usage struct {
+	pid        int
+	at         time.Time
+	ours, busy float64
+}
+
+func newUsage(pid int) (*usage, error) {
+	ours, err := cpuSeconds(pid)
+	if err != nil {
+		return nil, err
+	}
+	busy, err := busySeconds()
+	return &usage{pid: pid, at: time.Now(), ours: ours, busy: busy}, err
+}
+
+// since says what share of one processor the process used since, and what the
+// whole machine did.
+func (u *usage) since() (string, error) {
+	now, err := newUsage(u.pid)
+	if err != nil {
+		return "", err
+	}
+	passed := now.at.Sub(u.at).Seconds()
+	return fmt.Sprintf("our CPU %.0f %%, the machine's %.0f %% of %d", 100*(now.ours-u.ours)/passed,
+		100*(now.busy-u.busy)/passed, 100*runtime.NumCPU()), nil
+}
+
+// busySeconds returns the time that all processors were not idle: the first
+// line of /proc/stat but idle and iowait (proc_stat(5)).
+func busySeconds() (float64, error) {
+	content, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(string(content), "\n")
+	total := 0.0
+	for i, field := range strings.Fields(line)[1:9] {
+		value, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			return 0, err
+		}
+		if i != 3 && i != 4 {
+			total += value
+		}
+	}
+	return total / 100, nil
+}
+
+// cpuSeconds returns the processor time of a process: fields 14 and 15 of
+// /proc/<pid>/stat, in units of 10 ms (proc_pid_stat(5)).
+func cpuSeconds(pid int) (float64, error) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(content[strings.LastIndexByte(string(content), ')')+1:]))
+	user, errUser := strconv.ParseFloat(fields[11], 64)
+	system, errSystem := strconv.ParseFloat(fields[12], 64)
+	return (user + system) / 100, errors.Join(errUser, errSystem)
+}
+
+// resident returns the resident set of a process in bytes.
+func resident(pid int) (int64, error) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		return 0, err
+	}
+	pages, err := strconv.ParseInt(strings.Fields(string(content))[1], 10, 64)
+	return pages * int64(os.Getpagesize()), err
+}

@@ -1,0 +1,230 @@
+package routes
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+func TestSyncLeavesForeignRoutesAlone(t *testing.T) {
+	tests := map[string]struct {
+		foreign netlink.Route
+		to      string
+		fault   string // empty: none
+		want    []string
+	}{
+		"IPv4, same place": {
+			foreign: netlink.Route{Protocol: unix.RTPROT_BIRD, Gw: net.ParseIP("192.0.2.2")},
+			to:      subnet4,
+			fault:   "10.4.0.0/16 via 192.0.2.2 dev eth0 protocol bird is in the way",
+			want: []string{
+				"10.4.0.0/16 via 192.0.2.2 dev eth0 protocol bird",
+				"unreachable 10.4.0.0/16 protocol 115 metric 4294967295",
+			},
+		},
+		"IPv6, same place": {
+			foreign: netlink.Route{Protocol: unix.RTPROT_STATIC, Gw: net.ParseIP("2001:db8::2")},
+			to:      subnet6,
+			fault:   "fd04::/48 via 2001:db8::2 dev eth0 protocol static metric 1024 is in the way",
+			want: []string{
+				"fd04::/48 via 2001:db8::2 dev eth0 protocol static metric 1024",
+				"unreachable fd04::/48 dev lo protocol 115 metric 4294967295",
+			},
+		},
+		"IPv6, preferred to ours": {
+			foreign: netlink.Route{Protocol: unix.RTPROT_STATIC, Gw: net.ParseIP("2001:db8::2"), Priority: 100},
+			to:      subnet6,
+			fault:   "fd04::/48 via 2001:db8::2 dev eth0 protocol static metric 100 is in the way",
+			want: []string{
+				"fd04::/48 via 2001:db8::2 dev eth0 protocol static metric 100",
+				"fd04::/48 dev wireguard.gcp protocol 115 metric 1024",
+				"unreachable fd04::/48 dev lo protocol 115 metric 4294967295",
+			},
+		},
+		"IPv4, worse than ours": {
+			foreign: netlink.Route{Protocol: unix.RTPROT_STATIC, Gw: net.ParseIP("192.0.2.2"), Priority: 100},
+			to:      subnet4,
+			want: []string{
+				"10.4.0.0/16 dev wireguard.gcp protocol 115",
+				"10.4.0.0/16 via 192.0.2.2 dev eth0 protocol static metric 100",
+				"unreachable 10.4.0.0/16 protocol 115 metric 4294967295",
+			},
+		},
+		"nowhere": {
+			foreign: netlink.Route{Type: unix.RTN_BLACKHOLE, Protocol: unix.RTPROT_STATIC},
+			to:      subnet4,
+			fault:   "blackhole 10.4.0.0/16 protocol static is in the way",
+			want: []string{
+				"blackhole 10.4.0.0/16 protocol static",
+				"unreachable 10.4.0.0/16 protocol 115 metric 4294967295",
+			},
+		},
+		"in the place of the guard": {
+			foreign: netlink.Route{Protocol: unix.RTPROT_STATIC, Gw: net.ParseIP("192.0.2.2"), Priority: guardMetric},
+			to:      subnet4,
+			fault:   "route unreachable 10.4.0.0/16 metric 4294967295: 10.4.0.0/16 via 192.0.2.2 dev eth0 protocol static metric 4294967295 is in the way",
+			want: []string{
+				"10.4.0.0/16 dev wireguard.gcp protocol 115",
+				"10.4.0.0/16 via 192.0.2.2 dev eth0 protocol static metric 4294967295",
+			},
+		},
+		"more specific": {
+			foreign: netlink.Route{Protocol: unix.RTPROT_STATIC, Gw: net.ParseIP("192.0.2.2")},
+			to:      "10.4.9.0/24",
+			want: []string{
+				"10.4.0.0/16 dev wireguard.gcp protocol 115",
+				"unreachable 10.4.0.0/16 protocol 115 metric 4294967295",
+				"10.4.9.0/24 via 192.0.2.2 dev eth0 protocol static",
+			},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				eth0 := addDevice(t, "eth0")
+				addAddress(t, "eth0", "192.0.2.1/24", "2001:db8::1/64")
+				gcp := addDevice(t, "wireguard.gcp")
+				if test.foreign.Type == 0 {
+					test.foreign.LinkIndex = eth0
+				}
+				addRoute(t, test.foreign, test.to)
+				table := newTable(t)
+				other := prefixes("10.6.0.0/16")
+				want := Desired(append(prefixes(test.to), other...), gcp, nil)
+				if test.to == "10.4.9.0/24" {
+					want = Desired(append(prefixes(subnet4), other...), gcp, nil)
+				}
+
+				for range 2 {
+					_, err := table.Sync(t.Context(), want)
+					switch {
+					case test.fault == "":
+						must(t, err)
+					case !errors.Is(err, ErrInTheWay) || !strings.Contains(err.Error(), test.fault):
+						t.Fatalf("got error %v, want %s", err, test.fault)
+					}
+				}
+				list := []string{test.to}
+				if test.to == "10.4.9.0/24" {
+					list = append(list, subnet4)
+				}
+				if diff := cmp.Diff(test.want, shown(t, table, list...)); diff != "" {
+					t.Errorf("routes (-want +got):\n%s", diff)
+				}
+				if got := shown(t, table, "10.6.0.0/16"); len(got) != 2 {
+					t.Errorf("another subnet has the routes %q", got)
+				}
+
+				_, test.foreign.Dst, _ = net.ParseCIDR(test.to)
+				must(t, netlink.RouteDel(&test.foreign))
+				mustSync(t, table, want)
+				if got := shown(t, table, test.to); test.fault != "" && len(got) != 2 {
+					t.Errorf("after the foreign route had gone: %q", got)
+				}
+			})
+		})
+	}
+}
+
+// A foreign route can come to stand before ours in the same place. To replace
+// ours then would overwrite that one.
+func TestSyncDoesNotReplaceAForeignRouteThatStandsBeforeOurs(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		eth0, gcp := addDevice(t, "eth0"), addDevice(t, "wireguard.gcp")
+		addAddress(t, "lo", "10.1.3.1/32")
+		table := newTable(t)
+		mustSync(t, table, Desired(prefixes(subnet4), gcp, nil))
+		// Without NLM_F_EXCL and NLM_F_REPLACE, as in a request for an ECMP route,
+		// the kernel puts an IPv4 route in front.
+		_, dst, _ := net.ParseCIDR(subnet4)
+		must(t, netlink.RouteAddEcmp(&netlink.Route{
+			LinkIndex: eth0, Dst: dst, Scope: unix.RT_SCOPE_LINK, Protocol: unix.RTPROT_STATIC,
+		}))
+
+		changes, err := table.Sync(t.Context(), Desired(prefixes(subnet4), gcp, []netip.Addr{netip.MustParseAddr("10.1.3.1")}))
+		if !errors.Is(err, ErrInTheWay) {
+			t.Errorf("got error %v, want ErrInTheWay", err)
+		}
+		if changes != (Changes{}) {
+			t.Errorf("made %+v", changes)
+		}
+		if diff := cmp.Diff([]string{
+			"10.4.0.0/16 dev eth0 protocol static",
+			"10.4.0.0/16 dev wireguard.gcp protocol 115",
+			"unreachable 10.4.0.0/16 protocol 115 metric 4294967295",
+		}, shown(t, table, subnet4)); diff != "" {
+			t.Errorf("routes (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// The original tool calls RouteReplace with link, destination and scope only,
+// which the kernel stores with the protocol boot.
+func TestSyncTakesOverTheRouteOfTheOriginalTool(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		gcp := addDevice(t, "wireguard.gcp")
+		addAddress(t, "lo", "10.1.3.1/32")
+		table := newTable(t)
+		for _, subnet := range []string{subnet4, subnet6} {
+			_, dst, _ := net.ParseCIDR(subnet)
+			must(t, netlink.RouteReplace(&netlink.Route{LinkIndex: gcp, Dst: dst, Scope: netlink.SCOPE_LINK}))
+		}
+		if diff := cmp.Diff([]string{
+			"10.4.0.0/16 dev wireguard.gcp protocol boot",
+			"fd04::/48 dev wireguard.gcp protocol boot metric 1024",
+		}, shown(t, table, subnet4, subnet6)); diff != "" {
+			t.Fatalf("before (-want +got):\n%s", diff)
+		}
+		lookups := watchLookups(t, []int{gcp}, netip.MustParseAddr("10.4.1.1"), netip.MustParseAddr("fd04::1"))
+		want := Desired(prefixes(subnet4, subnet6), gcp, []netip.Addr{netip.MustParseAddr("10.1.3.1")})
+		if diff := cmp.Diff(Changes{Added: 2, Replaced: 2}, mustSync(t, table, want)); diff != "" {
+			t.Errorf("changes (-want +got):\n%s", diff)
+		}
+		lookups()
+		if diff := cmp.Diff([]string{
+			"10.4.0.0/16 dev wireguard.gcp src 10.1.3.1 protocol 115",
+			"unreachable 10.4.0.0/16 protocol 115 metric 4294967295",
+			"fd04::/48 dev wireguard.gcp protocol 115 metric 1024",
+			"unreachable fd04::/48 dev lo protocol 115 metric 4294967295",
+		}, shown(t, table, subnet4, subnet6)); diff != "" {
+			t.Errorf("after (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestSyncRemovesRoutesThatCarryOurMarkInAnotherForm(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		eth0, gcp := addDevice(t, "eth0"), addDevice(t, "wireguard.gcp")
+		addAddress(t, "eth0", "192.0.2.1/24", "2001:db8::1/64")
+		gw4, gw6 := net.ParseIP("192.0.2.2"), net.ParseIP("2001:db8::2")
+		addRoute(t, netlink.Route{LinkIndex: eth0, Gw: gw4, Protocol: Protocol}, subnet4)
+		addRoute(t, netlink.Route{LinkIndex: eth0, Gw: gw4, Protocol: Protocol, Priority: 50}, subnet4)
+		addRoute(t, netlink.Route{LinkIndex: gcp, Scope: unix.RT_SCOPE_LINK, Protocol: Protocol, MTU: 1300}, "10.9.0.0/16")
+		addRoute(t, netlink.Route{LinkIndex: eth0, Gw: gw6, Protocol: Protocol}, subnet6)
+		addRoute(t, netlink.Route{LinkIndex: gcp, Protocol: Protocol, Priority: 50}, subnet6)
+		addRoute(t, netlink.Route{Type: unix.RTN_BLACKHOLE, Protocol: Protocol, Priority: 60}, subnet6)
+		table := newTable(t)
+		want := Desired(prefixes(subnet4, subnet6), gcp, nil)
+
+		mustSync(t, table, want)
+		if diff := cmp.Diff([]string{
+			"10.4.0.0/16 dev wireguard.gcp protocol 115",
+			"unreachable 10.4.0.0/16 protocol 115 metric 4294967295",
+			"fd04::/48 dev wireguard.gcp protocol 115 metric 1024",
+			"unreachable fd04::/48 dev lo protocol 115 metric 4294967295",
+		}, shown(t, table, subnet4, subnet6, "10.9.0.0/16")); diff != "" {
+			t.Errorf("routes (-want +got):\n%s", diff)
+		}
+		if changes := mustSync(t, table, want); changes != (Changes{}) {
+			t.Errorf("second pass made %+v", changes)
+		}
+	})
+}
