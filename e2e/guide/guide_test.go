@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/kube-semaphore/deploy/observability/documented"
 )
 
 func commands(t *testing.T, by ...Runner) []Command {
@@ -151,6 +153,34 @@ func TestSettingsExist(t *testing.T) {
 		if !documented {
 			t.Errorf("no document names %s", name)
 		}
+	}
+}
+
+// TestMetricsExist looks for metrics that other documents name and
+// docs/metrics.md doesn't, which the tests of the programs hold against them.
+func TestMetricsExist(t *testing.T) {
+	metrics, err := documented.Metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, m := range metrics {
+		known[m.Name] = true
+	}
+	// Of the original tool, with a word about where it went.
+	known["semaphore_wg_sync_queue_full_failures_total"] = true
+	_, documents := texts(t)
+	found := 0
+	for name, text := range documents {
+		for _, m := range regexp.MustCompile("`((?:kube_policy_)?semaphore_[a-z_]*[a-z])[`{]").FindAllStringSubmatch(text, -1) {
+			found++
+			if !known[m[1]] {
+				t.Errorf("%s names the metric %s, which docs/metrics.md doesn't", name, m[1])
+			}
+		}
+	}
+	if found <= len(metrics) {
+		t.Errorf("found %d names, want more than the %d of docs/metrics.md", found, len(metrics))
 	}
 }
 
