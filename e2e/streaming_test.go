@@ -1,7 +1,6 @@
 package e2e_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,28 +18,9 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
-
-// lines is a log that may be read while it is written.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-// String returns what was written until now.
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
 
 // TestWatchOfAPIServersOldAndNew follows API servers that stream lists and one
 // that can't, as those of older releases, and expects no word of a failure.
@@ -52,7 +32,7 @@ func TestWatchOfAPIServersOldAndNew(t *testing.T) {
 	must(t, err)
 	for _, c := range clusters {
 		t.Run(c.Name, func(t *testing.T) {
-			var log lines
+			var log logtest.Buffer
 			w := cluster.NewWatch(cluster.WatchConfig[string]{
 				Cluster: c.Name, Kind: "nodes", Object: &corev1.Node{},
 				ListWatch: cluster.ListWatch(cluster.Of(func() (kubernetes.Interface, error) { return c.Client(), nil }, cluster.Nodes), nil),

@@ -1,7 +1,6 @@
 package routes
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"net"
@@ -16,7 +15,9 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 // repairTime is how soon after a disturbance routes must be back.
@@ -159,7 +160,7 @@ func TestMonitorIsSilentAboutRoutesThatDoNotConcernUs(t *testing.T) {
 func TestMonitorRenewsASubscriptionThatLostEvents(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0 := addDevice(t, "eth0")
-		var log lockedBuffer
+		var log logtest.Buffer
 		monitor := NewMonitor(slog.New(slog.NewTextHandler(&log, nil)), nil)
 		monitor.buffer = 1 // the kernel makes the least it can of that
 		blocked, release := make(chan struct{}), make(chan struct{})
@@ -180,7 +181,7 @@ func TestMonitorRenewsASubscriptionThatLostEvents(t *testing.T) {
 			addRoute(t, r, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(i), 0}), 24).String())
 		}
 		close(release)
-		eventually(t, 5*time.Second, "the monitor says that it lost events", func() bool {
+		polltest.Until(t, 5*time.Second, "the monitor says that it lost events", func() bool {
 			return strings.Contains(log.String(), unix.ENOBUFS.Error())
 		})
 		quiet(t, events)
@@ -270,22 +271,4 @@ func quiet(t *testing.T, events <-chan struct{}) {
 			return
 		}
 	}
-}
-
-// lockedBuffer is a buffer that one goroutine writes and another reads.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -126,21 +125,6 @@ func countEvents(t *testing.T) (stop func() int) {
 					}
 				}
 			}
-		}
-	}
-}
-
-// eventually waits until condition holds, up to limit.
-func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.After(limit)
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-deadline:
-			t.Fatalf("not within %s: %s", limit, what)
-		case <-tick.C:
 		}
 	}
 }

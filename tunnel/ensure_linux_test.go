@@ -25,14 +25,14 @@ func TestEnsureCreatesTheDeviceOnce(t *testing.T) {
 			t.Error("the first call reports no change")
 		}
 		d.check(t)
-		d.log.take()
+		d.log.Take()
 		for range 3 {
 			if d.ensure(t) {
 				t.Error("a further call reports a change")
 			}
 			d.later()
 		}
-		if log := d.log.take(); log != "" {
+		if log := d.log.Take(); log != "" {
 			t.Errorf("calls without a change are logged:\n%s", log)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
@@ -229,13 +230,13 @@ func TestClosingNotifiesNobody(t *testing.T) {
 }
 
 func TestEngineLogIsLimited(t *testing.T) {
-	var out syncBuffer
+	var out logtest.Buffer
 	log := engineLog(slog.New(slog.NewTextHandler(&out, nil)))
 	for i := range 1000 {
 		log.Errorf("peer %d is not reachable", i)
 		log.Verbosef("packet %d", i)
 	}
-	text := out.take()
+	text := out.Take()
 	if lines := strings.Count(text, "\n"); lines != engineLogBurst {
 		t.Errorf("%d lines, want %d:\n%s", lines, engineLogBurst, text)
 	}
@@ -269,7 +270,7 @@ func TestRefusedRequestsDoNotShowKeys(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	log := d.log.take()
+	log := d.log.Take()
 	if strings.Contains(log, secret[:16]) {
 		t.Errorf("a key is logged:\n%s", log)
 	}
@@ -279,13 +280,13 @@ func TestRefusedRequestsDoNotShowKeys(t *testing.T) {
 }
 
 func TestEngineLogPassesDebugMessagesOnWhenAsked(t *testing.T) {
-	var out syncBuffer
+	var out logtest.Buffer
 	handler := slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})
 	if !handler.Enabled(context.Background(), slog.LevelDebug) {
 		t.Fatal("the handler drops debug messages")
 	}
 	engineLog(slog.New(handler)).Verbosef("packet %d", 7)
-	if text := out.take(); !strings.Contains(text, "packet 7") {
+	if text := out.Take(); !strings.Contains(text, "packet 7") {
 		t.Errorf("log: %q", text)
 	}
 }

@@ -1,16 +1,15 @@
 package tunnel
 
 import (
-	"bytes"
 	"log/slog"
 	"os"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
@@ -47,29 +46,9 @@ func eachBackend(t *testing.T, f func(t *testing.T, backend string)) {
 // testDevice is a device whose clock the test holds and whose log it reads.
 type testDevice struct {
 	*Device
-	log      *syncBuffer
+	log      *logtest.Buffer
 	clock    atomic.Int64 // ns past the start
 	notified chan struct{}
-}
-
-// syncBuffer is a buffer for several goroutines.
-type syncBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-// take returns what was written since the last call.
-func (b *syncBuffer) take() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	defer b.buf.Reset()
-	return b.buf.String()
 }
 
 // config is that of a device named after the test's remote. The link is deleted
@@ -96,7 +75,7 @@ func config(t *testing.T, remote, backend string) Config {
 
 func open(t *testing.T, cfg Config) *testDevice {
 	t.Helper()
-	d := &testDevice{log: new(syncBuffer), notified: make(chan struct{}, 1)}
+	d := &testDevice{log: new(logtest.Buffer), notified: make(chan struct{}, 1)}
 	cfg.Logger = slog.New(slog.NewTextHandler(d.log, nil))
 	var err error
 	if d.Device, err = Open(cfg); err != nil {
@@ -115,7 +94,7 @@ func open(t *testing.T, cfg Config) *testDevice {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("log of %s:\n%s", d.Name(), d.log.take())
+			t.Logf("log of %s:\n%s", d.Name(), d.log.Take())
 		}
 	})
 	return d
@@ -177,19 +156,4 @@ func mustFind(t *testing.T, name string) link {
 		t.Fatal(err)
 	}
 	return l
-}
-
-// eventually polls a condition until it holds.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	deadline := time.After(10 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-deadline:
-			t.Fatalf("not after 10 s: %s", what)
-		case <-tick.C:
-		}
-	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 func contextWithTimeout() (context.Context, context.CancelFunc) {
@@ -272,7 +273,7 @@ func TestRoamingIsFollowedAndKept(t *testing.T) {
 		b.agent = startAgent(t, b.ns, b.cfg)
 		b.configure(t, a.peerOf(0))
 		moved := b.peerOf(0).Endpoint
-		eventually(t, "a sends to where b is now", func() bool { return a.peer(t, b.key).Endpoint == moved })
+		polltest.Until(t, 10*time.Second, "a sends to where b is now", func() bool { return a.peer(t, b.key).Endpoint == moved })
 
 		for range 2 {
 			if changes := a.configure(t, published); changes.Any() {

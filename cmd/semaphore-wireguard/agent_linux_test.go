@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,7 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 // insideVariable says to a test process that it has namespaces of its own.
@@ -105,7 +106,7 @@ func testConfig(t *testing.T) config.Wireguard {
 func TestAgentAlone(t *testing.T) {
 	nstest.Root(t)
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	var logs syncBuffer
+	var logs logtest.Buffer
 	a, err := newAgent(testConfig(t), slog.New(slog.NewTextHandler(&logs, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +120,7 @@ func TestAgentAlone(t *testing.T) {
 	for _, task := range tasks {
 		go func() { done <- task.Run(ctx) }()
 	}
-	until(t, "devices and routes", func() bool {
+	polltest.Until(t, 20*time.Second, "devices and routes", func() bool {
 		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL)
 		return err == nil && len(routes) == 4 && a.remotes[0].liveIndex() != 0 && a.remotes[1].liveIndex() != 0
 	})
@@ -129,7 +130,7 @@ func TestAgentAlone(t *testing.T) {
 	if err := a.health(); err != nil {
 		t.Errorf("health: %v", err)
 	}
-	until(t, "the failure in the status", func() bool {
+	polltest.Until(t, 20*time.Second, "the failure in the status", func() bool {
 		rep := a.status().(report)
 		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failing["watch nodes of aws"] != ""
 	})
@@ -216,37 +217,5 @@ func TestServedStatus(t *testing.T) {
 		if response.StatusCode != want {
 			t.Errorf("%s: %s, want %d", path, response.Status, want)
 		}
-	}
-}
-
-// syncBuffer collects a log that several goroutines write: slog locks writes, but
-// not the test's read.
-type syncBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
-}
-
-func until(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s within 20 s", what)
-		}
-		<-ticker.C
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 // TestMain makes the system trust one authority, public, for the addresses
@@ -110,20 +112,10 @@ func (a *authority) issue(names ...string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// eventually polls until the condition holds.
+// eventually waits until the condition holds.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-deadline.C:
-			t.Fatalf("not within 30s: %s", what)
-		case <-tick.C:
-		}
-	}
+	polltest.Until(t, 30*time.Second, what, condition)
 }
 
 func writeTemp(t *testing.T, name string, content []byte) string {

@@ -63,8 +63,8 @@ func TestServerThatNeitherStreamsNorLists(t *testing.T) {
 	if last := b.watch.LastContact(); !last.IsZero() || b.watch.Synced() {
 		t.Errorf("last contact %v, synced %v", last, b.watch.Synced())
 	}
-	if n := strings.Count(b.logged(), "level=WARN"); n != 1 || strings.Contains(b.logged(), "recovered") {
-		t.Errorf("%d warnings, want one and no recovery:\n%s", n, b.logged())
+	if n := strings.Count(b.log.String(), "level=WARN"); n != 1 || strings.Contains(b.log.String(), "recovered") {
+		t.Errorf("%d warnings, want one and no recovery:\n%s", n, b.log.String())
 	}
 	b.api.set(func() { b.api.lists = true })
 	eventually(t, "sync", func() bool { return b.watch.Synced() && b.watch.Err() == nil })
@@ -111,11 +111,11 @@ func TestServerThatIsDownAtStart(t *testing.T) {
 	}
 	b.api.start(t, address)
 	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) && b.watch.Err() == nil })
-	if n := strings.Count(b.logged(), "level=WARN"); n != 1 {
-		t.Errorf("%d warnings for one failure:\n%s", n, b.logged())
+	if n := strings.Count(b.log.String(), "level=WARN"); n != 1 {
+		t.Errorf("%d warnings for one failure:\n%s", n, b.log.String())
 	}
-	if !strings.Contains(b.logged(), `msg="contact recovered" cluster=gcp kind=nodes`) {
-		t.Errorf("recovery not logged:\n%s", b.logged())
+	if !strings.Contains(b.log.String(), `msg="contact recovered" cluster=gcp kind=nodes`) {
+		t.Errorf("recovery not logged:\n%s", b.log.String())
 	}
 }
 
@@ -192,8 +192,8 @@ func TestTokenThatExpires(t *testing.T) {
 	eventually(t, "recovery", func() bool { return b.has(node{"a", "v2"}) && b.watch.Err() == nil })
 	b.stop()
 	for _, unwanted := range []string{secret, next, "Request Body", "Response Body"} {
-		if strings.Contains(b.logged(), unwanted) {
-			t.Errorf("%q in the log:\n%s", unwanted, b.logged())
+		if strings.Contains(b.log.String(), unwanted) {
+			t.Errorf("%q in the log:\n%s", unwanted, b.log.String())
 		}
 	}
 }
@@ -233,7 +233,7 @@ func TestEndWhileBackingOff(t *testing.T) {
 	b.api.stop()
 	b.run(t)
 	// The third wait is beyond what Run may take to end.
-	eventually(t, "some failures", func() bool { return strings.Count(b.logged(), "no contact") >= 3 })
+	eventually(t, "some failures", func() bool { return strings.Count(b.log.String(), "no contact") >= 3 })
 	begin := time.Now()
 	b.stop()
 	if took := time.Since(begin); took > time.Second {

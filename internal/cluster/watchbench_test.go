@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"log/slog"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
 // node is what the tests keep of a Node.
@@ -31,22 +31,7 @@ type bench struct {
 	notified atomic.Int32
 	token    string // file
 	stop     func()
-
-	mu  sync.Mutex
-	log bytes.Buffer
-}
-
-// Write implements io.Writer for the logger.
-func (b *bench) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.log.Write(p)
-}
-
-func (b *bench) logged() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.log.String()
+	log      logtest.Buffer
 }
 
 // prepare makes a watch. With detour, it is by way of the address that this
@@ -81,7 +66,7 @@ func (b *bench) config(client *kubernetes.Clientset, resync time.Duration) Watch
 		Equal:        func(a, b node) bool { return a == b },
 		Notify:       func() { b.notified.Add(1) },
 		ResyncPeriod: resync,
-		Logger:       slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Logger:       slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Metrics:      b.metrics,
 	}
 }
@@ -133,8 +118,8 @@ func (b *bench) wantNoFailure(t *testing.T) {
 			t.Errorf("%v requests to %s count as failed", n, verb)
 		}
 	}
-	if strings.Contains(b.logged(), "level=WARN") {
-		t.Errorf("warns:\n%s", b.logged())
+	if strings.Contains(b.log.String(), "level=WARN") {
+		t.Errorf("warns:\n%s", b.log.String())
 	}
 }
 

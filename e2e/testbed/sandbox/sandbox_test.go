@@ -22,6 +22,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 // child makes the test binary the process that TestNothingOutlivesAKilledProcess
@@ -67,16 +68,10 @@ func start(t *testing.T, s *sandbox.Space, c sandbox.Command) *sandbox.Process {
 	return p
 }
 
-// eventually polls a condition that is expected to hold within seconds.
+// eventually waits for a condition that is expected to hold within seconds.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("after 10 s: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	polltest.Until(t, 10*time.Second, what, condition)
 }
 
 func TestProcessIsInsideTheNamespace(t *testing.T) {
@@ -224,7 +219,7 @@ func TestDoComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The thread that created the namespace may be about to end.
-	eventually(t, "a thread is still in the namespace", func() bool {
+	eventually(t, "no thread in the namespace", func() bool {
 		tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
 		if err != nil {
 			t.Fatal(err)
@@ -244,19 +239,19 @@ func TestStop(t *testing.T) {
 	}
 
 	polite := start(t, s, sandbox.Command{Args: []string{"-c", "trap 'echo bye; exit 0' TERM; " + ready}})
-	eventually(t, "not ready", begun(polite))
+	eventually(t, "being ready", begun(polite))
 	if err := polite.Stop(t.Context()); err != nil || polite.Tail(1) != "bye" {
 		t.Errorf("%v, log ends with %q", err, polite.Tail(1))
 	}
 
 	failing := start(t, s, sandbox.Command{Args: []string{"-c", "trap 'exit 3' TERM; " + ready}})
-	eventually(t, "not ready", begun(failing))
+	eventually(t, "being ready", begun(failing))
 	if err := failing.Stop(t.Context()); err == nil || !strings.Contains(err.Error(), "exit status 3") {
 		t.Errorf("got %v, want exit status 3", err)
 	}
 
 	deaf := start(t, s, sandbox.Command{Args: []string{"-c", "trap '' TERM; " + ready}})
-	eventually(t, "not ready", begun(deaf))
+	eventually(t, "being ready", begun(deaf))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := deaf.Stop(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -303,7 +298,7 @@ func TestCloseKillsAndLetsGo(t *testing.T) {
 	if p.Running() {
 		t.Error("the process still runs")
 	}
-	eventually(t, "the namespace still exists", watch.gone)
+	eventually(t, "the end of the namespace", watch.gone)
 }
 
 // A witness is one end of a pair of links whose other end is in a namespace: it
@@ -400,8 +395,8 @@ func TestNothingOutlivesAKilledProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	eventually(t, "the process in the space still runs", func() bool {
+	eventually(t, "the end of the process in the space", func() bool {
 		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 	})
-	eventually(t, "the namespace still exists", watch.gone)
+	eventually(t, "the end of the namespace", watch.gone)
 }
