@@ -110,14 +110,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			rep := wellReport()
 			c.spoil(&rep)
-			got := statustest.Run(t, statusCommand(), rep)
-			wrong, tables := got.Wrong()
-			if diff := cmp.Diff(c.want, wrong); diff != "" || got.Code != 1 {
-				t.Errorf("code %d, wrong (-want +got):\n%s", got.Code, diff)
-			}
-			if !strings.Contains(tables, c.shown) {
-				t.Errorf("printed:\n%s\nwant in it:\n%s", got.Stdout, c.shown)
-			}
+			statustest.Finds(t, statusCommand(), rep, c.want, c.shown)
 		})
 	}
 }

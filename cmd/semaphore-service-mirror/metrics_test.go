@@ -2,25 +2,17 @@ package main
 
 import (
 	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/deploy/observability/documented"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster/clustertest"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
 // deadProgram is a program whose API servers are all away.
 func deadProgram(t *testing.T) *program {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	const kubeconfig = `{"apiVersion": "v1", "kind": "Config", "current-context": "dead",
-		"contexts": [{"name": "dead", "context": {"cluster": "dead"}}],
-		"clusters": [{"name": "dead", "cluster": {"server": "https://127.0.0.1:1"}}]}`
-	if err := os.WriteFile(path, []byte(kubeconfig), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	access := config.Access{Kubeconfig: path}
+	access := clustertest.DeadAccess(t)
 	p, err := newProgram(config.Mirror{
 		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access, ServicePrefix: "gcp"}}},
 		LeaderElection: true, Namespace: "sys-semaphore", MirrorNamespace: "sys-semaphore",

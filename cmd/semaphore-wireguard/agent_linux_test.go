@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster/clustertest"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
@@ -69,31 +70,17 @@ func furnish() error {
 	)
 }
 
-// deadAccess names an API server that nobody serves.
-func deadAccess(t *testing.T) config.Access {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	const kubeconfig = `{"apiVersion": "v1", "kind": "Config", "current-context": "dead",
-		"contexts": [{"name": "dead", "context": {"cluster": "dead", "user": "nobody"}}],
-		"clusters": [{"name": "dead", "cluster": {"server": "https://127.0.0.1:1"}}],
-		"users": [{"name": "nobody", "user": {"token": "very-secret-token"}}]}`
-	if err := os.WriteFile(path, []byte(kubeconfig), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return config.Access{Kubeconfig: path}
-}
-
 func testConfig(t *testing.T) config.Wireguard {
 	t.Helper()
 	remote := func(name, subnet string, port int) config.Remote {
 		return config.Remote{
-			Name: name, Access: deadAccess(t), PodSubnets: []netip.Prefix{netip.MustParsePrefix(subnet)},
+			Name: name, Access: clustertest.DeadAccess(t), PodSubnets: []netip.Prefix{netip.MustParsePrefix(subnet)},
 			ListenPort: port, MTU: 1420,
 		}
 	}
 	return config.Wireguard{
 		Base: config.Base{
-			ClusterName: "aws", Local: deadAccess(t), ListenAddress: "127.0.0.1:0", LogLevel: "info", LogFormat: "text",
+			ClusterName: "aws", Local: clustertest.DeadAccess(t), ListenAddress: "127.0.0.1:0", LogLevel: "info", LogFormat: "text",
 			Remotes: []config.Remote{remote("gcp", "10.4.0.0/16", 51820), remote("merit", "fd06::/48", 51821)},
 		},
 		NodeName: "aws-1", Backend: config.BackendAuto, KeyPath: t.TempDir(), RouteSrc: config.RouteSrcAuto,
@@ -156,7 +143,7 @@ func TestAgentAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, secret := range []string{strings.TrimSpace(string(key)), "very-secret-token"} {
+		for _, secret := range []string{strings.TrimSpace(string(key)), clustertest.Token} {
 			if strings.Contains(string(text), secret) || strings.Contains(logs.String(), secret) {
 				t.Errorf("a secret is in the status or in the log")
 			}

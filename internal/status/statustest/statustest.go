@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
@@ -39,4 +41,18 @@ func (p Printed) Wrong() (lines []string, before string) {
 		return nil, before
 	}
 	return strings.Split(strings.TrimSuffix(wrong, "\n"), "\n  "), before
+}
+
+// Finds runs the command on a report and fails the test unless the page says that
+// this is wrong, and nothing else, and shows a text before that.
+func Finds[R any](t testing.TB, command status.Command[R], report R, wrong []string, shown string) {
+	t.Helper()
+	got := Run(t, command, report)
+	lines, tables := got.Wrong()
+	if diff := cmp.Diff(wrong, lines); diff != "" || got.Code != 1 {
+		t.Errorf("code %d, wrong (-want +got):\n%s", got.Code, diff)
+	}
+	if !strings.Contains(tables, shown) {
+		t.Errorf("printed:\n%s\nwant in it:\n%s", got.Stdout, shown)
+	}
 }
