@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
@@ -83,7 +84,7 @@ type Controller struct {
 	metrics *Metrics
 	sums    summer
 	write   *writer
-	events  *events
+	news    *event.News
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
 	sources []*source
@@ -107,7 +108,7 @@ func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg: cfg, log: cfg.Logger, sums: newSummer(), own: newHoldings(),
 		trigger: reconcile.NewTrigger(), metrics: newMetrics(), state: newState(),
-		events: newEvents(cfg.Client, cfg.Namespace), started: time.Now(),
+		news: event.NewNews(event.Writer{Client: cfg.Client, Component: managedBy}), started: time.Now(),
 	}
 	c.metrics.controller = c
 	c.write = &writer{client: cfg.Client, namespace: cfg.Namespace, sums: c.sums, log: c.log, count: c.metrics.wrote}

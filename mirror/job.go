@@ -301,8 +301,14 @@ func (c *Controller) putEndpoints(ctx context.Context, j *job) error {
 
 // tell makes Events of what an operator must know of a service.
 func (c *Controller) tell(ctx context.Context, j *job) {
+	if j.service == nil {
+		return
+	}
+	about := corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Service", Namespace: c.cfg.Namespace, Name: j.service.name, UID: j.service.uid,
+	}
 	warn := func(reason, message string) {
-		if err := c.events.warn(ctx, j.service, reason, message); err != nil {
+		if err := c.news.Warn(ctx, about, reason, message); err != nil {
 			c.log.WarnContext(ctx, "event not made", "service", j.name, "reason", reason, "err", err)
 		}
 	}

@@ -1,0 +1,247 @@
+package event
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// facts are some with the given IDs.
+func facts(ids ...string) []Fact {
+	var all []Fact
+	for _, id := range ids {
+		all = append(all, Fact{ID: id, Reason: "NodeRejected", Message: id + " is bad"})
+	}
+	return all
+}
+
+// many are so many facts, whose IDs begin with the given text.
+func many(prefix string, n int) []Fact {
+	var ids []string
+	for i := range n {
+		ids = append(ids, fmt.Sprintf("%s%05d", prefix, i))
+	}
+	return facts(ids...)
+}
+
+func summary(all []Fact) Fact {
+	return Fact{ID: "summary", Reason: "NodesRejected", Message: fmt.Sprint(len(all))}
+}
+
+// TestFactsAreToldWhenTheyAreDue follows one topic; each fact waits 10 s.
+func TestFactsAreToldWhenTheyAreDue(t *testing.T) {
+	type step struct {
+		at    time.Duration
+		facts string // IDs
+		want  string // IDs
+	}
+	const hour = factRepeat
+	for _, c := range []struct {
+		name  string
+		steps []step
+	}{
+		{"one, after a wait, once", []step{
+			{0, "a", ""}, {9 * time.Second, "a", ""}, {10 * time.Second, "a", "a"}, {time.Minute, "a", ""}, {hour, "a", ""},
+		}},
+		{"again when the Event has expired", []step{
+			{0, "a", ""}, {10 * time.Second, "a", "a"}, {hour + 19*time.Second, "a", ""}, {hour + 20*time.Second, "a", "a"},
+		}},
+		{"no longer so when its time has come", []step{
+			{0, "a b", ""}, {5 * time.Second, "b", ""}, {10 * time.Second, "b", "b"}, {20 * time.Second, "b", ""},
+		}},
+		{"waits anew when it comes back", []step{
+			{0, "a", ""}, {5 * time.Second, "", ""}, {8 * time.Second, "a", ""}, {17 * time.Second, "a", ""}, {18 * time.Second, "a", "a"},
+		}},
+		{"goes and comes back: told already", []step{
+			{0, "a", ""}, {10 * time.Second, "a", "a"}, {20 * time.Second, "", ""}, {30 * time.Second, "a", ""}, {50 * time.Second, "a", ""},
+		}},
+		{"goes, and comes back after an hour", []step{
+			{0, "a", ""}, {10 * time.Second, "a", "a"}, {20 * time.Second, "", ""},
+			{2 * hour, "", ""}, {3 * hour, "a", ""}, {3*hour + 10*time.Second, "a", "a"},
+		}},
+		{"two with one ID", []step{{0, "a a b", ""}, {10 * time.Second, "a a b", "a b"}}},
+		{"the first of many, and a summary", []step{
+			{0, "a b c d e f g h", ""}, {10 * time.Second, "a b c d e f g h", "summary a b c d e"}, {20 * time.Second, "a b c d e f g h", ""},
+		}},
+		{"a duplicate doesn't make them many", []step{
+			{0, "a b c d e e", ""}, {10 * time.Second, "a b c d e e", "a b c d e"},
+		}},
+		{"the next one when there is room, at the rate", []step{
+			{0, "a b c d e f", ""}, {10 * time.Second, "a b c d e f", "summary a b c d e"},
+			{20 * time.Second, "b c d e f", ""}, {30 * time.Second, "b c d e f", ""}, {6 * time.Minute, "b c d e f", "f"},
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSchedule(0)
+			s.wait = func() time.Duration { return 10 * time.Second }
+			for _, step := range c.steps {
+				now := start.Add(step.at)
+				got := []string{}
+				for _, f := range s.due(now, facts(strings.Fields(step.facts)...), summary) {
+					got = append(got, f.ID)
+					s.told(now, f)
+				}
+				if diff := cmp.Diff(strings.Fields(step.want), got); diff != "" {
+					t.Errorf("after %v (-want +got):\n%s", step.at, diff)
+				}
+			}
+		})
+	}
+}
+
+// TestAFloodOfFactsIsBounded has all facts of a topic replaced by others every
+// two seconds for six hours.
+func TestAFloodOfFactsIsBounded(t *testing.T) {
+	s, told := newSchedule(0), 0
+	const hours = 6
+	for second := 0; second < hours*3600; second += 2 {
+		now := start.Add(time.Duration(second) * time.Second)
+		for _, f := range s.due(now, many(fmt.Sprint(second), 7), summary) {
+			s.told(now, f)
+			told++
+		}
+		if len(s.plan) > topicBurst+int(3600*topicRate)+2*mostFacts {
+			t.Fatalf("%d facts are remembered after %d s", len(s.plan), second)
+		}
+	}
+	if most := topicBurst + hours*12; told < hours*12 || told > most {
+		t.Errorf("%d Events in six hours, want no more than %d", told, most)
+	}
+}
+
+// api keeps the Events that are made, and refuses a second one of a name. The
+// store of the fake client takes longer for it than a real API server.
+type api struct {
+	client   *fake.Clientset
+	requests int
+	messages map[string]string // by name
+	broken   error             // answer to everything
+}
+
+func newAPI() *api {
+	a := &api{client: fake.NewClientset(), messages: map[string]string{}}
+	a.client.PrependReactor("create", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		a.requests++
+		e := action.(clienttesting.CreateAction).GetObject().(*corev1.Event)
+		switch _, exists := a.messages[e.Name]; {
+		case a.broken != nil:
+			return true, nil, a.broken
+		case exists:
+			return true, nil, apierrors.NewAlreadyExists(corev1.Resource("events"), e.Name)
+		}
+		a.messages[e.Name] = e.Message
+		return true, e, nil
+	})
+	return a
+}
+
+// told returns the messages of all Events, sorted.
+func (a *api) told() []string { return slices.Sorted(maps.Values(a.messages)) }
+
+// fleet are the heralds of so many programs, and their API server.
+func fleet(n int) ([]*Herald, *api) {
+	a := newAPI()
+	heralds := make([]*Herald, n)
+	for i := range heralds {
+		pod := Pod("sys-semaphore", fmt.Sprintf("agent-%d", i), fmt.Sprint(i))
+		heralds[i] = NewHerald(Writer{Client: a.client, Component: "semaphore-test"}, pod, Spread)
+	}
+	return heralds, a
+}
+
+// live has all heralds look at the same facts for a time.
+func live(t *testing.T, heralds []*Herald, from, to time.Duration, topics []Topic) {
+	t.Helper()
+	for at := from; at < to; at += heraldPeriod {
+		for _, h := range heralds {
+			if err := h.tell(t.Context(), start.Add(at), topics); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func TestAThousandProgramsMakeOneEvent(t *testing.T) {
+	heralds, api := fleet(1000)
+	live(t, heralds, 0, 2*Spread, []Topic{{Name: "gcp", Facts: facts("node-1/public_key"), Summary: summary}})
+	if diff := cmp.Diff([]string{"node-1/public_key is bad"}, api.told()); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	if api.requests != len(heralds) {
+		t.Errorf("%d requests", api.requests)
+	}
+}
+
+func TestAThousandBadNodesMakeAHandfulOfEvents(t *testing.T) {
+	heralds, api := fleet(50)
+	live(t, heralds, 0, 2*time.Minute, []Topic{
+		{Name: "gcp", Facts: many("node-", 1000), Summary: summary},
+		{Name: "merit", Facts: facts("node-1"), Summary: summary},
+	})
+	want := []string{
+		"1000", "node-00000 is bad", "node-00001 is bad", "node-00002 is bad", "node-00003 is bad", "node-00004 is bad", "node-1 is bad",
+	}
+	if diff := cmp.Diff(want, api.told()); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatCouldNotBeToldIsToldLater(t *testing.T) {
+	heralds, api := fleet(1)
+	api.broken = errors.New("forbidden")
+	topics := []Topic{{Name: "gcp", Facts: facts("a", "b"), Summary: summary}}
+	for i := range 100 {
+		err := heralds[0].tell(t.Context(), start.Add(time.Duration(i)*Spread), topics)
+		if i > 1 && (err == nil || err.Error() != "create event: forbidden") {
+			t.Fatalf("pass %d: %v", i, err)
+		}
+	}
+	if api.requests > 100 {
+		t.Errorf("%d requests in 100 passes", api.requests)
+	}
+	api.broken = nil
+	if err := heralds[0].tell(t.Context(), start.Add(100*Spread), topics); err != nil {
+		t.Fatal(err)
+	}
+	if all := api.told(); len(all) != 2 {
+		t.Errorf("Events %q", all)
+	}
+}
+
+func TestNamesOfEventsTellFactsApart(t *testing.T) {
+	h := NewHerald(Writer{Component: "semaphore-test"}, Pod("n", "p", "u"), 0)
+	names := map[string]bool{}
+	for _, c := range [][2]string{{"gcp", "a/b"}, {"gcp", "a/c"}, {"merit", "a/b"}, {"gcp", `a" "b`}, {"gcp", ""}} {
+		name := h.name(c[0], c[1])
+		if names[name] || name != h.name(c[0], c[1]) {
+			t.Errorf("%q has the name %s", c, name)
+		}
+		names[name] = true
+	}
+}
+
+func TestALoopTellsUntilItEnds(t *testing.T) {
+	heralds, api := fleet(1)
+	heralds[0].spread = 0
+	cfg := heralds[0].Loop(func() []Topic {
+		return []Topic{{Name: "gcp", Facts: facts("a"), Summary: summary}}
+	})
+	if err := cfg.Reconcile(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if all := api.told(); len(all) != 1 {
+		t.Errorf("Events %q", all)
+	}
+}
