@@ -102,12 +102,15 @@ func (k *kubelet) environment(t *testing.T, pod *corev1.Pod, container *corev1.C
 			env[from.Prefix+key] = value
 		}
 	}
+	fields := map[string]string{
+		"metadata.name": pod.Name, "metadata.namespace": pod.Namespace, "metadata.uid": string(pod.UID), "spec.nodeName": pod.Spec.NodeName,
+	}
 	for _, v := range container.Env {
 		switch {
 		case v.ValueFrom == nil:
 			env[v.Name] = v.Value
-		case v.ValueFrom.FieldRef != nil && v.ValueFrom.FieldRef.FieldPath == "spec.nodeName":
-			env[v.Name] = pod.Spec.NodeName
+		case v.ValueFrom.FieldRef != nil && fields[v.ValueFrom.FieldRef.FieldPath] != "":
+			env[v.Name] = fields[v.ValueFrom.FieldRef.FieldPath]
 		default:
 			t.Fatalf("pod %s: %s from %v", pod.Name, v.Name, v.ValueFrom)
 		}

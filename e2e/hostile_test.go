@@ -5,12 +5,14 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
 )
@@ -125,5 +127,39 @@ func TestHostileNodes(t *testing.T) {
 			}
 		}
 		t.Logf("%d changes", flips)
+	})
+
+	t.Run("a handful of Events tells of them", func(t *testing.T) {
+		var events []corev1.Event
+		eventually(t, time.Minute, "the Events", func(ctx context.Context) error {
+			list, err := p.AWS.Client().CoreV1().Events(mesh.Namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			if events = list.Items; len(events) < 6 {
+				return fmt.Errorf("there are %d", len(events))
+			}
+			return nil
+		})
+		told := map[string]bool{}
+		for i := range events {
+			e := &events[i]
+			if e.InvolvedObject.Kind != "Pod" || e.InvolvedObject.Name != mesh.PodName(agent.Node) || e.InvolvedObject.UID == "" {
+				t.Errorf("about %+v", e.InvolvedObject)
+			}
+			if len(e.Message) > 500 {
+				t.Errorf("a message of %d bytes", len(e.Message))
+			}
+			what := e.Reason
+			for _, node := range bad {
+				if strings.HasPrefix(e.Message, fmt.Sprintf("node %q of gcp is rejected, ", node)) {
+					what += " " + node
+				}
+			}
+			told[what] = true
+		}
+		if len(events) != 6 || len(told) != 6 || !told["NodesRejected"] {
+			t.Errorf("Events of %v", slices.Sorted(maps.Keys(told)))
+		}
 	})
 }

@@ -30,6 +30,7 @@ func TestOnAPIServers(t *testing.T) {
 		{"an address that another pod reuses stays", testReuse},
 		{"a relabelled pod is in one of its sets at any time", testRelabel},
 		{"identities that share a name, and foreign sets", testCollisions},
+		{"Events of names that are taken", testEvents},
 		{"edited and deleted sets are repaired", testDrift},
 		{"labels in Calico's annotation are recognised", testAnnotation},
 		{"a restart with nothing to do writes nothing", testRestart},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
@@ -32,6 +33,8 @@ type Config struct {
 	FullResyncPeriod time.Duration
 	// ShardSize is how many nets an object holds; 0: DefaultShardSize.
 	ShardSize int
+	// Herald tells of names that are taken; nil: nobody does.
+	Herald *event.Herald
 	// Logger gets changes of state.
 	Logger *slog.Logger
 	// Metrics and Watches are to be registered by the caller.
@@ -111,6 +114,12 @@ func (c *Controller) Lead(ctx context.Context) error {
 	})
 	errs := make([]error, len(c.remotes)+1)
 	wg.Go(func() { errs[len(c.remotes)] = strays.Run(ctx) })
+	if c.shared.Herald != nil {
+		events := c.shared.Herald.Loop(c.topics)
+		events.Logger = c.shared.Logger
+		// It never fails, other than its passes.
+		wg.Go(func() { _ = reconcile.NewLoop(events).Run(ctx) })
+	}
 	for i, r := range c.remotes {
 		wg.Go(func() { errs[i] = r.lead(ctx) })
 	}

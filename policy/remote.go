@@ -80,6 +80,8 @@ type remoteState struct {
 	objects []Object
 	skipped Skipped
 	held    int
+	// collisions are among the objects.
+	collisions []Collision
 }
 
 func newRemote(cfg RemoteConfig, s *shared) *remote {
@@ -193,6 +195,7 @@ func (r *remote) pass(ctx context.Context, w *writer, now time.Time) error {
 		members := Collect(pods, r.Rules, func(id Identity) bool { return exists[id] })
 		next.skipped = members.Skipped
 		next.objects, err = Plan(r.Rules.Cluster, members.Sets, sets, r.shared.ShardSize)
+		next.collisions = Collisions(next.objects, sets)
 	}
 	eased, held := Ease(r.Rules.Cluster, sets, next.objects, r.expired(now))
 	r.hold(held, now)

@@ -10,11 +10,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/leader"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/policy"
@@ -51,6 +51,16 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 			StaleAfter:   r.StaleAfter,
 		})
 	}
+	client, err := kubernetes.NewForConfig(local)
+	if err != nil {
+		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
+	}
+	var herald *event.Herald
+	if pod := cfg.Pod; pod.Known() {
+		// Only the replica that leads tells anything: it needn't wait.
+		herald = event.NewHerald(event.Writer{Client: client, Component: "semaphore-policy"},
+			event.Pod(pod.Namespace, pod.Name, pod.UID), 0)
+	}
 	metrics := policy.NewMetrics()
 	watches := cluster.NewMetrics("semaphore_policy", "kube_policy_semaphore_pod_watcher_failures")
 	p.controller = policy.New(policy.Config{
@@ -59,10 +69,11 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 		Calico:           calico,
 		Remotes:          remotes,
 		FullResyncPeriod: cfg.FullResyncPeriod,
+		Herald:           herald,
 		Logger:           log, Metrics: metrics, Watches: watches,
 	})
 	if cfg.LeaderElection {
-		if p.election, err = p.newElection(local); err != nil {
+		if p.election, err = p.newElection(client); err != nil {
 			return nil, err
 		}
 	}
@@ -94,11 +105,7 @@ func (p *program) localName() string {
 // newElection makes the replicas of one installation agree. Where the flags of
 // the original program are used there is one process for each remote, and each
 // must be able to lead.
-func (p *program) newElection(local *rest.Config) (*leader.Election, error) {
-	client, err := kubernetes.NewForConfig(local)
-	if err != nil {
-		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
-	}
+func (p *program) newElection(client kubernetes.Interface) (*leader.Election, error) {
 	// In a pod the host is the pod. Elsewhere two replicas may share a host,
 	// but not the address that they listen on.
 	host, err := os.Hostname()

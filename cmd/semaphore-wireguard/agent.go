@@ -22,6 +22,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -45,6 +46,7 @@ type agent struct {
 	metrics   *loopMetrics
 	self      *cluster.Watch[peers.Self]
 	publisher *peers.Publisher
+	herald    *event.Herald // nil: nothing for Events to be about is known
 	table     *routes.Table
 	remotes   []*remote
 	loops     []*reconcile.Loop
@@ -127,6 +129,10 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	a.publisher = peers.NewPublisher(peers.PublisherConfig{
 		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: publications, Logger: log,
 	})
+	if pod := cfg.Pod; pod.Known() {
+		a.herald = event.NewHerald(event.Writer{Client: client, Component: "semaphore-wireguard"},
+			event.Pod(pod.Namespace, pod.Name, pod.UID), event.Spread)
+	}
 	a.registry.MustRegister(peers.NewCollector(log, a.observed()...))
 	return a, nil
 }
@@ -184,6 +190,9 @@ func (a *agent) tasks() ([]daemon.Task, error) {
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "publish", Reconcile: a.publisher.Reconcile, Trigger: a.publishing, MinInterval: burstSpacing,
 	}))
+	if a.herald != nil {
+		tasks = append(tasks, a.loop(a.herald.Loop(a.topics)))
+	}
 	for _, r := range a.remotes {
 		tasks = append(tasks, r.tasks()...)
 	}

@@ -23,8 +23,12 @@ func (m *Mesh) Prepare(ctx context.Context, node *testbed.Node, remotes ...*test
 		return nil, err
 	}
 	p.Env["SEMAPHORE_NODE_NAME"] = node.Name
+	p.Env["SEMAPHORE_NAMESPACE"], p.Env["SEMAPHORE_POD_NAME"], p.Env["SEMAPHORE_POD_UID"] = Namespace, PodName(node), node.Name
 	return &Agent{p}, nil
 }
+
+// PodName is the name of the pod that the agent of a node thinks it is in.
+func PodName(node *testbed.Node) string { return "semaphore-wireguard-" + node.Name }
 
 // Start prepares an agent and starts it.
 func (m *Mesh) Start(ctx context.Context, node *testbed.Node, remotes ...*testbed.Cluster) (*Agent, error) {

@@ -74,6 +74,12 @@ type Base struct {
 // Logging returns the level and the format of the log.
 func (b Base) Logging() (level, format string) { return b.LogLevel, b.LogFormat }
 
+// Pod is the pod that a program runs in, which its Events are about.
+type Pod struct{ Namespace, Name, UID string }
+
+// Known reports whether there is anything for Events to be about.
+func (p Pod) Known() bool { return p.Namespace != "" && p.Name != "" && p.UID != "" }
+
 // Values of Wireguard.Backend.
 const (
 	BackendAuto      = "auto"
@@ -92,6 +98,8 @@ type Wireguard struct {
 	Base
 	// NodeName is the Kubernetes node that the process runs on.
 	NodeName string
+	// Pod may be unknown.
+	Pod Pod
 	// Backend is BackendAuto, BackendKernel or BackendUserspace.
 	Backend string
 	// KeyPath is the absolute path of the folder of private keys.
@@ -136,6 +144,8 @@ type Policy struct {
 	LeaderElection bool
 	// Namespace holds the leader election's Lease.
 	Namespace string
+	// Pod may be unknown.
+	Pod Pod
 	// LabelDomain is what stands before the slash in the labels of pods and sets.
 	LabelDomain string
 	// ManagedBy is the value of the label that marks sets as ours.

@@ -35,6 +35,18 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "AWS_1"}, nil,
 			[]string{`SEMAPHORE_CLUSTER_NAME: "AWS_1": a lowercase RFC 1123 label must consist of`},
 		},
+		"name of the pod without its UID": {
+			wireguardError, []string{"SEMAPHORE_POD_NAME", "agent-x"}, nil,
+			[]string{"SEMAPHORE_POD_UID: required with SEMAPHORE_POD_NAME: from metadata.uid"},
+		},
+		"UID of the pod without its name": {
+			policyError, []string{"SEMAPHORE_POD_UID", "u-1"}, nil,
+			[]string{"SEMAPHORE_POD_NAME: required with SEMAPHORE_POD_UID: from metadata.name"},
+		},
+		"name of the pod and namespace that can't be any": {
+			wireguardError, []string{"SEMAPHORE_POD_NAME", "Agent", "SEMAPHORE_POD_UID", "u-1", "SEMAPHORE_NAMESPACE", "a.b"}, nil,
+			[]string{`SEMAPHORE_NAMESPACE: "a.b": must not contain dots`, `SEMAPHORE_POD_NAME: "Agent": a lowercase RFC 1123 subdomain must`},
+		},
 		"remotes missing": {
 			wireguardError, []string{"SEMAPHORE_REMOTES", "-"}, nil,
 			[]string{"SEMAPHORE_REMOTES: required: the remote clusters, as in gcp,merit; or SEMAPHORE_CLUSTERS_CONFIG"},

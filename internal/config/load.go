@@ -32,7 +32,7 @@ const cleanupFlag = "cleanup"
 // The warnings are about settings that have no effect. The error joins all
 // faults; it is flag.ErrHelp after -help or -version was answered, on stdout.
 func LoadWireguard(args []string) (cfg Wireguard, warnings []string, err error) {
-	return loadWireguard(args, os.Stdout)
+	return loadWireguard(args, os.Stdout, podNamespaceFile)
 }
 
 // LoadMirror is LoadWireguard for semaphore-service-mirror.
@@ -45,7 +45,7 @@ func LoadPolicy(args []string) (cfg Policy, warnings []string, err error) {
 	return loadPolicy(args, os.Stdout, podNamespaceFile)
 }
 
-func loadWireguard(args []string, out io.Writer) (cfg Wireguard, warnings []string, err error) {
+func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wireguard, warnings []string, err error) {
 	var vars wireguardVars
 	l, err := newLoader("semaphore-wireguard", "keeps a WireGuard mesh with the nodes of remote clusters", &vars)
 	if err != nil {
@@ -61,6 +61,10 @@ func loadWireguard(args []string, out io.Writer) (cfg Wireguard, warnings []stri
 	} else {
 		cfg.NodeName = l.faults.valid(l.origin(&vars.NodeName), vars.NodeName, validation.IsDNS1123Subdomain)
 	}
+	if vars.Namespace != "" {
+		l.namespace(&vars.Namespace, "")
+	}
+	cfg.Pod = l.pod(&vars.Pod, cmp.Or(vars.Namespace, readPodNamespace(namespaceFile)))
 	cfg.Backend = l.faults.oneOf(l.origin(&vars.WG.Backend), vars.WG.Backend, BackendAuto, BackendKernel, BackendUserspace)
 	cfg.KeyPath = filepath.Clean(vars.WG.KeyPath)
 	if !filepath.IsAbs(cfg.KeyPath) {
@@ -126,9 +130,11 @@ func loadPolicy(args []string, out io.Writer, namespaceFile string) (cfg Policy,
 	}
 	cfg.Base = l.base(":8080", needs{})
 	cfg.LeaderElection = l.faults.boolean(l.origin(&vars.LeaderElection), vars.LeaderElection)
-	if cfg.LeaderElection {
-		cfg.Namespace = l.namespace(&vars.Namespace, readPodNamespace(namespaceFile))
+	podNamespace := readPodNamespace(namespaceFile)
+	if cfg.LeaderElection || vars.Namespace != "" {
+		cfg.Namespace = l.namespace(&vars.Namespace, podNamespace)
 	}
+	cfg.Pod = l.pod(&vars.Pod, cmp.Or(cfg.Namespace, podNamespace))
 	p := &vars.Policy
 	cfg.LabelDomain = l.faults.valid(l.origin(&p.LabelDomain), p.LabelDomain, validation.IsDNS1123Subdomain)
 	cfg.ManagedBy = l.faults.valid(l.origin(&p.ManagedBy), p.ManagedBy, validation.IsValidLabelValue)
@@ -301,6 +307,22 @@ func (l *loader) namespace(field *string, otherwise string) string {
 		return ""
 	}
 	return l.faults.valid(l.origin(field), name, validation.IsDNS1123Label)
+}
+
+// pod returns the pod that the process runs in; nothing outside of one.
+func (l *loader) pod(vars *podVars, namespace string) Pod {
+	name, uid := l.setting(&vars.Name), l.setting(&vars.UID)
+	switch {
+	case !name.set && !uid.set:
+		return Pod{}
+	case !uid.set:
+		l.faults.add(uid.origin, "required with %s: from metadata.uid", name.origin)
+	case !name.set:
+		l.faults.add(name.origin, "required with %s: from metadata.name", uid.origin)
+	default:
+		l.faults.valid(name.origin, vars.Name, validation.IsDNS1123Subdomain)
+	}
+	return Pod{Namespace: namespace, Name: vars.Name, UID: vars.UID}
 }
 
 func (l *loader) selector(field *string) string {

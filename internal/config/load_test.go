@@ -264,11 +264,43 @@ func TestNamespaceIsThePodsByDefault(t *testing.T) {
 	}
 }
 
+func TestPodIsKnownByAllThatItTakes(t *testing.T) {
+	const name, uid = "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID"
+	file := filepath.Join(t.TempDir(), "namespace")
+	if err := os.WriteFile(file, []byte("kube-system\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		change []string
+		file   string
+		want   Pod
+		known  bool
+	}{
+		{"in a pod", []string{name, "agent-x", uid, "u-1", "SEMAPHORE_NAMESPACE", "-"}, file, Pod{"kube-system", "agent-x", "u-1"}, true},
+		{"in a pod that is told its namespace", []string{name, "agent-x", uid, "u-1"}, file, Pod{"sys-semaphore", "agent-x", "u-1"}, true},
+		{"namespace unknown", []string{name, "agent-x", uid, "u-1", "SEMAPHORE_NAMESPACE", "-", "SEMAPHORE_LEADER_ELECTION", "false"}, "", Pod{"", "agent-x", "u-1"}, false},
+		{"outside of a pod", nil, "", Pod{}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			setenv(t, env(c.change...))
+			agent, _, err := loadWireguard(nil, io.Discard, c.file)
+			if err != nil || agent.Pod != c.want || agent.Pod.Known() != c.known {
+				t.Errorf("wireguard: %+v, known %t, error %v", agent.Pod, agent.Pod.Known(), err)
+			}
+			policy, _, err := loadPolicy(nil, io.Discard, c.file)
+			if err != nil || policy.Pod != c.want {
+				t.Errorf("policy: %+v, error %v", policy.Pod, err)
+			}
+		})
+	}
+}
+
 func TestVersionAndHelpEndTheProgram(t *testing.T) {
 	setenv(t, nil)
 	for arg, want := range map[string]string{"-version": "semaphore-wireguard devel", "-help": "Settings are environment variables", "-h": "SEMAPHORE_"} {
 		var out strings.Builder
-		_, _, err := loadWireguard([]string{arg}, &out)
+		_, _, err := loadWireguard([]string{arg}, &out, "")
 		if !errors.Is(err, flag.ErrHelp) || !strings.Contains(out.String(), want) {
 			t.Errorf("%s: error %v and output %q, want %q in it", arg, err, out.String(), want)
 		}
@@ -278,7 +310,7 @@ func TestVersionAndHelpEndTheProgram(t *testing.T) {
 func TestHelpNamesEverySetting(t *testing.T) {
 	setenv(t, nil)
 	loaders := map[string]func(out io.Writer) error{
-		"wireguard": func(out io.Writer) error { _, _, err := loadWireguard([]string{"-help"}, out); return err },
+		"wireguard": func(out io.Writer) error { _, _, err := loadWireguard([]string{"-help"}, out, ""); return err },
 		"mirror":    func(out io.Writer) error { _, _, err := loadMirror([]string{"-help"}, out, ""); return err },
 		"policy":    func(out io.Writer) error { _, _, err := loadPolicy([]string{"-help"}, out, ""); return err },
 	}
@@ -291,13 +323,16 @@ func TestHelpNamesEverySetting(t *testing.T) {
 		"SEMAPHORE_REMOTE_<NAME>_WG_MTU", "SEMAPHORE_REMOTE_<NAME>_SERVICE_PREFIX", "-help", "-version",
 	}
 	own := map[string][]string{
-		"wireguard": {"SEMAPHORE_NODE_NAME, -node-name", "SEMAPHORE_WG_BACKEND", "SEMAPHORE_WG_KEY_PATH, -wg-key-path", "SEMAPHORE_WG_ROUTE_SRC", "-cleanup"},
+		"wireguard": {
+			"SEMAPHORE_NODE_NAME, -node-name", "SEMAPHORE_WG_BACKEND", "SEMAPHORE_WG_KEY_PATH, -wg-key-path", "SEMAPHORE_WG_ROUTE_SRC",
+			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "-cleanup",
+		},
 		"mirror": {
 			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",
 			"SEMAPHORE_GLOBAL_SELECTOR", "SEMAPHORE_GLOBAL_ROUTING_STRATEGY_LABEL", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "-config",
 		},
 		"policy": {
-			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_POLICY_LABEL_DOMAIN", "SEMAPHORE_POLICY_MANAGED_BY",
+			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_POLICY_LABEL_DOMAIN", "SEMAPHORE_POLICY_MANAGED_BY",
 			"SEMAPHORE_POLICY_CALICO_API", "SEMAPHORE_POLICY_INCLUDE_HOST_NETWORK", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD, -full-store-resync-period",
 			"-target-cluster-name", "-target-kube-config", "-remote-api-url", "-remote-ca-url", "-remote-sa-token-path", "-pod-resync-period",
 		},

@@ -52,9 +52,17 @@ type remoteVars struct {
 	ServicePrefix string `split_words:"true" desc:"what the names of services mirrored from the remote start with (default: the remote's name)"`
 }
 
+// podVars say which pod a program runs in.
+type podVars struct {
+	Name string `desc:"name of the pod that this runs in, which its Events are about; without it there are none"`
+	UID  string `desc:"UID of that pod"`
+}
+
 type wireguardVars struct {
-	NodeName string `split_words:"true" flag:"node-name" desc:"the Kubernetes node that this runs on (required)"`
-	WG       struct {
+	NodeName  string `split_words:"true" flag:"node-name" desc:"the Kubernetes node that this runs on (required)"`
+	Namespace string `desc:"namespace of its Events (default: the pod's)"`
+	Pod       podVars
+	WG        struct {
 		Backend  string `default:"auto" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
 		KeyPath  string `split_words:"true" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
 		RouteSrc string `split_words:"true" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
@@ -73,7 +81,8 @@ type mirrorVars struct {
 
 type policyVars struct {
 	LeaderElection string `split_words:"true" default:"true" desc:"whether several replicas agree on one that works"`
-	Namespace      string `desc:"namespace of the leader election's Lease (default: the pod's)"`
+	Namespace      string `desc:"namespace of the leader election's Lease and of Events (default: the pod's)"`
+	Pod            podVars
 	Policy         struct {
 		LabelDomain        string `split_words:"true" default:"policy.semaphore.uw.io" desc:"what stands before the slash in the labels of pods and network sets"`
 		ManagedBy          string `split_words:"true" default:"semaphore-policy" desc:"value of the managed-by label of network sets"`

@@ -18,6 +18,9 @@ const (
 	heraldPeriod = 2 * time.Second
 	// heraldRetry is how long it waits at least after a failure.
 	heraldRetry = 5 * time.Second
+	// heraldTimeout bounds one pass, so that a slow API server doesn't make the
+	// program seem stuck.
+	heraldTimeout = 30 * time.Second
 )
 
 // Topic is what facts are about. One with a great many facts doesn't keep those
@@ -60,6 +63,8 @@ func (h *Herald) Loop(topics func() []Topic) reconcile.Config {
 // tell tells what is due, up to the first failure: the API server that doesn't
 // take one Event takes no other.
 func (h *Herald) tell(ctx context.Context, now time.Time, topics []Topic) error {
+	ctx, cancel := context.WithTimeout(ctx, heraldTimeout)
+	defer cancel()
 	for i := range topics {
 		topic := &topics[i]
 		s := h.topics[topic.Name]

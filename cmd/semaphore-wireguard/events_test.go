@@ -1,0 +1,67 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+func TestRejectionsAreFacts(t *testing.T) {
+	topic := rejections("gcp", []peers.Rejection{
+		{Node: "gcp-1", Reason: peers.ReasonPublicKey, Detail: "no public key annotation"},
+		{Node: "gcp-2", Reason: peers.ReasonPodCIDR, Detail: "pod CIDR 10.9.0.0/24 lies outside", Partial: true},
+		{Node: "gcp-2\n", Reason: peers.ReasonEndpoint, Detail: "no endpoint annotation"},
+	})
+	want := []event.Fact{
+		{ID: `"gcp-1" public_key false`, Reason: "NodeRejected", Message: `node "gcp-1" of gcp is rejected, public_key: no public key annotation`},
+		{ID: `"gcp-2" pod_cidr true`, Reason: "PrefixRejected", Message: `a prefix of node "gcp-2" of gcp is rejected, pod_cidr: pod CIDR 10.9.0.0/24 lies outside`},
+		{ID: `"gcp-2\n" endpoint false`, Reason: "NodeRejected", Message: `node "gcp-2\n" of gcp is rejected, endpoint: no endpoint annotation`},
+	}
+	if diff := cmp.Diff(want, topic.Facts); diff != "" {
+		t.Errorf("facts (-want +got):\n%s", diff)
+	}
+	got := topic.Summary(topic.Facts)
+	if want := (event.Fact{ID: "all", Reason: "NodesRejected", Message: "3 nodes of gcp are rejected, or prefixes of them: " +
+		"endpoint 1, pod_cidr 1, public_key 1; semaphore-wireguard status names all"}); got != want {
+		t.Errorf("summary %+v", got)
+	}
+}
+
+// TestWhatIsTheSameFact says for which changes a node is told again.
+func TestWhatIsTheSameFact(t *testing.T) {
+	before := peers.Rejection{Node: "gcp-1", Reason: peers.ReasonPublicKey, Detail: "x"}
+	for _, c := range []struct {
+		name string
+		now  peers.Rejection
+		same bool
+	}{
+		{"nothing changed", before, true},
+		{"another detail", peers.Rejection{Node: "gcp-1", Reason: peers.ReasonPublicKey, Detail: "y"}, true},
+		{"another reason", peers.Rejection{Node: "gcp-1", Reason: peers.ReasonEndpoint, Detail: "x"}, false},
+		{"another node", peers.Rejection{Node: "gcp-2", Reason: peers.ReasonPublicKey, Detail: "x"}, false},
+		{"only a prefix", peers.Rejection{Node: "gcp-1", Reason: peers.ReasonPublicKey, Detail: "x", Partial: true}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := rejections("gcp", []peers.Rejection{before}).Facts[0].ID, rejections("gcp", []peers.Rejection{c.now}).Facts[0].ID
+			if (a == b) != c.same {
+				t.Errorf("%q and %q", a, b)
+			}
+		})
+	}
+}
+
+func TestASummaryOfManyIsShort(t *testing.T) {
+	var rejected []peers.Rejection
+	for i := range 5000 {
+		rejected = append(rejected, peers.Rejection{Node: fmt.Sprintf("%s-%d", strings.Repeat("n", 200), i), Reason: peers.ReasonPublicKey})
+	}
+	topic := rejections("gcp", rejected)
+	if got := topic.Summary(topic.Facts).Message; len(got) > 200 || !strings.HasPrefix(got, "5000 nodes of gcp") {
+		t.Errorf("got %q", got)
+	}
+}

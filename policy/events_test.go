@@ -1,0 +1,94 @@
+package policy_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/policy"
+)
+
+// told waits until the Events about a pod have these messages, in any order.
+func told(t *testing.T, c *testbed.Cluster, pod string, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	wait(t, "the Events", func() error {
+		list, err := c.Client().CoreV1().Events("sys-semaphore").List(t.Context(), listAll)
+		if err != nil {
+			return err
+		}
+		var got []string
+		for i := range list.Items {
+			if e := &list.Items[i]; e.InvolvedObject.Name == pod {
+				got = append(got, e.Message)
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("got:\n  %s\nwant:\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+		}
+		return nil
+	})
+}
+
+// testEvents has a foreign object and another set in the way of names, and looks
+// for the word of it; another leader doesn't tell it again.
+func testEvents(t *testing.T, b *bed) {
+	const pod = "semaphore-policy-0"
+	sets := b.sets(t, b.aws)
+	foreign := func(name string) {
+		t.Helper()
+		_, err := sets.Create(t.Context(), &calico.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	start := func() *instance {
+		t.Helper()
+		client, err := kubernetes.NewForConfig(as(b.aws, b.accounts["aws"]))
+		must(t, err)
+		return b.start(t, b.aws, func(cfg *policy.Config) {
+			cfg.Herald = event.NewHerald(event.Writer{Client: client, Component: managedBy}, event.Pod("sys-semaphore", pod, "u-1"), 0)
+		}, b.merit)
+	}
+	named := func(set string) string {
+		t.Helper()
+		var name string
+		wait(t, "the object of "+set, func() error {
+			list, err := sets.List(t.Context(), listAll)
+			if err != nil {
+				return err
+			}
+			for i := range list.Items {
+				l := list.Items[i].Labels
+				if l[domain+"/cluster"]+"/"+l[domain+"/namespace"]+"/"+l[domain+"/name"] == set {
+					name = list.Items[i].Name
+					return nil
+				}
+			}
+			return fmt.Errorf("none of %d", len(list.Items))
+		})
+		return name
+	}
+
+	foreign("merit-shop-web")
+	put(t, b.merit, running("shop", "web", "web", "10.6.0.1"), running("a", "x", "b-c", "10.6.0.2"))
+	i := start()
+	named("merit/a/b-c") // first come, first served
+	put(t, b.merit, running("a-b", "x", "c", "10.6.0.3"))
+	web := fmt.Sprintf("the network set of merit/shop/web is %s: an object that isn't ours has the name merit-shop-web", named("merit/shop/web"))
+	c := fmt.Sprintf("the network set of merit/a-b/c is %s: merit/a/b-c has the name merit-a-b-c", named("merit/a-b/c"))
+	told(t, b.aws, pod, web, c)
+
+	i.stop()
+	foreign("merit-zoo-web")
+	put(t, b.merit, running("zoo", "web", "web", "10.6.0.4"))
+	start()
+	zoo := fmt.Sprintf("the network set of merit/zoo/web is %s: an object that isn't ours has the name merit-zoo-web", named("merit/zoo/web"))
+	told(t, b.aws, pod, web, c, zoo)
+}
