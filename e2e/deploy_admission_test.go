@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -169,6 +171,61 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 	})
 }
 
+// TestAgentTellsOnlyOfItself holds the Events that agents may create against the
+// admission policy. Where the agents have more rights, it is it that refuses.
+func TestAgentTellsOnlyOfItself(t *testing.T) {
+	cluster := startCluster(t)
+	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard")))
+	must(t, cluster.Grant(t.Context(), systemNamespace, agentAccount,
+		rbacv1.PolicyRule{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"*"}}))
+	own := clientWith(t, cluster, agentToken(t, cluster, "aws-1"))
+	unbound := clientWith(t, cluster, agentToken(t, cluster, ""))
+	pod, err := cluster.Client().CoreV1().Pods(systemNamespace).Get(t.Context(), "agent-aws-1", metav1.GetOptions{})
+	must(t, err)
+	number := 0
+	tell := func(ctx context.Context, client kubernetes.Interface, about corev1.ObjectReference) error {
+		number++
+		_, err := client.CoreV1().Events(systemNamespace).Create(ctx, &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("event-%d", number)}, InvolvedObject: about,
+			Type: corev1.EventTypeWarning, Reason: "NodeRejected", FirstTimestamp: metav1.Now(),
+		}, metav1.CreateOptions{})
+		return err
+	}
+	itself := corev1.ObjectReference{Kind: "Pod", Namespace: systemNamespace, Name: pod.Name, UID: pod.UID}
+	another := corev1.ObjectReference{Kind: "Pod", Namespace: systemNamespace, Name: "agent-aws-2", UID: "another"}
+	const refusal = "only create events about its own pod"
+	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
+		if err := tell(ctx, own, another); err == nil {
+			return errors.New("an Event about another pod went through")
+		}
+		return nil
+	})
+	t.Run("of itself", func(t *testing.T) { refused(t, tell(t.Context(), own, itself), "") })
+	told := fmt.Sprintf("event-%d", number)
+	t.Run("of another pod", func(t *testing.T) { refused(t, tell(t.Context(), own, another), refusal) })
+	t.Run("of its node", func(t *testing.T) {
+		refused(t, tell(t.Context(), own, corev1.ObjectReference{Kind: "Node", Namespace: systemNamespace, Name: "aws-1", UID: "aws-1"}), refusal)
+	})
+	t.Run("of nothing", func(t *testing.T) {
+		refused(t, tell(t.Context(), own, corev1.ObjectReference{Kind: "Pod", Namespace: systemNamespace}), refusal)
+	})
+	t.Run("with a token that is bound to no pod", func(t *testing.T) { refused(t, tell(t.Context(), unbound, itself), refusal) })
+	t.Run("of itself, through the other API", func(t *testing.T) {
+		_, err := own.EventsV1().Events(systemNamespace).Create(t.Context(), &eventsv1.Event{
+			ObjectMeta: metav1.ObjectMeta{Name: "other-api"}, EventTime: metav1.NowMicro(), Regarding: itself,
+			Type: corev1.EventTypeWarning, Reason: "NodeRejected", Action: "Reject",
+			ReportingController: "semaphore.uw.io/wireguard", ReportingInstance: "agent",
+		}, metav1.CreateOptions{})
+		refused(t, err, refusal)
+	})
+	t.Run("a change of what is told", func(t *testing.T) {
+		patch := []byte(`{"message":"all is well"}`)
+		_, err := own.CoreV1().Events(systemNamespace).Patch(t.Context(), told, types.MergePatchType, patch, metav1.PatchOptions{})
+		refused(t, err, refusal)
+	})
+	t.Run("everybody else goes on", func(t *testing.T) { refused(t, tell(t.Context(), cluster.Client(), another), "") })
+}
+
 // refused checks that our policy refused a request with a message, or, with an
 // empty one, that nobody did.
 func refused(t *testing.T, err error, message string) {
@@ -180,7 +237,7 @@ func refused(t *testing.T, err error, message string) {
 	if err == nil {
 		t.Fatalf("went through, expected a refusal with %q", message)
 	}
-	for _, part := range []string{"ValidatingAdmissionPolicy 'semaphore-wireguard'", message} {
+	for _, part := range []string{"ValidatingAdmissionPolicy 'semaphore-wireguard", message} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("refused with %q, expected %q", err, part)
 		}

@@ -1,12 +1,11 @@
 package e2e_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,11 +13,9 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -29,12 +26,27 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
-// example is the pair of clusters of deploy/example.
+// example is the pair of clusters of deploy/example. They differ in what there is
+// a choice of, so that all of it is tried: the Calico of the second one has only the
+// older API, and its service mirror writes objects of the deprecated Endpoints API.
 type example struct {
 	folder   string // deploy/example
 	clusters [2]*testbed.Cluster
 	pods     [2]*testbed.Pod // one on the first node of each cluster
-	audit    string          // log of the requests to the first cluster's API server
+	policies [2]*runningPod  // semaphore-policy, once it has been started
+	audits   [2]string       // logs of the requests to the API servers
+}
+
+// calico are the APIs of Calico of the clusters, by the names of the files in
+// policy/testdata.
+var calico = [2]schema.GroupVersionResource{
+	{Group: "projectcalico.org", Version: "v3", Resource: "globalnetworksets"},
+	{Group: "crd.projectcalico.org", Version: "v1", Resource: "globalnetworksets"},
+}
+
+// sets is an administrator's client of the network sets of a cluster.
+func (e *example) sets(cluster int) dynamic.ResourceInterface {
+	return e.clusters[cluster].Dynamic().Resource(calico[cluster])
 }
 
 // startExample starts the clusters, with two nodes each, and does what the
@@ -42,14 +54,18 @@ type example struct {
 func startExample(t *testing.T) *example {
 	t.Helper()
 	tb := testbed.Start(t, testbed.Config{})
-	e := &example{folder: filepath.Join(deployFolder(t), "example"), audit: filepath.Join(t.TempDir(), "audit.log")}
-	clusters, err := tb.StartClusters(within(t, 3*time.Minute),
-		testbed.ClusterConfig{Name: "aws", APIServerArgs: auditArgs(t, e.audit)}, testbed.ClusterConfig{Name: "gcp"})
+	e := &example{folder: filepath.Join(deployFolder(t), "example")}
+	var configs []testbed.ClusterConfig
+	for i, name := range []string{"aws", "gcp"} {
+		e.audits[i] = filepath.Join(t.TempDir(), name+".log")
+		configs = append(configs, testbed.ClusterConfig{Name: name, APIServerArgs: auditArgs(t, e.audits[i])})
+	}
+	clusters, err := tb.StartClusters(within(t, 3*time.Minute), configs...)
 	must(t, err)
 	e.clusters = [2]*testbed.Cluster(clusters)
 	for i, c := range e.clusters {
 		// Calico's, which semaphore-policy writes to.
-		must(t, c.Apply(t.Context(), filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata", "v3.yaml")))
+		must(t, c.Apply(t.Context(), filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata", calico[i].Version+".yaml")))
 		e.kubectl(t, c, "apply", "-k", filepath.Join(e.folder, c.Name))
 		issueTokens(t, c)
 		for range 2 {
@@ -60,6 +76,7 @@ func startExample(t *testing.T) *example {
 		must(t, err)
 		must(t, e.pods[i].Serve(t.Context(), mesh.PodPort, nil))
 	}
+	e.set(t, e.clusters[1], "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "true")
 	e.handOver(t, "aws", "gcp")
 	e.handOver(t, "gcp", "aws")
 	return e
@@ -72,6 +89,21 @@ func (e *example) kubectl(t *testing.T, c *testbed.Cluster, args ...string) stri
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return out
+}
+
+// set adds a setting to the ConfigMap that all programs of a cluster read.
+func (e *example) set(t *testing.T, c *testbed.Cluster, variable, value string) {
+	t.Helper()
+	maps := c.Client().CoreV1().ConfigMaps(systemNamespace)
+	list, err := maps.List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	i := slices.IndexFunc(list.Items, func(m corev1.ConfigMap) bool { return strings.HasPrefix(m.Name, "semaphore-") })
+	if i < 0 {
+		t.Fatalf("no settings in %s", c.Name)
+	}
+	list.Items[i].Data[variable] = value
+	_, err = maps.Update(t.Context(), &list.Items[i], metav1.UpdateOptions{})
+	must(t, err)
 }
 
 // issueTokens does what the token controller of a cluster's controller manager
@@ -253,9 +285,10 @@ func (e *example) deployment(t *testing.T, c *testbed.Cluster, name string, node
 func TestExample(t *testing.T) {
 	e := startExample(t)
 	var agents, all []*runningPod
-	for _, c := range e.clusters {
+	for i, c := range e.clusters {
 		agents = append(agents, e.agents(t, c, "agent")...)
-		all = append(all, e.deployment(t, c, "semaphore-service-mirror", 0), e.deployment(t, c, "semaphore-policy", 1))
+		e.policies[i] = e.deployment(t, c, "semaphore-policy", 1)
+		all = append(all, e.deployment(t, c, "semaphore-service-mirror", 0), e.policies[i])
 	}
 	all = append(all, agents...)
 	for _, pod := range all {
@@ -269,199 +302,21 @@ func TestExample(t *testing.T) {
 		to := e.clusters[1-i]
 		t.Run("a service of "+from.Name+" has a name in "+to.Name, func(t *testing.T) { e.mirrors(t, i) })
 		t.Run("a pod of "+from.Name+" is in a network set in "+to.Name, func(t *testing.T) { e.guards(t, i) })
+		t.Run("somebody else changes that set in "+to.Name, func(t *testing.T) { e.contested(t, i) })
 	}
+	t.Run("what an operator must know is told in Events", e.tells)
 	for _, pod := range all {
 		if strings.Contains(pod.Log(), "forbidden: User") {
 			t.Errorf("%s lacks a right:\n%s", pod.Command().Name, pod.Tail(20))
 		}
 		must(t, pod.Stop(within(t, 30*time.Second)))
 	}
+	if _, err := onlyEvent(t.Context(), e.clusters[0], "NodeRejected"); err != nil {
+		t.Errorf("both agents tell of one node: %v", err)
+	}
 	t.Run("the documents' commands work", e.documents)
 	t.Run("a neighbour that gets less, or nothing", e.handOverLess)
-	granted := granted(t, e.clusters[0])
+	granted := granted(t, e.clusters[:]...)
 	t.Run("taken out, nothing is left", e.takeOut)
-	t.Run("every right was needed", func(t *testing.T) { compareRights(t, granted, used(t, e.audit)) })
-}
-
-// mirrors makes a service in one of the clusters, waits for it in the other one,
-// changes it and deletes it.
-func (e *example) mirrors(t *testing.T, from int) {
-	remote, local := e.clusters[from].Client(), e.clusters[1-from].Client()
-	mirror := e.clusters[from].Name + "-default-73736d-fluentd"
-	labels := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true", discoveryv1.LabelServiceName: "fluentd"}
-	ready, port, protocol := true, int32(8888), corev1.ProtocolTCP
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "fluentd-1", Labels: labels},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Endpoints: []discoveryv1.Endpoint{{
-			Addresses:  []string{e.pods[from].Addresses[0].String()},
-			Conditions: discoveryv1.EndpointConditions{Ready: &ready},
-		}},
-		Ports: []discoveryv1.EndpointPort{{Port: &port, Protocol: &protocol}},
-	}
-	service := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "fluentd", Labels: labels},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: port}}},
-	}
-	service, err := remote.CoreV1().Services("default").Create(t.Context(), service, metav1.CreateOptions{})
-	must(t, err)
-	slice, err = remote.DiscoveryV1().EndpointSlices("default").Create(t.Context(), slice, metav1.CreateOptions{})
-	must(t, err)
-	mirrored := func(ctx context.Context) error {
-		have, err := local.CoreV1().Services(systemNamespace).Get(ctx, mirror, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if have.Spec.Ports[0].Port != port {
-			return fmt.Errorf("its port is %d", have.Spec.Ports[0].Port)
-		}
-		slices, err := local.DiscoveryV1().EndpointSlices(systemNamespace).List(ctx, metav1.ListOptions{
-			LabelSelector: discoveryv1.LabelServiceName + "=" + mirror,
-		})
-		if err == nil && (len(slices.Items) != 1 || *slices.Items[0].Ports[0].Port != port) {
-			err = fmt.Errorf("it has the endpoint slices %v", slices.Items)
-		}
-		return err
-	}
-	eventually(t, time.Minute, "the mirror", mirrored)
-
-	port = 8889
-	service.Spec.Ports[0].Port, slice.Ports[0].Port = port, &port
-	_, err = remote.CoreV1().Services("default").Update(t.Context(), service, metav1.UpdateOptions{})
-	must(t, err)
-	_, err = remote.DiscoveryV1().EndpointSlices("default").Update(t.Context(), slice, metav1.UpdateOptions{})
-	must(t, err)
-	eventually(t, time.Minute, "the mirror to change", mirrored)
-
-	must(t, remote.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), slice.Name, metav1.DeleteOptions{}))
-	must(t, remote.CoreV1().Services("default").Delete(t.Context(), service.Name, metav1.DeleteOptions{}))
-	eventually(t, time.Minute, "the mirror to go", func(ctx context.Context) error {
-		_, err := local.CoreV1().Services(systemNamespace).Get(ctx, mirror, metav1.GetOptions{})
-		return absent(err)
-	})
-}
-
-// absent is nil for the error of reading an object that isn't there.
-func absent(err error) error {
-	switch {
-	case err == nil:
-		return errors.New("it is still there")
-	case apierrors.IsNotFound(err):
-		return nil
-	default:
-		return err
-	}
-}
-
-// calicoSets is the resource that semaphore-policy writes where Calico serves v3.
-var calicoSets = schema.GroupVersionResource{Group: "projectcalico.org", Version: "v3", Resource: "globalnetworksets"}
-
-// guards makes labelled pods in one of the clusters, waits for their network set in
-// the other one, and deletes them.
-func (e *example) guards(t *testing.T, from int) {
-	sets := e.clusters[1-from].Dynamic().Resource(calicoSets)
-	name := e.clusters[from].Name + "-default-forwarder"
-	holds := func(n int) func(context.Context) error {
-		return func(ctx context.Context) error {
-			set, err := sets.Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			nets, _, err := unstructured.NestedStringSlice(set.Object, "spec", "nets")
-			if err == nil && len(nets) != n {
-				err = fmt.Errorf("it holds %v", nets)
-			}
-			return err
-		}
-	}
-	var pods []string
-	for i := range 2 {
-		pod := fmt.Sprintf("forwarder-%d", i)
-		_, err := e.clusters[from].Nodes()[0].AddPod(t.Context(), testbed.PodConfig{Name: pod, Object: &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"policy.semaphore.uw.io/name": "forwarder"}},
-		}})
-		must(t, err)
-		pods = append(pods, pod)
-		eventually(t, time.Minute, "the network set", holds(2*len(pods))) // an address of each family
-	}
-	now := int64(0)
-	for _, pod := range pods {
-		must(t, e.clusters[from].Client().CoreV1().Pods("default").Delete(t.Context(), pod, metav1.DeleteOptions{GracePeriodSeconds: &now}))
-	}
-	eventually(t, time.Minute, "the network set to go", func(ctx context.Context) error {
-		_, err := sets.Get(ctx, name, metav1.GetOptions{})
-		return absent(err)
-	})
-}
-
-// takeOut does what the example and the documentation tell an operator to do who
-// wants to be rid of it.
-func (e *example) takeOut(t *testing.T) {
-	for _, c := range e.clusters {
-		e.kubectl(t, c, "apply", "-k", filepath.Join(e.folder, c.Name+"-cleanup"))
-		for _, pod := range e.agents(t, c, "cleanup") {
-			select {
-			case <-pod.Done():
-			case <-within(t, time.Minute).Done():
-				pod.Kill()
-			}
-			if pod.Err() != nil {
-				t.Fatalf("clean-up: %v\n%s", pod.Err(), pod.Tail(20))
-			}
-		}
-		if out := e.kubectl(t, c, "get", "nodes", "-o", "yaml"); strings.Contains(out, "wireguard.semaphore.uw.io") {
-			t.Errorf("a node of %s still carries our annotations:\n%s", c.Name, out)
-		}
-		for _, node := range c.Nodes() {
-			must(t, clean(t, node))
-		}
-		e.kubectl(t, c, "delete", "globalnetworksets.projectcalico.org", "-l", "managed-by=semaphore-policy")
-		// Without a controller manager the namespace would wait for ever.
-		e.kubectl(t, c, "delete", "--wait=false", "-k", filepath.Join(e.folder, c.Name))
-		e.gone(t, c)
-	}
-}
-
-// clean reports what the agent left on a node, but for its keys.
-func clean(t *testing.T, node *testbed.Node) error {
-	t.Helper()
-	var errs []error
-	for what, command := range map[string][]string{
-		"links":             {"sh", "-c", "ip -o link | grep -e wireguard -e 'semaphore ' || true"},
-		"IPv4 routes":       {"sh", "-c", "ip -4 route show table all proto 115"},
-		"IPv6 routes":       {"sh", "-c", "ip -6 route show table all proto 115"},
-		"policy rules":      {"sh", "-c", "ip -4 rule | grep -v -e ^0: -e ^32766: -e ^32767: || true; ip -6 rule | grep -v -e ^0: -e ^32766: || true"},
-		"sockets":           {"sh", "-c", "ls /var/run/wireguard"},
-		"files beside keys": {"sh", "-c", "ls /var/lib/semaphore-wireguard | grep -v '[.]key$' || true"},
-	} {
-		out, err := node.Run(t.Context(), command[0], command[1:]...)
-		if err == nil && strings.TrimSpace(out) != "" {
-			err = fmt.Errorf("%s of %s: %s", what, node.Name, out)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// gone checks that no object of ours is left in a cluster, but for what goes with
-// the namespace.
-func (e *example) gone(t *testing.T, c *testbed.Cluster) {
-	t.Helper()
-	namespace, err := c.Client().CoreV1().Namespaces().Get(t.Context(), systemNamespace, metav1.GetOptions{})
-	if err == nil && namespace.DeletionTimestamp == nil {
-		t.Errorf("the namespace of %s isn't deleted", c.Name)
-	}
-	if err != nil && !apierrors.IsNotFound(err) {
-		t.Error(err)
-	}
-	kinds := e.kubectl(t, c, "api-resources", "--namespaced=false", "--verbs=list", "-o", "name")
-	for kind := range strings.Lines(kinds) {
-		kind = strings.TrimSpace(kind)
-		if kind == "namespaces" {
-			continue
-		}
-		if out := e.kubectl(t, c, "get", kind, "-o", "name"); strings.Contains(out, "semaphore") {
-			t.Errorf("left in %s: %s", c.Name, out)
-		}
-	}
+	t.Run("every right was needed", func(t *testing.T) { compareRights(t, granted, used(t, e.audits[:]...)) })
 }

@@ -24,25 +24,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// unexercised are the rights that TestExample has no use for, and when there is
-// one. Each is proven by the tests of its program, which run it with the same
-// roles.
-var unexercised = map[string]string{
-	"semaphore-service-mirror create events":                          "two clusters disagree about the ports of a global service",
-	"semaphore-service-mirror list endpoints":                         "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
-	"semaphore-service-mirror watch endpoints":                        "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
-	"semaphore-service-mirror create endpoints":                       "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
-	"semaphore-service-mirror update endpoints":                       "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
-	"semaphore-service-mirror delete endpoints":                       "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS=true",
-	"semaphore-policy get globalnetworksets.projectcalico.org":        "somebody else changed a network set at the same moment",
-	"semaphore-policy get globalnetworksets.crd.projectcalico.org":    "Calico serves only its older API",
-	"semaphore-policy list globalnetworksets.crd.projectcalico.org":   "Calico serves only its older API",
-	"semaphore-policy watch globalnetworksets.crd.projectcalico.org":  "Calico serves only its older API",
-	"semaphore-policy create globalnetworksets.crd.projectcalico.org": "Calico serves only its older API",
-	"semaphore-policy patch globalnetworksets.crd.projectcalico.org":  "Calico serves only its older API",
-	"semaphore-policy delete globalnetworksets.crd.projectcalico.org": "Calico serves only its older API",
-}
-
 // auditArgs are arguments that make an API server write down who asks for what.
 // It can't stream lists, as those of older releases, whose clients list and watch.
 func auditArgs(t *testing.T, log string) []string {
@@ -58,13 +39,21 @@ rules:
 }
 
 // used returns the rights, as in "account verb resource.group", that our accounts
-// made use of, by the audit log.
-func used(t *testing.T, log string) []string {
+// made use of, by the audit logs.
+func used(t *testing.T, logs ...string) []string {
+	t.Helper()
+	rights := map[string]bool{}
+	for _, log := range logs {
+		readAudit(t, log, rights)
+	}
+	return slices.Sorted(maps.Keys(rights))
+}
+
+func readAudit(t *testing.T, log string, rights map[string]bool) {
 	t.Helper()
 	file, err := os.Open(log)
 	must(t, err)
 	defer func() { _ = file.Close() }() // Only read.
-	rights := map[string]bool{}
 	lines := bufio.NewScanner(file)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -96,7 +85,6 @@ func used(t *testing.T, log string) []string {
 		}
 	}
 	must(t, lines.Err())
-	return slices.Sorted(maps.Keys(rights))
 }
 
 func right(account, verb, resource, group string) string {
@@ -104,10 +92,21 @@ func right(account, verb, resource, group string) string {
 }
 
 // granted returns the rights of all accounts of our namespace, as used does.
-func granted(t *testing.T, c *testbed.Cluster) []string {
+func granted(t *testing.T, clusters ...*testbed.Cluster) []string {
+	t.Helper()
+	rights := map[string]bool{}
+	for _, c := range clusters {
+		readRoles(t, c, rights)
+	}
+	if len(rights) == 0 {
+		t.Fatal("no rights at all")
+	}
+	return slices.Sorted(maps.Keys(rights))
+}
+
+func readRoles(t *testing.T, c *testbed.Cluster, rights map[string]bool) {
 	t.Helper()
 	rbac := c.Client().RbacV1()
-	rights := map[string]bool{}
 	grant := func(subjects []rbacv1.Subject, rules []rbacv1.PolicyRule) {
 		for _, subject := range subjects {
 			if subject.Kind != rbacv1.ServiceAccountKind || subject.Namespace != systemNamespace {
@@ -146,25 +145,12 @@ func granted(t *testing.T, c *testbed.Cluster) []string {
 	for i := range inNamespace.Items {
 		grant(inNamespace.Items[i].Subjects, rules(inNamespace.Items[i].RoleRef))
 	}
-	if len(rights) == 0 {
-		t.Fatal("no rights at all")
-	}
-	return slices.Sorted(maps.Keys(rights))
 }
 
-// compareRights checks that every right that is granted was used, and no other. It
-// leaves those out that the example may have no use for.
+// compareRights checks that every right that is granted was used, and no other.
 func compareRights(t *testing.T, granted, used []string) {
 	t.Helper()
-	for _, r := range slices.Sorted(maps.Keys(unexercised)) {
-		if !slices.Contains(granted, r) {
-			t.Errorf("%q isn't granted", r)
-		}
-	}
-	exercised := func(rights []string) []string {
-		return slices.DeleteFunc(slices.Clone(rights), func(r string) bool { return unexercised[r] != "" })
-	}
-	if diff := cmp.Diff(exercised(granted), exercised(used)); diff != "" {
+	if diff := cmp.Diff(granted, used); diff != "" {
 		t.Errorf("rights (-granted +used):\n%s", diff)
 	}
 }
