@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
 	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
@@ -117,7 +118,7 @@ func (s *scale) startup(ctx context.Context) error {
 		if err := pause(ctx, settling); err != nil {
 			return err
 		}
-		besideNow, besidePeak, err := residentOf(s.plain.process)
+		besideNow, besidePeak, err := proc.Resident(s.plain.process.PID())
 		if err != nil {
 			return err
 		}
@@ -144,7 +145,7 @@ func (s *scale) memory(ctx context.Context) (now, peak float64, err error) {
 	if err := pause(ctx, settling); err != nil {
 		return 0, 0, err
 	}
-	return residentOf(s.agent.Process())
+	return proc.Resident(s.agent.Process().PID())
 }
 
 // scatterTime is the time in which WireGuard tries again to reach a peer that

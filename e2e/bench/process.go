@@ -2,76 +2,25 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
-
-// clockTick is the unit of processor times in /proc: USER_HZ, which is 100 on
-// every architecture that Go has (time(7)).
-const clockTick = 10 * time.Millisecond
 
 // cpuOf returns the processor time that processes have used, user and system,
 // all threads.
 func cpuOf(processes ...*sandbox.Process) (time.Duration, error) {
 	var sum time.Duration
 	for _, p := range processes {
-		content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
-		if err != nil {
-			return 0, err
-		}
-		used, err := parseStat(string(content))
+		used, err := proc.CPU(p.PID())
 		if err != nil {
 			return 0, fmt.Errorf("processor time of %s: %w", p.Command().Name, err)
 		}
 		sum += used
 	}
 	return sum, nil
-}
-
-// parseStat reads utime and stime, fields 14 and 15 of /proc/<pid>/stat
-// (proc_pid_stat(5)). The second field is a name in parentheses and may hold
-// both of them and spaces.
-func parseStat(content string) (time.Duration, error) {
-	end := strings.LastIndexByte(content, ')')
-	fields := strings.Fields(content[end+1:])
-	if end < 0 || len(fields) < 13 {
-		return 0, errors.New("not the content of /proc/<pid>/stat")
-	}
-	user, userErr := strconv.ParseInt(fields[11], 10, 64)
-	system, systemErr := strconv.ParseInt(fields[12], 10, 64)
-	return time.Duration(user+system) * clockTick, errors.Join(userErr, systemErr)
-}
-
-// residentOf returns the resident set of a process in bytes, now and at its
-// greatest.
-func residentOf(p *sandbox.Process) (now, peak float64, err error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
-	if err != nil {
-		return 0, 0, err
-	}
-	now, nowErr := parseStatus(string(content), "VmRSS")
-	peak, peakErr := parseStatus(string(content), "VmHWM")
-	return now, peak, errors.Join(nowErr, peakErr)
-}
-
-// parseStatus reads a size of /proc/<pid>/status, such as "VmRSS:  1024 kB", and
-// returns bytes.
-func parseStatus(content, name string) (float64, error) {
-	for line := range strings.Lines(content) {
-		value, found := strings.CutPrefix(line, name+":")
-		if !found {
-			continue
-		}
-		kilobytes, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-		return float64(kilobytes) * 1024, err
-	}
-	return 0, fmt.Errorf("no %s in /proc/<pid>/status", name)
 }
 
 // finish waits until a process has ended and returns the last line it printed.

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
 	"github.com/kube-semaphore/kube-semaphore/e2e/services"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
@@ -192,7 +193,7 @@ func (b *bench) restart(ctx context.Context) error {
 
 // memory measures the resident set with many services.
 func (b *bench) memory(ctx context.Context) error {
-	small, err := resident(b.replica.Process().PID())
+	small, _, err := proc.Resident(b.replica.Process().PID())
 	if err != nil {
 		return err
 	}
@@ -203,7 +204,7 @@ func (b *bench) memory(ctx context.Context) error {
 	if err := b.waitMirrored(ctx, b.large); err != nil {
 		return err
 	}
-	peak, err := resident(b.replica.Process().PID())
+	peak, _, err := proc.Resident(b.replica.Process().PID())
 	if err != nil {
 		return err
 	}
@@ -216,7 +217,7 @@ func (b *bench) memory(ctx context.Context) error {
 	if err := pause(ctx, 20*time.Second); err != nil {
 		return err
 	}
-	fresh, err := resident(b.replica.Process().PID())
+	fresh, _, err := proc.Resident(b.replica.Process().PID())
 	if err != nil {
 		return err
 	}
@@ -225,9 +226,12 @@ func (b *bench) memory(ctx context.Context) error {
 		return err
 	}
 	b.row(fmt.Sprintf("memory with %d services x %d", b.large, b.endpoints), "%d MB after a restart (%d writes), %d MB after mirroring them; with %d: %d MB",
-		fresh>>20, writes, peak>>20, b.services, small>>20)
+		megabytes(fresh), writes, megabytes(peak), b.services, megabytes(small))
 	return nil
 }
+
+// megabytes returns how many times 1,048,576 bytes there are.
+func megabytes(bytes float64) int64 { return int64(bytes) >> 20 }
 
 func pause(ctx context.Context, d time.Duration) error {
 	select {

@@ -1,13 +1,14 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
 )
 
 // usage is what processors had done at one moment: all, and for one process.
@@ -18,12 +19,12 @@ type usage struct {
 }
 
 func newUsage(pid int) (*usage, error) {
-	ours, err := cpuSeconds(pid)
+	ours, err := proc.CPU(pid)
 	if err != nil {
 		return nil, err
 	}
 	busy, err := busySeconds()
-	return &usage{pid: pid, at: time.Now(), ours: ours, busy: busy}, err
+	return &usage{pid: pid, at: time.Now(), ours: ours.Seconds(), busy: busy}, err
 }
 
 // since says what share of one processor the process used since, and what the
@@ -57,27 +58,4 @@ func busySeconds() (float64, error) {
 		}
 	}
 	return total / 100, nil
-}
-
-// cpuSeconds returns the processor time of a process: fields 14 and 15 of
-// /proc/<pid>/stat, in units of 10 ms (proc_pid_stat(5)).
-func cpuSeconds(pid int) (float64, error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(content[strings.LastIndexByte(string(content), ')')+1:]))
-	user, errUser := strconv.ParseFloat(fields[11], 64)
-	system, errSystem := strconv.ParseFloat(fields[12], 64)
-	return (user + system) / 100, errors.Join(errUser, errSystem)
-}
-
-// resident returns the resident set of a process in bytes.
-func resident(pid int) (int64, error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return 0, err
-	}
-	pages, err := strconv.ParseInt(strings.Fields(string(content))[1], 10, 64)
-	return pages * int64(os.Getpagesize()), err
 }
