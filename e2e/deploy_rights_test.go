@@ -18,10 +18,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
 )
 
 // auditArgs are arguments that make an API server write down who asks for what.
@@ -205,6 +207,39 @@ func TestMissingRightIsTold(t *testing.T) {
 			eventually(t, repair, "the failure to be told", c.told)
 		})
 	}
+	t.Run("to tell of a rejected node", func(t *testing.T) {
+		bindings := p.AWS.Client().RbacV1().RoleBindings(systemNamespace)
+		binding, err := bindings.Get(t.Context(), "semaphore-wireguard", metav1.GetOptions{})
+		must(t, err)
+		must(t, bindings.Delete(t.Context(), binding.Name, metav1.DeleteOptions{}))
+		_, err = p.GCP.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			Name: "gcp-bad", Annotations: map[string]string{"aws.wireguard.semaphore.uw.io/pubKey": "not a key"},
+		}}, metav1.CreateOptions{})
+		must(t, err)
+		eventually(t, repair+event.Spread, "the failure to be told", func(ctx context.Context) error {
+			status, err := agent.Status(ctx)
+			if err != nil {
+				return err
+			}
+			return forbidden(status.Failing["events"])
+		})
+		must(t, errors.Join(agent.Ready(t.Context()), agent.Healthy(t.Context())))
+		must(t, p.WaitConnected(within(t, repair)))
+		binding.ResourceVersion = ""
+		_, err = bindings.Create(t.Context(), binding, metav1.CreateOptions{})
+		must(t, err)
+		eventually(t, time.Minute, "the Event", func(ctx context.Context) error {
+			_, err := onlyEvent(ctx, p.AWS, "NodeRejected")
+			return err
+		})
+		eventually(t, repair, "the end of the failure", func(ctx context.Context) error {
+			status, err := agent.Status(ctx)
+			if err == nil && status.Failing["events"] != "" {
+				err = errors.New(status.Failing["events"])
+			}
+			return err
+		})
+	})
 	t.Run("to clean up", func(t *testing.T) {
 		must(t, agent.Stop(within(t, repair)))
 		restore := withoutVerb(t, p.AWS, "semaphore-wireguard", "get")
