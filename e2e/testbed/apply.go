@@ -167,9 +167,14 @@ func (c *Cluster) applyOne(ctx context.Context, mapper *restmapper.DeferredDisco
 	return c.waitForServed(ctx, applied)
 }
 
+// createsSettle is how long after a definition was established the API server
+// still holds up each create by as much (serveResource in customresource_handler.go
+// of apiextensions-apiserver).
+const createsSettle = 2 * time.Second
+
 // waitForServed waits until the API server lists what a custom resource
-// definition defines, and serves it: it does both on its own time after the
-// definition is there, and on a busy machine that is seconds.
+// definition defines, and serves it as it will from then on: it does so on its
+// own time after the definition is there, and on a busy machine that is seconds.
 func (c *Cluster) waitForServed(ctx context.Context, crd *unstructured.Unstructured) error {
 	var d struct {
 		Spec struct {
@@ -208,5 +213,31 @@ func (c *Cluster) waitForServed(ctx context.Context, crd *unstructured.Unstructu
 			return err
 		}
 	}
-	return nil
+	definitions := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	return Wait(ctx, crd.GetName()+" to be settled", func(ctx context.Context) error {
+		now, err := c.dynamic.Resource(definitions).Get(ctx, crd.GetName(), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		since, err := establishedSince(now)
+		if err == nil && time.Since(since) < createsSettle {
+			err = fmt.Errorf("established at %v", since)
+		}
+		return err
+	})
+}
+
+func establishedSince(crd *unstructured.Unstructured) (time.Time, error) {
+	conditions, _, err := unstructured.NestedSlice(crd.Object, "status", "conditions")
+	if err != nil {
+		return time.Time{}, err
+	}
+	for _, c := range conditions {
+		condition, _ := c.(map[string]any)
+		if condition["type"] == "Established" && condition["status"] == "True" {
+			since, _ := condition["lastTransitionTime"].(string)
+			return time.Parse(time.RFC3339, since)
+		}
+	}
+	return time.Time{}, errors.New("not established")
 }

@@ -100,7 +100,7 @@ func TestApply(t *testing.T) {
 
 	t.Run("what is defined is served at once", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "definition.yaml")
-		for n := range 10 {
+		for n := range 3 {
 			plural := fmt.Sprintf("others%d", n)
 			writeFile(t, file, fmt.Sprintf(definition, plural, plural, plural))
 			if err := c.Apply(ctx, file); err != nil {
