@@ -227,12 +227,13 @@ func watchLookups(t *testing.T, devices []int, targets ...netip.Addr) (stop func
 				default:
 				}
 				device, err := lookup(handle, target)
-				if target.Is6() && errors.Is(err, unix.ENETUNREACH) {
+				for tries := 0; target.Is6() && errors.Is(err, unix.ENETUNREACH) && tries < 100; tries++ {
 					// A reader of the IPv6 table that has just found a route which
 					// is released meanwhile gets the kernel's null route, with this
 					// error. It is no hole in the table: with a default route a
 					// search that finds nothing else ends there, not in an error,
-					// and the next search finds the new route.
+					// and the next search finds the new route, unless that is
+					// being replaced just then as well.
 					device, err = lookup(handle, target)
 				}
 				asked++
