@@ -32,6 +32,8 @@ type Device interface {
 	Configure(ctx context.Context, want []tunnel.Peer) (tunnel.Changes, error)
 	// Published tells what an earlier process had applied.
 	Published(endpoints map[tunnel.Key]netip.AddrPort)
+	// Rehandshake begins anew with those that have never shaken hands.
+	Rehandshake(ctx context.Context, peers []tunnel.Key) (int, error)
 }
 
 // ControllerConfig is what a Controller needs.
@@ -59,6 +61,8 @@ type Controller struct {
 	suppressed int
 
 	state atomic.Pointer[State]
+
+	handshakes handshakes
 
 	saveMu sync.Mutex
 	toSave []Node // nil: nothing new

@@ -24,6 +24,13 @@ type device struct {
 	calls     int
 	peers     []tunnel.Peer
 	published map[tunnel.Key]netip.AddrPort
+
+	rehandshakes [][]tunnel.Key
+}
+
+func (d *device) Rehandshake(_ context.Context, peers []tunnel.Key) (int, error) {
+	d.rehandshakes = append(d.rehandshakes, peers)
+	return len(peers), d.err
 }
 
 func (d *device) Name() string                              { return "wireguard.gcp" }

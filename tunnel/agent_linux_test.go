@@ -22,6 +22,7 @@ type request struct {
 	Config    Config                 // open
 	Peers     []Peer                 // configure
 	Published map[Key]netip.AddrPort // published
+	Keys      []Key                  // rehandshake
 }
 
 // A response is what the call returned.
@@ -29,6 +30,7 @@ type response struct {
 	Error   string
 	Changed bool
 	Changes Changes
+	Begun   int
 	Key     Key
 	Status  Status
 }
@@ -74,6 +76,8 @@ func serveRequest(d **Device, req request) (res response, err error) {
 		res.Changed, err = (*d).Ensure(ctx)
 	case "configure":
 		res.Changes, err = (*d).Configure(ctx, req.Peers)
+	case "rehandshake":
+		res.Begun, err = (*d).Rehandshake(ctx, req.Keys)
 	case "published":
 		(*d).Published(req.Published)
 	case "status":
@@ -152,6 +156,12 @@ func (a *agent) call(t *testing.T, req request) response {
 func (a *agent) configure(t *testing.T, peers ...Peer) Changes {
 	t.Helper()
 	return a.call(t, request{Call: "configure", Peers: peers}).Changes
+}
+
+// rehandshake returns with how many peers the agent began anew.
+func (a *agent) rehandshake(t *testing.T, keys ...Key) int {
+	t.Helper()
+	return a.call(t, request{Call: "rehandshake", Keys: keys}).Begun
 }
 
 // peer returns the agent's view of the peer with that key.

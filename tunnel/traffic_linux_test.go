@@ -123,6 +123,21 @@ func (s *site) link(t *testing.T) (l link) {
 	return l
 }
 
+// meet has two sites configure each other, and returns when there is a session.
+// One side speaks first: initiations that cross cost seconds, see
+// [Device.Rehandshake].
+func meet(t *testing.T, a, b *site, family int) {
+	t.Helper()
+	quiet := a.peerOf(family)
+	quiet.Keepalive = 0
+	b.configure(t, quiet)
+	a.configure(t, b.peerOf(family))
+	polltest.Until(t, 20*time.Second, "a session", func() bool {
+		return !a.peer(t, b.key).LastHandshake.IsZero() && !b.peer(t, a.key).LastHandshake.IsZero()
+	})
+	b.configure(t, a.peerOf(family))
+}
+
 // dial opens a TCP connection from a pod of one site to one of the other. What
 // is written to it comes back.
 func dial(t *testing.T, from, to *site, family int) net.Conn {
@@ -206,8 +221,7 @@ func TestTraffic(t *testing.T) {
 			for underlay, name := range []string{"over IPv4", "over IPv6"} {
 				t.Run(name, func(t *testing.T) {
 					a, b := twoSites(t, backends[0], backends[1])
-					a.configure(t, b.peerOf(underlay))
-					b.configure(t, a.peerOf(underlay))
+					meet(t, a, b, underlay)
 					for family := range 2 {
 						echo(t, dial(t, a, b, family), 1<<20)
 						echo(t, dial(t, b, a, family), 1<<20)
@@ -235,8 +249,7 @@ func TestTraffic(t *testing.T) {
 func TestConnectionsSurviveAKilledAgent(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, Userspace, backend)
-		a.configure(t, b.peerOf(0))
-		b.configure(t, a.peerOf(0))
+		meet(t, a, b, 0)
 		conn := dial(t, a, b, 0)
 		echo(t, conn, 1000)
 		before, key := b.link(t), b.key
@@ -264,8 +277,7 @@ func TestRoamingIsFollowedAndKept(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, backend, Userspace)
 		published := b.peerOf(0)
-		a.configure(t, published)
-		b.configure(t, a.peerOf(0))
+		meet(t, a, b, 0)
 		echo(t, dial(t, a, b, 0), 1000)
 
 		b.kill()
@@ -307,8 +319,7 @@ func TestSessionsOfUnchangedPeersGoOn(t *testing.T) {
 			}
 			return peers
 		}
-		a.configure(t, crowd(0)...)
-		b.configure(t, a.peerOf(0))
+		meet(t, a, b, 0)
 		conn := dial(t, a, b, 0)
 		echo(t, conn, 1000)
 		before := a.peer(t, b.key)

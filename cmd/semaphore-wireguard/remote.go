@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -80,6 +81,10 @@ func (r *remote) tasks() []daemon.Task {
 		r.agent.loop(reconcile.Config{
 			Name: "peers " + r.cfg.Name, Reconcile: r.controller.Reconcile, Trigger: r.peering,
 			MinInterval: burstSpacing, Resync: slowPass, Observe: r.agent.metrics.peerSync(r.device.Name()),
+		}),
+		r.agent.loop(reconcile.Config{
+			Name: "handshakes " + r.cfg.Name, Reconcile: r.controller.Rehandshake, Trigger: reconcile.NewTrigger(),
+			Resync: time.Second,
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "save peers " + r.cfg.Name, Reconcile: r.controller.Save, Trigger: reconcile.NewTrigger(),
