@@ -153,11 +153,6 @@ func (p *controlPlane) serveCA(ctx context.Context) error {
 	return nil
 }
 
-// relaxed is the environment of the servers: they may use more memory than Go
-// would let them, and spend less time on collecting it. The clusters of a test
-// share a few cores with what is tested.
-func relaxed() []string { return []string{"GOGC=400"} }
-
 func (p *controlPlane) startEtcd() error {
 	binary, err := p.cluster.tb.tool(tools.Etcd)
 	if err != nil {
@@ -166,7 +161,6 @@ func (p *controlPlane) startEtcd() error {
 	p.etcd, err = p.space.Start(sandbox.Command{
 		Name: p.cluster.Name + "-etcd",
 		Path: binary,
-		Env:  relaxed(),
 		Log:  p.cluster.tb.LogPath(p.cluster.Name + "-etcd"),
 		Args: []string{
 			"--name=default",
@@ -226,7 +220,7 @@ func (c *Cluster) StartAPI(ctx context.Context) error {
 		return err
 	}
 	name := c.Name + "-kube-apiserver"
-	p.api, err = p.space.Start(sandbox.Command{Name: name, Path: binary, Args: p.apiArgs(), Env: relaxed(), Log: c.tb.LogPath(name)})
+	p.api, err = p.space.Start(sandbox.Command{Name: name, Path: binary, Args: p.apiArgs(), Log: c.tb.LogPath(name)})
 	if err != nil {
 		return err
 	}
