@@ -71,7 +71,14 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if err := pause(ctx, 3*time.Second); err != nil {
 		return err
 	}
-	there, here := remote.end(), local.end()
+	there, err := remote.end()
+	if err != nil {
+		return err
+	}
+	here, err := local.end()
+	if err != nil {
+		return err
+	}
 	var ours, whole []time.Duration
 	for n := range total {
 		if at, ok := here[key(n)]; ok {
@@ -131,8 +138,15 @@ func watchSlices(ctx context.Context, c *testbed.Cluster, namespace string) (*ar
 	return a, nil
 }
 
-func (a *arrivals) end() map[string]time.Time {
+// end ends the watch and returns what arrived; an error when it doesn't know.
+func (a *arrivals) end() (map[string]time.Time, error) {
+	select {
+	case <-a.done:
+		// It does so with those who don't keep up.
+		return nil, errors.New("the API server ended a watch of endpoint slices before the measurement did")
+	default:
+	}
 	a.watch.Stop()
 	<-a.done
-	return a.first
+	return a.first, nil
 }
