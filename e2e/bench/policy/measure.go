@@ -268,24 +268,25 @@ func (b *bench) record(ctx context.Context) (*recorder, error) {
 		return nil, err
 	}
 	r := &recorder{sent: map[string]time.Time{}, arrived: map[string]time.Time{}}
-	lost := make(chan error, 1)
-	stopping, stop := context.WithCancel(ctx)
+	done := make(chan struct{})
 	go func() {
+		defer close(done)
 		for event := range w.ResultChan() {
 			if set, ok := event.Object.(*calico.GlobalNetworkSet); ok {
 				r.see(set, time.Now())
 			}
 		}
-		// The API server ends the watches of those who don't keep up.
-		if stopping.Err() == nil {
-			lost <- errors.New("the API server ended the watch of network sets before the measurement did")
-		}
-		close(lost)
 	}()
 	r.end = func() error {
-		stop()
+		select {
+		case <-done:
+			// It does so with those who don't keep up.
+			return errors.New("the API server ended the watch of network sets before the measurement did")
+		default:
+		}
 		w.Stop()
-		return <-lost
+		<-done
+		return nil
 	}
 	return r, nil
 }
