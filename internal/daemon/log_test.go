@@ -3,6 +3,8 @@ package daemon
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 )
@@ -57,5 +59,26 @@ func TestNewLoggerRefusesUnknownNames(t *testing.T) {
 	}
 	if _, err := NewLogger(new(bytes.Buffer), "info", "xml"); err == nil || !strings.Contains(err.Error(), `"xml"`) {
 		t.Errorf("format xml: %v", err)
+	}
+}
+
+func TestLogIsPrintable(t *testing.T) {
+	hostile := "\x1b[2J\u202e\u009b\n{\"level\":\"INFO\"}" + strings.Repeat("x", 10*maxLogText)
+	for _, format := range []string{"json", "text"} {
+		var out bytes.Buffer
+		log, err := NewLogger(&out, "info", format)
+		if err != nil {
+			t.Fatal(err)
+		}
+		//nolint:sloglint // The message is what is tested.
+		log.With("node", hostile).WithGroup("g").Log(t.Context(), slog.LevelWarn, hostile, "err", errors.New(hostile),
+			"examples", []string{hostile}, "other", struct{ Name string }{hostile}, slog.Group("in", "text", hostile))
+		got := out.String()
+		if strings.Count(got, "\n") != 1 || strings.IndexFunc(strings.TrimSuffix(got, "\n"), func(r rune) bool { return r < ' ' || r > '~' }) >= 0 {
+			t.Errorf("%s: logged %q", format, got)
+		}
+		if len(got) > 7*2*maxLogText {
+			t.Errorf("%s: logged %d bytes", format, len(got))
+		}
 	}
 }

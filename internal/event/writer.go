@@ -8,12 +8,13 @@ import (
 	"context"
 	"fmt"
 	"time"
-	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 const (
@@ -54,14 +55,11 @@ func (w *Writer) warn(ctx context.Context, name string, about corev1.ObjectRefer
 	return nil
 }
 
-// cut shortens a message to what the API takes, between two characters.
+// cut makes a message of what the API takes, and of what can be shown.
 func cut(message string) string {
-	if len(message) <= maxMessage {
-		return message
+	text := printable.Text(message, maxMessage)
+	if len(text) <= maxMessage {
+		return text
 	}
-	end := maxMessage
-	for end > maxMessage-utf8.UTFMax && !utf8.RuneStart(message[end]) {
-		end--
-	}
-	return message[:end] + ellipsis
+	return text[:maxMessage] + ellipsis
 }

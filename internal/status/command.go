@@ -14,6 +14,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 const (
@@ -65,7 +67,7 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 	}
 	complain := func(code int, format string, args ...any) int {
 		// Nothing is to be done about a stderr that is closed.
-		_, _ = fmt.Fprintln(stderr, c.Program+" status: "+Clean(fmt.Sprintf(format, args...)))
+		_, _ = fmt.Fprintln(stderr, c.Program+" status: "+printable.Text(fmt.Sprintf(format, args...), printable.Short))
 		return code
 	}
 	if flags.NArg() > 0 {
@@ -90,7 +92,7 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 	c.Show(page, &report)
 	if *output == "table" {
 		err = page.print(stdout)
-	} else if _, err = stdout.Write(cleanJSON(body)); err == nil {
+	} else if _, err = stdout.Write(printable.JSON(body)); err == nil {
 		var b strings.Builder
 		page.printWrong(&b)
 		_, err = io.WriteString(stderr, b.String())

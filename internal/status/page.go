@@ -8,6 +8,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 // Page is a report as it is shown to people. What is put into it needs no
@@ -25,7 +27,9 @@ type part interface{ print(b *strings.Builder) }
 
 type line string
 
-func (l line) print(b *strings.Builder) { b.WriteString(Clean(string(l)) + "\n") }
+func (l line) print(b *strings.Builder) {
+	b.WriteString(printable.Text(string(l), printable.Short) + "\n")
+}
 
 // Line adds a line of text.
 func (p *Page) Line(format string, args ...any) {
@@ -75,7 +79,7 @@ func (p *Page) printWrong(b *strings.Builder) {
 		b.WriteString("wrong:\n")
 	}
 	for _, text := range p.wrong {
-		b.WriteString("  " + Clean(text) + "\n")
+		b.WriteString("  " + printable.Text(text, printable.Short) + "\n")
 	}
 }
 
@@ -98,7 +102,7 @@ func (t *Table) print(b *strings.Builder) {
 			if cell == "" {
 				cell = "-"
 			}
-			clean[y][x] = Clean(cell)
+			clean[y][x] = printable.Text(cell, printable.Short)
 			widths[x] = max(widths[x], len(clean[y][x]))
 		}
 	}

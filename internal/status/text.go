@@ -1,66 +1,11 @@
 package status
 
 import (
-	"bytes"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf16"
 )
-
-// maxText is how many characters of one text are shown. Remote clusters decide
-// how long some are.
-const maxText = 300
-
-// Clean returns text as it may be printed to a terminal: on one line and in
-// printable ASCII. Much of what a report says comes from other clusters, and
-// control characters could move the cursor, change what was printed before or,
-// in some terminals, do worse; characters that look like others or change the
-// direction of writing could pretend to be another node. All of them are shown
-// as Go writes them in a string literal. Lines are joined by semicolons.
-func Clean(text string) string {
-	text = strings.TrimRight(text, "\n")
-	var b strings.Builder
-	shown := 0
-	for i, r := range text {
-		if shown++; shown > maxText {
-			fmt.Fprintf(&b, "... (%d bytes)", len(text))
-			break
-		}
-		switch {
-		case r == '\n':
-			b.WriteString("; ")
-		case r >= ' ' && r <= '~':
-			b.WriteByte(byte(r))
-		case text[i] >= 0x80 && r == '\uFFFD' && !strings.HasPrefix(text[i:], "\uFFFD"):
-			fmt.Fprintf(&b, `\x%02x`, text[i])
-		default:
-			quoted := strconv.QuoteRuneToASCII(r)
-			b.WriteString(quoted[1 : len(quoted)-1])
-		}
-	}
-	return b.String()
-}
-
-// cleanJSON returns the same JSON with all characters outside printable ASCII
-// escaped, so that it can be printed to a terminal. The encoding of the
-// programs escapes the control characters below space only.
-func cleanJSON(text []byte) []byte {
-	var b bytes.Buffer
-	for _, r := range string(text) {
-		switch {
-		case r < 0x7f:
-			b.WriteRune(r)
-		case r <= 0xffff:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		default:
-			high, low := utf16.EncodeRune(r)
-			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
-		}
-	}
-	return b.Bytes()
-}
 
 // Bytes writes a number of bytes for people: "999 B", "1.5 KiB".
 func Bytes(n int64) string {
