@@ -28,6 +28,8 @@ func TestOnAPIServers(t *testing.T) {
 		{"conflicts of a global service", testConflicts},
 		{"local first", testLocalFirst},
 		{"stale remote", testStale},
+		{"watches of a remote that come back apart", testContactApart},
+		{"quiet remote", testContactQuiet},
 		{"restart", testRestart},
 		{"restart while a remote is down", testRestartBlind},
 		{"remotes and parts that are no longer configured", testOrphans},

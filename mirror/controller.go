@@ -56,7 +56,7 @@ type Remote struct {
 	// never.
 	ResyncPeriod time.Duration
 	// StaleAfter is after how long without contact its endpoints leave global
-	// services that have others; 0: never.
+	// services that have others; 0: never. See cluster.ServerConfig.
 	StaleAfter time.Duration
 	// Client returns its client, or why there is none yet.
 	Client func() (kubernetes.Interface, error)
@@ -87,6 +87,7 @@ type Controller struct {
 	news    *event.News
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
+	servers map[string]*cluster.Server // of remotes, by name
 	sources []*source
 	local   *local
 	started time.Time
@@ -109,6 +110,7 @@ func New(cfg Config) *Controller {
 		cfg: cfg, log: cfg.Logger, sums: newSummer(), own: newHoldings(),
 		trigger: reconcile.NewTrigger(), metrics: newMetrics(), state: newState(),
 		news: event.NewNews(event.Writer{Client: cfg.Client, Component: managedBy}), started: time.Now(),
+		servers: map[string]*cluster.Server{},
 	}
 	c.metrics.controller = c
 	c.write = &writer{client: cfg.Client, namespace: cfg.Namespace, sums: c.sums, log: c.log, count: c.metrics.wrote}
@@ -118,6 +120,9 @@ func New(cfg Config) *Controller {
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
 		clusters = append(clusters, clusterConfig{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets})
+		c.servers[r.Name] = cluster.NewServer(cluster.ServerConfig{
+			Cluster: r.Name, StaleAfter: r.StaleAfter, Ask: cluster.SignOfLife(r.Client), Logger: c.log,
+		})
 	}
 	c.plan = newPlan(clusters, c.kinds, c.own)
 	local := func() (kubernetes.Interface, error) { return cfg.Client, nil }
@@ -159,8 +164,8 @@ func (c *Controller) remote(name string) *Remote {
 // resync is how often to look whether a remote is stale.
 func (c *Controller) resync() time.Duration {
 	period := slowPass
-	for i := range c.cfg.Remotes {
-		if after := c.cfg.Remotes[i].StaleAfter; after > 0 {
+	for name := range c.servers {
+		if after := c.staleAfter(name); after > 0 {
 			period = min(period, max(after/20, 500*time.Millisecond))
 		}
 	}
@@ -175,6 +180,9 @@ func (c *Controller) Tasks() []daemon.Task {
 	tasks := append(c.local.tasks(), c.loop)
 	for _, s := range c.sources {
 		tasks = append(tasks, s.services, s.slices)
+	}
+	for i := range c.cfg.Remotes {
+		tasks = append(tasks, c.servers[c.cfg.Remotes[i].Name])
 	}
 	return tasks
 }
@@ -217,8 +225,8 @@ func (c *Controller) Reconcile(context.Context) error {
 }
 
 func (c *Controller) staleAfter(cluster string) time.Duration {
-	if r := c.remote(cluster); r != nil {
-		return r.StaleAfter
+	if s := c.servers[cluster]; s != nil {
+		return s.StaleAfter()
 	}
 	return 0
 }

@@ -84,7 +84,7 @@ func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, er
 	local := remote == nil
 	s := &source{id: id}
 	services := cluster.WatchConfig[*Service]{
-		Cluster: id.cluster, Kind: kind("services"), Object: &corev1.Service{},
+		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: kind("services"), Object: &corev1.Service{},
 		ListWatch: selected(client, servicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-serviceWatcher", "service", runner)),
 		Keep: func(obj runtime.Object) (*Service, bool) {
 			svc, ok := obj.(*corev1.Service)
@@ -96,7 +96,7 @@ func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, er
 		Equal: (*Service).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	}
 	endpoints := cluster.WatchConfig[*Slice]{
-		Cluster: id.cluster, Kind: kind("endpointslices"), Object: &discoveryv1.EndpointSlice{},
+		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: kind("endpointslices"), Object: &discoveryv1.EndpointSlice{},
 		ListWatch: selected(client, slicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner)),
 		Keep: func(obj runtime.Object) (*Slice, bool) {
 			sl, ok := obj.(*discoveryv1.EndpointSlice)

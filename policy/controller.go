@@ -100,7 +100,7 @@ func (c *Controller) setsChanged() {
 func (c *Controller) Watches() []daemon.Task {
 	tasks := []daemon.Task{c.sets, fullResync{period: c.shared.FullResyncPeriod, renew: c.sets.Renew}}
 	for _, r := range c.remotes {
-		tasks = append(tasks, r.pods)
+		tasks = append(tasks, r.pods, r.server)
 	}
 	return tasks
 }

@@ -32,9 +32,6 @@ const (
 	holdLimit = 5 * time.Second
 	// holdCheck is how long after a pass that holds addresses another follows.
 	holdCheck = 250 * time.Millisecond
-	// bookmarkPeriod is how long a watch without events may be silent, with
-	// some to spare: API servers send bookmarks about once a minute.
-	bookmarkPeriod = 2 * time.Minute
 )
 
 // RemoteConfig describes one remote cluster.
@@ -47,7 +44,7 @@ type RemoteConfig struct {
 	// the controller does by itself.
 	ResyncPeriod time.Duration
 	// StaleAfter is how long without contact the remote's sets stay as they
-	// are; after that they become empty. 0: for ever.
+	// are; after that they become empty. 0: for ever. See cluster.ServerConfig.
 	StaleAfter time.Duration
 }
 
@@ -57,6 +54,7 @@ type remote struct {
 	RemoteConfig
 	shared  *shared
 	log     *slog.Logger
+	server  *cluster.Server
 	pods    *source[Pod]
 	trigger *reconcile.Trigger
 	started time.Time
@@ -92,10 +90,13 @@ func newRemote(cfg RemoteConfig, s *shared) *remote {
 		started: time.Now(),
 		held:    map[Held]time.Time{},
 	}
+	r.server = cluster.NewServer(cluster.ServerConfig{
+		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ask: cluster.SignOfLife(cfg.Client), Logger: s.Logger,
+	})
 	keep := PodFor(s.Labels.Pod())
 	r.pods = newSource("pods of "+cfg.Rules.Cluster, r.trigger.Fire, func(notify func()) *cluster.Watch[Pod] {
 		return cluster.NewWatch(cluster.WatchConfig[Pod]{
-			Cluster: cfg.Rules.Cluster, Kind: "pods", Object: &corev1.Pod{},
+			Cluster: cfg.Rules.Cluster, Server: r.server, Kind: "pods", Object: &corev1.Pod{},
 			ListWatch: cluster.ListWatch(cluster.Of(cfg.Client, podsOf), func(options *metav1.ListOptions) { options.LabelSelector = s.Labels.Pod() }),
 			Keep: func(obj runtime.Object) (Pod, bool) {
 				pod, ok := obj.(*corev1.Pod)
@@ -119,8 +120,8 @@ func (r *remote) lead(ctx context.Context) error {
 		ledger: r.shared.ledger, written: r.written, metrics: r.shared.Metrics, log: r.log,
 	})}
 	resync := slowPass
-	if r.StaleAfter > 0 {
-		resync = min(slowPass, max(r.StaleAfter/10, 100*time.Millisecond))
+	if after := r.server.StaleAfter(); after > 0 {
+		resync = min(slowPass, max(after/10, 100*time.Millisecond))
 	}
 	observe := r.shared.Metrics.passes.WithLabelValues(r.Rules.Cluster)
 	t.loop = reconcile.NewLoop(reconcile.Config{
@@ -217,7 +218,8 @@ func (r *remote) pass(ctx context.Context, w *writer, now time.Time) error {
 // been out of contact for too long. They come back when all of its pods have
 // been read anew, which begins here.
 func (r *remote) checkContact(now time.Time) (stale bool) {
-	if r.StaleAfter <= 0 {
+	limit := r.server.StaleAfter()
+	if limit <= 0 {
 		return false
 	}
 	state, _ := r.current()
@@ -227,10 +229,6 @@ func (r *remote) checkContact(now time.Time) (stale bool) {
 	last := r.pods.LastContact()
 	if last.Before(r.started) {
 		last = r.started
-	}
-	limit := r.StaleAfter
-	if r.pods.Err() == nil && r.pods.Synced() {
-		limit = max(limit, bookmarkPeriod)
 	}
 	if now.Sub(last) <= limit {
 		return false
@@ -291,7 +289,7 @@ func existing(name string, sets map[string]Observed) map[Identity]bool {
 func (r *remote) report(ctx context.Context, before, now remoteState) {
 	switch {
 	case now.stale && !before.stale:
-		r.log.WarnContext(ctx, "no contact for too long, network sets become empty", "stale_after", r.StaleAfter, "sets", len(now.objects))
+		r.log.WarnContext(ctx, "no contact for too long, network sets become empty", "stale_after", r.server.StaleAfter(), "sets", len(now.objects))
 	case before.stale && !now.stale:
 		r.log.InfoContext(ctx, "contact again, network sets come back")
 	}

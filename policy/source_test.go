@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 )
 
 // podServer lists pods, or doesn't answer: errors make client-go sleep in a way
@@ -26,7 +27,7 @@ import (
 type podServer struct {
 	mu    sync.Mutex
 	pods  []corev1.Pod
-	up    chan struct{} // closed while it answers; nil: always
+	up    chan struct{} // closed when it answers again; nil: it does
 	lists int
 }
 
@@ -56,12 +57,30 @@ type noWatchList struct{ *cache.ListWatch }
 // IsWatchListSemanticsUnSupported is what the reflector asks.
 func (noWatchList) IsWatchListSemanticsUnSupported() bool { return true }
 
+// ask is a sign of life.
+func (s *podServer) ask(ctx context.Context) error {
+	s.mu.Lock()
+	up := s.up
+	s.mu.Unlock()
+	if up == nil {
+		return nil
+	}
+	select {
+	case <-up:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // source returns pods of the server.
-func (s *podServer) source(changed func()) *source[Pod] {
+func (s *podServer) source(changed func()) *source[Pod] { return s.sourceOf(nil, changed) }
+
+func (s *podServer) sourceOf(server *cluster.Server, changed func()) *source[Pod] {
 	keep := PodFor(podLabel)
 	return newSource("pods", changed, func(notify func()) *cluster.Watch[Pod] {
 		return cluster.NewWatch(cluster.WatchConfig[Pod]{
-			Cluster: "gcp", Kind: "pods", Object: &corev1.Pod{}, Notify: notify, Equal: Pod.Equal,
+			Cluster: "gcp", Server: server, Kind: "pods", Object: &corev1.Pod{}, Notify: notify, Equal: Pod.Equal,
 			Keep: func(obj k8sruntime.Object) (Pod, bool) {
 				pod, ok := obj.(*corev1.Pod)
 				if !ok {
@@ -97,14 +116,16 @@ func (s *podServer) source(changed func()) *source[Pod] {
 	})
 }
 
-// run runs a source until the test ends.
-func (s *source[T]) runFor(t *testing.T) {
+// runFor runs a source until the test ends.
+func (s *source[T]) runFor(t *testing.T) { runFor(t, s) }
+
+func runFor(t *testing.T, task daemon.Task) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := s.Run(ctx); err != nil {
+		if err := task.Run(ctx); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -190,21 +211,28 @@ func TestContactDecidesWhenSetsGoStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &podServer{}
 		server.set(false, "a")
-		r := &remote{RemoteConfig: RemoteConfig{StaleAfter: time.Minute}, started: time.Now()}
-		r.pods = server.source(func() {})
+		r := &remote{started: time.Now()}
+		r.server = cluster.NewServer(cluster.ServerConfig{
+			Cluster: "gcp", StaleAfter: 30 * time.Second, Ask: server.ask, Logger: slog.New(slog.DiscardHandler),
+		})
+		r.pods = server.sourceOf(r.server, func() {})
 		r.pods.runFor(t)
+		runFor(t, r.server)
 		synctest.Wait()
 		stale := func() bool {
 			stale := r.checkContact(time.Now())
 			r.state.stale = stale
 			return stale
 		}
-		// A watch without events is contact, for as long as it can be silent.
-		elapse(bookmarkPeriod - time.Second)
-		if stale() {
-			t.Error("stale although the watch is open")
+		// A watch without events is contact, for as long as it can be silent
+		// and the server shows that it is there.
+		for range 4 * 60 {
+			elapse(500 * time.Millisecond)
+			if stale() {
+				t.Fatal("stale although the watch is open")
+			}
 		}
-		elapse(2 * time.Second)
+		elapse(31 * time.Second)
 		if !stale() {
 			t.Error("not stale although not even a bookmark came")
 		}
@@ -213,13 +241,13 @@ func TestContactDecidesWhenSetsGoStale(t *testing.T) {
 		if stale() {
 			t.Error("stale although everything has been read again")
 		}
+		// The watch stays open, and nobody is at the other end.
 		server.set(true)
-		r.pods.Reset()
-		elapse(59 * time.Second)
+		elapse(18 * time.Second)
 		if stale() {
 			t.Error("stale before its time")
 		}
-		elapse(3 * time.Second)
+		elapse(14 * time.Second)
 		for range 2 {
 			if !stale() {
 				t.Error("not stale after its time")

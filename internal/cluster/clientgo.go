@@ -31,21 +31,22 @@ func (d demoted) WithAttrs(attrs []slog.Attr) slog.Handler {
 // WithGroup implements slog.Handler.
 func (d demoted) WithGroup(name string) slog.Handler { return demoted{d.Handler.WithGroup(name)} }
 
-// interruptibleClock is the real one, but for waits that end with a context:
-// client-go's reflector backs off for up to a minute in a place where it
-// doesn't notice that it should stop.
+// interruptibleClock is the real one, but for waits that end with a context, and
+// when a server is back: client-go's reflector backs off for up to a minute in a
+// place where it doesn't notice that it should stop.
 type interruptibleClock struct {
 	clock.RealClock
-	ended <-chan struct{}
+	ended  <-chan struct{}
+	server *Server
 }
 
-func interruptible(ctx context.Context) clock.Clock {
-	return interruptibleClock{ended: ctx.Done()}
+func interruptible(ctx context.Context, server *Server) clock.Clock {
+	return interruptibleClock{ended: ctx.Done(), server: server}
 }
 
 // After implements clock.Clock.
 func (c interruptibleClock) After(d time.Duration) <-chan time.Time {
-	fired := make(chan time.Time, 1)
+	fired, back := make(chan time.Time, 1), c.server.returns()
 	go func() {
 		timer := time.NewTimer(d)
 		defer timer.Stop()
@@ -53,6 +54,8 @@ func (c interruptibleClock) After(d time.Duration) <-chan time.Time {
 		case now := <-timer.C:
 			fired <- now
 		case <-c.ended:
+			fired <- time.Now()
+		case <-back:
 			fired <- time.Now()
 		}
 	}()

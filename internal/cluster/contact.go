@@ -8,6 +8,8 @@ import (
 	"net/url"
 	"sync"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 // The two requests that a watch is made of.
@@ -20,14 +22,16 @@ const (
 // whose error keeps changing, as that of a TCP connection does with its port.
 const quietPeriod = time.Minute
 
-// contact is what is known of the way to one API server: when it last
-// answered, and what is wrong when it doesn't.
+// contact is what is known of the way that one watch has to its API server:
+// when it last heard something, and what is wrong when it doesn't.
 type contact struct {
+	server *Server
 	series *series
 	log    *slog.Logger
 
 	mu     sync.Mutex
 	last   time.Time
+	open   int // streams of events; two for a moment when one follows another
 	err    error
 	warned time.Time
 }
@@ -39,6 +43,7 @@ func (c *contact) made(ctx context.Context) {
 	before := c.err
 	c.last, c.err, c.warned = now, nil, time.Time{}
 	c.mu.Unlock()
+	c.server.heard(now)
 	c.series.contact(now)
 	if before != nil {
 		c.log.InfoContext(ctx, "contact recovered")
@@ -52,9 +57,10 @@ func (c *contact) failed(ctx context.Context, verb string, err error) {
 		return
 	}
 	c.series.failed[verb].Inc()
-	err = withoutURL(err)
-	now := time.Now()
+	err = printable.Error(withoutURL(err))
+	server, now := c.server.heardLast(), time.Now()
 	c.mu.Lock()
+	c.settle(server)
 	news := c.err == nil || err.Error() != c.err.Error() && now.Sub(c.warned) >= quietPeriod
 	c.err = err
 	if news {
@@ -66,6 +72,30 @@ func (c *contact) failed(ctx context.Context, verb string, err error) {
 		level = slog.LevelWarn
 	}
 	c.log.Log(ctx, level, "no contact", "verb", verb, "err", err)
+}
+
+// opened notes that a stream of events is open, and ended that it isn't any
+// more.
+func (c *contact) opened() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open++
+}
+
+func (c *contact) ended() {
+	server := c.server.heardLast()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settle(server)
+	c.open--
+}
+
+// settle keeps what an open stream was worth until now, for when it is open no
+// more; the caller holds mu.
+func (c *contact) settle(server time.Time) { c.last = c.fresh(server) }
+
+func (c *contact) fresh(server time.Time) time.Time {
+	return fresh(c.last, c.open > 0 && c.err == nil, server)
 }
 
 // withoutURL leaves out the address of a request, which differs between two
@@ -82,8 +112,11 @@ func withoutURL(err error) error {
 	return fmt.Errorf("%s: %w", parsed.Host, request.Err)
 }
 
+// state returns up to when the watch knows what the server does, and why its
+// last request failed.
 func (c *contact) state() (last time.Time, err error) {
+	server := c.server.heardLast()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.last, c.err
+	return c.fresh(server), c.err
 }

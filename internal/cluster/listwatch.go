@@ -152,7 +152,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		}
 		w.first = &first
 	default:
-		o.contact.made(ctx)
+		w.alive(ctx, o)
 	}
 	var overtime *time.Timer
 	if options.TimeoutSeconds != nil {
@@ -165,6 +165,9 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 			defer overtime.Stop()
 		}
 		w.forward(ctx, o)
+		if w.open {
+			o.contact.ended()
+		}
 	}()
 	return w, nil
 }
@@ -193,6 +196,7 @@ type observedWatch struct {
 	events   chan watch.Event
 	stopped  chan struct{}
 	stopOnce sync.Once
+	open     bool // the server has shown that it serves the stream
 }
 
 // ResultChan implements watch.Interface.
@@ -217,11 +221,20 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) {
 	}
 }
 
+// alive notes that the server serves the stream.
+func (w *observedWatch) alive(ctx context.Context, o *observed) {
+	o.contact.made(ctx)
+	if !w.open {
+		w.open = true
+		o.contact.opened()
+	}
+}
+
 func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event) bool {
 	if event.Type == watch.Error {
 		o.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
 	} else {
-		o.contact.made(ctx)
+		w.alive(ctx, o)
 	}
 	select {
 	case w.events <- event:

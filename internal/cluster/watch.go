@@ -14,12 +14,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// WatchConfig describes a Watch. Equal, Notify, ResyncPeriod and Metrics may
-// be left zero.
+// WatchConfig describes a Watch. Server, Equal, Notify, ResyncPeriod and Metrics
+// may be left zero.
 type WatchConfig[T any] struct {
 	// Cluster and Kind name the watch in logs and metrics, as in "gcp" and
 	// "nodes".
 	Cluster, Kind string
+	// Server is shared by the watches of one API server; nil: the watch has
+	// nothing in common with others.
+	Server *Server
 	// ListWatch reads objects of the kind.
 	ListWatch cache.ListerWatcher
 	// Object is one of them, as in &corev1.Node{}.
@@ -60,9 +63,12 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 	if cfg.Notify == nil {
 		cfg.Notify = func() {}
 	}
+	if cfg.Server == nil {
+		cfg.Server = NewServer(ServerConfig{Cluster: cfg.Cluster})
+	}
 	cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster, "kind", cfg.Kind)
 	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind)}
-	w.contact = &contact{series: w.series, log: cfg.Logger}
+	w.contact = &contact{server: cfg.Server, series: w.series, log: cfg.Logger}
 	w.store = newStore(cfg.Keep, cfg.Equal, w.changed)
 	return w
 }
@@ -81,7 +87,7 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	reflector := cache.NewReflectorWithOptions(observe(w.cfg.ListWatch, w.contact), w.cfg.Object, w.store, cache.ReflectorOptions{
 		Name:    w.String(),
 		Logger:  &logger,
-		Clock:   interruptible(ctx),
+		Clock:   interruptible(ctx, w.cfg.Server),
 		Backoff: retries(),
 	})
 	done := make(chan struct{})
@@ -120,9 +126,11 @@ func (w *Watch[T]) Snapshot() ([]T, bool) { return w.store.snapshot() }
 // when contact is lost.
 func (w *Watch[T]) Synced() bool { return w.store.isSynced() }
 
-// LastContact returns when the API server last answered with a list, the
-// start of a watch, an event or a bookmark, which it sends about once a
-// minute when nothing happens. Zero: never.
+// LastContact returns up to when the watch knows what the API server does. While
+// it is open, that is when the server last answered any of the watches that
+// share WatchConfig.Server, or gave a sign of life; otherwise when it last
+// answered this one with a list, the start of a watch, an event or a bookmark,
+// which it sends about once a minute when nothing happens. Zero: never.
 func (w *Watch[T]) LastContact() time.Time {
 	last, _ := w.contact.state()
 	return last

@@ -1,0 +1,176 @@
+package mirror
+
+import (
+	"context"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// gate stands before an API server, and says which requests come through.
+type gate struct {
+	server *httptest.Server
+
+	mu     sync.Mutex
+	shut   func(path string) bool
+	change context.CancelFunc // ends what is going on
+	ctx    context.Context
+}
+
+func newGate(t *testing.T, c *testbed.Cluster) *gate {
+	t.Helper()
+	cfg := c.RESTConfig()
+	cfg.CertData, cfg.KeyData, cfg.CertFile, cfg.KeyFile, cfg.BearerToken, cfg.BearerTokenFile = nil, nil, "", "", "", ""
+	transport, err := rest.TransportFor(cfg)
+	must(t, err)
+	target, err := url.Parse(cfg.Host)
+	must(t, err)
+	quiet := log.New(io.Discard, "", 0)
+	g := &gate{}
+	g.set(func(string) bool { return false })
+	proxy := &httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport: transport, FlushInterval: -1, ErrorLog: quiet,
+	}
+	g.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		g.mu.Lock()
+		ctx, shut := g.ctx, g.shut(r.URL.Path)
+		g.mu.Unlock()
+		if shut {
+			http.Error(w, "shut", http.StatusBadGateway)
+			return
+		}
+		through, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		defer context.AfterFunc(ctx, cancel)()
+		proxy.ServeHTTP(w, r.WithContext(through))
+	}))
+	g.server.EnableHTTP2, g.server.Config.ErrorLog = true, quiet
+	g.server.StartTLS()
+	t.Cleanup(func() {
+		g.set(func(string) bool { return true })
+		g.server.Close()
+	})
+	return g
+}
+
+// set ends what is going on, and lets through what is not shut.
+func (g *gate) set(shut func(path string) bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.change != nil {
+		g.change()
+	}
+	g.shut = shut
+	g.ctx, g.change = context.WithCancel(context.Background())
+}
+
+// open lets everything through from now on, and breaks nothing.
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut = func(string) bool { return false }
+}
+
+// through has a remote be reached through a gate.
+func (b *bed) through(t *testing.T, g *gate, r *Remote) {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(&rest.Config{
+		Host: g.server.URL, BearerTokenFile: b.accounts[r.Name].TokenFile(),
+		TLSClientConfig: rest.TLSClientConfig{
+			CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: g.server.Certificate().Raw}),
+		},
+	})
+	must(t, err)
+	r.Client = func() (kubernetes.Interface, error) { return client, nil }
+}
+
+// watches returns the state of a remote's watches of global services.
+func (i *instance) watches(t *testing.T, name string) (services, slices WatchStatus) {
+	t.Helper()
+	for _, c := range i.Status().Clusters {
+		if c.Name == name {
+			return c.Watches[len(c.Watches)-2], c.Watches[len(c.Watches)-1]
+		}
+	}
+	t.Fatalf("no cluster %s in the status", name)
+	return services, slices
+}
+
+// testContactApart has the watches of a remote that was away come back one
+// after the other, further apart than the time after which it is stale.
+func testContactApart(t *testing.T, b *bed) {
+	const staleAfter = 3 * time.Second
+	g := newGate(t, b.merit)
+	i := b.start(t, func(cfg *Config) {
+		cfg.Remotes[1].StaleAfter = staleAfter
+		b.through(t, g, &cfg.Remotes[1])
+	})
+	s := svc("web", global)
+	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, put(t.Context(), b.merit, "shop", s, slice(s, "web-1", "10.6.0.1")))
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+
+	g.set(func(string) bool { return true })
+	b.leadsTo(t, globalName, "10.4.0.1")
+	g.set(func(path string) bool { return strings.HasSuffix(path, "/endpointslices") })
+	var back time.Time
+	wait(t, "one watch to be back for long", func() error {
+		services, slices := i.watches(t, "merit")
+		if slices.Error == "" || !slices.Stale {
+			return fmt.Errorf("endpoint slices aren't stale: %+v", slices)
+		}
+		switch {
+		case services.Error != "":
+			return errors.New(services.Error)
+		case back.IsZero():
+			back = time.Now()
+		}
+		if since := time.Since(back); since < 2*staleAfter {
+			return fmt.Errorf("for %v", since)
+		}
+		return nil
+	})
+	g.open()
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+}
+
+// testContactQuiet has a remote where nothing happens for longer than the time
+// after which it is stale.
+func testContactQuiet(t *testing.T, b *bed) {
+	const staleAfter = 10 * time.Second
+	s := svc("web", global)
+	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, put(t.Context(), b.merit, "shop", s, slice(s, "web-1", "10.6.0.1")))
+	i := b.start(t, func(cfg *Config) { cfg.Remotes[1].StaleAfter = staleAfter })
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+	begin := time.Now()
+	wait(t, "the end of the quiet", func() error {
+		services, slices := i.watches(t, "merit")
+		for _, w := range []WatchStatus{services, slices} {
+			if w.Stale {
+				t.Fatalf("stale in spite of contact: %+v", w)
+			}
+		}
+		if since := time.Since(begin); since < 2*staleAfter {
+			return fmt.Errorf("quiet for %v", since)
+		}
+		return nil
+	})
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+}
