@@ -33,7 +33,7 @@ type program struct {
 func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	p := &program{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
 	userAgent := fmt.Sprintf("semaphore-policy/%s (%s)", version.Number(), p.localName())
-	local, err := cluster.RESTConfig(cfg.Local, userAgent)
+	local, err := cluster.RESTConfig(cluster.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log.With("cluster", p.localName())})
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
 	}
@@ -46,7 +46,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 		r := &cfg.Remotes[i]
 		remotes = append(remotes, policy.RemoteConfig{
 			Rules:        policy.Rules{Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork},
-			Client:       cluster.LazyClient(r.Access, userAgent),
+			Client:       cluster.LazyClient(cluster.ClientConfig{Access: r.Access, UserAgent: userAgent, Logger: log.With("cluster", r.Name)}),
 			ResyncPeriod: r.ResyncPeriod,
 			StaleAfter:   r.StaleAfter,
 		})

@@ -41,7 +41,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	requests := newRequestMetrics()
 
 	userAgent := fmt.Sprintf("semaphore-service-mirror/%s (%s)", version.Number(), cfg.ClusterName)
-	client, err := localClient(cfg, userAgent, requests)
+	client, err := localClient(cfg, userAgent, requests, log)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
@@ -69,7 +69,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 		settings.Remotes = append(settings.Remotes, mirror.Remote{
 			Name: r.Name, Prefix: r.ServicePrefix, PodSubnets: r.PodSubnets,
 			ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,
-			Client: cluster.LazyClient(r.Access, userAgent),
+			Client: cluster.LazyClient(cluster.ClientConfig{Access: r.Access, UserAgent: userAgent, Logger: log.With("cluster", r.Name)}),
 		})
 	}
 	p.controller = mirror.New(settings)
@@ -101,8 +101,8 @@ func identity() (string, error) {
 }
 
 // localClient returns a client for the local cluster whose requests are counted.
-func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics) (kubernetes.Interface, error) {
-	access, err := cluster.RESTConfig(cfg.Local, userAgent)
+func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, log *slog.Logger) (kubernetes.Interface, error) {
+	access, err := cluster.RESTConfig(cluster.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log})
 	if err != nil {
 		return nil, err
 	}

@@ -75,7 +75,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 
-	local, err := cluster.RESTConfig(cfg.Local, a.userAgent())
+	local, err := cluster.RESTConfig(cluster.ClientConfig{Access: cfg.Local, UserAgent: a.userAgent(), Logger: a.log.With("cluster", cfg.ClusterName)})
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}

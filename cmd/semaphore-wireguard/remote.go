@@ -47,10 +47,13 @@ func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, 
 	}
 	r.device.Notify(r.linking.Fire)
 
+	client := cluster.LazyClient(cluster.ClientConfig{
+		Access: cfg.Access, UserAgent: a.userAgent(), Logger: a.log.With("cluster", cfg.Name),
+	})
 	keep := peers.NodeFor(a.cfg.ClusterName)
 	r.nodes = cluster.NewWatch(cluster.WatchConfig[peers.Node]{
 		Cluster: cfg.Name, Kind: "nodes", Object: &corev1.Node{},
-		ListWatch: cluster.ListWatch(cluster.Of(cluster.LazyClient(cfg.Access, a.userAgent()), cluster.Nodes), nil),
+		ListWatch: cluster.ListWatch(cluster.Of(client, cluster.Nodes), nil),
 		Keep: func(obj runtime.Object) (peers.Node, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok {

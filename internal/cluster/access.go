@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -23,47 +25,86 @@ const (
 	keepAlive        = 30 * time.Second
 )
 
-// RESTConfig returns the configuration of a client that reaches a cluster in
-// the given way. The user agent should name program, version and local cluster.
+// ClientConfig describes a client of one cluster. Only Access and UserAgent are
+// required.
+type ClientConfig struct {
+	// Access says how the cluster is reached.
+	Access config.Access
+	// UserAgent should name program, version and local cluster.
+	UserAgent string
+	// Dial connects to the cluster's API server; nil: as net.Dialer does.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Logger is told when the cluster's certificate authority changes.
+	Logger *slog.Logger
+}
+
+// RESTConfig returns the configuration of a client.
 //
-// It makes no request. A certificate authority that access names by URL is
-// fetched before the first request, and fetched again when the server's
-// certificate doesn't verify any more. Token files are read at each request,
-// so that a rotated token counts at once.
+// It makes no request. A certificate authority is loaded before the first
+// request, and again as caTransport says. Token files are read at each request,
+// so that a rotated token counts at once. No redirect is followed.
 //
 // Requests aren't limited in rate by the client: the priority and fairness of
 // the API server is the brake. Answers come as protobuf where the server can.
-func RESTConfig(access config.Access, userAgent string) (*rest.Config, error) {
-	cfg, err := baseConfig(access)
+func RESTConfig(c ClientConfig) (*rest.Config, error) {
+	base, source, err := baseConfig(c.Access)
 	if err != nil {
 		return nil, err
 	}
-	cfg.UserAgent = userAgent
-	cfg.QPS = -1
-	cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	if cfg.Transport == nil {
-		cfg.Dial = dialer().DialContext
+	log := c.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
 	}
-	if path := cfg.BearerTokenFile; path != "" {
+	tokenFile := base.BearerTokenFile
+	if tokenFile != "" {
 		// client-go's own reader keeps a token for a minute, even when the
 		// server says that it is no longer valid.
-		cfg.BearerToken, cfg.BearerTokenFile = "", ""
+		base.BearerToken, base.BearerTokenFile = "", ""
+	}
+	base.CAFile, base.CAData = "", nil
+	transport := newCATransport(source, builder(base), log)
+	if c.Dial != nil {
+		transport.dial = c.Dial
+	}
+	cfg := &rest.Config{
+		Host: base.Host, APIPath: base.APIPath, UserAgent: c.UserAgent, QPS: -1,
+		ContentConfig: rest.ContentConfig{AcceptContentTypes: typeProtobuf + "," + typeJSON},
+		Transport:     transport,
+	}
+	if tokenFile != "" {
 		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-			return &tokenTransport{file: path, next: next}
+			return &tokenTransport{file: tokenFile, next: next}
 		})
 	}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &timeoutTransport{next: next} })
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &answerTransport{next: next}
+	})
 	return cfg, nil
 }
 
-func baseConfig(access config.Access) (*rest.Config, error) {
+// builder returns what makes a transport of a configuration and certificates.
+func builder(base *rest.Config) transportBuilder {
+	return func(pem []byte, dial dialFunc) (http.RoundTripper, error) {
+		cfg := rest.CopyConfig(base)
+		cfg.CAData, cfg.Dial = pem, dial
+		return rest.TransportFor(cfg)
+	}
+}
+
+// inClusterCA is where the kubelet puts the authority of a pod's own cluster.
+const inClusterCA = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+// baseConfig returns how to reach a cluster, and where its authority comes from.
+func baseConfig(access config.Access) (*rest.Config, caSource, error) {
 	switch {
 	case access.InCluster():
 		cfg, err := rest.InClusterConfig()
 		if err != nil {
-			return nil, fmt.Errorf("access to the own cluster: %w", err)
+			return nil, nil, fmt.Errorf("access to the own cluster: %w", err)
 		}
-		return cfg, nil
+		// Without the file client-go would take the system's authorities.
+		return cfg, caFile(inClusterCA), nil
 	case access.Kubeconfig != "":
 		return kubeconfig(access.Kubeconfig)
 	default:
@@ -71,50 +112,57 @@ func baseConfig(access config.Access) (*rest.Config, error) {
 	}
 }
 
-func kubeconfig(path string) (*rest.Config, error) {
+func kubeconfig(path string) (*rest.Config, caSource, error) {
 	loaded, err := clientcmd.LoadFromFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("load kubeconfig %s: %w", path, err)
+		return nil, nil, fmt.Errorf("load kubeconfig %s: %w", path, err)
 	}
 	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("use kubeconfig %s: %w", path, err)
+		return nil, nil, fmt.Errorf("use kubeconfig %s: %w", path, err)
 	}
 	if cfg.Insecure {
-		return nil, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
+		return nil, nil, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
 	}
 	if err := requireHTTPS(cfg.Host); err != nil {
-		return nil, fmt.Errorf("use kubeconfig %s: %w", path, err)
+		return nil, nil, fmt.Errorf("use kubeconfig %s: %w", path, err)
 	}
-	return cfg, nil
+	switch {
+	case len(cfg.CAData) > 0: // wins over the file, as in client-go
+		return cfg, caKubeconfig(path), nil
+	case cfg.CAFile != "":
+		return cfg, caFile(cfg.CAFile), nil
+	default:
+		return nil, nil, fmt.Errorf("use kubeconfig %s: its cluster has neither certificate-authority-data nor certificate-authority, "+
+			"and the authorities of the system are not trusted instead", path)
+	}
 }
 
-func direct(access config.Access) (*rest.Config, error) {
+func direct(access config.Access) (*rest.Config, caSource, error) {
 	if err := requireHTTPS(access.APIURL); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if access.TokenFile == "" {
-		return nil, errors.New("no token file")
+		return nil, nil, errors.New("no token file")
 	}
 	var source caSource
 	switch {
 	case access.CAFile != "" && access.CAURL != "":
-		return nil, errors.New("both a file and an URL for the certificate authority")
+		return nil, nil, errors.New("both a file and an URL for the certificate authority")
 	case access.CAFile != "":
 		source = caFile(access.CAFile)
 	case access.CAURL != "":
 		if err := requireHTTPS(access.CAURL); err != nil {
-			return nil, fmt.Errorf("certificate authority: %w", err)
+			return nil, nil, fmt.Errorf("certificate authority: %w", err)
 		}
-		source = newCAURL(access.CAURL, nil)
+		source = newCAURL(access.CAURL, nil, access.Pins())
 	default:
-		return nil, errors.New("no certificate authority")
+		return nil, nil, errors.New("no certificate authority")
 	}
 	return &rest.Config{
-		Host:            access.APIURL,
-		Transport:       newCATransport(source),
-		BearerTokenFile: access.TokenFile,
-	}, nil
+		Host: access.APIURL, BearerTokenFile: access.TokenFile,
+		Proxy: func(*http.Request) (*url.URL, error) { return nil, nil },
+	}, source, nil
 }
 
 func requireHTTPS(address string) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -28,7 +29,12 @@ func quietHTTP() *log.Logger { return log.New(io.Discard, "", 0) }
 // clientFor returns a client for an access, whose connections end with the test.
 func clientFor(t *testing.T, access config.Access) *kubernetes.Clientset {
 	t.Helper()
-	cfg, err := RESTConfig(access, "semaphore-test/1.0 (aws)")
+	return clientWith(t, ClientConfig{Access: access, UserAgent: "semaphore-test/1.0 (aws)"})
+}
+
+func clientWith(t *testing.T, c ClientConfig) *kubernetes.Clientset {
+	t.Helper()
+	cfg, err := RESTConfig(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,11 +148,17 @@ func TestServerOfAnotherNameIsRefused(t *testing.T) {
 	}
 }
 
+// newTestCATransport loads whenever it has a reason.
+func newTestCATransport(source caSource) *caTransport {
+	t := newCATransport(source, builder(&rest.Config{}), slog.New(slog.DiscardHandler))
+	t.interval = 0
+	return t
+}
+
 func TestRenewedAuthorityIsFetchedAgain(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
 	api, fetch := newAPIServer(t, before), newCAServer(t, before.pem)
-	transport := newCATransport(newCAURL(fetch.URL, nil))
-	transport.interval = 0
+	transport := newTestCATransport(newCAURL(fetch.URL, nil, nil))
 	client := clientOf(t, &rest.Config{Host: api.url(), Transport: transport})
 	if err := listNodes(t.Context(), client); err != nil {
 		t.Fatal(err)
@@ -166,8 +178,7 @@ func TestAuthorityFileIsReadAgain(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
 	api := newAPIServer(t, before)
 	file := writeTemp(t, "ca.pem", before.pem)
-	transport := newCATransport(caFile(file))
-	transport.interval = 0
+	transport := newTestCATransport(caFile(file))
 	client := clientOf(t, &rest.Config{Host: api.url(), Transport: transport})
 	if err := listNodes(t.Context(), client); err != nil {
 		t.Fatal(err)
@@ -190,10 +201,9 @@ func TestRequestWithABodySurvivesARenewedAuthority(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	file := writeTemp(t, "ca.pem", before.pem)
-	transport := newCATransport(caFile(file))
-	transport.interval = 0
+	transport := newTestCATransport(caFile(file))
 	t.Cleanup(transport.CloseIdleConnections)
-	if _, err := transport.reload(t.Context(), nil); err != nil {
+	if _, err := transport.reload(t.Context(), nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	replaceFile(t, file, after.pem)
@@ -226,10 +236,10 @@ func TestAuthorityThatCannotBeFetched(t *testing.T) {
 			func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, caMaxBytes+1)) }, "answered with more than 1048576 bytes",
 		},
 		"led away from https": {
-			func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, plain.URL, http.StatusFound) }, "redirected away from https",
+			func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, plain.URL, http.StatusFound) }, "answered 302 Found: redirects are not followed",
 		},
 		"led in circles": {
-			func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) }, "too many redirects",
+			func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) }, "answered 302 Found: redirects are not followed",
 		},
 	}
 	for name, tt := range tests {
@@ -252,7 +262,7 @@ func TestAuthorityOfAServerThatNobodyVouchesFor(t *testing.T) {
 	fetch.TLS = tlsConfig(newAuthority().issue())
 	fetch.StartTLS()
 	t.Cleanup(fetch.Close)
-	_, err := newCAURL(fetch.URL, nil).load(t.Context())
+	_, err := newCAURL(fetch.URL, nil, nil).load(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") {
 		t.Errorf("error %v, want the address itself to be refused", err)
 	}
@@ -263,7 +273,7 @@ func TestAuthorityServerThatHangs(t *testing.T) {
 	defer close(release)
 	fetch := newCAServer(t, nil)
 	fetch.handle(func(http.ResponseWriter, *http.Request) { <-release })
-	source := newCAURL(fetch.URL, nil)
+	source := newCAURL(fetch.URL, nil, nil)
 	if source.client.Timeout != caTimeout {
 		t.Errorf("timeout %v, want %v", source.client.Timeout, caTimeout)
 	}
@@ -274,11 +284,11 @@ func TestAuthorityServerThatHangs(t *testing.T) {
 
 	// Requests that wait for one another can be cancelled meanwhile.
 	source.client.Timeout = time.Minute
-	transport := newCATransport(source)
+	transport := newTestCATransport(source)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	for range cap(done) {
-		go func() { _, err := transport.reload(ctx, nil); done <- err }()
+		go func() { _, err := transport.reload(ctx, nil, 0); done <- err }()
 	}
 	eventually(t, "a fetch is under way", func() bool { return fetch.fetches.Load() == 2 })
 	cancel()
@@ -302,6 +312,7 @@ func TestAccessThatIsRefused(t *testing.T) {
 		"kubeconfig that is broken":          {config.Access{Kubeconfig: writeTemp(t, "k", []byte("{"+secret))}, "load kubeconfig "},
 		"kubeconfig without a context":       {config.Access{Kubeconfig: writeTemp(t, "k", []byte("apiVersion: v1\nkind: Config\n"))}, "use kubeconfig "},
 		"kubeconfig that skips verification": {config.Access{Kubeconfig: kubeconfig("server: 'https://a', insecure-skip-tls-verify: true")}, "insecure-skip-tls-verify is not supported"},
+		"kubeconfig without an authority":    {config.Access{Kubeconfig: kubeconfig("server: 'https://a'")}, "neither certificate-authority-data nor certificate-authority"},
 		"kubeconfig without TLS":             {config.Access{Kubeconfig: kubeconfig("server: 'http://a'")}, "does not begin with https://"},
 		"address without TLS":                {config.Access{APIURL: "http://a", CAFile: "/ca", TokenFile: "/t"}, "does not begin with https://"},
 		"authority without TLS":              {config.Access{APIURL: "https://a", CAURL: "http://ca", TokenFile: "/t"}, "certificate authority: address http://ca does not begin with https://"},
@@ -313,7 +324,7 @@ func TestAccessThatIsRefused(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			_, err := RESTConfig(tt.access, "")
+			_, err := RESTConfig(ClientConfig{Access: tt.access})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want %q in it", err, tt.want)
 			}

@@ -259,3 +259,18 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 }
+
+// newTLSServer serves over HTTP/2 with a certificate of an authority.
+func newTLSServer(t *testing.T, a *authority, handler http.Handler) *httptest.Server {
+	t.Helper()
+	server := httptest.NewUnstartedServer(handler)
+	server.EnableHTTP2 = true
+	server.Config.ErrorLog = quietHTTP()
+	server.TLS = tlsConfig(a.issue())
+	server.StartTLS()
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return server
+}

@@ -1,15 +1,14 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
+	"log/slog"
+	"maps"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -17,115 +16,69 @@ import (
 )
 
 const (
-	caTimeout   = 10 * time.Second // of one fetch, redirects included
-	caMaxBytes  = 1 << 20
-	caInterval  = 5 * time.Second // least time between two attempts to load
-	caRedirects = 3
+	// caInterval is the least time between two attempts to load that
+	// certificates cause which don't verify.
+	caInterval = 5 * time.Second
+	// caRetry is how long after one that failed at most another one follows.
+	caRetry = time.Minute
 )
 
-// caSource is where the certificates of a certificate authority come from.
-type caSource interface {
-	// load returns certificates in PEM.
-	load(ctx context.Context) ([]byte, error)
-	// String names the source for people.
-	String() string
-}
-
-type caFile string
-
-func (f caFile) String() string { return string(f) }
-
-func (f caFile) load(context.Context) ([]byte, error) { return os.ReadFile(string(f)) }
-
-// caURL fetches from an https address, whose own certificate must chain to
-// the authorities that the system trusts.
-type caURL struct {
-	address string
-	client  *http.Client
-}
-
-// newCAURL takes the authorities that vouch for the address; nil is those of
-// the system.
-func newCAURL(address string, roots *x509.CertPool) *caURL {
-	transport := &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         dialer().DialContext,
-		TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout: handshakeTimeout,
-		DisableKeepAlives:   true, // hours lie between two fetches
-	}
-	return &caURL{address: address, client: &http.Client{
-		Transport: transport,
-		Timeout:   caTimeout,
-		CheckRedirect: func(req *http.Request, via []*http.Request) error {
-			if req.URL.Scheme != "https" {
-				return errors.New("redirected away from https")
-			}
-			if len(via) > caRedirects {
-				return errors.New("too many redirects")
-			}
-			return nil
-		},
-	}}
-}
-
-func (u *caURL) String() string { return u.address }
-
-func (u *caURL) load(ctx context.Context) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.address, http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	response, err := u.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	// What matters of it has been read by then.
-	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answered %s", u.address, response.Status)
-	}
-	content, err := io.ReadAll(io.LimitReader(response.Body, caMaxBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("read the answer of %s: %w", u.address, err)
-	}
-	if len(content) > caMaxBytes {
-		return nil, fmt.Errorf("%s answered with more than %d bytes", u.address, caMaxBytes)
-	}
-	return content, nil
-}
-
-// caTransport verifies servers against an authority that it loads before the
-// first request, and loads again when a server's certificate doesn't verify:
-// the authority may have been renewed. While nothing new is to be had the
-// last one that was loaded stays.
+// caTransport verifies servers against an authority that it loads
+//
+//   - before the first request,
+//   - again when a server's certificate doesn't verify: the authority may have
+//     been renewed,
+//   - and again from time to time, as the source says: before a request, and
+//     while there are connections. The holder of a key that was taken out of the
+//     authority never causes the second.
+//
+// When certificates are gone, connections that were verified with them are
+// closed, under whatever goes on. While nothing new is to be had the last ones
+// that were loaded stay.
 type caTransport struct {
 	source   caSource
+	build    transportBuilder
+	dial     dialFunc
 	interval time.Duration
+	period   time.Duration
+	log      *slog.Logger
 
 	// loading holds one value while no load is under way. A channel rather
 	// than a lock, because requests that wait for it may be cancelled.
 	loading chan struct{}
 
 	mu       sync.Mutex
-	current  *http.Transport // nil until the first load
-	pem      []byte          // what current trusts
-	tried    time.Time       // the last attempt to load
-	triedErr error           // its error
+	current  *trust   // nil until the first load
+	earlier  []*trust // those that current covers, whose connections stay
+	tried    time.Time
+	triedErr error // of the last attempt to load
+	armed    bool  // a timer runs
 }
 
-func newCATransport(source caSource) *caTransport {
-	t := &caTransport{source: source, interval: caInterval, loading: make(chan struct{}, 1)}
+func newCATransport(source caSource, build transportBuilder, log *slog.Logger) *caTransport {
+	t := &caTransport{
+		source: source, build: build, dial: dialer().DialContext, log: log,
+		interval: caInterval, period: source.period(), loading: make(chan struct{}, 1),
+	}
 	t.loading <- struct{}{}
 	return t
 }
 
 // RoundTrip implements http.RoundTripper.
 func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	used := t.transport()
-	if used == nil {
-		var err error
-		if used, err = t.reload(req.Context(), nil); err != nil {
+	used, due := t.trusted()
+	if due && used != nil && t.period > t.interval {
+		// A request doesn't wait for a server that serves certificates, as long
+		// as there are some.
+		t.refresh(req.Context(), used)
+		due = false
+	}
+	if due {
+		loaded, err := t.reload(req.Context(), used, t.wait())
+		switch {
+		case err == nil:
+			used = loaded
+		case used == nil || req.Context().Err() != nil:
 			if req.Body != nil {
 				// The contract of RoundTrip; its error would say nothing more.
 				_ = req.Body.Close()
@@ -133,11 +86,11 @@ func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	response, err := used.RoundTrip(req)
+	response, err := used.transport.RoundTrip(req)
 	if !untrusted(err) {
 		return response, err
 	}
-	renewed, reloadErr := t.reload(req.Context(), used)
+	renewed, reloadErr := t.reload(req.Context(), used, t.interval)
 	switch {
 	case reloadErr != nil:
 		return nil, fmt.Errorf("certificate of %s: %w (%w)", req.URL.Host, err, reloadErr)
@@ -148,26 +101,57 @@ func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !ok {
 		return nil, err
 	}
-	return renewed.RoundTrip(again)
+	return renewed.transport.RoundTrip(again)
+}
+
+// refresh loads the authority beside what goes on, unless it is being loaded.
+func (t *caTransport) refresh(ctx context.Context, used *trust) {
+	if len(t.loading) == 0 {
+		return
+	}
+	go func() {
+		// Others need it, too, when the request is over.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*caTimeout)
+		defer cancel()
+		// It is logged, and shows in the next request that fails for it.
+		_, _ = t.reload(ctx, used, t.wait())
+	}()
 }
 
 // CloseIdleConnections closes those of the current authority; others have been
 // closed already.
 func (t *caTransport) CloseIdleConnections() {
-	if current := t.transport(); current != nil {
-		current.CloseIdleConnections()
+	if current, _ := t.trusted(); current != nil {
+		utilnet.CloseIdleConnectionsFor(current.transport)
 	}
 }
 
-func (t *caTransport) transport() *http.Transport {
+// trusted returns the current authority, and whether it is time to load it.
+func (t *caTransport) trusted() (current *trust, due bool) {
+	wait := t.wait()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.current
+	return t.current, t.current == nil || time.Since(t.tried) >= wait
 }
 
-// reload returns another transport than the given one, when somebody made one
-// meanwhile or the source has something new, and the given one otherwise.
-func (t *caTransport) reload(ctx context.Context, used *http.Transport) (*http.Transport, error) {
+// wait is how long after an attempt to load another one is due.
+func (t *caTransport) wait() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.current == nil:
+		return t.interval
+	case t.triedErr != nil:
+		return min(t.period, caRetry)
+	default:
+		return t.period
+	}
+}
+
+// reload returns another authority than the given one, when somebody loaded one
+// meanwhile or the source has something new, and the given one otherwise. It
+// asks the source only if the last attempt is long enough ago.
+func (t *caTransport) reload(ctx context.Context, used *trust, least time.Duration) (*trust, error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
@@ -176,49 +160,110 @@ func (t *caTransport) reload(ctx context.Context, used *http.Transport) (*http.T
 	defer func() { t.loading <- struct{}{} }()
 
 	t.mu.Lock()
-	current, pem, tried, err := t.current, t.pem, t.tried, t.triedErr
+	current, tried, before := t.current, t.tried, t.triedErr
 	t.mu.Unlock()
 	if current != used {
 		return current, nil
 	}
-	if time.Since(tried) < t.interval {
-		return current, err
+	if time.Since(tried) < least {
+		return current, before
 	}
-	fresh, err := t.source.load(ctx)
+	fresh, err := t.load(ctx, current)
 	if ctx.Err() != nil {
 		return nil, ctx.Err() // says nothing about the source
 	}
-	if err != nil {
-		err = fmt.Errorf("load certificate authority: %w", err)
-	} else if !bytes.Equal(fresh, pem) {
-		current, err = newTransport(fresh, t.source)
-	}
-
 	t.mu.Lock()
 	t.tried, t.triedErr = time.Now(), err
-	if err == nil {
-		t.current, t.pem = current, fresh
-	}
 	t.mu.Unlock()
-	if err != nil {
+	switch {
+	case err != nil:
+		if current != nil && before == nil {
+			t.log.WarnContext(ctx, "certificate authority can't be loaded again, the last one stays", "source", t.source.String(), "err", err)
+		}
 		return nil, err
+	case fresh == current:
+		return current, nil
 	}
-	if used != nil && current != used {
-		used.CloseIdleConnections()
-	}
-	return current, nil
+	t.replace(ctx, current, fresh)
+	return fresh, nil
 }
 
-func newTransport(pem []byte, source caSource) (*http.Transport, error) {
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("load certificate authority: %s holds no certificate in PEM", source)
+// load returns the current authority when the source has the same certificates.
+func (t *caTransport) load(ctx context.Context, current *trust) (*trust, error) {
+	content, err := t.source.load(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("load certificate authority: %w", err)
 	}
-	return utilnet.SetTransportDefaults(&http.Transport{
-		DialContext:         dialer().DialContext,
-		TLSClientConfig:     &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout: handshakeTimeout,
-	}), nil
+	certs, err := parseCerts(content)
+	if err != nil {
+		return nil, fmt.Errorf("load certificate authority: %s %w", t.source, err)
+	}
+	if current != nil && maps.Equal(certs, current.certs) {
+		return current, nil
+	}
+	fresh, err := newTrust(content, certs, t.build, &connections{open: map[*connection]struct{}{}, dialer: t.dial, dialed: t.arm})
+	if err != nil {
+		return nil, fmt.Errorf("load certificate authority: %s: %w", t.source, err)
+	}
+	return fresh, nil
+}
+
+// replace makes another authority the current one, and closes connections that
+// it may not vouch for.
+func (t *caTransport) replace(ctx context.Context, old, fresh *trust) {
+	t.mu.Lock()
+	t.current = fresh
+	var revoked []*trust
+	if old != nil {
+		t.earlier = append(t.earlier, old)
+		if !fresh.covers(old) {
+			t.earlier, revoked = nil, t.earlier
+		}
+	}
+	t.mu.Unlock()
+	if old == nil {
+		return
+	}
+	utilnet.CloseIdleConnectionsFor(old.transport)
+	closed := 0
+	for _, r := range revoked {
+		closed += r.conns.revoke()
+	}
+	t.log.InfoContext(ctx, "certificate authority replaced", "source", t.source.String(), "closed_connections", closed)
+}
+
+// arm has the authority loaded after a period, and again for as long as there
+// are connections.
+func (t *caTransport) arm() {
+	wait := t.wait()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.armed {
+		t.armed = true
+		time.AfterFunc(wait, t.tick)
+	}
+}
+
+func (t *caTransport) tick() {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*caTimeout)
+	defer cancel()
+	t.mu.Lock()
+	t.armed = false
+	current := t.current
+	all := append([]*trust{current}, t.earlier...)
+	t.mu.Unlock()
+	connections := 0
+	for _, one := range all {
+		if one != nil {
+			connections += one.conns.count()
+		}
+	}
+	if connections == 0 {
+		return
+	}
+	// It is logged, and shows in the next request that fails for it.
+	_, _ = t.reload(ctx, current, 0)
+	t.arm()
 }
 
 // untrusted reports whether another authority might accept the server: the

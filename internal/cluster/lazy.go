@@ -4,8 +4,6 @@ import (
 	"sync"
 
 	"k8s.io/client-go/kubernetes"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
 // LazyClient returns a function that makes a client when it is first called,
@@ -13,7 +11,7 @@ import (
 // a kubeconfig isn't mounted yet or is broken, each call tries again, so that
 // the configuration of one remote stops neither the process nor its other
 // remotes. The function may be called from any goroutine.
-func LazyClient(access config.Access, userAgent string) func() (kubernetes.Interface, error) {
+func LazyClient(c ClientConfig) func() (kubernetes.Interface, error) {
 	var (
 		mu     sync.Mutex
 		client kubernetes.Interface
@@ -24,7 +22,7 @@ func LazyClient(access config.Access, userAgent string) func() (kubernetes.Inter
 		if client != nil {
 			return client, nil
 		}
-		cfg, err := RESTConfig(access, userAgent)
+		cfg, err := RESTConfig(c)
 		if err != nil {
 			return nil, err
 		}

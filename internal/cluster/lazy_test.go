@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"encoding/base64"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,7 +12,7 @@ import (
 
 func TestLazyClientWaitsForItsConfiguration(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	client := LazyClient(config.Access{Kubeconfig: path}, "test")
+	client := LazyClient(ClientConfig{Access: config.Access{Kubeconfig: path}, UserAgent: "test"})
 	for range 2 {
 		if _, err := client(); err == nil || !strings.Contains(err.Error(), path) {
 			t.Fatalf("error %v, want one that names the file", err)
@@ -20,7 +21,7 @@ func TestLazyClientWaitsForItsConfiguration(t *testing.T) {
 	content := `
 apiVersion: v1
 kind: Config
-clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1", certificate-authority-data: "` + base64.StdEncoding.EncodeToString(newAuthority().pem) + `"}}]
 users: [{name: u, user: {token: t}}]
 contexts: [{name: c, context: {cluster: c, user: u}}]
 current-context: c

@@ -1,4 +1,4 @@
-// Package config reads the settings of the three programs: environment
+// Package config reads the settings of the programs: environment
 // variables, flags (which win over the environment), and the JSON file of the
 // original tools in place of the variables that describe clusters.
 //
@@ -8,6 +8,7 @@ package config
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -22,6 +23,10 @@ type Access struct {
 	// CAURL is an https address that serves the certificates, in PEM, that the
 	// API server's certificate must chain to.
 	CAURL string
+	// CASHA256 are the SHA-256 fingerprints of the certificates that count of
+	// those that CAURL serves, comma-separated, in lower-case hexadecimal. Empty:
+	// all of them count.
+	CASHA256 string
 	// CAFile is a path of such certificates.
 	CAFile string
 	// TokenFile is the path of a bearer token, read anew as it rotates.
@@ -30,6 +35,14 @@ type Access struct {
 
 // InCluster reports whether a is the access of a pod to its own cluster.
 func (a Access) InCluster() bool { return a == Access{} }
+
+// Pins returns the fingerprints of CASHA256 one by one.
+func (a Access) Pins() []string {
+	if a.CASHA256 == "" {
+		return nil
+	}
+	return strings.Split(a.CASHA256, ",")
+}
 
 // Remote is one remote cluster.
 type Remote struct {

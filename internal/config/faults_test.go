@@ -71,6 +71,14 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 				`SEMAPHORE_REMOTES: "": a lowercase RFC 1123 label must consist of`,
 			},
 		},
+		"fingerprints that are none, and of no URL": {
+			wireguardError, []string{gcp + "CA_SHA256", "ab:cd," + strings.Repeat("0g", 32), gcp + "KUBECONFIG", "-", gcp + "API_URL", "https://a", gcp + "CA_FILE", "/ca", gcp + "TOKEN_FILE", "/t"}, nil,
+			[]string{
+				gcp + "CA_SHA256: has no effect without " + gcp + "CA_URL",
+				gcp + `CA_SHA256: "ab:cd" is not a SHA-256 fingerprint in hexadecimal, which has 64 digits`,
+				gcp + `CA_SHA256: "` + strings.Repeat("0g", 32) + `" is not a SHA-256 fingerprint`,
+			},
+		},
 		"pod subnets missing": {
 			wireguardError, []string{gcp + "POD_SUBNETS", "-"}, nil,
 			[]string{gcp + "POD_SUBNETS: required: the pod subnets of gcp, as in 10.4.0.0/16"},
@@ -134,7 +142,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			[]string{onPrem + "KUBECONFIG: set together with " + onPrem + "API_URL; access to on-prem needs one or the other"},
 		},
 		"half a way to a remote": {
-			wireguardError, []string{onPrem + "API_URL", "-", onPrem + "CA_URL", "-"}, nil,
+			wireguardError, []string{onPrem + "API_URL", "-", onPrem + "CA_URL", "-", onPrem + "CA_SHA256", "-"}, nil,
 			[]string{
 				onPrem + "API_URL: required with " + onPrem + "TOKEN_FILE: the https address of the API server",
 				onPrem + "CA_URL: required, or " + onPrem + "CA_FILE: what the certificate of the API server is verified with",

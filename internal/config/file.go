@@ -18,7 +18,8 @@ import (
 // The JSON file of the original tools. semaphore-wireguard calls its sections
 // local and remotes, semaphore-service-mirror localCluster, remoteClusters and
 // global; all programs here read both forms. Keys are matched without regard
-// to case, as those tools do. The keys remoteCAPath and staleAfter are ours.
+// to case, as those tools do. The keys remoteCAPath, remoteCASHA256
+// and staleAfter are ours.
 
 // fileKey is a key of an object of the file: what it sets, and how its value
 // is written.
@@ -128,6 +129,7 @@ func (l *loader) parseRemote(path, in string, value json.RawMessage) error {
 		"remoteAPIURL":      {remote.of(&v.API.URL), text},
 		"remoteCAURL":       {remote.of(&v.CA.URL), text},
 		"remoteCAPath":      {remote.of(&v.CA.File), text},
+		"remoteCASHA256":    {remote.of(&v.CA.SHA256), text},
 		"remoteSATokenPath": {remote.of(&v.TokenFile), text},
 		"podSubnet":         {remote.of(&v.PodSubnets), text},
 		"resyncPeriod":      {remote.of(&v.ResyncPeriod), duration},

@@ -42,6 +42,7 @@ func env(changes ...string) map[string]string {
 		"SEMAPHORE_REMOTE_GCP_POD_SUBNETS":       "10.4.0.0/16,fd00:4::/48",
 		"SEMAPHORE_REMOTE_ON_PREM_API_URL":       "https://api.on-prem.example",
 		"SEMAPHORE_REMOTE_ON_PREM_CA_URL":        "https://ca.on-prem.example",
+		"SEMAPHORE_REMOTE_ON_PREM_CA_SHA256":     strings.Repeat("AB:", 31) + "AB, " + strings.Repeat("0c", 32),
 		"SEMAPHORE_REMOTE_ON_PREM_TOKEN_FILE":    "/etc/on-prem/token",
 		"SEMAPHORE_REMOTE_ON_PREM_POD_SUBNETS":   "10.6.1.2/16",
 		"SEMAPHORE_REMOTE_ON_PREM_STALE_AFTER":   "10m",
@@ -76,6 +77,7 @@ func base(listen string) Base {
 			Access: Access{
 				APIURL:    "https://api.on-prem.example",
 				CAURL:     "https://ca.on-prem.example",
+				CASHA256:  strings.Repeat("ab", 32) + "," + strings.Repeat("0c", 32),
 				TokenFile: "/etc/on-prem/token",
 			},
 			PodSubnets:    prefixes("10.6.0.0/16"),

@@ -102,7 +102,7 @@ const globalPrefix = "gl"
 
 func (r *rawRemote) access(f *faults) Access {
 	v := &r.vars
-	direct := []*string{&v.API.URL, &v.CA.URL, &v.CA.File, &v.TokenFile}
+	direct := []*string{&v.API.URL, &v.CA.URL, &v.CA.File, &v.TokenFile, &v.CA.SHA256}
 	given := slices.IndexFunc(direct, func(field *string) bool { return *field != "" })
 	switch {
 	case v.Kubeconfig != "" && given >= 0:
@@ -128,6 +128,12 @@ func (r *rawRemote) access(f *faults) Access {
 		access.CAURL = f.httpsURL(r.origin(&v.CA.URL), v.CA.URL)
 	case v.CA.File == "":
 		f.add(r.origin(&v.CA.URL), "required, or %s: what the certificate of the API server is verified with", r.origin(&v.CA.File))
+	}
+	if v.CA.SHA256 != "" {
+		if v.CA.URL == "" {
+			f.add(r.origin(&v.CA.SHA256), "has no effect without %s", r.origin(&v.CA.URL))
+		}
+		access.CASHA256 = f.fingerprints(r.origin(&v.CA.SHA256), v.CA.SHA256)
 	}
 	if v.TokenFile == "" {
 		f.add(r.origin(&v.TokenFile), "required with %s: the path of a token", r.origin(direct[given]))

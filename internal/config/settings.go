@@ -39,7 +39,9 @@ type remoteVars struct {
 	}
 	CA struct {
 		URL  string `desc:"https address that serves the certificates that the API server's must chain to; or"`
-		File string `desc:"path of a file that holds them"`
+		File string `desc:"path of a file that holds them, read again when it changes"`
+		// SHA256 is one word.
+		SHA256 string `desc:"SHA-256 fingerprints of certificates, comma-separated: of those that _CA_URL serves only these count"`
 	}
 	TokenFile    string `split_words:"true" desc:"path of a service account's token, read anew as it rotates"`
 	PodSubnets   string `split_words:"true" desc:"the remote's pod subnets, IPv4 and IPv6, comma-separated (required by semaphore-wireguard)"`

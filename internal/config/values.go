@@ -1,6 +1,8 @@
 package config
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -47,6 +49,22 @@ func (f *faults) integer(origin, text string, least, most int) int {
 		return 0
 	}
 	return n
+}
+
+// fingerprints takes SHA-256 fingerprints as openssl and others write them, with
+// and without colons, comma-separated.
+func (f *faults) fingerprints(origin, text string) string {
+	var all []string
+	for item := range strings.SplitSeq(text, ",") {
+		item = strings.TrimSpace(item)
+		sum := strings.ToLower(strings.ReplaceAll(item, ":", ""))
+		if decoded, err := hex.DecodeString(sum); err != nil || len(decoded) != sha256.Size {
+			f.add(origin, "%q is not a SHA-256 fingerprint in hexadecimal, which has 64 digits", item)
+			continue
+		}
+		all = append(all, sum)
+	}
+	return strings.Join(all, ",")
 }
 
 func (f *faults) oneOf(origin, text string, values ...string) string {
