@@ -58,6 +58,8 @@ type Remote struct {
 	// StaleAfter is after how long without contact its endpoints leave global
 	// services that have others; 0: never. See cluster.ServerConfig.
 	StaleAfter time.Duration
+	// Bounds are those of what it can make us hold; the client has the same.
+	Bounds cluster.Bounds
 	// Client returns its client, or why there is none yet.
 	Client func() (kubernetes.Interface, error)
 }

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -166,6 +167,7 @@ type contact interface {
 	Synced() bool
 	LastContact() time.Time
 	Err() error
+	Crowded() error
 }
 
 func watchStatus(w contact, kind string, stale bool) WatchStatus {
@@ -173,7 +175,7 @@ func watchStatus(w contact, kind string, stale bool) WatchStatus {
 	if last := w.LastContact(); !last.IsZero() {
 		s.LastContact = &last
 	}
-	if err := w.Err(); err != nil {
+	if err := errors.Join(w.Err(), w.Crowded()); err != nil {
 		s.Error = err.Error()
 	}
 	return s

@@ -109,6 +109,7 @@ func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, er
 	}
 	if remote != nil {
 		services.ResyncPeriod, endpoints.ResyncPeriod = remote.ResyncPeriod, remote.ResyncPeriod
+		services.Bounds, endpoints.Bounds = remote.Bounds, remote.Bounds
 	}
 	s.services, s.slices = cluster.NewWatch(services), cluster.NewWatch(endpoints)
 	c.metrics.watch(id.cluster+"-serviceWatcher", "service", runner, func() int { return count(s.services) })

@@ -40,6 +40,8 @@ type RemoteConfig struct {
 	Rules Rules
 	// Client reaches it. As long as that returns an error it is called again.
 	Client func() (kubernetes.Interface, error)
+	// Bounds are those of what it can make us hold; the client has the same.
+	Bounds cluster.Bounds
 	// ResyncPeriod is how often to compare without an event; 0: as rarely as
 	// the controller does by itself.
 	ResyncPeriod time.Duration
@@ -105,7 +107,7 @@ func newRemote(cfg RemoteConfig, s *shared) *remote {
 				}
 				return keep(pod)
 			},
-			Equal: Pod.Equal, Notify: notify, ResyncPeriod: cfg.ResyncPeriod,
+			Equal: Pod.Equal, Notify: notify, ResyncPeriod: cfg.ResyncPeriod, Bounds: cfg.Bounds,
 			Logger: s.Logger, Metrics: s.Watches,
 		})
 	})

@@ -152,6 +152,9 @@ func (s *source[T]) LastContact() time.Time {
 // Err returns why the last request failed; nil when it didn't.
 func (s *source[T]) Err() error { return s.watch().Err() }
 
+// Crowded returns what is rejected because there is no room for it; nil: nothing.
+func (s *source[T]) Crowded() error { return s.watch().Crowded() }
+
 func (s *source[T]) watch() *cluster.Watch[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()

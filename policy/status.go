@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 
@@ -59,7 +60,7 @@ func apiStatus[T any](s *source[T]) APIStatus {
 	if last := s.LastContact(); !last.IsZero() {
 		status.LastContact = &last
 	}
-	if err := s.Err(); err != nil {
+	if err := errors.Join(s.Err(), s.Crowded()); err != nil {
 		status.Error = err.Error()
 	}
 	return status

@@ -44,9 +44,13 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	var remotes []policy.RemoteConfig
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
+		bounds := cluster.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects}
 		remotes = append(remotes, policy.RemoteConfig{
-			Rules:        policy.Rules{Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork},
-			Client:       cluster.LazyClient(cluster.ClientConfig{Access: r.Access, UserAgent: userAgent, Logger: log.With("cluster", r.Name)}),
+			Rules: policy.Rules{Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork},
+			Client: cluster.LazyClient(cluster.ClientConfig{
+				Access: r.Access, UserAgent: userAgent, Bounds: bounds, Logger: log.With("cluster", r.Name),
+			}),
+			Bounds:       bounds,
 			ResyncPeriod: r.ResyncPeriod,
 			StaleAfter:   r.StaleAfter,
 		})

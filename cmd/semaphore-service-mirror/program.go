@@ -66,10 +66,14 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	}
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
+		bounds := cluster.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects}
 		settings.Remotes = append(settings.Remotes, mirror.Remote{
 			Name: r.Name, Prefix: r.ServicePrefix, PodSubnets: r.PodSubnets,
 			ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,
-			Client: cluster.LazyClient(cluster.ClientConfig{Access: r.Access, UserAgent: userAgent, Logger: log.With("cluster", r.Name)}),
+			Client: cluster.LazyClient(cluster.ClientConfig{
+				Access: r.Access, UserAgent: userAgent, Bounds: bounds, Logger: log.With("cluster", r.Name),
+			}),
+			Bounds: bounds,
 		})
 	}
 	p.controller = mirror.New(settings)

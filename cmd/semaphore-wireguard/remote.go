@@ -47,8 +47,9 @@ func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, 
 	}
 	r.device.Notify(r.linking.Fire)
 
+	bounds := cluster.Bounds{Answer: cfg.MaxAnswer, Objects: cfg.MaxObjects}
 	client := cluster.LazyClient(cluster.ClientConfig{
-		Access: cfg.Access, UserAgent: a.userAgent(), Logger: a.log.With("cluster", cfg.Name),
+		Access: cfg.Access, UserAgent: a.userAgent(), Bounds: bounds, Logger: a.log.With("cluster", cfg.Name),
 	})
 	keep := peers.NodeFor(a.cfg.ClusterName)
 	r.nodes = cluster.NewWatch(cluster.WatchConfig[peers.Node]{
@@ -64,6 +65,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, 
 		Equal:        peers.Node.Equal,
 		Notify:       r.peering.Fire,
 		ResyncPeriod: cfg.ResyncPeriod,
+		Bounds:       bounds,
 		Logger:       a.log,
 		Metrics:      metrics,
 	})

@@ -119,7 +119,7 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	for _, p := range r.cfg.PodSubnets {
 		rep.PodSubnets = append(rep.PodSubnets, p.String())
 	}
-	if err := r.nodes.Err(); err != nil {
+	if err := errors.Join(r.nodes.Err(), r.nodes.Crowded()); err != nil {
 		rep.API.Error = err.Error()
 	}
 	status, err := r.device.Status(ctx)

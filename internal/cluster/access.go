@@ -32,6 +32,9 @@ type ClientConfig struct {
 	Access config.Access
 	// UserAgent should name program, version and local cluster.
 	UserAgent string
+	// Bounds are those of a remote. With any, compressed answers, and others than
+	// JSON and protobuf, are refused.
+	Bounds Bounds
 	// Dial connects to the cluster's API server; nil: as net.Dialer does.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Logger is told when the cluster's certificate authority changes.
@@ -62,6 +65,7 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 		base.BearerToken, base.BearerTokenFile = "", ""
 	}
 	base.CAFile, base.CAData = "", nil
+	base.DisableCompression = c.Bounds.Answer > 0
 	transport := newCATransport(source, builder(base), log)
 	if c.Dial != nil {
 		transport.dial = c.Dial
@@ -71,6 +75,10 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 		ContentConfig: rest.ContentConfig{AcceptContentTypes: typeProtobuf + "," + typeJSON},
 		Transport:     transport,
 	}
+	if c.Bounds.Answer > 0 {
+		// They would be logged, and are the remote's words.
+		cfg.WarningHandler = rest.NoWarnings{}
+	}
 	if tokenFile != "" {
 		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 			return &tokenTransport{file: tokenFile, next: next}
@@ -78,7 +86,7 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 	}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &timeoutTransport{next: next} })
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &answerTransport{next: next}
+		return &answerTransport{limit: c.Bounds.Answer, next: next}
 	})
 	return cfg, nil
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -29,7 +30,7 @@ func watchOver(t *testing.T, api *apiServer, source caSource, period time.Durati
 	transport.period, transport.interval = period, 0
 	cfg := &rest.Config{Host: api.url(), Transport: transport}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &answerTransport{next: next}
+		return &answerTransport{limit: testBounds.Answer, next: next}
 	})
 	b := &bench{api: api, metrics: NewMetrics("test", "test_failures_total")}
 	b.watch = NewWatch(b.config(clientOf(t, cfg), 0))
@@ -204,12 +205,45 @@ func TestRedirectIsNotFollowed(t *testing.T) {
 		api := newTLSServer(t, ca, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, elsewhere.URL, code)
 		}))
-		access := config.Access{APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret))}
-		if err := listNodes(t.Context(), clientFor(t, access)); err == nil || !strings.Contains(err.Error(), "redirects are not followed") {
-			t.Errorf("%d: %v", code, err)
+		for name, bounds := range map[string]Bounds{"own cluster": {}, "remote": testBounds} {
+			access := config.Access{APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret))}
+			client := clientWith(t, ClientConfig{Access: access, Bounds: bounds})
+			if err := listNodes(t.Context(), client); err == nil || !strings.Contains(err.Error(), "redirects are not followed") {
+				t.Errorf("%d of %s: %v", code, name, err)
+			}
 		}
 	}
 	if n := visits.Load(); n > 0 {
 		t.Errorf("%d were followed", n)
+	}
+}
+
+// TestErrorsOfAServerArePrintable holds that what an API server answers moves no
+// cursor, wherever it is shown.
+func TestErrorsOfAServerArePrintable(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority()
+	message := `\u001b[2Jgone\u0007\n` + "\u202e\u009b" + strings.Repeat("x", 5000)
+	api := newTLSServer(t, ca, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Warning", `299 - "\x1b[2Jwarned"`)
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":403,"reason":"Forbidden","message":"` + message + `"}`))
+	}))
+	b := &bench{metrics: NewMetrics("test", "test_failures_total")}
+	access := config.Access{APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret))}
+	var client kubernetes.Interface = clientWith(t, ClientConfig{Access: access, Bounds: testBounds})
+	cfg := b.config(nil, 0)
+	cfg.ListWatch = ListWatch(Of(func() (kubernetes.Interface, error) { return client, nil }, Nodes), nil)
+	b.watch = NewWatch(cfg)
+	b.run(t)
+	eventually(t, "error", func() bool { return b.watch.Err() != nil })
+	text := b.watch.Err().Error()
+	if strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) >= 0 || len(text) > 1000 || !strings.Contains(text, `\x1b[2Jgone`) {
+		t.Errorf("Err() = %q", text)
+	}
+	b.stop()
+	if log := b.log.String(); strings.Contains(log, "warned") || strings.Contains(log, secret) {
+		t.Errorf("log:\n%s", log)
 	}
 }

@@ -80,6 +80,7 @@ func Nodes(client kubernetes.Interface) Resource[*corev1.NodeList] { return clie
 type observed struct {
 	inner   cache.ListerWatcherWithContext
 	contact *contact
+	bounded *bounded // nil: the own cluster's
 	// noWatchList is set for clients, such as the fakes of client-go, that
 	// say that they can't stream the initial list.
 	noWatchList bool
@@ -111,7 +112,11 @@ func (o *observed) Watch(options metav1.ListOptions) (watch.Interface, error) {
 func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	bounded, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
+	bounded, taken := o.bounded.list(bounded, options)
 	list, err := o.inner.ListWithContext(bounded, options)
+	if err == nil {
+		list, err = taken(list)
+	}
 	if err != nil {
 		o.failed(ctx, verbList, err)
 		return nil, err
@@ -124,7 +129,7 @@ func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptio
 func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	bounded, cancel := context.WithCancel(ctx)
 	opening := time.AfterFunc(openTimeout, cancel)
-	inner, err := o.inner.WatchWithContext(bounded, options)
+	inner, err := o.inner.WatchWithContext(o.bounded.watch(bounded, options), options)
 	if !opening.Stop() && err == nil {
 		inner.Stop()
 		err = errors.New("opened too late")
@@ -139,7 +144,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		}
 		return nil, err
 	}
-	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{})}
+	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), initial: o.bounded.initial(options)}
 	// client-go makes a watch that ended at once of one that met a broken
 	// connection; only others are an answer of the server.
 	select {
@@ -192,6 +197,7 @@ func (o *observed) failed(ctx context.Context, verb string, err error) {
 // observedWatch hands on the events of another watch.
 type observedWatch struct {
 	inner    watch.Interface
+	initial  *initialEvents // nil: any number
 	first    *watch.Event
 	events   chan watch.Event
 	stopped  chan struct{}
@@ -231,6 +237,7 @@ func (w *observedWatch) alive(ctx context.Context, o *observed) {
 }
 
 func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event) bool {
+	event, last := w.initial.count(event)
 	if event.Type == watch.Error {
 		o.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
 	} else {
@@ -238,7 +245,7 @@ func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event
 	}
 	select {
 	case w.events <- event:
-		return true
+		return !last
 	case <-w.stopped:
 		return false
 	}

@@ -45,6 +45,9 @@ func runTests(m *testing.M) int {
 		}
 	}
 	code := m.Run()
+	if os.Getenv(hostileEnv) != "" {
+		return code // its connections end with it
+	}
 	if err := goleak.Find(); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -12,6 +12,8 @@ type Metrics struct {
 	synced      *prometheus.GaugeVec
 	lastContact *prometheus.GaugeVec
 	failures    *prometheus.CounterVec
+	rejected    *prometheus.GaugeVec
+	dropped     *prometheus.CounterVec
 }
 
 // NewMetrics returns metrics whose names start with prefix, as in
@@ -19,6 +21,8 @@ type Metrics struct {
 //
 //	<prefix>_remote_synced{cluster,kind}                          0 or 1
 //	<prefix>_remote_last_contact_timestamp_seconds{cluster,kind}  0: never
+//	<prefix>_remote_rejected_objects{cluster,kind}                no room for them
+//	<prefix>_remote_dropped_objects_total{cluster,kind}           too large to be decoded
 //	<failures>{cluster,kind,verb}                                 list or watch
 //
 // The counter's name is given in full, because the original tools have one
@@ -34,6 +38,14 @@ func NewMetrics(prefix, failures string) *Metrics {
 			Name: prefix + "_remote_last_contact_timestamp_seconds",
 			Help: "When a cluster's API server last answered for a kind, in Unix time; 0 is never.",
 		}, labels),
+		rejected: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: prefix + "_remote_rejected_objects",
+			Help: "Objects of a kind of a cluster that there is no room for, at least.",
+		}, labels),
+		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: prefix + "_remote_dropped_objects_total",
+			Help: "Objects of a kind of a cluster that were left out because they can't be decoded within bounds.",
+		}, labels),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: failures,
 			Help: "Requests to list or watch objects of a kind of a cluster that failed.",
@@ -46,6 +58,8 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.synced.Describe(ch)
 	m.lastContact.Describe(ch)
 	m.failures.Describe(ch)
+	m.rejected.Describe(ch)
+	m.dropped.Describe(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -53,6 +67,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.synced.Collect(ch)
 	m.lastContact.Collect(ch)
 	m.failures.Collect(ch)
+	m.rejected.Collect(ch)
+	m.dropped.Collect(ch)
 }
 
 // series are the metrics of one watch.
@@ -60,6 +76,8 @@ type series struct {
 	synced      prometheus.Gauge
 	lastContact prometheus.Gauge
 	failed      map[string]prometheus.Counter // by verb
+	rejected    prometheus.Gauge
+	dropped     prometheus.Counter
 }
 
 // series creates the metrics of a watch with value zero, so that they are
@@ -71,6 +89,8 @@ func (m *Metrics) series(cluster, kind string) *series {
 	return &series{
 		synced:      m.synced.WithLabelValues(cluster, kind),
 		lastContact: m.lastContact.WithLabelValues(cluster, kind),
+		rejected:    m.rejected.WithLabelValues(cluster, kind),
+		dropped:     m.dropped.WithLabelValues(cluster, kind),
 		failed: map[string]prometheus.Counter{
 			verbList:  m.failures.WithLabelValues(cluster, kind, verbList),
 			verbWatch: m.failures.WithLabelValues(cluster, kind, verbWatch),

@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"sync"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,14 +18,25 @@ type store[T any] struct {
 	keep    func(runtime.Object) (T, bool)
 	equal   func(a, b T) bool // nil: never
 	changed func(firstSync bool)
+	// crowded is called when the number of rejected objects has changed.
+	crowded func(before, now int)
+	// impossible is called for each object of a remote with a name that none can
+	// have, which is left out.
+	impossible func()
+
+	listing transit // of the reflector's goroutine
 
 	mu      sync.RWMutex
 	objects map[string]T
+	room    room
 	synced  bool
 }
 
 func newStore[T any](keep func(runtime.Object) (T, bool), equal func(a, b T) bool, changed func(firstSync bool)) *store[T] {
-	return &store[T]{keep: keep, equal: equal, changed: changed, objects: map[string]T{}}
+	return &store[T]{
+		keep: keep, equal: equal, changed: changed, crowded: func(int, int) {}, impossible: func() {},
+		objects: map[string]T{}, room: newRoom("", Bounds{}),
+	}
 }
 
 // trimmed is an object on its way into the store. The reflector collects
@@ -33,15 +45,73 @@ type trimmed[T any] struct {
 	meta  metav1.ObjectMeta // name and namespace only
 	value T
 	kept  bool
+	// rejected is set for one to be kept that there is no room for.
+	rejected bool
 }
 
 // GetObjectMeta makes trimmed something that client-go finds the key of.
 func (t *trimmed[T]) GetObjectMeta() metav1.Object { return &t.meta }
 
-// Transformer implements cache.TransformingStore.
+// Transformer implements cache.TransformingStore: the reflector calls what it
+// returns for each object of a streamed list.
 func (s *store[T]) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) { return s.trim(obj) }
+	return func(obj any) (any, error) { return s.collect(obj) }
 }
+
+// begin is called before a list is read, and before each further part of one. It
+// returns what takes back what was counted since: a request whose answer was cut
+// off is made again.
+func (s *store[T]) begin(further bool) (again func()) {
+	if !further {
+		s.listing = transit{}
+	}
+	before := s.listing
+	return func() { s.listing = before }
+}
+
+// collect trims an object of a list that will replace what there is.
+func (s *store[T]) collect(obj any) (*trimmed[T], error) {
+	t, err := s.trim(obj)
+	if err != nil {
+		return nil, err
+	}
+	var size int64
+	held := false
+	if t.kept {
+		key := t.key()
+		size = sizeOf(key, t.value)
+		s.mu.RLock()
+		_, held = s.objects[key]
+		s.mu.RUnlock()
+	}
+	admitted, err := s.listing.admit(&s.room, held, size)
+	if err != nil {
+		return nil, err
+	}
+	if !admitted {
+		var none T
+		t.value, t.kept, t.rejected = none, false, true
+	}
+	return t, nil
+}
+
+// take is collect for an object of a plain list, of which only those that are
+// kept or rejected matter.
+func (s *store[T]) take(obj runtime.Object) (item runtime.Object, wanted bool, err error) {
+	t, err := s.collect(obj)
+	if err != nil {
+		return nil, false, err
+	}
+	return t, t.kept || t.rejected, nil
+}
+
+// maxName is the most bytes of the name of an object in Kubernetes (a DNS
+// subdomain, RFC 1123).
+const maxName = 253
+
+// possible reports whether an object can have a name, or be in a namespace of it.
+// What a server says in protobuf may hold any bytes.
+func possible(name string) bool { return len(name) <= maxName && utf8.ValidString(name) }
 
 func (s *store[T]) trim(obj any) (*trimmed[T], error) {
 	if t, ok := obj.(*trimmed[T]); ok {
@@ -55,7 +125,12 @@ func (s *store[T]) trim(obj any) (*trimmed[T], error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep %T: %w", obj, err)
 	}
-	t := &trimmed[T]{meta: metav1.ObjectMeta{Namespace: accessor.GetNamespace(), Name: accessor.GetName()}}
+	name, namespace := accessor.GetName(), accessor.GetNamespace()
+	if s.room.objects > 0 && (name == "" || !possible(name) || !possible(namespace)) {
+		s.impossible()
+		return &trimmed[T]{}, nil
+	}
+	t := &trimmed[T]{meta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	t.value, t.kept = s.keep(object)
 	return t, nil
 }
@@ -77,8 +152,13 @@ func (s *store[T]) Update(obj any) error {
 		return err
 	}
 	s.mu.Lock()
+	before := len(s.room.rejected)
 	changed := s.put(t)
+	now := len(s.room.rejected)
 	s.mu.Unlock()
+	if before != now {
+		s.crowded(before, now)
+	}
 	if changed {
 		s.changed(false)
 	}
@@ -88,13 +168,28 @@ func (s *store[T]) Update(obj any) error {
 // put stores or drops an object; the caller holds the lock.
 func (s *store[T]) put(t *trimmed[T]) (changed bool) {
 	key := t.key()
-	before, existed := s.objects[key]
-	if !t.kept {
-		delete(s.objects, key)
+	before, existed := s.remove(key)
+	switch {
+	case t.rejected:
+		s.room.reject(key)
+		return existed
+	case !t.kept:
+		s.room.forget(key)
+		return existed
+	case !s.room.add(key, len(s.objects), sizeOf(key, t.value)):
 		return existed
 	}
 	s.objects[key] = t.value
 	return !existed || s.equal == nil || !s.equal(before, t.value)
+}
+
+// remove drops an object; the caller holds the lock.
+func (s *store[T]) remove(key string) (before T, existed bool) {
+	if before, existed = s.objects[key]; existed {
+		delete(s.objects, key)
+		s.room.remove(sizeOf(key, before))
+	}
+	return before, existed
 }
 
 // Delete implements cache.ReflectorStore. The object may also be client-go's
@@ -105,9 +200,14 @@ func (s *store[T]) Delete(obj any) error {
 		return fmt.Errorf("delete %T: %w", obj, err)
 	}
 	s.mu.Lock()
-	_, existed := s.objects[key]
-	delete(s.objects, key)
+	before := len(s.room.rejected)
+	_, existed := s.remove(key)
+	s.room.forget(key)
+	now := len(s.room.rejected)
 	s.mu.Unlock()
+	if before != now {
+		s.crowded(before, now)
+	}
 	if existed {
 		s.changed(false)
 	}
@@ -125,23 +225,38 @@ func (s *store[T]) Replace(list []any, _ string) error {
 		all = append(all, t)
 	}
 	s.mu.Lock()
+	rejected := len(s.room.rejected)
 	before := s.objects
-	s.objects = make(map[string]T, len(all))
+	s.objects = make(map[string]T, min(len(all), max(s.room.objects, len(before))))
+	s.room.empty()
 	changed := false
-	for _, t := range all {
-		if !t.kept {
-			continue
+	add := func(known bool) {
+		for _, t := range all {
+			key := t.key()
+			old, existed := before[key]
+			if existed != known {
+				continue
+			}
+			if s.put(t); t.kept {
+				_, held := s.objects[key]
+				changed = changed || held && (!existed || s.equal == nil || !s.equal(old, t.value))
+			}
 		}
-		old, existed := before[t.key()]
-		s.objects[t.key()] = t.value
-		changed = changed || !existed || s.equal == nil || !s.equal(old, t.value)
 	}
+	// Where there isn't room for all, those that were there keep their places.
+	add(true)
+	add(false)
 	// All that stayed are found among the new ones, so a removal shows in
 	// the number.
 	changed = changed || len(before) != len(s.objects)
 	first := !s.synced
 	s.synced = true
+	now := len(s.room.rejected)
 	s.mu.Unlock()
+	s.begin(false)
+	if rejected != now {
+		s.crowded(rejected, now)
+	}
 	if first || changed {
 		s.changed(first)
 	}
@@ -165,4 +280,11 @@ func (s *store[T]) isSynced() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.synced
+}
+
+// rejected returns how many objects there is no room for.
+func (s *store[T]) rejected() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.room.rejected)
 }

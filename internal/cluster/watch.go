@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// WatchConfig describes a Watch. Server, Equal, Notify, ResyncPeriod and Metrics
+// WatchConfig describes a Watch. Server, Equal, Notify, ResyncPeriod, Bounds and Metrics
 // may be left zero.
 type WatchConfig[T any] struct {
 	// Cluster and Kind name the watch in logs and metrics, as in "gcp" and
@@ -40,6 +40,9 @@ type WatchConfig[T any] struct {
 	Notify func()
 	// ResyncPeriod is how often to notify without a change; 0: never.
 	ResyncPeriod time.Duration
+	// Bounds are those of a remote, which its client must have, too. What is
+	// beyond is rejected: what was kept first stays.
+	Bounds Bounds
 	// Logger is given the cluster and the kind along with what is logged.
 	Logger *slog.Logger
 	// Metrics is shared by the watches of a program.
@@ -55,6 +58,7 @@ type Watch[T any] struct {
 	contact *contact
 	series  *series
 	running atomic.Bool
+	warned  atomic.Int64 // of dropped objects, in Unix seconds
 }
 
 // NewWatch returns a watch that is empty and not synced until Run has read
@@ -70,6 +74,9 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind)}
 	w.contact = &contact{server: cfg.Server, series: w.series, log: cfg.Logger}
 	w.store = newStore(cfg.Keep, cfg.Equal, w.changed)
+	w.store.room = newRoom(cfg.Kind, cfg.Bounds)
+	w.store.crowded = w.crowded
+	w.store.impossible = w.dropped
 	return w
 }
 
@@ -84,7 +91,9 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	}
 	// What client-go has to say repeats what contact says once.
 	logger := logr.FromSlogHandler(demoted{w.cfg.Logger.Handler()})
-	reflector := cache.NewReflectorWithOptions(observe(w.cfg.ListWatch, w.contact), w.cfg.Object, w.store, cache.ReflectorOptions{
+	requests := observe(w.cfg.ListWatch, w.contact)
+	requests.bounded = newBounded(w.cfg.Object, w.store.room.objects, w.store.begin, w.dropped, w.store.take)
+	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{
 		Name:    w.String(),
 		Logger:  &logger,
 		Clock:   interruptible(ctx, w.cfg.Server),
@@ -146,8 +155,44 @@ func (w *Watch[T]) Err() error {
 func (w *Watch[T]) changed(firstSync bool) {
 	if firstSync {
 		w.series.synced.Set(1)
+		// An earlier watch may have left another number.
+		w.series.rejected.Set(float64(w.store.rejected()))
 		objects, _ := w.store.snapshot()
 		w.cfg.Logger.Info("synced", "objects", len(objects))
 	}
 	w.cfg.Notify()
+}
+
+// Crowded returns what is rejected for the sake of Bounds; nil: nothing.
+func (w *Watch[T]) Crowded() error {
+	if n := w.store.rejected(); n > 0 {
+		return w.tooMany(n)
+	}
+	return nil
+}
+
+func (w *Watch[T]) tooMany(rejected int) error {
+	return fmt.Errorf("%d %s or more are rejected: there is room for %d, and for %d bytes of them",
+		rejected, w.cfg.Kind, w.store.room.objects, w.store.room.bytes)
+}
+
+// crowded is called when the number of objects that are rejected has changed.
+func (w *Watch[T]) crowded(before, now int) {
+	w.series.rejected.Set(float64(now))
+	switch {
+	case before == 0:
+		w.cfg.Logger.Warn("too many objects", "err", w.tooMany(now))
+	case now == 0:
+		w.cfg.Logger.Info("there is room for all objects again")
+	}
+}
+
+// dropped is called for each object that is left out because it is too large, or
+// has a name that none can have.
+func (w *Watch[T]) dropped() {
+	w.series.dropped.Inc()
+	now, last := time.Now().Unix(), w.warned.Load()
+	if now-last >= int64(quietPeriod.Seconds()) && w.warned.CompareAndSwap(last, now) {
+		w.cfg.Logger.Warn("left out an object that can't be decoded within bounds, or has an impossible name")
+	}
 }

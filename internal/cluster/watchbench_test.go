@@ -23,6 +23,9 @@ import (
 // node is what the tests keep of a Node.
 type node struct{ Name, Kubelet string }
 
+// testBounds are those of the remotes of tests.
+var testBounds = Bounds{Answer: 64 << 20}
+
 // bench is one watch of an API server's nodes.
 type bench struct {
 	api      *apiServer
@@ -45,7 +48,9 @@ func prepare(t *testing.T, resync time.Duration, detour ...func(address string) 
 	for _, around := range detour {
 		url = "https://" + around(b.api.address())
 	}
-	client := clientFor(t, config.Access{APIURL: url, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: b.token})
+	client := clientWith(t, ClientConfig{
+		Access: config.Access{APIURL: url, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: b.token}, Bounds: testBounds,
+	})
 	b.watch = NewWatch(b.config(client, resync))
 	return b
 }
@@ -66,6 +71,7 @@ func (b *bench) config(client *kubernetes.Clientset, resync time.Duration) Watch
 		Equal:        func(a, b node) bool { return a == b },
 		Notify:       func() { b.notified.Add(1) },
 		ResyncPeriod: resync,
+		Bounds:       testBounds,
 		Logger:       slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Metrics:      b.metrics,
 	}

@@ -63,6 +63,12 @@ type Remote struct {
 	ListenPort int
 	// MTU is that of this remote's WireGuard device, in bytes.
 	MTU int
+	// MaxAnswer is the most bytes of one list of the remote's objects, and four
+	// times as many as are kept of one kind of them.
+	MaxAnswer int64
+	// MaxObjects is the most objects that are kept of one kind; 0: as many as
+	// suit the kind.
+	MaxObjects int
 	// ServicePrefix starts the names of services mirrored from this remote.
 	ServicePrefix string
 }

@@ -79,6 +79,14 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 				gcp + `CA_SHA256: "` + strings.Repeat("0g", 32) + `" is not a SHA-256 fingerprint`,
 			},
 		},
+		"bounds that are none": {
+			mirrorError, []string{gcp + "MAX_ANSWER", "lots", gcp + "MAX_OBJECTS", "0", onPrem + "MAX_ANSWER", "1Mi"}, nil,
+			[]string{
+				gcp + `MAX_ANSWER: "lots" is not a number of bytes such as 64Mi, from 4Mi to 64Gi`,
+				gcp + `MAX_OBJECTS: "0" is not a number from 1 to 10000000`,
+				onPrem + `MAX_ANSWER: "1Mi" is not a number of bytes such as 64Mi, from 4Mi to 64Gi`,
+			},
+		},
 		"pod subnets missing": {
 			wireguardError, []string{gcp + "POD_SUBNETS", "-"}, nil,
 			[]string{gcp + "POD_SUBNETS: required: the pod subnets of gcp, as in 10.4.0.0/16"},

@@ -18,8 +18,8 @@ import (
 // The JSON file of the original tools. semaphore-wireguard calls its sections
 // local and remotes, semaphore-service-mirror localCluster, remoteClusters and
 // global; all programs here read both forms. Keys are matched without regard
-// to case, as those tools do. The keys remoteCAPath, remoteCASHA256
-// and staleAfter are ours.
+// to case, as those tools do. The keys remoteCAPath, remoteCASHA256,
+// staleAfter, maxAnswer and maxObjects are ours.
 
 // fileKey is a key of an object of the file: what it sets, and how its value
 // is written.
@@ -134,6 +134,8 @@ func (l *loader) parseRemote(path, in string, value json.RawMessage) error {
 		"podSubnet":         {remote.of(&v.PodSubnets), text},
 		"resyncPeriod":      {remote.of(&v.ResyncPeriod), duration},
 		"staleAfter":        {remote.of(&v.StaleAfter), duration},
+		"maxAnswer":         {remote.of(&v.MaxAnswer), text},
+		"maxObjects":        {remote.of(&v.MaxObjects), number},
 		"wgListenPort":      {remote.of(&v.WG.ListenPort), number},
 		"wgDeviceMTU":       {remote.of(&v.WG.MTU), number},
 		"servicePrefix":     {remote.of(&v.ServicePrefix), text},

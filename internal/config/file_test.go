@@ -58,6 +58,7 @@ func TestFileOfTheOriginalWireguard(t *testing.T) {
 			PodSubnets:    prefixes("10.4.0.0/16"),
 			ListenPort:    51821,
 			MTU:           1380,
+			MaxAnswer:     256 << 20,
 			ServicePrefix: "cluster2",
 		}},
 		ListenAddress: ":7773",
@@ -89,6 +90,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		ResyncPeriod:  10 * time.Second,
 		ListenPort:    51820,
 		MTU:           1420,
+		MaxAnswer:     256 << 20,
 		ServicePrefix: "gcp",
 	}, {
 		Name:          "merit",
@@ -98,6 +100,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		StaleAfter:    5 * time.Minute,
 		ListenPort:    7000,
 		MTU:           1420,
+		MaxAnswer:     256 << 20,
 		ServicePrefix: "merit",
 	}}
 	if diff := cmp.Diff(want, got.Remotes, comparePrefixes()); diff != "" {

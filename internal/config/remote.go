@@ -20,6 +20,9 @@ const (
 	// maxMTU leaves room in the largest packet for the headers of IPv6 (40
 	// bytes), UDP (8) and WireGuard (32).
 	maxMTU = 65535 - 80
+	// minAnswer is the most that one object has, and some more.
+	minAnswer, maxAnswer = 4 << 20, 64 << 30
+	maxObjects           = 10_000_000
 )
 
 // rawRemote is one remote cluster as it was written.
@@ -71,8 +74,12 @@ func (r *rawRemote) parse(f *faults, position int, need needs) Remote {
 		ResyncPeriod: f.duration(r.origin(&v.ResyncPeriod), v.ResyncPeriod),
 		StaleAfter:   f.duration(r.origin(&v.StaleAfter), v.StaleAfter),
 	}
+	remote.MaxAnswer = f.bytes(r.origin(&v.MaxAnswer), v.MaxAnswer, minAnswer, maxAnswer)
+	if v.MaxObjects != "" {
+		remote.MaxObjects = f.integer(r.origin(&v.MaxObjects), v.MaxObjects, 1, maxObjects)
+	}
 	if v.PodSubnets != "" {
-		remote.PodSubnets = f.subnets(r.origin(&v.PodSubnets), v.PodSubnets)
+		remote.PodSubnets = f.subnets(r.origin(&v.PodSubnets), v.PodSubnets, "pods")
 	} else if need.wireguard {
 		f.add(r.origin(&v.PodSubnets), "required: the pod subnets of %s, as in 10.4.0.0/16", r.name)
 	}

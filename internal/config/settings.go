@@ -47,6 +47,8 @@ type remoteVars struct {
 	PodSubnets   string `split_words:"true" desc:"the remote's pod subnets, IPv4 and IPv6, comma-separated (required by semaphore-wireguard)"`
 	ResyncPeriod string `split_words:"true" default:"0" desc:"how often everything is looked at again without an event; 0 is never"`
 	StaleAfter   string `split_words:"true" default:"0" desc:"how long the last known state counts without contact, for mirrors and network sets; 0 is for ever"`
+	MaxAnswer    string `split_words:"true" default:"256Mi" desc:"most bytes of one list of the remote's objects, as in 64Mi; a quarter of it is kept of each kind at most"`
+	MaxObjects   string `split_words:"true" desc:"most objects of one kind that are kept of the remote (default 10000 nodes, 50000 of other kinds)"`
 	WG           struct {
 		ListenPort string `split_words:"true" desc:"UDP port of this remote's WireGuard device (default 51820 for the first remote, 51821 for the second, ...)"`
 		MTU        string `default:"1420" desc:"MTU of this remote's WireGuard device"`

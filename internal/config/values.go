@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // faults collects what is wrong with a configuration.
@@ -49,6 +51,17 @@ func (f *faults) integer(origin, text string, least, most int) int {
 		return 0
 	}
 	return n
+}
+
+// bytes takes a number with one of the suffixes that Kubernetes has.
+func (f *faults) bytes(origin, text string, least, most int64) int64 {
+	q, err := resource.ParseQuantity(text)
+	if n := q.Value(); err == nil && n >= least && n <= most {
+		return n
+	}
+	f.add(origin, "%q is not a number of bytes such as 64Mi, from %s to %s", text,
+		resource.NewQuantity(least, resource.BinarySI), resource.NewQuantity(most, resource.BinarySI))
+	return 0
 }
 
 // fingerprints takes SHA-256 fingerprints as openssl and others write them, with
@@ -99,9 +112,9 @@ func (f *faults) httpsURL(origin, text string) string {
 	return text
 }
 
-// subnets parses a comma-separated list of prefixes that pods may have, and
-// returns them masked and sorted.
-func (f *faults) subnets(origin, text string) []netip.Prefix {
+// subnets parses a comma-separated list of prefixes that pods, or whatever what
+// says, may have, and returns them masked and sorted.
+func (f *faults) subnets(origin, text, what string) []netip.Prefix {
 	var all []netip.Prefix
 	for item := range strings.SplitSeq(text, ",") {
 		item = strings.TrimSpace(item)
@@ -112,7 +125,7 @@ func (f *faults) subnets(origin, text string) []netip.Prefix {
 		}
 		prefix = prefix.Masked()
 		if reason := unfit(prefix); reason != "" {
-			f.add(origin, "%s can't hold pods: %s", prefix, reason)
+			f.add(origin, "%s can't hold %s: %s", prefix, what, reason)
 			continue
 		}
 		all = append(all, prefix)
@@ -121,8 +134,9 @@ func (f *faults) subnets(origin, text string) []netip.Prefix {
 	return all
 }
 
-// unfit says why a prefix can't be a pod subnet. Everything inside one goes
-// into the tunnel, so that it must not take the node's own traffic along.
+// unfit says why a prefix can't be a subnet of pods or nodes. Everything inside a
+// pod subnet goes into the tunnel, so that it must not take the node's own traffic
+// along.
 func unfit(prefix netip.Prefix) string {
 	first := prefix.Addr()
 	switch {
