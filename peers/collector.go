@@ -3,6 +3,7 @@ package peers
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,8 +14,12 @@ import (
 // scrapeTimeout bounds how long reading one device may hold up a scrape.
 const scrapeTimeout = 5 * time.Second
 
-// maxRejectedSeries bounds the series that one remote can make us expose.
-const maxRejectedSeries = 500
+// What bounds, beside the number of peers with series of their own, how many
+// series one remote can make us expose.
+const (
+	maxRejectedSeries  = 500
+	maxAllowedIPSeries = 16 // of one peer
+)
 
 // Observed is one remote's device and peers, as a Collector sees them.
 type Observed struct {
@@ -28,20 +33,23 @@ type Observed struct {
 // there is reported as that, and the others as ever. The names of metrics that
 // the original tool has are the same here, so that its dashboards go on working.
 type Collector struct {
-	remotes []Observed
-	log     *slog.Logger
+	remotes    []Observed
+	peerSeries int
+	log        *slog.Logger
 
 	deviceUp, deviceInfo, peerInfo, peerAllowedIPs, peerReceived, peerTransmitted, peerHandshake,
-	peers, rejected, rejectedInfo, source *prometheus.Desc
+	peers, peersWithout, rejected, rejectedInfo, source *prometheus.Desc
 }
 
-// NewCollector returns a collector for the given remotes.
-func NewCollector(log *slog.Logger, remotes ...Observed) *Collector {
+// NewCollector returns a collector for the given remotes. So many peers of each have
+// series of their own.
+func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("semaphore_wg_"+name, help, labels, nil)
 	}
 	return &Collector{
 		remotes:         remotes,
+		peerSeries:      peerSeries,
 		log:             log,
 		deviceUp:        desc("device_up", "1 if the device to a remote cluster exists and answers, else 0.", "cluster", "device"),
 		deviceInfo:      desc("device_info", "Metadata about a device.", "device", "public_key", "cluster", "backend"),
@@ -51,6 +59,7 @@ func NewCollector(log *slog.Logger, remotes ...Observed) *Collector {
 		peerTransmitted: desc("peer_transmit_bytes_total", "Number of bytes transmitted to a given peer.", "device", "public_key"),
 		peerHandshake:   desc("peer_last_handshake_seconds", "UNIX timestamp for the last handshake with a given peer, 0 if there was none.", "device", "public_key"),
 		peers:           desc("peers", "Number of peers of a remote cluster by health: up (a session is alive), connecting (configured less than 90 s ago, no handshake yet) or down.", "cluster", "device", "health"),
+		peersWithout:    desc("peers_without_metrics", "Number of peers of a remote cluster that have no metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.", "cluster", "device"),
 		rejected:        desc("rejected_nodes", "Number of a remote cluster's nodes of which something was rejected, by reason.", "cluster", "reason"),
 		rejectedInfo:    desc("rejected_node_info", "A remote node of which something was rejected. /status says what exactly.", "cluster", "node", "reason"),
 		source:          desc("peers_source_info", "On whose word the peers of a remote cluster are: api, disk (last applied ones, the remote has not answered since start) or none.", "cluster", "source"),
@@ -61,7 +70,7 @@ func NewCollector(log *slog.Logger, remotes ...Observed) *Collector {
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.deviceUp, c.deviceInfo, c.peerInfo, c.peerAllowedIPs, c.peerReceived, c.peerTransmitted,
-		c.peerHandshake, c.peers, c.rejected, c.rejectedInfo, c.source,
+		c.peerHandshake, c.peers, c.peersWithout, c.rejected, c.rejectedInfo, c.source,
 	} {
 		ch <- d
 	}
@@ -122,25 +131,49 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 	health := map[Health]int{HealthUp: 0, HealthConnecting: 0, HealthDown: 0}
 	for i := range status.Peers {
 		p := &status.Peers[i]
-		key := p.PublicKey.String()
-		endpoint := ""
-		if p.Endpoint.IsValid() {
-			endpoint = p.Endpoint.String()
-		}
-		ch <- prometheus.MustNewConstMetric(c.peerInfo, prometheus.GaugeValue, 1, r.Device, key, endpoint, r.Cluster, nodes[p.PublicKey])
-		for _, ip := range p.AllowedIPs {
-			ch <- prometheus.MustNewConstMetric(c.peerAllowedIPs, prometheus.GaugeValue, 1, r.Device, key, ip.String())
-		}
-		ch <- prometheus.MustNewConstMetric(c.peerReceived, prometheus.CounterValue, float64(p.RxBytes), r.Device, key)
-		ch <- prometheus.MustNewConstMetric(c.peerTransmitted, prometheus.CounterValue, float64(p.TxBytes), r.Device, key)
-		handshake := 0.0
-		if !p.LastHandshake.IsZero() {
-			handshake = float64(p.LastHandshake.Unix())
-		}
-		ch <- prometheus.MustNewConstMetric(c.peerHandshake, prometheus.GaugeValue, handshake, r.Device, key)
 		health[HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake)]++
 	}
 	for h, n := range health {
 		ch <- prometheus.MustNewConstMetric(c.peers, prometheus.GaugeValue, float64(n), r.Cluster, r.Device, string(h))
 	}
+	shown := longest(status.Peers, state.Configured, c.peerSeries)
+	ch <- prometheus.MustNewConstMetric(c.peersWithout, prometheus.GaugeValue, float64(len(status.Peers)-len(shown)), r.Cluster, r.Device)
+	for i := range shown {
+		c.collectPeer(ch, r, &shown[i], nodes[shown[i].PublicKey])
+	}
+}
+
+func (c *Collector) collectPeer(ch chan<- prometheus.Metric, r Observed, p *tunnel.PeerStatus, node string) {
+	key := p.PublicKey.String()
+	endpoint := ""
+	if p.Endpoint.IsValid() {
+		endpoint = p.Endpoint.String()
+	}
+	ch <- prometheus.MustNewConstMetric(c.peerInfo, prometheus.GaugeValue, 1, r.Device, key, endpoint, r.Cluster, node)
+	for _, ip := range p.AllowedIPs[:min(len(p.AllowedIPs), maxAllowedIPSeries)] {
+		ch <- prometheus.MustNewConstMetric(c.peerAllowedIPs, prometheus.GaugeValue, 1, r.Device, key, ip.String())
+	}
+	ch <- prometheus.MustNewConstMetric(c.peerReceived, prometheus.CounterValue, float64(p.RxBytes), r.Device, key)
+	ch <- prometheus.MustNewConstMetric(c.peerTransmitted, prometheus.CounterValue, float64(p.TxBytes), r.Device, key)
+	handshake := 0.0
+	if !p.LastHandshake.IsZero() {
+		handshake = float64(p.LastHandshake.Unix())
+	}
+	ch <- prometheus.MustNewConstMetric(c.peerHandshake, prometheus.GaugeValue, handshake, r.Device, key)
+}
+
+// longest returns those peers that have been configured for longest, at most so
+// many, of the same age those whose keys come first. So a peer that comes later
+// never takes the place of another one.
+func longest(peers []tunnel.PeerStatus, configured map[tunnel.Key]time.Time, most int) []tunnel.PeerStatus {
+	if len(peers) <= most {
+		return peers
+	}
+	sorted := slices.SortedFunc(slices.Values(peers), func(a, b tunnel.PeerStatus) int {
+		if c := configured[a.PublicKey].Compare(configured[b.PublicKey]); c != 0 {
+			return c
+		}
+		return a.PublicKey.Compare(b.PublicKey)
+	})
+	return sorted[:most]
 }

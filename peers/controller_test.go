@@ -188,7 +188,7 @@ func TestCollector(t *testing.T) {
 		Source: SourceAPI, Peers: []Peer{peer(1)},
 		Rejected: []Rejection{{Node: "bad", Reason: ReasonEndpoint}, {Node: "bad", Reason: ReasonEndpoint}},
 	}, &State{Source: SourceNone}
-	c := NewCollector(slog.New(slog.DiscardHandler),
+	c := NewCollector(slog.New(slog.DiscardHandler), 1000,
 		Observed{Cluster: "merit", Device: "wireguard.merit", State: func() *State { return missing },
 			Status: func(context.Context) (tunnel.Status, error) { return tunnel.Status{}, os.ErrNotExist }},
 		Observed{Cluster: "gcp", Device: "wireguard.gcp", State: func() *State { return good },

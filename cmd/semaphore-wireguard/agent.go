@@ -133,7 +133,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		a.herald = event.NewHerald(event.Writer{Client: client, Component: "semaphore-wireguard"},
 			event.Pod(pod.Namespace, pod.Name, pod.UID), event.Spread)
 	}
-	a.registry.MustRegister(peers.NewCollector(log, a.observed()...))
+	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...))
 	return a, nil
 }
 

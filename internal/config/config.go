@@ -125,6 +125,9 @@ type Wireguard struct {
 	KeyPath string
 	// RouteSrc is RouteSrcAuto, RouteSrcNone or an address.
 	RouteSrc string
+	// PeerMetrics is how many peers of a remote have metrics of their own; 0:
+	// none.
+	PeerMetrics int
 	// Cleanup asks to remove all that the program ever set up, and to end.
 	Cleanup bool
 }

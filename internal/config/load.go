@@ -23,6 +23,9 @@ import (
 // podNamespaceFile is where Kubernetes tells a pod its namespace.
 const podNamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
+// maxPeerMetrics is more than any cluster has nodes.
+const maxPeerMetrics = 1_000_000
+
 // cleanupFlag is the flag of programs that can remove what they set up.
 const cleanupFlag = "cleanup"
 
@@ -71,6 +74,7 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 		l.faults.add(l.origin(&vars.WG.KeyPath), "%q is not an absolute path", vars.WG.KeyPath)
 	}
 	cfg.RouteSrc = l.routeSrc(&vars.WG.RouteSrc)
+	cfg.PeerMetrics = l.faults.integer(l.origin(&vars.WG.PeerMetrics), vars.WG.PeerMetrics, 0, maxPeerMetrics)
 	if err := l.faults.join(); err != nil {
 		return Wireguard{}, l.warnings, err
 	}

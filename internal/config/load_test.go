@@ -122,6 +122,8 @@ func TestWireguardFromEnvironment(t *testing.T) {
 		Backend:  BackendAuto,
 		KeyPath:  "/var/lib/semaphore-wireguard",
 		RouteSrc: RouteSrcAuto,
+
+		PeerMetrics: 1000,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -197,7 +199,7 @@ func TestFlagsWinOverEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Wireguard{Base: base("127.0.0.1:1"), NodeName: "other", Backend: BackendAuto, KeyPath: "/keys", RouteSrc: RouteSrcAuto, Cleanup: true}
+	want := Wireguard{Base: base("127.0.0.1:1"), NodeName: "other", Backend: BackendAuto, KeyPath: "/keys", RouteSrc: RouteSrcAuto, PeerMetrics: 1000, Cleanup: true}
 	want.LogLevel = "debug"
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -333,7 +335,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	own := map[string][]string{
 		"wireguard": {
 			"SEMAPHORE_NODE_NAME, -node-name", "SEMAPHORE_WG_BACKEND", "SEMAPHORE_WG_KEY_PATH, -wg-key-path", "SEMAPHORE_WG_ROUTE_SRC",
-			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "-cleanup",
+			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_WG_PEER_METRICS", "-cleanup",
 		},
 		"mirror": {
 			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",

@@ -67,9 +67,10 @@ type wireguardVars struct {
 	Namespace string `desc:"namespace of its Events (default: the pod's)"`
 	Pod       podVars
 	WG        struct {
-		Backend  string `default:"auto" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
-		KeyPath  string `split_words:"true" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
-		RouteSrc string `split_words:"true" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
+		Backend     string `default:"auto" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
+		KeyPath     string `split_words:"true" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
+		RouteSrc    string `split_words:"true" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
+		PeerMetrics string `split_words:"true" default:"1000" desc:"how many peers of each remote have metrics of their own; 0 is none"`
 	}
 }
 
