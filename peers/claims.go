@@ -12,6 +12,7 @@ type claims struct {
 	lengths []int                   // that occur, ascending
 	held    map[netip.Prefix]string // prefix -> node
 	inside  map[netip.Prefix]held   // prefix that isn't held -> what is held inside it
+	renewed map[netip.Prefix]struct{}
 }
 
 type held struct {
@@ -21,7 +22,7 @@ type held struct {
 
 // newClaims prepares for the prefixes that the given nodes may claim.
 func newClaims(nodes []claimant) *claims {
-	c := &claims{held: make(map[netip.Prefix]string, 2*len(nodes)), inside: map[netip.Prefix]held{}}
+	c := &claims{held: make(map[netip.Prefix]string, 2*len(nodes)), inside: map[netip.Prefix]held{}, renewed: map[netip.Prefix]struct{}{}}
 	var seen [129]bool
 	for i := range nodes {
 		for _, p := range nodes[i].podCIDRs {
@@ -38,11 +39,23 @@ func newClaims(nodes []claimant) *claims {
 	return c
 }
 
+// renew claims a prefix ahead of others, for the node to take it when it is its
+// turn. Where it is taken nothing changes.
+func (c *claims) renew(p netip.Prefix, node string) {
+	if _, _, taken := c.take(p, node); !taken {
+		c.renewed[p] = struct{}{}
+	}
+}
+
 // take claims a prefix for a node. When the prefix, a part of it or a larger
 // one around it is taken, it changes nothing and returns by whom and as what.
 func (c *claims) take(p netip.Prefix, node string) (owner string, other netip.Prefix, taken bool) {
 	shorter := c.lengths[:min(len(c.lengths), c.index(p.Bits()))]
 	if owner, taken = c.held[p]; taken {
+		if _, renewed := c.renewed[p]; renewed && owner == node {
+			delete(c.renewed, p)
+			return "", netip.Prefix{}, false
+		}
 		return owner, p, true
 	}
 	if h, taken := c.inside[p]; taken {

@@ -56,6 +56,8 @@ type Controller struct {
 	log *slog.Logger
 
 	restored   []Node // last applied, from disk
+	accepted   Accepted
+	remembered bool // since the remote answered
 	rejected   map[Rejection]struct{}
 	rejections *rate.Limiter
 	suppressed int
@@ -65,7 +67,7 @@ type Controller struct {
 	handshakes handshakes
 
 	saveMu sync.Mutex
-	toSave []Node // nil: nothing new
+	toSave []Remembered // nil: nothing new
 }
 
 // State is what a Controller last applied. It is never changed once it is
@@ -88,12 +90,13 @@ func NewController(cfg ControllerConfig) *Controller {
 		rejections: rate.NewLimiter(rate.Every(time.Second), 50),
 	}
 	c.state.Store(&State{Source: SourceNone})
-	nodes, err := cfg.Store.Load()
+	last, err := cfg.Store.Load()
 	if err != nil {
 		c.log.Warn("last applied peers are lost: the mesh starts when the remote's API server answers", "err", err)
 		return c
 	}
-	c.restored = nodes
+	nodes, accepted := recall(last)
+	c.restored, c.accepted = nodes, accepted
 	published := make(map[tunnel.Key]netip.AddrPort, len(nodes))
 	for _, n := range nodes {
 		key, keyErr := tunnel.ParseKey(n.PublicKey)
@@ -125,7 +128,14 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		}
 		nodes, source = c.restored, SourceDisk
 	}
-	peers, rejected := Desired(nodes, c.cfg.Rules())
+	rules := c.cfg.Rules()
+	if synced && len(c.restored) > 0 {
+		// What an earlier process accepted counts before what is new.
+		_, _, c.accepted = DesiredAfter(c.accepted, c.restored, rules)
+		c.restored = nil
+	}
+	peers, rejected, accepted := DesiredAfter(c.accepted, nodes, rules)
+	c.accepted = accepted
 	c.logRejected(rejected)
 
 	want := make([]tunnel.Peer, len(peers))
@@ -147,9 +157,9 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	}
 	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured})
 	if source == SourceAPI {
-		c.restored = nil
-		if previous.Source != SourceAPI || changes != (tunnel.Changes{}) {
+		if !c.remembered || changes != (tunnel.Changes{}) {
 			c.remember(nodes, peers)
+			c.remembered = true
 		}
 	}
 	return nil
@@ -168,18 +178,9 @@ func since(now time.Time, before map[tunnel.Key]time.Time, peers []Peer) map[tun
 	return configured
 }
 
-// remember leaves for Save the nodes that became peers.
+// remember leaves for Save the nodes that are peers, and what was accepted of them.
 func (c *Controller) remember(nodes []Node, peers []Peer) {
-	isPeer := make(map[string]struct{}, len(peers))
-	for i := range peers {
-		isPeer[peers[i].Node] = struct{}{}
-	}
-	keep := make([]Node, 0, len(peers))
-	for _, n := range nodes {
-		if _, ok := isPeer[n.Name]; ok {
-			keep = append(keep, n)
-		}
-	}
+	keep := c.accepted.remember(nodes, peers)
 	c.saveMu.Lock()
 	c.toSave = keep
 	c.saveMu.Unlock()

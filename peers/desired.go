@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -27,10 +28,10 @@ type Reason string
 // The reasons for which a node, or one of its prefixes, is rejected.
 const (
 	ReasonPublicKey       Reason = "public_key"       // missing, malformed or ours
-	ReasonDuplicateKey    Reason = "duplicate_key"    // an older node has it
+	ReasonDuplicateKey    Reason = "duplicate_key"    // a node that comes before has it
 	ReasonEndpoint        Reason = "endpoint"         // missing, malformed or not a possible one
 	ReasonPodCIDR         Reason = "pod_cidr"         // missing, malformed or outside the remote's pod subnets
-	ReasonDuplicatePrefix Reason = "duplicate_prefix" // an older node has it, or a part of it
+	ReasonDuplicatePrefix Reason = "duplicate_prefix" // a node that comes before has it, or a part of it
 )
 
 // Rejection tells what of a node was not accepted.
@@ -56,12 +57,21 @@ type Rules struct {
 	OwnAddrs []netip.Addr
 }
 
-// Desired computes from all nodes of a remote the peers that its device must
-// have, sorted by public key, and what was rejected, sorted by node. It changes
-// nothing and depends on nothing but its arguments; the order of nodes doesn't
-// matter. One bad node never changes what another one gets, except where both
-// claim the same key or prefix: then the node that was created first keeps it.
+// Desired is DesiredAfter for nodes of which none was accepted before.
 func Desired(nodes []Node, rules Rules) ([]Peer, []Rejection) {
+	peers, rejected, _ := DesiredAfter(Accepted{}, nodes, rules)
+	return peers, rejected
+}
+
+// DesiredAfter computes from all nodes of a remote, and from what was accepted of
+// them before, the peers that its device must have, sorted by public key, what was
+// rejected, sorted by node, and what is accepted now. It changes nothing and
+// depends on nothing but its arguments; the order of nodes doesn't matter. One bad
+// node never changes what another one gets, except where both claim the same key
+// or prefix: then the node of which it was accepted first keeps it for as long as
+// it claims it, and of those of which it never was, the one that was created first.
+// When a node was created is what the remote says.
+func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejection, Accepted) {
 	claimants := make([]claimant, len(nodes))
 	for i := range nodes {
 		claimants[i] = claimant{&nodes[i], nodes[i].read}
@@ -74,8 +84,8 @@ func Desired(nodes []Node, rules Rules) ([]Peer, []Rejection) {
 	var (
 		peers    = make([]Peer, 0, len(nodes))
 		rejected []Rejection
-		keys     = make(map[tunnel.Key]string, len(nodes)+len(rules.OwnKeys))
 		claims   = newClaims(claimants)
+		keys     = before.renewed(claimants, rules, claims)
 		ownAddrs = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
 	)
 	for _, a := range rules.OwnAddrs {
@@ -83,7 +93,7 @@ func Desired(nodes []Node, rules Rules) ([]Peer, []Rejection) {
 	}
 	for _, n := range claimants {
 		reject := func(reason Reason, err error) {
-			rejected = append(rejected, Rejection{Node: n.Name, Reason: reason, Detail: err.Error()})
+			rejected = append(rejected, Rejection{Node: n.Name, Reason: reason, Detail: printable.Error(err).Error()})
 		}
 		key, err := n.key, n.keyErr
 		if err == nil && slices.Contains(rules.OwnKeys, key) {
@@ -93,8 +103,8 @@ func Desired(nodes []Node, rules Rules) ([]Peer, []Rejection) {
 			reject(ReasonPublicKey, err)
 			continue
 		}
-		if owner, taken := keys[key]; taken {
-			reject(ReasonDuplicateKey, fmt.Errorf("public key %s is already used by the older node %q", key, owner))
+		if owner, taken := keys[key]; taken && owner != n.Name {
+			reject(ReasonDuplicateKey, fmt.Errorf("public key %s is already that of node %q", key, owner))
 			continue
 		}
 		err = n.endpointErr
@@ -123,7 +133,7 @@ func Desired(nodes []Node, rules Rules) ([]Peer, []Rejection) {
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
-	return peers, rejected
+	return peers, rejected, Accepted{keys: keys, prefixes: claims.held}
 }
 
 // claimant is a node and what it says.
@@ -156,7 +166,7 @@ func allowedIPs(node string, podCIDRs []podCIDR, subnets []netip.Prefix, claims 
 		refused []Rejection
 	)
 	refuse := func(reason Reason, format string, args ...any) {
-		refused = append(refused, Rejection{Node: node, Reason: reason, Detail: fmt.Sprintf(format, args...)})
+		refused = append(refused, Rejection{Node: node, Reason: reason, Detail: printable.Text(fmt.Sprintf(format, args...), printable.Short)})
 	}
 	if len(podCIDRs) == 0 {
 		refuse(ReasonPodCIDR, "the node has no podCIDR")
@@ -172,7 +182,7 @@ func allowedIPs(node string, podCIDRs []podCIDR, subnets []netip.Prefix, claims 
 		}
 		if owner, other, taken := claims.take(c.prefix, node); taken {
 			if owner != node {
-				refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps %s of the older node %q", c.prefix, other, owner)
+				refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps %s of node %q, which comes first", c.prefix, other, owner)
 			}
 			continue
 		}

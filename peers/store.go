@@ -19,9 +19,10 @@ const storeVersion = 1
 
 // Store keeps on disk the nodes whose peers were last applied, so that a node
 // that boots while the remote's API server is away joins the mesh all the same.
-// It holds what the remote's nodes publish, nothing secret. What is read back
-// goes through the same checks as what a remote says, so that a subnet that is
-// no longer configured doesn't come back from disk.
+// It holds what the remote's nodes publish, nothing secret, and what was accepted
+// of it, which versions before ours leave unread. What is read back goes through
+// the same checks as what a remote says, so that a subnet that is no longer
+// configured doesn't come back from disk.
 type Store struct {
 	path    string
 	cluster string
@@ -31,9 +32,9 @@ type Store struct {
 }
 
 type stored struct {
-	Version int    `json:"version"`
-	Cluster string `json:"cluster"`
-	Nodes   []Node `json:"nodes"`
+	Version int          `json:"version"`
+	Cluster string       `json:"cluster"`
+	Nodes   []Remembered `json:"nodes"`
 }
 
 // NewStore returns the store of the peers of one device. The file is
@@ -45,7 +46,7 @@ func NewStore(dir, device, cluster string) *Store {
 // Load returns the stored nodes. A file that isn't there is no error: no nodes.
 // A file that can't be understood is an error that names it; it is overwritten
 // by the next Save.
-func (s *Store) Load() ([]Node, error) {
+func (s *Store) Load() ([]Remembered, error) {
 	data, err := os.ReadFile(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -63,7 +64,7 @@ func (s *Store) Load() ([]Node, error) {
 	return nodes, nil
 }
 
-func parseStored(data []byte, cluster string) ([]Node, error) {
+func parseStored(data []byte, cluster string) ([]Remembered, error) {
 	var st stored
 	if err := json.Unmarshal(data, &st); err != nil {
 		return nil, err
@@ -79,9 +80,9 @@ func parseStored(data []byte, cluster string) ([]Node, error) {
 
 // Save writes the nodes if they differ from what the file holds. The file is
 // replaced in one step, so that a crash leaves the old or the new one, whole.
-func (s *Store) Save(nodes []Node) error {
+func (s *Store) Save(nodes []Remembered) error {
 	nodes = slices.Clone(nodes)
-	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(nodes, func(a, b Remembered) int { return strings.Compare(a.Name, b.Name) })
 	data, err := json.Marshal(stored{Version: storeVersion, Cluster: s.cluster, Nodes: nodes})
 	if err != nil {
 		return fmt.Errorf("encode last applied peers: %w", err)

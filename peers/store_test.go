@@ -9,14 +9,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+func remember(n int) Remembered { return Remembered{node(n), peer(n).AllowedIPs} }
+
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s := NewStore(dir, "wireguard.gcp", "gcp")
 	if nodes, err := s.Load(); err != nil || nodes != nil {
 		t.Fatalf("nothing stored yet: %v, %v", nodes, err)
 	}
-	want := []Node{node(1), node(2)}
-	if err := s.Save([]Node{node(2), node(1)}); err != nil {
+	want := []Remembered{remember(1), remember(2)}
+	if err := s.Save([]Remembered{remember(2), remember(1)}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := NewStore(dir, "wireguard.gcp", "gcp").Load()
@@ -40,20 +42,20 @@ func TestStore(t *testing.T) {
 func TestStoreWritesOnlyChanges(t *testing.T) {
 	dir := t.TempDir()
 	s := NewStore(dir, "wireguard.gcp", "gcp")
-	if err := s.Save([]Node{node(1)}); err != nil {
+	if err := s.Save([]Remembered{remember(1)}); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "wireguard.gcp.peers.json")
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Save([]Node{node(1)}); err != nil {
+	if err := s.Save([]Remembered{remember(1)}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Error("the same nodes were written again")
 	}
-	if err := s.Save([]Node{node(2)}); err != nil {
+	if err := s.Save([]Remembered{remember(2)}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
@@ -78,7 +80,7 @@ func TestStoreOfAnotherFormIsRefused(t *testing.T) {
 			if nodes, err := s.Load(); err == nil || nodes != nil || !strings.Contains(err.Error(), path) {
 				t.Errorf("got %v, %v; want an error that names %s", nodes, err, path)
 			}
-			if err := s.Save([]Node{node(1)}); err != nil {
+			if err := s.Save([]Remembered{remember(1)}); err != nil {
 				t.Error(err)
 			}
 			if nodes, err := s.Load(); err != nil || len(nodes) != 1 {
@@ -90,13 +92,15 @@ func TestStoreOfAnotherFormIsRefused(t *testing.T) {
 
 func FuzzStore(f *testing.F) {
 	f.Add([]byte(`{"version":1,"cluster":"gcp","nodes":[{"name":"a","podCIDRs":["10.4.0.0/24"]}]}`))
+	f.Add([]byte(`{"version":1,"cluster":"gcp","nodes":[{"name":"a","podCIDRs":["10.4.0.0/24"],"accepted":["10.4.0.0/24","10.4.0.7/32"]}]}`))
 	f.Add([]byte(`{"version":1,"cluster":"gcp","nodes":null}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		nodes, err := parseStored(data, "gcp")
+		last, err := parseStored(data, "gcp")
 		if err != nil {
 			return
 		}
-		peers, _ := Desired(nodes, rules)
+		nodes, accepted := recall(last)
+		peers, _, _ := DesiredAfter(accepted, nodes, rules)
 		checkPeers(t, peers, rules)
 	})
 }

@@ -1,0 +1,231 @@
+package peers
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// backdated makes a node claim what is another's, and to have been there before it.
+func backdated(n int, of Node) Node {
+	return node(n, func(n *Node) {
+		n.Created, n.PodCIDRs = epoch.Add(-time.Hour), slices.Concat(of.PodCIDRs, n.PodCIDRs)
+	})
+}
+
+func TestWhatWasAcceptedFirstStays(t *testing.T) {
+	thief := backdated(9, node(1))
+	keyThief := node(9, func(n *Node) { n.Created, n.PublicKey = epoch.Add(-time.Hour), node(1).PublicKey })
+	without := peer(9)
+	for _, c := range []struct {
+		name string
+		// what the remote says, one after the other; the last one counts.
+		said     [][]Node
+		want     []Peer
+		rejected []rejection
+	}{
+		{"nobody was there before: age decides", [][]Node{{node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
+		{"a prefix", [][]Node{{node(1)}, {node(1), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"a part of a prefix", [][]Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.7/32"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"a prefix around it", [][]Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.0.0/21"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"a key", [][]Node{{node(1)}, {node(1), keyThief}}, []Peer{peer(1)}, []rejection{{"node-9", ReasonDuplicateKey, false}}},
+		{"for as long as it is claimed", [][]Node{{node(1)}, {node(1), thief}, {node(1), thief}, {node(1), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"also while the endpoint is bad", [][]Node{
+			{node(1)}, {node(1, func(n *Node) { n.Endpoint = "" }), thief}, {node(1), thief},
+		}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"a node that is gone frees what it had", [][]Node{{node(1)}, {thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, nil},
+		{"and it comes back too late", [][]Node{{node(1)}, {thief}, {node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
+		{"another prefix frees the one before", [][]Node{
+			{node(1)}, {node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.3.0/24"} }), thief},
+		}, []Peer{peer(1, "10.4.3.0/24"), peer(9, "10.4.1.0/24", "10.4.9.0/24")}, nil},
+		{"another key frees the one before", [][]Node{
+			{node(1)}, {node(1, func(n *Node) { n.PublicKey = node(2).PublicKey }), keyThief},
+		}, []Peer{
+			func() Peer { p := peer(9); p.PublicKey = key(1); return p }(),
+			func() Peer { p := peer(1); p.PublicKey = key(2); return p }(),
+		}, nil},
+		{"a node that is made anew with its name", [][]Node{{node(1)}, {node(1, func(n *Node) { n.Created = epoch.Add(time.Hour) }), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"one that takes its place under another name", [][]Node{
+			{node(1)}, {node(2, func(n *Node) { n.PodCIDRs = node(1).PodCIDRs })},
+		}, []Peer{peer(2, "10.4.1.0/24")}, nil},
+		{"one prefix of several", [][]Node{
+			{node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24", "10.4.9.0/24"} })},
+			{node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24"} }), thief},
+		}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"a prefix that is named twice", [][]Node{{node(1)}, {node(1, func(n *Node) { n.PodCIDRs = append(n.PodCIDRs, n.PodCIDRs...) })}}, []Peer{peer(1)}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var accepted Accepted
+			var peers []Peer
+			var rejected []Rejection
+			for _, nodes := range c.said {
+				peers, rejected, accepted = DesiredAfter(accepted, nodes, rules)
+				checkPeers(t, peers, rules)
+			}
+			if diff := cmp.Diff(c.want, peers, comparers); diff != "" {
+				t.Errorf("peers (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.rejected, brief(rejected), comparers); diff != "" {
+				t.Errorf("rejected (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestNothingMovesWhileItIsClaimed takes random histories of nodes that claim what
+// others have, at random ages: a key or prefix leaves a node only when the node no
+// longer claims it, and what was decided once is decided again.
+func TestNothingMovesWhileItIsClaimed(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 100 {
+		var accepted Accepted
+		all := map[int]Node{}
+		for range 30 {
+			n := 1 + random.IntN(6)
+			if random.IntN(5) == 0 {
+				delete(all, n)
+			} else {
+				all[n] = node(n, func(n *Node) {
+					n.Created = epoch.Add(time.Duration(random.IntN(100)) * time.Second)
+					n.PublicKey = key(byte(1 + random.IntN(5))).String()
+					n.PodCIDRs = nil
+					for range random.IntN(4) {
+						n.PodCIDRs = append(n.PodCIDRs, fmt.Sprintf("10.4.%d.%d/%d", random.IntN(3), 16*random.IntN(3), 22+random.IntN(8)))
+					}
+					if random.IntN(6) == 0 {
+						n.Endpoint = "broken"
+					}
+				})
+			}
+			var nodes []Node
+			for _, n := range all {
+				nodes = append(nodes, n)
+			}
+			peers, rejected, now := DesiredAfter(accepted, nodes, rules)
+			checkPeers(t, peers, rules)
+			claims := func(name string, claims func(*reading) bool) bool {
+				return slices.ContainsFunc(nodes, func(n Node) bool { return n.Name == name && claims(read(n)) })
+			}
+			for k, owner := range accepted.keys {
+				if next := now.keys[k]; next != owner && claims(owner, func(r *reading) bool { return r.keyErr == nil && r.key == k }) {
+					t.Fatalf("key %s went from %s to %q", k, owner, next)
+				}
+			}
+			for p, owner := range accepted.prefixes {
+				if next := now.prefixes[p]; next != owner && claims(owner, func(r *reading) bool {
+					return slices.ContainsFunc(r.podCIDRs, func(c podCIDR) bool { return c.err == nil && c.prefix == p })
+				}) {
+					t.Fatalf("prefix %s went from %s to %q", p, owner, next)
+				}
+			}
+			random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+			for title, before := range map[string]Accepted{"in another order": accepted, "once more": now} {
+				peersAgain, rejectedAgain, again := DesiredAfter(before, nodes, rules)
+				if diff := cmp.Diff(peers, peersAgain, comparers); diff != "" {
+					t.Fatalf("%s, other peers:\n%s", title, diff)
+				}
+				// A node whose own prefixes overlap may be told of another overlap.
+				if diff := cmp.Diff(brief(rejected), brief(rejectedAgain)); diff != "" && title == "in another order" {
+					t.Fatalf("%s, other rejections:\n%s", title, diff)
+				}
+				if diff := cmp.Diff(now, again, comparers, cmp.AllowUnexported(Accepted{})); diff != "" {
+					t.Fatalf("%s, something else is accepted:\n%s", title, diff)
+				}
+			}
+			accepted = now
+		}
+	}
+}
+
+func TestControllerRemembersWhatItAccepted(t *testing.T) {
+	dir := t.TempDir()
+	store := func() *Store { return NewStore(dir, "wireguard.gcp", "gcp") }
+	thief := backdated(9, node(1))
+	want := []Peer{peer(1), peer(9)}
+	expect := func(c *Controller, source Source) {
+		t.Helper()
+		reconcile(t, c)
+		if diff := cmp.Diff(want, c.State().Peers, comparers); diff != "" || c.State().Source != source {
+			t.Errorf("from %s (-want +got):\n%s", c.State().Source, diff)
+		}
+		if err := c.Save(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := &remote{nodes: []Node{node(1)}, synced: true}
+	c := start(t, &device{}, r, store(), io.Discard)
+	reconcile(t, c)
+	r.nodes = []Node{node(1), thief}
+	expect(c, SourceAPI)
+	// A process that starts while the remote's API server is away, and one that
+	// hears of it first.
+	r.synced = false
+	c = start(t, &device{}, r, store(), io.Discard)
+	expect(c, SourceDisk)
+	r.synced = true
+	expect(c, SourceAPI)
+	expect(start(t, &device{}, r, store(), io.Discard), SourceAPI)
+	// One whose first attempt fails.
+	d := &device{err: os.ErrPermission}
+	c = start(t, d, r, store(), io.Discard)
+	if err := c.Reconcile(t.Context()); err == nil {
+		t.Error("no error")
+	}
+	d.err = nil
+	expect(c, SourceAPI)
+	// It is gone for good.
+	r.nodes = []Node{thief}
+	want = []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}
+	expect(c, SourceAPI)
+}
+
+// TestStoreOfOtherVersions holds that a version before finds in the file what it
+// looks for, and that its file is understood.
+func TestStoreOfOtherVersions(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "wireguard.gcp.peers.json")
+	r := &remote{nodes: []Node{node(1), node(2)}, synced: true}
+	c := start(t, &device{}, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
+	reconcile(t, c)
+	if err := c.Save(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type file struct {
+		Version int    `json:"version"`
+		Cluster string `json:"cluster"`
+		Nodes   []Node `json:"nodes"`
+	}
+	var before file
+	if err := json.Unmarshal(data, &before); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(file{1, "gcp", []Node{node(1), node(2)}}, before, comparers); diff != "" {
+		t.Errorf("what the version before reads (-want +got):\n%s", diff)
+	}
+
+	if data, err = json.Marshal(before); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// It kept no more than the nodes: those were accepted, by age.
+	r.nodes = append(r.nodes, backdated(9, node(1)))
+	c = start(t, &device{}, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
+	reconcile(t, c)
+	if diff := cmp.Diff([]Peer{peer(1), peer(2), peer(9)}, c.State().Peers, comparers); diff != "" {
+		t.Errorf("after an upgrade (-want +got):\n%s", diff)
+	}
+}
