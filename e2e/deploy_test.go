@@ -79,7 +79,8 @@ func TestManifestsAreValid(t *testing.T) {
 // that says of itself: swapping the names makes one out of the other.
 func TestExamplesAgree(t *testing.T) {
 	swap := strings.NewReplacer("aws", "gcp", "gcp", "aws", "AWS", "GCP", "GCP", "AWS",
-		"10.2.", "10.4.", "10.4.", "10.2.", "10:2:", "10:4:", "10:4:", "10:2:")
+		"10.2.", "10.4.", "10.4.", "10.2.", "10:2:", "10:4:", "10:4:", "10:2:",
+		"10.66.1.", "10.66.2.", "10.66.2.", "10.66.1.", "66::1:", "66::2:", "66::2:", "66::1:")
 	read := func(folder string) string {
 		var all []string
 		must(t, filepath.WalkDir(filepath.Join(deployFolder(t), "example", folder), func(path string, entry fs.DirEntry, err error) error {

@@ -55,7 +55,8 @@ type Controller struct {
 	cfg ControllerConfig
 	log *slog.Logger
 
-	restored   []Node // last applied, from disk
+	restored   []Node                  // last applied, from disk
+	known      map[netip.Addr]struct{} // endpoints of the same
 	accepted   Accepted
 	remembered bool // since the remote answered
 	rejected   map[Rejection]struct{}
@@ -98,11 +99,13 @@ func NewController(cfg ControllerConfig) *Controller {
 	nodes, accepted := recall(last)
 	c.restored, c.accepted = nodes, accepted
 	published := make(map[tunnel.Key]netip.AddrPort, len(nodes))
+	c.known = make(map[netip.Addr]struct{}, len(nodes))
 	for _, n := range nodes {
 		key, keyErr := tunnel.ParseKey(n.PublicKey)
 		endpoint, endpointErr := netip.ParseAddrPort(n.Endpoint)
 		if keyErr == nil && endpointErr == nil {
 			published[key] = netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())
+			c.known[endpoint.Addr().Unmap()] = struct{}{}
 		}
 	}
 	cfg.Device.Published(published)
@@ -129,13 +132,21 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		nodes, source = c.restored, SourceDisk
 	}
 	rules := c.cfg.Rules()
+	if rules.LocalUnknown {
+		rules.known = c.known
+	} else {
+		c.known = nil
+	}
 	if synced && len(c.restored) > 0 {
 		// What an earlier process accepted counts before what is new.
 		_, _, c.accepted = DesiredAfter(c.accepted, c.restored, rules)
 		c.restored = nil
 	}
 	peers, rejected, accepted := DesiredAfter(c.accepted, nodes, rules)
-	c.accepted = accepted
+	if !rules.LocalUnknown {
+		// What isn't checked yet must not count as accepted later.
+		c.accepted = accepted
+	}
 	c.logRejected(rejected)
 
 	want := make([]tunnel.Peer, len(peers))
@@ -157,7 +168,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	}
 	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured})
 	if source == SourceAPI {
-		if !c.remembered || changes != (tunnel.Changes{}) {
+		if !rules.LocalUnknown && (!c.remembered || changes != (tunnel.Changes{})) {
 			c.remember(nodes, peers)
 			c.remembered = true
 		}

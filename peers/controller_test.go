@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -218,5 +219,67 @@ semaphore_wg_rejected_node_info{cluster="gcp",node="bad",reason="endpoint"} 1
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "semaphore_wg_device_up",
 		"semaphore_wg_peer_receive_bytes_total", "semaphore_wg_peers", "semaphore_wg_rejected_node_info"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestControllerTrustsWhatItAccepted starts while the local API server, which tells
+// where no endpoint may be, hasn't answered.
+func TestControllerTrustsWhatItAccepted(t *testing.T) {
+	dir := t.TempDir()
+	d, r := &device{}, &remote{nodes: []Node{node(1)}, synced: true}
+	c := start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
+	reconcile(t, c)
+	save := func() {
+		t.Helper()
+		if err := c.Save(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save()
+
+	now := rules
+	now.LocalUnknown = true
+	restart := func() {
+		d, r = &device{}, &remote{nodes: []Node{node(1), node(2)}, synced: true}
+		c = NewController(ControllerConfig{
+			Cluster: "gcp", Device: d, Store: NewStore(dir, "wireguard.gcp", "gcp"),
+			Nodes:  func() ([]Node, bool) { return r.nodes, r.synced },
+			Rules:  func() Rules { return now },
+			Logger: slog.New(slog.DiscardHandler),
+		})
+	}
+	silent := peer(2).Peer
+	silent.Endpoint, silent.Keepalive = netip.AddrPort{}, 0
+	// What wasn't checked isn't accepted at the next start either.
+	for range 2 {
+		restart()
+		reconcile(t, c)
+		if diff := cmp.Diff([]tunnel.Peer{peer(1).Peer, silent}, d.peers, comparers); diff != "" {
+			t.Errorf("while the local cluster is unknown (-want +got):\n%s", diff)
+		}
+		for key := range c.State().Configured {
+			c.State().Configured[key] = time.Now().Add(-2 * firstHandshake)
+		}
+		if err := c.Rehandshake(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([][]tunnel.Key{{key(1)}}, d.rehandshakes); diff != "" {
+			t.Errorf("handshakes begun anew (-want +got):\n%s", diff)
+		}
+		save()
+	}
+
+	now.LocalUnknown, now.Local = false, NewLocal(LocalConfig{Nodes: []LocalNode{{Name: "own", Addrs: []netip.Addr{peer(1).Endpoint.Addr()}}}})
+	reconcile(t, c)
+	if diff := cmp.Diff([]tunnel.Peer{peer(2).Peer}, d.peers, comparers); diff != "" {
+		t.Errorf("once it is known (-want +got):\n%s", diff)
+	}
+	save()
+	now.LocalUnknown, now.Local = true, nil
+	restart()
+	r.synced = false
+	reconcile(t, c)
+	if diff := cmp.Diff([]tunnel.Peer{peer(2).Peer}, d.peers, comparers); diff != "" {
+		t.Errorf("from disk (-want +got):\n%s", diff)
 	}
 }

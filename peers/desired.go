@@ -53,8 +53,19 @@ type Rules struct {
 	Tunneled []netip.Prefix
 	// OwnKeys are the public keys of this node's devices.
 	OwnKeys []tunnel.Key
-	// OwnAddrs are the addresses of this host.
+	// OwnAddrs are the addresses of this host, and those of all hosts on its
+	// links.
 	OwnAddrs []netip.Addr
+	// NodeSubnets are where the remote's endpoints may be; empty: anywhere.
+	NodeSubnets []netip.Prefix
+	// Local holds the addresses of this cluster, where no endpoint may be.
+	Local *Local
+	// LocalUnknown is set until the local API server has told them. Nodes at
+	// endpoints that weren't accepted before then are peers that have to speak
+	// first.
+	LocalUnknown bool
+
+	known map[netip.Addr]struct{} // endpoints that an earlier process accepted
 }
 
 // Desired is DesiredAfter for nodes of which none was accepted before.
@@ -109,7 +120,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 		}
 		err = n.endpointErr
 		if err == nil {
-			err = leadsAway(n.endpoint, ownAddrs, rules.Tunneled)
+			err = leadsAway(n.endpoint, ownAddrs, &rules)
 		}
 		if err != nil {
 			reject(ReasonEndpoint, err)
@@ -124,12 +135,12 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			continue
 		}
 		keys[key] = n.Name
-		peers = append(peers, Peer{Node: n.Name, Peer: tunnel.Peer{
+		peers = append(peers, rules.introduced(Peer{Node: n.Name, Peer: tunnel.Peer{
 			PublicKey:  key,
 			Endpoint:   n.endpoint,
 			AllowedIPs: allowed,
 			Keepalive:  Keepalive,
-		}})
+		}}))
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
@@ -142,18 +153,35 @@ type claimant struct {
 	*reading
 }
 
-// leadsAway checks that packets to an endpoint can lead to another host.
-func leadsAway(endpoint netip.AddrPort, own map[netip.Addr]struct{}, tunneled []netip.Prefix) error {
+// leadsAway checks that packets to an endpoint lead to the remote's nodes, as far
+// as that is known, and not back into this cluster.
+func leadsAway(endpoint netip.AddrPort, own map[netip.Addr]struct{}, rules *Rules) error {
 	addr := endpoint.Addr()
 	if _, ours := own[addr]; ours {
-		return fmt.Errorf("endpoint %q: the address is this host's own", endpoint)
+		return fmt.Errorf("endpoint %q: the address is this host's own, or that of all hosts on one of its links", endpoint)
 	}
-	for _, p := range tunneled {
+	for _, p := range rules.Tunneled {
 		if p.Contains(addr) {
 			return fmt.Errorf("endpoint %q: lies in the pod subnet %s, which is reached through a tunnel itself", endpoint, p)
 		}
 	}
+	if err := rules.Local.holds(addr); err != nil {
+		return fmt.Errorf("endpoint %q: %w", endpoint, err)
+	}
+	if len(rules.NodeSubnets) > 0 && !within(netip.PrefixFrom(addr, addr.BitLen()), rules.NodeSubnets) {
+		return fmt.Errorf("endpoint %q: lies outside the remote's node subnets %s", endpoint, join(rules.NodeSubnets))
+	}
 	return nil
+}
+
+// introduced returns the peer, or one that has to speak first, as long as it isn't
+// known whether its endpoint is in this cluster. Without keepalives nothing is sent
+// to such a one.
+func (r *Rules) introduced(p Peer) Peer {
+	if _, before := r.known[p.Endpoint.Addr()]; r.LocalUnknown && !before {
+		p.Endpoint, p.Keepalive = netip.AddrPort{}, 0
+	}
+	return p
 }
 
 // allowedIPs returns the prefixes that a node gets, sorted, and what was

@@ -30,7 +30,11 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 	if _, exists := c.cfg.Device.Index(); !exists {
 		return nil
 	}
-	late := c.handshakes.late(c.State().Configured, time.Now())
+	state := c.State()
+	late := slices.DeleteFunc(c.handshakes.late(state.Configured, time.Now()), func(key tunnel.Key) bool {
+		at, found := slices.BinarySearchFunc(state.Peers, key, func(p Peer, key tunnel.Key) int { return p.PublicKey.Compare(key) })
+		return found && !state.Peers[at].Endpoint.IsValid() // It has to speak first.
+	})
 	if len(late) == 0 {
 		return nil
 	}

@@ -38,7 +38,7 @@ type Self struct {
 
 // TrimSelf trims this node's object. Node heartbeats leave the result equal.
 func TrimSelf(n *corev1.Node) Self {
-	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}}
+	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n)}
 	for _, a := range n.Status.Addresses {
 		if a.Type != corev1.NodeInternalIP {
 			continue
@@ -50,15 +50,6 @@ func TrimSelf(n *corev1.Node) Self {
 	for k, v := range n.Annotations {
 		if cluster, _, ok := strings.Cut(k, "/"); ok && strings.HasSuffix(cluster, ".wireguard.semaphore.uw.io") {
 			s.Annotations[k] = v
-		}
-	}
-	cidrs := n.Spec.PodCIDRs
-	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
-		cidrs = []string{n.Spec.PodCIDR}
-	}
-	for _, c := range cidrs {
-		if p, err := parsePrefix(c); err == nil {
-			s.PodCIDRs = append(s.PodCIDRs, p)
 		}
 	}
 	return s

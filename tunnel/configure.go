@@ -118,7 +118,8 @@ func (s *peerState) note(change PeerChange, done *Changes) {
 // settle makes published hold exactly the wanted peers' endpoints.
 func (s *peerState) settle(want []Peer) {
 	for _, p := range want {
-		if s.published[p.PublicKey] != p.Endpoint {
+		// One that has to speak first has none for a while.
+		if p.Endpoint.IsValid() && s.published[p.PublicKey] != p.Endpoint {
 			s.published[p.PublicKey] = p.Endpoint
 		}
 	}

@@ -45,6 +45,7 @@ type agent struct {
 	registry  *prometheus.Registry
 	metrics   *loopMetrics
 	self      *cluster.Watch[peers.Self]
+	local     *local
 	publisher *peers.Publisher
 	herald    *event.Herald // nil: nothing for Events to be about is known
 	table     *routes.Table
@@ -84,7 +85,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
 	a.self = cluster.NewWatch(cluster.WatchConfig[peers.Self]{
-		Cluster: cfg.ClusterName, Kind: "nodes", Object: &corev1.Node{},
+		Cluster: cfg.ClusterName, Kind: "own node", Object: &corev1.Node{},
 		ListWatch: cluster.ListWatch(
 			cluster.Of(func() (kubernetes.Interface, error) { return client, nil }, cluster.Nodes),
 			func(options *metav1.ListOptions) {
@@ -104,6 +105,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		},
 		Logger: log, Metrics: watchMetrics,
 	})
+	a.local = newLocal(&cfg, client, watchMetrics, log, a.firePeering)
 
 	names := make([]string, len(cfg.Remotes))
 	for i := range cfg.Remotes {
@@ -175,6 +177,7 @@ func (a *agent) tasks() ([]daemon.Task, error) {
 	}, subnets...)
 
 	tasks := []daemon.Task{server, monitor, a.self}
+	tasks = append(tasks, a.local.tasks(a.loop)...)
 	// The guards come first: from here on nothing leaks.
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "routes", Reconcile: a.syncRoutes, Trigger: a.routing,
@@ -273,13 +276,19 @@ func (a *agent) readHostAddrs(context.Context) error {
 		return nil
 	}
 	a.hostAddrs.Store(&addrs)
-	for _, r := range a.remotes {
-		r.peering.Fire()
-	}
+	a.firePeering()
 	return nil
 }
 
-// hostAddrs returns the addresses of this host, sorted.
+// firePeering has the peers of all remotes checked again.
+func (a *agent) firePeering() {
+	for _, r := range a.remotes {
+		r.peering.Fire()
+	}
+}
+
+// hostAddrs returns the addresses of this host and those of all hosts on its links,
+// sorted.
 func hostAddrs() ([]netip.Addr, error) {
 	found, err := net.InterfaceAddrs()
 	if err != nil {
@@ -288,7 +297,7 @@ func hostAddrs() ([]netip.Addr, error) {
 	addrs := make([]netip.Addr, 0, len(found))
 	for _, f := range found {
 		if p, err := netip.ParsePrefix(f.String()); err == nil {
-			addrs = append(addrs, p.Addr().Unmap())
+			addrs = append(append(addrs, p.Addr().Unmap()), onLink(p)...)
 		}
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)

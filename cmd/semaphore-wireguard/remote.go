@@ -123,7 +123,11 @@ func (r *remote) liveIndex() int {
 
 // rules returns the bounds within which this remote is trusted, as they are now.
 func (r *remote) rules() peers.Rules {
-	rules := peers.Rules{Subnets: r.cfg.PodSubnets, OwnAddrs: *r.agent.hostAddrs.Load()}
+	local := r.agent.local.known.Load()
+	rules := peers.Rules{
+		Subnets: r.cfg.PodSubnets, OwnAddrs: *r.agent.hostAddrs.Load(),
+		NodeSubnets: r.cfg.NodeSubnets, Local: local, LocalUnknown: local == nil,
+	}
 	if self, known := r.agent.knownSelf(); known {
 		rules.OwnAddrs = append(append([]netip.Addr{}, rules.OwnAddrs...), self.InternalIPs...)
 	}

@@ -96,9 +96,12 @@ func (a *agent) status() any {
 			rep.Failing[l.String()] = err.Error()
 		}
 	}
+	// Those of the local cluster; those of remotes are told with each.
 	if err := a.self.Err(); err != nil {
-		// Of the local cluster; those of remotes are told with each.
 		rep.Failing[a.self.String()] = err.Error()
+	}
+	if err := a.local.nodes.Err(); err != nil {
+		rep.Failing[a.local.nodes.String()] = err.Error()
 	}
 	for _, r := range a.remotes {
 		rep.Remotes = append(rep.Remotes, r.status(ctx))

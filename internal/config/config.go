@@ -53,6 +53,9 @@ type Remote struct {
 	// PodSubnets are masked and sorted; no two of a configuration overlap.
 	// Empty only for the mirror and policy, which then accept any address.
 	PodSubnets []netip.Prefix
+	// NodeSubnets are where endpoints of its nodes may be, masked and sorted;
+	// empty: anywhere.
+	NodeSubnets []netip.Prefix
 	// ResyncPeriod is how often everything is looked at again without an
 	// event; 0 is never.
 	ResyncPeriod time.Duration
@@ -128,6 +131,9 @@ type Wireguard struct {
 	// PeerMetrics is how many peers of a remote have metrics of their own; 0:
 	// none.
 	PeerMetrics int
+	// LocalSubnets are where this cluster has its nodes, pods and services,
+	// beside what the API server tells; masked and sorted.
+	LocalSubnets []netip.Prefix
 	// Cleanup asks to remove all that the program ever set up, and to end.
 	Cleanup bool
 }

@@ -118,6 +118,20 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			wireguardError, []string{gcp + "POD_SUBNETS", "10.4.0.0/16,10.4.3.0/24"}, nil,
 			[]string{gcp + "POD_SUBNETS: 10.4.3.0/24 overlaps 10.4.0.0/16 of the same list"},
 		},
+		"node subnets, local subnets and metrics of peers": {
+			wireguardError, []string{
+				gcp + "NODE_SUBNETS", "10.66.0.0,0.0.0.0/0,10.66.0.0/16", onPrem + "NODE_SUBNETS", "fe80::/64",
+				"SEMAPHORE_LOCAL_SUBNETS", "x,::/0", "SEMAPHORE_WG_PEER_METRICS", "-1",
+			}, nil,
+			[]string{
+				gcp + `NODE_SUBNETS: "10.66.0.0" is not a subnet such as 10.4.0.0/16 or fd00:4::/48`,
+				gcp + "NODE_SUBNETS: 0.0.0.0/0 can't hold nodes: it is the default route",
+				onPrem + "NODE_SUBNETS: fe80::/64 can't hold nodes: it overlaps link-local addresses",
+				`SEMAPHORE_WG_PEER_METRICS: "-1" is not a number from 0 to 1000000`,
+				`SEMAPHORE_LOCAL_SUBNETS: "x" is not a subnet`,
+				"SEMAPHORE_LOCAL_SUBNETS: ::/0 can't hold addresses of a cluster: it is the default route",
+			},
+		},
 		"listen port that is another's default": {
 			wireguardError, []string{gcp + "WG_LISTEN_PORT", "51821"}, nil,
 			[]string{onPrem + "WG_LISTEN_PORT: port 51821 of on-prem is that of gcp too (" + gcp + "WG_LISTEN_PORT)"},

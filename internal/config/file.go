@@ -18,7 +18,7 @@ import (
 // The JSON file of the original tools. semaphore-wireguard calls its sections
 // local and remotes, semaphore-service-mirror localCluster, remoteClusters and
 // global; all programs here read both forms. Keys are matched without regard
-// to case, as those tools do. The keys remoteCAPath, remoteCASHA256,
+// to case, as those tools do. The keys remoteCAPath, remoteCASHA256, nodeSubnets,
 // staleAfter, maxAnswer and maxObjects are ours.
 
 // fileKey is a key of an object of the file: what it sets, and how its value
@@ -132,6 +132,7 @@ func (l *loader) parseRemote(path, in string, value json.RawMessage) error {
 		"remoteCASHA256":    {remote.of(&v.CA.SHA256), text},
 		"remoteSATokenPath": {remote.of(&v.TokenFile), text},
 		"podSubnet":         {remote.of(&v.PodSubnets), text},
+		"nodeSubnets":       {remote.of(&v.NodeSubnets), text},
 		"resyncPeriod":      {remote.of(&v.ResyncPeriod), duration},
 		"staleAfter":        {remote.of(&v.StaleAfter), duration},
 		"maxAnswer":         {remote.of(&v.MaxAnswer), text},

@@ -76,7 +76,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		"remotes": [
 			{"name": "gcp", "kubeConfigPath": "/gcp", "podSubnet": "10.4.0.0/16", "resyncPeriod": "10s", "wgListenPort": 0, "wgDeviceMTU": null},
 			{"name": "merit", "remoteapiurl": "https://api", "remoteCAPath": "/ca", "remoteSATokenPath": "/token",
-			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgListenPort": 7000}
+			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "nodeSubnets": "10.66.6.0/24", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgListenPort": 7000}
 		]}`)
 	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker", "SEMAPHORE_CLUSTERS_CONFIG": path})
 	got, warnings, err := LoadWireguard(nil)
@@ -96,6 +96,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		Name:          "merit",
 		Access:        Access{APIURL: "https://api", CAFile: "/ca", TokenFile: "/token"},
 		PodSubnets:    prefixes("10.6.0.0/16", "fd00:6::/48"),
+		NodeSubnets:   prefixes("10.66.6.0/24"),
 		ResyncPeriod:  time.Minute,
 		StaleAfter:    5 * time.Minute,
 		ListenPort:    7000,

@@ -75,6 +75,9 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 	}
 	cfg.RouteSrc = l.routeSrc(&vars.WG.RouteSrc)
 	cfg.PeerMetrics = l.faults.integer(l.origin(&vars.WG.PeerMetrics), vars.WG.PeerMetrics, 0, maxPeerMetrics)
+	if vars.LocalSubnets != "" {
+		cfg.LocalSubnets = l.faults.subnets(l.origin(&vars.LocalSubnets), vars.LocalSubnets, "addresses of a cluster")
+	}
 	if err := l.faults.join(); err != nil {
 		return Wireguard{}, l.warnings, err
 	}

@@ -130,6 +130,24 @@ func TestWireguardFromEnvironment(t *testing.T) {
 	}
 }
 
+func TestWhereEndpointsMayBe(t *testing.T) {
+	setenv(t, env("SEMAPHORE_REMOTE_ON_PREM_NODE_SUBNETS", "fd66::/64, 10.66.1.2/16", "SEMAPHORE_LOCAL_SUBNETS", "172.16.0.0/12,10.96.0.0/12",
+		"SEMAPHORE_WG_PEER_METRICS", "0"))
+	got, warnings, err := LoadWireguard(nil)
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("warnings %q, error %v", warnings, err)
+	}
+	if diff := cmp.Diff(prefixes("10.66.0.0/16", "fd66::/64"), got.Remotes[1].NodeSubnets, comparePrefixes()); diff != "" {
+		t.Errorf("node subnets (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(prefixes("10.96.0.0/12", "172.16.0.0/12"), got.LocalSubnets, comparePrefixes()); diff != "" {
+		t.Errorf("local subnets (-want +got):\n%s", diff)
+	}
+	if got.PeerMetrics != 0 || got.Remotes[0].NodeSubnets != nil {
+		t.Errorf("got %+v", got)
+	}
+}
+
 func TestMirrorFromEnvironment(t *testing.T) {
 	setenv(t, env("SEMAPHORE_GLOBAL_SELECTOR", "", "SEMAPHORE_MIRROR_NAMESPACE", "mirrors", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "true"))
 	got, warnings, err := LoadMirror(nil)
@@ -329,13 +347,13 @@ func TestHelpNamesEverySetting(t *testing.T) {
 		"SEMAPHORE_LISTEN_ADDRESS, -listen-address", "SEMAPHORE_LOG_LEVEL, -log-level", "SEMAPHORE_LOG_FORMAT",
 		"SEMAPHORE_REMOTE_<NAME>_KUBECONFIG", "SEMAPHORE_REMOTE_<NAME>_API_URL", "SEMAPHORE_REMOTE_<NAME>_CA_URL",
 		"SEMAPHORE_REMOTE_<NAME>_CA_FILE", "SEMAPHORE_REMOTE_<NAME>_TOKEN_FILE", "SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS",
-		"SEMAPHORE_REMOTE_<NAME>_RESYNC_PERIOD", "SEMAPHORE_REMOTE_<NAME>_STALE_AFTER", "SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT",
+		"SEMAPHORE_REMOTE_<NAME>_NODE_SUBNETS", "SEMAPHORE_REMOTE_<NAME>_RESYNC_PERIOD", "SEMAPHORE_REMOTE_<NAME>_STALE_AFTER", "SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT",
 		"SEMAPHORE_REMOTE_<NAME>_WG_MTU", "SEMAPHORE_REMOTE_<NAME>_SERVICE_PREFIX", "-help", "-version",
 	}
 	own := map[string][]string{
 		"wireguard": {
 			"SEMAPHORE_NODE_NAME, -node-name", "SEMAPHORE_WG_BACKEND", "SEMAPHORE_WG_KEY_PATH, -wg-key-path", "SEMAPHORE_WG_ROUTE_SRC",
-			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_WG_PEER_METRICS", "-cleanup",
+			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_LOCAL_SUBNETS", "SEMAPHORE_WG_PEER_METRICS", "-cleanup",
 		},
 		"mirror": {
 			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",

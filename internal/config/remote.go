@@ -83,6 +83,9 @@ func (r *rawRemote) parse(f *faults, position int, need needs) Remote {
 	} else if need.wireguard {
 		f.add(r.origin(&v.PodSubnets), "required: the pod subnets of %s, as in 10.4.0.0/16", r.name)
 	}
+	if v.NodeSubnets != "" {
+		remote.NodeSubnets = f.subnets(r.origin(&v.NodeSubnets), v.NodeSubnets, "nodes")
+	}
 	if v.WG.ListenPort == "" {
 		v.WG.ListenPort = strconv.Itoa(firstListenPort + position)
 	}

@@ -45,6 +45,7 @@ type remoteVars struct {
 	}
 	TokenFile    string `split_words:"true" desc:"path of a service account's token, read anew as it rotates"`
 	PodSubnets   string `split_words:"true" desc:"the remote's pod subnets, IPv4 and IPv6, comma-separated (required by semaphore-wireguard)"`
+	NodeSubnets  string `split_words:"true" desc:"where endpoints of the remote's nodes may be, IPv4 and IPv6, comma-separated, for semaphore-wireguard (default: anywhere but in this cluster)"`
 	ResyncPeriod string `split_words:"true" default:"0" desc:"how often everything is looked at again without an event; 0 is never"`
 	StaleAfter   string `split_words:"true" default:"0" desc:"how long the last known state counts without contact, for mirrors and network sets; 0 is for ever"`
 	MaxAnswer    string `split_words:"true" default:"256Mi" desc:"most bytes of one list of the remote's objects, as in 64Mi; a quarter of it is kept of each kind at most"`
@@ -63,10 +64,11 @@ type podVars struct {
 }
 
 type wireguardVars struct {
-	NodeName  string `split_words:"true" flag:"node-name" desc:"the Kubernetes node that this runs on (required)"`
-	Namespace string `desc:"namespace of its Events (default: the pod's)"`
-	Pod       podVars
-	WG        struct {
+	NodeName     string `split_words:"true" flag:"node-name" desc:"the Kubernetes node that this runs on (required)"`
+	Namespace    string `desc:"namespace of its Events (default: the pod's)"`
+	Pod          podVars
+	LocalSubnets string `split_words:"true" desc:"where this cluster has nodes, pods and services, comma-separated, beside what its API server tells: no remote's endpoint may be there"`
+	WG           struct {
 		Backend     string `default:"auto" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
 		KeyPath     string `split_words:"true" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
 		RouteSrc    string `split_words:"true" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`

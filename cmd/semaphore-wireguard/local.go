@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+const (
+	// Nodes come and go in bursts, and nothing waits for the result.
+	localSpacing = time.Second
+	// Ranges of services are added about never, and every agent asks.
+	servicesPeriod  = 10 * time.Minute
+	servicesTimeout = 30 * time.Second
+)
+
+// local keeps the addresses of this cluster, at which no remote has its nodes. It
+// has a watch of its own beside that of this node, so that publishing doesn't wait
+// until all nodes have been read.
+type local struct {
+	subnets  []netip.Prefix // as configured
+	client   kubernetes.Interface
+	nodes    *cluster.Watch[peers.LocalNode]
+	log      *slog.Logger
+	changed  func() // called when known has changed
+	building *reconcile.Trigger
+	asking   *reconcile.Trigger
+
+	services atomic.Pointer[[]netip.Prefix] // nil: never answered
+	known    atomic.Pointer[peers.Local]    // nil: not known yet
+	untold   bool                           // that the ranges of services aren't known
+}
+
+func newLocal(cfg *config.Wireguard, client kubernetes.Interface, metrics *cluster.Metrics, log *slog.Logger, changed func()) *local {
+	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, changed: changed, building: reconcile.NewTrigger(), asking: reconcile.NewTrigger(), untold: true}
+	l.nodes = cluster.NewWatch(cluster.WatchConfig[peers.LocalNode]{
+		Cluster: cfg.ClusterName, Kind: "nodes", Object: &corev1.Node{},
+		ListWatch: cluster.ListWatch(cluster.Of(func() (kubernetes.Interface, error) { return client, nil }, cluster.Nodes), nil),
+		Keep: func(obj runtime.Object) (peers.LocalNode, bool) {
+			n, ok := obj.(*corev1.Node)
+			if !ok {
+				return peers.LocalNode{}, false
+			}
+			return peers.TrimLocalNode(n), true
+		},
+		Equal:  peers.LocalNode.Equal,
+		Notify: l.building.Fire,
+		Logger: log, Metrics: metrics,
+	})
+	return l
+}
+
+func (l *local) tasks(loop func(reconcile.Config) *reconcile.Loop) []daemon.Task {
+	return []daemon.Task{
+		l.nodes,
+		loop(reconcile.Config{
+			Name: "addresses of this cluster", Reconcile: l.build, Trigger: l.building, MinInterval: localSpacing,
+		}),
+		loop(reconcile.Config{
+			Name: "service ranges", Reconcile: l.readServices, Trigger: l.asking, Resync: servicesPeriod,
+		}),
+	}
+}
+
+// build puts together what is known, once the nodes have been read and the service
+// ranges asked for.
+func (l *local) build(context.Context) error {
+	nodes, synced := l.nodes.Snapshot()
+	services := l.services.Load()
+	if synced && services == nil {
+		l.asking.Fire() // The API server answers.
+	}
+	if !synced || services == nil {
+		return nil
+	}
+	l.known.Store(peers.NewLocal(peers.LocalConfig{Nodes: nodes, Services: *services, Subnets: l.subnets}))
+	l.changed()
+	return nil
+}
+
+// readServices reads the ranges of services from the ServiceCIDR objects that the
+// API server keeps. Kubernetes before 1.33 has none: then they aren't known, which
+// is no error. An API server that has just been started knows no roles, and refuses
+// everything for a moment: its refusal counts once it has let us read the nodes.
+func (l *local) readServices(ctx context.Context) error {
+	settled := l.nodes.Synced()
+	asking, cancel := context.WithTimeout(ctx, servicesTimeout)
+	defer cancel()
+	list, err := l.client.NetworkingV1().ServiceCIDRs().List(asking, metav1.ListOptions{})
+	if err != nil {
+		if !settled || !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+			return fmt.Errorf("read the ranges of services: %w", err)
+		}
+		// That is an answer, too; what was known stays.
+		if l.services.CompareAndSwap(nil, &[]netip.Prefix{}) {
+			l.building.Fire()
+		}
+		if l.untold {
+			l.untold = false
+			l.log.Info("the API server doesn't tell the ranges of services: SEMAPHORE_LOCAL_SUBNETS can", "err", err)
+		}
+		return nil
+	}
+	ranges := []netip.Prefix{}
+	for i := range list.Items {
+		for _, cidr := range list.Items[i].Spec.CIDRs {
+			if p, err := netip.ParsePrefix(cidr); err == nil {
+				ranges = append(ranges, p.Masked())
+			}
+		}
+	}
+	slices.SortFunc(ranges, netip.Prefix.Compare)
+	if before := l.services.Swap(&ranges); before == nil || !slices.Equal(*before, ranges) {
+		l.building.Fire()
+	}
+	return nil
+}
+
+// onLink returns the addresses of all hosts on a link of ours (RFC 919, and the one
+// that 4.2BSD had): what is sent there reaches nodes of this cluster, too.
+func onLink(p netip.Prefix) []netip.Addr {
+	if !p.Addr().Is4() || p.Bits() >= 31 {
+		return nil
+	}
+	last := p.Masked().Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return []netip.Addr{p.Masked().Addr(), netip.AddrFrom4(last)}
+}

@@ -1,0 +1,239 @@
+package peers
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// localNode is a node of this cluster with a good deal of what a kubelet reports.
+func localNode(i int) *corev1.Node {
+	n := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("own-%d", i), Annotations: map[string]string{"a": strings.Repeat("b", 200)}},
+		Spec:       corev1.NodeSpec{PodCIDRs: []string{fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&0xff), fmt.Sprintf("fd00:64:0:%x::/64", i)}},
+		Status: corev1.NodeStatus{
+			Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeHostName, Address: fmt.Sprintf("own-%d", i)},
+				{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("10.32.%d.%d", i>>8, i&0xff)},
+				{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("fd32::%x", i+1)},
+				{Type: corev1.NodeExternalIP, Address: fmt.Sprintf("::ffff:192.0.%d.%d", i>>8, i&0xff)},
+			},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}},
+		},
+	}
+	for j := range 50 {
+		n.Status.Images = append(n.Status.Images, corev1.ContainerImage{Names: []string{fmt.Sprintf("registry.example/image-%d@sha256:%064x", j, j)}})
+	}
+	return n
+}
+
+func prefixes(texts ...string) (all []netip.Prefix) {
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+func TestLocalHolds(t *testing.T) {
+	config := LocalConfig{
+		Nodes: []LocalNode{
+			TrimLocalNode(localNode(1)),
+			TrimLocalNode(&corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: "odd"},
+				Spec:       corev1.NodeSpec{PodCIDR: "10.65.7.1/24", PodCIDRs: nil},
+				Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+					{Type: corev1.NodeHostName, Address: "10.99.0.1"}, {Type: corev1.NodeInternalIP, Address: "none"},
+					{Type: corev1.NodeInternalIP, Address: "fe80::1%eth0"},
+				}},
+			}),
+			TrimLocalNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "bad"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"x", "10.0.0.0/33", "0.0.0.0/0", "10.112.0.0/12", "::/0"}}}),
+		},
+		Services: prefixes("10.96.0.0/12", "fd96::/112"),
+		Subnets:  prefixes("172.16.0.0/12"),
+	}
+	tests := map[string]string{
+		"10.32.0.1":      `the address is that of this cluster's node "own-1"`,
+		"fd32::2":        `the address is that of this cluster's node "own-1"`,
+		"192.0.0.1":      `the address is that of this cluster's node "own-1"`,
+		"10.99.0.1":      `the address is that of this cluster's node "odd"`,
+		"10.64.1.255":    `10.64.1.0/24 is for pods of this cluster's node "own-1"`,
+		"fd00:64:0:1::7": `fd00:64:0:1::/64 is for pods of this cluster's node "own-1"`,
+		"10.65.7.200":    `10.65.7.0/24 is for pods of this cluster's node "odd"`,
+		"10.111.0.1":     "10.96.0.0/12 is for services of this cluster",
+		"fd96::ffff":     "fd96::/112 is for services of this cluster",
+		"172.31.0.1":     "172.16.0.0/12 is for this cluster itself, by SEMAPHORE_LOCAL_SUBNETS",
+		"10.32.0.2":      "",
+		"10.64.2.1":      "",
+		"fd00:64:0:2::7": "",
+		"10.112.0.1":     "",
+		"172.32.0.1":     "",
+	}
+	for range 3 {
+		rand.Shuffle(len(config.Nodes), func(i, j int) { config.Nodes[i], config.Nodes[j] = config.Nodes[j], config.Nodes[i] })
+		l := NewLocal(config)
+		for addr, want := range tests {
+			got := ""
+			if err := l.holds(netip.MustParseAddr(addr)); err != nil {
+				got = err.Error()
+			}
+			if got != want {
+				t.Errorf("%s: %q, want %q", addr, got, want)
+			}
+		}
+	}
+	if err := (*Local)(nil).holds(netip.MustParseAddr("10.32.0.1")); err != nil {
+		t.Errorf("nothing known: %v", err)
+	}
+}
+
+func TestLocalNodeIsEqualAfterHeartbeats(t *testing.T) {
+	before := TrimLocalNode(localNode(1))
+	n := localNode(1)
+	n.ResourceVersion = "2"
+	n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(time.Now())
+	n.Status.Images = nil
+	slices.Reverse(n.Status.Addresses)
+	if after := TrimLocalNode(n); !before.Equal(after) {
+		t.Errorf("%+v became %+v", before, after)
+	}
+	for name, change := range map[string]func(*corev1.Node){
+		"another address": func(n *corev1.Node) { n.Status.Addresses[1].Address = "10.0.0.1" },
+		"one less":        func(n *corev1.Node) { n.Status.Addresses = n.Status.Addresses[:2] },
+		"another podCIDR": func(n *corev1.Node) { n.Spec.PodCIDRs[0] = "10.0.0.0/24" },
+		"another name":    func(n *corev1.Node) { n.Name = "other" },
+	} {
+		n := localNode(1)
+		change(n)
+		if before.Equal(TrimLocalNode(n)) {
+			t.Errorf("%s counts as none", name)
+		}
+	}
+}
+
+// bounded are the rules with everything that bounds endpoints.
+func bounded() Rules {
+	r := rules
+	r.NodeSubnets = prefixes("10.22.0.0/24", "10.32.0.0/16", "10.64.0.0/16", "10.96.0.0/16", "fd22::/64")
+	r.Local = NewLocal(LocalConfig{
+		Nodes:    []LocalNode{TrimLocalNode(localNode(1)), {Name: "shared", Addrs: []netip.Addr{netip.MustParseAddr("10.22.0.5")}}},
+		Services: prefixes("10.96.0.0/12"),
+	})
+	return r
+}
+
+func TestDesiredBoundsEndpoints(t *testing.T) {
+	tests := map[string]struct {
+		endpoint string
+		detail   string // empty: a peer
+	}{
+		"a node subnet":               {"10.22.0.1:51820", ""},
+		"a node subnet of IPv6":       {"[fd22::9]:51820", ""},
+		"any port":                    {"10.22.0.1:53", ""},
+		"outside of the node subnets": {"10.22.1.1:51820", "lies outside the remote's node subnets 10.22.0.0/24"},
+		"outside of those of IPv6":    {"[fd22:0:0:1::1]:51820", "lies outside"},
+		"a node of ours":              {"10.32.0.1:22", `the address is that of this cluster's node "own-1"`},
+		"a node of ours, mapped":      {"[::ffff:10.32.0.1]:22", `the address is that of this cluster's node "own-1"`},
+		"a node of ours of their own": {"10.22.0.5:51820", `the address is that of this cluster's node "shared"`},
+		"a pod of ours":               {"10.64.1.9:80", "10.64.1.0/24 is for pods"},
+		"a service of ours":           {"10.96.0.10:53", "10.96.0.0/12 is for services"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			peers, rejected := Desired([]Node{node(1, func(n *Node) { n.Endpoint = tt.endpoint }), node(2)}, bounded())
+			if tt.detail == "" {
+				if len(peers) != 2 || len(rejected) != 0 {
+					t.Errorf("peers %+v, rejected %+v", peers, rejected)
+				}
+				return
+			}
+			if diff := cmp.Diff([]Peer{peer(2)}, peers, comparers); diff != "" {
+				t.Errorf("the other node (-want +got):\n%s", diff)
+			}
+			if len(rejected) != 1 || rejected[0].Node != "node-1" || rejected[0].Reason != ReasonEndpoint || rejected[0].Partial ||
+				!strings.Contains(rejected[0].Detail, tt.detail) {
+				t.Errorf("rejected %+v, want %q", rejected, tt.detail)
+			}
+		})
+	}
+}
+
+func TestDesiredWhileTheLocalClusterIsUnknown(t *testing.T) {
+	unknown := rules
+	unknown.LocalUnknown, unknown.known = true, map[netip.Addr]struct{}{netip.MustParseAddr("10.22.0.1"): {}}
+	peers, rejected := Desired([]Node{node(1), node(2), node(3, func(n *Node) { n.Endpoint = "127.0.0.1:1" })}, unknown)
+	silent := peer(2)
+	silent.Endpoint, silent.Keepalive = netip.AddrPort{}, 0
+	if diff := cmp.Diff([]Peer{peer(1), silent}, peers, comparers); diff != "" {
+		t.Errorf("peers (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]rejection{{"node-3", ReasonEndpoint, false}}, brief(rejected)); diff != "" {
+		t.Errorf("rejected (-want +got):\n%s", diff)
+	}
+}
+
+func FuzzEndpoint(f *testing.F) {
+	f.Add("10.22.0.1:51820")
+	f.Add("[::ffff:10.32.0.1]:1")
+	f.Add("10.64.1.1:65535")
+	f.Add("[fd22::1%eth0]:51820")
+	f.Add("10.96.0.1:0")
+	limits := bounded()
+	f.Fuzz(func(t *testing.T, endpoint string) {
+		peers, rejected := Desired([]Node{node(1), node(2, func(n *Node) { n.Endpoint = shorten(endpoint) })}, limits)
+		checkPeers(t, peers, limits)
+		if len(peers)+len(rejected) != 2 || peers[0].Node != "node-1" {
+			t.Fatalf("%q: peers %+v, rejected %+v", endpoint, peers, rejected)
+		}
+		for i := range peers {
+			addr := peers[i].Endpoint.Addr()
+			if !within(netip.PrefixFrom(addr, addr.BitLen()), limits.NodeSubnets) || limits.Local.holds(addr) != nil {
+				t.Fatalf("%q became the endpoint %s", endpoint, peers[i].Endpoint)
+			}
+		}
+	})
+}
+
+// BenchmarkLocal is what an agent does when a node of its own cluster changes:
+// trimming for each event, the rest at most once a second, and only after addresses
+// have changed.
+func BenchmarkLocal(b *testing.B) {
+	b.Run("event", func(b *testing.B) {
+		n, before := localNode(1), TrimLocalNode(localNode(1))
+		b.ReportAllocs()
+		for b.Loop() {
+			if !before.Equal(TrimLocalNode(n)) {
+				b.Fatal("a heartbeat is a change")
+			}
+		}
+	})
+	for _, count := range []int{100, 5000} {
+		nodes := make([]LocalNode, count)
+		for i := range nodes {
+			nodes[i] = TrimLocalNode(localNode(i))
+		}
+		b.Run(fmt.Sprintf("build %d", count), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				NewLocal(LocalConfig{Nodes: nodes})
+			}
+		})
+		l := NewLocal(LocalConfig{Nodes: nodes, Services: prefixes("10.96.0.0/12")})
+		b.Run(fmt.Sprintf("look-up %d", count), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if l.holds(netip.MustParseAddr("10.22.0.1")) != nil {
+					b.Fatal("held")
+				}
+			}
+		})
+	}
+}
