@@ -130,7 +130,7 @@ func (e *example) tells(t *testing.T) {
 	}{
 		{"NodeRejected", "Pod", "agent-aws-", `node "gcp-bad" of gcp is rejected, public_key: `},
 		{"NameTaken", "Pod", "semaphore-policy-aws-", "the network set of gcp/default/taken is gcp-default-taken-"},
-		{"Conflict", "Service", "gl-default-73736d-web", "the oldest service decides, against "},
+		{"Conflict", "Service", "gl-default-73736d-web", "who was there first decides, against "},
 	} {
 		eventually(t, time.Minute, "the Event "+want.reason, func(ctx context.Context) error {
 			e, err := onlyEvent(ctx, aws, want.reason)

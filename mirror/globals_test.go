@@ -80,14 +80,7 @@ func testConflicts(t *testing.T, b *bed) {
 	younger := svc("web", global, headless, ports(corev1.ServicePort{Name: "http", Port: 81, Protocol: corev1.ProtocolTCP}))
 	older := svc("web", global)
 	must(t, put(t.Context(), b.merit, "shop", older, slice(older, "web-1", "10.6.0.1")))
-	// Ages have a resolution of a second.
-	created := time.Now()
-	wait(t, "another second", func() error {
-		if time.Now().Unix() <= created.Unix() {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	anotherSecond(t)
 	must(t, put(t.Context(), b.aws, "shop", younger, slice(younger, "web-1", "10.4.0.1")))
 	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
 	b.in(t, "aws,merit")
@@ -103,12 +96,54 @@ func testConflicts(t *testing.T, b *bed) {
 		return slices.Equal(s.Conflicts, []Conflict{{"aws", "headless or not"}, {"aws", "port http 81/TCP: http 80/TCP elsewhere"}})
 	})
 	b.told(t, globalName, "Conflict")
+	accepted := func(want string) {
+		t.Helper()
+		wait(t, "the order of acceptance", func() error {
+			if got := b.service(t, globalName).Annotations[annotAccepted]; got != want {
+				return fmt.Errorf("%q, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	accepted("merit,aws")
 	// Whatever the order in which they are heard of.
 	for range 3 {
 		i.stop()
 		i = b.start(t, nil)
 		check()
 	}
+	// Whoever joins last decides nothing, however old the object is that says so.
+	must(t, remove(t.Context(), b.aws, "shop", "web"))
+	accepted("merit")
+	must(t, remove(t.Context(), b.merit, "shop", "web"))
+	b.gone(t, globalName)
+	private := younger.DeepCopy()
+	private.Labels = nil
+	must(t, put(t.Context(), b.merit, "shop", private))
+	anotherSecond(t)
+	must(t, put(t.Context(), b.aws, "shop", older, slice(older, "web-1", "10.4.0.1")))
+	b.leadsTo(t, globalName, "10.4.0.1")
+	uid := b.service(t, globalName).UID
+	must(t, put(t.Context(), b.merit, "shop", younger, slice(younger, "web-1", "10.6.0.1")))
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+	check()
+	accepted("aws,merit")
+	if b.service(t, globalName).UID != uid {
+		t.Error("made anew for the sake of who came last")
+	}
+}
+
+// anotherSecond waits until what is created is younger than what was: ages have a
+// resolution of a second.
+func anotherSecond(t *testing.T) {
+	t.Helper()
+	created := time.Now()
+	wait(t, "another second", func() error {
+		if time.Now().Unix() <= created.Unix() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 }
 
 func testLocalFirst(t *testing.T, b *bed) {

@@ -317,7 +317,7 @@ func (c *Controller) tell(ctx context.Context, j *job) {
 		for _, conflict := range j.want.conflicts {
 			lines = append(lines, conflict.Cluster+": "+conflict.What)
 		}
-		warn("Conflict", "the oldest service decides, against "+strings.Join(lines, "; "))
+		warn("Conflict", "who was there first decides, against "+strings.Join(lines, "; "))
 	}
 	if j.want.instead != nil {
 		warn("NameTaken", fmt.Sprintf("%s would have the name of %s and has this one instead", j.want.id, j.want.instead))

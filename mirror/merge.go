@@ -13,23 +13,33 @@ type part struct {
 	svc        *Service
 	slices     []*Slice
 	local      bool
+	rank       int  // among those that were accepted before, from 1 on; 0: it wasn't
 	stale      bool // out of contact for too long
 	remembered bool // the local object, in place of clusters not heard of since start
 }
 
 // Conflict is what several services of one global service don't agree on. The
-// oldest has its way.
+// first has its way, as compareParts orders them.
 type Conflict struct {
 	Cluster string `json:"cluster"` // whose wish is not granted
 	What    string `json:"what"`
 }
 
-// compareParts orders by age, then by name: who comes first is right. What is
-// remembered comes before all: until the others were heard of, nothing that
-// they may have asked for is changed.
+// compareParts orders parts: who comes first is right.
+//
+//  1. what is remembered: until the others were heard of, nothing that they may
+//     have asked for is changed
+//  2. the local cluster's
+//  3. those that were accepted before, in that order
+//  4. those that are new, by age, as each cluster states it, then by name
+//
+// Age alone would let whoever joins last decide: it has but to state an early date.
 func compareParts(a, b *part) int {
 	return cmp.Or(
 		-boolCompare(a.remembered, b.remembered),
+		-boolCompare(a.local, b.local),
+		-boolCompare(a.rank > 0, b.rank > 0),
+		cmp.Compare(a.rank, b.rank),
 		a.svc.Created.Compare(b.svc.Created),
 		cmp.Compare(a.cluster, b.cluster),
 	)

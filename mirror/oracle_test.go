@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -35,6 +36,16 @@ func (b *bed) differs(ctx context.Context, cfg Config) error {
 		}
 		views[id] = v
 	}
+	services, err := b.gcp.Client().CoreV1().Services(home).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	// Who was accepted first is known of the objects alone.
+	var kept []*ownService
+	for i := range services.Items {
+		kept = append(kept, sums.ownService(&services.Items[i]))
+	}
+	own.update(kept, nil, nil, time.Now())
 	p.update(views, []string{""}, nil)
 
 	want := map[string]sum{}
@@ -46,12 +57,8 @@ func (b *bed) differs(ctx context.Context, cfg Config) error {
 		}
 	}
 	have := map[string]sum{}
-	services, err := b.gcp.Client().CoreV1().Services(home).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for i := range services.Items {
-		if o := sums.ownService(&services.Items[i]); o.ours {
+	for _, o := range kept {
+		if o.ours {
 			have["service "+o.name] = o.sum
 		}
 	}

@@ -25,6 +25,7 @@ type ownService struct {
 	prefix     string // what is known of a mirror of the original tool
 	global     bool
 	clusters   []string // of a global service
+	accepted   []string // those of them that are remote, the first accepted first; none: not known
 	localFirst bool
 	family     corev1.IPFamily // of its first address
 	spec       Spec
@@ -55,6 +56,9 @@ func (h summer) ownService(s *corev1.Service) *ownService {
 	}
 	if list := s.Annotations[annotClusters]; list != "" {
 		o.clusters = strings.Split(list, ",")
+	}
+	if list := s.Annotations[annotAccepted]; list != "" {
+		o.accepted = strings.Split(list, ",")
 	}
 	o.ours = o.global || s.Labels[labelMirrored] == labelValue || o.id.Cluster != ""
 	return o

@@ -13,13 +13,14 @@ type plan struct {
 	names   map[string]*target
 	claims  map[string][]claim // by full name, sorted
 	claimed map[ID]claim
+	ranks   map[Key][]string // remotes of global services, the first accepted first
 }
 
 func newPlan(clusters []clusterConfig, kinds func(clusterConfig) []setKind, own *holdings) *plan {
 	p := &plan{
 		sets: map[setID]*set{}, own: own,
 		targets: map[ID]*target{}, names: map[string]*target{},
-		claims: map[string][]claim{}, claimed: map[ID]claim{},
+		claims: map[string][]claim{}, claimed: map[ID]claim{}, ranks: map[Key][]string{},
 	}
 	for _, c := range clusters {
 		for _, k := range kinds(c) {
@@ -152,6 +153,9 @@ func (p *plan) compute(dirty map[ID]struct{}) map[string]struct{} {
 	for id := range dirty {
 		name, instead := p.name(id)
 		if name == "" {
+			if id.Global() {
+				delete(p.ranks, id.Key)
+			}
 			continue
 		}
 		t := &target{name: name, id: id, instead: instead}
@@ -176,9 +180,11 @@ func (p *plan) fillMirror(t *target) {
 	t.sort()
 }
 
-// parts returns what each cluster adds to a global service, the oldest first.
+// parts returns what each cluster adds to a global service, in the order of
+// compareParts.
 func (p *plan) parts(k Key) []*part {
 	var parts []*part
+	accepted := p.accepted(k)
 	for _, id := range p.order {
 		s := p.sets[id]
 		if id.kind != globalSet || !s.known {
@@ -189,6 +195,7 @@ func (p *plan) parts(k Key) []*part {
 			continue
 		}
 		pt := &part{cluster: id.cluster, svc: svc, local: s.cluster.local, stale: s.stale}
+		pt.rank = slices.Index(accepted, id.cluster) + 1
 		for _, sl := range s.of[k] {
 			pt.slices = append(pt.slices, sl)
 		}
@@ -219,6 +226,54 @@ func (p *plan) remembered(k Key) (own *ownService, missing []string) {
 	return own, missing
 }
 
+// accepted returns the remotes of a global service in the order in which they
+// were accepted: as the local object says, which outlives this process, and then
+// as was decided before, which that may not say yet, or for a moment not be there.
+func (p *plan) accepted(k Key) []string {
+	before := p.ranks[k]
+	own := p.own.global(k)
+	if own == nil || len(own.accepted) == 0 {
+		return before
+	}
+	all := slices.Clone(own.accepted)
+	for _, cluster := range before {
+		if !slices.Contains(all, cluster) {
+			all = append(all, cluster)
+		}
+	}
+	return all
+}
+
+// accept returns the order of acceptance with those that a target has now. Who
+// isn't there any more has lost its place; a cluster that has not been heard of
+// since start keeps it. Versions before left no order: then there is none until
+// all have been heard of.
+func accept(before []string, parts []*part, missing []string) []string {
+	if len(before) == 0 && len(missing) > 0 {
+		return nil
+	}
+	there := func(cluster string) bool {
+		return slices.Contains(missing, cluster) ||
+			slices.ContainsFunc(parts, func(pt *part) bool { return pt.cluster == cluster && !pt.remembered && !pt.local })
+	}
+	var now []string
+	add := func(cluster string) {
+		if there(cluster) && !slices.Contains(now, cluster) {
+			now = append(now, cluster)
+		}
+	}
+	for _, cluster := range before {
+		add(cluster)
+	}
+	for _, cluster := range missing {
+		add(cluster)
+	}
+	for _, pt := range parts {
+		add(pt.cluster)
+	}
+	return now
+}
+
 func (p *plan) fillGlobal(t *target) {
 	parts := p.parts(t.id.Key)
 	_, missing := p.remembered(t.id.Key)
@@ -231,6 +286,12 @@ func (p *plan) fillGlobal(t *target) {
 		}
 	}
 	slices.Sort(t.clusters)
+	away := slices.DeleteFunc(slices.Clone(missing), func(c string) bool { return p.sets[setID{c, globalSet}].cluster.local })
+	if t.accepted = accept(p.accepted(t.id.Key), parts, away); len(t.accepted) > 0 {
+		p.ranks[t.id.Key] = t.accepted
+	} else {
+		delete(p.ranks, t.id.Key)
+	}
 
 	// Those that are only remembered may be stale as well.
 	candidates := slices.DeleteFunc(slices.Clone(parts), func(pt *part) bool { return pt.remembered })

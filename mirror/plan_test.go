@@ -6,10 +6,12 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // model is what there is in three clusters, for a plan that has no API.
@@ -118,9 +120,30 @@ func contents(p *plan, sums summer) map[string]sum {
 	return all
 }
 
+// write has the global services that a plan wants be there, as after a pass of
+// the workers, and returns which of them changed.
+func write(p *plan, own *holdings, sums summer, version int) map[Key]struct{} {
+	all := make([]*ownService, 0, len(p.names))
+	for name, t := range p.names {
+		if !t.id.Global() {
+			continue
+		}
+		s := t.service(home)
+		s.UID, s.ResourceVersion = types.UID("uid of "+name), strconv.Itoa(version)
+		o := sums.ownService(s)
+		if have := own.services.get(name); have != nil && have.sum == o.sum {
+			o = have
+		}
+		all = append(all, o)
+	}
+	_, globals := own.update(all, nil, nil, time.Now())
+	return globals
+}
+
 // TestPlanEqualsOneFromNothing has a plan follow random changes. After each it
 // must want what one wants that sees the state for the first time, and must
-// have said of all names that differ from before that they may.
+// have said of all names that differ from before that they may. What it wants
+// doesn't change by being there.
 func TestPlanEqualsOneFromNothing(t *testing.T) {
 	for round := range 25 {
 		seed := uint64(round)
@@ -134,6 +157,14 @@ func TestPlanEqualsOneFromNothing(t *testing.T) {
 		for step := range 150 {
 			m.step()
 			changed, everything := p.update(m.setViews(), m.zones, nil)
+			decided := contents(p, sums)
+			globals := write(p, own, sums, step+2)
+			more, again := p.update(m.setViews(), m.zones, globals)
+			maps.Copy(changed, more)
+			everything = everything || again
+			if err := difference(contents(p, sums), decided); err != nil {
+				t.Fatalf("seed %d, step %d: being there changes what is wanted:\n%v", seed, step, err)
+			}
 			fresh := modelPlan(own)
 			fresh.update(m.setViews(), m.zones, nil)
 			now := contents(p, sums)

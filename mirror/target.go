@@ -24,6 +24,7 @@ const (
 	annotCluster    = annotationFrom + "cluster"
 	annotNamespace  = annotationFrom + "namespace"
 	annotName       = annotationFrom + "name"
+	annotAccepted   = annotationFrom + "accepted-remotes"
 	annotClusters   = "global-svc-clusters"
 	legacySliceFrom = "mirror-endpointslice-sync-name"
 )
@@ -44,6 +45,7 @@ type target struct {
 	prefix     string // of the remote; "gl" for a global service
 	spec       Spec
 	clusters   []string // of a global service, sorted
+	accepted   []string // those of them that are remote, the first accepted first
 	localFirst bool
 	slices     []wantSlice
 	// keeps are the clusters whose slices stay as they are: they have not
@@ -92,6 +94,9 @@ func (t *target) service(namespace string) *corev1.Service {
 	if t.id.Global() {
 		s.Labels[labelGlobal] = labelValue
 		s.Annotations[annotClusters] = strings.Join(t.clusters, ",")
+		if len(t.accepted) > 0 {
+			s.Annotations[annotAccepted] = strings.Join(t.accepted, ",")
+		}
 	} else {
 		s.Annotations[annotCluster] = t.id.Cluster
 	}
@@ -237,7 +242,7 @@ func (h summer) service(s *corev1.Service) sum {
 		spec.Selector = nil
 	}
 	return h.of(spec, only(s.Labels, labelMirrored, labelGlobal, labelPrefix),
-		only(s.Annotations, annotCluster, annotNamespace, annotName, annotClusters))
+		only(s.Annotations, annotCluster, annotNamespace, annotName, annotClusters, annotAccepted))
 }
 
 // slice hashes all of an EndpointSlice but other people's labels and

@@ -78,7 +78,7 @@ func (w *writer) patchService(ctx context.Context, have *ownService, t *target) 
 		"metadata": mergePatch{
 			"uid":         have.uid,
 			"labels":      marks(want.Labels, labelMirrored, labelGlobal, labelPrefix),
-			"annotations": marks(want.Annotations, annotCluster, annotNamespace, annotName, annotClusters),
+			"annotations": marks(want.Annotations, annotCluster, annotNamespace, annotName, annotClusters, annotAccepted),
 		},
 		"spec": spec,
 	})
