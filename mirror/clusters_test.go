@@ -38,6 +38,7 @@ func TestOnAPIServers(t *testing.T) {
 		{"killed again and again", testKills},
 		{"remote that comes and goes", testFlapping},
 		{"two replicas", testReplicas},
+		{"upgrade from short names of slices", testUpgradeOfSliceNames},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			// After the controllers have ended.

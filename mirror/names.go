@@ -16,8 +16,13 @@ const (
 	maxName = 63
 	// keptName is how much of a name stays before the hash that shortens it.
 	keptName = 52
-	// hashLength is how much of a hash, in hexadecimal, makes names differ.
+	// hashLength is how much of a hash, in hexadecimal, makes a name fit. It is
+	// known to other tools, and so short that somebody who may choose names
+	// finds one with a given hash: such names are compared before they count.
 	hashLength = 10
+	// longHash is how much makes a name that nobody finds another origin for:
+	// 128 bits.
+	longHash = 32
 )
 
 // Key names a Service in its cluster.
@@ -43,37 +48,38 @@ func (id ID) String() string {
 // Name returns the name of the mirror of a service of a remote cluster
 // with a prefix.
 func Name(prefix string, origin Key) string {
-	return shortened(fullName(prefix, origin), "")
+	return shortened(fullName(prefix, origin))
 }
 
 // GlobalName returns the name of the global service of a namespace and name.
 func GlobalName(origin Key) string {
-	return shortened(fullName(globalPrefix, origin), "")
+	return shortened(fullName(globalPrefix, origin))
 }
 
 func fullName(prefix string, origin Key) string {
 	return prefix + "-" + origin.Namespace + "-" + separator + "-" + origin.Name
 }
 
-// shortened returns a name that fits: the full one, or its beginning and a
-// hash. A salt forces the hash, and another one than the name alone has.
-func shortened(full, salt string) string {
-	if len(full) <= maxName && salt == "" {
+// shortened returns a name that fits: the full one, or its beginning and a hash.
+func shortened(full string) string {
+	if len(full) <= maxName {
 		return full
 	}
-	return full[:min(keptName, len(full))] + "-" + hash(full+salt)
+	return full[:keptName] + "-" + hash(full, hashLength)
 }
 
 // hash returns the first hex digits of the SHA-256 of a text.
-func hash(text string) string {
+func hash(text string, digits int) string {
 	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:])[:hashLength]
+	return hex.EncodeToString(sum[:])[:digits]
 }
 
 // sliceName returns the name of the local copy of an EndpointSlice. The type of
-// its addresses can't be changed, so that it is part of what is copied.
+// its addresses can't be changed, so that it is part of what is copied. Clusters
+// that share a global service choose the names of their slices: none may find one
+// whose copy has the name of another's.
 func sliceName(target, cluster string, s *Slice) string {
-	return target + "-" + hash(strings.Join([]string{cluster, s.Service.Namespace, s.Name, string(s.Family)}, "/"))
+	return target + "-" + hash(strings.Join([]string{cluster, s.Service.Namespace, s.Name, string(s.Family)}, "/"), longHash)
 }
 
 // claim is the wish of one origin for a name.
@@ -81,14 +87,27 @@ type claim struct {
 	id     ID
 	prefix string
 	svc    *Service // nil for a global service
+	// local is whether a global service is one of the local cluster as well,
+	// and holds whether it has the name now.
+	local, holds bool
 }
 
 func (c claim) full() string { return fullName(c.prefix, c.id.Key) }
 
+// name is the one that is wished for.
+func (c claim) name() string { return shortened(c.full()) }
+
+// short reports whether that is less than the full one.
+func (c claim) short() bool { return len(c.full()) > maxName }
+
 // compareClaims orders origins that would have one name: the first gets it.
 // Cluster "c1" with namespace "x-y" and cluster "c1-x" with namespace "y" are
-// such. A global service goes first, then the longer prefix, because neither
-// is in the hands of a remote cluster; inside one cluster, age decides.
+// such, and so is a service whose whole name is what another's is shortened to,
+// which anybody can choose. A global service goes first, then the longer prefix,
+// because neither is in the hands of a remote cluster; inside one cluster, age
+// decides. Of two global ones, which all clusters have a say in, that of the local
+// cluster goes first, then the one that has the name, then the shortened one,
+// because nobody can choose that.
 func compareClaims(a, b claim) int {
 	if c := cmp.Compare(a.id.Cluster, b.id.Cluster); c != 0 {
 		return cmp.Or(
@@ -101,7 +120,11 @@ func compareClaims(a, b claim) int {
 	if a.svc != nil && b.svc != nil {
 		age = a.svc.Created.Compare(b.svc.Created)
 	}
-	return cmp.Or(age, cmp.Compare(a.id.Namespace, b.id.Namespace), cmp.Compare(a.id.Name, b.id.Name))
+	return cmp.Or(
+		-boolCompare(a.local, b.local), -boolCompare(a.holds, b.holds), age,
+		-boolCompare(a.short(), b.short()),
+		cmp.Compare(a.id.Namespace, b.id.Namespace), cmp.Compare(a.id.Name, b.id.Name),
+	)
 }
 
 func boolCompare(a, b bool) int {
@@ -115,10 +138,16 @@ func boolCompare(a, b bool) int {
 	}
 }
 
+// keptInstead is how much of prefix and namespace starts a name that is had
+// instead of the one wished for. Such a name is shorter than a shortened one, and
+// without a separator: nobody can wish for it, unless by finding the whole hash.
+const keptInstead = maxName - len("-") - longHash - 1
+
 // nameOf returns the name of the claim at a rank among those for its name.
 func (c claim) nameOf(rank int) string {
 	if rank == 0 {
-		return shortened(c.full(), "")
+		return c.name()
 	}
-	return shortened(c.full(), "\x00"+c.id.String())
+	start := c.prefix + "-" + c.id.Namespace
+	return start[:min(keptInstead, len(start))] + "-" + hash(c.full()+"\x00"+c.id.String(), longHash)
 }

@@ -18,7 +18,7 @@ func TestNames(t *testing.T) {
 	}{
 		{"as in the source documents", "aws", Key{"sys-log", "fluentd"}, "aws-sys-log-73736d-fluentd"},
 		{"63 characters fit", "aws", Key{"n", strings.Repeat("s", 50)}, "aws-n-73736d-" + strings.Repeat("s", 50)},
-		{"64 don't", "aws", Key{"n", strings.Repeat("s", 51)}, "aws-n-73736d-" + strings.Repeat("s", 39) + "-" + hash("aws-n-73736d-"+strings.Repeat("s", 51))},
+		{"64 don't", "aws", Key{"n", strings.Repeat("s", 51)}, "aws-n-73736d-" + strings.Repeat("s", 39) + "-" + hash("aws-n-73736d-"+strings.Repeat("s", 51), 10)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := Name(c.prefix, c.origin); got != c.want {
@@ -29,7 +29,7 @@ func TestNames(t *testing.T) {
 	if got := GlobalName(Key{"shop", "web"}); got != "gl-shop-73736d-web" {
 		t.Errorf("global: %s", got)
 	}
-	if got := hash("text"); got != "982d9e3eb9" { // printf text | sha256sum
+	if got := hash("text", 10); got != "982d9e3eb9" { // printf text | sha256sum
 		t.Errorf("hash: %s", got)
 	}
 }
@@ -68,11 +68,15 @@ func FuzzNames(f *testing.F) {
 func TestClaimsAreOrdered(t *testing.T) {
 	old, young := &Service{Created: time.Unix(1, 0)}, &Service{Created: time.Unix(2, 0)}
 	inOrder := []claim{
-		{ID{"", Key{"x-y", "n"}}, "gl", nil},
-		{ID{"long", Key{"y", "n"}}, "c1-x", young},
-		{ID{"aaa", Key{"x-y", "n"}}, "c1", old},
-		{ID{"aaa", Key{"x-y", "m"}}, "c1", young},
-		{ID{"bbb", Key{"x-y", "a"}}, "c2", old},
+		{id: ID{"", Key{"x-y", "z"}}, prefix: "gl", local: true},
+		{id: ID{"", Key{"x-y", "o"}}, prefix: "gl", holds: true},
+		{id: ID{"", Key{"x-y", strings.Repeat("n", 63)}}, prefix: "gl"},
+		{id: ID{"", Key{"x-y", "a"}}, prefix: "gl"},
+		{id: ID{"", Key{"x-y", "n"}}, prefix: "gl"},
+		{id: ID{"long", Key{"y", "n"}}, prefix: "c1-x", svc: young},
+		{id: ID{"aaa", Key{"x-y", "n"}}, prefix: "c1", svc: old},
+		{id: ID{"aaa", Key{"x-y", "m"}}, prefix: "c1", svc: young},
+		{id: ID{"bbb", Key{"x-y", "a"}}, prefix: "c2", svc: old},
 	}
 	for i := range inOrder {
 		for j := range inOrder {

@@ -11,7 +11,7 @@ type plan struct {
 	own     *holdings
 	targets map[ID]*target
 	names   map[string]*target
-	claims  map[string][]claim // by full name, sorted
+	claims  map[string][]claim // by the name that they are for, sorted
 	claimed map[ID]claim
 	ranks   map[Key][]string // remotes of global services, the first accepted first
 }
@@ -76,31 +76,31 @@ func (p *plan) reclaim(dirty map[ID]struct{}) {
 			continue
 		}
 		if had {
-			full := before.full()
-			p.claims[full] = slices.DeleteFunc(p.claims[full], func(c claim) bool { return c.id == id })
-			if len(p.claims[full]) == 0 {
-				delete(p.claims, full)
+			name := before.name()
+			p.claims[name] = slices.DeleteFunc(p.claims[name], func(c claim) bool { return c.id == id })
+			if len(p.claims[name]) == 0 {
+				delete(p.claims, name)
 			}
 			delete(p.claimed, id)
-			touched[full] = struct{}{}
+			touched[name] = struct{}{}
 		}
 		if has {
-			full := now.full()
-			p.claims[full] = append(p.claims[full], now)
+			name := now.name()
+			p.claims[name] = append(p.claims[name], now)
 			p.claimed[id] = now
-			touched[full] = struct{}{}
+			touched[name] = struct{}{}
 		}
 	}
-	for full := range touched {
-		slices.SortFunc(p.claims[full], compareClaims)
-		if len(p.claims[full]) > 1 {
-			for _, c := range p.claims[full] {
-				dirty[c.id] = struct{}{}
+	for name := range touched {
+		for i, c := range p.claims[name] {
+			if c.id.Global() {
+				c.holds = p.hasName(c)
+				p.claims[name][i], p.claimed[c.id] = c, c
 			}
-			continue
 		}
-		for _, c := range p.claims[full] {
-			// It may have been one of several until now.
+		slices.SortFunc(p.claims[name], compareClaims)
+		// One that is alone may have been one of several until now.
+		for _, c := range p.claims[name] {
 			dirty[c.id] = struct{}{}
 		}
 	}
@@ -109,7 +109,11 @@ func (p *plan) reclaim(dirty map[ID]struct{}) {
 // claimOf returns the wish of an origin for a name, if it is one to be copied.
 func (p *plan) claimOf(id ID) (claim, bool) {
 	if id.Global() {
-		return claim{id: id, prefix: globalPrefix}, len(p.parts(id.Key)) > 0
+		c := claim{id: id, prefix: globalPrefix}
+		parts := p.parts(id.Key)
+		c.local = slices.ContainsFunc(parts, func(pt *part) bool { return pt.local })
+		c.holds = p.hasName(c)
+		return c, len(parts) > 0
 	}
 	s := p.sets[setID{id.Cluster, mirrorSet}]
 	if s == nil || !s.known {
@@ -122,6 +126,17 @@ func (p *plan) claimOf(id ID) (claim, bool) {
 	return claim{id: id, prefix: s.cluster.prefix, svc: svc}, true
 }
 
+// hasName reports whether a global service has the name that it is for: the local
+// object says so, and while there is none, what was decided before.
+func (p *plan) hasName(c claim) bool {
+	name := c.name()
+	if own := p.own.services.get(name); own != nil {
+		return own.ours && own.global && own.id.Key == c.id.Key
+	}
+	before := p.names[name]
+	return before != nil && before.id == c.id
+}
+
 // name returns what an origin is called here, and whose wish for the same name
 // was granted instead of its own. Empty: it is not copied.
 func (p *plan) name(id ID) (name string, instead *ID) {
@@ -129,7 +144,7 @@ func (p *plan) name(id ID) (name string, instead *ID) {
 	if !ok {
 		return "", nil
 	}
-	rivals := p.claims[c.full()]
+	rivals := p.claims[c.name()]
 	rank := slices.IndexFunc(rivals, func(o claim) bool { return o.id == id })
 	if rank > 0 {
 		instead = &rivals[0].id
@@ -338,7 +353,7 @@ func (p *plan) ready(pt *part) bool {
 
 // wants reports whether a slice is one that any target must have.
 func (p *plan) wants(slice string) bool {
-	const suffix = len("-") + hashLength
+	const suffix = len("-") + longHash
 	if len(slice) <= suffix {
 		return false
 	}

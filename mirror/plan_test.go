@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,6 +51,14 @@ func modelPlan(own *holdings) *plan {
 	}, own)
 }
 
+// longName is too long to stay as it is, and twin the name of a service whose
+// copy would be called like that of another one in the same namespace.
+var longName = strings.Repeat("n", 60)
+
+func twin(prefix, namespace, name string) string {
+	return strings.TrimPrefix(shortened(fullName(prefix, Key{namespace, name})), fullName(prefix, Key{Namespace: namespace}))
+}
+
 // step changes one thing.
 func (m *model) step() {
 	ids := slices.SortedFunc(maps.Keys(m.views), func(a, b setID) int {
@@ -60,7 +69,8 @@ func (m *model) step() {
 	})
 	s := m.views[ids[m.rand.IntN(len(ids))]]
 	// Names that collide across prefixes and separators.
-	k := Key{[]string{"y", "x-y", "x-y-73736d-n", "z"}[m.rand.IntN(4)], []string{"n", "n-73736d-n", "m"}[m.rand.IntN(3)]}
+	names := []string{"n", "n-73736d-n", "m", longName, twin("gl", "z", longName), twin("c1", "z", longName)}
+	k := Key{[]string{"y", "x-y", "x-y-73736d-n", "z"}[m.rand.IntN(4)], names[m.rand.IntN(len(names))]}
 	switch m.rand.IntN(10) {
 	case 0:
 		s.known = true
