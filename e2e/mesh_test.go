@@ -279,6 +279,9 @@ func testCleanup(t *testing.T, a *mesh.Agent) {
 	if out, err := node.Run(t.Context(), "ls", "-A", "/var/run/wireguard"); err != nil || strings.TrimSpace(out) != "" {
 		t.Errorf("a socket is left: %v\n%s", err, out)
 	}
+	if out, err := node.Run(t.Context(), "nft", "list", "tables"); err != nil || strings.Contains(out, "semaphore") {
+		t.Errorf("a table is left: %v\n%s", err, out)
+	}
 	object, err := node.Object(t.Context())
 	must(t, err)
 	for k := range object.Annotations {

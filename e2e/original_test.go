@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
 // TestMovingOver takes a mesh from the original tool to ours, node by node and
@@ -77,7 +78,12 @@ func TestMovingOver(t *testing.T) {
 
 	// And back, with the guards that ours leaves, and again without anything of ours.
 	for _, leave := range []func(){
-		func() { must(t, agent.Stop(within(t, repair))) },
+		func() {
+			must(t, agent.Stop(within(t, repair)))
+			// It stays, and lets pass what the original decrypts.
+			_, err := agent.Node.Run(t.Context(), "nft", "list", "table", "inet", routes.FilterTable)
+			must(t, err)
+		},
 		func() { testCleanup(t, agent) },
 	} {
 		leave()

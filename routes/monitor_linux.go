@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,16 +26,22 @@ const (
 // burst, such as the removal of a bridge with hundreds of links, should fit.
 const monitorBuffer = 1 << 20
 
-// Monitor tells when the kernel's links, addresses or routes changed in a way
-// that may concern our routes.
+// Monitor tells when something in the kernel changed in a way that may concern
+// what is ours there.
 type Monitor struct {
+	name     string
 	log      *slog.Logger
 	notify   func()
 	prefixes []netip.Prefix
 	buffer   int
+	// subscribed returns a socket that has the events, and concerns tells those
+	// that may mean work for us. In doubt they do.
+	subscribed func() (*nl.NetlinkSocket, error)
+	concerns   func(syscall.NetlinkMessage) bool
 }
 
-// NewMonitor prepares a monitor that calls notify
+// NewMonitor prepares a monitor of links, addresses, routes and policy rules that
+// calls notify
 //
 //   - when a link or an address changed, was added or removed: together with
 //     these the kernel takes IPv4 routes off the device, and the preferred
@@ -47,26 +54,43 @@ type Monitor struct {
 // notify is called on the goroutine of Run and must not block. It carries no
 // state: whoever is notified looks at the routing table.
 func NewMonitor(log *slog.Logger, notify func(), prefixes ...netip.Prefix) *Monitor {
-	return &Monitor{log: log, notify: notify, prefixes: slices.Clone(prefixes), buffer: monitorBuffer}
+	m := &Monitor{name: "route monitor", log: log, notify: notify, prefixes: slices.Clone(prefixes), buffer: monitorBuffer}
+	m.subscribed, m.concerns = subscribeToRoutes, m.concernsRoutes
+	return m
+}
+
+// NewFilterMonitor prepares a monitor that calls notify when anybody changed the
+// table of [Filter], and each time it has subscribed. About notify NewMonitor says
+// more. Where the kernel has no nf_tables it goes on trying.
+func NewFilterMonitor(log *slog.Logger, notify func()) *Monitor {
+	return &Monitor{
+		name: "source filter monitor", log: log, notify: notify, buffer: monitorBuffer,
+		subscribed: subscribeToFilters, concerns: concernsFilter,
+	}
 }
 
 // String names the monitor in logs.
-func (m *Monitor) String() string { return "route monitor" }
+func (m *Monitor) String() string { return m.name }
 
 // Run watches the network namespace of the calling thread until ctx ends, and
 // returns nil then. A subscription that fails or loses events (ENOBUFS, see
 // netlink(7)) is logged and renewed.
 func (m *Monitor) Run(ctx context.Context) error {
-	wait := resubscribeFirst
+	wait, told := resubscribeFirst, ""
 	for {
 		healthy, err := m.watch(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if healthy {
-			wait = resubscribeFirst
+			wait, told = resubscribeFirst, ""
 		}
-		m.log.Warn("route monitor lost its subscription", "err", err, "retry_after", wait)
+		level := slog.LevelWarn
+		if err.Error() == told {
+			level = slog.LevelDebug
+		}
+		told = err.Error()
+		m.log.Log(ctx, level, "lost a subscription to events of the kernel", "monitor", m.name, "err", err, "retry_after", wait)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -103,14 +127,22 @@ func (m *Monitor) watch(ctx context.Context) (healthy bool, err error) {
 	}
 }
 
-func (m *Monitor) subscribe() (*nl.NetlinkSocket, error) {
-	socket, err := nl.Subscribe(unix.NETLINK_ROUTE,
+func subscribeToRoutes() (*nl.NetlinkSocket, error) {
+	return nl.Subscribe(unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK,
 		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
+}
+
+func subscribeToFilters() (*nl.NetlinkSocket, error) {
+	return nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+}
+
+func (m *Monitor) subscribe() (*nl.NetlinkSocket, error) {
+	socket, err := m.subscribed()
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to routes: %w", err)
+		return nil, fmt.Errorf("subscribe: %w", err)
 	}
 	// Going beyond net.core.rmem_max takes NET_ADMIN; without it the kernel
 	// grants what it allows to everybody.
@@ -125,8 +157,23 @@ func (m *Monitor) subscribe() (*nl.NetlinkSocket, error) {
 	return socket, nil
 }
 
-// concerns reports whether an event may mean work for us. In doubt it does.
-func (m *Monitor) concerns(msg syscall.NetlinkMessage) bool {
+// concernsFilter reports whether an event is of the table of ours. The first
+// attribute of all events but that of a new generation is the name of the table.
+func concernsFilter(msg syscall.NetlinkMessage) bool {
+	switch {
+	case msg.Header.Type&0xff == unix.NFT_MSG_NEWGEN:
+		return false
+	case len(msg.Data) < genHeader:
+		return true
+	}
+	attrs, err := nl.ParseRouteAttr(msg.Data[genHeader:])
+	if err != nil || len(attrs) == 0 {
+		return true
+	}
+	return string(bytes.TrimRight(attrs[0].Value, "\x00")) == FilterTable
+}
+
+func (m *Monitor) concernsRoutes(msg syscall.NetlinkMessage) bool {
 	switch msg.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR,
 		unix.RTM_NEWRULE, unix.RTM_DELRULE:

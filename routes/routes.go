@@ -16,7 +16,8 @@
 // ours.
 //
 // Two policy rules for each subnet hold when all routes are gone, see
-// [Table.Fence].
+// [Table.Fence]. What claims to come from such a subnet must have come out of the
+// tunnel, see [Filter].
 //
 // More specific routes of others inside a remote pod subnet, routes of other
 // tables and rules of others are the business of whoever made them.

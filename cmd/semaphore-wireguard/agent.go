@@ -49,6 +49,8 @@ type agent struct {
 	publisher *peers.Publisher
 	herald    *event.Herald // nil: nothing for Events to be about is known
 	table     *routes.Table
+	filter    *routes.Filter
+	filtering *reconcile.Loop // that keeps the filter; nil before tasks
 	remotes   []*remote
 	loops     []*reconcile.Loop
 
@@ -69,7 +71,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		addressing: reconcile.NewTrigger(),
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
-	a.metrics = newLoopMetrics()
+	a.metrics, a.filter = newLoopMetrics(), routes.NewFilter(log)
 	watchMetrics := cluster.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
 		a.metrics, watchMetrics, version.Collector("semaphore_wg"),
@@ -135,7 +137,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		a.herald = event.NewHerald(event.Writer{Client: client, Component: "semaphore-wireguard"},
 			event.Pod(pod.Namespace, pod.Name, pod.UID), event.Spread)
 	}
-	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...))
+	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a))
 	return a, nil
 }
 
@@ -176,13 +178,20 @@ func (a *agent) tasks() ([]daemon.Task, error) {
 		}
 	}, subnets...)
 
-	tasks := []daemon.Task{server, monitor, a.self}
+	filtering := reconcile.NewTrigger()
+
+	tasks := []daemon.Task{server, monitor, routes.NewFilterMonitor(a.log, filtering.Fire), a.self}
 	tasks = append(tasks, a.local.tasks(a.loop)...)
 	// The guards come first: from here on nothing leaks.
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "routes", Reconcile: a.syncRoutes, Trigger: a.routing,
 		MinInterval: burstSpacing, Resync: slowPass,
 	}))
+	a.filtering = a.loop(reconcile.Config{
+		Name: "source filter", Reconcile: a.syncFilter, Trigger: filtering,
+		MinInterval: burstSpacing, Resync: slowPass,
+	})
+	tasks = append(tasks, a.filtering)
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "host addresses", Reconcile: a.readHostAddrs, Trigger: a.addressing,
 		MinInterval: time.Second, Resync: slowPass,
@@ -343,12 +352,14 @@ func (a *agent) cleanup(ctx context.Context) error {
 	errs = append(errs, err)
 	_, err = a.table.Fence(ctx, nil)
 	errs = append(errs, err)
+	_, err = a.filter.Sync(ctx, nil)
+	errs = append(errs, err)
 	withdrawing, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	errs = append(errs, a.publisher.Withdraw(withdrawing, a.cfg.NodeName))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	a.log.Info("removed devices, routes, sockets and annotations", "node", a.cfg.NodeName, "keys_stay_in", a.cfg.KeyPath)
+	a.log.Info("removed devices, routes, source filter, sockets and annotations", "node", a.cfg.NodeName, "keys_stay_in", a.cfg.KeyPath)
 	return nil
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
 // insideVariable says to a test process that it has namespaces of its own.
@@ -83,7 +84,7 @@ func testConfig(t *testing.T) config.Wireguard {
 			ClusterName: "aws", Local: clustertest.DeadAccess(t), ListenAddress: "127.0.0.1:0", LogLevel: "info", LogFormat: "text",
 			Remotes: []config.Remote{remote("gcp", "10.4.0.0/16", 51820), remote("merit", "fd06::/48", 51821)},
 		},
-		NodeName: "aws-1", Backend: config.BackendAuto, KeyPath: t.TempDir(), RouteSrc: config.RouteSrcAuto,
+		NodeName: "aws-1", Backend: config.BackendAuto, KeyPath: t.TempDir(), RouteSrc: config.RouteSrcAuto, SourceFilter: true,
 	}
 }
 
@@ -108,8 +109,8 @@ func TestAgentAlone(t *testing.T) {
 		go func() { done <- task.Run(ctx) }()
 	}
 	polltest.Until(t, 20*time.Second, "devices and routes", func() bool {
-		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL)
-		return err == nil && len(routes) == 4 && a.remotes[0].liveIndex() != 0 && a.remotes[1].liveIndex() != 0
+		found, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL)
+		return err == nil && len(found) == 4 && a.remotes[0].liveIndex() != 0 && a.remotes[1].liveIndex() != 0
 	})
 	if err := a.ready(); err == nil || !strings.Contains(err.Error(), "gcp") || !strings.Contains(err.Error(), "merit") {
 		t.Errorf("readiness: %v, want both remotes to be named", err)
@@ -121,6 +122,12 @@ func TestAgentAlone(t *testing.T) {
 		rep := a.status().(report)
 		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failing["watch nodes of aws"] != ""
 	})
+	enforced := func() bool { return a.status().(report).Filter.State == filterEnforced }
+	polltest.Until(t, 20*time.Second, "the source filter", enforced)
+	if _, err := routes.NewFilter(a.log).Sync(t.Context(), nil); err != nil { // as somebody who flushes all
+		t.Fatal(err)
+	}
+	polltest.Until(t, 20*time.Second, "the source filter to come back", enforced)
 	text, err := json.Marshal(a.status())
 	if err != nil {
 		t.Fatal(err)
@@ -134,6 +141,9 @@ func TestAgentAlone(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("a task ended with %v", err)
 		}
+	}
+	if !enforced() {
+		t.Error("the source filter has gone with the agent's loops")
 	}
 	if err := a.close(); err != nil {
 		t.Error(err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -21,6 +22,7 @@ type report struct {
 	Node      string            `json:"node"`
 	Published bool              `json:"published"` // this node carries our annotations
 	Failing   map[string]string `json:"failing,omitempty"`
+	Filter    filterReport      `json:"sourceFilter"`
 	Remotes   []remoteReport    `json:"remotes"`
 }
 
@@ -32,6 +34,7 @@ type remoteReport struct {
 	Source     peers.Source      `json:"source"` // on whose word the peers are: api, disk or none
 	Peers      []peerReport      `json:"peers"`
 	Rejected   []peers.Rejection `json:"rejected"`
+	Forged     *uint64           `json:"forgedPackets,omitempty"` // dropped by the source filter; nil: not known
 }
 
 type apiReport struct {
@@ -103,8 +106,14 @@ func (a *agent) status() any {
 	if err := a.local.nodes.Err(); err != nil {
 		rep.Failing[a.local.nodes.String()] = err.Error()
 	}
+	var dropped routes.Dropped
+	rep.Filter, dropped = a.lookAtFilter(ctx)
 	for _, r := range a.remotes {
-		rep.Remotes = append(rep.Remotes, r.status(ctx))
+		remote := r.status(ctx)
+		if n, known := dropped[r.device.Name()]; known {
+			remote.Forged = &n
+		}
+		rep.Remotes = append(rep.Remotes, remote)
 	}
 	return rep
 }

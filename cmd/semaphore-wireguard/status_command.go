@@ -26,7 +26,8 @@ func showReport(p *status.Page, rep *report) {
 	for _, loop := range slices.Sorted(maps.Keys(rep.Failing)) {
 		p.Failing(loop, rep.Failing[loop])
 	}
-	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "DOWN", "REJECTED")
+	showFilter(p, rep.Filter)
+	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "DOWN", "REJECTED", "FORGED")
 	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "HANDSHAKE", "RECEIVED", "SENT", "POD CIDRS")
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
 	for i := range rep.Remotes {
@@ -43,6 +44,28 @@ func showReport(p *status.Page, rep *report) {
 	}
 }
 
+// showFilter says so when packets with forged sources aren't dropped. The reason is
+// told with the loop that fails.
+func showFilter(p *status.Page, f filterReport) {
+	switch f.State {
+	case filterEnforced:
+	case filterOff:
+		p.Line("source filter off")
+	case filterUnknown:
+		p.Failing("source filter", f.Error)
+	default:
+		p.Wrong("plaintext packets that claim a remote pod's address are not dropped")
+	}
+}
+
+// forged shows how many packets the source filter has dropped.
+func forged(packets *uint64) string {
+	if packets == nil {
+		return "-"
+	}
+	return strconv.FormatUint(*packets, 10)
+}
+
 func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 	count := map[peers.Health]int{}
 	for i := range r.Peers {
@@ -51,7 +74,7 @@ func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 	t.Row(r.Name, p.Age(r.API.LastContact), string(r.Source), r.Device.Name, r.Device.Backend,
 		strconv.Itoa(r.Device.ListenPort), strconv.Itoa(r.Device.MTU),
 		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]), strconv.Itoa(count[peers.HealthDown]),
-		strconv.Itoa(len(r.Rejected)))
+		strconv.Itoa(len(r.Rejected)), forged(r.Forged))
 
 	what := "remote " + r.Name
 	switch {

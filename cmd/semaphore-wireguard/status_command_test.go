@@ -20,6 +20,7 @@ func wellReport() report {
 	}
 	return report{
 		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true,
+		Filter: filterReport{State: filterEnforced},
 		Remotes: []remoteReport{{
 			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: peers.SourceAPI,
 			API: apiReport{Synced: true, LastContact: ago(100 * time.Millisecond)},
@@ -36,7 +37,7 @@ func wellReport() report {
 					Health: peers.HealthConnecting,
 				},
 			},
-			Rejected: []peers.Rejection{},
+			Rejected: []peers.Rejection{}, Forged: new(uint64),
 		}},
 	}
 }
@@ -46,8 +47,8 @@ func TestStatusForPeople(t *testing.T) {
 	const want = `semaphore-wireguard v1.2.3 (revision 0123456789ab, go1.26.8)
 cluster aws, node aws-1
 
-REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  DOWN  REJECTED
-gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  1   1           0     0
+REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  DOWN  REJECTED  FORGED
+gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  1   1           0     0         0
 
 REMOTE  NODE   ENDPOINT         HEALTH      HANDSHAKE  RECEIVED  SENT     POD CIDRS
 gcp     gcp-1  10.66.0.4:51820  connecting  never      0 B       0 B      10.4.0.0/24
@@ -57,6 +58,16 @@ all is well
 `
 	if diff := cmp.Diff(statustest.Printed{Stdout: want}, got); diff != "" {
 		t.Errorf("differs (-want +got):\n%s", diff)
+	}
+}
+
+// What was switched off on purpose is said and isn't wrong.
+func TestStatusWithoutSourceFilter(t *testing.T) {
+	rep := wellReport()
+	rep.Filter = filterReport{State: filterOff}
+	got := statustest.Run(t, statusCommand(), rep)
+	if got.Code != 0 || !strings.Contains(got.Stdout, "source filter off\n") || !strings.Contains(got.Stdout, "all is well") {
+		t.Errorf("code %d\n%s", got.Code, got.Stdout)
 	}
 }
 
@@ -134,6 +145,21 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				"the node object of aws-1 does not have all keys and endpoints of this agent",
 				"publish: forbidden", "routes: foreign route; and another",
 			}, "",
+		},
+		{
+			"a source filter that can't be installed",
+			func(rep *report) {
+				rep.Filter = filterReport{State: filterNotEnforced, Error: "no nf_tables"}
+				rep.Failing = map[string]string{"source filter": "no nf_tables"}
+				rep.Remotes[0].Forged = nil
+			},
+			[]string{"source filter: no nf_tables", "plaintext packets that claim a remote pod's address are not dropped"},
+			"1   1           0     0         -\n",
+		},
+		{
+			"a source filter that can't be read",
+			func(rep *report) { rep.Filter = filterReport{State: filterUnknown, Error: "not permitted"} },
+			[]string{"source filter: not permitted"}, "",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -90,8 +90,13 @@ func (m *moduleTree) resolve(ctx context.Context, names ...string) ([]module, er
 			return fmt.Errorf("module %s: %w", name, err)
 		}
 		for _, soft := range before {
-			if _, ok := m.files[canonical(soft)]; ok {
-				depends = append(depends, soft)
+			// The name may be that of an algorithm, an alias of the modules that
+			// have it: the portable one is called so.
+			for _, candidate := range []string{soft, soft + "_generic"} {
+				if _, ok := m.files[canonical(candidate)]; ok {
+					depends = append(depends, candidate)
+					break
+				}
 			}
 		}
 		for _, need := range depends {

@@ -97,6 +97,11 @@ func TestResolve(t *testing.T) {
 			wanted: []string{"a"},
 			want:   []string{"b", "a"},
 		},
+		"a soft dependency on an algorithm": {
+			files:  map[string]string{"libsum.ko": "softdep=pre: sum", "sum_generic.ko": ""},
+			wanted: []string{"libsum"},
+			want:   []string{"sum_generic", "libsum"},
+		},
 		"a module that doesn't exist": {
 			files: map[string]string{"a.ko": "depends=gone"}, wanted: []string{"a"}, fail: "needed by a: module gone",
 		},

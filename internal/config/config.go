@@ -134,6 +134,9 @@ type Wireguard struct {
 	// LocalSubnets are where this cluster has its nodes, pods and services,
 	// beside what the API server tells; masked and sorted.
 	LocalSubnets []netip.Prefix
+	// SourceFilter asks to drop packets that claim a remote pod's address and
+	// didn't come through the tunnel.
+	SourceFilter bool
 	// Cleanup asks to remove all that the program ever set up, and to end.
 	Cleanup bool
 }

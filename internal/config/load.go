@@ -78,6 +78,7 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 	if vars.LocalSubnets != "" {
 		cfg.LocalSubnets = l.faults.subnets(l.origin(&vars.LocalSubnets), vars.LocalSubnets, "addresses of a cluster")
 	}
+	cfg.SourceFilter = l.faults.boolean(l.origin(&vars.WG.SourceFilter), vars.WG.SourceFilter)
 	if err := l.faults.join(); err != nil {
 		return Wireguard{}, l.warnings, err
 	}

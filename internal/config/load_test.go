@@ -121,7 +121,7 @@ func TestWireguardFromEnvironment(t *testing.T) {
 		NodeName: "worker-1.c.example.internal",
 		Backend:  BackendAuto,
 		KeyPath:  "/var/lib/semaphore-wireguard",
-		RouteSrc: RouteSrcAuto,
+		RouteSrc: RouteSrcAuto, SourceFilter: true,
 
 		PeerMetrics: 1000,
 	}
@@ -217,7 +217,7 @@ func TestFlagsWinOverEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Wireguard{Base: base("127.0.0.1:1"), NodeName: "other", Backend: BackendAuto, KeyPath: "/keys", RouteSrc: RouteSrcAuto, PeerMetrics: 1000, Cleanup: true}
+	want := Wireguard{Base: base("127.0.0.1:1"), NodeName: "other", Backend: BackendAuto, KeyPath: "/keys", RouteSrc: RouteSrcAuto, SourceFilter: true, PeerMetrics: 1000, Cleanup: true}
 	want.LogLevel = "debug"
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -69,10 +69,11 @@ type wireguardVars struct {
 	Pod          podVars
 	LocalSubnets string `split_words:"true" desc:"where this cluster has nodes, pods and services, comma-separated, beside what its API server tells: no remote's endpoint may be there"`
 	WG           struct {
-		Backend     string `default:"auto" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
-		KeyPath     string `split_words:"true" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
-		RouteSrc    string `split_words:"true" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
-		PeerMetrics string `split_words:"true" default:"1000" desc:"how many peers of each remote have metrics of their own; 0 is none"`
+		Backend      string `default:"auto" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
+		KeyPath      string `split_words:"true" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
+		RouteSrc     string `split_words:"true" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
+		SourceFilter string `split_words:"true" default:"true" desc:"whether packets are dropped that claim a remote pod's address and didn't come through the tunnel"`
+		PeerMetrics  string `split_words:"true" default:"1000" desc:"how many peers of each remote have metrics of their own; 0 is none"`
 	}
 }
 

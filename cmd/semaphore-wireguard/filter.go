@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/kube-semaphore/routes"
+)
+
+// filterState says whether packets are dropped that claim a remote pod's address
+// without having come through the tunnel.
+type filterState string
+
+const (
+	filterEnforced    filterState = "enforced"
+	filterNotEnforced filterState = "not enforced"
+	filterOff         filterState = "off" // by the configuration
+	filterUnknown     filterState = "unknown"
+)
+
+type filterReport struct {
+	State filterState `json:"state"`
+	// Error says why it isn't enforced, or isn't known to be.
+	Error string `json:"error,omitempty"`
+}
+
+// origins returns the devices that packets of each remote may come by; none when
+// the filter is switched off.
+func (a *agent) origins() []routes.Origin {
+	if !a.cfg.SourceFilter {
+		return nil
+	}
+	origins := make([]routes.Origin, len(a.remotes))
+	for i, r := range a.remotes {
+		origins[i] = routes.Origin{Device: r.device.Name(), Subnets: r.cfg.PodSubnets}
+	}
+	return origins
+}
+
+// syncFilter brings the source filter to what it must be.
+func (a *agent) syncFilter(ctx context.Context) error {
+	_, err := a.filter.Sync(ctx, a.origins())
+	return err
+}
+
+// lookAtFilter returns what the kernel says of the filter, and how many packets
+// it has dropped by device.
+func (a *agent) lookAtFilter(ctx context.Context) (filterReport, routes.Dropped) {
+	if !a.cfg.SourceFilter {
+		return filterReport{State: filterOff}, nil
+	}
+	dropped, enforced, err := a.filter.Look(ctx, a.origins())
+	switch {
+	case enforced:
+		return filterReport{State: filterEnforced}, dropped
+	case err != nil && !errors.Is(err, routes.ErrNoFilter):
+		return filterReport{State: filterUnknown, Error: err.Error()}, nil
+	}
+	rep := filterReport{State: filterNotEnforced}
+	if a.filtering != nil && a.filtering.Err() != nil {
+		err = a.filtering.Err() // whoever installs it knows more than who looks
+	}
+	if err != nil {
+		rep.Error = err.Error()
+	}
+	return rep, nil
+}
+
+// filterCollector reads the metrics of the source filter when they are asked for.
+type filterCollector struct {
+	agent             *agent
+	enforced, dropped *prometheus.Desc
+}
+
+func newFilterCollector(a *agent) *filterCollector {
+	return &filterCollector{
+		agent: a,
+		enforced: prometheus.NewDesc("semaphore_wg_source_filter_enforced",
+			"1 if packets are dropped that claim a remote pod's address and didn't come through the tunnel, else 0; absent when that is switched off.", nil, nil),
+		dropped: prometheus.NewDesc("semaphore_wg_forged_packets_total",
+			"Packets dropped because they claimed the address of a pod of this remote and didn't come through its device.",
+			[]string{"cluster", "device"}, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *filterCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.enforced
+	ch <- c.dropped
+}
+
+// Collect implements prometheus.Collector.
+func (c *filterCollector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+	defer cancel()
+	rep, dropped := c.agent.lookAtFilter(ctx)
+	switch rep.State {
+	case filterEnforced:
+		ch <- prometheus.MustNewConstMetric(c.enforced, prometheus.GaugeValue, 1)
+	case filterOff:
+		return
+	default:
+		ch <- prometheus.MustNewConstMetric(c.enforced, prometheus.GaugeValue, 0)
+		return // how many there were isn't known
+	}
+	for _, r := range c.agent.remotes {
+		device := r.device.Name()
+		ch <- prometheus.MustNewConstMetric(c.dropped, prometheus.CounterValue, float64(dropped[device]), r.cfg.Name, device)
+	}
+}

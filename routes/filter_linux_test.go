@@ -1,0 +1,424 @@
+package routes
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+)
+
+// gcpOrigin is the remote that the tests of the filter know.
+func gcpOrigin() []Origin {
+	return []Origin{{Device: "wireguard.gcp", Subnets: prefixes(subnet4, subnet6)}}
+}
+
+func newFilter(t *testing.T) *Filter {
+	t.Helper()
+	return NewFilter(slog.New(slog.NewTextHandler(t.Output(), nil)))
+}
+
+func mustFilter(t *testing.T, origins []Origin) (changed bool) {
+	t.Helper()
+	changed, err := newFilter(t).Sync(t.Context(), origins)
+	must(t, err)
+	return changed
+}
+
+func TestFilterIsInstalledOnceAndRemoved(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		two := append(gcpOrigin(), Origin{Device: "wireguard.merit", Subnets: prefixes("10.5.0.0/16", "fd05::/48")})
+		for i, step := range []struct {
+			origins []Origin
+			changed bool
+		}{
+			{nil, false}, {gcpOrigin(), true}, {gcpOrigin(), false}, {two, true}, {two, false}, {gcpOrigin(), true},
+			{[]Origin{{Device: "wireguard.other", Subnets: prefixes(subnet4, subnet6)}}, true},
+			{[]Origin{{Device: "wireguard.other", Subnets: prefixes(subnet4)}}, true},
+			{nil, true}, {nil, false},
+		} {
+			if got := mustFilter(t, step.origins); got != step.changed {
+				t.Errorf("step %d: changed %v, want %v", i, got, step.changed)
+			}
+			_, enforced, err := newFilter(t).Look(t.Context(), step.origins)
+			if err != nil || enforced != (len(step.origins) > 0) {
+				t.Errorf("step %d: enforced %v, %v", i, enforced, err)
+			}
+		}
+	})
+}
+
+// What others do to the table is undone, and what they do elsewhere isn't touched.
+func TestFilterIsRepaired(t *testing.T) {
+	const table = "inet " + FilterTable
+	for name, script := range map[string]string{
+		"ruleset flushed":     "flush ruleset",
+		"table deleted":       "delete table " + table,
+		"chain flushed":       "flush chain " + table + " prerouting",
+		"chain added":         "add chain " + table + " more",
+		"another rule before": "insert rule " + table + " prerouting accept",
+		"another rule after":  "add rule " + table + " prerouting drop",
+		"switched off":        "add table " + table + " { flags dormant; }",
+	} {
+		t.Run(name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				mustFilter(t, gcpOrigin())
+				nft(t, "add table ip others; add chain ip others raw { type filter hook prerouting priority raw; }")
+				nft(t, script)
+				if _, enforced, err := newFilter(t).Look(t.Context(), gcpOrigin()); err != nil || enforced {
+					t.Errorf("enforced: %v, %v", enforced, err)
+				}
+				others := nft(t, "list tables ip")
+				if !mustFilter(t, gcpOrigin()) {
+					t.Error("nothing was repaired")
+				}
+				if mustFilter(t, gcpOrigin()) {
+					t.Error("and again there was something to repair")
+				}
+				if after := nft(t, "list tables ip"); after != others {
+					t.Errorf("tables of others: %q, were %q", after, others)
+				}
+			})
+		})
+	}
+}
+
+// nft runs a script of nft(8), which the emulated machine doesn't have, in the
+// calling thread's namespace.
+func nft(t *testing.T, script string) string {
+	t.Helper()
+	program, err := exec.LookPath("nft")
+	if err != nil {
+		if os.Getenv("SEMAPHORE_TEST_KERNEL") != "" {
+			t.Skip("the emulated machine has no nft(8): this is tested outside of it")
+		}
+		t.Fatalf("nftables must be installed: %v", err)
+	}
+	cmd := exec.Command(program, "-f", "-")
+	cmd.Stdin = strings.NewReader(script)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft %s: %v\n%s", script, err, out)
+	}
+	return string(out)
+}
+
+// An operator reads the table with nft(8).
+func TestFilterAsAnOperatorSeesIt(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		mustFilter(t, append(gcpOrigin(), Origin{Device: "wg.a2345.0123ab", Subnets: prefixes("10.5.0.0/16", "10.6.3.0/27")}))
+		got := nft(t, "list table inet "+FilterTable)
+		for _, want := range []string{
+			"type filter hook prerouting priority raw - 10; policy accept;",
+			`ip saddr 10.4.0.0/16 iifname != "wireguard.gcp" iifname != "lo" fib saddr . iif oif 0 counter packets 0 bytes 0 drop`,
+			`ip saddr 10.5.0.0/16 iifname != "wg.a2345.0123ab" iifname != "lo"`,
+			`ip saddr 10.6.3.0/27 iifname != "wg.a2345.0123ab" iifname != "lo"`,
+			`ip6 saddr fd04::/48 iifname != "wireguard.gcp" iifname != "lo" fib saddr . iif oif 0 counter packets 0 bytes 0 drop`,
+		} {
+			if !strings.Contains(got, want) {
+				t.Errorf("no %q in\n%s", want, got)
+			}
+		}
+	})
+}
+
+// A packet from outside the tunnel that claims a remote pod's address reaches
+// neither pod nor host, whichever way it comes, and the remote's own packets and
+// all others do.
+func TestForgedSourcesAreDropped(t *testing.T) {
+	b := newForgeBed(t)
+	forged := map[string]sender{
+		"from outside": b.sender(t, b.uplink, "10.4.1.1", "fd04::1"),
+		"from a pod":   b.sender(t, b.pod2, "10.4.1.1", "fd04::1"),
+		// Its device is one of ours, but another's.
+		"from another remote": b.sender(t, b.merit, "10.4.1.1", "fd04::1"),
+	}
+	honest := map[string]sender{
+		"the remote's pod":       b.sender(t, b.gcp, "10.4.1.1", "fd04::1"),
+		"the other remote's pod": b.sender(t, b.merit, "10.5.1.1", "fd05::1"),
+		"a local pod":            b.sender(t, b.pod2, "10.1.4.5", "fd01:0:0:4::5"),
+		"a machine outside":      b.sender(t, b.uplink, "192.0.2.2", "2001:db8::2"),
+		// Inside the subnet of a remote, but a route of its own leads there: a
+		// subnet that is configured too widely must not cut off this cluster.
+		"a local address inside": b.sender(t, b.uplink, "10.5.200.1", "fd05:0:0:c8::1"),
+	}
+	arrive := func(what string, senders map[string]sender) {
+		t.Helper()
+		for name, s := range senders {
+			for _, to := range b.targets {
+				got := b.delivered(t, s, to)
+				if got != 1 {
+					t.Errorf("%s: %s to %s: %d of 1 packets arrive", what, name, to, got)
+				}
+			}
+		}
+	}
+	arrive("before", forged)
+	arrive("before", honest)
+
+	origins := append(gcpOrigin(), Origin{Device: "wireguard.merit", Subnets: prefixes("10.5.0.0/16", "fd05::/48")})
+	b.do(t, b.host, func() error {
+		mustFilter(t, origins)
+		return nil
+	})
+	var want uint64
+	refused := func(what string) {
+		t.Helper()
+		for name, s := range forged {
+			for _, to := range b.targets {
+				before := b.received.Load()
+				b.send(t, s, to)
+				want++
+				b.waitDropped(t, origins, want)
+				if b.received.Load() != before {
+					t.Errorf("%s: %s to %s: arrived", what, name, to)
+				}
+			}
+		}
+		arrive(what, honest)
+		b.waitDropped(t, origins, want) // and nothing of the others'
+	}
+	refused("with everything there")
+	// The filter needs the routes or the rules, not both, and no device.
+	b.do(t, b.host, func() error {
+		table := newTable(t)
+		_, err := table.Fence(t.Context(), prefixes(subnet4, subnet6, "10.5.0.0/16", "fd05::/48"))
+		must(t, err)
+		return nil
+	})
+	b.do(t, b.host, func() error {
+		mustSync(t, newTable(t), nil)
+		return nil
+	})
+	for name, s := range forged {
+		for _, to := range b.targets {
+			before := b.received.Load()
+			b.send(t, s, to)
+			want++
+			b.waitDropped(t, origins, want)
+			if b.received.Load() != before {
+				t.Errorf("without routes: %s to %s: arrived", name, to)
+			}
+		}
+	}
+}
+
+// A table that is replaced is never away: not one packet of a stream slips
+// through.
+func TestFilterIsReplacedWithoutAGap(t *testing.T) {
+	b := newForgeBed(t)
+	forged := b.sender(t, b.uplink, "10.4.1.1", "fd04::1")
+	other := Origin{Device: "wireguard.merit", Subnets: prefixes("10.5.0.0/16", "fd05::/48")}
+	b.do(t, b.host, func() error {
+		mustFilter(t, gcpOrigin())
+		return nil
+	})
+	before := b.received.Load()
+	stop, done := make(chan struct{}), make(chan int)
+	go func() {
+		sent := 0
+		for {
+			select {
+			case <-stop:
+				done <- sent
+				return
+			default:
+				_ = forged.to(b.targets[sent%len(b.targets)])
+				sent++
+			}
+		}
+	}()
+	b.do(t, b.host, func() error {
+		for range 100 {
+			mustFilter(t, append(gcpOrigin(), other))
+			mustFilter(t, gcpOrigin())
+		}
+		return nil
+	})
+	close(stop)
+	sent := <-done
+	honest := b.sender(t, b.gcp, "10.4.1.1", "fd04::1")
+	for _, to := range b.targets {
+		if got := b.delivered(t, honest, to); got != 1 {
+			t.Fatalf("the remote's own packet to %s: %d arrived", to, got)
+		}
+	}
+	if got := b.received.Load() - before - int64(len(b.targets)); got != 0 || sent < 1000 {
+		t.Errorf("%d of %d forged packets arrived", got, sent)
+	}
+}
+
+// forgeBed is a node with two remotes' devices, two pods and an uplink. In pod
+// and host everything that comes to a port is counted.
+type forgeBed struct {
+	*node
+	gcp, merit, pod2 *nstest.Namespace
+	targets          []netip.AddrPort
+	received         atomic.Int64
+}
+
+func newForgeBed(t *testing.T) *forgeBed {
+	t.Helper()
+	b := &forgeBed{node: newNode(t), gcp: nstest.New(t), merit: nstest.New(t), pod2: nstest.New(t)}
+	// Each is a link with someone behind it: name in the host, the host's
+	// addresses on it, the other's addresses, and what leads back to those.
+	for _, l := range []struct {
+		name   string
+		space  *nstest.Namespace
+		own    []string
+		others []string
+	}{
+		{"wireguard.gcp", b.gcp, []string{"169.254.1.1/32", "fe80::1/64"}, []string{"10.4.1.1/32", "fd04::1/128"}},
+		{"wireguard.merit", b.merit, []string{"169.254.1.2/32", "fe80::1/64"}, []string{"10.5.1.1/32", "fd05::1/128"}},
+		{"cni1", b.pod2, []string{"10.1.4.1/24", "fd01:0:0:4::1/64", "fe80::1/64"}, []string{"10.1.4.5/32", "fd01:0:0:4::5/128"}},
+	} {
+		nstest.Pair(t, b.host, l.space, l.name, "eth0")
+		b.do(t, b.host, func() error { addAddress(t, l.name, l.own...); return nil })
+		b.do(t, l.space, func() error {
+			addAddress(t, "eth0", l.others...)
+			out := link(t, "eth0").Attrs().Index
+			gateway := net.ParseIP(strings.Split(l.own[0], "/")[0])
+			return errors.Join(
+				netlink.RouteAdd(&netlink.Route{LinkIndex: out, Gw: gateway, Flags: int(netlink.FLAG_ONLINK)}),
+				netlink.RouteAdd(&netlink.Route{LinkIndex: out, Gw: net.ParseIP("fe80::1")}))
+		})
+	}
+	b.do(t, b.host, func() error {
+		table := newTable(t)
+		gcp, merit := link(t, "wireguard.gcp").Attrs().Index, link(t, "wireguard.merit").Attrs().Index
+		mustSync(t, table, append(Desired(prefixes(subnet4, subnet6), gcp, nil),
+			Desired(prefixes("10.5.0.0/16", "fd05::/48"), merit, nil)...))
+		addRoute(t, netlink.Route{Gw: net.ParseIP("192.0.2.2")}, "10.5.200.0/24")
+		addRoute(t, netlink.Route{Gw: net.ParseIP("2001:db8::2")}, "fd05:0:0:c8::/64")
+		return looseReversePath()
+	})
+	b.targets = []netip.AddrPort{
+		netip.MustParseAddrPort("10.1.3.5:7"), netip.MustParseAddrPort("[fd01:0:0:3::5]:7"), // the pod
+		netip.MustParseAddrPort("192.0.2.1:7"), netip.MustParseAddrPort("[2001:db8::1]:7"), // the host
+	}
+	for _, space := range []*nstest.Namespace{b.pod, b.host} {
+		b.do(t, space, func() error {
+			socket, err := net.ListenPacket("udp", ":7")
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = socket.Close() })
+			go func() {
+				for buffer := make([]byte, 64); ; b.received.Add(1) {
+					if _, _, err := socket.ReadFrom(buffer); err != nil {
+						return
+					}
+				}
+			}()
+			return nil
+		})
+	}
+	return b
+}
+
+// looseReversePath switches off the kernel's own check of sources, on all links
+// of the calling thread's namespace. The stricter value of "all" and of the link
+// counts (kernel documentation, networking/ip-sysctl).
+func looseReversePath() error {
+	files, err := filepath.Glob("/proc/sys/net/ipv4/conf/*/rp_filter")
+	for _, file := range files {
+		err = errors.Join(err, os.WriteFile(file, []byte("0"), 0))
+	}
+	return err
+}
+
+// sender sends from a source address in each family.
+type sender []*net.UDPConn
+
+// sender makes one in a namespace, which gets the addresses when it hasn't them.
+func (b *forgeBed) sender(t *testing.T, space *nstest.Namespace, addrs ...string) sender {
+	t.Helper()
+	var s sender
+	b.do(t, space, func() error {
+		for _, a := range addrs {
+			addr := netip.MustParseAddr(a)
+			if have, err := localAddresses(); err != nil {
+				return err
+			} else if !usable(have, addr) {
+				addAddress(t, "lo", netip.PrefixFrom(addr, addr.BitLen()).String())
+			}
+			conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
+			if err != nil {
+				return fmt.Errorf("from %s: %w", addr, err)
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+			s = append(s, conn)
+		}
+		return nil
+	})
+	return s
+}
+
+func usable(have []localAddress, addr netip.Addr) bool {
+	for _, l := range have {
+		if l.addr == addr {
+			return true
+		}
+	}
+	return false
+}
+
+func (s sender) to(target netip.AddrPort) error {
+	conn := s[0]
+	if target.Addr().Is6() {
+		conn = s[1]
+	}
+	_, err := conn.WriteToUDPAddrPort([]byte("plaintext"), target)
+	return err
+}
+
+func (b *forgeBed) send(t *testing.T, s sender, to netip.AddrPort) {
+	t.Helper()
+	if err := s.to(to); err != nil {
+		t.Fatalf("to %s: %v", to, err)
+	}
+}
+
+// delivered sends a packet and waits until one more has arrived.
+func (b *forgeBed) delivered(t *testing.T, s sender, to netip.AddrPort) int64 {
+	t.Helper()
+	before := b.received.Load()
+	b.send(t, s, to)
+	polltest.Until(t, 10*time.Second, "the packet to arrive", func() bool { return b.received.Load() > before })
+	return b.received.Load() - before
+}
+
+// waitDropped waits until the filter has dropped as many packets in all.
+func (b *forgeBed) waitDropped(t *testing.T, origins []Origin, want uint64) {
+	t.Helper()
+	var got uint64
+	polltest.Until(t, 10*time.Second, "the packet to be counted", func() bool {
+		got = 0
+		b.do(t, b.host, func() error {
+			dropped, enforced, err := newFilter(t).Look(t.Context(), origins)
+			if err == nil && !enforced {
+				err = errors.New("the filter is not enforced")
+			}
+			for _, n := range dropped {
+				got += n
+			}
+			return err
+		})
+		return got >= want
+	})
+	if got != want {
+		t.Errorf("%d packets dropped, want %d", got, want)
+	}
+}

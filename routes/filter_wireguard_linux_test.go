@@ -1,0 +1,142 @@
+package routes
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+)
+
+// What the kernel's WireGuard has decrypted passes; the same in plaintext
+// doesn't. That the embedded one's packets pass is the matter of the scenarios.
+func TestFilterBesideTheKernelsWireGuard(t *testing.T) {
+	host, remote := nstest.New(t), nstest.New(t)
+	if err := host.Do(func() error { return addWireGuard("probe") }); errors.Is(err, unix.EOPNOTSUPP) && os.Getenv("SEMAPHORE_TEST_KERNEL") == "" {
+		t.Skip("this kernel has no WireGuard: tested in the emulated machine (make test-kernel)")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	nstest.Pair(t, host, remote, "eth0", "eth0")
+	keys := [2]wgtypes.Key{}
+	for i := range keys {
+		var err error
+		keys[i], err = wgtypes.GeneratePrivateKey()
+		must(t, err)
+	}
+	side := func(at *nstest.Namespace, device string, own, other wgtypes.Key, endpoint, behind string, addrs ...string) {
+		t.Helper()
+		must(t, at.Do(func() error {
+			if err := addWireGuard(device); err != nil {
+				return err
+			}
+			addAddress(t, "eth0", addrs[0])
+			addAddress(t, "lo", addrs[1:]...)
+			setUp(t, device)
+			client, err := wgctrl.New()
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			port := 51820
+			var allowed []net.IPNet
+			for p := range strings.SplitSeq(behind, ",") {
+				_, ipNet, err := net.ParseCIDR(p)
+				if err != nil {
+					return err
+				}
+				allowed = append(allowed, *ipNet)
+			}
+			return client.ConfigureDevice(device, wgtypes.Config{PrivateKey: &own, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
+				PublicKey: other.PublicKey(), AllowedIPs: allowed,
+				Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(endpoint)),
+			}}})
+		}))
+	}
+	side(host, "wireguard.gcp", keys[0], keys[1], "192.0.2.2:51820", subnet4+","+subnet6,
+		"192.0.2.1/24", "10.1.3.1/32", "fd01:0:0:3::1/128", "10.1.9.1/32", "fd01:0:0:9::1/128")
+	side(remote, "wireguard.aws", keys[1], keys[0], "192.0.2.1:51820", "10.1.3.0/24,fd01:0:0:3::/64",
+		"192.0.2.2/24", "10.4.1.1/32", "fd04::1/128")
+
+	var received atomic.Int64
+	must(t, host.Do(func() error {
+		mustSync(t, newTable(t), Desired(prefixes(subnet4, subnet6), link(t, "wireguard.gcp").Attrs().Index, nil))
+		mustFilter(t, gcpOrigin())
+		addAddress(t, "eth0", "2001:db8::1/64")
+		socket, err := net.ListenPacket("udp", ":7")
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = socket.Close() })
+		go func() {
+			for buffer := make([]byte, 64); ; received.Add(1) {
+				if _, _, err := socket.ReadFrom(buffer); err != nil {
+					return
+				}
+			}
+		}()
+		return looseReversePath()
+	}))
+	must(t, remote.Do(func() error {
+		addAddress(t, "eth0", "2001:db8::2/64")
+		tunnel := link(t, "wireguard.aws").Attrs().Index
+		addRoute(t, netlink.Route{LinkIndex: tunnel, Scope: netlink.SCOPE_LINK}, "10.1.3.0/24")
+		addRoute(t, netlink.Route{LinkIndex: tunnel}, "fd01:0:0:3::/64")
+		addRoute(t, netlink.Route{Gw: net.ParseIP("192.0.2.1")}, "10.1.9.0/24")
+		addRoute(t, netlink.Route{Gw: net.ParseIP("2001:db8::1")}, "fd01:0:0:9::/64")
+		return nil
+	}))
+	send := func(from, to string) {
+		t.Helper()
+		must(t, remote.Do(func() error {
+			conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)))
+			if err != nil {
+				return err
+			}
+			_, err = conn.WriteToUDPAddrPort([]byte("packet"), netip.MustParseAddrPort(to))
+			return errors.Join(err, conn.Close())
+		}))
+	}
+	dropped := func() (n uint64) {
+		t.Helper()
+		must(t, host.Do(func() error {
+			counts, enforced, err := newFilter(t).Look(t.Context(), gcpOrigin())
+			if err == nil && !enforced {
+				err = errors.New("not enforced")
+			}
+			n = counts["wireguard.gcp"]
+			return err
+		}))
+		return n
+	}
+	send("10.4.1.1:0", "10.1.3.1:7")
+	send("[fd04::1]:0", "[fd01:0:0:3::1]:7")
+	polltest.Until(t, 10*time.Second, "what came through the tunnel", func() bool { return received.Load() == 2 })
+	send("10.4.1.1:0", "10.1.9.1:7")
+	send("[fd04::1]:0", "[fd01:0:0:9::1]:7")
+	polltest.Until(t, 10*time.Second, "plaintext to be dropped", func() bool { return dropped() == 2 })
+	if got := received.Load(); got != 2 {
+		t.Errorf("%d packets arrived, want the 2 of the tunnel", got)
+	}
+}
+
+func addWireGuard(name string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); err != nil {
+		return fmt.Errorf("create %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,62 @@
+package routes
+
+import (
+	"syscall"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// What is shown as it was asked for is recognised, with more around it; and
+// nothing else is.
+func TestShownObjectsAreRecognised(t *testing.T) {
+	rule := func(subnet, device string) object {
+		return ruleObject(claim{subnet: prefixes(subnet)[0], device: device})
+	}
+	objects := map[string]object{
+		"table": tableObject(), "chain": chainObject(),
+		"rule": rule("10.4.0.0/16", "wireguard.gcp"), "longer": rule("10.4.0.0/17", "wireguard.gcp"),
+		"another device": rule("10.4.0.0/16", "wireguard.merit"), "IPv6": rule("fd04::/48", "wireguard.gcp"),
+	}
+	for shown, o := range objects {
+		body, err := encode(append(o.attrs, number(unix.NFTA_RULE_HANDLE+100, 7))) // something of the kernel's
+		must(t, err)
+		attrs, err := netlink.UnmarshalAttributes(body)
+		must(t, err)
+		for wanted, want := range objects {
+			if got := shows(attrs, want.attrs); got != (shown == wanted) {
+				t.Errorf("%s shows %s: %v", shown, wanted, got)
+			}
+		}
+	}
+}
+
+func TestFilterMonitorKnowsItsTable(t *testing.T) {
+	event := func(name string) []byte {
+		body, err := encode([]attr{label(unix.NFTA_TABLE_NAME, name)})
+		must(t, err)
+		return append(make([]byte, genHeader), body...)
+	}
+	const subsystem = unix.NFNL_SUBSYS_NFTABLES << 8
+	for name, test := range map[string]struct {
+		kind uint16
+		data []byte
+		want bool
+	}{
+		"ours":              {subsystem | unix.NFT_MSG_DELTABLE, event(FilterTable), true},
+		"another":           {subsystem | unix.NFT_MSG_DELTABLE, event("kube-proxy"), false},
+		"a longer name":     {subsystem | unix.NFT_MSG_NEWRULE, event(FilterTable + "2"), false},
+		"new generation":    {subsystem | unix.NFT_MSG_NEWGEN, event(FilterTable), false},
+		"cut off":           {subsystem | unix.NFT_MSG_NEWRULE, []byte{1, 2}, true},
+		"without a name":    {subsystem | unix.NFT_MSG_NEWRULE, make([]byte, genHeader), true},
+		"broken attributes": {subsystem | unix.NFT_MSG_NEWRULE, append(make([]byte, genHeader), 1, 0, 1, 0), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			msg := syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: test.kind}, Data: test.data}
+			if got := concernsFilter(msg); got != test.want {
+				t.Errorf("got %t, want %t", got, test.want)
+			}
+		})
+	}
+}
