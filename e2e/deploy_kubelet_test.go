@@ -1,9 +1,11 @@
 package e2e_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"path"
@@ -38,6 +40,7 @@ type runningPod struct {
 	*sandbox.Process
 	kubelet   *kubelet
 	container *corev1.Container
+	address   string // of the pod, where the kubelet probes it by default
 }
 
 // run creates a pod in the API, past the admission that our namespace asks for,
@@ -81,7 +84,8 @@ func (k *kubelet) run(t *testing.T, name string, template *corev1.PodTemplateSpe
 	command.Args = slices.Concat(privileges(t, pod, container), []string{"--", program(t, path.Base(container.Command[0]))}, container.Args)
 	process, err := k.node.Start(command)
 	must(t, err)
-	return &runningPod{Process: process, kubelet: k, container: container}
+	// Pods of the testbed run in their node's network namespace, and have its address.
+	return &runningPod{Process: process, kubelet: k, container: container, address: k.node.Addresses()[0].String()}
 }
 
 // environment is what the container's process finds in its environment.
@@ -104,6 +108,7 @@ func (k *kubelet) environment(t *testing.T, pod *corev1.Pod, container *corev1.C
 	}
 	fields := map[string]string{
 		"metadata.name": pod.Name, "metadata.namespace": pod.Namespace, "metadata.uid": string(pod.UID), "spec.nodeName": pod.Spec.NodeName,
+		"status.hostIP": k.node.Addresses()[0].String(),
 	}
 	for _, v := range container.Env {
 		switch {
@@ -236,7 +241,7 @@ func (p *runningPod) waitReady(t *testing.T, limit time.Duration) {
 	if i < 0 {
 		t.Fatalf("container %s has no port %q", p.container.Name, probe.Port.StrVal)
 	}
-	url := fmt.Sprintf("http://127.0.0.1:%d%s", p.container.Ports[i].ContainerPort, probe.Path)
+	url := fmt.Sprintf("http://%s%s", net.JoinHostPort(cmp.Or(probe.Host, p.address), fmt.Sprint(p.container.Ports[i].ContainerPort)), probe.Path)
 	eventually(t, limit, p.Command().Name+" to be ready", func(ctx context.Context) error {
 		if !p.Running() {
 			t.Fatalf("%s ended: %v\n%s", p.Command().Name, p.Err(), p.Tail(10))

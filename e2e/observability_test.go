@@ -53,7 +53,7 @@ func TestOperatorsView(t *testing.T) {
 		commands, err := guide.Commands(guide.Operator)
 		must(t, err)
 		for _, c := range commands {
-			if path, asked := strings.CutPrefix(c.Text, "curl -s http://127.0.0.1:7773"); asked {
+			if path, asked := strings.CutPrefix(c.Text, "curl -s http://127.0.0.1:7774"); asked {
 				if body, code, err := aws.Ask(t.Context(), path); err != nil || code != http.StatusOK || body == "" {
 					t.Errorf("%s\ncode %d, %v, body %q", c, code, err, body)
 				}
@@ -87,7 +87,7 @@ func TestOperatorsView(t *testing.T) {
 
 	t.Run("an agent that is away is wrong", func(t *testing.T) {
 		aws.Kill()
-		waitWrong(t, status, "ask :7773: ")
+		waitWrong(t, status, "ask 127.0.0.1:7774: ")
 	})
 }
 

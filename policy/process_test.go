@@ -50,7 +50,7 @@ func (b *bed) replica(t *testing.T, node *testbed.Node, binary string, port int)
 		Name: fmt.Sprintf("policy-%d", port), Path: binary, Mounts: []sandbox.Mount{mount},
 		Env: append(env,
 			"SEMAPHORE_CLUSTER_NAME=aws", "SEMAPHORE_REMOTES=gcp,merit", "SEMAPHORE_LOG_FORMAT=text",
-			fmt.Sprintf("SEMAPHORE_LISTEN_ADDRESS=:%d", port),
+			fmt.Sprintf("SEMAPHORE_LISTEN_ADDRESS=:%d", port), fmt.Sprintf("SEMAPHORE_PROBE_ADDRESS=:%d", port+1000),
 			"SEMAPHORE_REMOTE_GCP_KUBECONFIG="+b.remote["gcp"].Kubeconfig(),
 			"SEMAPHORE_REMOTE_MERIT_KUBECONFIG="+b.remote["merit"].Kubeconfig(),
 		),
@@ -71,7 +71,7 @@ func (r *replica) start(t *testing.T) {
 
 // get asks the process for a page.
 func (r *replica) get(ctx context.Context, page string) (string, error) {
-	return r.node.Get(ctx, fmt.Sprintf("http://%s:%d%s", r.node.Addresses()[0], r.port, page))
+	return r.node.Get(ctx, fmt.Sprintf("http://127.0.0.1:%d%s", r.port+1000, page))
 }
 
 // leads reports whether the process is the one that writes.
@@ -263,7 +263,7 @@ func testOriginal(t *testing.T, b *bed) {
 			"-target-cluster-name=my-cluster", "-remote-api-url=" + b.gcp.APIURL(), "-remote-ca-url=" + b.gcp.CAURL(),
 			"-remote-sa-token-path=" + b.remote["gcp"].TokenFile(), "-full-store-resync-period=1s", "-pod-resync-period=1s", "-log-level=debug",
 		},
-		Env: append(env, "SSL_CERT_FILE="+b.tb.PublicCAFile(), "SEMAPHORE_LISTEN_ADDRESS=:8082",
+		Env: append(env, "SSL_CERT_FILE="+b.tb.PublicCAFile(), "SEMAPHORE_LISTEN_ADDRESS=:8082", "SEMAPHORE_PROBE_ADDRESS=:9082",
 			"SEMAPHORE_POLICY_LABEL_DOMAIN="+oldDomain, "SEMAPHORE_POLICY_MANAGED_BY="+oldMark),
 	})
 	must(t, err)

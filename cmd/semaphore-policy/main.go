@@ -28,10 +28,6 @@ func run(cfg config.Policy, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	tasks, err := p.tasks()
-	if err != nil {
-		return err
-	}
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
-	return daemon.Run(context.Background(), log, grace, tasks...)
+	return daemon.Run(context.Background(), log, grace, p.tasks()...)
 }

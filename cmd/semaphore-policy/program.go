@@ -25,6 +25,7 @@ type program struct {
 	cfg        config.Policy
 	log        *slog.Logger
 	registry   *prometheus.Registry
+	servers    daemon.Servers
 	controller *policy.Controller
 	election   *leader.Election // nil: this replica always leads
 }
@@ -127,19 +128,16 @@ func (p *program) newElection(client kubernetes.Interface) (*leader.Election, er
 }
 
 // tasks returns everything that runs until the process ends.
-func (p *program) tasks() ([]daemon.Task, error) {
-	server, err := daemon.NewServer(daemon.ServerConfig{
-		Address: p.cfg.ListenAddress, Gatherer: p.registry,
+func (p *program) tasks() []daemon.Task {
+	p.servers = daemon.NewServers(daemon.ServersConfig{
+		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Gatherer: p.registry,
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
-	if err != nil {
-		return nil, err
-	}
-	tasks := append([]daemon.Task{server}, p.controller.Watches()...)
+	tasks := append([]daemon.Task{p.servers.Probes, p.servers.Status}, p.controller.Watches()...)
 	if p.election == nil {
-		return append(tasks, alone{p.controller}), nil
+		return append(tasks, alone{p.controller})
 	}
-	return append(tasks, p.election), nil
+	return append(tasks, p.election)
 }
 
 func (p *program) leads() bool { return p.election == nil || p.election.IsLeader() }
@@ -154,11 +152,13 @@ type report struct {
 	Leader  string `json:"leader,omitempty"`
 	// ElectionError is why the last request for the lease failed.
 	ElectionError string `json:"electionError,omitempty"`
+	// NotServed says which of its addresses it doesn't serve, and why.
+	NotServed map[string]string `json:"notServed,omitempty"`
 	policy.Status
 }
 
 func (p *program) status() any {
-	r := report{Version: version.String(), Cluster: p.localName(), Leading: p.leads(), Status: p.controller.Status()}
+	r := report{Version: version.String(), Cluster: p.localName(), Leading: p.leads(), NotServed: p.servers.Failing(), Status: p.controller.Status()}
 	if p.election != nil {
 		r.Leader = p.election.Leader()
 		if err := p.election.Err(); err != nil {

@@ -12,7 +12,7 @@ import (
 
 // statusCommand is what "semaphore-policy status" does.
 func statusCommand() status.Command[report] {
-	return status.Command[report]{Program: "semaphore-policy", Address: ":8080", Show: showReport}
+	return status.Command[report]{Program: "semaphore-policy", Address: ":8081", Show: showReport}
 }
 
 // showReport shows remotes, their sets, and which pods are skipped.
@@ -31,6 +31,9 @@ func showReport(p *status.Page, rep *report) {
 		p.Line("%d sets are of cluster %s, which is not configured, and left alone", rep.Unconfigured[cluster], cluster)
 	}
 	p.Failing("election", rep.ElectionError)
+	for _, server := range slices.Sorted(maps.Keys(rep.NotServed)) {
+		p.Failing(server, rep.NotServed[server])
+	}
 	showAPI(p, "network sets", rep.Sets)
 
 	remotes := p.Table("REMOTE", "CONTACT", "PODS", "SETS", "ADDRESSES", "SKIPPED", "WAITING", "FAILING")

@@ -34,10 +34,6 @@ func run(cfg config.Mirror, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	tasks, err := p.tasks()
-	if err != nil {
-		return err
-	}
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "namespace", cfg.MirrorNamespace)
-	return daemon.Run(context.Background(), log, grace, tasks...)
+	return daemon.Run(context.Background(), log, grace, p.tasks()...)
 }

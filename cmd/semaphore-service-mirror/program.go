@@ -30,6 +30,7 @@ type program struct {
 	cfg        config.Mirror
 	log        *slog.Logger
 	registry   *prometheus.Registry
+	servers    daemon.Servers
 	controller *mirror.Controller
 	election   *leader.Election // nil: this replica is the only one
 }
@@ -120,19 +121,16 @@ func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, 
 }
 
 // tasks returns everything that runs until the process ends.
-func (p *program) tasks() ([]daemon.Task, error) {
-	server, err := daemon.NewServer(daemon.ServerConfig{
-		Address: p.cfg.ListenAddress, Gatherer: p.registry,
+func (p *program) tasks() []daemon.Task {
+	p.servers = daemon.NewServers(daemon.ServersConfig{
+		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Gatherer: p.registry,
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
-	if err != nil {
-		return nil, err
-	}
-	tasks := append([]daemon.Task{server}, p.controller.Tasks()...)
+	tasks := append([]daemon.Task{p.servers.Probes, p.servers.Status}, p.controller.Tasks()...)
 	if p.election != nil {
-		return append(tasks, p.election), nil
+		return append(tasks, p.election)
 	}
-	return append(tasks, alone{p.controller}), nil
+	return append(tasks, alone{p.controller})
 }
 
 // alone leads without asking anybody.
@@ -148,6 +146,8 @@ type report struct {
 	Election *electionReport `json:"election,omitempty"`
 	mirror.Status
 	NotReady string `json:"notReady,omitempty"`
+	// NotServed says which of its addresses it doesn't serve, and why.
+	NotServed map[string]string `json:"notServed,omitempty"`
 }
 
 type electionReport struct {
@@ -156,7 +156,7 @@ type electionReport struct {
 }
 
 func (p *program) status() any {
-	r := report{Version: version.String(), Cluster: p.cfg.ClusterName, Status: p.controller.Status()}
+	r := report{Version: version.String(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing()}
 	if p.election != nil {
 		r.Election = &electionReport{Leader: p.election.Leader()}
 		if err := p.election.Err(); err != nil {

@@ -13,7 +13,7 @@ import (
 
 // statusCommand is what "semaphore-service-mirror status" does.
 func statusCommand() status.Command[report] {
-	return status.Command[report]{Program: "semaphore-service-mirror", Address: ":8080", Show: showReport}
+	return status.Command[report]{Program: "semaphore-service-mirror", Address: ":8081", Show: showReport}
 }
 
 // showReport shows clusters, and the services that are not in order.
@@ -22,6 +22,9 @@ func showReport(p *status.Page, rep *report) {
 	p.Line("cluster %s", rep.Cluster)
 	showElection(p, rep)
 	p.Failing("not ready", rep.NotReady)
+	for _, server := range slices.Sorted(maps.Keys(rep.NotServed)) {
+		p.Failing(server, rep.NotServed[server])
+	}
 
 	clusters := p.Table("CLUSTER", "PREFIX", "CONTACT", "SYNCED", "SERVICES", "ENDPOINTS", "REFUSED")
 	for i := range rep.Clusters {

@@ -53,6 +53,7 @@ type agent struct {
 	filtering *reconcile.Loop // that keeps the filter; nil before tasks
 	remotes   []*remote
 	loops     []*reconcile.Loop
+	servers   daemon.Servers
 
 	// hostAddrs are the addresses of this host, as last seen.
 	hostAddrs atomic.Pointer[[]netip.Addr]
@@ -158,14 +159,11 @@ func (a *agent) close() error {
 }
 
 // tasks returns everything that runs until the process ends.
-func (a *agent) tasks() ([]daemon.Task, error) {
-	server, err := daemon.NewServer(daemon.ServerConfig{
-		Address: a.cfg.ListenAddress, Gatherer: a.registry,
+func (a *agent) tasks() []daemon.Task {
+	a.servers = daemon.NewServers(daemon.ServersConfig{
+		ProbeAddress: a.cfg.ProbeAddress, ListenAddress: a.cfg.ListenAddress, Gatherer: a.registry,
 		Health: a.health, Ready: a.ready, Status: a.status, Logger: a.log,
 	})
-	if err != nil {
-		return nil, err
-	}
 	var subnets []netip.Prefix
 	for _, r := range a.remotes {
 		subnets = append(subnets, r.cfg.PodSubnets...)
@@ -180,7 +178,7 @@ func (a *agent) tasks() ([]daemon.Task, error) {
 
 	filtering := reconcile.NewTrigger()
 
-	tasks := []daemon.Task{server, monitor, routes.NewFilterMonitor(a.log, filtering.Fire), a.self}
+	tasks := []daemon.Task{a.servers.Probes, a.servers.Status, monitor, routes.NewFilterMonitor(a.log, filtering.Fire), a.self}
 	tasks = append(tasks, a.local.tasks(a.loop)...)
 	// The guards come first: from here on nothing leaks.
 	tasks = append(tasks, a.loop(reconcile.Config{
@@ -208,7 +206,7 @@ func (a *agent) tasks() ([]daemon.Task, error) {
 	for _, r := range a.remotes {
 		tasks = append(tasks, r.tasks()...)
 	}
-	return tasks, nil
+	return tasks
 }
 
 // loop makes a loop that logs, counts and is asked by health.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster/clustertest"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
@@ -81,7 +82,7 @@ func testConfig(t *testing.T) config.Wireguard {
 	}
 	return config.Wireguard{
 		Base: config.Base{
-			ClusterName: "aws", Local: clustertest.DeadAccess(t), ListenAddress: "127.0.0.1:0", LogLevel: "info", LogFormat: "text",
+			ClusterName: "aws", Local: clustertest.DeadAccess(t), ListenAddress: "127.0.0.1:0", ProbeAddress: "127.0.0.1:0", LogLevel: "info", LogFormat: "text",
 			Remotes: []config.Remote{remote("gcp", "10.4.0.0/16", 51820), remote("merit", "fd06::/48", 51821)},
 		},
 		NodeName: "aws-1", Backend: config.BackendAuto, KeyPath: t.TempDir(), RouteSrc: config.RouteSrcAuto, SourceFilter: true,
@@ -99,10 +100,7 @@ func TestAgentAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tasks, err := a.tasks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tasks := a.tasks()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, len(tasks))
 	for _, task := range tasks {
@@ -190,29 +188,32 @@ func TestServedStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.close()
-	a.cfg.ListenAddress = "127.0.0.1:17773"
-	tasks, err := a.tasks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tasks := a.tasks()
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- tasks[0].Run(ctx) }()
+	done := make(chan error, 2)
+	for _, server := range tasks[:2] {
+		go func() { done <- server.Run(ctx) }()
+	}
 	defer func() {
 		cancel()
-		if err := <-done; err != nil {
+		if err := errors.Join(<-done, <-done); err != nil {
 			t.Error(err)
 		}
 	}()
-	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/status": 200} {
-		response, err := http.Get("http://" + a.cfg.ListenAddress + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = io.Copy(io.Discard, response.Body)
-		_ = response.Body.Close()
-		if response.StatusCode != want {
-			t.Errorf("%s: %s, want %d", path, response.Status, want)
+	polltest.Until(t, 20*time.Second, "both servers to listen", func() bool { return len(a.servers.Failing()) == 0 })
+	for path, want := range map[string]struct{ probe, status int }{
+		"/healthz": {200, 404}, "/readyz": {503, 404}, "/metrics": {200, 200}, "/status": {200, 200},
+	} {
+		for server, want := range map[*daemon.Server]int{a.servers.Probes: want.probe, a.servers.Status: want.status} {
+			response, err := http.Get("http://" + server.Addr().String() + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.Copy(io.Discard, response.Body)
+			_ = response.Body.Close()
+			if response.StatusCode != want {
+				t.Errorf("%s%s: %s, want %d", server, path, response.Status, want)
+			}
 		}
 	}
 }

@@ -34,10 +34,6 @@ func run(cfg config.Wireguard, log *slog.Logger) (err error) {
 	if cfg.Cleanup {
 		return a.cleanup(context.Background())
 	}
-	tasks, err := a.tasks()
-	if err != nil {
-		return err
-	}
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
-	return daemon.Run(context.Background(), log, grace, tasks...)
+	return daemon.Run(context.Background(), log, grace, a.tasks()...)
 }

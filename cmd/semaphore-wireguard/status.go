@@ -92,7 +92,7 @@ func (a *agent) status() any {
 	defer cancel()
 	rep := report{
 		Version: version.String(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
-		Published: a.publisher.Published(), Failing: map[string]string{},
+		Published: a.publisher.Published(), Failing: a.servers.Failing(),
 	}
 	for _, l := range a.loops {
 		if err := l.Err(); err != nil {

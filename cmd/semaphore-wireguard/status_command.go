@@ -13,7 +13,7 @@ import (
 
 // statusCommand is what "semaphore-wireguard status" does.
 func statusCommand() status.Command[report] {
-	return status.Command[report]{Program: "semaphore-wireguard", Address: ":7773", Show: showReport}
+	return status.Command[report]{Program: "semaphore-wireguard", Address: "127.0.0.1:7774", Show: showReport}
 }
 
 // showReport shows remotes, peers and what was rejected.

@@ -5,8 +5,10 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 // TestStatusOfARealAgent asks an agent whose API servers are all away.
@@ -17,21 +19,19 @@ func TestStatusOfARealAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.close()
-	a.cfg.ListenAddress = "127.0.0.1:17774"
-	tasks, err := a.tasks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	a.cfg.ProbeAddress = "127.0.0.1:17774"
+	tasks := a.tasks()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- tasks[0].Run(ctx) }() // only the server
+	go func() { done <- tasks[0].Run(ctx) }() // only the server of probes
 	defer func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	}()
-	t.Setenv("SEMAPHORE_LISTEN_ADDRESS", a.cfg.ListenAddress)
+	polltest.Until(t, 20*time.Second, "the server to listen", func() bool { return a.servers.Probes.Err() == nil })
+	t.Setenv("SEMAPHORE_PROBE_ADDRESS", a.cfg.ProbeAddress)
 	var stdout, stderr strings.Builder
 	if code := statusCommand().Run(t.Context(), nil, &stdout, &stderr); code != 1 || stderr.Len() > 0 {
 		t.Errorf("code %d, stderr %q", code, stderr.String())

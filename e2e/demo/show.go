@@ -160,7 +160,7 @@ func (s *show) lookAround() error {
 			s.say("%-12s  nsenter -t %d -n -m bash", host.Name, pid)
 		}
 	}
-	s.say("on a node:    wg show; ip route show proto 115; curl -s http://127.0.0.1:7773/status")
+	s.say("on a node:    wg show; ip route show proto 115; curl -s http://127.0.0.1:7774/status")
 	for _, c := range s.testbed.Clusters() {
 		s.say("API of %s:   KUBECONFIG=%s, from any node", c.Name, c.AdminKubeconfig())
 	}

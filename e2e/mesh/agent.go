@@ -17,10 +17,15 @@ type Agent struct{ *Program }
 // Prepare makes an agent that isn't started.
 func (m *Mesh) Prepare(ctx context.Context, node *testbed.Node, remotes ...*testbed.Cluster) (*Agent, error) {
 	p, err := Prepare(ctx, ProgramConfig{
-		Name: "semaphore-wireguard", Replica: "agent", Binary: m.Binary, Port: statusPort,
+		Name: "semaphore-wireguard", Replica: "agent", Binary: m.Binary, Port: StatusPort, ProbePort: ProbePort,
 	}, node, remotes...)
 	if err != nil {
 		return nil, err
+	}
+	// As our manifest has it, and not all addresses.
+	delete(p.Env, "SEMAPHORE_LISTEN_ADDRESS")
+	if addresses := node.Addresses(); len(addresses) > 0 {
+		p.Env["SEMAPHORE_HOST_IP"] = addresses[0].String()
 	}
 	p.Env["SEMAPHORE_NODE_NAME"] = node.Name
 	p.Env["SEMAPHORE_NAMESPACE"], p.Env["SEMAPHORE_POD_NAME"], p.Env["SEMAPHORE_POD_UID"] = Namespace, PodName(node), node.Name

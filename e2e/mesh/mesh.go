@@ -10,8 +10,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// statusPort is where agents serve health, metrics and status.
-const statusPort = 7773
+// Ports that agents listen on: metrics and status at the node's InternalIP, and
+// probes on its loopback.
+const (
+	StatusPort = 7773
+	ProbePort  = 7774
+)
 
 // Mesh is what the agents of a testbed have in common.
 type Mesh struct {

@@ -30,9 +30,9 @@ type Program struct {
 	// Env are its settings. What is changed counts at the next start.
 	Env map[string]string
 
-	binary  string
-	port    int
-	process *sandbox.Process
+	binary    string
+	probePort int // port on the loopback
+	process   *sandbox.Process
 }
 
 // ProgramConfig says which program to prepare.
@@ -45,8 +45,11 @@ type ProgramConfig struct {
 	Replica string
 	// Binary is the path of the program.
 	Binary string
-	// Port is where it serves health, metrics and status.
+	// Port is where it serves metrics and status.
 	Port int
+	// ProbePort is where it answers probes, and everything else to its own node.
+	// Default: Port and 1000.
+	ProbePort int
 }
 
 // Prepare makes a program of a node's cluster that isn't started. The clusters
@@ -55,7 +58,10 @@ func Prepare(ctx context.Context, cfg ProgramConfig, node *testbed.Node, remotes
 	if cfg.Replica == "" {
 		cfg.Replica = cfg.Name
 	}
-	p := &Program{Name: cfg.Replica, Node: node, Remote: map[string]*testbed.Credentials{}, binary: cfg.Binary, port: cfg.Port}
+	if cfg.ProbePort == 0 {
+		cfg.ProbePort = cfg.Port + 1000
+	}
+	p := &Program{Name: cfg.Replica, Node: node, Remote: map[string]*testbed.Credentials{}, binary: cfg.Binary, probePort: cfg.ProbePort}
 	var err error
 	if p.Local, err = node.Cluster.Credentials(ctx, Namespace, cfg.Name); err != nil {
 		return nil, err
@@ -65,6 +71,7 @@ func Prepare(ctx context.Context, cfg ProgramConfig, node *testbed.Node, remotes
 		"HOSTNAME":                 cfg.Replica,
 		"SEMAPHORE_CLUSTER_NAME":   node.Cluster.Name,
 		"SEMAPHORE_LISTEN_ADDRESS": fmt.Sprintf(":%d", cfg.Port),
+		"SEMAPHORE_PROBE_ADDRESS":  fmt.Sprintf("127.0.0.1:%d", cfg.ProbePort),
 		"SEMAPHORE_LOG_FORMAT":     "text",
 	}
 	for _, r := range remotes {
@@ -155,7 +162,7 @@ func (p *Program) Metrics(ctx context.Context) (string, error) {
 func (p *Program) Ask(ctx context.Context, path string) (body string, code int, err error) {
 	transport := &http.Transport{DialContext: p.Node.Dial, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", p.port, path), http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", p.probePort, path), http.NoBody)
 	if err != nil {
 		return "", 0, err
 	}

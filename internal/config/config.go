@@ -85,8 +85,10 @@ type Base struct {
 	Remotes []Remote
 	// Local is the access to the local cluster.
 	Local Access
-	// ListenAddress is where health, metrics and status are served.
+	// ListenAddress is where metrics and status are served.
 	ListenAddress string
+	// ProbeAddress is where probes are answered, on another port.
+	ProbeAddress string
 	// LogLevel is one of debug, info, warn and error.
 	LogLevel string
 	// LogFormat is json or text.

@@ -200,6 +200,17 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 				`SEMAPHORE_WG_ROUTE_SRC: "127.0.0.1" is neither auto, nor none, nor an address of this node`,
 			},
 		},
+		"who may read what is served where": {
+			wireguardError, []string{"SEMAPHORE_HOST_IP", "node-1", "SEMAPHORE_PROBE_ADDRESS", "7774"}, nil,
+			[]string{
+				`SEMAPHORE_HOST_IP: "node-1" is not an IP address of this node`,
+				`SEMAPHORE_PROBE_ADDRESS: "7774" is not an address and port such as :8080 or 127.0.0.1:8080`,
+			},
+		},
+		"probes on the port of metrics and status": {
+			wireguardError, []string{"SEMAPHORE_LISTEN_ADDRESS", ":7774"}, nil,
+			[]string{`SEMAPHORE_PROBE_ADDRESS: "127.0.0.1:7774" and SEMAPHORE_LISTEN_ADDRESS ":7774" are the same port of the same address`},
+		},
 		"a flag is named as such": {
 			wireguardError, nil, []string{"-log-level=loud", "stray"},
 			[]string{"stray: arguments that aren't flags have no meaning", `-log-level: "loud" is none of debug, info, warn, error`},

@@ -61,7 +61,8 @@ func TestFileOfTheOriginalWireguard(t *testing.T) {
 			MaxAnswer:     256 << 20,
 			ServicePrefix: "cluster2",
 		}},
-		ListenAddress: ":7773",
+		ListenAddress: "127.0.0.1:7773",
+		ProbeAddress:  "127.0.0.1:7774",
 		LogLevel:      "info",
 		LogFormat:     "json",
 	}
@@ -243,7 +244,7 @@ func FuzzClustersFile(f *testing.F) {
 			t.Fatalf("not a fault but an error: %v", err)
 		}
 		fillDefaults(l.settings)
-		base := l.base(":7773", needs{wireguard: true, servicePrefix: true})
+		base := l.base("127.0.0.1:7773", "127.0.0.1:7774", needs{wireguard: true, servicePrefix: true})
 		if l.faults.join() != nil {
 			return
 		}

@@ -58,7 +58,7 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 	if err := l.load(args, out); err != nil {
 		return Wireguard{}, nil, err
 	}
-	cfg.Base = l.base(":7773", needs{wireguard: true})
+	cfg.Base = l.base(l.hostAddress(&vars.HostIP), "127.0.0.1:7774", needs{wireguard: true})
 	if vars.NodeName == "" {
 		l.faults.add(l.origin(&vars.NodeName), "required: the node that this runs on, from spec.nodeName")
 	} else {
@@ -104,7 +104,7 @@ func loadMirror(args []string, out io.Writer, namespaceFile string) (cfg Mirror,
 	if err := l.load(args, out); err != nil {
 		return Mirror{}, nil, err
 	}
-	cfg.Base = l.base(":8080", needs{servicePrefix: true})
+	cfg.Base = l.base(":8080", ":8081", needs{servicePrefix: true})
 	cfg.LeaderElection = l.faults.boolean(l.origin(&vars.LeaderElection), vars.LeaderElection)
 	podNamespace := readPodNamespace(namespaceFile)
 	if cfg.LeaderElection {
@@ -136,7 +136,7 @@ func loadPolicy(args []string, out io.Writer, namespaceFile string) (cfg Policy,
 	if err := l.load(args, out); err != nil {
 		return Policy{}, nil, err
 	}
-	cfg.Base = l.base(":8080", needs{})
+	cfg.Base = l.base(":8080", ":8081", needs{})
 	cfg.LeaderElection = l.faults.boolean(l.origin(&vars.LeaderElection), vars.LeaderElection)
 	podNamespace := readPodNamespace(namespaceFile)
 	if cfg.LeaderElection || vars.Namespace != "" {
@@ -264,16 +264,22 @@ func (l *loader) readList(list *setting) error {
 }
 
 // base makes what all programs have in common.
-func (l *loader) base(listenAddress string, need needs) Base {
+func (l *loader) base(listenAddress, probeAddress string, need needs) Base {
 	c := &l.common
-	return Base{
+	b := Base{
 		ClusterName:   l.local,
 		Remotes:       parseRemotes(&l.faults, l.local, l.remotes, need),
 		Local:         Access{Kubeconfig: c.Kubeconfig},
 		ListenAddress: l.address(&c.ListenAddress, listenAddress),
+		ProbeAddress:  l.address(&c.ProbeAddress, probeAddress),
 		LogLevel:      l.faults.oneOf(l.origin(&c.LogLevel), c.LogLevel, "debug", "info", "warn", "error"),
 		LogFormat:     l.faults.oneOf(l.origin(&c.LogFormat), c.LogFormat, "json", "text"),
 	}
+	if sameAddress(b.ListenAddress, b.ProbeAddress) {
+		l.faults.add(l.origin(&c.ProbeAddress), "%q and %s %q are the same port of the same address",
+			b.ProbeAddress, l.origin(&c.ListenAddress), b.ListenAddress)
+	}
+	return b
 }
 
 // setting returns the setting that a field belongs to.
@@ -283,6 +289,32 @@ func (l *loader) setting(field *string) *setting {
 }
 
 func (l *loader) origin(field *string) string { return l.setting(field).origin }
+
+// hostAddress returns where the agent serves metrics and status by default. On
+// all addresses it would also be on those that the node has inside the podCIDRs,
+// for the pods of remote clusters.
+func (l *loader) hostAddress(field *string) string {
+	const port = "7773"
+	if *field == "" {
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	if ip, err := netip.ParseAddr(*field); err != nil || ip.IsUnspecified() {
+		l.faults.add(l.origin(field), "%q is not an IP address of this node", *field)
+	}
+	return net.JoinHostPort(*field, port)
+}
+
+// sameAddress reports whether two addresses can't both be listened on: their
+// ports are the same, and their hosts are or one of them stands for all.
+func sameAddress(a, b string) bool {
+	hostA, portA, errA := net.SplitHostPort(a)
+	hostB, portB, errB := net.SplitHostPort(b)
+	if errA != nil || errB != nil || portA != portB || portA == "0" {
+		return false
+	}
+	all := func(host string) bool { return host == "" || host == "0.0.0.0" || host == "::" }
+	return hostA == hostB || all(hostA) || all(hostB)
+}
 
 func (l *loader) address(field *string, otherwise string) string {
 	address := cmp.Or(*field, otherwise)

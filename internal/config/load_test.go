@@ -64,7 +64,7 @@ func env(changes ...string) map[string]string {
 	return vars
 }
 
-func base(listen string) Base {
+func base(listen, probe string) Base {
 	return Base{
 		ClusterName: "aws",
 		Remotes: []Remote{{
@@ -93,6 +93,7 @@ func base(listen string) Base {
 			ServicePrefix: "on-prem",
 		}},
 		ListenAddress: listen,
+		ProbeAddress:  probe,
 		LogLevel:      "info",
 		LogFormat:     "json",
 	}
@@ -117,7 +118,7 @@ func TestWireguardFromEnvironment(t *testing.T) {
 		t.Fatalf("warnings %q, error %v", warnings, err)
 	}
 	want := Wireguard{
-		Base:     base(":7773"),
+		Base:     base("127.0.0.1:7773", "127.0.0.1:7774"),
 		NodeName: "worker-1.c.example.internal",
 		Backend:  BackendAuto,
 		KeyPath:  "/var/lib/semaphore-wireguard",
@@ -148,6 +149,21 @@ func TestWhereEndpointsMayBe(t *testing.T) {
 	}
 }
 
+func TestListenAddressOfANode(t *testing.T) {
+	for _, c := range []struct{ host, listen, want string }{
+		{"", "", "127.0.0.1:7773"},
+		{"192.0.2.7", "", "192.0.2.7:7773"},
+		{"fd00::7", "", "[fd00::7]:7773"},
+		{"192.0.2.7", ":9000", ":9000"},
+	} {
+		setenv(t, env("SEMAPHORE_HOST_IP", c.host, "SEMAPHORE_LISTEN_ADDRESS", c.listen))
+		got, _, err := LoadWireguard(nil)
+		if err != nil || got.ListenAddress != c.want || got.ProbeAddress != "127.0.0.1:7774" {
+			t.Errorf("host %q, listen %q: metrics at %q, probes at %q, %v; want metrics at %q", c.host, c.listen, got.ListenAddress, got.ProbeAddress, err, c.want)
+		}
+	}
+}
+
 func TestMirrorFromEnvironment(t *testing.T) {
 	setenv(t, env("SEMAPHORE_GLOBAL_SELECTOR", "", "SEMAPHORE_MIRROR_NAMESPACE", "mirrors", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "true"))
 	got, warnings, err := LoadMirror(nil)
@@ -155,7 +171,7 @@ func TestMirrorFromEnvironment(t *testing.T) {
 		t.Fatalf("warnings %q, error %v", warnings, err)
 	}
 	want := Mirror{
-		Base:                 base(":8080"),
+		Base:                 base(":8080", ":8081"),
 		LeaderElection:       true,
 		Namespace:            "sys-semaphore",
 		MirrorNamespace:      "mirrors",
@@ -175,7 +191,7 @@ func TestPolicyFromEnvironment(t *testing.T) {
 		t.Fatalf("warnings %q, error %v", warnings, err)
 	}
 	want := Policy{
-		Base:           base(":8080"),
+		Base:           base(":8080", ":8081"),
 		LeaderElection: true,
 		Namespace:      "sys-semaphore",
 		LabelDomain:    "policy.semaphore.uw.io",
@@ -217,7 +233,7 @@ func TestFlagsWinOverEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Wireguard{Base: base("127.0.0.1:1"), NodeName: "other", Backend: BackendAuto, KeyPath: "/keys", RouteSrc: RouteSrcAuto, SourceFilter: true, PeerMetrics: 1000, Cleanup: true}
+	want := Wireguard{Base: base("127.0.0.1:1", "127.0.0.1:7774"), NodeName: "other", Backend: BackendAuto, KeyPath: "/keys", RouteSrc: RouteSrcAuto, SourceFilter: true, PeerMetrics: 1000, Cleanup: true}
 	want.LogLevel = "debug"
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -258,6 +274,7 @@ func TestPolicyFlagsOfTheOriginal(t *testing.T) {
 			}},
 			Local:         Access{Kubeconfig: "/local"},
 			ListenAddress: ":8080",
+			ProbeAddress:  ":8081",
 			LogLevel:      "debug",
 			LogFormat:     "json",
 		},
@@ -344,7 +361,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	}
 	common := []string{
 		"SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES", "SEMAPHORE_CLUSTERS_CONFIG, -clusters-config", "SEMAPHORE_KUBECONFIG",
-		"SEMAPHORE_LISTEN_ADDRESS, -listen-address", "SEMAPHORE_LOG_LEVEL, -log-level", "SEMAPHORE_LOG_FORMAT",
+		"SEMAPHORE_LISTEN_ADDRESS, -listen-address", "SEMAPHORE_PROBE_ADDRESS", "SEMAPHORE_LOG_LEVEL, -log-level", "SEMAPHORE_LOG_FORMAT",
 		"SEMAPHORE_REMOTE_<NAME>_KUBECONFIG", "SEMAPHORE_REMOTE_<NAME>_API_URL", "SEMAPHORE_REMOTE_<NAME>_CA_URL",
 		"SEMAPHORE_REMOTE_<NAME>_CA_FILE", "SEMAPHORE_REMOTE_<NAME>_TOKEN_FILE", "SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS",
 		"SEMAPHORE_REMOTE_<NAME>_NODE_SUBNETS", "SEMAPHORE_REMOTE_<NAME>_RESYNC_PERIOD", "SEMAPHORE_REMOTE_<NAME>_STALE_AFTER", "SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT",
@@ -353,7 +370,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	own := map[string][]string{
 		"wireguard": {
 			"SEMAPHORE_NODE_NAME, -node-name", "SEMAPHORE_WG_BACKEND", "SEMAPHORE_WG_KEY_PATH, -wg-key-path", "SEMAPHORE_WG_ROUTE_SRC",
-			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_LOCAL_SUBNETS", "SEMAPHORE_WG_PEER_METRICS", "-cleanup",
+			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_HOST_IP", "SEMAPHORE_LOCAL_SUBNETS", "SEMAPHORE_WG_PEER_METRICS", "-cleanup",
 		},
 		"mirror": {
 			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",

@@ -27,7 +27,8 @@ type commonVars struct {
 	Remotes        string `desc:"the remote clusters, comma-separated, as in gcp,merit (required)"`
 	ClustersConfig string `split_words:"true" flag:"clusters-config" desc:"path of a JSON file that takes the place of SEMAPHORE_CLUSTER_NAME and all SEMAPHORE_REMOTE variables"`
 	Kubeconfig     string `flag:"kube-config,local-kube-config" desc:"path of a kubeconfig for this cluster; without it the pod's service account is used"`
-	ListenAddress  string `split_words:"true" flag:"listen-address" desc:"where health, metrics and status are served (default \":7773\" for semaphore-wireguard, \":8080\" for the others)"`
+	ListenAddress  string `split_words:"true" flag:"listen-address" desc:"where metrics and status are served (default for semaphore-wireguard: port 7773 of SEMAPHORE_HOST_IP, or of the loopback without it; for the others \":8080\")"`
+	ProbeAddress   string `split_words:"true" desc:"where the kubelet gets /healthz and /readyz, and the own host, or pod, metrics and status as well (default \"127.0.0.1:7774\" for semaphore-wireguard, \":8081\" for the others)"`
 	LogLevel       string `split_words:"true" flag:"log-level" default:"info" desc:"debug, info, warn or error"`
 	LogFormat      string `split_words:"true" default:"json" desc:"json, or text for people"`
 }
@@ -64,6 +65,7 @@ type podVars struct {
 }
 
 type wireguardVars struct {
+	HostIP       string `split_words:"true" desc:"the node's own address, from status.hostIP; where metrics and status are served by default"`
 	NodeName     string `split_words:"true" flag:"node-name" desc:"the Kubernetes node that this runs on (required)"`
 	Namespace    string `desc:"namespace of its Events (default: the pod's)"`
 	Pod          podVars

@@ -2,10 +2,8 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -13,11 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
-// Bounds of one connection to the Server. Scrapers and probes need a fraction;
+// Bounds of one connection to a Server. Scrapers and probes need a fraction;
 // they keep anybody who can reach the port from tying up the process.
 const (
 	headerTimeout  = 5 * time.Second
@@ -28,74 +25,142 @@ const (
 	shutdownPeriod = 3 * time.Second
 )
 
-// ServerConfig describes a Server. Health, Ready and Status may be nil; the
-// other fields are required. The functions are called at each request, from
-// any number of goroutines.
-type ServerConfig struct {
-	// Address is host:port; the host may be empty for all addresses.
-	Address string
-	// Gatherer serves /metrics. When one of its collectors fails, the
-	// metrics of all others are served nevertheless.
-	Gatherer prometheus.Gatherer
-	// Health serves /healthz: nil while the process is worth keeping.
-	Health func() error
-	// Ready serves /readyz: nil while the process does its job.
-	Ready func() error
-	// Status serves /status: what it returns, as JSON.
-	Status func() any
-	// Logger gets failures to serve.
-	Logger *slog.Logger
-}
-
-// Server answers /metrics, /healthz, /readyz and /status over plain HTTP. The
-// two checks answer 200 with "ok", or 503 with the text of their error.
+// Server serves HTTP at one address. An address that is taken or isn't there yet
+// is tried again: nothing else waits for it, and nothing else ends by it.
 type Server struct {
-	listener net.Listener
-	http     http.Server
+	name    string
+	address string
+	limit   int
+	http    http.Server
+	log     *slog.Logger
+	retry   reconcile.Backoff
+
+	mu       sync.Mutex
+	listener *fairListener // the last one; nil: none yet
+	bound    netip.AddrPort
+	err      error
 }
 
-// NewServer binds the address at once, so that a port that is taken is known
-// before anything else has been set up; Run serves it.
-func NewServer(cfg ServerConfig) (*Server, error) {
-	listener, err := net.Listen("tcp", cfg.Address)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s for health and metrics: %w", cfg.Address, err)
-	}
-	return &Server{
-		listener: listener,
+// serverConfig describes a Server.
+type serverConfig struct {
+	name      string
+	address   string // host:port; the host may be empty for all addresses
+	handler   http.Handler
+	limit     int  // of connections
+	keepAlive bool // serve several requests on one connection
+	log       *slog.Logger
+}
+
+func newServer(cfg serverConfig) *Server {
+	s := &Server{
+		name: cfg.name, address: cfg.address, limit: cfg.limit, log: cfg.log,
 		http: http.Server{
-			Handler:           newHandler(cfg),
+			Handler:           countServing(cfg.handler),
 			ReadHeaderTimeout: headerTimeout,
 			ReadTimeout:       readTimeout,
 			WriteTimeout:      writeTimeout,
 			IdleTimeout:       idleTimeout,
 			MaxHeaderBytes:    headerBytes,
-			ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelWarn),
+			ErrorLog:          slog.NewLogLogger(cfg.log.Handler(), slog.LevelWarn),
+			ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+				return context.WithValue(ctx, connKey{}, conn)
+			},
 		},
-	}, nil
-}
-
-// Addr returns the address that the server is bound to.
-func (s *Server) Addr() netip.AddrPort {
-	tcp, ok := s.listener.Addr().(*net.TCPAddr)
-	if !ok {
-		return netip.AddrPort{}
+		retry: reconcile.Backoff{Max: 30 * time.Second},
+		err:   errors.New("not started"),
 	}
-	return tcp.AddrPort()
+	s.http.SetKeepAlivesEnabled(cfg.keepAlive)
+	return s
 }
 
 // String names the server as a task.
-func (s *Server) String() string { return "http server " + s.listener.Addr().String() }
+func (s *Server) String() string { return s.name + " server " + s.address }
+
+// Addr returns the address that the server is bound to; none while it isn't.
+func (s *Server) Addr() netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bound
+}
+
+// Err returns why the server doesn't serve; nil while it does.
+func (s *Server) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// connections returns how many are open.
+func (s *Server) connections() int {
+	s.mu.Lock()
+	listener := s.listener
+	s.mu.Unlock()
+	if listener == nil {
+		return 0
+	}
+	listener.mu.Lock()
+	defer listener.mu.Unlock()
+	return listener.open
+}
 
 // Run serves until ctx ends, then gives requests under way a few seconds.
 func (s *Server) Run(ctx context.Context) error {
-	served := make(chan error, 1)
-	go func() { served <- s.http.Serve(s.listener) }()
-	select {
-	case err := <-served:
-		return fmt.Errorf("serve: %w", err)
-	case <-ctx.Done():
+	for {
+		served, err := s.listen(ctx)
+		if err == nil {
+			select {
+			case err = <-served:
+				err = fmt.Errorf("serve on %s: %w", s.address, err)
+			case <-ctx.Done():
+				return s.shutDown(ctx, served)
+			}
+		}
+		s.tell(netip.AddrPort{}, err)
+		select {
+		case <-time.After(s.retry.Next()):
+		case <-ctx.Done():
+			return nil
+		}
 	}
+}
+
+// listen binds the address and begins to serve. The end of that, and why, comes
+// from the channel.
+func (s *Server) listen(ctx context.Context) (<-chan error, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", s.address, err)
+	}
+	var bound netip.AddrPort
+	if tcp, ok := listener.Addr().(*net.TCPAddr); ok {
+		bound = tcp.AddrPort()
+	}
+	fair := newFairListener(listener, s.limit)
+	s.mu.Lock()
+	s.listener = fair
+	s.mu.Unlock()
+	s.tell(bound, nil)
+	served := make(chan error, 1)
+	go func() { served <- s.http.Serve(fair) }()
+	return served, nil
+}
+
+// tell notes whether the server serves, and logs it when that changed.
+func (s *Server) tell(bound netip.AddrPort, err error) {
+	s.mu.Lock()
+	before := s.err
+	s.bound, s.err = bound, err
+	s.mu.Unlock()
+	switch {
+	case err == nil:
+		s.retry.Reset()
+		s.log.Info("listening", "server", s.name, "address", bound)
+	case before == nil || before.Error() != err.Error():
+		s.log.Warn("not listening, trying again", "server", s.name, "err", err)
+	}
+}
+
+func (s *Server) shutDown(ctx context.Context, served <-chan error) error {
 	// The parent is over; what it carries besides its end is kept.
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownPeriod)
 	defer cancel()
@@ -112,70 +177,16 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-func newHandler(cfg ServerConfig) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(cfg.Gatherer, promhttp.HandlerOpts{
-		ErrorLog:      &scrapeLog{log: cfg.Logger},
-		ErrorHandling: promhttp.ContinueOnError,
-	}))
-	mux.Handle("GET /healthz", check(cfg.Health))
-	mux.Handle("GET /readyz", check(cfg.Ready))
-	mux.Handle("GET /status", status(cfg.Status, cfg.Logger))
-	return mux
-}
+// connKey finds the connection of a request in its context.
+type connKey struct{}
 
-func check(probe func() error) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		w.Header().Set("Cache-Control", "no-store")
-		answer := "ok"
-		if probe != nil {
-			if err := probe(); err != nil {
-				w.WriteHeader(http.StatusServiceUnavailable)
-				answer = err.Error()
-			}
+// countServing tells the listener which connections a handler works for.
+func countServing(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if conn, ok := r.Context().Value(connKey{}).(*fairConn); ok {
+			conn.serve(true)
+			defer conn.serve(false)
 		}
-		// A client that is gone needs no answer.
-		_, _ = io.WriteString(w, answer+"\n")
-	}
-}
-
-func status(report func() any, log *slog.Logger) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var value any = struct{}{}
-		if report != nil {
-			value = report()
-		}
-		body, err := json.MarshalIndent(value, "", "  ")
-		if err != nil {
-			log.ErrorContext(r.Context(), "encode status", "err", err)
-			http.Error(w, "encode status: "+err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Cache-Control", "no-store")
-		// A client that is gone needs no answer.
-		_, _ = w.Write(append(body, '\n'))
-	}
-}
-
-// scrapeLog passes on what collectors complain about, once for as long as the
-// complaint stays the same: a scrape comes every few seconds.
-type scrapeLog struct {
-	log *slog.Logger
-
-	mu   sync.Mutex
-	last string
-}
-
-// Println implements promhttp.Logger.
-func (l *scrapeLog) Println(v ...any) {
-	text := fmt.Sprint(v...)
-	l.mu.Lock()
-	repeated := text == l.last
-	l.last = text
-	l.mu.Unlock()
-	if !repeated {
-		l.log.Warn("collect metrics", "err", text)
-	}
+		next.ServeHTTP(w, r)
+	})
 }

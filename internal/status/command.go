@@ -38,8 +38,8 @@ const (
 type Command[R any] struct {
 	// Program is the program's name.
 	Program string
-	// Address is where the program serves when nobody says otherwise, as in
-	// ":7773".
+	// Address is where the program answers probes, and its own host, when nobody
+	// says otherwise, as in ":8081".
 	Address string
 	// Show puts a report onto a page, and what is wrong in it.
 	Show func(p *Page, report *R)
@@ -57,8 +57,8 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 	flags := flag.NewFlagSet(c.Program+" status", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	output := flags.String("o", "table", "table, or json: the report as it is, on stdout, and what is wrong in it on stderr")
-	address := flags.String("address", cmp.Or(os.Getenv("SEMAPHORE_LISTEN_ADDRESS"), c.Address),
-		"host:port that "+c.Program+" serves on; without a host it is this machine")
+	address := flags.String("address", cmp.Or(os.Getenv("SEMAPHORE_PROBE_ADDRESS"), c.Address),
+		"host:port that "+c.Program+" answers probes on; without a host it is this machine")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		return exitWell

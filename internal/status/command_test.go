@@ -124,7 +124,7 @@ func TestAddressOfTheEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, host := range []string{"", "0.0.0.0", "[::]", "localhost"} {
-		t.Setenv("SEMAPHORE_LISTEN_ADDRESS", host+":"+port)
+		t.Setenv("SEMAPHORE_PROBE_ADDRESS", host+":"+port)
 		if got := run(t.Context()); got.Code != 0 {
 			t.Errorf("listening on %q: %+v", host, got)
 		}
@@ -132,7 +132,7 @@ func TestAddressOfTheEnvironment(t *testing.T) {
 }
 
 func TestNobodyAnswers(t *testing.T) {
-	t.Setenv("SEMAPHORE_LISTEN_ADDRESS", "")
+	t.Setenv("SEMAPHORE_PROBE_ADDRESS", "")
 	got := run(t.Context())
 	if got.Code != 1 || !strings.HasPrefix(got.Stderr, "semaphore-sheep status: ask 127.0.0.1:1: dial tcp 127.0.0.1:1:") {
 		t.Errorf("got %+v, want a refusal by the default address", got)

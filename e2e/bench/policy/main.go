@@ -161,6 +161,7 @@ func (b *bench) prepare(ctx context.Context) error {
 	b.command = sandbox.Command{
 		Name: "policy", Path: binary, Mounts: []sandbox.Mount{mount},
 		Env: append(env, "SEMAPHORE_CLUSTER_NAME=aws", "SEMAPHORE_REMOTES=gcp", fmt.Sprintf("SEMAPHORE_LISTEN_ADDRESS=:%d", port),
+			fmt.Sprintf("SEMAPHORE_PROBE_ADDRESS=:%d", port+1),
 			"SEMAPHORE_REMOTE_GCP_KUBECONFIG="+neighbour.Kubeconfig()),
 	}
 	calico, err := policy.NewCalico(b.local.RESTConfig(), "auto")
