@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
@@ -25,6 +27,7 @@ type program struct {
 	cfg        config.Policy
 	log        *slog.Logger
 	registry   *prometheus.Registry
+	guard      func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers    daemon.Servers
 	controller *policy.Controller
 	election   *leader.Election // nil: this replica always leads
@@ -59,6 +62,9 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	client, err := kubernetes.NewForConfig(local)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
+	}
+	if cfg.ListenAuth == config.ListenAuthToken {
+		p.guard = bearer.New(client, log).Wrap
 	}
 	var herald *event.Herald
 	if pod := cfg.Pod; pod.Known() {
@@ -130,7 +136,7 @@ func (p *program) newElection(client kubernetes.Interface) (*leader.Election, er
 // tasks returns everything that runs until the process ends.
 func (p *program) tasks() []daemon.Task {
 	p.servers = daemon.NewServers(daemon.ServersConfig{
-		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Gatherer: p.registry,
+		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
 	tasks := append([]daemon.Task{p.servers.Probes, p.servers.Status}, p.controller.Watches()...)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
@@ -30,6 +32,7 @@ type program struct {
 	cfg        config.Mirror
 	log        *slog.Logger
 	registry   *prometheus.Registry
+	guard      func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers    daemon.Servers
 	controller *mirror.Controller
 	election   *leader.Election // nil: this replica is the only one
@@ -45,6 +48,9 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	client, err := localClient(cfg, userAgent, requests, log)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
+	}
+	if cfg.ListenAuth == config.ListenAuthToken {
+		p.guard = bearer.New(client, log).Wrap
 	}
 	settings := mirror.Config{
 		Cluster: cfg.ClusterName, Namespace: cfg.MirrorNamespace, Client: client,
@@ -123,7 +129,7 @@ func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, 
 // tasks returns everything that runs until the process ends.
 func (p *program) tasks() []daemon.Task {
 	p.servers = daemon.NewServers(daemon.ServersConfig{
-		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Gatherer: p.registry,
+		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
 	tasks := append([]daemon.Task{p.servers.Probes, p.servers.Status}, p.controller.Tasks()...)

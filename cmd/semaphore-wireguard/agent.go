@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
@@ -53,6 +55,7 @@ type agent struct {
 	filtering *reconcile.Loop // that keeps the filter; nil before tasks
 	remotes   []*remote
 	loops     []*reconcile.Loop
+	guard     func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers   daemon.Servers
 
 	// hostAddrs are the addresses of this host, as last seen.
@@ -86,6 +89,9 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	client, err := kubernetes.NewForConfig(local)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
+	}
+	if cfg.ListenAuth == config.ListenAuthToken {
+		a.guard = bearer.New(client, log).Wrap
 	}
 	a.self = cluster.NewWatch(cluster.WatchConfig[peers.Self]{
 		Cluster: cfg.ClusterName, Kind: "own node", Object: &corev1.Node{},
@@ -161,7 +167,7 @@ func (a *agent) close() error {
 // tasks returns everything that runs until the process ends.
 func (a *agent) tasks() []daemon.Task {
 	a.servers = daemon.NewServers(daemon.ServersConfig{
-		ProbeAddress: a.cfg.ProbeAddress, ListenAddress: a.cfg.ListenAddress, Gatherer: a.registry,
+		ProbeAddress: a.cfg.ProbeAddress, ListenAddress: a.cfg.ListenAddress, Guard: a.guard, Gatherer: a.registry,
 		Health: a.health, Ready: a.ready, Status: a.status, Logger: a.log,
 	})
 	var subnets []netip.Prefix

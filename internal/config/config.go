@@ -76,7 +76,13 @@ type Remote struct {
 	ServicePrefix string
 }
 
-// Base is what all three programs have in common.
+// Values of Base.ListenAuth.
+const (
+	ListenAuthNone  = "none"
+	ListenAuthToken = "token"
+)
+
+// Base is what all programs have in common.
 type Base struct {
 	// ClusterName is the local cluster. Empty only for the policy program
 	// started with -target-cluster-name, as the original one is.
@@ -87,6 +93,8 @@ type Base struct {
 	Local Access
 	// ListenAddress is where metrics and status are served.
 	ListenAddress string
+	// ListenAuth is ListenAuthNone or ListenAuthToken.
+	ListenAuth string
 	// ProbeAddress is where probes are answered, on another port.
 	ProbeAddress string
 	// LogLevel is one of debug, info, warn and error.

@@ -201,9 +201,10 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			},
 		},
 		"who may read what is served where": {
-			wireguardError, []string{"SEMAPHORE_HOST_IP", "node-1", "SEMAPHORE_PROBE_ADDRESS", "7774"}, nil,
+			wireguardError, []string{"SEMAPHORE_HOST_IP", "node-1", "SEMAPHORE_LISTEN_AUTH", "basic", "SEMAPHORE_PROBE_ADDRESS", "7774"}, nil,
 			[]string{
 				`SEMAPHORE_HOST_IP: "node-1" is not an IP address of this node`,
+				`SEMAPHORE_LISTEN_AUTH: "basic" is none of none, token`,
 				`SEMAPHORE_PROBE_ADDRESS: "7774" is not an address and port such as :8080 or 127.0.0.1:8080`,
 			},
 		},

@@ -62,6 +62,7 @@ func TestFileOfTheOriginalWireguard(t *testing.T) {
 			ServicePrefix: "cluster2",
 		}},
 		ListenAddress: "127.0.0.1:7773",
+		ListenAuth:    ListenAuthNone,
 		ProbeAddress:  "127.0.0.1:7774",
 		LogLevel:      "info",
 		LogFormat:     "json",

@@ -271,6 +271,7 @@ func (l *loader) base(listenAddress, probeAddress string, need needs) Base {
 		Remotes:       parseRemotes(&l.faults, l.local, l.remotes, need),
 		Local:         Access{Kubeconfig: c.Kubeconfig},
 		ListenAddress: l.address(&c.ListenAddress, listenAddress),
+		ListenAuth:    l.faults.oneOf(l.origin(&c.ListenAuth), c.ListenAuth, ListenAuthNone, ListenAuthToken),
 		ProbeAddress:  l.address(&c.ProbeAddress, probeAddress),
 		LogLevel:      l.faults.oneOf(l.origin(&c.LogLevel), c.LogLevel, "debug", "info", "warn", "error"),
 		LogFormat:     l.faults.oneOf(l.origin(&c.LogFormat), c.LogFormat, "json", "text"),

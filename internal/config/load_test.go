@@ -93,6 +93,7 @@ func base(listen, probe string) Base {
 			ServicePrefix: "on-prem",
 		}},
 		ListenAddress: listen,
+		ListenAuth:    ListenAuthNone,
 		ProbeAddress:  probe,
 		LogLevel:      "info",
 		LogFormat:     "json",
@@ -274,6 +275,7 @@ func TestPolicyFlagsOfTheOriginal(t *testing.T) {
 			}},
 			Local:         Access{Kubeconfig: "/local"},
 			ListenAddress: ":8080",
+			ListenAuth:    ListenAuthNone,
 			ProbeAddress:  ":8081",
 			LogLevel:      "debug",
 			LogFormat:     "json",
@@ -361,7 +363,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	}
 	common := []string{
 		"SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES", "SEMAPHORE_CLUSTERS_CONFIG, -clusters-config", "SEMAPHORE_KUBECONFIG",
-		"SEMAPHORE_LISTEN_ADDRESS, -listen-address", "SEMAPHORE_PROBE_ADDRESS", "SEMAPHORE_LOG_LEVEL, -log-level", "SEMAPHORE_LOG_FORMAT",
+		"SEMAPHORE_LISTEN_ADDRESS, -listen-address", "SEMAPHORE_LISTEN_AUTH", "SEMAPHORE_PROBE_ADDRESS", "SEMAPHORE_LOG_LEVEL, -log-level", "SEMAPHORE_LOG_FORMAT",
 		"SEMAPHORE_REMOTE_<NAME>_KUBECONFIG", "SEMAPHORE_REMOTE_<NAME>_API_URL", "SEMAPHORE_REMOTE_<NAME>_CA_URL",
 		"SEMAPHORE_REMOTE_<NAME>_CA_FILE", "SEMAPHORE_REMOTE_<NAME>_TOKEN_FILE", "SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS",
 		"SEMAPHORE_REMOTE_<NAME>_NODE_SUBNETS", "SEMAPHORE_REMOTE_<NAME>_RESYNC_PERIOD", "SEMAPHORE_REMOTE_<NAME>_STALE_AFTER", "SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT",

@@ -28,6 +28,7 @@ type commonVars struct {
 	ClustersConfig string `split_words:"true" flag:"clusters-config" desc:"path of a JSON file that takes the place of SEMAPHORE_CLUSTER_NAME and all SEMAPHORE_REMOTE variables"`
 	Kubeconfig     string `flag:"kube-config,local-kube-config" desc:"path of a kubeconfig for this cluster; without it the pod's service account is used"`
 	ListenAddress  string `split_words:"true" flag:"listen-address" desc:"where metrics and status are served (default for semaphore-wireguard: port 7773 of SEMAPHORE_HOST_IP, or of the loopback without it; for the others \":8080\")"`
+	ListenAuth     string `split_words:"true" default:"none" desc:"who gets metrics and status there: none is everybody, token is who shows a token of an account that may get the path"`
 	ProbeAddress   string `split_words:"true" desc:"where the kubelet gets /healthz and /readyz, and the own host, or pod, metrics and status as well (default \"127.0.0.1:7774\" for semaphore-wireguard, \":8081\" for the others)"`
 	LogLevel       string `split_words:"true" flag:"log-level" default:"info" desc:"debug, info, warn or error"`
 	LogFormat      string `split_words:"true" default:"json" desc:"json, or text for people"`
