@@ -3,7 +3,6 @@ package e2e_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -34,14 +33,25 @@ const (
 // node, as the kubelet gets one for the agent; unbound if the node is empty.
 func agentToken(t *testing.T, cluster *testbed.Cluster, node string) string {
 	t.Helper()
+	return accountToken(t, cluster, systemNamespace, agentAccount, node)
+}
+
+// accountToken returns a token of an account that is bound to a pod, agent-NODE for
+// the agents', on a node; unbound if the node is empty.
+func accountToken(t *testing.T, cluster *testbed.Cluster, namespace, account, node string) string {
+	t.Helper()
 	request := &authenticationv1.TokenRequest{}
 	if node != "" {
-		pod, err := cluster.Client().CoreV1().Pods(systemNamespace).Create(t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "agent-" + node},
+		name := account + "-" + node
+		if account == agentAccount {
+			name = "agent-" + node
+		}
+		pod, err := cluster.Client().CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: corev1.PodSpec{
-				ServiceAccountName: agentAccount,
+				ServiceAccountName: account,
 				NodeName:           node,
-				Containers:         []corev1.Container{{Name: "agent", Image: "kube-semaphore"}},
+				Containers:         []corev1.Container{{Name: "program", Image: "kube-semaphore"}},
 			},
 		}, metav1.CreateOptions{})
 		must(t, err)
@@ -49,8 +59,8 @@ func agentToken(t *testing.T, cluster *testbed.Cluster, node string) string {
 			APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,
 		}
 	}
-	token, err := cluster.Client().CoreV1().ServiceAccounts(systemNamespace).
-		CreateToken(t.Context(), agentAccount, request, metav1.CreateOptions{})
+	token, err := cluster.Client().CoreV1().ServiceAccounts(namespace).
+		CreateToken(t.Context(), account, request, metav1.CreateOptions{})
 	must(t, err)
 	return token.Status.Token
 }
@@ -82,7 +92,7 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 				Annotations: map[string]string{"foreign": "value"},
 			},
 			Spec: corev1.NodeSpec{PodCIDR: "10.2.1.0/24", PodCIDRs: []string{"10.2.1.0/24"}},
-		}, metav1.CreateOptions{})
+		}, metav1.CreateOptions{FieldManager: "e2e"})
 		must(t, err)
 	}
 	own := clientWith(t, cluster, agentToken(t, cluster, "aws-1")).CoreV1().Nodes()
@@ -102,6 +112,8 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 	})
 
 	t.Run("an agent publishes and withdraws", func(t *testing.T) {
+		// The original tool owns a field that ours takes over.
+		must(t, merge(t.Context(), nodes, "aws-1", published))
 		self := func() (peers.Self, bool) {
 			node, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
 			must(t, err)
@@ -144,6 +156,9 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		{"finalizer", `{"metadata":{"finalizers":["example.com/stay"]}}`, "only change annotations"},
 		{"owner", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"x","uid":"y"}]}}`, "only change annotations"},
 		{"taint", `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`, "only change annotations"},
+		{"who owns which fields, forgotten", `{"metadata":{"managedFields":[{}]}}`, "may not change which fields e2e owns"},
+		{"who owns which fields, forgotten beside an own annotation", `{"metadata":{"managedFields":[{}],"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"key"}}}`, "may not change which fields"},
+		{"who owns which fields, claimed", `{"metadata":{"managedFields":[{"manager":"e2e","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:unschedulable":{}}}}]}}`, "may not change which fields e2e owns"},
 		{"unschedulable", `{"spec":{"unschedulable":true}}`, "only change annotations"},
 	}
 	for _, p := range patches {
@@ -155,6 +170,11 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 	})
 	t.Run("token that is bound to no node", func(t *testing.T) {
 		refused(t, merge(t.Context(), unbound, "aws-1", published), "not bound to a node")
+		status := `{"status":{"addresses":[{"type":"InternalIP","address":"10.66.9.9"}]}}`
+		refused(t, merge(t.Context(), unbound, "aws-1", status, "status"), "may only patch nodes")
+		refused(t, unbound.Delete(t.Context(), "aws-1", metav1.DeleteOptions{}), "may only patch nodes")
+		_, err := unbound.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "aws-3"}}, metav1.CreateOptions{})
+		refused(t, err, "may only patch nodes")
 	})
 	t.Run("own status", func(t *testing.T) {
 		refused(t, merge(t.Context(), own, "aws-1", `{"status":{"addresses":[{"type":"InternalIP","address":"10.66.9.9"}]}}`, "status"), "may only patch nodes")
@@ -182,48 +202,102 @@ func TestAgentTellsOnlyOfItself(t *testing.T) {
 	unbound := clientWith(t, cluster, agentToken(t, cluster, ""))
 	pod, err := cluster.Client().CoreV1().Pods(systemNamespace).Get(t.Context(), "agent-aws-1", metav1.GetOptions{})
 	must(t, err)
-	number := 0
-	tell := func(ctx context.Context, client kubernetes.Interface, about corev1.ObjectReference) error {
-		number++
-		_, err := client.CoreV1().Events(systemNamespace).Create(ctx, &corev1.Event{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("event-%d", number)}, InvolvedObject: about,
-			Type: corev1.EventTypeWarning, Reason: "NodeRejected", FirstTimestamp: metav1.Now(),
-		}, metav1.CreateOptions{})
+	itself := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: systemNamespace, Name: pod.Name, UID: pod.UID}
+	const honest = "semaphore-wireguard.gcp.node.public-key.gcp-1"
+	// told is what an agent tells, about itself, and what is different about it.
+	told := func(change func(*corev1.Event)) *corev1.Event {
+		e := &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Name: honest}, InvolvedObject: itself,
+			Type: corev1.EventTypeWarning, Reason: "NodeRejected", Message: `node "gcp-1" of gcp is rejected, public_key: not a key`,
+			Source: corev1.EventSource{Component: agentAccount}, FirstTimestamp: metav1.Now(),
+		}
+		if change != nil {
+			change(e)
+		}
+		return e
+	}
+	dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	tell := func(ctx context.Context, client kubernetes.Interface, e *corev1.Event) error {
+		_, err := client.CoreV1().Events(systemNamespace).Create(ctx, e, dryRun)
 		return err
 	}
-	itself := corev1.ObjectReference{Kind: "Pod", Namespace: systemNamespace, Name: pod.Name, UID: pod.UID}
-	another := corev1.ObjectReference{Kind: "Pod", Namespace: systemNamespace, Name: "agent-aws-2", UID: "another"}
-	const refusal = "only create events about its own pod"
+	another := func(e *corev1.Event) {
+		e.InvolvedObject.Name, e.InvolvedObject.UID = "agent-aws-2", "another"
+	}
+	const refusal, inItsName, asItSays = "only create events about its own pod", "only create warnings, in its own name", "has to tell of what that says"
 	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
-		if err := tell(ctx, own, another); err == nil {
+		if err := tell(ctx, own, told(another)); err == nil {
 			return errors.New("an Event about another pod went through")
 		}
 		return nil
 	})
-	t.Run("of itself", func(t *testing.T) { refused(t, tell(t.Context(), own, itself), "") })
-	told := fmt.Sprintf("event-%d", number)
-	t.Run("of another pod", func(t *testing.T) { refused(t, tell(t.Context(), own, another), refusal) })
-	t.Run("of its node", func(t *testing.T) {
-		refused(t, tell(t.Context(), own, corev1.ObjectReference{Kind: "Node", Namespace: systemNamespace, Name: "aws-1", UID: "aws-1"}), refusal)
-	})
-	t.Run("of nothing", func(t *testing.T) {
-		refused(t, tell(t.Context(), own, corev1.ObjectReference{Kind: "Pod", Namespace: systemNamespace}), refusal)
-	})
-	t.Run("with a token that is bound to no pod", func(t *testing.T) { refused(t, tell(t.Context(), unbound, itself), refusal) })
+	named := func(name, reason, message string) func(*corev1.Event) {
+		return func(e *corev1.Event) { e.Name, e.Reason, e.Message = name, reason, message }
+	}
+	long := strings.Repeat("n", 120)
+	for _, c := range []struct {
+		name   string
+		change func(*corev1.Event)
+		want   string
+	}{
+		{"of itself", nil, ""},
+		{"of another pod", another, refusal},
+		{"of another pod, with its own UID", func(e *corev1.Event) { e.InvolvedObject.Name = "agent-aws-2" }, refusal},
+		{"of another object, with its own UID", func(e *corev1.Event) { e.InvolvedObject.Kind = "Node" }, refusal},
+		{"of another pod of its name", func(e *corev1.Event) { e.InvolvedObject.UID = "another" }, refusal},
+		{"of its node", func(e *corev1.Event) {
+			e.InvolvedObject = corev1.ObjectReference{Kind: "Node", Namespace: systemNamespace, Name: "aws-1", UID: "aws-1"}
+		}, refusal},
+		{"of nothing", func(e *corev1.Event) { e.InvolvedObject.UID = "" }, refusal},
+		{"that is none to worry about", func(e *corev1.Event) { e.Type = corev1.EventTypeNormal }, inItsName},
+		{"in the name of another program", func(e *corev1.Event) { e.Source.Component = "kubelet" }, inItsName},
+		{"in the name of another host", func(e *corev1.Event) { e.Source.Host = "aws-2" }, inItsName},
+		{"under the name of another program's", named("semaphore-policy.gcp.node.public-key.gcp-1", "NodeRejected", `node "gcp-1" of gcp is rejected, public_key: x`), inItsName},
+		{"with another message", func(e *corev1.Event) { e.Message = "all is well" }, asItSays},
+		{"with no message", func(e *corev1.Event) { e.Message = "" }, asItSays},
+		{"with the message of another node", func(e *corev1.Event) { e.Message = `node "gcp-2" of gcp is rejected, public_key: x` }, asItSays},
+		{"with the message of a node with a longer name", func(e *corev1.Event) { e.Message = `node "gcp-10" of gcp is rejected, public_key: x` }, asItSays},
+		{"with the message of another remote", func(e *corev1.Event) { e.Message = `node "gcp-1" of merit is rejected, public_key: x` }, asItSays},
+		{"with another reason in the message", func(e *corev1.Event) { e.Message = `node "gcp-1" of gcp is rejected, endpoint: x` }, asItSays},
+		{"with another reason", func(e *corev1.Event) { e.Reason = "PrefixRejected" }, asItSays},
+		{"under any name", func(e *corev1.Event) { e.Name = "semaphore-wireguard.gcp.0123456789abcdef" }, asItSays},
+		{"under a name that says nothing", func(e *corev1.Event) { e.Name = "semaphore-wireguard" }, asItSays},
+		{"of a prefix", named("semaphore-wireguard.gcp.prefix.pod-cidr.gcp-1.example", "PrefixRejected",
+			`a prefix of node "gcp-1.example" of gcp is rejected, pod_cidr: x`), ""},
+		{"of a node with a long name", named("semaphore-wireguard.gcp.node.public-key."+long, "NodeRejected",
+			`node "`+long+`more" of gcp is rejected, public_key: x`), ""},
+		{"of a node with another long name", named("semaphore-wireguard.gcp.node.public-key."+long, "NodeRejected",
+			`node "other" of gcp is rejected, public_key: x`), asItSays},
+		{"of a node with a name that none can have", named("semaphore-wireguard.gcp.node.public-key", "NodeRejected",
+			`node "a\nb" of gcp is rejected, public_key: x`), ""},
+		{"of many", named("semaphore-wireguard.gcp.all", "NodesRejected",
+			"12 nodes of gcp are rejected, or prefixes of them: public_key 12; semaphore-wireguard status names all"), ""},
+		{"of many, with another message", named("semaphore-wireguard.gcp.all", "NodesRejected", "all is well"), asItSays},
+	} {
+		t.Run(c.name, func(t *testing.T) { refused(t, tell(t.Context(), own, told(c.change)), c.want) })
+	}
+	t.Run("with a token that is bound to no pod", func(t *testing.T) { refused(t, tell(t.Context(), unbound, told(nil)), refusal) })
 	t.Run("of itself, through the other API", func(t *testing.T) {
 		_, err := own.EventsV1().Events(systemNamespace).Create(t.Context(), &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Name: "other-api"}, EventTime: metav1.NowMicro(), Regarding: itself,
+			ObjectMeta: metav1.ObjectMeta{Name: honest}, EventTime: metav1.NowMicro(), Regarding: itself,
 			Type: corev1.EventTypeWarning, Reason: "NodeRejected", Action: "Reject",
 			ReportingController: "semaphore.uw.io/wireguard", ReportingInstance: "agent",
-		}, metav1.CreateOptions{})
+		}, dryRun)
 		refused(t, err, refusal)
 	})
 	t.Run("a change of what is told", func(t *testing.T) {
+		_, err := own.CoreV1().Events(systemNamespace).Create(t.Context(), told(nil), metav1.CreateOptions{})
+		must(t, err)
 		patch := []byte(`{"message":"all is well"}`)
-		_, err := own.CoreV1().Events(systemNamespace).Patch(t.Context(), told, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err = own.CoreV1().Events(systemNamespace).Patch(t.Context(), honest, types.MergePatchType, patch, metav1.PatchOptions{})
 		refused(t, err, refusal)
 	})
-	t.Run("everybody else goes on", func(t *testing.T) { refused(t, tell(t.Context(), cluster.Client(), another), "") })
+	t.Run("everybody else goes on", func(t *testing.T) {
+		refused(t, tell(t.Context(), cluster.Client(), told(func(e *corev1.Event) {
+			another(e)
+			e.Name = "other"
+		})), "")
+	})
 }
 
 // refused checks that our policy refused a request with a message, or, with an
@@ -237,7 +311,7 @@ func refused(t *testing.T, err error, message string) {
 	if err == nil {
 		t.Fatalf("went through, expected a refusal with %q", message)
 	}
-	for _, part := range []string{"ValidatingAdmissionPolicy 'semaphore-wireguard", message} {
+	for _, part := range []string{"ValidatingAdmissionPolicy 'semaphore-", message} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("refused with %q, expected %q", err, part)
 		}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
@@ -32,19 +34,51 @@ func (a *agent) topics() []event.Topic {
 func rejections(remote string, rejected []peers.Rejection) event.Topic {
 	facts := make([]event.Fact, len(rejected))
 	for i, r := range rejected {
+		node := r.Node
+		if !possible(node) {
+			// It may be endless, and what comes behind it has to be told.
+			node = node[:min(len(node), longestNode)]
+		}
 		facts[i] = event.Fact{
-			ID: fmt.Sprintf("%q %s %t", r.Node, r.Reason, r.Partial), Reason: eventNode,
-			Message: fmt.Sprintf("node %q of %s is rejected, %s: %s", r.Node, remote, r.Reason, r.Detail),
+			ID: fmt.Sprintf("%q %s %t", r.Node, r.Reason, r.Partial), Name: eventName("node", r), Reason: eventNode,
+			Message: fmt.Sprintf("node %q of %s is rejected, %s: %s", node, remote, r.Reason, r.Detail),
 		}
 		if r.Partial {
-			facts[i].Reason = eventPrefix
-			facts[i].Message = fmt.Sprintf("a prefix of node %q of %s is rejected, %s: %s", r.Node, remote, r.Reason, r.Detail)
+			facts[i].Name, facts[i].Reason = eventName("prefix", r), eventPrefix
+			facts[i].Message = fmt.Sprintf("a prefix of node %q of %s is rejected, %s: %s", node, remote, r.Reason, r.Detail)
 		}
 	}
 	return event.Topic{Name: remote, Facts: facts, Summary: func([]event.Fact) event.Fact {
-		return event.Fact{ID: "all", Reason: eventSummary, Message: summary(remote, rejected)}
+		return event.Fact{ID: "all", Name: "all", Reason: eventSummary, Message: summary(remote, rejected)}
 	}}
 }
+
+// longestNode is how much of a node's name stands in that of an Event, which may
+// have 253 characters.
+const longestNode = 120
+
+// shortestCut is how much of a name that was cut must be there for the admission
+// policy to take it for a part of one.
+const shortestCut = 100
+
+// eventName is how the name of a rejection's Event ends. It says what the message
+// begins with: deploy/wireguard/admission.yaml refuses Events where it doesn't, so
+// that an agent can't keep the others from telling of a node. Of a name that no
+// node can have nothing is in it.
+func eventName(what string, r peers.Rejection) string {
+	name := what + "." + strings.ReplaceAll(string(r.Reason), "_", "-")
+	if !possible(r.Node) {
+		return name
+	}
+	node := strings.TrimRight(r.Node[:min(len(r.Node), longestNode)], ".-")
+	if node != r.Node && len(node) < shortestCut {
+		return name
+	}
+	return name + "." + node
+}
+
+// possible reports whether a node can have a name.
+func possible(node string) bool { return len(validation.IsDNS1123Subdomain(node)) == 0 }
 
 // summary counts what is rejected of a remote.
 func summary(remote string, rejected []peers.Rejection) string {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -18,15 +19,15 @@ func TestRejectionsAreFacts(t *testing.T) {
 		{Node: "gcp-2\n", Reason: peers.ReasonEndpoint, Detail: "no endpoint annotation"},
 	})
 	want := []event.Fact{
-		{ID: `"gcp-1" public_key false`, Reason: "NodeRejected", Message: `node "gcp-1" of gcp is rejected, public_key: no public key annotation`},
-		{ID: `"gcp-2" pod_cidr true`, Reason: "PrefixRejected", Message: `a prefix of node "gcp-2" of gcp is rejected, pod_cidr: pod CIDR 10.9.0.0/24 lies outside`},
-		{ID: `"gcp-2\n" endpoint false`, Reason: "NodeRejected", Message: `node "gcp-2\n" of gcp is rejected, endpoint: no endpoint annotation`},
+		{ID: `"gcp-1" public_key false`, Name: "node.public-key.gcp-1", Reason: "NodeRejected", Message: `node "gcp-1" of gcp is rejected, public_key: no public key annotation`},
+		{ID: `"gcp-2" pod_cidr true`, Name: "prefix.pod-cidr.gcp-2", Reason: "PrefixRejected", Message: `a prefix of node "gcp-2" of gcp is rejected, pod_cidr: pod CIDR 10.9.0.0/24 lies outside`},
+		{ID: `"gcp-2\n" endpoint false`, Name: "node.endpoint", Reason: "NodeRejected", Message: `node "gcp-2\n" of gcp is rejected, endpoint: no endpoint annotation`},
 	}
 	if diff := cmp.Diff(want, topic.Facts); diff != "" {
 		t.Errorf("facts (-want +got):\n%s", diff)
 	}
 	got := topic.Summary(topic.Facts)
-	if want := (event.Fact{ID: "all", Reason: "NodesRejected", Message: "3 nodes of gcp are rejected, or prefixes of them: " +
+	if want := (event.Fact{ID: "all", Name: "all", Reason: "NodesRejected", Message: "3 nodes of gcp are rejected, or prefixes of them: " +
 		"endpoint 1, pod_cidr 1, public_key 1; semaphore-wireguard status names all"}); got != want {
 		t.Errorf("summary %+v", got)
 	}
@@ -63,5 +64,31 @@ func TestASummaryOfManyIsShort(t *testing.T) {
 	topic := rejections("gcp", rejected)
 	if got := topic.Summary(topic.Facts).Message; len(got) > 200 || !strings.HasPrefix(got, "5000 nodes of gcp") {
 		t.Errorf("got %q", got)
+	}
+}
+
+// TestNamesOfEventsAreValid makes the longest and the oddest names.
+func TestNamesOfEventsAreValid(t *testing.T) {
+	for _, node := range []string{
+		"", ".", "gcp-1", "gcp-1.example.com", "GCP", "gcp/1", "a b", strings.Repeat("n", 253), strings.Repeat("a.", 126) + "a",
+		strings.Repeat("n", 119) + "-" + strings.Repeat("n", 20), "a" + strings.Repeat("-", 200) + "b", strings.Repeat("\x1b", 5000), strings.Repeat("é\n", 5000),
+	} {
+		for _, partial := range []bool{false, true} {
+			topic := rejections(strings.Repeat("r", 63), []peers.Rejection{{Node: node, Reason: peers.ReasonDuplicatePrefix, Partial: partial}})
+			name := "semaphore-wireguard." + topic.Name + "." + topic.Facts[0].Name
+			if faults := validation.IsDNS1123Subdomain(name); len(faults) > 0 {
+				t.Errorf("node %q: %s: %v", node, name, faults)
+			}
+			// What the admission policy takes for a part of a name.
+			_, part, _ := strings.Cut(topic.Facts[0].Name, "duplicate-prefix.")
+			if part != "" && part != node && len(part) < 100 {
+				t.Errorf("node %q: cut to %q", node, part)
+			}
+			// Behind that an Event is cut off.
+			message := topic.Facts[0].Message
+			if !strings.Contains(message[:min(len(message), 1000)], `" of `+topic.Name+" is rejected, duplicate_prefix: ") {
+				t.Errorf("node %q: message %q", node, message)
+			}
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"time"
 
@@ -60,11 +61,12 @@ func (h *Herald) Loop(topics func() []Topic) reconcile.Config {
 	}
 }
 
-// tell tells what is due, up to the first failure: the API server that doesn't
-// take one Event takes no other.
+// tell tells what is due of each topic, up to its first failure: as a rule the API
+// server that doesn't take one Event takes no other.
 func (h *Herald) tell(ctx context.Context, now time.Time, topics []Topic) error {
 	ctx, cancel := context.WithTimeout(ctx, heraldTimeout)
 	defer cancel()
+	var errs []error
 	for i := range topics {
 		topic := &topics[i]
 		s := h.topics[topic.Name]
@@ -73,19 +75,24 @@ func (h *Herald) tell(ctx context.Context, now time.Time, topics []Topic) error 
 			h.topics[topic.Name] = s
 		}
 		for _, f := range s.due(now, topic.Facts, topic.Summary) {
-			if err := h.writer.warn(ctx, h.name(topic.Name, f.ID), h.about, f.Reason, f.Message); err != nil {
-				return err
+			if err := h.writer.warn(ctx, h.name(topic.Name, f), h.about, f.Reason, f.Message); err != nil {
+				errs = append(errs, err)
+				break
 			}
 			s.told(now, f)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // name returns the name of the Event of a fact: the same in all programs.
-func (h *Herald) name(topic, id string) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q", topic, id))
-	return fmt.Sprintf("%s.%s.%s", h.writer.Component, topic, hex.EncodeToString(sum[:8]))
+func (h *Herald) name(topic string, f Fact) string {
+	end := f.Name
+	if end == "" {
+		sum := sha256.Sum256(fmt.Appendf(nil, "%q %q", topic, f.ID))
+		end = hex.EncodeToString(sum[:8])
+	}
+	return fmt.Sprintf("%s.%s.%s", h.writer.Component, topic, end)
 }
 
 // Pod returns a reference to a pod.

@@ -220,15 +220,37 @@ func TestWhatCouldNotBeToldIsToldLater(t *testing.T) {
 	}
 }
 
+// TestOneRemotesEventsDontHoldUpAnothers refuses what is told of one topic.
+func TestOneRemotesEventsDontHoldUpAnothers(t *testing.T) {
+	heralds, api := fleet(1)
+	heralds[0].spread = 0
+	api.client.PrependReactor("create", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		e := action.(clienttesting.CreateAction).GetObject().(*corev1.Event)
+		return strings.Contains(e.Name, ".bad."), nil, errors.New("refused by a policy")
+	})
+	err := heralds[0].tell(t.Context(), start, []Topic{
+		{Name: "bad", Facts: facts("a", "b"), Summary: summary}, {Name: "good", Facts: facts("c"), Summary: summary},
+	})
+	if err == nil || !strings.Contains(err.Error(), "refused by a policy") {
+		t.Errorf("error %v", err)
+	}
+	if diff := cmp.Diff([]string{"c is bad"}, api.told()); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+}
+
 func TestNamesOfEventsTellFactsApart(t *testing.T) {
 	h := NewHerald(Writer{Component: "semaphore-test"}, Pod("n", "p", "u"), 0)
 	names := map[string]bool{}
 	for _, c := range [][2]string{{"gcp", "a/b"}, {"gcp", "a/c"}, {"merit", "a/b"}, {"gcp", `a" "b`}, {"gcp", ""}} {
-		name := h.name(c[0], c[1])
-		if names[name] || name != h.name(c[0], c[1]) {
+		name := h.name(c[0], Fact{ID: c[1]})
+		if names[name] || name != h.name(c[0], Fact{ID: c[1]}) {
 			t.Errorf("%q has the name %s", c, name)
 		}
 		names[name] = true
+	}
+	if name := h.name("gcp", Fact{ID: "x", Name: "node.endpoint.gcp-1"}); name != "semaphore-test.gcp.node.endpoint.gcp-1" {
+		t.Errorf("a fact with a name is %s", name)
 	}
 }
 

@@ -33,6 +33,11 @@ type Fact struct {
 	// ID tells facts of a topic apart; two with one ID are one. It must be the
 	// same in all programs that see the fact.
 	ID string
+	// Name is how the name of the Event ends, as in a DNS subdomain (RFC 1123).
+	// An admission policy can hold it against the message, so that nobody can
+	// take the name and tell something else. Empty: a hash of ID, for programs
+	// of which no others take the names.
+	Name string
 	// Reason is that of the Event, in camel case.
 	Reason string
 	// Message is for people.
