@@ -100,7 +100,7 @@ func TestExamplesAgree(t *testing.T) {
 	}
 }
 
-// TestControllersAreRestricted checks the pods of the two Deployments against the
+// TestControllersAreRestricted checks all pods but the agents' against the
 // strictest of the Pod Security Standards, in a namespace that enforces it.
 func TestControllersAreRestricted(t *testing.T) {
 	cluster := startCluster(t)
@@ -115,20 +115,26 @@ func TestControllersAreRestricted(t *testing.T) {
 				continue
 			}
 			var workload struct {
-				Spec struct{ Template corev1.PodTemplateSpec }
+				Spec struct {
+					Template    corev1.PodTemplateSpec
+					JobTemplate struct {
+						Spec struct{ Template corev1.PodTemplateSpec }
+					}
+				}
 			}
 			must(t, yaml.Unmarshal([]byte(document), &workload))
-			return &corev1.Pod{
-				ObjectMeta: metav1.ObjectMeta{GenerateName: "pod-", Labels: workload.Spec.Template.Labels},
-				Spec:       workload.Spec.Template.Spec,
+			template := workload.Spec.Template
+			if kind == "CronJob" {
+				template = workload.Spec.JobTemplate.Spec.Template
 			}
+			return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "pod-", Labels: template.Labels}, Spec: template.Spec}
 		}
 		t.Fatalf("%s has no %s", folder, kind)
 		return nil
 	}
 	pods := cluster.Client().CoreV1().Pods(systemNamespace)
-	for _, folder := range []string{"service-mirror", "policy"} {
-		_, err := pods.Create(t.Context(), template(folder, "Deployment"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	for folder, kind := range map[string]string{"service-mirror": "Deployment", "policy": "Deployment", "tokens": "CronJob"} {
+		_, err := pods.Create(t.Context(), template(folder, kind), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err != nil {
 			t.Errorf("%s: %v", folder, err)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/leader"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
@@ -90,6 +91,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	}
 	p.registry.MustRegister(
 		metrics, watches, policy.NewCollector(p.controller), version.Collector("semaphore_policy"),
+		tokens.NewCollector("semaphore_policy", cfg.TokenFiles()),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "semaphore_policy_leader",
 			Help: "Whether this replica is the one that writes.",

@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 	"github.com/kube-semaphore/kube-semaphore/internal/leader"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
@@ -86,6 +87,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	p.controller = mirror.New(settings)
 	p.registry.MustRegister(
 		p.controller.Metrics(), watches, requests, version.Collector("semaphore_service_mirror"),
+		tokens.NewCollector("semaphore_service_mirror", cfg.TokenFiles()),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	if !cfg.LeaderElection {

@@ -26,6 +26,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -79,6 +80,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	watchMetrics := cluster.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
 		a.metrics, watchMetrics, version.Collector("semaphore_wg"),
+		tokens.NewCollector("semaphore_wg", cfg.TokenFiles()),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 

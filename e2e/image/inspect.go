@@ -144,7 +144,7 @@ func (i *image) licensed(program string) error {
 func (i *image) runs(ctx context.Context, program string) error {
 	for argument, want := range map[string][]string{
 		"-version": {version, revision[:12]},
-		"-help":    {program + " status", "SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES"},
+		"-help":    {program, "SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES"},
 	} {
 		cmd := exec.CommandContext(ctx, "/bin/"+program, argument)
 		cmd.Dir = "/"

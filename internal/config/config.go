@@ -106,6 +106,18 @@ type Base struct {
 // Logging returns the level and the format of the log.
 func (b Base) Logging() (level, format string) { return b.LogLevel, b.LogFormat }
 
+// TokenFiles are the files with the tokens for the remotes' API servers, by remote,
+// of those whose access isn't a kubeconfig.
+func (b *Base) TokenFiles() map[string]string {
+	files := map[string]string{}
+	for i := range b.Remotes {
+		if file := b.Remotes[i].Access.TokenFile; file != "" {
+			files[b.Remotes[i].Name] = file
+		}
+	}
+	return files
+}
+
 // Pod is the pod that a program runs in, which its Events are about.
 type Pod struct{ Namespace, Name, UID string }
 
@@ -198,4 +210,13 @@ type Policy struct {
 	IncludeHostNetwork bool
 	// FullResyncPeriod is how often all sets are compared with the cluster.
 	FullResyncPeriod time.Duration
+}
+
+// Tokens configures semaphore-tokens.
+type Tokens struct {
+	Base
+	// Namespace holds the Secrets with the remotes' tokens.
+	Namespace string
+	// All asks to renew tokens that aren't due, too.
+	All bool
 }

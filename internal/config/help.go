@@ -38,6 +38,10 @@ func (l *loader) commands(b *strings.Builder) {
 	command := func(arguments, meaning string) {
 		fmt.Fprintf(b, "  %s%s\n        %s\n", l.program, arguments, meaning)
 	}
+	if l.once != "" {
+		command("", l.once)
+		return
+	}
 	command("", "work until a signal comes")
 	command(" status", "ask the process that works on this machine, or in this pod, and print a table of how it is,\n"+
 		"        with -o json its whole report; the exit code is 1 if something is wrong")

@@ -48,6 +48,11 @@ func LoadPolicy(args []string) (cfg Policy, warnings []string, err error) {
 	return loadPolicy(args, os.Stdout, podNamespaceFile)
 }
 
+// LoadTokens is LoadWireguard for semaphore-tokens.
+func LoadTokens(args []string) (cfg Tokens, warnings []string, err error) {
+	return loadTokens(args, os.Stdout, podNamespaceFile)
+}
+
 func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wireguard, warnings []string, err error) {
 	var vars wireguardVars
 	l, err := newLoader("semaphore-wireguard", "keeps a WireGuard mesh with the nodes of remote clusters", &vars)
@@ -155,9 +160,29 @@ func loadPolicy(args []string, out io.Writer, namespaceFile string) (cfg Policy,
 	return cfg, l.warnings, nil
 }
 
+func loadTokens(args []string, out io.Writer, namespaceFile string) (cfg Tokens, warnings []string, err error) {
+	var vars tokensVars
+	l, err := newLoader("semaphore-tokens", "renews the tokens for remote clusters that expire", &vars)
+	if err != nil {
+		return Tokens{}, nil, err
+	}
+	l.once = "renew the tokens of which a third of their life is over, and end; the exit code is 1 if one couldn't be renewed"
+	l.flags.BoolVar(&cfg.All, "all", false, "renew the others, too, and end")
+	if err := l.load(args, out); err != nil {
+		return Tokens{}, nil, err
+	}
+	cfg.Base = l.base(":8080", ":8081", needs{})
+	cfg.Namespace = l.namespace(&vars.Namespace, readPodNamespace(namespaceFile))
+	if err := l.faults.join(); err != nil {
+		return Tokens{}, l.warnings, err
+	}
+	return cfg, l.warnings, nil
+}
+
 // loader brings the sources of one program's configuration together.
 type loader struct {
 	program, purpose string
+	once             string // what a program does that doesn't go on until a signal comes
 	flags            *flag.FlagSet
 	settings         []*setting // common ones and the program's own
 	common           commonVars

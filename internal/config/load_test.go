@@ -354,12 +354,37 @@ func TestVersionAndHelpEndTheProgram(t *testing.T) {
 	}
 }
 
+// TestTokensRun checks what the settings of the other programs mean for the one that
+// renews tokens.
+func TestTokensRun(t *testing.T) {
+	setenv(t, map[string]string{
+		"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_NAMESPACE": "sys-semaphore",
+		"SEMAPHORE_REMOTE_GCP_API_URL": "https://api.gcp.example:6443", "SEMAPHORE_REMOTE_GCP_CA_FILE": "/ca",
+		"SEMAPHORE_REMOTE_GCP_TOKEN_FILE": "/token",
+	})
+	cfg, warnings, err := LoadTokens([]string{"-all"})
+	if err != nil || len(warnings) > 0 || !cfg.All || cfg.Namespace != "sys-semaphore" || cfg.Remotes[0].Access.APIURL == "" {
+		t.Errorf("%+v, %q, %v", cfg, warnings, err)
+	}
+	if diff := cmp.Diff(map[string]string{"gcp": "/token"}, cfg.TokenFiles()); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	if _, _, err := LoadTokens([]string{"status"}); err == nil {
+		t.Error("it has a status")
+	}
+	setenv(t, nil)
+	if _, _, err := loadTokens(nil, io.Discard, ""); err == nil || !strings.Contains(err.Error(), "SEMAPHORE_NAMESPACE: required") {
+		t.Errorf("without settings: %v", err)
+	}
+}
+
 func TestHelpNamesEverySetting(t *testing.T) {
 	setenv(t, nil)
 	loaders := map[string]func(out io.Writer) error{
 		"wireguard": func(out io.Writer) error { _, _, err := loadWireguard([]string{"-help"}, out, ""); return err },
 		"mirror":    func(out io.Writer) error { _, _, err := loadMirror([]string{"-help"}, out, ""); return err },
 		"policy":    func(out io.Writer) error { _, _, err := loadPolicy([]string{"-help"}, out, ""); return err },
+		"tokens":    func(out io.Writer) error { _, _, err := loadTokens([]string{"-help"}, out, ""); return err },
 	}
 	common := []string{
 		"SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES", "SEMAPHORE_CLUSTERS_CONFIG, -clusters-config", "SEMAPHORE_KUBECONFIG",
@@ -378,6 +403,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",
 			"SEMAPHORE_GLOBAL_SELECTOR", "SEMAPHORE_GLOBAL_ROUTING_STRATEGY_LABEL", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "-config",
 		},
+		"tokens": {"SEMAPHORE_NAMESPACE", "-all"},
 		"policy": {
 			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_POLICY_LABEL_DOMAIN", "SEMAPHORE_POLICY_MANAGED_BY",
 			"SEMAPHORE_POLICY_CALICO_API", "SEMAPHORE_POLICY_INCLUDE_HOST_NETWORK", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD, -full-store-resync-period",
@@ -392,8 +418,8 @@ func TestHelpNamesEverySetting(t *testing.T) {
 			}
 			commands := []string{" status\n        ask the process", "with -o json its whole report"}
 			for _, part := range commands {
-				if !strings.Contains(out.String(), part) {
-					t.Errorf("-help lacks %q:\n%s", part, &out)
+				if has := strings.Contains(out.String(), part); has != (program != "tokens") {
+					t.Errorf("-help tells of %q: %t:\n%s", part, has, &out)
 				}
 			}
 			if cleans := strings.Contains(out.String(), "\n  semaphore-wireguard -cleanup\n"); cleans != (program == "wireguard") {

@@ -103,6 +103,10 @@ type policyVars struct {
 	}
 }
 
+type tokensVars struct {
+	Namespace string `desc:"namespace of the Secrets with the remotes' tokens (default: the pod's)"`
+}
+
 // targetVars are the flags of the original policy tool, which knows one
 // remote. They have no variables.
 type targetVars struct {

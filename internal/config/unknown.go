@@ -47,6 +47,7 @@ func (l *loader) knownVariables() []string {
 	add(prefix, new(wireguardVars))
 	add(prefix, new(mirrorVars))
 	add(prefix, new(policyVars))
+	add(prefix, new(tokensVars))
 	if !l.setting(&l.common.ClustersConfig).set {
 		for _, r := range l.remotes {
 			add(groupPrefix(r.name), new(remoteVars))

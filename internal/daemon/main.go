@@ -27,10 +27,11 @@ type Program[C Configured] struct {
 	// environment. It returns flag.ErrHelp when all that was asked for has been
 	// printed.
 	Load func(args []string) (cfg C, warnings []string, err error)
-	// Run does the work until the process ends.
+	// Run does the work, until the process ends or until it is done.
 	Run func(cfg C, log *slog.Logger) error
 	// Status answers the word "status" in front of the arguments, which are
-	// those behind it, and returns the exit code.
+	// those behind it, and returns the exit code. Nil: the program doesn't go on
+	// working, and has none.
 	Status func(args []string) int
 }
 
@@ -39,7 +40,7 @@ type Program[C Configured] struct {
 // them asks for it; else 0, 1 when Run failed, 2 for a configuration that can't
 // be used.
 func (p Program[C]) Main(args []string) int {
-	if len(args) > 0 && args[0] == "status" {
+	if len(args) > 0 && args[0] == "status" && p.Status != nil {
 		return p.Status(args[1:])
 	}
 	cfg, warnings, err := p.Load(args)

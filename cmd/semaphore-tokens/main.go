@@ -1,0 +1,57 @@
+// Command semaphore-tokens renews the tokens with which this cluster reads its
+// neighbours, those that are due, and ends.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
+	"github.com/kube-semaphore/kube-semaphore/internal/version"
+)
+
+// limit is for all neighbours together, which are asked at the same time.
+const limit = 5 * time.Minute
+
+func main() {
+	program := daemon.Program[config.Tokens]{Name: "semaphore-tokens", Load: config.LoadTokens, Run: run}
+	os.Exit(program.Main(os.Args[1:]))
+}
+
+func run(cfg config.Tokens, log *slog.Logger) error {
+	local, err := cluster.RESTConfig(cluster.ClientConfig{
+		Access: cfg.Local, UserAgent: fmt.Sprintf("semaphore-tokens/%s (%s)", version.Number(), cfg.ClusterName), Logger: log,
+	})
+	if err != nil {
+		return fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
+	}
+	client, err := kubernetes.NewForConfig(local)
+	if err != nil {
+		return fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
+	}
+	renewer := tokens.Renewer{Client: client, Namespace: cfg.Namespace, All: cfg.All, Now: time.Now, Logger: log}
+	for i := range cfg.Remotes {
+		r := &cfg.Remotes[i]
+		if r.Access.APIURL == "" {
+			log.Debug("its kubeconfig is not ours to renew", "cluster", r.Name)
+			continue
+		}
+		renewer.Remotes = append(renewer.Remotes, tokens.Remote{Name: r.Name, URL: r.Access.APIURL})
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("not within "+limit.String()))
+	defer cancel()
+	return renewer.Run(ctx)
+}

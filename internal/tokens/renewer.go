@@ -1,0 +1,124 @@
+package tokens
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Secrets are those with the neighbours' tokens, one for each of the programs that
+// read neighbours. The keys are <neighbour>.token and <neighbour>.ca.crt.
+func Secrets() []string {
+	return []string{"semaphore-wireguard-remotes", "semaphore-service-mirror-remotes", "semaphore-policy-remotes"}
+}
+
+// Remote is a neighbour.
+type Remote struct {
+	Name string
+	// URL is the https address of its API server.
+	URL string
+}
+
+// Renewer renews tokens.
+type Renewer struct {
+	// Client is for the own cluster, where the Secrets are in Namespace.
+	Client    kubernetes.Interface
+	Namespace string
+	Remotes   []Remote
+	// All renews what isn't due yet, too.
+	All    bool
+	Now    func() time.Time
+	Logger *slog.Logger
+}
+
+// Run renews the tokens that are due: those that expire, when a third of their life
+// is over. Tokens that never expire stay, as do those that aren't there. Neighbours
+// don't wait for each other. The error joins what failed, each with neighbour and
+// Secret; a token that couldn't be renewed stays as it is.
+func (r *Renewer) Run(ctx context.Context) error {
+	errs := make([]error, len(r.Remotes))
+	var group sync.WaitGroup
+	for i, remote := range r.Remotes {
+		group.Go(func() {
+			for _, name := range Secrets() {
+				if err := r.renew(ctx, remote, name); err != nil {
+					errs[i] = errors.Join(errs[i], fmt.Errorf("%s of %s: %w", name, remote.Name, err))
+				}
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// renew renews the token of one neighbour in one Secret.
+func (r *Renewer) renew(ctx context.Context, remote Remote, name string) error {
+	secret, err := r.Client.CoreV1().Secrets(r.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil // Nobody has handed over anything for this program.
+	}
+	if err != nil {
+		return err
+	}
+	stored, have := secret.Data[remote.Name+".token"]
+	if !have {
+		return nil
+	}
+	present := strings.TrimSpace(string(stored))
+	claims, err := Parse(present)
+	if err != nil {
+		return fmt.Errorf("the present token: %w", err)
+	}
+	now := r.Now()
+	switch {
+	case claims.Expires.IsZero(), !r.All && !claims.due(now):
+		return nil
+	case !now.Before(claims.Expires):
+		return fmt.Errorf("the present token has expired at %s: hand over another one", claims.Expires.UTC().Format(time.RFC3339))
+	case claims.Secret.Name == "":
+		return fmt.Errorf("the present token isn't bound to a Secret, and can't be renewed: hand over another one before %s",
+			claims.Expires.UTC().Format(time.RFC3339))
+	}
+	neighbour := server{url: remote.URL, ca: secret.Data[remote.Name+".ca.crt"]}
+	token, next, err := neighbour.next(ctx, present, claims)
+	if err != nil {
+		return fmt.Errorf("renew the token that expires at %s: %w", claims.Expires.UTC().Format(time.RFC3339), err)
+	}
+	if err := r.replace(ctx, secret, remote.Name+".token", []byte(token)); err != nil {
+		return fmt.Errorf("store the token: %w", err)
+	}
+	r.Logger.Info("token renewed", "cluster", remote.Name, "secret", name, "expires", next.Expires.UTC())
+	return nil
+}
+
+// replace writes one key of a Secret, if it is still what was read.
+func (r *Renewer) replace(ctx context.Context, read *corev1.Secret, key string, value []byte) error {
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value any    `json:"value"`
+	}
+	// A key begins with a DNS label and needs no escape (RFC 6901).
+	patch, err := json.Marshal([]operation{
+		{"test", "/metadata/uid", read.UID},
+		{"test", "/data/" + key, read.Data[key]},
+		{"replace", "/data/" + key, value},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = r.Client.CoreV1().Secrets(r.Namespace).Patch(ctx, read.Name, types.JSONPatchType, patch,
+		metav1.PatchOptions{FieldManager: "semaphore-tokens"})
+	return err
+}

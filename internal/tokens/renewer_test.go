@@ -1,0 +1,235 @@
+package tokens
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+)
+
+const wireguard = "semaphore-wireguard-remotes"
+
+// neighbour is an API server that answers as it likes. It returns what the Secret
+// holds of it: its authority.
+func neighbour(t *testing.T, answer http.HandlerFunc) (remote Remote, ca []byte) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(answer)
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return Remote{Name: "gcp", URL: server.URL},
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+}
+
+// answer is a TokenRequest that was granted.
+func answer(t testing.TB, w http.ResponseWriter, token string) {
+	t.Helper()
+	w.WriteHeader(http.StatusCreated)
+	if err := json.NewEncoder(w).Encode(&authenticationv1.TokenRequest{Status: authenticationv1.TokenRequestStatus{Token: token}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// fixture is a renewer of an own cluster with one Secret.
+type fixture struct {
+	*Renewer
+	log *logtest.Buffer
+}
+
+func newFixture(t *testing.T, data map[string][]byte, remotes ...Remote) *fixture {
+	t.Helper()
+	log := new(logtest.Buffer)
+	return &fixture{log: log, Renewer: &Renewer{
+		Client: fake.NewClientset(&corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: wireguard, Namespace: "sys-semaphore", UID: "u"}, Data: data,
+		}),
+		Namespace: "sys-semaphore", Remotes: remotes, Now: time.Now,
+		Logger: slog.New(slog.NewTextHandler(log, nil)),
+	}}
+}
+
+func (f *fixture) stored(t *testing.T, key string) string {
+	t.Helper()
+	secret, err := f.Client.CoreV1().Secrets("sys-semaphore").Get(t.Context(), wireguard, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(secret.Data[key])
+}
+
+// TestRenewal has a good neighbour beside one that is away and one whose token has
+// expired.
+func TestRenewal(t *testing.T) {
+	now := time.Now()
+	present, next := agents(now.Add(-11*24*time.Hour)), agents(now)
+	var asked authenticationv1.TokenRequest
+	remote, ca := neighbour(t, func(w http.ResponseWriter, r *http.Request) {
+		const path = "/api/v1/namespaces/sys-semaphore/serviceaccounts/semaphore-wireguard-remote-aws/token"
+		if r.URL.Path != path || r.Header.Get("Authorization") != "Bearer "+issue(t, present) {
+			t.Errorf("asked %s %s", r.Method, r.URL)
+		}
+		if err := json.NewDecoder(r.Body).Decode(&asked); err != nil {
+			t.Error(err)
+		}
+		answer(t, w, issue(t, next))
+	})
+	f := newFixture(t, map[string][]byte{
+		"gcp.token": []byte(issue(t, present) + "\n"), "gcp.ca.crt": ca,
+		"away.token": []byte(issue(t, present)), "away.ca.crt": ca,
+		"late.token": []byte(issue(t, agents(now.Add(-31*24*time.Hour)))), "late.ca.crt": ca,
+		"bad.token": []byte("secret words"), "static.token": []byte(sign(`{"iss":"kubernetes/serviceaccount"}`)),
+		"fresh.token": []byte(issue(t, agents(now))), "fresh.ca.crt": ca,
+	}, remote, Remote{Name: "away", URL: "https://127.0.0.1:1"}, Remote{Name: "late", URL: remote.URL}, Remote{Name: "bad", URL: remote.URL},
+		Remote{Name: "static", URL: remote.URL}, Remote{Name: "fresh", URL: remote.URL}, Remote{Name: "none", URL: remote.URL})
+	err := f.Run(t.Context())
+	if f.stored(t, "gcp.token") != issue(t, next) {
+		t.Errorf("not renewed: %v", err)
+	}
+	if got := *asked.Spec.ExpirationSeconds; got != 30*24*60*60 || asked.Spec.BoundObjectRef.Name != present.Secret.Name || asked.Spec.BoundObjectRef.UID != "s" {
+		t.Errorf("asked for %+v", asked.Spec)
+	}
+	for _, want := range []string{
+		wireguard + " of away: renew the token that expires at ", wireguard + " of late: the present token has expired",
+		wireguard + " of bad: the present token: not a JSON Web Token",
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, expected %q", err, want)
+		}
+	}
+	if strings.Count(err.Error(), wireguard) != 3 {
+		t.Errorf("more failed: %v", err)
+	}
+	if log := f.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "token renewed") {
+		t.Errorf("log:\n%s", log)
+	}
+	if all := err.Error() + f.log.String(); strings.Contains(all, "eyJ") || strings.Contains(all, "secret words") {
+		t.Error("a token is told")
+	}
+	f.log.Take()
+	f.Remotes = f.Remotes[:1]
+	if err := f.Run(t.Context()); err != nil || f.log.String() != "" {
+		t.Errorf("renewed again: %v\n%s", err, f.log)
+	}
+}
+
+// TestHostileAnswers has a neighbour answer something else than the next token.
+func TestHostileAnswers(t *testing.T) {
+	now := time.Now()
+	present := agents(now.Add(-11 * 24 * time.Hour))
+	changed := func(change func(*Claims)) http.HandlerFunc {
+		claims := agents(now)
+		change(claims)
+		return func(w http.ResponseWriter, _ *http.Request) { answer(t, w, issue(t, claims)) }
+	}
+	text := func(code int, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, body) // The client may have had enough.
+		}
+	}
+	token := func(token string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { answer(t, w, token) }
+	}
+	var elsewhere int
+	trap := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere++ }))
+	t.Cleanup(trap.Close)
+	for name, c := range map[string]struct {
+		answer http.HandlerFunc
+		want   string
+	}{
+		"nothing":                {token(""), "holds no token"},
+		"words":                  {token("a b\nc"), "holds no token"},
+		"a huge token":           {token(strings.Repeat("x", 20_000)), "holds no token"},
+		"a token without an end": {token(sign(`{"sub":"x"}`)), "another account"},
+		"another account's":      {changed(func(c *Claims) { c.Account = "x" }), "another account"},
+		"another namespace's":    {changed(func(c *Claims) { c.Namespace = "x" }), "another account"},
+		"bound to nothing":       {changed(func(c *Claims) { c.Secret = Bound{} }), "bound to something else"},
+		"bound to a new Secret":  {changed(func(c *Claims) { c.Secret.UID = "x" }), "bound to something else"},
+		"one that ends earlier":  {changed(func(c *Claims) { c.Expires = now.Add(time.Hour) }), "expires no later"},
+		"the same one":           {token(issue(t, present)), "expires no later"},
+		"no JSON":                {text(http.StatusCreated, "{"), "no TokenRequest"},
+		"a list":                 {text(http.StatusCreated, "[]"), "no TokenRequest"},
+		"without an end":         {text(http.StatusCreated, strings.Repeat(" ", maxAnswer+1)), "more than 65536 bytes"},
+		"a refusal":              {text(http.StatusForbidden, `{"kind":"Status","message":"no \u001b[2J\u009b right"}`), `code 403: "no \x1b[2J\u009b right"`},
+		"a long refusal":         {text(http.StatusForbidden, `{"message":"`+strings.Repeat("x", 10_000)+`"}`), "xxx"},
+		"a refusal with the secret": {func(w http.ResponseWriter, r *http.Request) {
+			text(http.StatusForbidden, fmt.Sprintf(`{"message":%q}`, r.Header.Get("Authorization")))(w, r)
+		}, "code 403"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, trap.URL, http.StatusTemporaryRedirect)
+		}, "code 307"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			remote, ca := neighbour(t, c.answer)
+			f := newFixture(t, map[string][]byte{"gcp.token": []byte(issue(t, present)), "gcp.ca.crt": ca}, remote)
+			err := f.Run(t.Context())
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, expected %q", err, c.want)
+			}
+			if f.stored(t, "gcp.token") != issue(t, present) {
+				t.Error("the token has changed")
+			}
+			if text := err.Error() + f.log.String(); strings.Contains(text, "eyJ") || strings.Contains(text, "\x1b") || len(text) > 1000 {
+				t.Errorf("told: %q", text)
+			}
+		})
+	}
+	if elsewhere > 0 {
+		t.Error("a redirect was followed")
+	}
+}
+
+// TestOtherAuthority has a neighbour whose certificate is somebody else's.
+func TestOtherAuthority(t *testing.T) {
+	present := agents(time.Now().Add(-11 * 24 * time.Hour))
+	remote, _ := neighbour(t, func(http.ResponseWriter, *http.Request) { t.Error("was asked") })
+	for name, ca := range map[string][]byte{
+		"none": nil, "words": []byte("words"), "too many": []byte(strings.Repeat("\n", maxCA+1)),
+	} {
+		f := newFixture(t, map[string][]byte{"gcp.token": []byte(issue(t, present)), "gcp.ca.crt": ca}, remote)
+		if err := f.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "certificates") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestTokenThatWasReplacedMeanwhile keeps what an operator has handed over while a
+// neighbour was asked.
+func TestTokenThatWasReplacedMeanwhile(t *testing.T) {
+	now := time.Now()
+	present := agents(now.Add(-11 * 24 * time.Hour))
+	var f *fixture
+	remote, ca := neighbour(t, func(w http.ResponseWriter, r *http.Request) {
+		secrets := f.Client.CoreV1().Secrets("sys-semaphore")
+		secret, err := secrets.Get(r.Context(), wireguard, metav1.GetOptions{})
+		if err == nil {
+			secret.Data["gcp.token"] = []byte("another one")
+			_, err = secrets.Update(r.Context(), secret, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		answer(t, w, issue(t, agents(now)))
+	})
+	f = newFixture(t, map[string][]byte{"gcp.token": []byte(issue(t, present)), "gcp.ca.crt": ca}, remote)
+	if err := f.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "store the token") || strings.Contains(err.Error(), "eyJ") {
+		t.Errorf("error %v", err)
+	}
+	if got := f.stored(t, "gcp.token"); got != "another one" {
+		t.Errorf("it is %q", got)
+	}
+}
