@@ -11,7 +11,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -67,7 +66,7 @@ func startExample(t *testing.T) *example {
 		// Calico's, which semaphore-policy writes to.
 		must(t, c.Apply(t.Context(), filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata", calico[i].Version+".yaml")))
 		e.kubectl(t, c, "apply", "-k", filepath.Join(e.folder, c.Name))
-		issueTokens(t, c)
+		publishAuthority(t, c)
 		for range 2 {
 			_, err := c.AddNode(t.Context(), testbed.NodeConfig{})
 			must(t, err)
@@ -104,33 +103,6 @@ func (e *example) set(t *testing.T, c *testbed.Cluster, variable, value string) 
 	list.Items[i].Data[variable] = value
 	_, err = maps.Update(t.Context(), &list.Items[i], metav1.UpdateOptions{})
 	must(t, err)
-}
-
-// issueTokens does what the token controller of a cluster's controller manager
-// does: it fills Secrets that ask for the token of an account.
-func issueTokens(t *testing.T, c *testbed.Cluster) {
-	t.Helper()
-	ca, err := os.ReadFile(c.CAFile())
-	must(t, err)
-	core := c.Client().CoreV1()
-	secrets, err := core.Secrets(systemNamespace).List(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	for i := range secrets.Items {
-		secret := &secrets.Items[i]
-		if secret.Type != corev1.SecretTypeServiceAccountToken {
-			continue
-		}
-		account := secret.Annotations[corev1.ServiceAccountNameKey]
-		token, err := core.ServiceAccounts(systemNamespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{
-			Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{
-				APIVersion: "v1", Kind: "Secret", Name: secret.Name, UID: secret.UID,
-			}},
-		}, metav1.CreateOptions{})
-		must(t, err)
-		secret.Data = map[string][]byte{"token": []byte(token.Status.Token), "ca.crt": ca, "namespace": []byte(systemNamespace)}
-		_, err = core.Secrets(systemNamespace).Update(t.Context(), secret, metav1.UpdateOptions{})
-		must(t, err)
-	}
 }
 
 // shell runs a command in the root of the repository, with kubectl and a
@@ -174,26 +146,12 @@ func (e *example) shell(t *testing.T, name, command string) (string, error) {
 	return process.Log(), process.Err()
 }
 
-// handOver runs deploy/remote/hand-over.
-func (e *example) handOver(t *testing.T, from, to string) {
-	t.Helper()
-	out, err := e.shell(t, "hand-over-"+from, "deploy/remote/hand-over "+from+" "+to)
-	if err != nil {
-		t.Fatalf("hand-over: %v\n%s", err, out)
-	}
-	for line := range strings.Lines(out) {
-		if !strings.HasSuffix(strings.TrimSpace(line), "serverside-applied") {
-			t.Errorf("hand-over prints %q", line)
-		}
-	}
-}
-
 // handOverLess hands over to a neighbour that isn't to run all of the tools.
 func (e *example) handOverLess(t *testing.T) {
 	command := "deploy/remote/hand-over gcp aws"
 	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-policy-remote-aws")
 	if out, err := e.shell(t, "hand-over-less", command); err != nil || !strings.Contains(out, "gcp: no Secret semaphore-policy-remote-aws") ||
-		strings.Count(out, "serverside-applied") != 2 {
+		strings.Count(out, "patched") != 2 {
 		t.Errorf("without the Secret of one tool: %v\n%s", err, out)
 	}
 	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-wireguard-remote-aws", "semaphore-service-mirror-remote-aws")
@@ -305,6 +263,11 @@ func TestExample(t *testing.T) {
 		t.Run("somebody else changes that set in "+to.Name, func(t *testing.T) { e.contested(t, i) })
 	}
 	t.Run("what an operator must know is told in Events", e.tells)
+	t.Run("tokens are renewed", func(t *testing.T) {
+		for _, c := range e.clusters {
+			must(t, e.renew(t, c, "tokens", "-all"))
+		}
+	})
 	for _, pod := range all {
 		if strings.Contains(pod.Log(), "forbidden: User") {
 			t.Errorf("%s lacks a right:\n%s", pod.Command().Name, pod.Tail(20))

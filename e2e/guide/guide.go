@@ -56,7 +56,7 @@ var runners = []struct {
 	{regexp.MustCompile(`^\{ .*\| kubectl [^|]* apply -f -$`), Here},
 	{regexp.MustCompile(`^(umask 077; )?(ip|wg|nft) `), Operator},
 	{regexp.MustCompile(`^curl -s http://127\.0\.0\.1:7774/`), Operator},
-	{regexp.MustCompile(`^deploy/remote/hand-over \w+ \w+$`), Example},
+	{regexp.MustCompile(`^deploy/remote/hand-over( --revoke)? \w+ \w+$`), Example},
 	{regexp.MustCompile(`^kubectl( -\S+( [^-]\S*)?)* (exec|logs|run|rollout) `), RealCluster},
 	{regexp.MustCompile(`^kubectl `), Example},
 	{regexp.MustCompile(`^(docker|tcpdump|ping|curl) `), RealCluster},
