@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -40,18 +39,43 @@ rules:
 	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + log, "--feature-gates=WatchList=false"}
 }
 
-// used returns the rights, as in "account verb resource.group", that our accounts
-// made use of, by the audit logs.
-func used(t *testing.T, logs ...string) []string {
+// right is a right of one of our accounts: one that it has been granted, or one
+// that it has made use of.
+type right struct {
+	account, verb string
+	resource      string // with its group, as in "leases.coordination.k8s.io"
+	namespace     string // empty: in all of them, or of what has none
+	name          string // empty: of any name, or a request that has none
+}
+
+func (r right) String() string {
+	text := r.account + " " + r.verb + " " + r.resource
+	if r.namespace != "" {
+		text += " in " + r.namespace
+	}
+	if r.name != "" {
+		text += " named " + r.name
+	}
+	return text
+}
+
+// covers reports whether who has r may do what other says.
+func (r right) covers(other right) bool {
+	return r.account == other.account && r.verb == other.verb && r.resource == other.resource &&
+		(r.namespace == "" || r.namespace == other.namespace) && (r.name == "" || r.name == other.name)
+}
+
+// used returns the rights that our accounts made use of, by the audit logs.
+func used(t *testing.T, logs ...string) map[right]bool {
 	t.Helper()
-	rights := map[string]bool{}
+	rights := map[right]bool{}
 	for _, log := range logs {
 		readAudit(t, log, rights)
 	}
-	return slices.Sorted(maps.Keys(rights))
+	return rights
 }
 
-func readAudit(t *testing.T, log string, rights map[string]bool) {
+func readAudit(t *testing.T, log string, rights map[right]bool) {
 	t.Helper()
 	file, err := os.Open(log)
 	must(t, err)
@@ -60,67 +84,78 @@ func readAudit(t *testing.T, log string, rights map[string]bool) {
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		var event struct {
-			Verb      string
-			User      struct{ Username string }
-			ObjectRef struct {
-				Resource, Subresource, APIGroup string
+			Verb       string
+			RequestURI string
+			User       struct{ Username string }
+			ObjectRef  struct {
+				Resource, Subresource, APIGroup, Namespace, Name string
 			}
 			ResponseStatus struct{ Code int }
 		}
 		must(t, json.Unmarshal(lines.Bytes(), &event))
 		account, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:"+systemNamespace+":")
-		if !ours || event.ObjectRef.Resource == "" {
+		object := event.ObjectRef
+		if !ours || object.Resource == "" {
 			continue
 		}
 		if event.ResponseStatus.Code == http.StatusForbidden {
-			t.Errorf("%s may not %s %s", account, event.Verb, event.ObjectRef.Resource)
+			t.Errorf("%s may not %s %s", account, event.Verb, object.Resource)
 			continue
 		}
-		resource := event.ObjectRef.Resource
-		if event.ObjectRef.Subresource != "" {
-			resource += "/" + event.ObjectRef.Subresource
+		if strings.HasPrefix(account, "semaphore-policy-remote-") && object.Resource == "pods" &&
+			!strings.Contains(event.RequestURI, "labelSelector=policy.semaphore.uw.io%2Fname") {
+			t.Errorf("%s asks for more than labelled pods: %s", account, event.RequestURI)
 		}
-		rights[right(account, event.Verb, resource, event.ObjectRef.APIGroup)] = true
-		if event.Verb == "patch" && event.ResponseStatus.Code == http.StatusCreated {
+		r := right{account: account, verb: event.Verb, namespace: object.Namespace, name: object.Name}
+		r.resource = qualified(object.Resource, object.Subresource, object.APIGroup)
+		if r.verb == "create" && object.Subresource == "" {
+			r.name = "" // Which the request doesn't have when it is authorized.
+		}
+		rights[r] = true
+		if r.verb == "patch" && event.ResponseStatus.Code == http.StatusCreated {
 			// Server-side apply of an object that isn't there needs both.
-			rights[right(account, "create", resource, event.ObjectRef.APIGroup)] = true
+			r.verb, r.name = "create", ""
+			rights[r] = true
 		}
 	}
 	must(t, lines.Err())
 }
 
-func right(account, verb, resource, group string) string {
-	return strings.TrimSuffix(account+" "+verb+" "+resource+"."+group, ".")
+func qualified(resource, subresource, group string) string {
+	if subresource != "" {
+		resource += "/" + subresource
+	}
+	if group != "" {
+		resource += "." + group
+	}
+	return resource
 }
 
-// granted returns the rights of all accounts of our namespace, as used does.
-func granted(t *testing.T, clusters ...*testbed.Cluster) []string {
+// granted returns the rights of all accounts of our namespace.
+func granted(t *testing.T, clusters ...*testbed.Cluster) map[right]bool {
 	t.Helper()
-	rights := map[string]bool{}
+	rights := map[right]bool{}
 	for _, c := range clusters {
 		readRoles(t, c, rights)
 	}
 	if len(rights) == 0 {
 		t.Fatal("no rights at all")
 	}
-	return slices.Sorted(maps.Keys(rights))
+	return rights
 }
 
-func readRoles(t *testing.T, c *testbed.Cluster, rights map[string]bool) {
+func readRoles(t *testing.T, c *testbed.Cluster, rights map[right]bool) {
 	t.Helper()
 	rbac := c.Client().RbacV1()
-	grant := func(subjects []rbacv1.Subject, rules []rbacv1.PolicyRule) {
+	grant := func(subjects []rbacv1.Subject, namespace string, rules []rbacv1.PolicyRule) {
 		for _, subject := range subjects {
 			if subject.Kind != rbacv1.ServiceAccountKind || subject.Namespace != systemNamespace {
 				continue
 			}
-			for _, rule := range rules {
-				for _, group := range rule.APIGroups {
-					for _, resource := range rule.Resources {
-						for _, verb := range rule.Verbs {
-							rights[right(subject.Name, verb, resource, group)] = true
-						}
-					}
+			for i := range rules {
+				for _, r := range rightsOf(&rules[i]) {
+					r.account, r.namespace = subject.Name, namespace
+					rights[r] = true
 				}
 			}
 		}
@@ -139,21 +174,71 @@ func readRoles(t *testing.T, c *testbed.Cluster, rights map[string]bool) {
 	must(t, err)
 	for i := range everywhere.Items {
 		if b := &everywhere.Items[i]; strings.HasPrefix(b.Name, "semaphore-") {
-			grant(b.Subjects, rules(b.RoleRef))
+			grant(b.Subjects, "", rules(b.RoleRef))
 		}
 	}
 	inNamespace, err := rbac.RoleBindings(systemNamespace).List(t.Context(), metav1.ListOptions{})
 	must(t, err)
 	for i := range inNamespace.Items {
-		grant(inNamespace.Items[i].Subjects, rules(inNamespace.Items[i].RoleRef))
+		b := &inNamespace.Items[i]
+		grant(b.Subjects, b.Namespace, rules(b.RoleRef))
 	}
 }
 
-// compareRights checks that every right that is granted was used, and no other.
-func compareRights(t *testing.T, granted, used []string) {
+// rightsOf returns what a rule grants, without whom and where.
+func rightsOf(rule *rbacv1.PolicyRule) []right {
+	names := rule.ResourceNames
+	if len(names) == 0 {
+		names = []string{""}
+	}
+	var rights []right
+	for _, group := range rule.APIGroups {
+		if group == "semaphore.uw.io" {
+			continue // What the admission policies know an account by.
+		}
+		for _, resource := range rule.Resources {
+			for _, verb := range rule.Verbs {
+				for _, name := range names {
+					rights = append(rights, right{verb: verb, resource: qualified(resource, "", group), name: name})
+				}
+			}
+		}
+	}
+	return rights
+}
+
+// compareRights checks that every right that is granted was used, where and for
+// what it is granted: what was used in one namespace only, or only for an object
+// whose name the manifests know, could be less.
+func compareRights(t *testing.T, granted, used map[right]bool) {
 	t.Helper()
-	if diff := cmp.Diff(granted, used); diff != "" {
-		t.Errorf("rights (-granted +used):\n%s", diff)
+	byText := func(a, b right) int { return strings.Compare(a.String(), b.String()) }
+	for _, g := range slices.SortedFunc(maps.Keys(granted), byText) {
+		names := map[string]bool{}
+		for u := range used {
+			if g.covers(u) && u.namespace == g.namespace {
+				names[u.name] = true
+			}
+		}
+		switch {
+		case len(names) == 0:
+			t.Errorf("granted, and not used: %v", g)
+		case g.name == "" && len(names) == 1:
+			for name := range names {
+				if strings.HasPrefix(name, "semaphore-") {
+					t.Errorf("granted for any name, and used for %s only: %v", name, g)
+				}
+			}
+		}
+	}
+	for _, u := range slices.SortedFunc(maps.Keys(used), byText) {
+		covered := false
+		for g := range granted {
+			covered = covered || g.covers(u)
+		}
+		if !covered {
+			t.Errorf("used, and not granted: %v", u)
+		}
 	}
 }
 

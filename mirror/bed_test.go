@@ -56,11 +56,11 @@ func newBed(t *testing.T) *bed {
 	b.gcp, b.aws, b.merit = all[0], all[1], all[2]
 	for _, c := range all {
 		createNamespace(t, c, home)
-		account, manifest := "semaphore-service-mirror-remote", "../deploy/remote/service-mirror.yaml"
+		account, manifests := "semaphore-service-mirror-remote", []string{"../deploy/remote/service-mirror.yaml"}
 		if c == b.gcp {
-			account, manifest = "semaphore-service-mirror", "../deploy/service-mirror/rbac.yaml"
+			account, manifests = "semaphore-service-mirror", []string{"../deploy/service-mirror/rbac.yaml", "../deploy/service-mirror/admission.yaml"}
 		}
-		must(t, c.Apply(ctx, manifest))
+		must(t, c.Apply(ctx, manifests...))
 		b.accounts[c.Name], err = c.Credentials(ctx, home, account)
 		must(t, err)
 	}

@@ -58,7 +58,7 @@ func newBed(t *testing.T) *bed {
 	b.aws, b.gcp, b.merit = clusters[0], clusters[1], clusters[2]
 	for _, c := range clusters {
 		createNamespace(t, c, "sys-semaphore")
-		manifests := []string{"../deploy/policy/rbac.yaml", "../deploy/remote/policy.yaml"}
+		manifests := []string{"../deploy/policy/rbac.yaml", "../deploy/policy/admission.yaml", "../deploy/remote/policy.yaml"}
 		switch c {
 		case b.aws:
 			manifests = append(manifests, "testdata/v1.yaml")

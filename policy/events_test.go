@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -48,12 +50,23 @@ func testEvents(t *testing.T, b *bed) {
 		_, err := sets.Create(t.Context(), &calico.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		must(t, err)
 	}
+	// The admission policies insist on a token that is bound to the pod.
+	object, err := b.aws.Client().CoreV1().Pods("sys-semaphore").Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: pod},
+		Spec:       corev1.PodSpec{ServiceAccountName: "semaphore-policy", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	account, err := b.aws.Credentials(t.Context(), "sys-semaphore", "semaphore-policy")
+	must(t, err)
+	must(t, account.RotateFor(t.Context(), authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod, UID: object.UID},
+	}))
 	start := func() *instance {
 		t.Helper()
-		client, err := kubernetes.NewForConfig(as(b.aws, b.accounts["aws"]))
+		client, err := kubernetes.NewForConfig(as(b.aws, account))
 		must(t, err)
 		return b.start(t, b.aws, func(cfg *policy.Config) {
-			cfg.Herald = event.NewHerald(event.Writer{Client: client, Component: managedBy}, event.Pod("sys-semaphore", pod, "u-1"), 0)
+			cfg.Herald = event.NewHerald(event.Writer{Client: client, Component: managedBy}, event.Pod("sys-semaphore", pod, string(object.UID)), 0)
 		}, b.merit)
 	}
 	named := func(set string) string {

@@ -256,6 +256,7 @@ func testOriginal(t *testing.T, b *bed) {
 		[]byte(`{"metadata":{"labels":{"`+oldDomain+`/name":"my-app"}}}`), metav1.PatchOptions{})
 	must(t, err)
 
+	otherMark(t, b.aws, oldMark, oldDomain, "semaphore-policy-my-cluster")
 	mount, env := b.accounts["aws"].InCluster()
 	process, err := b.addNode(t).Start(sandbox.Command{
 		Name: "policy-original", Path: build(t), Mounts: []sandbox.Mount{mount},
@@ -286,4 +287,23 @@ func testOriginal(t *testing.T, b *bed) {
 	if len(all) != 1 {
 		t.Errorf("sets:\n%v", all)
 	}
+}
+
+// otherMark gives semaphore-policy another mark, domain and Lease in a cluster, as
+// docs/policy.md tells, until the test ends.
+func otherMark(t *testing.T, c *testbed.Cluster, mark, domain, lease string) {
+	t.Helper()
+	rbac := c.Client().RbacV1()
+	set := func(ctx context.Context, mark, domain, lease string) {
+		patch := fmt.Sprintf(`[{"op":"replace","path":"/rules/2/resourceNames","value":[%q]},{"op":"replace","path":"/rules/3/resourceNames","value":[%q]}]`, mark, domain)
+		_, err := rbac.ClusterRoles().Patch(ctx, "semaphore-policy", types.JSONPatchType, []byte(patch), metav1.PatchOptions{})
+		must(t, err)
+		patch = fmt.Sprintf(`[{"op":"replace","path":"/rules/1/resourceNames","value":[%q]}]`, lease)
+		_, err = rbac.Roles("sys-semaphore").Patch(ctx, "semaphore-policy", types.JSONPatchType, []byte(patch), metav1.PatchOptions{})
+		must(t, err)
+	}
+	set(t.Context(), mark, domain, lease)
+	t.Cleanup(func() {
+		set(context.WithoutCancel(t.Context()), managedBy, "policy.semaphore.uw.io", "semaphore-policy")
+	})
 }
