@@ -1,10 +1,14 @@
-# The three programs in one image, with their licences: no shell, no package manager.
+# All programs in one image, with their licences: no shell, no package manager.
 #
 #   docker build --build-arg VERSION=v1.2.3 --build-arg REVISION=$(git rev-parse HEAD) -t kube-semaphore:v1.2.3 .
 #
 # The compiler runs on the builder's own architecture, whatever the target's is,
 # so that an image for another one needs no emulation.
-FROM --platform=$BUILDPLATFORM golang:1.26 AS build
+#
+# A release is built upon an image that is named by its digest, see
+# docs/releasing.md; the tag serves development.
+ARG GO_IMAGE=golang:1.26
+FROM --platform=$BUILDPLATFORM $GO_IMAGE AS build
 WORKDIR /src
 
 # Modules change seldom: a layer of their own, and a cache beside it.

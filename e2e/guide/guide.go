@@ -59,7 +59,7 @@ var runners = []struct {
 	{regexp.MustCompile(`^deploy/remote/hand-over( --revoke)? \w+ \w+$`), Example},
 	{regexp.MustCompile(`^kubectl( -\S+( [^-]\S*)?)* (exec|logs|run|rollout) `), RealCluster},
 	{regexp.MustCompile(`^kubectl `), Example},
-	{regexp.MustCompile(`^(docker|tcpdump|ping|curl) `), RealCluster},
+	{regexp.MustCompile(`^(docker|cosign|tcpdump|ping|curl) `), RealCluster},
 }
 
 // By says who runs the command; "" when nobody was thought of.

@@ -110,8 +110,13 @@ func (b *builder) baseName() (string, error) {
 		return "", err
 	}
 	var names []string
+	defaults := map[string]string{} // of arguments
 	for line := range strings.Lines(string(content)) {
 		words := strings.Fields(line)
+		if len(words) == 2 && words[0] == "ARG" {
+			name, value, _ := strings.Cut(words[1], "=")
+			defaults[name] = value
+		}
 		if len(words) == 0 || words[0] != "FROM" {
 			continue
 		}
@@ -120,7 +125,7 @@ func (b *builder) baseName() (string, error) {
 			words = words[1:]
 		}
 		if words[0] != "scratch" {
-			names = append(names, words[0])
+			names = append(names, os.Expand(words[0], func(name string) string { return defaults[name] }))
 		}
 	}
 	if len(names) != 1 {

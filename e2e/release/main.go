@@ -5,6 +5,7 @@
 //	go run ./e2e/release licences [-texts] [-o file]        whose code that is, on which terms
 //	go run ./e2e/release notes [version]                    one section of CHANGELOG.md
 //	go run ./e2e/release vulnerabilities [-db address]      govulncheck
+//	go run ./e2e/release pinned -image reference            refuses an image without a digest
 package main
 
 import (
@@ -31,7 +32,7 @@ func main() {
 	}
 }
 
-const usage = "usage: release sbom|licences|notes|vulnerabilities [flags]"
+const usage = "usage: release sbom|licences|notes|vulnerabilities|pinned [flags]"
 
 // run does what the first of args asks for.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -43,6 +44,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		"licences":        licencesCommand,
 		"notes":           notesCommand,
 		"vulnerabilities": vulnerabilitiesCommand,
+		"pinned":          pinnedCommand,
 	}
 	command, known := commands[args[0]]
 	if !known {
