@@ -29,7 +29,7 @@ import (
 
 // settle is how long something may take to happen on a machine that is busy
 // with other things.
-const settle = 30 * time.Second
+const settle = 2 * time.Minute
 
 const (
 	domain    = "policy.semaphore.uw.io"

@@ -194,14 +194,18 @@ func (tb *Testbed) Close() error {
 func Wait(ctx context.Context, what string, condition func(context.Context) error) error {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
+	var before error
 	for {
 		err := condition(ctx)
 		if err == nil {
 			return nil
 		}
+		if cause := context.Cause(ctx); before == nil || cause == nil || !errors.Is(err, cause) && !errors.Is(err, ctx.Err()) {
+			before = err // Where the end cut a condition off, that says nothing.
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w: %w", what, context.Cause(ctx), err)
+			return fmt.Errorf("wait for %s: %w: %w", what, context.Cause(ctx), before)
 		case <-ticker.C:
 		}
 	}
