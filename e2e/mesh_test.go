@@ -215,6 +215,8 @@ func TestMesh(t *testing.T) {
 		}
 	})
 
+	t.Run("private keys stay on their nodes", func(t *testing.T) { testPrivateKeysStay(t, p.Agents...) })
+
 	t.Run("-cleanup leaves nothing", func(t *testing.T) { testCleanup(t, aws1) })
 }
 

@@ -1,0 +1,140 @@
+package guide
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Held is what a document says of the test that holds one of its statements.
+// In a document the statement ends with ✓ and the name of a footnote, as in
+// "✓[^keys]", and the footnote lists tests in backquotes, as in
+// "[^keys]: `peers.TestDesired`, `e2e.TestHostileNodes/a subtest`". What no test
+// can look at is held by a target of make, as in "`make image-check`".
+type Held struct {
+	// Footnote is the name that statement and tests share.
+	Footnote string
+	// Target is of the Makefile; where it is set the rest is empty.
+	Target string
+	// Package is the folder of a test, from the root of the repository.
+	Package string
+	// Test is its function, Subtests are the names behind it, outermost first.
+	Test     string
+	Subtests []string
+}
+
+func (h Held) String() string {
+	if h.Target != "" {
+		return fmt.Sprintf("[^%s]: make %s", h.Footnote, h.Target)
+	}
+	return fmt.Sprintf("[^%s]: %s.%s", h.Footnote, h.Package, path.Join(append([]string{h.Test}, h.Subtests...)...))
+}
+
+var (
+	mark     = regexp.MustCompile(`✓(\[\^[a-z0-9-]+\])?`)
+	footnote = regexp.MustCompile(`(?m)^\[\^([a-z0-9-]+)\]:((?:.*\n)(?: +.*\n)*)`)
+	target   = regexp.MustCompile("`make ([a-z0-9-]+)`")
+	testName = regexp.MustCompile("`([a-z0-9/_-]+)\\.(Test[A-Za-z0-9]*)((?:/[^`/]+)*)`")
+)
+
+// Claims returns the tests that a document names for its marked statements, and
+// what is wrong with how it does so: a mark without a footnote, a footnote that
+// is missing, names no test, or belongs to no mark.
+func Claims(text string) (held []Held, wrong []error) {
+	preface, _, _ := strings.Cut(text, "\n## ")
+	body := strings.TrimPrefix(text, preface) // Before it, ✓ is explained.
+	used := map[string]bool{}
+	for _, m := range mark.FindAllStringSubmatchIndex(body, -1) {
+		if m[2] < 0 {
+			line := strings.Count(preface+body[:m[0]], "\n") + 1
+			wrong = append(wrong, fmt.Errorf("line %d: ✓ without a footnote", line))
+			continue
+		}
+		used[strings.Trim(body[m[2]:m[3]], "[^]")] = true
+	}
+	defined := map[string]bool{}
+	for _, m := range footnote.FindAllStringSubmatch(body, -1) {
+		name, before := m[1], len(held)
+		defined[name] = true
+		if !used[name] {
+			wrong = append(wrong, fmt.Errorf("footnote %s belongs to no ✓", name))
+		}
+		for _, found := range target.FindAllStringSubmatch(m[2], -1) {
+			held = append(held, Held{Footnote: name, Target: found[1]})
+		}
+		for _, found := range testName.FindAllStringSubmatch(m[2], -1) {
+			h := Held{Footnote: name, Package: found[1], Test: found[2]}
+			if found[3] != "" {
+				h.Subtests = strings.Split(found[3][1:], "/")
+			}
+			held = append(held, h)
+		}
+		if len(held) == before {
+			wrong = append(wrong, fmt.Errorf("footnote %s names no test", name))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(used)) {
+		if !defined[name] {
+			wrong = append(wrong, fmt.Errorf("footnote %s is missing", name))
+		}
+	}
+	return held, wrong
+}
+
+// Missing says why a test isn't there, from the sources below root; nil: it is.
+// A subtest is there when its name stands in the tests of the package as it is
+// written in the document.
+func (h Held) Missing(root string) error {
+	if h.Target != "" {
+		makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+		if err == nil && !strings.Contains(string(makefile), "\n"+h.Target+":") {
+			err = errors.New("no such target")
+		}
+		if err != nil {
+			return fmt.Errorf("%v: %w", h, err)
+		}
+		return nil
+	}
+	files := token.NewFileSet()
+	packages, err := parser.ParseDir(files, filepath.Join(root, filepath.FromSlash(h.Package)), //nolint:staticcheck // Build tags don't matter here.
+		func(f fs.FileInfo) bool { return strings.HasSuffix(f.Name(), "_test.go") }, parser.SkipObjectResolution)
+	if err != nil {
+		return fmt.Errorf("%v: %w", h, err)
+	}
+	var functions, texts []string
+	for _, p := range packages {
+		for _, f := range p.Files {
+			ast.Inspect(f, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.FuncDecl:
+					functions = append(functions, n.Name.Name)
+				case *ast.BasicLit:
+					if text, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING {
+						texts = append(texts, text)
+					}
+				}
+				return true
+			})
+		}
+	}
+	if !slices.Contains(functions, h.Test) {
+		return fmt.Errorf("%v: no such test", h)
+	}
+	for _, name := range h.Subtests {
+		if !slices.Contains(texts, name) {
+			return fmt.Errorf("%v: no such subtest as %q", h, name)
+		}
+	}
+	return nil
+}
