@@ -11,19 +11,27 @@ import (
 	"time"
 )
 
-// pageAge is how long an answer stands for those that follow it.
-const pageAge = time.Second
+// Answers to /metrics and /status take at most about a fiftieth of a core, whoever
+// asks and how often: after one that took d to make, the next one begins 50*d later,
+// or maxPause where that is less.
+const (
+	pauseShare = 50
+	maxPause   = time.Second
+)
 
-// page is a path whose answer is made at most once in pageAge and by one request
-// at a time, whoever asks, and how many do. Its answers don't depend on the
-// request, and those that are sent at the same time share their bytes.
+// page is a path whose answers are made one at a time and with a pause between them.
+// All who ask before an answer is begun get that one, so nobody is told what was
+// before the question. Answers don't depend on the request, and those that are sent
+// at the same time share their bytes.
 type page struct {
 	// make answers a request that prefers nothing: no encoding, no format.
 	make http.Handler
 
-	mu    sync.Mutex
-	last  *answer // nil: none, or too old
-	doing *making // nil: nobody makes one
+	turn     sync.Mutex // held by the request that makes an answer, or is about to
+	earliest time.Time  // when the next answer may be begun; guarded by turn
+
+	mu   sync.Mutex
+	next *making // not begun; nil: nobody asks for it yet
 }
 
 // making is an answer that is being made.
@@ -60,14 +68,11 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body)
 }
 
-// get returns the last answer while it is fresh, or else the next one.
+// get returns an answer that was begun after the call, nil when ctx ends first. The
+// first to ask for it makes it.
 func (p *page) get(ctx context.Context) *answer {
 	p.mu.Lock()
-	if last := p.last; last != nil {
-		p.mu.Unlock()
-		return last
-	}
-	if m := p.doing; m != nil {
+	if m := p.next; m != nil {
 		p.mu.Unlock()
 		select {
 		case <-m.done:
@@ -77,31 +82,28 @@ func (p *page) get(ctx context.Context) *answer {
 		}
 	}
 	m := &making{done: make(chan struct{})}
-	p.doing = m
+	p.next = m
+	p.mu.Unlock()
+	// The others wait for this one, also when the one that asked first is gone.
+	defer close(m.done)
+
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	<-time.After(time.Until(p.earliest))
+	p.mu.Lock()
+	p.next = nil
 	p.mu.Unlock()
 
+	began := time.Now()
 	defer func() {
-		p.mu.Lock()
-		p.doing, p.last = nil, m.answer
-		p.mu.Unlock()
-		close(m.done)
-		time.AfterFunc(pageAge, func() { p.forget(m.answer) })
+		ended := time.Now()
+		p.earliest = ended.Add(min(maxPause, pauseShare*ended.Sub(began)))
 	}()
 	m.answer = p.record()
 	return m.answer
 }
 
-// forget lets an answer go that is too old, so that it takes no memory either.
-func (p *page) forget(a *answer) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.last == a {
-		p.last = nil
-	}
-}
-
-// record makes an answer. Its request is nobody's: others wait for the same
-// answer when the one that asked first is gone.
+// record makes an answer. Its request is nobody's.
 func (p *page) record() *answer {
 	r := recorder{header: http.Header{}, code: http.StatusOK}
 	p.make.ServeHTTP(&r, &http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/"}, Header: http.Header{}, Body: http.NoBody})

@@ -52,7 +52,7 @@ type ServersConfig struct {
 //	/metrics    the own host                       everybody, past the guard
 //
 // The two checks answer 200 with "ok", or 503 with the text of their error. The
-// other two are made at most once a second.
+// other two are made for all who ask at the same time, see page.
 type Servers struct {
 	Probes, Status *Server
 }
