@@ -31,6 +31,8 @@ type machine struct {
 	kernel, initrd string
 	accel          string
 	memory, cpus   int
+	// parameters are more words for the kernel's command line.
+	parameters string
 	// bootTimeout is the time until the first message; silence the longest time
 	// between two messages after that.
 	bootTimeout, silence time.Duration
@@ -59,7 +61,7 @@ func (m machine) args(console, report string) []string {
 		"-kernel", m.kernel, "-initrd", m.initrd,
 		// A fault in the kernel ends the machine (oops=panic), at once
 		// (panic=-1), because what runs after it proves nothing.
-		"-append", "console=ttyS0 quiet loglevel=5 oops=panic panic=-1",
+		"-append", strings.TrimSpace("console=ttyS0 quiet loglevel=5 oops=panic panic=-1 " + m.parameters),
 	}
 }
 

@@ -3,6 +3,7 @@
 // wherever qemu runs, whatever the kernel of the machine at hand.
 //
 //	go run ./e2e/kernel ./tunnel ./routes ./peers
+//	go run ./e2e/kernel -append ipv6.disable=1 -run IPv6 ./tunnel
 //
 // The kernel is Debian's, downloaded once into a cache and booted without being
 // installed. The machine's whole file system is in memory: a guest program as
@@ -51,6 +52,7 @@ type options struct {
 	accel       string
 	cache       string
 	modules     string
+	parameters  string
 	run         string
 	memory      int
 	timeout     time.Duration
@@ -106,6 +108,7 @@ func parseOptions(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&opts.accel, "accel", accelAuto, "how to run the machine: auto, kvm or tcg (emulation)")
 	flags.StringVar(&opts.cache, "cache", filepath.Join(home, "kube-semaphore", "kernel"), "`folder` that keeps kernels")
 	flags.StringVar(&opts.modules, "modules", "wireguard,veth,tun,bridge,nf_tables,nft_fib_inet", "kernel `modules` to load, comma-separated")
+	flags.StringVar(&opts.parameters, "append", "", "more `parameters` for the kernel's command line, such as ipv6.disable=1")
 	flags.StringVar(&opts.run, "run", "", "run only the tests that this `expression` matches")
 	flags.IntVar(&opts.memory, "memory", 1024, "memory of the machine in `MiB`")
 	flags.DurationVar(&opts.timeout, "timeout", 30*time.Minute, "time for everything")
@@ -225,6 +228,7 @@ func build(ctx context.Context, opts options, dir string, out io.Writer) (machin
 		program: qemuProgram,
 		kernel:  kernel.image, initrd: initrd,
 		memory: opts.memory, cpus: min(runtime.NumCPU(), 4), silence: time.Minute,
+		parameters: opts.parameters,
 	}, len(tests), nil
 }
 

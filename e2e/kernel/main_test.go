@@ -8,6 +8,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,6 +32,18 @@ func TestOptions(t *testing.T) {
 	}
 	if _, err := parseOptions([]string{"-help"}, &usage); !errors.Is(err, flag.ErrHelp) {
 		t.Errorf("-help: error %v", err)
+	}
+}
+
+func TestKernelParametersAreAppended(t *testing.T) {
+	opts, err := parseOptions([]string{"-append", "ipv6.disable=1", "./tunnel"}, &bytes.Buffer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := machine{parameters: opts.parameters}.args("console", "report")
+	line := args[slices.Index(args, "-append")+1]
+	if words := strings.Fields(line); words[len(words)-1] != "ipv6.disable=1" || !slices.Contains(words, "oops=panic") {
+		t.Errorf("kernel command line %q", line)
 	}
 }
 
