@@ -122,7 +122,9 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		}
 		publisher := peers.NewPublisher(peers.PublisherConfig{
 			Nodes: own, Self: self, Logger: slog.New(slog.DiscardHandler),
-			Publications: []peers.Publication{{Remote: "gcp", PublicKey: tunnel.Key{1}, ListenPort: 51820}, {Remote: "a-b1", PublicKey: tunnel.Key{2}, ListenPort: 51821}},
+			Publications: func() []peers.Publication {
+				return []peers.Publication{{Remote: "gcp", PublicKey: tunnel.Key{1}, ListenPort: 51820}, {Remote: "a-b1", PublicKey: tunnel.Key{2}, ListenPort: 51821}}
+			},
 		})
 		must(t, publisher.Reconcile(t.Context()))
 		if !publisher.Published() {

@@ -61,12 +61,16 @@ func (s Self) Equal(o Self) bool {
 		maps.Equal(s.Annotations, o.Annotations) && slices.Equal(s.PodCIDRs, o.PodCIDRs)
 }
 
-// Publication is what this node tells one remote cluster.
+// Publication is what this node tells one remote cluster. While the key is zero or
+// the port 0, because the device isn't there yet, what the node carries for that
+// remote stays as it is.
 type Publication struct {
 	Remote     string
 	PublicKey  tunnel.Key
-	ListenPort int
+	ListenPort int // that the device listens on
 }
+
+func (p Publication) known() bool { return !p.PublicKey.IsZero() && p.ListenPort != 0 }
 
 // Annotations returns the annotations that the node must carry. The endpoint's
 // address is the node's first InternalIP, as the remote's nodes reach this one
@@ -77,6 +81,14 @@ func Annotations(self Self, publications []Publication) (map[string]string, erro
 	}
 	want := make(map[string]string, 2*len(publications))
 	for _, p := range publications {
+		if !p.known() {
+			for _, name := range []string{PublicKeyAnnotation(p.Remote), EndpointAnnotation(p.Remote)} {
+				if value, carried := self.Annotations[name]; carried {
+					want[name] = value
+				}
+			}
+			continue
+		}
 		want[PublicKeyAnnotation(p.Remote)] = p.PublicKey.String()
 		want[EndpointAnnotation(p.Remote)] = netip.AddrPortFrom(self.InternalIPs[0], uint16(p.ListenPort)).String()
 	}
@@ -89,7 +101,7 @@ func Annotations(self Self, publications []Publication) (map[string]string, erro
 type Publisher struct {
 	nodes        clientcorev1.NodeInterface
 	self         func() (Self, bool)
-	publications []Publication
+	publications func() []Publication
 	log          *slog.Logger
 
 	applied   bool // once since start, for what an earlier configuration left
@@ -100,7 +112,7 @@ type Publisher struct {
 type PublisherConfig struct {
 	Nodes        clientcorev1.NodeInterface // of the local cluster; needs the verb patch
 	Self         func() (Self, bool)        // this node, and whether it is known
-	Publications []Publication
+	Publications func() []Publication       // for each configured remote, as it is now
 	Logger       *slog.Logger
 }
 
@@ -122,7 +134,8 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 	if !known {
 		return nil
 	}
-	want, err := Annotations(self, p.publications)
+	publications := p.publications()
+	want, err := Annotations(self, publications)
 	if err != nil {
 		p.published.Store(false)
 		return err
@@ -133,8 +146,9 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 			changed = append(changed, k)
 		}
 	}
+	complete := !slices.ContainsFunc(publications, func(p Publication) bool { return !p.known() })
 	if len(changed) == 0 && p.applied {
-		p.published.Store(true)
+		p.published.Store(complete)
 		return nil
 	}
 	// The UID makes sure that a node that was deleted meanwhile isn't created.
@@ -144,7 +158,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		return fmt.Errorf("publish on node %q: %w", self.Name, err)
 	}
 	p.applied = true
-	p.published.Store(true)
+	p.published.Store(complete)
 	if len(changed) > 0 {
 		slices.Sort(changed)
 		p.log.Info("published", "node", self.Name, "annotations", changed, "endpoint_address", self.InternalIPs[0])
@@ -170,7 +184,7 @@ func (p *Publisher) Withdraw(ctx context.Context, node string) error {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
 	gone := map[string]any{}
-	for _, pub := range p.publications {
+	for _, pub := range p.publications() {
 		gone[PublicKeyAnnotation(pub.Remote)] = nil
 		gone[EndpointAnnotation(pub.Remote)] = nil
 	}

@@ -108,7 +108,7 @@ func TestPublisher(t *testing.T) {
 	}
 	known := false
 	p := NewPublisher(PublisherConfig{
-		Nodes: nodes, Publications: publications, Logger: slog.New(slog.DiscardHandler),
+		Nodes: nodes, Publications: func() []Publication { return publications }, Logger: slog.New(slog.DiscardHandler),
 		Self: func() (Self, bool) { return TrimSelf(get()), known },
 	})
 	pass := func(wantWrites int) {
@@ -175,4 +175,47 @@ func TestPublisher(t *testing.T) {
 	if err := p.Withdraw(t.Context(), "aws-2"); err != nil {
 		t.Errorf("withdrawing from a node that is gone: %v", err)
 	}
+}
+
+// A device that isn't there, or that has no key, listens nowhere. What an earlier
+// process published about it may still be right: its kernel device works on.
+func TestPublisherLeavesWhatIsNotKnown(t *testing.T) {
+	before := kubernetesNode("10.66.23.31")
+	carried := map[string]string{
+		"gcp.wireguard.semaphore.uw.io/pubKey":   key(7).String(),
+		"gcp.wireguard.semaphore.uw.io/endpoint": "10.66.23.31:51829",
+	}
+	maps.Copy(before.Annotations, carried)
+	client := fake.NewClientset(before)
+	nodes := client.CoreV1().Nodes()
+	now := []Publication{{Remote: "gcp", PublicKey: key(1)}, {Remote: "merit", ListenPort: 51821}}
+	p := NewPublisher(PublisherConfig{
+		Nodes: nodes, Publications: func() []Publication { return now }, Logger: slog.New(slog.DiscardHandler),
+		Self: func() (Self, bool) {
+			n, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
+			return TrimSelf(n), err == nil
+		},
+	})
+	check := func(want map[string]string, published bool) {
+		t.Helper()
+		if err := p.Reconcile(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		n, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, TrimSelf(n).Annotations); diff != "" || p.Published() != published {
+			t.Errorf("published: %v, annotations (-want +got):\n%s", p.Published(), diff)
+		}
+	}
+	check(carried, false)
+	check(carried, false)
+	now = publications
+	check(map[string]string{
+		"gcp.wireguard.semaphore.uw.io/pubKey":     key(1).String(),
+		"gcp.wireguard.semaphore.uw.io/endpoint":   "10.66.23.31:51820",
+		"merit.wireguard.semaphore.uw.io/pubKey":   key(2).String(),
+		"merit.wireguard.semaphore.uw.io/endpoint": "10.66.23.31:51821",
+	}, true)
 }

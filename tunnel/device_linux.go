@@ -14,7 +14,8 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// Config is what a device is made of. Nothing in it has a default.
+// Config is what a device is made of. Nothing in it has a default
+// but Ports.
 type Config struct {
 	Name       string // see [DeviceName]
 	Alias      string // see [Alias]
@@ -22,6 +23,7 @@ type Config struct {
 	Backend    string // Auto, Kernel or Userspace
 	ListenPort int    // UDP, 1 to 65535
 	MTU        int    // of the link in bytes, 576 to 65535
+	Ports      *Ports // shared with the other devices of this process; nil: there are none
 	Logger     *slog.Logger
 }
 
@@ -54,15 +56,16 @@ func (c Config) check() error {
 // at once; those that change the device wait for each other, reading it doesn't.
 type Device struct {
 	cfg     Config
-	private PrivateKey
-	public  Key
 	log     *slog.Logger
 	control control
 	wgLog   *device.Logger // of wireguard-go
 	now     func() time.Time
 
 	notify atomic.Pointer[func()]
-	index  atomic.Int64 // 0: not known
+	key    atomic.Pointer[keyPair] // nil: not known
+	index  atomic.Int64            // 0: not known
+	port   atomic.Int64            // that it listens on; 0: not known
+	parked atomic.Bool             // another device took its port
 
 	mu      sync.Mutex // guards what follows
 	backend string     // the one chosen; empty before the first Ensure
@@ -72,24 +75,31 @@ type Device struct {
 	closed  bool
 }
 
+// keyPair is a private key and what belongs to it.
+type keyPair struct {
+	private PrivateKey
+	public  Key
+}
+
 // Open checks the configuration and reads the device's private key, or creates
-// one. It touches no link; [Device.Ensure] does.
+// one. A key file that can't be used is no error yet: [Device.Ensure] reads it
+// again. Open touches no link.
 func Open(cfg Config) (*Device, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("open device %s: %w", cfg.Name, err)
 	}
-	private, err := loadKey(cfg.KeyPath, cfg.Name, cfg.Logger)
-	if err != nil {
-		return nil, fmt.Errorf("open device %s: %w", cfg.Name, err)
-	}
 	d := &Device{
 		cfg:     cfg,
-		private: private,
-		public:  private.Public(),
 		log:     cfg.Logger.With("device", cfg.Name),
 		control: protocol{},
 		now:     time.Now,
 	}
+	// Ensure tells what is wrong with the key.
+	_, _ = d.identity()
+	if d.cfg.Ports == nil {
+		d.cfg.Ports = new(Ports)
+	}
+	d.cfg.Ports.devices.Store(cfg.Name, d)
 	d.wgLog = engineLog(d.log)
 	d.peers = peerState{
 		name:      cfg.Name,
@@ -103,8 +113,29 @@ func Open(cfg Config) (*Device, error) {
 // Name returns the name of the device's link.
 func (d *Device) Name() string { return d.cfg.Name }
 
-// PublicKey returns the key by which the other side knows this device.
-func (d *Device) PublicKey() Key { return d.public }
+// PublicKey returns the key by which the other side knows this device; zero while
+// the key file can't be used.
+func (d *Device) PublicKey() Key {
+	if key := d.key.Load(); key != nil {
+		return key.public
+	}
+	return Key{}
+}
+
+// identity returns the device's keys, and reads or creates them when they aren't
+// known. After Open, the caller holds d.mu.
+func (d *Device) identity() (*keyPair, error) {
+	if key := d.key.Load(); key != nil {
+		return key, nil
+	}
+	private, err := loadKey(d.cfg.KeyPath, d.cfg.Name, d.cfg.Logger)
+	if err != nil {
+		return nil, err
+	}
+	key := &keyPair{private: private, public: private.Public()}
+	d.key.Store(key)
+	return key, nil
+}
 
 // Index returns the link's ifindex as [Device.Ensure] last saw it, and false
 // before that.
@@ -113,9 +144,9 @@ func (d *Device) Index() (int, bool) {
 	return index, index != 0
 }
 
-// Notify sets a function that is called, on a goroutine of the device's, when
-// the device has stopped serving its link on its own and wants
-// [Device.Ensure]. It must not block.
+// Notify sets a function that is called, on any goroutine, when the device wants
+// [Device.Ensure]: it has stopped serving its link on its own, or another device
+// of ours took its listen port. It must not block.
 func (d *Device) Notify(f func()) { d.notify.Store(&f) }
 
 // Published tells the device which endpoints an earlier process had applied.
@@ -142,7 +173,7 @@ func (d *Device) Published(endpoints map[Key]netip.AddrPort) {
 // itself is read at the first call, after any error, after its link was made
 // anew and every 30 s. The error wraps os.ErrNotExist when the device is gone.
 func (d *Device) Configure(ctx context.Context, want []Peer) (Changes, error) {
-	want, err := normalize(want, d.public)
+	want, err := normalize(want, d.PublicKey())
 	if err != nil {
 		return Changes{}, fmt.Errorf("configure device %s: %w", d.cfg.Name, err)
 	}
@@ -198,6 +229,7 @@ func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
+	d.cfg.Ports.devices.CompareAndDelete(d.cfg.Name, d)
 	d.stop()
 	return nil
 }

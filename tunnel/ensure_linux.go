@@ -11,7 +11,7 @@ import (
 )
 
 // Ensure makes the link what it should be: there, ours, of the chosen backend,
-// with our key, listen port and MTU, and up. It creates a link that is gone,
+// with our key, listen port and MTU, and up. It touches none before it has the key. It creates a link that is gone,
 // takes over one that an earlier run left, and replaces one that an earlier run
 // left with the other backend. A foreign link of that name is an error and is
 // left alone.
@@ -20,6 +20,11 @@ import (
 // WireGuard link is ours too when it has our private key, which is how the
 // original tool leaves it, or no alias, no key and no peers, which is what a
 // crash right after its creation leaves.
+//
+// A listen port that another device of ours has changes hands. One that somebody
+// else has is an error that says who, returned after everything else was done:
+// the device listens on another port meanwhile, see [Device.ListenPort], and
+// takes its own with the first call that finds it free.
 //
 // changed reports whether something was changed. Link attributes are compared
 // each time, key and listen port after any change, any error, and every 30 s.
@@ -41,6 +46,9 @@ func (d *Device) ensure(ctx context.Context) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
+	if _, err := d.identity(); err != nil {
+		return false, err
+	}
 	if err := d.choose(); err != nil {
 		return false, err
 	}
@@ -54,14 +62,16 @@ func (d *Device) ensure(ctx context.Context) (changed bool, err error) {
 		changed, err = d.ensureUserspace(&l)
 	}
 	changed = changed || claimed
-	if err != nil {
+	// A device that listens on another port than its own, or that the kernel
+	// serves, forwards all the same.
+	if err != nil && !errors.Is(err, errPortTaken) && (d.backend != Kernel || l.index == 0) {
 		return changed, err
 	}
 	if d.index.Swap(int64(l.index)) != int64(l.index) {
 		// Another link than the one that we configured, or none was before.
 		d.peers.distrust()
 	}
-	return changed, nil
+	return changed, err
 }
 
 // choose settles the backend, once.
@@ -135,7 +145,7 @@ func (d *Device) owns(l link) (bool, error) {
 	}
 	key := publicKeyOf(found)
 	blank := l.alias == "" && key.IsZero() && len(found.Peers) == 0
-	return blank || key == d.public, nil
+	return blank || !key.IsZero() && key == d.PublicKey(), nil
 }
 
 // removeStrays removes links with our alias and another name: somebody renamed
@@ -171,11 +181,14 @@ func (d *Device) ensureKernel(l *link) (changed bool, err error) {
 		changed = true
 	}
 	// Before the link goes up, so that it never has another port or key.
-	identified, err := d.identify()
+	identified, taken, err := d.identify(l.up)
 	if err != nil {
 		return changed || identified, err
 	}
 	settled, err := l.settle(d.cfg.MTU, d.log)
+	if err == nil && taken != nil {
+		err = d.learnPort(taken)
+	}
 	return changed || identified || settled, err
 }
 
@@ -206,7 +219,10 @@ func (d *Device) ensureUserspace(l *link) (changed bool, err error) {
 	if err := d.engine.up(); err != nil {
 		return true, err
 	}
-	identified, err := d.identify()
+	identified, taken, err := d.identify(true)
+	if err == nil && taken != nil {
+		err = d.learnPort(taken)
+	}
 	return changed || settled || restored || identified, err
 }
 
@@ -233,7 +249,10 @@ func (d *Device) start(l *link) error {
 }
 
 // died is called by the engine when it ends.
-func (d *Device) died() {
+func (d *Device) died() { d.wake() }
+
+// wake asks for a call of Ensure.
+func (d *Device) wake() {
 	if f := d.notify.Load(); f != nil {
 		(*f)()
 	}
@@ -247,33 +266,40 @@ func (d *Device) stop() {
 	}
 }
 
-// identify gives the device our key and listen port, when a look is due.
-func (d *Device) identify() (changed bool, err error) {
-	if !d.checked.IsZero() && d.now().Sub(d.checked) < recheck {
-		return false, nil
+// identify gives the device our key and listen port, when a look is due. taken
+// says why it has to listen on another port, see takePort.
+func (d *Device) identify(up bool) (changed bool, taken, err error) {
+	if !d.parked.Swap(false) && !d.checked.IsZero() && d.now().Sub(d.checked) < recheck {
+		return false, nil, nil
 	}
+	d.checked = time.Time{}
 	found, err := d.control.Device(d.cfg.Name)
 	if err != nil {
-		return false, fmt.Errorf("read device: %w", explain(err))
+		return false, nil, fmt.Errorf("read device: %w", explain(err))
 	}
-	var cfg wgtypes.Config
-	if publicKeyOf(found) != d.public {
-		secret := wgtypes.Key(d.private.reveal())
-		cfg.PrivateKey = &secret
+	key, err := d.identity()
+	if err != nil {
+		return false, nil, err
 	}
-	if found.ListenPort != d.cfg.ListenPort {
-		cfg.ListenPort = &d.cfg.ListenPort
+	if publicKeyOf(found) != key.public {
+		secret := wgtypes.Key(key.private.reveal())
+		if err := d.control.ConfigureDevice(d.cfg.Name, wgtypes.Config{PrivateKey: &secret}); err != nil {
+			return false, nil, fmt.Errorf("set key: %w", explain(err))
+		}
+		// A device forgets peers that have the key it gets.
+		d.peers.distrust()
+		d.log.Info("configured device", "public_key", key.public)
+		changed = true
 	}
-	if cfg.PrivateKey == nil && cfg.ListenPort == nil {
-		d.checked = d.now()
-		return false, nil
+	if up && found.ListenPort == d.cfg.ListenPort {
+		d.port.Store(int64(d.cfg.ListenPort))
+	} else {
+		moved, taken, err := d.takePort(up)
+		changed = changed || moved
+		if taken != nil || err != nil {
+			return changed, taken, err
+		}
 	}
-	if err := d.control.ConfigureDevice(d.cfg.Name, cfg); err != nil {
-		return false, fmt.Errorf("set key and listen port %d: %w", d.cfg.ListenPort, explain(err))
-	}
-	// A device forgets peers that have the key it gets.
-	d.peers.distrust()
 	d.checked = d.now()
-	d.log.Info("configured device", "public_key", d.public, "listen_port", d.cfg.ListenPort)
-	return true, nil
+	return changed, nil, nil
 }

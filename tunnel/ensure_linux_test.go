@@ -184,24 +184,6 @@ func foreignTAP(name string) error {
 	return errors.Join(netlink.LinkAdd(tap), netlink.LinkSetAlias(tap, Alias("gcp")))
 }
 
-func TestEnsureNamesATakenListenPortAndRecovers(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend string) {
-		other := open(t, config(t, "aws", backend))
-		other.ensure(t)
-		d := open(t, config(t, "gcp", backend))
-		for range 3 {
-			if _, err := d.Ensure(t.Context()); err == nil || !strings.Contains(err.Error(), "port") {
-				t.Fatalf("got %v, want an error about the port", err)
-			}
-		}
-		if err := other.Remove(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		d.ensure(t)
-		d.check(t)
-	})
-}
-
 func TestARestartTakesTheLinkOver(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		cfg := config(t, "gcp", backend)

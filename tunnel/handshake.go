@@ -23,7 +23,7 @@ import (
 // Of the two sides only that with the lesser public key does anything here, so
 // that they don't meet again.
 func (d *Device) Rehandshake(ctx context.Context, peers []Key) (int, error) {
-	mine := slices.DeleteFunc(slices.Clone(peers), func(key Key) bool { return d.public.Compare(key) > 0 })
+	mine := slices.DeleteFunc(slices.Clone(peers), func(key Key) bool { return d.PublicKey().Compare(key) > 0 })
 	if len(mine) == 0 {
 		return 0, nil
 	}

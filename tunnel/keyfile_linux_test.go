@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -213,4 +214,52 @@ func checkNames(t *testing.T, dir string, want ...string) {
 	if strings.Join(got, " ") != strings.Join(want, " ") {
 		t.Errorf("%s holds %v, want %v", dir, got, want)
 	}
+}
+
+func TestAKeyFileThatBecomesUsableIsTaken(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		cfg := config(t, "gcp", backend)
+		path := filepath.Join(cfg.KeyPath, cfg.Name+".key")
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		d := open(t, cfg)
+		for range 2 {
+			if _, err := d.Ensure(t.Context()); err == nil || !strings.Contains(err.Error(), path) {
+				t.Fatalf("got %v, want an error that names %s", err, path)
+			}
+		}
+		if _, err := findLink(cfg.Name); !errors.Is(err, os.ErrNotExist) || !d.PublicKey().IsZero() {
+			t.Errorf("without a key: key %s, link %v", d.PublicKey(), err)
+		}
+		key := newPrivateKey()
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		writeTestFile(t, path, string(key.text()), 0o600)
+		d.ensure(t)
+		d.check(t)
+		if d.PublicKey() != key.Public() {
+			t.Error("the device has another key")
+		}
+	})
+}
+
+func TestADeviceWithoutAKeyIsRemoved(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		cfg := config(t, "gcp", backend)
+		first := open(t, cfg)
+		first.ensure(t)
+		if err := first.Close(); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(cfg.KeyPath, cfg.Name+".key")
+		if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		if err := open(t, cfg).Remove(t.Context()); err != nil {
+			t.Error(err)
+		}
+		checkGone(t, cfg.Name)
+	})
 }

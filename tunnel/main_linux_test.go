@@ -21,8 +21,9 @@ import (
 // Roles of this test binary, chosen with an environment variable.
 const (
 	roleVariable = "TUNNEL_TEST_ROLE"
-	roleTests    = "tests" // run the tests: the process has namespaces of its own
-	roleAgent    = "agent" // serve a device for a test, see agent
+	roleTests    = "tests"  // run the tests: the process has namespaces of its own
+	roleAgent    = "agent"  // serve a device for a test, see agent
+	roleHolder   = "holder" // have a port, see holdPort
 )
 
 // TestMain runs the tests in a process that has network and mount namespaces of
@@ -32,6 +33,8 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(roleVariable) {
 	case roleAgent:
 		os.Exit(runAgent())
+	case roleHolder:
+		os.Exit(runHolder())
 	case roleTests:
 		if err := isolate(); err != nil {
 			fmt.Fprintln(os.Stderr, "prepare namespaces:", err)

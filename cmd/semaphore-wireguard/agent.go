@@ -53,6 +53,7 @@ type agent struct {
 	herald    *event.Herald // nil: nothing for Events to be about is known
 	table     *routes.Table
 	filter    *routes.Filter
+	ports     tunnel.Ports    // of the remotes' devices
 	filtering *reconcile.Loop // that keeps the filter; nil before tasks
 	remotes   []*remote
 	loops     []*reconcile.Loop
@@ -128,19 +129,15 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if a.table, err = routes.NewTable(log); err != nil {
 		return nil, err
 	}
-	var publications []peers.Publication
 	for i := range cfg.Remotes {
 		r, err := newRemote(a, cfg.Remotes[i], watchMetrics)
 		if err != nil {
 			return nil, errors.Join(err, a.close())
 		}
 		a.remotes = append(a.remotes, r)
-		publications = append(publications, peers.Publication{
-			Remote: r.cfg.Name, PublicKey: r.device.PublicKey(), ListenPort: r.cfg.ListenPort,
-		})
 	}
 	a.publisher = peers.NewPublisher(peers.PublisherConfig{
-		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: publications, Logger: log,
+		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: a.publications, Logger: log,
 	})
 	if pod := cfg.Pod; pod.Known() {
 		a.herald = event.NewHerald(event.Writer{Client: client, Component: "semaphore-wireguard"},
@@ -152,6 +149,16 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 
 func (a *agent) userAgent() string {
 	return fmt.Sprintf("semaphore-wireguard/%s (%s)", version.Number(), a.cfg.ClusterName)
+}
+
+// publications is what this node tells each remote, as its devices are now.
+func (a *agent) publications() []peers.Publication {
+	var all []peers.Publication
+	for _, r := range a.remotes {
+		port, _ := r.device.ListenPort()
+		all = append(all, peers.Publication{Remote: r.cfg.Name, PublicKey: r.device.PublicKey(), ListenPort: port})
+	}
+	return all
 }
 
 // close ends what serves devices in this process. The network stays as it is.

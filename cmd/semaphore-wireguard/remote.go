@@ -40,6 +40,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, 
 		Backend:    a.cfg.Backend,
 		ListenPort: cfg.ListenPort,
 		MTU:        cfg.MTU,
+		Ports:      &a.ports,
 		Logger:     a.log,
 	})
 	if err != nil {
@@ -101,7 +102,11 @@ func (r *remote) tasks() []daemon.Task {
 // ensureDevice keeps the device there, and lets those who build on it know when
 // it is another one.
 func (r *remote) ensureDevice(ctx context.Context) error {
+	before, _ := r.device.ListenPort()
 	changed, err := r.device.Ensure(ctx)
+	if after, _ := r.device.ListenPort(); after != before {
+		r.agent.publishing.Fire()
+	}
 	if changed {
 		r.peering.Fire()
 		r.agent.routing.Fire()
@@ -133,7 +138,9 @@ func (r *remote) rules() peers.Rules {
 	}
 	for _, other := range r.agent.remotes {
 		rules.Tunneled = append(rules.Tunneled, other.cfg.PodSubnets...)
-		rules.OwnKeys = append(rules.OwnKeys, other.device.PublicKey())
+		if key := other.device.PublicKey(); !key.IsZero() {
+			rules.OwnKeys = append(rules.OwnKeys, key)
+		}
 	}
 	return rules
 }

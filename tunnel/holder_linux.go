@@ -1,0 +1,159 @@
+package tunnel
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// portHolder is who has a UDP port of this network namespace.
+type portHolder struct {
+	known  bool   // somebody has it
+	self   bool   // the asking device has it itself
+	device string // a WireGuard device; empty: a process
+	ours   bool   // the device carries an alias of ours
+
+	pid  int // 0: a process that can't be seen from here
+	name string
+	uid  int
+	port int
+}
+
+// String says who it is, for an operator.
+func (h portHolder) String() string {
+	switch {
+	case h.device != "":
+		return fmt.Sprintf("the WireGuard device %s", printable.Text(h.device, printable.Short))
+	case h.pid != 0:
+		return fmt.Sprintf("the process %s (pid %d)", printable.Text(h.name, printable.Short), h.pid)
+	}
+	return fmt.Sprintf("another process or kernel device of this host (user %d; 'ss -ulnp sport = :%d' there tells which)", h.uid, h.port)
+}
+
+// portHolder finds out who has the device's port. It only reads: to try whether
+// a port can be had would take it from whoever tries at the same moment.
+func (d *Device) portHolder() (portHolder, error) {
+	sockets, err := udpSockets(d.cfg.ListenPort)
+	if err != nil || len(sockets) == 0 {
+		return portHolder{}, err
+	}
+	// A socket of the kernel's has no process, and one of this process's belongs
+	// to one of our devices.
+	links, err := findLinks(context.Background(), func(l link) bool {
+		_, ours := remoteOf(l.alias)
+		return l.name != d.cfg.Name && (l.backend == Kernel || ours && l.backend == Userspace)
+	})
+	if err != nil {
+		return portHolder{}, err
+	}
+	for _, l := range links {
+		if found, err := d.control.Device(l.name); err == nil && l.up && found.ListenPort == d.cfg.ListenPort {
+			_, ours := remoteOf(l.alias)
+			return portHolder{known: true, device: l.name, ours: ours}, nil
+		}
+	}
+	holder := portHolder{known: true, uid: sockets[0].uid, port: d.cfg.ListenPort}
+	for _, s := range sockets {
+		if pid, found := socketOwner(s.inode); found {
+			comm, _ := os.ReadFile(procPath(pid, "comm"))
+			holder.pid, holder.name = pid, strings.TrimSpace(string(comm))
+			holder.self = pid == os.Getpid()
+			break
+		}
+	}
+	return holder, nil
+}
+
+// udpSocket is a line of /proc/net/udp or udp6.
+type udpSocket struct {
+	inode string
+	uid   int
+}
+
+// udpSockets returns the sockets of this network namespace that are bound to a
+// port, whatever their address and family: any of them keeps us from listening
+// on all addresses.
+func udpSockets(port int) ([]udpSocket, error) {
+	var found []udpSocket
+	for _, table := range []string{"udp", "udp6"} {
+		file, err := os.Open(filepath.Join("/proc/thread-self/net", table))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // A kernel without IPv6 has no udp6.
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read UDP sockets: %w", err)
+		}
+		lines := bufio.NewScanner(file)
+		for lines.Scan() {
+			if s, ok := parseUDPSocket(lines.Text(), port); ok {
+				found = append(found, s)
+			}
+		}
+		err = lines.Err()
+		_ = file.Close()
+		if err != nil {
+			return nil, fmt.Errorf("read UDP sockets: %w", err)
+		}
+	}
+	return found, nil
+}
+
+// parseUDPSocket reads a line as Documentation/networking/proc_net_tcp.rst
+// describes it: the second column is the local address and port in hexadecimal,
+// the eighth the user, the tenth the inode.
+func parseUDPSocket(line string, port int) (udpSocket, bool) {
+	fields := strings.Fields(line)
+	if len(fields) < 10 {
+		return udpSocket{}, false
+	}
+	_, hex, found := strings.Cut(fields[1], ":")
+	local, err := strconv.ParseUint(hex, 16, 16)
+	if !found || err != nil || int(local) != port {
+		return udpSocket{}, false
+	}
+	uid, err := strconv.Atoi(fields[7])
+	if err != nil {
+		return udpSocket{}, false
+	}
+	return udpSocket{inode: fields[9], uid: uid}, true
+}
+
+// socketOwner returns the process that holds a socket, among those that can be
+// seen from here: a container sees its own.
+func socketOwner(inode string) (pid int, found bool) {
+	want := "socket:[" + inode + "]"
+	processes, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, false
+	}
+	for _, p := range processes {
+		pid, err := strconv.Atoi(p.Name())
+		if err != nil {
+			continue
+		}
+		files, err := os.ReadDir(procPath(pid, "fd"))
+		if err != nil {
+			continue // It has ended, or isn't ours to look into.
+		}
+		if slices.ContainsFunc(files, func(f fs.DirEntry) bool {
+			target, err := os.Readlink(procPath(pid, "fd", f.Name()))
+			return err == nil && target == want
+		}) {
+			return pid, true
+		}
+	}
+	return 0, false
+}
+
+func procPath(pid int, names ...string) string {
+	return filepath.Join(append([]string{"/proc", strconv.Itoa(pid)}, names...)...)
+}

@@ -1,0 +1,116 @@
+package tunnel
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// errPortTaken is what Ensure returns while somebody else has the listen port.
+var errPortTaken = errors.New("listen port is taken")
+
+// Ports lets the devices of one process exchange listen ports, as a change of
+// the configuration may ask for: each of n devices may want the port that
+// another one still has. Their wanted ports differ. The zero value is ready.
+type Ports struct {
+	mu      sync.Mutex // held while a device takes its port
+	devices sync.Map   // of *Device by name
+}
+
+// park moves a device of ours away from its port, to one of the kernel's choice,
+// where its sessions go on: its peers follow the first packet that comes from
+// there. It takes its own port as soon as it notices. The caller holds p.mu.
+func (p *Ports) park(c control, name string) error {
+	free := 0
+	if err := c.ConfigureDevice(name, wgtypes.Config{ListenPort: &free}); err != nil {
+		return fmt.Errorf("move device %s to another listen port: %w", name, explain(err))
+	}
+	if found, known := p.devices.Load(name); known {
+		other := found.(*Device)
+		other.parked.Store(true)
+		other.wake()
+	}
+	return nil
+}
+
+// ListenPort returns the UDP port that the device listens on, as [Device.Ensure]
+// last saw it, and false before that. It isn't the configured one while somebody
+// else has that.
+func (d *Device) ListenPort() (int, bool) {
+	port := int(d.port.Load())
+	return port, port != 0
+}
+
+// takePort makes the device listen on its configured port. A device of ours that
+// has the port is moved away from it. When somebody else has it, the device
+// listens on another one, where it goes on serving its peers; taken says who has
+// the port then. up tells whether the link is up: a kernel device that isn't has
+// no socket, whatever port it names.
+func (d *Device) takePort(up bool) (changed bool, taken, err error) {
+	d.cfg.Ports.mu.Lock()
+	defer d.cfg.Ports.mu.Unlock()
+	found, err := d.control.Device(d.cfg.Name)
+	if err != nil {
+		return false, nil, fmt.Errorf("read device: %w", explain(err))
+	}
+	holder, err := d.portHolder()
+	if err != nil {
+		// Whether the port is free is found out by taking it.
+		d.log.Debug("cannot tell who has the listen port", "err", err)
+	}
+	switch {
+	case holder.self:
+		d.port.Store(int64(d.cfg.ListenPort))
+		return false, nil, nil
+	case holder.device != "" && holder.ours:
+		if err := d.cfg.Ports.park(d.control, holder.device); err != nil {
+			return false, nil, err
+		}
+		d.log.Info("moved another device of ours away from the listen port", "listen_port", d.cfg.ListenPort, "moved", holder.device)
+		changed = true
+	case holder.known:
+		instead := 0
+		if up {
+			instead = found.ListenPort
+		}
+		if instead == 0 {
+			if err := d.listen(0); err != nil {
+				return changed, nil, err
+			}
+			changed = true
+		}
+		return changed, fmt.Errorf("%w: %d by %s", errPortTaken, d.cfg.ListenPort, holder), nil
+	}
+	if err := d.listen(d.cfg.ListenPort); err != nil {
+		// wireguard-go has closed the socket that it had.
+		again := d.listen(found.ListenPort)
+		if again != nil {
+			again = d.listen(0)
+		}
+		return changed, nil, errors.Join(err, again)
+	}
+	d.port.Store(int64(d.cfg.ListenPort))
+	d.log.Info("configured device", "listen_port", d.cfg.ListenPort)
+	return true, nil, nil
+}
+
+// listen gives the device a listen port; 0: one of the kernel's choice.
+func (d *Device) listen(port int) error {
+	if err := d.control.ConfigureDevice(d.cfg.Name, wgtypes.Config{ListenPort: &port}); err != nil {
+		return fmt.Errorf("set listen port %d: %w", port, explain(err))
+	}
+	return nil
+}
+
+// learnPort notes which port the device listens on instead of its own, and adds
+// it to the error that says why.
+func (d *Device) learnPort(taken error) error {
+	found, err := d.control.Device(d.cfg.Name)
+	if err != nil {
+		return errors.Join(taken, fmt.Errorf("read device: %w", explain(err)))
+	}
+	d.port.Store(int64(found.ListenPort))
+	return fmt.Errorf("%w; listening on %d until it is free", taken, found.ListenPort)
+}
