@@ -124,9 +124,12 @@ func (r *remote) status(ctx context.Context) remoteReport {
 		Name: r.cfg.Name, Source: state.Source,
 		API: apiReport{Synced: r.nodes.Synced(), LastContact: some(r.nodes.LastContact())},
 		Device: deviceReport{
-			Name: r.device.Name(), PublicKey: r.device.PublicKey().String(), ListenPort: r.cfg.ListenPort, MTU: r.cfg.MTU,
+			Name: r.device.Name(), ListenPort: r.cfg.ListenPort, MTU: r.cfg.MTU,
 		},
 		Peers: []peerReport{}, Rejected: append([]peers.Rejection{}, state.Rejected...),
+	}
+	if key := r.device.PublicKey(); !key.IsZero() {
+		rep.Device.PublicKey = key.String()
 	}
 	for _, p := range r.cfg.PodSubnets {
 		rep.PodSubnets = append(rep.PodSubnets, p.String())
