@@ -2,34 +2,10 @@ package cluster
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
 	"k8s.io/utils/clock"
 )
-
-// demoted logs at level debug whatever client-go logs at debug or above. Below
-// that it would log the bodies of requests and responses.
-type demoted struct{ slog.Handler }
-
-// Enabled implements slog.Handler.
-func (d demoted) Enabled(ctx context.Context, level slog.Level) bool {
-	return level >= slog.LevelDebug && d.Handler.Enabled(ctx, slog.LevelDebug)
-}
-
-// Handle implements slog.Handler.
-func (d demoted) Handle(ctx context.Context, record slog.Record) error {
-	record.Level = slog.LevelDebug
-	return d.Handler.Handle(ctx, record)
-}
-
-// WithAttrs implements slog.Handler.
-func (d demoted) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return demoted{d.Handler.WithAttrs(attrs)}
-}
-
-// WithGroup implements slog.Handler.
-func (d demoted) WithGroup(name string) slog.Handler { return demoted{d.Handler.WithGroup(name)} }
 
 // interruptibleClock is the real one, but for waits that end with a context, and
 // when a server is back: client-go's reflector backs off for up to a minute in a

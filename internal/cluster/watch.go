@@ -7,11 +7,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/clientlog"
 )
 
 // WatchConfig describes a Watch. Server, Equal, Notify, ResyncPeriod, Bounds and Metrics
@@ -90,7 +91,7 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 		return fmt.Errorf("%v runs already", w)
 	}
 	// What client-go has to say repeats what contact says once.
-	logger := logr.FromSlogHandler(demoted{w.cfg.Logger.Handler()})
+	logger := clientlog.New(w.cfg.Logger)
 	requests := observe(w.cfg.ListWatch, w.contact)
 	requests.bounded = newBounded(w.cfg.Object, w.store.room.objects, w.store.begin, w.dropped, w.store.take)
 	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -116,6 +117,24 @@ func TestServerThatIsDownAtStart(t *testing.T) {
 	}
 	if !strings.Contains(b.log.String(), `msg="contact recovered" cluster=gcp kind=nodes`) {
 		t.Errorf("recovery not logged:\n%s", b.log.String())
+	}
+}
+
+// TestFailureIsLoggedOnceAtLevelInfo holds that what client-go says of each attempt
+// stays below that level.
+func TestFailureIsLoggedOnceAtLevelInfo(t *testing.T) {
+	t.Parallel()
+	b := prepare(t, 0)
+	b.level.Set(slog.LevelInfo)
+	b.api.set(func() { b.api.stream, b.api.lists = false, false })
+	b.run(t)
+	failed := func() float64 {
+		return testutil.ToFloat64(b.metrics.failures.WithLabelValues("gcp", "nodes", verbList))
+	}
+	eventually(t, "two lists that fail", func() bool { return failed() >= 2 })
+	b.stop()
+	if log := b.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "level=WARN") || !strings.Contains(log, "no contact") {
+		t.Errorf("want one warning:\n%s", log)
 	}
 }
 

@@ -35,6 +35,7 @@ type bench struct {
 	token    string // file
 	stop     func()
 	log      logtest.Buffer
+	level    slog.LevelVar // of the log; debug
 }
 
 // prepare makes a watch. With detour, it is by way of the address that this
@@ -43,6 +44,7 @@ func prepare(t *testing.T, resync time.Duration, detour ...func(address string) 
 	t.Helper()
 	ca := newAuthority()
 	b := &bench{api: newAPIServer(t, ca), metrics: NewMetrics("test", "test_failures_total"), token: writeTemp(t, "token", []byte(secret))}
+	b.level.Set(slog.LevelDebug)
 	b.api.set(func() { b.api.token = secret })
 	url := b.api.url()
 	for _, around := range detour {
@@ -72,7 +74,7 @@ func (b *bench) config(client *kubernetes.Clientset, resync time.Duration) Watch
 		Notify:       func() { b.notified.Add(1) },
 		ResyncPeriod: resync,
 		Bounds:       testBounds,
-		Logger:       slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Logger:       slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: &b.level})),
 		Metrics:      b.metrics,
 	}
 }

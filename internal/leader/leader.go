@@ -9,12 +9,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/clientlog"
 )
 
 // The times of an election where Config leaves them zero; those of
@@ -122,7 +123,7 @@ func (e *Election) Run(ctx context.Context) error {
 
 // term waits for the lease and leads until it is lost or ctx ends.
 func (e *Election) term(ctx context.Context) error {
-	logger := logr.FromSlogHandler(quiet{e.cfg.Logger.Handler()})
+	logger := clientlog.New(e.cfg.Logger)
 	// The lease is renewed until Lead has ended, hence beyond ctx.
 	keeping, drop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logger))
 	won := make(chan context.Context, 1)
@@ -232,24 +233,3 @@ func (e *Election) elector(won func(ctx context.Context)) (*leaderelection.Leade
 		Name: e.cfg.Name,
 	})
 }
-
-// quiet passes on at level debug what client-go says about each request; what
-// matters of it is logged here.
-type quiet struct{ slog.Handler }
-
-// Enabled implements slog.Handler.
-func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
-	return q.Handler.Enabled(ctx, slog.LevelDebug)
-}
-
-// Handle implements slog.Handler.
-func (q quiet) Handle(ctx context.Context, record slog.Record) error {
-	record.Level = slog.LevelDebug
-	return q.Handler.Handle(ctx, record)
-}
-
-// WithAttrs implements slog.Handler.
-func (q quiet) WithAttrs(attrs []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(attrs)} }
-
-// WithGroup implements slog.Handler.
-func (q quiet) WithGroup(name string) slog.Handler { return quiet{q.Handler.WithGroup(name)} }

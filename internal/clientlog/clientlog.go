@@ -1,0 +1,41 @@
+// Package clientlog is what Kubernetes' client library has to say about single
+// requests: whoever makes them logs what matters of it once, at a level of its own.
+package clientlog
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/go-logr/logr"
+)
+
+// New returns a logger that passes to log, at level debug, whatever the library
+// logs at debug or above. Below that it would log the bodies of requests and
+// responses.
+func New(log *slog.Logger) logr.Logger { return logr.FromSlogHandler(demoted{log.Handler()}) }
+
+// demoted makes every record one of level debug.
+type demoted struct{ slog.Handler }
+
+// Enabled implements slog.Handler.
+func (d demoted) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelDebug && d.Handler.Enabled(ctx, slog.LevelDebug)
+}
+
+// Handle implements slog.Handler. It is called for errors without a call of
+// Enabled: logr's are logged at any level.
+func (d demoted) Handle(ctx context.Context, record slog.Record) error {
+	if !d.Enabled(ctx, record.Level) {
+		return nil
+	}
+	record.Level = slog.LevelDebug
+	return d.Handler.Handle(ctx, record)
+}
+
+// WithAttrs implements slog.Handler.
+func (d demoted) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return demoted{d.Handler.WithAttrs(attrs)}
+}
+
+// WithGroup implements slog.Handler.
+func (d demoted) WithGroup(name string) slog.Handler { return demoted{d.Handler.WithGroup(name)} }
