@@ -13,6 +13,7 @@ type localAddress struct {
 	// usable is false for addresses that the kernel doesn't accept or doesn't
 	// like to use as a source.
 	usable bool
+	ours   bool // on a device of ours, put there by us
 }
 
 // choose returns, per family, the usable address inside one of the prefixes that
@@ -20,7 +21,7 @@ type localAddress struct {
 func choose(local []localAddress, within []netip.Prefix) []netip.Addr {
 	var fit []localAddress
 	for _, l := range local {
-		if l.usable && slices.ContainsFunc(within, func(p netip.Prefix) bool { return p.Contains(l.addr) }) {
+		if l.usable && !l.ours && slices.ContainsFunc(within, func(p netip.Prefix) bool { return p.Contains(l.addr) }) {
 			fit = append(fit, l)
 		}
 	}

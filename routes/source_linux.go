@@ -1,13 +1,13 @@
 package routes
 
 import (
-	"errors"
-	"fmt"
+	"context"
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
 // unusableFlags mark addresses that aren't fit as a source: not yet or never
@@ -39,20 +39,20 @@ func Local(addr netip.Addr) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return slices.ContainsFunc(local, func(l localAddress) bool { return l.usable && l.addr == addr }), nil
+	return slices.ContainsFunc(local, func(l localAddress) bool { return l.usable && !l.ours && l.addr == addr }), nil
 }
 
+// localAddresses returns the addresses of this host. Those on devices of ours are
+// marked: they follow what the network plugin has, and mustn't be found in its place
+// when that is gone.
 func localAddresses() ([]localAddress, error) {
-	var addrs []netlink.Addr
-	for attempt := 1; ; attempt++ {
-		var err error
-		addrs, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts {
-			return nil, fmt.Errorf("list addresses: %w", err)
-		}
+	addrs, err := dumpAddresses()
+	if err != nil {
+		return nil, err
+	}
+	devices, err := tunnel.List(context.Background())
+	if err != nil {
+		return nil, err
 	}
 	local := make([]localAddress, 0, len(addrs))
 	for _, a := range addrs {
@@ -63,7 +63,10 @@ func localAddresses() ([]localAddress, error) {
 		if !ok {
 			continue
 		}
-		local = append(local, localAddress{addr: addr, index: a.LinkIndex, usable: a.Flags&unusableFlags == 0})
+		local = append(local, localAddress{
+			addr: addr, index: a.LinkIndex, usable: a.Flags&unusableFlags == 0,
+			ours: slices.ContainsFunc(devices, func(l tunnel.Link) bool { return l.Index == a.LinkIndex }),
+		})
 	}
 	return local, nil
 }
