@@ -240,8 +240,16 @@ func (d *Device) Remove(ctx context.Context) error {
 	if err := d.Close(); err != nil {
 		return err
 	}
+	return d.Delete(ctx)
+}
+
+// Delete deletes the link and its socket, as Remove does, but doesn't close the
+// device: Ensure makes it anew.
+func (d *Device) Delete(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.stop()
+	d.checked = time.Time{}
 	l, err := findLink(d.cfg.Name)
 	if err != nil {
 		return Remove(ctx, d.cfg.Name, d.cfg.Alias)

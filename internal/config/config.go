@@ -53,6 +53,8 @@ type Remote struct {
 	// PodSubnets are masked and sorted; no two of a configuration overlap.
 	// Empty only for the mirror and policy, which then accept any address.
 	PodSubnets []netip.Prefix
+	// PodSubnetsFrom is the setting that PodSubnets were read from, for faults.
+	PodSubnetsFrom string
 	// NodeSubnets are where endpoints of its nodes may be, masked and sorted;
 	// empty: anywhere.
 	NodeSubnets []netip.Prefix

@@ -79,7 +79,8 @@ func (r *rawRemote) parse(f *faults, position int, need needs) Remote {
 		remote.MaxObjects = f.integer(r.origin(&v.MaxObjects), v.MaxObjects, 1, maxObjects)
 	}
 	if v.PodSubnets != "" {
-		remote.PodSubnets = f.subnets(r.origin(&v.PodSubnets), v.PodSubnets, "pods")
+		remote.PodSubnetsFrom = r.origin(&v.PodSubnets)
+		remote.PodSubnets = f.subnets(remote.PodSubnetsFrom, v.PodSubnets, "pods")
 	} else if need.wireguard {
 		f.add(r.origin(&v.PodSubnets), "required: the pod subnets of %s, as in 10.4.0.0/16", r.name)
 	}

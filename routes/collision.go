@@ -1,0 +1,40 @@
+package routes
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Occupied is a part of the network that this node depends on.
+type Occupied struct {
+	Prefix netip.Prefix
+	What   string // as in "the pods of this node"
+}
+
+// CollisionError says that a pod subnet of a remote has something that this node
+// depends on: with routes for the subnet this node would be cut off from it, and the
+// source filter would drop what comes from there.
+type CollisionError struct {
+	Subnet netip.Prefix
+	With   Occupied
+}
+
+func (e *CollisionError) Error() string {
+	if e.With.Prefix.IsSingleIP() {
+		return fmt.Sprintf("%s holds %s, %s", e.Subnet, e.With.Prefix.Addr(), e.With.What)
+	}
+	return fmt.Sprintf("%s overlaps %s, %s", e.Subnet, e.With.Prefix, e.With.What)
+}
+
+// Collision returns a [CollisionError] for the first of the subnets that overlaps
+// something occupied; nil when none does.
+func Collision(subnets []netip.Prefix, occupied []Occupied) error {
+	for _, s := range subnets {
+		for _, o := range occupied {
+			if s.Overlaps(o.Prefix) {
+				return &CollisionError{Subnet: s, With: o}
+			}
+		}
+	}
+	return nil
+}
