@@ -15,7 +15,9 @@ func TestSourcesAreThoseOfInstalledRoutes(t *testing.T) {
 		table := newTable(t)
 		sources := func() []string {
 			t.Helper()
-			found, err := table.Sources()
+			installed, err := table.Installed()
+			must(t, err)
+			found, err := Sources(installed)
 			must(t, err)
 			var out []string
 			for _, a := range found {

@@ -126,6 +126,25 @@ func Desired(subnets []netip.Prefix, device int, src []netip.Addr) []Route {
 	return normalise(want)
 }
 
+// Retain adapts want to what isn't known yet. Device routes that are installed, to
+// the same prefix through the same device, stay as they are, with their source. The
+// others go in only with add: without it nobody has looked yet whether the device is
+// the one that packets may go into, and a route that isn't there isn't needed.
+func Retain(want, installed []Route, add bool) []Route {
+	var kept []Route
+	for _, w := range want {
+		same := func(r Route) bool { return !r.Guard && r.Prefix == w.Prefix && r.Device == w.Device }
+		at := slices.IndexFunc(installed, same)
+		switch {
+		case w.Guard || at < 0 && add:
+			kept = append(kept, w)
+		case at >= 0:
+			kept = append(kept, installed[at])
+		}
+	}
+	return kept
+}
+
 func sourceFor(prefix netip.Prefix, src []netip.Addr) netip.Addr {
 	for _, addr := range src {
 		if addr.Is4() == prefix.Addr().Is4() {

@@ -205,3 +205,26 @@ func text(routes []Route) []string {
 	}
 	return lines
 }
+
+func TestRetain(t *testing.T) {
+	src := netip.MustParseAddr("10.1.0.1")
+	installed := Desired(prefixes("10.2.0.0/16", "10.4.0.0/16"), 7, []netip.Addr{src})
+	want := Desired(prefixes("10.4.0.0/16", "10.6.0.0/16"), 7, nil)
+	guards := []string{"unreachable 10.4.0.0/16 metric 4294967295", "unreachable 10.6.0.0/16 metric 4294967295"}
+	for name, test := range map[string]struct {
+		installed []Route
+		add       bool
+		want      []string
+	}{
+		"an installed route keeps its source":    {installed, true, append(guards, "10.4.0.0/16 dev 7 src 10.1.0.1", "10.6.0.0/16 dev 7")},
+		"others wait until the device was seen":  {installed, false, append(guards, "10.4.0.0/16 dev 7 src 10.1.0.1")},
+		"one through another device is no model": {Desired(prefixes("10.4.0.0/16"), 8, nil), false, guards},
+		"nothing is installed":                   {nil, false, guards},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, text(Retain(want, test.installed, test.add))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

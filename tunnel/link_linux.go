@@ -38,6 +38,16 @@ func findLink(name string) (link, error) {
 	return linkOf(found), nil
 }
 
+// Index returns the index of the link of that name, whoever made it, and 0 when
+// there is none. With an error it isn't known whether there is one.
+func Index(name string) (int, error) {
+	l, err := findLink(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	return l.index, err
+}
+
 // findLinks returns all links for which keep is true.
 func findLinks(ctx context.Context, keep func(link) bool) ([]link, error) {
 	for {

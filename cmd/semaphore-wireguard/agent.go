@@ -243,50 +243,6 @@ func (a *agent) knownSelf() (peers.Self, bool) {
 	return nodes[0], true
 }
 
-// syncRoutes brings the routes of all remotes to what they must be.
-func (a *agent) syncRoutes(ctx context.Context) error {
-	src, srcErr := a.routeSources()
-	var (
-		want    []routes.Route
-		subnets []netip.Prefix
-	)
-	for _, r := range a.remotes {
-		want = append(want, routes.Desired(r.cfg.PodSubnets, r.liveIndex(), src)...)
-		subnets = append(subnets, r.cfg.PodSubnets...)
-	}
-	_, fenceErr := a.table.Fence(ctx, subnets)
-	_, err := a.table.Sync(ctx, want)
-	return errors.Join(srcErr, fenceErr, err)
-}
-
-// routeSources returns the preferred source addresses that the configuration
-// asks for, at most one per family.
-func (a *agent) routeSources() ([]netip.Addr, error) {
-	switch a.cfg.RouteSrc {
-	case config.RouteSrcNone:
-		return nil, nil
-	case config.RouteSrcAuto:
-		if self, known := a.knownSelf(); known {
-			return routes.Source(self.PodCIDRs)
-		}
-		// Until the API server has told our podCIDRs, what an earlier process
-		// found out stays.
-		return a.table.Sources()
-	}
-	addr, err := netip.ParseAddr(a.cfg.RouteSrc)
-	if err != nil {
-		return nil, fmt.Errorf("SEMAPHORE_WG_ROUTE_SRC: %w", err)
-	}
-	local, err := routes.Local(addr)
-	if err == nil && !local {
-		err = fmt.Errorf("SEMAPHORE_WG_ROUTE_SRC: %s is not an address of this host", addr)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return []netip.Addr{addr}, nil
-}
-
 // readHostAddrs notices when this host's addresses change: a remote node's
 // endpoint must not be one of them.
 func (a *agent) readHostAddrs(context.Context) error {

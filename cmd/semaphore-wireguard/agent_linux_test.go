@@ -108,7 +108,7 @@ func TestAgentAlone(t *testing.T) {
 	}
 	polltest.Until(t, 20*time.Second, "devices and routes", func() bool {
 		found, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL)
-		return err == nil && len(found) == 4 && a.remotes[0].liveIndex() != 0 && a.remotes[1].liveIndex() != 0
+		return err == nil && len(found) == 4 && a.remotes[0].present() && a.remotes[1].present()
 	})
 	if err := a.ready(); err == nil || !strings.Contains(err.Error(), "gcp") || !strings.Contains(err.Error(), "merit") {
 		t.Errorf("readiness: %v, want both remotes to be named", err)
@@ -193,11 +193,11 @@ func TestOneUnusableKeyFile(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	polltest.Until(t, time.Minute, "the other remote's device", func() bool { return a.remotes[1].liveIndex() != 0 })
+	polltest.Until(t, time.Minute, "the other remote's device", func() bool { return a.remotes[1].present() })
 	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
 		return strings.Contains(a.status().(report).Failing["device gcp"], file)
 	})
-	if a.remotes[0].liveIndex() != 0 || a.status().(report).Remotes[0].Device.PublicKey != "" {
+	if a.remotes[0].present() || a.status().(report).Remotes[0].Device.PublicKey != "" {
 		t.Error("a device without a key")
 	}
 	if text := logs.String(); !strings.Contains(text, file) {
@@ -211,7 +211,7 @@ func TestOneUnusableKeyFile(t *testing.T) {
 	}
 	polltest.Until(t, 2*time.Minute, "the remote's device", func() bool {
 		rep := a.status().(report)
-		return a.remotes[0].liveIndex() != 0 && rep.Failing["device gcp"] == "" && rep.Remotes[0].Device.PublicKey != ""
+		return a.remotes[0].present() && rep.Failing["device gcp"] == "" && rep.Remotes[0].Device.PublicKey != ""
 	})
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net"
 	"net/netip"
 	"time"
 
@@ -100,30 +99,36 @@ func (r *remote) tasks() []daemon.Task {
 }
 
 // ensureDevice keeps the device there, and lets those who build on it know when
-// it is another one.
+// it is another one, or is known for the first time.
 func (r *remote) ensureDevice(ctx context.Context) error {
-	before, _ := r.device.ListenPort()
+	index, _ := r.device.Index()
+	port, _ := r.device.ListenPort()
 	changed, err := r.device.Ensure(ctx)
-	if after, _ := r.device.ListenPort(); after != before {
+	if now, _ := r.device.ListenPort(); now != port {
 		r.agent.publishing.Fire()
 	}
-	if changed {
+	if now, _ := r.device.Index(); changed || now != index {
 		r.peering.Fire()
 		r.agent.routing.Fire()
 	}
 	return err
 }
 
-// liveIndex returns the index of the device's link, 0 when it isn't there now.
-func (r *remote) liveIndex() int {
-	index, known := r.device.Index()
-	if !known {
-		return 0
+// link returns the index of the link that has the device's name now, 0 when there
+// is none. seen is false while nobody has found that link to be the device: since
+// start, or since it was made anew. With an error nothing is known.
+func (r *remote) link() (index int, seen bool, err error) {
+	if index, err = tunnel.Index(r.device.Name()); err != nil {
+		return 0, false, err
 	}
-	if link, err := net.InterfaceByIndex(index); err != nil || link.Name != r.device.Name() {
-		return 0
-	}
-	return index
+	known, _ := r.device.Index()
+	return index, index == 0 || index == known, nil
+}
+
+// present reports whether the device is there.
+func (r *remote) present() bool {
+	index, seen, err := r.link()
+	return err == nil && seen && index != 0
 }
 
 // rules returns the bounds within which this remote is trusted, as they are now.

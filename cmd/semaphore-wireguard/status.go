@@ -78,7 +78,7 @@ func (a *agent) ready() error {
 	var errs []error
 	for _, r := range a.remotes {
 		switch {
-		case r.liveIndex() == 0:
+		case !r.present():
 			errs = append(errs, fmt.Errorf("remote %s: no device %s", r.cfg.Name, r.device.Name()))
 		case r.controller.State().Source == peers.SourceNone:
 			errs = append(errs, fmt.Errorf("remote %s: not synced since start, and no peers on disk", r.cfg.Name))

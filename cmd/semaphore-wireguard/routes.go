@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/routes"
+)
+
+// syncRoutes brings the routes of all remotes to what they must be. What an earlier
+// process left stays as it is until more is known: a device route until the device
+// has been looked at, its source until this node's addresses are known.
+func (a *agent) syncRoutes(ctx context.Context) error {
+	var subnets []netip.Prefix
+	for _, r := range a.remotes {
+		subnets = append(subnets, r.cfg.PodSubnets...)
+	}
+	_, fenceErr := a.table.Fence(ctx, subnets)
+	want, err := a.wantedRoutes()
+	if want == nil {
+		return errors.Join(fenceErr, err)
+	}
+	_, syncErr := a.table.Sync(ctx, want)
+	return errors.Join(err, fenceErr, syncErr)
+}
+
+// wantedRoutes returns the routes that all remotes need, as far as that is known.
+// They are nil when so little is known that all must stay as it is.
+func (a *agent) wantedRoutes() ([]routes.Route, error) {
+	installed, err := a.table.Installed()
+	if err != nil {
+		return nil, err
+	}
+	src, settled, srcErr := a.routeSources(installed)
+	want := []routes.Route{}
+	for _, r := range a.remotes {
+		index, seen, err := r.link()
+		if err != nil {
+			return nil, errors.Join(srcErr, err)
+		}
+		desired := routes.Desired(r.cfg.PodSubnets, index, src)
+		if !seen || !settled {
+			desired = routes.Retain(desired, installed, seen)
+		}
+		want = append(want, desired...)
+	}
+	return want, srcErr
+}
+
+// routeSources returns the preferred source addresses that the configuration asks
+// for, at most one per family. They aren't settled when they are the best that is
+// known, and installed routes may have better ones.
+func (a *agent) routeSources(installed []routes.Route) (src []netip.Addr, settled bool, err error) {
+	switch a.cfg.RouteSrc {
+	case config.RouteSrcNone:
+		return nil, true, nil
+	case config.RouteSrcAuto:
+		self, known := a.knownSelf()
+		if known {
+			src, err = routes.Source(self.PodCIDRs)
+			return src, err == nil, err
+		}
+		// Until the API server has told our podCIDRs, what an earlier process
+		// found out is the best there is.
+		src, err = routes.Sources(installed)
+		return src, false, err
+	}
+	addr, err := netip.ParseAddr(a.cfg.RouteSrc)
+	if err != nil {
+		return nil, false, fmt.Errorf("SEMAPHORE_WG_ROUTE_SRC: %w", err)
+	}
+	local, err := routes.Local(addr)
+	if err == nil && !local {
+		err = fmt.Errorf("SEMAPHORE_WG_ROUTE_SRC: %s is not an address of this host", addr)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	return []netip.Addr{addr}, true, nil
+}
