@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/time/rate"
-	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
 )
@@ -42,7 +41,7 @@ func startEngine(l link, file *os.File, sock *socket, mtu int, died func(), log 
 	e := &engine{
 		name:   l.name,
 		index:  l.index,
-		dev:    device.NewDevice(native, conn.NewDefaultBind(), log),
+		dev:    device.NewDevice(native, newBind(), log),
 		socket: sock,
 	}
 	sock.serve(e.dev)

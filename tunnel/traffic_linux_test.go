@@ -47,6 +47,16 @@ func (s *site) peerOf(family int) Peer {
 // twoSites builds two sites whose agents don't know each other yet.
 func twoSites(t *testing.T, backendA, backendB string) (a, b *site) {
 	t.Helper()
+	return sitesOver(t, backendA, backendB, func(t *testing.T, a, b *site) {
+		t.Helper()
+		nstest.Pair(t, a.ns, b.ns, "underlay", "underlay")
+	})
+}
+
+// sitesOver builds two sites on an underlay that join makes. It may change their
+// addresses there.
+func sitesOver(t *testing.T, backendA, backendB string, join func(t *testing.T, a, b *site)) (a, b *site) {
+	t.Helper()
 	sites := [2]*site{}
 	for i := range sites {
 		n := i + 1
@@ -58,12 +68,14 @@ func twoSites(t *testing.T, backendA, backendB string) (a, b *site) {
 		}
 	}
 	a, b = sites[0], sites[1]
-	nstest.Pair(t, a.ns, b.ns, "underlay", "underlay")
-	for i, backend := range []string{backendA, backendB} {
-		s, other := sites[i], sites[1-i]
+	join(t, a, b)
+	for _, s := range sites {
 		if err := s.ns.Do(s.addresses); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for i, backend := range []string{backendA, backendB} {
+		s, other := sites[i], sites[1-i]
 		s.agent = startAgent(t, s.ns, Config{
 			Name: DeviceName("peer"), Alias: Alias("peer"), KeyPath: t.TempDir(),
 			Backend: backend, ListenPort: 51820 + i, MTU: 1420,
