@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -80,17 +81,23 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
-	for _, r := range c.remotes {
+	// At once: one that doesn't answer must not take the others' time.
+	statuses, errs := make([]tunnel.Status, len(c.remotes)), make([]error, len(c.remotes))
+	var reading sync.WaitGroup
+	for i, r := range c.remotes {
+		reading.Go(func() { statuses[i], errs[i] = r.Status(ctx) })
+	}
+	reading.Wait()
+	for i, r := range c.remotes {
 		state := r.State()
 		c.collectState(ch, r, state)
-		status, err := r.Status(ctx)
-		if err != nil {
+		if err := errs[i]; err != nil {
 			c.log.Debug("device can't be read for metrics", "cluster", r.Cluster, "device", r.Device, "err", err)
 			ch <- prometheus.MustNewConstMetric(c.deviceUp, prometheus.GaugeValue, 0, r.Cluster, r.Device)
 			continue
 		}
 		ch <- prometheus.MustNewConstMetric(c.deviceUp, prometheus.GaugeValue, 1, r.Cluster, r.Device)
-		c.collectDevice(ch, r, state, status)
+		c.collectDevice(ch, r, state, statuses[i])
 	}
 }
 

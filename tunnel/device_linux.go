@@ -57,7 +57,7 @@ func (c Config) check() error {
 type Device struct {
 	cfg     Config
 	log     *slog.Logger
-	control control
+	control *patient
 	wgLog   *device.Logger // of wireguard-go
 	now     func() time.Time
 
@@ -91,7 +91,7 @@ func Open(cfg Config) (*Device, error) {
 	d := &Device{
 		cfg:     cfg,
 		log:     cfg.Logger.With("device", cfg.Name),
-		control: protocol{},
+		control: newPatient(protocol{}, answerLimit),
 		now:     time.Now,
 	}
 	// Ensure tells what is wrong with the key.
@@ -199,7 +199,7 @@ func (d *Device) serving() bool {
 }
 
 // Status reads link and device. The error wraps os.ErrNotExist when one of them
-// is gone.
+// is gone. It returns when ctx ends, also when the device doesn't answer.
 func (d *Device) Status(ctx context.Context) (Status, error) {
 	if err := ctx.Err(); err != nil {
 		return Status{}, fmt.Errorf("read device %s: %w", d.cfg.Name, err)
@@ -208,7 +208,7 @@ func (d *Device) Status(ctx context.Context) (Status, error) {
 	if err != nil {
 		return Status{}, fmt.Errorf("read device %s: %w", d.cfg.Name, err)
 	}
-	found, err := d.control.Device(d.cfg.Name)
+	found, err := d.control.read(ctx, d.cfg.Name)
 	if err != nil {
 		return Status{}, fmt.Errorf("read device %s: %w", d.cfg.Name, explain(err))
 	}

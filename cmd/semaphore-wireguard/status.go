@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
@@ -12,7 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// statusTimeout bounds how long reading one device may hold up /status.
+// statusTimeout bounds how long reading the devices may hold up /status.
 const statusTimeout = 5 * time.Second
 
 // report is what /status serves. It holds nothing secret.
@@ -108,12 +109,17 @@ func (a *agent) status() any {
 	}
 	var dropped routes.Dropped
 	rep.Filter, dropped = a.lookAtFilter(ctx)
-	for _, r := range a.remotes {
-		remote := r.status(ctx)
+	// At once: a device that doesn't answer must not take the others' time.
+	rep.Remotes = make([]remoteReport, len(a.remotes))
+	var reading sync.WaitGroup
+	for i, r := range a.remotes {
+		reading.Go(func() { rep.Remotes[i] = r.status(ctx) })
+	}
+	reading.Wait()
+	for i, r := range a.remotes {
 		if n, known := dropped[r.device.Name()]; known {
-			remote.Forged = &n
+			rep.Remotes[i].Forged = &n
 		}
-		rep.Remotes = append(rep.Remotes, remote)
 	}
 	return rep
 }

@@ -1,0 +1,86 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+)
+
+// silence takes the place of a device's UAPI socket, accepts connections and
+// never answers. stop closes it and them.
+func silence(t *testing.T, name string) (open *atomic.Int64, stop func()) {
+	t.Helper()
+	path := socketPath(name)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open = new(atomic.Int64)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var conns []net.Conn
+	wg.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			open.Add(1)
+			mu.Lock()
+			conns = append(conns, conn)
+			mu.Unlock()
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		_ = listener.Close()
+		wg.Wait()
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	})
+	t.Cleanup(stop)
+	return open, stop
+}
+
+func TestADeviceThatDoesNotAnswerHoldsNobodyUp(t *testing.T) {
+	nstest.Root(t)
+	d := open(t, config(t, "gcp", Userspace))
+	d.ensure(t)
+	held := d.control
+	connections, stop := silence(t, d.Name())
+	for range 3 * silentCalls {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		_, err := d.Status(ctx)
+		cancel()
+		if !errors.Is(err, errSilent) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("got %v, want %v", err, errSilent)
+		}
+	}
+	if n := connections.Load(); n > silentCalls {
+		t.Errorf("%d connections are open, want %d at most", n, silentCalls)
+	}
+
+	// What changes the device gives up as well, and lets the next one try.
+	d.later()
+	held.limit = 20 * time.Millisecond
+	if _, err := d.Configure(t.Context(), thousands(1)); !errors.Is(err, errSilent) {
+		t.Errorf("Configure: %v, want %v", err, errSilent)
+	}
+	held.limit = answerLimit
+	stop()
+	polltest.Until(t, time.Minute, "the calls that were given up to end", func() bool { return len(held.turns) == 0 })
+	d.ensure(t)
+	d.configure(t, thousands(1)...)
+	d.check(t)
+}
