@@ -18,7 +18,6 @@ import (
 // portHolder is who has a UDP port of this network namespace.
 type portHolder struct {
 	known  bool   // somebody has it
-	self   bool   // the asking device has it itself
 	device string // a WireGuard device; empty: a process
 	ours   bool   // the device carries an alias of ours
 
@@ -42,7 +41,7 @@ func (h portHolder) String() string {
 // portHolder finds out who has the device's port. It only reads: to try whether
 // a port can be had would take it from whoever tries at the same moment.
 func (d *Device) portHolder() (portHolder, error) {
-	sockets, err := udpSockets(d.cfg.ListenPort)
+	sockets, err := boundSockets(d.cfg.ListenPort)
 	if err != nil || len(sockets) == 0 {
 		return portHolder{}, err
 	}
@@ -66,24 +65,23 @@ func (d *Device) portHolder() (portHolder, error) {
 		if pid, found := socketOwner(s.inode); found {
 			comm, _ := os.ReadFile(procPath(pid, "comm"))
 			holder.pid, holder.name = pid, strings.TrimSpace(string(comm))
-			holder.self = pid == os.Getpid()
 			break
 		}
 	}
 	return holder, nil
 }
 
-// udpSocket is a line of /proc/net/udp or udp6.
-type udpSocket struct {
+// boundSocket is a line of /proc/net/udp or udp6.
+type boundSocket struct {
 	inode string
 	uid   int
 }
 
-// udpSockets returns the sockets of this network namespace that are bound to a
+// boundSockets returns the sockets of this network namespace that are bound to a
 // port, whatever their address and family: any of them keeps us from listening
 // on all addresses.
-func udpSockets(port int) ([]udpSocket, error) {
-	var found []udpSocket
+func boundSockets(port int) ([]boundSocket, error) {
+	var found []boundSocket
 	for _, table := range []string{"udp", "udp6"} {
 		file, err := os.Open(filepath.Join("/proc/thread-self/net", table))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -94,7 +92,7 @@ func udpSockets(port int) ([]udpSocket, error) {
 		}
 		lines := bufio.NewScanner(file)
 		for lines.Scan() {
-			if s, ok := parseUDPSocket(lines.Text(), port); ok {
+			if s, ok := parseBoundSocket(lines.Text(), port); ok {
 				found = append(found, s)
 			}
 		}
@@ -107,24 +105,24 @@ func udpSockets(port int) ([]udpSocket, error) {
 	return found, nil
 }
 
-// parseUDPSocket reads a line as Documentation/networking/proc_net_tcp.rst
+// parseBoundSocket reads a line as Documentation/networking/proc_net_tcp.rst
 // describes it: the second column is the local address and port in hexadecimal,
 // the eighth the user, the tenth the inode.
-func parseUDPSocket(line string, port int) (udpSocket, bool) {
+func parseBoundSocket(line string, port int) (boundSocket, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 {
-		return udpSocket{}, false
+		return boundSocket{}, false
 	}
 	_, hex, found := strings.Cut(fields[1], ":")
 	local, err := strconv.ParseUint(hex, 16, 16)
 	if !found || err != nil || int(local) != port {
-		return udpSocket{}, false
+		return boundSocket{}, false
 	}
 	uid, err := strconv.Atoi(fields[7])
 	if err != nil {
-		return udpSocket{}, false
+		return boundSocket{}, false
 	}
-	return udpSocket{inode: fields[9], uid: uid}, true
+	return boundSocket{inode: fields[9], uid: uid}, true
 }
 
 // socketOwner returns the process that holds a socket, among those that can be

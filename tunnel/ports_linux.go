@@ -61,9 +61,6 @@ func (d *Device) takePort(up bool) (changed bool, taken, err error) {
 		d.log.Debug("cannot tell who has the listen port", "err", err)
 	}
 	switch {
-	case holder.self:
-		d.port.Store(int64(d.cfg.ListenPort))
-		return false, nil, nil
 	case holder.device != "" && holder.ours:
 		if err := d.cfg.Ports.park(d.control, holder.device); err != nil {
 			return false, nil, err
