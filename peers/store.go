@@ -17,6 +17,13 @@ import (
 // remote's API server has the truth.
 const storeVersion = 1
 
+// A store is <device>storeSuffix; while it is written, a random number follows
+// behind unfinished.
+const (
+	storeSuffix = ".peers.json"
+	unfinished  = ".tmp-"
+)
+
 // Store keeps on disk the nodes whose peers were last applied, so that a node
 // that boots while the remote's API server is away joins the mesh all the same.
 // It holds what the remote's nodes publish, nothing secret, and what was accepted
@@ -40,7 +47,7 @@ type stored struct {
 // NewStore returns the store of the peers of one device. The file is
 // "<dir>/<device>.peers.json"; it isn't touched yet.
 func NewStore(dir, device, cluster string) *Store {
-	return &Store{path: filepath.Join(dir, device+".peers.json"), cluster: cluster}
+	return &Store{path: filepath.Join(dir, device+storeSuffix), cluster: cluster}
 }
 
 // Load returns the stored nodes. A file that isn't there is no error: no nodes.
@@ -110,13 +117,29 @@ func (s *Store) Remove() error {
 	return nil
 }
 
+// RemoveUnfinished removes from the directory of the stores what processes of ours
+// left when they were killed while writing. No store may be written meanwhile. It
+// returns what it removed.
+func RemoveUnfinished(dir string) (removed []string, err error) {
+	found, err := filepath.Glob(filepath.Join(dir, "*"+storeSuffix+unfinished+"*"))
+	errs := []error{err}
+	for _, path := range found {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove what an earlier run left: %w", err))
+			continue
+		}
+		removed = append(removed, path)
+	}
+	return removed, errors.Join(errs...)
+}
+
 // replaceFile writes data to a temporary file beside path, flushes it to disk
 // and renames it, as rename(2) guarantees that path is never seen half-written.
 func replaceFile(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp-*")
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+unfinished+"*")
 	if err != nil {
 		return err
 	}

@@ -104,3 +104,21 @@ func FuzzStore(f *testing.F) {
 		checkPeers(t, peers, rules)
 	})
 }
+
+func TestUnfinishedStoresAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"wireguard.gcp.peers.json", "wireguard.gcp.peers.json.tmp-123", "wireguard.gcp.key.tmp-1"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{filepath.Join(dir, "wireguard.gcp.peers.json.tmp-123")}
+	removed, err := RemoveUnfinished(dir)
+	if diff := cmp.Diff(want, removed); diff != "" || err != nil {
+		t.Errorf("%v, removed (-want +got):\n%s", err, diff)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil || len(left) != 2 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}

@@ -17,6 +17,12 @@ import (
 // bytes.
 const maxKeyFile = 256
 
+// Endings of the names of key files, and of files that aren't finished.
+const (
+	keySuffix  = ".key"
+	unfinished = ".new"
+)
+
 // errBadKey marks a key file whose contents aren't a key.
 var errBadKey = errors.New("not a private key")
 
@@ -32,7 +38,7 @@ func loadKey(dir, device string, log *slog.Logger) (PrivateKey, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return PrivateKey{}, fmt.Errorf("create key directory: %w", err)
 	}
-	path := filepath.Join(dir, device+".key")
+	path := filepath.Join(dir, device+keySuffix)
 	key, err := readKey(path, log)
 	switch {
 	case err == nil:
@@ -92,7 +98,7 @@ func readKey(path string, log *slog.Logger) (PrivateKey, error) {
 // not at all, whenever the machine stops.
 func writeFile(path string, contents []byte) (err error) {
 	// A fixed name: what an interrupted run left is replaced, not collected.
-	partial := path + ".new"
+	partial := path + unfinished
 	if err := os.Remove(partial); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove unfinished key file: %w", err)
 	}

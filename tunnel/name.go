@@ -13,6 +13,7 @@ const maxLinkName = 15
 
 const (
 	namePrefix  = "wireguard."
+	shortPrefix = "wg."
 	aliasPrefix = "semaphore "
 )
 
@@ -24,7 +25,7 @@ func DeviceName(remote string) string {
 		return name
 	}
 	sum := sha256.Sum256([]byte(remote))
-	return "wg." + remote[:5] + "." + hex.EncodeToString(sum[:3])
+	return shortPrefix + remote[:5] + "." + hex.EncodeToString(sum[:3])
 }
 
 // Alias returns the link alias (IFLA_IFALIAS) that marks the link towards a

@@ -18,6 +18,12 @@ const socketDir = "/var/run/wireguard"
 
 func socketPath(name string) string { return filepath.Join(socketDir, name+".sock") }
 
+// A socket is created as unfinishedSocket<random>/socketName in the same directory.
+const (
+	unfinishedSocket = ".new-"
+	socketName       = "s"
+)
+
 // acceptPause is how long to wait after a connection couldn't be accepted.
 const acceptPause = 100 * time.Millisecond
 
@@ -66,12 +72,12 @@ func listenSocket(name string) (*socket, error) {
 // moves it to its place when its mode is right, so at no time can others reach
 // it, and a stale file is replaced in one step.
 func bindPrivately(path string) (*net.UnixListener, error) {
-	private, err := os.MkdirTemp(filepath.Dir(path), ".new-")
+	private, err := os.MkdirTemp(filepath.Dir(path), unfinishedSocket)
 	if err != nil {
 		return nil, fmt.Errorf("create UAPI socket: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(private) }()
-	fresh := filepath.Join(private, "s")
+	fresh := filepath.Join(private, socketName)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("create UAPI socket: %w", err)

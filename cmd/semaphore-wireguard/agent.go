@@ -129,6 +129,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if a.table, err = routes.NewTable(log); err != nil {
 		return nil, err
 	}
+	a.removeUnfinished()
 	for i := range cfg.Remotes {
 		r, err := newRemote(a, cfg.Remotes[i], watchMetrics)
 		if err != nil {
@@ -282,14 +283,26 @@ func hostAddrs() ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// removeOrphans removes the devices of remotes that are no longer configured:
-// they would go on accepting packets from their peers.
-func (a *agent) removeOrphans(ctx context.Context) error {
-	links, err := tunnel.List(ctx)
-	if err != nil {
-		return err
+// removeUnfinished removes files that an earlier process left half made. That one
+// can't be removed doesn't keep a device from working.
+func (a *agent) removeUnfinished() {
+	keys, keysErr := tunnel.RemoveUnfinished(a.cfg.KeyPath)
+	stores, storesErr := peers.RemoveUnfinished(a.cfg.KeyPath)
+	if removed := append(keys, stores...); len(removed) > 0 {
+		a.log.Info("removed what an earlier process left unfinished", "files", removed)
 	}
-	var errs []error
+	if err := errors.Join(keysErr, storesErr); err != nil {
+		a.log.Warn("what an earlier process left unfinished stays", "err", err)
+	}
+}
+
+// removeOrphans removes the devices of remotes that are no longer configured:
+// they would go on accepting packets from their peers. It also removes the link
+// that an earlier process may have left when it looked what the kernel knows.
+func (a *agent) removeOrphans(ctx context.Context) error {
+	_, probeErr := tunnel.RemoveProbe()
+	links, err := tunnel.List(ctx)
+	errs := []error{probeErr, err}
 	for _, l := range links {
 		configured := slices.ContainsFunc(a.remotes, func(r *remote) bool { return r.device.Name() == l.Name })
 		if configured {

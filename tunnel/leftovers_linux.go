@@ -1,0 +1,73 @@
+package tunnel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// RemoveUnfinished removes files that processes of ours left when they were killed:
+// keys and sockets that never got to their places. No device may be in the making
+// meanwhile, so it is called before the first [Open]. It returns what it removed.
+func RemoveUnfinished(keyPath string) (removed []string, err error) {
+	var errs []error
+	for _, pattern := range []string{
+		filepath.Join(keyPath, namePrefix+"*"+keySuffix+unfinished),
+		filepath.Join(keyPath, shortPrefix+"*"+keySuffix+unfinished),
+		filepath.Join(socketDir, unfinishedSocket+"*"),
+	} {
+		found, err := filepath.Glob(pattern)
+		errs = append(errs, err)
+		for _, path := range found {
+			if err := removeUnfinished(path); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			removed = append(removed, path)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// removeUnfinished removes a file, or a directory with a socket in it: nothing
+// else is ours.
+func removeUnfinished(path string) error {
+	err := os.Remove(filepath.Join(path, socketName))
+	if err == nil || errors.Is(err, fs.ErrNotExist) || !isDir(path) {
+		err = os.Remove(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove what an earlier run left: %w", err)
+	}
+	return nil
+}
+
+func isDir(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.IsDir()
+}
+
+// RemoveProbe removes the link that [Supported] creates for a moment, if a process
+// of ours was killed in that moment. A link of that name that is up, or that has a
+// key, a peer or an alias, is somebody else's and stays.
+func RemoveProbe() (removed bool, err error) {
+	l, err := findLink(probeName)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil || l.backend != Kernel || l.up || l.alias != "" {
+		return false, err
+	}
+	found, err := newPatient(protocol{}, answerLimit).Device(probeName)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("read link %s: %w", probeName, explain(err))
+	case !publicKeyOf(found).IsZero() || len(found.Peers) > 0:
+		return false, nil
+	}
+	return true, l.remove()
+}
