@@ -77,6 +77,31 @@ func TestDeviceNodeIsCreatedWhereItIsMissing(t *testing.T) {
 	d.check(t)
 }
 
+// The manifest mounts the host's /dev/net, which may be empty. Only who needs the
+// device node there misses it.
+func TestADeviceNodeThatTheHostDoesNotHave(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		cfg := config(t, "gcp", backend)
+		if err := unix.Mount("tmpfs", "/dev/net", "tmpfs", unix.MS_RDONLY, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount("/dev/net", unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+		d := open(t, cfg)
+		if backend == Kernel {
+			d.ensure(t)
+			d.check(t)
+			return
+		}
+		if _, err := d.Ensure(t.Context()); err == nil || !strings.Contains(err.Error(), "this host has no /dev/net/tun") {
+			t.Errorf("got %v, want an error that says what the host lacks", err)
+		}
+	})
+}
+
 func TestOpenChecksItsConfiguration(t *testing.T) {
 	good := Config{Name: "d", Alias: Alias("gcp"), KeyPath: t.TempDir(), Backend: Auto, ListenPort: 51820, MTU: 1420, Logger: quiet()}
 	if _, err := Open(good); err != nil {

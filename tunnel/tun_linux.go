@@ -85,6 +85,10 @@ func makeTUNNode() error {
 		return fmt.Errorf("create %s: %w", tunPath, err)
 	}
 	err = unix.Mknod(tunPath, unix.S_IFCHR|0o600, int(unix.Mkdev(tunMajor, tunMinor)))
+	if errors.Is(err, unix.EROFS) {
+		// The host's folder, as our manifest mounts it.
+		return fmt.Errorf("this host has no %s: load the kernel module tun, or wireguard", tunPath)
+	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("create %s: %w (mount it into the container, or grant the capability MKNOD)", tunPath, err)
 	}
