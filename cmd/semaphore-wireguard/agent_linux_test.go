@@ -159,62 +159,6 @@ func TestAgentAlone(t *testing.T) {
 	}
 }
 
-// TestOneUnusableKeyFile runs an agent that can't have the key of one remote: the
-// other one works, the status says what is wrong, and the key is taken as soon as
-// it can be read.
-func TestOneUnusableKeyFile(t *testing.T) {
-	nstest.Root(t)
-	running := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, running) })
-	cfg := testConfig(t)
-	file := filepath.Join(cfg.KeyPath, "wireguard.gcp.key")
-	if err := os.Mkdir(file, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	var logs logtest.Buffer
-	a, err := newAgent(cfg, slog.New(slog.NewTextHandler(&logs, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	tasks := a.tasks()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, len(tasks))
-	for _, task := range tasks {
-		go func() { done <- task.Run(ctx) }()
-	}
-	t.Cleanup(func() {
-		cancel()
-		for range tasks {
-			if err := <-done; err != nil {
-				t.Errorf("a task ended with %v", err)
-			}
-		}
-		if err := a.close(); err != nil {
-			t.Error(err)
-		}
-	})
-	polltest.Until(t, time.Minute, "the other remote's device", func() bool { return a.remotes[1].present() })
-	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
-		return strings.Contains(a.status().(report).Failing["device gcp"], file)
-	})
-	if a.remotes[0].present() || a.status().(report).Remotes[0].Device.PublicKey != "" {
-		t.Error("a device without a key")
-	}
-	if text := logs.String(); !strings.Contains(text, file) {
-		t.Errorf("the log says nothing about %s:\n%s", file, text)
-	}
-	if err := a.health(); err != nil {
-		t.Errorf("health: %v", err)
-	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
-	polltest.Until(t, 2*time.Minute, "the remote's device", func() bool {
-		rep := a.status().(report)
-		return a.remotes[0].present() && rep.Failing["device gcp"] == "" && rep.Remotes[0].Device.PublicKey != ""
-	})
-}
-
 func TestStatusOfAnAgentThatHasNotRun(t *testing.T) {
 	nstest.Root(t)
 	before, err := netlink.LinkList()
