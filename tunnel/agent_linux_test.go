@@ -82,6 +82,8 @@ func serveRequest(d **Device, req request) (res response, err error) {
 		(*d).Published(req.Published)
 	case "status":
 		res.Status, err = (*d).Status(ctx)
+	case "park":
+		err = (*d).cfg.Ports.park((*d).control, (*d).Name())
 	case "later":
 		later := time.Now().Add(recheck)
 		(*d).now = func() time.Time { return later }

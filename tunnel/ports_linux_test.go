@@ -122,6 +122,32 @@ func comeToRest(t *testing.T, devices []*testDevice) {
 	t.Error("three calls of each device don't suffice")
 }
 
+// A device that is moved to another port, and back, keeps its sessions: the other
+// side follows.
+func TestSessionsGoOnAtAnotherPort(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		a, b := twoSites(t, backend, Userspace)
+		meet(t, a, b, 0)
+		conn := dial(t, a, b, 0)
+		echo(t, conn, 1000)
+		before := b.peer(t, a.key)
+		a.call(t, request{Call: "park"})
+		echo(t, conn, 1000)
+		parked := b.peer(t, a.key)
+		if parked.Endpoint == before.Endpoint || parked.Endpoint.Addr() != before.Endpoint.Addr() {
+			t.Errorf("endpoint %s, want another port than that of %s", parked.Endpoint, before.Endpoint)
+		}
+		if res := a.call(t, request{Call: "ensure"}); !res.Changed {
+			t.Error("the device doesn't take its port")
+		}
+		echo(t, conn, 1000)
+		after := b.peer(t, a.key)
+		if after.Endpoint != before.Endpoint || !after.LastHandshake.Equal(before.LastHandshake) {
+			t.Errorf("endpoint %s and handshake at %v, want those of before: %s, %v", after.Endpoint, after.LastHandshake, before.Endpoint, before.LastHandshake)
+		}
+	})
+}
+
 func TestADeviceServesItsPeersWhileAnotherHasItsPort(t *testing.T) {
 	holders := map[string]func(t *testing.T) (name string, free func()){
 		"a process, IPv4": func(t *testing.T) (string, func()) { return holdPort(t, "udp4", "127.0.0.1:51820") },
