@@ -55,6 +55,7 @@ type agent struct {
 	filter    *routes.Filter
 	ports     tunnel.Ports    // of the remotes' devices
 	filtering *reconcile.Loop // that keeps the filter; nil before tasks
+	apiAddrs  []netip.Addr    // of the local API server
 	remotes   []*remote
 	loops     []*reconcile.Loop
 	guard     func(http.Handler) http.Handler // of metrics and status; nil: none
@@ -63,7 +64,7 @@ type agent struct {
 	// hostAddrs are the addresses of this host, as last seen.
 	hostAddrs atomic.Pointer[[]netip.Addr]
 
-	publishing, routing, addressing *reconcile.Trigger
+	publishing, routing, addressing, sourcing, judging, filterTrigger *reconcile.Trigger
 }
 
 // newAgent reads or creates the keys and prepares everything else. It changes
@@ -75,6 +76,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		publishing: reconcile.NewTrigger(),
 		routing:    reconcile.NewTrigger(),
 		addressing: reconcile.NewTrigger(),
+		sourcing:   reconcile.NewTrigger(),
+		judging:    reconcile.NewTrigger(), filterTrigger: reconcile.NewTrigger(),
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.metrics, a.filter = newLoopMetrics(), routes.NewFilter(log)
@@ -114,10 +117,16 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		Notify: func() {
 			a.publishing.Fire()
 			a.routing.Fire()
+			a.sourcing.Fire()
+			a.judging.Fire()
 		},
 		Logger: log, Metrics: watchMetrics,
 	})
-	a.local = newLocal(&cfg, client, watchMetrics, log, a.firePeering)
+	a.apiAddrs = apiAddrs(local.Host)
+	a.local = newLocal(&cfg, client, watchMetrics, log, func() {
+		a.judging.Fire()
+		a.firePeering()
+	})
 
 	names := make([]string, len(cfg.Remotes))
 	for i := range cfg.Remotes {
@@ -143,6 +152,10 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if pod := cfg.Pod; pod.Known() {
 		a.herald = event.NewHerald(event.Writer{Client: client, Component: "semaphore-wireguard"},
 			event.Pod(pod.Namespace, pod.Name, pod.UID), event.Spread)
+	}
+	// Before anything is touched.
+	if _, err := a.judge(context.Background()); err != nil {
+		return nil, errors.Join(err, a.close())
 	}
 	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a))
 	return a, nil
@@ -187,28 +200,36 @@ func (a *agent) tasks() []daemon.Task {
 	monitor := routes.NewMonitor(a.log, func() {
 		a.routing.Fire()
 		a.addressing.Fire()
+		a.sourcing.Fire()
+		a.judging.Fire()
 		for _, r := range a.remotes {
 			r.linking.Fire()
 		}
 	}, subnets...)
 
-	filtering := reconcile.NewTrigger()
-
-	tasks := []daemon.Task{a.servers.Probes, a.servers.Status, monitor, routes.NewFilterMonitor(a.log, filtering.Fire), a.self}
+	tasks := []daemon.Task{a.servers.Probes, a.servers.Status, monitor, routes.NewFilterMonitor(a.log, a.filterTrigger.Fire), a.self}
 	tasks = append(tasks, a.local.tasks(a.loop)...)
+	tasks = append(tasks, a.loop(reconcile.Config{
+		Name: "subnets of remotes", Reconcile: a.rejudge, Trigger: a.judging,
+		MinInterval: time.Second, Resync: slowPass,
+	}))
 	// The guards come first: from here on nothing leaks.
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "routes", Reconcile: a.syncRoutes, Trigger: a.routing,
 		MinInterval: burstSpacing, Resync: slowPass,
 	}))
 	a.filtering = a.loop(reconcile.Config{
-		Name: "source filter", Reconcile: a.syncFilter, Trigger: filtering,
+		Name: "source filter", Reconcile: a.syncFilter, Trigger: a.filterTrigger,
 		MinInterval: burstSpacing, Resync: slowPass,
 	})
 	tasks = append(tasks, a.filtering)
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "host addresses", Reconcile: a.readHostAddrs, Trigger: a.addressing,
 		MinInterval: time.Second, Resync: slowPass,
+	}))
+	tasks = append(tasks, a.loop(reconcile.Config{
+		Name: "source addresses", Reconcile: a.syncSources, Trigger: a.sourcing,
+		MinInterval: burstSpacing, Resync: slowPass,
 	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "orphans", Reconcile: a.removeOrphans, Trigger: reconcile.NewTrigger(),

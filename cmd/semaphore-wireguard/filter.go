@@ -32,8 +32,9 @@ func (a *agent) origins() []routes.Origin {
 	if !a.cfg.SourceFilter {
 		return nil
 	}
-	origins := make([]routes.Origin, len(a.remotes))
-	for i, r := range a.remotes {
+	admitted := a.admitted()
+	origins := make([]routes.Origin, len(admitted))
+	for i, r := range admitted {
 		origins[i] = routes.Origin{Device: r.device.Name(), Subnets: r.cfg.PodSubnets}
 	}
 	return origins

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,8 @@ type remote struct {
 	controller *peers.Controller
 
 	linking, peering *reconcile.Trigger
+
+	refusal atomic.Pointer[error] // see agent.judge
 }
 
 func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, error) {
@@ -84,11 +87,11 @@ func (r *remote) tasks() []daemon.Task {
 			MinInterval: burstSpacing, Resync: slowPass,
 		}),
 		r.agent.loop(reconcile.Config{
-			Name: "peers " + r.cfg.Name, Reconcile: r.controller.Reconcile, Trigger: r.peering,
+			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Reconcile), Trigger: r.peering,
 			MinInterval: burstSpacing, Resync: slowPass, Observe: r.agent.metrics.peerSync(r.device.Name()),
 		}),
 		r.agent.loop(reconcile.Config{
-			Name: "handshakes " + r.cfg.Name, Reconcile: r.controller.Rehandshake, Trigger: reconcile.NewTrigger(),
+			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: reconcile.NewTrigger(),
 			Resync: time.Second,
 		}),
 		r.agent.loop(reconcile.Config{
@@ -99,8 +102,12 @@ func (r *remote) tasks() []daemon.Task {
 }
 
 // ensureDevice keeps the device there, and lets those who build on it know when
-// it is another one, or is known for the first time.
+// it is another one, or is known for the first time. That of a remote that is
+// refused goes.
 func (r *remote) ensureDevice(ctx context.Context) error {
+	if r.refused() != nil {
+		return r.device.Delete(ctx)
+	}
 	index, _ := r.device.Index()
 	port, _ := r.device.ListenPort()
 	changed, err := r.device.Ensure(ctx)
@@ -142,7 +149,9 @@ func (r *remote) rules() peers.Rules {
 		rules.OwnAddrs = append(append([]netip.Addr{}, rules.OwnAddrs...), self.InternalIPs...)
 	}
 	for _, other := range r.agent.remotes {
-		rules.Tunneled = append(rules.Tunneled, other.cfg.PodSubnets...)
+		if other.refused() == nil {
+			rules.Tunneled = append(rules.Tunneled, other.cfg.PodSubnets...)
+		}
 		if key := other.device.PublicKey(); !key.IsZero() {
 			rules.OwnKeys = append(rules.OwnKeys, key)
 		}

@@ -15,7 +15,7 @@ import (
 // has been looked at, its source until this node's addresses are known.
 func (a *agent) syncRoutes(ctx context.Context) error {
 	var subnets []netip.Prefix
-	for _, r := range a.remotes {
+	for _, r := range a.admitted() {
 		subnets = append(subnets, r.cfg.PodSubnets...)
 	}
 	_, fenceErr := a.table.Fence(ctx, subnets)
@@ -36,7 +36,7 @@ func (a *agent) wantedRoutes() ([]routes.Route, error) {
 	}
 	src, settled, srcErr := a.routeSources(installed)
 	want := []routes.Route{}
-	for _, r := range a.remotes {
+	for _, r := range a.admitted() {
 		index, seen, err := r.link()
 		if err != nil {
 			return nil, errors.Join(srcErr, err)

@@ -24,12 +24,16 @@ type report struct {
 	Published bool              `json:"published"` // this node carries our annotations
 	Failing   map[string]string `json:"failing,omitempty"`
 	Filter    filterReport      `json:"sourceFilter"`
-	Remotes   []remoteReport    `json:"remotes"`
+	// Unsourced are podCIDRs of this node in which the host has no address, so that
+	// nobody answers what it sends to remote pods itself.
+	Unsourced string         `json:"podCIDRsWithoutHostAddress,omitempty"`
+	Remotes   []remoteReport `json:"remotes"`
 }
 
 type remoteReport struct {
 	Name       string            `json:"name"`
 	PodSubnets []string          `json:"podSubnets"`
+	Refused    string            `json:"refused,omitempty"` // why nothing is set up for it
 	API        apiReport         `json:"api"`
 	Device     deviceReport      `json:"device"`
 	Source     peers.Source      `json:"source"` // on whose word the peers are: api, disk or none
@@ -78,7 +82,10 @@ func (a *agent) health() error {
 func (a *agent) ready() error {
 	var errs []error
 	for _, r := range a.remotes {
+		refused := r.refused()
 		switch {
+		case refused != nil:
+			errs = append(errs, fmt.Errorf("remote %s is refused: %w", r.cfg.Name, refused))
 		case !r.present():
 			errs = append(errs, fmt.Errorf("remote %s: no device %s", r.cfg.Name, r.device.Name()))
 		case r.controller.State().Source == peers.SourceNone:
@@ -93,7 +100,7 @@ func (a *agent) status() any {
 	defer cancel()
 	rep := report{
 		Version: version.String(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
-		Published: a.publisher.Published(), Failing: a.servers.Failing(),
+		Published: a.publisher.Published(), Failing: a.servers.Failing(), Unsourced: a.withoutSource(),
 	}
 	for _, l := range a.loops {
 		if err := l.Err(); err != nil {
@@ -140,8 +147,14 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	for _, p := range r.cfg.PodSubnets {
 		rep.PodSubnets = append(rep.PodSubnets, p.String())
 	}
+	if err := r.refused(); err != nil {
+		rep.Refused = err.Error()
+	}
 	if err := errors.Join(r.nodes.Err(), r.nodes.Crowded()); err != nil {
 		rep.API.Error = err.Error()
+	}
+	if rep.Refused != "" {
+		return rep // It has no device.
 	}
 	status, err := r.device.Status(ctx)
 	if err != nil {

@@ -27,6 +27,9 @@ func showReport(p *status.Page, rep *report) {
 		p.Failing(loop, rep.Failing[loop])
 	}
 	showFilter(p, rep.Filter)
+	if rep.Unsourced != "" {
+		p.Line("%s", hostLine(rep.Unsourced))
+	}
 	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "DOWN", "REJECTED", "FORGED")
 	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "HANDSHAKE", "RECEIVED", "SENT", "POD CIDRS")
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
@@ -77,6 +80,7 @@ func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 		strconv.Itoa(len(r.Rejected)), forged(r.Forged))
 
 	what := "remote " + r.Name
+	p.Failing(what+" is refused", r.Refused)
 	switch {
 	case r.API.Error != "":
 		p.Failing(what+": API server", r.API.Error)

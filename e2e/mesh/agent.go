@@ -70,7 +70,8 @@ type Status struct {
 
 // RemoteStatus is one remote in a Status.
 type RemoteStatus struct {
-	Name string `json:"name"`
+	Name    string `json:"name"`
+	Refused string `json:"refused"`
 	API  struct {
 		Synced      bool      `json:"synced"`
 		LastContact time.Time `json:"lastContact"`

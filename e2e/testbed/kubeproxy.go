@@ -14,9 +14,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
-// StartKubeProxy runs kube-proxy on the node, in nftables mode, so that
-// ClusterIPs work there and in its pods. It needs tools.KubeProxy.
-func (n *Node) StartKubeProxy(ctx context.Context) (*sandbox.Process, error) {
+// StartKubeProxy runs kube-proxy on the node, so that ClusterIPs work there and in
+// its pods: in nftables mode, unless further arguments say another. It needs
+// tools.KubeProxy.
+func (n *Node) StartKubeProxy(ctx context.Context, args ...string) (*sandbox.Process, error) {
 	binary, err := n.tb.tool(tools.KubeProxy)
 	if err != nil {
 		return nil, err
@@ -32,7 +33,7 @@ func (n *Node) StartKubeProxy(ctx context.Context) (*sandbox.Process, error) {
 	return n.Start(sandbox.Command{
 		Name: "kube-proxy",
 		Path: binary,
-		Args: []string{
+		Args: append([]string{
 			"--kubeconfig=" + credentials.Kubeconfig(),
 			"--hostname-override=" + n.Name,
 			"--proxy-mode=nftables",
@@ -41,7 +42,7 @@ func (n *Node) StartKubeProxy(ctx context.Context) (*sandbox.Process, error) {
 			"--conntrack-max-per-core=0",
 			"--conntrack-tcp-timeout-established=0",
 			"--conntrack-tcp-timeout-close-wait=0",
-		},
+		}, args...),
 	})
 }
 

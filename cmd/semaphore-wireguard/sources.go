@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/routes"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// syncSources puts the source addresses of our routes on our devices as well, for
+// kube-proxy to masquerade with. What is there stays while they aren't known.
+func (a *agent) syncSources(ctx context.Context) error {
+	src, settled, err := a.routeSources(nil)
+	if err != nil || !settled {
+		return err
+	}
+	links, err := tunnel.List(ctx)
+	if err != nil {
+		return err
+	}
+	var targets []routes.Target
+	for _, l := range links {
+		for _, r := range a.admitted() {
+			if r.device.Name() == l.Name {
+				targets = append(targets, routes.Target{Device: l.Index, Subnets: r.cfg.PodSubnets})
+			}
+		}
+	}
+	_, err = a.table.SyncAddresses(ctx, routes.DesiredAddresses(targets, src))
+	return err
+}
+
+// withoutSource says of which families this node has pods and remotes have some,
+// too, but which this host has no source address of: what it sends itself isn't
+// answered. Empty when there are none, or when that isn't known.
+func (a *agent) withoutSource() string {
+	self, known := a.knownSelf()
+	if !known || a.cfg.RouteSrc != config.RouteSrcAuto {
+		return ""
+	}
+	src, err := routes.Source(self.PodCIDRs)
+	if err != nil {
+		return ""
+	}
+	var subnets []netip.Prefix
+	for _, r := range a.admitted() {
+		subnets = append(subnets, r.cfg.PodSubnets...)
+	}
+	return unsourced(self.PodCIDRs, subnets, src)
+}
+
+// unsourced lists those of a node's podCIDRs whose family remotes have and src hasn't.
+func unsourced(podCIDRs, subnets []netip.Prefix, src []netip.Addr) string {
+	var lacking []string
+	for _, p := range podCIDRs {
+		remote := slices.ContainsFunc(subnets, func(s netip.Prefix) bool { return s.Addr().Is4() == p.Addr().Is4() })
+		sourced := slices.ContainsFunc(src, func(a netip.Addr) bool { return a.Is4() == p.Addr().Is4() })
+		if remote && !sourced {
+			lacking = append(lacking, p.String())
+		}
+	}
+	return strings.Join(lacking, ",")
+}
+
+// hostLine says what doesn't work for want of a source address.
+func hostLine(podCIDRs string) string {
+	return fmt.Sprintf("host without an address in %s: pods reach remote pods, the node itself and hostNetwork pods don't", podCIDRs)
+}
