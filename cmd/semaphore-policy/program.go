@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/leader"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/policy"
@@ -32,6 +33,7 @@ type program struct {
 	servers    daemon.Servers
 	controller *policy.Controller
 	election   *leader.Election // nil: this replica always leads
+	pools      *pools
 }
 
 // newProgram prepares everything. It makes no request.
@@ -46,6 +48,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.pools = newPools(calico, cfg.Remotes)
 	var remotes []policy.RemoteConfig
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
@@ -142,6 +145,9 @@ func (p *program) tasks() []daemon.Task {
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
 	tasks := append([]daemon.Task{p.servers.Probes, p.servers.Status}, p.controller.Watches()...)
+	tasks = append(tasks, reconcile.NewLoop(reconcile.Config{
+		Name: "IP pools", Reconcile: p.pools.read, Trigger: reconcile.NewTrigger(), Resync: poolsPeriod, Logger: p.log,
+	}))
 	if p.election == nil {
 		return append(tasks, alone{p.controller})
 	}
@@ -162,11 +168,13 @@ type report struct {
 	ElectionError string `json:"electionError,omitempty"`
 	// NotServed says which of its addresses it doesn't serve, and why.
 	NotServed map[string]string `json:"notServed,omitempty"`
+	// Pools are Calico's IP pools, as far as remotes need them.
+	Pools poolReport `json:"ipPools"`
 	policy.Status
 }
 
 func (p *program) status() any {
-	r := report{Version: version.String(), Cluster: p.localName(), Leading: p.leads(), NotServed: p.servers.Failing(), Status: p.controller.Status()}
+	r := report{Version: version.String(), Cluster: p.localName(), Leading: p.leads(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status()}
 	if p.election != nil {
 		r.Leader = p.election.Leader()
 		if err := p.election.Err(); err != nil {

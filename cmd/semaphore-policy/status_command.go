@@ -35,6 +35,14 @@ func showReport(p *status.Page, rep *report) {
 		p.Failing(server, rep.NotServed[server])
 	}
 	showAPI(p, "network sets", rep.Sets)
+	if rep.Pools.Unknown != "" {
+		p.Line("Calico's IP pools for remote subnets: unknown: %s", rep.Pools.Unknown)
+	}
+	for _, remote := range slices.Sorted(maps.Keys(rep.Pools.Faults)) {
+		for _, fault := range rep.Pools.Faults[remote] {
+			p.Wrong("remote %s: %s", remote, fault)
+		}
+	}
 
 	remotes := p.Table("REMOTE", "CONTACT", "PODS", "SETS", "ADDRESSES", "SKIPPED", "WAITING", "FAILING")
 	sets := p.Table("REMOTE", "NAMESPACE", "NAME", "ADDRESSES", "SET")

@@ -65,6 +65,15 @@ func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	}
 }
 
+func TestStatusOfPoolsThatMayNotBeRead(t *testing.T) {
+	rep := wellReport()
+	rep.Pools.Unknown = "forbidden"
+	got := statustest.Run(t, statusCommand(), rep)
+	if got.Code != 0 || !strings.Contains(got.Stdout, "\nCalico's IP pools for remote subnets: unknown: forbidden\n") {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
+}
+
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -97,6 +106,13 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			},
 			[]string{"remote gcp: 2 pods are skipped: outside_pod_subnets"},
 			`gcp     2             outside_pod_subnets  a/b\x1b[2J, c/d`,
+		},
+		{
+			"IP pools that let packets out",
+			func(rep *report) {
+				rep.Pools.Faults = map[string][]string{"gcp": {"the IP pool x lacks disableBGPExport: true"}}
+			},
+			[]string{"remote gcp: the IP pool x lacks disableBGPExport: true"}, "",
 		},
 		{
 			"sets that can't be written",

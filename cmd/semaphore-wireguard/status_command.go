@@ -80,7 +80,10 @@ func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 		strconv.Itoa(len(r.Rejected)), forged(r.Forged))
 
 	what := "remote " + r.Name
-	p.Failing(what+" is refused", r.Refused)
+	if r.Refused != "" {
+		p.Failing(what+" is refused", r.Refused)
+		return
+	}
 	switch {
 	case r.API.Error != "":
 		p.Failing(what+": API server", r.API.Error)

@@ -71,6 +71,17 @@ func TestStatusWithoutSourceFilter(t *testing.T) {
 	}
 }
 
+// Nor is what a network plugin doesn't have.
+func TestStatusOfAHostWithoutAddress(t *testing.T) {
+	rep := wellReport()
+	rep.Unsourced = "10.2.1.0/24"
+	got := statustest.Run(t, statusCommand(), rep)
+	const want = "\nhost without an address in 10.2.1.0/24: pods reach remote pods, the node itself and hostNetwork pods don't\n"
+	if got.Code != 0 || !strings.Contains(got.Stdout, want) {
+		t.Errorf("code %d\n%s", got.Code, got.Stdout)
+	}
+}
+
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -130,6 +141,14 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				rep.Remotes[0].Device.Error = "no such device"
 			},
 			[]string{"remote gcp: device wireguard.gcp: no such device"}, "wireguard.gcp  -        51820",
+		},
+		{
+			"a remote that is refused",
+			func(rep *report) {
+				rep.Remotes[0].Refused = "10.0.0.0/8 overlaps 10.2.1.0/24, the pods of this node"
+				rep.Remotes[0].Peers, rep.Remotes[0].API = nil, apiReport{}
+			},
+			[]string{"remote gcp is refused: 10.0.0.0/8 overlaps 10.2.1.0/24, the pods of this node"}, "",
 		},
 		{
 			"a remote without agents",

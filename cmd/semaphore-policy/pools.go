@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/policy"
+)
+
+// poolsPeriod is how often Calico's IP pools are read: few objects, that change
+// about never.
+const poolsPeriod = time.Minute
+
+// pools looks whether Calico's IP pools are as the remotes' pod subnets need them.
+type pools struct {
+	calico  *policy.Calico
+	remotes []config.Remote
+
+	mu     sync.Mutex
+	report poolReport
+}
+
+// poolReport is what is known of Calico's IP pools.
+type poolReport struct {
+	// Unknown says why nothing is known; empty: something is.
+	Unknown string `json:"unknown,omitempty"`
+	// Faults are by remote.
+	Faults map[string][]string `json:"faults,omitempty"`
+}
+
+func newPools(calico *policy.Calico, remotes []config.Remote) *pools {
+	return &pools{calico: calico, remotes: remotes, report: poolReport{Unknown: "not read since start"}}
+}
+
+// read reads the pools. Not being allowed to is no error, but leaves them unknown.
+func (p *pools) read(ctx context.Context) error {
+	found, err := p.calico.Pools(ctx)
+	report := poolReport{Faults: map[string][]string{}}
+	if err != nil {
+		report.Unknown = err.Error()
+	} else {
+		for i := range p.remotes {
+			if faults := policy.PoolFaults(p.remotes[i].PodSubnets, found); len(faults) > 0 {
+				report.Faults[p.remotes[i].Name] = faults
+			}
+		}
+	}
+	p.mu.Lock()
+	p.report = report
+	p.mu.Unlock()
+	if errors.Is(err, policy.ErrPoolsUnknown) || errors.Is(err, policy.ErrNoCalico) {
+		return nil
+	}
+	return err
+}
+
+func (p *pools) status() poolReport {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.report
+}

@@ -1,0 +1,118 @@
+package policy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+// ipPools is the resource of Calico's IP pools in all of its APIs.
+const ipPools = "ippools"
+
+// ErrPoolsUnknown is wrapped by errors that say that Calico's IP pools can't be read,
+// for want of the right to or because there is no such resource.
+var ErrPoolsUnknown = errors.New("IP pools aren't known")
+
+// Pool is what counts of an IP pool of Calico's. Its fields are named as there.
+type Pool struct {
+	Name             string
+	CIDR             netip.Prefix
+	Disabled         bool
+	NATOutgoing      bool
+	DisableBGPExport bool
+}
+
+// Pools reads Calico's IP pools. Pools whose CIDR can't be read are left out.
+func (c *Calico) Pools(ctx context.Context) ([]Pool, error) {
+	if _, err := c.Sets(ctx); err != nil {
+		return nil, fmt.Errorf("read IP pools: %w", err)
+	}
+	c.mu.Lock()
+	gv := c.version
+	c.mu.Unlock()
+	client, err := rest.UnversionedRESTClientFor(withCodec(c.cfg, metav1.Unversioned))
+	if err != nil {
+		return nil, fmt.Errorf("read IP pools: %w", err)
+	}
+	body, err := client.Get().AbsPath("/apis", gv.Group, gv.Version, ipPools).Do(ctx).Raw()
+	switch {
+	case apierrors.IsForbidden(err), apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("%w: %w", ErrPoolsUnknown, err)
+	case err != nil:
+		return nil, fmt.Errorf("read IP pools: %w", err)
+	}
+	return parsePools(body)
+}
+
+func parsePools(list []byte) ([]Pool, error) {
+	var found struct {
+		Items []struct {
+			Metadata struct {
+				Name string `json:"name"`
+			} `json:"metadata"`
+			Spec struct {
+				CIDR             string `json:"cidr"`
+				Disabled         bool   `json:"disabled"`
+				NATOutgoing      bool   `json:"natOutgoing"`
+				DisableBGPExport bool   `json:"disableBGPExport"`
+			} `json:"spec"`
+		} `json:"items"`
+	}
+	if err := json.Unmarshal(list, &found); err != nil {
+		return nil, fmt.Errorf("read IP pools: %w", err)
+	}
+	var pools []Pool
+	for i := range found.Items {
+		item := &found.Items[i]
+		if cidr, err := netip.ParsePrefix(item.Spec.CIDR); err == nil {
+			pools = append(pools, Pool{
+				Name: item.Metadata.Name, CIDR: cidr.Masked(), Disabled: item.Spec.Disabled,
+				NATOutgoing: item.Spec.NATOutgoing, DisableBGPExport: item.Spec.DisableBGPExport,
+			})
+		}
+	}
+	return pools, nil
+}
+
+// PoolFaults says what keeps pods from reaching a remote's pod subnets with their own
+// addresses and through the tunnel alone:
+//
+//   - Pods of a pool with natOutgoing are masqueraded, unless what they send to lies in
+//     a pool, too.
+//   - Routes to what lies in a pool are announced by Calico's BGP, those of the agent
+//     among them, unless the pool says otherwise.
+//   - Of a pool that isn't disabled pods here get addresses.
+func PoolFaults(subnets []netip.Prefix, pools []Pool) []string {
+	var faults []string
+	for _, s := range subnets {
+		held := false
+		for _, p := range pools {
+			held = held || p.CIDR.Bits() <= s.Bits() && p.CIDR.Contains(s.Addr())
+		}
+		masquerading := slices.IndexFunc(pools, func(p Pool) bool {
+			return p.NATOutgoing && !p.CIDR.Overlaps(s) && p.CIDR.Addr().Is4() == s.Addr().Is4()
+		})
+		if !held && masquerading >= 0 {
+			faults = append(faults, fmt.Sprintf("no IP pool has %s: pods of the pool %s are masqueraded on their way there", s, pools[masquerading].Name))
+		}
+		for _, p := range pools {
+			if !p.CIDR.Overlaps(s) {
+				continue
+			}
+			if !p.Disabled {
+				faults = append(faults, fmt.Sprintf("the IP pool %s (%s) isn't disabled: pods here get addresses of %s", p.Name, p.CIDR, s))
+			}
+			if !p.DisableBGPExport {
+				faults = append(faults, fmt.Sprintf("the IP pool %s (%s) lacks disableBGPExport: true: Calico's BGP, if it is on, leads packets for %s out in plaintext", p.Name, p.CIDR, s))
+			}
+		}
+	}
+	return faults
+}
