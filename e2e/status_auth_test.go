@@ -134,8 +134,8 @@ func getWith(ctx context.Context, from *testbed.Node, url, token string) (int, e
 	return response.StatusCode, err
 }
 
-// TestAuthenticatedComponent puts the component into the example, and into one
-// that has one program alone.
+// TestAuthenticatedComponent puts the component, and that for systemd-networkd, into
+// the example, and into one that has one program alone.
 func TestAuthenticatedComponent(t *testing.T) {
 	cluster := startCluster(t)
 	for _, c := range []struct {
@@ -154,11 +154,14 @@ func TestAuthenticatedComponent(t *testing.T) {
 		for _, r := range c.resources {
 			text += "  - ../" + r + "\n"
 		}
-		must(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(text+"components:\n  - ../authenticated\n"), 0o600))
+		must(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(text+"components:\n  - ../authenticated\n  - ../networkd\n"), 0o600))
 		out, err := cluster.Kubectl(t.Context(), "kustomize", folder)
 		must(t, err)
 		if got := strings.Count(out, "name: SEMAPHORE_LISTEN_AUTH\n          value: token\n"); got != c.want {
 			t.Errorf("%q: %d programs ask for a token, want %d:\n%s", c.resources, got, c.want, out)
+		}
+		if got := strings.Count(out, "mountPath: /run/systemd/netif\n"); got != 1 {
+			t.Errorf("%q: %d programs see systemd-networkd, want the agent:\n%s", c.resources, got, out)
 		}
 		out, err = cluster.Kubectl(t.Context(), "apply", "--server-side", "--dry-run=server", "--validate=strict", "-k", folder)
 		if err != nil || strings.Contains(out, "Warning") {

@@ -26,8 +26,10 @@ type report struct {
 	Filter    filterReport      `json:"sourceFilter"`
 	// Unsourced are podCIDRs of this node in which the host has no address, so that
 	// nobody answers what it sends to remote pods itself.
-	Unsourced string         `json:"podCIDRsWithoutHostAddress,omitempty"`
-	Remotes   []remoteReport `json:"remotes"`
+	Unsourced string `json:"podCIDRsWithoutHostAddress,omitempty"`
+	// Networkd says that systemd-networkd removes rules and routes of ours.
+	Networkd bool           `json:"networkdRemovesRoutes,omitempty"`
+	Remotes  []remoteReport `json:"remotes"`
 }
 
 type remoteReport struct {
@@ -100,7 +102,7 @@ func (a *agent) status() any {
 	defer cancel()
 	rep := report{
 		Version: version.String(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
-		Published: a.publisher.Published(), Failing: a.servers.Failing(), Unsourced: a.withoutSource(),
+		Published: a.publisher.Published(), Failing: a.servers.Failing(), Unsourced: a.withoutSource(), Networkd: networkdRemoves("/"),
 	}
 	for _, l := range a.loops {
 		if err := l.Err(); err != nil {

@@ -30,6 +30,9 @@ func showReport(p *status.Page, rep *report) {
 	if rep.Unsourced != "" {
 		p.Line("%s", hostLine(rep.Unsourced))
 	}
+	if rep.Networkd {
+		p.Wrong("systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d")
+	}
 	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "DOWN", "REJECTED", "FORGED")
 	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "HANDSHAKE", "RECEIVED", "SENT", "POD CIDRS")
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")

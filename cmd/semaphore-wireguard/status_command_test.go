@@ -151,6 +151,11 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			[]string{"remote gcp is refused: 10.0.0.0/8 overlaps 10.2.1.0/24, the pods of this node"}, "",
 		},
 		{
+			"systemd-networkd without the file for it",
+			func(rep *report) { rep.Networkd = true },
+			[]string{"systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d"}, "",
+		},
+		{
 			"a remote without agents",
 			func(rep *report) { rep.Remotes[0].Peers = nil },
 			[]string{"remote gcp: none of its nodes is a peer"}, "",

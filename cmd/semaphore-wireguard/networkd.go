@@ -1,0 +1,50 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Where systemd-networkd keeps its state while it runs, and where the files are that
+// add to its configuration (networkd.conf(5)). In a pod they are those of the host
+// with deploy/networkd.
+const (
+	networkdState   = "run/systemd/netif/state"
+	networkdDropIns = "etc/systemd/networkd.conf.d/*.conf"
+)
+
+// networkdRemoves reports whether systemd-networkd has run since boot and no file has
+// it leave routes and rules of others alone. It is false where that can't be seen.
+func networkdRemoves(root string) bool {
+	if _, err := os.Stat(filepath.Join(root, networkdState)); err != nil {
+		return false
+	}
+	// Glob sorts; the last file that says something counts.
+	files, err := filepath.Glob(filepath.Join(root, networkdDropIns))
+	if err != nil {
+		return false
+	}
+	manages := map[string]bool{"ManageForeignRoutes": true, "ManageForeignRoutingPolicyRules": true}
+	for _, name := range files {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		section := ""
+		for line := range strings.Lines(string(content)) {
+			line = strings.TrimSpace(line)
+			if strings.HasPrefix(line, "[") {
+				section = line
+			}
+			key, value, _ := strings.Cut(line, "=")
+			key = strings.TrimSpace(key)
+			if _, counts := manages[key]; counts && section == "[Network]" {
+				off := []string{"no", "n", "false", "f", "0", "off"}
+				manages[key] = !slices.Contains(off, strings.ToLower(strings.TrimSpace(value)))
+			}
+		}
+	}
+	return manages["ManageForeignRoutes"] || manages["ManageForeignRoutingPolicyRules"]
+}
