@@ -14,15 +14,15 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// Config is what a device is made of. Nothing in it has a default
-// but Ports.
+// Config is what a device is made of. Nothing in it has a default but the MTU and
+// Ports.
 type Config struct {
 	Name       string // see [DeviceName]
 	Alias      string // see [Alias]
 	KeyPath    string // directory of the private key files
 	Backend    string // Auto, Kernel or Userspace
 	ListenPort int    // UDP, 1 to 65535
-	MTU        int    // of the link in bytes, 576 to 65535
+	MTU        int    // of the link in bytes, 576 to 65535; 0: see [Device.SetMTU]
 	Ports      *Ports // shared with the other devices of this process; nil: there are none
 	Logger     *slog.Logger
 }
@@ -46,7 +46,7 @@ func (c Config) check() error {
 	}
 	// RFC 791: every host takes 576 bytes. IPv6 asks for 1280, but a device
 	// may carry IPv4 only.
-	if c.MTU < 576 || c.MTU > 65535 {
+	if c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535) {
 		errs = append(errs, fmt.Errorf("MTU %d is not between 576 and 65535", c.MTU))
 	}
 	return errors.Join(errs...)
@@ -66,6 +66,7 @@ type Device struct {
 	index  atomic.Int64            // 0: not known
 	port   atomic.Int64            // that it listens on; 0: not known
 	parked atomic.Bool             // another device took its port
+	mtu    atomic.Int64            // wanted; 0: any
 
 	mu      sync.Mutex // guards what follows
 	backend string     // the one chosen; empty before the first Ensure
@@ -100,6 +101,7 @@ func Open(cfg Config) (*Device, error) {
 		d.cfg.Ports = new(Ports)
 	}
 	d.cfg.Ports.devices.Store(cfg.Name, d)
+	d.mtu.Store(int64(cfg.MTU))
 	d.wgLog = engineLog(d.log)
 	d.peers = peerState{
 		name:      cfg.Name,
@@ -148,6 +150,11 @@ func (d *Device) Index() (int, bool) {
 // [Device.Ensure]: it has stopped serving its link on its own, or another device
 // of ours took its listen port. It must not block.
 func (d *Device) Notify(f func()) { d.notify.Store(&f) }
+
+// SetMTU sets what [Device.Ensure] makes the link's MTU from now on, in bytes.
+// Without a configured MTU and before the first call, a link keeps the one that it
+// has, and a new one gets [DefaultMTU].
+func (d *Device) SetMTU(mtu int) { d.mtu.Store(int64(mtu)) }
 
 // Published tells the device which endpoints an earlier process had applied.
 // Peers that roamed since then keep where they are now. It takes effect with

@@ -32,8 +32,8 @@ type engine struct {
 // and socket from here on, also when it returns an error. When the device ends
 // on its own, because somebody deleted the link or reading from it broke, died
 // is called.
-func startEngine(l link, file *os.File, sock *socket, mtu int, died func(), log *device.Logger) (*engine, error) {
-	native, err := tun.CreateTUNFromFile(file, mtu)
+func startEngine(l link, file *os.File, sock *socket, died func(), log *device.Logger) (*engine, error) {
+	native, err := tun.CreateTUNFromFile(file, l.mtu)
 	if err != nil {
 		sock.close()
 		return nil, errors.Join(fmt.Errorf("serve TUN %s: %w", l.name, err), file.Close())

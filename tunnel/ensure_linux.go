@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -167,7 +168,7 @@ func (d *Device) removeStrays(ctx context.Context) (changed bool, err error) {
 
 func (d *Device) ensureKernel(l *link) (changed bool, err error) {
 	if l.index == 0 {
-		if err := createKernelLink(d.cfg.Name, d.cfg.MTU); err != nil {
+		if err := createKernelLink(d.cfg.Name, cmp.Or(int(d.mtu.Load()), DefaultMTU)); err != nil {
 			return false, err
 		}
 		if *l, err = findLink(d.cfg.Name); err != nil {
@@ -185,7 +186,7 @@ func (d *Device) ensureKernel(l *link) (changed bool, err error) {
 	if err != nil {
 		return changed || identified, err
 	}
-	settled, err := l.settle(d.cfg.MTU, d.log)
+	settled, err := l.settle(int(d.mtu.Load()), d.log)
 	if err == nil && taken != nil {
 		err = d.learnPort(taken)
 	}
@@ -205,7 +206,7 @@ func (d *Device) ensureUserspace(l *link) (changed bool, err error) {
 		d.peers.distrust()
 		changed = true
 	}
-	settled, err := l.settle(d.cfg.MTU, d.log)
+	settled, err := l.settle(int(d.mtu.Load()), d.log)
 	if err != nil {
 		return changed || settled, err
 	}
@@ -237,7 +238,7 @@ func (d *Device) start(l *link) error {
 		sock.close()
 		return err
 	}
-	if d.engine, err = startEngine(*l, file, sock, d.cfg.MTU, d.died, d.wgLog); err != nil {
+	if d.engine, err = startEngine(*l, file, sock, d.died, d.wgLog); err != nil {
 		return err
 	}
 	if created {

@@ -96,9 +96,9 @@ func (l link) ref() netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: l.index, Name: l.name}}
 }
 
-// settle gives the link its MTU and brings it up.
+// settle gives the link its MTU, unless that is 0, and brings it up.
 func (l link) settle(mtu int, log *slog.Logger) (changed bool, err error) {
-	if l.mtu != mtu {
+	if mtu != 0 && l.mtu != mtu {
 		if err := netlink.LinkSetMTU(l.ref(), mtu); err != nil {
 			return changed, fmt.Errorf("set MTU to %d: %w", mtu, explain(err))
 		}

@@ -54,7 +54,11 @@ func (d *Device) prepare(file *os.File, created bool) (link, error) {
 	if err := persist(file); err != nil {
 		return l, err
 	}
-	if _, err := l.settle(d.cfg.MTU, d.log); err != nil {
+	mtu := int(d.mtu.Load())
+	if mtu == 0 && created {
+		mtu = DefaultMTU
+	}
+	if _, err := l.settle(mtu, d.log); err != nil {
 		return l, err
 	}
 	return findLink(d.cfg.Name)

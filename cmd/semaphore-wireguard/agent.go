@@ -53,7 +53,8 @@ type agent struct {
 	herald    *event.Herald // nil: nothing for Events to be about is known
 	table     *routes.Table
 	filter    *routes.Filter
-	ports     tunnel.Ports    // of the remotes' devices
+	ports     tunnel.Ports // of the remotes' devices
+	underlay  *routes.Underlay
 	filtering *reconcile.Loop // that keeps the filter; nil before tasks
 	apiAddrs  []netip.Addr    // of the local API server
 	remotes   []*remote
@@ -64,7 +65,7 @@ type agent struct {
 	// hostAddrs are the addresses of this host, as last seen.
 	hostAddrs atomic.Pointer[[]netip.Addr]
 
-	publishing, routing, addressing, sourcing, judging, filterTrigger *reconcile.Trigger
+	publishing, routing, addressing, sourcing, judging, fitting, filterTrigger *reconcile.Trigger
 }
 
 // newAgent reads or creates the keys and prepares everything else. It changes
@@ -78,6 +79,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		addressing: reconcile.NewTrigger(),
 		sourcing:   reconcile.NewTrigger(),
 		judging:    reconcile.NewTrigger(), filterTrigger: reconcile.NewTrigger(),
+		fitting:  reconcile.NewTrigger(),
+		underlay: routes.NewUnderlay(),
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.metrics, a.filter = newLoopMetrics(), routes.NewFilter(log)
@@ -240,6 +243,9 @@ func (a *agent) tasks() []daemon.Task {
 	if a.herald != nil {
 		tasks = append(tasks, a.loop(a.herald.Loop(a.topics)))
 	}
+	tasks = append(tasks, routes.NewUnderlayMonitor(a.log, a.underlay, a.fitting.Fire), a.loop(reconcile.Config{
+		Name: "MTU", Reconcile: a.fitMTUs, Trigger: a.fitting, MinInterval: underlaySpacing,
+	}))
 	for _, r := range a.remotes {
 		tasks = append(tasks, r.tasks()...)
 	}

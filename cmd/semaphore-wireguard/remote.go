@@ -27,6 +27,9 @@ type remote struct {
 	nodes      *cluster.Watch[peers.Node]
 	controller *peers.Controller
 
+	fit    atomic.Pointer[fit] // nil: not known
+	fitted int                 // MTU that the device was given, by the loop that does
+
 	linking, peering *reconcile.Trigger
 
 	refusal atomic.Pointer[error] // see agent.judge
@@ -87,7 +90,7 @@ func (r *remote) tasks() []daemon.Task {
 			MinInterval: burstSpacing, Resync: slowPass,
 		}),
 		r.agent.loop(reconcile.Config{
-			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Reconcile), Trigger: r.peering,
+			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.syncPeers), Trigger: r.peering,
 			MinInterval: burstSpacing, Resync: slowPass, Observe: r.agent.metrics.peerSync(r.device.Name()),
 		}),
 		r.agent.loop(reconcile.Config{

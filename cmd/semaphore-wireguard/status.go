@@ -57,7 +57,11 @@ type deviceReport struct {
 	PublicKey  string `json:"publicKey"`
 	ListenPort int    `json:"listenPort"`
 	MTU        int    `json:"mtu"`
-	Error      string `json:"error,omitempty"`
+	// LargestMTU is what the way to NarrowestEndpoint carries without fragments, and
+	// those to all others; 0: not known.
+	LargestMTU        int    `json:"largestMtu,omitempty"`
+	NarrowestEndpoint string `json:"narrowestEndpoint,omitempty"`
+	Error             string `json:"error,omitempty"`
 }
 
 type peerReport struct {
@@ -157,6 +161,9 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	}
 	if rep.Refused != "" {
 		return rep // It has no device.
+	}
+	if known := r.fit.Load(); known != nil && known.narrowest.IsValid() {
+		rep.Device.LargestMTU, rep.Device.NarrowestEndpoint = known.largest, known.narrowest.String()
 	}
 	status, err := r.device.Status(ctx)
 	if err != nil {

@@ -99,6 +99,9 @@ func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 	case r.Source == peers.SourceAPI && len(r.Peers) == 0:
 		p.Wrong("%s: none of its nodes is a peer", what)
 	}
+	if d := &r.Device; d.LargestMTU > 0 && d.MTU > d.LargestMTU {
+		p.Wrong("%s: an MTU of %d is too large for the way to %s, which fragments: %d fits", what, d.MTU, d.NarrowestEndpoint, d.LargestMTU)
+	}
 	if len(r.Rejected) > 0 {
 		names := make([]string, len(r.Rejected))
 		for i := range r.Rejected {

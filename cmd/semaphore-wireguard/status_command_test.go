@@ -156,6 +156,13 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			[]string{"systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d"}, "",
 		},
 		{
+			"an MTU that is too large",
+			func(rep *report) {
+				rep.Remotes[0].Device.LargestMTU, rep.Remotes[0].Device.NarrowestEndpoint = 1340, "10.66.0.4"
+			},
+			[]string{"remote gcp: an MTU of 1420 is too large for the way to 10.66.0.4, which fragments: 1340 fits"}, "",
+		},
+		{
 			"a remote without agents",
 			func(rep *report) { rep.Remotes[0].Peers = nil },
 			[]string{"remote gcp: none of its nodes is a peer"}, "",

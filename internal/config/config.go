@@ -66,7 +66,8 @@ type Remote struct {
 	StaleAfter time.Duration
 	// ListenPort is the local UDP port of this remote's WireGuard device.
 	ListenPort int
-	// MTU is that of this remote's WireGuard device, in bytes.
+	// MTU is that of this remote's WireGuard device, in bytes; 0 is that of the
+	// network between the nodes less WireGuard's overhead.
 	MTU int
 	// MaxAnswer is the most bytes of one list of the remote's objects, and four
 	// times as many as are kept of one kind of them.

@@ -93,7 +93,6 @@ func TestFileKeysAndForms(t *testing.T) {
 		PodSubnetsFrom: "remotes[0].podSubnet in " + path,
 		ResyncPeriod:   10 * time.Second,
 		ListenPort:     51820,
-		MTU:            1420,
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "gcp",
 	}, {
@@ -105,7 +104,6 @@ func TestFileKeysAndForms(t *testing.T) {
 		ResyncPeriod:   time.Minute,
 		StaleAfter:     5 * time.Minute,
 		ListenPort:     7000,
-		MTU:            1420,
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "merit",
 	}}
@@ -261,7 +259,7 @@ func FuzzClustersFile(f *testing.F) {
 				}
 				seen[unique] = true
 			}
-			if len(validation.IsDNS1123Label(r.Name)) > 0 || r.ListenPort < 1 || r.ListenPort > 65535 || r.MTU < minMTU || r.MTU > maxMTU ||
+			if len(validation.IsDNS1123Label(r.Name)) > 0 || r.ListenPort < 1 || r.ListenPort > 65535 || r.MTU != 0 && r.MTU < minMTU || r.MTU > maxMTU ||
 				r.ResyncPeriod < 0 || r.StaleAfter < 0 || len(r.PodSubnets) == 0 || r.Access.InCluster() {
 				t.Errorf("accepted %+v", r)
 			}

@@ -73,7 +73,6 @@ func base(listen, probe string) Base {
 			PodSubnets:     prefixes("10.4.0.0/16", "fd00:4::/48"),
 			PodSubnetsFrom: "SEMAPHORE_REMOTE_GCP_POD_SUBNETS",
 			ListenPort:     51820,
-			MTU:            1420,
 			MaxAnswer:      64 << 20,
 			ServicePrefix:  "g",
 		}, {
@@ -206,13 +205,26 @@ func TestPolicyFromEnvironment(t *testing.T) {
 	}
 }
 
+func TestMTUThatIsLeftToTheAgent(t *testing.T) {
+	for text, want := range map[string]int{"auto": 0, "AUTO": 0, "1280": 1280} {
+		setenv(t, env("SEMAPHORE_REMOTE_GCP_WG_MTU", text))
+		got, _, err := LoadWireguard(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Remotes[0].MTU != want {
+			t.Errorf("%s: MTU %d, want %d", text, got.Remotes[0].MTU, want)
+		}
+	}
+}
+
 func TestEmptyVariableIsLikeNone(t *testing.T) {
 	setenv(t, env("SEMAPHORE_LOG_LEVEL", "", "SEMAPHORE_WG_BACKEND", "", "SEMAPHORE_REMOTE_GCP_WG_MTU", ""))
 	got, _, err := LoadWireguard(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.LogLevel != "info" || got.Backend != BackendAuto || got.Remotes[0].MTU != 1420 {
+	if got.LogLevel != "info" || got.Backend != BackendAuto || got.Remotes[0].MTU != 0 {
 		t.Errorf("log level %q, backend %q, MTU %d: want the defaults", got.LogLevel, got.Backend, got.Remotes[0].MTU)
 	}
 }
@@ -272,7 +284,6 @@ func TestPolicyFlagsOfTheOriginal(t *testing.T) {
 				PodSubnetsFrom: "SEMAPHORE_REMOTE_GCP_POD_SUBNETS",
 				ResyncPeriod:   5 * time.Minute,
 				ListenPort:     51820,
-				MTU:            1420,
 				MaxAnswer:      256 << 20,
 				ServicePrefix:  "gcp",
 			}},

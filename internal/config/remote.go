@@ -91,7 +91,9 @@ func (r *rawRemote) parse(f *faults, position int, need needs) Remote {
 		v.WG.ListenPort = strconv.Itoa(firstListenPort + position)
 	}
 	remote.ListenPort = f.integer(r.origin(&v.WG.ListenPort), v.WG.ListenPort, 1, 65535)
-	remote.MTU = f.integer(r.origin(&v.WG.MTU), v.WG.MTU, minMTU, maxMTU)
+	if !strings.EqualFold(v.WG.MTU, "auto") {
+		remote.MTU = f.integer(r.origin(&v.WG.MTU), v.WG.MTU, minMTU, maxMTU)
+	}
 	if six := slices.IndexFunc(remote.PodSubnets, func(p netip.Prefix) bool { return p.Addr().Is6() }); six >= 0 &&
 		remote.MTU > 0 && remote.MTU < minMTU6 {
 		f.add(r.origin(&v.WG.MTU), "%d is less than %d, which IPv6 needs for %s", remote.MTU, minMTU6, remote.PodSubnets[six])

@@ -54,7 +54,7 @@ type remoteVars struct {
 	MaxObjects   string `split_words:"true" desc:"most objects of one kind that are kept of the remote (default 10000 nodes, 50000 of other kinds)"`
 	WG           struct {
 		ListenPort string `split_words:"true" desc:"UDP port of this remote's WireGuard device (default 51820 for the first remote, 51821 for the second, ...)"`
-		MTU        string `default:"1420" desc:"MTU of this remote's WireGuard device"`
+		MTU        string `default:"auto" desc:"MTU of this remote's WireGuard device; auto is that of the network between the nodes less 80"`
 	}
 	ServicePrefix string `split_words:"true" desc:"what the names of services mirrored from the remote start with (default: the remote's name)"`
 }

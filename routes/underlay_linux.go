@@ -1,0 +1,145 @@
+package routes
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// NewUnderlay returns an underlay that knows nothing yet, of the network namespace
+// of whoever calls [Underlay.Paths].
+func NewUnderlay() *Underlay { return &Underlay{look: lookUp, now: time.Now} }
+
+// NewUnderlayMonitor prepares a monitor that calls notify when a link or a route has
+// changed by which u's endpoints are reached, and each time it has subscribed. About
+// notify NewMonitor says more.
+func NewUnderlayMonitor(log *slog.Logger, u *Underlay, notify func()) *Monitor {
+	return &Monitor{
+		name: "underlay monitor", log: log, notify: notify, buffer: monitorBuffer,
+		subscribed: func() (*nl.NetlinkSocket, error) {
+			socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+			u.distrust() // Whatever happens from here on is told.
+			return socket, err
+		},
+		concerns: u.concerns,
+	}
+}
+
+// lookUp asks for the route that leads to an address, and for its links. MTUs that
+// the kernel has learnt from routers' answers don't count: anybody can send these.
+func lookUp(to netip.Addr) (way, error) {
+	found, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	switch {
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES),
+		errors.Is(err, unix.EINVAL), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
+		return way{}, nil // none, or none of that address family
+	case err != nil:
+		return way{}, fmt.Errorf("look up the route to %s: %w", to, err)
+	}
+	w := way{path: tunnel.Path{To: to}, links: make(map[int]int)}
+	for i := range found {
+		route := &found[i]
+		if route.Type != unix.RTN_UNICAST {
+			continue
+		}
+		if err := w.add(route.LinkIndex, route.Gw != nil || route.Via != nil); err != nil {
+			return way{}, err
+		}
+		for _, hop := range route.MultiPath {
+			if err := w.add(hop.LinkIndex, hop.Gw != nil || hop.Via != nil); err != nil {
+				return way{}, err
+			}
+		}
+		if route.MTU > 0 && w.path.MTU > 0 {
+			w.path.MTU, w.path.Stated = min(w.path.MTU, route.MTU), true
+		}
+	}
+	return w, nil
+}
+
+// add adds a link that the way may take.
+func (w *way) add(index int, routed bool) error {
+	if index == 0 {
+		return nil
+	}
+	link, err := netlink.LinkByIndex(index)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return nil // just gone
+	}
+	if err != nil {
+		return fmt.Errorf("read the link with index %d: %w", index, err)
+	}
+	mtu := link.Attrs().MTU
+	if w.path.MTU == 0 || mtu < w.path.MTU {
+		w.path.MTU = mtu
+	}
+	w.path.Routed = w.path.Routed || routed
+	w.links[index] = mtu
+	return nil
+}
+
+// concerns reports whether an event may have changed a way. In doubt it does.
+func (u *Underlay) concerns(msg syscall.NetlinkMessage) bool {
+	switch msg.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		return u.concernsLink(msg)
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return u.concernsRoute(msg.Data)
+	}
+	return false
+}
+
+func (u *Underlay) concernsLink(msg syscall.NetlinkMessage) bool {
+	if len(msg.Data) < unix.SizeofIfInfomsg {
+		return true
+	}
+	header := nl.DeserializeIfInfomsg(msg.Data)
+	if msg.Header.Type == unix.RTM_DELLINK || header.Flags&unix.IFF_UP == 0 {
+		// The kernel takes IPv4 routes off it without an event.
+		return u.linkChanged(int(header.Index), 0)
+	}
+	attrs, err := nl.ParseRouteAttr(msg.Data[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return true
+	}
+	for _, attr := range attrs {
+		if attr.Attr.Type == unix.IFLA_MTU && len(attr.Value) >= 4 {
+			return u.linkChanged(int(header.Index), int(binary.NativeEndian.Uint32(attr.Value)))
+		}
+	}
+	return false
+}
+
+func (u *Underlay) concernsRoute(data []byte) bool {
+	if len(data) < unix.SizeofRtMsg {
+		return true
+	}
+	header := nl.DeserializeRtMsg(data)
+	if header.Protocol == Protocol || header.Type == unix.RTN_LOCAL || header.Flags&unix.RTM_F_CLONED != 0 {
+		return false
+	}
+	to := netip.IPv4Unspecified()
+	if header.Family == unix.AF_INET6 {
+		to = netip.IPv6Unspecified()
+	}
+	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
+	if err != nil {
+		return true
+	}
+	for _, attr := range attrs {
+		if attr.Attr.Type == unix.RTA_DST {
+			to, _ = netip.AddrFromSlice(attr.Value)
+		}
+	}
+	return u.routeChanged(netip.PrefixFrom(to, int(header.Dst_len)))
+}
