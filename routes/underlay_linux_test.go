@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -101,6 +102,51 @@ func TestNoPathsWithoutRoutes(t *testing.T) {
 			t.Errorf("paths without any link: %v", found)
 		}
 	})
+}
+
+// What a router said that a packet was too large for doesn't count: anybody may have
+// sent that.
+func TestAnswersOfRoutersDontCount(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		router, far := nstest.New(t), nstest.New(t)
+		nstest.Pair(t, nstest.Current(t), router, "eth0", "near")
+		nstest.Pair(t, router, far, "narrow", "eth0")
+		addAddress(t, "eth0", "192.0.2.1/24")
+		addRoute(t, netlink.Route{LinkIndex: link(t, "eth0").Attrs().Index, Gw: addrs("192.0.2.254")[0].AsSlice()}, "0.0.0.0/0")
+		must(t, router.Do(func() error {
+			narrow, err := netlink.LinkByName("narrow")
+			return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), netlink.LinkSetMTU(narrow, 1400),
+				giveAddress("near", "192.0.2.254/24"), giveAddress("narrow", "198.51.100.254/24"))
+		}))
+
+		to := addrs("198.51.100.1")
+		conn, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: to[0].AsSlice(), Port: 9})
+		must(t, err)
+		defer conn.Close()
+		polltest.Until(t, time.Minute, "the kernel to learn the path's MTU", func() bool {
+			_, _ = conn.Write(make([]byte, 1450)) // refused once it has
+			found, err := netlink.RouteGet(to[0].AsSlice())
+			must(t, err)
+			return found[0].MTU == 1400
+		})
+		found, err := NewUnderlay().Paths(to)
+		must(t, err)
+		if len(found) != 1 || found[0].MTU != 1500 {
+			t.Errorf("got %v, want the link's MTU of 1500", found)
+		}
+	})
+}
+
+func giveAddress(name, address string) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr(address)
+	if err != nil {
+		return err
+	}
+	return netlink.AddrAdd(l, addr)
 }
 
 // Changes of the ways that are used are noticed, and only these.
