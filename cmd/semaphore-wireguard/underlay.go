@@ -9,7 +9,7 @@ import (
 )
 
 // underlaySpacing is how close two looks at the ways to the peers follow each other.
-const underlaySpacing = 5 * time.Second
+const underlaySpacing = 2 * time.Second
 
 // fit is what is known of the room for a remote's device.
 type fit struct {
@@ -78,15 +78,13 @@ func (r *remote) fitMTU(paths []tunnel.Path) {
 		r.device.SetMTU(mtu)
 		r.linking.Fire()
 	}
-	now := fit{}
-	var path tunnel.Path
-	now.largest, path, _ = tunnel.LargestMTU(paths)
-	now.narrowest = path.To
-	before := r.fit.Swap(&now)
-	if mtu > now.largest && (before == nil || *before != now) {
+	largest, narrowest, _ := tunnel.LargestMTU(paths)
+	now := fit{largest: largest, narrowest: narrowest.To}
+	if before := r.fit.Load(); mtu > largest && (before == nil || *before != now) {
 		r.agent.log.Warn("MTU is larger than what the way to a peer carries: packets are fragmented",
-			"cluster", r.cfg.Name, "device", r.device.Name(), "mtu", mtu, "largest", now.largest, "endpoint", now.narrowest)
+			"cluster", r.cfg.Name, "device", r.device.Name(), "mtu", mtu, "largest", largest, "endpoint", now.narrowest)
 	}
+	r.fit.Store(&now)
 }
 
 // syncPeers brings the peers to what they must be, and has the ways to them looked

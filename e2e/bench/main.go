@@ -71,7 +71,7 @@ func exit(err error) {
 }
 
 // parts are what can be asked for by name, in the order in which they run.
-func parts() []string { return []string{"throughput", "restart", "nodes"} }
+func parts() []string { return []string{"throughput", "narrow", "restart", "nodes"} }
 
 func parse(args []string) (options, error) {
 	var opts options
@@ -108,7 +108,7 @@ func run(ctx context.Context, opts options) (err error) {
 		return err
 	}
 	started := time.Now()
-	if b.wants("throughput") || b.wants("restart") {
+	if b.wants("throughput") || b.wants("narrow") || b.wants("restart") {
 		err = b.inTestbed(ctx, b.pairOfNodes)
 	}
 	if err == nil && b.wants("nodes") {

@@ -58,6 +58,11 @@ func (b *bench) pairOfNodes(ctx context.Context, a *arena) error {
 			return fmt.Errorf("throughput: %w", err)
 		}
 	}
+	if b.wants("narrow") {
+		if err := b.narrow(ctx, ours); err != nil {
+			return fmt.Errorf("narrow: %w", err)
+		}
+	}
 	if b.wants("restart") && b.against == "" {
 		if err := b.restart(ctx, ours, beside); err != nil {
 			return fmt.Errorf("restart: %w", err)
@@ -89,6 +94,8 @@ func (b *bench) startAgents(ctx context.Context, m *mesh.Mesh, name string, pods
 			return nil, err
 		}
 		agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
+		// As wireguard-go's, and whatever the underlay carries.
+		agent.Env[mesh.Variable(pods[1-i].Node.Cluster.Name, "WG_MTU")] = "1420"
 		if err := agent.Start(); err != nil {
 			return nil, err
 		}
