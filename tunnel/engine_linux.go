@@ -15,8 +15,8 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// engine is a userspace device: wireguard-go on a TUN link, and its socket.
-// Nothing of ours is in the way of packets.
+// engine is a userspace device: wireguard-go on a TUN link, and its socket. Of ours
+// only the bind is in the way of packets.
 type engine struct {
 	name   string
 	index  int
