@@ -19,8 +19,9 @@ const trustedFor = 10 * time.Minute
 // neither a pass nor an event costs more in a larger mesh. Its methods may be called
 // by several goroutines at once.
 type Underlay struct {
-	// look asks the kernel. A way that isn't there has no MTU.
-	look func(to netip.Addr) (way, error)
+	// look asks the kernel, for links only when their MTUs aren't in mtus, by index,
+	// where it leaves them. A way that isn't there has no MTU.
+	look func(to netip.Addr, mtus map[int]int) (way, error)
 	now  func() time.Time
 
 	mu     sync.Mutex
@@ -56,11 +57,12 @@ func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.Path, error) {
 	slices.SortFunc(u.sorted, netip.Addr.Compare)
 
 	var paths []tunnel.Path
+	mtus := make(map[int]int) // read since the lock was taken, after any event
 	for _, addr := range u.sorted {
 		w := ways[addr]
 		if !w.known {
 			var err error
-			if w, err = u.look(addr); err != nil {
+			if w, err = u.look(addr, mtus); err != nil {
 				return nil, err
 			}
 			w.known = true

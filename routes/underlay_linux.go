@@ -37,7 +37,7 @@ func NewUnderlayMonitor(log *slog.Logger, u *Underlay, notify func()) *Monitor {
 
 // lookUp asks for the route that leads to an address, and for its links. MTUs that
 // the kernel has learnt from routers' answers don't count: anybody can send these.
-func lookUp(to netip.Addr) (way, error) {
+func lookUp(to netip.Addr, mtus map[int]int) (way, error) {
 	found, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES),
@@ -52,11 +52,11 @@ func lookUp(to netip.Addr) (way, error) {
 		if route.Type != unix.RTN_UNICAST {
 			continue
 		}
-		if err := w.add(route.LinkIndex, route.Gw != nil || route.Via != nil); err != nil {
+		if err := w.add(mtus, route.LinkIndex, route.Gw != nil || route.Via != nil); err != nil {
 			return way{}, err
 		}
 		for _, hop := range route.MultiPath {
-			if err := w.add(hop.LinkIndex, hop.Gw != nil || hop.Via != nil); err != nil {
+			if err := w.add(mtus, hop.LinkIndex, hop.Gw != nil || hop.Via != nil); err != nil {
 				return way{}, err
 			}
 		}
@@ -68,18 +68,22 @@ func lookUp(to netip.Addr) (way, error) {
 }
 
 // add adds a link that the way may take.
-func (w *way) add(index int, routed bool) error {
+func (w *way) add(mtus map[int]int, index int, routed bool) error {
 	if index == 0 {
 		return nil
 	}
-	link, err := netlink.LinkByIndex(index)
-	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
-		return nil // just gone
+	mtu, known := mtus[index]
+	if !known {
+		link, err := netlink.LinkByIndex(index)
+		if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+			return nil // just gone
+		}
+		if err != nil {
+			return fmt.Errorf("read the link with index %d: %w", index, err)
+		}
+		mtu = link.Attrs().MTU
+		mtus[index] = mtu
 	}
-	if err != nil {
-		return fmt.Errorf("read the link with index %d: %w", index, err)
-	}
-	mtu := link.Attrs().MTU
 	if w.path.MTU == 0 || mtu < w.path.MTU {
 		w.path.MTU = mtu
 	}

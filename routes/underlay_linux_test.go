@@ -155,9 +155,9 @@ func TestUnderlayMonitorFollowsTheWays(t *testing.T) {
 		onUnderlay(t)
 		u := NewUnderlay()
 		looked := map[netip.Addr]int{}
-		u.look = func(to netip.Addr) (way, error) {
+		u.look = func(to netip.Addr, mtus map[int]int) (way, error) {
 			looked[to]++
-			return lookUp(to)
+			return lookUp(to, mtus)
 		}
 		notified := start(t, NewUnderlayMonitor(slog.New(slog.NewTextHandler(t.Output(), nil)), u, nil))
 		<-notified // subscribed
@@ -228,7 +228,7 @@ func TestUnderlayMonitorFollowsTheWays(t *testing.T) {
 func TestUnderlayLooksUpOnceWhatDoesntChange(t *testing.T) {
 	now := time.Now()
 	looked := 0
-	u := &Underlay{now: func() time.Time { return now }, look: func(to netip.Addr) (way, error) {
+	u := &Underlay{now: func() time.Time { return now }, look: func(to netip.Addr, _ map[int]int) (way, error) {
 		looked++
 		return way{path: tunnel.Path{To: to, MTU: 1500}, links: map[int]int{2: 1500}}, nil
 	}}
@@ -268,7 +268,7 @@ func TestUnderlayLooksUpOnceWhatDoesntChange(t *testing.T) {
 	u.distrust()
 	want(2, 2, "198.51.100.1", "192.0.2.1")
 
-	u.look = func(netip.Addr) (way, error) { return way{}, errors.New("no netlink") }
+	u.look = func(netip.Addr, map[int]int) (way, error) { return way{}, errors.New("no netlink") }
 	if _, err := u.Paths(addrs("192.0.2.9")); err == nil {
 		t.Error("no error")
 	}
