@@ -158,7 +158,7 @@ func TestAddressesOfOursAreNoSource(t *testing.T) {
 		if local, err := Local(src[0]); err != nil || local {
 			t.Errorf("%s is an address of this host: %t, %v", src[0], local, err)
 		}
-		installed, err := table.Installed()
+		installed, err := table.Installed(nil)
 		must(t, err)
 		sources, err := Sources(installed)
 		must(t, err)

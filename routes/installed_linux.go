@@ -3,17 +3,32 @@ package routes
 import (
 	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
-// Installed returns the routes of ours that are there.
-func (t *Table) Installed() ([]Route, error) {
+// Installed returns the routes of ours that are there, and those of others through a
+// device to a prefix of want, as the original tool leaves them. Those of our own table
+// come first.
+func (t *Table) Installed(want []Route) ([]Route, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	found, err := t.read(nil)
-	if err != nil {
-		return nil, err
+	var all []Route
+	for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
+		found, err := t.read(number, want)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found.ours...)
+		for _, others := range found.foreign {
+			for i := range others {
+				if r := fromMessage(&others[i]); others[i].Type == unix.RTN_UNICAST && others[i].Gw == nil && r.Device != 0 {
+					all = append(all, r)
+				}
+			}
+		}
 	}
-	return found.ours, nil
+	return all, nil
 }
 
 // Sources returns the preferred source addresses of installed routes, at most one
@@ -37,7 +52,7 @@ func Sources(installed []Route) ([]netip.Addr, error) {
 
 // routedSources returns the preferred sources of the routes of ours.
 func (t *Table) routedSources() ([]netip.Addr, error) {
-	installed, err := t.Installed()
+	installed, err := t.Installed(nil)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ func TestSourcesAreThoseOfInstalledRoutes(t *testing.T) {
 		table := newTable(t)
 		sources := func() []string {
 			t.Helper()
-			installed, err := table.Installed()
+			installed, err := table.Installed(nil)
 			must(t, err)
 			found, err := Sources(installed)
 			must(t, err)

@@ -20,7 +20,7 @@ const _ int = guardMetric
 // because routes changed meanwhile, is taken again.
 const dumpAttempts = 10
 
-// snapshot is the part of the main table that a Sync looks at.
+// snapshot is the part of a table that a Sync looks at.
 type snapshot struct {
 	ours    []Route         // as we install them
 	stray   []netlink.Route // marked as ours, but of another form
@@ -32,33 +32,43 @@ type snapshot struct {
 // occupied reports whether r has a route of ours to replace.
 func (s snapshot) occupied(r Route) bool { return s.places[r.slot()] }
 
-// read takes a snapshot: all routes of ours, and those of others that have the
-// prefix of a wanted one.
-func (t *Table) read(want []Route) (snapshot, error) {
+// read takes a snapshot of a table: all routes of ours and, when not all that is
+// wanted is among them, those of others that have the prefix of a wanted one. The
+// main table of a router has hundreds of thousands of routes that need no look.
+func (t *Table) read(table int, want []Route) (snapshot, error) {
 	device := make(map[netip.Prefix]int, len(want))
 	for _, r := range want {
 		device[r.Prefix] = max(device[r.Prefix], r.Device)
 	}
+	ours := table != OwnTable // everything there is worth a look
 	for attempt := 1; ; attempt++ {
 		s := snapshot{foreign: make(map[netip.Prefix][]netlink.Route), places: make(map[slot]bool)}
-		err := t.dump(func(msg *netlink.Route) { s.add(msg, device) })
-		if err == nil {
+		err := t.dump(table, ours, func(msg *netlink.Route) { s.add(msg, device) })
+		switch missing, _ := Diff(s.ours, want); {
+		case err == nil && (!ours || len(missing) == 0):
 			return s, nil
-		}
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts {
+		case err == nil:
+			ours, attempt = false, 0
+		case !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts:
 			return snapshot{}, fmt.Errorf("read routing table: %w", err)
 		}
 	}
 }
 
-func (t *Table) dump(add func(*netlink.Route)) error {
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		// Without a filter of its own the library leaves out other tables.
-		err := t.handle.RouteListFilteredIter(family, &netlink.Route{}, 0, func(msg netlink.Route) bool {
+// dump calls add for the routes of a table, or only for ours in it. Kernels from
+// 4.20 on leave the others out themselves.
+func (t *Table) dump(table int, ours bool, add func(*netlink.Route)) error {
+	filter, mask := &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE
+	if ours {
+		filter.Protocol, mask = Protocol, mask|netlink.RT_FILTER_PROTOCOL
+	}
+	for _, family := range t.families() {
+		err := t.dumps.RouteListFilteredIter(family, filter, mask, func(msg netlink.Route) bool {
 			add(&msg)
 			return true
 		})
-		if err != nil {
+		// A table that has never had a route isn't there.
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
 	}
@@ -97,14 +107,14 @@ func takesPrecedence(foreign *netlink.Route, want Route) bool {
 	return uint32(foreign.Priority) <= want.metric()
 }
 
-// message is the rtnetlink form of r.
-func message(r Route) *netlink.Route {
+// message is the rtnetlink form of r in a table.
+func message(table int, r Route) *netlink.Route {
 	msg := &netlink.Route{
 		Dst: &net.IPNet{
 			IP:   r.Prefix.Addr().AsSlice(),
 			Mask: net.CIDRMask(r.Prefix.Bits(), r.Prefix.Addr().BitLen()),
 		},
-		Table:     unix.RT_TABLE_MAIN,
+		Table:     table,
 		Protocol:  Protocol,
 		Type:      unix.RTN_UNICAST,
 		Scope:     unix.RT_SCOPE_LINK,
@@ -136,7 +146,7 @@ func fromMessage(msg *netlink.Route) Route {
 // message(r). State that the kernel adds, such as "linkdown" of a device
 // without carrier, doesn't count.
 func canonical(msg *netlink.Route, r Route) bool {
-	want := message(r)
+	want := message(msg.Table, r)
 	return msg.Type == want.Type &&
 		uint32(msg.Priority) == r.metric() &&
 		(r.Prefix.Addr().Is6() || msg.Scope == want.Scope) && // IPv6 has no scopes
@@ -180,6 +190,9 @@ func (t *Table) describe(msg *netlink.Route) string {
 	words = append(words, "protocol", msg.Protocol.String())
 	if msg.Priority != 0 {
 		words = append(words, "metric", fmt.Sprint(msg.Priority))
+	}
+	if msg.Table != unix.RT_TABLE_MAIN {
+		words = append(words, "table", fmt.Sprint(msg.Table))
 	}
 	return strings.Join(words, " ")
 }

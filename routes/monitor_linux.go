@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"syscall"
 	"time"
 
@@ -26,46 +25,86 @@ const (
 // burst, such as the removal of a bridge with hundreds of links, should fit.
 const monitorBuffer = 1 << 20
 
+// Concern says what an event of the kernel may mean work for. More than one may be
+// set.
+type Concern uint8
+
+// Concerns.
+const (
+	// Routes of ours or policy rules of ours, or their sources.
+	ConcernRoutes Concern = 1 << iota
+	// Links, those of our devices.
+	ConcernLinks
+	// Addresses of this host, any of them.
+	ConcernAddresses
+	// Foreign routes to a remote pod subnet or a part of one.
+	ConcernForeign
+	// Filter stands for the table of [Filter].
+	ConcernFilter
+	// Underlay stands for the ways that an [Underlay] knows.
+	ConcernUnderlay
+
+	// ConcernAll is all that a monitor of routes knows: what happened isn't known.
+	ConcernAll = ConcernRoutes | ConcernLinks | ConcernAddresses | ConcernForeign
+)
+
 // Monitor tells when something in the kernel changed in a way that may concern
 // what is ours there.
 type Monitor struct {
-	name     string
-	log      *slog.Logger
-	notify   func()
-	prefixes []netip.Prefix
-	buffer   int
+	name   string
+	log    *slog.Logger
+	notify func(Concern)
+	buffer int
 	// subscribed returns a socket that has the events, and concerns tells those
 	// that may mean work for us. In doubt they do.
 	subscribed func() (*nl.NetlinkSocket, error)
-	concerns   func(syscall.NetlinkMessage) bool
+	concerns   func(syscall.NetlinkMessage) Concern
+	everything Concern // what a gap between events may concern
+}
+
+// MonitorConfig is what a monitor looks for.
+type MonitorConfig struct {
+	Logger *slog.Logger
+	// Notify is called on the goroutine of Run and must not block. It carries no
+	// state: whoever is notified looks at the kernel.
+	Notify  func(Concern)
+	Subnets []netip.Prefix // the remote pod subnets
+	Devices []string       // names of our links
+	// Source reports whether an address that came or went may change the source of
+	// routes. nil: any may.
+	Source func(netip.Addr) bool
 }
 
 // NewMonitor prepares a monitor of links, addresses, routes and policy rules that
-// calls notify
+// calls Notify
 //
-//   - when a link or an address changed, was added or removed: together with
-//     these the kernel takes IPv4 routes off the device, and the preferred
-//     source off IPv6 routes, without an event for the route;
-//   - when a route of ours changed, or anybody's route to one of prefixes, which
-//     are the remote pod subnets: it may have replaced ours;
-//   - when a policy rule was added or removed: it may be one of ours;
+//   - when a link of ours changed, was added or removed, also under another name:
+//     together with these the kernel takes routes off the device, without an event
+//     for the route;
+//   - when an address changed, was added or removed: with it the kernel takes IPv4
+//     routes that have it as their source, and the source off IPv6 routes;
+//   - when a route of ours changed, or one in our table, or anybody's route to a
+//     remote pod subnet: it may have replaced ours;
+//   - when somebody has a route to a part of a remote pod subnet;
+//   - when a policy rule of ours was added or removed;
 //   - each time it has subscribed, because earlier events are unknown.
 //
-// notify is called on the goroutine of Run and must not block. It carries no
-// state: whoever is notified looks at the routing table.
-func NewMonitor(log *slog.Logger, notify func(), prefixes ...netip.Prefix) *Monitor {
-	m := &Monitor{name: "route monitor", log: log, notify: notify, prefixes: slices.Clone(prefixes), buffer: monitorBuffer}
-	m.subscribed, m.concerns = subscribeToRoutes, m.concernsRoutes
-	return m
+// Other events cost their reception and nothing more, however many there are.
+func NewMonitor(cfg MonitorConfig) *Monitor {
+	w := &watcher{MonitorConfig: cfg, indices: map[int32]bool{}}
+	return &Monitor{
+		name: "route monitor", log: cfg.Logger, notify: cfg.Notify, buffer: monitorBuffer,
+		subscribed: subscribeToRoutes, concerns: w.concerns, everything: ConcernAll,
+	}
 }
 
 // NewFilterMonitor prepares a monitor that calls notify when anybody changed the
-// table of [Filter], and each time it has subscribed. About notify NewMonitor says
-// more. Where the kernel has no nf_tables it goes on trying.
+// table of [Filter], and each time it has subscribed. notify must not block. Where
+// the kernel has no nf_tables it goes on trying.
 func NewFilterMonitor(log *slog.Logger, notify func()) *Monitor {
 	return &Monitor{
-		name: "source filter monitor", log: log, notify: notify, buffer: monitorBuffer,
-		subscribed: subscribeToFilters, concerns: concernsFilter,
+		name: "source filter monitor", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
+		subscribed: subscribeToFilters, concerns: concernsFilter, everything: ConcernFilter,
 	}
 }
 
@@ -114,15 +153,22 @@ func (m *Monitor) watch(ctx context.Context) (healthy bool, err error) {
 			socket.Close()
 		}
 	}()
-	m.notify()
+	m.notify(m.everything)
 	for {
 		messages, from, err := socket.Receive()
 		if err != nil {
 			return healthy, fmt.Errorf("receive events: %w", err)
 		}
 		healthy = true
-		if from.Pid == nl.PidKernel && slices.ContainsFunc(messages, m.concerns) {
-			m.notify()
+		if from.Pid != nl.PidKernel {
+			continue
+		}
+		var concern Concern
+		for _, msg := range messages {
+			concern |= m.concerns(msg)
+		}
+		if concern != 0 {
+			m.notify(concern)
 		}
 	}
 }
@@ -159,49 +205,16 @@ func (m *Monitor) subscribe() (*nl.NetlinkSocket, error) {
 
 // concernsFilter reports whether an event is of the table of ours. The first
 // attribute of all events but that of a new generation is the name of the table.
-func concernsFilter(msg syscall.NetlinkMessage) bool {
+func concernsFilter(msg syscall.NetlinkMessage) Concern {
 	switch {
 	case msg.Header.Type&0xff == unix.NFT_MSG_NEWGEN:
-		return false
+		return 0
 	case len(msg.Data) < genHeader:
-		return true
+		return ConcernFilter
 	}
 	attrs, err := nl.ParseRouteAttr(msg.Data[genHeader:])
-	if err != nil || len(attrs) == 0 {
-		return true
+	if err != nil || len(attrs) == 0 || string(bytes.TrimRight(attrs[0].Value, "\x00")) == FilterTable {
+		return ConcernFilter
 	}
-	return string(bytes.TrimRight(attrs[0].Value, "\x00")) == FilterTable
-}
-
-func (m *Monitor) concernsRoutes(msg syscall.NetlinkMessage) bool {
-	switch msg.Header.Type {
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR,
-		unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		return true
-	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return m.concernsRoute(msg.Data)
-	default:
-		return false
-	}
-}
-
-func (m *Monitor) concernsRoute(data []byte) bool {
-	if len(data) < unix.SizeofRtMsg {
-		return true
-	}
-	header := nl.DeserializeRtMsg(data)
-	if header.Protocol == Protocol {
-		return true
-	}
-	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
-	if err != nil {
-		return true
-	}
-	for _, attr := range attrs {
-		if attr.Attr.Type == unix.RTA_DST {
-			addr, _ := netip.AddrFromSlice(attr.Value)
-			return slices.Contains(m.prefixes, netip.PrefixFrom(addr, int(header.Dst_len)))
-		}
-	}
-	return false
+	return 0
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -27,11 +28,9 @@ func TestMonitorLetsDisturbedRoutesBeRepairedWithinASecond(t *testing.T) {
 	tests := map[string]func(t *testing.T, table *Table){
 		"all routes of ours deleted": func(t *testing.T, table *Table) {
 			var ours []netlink.Route
-			must(t, table.dump(func(msg *netlink.Route) {
-				if msg.Protocol == Protocol {
-					ours = append(ours, *msg)
-				}
-			}))
+			for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
+				must(t, table.dump(number, true, func(msg *netlink.Route) { ours = append(ours, *msg) }))
+			}
 			for i := range ours {
 				must(t, netlink.RouteDel(&ours[i]))
 			}
@@ -90,7 +89,7 @@ func testRepair(t *testing.T, subnet string, disturb func(t *testing.T, table *T
 			mustSync(t, table, Desired(prefixes(subnet), device, src))
 		}
 		pass()
-		monitor := NewMonitor(slog.New(slog.NewTextHandler(t.Output(), nil)), nil, prefixes(subnet)...)
+		monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Subnets: prefixes(subnet), Devices: []string{"wireguard.gcp"}})
 		events := start(t, monitor)
 		quiet(t, events)
 
@@ -110,7 +109,7 @@ func testRepair(t *testing.T, subnet string, disturb func(t *testing.T, table *T
 // installed returns the destinations of our guards.
 func installed(t *testing.T, table *Table) (to []*net.IPNet) {
 	t.Helper()
-	must(t, table.dump(func(msg *netlink.Route) {
+	must(t, table.dump(unix.RT_TABLE_MAIN, true, func(msg *netlink.Route) {
 		if msg.Protocol == Protocol && msg.Type == unix.RTN_UNREACHABLE {
 			to = append(to, msg.Dst)
 		}
@@ -128,16 +127,21 @@ func repaired(t *testing.T, table *Table, subnet string) bool {
 	}
 	src, err := Source(prefixes("10.1.3.0/24", "fd01:0:0:3::/64"))
 	must(t, err)
-	have, err := table.read(nil)
-	must(t, err)
-	add, remove := Diff(have.ours, Desired(prefixes(subnet), l.Attrs().Index, src))
-	return len(add)+len(remove) == 0
+	for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
+		have, err := table.read(number, nil)
+		must(t, err)
+		add, remove := Diff(have.ours, Desired(prefixes(subnet), l.Attrs().Index, src))
+		if len(add)+len(remove) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func TestMonitorIsSilentAboutRoutesThatDoNotConcernUs(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0 := addDevice(t, "eth0")
-		events := start(t, NewMonitor(slog.New(slog.NewTextHandler(t.Output(), nil)), nil, prefixes(subnet4, subnet6)...))
+		events := start(t, NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Subnets: prefixes(subnet4, subnet6)}))
 		quiet(t, events)
 
 		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD, Scope: unix.RT_SCOPE_LINK}, "10.4.9.0/24")
@@ -161,12 +165,12 @@ func TestMonitorRenewsASubscriptionThatLostEvents(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0 := addDevice(t, "eth0")
 		var log logtest.Buffer
-		monitor := NewMonitor(slog.New(slog.NewTextHandler(&log, nil)), nil)
+		monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		monitor.buffer = 1 // the kernel makes the least it can of that
 		blocked, release := make(chan struct{}), make(chan struct{})
 		var once sync.Once
 		events := make(chan struct{}, 1)
-		monitor.notify = func() {
+		monitor.notify = func(Concern) {
 			once.Do(func() {
 				close(blocked)
 				<-release
@@ -195,17 +199,19 @@ func TestMonitorRenewsASubscriptionThatLostEvents(t *testing.T) {
 }
 
 func TestMonitorTakesWhatItCannotReadForAConcern(t *testing.T) {
-	monitor := NewMonitor(slog.New(slog.DiscardHandler), nil, prefixes(subnet4)...)
+	monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.DiscardHandler), Subnets: prefixes(subnet4)})
+	const both = ConcernRoutes | ConcernForeign
 	tests := map[string]struct {
 		kind uint16
 		data []byte
-		want bool
+		want Concern
 	}{
-		"link":                        {kind: unix.RTM_NEWLINK, want: true},
-		"address":                     {kind: unix.RTM_DELADDR, want: true},
-		"policy rule":                 {kind: unix.RTM_DELRULE, want: true},
-		"route that is cut off":       {kind: unix.RTM_NEWROUTE, data: make([]byte, 3), want: true},
-		"route with broken attribute": {kind: unix.RTM_NEWROUTE, data: append(make([]byte, unix.SizeofRtMsg), 1, 0, 1, 0), want: true},
+		"link":                        {kind: unix.RTM_NEWLINK, want: ConcernLinks | ConcernRoutes},
+		"address":                     {kind: unix.RTM_DELADDR, want: ConcernAddresses | ConcernRoutes},
+		"policy rule":                 {kind: unix.RTM_DELRULE, want: ConcernRoutes},
+		"policy rule without a mark":  {kind: unix.RTM_DELRULE, data: make([]byte, unix.SizeofRtMsg), want: ConcernRoutes},
+		"route that is cut off":       {kind: unix.RTM_NEWROUTE, data: make([]byte, 3), want: both},
+		"route with broken attribute": {kind: unix.RTM_NEWROUTE, data: append(make([]byte, unix.SizeofRtMsg), 1, 0, 1, 0), want: both},
 		"default route":               {kind: unix.RTM_NEWROUTE, data: make([]byte, unix.SizeofRtMsg)},
 		"neighbour":                   {kind: unix.RTM_NEWNEIGH},
 	}
@@ -213,9 +219,84 @@ func TestMonitorTakesWhatItCannotReadForAConcern(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			msg := syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: test.kind}, Data: test.data}
 			if got := monitor.concerns(msg); got != test.want {
-				t.Errorf("got %t, want %t", got, test.want)
+				t.Errorf("got %b, want %b", got, test.want)
 			}
 		})
+	}
+}
+
+func TestMonitorSortsEventsByWhatTheyConcern(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		addDevice(t, "wireguard.gcp")
+		eth0 := addDevice(t, "eth0")
+		source := netip.MustParseAddr("10.1.3.1")
+		monitor := NewMonitor(MonitorConfig{
+			Logger: slog.New(slog.DiscardHandler), Subnets: prefixes(subnet4, subnet6), Devices: []string{"wireguard.gcp"},
+			Source: func(a netip.Addr) bool { return a == source },
+		})
+		socket, err := monitor.subscribe()
+		must(t, err)
+		defer socket.Close()
+		table := newTable(t)
+		foreign := func(to string, number int) netlink.Route {
+			_, dst, _ := net.ParseCIDR(to)
+			return netlink.Route{LinkIndex: eth0, Scope: unix.RT_SCOPE_LINK, Protocol: unix.RTPROT_BIRD, Dst: dst, Table: number}
+		}
+		rule := func(protocol uint8) *netlink.Rule {
+			r := netlink.NewRule()
+			r.Priority, r.Table, r.Protocol = 90, unix.RT_TABLE_MAIN, protocol
+			return r
+		}
+		add := func(r netlink.Route) { must(t, netlink.RouteAdd(&r)) }
+		for _, step := range []struct {
+			name string
+			do   func()
+			want Concern
+		}{
+			{"a link of others", func() { addDevice(t, "pod") }, 0},
+			{"our device", func() { must(t, netlink.LinkSetMTU(link(t, "wireguard.gcp"), 1400)) }, ConcernLinks | ConcernRoutes},
+			{"an address of others", func() { addAddress(t, "lo", "10.96.0.10/32", "fd96::10/128") }, ConcernAddresses},
+			{"the address that is the source", func() { addAddress(t, "lo", "10.1.3.1/32") }, ConcernAddresses | ConcernRoutes},
+			{"a route elsewhere", func() { add(foreign("10.9.0.0/16", 0)); add(foreign("fd09::/48", 0)) }, 0},
+			{"a wider route", func() { add(foreign("10.0.0.0/8", 0)) }, 0},
+			{"a route to a part, IPv4", func() { add(foreign("10.4.9.0/24", 0)) }, ConcernForeign},
+			{"a route to a part, IPv6", func() { add(foreign("fd04:0:0:9::/64", 0)) }, ConcernForeign},
+			{"the same in a table of others", func() { add(foreign("10.4.9.0/24", 99)) }, 0},
+			{"a route to all of it", func() { add(foreign(subnet4, 0)) }, ConcernForeign | ConcernRoutes},
+			{"a route in our table", func() { add(foreign("10.9.0.0/16", OwnTable)) }, ConcernRoutes},
+			{"a rule of others", func() { must(t, netlink.RuleAdd(rule(0))) }, 0},
+			{"a rule of ours", func() { must(t, netlink.RuleAdd(rule(Protocol))) }, ConcernRoutes},
+			{"a route of ours", func() { mustSync(t, table, Desired(prefixes(subnet6), 0, nil)) }, ConcernRoutes},
+		} {
+			step.do()
+			// Events come in order, so that of a last change ends those of the step.
+			mark := foreign("203.0.113.0/24", 0)
+			add(mark)
+			must(t, netlink.RouteDel(&mark))
+			if got := concernsUntil(t, monitor, socket, mark.Dst.IP); got != step.want {
+				t.Errorf("%s: %b, want %b", step.name, got, step.want)
+			}
+		}
+	})
+}
+
+// concernsUntil joins the concerns of all events up to the removal of a route.
+func concernsUntil(t *testing.T, monitor *Monitor, socket *nl.NetlinkSocket, end net.IP) (all Concern) {
+	t.Helper()
+	for {
+		messages, _, err := socket.Receive()
+		must(t, err)
+		for i, msg := range messages {
+			if msg.Header.Type == unix.RTM_DELROUTE {
+				if dst, _ := attribute(msg.Data, unix.SizeofRtMsg, unix.RTA_DST); end.Equal(dst) {
+					if i != len(messages)-1 {
+						t.Fatal("events behind the last one")
+					}
+					return all
+				}
+			}
+			all |= monitor.concerns(msg)
+		}
 	}
 }
 
@@ -223,7 +304,11 @@ func TestMonitorTakesWhatItCannotReadForAConcern(t *testing.T) {
 func start(t *testing.T, monitor *Monitor) <-chan struct{} {
 	t.Helper()
 	events := make(chan struct{}, 1)
-	monitor.notify = func() { fire(events) }
+	monitor.notify = func(c Concern) {
+		if c&^(ConcernAddresses|ConcernForeign) != 0 {
+			fire(events)
+		}
+	}
 	run(t, monitor)
 	return events
 }

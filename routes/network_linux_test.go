@@ -71,19 +71,37 @@ func mustSync(t *testing.T, table *Table, want []Route) Changes {
 	return changes
 }
 
-// shown lists the routes to the prefixes, by anybody, in the kernel's order.
+// shown lists the routes to the prefixes in the main table, by anybody, in the
+// kernel's order. Those of ours must be in our own table as well, and nothing else.
 func shown(t *testing.T, table *Table, to ...string) []string {
+	t.Helper()
+	lines := list(t, table, unix.RT_TABLE_MAIN, to...)
+	for _, line := range lines {
+		if strings.Contains(line, "protocol 115") && !slices.Contains(own(t, table, to...), line) {
+			t.Errorf("our own table has %q, and not %q", own(t, table, to...), line)
+		}
+	}
+	return lines
+}
+
+// own lists the routes to the prefixes in our own table, as if they were in main.
+func own(t *testing.T, table *Table, to ...string) []string {
+	t.Helper()
+	return list(t, table, OwnTable, to...)
+}
+
+func list(t *testing.T, table *Table, number int, to ...string) []string {
 	t.Helper()
 	wanted := prefixes(to...)
 	var found []netlink.Route
-	must(t, table.dump(func(msg *netlink.Route) {
+	must(t, table.dump(number, false, func(msg *netlink.Route) {
 		if slices.Contains(wanted, prefixOf(msg)) {
 			found = append(found, *msg)
 		}
 	}))
 	var lines []string
 	for i := range found {
-		lines = append(lines, table.describe(&found[i]))
+		lines = append(lines, strings.TrimSuffix(table.describe(&found[i]), fmt.Sprintf(" table %d", OwnTable)))
 	}
 	return lines
 }
@@ -104,7 +122,7 @@ func lookup(handle *netlink.Handle, target netip.Addr) (device int, err error) {
 // namespace until the returned function is called.
 func countEvents(t *testing.T) (stop func() int) {
 	t.Helper()
-	monitor := NewMonitor(slog.New(slog.DiscardHandler), nil)
+	monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.DiscardHandler)})
 	socket, err := monitor.subscribe()
 	must(t, err)
 	t.Cleanup(socket.Close)
@@ -120,7 +138,7 @@ func countEvents(t *testing.T) (stop func() int) {
 				case unix.RTM_NEWADDR:
 					return n
 				case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-					if monitor.concernsRoute(msg.Data) {
+					if monitor.concerns(msg) != 0 {
 						n++
 					}
 				}

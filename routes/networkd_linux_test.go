@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
@@ -55,10 +56,10 @@ func TestNetworkdLeavesOursWithTheDropIn(t *testing.T) {
 	must(t, err)
 	for name, tt := range map[string]struct {
 		dropIn        string
-		rules, routes int // of ours that stay: of two subnets 4 rules, 2 guards and 2 device routes
+		rules, routes int // of ours that stay: of two subnets 4 rules, and in each of two tables 2 guards and 2 device routes
 	}{
-		"without": {"", 0, 2},
-		"with":    {file, 4, 4},
+		"without": {"", 0, 4},
+		"with":    {file, 4, 8},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
@@ -78,11 +79,11 @@ func TestNetworkdLeavesOursWithTheDropIn(t *testing.T) {
 					must(t, netlink.LinkDel(link(t, "eth1")))
 				}
 				state := func() (rules, routes int) {
-					have, stray, err := table.fences()
+					have, stray, err := table.fences([]int{unix.AF_INET, unix.AF_INET6})
 					must(t, err)
-					installed, err := table.read(nil)
+					installed, err := table.Installed(nil)
 					must(t, err)
-					return len(have) + len(stray), len(installed.ours)
+					return len(have) + len(stray), len(installed)
 				}
 				polltest.Until(t, time.Minute, "what is left", func() bool {
 					rules, routes := state()
@@ -90,7 +91,7 @@ func TestNetworkdLeavesOursWithTheDropIn(t *testing.T) {
 				})
 				mustSync(t, table, want)
 				mustFence(t, table, subnets...)
-				if rules, routes := state(); rules != 4 || routes != 4 {
+				if rules, routes := state(); rules != 4 || routes != 8 {
 					t.Errorf("after a repair: %d rules, %d routes", rules, routes)
 				}
 			})

@@ -1,26 +1,30 @@
 // Package routes leads packets for remote pod subnets into the tunnel, and
 // nowhere else.
 //
-// Every remote pod subnet has two routes in the main table. The device route
-// sends its packets into the remote's WireGuard device. The guard, the same
-// prefix as unreachable with the worst metric there is, takes over when the
-// device route is gone: the kernel removes that one together with its device,
-// and without a guard the packets would leave unencrypted through the default
-// route.
+// Every remote pod subnet has two routes. The device route sends its packets into
+// the remote's WireGuard device. The guard, the same prefix as unreachable with the
+// worst metric there is, takes over when the device route is gone: the kernel
+// removes that one together with its device, and without a guard the packets would
+// leave unencrypted through the default route.
 //
-// Both carry the route protocol [Protocol]. It is the mark of ownership: routes
+// Both are in a table of our own, [OwnTable], to which policy rules send the packets
+// before they come to the main table (see [Table.Fence]): what others have in the
+// main table, inside a remote pod subnet or for exactly one, decides nothing. The
+// same routes are in the main table as well, as far as there is room for them. They
+// hold when somebody removes the rules, and are what the version before looks for.
+//
+// All carry the route protocol [Protocol]. It is the mark of ownership: routes
 // with it are kept as wanted, including removal of those that are no longer
 // wanted, and routes without it are never changed. The one exception is a route
 // to exactly a wanted prefix through exactly the wanted device. The original
 // tool leaves such routes (protocol boot) behind; they are replaced in place by
 // ours.
 //
-// Two policy rules for each subnet hold when all routes are gone, see
-// [Table.Fence]. What claims to come from such a subnet must have come out of the
-// tunnel, see [Filter].
+// What claims to come from a remote pod subnet must have come out of the tunnel, see
+// [Filter].
 //
-// More specific routes of others inside a remote pod subnet, routes of other
-// tables and rules of others are the business of whoever made them.
+// Rules of others before ours, and the tables that these lead to, are the business
+// of whoever made them.
 package routes
 
 import (
@@ -36,6 +40,11 @@ import (
 // is the one of the design, fixed so that every version recognises its routes.
 const Protocol = 115
 
+// OwnTable is the number of the routing table of ours. It holds nothing else. Small
+// numbers are others': network plugins count theirs up from 1 or from 1000, often by
+// the index of a link, and the kernel's own end at 255.
+const OwnTable = 115115
+
 // Metrics of our routes. IPv4 knows metric 0 and prefers it to all others.
 // IPv6 turns 0 into 1024 (IP6_RT_PRIO_USER), so that is named here to recognise
 // the route when it is read back. The guard's is the worst possible one.
@@ -45,7 +54,7 @@ const (
 	guardMetric   = math.MaxUint32
 )
 
-// Route is one route of ours in the main table.
+// Route is one route of ours.
 type Route struct {
 	// Prefix is the destination, masked.
 	Prefix netip.Prefix

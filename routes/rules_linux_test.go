@@ -15,9 +15,9 @@ import (
 
 func mustFence(t *testing.T, table *Table, subnets ...string) Changes {
 	t.Helper()
-	changes, err := table.Fence(t.Context(), prefixes(subnets...))
+	fenced, err := table.Fence(t.Context(), prefixes(subnets...))
 	must(t, err)
-	return changes
+	return fenced.Changes
 }
 
 // foreignRules counts the rules that aren't ours: local, main and default of
@@ -106,11 +106,73 @@ func TestFenceLetsOnlyRoutesForTheSubnetDecide(t *testing.T) {
 		leads(wg)
 		mustSync(t, table, nil)
 		leads(0)
-		// A part of the subnet that somebody routes elsewhere is their business.
-		addRoute(t, netlink.Route{LinkIndex: eth, Scope: unix.RT_SCOPE_LINK}, "10.4.7.0/24")
-		addRoute(t, netlink.Route{LinkIndex: eth, Scope: unix.RT_SCOPE_LINK}, "fd04::/64")
-		leads(eth)
+		// Nor does a route of somebody else for a part of the subnet, or for all of it.
+		for _, narrow := range []string{"10.4.7.0/24", "10.4.0.0/16", "fd04::/64", "fd04::/48"} {
+			addRoute(t, netlink.Route{LinkIndex: eth, Scope: unix.RT_SCOPE_LINK}, narrow)
+		}
+		leads(0)
+		mustSync(t, table, Desired(subnets, wg, nil))
+		leads(wg)
 		mustFence(t, table)
 		leads(eth)
+	})
+}
+
+// The version before had its routes in the main table only, and its rules behind
+// those of others.
+func TestUpgradeFromRulesThatLookIntoTheMainTable(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		table := newTable(t)
+		wg := addDevice(t, "wg0")
+		want := Desired(prefixes(subnet4, subnet6), wg, nil)
+		for _, r := range want {
+			must(t, netlink.RouteAdd(message(unix.RT_TABLE_MAIN, r)))
+		}
+		for _, subnet := range prefixes(subnet4, subnet6) {
+			deny := fence{prefix: subnet, deny: true}.message()
+			deny.Priority = 32765
+			lookup := fence{prefix: subnet}.message()
+			lookup.Priority, lookup.Table, lookup.SuppressPrefixlen = 32764, unix.RT_TABLE_MAIN, subnet.Bits()-1
+			must(t, netlink.RuleAdd(lookup))
+			must(t, netlink.RuleAdd(deny))
+		}
+		lookups := watchLookups(t, []int{wg}, netip.MustParseAddr("10.4.1.1"), netip.MustParseAddr("fd04::1"))
+		if diff := cmp.Diff(Changes{Added: 4}, mustSync(t, table, want)); diff != "" {
+			t.Errorf("routes (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(Changes{Added: 4, Removed: 4}, mustFence(t, table, subnet4, subnet6)); diff != "" {
+			t.Errorf("rules (-want +got):\n%s", diff)
+		}
+		lookups()
+	})
+}
+
+// ipv6.disable=1 can't be had in a namespace: here the kernel has IPv6, and the table
+// is told that it doesn't. That nothing of IPv6 is asked for shows in what would fail.
+func TestOneFamilyThatIsNotThereTakesOnlyItselfWithIt(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		table := newTable(t)
+		table.probe = func(family int) error {
+			if family == unix.AF_INET6 {
+				return unix.EAFNOSUPPORT
+			}
+			return nil
+		}
+		wg := addDevice(t, "wg0")
+		if diff := cmp.Diff(Changes{Added: 4}, mustSync(t, table, Desired(prefixes(subnet4, subnet6), wg, nil))); diff != "" {
+			t.Errorf("routes (-want +got):\n%s", diff)
+		}
+		fenced, err := table.Fence(t.Context(), prefixes(subnet4, subnet6))
+		must(t, err)
+		if fenced.Changes != (Changes{Added: 2}) || len(fenced.Subnets) != 2 {
+			t.Errorf("rules: %+v, want those of IPv4, and both subnets to count as fenced", fenced)
+		}
+		rules, err := netlink.RuleList(unix.AF_INET6)
+		must(t, err)
+		for _, r := range rules {
+			if r.Protocol == Protocol {
+				t.Errorf("a rule of IPv6: %v", r)
+			}
+		}
 	})
 }

@@ -25,13 +25,19 @@ func NewUnderlay() *Underlay { return &Underlay{look: lookUp, now: time.Now} }
 // notify NewMonitor says more.
 func NewUnderlayMonitor(log *slog.Logger, u *Underlay, notify func()) *Monitor {
 	return &Monitor{
-		name: "underlay monitor", log: log, notify: notify, buffer: monitorBuffer,
+		name: "underlay monitor", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
 		subscribed: func() (*nl.NetlinkSocket, error) {
 			socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 			u.distrust() // Whatever happens from here on is told.
 			return socket, err
 		},
-		concerns: u.concerns,
+		concerns: func(msg syscall.NetlinkMessage) Concern {
+			if u.concerns(msg) {
+				return ConcernUnderlay
+			}
+			return 0
+		},
+		everything: ConcernUnderlay,
 	}
 }
 

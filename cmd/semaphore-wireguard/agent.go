@@ -65,7 +65,10 @@ type agent struct {
 	// hostAddrs are the addresses of this host, as last seen.
 	hostAddrs atomic.Pointer[[]netip.Addr]
 
-	publishing, routing, addressing, sourcing, judging, fitting, filterTrigger *reconcile.Trigger
+	// sources are the source addresses of routes, as last found out.
+	sources atomic.Pointer[[]netip.Addr]
+
+	publishing, routing, addressing, sourcing, judging, fitting, surveying, filterTrigger *reconcile.Trigger
 }
 
 // newAgent reads or creates the keys and prepares everything else. It changes
@@ -79,10 +82,12 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		addressing: reconcile.NewTrigger(),
 		sourcing:   reconcile.NewTrigger(),
 		judging:    reconcile.NewTrigger(), filterTrigger: reconcile.NewTrigger(),
-		fitting:  reconcile.NewTrigger(),
-		underlay: routes.NewUnderlay(),
+		fitting:   reconcile.NewTrigger(),
+		underlay:  routes.NewUnderlay(),
+		surveying: reconcile.NewTrigger(),
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
+	a.sources.Store(&[]netip.Addr{})
 	a.metrics, a.filter = newLoopMetrics(), routes.NewFilter(log)
 	watchMetrics := cluster.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
@@ -196,19 +201,7 @@ func (a *agent) tasks() []daemon.Task {
 		ProbeAddress: a.cfg.ProbeAddress, ListenAddress: a.cfg.ListenAddress, Guard: a.guard, Gatherer: a.registry,
 		Health: a.health, Ready: a.ready, Status: a.status, Logger: a.log,
 	})
-	var subnets []netip.Prefix
-	for _, r := range a.remotes {
-		subnets = append(subnets, r.cfg.PodSubnets...)
-	}
-	monitor := routes.NewMonitor(a.log, func() {
-		a.routing.Fire()
-		a.addressing.Fire()
-		a.sourcing.Fire()
-		a.judging.Fire()
-		for _, r := range a.remotes {
-			r.linking.Fire()
-		}
-	}, subnets...)
+	monitor := a.newMonitor()
 
 	tasks := []daemon.Task{a.servers.Probes, a.servers.Status, monitor, routes.NewFilterMonitor(a.log, a.filterTrigger.Fire), a.self}
 	tasks = append(tasks, a.local.tasks(a.loop)...)
@@ -233,6 +226,10 @@ func (a *agent) tasks() []daemon.Task {
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "source addresses", Reconcile: a.syncSources, Trigger: a.sourcing,
 		MinInterval: burstSpacing, Resync: slowPass,
+	}))
+	tasks = append(tasks, a.loop(reconcile.Config{
+		Name: "foreign routes", Reconcile: a.readForeign, Trigger: a.surveying,
+		MinInterval: surveySpacing, Resync: surveyPeriod,
 	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "orphans", Reconcile: a.removeOrphans, Trigger: reconcile.NewTrigger(),

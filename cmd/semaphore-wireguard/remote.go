@@ -33,6 +33,11 @@ type remote struct {
 	linking, peering *reconcile.Trigger
 
 	refusal atomic.Pointer[error] // see agent.judge
+
+	// fenced says that its subnets' rules have been there since start.
+	fenced atomic.Bool
+	// foreign are the routes of others to its subnets; nil: not looked yet.
+	foreign atomic.Pointer[[]string]
 }
 
 func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, error) {

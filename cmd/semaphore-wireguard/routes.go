@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -14,36 +15,55 @@ import (
 // process left stays as it is until more is known: a device route until the device
 // has been looked at, its source until this node's addresses are known.
 func (a *agent) syncRoutes(ctx context.Context) error {
+	want, err := a.wantedRoutes()
+	errs := []error{err}
+	if want != nil {
+		_, err := a.table.Sync(ctx, want)
+		errs = append(errs, err)
+	}
+	// The rules come second: from the first of them on only our table decides.
 	var subnets []netip.Prefix
 	for _, r := range a.admitted() {
 		subnets = append(subnets, r.cfg.PodSubnets...)
 	}
-	_, fenceErr := a.table.Fence(ctx, subnets)
-	want, err := a.wantedRoutes()
-	if want == nil {
-		return errors.Join(fenceErr, err)
+	fenced, err := a.table.Fence(ctx, subnets)
+	for _, r := range a.remotes {
+		missing := func(s netip.Prefix) bool { return !slices.Contains(fenced.Subnets, s) }
+		if !slices.ContainsFunc(r.cfg.PodSubnets, missing) {
+			r.fenced.Store(true)
+		}
 	}
-	_, syncErr := a.table.Sync(ctx, want)
-	return errors.Join(err, fenceErr, syncErr)
+	return errors.Join(append(errs, err)...)
 }
 
 // wantedRoutes returns the routes that all remotes need, as far as that is known.
 // They are nil when so little is known that all must stay as it is.
 func (a *agent) wantedRoutes() ([]routes.Route, error) {
-	installed, err := a.table.Installed()
+	var (
+		all   []routes.Route // if everything that is there were as it should be
+		unset []bool         // remotes that nobody has looked at the device of
+		index []int
+	)
+	remotes := a.admitted()
+	for _, r := range remotes {
+		i, seen, err := r.link()
+		if err != nil {
+			return nil, err
+		}
+		index, unset = append(index, i), append(unset, !seen)
+		all = append(all, routes.Desired(r.cfg.PodSubnets, i, nil)...)
+	}
+	installed, err := a.table.Installed(all)
 	if err != nil {
 		return nil, err
 	}
 	src, settled, srcErr := a.routeSources(installed)
+	a.sources.Store(&src)
 	want := []routes.Route{}
-	for _, r := range a.admitted() {
-		index, seen, err := r.link()
-		if err != nil {
-			return nil, errors.Join(srcErr, err)
-		}
-		desired := routes.Desired(r.cfg.PodSubnets, index, src)
-		if !seen || !settled {
-			desired = routes.Retain(desired, installed, seen)
+	for i, r := range remotes {
+		desired := routes.Desired(r.cfg.PodSubnets, index[i], src)
+		if unset[i] || !settled {
+			desired = routes.Retain(desired, installed, !unset[i])
 		}
 		want = append(want, desired...)
 	}

@@ -92,6 +92,8 @@ func (a *agent) ready() error {
 		switch {
 		case refused != nil:
 			errs = append(errs, fmt.Errorf("remote %s is refused: %w", r.cfg.Name, refused))
+		case !r.fenced.Load():
+			errs = append(errs, fmt.Errorf("remote %s: packets to its pods aren't kept from leaving in plaintext yet", r.cfg.Name))
 		case !r.present():
 			errs = append(errs, fmt.Errorf("remote %s: no device %s", r.cfg.Name, r.device.Name()))
 		case r.controller.State().Source == peers.SourceNone:

@@ -1,0 +1,128 @@
+package routes
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+	"syscall"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// watcher sorts the kernel's events by what they concern.
+type watcher struct {
+	MonitorConfig
+	indices map[int32]bool // of links that had one of our names
+}
+
+func (w *watcher) concerns(msg syscall.NetlinkMessage) Concern {
+	switch msg.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		return w.ofLink(msg.Data)
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		return w.ofAddress(msg.Data)
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		return ofRule(msg.Data)
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return w.ofRoute(msg.Data)
+	default:
+		return 0
+	}
+}
+
+// attribute returns the value of an attribute behind a header of that size, nil when
+// there is none. ok is false when the message can't be read.
+func attribute(data []byte, header int, kind uint16) (value []byte, ok bool) {
+	if len(data) < header {
+		return nil, false
+	}
+	attrs, err := nl.ParseRouteAttr(data[header:])
+	if err != nil {
+		return nil, false
+	}
+	for _, attr := range attrs {
+		if attr.Attr.Type == kind {
+			return attr.Value, true
+		}
+	}
+	return nil, true
+}
+
+// ofLink knows a link of ours by its name, and by its index after it was renamed.
+func (w *watcher) ofLink(data []byte) Concern {
+	name, ok := attribute(data, unix.SizeofIfInfomsg, unix.IFLA_IFNAME)
+	if !ok || name == nil {
+		return ConcernLinks | ConcernRoutes
+	}
+	index := nl.DeserializeIfInfomsg(data).Index
+	if slices.Contains(w.Devices, string(bytes.TrimRight(name, "\x00"))) {
+		w.indices[index] = true
+	}
+	if w.indices[index] {
+		return ConcernLinks | ConcernRoutes
+	}
+	return 0
+}
+
+func (w *watcher) ofAddress(data []byte) Concern {
+	local, ok := attribute(data, unix.SizeofIfAddrmsg, unix.IFA_LOCAL)
+	if ok && local == nil { // as all of IPv6 that have no peer
+		local, ok = attribute(data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)
+	}
+	addr, valid := netip.AddrFromSlice(local)
+	if !ok || !valid || w.Source == nil || w.Source(addr) {
+		return ConcernAddresses | ConcernRoutes
+	}
+	return ConcernAddresses
+}
+
+// ofRule knows our rules by their mark. Kernels that tell none (before 4.17) tell
+// nothing that could rule them out.
+func ofRule(data []byte) Concern {
+	mark, ok := attribute(data, unix.SizeofRtMsg, nl.FRA_PROTOCOL)
+	if ok && len(mark) == 1 && mark[0] != Protocol {
+		return 0
+	}
+	return ConcernRoutes
+}
+
+func (w *watcher) ofRoute(data []byte) Concern {
+	if len(data) < unix.SizeofRtMsg {
+		return ConcernRoutes | ConcernForeign
+	}
+	header := nl.DeserializeRtMsg(data)
+	if header.Protocol == Protocol {
+		return ConcernRoutes
+	}
+	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
+	if err != nil {
+		return ConcernRoutes | ConcernForeign
+	}
+	table, to := uint32(header.Table), netip.Prefix{}
+	for _, attr := range attrs {
+		switch {
+		case attr.Attr.Type == unix.RTA_DST:
+			addr, _ := netip.AddrFromSlice(attr.Value)
+			to = netip.PrefixFrom(addr, int(header.Dst_len))
+		case attr.Attr.Type == unix.RTA_TABLE && len(attr.Value) == 4:
+			table = nl.NativeEndian().Uint32(attr.Value)
+		}
+	}
+	switch {
+	case table == OwnTable:
+		return ConcernRoutes
+	case table != unix.RT_TABLE_MAIN || !to.IsValid():
+		return 0
+	case slices.Contains(w.Subnets, to):
+		return ConcernRoutes | ConcernForeign
+	case inside(to, w.Subnets):
+		return ConcernForeign
+	}
+	return 0
+}
+
+// inside reports whether a prefix is one of the subnets, or a part of one.
+func inside(p netip.Prefix, subnets []netip.Prefix) bool {
+	return slices.ContainsFunc(subnets, func(s netip.Prefix) bool { return s.Bits() <= p.Bits() && s.Contains(p.Addr()) })
+}
