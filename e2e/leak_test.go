@@ -19,6 +19,13 @@ func TestNoPlaintext(t *testing.T) {
 	capture, err := p.Testbed.Capture()
 	must(t, err)
 	t.Cleanup(func() { must(t, capture.Close()) })
+	// Somebody else has routes that would take the packets, all of them and a part.
+	for _, gateway := range []struct{ family, via string }{{"-4", p.Agents[1].Node.Addresses()[0].String()}, {"-6", p.Agents[1].Node.Addresses()[1].String()}} {
+		for _, dst := range foreignTo(gateway.family, to) {
+			_, err := agent.Node.Run(t.Context(), "ip", gateway.family, "route", "add", dst, "via", gateway.via, "proto", "bird", "metric", "50")
+			must(t, err)
+		}
+	}
 	sent := sendWithoutPause(t, from, to)
 
 	flush := func(t *testing.T) {
@@ -52,7 +59,7 @@ func TestNoPlaintext(t *testing.T) {
 				if tt.away {
 					break
 				}
-				eventually(t, repair, "repair", func(ctx context.Context) error { return hasRoutes(ctx, agent.Node, 4) })
+				eventually(t, repair, "repair", func(ctx context.Context) error { return hasRoutes(ctx, agent.Node, 8) })
 				must(t, mesh.WaitReach(within(t, repair), from, to))
 			}
 			if tt.away {
@@ -73,6 +80,27 @@ func TestNoPlaintext(t *testing.T) {
 			t.Errorf("without any agent: %s", counts)
 		}
 	})
+}
+
+// foreignTo returns what somebody else may have routes to: a cluster's pod subnet of
+// a family, and the part of it that a pod is in.
+func foreignTo(family string, pod *testbed.Pod) (to []string) {
+	for _, addr := range pod.Addresses {
+		if addr.Is4() != (family == "-4") {
+			continue
+		}
+		part := 24
+		if addr.Is6() {
+			part = 64
+		}
+		to = append(to, netip.PrefixFrom(addr, part).Masked().String())
+		for _, subnet := range pod.Node.Cluster.PodSubnets {
+			if subnet.Contains(addr) {
+				to = append(to, subnet.String())
+			}
+		}
+	}
+	return to
 }
 
 // flow counts the packets of an endless stream.

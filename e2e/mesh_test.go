@@ -96,19 +96,43 @@ func TestMesh(t *testing.T) {
 		for _, how := range []string{"kill -9", "SIGTERM"} {
 			t.Run(how, func(t *testing.T) { testRestart(t, aws1, awsPod, gcpPod, how) })
 		}
+		t.Run("the local API server is away", func(t *testing.T) {
+			must(t, p.AWS.CutAPI())
+			defer func() { must(t, p.AWS.RestoreAPI()) }()
+			testRestart(t, aws1, awsPod, gcpPod, "kill -9")
+		})
+		t.Run("its port is taken", func(t *testing.T) { testRestartWithoutPort(t, aws1, awsPod, gcpPod) })
 	})
 
 	part("flushed routes come back", func(t *testing.T) {
 		n, err := aws1.Node.FlushRoutes()
 		must(t, err)
-		if n != 4 {
-			t.Errorf("flushed %d routes, want a device route and a guard in each family", n)
+		if n != 8 {
+			t.Errorf("flushed %d routes, want a device route and a guard in each family and in both tables", n)
 		}
-		eventually(t, repair, "four routes", func(ctx context.Context) error { return hasRoutes(ctx, aws1.Node, 4) })
+		eventually(t, repair, "eight routes", func(ctx context.Context) error { return hasRoutes(ctx, aws1.Node, 8) })
+	})
+
+	part("routes of others take nothing and are told", func(t *testing.T) {
+		via := gcp1.Node.Addresses()[0].String()
+		for _, to := range []string{"10.4.1.0/24", "10.4.0.0/16"} {
+			_, err := aws1.Node.Run(t.Context(), "ip", "route", "add", to, "via", via, "proto", "bird", "metric", "50")
+			must(t, err)
+		}
+		eventually(t, time.Minute, "status to tell", func(ctx context.Context) error {
+			out, err := aws1.Node.Run(ctx, p.Mesh.Binary, "status")
+			if err == nil && !strings.Contains(out, "10.4.1.0/24 via "+via) {
+				err = errors.New(out)
+			}
+			return err
+		})
+		must(t, mesh.WaitReach(within(t, repair), awsPod, gcpPod))
+		_, err := aws1.Node.Run(t.Context(), "ip", "route", "flush", "proto", "bird")
+		must(t, err)
 	})
 
 	part("deleted policy rules come back", func(t *testing.T) {
-		_, err := aws1.Node.Run(t.Context(), "ip", "rule", "del", "priority", "32765")
+		_, err := aws1.Node.Run(t.Context(), "ip", "rule", "del", "priority", "401")
 		must(t, err)
 		eventually(t, repair, "the rule", func(ctx context.Context) error {
 			out, err := aws1.Node.Run(ctx, "ip", "rule", "show")
@@ -231,38 +255,6 @@ func noPlaintext(t *testing.T, capture *testbed.Capture) {
 	if counts.Plaintext.Packets > 0 || counts.Dropped > 0 || counts.WireGuard.Packets == 0 {
 		samples := capture.Plaintext()
 		t.Errorf("on the underlay: %s; plaintext: %s", counts, strings.Join(samples[:min(3, len(samples))], "; "))
-	}
-}
-
-// testRestart ends and starts an agent under an established connection.
-func testRestart(t *testing.T, a *mesh.Agent, from, to *testbed.Pod, how string) {
-	ctx := within(t, time.Minute)
-	before, err := a.Status(ctx)
-	must(t, err)
-	routes, err := a.Node.Run(ctx, "ip", "route", "show", "proto", "115")
-	must(t, err)
-	conn := dialEcho(t, from, to)
-	must(t, conn.exchange("before"))
-
-	if how == "SIGTERM" {
-		must(t, a.Stop(within(t, 10*time.Second)))
-	} else {
-		a.Kill()
-	}
-	if got, err := a.Node.Run(ctx, "ip", "route", "show", "proto", "115"); err != nil || strings.ReplaceAll(got, " linkdown", "") != routes {
-		t.Errorf("routes while the agent is away: %v\n%s\nbefore:\n%s", err, got, routes)
-	}
-	// What is sent meanwhile is lost or waits; the connection isn't.
-	must(t, conn.send("while it is away"))
-	must(t, a.Start())
-	must(t, conn.receive("while it is away"))
-	must(t, conn.exchange("after"))
-
-	after, err := a.Status(ctx)
-	must(t, err)
-	was, is := before.Remote("gcp").Device, after.Remote("gcp").Device
-	if was != is {
-		t.Errorf("the device was %+v and is %+v", was, is)
 	}
 }
 

@@ -165,7 +165,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if _, err := a.judge(context.Background()); err != nil {
 		return nil, errors.Join(err, a.close())
 	}
-	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a))
+	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a), newForeignCollector(a))
 	return a, nil
 }
 

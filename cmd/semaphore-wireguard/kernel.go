@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
@@ -91,4 +93,27 @@ func (a *agent) readForeign(context.Context) error {
 		}
 	}
 	return nil
+}
+
+// foreignCollector counts routes of others when metrics are asked for.
+type foreignCollector struct {
+	agent *agent
+	count *prometheus.Desc
+}
+
+func newForeignCollector(a *agent) *foreignCollector {
+	return &foreignCollector{agent: a, count: prometheus.NewDesc("semaphore_wg_foreign_routes",
+		"Routes of others in the main table to pod subnets of this remote or parts of them; packets don't follow them.", []string{"cluster"}, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (c *foreignCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.count }
+
+// Collect implements prometheus.Collector.
+func (c *foreignCollector) Collect(ch chan<- prometheus.Metric) {
+	for _, r := range c.agent.remotes {
+		if found := r.foreign.Load(); found != nil {
+			ch <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, float64(len(*found)), r.cfg.Name)
+		}
+	}
 }

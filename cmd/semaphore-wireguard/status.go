@@ -16,6 +16,9 @@ import (
 // statusTimeout bounds how long reading the devices may hold up /status.
 const statusTimeout = 5 * time.Second
 
+// maxForeign is how many routes of others are named; the metric counts all.
+const maxForeign = 100
+
 // report is what /status serves. It holds nothing secret.
 type report struct {
 	Version   string            `json:"version"`
@@ -41,6 +44,7 @@ type remoteReport struct {
 	Source     peers.Source      `json:"source"` // on whose word the peers are: api, disk or none
 	Peers      []peerReport      `json:"peers"`
 	Rejected   []peers.Rejection `json:"rejected"`
+	Foreign    []string          `json:"foreignRoutes,omitempty"` // of others, to its subnets or parts of them
 	Forged     *uint64           `json:"forgedPackets,omitempty"` // dropped by the source filter; nil: not known
 }
 
@@ -151,6 +155,9 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	}
 	if key := r.device.PublicKey(); !key.IsZero() {
 		rep.Device.PublicKey = key.String()
+	}
+	if foreign := r.foreign.Load(); foreign != nil {
+		rep.Foreign = (*foreign)[:min(len(*foreign), maxForeign)]
 	}
 	for _, p := range r.cfg.PodSubnets {
 		rep.PodSubnets = append(rep.PodSubnets, p.String())

@@ -102,6 +102,9 @@ func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 	if d := &r.Device; d.LargestMTU > 0 && d.MTU > d.LargestMTU {
 		p.Wrong("%s: an MTU of %d is too large for the way to %s, which fragments: %d fits", what, d.MTU, d.NarrowestEndpoint, d.LargestMTU)
 	}
+	if len(r.Foreign) > 0 {
+		p.Line("%s: others have routes to its pods, which its packets don't follow: %s", what, status.Some(r.Foreign))
+	}
 	if len(r.Rejected) > 0 {
 		names := make([]string, len(r.Rejected))
 		for i := range r.Rejected {

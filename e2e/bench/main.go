@@ -71,7 +71,7 @@ func exit(err error) {
 }
 
 // parts are what can be asked for by name, in the order in which they run.
-func parts() []string { return []string{"throughput", "narrow", "restart", "nodes"} }
+func parts() []string { return []string{"throughput", "narrow", "restart", "nodes", "churn"} }
 
 func parse(args []string) (options, error) {
 	var opts options
@@ -113,6 +113,9 @@ func run(ctx context.Context, opts options) (err error) {
 	}
 	if err == nil && b.wants("nodes") {
 		err = b.inTestbed(ctx, b.manyNodes)
+	}
+	if err == nil && b.wants("churn") {
+		err = b.inTestbed(ctx, b.churn)
 	}
 	// What was measured before an error, or ^C, is worth its print.
 	_, printErr := b.table.WriteTo(os.Stdout)

@@ -38,12 +38,12 @@ func (n *Node) Reboot() error {
 	return n.Cluster.routeBetweenNodes()
 }
 
-// FlushRoutes deletes every route of the agent, as "ip route flush proto 115"
-// does, and returns how many there were.
+// FlushRoutes deletes every route of the agent, as "ip route flush table all proto
+// 115" does, and returns how many there were.
 func (n *Node) FlushRoutes() (int, error) {
 	h := n.Space().Netlink
 	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL,
-		&netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+		&netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return 0, fmt.Errorf("flush routes of %s: %w", n.Name, err)
 	}
