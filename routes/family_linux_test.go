@@ -20,7 +20,7 @@ func TestKernelWithoutIPv6(t *testing.T) {
 	cmdline, err := os.ReadFile("/proc/cmdline")
 	must(t, err)
 	if !strings.Contains(string(cmdline), "ipv6.disable=1") {
-		t.Skip("NOT TESTED HERE: this kernel has IPv6; go run ./e2e/kernel -boot ipv6.disable=1 -run " + t.Name() + " ./routes")
+		t.Skip("NOT TESTED HERE: this kernel has IPv6; go run ./e2e/kernel -append ipv6.disable=1 -run IPv6 ./routes")
 	}
 	nstest.Run(t, func(t *testing.T) {
 		// Here the kernel says so by itself.

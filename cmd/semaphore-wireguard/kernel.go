@@ -61,7 +61,8 @@ func (a *agent) mayBeSource(addr netip.Addr) bool {
 		self, _ := a.knownSelf()
 		return slices.ContainsFunc(self.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 	}
-	return addr.String() == a.cfg.RouteSrc
+	wanted, err := netip.ParseAddr(a.cfg.RouteSrc)
+	return err != nil || addr == wanted
 }
 
 // readForeign looks for routes of others to the remotes' pods.

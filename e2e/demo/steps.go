@@ -117,7 +117,7 @@ func (s *show) broken(ctx context.Context) (string, error) {
 	}{
 		{"kill -9 the agent of " + agent.Node.Name, func() error { agent.Kill(); return nil }},
 		{"ip link delete wireguard.gcp", func() error { return agent.Node.DeleteLink("wireguard.gcp") }},
-		{"ip route flush proto 115", func() error { _, err := agent.Node.FlushRoutes(); return err }},
+		{"ip route flush table all proto 115", func() error { _, err := agent.Node.FlushRoutes(); return err }},
 	} {
 		before, err := s.capture.Counts(ctx)
 		if err != nil {
