@@ -2,71 +2,81 @@ package routes
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
-
-// servicesLink is where kube-proxy's IPVS mode puts the addresses of all services,
-// also those that users may choose (externalIPs).
-const servicesLink = "kube-ipvs0"
 
 // nowhere are addresses that nobody has (RFC 5737, RFC 3849): what is sent there goes
 // to the default gateway.
 var nowhere = [...]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 
 // OccupiedByHost returns the addresses of this host and of its default gateways, as
-// the kernel knows them now. What is on devices of ours doesn't count.
+// the kernel knows them now. What is on devices of ours doesn't count, nor what is on
+// bridges and dummies that lead to no gateway: the former hold addresses of local
+// containers, which the node doesn't depend on unless they are its pods, and the
+// latter those of services, some of which any user may choose (externalIPs).
 func OccupiedByHost(ctx context.Context) ([]Occupied, error) {
 	addrs, err := dumpAddresses()
 	if err != nil {
 		return nil, err
 	}
-	devices, err := tunnel.List(ctx)
+	ours, err := tunnel.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	names := map[int]string{}
+	gateways, uplinks := defaultGateways()
+	names := map[int]string{} // by index; empty: doesn't count
+	for _, l := range ours {
+		names[l.Index] = ""
+	}
 	var occupied []Occupied
 	for _, a := range addrs {
-		if a.IPNet == nil || slices.ContainsFunc(devices, func(l tunnel.Link) bool { return l.Index == a.LinkIndex }) {
+		if a.IPNet == nil {
 			continue
 		}
-		addr, _ := netip.AddrFromSlice(a.IP)
-		if addr = addr.Unmap(); !addr.IsGlobalUnicast() {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if addr = addr.Unmap(); !ok || !addr.IsGlobalUnicast() {
 			continue
 		}
-		if _, known := names[a.LinkIndex]; !known {
+		name, known := names[a.LinkIndex]
+		if !known {
 			l, err := netlink.LinkByIndex(a.LinkIndex)
 			if err != nil {
 				continue // it has just gone
 			}
-			names[a.LinkIndex] = l.Attrs().Name
+			if inner := l.Type() == "bridge" || l.Type() == "dummy"; !inner || slices.Contains(uplinks, a.LinkIndex) {
+				name = l.Attrs().Name
+			}
+			names[a.LinkIndex] = name
 		}
-		if name := names[a.LinkIndex]; name != servicesLink {
+		if name != "" {
 			occupied = append(occupied, Occupied{netip.PrefixFrom(addr, addr.BitLen()), "an address of this node (" + name + ")"})
 		}
 	}
+	for _, g := range gateways {
+		occupied = append(occupied, Occupied{netip.PrefixFrom(g, g.BitLen()), "the default gateway of this node"})
+	}
+	return occupied, nil
+}
+
+// defaultGateways returns the gateways that packets to anywhere go to, and the indexes
+// of the links that they leave by. A family without any has none.
+func defaultGateways() (gateways []netip.Addr, links []int) {
 	for _, to := range nowhere {
 		found, err := netlink.RouteGet(to.AsSlice())
-		if errors.Is(err, unix.EPERM) {
-			return nil, fmt.Errorf("read the default gateway: %w", err)
-		}
 		if err != nil {
-			continue // there is none
+			continue
 		}
 		for i := range found {
-			if gateway, ok := netip.AddrFromSlice(found[i].Gw); ok && gateway.Unmap().IsGlobalUnicast() {
-				gateway = gateway.Unmap()
-				occupied = append(occupied, Occupied{netip.PrefixFrom(gateway, gateway.BitLen()), "the default gateway of this node"})
+			links = append(links, found[i].LinkIndex)
+			if g, ok := netip.AddrFromSlice(found[i].Gw); ok && g.Unmap().IsGlobalUnicast() {
+				gateways = append(gateways, g.Unmap())
 			}
 		}
 	}
-	return occupied, nil
+	return gateways, links
 }
