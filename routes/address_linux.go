@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -26,7 +27,7 @@ import (
 // IPv6 addresses aren't checked for duplicates, so they can be used at once: the
 // devices have no neighbours, and the address is on another link of this host.
 func (t *Table) SyncAddresses(ctx context.Context, want []Address) (Changes, error) {
-	have, err := addressesOfOurs(ctx)
+	have, err := addressesOfOurs()
 	if err != nil {
 		return Changes{}, err
 	}
@@ -97,8 +98,8 @@ func (a Address) message() *netlink.Addr {
 }
 
 // addressesOfOurs reads the addresses of ours on devices of ours.
-func addressesOfOurs(ctx context.Context) ([]Address, error) {
-	devices, err := tunnel.List(ctx)
+func addressesOfOurs() ([]Address, error) {
+	devices, err := devicesOfOurs()
 	if err != nil || len(devices) == 0 {
 		return nil, err
 	}
@@ -108,7 +109,7 @@ func addressesOfOurs(ctx context.Context) ([]Address, error) {
 	}
 	var ours []Address
 	for _, a := range addrs {
-		if a.IPNet == nil || !slices.ContainsFunc(devices, func(l tunnel.Link) bool { return l.Index == a.LinkIndex }) {
+		if a.IPNet == nil || !devices[a.LinkIndex] {
 			continue
 		}
 		addr, ok := netip.AddrFromSlice(a.IP)
@@ -117,6 +118,25 @@ func addressesOfOurs(ctx context.Context) ([]Address, error) {
 		}
 	}
 	return ours, nil
+}
+
+// devicesOfOurs returns the indexes of the links that are ours by their alias.
+func devicesOfOurs() (map[int]bool, error) {
+	for attempt := 1; ; attempt++ {
+		links, err := netlink.LinkList()
+		if err == nil {
+			ours := map[int]bool{}
+			for _, l := range links {
+				if strings.HasPrefix(l.Attrs().Alias, tunnel.Alias("")) {
+					ours[l.Attrs().Index] = true
+				}
+			}
+			return ours, nil
+		}
+		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts {
+			return nil, fmt.Errorf("list links: %w", err)
+		}
+	}
 }
 
 func dumpAddresses() ([]netlink.Addr, error) {

@@ -1,13 +1,10 @@
 package routes
 
 import (
-	"context"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
-
-	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
 // nowhere are addresses that nobody has (RFC 5737, RFC 3849): what is sent there goes
@@ -19,19 +16,19 @@ var nowhere = [...]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseA
 // bridges and dummies that lead to no gateway: the former hold addresses of local
 // containers, which the node doesn't depend on unless they are its pods, and the
 // latter those of services, some of which any user may choose (externalIPs).
-func OccupiedByHost(ctx context.Context) ([]Occupied, error) {
+func OccupiedByHost() ([]Occupied, error) {
 	addrs, err := dumpAddresses()
 	if err != nil {
 		return nil, err
 	}
-	ours, err := tunnel.List(ctx)
+	ours, err := devicesOfOurs()
 	if err != nil {
 		return nil, err
 	}
 	gateways, uplinks := defaultGateways()
 	names := map[int]string{} // by index; empty: doesn't count
-	for _, l := range ours {
-		names[l.Index] = ""
+	for index := range ours {
+		names[index] = ""
 	}
 	var occupied []Occupied
 	for _, a := range addrs {

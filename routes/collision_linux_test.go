@@ -15,7 +15,7 @@ import (
 func TestOccupiedByHost(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		occupied := func() (texts []string) {
-			found, err := OccupiedByHost(t.Context())
+			found, err := OccupiedByHost()
 			must(t, err)
 			for _, o := range found {
 				texts = append(texts, fmt.Sprint(o.Prefix, " ", o.What))

@@ -1,13 +1,10 @@
 package routes
 
 import (
-	"context"
 	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
 // unusableFlags mark addresses that aren't fit as a source: not yet or never
@@ -50,7 +47,7 @@ func localAddresses() ([]localAddress, error) {
 	if err != nil {
 		return nil, err
 	}
-	devices, err := tunnel.List(context.Background())
+	devices, err := devicesOfOurs()
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +62,7 @@ func localAddresses() ([]localAddress, error) {
 		}
 		local = append(local, localAddress{
 			addr: addr, index: a.LinkIndex, usable: a.Flags&unusableFlags == 0,
-			ours: slices.ContainsFunc(devices, func(l tunnel.Link) bool { return l.Index == a.LinkIndex }),
+			ours: devices[a.LinkIndex],
 		})
 	}
 	return local, nil

@@ -162,7 +162,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 			event.Pod(pod.Namespace, pod.Name, pod.UID), event.Spread)
 	}
 	// Before anything is touched.
-	if _, err := a.judge(context.Background()); err != nil {
+	if _, err := a.judge(); err != nil {
 		return nil, errors.Join(err, a.close())
 	}
 	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a), newForeignCollector(a))

@@ -51,8 +51,8 @@ func occupiedBy(api []netip.Addr, self peers.Self, services []netip.Prefix) []ro
 // judge refuses the remotes whose pod subnets have something that this node depends
 // on, by all that is known now, and admits the others. What was known stays known
 // while an API server is away. It reports whether the judgement of any changed.
-func (a *agent) judge(ctx context.Context) (changed bool, err error) {
-	host, err := routes.OccupiedByHost(ctx)
+func (a *agent) judge() (changed bool, err error) {
+	host, err := routes.OccupiedByHost()
 	if err != nil {
 		return false, err
 	}
@@ -83,8 +83,8 @@ func (a *agent) judge(ctx context.Context) (changed bool, err error) {
 }
 
 // rejudge judges, and has everything follow.
-func (a *agent) rejudge(ctx context.Context) error {
-	changed, err := a.judge(ctx)
+func (a *agent) rejudge(context.Context) error {
+	changed, err := a.judge()
 	if changed {
 		a.routing.Fire()
 		a.sourcing.Fire()
