@@ -58,9 +58,9 @@ func (d *Device) ensure(ctx context.Context) (changed bool, err error) {
 		return claimed, err
 	}
 	if d.backend == Kernel {
-		changed, err = d.ensureKernel(&l)
+		changed, err = d.ensureKernel(ctx, &l)
 	} else {
-		changed, err = d.ensureUserspace(&l)
+		changed, err = d.ensureUserspace(ctx, &l)
 	}
 	changed = changed || claimed
 	// A device that listens on another port than its own, or that the kernel
@@ -166,7 +166,7 @@ func (d *Device) removeStrays(ctx context.Context) (changed bool, err error) {
 	return changed, nil
 }
 
-func (d *Device) ensureKernel(l *link) (changed bool, err error) {
+func (d *Device) ensureKernel(ctx context.Context, l *link) (changed bool, err error) {
 	if l.index == 0 {
 		if err := createKernelLink(d.cfg.Name, cmp.Or(int(d.mtu.Load()), DefaultMTU)); err != nil {
 			return false, err
@@ -182,7 +182,7 @@ func (d *Device) ensureKernel(l *link) (changed bool, err error) {
 		changed = true
 	}
 	// Before the link goes up, so that it never has another port or key.
-	identified, taken, err := d.identify(l.up)
+	identified, taken, err := d.identify(ctx, l.up)
 	if err != nil {
 		return changed || identified, err
 	}
@@ -193,7 +193,7 @@ func (d *Device) ensureKernel(l *link) (changed bool, err error) {
 	return changed || identified || settled, err
 }
 
-func (d *Device) ensureUserspace(l *link) (changed bool, err error) {
+func (d *Device) ensureUserspace(ctx context.Context, l *link) (changed bool, err error) {
 	if d.engine != nil && (!d.engine.alive() || d.engine.index != l.index) {
 		d.log.Warn("link is gone or broken: serving it anew")
 		d.stop()
@@ -220,7 +220,7 @@ func (d *Device) ensureUserspace(l *link) (changed bool, err error) {
 	if err := d.engine.up(); err != nil {
 		return true, err
 	}
-	identified, taken, err := d.identify(true)
+	identified, taken, err := d.identify(ctx, true)
 	if err == nil && taken != nil {
 		err = d.learnPort(taken)
 	}
@@ -269,7 +269,7 @@ func (d *Device) stop() {
 
 // identify gives the device our key and listen port, when a look is due. taken
 // says why it has to listen on another port, see takePort.
-func (d *Device) identify(up bool) (changed bool, taken, err error) {
+func (d *Device) identify(ctx context.Context, up bool) (changed bool, taken, err error) {
 	if !d.parked.Swap(false) && !d.checked.IsZero() && d.now().Sub(d.checked) < recheck {
 		return false, nil, nil
 	}
@@ -295,7 +295,7 @@ func (d *Device) identify(up bool) (changed bool, taken, err error) {
 	if up && found.ListenPort == d.cfg.ListenPort {
 		d.port.Store(int64(d.cfg.ListenPort))
 	} else {
-		moved, taken, err := d.takePort(up)
+		moved, taken, err := d.takePort(ctx, up)
 		changed = changed || moved
 		if taken != nil || err != nil {
 			return changed, taken, err

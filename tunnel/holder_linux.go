@@ -40,14 +40,14 @@ func (h portHolder) String() string {
 
 // portHolder finds out who has the device's port. It only reads: to try whether
 // a port can be had would take it from whoever tries at the same moment.
-func (d *Device) portHolder() (portHolder, error) {
+func (d *Device) portHolder(ctx context.Context) (portHolder, error) {
 	sockets, err := boundSockets(d.cfg.ListenPort)
 	if err != nil || len(sockets) == 0 {
 		return portHolder{}, err
 	}
 	// A socket of the kernel's has no process, and one of this process's belongs
 	// to one of our devices.
-	links, err := findLinks(context.Background(), func(l link) bool {
+	links, err := findLinks(ctx, func(l link) bool {
 		_, ours := remoteOf(l.alias)
 		return l.name != d.cfg.Name && (l.backend == Kernel || ours && l.backend == Userspace)
 	})
@@ -83,7 +83,7 @@ type boundSocket struct {
 func boundSockets(port int) ([]boundSocket, error) {
 	var found []boundSocket
 	for _, table := range []string{"udp", "udp6"} {
-		file, err := os.Open(filepath.Join("/proc/thread-self/net", table))
+		file, err := os.Open("/proc/thread-self/net/" + table)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // A kernel without IPv6 has no udp6.
 		}

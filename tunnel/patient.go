@@ -3,7 +3,6 @@ package tunnel
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -35,18 +34,24 @@ func newPatient(inner control, limit time.Duration) *patient {
 }
 
 // Device implements control.
-func (p *patient) Device(name string) (*wgtypes.Device, error) {
-	return p.read(context.Background(), name)
-}
+func (p *patient) Device(name string) (*wgtypes.Device, error) { return p.device(name, nil) }
 
 // read is Device for callers that may have less time.
 func (p *patient) read(ctx context.Context, name string) (*wgtypes.Device, error) {
+	found, err := p.device(name, ctx.Done())
+	if errors.Is(err, errSilent) && ctx.Err() != nil {
+		err = errors.Join(err, ctx.Err())
+	}
+	return found, err
+}
+
+func (p *patient) device(name string, stop <-chan struct{}) (*wgtypes.Device, error) {
 	type answer struct {
 		device *wgtypes.Device
 		err    error
 	}
 	answers := make(chan answer, 1)
-	err := p.call(ctx, func() error {
+	err := p.call(stop, func() error {
 		device, err := p.inner.Device(name)
 		answers <- answer{device, err}
 		return nil
@@ -61,20 +66,19 @@ func (p *patient) read(ctx context.Context, name string) (*wgtypes.Device, error
 // ConfigureDevice implements control. A request that was given up may still be
 // carried out: the device has to be read before anything is taken for granted.
 func (p *patient) ConfigureDevice(name string, cfg wgtypes.Config) error {
-	return p.call(context.Background(), func() error { return p.inner.ConfigureDevice(name, cfg) })
+	return p.call(nil, func() error { return p.inner.ConfigureDevice(name, cfg) })
 }
 
-func (p *patient) call(ctx context.Context, f func() error) error {
-	started := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, p.limit)
-	defer cancel()
-	silent := func() error {
-		return fmt.Errorf("%w for %v: %w", errSilent, time.Since(started).Round(time.Second), ctx.Err())
-	}
+// call waits for f until it has taken too long, or stop is closed.
+func (p *patient) call(stop <-chan struct{}, f func() error) error {
+	limit := time.NewTimer(p.limit)
+	defer limit.Stop()
 	select {
 	case p.turns <- struct{}{}:
-	case <-ctx.Done():
-		return silent()
+	case <-limit.C:
+		return errSilent
+	case <-stop:
+		return errSilent
 	}
 	done := make(chan error, 1)
 	go func() {
@@ -84,7 +88,9 @@ func (p *patient) call(ctx context.Context, f func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-ctx.Done():
-		return silent()
+	case <-limit.C:
+		return errSilent
+	case <-stop:
+		return errSilent
 	}
 }

@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -48,14 +49,14 @@ func (d *Device) ListenPort() (int, bool) {
 // listens on another one, where it goes on serving its peers; taken says who has
 // the port then. up tells whether the link is up: a kernel device that isn't has
 // no socket, whatever port it names.
-func (d *Device) takePort(up bool) (changed bool, taken, err error) {
+func (d *Device) takePort(ctx context.Context, up bool) (changed bool, taken, err error) {
 	d.cfg.Ports.mu.Lock()
 	defer d.cfg.Ports.mu.Unlock()
 	found, err := d.control.Device(d.cfg.Name)
 	if err != nil {
 		return false, nil, fmt.Errorf("read device: %w", explain(err))
 	}
-	holder, err := d.portHolder()
+	holder, err := d.portHolder(ctx)
 	if err != nil {
 		// Whether the port is free is found out by taking it.
 		d.log.Debug("cannot tell who has the listen port", "err", err)

@@ -312,7 +312,7 @@ func hostAddrs() ([]netip.Addr, error) {
 func (a *agent) removeUnfinished() {
 	keys, keysErr := tunnel.RemoveUnfinished(a.cfg.KeyPath)
 	stores, storesErr := peers.RemoveUnfinished(a.cfg.KeyPath)
-	if removed := append(keys, stores...); len(removed) > 0 {
+	if removed := slices.Concat(keys, stores); len(removed) > 0 {
 		a.log.Info("removed what an earlier process left unfinished", "files", removed)
 	}
 	if err := errors.Join(keysErr, storesErr); err != nil {
