@@ -3,6 +3,7 @@ package tunnel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -40,7 +41,7 @@ func (p *patient) Device(name string) (*wgtypes.Device, error) { return p.device
 func (p *patient) read(ctx context.Context, name string) (*wgtypes.Device, error) {
 	found, err := p.device(name, ctx.Done())
 	if errors.Is(err, errSilent) && ctx.Err() != nil {
-		err = errors.Join(err, ctx.Err())
+		err = fmt.Errorf("%w: %w", err, ctx.Err())
 	}
 	return found, err
 }
