@@ -144,7 +144,7 @@ func TestBulkOverAPathThatIsTooNarrow(t *testing.T) {
 					a, b := sitesOver(t, backend, Userspace, path.join)
 					meet(t, a, b, underlay)
 					before := [2]map[string]int{counters(t, a.ns), counters(t, b.ns)}
-					echo(t, dial(t, a, b, 0), 3<<20)
+					echo(t, dial(t, a, b, 0), 2<<20)
 					for i, s := range []*site{a, b} {
 						after := counters(t, s.ns)
 						count := func(name string) int { return after[name] - before[i][name] }
