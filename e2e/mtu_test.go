@@ -62,10 +62,10 @@ func TestMTUFollowsTheUnderlay(t *testing.T) {
 
 	for i, a := range p.Agents {
 		remote := p.Remotes(a.Node.Cluster)[0].Name
-		must(t, a.Stop(within(t, repair)))
+		must(t, a.Stop(within(t, time.Minute)))
 		a.Env[mesh.Variable(remote, "WG_MTU")] = "1420"
 		must(t, a.Start())
-		eventually(t, repair, "status to tell of the MTU", func(ctx context.Context) error {
+		eventually(t, time.Minute, "status to tell of the MTU", func(ctx context.Context) error {
 			return tellsOfMTU(ctx, p, a, fmt.Sprintf("is too large for the way to %s, which fragments: 1340 fits", p.Agents[1-i].Node.Addresses()[0]))
 		})
 	}
@@ -84,7 +84,7 @@ func TestMTUFollowsTheUnderlay(t *testing.T) {
 	}
 	underlay("1500")
 	for _, a := range p.Agents {
-		eventually(t, repair, "all to be well", func(ctx context.Context) error {
+		eventually(t, time.Minute, "all to be well", func(ctx context.Context) error {
 			return tellsOfMTU(ctx, p, a, "all is well")
 		})
 	}
