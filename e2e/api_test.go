@@ -147,9 +147,8 @@ func TestOneRemoteFails(t *testing.T) {
 				return hasAPIError(ctx, agent, "merit")
 			})
 			must(t, agent.Healthy(t.Context()))
-			if err := agent.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "merit") || strings.Contains(err.Error(), "gcp") {
-				t.Errorf("readiness: %v; want merit, and only that, to be named", err)
-			}
+			// A rollout that waits for this node goes on to the next one.
+			must(t, agent.Ready(t.Context()))
 			if !agent.Process().Running() {
 				t.Error("the agent has ended")
 			}
@@ -204,7 +203,10 @@ func TestThreeClusters(t *testing.T) {
 		must(t, agent.Stop(within(t, repair)))
 		agent.Env["SEMAPHORE_REMOTES"] = "gcp"
 		must(t, agent.Start())
-		eventually(t, repair, "device, routes and annotations to go", func(ctx context.Context) error {
+		eventually(t, repair, "device, routes, stored peers and annotations to go", func(ctx context.Context) error {
+			if readStored(agent.Node, long) > 0 {
+				return fmt.Errorf("the peers of %s are stored", long)
+			}
 			links, err := agent.Node.Run(ctx, "ip", "link", "show")
 			if err != nil {
 				return err

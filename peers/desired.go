@@ -32,6 +32,8 @@ const (
 	ReasonEndpoint        Reason = "endpoint"         // missing, malformed or not a possible one
 	ReasonPodCIDR         Reason = "pod_cidr"         // missing, malformed or outside the remote's pod subnets
 	ReasonDuplicatePrefix Reason = "duplicate_prefix" // a node that comes before has it, or a part of it
+	ReasonTooManyPeers    Reason = "too_many_peers"   // those that come before are as many as there may be
+	ReasonManyPrefixes    Reason = "many_prefixes"    // the node has more than one may have
 )
 
 // Rejection tells what of a node was not accepted.
@@ -60,6 +62,9 @@ type Rules struct {
 	NodeSubnets []netip.Prefix
 	// Local holds the addresses of this cluster, where no endpoint may be.
 	Local *Local
+	// MaxPeers is how many of the nodes may be peers; 0: any number. Those of
+	// which a key was accepted before keep their places.
+	MaxPeers int
 	// LocalUnknown is set until the local API server has told them. Nodes at
 	// endpoints that weren't accepted before then are peers that have to speak
 	// first.
@@ -99,6 +104,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 		keys     = before.renewed(claimants, rules, claims)
 		ownAddrs = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
 	)
+	places := rules.MaxPeers - len(keys) // for those that weren't accepted before
 	for _, a := range rules.OwnAddrs {
 		ownAddrs[a.Unmap().WithZone("")] = struct{}{}
 	}
@@ -126,15 +132,27 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			reject(ReasonEndpoint, err)
 			continue
 		}
+		_, before := keys[key]
+		if rules.MaxPeers > 0 && (!before && places <= 0 || len(peers) >= rules.MaxPeers) {
+			reject(ReasonTooManyPeers, fmt.Errorf("there may be %d peers, and others come first (SEMAPHORE_REMOTE_<NAME>_WG_MAX_PEERS)", rules.MaxPeers))
+			continue
+		}
 		allowed, refused := allowedIPs(n.Name, n.podCIDRs, rules.Subnets, claims)
+		if n.more {
+			refused = append(refused, Rejection{Node: n.Name, Reason: ReasonManyPrefixes,
+				Detail: fmt.Sprintf("the node has more than %d podCIDRs: the first ones count", maxPrefixes)})
+		}
 		for i := range refused {
 			refused[i].Partial = len(allowed) > 0
 		}
-		rejected = append(rejected, refused...)
+		rejected = append(rejected, fewer(refused)...)
 		if len(allowed) == 0 {
 			continue
 		}
-		keys[key] = n.Name
+		if !before {
+			keys[key] = n.Name
+			places--
+		}
 		peers = append(peers, rules.introduced(Peer{Node: n.Name, Peer: tunnel.Peer{
 			PublicKey:  key,
 			Endpoint:   n.endpoint,
@@ -218,6 +236,18 @@ func allowedIPs(node string, podCIDRs []podCIDR, subnets []netip.Prefix, claims 
 	}
 	slices.SortFunc(allowed, netip.Prefix.Compare)
 	return allowed, refused
+}
+
+// maxRefused is how many prefixes of one node are told one by one.
+const maxRefused = 4
+
+// fewer returns as many of one node's rejections as are told.
+func fewer(refused []Rejection) []Rejection {
+	if left := len(refused) - maxRefused; left > 0 {
+		refused = slices.Clone(refused[:maxRefused])
+		refused[maxRefused-1].Detail += fmt.Sprintf("; and %d more like that", left)
+	}
+	return refused
 }
 
 // within tells whether a prefix lies wholly inside one of the subnets.

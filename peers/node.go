@@ -18,6 +18,10 @@ import (
 // ours hold that much for each of its own.
 const maxAnnotation = 128
 
+// maxPrefixes is how many prefixes of one node count. Kubernetes gives it one of
+// each family; the rest is room for those that publish more.
+const maxPrefixes = 32
+
 // PublicKeyAnnotation names the node annotation with the public key of the
 // device that talks to the given cluster.
 func PublicKeyAnnotation(cluster string) string {
@@ -53,10 +57,13 @@ func NodeFor(local string) func(*corev1.Node) (Node, bool) {
 			Created:   n.CreationTimestamp.Time,
 			PublicKey: shorten(n.Annotations[key]),
 			Endpoint:  shorten(n.Annotations[endpoint]),
-			PodCIDRs:  slices.Clone(n.Spec.PodCIDRs),
+		}
+		// One more than count says that there are more.
+		for _, value := range n.Spec.PodCIDRs[:min(len(n.Spec.PodCIDRs), maxPrefixes+1)] {
+			node.PodCIDRs = append(node.PodCIDRs, shorten(value))
 		}
 		if len(node.PodCIDRs) == 0 && n.Spec.PodCIDR != "" {
-			node.PodCIDRs = []string{n.Spec.PodCIDR}
+			node.PodCIDRs = []string{shorten(n.Spec.PodCIDR)}
 		}
 		if node.PublicKey == "" && node.Endpoint == "" {
 			return Node{}, false

@@ -16,6 +16,7 @@ type reading struct {
 	endpoint    netip.AddrPort
 	endpointErr error
 	podCIDRs    []podCIDR
+	more        bool // there are more of them
 }
 
 type podCIDR struct {
@@ -24,10 +25,11 @@ type podCIDR struct {
 }
 
 func read(n Node) *reading {
-	r := &reading{podCIDRs: make([]podCIDR, len(n.PodCIDRs))}
+	podCIDRs := n.PodCIDRs[:min(len(n.PodCIDRs), maxPrefixes)]
+	r := &reading{podCIDRs: make([]podCIDR, len(podCIDRs)), more: len(podCIDRs) < len(n.PodCIDRs)}
 	r.key, r.keyErr = readPublicKey(n.PublicKey)
 	r.endpoint, r.endpointErr = readEndpoint(n.Endpoint)
-	for i, value := range n.PodCIDRs {
+	for i, value := range podCIDRs {
 		p, err := parsePrefix(value)
 		if err != nil {
 			err = fmt.Errorf("pod CIDR %q: expected a prefix like 10.4.7.0/24", shorten(value))

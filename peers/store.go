@@ -1,10 +1,11 @@
 package peers
 
 import (
-	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -24,6 +25,10 @@ const (
 	unfinished  = ".tmp-"
 )
 
+// maxStored is the most bytes of the file that are read: several times what the
+// peers take that there may be by default.
+const maxStored = 64 << 20
+
 // Store keeps on disk the nodes whose peers were last applied, so that a node
 // that boots while the remote's API server is away joins the mesh all the same.
 // It holds what the remote's nodes publish, nothing secret, and what was accepted
@@ -35,7 +40,7 @@ type Store struct {
 	cluster string
 
 	mu   sync.Mutex
-	last []byte // what the file holds, as far as we know
+	last [sha256.Size]byte // of what the file holds, as far as we know
 }
 
 type stored struct {
@@ -54,7 +59,7 @@ func NewStore(dir, device, cluster string) *Store {
 // A file that can't be understood is an error that names it; it is overwritten
 // by the next Save.
 func (s *Store) Load() ([]Remembered, error) {
-	data, err := os.ReadFile(s.path)
+	data, err := readBounded(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -66,9 +71,23 @@ func (s *Store) Load() ([]Remembered, error) {
 		return nil, fmt.Errorf("last applied peers in %s: %w", s.path, err)
 	}
 	s.mu.Lock()
-	s.last = data
+	s.last = sha256.Sum256(data)
 	s.mu.Unlock()
 	return nodes, nil
+}
+
+func readBounded(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	// Nothing was written to it.
+	defer func() { _ = file.Close() }()
+	data, err := io.ReadAll(io.LimitReader(file, maxStored+1))
+	if err == nil && len(data) > maxStored {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxStored)
+	}
+	return data, err
 }
 
 func parseStored(data []byte, cluster string) ([]Remembered, error) {
@@ -94,8 +113,9 @@ func (s *Store) Save(nodes []Remembered) error {
 	if err != nil {
 		return fmt.Errorf("encode last applied peers: %w", err)
 	}
+	sum := sha256.Sum256(data)
 	s.mu.Lock()
-	same := bytes.Equal(data, s.last)
+	same := sum == s.last
 	s.mu.Unlock()
 	if same {
 		return nil
@@ -104,7 +124,7 @@ func (s *Store) Save(nodes []Remembered) error {
 		return fmt.Errorf("store last applied peers: %w", err)
 	}
 	s.mu.Lock()
-	s.last = data
+	s.last = sum
 	s.mu.Unlock()
 	return nil
 }
@@ -131,6 +151,31 @@ func RemoveUnfinished(dir string) (removed []string, err error) {
 		removed = append(removed, path)
 	}
 	return removed, errors.Join(errs...)
+}
+
+// Forget removes from a folder the files of stores of devices for which keep is
+// false, such as those of remotes that are no longer configured: what was accepted
+// of one mustn't count when it is configured again, months later. It returns their
+// devices. That the folder isn't there is no error.
+func Forget(dir string, keep func(device string) bool) (forgotten []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("look for last applied peers: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		device, ours := strings.CutSuffix(e.Name(), storeSuffix)
+		if !ours || keep(device) {
+			continue
+		}
+		store := &Store{path: filepath.Join(dir, e.Name())}
+		if err := store.Remove(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		forgotten = append(forgotten, device)
+	}
+	return forgotten, errors.Join(errs...)
 }
 
 // replaceFile writes data to a temporary file beside path, flushes it to disk

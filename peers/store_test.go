@@ -3,6 +3,7 @@ package peers
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -120,5 +121,32 @@ func TestUnfinishedStoresAreRemoved(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(left) != 2 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestStoresOfOtherDevicesAreForgotten(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"wireguard.gcp", "wireguard.merit", "wg.old.012345"} {
+		if err := NewStore(dir, name, name).Save([]Remembered{{Node: node(1)}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name+".key"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forgotten, err := Forget(dir, func(device string) bool { return device == "wireguard.gcp" })
+	if want := []string{"wg.old.012345", "wireguard.merit"}; err != nil || !slices.Equal(forgotten, want) {
+		t.Errorf("Forget() = %v, %v, want %v", forgotten, err, want)
+	}
+	var left []string
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	if want := []string{"wg.old.012345.key", "wireguard.gcp.key", "wireguard.gcp.peers.json", "wireguard.merit.key"}; err != nil || !slices.Equal(left, want) {
+		t.Errorf("left are %v, %v, want %v", left, err, want)
+	}
+	if forgotten, err := Forget(filepath.Join(dir, "none"), func(string) bool { return false }); err != nil || len(forgotten) > 0 {
+		t.Errorf("of no folder: %v, %v", forgotten, err)
 	}
 }

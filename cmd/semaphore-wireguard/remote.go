@@ -38,6 +38,16 @@ type remote struct {
 	fenced atomic.Bool
 	// foreign are the routes of others to its subnets; nil: not looked yet.
 	foreign atomic.Pointer[[]string]
+
+	failed atomic.Bool // see unreachable
+}
+
+// unreachable reports whether the remote's API server was seen to fail since start.
+func (r *remote) unreachable() bool {
+	if r.nodes.Err() != nil {
+		r.failed.Store(true)
+	}
+	return r.failed.Load()
 }
 
 func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, error) {
@@ -151,7 +161,7 @@ func (r *remote) rules() peers.Rules {
 	local := r.agent.local.known.Load()
 	rules := peers.Rules{
 		Subnets: r.cfg.PodSubnets, OwnAddrs: *r.agent.hostAddrs.Load(),
-		NodeSubnets: r.cfg.NodeSubnets, Local: local, LocalUnknown: local == nil,
+		NodeSubnets: r.cfg.NodeSubnets, MaxPeers: r.cfg.MaxPeers, Local: local, LocalUnknown: local == nil,
 	}
 	if self, known := r.agent.knownSelf(); known {
 		rules.OwnAddrs = append(append([]netip.Addr{}, rules.OwnAddrs...), self.InternalIPs...)

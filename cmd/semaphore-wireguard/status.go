@@ -88,7 +88,8 @@ func (a *agent) health() error {
 	return errors.Join(errs...)
 }
 
-// ready says whether this node takes part in the mesh with every remote.
+// ready says whether this node takes part in the mesh with every remote that can be
+// asked. One that can't is told in the status, and doesn't hold up a rollout.
 func (a *agent) ready() error {
 	var errs []error
 	for _, r := range a.remotes {
@@ -100,7 +101,7 @@ func (a *agent) ready() error {
 			errs = append(errs, fmt.Errorf("remote %s: packets to its pods aren't kept from leaving in plaintext yet", r.cfg.Name))
 		case !r.present():
 			errs = append(errs, fmt.Errorf("remote %s: no device %s", r.cfg.Name, r.device.Name()))
-		case r.controller.State().Source == peers.SourceNone:
+		case r.controller.State().Source == peers.SourceNone && !r.unreachable():
 			errs = append(errs, fmt.Errorf("remote %s: not synced since start, and no peers on disk", r.cfg.Name))
 		}
 	}

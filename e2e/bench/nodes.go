@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
@@ -54,6 +55,7 @@ func (b *bench) manyNodes(ctx context.Context, a *arena) error {
 	}
 	s.agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
 	s.agent.Env["SEMAPHORE_LOG_FORMAT"] = "json"
+	s.agent.Env[mesh.Variable(remote.Name, "WG_MAX_PEERS")] = strconv.Itoa(b.nodes)
 	s.log = a.tb.LogPath(nodes[0].Name + "-agent")
 	if s.plain, err = newPlain(nodes[1], a.plain); err != nil {
 		return err

@@ -69,6 +69,8 @@ type Remote struct {
 	// MTU is that of this remote's WireGuard device, in bytes; 0 is that of the
 	// network between the nodes less WireGuard's overhead.
 	MTU int
+	// MaxPeers is how many of the remote's nodes may be peers.
+	MaxPeers int
 	// MaxAnswer is the most bytes of one list of the remote's objects, and four
 	// times as many as are kept of one kind of them.
 	MaxAnswer int64

@@ -19,7 +19,7 @@ import (
 // local and remotes, semaphore-service-mirror localCluster, remoteClusters and
 // global; all programs here read both forms. Keys are matched without regard
 // to case, as those tools do. The keys remoteCAPath, remoteCASHA256, nodeSubnets,
-// staleAfter, maxAnswer and maxObjects are ours.
+// staleAfter, maxAnswer, maxObjects and wgMaxPeers are ours.
 
 // fileKey is a key of an object of the file: what it sets, and how its value
 // is written.
@@ -137,6 +137,7 @@ func (l *loader) parseRemote(path, in string, value json.RawMessage) error {
 		"staleAfter":        {remote.of(&v.StaleAfter), duration},
 		"maxAnswer":         {remote.of(&v.MaxAnswer), text},
 		"maxObjects":        {remote.of(&v.MaxObjects), number},
+		"wgMaxPeers":        {remote.of(&v.WG.MaxPeers), number},
 		"wgListenPort":      {remote.of(&v.WG.ListenPort), number},
 		"wgDeviceMTU":       {remote.of(&v.WG.MTU), number},
 		"servicePrefix":     {remote.of(&v.ServicePrefix), text},

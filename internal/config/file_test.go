@@ -59,6 +59,7 @@ func TestFileOfTheOriginalWireguard(t *testing.T) {
 			PodSubnetsFrom: "remotes[0].podSubnet in " + path,
 			ListenPort:     51821,
 			MTU:            1380,
+			MaxPeers:       2000,
 			MaxAnswer:      256 << 20,
 			ServicePrefix:  "cluster2",
 		}},
@@ -79,7 +80,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		"remotes": [
 			{"name": "gcp", "kubeConfigPath": "/gcp", "podSubnet": "10.4.0.0/16", "resyncPeriod": "10s", "wgListenPort": 0, "wgDeviceMTU": null},
 			{"name": "merit", "remoteapiurl": "https://api", "remoteCAPath": "/ca", "remoteSATokenPath": "/token",
-			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "nodeSubnets": "10.66.6.0/24", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgListenPort": 7000}
+			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "nodeSubnets": "10.66.6.0/24", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgMaxPeers": 300, "wgListenPort": 7000}
 		]}`)
 	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker", "SEMAPHORE_CLUSTERS_CONFIG": path})
 	got, warnings, err := LoadWireguard(nil)
@@ -93,6 +94,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		PodSubnetsFrom: "remotes[0].podSubnet in " + path,
 		ResyncPeriod:   10 * time.Second,
 		ListenPort:     51820,
+		MaxPeers:       2000,
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "gcp",
 	}, {
@@ -104,6 +106,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		ResyncPeriod:   time.Minute,
 		StaleAfter:     5 * time.Minute,
 		ListenPort:     7000,
+		MaxPeers:       300,
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "merit",
 	}}

@@ -23,6 +23,9 @@ const (
 	// minAnswer is the most that one object has, and some more.
 	minAnswer, maxAnswer = 4 << 20, 64 << 30
 	maxObjects           = 10_000_000
+	// maxPeers is what a device takes (the kernel's MAX_PEERS_PER_DEVICE and
+	// wireguard-go's MaxPeers are 2^20 and 2^16).
+	maxPeers = 1 << 16
 )
 
 // rawRemote is one remote cluster as it was written.
@@ -91,6 +94,7 @@ func (r *rawRemote) parse(f *faults, position int, need needs) Remote {
 		v.WG.ListenPort = strconv.Itoa(firstListenPort + position)
 	}
 	remote.ListenPort = f.integer(r.origin(&v.WG.ListenPort), v.WG.ListenPort, 1, 65535)
+	remote.MaxPeers = f.integer(r.origin(&v.WG.MaxPeers), v.WG.MaxPeers, 1, maxPeers)
 	if !strings.EqualFold(v.WG.MTU, "auto") {
 		remote.MTU = f.integer(r.origin(&v.WG.MTU), v.WG.MTU, minMTU, maxMTU)
 	}

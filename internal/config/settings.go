@@ -55,6 +55,7 @@ type remoteVars struct {
 	WG           struct {
 		ListenPort string `split_words:"true" desc:"UDP port of this remote's WireGuard device (default 51820 for the first remote, 51821 for the second, ...)"`
 		MTU        string `default:"auto" desc:"MTU of this remote's WireGuard device; auto is that of the network between the nodes less 80"`
+		MaxPeers   string `split_words:"true" default:"2000" desc:"how many of the remote's nodes may be peers; those that were accepted first stay"`
 	}
 	ServicePrefix string `split_words:"true" desc:"what the names of services mirrored from the remote start with (default: the remote's name)"`
 }

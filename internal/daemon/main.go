@@ -58,6 +58,7 @@ func (p Program[C]) Main(args []string) int {
 		return exitMisconfigured
 	}
 	AdoptClientLogs(log)
+	limitMemory(log)
 	for _, w := range warnings {
 		log.Warn("configuration", "warning", w)
 	}

@@ -1,0 +1,95 @@
+package testbed
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// MemoryGroup is a control group whose processes may take so much memory, with
+// what the kernel keeps for them; beyond that it kills them, as it does a pod's.
+type MemoryGroup struct {
+	path  string // of the group's folder
+	mount string // commands that mount the hierarchy at /sys/fs/cgroup
+	peak  string // file
+	kills string // file with a line "oom_kill 0"
+	inner string // path of the group's folder where that is mounted
+}
+
+// NewMemoryGroup makes a group inside that of this process. An error says that this
+// machine doesn't let us.
+func NewMemoryGroup(name string, limit int64) (*MemoryGroup, error) {
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(own)) {
+		_, after, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, group, _ := strings.Cut(after, ":")
+		switch controllers {
+		case "memory":
+			g := &MemoryGroup{
+				path: filepath.Join("/sys/fs/cgroup/memory", group, name), peak: "memory.max_usage_in_bytes", kills: "memory.oom_control",
+				mount: "mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory && mount -t cgroup -o memory none /sys/fs/cgroup/memory",
+				inner: filepath.Join("/sys/fs/cgroup/memory", group, name),
+			}
+			return g, g.make("memory.limit_in_bytes", limit)
+		case "":
+			parent := filepath.Join("/sys/fs/cgroup", group)
+			if controllers, err := os.ReadFile(filepath.Join(parent, "cgroup.controllers")); err != nil || !strings.Contains(string(controllers), "memory") {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+memory"), 0); err != nil {
+				return nil, err
+			}
+			g := &MemoryGroup{
+				path: filepath.Join(parent, name), peak: "memory.peak", kills: "memory.events",
+				mount: "mount -t cgroup2 none /sys/fs/cgroup", inner: filepath.Join(parent, name),
+			}
+			return g, g.make("memory.max", limit)
+		}
+	}
+	return nil, fmt.Errorf("no control group for memory in %q", own)
+}
+
+func (g *MemoryGroup) make(limitFile string, limit int64) error {
+	if err := os.Mkdir(g.path, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(g.path, limitFile), []byte(strconv.FormatInt(limit, 10)), 0)
+}
+
+// Wrap writes a program that starts another one in the group, with the group's
+// files where a container has them, and returns its path.
+func (g *MemoryGroup) Wrap(dir, program string) (string, error) {
+	path := filepath.Join(dir, filepath.Base(program)+"-limited")
+	script := fmt.Sprintf("#!/bin/sh\nset -e\n%s\necho $$ > %s/cgroup.procs\nexec %s \"$@\"\n", g.mount, g.inner, program)
+	return path, os.WriteFile(path, []byte(script), 0o755)
+}
+
+// Peak returns the most bytes that the group has held, and how often the kernel
+// has killed for them.
+func (g *MemoryGroup) Peak() (bytes int64, kills int, err error) {
+	peak, err := os.ReadFile(filepath.Join(g.path, g.peak))
+	if err != nil {
+		return 0, 0, err
+	}
+	if bytes, err = strconv.ParseInt(strings.TrimSpace(string(peak)), 10, 64); err != nil {
+		return 0, 0, err
+	}
+	events, err := os.ReadFile(filepath.Join(g.path, g.kills))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(events)) {
+		if text, found := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); found {
+			kills, err = strconv.Atoi(text)
+		}
+	}
+	return bytes, kills, err
+}
+
+// Remove removes the group, whose processes have ended.
+func (g *MemoryGroup) Remove() error { return os.Remove(g.path) }
