@@ -107,8 +107,9 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if cfg.ListenAuth == config.ListenAuthToken {
 		a.guard = bearer.New(client, log).Wrap
 	}
+	server := cluster.NewServer(cluster.ServerConfig{Cluster: cfg.ClusterName, Logger: log})
 	a.self = cluster.NewWatch(cluster.WatchConfig[peers.Self]{
-		Cluster: cfg.ClusterName, Kind: "own node", Object: &corev1.Node{},
+		Cluster: cfg.ClusterName, Server: server, Kind: "own node", Object: &corev1.Node{},
 		ListWatch: cluster.ListWatch(
 			cluster.Of(func() (kubernetes.Interface, error) { return client, nil }, cluster.Nodes),
 			func(options *metav1.ListOptions) {
@@ -131,7 +132,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		Logger: log, Metrics: watchMetrics,
 	})
 	a.apiAddrs = apiAddrs(local.Host)
-	a.local = newLocal(&cfg, client, watchMetrics, log, func() {
+	a.local = newLocal(&cfg, client, server, watchMetrics, log, func() {
 		a.judging.Fire()
 		a.firePeering()
 	})
@@ -320,16 +321,23 @@ func (a *agent) removeUnfinished() {
 	}
 }
 
-// removeOrphans removes the devices of remotes that are no longer configured:
-// they would go on accepting packets from their peers. It also removes the link
-// that an earlier process may have left when it looked what the kernel knows.
+// removeOrphans removes the devices and the stored peers of remotes that are no
+// longer configured: devices would go on accepting packets from their peers. It also
+// removes the link that an earlier process may have left when it looked what the
+// kernel knows.
 func (a *agent) removeOrphans(ctx context.Context) error {
+	configured := func(device string) bool {
+		return slices.ContainsFunc(a.remotes, func(r *remote) bool { return r.device.Name() == device })
+	}
+	forgotten, forgetErr := peers.Forget(a.cfg.KeyPath, configured)
+	for _, device := range forgotten {
+		a.log.Info("removed the stored peers of a remote that is no longer configured", "device", device)
+	}
 	_, probeErr := tunnel.RemoveProbe()
 	links, err := tunnel.List(ctx)
-	errs := []error{probeErr, err}
+	errs := []error{forgetErr, probeErr, err}
 	for _, l := range links {
-		configured := slices.ContainsFunc(a.remotes, func(r *remote) bool { return r.device.Name() == l.Name })
-		if configured {
+		if configured(l.Name) {
 			continue
 		}
 		if err := tunnel.Remove(ctx, l.Name, l.Alias); err != nil {
@@ -347,8 +355,10 @@ func (a *agent) removeOrphans(ctx context.Context) error {
 func (a *agent) cleanup(ctx context.Context) error {
 	var errs []error
 	for _, r := range a.remotes {
-		errs = append(errs, r.device.Remove(ctx), r.store.Remove())
+		errs = append(errs, r.device.Remove(ctx))
 	}
+	_, err := peers.Forget(a.cfg.KeyPath, func(string) bool { return false })
+	errs = append(errs, err)
 	links, err := tunnel.List(ctx)
 	errs = append(errs, err)
 	for _, l := range links {

@@ -47,10 +47,10 @@ type local struct {
 	untold   bool                           // that the ranges of services aren't known
 }
 
-func newLocal(cfg *config.Wireguard, client kubernetes.Interface, metrics *cluster.Metrics, log *slog.Logger, changed func()) *local {
+func newLocal(cfg *config.Wireguard, client kubernetes.Interface, server *cluster.Server, metrics *cluster.Metrics, log *slog.Logger, changed func()) *local {
 	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, changed: changed, building: reconcile.NewTrigger(), asking: reconcile.NewTrigger(), untold: true}
 	l.nodes = cluster.NewWatch(cluster.WatchConfig[peers.LocalNode]{
-		Cluster: cfg.ClusterName, Kind: "nodes", Object: &corev1.Node{},
+		Cluster: cfg.ClusterName, Server: server, Kind: "nodes", Object: &corev1.Node{},
 		ListWatch: cluster.ListWatch(cluster.Of(func() (kubernetes.Interface, error) { return client, nil }, cluster.Nodes), nil),
 		Keep: func(obj runtime.Object) (peers.LocalNode, bool) {
 			n, ok := obj.(*corev1.Node)

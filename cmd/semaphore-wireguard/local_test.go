@@ -69,7 +69,7 @@ func TestServiceRanges(t *testing.T) {
 		streams := ok && request.ListOptions.SendInitialEvents != nil
 		return streams, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil)
 	})
-	l := newLocal(&config.Wireguard{}, client, cluster.NewMetrics("test", "test_failures_total"), slog.New(slog.NewTextHandler(&log, nil)), func() {})
+	l := newLocal(&config.Wireguard{}, client, nil, cluster.NewMetrics("test", "test_failures_total"), slog.New(slog.NewTextHandler(&log, nil)), func() {})
 	built := func() bool {
 		select {
 		case <-l.building.C():

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
@@ -23,6 +23,9 @@ const (
 	dialTimeout      = 10 * time.Second
 	handshakeTimeout = 10 * time.Second
 	keepAlive        = 30 * time.Second
+	// What isn't a watch, and has no deadline of its own, has this one, for the
+	// whole answer: that is when an API server gives up by itself.
+	requestTimeout = time.Minute
 )
 
 // ClientConfig describes a client of one cluster. Only Access and UserAgent are
@@ -44,20 +47,48 @@ type ClientConfig struct {
 // RESTConfig returns the configuration of a client.
 //
 // It makes no request. A certificate authority is loaded before the first
-// request, and again as caTransport says. Token files are read at each request,
-// so that a rotated token counts at once. No redirect is followed.
+// request, and again as caTransport says. Token files and kubeconfigs are read at
+// each request, so that a rotated token counts at once. No redirect is followed.
 //
 // Requests aren't limited in rate by the client: the priority and fairness of
 // the API server is the brake. Answers come as protobuf where the server can.
 func RESTConfig(c ClientConfig) (*rest.Config, error) {
-	base, source, err := baseConfig(c.Access)
-	if err != nil {
-		return nil, err
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	log := c.Logger
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+	cfg := &rest.Config{
+		UserAgent: c.UserAgent, QPS: -1,
+		ContentConfig: rest.ContentConfig{AcceptContentTypes: typeProtobuf + "," + typeJSON},
 	}
+	if c.Access.Kubeconfig != "" {
+		transport, err := newKubeconfigTransport(c)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Host, cfg.Transport = transport.asked.String(), transport
+	} else {
+		base, source, err := baseConfig(c.Access)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Host, cfg.APIPath = base.Host, base.APIPath
+		cfg.Transport, _ = c.reach(base, source)
+	}
+	if c.Bounds.Answer > 0 {
+		// They would be logged, and are the remote's words.
+		cfg.WarningHandler = rest.NoWarnings{}
+	}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &timeoutTransport{limit: requestTimeout, next: next}
+	})
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &answerTransport{limit: c.Bounds.Answer, next: next}
+	})
+	return cfg, nil
+}
+
+// reach returns what reaches a server with its authority and credentials.
+func (c *ClientConfig) reach(base *rest.Config, source caSource) (http.RoundTripper, *caTransport) {
 	tokenFile := base.BearerTokenFile
 	if tokenFile != "" {
 		// client-go's own reader keeps a token for a minute, even when the
@@ -66,29 +97,14 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 	}
 	base.CAFile, base.CAData = "", nil
 	base.DisableCompression = c.Bounds.Answer > 0
-	transport := newCATransport(source, builder(base), log)
+	ca := newCATransport(source, builder(base), c.Logger)
 	if c.Dial != nil {
-		transport.dial = c.Dial
+		ca.dial = c.Dial
 	}
-	cfg := &rest.Config{
-		Host: base.Host, APIPath: base.APIPath, UserAgent: c.UserAgent, QPS: -1,
-		ContentConfig: rest.ContentConfig{AcceptContentTypes: typeProtobuf + "," + typeJSON},
-		Transport:     transport,
+	if tokenFile == "" {
+		return ca, ca
 	}
-	if c.Bounds.Answer > 0 {
-		// They would be logged, and are the remote's words.
-		cfg.WarningHandler = rest.NoWarnings{}
-	}
-	if tokenFile != "" {
-		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-			return &tokenTransport{file: tokenFile, next: next}
-		})
-	}
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &timeoutTransport{next: next} })
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &answerTransport{limit: c.Bounds.Answer, next: next}
-	})
-	return cfg, nil
+	return &tokenTransport{file: tokenFile, next: ca}, ca
 }
 
 // builder returns what makes a transport of a configuration and certificates.
@@ -113,36 +129,8 @@ func baseConfig(access config.Access) (*rest.Config, caSource, error) {
 		}
 		// Without the file client-go would take the system's authorities.
 		return cfg, caFile(inClusterCA), nil
-	case access.Kubeconfig != "":
-		return kubeconfig(access.Kubeconfig)
 	default:
 		return direct(access)
-	}
-}
-
-func kubeconfig(path string) (*rest.Config, caSource, error) {
-	loaded, err := clientcmd.LoadFromFile(path)
-	if err != nil {
-		return nil, nil, fmt.Errorf("load kubeconfig %s: %w", path, err)
-	}
-	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
-	if err != nil {
-		return nil, nil, fmt.Errorf("use kubeconfig %s: %w", path, err)
-	}
-	if cfg.Insecure {
-		return nil, nil, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
-	}
-	if err := requireHTTPS(cfg.Host); err != nil {
-		return nil, nil, fmt.Errorf("use kubeconfig %s: %w", path, err)
-	}
-	switch {
-	case len(cfg.CAData) > 0: // wins over the file, as in client-go
-		return cfg, caKubeconfig(path), nil
-	case cfg.CAFile != "":
-		return cfg, caFile(cfg.CAFile), nil
-	default:
-		return nil, nil, fmt.Errorf("use kubeconfig %s: its cluster has neither certificate-authority-data nor certificate-authority, "+
-			"and the authorities of the system are not trusted instead", path)
 	}
 }
 
@@ -192,16 +180,52 @@ func dialer() *net.Dialer {
 // one which says Timeout() is tried ten times over by client-go, and then
 // reported as a watch that came about and ended: an unreachable server would
 // go unnoticed for minutes.
-type timeoutTransport struct{ next http.RoundTripper }
+//
+// It also gives a deadline to each request that has none and isn't a watch: a
+// server that takes requests and never answers holds nobody up for ever.
+type timeoutTransport struct {
+	limit time.Duration
+	next  http.RoundTripper
+}
 
 // RoundTrip implements http.RoundTripper.
 func (t *timeoutTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	response, err := t.next.RoundTrip(req)
-	var timeout interface{ Timeout() bool }
-	if errors.As(err, &timeout) && timeout.Timeout() && req.Context().Err() == nil {
-		return nil, fmt.Errorf("no contact: %w", err)
+	asked := req.Context()
+	end := context.CancelFunc(func() {})
+	if _, bounded := asked.Deadline(); !bounded && !watches(req) {
+		var ctx context.Context
+		ctx, end = context.WithTimeout(asked, t.limit)
+		req = req.WithContext(ctx)
 	}
-	return response, err
+	response, err := t.next.RoundTrip(req)
+	if err != nil {
+		end()
+		var timeout interface{ Timeout() bool }
+		if errors.As(err, &timeout) && timeout.Timeout() && asked.Err() == nil {
+			return nil, fmt.Errorf("no contact: %w", err)
+		}
+		return nil, err
+	}
+	response.Body = &endingBody{response.Body, end}
+	return response, nil
+}
+
+// watches reports whether the answer to a request may go on for as long as it likes.
+func watches(req *http.Request) bool {
+	watching := req.URL.Query().Get("watch")
+	return watching == "true" || watching == "1"
+}
+
+// endingBody ends the context of a request whose answer has been read.
+type endingBody struct {
+	io.ReadCloser
+	end context.CancelFunc
+}
+
+// Close implements io.Closer.
+func (b *endingBody) Close() error {
+	defer b.end()
+	return b.ReadCloser.Close()
 }
 
 // WrappedRoundTripper lets client-go find the transport below.

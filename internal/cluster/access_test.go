@@ -15,6 +15,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -405,9 +406,52 @@ func TestWatchThatTimesOutIsAnErrorAtOnce(t *testing.T) {
 		attempts++
 		return nil, os.ErrDeadlineExceeded
 	})}
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &timeoutTransport{next: next} })
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &timeoutTransport{limit: requestTimeout, next: next}
+	})
 	_, err := clientOf(t, cfg).CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{})
 	if !errors.Is(err, os.ErrDeadlineExceeded) || attempts != 1 {
 		t.Errorf("error %v after %d attempts, want the timeout after one", err, attempts)
+	}
+}
+
+// TestRequestsEnd holds that a server which begins to answer, or doesn't, and never
+// ends holds up no request without a deadline, and that watches go on.
+func TestRequestsEnd(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority()
+	server := newTLSServer(t, ca, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", typeJSON)
+		if r.Method != http.MethodPatch {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+		}
+		<-r.Context().Done()
+	}))
+	cfg, err := RESTConfig(ClientConfig{Access: config.Access{
+		APIURL: server.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret)),
+	}, UserAgent: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &timeoutTransport{limit: 100 * time.Millisecond, next: next}
+	})
+	client := clientOf(t, cfg)
+	watch, err := client.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	if _, err := client.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{}); err == nil {
+		t.Error("an answer that doesn't end is none")
+	}
+	if _, err := client.CoreV1().Nodes().Patch(t.Context(), "a", types.MergePatchType, []byte("{}"), metav1.PatchOptions{}); err == nil {
+		t.Error("an answer that doesn't begin is none")
+	}
+	select {
+	case event, open := <-watch.ResultChan():
+		t.Errorf("the watch has ended: %v, %t", event, open)
+	default:
 	}
 }

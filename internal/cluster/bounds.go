@@ -124,8 +124,8 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 		return errors.New("the server answered in another format than JSON or protobuf")
 	}
 	asked := requestOf(req.Context())
-	switch watching := req.URL.Query().Get("watch"); {
-	case watching == "true" || watching == "1":
+	switch {
+	case watches(req):
 		replaceBody(response, newFrames(response.Body, media == typeProtobuf, asked))
 	case asked != nil && asked.item != nil:
 		head, err := takeList(&allowance{from: response.Body, whole: t.limit, left: maxListHead}, media == typeProtobuf, asked)

@@ -232,6 +232,22 @@ func (t *caTransport) replace(ctx context.Context, old, fresh *trust) {
 	t.log.InfoContext(ctx, "certificate authority replaced", "source", t.source.String(), "closed_connections", closed)
 }
 
+// revoke closes all connections, and has no more come about. It returns how many
+// there were.
+func (t *caTransport) revoke() int {
+	t.mu.Lock()
+	all := append([]*trust{}, t.earlier...)
+	if t.current != nil {
+		all = append(all, t.current)
+	}
+	t.mu.Unlock()
+	closed := 0
+	for _, one := range all {
+		closed += one.conns.revoke()
+	}
+	return closed
+}
+
 // arm has the authority loaded after a period, and again for as long as there
 // are connections.
 func (t *caTransport) arm() {

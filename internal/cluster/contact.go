@@ -40,11 +40,14 @@ type contact struct {
 func (c *contact) made(ctx context.Context) {
 	now := time.Now()
 	c.mu.Lock()
-	before := c.err
+	before, first := c.err, c.last.IsZero()
 	c.last, c.err, c.warned = now, nil, time.Time{}
 	c.mu.Unlock()
 	c.server.heard(now)
 	c.series.contact(now)
+	if before != nil || first {
+		c.server.recovered()
+	}
 	if before != nil {
 		c.log.InfoContext(ctx, "contact recovered")
 	}

@@ -139,12 +139,28 @@ func (s *Server) heard(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.silence > 0 && now.Sub(s.last) > 2*s.silence {
-		close(s.back)
-		s.back = make(chan struct{})
+		s.wake()
 	}
 	if now.After(s.last) {
 		s.last = now
 	}
+}
+
+// recovered notes that the server answered a watch for the first time, or for the
+// first time after it didn't: what others wait for is likely to be over, too. Each of
+// them waits for its own next request otherwise, up to half a minute. A watch that
+// goes on failing alone is asked no more often for that, because an answer to one
+// that didn't fail changes nothing.
+func (s *Server) recovered() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wake()
+}
+
+// wake ends the back-off of all watches; the caller holds mu.
+func (s *Server) wake() {
+	close(s.back)
+	s.back = make(chan struct{})
 }
 
 func (s *Server) heardLast() time.Time {

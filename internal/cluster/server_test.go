@@ -285,6 +285,51 @@ func TestReturnOfAServerEndsTheBackOff(t *testing.T) {
 	})
 }
 
+// TestFirstContactWakesTheOthers has no StaleAfter, as most installations.
+func TestFirstContactWakesTheOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRemoteEnd(t, 0)
+		clock := interruptible(t.Context(), r.Server)
+		woken := func(after <-chan time.Time) bool {
+			synctest.Wait()
+			select {
+			case <-after:
+				return true
+			default:
+				return false
+			}
+		}
+		fails := func(c *contact) { c.failed(t.Context(), verbList, errNobody) }
+		fails(r.one)
+		fails(r.two)
+		waiting := clock.After(time.Hour)
+		r.begin(r.one)
+		if !woken(waiting) {
+			t.Error("still waiting although the server answers another watch for the first time")
+		}
+		r.begin(r.two)
+		elapse(time.Minute)
+		r.breaks(r.one)
+		r.breaks(r.two)
+		waiting = clock.After(time.Hour)
+		r.begin(r.two)
+		if !woken(waiting) {
+			t.Error("still waiting although the server answers another watch again")
+		}
+		// The first one fails alone, such as for want of a right.
+		waiting = clock.After(time.Hour)
+		for range 100 {
+			r.two.made(t.Context())
+			fails(r.one)
+		}
+		if woken(waiting) {
+			t.Error("events of a watch that works end the back-off of one that doesn't")
+		}
+		elapse(time.Hour)
+	})
+}
+
 func TestSignOfLife(t *testing.T) {
 	t.Parallel()
 	for code, alive := range map[int]bool{
