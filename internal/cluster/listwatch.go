@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 	"time"
 
@@ -26,6 +27,8 @@ const (
 	openTimeout = 90 * time.Second
 	// How long after the time that it was asked to last a watch may go on.
 	watchOvertime = 30 * time.Second
+	// How often a list may be read for objects that there was no room for.
+	relistPeriod = time.Minute
 )
 
 // Resource is what a typed client has for each kind, as in
@@ -84,6 +87,10 @@ type observed struct {
 	// noWatchList is set for clients, such as the fakes of client-go, that
 	// say that they can't stream the initial list.
 	noWatchList bool
+	// missing reports whether to read a list for objects that there was no room
+	// for; it is asked every period.
+	missing func() bool
+	period  time.Duration
 }
 
 func observe(inner cache.ListerWatcher, c *contact) *observed {
@@ -91,6 +98,8 @@ func observe(inner cache.ListerWatcher, c *contact) *observed {
 		inner:       cache.ToListerWatcherWithContext(inner),
 		contact:     c,
 		noWatchList: watchlist.DoesClientNotSupportWatchListSemantics(inner),
+		missing:     func() bool { return false },
+		period:      relistPeriod,
 	}
 }
 
@@ -220,11 +229,34 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) {
 	if w.first != nil && !w.pass(ctx, o, *w.first) {
 		return
 	}
-	for event := range w.inner.ResultChan() {
-		if !w.pass(ctx, o, event) {
+	look := time.NewTicker(o.period)
+	defer look.Stop()
+	for {
+		select {
+		case event, open := <-w.inner.ResultChan():
+			if !open || !w.pass(ctx, o, event) {
+				return
+			}
+		case <-look.C:
+			if (w.initial == nil || w.initial.over) && o.missing() {
+				// What an API server says that has forgotten the version to go
+				// on from: the reflector lists anew.
+				w.pass(ctx, o, relist())
+				w.inner.Stop()
+				return
+			}
+		case <-w.stopped:
 			return
 		}
 	}
+}
+
+// relist is an event that has everything listed.
+func relist() watch.Event {
+	return watch.Event{Type: watch.Error, Object: &metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired,
+		Message: "there is room for objects that were rejected",
+	}}
 }
 
 // alive notes that the server serves the stream.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -171,6 +172,37 @@ func TestRemoteWithTooManyObjects(t *testing.T) {
 				t.Errorf("log:\n%s", log)
 			}
 			b.wantSeries(t, "remote_synced", `cluster="gcp",kind="nodes"`, "1")
+		})
+	}
+}
+
+// TestRejectedObjectsComeWhenThereIsRoom has nothing happen to the object that there
+// was no room for.
+func TestRejectedObjectsComeWhenThereIsRoom(t *testing.T) {
+	t.Parallel()
+	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := prepare(t, 0)
+			b.api.set(func() { b.api.stream = stream })
+			b.watch.store.room = newRoom("nodes", Bounds{Answer: 16 << 20, Objects: 2})
+			b.watch.relist = 50 * time.Millisecond
+			for _, name := range []string{"a", "b"} {
+				b.api.apply(name, "v1", "")
+			}
+			b.run(t)
+			eventually(t, "sync", func() bool { return len(b.nodes()) == 2 })
+			b.api.apply("c", "v1", "")
+			eventually(t, "one to be rejected", func() bool { return b.watch.Crowded() != nil })
+			requests := len(b.api.seen())
+			b.api.remove("a")
+			eventually(t, "the one that was rejected", func() bool { return b.has(node{"b", "v1"}, node{"c", "v1"}) && b.watch.Crowded() == nil })
+			eventually(t, "the next watch", func() bool { return len(b.api.seen()) > requests })
+			b.api.apply("c", "v2", "")
+			eventually(t, "what comes afterwards", func() bool { return b.has(node{"b", "v1"}, node{"c", "v2"}) })
+			if lists := len(b.api.seen()) - requests; lists > 4 {
+				t.Errorf("%d requests for one list", lists)
+			}
 		})
 	}
 }

@@ -29,6 +29,7 @@ type store[T any] struct {
 	mu      sync.RWMutex
 	objects map[string]T
 	room    room
+	freed   bool // since the last list there is more room
 	synced  bool
 }
 
@@ -167,7 +168,7 @@ func (s *store[T]) Update(obj any) error {
 
 // put stores or drops an object; the caller holds the lock.
 func (s *store[T]) put(t *trimmed[T]) (changed bool) {
-	key := t.key()
+	key, freed := t.key(), s.freed
 	before, existed := s.remove(key)
 	switch {
 	case t.rejected:
@@ -180,12 +181,15 @@ func (s *store[T]) put(t *trimmed[T]) (changed bool) {
 		return existed
 	}
 	s.objects[key] = t.value
+	// The room that it had may be the room that it has.
+	s.freed = freed || existed && sizeOf(key, t.value) < sizeOf(key, before)
 	return !existed || s.equal == nil || !s.equal(before, t.value)
 }
 
 // remove drops an object; the caller holds the lock.
 func (s *store[T]) remove(key string) (before T, existed bool) {
 	if before, existed = s.objects[key]; existed {
+		s.freed = true
 		delete(s.objects, key)
 		s.room.remove(sizeOf(key, before))
 	}
@@ -229,6 +233,7 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	before := s.objects
 	s.objects = make(map[string]T, min(len(all), max(s.room.objects, len(before))))
 	s.room.empty()
+	s.freed = false
 	changed := false
 	add := func(known bool) {
 		for _, t := range all {
@@ -280,6 +285,13 @@ func (s *store[T]) isSynced() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.synced
+}
+
+// missing reports whether there may be room by now for objects that were rejected.
+func (s *store[T]) missing() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.freed && len(s.room.rejected) > 0
 }
 
 // rejected returns how many objects there is no room for.

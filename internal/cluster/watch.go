@@ -59,7 +59,8 @@ type Watch[T any] struct {
 	contact *contact
 	series  *series
 	running atomic.Bool
-	warned  atomic.Int64 // of dropped objects, in Unix seconds
+	warned  atomic.Int64  // of dropped objects, in Unix seconds
+	relist  time.Duration // see relistPeriod
 }
 
 // NewWatch returns a watch that is empty and not synced until Run has read
@@ -72,7 +73,7 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 		cfg.Server = NewServer(ServerConfig{Cluster: cfg.Cluster})
 	}
 	cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster, "kind", cfg.Kind)
-	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind)}
+	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind), relist: relistPeriod}
 	w.contact = &contact{server: cfg.Server, series: w.series, log: cfg.Logger}
 	w.store = newStore(cfg.Keep, cfg.Equal, w.changed)
 	w.store.room = newRoom(cfg.Kind, cfg.Bounds)
@@ -94,6 +95,7 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	logger := clientlog.New(w.cfg.Logger)
 	requests := observe(w.cfg.ListWatch, w.contact)
 	requests.bounded = newBounded(w.cfg.Object, w.store.room.objects, w.store.begin, w.dropped, w.store.take)
+	requests.missing, requests.period = w.store.missing, w.relist
 	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{
 		Name:    w.String(),
 		Logger:  &logger,
