@@ -1,8 +1,11 @@
 package testbed
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -31,13 +34,14 @@ func NewMemoryGroup(name string, limit int64) (*MemoryGroup, error) {
 		switch controllers {
 		case "memory":
 			g := &MemoryGroup{
-				path: filepath.Join("/sys/fs/cgroup/memory", group, name), peak: "memory.max_usage_in_bytes", kills: "memory.oom_control",
+				path: path.Join("/sys/fs/cgroup/memory", group, name), peak: "memory.max_usage_in_bytes", kills: "memory.oom_control",
 				mount: "mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory && mount -t cgroup -o memory none /sys/fs/cgroup/memory",
-				inner: filepath.Join("/sys/fs/cgroup/memory", group, name),
+				inner: path.Join("/sys/fs/cgroup/memory", group, name),
 			}
-			return g, g.make("memory.limit_in_bytes", limit)
+			err := g.make("memory.limit_in_bytes", limit)
+			return g, err
 		case "":
-			parent := filepath.Join("/sys/fs/cgroup", group)
+			parent := path.Join("/sys/fs/cgroup", group)
 			if controllers, err := os.ReadFile(filepath.Join(parent, "cgroup.controllers")); err != nil || !strings.Contains(string(controllers), "memory") {
 				continue
 			}
@@ -48,7 +52,8 @@ func NewMemoryGroup(name string, limit int64) (*MemoryGroup, error) {
 				path: filepath.Join(parent, name), peak: "memory.peak", kills: "memory.events",
 				mount: "mount -t cgroup2 none /sys/fs/cgroup", inner: filepath.Join(parent, name),
 			}
-			return g, g.make("memory.max", limit)
+			err := g.make("memory.max", limit)
+			return g, err
 		}
 	}
 	return nil, fmt.Errorf("no control group for memory in %q", own)
@@ -64,15 +69,19 @@ func (g *MemoryGroup) make(limitFile string, limit int64) error {
 // Wrap writes a program that starts another one in the group, with the group's
 // files where a container has them, and returns its path.
 func (g *MemoryGroup) Wrap(dir, program string) (string, error) {
-	path := filepath.Join(dir, filepath.Base(program)+"-limited")
+	wrapped := filepath.Join(dir, filepath.Base(program)+"-limited")
 	script := fmt.Sprintf("#!/bin/sh\nset -e\n%s\necho $$ > %s/cgroup.procs\nexec %s \"$@\"\n", g.mount, g.inner, program)
-	return path, os.WriteFile(path, []byte(script), 0o755)
+	return wrapped, os.WriteFile(wrapped, []byte(script), 0o755)
 }
 
-// Peak returns the most bytes that the group has held, and how often the kernel
+// Peak returns the most bytes that the group has held, 0 where the kernel doesn't
+// tell, and how often the kernel
 // has killed for them.
 func (g *MemoryGroup) Peak() (bytes int64, kills int, err error) {
 	peak, err := os.ReadFile(filepath.Join(g.path, g.peak))
+	if errors.Is(err, fs.ErrNotExist) {
+		peak, err = []byte("0"), nil // Linux before 5.19
+	}
 	if err != nil {
 		return 0, 0, err
 	}
