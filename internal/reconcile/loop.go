@@ -24,6 +24,10 @@ type Config struct {
 	// Resync is how long after a pass another one follows without any event,
 	// in case an event was lost. 0: never.
 	Resync time.Duration
+	// Due, unless nil, is asked after a pass that succeeded, and says when
+	// another one should start although nothing has happened: beside Resync,
+	// whichever comes first. The zero time is never.
+	Due func() time.Time
 	// BackoffMin and BackoffMax bound the wait after a pass that failed; 0:
 	// those of Backoff. An event shortens that wait, because it may be the
 	// end of the trouble, but not to less than BackoffMin.
@@ -149,11 +153,11 @@ func (l *Loop) wait(ctx context.Context, started time.Time, err error) {
 	case err != nil:
 		onEvent = latest(onEvent, ended.Add(l.cfg.BackoffMin))
 		unasked = time.After(time.Until(latest(onEvent, ended.Add(l.backoff.Next()))))
-	case l.cfg.Resync > 0:
-		l.backoff.Reset()
-		unasked = time.After(time.Until(latest(onEvent, ended.Add(l.cfg.Resync))))
 	default:
 		l.backoff.Reset()
+		if at := l.due(ended); !at.IsZero() {
+			unasked = time.After(time.Until(latest(onEvent, at)))
+		}
 	}
 	select {
 	case <-ctx.Done():
@@ -164,6 +168,21 @@ func (l *Loop) wait(ctx context.Context, started time.Time, err error) {
 		case <-time.After(time.Until(onEvent)):
 		}
 	}
+}
+
+// due returns when a pass is due without an event, after one that ended at the
+// given time; the zero time is never.
+func (l *Loop) due(ended time.Time) time.Time {
+	var at time.Time
+	if l.cfg.Due != nil {
+		at = l.cfg.Due()
+	}
+	if l.cfg.Resync > 0 {
+		if resync := ended.Add(l.cfg.Resync); at.IsZero() || resync.Before(at) {
+			at = resync
+		}
+	}
+	return at
 }
 
 func latest(a, b time.Time) time.Time {

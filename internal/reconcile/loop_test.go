@@ -142,6 +142,22 @@ func TestResyncCountsFromTheLastPass(t *testing.T) {
 	})
 }
 
+func TestPassesThatAreDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		dues := []time.Duration{time.Second, 5 * time.Second, 0, 90 * time.Second}
+		b := start(t, Config{Resync: 30 * time.Second, Due: func() (at time.Time) {
+			if len(dues) > 0 && dues[0] > 0 {
+				at = begin.Add(dues[0])
+			}
+			dues = dues[min(1, len(dues)):]
+			return at
+		}})
+		b.at(70 * time.Second)
+		b.wantPasses(t, 0, time.Second, 5*time.Second, 35*time.Second, 65*time.Second)
+	})
+}
+
 func TestFailingPassesBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, Config{BackoffMin: time.Second, BackoffMax: 30 * time.Second})
