@@ -32,8 +32,9 @@ type Device interface {
 	Configure(ctx context.Context, want []tunnel.Peer) (tunnel.Changes, error)
 	// Published tells what an earlier process had applied.
 	Published(endpoints map[tunnel.Key]netip.AddrPort)
-	// Rehandshake begins anew with those that have never shaken hands.
-	Rehandshake(ctx context.Context, peers []tunnel.Key) (int, error)
+	PublicKey() tunnel.Key
+	// Contact does with each peer on the device what decide says.
+	Contact(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Contact) (tunnel.Contacts, error)
 }
 
 // ControllerConfig is what a Controller needs.
@@ -44,7 +45,10 @@ type ControllerConfig struct {
 	// remote's API server said since start.
 	Nodes func() ([]Node, bool)
 	// Rules returns the bounds of trust as they are now.
-	Rules  func() Rules
+	Rules func() Rules
+	// Fresh, unless nil, is called when Reconcile has configured new peers, for
+	// Rehandshake. It must not block.
+	Fresh  func()
 	Store  *Store
 	Logger *slog.Logger
 }
@@ -66,9 +70,9 @@ type Controller struct {
 	state atomic.Pointer[State]
 
 	handshakes handshakes
-
-	saveMu sync.Mutex
-	toSave []Remembered // nil: nothing new
+	index      int // of the link whose peers are in state
+	saveMu     sync.Mutex
+	toSave     []Remembered // nil: nothing new
 }
 
 // State is what a Controller last applied. It is never changed once it is
@@ -90,6 +94,7 @@ func NewController(cfg ControllerConfig) *Controller {
 		// A remote decides how often its nodes change; it must not fill our disk.
 		rejections: rate.NewLimiter(rate.Every(time.Second), 50),
 	}
+	c.handshakes.fresh = map[tunnel.Key]*contact{}
 	c.state.Store(&State{Source: SourceNone})
 	last, err := cfg.Store.Load()
 	if err != nil {
@@ -120,7 +125,8 @@ func (c *Controller) State() *State { return c.state.Load() }
 // any it leaves the device as it is. While the device isn't there it does
 // nothing. It must not be called twice at the same time.
 func (c *Controller) Reconcile(ctx context.Context) error {
-	if _, exists := c.cfg.Device.Index(); !exists {
+	index, exists := c.cfg.Device.Index()
+	if !exists {
 		return nil
 	}
 	source := SourceAPI
@@ -153,6 +159,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	for i := range peers {
 		want[i] = peers[i].Peer
 	}
+	before := time.Now()
 	changes, err := c.cfg.Device.Configure(ctx, want)
 	if changes != (tunnel.Changes{}) {
 		c.log.Info("peers changed", "added", changes.Added, "updated", changes.Updated, "removed", changes.Removed,
@@ -163,9 +170,17 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	}
 	previous := c.state.Load()
 	configured := previous.Configured
-	if changes.Added+changes.Removed > 0 || len(configured) != len(peers) {
-		configured = since(time.Now(), previous.Configured, peers)
+	if changes != (tunnel.Changes{}) || index != c.index || len(configured) != len(peers) {
+		var fresh []Peer
+		configured, fresh = since(before, previous, peers, index == c.index)
+		if changes.Added > len(fresh) {
+			// The device has lost its peers.
+			configured, fresh = since(before, previous, peers, false)
+		}
+		c.handshakes.add(before, fresh)
+		defer c.fresh()
 	}
+	c.index = index
 	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured})
 	if source == SourceAPI {
 		if !rules.LocalUnknown && (!c.remembered || changes != (tunnel.Changes{})) {
@@ -176,17 +191,34 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	return nil
 }
 
-// since returns since when each of the peers is configured: as before, or now.
-func since(now time.Time, before map[tunnel.Key]time.Time, peers []Peer) map[tunnel.Key]time.Time {
-	configured := make(map[tunnel.Key]time.Time, len(peers))
-	for i := range peers {
-		at, known := before[peers[i].PublicKey]
-		if !known {
-			at = now
+// since returns since when each of the peers is configured: as before on the same
+// device, or now, and those of the latter. One that had to speak first and is
+// called from now on counts as new, too.
+func since(now time.Time, before *State, peers []Peer, same bool) (configured map[tunnel.Key]time.Time, fresh []Peer) {
+	configured = make(map[tunnel.Key]time.Time, len(peers))
+	mute := map[tunnel.Key]bool{}
+	for i := range before.Peers {
+		if !before.Peers[i].Endpoint.IsValid() {
+			mute[before.Peers[i].PublicKey] = true
 		}
-		configured[peers[i].PublicKey] = at
 	}
-	return configured
+	for i := range peers {
+		key := peers[i].PublicKey
+		at, known := before.Configured[key]
+		if !known || !same || mute[key] && peers[i].Endpoint.IsValid() {
+			at = now
+			fresh = append(fresh, peers[i])
+		}
+		configured[key] = at
+	}
+	return configured, fresh
+}
+
+// fresh says that there may be new peers.
+func (c *Controller) fresh() {
+	if c.cfg.Fresh != nil {
+		c.cfg.Fresh()
+	}
 }
 
 // remember leaves for Save the nodes that are peers, and what was accepted of them.

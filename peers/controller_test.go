@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,13 +25,27 @@ type device struct {
 	peers     []tunnel.Peer
 	published map[tunnel.Key]netip.AddrPort
 
-	rehandshakes [][]tunnel.Key
+	reads    int
+	anew     []tunnel.Key
+	statuses map[tunnel.Key]tunnel.PeerStatus // of peers that aren't silent
 }
 
-func (d *device) Rehandshake(_ context.Context, peers []tunnel.Key) (int, error) {
-	d.rehandshakes = append(d.rehandshakes, peers)
-	return len(peers), d.err
+func (d *device) Contact(_ context.Context, decide func(tunnel.PeerStatus) tunnel.Contact) (tunnel.Contacts, error) {
+	d.reads++
+	if d.err != nil {
+		return tunnel.Contacts{}, d.err
+	}
+	for _, p := range d.peers {
+		status := d.statuses[p.PublicKey]
+		status.Peer = p
+		if decide(status) == tunnel.ContactAnew {
+			d.anew = append(d.anew, p.PublicKey)
+		}
+	}
+	return tunnel.Contacts{Anew: len(d.anew)}, nil
 }
+
+func (d *device) PublicKey() tunnel.Key { return tunnel.Key{} } // The least: we lead.
 
 func (d *device) Name() string                              { return "wireguard.gcp" }
 func (d *device) Index() (int, bool)                        { return 7, !d.gone }
@@ -257,13 +270,8 @@ func TestControllerTrustsWhatItAccepted(t *testing.T) {
 		if diff := cmp.Diff([]tunnel.Peer{peer(1).Peer, silent}, d.peers, comparers); diff != "" {
 			t.Errorf("while the local cluster is unknown (-want +got):\n%s", diff)
 		}
-		for key := range c.State().Configured {
-			c.State().Configured[key] = time.Now().Add(-2 * firstHandshake)
-		}
-		if err := c.Rehandshake(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff([][]tunnel.Key{{key(1)}}, d.rehandshakes); diff != "" {
+		turn(t, c)
+		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.anew); diff != "" {
 			t.Errorf("handshakes begun anew (-want +got):\n%s", diff)
 		}
 		save()

@@ -11,85 +11,198 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-func TestLateHandshakesAreTriedAFewTimes(t *testing.T) {
-	start := time.Unix(1_800_000_000, 0)
-	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
-	configured := map[tunnel.Key]time.Time{key(1): start, key(2): at(2.5)}
-	var h handshakes
-	var got []string
-	for n := range 80 {
-		now := float64(n) / 2
-		for _, k := range h.late(configured, at(now)) {
-			name := map[tunnel.Key]string{key(1): "first", key(2): "second"}[k]
-			got = append(got, at(now).Sub(start).String()+" "+name)
-		}
+// turn has the controller do what is due within the next quarter of a second.
+func turn(t *testing.T, c *Controller) {
+	t.Helper()
+	c.handshakes.welcome(c.cfg.Device.PublicKey())
+	for _, peer := range c.handshakes.fresh {
+		peer.next = peer.next.Add(-time.Second / 4)
 	}
-	want := []string{
-		"1s first", "2s first", "3.5s second", "4s first", "4.5s second", "6.5s second", "8s first", "10.5s second",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if len(h.tries) != 0 {
-		t.Errorf("%d peers are remembered for ever", len(h.tries))
+	c.handshakes.rest = time.Time{}
+	if err := c.Rehandshake(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 }
 
-func TestManyLateHandshakesTakeTurns(t *testing.T) {
+// What is done about a new peer, by what is seen of it turn by turn.
+func TestContact(t *testing.T) {
 	start := time.Unix(1_800_000_000, 0)
-	configured := map[tunnel.Key]time.Time{}
-	for n := range 3 * handshakeBurst {
-		configured[key(byte(n+1))] = start
-	}
-	var h handshakes
-	seen := map[tunnel.Key]int{}
-	for n := range 3 {
-		late := h.late(configured, start.Add(time.Second*time.Duration(n+1)))
-		if len(late) != handshakeBurst {
-			t.Fatalf("%d at once, want %d", len(late), handshakeBurst)
+	var (
+		silent  = tunnel.PeerStatus{}
+		called  = tunnel.PeerStatus{RxBytes: 148}
+		twice   = tunnel.PeerStatus{RxBytes: 296}
+		session = tunnel.PeerStatus{RxBytes: 92, LastHandshake: start.Add(time.Second)}
+		heard   = tunnel.PeerStatus{RxBytes: 124, LastHandshake: start.Add(time.Second)}
+		old     = tunnel.PeerStatus{RxBytes: 5000, LastHandshake: start.Add(-time.Second)}
+	)
+	repeat := func(p tunnel.PeerStatus, n int) (many []tunnel.PeerStatus) {
+		for range n {
+			many = append(many, p)
 		}
-		for _, k := range late {
+		return many
+	}
+	for _, c := range []struct {
+		name string
+		peer contact
+		seen []tunnel.PeerStatus
+		want string // A: begin anew, C: confirm, -: nothing, a full stop at the end
+	}{
+		{"it never answers, and we lead", contact{leads: true}, repeat(silent, 20), "AAAAAAAAAA."},
+		{"it never answers, and would lead", contact{}, repeat(silent, 20), "AAAAAAAAAA."},
+		{"it has to speak first", contact{mute: true}, repeat(silent, 20), "----------."},
+		{
+			"it has called, and we lead", contact{leads: true},
+			[]tunnel.PeerStatus{called, silent, called, session, heard, heard, heard}, "AAACCC-.",
+		},
+		{
+			"it has called, and goes on calling", contact{},
+			[]tunnel.PeerStatus{called, twice, session, heard, heard, heard}, "--CCC-.",
+		},
+		{
+			"it has called, and doesn't go on", contact{},
+			[]tunnel.PeerStatus{called, called, called, silent, session, heard, heard, heard}, "--AACCC-.",
+		},
+		{"a session that is older", contact{leads: true}, repeat(old, 3), "-."},
+		{"a session that both sides have", contact{leads: true}, []tunnel.PeerStatus{session, heard, heard, heard}, "CCC-."},
+		{
+			"a session in which nothing comes back", contact{},
+			[]tunnel.PeerStatus{session, session, session, silent, session, heard, heard, heard}, "CCAACCC-.",
+		},
+		{
+			"an agent that doesn't confirm", contact{leads: true}, repeat(session, 20), "CCACCACCC-.",
+		},
+		{
+			"a session with one that had to speak first", contact{mute: true}, repeat(session, 20), "CCC-.",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			peer, got, now := c.peer, "", start
+			peer.since = start
+			for _, p := range c.seen {
+				got += map[tunnel.Contact]string{tunnel.ContactNone: "-", tunnel.ContactAnew: "A", tunnel.ContactConfirm: "C"}[peer.look(now, &p)]
+				if peer.over {
+					got += "."
+					break
+				}
+				if gap := peer.next.Sub(now); gap < turns()[0]/2 {
+					t.Errorf("turn %d comes %v after the one before", peer.turn+1, gap)
+				}
+				now = peer.next
+			}
+			if got != c.want {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+// An attempt that takes longer than the gap to the next one is undone by that. So
+// the gaps grow, and the last attempts leave time for any answer.
+func TestTurnsGrow(t *testing.T) {
+	all := turns()
+	gap := all[0]
+	withinASecond := 0
+	for i := 1; i < len(all); i++ {
+		if all[i] < time.Second {
+			withinASecond++
+		}
+		if all[i]-all[i-1] < gap {
+			t.Errorf("turn %d comes %v after the one before, that one came after %v", i, all[i]-all[i-1], gap)
+		}
+		gap = all[i] - all[i-1]
+	}
+	if gap < 3*time.Second || withinASecond < 5 {
+		t.Errorf("last gap %v, %d within a second after the first", gap, withinASecond)
+	}
+}
+
+func TestManyNewPeersTakeTurns(t *testing.T) {
+	d, r := &device{}, &remote{synced: true}
+	for n := range 3 * contactBurst {
+		r.nodes = append(r.nodes, node(n+1))
+	}
+	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), new(strings.Builder))
+	reconcile(t, c)
+	seen := map[tunnel.Key]int{}
+	for range 3 {
+		d.anew = nil
+		turn(t, c)
+		if len(d.anew) != contactBurst {
+			t.Fatalf("%d at once, want %d", len(d.anew), contactBurst)
+		}
+		for _, k := range d.anew {
 			seen[k]++
 		}
 	}
-	if len(seen) != len(configured) {
-		t.Errorf("%d of %d had their turn", len(seen), len(configured))
+	if len(seen) != len(r.nodes) {
+		t.Errorf("%d of %d had their turn", len(seen), len(r.nodes))
 	}
 }
 
-func TestControllerBeginsAnewWithNewPeersOnly(t *testing.T) {
-	d, r := &device{}, &remote{nodes: []Node{node(1)}, synced: true}
+func TestControllerSeesToNewPeersOnly(t *testing.T) {
+	d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []Node{node(1)}, synced: true}
 	var logs strings.Builder
 	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), &logs)
+	fired := 0
+	c.cfg.Fresh = func() { fired++ }
 	rehandshake := func() error { return c.Rehandshake(t.Context()) }
-	if err := rehandshake(); err != nil {
-		t.Fatal(err)
+	if err := rehandshake(); err != nil || d.reads != 0 || !c.RehandshakeDue().IsZero() {
+		t.Fatalf("without peers: %v, %d reads, due %v", err, d.reads, c.RehandshakeDue())
 	}
 	reconcile(t, c)
-	if err := rehandshake(); err != nil || len(d.rehandshakes) > 0 {
-		t.Fatalf("%v, %v: the peer had no time to answer", d.rehandshakes, err)
+	if err := rehandshake(); err != nil || d.reads != 0 || fired != 1 {
+		t.Fatalf("%v, %d reads, fired %d times: the peer had no time to answer", err, d.reads, fired)
 	}
-	age := func(by time.Duration) {
-		for k, since := range c.State().Configured {
-			c.State().Configured[k] = since.Add(-by)
-		}
+	if due := time.Until(c.RehandshakeDue()); due > turns()[0] {
+		t.Errorf("the first turn is in %v", due)
 	}
-	age(firstHandshake)
-	if err := rehandshake(); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([][]tunnel.Key{{key(1)}}, d.rehandshakes); diff != "" {
+	turn(t, c)
+	if diff := cmp.Diff([]tunnel.Key{key(1)}, d.anew); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 
-	age(firstHandshake)
 	d.err = errors.New("no buffer space")
-	if err := rehandshake(); !errors.Is(err, d.err) || !strings.Contains(err.Error(), "wireguard.gcp") {
-		t.Errorf("error %v, want the device and the reason", err)
+	c.handshakes.rest = time.Time{}
+	c.handshakes.fresh[key(1)].next = time.Time{}
+	if err := rehandshake(); !errors.Is(err, d.err) {
+		t.Errorf("error %v, want the reason", err)
 	}
-	d.gone = true
-	age(2 * firstHandshake)
+	d.err, d.gone = nil, true
 	if err := rehandshake(); err != nil {
 		t.Errorf("without a device: %v", err)
+	}
+	d.gone = false
+	for n := range 10 {
+		d.statuses[key(1)] = tunnel.PeerStatus{LastHandshake: time.Now(), RxBytes: int64(100 + n)}
+		turn(t, c)
+	}
+	reads := d.reads
+	if turn(t, c); d.reads != reads || !c.RehandshakeDue().IsZero() || len(c.handshakes.fresh) != 0 {
+		t.Errorf("a peer with a session is looked at for ever: %d reads, due %v", d.reads-reads, c.RehandshakeDue())
+	}
+	reconcile(t, c)
+	if fired != 1 {
+		t.Error("a pass that changes nothing finds new peers")
+	}
+
+	r.nodes, d.anew = append(r.nodes, node(2)), nil
+	reconcile(t, c)
+	turn(t, c)
+	if diff := cmp.Diff([]tunnel.Key{key(2)}, d.anew); diff != "" || fired != 2 {
+		t.Errorf("a second one (-want +got):\n%s", diff)
+	}
+	r.nodes = r.nodes[:1]
+	reconcile(t, c)
+	if turn(t, c); len(c.handshakes.fresh) != 0 {
+		t.Errorf("%d peers that left are remembered", len(c.handshakes.fresh))
+	}
+	// The device was made anew, or its engine was.
+	before := c.State().Configured[key(1)]
+	d.peers, d.anew = nil, nil
+	delete(d.statuses, key(1))
+	reconcile(t, c)
+	turn(t, c)
+	if diff := cmp.Diff([]tunnel.Key{key(1)}, d.anew); diff != "" || !c.State().Configured[key(1)].After(before) {
+		t.Errorf("peers that the device had lost (-want +got):\n%s", diff)
 	}
 }

@@ -22,7 +22,7 @@ type request struct {
 	Config    Config                 // open
 	Peers     []Peer                 // configure
 	Published map[Key]netip.AddrPort // published
-	Keys      []Key                  // rehandshake
+	Contacts  map[Key]Contact        // contact
 }
 
 // A response is what the call returned.
@@ -30,7 +30,7 @@ type response struct {
 	Error   string
 	Changed bool
 	Changes Changes
-	Begun   int
+	Done    Contacts
 	Key     Key
 	Status  Status
 }
@@ -76,8 +76,8 @@ func serveRequest(d **Device, req request) (res response, err error) {
 		res.Changed, err = (*d).Ensure(ctx)
 	case "configure":
 		res.Changes, err = (*d).Configure(ctx, req.Peers)
-	case "rehandshake":
-		res.Begun, err = (*d).Rehandshake(ctx, req.Keys)
+	case "contact":
+		res.Done, err = (*d).Contact(ctx, func(p PeerStatus) Contact { return req.Contacts[p.PublicKey] })
 	case "published":
 		(*d).Published(req.Published)
 	case "status":
@@ -160,10 +160,10 @@ func (a *agent) configure(t *testing.T, peers ...Peer) Changes {
 	return a.call(t, request{Call: "configure", Peers: peers}).Changes
 }
 
-// rehandshake returns with how many peers the agent began anew.
-func (a *agent) rehandshake(t *testing.T, keys ...Key) int {
+// contact has the agent do something about a peer, and returns whether it did.
+func (a *agent) contact(t *testing.T, key Key, what Contact) Contacts {
 	t.Helper()
-	return a.call(t, request{Call: "rehandshake", Keys: keys}).Begun
+	return a.call(t, request{Call: "contact", Contacts: map[Key]Contact{key: what}}).Done
 }
 
 // peer returns the agent's view of the peer with that key.

@@ -9,69 +9,94 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// Rehandshake begins anew with those of the given peers that have never shaken
-// hands since they were added, and returns how many these were. Peers that
-// have are not touched, nor are those that Configure didn't want.
-//
-// Two sides that send their first initiation at the same moment may both answer
-// the other's and refuse the answer to their own; so may a side whose initiation
-// came before the other one knew it. WireGuard tries again after 5 s
-// (REKEY_TIMEOUT, section 6.1 of the whitepaper), or, where an answer of its own
-// was sent last, only when it misses one after 15 s. A peer that is removed and
-// added has no such past, and is sent an initiation at once.
-//
-// Of the two sides only that with the lesser public key does anything here, so
-// that they don't meet again.
-func (d *Device) Rehandshake(ctx context.Context, peers []Key) (int, error) {
-	mine := slices.DeleteFunc(slices.Clone(peers), func(key Key) bool { return d.PublicKey().Compare(key) > 0 })
-	if len(mine) == 0 {
-		return 0, nil
-	}
+// Contact is something that brings a new peer's session about.
+type Contact int
+
+const (
+	// ContactNone leaves the peer alone.
+	ContactNone Contact = iota
+	// ContactAnew removes the peer and adds it again. It loses what session it
+	// has and what waits to be sent to it, and is sent an initiation at once:
+	// WireGuard's own limit of one in 5 s (REKEY_TIMEOUT, section 6.1 of the
+	// whitepaper) counts from the last one that the removed peer was sent.
+	ContactAnew
+	// ContactConfirm sends the peer a keepalive, where it has persistent ones.
+	// A side that answered a handshake can't send before it has received a
+	// packet in the new session.
+	ContactConfirm
+)
+
+// Contacts counts what [Device.Contact] did.
+type Contacts struct{ Anew, Confirmed int }
+
+// Contact reads the device and does with each of its peers what decide says, as
+// far as Configure wanted the peer. When it returns an error some of it may have
+// been done.
+func (d *Device) Contact(ctx context.Context, decide func(PeerStatus) Contact) (Contacts, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.serving() {
-		return 0, fmt.Errorf("shake hands on device %s: %w", d.cfg.Name, os.ErrNotExist)
+		return Contacts{}, fmt.Errorf("contact peers of device %s: %w", d.cfg.Name, os.ErrNotExist)
 	}
-	begun, err := d.peers.rehandshake(ctx, mine)
+	done, err := d.peers.contact(ctx, decide)
 	if err != nil {
-		return begun, fmt.Errorf("shake hands on device %s: %w", d.cfg.Name, err)
+		return done, fmt.Errorf("contact peers of device %s: %w", d.cfg.Name, err)
 	}
-	return begun, nil
+	return done, nil
 }
 
-// rehandshake removes and adds peers that never shook hands.
-func (s *peerState) rehandshake(ctx context.Context, peers []Key) (begun int, err error) {
+func (s *peerState) contact(ctx context.Context, decide func(PeerStatus) Contact) (done Contacts, err error) {
 	device, err := s.control.Device(s.name)
 	if err != nil {
-		return 0, fmt.Errorf("read peers: %w", err)
+		return done, fmt.Errorf("read peers: %w", err)
 	}
-	silent := map[Key]bool{}
-	for i := range device.Peers {
-		if device.Peers[i].LastHandshakeTime.IsZero() {
-			silent[Key(device.Peers[i].PublicKey)] = true
+	var changes [][2]wgtypes.PeerConfig
+	for _, peer := range peersOf(device) {
+		at, wanted := slices.BinarySearchFunc(s.applied, peer.PublicKey, func(p Peer, key Key) int { return p.PublicKey.Compare(key) })
+		if !wanted {
+			continue
+		}
+		switch decide(peer) {
+		case ContactAnew:
+			changes = append(changes, anew(s.applied[at]))
+			done.Anew++
+		case ContactConfirm:
+			if s.applied[at].Keepalive > 0 {
+				changes = append(changes, confirm(s.applied[at]))
+				done.Confirmed++
+			}
+		case ContactNone:
 		}
 	}
-	var changes []PeerChange
-	for _, key := range peers {
-		at, wanted := slices.BinarySearchFunc(s.applied, key, func(p Peer, key Key) int { return p.PublicKey.Compare(key) })
-		if wanted && silent[key] {
-			changes = append(changes, PeerChange{Op: OpRemove, Peer: s.applied[at]}, PeerChange{Op: OpAdd, Peer: s.applied[at]})
-		}
-	}
-	// A request has an even number of changes: both of a peer or none.
-	for batch := range slices.Chunk(changes, requestPeers) {
+	// Both steps of a peer go into one request.
+	for batch := range slices.Chunk(changes, requestPeers/2) {
 		if err := ctx.Err(); err != nil {
-			return begun, err
+			return done, err
 		}
 		cfg := wgtypes.Config{}
-		for _, change := range batch {
-			cfg.Peers = append(cfg.Peers, change.config())
+		for _, steps := range batch {
+			cfg.Peers = append(cfg.Peers, steps[:]...)
 		}
 		if err := s.control.ConfigureDevice(s.name, cfg); err != nil {
 			s.distrust()
-			return begun, fmt.Errorf("write %d peers: %w", len(batch)/2, err)
+			return done, fmt.Errorf("write %d peers: %w", len(batch), err)
 		}
-		begun += len(batch) / 2
 	}
-	return begun, nil
+	return done, nil
+}
+
+// anew removes a peer and adds it as it was.
+func anew(p Peer) [2]wgtypes.PeerConfig {
+	return [2]wgtypes.PeerConfig{PeerChange{Op: OpRemove, Peer: p}.config(), PeerChange{Op: OpAdd, Peer: p}.config()}
+}
+
+// confirm switches the persistent keepalives of a peer off and on: both
+// implementations send one at once when they are switched on.
+func confirm(p Peer) [2]wgtypes.PeerConfig {
+	off := p
+	off.Keepalive = 0
+	return [2]wgtypes.PeerConfig{
+		PeerChange{Op: OpUpdate, Peer: off, SetKeepalive: true}.config(),
+		PeerChange{Op: OpUpdate, Peer: p, SetKeepalive: true}.config(),
+	}
 }

@@ -8,14 +8,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// Two sides whose first initiations are lost, as when each reaches the other
-// before that knows it, needn't wait for WireGuard's own retries.
-func TestRehandshakeAfterLostInitiations(t *testing.T) {
+// A peer whose initiation was lost is sent another one when it is begun anew with,
+// without a wait for WireGuard's own retries, and one that has a session can be
+// sent a keepalive at any time.
+func TestContact(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, backend, Userspace)
-		if a.key.Compare(b.key) > 0 {
-			a, b = b, a
-		}
 		nobody := b.peerOf(0)
 		nobody.Endpoint = netip.MustParseAddrPort("192.0.2.77:7")
 		a.configure(t, nobody)
@@ -24,19 +22,24 @@ func TestRehandshakeAfterLostInitiations(t *testing.T) {
 		b.configure(t, somebody)
 		a.configure(t, b.peerOf(0)) // Too late: the initiation is on its way to nowhere.
 
-		if n := b.rehandshake(t, a.key); n != 0 {
-			t.Errorf("the side with the greater key began anew with %d peers, want it to wait", n)
+		if got := b.contact(t, a.key, ContactConfirm); got != (Contacts{}) {
+			t.Errorf("%+v, want nothing to be sent to a peer without keepalives", got)
 		}
-		if n := a.rehandshake(t, b.key); n != 1 {
-			t.Errorf("began anew with %d peers, want one", n)
+		if got := a.contact(t, b.key, ContactAnew); got != (Contacts{Anew: 1}) {
+			t.Errorf("%+v, want one peer to be begun anew with", got)
 		}
 		polltest.Until(t, 10*time.Second, "a session", func() bool { return !a.peer(t, b.key).LastHandshake.IsZero() })
-		before := a.peer(t, b.key)
-		if n := a.rehandshake(t, b.key); n != 0 {
-			t.Errorf("began anew with %d peers, want the session to be left alone", n)
-		}
-		if after := a.peer(t, b.key); after.LastHandshake != before.LastHandshake || after.RxBytes < before.RxBytes {
-			t.Errorf("the session was touched: %+v, before %+v", after, before)
+		polltest.Until(t, 10*time.Second, "its confirmation", func() bool { return !b.peer(t, a.key).LastHandshake.IsZero() })
+		for range 3 {
+			heard, before := b.peer(t, a.key).RxBytes, a.peer(t, b.key)
+			if got := a.contact(t, b.key, ContactConfirm); got != (Contacts{Confirmed: 1}) {
+				t.Errorf("%+v, want one session to be confirmed", got)
+			}
+			polltest.Until(t, 10*time.Second, "a keepalive", func() bool { return b.peer(t, a.key).RxBytes > heard })
+			after := a.peer(t, b.key)
+			if after.LastHandshake != before.LastHandshake || after.RxBytes < before.RxBytes || after.Keepalive != before.Keepalive {
+				t.Errorf("the session was touched: %+v, before %+v", after, before)
+			}
 		}
 		echo(t, dial(t, b, a, 0), 1000)
 	})

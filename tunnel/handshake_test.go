@@ -9,35 +9,46 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-func TestRehandshakeLeavesSessionsAlone(t *testing.T) {
+func TestContactDoesWhatIsAsked(t *testing.T) {
 	s := newState()
-	peers := thousands(40)
+	peers := thousands(60)
+	for i := range peers {
+		peers[i].Keepalive = 25 * time.Second
+	}
+	peers[1].Keepalive = 0
 	s.apply(t, peers)
-	silent := map[Key]bool{}
-	var keys []Key
-	for i, p := range s.applied {
-		keys = append(keys, p.PublicKey)
-		if i%2 == 0 {
-			silent[p.PublicKey] = true
-			continue
-		}
-		stored := s.device.peers[wgtypes.Key(p.PublicKey)]
-		stored.LastHandshakeTime = time.Unix(1e9, 0)
-		s.device.peers[wgtypes.Key(p.PublicKey)] = stored
+	ask := map[Key]Contact{}
+	for i := range peers {
+		ask[peers[i].PublicKey] = []Contact{ContactAnew, ContactConfirm, ContactNone}[i%3]
 	}
 	stranger := testPeer(1000, "192.0.2.1:51820", "10.200.0.0/24").PublicKey
 	s.device.configure(wgtypes.PeerConfig{PublicKey: wgtypes.Key(stranger)})
+	ask[stranger] = ContactAnew
 
 	s.device.writes = nil
-	begun, err := s.rehandshake(t.Context(), append(keys, stranger))
-	if err != nil || begun != len(silent) {
-		t.Fatalf("%d, %v, want %d", begun, err, len(silent))
+	done, err := s.contact(t.Context(), func(p PeerStatus) Contact { return ask[p.PublicKey] })
+	if err != nil || done != (Contacts{Anew: 20, Confirmed: 19}) {
+		t.Fatalf("%+v, %v, want 20 and 19", done, err)
 	}
 	for pair := range slices.Chunk(s.device.writes, 2) {
-		removed, added := pair[0], pair[1]
-		if !silent[Key(removed.PublicKey)] || !removed.Remove || added.Remove || added.PublicKey != removed.PublicKey ||
-			added.UpdateOnly || added.Endpoint == nil || len(added.AllowedIPs) != 2 || added.PersistentKeepaliveInterval == nil {
-			t.Errorf("%+v, %+v, want a silent peer removed and added as it was", removed, added)
+		first, second := pair[0], pair[1]
+		if first.PublicKey != second.PublicKey {
+			t.Fatalf("%+v, %+v, want two steps of one peer", first, second)
+		}
+		switch ask[Key(first.PublicKey)] {
+		case ContactAnew:
+			if !first.Remove || second.Remove || second.UpdateOnly || second.Endpoint == nil || len(second.AllowedIPs) != 2 ||
+				second.PersistentKeepaliveInterval == nil {
+				t.Errorf("%+v, %+v, want a peer removed and added as it was", first, second)
+			}
+		case ContactConfirm:
+			off, on := first.PersistentKeepaliveInterval, second.PersistentKeepaliveInterval
+			if !first.UpdateOnly || !second.UpdateOnly || off == nil || *off != 0 || on == nil || *on != 25*time.Second ||
+				len(first.AllowedIPs)+len(second.AllowedIPs) > 0 || first.ReplaceAllowedIPs || second.Endpoint != nil {
+				t.Errorf("%+v, %+v, want keepalives off and on, and nothing else", first, second)
+			}
+		default:
+			t.Errorf("%+v, %+v, want nothing", first, second)
 		}
 	}
 	if writes := s.apply(t, peers); len(writes) != 0 {
@@ -45,22 +56,36 @@ func TestRehandshakeLeavesSessionsAlone(t *testing.T) {
 	}
 }
 
-func TestRehandshakeThatFailsIsMended(t *testing.T) {
-	s := newState()
-	peers := thousands(3)
-	s.apply(t, peers)
-	fault := errors.New("no buffer space")
-	s.device.fail = func(p wgtypes.PeerConfig) error {
-		if p.Remove {
-			return nil
+func TestContactThatFailsIsMended(t *testing.T) {
+	for _, what := range []Contact{ContactAnew, ContactConfirm} {
+		s := newState()
+		peers := thousands(3)
+		for i := range peers {
+			peers[i].Keepalive = 25 * time.Second
 		}
-		return fault
-	}
-	if begun, err := s.rehandshake(t.Context(), []Key{s.applied[1].PublicKey}); !errors.Is(err, fault) || begun != 0 {
-		t.Fatalf("%d, %v, want %v", begun, err, fault)
-	}
-	s.device.fail = nil
-	if writes := s.apply(t, peers); len(writes) != 1 || writes[0].Remove {
-		t.Errorf("then it writes %+v, want the peer that was lost", writes)
+		s.apply(t, peers)
+		fault := errors.New("no buffer space")
+		first := true
+		s.device.fail = func(wgtypes.PeerConfig) error {
+			if first {
+				first = false
+				return nil
+			}
+			return fault
+		}
+		key := s.applied[1].PublicKey
+		_, err := s.contact(t.Context(), func(p PeerStatus) Contact {
+			if p.PublicKey == key {
+				return what
+			}
+			return ContactNone
+		})
+		if !errors.Is(err, fault) {
+			t.Fatalf("%v, want %v", err, fault)
+		}
+		s.device.fail = nil
+		if writes := s.apply(t, peers); len(writes) != 1 || writes[0].Remove || *writes[0].PersistentKeepaliveInterval != 25*time.Second {
+			t.Errorf("then it writes %+v, want the peer as it should be", writes)
+		}
 	}
 }

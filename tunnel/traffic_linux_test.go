@@ -146,7 +146,7 @@ func (s *site) link(t *testing.T) (l link) {
 
 // meet has two sites configure each other, and returns when there is a session.
 // One side speaks first: initiations that cross cost seconds, see
-// [Device.Rehandshake].
+// [Device.Contact].
 func meet(t *testing.T, a, b *site, family int) {
 	t.Helper()
 	quiet := a.peerOf(family)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/netip"
 	"sync/atomic"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,7 +29,7 @@ type remote struct {
 	fit    atomic.Pointer[fit] // nil: not known
 	fitted int                 // MTU that the device was given, by the loop that does
 
-	linking, peering *reconcile.Trigger
+	linking, peering, contacting *reconcile.Trigger
 
 	refusal atomic.Pointer[error] // see agent.judge
 
@@ -51,7 +50,7 @@ func (r *remote) unreachable() bool {
 }
 
 func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, error) {
-	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger()}
+	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), contacting: reconcile.NewTrigger()}
 	var err error
 	r.device, err = tunnel.Open(tunnel.Config{
 		Name:       tunnel.DeviceName(cfg.Name),
@@ -92,7 +91,8 @@ func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, 
 	})
 	r.store = peers.NewStore(a.cfg.KeyPath, r.device.Name(), cfg.Name)
 	r.controller = peers.NewController(peers.ControllerConfig{
-		Cluster: cfg.Name, Device: r.device, Nodes: r.nodes.Snapshot, Rules: r.rules, Store: r.store, Logger: a.log,
+		Cluster: cfg.Name, Device: r.device, Nodes: r.nodes.Snapshot, Rules: r.rules, Fresh: r.contacting.Fire,
+		Store: r.store, Logger: a.log,
 	})
 	return r, nil
 }
@@ -109,8 +109,8 @@ func (r *remote) tasks() []daemon.Task {
 			MinInterval: burstSpacing, Resync: slowPass, Observe: r.agent.metrics.peerSync(r.device.Name()),
 		}),
 		r.agent.loop(reconcile.Config{
-			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: reconcile.NewTrigger(),
-			Resync: time.Second,
+			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.contacting,
+			Due: r.controller.RehandshakeDue,
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "save peers " + r.cfg.Name, Reconcile: r.controller.Save, Trigger: reconcile.NewTrigger(),

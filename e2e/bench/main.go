@@ -4,6 +4,7 @@
 //
 //	go run ./e2e/bench                        # everything, some minutes
 //	go run ./e2e/bench -only throughput       # one part, or several
+//	go run ./e2e/bench -only contacts         # how long first contacts take
 //	go run ./e2e/bench -only throughput -agent ./new -against ./old
 //
 // Linux only, needs root. All of it happens in namespaces of the testbed, and
@@ -23,6 +24,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/contact"
 	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
@@ -34,8 +36,10 @@ type options struct {
 	pairs   int
 	seconds time.Duration
 	nodes   int
-	against string
-	agent   string
+	// contactCount is how many first contacts are made.
+	contactCount int
+	against      string
+	agent        string
 }
 
 // bench is one run.
@@ -47,6 +51,7 @@ type bench struct {
 }
 
 func main() {
+	contact.RunAsSide()
 	if len(os.Args) > 1 && (os.Args[1] == sendMode || os.Args[1] == receiveMode) {
 		exit(traffic(os.Args[1], os.Args[2:]))
 	}
@@ -71,7 +76,9 @@ func exit(err error) {
 }
 
 // parts are what can be asked for by name, in the order in which they run.
-func parts() []string { return []string{"throughput", "narrow", "restart", "nodes", "churn"} }
+func parts() []string {
+	return []string{"throughput", "narrow", "restart", "nodes", "churn", "contacts"}
+}
 
 func parse(args []string) (options, error) {
 	var opts options
@@ -80,6 +87,7 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&opts.pairs, "pairs", 5, "how often each comparison is made")
 	flags.DurationVar(&opts.seconds, "time", 4*time.Second, "how long one transfer takes")
 	flags.IntVar(&opts.nodes, "nodes", 5000, "nodes of the remote cluster in part nodes")
+	flags.IntVar(&opts.contactCount, "contacts", 500, "first contacts in part contacts")
 	flags.StringVar(&opts.against, "against", "",
 		"another build of semaphore-wireguard to compare the throughput with, instead of wireguard-go")
 	flags.StringVar(&opts.agent, "agent", "", "build of semaphore-wireguard to measure, instead of the tree's")
@@ -103,9 +111,11 @@ func run(ctx context.Context, opts options) (err error) {
 	if b.self, err = os.Executable(); err != nil {
 		return err
 	}
-	b.tools, err = tools.Build(ctx, tools.Config{Progress: os.Stderr}, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
-	if err != nil {
-		return err
+	if slices.ContainsFunc(parts(), func(part string) bool { return part != "contacts" && b.wants(part) }) {
+		b.tools, err = tools.Build(ctx, tools.Config{Progress: os.Stderr}, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
+		if err != nil {
+			return err
+		}
 	}
 	started := time.Now()
 	if b.wants("throughput") || b.wants("narrow") || b.wants("restart") {
@@ -116,6 +126,9 @@ func run(ctx context.Context, opts options) (err error) {
 	}
 	if err == nil && b.wants("churn") {
 		err = b.inTestbed(ctx, b.churn)
+	}
+	if err == nil && b.wants("contacts") {
+		err = b.contacts(ctx)
 	}
 	// What was measured before an error, or ^C, is worth its print.
 	_, printErr := b.table.WriteTo(os.Stdout)

@@ -1,0 +1,248 @@
+package contact
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+func TestMain(m *testing.M) {
+	RunAsSide()
+	os.Exit(m.Run())
+}
+
+// kernelVariable says that this machine has kernel WireGuard.
+const kernelVariable = "SEMAPHORE_TEST_KERNEL"
+
+// eachPair runs a test with pairs of all backends that this machine has.
+func eachPair(t *testing.T, f func(t *testing.T, p *Pair)) {
+	t.Helper()
+	nstest.Root(t)
+	backends := [][2]string{{tunnel.Userspace, tunnel.Userspace}}
+	if os.Getenv(kernelVariable) != "" {
+		backends = append(backends, [2]string{tunnel.Kernel, tunnel.Userspace}, [2]string{tunnel.Kernel, tunnel.Kernel})
+	} else {
+		t.Log("without kernel WireGuard, which make test-kernel has")
+	}
+	for _, b := range backends {
+		t.Run(b[0]+" and "+b[1], func(t *testing.T) {
+			p, err := New(Config{Dir: t.TempDir(), Backends: b})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := p.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			f(t, p)
+		})
+	}
+}
+
+// connect waits until requests come through from both sides.
+func connect(t *testing.T, p *Pair) {
+	t.Helper()
+	if err := p.each(func(side int) error { return p.reach(side, time.Minute) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func meet(t *testing.T, p *Pair) {
+	t.Helper()
+	now := time.Now()
+	if err := p.each(func(side int) error { return p.Meet(side, now) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func part(t *testing.T, p *Pair) {
+	t.Helper()
+	p.Relay(nil)
+	if err := p.part(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// anew returns how often a side began anew since it was opened.
+func anew(t *testing.T, p *Pair, side int) int {
+	t.Helper()
+	_, _, n, err := p.Look(side)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// losing loses the first so many packets of a kind from each side.
+func losing(lose map[[2]int]int) Rule {
+	var mu sync.Mutex
+	return func(q Packet) (time.Duration, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		which := [2]int{q.From, int(q.Kind)}
+		if lose[which] > 0 {
+			lose[which]--
+			return 0, false
+		}
+		return 0, true
+	}
+}
+
+// Two sides whose initiations cross have a session each that the other one doesn't
+// know, and WireGuard may do nothing about it for 15 s. The side that leads begins
+// anew.
+func TestCrossedInitiations(t *testing.T) {
+	eachPair(t, func(t *testing.T, p *Pair) {
+		for range 5 {
+			var (
+				mu   sync.Mutex
+				held [2][]byte
+			)
+			// The first initiation of each side waits for that of the other.
+			p.Relay(func(q Packet) (time.Duration, bool) {
+				mu.Lock()
+				defer mu.Unlock()
+				if q.Kind != Initiation || held[0] != nil && held[1] != nil {
+					return 0, true
+				}
+				held[q.From] = q.Data
+				if held[1-q.From] != nil {
+					p.Inject(q.From, held[1-q.From])
+					return 0, true
+				}
+				return 0, false
+			})
+			before := anew(t, p, p.Leads())
+			meet(t, p)
+			connect(t, p)
+			if anew(t, p, p.Leads()) == before {
+				t.Errorf("the side that leads didn't begin anew")
+			}
+			part(t, p)
+		}
+	})
+}
+
+// Whichever of the first packets are lost, both directions come to life, and not by
+// WireGuard's retries only.
+func TestFirstPacketsLost(t *testing.T) {
+	eachPair(t, func(t *testing.T, p *Pair) {
+		kinds := []int{Initiation, Response, Transport}
+		for mask := range 1 << 6 {
+			lose := map[[2]int]int{}
+			name := ""
+			for bit := range 6 {
+				if mask>>bit&1 == 1 {
+					lose[[2]int{bit % 2, kinds[bit/2]}] = 1
+					name += fmt.Sprintf(" %d of %d", kinds[bit/2], bit%2)
+				}
+			}
+			needed := lose[[2]int{0, Initiation}]+lose[[2]int{1, Initiation}] == 2
+			p.Relay(losing(lose))
+			before := anew(t, p, 0) + anew(t, p, 1)
+			meet(t, p)
+			connect(t, p)
+			if needed && anew(t, p, 0)+anew(t, p, 1) == before {
+				t.Errorf("without packets%s: nobody began anew", name)
+			}
+			part(t, p)
+		}
+	})
+}
+
+// One side can be connected and hear nothing: wireguard-go, when an initiation and
+// the answer to its own come at the same moment, mixes up which index a session is
+// received under, and then nothing but a new handshake helps.
+func TestSessionInWhichNothingComesBack(t *testing.T) {
+	eachPair(t, func(t *testing.T, p *Pair) {
+		for deaf := range 2 {
+			var (
+				mu          sync.Mutex
+				initiations int
+			)
+			// The deaf side calls, and hears nothing but answers to calls before
+			// it has called again.
+			p.Relay(func(q Packet) (time.Duration, bool) {
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case q.From == deaf && q.Kind == Initiation:
+					initiations++
+				case q.From != deaf && q.Kind != Response && initiations < 2:
+					return 0, false
+				}
+				return 0, true
+			})
+			before := anew(t, p, deaf)
+			meet(t, p)
+			connect(t, p)
+			if anew(t, p, deaf) == before {
+				t.Errorf("side %d didn't begin anew", deaf)
+			}
+			part(t, p)
+		}
+	})
+}
+
+// A side that lost its sessions can't wait for the other one, which knows nothing of
+// that, whichever of the two leads.
+func TestRestartedSideGoesOnByItself(t *testing.T) {
+	eachPair(t, func(t *testing.T, p *Pair) {
+		for side := range 2 {
+			meet(t, p)
+			connect(t, p)
+			if err := p.Restart(side); err != nil {
+				t.Fatal(err)
+			}
+			p.Relay(losing(map[[2]int]int{{side, Initiation}: 3}))
+			if err := p.Meet(side, time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			connect(t, p)
+			if n := anew(t, p, side); n == 0 {
+				t.Errorf("side %d was restarted, and didn't begin anew", side)
+			}
+			part(t, p)
+		}
+	})
+}
+
+// A side that knows a node which doesn't know it isn't told that, and goes on for a
+// while only.
+func TestSideThatIsNotKnown(t *testing.T) {
+	eachPair(t, func(t *testing.T, p *Pair) {
+		if err := p.Meet(0, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		polltest.Until(t, time.Minute, "several attempts", func() bool { return anew(t, p, 0) >= 4 })
+		if err := p.Meet(1, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		connect(t, p)
+		part(t, p)
+	})
+}
+
+// First contacts as they come, with packets lost.
+func TestFirstContacts(t *testing.T) {
+	eachPair(t, func(t *testing.T, p *Pair) {
+		p.Relay(Lossy(0.1, 2*time.Millisecond))
+		for i := range 6 {
+			took, err := p.Run(Trial{Spread: 50 * time.Millisecond, Restarted: i%3 == 2, Timeout: time.Minute})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if took[0] == time.Minute || took[1] == time.Minute {
+				t.Error("no first contact within a minute")
+			}
+			t.Logf("%v", took)
+		}
+	})
+}

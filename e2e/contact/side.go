@@ -1,0 +1,277 @@
+package contact
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// sideVariable makes this program a side when it is set.
+const sideVariable = "SEMAPHORE_CONTACT_SIDE"
+
+// echoPort is where each side sends back what it gets, on its pod's address.
+const echoPort = 7
+
+// probeSpacing is how often a side that waits for an answer asks again. A request
+// that is lost must not count as a session that isn't there.
+const probeSpacing = 10 * time.Millisecond
+
+// command is what a side is asked to do; the answer comes when it is done.
+type command struct {
+	Call    string
+	Config  tunnel.Config
+	Remote  peers.Node    // meet: the other side
+	Subnet  netip.Prefix  // meet: where its pods are
+	At      time.Time     // meet: when it is learnt of
+	From    netip.Addr    // probe, serve
+	To      netip.Addr    // probe
+	Timeout time.Duration // probe
+}
+
+// answer is what came of it.
+type answer struct {
+	Error    string
+	Key      tunnel.Key
+	At       time.Time // probe: when the first request was answered
+	Anew     int       // count: how often this side began anew
+	Peer     tunnel.PeerStatus
+	HasPeers bool
+}
+
+// RunAsSide ends the process after having been a side, when it was started as one.
+// It has to be called first by each program that calls New.
+func RunAsSide() {
+	if os.Getenv(sideVariable) == "" {
+		return
+	}
+	if err := runSide(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "side:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func runSide(stdin io.Reader, stdout io.Writer) error {
+	// UAPI sockets of its own.
+	err := errors.Join(
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		os.MkdirAll("/var/run", 0o755),
+		unix.Mount("tmpfs", "/var/run", "tmpfs", 0, "mode=0755"),
+	)
+	if err != nil {
+		return err
+	}
+	in, out := json.NewDecoder(stdin), json.NewEncoder(stdout)
+	var s side
+	defer func() { s.stop() }()
+	for {
+		var c command
+		if err := in.Decode(&c); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		a, err := s.do(c)
+		if err != nil {
+			a.Error = err.Error()
+		}
+		if err := out.Encode(a); err != nil {
+			return err
+		}
+	}
+}
+
+// side is what an agent has for one remote, with a remote's API server that is a
+// list of nodes.
+type side struct {
+	device     *tunnel.Device
+	controller *peers.Controller
+	nodes      atomic.Pointer[[]peers.Node]
+	subnet     atomic.Pointer[netip.Prefix]
+	peering    *reconcile.Trigger
+	anew       atomic.Int64
+	stop_      func()
+}
+
+func (s *side) do(c command) (a answer, err error) {
+	switch c.Call {
+	case "open":
+		a.Key, err = s.open(c.Config)
+	case "stop":
+		s.stop()
+	case "remove":
+		s.end()
+		err = s.device.Remove(context.Background())
+	case "meet":
+		s.subnet.Store(&c.Subnet)
+		s.nodes.Store(&[]peers.Node{c.Remote})
+		time.Sleep(time.Until(c.At))
+		s.peering.Fire()
+	case "forget":
+		s.nodes.Store(&[]peers.Node{})
+		s.peering.Fire()
+	case "serve":
+		err = serve(c.From)
+	case "probe":
+		a.At, err = probe(c.From, c.To, c.Timeout)
+	case "look":
+		a.Anew = int(s.anew.Load())
+		a.Peer, a.HasPeers, err = s.look()
+	default:
+		err = fmt.Errorf("no call %q", c.Call)
+	}
+	return a, err
+}
+
+// open is the start of an agent, as far as one remote goes.
+func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
+	cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	device, err := tunnel.Open(cfg)
+	if err != nil {
+		return tunnel.Key{}, err
+	}
+	if _, err := device.Ensure(context.Background()); err != nil {
+		return tunnel.Key{}, errors.Join(err, device.Close())
+	}
+	contacting := reconcile.NewTrigger()
+	s.device, s.peering = device, reconcile.NewTrigger()
+	s.nodes.Store(&[]peers.Node{})
+	s.anew.Store(0)
+	s.controller = peers.NewController(peers.ControllerConfig{
+		Cluster: "other", Device: counted{device, &s.anew},
+		Nodes: func() ([]peers.Node, bool) { return *s.nodes.Load(), true },
+		Rules: func() peers.Rules {
+			var rules peers.Rules
+			if subnet := s.subnet.Load(); subnet != nil {
+				rules.Subnets = []netip.Prefix{*subnet}
+			}
+			return rules
+		},
+		Fresh:  contacting.Fire,
+		Store:  peers.NewStore(cfg.KeyPath, cfg.Name, "other"),
+		Logger: cfg.Logger,
+	})
+	// As the agent has them.
+	loops := []*reconcile.Loop{
+		reconcile.NewLoop(reconcile.Config{
+			Name: "peers", Reconcile: s.controller.Reconcile, Trigger: s.peering, MinInterval: 20 * time.Millisecond, Logger: cfg.Logger,
+		}),
+		reconcile.NewLoop(reconcile.Config{
+			Name: "handshakes", Reconcile: s.controller.Rehandshake, Trigger: contacting, Due: s.controller.RehandshakeDue, Logger: cfg.Logger,
+		}),
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, l := range loops {
+		running.Go(func() { _ = l.Run(ctx) }) // It has no error.
+	}
+	s.stop_ = func() {
+		cancel()
+		running.Wait()
+	}
+	return device.PublicKey(), nil
+}
+
+// end stops the loops.
+func (s *side) end() {
+	if s.stop_ != nil {
+		s.stop_()
+		s.stop_ = nil
+	}
+}
+
+// stop is the end of an agent: its network stays.
+func (s *side) stop() {
+	s.end()
+	if s.device != nil {
+		_ = s.device.Close() // It has no error.
+	}
+}
+
+// look returns the only peer.
+func (s *side) look() (tunnel.PeerStatus, bool, error) {
+	status, err := s.device.Status(context.Background())
+	if err != nil || len(status.Peers) == 0 {
+		return tunnel.PeerStatus{}, false, err
+	}
+	return status.Peers[0], true, nil
+}
+
+// counted counts how often was begun anew.
+type counted struct {
+	*tunnel.Device
+	anew *atomic.Int64
+}
+
+// Contact implements peers.Device.
+func (c counted) Contact(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Contact) (tunnel.Contacts, error) {
+	done, err := c.Device.Contact(ctx, decide)
+	c.anew.Add(int64(done.Anew))
+	return done, err
+}
+
+// serve sends back what comes to an address, until the process ends.
+func serve(from netip.Addr) error {
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, echoPort)))
+	if err != nil {
+		return err
+	}
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			n, to, err := conn.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteToUDPAddrPort(buf[:n], to) // The next one may come through.
+		}
+	}()
+	return nil
+}
+
+// probe sends requests until one is answered, and returns when that was sent: what
+// it took the answer to come back belongs to the way, not to the session.
+func probe(from, to netip.Addr, timeout time.Duration) (time.Time, error) {
+	conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
+		net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, echoPort)))
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer conn.Close()
+	buf := make([]byte, 64)
+	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); {
+		_, err := conn.Write([]byte(strconv.FormatInt(time.Now().UnixNano(), 10)))
+		if err := conn.SetReadDeadline(time.Now().Add(probeSpacing)); err != nil {
+			return time.Time{}, err
+		}
+		var n int
+		if err == nil {
+			n, err = conn.Read(buf)
+		}
+		if err == nil {
+			nanos, err := strconv.ParseInt(strings.TrimSpace(string(buf[:n])), 10, 64)
+			return time.Unix(0, nanos), err
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			time.Sleep(probeSpacing) // No route yet, or refused by the other end.
+		}
+	}
+	return time.Time{}, fmt.Errorf("no answer within %v", timeout)
+}

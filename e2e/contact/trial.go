@@ -1,0 +1,120 @@
+package contact
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// Trial is one first contact.
+type Trial struct {
+	// Spread is within what time both sides learn of each other.
+	Spread time.Duration
+	// Restarted has one side, chosen by lot, lose its sessions, while the other
+	// one stays as it is.
+	Restarted bool
+	// Timeout is how long it may take at most.
+	Timeout time.Duration
+}
+
+// Took is how long after the later side had learnt of the other one requests came
+// through, from each side.
+type Took [2]time.Duration
+
+// Run makes a first contact. Afterwards the sides don't know each other.
+func (p *Pair) Run(t Trial) (Took, error) {
+	var took Took
+	known := [2]bool{}
+	if t.Restarted {
+		if err := p.each(func(side int) error { return p.Meet(side, time.Now()) }); err != nil {
+			return took, err
+		}
+		if err := p.each(func(side int) error { return p.reach(side, time.Minute) }); err != nil {
+			return took, err
+		}
+		lost := rand.IntN(2)
+		known[1-lost] = true
+		if err := p.Restart(lost); err != nil {
+			return took, err
+		}
+	}
+	begin := time.Now().Add(20 * time.Millisecond)
+	err := p.each(func(side int) error {
+		at := begin
+		if !known[side] {
+			at = at.Add(rand.N(t.Spread + 1))
+			if err := p.Meet(side, at); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return took, err
+	}
+	learnt := time.Now()
+	err = p.each(func(side int) error {
+		reached, err := p.Reach(side, t.Timeout)
+		if err != nil {
+			took[side] = t.Timeout
+			return nil
+		}
+		took[side] = max(reached.Sub(learnt), 0)
+		return nil
+	})
+	if err != nil {
+		return took, err
+	}
+	return took, p.part()
+}
+
+func (p *Pair) reach(side int, timeout time.Duration) error {
+	_, err := p.Reach(side, timeout)
+	return err
+}
+
+// part has both sides forget each other.
+func (p *Pair) part() error {
+	if err := p.each(p.Forget); err != nil {
+		return err
+	}
+	for side := range p.agents {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			_, exists, _, err := p.Look(side)
+			if err != nil {
+				return err
+			}
+			if !exists {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("side %d doesn't forget the other one", side)
+			}
+		}
+	}
+	return nil
+}
+
+// each does something with both sides at the same time.
+func (p *Pair) each(do func(side int) error) error {
+	var (
+		errs [2]error
+		both sync.WaitGroup
+	)
+	for side := range errs {
+		both.Go(func() { errs[side] = do(side) })
+	}
+	both.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Lossy loses a packet with the given probability, and delays the others.
+func Lossy(probability float64, delay time.Duration) Rule {
+	return func(Packet) (time.Duration, bool) { return delay, rand.Float64() >= probability }
+}
