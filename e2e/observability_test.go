@@ -1,9 +1,11 @@
 package e2e_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"os/exec"
 	"strings"
@@ -72,6 +74,20 @@ func TestOperatorsView(t *testing.T) {
 		if !strings.Contains(out, "dev wireguard.gcp") {
 			t.Errorf("the guide says that the packet goes into the tunnel, but:\n%s", out)
 		}
+	})
+
+	// The API servers answer, and there are sessions.
+	t.Run("a node that was unplugged is not well", func(t *testing.T) {
+		must(t, p.Testbed.Drop(aws.Node, gcp.Node))
+		silent := "remote gcp: nothing heard lately from 1 of 1 peers: " + gcp.Node.Name
+		eventually(t, 3*time.Minute, "a status that says so", func(ctx context.Context) error {
+			out, err := status(ctx)
+			if err == nil || !strings.Contains(out+err.Error(), silent) || strings.Contains(out, "all is well") {
+				return fmt.Errorf("%w: %s", cmp.Or(err, errors.New("no complaint")), out)
+			}
+			return nil
+		})
+		must(t, p.Testbed.Restore(aws.Node, gcp.Node))
 	})
 
 	t.Run("a rejected node and an API server that is away are wrong", func(t *testing.T) {

@@ -28,6 +28,8 @@ type Observed struct {
 	Device  string
 	Status  func(context.Context) (tunnel.Status, error)
 	State   func() *State
+	// Heard returns when a peer last gave a sign of life, see [Controller.Heard].
+	Heard func(now time.Time, p *tunnel.PeerStatus) time.Time
 }
 
 // Collector exposes the devices and peers of all remotes. A device that isn't
@@ -59,7 +61,7 @@ func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collec
 		peerReceived:    desc("peer_receive_bytes_total", "Number of bytes received from a given peer.", "device", "public_key"),
 		peerTransmitted: desc("peer_transmit_bytes_total", "Number of bytes transmitted to a given peer.", "device", "public_key"),
 		peerHandshake:   desc("peer_last_handshake_seconds", "UNIX timestamp for the last handshake with a given peer, 0 if there was none.", "device", "public_key"),
-		peers:           desc("peers", "Number of peers of a remote cluster by health: up (a session is alive), connecting (configured less than 90 s ago, no handshake yet) or down.", "cluster", "device", "health"),
+		peers:           desc("peers", "Number of peers of a remote cluster by health: up (a session, and heard in the last 45 s), connecting (configured less than 90 s ago, no handshake yet), silent (a session, and not heard for 45 s) or down.", "cluster", "device", "health"),
 		peersWithout:    desc("peers_without_metrics", "Number of peers of a remote cluster that have no metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.", "cluster", "device"),
 		rejected:        desc("rejected_nodes", "Number of a remote cluster's nodes of which something was rejected, by reason.", "cluster", "reason"),
 		rejectedInfo:    desc("rejected_node_info", "A remote node of which something was rejected. /status says what exactly.", "cluster", "node", "reason"),
@@ -136,13 +138,13 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 		nodes[state.Peers[i].PublicKey] = state.Peers[i].Node
 	}
 	now := time.Now()
-	health := map[Health]int{HealthUp: 0, HealthConnecting: 0, HealthDown: 0}
+	health := map[Health]int{}
 	for i := range status.Peers {
 		p := &status.Peers[i]
-		health[HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake)]++
+		health[HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, r.Heard(now, p))]++
 	}
-	for h, n := range health {
-		ch <- prometheus.MustNewConstMetric(c.peers, prometheus.GaugeValue, float64(n), r.Cluster, r.Device, string(h))
+	for _, h := range Healths() {
+		ch <- prometheus.MustNewConstMetric(c.peers, prometheus.GaugeValue, float64(health[h]), r.Cluster, r.Device, string(h))
 	}
 	shown := longest(status.Peers, state.Configured, c.peerSeries)
 	ch <- prometheus.MustNewConstMetric(c.peersWithout, prometheus.GaugeValue, float64(len(status.Peers)-len(shown)), r.Cluster, r.Device)

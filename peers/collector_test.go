@@ -45,17 +45,18 @@ func (c *crowd) gather(t *testing.T, most, without int) (nodes []string, series 
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(NewCollector(slog.New(slog.DiscardHandler), most, Observed{
-		Cluster: "gcp", Device: "wireguard.gcp", State: func() *State { return &c.state },
+		Cluster: "gcp", Device: "wireguard.gcp", Heard: unheardOf, State: func() *State { return &c.state },
 		Status: func(context.Context) (tunnel.Status, error) { return c.status, nil },
 	}))
 	want := fmt.Sprintf(`
 # HELP semaphore_wg_peers_without_metrics Number of peers of a remote cluster that have no metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.
 # TYPE semaphore_wg_peers_without_metrics gauge
 semaphore_wg_peers_without_metrics{cluster="gcp",device="wireguard.gcp"} %d
-# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (a session is alive), connecting (configured less than 90 s ago, no handshake yet) or down.
+# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (a session, and heard in the last 45 s), connecting (configured less than 90 s ago, no handshake yet), silent (a session, and not heard for 45 s) or down.
 # TYPE semaphore_wg_peers gauge
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="connecting"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="down"} %d
+semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="silent"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="up"} 0
 `, without, len(c.status.Peers))
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "semaphore_wg_peers_without_metrics", "semaphore_wg_peers"); err != nil {
@@ -116,3 +117,6 @@ func TestCollectorBoundsPeers(t *testing.T) {
 		}
 	})
 }
+
+// unheardOf is the sign of life of peers that give none.
+func unheardOf(time.Time, *tunnel.PeerStatus) time.Time { return time.Time{} }

@@ -70,6 +70,7 @@ type Controller struct {
 	state atomic.Pointer[State]
 
 	handshakes handshakes
+	signs      signs
 	index      int // of the link whose peers are in state
 	saveMu     sync.Mutex
 	toSave     []Remembered // nil: nothing new

@@ -25,9 +25,11 @@ type device struct {
 	peers     []tunnel.Peer
 	published map[tunnel.Key]netip.AddrPort
 
-	reads    int
-	anew     []tunnel.Key
-	statuses map[tunnel.Key]tunnel.PeerStatus // of peers that aren't silent
+	reads int
+	anew  []tunnel.Key
+	// confirmed are those that were sent a keepalive.
+	confirmed []tunnel.Key
+	statuses  map[tunnel.Key]tunnel.PeerStatus // of peers that aren't silent
 }
 
 func (d *device) Contact(_ context.Context, decide func(tunnel.PeerStatus) tunnel.Contact) (tunnel.Contacts, error) {
@@ -38,8 +40,12 @@ func (d *device) Contact(_ context.Context, decide func(tunnel.PeerStatus) tunne
 	for _, p := range d.peers {
 		status := d.statuses[p.PublicKey]
 		status.Peer = p
-		if decide(status) == tunnel.ContactAnew {
+		switch decide(status) {
+		case tunnel.ContactAnew:
 			d.anew = append(d.anew, p.PublicKey)
+		case tunnel.ContactConfirm:
+			d.confirmed = append(d.confirmed, p.PublicKey)
+		case tunnel.ContactNone:
 		}
 	}
 	return tunnel.Contacts{Anew: len(d.anew)}, nil
@@ -203,9 +209,9 @@ func TestCollector(t *testing.T) {
 		Rejected: []Rejection{{Node: "bad", Reason: ReasonEndpoint}, {Node: "bad", Reason: ReasonEndpoint}},
 	}, &State{Source: SourceNone}
 	c := NewCollector(slog.New(slog.DiscardHandler), 1000,
-		Observed{Cluster: "merit", Device: "wireguard.merit", State: func() *State { return missing },
+		Observed{Cluster: "merit", Device: "wireguard.merit", Heard: unheardOf, State: func() *State { return missing },
 			Status: func(context.Context) (tunnel.Status, error) { return tunnel.Status{}, os.ErrNotExist }},
-		Observed{Cluster: "gcp", Device: "wireguard.gcp", State: func() *State { return good },
+		Observed{Cluster: "gcp", Device: "wireguard.gcp", Heard: unheardOf, State: func() *State { return good },
 			Status: func(context.Context) (tunnel.Status, error) {
 				return tunnel.Status{Backend: "userspace", PublicKey: key(9), Peers: []tunnel.PeerStatus{{Peer: peer(1).Peer, RxBytes: 3, TxBytes: 4}}}, nil
 			}},
@@ -220,10 +226,11 @@ semaphore_wg_device_up{cluster="merit",device="wireguard.merit"} 0
 # HELP semaphore_wg_peer_receive_bytes_total Number of bytes received from a given peer.
 # TYPE semaphore_wg_peer_receive_bytes_total counter
 semaphore_wg_peer_receive_bytes_total{device="wireguard.gcp",public_key="AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="} 3
-# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (a session is alive), connecting (configured less than 90 s ago, no handshake yet) or down.
+# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (a session, and heard in the last 45 s), connecting (configured less than 90 s ago, no handshake yet), silent (a session, and not heard for 45 s) or down.
 # TYPE semaphore_wg_peers gauge
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="connecting"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="down"} 1
+semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="silent"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="up"} 0
 # HELP semaphore_wg_rejected_node_info A remote node of which something was rejected. /status says what exactly.
 # TYPE semaphore_wg_rejected_node_info gauge

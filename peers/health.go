@@ -2,7 +2,8 @@ package peers
 
 import "time"
 
-// Health says how a peer is, judged by its last handshake.
+// Health says how a peer is, judged by its last handshake and by when it was last
+// heard.
 type Health string
 
 // A peer's way, with keepalives in both directions:
@@ -14,26 +15,35 @@ type Health string
 // WireGuard renews a session after 120 s when there is traffic, which keepalives
 // guarantee, and refuses to use one after 180 s (WireGuard whitepaper, section
 // 6.1). A handshake is tried for 90 s before it is given up, so that a peer that
-// was never heard for that long isn't there.
+// was never heard for that long isn't there. A peer with a session that hasn't been
+// heard for silentAfter is silent: it may be there or not.
 const (
 	HealthConnecting Health = "connecting" // configured a moment ago, no handshake yet
 	HealthUp         Health = "up"
+	HealthSilent     Health = "silent" // there is a session, and no sign of life
 	HealthDown       Health = "down"
 )
+
+// Healths are all of them, the worst first.
+func Healths() []Health { return []Health{HealthDown, HealthSilent, HealthConnecting, HealthUp} }
 
 const (
 	sessionEnds      = 180 * time.Second
 	handshakeGivenUp = 90 * time.Second
+	// silentAfter has room for one keepalive that is lost: see Listen.
+	silentAfter = 45 * time.Second
 )
 
-// HealthAt returns the health at the time now of a peer that was configured and
-// last shook hands at the given times; a zero handshake is none.
-func HealthAt(now, configured, handshake time.Time) Health {
+// HealthAt returns the health at the time now of a peer that was configured, last
+// shook hands and was last heard at the given times; a zero time is never.
+func HealthAt(now, configured, handshake, heard time.Time) Health {
 	switch {
-	case !handshake.IsZero() && now.Sub(handshake) < sessionEnds:
-		return HealthUp
 	case handshake.IsZero() && now.Sub(configured) < handshakeGivenUp:
 		return HealthConnecting
+	case handshake.IsZero() || now.Sub(handshake) >= sessionEnds:
+		return HealthDown
+	case now.Sub(latest(handshake, heard)) >= silentAfter:
+		return HealthSilent
 	}
-	return HealthDown
+	return HealthUp
 }

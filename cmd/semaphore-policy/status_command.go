@@ -97,5 +97,7 @@ func showAPI(p *status.Page, what string, api policy.APIStatus) {
 		p.Failing(what, api.Error)
 	case !api.Synced:
 		p.Wrong("%s: not read since start", what)
+	default:
+		p.Contact(what, api.LastContact)
 	}
 }

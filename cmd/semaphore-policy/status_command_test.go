@@ -74,6 +74,16 @@ func TestStatusOfPoolsThatMayNotBeRead(t *testing.T) {
 	}
 }
 
+func TestStatusOfARemoteThatIsNotHeard(t *testing.T) {
+	rep := wellReport()
+	before := time.Now().Add(-time.Hour)
+	rep.Remotes[0].API.LastContact = &before
+	got := statustest.Run(t, statusCommand(), rep)
+	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nnot known to be well:\n  remote gcp: pods: the API server was last heard 1h0m ago\n") {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
+}
+
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string

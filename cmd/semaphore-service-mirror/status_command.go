@@ -91,6 +91,8 @@ func showCluster(p *status.Page, t *status.Table, c *mirror.ClusterStatus) {
 			p.Failing(what, w.Error)
 		case !w.Synced:
 			p.Wrong("%s: not read since start", what)
+		default:
+			p.Contact(what, w.LastContact)
 		}
 		if w.Stale {
 			p.Wrong("%s: no contact for longer than is allowed", what)

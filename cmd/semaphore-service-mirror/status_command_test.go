@@ -63,6 +63,16 @@ func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	}
 }
 
+func TestStatusOfAClusterThatIsNotHeard(t *testing.T) {
+	rep := wellReport()
+	before := time.Now().Add(-time.Hour)
+	rep.Clusters[0].Watches[0].LastContact = &before
+	got := statustest.Run(t, statusCommand(), rep)
+	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nnot known to be well:\n  cluster aws: services to mirror: the API server was last heard 1h0m ago\n") {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
+}
+
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	before := time.Now().Add(-time.Hour)
 	for _, c := range []struct {

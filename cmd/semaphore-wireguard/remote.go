@@ -113,6 +113,10 @@ func (r *remote) tasks() []daemon.Task {
 			Due: r.controller.RehandshakeDue,
 		}),
 		r.agent.loop(reconcile.Config{
+			Name: "signs of life " + r.cfg.Name, Reconcile: r.controller.Listen, Trigger: reconcile.NewTrigger(),
+			Resync: peers.ListenSpacing,
+		}),
+		r.agent.loop(reconcile.Config{
 			Name: "save peers " + r.cfg.Name, Reconcile: r.controller.Save, Trigger: reconcile.NewTrigger(),
 			Resync: saveSpacing,
 		}),

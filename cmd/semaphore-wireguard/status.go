@@ -24,8 +24,10 @@ type report struct {
 	Version   string            `json:"version"`
 	Cluster   string            `json:"cluster"`
 	Node      string            `json:"node"`
-	Published bool              `json:"published"` // this node carries our annotations
+	Published bool              `json:"published"`  // this node carries our annotations
+	Local     bool              `json:"localKnown"` // the addresses of the own cluster are
 	Failing   map[string]string `json:"failing,omitempty"`
+	Pending   []string          `json:"pending,omitempty"` // what hasn't been done once since start
 	Filter    filterReport      `json:"sourceFilter"`
 	// Unsourced are podCIDRs of this node in which the host has no address, so that
 	// nobody answers what it sends to remote pods itself.
@@ -75,6 +77,7 @@ type peerReport struct {
 	AllowedIPs    []string     `json:"allowedIPs"`
 	Health        peers.Health `json:"health"`
 	LastHandshake *time.Time   `json:"lastHandshake,omitempty"`
+	LastHeard     *time.Time   `json:"lastHeard,omitempty"` // nil: not since the agent's start
 	RxBytes       int64        `json:"rxBytes"`
 	TxBytes       int64        `json:"txBytes"`
 }
@@ -113,11 +116,14 @@ func (a *agent) status() any {
 	defer cancel()
 	rep := report{
 		Version: version.String(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
-		Published: a.publisher.Published(), Failing: a.servers.Failing(), Unsourced: a.withoutSource(), Networkd: networkdRemoves("/"),
+		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.servers.Failing(),
+		Unsourced: a.withoutSource(), Networkd: networkdRemoves("/"),
 	}
 	for _, l := range a.loops {
 		if err := l.Err(); err != nil {
 			rep.Failing[l.String()] = err.Error()
+		} else if !l.Passed() {
+			rep.Pending = append(rep.Pending, l.String())
 		}
 	}
 	// Those of the local cluster; those of remotes are told with each.
@@ -189,10 +195,11 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	now := time.Now()
 	for i := range status.Peers {
 		p := &status.Peers[i]
+		heard := r.controller.Heard(now, p)
 		peer := peerReport{
 			Node: nodes[p.PublicKey], PublicKey: p.PublicKey.String(),
-			Health:        peers.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake),
-			LastHandshake: some(p.LastHandshake), RxBytes: p.RxBytes, TxBytes: p.TxBytes,
+			Health:        peers.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, heard),
+			LastHandshake: some(p.LastHandshake), LastHeard: some(heard), RxBytes: p.RxBytes, TxBytes: p.TxBytes,
 		}
 		if p.Endpoint.IsValid() {
 			peer.Endpoint = p.Endpoint.String()
@@ -210,7 +217,7 @@ func (a *agent) observed() []peers.Observed {
 	var all []peers.Observed
 	for _, r := range a.remotes {
 		all = append(all, peers.Observed{
-			Cluster: r.cfg.Name, Device: r.device.Name(), Status: r.device.Status, State: r.controller.State,
+			Cluster: r.cfg.Name, Device: r.device.Name(), Status: r.device.Status, State: r.controller.State, Heard: r.controller.Heard,
 		})
 	}
 	return all

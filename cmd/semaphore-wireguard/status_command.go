@@ -26,6 +26,12 @@ func showReport(p *status.Page, rep *report) {
 	for _, loop := range slices.Sorted(maps.Keys(rep.Failing)) {
 		p.Failing(loop, rep.Failing[loop])
 	}
+	if len(rep.Pending) > 0 {
+		p.Unknown("not done yet since start: %s", strings.Join(rep.Pending, ", "))
+	}
+	if !rep.Local {
+		p.Unknown("the addresses of the own cluster have not been read yet, at which no remote node may be")
+	}
 	showFilter(p, rep.Filter)
 	if rep.Unsourced != "" {
 		p.Line("%s", hostLine(rep.Unsourced))
@@ -33,8 +39,8 @@ func showReport(p *status.Page, rep *report) {
 	if rep.Networkd {
 		p.Wrong("systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d")
 	}
-	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "DOWN", "REJECTED", "FORGED")
-	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "HANDSHAKE", "RECEIVED", "SENT", "POD CIDRS")
+	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "SILENT", "DOWN", "REJECTED", "FORGED")
+	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
 	for i := range rep.Remotes {
 		r := &rep.Remotes[i]
@@ -79,7 +85,8 @@ func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 	}
 	t.Row(r.Name, p.Age(r.API.LastContact), string(r.Source), r.Device.Name, r.Device.Backend,
 		strconv.Itoa(r.Device.ListenPort), strconv.Itoa(r.Device.MTU),
-		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]), strconv.Itoa(count[peers.HealthDown]),
+		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]),
+		strconv.Itoa(count[peers.HealthSilent]), strconv.Itoa(count[peers.HealthDown]),
 		strconv.Itoa(len(r.Rejected)), forged(r.Forged))
 
 	what := "remote " + r.Name
@@ -92,10 +99,14 @@ func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 		p.Failing(what+": API server", r.API.Error)
 	case !r.API.Synced:
 		p.Wrong("%s: its nodes have not been read since start", what)
+	default:
+		p.Contact(what, r.API.LastContact)
 	}
 	switch {
 	case r.Device.Error != "":
 		p.Failing(what+": device "+r.Device.Name, r.Device.Error)
+	case r.API.Synced && r.Source != peers.SourceAPI:
+		p.Unknown("%s: its nodes have not been made peers yet", what)
 	case r.Source == peers.SourceAPI && len(r.Peers) == 0:
 		p.Wrong("%s: none of its nodes is a peer", what)
 	}
@@ -116,22 +127,26 @@ func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 
 // showPeers shows the peers of a remote, those that need a look first.
 func showPeers(p *status.Page, t *status.Table, r *remoteReport) {
-	urgency := map[peers.Health]int{peers.HealthDown: 0, peers.HealthConnecting: 1, peers.HealthUp: 2}
+	urgency := peers.Healths()
 	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b peerReport) int {
-		return cmp.Or(cmp.Compare(urgency[a.Health], urgency[b.Health]), cmp.Compare(a.Node, b.Node), cmp.Compare(a.PublicKey, b.PublicKey))
+		return cmp.Or(cmp.Compare(slices.Index(urgency, a.Health), slices.Index(urgency, b.Health)),
+			cmp.Compare(a.Node, b.Node), cmp.Compare(a.PublicKey, b.PublicKey))
 	})
-	var down []string
+	names := map[peers.Health][]string{}
 	for i := range sorted {
 		peer := &sorted[i]
 		// A peer that an earlier process knew and this one doesn't yet.
 		name := cmp.Or(peer.Node, "key "+peer.PublicKey)
-		t.Row(r.Name, name, peer.Endpoint, string(peer.Health), p.Age(peer.LastHandshake),
+		t.Row(r.Name, name, peer.Endpoint, string(peer.Health), p.Age(peer.LastHandshake), p.Age(peer.LastHeard),
 			status.Bytes(peer.RxBytes), status.Bytes(peer.TxBytes), strings.Join(peer.AllowedIPs, ","))
-		if peer.Health == peers.HealthDown {
-			down = append(down, name)
+		names[peer.Health] = append(names[peer.Health], name)
+	}
+	say := func(how func(string, ...any), what string, of peers.Health) {
+		if few := names[of]; len(few) > 0 {
+			how("remote %s: "+what+" %d of %d peers: %s", r.Name, len(few), len(sorted), status.Some(few))
 		}
 	}
-	if len(down) > 0 {
-		p.Wrong("remote %s: no session with %d of %d peers: %s", r.Name, len(down), len(sorted), status.Some(down))
-	}
+	say(p.Wrong, "no session with", peers.HealthDown)
+	say(p.Unknown, "no session yet with", peers.HealthConnecting)
+	say(p.Unknown, "nothing heard lately from", peers.HealthSilent)
 }

@@ -19,7 +19,7 @@ func wellReport() report {
 		return &at
 	}
 	return report{
-		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true,
+		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true, Local: true,
 		Filter: filterReport{State: filterEnforced},
 		Remotes: []remoteReport{{
 			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: peers.SourceAPI,
@@ -30,11 +30,11 @@ func wellReport() report {
 			Peers: []peerReport{
 				{
 					Node: "gcp-2", PublicKey: "two", Endpoint: "10.66.0.5:51820", AllowedIPs: []string{"10.4.1.0/24", "fd04:0:0:1::/64"},
-					Health: peers.HealthUp, LastHandshake: ago(75 * time.Second), RxBytes: 3 << 20, TxBytes: 1536,
+					Health: peers.HealthUp, LastHandshake: ago(75 * time.Second), LastHeard: ago(5 * time.Second), RxBytes: 3 << 20, TxBytes: 1536,
 				},
 				{
 					Node: "gcp-1", PublicKey: "one", Endpoint: "10.66.0.4:51820", AllowedIPs: []string{"10.4.0.0/24"},
-					Health: peers.HealthConnecting,
+					Health: peers.HealthUp, LastHandshake: ago(15 * time.Second), LastHeard: ago(10 * time.Second), RxBytes: 92, TxBytes: 180,
 				},
 			},
 			Rejected: []peers.Rejection{}, Forged: new(uint64),
@@ -47,12 +47,12 @@ func TestStatusForPeople(t *testing.T) {
 	const want = `semaphore-wireguard v1.2.3 (revision 0123456789ab, go1.26.8)
 cluster aws, node aws-1
 
-REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  DOWN  REJECTED  FORGED
-gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  1   1           0     0         0
+REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  SILENT  DOWN  REJECTED  FORGED
+gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  2   0           0       0     0         0
 
-REMOTE  NODE   ENDPOINT         HEALTH      HANDSHAKE  RECEIVED  SENT     POD CIDRS
-gcp     gcp-1  10.66.0.4:51820  connecting  never      0 B       0 B      10.4.0.0/24
-gcp     gcp-2  10.66.0.5:51820  up          1m15s ago  3.0 MiB   1.5 KiB  10.4.1.0/24,fd04:0:0:1::/64
+REMOTE  NODE   ENDPOINT         HEALTH  HANDSHAKE  HEARD    RECEIVED  SENT     POD CIDRS
+gcp     gcp-1  10.66.0.4:51820  up      15s ago    10s ago  92 B      180 B    10.4.0.0/24
+gcp     gcp-2  10.66.0.5:51820  up      1m15s ago  5s ago   3.0 MiB   1.5 KiB  10.4.1.0/24,fd04:0:0:1::/64
 
 all is well
 `
@@ -185,7 +185,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				rep.Remotes[0].Forged = nil
 			},
 			[]string{"source filter: no nf_tables", "plaintext packets that claim a remote pod's address are not dropped"},
-			"1   1           0     0         -\n",
+			"2   0           0       0     0         -\n",
 		},
 		{
 			"a source filter that can't be read",
@@ -207,6 +207,63 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			}
 			if want := "wrong:\n  " + strings.Join(c.want, "\n  ") + "\n"; asJSON.Code != 1 || asJSON.Stderr != want {
 				t.Errorf("as JSON: code %d, stderr %q, want %q", asJSON.Code, asJSON.Stderr, want)
+			}
+		})
+	}
+}
+
+// What isn't known isn't well, and isn't wrong either.
+func TestStatusSaysWhatIsNotKnown(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(*report)
+		want  string
+	}{
+		{
+			"a peer without a session yet",
+			func(rep *report) { rep.Remotes[0].Peers[1].Health = peers.HealthConnecting },
+			"remote gcp: no session yet with 1 of 2 peers: gcp-1",
+		},
+		{
+			"a peer that isn't heard any more",
+			func(rep *report) { rep.Remotes[0].Peers[1].Health = peers.HealthSilent },
+			"remote gcp: nothing heard lately from 1 of 2 peers: gcp-1",
+		},
+		{
+			"an API server that isn't heard any more",
+			func(rep *report) {
+				at := time.Now().Add(-3 * time.Minute)
+				rep.Remotes[0].API.LastContact = &at
+			},
+			"remote gcp: the API server was last heard 3m0s ago",
+		},
+		{
+			"nodes that were read and aren't peers yet",
+			func(rep *report) { rep.Remotes[0].Source, rep.Remotes[0].Peers = peers.SourceNone, nil },
+			"remote gcp: its nodes have not been made peers yet",
+		},
+		{
+			"loops that haven't turned yet",
+			func(rep *report) { rep.Pending = []string{"routes", "device gcp"} },
+			"not done yet since start: routes, device gcp",
+		},
+		{
+			"the own cluster's addresses",
+			func(rep *report) { rep.Local = false },
+			"the addresses of the own cluster have not been read yet, at which no remote node may be",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rep := wellReport()
+			c.spoil(&rep)
+			got := statustest.Run(t, statusCommand(), rep)
+			if want := "\nnot known to be well:\n  " + c.want + "\n"; got.Code != 3 || !strings.HasSuffix(got.Stdout, want) ||
+				strings.Contains(got.Stdout, "all is well") {
+				t.Errorf("code %d:\n%s\nwant 3, and at the end:%s", got.Code, got.Stdout, want)
+			}
+			rep.Failing = map[string]string{"routes": "foreign route"}
+			if got := statustest.Run(t, statusCommand(), rep); got.Code != 1 || !strings.Contains(got.Stdout, c.want) {
+				t.Errorf("with something wrong: code %d:\n%s", got.Code, got.Stdout)
 			}
 		})
 	}

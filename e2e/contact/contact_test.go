@@ -2,6 +2,7 @@ package contact
 
 import (
 	"fmt"
+	"math/bits"
 	"os"
 	"sync"
 	"testing"
@@ -26,9 +27,9 @@ func eachPair(t *testing.T, f func(t *testing.T, p *Pair)) {
 	nstest.Root(t)
 	backends := [][2]string{{tunnel.Userspace, tunnel.Userspace}}
 	if os.Getenv(kernelVariable) != "" {
-		backends = append(backends, [2]string{tunnel.Kernel, tunnel.Userspace}, [2]string{tunnel.Kernel, tunnel.Kernel})
+		backends = [][2]string{{tunnel.Kernel, tunnel.Userspace}, {tunnel.Kernel, tunnel.Kernel}}
 	} else {
-		t.Log("without kernel WireGuard, which make test-kernel has")
+		t.Log("without kernel WireGuard, with which make test-kernel does this")
 	}
 	for _, b := range backends {
 		t.Run(b[0]+" and "+b[1], func(t *testing.T) {
@@ -96,8 +97,7 @@ func losing(lose map[[2]int]int) Rule {
 }
 
 // Two sides whose initiations cross have a session each that the other one doesn't
-// know, and WireGuard may do nothing about it for 15 s. The side that leads begins
-// anew.
+// know, and WireGuard may do nothing about it for 15 s. One begins anew.
 func TestCrossedInitiations(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		for range 5 {
@@ -119,11 +119,12 @@ func TestCrossedInitiations(t *testing.T) {
 				}
 				return 0, false
 			})
-			before := anew(t, p, p.Leads())
+			before := anew(t, p, 0) + anew(t, p, 1)
 			meet(t, p)
 			connect(t, p)
-			if anew(t, p, p.Leads()) == before {
-				t.Errorf("the side that leads didn't begin anew")
+			// Mostly the side that leads; the other one when that is slow.
+			if anew(t, p, 0)+anew(t, p, 1) == before {
+				t.Error("neither side began anew")
 			}
 			part(t, p)
 		}
@@ -136,6 +137,10 @@ func TestFirstPacketsLost(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		kinds := []int{Initiation, Response, Transport}
 		for mask := range 1 << 6 {
+			// One, two, or all of them.
+			if bits.OnesCount(uint(mask)) > 2 && mask != 1<<6-1 {
+				continue
+			}
 			lose := map[[2]int]int{}
 			name := ""
 			for bit := range 6 {

@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -225,14 +224,6 @@ func (p *Pair) Restart(side int) error {
 	return p.Open(side)
 }
 
-// Leads says which side goes on when both have begun.
-func (p *Pair) Leads() int {
-	if p.agents[0].key.Compare(p.agents[1].key) < 0 {
-		return 0
-	}
-	return 1
-}
-
 // Meet tells a side of the other one at the given time.
 func (p *Pair) Meet(side int, at time.Time) error {
 	other := 1 - side
@@ -287,6 +278,5 @@ func (p *Pair) Close() error {
 			errs = append(errs, s.Close())
 		}
 	}
-	runtime.KeepAlive(p)
 	return errors.Join(errs...)
 }

@@ -107,7 +107,7 @@ type side struct {
 	subnet     atomic.Pointer[netip.Prefix]
 	peering    *reconcile.Trigger
 	anew       atomic.Int64
-	stop_      func()
+	halt       func()
 }
 
 func (s *side) do(c command) (a answer, err error) {
@@ -182,7 +182,7 @@ func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 	for _, l := range loops {
 		running.Go(func() { _ = l.Run(ctx) }) // It has no error.
 	}
-	s.stop_ = func() {
+	s.halt = func() {
 		cancel()
 		running.Wait()
 	}
@@ -191,9 +191,9 @@ func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 
 // end stops the loops.
 func (s *side) end() {
-	if s.stop_ != nil {
-		s.stop_()
-		s.stop_ = nil
+	if s.halt != nil {
+		s.halt()
+		s.halt = nil
 	}
 }
 

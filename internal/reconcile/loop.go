@@ -54,6 +54,7 @@ type Loop struct {
 	mu      sync.Mutex
 	started time.Time // of the pass that is running; zero between passes
 	err     error     // of the last pass
+	passed  bool      // one has succeeded
 }
 
 // NewLoop returns a loop that Run starts.
@@ -107,6 +108,14 @@ func (l *Loop) Err() error {
 	return l.err
 }
 
+// Passed tells whether a pass has succeeded since start. Before that nothing is
+// known of what the loop sees to.
+func (l *Loop) Passed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.passed
+}
+
 func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	l.mu.Lock()
 	l.started = started
@@ -117,6 +126,7 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	l.mu.Lock()
 	before := l.err
 	l.started, l.err = time.Time{}, err
+	l.passed = l.passed || err == nil
 	l.mu.Unlock()
 
 	if ctx.Err() != nil {

@@ -32,6 +32,8 @@ const (
 	exitWell  = 0
 	exitWrong = 1 // something is wrong, or nobody answers
 	exitUsage = 2
+	// Nothing is wrong as far as is known, and of something there is no sign.
+	exitUnknown = 3
 )
 
 // Command is the command "status" of one program, whose report R is.
@@ -47,7 +49,8 @@ type Command[R any] struct {
 
 // Main runs the command with its arguments, those after the word "status", and
 // returns the exit code: 0 when all is well, 1 when something is wrong or the
-// program doesn't answer, 2 when the arguments are.
+// program doesn't answer, 2 when the arguments are wrong, 3 when nothing is known to be
+// wrong and there is something of which isn't known whether it is well.
 func (c Command[R]) Main(args []string) int {
 	return c.Run(context.Background(), args, os.Stdout, os.Stderr)
 }
@@ -56,7 +59,7 @@ func (c Command[R]) Main(args []string) int {
 func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet(c.Program+" status", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	output := flags.String("o", "table", "table, or json: the report as it is, on stdout, and what is wrong in it on stderr")
+	output := flags.String("o", "table", "table, or json: the report as it is, on stdout, and what is wrong or not known in it on stderr")
 	address := flags.String("address", cmp.Or(os.Getenv("SEMAPHORE_PROBE_ADDRESS"), c.Address),
 		"host:port that "+c.Program+" answers probes on; without a host it is this machine")
 	switch err := flags.Parse(args); {
@@ -94,14 +97,17 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 		err = page.print(stdout)
 	} else if _, err = stdout.Write(printable.JSON(body)); err == nil {
 		var b strings.Builder
-		page.printWrong(&b)
+		page.printComplaints(&b)
 		_, err = io.WriteString(stderr, b.String())
 	}
 	if err != nil {
 		return complain(exitWrong, "print: %v", err)
 	}
-	if len(page.wrong) > 0 {
+	switch {
+	case len(page.wrong) > 0:
 		return exitWrong
+	case len(page.unknown) > 0:
+		return exitUnknown
 	}
 	return exitWell
 }

@@ -29,8 +29,11 @@ func testCommand() Command[testReport] {
 			table := p.Table("SHEEP", "HEALTH", "AGE")
 			for _, s := range report.Sheep {
 				table.Row(s.Name, s.Health, p.Age(nil))
-				if s.Health == "ill" {
+				switch s.Health {
+				case "ill":
 					p.Wrong("%s is ill", s.Name)
+				case "away":
+					p.Unknown("%s isn't seen", s.Name)
 				}
 			}
 			p.Table("GOATS")
@@ -66,6 +69,8 @@ func serve(t *testing.T, code int, body string) string {
 
 const (
 	well = `{"farm": "hill", "sheep": [{"name": "dolly", "health": "well"}, {"name": "s", "health": ""}]}` + "\n"
+	away = `{"farm": "hill", "sheep": [{"name": "dolly", "health": "away"}]}` + "\n"
+	both = `{"farm": "hill", "sheep": [{"name": "dolly", "health": "away"}, {"name": "shaun", "health": "ill"}]}` + "\n"
 	ill  = `{"farm": "hill", "sheep": [{"name": "d\u001b[2J` + "\u202e" + `", "health": "ill"}]}` + "\n"
 )
 
@@ -93,6 +98,17 @@ d\x1b[2J\u202e  ill     never
 wrong:
   d\x1b[2J\u202e is ill
 `, ""}},
+		{"what isn't known isn't well", 200, away, nil, result{3, `farm hill
+
+SHEEP  HEALTH  AGE
+dolly  away    never
+
+not known to be well:
+  dolly isn't seen
+`, ""}},
+		{"what isn't known comes after what is wrong", 200, both, []string{"-o", "json"}, result{
+			1, both, "wrong:\n  shaun is ill\nnot known to be well:\n  dolly isn't seen\n",
+		}},
 		{"a report as it is", 200, well, []string{"-o", "json"}, result{0, well, ""}},
 		{
 			"in a report as it is nothing untrusted reaches the terminal either", 200, ill,

@@ -18,8 +18,9 @@ type Page struct {
 	// Now is when the report was asked for; ages count from here.
 	Now time.Time
 
-	parts []part
-	wrong []string
+	parts   []part
+	wrong   []string
+	unknown []string
 }
 
 // part is a line or a table.
@@ -39,6 +40,24 @@ func (p *Page) Line(format string, args ...any) {
 // Wrong adds something that is not as it should be. It makes the exit code 1.
 func (p *Page) Wrong(format string, args ...any) {
 	p.wrong = append(p.wrong, fmt.Sprintf(format, args...))
+}
+
+// Unknown adds something of which there is no sign that it is as it should be, nor
+// that it isn't. It makes the exit code 3, unless something is wrong.
+func (p *Page) Unknown(format string, args ...any) {
+	p.unknown = append(p.unknown, fmt.Sprintf(format, args...))
+}
+
+// freshContact is for how long the answer of an API server counts. It sends a bookmark
+// about every minute when nothing changes.
+const freshContact = 150 * time.Second
+
+// Contact says so when what was last heard of an API server is too old for the rest of
+// the page to be taken for granted.
+func (p *Page) Contact(what string, last *time.Time) {
+	if last == nil || p.Now.Sub(*last) > freshContact {
+		p.Unknown("%s: the API server was last heard %s", what, p.Age(last))
+	}
 }
 
 // Failing adds an error that the program reports, unless it is empty.
@@ -66,20 +85,26 @@ func (p *Page) print(w io.Writer) error {
 		part.print(&b)
 	}
 	b.WriteByte('\n')
-	if len(p.wrong) == 0 {
+	if len(p.wrong)+len(p.unknown) == 0 {
 		b.WriteString("all is well\n")
 	}
-	p.printWrong(&b)
+	p.printComplaints(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func (p *Page) printWrong(b *strings.Builder) {
-	if len(p.wrong) > 0 {
-		b.WriteString("wrong:\n")
-	}
-	for _, text := range p.wrong {
-		b.WriteString("  " + printable.Text(text, printable.Short) + "\n")
+// printComplaints writes what is wrong, and what isn't known.
+func (p *Page) printComplaints(b *strings.Builder) {
+	for _, part := range []struct {
+		title string
+		texts []string
+	}{{"wrong", p.wrong}, {"not known to be well", p.unknown}} {
+		if len(part.texts) > 0 {
+			b.WriteString(part.title + ":\n")
+		}
+		for _, text := range part.texts {
+			b.WriteString("  " + printable.Text(text, printable.Short) + "\n")
+		}
 	}
 }
 
