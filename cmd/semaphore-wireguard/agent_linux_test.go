@@ -38,6 +38,9 @@ const insideVariable = "SEMAPHORE_TEST_INSIDE"
 // namespace of its own: an agent's goroutines are on any thread, so all of them
 // must be in the namespace. Without root the tests that need it say so.
 func TestMain(m *testing.M) {
+	if os.Getenv(roleVariable) == roleAgent {
+		beAgent()
+	}
 	if os.Geteuid() != 0 || os.Getenv(insideVariable) != "" {
 		if os.Geteuid() == 0 {
 			if err := furnish(); err != nil {

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+)
+
+const (
+	// flowPort is where pods echo.
+	flowPort = 7
+	// flowSpacing is between two packets of a flow, each of which comes back.
+	flowSpacing = 5 * time.Millisecond
+	// flowBuffer holds what arrives while a busy machine doesn't get round to it.
+	flowBuffer = 8 << 20
+	// flowEnd, in place of a number, asks whether what was sent before has come back.
+	flowEnd = 1<<64 - 1
+)
+
+// flow sends numbered packets from a pod to another, which echoes them, and counts
+// what doesn't come back.
+type flow struct {
+	conn      net.PacketConn
+	to        net.Addr
+	sent, got atomic.Uint64
+	ends      atomic.Uint64
+	quit      chan struct{}
+	done      sync.WaitGroup
+}
+
+// serveEcho echoes, in a pod, UDP packets and TCP streams.
+func (n *testNode) serveEcho(t *testing.T) {
+	t.Helper()
+	packets := openUDP(t, n.pod, netip.AddrPortFrom(n.podIP, flowPort))
+	var listener net.Listener
+	check(t, n.pod.Do(func() (err error) {
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(n.podIP, flowPort).String())
+		return err
+	}))
+	ctx, cancel := context.WithCancel(context.Background())
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		buffer := make([]byte, 2048)
+		for {
+			size, from, err := packets.ReadFrom(buffer)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				// A refusal of the network is what a flow counts.
+				_, _ = packets.WriteTo(buffer[:size], from)
+			}
+		}
+	})
+	serving.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+			serving.Go(func() {
+				defer stop()
+				defer conn.Close()
+				buffer := make([]byte, 2048)
+				for {
+					size, err := conn.Read(buffer)
+					if err != nil {
+						return
+					}
+					if _, err := conn.Write(buffer[:size]); err != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		cancel() // What the client says may not arrive any more.
+		check(t, packets.Close(), listener.Close())
+		serving.Wait()
+	})
+}
+
+// openUDP opens a socket in a namespace.
+func openUDP(t *testing.T, ns *nstest.Namespace, address netip.AddrPort) net.PacketConn {
+	t.Helper()
+	var conn *net.UDPConn
+	check(t, ns.Do(func() (err error) {
+		conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(address))
+		return err
+	}))
+	raw, err := conn.SyscallConn()
+	check(t, err)
+	var forced error
+	check(t, raw.Control(func(fd uintptr) {
+		forced = syscall.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, flowBuffer)
+	}), forced)
+	return conn
+}
+
+// flowTo starts a flow from the node's pod to that of another one.
+func (n *testNode) flowTo(t *testing.T, to *testNode) *flow {
+	t.Helper()
+	f := &flow{
+		conn: openUDP(t, n.pod, netip.AddrPortFrom(n.podIP, 0)),
+		to:   net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.podIP, flowPort)), quit: make(chan struct{}),
+	}
+	f.done.Go(func() {
+		buffer := make([]byte, 2048)
+		for {
+			size, _, err := f.conn.ReadFrom(buffer)
+			switch {
+			case errors.Is(err, net.ErrClosed):
+				return
+			case err != nil || size != 8:
+			case binary.BigEndian.Uint64(buffer) == flowEnd:
+				f.ends.Add(1)
+			default:
+				f.got.Add(1)
+			}
+		}
+	})
+	f.done.Go(func() {
+		tick := time.NewTicker(flowSpacing)
+		defer tick.Stop()
+		for {
+			select {
+			case <-f.quit:
+				return
+			case <-tick.C:
+			}
+			f.send(f.sent.Add(1))
+		}
+	})
+	t.Cleanup(func() {
+		f.pause()
+		check(t, f.conn.Close())
+		f.done.Wait()
+	})
+	return f
+}
+
+// send sends one packet. One that the network refuses is one that is lost.
+func (f *flow) send(number uint64) {
+	_, _ = f.conn.WriteTo(binary.BigEndian.AppendUint64(nil, number), f.to)
+}
+
+// pause ends the sending.
+func (f *flow) pause() {
+	select {
+	case <-f.quit:
+	default:
+		close(f.quit)
+	}
+}
+
+// waitPassing waits until packets that are sent from now on come back.
+func (f *flow) waitPassing(t *testing.T, what string) {
+	t.Helper()
+	before := f.ends.Load()
+	polltest.Until(t, patience, what+": packets to pass", func() bool {
+		f.send(flowEnd)
+		return f.ends.Load() > before
+	})
+}
+
+// end ends the flow and returns how many packets were sent, and how many of them
+// didn't come back.
+func (f *flow) end(t *testing.T, what string) (sent, lost uint64) {
+	t.Helper()
+	f.pause()
+	f.waitPassing(t, what)
+	// Processors overtake each other: one answer to the question isn't enough.
+	sent = f.sent.Load()
+	for range 100 {
+		if f.got.Load() == sent {
+			break
+		}
+		f.waitPassing(t, what)
+	}
+	lost = sent - f.got.Load()
+	t.Logf("%s: %d of %d packets lost", what, lost, sent)
+	return sent, lost
+}
+
+// stream is a TCP connection from a pod to another one, which echoes.
+type stream struct {
+	conn net.Conn
+	buf  [8]byte
+	n    uint64
+}
+
+func (n *testNode) streamTo(t *testing.T, to *testNode) *stream {
+	t.Helper()
+	s := &stream{}
+	check(t, n.pod.Do(func() (err error) {
+		s.conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(to.podIP, flowPort).String(), patience)
+		return err
+	}))
+	t.Cleanup(func() { _ = s.conn.Close() })
+	s.echo(t, "at first")
+	return s
+}
+
+// echo checks that the connection is alive.
+func (s *stream) echo(t *testing.T, what string) {
+	t.Helper()
+	s.n++
+	binary.BigEndian.PutUint64(s.buf[:], s.n)
+	_, writing := s.conn.Write(s.buf[:])
+	check(t, writing, s.conn.SetReadDeadline(time.Now().Add(patience)))
+	if _, err := s.conn.Read(s.buf[:]); err != nil || binary.BigEndian.Uint64(s.buf[:]) != s.n {
+		t.Fatalf("%s: the TCP connection doesn't go on: %v", what, err)
+	}
+}
+
+// connected waits until two nodes' pods reach each other, and returns a connection
+// from the first to the second.
+func connected(t *testing.T, a, b *testNode) *stream {
+	t.Helper()
+	for _, way := range [][2]*testNode{{a, b}, {b, a}} {
+		f := way[0].flowTo(t, way[1])
+		f.waitPassing(t, way[0].name+" to "+way[1].name)
+		f.pause()
+	}
+	return a.streamTo(t, b)
+}

@@ -1,0 +1,425 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster/clustertest"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// patience is how long something may take on a machine that is emulated, or busy.
+const patience = time.Minute
+
+// kernelVariable says that the kernel of this machine has WireGuard, so that tests
+// which need it must not be left out.
+const kernelVariable = "SEMAPHORE_TEST_KERNEL"
+
+// needKernel skips a test where the kernel has no WireGuard.
+func needKernel(t *testing.T) {
+	t.Helper()
+	nstest.Root(t)
+	kernel, err := tunnel.Supported()
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case !kernel && os.Getenv(kernelVariable) != "":
+		t.Fatalf("%s is set, but the kernel has no WireGuard", kernelVariable)
+	case !kernel:
+		t.Skip("kernel WireGuard is not available here; make test-kernel runs this")
+	}
+}
+
+// eachBackend runs a test with both backends.
+func eachBackend(t *testing.T, f func(t *testing.T, backend string)) {
+	t.Helper()
+	nstest.Root(t)
+	t.Run(config.BackendKernel, func(t *testing.T) {
+		needKernel(t)
+		f(t, config.BackendKernel)
+	})
+	t.Run(config.BackendUserspace, func(t *testing.T) {
+		if os.Getenv(kernelVariable) != "" {
+			t.Skip("runs everywhere else: the emulated machine is slow, and there for the kernel's WireGuard")
+		}
+		f(t, config.BackendUserspace)
+	})
+}
+
+// site is a network with clusters in it: API servers at 192.0.2.1, nodes from
+// 192.0.2.11 on.
+type site struct {
+	lan      *nstest.Namespace
+	clusters map[string]*testCluster
+	order    []*testCluster
+	nodes    int
+}
+
+// testCluster is an API server, and where the pods of the cluster's nodes are.
+type testCluster struct {
+	*clustertest.Cluster
+	name    string
+	number  int // the second byte of its pods' addresses
+	subnets [2]netip.Prefix
+	nodes   int
+}
+
+// newSite starts the API servers of clusters.
+func newSite(t *testing.T, names ...string) *site {
+	t.Helper()
+	s := &site{lan: nstest.New(t), clusters: map[string]*testCluster{}}
+	check(t, s.lan.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "lan"
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
+			return err
+		}
+		return errors.Join(setUp("lan"), addAddress("lan", "192.0.2.1/24"))
+	}))
+	listen := func(address string) (listener net.Listener, err error) {
+		err = s.lan.Do(func() error {
+			listener, err = net.Listen("tcp", address)
+			return err
+		})
+		return listener, err
+	}
+	for i, name := range names {
+		number := 2 + 2*i
+		c := &testCluster{
+			Cluster: clustertest.StartCluster(t, "192.0.2.1:0", listen), name: name, number: number,
+			subnets: [2]netip.Prefix{
+				netip.MustParsePrefix(fmt.Sprintf("10.%d.0.0/16", number)), netip.MustParsePrefix(fmt.Sprintf("fd00:%d::/48", number)),
+			},
+		}
+		s.clusters[name] = c
+		s.order = append(s.order, c)
+	}
+	return s
+}
+
+// testNode is a node: a namespace on the site's network, a pod behind it, folders
+// that outlive its agent, and the agent as a process of its own.
+type testNode struct {
+	name    string
+	cluster *testCluster
+	ns, pod *nstest.Namespace
+	address netip.Addr // of the node
+	podIP   netip.Addr
+	podCIDR netip.Prefix
+	run     string // /run of the agent
+	keys    string
+	// env are the agent's settings. What is changed counts at the next start.
+	env map[string]string
+	log *logtest.Buffer
+
+	agent *exec.Cmd // nil: not running
+	stdin io.Closer
+}
+
+// addNode makes a node, with its object in its cluster. Its agent's remotes are the
+// other clusters.
+func (s *site) addNode(t *testing.T, c *testCluster, backend string) *testNode {
+	t.Helper()
+	s.nodes++
+	c.nodes++
+	n := &testNode{
+		name: fmt.Sprintf("%s-%d", c.name, c.nodes), cluster: c, ns: nstest.New(t), pod: nstest.New(t),
+		address: netip.AddrFrom4([4]byte{192, 0, 2, byte(10 + s.nodes)}),
+		podIP:   netip.AddrFrom4([4]byte{10, byte(c.number), byte(c.nodes), 2}),
+		podCIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(c.number), byte(c.nodes), 0}), 24),
+		run:     t.TempDir(), keys: t.TempDir(), log: new(logtest.Buffer), env: map[string]string{},
+	}
+	nstest.Pair(t, s.lan, n.ns, n.name, "eth0")
+	nstest.Pair(t, n.ns, n.pod, "cni0", "eth0")
+	podCIDR6 := fmt.Sprintf("fd00:%d:0:%d::", c.number, c.nodes)
+	check(t, s.lan.Do(func() error {
+		port, err := netlink.LinkByName(n.name)
+		if err != nil {
+			return err
+		}
+		bridge, err := netlink.LinkByName("lan")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMaster(port, bridge)
+	}), n.ns.Do(func() error {
+		return errors.Join(
+			addAddress("eth0", n.address.String()+"/24"),
+			// As a bridge of a network plugin has it: what the node itself sends has it as its source.
+			addAddress("cni0", n.podCIDR.Addr().Next().String()+"/24"), addAddress("cni0", podCIDR6+"1/64"),
+			// What the tunnels don't take goes out in plaintext, where there is nobody.
+			addRoute("0.0.0.0/0", "192.0.2.1"),
+			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0),
+		)
+	}), n.pod.Do(func() error {
+		return errors.Join(
+			addAddress("eth0", n.podIP.String()+"/24"), addAddress("eth0", podCIDR6+"2/64"),
+			addRoute("0.0.0.0/0", n.podCIDR.Addr().Next().String()), addRoute("::/0", podCIDR6+"1"),
+		)
+	}))
+	c.Put(&corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: n.name, UID: types.UID("uid of " + n.name), CreationTimestamp: metav1.Now()},
+		Spec:       corev1.NodeSpec{PodCIDR: n.podCIDR.String(), PodCIDRs: []string{n.podCIDR.String(), podCIDR6 + "/64"}},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.address.String()}}},
+	})
+	var remotes []string
+	for _, r := range s.order {
+		if r == c {
+			continue
+		}
+		remotes = append(remotes, r.name)
+		variable := "SEMAPHORE_REMOTE_" + strings.ToUpper(r.name) + "_"
+		n.env[variable+"KUBECONFIG"] = r.Kubeconfig()
+		n.env[variable+"POD_SUBNETS"] = r.subnets[0].String() + "," + r.subnets[1].String()
+	}
+	n.env["SEMAPHORE_REMOTES"] = strings.Join(remotes, ",")
+	n.env["SEMAPHORE_CLUSTER_NAME"], n.env["SEMAPHORE_NODE_NAME"] = c.name, n.name
+	n.env["SEMAPHORE_KUBECONFIG"] = c.Kubeconfig()
+	n.env["SEMAPHORE_WG_BACKEND"], n.env["SEMAPHORE_WG_KEY_PATH"] = backend, n.keys
+	n.env["SEMAPHORE_LOG_FORMAT"] = "text"
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of the agent of %s:\n%s", n.name, n.log.String())
+		}
+	})
+	return n
+}
+
+// Roles of this test binary besides that of running tests.
+const (
+	roleVariable = "AGENT_TEST_ROLE"
+	roleAgent    = "agent" // be semaphore-wireguard
+	runVariable  = "AGENT_TEST_RUN"
+)
+
+// beAgent is semaphore-wireguard in a mount namespace of its own, in which /run is
+// the folder that the environment names. It ends, too, when its standard input does:
+// whoever started it is gone.
+func beAgent() {
+	err := errors.Join(
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount(os.Getenv(runVariable), "/run", "", unix.MS_BIND, ""),
+	)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prepare the agent's mounts:", err)
+		os.Exit(1)
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	main()
+}
+
+// start starts the node's agent.
+func (n *testNode) start(t *testing.T) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{roleVariable + "=" + roleAgent, runVariable + "=" + n.run, "PATH=" + os.Getenv("PATH"), "HOME=/root"}
+	for name, value := range n.env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	cmd.Stdout, cmd.Stderr = n.log, n.log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+	stdin, err := cmd.StdinPipe()
+	check(t, err, n.ns.Do(cmd.Start))
+	n.agent, n.stdin = cmd, stdin
+	t.Cleanup(func() {
+		if n.agent == cmd {
+			n.kill()
+		}
+	})
+}
+
+// stop ends the agent as the kubelet does, and checks that it ends in peace.
+func (n *testNode) stop(t *testing.T) {
+	t.Helper()
+	cmd := n.agent
+	n.agent = nil
+	check(t, cmd.Process.Signal(syscall.SIGTERM))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the agent of %s ended with %v", n.name, err)
+	}
+}
+
+// kill ends the agent as kill -9 does.
+func (n *testNode) kill() {
+	_ = n.agent.Process.Kill()
+	_ = n.agent.Wait() // "signal: killed"
+	n.agent = nil
+}
+
+// ask makes a request of the agent, from its own node.
+func (n *testNode) ask(path string) (body []byte, code int, err error) {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, address string) (conn net.Conn, err error) {
+		err = n.ns.Do(func() error {
+			conn, err = net.DialTimeout(network, address, patience)
+			return err
+		})
+		return conn, err
+	}}
+	client := &http.Client{Transport: transport, Timeout: patience}
+	response, err := client.Get("http://127.0.0.1:7774" + path)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer response.Body.Close()
+	body, err = io.ReadAll(response.Body)
+	return body, response.StatusCode, err
+}
+
+// status returns what the agent says of itself, nil when it says nothing.
+func (n *testNode) status() *report {
+	body, _, err := n.ask("/status")
+	var rep report
+	if err != nil || json.Unmarshal(body, &rep) != nil {
+		return nil
+	}
+	return &rep
+}
+
+// waitReady waits until the agent is ready and all is done that it does after a
+// start: published with its local API server there, told of its absence without.
+func (n *testNode) waitReady(t *testing.T) {
+	t.Helper()
+	last, ready := "", false
+	defer func() {
+		if !ready {
+			t.Logf("%s is not ready: %s", n.name, last)
+		}
+	}()
+	await(t, n.name+" to be ready", func() bool {
+		body, code, err := n.ask("/readyz")
+		last = fmt.Sprint(string(body), code, err)
+		if err != nil || code != http.StatusOK {
+			return false
+		}
+		rep := n.status()
+		if rep == nil {
+			return false
+		}
+		last = fmt.Sprintf("%+v", *rep)
+		failing := rep.Failing["watch nodes of "+n.cluster.name] != ""
+		return rep.Published || failing && rep.Failing["routes"] == ""
+	})
+	ready = true
+}
+
+// device returns the link of the tunnel to a remote as the kernel has it.
+func (n *testNode) device(t *testing.T, remote string) (link netlink.Link) {
+	t.Helper()
+	check(t, n.ns.Do(func() (err error) {
+		link, err = netlink.LinkByName(tunnel.DeviceName(remote))
+		return err
+	}))
+	return link
+}
+
+// key returns the private key that the node has for a remote.
+func (n *testNode) key(t *testing.T, remote string) string {
+	t.Helper()
+	key, err := os.ReadFile(filepath.Join(n.keys, tunnel.DeviceName(remote)+".key"))
+	check(t, err)
+	return string(bytes.TrimSpace(key))
+}
+
+// await waits until a condition holds that takes some work to ask for: an emulated
+// machine would have no time left for what is awaited.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	asked := time.Time{}
+	polltest.Until(t, patience, what, func() bool {
+		if time.Since(asked) < patience/300 {
+			return false
+		}
+		asked = time.Now()
+		return holds()
+	})
+}
+
+func check(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func setUp(link string) error {
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(l)
+}
+
+func addAddress(link, prefix string) error {
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr(prefix)
+	if err != nil {
+		return err
+	}
+	if addr.IP.To4() == nil {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	return netlink.AddrAdd(l, addr)
+}
+
+// addRoute adds a route through a gateway; without one, to nowhere.
+func addRoute(prefix, gateway string) error {
+	dst, err := netlink.ParseIPNet(prefix)
+	if err != nil {
+		return err
+	}
+	route := netlink.Route{Dst: dst, Gw: net.ParseIP(gateway)}
+	if gateway == "" {
+		route.Type = unix.RTN_UNREACHABLE
+	}
+	return netlink.RouteAdd(&route)
+}
+
+// delRoute deletes a route that addRoute added without a gateway.
+func delRoute(prefix string) error {
+	dst, err := netlink.ParseIPNet(prefix)
+	if err != nil {
+		return err
+	}
+	return netlink.RouteDel(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE})
+}
+
+// backends returns those that the devices of a node have, sorted and once each.
+func (rep *report) backends() (names []string) {
+	for i := range rep.Remotes {
+		names = append(names, rep.Remotes[i].Device.Backend)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
