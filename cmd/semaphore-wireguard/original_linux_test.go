@@ -1,0 +1,208 @@
+package main
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+// sessionAge is after how long WireGuard renews a session by itself.
+const sessionAge = 120 * time.Second
+
+// TestBesideTheOriginal has the original, ours on the kernel's WireGuard and ours in
+// userspace in one mesh, and takes the original's device over, and gives it back,
+// under traffic.
+func TestBesideTheOriginal(t *testing.T) {
+	needKernel(t)
+	s := newSite(t, "aws", "gcp")
+	aws, gcp := s.clusters["aws"], s.clusters["gcp"]
+	old, kernel := s.addNode(t, aws, config.BackendKernel), s.addNode(t, aws, config.BackendKernel)
+	others := []*testNode{s.addNode(t, gcp, config.BackendKernel), s.addNode(t, gcp, config.BackendUserspace)}
+	for _, n := range append([]*testNode{old, kernel}, others...) {
+		n.serveEcho(t)
+	}
+	original := newOriginal(t, old, gcp)
+	original.start(t)
+	for _, n := range append([]*testNode{kernel}, others...) {
+		n.start(t)
+	}
+	for _, n := range append([]*testNode{kernel}, others...) {
+		n.waitReady(t)
+	}
+	original.peerWith(t, others...)
+
+	var connections []*stream
+	for _, here := range []*testNode{old, kernel} {
+		for _, there := range others {
+			connections = append(connections, connected(t, here, there), there.streamTo(t, here))
+		}
+	}
+	if len(connections) != 8 {
+		t.Fatalf("%d connections, want one for each direction", len(connections))
+	}
+
+	unchanged := func(what string, change func()) {
+		t.Helper()
+		index, before := old.device(t, "gcp").Attrs().Index, original.device(t)
+		var flows []*flow
+		for _, other := range others {
+			flows = append(flows, old.flowTo(t, other), other.flowTo(t, old))
+		}
+		for _, f := range flows {
+			f.waitPassing(t, what)
+		}
+		change()
+		for _, f := range flows {
+			f.waitPassing(t, what)
+			if _, lost := f.end(t, what); lost > 0 {
+				t.Errorf("%s: %d packets are lost", what, lost)
+			}
+		}
+		for _, c := range connections {
+			c.echo(t, what)
+		}
+		if now := old.device(t, "gcp").Attrs().Index; now != index {
+			t.Errorf("%s: the device was made anew: index %d, was %d", what, now, index)
+		}
+		after := original.device(t)
+		if after.PrivateKey != before.PrivateKey || after.ListenPort != before.ListenPort || old.key(t, "gcp") != original.key.String() {
+			t.Errorf("%s: the key or the port has changed", what)
+		}
+		for _, p := range before.Peers {
+			for _, q := range after.Peers {
+				if renewed := q.LastHandshakeTime.Sub(p.LastHandshakeTime); q.PublicKey == p.PublicKey && renewed != 0 && renewed < sessionAge {
+					t.Errorf("%s: the session with %s was made anew after %v", what, p.PublicKey, renewed)
+				}
+			}
+		}
+		if len(before.Peers) != len(others) || len(after.Peers) != len(others) {
+			t.Errorf("%s: %d peers, were %d, want %d", what, len(after.Peers), len(before.Peers), len(others))
+		}
+		for name, want := range original.annotations() {
+			if got := aws.Node(old.name).Annotations[name]; got != want {
+				t.Errorf("%s: %s is %q, want %q", what, name, got, want)
+			}
+		}
+	}
+	unchanged("taken over", func() {
+		old.start(t)
+		old.waitReady(t)
+	})
+	unchanged("given back", func() {
+		old.stop(t)
+		original.start(t)
+		original.peerWith(t, others...)
+	})
+	unchanged("taken over again", func() {
+		old.start(t)
+		old.waitReady(t)
+	})
+}
+
+// original stands for the original agent of a node. It leaves what that one leaves,
+// in the forms of its documents: a device of the kernel's, a key file without a line
+// break, a route without a mark, two annotations.
+type original struct {
+	node   *testNode
+	remote *testCluster
+	name   string // of the device
+	key    wgtypes.Key
+}
+
+func newOriginal(t *testing.T, node *testNode, remote *testCluster) *original {
+	t.Helper()
+	key, err := wgtypes.GeneratePrivateKey()
+	check(t, err)
+	o := &original{node: node, remote: remote, name: "wireguard." + remote.name, key: key}
+	check(t, os.WriteFile(filepath.Join(node.keys, o.name+".key"), []byte(key.String()), 0o600))
+	return o
+}
+
+// start makes the device and the route, where they aren't there, and publishes.
+func (o *original) start(t *testing.T) {
+	t.Helper()
+	port := 51820
+	check(t, o.node.ns.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU = o.name, 1420
+		if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		if err := errors.Join(o.configure(wgtypes.Config{PrivateKey: &o.key, ListenPort: &port}), setUp(o.name)); err != nil {
+			return err
+		}
+		link, err := netlink.LinkByName(o.name)
+		if err != nil {
+			return err
+		}
+		dst, err := netlink.ParseIPNet(o.remote.subnets[0].String())
+		if err != nil {
+			return err
+		}
+		return netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Scope: netlink.SCOPE_LINK})
+	}))
+	o.node.cluster.Annotate(o.node.name, o.annotations())
+}
+
+func (o *original) annotations() map[string]string {
+	return map[string]string{
+		o.remote.name + ".wireguard.semaphore.uw.io/pubKey":   o.key.PublicKey().String(),
+		o.remote.name + ".wireguard.semaphore.uw.io/endpoint": netip.AddrPortFrom(o.node.address, 51820).String(),
+	}
+}
+
+// peerWith configures other nodes as they have published themselves. The original
+// rewrites all of its peers whenever it syncs.
+func (o *original) peerWith(t *testing.T, others ...*testNode) {
+	t.Helper()
+	keepalive := 25 * time.Second
+	cfg := wgtypes.Config{}
+	for _, other := range others {
+		told := o.remote.Node(other.name)
+		key, err := wgtypes.ParseKey(told.Annotations[peers.PublicKeyAnnotation(o.node.cluster.name)])
+		check(t, err)
+		endpoint, err := netip.ParseAddrPort(told.Annotations[peers.EndpointAnnotation(o.node.cluster.name)])
+		check(t, err)
+		_, subnet, err := net.ParseCIDR(told.Spec.PodCIDR)
+		check(t, err)
+		cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{
+			PublicKey: key, Endpoint: net.UDPAddrFromAddrPort(endpoint), AllowedIPs: []net.IPNet{*subnet},
+			ReplaceAllowedIPs: true, PersistentKeepaliveInterval: &keepalive,
+		})
+	}
+	check(t, o.node.ns.Do(func() error { return o.configure(cfg) }))
+}
+
+func (o *original) configure(cfg wgtypes.Config) error {
+	client, err := wgctrl.New()
+	if err != nil {
+		return err
+	}
+	return errors.Join(client.ConfigureDevice(o.name, cfg), client.Close())
+}
+
+// device returns what the kernel has.
+func (o *original) device(t *testing.T) (device *wgtypes.Device) {
+	t.Helper()
+	check(t, o.node.ns.Do(func() error {
+		client, err := wgctrl.New()
+		if err != nil {
+			return err
+		}
+		device, err = client.Device(o.name)
+		return errors.Join(err, client.Close())
+	}))
+	return device
+}
