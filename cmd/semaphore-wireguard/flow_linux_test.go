@@ -43,7 +43,7 @@ type flow struct {
 // serveEcho echoes, in a pod, UDP packets and TCP streams.
 func (n *testNode) serveEcho(t *testing.T) {
 	t.Helper()
-	packets := openUDP(t, n.pod, netip.AddrPortFrom(n.podIP, flowPort))
+	servePackets(t, n.pod, netip.AddrPortFrom(n.podIP, flowPort))
 	var listener net.Listener
 	check(t, n.pod.Do(func() (err error) {
 		listener, err = net.Listen("tcp", netip.AddrPortFrom(n.podIP, flowPort).String())
@@ -51,19 +51,6 @@ func (n *testNode) serveEcho(t *testing.T) {
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
-	serving.Go(func() {
-		buffer := make([]byte, 2048)
-		for {
-			size, from, err := packets.ReadFrom(buffer)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				// A refusal of the network is what a flow counts.
-				_, _ = packets.WriteTo(buffer[:size], from)
-			}
-		}
-	})
 	serving.Go(func() {
 		for {
 			conn, err := listener.Accept()
@@ -89,9 +76,36 @@ func (n *testNode) serveEcho(t *testing.T) {
 	})
 	t.Cleanup(func() {
 		cancel() // What the client says may not arrive any more.
-		check(t, packets.Close(), listener.Close())
+		check(t, listener.Close())
 		serving.Wait()
 	})
+}
+
+// servePackets echoes UDP packets at an address, until stop is called or the test
+// ends.
+func servePackets(t *testing.T, ns *nstest.Namespace, address netip.AddrPort) (stop func()) {
+	t.Helper()
+	packets := openUDP(t, ns, address)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		buffer := make([]byte, 2048)
+		for {
+			size, from, err := packets.ReadFrom(buffer)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				// A refusal of the network is what a flow counts.
+				_, _ = packets.WriteTo(buffer[:size], from)
+			}
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		_ = packets.Close()
+		serving.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
 }
 
 // openUDP opens a socket in a namespace.
@@ -114,10 +128,13 @@ func openUDP(t *testing.T, ns *nstest.Namespace, address netip.AddrPort) net.Pac
 // flowTo starts a flow from the node's pod to that of another one.
 func (n *testNode) flowTo(t *testing.T, to *testNode) *flow {
 	t.Helper()
-	f := &flow{
-		conn: openUDP(t, n.pod, netip.AddrPortFrom(n.podIP, 0)),
-		to:   net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.podIP, flowPort)), quit: make(chan struct{}),
-	}
+	return startFlow(t, n.pod, netip.AddrPortFrom(n.podIP, 0), netip.AddrPortFrom(to.podIP, flowPort))
+}
+
+// startFlow starts a flow between two addresses, the first of them in a namespace.
+func startFlow(t *testing.T, ns *nstest.Namespace, from, to netip.AddrPort) *flow {
+	t.Helper()
+	f := &flow{conn: openUDP(t, ns, from), to: net.UDPAddrFromAddrPort(to), quit: make(chan struct{})}
 	f.done.Go(func() {
 		buffer := make([]byte, 2048)
 		for {
