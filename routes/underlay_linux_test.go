@@ -80,16 +80,21 @@ func TestPathsOverRealRoutes(t *testing.T) {
 			"fd00:192::1":  {},
 		}
 		for to, path := range want {
-			found, err := NewUnderlay().Paths(addrs(to))
-			must(t, err)
 			var wanted []tunnel.Path
 			if path.MTU > 0 {
 				path.To = netip.MustParseAddr(to)
 				wanted = []tunnel.Path{path}
 			}
-			if diff := cmp.Diff(wanted, found, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-				t.Errorf("to %s (-want +got):\n%s", to, diff)
-			}
+			// The kernel may be a moment late with what belongs to an IPv6 address.
+			polltest.Until(t, time.Minute, "the path to "+to, func() bool {
+				found, err := NewUnderlay().Paths(addrs(to))
+				must(t, err)
+				diff := cmp.Diff(wanted, found, cmpopts.EquateComparable(netip.Addr{}))
+				if diff != "" {
+					t.Logf("to %s (-want +got):\n%s", to, diff)
+				}
+				return diff == ""
+			})
 		}
 	})
 }
