@@ -71,7 +71,7 @@ func testRestart(t *testing.T, a *mesh.Agent, from, to *testbed.Pod, how string)
 // testRestartWithoutPort starts an agent while somebody else has its port, and later
 // hasn't. Routes, and the source in them, are none of that's business.
 func testRestartWithoutPort(t *testing.T, a *mesh.Agent, from, to *testbed.Pod) {
-	ctx := within(t, 2*time.Minute)
+	ctx := within(t, 4*time.Minute)
 	routes, err := allRoutes(ctx, a.Node)
 	must(t, err)
 	written := monitor(t, a.Node)
@@ -89,7 +89,8 @@ func testRestartWithoutPort(t *testing.T, a *mesh.Agent, from, to *testbed.Pod) 
 		t.Error("ready without a device")
 	}
 	thief()
-	eventually(t, time.Minute, "the agent to be ready", a.Ready)
+	// The loop tries again after a minute at most.
+	eventually(t, 2*time.Minute, "the agent to be ready", a.Ready)
 	must(t, mesh.WaitReach(within(t, time.Minute), from, to))
 	if lines := written(); len(lines) > 0 {
 		t.Errorf("ip monitor over the restart:\n%s", strings.Join(lines, "\n"))
