@@ -14,7 +14,7 @@ import (
 
 // hasRoutes tells whether a node has so many routes of the agent's.
 func hasRoutes(ctx context.Context, node *testbed.Node, want int) error {
-	v4, err := node.Run(ctx, "ip", "route", "show", "table", "all", "proto", "115")
+	v4, err := node.Run(ctx, "ip", "-4", "route", "show", "table", "all", "proto", "115")
 	if err != nil {
 		return err
 	}

@@ -116,9 +116,10 @@ func newThief(t *testing.T, node *testbed.Node) (giveBack func()) {
 // returned function is called, which returns it, a line each.
 //
 // Left out is what the kernel itself says of wireguard.gcp as a link: as a TUN it has
-// a carrier while a process holds it, and loses and gets that, with its queue, when
-// the process goes and the next one comes. Such a line names the index that the link
-// had before; its deletion, or another index, isn't left out.
+// a carrier while a process holds it, and loses and gets that (NO-CARRIER, LOWER_UP,
+// state) when the process goes and the next one comes, which also sets its offloads
+// (FEATURE CHANGE). Such a line names the index that the link had before; its deletion,
+// or another index, isn't left out.
 func monitor(t *testing.T, node *testbed.Node) (written func() []string) {
 	t.Helper()
 	index, err := node.Run(t.Context(), "cat", "/sys/class/net/wireguard.gcp/ifindex")
