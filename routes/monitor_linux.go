@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 
@@ -146,21 +147,30 @@ func (m *Monitor) watch(ctx context.Context) (healthy bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	// Closing the socket is what ends a Receive that waits.
-	stop := context.AfterFunc(ctx, socket.Close)
-	defer func() {
-		if stop() {
-			socket.Close()
-		}
-	}()
+	defer socket.Close()
+	// The library's Receive takes 64 KiB of memory anew for each event, which a storm
+	// of them makes the collector's work. A copy of the descriptor is read here.
+	fd, err := unix.FcntlInt(uintptr(socket.GetFd()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return false, fmt.Errorf("copy the socket: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "netlink")
+	defer file.Close()
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return false, fmt.Errorf("read events: %w", err)
+	}
+	// Closing the file is what ends a read that waits.
+	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
 	m.notify(m.everything)
+	buffer := make([]byte, nl.RECEIVE_BUFFER_SIZE)
 	for {
-		messages, from, err := socket.Receive()
+		messages, fromKernel, err := receive(conn, buffer)
 		if err != nil {
 			return healthy, fmt.Errorf("receive events: %w", err)
 		}
 		healthy = true
-		if from.Pid != nl.PidKernel {
+		if !fromKernel {
 			continue
 		}
 		var concern Concern
@@ -171,6 +181,25 @@ func (m *Monitor) watch(ctx context.Context) (healthy bool, err error) {
 			m.notify(concern)
 		}
 	}
+}
+
+// receive waits for events. They are in the buffer, until the next call.
+func receive(conn syscall.RawConn, buffer []byte) (messages []syscall.NetlinkMessage, fromKernel bool, err error) {
+	var (
+		size     int
+		from     unix.Sockaddr
+		innerErr error
+	)
+	err = conn.Read(func(fd uintptr) bool {
+		size, from, innerErr = unix.Recvfrom(int(fd), buffer, 0)
+		return !errors.Is(innerErr, unix.EAGAIN)
+	})
+	if err = errors.Join(err, innerErr); err != nil {
+		return nil, false, err
+	}
+	sender, ok := from.(*unix.SockaddrNetlink)
+	messages, err = syscall.ParseNetlinkMessage(buffer[:size])
+	return messages, ok && sender.Pid == nl.PidKernel, err
 }
 
 func subscribeToRoutes() (*nl.NetlinkSocket, error) {
