@@ -39,6 +39,10 @@ const (
 	slowPass     = 30 * time.Second
 	burstSpacing = 20 * time.Millisecond
 	saveSpacing  = 5 * time.Second
+	// restShare is how many times as long as a pass over its nodes took the next
+	// one waits: a remote with many that change all the time takes no more than a
+	// fifth of a processor with that.
+	restShare = 4
 )
 
 // agent is the process on one node: what all remotes share, and the remotes.

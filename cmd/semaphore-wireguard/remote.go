@@ -106,14 +106,14 @@ func (r *remote) tasks() []daemon.Task {
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.syncPeers), Trigger: r.peering,
-			MinInterval: burstSpacing, Resync: slowPass, Observe: r.agent.metrics.peerSync(r.device.Name()),
+			MinInterval: burstSpacing, RestShare: restShare, Resync: slowPass, Observe: r.agent.metrics.peerSync(r.device.Name()),
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.contacting,
 			Due: r.controller.RehandshakeDue,
 		}),
 		r.agent.loop(reconcile.Config{
-			Name: "signs of life " + r.cfg.Name, Reconcile: r.controller.Listen, Trigger: reconcile.NewTrigger(),
+			Name: "signs of life " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Listen), Trigger: reconcile.NewTrigger(),
 			Resync: peers.ListenSpacing,
 		}),
 		r.agent.loop(reconcile.Config{

@@ -21,6 +21,11 @@ type Config struct {
 	// MinInterval is the least time between the starts of two passes. The
 	// first event after a quiet time isn't held up by it. 0: none.
 	MinInterval time.Duration
+	// RestShare is how many times as long as it took a pass is followed by a rest,
+	// where that is more than MinInterval: a loop whose passes take as long as
+	// somebody else likes takes no more than one part in RestShare+1 of a
+	// processor. 0: no rest.
+	RestShare int
 	// Resync is how long after a pass another one follows without any event,
 	// in case an event was lost. 0: never.
 	Resync time.Duration
@@ -159,6 +164,7 @@ func (l *Loop) wait(ctx context.Context, started time.Time, err error) {
 		onEvent = started.Add(l.cfg.MinInterval) // when a pass that an event asks for may start
 		unasked <-chan time.Time                 // when one starts without an event
 	)
+	onEvent = latest(onEvent, ended.Add(time.Duration(l.cfg.RestShare)*ended.Sub(started)))
 	switch {
 	case err != nil:
 		onEvent = latest(onEvent, ended.Add(l.cfg.BackoffMin))

@@ -132,6 +132,21 @@ func TestEventDuringAPassMakesAnother(t *testing.T) {
 	})
 }
 
+// TestLongPassIsFollowedByARest holds that events without end leave most of a
+// processor to others.
+func TestLongPassIsFollowedByARest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{RestShare: 4, MinInterval: 20 * time.Millisecond})
+		b.set(nil, time.Second)
+		for i := range 120 {
+			b.at(time.Minute + time.Duration(i)*100*time.Millisecond)
+			b.trigger.Fire()
+		}
+		b.at(time.Hour)
+		b.wantPasses(t, 0, 60*time.Second, 65*time.Second, 70*time.Second, 75*time.Second)
+	})
+}
+
 func TestResyncCountsFromTheLastPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, Config{Resync: 10 * time.Second})
