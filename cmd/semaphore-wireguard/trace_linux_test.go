@@ -46,8 +46,8 @@ func (n *testNode) watch(t *testing.T) *trace {
 			messages, _, err := w.socket.Receive()
 			if err != nil {
 				w.mu.Lock()
-				defer w.mu.Unlock()
 				w.err = err
+				w.mu.Unlock()
 				return
 			}
 			w.add(messages)

@@ -72,7 +72,7 @@ type Status struct {
 type RemoteStatus struct {
 	Name    string `json:"name"`
 	Refused string `json:"refused"`
-	API  struct {
+	API     struct {
 		Synced      bool      `json:"synced"`
 		LastContact time.Time `json:"lastContact"`
 		Error       string    `json:"error"`
