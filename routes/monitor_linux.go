@@ -194,7 +194,7 @@ func receive(conn syscall.RawConn, buffer []byte) (messages []syscall.NetlinkMes
 		size, from, innerErr = unix.Recvfrom(int(fd), buffer, 0)
 		return !errors.Is(innerErr, unix.EAGAIN)
 	})
-	if err = errors.Join(err, innerErr); err != nil {
+	if err := errors.Join(err, innerErr); err != nil {
 		return nil, false, err
 	}
 	sender, ok := from.(*unix.SockaddrNetlink)
