@@ -69,7 +69,7 @@ func testRestart(t *testing.T, a *mesh.Agent, from, to *testbed.Pod, how string)
 }
 
 // testRestartWithoutPort starts an agent while somebody else has its port, and later
-// hasn't. Routes, and the source in them, are none of that's business.
+// hasn't. It has another one meanwhile; routes, and the source in them, stay as they are.
 func testRestartWithoutPort(t *testing.T, a *mesh.Agent, from, to *testbed.Pod) {
 	ctx := within(t, 4*time.Minute)
 	routes, err := allRoutes(ctx, a.Node)
@@ -78,19 +78,20 @@ func testRestartWithoutPort(t *testing.T, a *mesh.Agent, from, to *testbed.Pod) 
 	a.Kill()
 	thief := newThief(t, a.Node)
 	must(t, a.Start())
-	eventually(t, time.Minute, "the device to fail", func(ctx context.Context) error {
-		status, err := a.Status(ctx)
-		if err == nil && status.Failing["device gcp"] == "" {
-			err = errors.New("it doesn't")
+	failing := func(want bool) func(context.Context) error {
+		return func(ctx context.Context) error {
+			status, err := a.Status(ctx)
+			if err == nil && (status.Failing["device gcp"] != "") != want {
+				err = fmt.Errorf("failing: %v", status.Failing)
+			}
+			return err
 		}
-		return err
-	})
-	if err := a.Ready(ctx); err == nil {
-		t.Error("ready without a device")
 	}
+	eventually(t, time.Minute, "the status to tell of the port", failing(true))
+	must(t, mesh.WaitReach(within(t, time.Minute), from, to))
 	thief()
 	// The loop tries again after a minute at most.
-	eventually(t, 2*time.Minute, "the agent to be ready", a.Ready)
+	eventually(t, 2*time.Minute, "the device to have its port", failing(false))
 	must(t, mesh.WaitReach(within(t, time.Minute), from, to))
 	if lines := written(); len(lines) > 0 {
 		t.Errorf("ip monitor over the restart:\n%s", strings.Join(lines, "\n"))
