@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -156,6 +157,26 @@ func explain(err error) error {
 	return err
 }
 
+// genlHeader is what a message of generic netlink begins with: a command, a version
+// and two bytes that are reserved.
+type genlHeader [nl.SizeofGenlmsg]byte
+
+// Len implements nl.NetlinkRequestData.
+func (h genlHeader) Len() int { return len(h) }
+
+// Serialize implements nl.NetlinkRequestData.
+func (h genlHeader) Serialize() []byte { return h[:] }
+
+// findFamily asks for a family of generic netlink. The function that the library has
+// for that sends two bytes from behind its header, which may be somebody else's.
+func findFamily(name string) error {
+	req := nl.NewNetlinkRequest(nl.GENL_ID_CTRL, 0)
+	req.AddData(genlHeader{nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION})
+	req.AddData(nl.NewRtAttr(nl.GENL_CTRL_ATTR_FAMILY_NAME, nl.ZeroTerminated(name)))
+	_, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	return err
+}
+
 // probeName is the link that Supported creates for a moment.
 const probeName = "wg-probe"
 
@@ -163,7 +184,7 @@ const probeName = "wg-probe"
 // loaded yet, it finds out by creating a link of that type, which makes the
 // kernel load the module, and deletes it again.
 func Supported() (kernel bool, err error) {
-	if _, err := netlink.GenlFamilyGet(unix.WG_GENL_NAME); err == nil {
+	if err := findFamily(unix.WG_GENL_NAME); err == nil {
 		return true, nil
 	}
 	attrs := netlink.NewLinkAttrs()
