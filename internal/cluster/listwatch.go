@@ -140,7 +140,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 	opening := time.AfterFunc(openTimeout, cancel)
 	inner, err := o.inner.WatchWithContext(o.bounded.watch(bounded, options), options)
 	if !opening.Stop() && err == nil {
-		inner.Stop()
+		end(inner)
 		err = errors.New("opened too late")
 	}
 	if err != nil {
@@ -173,6 +173,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		overtime = time.AfterFunc(time.Duration(*options.TimeoutSeconds)*time.Second+watchOvertime, cancel)
 	}
 	go func() {
+		defer end(inner)
 		defer close(w.events)
 		defer cancel()
 		if overtime != nil {
@@ -242,12 +243,19 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) {
 				// What an API server says that has forgotten the version to go
 				// on from: the reflector lists anew.
 				w.pass(ctx, o, relist())
-				w.inner.Stop()
 				return
 			}
 		case <-w.stopped:
 			return
 		}
+	}
+}
+
+// end stops a watch and takes what it still hands out, as one that filters another
+// ([watch.Filter]) would otherwise wait for ever for somebody to do.
+func end(w watch.Interface) {
+	w.Stop()
+	for range w.ResultChan() { //nolint:revive // Nobody wants these.
 	}
 }
 

@@ -3,9 +3,11 @@ package cluster
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -58,4 +60,25 @@ func TestListWatchAsksForItsResourceEachTime(t *testing.T) {
 			t.Errorf("selector %q (-want +got):\n%s", name, diff)
 		}
 	}
+}
+
+// TestWatchThatEndsLeavesNobodyWaiting stops a watch of a filtered one while events are
+// on their way.
+func TestWatchThatEndsLeavesNobodyWaiting(t *testing.T) {
+	running := goleak.IgnoreCurrent()
+	inner := watch.NewFakeWithChanSize(10, false)
+	filtered := watch.Filter(inner, func(e watch.Event) (watch.Event, bool) { return e, true })
+	requests := observe(&cache.ListWatch{
+		WatchFunc: func(metav1.ListOptions) (watch.Interface, error) { return filtered, nil },
+	}, NewWatch(WatchConfig[string]{Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler)}).contact)
+	w, err := requests.WatchWithContext(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		inner.Modify(&corev1.Node{})
+	}
+	<-w.ResultChan()
+	w.Stop()
+	goleak.VerifyNone(t, running)
 }
