@@ -113,9 +113,8 @@ func TestAgentAlone(t *testing.T) {
 		found, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL)
 		return err == nil && len(found) == 4 && a.remotes[0].present() && a.remotes[1].present()
 	})
-	if err := a.ready(); err == nil || !strings.Contains(err.Error(), "gcp") || !strings.Contains(err.Error(), "merit") {
-		t.Errorf("readiness: %v, want both remotes to be named", err)
-	}
+	// The remotes were asked and didn't answer, which keeps no node unready.
+	polltest.Until(t, time.Minute, "readiness", func() bool { return a.ready() == nil })
 	if err := a.health(); err != nil {
 		t.Errorf("health: %v", err)
 	}
