@@ -203,7 +203,7 @@ func (c *contact) look(now time.Time, p *tunnel.PeerStatus) tunnel.Contact {
 	c.next = latest(c.since.Add(all[last]), now.Add((all[last]-all[last-1])*3/4))
 	switch {
 	case p.LastHandshake.IsZero():
-		c.over = c.turn == len(all)
+		c.over = c.turn >= len(all)
 		return c.silent(p)
 	case p.LastHandshake.Before(c.since):
 		c.over = true

@@ -60,7 +60,7 @@ type sign struct {
 func (s *signs) heard(now time.Time, p *tunnel.PeerStatus) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.look(now, p).at
+	return s.look(now, p, false).at
 }
 
 // note is heard, and tells whether the peer was sent nothing since the last note.
@@ -68,14 +68,15 @@ func (s *signs) note(now time.Time, p *tunnel.PeerStatus) (idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before, known := s.peers[p.PublicKey]
-	after := s.look(now, p)
+	after := s.look(now, p, true)
 	after.tx = p.TxBytes
 	s.peers[p.PublicKey] = after
 	return known && before.tx == p.TxBytes
 }
 
-// look updates what was received. The caller holds s.mu.
-func (s *signs) look(now time.Time, p *tunnel.PeerStatus) sign {
+// look updates what was received. Readings that aren't the latest, as others than the
+// one that notes may have, set nothing back. The caller holds s.mu.
+func (s *signs) look(now time.Time, p *tunnel.PeerStatus, latest bool) sign {
 	if s.peers == nil {
 		s.peers = map[tunnel.Key]sign{}
 	}
@@ -83,7 +84,9 @@ func (s *signs) look(now time.Time, p *tunnel.PeerStatus) sign {
 	if known && p.RxBytes > is.rx {
 		is.at = now
 	}
-	is.rx = p.RxBytes // It begins anew with a peer that is added again.
+	if latest || p.RxBytes > is.rx {
+		is.rx = p.RxBytes // It begins anew with a peer that is added again.
+	}
 	if !known {
 		is.tx = p.TxBytes
 	}

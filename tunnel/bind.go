@@ -117,9 +117,14 @@ func (p *paths) limit(to netip.Addr, now func() time.Time) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	found, narrow := p.narrow[to]
-	if narrow && now().Before(found.until) {
+	if !narrow {
+		return maxPayload6
+	}
+	if now().Before(found.until) {
 		return found.limit
 	}
+	delete(p.narrow, to)
+	p.count.Store(int32(len(p.narrow)))
 	return maxPayload6
 }
 

@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -58,7 +59,10 @@ func (r *receiver) receive(packets [][]byte, sizes []int, endpoints []conn.Endpo
 	read, first := r.prepare(packets)
 	n, err := r.socket.batch.ReadBatch(read, 0)
 	if err != nil {
-		return 0, err
+		// wireguard-go stops receiving at once for a net.Error that isn't temporary,
+		// as one that the socket gets from outside and survives (ECONNABORTED). Of
+		// others it takes ten in a row; net.ErrClosed is found in either.
+		return 0, fmt.Errorf("receive: %w", err)
 	}
 	for i := range read[:n] {
 		m := &read[i]

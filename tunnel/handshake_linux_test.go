@@ -28,14 +28,14 @@ func TestContact(t *testing.T) {
 		if got := a.contact(t, b.key, ContactAnew); got != (Contacts{Anew: 1}) {
 			t.Errorf("%+v, want one peer to be begun anew with", got)
 		}
-		polltest.Until(t, 10*time.Second, "a session", func() bool { return !a.peer(t, b.key).LastHandshake.IsZero() })
-		polltest.Until(t, 10*time.Second, "its confirmation", func() bool { return !b.peer(t, a.key).LastHandshake.IsZero() })
+		polltest.Until(t, time.Minute, "a session", func() bool { return !a.peer(t, b.key).LastHandshake.IsZero() })
+		polltest.Until(t, time.Minute, "its confirmation", func() bool { return !b.peer(t, a.key).LastHandshake.IsZero() })
 		for range 3 {
 			heard, before := b.peer(t, a.key).RxBytes, a.peer(t, b.key)
 			if got := a.contact(t, b.key, ContactConfirm); got != (Contacts{Confirmed: 1}) {
 				t.Errorf("%+v, want one session to be confirmed", got)
 			}
-			polltest.Until(t, 10*time.Second, "a keepalive", func() bool { return b.peer(t, a.key).RxBytes > heard })
+			polltest.Until(t, 20*time.Second, "a keepalive", func() bool { return b.peer(t, a.key).RxBytes > heard })
 			after := a.peer(t, b.key)
 			if after.LastHandshake != before.LastHandshake || after.RxBytes < before.RxBytes || after.Keepalive != before.Keepalive {
 				t.Errorf("the session was touched: %+v, before %+v", after, before)

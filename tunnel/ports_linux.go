@@ -30,6 +30,7 @@ func (p *Ports) park(c control, name string) error {
 	}
 	if found, known := p.devices.Load(name); known {
 		other := found.(*Device)
+		other.port.Store(0) // not known until it looks
 		other.parked.Store(true)
 		other.wake()
 	}
@@ -83,6 +84,7 @@ func (d *Device) takePort(ctx context.Context, up bool) (changed bool, taken, er
 	}
 	if err := d.listen(d.cfg.ListenPort); err != nil {
 		// wireguard-go has closed the socket that it had.
+		d.port.Store(0)
 		again := d.listen(found.ListenPort)
 		if again != nil {
 			again = d.listen(0)

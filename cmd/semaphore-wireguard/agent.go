@@ -178,10 +178,11 @@ func (a *agent) userAgent() string {
 	return fmt.Sprintf("semaphore-wireguard/%s (%s)", version.Number(), a.cfg.ClusterName)
 }
 
-// publications is what this node tells each remote, as its devices are now.
+// publications is what this node tells each remote that isn't refused, as its devices
+// are now.
 func (a *agent) publications() []peers.Publication {
 	var all []peers.Publication
-	for _, r := range a.remotes {
+	for _, r := range a.admitted() {
 		port, _ := r.device.ListenPort()
 		all = append(all, peers.Publication{Remote: r.cfg.Name, PublicKey: r.device.PublicKey(), ListenPort: port})
 	}

@@ -86,6 +86,7 @@ func (a *agent) judge() (changed bool, err error) {
 func (a *agent) rejudge(context.Context) error {
 	changed, err := a.judge()
 	if changed {
+		a.publishing.Fire()
 		a.routing.Fire()
 		a.sourcing.Fire()
 		a.filterTrigger.Fire()

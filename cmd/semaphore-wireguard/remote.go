@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -110,7 +111,7 @@ func (r *remote) tasks() []daemon.Task {
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.contacting,
-			Due: r.controller.RehandshakeDue,
+			MinInterval: burstSpacing, Due: r.handshakeDue,
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "signs of life " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Listen), Trigger: reconcile.NewTrigger(),
@@ -121,6 +122,15 @@ func (r *remote) tasks() []daemon.Task {
 			Resync: saveSpacing,
 		}),
 	}
+}
+
+// handshakeDue says when new peers are to be looked at next. Those of a remote that is
+// refused aren't; when it is admitted again, all of its peers are new.
+func (r *remote) handshakeDue() time.Time {
+	if r.refused() != nil {
+		return time.Time{}
+	}
+	return r.controller.RehandshakeDue()
 }
 
 // ensureDevice keeps the device there, and lets those who build on it know when

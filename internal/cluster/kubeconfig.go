@@ -97,16 +97,12 @@ func (t *kubeconfigTransport) look() *kubeconfigAccess {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	sum := sha256.Sum256(content)
-	if err == nil && sum == t.sum && !t.broken || err != nil && t.broken {
+	if err == nil && sum == t.sum || err != nil && t.broken {
 		return t.current
 	}
+	t.sum = sum // of nothing when it can't be read: what comes back is read anew
 	var fresh *kubeconfigAccess
 	if err == nil {
-		same := sum == t.sum
-		t.sum = sum
-		if same {
-			return t.current
-		}
 		fresh, err = t.access(content)
 	}
 	if err != nil {

@@ -31,6 +31,9 @@ const (
 	// bookmarkPeriod is how long an open watch may be silent, with some to
 	// spare: API servers send bookmarks about once a minute.
 	bookmarkPeriod = 2 * time.Minute
+	// wakeSpacing is the least time between two watches that recover and have the
+	// others ask at once.
+	wakeSpacing = 10 * time.Second
 )
 
 // ServerConfig describes a Server.
@@ -57,6 +60,7 @@ type Server struct {
 	mu      sync.Mutex
 	last    time.Time     // when the server last answered anything
 	back    chan struct{} // closed and replaced when it does so after an outage
+	woken   time.Time     // when a watch that recovered last woke the others
 	silent  bool          // the last sign of life didn't come
 	running bool
 }
@@ -154,7 +158,11 @@ func (s *Server) heard(now time.Time) {
 func (s *Server) recovered() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.wake()
+	// Watches whose lists succeed and whose streams don't would wake each other.
+	if now := time.Now(); now.Sub(s.woken) >= wakeSpacing {
+		s.woken = now
+		s.wake()
+	}
 }
 
 // wake ends the back-off of all watches; the caller holds mu.

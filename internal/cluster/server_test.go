@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -14,8 +15,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
@@ -327,6 +335,63 @@ func TestFirstContactWakesTheOthers(t *testing.T) {
 			t.Error("events of a watch that works end the back-off of one that doesn't")
 		}
 		elapse(time.Hour)
+	})
+}
+
+// TestListsThatFailRecoverTogether has watches of a server that refuses their lists, as
+// before a token is handed over, at moments of their own.
+func TestListsThatFailRecoverTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		began := time.Now()
+		server := NewServer(ServerConfig{})
+		refused := func() error {
+			if time.Since(began) < 12*time.Second {
+				return apierrors.NewUnauthorized("no token")
+			}
+			return nil
+		}
+		watches := make([]*Watch[string], 5)
+		var running sync.WaitGroup
+		for i := range watches {
+			watches[i] = NewWatch(WatchConfig[string]{
+				Cluster: "gcp", Kind: fmt.Sprint(i), Server: server, Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler),
+				Keep: func(runtime.Object) (string, bool) { return "", true }, Notify: func() {},
+				ListWatch: &cache.ListWatch{
+					ListFunc: func(metav1.ListOptions) (runtime.Object, error) { return &corev1.NodeList{}, refused() },
+					WatchFunc: func(options metav1.ListOptions) (watch.Interface, error) {
+						if err := refused(); err != nil {
+							return nil, err
+						}
+						if options.SendInitialEvents != nil {
+							return nil, apierrors.NewInvalid(schema.GroupKind{}, "", nil)
+						}
+						return watch.NewFake(), nil
+					},
+				},
+			})
+			running.Go(func() { _ = watches[i].Run(ctx) })
+			elapse(300 * time.Millisecond)
+		}
+		synced := func() (n int) {
+			synctest.Wait()
+			for _, w := range watches {
+				if w.Synced() {
+					n++
+				}
+			}
+			return n
+		}
+		for synced() == 0 {
+			elapse(10 * time.Millisecond)
+		}
+		elapse(time.Second)
+		if n := synced(); n != len(watches) {
+			t.Errorf("a second after the first one %d of %d have recovered", n, len(watches))
+		}
+		cancel()
+		running.Wait()
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/clientlog"
 )
@@ -105,7 +106,13 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		reflector.RunWithContext(klog.NewContext(ctx, logger))
+		// As its RunWithContext does, whose waits can't be ended.
+		ctx := klog.NewContext(ctx, logger)
+		waits, wait := interruptible(ctx, w.cfg.Server), retries().DelayWithReset(clock.RealClock{}, retriesForgotten)
+		for ctx.Err() == nil {
+			_ = reflector.ListAndWatchWithContext(ctx) // contact has told why it ended.
+			<-waits.After(wait())
+		}
 	}()
 	if w.cfg.ResyncPeriod > 0 {
 		ticker := time.NewTicker(w.cfg.ResyncPeriod)
@@ -121,6 +128,10 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	<-done
 	return nil
 }
+
+// retriesForgotten is how long after a request the wait for the next one is the first
+// one again.
+const retriesForgotten = 2 * time.Minute
 
 // retries are the waits between requests that fail: from 0.8 to 1.6 s at first,
 // from 15 to 30 s in the end, so that a cluster that comes back is noticed

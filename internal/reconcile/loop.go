@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// maxRest is the longest rest after a pass, see Config.RestShare.
+const maxRest = 10 * time.Second
+
 // Config describes a Loop. Name, Reconcile, Trigger and Logger are required.
 type Config struct {
 	// Name says what is reconciled, as in "peers gcp".
@@ -24,7 +27,8 @@ type Config struct {
 	// RestShare is how many times as long as it took a pass is followed by a rest,
 	// where that is more than MinInterval: a loop whose passes take as long as
 	// somebody else likes takes no more than one part in RestShare+1 of a
-	// processor. 0: no rest.
+	// processor. A pass that waited for something takes none, so the rest is maxRest
+	// at most. 0: no rest.
 	RestShare int
 	// Resync is how long after a pass another one follows without any event,
 	// in case an event was lost. 0: never.
@@ -164,7 +168,7 @@ func (l *Loop) wait(ctx context.Context, started time.Time, err error) {
 		onEvent = started.Add(l.cfg.MinInterval) // when a pass that an event asks for may start
 		unasked <-chan time.Time                 // when one starts without an event
 	)
-	onEvent = latest(onEvent, ended.Add(time.Duration(l.cfg.RestShare)*ended.Sub(started)))
+	onEvent = latest(onEvent, ended.Add(min(time.Duration(l.cfg.RestShare)*ended.Sub(started), maxRest)))
 	switch {
 	case err != nil:
 		onEvent = latest(onEvent, ended.Add(l.cfg.BackoffMin))
