@@ -32,12 +32,12 @@ const (
 // flow sends numbered packets from a pod to another, which echoes them, and counts
 // what doesn't come back.
 type flow struct {
-	conn      net.PacketConn
-	to        net.Addr
-	sent, got atomic.Uint64
-	ends      atomic.Uint64
-	quit      chan struct{}
-	done      sync.WaitGroup
+	conn          net.PacketConn
+	to            net.Addr
+	sent, got     atomic.Uint64
+	ends          atomic.Uint64
+	quit          chan struct{}
+	done, sending sync.WaitGroup
 }
 
 // serveEcho echoes, in a pod, UDP packets and TCP streams.
@@ -150,7 +150,7 @@ func startFlow(t *testing.T, ns *nstest.Namespace, from, to netip.AddrPort) *flo
 			}
 		}
 	})
-	f.done.Go(func() {
+	f.sending.Go(func() {
 		tick := time.NewTicker(flowSpacing)
 		defer tick.Stop()
 		for {
@@ -175,13 +175,14 @@ func (f *flow) send(number uint64) {
 	_, _ = f.conn.WriteTo(binary.BigEndian.AppendUint64(nil, number), f.to)
 }
 
-// pause ends the sending.
+// pause ends the sending. When it returns, all that is sent has been counted.
 func (f *flow) pause() {
 	select {
 	case <-f.quit:
 	default:
 		close(f.quit)
 	}
+	f.sending.Wait()
 }
 
 // waitPassing waits until packets that are sent from now on come back.

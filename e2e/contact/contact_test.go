@@ -100,7 +100,9 @@ func losing(lose map[[2]int]int) Rule {
 // know, and WireGuard may do nothing about it for 15 s. One begins anew.
 func TestCrossedInitiations(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
-		for range 5 {
+		began := 0
+		// Depending on which packet comes first, WireGuard can help itself now and then.
+		for round := 0; round < 5 || began == 0 && round < 50; round++ {
 			var (
 				mu   sync.Mutex
 				held [2][]byte
@@ -123,10 +125,11 @@ func TestCrossedInitiations(t *testing.T) {
 			meet(t, p)
 			connect(t, p)
 			// Mostly the side that leads; the other one when that is slow.
-			if anew(t, p, 0)+anew(t, p, 1) == before {
-				t.Error("neither side began anew")
-			}
+			began += anew(t, p, 0) + anew(t, p, 1) - before
 			part(t, p)
+		}
+		if began == 0 {
+			t.Error("neither side ever began anew")
 		}
 	})
 }

@@ -2,7 +2,7 @@
 // whose kernel has WireGuard, so that what depends on the kernel is tested
 // wherever qemu runs, whatever the kernel of the machine at hand.
 //
-//	go run ./e2e/kernel ./tunnel ./routes ./peers ./cmd/semaphore-wireguard
+//	go run ./e2e/kernel ./tunnel ./routes ./peers
 //	go run ./e2e/kernel -append ipv6.disable=1 -run IPv6 ./tunnel
 //
 // The kernel is Debian's, downloaded once into a cache and booted without being
