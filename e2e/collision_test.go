@@ -91,4 +91,20 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 			})
 		})
 	}
+
+	t.Run("a subnet beside it that isn't against this node stays guarded", func(t *testing.T) {
+		restart(t, "10.104.0.0/14,10.201.0.0/16")
+		eventually(t, time.Minute, "rules and guards", func(ctx context.Context) error {
+			status, err := agent.Status(ctx)
+			if err != nil {
+				return err
+			}
+			found, err := traces(ctx, "10.201.0.0/16")
+			if err == nil && (status.Remote("bad").Refused == "" || len(found) != 4) { // two rules, two guards
+				err = fmt.Errorf("refused %q, found %q", status.Remote("bad").Refused, found)
+			}
+			return err
+		})
+		must(t, mesh.WaitReach(within(t, time.Minute), pod, abroad))
+	})
 }

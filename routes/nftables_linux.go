@@ -134,8 +134,7 @@ const (
 //
 // The condition fib holds when packets to the source would not leave where this
 // one came in: for a forged one always, since what leads to the source is the
-// device, the guard or the policy rule, and not for an address of this cluster
-// that a widely configured subnet covers and a route of its own leads to.
+// device, the guard or the policy rule.
 func ruleObject(c claim) object {
 	family, offset := byte(unix.NFPROTO_IPV6), uint32(8) // RFC 8200, section 3
 	if c.subnet.Addr().Is4() {

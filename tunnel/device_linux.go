@@ -256,6 +256,8 @@ func (d *Device) Delete(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.stop()
+	d.index.Store(0)
+	d.port.Store(0)
 	d.checked = time.Time{}
 	l, err := findLink(d.cfg.Name)
 	if err != nil {

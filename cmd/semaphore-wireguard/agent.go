@@ -61,6 +61,7 @@ type agent struct {
 	underlay  *routes.Underlay
 	filtering *reconcile.Loop // that keeps the filter; nil before tasks
 	apiAddrs  []netip.Addr    // of the local API server
+	lastSelf  peers.Self      // this node as it was last known, for judge
 	remotes   []*remote
 	loops     []*reconcile.Loop
 	guard     func(http.Handler) http.Handler // of metrics and status; nil: none
@@ -369,6 +370,8 @@ func (a *agent) cleanup(ctx context.Context) error {
 	for _, l := range links {
 		errs = append(errs, tunnel.Remove(ctx, l.Name, l.Alias))
 	}
+	_, err = tunnel.RemoveProbe()
+	errs = append(errs, err)
 	_, err = a.table.Sync(ctx, nil)
 	errs = append(errs, err)
 	_, err = a.table.Fence(ctx, nil)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -51,28 +52,45 @@ func occupiedBy(api []netip.Addr, self peers.Self, services []netip.Prefix) []ro
 // judge refuses the remotes whose pod subnets have something that this node depends
 // on, by all that is known now, and admits the others. What was known stays known
 // while an API server is away. It reports whether the judgement of any changed.
+//
+// What the host says refuses a remote when the agent starts only: an address that comes
+// to a link later, as those of services do, may be anybody's choice, and takes no tunnel
+// away that works.
 func (a *agent) judge() (changed bool, err error) {
 	host, err := routes.OccupiedByHost()
 	if err != nil {
 		return false, err
 	}
-	self, _ := a.knownSelf()
+	if self, known := a.knownSelf(); known {
+		a.lastSelf = self
+	}
+	self := a.lastSelf
 	var services []netip.Prefix
 	if told := a.local.services.Load(); told != nil {
 		services = *told
 	}
+	told := occupiedBy(a.apiAddrs, self, services)
 	// What has a name comes before what is only an address.
-	occupied := append(occupiedBy(a.apiAddrs, self, services), host...)
+	all := append(slices.Clone(told), host...)
 	for _, r := range a.remotes {
-		before := r.refused()
+		judged, before, occupied := r.refusal.Load() != nil, r.refused(), all
+		if judged && before == nil {
+			occupied = told
+		}
 		err := routes.Collision(r.cfg.PodSubnets, occupied)
+		clear := slices.DeleteFunc(slices.Clone(r.cfg.PodSubnets), func(s netip.Prefix) bool {
+			return routes.Collision([]netip.Prefix{s}, occupied) != nil
+		})
+		if was := r.clear.Swap(&clear); was != nil && !slices.Equal(*was, clear) {
+			changed = true
+		}
 		if err != nil {
 			err = fmt.Errorf("%s: %w: name only what the pods of %s have", r.cfg.PodSubnetsFrom, err, r.cfg.Name)
 		}
 		r.refusal.Store(&err)
 		switch {
 		case err != nil && (before == nil || before.Error() != err.Error()):
-			a.log.Error("remote refused: nothing is set up for it", "cluster", r.cfg.Name, "err", err)
+			a.log.Error("remote refused: it gets no tunnel", "cluster", r.cfg.Name, "err", err)
 			changed = true
 		case err == nil && before != nil:
 			a.log.Info("remote admitted again", "cluster", r.cfg.Name)
@@ -90,12 +108,30 @@ func (a *agent) rejudge(context.Context) error {
 		a.routing.Fire()
 		a.sourcing.Fire()
 		a.filterTrigger.Fire()
+		a.surveying.Fire()
 		for _, r := range a.remotes {
 			r.linking.Fire()
 			r.peering.Fire()
 		}
 	}
 	return err
+}
+
+// guarded returns the subnets whose packets leave through a tunnel or not at all: those
+// of the remotes, but what this node depends on of those that are refused.
+func (a *agent) guarded() []netip.Prefix {
+	var subnets []netip.Prefix
+	for _, r := range a.remotes {
+		subnets = append(subnets, r.guarded()...)
+	}
+	return subnets
+}
+
+func (r *remote) guarded() []netip.Prefix {
+	if clear := r.clear.Load(); clear != nil && r.refused() != nil {
+		return *clear
+	}
+	return r.cfg.PodSubnets
 }
 
 // admitted returns the remotes that aren't refused.

@@ -52,6 +52,9 @@ func (a *agent) lookAtFilter(ctx context.Context) (filterReport, routes.Dropped)
 	if !a.cfg.SourceFilter {
 		return filterReport{State: filterOff}, nil
 	}
+	if len(a.origins()) == 0 {
+		return filterReport{State: filterEnforced}, routes.Dropped{} // All remotes are refused.
+	}
 	dropped, enforced, err := a.filter.Look(ctx, a.origins())
 	switch {
 	case enforced:

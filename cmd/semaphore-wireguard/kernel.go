@@ -69,7 +69,7 @@ func (a *agent) mayBeSource(addr netip.Addr) bool {
 func (a *agent) readForeign(context.Context) error {
 	var subnets []netip.Prefix
 	var devices []int
-	for _, r := range a.remotes {
+	for _, r := range a.admitted() {
 		subnets = append(subnets, r.cfg.PodSubnets...)
 		if index, _, err := r.link(); err == nil && index != 0 {
 			devices = append(devices, index)
@@ -80,6 +80,10 @@ func (a *agent) readForeign(context.Context) error {
 		return err
 	}
 	for _, r := range a.remotes {
+		if r.refused() != nil {
+			r.foreign.Store(nil)
+			continue
+		}
 		lies := func(f routes.Foreign) bool {
 			return slices.ContainsFunc(r.cfg.PodSubnets, func(s netip.Prefix) bool { return s.Contains(f.Prefix.Addr()) })
 		}

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -27,8 +31,9 @@ import (
 // listens on another port because its own is taken.
 func TestRestartWritesNoRoutes(t *testing.T) {
 	nstest.Root(t)
-	for name, taken := range map[string]bool{"undisturbed": false, "a port is taken at the start": true} {
-		t.Run(name, func(t *testing.T) {
+	const port, key = "a port is taken at the start", "a key can't be read at the start"
+	for _, fault := range []string{"", port, key} {
+		t.Run(cmp.Or(fault, "undisturbed"), func(t *testing.T) {
 			cfg := testConfig(t)
 			cfg.RouteSrc = "10.2.1.1"
 			addLocal(t, "10.2.1.1/32")
@@ -40,19 +45,27 @@ func TestRestartWritesNoRoutes(t *testing.T) {
 			before := routesOf(t)
 
 			written := watchWrites(t)
-			if taken {
+			switch fault {
+			case port:
 				cfg.Remotes = slices.Clone(cfg.Remotes)
 				cfg.Remotes[0].ListenPort = takePort(t)
+			case key:
+				file := filepath.Join(cfg.KeyPath, first.remotes[0].device.Name()+".key")
+				if err := errors.Join(os.Remove(file), os.Mkdir(file, 0o700)); err != nil {
+					t.Fatal(err)
+				}
 			}
 			cfg.RouteSrc = config.RouteSrcAuto
 			second, stop := runAgent(t, cfg)
 			polltest.Until(t, time.Minute, "the device of the other remote", second.remotes[1].present)
-			if taken {
+			if fault != "" {
 				polltest.Until(t, time.Minute, "the fault of the device", func() bool {
 					return second.status().(report).Failing["device gcp"] != ""
 				})
 			}
-			polltest.Until(t, time.Minute, "the device", second.remotes[0].present)
+			if fault != key {
+				polltest.Until(t, time.Minute, "the device", second.remotes[0].present)
+			}
 			// A pass for whatever has been found out since.
 			if err := second.syncRoutes(t.Context()); err != nil {
 				t.Error(err)

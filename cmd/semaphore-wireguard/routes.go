@@ -22,11 +22,7 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 		errs = append(errs, err)
 	}
 	// The rules come second: from the first of them on only our table decides.
-	var subnets []netip.Prefix
-	for _, r := range a.admitted() {
-		subnets = append(subnets, r.cfg.PodSubnets...)
-	}
-	fenced, err := a.table.Fence(ctx, subnets)
+	fenced, err := a.table.Fence(ctx, a.guarded())
 	for _, r := range a.remotes {
 		missing := func(s netip.Prefix) bool { return !slices.Contains(fenced.Subnets, s) }
 		if !slices.ContainsFunc(r.cfg.PodSubnets, missing) {
@@ -44,14 +40,16 @@ func (a *agent) wantedRoutes() ([]routes.Route, error) {
 		unset []bool         // remotes that nobody has looked at the device of
 		index []int
 	)
-	remotes := a.admitted()
-	for _, r := range remotes {
+	for _, r := range a.remotes {
 		i, seen, err := r.link()
 		if err != nil {
 			return nil, err
 		}
+		if r.refused() != nil {
+			i, seen = 0, true // Its device goes; guards stay.
+		}
 		index, unset = append(index, i), append(unset, !seen)
-		all = append(all, routes.Desired(r.cfg.PodSubnets, i, nil)...)
+		all = append(all, routes.Desired(r.guarded(), i, nil)...)
 	}
 	installed, err := a.table.Installed(all)
 	if err != nil {
@@ -60,8 +58,8 @@ func (a *agent) wantedRoutes() ([]routes.Route, error) {
 	src, settled, srcErr := a.routeSources(installed)
 	a.sources.Store(&src)
 	want := []routes.Route{}
-	for i, r := range remotes {
-		desired := routes.Desired(r.cfg.PodSubnets, index[i], src)
+	for i, r := range a.remotes {
+		desired := routes.Desired(r.guarded(), index[i], src)
 		if unset[i] || !settled {
 			desired = routes.Retain(desired, installed, !unset[i])
 		}
