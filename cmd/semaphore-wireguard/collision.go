@@ -78,10 +78,10 @@ func (a *agent) judge() (changed bool, err error) {
 			occupied = told
 		}
 		err := routes.Collision(r.cfg.PodSubnets, occupied)
-		clear := slices.DeleteFunc(slices.Clone(r.cfg.PodSubnets), func(s netip.Prefix) bool {
+		free := slices.DeleteFunc(slices.Clone(r.cfg.PodSubnets), func(s netip.Prefix) bool {
 			return routes.Collision([]netip.Prefix{s}, occupied) != nil
 		})
-		if was := r.clear.Swap(&clear); was != nil && !slices.Equal(*was, clear) {
+		if was := r.free.Swap(&free); was != nil && !slices.Equal(*was, free) {
 			changed = true
 		}
 		if err != nil {
@@ -128,8 +128,8 @@ func (a *agent) guarded() []netip.Prefix {
 }
 
 func (r *remote) guarded() []netip.Prefix {
-	if clear := r.clear.Load(); clear != nil && r.refused() != nil {
-		return *clear
+	if free := r.free.Load(); free != nil && r.refused() != nil {
+		return *free
 	}
 	return r.cfg.PodSubnets
 }

@@ -33,7 +33,7 @@ type remote struct {
 	linking, peering, contacting *reconcile.Trigger
 
 	refusal atomic.Pointer[error]          // see agent.judge; nil: not judged yet
-	clear   atomic.Pointer[[]netip.Prefix] // its subnets that have nothing that this node depends on
+	free    atomic.Pointer[[]netip.Prefix] // its subnets that have nothing that this node depends on
 
 	// fenced says that its subnets' rules have been there since start.
 	fenced atomic.Bool

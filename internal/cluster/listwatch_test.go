@@ -69,7 +69,7 @@ func TestWatchThatEndsLeavesNobodyWaiting(t *testing.T) {
 	inner := watch.NewFakeWithChanSize(10, false)
 	filtered := watch.Filter(inner, func(e watch.Event) (watch.Event, bool) { return e, true })
 	requests := observe(&cache.ListWatch{
-		WatchFunc: func(metav1.ListOptions) (watch.Interface, error) { return filtered, nil },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return filtered, nil },
 	}, NewWatch(WatchConfig[string]{Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler)}).contact)
 	w, err := requests.WatchWithContext(t.Context(), metav1.ListOptions{})
 	if err != nil {

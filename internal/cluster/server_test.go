@@ -359,8 +359,10 @@ func TestListsThatFailRecoverTogether(t *testing.T) {
 				Cluster: "gcp", Kind: fmt.Sprint(i), Server: server, Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler),
 				Keep: func(runtime.Object) (string, bool) { return "", true }, Notify: func() {},
 				ListWatch: &cache.ListWatch{
-					ListFunc: func(metav1.ListOptions) (runtime.Object, error) { return &corev1.NodeList{}, refused() },
-					WatchFunc: func(options metav1.ListOptions) (watch.Interface, error) {
+					ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+						return &corev1.NodeList{}, refused()
+					},
+					WatchFuncWithContext: func(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
 						if err := refused(); err != nil {
 							return nil, err
 						}
