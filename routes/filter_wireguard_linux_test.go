@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -30,45 +29,21 @@ func TestFilterBesideTheKernelsWireGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	nstest.Pair(t, host, remote, "eth0", "eth0")
-	keys := [2]wgtypes.Key{}
-	for i := range keys {
-		var err error
-		keys[i], err = wgtypes.GeneratePrivateKey()
-		must(t, err)
-	}
-	side := func(at *nstest.Namespace, device string, own, other wgtypes.Key, endpoint, behind string, addrs ...string) {
+	keys := newKeys(t)
+	side := func(at *nstest.Namespace, device string, own, other wgtypes.Key, endpoint string, addrs, behind []string) {
 		t.Helper()
 		must(t, at.Do(func() error {
-			if err := addWireGuard(device); err != nil {
-				return err
-			}
 			addAddress(t, "eth0", addrs[0])
 			addAddress(t, "lo", addrs[1:]...)
-			setUp(t, device)
-			client, err := wgctrl.New()
-			if err != nil {
-				return err
-			}
-			defer client.Close()
-			port := 51820
-			var allowed []net.IPNet
-			for p := range strings.SplitSeq(behind, ",") {
-				_, ipNet, err := net.ParseCIDR(p)
-				if err != nil {
-					return err
-				}
-				allowed = append(allowed, *ipNet)
-			}
-			return client.ConfigureDevice(device, wgtypes.Config{PrivateKey: &own, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
-				PublicKey: other.PublicKey(), AllowedIPs: allowed,
-				Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(endpoint)),
-			}}})
+			return addPeer(device, own, other, endpoint, behind...)
 		}))
 	}
-	side(host, "wireguard.gcp", keys[0], keys[1], "192.0.2.2:51820", subnet4+","+subnet6,
-		"192.0.2.1/24", "10.1.3.1/32", "fd01:0:0:3::1/128", "10.1.9.1/32", "fd01:0:0:9::1/128")
-	side(remote, "wireguard.aws", keys[1], keys[0], "192.0.2.1:51820", "10.1.3.0/24,fd01:0:0:3::/64",
-		"192.0.2.2/24", "10.4.1.1/32", "fd04::1/128")
+	side(host, "wireguard.gcp", keys[0], keys[1], "192.0.2.2:51820",
+		[]string{"192.0.2.1/24", "10.1.3.1/32", "fd01:0:0:3::1/128", "10.1.9.1/32", "fd01:0:0:9::1/128"},
+		[]string{subnet4, subnet6})
+	side(remote, "wireguard.aws", keys[1], keys[0], "192.0.2.1:51820",
+		[]string{"192.0.2.2/24", "10.4.1.1/32", "fd04::1/128"},
+		[]string{"10.1.3.0/24", "fd01:0:0:3::/64"})
 
 	var received atomic.Int64
 	must(t, host.Do(func() error {
@@ -139,4 +114,45 @@ func addWireGuard(name string) error {
 		return fmt.Errorf("create %s: %w", name, err)
 	}
 	return nil
+}
+
+// newKeys makes the private keys of two devices that are each other's peer.
+func newKeys(t *testing.T) (keys [2]wgtypes.Key) {
+	t.Helper()
+	for i := range keys {
+		var err error
+		keys[i], err = wgtypes.GeneratePrivateKey()
+		must(t, err)
+	}
+	return keys
+}
+
+// addPeer creates a WireGuard device with one peer, which is at the endpoint and may
+// send from the allowed prefixes, in the current namespace.
+func addPeer(device string, own, other wgtypes.Key, endpoint string, allowed ...string) error {
+	if err := addWireGuard(device); err != nil {
+		return err
+	}
+	l, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(l); err != nil {
+		return err
+	}
+	client, err := wgctrl.New()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	port := 51820
+	peer := wgtypes.PeerConfig{PublicKey: other.PublicKey(), Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(endpoint))}
+	for _, p := range allowed {
+		_, ipNet, err := net.ParseCIDR(p)
+		if err != nil {
+			return err
+		}
+		peer.AllowedIPs = append(peer.AllowedIPs, *ipNet)
+	}
+	return client.ConfigureDevice(device, wgtypes.Config{PrivateKey: &own, ListenPort: &port, Peers: []wgtypes.PeerConfig{peer}})
 }
