@@ -107,7 +107,7 @@ func parseOptions(args []string, stderr io.Writer) (options, error) {
 	}
 	flags.StringVar(&opts.accel, "accel", accelAuto, "how to run the machine: auto, kvm or tcg (emulation)")
 	flags.StringVar(&opts.cache, "cache", filepath.Join(home, "kube-semaphore", "kernel"), "`folder` that keeps kernels")
-	flags.StringVar(&opts.modules, "modules", "wireguard,veth,tun,bridge,nf_tables,nft_fib_inet", "kernel `modules` to load, comma-separated")
+	flags.StringVar(&opts.modules, "modules", "wireguard,veth,tun,bridge,dummy,nf_tables,nft_fib_inet,nft_chain_nat,nft_masq,ip_vs,ip_vs_rr", "kernel `modules` to load, comma-separated")
 	flags.StringVar(&opts.parameters, "append", "", "more `parameters` for the kernel's command line, such as ipv6.disable=1")
 	flags.StringVar(&opts.run, "run", "", "run only the tests that this `expression` matches")
 	flags.IntVar(&opts.memory, "memory", 1024, "memory of the machine in `MiB`")
