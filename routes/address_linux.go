@@ -122,31 +122,23 @@ func addressesOfOurs() ([]Address, error) {
 
 // devicesOfOurs returns the indexes of the links that are ours by their alias.
 func devicesOfOurs() (map[int]bool, error) {
-	for attempt := 1; ; attempt++ {
-		links, err := netlink.LinkList()
-		if err == nil {
-			ours := map[int]bool{}
-			for _, l := range links {
-				if strings.HasPrefix(l.Attrs().Alias, tunnel.Alias("")) {
-					ours[l.Attrs().Index] = true
-				}
-			}
-			return ours, nil
-		}
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts {
-			return nil, fmt.Errorf("list links: %w", err)
+	links, err := whole(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	ours := map[int]bool{}
+	for _, l := range links {
+		if strings.HasPrefix(l.Attrs().Alias, tunnel.Alias("")) {
+			ours[l.Attrs().Index] = true
 		}
 	}
+	return ours, nil
 }
 
 func dumpAddresses() ([]netlink.Addr, error) {
-	for attempt := 1; ; attempt++ {
-		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-		if err == nil {
-			return addrs, nil
-		}
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts {
-			return nil, fmt.Errorf("list addresses: %w", err)
-		}
+	addrs, err := whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
 	}
+	return addrs, nil
 }

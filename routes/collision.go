@@ -38,3 +38,9 @@ func Collision(subnets []netip.Prefix, occupied []Occupied) error {
 	}
 	return nil
 }
+
+// Nowhere returns an address of each family that nobody has (RFC 5737, RFC 3849): what
+// is sent there goes to the default gateway.
+func Nowhere() []netip.Addr {
+	return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+}

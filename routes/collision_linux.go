@@ -7,10 +7,6 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// nowhere are addresses that nobody has (RFC 5737, RFC 3849): what is sent there goes
-// to the default gateway.
-var nowhere = [...]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
-
 // OccupiedByHost returns the addresses of this host and of its default gateways, as
 // the kernel knows them now. What is on devices of ours doesn't count, nor what is on
 // bridges and dummies that lead to no gateway: the former hold addresses of local
@@ -63,7 +59,7 @@ func OccupiedByHost() ([]Occupied, error) {
 // defaultGateways returns the gateways that packets to anywhere go to, and the indexes
 // of the links that they leave by. A family without any has none.
 func defaultGateways() (gateways []netip.Addr, links []int) {
-	for _, to := range nowhere {
+	for _, to := range Nowhere() {
 		found, err := netlink.RouteGet(to.AsSlice())
 		if err != nil {
 			continue

@@ -20,6 +20,19 @@ const _ int = guardMetric
 // because routes changed meanwhile, is taken again.
 const dumpAttempts = 10
 
+// whole lists what the kernel has until the list is one of a single moment.
+func whole[T any](list func() ([]T, error)) ([]T, error) {
+	for attempt := 1; ; attempt++ {
+		found, err := list()
+		if err == nil {
+			return found, nil
+		}
+		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts {
+			return nil, err
+		}
+	}
+}
+
 // snapshot is the part of a table that a Sync looks at.
 type snapshot struct {
 	ours    []Route         // as we install them

@@ -149,15 +149,11 @@ func (t *Table) fences(families []int) (have []fence, stray []netlink.Rule, err 
 }
 
 func (t *Table) rules(family int) ([]netlink.Rule, error) {
-	for attempt := 1; ; attempt++ {
-		rules, err := t.handle.RuleList(family)
-		if err == nil {
-			return rules, nil
-		}
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts {
-			return nil, fmt.Errorf("read policy rules: %w", err)
-		}
+	rules, err := whole(func() ([]netlink.Rule, error) { return t.handle.RuleList(family) })
+	if err != nil {
+		return nil, fmt.Errorf("read policy rules: %w", err)
 	}
+	return rules, nil
 }
 
 // message is the rtnetlink form of f.

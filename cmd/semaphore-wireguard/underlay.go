@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -47,8 +48,7 @@ func (a *agent) fitMTUs(context.Context) error {
 }
 
 // endpoints returns where the remote's nodes say that they are. Of peers that say
-// nothing it is anywhere: addresses that nobody has (RFC 5737, RFC 3849), to which
-// the default routes lead.
+// nothing it is anywhere, where the default routes lead.
 func (r *remote) endpoints() []netip.Addr {
 	peers := r.controller.State().Peers
 	var addrs []netip.Addr
@@ -58,7 +58,7 @@ func (r *remote) endpoints() []netip.Addr {
 		}
 	}
 	if len(addrs) == 0 && len(peers) > 0 {
-		return []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, 1}), netip.MustParseAddr("2001:db8::1")}
+		return routes.Nowhere()
 	}
 	return addrs
 }
