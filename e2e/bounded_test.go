@@ -23,8 +23,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
@@ -42,7 +42,7 @@ func boundedKinds() []bounded {
 	return []bounded{
 		{
 			"nodes", &corev1.Node{},
-			func(c source) cache.ListerWatcher { return cluster.ListWatch(cluster.Of(c, cluster.Nodes), nil) },
+			func(c source) cache.ListerWatcher { return kube.ListWatch(kube.Of(c, kube.Nodes), nil) },
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
 				return c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 			},
@@ -50,7 +50,7 @@ func boundedKinds() []bounded {
 		{
 			"services", &corev1.Service{},
 			func(c source) cache.ListerWatcher {
-				return cluster.ListWatch(cluster.Of(c, func(c kubernetes.Interface) cluster.Resource[*corev1.ServiceList] { return c.CoreV1().Services("") }), nil)
+				return kube.ListWatch(kube.Of(c, func(c kubernetes.Interface) kube.Resource[*corev1.ServiceList] { return c.CoreV1().Services("") }), nil)
 			},
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
 				return c.CoreV1().Services("").List(ctx, metav1.ListOptions{})
@@ -59,7 +59,7 @@ func boundedKinds() []bounded {
 		{
 			"endpointslices", &discoveryv1.EndpointSlice{},
 			func(c source) cache.ListerWatcher {
-				return cluster.ListWatch(cluster.Of(c, func(c kubernetes.Interface) cluster.Resource[*discoveryv1.EndpointSliceList] {
+				return kube.ListWatch(kube.Of(c, func(c kubernetes.Interface) kube.Resource[*discoveryv1.EndpointSliceList] {
 					return c.DiscoveryV1().EndpointSlices("")
 				}), nil)
 			},
@@ -98,8 +98,8 @@ func TestBoundedWatchSeesWhatIsThere(t *testing.T) {
 }
 
 func compareBounded(t *testing.T, c *testbed.Cluster, access config.Access, format string, k bounded) {
-	bounds := cluster.Bounds{Answer: 64 << 20}
-	cfg, err := cluster.RESTConfig(cluster.ClientConfig{
+	bounds := kube.Bounds{Answer: 64 << 20}
+	cfg, err := kube.RESTConfig(kube.ClientConfig{
 		Access: access, UserAgent: "test", Bounds: bounds, Dial: c.RESTConfig().Dial,
 	})
 	must(t, err)
@@ -107,7 +107,7 @@ func compareBounded(t *testing.T, c *testbed.Cluster, access config.Access, form
 	client, err := kubernetes.NewForConfig(cfg)
 	must(t, err)
 	var log logtest.Buffer
-	w := cluster.NewWatch(cluster.WatchConfig[runtime.Object]{
+	w := kube.NewWatch(kube.WatchConfig[runtime.Object]{
 		Cluster: c.Name, Kind: k.kind, Object: k.object, Bounds: bounds,
 		ListWatch: k.list(func() (kubernetes.Interface, error) { return client, nil }),
 		Keep:      func(obj runtime.Object) (runtime.Object, bool) { return obj, true },

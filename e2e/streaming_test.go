@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
@@ -33,9 +33,9 @@ func TestWatchOfAPIServersOldAndNew(t *testing.T) {
 	for _, c := range clusters {
 		t.Run(c.Name, func(t *testing.T) {
 			var log logtest.Buffer
-			w := cluster.NewWatch(cluster.WatchConfig[string]{
+			w := kube.NewWatch(kube.WatchConfig[string]{
 				Cluster: c.Name, Kind: "nodes", Object: &corev1.Node{},
-				ListWatch: cluster.ListWatch(cluster.Of(func() (kubernetes.Interface, error) { return c.Client(), nil }, cluster.Nodes), nil),
+				ListWatch: kube.ListWatch(kube.Of(func() (kubernetes.Interface, error) { return c.Client(), nil }, kube.Nodes), nil),
 				Keep: func(obj runtime.Object) (string, bool) {
 					n, ok := obj.(*corev1.Node)
 					if !ok {
@@ -44,7 +44,7 @@ func TestWatchOfAPIServersOldAndNew(t *testing.T) {
 					return n.Name, true
 				},
 				Logger:  slog.New(slog.NewTextHandler(&log, nil)),
-				Metrics: cluster.NewMetrics("e2e", "e2e_failures_total"),
+				Metrics: kube.NewMetrics("e2e", "e2e_failures_total"),
 			})
 			ctx, cancel := context.WithCancel(t.Context())
 			var running sync.WaitGroup

@@ -135,11 +135,11 @@ func (b *bed) start(t *testing.T, adjust func(*Config)) *instance {
 	if adjust != nil {
 		adjust(&cfg)
 	}
-	return run(t, New(cfg))
+	return launch(t, New(cfg))
 }
 
 // run runs a controller until the test ends or stop is called.
-func run(t *testing.T, c *Controller) *instance {
+func launch(t *testing.T, c *Controller) *instance {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var wg sync.WaitGroup

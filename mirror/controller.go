@@ -15,10 +15,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
 // Config describes a Controller. A nil selector switches its part off; a nil
@@ -41,7 +41,7 @@ type Config struct {
 	// Workers is how many services may be written at a time. 0: DefaultWorkers.
 	Workers int
 	// WatchMetrics, which may be nil, tell how the watches are.
-	WatchMetrics *cluster.Metrics
+	WatchMetrics *kube.Metrics
 	Logger       *slog.Logger
 }
 
@@ -56,10 +56,10 @@ type Remote struct {
 	// never.
 	ResyncPeriod time.Duration
 	// StaleAfter is after how long without contact its endpoints leave global
-	// services that have others; 0: never. See cluster.ServerConfig.
+	// services that have others; 0: never. See kube.ServerConfig.
 	StaleAfter time.Duration
 	// Bounds are those of what it can make us hold; the client has the same.
-	Bounds cluster.Bounds
+	Bounds kube.Bounds
 	// Client returns its client, or why there is none yet.
 	Client func() (kubernetes.Interface, error)
 }
@@ -89,7 +89,7 @@ type Controller struct {
 	news    *event.News
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
-	servers map[string]*cluster.Server // of remotes, by name
+	servers map[string]*kube.Server // of remotes, by name
 	sources []*source
 	local   *local
 	started time.Time
@@ -112,7 +112,7 @@ func New(cfg Config) *Controller {
 		cfg: cfg, log: cfg.Logger, sums: newSummer(), own: newHoldings(),
 		trigger: reconcile.NewTrigger(), metrics: newMetrics(), state: newState(),
 		news: event.NewNews(event.Writer{Client: cfg.Client, Component: managedBy}), started: time.Now(),
-		servers: map[string]*cluster.Server{},
+		servers: map[string]*kube.Server{},
 	}
 	c.metrics.controller = c
 	c.write = &writer{client: cfg.Client, namespace: cfg.Namespace, sums: c.sums, log: c.log, count: c.metrics.wrote}
@@ -122,8 +122,8 @@ func New(cfg Config) *Controller {
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
 		clusters = append(clusters, clusterConfig{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets})
-		c.servers[r.Name] = cluster.NewServer(cluster.ServerConfig{
-			Cluster: r.Name, StaleAfter: r.StaleAfter, Ask: cluster.SignOfLife(r.Client), Logger: c.log,
+		c.servers[r.Name] = kube.NewServer(kube.ServerConfig{
+			Cluster: r.Name, StaleAfter: r.StaleAfter, Ask: kube.SignOfLife(r.Client), Logger: c.log,
 		})
 	}
 	c.plan = newPlan(clusters, c.kinds, c.own)
@@ -178,7 +178,7 @@ func (c *Controller) resync() time.Duration {
 func (c *Controller) String() string { return "service mirror" }
 
 // Tasks returns what runs in every replica until the process ends.
-func (c *Controller) Tasks() []daemon.Task {
+func (c *Controller) Tasks() []run.Task {
 	tasks := append(c.local.tasks(), c.loop)
 	for _, s := range c.sources {
 		tasks = append(tasks, s.services, s.slices)

@@ -13,24 +13,24 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
 // source watches the services of one kind of one cluster.
 type source struct {
 	id       setID
-	services *cluster.Watch[*Service]
-	slices   *cluster.Watch[*Slice]
+	services *kube.Watch[*Service]
+	slices   *kube.Watch[*Slice]
 }
 
 // counted is a resource whose events are counted.
 type counted[L runtime.Object] struct {
-	cluster.Resource[L]
+	kube.Resource[L]
 	count func(watch.EventType)
 }
 
-// Watch implements cluster.Resource.
+// Watch implements kube.Resource.
 func (c counted[L]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	w, err := c.Resource.Watch(ctx, options)
 	if err != nil {
@@ -43,27 +43,27 @@ func (c counted[L]) Watch(ctx context.Context, options metav1.ListOptions) (watc
 }
 
 // selected reads the objects that match a selector, and has their events counted.
-func selected[L runtime.Object](client func() (kubernetes.Interface, error), resource func(kubernetes.Interface) cluster.Resource[L], selector labels.Selector, count func(watch.EventType)) cache.ListerWatcher {
-	return cluster.ListWatch(cluster.Of(client, func(c kubernetes.Interface) cluster.Resource[L] {
+func selected[L runtime.Object](client func() (kubernetes.Interface, error), resource func(kubernetes.Interface) kube.Resource[L], selector labels.Selector, count func(watch.EventType)) cache.ListerWatcher {
+	return kube.ListWatch(kube.Of(client, func(c kubernetes.Interface) kube.Resource[L] {
 		return counted[L]{resource(c), count}
 	}), func(options *metav1.ListOptions) { options.LabelSelector = selector.String() })
 }
 
-func servicesOf(namespace string) func(kubernetes.Interface) cluster.Resource[*corev1.ServiceList] {
-	return func(c kubernetes.Interface) cluster.Resource[*corev1.ServiceList] {
+func servicesOf(namespace string) func(kubernetes.Interface) kube.Resource[*corev1.ServiceList] {
+	return func(c kubernetes.Interface) kube.Resource[*corev1.ServiceList] {
 		return c.CoreV1().Services(namespace)
 	}
 }
 
-func slicesOf(namespace string) func(kubernetes.Interface) cluster.Resource[*discoveryv1.EndpointSliceList] {
-	return func(c kubernetes.Interface) cluster.Resource[*discoveryv1.EndpointSliceList] {
+func slicesOf(namespace string) func(kubernetes.Interface) kube.Resource[*discoveryv1.EndpointSliceList] {
+	return func(c kubernetes.Interface) kube.Resource[*discoveryv1.EndpointSliceList] {
 		return c.DiscoveryV1().EndpointSlices(namespace)
 	}
 }
 
 //nolint:staticcheck // See ownEndpoints.
-func endpointsOf(namespace string) func(kubernetes.Interface) cluster.Resource[*corev1.EndpointsList] {
-	return func(c kubernetes.Interface) cluster.Resource[*corev1.EndpointsList] {
+func endpointsOf(namespace string) func(kubernetes.Interface) kube.Resource[*corev1.EndpointsList] {
+	return func(c kubernetes.Interface) kube.Resource[*corev1.EndpointsList] {
 		return c.CoreV1().Endpoints(namespace)
 	}
 }
@@ -83,7 +83,7 @@ func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, er
 	}
 	local := remote == nil
 	s := &source{id: id}
-	services := cluster.WatchConfig[*Service]{
+	services := kube.WatchConfig[*Service]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: kind("services"), Object: &corev1.Service{},
 		ListWatch: selected(client, servicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-serviceWatcher", "service", runner)),
 		Keep: func(obj runtime.Object) (*Service, bool) {
@@ -95,7 +95,7 @@ func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, er
 		},
 		Equal: (*Service).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	}
-	endpoints := cluster.WatchConfig[*Slice]{
+	endpoints := kube.WatchConfig[*Slice]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: kind("endpointslices"), Object: &discoveryv1.EndpointSlice{},
 		ListWatch: selected(client, slicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner)),
 		Keep: func(obj runtime.Object) (*Slice, bool) {
@@ -111,13 +111,13 @@ func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, er
 		services.ResyncPeriod, endpoints.ResyncPeriod = remote.ResyncPeriod, remote.ResyncPeriod
 		services.Bounds, endpoints.Bounds = remote.Bounds, remote.Bounds
 	}
-	s.services, s.slices = cluster.NewWatch(services), cluster.NewWatch(endpoints)
+	s.services, s.slices = kube.NewWatch(services), kube.NewWatch(endpoints)
 	c.metrics.watch(id.cluster+"-serviceWatcher", "service", runner, func() int { return count(s.services) })
 	c.metrics.watch(id.cluster+"-endpointSliceWatcher", "endpointslice", runner, func() int { return count(s.slices) })
 	return s
 }
 
-func count[T any](w *cluster.Watch[T]) int {
+func count[T any](w *kube.Watch[T]) int {
 	all, _ := w.Snapshot()
 	return len(all)
 }
@@ -131,18 +131,18 @@ func (c *Controller) isOwn(s *corev1.Service) bool {
 // local watches what is in the mirror namespace, whoever made it, and the
 // zones of the nodes.
 type local struct {
-	services  *cluster.Watch[*ownService]
-	slices    *cluster.Watch[*ownSlice]
-	endpoints *cluster.Watch[*ownEndpoints] // nil: not asked for
-	nodes     *cluster.Watch[string]        // zones; nil: nobody asks for them
+	services  *kube.Watch[*ownService]
+	slices    *kube.Watch[*ownSlice]
+	endpoints *kube.Watch[*ownEndpoints] // nil: not asked for
+	nodes     *kube.Watch[string]        // zones; nil: nobody asks for them
 }
 
 func (c *Controller) newLocal() *local {
 	client := func() (kubernetes.Interface, error) { return c.cfg.Client, nil }
 	l := &local{
-		services: cluster.NewWatch(cluster.WatchConfig[*ownService]{
+		services: kube.NewWatch(kube.WatchConfig[*ownService]{
 			Cluster: c.cfg.Cluster, Kind: "own services", Object: &corev1.Service{},
-			ListWatch: cluster.ListWatch(cluster.Of(client, servicesOf(c.cfg.Namespace)), nil),
+			ListWatch: kube.ListWatch(kube.Of(client, servicesOf(c.cfg.Namespace)), nil),
 			Keep: func(obj runtime.Object) (*ownService, bool) {
 				s, ok := obj.(*corev1.Service)
 				if !ok {
@@ -152,9 +152,9 @@ func (c *Controller) newLocal() *local {
 			},
 			Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 		}),
-		slices: cluster.NewWatch(cluster.WatchConfig[*ownSlice]{
+		slices: kube.NewWatch(kube.WatchConfig[*ownSlice]{
 			Cluster: c.cfg.Cluster, Kind: "own endpointslices", Object: &discoveryv1.EndpointSlice{},
-			ListWatch: cluster.ListWatch(cluster.Of(client, slicesOf(c.cfg.Namespace)), nil),
+			ListWatch: kube.ListWatch(kube.Of(client, slicesOf(c.cfg.Namespace)), nil),
 			Keep: func(obj runtime.Object) (*ownSlice, bool) {
 				s, ok := obj.(*discoveryv1.EndpointSlice)
 				if !ok {
@@ -166,9 +166,9 @@ func (c *Controller) newLocal() *local {
 		}),
 	}
 	if c.cfg.LegacyEndpoints {
-		l.endpoints = cluster.NewWatch(cluster.WatchConfig[*ownEndpoints]{
+		l.endpoints = kube.NewWatch(kube.WatchConfig[*ownEndpoints]{
 			Cluster: c.cfg.Cluster, Kind: "own endpoints", Object: &corev1.Endpoints{}, //nolint:staticcheck // See ownEndpoints.
-			ListWatch: cluster.ListWatch(cluster.Of(client, endpointsOf(c.cfg.Namespace)), nil),
+			ListWatch: kube.ListWatch(kube.Of(client, endpointsOf(c.cfg.Namespace)), nil),
 			Keep: func(obj runtime.Object) (*ownEndpoints, bool) {
 				e, ok := obj.(*corev1.Endpoints) //nolint:staticcheck // See ownEndpoints.
 				if !ok {
@@ -180,9 +180,9 @@ func (c *Controller) newLocal() *local {
 		})
 	}
 	if c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil {
-		l.nodes = cluster.NewWatch(cluster.WatchConfig[string]{
+		l.nodes = kube.NewWatch(kube.WatchConfig[string]{
 			Cluster: c.cfg.Cluster, Kind: "nodes", Object: &corev1.Node{},
-			ListWatch: cluster.ListWatch(cluster.Of(client, cluster.Nodes), nil),
+			ListWatch: kube.ListWatch(kube.Of(client, kube.Nodes), nil),
 			Keep: func(obj runtime.Object) (string, bool) {
 				n, ok := obj.(*corev1.Node)
 				if !ok {
@@ -197,8 +197,8 @@ func (c *Controller) newLocal() *local {
 	return l
 }
 
-func (l *local) tasks() []daemon.Task {
-	tasks := []daemon.Task{l.services, l.slices}
+func (l *local) tasks() []run.Task {
+	tasks := []run.Task{l.services, l.slices}
 	if l.endpoints != nil {
 		tasks = append(tasks, l.endpoints)
 	}

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // APIs that Calico can have, the better one first. Where both are served v3 is
@@ -193,9 +193,9 @@ func withCodec(cfg *rest.Config, gv schema.GroupVersion) *rest.Config {
 	return cfg
 }
 
-// resource returns, for cluster.ListWatch, the network sets of the API in use.
+// resource returns, for kube.ListWatch, the network sets of the API in use.
 // When that has gone, the next request looks for another one.
-func (c *Calico) resource(ctx context.Context) (cluster.Resource[*calico.GlobalNetworkSetList], error) {
+func (c *Calico) resource(ctx context.Context) (kube.Resource[*calico.GlobalNetworkSetList], error) {
 	client, err := c.Sets(ctx)
 	if err != nil {
 		return nil, err
@@ -209,13 +209,13 @@ type mayGo struct {
 	gone func()
 }
 
-// List implements cluster.Resource.
+// List implements kube.Resource.
 func (m mayGo) List(ctx context.Context, options metav1.ListOptions) (*calico.GlobalNetworkSetList, error) {
 	list, err := m.SetClient.List(ctx, options)
 	return list, m.noted(err)
 }
 
-// Watch implements cluster.Resource.
+// Watch implements kube.Resource.
 func (m mayGo) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	w, err := m.SetClient.Watch(ctx, options)
 	return w, m.noted(err)

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // TestStatusDoesNotWaitForCalico holds an answer about Calico's API back, as an
@@ -45,7 +45,7 @@ func TestStatusDoesNotWaitForCalico(t *testing.T) {
 	}
 	controller := New(Config{
 		Cluster: "aws", Calico: access, Labels: domain(), Logger: slog.New(slog.DiscardHandler),
-		Metrics: NewMetrics(), Watches: cluster.NewMetrics("test", "test_failures_total"),
+		Metrics: NewMetrics(), Watches: kube.NewMetrics("test", "test_failures_total"),
 	})
 	found := make(chan error, 1)
 	go func() {

@@ -12,10 +12,10 @@ import (
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
 // Config describes a Controller. FullResyncPeriod and ShardSize may be zero.
@@ -39,7 +39,7 @@ type Config struct {
 	Logger *slog.Logger
 	// Metrics and Watches are to be registered by the caller.
 	Metrics *Metrics
-	Watches *cluster.Metrics
+	Watches *kube.Metrics
 }
 
 // shared is what the remotes have in common.
@@ -63,10 +63,10 @@ type Controller struct {
 func New(cfg Config) *Controller {
 	c := &Controller{shared: shared{Config: cfg}, strays: reconcile.NewTrigger()}
 	c.shared.ledger = newLedger(func() ([]Observed, bool) { return c.sets.Snapshot() })
-	c.sets = newSource("network sets", c.setsChanged, func(notify func()) *cluster.Watch[Observed] {
-		return cluster.NewWatch(cluster.WatchConfig[Observed]{
+	c.sets = newSource("network sets", c.setsChanged, func(notify func()) *kube.Watch[Observed] {
+		return kube.NewWatch(kube.WatchConfig[Observed]{
 			Cluster: cfg.Cluster, Kind: networkSets, Object: &calico.GlobalNetworkSet{},
-			ListWatch: cluster.ListWatch(cfg.Calico.resource, nil),
+			ListWatch: kube.ListWatch(cfg.Calico.resource, nil),
 			Keep: func(obj runtime.Object) (Observed, bool) {
 				set, ok := obj.(*calico.GlobalNetworkSet)
 				if !ok {
@@ -97,8 +97,8 @@ func (c *Controller) setsChanged() {
 }
 
 // Watches returns the tasks that keep the caches, which every replica runs.
-func (c *Controller) Watches() []daemon.Task {
-	tasks := []daemon.Task{c.sets, fullResync{period: c.shared.FullResyncPeriod, renew: c.sets.Renew}}
+func (c *Controller) Watches() []run.Task {
+	tasks := []run.Task{c.sets, fullResync{period: c.shared.FullResyncPeriod, renew: c.sets.Renew}}
 	for _, r := range c.remotes {
 		tasks = append(tasks, r.pods, r.server)
 	}

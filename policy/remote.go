@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
@@ -41,12 +41,12 @@ type RemoteConfig struct {
 	// Client reaches it. As long as that returns an error it is called again.
 	Client func() (kubernetes.Interface, error)
 	// Bounds are those of what it can make us hold; the client has the same.
-	Bounds cluster.Bounds
+	Bounds kube.Bounds
 	// ResyncPeriod is how often to compare without an event; 0: as rarely as
 	// the controller does by itself.
 	ResyncPeriod time.Duration
 	// StaleAfter is how long without contact the remote's sets stay as they
-	// are; after that they become empty. 0: for ever. See cluster.ServerConfig.
+	// are; after that they become empty. 0: for ever. See kube.ServerConfig.
 	StaleAfter time.Duration
 }
 
@@ -56,7 +56,7 @@ type remote struct {
 	RemoteConfig
 	shared  *shared
 	log     *slog.Logger
-	server  *cluster.Server
+	server  *kube.Server
 	pods    *source[Pod]
 	trigger *reconcile.Trigger
 	started time.Time
@@ -92,14 +92,14 @@ func newRemote(cfg RemoteConfig, s *shared) *remote {
 		started: time.Now(),
 		held:    map[Held]time.Time{},
 	}
-	r.server = cluster.NewServer(cluster.ServerConfig{
-		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ask: cluster.SignOfLife(cfg.Client), Logger: s.Logger,
+	r.server = kube.NewServer(kube.ServerConfig{
+		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ask: kube.SignOfLife(cfg.Client), Logger: s.Logger,
 	})
 	keep := PodFor(s.Labels.Pod())
-	r.pods = newSource("pods of "+cfg.Rules.Cluster, r.trigger.Fire, func(notify func()) *cluster.Watch[Pod] {
-		return cluster.NewWatch(cluster.WatchConfig[Pod]{
+	r.pods = newSource("pods of "+cfg.Rules.Cluster, r.trigger.Fire, func(notify func()) *kube.Watch[Pod] {
+		return kube.NewWatch(kube.WatchConfig[Pod]{
 			Cluster: cfg.Rules.Cluster, Server: r.server, Kind: "pods", Object: &corev1.Pod{},
-			ListWatch: cluster.ListWatch(cluster.Of(cfg.Client, podsOf), func(options *metav1.ListOptions) { options.LabelSelector = s.Labels.Pod() }),
+			ListWatch: kube.ListWatch(kube.Of(cfg.Client, podsOf), func(options *metav1.ListOptions) { options.LabelSelector = s.Labels.Pod() }),
 			Keep: func(obj runtime.Object) (Pod, bool) {
 				pod, ok := obj.(*corev1.Pod)
 				if !ok {
@@ -318,15 +318,15 @@ func (r *remote) ready(sets map[string]Observed) error {
 }
 
 // podsOf returns the pods of a cluster, up to date.
-func podsOf(client kubernetes.Interface) cluster.Resource[*corev1.PodList] {
+func podsOf(client kubernetes.Interface) kube.Resource[*corev1.PodList] {
 	return current[*corev1.PodList]{client.CoreV1().Pods(metav1.NamespaceAll)}
 }
 
 // current is a resource whose lists, which may be answered from a cache, however
 // old, are up to date. A replica that starts must not undo what another one did.
-type current[L runtime.Object] struct{ cluster.Resource[L] }
+type current[L runtime.Object] struct{ kube.Resource[L] }
 
-// List implements cluster.Resource.
+// List implements kube.Resource.
 func (c current[L]) List(ctx context.Context, options metav1.ListOptions) (L, error) {
 	if options.ResourceVersion == "0" {
 		options.ResourceVersion, options.ResourceVersionMatch = "", ""

@@ -5,32 +5,32 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // source is a watch that can be begun anew, without losing what it knows, or
 // losing it on purpose.
 type source[T any] struct {
 	name  string
-	start func(notify func()) *cluster.Watch[T]
+	start func(notify func()) *kube.Watch[T]
 	// changed is called, like a watch's Notify, when Snapshot may return
 	// something else.
 	changed func()
 	restart chan struct{} // one slot
 
 	mu      sync.Mutex
-	current *cluster.Watch[T] // what Snapshot returns
-	next    *cluster.Watch[T] // its successor, until it is synced; nil: none
-	contact time.Time         // the last one of watches that are gone
+	current *kube.Watch[T] // what Snapshot returns
+	next    *kube.Watch[T] // its successor, until it is synced; nil: none
+	contact time.Time      // the last one of watches that are gone
 }
 
-func newSource[T any](name string, changed func(), start func(notify func()) *cluster.Watch[T]) *source[T] {
+func newSource[T any](name string, changed func(), start func(notify func()) *kube.Watch[T]) *source[T] {
 	s := &source[T]{name: name, start: start, changed: changed, restart: make(chan struct{}, 1)}
 	s.current = s.begin()
 	return s
 }
 
-func (s *source[T]) begin() *cluster.Watch[T] { return s.start(s.notified) }
+func (s *source[T]) begin() *kube.Watch[T] { return s.start(s.notified) }
 
 // String names the source as a task.
 func (s *source[T]) String() string { return s.name }
@@ -83,7 +83,7 @@ func (s *source[T]) retire() {
 
 // Run keeps the current watch and its successor running until ctx ends.
 func (s *source[T]) Run(ctx context.Context) error {
-	running := map[*cluster.Watch[T]]func(){}
+	running := map[*kube.Watch[T]]func(){}
 	defer func() {
 		for _, stop := range running {
 			stop()
@@ -91,14 +91,14 @@ func (s *source[T]) Run(ctx context.Context) error {
 	}()
 	for ctx.Err() == nil {
 		s.mu.Lock()
-		wanted := []*cluster.Watch[T]{s.current}
+		wanted := []*kube.Watch[T]{s.current}
 		if s.next != nil {
 			wanted = append(wanted, s.next)
 		}
 		s.mu.Unlock()
 		for _, w := range wanted {
 			if running[w] == nil {
-				running[w] = run(ctx, w)
+				running[w] = start(ctx, w)
 			}
 		}
 		for w, stop := range running {
@@ -115,8 +115,8 @@ func (s *source[T]) Run(ctx context.Context) error {
 	return nil
 }
 
-// run starts a watch and returns what ends it and waits for that.
-func run[T any](ctx context.Context, w *cluster.Watch[T]) (stop func()) {
+// start begins a watch and returns what ends it and waits for that.
+func start[T any](ctx context.Context, w *kube.Watch[T]) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -141,7 +141,7 @@ func (s *source[T]) LastContact() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	last := s.contact
-	for _, w := range []*cluster.Watch[T]{s.current, s.next} {
+	for _, w := range []*kube.Watch[T]{s.current, s.next} {
 		if w != nil && w.LastContact().After(last) {
 			last = w.LastContact()
 		}
@@ -155,7 +155,7 @@ func (s *source[T]) Err() error { return s.watch().Err() }
 // Crowded returns what is rejected because there is no room for it; nil: nothing.
 func (s *source[T]) Crowded() error { return s.watch().Crowded() }
 
-func (s *source[T]) watch() *cluster.Watch[T] {
+func (s *source[T]) watch() *kube.Watch[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.current

@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
 // podServer lists pods, or doesn't answer: errors make client-go sleep in a way
@@ -76,10 +76,10 @@ func (s *podServer) ask(ctx context.Context) error {
 // source returns pods of the server.
 func (s *podServer) source(changed func()) *source[Pod] { return s.sourceOf(nil, changed) }
 
-func (s *podServer) sourceOf(server *cluster.Server, changed func()) *source[Pod] {
+func (s *podServer) sourceOf(server *kube.Server, changed func()) *source[Pod] {
 	keep := PodFor(podLabel)
-	return newSource("pods", changed, func(notify func()) *cluster.Watch[Pod] {
-		return cluster.NewWatch(cluster.WatchConfig[Pod]{
+	return newSource("pods", changed, func(notify func()) *kube.Watch[Pod] {
+		return kube.NewWatch(kube.WatchConfig[Pod]{
 			Cluster: "gcp", Server: server, Kind: "pods", Object: &corev1.Pod{}, Notify: notify, Equal: Pod.Equal,
 			Keep: func(obj k8sruntime.Object) (Pod, bool) {
 				pod, ok := obj.(*corev1.Pod)
@@ -119,7 +119,7 @@ func (s *podServer) sourceOf(server *cluster.Server, changed func()) *source[Pod
 // runFor runs a source until the test ends.
 func (s *source[T]) runFor(t *testing.T) { runFor(t, s) }
 
-func runFor(t *testing.T, task daemon.Task) {
+func runFor(t *testing.T, task run.Task) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -212,7 +212,7 @@ func TestContactDecidesWhenSetsGoStale(t *testing.T) {
 		server := &podServer{}
 		server.set(false, "a")
 		r := &remote{started: time.Now()}
-		r.server = cluster.NewServer(cluster.ServerConfig{
+		r.server = kube.NewServer(kube.ServerConfig{
 			Cluster: "gcp", StaleAfter: 30 * time.Second, Ask: server.ask, Logger: slog.New(slog.DiscardHandler),
 		})
 		r.pods = server.sourceOf(r.server, func() {})

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 )
 
@@ -17,17 +17,17 @@ import (
 const grace = 10 * time.Second
 
 func main() {
-	program := daemon.Program[config.Policy]{
-		Name: "semaphore-policy", Load: config.LoadPolicy, Run: run, Status: statusCommand().Main,
+	program := run.Program[config.Policy]{
+		Name: "semaphore-policy", Load: config.LoadPolicy, Run: serve, Status: statusCommand().Main,
 	}
 	os.Exit(program.Main(os.Args[1:]))
 }
 
-func run(cfg config.Policy, log *slog.Logger) error {
+func serve(cfg config.Policy, log *slog.Logger) error {
 	p, err := newProgram(cfg, log)
 	if err != nil {
 		return err
 	}
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
-	return daemon.Run(context.Background(), log, grace, p.tasks()...)
+	return run.Run(context.Background(), log, grace, p.tasks()...)
 }

@@ -5,14 +5,14 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/deploy/observability/documented"
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster/clustertest"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 // deadProgram is a program whose API servers are all away.
 func deadProgram(t *testing.T) *program {
 	t.Helper()
-	access := clustertest.DeadAccess(t)
+	access := kubetest.DeadAccess(t)
 	p, err := newProgram(config.Policy{
 		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access}}},
 		LeaderElection: true, Namespace: "sys-semaphore",

@@ -13,12 +13,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/leader"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/policy"
@@ -30,7 +30,7 @@ type program struct {
 	log        *slog.Logger
 	registry   *prometheus.Registry
 	guard      func(http.Handler) http.Handler // of metrics and status; nil: none
-	servers    daemon.Servers
+	servers    run.Servers
 	controller *policy.Controller
 	election   *leader.Election // nil: this replica always leads
 	pools      *pools
@@ -40,7 +40,7 @@ type program struct {
 func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	p := &program{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
 	userAgent := fmt.Sprintf("semaphore-policy/%s (%s)", version.Number(), p.localName())
-	local, err := cluster.RESTConfig(cluster.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log.With("cluster", p.localName())})
+	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log.With("cluster", p.localName())})
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
 	}
@@ -52,10 +52,10 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	var remotes []policy.RemoteConfig
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		bounds := cluster.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects}
+		bounds := kube.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects}
 		remotes = append(remotes, policy.RemoteConfig{
 			Rules: policy.Rules{Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork},
-			Client: cluster.LazyClient(cluster.ClientConfig{
+			Client: kube.LazyClient(kube.ClientConfig{
 				Access: r.Access, UserAgent: userAgent, Bounds: bounds, Logger: log.With("cluster", r.Name),
 			}),
 			Bounds:       bounds,
@@ -77,7 +77,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 			event.Pod(pod.Namespace, pod.Name, pod.UID), 0)
 	}
 	metrics := policy.NewMetrics()
-	watches := cluster.NewMetrics("semaphore_policy", "kube_policy_semaphore_pod_watcher_failures")
+	watches := kube.NewMetrics("semaphore_policy", "kube_policy_semaphore_pod_watcher_failures")
 	p.controller = policy.New(policy.Config{
 		Cluster:          p.localName(),
 		Labels:           policy.Labels{Domain: cfg.LabelDomain, ManagedBy: cfg.ManagedBy},
@@ -139,12 +139,12 @@ func (p *program) newElection(client kubernetes.Interface) (*leader.Election, er
 }
 
 // tasks returns everything that runs until the process ends.
-func (p *program) tasks() []daemon.Task {
-	p.servers = daemon.NewServers(daemon.ServersConfig{
+func (p *program) tasks() []run.Task {
+	p.servers = run.NewServers(run.ServersConfig{
 		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
-	tasks := append([]daemon.Task{p.servers.Probes, p.servers.Status}, p.controller.Watches()...)
+	tasks := append([]run.Task{p.servers.Probes, p.servers.Status}, p.controller.Watches()...)
 	tasks = append(tasks, reconcile.NewLoop(reconcile.Config{
 		Name: "IP pools", Reconcile: p.pools.read, Trigger: reconcile.NewTrigger(), Resync: poolsPeriod, Logger: p.log,
 	}))
@@ -156,8 +156,8 @@ func (p *program) tasks() []daemon.Task {
 
 func (p *program) leads() bool { return p.election == nil || p.election.IsLeader() }
 
-// report is what /status serves.
-type report struct {
+// policyReport is what /status serves.
+type policyReport struct {
 	Version string `json:"version"`
 	Cluster string `json:"cluster"`
 	// Leading says whether this replica is the one that writes, Leader which
@@ -174,7 +174,7 @@ type report struct {
 }
 
 func (p *program) status() any {
-	r := report{Version: version.String(), Cluster: p.localName(), Leading: p.leads(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status()}
+	r := policyReport{Version: version.String(), Cluster: p.localName(), Leading: p.leads(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status()}
 	if p.election != nil {
 		r.Leader = p.election.Leader()
 		if err := p.election.Err(); err != nil {

@@ -6,17 +6,17 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
 // statusCommand is what "semaphore-policy status" does.
-func statusCommand() status.Command[report] {
-	return status.Command[report]{Program: "semaphore-policy", Address: ":8081", Show: showReport}
+func statusCommand() report.Command[policyReport] {
+	return report.Command[policyReport]{Program: "semaphore-policy", Address: ":8081", Show: showReport}
 }
 
 // showReport shows remotes, their sets, and which pods are skipped.
-func showReport(p *status.Page, rep *report) {
+func showReport(p *report.Page, rep *policyReport) {
 	p.Line("semaphore-policy %s", rep.Version)
 	p.Line("cluster %s, Calico's API %s", rep.Cluster, rep.CalicoAPI)
 	switch {
@@ -68,7 +68,7 @@ func showReport(p *status.Page, rep *report) {
 	}
 }
 
-func showRemote(p *status.Page, t *status.Table, r *policy.RemoteStatus) {
+func showRemote(p *report.Page, t *report.Table, r *policy.RemoteStatus) {
 	addresses, skipped := 0, 0
 	for _, s := range r.Sets {
 		addresses += s.Addresses
@@ -86,12 +86,12 @@ func showRemote(p *status.Page, t *status.Table, r *policy.RemoteStatus) {
 		p.Wrong("%s: its sets are empty, because it has been out of contact for too long", what)
 	}
 	if len(r.Failing) > 0 {
-		p.Wrong("%s: sets can't be written: %s", what, status.Some(slices.Sorted(maps.Keys(r.Failing))))
+		p.Wrong("%s: sets can't be written: %s", what, report.Some(slices.Sorted(maps.Keys(r.Failing))))
 	}
 }
 
 // showAPI says what is wrong with the watch of something.
-func showAPI(p *status.Page, what string, api policy.APIStatus) {
+func showAPI(p *report.Page, what string, api policy.APIStatus) {
 	switch {
 	case api.Error != "":
 		p.Failing(what, api.Error)

@@ -8,15 +8,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status/statustest"
+	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
 // wellReport is a report in which nothing is wrong.
-func wellReport() report {
+func wellReport() policyReport {
 	now := time.Now()
 	api := policy.APIStatus{Synced: true, LastContact: &now}
-	return report{
+	return policyReport{
 		Version: "v1.2.3", Cluster: "aws", Leading: true, Leader: "policy-0",
 		Status: policy.Status{
 			CalicoAPI: "projectcalico.org/v3", Sets: api, Unconfigured: map[string]int{"old": 3},
@@ -33,7 +33,7 @@ func wellReport() report {
 }
 
 func TestStatusForPeople(t *testing.T) {
-	got := statustest.Run(t, statusCommand(), wellReport())
+	got := reporttest.Run(t, statusCommand(), wellReport())
 	const want = `semaphore-policy v1.2.3
 cluster aws, Calico's API projectcalico.org/v3
 this replica writes
@@ -51,7 +51,7 @@ gcp     1             finished  shop/job-1
 
 all is well
 `
-	if diff := cmp.Diff(statustest.Printed{Stdout: want}, got); diff != "" {
+	if diff := cmp.Diff(reporttest.Printed{Stdout: want}, got); diff != "" {
 		t.Errorf("differs (-want +got):\n%s", diff)
 	}
 }
@@ -59,7 +59,7 @@ all is well
 func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	rep := wellReport()
 	rep.Leading, rep.Leader = false, "policy-1"
-	got := statustest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica policy-1 writes; this one would take over") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -68,7 +68,7 @@ func TestStatusOfAReplicaThatWaits(t *testing.T) {
 func TestStatusOfPoolsThatMayNotBeRead(t *testing.T) {
 	rep := wellReport()
 	rep.Pools.Unknown = "forbidden"
-	got := statustest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "\nCalico's IP pools for remote subnets: unknown: forbidden\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -78,7 +78,7 @@ func TestStatusOfARemoteThatIsNotHeard(t *testing.T) {
 	rep := wellReport()
 	before := time.Now().Add(-time.Hour)
 	rep.Remotes[0].API.LastContact = &before
-	got := statustest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nnot known to be well:\n  remote gcp: pods: the API server was last heard 1h0m ago\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -87,18 +87,18 @@ func TestStatusOfARemoteThatIsNotHeard(t *testing.T) {
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(*report)
+		spoil func(*policyReport)
 		want  []string // what is wrong, a line each
 		shown string   // something in a table
 	}{
 		{
 			"nobody leads",
-			func(rep *report) { rep.Leading, rep.Leader, rep.ElectionError = false, "", "forbidden" },
+			func(rep *policyReport) { rep.Leading, rep.Leader, rep.ElectionError = false, "", "forbidden" },
 			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
 		},
 		{
 			"Calico is not there, and neither is a remote",
-			func(rep *report) {
+			func(rep *policyReport) {
 				rep.CalicoAPI = ""
 				rep.Sets = policy.APIStatus{Error: "Calico is not installed"}
 				rep.Remotes[0].API, rep.Remotes[0].Stale = policy.APIStatus{}, true
@@ -111,7 +111,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"pods that are skipped for a reason",
-			func(rep *report) {
+			func(rep *policyReport) {
 				rep.Remotes[0].Skipped[policy.ReasonOutside] = &policy.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
 			},
 			[]string{"remote gcp: 2 pods are skipped: outside_pod_subnets"},
@@ -119,14 +119,14 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"IP pools that let packets out",
-			func(rep *report) {
+			func(rep *policyReport) {
 				rep.Pools.Faults = map[string][]string{"gcp": {"the IP pool x lacks disableBGPExport: true"}}
 			},
 			[]string{"remote gcp: the IP pool x lacks disableBGPExport: true"}, "",
 		},
 		{
 			"sets that can't be written",
-			func(rep *report) {
+			func(rep *policyReport) {
 				rep.Remotes[0].Failing, rep.Remotes[0].Error = map[string]string{"gcp-shop-web": "forbidden"}, "pass failed"
 			},
 			[]string{"remote gcp: pass failed", "remote gcp: sets can't be written: gcp-shop-web"},
@@ -136,14 +136,14 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			rep := wellReport()
 			c.spoil(&rep)
-			statustest.Finds(t, statusCommand(), rep, c.want, c.shown)
+			reporttest.Finds(t, statusCommand(), rep, c.want, c.shown)
 		})
 	}
 }
 
 func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
 	p := deadProgram(t)
-	got := statustest.Run(t, statusCommand(), p.status().(report))
+	got := reporttest.Run(t, statusCommand(), p.status().(policyReport))
 	wrong, _ := got.Wrong()
 	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 )
 
@@ -17,8 +17,8 @@ import (
 const grace = 10 * time.Second
 
 func main() {
-	program := daemon.Program[config.Mirror]{
-		Name: "semaphore-service-mirror", Load: load, Run: run, Status: statusCommand().Main,
+	program := run.Program[config.Mirror]{
+		Name: "semaphore-service-mirror", Load: load, Run: serve, Status: statusCommand().Main,
 	}
 	os.Exit(program.Main(os.Args[1:]))
 }
@@ -29,11 +29,11 @@ func load(args []string) (cfg config.Mirror, warnings []string, err error) {
 	return cfg, append(warnings, prefixWarnings(cfg.Remotes)...), err
 }
 
-func run(cfg config.Mirror, log *slog.Logger) error {
+func serve(cfg config.Mirror, log *slog.Logger) error {
 	p, err := newProgram(cfg, log)
 	if err != nil {
 		return err
 	}
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "namespace", cfg.MirrorNamespace)
-	return daemon.Run(context.Background(), log, grace, p.tasks()...)
+	return run.Run(context.Background(), log, grace, p.tasks()...)
 }

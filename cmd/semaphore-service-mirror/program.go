@@ -16,10 +16,10 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/leader"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
@@ -34,7 +34,7 @@ type program struct {
 	log        *slog.Logger
 	registry   *prometheus.Registry
 	guard      func(http.Handler) http.Handler // of metrics and status; nil: none
-	servers    daemon.Servers
+	servers    run.Servers
 	controller *mirror.Controller
 	election   *leader.Election // nil: this replica is the only one
 }
@@ -42,7 +42,7 @@ type program struct {
 // newProgram prepares everything and makes no request.
 func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	p := &program{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
-	watches := cluster.NewMetrics("semaphore_service_mirror", "semaphore_service_mirror_watcher_failures_total")
+	watches := kube.NewMetrics("semaphore_service_mirror", "semaphore_service_mirror_watcher_failures_total")
 	requests := newRequestMetrics()
 
 	userAgent := fmt.Sprintf("semaphore-service-mirror/%s (%s)", version.Number(), cfg.ClusterName)
@@ -74,11 +74,11 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	}
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		bounds := cluster.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects}
+		bounds := kube.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects}
 		settings.Remotes = append(settings.Remotes, mirror.Remote{
 			Name: r.Name, Prefix: r.ServicePrefix, PodSubnets: r.PodSubnets,
 			ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,
-			Client: cluster.LazyClient(cluster.ClientConfig{
+			Client: kube.LazyClient(kube.ClientConfig{
 				Access: r.Access, UserAgent: userAgent, Bounds: bounds, Logger: log.With("cluster", r.Name),
 			}),
 			Bounds: bounds,
@@ -115,7 +115,7 @@ func identity() (string, error) {
 
 // localClient returns a client for the local cluster whose requests are counted.
 func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, log *slog.Logger) (kubernetes.Interface, error) {
-	access, err := cluster.RESTConfig(cluster.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log})
+	access, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log})
 	if err != nil {
 		return nil, err
 	}
@@ -129,12 +129,12 @@ func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, 
 }
 
 // tasks returns everything that runs until the process ends.
-func (p *program) tasks() []daemon.Task {
-	p.servers = daemon.NewServers(daemon.ServersConfig{
+func (p *program) tasks() []run.Task {
+	p.servers = run.NewServers(run.ServersConfig{
 		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
-	tasks := append([]daemon.Task{p.servers.Probes, p.servers.Status}, p.controller.Tasks()...)
+	tasks := append([]run.Task{p.servers.Probes, p.servers.Status}, p.controller.Tasks()...)
 	if p.election != nil {
 		return append(tasks, p.election)
 	}
@@ -144,11 +144,11 @@ func (p *program) tasks() []daemon.Task {
 // alone leads without asking anybody.
 type alone struct{ *mirror.Controller }
 
-// Run implements daemon.Task.
+// Run implements run.Task.
 func (a alone) Run(ctx context.Context) error { return a.Lead(ctx) }
 
-// report is what /status serves.
-type report struct {
+// mirrorReport is what /status serves.
+type mirrorReport struct {
 	Version  string          `json:"version"`
 	Cluster  string          `json:"cluster"`
 	Election *electionReport `json:"election,omitempty"`
@@ -164,7 +164,7 @@ type electionReport struct {
 }
 
 func (p *program) status() any {
-	r := report{Version: version.String(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing()}
+	r := mirrorReport{Version: version.String(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing()}
 	if p.election != nil {
 		r.Election = &electionReport{Leader: p.election.Leader()}
 		if err := p.election.Err(); err != nil {

@@ -7,17 +7,17 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
 // statusCommand is what "semaphore-service-mirror status" does.
-func statusCommand() status.Command[report] {
-	return status.Command[report]{Program: "semaphore-service-mirror", Address: ":8081", Show: showReport}
+func statusCommand() report.Command[mirrorReport] {
+	return report.Command[mirrorReport]{Program: "semaphore-service-mirror", Address: ":8081", Show: showReport}
 }
 
 // showReport shows clusters, and the services that are not in order.
-func showReport(p *status.Page, rep *report) {
+func showReport(p *report.Page, rep *mirrorReport) {
 	p.Line("semaphore-service-mirror %s", rep.Version)
 	p.Line("cluster %s", rep.Cluster)
 	showElection(p, rep)
@@ -43,7 +43,7 @@ func showReport(p *status.Page, rep *report) {
 		}
 	}
 	if len(wrong) > 0 {
-		p.Wrong("services not in order: %s", status.Some(wrong))
+		p.Wrong("services not in order: %s", report.Some(wrong))
 	}
 	rejected := p.Table("NOT COPIED", "REASON")
 	var origins []string
@@ -52,7 +52,7 @@ func showReport(p *status.Page, rep *report) {
 		origins = append(origins, r.Origin)
 	}
 	if len(origins) > 0 {
-		p.Wrong("not copied: %s", status.Some(origins))
+		p.Wrong("not copied: %s", report.Some(origins))
 	}
 	if rep.Omitted > 0 {
 		p.Line("")
@@ -60,7 +60,7 @@ func showReport(p *status.Page, rep *report) {
 	}
 }
 
-func showElection(p *status.Page, rep *report) {
+func showElection(p *report.Page, rep *mirrorReport) {
 	switch {
 	case rep.Leading:
 		p.Line("this replica writes")
@@ -75,7 +75,7 @@ func showElection(p *status.Page, rep *report) {
 }
 
 // showCluster shows what is known of a cluster, by the watch that is worst.
-func showCluster(p *status.Page, t *status.Table, c *mirror.ClusterStatus) {
+func showCluster(p *report.Page, t *report.Table, c *mirror.ClusterStatus) {
 	last, synced := &p.Now, 0
 	for i := range c.Watches {
 		w := &c.Watches[i]

@@ -8,12 +8,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status/statustest"
+	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
 // wellReport is a report in which nothing is wrong.
-func wellReport() report {
+func wellReport() mirrorReport {
 	now := time.Now()
 	watches := func() []mirror.WatchStatus {
 		return []mirror.WatchStatus{
@@ -21,7 +21,7 @@ func wellReport() report {
 			{Kind: "endpoint slices of services to mirror", Synced: true, LastContact: &now},
 		}
 	}
-	return report{
+	return mirrorReport{
 		Version: "v1.2.3", Cluster: "gcp", Election: &electionReport{Leader: "mirror-0"},
 		Status: mirror.Status{
 			Leading: true,
@@ -38,7 +38,7 @@ func wellReport() report {
 }
 
 func TestStatusForPeople(t *testing.T) {
-	got := statustest.Run(t, statusCommand(), wellReport())
+	got := reporttest.Run(t, statusCommand(), wellReport())
 	const want = `semaphore-service-mirror v1.2.3
 cluster gcp
 this replica writes
@@ -49,7 +49,7 @@ gcp      -       0s ago   2 of 2  0         0          0
 
 all is well
 `
-	if diff := cmp.Diff(statustest.Printed{Stdout: want}, got); diff != "" {
+	if diff := cmp.Diff(reporttest.Printed{Stdout: want}, got); diff != "" {
 		t.Errorf("differs (-want +got):\n%s", diff)
 	}
 }
@@ -57,7 +57,7 @@ all is well
 func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	rep := wellReport()
 	rep.Leading = false
-	got := statustest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica mirror-0 writes; this one would take over") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -67,7 +67,7 @@ func TestStatusOfAClusterThatIsNotHeard(t *testing.T) {
 	rep := wellReport()
 	before := time.Now().Add(-time.Hour)
 	rep.Clusters[0].Watches[0].LastContact = &before
-	got := statustest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nnot known to be well:\n  cluster aws: services to mirror: the API server was last heard 1h0m ago\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -77,18 +77,18 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	before := time.Now().Add(-time.Hour)
 	for _, c := range []struct {
 		name  string
-		spoil func(*report)
+		spoil func(*mirrorReport)
 		want  []string // what is wrong, a line each
 		shown string   // something in a table
 	}{
 		{
 			"nobody leads",
-			func(rep *report) { rep.Leading, rep.Election = false, &electionReport{Error: "forbidden"} },
+			func(rep *mirrorReport) { rep.Leading, rep.Election = false, &electionReport{Error: "forbidden"} },
 			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
 		},
 		{
 			"a cluster that is out of contact, by its worst watch",
-			func(rep *report) {
+			func(rep *mirrorReport) {
 				w := rep.Clusters[0].Watches
 				w[0].LastContact, w[0].Error, w[0].Stale = &before, "connection refused", true
 			},
@@ -100,7 +100,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a cluster that was never read",
-			func(rep *report) {
+			func(rep *mirrorReport) {
 				rep.Clusters[0].Watches[1] = mirror.WatchStatus{Kind: "endpoint slices"}
 				rep.NotReady = "services of aws: not read\nand more"
 			},
@@ -109,7 +109,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"services that are not in order, and what is not copied",
-			func(rep *report) {
+			func(rep *mirrorReport) {
 				rep.Services = append(rep.Services, mirror.ServiceStatus{
 					Name: "gl-a-73736d-b", Origin: "a/b", Error: "forbidden", Held: "aws not read", Instead: "aws/x/y",
 					Conflicts: []mirror.Conflict{{Cluster: "aws", What: "port \x1b[31m80"}},
@@ -138,14 +138,14 @@ aws/a/external  type ExternalName
 		t.Run(c.name, func(t *testing.T) {
 			rep := wellReport()
 			c.spoil(&rep)
-			statustest.Finds(t, statusCommand(), rep, c.want, c.shown)
+			reporttest.Finds(t, statusCommand(), rep, c.want, c.shown)
 		})
 	}
 }
 
 func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
 	p := deadProgram(t)
-	got := statustest.Run(t, statusCommand(), p.status().(report))
+	got := reporttest.Run(t, statusCommand(), p.status().(mirrorReport))
 	wrong, _ := got.Wrong()
 	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)

@@ -14,9 +14,9 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 )
@@ -25,12 +25,12 @@ import (
 const limit = 5 * time.Minute
 
 func main() {
-	program := daemon.Program[config.Tokens]{Name: "semaphore-tokens", Load: config.LoadTokens, Run: run}
+	program := run.Program[config.Tokens]{Name: "semaphore-tokens", Load: config.LoadTokens, Run: serve}
 	os.Exit(program.Main(os.Args[1:]))
 }
 
-func run(cfg config.Tokens, log *slog.Logger) error {
-	local, err := cluster.RESTConfig(cluster.ClientConfig{
+func serve(cfg config.Tokens, log *slog.Logger) error {
+	local, err := kube.RESTConfig(kube.ClientConfig{
 		Access: cfg.Local, UserAgent: fmt.Sprintf("semaphore-tokens/%s (%s)", version.Number(), cfg.ClusterName), Logger: log,
 	})
 	if err != nil {

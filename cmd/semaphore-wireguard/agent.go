@@ -21,11 +21,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -51,7 +51,7 @@ type agent struct {
 	log       *slog.Logger
 	registry  *prometheus.Registry
 	metrics   *loopMetrics
-	self      *cluster.Watch[peers.Self]
+	self      *kube.Watch[peers.Self]
 	local     *local
 	publisher *peers.Publisher
 	herald    *event.Herald // nil: nothing for Events to be about is known
@@ -65,7 +65,7 @@ type agent struct {
 	remotes   []*remote
 	loops     []*reconcile.Loop
 	guard     func(http.Handler) http.Handler // of metrics and status; nil: none
-	servers   daemon.Servers
+	servers   run.Servers
 
 	// hostAddrs are the addresses of this host, as last seen.
 	hostAddrs atomic.Pointer[[]netip.Addr]
@@ -94,14 +94,14 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.sources.Store(&[]netip.Addr{})
 	a.metrics, a.filter = newLoopMetrics(), routes.NewFilter(log)
-	watchMetrics := cluster.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
+	watchMetrics := kube.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
 		a.metrics, watchMetrics, version.Collector("semaphore_wg"),
 		tokens.NewCollector("semaphore_wg", cfg.TokenFiles()),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 
-	local, err := cluster.RESTConfig(cluster.ClientConfig{Access: cfg.Local, UserAgent: a.userAgent(), Logger: a.log.With("cluster", cfg.ClusterName)})
+	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: a.userAgent(), Logger: a.log.With("cluster", cfg.ClusterName)})
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
@@ -112,11 +112,11 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if cfg.ListenAuth == config.ListenAuthToken {
 		a.guard = bearer.New(client, log).Wrap
 	}
-	server := cluster.NewServer(cluster.ServerConfig{Cluster: cfg.ClusterName, Logger: log})
-	a.self = cluster.NewWatch(cluster.WatchConfig[peers.Self]{
+	server := kube.NewServer(kube.ServerConfig{Cluster: cfg.ClusterName, Logger: log})
+	a.self = kube.NewWatch(kube.WatchConfig[peers.Self]{
 		Cluster: cfg.ClusterName, Server: server, Kind: "own node", Object: &corev1.Node{},
-		ListWatch: cluster.ListWatch(
-			cluster.Of(func() (kubernetes.Interface, error) { return client, nil }, cluster.Nodes),
+		ListWatch: kube.ListWatch(
+			kube.Of(func() (kubernetes.Interface, error) { return client, nil }, kube.Nodes),
 			func(options *metav1.ListOptions) {
 				options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, cfg.NodeName).String()
 			}),
@@ -203,14 +203,14 @@ func (a *agent) close() error {
 }
 
 // tasks returns everything that runs until the process ends.
-func (a *agent) tasks() []daemon.Task {
-	a.servers = daemon.NewServers(daemon.ServersConfig{
+func (a *agent) tasks() []run.Task {
+	a.servers = run.NewServers(run.ServersConfig{
 		ProbeAddress: a.cfg.ProbeAddress, ListenAddress: a.cfg.ListenAddress, Guard: a.guard, Gatherer: a.registry,
 		Health: a.health, Ready: a.ready, Status: a.status, Logger: a.log,
 	})
 	monitor := a.newMonitor()
 
-	tasks := []daemon.Task{a.servers.Probes, a.servers.Status, monitor, routes.NewFilterMonitor(a.log, a.filterTrigger.Fire), a.self}
+	tasks := []run.Task{a.servers.Probes, a.servers.Status, monitor, routes.NewFilterMonitor(a.log, a.filterTrigger.Fire), a.self}
 	tasks = append(tasks, a.local.tasks(a.loop)...)
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "subnets of remotes", Reconcile: a.rejudge, Trigger: a.judging,

@@ -22,12 +22,12 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster/clustertest"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
@@ -79,13 +79,13 @@ func testConfig(t *testing.T) config.Wireguard {
 	t.Helper()
 	remote := func(name, subnet string, port int) config.Remote {
 		return config.Remote{
-			Name: name, Access: clustertest.DeadAccess(t), PodSubnets: []netip.Prefix{netip.MustParsePrefix(subnet)},
+			Name: name, Access: kubetest.DeadAccess(t), PodSubnets: []netip.Prefix{netip.MustParsePrefix(subnet)},
 			ListenPort: port, MTU: 1420,
 		}
 	}
 	return config.Wireguard{
 		Base: config.Base{
-			ClusterName: "aws", Local: clustertest.DeadAccess(t), ListenAddress: "127.0.0.1:0", ProbeAddress: "127.0.0.1:0", LogLevel: "info", LogFormat: "text",
+			ClusterName: "aws", Local: kubetest.DeadAccess(t), ListenAddress: "127.0.0.1:0", ProbeAddress: "127.0.0.1:0", LogLevel: "info", LogFormat: "text",
 			Remotes: []config.Remote{remote("gcp", "10.4.0.0/16", 51820), remote("merit", "fd06::/48", 51821)},
 		},
 		NodeName: "aws-1", Backend: config.BackendAuto, KeyPath: t.TempDir(), RouteSrc: config.RouteSrcAuto, SourceFilter: true,
@@ -119,10 +119,10 @@ func TestAgentAlone(t *testing.T) {
 		t.Errorf("health: %v", err)
 	}
 	polltest.Until(t, 20*time.Second, "the failure in the status", func() bool {
-		rep := a.status().(report)
+		rep := a.status().(agentReport)
 		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failing["watch nodes of aws"] != ""
 	})
-	enforced := func() bool { return a.status().(report).Filter.State == filterEnforced }
+	enforced := func() bool { return a.status().(agentReport).Filter.State == filterEnforced }
 	polltest.Until(t, 20*time.Second, "the source filter", enforced)
 	if _, err := routes.NewFilter(a.log).Sync(t.Context(), nil); err != nil { // as somebody who flushes all
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestAgentAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, secret := range []string{strings.TrimSpace(string(key)), clustertest.Token} {
+		for _, secret := range []string{strings.TrimSpace(string(key)), kubetest.Token} {
 			if strings.Contains(string(text), secret) || strings.Contains(logs.String(), secret) {
 				t.Errorf("a secret is in the status or in the log")
 			}
@@ -206,7 +206,7 @@ func TestServedStatus(t *testing.T) {
 	for path, want := range map[string]struct{ probe, status int }{
 		"/healthz": {200, 404}, "/readyz": {503, 404}, "/metrics": {200, 200}, "/status": {200, 200},
 	} {
-		for server, want := range map[*daemon.Server]int{a.servers.Probes: want.probe, a.servers.Status: want.status} {
+		for server, want := range map[*run.Server]int{a.servers.Probes: want.probe, a.servers.Status: want.status} {
 			response, err := http.Get("http://" + server.Addr().String() + path)
 			if err != nil {
 				t.Fatal(err)

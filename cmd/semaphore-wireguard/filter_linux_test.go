@@ -40,7 +40,7 @@ func TestStateOfTheSourceFilter(t *testing.T) {
 	defer a.close()
 	expect := func(what string, state filterState, values map[string]float64) {
 		t.Helper()
-		if got := a.status().(report).Filter.State; got != state {
+		if got := a.status().(agentReport).Filter.State; got != state {
 			t.Errorf("%s: %s, want %s", what, got, state)
 		}
 		if diff := cmp.Diff(values, filterMetrics(t, a)); diff != "" {

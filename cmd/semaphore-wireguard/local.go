@@ -15,10 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
@@ -36,7 +36,7 @@ const (
 type local struct {
 	subnets  []netip.Prefix // as configured
 	client   kubernetes.Interface
-	nodes    *cluster.Watch[peers.LocalNode]
+	nodes    *kube.Watch[peers.LocalNode]
 	log      *slog.Logger
 	changed  func() // called when known has changed
 	building *reconcile.Trigger
@@ -47,11 +47,11 @@ type local struct {
 	untold   bool                           // that the ranges of services aren't known
 }
 
-func newLocal(cfg *config.Wireguard, client kubernetes.Interface, server *cluster.Server, metrics *cluster.Metrics, log *slog.Logger, changed func()) *local {
+func newLocal(cfg *config.Wireguard, client kubernetes.Interface, server *kube.Server, metrics *kube.Metrics, log *slog.Logger, changed func()) *local {
 	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, changed: changed, building: reconcile.NewTrigger(), asking: reconcile.NewTrigger(), untold: true}
-	l.nodes = cluster.NewWatch(cluster.WatchConfig[peers.LocalNode]{
+	l.nodes = kube.NewWatch(kube.WatchConfig[peers.LocalNode]{
 		Cluster: cfg.ClusterName, Server: server, Kind: "nodes", Object: &corev1.Node{},
-		ListWatch: cluster.ListWatch(cluster.Of(func() (kubernetes.Interface, error) { return client, nil }, cluster.Nodes), nil),
+		ListWatch: kube.ListWatch(kube.Of(func() (kubernetes.Interface, error) { return client, nil }, kube.Nodes), nil),
 		Keep: func(obj runtime.Object) (peers.LocalNode, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok {
@@ -66,8 +66,8 @@ func newLocal(cfg *config.Wireguard, client kubernetes.Interface, server *cluste
 	return l
 }
 
-func (l *local) tasks(loop func(reconcile.Config) *reconcile.Loop) []daemon.Task {
-	return []daemon.Task{
+func (l *local) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task {
+	return []run.Task{
 		l.nodes,
 		loop(reconcile.Config{
 			Name: "addresses of this cluster", Reconcile: l.build, Trigger: l.building, MinInterval: localSpacing,

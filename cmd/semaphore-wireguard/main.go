@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 )
 
@@ -19,13 +19,13 @@ import (
 const grace = 10 * time.Second
 
 func main() {
-	program := daemon.Program[config.Wireguard]{
-		Name: "semaphore-wireguard", Load: config.LoadWireguard, Run: run, Status: statusCommand().Main,
+	program := run.Program[config.Wireguard]{
+		Name: "semaphore-wireguard", Load: config.LoadWireguard, Run: serve, Status: statusCommand().Main,
 	}
 	os.Exit(program.Main(os.Args[1:]))
 }
 
-func run(cfg config.Wireguard, log *slog.Logger) (err error) {
+func serve(cfg config.Wireguard, log *slog.Logger) (err error) {
 	a, err := newAgent(cfg, log)
 	if err != nil {
 		return err
@@ -35,5 +35,5 @@ func run(cfg config.Wireguard, log *slog.Logger) (err error) {
 		return a.cleanup(context.Background())
 	}
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
-	return daemon.Run(context.Background(), log, grace, a.tasks()...)
+	return run.Run(context.Background(), log, grace, a.tasks()...)
 }

@@ -9,10 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/daemon"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -24,7 +24,7 @@ type remote struct {
 	cfg        config.Remote
 	device     *tunnel.Device
 	store      *peers.Store
-	nodes      *cluster.Watch[peers.Node]
+	nodes      *kube.Watch[peers.Node]
 	controller *peers.Controller
 
 	fit    atomic.Pointer[fit] // nil: not known
@@ -51,7 +51,7 @@ func (r *remote) unreachable() bool {
 	return r.failed.Load()
 }
 
-func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, error) {
+func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, error) {
 	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), contacting: reconcile.NewTrigger()}
 	var err error
 	r.device, err = tunnel.Open(tunnel.Config{
@@ -69,14 +69,14 @@ func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, 
 	}
 	r.device.Notify(r.linking.Fire)
 
-	bounds := cluster.Bounds{Answer: cfg.MaxAnswer, Objects: cfg.MaxObjects}
-	client := cluster.LazyClient(cluster.ClientConfig{
+	bounds := kube.Bounds{Answer: cfg.MaxAnswer, Objects: cfg.MaxObjects}
+	client := kube.LazyClient(kube.ClientConfig{
 		Access: cfg.Access, UserAgent: a.userAgent(), Bounds: bounds, Logger: a.log.With("cluster", cfg.Name),
 	})
 	keep := peers.NodeFor(a.cfg.ClusterName)
-	r.nodes = cluster.NewWatch(cluster.WatchConfig[peers.Node]{
+	r.nodes = kube.NewWatch(kube.WatchConfig[peers.Node]{
 		Cluster: cfg.Name, Kind: "nodes", Object: &corev1.Node{},
-		ListWatch: cluster.ListWatch(cluster.Of(client, cluster.Nodes), nil),
+		ListWatch: kube.ListWatch(kube.Of(client, kube.Nodes), nil),
 		Keep: func(obj runtime.Object) (peers.Node, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok {
@@ -99,8 +99,8 @@ func newRemote(a *agent, cfg config.Remote, metrics *cluster.Metrics) (*remote, 
 	return r, nil
 }
 
-func (r *remote) tasks() []daemon.Task {
-	return []daemon.Task{
+func (r *remote) tasks() []run.Task {
+	return []run.Task{
 		r.nodes,
 		r.agent.loop(reconcile.Config{
 			Name: "device " + r.cfg.Name, Reconcile: r.ensureDevice, Trigger: r.linking,

@@ -60,7 +60,7 @@ func TestRestartWritesNoRoutes(t *testing.T) {
 			polltest.Until(t, time.Minute, "the device of the other remote", second.remotes[1].present)
 			if fault != "" {
 				polltest.Until(t, time.Minute, "the fault of the device", func() bool {
-					return second.status().(report).Failing["device gcp"] != ""
+					return second.status().(agentReport).Failing["device gcp"] != ""
 				})
 			}
 			if fault != key {

@@ -25,8 +25,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster/clustertest"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
@@ -82,7 +82,7 @@ type site struct {
 
 // testCluster is an API server, and where the pods of the cluster's nodes are.
 type testCluster struct {
-	*clustertest.Cluster
+	*kubetest.Cluster
 	name    string
 	number  int // the second byte of its pods' addresses
 	subnets [2]netip.Prefix
@@ -111,7 +111,7 @@ func newSite(t *testing.T, names ...string) *site {
 	for i, name := range names {
 		number := 2 + 2*i
 		c := &testCluster{
-			Cluster: clustertest.StartCluster(t, "192.0.2.1:0", listen), name: name, number: number,
+			Cluster: kubetest.StartCluster(t, "192.0.2.1:0", listen), name: name, number: number,
 			subnets: [2]netip.Prefix{
 				netip.MustParsePrefix(fmt.Sprintf("10.%d.0.0/16", number)), netip.MustParsePrefix(fmt.Sprintf("fd00:%d::/48", number)),
 			},
@@ -295,9 +295,9 @@ func (n *testNode) ask(path string) (body []byte, code int, err error) {
 }
 
 // status returns what the agent says of itself, nil when it says nothing.
-func (n *testNode) status() *report {
+func (n *testNode) status() *agentReport {
 	body, _, err := n.ask("/status")
-	var rep report
+	var rep agentReport
 	if err != nil || json.Unmarshal(body, &rep) != nil {
 		return nil
 	}
@@ -416,7 +416,7 @@ func delRoute(prefix string) error {
 }
 
 // backends returns those that the devices of a node have, sorted and once each.
-func (rep *report) backends() (names []string) {
+func (rep *agentReport) backends() (names []string) {
 	for i := range rep.Remotes {
 		names = append(names, rep.Remotes[i].Device.Backend)
 	}

@@ -19,8 +19,8 @@ const statusTimeout = 5 * time.Second
 // maxForeign is how many routes of others are named; the metric counts all.
 const maxForeign = 100
 
-// report is what /status serves. It holds nothing secret.
-type report struct {
+// agentReport is what /status serves. It holds nothing secret.
+type agentReport struct {
 	Version   string            `json:"version"`
 	Cluster   string            `json:"cluster"`
 	Node      string            `json:"node"`
@@ -114,7 +114,7 @@ func (a *agent) ready() error {
 func (a *agent) status() any {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
-	rep := report{
+	rep := agentReport{
 		Version: version.String(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
 		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.servers.Failing(),
 		Unsourced: a.withoutSource(), Networkd: networkdRemoves("/"),

@@ -7,17 +7,17 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
 // statusCommand is what "semaphore-wireguard status" does.
-func statusCommand() status.Command[report] {
-	return status.Command[report]{Program: "semaphore-wireguard", Address: "127.0.0.1:7774", Show: showReport}
+func statusCommand() report.Command[agentReport] {
+	return report.Command[agentReport]{Program: "semaphore-wireguard", Address: "127.0.0.1:7774", Show: showReport}
 }
 
 // showReport shows remotes, peers and what was rejected.
-func showReport(p *status.Page, rep *report) {
+func showReport(p *report.Page, rep *agentReport) {
 	p.Line("semaphore-wireguard %s", rep.Version)
 	p.Line("cluster %s, node %s", rep.Cluster, rep.Node)
 	if !rep.Published {
@@ -58,7 +58,7 @@ func showReport(p *status.Page, rep *report) {
 
 // showFilter says so when packets with forged sources aren't dropped. The reason is
 // told with the loop that fails.
-func showFilter(p *status.Page, f filterReport) {
+func showFilter(p *report.Page, f filterReport) {
 	switch f.State {
 	case filterEnforced:
 	case filterOff:
@@ -78,7 +78,7 @@ func forged(packets *uint64) string {
 	return strconv.FormatUint(*packets, 10)
 }
 
-func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
+func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 	count := map[peers.Health]int{}
 	for i := range r.Peers {
 		count[r.Peers[i].Health]++
@@ -114,19 +114,19 @@ func showRemote(p *status.Page, t *status.Table, r *remoteReport) {
 		p.Wrong("%s: an MTU of %d is too large for the way to %s, which fragments: %d fits", what, d.MTU, d.NarrowestEndpoint, d.LargestMTU)
 	}
 	if len(r.Foreign) > 0 {
-		p.Line("%s: others have routes to its pods, which its packets don't follow: %s", what, status.Some(r.Foreign))
+		p.Line("%s: others have routes to its pods, which its packets don't follow: %s", what, report.Some(r.Foreign))
 	}
 	if len(r.Rejected) > 0 {
 		names := make([]string, len(r.Rejected))
 		for i := range r.Rejected {
 			names[i] = r.Rejected[i].Node
 		}
-		p.Wrong("%s: rejected, in whole or in part: %s", what, status.Some(slices.Compact(names)))
+		p.Wrong("%s: rejected, in whole or in part: %s", what, report.Some(slices.Compact(names)))
 	}
 }
 
 // showPeers shows the peers of a remote, those that need a look first.
-func showPeers(p *status.Page, t *status.Table, r *remoteReport) {
+func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
 	urgency := peers.Healths()
 	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b peerReport) int {
 		return cmp.Or(cmp.Compare(slices.Index(urgency, a.Health), slices.Index(urgency, b.Health)),
@@ -138,12 +138,12 @@ func showPeers(p *status.Page, t *status.Table, r *remoteReport) {
 		// A peer that an earlier process knew and this one doesn't yet.
 		name := cmp.Or(peer.Node, "key "+peer.PublicKey)
 		t.Row(r.Name, name, peer.Endpoint, string(peer.Health), p.Age(peer.LastHandshake), p.Age(peer.LastHeard),
-			status.Bytes(peer.RxBytes), status.Bytes(peer.TxBytes), strings.Join(peer.AllowedIPs, ","))
+			report.Bytes(peer.RxBytes), report.Bytes(peer.TxBytes), strings.Join(peer.AllowedIPs, ","))
 		names[peer.Health] = append(names[peer.Health], name)
 	}
 	say := func(how func(string, ...any), what string, of peers.Health) {
 		if few := names[of]; len(few) > 0 {
-			how("remote %s: "+what+" %d of %d peers: %s", r.Name, len(few), len(sorted), status.Some(few))
+			how("remote %s: "+what+" %d of %d peers: %s", r.Name, len(few), len(sorted), report.Some(few))
 		}
 	}
 	say(p.Wrong, "no session with", peers.HealthDown)

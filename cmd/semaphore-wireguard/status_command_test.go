@@ -8,17 +8,17 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status/statustest"
+	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
 // wellReport is a report in which nothing is wrong.
-func wellReport() report {
+func wellReport() agentReport {
 	ago := func(d time.Duration) *time.Time {
 		at := time.Now().Add(-d)
 		return &at
 	}
-	return report{
+	return agentReport{
 		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true, Local: true,
 		Filter: filterReport{State: filterEnforced},
 		Remotes: []remoteReport{{
@@ -43,7 +43,7 @@ func wellReport() report {
 }
 
 func TestStatusForPeople(t *testing.T) {
-	got := statustest.Run(t, statusCommand(), wellReport())
+	got := reporttest.Run(t, statusCommand(), wellReport())
 	const want = `semaphore-wireguard v1.2.3 (revision 0123456789ab, go1.26.8)
 cluster aws, node aws-1
 
@@ -56,7 +56,7 @@ gcp     gcp-2  10.66.0.5:51820  up      1m15s ago  5s ago   3.0 MiB   1.5 KiB  1
 
 all is well
 `
-	if diff := cmp.Diff(statustest.Printed{Stdout: want}, got); diff != "" {
+	if diff := cmp.Diff(reporttest.Printed{Stdout: want}, got); diff != "" {
 		t.Errorf("differs (-want +got):\n%s", diff)
 	}
 }
@@ -65,7 +65,7 @@ all is well
 func TestStatusWithoutSourceFilter(t *testing.T) {
 	rep := wellReport()
 	rep.Filter = filterReport{State: filterOff}
-	got := statustest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "source filter off\n") || !strings.Contains(got.Stdout, "all is well") {
 		t.Errorf("code %d\n%s", got.Code, got.Stdout)
 	}
@@ -75,7 +75,7 @@ func TestStatusWithoutSourceFilter(t *testing.T) {
 func TestStatusOfAHostWithoutAddress(t *testing.T) {
 	rep := wellReport()
 	rep.Unsourced = "10.2.1.0/24"
-	got := statustest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, statusCommand(), rep)
 	const want = "\nhost without an address in 10.2.1.0/24: pods reach remote pods, the node itself and hostNetwork pods don't\n"
 	if got.Code != 0 || !strings.Contains(got.Stdout, want) {
 		t.Errorf("code %d\n%s", got.Code, got.Stdout)
@@ -85,25 +85,27 @@ func TestStatusOfAHostWithoutAddress(t *testing.T) {
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(*report)
+		spoil func(*agentReport)
 		want  []string // what is wrong, a line each
 		shown string   // something in a table
 	}{
 		{
 			"a peer without a session comes first",
-			func(rep *report) { rep.Remotes[0].Peers[0].Health = peers.HealthDown },
+			func(rep *agentReport) { rep.Remotes[0].Peers[0].Health = peers.HealthDown },
 			[]string{"remote gcp: no session with 1 of 2 peers: gcp-2"},
 			"POD CIDRS\ngcp     gcp-2  10.66.0.5:51820  down ",
 		},
 		{
 			"a peer that no node is known for",
-			func(rep *report) { rep.Remotes[0].Peers[0].Node, rep.Remotes[0].Peers[0].Health = "", peers.HealthDown },
+			func(rep *agentReport) {
+				rep.Remotes[0].Peers[0].Node, rep.Remotes[0].Peers[0].Health = "", peers.HealthDown
+			},
 			[]string{"remote gcp: no session with 1 of 2 peers: key two"},
 			"key two",
 		},
 		{
 			"a node that is rejected",
-			func(rep *report) {
+			func(rep *agentReport) {
 				rep.Remotes[0].Rejected = []peers.Rejection{
 					{Node: "gcp-3", Reason: peers.ReasonEndpoint, Detail: `endpoint "127.0.0.1:1": expected more`},
 					{Node: "gcp-4", Reason: peers.ReasonPodCIDR, Detail: "outside", Partial: true},
@@ -116,7 +118,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"what a node says can't change the screen",
-			func(rep *report) {
+			func(rep *agentReport) {
 				rep.Remotes[0].Rejected = []peers.Rejection{{Node: "gcp\x1b[2J", Reason: peers.ReasonEndpoint, Detail: "a\rb\nall is well\u202e"}}
 			},
 			[]string{`remote gcp: rejected, in whole or in part: gcp\x1b[2J`},
@@ -124,19 +126,19 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"an API server that does not answer",
-			func(rep *report) { rep.Remotes[0].API.Error = "api.gcp:6443: connection refused" },
+			func(rep *agentReport) { rep.Remotes[0].API.Error = "api.gcp:6443: connection refused" },
 			[]string{"remote gcp: API server: api.gcp:6443: connection refused"}, "",
 		},
 		{
 			"peers from disk",
-			func(rep *report) {
+			func(rep *agentReport) {
 				rep.Remotes[0].API, rep.Remotes[0].Source = apiReport{}, peers.SourceDisk
 			},
 			[]string{"remote gcp: its nodes have not been read since start"}, "gcp     never    disk ",
 		},
 		{
 			"no device",
-			func(rep *report) {
+			func(rep *agentReport) {
 				rep.Remotes[0].Peers, rep.Remotes[0].Device.Backend = nil, ""
 				rep.Remotes[0].Device.Error = "no such device"
 			},
@@ -144,7 +146,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a remote that is refused",
-			func(rep *report) {
+			func(rep *agentReport) {
 				rep.Remotes[0].Refused = "10.0.0.0/8 overlaps 10.2.1.0/24, the pods of this node"
 				rep.Remotes[0].Peers, rep.Remotes[0].API = nil, apiReport{}
 			},
@@ -152,24 +154,24 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"systemd-networkd without the file for it",
-			func(rep *report) { rep.Networkd = true },
+			func(rep *agentReport) { rep.Networkd = true },
 			[]string{"systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d"}, "",
 		},
 		{
 			"an MTU that is too large",
-			func(rep *report) {
+			func(rep *agentReport) {
 				rep.Remotes[0].Device.LargestMTU, rep.Remotes[0].Device.NarrowestEndpoint = 1340, "10.66.0.4"
 			},
 			[]string{"remote gcp: an MTU of 1420 is too large for the way to 10.66.0.4, which fragments: 1340 fits"}, "",
 		},
 		{
 			"a remote without agents",
-			func(rep *report) { rep.Remotes[0].Peers = nil },
+			func(rep *agentReport) { rep.Remotes[0].Peers = nil },
 			[]string{"remote gcp: none of its nodes is a peer"}, "",
 		},
 		{
 			"loops that fail, and a node that is not published",
-			func(rep *report) {
+			func(rep *agentReport) {
 				rep.Published, rep.Failing = false, map[string]string{"routes": "foreign route\nand another", "publish": "forbidden"}
 			},
 			[]string{
@@ -179,7 +181,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a source filter that can't be installed",
-			func(rep *report) {
+			func(rep *agentReport) {
 				rep.Filter = filterReport{State: filterNotEnforced, Error: "no nf_tables"}
 				rep.Failing = map[string]string{"source filter": "no nf_tables"}
 				rep.Remotes[0].Forged = nil
@@ -189,16 +191,16 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a source filter that can't be read",
-			func(rep *report) { rep.Filter = filterReport{State: filterUnknown, Error: "not permitted"} },
+			func(rep *agentReport) { rep.Filter = filterReport{State: filterUnknown, Error: "not permitted"} },
 			[]string{"source filter: not permitted"}, "",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			rep := wellReport()
 			c.spoil(&rep)
-			statustest.Finds(t, statusCommand(), rep, c.want, c.shown)
-			asJSON := statustest.Run(t, statusCommand(), rep, "-o", "json")
-			var again report
+			reporttest.Finds(t, statusCommand(), rep, c.want, c.shown)
+			asJSON := reporttest.Run(t, statusCommand(), rep, "-o", "json")
+			var again agentReport
 			if err := json.Unmarshal([]byte(asJSON.Stdout), &again); err != nil {
 				t.Fatal(err)
 			}
@@ -216,22 +218,22 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(*report)
+		spoil func(*agentReport)
 		want  string
 	}{
 		{
 			"a peer without a session yet",
-			func(rep *report) { rep.Remotes[0].Peers[1].Health = peers.HealthConnecting },
+			func(rep *agentReport) { rep.Remotes[0].Peers[1].Health = peers.HealthConnecting },
 			"remote gcp: no session yet with 1 of 2 peers: gcp-1",
 		},
 		{
 			"a peer that isn't heard any more",
-			func(rep *report) { rep.Remotes[0].Peers[1].Health = peers.HealthSilent },
+			func(rep *agentReport) { rep.Remotes[0].Peers[1].Health = peers.HealthSilent },
 			"remote gcp: nothing heard lately from 1 of 2 peers: gcp-1",
 		},
 		{
 			"an API server that isn't heard any more",
-			func(rep *report) {
+			func(rep *agentReport) {
 				at := time.Now().Add(-3 * time.Minute)
 				rep.Remotes[0].API.LastContact = &at
 			},
@@ -239,30 +241,30 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 		},
 		{
 			"nodes that were read and aren't peers yet",
-			func(rep *report) { rep.Remotes[0].Source, rep.Remotes[0].Peers = peers.SourceNone, nil },
+			func(rep *agentReport) { rep.Remotes[0].Source, rep.Remotes[0].Peers = peers.SourceNone, nil },
 			"remote gcp: its nodes have not been made peers yet",
 		},
 		{
 			"loops that haven't turned yet",
-			func(rep *report) { rep.Pending = []string{"routes", "device gcp"} },
+			func(rep *agentReport) { rep.Pending = []string{"routes", "device gcp"} },
 			"not done yet since start: routes, device gcp",
 		},
 		{
 			"the own cluster's addresses",
-			func(rep *report) { rep.Local = false },
+			func(rep *agentReport) { rep.Local = false },
 			"the addresses of the own cluster have not been read yet, at which no remote node may be",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			rep := wellReport()
 			c.spoil(&rep)
-			got := statustest.Run(t, statusCommand(), rep)
+			got := reporttest.Run(t, statusCommand(), rep)
 			if want := "\nnot known to be well:\n  " + c.want + "\n"; got.Code != 3 || !strings.HasSuffix(got.Stdout, want) ||
 				strings.Contains(got.Stdout, "all is well") {
 				t.Errorf("code %d:\n%s\nwant 3, and at the end:%s", got.Code, got.Stdout, want)
 			}
 			rep.Failing = map[string]string{"routes": "foreign route"}
-			if got := statustest.Run(t, statusCommand(), rep); got.Code != 1 || !strings.Contains(got.Stdout, c.want) {
+			if got := reporttest.Run(t, statusCommand(), rep); got.Code != 1 || !strings.Contains(got.Stdout, c.want) {
 				t.Errorf("with something wrong: code %d:\n%s", got.Code, got.Stdout)
 			}
 		})

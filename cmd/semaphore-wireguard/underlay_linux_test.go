@@ -102,7 +102,7 @@ func TestDevicesFitTheUnderlay(t *testing.T) {
 		var devices []deviceReport
 		polltest.Until(t, time.Minute, "the MTUs for the underlay's", func() bool {
 			devices = devices[:0]
-			rep := a.status().(report)
+			rep := a.status().(agentReport)
 			for i := range rep.Remotes {
 				devices = append(devices, rep.Remotes[i].Device)
 			}

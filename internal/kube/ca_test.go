@@ -1,0 +1,249 @@
+package kube
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+)
+
+// watchOver watches by a transport that looks for another authority so often.
+func watchOver(t *testing.T, api *apiServer, source caSource, period time.Duration) (*bench, *logtest.Buffer) {
+	t.Helper()
+	var log logtest.Buffer
+	transport := newCATransport(source, builder(&rest.Config{}), slog.New(slog.NewTextHandler(&log, nil)))
+	transport.period, transport.interval = period, 0
+	cfg := &rest.Config{Host: api.url(), Transport: transport}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &answerTransport{limit: testBounds.Answer, next: next}
+	})
+	b := &bench{api: api, metrics: NewMetrics("test", "test_failures_total")}
+	b.watch = NewWatch(b.config(clientOf(t, cfg), 0))
+	b.run(t)
+	return b, &log
+}
+
+// kubeconfigFor is the path of a kubeconfig that holds an authority itself.
+func kubeconfigFor(t *testing.T, path, url string, ca *authority) {
+	t.Helper()
+	replaceFile(t, path, []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
+		"users: [{name: u, user: {token: t}}]\nclusters: [{name: c, cluster: {server: '"+url+"', certificate-authority-data: "+
+		base64.StdEncoding.EncodeToString(ca.pem)+"}}]\n"))
+}
+
+// TestConnectionOfAReplacedAuthorityIsClosed holds that the owner of a key that
+// was replaced doesn't keep a watch that lives on for ever.
+func TestConnectionOfAReplacedAuthorityIsClosed(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"file", "kubeconfig", "URL"} {
+		t.Run(kind, func(t *testing.T) {
+			before, after := newAuthority(), newAuthority()
+			api := newAPIServer(t, before)
+			path := writeTemp(t, "ca", before.pem)
+			source, replace := caSource(caFile(path)), func() { replaceFile(t, path, after.pem) }
+			switch kind {
+			case "kubeconfig":
+				kubeconfigFor(t, path, api.url(), before)
+				source, replace = caKubeconfig(path), func() { kubeconfigFor(t, path, api.url(), after) }
+			case "URL":
+				fetch := newCAServer(t, before.pem)
+				source, replace = newCAURL(fetch.URL, nil, nil), func() { fetch.serve(after.pem) }
+			}
+			b, log := watchOver(t, api, source, 20*time.Millisecond)
+			eventually(t, "sync", b.watch.Synced)
+			// The server goes on with the old key.
+			replace()
+			eventually(t, "error", func() bool {
+				return b.watch.Err() != nil && strings.Contains(b.watch.Err().Error(), "does not verify with the authority")
+			})
+			api.apply("forged", "v1", "")
+			if text := log.String(); !strings.Contains(text, "certificate authority replaced") || !strings.Contains(text, "closed_connections=1") {
+				t.Errorf("log:\n%s", text)
+			}
+			// And gets a certificate of the new one.
+			api.remove("forged")
+			api.set(func() { api.cert = after.issue() })
+			eventually(t, "contact", func() bool { return b.watch.Err() == nil })
+			if nodes := b.nodes(); len(nodes) > 0 {
+				t.Errorf("has %v", nodes)
+			}
+		})
+	}
+}
+
+func TestConnectionStaysWhenAnAuthorityIsAdded(t *testing.T) {
+	t.Parallel()
+	before, after := newAuthority(), newAuthority()
+	api := newAPIServer(t, before)
+	file := writeTemp(t, "ca", before.pem)
+	b, log := watchOver(t, api, caFile(file), 20*time.Millisecond)
+	eventually(t, "sync", b.watch.Synced)
+	requests := len(api.seen())
+	replaceFile(t, file, append(append([]byte{}, after.pem...), before.pem...))
+	eventually(t, "the new authorities", func() bool { return strings.Contains(log.String(), "closed_connections=0") })
+	api.apply("a", "v1", "")
+	eventually(t, "an event", func() bool { return b.has(node{"a", "v1"}) })
+	if n := len(api.seen()); n != requests {
+		t.Errorf("%d requests more", n-requests)
+	}
+	// The one that is left vouches for nothing that is open.
+	replaceFile(t, file, after.pem)
+	eventually(t, "the old one's end", func() bool { return strings.Contains(log.String(), "closed_connections=1") })
+	api.set(func() { api.cert = after.issue() })
+	api.apply("b", "v1", "")
+	eventually(t, "going on", func() bool { return b.has(node{"a", "v1"}, node{"b", "v1"}) })
+}
+
+func TestAuthorityThatCannotBeLoadedAgainStays(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority()
+	api := newAPIServer(t, ca)
+	file := writeTemp(t, "ca", ca.pem)
+	b, log := watchOver(t, api, caFile(file), 5*time.Millisecond)
+	eventually(t, "sync", b.watch.Synced)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "warning", func() bool { return strings.Contains(log.String(), "the last one stays") })
+	api.apply("a", "v1", "")
+	eventually(t, "an event", func() bool { return b.has(node{"a", "v1"}) })
+	if n := strings.Count(log.String(), "the last one stays"); n != 1 {
+		t.Errorf("%d warnings:\n%s", n, log.String())
+	}
+	if err := b.watch.Err(); err != nil {
+		t.Errorf("Err() = %v", err)
+	}
+}
+
+// hanging serves an authority once, and hangs ever after.
+type hanging struct {
+	pem   []byte
+	loads atomic.Int64
+	ended chan struct{}
+}
+
+func (h *hanging) String() string { return "hanging" }
+
+func (h *hanging) period() time.Duration { return time.Hour }
+
+func (h *hanging) load(ctx context.Context) ([]byte, error) {
+	if h.loads.Add(1) == 1 {
+		return h.pem, nil
+	}
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-h.ended:
+		return nil, errors.New("ended")
+	}
+}
+
+// TestRequestsDoNotWaitForAnAuthorityThatIsThere holds that a server of
+// certificates that hangs holds up no request to the API server.
+func TestRequestsDoNotWaitForAnAuthorityThatIsThere(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority()
+	api := newAPIServer(t, ca)
+	source := &hanging{pem: ca.pem, ended: make(chan struct{})}
+	t.Cleanup(func() { close(source.ended) })
+	b, _ := watchOver(t, api, source, time.Millisecond)
+	eventually(t, "sync", b.watch.Synced)
+	eventually(t, "another load", func() bool { return source.loads.Load() > 1 })
+	for i := range 3 {
+		api.compact()
+		api.apply(fmt.Sprint(i), "v1", "")
+		eventually(t, "going on", func() bool { return len(b.nodes()) == i+1 })
+	}
+}
+
+func TestPinnedAuthority(t *testing.T) {
+	t.Parallel()
+	mine, other := newAuthority(), newAuthority()
+	sum := sha256.Sum256(mine.cert.Raw)
+	pin := hex.EncodeToString(sum[:])
+	api := newAPIServer(t, mine)
+	fetch := newCAServer(t, append(append([]byte{}, other.pem...), mine.pem...))
+	access := config.Access{APIURL: api.url(), CAURL: fetch.URL, CASHA256: strings.Repeat("0", 64) + "," + pin, TokenFile: writeTemp(t, "token", []byte(secret))}
+	if err := listNodes(t.Context(), clientFor(t, access)); err != nil {
+		t.Errorf("with the fingerprint of one of two: %v", err)
+	}
+	// What isn't pinned vouches for nothing.
+	forger := newAPIServer(t, other)
+	access.APIURL = forger.url()
+	if err := listNodes(t.Context(), clientFor(t, access)); err == nil || len(forger.seen()) > 0 {
+		t.Errorf("a server of the other authority: %v, %d requests", err, len(forger.seen()))
+	}
+	fetch.serve(other.pem)
+	if err := listNodes(t.Context(), clientFor(t, access)); err == nil || !strings.Contains(err.Error(), "SHA-256 fingerprint") {
+		t.Errorf("with none of the fingerprints: %v", err)
+	}
+}
+
+// TestRedirectIsNotFollowed holds that a server can't send us, and the token,
+// elsewhere.
+func TestRedirectIsNotFollowed(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority()
+	var visits atomic.Int32
+	elsewhere := newTLSServer(t, ca, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { visits.Add(1) }))
+	for _, code := range []int{301, 302, 303, 307, 308} {
+		api := newTLSServer(t, ca, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, elsewhere.URL, code)
+		}))
+		for name, bounds := range map[string]Bounds{"own cluster": {}, "remote": testBounds} {
+			access := config.Access{APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret))}
+			client := clientWith(t, ClientConfig{Access: access, Bounds: bounds})
+			if err := listNodes(t.Context(), client); err == nil || !strings.Contains(err.Error(), "redirects are not followed") {
+				t.Errorf("%d of %s: %v", code, name, err)
+			}
+		}
+	}
+	if n := visits.Load(); n > 0 {
+		t.Errorf("%d were followed", n)
+	}
+}
+
+// TestErrorsOfAServerArePrintable holds that what an API server answers moves no
+// cursor, wherever it is shown.
+func TestErrorsOfAServerArePrintable(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority()
+	message := `\u001b[2Jgone\u0007\n` + "\u202e\u009b" + strings.Repeat("x", 5000)
+	api := newTLSServer(t, ca, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Warning", `299 - "\x1b[2Jwarned"`)
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":403,"reason":"Forbidden","message":"` + message + `"}`))
+	}))
+	b := &bench{metrics: NewMetrics("test", "test_failures_total")}
+	access := config.Access{APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret))}
+	var client kubernetes.Interface = clientWith(t, ClientConfig{Access: access, Bounds: testBounds})
+	cfg := b.config(nil, 0)
+	cfg.ListWatch = ListWatch(Of(func() (kubernetes.Interface, error) { return client, nil }, Nodes), nil)
+	b.watch = NewWatch(cfg)
+	b.run(t)
+	eventually(t, "error", func() bool { return b.watch.Err() != nil })
+	text := b.watch.Err().Error()
+	if strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) >= 0 || len(text) > 1000 || !strings.Contains(text, `\x1b[2Jgone`) {
+		t.Errorf("Err() = %q", text)
+	}
+	b.stop()
+	if log := b.log.String(); strings.Contains(log, "warned") || strings.Contains(log, secret) {
+		t.Errorf("log:\n%s", log)
+	}
+}

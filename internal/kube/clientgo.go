@@ -1,0 +1,39 @@
+package kube
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// interruptibleClock is the real one, but for waits that end with a context, and
+// when a server is back: client-go's reflector backs off for up to a minute in a
+// place where it doesn't notice that it should stop.
+type interruptibleClock struct {
+	clock.RealClock
+	ended  <-chan struct{}
+	server *Server
+}
+
+func interruptible(ctx context.Context, server *Server) clock.Clock {
+	return interruptibleClock{ended: ctx.Done(), server: server}
+}
+
+// After implements clock.Clock.
+func (c interruptibleClock) After(d time.Duration) <-chan time.Time {
+	fired, back := make(chan time.Time, 1), c.server.returns()
+	go func() {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case now := <-timer.C:
+			fired <- now
+		case <-c.ended:
+			fired <- time.Now()
+		case <-back:
+			fired <- time.Now()
+		}
+	}()
+	return fired
+}

@@ -1,0 +1,125 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// The two requests that a watch is made of.
+const (
+	verbList  = "list"
+	verbWatch = "watch"
+)
+
+// quietPeriod is the least time between two warnings about one failing watch
+// whose error keeps changing, as that of a TCP connection does with its port.
+const quietPeriod = time.Minute
+
+// contact is what is known of the way that one watch has to its API server:
+// when it last heard something, and what is wrong when it doesn't.
+type contact struct {
+	server *Server
+	series *series
+	log    *slog.Logger
+
+	mu     sync.Mutex
+	last   time.Time
+	open   int // streams of events; two for a moment when one follows another
+	err    error
+	warned time.Time
+}
+
+// made notes that the server answered.
+func (c *contact) made(ctx context.Context) {
+	now := time.Now()
+	c.mu.Lock()
+	before, first := c.err, c.last.IsZero()
+	c.last, c.err, c.warned = now, nil, time.Time{}
+	c.mu.Unlock()
+	c.server.heard(now)
+	c.series.contact(now)
+	if before != nil || first {
+		c.server.recovered()
+	}
+	if before != nil {
+		c.log.InfoContext(ctx, "contact recovered")
+	}
+}
+
+// failed notes that a request failed. When ctx has ended that says nothing
+// about the server.
+func (c *contact) failed(ctx context.Context, verb string, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	c.series.failed[verb].Inc()
+	err = printable.Error(withoutURL(err))
+	server, now := c.server.heardLast(), time.Now()
+	c.mu.Lock()
+	c.settle(server)
+	news := c.err == nil || err.Error() != c.err.Error() && now.Sub(c.warned) >= quietPeriod
+	c.err = err
+	if news {
+		c.warned = now
+	}
+	c.mu.Unlock()
+	level := slog.LevelDebug
+	if news {
+		level = slog.LevelWarn
+	}
+	c.log.Log(ctx, level, "no contact", "verb", verb, "err", err)
+}
+
+// opened notes that a stream of events is open, and ended that it isn't any
+// more.
+func (c *contact) opened() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open++
+}
+
+func (c *contact) ended() {
+	server := c.server.heardLast()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settle(server)
+	c.open--
+}
+
+// settle keeps what an open stream was worth until now, for when it is open no
+// more; the caller holds mu.
+func (c *contact) settle(server time.Time) { c.last = c.fresh(server) }
+
+func (c *contact) fresh(server time.Time) time.Time {
+	return fresh(c.last, c.open > 0 && c.err == nil, server)
+}
+
+// withoutURL leaves out the address of a request, which differs between two
+// that mean the same, but for its host.
+func withoutURL(err error) error {
+	var request *url.Error
+	if !errors.As(err, &request) {
+		return err
+	}
+	parsed, parseErr := url.Parse(request.URL)
+	if parseErr != nil {
+		return request.Err
+	}
+	return fmt.Errorf("%s: %w", parsed.Host, request.Err)
+}
+
+// state returns up to when the watch knows what the server does, and why its
+// last request failed.
+func (c *contact) state() (last time.Time, err error) {
+	server := c.server.heardLast()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fresh(server), c.err
+}

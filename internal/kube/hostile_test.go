@@ -1,0 +1,323 @@
+package kube
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+)
+
+// hostileBounds are small, so that most of them are reached in seconds.
+var hostileBounds = Bounds{Answer: 16 << 20, Objects: 2000}
+
+// memoryLimit is what TestHostileRemotes lets the process have that watches
+// hostile remotes: half of what the manifests give to an agent.
+const memoryLimit = 256 << 20
+
+// hostilePatience is for a machine that does a lot else.
+const hostilePatience = 2 * time.Minute
+
+// hostileEnv makes this test binary the process that is measured.
+const hostileEnv = "SEMAPHORE_TEST_HOSTILE"
+
+// endless writes a beginning, and a part for ever.
+func endless(begin, part string) func(io.Writer) {
+	return func(w io.Writer) {
+		_, err := io.WriteString(w, begin)
+		whole := []byte(strings.Repeat(part, 1+(64<<10)/len(part)))
+		for err == nil {
+			_, err = w.Write(whole)
+		}
+	}
+}
+
+// hostileNode is an ADDED event or an item of a list in JSON.
+func hostileNode(i int, fields string) string {
+	return `{"kind":"Node","apiVersion":"v1","metadata":{"name":"n` + strconv.Itoa(i) + `","resourceVersion":"5"},` + fields + `}`
+}
+
+// numbered writes a beginning, and parts that differ for ever.
+func numbered(begin string, part func(i int) string) func(io.Writer) {
+	return func(w io.Writer) {
+		buffered := bufio.NewWriterSize(w, 64<<10)
+		_, err := buffered.WriteString(begin)
+		for i := 0; err == nil; i++ {
+			_, err = buffered.WriteString(part(i))
+		}
+	}
+}
+
+func protobufNode(name string, more []byte) []byte {
+	meta := appendField(appendField(nil, 1, []byte(name)), 6, []byte("5"))
+	return append(appendField(nil, 1, meta), more...)
+}
+
+func protobufUnknown(kind string, raw []byte) []byte {
+	types := appendField(appendField(nil, 1, []byte("v1")), 2, []byte(kind))
+	unknown := appendField([]byte(protobufMagic), unknownTypeMeta, types)
+	return appendField(unknown, unknownRaw, raw)
+}
+
+func protobufEvent(kind string, raw []byte) []byte {
+	object := appendField(nil, rawExtensionRaw, protobufUnknown(kind, raw))
+	event := appendField(appendField(nil, 1, []byte("ADDED")), watchEventObject, object)
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(event))), event...)
+}
+
+// listStart is the beginning of a list in protobuf that says it has a terabyte.
+func listStart() string {
+	b := appendField([]byte(protobufMagic), unknownTypeMeta, appendField(appendField(nil, 1, []byte("v1")), 2, []byte("NodeList")))
+	b = binary.AppendUvarint(b, unknownRaw<<3|wireBytes)
+	b = binary.AppendUvarint(b, 1<<40)
+	return string(appendField(b, listMetadata, appendField(nil, 2, []byte("5"))))
+}
+
+// attack is one way to answer.
+type attack struct {
+	name string
+	// list answers plain lists, watch streamed ones, which nil refuses.
+	list, watch func(io.Writer)
+	media       string
+	header      func(http.Header)
+	code        int
+	want        string // in the error or the log of the watch
+}
+
+func attacks() []attack {
+	bomb := func(w io.Writer) {
+		z := gzip.NewWriter(w)
+		endless(`{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[`, hostileNode(0, `"spec":{}`)+",")(z)
+	}
+	gzipped := func(h http.Header) { h.Set("Content-Encoding", "gzip") }
+	listJSON := `{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[`
+	empty := bytes.Repeat([]byte{5<<3 | wireBytes, 0}, 1<<20) // conditions of a node's status, or containers of a pod's
+	heavy := protobufNode("heavy", appendField(nil, 3, bytes.Repeat([]byte{4<<3 | wireBytes, 0}, 1<<20)))
+	long := strings.Repeat("k", 100<<10)
+	return []attack{
+		{name: "gzip bomb", list: bomb, media: typeJSON, header: gzipped, want: "compressed body"},
+		{name: "endless list", list: numbered(listJSON, func(i int) string { return hostileNode(i, `"spec":{}`) + "," }), media: typeJSON, want: "objects, which is twice"},
+		{name: "endless list of nothing", list: endless(listJSON, "{},"), media: typeJSON, want: "objects, which is twice"},
+		{name: "list of endless item", list: endless(listJSON+`{"metadata":{"name":"`, "x"), media: typeJSON, want: "an object of more than 3145728 bytes"},
+		{name: "list of endless metadata", list: endless(`{"kind":"NodeList","metadata":{"resourceVersion":"`, "x"), media: typeJSON, want: "of more than"},
+		{name: "endless fields beside the items", list: endless(`{"a":1`, `,"a":"`+strings.Repeat("x", 1000)+`"`), media: typeJSON, want: "an answer of more than"},
+		{name: "large objects to be kept", list: numbered(listJSON, func(i int) string {
+			return hostileNode(i, `"status":{"nodeInfo":{"kubeletVersion":"`+long+`"}}`) + ","
+		}), media: typeJSON, want: "an answer of more than"},
+		{name: "endless list, protobuf", list: numbered(listStart(), func(i int) string {
+			return string(appendField(nil, listItems, protobufNode("n"+strconv.Itoa(i), nil)))
+		}), media: typeProtobuf, want: "objects, which is twice"},
+		{name: "items that are nothing but heavy, protobuf", list: endless(listStart(), string(appendField(nil, listItems, heavy))), media: typeProtobuf, want: "an answer of more than"},
+		{name: "endless item, protobuf", list: endless(listStart()+string(binary.AppendUvarint([]byte{listItems<<3 | wireBytes}, 1<<30)), "x"), media: typeProtobuf, want: "an object of more than"},
+		{name: "endless event", watch: endless(`{"type":"ADDED","object":{"kind":"Node","metadata":{"name":"`, "x"), media: typeJSON, want: "an object of more than"},
+		{name: "endless event, protobuf", watch: endless("\xff\xff\xff\xff", "x"), media: typeProtobuf, want: "an event of more than"},
+		{name: "heavy events, protobuf", watch: endless(string(protobufEvent("Node", heavy)), string(protobufEvent("Node", heavy))), media: typeProtobuf, want: "can't be decoded within bounds"},
+		{name: "heavy events of another kind, protobuf", watch: endless("", string(protobufEvent("Pod", appendField(nil, 2, empty[:1<<20])))), media: typeProtobuf, want: "can't be decoded within bounds"},
+		{name: "quantity that takes for ever", watch: endless("", `{"type":"ADDED","object":`+hostileNode(1, `"status":{"capacity":{"cpu":"1e-2147483647"}}`)+"}\n"), media: typeJSON, want: "can't be decoded within bounds"},
+		{name: "endless streamed list", watch: numbered("", func(i int) string {
+			return `{"type":"ADDED","object":` + hostileNode(i, `"status":{"nodeInfo":{"kubeletVersion":"v1"}}`) + "}\n"
+		}), media: typeJSON, want: "streamed list of more than"},
+		{name: "endless error", list: endless(`{"kind":"Status","message":"`, "x"), media: typeJSON, code: http.StatusInternalServerError, want: "an error on the server"},
+		{name: "endless error in YAML", list: endless("a: ", "x"), media: "application/yaml", code: http.StatusForbidden, want: "xxx"},
+		{name: "endless header", header: func(h http.Header) { h.Set("X", strings.Repeat("x", 12<<20)) }, list: endless("", "x"), media: typeJSON, want: "header"},
+	}
+}
+
+func (a attack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	answer := a.list
+	if r.URL.Query().Get("watch") == "true" {
+		answer = a.watch
+	}
+	if answer == nil {
+		refuse(w, http.StatusUnprocessableEntity, "Invalid")
+		return
+	}
+	w.Header().Set("Content-Type", a.media)
+	if a.header != nil {
+		a.header(w.Header())
+	}
+	if a.code != 0 {
+		w.WriteHeader(a.code)
+	}
+	answer(w)
+}
+
+// TestHostileRemotes has a process of its own watch a good remote and hostile
+// ones, all at once, and measures its memory. The good one is followed all the
+// while.
+func TestHostileRemotes(t *testing.T) {
+	if os.Getenv(hostileEnv) != "" {
+		watchHostileRemotes(t)
+		return
+	}
+	if raceEnabled {
+		withoutRace(t)
+		return
+	}
+	ca := newAuthority()
+	good := newAPIServer(t, ca)
+	good.apply("a", "v0", "")
+	all := attacks()
+	urls := []string{good.url()}
+	for _, a := range all {
+		server := newTLSServer(t, ca, a)
+		urls = append(urls, server.URL)
+	}
+	token := writeTemp(t, "token", []byte(secret))
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHostileRemotes$", "-test.v", "-test.timeout=9m")
+	child.Env = append(os.Environ(), hostileEnv+"="+strings.Join(append([]string{writeTemp(t, "ca", ca.pem), token}, urls...), " "), "GOMEMLIMIT=off", "GOGC=100")
+	var errors bytes.Buffer
+	child.Stderr = &errors
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var peak atomic.Int64
+	lines := make(chan string, 1024)
+	go func() {
+		defer close(lines)
+		for scanner := bufio.NewScanner(out); scanner.Scan(); {
+			lines <- scanner.Text()
+		}
+	}()
+	told := map[string]bool{}
+	version, seen := 0, 0
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	var last []string
+	for open := true; open; {
+		select {
+		case line, ok := <-lines:
+			open = ok
+			last = append(last, line)
+			if name, found := strings.CutPrefix(line, "held off: "); found {
+				told[name] = true
+			}
+			if text, found := strings.CutPrefix(line, "good: v"); found {
+				if n, err := strconv.Atoi(text); err == nil {
+					seen = n
+				}
+			}
+		case <-tick.C:
+			if seen == version {
+				version++
+				good.apply("a", "v"+strconv.Itoa(version), "")
+			}
+			peak.Store(max(peak.Load(), peakMemory(child.Process.Pid)))
+		}
+	}
+	if err := child.Wait(); err != nil {
+		t.Fatalf("the process that watches: %v\n%s\n%s", err, strings.Join(last[max(0, len(last)-60):], "\n"), errors.String())
+	}
+	for _, a := range all {
+		if !told[a.name] {
+			t.Errorf("%s: not held off", a.name)
+		}
+	}
+	const changes = 5
+	if seen < changes {
+		t.Errorf("%d changes of the good remote were seen, want %d", seen, changes)
+	}
+	t.Logf("%d hostile remotes beside a good one: %d MiB at most, %d changes of the good one seen", len(all), peak.Load()>>20, seen)
+	if peak.Load() > memoryLimit {
+		t.Errorf("%d MiB, want %d at most", peak.Load()>>20, memoryLimit>>20)
+	}
+}
+
+// withoutRace runs the test in a binary without the race detector, which takes
+// several times the memory.
+func withoutRace(t *testing.T) {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "cluster.test")
+	for _, command := range [][]string{
+		{"go", "test", "-c", "-o", binary, "."},
+		{binary, "-test.run=^" + t.Name() + "$", "-test.v", "-test.timeout=9m"},
+	} {
+		out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", command[0], err, out)
+		}
+		t.Logf("%s", out)
+	}
+}
+
+// peakMemory is the most resident memory that a process has had; 0 when it is
+// gone.
+func peakMemory(pid int) int64 {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	_, after, _ := strings.Cut(string(status), "VmHWM:")
+	fields := strings.Fields(after)
+	if len(fields) == 0 {
+		return 0
+	}
+	kib, _ := strconv.ParseInt(fields[0], 10, 64)
+	return kib << 10
+}
+
+// watchHostileRemotes is the process that is measured.
+func watchHostileRemotes(t *testing.T) {
+	words := strings.Fields(os.Getenv(hostileEnv))
+	ca, token, urls := words[0], words[1], words[2:]
+	bounds := hostileBounds
+	if os.Getenv(hostileEnv+"_UNBOUND") != "" {
+		bounds = Bounds{}
+	}
+	begin := func(name, url string) *bench {
+		b := &bench{metrics: NewMetrics("test", "test_failures_total")}
+		cfg := b.config(clientWith(t, ClientConfig{
+			Access: config.Access{APIURL: url, CAFile: ca, TokenFile: token}, UserAgent: "test", Bounds: bounds,
+		}), 0)
+		cfg.Cluster, cfg.Bounds = name, bounds
+		cfg.Logger = slog.New(slog.NewTextHandler(&b.log, nil))
+		b.watch = NewWatch(cfg)
+		b.run(t)
+		return b
+	}
+	good := begin("good", urls[0])
+	var last string
+	report := func() {
+		for _, n := range good.nodes() {
+			if n.Name == "a" && n.Kubelet != last {
+				last = n.Kubelet
+				fmt.Println("good: " + last)
+			}
+		}
+	}
+	all := attacks()
+	benches := make([]*bench, len(all))
+	for i, a := range all {
+		benches[i] = begin(a.name, urls[1+i])
+	}
+	for i, a := range all {
+		polltest.Until(t, hostilePatience, a.name, func() bool {
+			report()
+			return strings.Contains(benches[i].log.String(), a.want)
+		})
+		fmt.Println("held off: " + a.name)
+	}
+	polltest.Until(t, hostilePatience, "some changes of the good remote", func() bool {
+		report()
+		n, err := strconv.Atoi(strings.TrimPrefix(last, "v"))
+		return err == nil && n >= 10
+	})
+}

@@ -1,0 +1,119 @@
+package kube
+
+import (
+	"encoding/base64"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+)
+
+// TestKubeconfigIsReadAsItChanges has a watch run by a kubeconfig in which the token,
+// the authority or the server becomes another one: it goes on without being made anew.
+func TestKubeconfigIsReadAsItChanges(t *testing.T) {
+	t.Parallel()
+	type state struct {
+		api   *apiServer
+		ca    *authority
+		token string
+	}
+	for name, c := range map[string]struct {
+		// move changes what the server is like, and returns what is to be in the file.
+		move func(t *testing.T, before state) state
+	}{
+		"token": {move: func(_ *testing.T, s state) state {
+			s.token = "the-next-token"
+			s.api.set(func() { s.api.token = s.token })
+			return s
+		}},
+		"authority": {move: func(_ *testing.T, s state) state {
+			s.ca = newAuthority()
+			s.api.set(func() { s.api.cert = s.ca.issue() })
+			return s
+		}},
+		"server": {move: func(t *testing.T, s state) state {
+			s.api = newAPIServer(t, s.ca)
+			s.api.set(func() { s.api.token = s.token })
+			return s
+		}},
+		"all of it": {move: func(t *testing.T, s state) state {
+			s.ca, s.token = newAuthority(), "the-next-token"
+			s.api = newAPIServer(t, s.ca)
+			s.api.set(func() { s.api.token = s.token })
+			return s
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "kubeconfig")
+			write := func(s state) {
+				replaceFile(t, file, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
+					"users: [{name: u, user: {token: %s}}]\nclusters: [{name: c, cluster: {server: '%s', certificate-authority-data: %s}}]\n",
+					s.token, s.api.url(), base64.StdEncoding.EncodeToString(s.ca.pem)))
+			}
+			ca := newAuthority()
+			before := state{newAPIServer(t, ca), ca, secret}
+			before.api.set(func() { before.api.token = secret })
+			before.api.apply("a", "v1", "")
+			write(before)
+			b := &bench{api: before.api, metrics: NewMetrics("test", "test_failures_total")}
+			client := clientWith(t, ClientConfig{
+				Access: config.Access{Kubeconfig: file}, UserAgent: "test", Bounds: testBounds,
+				Logger: slog.New(slog.NewTextHandler(&b.log, nil)),
+			})
+			b.watch = NewWatch(b.config(client, 0))
+			b.run(t)
+			eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })
+
+			replaceFile(t, file, []byte("{"+secret))
+			eventually(t, "the broken file to be told", func() bool {
+				return strings.Contains(b.log.String(), "kubeconfig can't be used, what it held before stays")
+			})
+			before.api.apply("b", "v1", "")
+			eventually(t, "the watch to go on with a broken file", func() bool { return b.has(node{"a", "v1"}, node{"b", "v1"}) })
+			before.api.http.CloseClientConnections()
+			before.api.apply("c", "v1", "")
+			eventually(t, "a watch to begin with a broken file", func() bool { return len(b.nodes()) == 3 })
+
+			requests := len(before.api.seen())
+			after := c.move(t, before)
+			if after.api != before.api {
+				// As another address of the same cluster.
+				requests = 0
+				for _, name := range []string{"a", "b", "c"} {
+					after.api.apply(name, "v1", "")
+				}
+			}
+			write(after)
+			eventually(t, "a watch by the new file", func() bool { return len(after.api.seen()) > requests })
+			after.api.apply("d", "v2", "")
+			eventually(t, "what is new", func() bool {
+				for _, n := range b.nodes() {
+					if n == (node{"d", "v2"}) {
+						return b.watch.Err() == nil
+					}
+				}
+				return false
+			})
+			if log := b.log.String(); strings.Count(log, "kubeconfig can't be used") != 1 || strings.Contains(log, secret) || strings.Contains(log, "the-next-token") {
+				t.Errorf("log:\n%s", log)
+			}
+		})
+	}
+}
+
+func TestOtherPrefix(t *testing.T) {
+	for _, c := range [][4]string{
+		{"/api/v1/nodes", "", "", "/api/v1/nodes"},
+		{"/api/v1/nodes", "", "/k8s/c1", "/k8s/c1/api/v1/nodes"},
+		{"/k8s/c1/api/v1/nodes", "/k8s/c1", "/k8s/c2/", "/k8s/c2/api/v1/nodes"},
+		{"/k8s/c1/api/v1/nodes", "/k8s/c1/", "/", "/api/v1/nodes"},
+	} {
+		if got := otherPrefix(c[0], c[1], c[2]); got != c[3] {
+			t.Errorf("%q from %q to %q is %q, want %q", c[0], c[1], c[2], got, c[3])
+		}
+	}
+}

@@ -1,0 +1,292 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/watchlist"
+)
+
+// Bounds that hold even where a server accepts requests and never answers.
+const (
+	// The API server gives up on a list after a minute by itself.
+	listTimeout = 2 * time.Minute
+	// Some proxies pass on the header of an answer only with the first event,
+	// which without changes is the bookmark that comes about once a minute.
+	openTimeout = 90 * time.Second
+	// How long after the time that it was asked to last a watch may go on.
+	watchOvertime = 30 * time.Second
+	// How often a list may be read for objects that there was no room for.
+	relistPeriod = time.Minute
+)
+
+// Resource is what a typed client has for each kind, as in
+// client.CoreV1().Nodes().
+type Resource[L runtime.Object] interface {
+	List(ctx context.Context, options metav1.ListOptions) (L, error)
+	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+}
+
+// ListWatch makes what WatchConfig wants of a resource. Each request asks for the
+// resource anew, because it may only be there later: an error is that of the
+// request. Restrict, unless nil, adds a selector to the options of requests.
+func ListWatch[L runtime.Object](resource func(context.Context) (Resource[L], error), restrict func(*metav1.ListOptions)) cache.ListerWatcher {
+	if restrict == nil {
+		restrict = func(*metav1.ListOptions) {}
+	}
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			r, err := resource(ctx)
+			if err != nil {
+				return nil, err
+			}
+			restrict(&options)
+			return r.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			r, err := resource(ctx)
+			if err != nil {
+				return nil, err
+			}
+			restrict(&options)
+			return r.Watch(ctx, options)
+		},
+	}
+}
+
+// Of returns, for ListWatch, a resource of a client such as LazyClient makes.
+func Of[L runtime.Object](client func() (kubernetes.Interface, error), resource func(kubernetes.Interface) Resource[L]) func(context.Context) (Resource[L], error) {
+	return func(context.Context) (Resource[L], error) {
+		c, err := client()
+		if err != nil {
+			return nil, err
+		}
+		return resource(c), nil
+	}
+}
+
+// Nodes are, for Of, the nodes of a cluster.
+func Nodes(client kubernetes.Interface) Resource[*corev1.NodeList] { return client.CoreV1().Nodes() }
+
+// observed passes lists and watches on and notes how they go.
+type observed struct {
+	inner   cache.ListerWatcherWithContext
+	contact *contact
+	bounded *bounded // nil: the own cluster's
+	// noWatchList is set for clients, such as the fakes of client-go, that
+	// say that they can't stream the initial list.
+	noWatchList bool
+	// missing reports whether to read a list for objects that there was no room
+	// for; it is asked every period.
+	missing func() bool
+	period  time.Duration
+}
+
+func observe(inner cache.ListerWatcher, c *contact) *observed {
+	return &observed{
+		inner:       cache.ToListerWatcherWithContext(inner),
+		contact:     c,
+		noWatchList: watchlist.DoesClientNotSupportWatchListSemantics(inner),
+		missing:     func() bool { return false },
+		period:      relistPeriod,
+	}
+}
+
+// IsWatchListSemanticsUnSupported tells client-go's reflector whether to list
+// by streaming.
+func (o *observed) IsWatchListSemanticsUnSupported() bool { return o.noWatchList }
+
+// List implements cache.Lister, which the reflector doesn't use.
+func (o *observed) List(options metav1.ListOptions) (runtime.Object, error) {
+	return o.ListWithContext(context.Background(), options)
+}
+
+// Watch implements cache.Watcher, which the reflector doesn't use.
+func (o *observed) Watch(options metav1.ListOptions) (watch.Interface, error) {
+	return o.WatchWithContext(context.Background(), options)
+}
+
+// ListWithContext implements cache.ListerWithContext.
+func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	bounded, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	bounded, taken := o.bounded.list(bounded, options)
+	list, err := o.inner.ListWithContext(bounded, options)
+	if err == nil {
+		list, err = taken(list)
+	}
+	if err != nil {
+		o.failed(ctx, verbList, err)
+		return nil, err
+	}
+	o.contact.made(ctx)
+	return list, nil
+}
+
+// WatchWithContext implements cache.WatcherWithContext.
+func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	bounded, cancel := context.WithCancel(ctx)
+	opening := time.AfterFunc(openTimeout, cancel)
+	inner, err := o.inner.WatchWithContext(o.bounded.watch(bounded, options), options)
+	if !opening.Stop() && err == nil {
+		end(inner)
+		err = errors.New("opened too late")
+	}
+	if err != nil {
+		if ctx.Err() == nil && bounded.Err() != nil {
+			err = fmt.Errorf("no answer within %v: %w", openTimeout, err)
+		}
+		cancel()
+		if !refusesToStream(options, err) {
+			o.failed(ctx, verbWatch, err)
+		}
+		return nil, err
+	}
+	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), initial: o.bounded.initial(options)}
+	// client-go makes a watch that ended at once of one that met a broken
+	// connection; only others are an answer of the server.
+	select {
+	case first, ok := <-inner.ResultChan():
+		if !ok {
+			cancel()
+			o.failed(ctx, verbWatch, errors.New("watch ended as it began"))
+			close(w.events)
+			return w, nil
+		}
+		w.first = &first
+	default:
+		w.alive(ctx, o)
+	}
+	var overtime *time.Timer
+	if options.TimeoutSeconds != nil {
+		overtime = time.AfterFunc(time.Duration(*options.TimeoutSeconds)*time.Second+watchOvertime, cancel)
+	}
+	go func() {
+		defer end(inner)
+		defer close(w.events)
+		defer cancel()
+		if overtime != nil {
+			defer overtime.Stop()
+		}
+		w.forward(ctx, o)
+		if w.open {
+			o.contact.ended()
+		}
+	}()
+	return w, nil
+}
+
+// refusesToStream reports whether err is the answer to options of a server that
+// doesn't stream lists, as most before Kubernetes 1.34 don't. The reflector lists
+// in the plain way at once, and only how that goes says something about the server.
+func refusesToStream(options metav1.ListOptions, err error) bool {
+	return options.SendInitialEvents != nil && *options.SendInitialEvents && apierrors.IsInvalid(err)
+}
+
+// failed notes an error unless it belongs to the normal course: the server
+// has forgotten the version to go on from, and the reflector lists anew.
+func (o *observed) failed(ctx context.Context, verb string, err error) {
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		o.contact.made(ctx)
+		return
+	}
+	o.contact.failed(ctx, verb, err)
+}
+
+// observedWatch hands on the events of another watch.
+type observedWatch struct {
+	inner    watch.Interface
+	initial  *initialEvents // nil: any number
+	first    *watch.Event
+	events   chan watch.Event
+	stopped  chan struct{}
+	stopOnce sync.Once
+	open     bool // the server has shown that it serves the stream
+}
+
+// ResultChan implements watch.Interface.
+func (w *observedWatch) ResultChan() <-chan watch.Event { return w.events }
+
+// Stop implements watch.Interface.
+func (w *observedWatch) Stop() {
+	w.stopOnce.Do(func() {
+		close(w.stopped)
+		w.inner.Stop()
+	})
+}
+
+func (w *observedWatch) forward(ctx context.Context, o *observed) {
+	if w.first != nil && !w.pass(ctx, o, *w.first) {
+		return
+	}
+	look := time.NewTicker(o.period)
+	defer look.Stop()
+	for {
+		select {
+		case event, open := <-w.inner.ResultChan():
+			if !open || !w.pass(ctx, o, event) {
+				return
+			}
+		case <-look.C:
+			if (w.initial == nil || w.initial.over) && o.missing() {
+				// What an API server says that has forgotten the version to go
+				// on from: the reflector lists anew.
+				w.pass(ctx, o, relist())
+				return
+			}
+		case <-w.stopped:
+			return
+		}
+	}
+}
+
+// end stops a watch and takes what it still hands out, as one that filters another
+// ([watch.Filter]) would otherwise wait for ever for somebody to do.
+func end(w watch.Interface) {
+	w.Stop()
+	for range w.ResultChan() { //nolint:revive // Nobody wants these.
+	}
+}
+
+// relist is an event that has everything listed.
+func relist() watch.Event {
+	return watch.Event{Type: watch.Error, Object: &metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired,
+		Message: "there is room for objects that were rejected",
+	}}
+}
+
+// alive notes that the server serves the stream.
+func (w *observedWatch) alive(ctx context.Context, o *observed) {
+	o.contact.made(ctx)
+	if !w.open {
+		w.open = true
+		o.contact.opened()
+	}
+}
+
+func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event) bool {
+	event, last := w.initial.count(event)
+	if event.Type == watch.Error {
+		o.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
+	} else {
+		w.alive(ctx, o)
+	}
+	select {
+	case w.events <- event:
+		return !last
+	case <-w.stopped:
+		return false
+	}
+}

@@ -1,0 +1,84 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// nodeRequests is a resource that notes what it is asked for.
+type nodeRequests struct{ options []metav1.ListOptions }
+
+// List implements Resource.
+func (r *nodeRequests) List(_ context.Context, options metav1.ListOptions) (*corev1.NodeList, error) {
+	r.options = append(r.options, options)
+	return &corev1.NodeList{}, nil
+}
+
+// Watch implements Resource.
+func (r *nodeRequests) Watch(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	r.options = append(r.options, options)
+	return watch.NewFake(), nil
+}
+
+func TestListWatchAsksForItsResourceEachTime(t *testing.T) {
+	t.Parallel()
+	absent := errors.New("not mounted yet")
+	var client error
+	requests := &nodeRequests{}
+	resource := Of(func() (kubernetes.Interface, error) { return nil, client },
+		func(kubernetes.Interface) Resource[*corev1.NodeList] { return requests })
+	for name, restrict := range map[string]func(*metav1.ListOptions){
+		"a=b": func(options *metav1.ListOptions) { options.LabelSelector = "a=b" },
+		"":    nil,
+	} {
+		lw := cache.ToListerWatcherWithContext(ListWatch(resource, restrict))
+		ask := func() (list, watch error) {
+			_, list = lw.ListWithContext(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+			_, watch = lw.WatchWithContext(t.Context(), metav1.ListOptions{ResourceVersion: "1"})
+			return list, watch
+		}
+		client, requests.options = absent, nil
+		if list, watch := ask(); !errors.Is(list, absent) || !errors.Is(watch, absent) || len(requests.options) > 0 {
+			t.Errorf("without a client: list %v, watch %v, %d requests", list, watch, len(requests.options))
+		}
+		client = nil
+		if list, watch := ask(); list != nil || watch != nil {
+			t.Errorf("with a client: list %v, watch %v", list, watch)
+		}
+		want := []metav1.ListOptions{{ResourceVersion: "0", LabelSelector: name}, {ResourceVersion: "1", LabelSelector: name}}
+		if diff := cmp.Diff(want, requests.options); diff != "" {
+			t.Errorf("selector %q (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestWatchThatEndsLeavesNobodyWaiting stops a watch of a filtered one while events are
+// on their way.
+func TestWatchThatEndsLeavesNobodyWaiting(t *testing.T) {
+	running := goleak.IgnoreCurrent()
+	inner := watch.NewFakeWithChanSize(10, false)
+	filtered := watch.Filter(inner, func(e watch.Event) (watch.Event, bool) { return e, true })
+	requests := observe(&cache.ListWatch{
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return filtered, nil },
+	}, NewWatch(WatchConfig[string]{Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler)}).contact)
+	w, err := requests.WatchWithContext(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		inner.Modify(&corev1.Node{})
+	}
+	<-w.ResultChan()
+	w.Stop()
+	goleak.VerifyNone(t, running)
+}

@@ -1,0 +1,208 @@
+package kube
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+func newRoomyStore(objects int) (*store[string], *[]string) {
+	s, _ := newTestStore(sameText)
+	s.room = newRoom("pods", Bounds{Answer: 64 << 10, Objects: objects})
+	var told []string
+	s.crowded = func(before, now int) { told = append(told, fmt.Sprint(before, "->", now)) }
+	return s, &told
+}
+
+func keysOf(s *store[string]) []string { return slices.Sorted(maps.Keys(s.objects)) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatIsThereFirstKeepsItsPlace(t *testing.T) {
+	s, told := newRoomyStore(3)
+	must(t, s.Replace([]any{pod("n", "m", "1"), pod("n", "z", "1")}, "1"))
+	for _, name := range []string{"a", "b", "c", "b"} {
+		must(t, s.Update(pod("n", name, "1")))
+	}
+	if diff := gocmp.Diff([]string{"n/a", "n/m", "n/z"}, keysOf(s)); diff != "" {
+		t.Errorf("after events (-want +got):\n%s", diff)
+	}
+	// A list that puts others first changes nothing of that.
+	must(t, s.Replace([]any{pod("n", "0", "1"), pod("n", "1", "1"), pod("n", "a", "2"), pod("n", "m", "1"), pod("n", "z", "1")}, "2"))
+	if diff := gocmp.Diff(map[string]string{"n/a": "2", "n/m": "1", "n/z": "1"}, s.objects); diff != "" {
+		t.Errorf("after a list (-want +got):\n%s", diff)
+	}
+	must(t, s.Delete(pod("n", "0", "")))
+	must(t, s.Delete(pod("n", "m", "")))
+	must(t, s.Update(pod("n", "1", "1")))
+	if diff := gocmp.Diff([]string{"n/1", "n/a", "n/z"}, keysOf(s)); diff != "" {
+		t.Errorf("after there was room (-want +got):\n%s", diff)
+	}
+	if diff := gocmp.Diff([]string{"0->1", "1->2", "2->1", "1->0"}, *told); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+}
+
+func TestBytesOfWhatIsKeptAreBounded(t *testing.T) {
+	s, _ := newRoomyStore(1000)
+	large := strings.Repeat("x", 4000)
+	for i := range 20 {
+		must(t, s.Update(pod("n", fmt.Sprint(i), large)))
+	}
+	if len(s.objects) != 3 || s.rejected() != 17 {
+		t.Errorf("%d are kept and %d rejected, want 3 of 4 kB in 16 KiB", len(s.objects), s.rejected())
+	}
+	must(t, s.Update(pod("n", "0", "small")))
+	must(t, s.Update(pod("n", "7", large)))
+	if len(s.objects) != 4 || s.rejected() != 16 {
+		t.Errorf("%d are kept and %d rejected when one is smaller", len(s.objects), s.rejected())
+	}
+	for key := range maps.Clone(s.objects) {
+		must(t, s.Delete(pod("n", strings.TrimPrefix(key, "n/"), "")))
+	}
+	if s.room.used != 0 {
+		t.Errorf("%d bytes are in use by nothing", s.room.used)
+	}
+}
+
+func TestListThatIsReadIsBounded(t *testing.T) {
+	s, _ := newRoomyStore(3)
+	s.begin(false)
+	collected := 0
+	var err error
+	for i := 0; err == nil && i < 100; i++ {
+		var wanted bool
+		if _, wanted, err = s.take(pod("n", fmt.Sprint(i), "1")); wanted {
+			collected++
+		}
+	}
+	if err == nil || collected > 6 {
+		t.Errorf("error %v after %d objects", err, collected)
+	}
+}
+
+// TestRequestMadeAgainCountsOnce holds that a list whose answer was cut off, which
+// client-go asks for again by itself, leaves the room that there was.
+func TestRequestMadeAgainCountsOnce(t *testing.T) {
+	s, _ := newRoomyStore(10)
+	b := newBounded(pod("", "", ""), 10, s.begin, func() {}, func(o runtime.Object) (runtime.Object, bool, error) { return s.take(o) })
+	ctx, finish := b.list(t.Context(), metav1.ListOptions{})
+	asked := requestOf(ctx)
+	for range 3 {
+		asked.begin()
+		for i := range 8 {
+			must(t, asked.item(pod("n", fmt.Sprint(i), "1")))
+		}
+	}
+	list, err := finish(&corev1.PodList{})
+	must(t, err)
+	var all []any
+	taken, ok := list.(*takenList)
+	if !ok {
+		t.Fatalf("made %T of it", list)
+	}
+	for _, item := range taken.Items {
+		all = append(all, item)
+	}
+	must(t, s.Replace(all, "1"))
+	if n := len(keysOf(s)); n != 8 || s.rejected() != 0 {
+		t.Errorf("%d are kept, %d rejected", n, s.rejected())
+	}
+}
+
+// TestImpossibleNamesAreLeftOut has a remote say names that would be too much for
+// metrics and logs, in lists and in events.
+func TestImpossibleNamesAreLeftOut(t *testing.T) {
+	s, _ := newRoomyStore(10)
+	left := 0
+	s.impossible = func() { left++ }
+	for _, name := range []string{"a\xffb", strings.Repeat("x", 300), ""} {
+		if _, wanted, err := s.take(pod("n", name, "1")); wanted || err != nil {
+			t.Errorf("%.10q of a list: wanted %v, error %v", name, wanted, err)
+		}
+		must(t, s.Add(pod("n", name, "1")))
+	}
+	must(t, s.Add(pod("a\xffb", "n", "1")))
+	if len(s.objects) != 0 || left != 7 {
+		t.Errorf("%d are kept, %d left out", len(s.objects), left)
+	}
+}
+
+func TestRemoteWithTooManyObjects(t *testing.T) {
+	t.Parallel()
+	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
+		t.Run(name, func(t *testing.T) {
+			b := prepare(t, 0)
+			b.api.set(func() { b.api.stream = stream })
+			b.watch.store.room = newRoom(kindNodes, Bounds{Answer: 64 << 20, Objects: 2})
+			for _, n := range []string{"a", "b", "c"} {
+				b.api.apply(n, "v1", "")
+			}
+			b.run(t)
+			eventually(t, "sync", b.watch.Synced)
+			if n := len(b.nodes()); n != 2 {
+				t.Errorf("%d are kept, want 2", n)
+			}
+			if err := b.watch.Crowded(); err == nil || !strings.HasPrefix(err.Error(), "1 nodes or more are rejected: there is room for 2") {
+				t.Errorf("Crowded() = %v", err)
+			}
+			if n := testutil.ToFloat64(b.metrics.rejected.WithLabelValues("gcp", "nodes")); n != 1 {
+				t.Errorf("the metric says %v", n)
+			}
+			for _, n := range []string{"a", "b", "c"} {
+				b.api.remove(n)
+			}
+			eventually(t, "room", func() bool { return b.watch.Crowded() == nil && len(b.nodes()) == 0 })
+			b.stop()
+			if log := b.log.String(); strings.Count(log, "too many objects") != 1 || strings.Count(log, "room for all objects again") != 1 {
+				t.Errorf("log:\n%s", log)
+			}
+			b.wantSeries(t, "remote_synced", `cluster="gcp",kind="nodes"`, "1")
+		})
+	}
+}
+
+// TestRejectedObjectsComeWhenThereIsRoom has nothing happen to the object that there
+// was no room for.
+func TestRejectedObjectsComeWhenThereIsRoom(t *testing.T) {
+	t.Parallel()
+	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := prepare(t, 0)
+			b.api.set(func() { b.api.stream = stream })
+			b.watch.store.room = newRoom("nodes", Bounds{Answer: 16 << 20, Objects: 2})
+			b.watch.relist = 50 * time.Millisecond
+			for _, name := range []string{"a", "b"} {
+				b.api.apply(name, "v1", "")
+			}
+			b.run(t)
+			eventually(t, "sync", func() bool { return len(b.nodes()) == 2 })
+			b.api.apply("c", "v1", "")
+			eventually(t, "one to be rejected", func() bool { return b.watch.Crowded() != nil })
+			requests := len(b.api.seen())
+			b.api.remove("a")
+			eventually(t, "the one that was rejected", func() bool { return b.has(node{"b", "v1"}, node{"c", "v1"}) && b.watch.Crowded() == nil })
+			eventually(t, "the next watch", func() bool { return len(b.api.seen()) > requests })
+			b.api.apply("c", "v2", "")
+			eventually(t, "what comes afterwards", func() bool { return b.has(node{"b", "v1"}, node{"c", "v2"}) })
+			if lists := len(b.api.seen()) - requests; lists > 4 {
+				t.Errorf("%d requests for one list", lists)
+			}
+		})
+	}
+}

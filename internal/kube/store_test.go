@@ -1,0 +1,157 @@
+package kube
+
+import (
+	"maps"
+	"math/rand/v2"
+	"strconv"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+)
+
+func pod(namespace, name, ip string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Status: corev1.PodStatus{PodIP: ip}}
+}
+
+func keepIP(obj runtime.Object) (string, bool) {
+	p, ok := obj.(*corev1.Pod)
+	return p.Status.PodIP, ok && p.Status.PodIP != ""
+}
+
+func sameText(a, b string) bool { return a == b }
+
+func newTestStore(equal func(a, b string) bool) (s *store[string], changes *int) {
+	changes = new(int)
+	return newStore(keepIP, equal, func(bool) { *changes++ }), changes
+}
+
+func TestStoreKeepsNamespacesApart(t *testing.T) {
+	s, _ := newTestStore(sameText)
+	for _, p := range []*corev1.Pod{pod("a", "x", "1"), pod("b", "x", "2")} {
+		if err := s.Add(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := gocmp.Diff(map[string]string{"a/x": "1", "b/x": "2"}, s.objects); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestStoreIsNotSyncedByEvents(t *testing.T) {
+	s, _ := newTestStore(sameText)
+	if err := s.Add(pod("a", "x", "1")); err != nil {
+		t.Fatal(err)
+	}
+	if _, synced := s.snapshot(); synced {
+		t.Error("synced by an event")
+	}
+	if err := s.Replace(nil, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if all, synced := s.snapshot(); !synced || len(all) > 0 {
+		t.Errorf("after an empty list: %v, synced %v", all, synced)
+	}
+}
+
+func TestStoreDeletesWhatWasMissed(t *testing.T) {
+	s, changes := newTestStore(sameText)
+	if err := s.Add(pod("a", "x", "1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Delete(cache.DeletedFinalStateUnknown{Key: "a/x"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Delete(cache.DeletedFinalStateUnknown{Key: "a/unknown"}); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.objects) > 0 || *changes != 2 {
+		t.Errorf("%v after %d changes, want nothing after two", s.objects, *changes)
+	}
+}
+
+func TestStoreRefusesWhatIsNoObject(t *testing.T) {
+	s, _ := newTestStore(sameText)
+	for _, err := range []error{s.Add("text"), s.Update(7), s.Delete(nil), s.Replace([]any{"text"}, "1"), s.Add(&metav1.Status{})} {
+		if err == nil {
+			t.Error("no error")
+		}
+	}
+	if s.isSynced() {
+		t.Error("synced by a list that was refused")
+	}
+}
+
+func TestStoreWithoutEqualCountsEveryUpdate(t *testing.T) {
+	s, changes := newTestStore(nil)
+	for range 3 {
+		if err := s.Update(pod("a", "x", "1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Replace([]any{pod("a", "x", "1")}, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if *changes != 4 {
+		t.Errorf("%d changes, want 4", *changes)
+	}
+}
+
+// Whatever happens, the store holds what a plain map would, and tells of a
+// change exactly when there is one.
+func TestStoreAgainstAPlainMap(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	s, changes := newTestStore(sameText)
+	want := map[string]string{}
+	if err := s.Replace(nil, "0"); err != nil {
+		t.Fatal(err)
+	}
+	trim := s.Transformer()
+	for step := range 5000 {
+		before, count := maps.Clone(want), *changes
+		name, ip := strconv.Itoa(random.IntN(8)), strconv.Itoa(random.IntN(3))
+		if ip == "0" {
+			ip = "" // of no interest
+		}
+		key := "n/" + name
+		var err error
+		switch random.IntN(4) {
+		case 0:
+			err = s.Delete(pod("n", name, ip))
+			delete(want, key)
+		case 1:
+			clear(want)
+			var list []any
+			for i := range random.IntN(8) {
+				ip := strconv.Itoa(random.IntN(3))
+				var obj any = pod("n", strconv.Itoa(i), ip)
+				if random.IntN(2) == 0 {
+					if obj, err = trim(obj); err != nil {
+						t.Fatal(err)
+					}
+				}
+				list = append(list, obj)
+				want["n/"+strconv.Itoa(i)] = ip
+			}
+			err = s.Replace(list, "1")
+		default:
+			err = s.Update(pod("n", name, ip))
+			delete(want, key)
+			if ip != "" {
+				want[key] = ip
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := gocmp.Diff(want, s.objects); diff != "" {
+			t.Fatalf("step %d (-want +got):\n%s", step, diff)
+		}
+		if told, changed := *changes > count, !maps.Equal(before, want); told != changed {
+			t.Fatalf("step %d: told of a change %v, want %v", step, told, changed)
+		}
+	}
+}

@@ -1,0 +1,128 @@
+package kube
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+)
+
+// trust is an authority and the connections to servers that it vouches for.
+type trust struct {
+	transport http.RoundTripper
+	certs     map[string]struct{} // DER
+	conns     *connections
+}
+
+// newTrust makes an authority of certificates in PEM.
+func newTrust(content []byte, certs map[string]struct{}, build transportBuilder, conns *connections) (*trust, error) {
+	t := &trust{certs: certs, conns: conns}
+	var err error
+	if t.transport, err = build(content, t.conns.dial); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// parseCerts returns the certificates in PEM, in DER.
+func parseCerts(content []byte) (map[string]struct{}, error) {
+	certs := map[string]struct{}{}
+	for {
+		var block *pem.Block
+		if block, content = pem.Decode(content); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err == nil {
+			certs[string(block.Bytes)] = struct{}{}
+		}
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("holds no certificate in PEM")
+	}
+	return certs, nil
+}
+
+// covers reports whether all certificates of other are among those of t: whatever
+// was verified with other verifies with t.
+func (t *trust) covers(other *trust) bool {
+	for cert := range other.certs {
+		if _, ok := t.certs[cert]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// dialFunc is net.Dialer.DialContext.
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// transportBuilder makes what reaches servers that certificates in PEM vouch for.
+type transportBuilder func(pem []byte, dial dialFunc) (http.RoundTripper, error)
+
+// connections are those that were dialed under one trust.
+type connections struct {
+	dialer dialFunc
+	dialed func() // called after one more
+
+	mu      sync.Mutex
+	open    map[*connection]struct{}
+	revoked bool
+}
+
+func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	inner, err := c.dialer(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	made := &connection{Conn: inner, of: c}
+	c.mu.Lock()
+	revoked := c.revoked
+	if !revoked {
+		c.open[made] = struct{}{}
+	}
+	c.mu.Unlock()
+	if revoked {
+		return nil, errors.Join(errors.New("the certificate authority was replaced meanwhile"), inner.Close())
+	}
+	c.dialed()
+	return made, nil
+}
+
+// revoke closes all connections, and returns how many there were.
+func (c *connections) revoke() int {
+	c.mu.Lock()
+	open := c.open
+	c.open, c.revoked = map[*connection]struct{}{}, true
+	c.mu.Unlock()
+	for made := range open {
+		// Whoever reads from it gets the error.
+		_ = made.Conn.Close()
+	}
+	return len(open)
+}
+
+func (c *connections) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.open)
+}
+
+// connection leaves the open ones when it is closed.
+type connection struct {
+	net.Conn
+	of *connections
+}
+
+// Close implements net.Conn.
+func (c *connection) Close() error {
+	c.of.mu.Lock()
+	delete(c.of.open, c)
+	c.of.mu.Unlock()
+	return c.Conn.Close()
+}

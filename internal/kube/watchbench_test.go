@@ -1,0 +1,146 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+)
+
+// node is what the tests keep of a Node.
+type node struct{ Name, Kubelet string }
+
+// testBounds are those of the remotes of tests.
+var testBounds = Bounds{Answer: 64 << 20}
+
+// bench is one watch of an API server's nodes.
+type bench struct {
+	api      *apiServer
+	watch    *Watch[node]
+	metrics  *Metrics
+	notified atomic.Int32
+	token    string // file
+	stop     func()
+	log      logtest.Buffer
+	level    slog.LevelVar // of the log; debug
+}
+
+// prepare makes a watch. With detour, it is by way of the address that this
+// makes of the server's.
+func prepare(t *testing.T, resync time.Duration, detour ...func(address string) string) *bench {
+	t.Helper()
+	ca := newAuthority()
+	b := &bench{api: newAPIServer(t, ca), metrics: NewMetrics("test", "test_failures_total"), token: writeTemp(t, "token", []byte(secret))}
+	b.level.Set(slog.LevelDebug)
+	b.api.set(func() { b.api.token = secret })
+	url := b.api.url()
+	for _, around := range detour {
+		url = "https://" + around(b.api.address())
+	}
+	client := clientWith(t, ClientConfig{
+		Access: config.Access{APIURL: url, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: b.token}, Bounds: testBounds,
+	})
+	b.watch = NewWatch(b.config(client, resync))
+	return b
+}
+
+func (b *bench) config(client *kubernetes.Clientset, resync time.Duration) WatchConfig[node] {
+	return WatchConfig[node]{
+		Cluster:   "gcp",
+		Kind:      "nodes",
+		ListWatch: ListWatch(Of(func() (kubernetes.Interface, error) { return client, nil }, Nodes), nil),
+		Object:    &corev1.Node{},
+		Keep: func(obj runtime.Object) (node, bool) {
+			n, ok := obj.(*corev1.Node)
+			if !ok {
+				return node{}, false
+			}
+			return node{n.Name, n.Status.NodeInfo.KubeletVersion}, n.Status.NodeInfo.KubeletVersion != "unwanted"
+		},
+		Equal:        func(a, b node) bool { return a == b },
+		Notify:       func() { b.notified.Add(1) },
+		ResyncPeriod: resync,
+		Bounds:       testBounds,
+		Logger:       slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: &b.level})),
+		Metrics:      b.metrics,
+	}
+}
+
+func (b *bench) run(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- b.watch.Run(ctx) }()
+	b.stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("Run() = %v, want nil when its context ends", err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("Run() goes on 5s after its context ended, then returns", <-done)
+		}
+	})
+	t.Cleanup(b.stop)
+}
+
+// nodes returns what the watch has, sorted.
+func (b *bench) nodes() []node {
+	all, _ := b.watch.Snapshot()
+	slices.SortFunc(all, func(x, y node) int { return cmp.Compare(x.Name, y.Name) })
+	return all
+}
+
+func (b *bench) has(want ...node) bool {
+	return b.watch.Synced() && slices.Equal(b.nodes(), want)
+}
+
+func (b *bench) wantSeries(t *testing.T, name, labels, want string) {
+	t.Helper()
+	text := "test_" + name + "{" + labels + "} " + want
+	expected := "# HELP test_" + name + " " + help(name) + "\n# TYPE test_" + name + " " + kind(name) + "\n" + text + "\n"
+	if err := testutil.CollectAndCompare(b.metrics, strings.NewReader(expected), "test_"+name); err != nil {
+		t.Error(err)
+	}
+}
+
+// wantNoFailure checks that no request has failed, by metrics and by the log.
+func (b *bench) wantNoFailure(t *testing.T) {
+	t.Helper()
+	for _, verb := range []string{verbList, verbWatch} {
+		if n := testutil.ToFloat64(b.metrics.failures.WithLabelValues("gcp", "nodes", verb)); n != 0 {
+			t.Errorf("%v requests to %s count as failed", n, verb)
+		}
+	}
+	if strings.Contains(b.log.String(), "level=WARN") {
+		t.Errorf("warns:\n%s", b.log.String())
+	}
+}
+
+func help(name string) string {
+	if strings.HasPrefix(name, "failures") {
+		return "Requests to list or watch objects of a kind of a cluster that failed."
+	}
+	return "Whether all objects of a kind of a cluster have been read since start."
+}
+
+func kind(name string) string {
+	if strings.HasSuffix(name, "total") {
+		return "counter"
+	}
+	return "gauge"
+}

@@ -1,0 +1,58 @@
+// Package reporttest tests what the programs make of their reports.
+package reporttest
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/report"
+)
+
+// Printed is what a run of a command left.
+type Printed struct {
+	Code           int
+	Stdout, Stderr string
+}
+
+// Run serves a report as a program does, and runs the command on it.
+func Run[R any](t testing.TB, command report.Command[R], report R, args ...string) Printed {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := json.NewEncoder(w).Encode(report); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer server.Close()
+	var stdout, stderr strings.Builder
+	code := command.Run(t.Context(), append([]string{"-address", server.Listener.Addr().String()}, args...), &stdout, &stderr)
+	return Printed{code, stdout.String(), stderr.String()}
+}
+
+// Wrong returns what a page says is wrong, a line each, and what stands before
+// that.
+func (p Printed) Wrong() (lines []string, before string) {
+	before, wrong, found := strings.Cut(p.Stdout, "\nwrong:\n  ")
+	if !found {
+		return nil, before
+	}
+	return strings.Split(strings.TrimSuffix(wrong, "\n"), "\n  "), before
+}
+
+// Finds runs the command on a report and fails the test unless the page says that
+// this is wrong, and nothing else, and shows a text before that.
+func Finds[R any](t testing.TB, command report.Command[R], report R, wrong []string, shown string) {
+	t.Helper()
+	got := Run(t, command, report)
+	lines, tables := got.Wrong()
+	if diff := cmp.Diff(wrong, lines); diff != "" || got.Code != 1 {
+		t.Errorf("code %d, wrong (-want +got):\n%s", got.Code, diff)
+	}
+	if !strings.Contains(tables, shown) {
+		t.Errorf("printed:\n%s\nwant in it:\n%s", got.Stdout, shown)
+	}
+}

@@ -1,0 +1,81 @@
+package run
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"k8s.io/klog/v2"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// NewLogger returns a logger that writes to w. The level is one of debug,
+// info, warn and error; the format is json, for machines, or text, for people.
+// Whatever is logged is made printable: much of it are errors and names of other
+// clusters.
+func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
+	options := slog.HandlerOptions{ReplaceAttr: printableAttr}
+	switch level {
+	case "debug":
+		options.Level = slog.LevelDebug
+	case "info":
+		options.Level = slog.LevelInfo
+	case "warn":
+		options.Level = slog.LevelWarn
+	case "error":
+		options.Level = slog.LevelError
+	default:
+		return nil, fmt.Errorf("log level %q is none of debug, info, warn and error", level)
+	}
+	switch format {
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, &options)), nil
+	case "text":
+		return slog.New(slog.NewTextHandler(w, &options)), nil
+	default:
+		return nil, fmt.Errorf("log format %q is neither json nor text", format)
+	}
+}
+
+// maxLogText is how many characters are logged of one text.
+const maxLogText = 2000
+
+// printableAttr makes texts printable, whatever type they are of.
+func printableAttr(_ []string, attr slog.Attr) slog.Attr {
+	switch attr.Value.Kind() {
+	case slog.KindString:
+		attr.Value = slog.StringValue(printable.Text(attr.Value.String(), maxLogText))
+	case slog.KindAny:
+		switch value := attr.Value.Any().(type) {
+		case error:
+			attr.Value = slog.StringValue(printable.Text(value.Error(), maxLogText))
+		case []string:
+			attr.Value = slog.AnyValue(printableTexts(value))
+		default:
+			text, err := json.Marshal(value)
+			if err != nil || printable.Text(string(text), maxLogText) != string(text) {
+				attr.Value = slog.StringValue(printable.Text(fmt.Sprint(value), maxLogText))
+			}
+		}
+	}
+	return attr
+}
+
+func printableTexts(texts []string) []string {
+	const most = 100
+	var shown []string
+	for _, text := range texts[:min(len(texts), most)] {
+		shown = append(shown, printable.Text(text, printable.Short))
+	}
+	if len(texts) > most {
+		shown = append(shown, fmt.Sprintf("... (%d)", len(texts)))
+	}
+	return shown
+}
+
+// AdoptClientLogs sends what the Kubernetes client library logs on its own
+// account to log, too. That library has one logger for the process, so that
+// only main should call this, before it starts anything.
+func AdoptClientLogs(log *slog.Logger) { klog.SetSlogLogger(log.With("source", "client-go")) }

@@ -1,0 +1,103 @@
+// Package run is the frame of a long-running program: its tasks, its end,
+// its log, and the HTTP server that tells how it is.
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Task is one thing that a program does all the time. Run returns soon after
+// ctx ended; before that, only because it can't go on. String names the task
+// in logs.
+type Task interface {
+	Run(ctx context.Context) error
+	String() string
+}
+
+// ErrStuck is wrapped by the error of Run when tasks did not end in time.
+var ErrStuck = errors.New("tasks did not end")
+
+// Run runs all tasks until one of them returns, or ctx ends, or the process
+// gets SIGTERM or SIGINT; then it cancels the others and waits for them, but
+// for no longer than grace. A second signal while it waits kills the process,
+// as it would without Run.
+//
+// The error joins those that tasks returned, each behind the task's name, and
+// ErrStuck with the names of tasks that were still running. A task that
+// returns nil while nobody asked it to is an error as well; one that returns
+// because it was cancelled is not. A panic in a task is not caught.
+func Run(ctx context.Context, log *slog.Logger, grace time.Duration, tasks ...Task) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+
+	ends := make(chan end, len(tasks))
+	for i, task := range tasks {
+		go func() {
+			err := task.Run(ctx)
+			asked := ctx.Err() != nil
+			// Cancelled here rather than by the collector, so that no task
+			// that ends because of this one is taken for the first.
+			cancel(fmt.Errorf("%v ended", task))
+			ends <- end{task: i, err: err, asked: asked}
+		}()
+	}
+
+	<-ctx.Done()
+	stop()
+	log.Info("shutting down", "reason", context.Cause(ctx), "grace", grace)
+	return collect(ends, tasks, grace)
+}
+
+// end is how a task ended, and whether it had been asked to.
+type end struct {
+	task  int // index
+	err   error
+	asked bool
+}
+
+func (e end) fault() error {
+	switch {
+	case e.asked && (e.err == nil || errors.Is(e.err, context.Canceled)):
+		return nil
+	case e.err == nil:
+		return errors.New("ended by itself")
+	default:
+		return e.err
+	}
+}
+
+func collect(ends <-chan end, tasks []Task, grace time.Duration) error {
+	var (
+		errs    []error
+		ended   = make([]bool, len(tasks))
+		expired = time.After(grace)
+	)
+	for range tasks {
+		select {
+		case e := <-ends:
+			ended[e.task] = true
+			if err := e.fault(); err != nil {
+				errs = append(errs, fmt.Errorf("%v: %w", tasks[e.task], err))
+			}
+		case <-expired:
+			var names []string
+			for i, task := range tasks {
+				if !ended[i] {
+					names = append(names, task.String())
+				}
+			}
+			errs = append(errs, fmt.Errorf("%w within %v: %s", ErrStuck, grace, strings.Join(names, ", ")))
+			return errors.Join(errs...)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,192 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+)
+
+// Bounds of one connection to a Server. Scrapers and probes need a fraction;
+// they keep anybody who can reach the port from tying up the process.
+const (
+	headerTimeout  = 5 * time.Second
+	readTimeout    = 10 * time.Second
+	writeTimeout   = 30 * time.Second
+	idleTimeout    = 2 * time.Minute
+	headerBytes    = 16 << 10
+	shutdownPeriod = 3 * time.Second
+)
+
+// Server serves HTTP at one address. An address that is taken or isn't there yet
+// is tried again: nothing else waits for it, and nothing else ends by it.
+type Server struct {
+	name    string
+	address string
+	limit   int
+	http    http.Server
+	log     *slog.Logger
+	retry   reconcile.Backoff
+
+	mu       sync.Mutex
+	listener *fairListener // the last one; nil: none yet
+	bound    netip.AddrPort
+	err      error
+}
+
+// serverConfig describes a Server.
+type serverConfig struct {
+	name      string
+	address   string // host:port; the host may be empty for all addresses
+	handler   http.Handler
+	limit     int  // of connections
+	keepAlive bool // serve several requests on one connection
+	log       *slog.Logger
+}
+
+func newServer(cfg serverConfig) *Server {
+	s := &Server{
+		name: cfg.name, address: cfg.address, limit: cfg.limit, log: cfg.log,
+		http: http.Server{
+			Handler:           countServing(cfg.handler),
+			ReadHeaderTimeout: headerTimeout,
+			ReadTimeout:       readTimeout,
+			WriteTimeout:      writeTimeout,
+			IdleTimeout:       idleTimeout,
+			MaxHeaderBytes:    headerBytes,
+			ErrorLog:          slog.NewLogLogger(cfg.log.Handler(), slog.LevelWarn),
+			ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+				return context.WithValue(ctx, connKey{}, conn)
+			},
+		},
+		retry: reconcile.Backoff{Max: 30 * time.Second},
+		err:   errors.New("not started"),
+	}
+	s.http.SetKeepAlivesEnabled(cfg.keepAlive)
+	return s
+}
+
+// String names the server as a task.
+func (s *Server) String() string { return s.name + " server " + s.address }
+
+// Addr returns the address that the server is bound to; none while it isn't.
+func (s *Server) Addr() netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bound
+}
+
+// Err returns why the server doesn't serve; nil while it does.
+func (s *Server) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// connections returns how many are open.
+func (s *Server) connections() int {
+	s.mu.Lock()
+	listener := s.listener
+	s.mu.Unlock()
+	if listener == nil {
+		return 0
+	}
+	listener.mu.Lock()
+	defer listener.mu.Unlock()
+	return listener.open
+}
+
+// Run serves until ctx ends, then gives requests under way a few seconds.
+func (s *Server) Run(ctx context.Context) error {
+	for {
+		served, err := s.listen(ctx)
+		if err == nil {
+			select {
+			case err = <-served:
+				err = fmt.Errorf("serve on %s: %w", s.address, err)
+			case <-ctx.Done():
+				return s.shutDown(ctx, served)
+			}
+		}
+		s.tell(netip.AddrPort{}, err)
+		select {
+		case <-time.After(s.retry.Next()):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// listen binds the address and begins to serve. The end of that, and why, comes
+// from the channel.
+func (s *Server) listen(ctx context.Context) (<-chan error, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", s.address, err)
+	}
+	var bound netip.AddrPort
+	if tcp, ok := listener.Addr().(*net.TCPAddr); ok {
+		bound = tcp.AddrPort()
+	}
+	fair := newFairListener(listener, s.limit)
+	s.mu.Lock()
+	s.listener = fair
+	s.mu.Unlock()
+	s.tell(bound, nil)
+	served := make(chan error, 1)
+	go func() { served <- s.http.Serve(fair) }()
+	return served, nil
+}
+
+// tell notes whether the server serves, and logs it when that changed.
+func (s *Server) tell(bound netip.AddrPort, err error) {
+	s.mu.Lock()
+	before := s.err
+	s.bound, s.err = bound, err
+	s.mu.Unlock()
+	switch {
+	case err == nil:
+		s.retry.Reset()
+		s.log.Info("listening", "server", s.name, "address", bound)
+	case before == nil || before.Error() != err.Error():
+		s.log.Warn("not listening, trying again", "server", s.name, "err", err)
+	}
+}
+
+func (s *Server) shutDown(ctx context.Context, served <-chan error) error {
+	// The parent is over; what it carries besides its end is kept.
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownPeriod)
+	defer cancel()
+	err := s.http.Shutdown(grace)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.http.Close()
+	}
+	if served := <-served; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	if err != nil {
+		return fmt.Errorf("shut down: %w", err)
+	}
+	return nil
+}
+
+// connKey finds the connection of a request in its context.
+type connKey struct{}
+
+// countServing tells the listener which connections a handler works for.
+func countServing(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if conn, ok := r.Context().Value(connKey{}).(*fairConn); ok {
+			conn.serve(true)
+			defer conn.serve(false)
+		}
+		next.ServeHTTP(w, r)
+	})
+}
