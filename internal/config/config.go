@@ -77,6 +77,15 @@ type Remote struct {
 	// MaxObjects is the most objects that are kept of one kind; 0: as many as
 	// suit the kind.
 	MaxObjects int
+	// MaxServices is how many Services are made for this remote's.
+	MaxServices int
+	// MaxSlices is how many EndpointSlices are made for this remote's services.
+	MaxSlices int
+	// MaxAddresses is how many addresses of this remote's pods are written to
+	// EndpointSlices, and to network sets.
+	MaxAddresses int
+	// MaxSets is how many network sets are made for this remote's pods.
+	MaxSets int
 	// ServicePrefix starts the names of services mirrored from this remote.
 	ServicePrefix string
 }
@@ -186,6 +195,9 @@ type Mirror struct {
 	RoutingStrategyLabel string
 	// LegacyEndpoints also writes objects of the deprecated Endpoints API.
 	LegacyEndpoints bool
+	// RemovalGrace is how long after the program's start what came from a remote
+	// that is no longer configured stays; 0: it doesn't.
+	RemovalGrace time.Duration
 }
 
 // Values of Policy.CalicoAPI.
@@ -215,6 +227,9 @@ type Policy struct {
 	IncludeHostNetwork bool
 	// FullResyncPeriod is how often all sets are compared with the cluster.
 	FullResyncPeriod time.Duration
+	// RemovalGrace is how long after the program's start what came from a remote
+	// that is no longer configured stays; 0: it doesn't.
+	RemovalGrace time.Duration
 }
 
 // Tokens configures semaphore-tokens.

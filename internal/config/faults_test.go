@@ -87,6 +87,18 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 				onPrem + `MAX_ANSWER: "1Mi" is not a number of bytes such as 64Mi, from 4Mi to 64Gi`,
 			},
 		},
+		"bounds of what is made for a remote": {
+			policyError, []string{
+				gcp + "MAX_SERVICES", "0", gcp + "MAX_SLICES", "-1", gcp + "MAX_ADDRESSES", "1e5", gcp + "MAX_SETS", "none", "SEMAPHORE_REMOVAL_GRACE", "later",
+			}, nil,
+			[]string{
+				gcp + `MAX_SERVICES: "0" is not a number from 1 to 10000000`,
+				gcp + `MAX_SLICES: "-1" is not a number from 1 to 10000000`,
+				gcp + `MAX_ADDRESSES: "1e5" is not a number from 1 to 10000000`,
+				gcp + `MAX_SETS: "none" is not a number from 1 to 10000000`,
+				`SEMAPHORE_REMOVAL_GRACE: "later" is not a duration such as 30s, 10m or 1h, or 0`,
+			},
+		},
 		"pod subnets missing": {
 			wireguardError, []string{gcp + "POD_SUBNETS", "-"}, nil,
 			[]string{gcp + "POD_SUBNETS: required: the pod subnets of gcp, as in 10.4.0.0/16"},
@@ -232,10 +244,11 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			[]string{gcp + `SERVICE_PREFIX: "1g": a DNS-1035 label must consist of`},
 		},
 		"mirror: selectors": {
-			mirrorError, []string{"SEMAPHORE_MIRROR_SELECTOR", "a in", "SEMAPHORE_LEADER_ELECTION", "maybe"}, nil,
+			mirrorError, []string{"SEMAPHORE_MIRROR_SELECTOR", "a in", "SEMAPHORE_LEADER_ELECTION", "maybe", "SEMAPHORE_REMOVAL_GRACE", "-1m"}, nil,
 			[]string{
 				`SEMAPHORE_LEADER_ELECTION: "maybe" is neither true nor false`,
 				`SEMAPHORE_MIRROR_SELECTOR: "a in" is not a label selector: `,
+				`SEMAPHORE_REMOVAL_GRACE: "-1m" is not a duration`,
 			},
 		},
 		"mirror: both parts off": {

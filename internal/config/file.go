@@ -19,7 +19,7 @@ import (
 // local and remotes, semaphore-service-mirror localCluster, remoteClusters and
 // global; all programs here read both forms. Keys are matched without regard
 // to case, as those tools do. The keys remoteCAPath, remoteCASHA256, nodeSubnets,
-// staleAfter, maxAnswer, maxObjects and wgMaxPeers are ours.
+// staleAfter, those that begin with max, and wgMaxPeers are ours.
 
 // fileKey is a key of an object of the file: what it sets, and how its value
 // is written.
@@ -137,6 +137,10 @@ func (l *loader) parseRemote(path, in string, value json.RawMessage) error {
 		"staleAfter":        {remote.of(&v.StaleAfter), duration},
 		"maxAnswer":         {remote.of(&v.MaxAnswer), text},
 		"maxObjects":        {remote.of(&v.MaxObjects), number},
+		"maxServices":       {remote.of(&v.MaxServices), number},
+		"maxSlices":         {remote.of(&v.MaxSlices), number},
+		"maxAddresses":      {remote.of(&v.MaxAddresses), number},
+		"maxSets":           {remote.of(&v.MaxSets), number},
 		"wgMaxPeers":        {remote.of(&v.WG.MaxPeers), number},
 		"wgListenPort":      {remote.of(&v.WG.ListenPort), number},
 		"wgDeviceMTU":       {remote.of(&v.WG.MTU), number},

@@ -62,6 +62,8 @@ func TestFileOfTheOriginalWireguard(t *testing.T) {
 			MaxPeers:       2000,
 			MaxAnswer:      256 << 20,
 			ServicePrefix:  "cluster2",
+
+			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000,
 		}},
 		ListenAddress: "127.0.0.1:7773",
 		ListenAuth:    ListenAuthNone,
@@ -80,7 +82,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		"remotes": [
 			{"name": "gcp", "kubeConfigPath": "/gcp", "podSubnet": "10.4.0.0/16", "resyncPeriod": "10s", "wgListenPort": 0, "wgDeviceMTU": null},
 			{"name": "merit", "remoteapiurl": "https://api", "remoteCAPath": "/ca", "remoteSATokenPath": "/token",
-			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "nodeSubnets": "10.66.6.0/24", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgMaxPeers": 300, "wgListenPort": 7000}
+			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "nodeSubnets": "10.66.6.0/24", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgMaxPeers": 300, "maxServices": 1, "maxSlices": 2, "maxAddresses": 3, "maxSets": 4, "wgListenPort": 7000}
 		]}`)
 	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker", "SEMAPHORE_CLUSTERS_CONFIG": path})
 	got, warnings, err := LoadWireguard(nil)
@@ -97,6 +99,8 @@ func TestFileKeysAndForms(t *testing.T) {
 		MaxPeers:       2000,
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "gcp",
+
+		MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000,
 	}, {
 		Name:           "merit",
 		Access:         Access{APIURL: "https://api", CAFile: "/ca", TokenFile: "/token"},
@@ -109,6 +113,8 @@ func TestFileKeysAndForms(t *testing.T) {
 		MaxPeers:       300,
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "merit",
+
+		MaxServices: 1, MaxSlices: 2, MaxAddresses: 3, MaxSets: 4,
 	}}
 	if diff := cmp.Diff(want, got.Remotes, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -123,6 +123,7 @@ func loadMirror(args []string, out io.Writer, namespaceFile string) (cfg Mirror,
 		l.faults.add(l.origin(&vars.MirrorSelector), "empty, as is %s: nothing is left to do", l.origin(&vars.GlobalSelector))
 	}
 	cfg.LegacyEndpoints = l.faults.boolean(l.origin(&vars.MirrorLegacyEndpoints), vars.MirrorLegacyEndpoints)
+	cfg.RemovalGrace = l.faults.duration(l.origin(&vars.RemovalGrace), vars.RemovalGrace)
 	if err := l.faults.join(); err != nil {
 		return Mirror{}, l.warnings, err
 	}
@@ -154,6 +155,7 @@ func loadPolicy(args []string, out io.Writer, namespaceFile string) (cfg Policy,
 	cfg.CalicoAPI = l.faults.oneOf(l.origin(&p.CalicoAPI), p.CalicoAPI, CalicoAPIAuto, CalicoAPIV3, CalicoAPIV1)
 	cfg.IncludeHostNetwork = l.faults.boolean(l.origin(&p.IncludeHostNetwork), p.IncludeHostNetwork)
 	cfg.FullResyncPeriod = l.faults.duration(l.origin(&p.FullResyncPeriod), p.FullResyncPeriod)
+	cfg.RemovalGrace = l.faults.duration(l.origin(&vars.RemovalGrace), vars.RemovalGrace)
 	if err := l.faults.join(); err != nil {
 		return Policy{}, l.warnings, err
 	}

@@ -45,6 +45,10 @@ func env(changes ...string) map[string]string {
 		"SEMAPHORE_REMOTE_ON_PREM_CA_SHA256":     strings.Repeat("AB:", 31) + "AB, " + strings.Repeat("0c", 32),
 		"SEMAPHORE_REMOTE_ON_PREM_MAX_OBJECTS":   "700",
 		"SEMAPHORE_REMOTE_ON_PREM_WG_MAX_PEERS":  "700",
+		"SEMAPHORE_REMOTE_ON_PREM_MAX_SERVICES":  "30",
+		"SEMAPHORE_REMOTE_ON_PREM_MAX_SLICES":    "300",
+		"SEMAPHORE_REMOTE_ON_PREM_MAX_ADDRESSES": "3000",
+		"SEMAPHORE_REMOTE_ON_PREM_MAX_SETS":      "40",
 		"SEMAPHORE_REMOTE_GCP_MAX_ANSWER":        "64Mi",
 		"SEMAPHORE_REMOTE_ON_PREM_TOKEN_FILE":    "/etc/on-prem/token",
 		"SEMAPHORE_REMOTE_ON_PREM_POD_SUBNETS":   "10.6.1.2/16",
@@ -77,6 +81,8 @@ func base(listen, probe string) Base {
 			MaxPeers:       2000,
 			MaxAnswer:      64 << 20,
 			ServicePrefix:  "g",
+
+			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000,
 		}, {
 			Name: "on-prem",
 			Access: Access{
@@ -95,6 +101,8 @@ func base(listen, probe string) Base {
 			MaxAnswer:      256 << 20,
 			MaxObjects:     700,
 			ServicePrefix:  "on-prem",
+
+			MaxServices: 30, MaxSlices: 300, MaxAddresses: 3000, MaxSets: 40,
 		}},
 		ListenAddress: listen,
 		ListenAuth:    ListenAuthNone,
@@ -183,6 +191,7 @@ func TestMirrorFromEnvironment(t *testing.T) {
 		MirrorSelector:       "mirror.semaphore.uw.io/mirror-service=true",
 		RoutingStrategyLabel: "mirror.semaphore.uw.io/global-service-routing-strategy=local-first",
 		LegacyEndpoints:      true,
+		RemovalGrace:         10 * time.Minute,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -190,7 +199,7 @@ func TestMirrorFromEnvironment(t *testing.T) {
 }
 
 func TestPolicyFromEnvironment(t *testing.T) {
-	setenv(t, env("SEMAPHORE_POLICY_CALICO_API", "V3", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD", "0"))
+	setenv(t, env("SEMAPHORE_POLICY_CALICO_API", "V3", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD", "0", "SEMAPHORE_REMOVAL_GRACE", "1h"))
 	got, warnings, err := LoadPolicy(nil)
 	if err != nil || len(warnings) > 0 {
 		t.Fatalf("warnings %q, error %v", warnings, err)
@@ -202,6 +211,7 @@ func TestPolicyFromEnvironment(t *testing.T) {
 		LabelDomain:    "policy.semaphore.uw.io",
 		ManagedBy:      "semaphore-policy",
 		CalicoAPI:      CalicoAPIV3,
+		RemovalGrace:   time.Hour,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -290,6 +300,8 @@ func TestPolicyFlagsOfTheOriginal(t *testing.T) {
 				MaxPeers:       2000,
 				MaxAnswer:      256 << 20,
 				ServicePrefix:  "gcp",
+
+				MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000,
 			}},
 			Local:         Access{Kubeconfig: "/local"},
 			ListenAddress: ":8080",
@@ -304,6 +316,7 @@ func TestPolicyFlagsOfTheOriginal(t *testing.T) {
 		ManagedBy:        "semaphore-policy",
 		CalicoAPI:        CalicoAPIAuto,
 		FullResyncPeriod: 30 * time.Minute,
+		RemovalGrace:     10 * time.Minute,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -410,6 +423,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 		"SEMAPHORE_REMOTE_<NAME>_KUBECONFIG", "SEMAPHORE_REMOTE_<NAME>_API_URL", "SEMAPHORE_REMOTE_<NAME>_CA_URL",
 		"SEMAPHORE_REMOTE_<NAME>_CA_FILE", "SEMAPHORE_REMOTE_<NAME>_TOKEN_FILE", "SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS",
 		"SEMAPHORE_REMOTE_<NAME>_NODE_SUBNETS", "SEMAPHORE_REMOTE_<NAME>_RESYNC_PERIOD", "SEMAPHORE_REMOTE_<NAME>_STALE_AFTER", "SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT",
+		"SEMAPHORE_REMOTE_<NAME>_MAX_SERVICES", "SEMAPHORE_REMOTE_<NAME>_MAX_SLICES", "SEMAPHORE_REMOTE_<NAME>_MAX_ADDRESSES", "SEMAPHORE_REMOTE_<NAME>_MAX_SETS",
 		"SEMAPHORE_REMOTE_<NAME>_WG_MTU", "SEMAPHORE_REMOTE_<NAME>_SERVICE_PREFIX", "-help", "-version",
 	}
 	own := map[string][]string{
@@ -418,12 +432,12 @@ func TestHelpNamesEverySetting(t *testing.T) {
 			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_HOST_IP", "SEMAPHORE_LOCAL_SUBNETS", "SEMAPHORE_WG_PEER_METRICS", "-cleanup",
 		},
 		"mirror": {
-			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",
+			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_REMOVAL_GRACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",
 			"SEMAPHORE_GLOBAL_SELECTOR", "SEMAPHORE_GLOBAL_ROUTING_STRATEGY_LABEL", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "-config",
 		},
 		"tokens": {"SEMAPHORE_NAMESPACE", "-all"},
 		"policy": {
-			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_POLICY_LABEL_DOMAIN", "SEMAPHORE_POLICY_MANAGED_BY",
+			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_REMOVAL_GRACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_POLICY_LABEL_DOMAIN", "SEMAPHORE_POLICY_MANAGED_BY",
 			"SEMAPHORE_POLICY_CALICO_API", "SEMAPHORE_POLICY_INCLUDE_HOST_NETWORK", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD, -full-store-resync-period",
 			"-target-cluster-name", "-target-kube-config", "-remote-api-url", "-remote-ca-url", "-remote-sa-token-path", "-pod-resync-period",
 		},

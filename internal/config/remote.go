@@ -81,6 +81,10 @@ func (r *rawRemote) parse(f *faults, position int, need needs) Remote {
 	if v.MaxObjects != "" {
 		remote.MaxObjects = f.integer(r.origin(&v.MaxObjects), v.MaxObjects, 1, maxObjects)
 	}
+	remote.MaxServices = f.integer(r.origin(&v.MaxServices), v.MaxServices, 1, maxObjects)
+	remote.MaxSlices = f.integer(r.origin(&v.MaxSlices), v.MaxSlices, 1, maxObjects)
+	remote.MaxAddresses = f.integer(r.origin(&v.MaxAddresses), v.MaxAddresses, 1, maxObjects)
+	remote.MaxSets = f.integer(r.origin(&v.MaxSets), v.MaxSets, 1, maxObjects)
 	if v.PodSubnets != "" {
 		remote.PodSubnetsFrom = r.origin(&v.PodSubnets)
 		remote.PodSubnets = f.subnets(remote.PodSubnetsFrom, v.PodSubnets, "pods")

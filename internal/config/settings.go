@@ -52,6 +52,10 @@ type remoteVars struct {
 	StaleAfter   string `split_words:"true" default:"0" desc:"how long the last known state counts without contact, for mirrors and network sets; 0 is for ever"`
 	MaxAnswer    string `split_words:"true" default:"256Mi" desc:"most bytes of one list of the remote's objects, as in 64Mi; a quarter of it is kept of each kind at most"`
 	MaxObjects   string `split_words:"true" desc:"most objects of one kind that are kept of the remote (default 10000 nodes, 50000 of other kinds)"`
+	MaxServices  string `split_words:"true" default:"2000" desc:"how many Services semaphore-service-mirror makes for the remote's"`
+	MaxSlices    string `split_words:"true" default:"10000" desc:"how many EndpointSlices semaphore-service-mirror makes for the remote's services"`
+	MaxAddresses string `split_words:"true" default:"100000" desc:"how many addresses of the remote are written to EndpointSlices, and to network sets"`
+	MaxSets      string `split_words:"true" default:"2000" desc:"how many network sets semaphore-policy makes for the remote's pods"`
 	WG           struct {
 		ListenPort string `split_words:"true" desc:"UDP port of this remote's WireGuard device (default 51820 for the first remote, 51821 for the second, ...)"`
 		MTU        string `default:"auto" desc:"MTU of this remote's WireGuard device; auto is that of the network between the nodes less 80"`
@@ -84,6 +88,7 @@ type wireguardVars struct {
 type mirrorVars struct {
 	LeaderElection             string `split_words:"true" default:"true" desc:"whether several replicas agree on one that works"`
 	Namespace                  string `desc:"namespace of the leader election's Lease (default: the pod's)"`
+	RemovalGrace               string `split_words:"true" default:"10m" desc:"how long what came from a remote that is no longer configured stays, from the start of the program on; 0: it is removed at once"`
 	MirrorNamespace            string `split_words:"true" flag:"mirror-ns" desc:"namespace of the mirrors (default: the pod's)"`
 	MirrorSelector             string `split_words:"true" flag:"mirror-svc-label-selector,label-selector" empty:"off" default:"mirror.semaphore.uw.io/mirror-service=true" desc:"label selector of services to mirror; empty: none"`
 	MirrorLegacyEndpoints      string `split_words:"true" default:"false" desc:"whether to write objects of the deprecated Endpoints API as well"`
@@ -94,6 +99,7 @@ type mirrorVars struct {
 type policyVars struct {
 	LeaderElection string `split_words:"true" default:"true" desc:"whether several replicas agree on one that works"`
 	Namespace      string `desc:"namespace of the leader election's Lease and of Events (default: the pod's)"`
+	RemovalGrace   string `split_words:"true" default:"10m" desc:"how long what came from a remote that is no longer configured stays, from the start of the program on; 0: it is removed at once"`
 	Pod            podVars
 	Policy         struct {
 		LabelDomain        string `split_words:"true" default:"policy.semaphore.uw.io" desc:"what stands before the slash in the labels of pods and network sets"`
