@@ -1,5 +1,5 @@
 // Package remote_test runs hand-over with API servers that give any answer. The
-// real ones are in e2e: TestExample.
+// real ones are in e2e/scenarios: TestExample.
 package remote_test
 
 import (

@@ -20,7 +20,7 @@ import (
 // Held is what a document says of the test that holds one of its statements.
 // In a document the statement ends with ✓ and the name of a footnote, as in
 // "✓[^keys]", and the footnote lists tests in backquotes, as in
-// "[^keys]: `peers.TestDesired`, `e2e.TestHostileNodes/a subtest`". What no test
+// "[^keys]: `peers.TestDesired`, `e2e/scenarios.TestHostileNodes/a subtest`". What no test
 // can look at is held by a target of make, as in "`make image-check`".
 type Held struct {
 	// Footnote is the name that statement and tests share.

@@ -23,9 +23,9 @@ const (
 	Here Runner = "e2e/guide"
 	// Example is TestExample: kubectl and hand-over, against two API servers with
 	// deploy/example in them.
-	Example Runner = "e2e: TestExample"
+	Example Runner = "e2e/scenarios: TestExample"
 	// Operator is TestOperatorsView: what an operator types on a node.
-	Operator Runner = "e2e: TestOperatorsView"
+	Operator Runner = "e2e/scenarios: TestOperatorsView"
 	// RealCluster is nobody: it takes kubelets, a registry, or a network. The
 	// document must say so.
 	RealCluster Runner = "a real cluster"

@@ -1,0 +1,175 @@
+package scenarios_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// bounded is one kind as a remote's watch reads it.
+type bounded struct {
+	kind   string
+	object runtime.Object
+	list   func(client func() (kubernetes.Interface, error)) cache.ListerWatcher
+	direct func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error)
+}
+
+func boundedKinds() []bounded {
+	type source = func() (kubernetes.Interface, error)
+	return []bounded{
+		{
+			"nodes", &corev1.Node{},
+			func(c source) cache.ListerWatcher { return kube.ListWatch(kube.Of(c, kube.Nodes), nil) },
+			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
+				return c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+			},
+		},
+		{
+			"services", &corev1.Service{},
+			func(c source) cache.ListerWatcher {
+				return kube.ListWatch(kube.Of(c, func(c kubernetes.Interface) kube.Resource[*corev1.ServiceList] { return c.CoreV1().Services("") }), nil)
+			},
+			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
+				return c.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+			},
+		},
+		{
+			"endpointslices", &discoveryv1.EndpointSlice{},
+			func(c source) cache.ListerWatcher {
+				return kube.ListWatch(kube.Of(c, func(c kubernetes.Interface) kube.Resource[*discoveryv1.EndpointSliceList] {
+					return c.DiscoveryV1().EndpointSlices("")
+				}), nil)
+			},
+			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
+				return c.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
+			},
+		},
+	}
+}
+
+// TestBoundedWatchSeesWhatIsThere compares what a watch with the bounds of a
+// remote has with what the API server of an older and a newer release answers, in
+// both formats: objects are the same to the last field.
+func TestBoundedWatchSeesWhatIsThere(t *testing.T) {
+	nstest.Root(t)
+	tb := testbed.Start(t, testbed.Config{})
+	clusters, err := tb.StartClusters(within(t, 3*time.Minute),
+		testbed.ClusterConfig{Name: "old", APIServerArgs: []string{"--feature-gates=WatchList=false"}}, testbed.ClusterConfig{Name: "new"})
+	must(t, err)
+	for _, c := range clusters {
+		must(t, c.AddObjects(within(t, time.Minute), 200, func(i int, n *corev1.Node) {
+			n.Annotations = map[string]string{"a": strings.Repeat("x", i)}
+		}))
+		must(t, c.Grant(t.Context(), "default", "reader", rbacv1.PolicyRule{
+			APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{"nodes", "services", "endpointslices"}, Verbs: []string{"list", "watch"},
+		}))
+		credentials, err := c.Credentials(t.Context(), "default", "reader")
+		must(t, err)
+		access := config.Access{Kubeconfig: credentials.Kubeconfig()}
+		for _, format := range []string{"application/vnd.kubernetes.protobuf", "application/json"} {
+			for _, k := range boundedKinds() {
+				t.Run(c.Name+"/"+format+"/"+k.kind, func(t *testing.T) { compareBounded(t, c, access, format, k) })
+			}
+		}
+	}
+}
+
+func compareBounded(t *testing.T, c *testbed.Cluster, access config.Access, format string, k bounded) {
+	bounds := kube.Bounds{Answer: 64 << 20}
+	cfg, err := kube.RESTConfig(kube.ClientConfig{
+		Access: access, UserAgent: "test", Bounds: bounds, Dial: c.RESTConfig().Dial,
+	})
+	must(t, err)
+	cfg.AcceptContentTypes = format
+	client, err := kubernetes.NewForConfig(cfg)
+	must(t, err)
+	var log logtest.Buffer
+	w := kube.NewWatch(kube.WatchConfig[runtime.Object]{
+		Cluster: c.Name, Kind: k.kind, Object: k.object, Bounds: bounds,
+		ListWatch: k.list(func() (kubernetes.Interface, error) { return client, nil }),
+		Keep:      func(obj runtime.Object) (runtime.Object, bool) { return obj, true },
+		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := w.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	defer running.Wait()
+	defer cancel()
+	if k.kind == "nodes" {
+		eventually(t, repair, "the first sync", func(context.Context) error {
+			if !w.Synced() {
+				return fmt.Errorf("not synced: %w", w.Err())
+			}
+			return nil
+		})
+		name := "late-" + strconv.FormatInt(time.Now().UnixNano(), 36)
+		_, err := c.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	eventually(t, repair, "the same objects", func(ctx context.Context) error {
+		list, err := k.direct(ctx, c.Client())
+		if err != nil {
+			return err
+		}
+		want, err := meta.ExtractList(list)
+		if err != nil {
+			return err
+		}
+		got, _ := w.Snapshot()
+		if len(want) == 0 || len(got) != len(want) {
+			return fmt.Errorf("%d objects, want %d; %w", len(got), len(want), w.Err())
+		}
+		byName(t, got)
+		byName(t, want)
+		for i := range want {
+			// Streams say the kind of each, lists don't.
+			got[i].GetObjectKind().SetGroupVersionKind(want[i].GetObjectKind().GroupVersionKind())
+			if !apiequality.Semantic.DeepEqual(want[i], got[i]) {
+				return fmt.Errorf("(-want +got):\n%s", cmp.Diff(want[i], got[i]))
+			}
+		}
+		return nil
+	})
+	if w.Crowded() != nil || strings.Contains(log.String(), "level=WARN") {
+		t.Errorf("Crowded() = %v, log:\n%s", w.Crowded(), log.String())
+	}
+}
+
+func byName(t *testing.T, objects []runtime.Object) {
+	key := func(o runtime.Object) string {
+		accessor, err := meta.Accessor(o)
+		if err != nil {
+			t.Error(err)
+			return ""
+		}
+		return accessor.GetNamespace() + "/" + accessor.GetName()
+	}
+	slices.SortFunc(objects, func(a, b runtime.Object) int { return strings.Compare(key(a), key(b)) })
+}

@@ -1,0 +1,263 @@
+package scenarios_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// allowed is how many peers a remote may have by default.
+const allowed = 2000
+
+// podMemory is what deploy/wireguard/daemonset.yaml gives an agent.
+const podMemory = 512 << 20
+
+// crowd is the API server of a remote that says it has count nodes, each with more
+// prefixes than one may have, and changes one after the other.
+type crowd struct {
+	count    int
+	prefixes int
+	endpoint netip.Addr
+}
+
+func (c *crowd) node(i, version int) string {
+	key := make([]byte, 32)
+	binary.BigEndian.PutUint64(key, uint64(i)+1)
+	base := netip.MustParseAddr("100.64.0.0").As4()
+	cidrs := make([]string, c.prefixes)
+	for j := range cidrs {
+		addr := [4]byte{}
+		binary.BigEndian.PutUint32(addr[:], binary.BigEndian.Uint32(base[:])+uint32(i*c.prefixes+j)*4)
+		cidrs[j] = strconv.Quote(netip.PrefixFrom(netip.AddrFrom4(addr), 30).String())
+	}
+	return fmt.Sprintf(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"n%05d","resourceVersion":"%d","creationTimestamp":"2020-01-01T00:00:00Z",`+
+		`"annotations":{%q:%q,%q:"%s:%d"}},"spec":{"podCIDRs":[%s]}}`,
+		i, version, gcpKey, base64.StdEncoding.EncodeToString(key), gcpEndpoint, c.endpoint, 2000+i, strings.Join(cidrs, ","))
+}
+
+func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	query := r.URL.Query()
+	switch {
+	case query.Get("sendInitialEvents") == "true":
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_, _ = fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`)
+	case query.Get("watch") == "true":
+		for version := 100; r.Context().Err() == nil; version++ {
+			i := version % c.count
+			_, err := fmt.Fprintf(w, `{"type":"MODIFIED","object":%s}`+"\n", c.node(i, version))
+			if err != nil || http.NewResponseController(w).Flush() != nil {
+				return
+			}
+			select {
+			case <-r.Context().Done():
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	default:
+		_, _ = fmt.Fprint(w, `{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"5"},"items":[`)
+		for i := range c.count {
+			comma := ","
+			if i == 0 {
+				comma = ""
+			}
+			_, _ = fmt.Fprint(w, comma, c.node(i, 5))
+		}
+		_, _ = fmt.Fprint(w, "]}")
+	}
+}
+
+// serve serves over TLS on a node until the test ends, and returns the path of what
+// vouches for it.
+func (c *crowd) serve(t *testing.T, node *testbed.Node, port int) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{node.Addresses()[0].AsSlice()},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	must(t, err)
+	listener, err := node.Listen(t.Context(), "tcp", ":"+strconv.Itoa(port))
+	must(t, err)
+	server := &http.Server{Handler: c, ReadHeaderTimeout: time.Minute}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		// It ends with the test.
+		_ = server.Serve(tls.NewListener(listener, &tls.Config{
+			Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, NextProtos: []string{"http/1.1"},
+		}))
+	}()
+	t.Cleanup(func() {
+		_ = server.Close()
+		<-ended
+	})
+	path := filepath.Join(t.TempDir(), "ca.crt")
+	must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	return path
+}
+
+// TestRemoteWithTwentyThousandNodes gives an agent that serves its devices itself,
+// in the memory that a pod has, a remote which says that it has 20,000 nodes with 40
+// prefixes each, and changes 200 of them a second. The agent lives, also when it
+// starts again with the stored peers, and the other remote's pods are reached all the
+// while.
+func TestRemoteWithTwentyThousandNodes(t *testing.T) {
+	nstest.Root(t)
+	dir := t.TempDir()
+	group, err := testbed.NewMemoryGroup("semaphore-crowd-"+strconv.Itoa(os.Getpid()), podMemory)
+	if err == nil {
+		// What runs in it has ended by then.
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			must(t, testbed.Wait(ctx, "the end of the control group", func(context.Context) error { return group.Remove() }))
+		})
+	} else {
+		// What the agent has taken is compared with the limit all the same.
+		t.Logf("NO CONTROL GROUP ON THIS MACHINE: %v", err)
+		group = nil
+	}
+	tb := testbed.Start(t, testbed.Config{})
+	t.Cleanup(func() { soundLogs(t, tb) })
+	// The race detector takes several times the memory.
+	plain, err := mesh.Build(within(t, 10*time.Minute), "semaphore-wireguard", dir)
+	must(t, err)
+	m, err := mesh.New(t.Context(), plain)
+	must(t, err)
+	p, err := mesh.StartPair(within(t, 5*time.Minute), tb, m, 1, nil)
+	must(t, err)
+	must(t, p.WaitConnected(within(t, time.Minute)))
+	agent := p.Agents[0]
+	must(t, agent.Stop(within(t, repair)))
+	if group != nil {
+		m.Binary, err = group.Wrap(dir, plain)
+		must(t, err)
+		p.Agents[0], err = m.Prepare(t.Context(), agent.Node, p.GCP)
+		must(t, err)
+		agent = p.Agents[0]
+	}
+
+	node := p.Pods[1].Node
+	hostile := &crowd{count: 20_000, prefixes: 40, endpoint: node.Addresses()[0]}
+	const port = 16443
+	agent.Env["SEMAPHORE_REMOTES"] = "gcp,evil"
+	agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
+	agent.Env[mesh.Variable("evil", "API_URL")] = fmt.Sprintf("https://%s", netip.AddrPortFrom(node.Addresses()[0], port))
+	agent.Env[mesh.Variable("evil", "CA_FILE")] = hostile.serve(t, node, port)
+	agent.Env[mesh.Variable("evil", "TOKEN_FILE")] = agent.Env[mesh.Variable("gcp", "TOKEN_FILE")]
+	agent.Env[mesh.Variable("evil", "POD_SUBNETS")] = "100.64.0.0/10"
+	if group == nil {
+		agent.Env["GOMEMLIMIT"] = strconv.Itoa(podMemory / 100 * 90)
+	}
+	for _, start := range []string{"the first time", "with stored peers"} {
+		must(t, agent.Start())
+		eventually(t, 3*time.Minute, "its peers and a file of them "+start, func(ctx context.Context) error {
+			if !agent.Process().Running() {
+				t.Fatalf("the agent has ended %s: %v\n%s", start, agent.Process().Err(), agent.Process().Tail(20))
+			}
+			status, err := agent.Status(ctx)
+			if err != nil {
+				return err
+			}
+			remote := status.Remote("evil")
+			if peers, prefixes := len(remote.Peers), 0; peers != allowed || !remote.API.Synced || !strings.Contains(remote.API.Error, "nodes or more are rejected") {
+				return fmt.Errorf("%d peers, synced %t, %s", peers, remote.API.Synced, remote.API.Error)
+			} else if prefixes = len(remote.Peers[0].AllowedIPs); prefixes != 32 {
+				return fmt.Errorf("a peer has %d prefixes", prefixes)
+			}
+			stored := readStored(agent.Node, "wireguard.evil")
+			if stored != allowed {
+				return fmt.Errorf("%d peers are stored", stored)
+			}
+			return mesh.Reach(ctx, p.Pods[0], p.Pods[1])
+		})
+		// Stored peers are as many as those that are told: a pass comes after both.
+		for _, want := range []string{
+			`semaphore_wg_rejected_nodes{cluster="evil",reason="too_many_peers"} 8000`,
+			`semaphore_wg_rejected_nodes{cluster="evil",reason="many_prefixes"} 2000`,
+			`semaphore_wg_remote_rejected_objects{cluster="evil",kind="nodes"} 10000`,
+		} {
+			eventually(t, time.Minute, start+": "+want, func(ctx context.Context) error {
+				metrics, err := agent.Metrics(ctx)
+				if err == nil && !strings.Contains(metrics, want) {
+					err = errors.New("metrics lack it")
+				}
+				return err
+			})
+		}
+		must(t, agent.Ready(t.Context()))
+		must(t, agent.Healthy(t.Context()))
+		must(t, p.WaitConnected(within(t, time.Minute)))
+		resident := residentPeak(t, agent.Process().PID())
+		t.Logf("%s: %d MiB resident at most", start, resident>>20)
+		if resident > podMemory {
+			t.Errorf("%s: %d MiB, want %d at most", start, resident>>20, podMemory>>20)
+		}
+		if start == "the first time" {
+			// As the kernel would.
+			agent.Kill()
+		}
+	}
+	if group != nil {
+		peak, kills, err := group.Peak()
+		must(t, err)
+		t.Logf("%d MiB of %d at most in the control group", peak>>20, podMemory>>20)
+		if kills > 0 {
+			t.Errorf("the kernel has killed %d processes", kills)
+		}
+	}
+}
+
+// readStored returns how many nodes are stored of a device's peers.
+func readStored(node *testbed.Node, device string) int {
+	data, err := os.ReadFile(filepath.Join(node.VarLib(), "semaphore-wireguard", device+".peers.json"))
+	if err != nil {
+		return 0
+	}
+	var file struct{ Nodes []struct{ Name string } }
+	if json.Unmarshal(data, &file) != nil {
+		return 0
+	}
+	return len(file.Nodes)
+}
+
+// residentPeak is the most resident memory that a process has had, in bytes.
+func residentPeak(t *testing.T, pid int) int64 {
+	t.Helper()
+	status := readFile(t, fmt.Sprintf("/proc/%d/status", pid))
+	_, after, _ := strings.Cut(status, "VmHWM:")
+	fields := strings.Fields(after)
+	if len(fields) == 0 {
+		t.Fatalf("no VmHWM in %s", status)
+	}
+	kib, err := strconv.ParseInt(fields[0], 10, 64)
+	must(t, err)
+	return kib << 10
+}

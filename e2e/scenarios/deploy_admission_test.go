@@ -1,0 +1,321 @@
+package scenarios_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	clientcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+const (
+	systemNamespace = "sys-semaphore"
+	agentAccount    = "semaphore-wireguard"
+)
+
+// agentToken returns a token of the agents' account that is bound to a pod on the
+// node, as the kubelet gets one for the agent; unbound if the node is empty.
+func agentToken(t *testing.T, cluster *testbed.Cluster, node string) string {
+	t.Helper()
+	return accountToken(t, cluster, systemNamespace, agentAccount, node)
+}
+
+// accountToken returns a token of an account that is bound to a pod, agent-NODE for
+// the agents', on a node; unbound if the node is empty.
+func accountToken(t *testing.T, cluster *testbed.Cluster, namespace, account, node string) string {
+	t.Helper()
+	request := &authenticationv1.TokenRequest{}
+	if node != "" {
+		name := account + "-" + node
+		if account == agentAccount {
+			name = "agent-" + node
+		}
+		pod, err := cluster.Client().CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.PodSpec{
+				ServiceAccountName: account,
+				NodeName:           node,
+				Containers:         []corev1.Container{{Name: "program", Image: "kube-semaphore"}},
+			},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{
+			APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,
+		}
+	}
+	token, err := cluster.Client().CoreV1().ServiceAccounts(namespace).
+		CreateToken(t.Context(), account, request, metav1.CreateOptions{})
+	must(t, err)
+	return token.Status.Token
+}
+
+// clientWith returns a client that has nothing but a token.
+func clientWith(t *testing.T, cluster *testbed.Cluster, token string) kubernetes.Interface {
+	t.Helper()
+	cfg := rest.AnonymousClientConfig(cluster.RESTConfig())
+	cfg.BearerToken = token
+	client, err := kubernetes.NewForConfig(cfg)
+	must(t, err)
+	return client
+}
+
+// TestNodeSpeaksOnlyForItself holds tokens of agents on two nodes against the
+// admission policy. The account gets every right on nodes first, so that what is
+// refused is refused by the policy and not for want of a right.
+func TestNodeSpeaksOnlyForItself(t *testing.T) {
+	cluster := startCluster(t)
+	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard")))
+	must(t, cluster.Grant(t.Context(), systemNamespace, agentAccount,
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes", "nodes/status"}, Verbs: []string{"*"}}))
+	nodes := cluster.Client().CoreV1().Nodes()
+	for _, name := range []string{"aws-1", "aws-2"} {
+		_, err := nodes.Create(t.Context(), &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{
+				Name:        name,
+				Labels:      map[string]string{"zone": "a"},
+				Annotations: map[string]string{"foreign": "value"},
+			},
+			Spec: corev1.NodeSpec{PodCIDR: "10.2.1.0/24", PodCIDRs: []string{"10.2.1.0/24"}},
+		}, metav1.CreateOptions{FieldManager: "e2e"})
+		must(t, err)
+	}
+	own := clientWith(t, cluster, agentToken(t, cluster, "aws-1")).CoreV1().Nodes()
+	unbound := clientWith(t, cluster, agentToken(t, cluster, "")).CoreV1().Nodes()
+
+	const published = `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"key"}}}`
+	merge := func(ctx context.Context, client clientcorev1.NodeInterface, node, patch string, subresources ...string) error {
+		_, err := client.Patch(ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
+		return err
+	}
+	// The API server notices a new policy after a moment.
+	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
+		if err := merge(ctx, own, "aws-2", published); err == nil {
+			return errors.New("a patch of another node went through")
+		}
+		return nil
+	})
+
+	t.Run("an agent publishes and withdraws", func(t *testing.T) {
+		// The original tool owns a field that ours takes over.
+		must(t, merge(t.Context(), nodes, "aws-1", published))
+		self := func() (peers.Self, bool) {
+			node, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
+			must(t, err)
+			node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.66.1.1"}}
+			return peers.TrimSelf(node), true
+		}
+		publisher := peers.NewPublisher(peers.PublisherConfig{
+			Nodes: own, Self: self, Logger: slog.New(slog.DiscardHandler),
+			Publications: func() []peers.Publication {
+				return []peers.Publication{{Remote: "gcp", PublicKey: tunnel.Key{1}, ListenPort: 51820}, {Remote: "a-b1", PublicKey: tunnel.Key{2}, ListenPort: 51821}}
+			},
+		})
+		must(t, publisher.Reconcile(t.Context()))
+		if !publisher.Published() {
+			t.Error("not published")
+		}
+		must(t, publisher.Withdraw(t.Context(), "aws-1"))
+		node, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
+		must(t, err)
+		if len(node.Annotations) != 1 {
+			t.Errorf("annotations after all were withdrawn: %v", node.Annotations)
+		}
+	})
+
+	patches := []struct {
+		name, patch string
+		want        string // part of the refusal; empty: goes through
+	}{
+		{"own annotation", published, ""},
+		{"own annotation, changed", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"other"}}}`, ""},
+		{"own annotation, removed", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":null}}}`, ""},
+		{"all annotations of the node, removed", `{"metadata":{"annotations":null}}`, "may not change the annotation foreign"},
+		{"foreign annotation, added", `{"metadata":{"annotations":{"more":"x"}}}`, "may not change the annotation more"},
+		{"foreign annotation, changed", `{"metadata":{"annotations":{"foreign":"x"}}}`, "may not change the annotation foreign"},
+		{"foreign annotation, removed", `{"metadata":{"annotations":{"foreign":null}}}`, "may not change the annotation foreign"},
+		{"foreign annotation beside an own one", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/endpoint":"x","foreign":"x"}}}`, "foreign"},
+		{"annotation that looks like an own one", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io.evil/pubKey":"x"}}}`, "evil"},
+		{"annotation of a name below an own one", `{"metadata":{"annotations":{"a.gcp.wireguard.semaphore.uw.io/pubKey":"x"}}}`, "a.gcp"},
+		{"other name in the own domain", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/more":"x"}}}`, "more"},
+		{"label, added", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "only change annotations"},
+		{"labels, removed", `{"metadata":{"labels":null}}`, "only change annotations"},
+		{"finalizer", `{"metadata":{"finalizers":["example.com/stay"]}}`, "only change annotations"},
+		{"owner", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"x","uid":"y"}]}}`, "only change annotations"},
+		{"taint", `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`, "only change annotations"},
+		{"who owns which fields, forgotten", `{"metadata":{"managedFields":[{}]}}`, "may not change which fields e2e owns"},
+		{"who owns which fields, forgotten beside an own annotation", `{"metadata":{"managedFields":[{}],"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"key"}}}`, "may not change which fields"},
+		{"who owns which fields, claimed", `{"metadata":{"managedFields":[{"manager":"e2e","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:unschedulable":{}}}}]}}`, "may not change which fields e2e owns"},
+		{"unschedulable", `{"spec":{"unschedulable":true}}`, "only change annotations"},
+	}
+	for _, p := range patches {
+		t.Run(p.name, func(t *testing.T) { refused(t, merge(t.Context(), own, "aws-1", p.patch), p.want) })
+	}
+
+	t.Run("own annotation on another node", func(t *testing.T) {
+		refused(t, merge(t.Context(), own, "aws-2", published), "on node aws-1 may not patch node aws-2")
+	})
+	t.Run("token that is bound to no node", func(t *testing.T) {
+		refused(t, merge(t.Context(), unbound, "aws-1", published), "not bound to a node")
+		status := `{"status":{"addresses":[{"type":"InternalIP","address":"10.66.9.9"}]}}`
+		refused(t, merge(t.Context(), unbound, "aws-1", status, "status"), "may only patch nodes")
+		refused(t, unbound.Delete(t.Context(), "aws-1", metav1.DeleteOptions{}), "may only patch nodes")
+		_, err := unbound.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "aws-3"}}, metav1.CreateOptions{})
+		refused(t, err, "may only patch nodes")
+	})
+	t.Run("own status", func(t *testing.T) {
+		refused(t, merge(t.Context(), own, "aws-1", `{"status":{"addresses":[{"type":"InternalIP","address":"10.66.9.9"}]}}`, "status"), "may only patch nodes")
+	})
+	t.Run("deletion of the own node", func(t *testing.T) {
+		refused(t, own.Delete(t.Context(), "aws-1", metav1.DeleteOptions{}), "may only patch nodes")
+	})
+	t.Run("creation of a node", func(t *testing.T) {
+		_, err := own.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "aws-3"}}, metav1.CreateOptions{})
+		refused(t, err, "may only patch nodes")
+	})
+	t.Run("everybody else goes on", func(t *testing.T) {
+		must(t, merge(t.Context(), nodes, "aws-1", `{"metadata":{"labels":{"more":"x"},"annotations":{"more":"x"}},"spec":{"unschedulable":true}}`))
+	})
+}
+
+// TestAgentTellsOnlyOfItself holds the Events that agents may create against the
+// admission policy. Where the agents have more rights, it is it that refuses.
+func TestAgentTellsOnlyOfItself(t *testing.T) {
+	cluster := startCluster(t)
+	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard")))
+	must(t, cluster.Grant(t.Context(), systemNamespace, agentAccount,
+		rbacv1.PolicyRule{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"*"}}))
+	own := clientWith(t, cluster, agentToken(t, cluster, "aws-1"))
+	unbound := clientWith(t, cluster, agentToken(t, cluster, ""))
+	pod, err := cluster.Client().CoreV1().Pods(systemNamespace).Get(t.Context(), "agent-aws-1", metav1.GetOptions{})
+	must(t, err)
+	itself := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: systemNamespace, Name: pod.Name, UID: pod.UID}
+	const honest = "semaphore-wireguard.gcp.node.public-key.gcp-1"
+	// told is what an agent tells, about itself, and what is different about it.
+	told := func(change func(*corev1.Event)) *corev1.Event {
+		e := &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Name: honest}, InvolvedObject: itself,
+			Type: corev1.EventTypeWarning, Reason: "NodeRejected", Message: `node "gcp-1" of gcp is rejected, public_key: not a key`,
+			Source: corev1.EventSource{Component: agentAccount}, FirstTimestamp: metav1.Now(),
+		}
+		if change != nil {
+			change(e)
+		}
+		return e
+	}
+	dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	tell := func(ctx context.Context, client kubernetes.Interface, e *corev1.Event) error {
+		_, err := client.CoreV1().Events(systemNamespace).Create(ctx, e, dryRun)
+		return err
+	}
+	another := func(e *corev1.Event) {
+		e.InvolvedObject.Name, e.InvolvedObject.UID = "agent-aws-2", "another"
+	}
+	const refusal, inItsName, asItSays = "only create events about its own pod", "only create warnings, in its own name", "has to tell of what that says"
+	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
+		if err := tell(ctx, own, told(another)); err == nil {
+			return errors.New("an Event about another pod went through")
+		}
+		return nil
+	})
+	named := func(name, reason, message string) func(*corev1.Event) {
+		return func(e *corev1.Event) { e.Name, e.Reason, e.Message = name, reason, message }
+	}
+	long := strings.Repeat("n", 120)
+	for _, c := range []struct {
+		name   string
+		change func(*corev1.Event)
+		want   string
+	}{
+		{"of itself", nil, ""},
+		{"of another pod", another, refusal},
+		{"of another pod, with its own UID", func(e *corev1.Event) { e.InvolvedObject.Name = "agent-aws-2" }, refusal},
+		{"of another object, with its own UID", func(e *corev1.Event) { e.InvolvedObject.Kind = "Node" }, refusal},
+		{"of another pod of its name", func(e *corev1.Event) { e.InvolvedObject.UID = "another" }, refusal},
+		{"of its node", func(e *corev1.Event) {
+			e.InvolvedObject = corev1.ObjectReference{Kind: "Node", Namespace: systemNamespace, Name: "aws-1", UID: "aws-1"}
+		}, refusal},
+		{"of nothing", func(e *corev1.Event) { e.InvolvedObject.UID = "" }, refusal},
+		{"that is none to worry about", func(e *corev1.Event) { e.Type = corev1.EventTypeNormal }, inItsName},
+		{"in the name of another program", func(e *corev1.Event) { e.Source.Component = "kubelet" }, inItsName},
+		{"in the name of another host", func(e *corev1.Event) { e.Source.Host = "aws-2" }, inItsName},
+		{"under the name of another program's", named("semaphore-policy.gcp.node.public-key.gcp-1", "NodeRejected", `node "gcp-1" of gcp is rejected, public_key: x`), inItsName},
+		{"with another message", func(e *corev1.Event) { e.Message = "all is well" }, asItSays},
+		{"with no message", func(e *corev1.Event) { e.Message = "" }, asItSays},
+		{"with the message of another node", func(e *corev1.Event) { e.Message = `node "gcp-2" of gcp is rejected, public_key: x` }, asItSays},
+		{"with the message of a node with a longer name", func(e *corev1.Event) { e.Message = `node "gcp-10" of gcp is rejected, public_key: x` }, asItSays},
+		{"with the message of another remote", func(e *corev1.Event) { e.Message = `node "gcp-1" of merit is rejected, public_key: x` }, asItSays},
+		{"with another reason in the message", func(e *corev1.Event) { e.Message = `node "gcp-1" of gcp is rejected, endpoint: x` }, asItSays},
+		{"with another reason", func(e *corev1.Event) { e.Reason = "PrefixRejected" }, asItSays},
+		{"under any name", func(e *corev1.Event) { e.Name = "semaphore-wireguard.gcp.0123456789abcdef" }, asItSays},
+		{"under a name that says nothing", func(e *corev1.Event) { e.Name = "semaphore-wireguard" }, asItSays},
+		{"of a prefix", named("semaphore-wireguard.gcp.prefix.pod-cidr.gcp-1.example", "PrefixRejected",
+			`a prefix of node "gcp-1.example" of gcp is rejected, pod_cidr: x`), ""},
+		{"of a node with a long name", named("semaphore-wireguard.gcp.node.public-key."+long, "NodeRejected",
+			`node "`+long+`more" of gcp is rejected, public_key: x`), ""},
+		{"of a node with another long name", named("semaphore-wireguard.gcp.node.public-key."+long, "NodeRejected",
+			`node "other" of gcp is rejected, public_key: x`), asItSays},
+		{"of a node with a name that none can have", named("semaphore-wireguard.gcp.node.public-key", "NodeRejected",
+			`node "a\nb" of gcp is rejected, public_key: x`), ""},
+		{"of many", named("semaphore-wireguard.gcp.all", "NodesRejected",
+			"12 nodes of gcp are rejected, or prefixes of them: public_key 12; semaphore-wireguard status names all"), ""},
+		{"of many, with another message", named("semaphore-wireguard.gcp.all", "NodesRejected", "all is well"), asItSays},
+	} {
+		t.Run(c.name, func(t *testing.T) { refused(t, tell(t.Context(), own, told(c.change)), c.want) })
+	}
+	t.Run("with a token that is bound to no pod", func(t *testing.T) { refused(t, tell(t.Context(), unbound, told(nil)), refusal) })
+	t.Run("of itself, through the other API", func(t *testing.T) {
+		_, err := own.EventsV1().Events(systemNamespace).Create(t.Context(), &eventsv1.Event{
+			ObjectMeta: metav1.ObjectMeta{Name: honest}, EventTime: metav1.NowMicro(), Regarding: itself,
+			Type: corev1.EventTypeWarning, Reason: "NodeRejected", Action: "Reject",
+			ReportingController: "semaphore.uw.io/wireguard", ReportingInstance: "agent",
+		}, dryRun)
+		refused(t, err, refusal)
+	})
+	t.Run("a change of what is told", func(t *testing.T) {
+		_, err := own.CoreV1().Events(systemNamespace).Create(t.Context(), told(nil), metav1.CreateOptions{})
+		must(t, err)
+		patch := []byte(`{"message":"all is well"}`)
+		_, err = own.CoreV1().Events(systemNamespace).Patch(t.Context(), honest, types.MergePatchType, patch, metav1.PatchOptions{})
+		refused(t, err, refusal)
+	})
+	t.Run("everybody else goes on", func(t *testing.T) {
+		refused(t, tell(t.Context(), cluster.Client(), told(func(e *corev1.Event) {
+			another(e)
+			e.Name = "other"
+		})), "")
+	})
+}
+
+// refused checks that our policy refused a request with a message, or, with an
+// empty one, that nobody did.
+func refused(t *testing.T, err error, message string) {
+	t.Helper()
+	if message == "" {
+		must(t, err)
+		return
+	}
+	if err == nil {
+		t.Fatalf("went through, expected a refusal with %q", message)
+	}
+	for _, part := range []string{"ValidatingAdmissionPolicy 'semaphore-", message} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("refused with %q, expected %q", err, part)
+		}
+	}
+}

@@ -1,0 +1,164 @@
+package scenarios_test
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// networkSet is a network set as semaphore-policy makes it, changed.
+func networkSet(api int, name string, change func(*unstructured.Unstructured)) *unstructured.Unstructured {
+	s := &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"name": name},
+		"spec":     map[string]any{"nets": []any{"10.4.0.1/32"}},
+	}}
+	s.SetGroupVersionKind(calico[api].GroupVersion().WithKind("GlobalNetworkSet"))
+	s.SetLabels(map[string]string{
+		"managed-by": "semaphore-policy", "policy.semaphore.uw.io/name": "web",
+		"policy.semaphore.uw.io/namespace": "default", "policy.semaphore.uw.io/cluster": "gcp",
+	})
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+func setsWith(t *testing.T, cluster *testbed.Cluster, token string, api int) dynamic.ResourceInterface {
+	t.Helper()
+	cfg := rest.AnonymousClientConfig(cluster.RESTConfig())
+	cfg.BearerToken = token
+	client, err := dynamic.NewForConfig(cfg)
+	must(t, err)
+	return client.Resource(calico[api])
+}
+
+// TestPolicyWritesOnlyItsOwn holds semaphore-policy's account against its admission
+// policies, in both of Calico's APIs as custom resources have them.
+func TestPolicyWritesOnlyItsOwn(t *testing.T) {
+	testdata := filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata")
+	cluster, token, elsewhere := confined(t, "policy", policyAccount, filepath.Join(testdata, "v3.yaml"), filepath.Join(testdata, "v1.yaml"))
+	own, admin := clientWith(t, cluster, token), cluster.Client()
+	for api, resource := range calico {
+		t.Run(resource.GroupVersion().String(), func(t *testing.T) {
+			sets, all := setsWith(t, cluster, token, api), cluster.Dynamic().Resource(resource)
+			foreign := networkSet(api, "foreign", func(s *unstructured.Unstructured) { s.SetLabels(map[string]string{"role": "db"}) })
+			untilRefused(t, func(ctx context.Context) error {
+				_, err := sets.Create(ctx, foreign, dryCreate)
+				return err
+			})
+			policySets(t, sets, all, api)
+			other := setsWith(t, cluster, elsewhere, api)
+			_, err := other.Create(t.Context(), networkSet(api, "other", func(s *unstructured.Unstructured) { s.SetLabels(nil) }), dryCreate)
+			must(t, err)
+		})
+	}
+	t.Run("leases", func(t *testing.T) { leases(t, own, admin, policyAccount, mirrorAccount, "only write its own lease") })
+	t.Run("leases of the original's flags", func(t *testing.T) {
+		leases(t, own, admin, policyAccount+"-gcp", "semaphore-policyx", "only write its own lease")
+	})
+	t.Run("events", func(t *testing.T) { policyEvents(t, own, admin) })
+}
+
+func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
+	const noMark, mark = "is not one of semaphore-policy's", "may not mark a network set"
+	label := func(key, value string) func(*unstructured.Unstructured) {
+		return func(s *unstructured.Unstructured) {
+			labels := s.GetLabels()
+			labels[key] = value
+			s.SetLabels(labels)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*unstructured.Unstructured)
+		want   string
+	}{
+		{"as it is", nil, ""},
+		{"without a mark", func(s *unstructured.Unstructured) { s.SetLabels(nil) }, mark},
+		{"with another one's mark", label("managed-by", "somebody"), mark},
+		{"with another label", label("role", "db"), "may not change the labels"},
+		{"with a label of another domain", label("app.kubernetes.io/name", "db"), "may not change the labels"},
+		{"with an annotation", func(s *unstructured.Unstructured) {
+			s.SetAnnotations(map[string]string{"projectcalico.org/metadata": `{"labels":{"role":"db"}}`})
+		}, "may not change the annotation projectcalico.org/metadata"},
+		{"with a finalizer", func(s *unstructured.Unstructured) { s.SetFinalizers([]string{"example.com/stay"}) }, "neither finalizers nor owners"},
+	} {
+		t.Run("created "+c.name, func(t *testing.T) {
+			_, err := sets.Create(t.Context(), networkSet(api, "gcp-default-web", c.change), dryCreate)
+			refused(t, err, c.want)
+		})
+	}
+	for _, s := range []*unstructured.Unstructured{
+		networkSet(api, "gcp-default-web", label("team", "a")),
+		networkSet(api, "foreign", func(s *unstructured.Unstructured) { s.SetLabels(map[string]string{"role": "db"}) }),
+		networkSet(api, "older", func(s *unstructured.Unstructured) {
+			s.SetLabels(nil)
+			s.SetAnnotations(map[string]string{"projectcalico.org/metadata": `{"uid":"u","labels":{"managed-by":"semaphore-policy"}}`})
+		}),
+	} {
+		_, err := all.Create(t.Context(), s, metav1.CreateOptions{})
+		must(t, err)
+	}
+	for _, c := range []struct{ name, set, patch, want string }{
+		{"of its own", "gcp-default-web", `{"spec":{"nets":["10.4.0.2/32"]}}`, ""},
+		{"of a foreign one", "foreign", `{"spec":{"nets":["0.0.0.0/0"]}}`, noMark},
+		{"that takes a foreign one over", "foreign", `{"metadata":{"labels":{"managed-by":"semaphore-policy"}}}`, noMark},
+		{"that strips the mark", "gcp-default-web", `{"metadata":{"labels":{"managed-by":null}}}`, mark},
+		{"to another label", "gcp-default-web", `{"metadata":{"labels":{"role":"db"}}}`, "may not change the labels role"},
+		{"that removes a label of others", "gcp-default-web", `{"metadata":{"labels":{"team":null}}}`, "may not change the labels team"},
+		{"that takes one of an older Calico over", "older", `{"metadata":{"labels":{"managed-by":"semaphore-policy","policy.semaphore.uw.io/name":"x"},` +
+			`"annotations":{"projectcalico.org/metadata":"{\"uid\":\"u\",\"labels\":{\"managed-by\":\"semaphore-policy\",\"policy.semaphore.uw.io/name\":\"x\"}}"}}}`, ""},
+	} {
+		t.Run("change "+c.name, func(t *testing.T) {
+			_, err := sets.Patch(t.Context(), c.set, types.MergePatchType, []byte(c.patch), dryPatch)
+			refused(t, err, c.want)
+		})
+	}
+	t.Run("deletion of its own", func(t *testing.T) { must(t, sets.Delete(t.Context(), "gcp-default-web", dryDelete)) })
+	t.Run("deletion of one of an older Calico", func(t *testing.T) { must(t, sets.Delete(t.Context(), "older", dryDelete)) })
+	t.Run("deletion of a foreign one", func(t *testing.T) { refused(t, sets.Delete(t.Context(), "foreign", dryDelete), noMark) })
+	t.Run("deletion of all", func(t *testing.T) {
+		refused(t, sets.DeleteCollection(t.Context(), dryDelete, metav1.ListOptions{}), noMark)
+	})
+}
+
+func policyEvents(t *testing.T, own, admin kubernetes.Interface) {
+	pod, err := admin.CoreV1().Pods(systemNamespace).Get(t.Context(), policyAccount+"-aws-1", metav1.GetOptions{})
+	must(t, err)
+	const aboutItself, inItsName = "only create events about its own pod", "only create warnings, in its own name"
+	for _, c := range []struct {
+		name   string
+		change func(*corev1.Event)
+		want   string
+	}{
+		{"about itself", nil, ""},
+		{"about another pod", func(e *corev1.Event) { e.InvolvedObject.Name = "other" }, aboutItself},
+		{"about another pod of its name", func(e *corev1.Event) { e.InvolvedObject.UID = "other" }, aboutItself},
+		{"about a service", func(e *corev1.Event) { e.InvolvedObject.Kind = "Service" }, aboutItself},
+		{"under the name of another one's", func(e *corev1.Event) { e.Name = "semaphore-wireguard.gcp.all" }, inItsName},
+		{"in the name of another program", func(e *corev1.Event) { e.Source.Component = "kubelet" }, inItsName},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := &corev1.Event{
+				ObjectMeta:     metav1.ObjectMeta{Name: "semaphore-policy.gcp.0123456789abcdef"},
+				InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: systemNamespace, Name: pod.Name, UID: pod.UID},
+				Type:           corev1.EventTypeWarning, Reason: "NameTaken", Source: corev1.EventSource{Component: policyAccount}, FirstTimestamp: metav1.Now(),
+			}
+			if c.change != nil {
+				c.change(e)
+			}
+			_, err := own.CoreV1().Events(systemNamespace).Create(t.Context(), e, dryCreate)
+			refused(t, err, c.want)
+		})
+	}
+}

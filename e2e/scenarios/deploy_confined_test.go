@@ -1,0 +1,373 @@
+package scenarios_test
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+const (
+	mirrorAccount = "semaphore-service-mirror"
+	policyAccount = "semaphore-policy"
+	// ourService is a name that a mirror can have.
+	ourService = "gcp-default-73736d-web"
+)
+
+// confined starts a cluster with an account of ours and its admission policies. The
+// account gets every right first, so that what is refused is refused by the policies
+// and not for want of a right. Other is an account of that name in another
+// namespace, with the same rights: the original tools may have one.
+func confined(t *testing.T, folder, account string, definitions ...string) (cluster *testbed.Cluster, token, other string) {
+	t.Helper()
+	cluster = startCluster(t)
+	must(t, cluster.Apply(t.Context(), append(definitions, filepath.Join(deployFolder(t), folder))...))
+	for _, namespace := range []string{systemNamespace, "elsewhere"} {
+		must(t, cluster.Grant(t.Context(), namespace, account,
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "services/status", "endpoints", "events"}, Verbs: []string{"*"}},
+			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"*"}},
+			rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"*"}},
+			rbacv1.PolicyRule{APIGroups: []string{"projectcalico.org", "crd.projectcalico.org"}, Resources: []string{"globalnetworksets"}, Verbs: []string{"*"}},
+		))
+	}
+	return cluster, accountToken(t, cluster, systemNamespace, account, "aws-1"), accountToken(t, cluster, "elsewhere", account, "aws-1")
+}
+
+var (
+	dryCreate = metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	dryPatch  = metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
+	dryDelete = metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
+)
+
+// mirrorService is a Service as the service mirror makes it, changed.
+func mirrorService(name string, change func(*corev1.Service)) *corev1.Service {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   name,
+			Labels: map[string]string{"mirrored-svc": "true", "mirror-svc-prefix-sync": "gcp"},
+			Annotations: map[string]string{
+				"mirror.semaphore.uw.io/cluster": "gcp", "mirror.semaphore.uw.io/namespace": "default", "mirror.semaphore.uw.io/name": "web",
+			},
+		},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+// untilRefused waits until a policy counts, which the API server notices after a
+// moment.
+func untilRefused(t *testing.T, act func(context.Context) error) {
+	t.Helper()
+	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
+		if err := act(ctx); err == nil {
+			return errors.New("it went through")
+		}
+		return nil
+	})
+}
+
+// TestServiceMirrorWritesOnlyMirrors holds the service mirror's account against its
+// admission policies.
+func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
+	cluster, token, elsewhere := confined(t, "service-mirror", mirrorAccount)
+	own, admin := clientWith(t, cluster, token), cluster.Client()
+	services := own.CoreV1().Services(systemNamespace)
+	create := func(ctx context.Context, client kubernetes.Interface, s *corev1.Service) error {
+		_, err := client.CoreV1().Services(systemNamespace).Create(ctx, s, dryCreate)
+		return err
+	}
+	foreign := mirrorService("foreign", func(s *corev1.Service) { s.Labels, s.Annotations = nil, nil })
+	untilRefused(t, func(ctx context.Context) error { return create(ctx, own, foreign) })
+
+	const inTheName, noOtherWay = "has the label mirrored-svc=true, and a mirror's name", "a cluster IP or none, and no other way in"
+	for _, c := range []struct {
+		name   string
+		change func(*corev1.Service)
+		want   string
+	}{
+		{"as it is", nil, ""},
+		{"headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }, ""},
+		{"global", func(s *corev1.Service) {
+			s.Labels["global-svc"], s.Annotations["global-svc-clusters"] = "true", "aws,gcp"
+		}, ""},
+		{"of a long name", func(s *corev1.Service) { s.Name = "a" + strings.Repeat("b", 51) + "-0123456789" }, ""},
+		{"with affinity", func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }, ""},
+		{"without a mark", func(s *corev1.Service) { s.Labels = nil }, inTheName},
+		{"of another name", func(s *corev1.Service) { s.Name = "kube-dns" }, inTheName},
+		{"with external addresses", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1"} }, noOtherWay},
+		{"on node ports", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort }, noOtherWay},
+		{"behind a load balancer", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeLoadBalancer }, noOtherWay},
+		{"with a load balancer's address", func(s *corev1.Service) { s.Spec.LoadBalancerIP = "192.0.2.1" }, noOtherWay},
+		{"that is another name", func(s *corev1.Service) {
+			s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.com"}
+		}, noOtherWay},
+		{"with a selector", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "x"} }, "has no selector"},
+		{"with the annotation that GKE adds to each", func(s *corev1.Service) { s.Annotations["cloud.google.com/neg"] = `{"ingress":true}` }, ""},
+		{"with that annotation and something else in it", func(s *corev1.Service) {
+			s.Annotations["cloud.google.com/neg"] = `{"exposed_ports":{"80":{}}}`
+		}, "may not change the annotation cloud.google.com/neg"},
+		{"with an annotation that says who was accepted", func(s *corev1.Service) {
+			s.Annotations["mirror.semaphore.uw.io/accepted-remotes"] = "gcp,merit"
+		}, ""},
+		{"with another annotation", func(s *corev1.Service) { s.Annotations["external-dns.alpha.kubernetes.io/hostname"] = "x.example" },
+			"may not change the annotation external-dns"},
+		{"with another label", func(s *corev1.Service) { s.Labels["app"] = "x" }, "may not change the label app"},
+		{"with a finalizer", func(s *corev1.Service) { s.Finalizers = []string{"example.com/stay"} }, "neither finalizers nor owners"},
+		{"with an owner", func(s *corev1.Service) {
+			s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "x", UID: "y"}}
+		}, "neither finalizers nor owners"},
+	} {
+		t.Run("created "+c.name, func(t *testing.T) {
+			refused(t, create(t.Context(), own, mirrorService(ourService, c.change)), c.want)
+		})
+	}
+
+	put := func(s *corev1.Service) {
+		t.Helper()
+		_, err := admin.CoreV1().Services(systemNamespace).Create(t.Context(), s, metav1.CreateOptions{})
+		must(t, err)
+	}
+	put(foreign)
+	put(mirrorService(ourService, func(s *corev1.Service) { s.Labels["team"], s.Annotations["note"] = "a", "b" }))
+	bent := mirrorService("gcp-default-73736d-bent", func(s *corev1.Service) {
+		s.Labels, s.Spec.Type = nil, corev1.ServiceTypeNodePort
+		s.Spec.Selector, s.Spec.ExternalIPs = map[string]string{"app": "x"}, []string{"192.0.2.1"}
+	})
+	put(bent)
+	const original = "gl-default-73736d-web"
+	put(mirrorService(original, func(s *corev1.Service) {
+		s.Labels, s.Annotations = map[string]string{"global-svc": "true"}, nil
+	}))
+	const notOurs = "is not one of the service mirror's"
+	for _, c := range []struct{ name, service, patch, want string }{
+		{"of a foreign one", "foreign", `{"spec":{"sessionAffinity":"ClientIP"}}`, notOurs},
+		{"that takes a foreign one over", "foreign", `{"metadata":{"labels":{"mirrored-svc":"true"}}}`, notOurs},
+		{"of its own", ourService, `{"spec":{"sessionAffinity":"ClientIP"}}`, ""},
+		{"that strips the mark", ourService, `{"metadata":{"labels":{"mirrored-svc":null}}}`, inTheName},
+		{"to external addresses", ourService, `{"spec":{"externalIPs":["192.0.2.1"]}}`, noOtherWay},
+		{"to node ports", ourService, `{"spec":{"type":"NodePort"}}`, noOtherWay},
+		{"to a selector", ourService, `{"spec":{"selector":{"app":"x"}}}`, "has no selector"},
+		{"of a label of others", ourService, `{"metadata":{"labels":{"team":"c"}}}`, "may not change the label team"},
+		{"that removes a label of others", ourService, `{"metadata":{"labels":{"team":null}}}`, "may not change the label team"},
+		{"of an annotation of others", ourService, `{"metadata":{"annotations":{"note":"c"}}}`, "may not change the annotation note"},
+		{"that removes an annotation of others", ourService, `{"metadata":{"annotations":{"note":null}}}`, "may not change the annotation note"},
+		{"to a finalizer", ourService, `{"metadata":{"finalizers":["example.com/stay"]}}`, "neither finalizers nor owners"},
+		{"that takes one of the original tool over", original,
+			`{"metadata":{"labels":{"mirrored-svc":"true","mirror-svc-prefix-sync":"gl"},"annotations":{"global-svc-clusters":"aws,gcp"}}}`, ""},
+		{"that repairs one", bent.Name,
+			`{"metadata":{"labels":{"mirrored-svc":"true"}},"spec":{"type":"ClusterIP","ports":[{"port":80}],"selector":null,"externalIPs":null}}`, ""},
+		{"that repairs a part of one", bent.Name, `{"metadata":{"labels":{"mirrored-svc":"true"}},"spec":{"type":"ClusterIP","ports":[{"port":80}],"selector":null}}`, noOtherWay},
+	} {
+		t.Run("change "+c.name, func(t *testing.T) {
+			_, err := services.Patch(t.Context(), c.service, types.MergePatchType, []byte(c.patch), dryPatch)
+			refused(t, err, c.want)
+		})
+	}
+	t.Run("change of a status", func(t *testing.T) {
+		_, err := services.Patch(t.Context(), ourService, types.MergePatchType,
+			[]byte(`{"metadata":{"annotations":{"mirror.semaphore.uw.io/name":"x"}}}`), dryPatch, "status")
+		refused(t, err, "only create, patch and delete services")
+	})
+	t.Run("deletion of its own", func(t *testing.T) { must(t, services.Delete(t.Context(), ourService, dryDelete)) })
+	t.Run("deletion of one of the original tool", func(t *testing.T) { must(t, services.Delete(t.Context(), original, dryDelete)) })
+	t.Run("deletion of a foreign one", func(t *testing.T) {
+		refused(t, services.Delete(t.Context(), foreign.Name, dryDelete), notOurs)
+	})
+	t.Run("deletion in another namespace", func(t *testing.T) {
+		refused(t, own.CoreV1().Services(metav1.NamespaceDefault).Delete(t.Context(), "kubernetes", dryDelete), notOurs)
+	})
+	t.Run("endpoints", func(t *testing.T) { mirrorEndpoints(t, own, admin) })
+	t.Run("leases and events", func(t *testing.T) { mirrorReplicas(t, own, admin) })
+	t.Run("everybody else goes on", func(t *testing.T) {
+		other := mirrorService("other", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1"} })
+		must(t, errors.Join(create(t.Context(), admin, other), create(t.Context(), clientWith(t, cluster, elsewhere), other)))
+	})
+}
+
+func mirrorEndpoints(t *testing.T, own, admin kubernetes.Interface) {
+	port, node := int32(80), "aws-1"
+	slice := func(name string, change func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+		s := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+				discoveryv1.LabelManagedBy: mirrorAccount, discoveryv1.LabelServiceName: ourService,
+			}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.4.0.1"}}},
+			Ports:       []discoveryv1.EndpointPort{{Port: &port}},
+		}
+		if change != nil {
+			change(s)
+		}
+		return s
+	}
+	const labels, noService, addresses, notOurs = "carry its labels", "is none of the service mirror's", "are addresses, and say neither node nor object", "none of the service mirror's"
+	for _, c := range []struct {
+		name   string
+		change func(*discoveryv1.EndpointSlice)
+		want   string
+	}{
+		{"as it is", nil, ""},
+		{"without endpoints", func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }, ""},
+		{"of nobody", func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) }, labels},
+		{"of somebody else", func(s *discoveryv1.EndpointSlice) {
+			s.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io"
+		}, labels},
+		{"for a foreign service", func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "foreign" }, noService},
+		{"for no service", func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) }, noService},
+		{"of names", func(s *discoveryv1.EndpointSlice) {
+			s.AddressType, s.Endpoints[0].Addresses = discoveryv1.AddressTypeFQDN, []string{"example.com"} //nolint:staticcheck // Which is refused.
+		}, addresses},
+		{"on a node", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = &node }, addresses},
+		{"of a pod", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: "x"}
+		}, addresses},
+		{"with a finalizer", func(s *discoveryv1.EndpointSlice) { s.Finalizers = []string{"example.com/stay"} }, "neither finalizers nor owners"},
+	} {
+		t.Run("slice created "+c.name, func(t *testing.T) {
+			_, err := own.DiscoveryV1().EndpointSlices(systemNamespace).Create(t.Context(), slice(ourService+"-1", c.change), dryCreate)
+			refused(t, err, c.want)
+		})
+	}
+	for _, s := range []*discoveryv1.EndpointSlice{
+		slice(ourService+"-1", nil),
+		slice("foreign", func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) }),
+		slice("unmarked", func(s *discoveryv1.EndpointSlice) {
+			s.Labels, s.Annotations = nil, map[string]string{"mirror.semaphore.uw.io/cluster": "gcp"}
+		}),
+	} {
+		_, err := admin.DiscoveryV1().EndpointSlices(systemNamespace).Create(t.Context(), s, metav1.CreateOptions{})
+		must(t, err)
+	}
+	for _, c := range []struct{ name, slice, patch, want string }{
+		{"of its own", ourService + "-1", `{"endpoints":[{"addresses":["10.4.0.2"]}]}`, ""},
+		{"that repairs one", "unmarked", `{"metadata":{"labels":{"endpointslice.kubernetes.io/managed-by":"` + mirrorAccount + `","kubernetes.io/service-name":"` + ourService + `"}}}`, ""},
+		{"of a foreign one", "foreign", `{"endpoints":[]}`, notOurs},
+		{"that takes a foreign one over", "foreign", `{"metadata":{"labels":{"endpointslice.kubernetes.io/managed-by":"` + mirrorAccount + `"}}}`, notOurs},
+		{"that strips the mark", ourService + "-1", `{"metadata":{"labels":{"endpointslice.kubernetes.io/managed-by":null}}}`, labels},
+		{"to a foreign service", ourService + "-1", `{"metadata":{"labels":{"kubernetes.io/service-name":"foreign"}}}`, noService},
+	} {
+		t.Run("change of a slice "+c.name, func(t *testing.T) {
+			_, err := own.DiscoveryV1().EndpointSlices(systemNamespace).Patch(t.Context(), c.slice, types.MergePatchType, []byte(c.patch), dryPatch)
+			refused(t, err, c.want)
+		})
+	}
+	slices := own.DiscoveryV1().EndpointSlices(systemNamespace)
+	must(t, slices.Delete(t.Context(), ourService+"-1", dryDelete))
+	t.Run("deletion of all slices", func(t *testing.T) {
+		refused(t, slices.DeleteCollection(t.Context(), dryDelete, metav1.ListOptions{}), notOurs)
+	})
+	t.Run("deletion of a foreign slice", func(t *testing.T) { refused(t, slices.Delete(t.Context(), "foreign", dryDelete), notOurs) })
+
+	//nolint:staticcheck // The mirror writes them where asked for.
+	old := func(name string, change func(*corev1.Endpoints)) *corev1.Endpoints {
+		e := &corev1.Endpoints{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirrored-svc": "true", discoveryv1.LabelSkipMirror: "true"}},
+			Subsets:    []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "10.4.0.1"}}, Ports: []corev1.EndpointPort{{Port: port}}}},
+		}
+		if change != nil {
+			change(e)
+		}
+		return e
+	}
+	api := own.CoreV1().Endpoints(systemNamespace) //nolint:staticcheck // See above.
+	for _, c := range []struct {
+		name   string
+		change func(*corev1.Endpoints) //nolint:staticcheck // See above.
+		want   string
+	}{
+		{"as they are", nil, ""},
+		{"without a mark", func(e *corev1.Endpoints) { delete(e.Labels, "mirrored-svc") }, labels},               //nolint:staticcheck // See above.
+		{"that are copied", func(e *corev1.Endpoints) { delete(e.Labels, discoveryv1.LabelSkipMirror) }, labels}, //nolint:staticcheck // See above.
+		{"of a foreign service", func(e *corev1.Endpoints) { e.Name = "foreign" }, noService},                    //nolint:staticcheck // See above.
+		{"on a node", func(e *corev1.Endpoints) { e.Subsets[0].Addresses[0].NodeName = &node }, addresses},       //nolint:staticcheck // See above.
+		{"of a pod", func(e *corev1.Endpoints) { //nolint:staticcheck // See above.
+			e.Subsets[0].Addresses[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: "x"}
+		}, addresses},
+	} {
+		t.Run("endpoints created "+c.name, func(t *testing.T) {
+			_, err := api.Create(t.Context(), old(ourService, c.change), dryCreate)
+			refused(t, err, c.want)
+		})
+	}
+	unmarked := old("gcp-default-73736d-foreign", func(e *corev1.Endpoints) { e.Labels = nil })                  //nolint:staticcheck // See above.
+	made, err := admin.CoreV1().Endpoints(systemNamespace).Create(t.Context(), unmarked, metav1.CreateOptions{}) //nolint:staticcheck // See above.
+	must(t, err)
+	made.Labels = old("", nil).Labels
+	_, err = api.Update(t.Context(), made, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+	refused(t, err, notOurs)
+	refused(t, api.Delete(t.Context(), made.Name, dryDelete), notOurs)
+}
+
+func mirrorReplicas(t *testing.T, own, admin kubernetes.Interface) {
+	leases(t, own, admin, mirrorAccount, policyAccount, "only write its own lease")
+	const aboutServices, inItsName = "only create events about its services", "only create warnings, in its own name"
+	for _, c := range []struct {
+		name   string
+		change func(*corev1.Event)
+		want   string
+	}{
+		{"about a service of its own", nil, ""},
+		{"about a foreign service", func(e *corev1.Event) { e.InvolvedObject.Name, e.Name = "foreign", "foreign.1" }, aboutServices},
+		{"about a pod", func(e *corev1.Event) { e.InvolvedObject.Kind = "Pod" }, aboutServices},
+		{"about nothing", func(e *corev1.Event) { e.InvolvedObject = corev1.ObjectReference{Namespace: systemNamespace} }, aboutServices},
+		{"under the name of another one's", func(e *corev1.Event) { e.Name = "semaphore-wireguard.gcp.all" }, inItsName},
+		{"in the name of another program", func(e *corev1.Event) { e.Source.Component = "kubelet" }, inItsName},
+		{"that is none to worry about", func(e *corev1.Event) { e.Type = corev1.EventTypeNormal }, inItsName},
+	} {
+		t.Run("event "+c.name, func(t *testing.T) {
+			e := &corev1.Event{
+				ObjectMeta:     metav1.ObjectMeta{Name: ourService + ".18a"},
+				InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: systemNamespace, Name: ourService, UID: "u"},
+				Type:           corev1.EventTypeWarning, Reason: "Conflict", Source: corev1.EventSource{Component: mirrorAccount}, FirstTimestamp: metav1.Now(),
+			}
+			if c.change != nil {
+				c.change(e)
+			}
+			_, err := own.CoreV1().Events(systemNamespace).Create(t.Context(), e, dryCreate)
+			refused(t, err, c.want)
+		})
+	}
+}
+
+// leases checks that an account can write its own Lease and not another one's.
+func leases(t *testing.T, own, admin kubernetes.Interface, name, another, want string) {
+	t.Helper()
+	api := own.CoordinationV1().Leases(systemNamespace)
+	lease := func(name string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: systemNamespace}}
+	}
+	create := func(name string) error {
+		_, err := api.Create(t.Context(), lease(name), metav1.CreateOptions{})
+		return err
+	}
+	refused(t, create(another), want)
+	refused(t, create(name), "")
+	taken, err := admin.CoordinationV1().Leases(systemNamespace).Create(t.Context(), lease(another), metav1.CreateOptions{})
+	must(t, err)
+	holder := "somebody"
+	taken.Spec.HolderIdentity = &holder
+	_, err = api.Update(t.Context(), taken, metav1.UpdateOptions{})
+	refused(t, err, want)
+	refused(t, api.Delete(t.Context(), another, metav1.DeleteOptions{}), want)
+	refused(t, api.Delete(t.Context(), name, metav1.DeleteOptions{}), want)
+	mine, err := api.Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	mine.Spec.HolderIdentity = &holder
+	_, err = api.Update(t.Context(), mine, metav1.UpdateOptions{})
+	must(t, err)
+}

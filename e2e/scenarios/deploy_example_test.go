@@ -1,0 +1,285 @@
+package scenarios_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/guide"
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+)
+
+// example is the pair of clusters of deploy/example. They differ in what there is
+// a choice of, so that all of it is tried: the Calico of the second one has only the
+// older API, and its service mirror writes objects of the deprecated Endpoints API.
+type example struct {
+	folder   string // deploy/example
+	clusters [2]*testbed.Cluster
+	pods     [2]*testbed.Pod // one on the first node of each cluster
+	policies [2]*runningPod  // semaphore-policy, once it has been started
+	audits   [2]string       // logs of the requests to the API servers
+}
+
+// calico are the APIs of Calico of the clusters, by the names of the files in
+// policy/testdata.
+var calico = [2]schema.GroupVersionResource{
+	{Group: "projectcalico.org", Version: "v3", Resource: "globalnetworksets"},
+	{Group: "crd.projectcalico.org", Version: "v1", Resource: "globalnetworksets"},
+}
+
+// sets is an administrator's client of the network sets of a cluster.
+func (e *example) sets(cluster int) dynamic.ResourceInterface {
+	return e.clusters[cluster].Dynamic().Resource(calico[cluster])
+}
+
+// startExample starts the clusters, with two nodes each, and does what the
+// example tells an operator to do.
+func startExample(t *testing.T) *example {
+	t.Helper()
+	tb := testbed.Start(t, testbed.Config{})
+	e := &example{folder: filepath.Join(deployFolder(t), "example")}
+	var configs []testbed.ClusterConfig
+	for i, name := range []string{"aws", "gcp"} {
+		e.audits[i] = filepath.Join(t.TempDir(), name+".log")
+		configs = append(configs, testbed.ClusterConfig{Name: name, APIServerArgs: auditArgs(t, e.audits[i])})
+	}
+	clusters, err := tb.StartClusters(within(t, 3*time.Minute), configs...)
+	must(t, err)
+	e.clusters = [2]*testbed.Cluster(clusters)
+	for i, c := range e.clusters {
+		// Calico's, which semaphore-policy writes to.
+		must(t, c.Apply(t.Context(), filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata", calico[i].Version+".yaml")))
+		e.kubectl(t, c, "apply", "-k", filepath.Join(e.folder, c.Name))
+		publishAuthority(t, c)
+		for range 2 {
+			_, err := c.AddNode(t.Context(), testbed.NodeConfig{})
+			must(t, err)
+		}
+		e.pods[i], err = c.Nodes()[0].AddPod(t.Context(), testbed.PodConfig{})
+		must(t, err)
+		must(t, e.pods[i].Serve(t.Context(), mesh.PodPort, nil))
+	}
+	e.set(t, e.clusters[1], "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "true")
+	e.handOver(t, "aws", "gcp")
+	e.handOver(t, "gcp", "aws")
+	return e
+}
+
+func (e *example) kubectl(t *testing.T, c *testbed.Cluster, args ...string) string {
+	t.Helper()
+	out, err := c.Kubectl(t.Context(), args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return out
+}
+
+// set adds a setting to the ConfigMap that all programs of a cluster read.
+func (e *example) set(t *testing.T, c *testbed.Cluster, variable, value string) {
+	t.Helper()
+	maps := c.Client().CoreV1().ConfigMaps(systemNamespace)
+	list, err := maps.List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	i := slices.IndexFunc(list.Items, func(m corev1.ConfigMap) bool { return strings.HasPrefix(m.Name, "semaphore-") })
+	if i < 0 {
+		t.Fatalf("no settings in %s", c.Name)
+	}
+	list.Items[i].Data[variable] = value
+	_, err = maps.Update(t.Context(), &list.Items[i], metav1.UpdateOptions{})
+	must(t, err)
+}
+
+// shell runs a command in the root of the repository, with kubectl and a
+// kubeconfig that has a context for each of the clusters, the first one by
+// default. It returns what the command printed.
+func (e *example) shell(t *testing.T, name, command string) (string, error) {
+	t.Helper()
+	config := clientcmdapi.NewConfig()
+	config.CurrentContext = e.clusters[0].Name
+	for _, c := range e.clusters {
+		admin, err := clientcmd.LoadFromFile(c.AdminKubeconfig())
+		must(t, err)
+		context := admin.Contexts[admin.CurrentContext]
+		config.Clusters[c.Name] = admin.Clusters[context.Cluster]
+		config.AuthInfos[c.Name] = admin.AuthInfos[context.AuthInfo]
+		config.Contexts[c.Name] = &clientcmdapi.Context{Cluster: c.Name, AuthInfo: c.Name}
+	}
+	dir := t.TempDir()
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	must(t, clientcmd.WriteToFile(*config, kubeconfig))
+	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
+	must(t, err)
+	root, err := mesh.Root(t.Context())
+	must(t, err)
+	process, err := e.clusters[0].Nodes()[0].Start(sandbox.Command{
+		Name: name,
+		Path: "/bin/bash",
+		Args: []string{"-euo", "pipefail", "-c", "cd " + root + "\n" + command},
+		Env: []string{
+			"PATH=" + filepath.Dir(binaries[tools.Kubectl]) + ":" + os.Getenv("PATH"),
+			"KUBECONFIG=" + kubeconfig,
+			"HOME=" + dir,
+		},
+	})
+	must(t, err)
+	select {
+	case <-process.Done():
+	case <-within(t, time.Minute).Done():
+		process.Kill()
+	}
+	return process.Log(), process.Err()
+}
+
+// handOverLess hands over to a neighbour that isn't to run all of the tools.
+func (e *example) handOverLess(t *testing.T) {
+	command := "deploy/remote/hand-over gcp aws"
+	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-policy-remote-aws")
+	if out, err := e.shell(t, "hand-over-less", command); err != nil || !strings.Contains(out, "gcp: no Secret semaphore-policy-remote-aws") ||
+		strings.Count(out, "patched") != 2 {
+		t.Errorf("without the Secret of one tool: %v\n%s", err, out)
+	}
+	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-wireguard-remote-aws", "semaphore-service-mirror-remote-aws")
+	if out, err := e.shell(t, "hand-over-nothing", command); err == nil || !strings.Contains(out, "gcp: there is nothing for aws") {
+		t.Errorf("without any Secret: %v\n%s", err, out)
+	}
+}
+
+// documents runs what the documents tell an operator to run against the API
+// servers: kubectl, and hand-over. What takes the example out comes last, in
+// takeOut.
+func (e *example) documents(t *testing.T) {
+	commands, err := guide.Commands(guide.Example)
+	must(t, err)
+	e.originalDaemonSet(t)
+	for i, c := range commands {
+		node := e.clusters[0].Nodes()[0].Name
+		if regexp.MustCompile(`--context[ =]` + e.clusters[1].Name).MatchString(c.Text) {
+			node = e.clusters[1].Nodes()[0].Name
+		}
+		// What a command hands to another one is text.
+		command, _, _ := strings.Cut(strings.NewReplacer("NODE", node, "MIRROR", "aws-default-73736d-fluentd").Replace(c.Text), " | ")
+		if strings.Contains(command, "-cleanup") || strings.Contains(command, " delete -k ") {
+			continue
+		}
+		if strings.HasPrefix(command, "kubectl ") {
+			// Not for ever, as a delete would without a controller manager.
+			command += " --request-timeout=30s"
+		}
+		if out, err := e.shell(t, fmt.Sprintf("document-%d", i), command); err != nil {
+			t.Errorf("%s\n%v\n%s", c, err, out)
+		}
+	}
+}
+
+// originalDaemonSet makes the one that an operator has who moves over from the
+// original tool.
+func (e *example) originalDaemonSet(t *testing.T) {
+	t.Helper()
+	labels := map[string]string{"app": "semaphore-wireguard"}
+	_, err := e.clusters[0].Client().AppsV1().DaemonSets("kube-system").Create(t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-wireguard", Labels: labels},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "semaphore-wireguard", Image: "original"}}},
+			},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+}
+
+// kubelet returns one for a node. The address of the other cluster's API server is
+// the only thing in the example that the testbed has another value for.
+func (e *example) kubelet(c *testbed.Cluster, node int) *kubelet {
+	other := e.clusters[0]
+	if other == c {
+		other = e.clusters[1]
+	}
+	return &kubelet{
+		node:     c.Nodes()[node],
+		override: map[string]string{mesh.Variable(other.Name, "API_URL"): other.APIURL()},
+	}
+}
+
+// agents runs the DaemonSet, as the API server has it, on all nodes of a cluster.
+func (e *example) agents(t *testing.T, c *testbed.Cluster, name string) []*runningPod {
+	t.Helper()
+	set, err := c.Client().AppsV1().DaemonSets(systemNamespace).Get(t.Context(), "semaphore-wireguard", metav1.GetOptions{})
+	must(t, err)
+	var running []*runningPod
+	for i := range c.Nodes() {
+		running = append(running, e.kubelet(c, i).run(t, name, &set.Spec.Template))
+	}
+	return running
+}
+
+// deployment runs one replica of a Deployment, as the API server has it, on a node.
+func (e *example) deployment(t *testing.T, c *testbed.Cluster, name string, node int) *runningPod {
+	t.Helper()
+	deployment, err := c.Client().AppsV1().Deployments(systemNamespace).Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	return e.kubelet(c, node).run(t, name, &deployment.Spec.Template)
+}
+
+// TestExample installs the example in two clusters, runs what it deploys as it is
+// deployed, and takes it out again.
+func TestExample(t *testing.T) {
+	e := startExample(t)
+	var agents, all []*runningPod
+	for i, c := range e.clusters {
+		agents = append(agents, e.agents(t, c, "agent")...)
+		e.policies[i] = e.deployment(t, c, "semaphore-policy", 1)
+		all = append(all, e.deployment(t, c, "semaphore-service-mirror", 0), e.policies[i])
+	}
+	all = append(all, agents...)
+	for _, pod := range all {
+		pod.waitReady(t, 2*time.Minute)
+	}
+	t.Run("pods reach each other", func(t *testing.T) {
+		must(t, mesh.WaitReach(within(t, time.Minute), e.pods[0], e.pods[1]))
+		must(t, mesh.WaitReach(within(t, time.Minute), e.pods[1], e.pods[0]))
+	})
+	for i, from := range e.clusters {
+		to := e.clusters[1-i]
+		t.Run("a service of "+from.Name+" has a name in "+to.Name, func(t *testing.T) { e.mirrors(t, i) })
+		t.Run("a pod of "+from.Name+" is in a network set in "+to.Name, func(t *testing.T) { e.guards(t, i) })
+		t.Run("somebody else changes that set in "+to.Name, func(t *testing.T) { e.contested(t, i) })
+	}
+	t.Run("what an operator must know is told in Events", e.tells)
+	t.Run("tokens are renewed", func(t *testing.T) {
+		for _, c := range e.clusters {
+			must(t, e.renew(t, c, "tokens", "-all"))
+		}
+	})
+	for _, pod := range all {
+		if strings.Contains(pod.Log(), "forbidden: User") {
+			t.Errorf("%s lacks a right:\n%s", pod.Command().Name, pod.Tail(20))
+		}
+		must(t, pod.Stop(within(t, 30*time.Second)))
+	}
+	if _, err := onlyEvent(t.Context(), e.clusters[0], "NodeRejected"); err != nil {
+		t.Errorf("both agents tell of one node: %v", err)
+	}
+	t.Run("the documents' commands work", e.documents)
+	t.Run("a neighbour that gets less, or nothing", e.handOverLess)
+	granted := granted(t, e.clusters[:]...)
+	t.Run("taken out, nothing is left", e.takeOut)
+	t.Run("every right was needed", func(t *testing.T) { compareRights(t, granted, used(t, e.audits[:]...)) })
+}

@@ -1,0 +1,246 @@
+package scenarios_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+)
+
+// kubelet runs pods on a node of the testbed as their templates say, as far as
+// our manifests make use of it: environment, arguments, user and capabilities,
+// volumes, a token that is bound to the pod. What it doesn't know fails the test.
+// The file system of the image, and that it is read-only, are not part of it.
+type kubelet struct {
+	node *testbed.Node
+	// override replaces settings that only a real cluster has a true value for.
+	override map[string]string
+}
+
+// runningPod is a pod whose only container has been started.
+type runningPod struct {
+	*sandbox.Process
+	kubelet   *kubelet
+	container *corev1.Container
+	address   string // of the pod, where the kubelet probes it by default
+}
+
+// run creates a pod in the API, past the admission that our namespace asks for,
+// and starts its container.
+func (k *kubelet) run(t *testing.T, name string, template *corev1.PodTemplateSpec) *runningPod {
+	t.Helper()
+	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
+	pod.Name, pod.Spec.NodeName = name+"-"+k.node.Name, k.node.Name
+	pods := k.node.Cluster.Client().CoreV1().Pods(systemNamespace)
+	pod, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
+	must(t, err)
+	t.Cleanup(func() {
+		// The next pod of this name is another one.
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
+	if len(pod.Spec.Containers) != 1 || len(pod.Spec.InitContainers) != 0 {
+		t.Fatalf("pod %s: expected one container", pod.Name)
+	}
+	container := &pod.Spec.Containers[0]
+	credentials, err := k.node.Cluster.Credentials(t.Context(), systemNamespace, pod.Spec.ServiceAccountName)
+	must(t, err)
+	must(t, credentials.RotateFor(t.Context(), authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+	}))
+	mount, env := credentials.InCluster()
+	env = append(env, k.environment(t, pod, container)...)
+	command := sandbox.Command{
+		Name:   name,
+		Env:    env,
+		Mounts: append(k.volumes(t, pod, container), mount),
+	}
+	if len(container.Command) != 1 || path.Dir(container.Command[0]) != "/bin" {
+		t.Fatalf("pod %s: the image has no %q", pod.Name, container.Command)
+	}
+	command.Path, err = exec.LookPath("setpriv")
+	must(t, err)
+	command.Args = slices.Concat(privileges(t, pod, container), []string{"--", program(t, path.Base(container.Command[0]))}, container.Args)
+	process, err := k.node.Start(command)
+	must(t, err)
+	// Pods of the testbed run in their node's network namespace, and have its address.
+	return &runningPod{Process: process, kubelet: k, container: container, address: k.node.Addresses()[0].String()}
+}
+
+// environment is what the container's process finds in its environment.
+func (k *kubelet) environment(t *testing.T, pod *corev1.Pod, container *corev1.Container) []string {
+	t.Helper()
+	if pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks {
+		t.Errorf("pod %s gets variables that look like settings, for each service", pod.Name)
+	}
+	env := map[string]string{}
+	for _, from := range container.EnvFrom {
+		if from.ConfigMapRef == nil {
+			t.Fatalf("pod %s: environment from %v", pod.Name, from)
+		}
+		config, err := k.node.Cluster.Client().CoreV1().ConfigMaps(systemNamespace).
+			Get(t.Context(), from.ConfigMapRef.Name, metav1.GetOptions{})
+		must(t, err)
+		for key, value := range config.Data {
+			env[from.Prefix+key] = value
+		}
+	}
+	fields := map[string]string{
+		"metadata.name": pod.Name, "metadata.namespace": pod.Namespace, "metadata.uid": string(pod.UID), "spec.nodeName": pod.Spec.NodeName,
+		"status.hostIP": k.node.Addresses()[0].String(),
+	}
+	for _, v := range container.Env {
+		switch {
+		case v.ValueFrom == nil:
+			env[v.Name] = v.Value
+		case v.ValueFrom.FieldRef != nil && fields[v.ValueFrom.FieldRef.FieldPath] != "":
+			env[v.Name] = fields[v.ValueFrom.FieldRef.FieldPath]
+		default:
+			t.Fatalf("pod %s: %s from %v", pod.Name, v.Name, v.ValueFrom)
+		}
+	}
+	for key, value := range k.override {
+		if _, set := env[key]; !set {
+			t.Errorf("pod %s isn't told %s", pod.Name, key)
+		}
+		env[key] = value
+	}
+	var list []string
+	for _, key := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, key+"="+env[key])
+	}
+	return list
+}
+
+// volumes are the mounts that the container's process finds.
+func (k *kubelet) volumes(t *testing.T, pod *corev1.Pod, container *corev1.Container) []sandbox.Mount {
+	t.Helper()
+	var mounts []sandbox.Mount
+	for _, m := range container.VolumeMounts {
+		i := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		if i < 0 {
+			t.Fatalf("pod %s: no volume %s", pod.Name, m.Name)
+		}
+		switch volume := pod.Spec.Volumes[i]; {
+		case volume.HostPath != nil:
+			mounts = append(mounts, sandbox.Bind(k.hostPath(t, volume.HostPath), m.MountPath))
+		case volume.Secret != nil:
+			mounts = append(mounts, sandbox.Bind(k.secret(t, pod, volume.Secret), m.MountPath))
+		default:
+			t.Fatalf("pod %s: volume %v", pod.Name, volume)
+		}
+	}
+	return mounts
+}
+
+func (k *kubelet) hostPath(t *testing.T, volume *corev1.HostPathVolumeSource) string {
+	t.Helper()
+	switch *volume.Type {
+	case corev1.HostPathDirectoryOrCreate:
+		_, err := k.node.Run(t.Context(), "mkdir", "-p", volume.Path)
+		must(t, err)
+	default:
+		t.Fatalf("host path %s of type %s", volume.Path, *volume.Type)
+	}
+	return volume.Path
+}
+
+// secret writes the files of a Secret, with the group and the permissions that its
+// pod asks for.
+func (k *kubelet) secret(t *testing.T, pod *corev1.Pod, volume *corev1.SecretVolumeSource) string {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, os.Chmod(dir, 0o755))
+	secret, err := k.node.Cluster.Client().CoreV1().Secrets(systemNamespace).Get(t.Context(), volume.SecretName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) && volume.Optional != nil && *volume.Optional {
+		return dir
+	}
+	must(t, err)
+	group := 0
+	if pod.Spec.SecurityContext != nil && pod.Spec.SecurityContext.FSGroup != nil {
+		group = int(*pod.Spec.SecurityContext.FSGroup)
+	}
+	for key, value := range secret.Data {
+		file := filepath.Join(dir, key)
+		must(t, os.WriteFile(file, value, 0o600))
+		must(t, os.Chown(file, 0, group))
+		must(t, os.Chmod(file, os.FileMode(*volume.DefaultMode)))
+	}
+	return dir
+}
+
+// privileges are arguments of setpriv(1) that make it give a process no more than
+// the container's security context does.
+func privileges(t *testing.T, pod *corev1.Pod, container *corev1.Container) []string {
+	t.Helper()
+	if container.SecurityContext == nil || container.SecurityContext.Capabilities == nil {
+		t.Fatalf("pod %s keeps the capabilities that the runtime gives", pod.Name)
+	}
+	context := container.SecurityContext
+	bounding := "-all"
+	if !slices.Equal(context.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("pod %s drops %v, expected ALL", pod.Name, context.Capabilities.Drop)
+	}
+	for _, c := range context.Capabilities.Add {
+		bounding += ",+" + strings.ToLower(string(c))
+	}
+	if context.AllowPrivilegeEscalation == nil || *context.AllowPrivilegeEscalation {
+		t.Errorf("pod %s may gain privileges", pod.Name)
+	}
+	user := context.RunAsUser
+	if user == nil && pod.Spec.SecurityContext != nil {
+		user = pod.Spec.SecurityContext.RunAsUser
+	}
+	if user == nil {
+		t.Fatalf("pod %s doesn't say its user", pod.Name)
+	}
+	group := *user
+	id := strconv.FormatInt(*user, 10)
+	args := []string{
+		"--bounding-set=" + bounding, "--inh-caps=-all", "--no-new-privs",
+		"--reuid=" + id, "--regid=" + strconv.FormatInt(group, 10),
+	}
+	if pod.Spec.SecurityContext != nil && pod.Spec.SecurityContext.FSGroup != nil {
+		return append(args, "--groups="+strconv.FormatInt(*pod.Spec.SecurityContext.FSGroup, 10))
+	}
+	return append(args, "--clear-groups")
+}
+
+// waitReady waits for what the manifest's readiness probe asks for.
+func (p *runningPod) waitReady(t *testing.T, limit time.Duration) {
+	t.Helper()
+	probe := p.container.ReadinessProbe.HTTPGet
+	i := slices.IndexFunc(p.container.Ports, func(port corev1.ContainerPort) bool { return port.Name == probe.Port.StrVal })
+	if i < 0 {
+		t.Fatalf("container %s has no port %q", p.container.Name, probe.Port.StrVal)
+	}
+	url := fmt.Sprintf("http://%s%s", net.JoinHostPort(cmp.Or(probe.Host, p.address), fmt.Sprint(p.container.Ports[i].ContainerPort)), probe.Path)
+	eventually(t, limit, p.Command().Name+" to be ready", func(ctx context.Context) error {
+		if !p.Running() {
+			t.Fatalf("%s ended: %v\n%s", p.Command().Name, p.Err(), p.Tail(10))
+		}
+		_, err := p.kubelet.node.Get(ctx, url)
+		return err
+	})
+}

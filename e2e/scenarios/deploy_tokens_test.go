@@ -1,0 +1,355 @@
+package scenarios_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
+)
+
+// publishAuthority does what the controller manager of a cluster does in each
+// namespace: it says which authority the API server's certificate chains to.
+func publishAuthority(t *testing.T, c *testbed.Cluster) {
+	t.Helper()
+	ca, err := os.ReadFile(c.CAFile())
+	must(t, err)
+	_, err = c.Client().CoreV1().ConfigMaps(systemNamespace).Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt"}, Data: map[string]string{"ca.crt": string(ca)},
+	}, metav1.CreateOptions{})
+	must(t, err)
+}
+
+// issueTokens does what the token controller of a cluster's controller manager
+// does: it fills Secrets that ask for the token of an account.
+func issueTokens(t *testing.T, c *testbed.Cluster) {
+	t.Helper()
+	ca, err := os.ReadFile(c.CAFile())
+	must(t, err)
+	core := c.Client().CoreV1()
+	secrets, err := core.Secrets(systemNamespace).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range secrets.Items {
+		secret := &secrets.Items[i]
+		if secret.Type != corev1.SecretTypeServiceAccountToken {
+			continue
+		}
+		account := secret.Annotations[corev1.ServiceAccountNameKey]
+		token, err := core.ServiceAccounts(systemNamespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{
+				APIVersion: "v1", Kind: "Secret", Name: secret.Name, UID: secret.UID,
+			}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		secret.Data = map[string][]byte{"token": []byte(token.Status.Token), "ca.crt": ca, "namespace": []byte(systemNamespace)}
+		_, err = core.Secrets(systemNamespace).Update(t.Context(), secret, metav1.UpdateOptions{})
+		must(t, err)
+	}
+}
+
+// handOver runs deploy/remote/hand-over.
+func (e *example) handOver(t *testing.T, from, to string) {
+	t.Helper()
+	out, err := e.shell(t, "hand-over-"+from, "deploy/remote/hand-over "+from+" "+to)
+	if err != nil {
+		t.Fatalf("hand-over: %v\n%s", err, out)
+	}
+	for line := range strings.Lines(out) {
+		if !strings.HasSuffix(strings.TrimSpace(line), "patched") {
+			t.Errorf("hand-over prints %q", line)
+		}
+	}
+}
+
+// renew runs semaphore-tokens as the CronJob does, with more arguments, and returns
+// how it ended.
+func (e *example) renew(t *testing.T, c *testbed.Cluster, name string, args ...string) error {
+	t.Helper()
+	job, err := c.Client().BatchV1().CronJobs(systemNamespace).Get(t.Context(), "semaphore-tokens", metav1.GetOptions{})
+	must(t, err)
+	template := job.Spec.JobTemplate.Spec.Template.DeepCopy()
+	template.Spec.Containers[0].Args = args
+	pod := e.kubelet(c, 0).run(t, name, template)
+	select {
+	case <-pod.Done():
+	case <-within(t, time.Minute).Done():
+		pod.Kill()
+	}
+	if strings.Contains(pod.Log(), "eyJ") {
+		t.Error("a token is in the log")
+	}
+	if pod.Err() != nil {
+		return fmt.Errorf("%w\n%s", pod.Err(), pod.Tail(10))
+	}
+	return nil
+}
+
+// handed are the tokens that a cluster has got from another one, by Secret.
+func (e *example) handed(t *testing.T, c *testbed.Cluster, from string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, name := range tokens.Secrets() {
+		secret, err := c.Client().CoreV1().Secrets(systemNamespace).Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		if found[name] = string(secret.Data[from+".token"]); found[name] == "" {
+			t.Fatalf("%s has no token of %s", name, from)
+		}
+	}
+	return found
+}
+
+// startTokens starts the clusters of the example, with one node each and nothing
+// running, after the hand-over of gcp to aws.
+func startTokens(t *testing.T) *example {
+	t.Helper()
+	tb := testbed.Start(t, testbed.Config{})
+	e := &example{folder: filepath.Join(deployFolder(t), "example")}
+	clusters, err := tb.StartClusters(within(t, 3*time.Minute), testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
+	must(t, err)
+	e.clusters = [2]*testbed.Cluster(clusters)
+	for _, c := range e.clusters {
+		e.kubectl(t, c, "apply", "-k", filepath.Join(e.folder, c.Name))
+		publishAuthority(t, c)
+		_, err := c.AddNode(t.Context(), testbed.NodeConfig{})
+		must(t, err)
+	}
+	e.handOver(t, "gcp", "aws")
+	return e
+}
+
+// works says whether an API server takes a token: agents' tokens list nodes.
+func works(ctx context.Context, t *testing.T, c *testbed.Cluster, token string) error {
+	t.Helper()
+	_, err := clientWith(t, c, token).CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	return err
+}
+
+// revoked waits until an API server, which remembers tokens for some seconds, takes
+// one no more.
+func revoked(t *testing.T, c *testbed.Cluster, what, token string) {
+	t.Helper()
+	eventually(t, time.Minute, what+" to be refused", func(ctx context.Context) error {
+		if err := works(ctx, t, c, token); !apierrors.IsUnauthorized(err) {
+			return fmt.Errorf("it isn't: %w", err)
+		}
+		return nil
+	})
+}
+
+// TestTokens hands tokens over between two API servers, renews them, and takes
+// them back.
+func TestTokens(t *testing.T) {
+	e := startTokens(t)
+	aws, gcp := e.clusters[0], e.clusters[1]
+	const agents, account = "semaphore-wireguard-remotes", "semaphore-wireguard-remote-aws"
+	first := e.handed(t, aws, "gcp")
+	anchor := func() types.UID {
+		secret, err := gcp.Client().CoreV1().Secrets(systemNamespace).Get(t.Context(), account, metav1.GetOptions{})
+		must(t, err)
+		return secret.UID
+	}
+	claims, err := tokens.Parse(first[agents])
+	must(t, err)
+	t.Run("a token is bound, and expires", func(t *testing.T) {
+		if got := claims.Expires.Sub(claims.Issued); got != 30*24*time.Hour {
+			t.Errorf("it lasts %s", got)
+		}
+		if claims.Account != account || claims.Secret.Name != account || claims.Secret.UID != anchor() {
+			t.Errorf("it says %+v", claims)
+		}
+		must(t, works(t.Context(), t, gcp, first[agents]))
+	})
+	t.Run("one that isn't due stays", func(t *testing.T) {
+		must(t, e.renew(t, aws, "tokens"))
+		if got := e.handed(t, aws, "gcp"); !maps.Equal(got, first) {
+			t.Error("it was renewed")
+		}
+	})
+	t.Run("a neighbour asks for no other token", func(t *testing.T) { e.asksForNoOther(t, first[agents]) })
+	t.Run("the account that renews may do nothing else", e.renewsOnly)
+	var renewed map[string]string
+	t.Run("renewed with its own rights", func(t *testing.T) {
+		eventually(t, time.Minute, "a second to pass, which is what tokens count", func(context.Context) error {
+			if time.Since(claims.Issued) < 2*time.Second {
+				return errors.New("it has just been issued")
+			}
+			return nil
+		})
+		must(t, e.renew(t, aws, "tokens-all", "-all"))
+		renewed = e.handed(t, aws, "gcp")
+		for name := range renewed {
+			if renewed[name] == first[name] {
+				t.Errorf("%s is not renewed", name)
+			}
+		}
+		must(t, works(t.Context(), t, gcp, renewed[agents]))
+		next, err := tokens.Parse(renewed[agents])
+		must(t, err)
+		if next.Secret.UID != anchor() || !next.Expires.After(claims.Expires) {
+			t.Errorf("it says %+v, after %+v", next, claims)
+		}
+	})
+	t.Run("revoked, with all that came of it", func(t *testing.T) {
+		out, err := e.shell(t, "revoke", "deploy/remote/hand-over --revoke gcp aws")
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		revoked(t, gcp, "the first token", first[agents])
+		revoked(t, gcp, "the renewed token", renewed[agents])
+		eventually(t, time.Minute, "the new token to work", func(ctx context.Context) error {
+			return works(ctx, t, gcp, e.handed(t, aws, "gcp")[agents])
+		})
+		_, err = askFor(t.Context(), t, gcp, renewed[agents], account, boundTo(account))
+		if !apierrors.IsUnauthorized(err) {
+			t.Errorf("a revoked token asks for another one: %v", err)
+		}
+	})
+	t.Run("a token that has been taken back is told", func(t *testing.T) {
+		must(t, gcp.Client().CoreV1().Secrets(systemNamespace).Delete(t.Context(), account, metav1.DeleteOptions{}))
+		revoked(t, gcp, "the token", e.handed(t, aws, "gcp")[agents])
+		err := e.renew(t, aws, "tokens-revoked", "-all")
+		if err == nil || !strings.Contains(err.Error(), agents+" of gcp: renew the token that expires at ") || !strings.Contains(err.Error(), "code 401") {
+			t.Errorf("ended with %v", err)
+		}
+	})
+	t.Run("static ones work, and stay", func(t *testing.T) { e.staticTokens(t) })
+}
+
+// boundTo is a request as the accounts may make it.
+func boundTo(secret string) authenticationv1.TokenRequestSpec {
+	seconds := int64(30 * 24 * 60 * 60)
+	return authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: &seconds,
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: secret},
+	}
+}
+
+// askFor asks an API server for a token of an account, by means of another token.
+func askFor(ctx context.Context, t *testing.T, c *testbed.Cluster, token, account string, spec authenticationv1.TokenRequestSpec) (string, error) {
+	t.Helper()
+	answer, err := clientWith(t, c, token).CoreV1().ServiceAccounts(systemNamespace).
+		CreateToken(ctx, account, &authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	return answer.Status.Token, nil
+}
+
+// asksForNoOther holds the token of a neighbour against the role of its account,
+// and then against the admission policy: the account gets the right to every token.
+func (e *example) asksForNoOther(t *testing.T, token string) {
+	gcp := e.clusters[1]
+	const account, other = "semaphore-wireguard-remote-aws", "semaphore-policy-remote-aws"
+	_, err := askFor(t.Context(), t, gcp, token, other, boundTo(other))
+	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+		t.Errorf("for another account: %v, expected that there is no right to", err)
+	}
+	must(t, gcp.Grant(t.Context(), systemNamespace, account,
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"}, Verbs: []string{"*"}}))
+	unbound, long, pod, empty := boundTo(account), boundTo(account), boundTo(account), boundTo("")
+	unbound.BoundObjectRef = nil
+	*long.ExpirationSeconds++
+	pod.BoundObjectRef.Kind = "Pod"
+	eventually(t, time.Minute, "the policy and the right to count", func(ctx context.Context) error {
+		_, err := askFor(ctx, t, gcp, token, other, boundTo(other))
+		if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+			return fmt.Errorf("for another account: %w", err)
+		}
+		return nil
+	})
+	for _, c := range []struct {
+		name    string
+		account string
+		spec    authenticationv1.TokenRequestSpec
+		want    string
+	}{
+		{"its own", account, boundTo(account), ""},
+		{"of another account", other, boundTo(other), "may only renew its own token"},
+		{"of an account of another tool of ours, bound to its own Secret", other, boundTo(account), "may only renew its own token"},
+		{"bound to nothing", account, unbound, "must be bound to the Secret of its account"},
+		{"bound to another Secret", account, boundTo(other), "must be bound to the Secret of its account"},
+		{"bound to a pod", account, pod, "must be bound to the Secret of its account"},
+		{"bound to a Secret without a name", account, empty, "must be bound to the Secret of its account"},
+		{"that lasts longer", account, long, "must not last longer than 30 days"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := askFor(t.Context(), t, gcp, token, c.account, c.spec)
+			if c.want == "" {
+				must(t, err)
+			} else if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "semaphore-remote-tokens-aws") {
+				t.Errorf("refused with %v, expected %q", err, c.want)
+			}
+		})
+	}
+	t.Run("everybody else goes on", func(t *testing.T) {
+		_, err := gcp.Client().CoreV1().ServiceAccounts(systemNamespace).
+			CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		must(t, err)
+	})
+}
+
+// renewsOnly holds the account of semaphore-tokens against what it isn't for.
+func (e *example) renewsOnly(t *testing.T) {
+	aws := e.clusters[0]
+	token, err := aws.Client().CoreV1().ServiceAccounts(systemNamespace).
+		CreateToken(t.Context(), "semaphore-tokens", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	must(t, err)
+	client := clientWith(t, aws, token.Status.Token).CoreV1()
+	secrets := client.Secrets(systemNamespace)
+	_, err = secrets.Get(t.Context(), "semaphore-policy-remotes", metav1.GetOptions{})
+	must(t, err)
+	_, get := secrets.Get(t.Context(), "semaphore-wireguard-remote-gcp", metav1.GetOptions{})
+	_, list := secrets.List(t.Context(), metav1.ListOptions{})
+	_, elsewhere := client.Secrets("default").Get(t.Context(), "semaphore-policy-remotes", metav1.GetOptions{})
+	_, create := secrets.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-policy-remotes"}}, metav1.CreateOptions{})
+	_, patch := secrets.Patch(t.Context(), "semaphore-wireguard-remote-gcp", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
+	_, tokenOf := client.ServiceAccounts(systemNamespace).CreateToken(t.Context(), "semaphore-tokens", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	_, config := client.ConfigMaps(systemNamespace).List(t.Context(), metav1.ListOptions{})
+	for what, err := range map[string]error{
+		"read another Secret": get, "list Secrets": list, "read Secrets elsewhere": elsewhere, "create one": create, "change another one": patch,
+		"delete one":      secrets.Delete(t.Context(), "semaphore-policy-remotes", metav1.DeleteOptions{}),
+		"ask for a token": tokenOf, "read settings": config,
+	} {
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("it may %s: %v", what, err)
+		}
+	}
+}
+
+// staticTokens goes over to tokens that never expire.
+func (e *example) staticTokens(t *testing.T) {
+	aws, gcp := e.clusters[0], e.clusters[1]
+	folder := t.TempDir()
+	remote, err := filepath.Rel(folder, filepath.Join(deployFolder(t), "remote"))
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"),
+		fmt.Appendf(nil, "resources: [%s]\ncomponents: [%s/static-tokens]\nnameSuffix: -aws\n", remote, remote), 0o644))
+	for _, tool := range []string{"wireguard", "service-mirror", "policy"} {
+		e.kubectl(t, gcp, "-n", systemNamespace, "delete", "secret", "--ignore-not-found", "semaphore-"+tool+"-remote-aws")
+	}
+	e.kubectl(t, gcp, "apply", "-k", folder)
+	if out, err := e.shell(t, "too-early", "deploy/remote/hand-over gcp aws"); err == nil || !strings.Contains(out, "has no token yet") {
+		t.Errorf("before the controller manager has filled the Secrets: %v\n%s", err, out)
+	}
+	issueTokens(t, gcp)
+	e.handOver(t, "gcp", "aws")
+	static := e.handed(t, aws, "gcp")
+	must(t, works(t.Context(), t, gcp, static["semaphore-wireguard-remotes"]))
+	if out, err := e.shell(t, "revoke-static", "deploy/remote/hand-over --revoke gcp aws"); err == nil || !strings.Contains(out, "never expires") {
+		t.Errorf("revoked: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,165 @@
+package scenarios_test
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+)
+
+// TestHostileNodes puts 40 nodes into the remote cluster, a fifth of which try
+// to harm: none of these gets what it wants, all others become peers, and the
+// pods of real nodes go on talking.
+func TestHostileNodes(t *testing.T) {
+	p := startPair(t, 1)
+	agent := p.Agents[0]
+	status, err := agent.Status(t.Context())
+	must(t, err)
+	ownKey, victim := status.Remote("gcp").Device.PublicKey, status.Remote("gcp").Peers[0]
+
+	const key, endpoint = "aws.wireguard.semaphore.uw.io/pubKey", "aws.wireguard.semaphore.uw.io/endpoint"
+	hostile := map[int]func(*corev1.Node){
+		0:  func(n *corev1.Node) { n.Annotations[key] = "not a key" },
+		3:  func(n *corev1.Node) { n.Annotations[key] = base64.StdEncoding.EncodeToString(make([]byte, 32)) },
+		6:  func(n *corev1.Node) { n.Annotations[key] = ownKey },
+		9:  func(n *corev1.Node) { n.Annotations[key] = victim.PublicKey },
+		12: func(n *corev1.Node) { n.Annotations[key] = strings.Repeat("A", 250<<10) }, // the API server takes 256 KiB in all
+		15: func(n *corev1.Node) { n.Annotations[endpoint] = "127.0.0.1:51820" },
+		18: func(n *corev1.Node) { n.Annotations[endpoint] = "224.0.0.1:51820" },
+		21: func(n *corev1.Node) { n.Annotations[endpoint] = "10.66.1.1:51820" }, // the agent's own
+		24: func(n *corev1.Node) { n.Annotations[endpoint] = "10.4.1.2:51820" },  // in the tunnel
+		27: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "0.0.0.0/0", []string{"0.0.0.0/0"} },
+		30: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "10.4.1.0/24", []string{"10.4.1.0/24"} }, // the victim's
+		33: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "10.2.1.0/24", []string{"10.2.1.0/24"} }, // the agent's own
+		36: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil },
+		39: func(n *corev1.Node) { delete(n.Annotations, endpoint) },
+	}
+	good, bad := []string{victim.Node}, []string{}
+	const nodes = 70
+	for i := range nodes {
+		name := fmt.Sprintf("gcp-object-%05d", i)
+		if _, is := hostile[i]; is {
+			bad = append(bad, name)
+		} else {
+			good = append(good, name)
+		}
+	}
+	must(t, p.GCP.AddObjects(within(t, time.Minute), nodes, func(i int, n *corev1.Node) {
+		random := make([]byte, 32)
+		_, err := rand.Read(random)
+		must(t, err)
+		n.Annotations = map[string]string{
+			key:      base64.StdEncoding.EncodeToString(random),
+			endpoint: fmt.Sprintf("198.18.1.%d:51820", i+1),
+		}
+		if spoil, is := hostile[i]; is {
+			spoil(n)
+		}
+	}))
+	waitPeers(t, agent, "gcp", good...)
+	must(t, p.WaitConnected(within(t, repair)))
+	must(t, agent.Ready(t.Context()))
+
+	status, err = agent.Status(t.Context())
+	must(t, err)
+	var rejected []string
+	for _, r := range status.Remote("gcp").Rejected {
+		rejected = append(rejected, r.Node)
+		if len(r.Detail) > 500 {
+			t.Errorf("%s is rejected with a text of %d bytes", r.Node, len(r.Detail))
+		}
+	}
+	slices.Sort(rejected)
+	if !slices.Equal(rejected, bad) {
+		t.Errorf("rejected are %v, want %v", rejected, bad)
+	}
+	metrics, err := agent.Metrics(t.Context())
+	must(t, err)
+	for _, node := range bad {
+		if !strings.Contains(metrics, fmt.Sprintf(`semaphore_wg_rejected_node_info{cluster="gcp",node=%q,`, node)) {
+			t.Errorf("metrics don't name %s", node)
+		}
+	}
+	for _, peer := range status.Remote("gcp").Peers {
+		if peer.Node == victim.Node && (peer.PublicKey != victim.PublicKey || !slices.Equal(peer.AllowedIPs, victim.AllowedIPs)) {
+			t.Errorf("the victim was %+v and is %+v", victim, peer)
+		}
+	}
+
+	t.Run("a node that becomes good is taken", func(t *testing.T) {
+		_, err := p.GCP.Kubectl(t.Context(), "annotate", "--overwrite", "node", bad[5], endpoint+"=198.18.9.9:51820")
+		must(t, err)
+		good = append(good, bad[5])
+		slices.Sort(good)
+		waitPeers(t, agent, "gcp", good...)
+	})
+
+	t.Run("a node that changes all the time costs the others nothing", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		flips := 0
+		for ctx.Err() == nil {
+			_, err := p.GCP.Kubectl(ctx, "annotate", "--overwrite", "node", bad[0], fmt.Sprintf("%s=%d", key, flips))
+			if err == nil {
+				flips++
+			}
+			if flips == 20 {
+				break
+			}
+		}
+		must(t, mesh.Reach(t.Context(), p.Pods[0], p.Pods[1]))
+		must(t, agent.Healthy(t.Context()))
+		after, err := agent.Status(t.Context())
+		must(t, err)
+		for _, peer := range after.Remote("gcp").Peers {
+			if peer.Node == victim.Node && peer.LastHandshake.Before(victim.LastHandshake) {
+				t.Error("the victim's session was touched")
+			}
+		}
+		t.Logf("%d changes", flips)
+	})
+
+	t.Run("a handful of Events tells of them", func(t *testing.T) {
+		var events []corev1.Event
+		eventually(t, time.Minute, "the Events", func(ctx context.Context) error {
+			list, err := p.AWS.Client().CoreV1().Events(mesh.Namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			if events = list.Items; len(events) < 6 {
+				return fmt.Errorf("there are %d", len(events))
+			}
+			return nil
+		})
+		told := map[string]bool{}
+		for i := range events {
+			e := &events[i]
+			if e.InvolvedObject.Kind != "Pod" || e.InvolvedObject.Name != mesh.PodName(agent.Node) || e.InvolvedObject.UID == "" {
+				t.Errorf("about %+v", e.InvolvedObject)
+			}
+			if len(e.Message) > 500 {
+				t.Errorf("a message of %d bytes", len(e.Message))
+			}
+			what := e.Reason
+			for _, node := range bad {
+				if strings.HasPrefix(e.Message, fmt.Sprintf("node %q of gcp is rejected, ", node)) {
+					what += " " + node
+				}
+			}
+			told[what] = true
+		}
+		if len(events) != 6 || len(told) != 6 || !told["NodesRejected"] {
+			t.Errorf("Events of %v", slices.Sorted(maps.Keys(told)))
+		}
+	})
+}

@@ -1,0 +1,139 @@
+package scenarios_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/guide"
+	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// TestOperatorsView looks at a mesh with what an operator has: the command
+// "status" and the commands of the documents.
+func TestOperatorsView(t *testing.T) {
+	p := startPair(t, 1)
+	aws, gcp := p.Agents[0], p.Agents[1]
+	binary := program(t, "semaphore-wireguard")
+	// What the command prints; it ends with code 1 exactly if something is wrong.
+	status := func(ctx context.Context, args ...string) (string, error) {
+		return aws.Node.Run(ctx, binary, append([]string{"status"}, args...)...)
+	}
+
+	t.Run("all is well", func(t *testing.T) {
+		var out string
+		eventually(t, time.Minute, "a status without complaint", func(ctx context.Context) (err error) {
+			out, err = status(ctx)
+			return err
+		})
+		for _, want := range []string{"cluster aws, node " + aws.Node.Name, "wireguard.gcp", gcp.Node.Name, "10.4.1.0/24,fd00:10:4:1::/64", "all is well"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("no %q in:\n%s", want, out)
+			}
+		}
+	})
+
+	t.Run("as JSON", func(t *testing.T) {
+		out, err := status(t.Context(), "-o", "json")
+		must(t, err)
+		var report mesh.Status
+		must(t, json.Unmarshal([]byte(out), &report))
+		if peers := report.Remote("gcp").Peers; len(peers) != 1 || peers[0].Node != gcp.Node.Name || peers[0].Health != "up" {
+			t.Errorf("peers of gcp: %+v", peers)
+		}
+	})
+
+	t.Run("commands of the documents", func(t *testing.T) {
+		commands, err := guide.Commands(guide.Operator)
+		must(t, err)
+		for _, c := range commands {
+			if path, asked := strings.CutPrefix(c.Text, "curl -s http://127.0.0.1:7774"); asked {
+				if body, code, err := aws.Ask(t.Context(), path); err != nil || code != http.StatusOK || body == "" {
+					t.Errorf("%s\ncode %d, %v, body %q", c, code, err, body)
+				}
+				continue
+			}
+			out, err := aws.Node.Run(t.Context(), "sh", "-c", c.Text)
+			if silent := strings.Contains(c.Text, " > "); err != nil || silent != (out == "") {
+				t.Errorf("%s\n%v, printed %q", c, err, out)
+			}
+		}
+		if len(commands) < 4 {
+			t.Errorf("found %d commands, want those that tell how far a packet gets", len(commands))
+		}
+		out, err := aws.Node.Run(t.Context(), "ip", "route", "get", "10.4.1.7")
+		must(t, err)
+		if !strings.Contains(out, "dev wireguard.gcp") {
+			t.Errorf("the guide says that the packet goes into the tunnel, but:\n%s", out)
+		}
+	})
+
+	// The API servers answer, and there are sessions.
+	t.Run("a node that was unplugged is not well", func(t *testing.T) {
+		must(t, p.Testbed.Drop(aws.Node, gcp.Node))
+		silent := "remote gcp: nothing heard lately from 1 of 1 peers: " + gcp.Node.Name
+		eventually(t, 3*time.Minute, "a status that says so", func(ctx context.Context) error {
+			out, err := status(ctx)
+			if err == nil || !strings.Contains(out+err.Error(), silent) || strings.Contains(out, "all is well") {
+				return fmt.Errorf("%w: %s", cmp.Or(err, errors.New("no complaint")), out)
+			}
+			return nil
+		})
+		must(t, p.Testbed.Restore(aws.Node, gcp.Node))
+	})
+
+	t.Run("a rejected node and an API server that is away are wrong", func(t *testing.T) {
+		// An agent that runs would put it right.
+		must(t, gcp.Stop(within(t, 20*time.Second)))
+		_, err := p.GCP.Kubectl(t.Context(), "annotate", "--overwrite", "node", gcp.Node.Name,
+			"aws.wireguard.semaphore.uw.io/endpoint=127.0.0.1:51820")
+		must(t, err)
+		waitWrong(t, status, "rejected, in whole or in part: "+gcp.Node.Name, "none of its nodes is a peer")
+		p.GCP.StopAPI()
+		waitWrong(t, status, "remote gcp: API server: ", "rejected, in whole or in part: "+gcp.Node.Name)
+	})
+
+	t.Run("an agent that is away is wrong", func(t *testing.T) {
+		aws.Kill()
+		waitWrong(t, status, "ask 127.0.0.1:7774: ")
+	})
+}
+
+// TestStatusOfEachProgram asks for the status of programs that don't run.
+func TestStatusOfEachProgram(t *testing.T) {
+	nstest.Root(t) // As the other tests of this package, which build the programs too.
+	for _, name := range []string{"semaphore-wireguard", "semaphore-service-mirror", "semaphore-policy"} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.CommandContext(within(t, time.Minute), program(t, name), "status", "-address", "127.0.0.1:1")
+			out, err := cmd.CombinedOutput()
+			if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), name+" status: ask 127.0.0.1:1: ") {
+				t.Errorf("%v, printed %s", err, out)
+			}
+		})
+	}
+}
+
+// waitWrong waits until the command fails and says all of this.
+func waitWrong(t *testing.T, status func(context.Context, ...string) (string, error), want ...string) {
+	t.Helper()
+	eventually(t, repair, "complaints", func(ctx context.Context) error {
+		out, err := status(ctx)
+		if err == nil {
+			return errors.New("no complaint:\n" + out)
+		}
+		for _, w := range want {
+			if !strings.Contains(out+err.Error(), w) {
+				return errors.New("no " + w + " in:\n" + out + err.Error())
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,50 @@
+package scenarios_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
+)
+
+// TestManyAgentsMakeFewEvents has 300 agents tell the same at the same moment,
+// without the wait that spreads them, with the rights of our manifests: one Event
+// comes of one rejected node, and a handful of thousands.
+func TestManyAgentsMakeFewEvents(t *testing.T) {
+	cluster := startCluster(t)
+	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard", "rbac.yaml")))
+	client := clientWith(t, cluster, agentToken(t, cluster, "aws-1"))
+	topic := func(name string, rejected int) event.Topic {
+		topic := event.Topic{Name: name, Summary: func(all []event.Fact) event.Fact {
+			return event.Fact{ID: "all", Reason: name + "Many", Message: fmt.Sprint(len(all))}
+		}}
+		for i := range rejected {
+			node := fmt.Sprintf("%s-%05d", name, i)
+			topic.Facts = append(topic.Facts, event.Fact{ID: node, Reason: name + "Rejected", Message: node + " is rejected"})
+		}
+		return topic
+	}
+	topics := []event.Topic{topic("gcp", 1), topic("merit", 3000)}
+	const agents = 300
+	must(t, testbed.InParallel(t.Context(), agents, func(ctx context.Context, i int) error {
+		pod := event.Pod(systemNamespace, fmt.Sprintf("agent-%d", i), fmt.Sprint(i))
+		herald := event.NewHerald(event.Writer{Client: client, Component: agentAccount}, pod, 0)
+		loop := herald.Loop(func() []event.Topic { return topics })
+		return errors.Join(loop.Reconcile(ctx), loop.Reconcile(ctx))
+	}))
+	list, err := cluster.Client().CoreV1().Events(systemNamespace).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	reasons := map[string]int{}
+	for i := range list.Items {
+		reasons[list.Items[i].Reason]++
+	}
+	if len(list.Items) != 7 || reasons["gcpRejected"] != 1 || reasons["meritRejected"] != 5 || reasons["meritMany"] != 1 {
+		t.Errorf("%d Events: %v", len(list.Items), reasons)
+	}
+}
