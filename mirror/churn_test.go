@@ -17,8 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
-	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -215,16 +214,16 @@ func (b *bed) steady(t *testing.T) []string {
 }
 
 // replica prepares the built program on a node of gcp.
-func (b *bed) replica(t *testing.T, name string, port int) *services.Replica {
+func (b *bed) replica(t *testing.T, name string, port int) *programs.Mirror {
 	t.Helper()
 	b.once.Do(func() {
 		var err error
-		b.binary, err = mesh.Build(t.Context(), "semaphore-service-mirror", b.tb.Dir(), "-race")
+		b.binary, err = programs.Build(t.Context(), "semaphore-service-mirror", b.tb.Dir(), "-race")
 		must(t, err)
 		b.node, err = b.gcp.AddNode(t.Context(), testbed.NodeConfig{})
 		must(t, err)
 	})
-	r, err := services.Prepare(t.Context(), b.binary, name, port, b.node, b.aws, b.merit)
+	r, err := programs.PrepareMirror(t.Context(), b.binary, name, port, b.node, b.aws, b.merit)
 	must(t, err)
 	t.Cleanup(func() {
 		if p := r.Process(); p != nil {
@@ -325,8 +324,8 @@ func testFlapping(t *testing.T, b *bed) {
 
 // testReplicas has two replicas agree on one that writes, and hand over.
 func testReplicas(t *testing.T, b *bed) {
-	replicas := []*services.Replica{b.replica(t, "one", 8083), b.replica(t, "two", 8084)}
-	leaders := func() (leading []*services.Replica) {
+	replicas := []*programs.Mirror{b.replica(t, "one", 8083), b.replica(t, "two", 8084)}
+	leaders := func() (leading []*programs.Mirror) {
 		for _, r := range replicas {
 			if s, err := r.Status(t.Context()); err == nil && s.Leading {
 				leading = append(leading, r)

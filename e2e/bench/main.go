@@ -25,7 +25,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/contact"
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
@@ -146,7 +146,7 @@ func (b *bench) say(format string, args ...any) {
 // arena is where a part happens: a testbed of its own with the programs built.
 type arena struct {
 	tb    *testbed.Testbed
-	mesh  *mesh.Mesh
+	mesh  *programs.Mesh
 	plain string // path of wireguard-go
 }
 
@@ -168,10 +168,10 @@ func (b *bench) inTestbed(ctx context.Context, do func(context.Context, *arena) 
 		return err
 	}
 	a := &arena{tb: tb}
-	if a.plain, err = mesh.BuildWireGuardGo(ctx, bin); err != nil {
+	if a.plain, err = programs.BuildWireGuardGo(ctx, bin); err != nil {
 		return err
 	}
-	if a.mesh, err = mesh.New(ctx, agent); err != nil {
+	if a.mesh, err = programs.New(ctx, agent); err != nil {
 		return err
 	}
 	return do(ctx, a)
@@ -182,7 +182,7 @@ func (b *bench) buildAgent(ctx context.Context, dir string) (string, error) {
 		return filepath.Abs(b.agent)
 	}
 	// As in releases.
-	return mesh.Build(ctx, "semaphore-wireguard", dir, "-trimpath", "-ldflags=-s -w")
+	return programs.Build(ctx, "semaphore-wireguard", dir, "-trimpath", "-ldflags=-s -w")
 }
 
 // clusters starts control planes and lets agents in.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -24,7 +24,7 @@ const settling = 5 * time.Second
 type scale struct {
 	*bench
 	crowd *crowd
-	agent *mesh.Agent
+	agent *programs.Agent
 	plain *plain
 	log   string // path of the agent's
 }
@@ -55,7 +55,7 @@ func (b *bench) manyNodes(ctx context.Context, a *arena) error {
 	}
 	s.agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
 	s.agent.Env["SEMAPHORE_LOG_FORMAT"] = "json"
-	s.agent.Env[mesh.Variable(remote.Name, "WG_MAX_PEERS")] = strconv.Itoa(b.nodes)
+	s.agent.Env[programs.Variable(remote.Name, "WG_MAX_PEERS")] = strconv.Itoa(b.nodes)
 	s.log = a.tb.LogPath(nodes[0].Name + "-agent")
 	if s.plain, err = newPlain(nodes[1], a.plain); err != nil {
 		return err

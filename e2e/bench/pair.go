@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
@@ -85,9 +85,9 @@ func (b *bench) startBeside(ctx context.Context, a *arena, pods [2]*testbed.Pod)
 	return b.startAgents(ctx, &other, filepath.Base(path), pods)
 }
 
-func (b *bench) startAgents(ctx context.Context, m *mesh.Mesh, name string, pods [2]*testbed.Pod) (*side, error) {
+func (b *bench) startAgents(ctx context.Context, m *programs.Mesh, name string, pods [2]*testbed.Pod) (*side, error) {
 	b.say("starting %s", name)
-	var agents [2]*mesh.Agent
+	var agents [2]*programs.Agent
 	for i, pod := range pods {
 		agent, err := m.Prepare(ctx, pod.Node, pods[1-i].Node.Cluster)
 		if err != nil {
@@ -95,7 +95,7 @@ func (b *bench) startAgents(ctx context.Context, m *mesh.Mesh, name string, pods
 		}
 		agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
 		// As wireguard-go's, and whatever the underlay carries.
-		agent.Env[mesh.Variable(pods[1-i].Node.Cluster.Name, "WG_MTU")] = "1420"
+		agent.Env[programs.Variable(pods[1-i].Node.Cluster.Name, "WG_MTU")] = "1420"
 		if err := agent.Start(); err != nil {
 			return nil, err
 		}

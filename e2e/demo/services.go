@@ -12,8 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
-	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 	"github.com/kube-semaphore/kube-semaphore/policy"
@@ -31,10 +30,10 @@ func (s *show) names(ctx context.Context) (string, error) {
 		return "", err
 	}
 	s.say("starting semaphore-service-mirror, kube-proxy and CoreDNS in gcp")
-	if err := services.Grant(ctx, s.pair.AWS, s.pair.GCP); err != nil {
+	if err := programs.GrantMirror(ctx, s.pair.AWS, s.pair.GCP); err != nil {
 		return "", err
 	}
-	replica, err := services.Prepare(ctx, s.binaries["semaphore-service-mirror"], "service-mirror", 8080, client.Node, s.pair.AWS)
+	replica, err := programs.PrepareMirror(ctx, s.binaries["semaphore-service-mirror"], "service-mirror", 8080, client.Node, s.pair.AWS)
 	if err != nil {
 		return "", err
 	}
@@ -44,7 +43,7 @@ func (s *show) names(ctx context.Context) (string, error) {
 	if _, err := client.Node.StartKubeProxy(ctx); err != nil {
 		return "", err
 	}
-	dns, err := services.StartDNS(ctx, s.binaries[tools.CoreDNS], client.Node)
+	dns, err := programs.StartDNS(ctx, s.binaries[tools.CoreDNS], client.Node)
 	if err != nil {
 		return "", err
 	}
@@ -69,7 +68,7 @@ func (s *show) names(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out, err := s.pair.GCP.Kubectl(ctx, "-n", services.Namespace, "get", "service,endpointslice")
+	out, err := s.pair.GCP.Kubectl(ctx, "-n", programs.Namespace, "get", "service,endpointslice")
 	if err != nil {
 		return "", err
 	}
@@ -94,7 +93,7 @@ func putFluentd(ctx context.Context, pod *testbed.Pod) error {
 	}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	port, name, ready := int32(mesh.PodPort), "http", true
+	port, name, ready := int32(programs.PodPort), "http", true
 	_, err := client.DiscoveryV1().EndpointSlices(logNamespace).Create(ctx, &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "fluentd-1", Labels: map[string]string{
 			discoveryv1.LabelServiceName: "fluentd", "mirror.semaphore.uw.io/mirror-service": "true",
@@ -123,7 +122,7 @@ func (s *show) sets(ctx context.Context) (string, error) {
 		return "", err
 	}
 	node := s.pair.Agents[0].Node
-	program, err := mesh.Prepare(ctx, mesh.ProgramConfig{
+	program, err := programs.Prepare(ctx, programs.ProgramConfig{
 		Name: "semaphore-policy", Binary: s.binaries["semaphore-policy"], Port: 8080,
 	}, node, s.pair.GCP)
 	if err != nil {

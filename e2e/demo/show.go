@@ -11,7 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
@@ -22,7 +22,7 @@ type show struct {
 	dir      string // of the built programs
 	binaries tools.Binaries
 	testbed  *testbed.Testbed
-	pair     *mesh.Pair
+	pair     *programs.Pair
 	capture  *testbed.Capture
 	results  []result
 }
@@ -125,7 +125,7 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, name := range []string{"semaphore-wireguard", "semaphore-service-mirror", "semaphore-policy"} {
-		if binaries[name], err = mesh.Build(ctx, name, s.dir); err != nil {
+		if binaries[name], err = programs.Build(ctx, name, s.dir); err != nil {
 			return "", err
 		}
 	}
@@ -133,11 +133,11 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 	if s.testbed, err = testbed.New(testbed.Config{Tools: binaries, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		return "", err
 	}
-	m, err := mesh.New(ctx, binaries["semaphore-wireguard"])
+	m, err := programs.New(ctx, binaries["semaphore-wireguard"])
 	if err != nil {
 		return "", err
 	}
-	s.pair, err = mesh.StartPair(ctx, s.testbed, m, 2, func(what string) { s.say("%s", what) })
+	s.pair, err = programs.StartPair(ctx, s.testbed, m, 2, func(what string) { s.say("%s", what) })
 	if err != nil {
 		return "", err
 	}

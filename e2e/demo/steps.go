@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -81,7 +81,7 @@ func (s *show) requests(ctx context.Context) (string, error) {
 			if from.Node.Cluster == to.Node.Cluster {
 				continue
 			}
-			for _, url := range to.URLs(mesh.PodPort) {
+			for _, url := range to.URLs(programs.PodPort) {
 				body, err := from.Get(ctx, url)
 				if err != nil {
 					return "", err
@@ -149,7 +149,7 @@ func (s *show) broken(ctx context.Context) (string, error) {
 func (s *show) send(ctx context.Context, from, to *testbed.Pod) (outcome string, err error) {
 	connecting, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	conn, err := from.Dial(connecting, "tcp", netip.AddrPortFrom(to.Addresses[0], mesh.PodPort).String())
+	conn, err := from.Dial(connecting, "tcp", netip.AddrPortFrom(to.Addresses[0], programs.PodPort).String())
 	switch {
 	case err == nil:
 		_ = conn.Close()

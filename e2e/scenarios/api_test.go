@@ -11,7 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -30,7 +30,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		})
 		must(t, agent.Ready(t.Context()))
 		must(t, agent.Healthy(t.Context()))
-		must(t, mesh.Reach(t.Context(), from, to))
+		must(t, programs.Reach(t.Context(), from, to))
 		after, err := agent.Status(t.Context())
 		must(t, err)
 		if b, a := before.Remote("gcp"), after.Remote("gcp"); len(a.Peers) != 1 || a.Peers[0].PublicKey != b.Peers[0].PublicKey || a.Device != b.Device {
@@ -47,9 +47,9 @@ func TestRemoteAPIServerAway(t *testing.T) {
 	t.Run("at start: the mesh comes from disk", func(t *testing.T) {
 		must(t, waitStored(t, agent.Node))
 		must(t, agent.Node.Reboot())
-		must(t, from.Serve(t.Context(), mesh.PodPort, nil))
+		must(t, from.Serve(t.Context(), programs.PodPort, nil))
 		must(t, agent.Start())
-		must(t, mesh.WaitReach(within(t, repair), from, to))
+		must(t, programs.WaitReach(within(t, repair), from, to))
 		status, err := agent.Status(t.Context())
 		must(t, err)
 		if got := status.Remote("gcp").Source; got != "disk" {
@@ -64,10 +64,10 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		must(t, err)
 		pod, err := node.AddPod(t.Context(), testbed.PodConfig{})
 		must(t, err)
-		must(t, pod.Serve(t.Context(), mesh.PodPort, nil))
+		must(t, pod.Serve(t.Context(), programs.PodPort, nil))
 		_, err = p.Mesh.Start(t.Context(), node, p.AWS)
 		must(t, err)
-		must(t, mesh.WaitReach(within(t, time.Minute), from, pod))
+		must(t, programs.WaitReach(within(t, time.Minute), from, pod))
 		waitPeers(t, agent, "gcp", "gcp-1", "gcp-2")
 	})
 
@@ -75,11 +75,11 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		must(t, p.GCP.CutAPI())
 		gone := p.GCP.Nodes()[1]
 		must(t, p.GCP.Client().CoreV1().Nodes().Delete(t.Context(), gone.Name, metav1.DeleteOptions{}))
-		must(t, mesh.Reach(t.Context(), from, to))
+		must(t, programs.Reach(t.Context(), from, to))
 		waitPeers(t, agent, "gcp", "gcp-1", "gcp-2")
 		must(t, p.GCP.RestoreAPI())
 		waitPeers(t, agent, "gcp", "gcp-1")
-		must(t, mesh.Reach(t.Context(), from, to))
+		must(t, programs.Reach(t.Context(), from, to))
 	})
 
 	t.Run("an expired token is told and a new one is used", func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		eventually(t, time.Minute, "the expired token to be told", func(ctx context.Context) error {
 			return hasAPIError(ctx, agent, "gcp", "Unauthorized")
 		})
-		must(t, mesh.Reach(t.Context(), from, to))
+		must(t, programs.Reach(t.Context(), from, to))
 		must(t, credentials.Rotate(t.Context()))
 		eventually(t, time.Minute, "contact with the new token", func(ctx context.Context) error {
 			status, err := agent.Status(ctx)
@@ -114,19 +114,19 @@ func TestOneRemoteFails(t *testing.T) {
 	must(t, err)
 	must(t, p.Mesh.Grant(ctx, merit))
 
-	for name, spoil := range map[string]func(*testing.T, *mesh.Agent){
-		"dead API server": func(_ *testing.T, a *mesh.Agent) {
-			a.Env[mesh.Variable("merit", "API_URL")] = "https://10.66.0.250:6443"
+	for name, spoil := range map[string]func(*testing.T, *programs.Agent){
+		"dead API server": func(_ *testing.T, a *programs.Agent) {
+			a.Env[programs.Variable("merit", "API_URL")] = "https://10.66.0.250:6443"
 		},
-		"wrong CA": func(_ *testing.T, a *mesh.Agent) {
-			a.Env[mesh.Variable("merit", "CA_FILE")] = p.GCP.CAFile()
+		"wrong CA": func(_ *testing.T, a *programs.Agent) {
+			a.Env[programs.Variable("merit", "CA_FILE")] = p.GCP.CAFile()
 		},
-		"expired token": func(t *testing.T, a *mesh.Agent) { must(t, a.Remote["merit"].Expire(t.Context())) },
-		"kubeconfig that isn't there": func(t *testing.T, a *mesh.Agent) {
+		"expired token": func(t *testing.T, a *programs.Agent) { must(t, a.Remote["merit"].Expire(t.Context())) },
+		"kubeconfig that isn't there": func(t *testing.T, a *programs.Agent) {
 			for _, v := range []string{"API_URL", "CA_FILE", "TOKEN_FILE"} {
-				delete(a.Env, mesh.Variable("merit", v))
+				delete(a.Env, programs.Variable("merit", v))
 			}
-			a.Env[mesh.Variable("merit", "KUBECONFIG")] = filepath.Join(t.TempDir(), "none")
+			a.Env[programs.Variable("merit", "KUBECONFIG")] = filepath.Join(t.TempDir(), "none")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -134,15 +134,15 @@ func TestOneRemoteFails(t *testing.T) {
 			must(t, err)
 			pod, err := node.AddPod(t.Context(), testbed.PodConfig{})
 			must(t, err)
-			must(t, pod.Serve(t.Context(), mesh.PodPort, nil))
+			must(t, pod.Serve(t.Context(), programs.PodPort, nil))
 			agent, err := p.Mesh.Prepare(t.Context(), node, merit, p.GCP)
 			must(t, err)
-			agent.Env[mesh.Variable("gcp", "WG_LISTEN_PORT")] = "51820"
-			agent.Env[mesh.Variable("merit", "WG_LISTEN_PORT")] = "51821"
+			agent.Env[programs.Variable("gcp", "WG_LISTEN_PORT")] = "51820"
+			agent.Env[programs.Variable("merit", "WG_LISTEN_PORT")] = "51821"
 			spoil(t, agent)
 			must(t, agent.Start())
-			must(t, mesh.WaitReach(within(t, time.Minute), pod, p.Pods[1]))
-			must(t, mesh.WaitReach(within(t, time.Minute), p.Pods[1], pod))
+			must(t, programs.WaitReach(within(t, time.Minute), pod, p.Pods[1]))
+			must(t, programs.WaitReach(within(t, time.Minute), p.Pods[1], pod))
 			eventually(t, time.Minute, "the failure to be told", func(ctx context.Context) error {
 				return hasAPIError(ctx, agent, "merit")
 			})
@@ -169,7 +169,7 @@ func TestThreeClusters(t *testing.T) {
 	must(t, err)
 	pod, err := node.AddPod(ctx, testbed.PodConfig{})
 	must(t, err)
-	must(t, pod.Serve(ctx, mesh.PodPort, nil))
+	must(t, pod.Serve(ctx, programs.PodPort, nil))
 	third, err := p.Mesh.Start(ctx, node, p.AWS, p.GCP)
 	must(t, err)
 	for i, agent := range p.Agents {
@@ -183,8 +183,8 @@ func TestThreeClusters(t *testing.T) {
 	}
 	must(t, p.WaitConnected(within(t, time.Minute)))
 	for _, other := range p.Pods {
-		must(t, mesh.WaitReach(within(t, time.Minute), pod, other))
-		must(t, mesh.WaitReach(within(t, time.Minute), other, pod))
+		must(t, programs.WaitReach(within(t, time.Minute), pod, other))
+		must(t, programs.WaitReach(within(t, time.Minute), other, pod))
 	}
 	status, err := third.Status(ctx)
 	must(t, err)
@@ -231,7 +231,7 @@ func TestThreeClusters(t *testing.T) {
 
 // hasAPIError tells whether the agent reports that a remote's API server can't
 // be used, with one of the words if there are any.
-func hasAPIError(ctx context.Context, a *mesh.Agent, remote string, words ...string) error {
+func hasAPIError(ctx context.Context, a *programs.Agent, remote string, words ...string) error {
 	status, err := a.Status(ctx)
 	if err != nil {
 		return err

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
 // TestSubnetsAgainstThisNode gives an agent a second remote whose pod subnets, by a
@@ -20,11 +20,11 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 	node := agent.Node
 	agent.Env["SEMAPHORE_REMOTES"] += ",bad"
 	for _, name := range []string{"API_URL", "CA_FILE", "TOKEN_FILE"} {
-		agent.Env[mesh.Variable("bad", name)] = agent.Env[mesh.Variable("aws", name)]
+		agent.Env[programs.Variable("bad", name)] = agent.Env[programs.Variable("aws", name)]
 	}
 	restart := func(t *testing.T, subnets string) {
 		must(t, agent.Stop(within(t, repair)))
-		agent.Env[mesh.Variable("bad", "POD_SUBNETS")] = subnets
+		agent.Env[programs.Variable("bad", "POD_SUBNETS")] = subnets
 		must(t, agent.Start())
 	}
 	// traces lists what of our rules, routes and devices is there for a subnet.
@@ -81,7 +81,7 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 			// Its own pod and its API server, and the pod abroad.
 			must(t, node.Ping(within(t, repair), pod.Addresses[0]))
 			must(t, node.Ping(within(t, repair), pod.Addresses[1]))
-			must(t, mesh.WaitReach(within(t, time.Minute), pod, abroad))
+			must(t, programs.WaitReach(within(t, time.Minute), pod, abroad))
 			eventually(t, repair, "contact with the API servers", func(ctx context.Context) error {
 				status, err := agent.Status(ctx)
 				if err == nil && len(status.Failing) > 0 {
@@ -105,6 +105,6 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 			}
 			return err
 		})
-		must(t, mesh.WaitReach(within(t, time.Minute), pod, abroad))
+		must(t, programs.WaitReach(within(t, time.Minute), pod, abroad))
 	})
 }

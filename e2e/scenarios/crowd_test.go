@@ -24,7 +24,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
@@ -147,11 +147,11 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 	tb := testbed.Start(t, testbed.Config{})
 	t.Cleanup(func() { soundLogs(t, tb) })
 	// The race detector takes several times the memory.
-	plain, err := mesh.Build(within(t, 10*time.Minute), "semaphore-wireguard", dir)
+	plain, err := programs.Build(within(t, 10*time.Minute), "semaphore-wireguard", dir)
 	must(t, err)
-	m, err := mesh.New(t.Context(), plain)
+	m, err := programs.New(t.Context(), plain)
 	must(t, err)
-	p, err := mesh.StartPair(within(t, 5*time.Minute), tb, m, 1, nil)
+	p, err := programs.StartPair(within(t, 5*time.Minute), tb, m, 1, nil)
 	must(t, err)
 	must(t, p.WaitConnected(within(t, time.Minute)))
 	agent := p.Agents[0]
@@ -169,10 +169,10 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 	const port = 16443
 	agent.Env["SEMAPHORE_REMOTES"] = "gcp,evil"
 	agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
-	agent.Env[mesh.Variable("evil", "API_URL")] = fmt.Sprintf("https://%s", netip.AddrPortFrom(node.Addresses()[0], port))
-	agent.Env[mesh.Variable("evil", "CA_FILE")] = hostile.serve(t, node, port)
-	agent.Env[mesh.Variable("evil", "TOKEN_FILE")] = agent.Env[mesh.Variable("gcp", "TOKEN_FILE")]
-	agent.Env[mesh.Variable("evil", "POD_SUBNETS")] = "100.64.0.0/10"
+	agent.Env[programs.Variable("evil", "API_URL")] = fmt.Sprintf("https://%s", netip.AddrPortFrom(node.Addresses()[0], port))
+	agent.Env[programs.Variable("evil", "CA_FILE")] = hostile.serve(t, node, port)
+	agent.Env[programs.Variable("evil", "TOKEN_FILE")] = agent.Env[programs.Variable("gcp", "TOKEN_FILE")]
+	agent.Env[programs.Variable("evil", "POD_SUBNETS")] = "100.64.0.0/10"
 	if group == nil {
 		agent.Env["GOMEMLIMIT"] = strconv.Itoa(podMemory / 100 * 90)
 	}
@@ -196,7 +196,7 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 			if stored != allowed {
 				return fmt.Errorf("%d peers are stored", stored)
 			}
-			return mesh.Reach(ctx, p.Pods[0], p.Pods[1])
+			return programs.Reach(ctx, p.Pods[0], p.Pods[1])
 		})
 		// Stored peers are as many as those that are told: a pass comes after both.
 		for _, want := range []string{

@@ -19,7 +19,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/guide"
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
@@ -73,7 +73,7 @@ func startExample(t *testing.T) *example {
 		}
 		e.pods[i], err = c.Nodes()[0].AddPod(t.Context(), testbed.PodConfig{})
 		must(t, err)
-		must(t, e.pods[i].Serve(t.Context(), mesh.PodPort, nil))
+		must(t, e.pods[i].Serve(t.Context(), programs.PodPort, nil))
 	}
 	e.set(t, e.clusters[1], "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "true")
 	e.handOver(t, "aws", "gcp")
@@ -125,7 +125,7 @@ func (e *example) shell(t *testing.T, name, command string) (string, error) {
 	must(t, clientcmd.WriteToFile(*config, kubeconfig))
 	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
 	must(t, err)
-	root, err := mesh.Root(t.Context())
+	root, err := programs.Root(t.Context())
 	must(t, err)
 	process, err := e.clusters[0].Nodes()[0].Start(sandbox.Command{
 		Name: name,
@@ -214,7 +214,7 @@ func (e *example) kubelet(c *testbed.Cluster, node int) *kubelet {
 	}
 	return &kubelet{
 		node:     c.Nodes()[node],
-		override: map[string]string{mesh.Variable(other.Name, "API_URL"): other.APIURL()},
+		override: map[string]string{programs.Variable(other.Name, "API_URL"): other.APIURL()},
 	}
 }
 
@@ -253,8 +253,8 @@ func TestExample(t *testing.T) {
 		pod.waitReady(t, 2*time.Minute)
 	}
 	t.Run("pods reach each other", func(t *testing.T) {
-		must(t, mesh.WaitReach(within(t, time.Minute), e.pods[0], e.pods[1]))
-		must(t, mesh.WaitReach(within(t, time.Minute), e.pods[1], e.pods[0]))
+		must(t, programs.WaitReach(within(t, time.Minute), e.pods[0], e.pods[1]))
+		must(t, programs.WaitReach(within(t, time.Minute), e.pods[1], e.pods[0]))
 	})
 	for i, from := range e.clusters {
 		to := e.clusters[1-i]

@@ -13,14 +13,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
 // deployFolder is the folder with our manifests.
 func deployFolder(t *testing.T) string {
 	t.Helper()
-	root, err := mesh.Root(t.Context())
+	root, err := programs.Root(t.Context())
 	must(t, err)
 	return filepath.Join(root, "deploy")
 }

@@ -20,7 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -80,7 +80,7 @@ func TestHostileEndpoints(t *testing.T) {
 	})
 	silent := func(t *testing.T) {
 		t.Helper()
-		must(t, mesh.WaitReach(within(t, repair), p.Pods[0], p.Pods[2]))
+		must(t, programs.WaitReach(within(t, repair), p.Pods[0], p.Pods[2]))
 		counts := sent(t.Context())
 		for name, addr := range forbidden {
 			if counts[addr] > 0 {
@@ -152,7 +152,7 @@ func TestHostileEndpoints(t *testing.T) {
 		for _, s := range p.GCP.NodeSubnets {
 			subnets = append(subnets, s.String())
 		}
-		agent.Env[mesh.Variable("gcp", "NODE_SUBNETS")] = strings.Join(subnets, ",")
+		agent.Env[programs.Variable("gcp", "NODE_SUBNETS")] = strings.Join(subnets, ",")
 		must(t, agent.Start())
 		waitPeers(t, agent, "gcp", good...)
 		before := sent(t.Context())[stranger]

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -83,8 +83,8 @@ func TestForgedSources(t *testing.T) {
 			t.Errorf("%d of %d forged packets arrived", got, sent)
 		}
 		must(t, p.WaitConnected(within(t, repair)))
-		must(t, mesh.WaitReach(within(t, repair), node, remotePod))
-		must(t, mesh.WaitReach(within(t, repair), p.Agents[1].Node, pod))
+		must(t, programs.WaitReach(within(t, repair), node, remotePod))
+		must(t, programs.WaitReach(within(t, repair), p.Agents[1].Node, pod))
 	}
 	table := func(ctx context.Context) error {
 		_, err := node.Run(ctx, "nft", "list", "table", "inet", routes.FilterTable)
@@ -171,7 +171,7 @@ func count(t *testing.T, space *sandbox.Space, port int, n *atomic.Int64) {
 }
 
 // forgedPackets returns the agent's count of packets that it has dropped.
-func forgedPackets(ctx context.Context, a *mesh.Agent) (n int, err error) {
+func forgedPackets(ctx context.Context, a *programs.Agent) (n int, err error) {
 	metrics, err := a.Metrics(ctx)
 	if err != nil {
 		return 0, err

@@ -15,7 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
@@ -32,7 +32,7 @@ func putAbroad(t *testing.T, c *testbed.Cluster, pod *testbed.Pod) (urls []strin
 		Spec:       corev1.ServiceSpec{IPFamilyPolicy: &both, Ports: []corev1.ServicePort{{Name: "http", Port: 8888}}},
 	}, metav1.CreateOptions{})
 	must(t, err)
-	name, port := "http", int32(mesh.PodPort)
+	name, port := "http", int32(programs.PodPort)
 	for _, address := range pod.Addresses {
 		family := discoveryv1.AddressTypeIPv4
 		if address.Is6() {
@@ -54,7 +54,7 @@ func putAbroad(t *testing.T, c *testbed.Cluster, pod *testbed.Pod) (urls []strin
 
 // seenBy returns the address that a pod sees as that of a client which asks it by a
 // service's URL.
-func seenBy(ctx context.Context, pod *testbed.Pod, client mesh.Host, url string) (netip.Addr, error) {
+func seenBy(ctx context.Context, pod *testbed.Pod, client programs.Host, url string) (netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	body, err := client.Get(ctx, url)
@@ -78,9 +78,9 @@ func TestHostReachesServicesAbroad(t *testing.T) {
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{}, tools.KubeProxy)
 	ctx := within(t, 5*time.Minute)
-	m, err := mesh.New(ctx, program(t, "semaphore-wireguard"))
+	m, err := programs.New(ctx, program(t, "semaphore-wireguard"))
 	must(t, err)
-	p, err := mesh.StartPair(ctx, tb, m, 1, nil)
+	p, err := programs.StartPair(ctx, tb, m, 1, nil)
 	must(t, err)
 	server := p.Pods[0]
 	must(t, p.WaitConnected(within(t, time.Minute)))
@@ -103,7 +103,7 @@ func TestHostReachesServicesAbroad(t *testing.T) {
 			must(t, err)
 			for i, url := range urls {
 				for name, from := range map[string]struct {
-					host mesh.Host
+					host programs.Host
 					want netip.Addr
 				}{
 					"the pod":  {pod, pod.Addresses[i]},

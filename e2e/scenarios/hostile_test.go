@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
 // TestHostileNodes puts 40 nodes into the remote cluster, a fifth of which try
@@ -117,7 +117,7 @@ func TestHostileNodes(t *testing.T) {
 				break
 			}
 		}
-		must(t, mesh.Reach(t.Context(), p.Pods[0], p.Pods[1]))
+		must(t, programs.Reach(t.Context(), p.Pods[0], p.Pods[1]))
 		must(t, agent.Healthy(t.Context()))
 		after, err := agent.Status(t.Context())
 		must(t, err)
@@ -132,7 +132,7 @@ func TestHostileNodes(t *testing.T) {
 	t.Run("a handful of Events tells of them", func(t *testing.T) {
 		var events []corev1.Event
 		eventually(t, time.Minute, "the Events", func(ctx context.Context) error {
-			list, err := p.AWS.Client().CoreV1().Events(mesh.Namespace).List(ctx, metav1.ListOptions{})
+			list, err := p.AWS.Client().CoreV1().Events(programs.Namespace).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
@@ -144,7 +144,7 @@ func TestHostileNodes(t *testing.T) {
 		told := map[string]bool{}
 		for i := range events {
 			e := &events[i]
-			if e.InvolvedObject.Kind != "Pod" || e.InvolvedObject.Name != mesh.PodName(agent.Node) || e.InvolvedObject.UID == "" {
+			if e.InvolvedObject.Kind != "Pod" || e.InvolvedObject.Name != programs.PodName(agent.Node) || e.InvolvedObject.UID == "" {
 				t.Errorf("about %+v", e.InvolvedObject)
 			}
 			if len(e.Message) > 500 {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -60,12 +60,12 @@ func TestNoPlaintext(t *testing.T) {
 					break
 				}
 				eventually(t, repair, "repair", func(ctx context.Context) error { return hasRoutes(ctx, agent.Node, 8) })
-				must(t, mesh.WaitReach(within(t, repair), from, to))
+				must(t, programs.WaitReach(within(t, repair), from, to))
 			}
 			if tt.away {
 				must(t, agent.Start())
 			}
-			must(t, mesh.WaitReach(within(t, repair), from, to))
+			must(t, programs.WaitReach(within(t, repair), from, to))
 			noPlaintext(t, capture)
 		})
 	}

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
@@ -27,12 +27,12 @@ type built struct {
 	paths map[string]string
 }
 
-var programs = &built{paths: map[string]string{}}
+var builds = &built{paths: map[string]string{}}
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if programs.dir != "" {
-		if err := os.RemoveAll(programs.dir); err != nil {
+	if builds.dir != "" {
+		if err := os.RemoveAll(builds.dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = max(code, 1)
 		}
@@ -43,23 +43,23 @@ func TestMain(m *testing.M) {
 // program builds a program of cmd/ with the race detector and returns its path.
 func program(t *testing.T, name string) string {
 	t.Helper()
-	programs.mu.Lock()
-	defer programs.mu.Unlock()
-	if path, ok := programs.paths[name]; ok {
+	builds.mu.Lock()
+	defer builds.mu.Unlock()
+	if path, ok := builds.paths[name]; ok {
 		return path
 	}
-	if programs.dir == "" {
+	if builds.dir == "" {
 		dir, err := os.MkdirTemp("", "kube-semaphore-e2e-")
 		if err != nil {
 			t.Fatal(err)
 		}
-		programs.dir = dir
+		builds.dir = dir
 	}
-	path, err := mesh.Build(t.Context(), name, programs.dir, "-race")
+	path, err := programs.Build(t.Context(), name, builds.dir, "-race")
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs.paths[name] = path
+	builds.paths[name] = path
 	return path
 }
 
@@ -74,15 +74,15 @@ func within(t *testing.T, d time.Duration) context.Context {
 
 // startPair starts aws and gcp with so many nodes each and waits until all pods
 // reach each other.
-func startPair(t *testing.T, nodes int) *mesh.Pair {
+func startPair(t *testing.T, nodes int) *programs.Pair {
 	t.Helper()
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{})
 	t.Cleanup(func() { soundLogs(t, tb) })
 	ctx := within(t, 5*time.Minute)
-	m, err := mesh.New(ctx, program(t, "semaphore-wireguard"))
+	m, err := programs.New(ctx, program(t, "semaphore-wireguard"))
 	must(t, err)
-	p, err := mesh.StartPair(ctx, tb, m, nodes, nil)
+	p, err := programs.StartPair(ctx, tb, m, nodes, nil)
 	must(t, err)
 	must(t, p.WaitConnected(within(t, time.Minute)))
 	return p

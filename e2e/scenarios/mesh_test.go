@@ -11,7 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -88,8 +88,8 @@ func TestMesh(t *testing.T) {
 	})
 
 	part("processes of the host reach remote pods", func(t *testing.T) {
-		must(t, mesh.WaitReach(within(t, repair), aws1.Node, gcpPod))
-		must(t, mesh.WaitReach(within(t, repair), gcp1.Node, awsPod))
+		must(t, programs.WaitReach(within(t, repair), aws1.Node, gcpPod))
+		must(t, programs.WaitReach(within(t, repair), gcp1.Node, awsPod))
 	})
 
 	part("a restart goes unnoticed", func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestMesh(t *testing.T) {
 			}
 			return err
 		})
-		must(t, mesh.WaitReach(within(t, repair), awsPod, gcpPod))
+		must(t, programs.WaitReach(within(t, repair), awsPod, gcpPod))
 		_, err := aws1.Node.Run(t.Context(), "ip", "route", "flush", "proto", "bird")
 		must(t, err)
 	})
@@ -145,7 +145,7 @@ func TestMesh(t *testing.T) {
 
 	part("a deleted device comes back", func(t *testing.T) {
 		must(t, aws1.Node.DeleteLink("wireguard.gcp"))
-		must(t, mesh.WaitReach(within(t, repair), awsPod, gcpPod))
+		must(t, programs.WaitReach(within(t, repair), awsPod, gcpPod))
 		if body, err := aws1.Metrics(t.Context()); err != nil || !strings.Contains(body, "semaphore_wg_device_up") {
 			t.Errorf("metrics: %v", err)
 		}
@@ -153,7 +153,7 @@ func TestMesh(t *testing.T) {
 
 	part("a device that was set down comes up", func(t *testing.T) {
 		must(t, aws1.Node.SetLinkDown("wireguard.gcp"))
-		must(t, mesh.WaitReach(within(t, repair), awsPod, gcpPod))
+		must(t, programs.WaitReach(within(t, repair), awsPod, gcpPod))
 	})
 
 	part("annotations that were wiped or changed are put back", func(t *testing.T) {
@@ -213,14 +213,14 @@ func TestMesh(t *testing.T) {
 		eventually(t, repair, "the IPv6 endpoint", func(ctx context.Context) error {
 			return hasEndpoint(ctx, gcp1, "aws", "aws-1", "[fd00:66::1:1]:51820")
 		})
-		must(t, mesh.WaitReach(within(t, repair), awsPod, gcpPod))
+		must(t, programs.WaitReach(within(t, repair), awsPod, gcpPod))
 		must(t, aws1.Node.SetAddresses(t.Context(), old...))
 	})
 
 	part("an underlay that drops packets for a while", func(t *testing.T) {
 		must(t, p.Testbed.Drop(aws1.Node, gcp1.Node))
 		defer func() { must(t, p.Testbed.Restore(aws1.Node, gcp1.Node)) }()
-		must(t, mesh.Reach(t.Context(), awsPod, p.Pods[3]))
+		must(t, programs.Reach(t.Context(), awsPod, p.Pods[3]))
 	})
 
 	part("a node that reboots", func(t *testing.T) {
@@ -228,7 +228,7 @@ func TestMesh(t *testing.T) {
 		must(t, err)
 		key := status.Remote("gcp").Device.PublicKey
 		must(t, aws1.Node.Reboot())
-		must(t, awsPod.Serve(t.Context(), mesh.PodPort, nil))
+		must(t, awsPod.Serve(t.Context(), programs.PodPort, nil))
 		must(t, aws1.Start())
 		// Until the agent has run once after a boot nothing guards the node's
 		// pods: docs/operations.md says so.
@@ -259,7 +259,7 @@ func noPlaintext(t *testing.T, capture *testbed.Capture) {
 }
 
 // testCleanup stops an agent, lets it clean up and looks for what is left.
-func testCleanup(t *testing.T, a *mesh.Agent) {
+func testCleanup(t *testing.T, a *programs.Agent) {
 	must(t, a.Stop(within(t, repair)))
 	must(t, a.Cleanup(within(t, repair)))
 	node := a.Node

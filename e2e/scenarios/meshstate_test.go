@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -44,7 +44,7 @@ func hasAnnotations(ctx context.Context, node *testbed.Node, want map[string]str
 }
 
 // waitPeers waits until the agent's peers in a remote are those of the nodes.
-func waitPeers(t *testing.T, a *mesh.Agent, remote string, nodes ...string) {
+func waitPeers(t *testing.T, a *programs.Agent, remote string, nodes ...string) {
 	t.Helper()
 	eventually(t, repair, "peers "+strings.Join(nodes, ", "), func(ctx context.Context) error {
 		status, err := a.Status(ctx)
@@ -65,7 +65,7 @@ func waitPeers(t *testing.T, a *mesh.Agent, remote string, nodes ...string) {
 }
 
 // hasEndpoint tells whether a node's peer has the endpoint on the device.
-func hasEndpoint(ctx context.Context, a *mesh.Agent, remote, node, want string) error {
+func hasEndpoint(ctx context.Context, a *programs.Agent, remote, node, want string) error {
 	status, err := a.Status(ctx)
 	if err != nil {
 		return err

@@ -16,8 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
-	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
@@ -27,10 +26,10 @@ import (
 // names need: the service mirror, kube-proxy, and CoreDNS with the server
 // blocks of deploy/coredns.
 type naming struct {
-	*mesh.Pair
+	*programs.Pair
 	client *testbed.Pod // in gcp
 	server *testbed.Pod // in aws
-	dns    *services.DNS
+	dns    *programs.DNS
 }
 
 func startNaming(t *testing.T) *naming {
@@ -38,20 +37,20 @@ func startNaming(t *testing.T) *naming {
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{}, tools.KubeProxy, tools.CoreDNS)
 	ctx := within(t, 5*time.Minute)
-	m, err := mesh.New(ctx, program(t, "semaphore-wireguard"))
+	m, err := programs.New(ctx, program(t, "semaphore-wireguard"))
 	must(t, err)
-	p, err := mesh.StartPair(ctx, tb, m, 1, nil)
+	p, err := programs.StartPair(ctx, tb, m, 1, nil)
 	must(t, err)
 	n := &naming{Pair: p, server: p.Pods[0], client: p.Pods[1]}
-	must(t, services.Grant(ctx, p.AWS, p.GCP))
-	replica, err := services.Prepare(ctx, program(t, "semaphore-service-mirror"), "service-mirror", 8080, n.client.Node, p.AWS)
+	must(t, programs.GrantMirror(ctx, p.AWS, p.GCP))
+	replica, err := programs.PrepareMirror(ctx, program(t, "semaphore-service-mirror"), "service-mirror", 8080, n.client.Node, p.AWS)
 	must(t, err)
 	must(t, replica.Start())
 	_, err = n.client.Node.StartKubeProxy(ctx)
 	must(t, err)
 	binaries, err := tools.Build(ctx, tools.Config{Progress: t.Output()}, tools.CoreDNS)
 	must(t, err)
-	n.dns, err = services.StartDNS(ctx, binaries[tools.CoreDNS], n.client.Node)
+	n.dns, err = programs.StartDNS(ctx, binaries[tools.CoreDNS], n.client.Node)
 	must(t, err)
 	must(t, p.WaitConnected(within(t, time.Minute)))
 	return n
@@ -86,7 +85,7 @@ func putService(t *testing.T, c *testbed.Cluster, namespace string, s *corev1.Se
 // setPods makes pods the endpoints of a service.
 func setPods(t *testing.T, c *testbed.Cluster, namespace string, s *corev1.Service, pods ...*testbed.Pod) {
 	t.Helper()
-	name, protocol, port, yes := "http", corev1.ProtocolTCP, int32(mesh.PodPort), true
+	name, protocol, port, yes := "http", corev1.ProtocolTCP, int32(programs.PodPort), true
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: s.Name + "-1", Labels: maps.Clone(s.Labels)},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -132,7 +131,7 @@ func (n *naming) clusterIP(t *testing.T, name string) string {
 	t.Helper()
 	var ip string
 	eventually(t, 30*time.Second, name, func(ctx context.Context) error {
-		s, err := n.GCP.Client().CoreV1().Services(services.Namespace).Get(ctx, name, metav1.GetOptions{})
+		s, err := n.GCP.Client().CoreV1().Services(programs.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err == nil {
 			ip = s.Spec.ClusterIP
 		}
@@ -248,7 +247,7 @@ func (n *naming) testRollout(t *testing.T) {
 	for range 4 {
 		pod, err := n.server.Node.AddPod(t.Context(), testbed.PodConfig{})
 		must(t, err)
-		must(t, pod.Serve(t.Context(), mesh.PodPort, nil))
+		must(t, pod.Serve(t.Context(), programs.PodPort, nil))
 		pods = append(pods, pod)
 		setPods(t, n.AWS, "sys-log", s, pods[len(pods)-2:]...)
 		n.served(t, name, pods[len(pods)-2:]...)
@@ -269,7 +268,7 @@ func (n *naming) testLocalFirst(t *testing.T) {
 	const name = "web.shop.svc.cluster.global"
 	here, err := n.client.Node.AddPod(t.Context(), testbed.PodConfig{})
 	must(t, err)
-	must(t, here.Serve(t.Context(), mesh.PodPort, nil))
+	must(t, here.Serve(t.Context(), programs.PodPort, nil))
 	everywhere := service("any", "global-service=true")
 	first := service("web", "global-service=true", "global-service-routing-strategy=local-first")
 	for _, s := range []*corev1.Service{everywhere, first} {

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
 // largePort is where a pod serves largeSize bytes.
@@ -63,7 +63,7 @@ func TestMTUFollowsTheUnderlay(t *testing.T) {
 	for i, a := range p.Agents {
 		remote := p.Remotes(a.Node.Cluster)[0].Name
 		must(t, a.Stop(within(t, time.Minute)))
-		a.Env[mesh.Variable(remote, "WG_MTU")] = "1420"
+		a.Env[programs.Variable(remote, "WG_MTU")] = "1420"
 		must(t, a.Start())
 		eventually(t, time.Minute, "status to tell of the MTU", func(ctx context.Context) error {
 			return tellsOfMTU(ctx, p, a, fmt.Sprintf("is too large for the way to %s, which fragments: 1340 fits", p.Agents[1-i].Node.Addresses()[0]))
@@ -91,7 +91,7 @@ func TestMTUFollowsTheUnderlay(t *testing.T) {
 }
 
 // waitMTU waits until all devices have an MTU.
-func waitMTU(t *testing.T, p *mesh.Pair, mtu int) {
+func waitMTU(t *testing.T, p *programs.Pair, mtu int) {
 	t.Helper()
 	for _, a := range p.Agents {
 		remote := p.Remotes(a.Node.Cluster)[0].Name
@@ -106,7 +106,7 @@ func waitMTU(t *testing.T, p *mesh.Pair, mtu int) {
 }
 
 // tellsOfMTU is nil when "semaphore-wireguard status" on the agent's node says this.
-func tellsOfMTU(ctx context.Context, p *mesh.Pair, a *mesh.Agent, what string) error {
+func tellsOfMTU(ctx context.Context, p *programs.Pair, a *programs.Agent, what string) error {
 	out, err := a.Node.Run(ctx, p.Mesh.Binary, "status")
 	if err != nil {
 		out += err.Error() // its code says that something is wrong
@@ -118,7 +118,7 @@ func tellsOfMTU(ctx context.Context, p *mesh.Pair, a *mesh.Agent, what string) e
 }
 
 // fragments returns how many fragments the nodes' kernels have made.
-func fragments(t *testing.T, p *mesh.Pair) (n int) {
+func fragments(t *testing.T, p *programs.Pair) (n int) {
 	t.Helper()
 	for _, a := range p.Agents {
 		four, err := a.Node.Run(t.Context(), "grep", "^Ip:", "/proc/net/snmp")

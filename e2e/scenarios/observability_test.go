@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/guide"
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
@@ -44,7 +44,7 @@ func TestOperatorsView(t *testing.T) {
 	t.Run("as JSON", func(t *testing.T) {
 		out, err := status(t.Context(), "-o", "json")
 		must(t, err)
-		var report mesh.Status
+		var report programs.Status
 		must(t, json.Unmarshal([]byte(out), &report))
 		if peers := report.Remote("gcp").Peers; len(peers) != 1 || peers[0].Node != gcp.Node.Name || peers[0].Health != "up" {
 			t.Errorf("peers of gcp: %+v", peers)

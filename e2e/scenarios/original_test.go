@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
@@ -36,10 +36,10 @@ func TestMovingOver(t *testing.T) {
 		testbed.ClusterConfig{Name: "aws", PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}},
 		testbed.ClusterConfig{Name: "gcp", PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}})
 	must(t, err)
-	m, err := mesh.New(ctx, program(t, "semaphore-wireguard"))
+	m, err := programs.New(ctx, program(t, "semaphore-wireguard"))
 	must(t, err)
 	must(t, m.Grant(ctx, clusters...))
-	wireguardGo, err := mesh.BuildWireGuardGo(ctx, t.TempDir())
+	wireguardGo, err := programs.BuildWireGuardGo(ctx, t.TempDir())
 	must(t, err)
 
 	var olds []*original
@@ -49,7 +49,7 @@ func TestMovingOver(t *testing.T) {
 		must(t, err)
 		pod, err := node.AddPod(ctx, testbed.PodConfig{})
 		must(t, err)
-		must(t, pod.Serve(ctx, mesh.PodPort, nil))
+		must(t, pod.Serve(ctx, programs.PodPort, nil))
 		pods = append(pods, pod)
 		old := newOriginal(t, node, clusters[1-i])
 		old.binary, old.roots = wireguardGo, tb.PublicCAFile()
@@ -61,7 +61,7 @@ func TestMovingOver(t *testing.T) {
 	connected := func(what string) {
 		t.Helper()
 		for i := range pods {
-			if err := mesh.WaitReach(within(t, repair), pods[i], pods[1-i]); err != nil {
+			if err := programs.WaitReach(within(t, repair), pods[i], pods[1-i]); err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
 		}
@@ -182,7 +182,7 @@ func (o *original) run(t *testing.T, program string, args ...string) {
 
 // moved ends the original on a node, starts our agent with the original's
 // configuration, and checks that it has taken over what there is.
-func moved(t *testing.T, m *mesh.Mesh, o *original) *mesh.Agent {
+func moved(t *testing.T, m *programs.Mesh, o *original) *programs.Agent {
 	t.Helper()
 	before, err := o.node.Object(t.Context())
 	must(t, err)

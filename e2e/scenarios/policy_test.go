@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
@@ -59,7 +59,7 @@ func TestPolicy(t *testing.T) {
 // startPolicy runs semaphore-policy on a node, as its deployment does.
 func startPolicy(t *testing.T, node *testbed.Node, remote *testbed.Cluster) {
 	t.Helper()
-	p, err := mesh.Prepare(within(t, time.Minute), mesh.ProgramConfig{
+	p, err := programs.Prepare(within(t, time.Minute), programs.ProgramConfig{
 		Name: "semaphore-policy", Binary: program(t, "semaphore-policy"), Port: 8080,
 	}, node, remote)
 	must(t, err)

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
@@ -29,7 +29,7 @@ func allRoutes(ctx context.Context, node *testbed.Node) (string, error) {
 }
 
 // testRestart ends and starts an agent under an established connection.
-func testRestart(t *testing.T, a *mesh.Agent, from, to *testbed.Pod, how string) {
+func testRestart(t *testing.T, a *programs.Agent, from, to *testbed.Pod, how string) {
 	ctx := within(t, 2*time.Minute)
 	before, err := a.Status(ctx)
 	must(t, err)
@@ -70,7 +70,7 @@ func testRestart(t *testing.T, a *mesh.Agent, from, to *testbed.Pod, how string)
 
 // testRestartWithoutPort starts an agent while somebody else has its port, and later
 // hasn't. It has another one meanwhile; routes, and the source in them, stay as they are.
-func testRestartWithoutPort(t *testing.T, a *mesh.Agent, from, to *testbed.Pod) {
+func testRestartWithoutPort(t *testing.T, a *programs.Agent, from, to *testbed.Pod) {
 	ctx := within(t, 4*time.Minute)
 	routes, err := allRoutes(ctx, a.Node)
 	must(t, err)
@@ -88,11 +88,11 @@ func testRestartWithoutPort(t *testing.T, a *mesh.Agent, from, to *testbed.Pod) 
 		}
 	}
 	eventually(t, time.Minute, "the status to tell of the port", failing(true))
-	must(t, mesh.WaitReach(within(t, time.Minute), from, to))
+	must(t, programs.WaitReach(within(t, time.Minute), from, to))
 	thief()
 	// The loop tries again after a minute at most.
 	eventually(t, 2*time.Minute, "the device to have its port", failing(false))
-	must(t, mesh.WaitReach(within(t, time.Minute), from, to))
+	must(t, programs.WaitReach(within(t, time.Minute), from, to))
 	if lines := written(); len(lines) > 0 {
 		t.Errorf("ip monitor over the restart:\n%s", strings.Join(lines, "\n"))
 	}

@@ -9,13 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
 // testPrivateKeysStay looks for the private keys of an agent's devices wherever an
 // agent says or writes something, in the forms that WireGuard's tools and its
 // socket have for them.
-func testPrivateKeysStay(t *testing.T, agents ...*mesh.Agent) {
+func testPrivateKeysStay(t *testing.T, agents ...*programs.Agent) {
 	for _, a := range agents {
 		folder := filepath.Join(a.Node.VarLib(), "semaphore-wireguard")
 		files, err := filepath.Glob(filepath.Join(folder, "*.key"))

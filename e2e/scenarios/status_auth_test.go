@@ -14,8 +14,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
-	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -24,17 +23,17 @@ import (
 func TestStatusAuthentication(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit.log")
 	c := startCluster(t, auditArgs(t, log)...)
-	must(t, services.Grant(t.Context(), c))
+	must(t, programs.GrantMirror(t.Context(), c))
 	must(t, c.Apply(t.Context(), filepath.Join(deployFolder(t), "authenticated", "rbac.yaml")))
 	node, err := c.AddNode(t.Context(), testbed.NodeConfig{})
 	must(t, err)
 	const port = 8080
-	replica, err := services.Prepare(t.Context(), program(t, "semaphore-service-mirror"), "mirror", port, node)
+	replica, err := programs.PrepareMirror(t.Context(), program(t, "semaphore-service-mirror"), "mirror", port, node)
 	must(t, err)
 	replica.Env["SEMAPHORE_LISTEN_AUTH"] = "token"
 	// A remote that there has to be.
 	replica.Env["SEMAPHORE_REMOTES"] = "gcp"
-	replica.Env[mesh.Variable("gcp", "KUBECONFIG")] = replica.Local.Kubeconfig()
+	replica.Env[programs.Variable("gcp", "KUBECONFIG")] = replica.Local.Kubeconfig()
 	must(t, replica.Start())
 
 	// Two accounts, one of which may get metrics.

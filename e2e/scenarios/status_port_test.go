@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -31,19 +31,19 @@ func TestStatusPort(t *testing.T) {
 	internal := node.Addresses()[0]
 
 	t.Run("at the InternalIP alone", func(t *testing.T) {
-		_, err := local.Get(within(t, time.Minute), url(internal, mesh.StatusPort, "/status"))
+		_, err := local.Get(within(t, time.Minute), url(internal, programs.StatusPort, "/status"))
 		must(t, err)
 		for _, prefix := range node.PodCIDRs {
 			gateway := prefix.Addr().Next()
 			_, err := remote.Get(within(t, 10*time.Second), url(gateway, 7999, "/"))
 			must(t, err)
-			for _, port := range []int{mesh.StatusPort, mesh.ProbePort} {
+			for _, port := range []int{programs.StatusPort, programs.ProbePort} {
 				closedPort(t, remote, gateway, port)
 				closedPort(t, local, gateway, port)
 			}
 		}
-		closedPort(t, local, internal, mesh.ProbePort)
-		closedPort(t, &node.Host, netip.MustParseAddr("127.0.0.1"), mesh.StatusPort)
+		closedPort(t, local, internal, programs.ProbePort)
+		closedPort(t, &node.Host, netip.MustParseAddr("127.0.0.1"), programs.StatusPort)
 	})
 
 	t.Run("probes are not answered past the loopback where its addresses are routed", func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestStatusPort(t *testing.T) {
 			t.Fatalf("the pod doesn't reach the node's loopback, so that this shows nothing: %v", err)
 		}
 		for _, path := range []string{"/healthz", "/status"} {
-			if body, err := looped.Get(within(t, 10*time.Second), url(netip.MustParseAddr("127.0.0.1"), mesh.ProbePort, path)); err == nil {
+			if body, err := looped.Get(within(t, 10*time.Second), url(netip.MustParseAddr("127.0.0.1"), programs.ProbePort, path)); err == nil {
 				t.Errorf("%s is answered: %s", path, body)
 			}
 		}
@@ -68,11 +68,11 @@ func TestStatusPort(t *testing.T) {
 		limitFiles(t, agent, 800)
 		calm, err := node.AddPod(t.Context(), testbed.PodConfig{})
 		must(t, err)
-		tieUp(t, &local.Host, netip.AddrPortFrom(internal, mesh.StatusPort), 900)
+		tieUp(t, &local.Host, netip.AddrPortFrom(internal, programs.StatusPort), 900)
 		for range 20 {
 			must(t, patiently(func(ctx context.Context) error { return agent.Healthy(ctx) }))
 		}
-		_, err = calm.Get(within(t, 20*time.Second), url(internal, mesh.StatusPort, "/metrics"))
+		_, err = calm.Get(within(t, 20*time.Second), url(internal, programs.StatusPort, "/metrics"))
 		must(t, err)
 		_, err = agent.Status(within(t, 20*time.Second))
 		must(t, err)
@@ -80,11 +80,11 @@ func TestStatusPort(t *testing.T) {
 
 	t.Run("a flood of the probes by the host's own pods", func(t *testing.T) {
 		limitFiles(t, agent, 4096)
-		tieUp(t, &node.Host, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), mesh.ProbePort), 1400)
+		tieUp(t, &node.Host, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), programs.ProbePort), 1400)
 		for range 20 {
 			must(t, patiently(func(ctx context.Context) error { return agent.Healthy(ctx) }))
 		}
-		_, err := local.Get(within(t, 20*time.Second), url(internal, mesh.StatusPort, "/metrics"))
+		_, err := local.Get(within(t, 20*time.Second), url(internal, programs.StatusPort, "/metrics"))
 		must(t, err)
 	})
 	if err := p.WaitConnected(within(t, time.Minute)); err != nil || !agent.Process().Running() {
@@ -141,7 +141,7 @@ func routeLoopback(t *testing.T, pod *testbed.Pod) *testbed.Pod {
 }
 
 // limitFiles bounds how many files and connections an agent may have open.
-func limitFiles(t *testing.T, agent *mesh.Agent, most uint64) {
+func limitFiles(t *testing.T, agent *programs.Agent, most uint64) {
 	t.Helper()
 	var limit unix.Rlimit
 	must(t, unix.Prlimit(agent.Process().PID(), unix.RLIMIT_NOFILE, nil, &limit))

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -25,7 +25,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if err != nil {
 		return err
 	}
-	local, err := watchSlices(ctx, b.local, services.Namespace)
+	local, err := watchSlices(ctx, b.local, programs.Namespace)
 	if err != nil {
 		return err
 	}

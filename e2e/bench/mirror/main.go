@@ -11,8 +11,7 @@ import (
 	"os/signal"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
-	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
@@ -40,7 +39,7 @@ type bench struct {
 
 	tb            *testbed.Testbed
 	local, remote *testbed.Cluster
-	replica       *services.Replica
+	replica       *programs.Mirror
 	table         []string
 }
 
@@ -58,7 +57,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	binary, err := mesh.Build(ctx, "semaphore-service-mirror", dir)
+	binary, err := programs.Build(ctx, "semaphore-service-mirror", dir)
 	if err != nil {
 		return err
 	}
@@ -75,14 +74,14 @@ func (b *bench) run(ctx context.Context) (err error) {
 		return err
 	}
 	b.local, b.remote = clusters[0], clusters[1]
-	if err := services.Grant(ctx, b.local, b.remote); err != nil {
+	if err := programs.GrantMirror(ctx, b.local, b.remote); err != nil {
 		return err
 	}
 	node, err := b.local.AddNode(ctx, testbed.NodeConfig{})
 	if err != nil {
 		return err
 	}
-	if b.replica, err = services.Prepare(ctx, binary, "mirror", 8080, node, b.remote); err != nil {
+	if b.replica, err = programs.PrepareMirror(ctx, binary, "mirror", 8080, node, b.remote); err != nil {
 		return err
 	}
 	b.replica.Env["SEMAPHORE_LOG_LEVEL"] = "warn"

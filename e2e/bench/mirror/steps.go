@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
-	"github.com/kube-semaphore/kube-semaphore/e2e/services"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -63,7 +63,7 @@ func address(n int) string { return fmt.Sprintf("10.4.%d.%d", n/250%250, 1+n%250
 
 // mirrored returns how many slices of ours there are.
 func (b *bench) mirrored(ctx context.Context) (int, error) {
-	list, err := b.local.Client().DiscoveryV1().EndpointSlices(services.Namespace).List(ctx,
+	list, err := b.local.Client().DiscoveryV1().EndpointSlices(programs.Namespace).List(ctx,
 		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=semaphore-service-mirror", ResourceVersion: "0"})
 	if err != nil {
 		return 0, err
@@ -104,14 +104,14 @@ func (b *bench) writes(ctx context.Context) (int, error) {
 
 // clean removes all mirrors.
 func (b *bench) clean(ctx context.Context) error {
-	list, err := b.local.Client().CoreV1().Services(services.Namespace).List(ctx, metav1.ListOptions{})
+	list, err := b.local.Client().CoreV1().Services(programs.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	err = testbed.InParallel(ctx, len(list.Items), func(ctx context.Context, i int) error {
-		return b.local.Client().CoreV1().Services(services.Namespace).Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{})
+		return b.local.Client().CoreV1().Services(programs.Namespace).Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{})
 	})
-	return errors.Join(err, b.local.Client().DiscoveryV1().EndpointSlices(services.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	return errors.Join(err, b.local.Client().DiscoveryV1().EndpointSlices(programs.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
 // fromNothing measures from the start of the process to the last mirror, and

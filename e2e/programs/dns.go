@@ -1,4 +1,4 @@
-package services
+package programs
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
@@ -35,7 +34,7 @@ func StartDNS(ctx context.Context, binary string, node *testbed.Node) (*DNS, err
 	if err != nil {
 		return nil, err
 	}
-	root, err := mesh.Root(ctx)
+	root, err := Root(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,4 @@
-// Package services runs semaphore-service-mirror on the nodes of a testbed, as
-// it runs in a pod.
-package services
+package programs
 
 import (
 	"context"
@@ -9,17 +7,13 @@ import (
 	"net/http"
 	"path/filepath"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/mesh"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// Namespace is where mirrors live, and the accounts of our manifests.
-const Namespace = mesh.Namespace
-
-// Grant applies to clusters what an operator applies: what the service mirror
+// GrantMirror applies to clusters what an operator applies: what the service mirror
 // may do in its own cluster, and what neighbours may read.
-func Grant(ctx context.Context, clusters ...*testbed.Cluster) error {
-	root, err := mesh.Root(ctx)
+func GrantMirror(ctx context.Context, clusters ...*testbed.Cluster) error {
+	root, err := Root(ctx)
 	if err != nil {
 		return err
 	}
@@ -33,25 +27,25 @@ func Grant(ctx context.Context, clusters ...*testbed.Cluster) error {
 	return nil
 }
 
-// Replica is semaphore-service-mirror on one node.
-type Replica struct{ *mesh.Program }
+// Mirror is semaphore-service-mirror on one node.
+type Mirror struct{ *Program }
 
-// Prepare makes a replica that isn't started. Its name and port are its own on
-// the node; the cluster and its remotes must have been given Grant.
-func Prepare(ctx context.Context, binary, name string, port int, node *testbed.Node, remotes ...*testbed.Cluster) (*Replica, error) {
-	p, err := mesh.Prepare(ctx, mesh.ProgramConfig{
+// PrepareMirror makes a replica that isn't started. Its name and port are its own on
+// the node; the cluster and its remotes must have been given GrantMirror.
+func PrepareMirror(ctx context.Context, binary, name string, port int, node *testbed.Node, remotes ...*testbed.Cluster) (*Mirror, error) {
+	p, err := Prepare(ctx, ProgramConfig{
 		Name: "semaphore-service-mirror", Replica: name, Binary: binary, Port: port,
 	}, node, remotes...)
 	if err != nil {
 		return nil, err
 	}
 	p.Env["SEMAPHORE_NAMESPACE"], p.Env["SEMAPHORE_MIRROR_NAMESPACE"] = Namespace, Namespace
-	return &Replica{p}, nil
+	return &Mirror{p}, nil
 }
 
 // Get asks the replica for a path such as /metrics. An answer other than 200 is
 // an error with its text.
-func (r *Replica) Get(ctx context.Context, path string) (string, error) {
+func (r *Mirror) Get(ctx context.Context, path string) (string, error) {
 	body, code, err := r.Ask(ctx, path)
 	if err == nil && code != http.StatusOK {
 		err = fmt.Errorf("%s of %s: %d %s", path, r.Name, code, body)
@@ -59,8 +53,8 @@ func (r *Replica) Get(ctx context.Context, path string) (string, error) {
 	return body, err
 }
 
-// Status is what we read of the replica's /status.
-type Status struct {
+// MirrorStatus is what we read of the replica's /status.
+type MirrorStatus struct {
 	Leading  bool `json:"leading"`
 	Election struct {
 		Leader string `json:"leader"`
@@ -72,12 +66,12 @@ type Status struct {
 }
 
 // Status asks the replica for its status.
-func (r *Replica) Status(ctx context.Context) (*Status, error) {
+func (r *Mirror) Status(ctx context.Context) (*MirrorStatus, error) {
 	body, err := r.Get(ctx, "/status")
 	if err != nil {
 		return nil, err
 	}
-	status := &Status{}
+	status := &MirrorStatus{}
 	if err := json.Unmarshal([]byte(body), status); err != nil {
 		return nil, fmt.Errorf("status of %s: %w", r.Name, err)
 	}

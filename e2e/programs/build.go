@@ -1,7 +1,7 @@
-// Package mesh runs semaphore-wireguard on the nodes of a testbed, as it runs in
+// Package programs runs our programs on the nodes of a testbed, as they run in
 // a cluster: real processes of the built program, with the service accounts and
 // the rights that our manifests give them. Tests, demo and benchmarks share it.
-package mesh
+package programs
 
 import (
 	"context"
