@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/observability/documented"
+	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
@@ -26,5 +26,5 @@ func deadProgram(t *testing.T) *program {
 
 // TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
 func TestMetricsAreDocumented(t *testing.T) {
-	documented.Check(t, deadProgram(t).registry, "semaphore_policy_", "kube_policy_semaphore_")
+	docs.CheckMetrics(t, deadProgram(t).registry, "semaphore_policy_", "kube_policy_semaphore_")
 }

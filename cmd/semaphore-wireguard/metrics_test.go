@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/observability/documented"
+	"github.com/kube-semaphore/kube-semaphore/docs"
 )
 
 // TestMetricsAreDocumented holds the agent's metrics against docs/metrics.md.
@@ -14,5 +14,5 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.close()
-	documented.Check(t, a.registry, "semaphore_wg_")
+	docs.CheckMetrics(t, a.registry, "semaphore_wg_")
 }

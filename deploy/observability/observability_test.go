@@ -16,7 +16,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/observability/documented"
+	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
@@ -197,7 +197,7 @@ var attached = []string{"job", "instance", "le"}
 // TestQueriesAskForWhatExists holds the names of metrics and labels against the
 // documented ones, which the tests of the programs hold against real registries.
 func TestQueriesAskForWhatExists(t *testing.T) {
-	metrics, err := documented.Metrics()
+	metrics, err := docs.Metrics()
 	if err != nil {
 		t.Fatal(err)
 	}

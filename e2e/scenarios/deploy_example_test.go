@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/guide"
+	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
@@ -164,7 +164,7 @@ func (e *example) handOverLess(t *testing.T) {
 // servers: kubectl, and hand-over. What takes the example out comes last, in
 // takeOut.
 func (e *example) documents(t *testing.T) {
-	commands, err := guide.Commands(guide.Example)
+	commands, err := docs.Commands(docs.Example)
 	must(t, err)
 	e.originalDaemonSet(t)
 	for i, c := range commands {

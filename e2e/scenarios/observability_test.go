@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/guide"
+	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
@@ -52,7 +52,7 @@ func TestOperatorsView(t *testing.T) {
 	})
 
 	t.Run("commands of the documents", func(t *testing.T) {
-		commands, err := guide.Commands(guide.Operator)
+		commands, err := docs.Commands(docs.Operator)
 		must(t, err)
 		for _, c := range commands {
 			if path, asked := strings.CutPrefix(c.Text, "curl -s http://127.0.0.1:7774"); asked {

@@ -1,15 +1,10 @@
-// Package documented knows the metrics that docs/metrics.md lists. The tests of
-// the programs hold them against what is registered, and those of the alert
-// rules and of the dashboard against what is used.
-package documented
+package docs
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -34,11 +29,11 @@ var row = regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| ([a-z]+) \\| ([a-z_, ]
 // Metrics returns the metrics of docs/metrics.md whose names start with one of
 // the prefixes, all of them if there are none, sorted by name.
 func Metrics(prefixes ...string) ([]Metric, error) {
-	_, here, _, ok := runtime.Caller(0)
-	if !ok {
-		return nil, errors.New("find the sources")
+	root, err := Root()
+	if err != nil {
+		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(here), "..", "..", "..", "docs", "metrics.md"))
+	text, err := os.ReadFile(filepath.Join(root, "docs", "metrics.md"))
 	if err != nil {
 		return nil, fmt.Errorf("read the documented metrics: %w", err)
 	}
@@ -57,9 +52,9 @@ func Metrics(prefixes ...string) ([]Metric, error) {
 // read one.
 var described = regexp.MustCompile(`^Desc\{fqName: "([^"]+)", .*constLabels: \{(.*?)\}, variableLabels: \{(.*?)\}\}$`)
 
-// Check fails the test unless the registry has just the metrics that are
+// CheckMetrics fails the test unless the registry has just the metrics that are
 // documented with one of the prefixes, with these labels and types.
-func Check(t testing.TB, registry *prometheus.Registry, prefixes ...string) {
+func CheckMetrics(t testing.TB, registry *prometheus.Registry, prefixes ...string) {
 	t.Helper()
 	want, err := Metrics(prefixes...)
 	if err != nil {

@@ -1,8 +1,9 @@
-// Package guide finds the commands in the documents of the repository, and says which test
-// runs each of them. Those tests take their commands from here, so that a
-// document can't tell a user to run what nothing has run, unless it says that it
-// takes a real cluster.
-package guide
+// Package docs holds the documents of the repository against what is there. It
+// finds their commands and says which test runs each of them; those tests take
+// their commands from here, so that a document can't tell a user to run what
+// nothing has run, unless it says that it takes a real cluster. It finds the tests
+// that hold statements, and the metrics.
+package docs
 
 import (
 	"errors"
@@ -20,7 +21,7 @@ type Runner string
 // The runners.
 const (
 	// Here is the test of this package: make with -n, our tools with -h.
-	Here Runner = "e2e/guide"
+	Here Runner = "docs"
 	// Example is TestExample: kubectl and hand-over, against two API servers with
 	// deploy/example in them.
 	Example Runner = "e2e/scenarios: TestExample"
@@ -79,7 +80,7 @@ func Root() (string, error) {
 	if !ok {
 		return "", errors.New("find the sources")
 	}
-	return filepath.Join(filepath.Dir(here), "..", ".."), nil
+	return filepath.Dir(filepath.Dir(here)), nil
 }
 
 // Commands returns the commands of all documents that one of the runners runs,

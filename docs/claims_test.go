@@ -1,4 +1,4 @@
-package guide
+package docs
 
 import (
 	"errors"
@@ -37,11 +37,11 @@ func TestEachClaimIsHeldByATest(t *testing.T) {
 
 func TestClaims(t *testing.T) {
 	const text = "# Safety\n\nShown by a test: ✓.\n\n## Keys\n\nThey stay ✓[^keys], and ✓[^gone].\nUnproven ✓.\n\n" +
-		"[^keys]: `peers.TestDesired`, `e2e/guide.TestParse/a, b/c`,\n  `e2e.TestMesh`\n[^idle]: `make test`\n[^none]: soon\n"
+		"[^keys]: `peers.TestDesired`, `docs.TestParse/a, b/c`,\n  `e2e.TestMesh`\n[^idle]: `make test`\n[^none]: soon\n"
 	held, wrong := Claims(text)
 	want := []Held{
 		{Footnote: "keys", Package: "peers", Test: "TestDesired"},
-		{Footnote: "keys", Package: "e2e/guide", Test: "TestParse", Subtests: []string{"a, b", "c"}},
+		{Footnote: "keys", Package: "docs", Test: "TestParse", Subtests: []string{"a, b", "c"}},
 		{Footnote: "keys", Package: "e2e", Test: "TestMesh"},
 		{Footnote: "idle", Target: "test"},
 	}
@@ -65,13 +65,13 @@ func TestMissing(t *testing.T) {
 		held Held
 		want string
 	}{
-		{"a test", Held{Package: "e2e/guide", Test: "TestMissing"}, ""},
-		{"a subtest", Held{Package: "e2e/guide", Test: "TestMissing", Subtests: []string{"a subtest"}}, ""},
-		{"a test that was renamed", Held{Package: "e2e/guide", Test: "TestMiss" + "ed"}, "no such test"},
-		{"a subtest that was renamed", Held{Package: "e2e/guide", Test: "TestMissing", Subtests: []string{"a sub" + "set"}}, "no such subtest"},
+		{"a test", Held{Package: "docs", Test: "TestMissing"}, ""},
+		{"a subtest", Held{Package: "docs", Test: "TestMissing", Subtests: []string{"a subtest"}}, ""},
+		{"a test that was renamed", Held{Package: "docs", Test: "TestMiss" + "ed"}, "no such test"},
+		{"a subtest that was renamed", Held{Package: "docs", Test: "TestMissing", Subtests: []string{"a sub" + "set"}}, "no such subtest"},
 		{"a target", Held{Target: "test"}, ""},
 		{"a target that was renamed", Held{Target: "tests"}, "no such target"},
-		{"a folder that was moved", Held{Package: "e2e/guides", Test: "TestMissing"}, "no such file"},
+		{"a folder that was moved", Held{Package: "docss", Test: "TestMissing"}, "no such file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := c.held.Missing(root)

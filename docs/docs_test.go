@@ -1,4 +1,4 @@
-package guide
+package docs
 
 import (
 	"os"
@@ -11,8 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
-
-	"github.com/kube-semaphore/kube-semaphore/deploy/observability/documented"
 )
 
 func commands(t *testing.T, by ...Runner) []Command {
@@ -159,7 +157,7 @@ func TestSettingsExist(t *testing.T) {
 // TestMetricsExist looks for metrics that other documents name and
 // docs/metrics.md doesn't, which the tests of the programs hold against them.
 func TestMetricsExist(t *testing.T) {
-	metrics, err := documented.Metrics()
+	metrics, err := Metrics()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package documented
+package docs
 
 import (
 	"fmt"
@@ -34,7 +34,7 @@ func TestMetricsOfTheTable(t *testing.T) {
 	}
 }
 
-// complaints collects what Check says instead of failing.
+// complaints collects what CheckMetrics says instead of failing.
 type complaints struct {
 	testing.TB
 	said []string
@@ -45,7 +45,7 @@ func (c *complaints) Errorf(format string, args ...any) {
 	c.said = append(c.said, fmt.Sprintf(format, args...))
 }
 
-func TestCheck(t *testing.T) {
+func TestCheckMetrics(t *testing.T) {
 	counter := func(name string, labels ...string) prometheus.Collector {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: name, Help: `variableLabels: {x}}, "quoted"`, ConstLabels: prometheus.Labels{},
@@ -68,7 +68,7 @@ func TestCheck(t *testing.T) {
 			registry := prometheus.NewRegistry()
 			registry.MustRegister(c.collector)
 			found := &complaints{TB: t}
-			Check(found, registry, name)
+			CheckMetrics(found, registry, name)
 			if right := len(found.said) == 0; right != c.right {
 				t.Errorf("complaints %q", found.said)
 			}
