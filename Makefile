@@ -54,7 +54,7 @@ bench: deps ## speed, each line a ratio against something run beside it (root)
 
 .PHONY: image-check
 image-check: deps ## build the image upon a stand-in base and run its programs (root); ARCH=arm64 for another
-	$(GO) run ./e2e/image $(if $(ARCH),-arch $(ARCH))
+	$(GO) run ./release/image $(if $(ARCH),-arch $(ARCH))
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (50000x)
@@ -79,24 +79,24 @@ fmt: ## format everything
 
 .PHONY: deps
 deps: ## what tests, demo and benchmarks need from Debian
-	@./e2e/deps
+	@./e2e/tools/deps
 
 .PHONY: sbom
 sbom: ## bill of materials of the programs, into bin/
 	@mkdir -p bin
-	$(GO) run ./e2e/release sbom -version $(VERSION) -o bin/sbom.cdx.json
+	$(GO) run ./release sbom -version $(VERSION) -o bin/sbom.cdx.json
 
 .PHONY: licences
 licences: ## whose code the programs link, on which terms; fails on what we can't pass on
-	@$(GO) run ./e2e/release licences
+	@$(GO) run ./release licences
 
 .PHONY: release-notes
 release-notes: ## the newest section of CHANGELOG.md
-	@$(GO) run ./e2e/release notes
+	@$(GO) run ./release notes
 
 .PHONY: vulnerabilities
 vulnerabilities: ## known vulnerabilities that our code reaches; says so when it can't ask
-	@$(GO) run ./e2e/release vulnerabilities
+	@$(GO) run ./release vulnerabilities
 
 .PHONY: clean
 clean: ## remove bin/

@@ -77,7 +77,7 @@ func shell(t *testing.T, command string) string {
 }
 
 func TestCommandsOfTheRepository(t *testing.T) {
-	release := regexp.MustCompile(`go run \./e2e/release (\w+)([^>]*)`)
+	release := regexp.MustCompile(`go run \./release (\w+)([^>]*)`)
 	for _, c := range commands(t, Here) {
 		switch {
 		case strings.Contains(c.Text, "make "):
@@ -102,7 +102,7 @@ func TestCommandsOfTheRepository(t *testing.T) {
 			if m[1] == "notes" {
 				arguments = "" // A version, behind which no flag is read.
 			}
-			shell(t, "go run ./e2e/release "+m[1]+" "+arguments+" -h")
+			shell(t, "go run ./release "+m[1]+" "+arguments+" -h")
 		}
 	}
 }

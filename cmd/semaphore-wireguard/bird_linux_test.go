@@ -117,7 +117,7 @@ func TestBesideBGP(t *testing.T) {
 	direct.pause()
 }
 
-// birdBinary returns the path of BIRD, which e2e/deps unpacks.
+// birdBinary returns the path of BIRD, which e2e/tools/deps unpacks.
 func birdBinary(t *testing.T) string {
 	t.Helper()
 	if os.Getenv(kernelVariable) != "" {
@@ -127,7 +127,7 @@ func birdBinary(t *testing.T) string {
 	check(t, err)
 	program := filepath.Join(cache, "kube-semaphore", "bird", "usr", "sbin", "bird")
 	if _, err := os.Stat(program); err != nil {
-		t.Fatalf("BIRD isn't there: run e2e/deps, as make does, or leave this out with -short (%v)", err)
+		t.Fatalf("BIRD isn't there: run e2e/tools/deps, as make does, or leave this out with -short (%v)", err)
 	}
 	return program
 }
