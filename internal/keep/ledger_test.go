@@ -1,0 +1,336 @@
+package keep
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// thing is an object of the tests.
+type thing struct{ Name, UID, Version, Text string }
+
+func (o *thing) String() string {
+	if o == nil {
+		return "none"
+	}
+	return o.Name + "/" + o.UID + "@" + o.Version
+}
+
+func metaOf(o *thing) Meta { return Meta{Name: o.Name, UID: o.UID, ResourceVersion: o.Version} }
+
+func newThings() *Ledger[thing] { return NewLedger(LedgerConfig[thing]{Meta: metaOf}) }
+
+// at is an object a of one UID in a version.
+func at(version string) *thing { return &thing{Name: "a", UID: "1", Version: version} }
+
+func (l *Ledger[T]) shows(objects ...*T) {
+	changes := make([]Change[T], 0, len(objects))
+	for _, o := range objects {
+		changes = append(changes, Change[T]{Name: l.cfg.Meta(o).Name, After: o})
+	}
+	l.Observe(changes, true)
+}
+
+func (l *Ledger[T]) loses(names ...string) {
+	changes := make([]Change[T], 0, len(names))
+	for _, name := range names {
+		changes = append(changes, Change[T]{Name: name})
+	}
+	l.Observe(changes, true)
+}
+
+func TestLedgerBelievesWritesUntilTheWatchHasComeAsFar(t *testing.T) {
+	other := &thing{Name: "b", UID: "2", Version: "12"}
+	for _, c := range []struct {
+		name string
+		do   func(l *Ledger[thing])
+		want string
+	}{
+		{"nothing", func(*Ledger[thing]) {}, "none"},
+		{"what the watch shows", func(l *Ledger[thing]) { l.shows(at("9")) }, "a/1@9"},
+		{"what was created", func(l *Ledger[thing]) { l.Wrote(at("10")) }, "a/1@10"},
+		{"what was changed", func(l *Ledger[thing]) { l.shows(at("9")); l.Wrote(at("10")) }, "a/1@10"},
+		{"versions are numbers", func(l *Ledger[thing]) { l.shows(at("9")); l.Wrote(at("10")); l.shows(at("9")) }, "a/1@10"},
+		{"what came after the write", func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(at("11")) }, "a/1@11"},
+		{"the watch shows it first", func(l *Ledger[thing]) { l.shows(at("11")); l.Wrote(at("10")) }, "a/1@11"},
+		{"the watch lags", func(l *Ledger[thing]) { l.shows(at("8")); l.Wrote(at("10")); l.shows(at("9")) }, "a/1@10"},
+		{"a later answer that was overtaken", func(l *Ledger[thing]) { l.Wrote(at("10")); l.Wrote(at("9")) }, "a/1@10"},
+		{
+			"created, and gone before the answer was there",
+			func(l *Ledger[thing]) { l.shows(at("10")); l.loses("a"); l.Wrote(at("10")) }, "none",
+		},
+		{
+			"created and gone between two looks at the watch",
+			func(l *Ledger[thing]) { l.shows(other); l.Wrote(at("10")) }, "none",
+		},
+		{
+			"another object shows that the watch has come as far",
+			func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(other) }, "none",
+		},
+		{"what was deleted", func(l *Ledger[thing]) { l.shows(at("9")); l.Deleted(at("9")) }, "none"},
+		{
+			"deleted before the watch showed it",
+			func(l *Ledger[thing]) {
+				l.Wrote(at("10"))
+				l.Deleted(at("10"))
+				l.shows(&thing{Name: "b", Version: "3"})
+			}, "none",
+		},
+		{
+			"deleted, and the watch still shows what was before",
+			func(l *Ledger[thing]) { l.shows(at("8")); l.Deleted(at("9")); l.shows(at("9")) }, "none",
+		},
+		{
+			"deleted, but a finalizer keeps it",
+			func(l *Ledger[thing]) { l.shows(at("9")); l.Deleted(at("9")); l.shows(at("10")) }, "a/1@10",
+		},
+		{
+			"deleted, and somebody made another one",
+			func(l *Ledger[thing]) {
+				l.shows(at("9"))
+				l.Deleted(at("9"))
+				l.shows(&thing{Name: "a", UID: "2", Version: "12"})
+			}, "a/2@12",
+		},
+		{
+			"deleted and made again",
+			func(l *Ledger[thing]) {
+				l.shows(at("9"))
+				l.Deleted(at("9"))
+				l.Wrote(&thing{Name: "a", UID: "2", Version: "12"})
+			}, "a/2@12",
+		},
+		{
+			"restored from a backup, the object goes back",
+			func(l *Ledger[thing]) { l.shows(at("900")); l.Wrote(at("1000")); l.shows(at("300")) }, "a/1@300",
+		},
+		{
+			"restored from a backup, the object had not been there",
+			func(l *Ledger[thing]) { l.shows(other); l.Wrote(at("1000")); l.shows(&thing{Name: "b", Version: "7"}) }, "none",
+		},
+		{
+			"restored from a backup, and a new write has a lower version than an old one",
+			func(l *Ledger[thing]) {
+				l.shows(at("900"))
+				l.shows(at("300"))
+				l.Wrote(at("301"))
+			}, "a/1@301",
+		},
+		{
+			"restored from a backup, deleted before",
+			func(l *Ledger[thing]) { l.shows(at("900")); l.Deleted(at("900")); l.shows(at("300")) }, "a/1@300",
+		},
+		{"a version that is no number", func(l *Ledger[thing]) { l.shows(at("x")); l.Wrote(at("y")) }, "a/1@y"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newThings()
+			c.do(l)
+			if got := l.Get("a").String(); got != c.want {
+				t.Errorf("Get = %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestLedgerForgetsWritesThatTheWatchNeverShows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newThings()
+		l.shows(&thing{Name: "b", UID: "2", Version: "5"})
+		l.Wrote(at("10"))
+		l.Deleted(&thing{Name: "b", UID: "2", Version: "5"})
+		l.Changes()
+		if due := l.Due(); time.Until(due) != DefaultExpiry {
+			t.Errorf("due in %v", time.Until(due))
+		}
+		time.Sleep(DefaultExpiry)
+		want := []Change[thing]{
+			{Name: "a", Before: at("10")},
+			{Name: "b", After: &thing{Name: "b", UID: "2", Version: "5"}},
+		}
+		if diff := cmp.Diff(want, l.Changes()); diff != "" {
+			t.Errorf("changes (-want +got):\n%s", diff)
+		}
+		if due := l.Due(); !due.IsZero() {
+			t.Errorf("due at %v with nothing to wait for", due)
+		}
+	})
+}
+
+func TestLedgerTellsOfWrites(t *testing.T) {
+	told := 0
+	l := NewLedger(LedgerConfig[thing]{Meta: metaOf, Notify: func() { told++ }})
+	if l.Synced() {
+		t.Error("synced before anything was read")
+	}
+	l.Observe(nil, true)
+	l.Wrote(at("1"))
+	l.Deleted(at("1"))
+	if told != 2 || !l.Synced() {
+		t.Errorf("told %d times, synced %v", told, l.Synced())
+	}
+}
+
+// server is an API server, whose watch lags behind.
+type server struct {
+	version int
+	uids    int
+	objects map[string]*thing
+	behind  []Change[thing] // what the watch has not shown
+}
+
+func (s *server) put(name string) *thing {
+	s.version++
+	o := &thing{Name: name, Version: strconv.Itoa(s.version)}
+	if old := s.objects[name]; old != nil {
+		o.UID = old.UID
+	} else {
+		s.uids++
+		o.UID = strconv.Itoa(s.uids)
+	}
+	s.objects[name] = o
+	s.behind = append(s.behind, Change[thing]{Name: name, After: o})
+	return o
+}
+
+func (s *server) delete(name string) *thing {
+	was := s.objects[name]
+	if was != nil {
+		s.version++
+		delete(s.objects, name)
+		s.behind = append(s.behind, Change[thing]{Name: name})
+	}
+	return was
+}
+
+// show has the ledger observe the first n of what the watch has not shown, the last
+// state of each name only.
+func (s *server) show(l *Ledger[thing], n int) {
+	batch := map[string]Change[thing]{}
+	for _, c := range s.behind[:n] {
+		batch[c.Name] = c
+	}
+	s.behind = s.behind[n:]
+	l.Observe(slices.Collect(maps.Values(batch)), true)
+}
+
+// restore puts back a backup: the watch lists anew. It reports whether that showed
+// any version at all.
+func (s *server) restore(l *Ledger[thing], version int, backup map[string]*thing) (seen bool) {
+	shown := map[string]*thing{}
+	s.show(l, len(s.behind))
+	maps.Copy(shown, s.objects)
+	s.version, s.objects = version, maps.Clone(backup)
+	for name := range shown {
+		if s.objects[name] == nil {
+			s.behind = append(s.behind, Change[thing]{Name: name})
+		}
+	}
+	for name, o := range s.objects {
+		if shown[name] != o {
+			s.behind = append(s.behind, Change[thing]{Name: name, After: o})
+			seen = true
+		}
+	}
+	s.show(l, len(s.behind))
+	return seen
+}
+
+func TestLedgerConverges(t *testing.T) {
+	for seed := range uint64(500) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { converges(t, rand.New(rand.NewPCG(seed, 1))) })
+		})
+	}
+}
+
+func converges(t *testing.T, random *rand.Rand) {
+	s, l := &server{objects: map[string]*thing{}}, newThings()
+	followed := map[string]*thing{} // what Changes made of nothing
+	follow := func() {
+		for _, c := range l.Changes() {
+			if diff := cmp.Diff(followed[c.Name], c.Before); diff != "" {
+				t.Fatalf("%s was something else before (-followed +Before):\n%s", c.Name, diff)
+			}
+			if followed[c.Name] = c.After; c.After == nil {
+				delete(followed, c.Name)
+			}
+		}
+	}
+	answered := map[string]*thing{} // the last answer to a write
+	until := map[string]time.Time{} // when that counts no more
+	var late []func()
+	var backup map[string]*thing
+	var backupVersion int
+	unseen := false // restored, and nothing has shown the ledger so
+	for range 80 {
+		name := string(rune('a' + random.IntN(3)))
+		switch random.IntN(12) {
+		case 0, 1: // a write whose answer comes later
+			o := s.put(name)
+			late = append(late, func() { l.Wrote(o); answered[name], until[name] = o, time.Now().Add(DefaultExpiry) })
+		case 2:
+			if was := s.delete(name); was != nil {
+				late = append(late, func() { l.Deleted(was); delete(answered, name) })
+			}
+		case 3: // somebody else
+			s.put(name)
+		case 4:
+			s.delete(name)
+			delete(answered, name)
+		case 5, 6, 7:
+			n := random.IntN(len(s.behind) + 1)
+			if unseen && slices.ContainsFunc(s.behind[:n], func(c Change[thing]) bool { return c.After != nil }) {
+				unseen = false
+				clear(answered)
+			}
+			s.show(l, n)
+		case 8:
+			follow()
+		case 9:
+			time.Sleep(time.Duration(random.IntN(3)) * time.Second)
+		case 10:
+			if len(late) > 0 {
+				late[0]()
+				late = late[1:]
+			}
+		case 11:
+			switch {
+			case backup == nil:
+				backup, backupVersion = maps.Clone(s.objects), s.version
+			case random.IntN(4) == 0:
+				unseen = !s.restore(l, backupVersion, backup)
+				backup, late = nil, nil
+				clear(answered)
+			}
+		}
+		for name, o := range answered {
+			got := l.Get(name)
+			if !unseen && s.objects[name] == o && time.Now().Before(until[name]) && (got == nil || older(got.Version, o.Version)) {
+				t.Fatalf("%v was written, and the ledger knows %v", o, got)
+			}
+		}
+	}
+	for _, answer := range late {
+		answer()
+	}
+	s.show(l, len(s.behind))
+	time.Sleep(DefaultExpiry)
+	follow()
+	got := map[string]*thing{}
+	for _, o := range l.All() {
+		got[o.Name] = o
+	}
+	if diff := cmp.Diff(s.objects, got); diff != "" {
+		t.Errorf("All (-server +ledger):\n%s", diff)
+	}
+	if diff := cmp.Diff(s.objects, followed); diff != "" {
+		t.Errorf("Changes (-server +followed):\n%s", diff)
+	}
+}
