@@ -9,13 +9,14 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
 // reviewTimeout bounds both reviews of one token.
@@ -36,19 +37,20 @@ var errBusy = errors.New("too many tokens to review")
 // Guard stands before a handler. It needs the rights to create TokenReviews and
 // SubjectAccessReviews.
 type Guard struct {
-	client kubernetes.Interface
-	log    *slog.Logger
-	cache  *cache
-	known  lane // reviews of tokens that were allowed before
-	others lane
-
-	mu   sync.Mutex
-	last string // what was logged last, while it goes on
+	client   kubernetes.Interface
+	outcomes *errlog.Log // of reviews
+	cache    *cache
+	known    lane // reviews of tokens that were allowed before
+	others   lane
 }
 
 // New returns a guard that asks the API server of client.
 func New(client kubernetes.Interface, log *slog.Logger) *Guard {
-	return &Guard{client: client, log: log, cache: newCache(), known: newLane(), others: newLane()}
+	outcomes := &errlog.Log{
+		Logger: log, Level: slog.LevelWarn,
+		Failing: "tokens can't be reviewed, nobody gets metrics and status", Over: "tokens can be reviewed again",
+	}
+	return &Guard{client: client, outcomes: outcomes, cache: newCache(), known: newLane(), others: newLane()}
 }
 
 // Wrap returns a handler that lets requests through to next whose bearer token
@@ -110,9 +112,7 @@ func (g *Guard) verdict(ctx context.Context, token, path string) (verdict, error
 	if err == nil {
 		g.cache.put(key, v, time.Now())
 	}
-	if ctx.Err() == nil { // Else the client is gone, which says nothing.
-		g.tell(err)
-	}
+	g.outcomes.Note(ctx, err) // Unless the client is gone. The API server's answers don't quote tokens.
 	return v, err
 }
 
@@ -143,24 +143,4 @@ func (g *Guard) review(ctx context.Context, token, path string) (verdict, error)
 		return forbidden, nil
 	}
 	return allowed, nil
-}
-
-// tell logs why tokens can't be reviewed, once for as long as it stays the same,
-// and the end of that. The API server's answers don't quote tokens.
-func (g *Guard) tell(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	g.mu.Lock()
-	repeated := text == g.last
-	g.last = text
-	g.mu.Unlock()
-	switch {
-	case repeated:
-	case err != nil:
-		g.log.Warn("tokens can't be reviewed, nobody gets metrics and status", "err", err)
-	default:
-		g.log.Info("tokens can be reviewed again")
-	}
 }

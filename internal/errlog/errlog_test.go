@@ -1,0 +1,166 @@
+package errlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+)
+
+func newLog() (*Log, *logtest.Buffer) {
+	var out logtest.Buffer
+	handler := slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}})
+	return &Log{Logger: slog.New(handler), Level: slog.LevelWarn, Failing: "down", Over: "up again"}, &out
+}
+
+// TestTable is the table of Log, line by line.
+func TestTable(t *testing.T) {
+	a, b := errors.New("a"), errors.New("b")
+	for name, tt := range map[string]struct {
+		before, now error
+		want        string
+		changed     bool
+	}{
+		"success after success": {},
+		"an error appears":      {now: a, want: "level=WARN msg=down node=n err=a\n", changed: true},
+		"an error stays":        {before: a, now: errors.New("a"), want: "level=DEBUG msg=down node=n err=a\n"},
+		"an error changes":      {before: a, now: b, want: "level=WARN msg=down node=n err=b\n", changed: true},
+		"an error is over":      {before: a, want: "level=INFO msg=\"up again\" node=n\n", changed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, out := newLog()
+			l.Note(t.Context(), tt.before)
+			out.Take()
+			if changed := l.Note(t.Context(), tt.now, "node", "n"); changed != tt.changed {
+				t.Errorf("changed: %t, want %t", changed, tt.changed)
+			}
+			if diff := cmp.Diff(tt.want, out.Take()); diff != "" {
+				t.Errorf("logged (-want +got):\n%s", diff)
+			}
+			if got := l.Err(); !errors.Is(got, tt.now) && fmt.Sprint(got) != fmt.Sprint(tt.now) {
+				t.Errorf("it says %v, want %v", got, tt.now)
+			}
+		})
+	}
+}
+
+func TestKeysAreApart(t *testing.T) {
+	l, out := newLog()
+	ctx := t.Context()
+	l.NoteOf(ctx, "2", errors.New("two"))
+	l.NoteOf(ctx, "1", errors.New("one"))
+	out.Take()
+	if l.NoteOf(ctx, "3", nil) || out.Take() != "" {
+		t.Error("success of one that never failed is logged")
+	}
+	if err := l.Err(); err == nil || err.Error() != "one\ntwo" {
+		t.Errorf("it says %v, want both", err)
+	}
+	if !l.NoteOf(ctx, "1", nil) || out.Take() != "level=INFO msg=\"up again\"\n" {
+		t.Error("the end of one isn't logged while another one lasts")
+	}
+	l.NoteOf(ctx, "2", nil)
+	if err := l.Err(); err != nil || len(l.lasting) != 0 {
+		t.Errorf("after the end of all it says %v and keeps %d", err, len(l.lasting))
+	}
+}
+
+func TestKindsAndNoWordAtTheEnd(t *testing.T) {
+	l, out := newLog()
+	l.Over = ""
+	l.Kind = func(err error) string { return strings.TrimRight(err.Error(), "0123456789") }
+	l.Note(t.Context(), errors.New("port 1"))
+	if out.Take(); l.Note(t.Context(), errors.New("port 2")) || !strings.HasPrefix(out.Take(), "level=DEBUG") {
+		t.Error("an error of the same kind counts as a change")
+	}
+	if !l.Note(t.Context(), nil) || out.Take() != "" {
+		t.Error("the end isn't told, or logged without a message")
+	}
+}
+
+// TestQuietTime has an error change all the time, as that of a connection does with its
+// port. What it has become is logged in the end, also when it stays that.
+func TestQuietTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, out := newLog()
+		l.Quiet = time.Minute
+		for second := range 120 {
+			l.Note(t.Context(), fmt.Errorf("port %d", min(second, 50)))
+			time.Sleep(time.Second)
+		}
+		want := []string{"port 0", "port 50"}
+		var got []string
+		for _, m := range regexp.MustCompile(`(?m)^level=WARN msg=down err="(.*)"$`).FindAllStringSubmatch(out.Take(), -1) {
+			got = append(got, m[1])
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("warned of (-want +got):\n%s", diff)
+		}
+		l.Note(t.Context(), nil)
+		if !l.Note(t.Context(), errors.New("once more")) {
+			t.Error("an error that comes back isn't logged")
+		}
+	})
+}
+
+func TestErrorsOfTheEndAreNotNoted(t *testing.T) {
+	l, out := newLog()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if l.Note(ctx, context.Canceled) || l.Err() != nil || out.String() != "" {
+		t.Errorf("the end of a context counts as an error: %v, %s", l.Err(), out)
+	}
+}
+
+// TestLinesAreInOrder notes from many goroutines: an error and its end alternate.
+func TestLinesAreInOrder(t *testing.T) {
+	l, out := newLog()
+	l.Kind = func(error) string { return "" }
+	var notes sync.WaitGroup
+	for range 8 {
+		notes.Go(func() {
+			for i := range 200 {
+				var err error
+				if i%2 == 0 {
+					err = errors.New("x")
+				}
+				l.Note(context.Background(), err)
+			}
+		})
+	}
+	notes.Wait()
+	l.Note(t.Context(), nil)
+	before := "INFO"
+	for line := range strings.Lines(out.String()) {
+		level := strings.TrimPrefix(strings.Fields(line)[0], "level=")
+		if level == "DEBUG" {
+			level = "WARN"
+			if before != level {
+				t.Fatalf("a repetition of what was over: %s", line)
+			}
+			continue
+		}
+		if level == before {
+			t.Fatalf("%s follows itself", level)
+		}
+		before = level
+	}
+	if before != "INFO" {
+		t.Errorf("the last line is %s", before)
+	}
+}
