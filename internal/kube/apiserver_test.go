@@ -108,14 +108,18 @@ func (s *apiServer) apply(name, kubelet, heartbeat string) {
 		kind = watch.Modified
 	}
 	s.version++
-	node := &corev1.Node{
-		TypeMeta:   metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: strconv.Itoa(s.version), Annotations: map[string]string{"heartbeat": heartbeat}},
-		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: kubelet}},
-	}
+	node := nodeAt(s.version, name, kubelet, heartbeat)
 	s.nodes[name] = node
 	s.history = append(s.history, change{s.version, kind, node})
 	s.wake()
+}
+
+func nodeAt(version int, name, kubelet, heartbeat string) *corev1.Node {
+	return &corev1.Node{
+		TypeMeta:   metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: strconv.Itoa(version), Annotations: map[string]string{"heartbeat": heartbeat}},
+		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: kubelet}},
+	}
 }
 
 func (s *apiServer) remove(name string) {
@@ -135,6 +139,17 @@ func (s *apiServer) compact() {
 	defer s.mu.Unlock()
 	s.version++
 	s.oldest, s.history = s.version, nil
+}
+
+// restore has the server be at an earlier version, with other nodes, as from a backup.
+func (s *apiServer) restore(version int, nodes ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version, s.oldest, s.history = version, 0, nil
+	clear(s.nodes)
+	for _, name := range nodes {
+		s.nodes[name] = nodeAt(version, name, "restored", "")
+	}
 }
 
 // bookmark tells all watches the current version.
@@ -174,7 +189,7 @@ func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	case query.Get("watch") == "" && !lists:
 		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
 	case query.Get("watch") == "" || query.Get("watch") == "false":
-		s.list(w)
+		s.list(w, query.Get("resourceVersion"))
 	case query.Get("sendInitialEvents") == "true" && !stream:
 		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	case hangUp:
@@ -198,7 +213,21 @@ func status(code int, reason metav1.StatusReason) *metav1.Status {
 	}
 }
 
-func (s *apiServer) list(w http.ResponseWriter) {
+// tooLarge answers a request for a version that the server isn't at yet.
+func tooLarge(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusGatewayTimeout)
+	answer := status(http.StatusGatewayTimeout, metav1.StatusReasonTimeout)
+	answer.Message = "Too large resource version"
+	answer.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}}
+	_ = json.NewEncoder(w).Encode(answer)
+}
+
+func (s *apiServer) list(w http.ResponseWriter, atLeast string) {
+	if version, _ := strconv.Atoi(atLeast); version > s.current() {
+		tooLarge(w)
+		return
+	}
 	s.mu.Lock()
 	list := &corev1.NodeList{
 		TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"},
@@ -212,14 +241,24 @@ func (s *apiServer) list(w http.ResponseWriter) {
 	_ = json.NewEncoder(w).Encode(list)
 }
 
+func (s *apiServer) current() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.version
+}
+
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
+	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	if r.URL.Query().Get("sendInitialEvents") == "true" && from > s.current() {
+		tooLarge(w)
+		return
+	}
 	send := func(kind watch.EventType, object runtime.Object) {
 		raw, _ := json.Marshal(object)
 		_ = json.NewEncoder(w).Encode(&metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}})
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
-	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	if r.URL.Query().Get("sendInitialEvents") == "true" {
 		s.mu.Lock()
 		from = s.version

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"reflect"
 
@@ -80,11 +81,24 @@ func (b *bounded) watch(ctx context.Context, options metav1.ListOptions) context
 	return withRequest(ctx, &b.asked)
 }
 
+// head returns the context for a list whose only use is its head.
+func (b *bounded) head(ctx context.Context) context.Context {
+	if b == nil {
+		return ctx
+	}
+	asked := b.asked
+	asked.begin, asked.item = func() {}, func(runtime.Object) error { return nil }
+	return withRequest(ctx, &asked)
+}
+
 // initial returns what counts the events of a streamed list; nil for other
 // watches.
 func (b *bounded) initial(options metav1.ListOptions) *initialEvents {
-	if b == nil || !streams(options) {
+	if !streams(options) {
 		return nil
+	}
+	if b == nil {
+		return &initialEvents{left: math.MaxInt}
 	}
 	const share = 2 // see transit
 	return &initialEvents{left: share * b.objects, most: share * b.objects}
@@ -100,6 +114,9 @@ type initialEvents struct {
 	left, most int
 	over       bool // the bookmark came
 }
+
+// going reports whether the bookmark that ends the list is still to come.
+func (i *initialEvents) going() bool { return i != nil && !i.over }
 
 // count returns the event to hand on, and whether it is the last one.
 func (i *initialEvents) count(event watch.Event) (to watch.Event, last bool) {

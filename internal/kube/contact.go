@@ -30,18 +30,29 @@ type contact struct {
 	log    *slog.Logger
 
 	mu     sync.Mutex
-	last   time.Time
-	open   int // streams of events; two for a moment when one follows another
+	heard  bool      // the server has answered
+	last   time.Time // up to when what was read is complete
+	open   int       // streams of events; two for a moment when one follows another
 	err    error
 	warned time.Time
 }
 
-// made notes that the server answered.
-func (c *contact) made(ctx context.Context) {
+// made notes that the server answered, and that what the watch has is what the
+// server has.
+func (c *contact) made(ctx context.Context) { c.note(ctx, true) }
+
+// answered notes that the server answered, but not with all that the watch needs to
+// be up to date: with a part of a list, or that it must list anew.
+func (c *contact) answered(ctx context.Context) { c.note(ctx, false) }
+
+func (c *contact) note(ctx context.Context, complete bool) {
 	now := time.Now()
 	c.mu.Lock()
-	before, first := c.err, c.last.IsZero()
-	c.last, c.err, c.warned = now, nil, time.Time{}
+	before, first := c.err, !c.heard
+	c.heard, c.err, c.warned = true, nil, time.Time{}
+	if complete {
+		c.last = now
+	}
 	c.mu.Unlock()
 	c.server.heard(now)
 	c.series.contact(now)

@@ -4,14 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -91,6 +93,13 @@ type observed struct {
 	// for; it is asked every period.
 	missing func() bool
 	period  time.Duration
+	// current has lists be up to date; see WatchConfig.
+	current bool
+	silence time.Duration // after which to ask a server whether it still has what it said
+
+	mu      sync.RWMutex // held for reading during a list
+	over    bool
+	suspect atomic.Bool // a request failed since the server showed its version
 }
 
 func observe(inner cache.ListerWatcher, c *contact) *observed {
@@ -100,7 +109,16 @@ func observe(inner cache.ListerWatcher, c *contact) *observed {
 		noWatchList: watchlist.DoesClientNotSupportWatchListSemantics(inner),
 		missing:     func() bool { return false },
 		period:      relistPeriod,
+		silence:     bookmarkPeriod,
 	}
+}
+
+// end waits for the list that is going on, after whose context has ended: client-go
+// doesn't.
+func (o *observed) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.over = true
 }
 
 // IsWatchListSemanticsUnSupported tells client-go's reflector whether to list
@@ -119,6 +137,14 @@ func (o *observed) Watch(options metav1.ListOptions) (watch.Interface, error) {
 
 // ListWithContext implements cache.ListerWithContext.
 func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if o.over {
+		return nil, context.Canceled
+	}
+	if o.current && options.Continue == "" {
+		options.ResourceVersion, options.ResourceVersionMatch = "", ""
+	}
 	bounded, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	bounded, taken := o.bounded.list(bounded, options)
@@ -130,12 +156,70 @@ func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptio
 		o.failed(ctx, verbList, err)
 		return nil, err
 	}
-	o.contact.made(ctx)
+	if head, err := meta.ListAccessor(list); err != nil || head.GetContinue() != "" {
+		o.contact.answered(ctx)
+		return list, nil
+	}
+	o.complete(ctx)
 	return list, nil
+}
+
+// complete notes that everything has been read.
+func (o *observed) complete(ctx context.Context) {
+	o.suspect.Store(false)
+	o.contact.made(ctx)
+}
+
+// restored asks the server for the version that it is at, and returns an error when
+// it can't say, or when that is one before version: the server was restored from a
+// backup, and a watch would silently wait until it is past version again. The error is
+// the one of an API server that has forgotten a version, and has everything listed.
+func (o *observed) restored(ctx context.Context, version string) error {
+	bounded, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	list, err := o.inner.ListWithContext(o.bounded.head(bounded), metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return err
+	}
+	o.suspect.Store(false)
+	head, err := meta.ListAccessor(list)
+	if err != nil {
+		return err
+	}
+	// Versions that aren't numbers can't be compared.
+	if order, err := resourceversion.CompareResourceVersion(head.GetResourceVersion(), version); err == nil && order < 0 {
+		return apierrors.NewResourceExpired("the server went back to an earlier version")
+	}
+	return nil
+}
+
+// resume returns why a watch can't go on from a version.
+func (o *observed) resume(ctx context.Context, version string) error {
+	if version == "" || version == "0" {
+		return nil
+	}
+	// After so long a time even a server that went back may be past the version.
+	if last, _ := o.contact.state(); o.current && !last.IsZero() && time.Since(last) > o.silence {
+		return apierrors.NewResourceExpired("out of contact for too long")
+	}
+	if !o.suspect.Load() {
+		return nil
+	}
+	return o.restored(ctx, version)
 }
 
 // WatchWithContext implements cache.WatcherWithContext.
 func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	streamed := streams(options)
+	if streamed && o.current {
+		options.ResourceVersion = ""
+	}
+	if !streamed {
+		if err := o.resume(ctx, options.ResourceVersion); err != nil {
+			o.failed(ctx, verbWatch, err)
+			return nil, err
+		}
+	}
 	bounded, cancel := context.WithCancel(ctx)
 	opening := time.AfterFunc(openTimeout, cancel)
 	inner, err := o.inner.WatchWithContext(o.bounded.watch(bounded, options), options)
@@ -153,7 +237,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		}
 		return nil, err
 	}
-	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), initial: o.bounded.initial(options)}
+	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), initial: o.bounded.initial(options), version: options.ResourceVersion}
 	// client-go makes a watch that ended at once of one that met a broken
 	// connection; only others are an answer of the server.
 	select {
@@ -191,23 +275,26 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 // doesn't stream lists, as most before Kubernetes 1.34 don't. The reflector lists
 // in the plain way at once, and only how that goes says something about the server.
 func refusesToStream(options metav1.ListOptions, err error) bool {
-	return options.SendInitialEvents != nil && *options.SendInitialEvents && apierrors.IsInvalid(err)
+	return streams(options) && apierrors.IsInvalid(err)
 }
 
 // failed notes an error unless it belongs to the normal course: the server
-// has forgotten the version to go on from, and the reflector lists anew.
+// has forgotten the version to go on from, or isn't at it yet or any more, and the
+// reflector lists anew.
 func (o *observed) failed(ctx context.Context, verb string, err error) {
-	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		o.contact.made(ctx)
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) {
+		o.contact.answered(ctx)
 		return
 	}
+	o.suspect.Store(true)
 	o.contact.failed(ctx, verb, err)
 }
 
 // observedWatch hands on the events of another watch.
 type observedWatch struct {
 	inner    watch.Interface
-	initial  *initialEvents // nil: any number
+	initial  *initialEvents // nil: no list is streamed
+	version  string         // of the last event
 	first    *watch.Event
 	events   chan watch.Event
 	stopped  chan struct{}
@@ -232,17 +319,26 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) {
 	}
 	look := time.NewTicker(o.period)
 	defer look.Stop()
+	silent := time.NewTimer(o.silence)
+	defer silent.Stop()
 	for {
 		select {
 		case event, open := <-w.inner.ResultChan():
 			if !open || !w.pass(ctx, o, event) {
 				return
 			}
+			silent.Reset(o.silence)
+		case <-silent.C:
+			if !w.initial.going() {
+				if err := o.restored(ctx, w.version); err != nil {
+					w.pass(ctx, o, errorEvent(err))
+					return
+				}
+			}
+			silent.Reset(o.silence)
 		case <-look.C:
-			if (w.initial == nil || w.initial.over) && o.missing() {
-				// What an API server says that has forgotten the version to go
-				// on from: the reflector lists anew.
-				w.pass(ctx, o, relist())
+			if !w.initial.going() && o.missing() {
+				w.pass(ctx, o, errorEvent(apierrors.NewResourceExpired("there is room for objects that were rejected")))
 				return
 			}
 		case <-w.stopped:
@@ -259,21 +355,31 @@ func end(w watch.Interface) {
 	}
 }
 
-// relist is an event that has everything listed.
-func relist() watch.Event {
-	return watch.Event{Type: watch.Error, Object: &metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired,
-		Message: "there is room for objects that were rejected",
-	}}
+// errorEvent is an event that ends a watch for a reason. What an API server says that
+// has forgotten the version to go on from has the reflector list anew.
+func errorEvent(err error) watch.Event {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		status = apierrors.NewInternalError(err)
+	}
+	s := status.Status()
+	return watch.Event{Type: watch.Error, Object: &s}
 }
 
 // alive notes that the server serves the stream.
 func (w *observedWatch) alive(ctx context.Context, o *observed) {
-	o.contact.made(ctx)
+	if w.initial.going() {
+		o.contact.answered(ctx)
+		return
+	}
 	if !w.open {
 		w.open = true
 		o.contact.opened()
+		if w.initial != nil {
+			o.suspect.Store(false)
+		}
 	}
+	o.contact.made(ctx)
 }
 
 func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event) bool {
@@ -282,6 +388,9 @@ func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event
 		o.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
 	} else {
 		w.alive(ctx, o)
+		if object, err := meta.Accessor(event.Object); err == nil {
+			w.version = object.GetResourceVersion()
+		}
 	}
 	select {
 	case w.events <- event:

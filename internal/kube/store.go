@@ -26,16 +26,24 @@ type store[T any] struct {
 
 	listing transit // of the reflector's goroutine
 
+	// replaced is called after each Replace.
+	replaced func()
+
 	mu      sync.RWMutex
 	objects map[string]T
 	room    room
 	freed   bool // since the last list there is more room
 	synced  bool
+	// changes has the keys of what changed since a feed last took them, and what
+	// there was before, zero where there was nothing; nil: nobody takes them.
+	changes map[string]T
+	turn    uint64 // of the reflector that writes
+	read    uint64 // the turn of the last Replace
 }
 
 func newStore[T any](keep func(runtime.Object) (T, bool), equal func(a, b T) bool, changed func(firstSync bool)) *store[T] {
 	return &store[T]{
-		keep: keep, equal: equal, changed: changed, crowded: func(int, int) {}, impossible: func() {},
+		keep: keep, equal: equal, changed: changed, crowded: func(int, int) {}, impossible: func() {}, replaced: func() {},
 		objects: map[string]T{}, room: newRoom("", Bounds{}),
 	}
 }
@@ -168,22 +176,48 @@ func (s *store[T]) Update(obj any) error {
 
 // put stores or drops an object; the caller holds the lock.
 func (s *store[T]) put(t *trimmed[T]) (changed bool) {
+	key := t.key()
+	old, held := s.objects[key]
+	if held && t.kept && s.same(old, t.value) {
+		return false
+	}
+	if changed = s.add(t) || held; changed {
+		s.note(key, old)
+	}
+	return changed
+}
+
+// add stores an object in the place of the one with its key, or drops both; the
+// caller holds the lock.
+func (s *store[T]) add(t *trimmed[T]) (stored bool) {
 	key, freed := t.key(), s.freed
 	before, existed := s.remove(key)
 	switch {
 	case t.rejected:
 		s.room.reject(key)
-		return existed
+		return false
 	case !t.kept:
 		s.room.forget(key)
-		return existed
+		return false
 	case !s.room.add(key, len(s.objects), sizeOf(key, t.value)):
-		return existed
+		return false
 	}
 	s.objects[key] = t.value
 	// The room that it had may be the room that it has.
 	s.freed = freed || existed && sizeOf(key, t.value) < sizeOf(key, before)
-	return !existed || s.equal == nil || !s.equal(before, t.value)
+	return true
+}
+
+// same reports that two states of an object don't differ. The one that is held
+// stays then: whoever was given it may compare pointers.
+func (s *store[T]) same(a, b T) bool { return s.equal != nil && s.equal(a, b) }
+
+// note keeps what there was of an object before the first change since changes were
+// taken; the caller holds the lock.
+func (s *store[T]) note(key string, before T) {
+	if _, noted := s.changes[key]; !noted && s.changes != nil {
+		s.changes[key] = before
+	}
 }
 
 // remove drops an object; the caller holds the lock.
@@ -205,7 +239,10 @@ func (s *store[T]) Delete(obj any) error {
 	}
 	s.mu.Lock()
 	before := len(s.room.rejected)
-	_, existed := s.remove(key)
+	value, existed := s.remove(key)
+	if existed {
+		s.note(key, value)
+	}
 	s.room.forget(key)
 	now := len(s.room.rejected)
 	s.mu.Unlock()
@@ -242,20 +279,28 @@ func (s *store[T]) Replace(list []any, _ string) error {
 			if existed != known {
 				continue
 			}
-			if s.put(t); t.kept {
-				_, held := s.objects[key]
-				changed = changed || held && (!existed || s.equal == nil || !s.equal(old, t.value))
+			same := existed && t.kept && s.same(old, t.value)
+			if same {
+				t.value = old
+			}
+			s.add(t)
+			if _, held := s.objects[key]; held && !same {
+				s.note(key, old)
+				changed = true
 			}
 		}
 	}
 	// Where there isn't room for all, those that were there keep their places.
 	add(true)
 	add(false)
-	// All that stayed are found among the new ones, so a removal shows in
-	// the number.
-	changed = changed || len(before) != len(s.objects)
+	for key, old := range before {
+		if _, held := s.objects[key]; !held {
+			s.note(key, old)
+			changed = true
+		}
+	}
 	first := !s.synced
-	s.synced = true
+	s.synced, s.read = true, s.turn
 	now := len(s.room.rejected)
 	s.mu.Unlock()
 	s.begin(false)
@@ -265,6 +310,7 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	if first || changed {
 		s.changed(first)
 	}
+	s.replaced()
 	return nil
 }
 
@@ -279,6 +325,26 @@ func (s *store[T]) snapshot() ([]T, bool) {
 		all = append(all, value)
 	}
 	return all, s.synced
+}
+
+func (s *store[T]) len() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.objects)
+}
+
+// begins notes the turn of the reflector that writes from now on, and lastRead
+// returns that of the one which last read everything.
+func (s *store[T]) begins(turn uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.turn = turn
+}
+
+func (s *store[T]) lastRead() uint64 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.read
 }
 
 func (s *store[T]) isSynced() bool {

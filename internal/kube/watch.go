@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -42,6 +43,10 @@ type WatchConfig[T any] struct {
 	Notify func()
 	// ResyncPeriod is how often to notify without a change; 0: never.
 	ResyncPeriod time.Duration
+	// Current has lists be as new as what is in etcd, where an API server may
+	// otherwise answer from a cache, however old: for who removes things on
+	// their word, which another replica may have made a moment ago.
+	Current bool
 	// Bounds are those of a remote, which its client must have, too. What is
 	// beyond is rejected: what was kept first stays.
 	Bounds Bounds
@@ -62,6 +67,11 @@ type Watch[T any] struct {
 	running atomic.Bool
 	warned  atomic.Int64  // of dropped objects, in Unix seconds
 	relist  time.Duration // see relistPeriod
+	silence time.Duration // see bookmarkPeriod
+
+	mu   sync.Mutex
+	turn uint64             // how often everything is to be read anew
+	stop context.CancelFunc // ends the turn that runs
 }
 
 // NewWatch returns a watch that is empty and not synced until Run has read
@@ -74,7 +84,7 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 		cfg.Server = NewServer(ServerConfig{Cluster: cfg.Cluster})
 	}
 	cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster, "kind", cfg.Kind)
-	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind), relist: relistPeriod}
+	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind), relist: relistPeriod, silence: bookmarkPeriod, stop: func() {}}
 	w.contact = &contact{server: cfg.Server, series: w.series, log: cfg.Logger}
 	w.store = newStore(cfg.Keep, cfg.Equal, w.changed)
 	w.store.room = newRoom(cfg.Kind, cfg.Bounds)
@@ -92,26 +102,11 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	if w.running.Swap(true) {
 		return fmt.Errorf("%v runs already", w)
 	}
-	// What client-go has to say repeats what contact says once.
-	logger := clientlog.New(w.cfg.Logger)
-	requests := observe(w.cfg.ListWatch, w.contact)
-	requests.bounded = newBounded(w.cfg.Object, w.store.room.objects, w.store.begin, w.dropped, w.store.take)
-	requests.missing, requests.period = w.store.missing, w.relist
-	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{
-		Name:    w.String(),
-		Logger:  &logger,
-		Clock:   interruptible(ctx, w.cfg.Server),
-		Backoff: retries(),
-	})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// As its RunWithContext does, whose waits can't be ended.
-		ctx := klog.NewContext(ctx, logger)
-		waits, wait := interruptible(ctx, w.cfg.Server), retries().DelayWithReset(clock.RealClock{}, retriesForgotten)
 		for ctx.Err() == nil {
-			_ = reflector.ListAndWatchWithContext(ctx) // contact has told why it ended.
-			<-waits.After(wait())
+			w.follow(ctx)
 		}
 	}()
 	if w.cfg.ResyncPeriod > 0 {
@@ -127,6 +122,46 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	}
 	<-done
 	return nil
+}
+
+// follow lists and watches until ctx ends or renew is called.
+func (w *Watch[T]) follow(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w.mu.Lock()
+	w.stop = cancel
+	w.store.begins(w.turn)
+	w.mu.Unlock()
+	// What client-go has to say repeats what contact says once.
+	logger := clientlog.New(w.cfg.Logger)
+	requests := observe(w.cfg.ListWatch, w.contact)
+	requests.bounded = newBounded(w.cfg.Object, w.store.room.objects, w.store.begin, w.dropped, w.store.take)
+	requests.missing, requests.period = w.store.missing, w.relist
+	requests.current, requests.silence = w.cfg.Current, w.silence
+	defer requests.end()
+	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{
+		Name:    w.String(),
+		Logger:  &logger,
+		Clock:   interruptible(ctx, w.cfg.Server),
+		Backoff: retries(),
+	})
+	// As its RunWithContext does, whose waits can't be ended.
+	ctx = klog.NewContext(ctx, logger)
+	waits, wait := interruptible(ctx, w.cfg.Server), retries().DelayWithReset(clock.RealClock{}, retriesForgotten)
+	for ctx.Err() == nil {
+		_ = reflector.ListAndWatchWithContext(ctx) // contact has told why it ended.
+		<-waits.After(wait())
+	}
+}
+
+// renew has everything read anew. What is known stays until then. It returns the
+// number of the turn that does it.
+func (w *Watch[T]) renew() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.turn++
+	w.stop()
+	return w.turn
 }
 
 // retriesForgotten is how long after a request the wait for the next one is the first
@@ -145,6 +180,9 @@ func retries() *wait.Backoff {
 // which says nothing about the cluster.
 func (w *Watch[T]) Snapshot() ([]T, bool) { return w.store.snapshot() }
 
+// Len returns how many objects there are.
+func (w *Watch[T]) Len() int { return w.store.len() }
+
 // Synced reports whether all objects have been read since start. It stays so
 // when contact is lost.
 func (w *Watch[T]) Synced() bool { return w.store.isSynced() }
@@ -152,8 +190,9 @@ func (w *Watch[T]) Synced() bool { return w.store.isSynced() }
 // LastContact returns up to when the watch knows what the API server does. While
 // it is open, that is when the server last answered any of the watches that
 // share WatchConfig.Server, or gave a sign of life; otherwise when it last
-// answered this one with a list, the start of a watch, an event or a bookmark,
-// which it sends about once a minute when nothing happens. Zero: never.
+// answered this one with a complete list, the start of a watch, an event or a
+// bookmark, which it sends about once a minute when nothing happens. Other answers,
+// such as that the watch can't go on from where it was, don't count. Zero: never.
 func (w *Watch[T]) LastContact() time.Time {
 	last, _ := w.contact.state()
 	return last
@@ -171,8 +210,7 @@ func (w *Watch[T]) changed(firstSync bool) {
 		w.series.synced.Set(1)
 		// An earlier watch may have left another number.
 		w.series.rejected.Set(float64(w.store.rejected()))
-		objects, _ := w.store.snapshot()
-		w.cfg.Logger.Info("synced", "objects", len(objects))
+		w.cfg.Logger.Info("synced", "objects", w.store.len())
 	}
 	w.cfg.Notify()
 }

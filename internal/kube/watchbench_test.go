@@ -57,7 +57,7 @@ func prepare(t *testing.T, resync time.Duration, detour ...func(address string) 
 	return b
 }
 
-func (b *bench) config(client *kubernetes.Clientset, resync time.Duration) WatchConfig[node] {
+func (b *bench) config(client kubernetes.Interface, resync time.Duration) WatchConfig[node] {
 	return WatchConfig[node]{
 		Cluster:   "gcp",
 		Kind:      "nodes",

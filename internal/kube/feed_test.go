@@ -1,0 +1,464 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// feedOf makes a feed of what a watch of nodes reads.
+func feedOf(cfg WatchConfig[node]) *Feed[node] {
+	keep, equal := cfg.Keep, cfg.Equal
+	return NewFeed(WatchConfig[*node]{
+		Cluster: cfg.Cluster, Kind: cfg.Kind, Server: cfg.Server, ListWatch: cfg.ListWatch, Object: cfg.Object,
+		Keep: func(obj runtime.Object) (*node, bool) {
+			n, kept := keep(obj)
+			return &n, kept
+		},
+		Equal:  func(a, b *node) bool { return equal(*a, *b) },
+		Notify: cfg.Notify, Current: cfg.Current, Bounds: cfg.Bounds, Logger: cfg.Logger, Metrics: cfg.Metrics,
+	})
+}
+
+// prepareFeed makes a feed of an API server's nodes.
+func prepareFeed(t *testing.T, change func(*WatchConfig[node])) (*bench, *Feed[node]) {
+	t.Helper()
+	b := prepare(t, 0)
+	cfg := b.watch.cfg
+	change(&cfg)
+	return b, feedOf(cfg)
+}
+
+// consumer follows a feed by its changes alone.
+type consumer struct {
+	feed *Feed[node]
+	has  map[string]*node
+	took int // changes
+}
+
+// take takes changes, which must go on from what was handed out before.
+func (c *consumer) take(t *testing.T) (synced bool) {
+	t.Helper()
+	changes, synced := c.feed.Changes()
+	for _, ch := range changes {
+		if ch.Before != c.has[ch.Key] {
+			t.Errorf("%s was %v, want what was handed out: %v", ch.Key, ch.Before, c.has[ch.Key])
+		}
+		if ch.After == ch.Before {
+			t.Errorf("%s is handed out although it is the same", ch.Key)
+		}
+		c.took++
+		if delete(c.has, ch.Key); ch.After != nil {
+			c.has[ch.Key] = ch.After
+		}
+	}
+	return synced
+}
+
+func (c *consumer) names() string {
+	var all []string
+	for _, n := range c.has {
+		all = append(all, n.Name+"="+n.Kubelet)
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+// follow waits until the consumer has all of these.
+func (c *consumer) follow(t *testing.T, what, want string) {
+	t.Helper()
+	eventually(t, what, func() bool { return c.take(t) && c.names() == want })
+}
+
+func runFeed(t *testing.T, task interface{ Run(context.Context) error }) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- task.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Whatever happens, who applies the changes has what the feed has, is told of each
+// difference once, and never of what is equal.
+func TestChangesAddUp(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	f := feedOf((&bench{}).config(nil, 0))
+	c := &consumer{feed: f, has: map[string]*node{}}
+	if changes, synced := f.Changes(); changes != nil || synced {
+		t.Errorf("before the first list: %v, synced %v", changes, synced)
+	}
+	object := func() *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(random.IntN(8))}}
+		n.Status.NodeInfo.KubeletVersion = []string{"v1", "v2", "v3", "unwanted"}[random.IntN(4)]
+		return n
+	}
+	must(t, f.store.Replace(nil, "1"))
+	before := ""
+	for step := range 5000 {
+		for range random.IntN(4) {
+			switch random.IntN(6) {
+			case 0:
+				var list []any
+				for range random.IntN(8) {
+					list = append(list, object())
+				}
+				must(t, f.store.Replace(list, "1"))
+			case 1, 2:
+				must(t, f.store.Delete(object()))
+			default:
+				must(t, f.store.Update(object()))
+			}
+		}
+		took := c.took
+		if !c.take(t) {
+			t.Fatal("not synced")
+		}
+		all, _ := f.Snapshot()
+		want := &consumer{has: map[string]*node{}}
+		for _, n := range all {
+			want.has[n.Name] = n
+		}
+		if diff := gocmp.Diff(want.has, c.has); diff != "" {
+			t.Fatalf("step %d (-feed +consumer):\n%s", step, diff)
+		}
+		if after := c.names(); c.took == took && after != before {
+			t.Fatalf("step %d: %q became %q without a change", step, before, after)
+		}
+		before = c.names()
+		if changes, _ := f.Changes(); len(changes) > 0 {
+			t.Fatalf("step %d: %v is handed out twice", step, changes)
+		}
+	}
+}
+
+// TestRenewedFeedHandsOutDifferences has everything read anew, while some of it
+// changes: not a word about the rest.
+func TestRenewedFeedHandsOutDifferences(t *testing.T) {
+	t.Parallel()
+	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, f := prepareFeed(t, func(*WatchConfig[node]) {})
+			b.api.set(func() { b.api.stream = stream })
+			for _, n := range []string{"a", "b", "c"} {
+				b.api.apply(n, "v1", "")
+			}
+			runFeed(t, f)
+			c := &consumer{feed: f, has: map[string]*node{}}
+			c.follow(t, "everything", "a=v1 b=v1 c=v1")
+			for round := range 10 {
+				kubelet := fmt.Sprintf("v%d", 2+round)
+				f.Renew()
+				b.api.apply("b", kubelet, "")
+				c.follow(t, "the difference", "a=v1 b="+kubelet+" c=v1")
+			}
+			if most := 3 + 10; c.took != most {
+				t.Errorf("%d changes were handed out, want %d", c.took, most)
+			}
+			if !f.Synced() || f.Err() != nil || f.Len() != 3 {
+				t.Errorf("synced %v, error %v, %d objects", f.Synced(), f.Err(), f.Len())
+			}
+			b.wantNoFailure(t)
+		})
+	}
+}
+
+// TestCurrentFeedsListWhatIsInEtcd reads the requests.
+func TestCurrentFeedsListWhatIsInEtcd(t *testing.T) {
+	t.Parallel()
+	for _, current := range []bool{true, false} {
+		b, f := prepareFeed(t, func(cfg *WatchConfig[node]) { cfg.Current = current })
+		b.api.set(func() { b.api.stream = false })
+		runFeed(t, f)
+		eventually(t, "sync", f.Synced)
+		cached := false
+		for _, r := range b.api.seen() {
+			query := r.URL.Query()
+			cached = cached || query.Get("watch") == "" && query.Get("resourceVersion") != ""
+		}
+		if cached == current {
+			t.Errorf("current %v: lists may come from a cache: %v", current, cached)
+		}
+	}
+}
+
+// TestOnlyWhatIsReadAnewEndsStaleness has the server answer in every other way.
+func TestOnlyWhatIsReadAnewEndsStaleness(t *testing.T) {
+	ctx := t.Context()
+	cfg := (&bench{}).config(nil, 0)
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 10 * time.Second})
+	f := feedOf(cfg)
+	requests := observe(cfg.ListWatch, f.contact)
+	if f.staleAt(f.started.Add(10 * time.Second)) {
+		t.Error("stale at once without contact")
+	}
+	if !f.staleAt(f.started.Add(11 * time.Second)) {
+		t.Error("not stale although there was no contact since start")
+	}
+	f.store.begins(f.turn)
+	must(t, f.store.Replace(nil, "1"))
+	requests.complete(ctx)
+	at := f.LastContact()
+	if f.staleAt(at.Add(9 * time.Second)) {
+		t.Error("stale although everything was read")
+	}
+	if !f.staleAt(at.Add(11 * time.Second)) {
+		t.Error("not stale after its time")
+	}
+	for what, answer := range map[string]func(){
+		"a version that is gone":       func() { requests.failed(ctx, verbWatch, apierrors.NewResourceExpired("gone")) },
+		"a part of a list":             func() { f.contact.answered(ctx) },
+		"a watch that opens":           func() { f.contact.made(ctx); f.contact.opened() },
+		"an event":                     func() { must(t, f.store.Update(bookmarkAt(7))) },
+		"a list that was begun before": func() { must(t, f.store.Replace(nil, "1")) },
+	} {
+		if answer(); !f.staleAt(time.Now()) {
+			t.Errorf("%s ended it", what)
+		}
+	}
+	f.store.begins(f.turn)
+	must(t, f.store.Replace(nil, "1"))
+	if f.staleAt(time.Now()) {
+		t.Error("stale although everything has been read anew")
+	}
+}
+
+// TestServerThatOnlyExpiresIsStale answers each watch that its version is gone.
+func TestServerThatOnlyExpiresIsStale(t *testing.T) {
+	cfg := (&bench{}).config(nil, 0)
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	f := feedOf(cfg)
+	requests := observe(cfg.ListWatch, f.contact)
+	requests.complete(t.Context())
+	last := f.LastContact()
+	for range 3 {
+		requests.failed(t.Context(), verbWatch, apierrors.NewResourceExpired("gone"))
+	}
+	if !f.LastContact().Equal(last) {
+		t.Error("an answer that says nothing of the objects counts as contact")
+	}
+}
+
+// silentServer answers lists, or doesn't answer at all: errors make client-go sleep in
+// a way that looks at the real clock, which doesn't go with a bubble of time.
+type silentServer struct{ up chan chan struct{} }
+
+func newSilentServer() *silentServer {
+	s := &silentServer{up: make(chan chan struct{}, 1)}
+	open := make(chan struct{})
+	close(open)
+	s.up <- open
+	return s
+}
+
+func (s *silentServer) set(down bool) {
+	gate := <-s.up
+	if down {
+		gate = make(chan struct{})
+	} else {
+		close(gate)
+	}
+	s.up <- gate
+}
+
+func (s *silentServer) ask(ctx context.Context) error {
+	gate := <-s.up
+	s.up <- gate
+	select {
+	case <-gate:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// plainLists tells client-go's reflector to list in the plain way.
+type plainLists struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported is what the reflector asks.
+func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
+
+func (s *silentServer) listWatch() cache.ListerWatcher {
+	return plainLists{&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+			if err := s.ask(ctx); err != nil {
+				return nil, err
+			}
+			return &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []corev1.Node{*nodeAt(1, "a", "v1", "")}}, nil
+		},
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil },
+	}}
+}
+
+// TestFeedOfAServerThatFallsSilent goes through the loss of contact and its end. What
+// is known stays, and is the same afterwards.
+func TestFeedOfAServerThatFallsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilentServer()
+		cfg := (&bench{}).config(nil, 0)
+		cfg.Logger, cfg.ListWatch = slog.New(slog.DiscardHandler), s.listWatch()
+		cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 30 * time.Second, Ask: s.ask, Logger: cfg.Logger})
+		notified := make(chan bool, 100)
+		var f *Feed[node]
+		cfg.Notify = func() { notified <- f.Stale() }
+		f = feedOf(cfg)
+		runFeed(t, cfg.Server)
+		runFeed(t, f)
+		c := &consumer{feed: f, has: map[string]*node{}}
+		elapse(time.Minute)
+		if !c.take(t) || c.names() != "a=v1" || f.Stale() {
+			t.Fatalf("synced %v with %q, stale %v", f.Synced(), c.names(), f.Stale())
+		}
+		took := c.took
+		for len(notified) > 0 {
+			<-notified
+		}
+		s.set(true)
+		elapse(10 * time.Minute)
+		if len(notified) != 1 || !<-notified || !f.Stale() {
+			t.Error("want one notification that it is stale")
+		}
+		if !f.Synced() || f.Len() != 1 {
+			t.Error("what was known is gone")
+		}
+		s.set(false)
+		elapse(10 * time.Second)
+		if len(notified) != 1 || <-notified || f.Stale() {
+			t.Error("want one notification that it is stale no more")
+		}
+		if c.take(t); c.took != took {
+			t.Errorf("%d changes of what is the same", c.took-took)
+		}
+	})
+}
+
+// TestServerThatWasRestored goes back to an earlier version, in which a watch that
+// goes on from the later one waits.
+func TestServerThatWasRestored(t *testing.T) {
+	t.Parallel()
+	for _, stream := range []bool{true, false} {
+		for _, current := range []bool{true, false} {
+			t.Run(fmt.Sprintf("streamed %v, current %v", stream, current), func(t *testing.T) {
+				t.Parallel()
+				b, f := prepareFeed(t, func(cfg *WatchConfig[node]) { cfg.Current = current })
+				b.api.set(func() { b.api.stream = stream })
+				for _, n := range []string{"a", "b", "c"} {
+					b.api.apply(n, "v1", "")
+				}
+				for range 100 {
+					b.api.bookmark()
+				}
+				runFeed(t, f)
+				c := &consumer{feed: f, has: map[string]*node{}}
+				c.follow(t, "everything", "a=v1 b=v1 c=v1")
+				// A watch that ends without an event has everything listed.
+				b.api.apply("c", "v2", "")
+				c.follow(t, "an event", "a=v1 b=v1 c=v2")
+				address := b.api.address()
+				b.api.stop()
+				eventually(t, "error", func() bool { return f.Err() != nil })
+				b.api.restore(10, "b", "d")
+				b.api.start(t, address)
+				c.follow(t, "what was restored", "b=restored d=restored")
+				b.api.apply("e", "v1", "")
+				c.follow(t, "going on", "b=restored d=restored e=v1")
+			})
+		}
+	}
+}
+
+// TestServerThatWasRestoredBehindAProxy is away without a request that fails: the
+// watch ends, and the next one waits.
+func TestServerThatWasRestoredBehindAProxy(t *testing.T) {
+	t.Parallel()
+	b, f := prepareFeed(t, func(*WatchConfig[node]) {})
+	f.silence = 100 * time.Millisecond
+	b.api.apply("a", "v1", "")
+	for range 100 {
+		b.api.bookmark()
+	}
+	runFeed(t, f)
+	c := &consumer{feed: f, has: map[string]*node{}}
+	c.follow(t, "everything", "a=v1")
+	b.api.restore(10, "b")
+	c.follow(t, "what was restored", "b=restored")
+	b.wantNoFailure(t)
+}
+
+// TestWorkPerEventIsFlat counts what one event allocates among few and many objects.
+func TestWorkPerEventIsFlat(t *testing.T) {
+	per := func(objects int) float64 {
+		f := feedOf((&bench{}).config(nil, 0))
+		var all []any
+		for i := range objects {
+			all = append(all, nodeAt(1, strconv.Itoa(i), "v1", ""))
+		}
+		must(t, f.store.Replace(all, "1"))
+		if changes, _ := f.Changes(); len(changes) != objects {
+			t.Fatalf("%d changes, want %d", len(changes), objects)
+		}
+		version := 0
+		return testing.AllocsPerRun(100, func() {
+			version++
+			if f.store.Update(nodeAt(1, "7", strconv.Itoa(version), "")) != nil {
+				t.Fatal("not updated")
+			}
+			if changes, _ := f.Changes(); len(changes) != 1 {
+				t.Fatalf("%d changes, want 1", len(changes))
+			}
+		})
+	}
+	few, many := per(100), per(10_000)
+	t.Logf("%v allocations per event among 100 objects, %v among 10,000", few, many)
+	if many > few+2 {
+		t.Error("they grow with the number of objects")
+	}
+}
+
+// BenchmarkEvent is one event and what is made of it.
+func BenchmarkEvent(b *testing.B) {
+	for _, objects := range []int{500, 5_000, 50_000} {
+		b.Run(strconv.Itoa(objects), func(b *testing.B) {
+			cfg := (&bench{}).config(nil, 0)
+			cfg.Bounds = Bounds{}
+			f := feedOf(cfg)
+			var all []any
+			for i := range objects {
+				all = append(all, nodeAt(1, strconv.Itoa(i), "v1", ""))
+			}
+			if err := f.store.Replace(all, "1"); err != nil {
+				b.Fatal(err)
+			}
+			f.Changes()
+			for i := 0; b.Loop(); i++ {
+				if err := f.store.Update(nodeAt(1, strconv.Itoa(i%objects), "w"+strconv.Itoa(i), "")); err != nil {
+					b.Fatal(err)
+				}
+				if changes, _ := f.Changes(); len(changes) != 1 {
+					b.Fatal(changes)
+				}
+			}
+		})
+	}
+}
