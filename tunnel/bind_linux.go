@@ -33,6 +33,7 @@ const socketBuffer = 7 << 20
 //     packets, and others to that address as well for a while.
 //   - A message that is refused takes no other of its batch with it.
 //   - The port that Open reports is the real one, also where there is no IPv6.
+//   - wireguard-go gets one handshake message after the other, see [turns].
 //   - What arrives is answered from the address that it was sent to, by whatever
 //     link the routes lead to, until this host doesn't have that address any
 //     more. wireguard-go follows routes only for its own bind, so no link is
@@ -60,6 +61,7 @@ type udpSocket struct {
 	maxPayload int
 	segment    atomic.Bool // UDP_SEGMENT works
 	coalesce   bool        // UDP_GRO is on
+	turns      *turns
 }
 
 // batchConn is what ipv4.PacketConn and ipv6.PacketConn have in common.
@@ -123,6 +125,8 @@ func openPair(port uint16) (four, six *udpSocket, err error) {
 
 func openSocket(network string, port uint16) (*udpSocket, error) {
 	s := new(udpSocket)
+	// A socket that is closed needs no alarm.
+	s.turns = newTurns(time.Now, func(at time.Time) { _ = s.conn.SetReadDeadline(at) })
 	cfg := net.ListenConfig{Control: func(network, _ string, raw syscall.RawConn) error {
 		var err error
 		if controlErr := raw.Control(func(fd uintptr) { err = s.prepare(network, int(fd)) }); controlErr != nil {

@@ -2,9 +2,11 @@ package tunnel
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 
 	"golang.org/x/net/ipv6"
@@ -33,14 +35,41 @@ const grouped = 2
 
 // receive implements [conn.ReceiveFunc].
 func (r *receiver) receive(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int, err error) {
+	for count == 0 && err == nil {
+		count, err = r.once(packets, sizes, endpoints)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = nil // a handshake message may go on
+		}
+	}
+	return count, err
+}
+
+// once reads once, and returns nothing when that was only handshake messages which
+// have to wait.
+func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int, err error) {
+	put := func(datagram []byte, from *bindEndpoint) {
+		sizes[count], endpoints[count] = copy(packets[count], datagram), from
+		count++
+	}
+	r.socket.turns.ready(func(from *bindEndpoint, packet []byte) bool {
+		if count == len(packets) {
+			return false
+		}
+		put(packet, from)
+		return true
+	})
+	if count > 0 {
+		return count, nil
+	}
 	// Delivers datagrams into buffers below end, and returns how many bytes.
 	deliver := func(message []byte, size int, from *bindEndpoint, end int) int {
 		return split(message, size, func(datagram []byte) bool {
 			if count >= end {
 				return false
 			}
-			sizes[count], endpoints[count] = copy(packets[count], datagram), from
-			count++
+			if r.socket.turns.arrived(from, datagram) {
+				put(datagram, from)
+			}
 			return true
 		})
 	}

@@ -43,7 +43,9 @@ func (b *bind) Send(packets [][]byte, to conn.Endpoint) error {
 	if s.segment.Load() {
 		limit = b.paths.limit(e.addr.Addr(), b.now)
 	}
-	return b.send(s, e, packets, limit)
+	err := b.send(s, e, packets, limit)
+	s.turns.sent(e.addr, packets)
+	return err
 }
 
 // send sends packets, those up to limit bytes as segments where that works.
