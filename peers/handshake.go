@@ -47,9 +47,12 @@ const (
 	// that doesn't come.
 	contactBurst = 64
 	// A pass reads the whole device. For so many times as long as that took
-	// there is no other, and for no longer than slowestContact.
-	contactPause   = 20
-	slowestContact = time.Second
+	// there is no other. On a busy machine most of that may have been waiting,
+	// so each peer on the device accounts for pausePerPeer at most: among few, the
+	// next turn isn't held up. It is never longer than longestPause.
+	contactPause = 20
+	pausePerPeer = time.Millisecond
+	longestPause = time.Second
 )
 
 // Rehandshake sees to the first sessions with peers that this process has
@@ -68,8 +71,9 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 	if len(due) == 0 {
 		return nil
 	}
-	seen := make(map[tunnel.Key]bool, len(due))
+	seen, read := make(map[tunnel.Key]bool, len(due)), 0
 	done, err := c.cfg.Device.Contact(ctx, func(p tunnel.PeerStatus) tunnel.Contact {
+		read++
 		peer, ours := due[p.PublicKey]
 		if !ours {
 			return tunnel.ContactNone
@@ -78,7 +82,7 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 		return peer.look(started, &p)
 	})
 	ended := time.Now()
-	c.handshakes.rest = ended.Add(min(contactPause*ended.Sub(started), slowestContact))
+	c.handshakes.rest = ended.Add(pause(ended.Sub(started), read))
 	if done.Anew > 0 {
 		c.log.Debug("handshakes begun anew", "peers", done.Anew)
 	}
@@ -86,6 +90,7 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 		return err
 	}
 	for key, peer := range due {
+		peer.acted(started, ended)
 		if !seen[key] || peer.over {
 			delete(c.handshakes.fresh, key)
 		}
@@ -169,6 +174,12 @@ func (h *handshakes) turn(now time.Time) map[tunnel.Key]*contact {
 	return due
 }
 
+// pause is how long there is no other pass after one that took so long and read so
+// many peers.
+func pause(took time.Duration, read int) time.Duration {
+	return min(contactPause*took, time.Duration(read)*pausePerPeer, longestPause)
+}
+
 // contact is what was seen of and done about a new peer.
 type contact struct {
 	since time.Time // configured
@@ -176,6 +187,7 @@ type contact struct {
 	mute  bool      // we don't know where it is: it has to speak first
 	leads bool      // this side goes on when both have called
 	over  bool
+	began bool // anew, at the last turn
 
 	turn      int
 	heard     int64 // bytes that it had sent at the last turn; with a session, when that was seen
@@ -197,19 +209,31 @@ type contact struct {
 //	yes                    not for unheard turns  -      begin anew: it doesn't reach us
 func (c *contact) look(now time.Time, p *tunnel.PeerStatus) tunnel.Contact {
 	c.turn++
-	all := turns()
-	last := min(c.turn, len(all)-1)
+	c.began = false
 	// A pass that came late must not make the next gap short.
-	c.next = latest(c.since.Add(all[last]), now.Add((all[last]-all[last-1])*3/4))
+	c.next = latest(c.since.Add(turns()[c.last()]), now.Add(c.gap()))
 	switch {
 	case p.LastHandshake.IsZero():
-		c.over = c.turn >= len(all)
+		c.over = c.turn >= len(turns())
 		return c.silent(p)
 	case p.LastHandshake.Before(c.since):
 		c.over = true
 		return tunnel.ContactNone
 	}
 	return c.connected(now, p)
+}
+
+// last is the turn that comes next, and gap the least time until then.
+func (c *contact) last() int          { return min(c.turn, len(turns())-1) }
+func (c *contact) gap() time.Duration { return (turns()[c.last()] - turns()[c.last()-1]) * 3 / 4 }
+
+// acted is told how long it took to do what look said. A new attempt has all of its
+// gap from then on, and on a machine that is slow as much time as it took here: the
+// other side may be on the same.
+func (c *contact) acted(started, ended time.Time) {
+	if c.began {
+		c.next = latest(c.next, ended.Add(max(c.gap(), min(ended.Sub(started), longestPause))))
+	}
 }
 
 func (c *contact) silent(p *tunnel.PeerStatus) tunnel.Contact {
@@ -246,7 +270,7 @@ func (c *contact) connected(now time.Time, p *tunnel.PeerStatus) tunnel.Contact 
 
 // anew forgets what a peer that is added again has forgotten, too.
 func (c *contact) anew() tunnel.Contact {
-	c.session, c.heard = false, 0
+	c.session, c.heard, c.began = false, 0, true
 	return tunnel.ContactAnew
 }
 

@@ -96,6 +96,25 @@ func TestContact(t *testing.T) {
 	}
 }
 
+// What is done takes its time on a busy machine, and the attempt begins when it is
+// done: another one at once would undo it.
+func TestAttemptsHaveTheirGapOnASlowMachine(t *testing.T) {
+	start := time.Unix(1_800_000_000, 0)
+	peer := contact{since: start, leads: true}
+	now := start.Add(turns()[0])
+	for peer.turn < len(turns()) {
+		if peer.look(now, &tunnel.PeerStatus{}) != tunnel.ContactAnew {
+			t.Fatalf("nothing is done at turn %d", peer.turn)
+		}
+		done := now.Add(365 * time.Millisecond)
+		peer.acted(now, done)
+		if gap := peer.next.Sub(done); gap < 365*time.Millisecond {
+			t.Errorf("turn %d comes %v after the attempt before", peer.turn+1, gap)
+		}
+		now = peer.next
+	}
+}
+
 // An attempt that takes longer than the gap to the next one is undone by that. So
 // the gaps grow, and the last attempts leave time for any answer.
 func TestTurnsGrow(t *testing.T) {
@@ -136,6 +155,27 @@ func TestManyNewPeersTakeTurns(t *testing.T) {
 	}
 	if len(seen) != len(r.nodes) {
 		t.Errorf("%d of %d had their turn", len(seen), len(r.nodes))
+	}
+}
+
+// A pass that was slow because the machine was busy must not cost the first contact
+// its next turns: it did so for up to a second, among few peers.
+func TestSlowLooksHoldUpCrowdsOnly(t *testing.T) {
+	for _, c := range []struct {
+		took time.Duration
+		read int
+		want time.Duration
+	}{
+		{100 * time.Millisecond, 0, 0},
+		{100 * time.Millisecond, 1, time.Millisecond},
+		{100 * time.Millisecond, 20, 20 * time.Millisecond},
+		{10 * time.Millisecond, 1000, 200 * time.Millisecond},
+		{100 * time.Millisecond, 5000, time.Second},
+		{time.Minute, 5000, time.Second},
+	} {
+		if got := pause(c.took, c.read); got != c.want {
+			t.Errorf("after %v for %d peers: a pause of %v, want %v", c.took, c.read, got, c.want)
+		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,11 +15,10 @@ import (
 )
 
 // What a first contact is made of: agents learn of each other within contactSpread,
-// one packet of ten is lost, and none may take longer than contactGoal.
+// and one packet of ten is lost.
 const (
 	contactSpread = 50 * time.Millisecond
 	contactLoss   = 0.1
-	contactGoal   = time.Second
 	contactWait   = 30 * time.Second // that long it is waited for
 )
 
@@ -47,7 +45,7 @@ func (b *bench) contacts(ctx context.Context) error {
 			}
 		}
 	}
-	var all []float64
+	var all []time.Duration
 	for i, l := range lots {
 		share := b.contactCount*(i+1)/len(lots) - b.contactCount*i/len(lots)
 		took, err := l.run(ctx, filepath.Join(dir, fmt.Sprint(i)), share)
@@ -55,9 +53,9 @@ func (b *bench) contacts(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", l, err)
 		}
 		all = append(all, took...)
-		b.say("%s: %s", l, distribution(took))
+		b.say("%s: %s", l, contact.Distribution(took))
 	}
-	b.table.note("first contacts, %.0f %% of packets lost, each direction: %s", 100*contactLoss, distribution(all))
+	b.table.note("first contacts, %.0f %% of packets lost, each direction: %s", 100*contactLoss, contact.Distribution(all))
 	return nil
 }
 
@@ -93,13 +91,13 @@ func (l lot) String() string {
 	return fmt.Sprintf("%s, round trip %v", text, 2*l.delay)
 }
 
-// run makes so many first contacts, two at a time, and returns how many seconds each
-// took in each direction.
-func (l lot) run(ctx context.Context, dir string, times int) ([]float64, error) {
+// run makes so many first contacts, two at a time, and returns how long each took in
+// each direction.
+func (l lot) run(ctx context.Context, dir string, times int) ([]time.Duration, error) {
 	const pairs = 2
 	var (
 		mu      sync.Mutex
-		took    []float64
+		took    []time.Duration
 		errs    [pairs]error
 		running sync.WaitGroup
 	)
@@ -121,7 +119,7 @@ func (l lot) run(ctx context.Context, dir string, times int) ([]float64, error) 
 						return err
 					}
 					mu.Lock()
-					took = append(took, one[0].Seconds(), one[1].Seconds())
+					took = append(took, one[:]...)
 					mu.Unlock()
 				}
 				return nil
@@ -130,20 +128,4 @@ func (l lot) run(ctx context.Context, dir string, times int) ([]float64, error) 
 	}
 	running.Wait()
 	return took, errors.Join(errs[:]...)
-}
-
-// distribution writes how long first contacts took.
-func distribution(took []float64) string {
-	if len(took) == 0 {
-		return "none"
-	}
-	sorted := slices.Sorted(slices.Values(took))
-	over := 0
-	for _, t := range sorted {
-		if t > contactGoal.Seconds() {
-			over++
-		}
-	}
-	return fmt.Sprintf("p50 %s, p90 %s, p99 %s, longest %s, %d of %d longer than %v", seconds(quantile(sorted, 0.5)),
-		seconds(quantile(sorted, 0.9)), seconds(quantile(sorted, 0.99)), seconds(sorted[len(sorted)-1]), over, len(sorted), contactGoal)
 }

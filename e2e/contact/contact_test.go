@@ -1,6 +1,7 @@
 package contact
 
 import (
+	"flag"
 	"fmt"
 	"math/bits"
 	"os"
@@ -24,6 +25,11 @@ const kernelVariable = "SEMAPHORE_TEST_KERNEL"
 // eachPair runs a test with pairs of all backends that this machine has.
 func eachPair(t *testing.T, f func(t *testing.T, p *Pair)) {
 	t.Helper()
+	eachPairOver(t, false, f)
+}
+
+func eachPairOver(t *testing.T, ipv6 bool, f func(t *testing.T, p *Pair)) {
+	t.Helper()
 	nstest.Root(t)
 	backends := [][2]string{{tunnel.Userspace, tunnel.Userspace}}
 	if os.Getenv(kernelVariable) != "" {
@@ -33,7 +39,7 @@ func eachPair(t *testing.T, f func(t *testing.T, p *Pair)) {
 	}
 	for _, b := range backends {
 		t.Run(b[0]+" and "+b[1], func(t *testing.T) {
-			p, err := New(Config{Dir: t.TempDir(), Backends: b})
+			p, err := New(Config{Dir: t.TempDir(), Backends: b, IPv6: ipv6})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -238,19 +244,39 @@ func TestSideThatIsNotKnown(t *testing.T) {
 	})
 }
 
+// Flags for measuring, see docs/decisions/0005-handshakes-are-begun-anew.md.
+var (
+	contacts = flag.Int("contacts", 6, "first contacts that TestFirstContacts makes of each kind")
+	slow     = flag.Duration("slow", time.Second, "tell how those went that took longer")
+)
+
 // First contacts as they come, with packets lost.
 func TestFirstContacts(t *testing.T) {
-	eachPair(t, func(t *testing.T, p *Pair) {
-		p.Relay(Lossy(0.1, 2*time.Millisecond))
-		for i := range 6 {
-			took, err := p.Run(Trial{Spread: 50 * time.Millisecond, Restarted: i%3 == 2, Timeout: time.Minute})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if took[0] == time.Minute || took[1] == time.Minute {
-				t.Error("no first contact within a minute")
-			}
-			t.Logf("%v", took)
-		}
-	})
+	for _, ipv6 := range []bool{false, true} {
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[ipv6], func(t *testing.T) {
+			eachPairOver(t, ipv6, func(t *testing.T, p *Pair) {
+				p.Relay(Lossy(0.1, 2*time.Millisecond))
+				var all []time.Duration
+				for i := range *contacts {
+					took, err := p.Run(Trial{Spread: 50 * time.Millisecond, Restarted: i%3 == 2, Timeout: time.Minute})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if took[0] == time.Minute || took[1] == time.Minute {
+						t.Error("no first contact within a minute")
+					}
+					all = append(all, took[:]...)
+					if max(took[0], took[1]) <= *slow {
+						continue
+					}
+					how, err := p.Story()
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Logf("contact %d took %v:\n%s", i, took, how)
+				}
+				t.Log(Distribution(all))
+			})
+		})
+	}
 }

@@ -41,6 +41,9 @@ type Pair struct {
 	spaces [3]*sandbox.Space // those of the sides, and the relay's
 	agents [2]*process
 	relay  relay
+	log    journal
+	begin  time.Time // of the last trial
+	stop   chan struct{}
 }
 
 // process is a side in its process.
@@ -55,7 +58,9 @@ type process struct {
 // New starts two sides that don't know each other. The program has to call
 // RunAsSide first of all.
 func New(cfg Config) (*Pair, error) {
-	p := &Pair{cfg: cfg}
+	p := &Pair{cfg: cfg, stop: make(chan struct{})}
+	p.relay.log = &p.log
+	go p.log.watch(p.stop)
 	if err := p.create(); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -260,8 +265,26 @@ func (p *Pair) Reach(from int, timeout time.Duration) (time.Time, error) {
 	return a.At, err
 }
 
+// Story returns what happened since the last trial began, a line for each event. It
+// can be had once.
+func (p *Pair) Story() (string, error) {
+	events := p.log.take()
+	for side := range p.agents {
+		a, err := p.call(side, command{Call: "events"})
+		if err != nil {
+			return "", err
+		}
+		for _, e := range a.Events {
+			e.Text = fmt.Sprintf("%d: %s", side, e.Text)
+			events = append(events, e)
+		}
+	}
+	return story(p.begin, events), nil
+}
+
 // Close ends both sides.
 func (p *Pair) Close() error {
+	close(p.stop)
 	var errs []error
 	for i, agent := range p.agents {
 		if agent == nil {

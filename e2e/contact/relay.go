@@ -31,6 +31,8 @@ type relay struct {
 	conns [2]*net.UDPConn // where each side sends to
 	sides [2]netip.AddrPort
 
+	log *journal
+
 	mu   sync.Mutex
 	rule Rule
 	done sync.WaitGroup
@@ -65,6 +67,7 @@ func (r *relay) forward(from int) {
 		if rule != nil {
 			delay, pass = rule(Packet{from, buf[0], buf[:n]})
 		}
+		r.log.packet(Packet{from, buf[0], buf[:n]}, delay, pass)
 		switch {
 		case !pass:
 		case delay > 0:

@@ -53,6 +53,7 @@ type answer struct {
 	Anew     int       // count: how often this side began anew
 	Peer     tunnel.PeerStatus
 	HasPeers bool
+	Events   []event // events: what this side did
 }
 
 // RunAsSide ends the process after having been a side, when it was started as one.
@@ -107,6 +108,7 @@ type side struct {
 	subnet     atomic.Pointer[netip.Prefix]
 	peering    *reconcile.Trigger
 	anew       atomic.Int64
+	log        journal
 	halt       func()
 }
 
@@ -131,6 +133,8 @@ func (s *side) do(c command) (a answer, err error) {
 		err = serve(c.From)
 	case "probe":
 		a.At, err = probe(c.From, c.To, c.Timeout)
+	case "events":
+		a.Events = s.log.take()
 	case "look":
 		a.Anew = int(s.anew.Load())
 		a.Peer, a.HasPeers, err = s.look()
@@ -155,7 +159,7 @@ func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 	s.nodes.Store(&[]peers.Node{})
 	s.anew.Store(0)
 	s.controller = peers.NewController(peers.ControllerConfig{
-		Cluster: "other", Device: counted{device, &s.anew},
+		Cluster: "other", Device: counted{device, &s.anew, &s.log},
 		Nodes: func() ([]peers.Node, bool) { return *s.nodes.Load(), true },
 		Rules: func() peers.Rules {
 			var rules peers.Rules
@@ -214,15 +218,29 @@ func (s *side) look() (tunnel.PeerStatus, bool, error) {
 	return status.Peers[0], true, nil
 }
 
-// counted counts how often was begun anew.
+// counted counts how often was begun anew, and takes down what is done.
 type counted struct {
 	*tunnel.Device
 	anew *atomic.Int64
+	log  *journal
+}
+
+// Configure implements peers.Device.
+func (c counted) Configure(ctx context.Context, want []tunnel.Peer) (tunnel.Changes, error) {
+	done, err := c.Device.Configure(ctx, want)
+	c.log.note("configured with %d peers", len(want))
+	return done, err
 }
 
 // Contact implements peers.Device.
 func (c counted) Contact(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Contact) (tunnel.Contacts, error) {
-	done, err := c.Device.Contact(ctx, decide)
+	c.log.note("looks")
+	done, err := c.Device.Contact(ctx, func(p tunnel.PeerStatus) tunnel.Contact {
+		does := decide(p)
+		c.log.note("has sent %d, got %d, session %v: %v", p.TxBytes, p.RxBytes, !p.LastHandshake.IsZero(), does)
+		return does
+	})
+	c.log.note("has looked")
 	c.anew.Add(int64(done.Anew))
 	return done, err
 }

@@ -3,6 +3,7 @@ package contact
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 )
@@ -39,7 +40,11 @@ func (p *Pair) Run(t Trial) (Took, error) {
 			return took, err
 		}
 	}
+	if _, err := p.Story(); err != nil { // of what came before
+		return took, err
+	}
 	begin := time.Now().Add(20 * time.Millisecond)
+	p.begin = begin
 	err := p.each(func(side int) error {
 		at := begin
 		if !known[side] {
@@ -54,6 +59,7 @@ func (p *Pair) Run(t Trial) (Took, error) {
 		return took, err
 	}
 	learnt := time.Now()
+	p.log.note("both know")
 	err = p.each(func(side int) error {
 		reached, err := p.Reach(side, t.Timeout)
 		if err != nil {
@@ -61,6 +67,7 @@ func (p *Pair) Run(t Trial) (Took, error) {
 			return nil
 		}
 		took[side] = max(reached.Sub(learnt), 0)
+		p.log.note("%d: reaches the other since %.1f ms", side, float64(reached.Sub(begin).Microseconds())/1000)
 		return nil
 	})
 	if err != nil {
@@ -117,4 +124,21 @@ func (p *Pair) each(do func(side int) error) error {
 // Lossy loses a packet with the given probability, and delays the others.
 func Lossy(probability float64, delay time.Duration) Rule {
 	return func(Packet) (time.Duration, bool) { return delay, rand.Float64() >= probability }
+}
+
+// Goal is how long a first contact may take, in either direction.
+const Goal = time.Second
+
+// Distribution writes how long first contacts took, each direction by itself.
+func Distribution(took []time.Duration) string {
+	if len(took) == 0 {
+		return "none"
+	}
+	sorted := slices.Sorted(slices.Values(took))
+	within, _ := slices.BinarySearch(sorted, Goal+1)
+	at := func(share float64) time.Duration {
+		return sorted[int(share*float64(len(sorted)-1))].Round(time.Millisecond)
+	}
+	return fmt.Sprintf("p50 %v, p90 %v, p99 %v, longest %v, %d of %d longer than %v",
+		at(0.5), at(0.9), at(0.99), at(1), len(sorted)-within, len(sorted), Goal)
 }

@@ -26,12 +26,14 @@ const (
 
 // image is the machine's whole file system.
 type image struct {
-	guest    string
-	modules  []module
-	tests    []testBinary
-	runExpr  string
-	timeout  time.Duration
-	interval time.Duration
+	guest   string
+	modules []module
+	tests   []testBinary
+	runExpr string
+	// arguments are more for the tests of all packages but the machine's own.
+	arguments []string
+	timeout   time.Duration
+	interval  time.Duration
 }
 
 // write writes the file system as a cpio archive.
@@ -102,6 +104,9 @@ func (i image) addTest(a *archive, t testBinary) (wire.Program, error) {
 	}
 	if i.runExpr != "" && !program.Required {
 		program.Args = append(program.Args, "-test.run="+i.runExpr)
+	}
+	if !program.Required {
+		program.Args = append(program.Args, i.arguments...)
 	}
 	if err := copyFile(a, program.Path, t.file, 0o755); err != nil {
 		return wire.Program{}, err

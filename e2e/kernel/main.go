@@ -54,6 +54,7 @@ type options struct {
 	modules     string
 	parameters  string
 	run         string
+	testArgs    string
 	memory      int
 	timeout     time.Duration
 	testTimeout time.Duration
@@ -110,6 +111,7 @@ func parseOptions(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&opts.modules, "modules", "wireguard,veth,tun,bridge,dummy,nf_tables,nft_fib_inet,nft_chain_nat,nft_masq,ip_vs,ip_vs_rr", "kernel `modules` to load, comma-separated")
 	flags.StringVar(&opts.parameters, "append", "", "more `parameters` for the kernel's command line, such as ipv6.disable=1")
 	flags.StringVar(&opts.run, "run", "", "run only the tests that this `expression` matches")
+	flags.StringVar(&opts.testArgs, "args", "", "more `arguments` for the tests, separated by spaces")
 	flags.IntVar(&opts.memory, "memory", 1024, "memory of the machine in `MiB`")
 	flags.DurationVar(&opts.timeout, "timeout", 30*time.Minute, "time for everything")
 	flags.DurationVar(&opts.testTimeout, "test-timeout", 10*time.Minute, "time for the tests of one package")
@@ -218,7 +220,7 @@ func build(ctx context.Context, opts options, dir string, out io.Writer) (machin
 	}
 	initrd := filepath.Join(dir, "initrd")
 	err = writeImage(initrd, image{
-		guest: guest, modules: modules, tests: tests, runExpr: opts.run,
+		guest: guest, modules: modules, tests: tests, runExpr: opts.run, arguments: strings.Fields(opts.testArgs),
 		timeout: opts.testTimeout, interval: 2 * time.Second,
 	})
 	if err != nil {
