@@ -2,6 +2,21 @@
 // variables, flags (which win over the environment), and the JSON file of the
 // original tools in place of the variables that describe clusters.
 //
+// A setting is a field of one of the structs below, with what is to be said of it
+// in its tags; envconfig makes the names of variables of them:
+//
+//	envconfig  the variable, without what all or those of a remote begin with
+//	desc       the meaning, for -help
+//	default    what counts when it is unset or empty
+//	required   why it must be set; some are required under conditions, in code
+//	range      least and most, of numbers and bytes
+//	oneof      the words that it can be
+//	zero       a word for 0
+//	holds      what has its addresses in a list of subnets
+//	empty      "off": it can be set to nothing
+//	flag       flags that set it, too
+//	file       where it is in the JSON file: section and key
+//
 // Every fault of a configuration is reported at once, each naming the setting
 // that it came from, and before anything else happens.
 package config
@@ -16,21 +31,13 @@ import (
 // or APIURL, TokenFile and one of CAURL and CAFile are. All empty means the
 // cluster that the process runs in; only the local cluster may be left so.
 type Access struct {
-	// Kubeconfig is the path of a kubeconfig file; its current context counts.
-	Kubeconfig string
-	// APIURL is the https address of the API server.
-	APIURL string
-	// CAURL is an https address that serves the certificates, in PEM, that the
-	// API server's certificate must chain to.
-	CAURL string
-	// CASHA256 are the SHA-256 fingerprints of the certificates that count of
-	// those that CAURL serves, comma-separated, in lower-case hexadecimal. Empty:
-	// all of them count.
-	CASHA256 string
-	// CAFile is a path of such certificates.
-	CAFile string
-	// TokenFile is the path of a bearer token, read anew as it rotates.
-	TokenFile string
+	Kubeconfig string `envconfig:"KUBECONFIG" file:"remote.kubeConfigPath" desc:"path of a kubeconfig for the remote; or the next ones"`
+	APIURL     string `envconfig:"API_URL" file:"remote.remoteAPIURL" desc:"https address of the remote's API server"`
+	CAURL      string `envconfig:"CA_URL" file:"remote.remoteCAURL" desc:"https address that serves the certificates that the API server's must chain to; or"`
+	CAFile     string `envconfig:"CA_FILE" file:"remote.remoteCAPath" desc:"path of a file that holds them, read again when it changes"`
+	// CASHA256 is in lower-case hexadecimal. Empty: all that CAURL serves count.
+	CASHA256  string `envconfig:"CA_SHA256" file:"remote.remoteCASHA256" desc:"SHA-256 fingerprints of certificates, comma-separated: of those that _CA_URL serves only these count"`
+	TokenFile string `envconfig:"TOKEN_FILE" file:"remote.remoteSATokenPath" desc:"path of a service account's token, read anew as it rotates"`
 }
 
 // InCluster reports whether a is the access of a pod to its own cluster.
@@ -44,50 +51,38 @@ func (a Access) Pins() []string {
 	return strings.Split(a.CASHA256, ",")
 }
 
-// Remote is one remote cluster.
+// Remote is one remote cluster. Lists of subnets are masked and sorted.
 type Remote struct {
 	// Name is the cluster's name, a DNS label, the same in all configurations.
-	Name string
+	Name string `ignored:"true"`
 	// Access is never that of the own cluster.
-	Access Access
-	// PodSubnets are masked and sorted; no two of a configuration overlap.
+	Access Access `ignored:"true"`
+	// PodSubnets don't overlap, neither each other nor those of another remote.
 	// Empty only for the mirror and policy, which then accept any address.
-	PodSubnets []netip.Prefix
+	PodSubnets []netip.Prefix `envconfig:"POD_SUBNETS" file:"remote.podSubnet" holds:"pods" desc:"the remote's pod subnets, IPv4 and IPv6, comma-separated (required by semaphore-wireguard)"`
 	// PodSubnetsFrom is the setting that PodSubnets were read from, for faults.
-	PodSubnetsFrom string
-	// NodeSubnets are where endpoints of its nodes may be, masked and sorted;
-	// empty: anywhere.
-	NodeSubnets []netip.Prefix
-	// ResyncPeriod is how often everything is looked at again without an
-	// event; 0 is never.
-	ResyncPeriod time.Duration
-	// StaleAfter is how long the last known state counts without contact to
-	// the remote; 0 is for ever.
-	StaleAfter time.Duration
-	// ListenPort is the local UDP port of this remote's WireGuard device.
-	ListenPort int
-	// MTU is that of this remote's WireGuard device, in bytes; 0 is that of the
-	// network between the nodes less WireGuard's overhead.
-	MTU int
-	// MaxPeers is how many of the remote's nodes may be peers.
-	MaxPeers int
-	// MaxAnswer is the most bytes of one list of the remote's objects, and four
-	// times as many as are kept of one kind of them.
-	MaxAnswer int64
-	// MaxObjects is the most objects that are kept of one kind; 0: as many as
-	// suit the kind.
-	MaxObjects int
-	// MaxServices is how many Services are made for this remote's.
-	MaxServices int
-	// MaxSlices is how many EndpointSlices are made for this remote's services.
-	MaxSlices int
-	// MaxAddresses is how many addresses of this remote's pods are written to
-	// EndpointSlices, and to network sets.
-	MaxAddresses int
-	// MaxSets is how many network sets are made for this remote's pods.
-	MaxSets int
-	// ServicePrefix starts the names of services mirrored from this remote.
-	ServicePrefix string
+	PodSubnetsFrom string         `ignored:"true"`
+	NodeSubnets    []netip.Prefix `envconfig:"NODE_SUBNETS" file:"remote.nodeSubnets" holds:"nodes" desc:"where endpoints of the remote's nodes may be, IPv4 and IPv6, comma-separated, for semaphore-wireguard (default: anywhere but in this cluster)"`
+	ResyncPeriod   time.Duration  `envconfig:"RESYNC_PERIOD" file:"remote.resyncPeriod" default:"0" desc:"how often everything is looked at again without an event; 0 is never"`
+	StaleAfter     time.Duration  `envconfig:"STALE_AFTER" file:"remote.staleAfter" default:"0" desc:"how long the last known state counts without contact, for mirrors and network sets; 0 is for ever"`
+	// MaxAnswer is at least what one object has, and some more.
+	MaxAnswer int64 `envconfig:"MAX_ANSWER" file:"remote.maxAnswer" default:"256Mi" range:"4Mi,64Gi" desc:"most bytes of one list of the remote's objects, as in 64Mi; a quarter of it is kept of each kind at most"`
+	// MaxObjects of 0 is as many as suit the kind.
+	MaxObjects   int `envconfig:"MAX_OBJECTS" file:"remote.maxObjects" range:"1,10000000" desc:"most objects of one kind that are kept of the remote (default 10000 nodes, 50000 of other kinds)"`
+	MaxServices  int `envconfig:"MAX_SERVICES" file:"remote.maxServices" default:"2000" range:"1,10000000" desc:"how many Services semaphore-service-mirror makes for the remote's"`
+	MaxSlices    int `envconfig:"MAX_SLICES" file:"remote.maxSlices" default:"10000" range:"1,10000000" desc:"how many EndpointSlices semaphore-service-mirror makes for the remote's services"`
+	MaxAddresses int `envconfig:"MAX_ADDRESSES" file:"remote.maxAddresses" default:"100000" range:"1,10000000" desc:"how many addresses of the remote are written to EndpointSlices, and to network sets"`
+	MaxSets      int `envconfig:"MAX_SETS" file:"remote.maxSets" default:"2000" range:"1,10000000" desc:"how many network sets semaphore-policy makes for the remote's pods"`
+	// ListenPort is local.
+	ListenPort int `envconfig:"WG_LISTEN_PORT" file:"remote.wgListenPort" range:"1,65535" desc:"UDP port of this remote's WireGuard device (default 51820 for the first remote, 51821 for the second, ...)"`
+	// MTU is at least what IPv4 hosts must be able to put together (RFC 791), and
+	// leaves room in the largest packet for the headers of IPv6 (40 bytes), UDP (8)
+	// and WireGuard (32). 0 is auto.
+	MTU int `envconfig:"WG_MTU" file:"remote.wgDeviceMTU" default:"auto" zero:"auto" range:"576,65455" desc:"MTU of this remote's WireGuard device; auto is that of the network between the nodes less 80"`
+	// MaxPeers is at most what a device takes (the kernel's MAX_PEERS_PER_DEVICE and
+	// wireguard-go's MaxPeers are 2^20 and 2^16).
+	MaxPeers      int    `envconfig:"WG_MAX_PEERS" file:"remote.wgMaxPeers" default:"2000" range:"1,65536" desc:"how many of the remote's nodes may be peers; those that were accepted first stay"`
+	ServicePrefix string `envconfig:"SERVICE_PREFIX" file:"remote.servicePrefix" desc:"what the names of services mirrored from the remote start with (default: the remote's name)"`
 }
 
 // Values of Base.ListenAuth.
@@ -98,23 +93,19 @@ const (
 
 // Base is what all programs have in common.
 type Base struct {
-	// ClusterName is the local cluster. Empty only for the policy program
-	// started with -target-cluster-name, as the original one is.
-	ClusterName string
+	// ClusterName is empty only for the policy program started with
+	// -target-cluster-name, as the original one is.
+	ClusterName string `envconfig:"CLUSTER_NAME" file:"local.name" desc:"this cluster: a DNS label, the same in the configuration of all clusters (required)"`
 	// Remotes are in the order in which they were configured.
-	Remotes []Remote
+	Remotes []Remote `envconfig:"REMOTES" desc:"the remote clusters, comma-separated, as in gcp,merit (required)"`
 	// Local is the access to the local cluster.
-	Local Access
-	// ListenAddress is where metrics and status are served.
-	ListenAddress string
-	// ListenAuth is ListenAuthNone or ListenAuthToken.
-	ListenAuth string
-	// ProbeAddress is where probes are answered, on another port.
-	ProbeAddress string
-	// LogLevel is one of debug, info, warn and error.
-	LogLevel string
-	// LogFormat is json or text.
-	LogFormat string
+	Local         Access `ignored:"true"`
+	ListenAddress string `envconfig:"LISTEN_ADDRESS" flag:"listen-address" desc:"where metrics and status are served (default for semaphore-wireguard: port 7773 of SEMAPHORE_HOST_IP, or of the loopback without it; for the others \":8080\")"`
+	ListenAuth    string `envconfig:"LISTEN_AUTH" default:"none" oneof:"none,token" desc:"who gets metrics and status there: none is everybody, token is who shows a token of an account that may get the path"`
+	// ProbeAddress is on another port.
+	ProbeAddress string `envconfig:"PROBE_ADDRESS" desc:"where the kubelet gets /healthz and /readyz, and the own host, or pod, metrics and status as well (default \"127.0.0.1:7774\" for semaphore-wireguard, \":8081\" for the others)"`
+	LogLevel     string `envconfig:"LOG_LEVEL" flag:"log-level" default:"info" oneof:"debug,info,warn,error" desc:"debug, info, warn or error"`
+	LogFormat    string `envconfig:"LOG_FORMAT" default:"json" oneof:"json,text" desc:"json, or text for people"`
 }
 
 // Logging returns the level and the format of the log.
@@ -132,8 +123,18 @@ func (b *Base) TokenFiles() map[string]string {
 	return files
 }
 
+// sources are settings of all programs that say where others come from.
+type sources struct {
+	ClustersConfig string `envconfig:"CLUSTERS_CONFIG" flag:"clusters-config" desc:"path of a JSON file that takes the place of SEMAPHORE_CLUSTER_NAME and all SEMAPHORE_REMOTE variables"`
+	Kubeconfig     string `envconfig:"KUBECONFIG" file:"local.kubeConfigPath" flag:"kube-config,local-kube-config" desc:"path of a kubeconfig for this cluster; without it the pod's service account is used"`
+}
+
 // Pod is the pod that a program runs in, which its Events are about.
-type Pod struct{ Namespace, Name, UID string }
+type Pod struct {
+	Namespace string `ignored:"true"`
+	Name      string `envconfig:"NAME" desc:"name of the pod that this runs in, which its Events are about; without it there are none"`
+	UID       string `envconfig:"UID" desc:"UID of that pod"`
+}
 
 // Known reports whether there is anything for Events to be about.
 func (p Pod) Known() bool { return p.Namespace != "" && p.Name != "" && p.UID != "" }
@@ -154,50 +155,38 @@ const (
 // Wireguard configures semaphore-wireguard.
 type Wireguard struct {
 	Base
-	// NodeName is the Kubernetes node that the process runs on.
-	NodeName string
+	NodeName string `envconfig:"NODE_NAME" flag:"node-name" required:"the node that this runs on, from spec.nodeName" desc:"the Kubernetes node that this runs on (required)"`
 	// Pod may be unknown.
 	Pod Pod
-	// Backend is BackendAuto, BackendKernel or BackendUserspace.
-	Backend string
-	// KeyPath is the absolute path of the folder of private keys.
-	KeyPath string
-	// RouteSrc is RouteSrcAuto, RouteSrcNone or an address.
-	RouteSrc string
-	// PeerMetrics is how many peers of a remote have metrics of their own; 0:
-	// none.
-	PeerMetrics int
-	// LocalSubnets are where this cluster has its nodes, pods and services,
-	// beside what the API server tells; masked and sorted.
-	LocalSubnets []netip.Prefix
-	// SourceFilter asks to drop packets that claim a remote pod's address and
-	// didn't come through the tunnel.
-	SourceFilter bool
+	// LocalSubnets are masked and sorted.
+	LocalSubnets []netip.Prefix `envconfig:"LOCAL_SUBNETS" holds:"addresses of a cluster" desc:"where this cluster has nodes, pods and services, comma-separated, beside what its API server tells: no remote's endpoint may be there"`
+	Backend      string         `envconfig:"WG_BACKEND" default:"auto" oneof:"auto,kernel,userspace" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
+	// KeyPath is absolute.
+	KeyPath      string `envconfig:"WG_KEY_PATH" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
+	RouteSrc     string `envconfig:"WG_ROUTE_SRC" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
+	SourceFilter bool   `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether packets are dropped that claim a remote pod's address and didn't come through the tunnel"`
+	PeerMetrics  int    `envconfig:"WG_PEER_METRICS" default:"1000" range:"0,1000000" desc:"how many peers of each remote have metrics of their own; 0 is none"`
 	// Cleanup asks to remove all that the program ever set up, and to end.
-	Cleanup bool
+	Cleanup bool `ignored:"true"`
+}
+
+// agentSources are settings of semaphore-wireguard that others are made of.
+type agentSources struct {
+	HostIP    string `envconfig:"HOST_IP" desc:"the node's own address, from status.hostIP; where metrics and status are served by default"`
+	Namespace string `envconfig:"NAMESPACE" desc:"namespace of its Events (default: the pod's)"`
 }
 
 // Mirror configures semaphore-service-mirror.
 type Mirror struct {
 	Base
-	// LeaderElection lets several replicas run, one of them at work.
-	LeaderElection bool
-	// Namespace holds the leader election's Lease.
-	Namespace string
-	// MirrorNamespace is where the mirrors live.
-	MirrorNamespace string
-	// MirrorSelector is the label selector of services to mirror; empty: none.
-	MirrorSelector string
-	// GlobalSelector is the label selector of global services; empty: none.
-	GlobalSelector string
-	// RoutingStrategyLabel is the label selector of global services that
-	// prefer local endpoints; empty: none.
-	RoutingStrategyLabel string
-	// LegacyEndpoints also writes objects of the deprecated Endpoints API.
-	LegacyEndpoints bool
-	// RemovalGrace is how long after the program's start what came from a remote
-	// that is no longer configured stays; 0: it doesn't.
-	RemovalGrace time.Duration
+	LeaderElection       bool          `envconfig:"LEADER_ELECTION" default:"true" desc:"whether several replicas agree on one that works"`
+	Namespace            string        `envconfig:"NAMESPACE" desc:"namespace of the leader election's Lease (default: the pod's)"`
+	MirrorNamespace      string        `envconfig:"MIRROR_NAMESPACE" flag:"mirror-ns" file:"global.mirrorNamespace" desc:"namespace of the mirrors (default: the pod's)"`
+	MirrorSelector       string        `envconfig:"MIRROR_SELECTOR" flag:"mirror-svc-label-selector,label-selector" file:"global.mirrorSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/mirror-service=true" desc:"label selector of services to mirror; empty: none"`
+	GlobalSelector       string        `envconfig:"GLOBAL_SELECTOR" flag:"global-svc-label-selector" file:"global.globalSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/global-service=true" desc:"label selector of global services; empty: none"`
+	RoutingStrategyLabel string        `envconfig:"GLOBAL_ROUTING_STRATEGY_LABEL" flag:"global-svc-routing-strategy-label" file:"global.globalSvcRoutingStrategyLabel" empty:"off" default:"mirror.semaphore.uw.io/global-service-routing-strategy=local-first" desc:"label selector of global services that prefer local endpoints; empty: none"`
+	LegacyEndpoints      bool          `envconfig:"MIRROR_LEGACY_ENDPOINTS" default:"false" desc:"whether to write objects of the deprecated Endpoints API as well"`
+	RemovalGrace         time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"how long what came from a remote that is no longer configured stays, from the start of the program on; 0: it is removed at once"`
 }
 
 // Values of Policy.CalicoAPI.
@@ -210,33 +199,22 @@ const (
 // Policy configures semaphore-policy.
 type Policy struct {
 	Base
-	// LeaderElection lets several replicas run, one of them at work.
-	LeaderElection bool
-	// Namespace holds the leader election's Lease.
-	Namespace string
+	LeaderElection bool   `envconfig:"LEADER_ELECTION" default:"true" desc:"whether several replicas agree on one that works"`
+	Namespace      string `envconfig:"NAMESPACE" desc:"namespace of the leader election's Lease and of Events (default: the pod's)"`
 	// Pod may be unknown.
-	Pod Pod
-	// LabelDomain is what stands before the slash in the labels of pods and sets.
-	LabelDomain string
-	// ManagedBy is the value of the label that marks sets as ours.
-	ManagedBy string
-	// CalicoAPI is CalicoAPIAuto, CalicoAPIV3 or CalicoAPIV1.
-	CalicoAPI string
-	// IncludeHostNetwork lets addresses of pods on the host network in, which
-	// are those of whole nodes.
-	IncludeHostNetwork bool
-	// FullResyncPeriod is how often all sets are compared with the cluster.
-	FullResyncPeriod time.Duration
-	// RemovalGrace is how long after the program's start what came from a remote
-	// that is no longer configured stays; 0: it doesn't.
-	RemovalGrace time.Duration
+	Pod                Pod
+	LabelDomain        string        `envconfig:"POLICY_LABEL_DOMAIN" default:"policy.semaphore.uw.io" desc:"what stands before the slash in the labels of pods and network sets"`
+	ManagedBy          string        `envconfig:"POLICY_MANAGED_BY" default:"semaphore-policy" desc:"value of the managed-by label of network sets"`
+	CalicoAPI          string        `envconfig:"POLICY_CALICO_API" default:"auto" oneof:"auto,v3,v1" desc:"auto, v3 or v1: the API group that network sets are written to"`
+	IncludeHostNetwork bool          `envconfig:"POLICY_INCLUDE_HOST_NETWORK" default:"false" desc:"whether pods on the host network count, with the addresses of their nodes"`
+	FullResyncPeriod   time.Duration `envconfig:"POLICY_FULL_RESYNC_PERIOD" flag:"full-store-resync-period" default:"1h" desc:"how often all network sets are compared with the cluster; 0 is never"`
+	RemovalGrace       time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"how long what came from a remote that is no longer configured stays, from the start of the program on; 0: it is removed at once"`
 }
 
 // Tokens configures semaphore-tokens.
 type Tokens struct {
 	Base
-	// Namespace holds the Secrets with the remotes' tokens.
-	Namespace string
+	Namespace string `envconfig:"NAMESPACE" desc:"namespace of the Secrets with the remotes' tokens (default: the pod's)"`
 	// All asks to renew tokens that aren't due, too.
-	All bool
+	All bool `ignored:"true"`
 }

@@ -18,40 +18,32 @@ import (
 // The JSON file of the original tools. semaphore-wireguard calls its sections
 // local and remotes, semaphore-service-mirror localCluster, remoteClusters and
 // global; all programs here read both forms. Keys are matched without regard
-// to case, as those tools do. The keys remoteCAPath, remoteCASHA256, nodeSubnets,
-// staleAfter, those that begin with max, and wgMaxPeers are ours.
-
-// fileKey is a key of an object of the file: what it sets, and how its value
-// is written.
-type fileKey struct {
-	to     *setting
-	decode func(json.RawMessage) (string, error)
-}
+// to case, as those tools do. They stand in the tag "file" of the settings; those of a
+// remote that the original tools don't have are ours.
 
 // readFile takes the clusters from the file that a setting names.
-func (l *loader) readFile(file *setting) error {
-	path := *file.value
-	content, err := os.ReadFile(path)
+func (l *loader) readFile(file *setting) {
+	content, err := os.ReadFile(file.text)
 	if err != nil {
 		l.faults.add(file.origin, "%w", err)
-		return nil
+		return
 	}
-	return l.parseFile(path, content)
+	l.parseFile(file.text, content)
 }
 
-func (l *loader) parseFile(path string, content []byte) error {
+func (l *loader) parseFile(path string, content []byte) {
 	in := " in " + path
 	var document map[string]json.RawMessage
 	if err := json.Unmarshal(content, &document); err != nil {
 		l.faults.add(path, "not the JSON object that it should be: %s", located(err, content))
-		return nil
+		return
 	}
 	var remotesKey string
 	var remotes []json.RawMessage
 	for _, key := range slices.Sorted(maps.Keys(document)) {
 		switch value := document[key]; strings.ToLower(key) {
 		case "local", "localcluster":
-			l.parseLocal(key, in, value)
+			l.parseObject("local", key, in, value, l.settings)
 		case "remotes", "remoteclusters":
 			if remotesKey != "" {
 				l.faults.add(key+in, "set together with %s", remotesKey)
@@ -62,130 +54,77 @@ func (l *loader) parseFile(path string, content []byte) error {
 				l.faults.add(key+in, "not a list of at least one remote cluster")
 			}
 		case "global":
-			l.parseGlobal(key, in, value)
+			l.parseObject("global", key, in, value, l.settings)
 		default:
 			l.warnings = append(l.warnings, key+in+": unknown, and has no effect")
 		}
 	}
-	if l.local == "" {
+	if name := l.setting(&l.base.ClusterName); name.text == "" {
 		l.faults.add("local.name"+in, "required: the name of this cluster")
 	} else {
-		l.faults.valid("local.name"+in, l.local, validation.IsDNS1123Label)
+		l.faults.valid("local.name"+in, name.text, validation.IsDNS1123Label)
 	}
 	if remotesKey == "" {
 		l.faults.add("remotes"+in, "required: at least one remote cluster")
 	}
 	for i, value := range remotes {
-		if err := l.parseRemote(fmt.Sprintf("%s[%d]", remotesKey, i), in, value); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (l *loader) parseLocal(key, in string, value json.RawMessage) {
-	name := setting{value: &l.local}
-	kubeconfig := setting{value: new(string)}
-	l.parseObject(key, in, value, map[string]fileKey{
-		"name":           {&name, text},
-		"kubeConfigPath": {&kubeconfig, text},
-	})
-	// A flag or a variable wins over the file.
-	if s := l.setting(&l.common.Kubeconfig); kubeconfig.set && !s.set {
-		s.write(*kubeconfig.value, kubeconfig.origin)
+		l.parseRemote(fmt.Sprintf("%s[%d]", remotesKey, i), in, value)
 	}
 }
 
-func (l *loader) parseGlobal(key, in string, value json.RawMessage) {
-	if l.fileGlobals == nil {
-		return // it is another program's
+func (l *loader) parseRemote(path, in string, value json.RawMessage) {
+	name := setting{field: new(string), origin: path + ".name" + in, tag: `file:"remote.name"`}
+	remote := newRawRemote("", name.origin)
+	for _, s := range remote.settings {
+		s.origin = path + "." + strings.TrimPrefix(s.tag.Get("file"), "remote.") + in
 	}
-	found := map[string]*setting{}
-	// The original could skip its first comparison with the cluster; we never do.
-	keys := map[string]fileKey{"serviceSync": {new(setting), ignored}, "endpointSliceSync": {new(setting), ignored}}
-	for name := range l.fileGlobals {
-		found[name] = &setting{value: new(string)}
-		keys[name] = fileKey{found[name], text}
+	if !l.parseObject("remote", path, in, value, append([]*setting{&name}, remote.settings...)) {
+		return
 	}
-	l.parseObject(key, in, value, keys)
-	for name, field := range l.fileGlobals {
-		if s := l.setting(field); found[name].set && !s.set {
-			s.write(*found[name].value, found[name].origin)
-		}
+	if name.text == "" {
+		l.faults.add(name.origin, "required: the name of the remote cluster")
+		return
 	}
-}
-
-func (l *loader) parseRemote(path, in string, value json.RawMessage) error {
-	var name string
-	remote, err := newRawRemote("", path+in, func(string) (string, bool) { return "", false })
-	if err != nil {
-		return err
-	}
-	v := &remote.vars
-	nameSetting := setting{value: &name, origin: path + ".name" + in}
-	ok := l.parseObject(path, in, value, map[string]fileKey{
-		"name":              {&nameSetting, text},
-		"kubeConfigPath":    {remote.of(&v.Kubeconfig), text},
-		"remoteAPIURL":      {remote.of(&v.API.URL), text},
-		"remoteCAURL":       {remote.of(&v.CA.URL), text},
-		"remoteCAPath":      {remote.of(&v.CA.File), text},
-		"remoteCASHA256":    {remote.of(&v.CA.SHA256), text},
-		"remoteSATokenPath": {remote.of(&v.TokenFile), text},
-		"podSubnet":         {remote.of(&v.PodSubnets), text},
-		"nodeSubnets":       {remote.of(&v.NodeSubnets), text},
-		"resyncPeriod":      {remote.of(&v.ResyncPeriod), duration},
-		"staleAfter":        {remote.of(&v.StaleAfter), duration},
-		"maxAnswer":         {remote.of(&v.MaxAnswer), text},
-		"maxObjects":        {remote.of(&v.MaxObjects), number},
-		"maxServices":       {remote.of(&v.MaxServices), number},
-		"maxSlices":         {remote.of(&v.MaxSlices), number},
-		"maxAddresses":      {remote.of(&v.MaxAddresses), number},
-		"maxSets":           {remote.of(&v.MaxSets), number},
-		"wgMaxPeers":        {remote.of(&v.WG.MaxPeers), number},
-		"wgListenPort":      {remote.of(&v.WG.ListenPort), number},
-		"wgDeviceMTU":       {remote.of(&v.WG.MTU), number},
-		"servicePrefix":     {remote.of(&v.ServicePrefix), text},
-	})
-	if !ok {
-		return nil
-	}
-	if name == "" {
-		l.faults.add(path+".name"+in, "required: the name of the remote cluster")
-		return nil
-	}
-	remote.name, remote.nameFrom = name, nameSetting.origin
+	remote.Name, remote.nameFrom = name.text, name.origin
 	l.remotes = append(l.remotes, remote)
-	return nil
 }
 
-// parseObject writes the settings of an object's keys. Those that it doesn't
-// have learn where they would be.
-func (l *loader) parseObject(path, in string, value json.RawMessage, keys map[string]fileKey) bool {
+// parseObject writes the settings that a section's keys stand for, but those that a flag
+// or a variable has set. It returns false when the value isn't an object.
+func (l *loader) parseObject(section, path, in string, value json.RawMessage, settings []*setting) bool {
+	of := func(s *setting) bool { return strings.HasPrefix(s.tag.Get("file"), section+".") }
+	if !slices.ContainsFunc(settings, of) {
+		return true // It is another program's.
+	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(value, &object); err != nil {
 		l.faults.add(path+in, "not a JSON object")
 		return false
 	}
-	for name, key := range keys {
-		key.to.origin = path + "." + name + in
-	}
-	for _, written := range slices.Sorted(maps.Keys(object)) {
-		origin := path + "." + written + in
-		key, known := keys[written]
-		for name := range keys {
-			if !known && strings.EqualFold(name, written) {
-				key = keys[name]
+	for _, key := range slices.Sorted(maps.Keys(object)) {
+		origin := path + "." + key + in
+		i := slices.IndexFunc(settings, func(s *setting) bool { return strings.EqualFold(s.tag.Get("file"), section+"."+key) })
+		if i < 0 {
+			// The original could skip its first comparison with the cluster; we never do.
+			if skips := []string{"global.servicesync", "global.endpointslicesync"}; !slices.Contains(skips, strings.ToLower(section+"."+key)) {
+				l.warnings = append(l.warnings, origin+": unknown, and has no effect")
 			}
-		}
-		if key.to == nil {
-			l.warnings = append(l.warnings, origin+": unknown, and has no effect")
 			continue
 		}
-		content, err := key.decode(object[written])
-		if err != nil {
+		s := settings[i]
+		form := text
+		switch s.field.(type) {
+		case *int:
+			form = number
+		case *time.Duration:
+			form = duration
+		}
+		content, err := form(object[key])
+		switch {
+		case err != nil:
 			l.faults.add(origin, "%w", err)
-		} else if content != "" {
-			key.to.write(content, origin)
+		case content != "" && (section == "remote" || !s.set):
+			s.write(content, origin)
 		}
 	}
 	return true
@@ -227,8 +166,6 @@ func duration(value json.RawMessage) (string, error) {
 	}
 	return n.String(), nil
 }
-
-func ignored(json.RawMessage) (string, error) { return "", nil }
 
 // located adds the line to an error about JSON.
 func located(err error, content []byte) string {

@@ -246,17 +246,12 @@ func FuzzClustersFile(f *testing.F) {
 	f.Add([]byte(`{"localCluster":{"name":"a"},"remoteClusters":[{"name":"b"},{"name":"b"},null],"global":{"serviceSync":1}}`))
 	f.Add([]byte(`{"LOCAL":null,"remotes":[{"NAME":"x","wgListenPort":-1,"wgDeviceMTU":99999999999999999999}]}`))
 	f.Fuzz(func(t *testing.T, content []byte) {
-		l, err := newLoader("fuzz", "", new(wireguardVars))
+		var cfg Mirror
+		l := newLoader("fuzz", "", &cfg.Base, &cfg)
+		l.parseFile("file", content)
+		l.decode(needs{wireguard: true, servicePrefix: true})
+		base, _, err := finish(l, cfg.Base)
 		if err != nil {
-			t.Fatal(err)
-		}
-		l.fileGlobals = map[string]*string{}
-		if err := l.parseFile("file", content); err != nil {
-			t.Fatalf("not a fault but an error: %v", err)
-		}
-		fillDefaults(l.settings)
-		base := l.base("127.0.0.1:7773", "127.0.0.1:7774", needs{wireguard: true, servicePrefix: true})
-		if l.faults.join() != nil {
 			return
 		}
 		var subnets []netip.Prefix
@@ -268,7 +263,7 @@ func FuzzClustersFile(f *testing.F) {
 				}
 				seen[unique] = true
 			}
-			if len(validation.IsDNS1123Label(r.Name)) > 0 || r.ListenPort < 1 || r.ListenPort > 65535 || r.MTU != 0 && r.MTU < minMTU || r.MTU > maxMTU ||
+			if len(validation.IsDNS1123Label(r.Name)) > 0 || r.ListenPort < 1 || r.ListenPort > 65535 || r.MTU != 0 && r.MTU < 576 || r.MTU > 65455 ||
 				r.ResyncPeriod < 0 || r.StaleAfter < 0 || len(r.PodSubnets) == 0 || r.Access.InCluster() {
 				t.Errorf("accepted %+v", r)
 			}

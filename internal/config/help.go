@@ -15,14 +15,10 @@ func (l *loader) help(out io.Writer) {
 	l.commands(&b)
 	b.WriteString("\nSettings are environment variables; flags win over them.\n\n")
 	describeAll(&b, l.settings)
-	if remote, err := inspect(groupPrefix("<name>"), new(remoteVars)); err == nil {
-		b.WriteString("\nFor each remote, where <NAME> is its name in capitals, with _ for -:\n\n")
-		describeAll(&b, remote)
-	}
+	b.WriteString("\nFor each remote, where <NAME> is its name in capitals, with _ for -:\n\n")
+	describeAll(&b, remoteSettings(groupPrefix("<name>"), new(Remote)))
 	b.WriteString("\nFlags without a variable:\n\n")
-	for _, s := range l.targetSettings {
-		describe(&b, "", s.flags(), "", s.tag.Get("desc"))
-	}
+	describeAll(&b, l.target)
 	var rest []string
 	for name, usage := range l.ownFlags() {
 		rest = append(rest, "  -"+name+"\n        "+usage+"\n")
@@ -52,31 +48,27 @@ func (l *loader) commands(b *strings.Builder) {
 
 func describeAll(b *strings.Builder, settings []*setting) {
 	for _, s := range settings {
-		describe(b, s.variable, s.flags(), s.tag.Get("default"), s.tag.Get("desc"))
+		var names []string
+		if strings.HasPrefix(s.variable, prefix) {
+			names = append(names, s.variable)
+		}
+		for _, name := range s.list("flag") {
+			names = append(names, "-"+name)
+		}
+		fmt.Fprintf(b, "  %s\n        %s", strings.Join(names, ", "), s.tag.Get("desc"))
+		if otherwise := s.tag.Get("default"); otherwise != "" {
+			fmt.Fprintf(b, " (default %q)", otherwise)
+		}
+		b.WriteString("\n")
 	}
-}
-
-func describe(b *strings.Builder, variable string, flags []string, otherwise, meaning string) {
-	names := make([]string, 0, 1+len(flags))
-	if variable != "" {
-		names = append(names, variable)
-	}
-	for _, name := range flags {
-		names = append(names, "-"+name)
-	}
-	fmt.Fprintf(b, "  %s\n        %s", strings.Join(names, ", "), meaning)
-	if otherwise != "" {
-		fmt.Fprintf(b, " (default %q)", otherwise)
-	}
-	b.WriteString("\n")
 }
 
 // ownFlags returns the flags that belong to no setting, with their usage.
 func (l *loader) ownFlags() map[string]string {
 	own := map[string]string{"help": "print this, and end"}
-	settings := slices.Concat(l.settings, l.targetSettings)
+	settings := slices.Concat(l.settings, l.target)
 	l.flags.VisitAll(func(f *flag.Flag) {
-		ofSetting := slices.ContainsFunc(settings, func(s *setting) bool { return slices.Contains(s.flags(), f.Name) })
+		ofSetting := slices.ContainsFunc(settings, func(s *setting) bool { return slices.Contains(s.list("flag"), f.Name) })
 		if !ofSetting {
 			own[f.Name] = f.Usage
 		}

@@ -1,11 +1,8 @@
 package config
 
 import (
-	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -14,34 +11,28 @@ import (
 const (
 	// firstListenPort is that of the first remote; others count up from it.
 	firstListenPort = 51820
-	// minMTU is the least that IPv4 hosts must be able to put together
-	// (RFC 791), minMTU6 the least that an IPv6 link must carry (RFC 8200).
-	minMTU, minMTU6 = 576, 1280
-	// maxMTU leaves room in the largest packet for the headers of IPv6 (40
-	// bytes), UDP (8) and WireGuard (32).
-	maxMTU = 65535 - 80
-	// minAnswer is the most that one object has, and some more.
-	minAnswer, maxAnswer = 4 << 20, 64 << 30
-	maxObjects           = 10_000_000
-	// maxPeers is what a device takes (the kernel's MAX_PEERS_PER_DEVICE and
-	// wireguard-go's MaxPeers are 2^20 and 2^16).
-	maxPeers = 1 << 16
+	// minMTU6 is the least that an IPv6 link must carry (RFC 8200).
+	minMTU6 = 1280
+	// globalPrefix starts the names of global services.
+	globalPrefix = "gl"
 )
 
-// rawRemote is one remote cluster as it was written.
+// rawRemote is one remote cluster with its settings.
 type rawRemote struct {
-	name     string
+	Remote
 	nameFrom string // origin of the name, for faults
-	vars     remoteVars
-	settings []*setting // the fields of vars
+	settings []*setting
 }
 
-// newRawRemote reads the variables of one remote.
-func newRawRemote(name, nameFrom string, lookup func(string) (string, bool)) (*rawRemote, error) {
-	r := &rawRemote{name: name, nameFrom: nameFrom}
-	var err error
-	r.settings, err = read(groupPrefix(name), &r.vars, lookup)
-	return r, err
+// newRawRemote returns a remote whose settings are unset.
+func newRawRemote(name, nameFrom string) *rawRemote {
+	r := &rawRemote{Remote: Remote{Name: name}, nameFrom: nameFrom}
+	r.settings = remoteSettings(groupPrefix(name), &r.Remote)
+	return r
+}
+
+func remoteSettings(prefix string, r *Remote) []*setting {
+	return append(inspect(prefix, &r.Access), inspect(prefix, r)...)
 }
 
 // groupPrefix returns what the variables of a remote start with.
@@ -49,17 +40,10 @@ func groupPrefix(name string) string {
 	return prefix + "_REMOTE_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
-// of returns the setting that a field of r.vars belongs to.
-func (r *rawRemote) of(field *string) *setting {
-	for _, s := range r.settings {
-		if s.value == field {
-			return s
-		}
-	}
-	return &setting{origin: r.nameFrom, value: field}
-}
+// of returns the setting that a field of r belongs to.
+func (r *rawRemote) of(field any) *setting { return settingOf(r.settings, field) }
 
-func (r *rawRemote) origin(field *string) string { return r.of(field).origin }
+func (r *rawRemote) origin(field any) string { return r.of(field).origin }
 
 // needs says which of a remote's settings a program uses.
 type needs struct {
@@ -67,122 +51,89 @@ type needs struct {
 	servicePrefix bool
 }
 
-// parse turns one remote, at a position in the list, into its typed form.
-func (r *rawRemote) parse(f *faults, position int, need needs) Remote {
-	fillDefaults(r.settings)
-	v := &r.vars
-	remote := Remote{
-		Name:         r.name,
-		Access:       r.access(f),
-		ResyncPeriod: f.duration(r.origin(&v.ResyncPeriod), v.ResyncPeriod),
-		StaleAfter:   f.duration(r.origin(&v.StaleAfter), v.StaleAfter),
-	}
-	remote.MaxAnswer = f.bytes(r.origin(&v.MaxAnswer), v.MaxAnswer, minAnswer, maxAnswer)
-	if v.MaxObjects != "" {
-		remote.MaxObjects = f.integer(r.origin(&v.MaxObjects), v.MaxObjects, 1, maxObjects)
-	}
-	remote.MaxServices = f.integer(r.origin(&v.MaxServices), v.MaxServices, 1, maxObjects)
-	remote.MaxSlices = f.integer(r.origin(&v.MaxSlices), v.MaxSlices, 1, maxObjects)
-	remote.MaxAddresses = f.integer(r.origin(&v.MaxAddresses), v.MaxAddresses, 1, maxObjects)
-	remote.MaxSets = f.integer(r.origin(&v.MaxSets), v.MaxSets, 1, maxObjects)
-	if v.PodSubnets != "" {
-		remote.PodSubnetsFrom = r.origin(&v.PodSubnets)
-		remote.PodSubnets = f.subnets(remote.PodSubnetsFrom, v.PodSubnets, "pods")
+// parse decodes the settings of one remote, at a position in the list.
+func (r *rawRemote) parse(f *faults, position int, need needs) {
+	r.ListenPort, r.ServicePrefix = firstListenPort+position, r.Name
+	r.checkAccess(f)
+	decode(f, r.settings)
+	subnets := r.of(&r.PodSubnets)
+	if subnets.set {
+		r.PodSubnetsFrom = subnets.origin
 	} else if need.wireguard {
-		f.add(r.origin(&v.PodSubnets), "required: the pod subnets of %s, as in 10.4.0.0/16", r.name)
+		f.add(subnets.origin, "required: the pod subnets of %s, as in 10.4.0.0/16", r.Name)
 	}
-	if v.NodeSubnets != "" {
-		remote.NodeSubnets = f.subnets(r.origin(&v.NodeSubnets), v.NodeSubnets, "nodes")
+	if six := slices.IndexFunc(r.PodSubnets, func(p netip.Prefix) bool { return p.Addr().Is6() }); six >= 0 && r.MTU > 0 && r.MTU < minMTU6 {
+		f.add(r.origin(&r.MTU), "%d is less than %d, which IPv6 needs for %s", r.MTU, minMTU6, r.PodSubnets[six])
 	}
-	if v.WG.ListenPort == "" {
-		v.WG.ListenPort = strconv.Itoa(firstListenPort + position)
-	}
-	remote.ListenPort = f.integer(r.origin(&v.WG.ListenPort), v.WG.ListenPort, 1, 65535)
-	remote.MaxPeers = f.integer(r.origin(&v.WG.MaxPeers), v.WG.MaxPeers, 1, maxPeers)
-	if !strings.EqualFold(v.WG.MTU, "auto") {
-		remote.MTU = f.integer(r.origin(&v.WG.MTU), v.WG.MTU, minMTU, maxMTU)
-	}
-	if six := slices.IndexFunc(remote.PodSubnets, func(p netip.Prefix) bool { return p.Addr().Is6() }); six >= 0 &&
-		remote.MTU > 0 && remote.MTU < minMTU6 {
-		f.add(r.origin(&v.WG.MTU), "%d is less than %d, which IPv6 needs for %s", remote.MTU, minMTU6, remote.PodSubnets[six])
-	}
-	remote.ServicePrefix = cmp.Or(v.ServicePrefix, r.name)
-	if need.servicePrefix {
-		origin := r.origin(&v.ServicePrefix)
+	if origin := r.origin(&r.ServicePrefix); need.servicePrefix {
 		// It starts the name of a Service, and so with a letter.
-		f.valid(origin, remote.ServicePrefix, validation.IsDNS1035Label)
-		if remote.ServicePrefix == globalPrefix {
+		f.valid(origin, r.ServicePrefix, validation.IsDNS1035Label)
+		if r.ServicePrefix == globalPrefix {
 			f.add(origin, "%q is what the names of global services start with", globalPrefix)
 		}
 	}
-	return remote
 }
 
-// globalPrefix starts the names of global services.
-const globalPrefix = "gl"
-
-func (r *rawRemote) access(f *faults) Access {
-	v := &r.vars
-	direct := []*string{&v.API.URL, &v.CA.URL, &v.CA.File, &v.TokenFile, &v.CA.SHA256}
-	given := slices.IndexFunc(direct, func(field *string) bool { return *field != "" })
+// checkAccess checks that there is one way to the remote, and all that it takes.
+func (r *rawRemote) checkAccess(f *faults) {
+	a := &r.Access
+	kubeconfig, server, caURL, caFile := r.of(&a.Kubeconfig), r.of(&a.APIURL), r.of(&a.CAURL), r.of(&a.CAFile)
+	token, pins := r.of(&a.TokenFile), r.of(&a.CASHA256)
+	direct := firstSet([]*setting{server, caURL, caFile, token, pins})
 	switch {
-	case v.Kubeconfig != "" && given >= 0:
-		f.add(r.origin(&v.Kubeconfig), "set together with %s; access to %s needs one or the other", r.origin(direct[given]), r.name)
-		return Access{}
-	case v.Kubeconfig != "":
-		return Access{Kubeconfig: v.Kubeconfig}
-	case given < 0:
-		f.add(r.origin(&v.Kubeconfig), "required: a kubeconfig for %s; or set %s, %s or %s, and %s", r.name,
-			r.origin(&v.API.URL), r.origin(&v.CA.URL), r.origin(&v.CA.File), r.origin(&v.TokenFile))
-		return Access{}
+	case kubeconfig.set && direct != nil:
+		f.add(kubeconfig.origin, "set together with %s; access to %s needs one or the other", direct.origin, r.Name)
+		return
+	case kubeconfig.set:
+		return
+	case direct == nil:
+		f.add(kubeconfig.origin, "required: a kubeconfig for %s; or set %s, %s or %s, and %s", r.Name, server.origin, caURL.origin, caFile.origin, token.origin)
+		return
 	}
-	access := Access{CAFile: v.CA.File, TokenFile: v.TokenFile}
-	if v.API.URL == "" {
-		f.add(r.origin(&v.API.URL), "required with %s: the https address of the API server", r.origin(direct[given]))
+	if server.set {
+		f.httpsURL(server.origin, server.text)
 	} else {
-		access.APIURL = f.httpsURL(r.origin(&v.API.URL), v.API.URL)
+		f.add(server.origin, "required with %s: the https address of the API server", direct.origin)
 	}
 	switch {
-	case v.CA.URL != "" && v.CA.File != "":
-		f.add(r.origin(&v.CA.URL), "set together with %s; use one of them", r.origin(&v.CA.File))
-	case v.CA.URL != "":
-		access.CAURL = f.httpsURL(r.origin(&v.CA.URL), v.CA.URL)
-	case v.CA.File == "":
-		f.add(r.origin(&v.CA.URL), "required, or %s: what the certificate of the API server is verified with", r.origin(&v.CA.File))
+	case caURL.set && caFile.set:
+		f.add(caURL.origin, "set together with %s; use one of them", caFile.origin)
+	case caURL.set:
+		f.httpsURL(caURL.origin, caURL.text)
+	case !caFile.set:
+		f.add(caURL.origin, "required, or %s: what the certificate of the API server is verified with", caFile.origin)
 	}
-	if v.CA.SHA256 != "" {
-		if v.CA.URL == "" {
-			f.add(r.origin(&v.CA.SHA256), "has no effect without %s", r.origin(&v.CA.URL))
+	if pins.set {
+		if !caURL.set {
+			f.add(pins.origin, "has no effect without %s", caURL.origin)
 		}
-		access.CASHA256 = f.fingerprints(r.origin(&v.CA.SHA256), v.CA.SHA256)
+		pins.text = f.fingerprints(pins.origin, pins.text)
 	}
-	if v.TokenFile == "" {
-		f.add(r.origin(&v.TokenFile), "required with %s: the path of a token", r.origin(direct[given]))
+	if !token.set {
+		f.add(token.origin, "required with %s: the path of a token", direct.origin)
 	}
-	return access
 }
 
 // parseRemotes parses all remotes and checks them against each other and the
 // local cluster.
 func parseRemotes(f *faults, local string, raw []*rawRemote, need needs) []Remote {
-	remotes := make([]Remote, 0, len(raw))
 	for i, r := range raw {
-		remotes = append(remotes, r.parse(f, i, need))
+		r.parse(f, i, need)
 	}
 	checkNames(f, local, raw)
-	checkSubnets(f, raw, remotes)
+	checkSubnets(f, raw)
+	remotes := make([]Remote, len(raw))
 	for i, r := range raw {
-		for j, other := range raw[:i] {
-			if r.name == other.name {
+		remotes[i] = r.Remote
+		for _, other := range raw[:i] {
+			if r.Name == other.Name {
 				continue // the name is the fault
 			}
-			if port := remotes[i].ListenPort; need.wireguard && port != 0 && port == remotes[j].ListenPort {
-				f.add(r.origin(&r.vars.WG.ListenPort), "port %d of %s is that of %s too (%s)",
-					port, r.name, other.name, other.origin(&other.vars.WG.ListenPort))
+			if need.wireguard && r.ListenPort != 0 && r.ListenPort == other.ListenPort {
+				f.add(r.origin(&r.ListenPort), "port %d of %s is that of %s too (%s)", r.ListenPort, r.Name, other.Name, other.origin(&other.ListenPort))
 			}
-			if start := remotes[i].ServicePrefix; need.servicePrefix && start == remotes[j].ServicePrefix {
-				f.add(r.origin(&r.vars.ServicePrefix), "prefix %q of %s is that of %s too (%s)",
-					start, r.name, other.name, other.origin(&other.vars.ServicePrefix))
+			if need.servicePrefix && r.ServicePrefix == other.ServicePrefix {
+				f.add(r.origin(&r.ServicePrefix), "prefix %q of %s is that of %s too (%s)", r.ServicePrefix, r.Name, other.Name, other.origin(&other.ServicePrefix))
 			}
 		}
 	}
@@ -192,48 +143,45 @@ func parseRemotes(f *faults, local string, raw []*rawRemote, need needs) []Remot
 func checkNames(f *faults, local string, raw []*rawRemote) {
 	seen := map[string]*rawRemote{}
 	for _, r := range raw {
-		if f.valid(r.nameFrom, r.name, validation.IsDNS1123Label) == "" {
+		if f.valid(r.nameFrom, r.Name, validation.IsDNS1123Label) == "" {
 			continue
 		}
-		if r.name == local {
-			f.add(r.nameFrom, "remote %q is named like this cluster", r.name)
+		if r.Name == local {
+			f.add(r.nameFrom, "remote %q is named like this cluster", r.Name)
 		}
 		// The variables' names, which is also where equal names meet.
-		group := groupPrefix(r.name)
+		group := groupPrefix(r.Name)
 		switch before := seen[group]; {
 		case before == nil:
 			seen[group] = r
-		case before.name == r.name:
-			f.add(r.nameFrom, "remote %q is listed twice", r.name)
+		case before.Name == r.Name:
+			f.add(r.nameFrom, "remote %q is listed twice", r.Name)
 		default:
-			f.add(r.nameFrom, "remotes %q and %q would share the variables %s_*", before.name, r.name, group)
+			f.add(r.nameFrom, "remotes %q and %q would share the variables %s_*", before.Name, r.Name, group)
 		}
 	}
 }
 
 // checkSubnets finds prefixes that overlap, inside one remote or between two:
 // an address in both would have two ways to go.
-func checkSubnets(f *faults, raw []*rawRemote, remotes []Remote) {
+func checkSubnets(f *faults, raw []*rawRemote) {
 	type claim struct {
 		prefix netip.Prefix
 		remote *rawRemote
 	}
 	var claims []claim
-	for i, remote := range remotes {
-		for _, p := range remote.PodSubnets {
+	for _, r := range raw {
+		for _, p := range r.PodSubnets {
 			for _, c := range claims {
-				if p.Overlaps(c.prefix) && (c.remote == raw[i] || c.remote.name != raw[i].name) {
-					f.add(raw[i].origin(&raw[i].vars.PodSubnets), "%s overlaps %s", p, where(c.prefix, c.remote, raw[i]))
+				switch {
+				case !p.Overlaps(c.prefix):
+				case c.remote == r:
+					f.add(r.PodSubnetsFrom, "%s overlaps %s of the same list", p, c.prefix)
+				case c.remote.Name != r.Name:
+					f.add(r.PodSubnetsFrom, "%s overlaps %s of %s (%s)", p, c.prefix, c.remote.Name, c.remote.PodSubnetsFrom)
 				}
 			}
-			claims = append(claims, claim{p, raw[i]})
+			claims = append(claims, claim{p, r})
 		}
 	}
-}
-
-func where(p netip.Prefix, r, reader *rawRemote) string {
-	if r == reader {
-		return fmt.Sprintf("%s of the same list", p)
-	}
-	return fmt.Sprintf("%s of %s (%s)", p, r.name, r.origin(&r.vars.PodSubnets))
 }

@@ -11,7 +11,7 @@ import (
 // keyboard, which would otherwise go unnoticed.
 func (l *loader) unknownVariables(environ []string) []string {
 	known := l.knownVariables()
-	fromFile := l.setting(&l.common.ClustersConfig)
+	fromFile := l.setting(&l.ClustersConfig)
 	var warnings []string
 	for _, entry := range environ {
 		name, value, _ := strings.Cut(entry, "=")
@@ -35,23 +35,18 @@ func (l *loader) unknownVariables(environ []string) []string {
 // knownVariables are those of all programs, which often share their variables,
 // and of the remotes that are configured by variables.
 func (l *loader) knownVariables() []string {
-	var known []string
-	add := func(group string, vars any) {
-		// Our own structs are fit to be inspected: reading them was no error.
-		settings, _ := inspect(group, vars)
-		for _, s := range settings {
-			known = append(known, s.variable)
+	var all []*setting
+	for _, vars := range []any{new(sources), new(agentSources), new(Wireguard), new(Mirror), new(Policy), new(Tokens)} {
+		all = append(all, inspect(prefix, vars)...)
+	}
+	if !l.setting(&l.ClustersConfig).set {
+		for _, r := range l.remotes {
+			all = append(all, r.settings...)
 		}
 	}
-	add(prefix, new(commonVars))
-	add(prefix, new(wireguardVars))
-	add(prefix, new(mirrorVars))
-	add(prefix, new(policyVars))
-	add(prefix, new(tokensVars))
-	if !l.setting(&l.common.ClustersConfig).set {
-		for _, r := range l.remotes {
-			add(groupPrefix(r.name), new(remoteVars))
-		}
+	known := make([]string, len(all))
+	for i, s := range all {
+		known[i] = s.variable
 	}
 	return known
 }

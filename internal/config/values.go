@@ -3,7 +3,6 @@ package config
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -21,8 +20,6 @@ type faults struct{ all []error }
 func (f *faults) add(origin, format string, args ...any) {
 	f.all = append(f.all, fmt.Errorf("%s: %w", origin, fmt.Errorf(format, args...)))
 }
-
-func (f *faults) join() error { return errors.Join(f.all...) }
 
 // The functions below turn text into values. On a fault they note it and
 // return the zero value.
@@ -44,24 +41,29 @@ func (f *faults) boolean(origin, text string) bool {
 	return b
 }
 
-func (f *faults) integer(origin, text string, least, most int) int {
+func (f *faults) integer(origin, text string, limits []string) int {
 	n, err := strconv.Atoi(text)
-	if err != nil || n < least || n > most {
-		f.add(origin, "%q is not a number from %d to %d", text, least, most)
+	if err != nil || !within(int64(n), limits) {
+		f.add(origin, "%q is not a number from %s to %s", text, limits[0], limits[1])
 		return 0
 	}
 	return n
 }
 
 // bytes takes a number with one of the suffixes that Kubernetes has.
-func (f *faults) bytes(origin, text string, least, most int64) int64 {
+func (f *faults) bytes(origin, text string, limits []string) int64 {
 	q, err := resource.ParseQuantity(text)
-	if n := q.Value(); err == nil && n >= least && n <= most {
-		return n
+	if err != nil || !within(q.Value(), limits) {
+		f.add(origin, "%q is not a number of bytes such as 64Mi, from %s to %s", text, limits[0], limits[1])
+		return 0
 	}
-	f.add(origin, "%q is not a number of bytes such as 64Mi, from %s to %s", text,
-		resource.NewQuantity(least, resource.BinarySI), resource.NewQuantity(most, resource.BinarySI))
-	return 0
+	return q.Value()
+}
+
+// within reports whether n is neither less than the first limit nor more than the other.
+func within(n int64, limits []string) bool {
+	least, most := resource.MustParse(limits[0]), resource.MustParse(limits[1])
+	return least.Value() <= n && n <= most.Value()
 }
 
 // fingerprints takes SHA-256 fingerprints as openssl and others write them, with
@@ -80,7 +82,7 @@ func (f *faults) fingerprints(origin, text string) string {
 	return strings.Join(all, ",")
 }
 
-func (f *faults) oneOf(origin, text string, values ...string) string {
+func (f *faults) oneOf(origin, text string, values []string) string {
 	lower := strings.ToLower(text)
 	if !slices.Contains(values, lower) {
 		f.add(origin, "%q is none of %s", text, strings.Join(values, ", "))

@@ -1,0 +1,59 @@
+package config
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestEverySettingIsComplete holds each field to what a setting is made of: a new one
+// that lacks something would be read in part, or not at all.
+func TestEverySettingIsComplete(t *testing.T) {
+	groups := map[string][]*setting{"remote": remoteSettings(groupPrefix("gcp"), new(Remote)), "target": inspect("", new(targetVars))}
+	for name, vars := range map[string]any{
+		"sources": new(sources), "agent": new(agentSources), "wireguard": new(Wireguard), "mirror": new(Mirror), "policy": new(Policy), "tokens": new(Tokens),
+	} {
+		groups[name] = inspect(prefix, vars)
+	}
+	files := map[string]string{}
+	for group, settings := range groups {
+		for _, s := range settings {
+			if s.tag.Get("desc") == "" {
+				t.Errorf("%s has no meaning", s.variable)
+			}
+			bounds := 0
+			switch s.field.(type) {
+			case *int, *int64:
+				bounds = 2
+			case *[]netip.Prefix:
+				if s.tag.Get("holds") == "" {
+					t.Errorf("%s doesn't say what it holds", s.variable)
+				}
+			case *string, *bool, *time.Duration:
+			case *[]Remote: // its names are read by readClusters
+			default:
+				t.Errorf("%s is a %T, which nothing decodes", s.variable, s.field)
+			}
+			if got := len(s.list("range")); got != bounds {
+				t.Errorf("%s has %d bounds, want %d", s.variable, got, bounds)
+			}
+			if words := s.list("oneof"); words != nil && !slices.Contains(words, s.tag.Get("default")) {
+				t.Errorf("the default of %s is none of %s", s.variable, words)
+			}
+			file := s.tag.Get("file")
+			if group == "remote" && !strings.HasPrefix(file, "remote.") {
+				t.Errorf("%s isn't in the file", s.variable)
+			}
+			if other := files[file]; file != "" && other != "" && other != s.variable {
+				t.Errorf("%s and %s share the key %s", s.variable, other, file)
+			}
+			files[file] = s.variable
+		}
+		var f faults
+		if decode(&f, slices.DeleteFunc(settings, func(s *setting) bool { return s.tag.Get("required") != "" })); f.all != nil {
+			t.Errorf("defaults of %s: %v", group, f.all)
+		}
+	}
+}
