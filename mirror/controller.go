@@ -86,7 +86,7 @@ type Controller struct {
 	metrics *Metrics
 	sums    summer
 	write   *writer
-	news    *event.News
+	events  *event.Recorder
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
 	servers map[string]*kube.Server // of remotes, by name
@@ -111,7 +111,7 @@ func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg: cfg, log: cfg.Logger, sums: newSummer(), own: newHoldings(),
 		trigger: reconcile.NewTrigger(), metrics: newMetrics(), state: newState(),
-		news: event.NewNews(event.Writer{Client: cfg.Client, Component: managedBy}), started: time.Now(),
+		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), started: time.Now(),
 		servers: map[string]*kube.Server{},
 	}
 	c.metrics.controller = c

@@ -308,7 +308,7 @@ func (c *Controller) tell(ctx context.Context, j *job) {
 		APIVersion: "v1", Kind: "Service", Namespace: c.cfg.Namespace, Name: j.service.name, UID: j.service.uid,
 	}
 	warn := func(reason, message string) {
-		if err := c.news.Warn(ctx, about, reason, message); err != nil {
+		if err := c.events.Warn(ctx, about, reason, message); err != nil {
 			c.log.WarnContext(ctx, "event not made", "service", j.name, "reason", reason, "err", err)
 		}
 	}

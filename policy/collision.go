@@ -52,31 +52,31 @@ func Collisions(objects []Object, have map[string]Observed) []Collision {
 	return collisions
 }
 
-// fact is what there is to tell of a collision.
-func (c Collision) fact() event.Fact {
+// condition is what an Event says of a collision.
+func (c Collision) condition() event.Condition {
 	holder := "an object that isn't ours has"
 	if c.Holder != (Identity{}) {
 		holder = fmt.Sprintf("%v has", c.Holder)
 	}
-	return event.Fact{
+	return event.Condition{
 		ID: c.Identity.String() + " " + c.Natural, Reason: "NameTaken",
 		Message: fmt.Sprintf("the network set of %v is %s: %s the name %s", c.Identity, c.Object, holder, c.Natural),
 	}
 }
 
-// topics returns what there is to tell about the sets of each remote.
-func (c *Controller) topics() []event.Topic {
-	topics := make([]event.Topic, len(c.remotes))
+// conditions returns what Events say of the sets of each remote.
+func (c *Controller) conditions() []event.Remote {
+	remotes := make([]event.Remote, len(c.remotes))
 	for i, r := range c.remotes {
 		state, _ := r.current()
-		topics[i] = event.Topic{Name: r.Rules.Cluster, Summary: func(all []event.Fact) event.Fact {
-			return event.Fact{ID: "all", Reason: "NamesTaken", Message: fmt.Sprintf(
+		remotes[i] = event.Remote{Name: r.Rules.Cluster, Summary: func(all []event.Condition) event.Condition {
+			return event.Condition{ID: "all", Reason: "NamesTaken", Message: fmt.Sprintf(
 				"%d network sets of %s have other names than they would, because those are taken; their labels say what they are",
 				len(all), r.Rules.Cluster)}
 		}}
 		for _, collision := range state.collisions {
-			topics[i].Facts = append(topics[i].Facts, collision.fact())
+			remotes[i].Conditions = append(remotes[i].Conditions, collision.condition())
 		}
 	}
-	return topics
+	return remotes
 }

@@ -45,9 +45,9 @@ func TestNamesThatAreTakenAreCollisions(t *testing.T) {
 
 func TestCollisionsAreToldInWords(t *testing.T) {
 	c := Collision{Object: "gcp-a-b-c-1234567890", Natural: "gcp-a-b-c", Identity: Identity{"gcp", "a-b", "c"}, Holder: Identity{"gcp", "a", "b-c"}}
-	got := []string{c.fact().Message}
+	got := []string{c.condition().Message}
 	c.Holder = Identity{}
-	got = append(got, c.fact().Message)
+	got = append(got, c.condition().Message)
 	want := []string{
 		"the network set of gcp/a-b/c is gcp-a-b-c-1234567890: gcp/a/b-c has the name gcp-a-b-c",
 		"the network set of gcp/a-b/c is gcp-a-b-c-1234567890: an object that isn't ours has the name gcp-a-b-c",

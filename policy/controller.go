@@ -33,8 +33,8 @@ type Config struct {
 	FullResyncPeriod time.Duration
 	// ShardSize is how many nets an object holds; 0: DefaultShardSize.
 	ShardSize int
-	// Herald tells of names that are taken; nil: nobody does.
-	Herald *event.Herald
+	// Events records names that are taken; nil: nobody does.
+	Events *event.Recorder
 	// Logger gets changes of state.
 	Logger *slog.Logger
 	// Metrics and Watches are to be registered by the caller.
@@ -114,8 +114,8 @@ func (c *Controller) Lead(ctx context.Context) error {
 	})
 	errs := make([]error, len(c.remotes)+1)
 	wg.Go(func() { errs[len(c.remotes)] = strays.Run(ctx) })
-	if c.shared.Herald != nil {
-		events := c.shared.Herald.Loop(c.topics)
+	if c.shared.Events != nil {
+		events := c.shared.Events.Loop(c.conditions)
 		events.Logger = c.shared.Logger
 		// It never fails, other than its passes.
 		wg.Go(func() { _ = reconcile.NewLoop(events).Run(ctx) })

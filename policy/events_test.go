@@ -66,7 +66,7 @@ func testEvents(t *testing.T, b *bed) {
 		client, err := kubernetes.NewForConfig(as(b.aws, account))
 		must(t, err)
 		return b.start(t, b.aws, func(cfg *policy.Config) {
-			cfg.Herald = event.NewHerald(event.Writer{Client: client, Component: managedBy}, event.Pod("sys-semaphore", pod, string(object.UID)), 0)
+			cfg.Events = event.NewRecorder(event.Config{Client: client, Component: managedBy, About: event.Pod("sys-semaphore", pod, string(object.UID))})
 		}, b.merit)
 	}
 	named := func(set string) string {

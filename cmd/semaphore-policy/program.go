@@ -70,11 +70,12 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	if cfg.ListenAuth == config.ListenAuthToken {
 		p.guard = bearer.New(client, log).Wrap
 	}
-	var herald *event.Herald
+	var events *event.Recorder
 	if pod := cfg.Pod; pod.Known() {
 		// Only the replica that leads tells anything: it needn't wait.
-		herald = event.NewHerald(event.Writer{Client: client, Component: "semaphore-policy"},
-			event.Pod(pod.Namespace, pod.Name, pod.UID), 0)
+		events = event.NewRecorder(event.Config{
+			Client: client, Component: "semaphore-policy", About: event.Pod(pod.Namespace, pod.Name, pod.UID),
+		})
 	}
 	metrics := policy.NewMetrics()
 	watches := kube.NewMetrics("semaphore_policy", "kube_policy_semaphore_pod_watcher_failures")
@@ -84,7 +85,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 		Calico:           calico,
 		Remotes:          remotes,
 		FullResyncPeriod: cfg.FullResyncPeriod,
-		Herald:           herald,
+		Events:           events,
 		Logger:           log, Metrics: metrics, Watches: watches,
 	})
 	if cfg.LeaderElection {

@@ -54,7 +54,7 @@ type agent struct {
 	self      *kube.Watch[peers.Self]
 	local     *local
 	publisher *peers.Publisher
-	herald    *event.Herald // nil: nothing for Events to be about is known
+	events    *event.Recorder // nil: nothing for Events to be about is known
 	table     *routes.Table
 	filter    *routes.Filter
 	ports     tunnel.Ports // of the remotes' devices
@@ -164,8 +164,9 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: a.publications, Logger: log,
 	})
 	if pod := cfg.Pod; pod.Known() {
-		a.herald = event.NewHerald(event.Writer{Client: client, Component: "semaphore-wireguard"},
-			event.Pod(pod.Namespace, pod.Name, pod.UID), event.Spread)
+		a.events = event.NewRecorder(event.Config{
+			Client: client, Component: "semaphore-wireguard", About: event.Pod(pod.Namespace, pod.Name, pod.UID), Spread: event.Spread,
+		})
 	}
 	// Before anything is touched.
 	if _, err := a.judge(); err != nil {
@@ -244,8 +245,8 @@ func (a *agent) tasks() []run.Task {
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "publish", Reconcile: a.publisher.Reconcile, Trigger: a.publishing, MinInterval: burstSpacing,
 	}))
-	if a.herald != nil {
-		tasks = append(tasks, a.loop(a.herald.Loop(a.topics)))
+	if a.events != nil {
+		tasks = append(tasks, a.loop(a.events.Loop(a.conditions)))
 	}
 	tasks = append(tasks, routes.NewUnderlayMonitor(a.log, a.underlay, a.fitting.Fire), a.loop(reconcile.Config{
 		Name: "MTU", Reconcile: a.fitMTUs, Trigger: a.fitting, MinInterval: underlaySpacing,

@@ -16,40 +16,40 @@ import (
 const (
 	eventNode    = "NodeRejected"   // a remote node is no peer
 	eventPrefix  = "PrefixRejected" // a remote node is a peer without one of its prefixes
-	eventSummary = "NodesRejected"  // there is more than is told one by one
+	eventSummary = "NodesRejected"  // there is more than is written one by one
 )
 
-// topics returns what is rejected of each remote.
-func (a *agent) topics() []event.Topic {
-	topics := make([]event.Topic, len(a.remotes))
+// conditions returns what is rejected of each remote.
+func (a *agent) conditions() []event.Remote {
+	remotes := make([]event.Remote, len(a.remotes))
 	for i, r := range a.remotes {
-		topics[i] = rejections(r.cfg.Name, r.controller.State().Rejected)
+		remotes[i] = rejections(r.cfg.Name, r.controller.State().Rejected)
 	}
-	return topics
+	return remotes
 }
 
-// rejections makes a topic of what is rejected of a remote. A node that is
-// rejected for another reason than before is another fact; a change of the detail
-// alone is none, and need not be the same on each of our nodes.
-func rejections(remote string, rejected []peers.Rejection) event.Topic {
-	facts := make([]event.Fact, len(rejected))
+// rejections makes conditions of what is rejected of a remote. A node that is
+// rejected for another reason than before is another condition; a change of the
+// detail alone is none, and need not be the same on each of our nodes.
+func rejections(remote string, rejected []peers.Rejection) event.Remote {
+	all := make([]event.Condition, len(rejected))
 	for i, r := range rejected {
 		node := r.Node
 		if !possible(node) {
-			// It may be endless, and what comes behind it has to be told.
+			// It may be endless, and what comes behind it has to be seen.
 			node = node[:min(len(node), longestNode)]
 		}
-		facts[i] = event.Fact{
+		all[i] = event.Condition{
 			ID: fmt.Sprintf("%q %s %t", r.Node, r.Reason, r.Partial), Name: eventName("node", r), Reason: eventNode,
 			Message: fmt.Sprintf("node %q of %s is rejected, %s: %s", node, remote, r.Reason, r.Detail),
 		}
 		if r.Partial {
-			facts[i].Name, facts[i].Reason = eventName("prefix", r), eventPrefix
-			facts[i].Message = fmt.Sprintf("a prefix of node %q of %s is rejected, %s: %s", node, remote, r.Reason, r.Detail)
+			all[i].Name, all[i].Reason = eventName("prefix", r), eventPrefix
+			all[i].Message = fmt.Sprintf("a prefix of node %q of %s is rejected, %s: %s", node, remote, r.Reason, r.Detail)
 		}
 	}
-	return event.Topic{Name: remote, Facts: facts, Summary: func([]event.Fact) event.Fact {
-		return event.Fact{ID: "all", Name: "all", Reason: eventSummary, Message: summary(remote, rejected)}
+	return event.Remote{Name: remote, Conditions: all, Summary: func([]event.Condition) event.Condition {
+		return event.Condition{ID: "all", Name: "all", Reason: eventSummary, Message: summary(remote, rejected)}
 	}}
 }
 
@@ -63,7 +63,7 @@ const shortestCut = 100
 
 // eventName is how the name of a rejection's Event ends. It says what the message
 // begins with: deploy/wireguard/admission.yaml refuses Events where it doesn't, so
-// that an agent can't keep the others from telling of a node. Of a name that no
+// that an agent can't keep the others from writing of a node. Of a name that no
 // node can have nothing is in it.
 func eventName(what string, r peers.Rejection) string {
 	name := what + "." + strings.ReplaceAll(string(r.Reason), "_", "-")

@@ -20,22 +20,22 @@ func TestManyAgentsMakeFewEvents(t *testing.T) {
 	cluster := startCluster(t)
 	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard", "rbac.yaml")))
 	client := clientWith(t, cluster, agentToken(t, cluster, "aws-1"))
-	topic := func(name string, rejected int) event.Topic {
-		topic := event.Topic{Name: name, Summary: func(all []event.Fact) event.Fact {
-			return event.Fact{ID: "all", Reason: name + "Many", Message: fmt.Sprint(len(all))}
+	remote := func(name string, rejected int) event.Remote {
+		remote := event.Remote{Name: name, Summary: func(all []event.Condition) event.Condition {
+			return event.Condition{ID: "all", Reason: name + "Many", Message: fmt.Sprint(len(all))}
 		}}
 		for i := range rejected {
 			node := fmt.Sprintf("%s-%05d", name, i)
-			topic.Facts = append(topic.Facts, event.Fact{ID: node, Reason: name + "Rejected", Message: node + " is rejected"})
+			remote.Conditions = append(remote.Conditions, event.Condition{ID: node, Reason: name + "Rejected", Message: node + " is rejected"})
 		}
-		return topic
+		return remote
 	}
-	topics := []event.Topic{topic("gcp", 1), topic("merit", 3000)}
+	remotes := []event.Remote{remote("gcp", 1), remote("merit", 3000)}
 	const agents = 300
 	must(t, testbed.InParallel(t.Context(), agents, func(ctx context.Context, i int) error {
 		pod := event.Pod(systemNamespace, fmt.Sprintf("agent-%d", i), fmt.Sprint(i))
-		herald := event.NewHerald(event.Writer{Client: client, Component: agentAccount}, pod, 0)
-		loop := herald.Loop(func() []event.Topic { return topics })
+		recorder := event.NewRecorder(event.Config{Client: client, Component: agentAccount, About: pod})
+		loop := recorder.Loop(func() []event.Remote { return remotes })
 		return errors.Join(loop.Reconcile(ctx), loop.Reconcile(ctx))
 	}))
 	list, err := cluster.Client().CoreV1().Events(systemNamespace).List(t.Context(), metav1.ListOptions{})

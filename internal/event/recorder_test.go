@@ -1,7 +1,6 @@
 package event
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -46,11 +45,11 @@ func FuzzCut(f *testing.F) {
 	})
 }
 
-func TestNewsAreToldOnce(t *testing.T) {
-	a, b, other := newsKey{"1", "Conflict"}, newsKey{"2", "Conflict"}, newsKey{"1", "NameTaken"}
+func TestWarningsAreWrittenOnce(t *testing.T) {
+	a, b, other := warningKey{"1", "Conflict"}, warningKey{"2", "Conflict"}, warningKey{"1", "NameTaken"}
 	type step struct {
 		after   time.Duration
-		key     newsKey
+		key     warningKey
 		message string
 		want    bool
 	}
@@ -59,16 +58,16 @@ func TestNewsAreToldOnce(t *testing.T) {
 		steps []step
 	}{
 		{"the same", []step{{0, a, "x", true}, {time.Minute, a, "x", false}, {28 * time.Minute, a, "x", false}}},
-		{"the same, much later", []step{{0, a, "x", true}, {newsRepeat, a, "x", true}}},
+		{"the same, much later", []step{{0, a, "x", true}, {warnRepeat, a, "x", true}}},
 		{"another message", []step{{0, a, "x", true}, {0, a, "y", true}, {0, a, "x", true}}},
 		{"another object", []step{{0, a, "x", true}, {0, b, "x", true}}},
 		{"another reason", []step{{0, a, "x", true}, {0, other, "x", true}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			told, now := newTold(), start
+			recorder, now := NewRecorder(Config{}), start
 			for i, s := range c.steps {
 				now = now.Add(s.after)
-				if got := told.isNew(now, s.key, s.message); got != s.want {
+				if got := recorder.claim(now, s.key, s.message) != nil; got != s.want {
 					t.Errorf("step %d: %t, want %t", i, got, s.want)
 				}
 			}
@@ -76,18 +75,18 @@ func TestNewsAreToldOnce(t *testing.T) {
 	}
 }
 
-func TestNewsAreBounded(t *testing.T) {
-	told, total := newTold(), 0
+func TestWarningsAreBounded(t *testing.T) {
+	recorder, total := NewRecorder(Config{}), 0
 	for i := range 10_000 {
-		if told.isNew(start.Add(time.Duration(i)*time.Millisecond), newsKey{"1", "Conflict"}, strings.Repeat("x", i%900)) {
+		if recorder.claim(start.Add(time.Duration(i)*time.Millisecond), warningKey{"1", "Conflict"}, strings.Repeat("x", i%900)) != nil {
 			total++
 		}
 	}
-	if want := newsBurst + 10*int(newsRate); total < newsBurst || total > want {
-		t.Errorf("%d of 10,000 in 10 s are told, want no more than %d", total, want)
+	if want := warnBurst + 10*int(warnRate); total < warnBurst || total > want {
+		t.Errorf("%d of 10,000 in 10 s are written, want no more than %d", total, want)
 	}
-	if told.isNew(start.Add(2*newsRepeat), newsKey{"2", "Conflict"}, ""); len(told.last) != 1 {
-		t.Errorf("%d are remembered that may be told again", len(told.last)-1)
+	if recorder.claim(start.Add(2*warnRepeat), warningKey{"2", "Conflict"}, ""); len(recorder.warned) != 1 {
+		t.Errorf("%d are remembered that may be written again", len(recorder.warned)-1)
 	}
 }
 
@@ -103,10 +102,10 @@ func events(t *testing.T, client *fake.Clientset, namespace string) []corev1.Eve
 
 func TestAnEventSaysWhatItIsAbout(t *testing.T) {
 	client := fake.NewClientset()
-	news := NewNews(Writer{Client: client, Component: "semaphore-test"})
+	recorder := NewRecorder(Config{Client: client, Component: "semaphore-test"})
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "mirrors", Name: "web", UID: "u-1"}
 	for range 3 {
-		if err := news.Warn(t.Context(), about, "Conflict", "ports differ"); err != nil {
+		if err := recorder.Warn(t.Context(), about, "Conflict", "ports differ"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -130,14 +129,50 @@ func TestAnEventSaysWhatItIsAbout(t *testing.T) {
 	}
 }
 
-func TestAFailureIsReturned(t *testing.T) {
-	client := fake.NewClientset()
+// TestAWarningThatCouldNotBeWrittenIsWrittenLater refuses the first Event: the next one
+// of the same text is no repetition.
+func TestAWarningThatCouldNotBeWrittenIsWrittenLater(t *testing.T) {
+	client, broken := fake.NewClientset(), true
 	client.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return broken, nil, errors.New("no")
+	})
+	recorder := NewRecorder(Config{Client: client, Component: "semaphore-test"})
+	warn := func() error {
+		return recorder.Warn(t.Context(), Pod("mirrors", "pod", "u-1"), "Conflict", "ports differ")
+	}
+	if err := warn(); err == nil || err.Error() != "create event: no" {
+		t.Errorf("got %v", err)
+	}
+	broken = false
+	for range 2 {
+		if err := warn(); err != nil {
+			t.Error(err)
+		}
+	}
+	if all := events(t, client, "mirrors"); len(all) != 1 {
+		t.Errorf("%d Events, want 1", len(all))
+	}
+}
+
+// TestOneWarningIsWrittenAtATime warns of the same while that is being written, and of
+// something else of the object, which the failure of the former doesn't make forgotten.
+func TestOneWarningIsWrittenAtATime(t *testing.T) {
+	client, requests := fake.NewClientset(), 0
+	recorder, about := NewRecorder(Config{Client: client, Component: "semaphore-test"}), Pod("mirrors", "pod", "u-1")
+	client.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+		requests++
+		if err := recorder.Warn(t.Context(), about, "Conflict", "ports differ"); err != nil {
+			t.Error(err)
+		}
+		if recorder.claim(time.Now(), warningKey{about.UID, "Conflict"}, "names differ") == nil {
+			t.Error("another message is a repetition")
+		}
 		return true, nil, errors.New("no")
 	})
-	news := NewNews(Writer{Client: client, Component: "semaphore-test"})
-	err := news.Warn(context.Background(), Pod("mirrors", "pod", "u-1"), "Conflict", "ports differ")
-	if err == nil || err.Error() != "create event: no" {
-		t.Errorf("got %v", err)
+	if err := recorder.Warn(t.Context(), about, "Conflict", "ports differ"); err == nil {
+		t.Error("the failure isn't returned")
+	}
+	if err := recorder.Warn(t.Context(), about, "Conflict", "names differ"); err != nil || requests != 1 {
+		t.Errorf("%d requests, want 1; %v", requests, err)
 	}
 }

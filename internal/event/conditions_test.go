@@ -18,36 +18,36 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// facts are some with the given IDs.
-func facts(ids ...string) []Fact {
-	var all []Fact
+// conditions are some with the given IDs.
+func conditions(ids ...string) []Condition {
+	var all []Condition
 	for _, id := range ids {
-		all = append(all, Fact{ID: id, Reason: "NodeRejected", Message: id + " is bad"})
+		all = append(all, Condition{ID: id, Reason: "NodeRejected", Message: id + " is bad"})
 	}
 	return all
 }
 
-// many are so many facts, whose IDs begin with the given text.
-func many(prefix string, n int) []Fact {
+// many are so many conditions, whose IDs begin with the given text.
+func many(prefix string, n int) []Condition {
 	var ids []string
 	for i := range n {
 		ids = append(ids, fmt.Sprintf("%s%05d", prefix, i))
 	}
-	return facts(ids...)
+	return conditions(ids...)
 }
 
-func summary(all []Fact) Fact {
-	return Fact{ID: "summary", Reason: "NodesRejected", Message: fmt.Sprint(len(all))}
+func summary(all []Condition) Condition {
+	return Condition{ID: "summary", Reason: "NodesRejected", Message: fmt.Sprint(len(all))}
 }
 
-// TestFactsAreToldWhenTheyAreDue follows one topic; each fact waits 10 s.
-func TestFactsAreToldWhenTheyAreDue(t *testing.T) {
+// TestConditionsAreWrittenWhenTheyAreDue follows one remote; each condition waits 10 s.
+func TestConditionsAreWrittenWhenTheyAreDue(t *testing.T) {
 	type step struct {
-		at    time.Duration
-		facts string // IDs
-		want  string // IDs
+		at         time.Duration
+		conditions string // IDs
+		want       string // IDs
 	}
-	const hour = factRepeat
+	const hour = repeat
 	for _, c := range []struct {
 		name  string
 		steps []step
@@ -64,7 +64,7 @@ func TestFactsAreToldWhenTheyAreDue(t *testing.T) {
 		{"waits anew when it comes back", []step{
 			{0, "a", ""}, {5 * time.Second, "", ""}, {8 * time.Second, "a", ""}, {17 * time.Second, "a", ""}, {18 * time.Second, "a", "a"},
 		}},
-		{"goes and comes back: told already", []step{
+		{"goes and comes back: written already", []step{
 			{0, "a", ""}, {10 * time.Second, "a", "a"}, {20 * time.Second, "", ""}, {30 * time.Second, "a", ""}, {50 * time.Second, "a", ""},
 		}},
 		{"goes, and comes back after an hour", []step{
@@ -89,9 +89,9 @@ func TestFactsAreToldWhenTheyAreDue(t *testing.T) {
 			for _, step := range c.steps {
 				now := start.Add(step.at)
 				got := []string{}
-				for _, f := range s.due(now, facts(strings.Fields(step.facts)...), summary) {
+				for _, f := range s.due(now, conditions(strings.Fields(step.conditions)...), summary) {
 					got = append(got, f.ID)
-					s.told(now, f)
+					s.wrote(now, f)
 				}
 				if diff := cmp.Diff(strings.Fields(step.want), got); diff != "" {
 					t.Errorf("after %v (-want +got):\n%s", step.at, diff)
@@ -101,23 +101,23 @@ func TestFactsAreToldWhenTheyAreDue(t *testing.T) {
 	}
 }
 
-// TestAFloodOfFactsIsBounded has all facts of a topic replaced by others every
+// TestAFloodOfConditionsIsBounded has all conditions of a remote replaced by others every
 // two seconds for six hours.
-func TestAFloodOfFactsIsBounded(t *testing.T) {
-	s, told := newSchedule(0), 0
+func TestAFloodOfConditionsIsBounded(t *testing.T) {
+	s, written := newSchedule(0), 0
 	const hours = 6
 	for second := 0; second < hours*3600; second += 2 {
 		now := start.Add(time.Duration(second) * time.Second)
 		for _, f := range s.due(now, many(fmt.Sprint(second), 7), summary) {
-			s.told(now, f)
-			told++
+			s.wrote(now, f)
+			written++
 		}
-		if len(s.plan) > topicBurst+int(3600*topicRate)+2*mostFacts {
-			t.Fatalf("%d facts are remembered after %d s", len(s.plan), second)
+		if len(s.plan) > remoteBurst+int(3600*remoteRate)+2*mostConditions {
+			t.Fatalf("%d conditions are remembered after %d s", len(s.plan), second)
 		}
 	}
-	if most := topicBurst + hours*12; told < hours*12 || told > most {
-		t.Errorf("%d Events in six hours, want no more than %d", told, most)
+	if most := remoteBurst + hours*12; written < hours*12 || written > most {
+		t.Errorf("%d Events in six hours, want no more than %d", written, most)
 	}
 }
 
@@ -147,26 +147,26 @@ func newAPI() *api {
 	return a
 }
 
-// told returns the messages of all Events, sorted.
-func (a *api) told() []string { return slices.Sorted(maps.Values(a.messages)) }
+// written returns the messages of all Events, sorted.
+func (a *api) written() []string { return slices.Sorted(maps.Values(a.messages)) }
 
-// fleet are the heralds of so many programs, and their API server.
-func fleet(n int) ([]*Herald, *api) {
+// fleet are the recorders of so many programs, and their API server.
+func fleet(n int) ([]*Recorder, *api) {
 	a := newAPI()
-	heralds := make([]*Herald, n)
-	for i := range heralds {
+	recorders := make([]*Recorder, n)
+	for i := range recorders {
 		pod := Pod("sys-semaphore", fmt.Sprintf("agent-%d", i), fmt.Sprint(i))
-		heralds[i] = NewHerald(Writer{Client: a.client, Component: "semaphore-test"}, pod, Spread)
+		recorders[i] = NewRecorder(Config{Client: a.client, Component: "semaphore-test", About: pod, Spread: Spread})
 	}
-	return heralds, a
+	return recorders, a
 }
 
-// live has all heralds look at the same facts for a time.
-func live(t *testing.T, heralds []*Herald, from, to time.Duration, topics []Topic) {
+// live has all recorders look at the same conditions for a time.
+func live(t *testing.T, recorders []*Recorder, from, to time.Duration, remotes []Remote) {
 	t.Helper()
-	for at := from; at < to; at += heraldPeriod {
-		for _, h := range heralds {
-			if err := h.tell(t.Context(), start.Add(at), topics); err != nil {
+	for at := from; at < to; at += period {
+		for _, h := range recorders {
+			if err := h.pass(t.Context(), start.Add(at), remotes); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -174,36 +174,36 @@ func live(t *testing.T, heralds []*Herald, from, to time.Duration, topics []Topi
 }
 
 func TestAThousandProgramsMakeOneEvent(t *testing.T) {
-	heralds, api := fleet(1000)
-	live(t, heralds, 0, 2*Spread, []Topic{{Name: "gcp", Facts: facts("node-1/public_key"), Summary: summary}})
-	if diff := cmp.Diff([]string{"node-1/public_key is bad"}, api.told()); diff != "" {
+	recorders, api := fleet(1000)
+	live(t, recorders, 0, 2*Spread, []Remote{{Name: "gcp", Conditions: conditions("node-1/public_key"), Summary: summary}})
+	if diff := cmp.Diff([]string{"node-1/public_key is bad"}, api.written()); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
-	if api.requests != len(heralds) {
+	if api.requests != len(recorders) {
 		t.Errorf("%d requests", api.requests)
 	}
 }
 
 func TestAThousandBadNodesMakeAHandfulOfEvents(t *testing.T) {
-	heralds, api := fleet(50)
-	live(t, heralds, 0, 2*time.Minute, []Topic{
-		{Name: "gcp", Facts: many("node-", 1000), Summary: summary},
-		{Name: "merit", Facts: facts("node-1"), Summary: summary},
+	recorders, api := fleet(50)
+	live(t, recorders, 0, 2*time.Minute, []Remote{
+		{Name: "gcp", Conditions: many("node-", 1000), Summary: summary},
+		{Name: "merit", Conditions: conditions("node-1"), Summary: summary},
 	})
 	want := []string{
 		"1000", "node-00000 is bad", "node-00001 is bad", "node-00002 is bad", "node-00003 is bad", "node-00004 is bad", "node-1 is bad",
 	}
-	if diff := cmp.Diff(want, api.told()); diff != "" {
+	if diff := cmp.Diff(want, api.written()); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
 }
 
-func TestWhatCouldNotBeToldIsToldLater(t *testing.T) {
-	heralds, api := fleet(1)
+func TestWhatCouldNotBeWrittenIsWrittenLater(t *testing.T) {
+	recorders, api := fleet(1)
 	api.broken = errors.New("forbidden")
-	topics := []Topic{{Name: "gcp", Facts: facts("a", "b"), Summary: summary}}
+	remotes := []Remote{{Name: "gcp", Conditions: conditions("a", "b"), Summary: summary}}
 	for i := range 100 {
-		err := heralds[0].tell(t.Context(), start.Add(time.Duration(i)*Spread), topics)
+		err := recorders[0].pass(t.Context(), start.Add(time.Duration(i)*Spread), remotes)
 		if i > 1 && (err == nil || err.Error() != "create event: forbidden") {
 			t.Fatalf("pass %d: %v", i, err)
 		}
@@ -212,58 +212,58 @@ func TestWhatCouldNotBeToldIsToldLater(t *testing.T) {
 		t.Errorf("%d requests in 100 passes", api.requests)
 	}
 	api.broken = nil
-	if err := heralds[0].tell(t.Context(), start.Add(100*Spread), topics); err != nil {
+	if err := recorders[0].pass(t.Context(), start.Add(100*Spread), remotes); err != nil {
 		t.Fatal(err)
 	}
-	if all := api.told(); len(all) != 2 {
+	if all := api.written(); len(all) != 2 {
 		t.Errorf("Events %q", all)
 	}
 }
 
-// TestOneRemotesEventsDontHoldUpAnothers refuses what is told of one topic.
+// TestOneRemotesEventsDontHoldUpAnothers refuses what is written of one remote.
 func TestOneRemotesEventsDontHoldUpAnothers(t *testing.T) {
-	heralds, api := fleet(1)
-	heralds[0].spread = 0
+	recorders, api := fleet(1)
+	recorders[0].Spread = 0
 	api.client.PrependReactor("create", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		e := action.(clienttesting.CreateAction).GetObject().(*corev1.Event)
 		return strings.Contains(e.Name, ".bad."), nil, errors.New("refused by a policy")
 	})
-	err := heralds[0].tell(t.Context(), start, []Topic{
-		{Name: "bad", Facts: facts("a", "b"), Summary: summary}, {Name: "good", Facts: facts("c"), Summary: summary},
+	err := recorders[0].pass(t.Context(), start, []Remote{
+		{Name: "bad", Conditions: conditions("a", "b"), Summary: summary}, {Name: "good", Conditions: conditions("c"), Summary: summary},
 	})
 	if err == nil || !strings.Contains(err.Error(), "refused by a policy") {
 		t.Errorf("error %v", err)
 	}
-	if diff := cmp.Diff([]string{"c is bad"}, api.told()); diff != "" {
+	if diff := cmp.Diff([]string{"c is bad"}, api.written()); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
 }
 
-func TestNamesOfEventsTellFactsApart(t *testing.T) {
-	h := NewHerald(Writer{Component: "semaphore-test"}, Pod("n", "p", "u"), 0)
+func TestNamesOfEventsTellConditionsApart(t *testing.T) {
+	h := NewRecorder(Config{Component: "semaphore-test"})
 	names := map[string]bool{}
 	for _, c := range [][2]string{{"gcp", "a/b"}, {"gcp", "a/c"}, {"merit", "a/b"}, {"gcp", `a" "b`}, {"gcp", ""}} {
-		name := h.name(c[0], Fact{ID: c[1]})
-		if names[name] || name != h.name(c[0], Fact{ID: c[1]}) {
+		name := h.name(c[0], Condition{ID: c[1]})
+		if names[name] || name != h.name(c[0], Condition{ID: c[1]}) {
 			t.Errorf("%q has the name %s", c, name)
 		}
 		names[name] = true
 	}
-	if name := h.name("gcp", Fact{ID: "x", Name: "node.endpoint.gcp-1"}); name != "semaphore-test.gcp.node.endpoint.gcp-1" {
-		t.Errorf("a fact with a name is %s", name)
+	if name := h.name("gcp", Condition{ID: "x", Name: "node.endpoint.gcp-1"}); name != "semaphore-test.gcp.node.endpoint.gcp-1" {
+		t.Errorf("a condition with a name is %s", name)
 	}
 }
 
-func TestALoopTellsUntilItEnds(t *testing.T) {
-	heralds, api := fleet(1)
-	heralds[0].spread = 0
-	cfg := heralds[0].Loop(func() []Topic {
-		return []Topic{{Name: "gcp", Facts: facts("a"), Summary: summary}}
+func TestALoopWritesUntilItEnds(t *testing.T) {
+	recorders, api := fleet(1)
+	recorders[0].Spread = 0
+	cfg := recorders[0].Loop(func() []Remote {
+		return []Remote{{Name: "gcp", Conditions: conditions("a"), Summary: summary}}
 	})
 	if err := cfg.Reconcile(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if all := api.told(); len(all) != 1 {
+	if all := api.written(); len(all) != 1 {
 		t.Errorf("Events %q", all)
 	}
 }

@@ -1,0 +1,148 @@
+// Package event records what operators must know as Kubernetes Events, so that
+// "kubectl describe" shows it.
+package event
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+const (
+	// maxMessage is how many bytes of a message are written. The API takes 1,024
+	// (k8s.io/kubernetes, validation of core/v1 Events).
+	maxMessage = 1000
+	// createTimeout bounds one request.
+	createTimeout = 10 * time.Second
+	// Bounds of Warn: a message that stays the same is written once in warnRepeat,
+	// and no more than the API server should be bothered with.
+	warnRepeat = 30 * time.Minute
+	warnRate   = rate.Limit(5)
+	warnBurst  = 50
+)
+
+// Recorder makes Events of type Warning: of what happens to an object (Warn), which one
+// program knows of, and of what holds for as long as it does (Loop), which many programs
+// may see at the same time. It is safe for concurrent use.
+type Recorder struct {
+	Config
+
+	mu      sync.Mutex
+	limit   *rate.Limiter
+	warned  map[warningKey]*warning
+	remotes map[string]*schedule // only Loop uses it
+}
+
+// Config is what a Recorder needs. About and Spread count for Loop alone.
+type Config struct {
+	// Client reaches the cluster. The only right that it needs is to create
+	// Events in the namespaces of the objects that they are about.
+	Client kubernetes.Interface
+	// Component is the name of the program.
+	Component string
+	// About is the object of conditions, as a rule the pod of the program.
+	About corev1.ObjectReference
+	// Spread is how long a condition waits, at random, before it is written.
+	Spread time.Duration
+}
+
+// NewRecorder returns a Recorder that has written nothing yet.
+func NewRecorder(cfg Config) *Recorder {
+	return &Recorder{
+		Config: cfg, limit: rate.NewLimiter(warnRate, warnBurst),
+		warned: map[warningKey]*warning{}, remotes: map[string]*schedule{},
+	}
+}
+
+// Pod returns a reference to a pod.
+func Pod(namespace, name, uid string) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: name, UID: types.UID(uid)}
+}
+
+type warningKey struct {
+	uid    types.UID
+	reason string
+}
+
+// warning is the last Event of an object and a reason, written or being written.
+type warning struct {
+	message string
+	at      time.Time
+}
+
+// Warn makes an Event of an object, unless it says what the last one of that
+// object and reason said, not long ago. One that couldn't be written is not
+// the last one.
+func (r *Recorder) Warn(ctx context.Context, about corev1.ObjectReference, reason, message string) error {
+	now, key := time.Now(), warningKey{about.UID, reason}
+	w := r.claim(now, key, cut(message))
+	if w == nil {
+		return nil
+	}
+	err := r.create(ctx, fmt.Sprintf("%s.%x", about.Name, now.UnixNano()), about, reason, message)
+	if err != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.warned[key] == w {
+			delete(r.warned, key)
+		}
+	}
+	return err
+}
+
+// claim returns the warning that is to be written now; nil: none is.
+func (r *Recorder) claim(now time.Time, key warningKey, message string) *warning {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if last := r.warned[key]; last != nil && last.message == message && now.Sub(last.at) < warnRepeat {
+		return nil
+	}
+	if !r.limit.AllowN(now, 1) {
+		return nil
+	}
+	for k, last := range r.warned {
+		if now.Sub(last.at) >= warnRepeat {
+			delete(r.warned, k)
+		}
+	}
+	w := &warning{message: message, at: now}
+	r.warned[key] = w
+	return w
+}
+
+// create writes an Event. One of that name that is there already is as good.
+func (r *Recorder) create(ctx context.Context, name string, about corev1.ObjectReference, reason, message string) error {
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	now := metav1.Now()
+	_, err := r.Client.CoreV1().Events(about.Namespace).Create(ctx, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: about.Namespace, Name: name},
+		InvolvedObject: about,
+		Type:           corev1.EventTypeWarning, Reason: reason, Message: cut(message),
+		Source:         corev1.EventSource{Component: r.Component},
+		FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}, metav1.CreateOptions{FieldManager: r.Component})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create event: %w", err)
+	}
+	return nil
+}
+
+// cut makes a message of what the API takes, and of what can be shown.
+func cut(message string) string {
+	text := printable.Text(message, maxMessage)
+	if len(text) <= maxMessage {
+		return text
+	}
+	return text[:maxMessage] + "..."
+}
