@@ -214,7 +214,7 @@ func (b *bed) steady(t *testing.T) []string {
 }
 
 // replica prepares the built program on a node of gcp.
-func (b *bed) replica(t *testing.T, name string, port int) *programs.Mirror {
+func (b *bed) replica(t *testing.T, name string, port int) *programs.Program {
 	t.Helper()
 	b.once.Do(func() {
 		var err error
@@ -223,7 +223,9 @@ func (b *bed) replica(t *testing.T, name string, port int) *programs.Mirror {
 		b.node, err = b.gcp.AddNode(t.Context(), testbed.NodeConfig{})
 		must(t, err)
 	})
-	r, err := programs.PrepareMirror(t.Context(), b.binary, name, port, b.node, b.aws, b.merit)
+	r, err := programs.Prepare(t.Context(), programs.Config{
+		Name: programs.ServiceMirror, Replica: name, Binary: b.binary, Port: port,
+	}, b.node, b.aws, b.merit)
 	must(t, err)
 	t.Cleanup(func() {
 		if p := r.Process(); p != nil {
@@ -324,10 +326,10 @@ func testFlapping(t *testing.T, b *bed) {
 
 // testReplicas has two replicas agree on one that writes, and hand over.
 func testReplicas(t *testing.T, b *bed) {
-	replicas := []*programs.Mirror{b.replica(t, "one", 8083), b.replica(t, "two", 8084)}
-	leaders := func() (leading []*programs.Mirror) {
+	replicas := []*programs.Program{b.replica(t, "one", 8083), b.replica(t, "two", 8084)}
+	leaders := func() (leading []*programs.Program) {
 		for _, r := range replicas {
-			if s, err := r.Status(t.Context()); err == nil && s.Leading {
+			if leads, err := r.Leads(t.Context()); err == nil && leads {
 				leading = append(leading, r)
 			}
 		}

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
@@ -37,7 +39,7 @@ func (b *bench) churn(ctx context.Context, a *arena) error {
 	if err != nil {
 		return err
 	}
-	agent, err := a.mesh.Start(ctx, node, clusters[1])
+	agent, err := programs.StartAgent(ctx, a.agent, node, clusters[1])
 	if err != nil {
 		return err
 	}
@@ -56,7 +58,7 @@ func (b *bench) churn(ctx context.Context, a *arena) error {
 		return err
 	}
 	defer monitor.Kill()
-	if err := pause(ctx, settling); err != nil {
+	if err := measure.Pause(ctx, settling); err != nil {
 		return err
 	}
 	var besides, idles []pair
@@ -66,7 +68,7 @@ func (b *bench) churn(ctx context.Context, a *arena) error {
 			return err
 		}
 		start := time.Now()
-		if err := pause(ctx, b.seconds); err != nil {
+		if err := measure.Pause(ctx, b.seconds); err != nil {
 			return err
 		}
 		quiet, err := cpuOf(agent.Process())

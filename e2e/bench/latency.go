@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 )
 
 // changed is one change of a node.
@@ -73,7 +75,7 @@ func (s *scale) latency(ctx context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
-	if err := pause(ctx, time.Second); err != nil {
+	if err := measure.Pause(ctx, time.Second); err != nil {
 		return err
 	}
 	entries, err := log.read()
@@ -142,14 +144,14 @@ func (s *scale) reportLatency(all []changed) {
 	for stretch := range slices.Chunk(all, max(1, (len(all)+s.pairs-1)/s.pairs)) {
 		device := latencies(stretch, func(c changed) time.Duration { return c.applied.Sub(c.sent) })
 		watch := latencies(stretch, func(c changed) time.Duration { return c.seen.Sub(c.sent) })
-		middle = append(middle, pair{quantile(device, 0.5), quantile(watch, 0.5)})
-		worst = append(worst, pair{quantile(device, 0.99), quantile(watch, 0.99)})
+		middle = append(middle, pair{measure.Quantile(device, 0.5), measure.Quantile(watch, 0.5)})
+		worst = append(worst, pair{measure.Quantile(device, 0.99), measure.Quantile(watch, 0.99)})
 	}
 	s.table.add(row{what: "API write sent to device, p50", beside: "bare watch", pairs: middle, unit: seconds})
 	s.table.add(row{what: "API write sent to device, p99", beside: "bare watch", pairs: worst, unit: seconds})
 	answered := latencies(all, func(c changed) time.Duration { return c.applied.Sub(c.answered) })
 	s.table.note("from the API server's answer to the device: p50 %s, p99 %s, at most %s",
-		seconds(quantile(answered, 0.5)), seconds(quantile(answered, 0.99)), seconds(answered[len(answered)-1]))
+		seconds(measure.Quantile(answered, 0.5)), seconds(measure.Quantile(answered, 0.99)), seconds(answered[len(answered)-1]))
 }
 
 // latencies returns one time of each change, in seconds, sorted.

@@ -146,7 +146,7 @@ func (b *bench) say(format string, args ...any) {
 // arena is where a part happens: a testbed of its own with the programs built.
 type arena struct {
 	tb    *testbed.Testbed
-	mesh  *programs.Mesh
+	agent string // path of semaphore-wireguard
 	plain string // path of wireguard-go
 }
 
@@ -163,15 +163,11 @@ func (b *bench) inTestbed(ctx context.Context, do func(context.Context, *arena) 
 		return err
 	}
 	b.say("building semaphore-wireguard and wireguard-go")
-	agent, err := b.buildAgent(ctx, bin)
-	if err != nil {
-		return err
-	}
 	a := &arena{tb: tb}
-	if a.plain, err = programs.BuildWireGuardGo(ctx, bin); err != nil {
+	if a.agent, err = b.buildAgent(ctx, bin); err != nil {
 		return err
 	}
-	if a.mesh, err = programs.New(ctx, agent); err != nil {
+	if a.plain, err = programs.BuildWireGuardGo(ctx, bin); err != nil {
 		return err
 	}
 	return do(ctx, a)
@@ -182,7 +178,7 @@ func (b *bench) buildAgent(ctx context.Context, dir string) (string, error) {
 		return filepath.Abs(b.agent)
 	}
 	// As in releases.
-	return programs.Build(ctx, "semaphore-wireguard", dir, "-trimpath", "-ldflags=-s -w")
+	return programs.Build(ctx, programs.WireGuard, dir, "-trimpath", "-ldflags=-s -w")
 }
 
 // clusters starts control planes and lets agents in.
@@ -192,5 +188,5 @@ func (b *bench) clusters(ctx context.Context, a *arena, configs ...testbed.Clust
 	if err != nil {
 		return nil, err
 	}
-	return clusters, a.mesh.Grant(ctx, clusters...)
+	return clusters, programs.Grant(ctx, programs.WireGuard, clusters...)
 }

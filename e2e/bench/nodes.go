@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
@@ -50,7 +50,7 @@ func (b *bench) manyNodes(ctx context.Context, a *arena) error {
 			return err
 		}
 	}
-	if s.agent, err = a.mesh.Prepare(ctx, nodes[0], remote); err != nil {
+	if s.agent, err = programs.PrepareAgent(ctx, a.agent, nodes[0], remote); err != nil {
 		return err
 	}
 	s.agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
@@ -117,10 +117,10 @@ func (s *scale) startup(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := pause(ctx, settling); err != nil {
+		if err := measure.Pause(ctx, settling); err != nil {
 			return err
 		}
-		besideNow, besidePeak, err := proc.Resident(s.plain.process.PID())
+		besideNow, besidePeak, err := measure.Resident(s.plain.process.PID())
 		if err != nil {
 			return err
 		}
@@ -144,10 +144,10 @@ func (s *scale) startup(ctx context.Context) error {
 }
 
 func (s *scale) memory(ctx context.Context) (now, peak float64, err error) {
-	if err := pause(ctx, settling); err != nil {
+	if err := measure.Pause(ctx, settling); err != nil {
 		return 0, 0, err
 	}
-	return proc.Resident(s.agent.Process().PID())
+	return measure.Resident(s.agent.Process().PID())
 }
 
 // scatterTime is the time in which WireGuard tries again to reach a peer that
@@ -167,7 +167,7 @@ func (s *scale) scatter(ctx context.Context, log *journal) error {
 	start := time.Now()
 	interval := scatterTime / time.Duration(len(s.crowd.members))
 	err := testbed.InParallel(ctx, len(s.crowd.members), func(ctx context.Context, i int) error {
-		if err := pause(ctx, time.Until(start.Add(time.Duration(i)*interval))); err != nil {
+		if err := measure.Pause(ctx, time.Until(start.Add(time.Duration(i)*interval))); err != nil {
 			return err
 		}
 		return s.crowd.rotate(ctx, i)
@@ -180,7 +180,7 @@ func (s *scale) scatter(ctx context.Context, log *journal) error {
 	if _, err := log.waitAdded(ctx, len(s.crowd.members)); err != nil {
 		return err
 	}
-	return pause(ctx, settling)
+	return measure.Pause(ctx, settling)
 }
 
 // load measures processor time while nodes report, and while nodes change.
@@ -197,7 +197,7 @@ func (s *scale) load(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.plain.stop(ctx)) }()
-	if err := pause(ctx, settling); err != nil {
+	if err := measure.Pause(ctx, settling); err != nil {
 		return err
 	}
 	what := fmt.Sprintf("CPU, %d nodes report", len(s.crowd.members))

@@ -40,7 +40,7 @@ func (b *bench) pairOfNodes(ctx context.Context, a *arena) error {
 			}
 		}
 	}
-	ours, err := b.startAgents(ctx, a.mesh, "agents", pods[0])
+	ours, err := b.startAgents(ctx, a.agent, "agents", pods[0])
 	if err != nil {
 		return err
 	}
@@ -80,16 +80,14 @@ func (b *bench) startBeside(ctx context.Context, a *arena, pods [2]*testbed.Pod)
 	if err != nil {
 		return nil, err
 	}
-	other := *a.mesh
-	other.Binary = path
-	return b.startAgents(ctx, &other, filepath.Base(path), pods)
+	return b.startAgents(ctx, path, filepath.Base(path), pods)
 }
 
-func (b *bench) startAgents(ctx context.Context, m *programs.Mesh, name string, pods [2]*testbed.Pod) (*side, error) {
+func (b *bench) startAgents(ctx context.Context, binary, name string, pods [2]*testbed.Pod) (*side, error) {
 	b.say("starting %s", name)
 	var agents [2]*programs.Agent
 	for i, pod := range pods {
-		agent, err := m.Prepare(ctx, pod.Node, pods[1-i].Node.Cluster)
+		agent, err := programs.PrepareAgent(ctx, binary, pod.Node, pods[1-i].Node.Cluster)
 		if err != nil {
 			return nil, err
 		}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
@@ -14,7 +14,7 @@ import (
 func cpuOf(processes ...*sandbox.Process) (time.Duration, error) {
 	var sum time.Duration
 	for _, p := range processes {
-		used, err := proc.CPU(p.PID())
+		used, err := measure.CPU(p.PID())
 		if err != nil {
 			return 0, fmt.Errorf("processor time of %s: %w", p.Command().Name, err)
 		}
@@ -35,16 +35,4 @@ func finish(ctx context.Context, p *sandbox.Process) (string, error) {
 		return "", fmt.Errorf("%s: %w: %s", p.Command().Name, p.Err(), p.Tail(3))
 	}
 	return p.Tail(1), nil
-}
-
-// pause waits, unless ctx ends first.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 )
 
 func TestTrafficCountsWhatArrives(t *testing.T) {
@@ -49,7 +51,7 @@ func TestPaceKeepsTheRateWhateverTheCallsTake(t *testing.T) {
 	n, err := pace(t.Context(), 10*time.Millisecond, 200*time.Millisecond, func(i int) error {
 		calls.Add(1)
 		sum.Add(int64(i))
-		return pause(t.Context(), 100*time.Millisecond)
+		return measure.Pause(t.Context(), 100*time.Millisecond)
 	})
 	if err != nil || n != int(calls.Load()) || n < 5 || n > 21 {
 		t.Errorf("%d calls returned, %d counted: %v", calls.Load(), n, err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -59,12 +60,12 @@ func replace(ctx context.Context, s *side, end func(context.Context) error) (tes
 		done <- outcome{result, err}
 	}()
 	err := errors.Join(
-		pause(ctx, time.Second/2),
+		measure.Pause(ctx, time.Second/2),
 		end(ctx),
 		s.start(ctx),
 		s.waitConnected(ctx),
 		// Long enough for the series to notice that it goes on.
-		pause(ctx, time.Second/2),
+		measure.Pause(ctx, time.Second/2),
 	)
 	stop()
 	result := <-done

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 )
 
 // pair is one measurement of ours and one of what ran beside it.
@@ -101,19 +103,7 @@ func spreadOf[T any](series []T, value func(T) float64) spread {
 	if len(values) == 0 {
 		return spread{math.NaN(), math.NaN(), math.NaN()}
 	}
-	return spread{quantile(values, 0.5), values[0], values[len(values)-1]}
-}
-
-// quantile interpolates between the two nearest of sorted values, of which
-// there is at least one. q is between 0 and 1.
-func quantile(sorted []float64, q float64) float64 {
-	at := q * float64(len(sorted)-1)
-	low := int(at)
-	if low+1 >= len(sorted) {
-		return sorted[len(sorted)-1]
-	}
-	part := at - float64(low)
-	return sorted[low]*(1-part) + sorted[low+1]*part
+	return spread{measure.Quantile(values, 0.5), values[0], values[len(values)-1]}
 }
 
 // Units of the table.

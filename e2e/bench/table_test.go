@@ -29,15 +29,6 @@ func TestSpreadOfIsMedianAndExtremes(t *testing.T) {
 	}
 }
 
-func TestQuantile(t *testing.T) {
-	sorted := []float64{0, 10, 20, 30, 40}
-	for q, want := range map[float64]float64{0: 0, 0.5: 20, 0.99: 39.6, 1: 40, 0.125: 5} {
-		if got := quantile(sorted, q); math.Abs(got-want) > 1e-9 {
-			t.Errorf("quantile %v is %v, want %v", q, got, want)
-		}
-	}
-}
-
 // The ratio of the table is the median of ratios: a moment in which both sides
 // are slow must not count.
 func TestTablePrintsMedianOfRatios(t *testing.T) {

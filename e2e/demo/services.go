@@ -30,10 +30,12 @@ func (s *show) names(ctx context.Context) (string, error) {
 		return "", err
 	}
 	s.say("starting semaphore-service-mirror, kube-proxy and CoreDNS in gcp")
-	if err := programs.GrantMirror(ctx, s.pair.AWS, s.pair.GCP); err != nil {
+	if err := programs.Grant(ctx, programs.ServiceMirror, s.pair.AWS, s.pair.GCP); err != nil {
 		return "", err
 	}
-	replica, err := programs.PrepareMirror(ctx, s.binaries["semaphore-service-mirror"], "service-mirror", 8080, client.Node, s.pair.AWS)
+	replica, err := programs.Prepare(ctx, programs.Config{
+		Name: programs.ServiceMirror, Replica: "service-mirror", Binary: s.binaries[programs.ServiceMirror], Port: 8080,
+	}, client.Node, s.pair.AWS)
 	if err != nil {
 		return "", err
 	}
@@ -113,17 +115,20 @@ func putFluentd(ctx context.Context, pod *testbed.Pod) error {
 func (s *show) sets(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	deploy := s.pair.Mesh.Deploy
 	s.say("starting semaphore-policy in aws (the custom resource is Calico's; Calico itself isn't needed for this)")
-	if err := s.pair.AWS.Apply(ctx, filepath.Join(deploy, "policy", "rbac.yaml"), filepath.Join(deploy, "..", "policy", "testdata", "v3.yaml")); err != nil {
+	root, err := tools.Root(ctx)
+	if err != nil {
 		return "", err
 	}
-	if err := s.pair.GCP.Apply(ctx, filepath.Join(deploy, "remote", "policy.yaml")); err != nil {
+	if err := s.pair.AWS.Apply(ctx, filepath.Join(root, "policy", "testdata", "v3.yaml")); err != nil {
+		return "", err
+	}
+	if err := programs.Grant(ctx, programs.Policy, s.pair.AWS, s.pair.GCP); err != nil {
 		return "", err
 	}
 	node := s.pair.Agents[0].Node
-	program, err := programs.Prepare(ctx, programs.ProgramConfig{
-		Name: "semaphore-policy", Binary: s.binaries["semaphore-policy"], Port: 8080,
+	program, err := programs.Prepare(ctx, programs.Config{
+		Name: programs.Policy, Binary: s.binaries[programs.Policy], Port: 8080,
 	}, node, s.pair.GCP)
 	if err != nil {
 		return "", err

@@ -124,7 +124,7 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 	if s.dir, err = os.MkdirTemp("", "kube-semaphore-demo-"); err != nil {
 		return "", err
 	}
-	for _, name := range []string{"semaphore-wireguard", "semaphore-service-mirror", "semaphore-policy"} {
+	for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Policy} {
 		if binaries[name], err = programs.Build(ctx, name, s.dir); err != nil {
 			return "", err
 		}
@@ -133,11 +133,7 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 	if s.testbed, err = testbed.New(testbed.Config{Tools: binaries, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		return "", err
 	}
-	m, err := programs.New(ctx, binaries["semaphore-wireguard"])
-	if err != nil {
-		return "", err
-	}
-	s.pair, err = programs.StartPair(ctx, s.testbed, m, 2, func(what string) { s.say("%s", what) })
+	s.pair, err = programs.StartPair(ctx, s.testbed, binaries[programs.WireGuard], 2, func(what string) { s.say("%s", what) })
 	if err != nil {
 		return "", err
 	}

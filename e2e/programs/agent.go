@@ -2,22 +2,27 @@ package programs
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"net/http"
 	"net/netip"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
+// Ports that agents listen on: metrics and status at the node's InternalIP, and
+// probes on its loopback.
+const (
+	StatusPort = 7773
+	ProbePort  = 7774
+)
+
 // Agent is semaphore-wireguard on one node.
 type Agent struct{ *Program }
 
-// Prepare makes an agent that isn't started.
-func (m *Mesh) Prepare(ctx context.Context, node *testbed.Node, remotes ...*testbed.Cluster) (*Agent, error) {
-	p, err := Prepare(ctx, ProgramConfig{
-		Name: "semaphore-wireguard", Replica: "agent", Binary: m.Binary, Port: StatusPort, ProbePort: ProbePort,
+// PrepareAgent makes an agent that isn't started. The clusters must have been given
+// Grant.
+func PrepareAgent(ctx context.Context, binary string, node *testbed.Node, remotes ...*testbed.Cluster) (*Agent, error) {
+	p, err := Prepare(ctx, Config{
+		Name: WireGuard, Replica: "agent", Binary: binary, Port: StatusPort, ProbePort: ProbePort,
 	}, node, remotes...)
 	if err != nil {
 		return nil, err
@@ -28,16 +33,16 @@ func (m *Mesh) Prepare(ctx context.Context, node *testbed.Node, remotes ...*test
 		p.Env["SEMAPHORE_HOST_IP"] = addresses[0].String()
 	}
 	p.Env["SEMAPHORE_NODE_NAME"] = node.Name
-	p.Env["SEMAPHORE_NAMESPACE"], p.Env["SEMAPHORE_POD_NAME"], p.Env["SEMAPHORE_POD_UID"] = Namespace, PodName(node), node.Name
+	p.Env["SEMAPHORE_POD_NAME"], p.Env["SEMAPHORE_POD_UID"] = PodName(node), node.Name
 	return &Agent{p}, nil
 }
 
 // PodName is the name of the pod that the agent of a node thinks it is in.
-func PodName(node *testbed.Node) string { return "semaphore-wireguard-" + node.Name }
+func PodName(node *testbed.Node) string { return WireGuard + "-" + node.Name }
 
-// Start prepares an agent and starts it.
-func (m *Mesh) Start(ctx context.Context, node *testbed.Node, remotes ...*testbed.Cluster) (*Agent, error) {
-	a, err := m.Prepare(ctx, node, remotes...)
+// StartAgent prepares an agent and starts it.
+func StartAgent(ctx context.Context, binary string, node *testbed.Node, remotes ...*testbed.Cluster) (*Agent, error) {
+	a, err := PrepareAgent(ctx, binary, node, remotes...)
 	if err != nil {
 		return nil, err
 	}
@@ -119,16 +124,9 @@ func (s *Status) Remote(name string) RemoteStatus {
 
 // Status asks the agent for its status.
 func (a *Agent) Status(ctx context.Context) (*Status, error) {
-	body, code, err := a.Ask(ctx, "/status")
-	if err != nil {
-		return nil, err
-	}
-	if code != http.StatusOK {
-		return nil, fmt.Errorf("/status of %s: %d %s", a.Node.Name, code, body)
-	}
 	var s Status
-	if err := json.Unmarshal([]byte(body), &s); err != nil {
-		return nil, fmt.Errorf("/status of %s: %w", a.Node.Name, err)
+	if err := a.Program.Status(ctx, &s); err != nil {
+		return nil, err
 	}
 	return &s, nil
 }

@@ -6,10 +6,10 @@ package programs
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
 // Module is the import path of the project's module.
@@ -30,7 +30,7 @@ func BuildWireGuardGo(ctx context.Context, dir string) (string, error) {
 func build(ctx context.Context, pkg, path string, flags ...string) (string, error) {
 	args := append([]string{"build", "-o", path}, flags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
-	root, err := Root(ctx)
+	root, err := tools.Root(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -39,17 +39,4 @@ func build(ctx context.Context, pkg, path string, flags ...string) (string, erro
 		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, out)
 	}
 	return path, nil
-}
-
-// Root returns the folder of the module that the working directory is in.
-func Root(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
-	if err != nil {
-		return "", fmt.Errorf("find the module: %w", err)
-	}
-	gomod := strings.TrimSpace(string(out))
-	if gomod == "" || gomod == os.DevNull {
-		return "", fmt.Errorf("find the module: the working directory isn't in one")
-	}
-	return filepath.Dir(gomod), nil
 }

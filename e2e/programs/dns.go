@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
 // DNS is CoreDNS on a node, with the server blocks of deploy/coredns.
@@ -34,7 +35,7 @@ func StartDNS(ctx context.Context, binary string, node *testbed.Node) (*DNS, err
 	if err != nil {
 		return nil, err
 	}
-	root, err := Root(ctx)
+	root, err := tools.Root(ctx)
 	if err != nil {
 		return nil, err
 	}

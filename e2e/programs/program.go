@@ -2,16 +2,26 @@ package programs
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+)
+
+// The programs of cmd/ that run in clusters.
+const (
+	WireGuard     = "semaphore-wireguard"
+	ServiceMirror = "semaphore-service-mirror"
+	Policy        = "semaphore-policy"
 )
 
 // Namespace is that of our manifests.
@@ -35,9 +45,27 @@ type Program struct {
 	process   *sandbox.Process
 }
 
-// ProgramConfig says which program to prepare.
-type ProgramConfig struct {
-	// Name is the program's: semaphore-policy. Its accounts are
+// Grant applies to clusters what an operator applies for a program: what it may do
+// in its own cluster, and what those of neighbours may read.
+func Grant(ctx context.Context, program string, clusters ...*testbed.Cluster) error {
+	root, err := tools.Root(ctx)
+	if err != nil {
+		return err
+	}
+	folder := strings.TrimPrefix(program, "semaphore-")
+	for _, c := range clusters {
+		for _, manifest := range []string{"wireguard/namespace.yaml", folder + "/rbac.yaml", "remote/" + folder + ".yaml"} {
+			if err := c.Apply(ctx, filepath.Join(root, "deploy", manifest)); err != nil {
+				return fmt.Errorf("apply deploy/%s to %s: %w", manifest, c.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Config says which program to prepare.
+type Config struct {
+	// Name is the program's: Policy. Its accounts are
 	// sys-semaphore/<name> in its own cluster and sys-semaphore/<name>-remote in
 	// the others.
 	Name string
@@ -53,8 +81,8 @@ type ProgramConfig struct {
 }
 
 // Prepare makes a program of a node's cluster that isn't started. The clusters
-// must have been given the manifests of the program.
-func Prepare(ctx context.Context, cfg ProgramConfig, node *testbed.Node, remotes ...*testbed.Cluster) (*Program, error) {
+// must have been given Grant. The service mirror keeps its mirrors in Namespace.
+func Prepare(ctx context.Context, cfg Config, node *testbed.Node, remotes ...*testbed.Cluster) (*Program, error) {
 	if cfg.Replica == "" {
 		cfg.Replica = cfg.Name
 	}
@@ -70,6 +98,7 @@ func Prepare(ctx context.Context, cfg ProgramConfig, node *testbed.Node, remotes
 	p.Env = map[string]string{
 		"HOSTNAME":                 cfg.Replica,
 		"SEMAPHORE_CLUSTER_NAME":   node.Cluster.Name,
+		"SEMAPHORE_NAMESPACE":      Namespace,
 		"SEMAPHORE_LISTEN_ADDRESS": fmt.Sprintf(":%d", cfg.Port),
 		"SEMAPHORE_PROBE_ADDRESS":  fmt.Sprintf("127.0.0.1:%d", cfg.ProbePort),
 		"SEMAPHORE_LOG_FORMAT":     "text",
@@ -149,10 +178,33 @@ func (p *Program) probe(ctx context.Context, path string) error {
 }
 
 // Metrics returns the text of /metrics.
-func (p *Program) Metrics(ctx context.Context) (string, error) {
-	body, code, err := p.Ask(ctx, "/metrics")
+func (p *Program) Metrics(ctx context.Context) (string, error) { return p.Get(ctx, "/metrics") }
+
+// Status reads /status into what it points to.
+func (p *Program) Status(ctx context.Context, into any) error {
+	body, err := p.Get(ctx, "/status")
+	if err == nil {
+		err = json.Unmarshal([]byte(body), into)
+	}
+	if err != nil {
+		return fmt.Errorf("status of %s: %w", p.Node.Name, err)
+	}
+	return nil
+}
+
+// Leads asks whether this replica is the one that writes.
+func (p *Program) Leads(ctx context.Context) (bool, error) {
+	var status struct{ Leading bool }
+	err := p.Status(ctx, &status)
+	return status.Leading, err
+}
+
+// Get asks for a path such as /metrics. An answer other than 200 is an error with
+// its text.
+func (p *Program) Get(ctx context.Context, path string) (string, error) {
+	body, code, err := p.Ask(ctx, path)
 	if err == nil && code != http.StatusOK {
-		err = fmt.Errorf("/metrics of %s: status %d", p.Node.Name, code)
+		err = fmt.Errorf("%s of %s: %d %s", path, p.Name, code, body)
 	}
 	return body, err
 }

@@ -65,7 +65,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		pod, err := node.AddPod(t.Context(), testbed.PodConfig{})
 		must(t, err)
 		must(t, pod.Serve(t.Context(), programs.PodPort, nil))
-		_, err = p.Mesh.Start(t.Context(), node, p.AWS)
+		_, err = programs.StartAgent(t.Context(), p.Binary, node, p.AWS)
 		must(t, err)
 		must(t, programs.WaitReach(within(t, time.Minute), from, pod))
 		waitPeers(t, agent, "gcp", "gcp-1", "gcp-2")
@@ -112,7 +112,7 @@ func TestOneRemoteFails(t *testing.T) {
 	ctx := within(t, 5*time.Minute)
 	merit, err := p.Testbed.StartCluster(ctx, testbed.ClusterConfig{Name: "merit"})
 	must(t, err)
-	must(t, p.Mesh.Grant(ctx, merit))
+	must(t, programs.Grant(ctx, programs.WireGuard, merit))
 
 	for name, spoil := range map[string]func(*testing.T, *programs.Agent){
 		"dead API server": func(_ *testing.T, a *programs.Agent) {
@@ -135,7 +135,7 @@ func TestOneRemoteFails(t *testing.T) {
 			pod, err := node.AddPod(t.Context(), testbed.PodConfig{})
 			must(t, err)
 			must(t, pod.Serve(t.Context(), programs.PodPort, nil))
-			agent, err := p.Mesh.Prepare(t.Context(), node, merit, p.GCP)
+			agent, err := programs.PrepareAgent(t.Context(), p.Binary, node, merit, p.GCP)
 			must(t, err)
 			agent.Env[programs.Variable("gcp", "WG_LISTEN_PORT")] = "51820"
 			agent.Env[programs.Variable("merit", "WG_LISTEN_PORT")] = "51821"
@@ -164,17 +164,17 @@ func TestThreeClusters(t *testing.T) {
 	ctx := within(t, 5*time.Minute)
 	merit, err := p.Testbed.StartCluster(ctx, testbed.ClusterConfig{Name: "merit-on-premises"})
 	must(t, err)
-	must(t, p.Mesh.Grant(ctx, merit))
+	must(t, programs.Grant(ctx, programs.WireGuard, merit))
 	node, err := merit.AddNode(ctx, testbed.NodeConfig{})
 	must(t, err)
 	pod, err := node.AddPod(ctx, testbed.PodConfig{})
 	must(t, err)
 	must(t, pod.Serve(ctx, programs.PodPort, nil))
-	third, err := p.Mesh.Start(ctx, node, p.AWS, p.GCP)
+	third, err := programs.StartAgent(ctx, p.Binary, node, p.AWS, p.GCP)
 	must(t, err)
 	for i, agent := range p.Agents {
 		must(t, agent.Stop(ctx))
-		both, err := p.Mesh.Prepare(ctx, agent.Node, p.Remotes(agent.Node.Cluster)[0], merit)
+		both, err := programs.PrepareAgent(ctx, p.Binary, agent.Node, p.Remotes(agent.Node.Cluster)[0], merit)
 		must(t, err)
 		// The port that merit's agent uses for this cluster is another one:
 		// each side says where it listens.
@@ -251,7 +251,7 @@ func hasAPIError(ctx context.Context, a *programs.Agent, remote string, words ..
 // waitStored waits until the agent of a node has its peers on disk.
 func waitStored(t *testing.T, node *testbed.Node) error {
 	return testbed.Wait(within(t, repair), "peers on disk", func(context.Context) error {
-		found, err := filepath.Glob(filepath.Join(node.VarLib(), "semaphore-wireguard", "*.peers.json"))
+		found, err := filepath.Glob(filepath.Join(node.VarLib(), programs.WireGuard, "*.peers.json"))
 		if err == nil && len(found) == 0 {
 			err = os.ErrNotExist
 		}

@@ -31,7 +31,7 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 	traces := func(ctx context.Context, subnet string) (found []string, err error) {
 		for _, command := range [][]string{
 			{"ip", "-4", "rule"}, {"ip", "-6", "rule"}, {"ip", "-4", "route", "show", "table", "all"},
-			{"ip", "-6", "route", "show", "table", "all"}, {"nft", "list", "table", "inet", "semaphore-wireguard"}, {"ip", "-br", "link"},
+			{"ip", "-6", "route", "show", "table", "all"}, {"nft", "list", "table", "inet", programs.WireGuard}, {"ip", "-br", "link"},
 		} {
 			out, err := node.Run(ctx, command[0], command[1:]...)
 			if err != nil {

@@ -147,19 +147,17 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 	tb := testbed.Start(t, testbed.Config{})
 	t.Cleanup(func() { soundLogs(t, tb) })
 	// The race detector takes several times the memory.
-	plain, err := programs.Build(within(t, 10*time.Minute), "semaphore-wireguard", dir)
+	plain, err := programs.Build(within(t, 10*time.Minute), programs.WireGuard, dir)
 	must(t, err)
-	m, err := programs.New(t.Context(), plain)
-	must(t, err)
-	p, err := programs.StartPair(within(t, 5*time.Minute), tb, m, 1, nil)
+	p, err := programs.StartPair(within(t, 5*time.Minute), tb, plain, 1, nil)
 	must(t, err)
 	must(t, p.WaitConnected(within(t, time.Minute)))
 	agent := p.Agents[0]
 	must(t, agent.Stop(within(t, repair)))
 	if group != nil {
-		m.Binary, err = group.Wrap(dir, plain)
+		wrapped, err := group.Wrap(dir, plain)
 		must(t, err)
-		p.Agents[0], err = m.Prepare(t.Context(), agent.Node, p.GCP)
+		p.Agents[0], err = programs.PrepareAgent(t.Context(), wrapped, agent.Node, p.GCP)
 		must(t, err)
 		agent = p.Agents[0]
 	}
@@ -237,7 +235,7 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 
 // readStored returns how many nodes are stored of a device's peers.
 func readStored(node *testbed.Node, device string) int {
-	data, err := os.ReadFile(filepath.Join(node.VarLib(), "semaphore-wireguard", device+".peers.json"))
+	data, err := os.ReadFile(filepath.Join(node.VarLib(), programs.WireGuard, device+".peers.json"))
 	if err != nil {
 		return 0
 	}

@@ -125,7 +125,7 @@ func (e *example) shell(t *testing.T, name, command string) (string, error) {
 	must(t, clientcmd.WriteToFile(*config, kubeconfig))
 	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
 	must(t, err)
-	root, err := programs.Root(t.Context())
+	root, err := tools.Root(t.Context())
 	must(t, err)
 	process, err := e.clusters[0].Nodes()[0].Start(sandbox.Command{
 		Name: name,
@@ -191,14 +191,14 @@ func (e *example) documents(t *testing.T) {
 // original tool.
 func (e *example) originalDaemonSet(t *testing.T) {
 	t.Helper()
-	labels := map[string]string{"app": "semaphore-wireguard"}
+	labels := map[string]string{"app": programs.WireGuard}
 	_, err := e.clusters[0].Client().AppsV1().DaemonSets("kube-system").Create(t.Context(), &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-wireguard", Labels: labels},
+		ObjectMeta: metav1.ObjectMeta{Name: programs.WireGuard, Labels: labels},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "semaphore-wireguard", Image: "original"}}},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: programs.WireGuard, Image: "original"}}},
 			},
 		},
 	}, metav1.CreateOptions{})
@@ -221,7 +221,7 @@ func (e *example) kubelet(c *testbed.Cluster, node int) *kubelet {
 // agents runs the DaemonSet, as the API server has it, on all nodes of a cluster.
 func (e *example) agents(t *testing.T, c *testbed.Cluster, name string) []*runningPod {
 	t.Helper()
-	set, err := c.Client().AppsV1().DaemonSets(systemNamespace).Get(t.Context(), "semaphore-wireguard", metav1.GetOptions{})
+	set, err := c.Client().AppsV1().DaemonSets(systemNamespace).Get(t.Context(), programs.WireGuard, metav1.GetOptions{})
 	must(t, err)
 	var running []*runningPod
 	for i := range c.Nodes() {
@@ -245,8 +245,8 @@ func TestExample(t *testing.T) {
 	var agents, all []*runningPod
 	for i, c := range e.clusters {
 		agents = append(agents, e.agents(t, c, "agent")...)
-		e.policies[i] = e.deployment(t, c, "semaphore-policy", 1)
-		all = append(all, e.deployment(t, c, "semaphore-service-mirror", 0), e.policies[i])
+		e.policies[i] = e.deployment(t, c, programs.Policy, 1)
+		all = append(all, e.deployment(t, c, programs.ServiceMirror, 0), e.policies[i])
 	}
 	all = append(all, agents...)
 	for _, pod := range all {

@@ -13,14 +13,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
 // deployFolder is the folder with our manifests.
 func deployFolder(t *testing.T) string {
 	t.Helper()
-	root, err := programs.Root(t.Context())
+	root, err := tools.Root(t.Context())
 	must(t, err)
 	return filepath.Join(root, "deploy")
 }

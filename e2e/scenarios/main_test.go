@@ -80,9 +80,7 @@ func startPair(t *testing.T, nodes int) *programs.Pair {
 	tb := testbed.Start(t, testbed.Config{})
 	t.Cleanup(func() { soundLogs(t, tb) })
 	ctx := within(t, 5*time.Minute)
-	m, err := programs.New(ctx, program(t, "semaphore-wireguard"))
-	must(t, err)
-	p, err := programs.StartPair(ctx, tb, m, nodes, nil)
+	p, err := programs.StartPair(ctx, tb, program(t, programs.WireGuard), nodes, nil)
 	must(t, err)
 	must(t, p.WaitConnected(within(t, time.Minute)))
 	return p

@@ -120,7 +120,7 @@ func TestMesh(t *testing.T) {
 			must(t, err)
 		}
 		eventually(t, time.Minute, "status to tell", func(ctx context.Context) error {
-			out, err := aws1.Node.Run(ctx, p.Mesh.Binary, "status")
+			out, err := aws1.Node.Run(ctx, p.Binary, "status")
 			if err == nil && !strings.Contains(out, "10.4.1.0/24 via "+via) {
 				err = errors.New(out)
 			}

@@ -37,13 +37,13 @@ func startNaming(t *testing.T) *naming {
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{}, tools.KubeProxy, tools.CoreDNS)
 	ctx := within(t, 5*time.Minute)
-	m, err := programs.New(ctx, program(t, "semaphore-wireguard"))
-	must(t, err)
-	p, err := programs.StartPair(ctx, tb, m, 1, nil)
+	p, err := programs.StartPair(ctx, tb, program(t, programs.WireGuard), 1, nil)
 	must(t, err)
 	n := &naming{Pair: p, server: p.Pods[0], client: p.Pods[1]}
-	must(t, programs.GrantMirror(ctx, p.AWS, p.GCP))
-	replica, err := programs.PrepareMirror(ctx, program(t, "semaphore-service-mirror"), "service-mirror", 8080, n.client.Node, p.AWS)
+	must(t, programs.Grant(ctx, programs.ServiceMirror, p.AWS, p.GCP))
+	replica, err := programs.Prepare(ctx, programs.Config{
+		Name: programs.ServiceMirror, Replica: "service-mirror", Binary: program(t, programs.ServiceMirror), Port: 8080,
+	}, n.client.Node, p.AWS)
 	must(t, err)
 	must(t, replica.Start())
 	_, err = n.client.Node.StartKubeProxy(ctx)

@@ -107,7 +107,7 @@ func waitMTU(t *testing.T, p *programs.Pair, mtu int) {
 
 // tellsOfMTU is nil when "semaphore-wireguard status" on the agent's node says this.
 func tellsOfMTU(ctx context.Context, p *programs.Pair, a *programs.Agent, what string) error {
-	out, err := a.Node.Run(ctx, p.Mesh.Binary, "status")
+	out, err := a.Node.Run(ctx, p.Binary, "status")
 	if err != nil {
 		out += err.Error() // its code says that something is wrong
 	}

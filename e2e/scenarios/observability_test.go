@@ -22,7 +22,7 @@ import (
 func TestOperatorsView(t *testing.T) {
 	p := startPair(t, 1)
 	aws, gcp := p.Agents[0], p.Agents[1]
-	binary := program(t, "semaphore-wireguard")
+	binary := program(t, programs.WireGuard)
 	// What the command prints; it ends with code 1 exactly if something is wrong.
 	status := func(ctx context.Context, args ...string) (string, error) {
 		return aws.Node.Run(ctx, binary, append([]string{"status"}, args...)...)
@@ -110,7 +110,7 @@ func TestOperatorsView(t *testing.T) {
 // TestStatusOfEachProgram asks for the status of programs that don't run.
 func TestStatusOfEachProgram(t *testing.T) {
 	nstest.Root(t) // As the other tests of this package, which build the programs too.
-	for _, name := range []string{"semaphore-wireguard", "semaphore-service-mirror", "semaphore-policy"} {
+	for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Policy} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.CommandContext(within(t, time.Minute), program(t, name), "status", "-address", "127.0.0.1:1")
 			out, err := cmd.CombinedOutput()

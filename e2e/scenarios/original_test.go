@@ -36,9 +36,7 @@ func TestMovingOver(t *testing.T) {
 		testbed.ClusterConfig{Name: "aws", PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}},
 		testbed.ClusterConfig{Name: "gcp", PodSubnets: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}})
 	must(t, err)
-	m, err := programs.New(ctx, program(t, "semaphore-wireguard"))
-	must(t, err)
-	must(t, m.Grant(ctx, clusters...))
+	must(t, programs.Grant(ctx, programs.WireGuard, clusters...))
 	wireguardGo, err := programs.BuildWireGuardGo(ctx, t.TempDir())
 	must(t, err)
 
@@ -70,7 +68,7 @@ func TestMovingOver(t *testing.T) {
 	olds[1].peerWith(t, olds[0])
 	connected("both original")
 
-	agent := moved(t, m, olds[0])
+	agent := moved(t, olds[0])
 	connected("one of ours, one original that has noticed nothing")
 	if out, err := agent.Node.Run(t.Context(), "ip", "route", "show", "10.4.0.0/16"); err != nil || !strings.Contains(out, "unreachable 10.4.0.0/16 proto 115") {
 		t.Errorf("no guard: %v\n%s", err, out)
@@ -90,13 +88,13 @@ func TestMovingOver(t *testing.T) {
 		olds[0].start(t)
 		olds[0].peerWith(t, olds[1])
 		connected("both original again")
-		agent = moved(t, m, olds[0])
+		agent = moved(t, olds[0])
 		connected("one of ours again")
 	}
-	moved(t, m, olds[1])
+	moved(t, olds[1])
 	connected("both ours")
 	eventually(t, repair, "a status without complaint", func(ctx context.Context) error {
-		_, err := agent.Node.Run(ctx, m.Binary, "status")
+		_, err := agent.Node.Run(ctx, program(t, programs.WireGuard), "status")
 		return err
 	})
 }
@@ -127,7 +125,7 @@ func newOriginal(t *testing.T, node *testbed.Node, remote *testbed.Cluster) *ori
 
 // keyFile is where the key file is for us; the node has it in /var/lib.
 func (o *original) keyFile() string {
-	return filepath.Join(o.node.VarLib(), "semaphore-wireguard", o.device+".key")
+	return filepath.Join(o.node.VarLib(), programs.WireGuard, o.device+".key")
 }
 
 // start sets up the device with its key and the route, and publishes both.
@@ -146,7 +144,7 @@ func (o *original) start(t *testing.T) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": o.annotations()}})
 	must(t, err)
 	_, err = o.node.Cluster.Client().CoreV1().Nodes().Patch(t.Context(), o.node.Name, types.StrategicMergePatchType, patch,
-		metav1.PatchOptions{FieldManager: "semaphore-wireguard"})
+		metav1.PatchOptions{FieldManager: programs.WireGuard})
 	must(t, err)
 }
 
@@ -182,12 +180,12 @@ func (o *original) run(t *testing.T, program string, args ...string) {
 
 // moved ends the original on a node, starts our agent with the original's
 // configuration, and checks that it has taken over what there is.
-func moved(t *testing.T, m *programs.Mesh, o *original) *programs.Agent {
+func moved(t *testing.T, o *original) *programs.Agent {
 	t.Helper()
 	before, err := o.node.Object(t.Context())
 	must(t, err)
 	must(t, o.process.Stop(within(t, repair)))
-	agent, err := m.Prepare(t.Context(), o.node, o.remote)
+	agent, err := programs.PrepareAgent(t.Context(), program(t, programs.WireGuard), o.node, o.remote)
 	must(t, err)
 	config := filepath.Join(t.TempDir(), "config.json")
 	must(t, os.WriteFile(config, fmt.Appendf(nil, `{

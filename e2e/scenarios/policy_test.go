@@ -30,8 +30,8 @@ const fluentdPort = 8889
 func TestPolicy(t *testing.T) {
 	p := startPair(t, 1)
 	ctx := within(t, 2*time.Minute)
-	must(t, p.AWS.Apply(ctx, "../../deploy/policy/rbac.yaml", "../../policy/testdata/v3.yaml"))
-	must(t, p.GCP.Apply(ctx, "../../deploy/remote/policy.yaml"))
+	must(t, p.AWS.Apply(ctx, "../../policy/testdata/v3.yaml"))
+	must(t, programs.Grant(ctx, programs.Policy, p.AWS, p.GCP))
 	startPolicy(t, p.Agents[0].Node, p.GCP)
 	sets := networkSets(t, p.AWS)
 
@@ -59,8 +59,8 @@ func TestPolicy(t *testing.T) {
 // startPolicy runs semaphore-policy on a node, as its deployment does.
 func startPolicy(t *testing.T, node *testbed.Node, remote *testbed.Cluster) {
 	t.Helper()
-	p, err := programs.Prepare(within(t, time.Minute), programs.ProgramConfig{
-		Name: "semaphore-policy", Binary: program(t, "semaphore-policy"), Port: 8080,
+	p, err := programs.Prepare(within(t, time.Minute), programs.Config{
+		Name: programs.Policy, Binary: program(t, programs.Policy), Port: 8080,
 	}, node, remote)
 	must(t, err)
 	must(t, p.Start())
@@ -117,7 +117,7 @@ func await(t *testing.T, sets policy.SetClient, pods ...*testbed.Pod) {
 			return err
 		}
 		for key, value := range map[string]string{
-			"managed-by": "semaphore-policy", "policy.semaphore.uw.io/name": "forwarder",
+			"managed-by": programs.Policy, "policy.semaphore.uw.io/name": "forwarder",
 			"policy.semaphore.uw.io/namespace": "sys-log", "policy.semaphore.uw.io/cluster": "gcp",
 		} {
 			if set.Labels[key] != value {

@@ -17,7 +17,7 @@ import (
 // socket have for them.
 func testPrivateKeysStay(t *testing.T, agents ...*programs.Agent) {
 	for _, a := range agents {
-		folder := filepath.Join(a.Node.VarLib(), "semaphore-wireguard")
+		folder := filepath.Join(a.Node.VarLib(), programs.WireGuard)
 		files, err := filepath.Glob(filepath.Join(folder, "*.key"))
 		must(t, err)
 		if len(files) == 0 {

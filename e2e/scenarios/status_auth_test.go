@@ -23,12 +23,14 @@ import (
 func TestStatusAuthentication(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit.log")
 	c := startCluster(t, auditArgs(t, log)...)
-	must(t, programs.GrantMirror(t.Context(), c))
+	must(t, programs.Grant(t.Context(), programs.ServiceMirror, c))
 	must(t, c.Apply(t.Context(), filepath.Join(deployFolder(t), "authenticated", "rbac.yaml")))
 	node, err := c.AddNode(t.Context(), testbed.NodeConfig{})
 	must(t, err)
 	const port = 8080
-	replica, err := programs.PrepareMirror(t.Context(), program(t, "semaphore-service-mirror"), "mirror", port, node)
+	replica, err := programs.Prepare(t.Context(), programs.Config{
+		Name: programs.ServiceMirror, Replica: "mirror", Binary: program(t, programs.ServiceMirror), Port: port,
+	}, node)
 	must(t, err)
 	replica.Env["SEMAPHORE_LISTEN_AUTH"] = "token"
 	// A remote that there has to be.
@@ -75,15 +77,15 @@ func TestStatusAuthentication(t *testing.T) {
 	expect("what it may not get", good, "/status", http.StatusForbidden)
 	// Neither the kubelet nor the program's own pod has a token.
 	must(t, replica.Healthy(t.Context()))
-	if _, err := replica.Status(t.Context()); err != nil {
+	if _, err := replica.Leads(t.Context()); err != nil {
 		t.Error(err)
 	}
 
 	// Before it starts again: at first it knows no roles, and forbids everything.
 	have, used := granted(t, c), used(t, log)
 	for _, r := range []right{
-		{account: "semaphore-service-mirror", verb: "create", resource: "tokenreviews.authentication.k8s.io"},
-		{account: "semaphore-service-mirror", verb: "create", resource: "subjectaccessreviews.authorization.k8s.io"},
+		{account: programs.ServiceMirror, verb: "create", resource: "tokenreviews.authentication.k8s.io"},
+		{account: programs.ServiceMirror, verb: "create", resource: "subjectaccessreviews.authorization.k8s.io"},
 	} {
 		if !used[r] || !have[r] {
 			t.Errorf("%v: not both granted and used", r)

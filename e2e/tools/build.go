@@ -48,9 +48,11 @@ func Build(ctx context.Context, cfg Config, names ...string) (Binaries, error) {
 		return nil, err
 	}
 	if cfg.Modules == "" {
-		if cfg.Modules, err = modulesFolder(ctx); err != nil {
+		root, err := Root(ctx)
+		if err != nil {
 			return nil, err
 		}
+		cfg.Modules = filepath.Join(root, "e2e", "tools")
 	}
 	if cfg.Cache == "" {
 		cache, err := os.UserCacheDir()
@@ -71,17 +73,18 @@ func Build(ctx context.Context, cfg Config, names ...string) (Binaries, error) {
 	return binaries, nil
 }
 
-// modulesFolder is e2e/tools of the module that encloses the working directory.
-func modulesFolder(ctx context.Context) (string, error) {
+// Root returns the folder of the repository, which the working directory must be
+// in.
+func Root(ctx context.Context) (string, error) {
 	gomod, err := goCommand(ctx, "", "env", "GOMOD")
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(filepath.Dir(gomod), "e2e", "tools")
-	if _, err := os.Stat(dir); err != nil {
-		return "", fmt.Errorf("find the tool modules (run this inside the repository): %w", err)
+	root := filepath.Dir(gomod)
+	if _, err := os.Stat(filepath.Join(root, "e2e", "tools")); err != nil {
+		return "", fmt.Errorf("find the repository (run this inside it): %w", err)
 	}
-	return dir, nil
+	return root, nil
 }
 
 // buildModule adds the binaries of tools, which all belong to one module, to

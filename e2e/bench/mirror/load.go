@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
@@ -21,11 +21,11 @@ import (
 // event of the remote API server to that of the local one, both as a client of
 // our own sees them, and from the request that made the change.
 func (b *bench) changes(ctx context.Context, rate int) error {
-	remote, err := watchSlices(ctx, b.remote, namespace)
+	remote, err := watchSlices(ctx, b.Remote, namespace)
 	if err != nil {
 		return err
 	}
-	local, err := watchSlices(ctx, b.local, programs.Namespace)
+	local, err := watchSlices(ctx, b.Local, programs.Namespace)
 	if err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if err != nil {
 		return err
 	}
-	used, err := newUsage(b.replica.Process().PID())
+	used, err := measure.NewUsage(b.Program.Process().PID())
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 		sent[n] = time.Now()
 		writing.Go(func() {
 			body := fmt.Sprintf(`[{"op":"add","path":"/endpoints/0/hostname","value":%q}]`, key(n))
-			_, err := b.remote.Client().DiscoveryV1().EndpointSlices(namespace).Patch(ctx, serviceName(n%b.services), types.JSONPatchType, []byte(body), metav1.PatchOptions{})
+			_, err := b.Remote.Client().DiscoveryV1().EndpointSlices(namespace).Patch(ctx, serviceName(n%b.services), types.JSONPatchType, []byte(body), metav1.PatchOptions{})
 			errs <- err
 		})
 	}
@@ -64,11 +64,11 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 			return err
 		}
 	}
-	cost, err := used.since()
+	cost, err := used.Since()
 	if err != nil {
 		return err
 	}
-	if err := pause(ctx, 3*time.Second); err != nil {
+	if err := measure.Pause(ctx, 3*time.Second); err != nil {
 		return err
 	}
 	there, err := remote.end()
@@ -79,7 +79,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if err != nil {
 		return err
 	}
-	var ours, whole []time.Duration
+	var ours, whole measure.Latencies
 	for n := range total {
 		if at, ok := here[key(n)]; ok {
 			ours = append(ours, at.Sub(there[key(n)]))
@@ -93,16 +93,9 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if len(ours) == 0 {
 		return errors.New("no change arrived")
 	}
-	slices.Sort(ours)
-	slices.Sort(whole)
-	b.row(fmt.Sprintf("%d changes/s for %v", rate, b.load), "p50 %v, p99 %v from event to event; %v, %v from the request; missing %d of %d; %.2f writes a change; %s",
-		quantile(ours, .5), quantile(ours, .99), quantile(whole, .5), quantile(whole, .99),
-		total-len(ours), total, float64(after-before)/float64(total), cost)
+	b.row(fmt.Sprintf("%d changes/s for %v", rate, b.load), "%v from event to event; %v from the request; missing %d of %d; %.2f writes a change; %s",
+		ours, whole, total-len(ours), total, float64(after-before)/float64(total), cost)
 	return nil
-}
-
-func quantile(sorted []time.Duration, q float64) time.Duration {
-	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))].Round(100 * time.Microsecond)
 }
 
 // arrivals are the times at which slices were first seen with a host name.

@@ -11,9 +11,8 @@ import (
 	"os/signal"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
-	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
 func main() {
@@ -37,55 +36,23 @@ type bench struct {
 	services, endpoints, runs, large int
 	load                             time.Duration
 
-	tb            *testbed.Testbed
-	local, remote *testbed.Cluster
-	replica       *programs.Mirror
-	table         []string
+	*measure.Stage
+	table []string
 }
-
-func (b *bench) say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
 func (b *bench) row(what, format string, args ...any) {
 	line := fmt.Sprintf("%-46s %s", what, fmt.Sprintf(format, args...))
 	b.table = append(b.table, line)
-	b.say("%s", line)
+	measure.Say("%s", line)
 }
 
 func (b *bench) run(ctx context.Context) (err error) {
-	dir, err := os.MkdirTemp("", "kube-semaphore-bench-")
-	if err != nil {
+	if b.Stage, err = measure.NewStage(ctx, programs.ServiceMirror, "gcp", "aws"); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	binary, err := programs.Build(ctx, "semaphore-service-mirror", dir)
-	if err != nil {
-		return err
-	}
-	binaries, err := tools.Build(ctx, tools.Config{Progress: os.Stderr}, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
-	if err != nil {
-		return err
-	}
-	if b.tb, err = testbed.New(testbed.Config{Tools: binaries}); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, b.tb.Close()) }()
-	clusters, err := b.tb.StartClusters(ctx, testbed.ClusterConfig{Name: "gcp"}, testbed.ClusterConfig{Name: "aws"})
-	if err != nil {
-		return err
-	}
-	b.local, b.remote = clusters[0], clusters[1]
-	if err := programs.GrantMirror(ctx, b.local, b.remote); err != nil {
-		return err
-	}
-	node, err := b.local.AddNode(ctx, testbed.NodeConfig{})
-	if err != nil {
-		return err
-	}
-	if b.replica, err = programs.PrepareMirror(ctx, binary, "mirror", 8080, node, b.remote); err != nil {
-		return err
-	}
-	b.replica.Env["SEMAPHORE_LOG_LEVEL"] = "warn"
-	b.say("creating %d services with %d endpoints each", b.services, b.endpoints)
+	defer func() { err = errors.Join(err, b.Close()) }()
+	b.Program.Env["SEMAPHORE_LOG_LEVEL"] = "warn"
+	measure.Say("creating %d services with %d endpoints each", b.services, b.endpoints)
 	if err := b.fill(ctx, 0, b.services); err != nil {
 		return err
 	}

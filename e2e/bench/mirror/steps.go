@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
@@ -28,14 +25,14 @@ func serviceName(i int) string { return fmt.Sprintf("service-%05d", i) }
 
 // fill creates the services from one number to another.
 func (b *bench) fill(ctx context.Context, from, to int) error {
-	_, err := b.remote.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err := b.Remote.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
 	return testbed.InParallel(ctx, to-from, func(ctx context.Context, n int) error {
 		i := from + n
 		name, labels := serviceName(i), map[string]string{mark: "true"}
-		_, err := b.remote.Client().CoreV1().Services(namespace).Create(ctx, &corev1.Service{
+		_, err := b.Remote.Client().CoreV1().Services(namespace).Create(ctx, &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 		}, metav1.CreateOptions{})
@@ -53,7 +50,7 @@ func (b *bench) fill(ctx context.Context, from, to int) error {
 				Addresses: []string{address(i*b.endpoints + e)}, Conditions: discoveryv1.EndpointConditions{Ready: &yes},
 			})
 		}
-		_, err = b.remote.Client().DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
+		_, err = b.Remote.Client().DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
 		return err
 	})
 }
@@ -63,7 +60,7 @@ func address(n int) string { return fmt.Sprintf("10.4.%d.%d", n/250%250, 1+n%250
 
 // mirrored returns how many slices of ours there are.
 func (b *bench) mirrored(ctx context.Context) (int, error) {
-	list, err := b.local.Client().DiscoveryV1().EndpointSlices(programs.Namespace).List(ctx,
+	list, err := b.Local.Client().DiscoveryV1().EndpointSlices(programs.Namespace).List(ctx,
 		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=semaphore-service-mirror", ResourceVersion: "0"})
 	if err != nil {
 		return 0, err
@@ -85,43 +82,29 @@ func (b *bench) waitMirrored(ctx context.Context, n int) error {
 
 // writes returns how many requests the replica has made that change something.
 func (b *bench) writes(ctx context.Context) (int, error) {
-	body, err := b.replica.Get(ctx, "/metrics")
-	if err != nil {
-		return 0, err
-	}
-	total := 0
-	for line := range strings.Lines(body) {
-		if strings.HasPrefix(line, "semaphore_service_mirror_writes_total{") {
-			value, err := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(line, ' ')+1:]), 64)
-			if err != nil {
-				return 0, err
-			}
-			total += int(value)
-		}
-	}
-	return total, nil
+	return b.Stage.Writes(ctx, "semaphore_service_mirror_writes_total")
 }
 
 // clean removes all mirrors.
 func (b *bench) clean(ctx context.Context) error {
-	list, err := b.local.Client().CoreV1().Services(programs.Namespace).List(ctx, metav1.ListOptions{})
+	list, err := b.Local.Client().CoreV1().Services(programs.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	err = testbed.InParallel(ctx, len(list.Items), func(ctx context.Context, i int) error {
-		return b.local.Client().CoreV1().Services(programs.Namespace).Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{})
+		return b.Local.Client().CoreV1().Services(programs.Namespace).Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{})
 	})
-	return errors.Join(err, b.local.Client().DiscoveryV1().EndpointSlices(programs.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	return errors.Join(err, b.Local.Client().DiscoveryV1().EndpointSlices(programs.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
 // fromNothing measures from the start of the process to the last mirror, and
 // who was busy with it.
 func (b *bench) fromNothing(ctx context.Context) error {
-	var ours []time.Duration
+	var ours measure.Latencies
 	var cost string
 	for range b.runs {
-		if b.replica.Process() != nil {
-			if err := b.replica.Stop(ctx); err != nil {
+		if b.Program.Process() != nil {
+			if err := b.Program.Stop(ctx); err != nil {
 				return err
 			}
 			if err := b.clean(ctx); err != nil {
@@ -129,10 +112,10 @@ func (b *bench) fromNothing(ctx context.Context) error {
 			}
 		}
 		started := time.Now()
-		if err := b.replica.Start(); err != nil {
+		if err := b.Program.Start(); err != nil {
 			return err
 		}
-		used, err := newUsage(b.replica.Process().PID())
+		used, err := measure.NewUsage(b.Program.Process().PID())
 		if err != nil {
 			return err
 		}
@@ -140,7 +123,7 @@ func (b *bench) fromNothing(ctx context.Context) error {
 			return err
 		}
 		ours = append(ours, time.Since(started))
-		if cost, err = used.since(); err != nil {
+		if cost, err = used.Since(); err != nil {
 			return err
 		}
 	}
@@ -148,9 +131,8 @@ func (b *bench) fromNothing(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	slices.Sort(ours)
 	b.row(fmt.Sprintf("%d services x %d from nothing", b.services, b.endpoints), "%.2f s (%v); %.2f requests per object; %s",
-		ours[len(ours)/2].Seconds(), rounded(ours), float64(writes)/float64(2*b.services), cost)
+		ours.Quantile(0.5).Seconds(), rounded(ours), float64(writes)/float64(2*b.services), cost)
 	return nil
 }
 
@@ -164,23 +146,23 @@ func rounded(all []time.Duration) []time.Duration {
 
 // restart measures what a process writes that finds everything in order.
 func (b *bench) restart(ctx context.Context) error {
-	if err := b.replica.Stop(ctx); err != nil {
+	if err := b.Program.Stop(ctx); err != nil {
 		return err
 	}
 	started := time.Now()
-	if err := b.replica.Start(); err != nil {
+	if err := b.Program.Start(); err != nil {
 		return err
 	}
 	var took time.Duration
 	err := testbed.Wait(ctx, "readiness", func(ctx context.Context) error {
-		_, err := b.replica.Get(ctx, "/readyz")
+		_, err := b.Program.Get(ctx, "/readyz")
 		took = time.Since(started)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := pause(ctx, 3*time.Second); err != nil {
+	if err := measure.Pause(ctx, 3*time.Second); err != nil {
 		return err
 	}
 	writes, err := b.writes(ctx)
@@ -193,31 +175,31 @@ func (b *bench) restart(ctx context.Context) error {
 
 // memory measures the resident set with many services.
 func (b *bench) memory(ctx context.Context) error {
-	small, _, err := proc.Resident(b.replica.Process().PID())
+	small, _, err := measure.Resident(b.Program.Process().PID())
 	if err != nil {
 		return err
 	}
-	b.say("creating %d services", b.large-b.services)
+	measure.Say("creating %d services", b.large-b.services)
 	if err := b.fill(ctx, b.services, b.large); err != nil {
 		return err
 	}
 	if err := b.waitMirrored(ctx, b.large); err != nil {
 		return err
 	}
-	peak, _, err := proc.Resident(b.replica.Process().PID())
+	peak, _, err := measure.Resident(b.Program.Process().PID())
 	if err != nil {
 		return err
 	}
-	if err := b.replica.Stop(ctx); err != nil {
+	if err := b.Program.Stop(ctx); err != nil {
 		return err
 	}
-	if err := b.replica.Start(); err != nil {
+	if err := b.Program.Start(); err != nil {
 		return err
 	}
-	if err := pause(ctx, 20*time.Second); err != nil {
+	if err := measure.Pause(ctx, 20*time.Second); err != nil {
 		return err
 	}
-	fresh, _, err := proc.Resident(b.replica.Process().PID())
+	fresh, _, err := measure.Resident(b.Program.Process().PID())
 	if err != nil {
 		return err
 	}
@@ -232,12 +214,3 @@ func (b *bench) memory(ctx context.Context) error {
 
 // megabytes returns how many times 1,048,576 bytes there are.
 func megabytes(bytes float64) int64 { return int64(bytes) >> 20 }
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -58,14 +57,6 @@ func newCrowd(ctx context.Context, c *testbed.Cluster) (*crowd, error) {
 
 // count is how many pods there are.
 func (c *crowd) count() int { return len(c.pods) }
-
-func createNamespace(ctx context.Context, c *testbed.Cluster, name string) error {
-	_, err := c.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create namespace %s: %w", name, err)
-	}
-	return nil
-}
 
 // address number n of 10.0.0.0/8.
 func address(n uint32) netip.Addr {

@@ -13,7 +13,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strconv"
@@ -22,17 +21,13 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-const (
-	namespace = "sys-semaphore"
-	apps      = 100 // sets
-	port      = 8080
-)
+const apps = 100 // sets
 
 type options struct {
 	pods   int
@@ -65,32 +60,32 @@ func main() {
 	}
 }
 
-// say reports progress.
-func say(format string, args ...any) { fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...) }
-
 // bench is one run.
 type bench struct {
 	options
-	tb            *testbed.Testbed
-	local, remote *testbed.Cluster
-	node          *testbed.Node
-	command       sandbox.Command
-	sets          policy.SetClient
-	pods          *crowd
-	table         *tabwriter.Writer
+	*measure.Stage
+	sets  policy.SetClient
+	pods  *crowd
+	table *tabwriter.Writer
 }
 
 func run(ctx context.Context, opts options) (err error) {
-	binaries, err := tools.Build(ctx, tools.Config{Progress: os.Stderr}, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
+	root, err := tools.Root(ctx)
 	if err != nil {
 		return err
 	}
 	b := &bench{options: opts, table: tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)}
-	if b.tb, err = testbed.New(testbed.Config{Tools: binaries}); err != nil {
+	if b.Stage, err = measure.NewStage(ctx, programs.Policy, "aws", "gcp", filepath.Join(root, "policy", "testdata", "v1.yaml")); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.tb.Close()) }()
-	if err := b.prepare(ctx); err != nil {
+	defer func() { err = errors.Join(err, b.Close()) }()
+	// Those of the crowd, which lives in no real subnet.
+	b.Program.Env[programs.Variable(b.Remote.Name, "POD_SUBNETS")] = "10.0.0.0/8"
+	calico, err := policy.NewCalico(b.Local.RESTConfig(), "auto")
+	if err != nil {
+		return err
+	}
+	if b.sets, err = calico.Sets(ctx); err != nil {
 		return err
 	}
 	fmt.Fprintln(b.table, "WHAT\tMEASURED\tORIGINAL")
@@ -99,8 +94,7 @@ func run(ctx context.Context, opts options) (err error) {
 }
 
 func (b *bench) measure(ctx context.Context) error {
-	process, err := b.firstSync(ctx)
-	if err != nil {
+	if err := b.firstSync(ctx); err != nil {
 		return err
 	}
 	for _, rate := range b.rates {
@@ -109,74 +103,9 @@ func (b *bench) measure(ctx context.Context) error {
 		}
 	}
 	if b.memory > 0 {
-		if err := b.resident(ctx, process); err != nil {
+		if err := b.resident(ctx); err != nil {
 			return err
 		}
 	}
-	return b.restart(ctx, process)
-}
-
-// prepare starts the clusters, grants what deploy/ does, and builds the program.
-func (b *bench) prepare(ctx context.Context) error {
-	say("starting API servers")
-	clusters, err := b.tb.StartClusters(ctx, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
-	if err != nil {
-		return err
-	}
-	b.local, b.remote = clusters[0], clusters[1]
-	root, err := moduleRoot(ctx)
-	if err != nil {
-		return err
-	}
-	for _, c := range clusters {
-		if err := createNamespace(ctx, c, namespace); err != nil {
-			return err
-		}
-	}
-	if err := b.local.Apply(ctx, root+"/policy/testdata/v1.yaml", root+"/deploy/policy/rbac.yaml"); err != nil {
-		return err
-	}
-	if err := b.remote.Apply(ctx, root+"/deploy/remote/policy.yaml"); err != nil {
-		return err
-	}
-	account, err := b.local.Credentials(ctx, namespace, "semaphore-policy")
-	if err != nil {
-		return err
-	}
-	neighbour, err := b.remote.Credentials(ctx, namespace, "semaphore-policy-remote")
-	if err != nil {
-		return err
-	}
-	if b.node, err = b.local.AddNode(ctx, testbed.NodeConfig{}); err != nil {
-		return err
-	}
-	say("building semaphore-policy")
-	binary := filepath.Join(b.tb.Dir(), "semaphore-policy")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "./cmd/semaphore-policy")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build semaphore-policy: %w\n%s", err, out)
-	}
-	mount, env := account.InCluster()
-	b.command = sandbox.Command{
-		Name: "policy", Path: binary, Mounts: []sandbox.Mount{mount},
-		Env: append(env, "SEMAPHORE_CLUSTER_NAME=aws", "SEMAPHORE_REMOTES=gcp", fmt.Sprintf("SEMAPHORE_LISTEN_ADDRESS=:%d", port),
-			fmt.Sprintf("SEMAPHORE_PROBE_ADDRESS=:%d", port+1),
-			"SEMAPHORE_REMOTE_GCP_KUBECONFIG="+neighbour.Kubeconfig()),
-	}
-	calico, err := policy.NewCalico(b.local.RESTConfig(), "auto")
-	if err != nil {
-		return err
-	}
-	b.sets, err = calico.Sets(ctx)
-	return err
-}
-
-// moduleRoot is the folder of the module's go.mod.
-func moduleRoot(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
-	if err != nil {
-		return "", fmt.Errorf("find the module: %w", err)
-	}
-	return filepath.Dir(strings.TrimSpace(string(out))), nil
+	return b.restart(ctx)
 }

@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,8 +12,8 @@ import (
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -30,13 +27,9 @@ func original(rate int) string {
 
 // status asks the process for the state of its only remote.
 func (b *bench) status(ctx context.Context) (policy.RemoteStatus, error) {
-	page, err := b.node.Get(ctx, fmt.Sprintf("http://%s:%d/status", b.node.Addresses()[0], port))
-	if err != nil {
-		return policy.RemoteStatus{}, err
-	}
 	var status policy.Status
-	if err := json.Unmarshal([]byte(page), &status); err != nil {
-		return policy.RemoteStatus{}, fmt.Errorf("read the status: %w", err)
+	if err := b.Program.Status(ctx, &status); err != nil {
+		return policy.RemoteStatus{}, err
 	}
 	if len(status.Remotes) != 1 {
 		return policy.RemoteStatus{}, errors.New("no remote in the status")
@@ -71,57 +64,42 @@ func (b *bench) complete(ctx context.Context) error {
 	})
 }
 
-// writes reads from the process how many writes it has made.
+// writes returns how many writes the process has made.
 func (b *bench) writes(ctx context.Context) (int, error) {
-	page, err := b.node.Get(ctx, fmt.Sprintf("http://%s:%d/metrics", b.node.Addresses()[0], port))
-	if err != nil {
-		return 0, err
-	}
-	sum := 0
-	for line := range strings.Lines(page) {
-		if strings.HasPrefix(line, "semaphore_policy_writes_total") {
-			var n int
-			if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' '):], &n); err != nil {
-				return 0, fmt.Errorf("read %q: %w", line, err)
-			}
-			sum += n
-		}
-	}
-	return sum, nil
+	return b.Stage.Writes(ctx, "semaphore_policy_writes_total")
 }
 
 // firstSync fills the sets from nothing.
-func (b *bench) firstSync(ctx context.Context) (*sandbox.Process, error) {
+func (b *bench) firstSync(ctx context.Context) error {
 	var err error
-	if b.pods, err = newCrowd(ctx, b.remote); err != nil {
-		return nil, err
+	if b.pods, err = newCrowd(ctx, b.Remote); err != nil {
+		return err
 	}
-	say("creating %d pods", b.options.pods)
+	measure.Say("creating %d pods", b.options.pods)
 	if err := b.pods.grow(ctx, b.options.pods); err != nil {
-		return nil, err
+		return err
 	}
 	// From the creation of the first set to that of the last one, and all of
 	// the process's life.
 	rec, err := b.record(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	began := time.Now()
-	process, err := b.node.Start(b.command)
-	if err != nil {
-		return nil, err
+	if err := b.Program.Start(); err != nil {
+		return err
 	}
 	if err := b.complete(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	first, last, err := rec.stop()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	total := last.Sub(began)
 	writes, err := b.writes(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	what := fmt.Sprintf("first sync, %d pods in %d sets", b.pods.count(), apps)
 	original := ""
@@ -130,19 +108,19 @@ func (b *bench) firstSync(ctx context.Context) (*sandbox.Process, error) {
 	}
 	fmt.Fprintf(b.table, "%s\t%.2f s from start, %.2f s from first to last set; %d writes\t%s\n",
 		what, total.Seconds(), last.Sub(first).Seconds(), writes, original)
-	return process, nil
+	return nil
 }
 
 // restart shows that a process that finds everything done writes nothing.
-func (b *bench) restart(ctx context.Context, process *sandbox.Process) error {
-	say("restarting")
+func (b *bench) restart(ctx context.Context) error {
+	measure.Say("restarting")
 	stopping, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	if err := process.Stop(stopping); err != nil {
+	if err := b.Program.Stop(stopping); err != nil {
 		return err
 	}
 	began := time.Now()
-	if _, err := b.node.Start(b.command); err != nil {
+	if err := b.Program.Start(); err != nil {
 		return err
 	}
 	ready, cancel := context.WithTimeout(ctx, time.Minute)
@@ -169,7 +147,7 @@ func (b *bench) restart(ctx context.Context, process *sandbox.Process) error {
 // changes gives pods new addresses at a rate, and measures how long each takes
 // from the answer of the remote's API server to the set that has it.
 func (b *bench) changes(ctx context.Context, rate int) error {
-	say("%d changes a second for %v", rate, b.period)
+	measure.Say("%d changes a second for %v", rate, b.period)
 	before, err := b.writes(ctx)
 	if err != nil {
 		return err
@@ -220,31 +198,26 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if err != nil {
 		return err
 	}
-	p50, p99, seen := rec.latencies()
-	fmt.Fprintf(b.table, "%d changes a second (made: %.0f)\tp50 %.1f ms, p99 %.1f ms, %d of %d seen, %.2f writes a change\t%s\n",
-		rate, float64(count)/took.Seconds(), p50.Seconds()*1000, p99.Seconds()*1000, seen, count, float64(after-before)/float64(count), original(rate))
+	seen := rec.latencies()
+	fmt.Fprintf(b.table, "%d changes a second (made: %.0f)\t%v, %d of %d seen, %.2f writes a change\t%s\n",
+		rate, float64(count)/took.Seconds(), seen, len(seen), count, float64(after-before)/float64(count), original(rate))
 	return nil
 }
 
 // resident measures the process with many pods.
-func (b *bench) resident(ctx context.Context, process *sandbox.Process) error {
-	say("creating pods, %d in all", b.memory)
+func (b *bench) resident(ctx context.Context) error {
+	measure.Say("creating pods, %d in all", b.memory)
 	if err := b.pods.grow(ctx, b.memory); err != nil {
 		return err
 	}
 	if err := b.complete(ctx); err != nil {
 		return err
 	}
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process.PID()))
+	now, peak, err := measure.Resident(b.Program.Process().PID())
 	if err != nil {
 		return err
 	}
-	values := map[string]string{}
-	for line := range strings.Lines(string(content)) {
-		name, value, _ := strings.Cut(line, ":")
-		values[name] = strings.TrimSpace(value)
-	}
-	fmt.Fprintf(b.table, "memory, %d pods in %d sets\t%s resident, %s at most\t\n", b.pods.count(), apps, values["VmRSS"], values["VmHWM"])
+	fmt.Fprintf(b.table, "memory, %d pods in %d sets\t%.0f MB resident, %.0f MB at most\t\n", b.pods.count(), apps, now/1e6, peak/1e6)
 	return nil
 }
 
@@ -331,18 +304,14 @@ func (r *recorder) stop() (first, last time.Time, err error) {
 	return r.first, r.last, err
 }
 
-// latencies returns percentiles of the addresses that arrived, and how many did.
-// A pod that changes again before its address was written never shows it.
-func (r *recorder) latencies() (p50, p99 time.Duration, seen int) {
+// latencies returns how long each of the addresses took that arrived. A pod that
+// changes again before its address was written never shows it.
+func (r *recorder) latencies() measure.Latencies {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []time.Duration
+	var all measure.Latencies
 	for ip, at := range r.arrived {
 		all = append(all, max(0, at.Sub(r.sent[ip])))
 	}
-	if len(all) == 0 {
-		return 0, 0, 0
-	}
-	slices.Sort(all)
-	return all[len(all)/2], all[len(all)*99/100], len(all)
+	return all
 }

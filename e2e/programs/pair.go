@@ -3,62 +3,20 @@ package programs
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// Ports that agents listen on: metrics and status at the node's InternalIP, and
-// probes on its loopback.
-const (
-	StatusPort = 7773
-	ProbePort  = 7774
-)
-
-// Mesh is what the agents of a testbed have in common.
-type Mesh struct {
-	// Binary is the path of semaphore-wireguard.
-	Binary string
-	// Deploy is the path of the folder with our manifests.
-	Deploy string
-}
-
-// New returns a mesh of agents of the given binary.
-func New(ctx context.Context, binary string) (*Mesh, error) {
-	root, err := Root(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &Mesh{Binary: binary, Deploy: filepath.Join(root, "deploy")}, nil
-}
-
-// Grant applies to a cluster what an operator applies: what agents may do in
-// their own cluster, and what neighbours may read.
-func (m *Mesh) Grant(ctx context.Context, clusters ...*testbed.Cluster) error {
-	return m.apply(ctx, clusters, "wireguard/namespace.yaml", "wireguard/rbac.yaml", "remote/wireguard.yaml")
-}
-
-// apply applies manifests of deploy/ to clusters.
-func (m *Mesh) apply(ctx context.Context, clusters []*testbed.Cluster, manifests ...string) error {
-	for _, c := range clusters {
-		for _, manifest := range manifests {
-			if err := c.Apply(ctx, filepath.Join(m.Deploy, manifest)); err != nil {
-				return fmt.Errorf("apply deploy/%s to %s: %w", manifest, c.Name, err)
-			}
-		}
-	}
-	return nil
-}
-
 // Pair is the scenario of the source documents: two clusters with nodes, an
 // agent on each and a pod on each that serves HTTP on port 80.
 type Pair struct {
 	Testbed *testbed.Testbed
-	Mesh    *Mesh
-	AWS     *testbed.Cluster
-	GCP     *testbed.Cluster
+	// Binary is the path of the agents' program.
+	Binary string
+	AWS    *testbed.Cluster
+	GCP    *testbed.Cluster
 	// Agents and Pods are those of aws, then those of gcp, in the order of
 	// their nodes.
 	Agents []*Agent
@@ -70,7 +28,7 @@ const PodPort = 80
 
 // StartPair builds the pair with so many nodes in each cluster. Progress is
 // told to say, which may be nil. The agents are started, not yet connected.
-func StartPair(ctx context.Context, tb *testbed.Testbed, m *Mesh, nodes int, say func(string)) (*Pair, error) {
+func StartPair(ctx context.Context, tb *testbed.Testbed, binary string, nodes int, say func(string)) (*Pair, error) {
 	if say == nil {
 		say = func(string) {}
 	}
@@ -79,9 +37,9 @@ func StartPair(ctx context.Context, tb *testbed.Testbed, m *Mesh, nodes int, say
 	if err != nil {
 		return nil, err
 	}
-	p := &Pair{Testbed: tb, Mesh: m, AWS: clusters[0], GCP: clusters[1]}
+	p := &Pair{Testbed: tb, Binary: binary, AWS: clusters[0], GCP: clusters[1]}
 	say("applying deploy/wireguard and deploy/remote")
-	if err := m.Grant(ctx, clusters...); err != nil {
+	if err := Grant(ctx, WireGuard, clusters...); err != nil {
 		return nil, err
 	}
 	say(fmt.Sprintf("adding %d nodes and pods", 2*nodes))
@@ -96,7 +54,7 @@ func StartPair(ctx context.Context, tb *testbed.Testbed, m *Mesh, nodes int, say
 	}
 	say("starting the agents")
 	for _, pod := range p.Pods {
-		agent, err := m.Start(ctx, pod.Node, p.Remotes(pod.Node.Cluster)...)
+		agent, err := StartAgent(ctx, binary, pod.Node, p.Remotes(pod.Node.Cluster)...)
 		if err != nil {
 			return nil, err
 		}

@@ -1,5 +1,6 @@
-// Package proc reads what processes use from the kernel, for the benchmarks.
-package proc
+// Package measure is what the benchmarks share: what processes use, as the kernel
+// counts it, and how series of measurements are reduced.
+package measure
 
 import (
 	"errors"

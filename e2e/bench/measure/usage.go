@@ -1,4 +1,4 @@
-package main
+package measure
 
 import (
 	"fmt"
@@ -7,30 +7,29 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/kube-semaphore/kube-semaphore/e2e/bench/proc"
 )
 
-// usage is what processors had done at one moment: all, and for one process.
-type usage struct {
+// Usage is what processors had done at one moment: all, and for one process.
+type Usage struct {
 	pid        int
 	at         time.Time
 	ours, busy float64
 }
 
-func newUsage(pid int) (*usage, error) {
-	ours, err := proc.CPU(pid)
+// NewUsage looks at a process and the machine.
+func NewUsage(pid int) (*Usage, error) {
+	ours, err := CPU(pid)
 	if err != nil {
 		return nil, err
 	}
 	busy, err := busySeconds()
-	return &usage{pid: pid, at: time.Now(), ours: ours.Seconds(), busy: busy}, err
+	return &Usage{pid: pid, at: time.Now(), ours: ours.Seconds(), busy: busy}, err
 }
 
-// since says what share of one processor the process used since, and what the
+// Since says what share of one processor the process used since, and what the
 // whole machine did.
-func (u *usage) since() (string, error) {
-	now, err := newUsage(u.pid)
+func (u *Usage) Since() (string, error) {
+	now, err := NewUsage(u.pid)
 	if err != nil {
 		return "", err
 	}
