@@ -22,6 +22,7 @@ help: ## list what there is
 
 .PHONY: demo
 demo: deps ## two clusters on this machine, encrypted, end to end (root); KEEP=1 leaves it running
+	@echo "compiling the demo (a minute at the first time)"
 	$(GO) run ./e2e/demo $(if $(KEEP),-keep)
 
 .PHONY: demo-down

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -114,21 +117,35 @@ func (s *show) sh(ctx context.Context, node *testbed.Node, program string, args 
 
 // prepare builds what is needed and starts the testbed.
 func (s *show) prepare(ctx context.Context) (string, error) {
-	s.say("building the programs of the control planes (minutes at the first time, cached afterwards)")
-	binaries, err := tools.Build(ctx, tools.Config{Progress: s.out},
-		tools.Etcd, tools.KubeAPIServer, tools.Kubectl, tools.KubeProxy, tools.CoreDNS)
+	s.say("building the programs of the control planes and our own (minutes at the first time, cached afterwards)")
+	dir, err := os.MkdirTemp("", "kube-semaphore-demo-")
 	if err != nil {
 		return "", err
 	}
-	s.say("building the three programs")
-	if s.dir, err = os.MkdirTemp("", "kube-semaphore-demo-"); err != nil {
+	s.dir = dir
+	// Beside each other: the one downloads while the other compiles.
+	var (
+		binaries tools.Binaries
+		own      = map[string]string{}
+	)
+	group, building := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		binaries, err = tools.Build(building, tools.Config{Progress: s.out},
+			tools.Etcd, tools.KubeAPIServer, tools.Kubectl, tools.KubeProxy, tools.CoreDNS)
+		return err
+	})
+	group.Go(func() (err error) {
+		for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Policy} {
+			if own[name], err = programs.Build(building, name, dir); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err := group.Wait(); err != nil {
 		return "", err
 	}
-	for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Policy} {
-		if binaries[name], err = programs.Build(ctx, name, s.dir); err != nil {
-			return "", err
-		}
-	}
+	maps.Copy(binaries, own)
 	s.binaries = binaries
 	if s.testbed, err = testbed.New(testbed.Config{Tools: binaries, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		return "", err

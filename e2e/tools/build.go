@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,15 +26,9 @@ type Config struct {
 	// Cache is the folder for the binaries. Default: kube-semaphore/tools in
 	// the user's cache folder ($XDG_CACHE_HOME, else $HOME/.cache).
 	Cache string
-	// Progress takes a line when a build starts and one when it ends. A build
-	// from nothing takes minutes. Default: none.
+	// Progress takes a line when a build starts, one when it ends, and some in
+	// between: a build from nothing takes minutes. Default: none.
 	Progress io.Writer
-}
-
-// report prints a line of progress. A reader that has gone away is no reason to
-// stop building.
-func (cfg Config) report(format string, args ...any) {
-	_, _ = fmt.Fprintf(cfg.Progress, format+"\n", args...)
 }
 
 // Build returns the binaries of the named tools, after it has built those that
@@ -118,9 +114,13 @@ func buildModule(ctx context.Context, cfg Config, module string, tools []tool, b
 		return err
 	}
 	defer unlock()
+	byTags := map[string][]tool{} // a build has one set of them
 	for _, t := range missing() {
-		if err := buildTool(ctx, cfg, dir, sum, t); err != nil {
-			return fmt.Errorf("%s: %w", t.name, err)
+		byTags[t.tags] = append(byTags[t.tags], t)
+	}
+	for _, tags := range slices.Sorted(maps.Keys(byTags)) {
+		if err := buildTools(ctx, cfg, dir, sum, byTags[tags]); err != nil {
+			return err
 		}
 	}
 	if left := missing(); len(left) > 0 {
@@ -129,54 +129,85 @@ func buildModule(ctx context.Context, cfg Config, module string, tools []tool, b
 	return nil
 }
 
-// buildTool builds one tool beside its place in the cache and renames the
-// whole folder into it, because a rename is all or nothing.
-func buildTool(ctx context.Context, cfg Config, dir, sum string, t tool) error {
+// buildTools builds tools of one module that have the same tags: at once, because
+// most of what they are made of is the same. It does so beside their places in the
+// cache and renames whole folders into those, because a rename is all or nothing.
+func buildTools(ctx context.Context, cfg Config, dir, sum string, tools []tool) error {
 	gomod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
 	if err != nil {
 		return err
 	}
-	flags := ldflags
-	if version := moduleVersion(string(gomod), t.of); t.version != "" && version != "" {
-		flags += " -X " + t.version + "=" + version
+	var names, packages []string
+	flags := []string{ldflags}
+	for _, t := range tools {
+		names, packages = append(names, t.name), append(packages, t.pkg)
+		if version := moduleVersion(string(gomod), t.of); t.version != "" && version != "" {
+			flags = append(flags, "-X "+t.version+"="+version)
+		}
 	}
 	partial, err := os.MkdirTemp(cfg.Cache, ".partial-")
 	if err != nil {
 		return err
 	}
 	defer func() {
-		// Gone after a successful build; else a leftover that does no harm.
+		// Empty after a successful build; else a leftover that does no harm.
 		_ = os.RemoveAll(partial)
 	}()
-	if err := os.Chmod(partial, 0o755); err != nil {
-		return err
+	what := strings.Join(names, ", ")
+	p := startProgress(cfg, what)
+	defer p.stop()
+	// This also downloads what is missing.
+	needed, err := goCommandTo(ctx, p, dir, slices.Concat([]string{"list", "-deps", "-tags", tools[0].tags}, packages)...)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	start := time.Now()
-	cfg.report("building %s (minutes when Go's build cache is empty)", t.name)
-	if _, err := goCommand(ctx, dir, "build", "-trimpath", "-buildvcs=false", "-tags", t.tags,
-		"-ldflags", flags, "-o", filepath.Join(partial, t.name), t.pkg); err != nil {
-		return err
+	p.building(strings.Count(needed, "\n") + 1)
+	// With a slash behind it, the output is a folder.
+	if _, err := goCommandTo(ctx, p, dir, slices.Concat([]string{"build", "-v", "-trimpath", "-buildvcs=false", "-tags", tools[0].tags,
+		"-gcflags", gcflags, "-ldflags", strings.Join(slices.Compact(flags), " "), "-o", partial + "/"}, packages)...); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	place := filepath.Join(cfg.Cache, t.folder(sum))
-	// What stands there has no binary in it: missing looked under the lock.
-	if err := os.RemoveAll(place); err != nil {
-		return err
+	for _, t := range tools {
+		if err := place(cfg, t, filepath.Join(partial, t.file()), sum); err != nil {
+			return fmt.Errorf("%s: %w", t.name, err)
+		}
 	}
-	if err := os.Rename(partial, place); err != nil {
-		return err
-	}
-	cfg.report("built %s in %s", t.name, time.Since(start).Round(time.Second))
+	p.done()
 	return nil
+}
+
+// place puts a binary into the cache.
+func place(cfg Config, t tool, binary, sum string) error {
+	folder := binary + ".folder"
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		return err
+	}
+	if err := os.Rename(binary, filepath.Join(folder, t.name)); err != nil {
+		return err
+	}
+	// What stands there has no binary in it: missing looked under the lock.
+	at := filepath.Join(cfg.Cache, t.folder(sum))
+	if err := os.RemoveAll(at); err != nil {
+		return err
+	}
+	return os.Rename(folder, at)
 }
 
 // goCommand runs the go command in dir, static and for this platform, and
 // returns what it printed, trimmed.
 func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
+	return goCommandTo(ctx, io.Discard, dir, args...)
+}
+
+// goCommandTo is goCommand, with what the go command says on the way for said.
+func goCommandTo(ctx context.Context, said io.Writer, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	// The compiler collects garbage less often than it would by itself, while memory
+	// lasts for two of them, which saves a tenth of its time.
+	cmd.Env = append([]string{"GOGC=400", "GOMEMLIMIT=1500MiB"}, append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")...)
 	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Stdout, cmd.Stderr = &stdout, io.MultiWriter(said, &stderr)
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("go %s: %w\n%s", args[0], err, strings.TrimSpace(stderr.String()))
 	}

@@ -3,6 +3,7 @@ package tools
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -19,9 +20,9 @@ import (
 func fakeModule(t *testing.T) string {
 	t.Helper()
 	modules := t.TempDir()
-	write(t, filepath.Join(modules, "etcd", "go.mod"), "module go.etcd.io/etcd/server/v3\n\ngo 1.26.0\n")
-	write(t, filepath.Join(modules, "etcd", "go.sum"), "")
-	write(t, filepath.Join(modules, "etcd", "main.go"), "package main\n\nfunc main() { println(\"one\") }\n")
+	write(t, filepath.Join(modules, "kubernetes", "go.mod"), "module go.etcd.io/etcd/server/v3\n\ngo 1.26.0\n")
+	write(t, filepath.Join(modules, "kubernetes", "go.sum"), "")
+	write(t, filepath.Join(modules, "kubernetes", "main.go"), "package main\n\nfunc main() { println(\"one\") }\n")
 	return modules
 }
 
@@ -72,8 +73,8 @@ func TestBuildOnceForEachKey(t *testing.T) {
 		t.Errorf("built again though nothing changed: %q", progress.String())
 	}
 
-	write(t, filepath.Join(cfg.Modules, "etcd", "go.mod"), "module go.etcd.io/etcd/server/v3\n\ngo 1.26.0\n\n// changed\n")
-	write(t, filepath.Join(cfg.Modules, "etcd", "main.go"), "package main\n\nfunc main() { println(\"two\") }\n")
+	write(t, filepath.Join(cfg.Modules, "kubernetes", "go.mod"), "module go.etcd.io/etcd/server/v3\n\ngo 1.26.0\n\n// changed\n")
+	write(t, filepath.Join(cfg.Modules, "kubernetes", "main.go"), "package main\n\nfunc main() { println(\"two\") }\n")
 	changed, err := Build(ctx, cfg, Etcd)
 	if err != nil {
 		t.Fatal(err)
@@ -86,15 +87,54 @@ func TestBuildOnceForEachKey(t *testing.T) {
 	}
 }
 
+// TestBuildsAtOnceWhatIsOneModule builds a package of the module itself beside one
+// of another name than its tool's.
+func TestBuildsAtOnceWhatIsOneModule(t *testing.T) {
+	var progress bytes.Buffer
+	cfg := Config{Modules: fakeModule(t), Cache: t.TempDir(), Progress: &progress}
+	own := filepath.Join(cfg.Modules, "kubernetes", "coredns", "main.go")
+	write(t, own, "package main\n\nfunc main() { println(\"names\") }\n")
+	binaries, err := Build(t.Context(), cfg, CoreDNS, Etcd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{CoreDNS: "names", Etcd: "one"} {
+		if got := output(t, binaries[name]); got != want || filepath.Base(binaries[name]) != name {
+			t.Errorf("%s prints %q, want %q", binaries[name], got, want)
+		}
+	}
+	if n := strings.Count(progress.String(), "building "); n != 1 {
+		t.Errorf("%d builds, want one:\n%s", n, progress.String())
+	}
+	write(t, own, "package main\n\nfunc main() { println(\"other names\") }\n")
+	if binaries, err = Build(t.Context(), cfg, CoreDNS); err != nil || output(t, binaries[CoreDNS]) != "other names" {
+		t.Errorf("after a change of the module's own source the old binary is there, %v", err)
+	}
+}
+
+func TestProgressCountsModulesAndPackages(t *testing.T) {
+	p := &progress{}
+	fmt.Fprint(p, "go: downloading example.org/a v1.0.0\ngo: downloa")
+	fmt.Fprint(p, "ding example.org/b v1.0.0\n")
+	if got, want := p.String(), "2 modules downloaded"; !strings.Contains(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	p.building(40)
+	fmt.Fprint(p, "example.org/a\nexample.org/b/c\n# example.org/d\nmain.go:1: no such thing\nexample.org/e")
+	if got, want := p.String(), "2 of 40 packages compiled"; !strings.Contains(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestBuildWithTags(t *testing.T) {
 	cfg := Config{Modules: fakeModule(t), Cache: t.TempDir(), Progress: io.Discard}
-	write(t, filepath.Join(cfg.Modules, "etcd", "main.go"), "//go:build !slim\n\npackage main\n\nfunc main() { println(\"whole\") }\n")
-	write(t, filepath.Join(cfg.Modules, "etcd", "slim.go"), "//go:build slim\n\npackage main\n\nfunc main() { println(\"slim\") }\n")
+	write(t, filepath.Join(cfg.Modules, "kubernetes", "main.go"), "//go:build !slim\n\npackage main\n\nfunc main() { println(\"whole\") }\n")
+	write(t, filepath.Join(cfg.Modules, "kubernetes", "slim.go"), "//go:build slim\n\npackage main\n\nfunc main() { println(\"slim\") }\n")
 	binaries := Binaries{}
 	for name, tags := range map[string]string{"whole": "", "slim": "slim"} {
 		t.Run(name, func(t *testing.T) {
-			etcd := tool{name: Etcd, module: "etcd", pkg: "go.etcd.io/etcd/server/v3", tags: tags}
-			if err := buildModule(t.Context(), cfg, "etcd", []tool{etcd}, binaries); err != nil {
+			etcd := tool{name: Etcd, module: "kubernetes", pkg: "go.etcd.io/etcd/server/v3", tags: tags}
+			if err := buildModule(t.Context(), cfg, "kubernetes", []tool{etcd}, binaries); err != nil {
 				t.Fatal(err)
 			}
 			if got := output(t, binaries[Etcd]); got != name {
@@ -136,7 +176,7 @@ func TestBuildersSideBySideBuildOnce(t *testing.T) {
 
 func TestBuildErrorShowsTheCompilerAndLeavesNothing(t *testing.T) {
 	cfg := Config{Modules: fakeModule(t), Cache: t.TempDir()}
-	write(t, filepath.Join(cfg.Modules, "etcd", "main.go"), "package main\n\nfunc main() { undefinedThing() }\n")
+	write(t, filepath.Join(cfg.Modules, "kubernetes", "main.go"), "package main\n\nfunc main() { undefinedThing() }\n")
 	_, err := Build(context.Background(), cfg, Etcd)
 	if err == nil || !strings.Contains(err.Error(), "undefinedThing") || !strings.Contains(err.Error(), "etcd") {
 		t.Errorf("error %v, want one that names the tool and the compiler's complaint", err)
@@ -146,7 +186,7 @@ func TestBuildErrorShowsTheCompilerAndLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, entry := range entries {
-		if entry.Name() != ".etcd.lock" {
+		if entry.Name() != ".kubernetes.lock" {
 			t.Errorf("left in the cache: %s", entry.Name())
 		}
 	}
@@ -202,7 +242,11 @@ func TestCatalogueMatchesTheModules(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if !strings.Contains(string(gomod), tool.pkg+"\n") {
+		if strings.HasPrefix(tool.pkg, "./") {
+			if _, err := os.Stat(filepath.Join(tool.module, tool.pkg, "main.go")); err != nil {
+				t.Errorf("%s: %v", tool.name, err)
+			}
+		} else if !strings.Contains(string(gomod), tool.pkg+"\n") {
 			t.Errorf("%s: %s/go.mod has no tool line for %s", tool.name, tool.module, tool.pkg)
 		}
 		if tool.of != "" && moduleVersion(string(gomod), tool.of) == "" {
