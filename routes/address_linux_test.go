@@ -18,6 +18,7 @@ import (
 // addTunnel creates a link that tunnel.List takes for ours, and returns its index.
 func addTunnel(t *testing.T, remote string) int {
 	t.Helper()
+	nstest.TUN(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = tunnel.DeviceName(remote)
 	must(t, netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN}))

@@ -52,6 +52,7 @@ exec "$0"`
 // systemd-networkd that configures a link removes what isn't its own: with the
 // drop-in file of deploy/networkd it leaves rules and guards alone.
 func TestNetworkdLeavesOursWithTheDropIn(t *testing.T) {
+	nstest.Root(t) // Becomes another user.
 	if os.Getenv("SEMAPHORE_TEST_KERNEL") != "" {
 		t.Skip("the emulated machine has no systemd: this is proven outside of it")
 	}

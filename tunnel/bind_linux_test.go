@@ -128,7 +128,7 @@ func (o *opened) want(t *testing.T, packets [][]byte) conn.Endpoint {
 // Batches of all shapes arrive whole and in order, and are answered from the address
 // that they were sent to.
 func TestBatchesArriveAndAreAnswered(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	for _, addr := range []string{"127.0.0.2", "::1"} {
 		t.Run(addr, func(t *testing.T) {
 			a, b := openBind(t, 0), openBind(t, 0)
@@ -165,7 +165,7 @@ func TestBatchesArriveAndAreAnswered(t *testing.T) {
 
 // A packet that IP can't carry is told, and takes no other with it.
 func TestTooLargeAPacketIsSentAlone(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	a, b := openBind(t, 0), openBind(t, 0)
 	packets := numbered(1452, 1452, 65508, 1452, 1452)
 	if err := a.Send(packets, a.to(t, "127.0.0.1", b.port)); !errors.Is(err, unix.EMSGSIZE) {
@@ -176,7 +176,7 @@ func TestTooLargeAPacketIsSentAlone(t *testing.T) {
 
 // An address that this host has no more isn't sent from.
 func TestASourceThatIsGoneIsLetGo(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	for _, addr := range []string{"127.0.0.1", "::1"} {
 		a, b := openBind(t, 0), openBind(t, 0)
 		gone := map[string]string{"127.0.0.1": "192.0.2.99", "::1": "fd00::99"}[addr]
@@ -199,7 +199,7 @@ func TestASourceThatIsGoneIsLetGo(t *testing.T) {
 
 // A sender that puts more into one message than we do loses nothing.
 func TestMessagesOfManyDatagrams(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	b := openBind(t, 0)
 	sender, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(b.port)})
 	if err != nil {
@@ -226,7 +226,7 @@ func TestMessagesOfManyDatagrams(t *testing.T) {
 
 // A port is that of both families, and one that is taken is an error.
 func TestPortOfBothFamilies(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	a := openBind(t, 0)
 	if a.port == 0 || a.four.Load().port() != a.port || a.six.Load().port() != a.port {
 		t.Errorf("port %d, IPv4 %d, IPv6 %d", a.port, a.four.Load().port(), a.six.Load().port())
@@ -259,7 +259,7 @@ func TestPortOfBothFamilies(t *testing.T) {
 // On a host without one of the families the other is served, on the port that was
 // asked for, and told.
 func TestHostsWithOneFamily(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	for without, c := range map[int]struct{ here, missing string }{
 		unix.AF_INET6: {"127.0.0.1", "::1"}, unix.AF_INET: {"::1", "127.0.0.1"},
 	} {

@@ -247,7 +247,7 @@ func TestTheOtherBackendsLinkIsReplaced(t *testing.T) {
 }
 
 func TestBackendChoice(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	kernel, err := Supported()
 	if err != nil {
 		t.Fatal(err)

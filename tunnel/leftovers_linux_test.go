@@ -15,7 +15,7 @@ import (
 )
 
 func TestUnfinishedFilesAreRemoved(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	dir := t.TempDir()
 	const long = "a-very-long-name"
 	ours := []string{

@@ -2,20 +2,19 @@ package tunnel
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
 // Roles of this test binary, chosen with an environment variable.
@@ -42,35 +41,15 @@ func TestMain(m *testing.M) {
 		}
 		goleak.VerifyTestMain(m)
 	}
-	flag.Parse()
-	if testing.Short() || os.Geteuid() != 0 {
-		goleak.VerifyTestMain(m) // Tests that need root skip or fail.
-	}
-	os.Exit(runIsolated())
-}
-
-// runIsolated runs this program again in new namespaces, and returns its exit
-// code.
-func runIsolated() int {
 	cmd := command(roleTests)
 	cmd.Args = os.Args
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNET | unix.CLONE_NEWNS
-	// The signal for a parent's death comes when the thread that forked ends.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	// The child gets a terminal's signals itself, and decides.
-	signal.Ignore(os.Interrupt)
-	err := cmd.Run()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		return max(exit.ExitCode(), 1)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "run tests in namespaces:", err)
-		return 1
+	if err := nstest.AsRoot(cmd); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		goleak.VerifyTestMain(m) // Tests that need namespaces skip or fail.
 	}
-	return 0
+	os.Exit(nstest.Again(cmd))
 }
 
 // command is this program in another role. It dies with the thread that starts

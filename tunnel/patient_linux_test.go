@@ -54,7 +54,7 @@ func silence(t *testing.T, name string) (open *atomic.Int64, stop func()) {
 }
 
 func TestADeviceThatDoesNotAnswerHoldsNobodyUp(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
 	held := d.control

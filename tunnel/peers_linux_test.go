@@ -90,7 +90,7 @@ func TestConfigureRepairsARealDevice(t *testing.T) {
 // benchmarkDevice is a device of this machine's with 5,000 peers.
 func benchmarkDevice(b *testing.B) (*Device, []Peer) {
 	b.Helper()
-	nstest.Root(b)
+	nstest.Namespaces(b)
 	d, err := Open(Config{
 		Name: "wg-bench", Alias: Alias("bench"), KeyPath: b.TempDir(), Backend: Auto, ListenPort: 51999, MTU: 1420,
 		Logger: quiet(),

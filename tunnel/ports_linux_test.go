@@ -309,7 +309,7 @@ func TestUDPSocketsAreReadFromTheKernelsTable(t *testing.T) {
 }
 
 func TestAPortHolderThatCannotBeSeenIsTold(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	if text := (portHolder{known: true, uid: 7, port: 51820}).String(); !strings.Contains(text, "user 7") || !strings.Contains(text, "ss -ulnp") {
 		t.Errorf("%q", text)
 	}

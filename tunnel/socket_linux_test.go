@@ -18,7 +18,7 @@ import (
 )
 
 func TestOnlyRootReachesTheSocket(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
 	checkMode(t, socketPath(d.Name()), 0o600)
@@ -27,7 +27,7 @@ func TestOnlyRootReachesTheSocket(t *testing.T) {
 }
 
 func TestTheSocketGoesWithTheDevice(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
 	// A client that says nothing must not hold up the end.
@@ -43,7 +43,7 @@ func TestTheSocketGoesWithTheDevice(t *testing.T) {
 }
 
 func TestARemovedSocketIsRestored(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	for name, remove := range map[string]func(path string) error{
 		"removed": os.Remove,
 		"replaced by a dead one": func(path string) error {
@@ -77,7 +77,7 @@ func TestARemovedSocketIsRestored(t *testing.T) {
 }
 
 func TestASocketOfADeadProcessIsReplaced(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	cfg := config(t, "gcp", Userspace)
 	if err := os.MkdirAll(socketDir, 0o700); err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestASocketOfADeadProcessIsReplaced(t *testing.T) {
 }
 
 func TestWhatIsInTheSocketsPlaceIsNamed(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	path := socketPath(DeviceName("gcp"))
 	tests := map[string]struct {
 		create func(t *testing.T) error
@@ -147,7 +147,7 @@ func TestWhatIsInTheSocketsPlaceIsNamed(t *testing.T) {
 // Two agents on one node, an old one that is still ending and a new one: the
 // first keeps the device until it is gone.
 func TestASecondProcessWaitsForTheFirst(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	cfg := config(t, "gcp", Userspace)
 	n := nstest.New(t)
 	first := startAgent(t, n, cfg) // has a mount namespace, and so sockets, of its own
@@ -169,7 +169,7 @@ func TestASecondProcessWaitsForTheFirst(t *testing.T) {
 }
 
 func TestListenSocketLeavesNoLitter(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	if err := os.MkdirAll(filepath.Join(socketPath("d"), "sub"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestListenSocketLeavesNoLitter(t *testing.T) {
 // wireguard-go can end on its own: it takes any error on reading from the TUN
 // as the end of the device.
 func TestABrokenEngineIsReplacedOnTheSameLink(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
 	d.configure(t, thousands(2)...)
@@ -216,7 +216,7 @@ func TestABrokenEngineIsReplacedOnTheSameLink(t *testing.T) {
 }
 
 func TestClosingNotifiesNobody(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
 	if err := d.Close(); err != nil {
@@ -247,7 +247,7 @@ func TestEngineLogIsLimited(t *testing.T) {
 
 // What is left of a refused request is logged, and it may hold keys.
 func TestRefusedRequestsDoNotShowKeys(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
 	secret := strings.Repeat("c0ffee00", 8)

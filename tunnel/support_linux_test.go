@@ -20,7 +20,7 @@ const kernelVariable = "SEMAPHORE_TEST_KERNEL"
 // needKernel skips a test where the kernel has no WireGuard.
 func needKernel(t *testing.T) {
 	t.Helper()
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	kernel, err := Supported()
 	switch {
 	case err != nil:
@@ -35,7 +35,7 @@ func needKernel(t *testing.T) {
 // eachBackend runs a test with both backends.
 func eachBackend(t *testing.T, f func(t *testing.T, backend string)) {
 	t.Helper()
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	t.Run(Kernel, func(t *testing.T) {
 		needKernel(t)
 		f(t, Kernel)
@@ -55,6 +55,9 @@ type testDevice struct {
 // at the end of the test.
 func config(t *testing.T, remote, backend string) Config {
 	t.Helper()
+	if backend != Kernel {
+		nstest.TUN(t)
+	}
 	cfg := Config{
 		Name:       DeviceName(remote),
 		Alias:      Alias(remote),

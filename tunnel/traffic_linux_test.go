@@ -57,6 +57,9 @@ func twoSites(t *testing.T, backendA, backendB string) (a, b *site) {
 // addresses there.
 func sitesOver(t *testing.T, backendA, backendB string, join func(t *testing.T, a, b *site)) (a, b *site) {
 	t.Helper()
+	if backendA != Kernel || backendB != Kernel {
+		nstest.TUN(t)
+	}
 	sites := [2]*site{}
 	for i := range sites {
 		n := i + 1
@@ -233,7 +236,7 @@ func echo(t *testing.T, conn net.Conn, n int) {
 
 // Both backends talk to each other, over and inside both address families.
 func TestTraffic(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	for _, backends := range [][2]string{{Userspace, Userspace}, {Kernel, Userspace}, {Kernel, Kernel}} {
 		t.Run(backends[0]+" and "+backends[1], func(t *testing.T) {
 			if backends[0] == Kernel {
@@ -364,7 +367,7 @@ func TestSessionsOfUnchangedPeersGoOn(t *testing.T) {
 
 // wg(8) shows a userspace device as it shows one of the kernel's.
 func TestWgShowsTheDevice(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	if _, err := os.Stat("/usr/bin/wg"); err != nil {
 		t.Skip("wg is not installed here: apt-get install wireguard-tools")
 	}

@@ -18,7 +18,7 @@ import (
 // FuzzUAPI gives a userspace device any configuration that root could write to
 // its socket, and reads it back the way Status and Configure do.
 func FuzzUAPI(f *testing.F) {
-	nstest.Root(f)
+	nstest.Namespaces(f)
 	peer := "public_key=" + strings.Repeat("ab", 32) + "\n"
 	for _, seed := range []string{
 		"",

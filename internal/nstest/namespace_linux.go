@@ -13,19 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Root states that a test needs root. Under -short the test is skipped;
-// otherwise it fails when it isn't root, so that a run that proves nothing is
-// never green by accident.
-func Root(t testing.TB) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("needs root and network namespaces: left out by -short")
-	}
-	if os.Geteuid() != 0 {
-		t.Fatal("needs root to create network namespaces; run as root, or with -short to leave such tests out")
-	}
-}
-
 // Namespace is a network namespace that lives as long as the test that created
 // it, or as long as a process or socket keeps it alive.
 type Namespace struct {
@@ -36,10 +23,10 @@ type Namespace struct {
 // released when t ends. IPv6 duplicate address detection is off in it, so
 // addresses are usable within moments. The moment is still one of a kernel
 // worker: a test that uses an IPv6 address at once adds it with IFA_F_NODAD.
-// New calls Root.
+// New calls Namespaces.
 func New(t testing.TB) *Namespace {
 	t.Helper()
-	Root(t)
+	Namespaces(t)
 	n := new(Namespace)
 	err := onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

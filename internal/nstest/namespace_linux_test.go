@@ -39,7 +39,7 @@ func TestNewNamespaceHoldsOnlyALoopbackThatIsUp(t *testing.T) {
 }
 
 func TestDoLeavesTheCallerWhereItWas(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	before := current(t)
@@ -79,7 +79,7 @@ func TestDoSaysSoWhenItsFunctionNeverReturns(t *testing.T) {
 }
 
 func TestRunCoversTheCleanupsOfTheTest(t *testing.T) {
-	nstest.Root(t)
+	nstest.Namespaces(t)
 	var inside, cleanup string
 	t.Run("body", func(t *testing.T) {
 		nstest.Run(t, func(t *testing.T) {
