@@ -36,6 +36,16 @@ test: deps ## everything that guards main, on one machine (root)
 .PHONY: test-fast
 test-fast: ## tests that need neither root nor a cluster: the inner loop
 	$(GO) test -short ./...
+	@[ "$$(id -u)" = 0 ] || unshare --user --map-root-user --net true 2>/dev/null || \
+	  echo "NOT RUN: tests in network namespaces, which need root here: no user namespaces" >&2
+	@[ -w /dev/net/tun ] || echo "NOT RUN: tests of TUN devices, which need root here: /dev/net/tun can't be opened" >&2
+
+.PHONY: check
+check: ## one package, in under a minute: format, vet and tests with -race; PKG=./mirror
+	@[ -n "$(PKG)" ] || { echo "say which package: make check PKG=./mirror" >&2; exit 1; }
+	@unformatted=$$(gofmt -l "$(PKG)"); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted" >&2; exit 1; }
+	$(GO) vet "$(PKG)"
+	$(GO) test -race -short "$(PKG)"
 
 .PHONY: test-kernel
 test-kernel: deps ## tunnel, route, peer, agent and first contact tests against kernel WireGuard in an emulated machine (root)
