@@ -51,6 +51,7 @@ check: ## one package, in under a minute: format, vet and tests with -race; PKG=
 test-kernel: deps ## tunnel, route, peer, agent and first contact tests against kernel WireGuard in an emulated machine (root)
 	$(GO) run ./e2e/kernel ./tunnel ./routes ./peers ./e2e/contact
 	$(GO) run ./e2e/kernel -run 'RestartsGoUnnoticed|ListenPortsChangePlaces|BackendChangesUnderTraffic|BesideTheOriginal|AnotherHasTheListenPort' ./cmd/semaphore-wireguard
+	$(GO) run ./e2e/kernel -programs kube-proxy,iptables,ipset -run TestHostReachesRemotePodsThroughIPVS ./routes
 	$(GO) run ./e2e/kernel -append ipv6.disable=1 -run 'ListenPorts|TestTraffic|IPv6' ./tunnel ./routes
 
 .PHONY: e2e

@@ -1,32 +1,35 @@
 package routes
 
 import (
-	"encoding/binary"
-	"errors"
+	"bytes"
+	"encoding/json"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
-	"os"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
-	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// A host asks for a remote pod by a ClusterIP, which kube-proxy's IPVS mode has on
+// A host asks for a remote pod by a ClusterIP, which kube-proxy in IPVS mode has on
 // kube-ipvs0. Without our addresses the masqueraded packets have a source that the
 // remote's WireGuard doesn't take from this node; with them the pod sees, as it
 // does without a service, the address that only this node has in the mesh.
 func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
+	kubeProxy, err := exec.LookPath("kube-proxy")
+	if err != nil {
+		t.Skip("NOT TESTED HERE: go run ./e2e/kernel -programs kube-proxy,iptables,ipset -run " + t.Name() + " ./routes")
+	}
 	nstest.Run(t, func(t *testing.T) {
-		services := newIPVS(t)
 		node, remote := nstest.Current(t), nstest.New(t)
 		nstest.Pair(t, node, remote, "eth0", "eth0")
 		// To the IPv6 pod the kernel prefers the address of the uplink to the one
@@ -67,15 +70,9 @@ func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 			{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("10.4.1.1"), netip.MustParseAddr("10.1.3.1")},
 			{netip.MustParseAddr("fd96::10"), netip.MustParseAddr("fd04::1"), netip.MustParseAddr("fd01:0:0:3::1")},
 		}
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "kube-ipvs0" // stays down, as kube-proxy leaves it
-		must(t, netlink.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}))
-		must(t, os.WriteFile("/proc/sys/net/ipv4/vs/conntrack", []byte("1"), 0))
-		for _, c := range cases {
-			addAddress(t, "kube-ipvs0", netip.PrefixFrom(c.clusterIP, c.clusterIP.BitLen()).String())
-			services.add(t, netip.AddrPortFrom(c.clusterIP, 80), netip.AddrPortFrom(c.pod, 8888))
-			masquerade(t, c.clusterIP)
-		}
+		startKubeProxy(t, kubeProxy, stubAPI(t, "192.0.2.1", map[netip.Addr]netip.Addr{
+			cases[0].clusterIP: cases[0].pod, cases[1].clusterIP: cases[1].pod,
+		}))
 
 		for _, c := range cases {
 			pod, service := netip.AddrPortFrom(c.pod, 8888), netip.AddrPortFrom(c.clusterIP, 80)
@@ -83,22 +80,113 @@ func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 				t.Fatalf("without a service the pod sees %s, want %s: %v", seen, c.want, err)
 			}
 			before := refused()
-			if seen, err := sourceAt(service, time.Second/2); err == nil {
-				t.Errorf("%s answers without our addresses: the pod sees %s", service, seen)
-			}
-			polltest.Until(t, 10*time.Second, "the remote to refuse the source", func() bool { return refused() > before })
+			polltest.Until(t, 2*time.Minute, "the remote to refuse what comes through "+service.String(), func() bool {
+				if seen, err := sourceAt(service, time.Second/2); err == nil {
+					t.Fatalf("%s answers without our addresses: the pod sees %s", service, seen)
+				}
+				return refused() > before
+			})
 			t.Logf("%s without our addresses: no answer, the remote refused %d packets", service, refused()-before)
 		}
 		mustSyncAddresses(t, table, DesiredAddresses(targets, src))
 		for _, c := range cases {
 			service := netip.AddrPortFrom(c.clusterIP, 80)
-			seen, err := sourceAt(service, 10*time.Second)
+			seen, err := sourceAt(service, 30*time.Second)
 			if err != nil || seen != c.want {
 				t.Errorf("the pod behind %s sees %s, want %s: %v", service, seen, c.want, err)
 			}
 			t.Logf("%s with our addresses: the pod sees %s", service, seen)
 		}
+		link(t, "kube-ipvs0") // It is in that mode.
 	})
+}
+
+// startKubeProxy runs kube-proxy in IPVS mode with an API server until the test ends.
+func startKubeProxy(t *testing.T, program, api string) {
+	t.Helper()
+	var output bytes.Buffer
+	cmd := exec.Command(program,
+		"--master="+api, "--kube-api-content-type=application/json", "--hostname-override=node",
+		"--proxy-mode=ipvs", "--cluster-cidr=10.1.3.0/24,fd01:0:0:3::/64",
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	cmd.Stdout, cmd.Stderr = &output, &output
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // It was killed.
+		if t.Failed() {
+			t.Logf("kube-proxy said:\n%s", output.String())
+		}
+	})
+}
+
+// stubAPI answers as an API server with one node of that address and one service does,
+// whose ClusterIPs have an endpoint each, as far as kube-proxy asks. Nothing ever
+// changes. It returns the URL.
+func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) string {
+	t.Helper()
+	type object = map[string]any
+	list := func(version, kind string, items ...object) object {
+		return object{"apiVersion": version, "kind": kind + "List", "metadata": object{"resourceVersion": "1"}, "items": append([]object{}, items...)}
+	}
+	var (
+		clusterIPs []string
+		slices     []object
+	)
+	for _, clusterIP := range []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd96::10")} {
+		family := "IPv6"
+		if clusterIP.Is4() {
+			family = "IPv4"
+		}
+		clusterIPs = append(clusterIPs, clusterIP.String())
+		slices = append(slices, object{
+			"metadata":    object{"name": "abroad-" + strings.ToLower(family), "namespace": "default", "labels": object{"kubernetes.io/service-name": "abroad"}},
+			"addressType": family,
+			"endpoints":   []object{{"addresses": []string{endpoints[clusterIP].String()}, "conditions": object{"ready": true}}},
+			"ports":       []object{{"name": "http", "port": 8888, "protocol": "TCP"}},
+		})
+	}
+	nodeObject := object{
+		"apiVersion": "v1", "kind": "Node", "metadata": object{"name": "node", "resourceVersion": "1"},
+		"status": object{"addresses": []object{{"type": "InternalIP", "address": node}}},
+	}
+	answers := map[string]object{
+		"/api/v1/nodes":      list("v1", "Node", nodeObject),
+		"/api/v1/nodes/node": nodeObject,
+		"/api/v1/services": list("v1", "Service", object{
+			"metadata": object{"name": "abroad", "namespace": "default"},
+			"spec": object{
+				"type": "ClusterIP", "clusterIP": clusterIPs[0], "clusterIPs": clusterIPs,
+				"ipFamilies": []string{"IPv4", "IPv6"}, "ipFamilyPolicy": "RequireDualStack",
+				"ports": []object{{"name": "http", "port": 80, "targetPort": 8888, "protocol": "TCP"}},
+			},
+		}),
+		"/apis/discovery.k8s.io/v1/endpointslices": list("discovery.k8s.io/v1", "EndpointSlice", slices...),
+		"/apis/networking.k8s.io/v1/servicecidrs":  list("networking.k8s.io/v1", "ServiceCIDR"),
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer, known := answers[r.URL.Path]
+		switch query := r.URL.Query(); {
+		case !known:
+			w.WriteHeader(http.StatusNotFound)
+			answer = object{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": http.StatusNotFound}
+		case query.Has("sendInitialEvents"):
+			// It doesn't stream lists, so that it is asked for one.
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			answer = object{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Invalid", "code": http.StatusUnprocessableEntity}
+		case query.Get("watch") == "true" || query.Get("watch") == "1":
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+			return
+		}
+		_ = json.NewEncoder(w).Encode(answer) // Who has gone doesn't read it.
+	}))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return server.URL
 }
 
 // serveSources answers each connection with the address that it comes from.
@@ -138,122 +226,4 @@ func sourceAt(server netip.AddrPort, limit time.Duration) (netip.Addr, error) {
 		return netip.Addr{}, err
 	}
 	return netip.ParseAddr(string(answer))
-}
-
-// kubeProxyMark marks what kube-proxy wants to have masqueraded.
-const kubeProxyMark = 0x4000
-
-// masquerade does for one ClusterIP what kube-proxy's IPVS mode does, in nftables
-// instead of iptables: what this host sends to it is marked before IPVS gives it
-// another destination, and masqueraded where it leaves. In the words of nft(8):
-//
-//	chain output { type nat hook output priority -100; ip daddr 10.96.0.10 meta mark set 0x4000 }
-//	chain postrouting { type nat hook postrouting priority 100; meta mark 0x4000 masquerade }
-func masquerade(t *testing.T, clusterIP netip.Addr) {
-	t.Helper()
-	table := "kube-proxy-" + clusterIP.String()
-	chain := func(name string, hook uint32, priority int32) object {
-		return object{unix.NFT_MSG_NEWCHAIN, []attr{
-			label(unix.NFTA_CHAIN_TABLE, table), label(unix.NFTA_CHAIN_NAME, name), label(unix.NFTA_CHAIN_TYPE, "nat"),
-			nest(unix.NFTA_CHAIN_HOOK, number(unix.NFTA_HOOK_HOOKNUM, hook), number(unix.NFTA_HOOK_PRIORITY, uint32(priority))),
-		}}
-	}
-	rule := func(chain string, expressions ...attr) object {
-		return object{unix.NFT_MSG_NEWRULE, []attr{
-			label(unix.NFTA_RULE_TABLE, table), label(unix.NFTA_RULE_CHAIN, chain), nest(unix.NFTA_RULE_EXPRESSIONS, expressions...),
-		}}
-	}
-	family, offset := byte(unix.NFPROTO_IPV6), uint32(24) // RFC 8200, section 3
-	if clusterIP.Is4() {
-		family, offset = unix.NFPROTO_IPV4, 16 // RFC 791, section 3.1
-	}
-	mark := binary.NativeEndian.AppendUint32(nil, kubeProxyMark)
-	const register = unix.NFT_REG_1
-	must(t, commit(t.Context(),
-		object{unix.NFT_MSG_NEWTABLE, []attr{label(unix.NFTA_TABLE_NAME, table)}},
-		chain("output", unix.NF_INET_LOCAL_OUT, -100),
-		chain("postrouting", unix.NF_INET_POST_ROUTING, 100),
-		rule("output",
-			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_NFPROTO), number(unix.NFTA_META_DREG, register)),
-			compareTo(unix.NFT_CMP_EQ, []byte{family}),
-			expression("payload", number(unix.NFTA_PAYLOAD_DREG, register), number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER),
-				number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, uint32(clusterIP.BitLen()/8))),
-			compareTo(unix.NFT_CMP_EQ, clusterIP.AsSlice()),
-			expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, register), data(unix.NFTA_IMMEDIATE_DATA, mark)),
-			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_SREG, register))),
-		rule("postrouting",
-			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_DREG, register)),
-			compareTo(unix.NFT_CMP_EQ, mark),
-			expression("masq")),
-	))
-}
-
-// ipvs is a connection to the kernel's IPVS in the current namespace, by generic
-// netlink (see include/uapi/linux/ip_vs.h of the kernel, which also has the numbers
-// below).
-type ipvs struct {
-	conn   *mdlayher.Conn
-	family uint16
-}
-
-// newIPVS connects to IPVS. Where the kernel has none, the test is skipped.
-func newIPVS(t *testing.T) ipvs {
-	t.Helper()
-	conn, err := mdlayher.Dial(unix.NETLINK_GENERIC, nil)
-	must(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	control := ipvs{conn, nl.GENL_ID_CTRL}
-	answers, err := control.execute(nl.GENL_CTRL_CMD_GETFAMILY, 0, label(nl.GENL_CTRL_ATTR_FAMILY_NAME, "IPVS"))
-	if errors.Is(err, unix.ENOENT) && os.Getenv("SEMAPHORE_TEST_KERNEL") == "" {
-		t.Skip("NOT TESTED HERE: this kernel has no IPVS; go run ./e2e/kernel -run " + t.Name() + " ./routes")
-	}
-	must(t, err)
-	attrs, err := mdlayher.UnmarshalAttributes(answers[0].Data[nl.SizeofGenlmsg:])
-	must(t, err)
-	return ipvs{conn, binary.NativeEndian.Uint16(find(attrs, nl.GENL_CTRL_ATTR_FAMILY_ID))}
-}
-
-func (v ipvs) execute(command byte, flags mdlayher.HeaderFlags, attrs ...attr) ([]mdlayher.Message, error) {
-	body, err := encode(attrs)
-	if err != nil {
-		return nil, err
-	}
-	return v.conn.Execute(mdlayher.Message{
-		Header: mdlayher.Header{Type: mdlayher.HeaderType(v.family), Flags: mdlayher.Request | flags},
-		Data:   append([]byte{command, 1, 0, 0}, body...), // struct genlmsghdr, version 1
-	})
-}
-
-// add makes a TCP service with one destination, as kube-proxy does: round robin
-// among destinations (scheduler rr), reached by masquerading.
-func (v ipvs) add(t *testing.T, service, destination netip.AddrPort) {
-	t.Helper()
-	const (
-		newService, newDestination = 1, 5 // IPVS_CMD_NEW_SERVICE, IPVS_CMD_NEW_DEST
-		forwardByMasquerading      = 0    // IP_VS_CONN_F_MASQ
-	)
-	u16 := func(kind, n uint16) attr { return attr{kind: kind, value: binary.NativeEndian.AppendUint16(nil, n)} }
-	u32 := func(kind uint16, n uint32) attr {
-		return attr{kind: kind, value: binary.NativeEndian.AppendUint32(nil, n)}
-	}
-	port := func(kind, n uint16) attr { return attr{kind: kind, value: binary.BigEndian.AppendUint16(nil, n)} }
-	family, mask := uint16(unix.AF_INET6), uint32(128)
-	if service.Addr().Is4() {
-		family, mask = unix.AF_INET, 0xffffffff
-	}
-	// IPVS_CMD_ATTR_SERVICE with IPVS_SVC_ATTR_AF, _PROTOCOL, _ADDR, _PORT.
-	key := []attr{u16(1, family), u16(2, unix.IPPROTO_TCP), {kind: 3, value: service.Addr().AsSlice()}, port(4, service.Port())}
-	// IPVS_SVC_ATTR_SCHED_NAME, _FLAGS (with a mask of those that are set), _TIMEOUT, _NETMASK.
-	settings := []attr{label(6, "rr"), {kind: 7, value: make([]byte, 8)}, u32(8, 0), u32(9, mask)}
-	_, err := v.execute(newService, mdlayher.Acknowledge, nest(1, append(key, settings...)...))
-	if err != nil {
-		t.Fatalf("IPVS service %s: %v", service, err)
-	}
-	// IPVS_CMD_ATTR_DEST with IPVS_DEST_ATTR_ADDR, _PORT, _FWD_METHOD, _WEIGHT, _U_THRESH, _L_THRESH.
-	_, err = v.execute(newDestination, mdlayher.Acknowledge, nest(1, key...), nest(2,
-		attr{kind: 1, value: destination.Addr().AsSlice()}, port(2, destination.Port()),
-		u32(3, forwardByMasquerading), u32(4, 1), u32(5, 0), u32(6, 0)))
-	if err != nil {
-		t.Fatalf("IPVS destination %s: %v", destination, err)
-	}
 }

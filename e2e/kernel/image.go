@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,7 +23,9 @@ const (
 	passwdFile   = "root:x:0:0:root:/root:/bin/sh\n"
 	groupFile    = "root:x:0:\n"
 	hostsFile    = "127.0.0.1 localhost\n::1 localhost\n"
-	nsswitchFile = "hosts: files\n"
+	nsswitchFile = "hosts: files\nprotocols: files\n"
+	// protocolsFile is what ipset looks names up in.
+	protocolsFile = "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n"
 )
 
 // image is the machine's whole file system.
@@ -30,6 +34,8 @@ type image struct {
 	modules []module
 	tests   []testBinary
 	runExpr string
+	// programs are more files, by their names in the machine.
+	programs map[string]string
 	// arguments are more for the tests of all packages but the machine's own.
 	arguments []string
 	timeout   time.Duration
@@ -58,6 +64,11 @@ func (i image) write(w io.Writer) error {
 		}
 		plan.Modules = append(plan.Modules, file)
 	}
+	for _, name := range slices.Sorted(maps.Keys(i.programs)) {
+		if err := copyFile(a, name, i.programs[name], 0o755); err != nil {
+			return err
+		}
+	}
 	for _, t := range i.tests {
 		program, err := i.addTest(a, t)
 		if err != nil {
@@ -74,6 +85,7 @@ func (i image) write(w io.Writer) error {
 		"etc/group":         groupFile,
 		"etc/hosts":         hostsFile,
 		"etc/nsswitch.conf": nsswitchFile,
+		"etc/protocols":     protocolsFile,
 		wire.PlanPath:       string(encoded),
 	} {
 		if err := a.file(name, 0o644, int64(len(content)), strings.NewReader(content)); err != nil {
@@ -93,7 +105,7 @@ func (i image) addTest(a *archive, t testBinary) (wire.Program, error) {
 		Dir:  dir,
 		Args: []string{"-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + i.timeout.String()},
 		Env: []string{
-			"SEMAPHORE_TEST_KERNEL=1", "HOME=/root", "USER=root", "TMPDIR=/tmp", "PATH=/bin", "TERM=dumb",
+			"SEMAPHORE_TEST_KERNEL=1", "HOME=/root", "USER=root", "TMPDIR=/tmp", "PATH=/usr/sbin:/usr/bin:/bin", "TERM=dumb",
 			// The machine has no debugger and no second try: say all at once.
 			"GOTRACEBACK=all",
 		},

@@ -6,7 +6,8 @@
 //	go run ./e2e/kernel -append ipv6.disable=1 -run IPv6 ./tunnel
 //
 // The kernel is Debian's, downloaded once into a cache and booted without being
-// installed. The machine's whole file system is in memory: a guest program as
+// installed. With -programs the machine has a few programs of Debian and of the testbed,
+// such as kube-proxy, as well. The machine's whole file system is in memory: a guest program as
 // process 1, the kernel modules, and one static test binary for each package.
 // Tests see SEMAPHORE_TEST_KERNEL=1 in their environment, are root, and have the
 // machine to themselves, without any other program or network.
@@ -55,6 +56,7 @@ type options struct {
 	parameters  string
 	run         string
 	testArgs    string
+	programs    string
 	memory      int
 	timeout     time.Duration
 	testTimeout time.Duration
@@ -108,10 +110,11 @@ func parseOptions(args []string, stderr io.Writer) (options, error) {
 	}
 	flags.StringVar(&opts.accel, "accel", accelAuto, "how to run the machine: auto, kvm or tcg (emulation)")
 	flags.StringVar(&opts.cache, "cache", filepath.Join(home, "kube-semaphore", "kernel"), "`folder` that keeps kernels")
-	flags.StringVar(&opts.modules, "modules", "wireguard,veth,tun,bridge,dummy,nf_tables,nft_fib_inet,nft_chain_nat,nft_masq,ip_vs,ip_vs_rr", "kernel `modules` to load, comma-separated")
+	flags.StringVar(&opts.modules, "modules", "wireguard,veth,tun,bridge,dummy,nf_tables,nft_fib_inet,nft_chain_nat,nft_masq", "kernel `modules` to load, comma-separated")
 	flags.StringVar(&opts.parameters, "append", "", "more `parameters` for the kernel's command line, such as ipv6.disable=1")
 	flags.StringVar(&opts.run, "run", "", "run only the tests that this `expression` matches")
 	flags.StringVar(&opts.testArgs, "args", "", "more `arguments` for the tests, separated by spaces")
+	flags.StringVar(&opts.programs, "programs", "", "more `programs` for the machine, comma-separated: iptables, ipset, or tools of the testbed such as kube-proxy")
 	flags.IntVar(&opts.memory, "memory", 1024, "memory of the machine in `MiB`")
 	flags.DurationVar(&opts.timeout, "timeout", 30*time.Minute, "time for everything")
 	flags.DurationVar(&opts.testTimeout, "test-timeout", 10*time.Minute, "time for the tests of one package")
@@ -122,6 +125,7 @@ func parseOptions(args []string, stderr io.Writer) (options, error) {
 		return options{}, err
 	}
 	opts.packages = flags.Args()
+	opts.modules = strings.Join(append([]string{opts.modules}, modulesFor(opts.programs)...), ",")
 	if len(opts.packages) == 0 {
 		flags.Usage()
 		return options{}, errors.New("no packages given")
@@ -218,9 +222,14 @@ func build(ctx context.Context, opts options, dir string, out io.Writer) (machin
 			return machine{}, 0, err
 		}
 	}
+	names := strings.FieldsFunc(opts.programs, func(r rune) bool { return r == ',' })
+	programs, err := d.programs(ctx, names)
+	if err != nil {
+		return machine{}, 0, err
+	}
 	initrd := filepath.Join(dir, "initrd")
 	err = writeImage(initrd, image{
-		guest: guest, modules: modules, tests: tests, runExpr: opts.run, arguments: strings.Fields(opts.testArgs),
+		guest: guest, modules: modules, programs: programs, tests: tests, runExpr: opts.run, arguments: strings.Fields(opts.testArgs),
 		timeout: opts.testTimeout, interval: 2 * time.Second,
 	})
 	if err != nil {

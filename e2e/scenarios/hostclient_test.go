@@ -87,8 +87,8 @@ func TestHostReachesServicesAbroad(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
 		t.Run(mode, func(t *testing.T) {
 			if _, err := os.Stat("/proc/sys/net/ipv4/vs"); mode == "ipvs" && err != nil {
-				t.Skip("NOT TESTED HERE: this kernel has no IPVS for kube-proxy; what that mode sets up is tested by " +
-					"go run ./e2e/kernel -run TestHostReachesRemotePodsThroughIPVS ./routes")
+				t.Skip("NOT TESTED HERE: this kernel has no IPVS for kube-proxy; it is tested by " +
+					"go run ./e2e/kernel -programs kube-proxy,iptables,ipset -run TestHostReachesRemotePodsThroughIPVS ./routes")
 			}
 			// A node of its own, with no rules of another mode.
 			node, err := p.GCP.AddNode(t.Context(), testbed.NodeConfig{})
