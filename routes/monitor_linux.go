@@ -13,6 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
 // A subscription that breaks is renewed after the first of these times, which
@@ -116,21 +118,18 @@ func (m *Monitor) String() string { return m.name }
 // returns nil then. A subscription that fails or loses events (ENOBUFS, see
 // netlink(7)) is logged and renewed.
 func (m *Monitor) Run(ctx context.Context) error {
-	wait, told := resubscribeFirst, ""
+	wait := resubscribeFirst
+	losses := errlog.Log{Logger: m.log, Level: slog.LevelWarn, Failing: "lost a subscription to events of the kernel"}
 	for {
 		healthy, err := m.watch(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if healthy {
-			wait, told = resubscribeFirst, ""
+			wait = resubscribeFirst
+			losses.Note(ctx, nil)
 		}
-		level := slog.LevelWarn
-		if err.Error() == told {
-			level = slog.LevelDebug
-		}
-		told = err.Error()
-		m.log.Log(ctx, level, "lost a subscription to events of the kernel", "monitor", m.name, "err", err, "retry_after", wait)
+		losses.Note(ctx, err, "monitor", m.name, "retry_after", wait)
 		select {
 		case <-ctx.Done():
 			return nil

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
@@ -62,6 +63,7 @@ type agent struct {
 	filtering *reconcile.Loop // that keeps the filter; nil before tasks
 	apiAddrs  []netip.Addr    // of the local API server
 	lastSelf  peers.Self      // this node as it was last known, for judge
+	verdicts  *errlog.Log     // of judge, by remote
 	remotes   []*remote
 	loops     []*reconcile.Loop
 	guard     func(http.Handler) http.Handler // of metrics and status; nil: none
@@ -90,6 +92,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		fitting:   reconcile.NewTrigger(),
 		underlay:  routes.NewUnderlay(),
 		surveying: reconcile.NewTrigger(),
+		verdicts:  &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.sources.Store(&[]netip.Addr{})
@@ -169,7 +172,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		})
 	}
 	// Before anything is touched.
-	if _, err := a.judge(); err != nil {
+	if _, err := a.judge(context.Background()); err != nil {
 		return nil, errors.Join(err, a.close())
 	}
 	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a), newForeignCollector(a))

@@ -56,7 +56,7 @@ func occupiedBy(api []netip.Addr, self peers.Self, services []netip.Prefix) []ro
 // What the host says refuses a remote when the agent starts only: an address that comes
 // to a link later, as those of services do, may be anybody's choice, and takes no tunnel
 // away that works.
-func (a *agent) judge() (changed bool, err error) {
+func (a *agent) judge(ctx context.Context) (changed bool, err error) {
 	host, err := routes.OccupiedByHost()
 	if err != nil {
 		return false, err
@@ -88,21 +88,14 @@ func (a *agent) judge() (changed bool, err error) {
 			err = fmt.Errorf("%s: %w: name only what the pods of %s have", r.cfg.PodSubnetsFrom, err, r.cfg.Name)
 		}
 		r.refusal.Store(&err)
-		switch {
-		case err != nil && (before == nil || before.Error() != err.Error()):
-			a.log.Error("remote refused: it gets no tunnel", "cluster", r.cfg.Name, "err", err)
-			changed = true
-		case err == nil && before != nil:
-			a.log.Info("remote admitted again", "cluster", r.cfg.Name)
-			changed = true
-		}
+		changed = a.verdicts.NoteOf(ctx, r.cfg.Name, err, "cluster", r.cfg.Name) || changed
 	}
 	return changed, nil
 }
 
 // rejudge judges, and has everything follow.
-func (a *agent) rejudge(context.Context) error {
-	changed, err := a.judge()
+func (a *agent) rejudge(ctx context.Context) error {
+	changed, err := a.judge(ctx)
 	if changed {
 		a.publishing.Fire()
 		a.routing.Fire()

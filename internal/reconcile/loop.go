@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
 // maxRest is the longest rest after a pass, see Config.RestShare.
@@ -57,12 +59,12 @@ const DefaultStuckAfter = 2 * time.Minute
 // Loop calls Reconcile whenever its trigger fired, its period went by, or the
 // wait after a failure is over.
 type Loop struct {
-	cfg     Config
-	backoff Backoff
+	cfg      Config
+	backoff  Backoff
+	outcomes *errlog.Log // of passes
 
 	mu      sync.Mutex
 	started time.Time // of the pass that is running; zero between passes
-	err     error     // of the last pass
 	passed  bool      // one has succeeded
 }
 
@@ -71,7 +73,9 @@ func NewLoop(cfg Config) *Loop {
 	if cfg.StuckAfter <= 0 {
 		cfg.StuckAfter = DefaultStuckAfter
 	}
-	l := &Loop{cfg: cfg, backoff: Backoff{Min: cfg.BackoffMin, Max: cfg.BackoffMax}}
+	l := &Loop{cfg: cfg, backoff: Backoff{Min: cfg.BackoffMin, Max: cfg.BackoffMax}, outcomes: &errlog.Log{
+		Logger: cfg.Logger, Level: slog.LevelError, Failing: "reconciliation failing", Over: "reconciliation recovered",
+	}}
 	l.cfg.BackoffMin, l.cfg.BackoffMax = l.backoff.bounds()
 	return l
 }
@@ -111,11 +115,7 @@ func (l *Loop) Stuck() error {
 
 // Err returns the error of the last pass that ended; nil when it succeeded,
 // and before the first one.
-func (l *Loop) Err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.err
-}
+func (l *Loop) Err() error { return l.outcomes.Err() }
 
 // Passed tells whether a pass has succeeded since start. Before that nothing is
 // known of what the loop sees to.
@@ -133,8 +133,7 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	err := l.cfg.Reconcile(ctx)
 
 	l.mu.Lock()
-	before := l.err
-	l.started, l.err = time.Time{}, err
+	l.started = time.Time{}
 	l.passed = l.passed || err == nil
 	l.mu.Unlock()
 
@@ -145,20 +144,8 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	if l.cfg.Observe != nil {
 		l.cfg.Observe(time.Since(started), err)
 	}
-	l.report(ctx, before, err)
+	l.outcomes.Note(ctx, err, "loop", l.cfg.Name)
 	return err
-}
-
-func (l *Loop) report(ctx context.Context, before, err error) {
-	log := l.cfg.Logger.With("loop", l.cfg.Name)
-	switch {
-	case err == nil && before != nil:
-		log.InfoContext(ctx, "reconciliation recovered")
-	case err != nil && before != nil && err.Error() == before.Error():
-		log.DebugContext(ctx, "reconciliation still failing", "err", err)
-	case err != nil:
-		log.ErrorContext(ctx, "reconciliation failing", "err", err)
-	}
 }
 
 // wait returns when the next pass is due or ctx has ended.

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
@@ -34,6 +35,8 @@ type Server struct {
 	http    http.Server
 	log     *slog.Logger
 	retry   reconcile.Backoff
+	// outcomes are of binding the address, and of serving.
+	outcomes *errlog.Log
 
 	mu       sync.Mutex
 	listener *fairListener // the last one; nil: none yet
@@ -66,8 +69,9 @@ func newServer(cfg serverConfig) *Server {
 				return context.WithValue(ctx, connKey{}, conn)
 			},
 		},
-		retry: reconcile.Backoff{Max: 30 * time.Second},
-		err:   errors.New("not started"),
+		retry:    reconcile.Backoff{Max: 30 * time.Second},
+		outcomes: &errlog.Log{Logger: cfg.log, Level: slog.LevelWarn, Failing: "not listening, trying again"},
+		err:      errors.New("not started"),
 	}
 	s.http.SetKeepAlivesEnabled(cfg.keepAlive)
 	return s
@@ -115,7 +119,7 @@ func (s *Server) Run(ctx context.Context) error {
 				return s.shutDown(ctx, served)
 			}
 		}
-		s.tell(netip.AddrPort{}, err)
+		s.note(ctx, netip.AddrPort{}, err)
 		select {
 		case <-time.After(s.retry.Next()):
 		case <-ctx.Done():
@@ -139,24 +143,21 @@ func (s *Server) listen(ctx context.Context) (<-chan error, error) {
 	s.mu.Lock()
 	s.listener = fair
 	s.mu.Unlock()
-	s.tell(bound, nil)
+	s.note(ctx, bound, nil)
 	served := make(chan error, 1)
 	go func() { served <- s.http.Serve(fair) }()
 	return served, nil
 }
 
-// tell notes whether the server serves, and logs it when that changed.
-func (s *Server) tell(bound netip.AddrPort, err error) {
+// note notes whether the server serves, and logs it when that changed.
+func (s *Server) note(ctx context.Context, bound netip.AddrPort, err error) {
 	s.mu.Lock()
-	before := s.err
 	s.bound, s.err = bound, err
 	s.mu.Unlock()
-	switch {
-	case err == nil:
+	s.outcomes.Note(ctx, err, "server", s.name)
+	if err == nil {
 		s.retry.Reset()
 		s.log.Info("listening", "server", s.name, "address", bound)
-	case before == nil || before.Error() != err.Error():
-		s.log.Warn("not listening, trying again", "server", s.name, "err", err)
 	}
 }
 

@@ -1,17 +1,19 @@
 package run
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -111,7 +113,7 @@ func ownHost(next http.Handler) http.Handler {
 
 func metricsHandler(gatherer prometheus.Gatherer, log *slog.Logger) http.Handler {
 	return promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{
-		ErrorLog:      &scrapeLog{log: log},
+		ErrorLog:      scrapeLog{&errlog.Log{Logger: log, Level: slog.LevelWarn, Failing: "collect metrics"}},
 		ErrorHandling: promhttp.ContinueOnError,
 	})
 }
@@ -150,23 +152,11 @@ func status(report func() any, log *slog.Logger) http.HandlerFunc {
 	}
 }
 
-// scrapeLog passes on what collectors complain about, once for as long as the
-// complaint stays the same: a scrape comes every few seconds.
-type scrapeLog struct {
-	log *slog.Logger
-
-	mu   sync.Mutex
-	last string
-}
+// scrapeLog logs what collectors complain about, once for as long as the complaint
+// stays the same: a scrape comes every few seconds.
+type scrapeLog struct{ complaints *errlog.Log }
 
 // Println implements promhttp.Logger.
-func (l *scrapeLog) Println(v ...any) {
-	text := fmt.Sprint(v...)
-	l.mu.Lock()
-	repeated := text == l.last
-	l.last = text
-	l.mu.Unlock()
-	if !repeated {
-		l.log.Warn("collect metrics", "err", text)
-	}
+func (l scrapeLog) Println(v ...any) {
+	l.complaints.Note(context.Background(), errors.New(fmt.Sprint(v...)))
 }
