@@ -19,22 +19,12 @@ func statusCommand() report.Command[policyReport] {
 func showReport(p *report.Page, rep *policyReport) {
 	p.Line("semaphore-policy %s", rep.Version)
 	p.Line("cluster %s, Calico's API %s", rep.Cluster, rep.CalicoAPI)
-	switch {
-	case rep.Leading:
-		p.Line("this replica writes")
-	case rep.Leader == "":
-		p.Wrong("no replica writes, as far as this one knows")
-	default:
-		p.Line("replica %s writes; this one would take over, and doesn't know of skipped pods and failures", rep.Leader)
-	}
+	p.Replica(rep.Leading, rep.Leader, "skipped pods and failures", rep.ElectionError)
 	for _, cluster := range slices.Sorted(maps.Keys(rep.Unconfigured)) {
 		p.Line("%d sets are of cluster %s, which is not configured, and left alone", rep.Unconfigured[cluster], cluster)
 	}
-	p.Failing("election", rep.ElectionError)
-	for _, server := range slices.Sorted(maps.Keys(rep.NotServed)) {
-		p.Failing(server, rep.NotServed[server])
-	}
-	showAPI(p, "network sets", rep.Sets)
+	p.Failures(rep.NotServed)
+	p.Watch("network sets", rep.Sets.Synced, rep.Sets.LastContact, rep.Sets.Error)
 	if rep.Pools.Unknown != "" {
 		p.Line("Calico's IP pools for remote subnets: unknown: %s", rep.Pools.Unknown)
 	}
@@ -80,24 +70,12 @@ func showRemote(p *report.Page, t *report.Table, r *policy.RemoteStatus) {
 		strconv.Itoa(skipped), strconv.Itoa(r.Pending), strconv.Itoa(len(r.Failing)))
 
 	what := "remote " + r.Name
-	showAPI(p, what+": pods", r.API)
+	p.Watch(what+": pods", r.API.Synced, r.API.LastContact, r.API.Error)
 	p.Failing(what, r.Error)
 	if r.Stale {
 		p.Wrong("%s: its sets are empty, because it has been out of contact for too long", what)
 	}
 	if len(r.Failing) > 0 {
 		p.Wrong("%s: sets can't be written: %s", what, report.Some(slices.Sorted(maps.Keys(r.Failing))))
-	}
-}
-
-// showAPI says what is wrong with the watch of something.
-func showAPI(p *report.Page, what string, api policy.APIStatus) {
-	switch {
-	case api.Error != "":
-		p.Failing(what, api.Error)
-	case !api.Synced:
-		p.Wrong("%s: not read since start", what)
-	default:
-		p.Contact(what, api.LastContact)
 	}
 }

@@ -20,11 +20,13 @@ func statusCommand() report.Command[mirrorReport] {
 func showReport(p *report.Page, rep *mirrorReport) {
 	p.Line("semaphore-service-mirror %s", rep.Version)
 	p.Line("cluster %s", rep.Cluster)
-	showElection(p, rep)
-	p.Failing("not ready", rep.NotReady)
-	for _, server := range slices.Sorted(maps.Keys(rep.NotServed)) {
-		p.Failing(server, rep.NotServed[server])
+	election := rep.Election
+	if election == nil {
+		election = new(electionReport)
 	}
+	p.Replica(rep.Leading, election.Leader, "failures", election.Error)
+	p.Failing("not ready", rep.NotReady)
+	p.Failures(rep.NotServed)
 
 	clusters := p.Table("CLUSTER", "PREFIX", "CONTACT", "SYNCED", "SERVICES", "ENDPOINTS", "REFUSED")
 	for i := range rep.Clusters {
@@ -60,20 +62,6 @@ func showReport(p *report.Page, rep *mirrorReport) {
 	}
 }
 
-func showElection(p *report.Page, rep *mirrorReport) {
-	switch {
-	case rep.Leading:
-		p.Line("this replica writes")
-	case rep.Election == nil || rep.Election.Leader == "":
-		p.Wrong("no replica writes, as far as this one knows")
-	default:
-		p.Line("replica %s writes; this one would take over, and doesn't know of failures", rep.Election.Leader)
-	}
-	if rep.Election != nil {
-		p.Failing("election", rep.Election.Error)
-	}
-}
-
 // showCluster shows what is known of a cluster, by the watch that is worst.
 func showCluster(p *report.Page, t *report.Table, c *mirror.ClusterStatus) {
 	last, synced := &p.Now, 0
@@ -86,14 +74,7 @@ func showCluster(p *report.Page, t *report.Table, c *mirror.ClusterStatus) {
 			synced++
 		}
 		what := fmt.Sprintf("cluster %s: %s", c.Name, w.Kind)
-		switch {
-		case w.Error != "":
-			p.Failing(what, w.Error)
-		case !w.Synced:
-			p.Wrong("%s: not read since start", what)
-		default:
-			p.Contact(what, w.LastContact)
-		}
+		p.Watch(what, w.Synced, w.LastContact, w.Error)
 		if w.Stale {
 			p.Wrong("%s: no contact for longer than is allowed", what)
 		}

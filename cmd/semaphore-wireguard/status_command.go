@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,9 +22,7 @@ func showReport(p *report.Page, rep *agentReport) {
 	if !rep.Published {
 		p.Wrong("the node object of %s does not have all keys and endpoints of this agent", rep.Node)
 	}
-	for _, loop := range slices.Sorted(maps.Keys(rep.Failing)) {
-		p.Failing(loop, rep.Failing[loop])
-	}
+	p.Failures(rep.Failing)
 	if len(rep.Pending) > 0 {
 		p.Unknown("not done yet since start: %s", strings.Join(rep.Pending, ", "))
 	}

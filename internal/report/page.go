@@ -4,9 +4,13 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
@@ -67,6 +71,39 @@ func (p *Page) Failing(what, err string) {
 	}
 }
 
+// Failures adds the errors of several things, by what they are.
+func (p *Page) Failures(errs map[string]string) {
+	for _, what := range slices.Sorted(maps.Keys(errs)) {
+		p.Failing(what, errs[what])
+	}
+}
+
+// Watch says what is wrong with the watch of something, if anything is.
+func (p *Page) Watch(what string, synced bool, last *time.Time, err string) {
+	switch {
+	case err != "":
+		p.Failing(what, err)
+	case !synced:
+		p.Wrong("%s: not read since start", what)
+	default:
+		p.Contact(what, last)
+	}
+}
+
+// Replica says which replica writes: this one, or the leader, as far as it knows. One
+// that doesn't write knows less than the leader. The error is that of the election.
+func (p *Page) Replica(writes bool, leader, knowsNot, err string) {
+	switch {
+	case writes:
+		p.Line("this replica writes")
+	case leader == "":
+		p.Wrong("no replica writes, as far as this one knows")
+	default:
+		p.Line("replica %s writes; this one would take over, and doesn't know of %s", leader, knowsNot)
+	}
+	p.Failing("election", err)
+}
+
 // Table adds a table. Without rows it isn't shown.
 func (p *Page) Table(header ...string) *Table {
 	t := &Table{rows: [][]string{header}}
@@ -118,25 +155,15 @@ func (t *Table) print(b *strings.Builder) {
 	if len(t.rows) == 1 {
 		return
 	}
-	const gap = 2
-	widths := make([]int, len(t.rows[0]))
-	clean := make([][]string, len(t.rows))
-	for y, row := range t.rows {
-		clean[y] = make([]string, len(row))
-		for x, cell := range row {
-			if cell == "" {
-				cell = "-"
-			}
-			clean[y][x] = printable.Text(cell, printable.Short)
-			widths[x] = max(widths[x], len(clean[y][x]))
-		}
-	}
 	b.WriteByte('\n')
-	for _, row := range clean {
-		var text strings.Builder
+	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	for _, row := range t.rows {
+		clean := make([]string, len(row))
 		for x, cell := range row {
-			fmt.Fprintf(&text, "%-*s", widths[x]+gap, cell)
+			clean[x] = printable.Text(cmp.Or(cell, "-"), printable.Short)
 		}
-		b.WriteString(strings.TrimRight(text.String(), " ") + "\n")
+		// A strings.Builder takes everything; so does what writes to one.
+		_, _ = io.WriteString(w, strings.Join(clean, "\t")+"\n")
 	}
+	_ = w.Flush()
 }
