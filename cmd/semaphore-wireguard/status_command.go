@@ -54,7 +54,7 @@ func showReport(p *report.Page, rep *agentReport) {
 }
 
 // showFilter says so when packets with forged sources aren't dropped. The reason is
-// told with the loop that fails.
+// shown with the loop that fails.
 func showFilter(p *report.Page, f filterReport) {
 	switch f.State {
 	case filterEnforced:

@@ -11,6 +11,7 @@
 //	required   why it must be set; some are required under conditions, in code
 //	range      least and most, of numbers and bytes
 //	oneof      the words that it can be
+//	is         what it must be otherwise: a kind that check knows
 //	zero       a word for 0
 //	holds      what has its addresses in a list of subnets
 //	empty      "off": it can be set to nothing
@@ -32,8 +33,8 @@ import (
 // cluster that the process runs in; only the local cluster may be left so.
 type Access struct {
 	Kubeconfig string `envconfig:"KUBECONFIG" file:"remote.kubeConfigPath" desc:"path of a kubeconfig for the remote; or the next ones"`
-	APIURL     string `envconfig:"API_URL" file:"remote.remoteAPIURL" desc:"https address of the remote's API server"`
-	CAURL      string `envconfig:"CA_URL" file:"remote.remoteCAURL" desc:"https address that serves the certificates that the API server's must chain to; or"`
+	APIURL     string `envconfig:"API_URL" is:"https" file:"remote.remoteAPIURL" desc:"https address of the remote's API server"`
+	CAURL      string `envconfig:"CA_URL" is:"https" file:"remote.remoteCAURL" desc:"https address that serves the certificates that the API server's must chain to; or"`
 	CAFile     string `envconfig:"CA_FILE" file:"remote.remoteCAPath" desc:"path of a file that holds them, read again when it changes"`
 	// CASHA256 is in lower-case hexadecimal. Empty: all that CAURL serves count.
 	CASHA256  string `envconfig:"CA_SHA256" file:"remote.remoteCASHA256" desc:"SHA-256 fingerprints of certificates, comma-separated: of those that _CA_URL serves only these count"`
@@ -95,15 +96,15 @@ const (
 type Base struct {
 	// ClusterName is empty only for the policy program started with
 	// -target-cluster-name, as the original one is.
-	ClusterName string `envconfig:"CLUSTER_NAME" file:"local.name" desc:"this cluster: a DNS label, the same in the configuration of all clusters (required)"`
+	ClusterName string `envconfig:"CLUSTER_NAME" is:"label" file:"local.name" desc:"this cluster: a DNS label, the same in the configuration of all clusters (required)"`
 	// Remotes are in the order in which they were configured.
 	Remotes []Remote `envconfig:"REMOTES" desc:"the remote clusters, comma-separated, as in gcp,merit (required)"`
 	// Local is the access to the local cluster.
 	Local         Access `ignored:"true"`
-	ListenAddress string `envconfig:"LISTEN_ADDRESS" flag:"listen-address" desc:"where metrics and status are served (default for semaphore-wireguard: port 7773 of SEMAPHORE_HOST_IP, or of the loopback without it; for the others \":8080\")"`
+	ListenAddress string `envconfig:"LISTEN_ADDRESS" is:"host:port" flag:"listen-address" desc:"where metrics and status are served (default for semaphore-wireguard: port 7773 of SEMAPHORE_HOST_IP, or of the loopback without it; for the others \":8080\")"`
 	ListenAuth    string `envconfig:"LISTEN_AUTH" default:"none" oneof:"none,token" desc:"who gets metrics and status there: none is everybody, token is who shows a token of an account that may get the path"`
 	// ProbeAddress is on another port.
-	ProbeAddress string `envconfig:"PROBE_ADDRESS" desc:"where the kubelet gets /healthz and /readyz, and the own host, or pod, metrics and status as well (default \"127.0.0.1:7774\" for semaphore-wireguard, \":8081\" for the others)"`
+	ProbeAddress string `envconfig:"PROBE_ADDRESS" is:"host:port" desc:"where the kubelet gets /healthz and /readyz, and the own host, or pod, metrics and status as well (default \"127.0.0.1:7774\" for semaphore-wireguard, \":8081\" for the others)"`
 	LogLevel     string `envconfig:"LOG_LEVEL" flag:"log-level" default:"info" oneof:"debug,info,warn,error" desc:"debug, info, warn or error"`
 	LogFormat    string `envconfig:"LOG_FORMAT" default:"json" oneof:"json,text" desc:"json, or text for people"`
 }
@@ -132,7 +133,7 @@ type sources struct {
 // Pod is the pod that a program runs in, which its Events are about.
 type Pod struct {
 	Namespace string `ignored:"true"`
-	Name      string `envconfig:"NAME" desc:"name of the pod that this runs in, which its Events are about; without it there are none"`
+	Name      string `envconfig:"NAME" is:"subdomain" desc:"name of the pod that this runs in, which its Events are about; without it there are none"`
 	UID       string `envconfig:"UID" desc:"UID of that pod"`
 }
 
@@ -155,36 +156,35 @@ const (
 // Wireguard configures semaphore-wireguard.
 type Wireguard struct {
 	Base
-	NodeName string `envconfig:"NODE_NAME" flag:"node-name" required:"the node that this runs on, from spec.nodeName" desc:"the Kubernetes node that this runs on (required)"`
+	NodeName string `envconfig:"NODE_NAME" is:"subdomain" flag:"node-name" required:"the node that this runs on, from spec.nodeName" desc:"the Kubernetes node that this runs on (required)"`
 	// Pod may be unknown.
 	Pod Pod
 	// LocalSubnets are masked and sorted.
 	LocalSubnets []netip.Prefix `envconfig:"LOCAL_SUBNETS" holds:"addresses of a cluster" desc:"where this cluster has nodes, pods and services, comma-separated, beside what its API server tells: no remote's endpoint may be there"`
 	Backend      string         `envconfig:"WG_BACKEND" default:"auto" oneof:"auto,kernel,userspace" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
-	// KeyPath is absolute.
-	KeyPath      string `envconfig:"WG_KEY_PATH" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
-	RouteSrc     string `envconfig:"WG_ROUTE_SRC" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
-	SourceFilter bool   `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether packets are dropped that claim a remote pod's address and didn't come through the tunnel"`
-	PeerMetrics  int    `envconfig:"WG_PEER_METRICS" default:"1000" range:"0,1000000" desc:"how many peers of each remote have metrics of their own; 0 is none"`
+	KeyPath      string         `envconfig:"WG_KEY_PATH" is:"path" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
+	RouteSrc     string         `envconfig:"WG_ROUTE_SRC" is:"source" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
+	SourceFilter bool           `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether packets are dropped that claim a remote pod's address and didn't come through the tunnel"`
+	PeerMetrics  int            `envconfig:"WG_PEER_METRICS" default:"1000" range:"0,1000000" desc:"how many peers of each remote have metrics of their own; 0 is none"`
 	// Cleanup asks to remove all that the program ever set up, and to end.
 	Cleanup bool `ignored:"true"`
 }
 
 // agentSources are settings of semaphore-wireguard that others are made of.
 type agentSources struct {
-	HostIP    string `envconfig:"HOST_IP" desc:"the node's own address, from status.hostIP; where metrics and status are served by default"`
-	Namespace string `envconfig:"NAMESPACE" desc:"namespace of its Events (default: the pod's)"`
+	HostIP    string `envconfig:"HOST_IP" is:"ip" desc:"the node's own address, from status.hostIP; where metrics and status are served by default"`
+	Namespace string `envconfig:"NAMESPACE" is:"label" desc:"namespace of its Events (default: the pod's)"`
 }
 
 // Mirror configures semaphore-service-mirror.
 type Mirror struct {
 	Base
 	LeaderElection       bool          `envconfig:"LEADER_ELECTION" default:"true" desc:"whether several replicas agree on one that works"`
-	Namespace            string        `envconfig:"NAMESPACE" desc:"namespace of the leader election's Lease (default: the pod's)"`
-	MirrorNamespace      string        `envconfig:"MIRROR_NAMESPACE" flag:"mirror-ns" file:"global.mirrorNamespace" desc:"namespace of the mirrors (default: the pod's)"`
-	MirrorSelector       string        `envconfig:"MIRROR_SELECTOR" flag:"mirror-svc-label-selector,label-selector" file:"global.mirrorSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/mirror-service=true" desc:"label selector of services to mirror; empty: none"`
-	GlobalSelector       string        `envconfig:"GLOBAL_SELECTOR" flag:"global-svc-label-selector" file:"global.globalSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/global-service=true" desc:"label selector of global services; empty: none"`
-	RoutingStrategyLabel string        `envconfig:"GLOBAL_ROUTING_STRATEGY_LABEL" flag:"global-svc-routing-strategy-label" file:"global.globalSvcRoutingStrategyLabel" empty:"off" default:"mirror.semaphore.uw.io/global-service-routing-strategy=local-first" desc:"label selector of global services that prefer local endpoints; empty: none"`
+	Namespace            string        `envconfig:"NAMESPACE" is:"label" desc:"namespace of the leader election's Lease (default: the pod's)"`
+	MirrorNamespace      string        `envconfig:"MIRROR_NAMESPACE" is:"label" flag:"mirror-ns" file:"global.mirrorNamespace" desc:"namespace of the mirrors (default: the pod's)"`
+	MirrorSelector       string        `envconfig:"MIRROR_SELECTOR" is:"selector" flag:"mirror-svc-label-selector,label-selector" file:"global.mirrorSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/mirror-service=true" desc:"label selector of services to mirror; empty: none"`
+	GlobalSelector       string        `envconfig:"GLOBAL_SELECTOR" is:"selector" flag:"global-svc-label-selector" file:"global.globalSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/global-service=true" desc:"label selector of global services; empty: none"`
+	RoutingStrategyLabel string        `envconfig:"GLOBAL_ROUTING_STRATEGY_LABEL" is:"selector" flag:"global-svc-routing-strategy-label" file:"global.globalSvcRoutingStrategyLabel" empty:"off" default:"mirror.semaphore.uw.io/global-service-routing-strategy=local-first" desc:"label selector of global services that prefer local endpoints; empty: none"`
 	LegacyEndpoints      bool          `envconfig:"MIRROR_LEGACY_ENDPOINTS" default:"false" desc:"whether to write objects of the deprecated Endpoints API as well"`
 	RemovalGrace         time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"how long what came from a remote that is no longer configured stays, from the start of the program on; 0: it is removed at once"`
 }
@@ -200,11 +200,11 @@ const (
 type Policy struct {
 	Base
 	LeaderElection bool   `envconfig:"LEADER_ELECTION" default:"true" desc:"whether several replicas agree on one that works"`
-	Namespace      string `envconfig:"NAMESPACE" desc:"namespace of the leader election's Lease and of Events (default: the pod's)"`
+	Namespace      string `envconfig:"NAMESPACE" is:"label" desc:"namespace of the leader election's Lease and of Events (default: the pod's)"`
 	// Pod may be unknown.
 	Pod                Pod
-	LabelDomain        string        `envconfig:"POLICY_LABEL_DOMAIN" default:"policy.semaphore.uw.io" desc:"what stands before the slash in the labels of pods and network sets"`
-	ManagedBy          string        `envconfig:"POLICY_MANAGED_BY" default:"semaphore-policy" desc:"value of the managed-by label of network sets"`
+	LabelDomain        string        `envconfig:"POLICY_LABEL_DOMAIN" is:"subdomain" default:"policy.semaphore.uw.io" desc:"what stands before the slash in the labels of pods and network sets"`
+	ManagedBy          string        `envconfig:"POLICY_MANAGED_BY" is:"label value" default:"semaphore-policy" desc:"value of the managed-by label of network sets"`
 	CalicoAPI          string        `envconfig:"POLICY_CALICO_API" default:"auto" oneof:"auto,v3,v1" desc:"auto, v3 or v1: the API group that network sets are written to"`
 	IncludeHostNetwork bool          `envconfig:"POLICY_INCLUDE_HOST_NETWORK" default:"false" desc:"whether pods on the host network count, with the addresses of their nodes"`
 	FullResyncPeriod   time.Duration `envconfig:"POLICY_FULL_RESYNC_PERIOD" flag:"full-store-resync-period" default:"1h" desc:"how often all network sets are compared with the cluster; 0 is never"`
@@ -214,7 +214,7 @@ type Policy struct {
 // Tokens configures semaphore-tokens.
 type Tokens struct {
 	Base
-	Namespace string `envconfig:"NAMESPACE" desc:"namespace of the Secrets with the remotes' tokens (default: the pod's)"`
+	Namespace string `envconfig:"NAMESPACE" is:"label" desc:"namespace of the Secrets with the remotes' tokens (default: the pod's)"`
 	// All asks to renew tokens that aren't due, too.
 	All bool `ignored:"true"`
 }

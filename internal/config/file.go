@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // The JSON file of the original tools. semaphore-wireguard calls its sections
@@ -59,10 +57,8 @@ func (l *loader) parseFile(path string, content []byte) {
 			l.warnings = append(l.warnings, key+in+": unknown, and has no effect")
 		}
 	}
-	if name := l.setting(&l.base.ClusterName); name.text == "" {
+	if l.setting(&l.base.ClusterName).text == "" {
 		l.faults.add("local.name"+in, "required: the name of this cluster")
-	} else {
-		l.faults.valid("local.name"+in, name.text, validation.IsDNS1123Label)
 	}
 	if remotesKey == "" {
 		l.faults.add("remotes"+in, "required: at least one remote cluster")

@@ -7,20 +7,14 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/version"
 )
 
-// podNamespaceFile is where Kubernetes tells a pod its namespace.
+// podNamespaceFile is where Kubernetes puts a pod's namespace.
 const podNamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // cleanupFlag is the flag of programs that can remove what they set up.
@@ -57,19 +51,10 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 	if err := l.load(args, out, needs{wireguard: true}); err != nil {
 		return Wireguard{}, nil, err
 	}
-	l.addresses(l.hostAddress(&own.HostIP), "127.0.0.1:7774")
-	if cfg.NodeName != "" {
-		l.valid(&cfg.NodeName, validation.IsDNS1123Subdomain)
-	}
-	if own.Namespace != "" {
-		l.valid(&own.Namespace, validation.IsDNS1123Label)
-	}
+	// On all addresses metrics and status would also be on those that the node has
+	// inside the podCIDRs, for the pods of remote clusters.
+	l.addresses(net.JoinHostPort(cmp.Or(own.HostIP, "127.0.0.1"), "7773"), "127.0.0.1:7774")
 	l.pod(&cfg.Pod, cmp.Or(own.Namespace, readPodNamespace(namespaceFile)))
-	if !filepath.IsAbs(cfg.KeyPath) {
-		l.fault(&cfg.KeyPath, "%q is not an absolute path", cfg.KeyPath)
-	}
-	cfg.KeyPath = filepath.Clean(cfg.KeyPath)
-	l.routeSrc(&cfg.RouteSrc)
 	return finish(l, cfg)
 }
 
@@ -89,11 +74,6 @@ func loadMirror(args []string, out io.Writer, namespaceFile string) (cfg Mirror,
 		l.namespace(&cfg.Namespace, podNamespace)
 	}
 	l.namespace(&cfg.MirrorNamespace, otherwise)
-	for _, selector := range []*string{&cfg.MirrorSelector, &cfg.GlobalSelector, &cfg.RoutingStrategyLabel} {
-		if _, err := labels.Parse(*selector); err != nil {
-			l.fault(selector, "%q is not a label selector: %w", *selector, err)
-		}
-	}
 	if cfg.MirrorSelector == "" && cfg.GlobalSelector == "" {
 		l.fault(&cfg.MirrorSelector, "empty, as is %s: nothing is left to do", l.setting(&cfg.GlobalSelector).origin)
 	}
@@ -112,8 +92,6 @@ func loadPolicy(args []string, out io.Writer, namespaceFile string) (cfg Policy,
 		l.namespace(&cfg.Namespace, podNamespace)
 	}
 	l.pod(&cfg.Pod, cmp.Or(cfg.Namespace, podNamespace))
-	l.valid(&cfg.LabelDomain, validation.IsDNS1123Subdomain)
-	l.valid(&cfg.ManagedBy, validation.IsValidLabelValue)
 	return finish(l, cfg)
 }
 
@@ -218,10 +196,7 @@ func (l *loader) readClusters() {
 		return
 	}
 	target := firstSet(l.target)
-	switch {
-	case name.set:
-		l.faults.valid(name.origin, name.text, validation.IsDNS1123Label)
-	case target == nil:
+	if !name.set && target == nil {
 		l.faults.add(name.origin, "required: the name of this cluster; or %s", file.origin)
 	}
 	switch {
@@ -248,37 +223,14 @@ func (l *loader) fault(field any, format string, args ...any) {
 	l.faults.add(l.setting(field).origin, format, args...)
 }
 
-// addresses fills in the addresses that a program listens on, and checks them.
+// addresses fills in the addresses that a program listens on where they aren't set.
 func (l *loader) addresses(listen, probe string) {
 	b := l.base
 	b.ListenAddress, b.ProbeAddress = cmp.Or(b.ListenAddress, listen), cmp.Or(b.ProbeAddress, probe)
-	for _, field := range []*string{&b.ListenAddress, &b.ProbeAddress} {
-		_, port, err := net.SplitHostPort(*field)
-		if err == nil {
-			_, err = strconv.ParseUint(port, 10, 16)
-		}
-		if err != nil {
-			l.fault(field, "%q is not an address and port such as :8080 or 127.0.0.1:8080", *field)
-		}
-	}
 	if sameAddress(b.ListenAddress, b.ProbeAddress) {
 		l.fault(&b.ProbeAddress, "%q and %s %q are the same port of the same address",
 			b.ProbeAddress, l.setting(&b.ListenAddress).origin, b.ListenAddress)
 	}
-}
-
-// hostAddress returns where the agent serves metrics and status by default. On
-// all addresses it would also be on those that the node has inside the podCIDRs,
-// for the pods of remote clusters.
-func (l *loader) hostAddress(field *string) string {
-	const port = "7773"
-	if *field == "" {
-		return net.JoinHostPort("127.0.0.1", port)
-	}
-	if ip, err := netip.ParseAddr(*field); err != nil || ip.IsUnspecified() {
-		l.fault(field, "%q is not an IP address of this node", *field)
-	}
-	return net.JoinHostPort(*field, port)
 }
 
 // sameAddress reports whether two addresses can't both be listened on: their
@@ -293,28 +245,11 @@ func sameAddress(a, b string) bool {
 	return hostA == hostB || all(hostA) || all(hostB)
 }
 
-func (l *loader) routeSrc(field *string) {
-	if *field == RouteSrcAuto || *field == RouteSrcNone {
-		return
-	}
-	address, err := netip.ParseAddr(*field)
-	if err != nil || address.Zone() != "" || address.IsUnspecified() || address.IsLoopback() || address.IsMulticast() {
-		l.fault(field, "%q is neither auto, nor none, nor an address of this node", *field)
-	}
-	*field = address.Unmap().String()
-}
-
-// valid checks a field by one of apimachinery's validation functions.
-func (l *loader) valid(field *string, check func(string) []string) {
-	l.faults.valid(l.setting(field).origin, *field, check)
-}
-
+// namespace fills in a namespace where it isn't set.
 func (l *loader) namespace(field *string, otherwise string) {
 	if *field = cmp.Or(*field, otherwise); *field == "" {
 		l.fault(field, "required outside of a pod: a namespace")
-		return
 	}
-	l.valid(field, validation.IsDNS1123Label)
 }
 
 // pod completes the pod that the process runs in; outside of one there is nothing.
@@ -327,8 +262,6 @@ func (l *loader) pod(pod *Pod, namespace string) {
 		l.fault(&pod.UID, "required with %s: from metadata.uid", name.origin)
 	case !name.set:
 		l.fault(&pod.Name, "required with %s: from metadata.name", uid.origin)
-	default:
-		l.valid(&pod.Name, validation.IsDNS1123Subdomain)
 	}
 	pod.Namespace = namespace
 }

@@ -4,8 +4,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 const (
@@ -67,7 +65,7 @@ func (r *rawRemote) parse(f *faults, position int, need needs) {
 	}
 	if origin := r.origin(&r.ServicePrefix); need.servicePrefix {
 		// It starts the name of a Service, and so with a letter.
-		f.valid(origin, r.ServicePrefix, validation.IsDNS1035Label)
+		f.check(origin, r.ServicePrefix, "service")
 		if r.ServicePrefix == globalPrefix {
 			f.add(origin, "%q is what the names of global services start with", globalPrefix)
 		}
@@ -90,17 +88,13 @@ func (r *rawRemote) checkAccess(f *faults) {
 		f.add(kubeconfig.origin, "required: a kubeconfig for %s; or set %s, %s or %s, and %s", r.Name, server.origin, caURL.origin, caFile.origin, token.origin)
 		return
 	}
-	if server.set {
-		f.httpsURL(server.origin, server.text)
-	} else {
+	if !server.set {
 		f.add(server.origin, "required with %s: the https address of the API server", direct.origin)
 	}
 	switch {
 	case caURL.set && caFile.set:
 		f.add(caURL.origin, "set together with %s; use one of them", caFile.origin)
-	case caURL.set:
-		f.httpsURL(caURL.origin, caURL.text)
-	case !caFile.set:
+	case !caURL.set && !caFile.set:
 		f.add(caURL.origin, "required, or %s: what the certificate of the API server is verified with", caFile.origin)
 	}
 	if pins.set {
@@ -143,7 +137,8 @@ func parseRemotes(f *faults, local string, raw []*rawRemote, need needs) []Remot
 func checkNames(f *faults, local string, raw []*rawRemote) {
 	seen := map[string]*rawRemote{}
 	for _, r := range raw {
-		if f.valid(r.nameFrom, r.Name, validation.IsDNS1123Label) == "" {
+		before := len(f.all)
+		if f.check(r.nameFrom, r.Name, "label"); len(f.all) > before {
 			continue
 		}
 		if r.Name == local {

@@ -99,10 +99,10 @@ func (s *setting) decode(f *faults) {
 	}
 	switch field := s.field.(type) {
 	case *string:
-		*field = text
 		if words := s.list("oneof"); words != nil {
-			*field = f.oneOf(s.origin, text, words)
+			text = f.oneOf(s.origin, text, words)
 		}
+		*field = f.check(s.origin, text, s.tag.Get("is"))
 	case *bool:
 		*field = f.boolean(s.origin, text)
 	case *int:

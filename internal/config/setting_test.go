@@ -42,6 +42,9 @@ func TestEverySettingIsComplete(t *testing.T) {
 			if words := s.list("oneof"); words != nil && !slices.Contains(words, s.tag.Get("default")) {
 				t.Errorf("the default of %s is none of %s", s.variable, words)
 			}
+			if kinds := []string{"", "label", "subdomain", "label value", "selector", "https", "host:port", "ip", "source", "path"}; !slices.Contains(kinds, s.tag.Get("is")) {
+				t.Errorf("%s must be a %s, which nothing checks", s.variable, s.tag.Get("is"))
+			}
 			file := s.tag.Get("file")
 			if group == "remote" && !strings.HasPrefix(file, "remote.") {
 				t.Errorf("%s isn't in the file", s.variable)

@@ -4,14 +4,18 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // faults collects what is wrong with a configuration.
@@ -91,25 +95,59 @@ func (f *faults) oneOf(origin, text string, values []string) string {
 	return lower
 }
 
-// valid notes what one of apimachinery's validation functions objects to.
-func (f *faults) valid(origin, text string, check func(string) []string) string {
-	if complaints := check(text); len(complaints) > 0 {
-		f.add(origin, "%q: %s", text, strings.Join(complaints, "; "))
-		return ""
+// check checks a text of some kind, and returns it as it is handed out.
+func (f *faults) check(origin, text, kind string) string {
+	var complaints []string // of one of apimachinery's functions
+	switch kind {
+	case "label":
+		complaints = validation.IsDNS1123Label(text)
+	case "service":
+		complaints = validation.IsDNS1035Label(text)
+	case "subdomain":
+		complaints = validation.IsDNS1123Subdomain(text)
+	case "label value":
+		complaints = validation.IsValidLabelValue(text)
+	case "selector":
+		if _, err := labels.Parse(text); err != nil {
+			f.add(origin, "%q is not a label selector: %w", text, err)
+		}
+	case "https":
+		switch u, err := url.Parse(text); {
+		case err != nil || u.Scheme != "https" || u.Host == "":
+			// What is written may hold a password; a parser's error would quote it.
+			f.add(origin, "not an address that begins with https:// and a host")
+		case u.User != nil:
+			f.add(origin, "user and password are not supported in the address")
+		}
+	case "host:port":
+		_, port, err := net.SplitHostPort(text)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil {
+			f.add(origin, "%q is not an address and port such as :8080 or 127.0.0.1:8080", text)
+		}
+	case "ip":
+		if ip, err := netip.ParseAddr(text); err != nil || ip.IsUnspecified() {
+			f.add(origin, "%q is not an IP address of this node", text)
+		}
+	case "source": // of routes
+		if text == RouteSrcAuto || text == RouteSrcNone {
+			break
+		}
+		ip, err := netip.ParseAddr(text)
+		if err != nil || ip.Zone() != "" || ip.IsUnspecified() || ip.IsLoopback() || ip.IsMulticast() {
+			f.add(origin, "%q is neither auto, nor none, nor an address of this node", text)
+		}
+		text = ip.Unmap().String()
+	case "path":
+		if !filepath.IsAbs(text) {
+			f.add(origin, "%q is not an absolute path", text)
+		}
+		text = filepath.Clean(text)
 	}
-	return text
-}
-
-func (f *faults) httpsURL(origin, text string) string {
-	u, err := url.Parse(text)
-	switch {
-	case err != nil || u.Scheme != "https" || u.Host == "":
-		// What is written may hold a password; a parser's error would quote it.
-		f.add(origin, "not an address that begins with https:// and a host")
-		return ""
-	case u.User != nil:
-		f.add(origin, "user and password are not supported in the address")
-		return ""
+	if len(complaints) > 0 {
+		f.add(origin, "%q: %s", text, strings.Join(complaints, "; "))
 	}
 	return text
 }
