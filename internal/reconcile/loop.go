@@ -131,6 +131,7 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	l.mu.Unlock()
 
 	err := l.cfg.Reconcile(ctx)
+	l.outcomes.Note(ctx, err, "loop", l.cfg.Name)
 
 	l.mu.Lock()
 	l.started = time.Time{}
@@ -144,7 +145,6 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	if l.cfg.Observe != nil {
 		l.cfg.Observe(time.Since(started), err)
 	}
-	l.outcomes.Note(ctx, err, "loop", l.cfg.Name)
 	return err
 }
 
