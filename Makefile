@@ -7,11 +7,9 @@ SHELL := /bin/bash
 PROGRAMS := $(notdir $(wildcard cmd/*))
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
-PKG      := github.com/kube-semaphore/kube-semaphore
-LDFLAGS  := -s -w -X $(PKG)/internal/version.number=$(VERSION) -X $(PKG)/internal/version.revision=$(REVISION)
+MODULE   := github.com/kube-semaphore/kube-semaphore
+LDFLAGS  := -s -w -X $(MODULE)/internal/version.number=$(VERSION) -X $(MODULE)/internal/version.revision=$(REVISION)
 GO       ?= go
-# Packages whose tests want a machine to themselves: they start clusters.
-SLOW     := $(PKG)/e2e/...
 # A number of runs, not a time: with a time a busy machine fails for no fault
 # (golang/go#75804, mended in Go 1.27).
 FUZZTIME ?= 50000x
@@ -30,8 +28,8 @@ demo-down: ## remove what `make demo KEEP=1` left
 	$(GO) run ./e2e/demo -down
 
 .PHONY: test
-test: deps ## everything that guards main, on one machine (root)
-	./e2e/test
+test: ## everything that guards main, on one machine (root); PARTS="unit e2e" for some of it
+	.ci/run $(PARTS)
 
 .PHONY: test-fast
 test-fast: ## tests that need neither root nor a cluster: the inner loop
@@ -49,9 +47,9 @@ check: ## one package, in under a minute: format, vet and tests with -race; PKG=
 
 .PHONY: test-kernel
 test-kernel: deps ## tunnel, route, peer, agent and first contact tests against kernel WireGuard in an emulated machine (root)
-	$(GO) run ./e2e/kernel ./tunnel ./routes ./peers ./e2e/contact
-	$(GO) run ./e2e/kernel -run 'RestartsGoUnnoticed|ListenPortsChangePlaces|BackendChangesUnderTraffic|BesideTheOriginal|AnotherHasTheListenPort' ./cmd/semaphore-wireguard
-	$(GO) run ./e2e/kernel -programs kube-proxy,iptables,ipset -run TestHostReachesRemotePodsThroughIPVS ./routes
+	$(GO) run ./e2e/kernel ./tunnel ./routes ./peers ./e2e/contact \
+	  './cmd/semaphore-wireguard:RestartsGoUnnoticed|ListenPortsChangePlaces|BackendChangesUnderTraffic|BesideTheOriginal|AnotherHasTheListenPort'
+	$(GO) run ./e2e/kernel -programs kube-proxy,iptables,ipset -test-timeout 5m -run TestHostReachesRemotePodsThroughIPVS ./routes
 	$(GO) run ./e2e/kernel -append ipv6.disable=1 -run 'ListenPorts|TestTraffic|IPv6' ./tunnel ./routes
 
 .PHONY: e2e
@@ -80,9 +78,8 @@ build: ## the programs, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: lint
-lint: ## tidy modules, vet and golangci-lint
+lint: ## tidy modules and golangci-lint, which vets, too
 	$(GO) mod tidy -diff
-	$(GO) vet ./...
 	"$$($(GO) run ./e2e/tools/build golangci-lint)" run --allow-parallel-runners ./...
 
 .PHONY: fmt

@@ -28,6 +28,8 @@ type testBinary struct {
 	file string
 	// testdata is the package's testdata folder, or empty.
 	testdata string
+	// run is an expression for the tests to run; empty: that of all packages.
+	run string
 }
 
 // compiler builds what runs in the machine. Everything is linked statically:
@@ -46,6 +48,24 @@ func (c compiler) list(ctx context.Context, patterns ...string) ([]testBinary, e
 		return nil, fmt.Errorf("go list %s: %w", strings.Join(patterns, " "), withStderr(err))
 	}
 	return parseList(string(out), strings.Contains(strings.Join(patterns, " "), "..."))
+}
+
+// choose lists the packages of arguments, each a pattern, or a pattern, a colon and
+// an expression for the tests to run.
+func (c compiler) choose(ctx context.Context, arguments []string) ([]testBinary, error) {
+	var all []testBinary
+	for _, argument := range arguments {
+		pattern, run, _ := strings.Cut(argument, ":")
+		found, err := c.list(ctx, pattern)
+		if err != nil {
+			return nil, err
+		}
+		for i := range found {
+			found[i].run = run
+		}
+		all = append(all, found...)
+	}
+	return all, nil
 }
 
 // parseList reads the output of go list. lenient leaves packages without tests

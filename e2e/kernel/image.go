@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -114,8 +115,8 @@ func (i image) addTest(a *archive, t testBinary) (wire.Program, error) {
 		Timeout:  i.timeout + 30*time.Second,
 		Required: t.pkg == selftestPkg,
 	}
-	if i.runExpr != "" && !program.Required {
-		program.Args = append(program.Args, "-test.run="+i.runExpr)
+	if expression := cmp.Or(t.run, i.runExpr); expression != "" && !program.Required {
+		program.Args = append(program.Args, "-test.run="+expression)
 	}
 	if !program.Required {
 		program.Args = append(program.Args, i.arguments...)

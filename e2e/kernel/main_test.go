@@ -74,6 +74,18 @@ func TestListOfPackagesThatDoNotExist(t *testing.T) {
 	}
 }
 
+func TestChooseTakesAnExpressionForEachPackage(t *testing.T) {
+	found, err := compiler{}.choose(t.Context(), []string{"./wire", ".:TestA|TestB"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const here = modulePath + "/e2e/kernel"
+	want := []testBinary{{pkg: here + "/wire"}, {pkg: here, run: "TestA|TestB"}}
+	if diff := cmp.Diff(want, found, cmp.AllowUnexported(testBinary{})); diff != "" {
+		t.Errorf("packages (-want +got):\n%s", diff)
+	}
+}
+
 func TestImageHoldsWhatItsPlanNames(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "guest"), []byte("guest"))
@@ -85,6 +97,7 @@ func TestImageHoldsWhatItsPlanNames(t *testing.T) {
 		tests: []testBinary{
 			{pkg: selftestPkg, file: filepath.Join(dir, "t.test")},
 			{pkg: "m/tunnel", file: filepath.Join(dir, "t.test"), testdata: filepath.Join(dir, "testdata")},
+			{pkg: "m/routes", file: filepath.Join(dir, "t.test"), run: "TestY"},
 		},
 		runExpr: "TestX", timeout: time.Minute, interval: time.Second,
 	}
@@ -116,7 +129,7 @@ func TestImageHoldsWhatItsPlanNames(t *testing.T) {
 		}
 		args := strings.Join(p.Args, " ")
 		// The machine's own test runs whole, whatever is asked of the others.
-		if strings.Contains(args, "-test.run=TestX") != (n == 1) || p.Required != (n == 0) {
+		if strings.Contains(args, "-test.run=TestX") != (n == 1) || strings.Contains(args, "-test.run=TestY") != (n == 2) || p.Required != (n == 0) {
 			t.Errorf("program %d: args %s, required %v", n, args, p.Required)
 		}
 	}
