@@ -15,7 +15,7 @@ import (
 )
 
 // TestKernelWithoutIPv6 is for a machine that was booted with ipv6.disable=1, as
-// e2e/test does with one of its own. Anywhere else it has nothing to say.
+// make test-kernel does with one of its own. Anywhere else it has nothing to say.
 func TestKernelWithoutIPv6(t *testing.T) {
 	cmdline, err := os.ReadFile("/proc/cmdline")
 	must(t, err)
