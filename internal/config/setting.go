@@ -1,14 +1,12 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
-	"io"
 	"net/netip"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
-	"text/template"
 	"time"
 
 	"github.com/kelseyhightower/envconfig"
@@ -18,8 +16,8 @@ import (
 const prefix = "SEMAPHORE"
 
 // setting is one field of a configuration: its text, wherever that comes from, and
-// what it is made of that. envconfig itself would stop at the first text that has no
-// meaning.
+// what it is made of that. envconfig reads the texts and no more: of texts that have no
+// meaning it would report the first alone.
 type setting struct {
 	variable string // its name in the environment
 	origin   string // what faults are reported against: the variable, a flag, or a key of the file
@@ -30,31 +28,46 @@ type setting struct {
 }
 
 // inspect lists the fields of a struct that vars points to, under the names that
-// envconfig gives them.
+// envconfig gives them. envconfig itself hands them out by way of text/template alone:
+// a program that links that keeps the methods of all its types, unused ones included.
 func inspect(prefix string, vars any) []*setting {
 	var found []*setting
-	// The template is envconfig's way of handing out what it knows.
-	list := template.Must(template.New("").Funcs(template.FuncMap{"add": func(info any) string {
-		v := reflect.ValueOf(info)
-		field, isField := v.FieldByName("Field").Interface().(reflect.Value)
-		tag, isTag := v.FieldByName("Tags").Interface().(reflect.StructTag)
-		if isField && isTag {
-			name := v.FieldByName("Key").String()
-			found = append(found, &setting{variable: name, origin: name, field: field.Addr().Interface(), tag: tag})
+	v := reflect.ValueOf(vars).Elem()
+	for i := range v.NumField() {
+		of, field := v.Type().Field(i), v.Field(i).Addr().Interface()
+		name := cmp.Or(of.Tag.Get("envconfig"), of.Name)
+		if prefix != "" {
+			name = prefix + "_" + name
 		}
-		return ""
-	}}).Parse("{{range .}}{{add .}}{{end}}"))
-	if err := envconfig.Usaget(prefix, vars, io.Discard, list); err != nil {
-		panic(fmt.Sprintf("list the settings of %T: %v", vars, err)) // It is one of our own.
+		name = strings.ToUpper(name)
+		switch {
+		case of.Tag.Get("ignored") == "true":
+		case of.Anonymous:
+			found = append(found, inspect(prefix, field)...)
+		case of.Type.Kind() == reflect.Struct:
+			found = append(found, inspect(name, field)...)
+		default:
+			found = append(found, &setting{variable: name, origin: name, field: field, tag: of.Tag})
+		}
 	}
 	return found
 }
 
-// lookUp takes the texts of the environment.
+// lookUp has envconfig read the texts of the environment.
 func lookUp(settings []*setting) {
-	for _, s := range settings {
-		if text, ok := os.LookupEnv(s.variable); ok && (text != "" || s.tag.Get("empty") == "off") {
-			s.write(text, s.variable)
+	fields := make([]reflect.StructField, len(settings))
+	for i, s := range settings {
+		fields[i] = reflect.StructField{
+			Name: fmt.Sprintf("Text%d", i), Type: reflect.TypeFor[*string](), Tag: reflect.StructTag(fmt.Sprintf("envconfig:%q", s.variable)),
+		}
+	}
+	texts := reflect.New(reflect.StructOf(fields))
+	if err := envconfig.Process("", texts.Interface()); err != nil {
+		panic(fmt.Sprintf("read environment: %v", err)) // Any text is one.
+	}
+	for i, s := range settings {
+		if text, _ := texts.Elem().Field(i).Interface().(*string); text != nil && (*text != "" || s.tag.Get("empty") == "off") {
+			s.write(*text, s.variable)
 		}
 	}
 }

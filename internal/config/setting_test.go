@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/kelseyhightower/envconfig"
 )
 
 // TestEverySettingIsComplete holds each field to what a setting is made of: a new one
@@ -57,6 +60,25 @@ func TestEverySettingIsComplete(t *testing.T) {
 		var f faults
 		if decode(&f, slices.DeleteFunc(settings, func(s *setting) bool { return s.tag.Get("required") != "" })); f.all != nil {
 			t.Errorf("defaults of %s: %v", group, f.all)
+		}
+	}
+}
+
+// TestNamesAreThoseOfEnvconfig asks envconfig for the variables of each struct.
+func TestNamesAreThoseOfEnvconfig(t *testing.T) {
+	for _, vars := range []any{new(sources), new(agentSources), new(Wireguard), new(Mirror), new(Policy), new(Tokens), new(Remote), new(Access), new(targetVars)} {
+		for _, prefix := range []string{prefix, groupPrefix("on-prem"), groupPrefix("<name>"), ""} {
+			var want strings.Builder
+			if err := envconfig.Usagef(prefix, vars, &want, "{{range .}}{{usage_key .}}\n{{end}}"); err != nil {
+				t.Fatal(err)
+			}
+			var got strings.Builder
+			for _, s := range inspect(prefix, vars) {
+				got.WriteString(s.variable + "\n")
+			}
+			if diff := cmp.Diff(want.String(), got.String()); diff != "" {
+				t.Errorf("variables of %T (-want +got):\n%s", vars, diff)
+			}
 		}
 	}
 }
