@@ -42,7 +42,8 @@ const (
 // to a response, a transport message in the new session. Messages are delayed, by
 // handlingTime at most, and never dropped: anybody can send one in another's name.
 type turns struct {
-	now func() time.Time
+	limit time.Duration // on how long one waits for another
+	now   func() time.Time
 	// alarm ends the receiver's wait at the given time, so that it asks for those
 	// that may go on; zero: not at all.
 	alarm func(time.Time)
@@ -55,7 +56,7 @@ type turns struct {
 
 // newTurns returns turns without any messages.
 func newTurns(now func() time.Time, alarm func(time.Time)) *turns {
-	t := &turns{now: now, alarm: alarm, of: make(map[netip.AddrPort]*turn)}
+	t := &turns{limit: handlingTime, now: now, alarm: alarm, of: make(map[netip.AddrPort]*turn)}
 	t.idle.Store(true)
 	return t
 }
@@ -106,7 +107,7 @@ func (t *turns) arrived(from *bindEndpoint, packet []byte) bool {
 
 // begin notes that a packet is handed on, and which are behind it.
 func (t *turns) begin(from netip.AddrPort, packet []byte, behind []waiting, now time.Time) {
-	one := &turn{kind: packet[0], until: now.Add(handlingTime), waiting: behind}
+	one := &turn{kind: packet[0], until: now.Add(t.limit), waiting: behind}
 	if one.kind == kindResponse {
 		one.session = binary.LittleEndian.Uint32(packet[senderOffset:])
 	}
