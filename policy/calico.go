@@ -200,7 +200,7 @@ func (c *Calico) resource(ctx context.Context) (kube.Resource[*calico.GlobalNetw
 	if err != nil {
 		return nil, err
 	}
-	return current[*calico.GlobalNetworkSetList]{mayGo{client, c.Forget}}, nil
+	return mayGo{client, c.Forget}, nil
 }
 
 // mayGo is network sets whose API may have gone, which it reports.

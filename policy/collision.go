@@ -2,6 +2,8 @@ package policy
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -19,37 +21,19 @@ type Collision struct {
 	Holder Identity
 }
 
-// Collisions returns which of the objects that a plan is made of have another name
-// because theirs is taken, in their order. Have are all objects there are, by name.
-// A name that isn't valid for an object is no collision, nor one that is free by
-// now: an object keeps the name that it has.
-func Collisions(objects []Object, have map[string]Observed) []Collision {
-	var collisions []Collision
-	var planned map[string]Identity
-	for i := range objects {
-		o := &objects[i]
-		if o.Identity.isNatural(o.Name) || len(validation.IsDNS1123Subdomain(o.Identity.Natural(1))) > 0 {
-			continue
-		}
-		if planned == nil {
-			planned = make(map[string]Identity, len(objects))
-			for j := range objects {
-				planned[objects[j].Name] = objects[j].Identity
-			}
-		}
-		natural := o.Identity.Natural(max(1, o.Identity.shardOf(o.Name, len(objects))))
-		holder, taken := planned[natural]
-		if existing, exists := have[natural]; exists && !taken {
-			taken, holder = true, Identity{}
-			if existing.Owned {
-				holder = existing.Identity
-			}
-		}
-		if taken && holder != o.Identity {
-			collisions = append(collisions, Collision{Object: o.Name, Natural: natural, Identity: o.Identity, Holder: holder})
-		}
+// collision returns what has the name that an object would have; false: nothing. A
+// name that isn't valid for an object is no collision, nor one that is free by now: an
+// object keeps the name that it has.
+func collision(object string, id Identity, get func(name string) *Observed) (Collision, bool) {
+	if len(validation.IsDNS1123Subdomain(id.Natural(1))) > 0 {
+		return Collision{}, false
 	}
-	return collisions
+	natural := id.Natural(max(1, id.shardOf(object, manyShards)))
+	o := get(natural)
+	if o == nil || o.Owned && o.Identity == id {
+		return Collision{}, false
+	}
+	return Collision{Object: object, Natural: natural, Identity: id, Holder: o.Identity}, true
 }
 
 // condition is what an Event says of a collision.
@@ -66,17 +50,24 @@ func (c Collision) condition() event.Condition {
 
 // conditions returns what Events say of the sets of each remote.
 func (c *Controller) conditions() []event.Remote {
-	remotes := make([]event.Remote, len(c.remotes))
-	for i, r := range c.remotes {
-		state, _ := r.current()
-		remotes[i] = event.Remote{Name: r.Rules.Cluster, Summary: func(all []event.Condition) event.Condition {
+	remotes := make([]event.Remote, 0, len(c.Remotes))
+	for i := range c.Remotes {
+		name := c.Remotes[i].Rules.Cluster
+		remote := event.Remote{Name: name, Summary: func(all []event.Condition) event.Condition {
 			return event.Condition{ID: "all", Reason: "NamesTaken", Message: fmt.Sprintf(
 				"%d network sets of %s have other names than they would, because those are taken; their labels say what they are",
-				len(all), r.Rules.Cluster)}
+				len(all), name)}
 		}}
-		for _, collision := range state.collisions {
-			remotes[i].Conditions = append(remotes[i].Conditions, collision.condition())
+		r := c.remotes[name]
+		r.mu.Lock()
+		renamed := maps.Clone(r.renamed)
+		r.mu.Unlock()
+		for _, object := range slices.Sorted(maps.Keys(renamed)) {
+			if taken, is := collision(object, renamed[object], c.ledger.Get); is {
+				remote.Conditions = append(remote.Conditions, taken.condition())
+			}
 		}
+		remotes = append(remotes, remote)
 	}
 	return remotes
 }

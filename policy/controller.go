@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-	"k8s.io/apimachinery/pkg/runtime"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
@@ -31,6 +29,11 @@ type Config struct {
 	// FullResyncPeriod is how often all network sets are read anew, in case
 	// the watch missed something; 0: never.
 	FullResyncPeriod time.Duration
+	// RemovalGrace is how long sets of a cluster that isn't configured stay after
+	// they were first seen. KeepStrays has them stay for ever: another process may
+	// keep them.
+	RemovalGrace time.Duration
+	KeepStrays   bool
 	// ShardSize is how many nets an object holds; 0: DefaultShardSize.
 	ShardSize int
 	// Events records names that are taken; nil: nobody does.
@@ -42,137 +45,182 @@ type Config struct {
 	Watches *kube.Metrics
 }
 
-// shared is what the remotes have in common.
-type shared struct {
-	Config
-	ledger *ledger
-}
-
-// Controller keeps the network sets of all remotes.
+// Controller keeps the network sets of all remotes. What it knows is there in every
+// replica; only Lead writes.
 type Controller struct {
-	shared  shared
-	sets    *source[Observed]
-	remotes []*remote
-	strays  *reconcile.Trigger
+	Config
+	ledger  *keep.Ledger[Observed]
+	sets    *kube.Feed[Observed]
+	changed *reconcile.Trigger // of sets, or the ledger
+	loop    *reconcile.Loop
+	remotes map[string]*remote // by name
+	known   atomic.Bool        // the local sets have been read, and the remotes told
 
-	mu       sync.Mutex
-	reported []string // clusters of strays, as logged last
+	mu     sync.Mutex
+	strays map[string]*strays     // by cluster
+	writer *keep.Writer[Identity] // nil: another replica leads
 }
 
 // New returns a controller. It makes no request.
 func New(cfg Config) *Controller {
-	c := &Controller{shared: shared{Config: cfg}, strays: reconcile.NewTrigger()}
-	c.shared.ledger = newLedger(func() ([]Observed, bool) { return c.sets.Snapshot() })
-	c.sets = newSource("network sets", c.setsChanged, func(notify func()) *kube.Watch[Observed] {
-		return kube.NewWatch(kube.WatchConfig[Observed]{
-			Cluster: cfg.Cluster, Kind: networkSets, Object: &calico.GlobalNetworkSet{},
-			ListWatch: kube.ListWatch(cfg.Calico.resource, nil),
-			Keep: func(obj runtime.Object) (Observed, bool) {
-				set, ok := obj.(*calico.GlobalNetworkSet)
-				if !ok {
-					return Observed{}, false
-				}
-				o := cfg.Labels.observe(set)
-				c.shared.ledger.shown(&o)
-				return o, true
-			},
-			Equal: Observed.equal, Notify: notify,
-			Logger: cfg.Logger, Metrics: cfg.Watches,
-		})
+	c := &Controller{Config: cfg, changed: reconcile.NewTrigger(), remotes: map[string]*remote{}, strays: map[string]*strays{}}
+	c.ledger = keep.NewLedger(keep.LedgerConfig[Observed]{Meta: metaOf, Notify: c.changed.Fire})
+	c.sets = newSets(&c.Config, c.changed.Fire)
+	c.loop = reconcile.NewLoop(reconcile.Config{
+		Name: networkSets, Trigger: c.changed, Reconcile: c.follow, MinInterval: passSpacing, Due: c.ledger.Due, Logger: cfg.Logger,
 	})
 	for i := range cfg.Remotes {
-		c.remotes = append(c.remotes, newRemote(cfg.Remotes[i], &c.shared))
+		c.remotes[cfg.Remotes[i].Rules.Cluster] = newRemote(cfg.Remotes[i], c)
 	}
 	return c
 }
 
-// setsChanged lets all remotes look: a set of theirs may have been edited, or a
-// name may have become free.
-func (c *Controller) setsChanged() {
-	c.shared.ledger.settled()
-	c.strays.Fire()
-	for _, r := range c.remotes {
-		r.trigger.Fire()
+// follow tells each remote what became of its network sets. It makes no request and
+// never fails.
+func (c *Controller) follow(ctx context.Context) error {
+	observed, synced := c.sets.Changes()
+	changes := make([]keep.Change[Observed], len(observed))
+	for i, o := range observed {
+		changes[i] = keep.Change[Observed]{Name: o.Key, Before: o.Before, After: o.After}
+	}
+	c.ledger.Observe(changes, synced)
+	if !synced {
+		return nil
+	}
+	byRemote := map[*remote][]keep.Change[Observed]{}
+	var strayed []Identity
+	c.mu.Lock()
+	now := time.Now()
+	for _, change := range c.ledger.Changes() {
+		for r := range c.concerned(change) {
+			byRemote[r] = append(byRemote[r], change)
+		}
+		strayed = append(strayed, c.strayed(ctx, change, now)...)
+	}
+	c.mu.Unlock()
+	for r, changes := range byRemote {
+		r.setsChanged(changes)
+	}
+	c.write(strayed...)
+	if !c.known.Swap(true) {
+		for _, r := range c.remotes {
+			r.trigger.Fire()
+		}
+		c.everything()
+	}
+	return nil
+}
+
+// concerned returns the remotes whose sets an object is, or was.
+func (c *Controller) concerned(change keep.Change[Observed]) map[*remote]struct{} {
+	concerned := map[*remote]struct{}{}
+	for _, o := range []*Observed{change.Before, change.After} {
+		if o == nil || !o.Owned {
+			continue
+		}
+		if r := c.remotes[o.Identity.Cluster]; r != nil {
+			concerned[r] = struct{}{}
+		}
+	}
+	return concerned
+}
+
+// write has sets compared and written, where this replica leads.
+func (c *Controller) write(ids ...Identity) { c.writeAfter(0, ids...) }
+
+func (c *Controller) writeAfter(wait time.Duration, ids ...Identity) {
+	if w := c.term(); w != nil && len(ids) > 0 {
+		w.AddAfter(wait, ids...)
 	}
 }
 
-// Watches returns the tasks that keep the caches, which every replica runs.
-func (c *Controller) Watches() []run.Task {
-	tasks := []run.Task{c.sets, fullResync{period: c.shared.FullResyncPeriod, renew: c.sets.Renew}}
+// term returns the writer; nil: another replica leads.
+func (c *Controller) term() *keep.Writer[Identity] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.writer
+}
+
+// everything has all sets compared.
+func (c *Controller) everything() {
 	for _, r := range c.remotes {
-		tasks = append(tasks, r.pods, r.server)
+		r.mu.Lock()
+		all := r.all()
+		r.mu.Unlock()
+		c.write(all...)
+	}
+	var strayed []Identity
+	c.mu.Lock()
+	for _, s := range c.strays {
+		for _, id := range s.objects {
+			strayed = append(strayed, id)
+		}
+	}
+	c.mu.Unlock()
+	c.write(strayed...)
+}
+
+// Watches returns the tasks that know what is there, which every replica runs.
+func (c *Controller) Watches() []run.Task {
+	tasks := []run.Task{c.sets, c.loop, fullResync{period: c.FullResyncPeriod, renew: func() {
+		c.sets.Renew()
+		c.everything()
+	}}}
+	for _, r := range c.remotes {
+		tasks = append(tasks, r.pods, r.server, r.loop)
 	}
 	return tasks
 }
 
 // Lead writes network sets until ctx ends. Only one replica may be in it.
 func (c *Controller) Lead(ctx context.Context) error {
-	var wg sync.WaitGroup
-	strays := reconcile.NewLoop(reconcile.Config{
-		Name: "strays", Reconcile: c.reportStrays, Trigger: c.strays,
-		MinInterval: time.Second, Logger: c.shared.Logger,
+	writer := keep.NewWriter(keep.WriterConfig[Identity]{
+		Name: "network sets", Apply: c.apply, Tenant: func(id Identity) string { return id.Cluster },
+		Timeout: writeTimeout, RetryMin: firstRetry, RetryMax: lastRetry,
+		Spacing: c.spacing, Observe: c.observe, Logger: c.Logger,
 	})
-	errs := make([]error, len(c.remotes)+1)
-	wg.Go(func() { errs[len(c.remotes)] = strays.Run(ctx) })
-	if c.shared.Events != nil {
-		events := c.shared.Events.Loop(c.conditions)
-		events.Logger = c.shared.Logger
+	c.lead(writer)
+	defer c.lead(nil)
+	c.everything()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if c.Events != nil {
+		events := c.Events.Loop(c.conditions)
+		events.Logger = c.Logger
 		// It never fails, other than its passes.
 		wg.Go(func() { _ = reconcile.NewLoop(events).Run(ctx) })
 	}
-	for i, r := range c.remotes {
-		wg.Go(func() { errs[i] = r.lead(ctx) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return writer.Run(ctx)
 }
 
-// reportStrays logs clusters that aren't configured but have sets with our
-// mark. They may belong to a remote that was taken out of the configuration, or
-// to another process with the same mark, so that they aren't touched.
-func (c *Controller) reportStrays(ctx context.Context) error {
-	known := c.shared.ledger.view()
-	if !known.synced {
-		return nil
-	}
-	counts := c.strayCounts(known.sets)
-	clusters := make([]string, 0, len(counts))
-	for name := range counts {
-		clusters = append(clusters, name)
-	}
-	slices.Sort(clusters)
+func (c *Controller) lead(w *keep.Writer[Identity]) {
 	c.mu.Lock()
-	news := !slices.Equal(clusters, c.reported)
-	c.reported = clusters
-	c.mu.Unlock()
-	if news && len(clusters) > 0 {
-		c.shared.Logger.WarnContext(ctx, "network sets of clusters that are not configured are left alone", "clusters", clusters)
-	}
-	return nil
+	defer c.mu.Unlock()
+	c.writer = w
 }
 
-// strayCounts counts sets with our mark of clusters that aren't configured.
-func (c *Controller) strayCounts(sets map[string]Observed) map[string]int {
-	counts := map[string]int{}
-	for _, o := range sets {
-		if o.Owned && !slices.ContainsFunc(c.remotes, func(r *remote) bool { return o.of(r.Rules.Cluster) }) {
-			counts[o.Identity.Cluster]++
-		}
+// spacing is how long a set rests after it was written.
+func (c *Controller) spacing(id Identity) time.Duration {
+	if r := c.remotes[id.Cluster]; r != nil {
+		return r.pace.next(id, time.Now())
 	}
-	return counts
+	return 0
 }
 
-// Ready returns nil when the sets of all remotes can be relied upon.
+// observe counts how long sets took from being noticed to being written.
+func (c *Controller) observe(o keep.Outcome[Identity]) {
+	if r := c.remotes[o.Tenant]; r != nil && r.pace.done(o.Key) && o.Err == nil {
+		c.Metrics.delays.WithLabelValues(o.Tenant).Observe(time.Since(o.Since).Seconds())
+	}
+}
+
+// Ready returns nil when this replica may write what it knows: a remote that can't be
+// reached isn't waited for. Status tells of it.
 func (c *Controller) Ready() error {
-	known := c.shared.ledger.view()
-	if !known.synced {
+	if !c.known.Load() {
 		return fmt.Errorf("network sets not read since start: %w", orWaiting(c.sets.Err()))
 	}
-	var errs []error
-	for _, r := range c.remotes {
-		errs = append(errs, r.ready(known.sets))
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // errWaiting stands for the error of a request that has not been answered yet.
@@ -187,11 +235,12 @@ func orWaiting(err error) error {
 
 // Health returns nil while the loops turn.
 func (c *Controller) Health() error {
-	var errs []error
+	errs := []error{c.loop.Stuck()}
 	for _, r := range c.remotes {
-		if _, t := r.current(); t != nil {
-			errs = append(errs, t.loop.Stuck())
-		}
+		errs = append(errs, r.loop.Stuck())
+	}
+	if w := c.term(); w != nil {
+		errs = append(errs, w.Stuck(time.Now()))
 	}
 	return errors.Join(errs...)
 }

@@ -11,17 +11,26 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
 // fakeSets is an API server's network sets in memory: versions, conflicts and
-// preconditions as in a real one, and failures at will. It serves no watches.
+// preconditions as in a real one, watches, and failures at will.
 type fakeSets struct {
 	mu       sync.Mutex
 	version  int
@@ -29,6 +38,8 @@ type fakeSets struct {
 	requests []string                          // verb and name
 	fail     func(verb, name string) error     // nil: never
 	meddle   func(f *fakeSets, verb, n string) // called before a write is made; with mu held
+	mute     bool                              // watches show nothing
+	watches  []*watch.FakeWatcher
 }
 
 func newFakeSets() *fakeSets {
@@ -57,7 +68,12 @@ func (f *fakeSets) begin(verb, name string) error {
 func (f *fakeSets) store(set *calico.GlobalNetworkSet) *calico.GlobalNetworkSet {
 	f.version++
 	set.ResourceVersion = strconv.Itoa(f.version)
+	kind := watch.Added
+	if f.sets[set.Name] != nil {
+		kind = watch.Modified
+	}
 	f.sets[set.Name] = set
+	f.tell(kind, set)
 	return set.DeepCopy()
 }
 
@@ -125,8 +141,38 @@ func (f *fakeSets) Delete(_ context.Context, name string, opts metav1.DeleteOpti
 	if p := opts.Preconditions; p == nil || *p.UID != existing.UID || *p.ResourceVersion != existing.ResourceVersion {
 		return apierrors.NewConflict(resource(), name, nil)
 	}
-	delete(f.sets, name)
+	f.gone(name)
 	return nil
+}
+
+// gone removes a set as anybody would; mu is held.
+func (f *fakeSets) gone(name string) {
+	set := f.sets[name].DeepCopy()
+	delete(f.sets, name)
+	f.version++
+	set.ResourceVersion = strconv.Itoa(f.version)
+	f.tell(watch.Deleted, set)
+}
+
+// tell has the watches show an event; mu is held.
+func (f *fakeSets) tell(kind watch.EventType, set *calico.GlobalNetworkSet) {
+	if f.mute {
+		return
+	}
+	for _, w := range f.watches {
+		w.Action(kind, set.DeepCopy())
+	}
+}
+
+// restore puts a backup back: versions go on from that one, and watches end.
+func (f *fakeSets) restore(version int, sets map[string]*calico.GlobalNetworkSet) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version, f.sets = version, maps.Clone(sets)
+	for _, w := range f.watches {
+		w.Action(watch.Error, &metav1.Status{Status: metav1.StatusFailure, Code: 410, Reason: metav1.StatusReasonExpired})
+	}
+	f.watches = nil
 }
 
 // Get implements SetClient.
@@ -144,7 +190,7 @@ func (f *fakeSets) Get(_ context.Context, name string, _ metav1.GetOptions) (*ca
 func (f *fakeSets) List(context.Context, metav1.ListOptions) (*calico.GlobalNetworkSetList, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	list := &calico.GlobalNetworkSetList{}
+	list := &calico.GlobalNetworkSetList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(f.version)}}
 	for _, set := range f.sets {
 		list.Items = append(list.Items, *set.DeepCopy())
 	}
@@ -152,8 +198,15 @@ func (f *fakeSets) List(context.Context, metav1.ListOptions) (*calico.GlobalNetw
 }
 
 // Watch implements SetClient.
-func (f *fakeSets) Watch(context.Context, metav1.ListOptions) (watch.Interface, error) {
-	return watch.NewFake(), nil
+func (f *fakeSets) Watch(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	if err := plain(options); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	w := watch.NewFakeWithChanSize(10_000, false)
+	f.watches = append(f.watches, w)
+	return w, nil
 }
 
 // content returns the sets as text, by name.
@@ -181,85 +234,119 @@ func (f *fakeSets) take(set *calico.GlobalNetworkSet) {
 	f.put(set)
 }
 
-// rig is a writer of gcp's sets that runs against a fake.
+// rig is a controller that leads, between fakes: the local cluster's network sets and
+// the pods of remotes.
 type rig struct {
-	*writer
-	sets     *fakeSets
-	ledger   *ledger
-	outdated chan struct{}
-	log      *buffer
+	*Controller
+	sets *fakeSets
+	pods map[string]*fakePods // by remote
+	log  *logtest.Buffer
+	stop func()
 }
 
-// buffer is a log that may be read while it is written.
-type buffer struct {
-	mu   sync.Mutex
-	text strings.Builder
+// fakePods is the API server of a remote.
+type fakePods struct {
+	*fake.Clientset
 }
 
-// Write implements io.Writer.
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-// String returns what was written until now.
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
-}
-
-// startWriter runs a writer until the test ends. What the watch shows is always
-// what there is, unless shown says otherwise.
-func startWriter(t *testing.T, sets *fakeSets, shown func() ([]Observed, bool)) *rig {
+// startRig runs a controller of the remotes gcp and merit until the test ends.
+func startRig(t *testing.T, sets *fakeSets, adjust func(*Config)) *rig {
 	t.Helper()
-	r := &rig{sets: sets, outdated: make(chan struct{}, 1000), log: &buffer{}}
-	if shown == nil {
-		shown = func() ([]Observed, bool) {
-			sets.mu.Lock()
-			defer sets.mu.Unlock()
-			var all []Observed
-			for _, set := range sets.sets {
-				all = append(all, domain().observe(set))
-			}
-			return all, true
-		}
+	r := &rig{sets: sets, pods: map[string]*fakePods{}, log: &logtest.Buffer{}}
+	cfg := Config{
+		Cluster: "aws", Labels: domain(), Calico: &Calico{client: sets}, Metrics: NewMetrics(),
+		RemovalGrace: 10 * time.Minute, Logger: slog.New(slog.NewTextHandler(r.log, nil)),
 	}
-	r.ledger = newLedger(shown)
-	r.writer = newWriter(writerConfig{
-		cluster: "gcp", labels: domain(), ledger: r.ledger, metrics: NewMetrics(),
-		clients: func(context.Context) (SetClient, error) { return sets, nil },
-		gone:    func() {},
-		written: func(outdated bool) {
-			if outdated {
-				r.outdated <- struct{}{}
+	for _, name := range []string{"gcp", "merit"} {
+		pods := &fakePods{Clientset: fake.NewClientset()}
+		pods.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
+			asked, ok := action.(clienttesting.WatchActionImpl)
+			if !ok {
+				return false, nil, nil
 			}
-		},
-		log: slog.New(slog.NewTextHandler(r.log, nil)),
+			err := plain(asked.ListOptions)
+			return err != nil, nil, err
+		})
+		r.pods[name] = pods
+		cfg.Remotes = append(cfg.Remotes, RemoteConfig{
+			Rules: Rules{Cluster: name}, Client: func() (kubernetes.Interface, error) { return pods, nil },
+		})
+	}
+	if adjust != nil {
+		adjust(&cfg)
+	}
+	r.Controller = New(cfg)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var wg sync.WaitGroup
+	for _, task := range r.Watches() {
+		wg.Go(func() {
+			if err := task.Run(ctx); err != nil {
+				t.Errorf("%v: %v", task, err)
+			}
+		})
+	}
+	wg.Go(func() {
+		if err := r.Lead(ctx); err != nil {
+			t.Errorf("lead: %v", err)
+		}
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		r.run(ctx)
-	}()
-	t.Cleanup(func() {
+	r.stop = sync.OnceFunc(func() {
 		cancel()
-		<-done
+		wg.Wait()
 	})
+	t.Cleanup(r.stop)
+	elapse(time.Second)
 	return r
 }
 
-// want asks for objects as a pass does.
-func (r *rig) want(t *testing.T, objects ...Object) {
-	t.Helper()
-	known := r.ledger.view()
-	r.set(t.Context(), Diff("gcp", known.sets, objects), known.writes)
+// plain refuses to stream lists, as API servers before 1.34 do.
+func plain(options metav1.ListOptions) error {
+	if options.SendInitialEvents != nil {
+		return apierrors.NewInvalid(schema.GroupKind{}, "", nil)
+	}
+	return nil
 }
 
-func object(name string, ips ...string) Object {
-	return Object{Name: "gcp-ns-" + name, Identity: gcp(name), Addrs: addrs(ips...)}
+// put has a pod be there in gcp.
+func (r *rig) put(t *testing.T, name, set string, ips ...string) {
+	t.Helper()
+	r.putOf(t, "gcp", name, "uid-"+name, set, ips...)
+}
+
+func (r *rig) putOf(t *testing.T, remote, name, uid, set string, ips ...string) {
+	t.Helper()
+	pod := podObject("ns", name, set, corev1.PodRunning, ips...)
+	pod.UID = types.UID(uid)
+	api := r.pods[remote].CoreV1().Pods("ns")
+	_, err := api.Update(t.Context(), pod, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = api.Create(t.Context(), pod, metav1.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) drop(t *testing.T, remote, name string) {
+	t.Helper()
+	if err := r.pods[remote].CoreV1().Pods("ns").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// elapse lets time go by in the bubble, and everything happen that is due.
+func elapse(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// wantSets fails the test unless the sets hold this, by name.
+func (r *rig) wantSets(t *testing.T, want map[string]string) {
+	t.Helper()
+	synctest.Wait()
+	if diff := cmp.Diff(want, r.sets.content()); diff != "" {
+		t.Errorf("sets (-want +got):\n%s\nrequests %v\n%s", diff, r.sets.seen(), r.log)
+	}
 }
 
 func networkSetNamed(name string, labels map[string]string, nets ...string) *calico.GlobalNetworkSet {

@@ -202,16 +202,19 @@ func testHistory(t *testing.T, b *bed) {
 func expectMembers(t *testing.T, sets policy.SetClient, live []*livePod) {
 	t.Helper()
 	want := map[policy.Identity][]netip.Addr{}
-	byCluster := map[string][]policy.Pod{}
+	members := map[string]*policy.Members{}
 	for _, p := range live {
 		object := &corev1.Pod{Status: corev1.PodStatus{Phase: p.phase, PodIPs: []corev1.PodIP{{IP: p.ips[0]}}}}
 		object.Namespace, object.Name, object.Labels = p.namespace, p.name, map[string]string{domain + "/name": p.set}
 		trimmed, _ := policy.PodFor(domain + "/name")(object)
-		byCluster[p.cluster.Name] = append(byCluster[p.cluster.Name], trimmed)
+		if members[p.cluster.Name] == nil {
+			members[p.cluster.Name] = policy.NewMembers(policy.Rules{Cluster: p.cluster.Name})
+		}
+		members[p.cluster.Name].Update(nil, &trimmed, time.Time{})
 	}
-	for cluster, pods := range byCluster {
-		for id, addrs := range policy.Collect(pods, policy.Rules{Cluster: cluster}, func(policy.Identity) bool { return true }).Sets {
-			want[id] = addrs
+	for _, m := range members {
+		for _, id := range m.Touched() {
+			want[id] = m.Addrs(id)
 		}
 	}
 	wait(t, "the sets to hold what the pods have", func() error {

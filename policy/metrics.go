@@ -2,9 +2,10 @@ package policy
 
 import (
 	"errors"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
 // Metrics counts what the controller does. It is a collector, to be registered
@@ -24,7 +25,7 @@ func NewMetrics() *Metrics {
 	return &Metrics{
 		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_policy_reconcile_seconds",
-			Help:    "How long it took to compare the pods of a remote with its sets.",
+			Help:    "How long it took to find out which sets the pods that changed belong to.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5},
 		}, []string{"cluster"}),
 		delays: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -65,15 +66,14 @@ func (m *Metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.passes, m.delays, m.writes, m.failures, m.requeues}
 }
 
-// wrote counts one write; verb is empty when no request was needed.
-func (m *Metrics) wrote(cluster, verb string, delay time.Duration, err error) {
+// wrote counts one write.
+func (m *Metrics) wrote(cluster, verb string, err error) {
 	switch {
-	case errors.Is(err, errOutdated):
+	case errors.Is(err, keep.ErrOutdated):
 		m.requeues.WithLabelValues(cluster).Inc()
 	case err != nil:
 		m.failures.WithLabelValues(verb).Inc()
-	case verb != "":
+	default:
 		m.writes.WithLabelValues(cluster, verb).Inc()
-		m.delays.WithLabelValues(cluster).Observe(delay.Seconds())
 	}
 }

@@ -1,37 +1,29 @@
 package policy
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
 const (
 	// passSpacing is the least time between the starts of two passes.
-	passSpacing = 20 * time.Millisecond
+	passSpacing = 5 * time.Millisecond
 	// restShare is how many times as long as its last pass a remote rests
-	// before the next one: one with a hundred thousand pods can't take more
-	// than a fifth of a processor.
+	// before the next one: one that changes everything all the time can't take
+	// more than a fifth of a processor.
 	restShare = 4
-	// slowPass is how long after a pass another one follows without an event.
-	slowPass = 30 * time.Second
-	// holdLimit is how long an address may stay in an object for the sake of
-	// another one that can't be written.
-	holdLimit = 5 * time.Second
-	// holdCheck is how long after a pass that holds addresses another follows.
-	holdCheck = 250 * time.Millisecond
 )
 
 // RemoteConfig describes one remote cluster.
@@ -42,294 +34,275 @@ type RemoteConfig struct {
 	Client func() (kubernetes.Interface, error)
 	// Bounds are those of what it can make us hold; the client has the same.
 	Bounds kube.Bounds
-	// ResyncPeriod is how often to compare without an event; 0: as rarely as
-	// the controller does by itself.
+	// ResyncPeriod is how often to compare everything without an event; 0: never.
 	ResyncPeriod time.Duration
 	// StaleAfter is how long without contact the remote's sets stay as they
 	// are; after that they become empty. 0: for ever. See kube.ServerConfig.
 	StaleAfter time.Duration
 }
 
-// remote keeps the sets of one remote cluster. Nothing in it waits for another
-// remote.
+// remote knows the pods of one remote cluster, and which objects of the local one
+// hold them. Nothing in it waits for another remote.
 type remote struct {
 	RemoteConfig
-	shared  *shared
+	c       *Controller
 	log     *slog.Logger
 	server  *kube.Server
-	pods    *source[Pod]
+	pods    *kube.Feed[Pod]
 	trigger *reconcile.Trigger
-	started time.Time
-	held    map[Held]time.Time // since when; only passes read and write it
+	loop    *reconcile.Loop
+	pace    pace
 
-	mu    sync.Mutex
-	state remoteState
-	term  *term // nil: another replica leads
+	mu       sync.Mutex
+	members  *Members
+	synced   bool // members are complete
+	stale    bool
+	compared time.Time // when everything was added last
+	reported map[Reason]bool
+	objects  map[Identity]map[string]struct{} // names of what is there, by set
+	names    map[Identity]map[int]string      // of what isn't there yet, by set and shard
+	claims   map[string]Identity              // the same by name
+	renamed  map[string]Identity              // objects with another name than the natural one
 }
 
-// term is what works while this replica leads.
-type term struct {
-	loop   *reconcile.Loop
-	writer *writer
-}
-
-// remoteState is what the last pass found.
-type remoteState struct {
-	stale   bool
-	pods    int
-	objects []Object
-	skipped Skipped
-	held    int
-	// collisions are among the objects.
-	collisions []Collision
-}
-
-func newRemote(cfg RemoteConfig, s *shared) *remote {
+func newRemote(cfg RemoteConfig, c *Controller) *remote {
 	r := &remote{
-		RemoteConfig: cfg, shared: s,
-		log:     s.Logger.With("cluster", cfg.Rules.Cluster),
-		trigger: reconcile.NewTrigger(),
-		started: time.Now(),
-		held:    map[Held]time.Time{},
+		RemoteConfig: cfg, c: c, log: c.Logger.With("cluster", cfg.Rules.Cluster),
+		trigger: reconcile.NewTrigger(), members: NewMembers(cfg.Rules), reported: map[Reason]bool{},
+		objects: map[Identity]map[string]struct{}{}, names: map[Identity]map[int]string{},
+		claims: map[string]Identity{}, renamed: map[string]Identity{},
 	}
 	r.server = kube.NewServer(kube.ServerConfig{
-		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ask: kube.SignOfLife(cfg.Client), Logger: s.Logger,
+		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ask: kube.SignOfLife(cfg.Client), Logger: c.Logger,
 	})
-	keep := PodFor(s.Labels.Pod())
-	r.pods = newSource("pods of "+cfg.Rules.Cluster, r.trigger.Fire, func(notify func()) *kube.Watch[Pod] {
-		return kube.NewWatch(kube.WatchConfig[Pod]{
-			Cluster: cfg.Rules.Cluster, Server: r.server, Kind: "pods", Object: &corev1.Pod{},
-			ListWatch: kube.ListWatch(kube.Of(cfg.Client, podsOf), func(options *metav1.ListOptions) { options.LabelSelector = s.Labels.Pod() }),
-			Keep: func(obj runtime.Object) (Pod, bool) {
-				pod, ok := obj.(*corev1.Pod)
-				if !ok {
-					return Pod{}, false
-				}
-				return keep(pod)
-			},
-			Equal: Pod.Equal, Notify: notify, ResyncPeriod: cfg.ResyncPeriod, Bounds: cfg.Bounds,
-			Logger: s.Logger, Metrics: s.Watches,
-		})
+	r.pods = newPods(&c.Config, &r.RemoteConfig, r.server, r.trigger.Fire)
+	passes := c.Metrics.passes.WithLabelValues(cfg.Rules.Cluster)
+	r.loop = reconcile.NewLoop(reconcile.Config{
+		Name: "pods " + cfg.Rules.Cluster, Trigger: r.trigger, Reconcile: r.pass,
+		MinInterval: passSpacing, RestShare: restShare, Resync: cfg.ResyncPeriod, Logger: r.log,
+		Observe: func(took time.Duration, _ error) { passes.Observe(took.Seconds()) },
 	})
 	return r
 }
 
-// lead writes the remote's sets until ctx ends.
-func (r *remote) lead(ctx context.Context) error {
-	t := &term{writer: newWriter(writerConfig{
-		cluster: r.Rules.Cluster, labels: r.shared.Labels,
-		clients: r.shared.Calico.Sets, gone: r.shared.Calico.Forget,
-		ledger: r.shared.ledger, written: r.written, metrics: r.shared.Metrics, log: r.log,
-	})}
-	resync := slowPass
-	if after := r.server.StaleAfter(); after > 0 {
-		resync = min(slowPass, max(after/10, 100*time.Millisecond))
-	}
-	observe := r.shared.Metrics.passes.WithLabelValues(r.Rules.Cluster)
-	t.loop = reconcile.NewLoop(reconcile.Config{
-		Name: "sets " + r.Rules.Cluster, Trigger: r.trigger, MinInterval: passSpacing, Resync: resync, Logger: r.log,
-		Reconcile: func(ctx context.Context) error {
-			began := time.Now()
-			err := r.pass(ctx, t.writer, began)
-			took := time.Since(began)
-			observe.Observe(took.Seconds())
-			if rest := restShare * took; rest > passSpacing {
-				pause(ctx, rest)
-			}
-			return err
-		},
-	})
-	r.setTerm(t)
-	defer r.setTerm(nil)
-	var wg sync.WaitGroup
-	wg.Go(func() { t.writer.run(ctx) })
-	defer wg.Wait()
-	return t.loop.Run(ctx)
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-}
-
-func (r *remote) setTerm(t *term) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.term = t
-}
-
-func (r *remote) current() (remoteState, *term) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.state, r.term
-}
-
-// written asks for a pass where a write decides what comes next.
-func (r *remote) written(outdated bool) {
-	if state, _ := r.current(); outdated || state.held > 0 {
-		r.trigger.Fire()
-	}
-}
-
-// pass compares all pods of the remote with all of its sets, and has the writer
-// make the difference.
-func (r *remote) pass(ctx context.Context, w *writer, now time.Time) error {
-	known := r.shared.ledger.view()
-	if !known.synced {
+// pass finds out which sets the pods that changed belong to, and has those written.
+// It makes no request and never fails.
+func (r *remote) pass(ctx context.Context) error {
+	if !r.c.known.Load() {
 		return nil
 	}
-	sets := known.sets
-	stale := r.checkContact(now)
-	pods, synced := r.pods.Snapshot()
-	next := remoteState{stale: stale, pods: len(pods)}
-	var err error
-	switch {
-	case stale:
-		next.objects = emptied(r.Rules.Cluster, sets)
-	case !synced:
-		// What an earlier run knew stands.
-		return nil
-	default:
-		exists := existing(r.Rules.Cluster, sets)
-		members := Collect(pods, r.Rules, func(id Identity) bool { return exists[id] })
-		next.skipped = members.Skipped
-		next.objects, err = Plan(r.Rules.Cluster, members.Sets, sets, r.shared.ShardSize)
-		next.collisions = Collisions(next.objects, sets)
-	}
-	eased, held := Ease(r.Rules.Cluster, sets, next.objects, r.expired(now))
-	r.hold(held, now)
-	next.held = len(held)
+	// In this order: what isn't stale has been read before it is handed out.
+	stale := r.pods.Stale()
+	changes, synced := r.pods.Changes()
+	now := time.Now()
 	r.mu.Lock()
-	before := r.state
-	r.state = next
+	before := r.stale
+	all := stale != r.stale || synced != r.synced || r.ResyncPeriod > 0 && now.Sub(r.compared) >= r.ResyncPeriod
+	r.order(changes, synced && !r.synced)
+	r.synced, r.stale = synced, stale
+	for i := range changes {
+		r.members.Update(changes[i].Before, changes[i].After, now)
+	}
+	touched := r.members.Touched()
+	if all {
+		touched, r.compared = r.all(), now
+	}
+	r.report(ctx, before)
 	r.mu.Unlock()
-	w.set(ctx, Diff(r.Rules.Cluster, sets, eased), known.writes)
+	r.c.write(touched...)
+	return nil
+}
+
+// order sorts changes: pods that are gone make room first. When a process starts,
+// what is in the local cluster already stays there, if there isn't room for all; then
+// the oldest pods come first.
+func (r *remote) order(changes []kube.Change[Pod], first bool) {
+	type rank struct{ address, set bool }
+	there := map[*Pod]rank{}
+	if first && (len(changes) > r.members.rules.MaxSets || len(changes) > r.members.rules.MaxAddresses/2) {
+		for i := range changes {
+			if p := changes[i].After; p != nil {
+				id := r.members.identity(p)
+				k := rank{set: len(r.objects[id]) > 0}
+				for name := range r.objects[id] {
+					o := r.c.ledger.Get(name)
+					k.address = k.address || o != nil && (contains(o.Addrs, p.V4) || contains(o.Addrs, p.V6))
+				}
+				there[p] = k
+			}
+		}
+	}
+	yes := func(a, b bool) int { return cmp.Compare(b2i(b), b2i(a)) }
+	slices.SortFunc(changes, func(a, b kube.Change[Pod]) int {
+		if a.After == nil || b.After == nil {
+			return yes(a.After == nil, b.After == nil)
+		}
+		x, y := there[a.After], there[b.After]
+		return cmp.Or(yes(x.address, y.address), yes(x.set, y.set), cmp.Compare(a.After.Created, b.After.Created), cmp.Compare(a.Key, b.Key))
+	})
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func contains(addrs []netip.Addr, addr netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(addrs, addr, netip.Addr.Compare)
+	return found
+}
+
+// all returns all sets that are or must be, in order; mu is held.
+func (r *remote) all() []Identity {
+	ids := map[Identity]struct{}{}
+	for id := range r.members.sets {
+		ids[id] = struct{}{}
+	}
+	for id := range r.objects {
+		ids[id] = struct{}{}
+	}
+	return slices.SortedFunc(maps.Keys(ids), Identity.compare)
+}
+
+// setsChanged takes in what became of objects in the local cluster that are, or were,
+// of this remote.
+func (r *remote) setsChanged(changes []keep.Change[Observed]) {
+	name := r.Rules.Cluster
+	r.mu.Lock()
+	for _, c := range changes {
+		if before := c.Before; before != nil && before.of(name) {
+			id := before.Identity
+			delete(r.objects[id], c.Name)
+			if len(r.objects[id]) == 0 {
+				delete(r.objects, id)
+			}
+			delete(r.renamed, c.Name)
+			if after := c.After; after != nil && after.of(name) && after.Identity != id {
+				// Somebody changed its labels: it is still this set's.
+				r.reclaim(id, c.Name)
+			}
+			r.members.touch(id)
+		}
+		if after := c.After; after != nil && after.of(name) {
+			id := after.Identity
+			if r.objects[id] == nil {
+				r.objects[id] = map[string]struct{}{}
+			}
+			r.objects[id][c.Name] = struct{}{}
+			if !id.isNatural(c.Name) {
+				r.renamed[c.Name] = id
+			}
+			r.members.Arrived(id, func(addr netip.Addr) bool { return contains(after.Addrs, addr) })
+			r.members.touch(id)
+		}
+	}
+	touched := r.members.Touched()
+	r.mu.Unlock()
+	r.c.write(touched...)
+}
+
+// reclaim keeps a name for a set that has lost the object; mu is held.
+func (r *remote) reclaim(id Identity, name string) {
+	shard := id.shardOf(name, len(r.objects[id])+1)
+	if _, claimed := r.claims[name]; shard == 0 || claimed || r.members.sets[id] == nil {
+		return
+	}
+	if r.names[id] == nil {
+		r.names[id] = map[int]string{}
+	}
+	if r.names[id][shard] == "" {
+		r.names[id][shard] = name
+		r.claims[name] = id
+	}
+}
+
+// look returns what there is of a set, and what must be. Nothing is known until the
+// pods have been read: then what an earlier run knew stands.
+func (r *remote) look(id Identity) (have map[string]*Observed, want []Object, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.synced && !r.stale {
+		return nil, nil, nil
+	}
+	now := time.Now()
+	held, until := r.members.Held(id, now)
 	if len(held) > 0 {
-		// In case the write that they wait for ended before this pass.
-		time.AfterFunc(holdCheck, r.trigger.Fire)
+		r.c.writeAfter(until.Sub(now), id)
 	}
-	r.report(ctx, before, next)
-	return err
-}
-
-// checkContact returns whether the sets must be empty because the remote has
-// been out of contact for too long. They come back when all of its pods have
-// been read anew, which begins here.
-func (r *remote) checkContact(now time.Time) (stale bool) {
-	limit := r.server.StaleAfter()
-	if limit <= 0 {
-		return false
+	have = map[string]*Observed{}
+	names := maps.Clone(r.names[id])
+	if names == nil {
+		names = map[int]string{}
 	}
-	state, _ := r.current()
-	if state.stale {
-		return !r.pods.Synced()
-	}
-	last := r.pods.LastContact()
-	if last.Before(r.started) {
-		last = r.started
-	}
-	if now.Sub(last) <= limit {
-		return false
-	}
-	r.pods.Reset()
-	return true
-}
-
-// expired returns what Ease asks about addresses that it would hold.
-func (r *remote) expired(now time.Time) func(Held) bool {
-	return func(h Held) bool {
-		since, held := r.held[h]
-		return held && now.Sub(since) > holdLimit
-	}
-}
-
-// hold remembers since when addresses have been held. Those that expired are
-// forgotten only when they have left, or else they would be held anew.
-func (r *remote) hold(held []Held, now time.Time) {
-	before := r.held
-	r.held = make(map[Held]time.Time, len(held))
-	for _, h := range held {
-		since, known := before[h]
-		if !known {
-			since = now
+	there := func(name string) {
+		if by, claimed := r.claims[name]; claimed && by != id {
+			return
 		}
-		r.held[h] = since
-	}
-	for h, since := range before {
-		if age := now.Sub(since); age > holdLimit && age < 2*holdLimit {
-			r.held[h] = since
+		if o := r.c.ledger.Get(name); o != nil && o.Owned && o.Identity == id {
+			have[name] = o
 		}
 	}
-}
-
-func emptied(name string, sets map[string]Observed) []Object {
-	var objects []Object
-	for _, o := range sets {
-		if o.of(name) {
-			objects = append(objects, Object{Name: o.Name, Identity: o.Identity})
+	for name := range r.objects[id] {
+		there(name)
+	}
+	for _, name := range names {
+		there(name)
+	}
+	v := &View{
+		ID: id, Addrs: r.members.Addrs(id), Held: held, Stale: r.stale,
+		Have: have, Names: names, Taken: func(name string) bool { return r.taken(id, name) }, Size: r.c.ShardSize,
+	}
+	want, err = Desired(v)
+	for _, name := range r.names[id] {
+		delete(r.claims, name)
+	}
+	delete(r.names, id)
+	if len(names) > 0 {
+		r.names[id] = names
+	}
+	for _, name := range names {
+		r.claims[name] = id
+		if o := r.c.ledger.Get(name); o != nil {
+			have[name] = o // taken over
 		}
 	}
-	return objects
+	return have, want, err
 }
 
-func existing(name string, sets map[string]Observed) map[Identity]bool {
-	ids := map[Identity]bool{}
-	for _, o := range sets {
-		if o.of(name) {
-			ids[o.Identity] = true
-		}
+// taken reports whether a name is somebody else's than that of a set: another set
+// claims it, or an object has it that isn't ours, or is that of another set. One of
+// ours that belongs to no set may be taken over: somebody has changed its labels. mu
+// is held.
+func (r *remote) taken(id Identity, name string) bool {
+	if by, claimed := r.claims[name]; claimed && by != id {
+		return true
 	}
-	return ids
+	o := r.c.ledger.Get(name)
+	return o != nil && (!o.of(r.Rules.Cluster) || o.Identity != id && r.members.sets[o.Identity] != nil)
 }
 
 // report logs what is new: the beginning and the end of being stale, and of
-// pods being skipped for a reason.
-func (r *remote) report(ctx context.Context, before, now remoteState) {
+// pods being skipped for a reason. mu is held.
+func (r *remote) report(ctx context.Context, stale bool) {
 	switch {
-	case now.stale && !before.stale:
-		r.log.WarnContext(ctx, "no contact for too long, network sets become empty", "stale_after", r.server.StaleAfter(), "sets", len(now.objects))
-	case before.stale && !now.stale:
+	case r.stale && !stale:
+		r.log.WarnContext(ctx, "no contact for too long, network sets become empty", "stale_after", r.server.StaleAfter(), "sets", len(r.objects))
+	case stale && !r.stale:
 		r.log.InfoContext(ctx, "contact again, network sets come back")
 	}
-	for _, reason := range slices.Sorted(maps.Keys(now.skipped)) {
-		if before.skipped[reason] == nil && !reason.normal() {
-			pods := now.skipped[reason]
+	for reason := range r.members.skipped {
+		if !r.reported[reason] && !reason.normal() {
+			r.reported[reason] = true
+			pods := r.members.Skipped()[reason]
 			r.log.WarnContext(ctx, "pods or some of their addresses are in no set", "reason", reason, "pods", pods.Pods, "examples", pods.Examples)
 		}
 	}
-	for _, reason := range slices.Sorted(maps.Keys(before.skipped)) {
-		if now.skipped[reason] == nil && !reason.normal() && !now.stale {
+	for reason := range r.reported {
+		if r.members.skipped[reason] == nil {
+			delete(r.reported, reason)
 			r.log.InfoContext(ctx, "no pods are skipped for this reason any more", "reason", reason)
 		}
 	}
-}
-
-// ready returns why the remote's sets can't be relied upon: its pods have never
-// been read, and no earlier run left sets.
-func (r *remote) ready(sets map[string]Observed) error {
-	if r.pods.Synced() || len(existing(r.Rules.Cluster, sets)) > 0 {
-		return nil
-	}
-	return fmt.Errorf("remote %s: pods not read since start, and no sets from before: %w", r.Rules.Cluster, orWaiting(r.pods.Err()))
-}
-
-// podsOf returns the pods of a cluster, up to date.
-func podsOf(client kubernetes.Interface) kube.Resource[*corev1.PodList] {
-	return current[*corev1.PodList]{client.CoreV1().Pods(metav1.NamespaceAll)}
-}
-
-// current is a resource whose lists, which may be answered from a cache, however
-// old, are up to date. A replica that starts must not undo what another one did.
-type current[L runtime.Object] struct{ kube.Resource[L] }
-
-// List implements kube.Resource.
-func (c current[L]) List(ctx context.Context, options metav1.ListOptions) (L, error) {
-	if options.ResourceVersion == "0" {
-		options.ResourceVersion, options.ResourceVersionMatch = "", ""
-	}
-	return c.Resource.List(ctx, options)
 }

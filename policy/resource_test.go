@@ -5,50 +5,26 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// askedSets notes the options of requests, and answers with an error.
+// askedSets answers with an error.
 type askedSets struct {
 	fakeSets
-	err     error
-	options []metav1.ListOptions
+	err error
 }
 
 // List implements SetClient.
-func (a *askedSets) List(_ context.Context, options metav1.ListOptions) (*calico.GlobalNetworkSetList, error) {
-	a.options = append(a.options, options)
+func (a *askedSets) List(context.Context, metav1.ListOptions) (*calico.GlobalNetworkSetList, error) {
 	return &calico.GlobalNetworkSetList{}, a.err
 }
 
 // Watch implements SetClient.
-func (a *askedSets) Watch(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	a.options = append(a.options, options)
+func (a *askedSets) Watch(context.Context, metav1.ListOptions) (watch.Interface, error) {
 	return watch.NewFake(), a.err
-}
-
-// TestListsAreUpToDate also holds that only lists are asked for in another way: a
-// watch goes on from the version that it is told.
-func TestListsAreUpToDate(t *testing.T) {
-	t.Parallel()
-	asked := &askedSets{}
-	sets := current[*calico.GlobalNetworkSetList]{asked}
-	cached := metav1.ListOptions{ResourceVersion: "0", ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}
-	later := metav1.ListOptions{ResourceVersion: "7", ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}
-	for _, options := range []metav1.ListOptions{cached, later} {
-		_, listErr := sets.List(t.Context(), options)
-		_, watchErr := sets.Watch(t.Context(), options)
-		if listErr != nil || watchErr != nil {
-			t.Errorf("list %v, watch %v", listErr, watchErr)
-		}
-	}
-	if diff := cmp.Diff([]metav1.ListOptions{{}, cached, later, later}, asked.options); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
 }
 
 func TestAPIThatHasGoneIsForgotten(t *testing.T) {

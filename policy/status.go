@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // Status is what there is to know about the controller, as JSON.
@@ -15,9 +17,10 @@ type Status struct {
 	CalicoAPI string    `json:"calicoAPI"`
 	Sets      APIStatus `json:"localSets"`
 	// Unconfigured counts sets with our mark by clusters that aren't among
-	// the remotes. They are left alone.
-	Unconfigured map[string]int `json:"unconfigured,omitempty"`
-	Remotes      []RemoteStatus `json:"remotes"`
+	// the remotes, RemovedAt says when they go; those that aren't in it stay.
+	Unconfigured map[string]int       `json:"unconfigured,omitempty"`
+	RemovedAt    map[string]time.Time `json:"removedAt,omitempty"`
+	Remotes      []RemoteStatus       `json:"remotes"`
 }
 
 // APIStatus is how the watch of one kind of objects goes.
@@ -28,8 +31,8 @@ type APIStatus struct {
 	Error       string     `json:"error,omitempty"`
 }
 
-// RemoteStatus is one remote. What only passes find out, skipped pods among it,
-// is missing on replicas that don't lead.
+// RemoteStatus is one remote. What is pending and failing only the replica that leads
+// knows.
 type RemoteStatus struct {
 	Name string    `json:"name"`
 	API  APIStatus `json:"api"`
@@ -43,8 +46,6 @@ type RemoteStatus struct {
 	Pending int `json:"pending"`
 	// Failing are objects that can't be written, by name.
 	Failing map[string]string `json:"failing,omitempty"`
-	// Error is why the last pass failed.
-	Error string `json:"error,omitempty"`
 }
 
 // SetStatus is one object in the local cluster.
@@ -55,12 +56,12 @@ type SetStatus struct {
 	Addresses int    `json:"addresses"`
 }
 
-func apiStatus[T any](s *source[T]) APIStatus {
-	status := APIStatus{Synced: s.Synced()}
-	if last := s.LastContact(); !last.IsZero() {
+func apiStatus[T any](f *kube.Feed[T]) APIStatus {
+	status := APIStatus{Synced: f.Synced()}
+	if last := f.LastContact(); !last.IsZero() {
 		status.LastContact = &last
 	}
-	if err := errors.Join(s.Err(), s.Crowded()); err != nil {
+	if err := errors.Join(f.Err(), f.Crowded()); err != nil {
 		status.Error = err.Error()
 	}
 	return status
@@ -68,37 +69,53 @@ func apiStatus[T any](s *source[T]) APIStatus {
 
 // Status returns the state of everything.
 func (c *Controller) Status() Status {
-	sets := c.shared.ledger.view().sets
-	status := Status{
-		CalicoAPI: c.shared.Calico.API(), Sets: apiStatus(c.sets),
-		Unconfigured: c.strayCounts(sets), Remotes: []RemoteStatus{},
+	status := Status{CalicoAPI: c.Calico.API(), Sets: apiStatus(c.sets), Remotes: []RemoteStatus{}}
+	c.mu.Lock()
+	writer := c.writer
+	for cluster, s := range c.strays {
+		if status.Unconfigured == nil {
+			status.Unconfigured, status.RemovedAt = map[string]int{}, map[string]time.Time{}
+		}
+		status.Unconfigured[cluster] = len(s.objects)
+		if c.removes(cluster) {
+			status.RemovedAt[cluster] = s.since.Add(c.RemovalGrace)
+		}
 	}
-	for _, r := range c.remotes {
-		status.Remotes = append(status.Remotes, r.status(sets))
+	c.mu.Unlock()
+	for i := range c.Remotes {
+		status.Remotes = append(status.Remotes, c.remotes[c.Remotes[i].Rules.Cluster].status())
+	}
+	if writer == nil {
+		return status
+	}
+	pending, failing := writer.Backlog(), writer.Failing()
+	for i := range status.Remotes {
+		r := &status.Remotes[i]
+		r.Pending, r.Failing = pending[r.Name], map[string]string{}
+		for id, err := range failing {
+			if id.Cluster == r.Name {
+				r.Failing[id.Natural(1)] = err.Error()
+			}
+		}
 	}
 	return status
 }
 
-func (r *remote) status(sets map[string]Observed) RemoteStatus {
-	state, t := r.current()
+func (r *remote) status() RemoteStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	status := RemoteStatus{
-		Name: r.Rules.Cluster, API: apiStatus(r.pods), Stale: state.stale, Pods: state.pods,
-		Sets: []SetStatus{}, Skipped: state.skipped,
+		Name: r.Rules.Cluster, API: apiStatus(r.pods), Stale: r.stale, Pods: r.members.pods,
+		Sets: []SetStatus{}, Skipped: r.members.Skipped(),
 	}
-	for _, o := range sets {
-		if o.of(r.Rules.Cluster) {
-			status.Sets = append(status.Sets, SetStatus{
-				Object: o.Name, Namespace: o.Identity.Namespace, Name: o.Identity.Name, Addresses: len(o.Addrs),
-			})
+	for id, names := range r.objects {
+		for name := range names {
+			if o := r.c.ledger.Get(name); o != nil {
+				status.Sets = append(status.Sets, SetStatus{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)})
+			}
 		}
 	}
 	slices.SortFunc(status.Sets, func(a, b SetStatus) int { return cmp.Compare(a.Object, b.Object) })
-	if t != nil {
-		status.Pending, status.Failing = t.writer.backlog(), t.writer.failures()
-		if err := t.loop.Err(); err != nil {
-			status.Error = err.Error()
-		}
-	}
 	return status
 }
 

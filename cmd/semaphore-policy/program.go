@@ -54,7 +54,10 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 		r := &cfg.Remotes[i]
 		bounds := kube.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects}
 		remotes = append(remotes, policy.RemoteConfig{
-			Rules: policy.Rules{Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork},
+			Rules: policy.Rules{
+				Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork,
+				MaxSets: r.MaxSets, MaxAddresses: r.MaxAddresses,
+			},
 			Client: kube.LazyClient(kube.ClientConfig{
 				Access: r.Access, UserAgent: userAgent, Bounds: bounds, Logger: log.With("cluster", r.Name),
 			}),
@@ -85,8 +88,11 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 		Calico:           calico,
 		Remotes:          remotes,
 		FullResyncPeriod: cfg.FullResyncPeriod,
-		Events:           events,
-		Logger:           log, Metrics: metrics, Watches: watches,
+		RemovalGrace:     cfg.RemovalGrace,
+		// With the flags of the original there is a process for each remote.
+		KeepStrays: cfg.ClusterName == "",
+		Events:     events,
+		Logger:     log, Metrics: metrics, Watches: watches,
 	})
 	if cfg.LeaderElection {
 		if p.election, err = p.newElection(client); err != nil {

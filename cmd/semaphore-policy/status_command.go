@@ -1,10 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/policy"
@@ -21,7 +23,11 @@ func showReport(p *report.Page, rep *policyReport) {
 	p.Line("cluster %s, Calico's API %s", rep.Cluster, rep.CalicoAPI)
 	p.Replica(rep.Leading, rep.Leader, "skipped pods and failures", rep.ElectionError)
 	for _, cluster := range slices.Sorted(maps.Keys(rep.Unconfigured)) {
-		p.Line("%d sets are of cluster %s, which is not configured, and left alone", rep.Unconfigured[cluster], cluster)
+		fate := "left alone"
+		if at, goes := rep.RemovedAt[cluster]; goes {
+			fate = fmt.Sprintf("removed in %v", max(0, time.Until(at)).Round(time.Second))
+		}
+		p.Line("%d sets are of cluster %s, which is not configured: %s", rep.Unconfigured[cluster], cluster, fate)
 	}
 	p.Failures(rep.NotServed)
 	p.Watch("network sets", rep.Sets.Synced, rep.Sets.LastContact, rep.Sets.Error)
@@ -71,7 +77,6 @@ func showRemote(p *report.Page, t *report.Table, r *policy.RemoteStatus) {
 
 	what := "remote " + r.Name
 	p.Watch(what+": pods", r.API.Synced, r.API.LastContact, r.API.Error)
-	p.Failing(what, r.Error)
 	if r.Stale {
 		p.Wrong("%s: its sets are empty, because it has been out of contact for too long", what)
 	}

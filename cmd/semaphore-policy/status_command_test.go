@@ -37,7 +37,7 @@ func TestStatusForPeople(t *testing.T) {
 	const want = `semaphore-policy v1.2.3
 cluster aws, Calico's API projectcalico.org/v3
 this replica writes
-3 sets are of cluster old, which is not configured, and left alone
+3 sets are of cluster old, which is not configured: left alone
 
 REMOTE  CONTACT  PODS  SETS  ADDRESSES  SKIPPED  WAITING  FAILING
 gcp     0s ago   4     2     3          1        1        0
@@ -61,6 +61,15 @@ func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	rep.Leading, rep.Leader = false, "policy-1"
 	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica policy-1 writes; this one would take over") {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
+}
+
+func TestStatusSaysWhenSetsOfAnUnconfiguredClusterGo(t *testing.T) {
+	rep := wellReport()
+	rep.RemovedAt = map[string]time.Time{"old": time.Now().Add(-time.Second)}
+	got := reporttest.Run(t, statusCommand(), rep)
+	if got.Code != 0 || !strings.Contains(got.Stdout, "\n3 sets are of cluster old, which is not configured: removed in 0s\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }
@@ -127,9 +136,9 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		{
 			"sets that can't be written",
 			func(rep *policyReport) {
-				rep.Remotes[0].Failing, rep.Remotes[0].Error = map[string]string{"gcp-shop-web": "forbidden"}, "pass failed"
+				rep.Remotes[0].Failing = map[string]string{"gcp-shop-web": "forbidden"}
 			},
-			[]string{"remote gcp: pass failed", "remote gcp: sets can't be written: gcp-shop-web"},
+			[]string{"remote gcp: sets can't be written: gcp-shop-web"},
 			"REMOTE  FAILING SET   ERROR\ngcp     gcp-shop-web  forbidden\n",
 		},
 	} {

@@ -42,7 +42,7 @@ func TestObserve(t *testing.T) {
 	other["managed-by"] = "somebody-else"
 	extra := labelsOf("app")
 	extra["team"] = "a"
-	want := ours("gcp-ns-app", gcp("app"), "10.4.0.1", "fd00::1")
+	want := *ours("gcp-ns-app", gcp("app"), "10.4.0.1", "fd00::1")
 	want.UID, want.ResourceVersion = "u", "7"
 	notExact := want
 	notExact.Exact = false
@@ -105,7 +105,7 @@ func TestPatchNamesTheVersionAndKeepsWhatOthersWrote(t *testing.T) {
 	have := ours("gcp-ns-app", gcp("app"))
 	have.ResourceVersion = "42"
 	have.Metadata = `{"uid":"x","creationTimestamp":"2021-04-09T15:04:43Z","labels":{"team":"a","managed-by":"old"}}`
-	patch, err := domain().patch(&have, &Object{Name: have.Name, Identity: gcp("app"), Addrs: addrs("10.4.0.1")})
+	patch, err := domain().patch(have, &Object{Name: have.Name, Identity: gcp("app"), Addrs: addrs("10.4.0.1")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestPatchNamesTheVersionAndKeepsWhatOthersWrote(t *testing.T) {
 
 func TestAnEmptySetIsWrittenAsAnEmptyList(t *testing.T) {
 	have := ours("gcp-ns-app", gcp("app"), "10.4.0.1")
-	patch, err := domain().patch(&have, &Object{Name: have.Name, Identity: gcp("app")})
+	patch, err := domain().patch(have, &Object{Name: have.Name, Identity: gcp("app")})
 	if err != nil {
 		t.Fatal(err)
 	}

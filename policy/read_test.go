@@ -134,14 +134,13 @@ func FuzzPod(f *testing.F) {
 		if p.Fault == ReasonBadName && max(len(p.Namespace), len(p.Name), len(p.Set)) > 4*maxReportedNameLen {
 			t.Fatal("holds on to a long name")
 		}
-		members := Collect([]Pod{p}, Rules{Cluster: "gcp"}, func(Identity) bool { return false })
-		objects, err := Plan("gcp", members.Sets, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, o := range objects {
-			if o.Identity.Name != set || o.Identity.Namespace != namespace {
-				t.Fatalf("labels %v don't hold the truth", o.Identity)
+		members := NewMembers(rules())
+		members.Update(nil, &p, time.Time{})
+		for _, id := range members.Touched() {
+			for _, o := range desired(t, view(id, members.Addrs(id))) {
+				if o.Identity.Name != set || o.Identity.Namespace != namespace {
+					t.Fatalf("labels %v don't hold the truth", o.Identity)
+				}
 			}
 		}
 	})

@@ -1,12 +1,19 @@
 package policy
 
 import (
+	"hash/maphash"
 	"net/netip"
 	"time"
 	"unique"
 
+	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // Reason says why a pod, or one of its addresses, is in no set. It is the value
@@ -15,16 +22,22 @@ type Reason string
 
 // The reasons. The first two are the normal course of a pod's life.
 const (
-	ReasonFinished     Reason = "finished"             // it succeeded or failed: its address may be another pod's
-	ReasonNoAddress    Reason = "no_address"           // it has none yet
-	ReasonHostNetwork  Reason = "host_network"         // its address is that of a whole node
-	ReasonBadName      Reason = "bad_name"             // label value or namespace can't be the value of a label
-	ReasonBadAddress   Reason = "bad_address"          // not an address that a pod can have
-	ReasonMoreAddress  Reason = "more_than_one_family" // beyond one address of each family
-	ReasonOutside      Reason = "outside_pod_subnets"  // not in the subnets configured for the remote
-	ReasonTooManySets  Reason = "too_many_sets"        // the remote has as many sets as it may
-	maxReportedNameLen        = 64                     // of a name that isn't valid, for reports
+	ReasonFinished    Reason = "finished"             // it succeeded or failed: its address may be another pod's
+	ReasonNoAddress   Reason = "no_address"           // it has none yet
+	ReasonHostNetwork Reason = "host_network"         // its address is that of a whole node
+	ReasonBadName     Reason = "bad_name"             // label value or namespace can't be the value of a label
+	ReasonBadAddress  Reason = "bad_address"          // not an address that a pod can have
+	ReasonMoreAddress Reason = "more_than_one_family" // beyond one address of each family
+	ReasonOutside     Reason = "outside_pod_subnets"  // not in the subnets configured for the remote
+	ReasonTooManySets Reason = "too_many_sets"        // the remote has as many sets as it may
+
+	// ReasonTooManyAddresses is for pods of a remote that has as many addresses in
+	// its sets as it may.
+	ReasonTooManyAddresses Reason = "too_many_addresses"
 )
+
+// maxReportedNameLen is how much is kept of a name that isn't valid, for reports.
+const maxReportedNameLen = 64
 
 // normal reports whether pods are skipped for this reason all the time.
 func (r Reason) normal() bool { return r == ReasonFinished || r == ReasonNoAddress }
@@ -33,6 +46,9 @@ func (r Reason) normal() bool { return r == ReasonFinished || r == ReasonNoAddre
 // holds on to nothing of the object that it was made from.
 type Pod struct {
 	Namespace, Name string
+	// UID tells a pod from another one of that name: a hash of that of Kubernetes,
+	// which nobody outside of this process can compute. 0: it has none.
+	UID uint64
 	// Set is the label's value.
 	Set string
 	// V4 and V6 are the pod's addresses, at most one of each family, as
@@ -49,15 +65,13 @@ type Pod struct {
 	Fault Reason
 }
 
-// Equal reports whether two states of a pod are the same to its set.
-func (p Pod) Equal(q Pod) bool { return p == q }
-
 // PodFor returns a function that makes a Pod of a pod's object. False means
 // that the pod doesn't carry the label.
 //
 // The remote may send anything at all: what its own API server would never
 // accept is cut short here, so that it can't fill memory.
 func PodFor(label string) func(*corev1.Pod) (Pod, bool) {
+	seed := maphash.MakeSeed()
 	return func(pod *corev1.Pod) (Pod, bool) {
 		set, labelled := pod.Labels[label]
 		if !labelled {
@@ -68,6 +82,9 @@ func PodFor(label string) func(*corev1.Pod) (Pod, bool) {
 			Created:     pod.CreationTimestamp.Truncate(time.Second).Unix(),
 			Finished:    pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
 			HostNetwork: pod.Spec.HostNetwork,
+		}
+		if pod.UID != "" {
+			p.UID = max(1, maphash.String(seed, string(pod.UID)))
 		}
 		if set == "" || len(validation.IsValidLabelValue(set)) > 0 || len(validation.IsDNS1123Label(pod.Namespace)) > 0 ||
 			len(validation.IsDNS1123Subdomain(pod.Name)) > 0 {
@@ -125,4 +142,46 @@ func usable(addr netip.Addr) bool {
 func cut(name string) string {
 	runes := []rune(name[:min(len(name), 4*maxReportedNameLen)])
 	return string(runes[:min(len(runes), maxReportedNameLen)])
+}
+
+// newPods returns a feed of the pods of a remote that carry the label.
+func newPods(cfg *Config, r *RemoteConfig, server *kube.Server, notify func()) *kube.Feed[Pod] {
+	label := cfg.Labels.Pod()
+	keep := PodFor(label)
+	return kube.NewFeed(kube.WatchConfig[*Pod]{
+		Cluster: r.Rules.Cluster, Server: server, Kind: "pods", Object: &corev1.Pod{}, Current: true,
+		ListWatch: kube.ListWatch(kube.Of(r.Client, podsOf), func(options *metav1.ListOptions) { options.LabelSelector = label }),
+		Keep: func(obj runtime.Object) (*Pod, bool) {
+			pod, ok := obj.(*corev1.Pod)
+			if !ok {
+				return nil, false
+			}
+			p, labelled := keep(pod)
+			return &p, labelled
+		},
+		Equal: func(a, b *Pod) bool { return *a == *b }, Notify: notify, Bounds: r.Bounds,
+		Logger: cfg.Logger, Metrics: cfg.Watches,
+	})
+}
+
+func podsOf(client kubernetes.Interface) kube.Resource[*corev1.PodList] {
+	return client.CoreV1().Pods(metav1.NamespaceAll)
+}
+
+// newSets returns a feed of all network sets of the local cluster.
+func newSets(cfg *Config, notify func()) *kube.Feed[Observed] {
+	return kube.NewFeed(kube.WatchConfig[*Observed]{
+		Cluster: cfg.Cluster, Kind: networkSets, Object: &calico.GlobalNetworkSet{}, Current: true,
+		ListWatch: kube.ListWatch(cfg.Calico.resource, nil),
+		Keep: func(obj runtime.Object) (*Observed, bool) {
+			set, ok := obj.(*calico.GlobalNetworkSet)
+			if !ok {
+				return nil, false
+			}
+			o := cfg.Labels.observe(set)
+			return &o, true
+		},
+		Equal: (*Observed).equal, Notify: notify,
+		Logger: cfg.Logger, Metrics: cfg.Watches,
+	})
 }

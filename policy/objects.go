@@ -9,7 +9,8 @@ import (
 
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
 // metadataAnnotation is where Calico keeps an object's metadata in its custom
@@ -43,7 +44,10 @@ func (l Labels) of(id Identity) map[string]string {
 
 // observe makes of a network set what is kept of it.
 func (l Labels) observe(set *calico.GlobalNetworkSet) Observed {
-	o := Observed{Object: Object{Name: set.Name}, UID: string(set.UID), ResourceVersion: set.ResourceVersion}
+	o := Observed{
+		Object: Object{Name: set.Name}, UID: string(set.UID), ResourceVersion: set.ResourceVersion,
+		Deleting: set.DeletionTimestamp != nil,
+	}
 	inside := annotatedLabels(set.Annotations[metadataAnnotation])
 	effective := maps.Clone(inside)
 	if effective == nil {
@@ -170,24 +174,14 @@ func relabel(annotation string, labels map[string]string) (string, error) {
 
 // equal reports whether two states of an object are the same to us. Versions
 // don't count for objects that aren't ours: somebody may write them often.
-func (o Observed) equal(p Observed) bool {
-	if o.Owned != p.Owned || o.Name != p.Name {
-		return false
+func (o *Observed) equal(p *Observed) bool {
+	if !o.Owned || !p.Owned {
+		return o.Owned == p.Owned
 	}
-	return !o.Owned || o.UID == p.UID && o.ResourceVersion == p.ResourceVersion && o.Exact == p.Exact &&
-		o.Identity == p.Identity && o.Metadata == p.Metadata && slices.Equal(o.Addrs, p.Addrs)
+	return o.UID == p.UID && o.ResourceVersion == p.ResourceVersion
 }
 
-// compareVersions orders two versions of objects of one kind. Versions are
-// numbers that grow (as Kubernetes documents since 1.35); of two that aren't,
-// the first counts as older.
-func compareVersions(a, b string) int {
-	order, err := resourceversion.CompareResourceVersion(a, b)
-	switch {
-	case a == b:
-		return 0
-	case err != nil:
-		return -1
-	}
-	return order
+// metaOf is what a ledger must know of an object.
+func metaOf(o *Observed) keep.Meta {
+	return keep.Meta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
 }

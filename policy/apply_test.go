@@ -1,0 +1,540 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+func bubble(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, test)
+}
+
+func (r *rig) writes() []string {
+	return slices.DeleteFunc(r.sets.seen(), func(request string) bool { return strings.HasPrefix(request, "get") })
+}
+
+func TestSetsFollowPods(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, newFakeSets(), nil)
+		r.put(t, "1", "a", "10.4.0.1")
+		r.put(t, "2", "b", "10.4.0.2")
+		elapse(passSpacing)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-b": "10.4.0.2/32"})
+		elapse(time.Second)
+		r.put(t, "3", "a", "10.4.0.3")
+		r.drop(t, "gcp", "2")
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 10.4.0.3/32"})
+		if n := len(r.sets.seen()); n != 4 {
+			t.Errorf("requests %v, want four", r.sets.seen())
+		}
+		r.stop()
+		// Somebody who starts with nothing to do writes nothing.
+		again := startRig(t, r.sets, func(cfg *Config) { cfg.Remotes[0].Client = r.Remotes[0].Client })
+		elapse(time.Hour)
+		if n := len(again.sets.seen()); n != 4 || again.Ready() != nil || again.Health() != nil {
+			t.Errorf("requests %v, ready %v, health %v", again.sets.seen(), again.Ready(), again.Health())
+		}
+	})
+}
+
+func TestWriterMakesOneWriteOfManyQuickChanges(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, newFakeSets(), nil)
+		for i := range 100 {
+			r.put(t, "p", "a", fmt.Sprintf("10.4.0.%d", i+1))
+			elapse(time.Millisecond)
+		}
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.100/32"})
+		if n := len(r.sets.seen()); n < 4 || n > 6 {
+			t.Errorf("%d requests for 100 changes in 100 ms, want about one each %v", n, writeSpacing)
+		}
+	})
+}
+
+func TestWriterDoesNotLetFailuresHoldUpOthers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sets := newFakeSets()
+		var broken atomic.Bool
+		broken.Store(true)
+		sets.fail = func(_, name string) error {
+			if broken.Load() && strings.HasPrefix(name, "gcp-ns-bad") {
+				return errors.New("refused")
+			}
+			return nil
+		}
+		r := startRig(t, sets, nil)
+		const count = 24
+		want := map[string]string{}
+		for i := range count {
+			r.put(t, fmt.Sprint("bad-", i), fmt.Sprint("bad-", i), "10.4.0.1")
+			r.put(t, fmt.Sprint("good-", i), fmt.Sprint("good-", i), "10.4.0.2")
+			want[fmt.Sprint("gcp-ns-good-", i)] = "10.4.0.2/32"
+		}
+		r.putOf(t, "merit", "p", "1", "app", "10.6.0.1")
+		want["merit-ns-app"] = "10.6.0.1/32"
+		elapse(50 * time.Millisecond)
+		r.wantSets(t, want)
+		if status := r.Status().Remotes; len(status[0].Failing) != count || status[0].Pending != count || len(status[1].Failing) > 0 {
+			t.Errorf("%d fail, %d wait; of merit %d fail", len(status[0].Failing), status[0].Pending, len(status[1].Failing))
+		}
+		// Changes that go on don't shorten the waits, which grow.
+		for i := range 600 {
+			r.put(t, "bad-0", "bad-0", fmt.Sprintf("10.4.1.%d", i%250))
+			elapse(100 * time.Millisecond)
+		}
+		attempts := slices.DeleteFunc(sets.seen(), func(request string) bool { return request != "create gcp-ns-bad-0" })
+		if n := len(attempts); n < 5 || n > 12 {
+			t.Errorf("%d attempts in a minute, want a few", n)
+		}
+		if n := strings.Count(r.log.String(), "level=ERROR"); n != 1 {
+			t.Errorf("%d errors logged, want one:\n%s", n, r.log)
+		}
+		broken.Store(false)
+		elapse(2 * lastRetry)
+		if status := r.Status().Remotes[0]; len(sets.content()) != 2*count+1 || len(status.Failing) > 0 || status.Pending > 0 {
+			t.Errorf("%d sets, failures %v, %d to write", len(sets.content()), status.Failing, status.Pending)
+		}
+	})
+}
+
+// TestAWriteThatWasWithdrawnIsNotRepeated has a pod end while its set can't be written.
+func TestAWriteThatWasWithdrawnIsNotRepeated(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sets := newFakeSets()
+		attempts := 0
+		sets.fail = func(string, string) error { attempts++; return errors.New("refused") }
+		r := startRig(t, sets, nil)
+		r.put(t, "p", "a", "10.4.0.1")
+		synctest.Wait()
+		r.drop(t, "gcp", "p")
+		elapse(time.Minute)
+		if seen := sets.seen(); attempts != 1 || len(seen) != 1 {
+			t.Errorf("requests %v, want the first alone", seen)
+		}
+	})
+}
+
+func TestWriterFindsOutWhatSomebodyElseDid(t *testing.T) {
+	for name, test := range map[string]struct {
+		meddle func(f *fakeSets)
+		want   map[string]string
+	}{
+		"edited before our patch": {
+			func(f *fakeSets) { f.put(networkSetNamed("a", labelsOf("a"), "0.0.0.0/0")) },
+			map[string]string{"gcp-ns-a": "10.4.0.2/32"},
+		},
+		"deleted before our patch": {
+			func(f *fakeSets) { f.gone("gcp-ns-a") },
+			map[string]string{"gcp-ns-a": "10.4.0.2/32"},
+		},
+		"taken before our patch": {
+			func(f *fakeSets) { f.put(networkSetNamed("a", nil, "192.0.2.0/24")) },
+			map[string]string{"gcp-ns-a": "192.0.2.0/24", gcp("a").candidate(1, 1): "10.4.0.2/32"},
+		},
+	} {
+		for _, mute := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", the watch lags: ", mute), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					r := startRig(t, newFakeSets(), nil)
+					r.put(t, "p", "a", "10.4.0.1")
+					elapse(time.Second)
+					once := false
+					r.sets.mu.Lock()
+					r.sets.mute = mute
+					r.sets.meddle = func(f *fakeSets, verb, _ string) {
+						if verb == verbPatch && !once {
+							once = true
+							test.meddle(f)
+						}
+					}
+					r.sets.mu.Unlock()
+					r.put(t, "p", "a", "10.4.0.2")
+					elapse(time.Second)
+					r.wantSets(t, test.want)
+					if failing := r.Status().Remotes[0].Failing; len(failing) > 0 {
+						t.Errorf("failures %v: this is none", failing)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestWriterNeverTouchesWhatTurnedForeign(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, newFakeSets(), nil)
+		r.put(t, "p", "a", "10.4.0.1")
+		elapse(time.Second)
+		// Nobody sees that somebody takes the object over.
+		r.sets.mu.Lock()
+		r.sets.mute = true
+		r.sets.put(networkSetNamed("a", nil, "10.4.0.1/32"))
+		r.sets.mu.Unlock()
+		r.drop(t, "gcp", "p")
+		elapse(time.Minute)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32"})
+	})
+}
+
+func TestWriterWithAWatchThatLagsWritesOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sets := newFakeSets()
+		sets.mute = true
+		r := startRig(t, sets, nil)
+		r.put(t, "p", "a", "10.4.0.1")
+		for range 100 {
+			r.everything()
+			elapse(10 * time.Millisecond)
+		}
+		if diff := cmp.Diff([]string{"create gcp-ns-a"}, sets.seen()); diff != "" {
+			t.Errorf("requests (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestDriftIsRepaired has somebody change sets in all ways.
+func TestDriftIsRepaired(t *testing.T) {
+	for name, edit := range map[string]func(s *calico.GlobalNetworkSet){
+		"a net added":     func(s *calico.GlobalNetworkSet) { s.Spec.Nets = append(s.Spec.Nets, "0.0.0.0/0") },
+		"no nets":         func(s *calico.GlobalNetworkSet) { s.Spec.Nets = nil },
+		"a label changed": func(s *calico.GlobalNetworkSet) { s.Labels[domain().Domain+"/name"] = "other" },
+		"a label removed": func(s *calico.GlobalNetworkSet) { delete(s.Labels, domain().Domain+"/namespace") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := startRig(t, newFakeSets(), nil)
+				r.put(t, "p", "a", "10.4.0.1")
+				elapse(time.Second)
+				r.sets.mu.Lock()
+				edited := r.sets.sets["gcp-ns-a"].DeepCopy()
+				edit(edited)
+				r.sets.put(edited)
+				r.sets.mu.Unlock()
+				elapse(time.Second)
+				r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32"})
+				if got := r.sets.sets["gcp-ns-a"].Labels; !maps.Equal(got, labelsOf("a")) || slices.Contains(r.sets.seen(), "delete gcp-ns-a") {
+					t.Errorf("labels %v, requests %v", got, r.sets.seen())
+				}
+			})
+		})
+	}
+}
+
+// TestAnAddressThatAnotherPodHasLeavesAtOnce is about one that was a pod's of another
+// set, which mustn't let the new pod in as if it were the old one: also while the new
+// one's set can't be written.
+func TestAnAddressThatAnotherPodHasLeavesAtOnce(t *testing.T) {
+	for _, order := range []string{"the old pod goes first", "the new pod comes first"} {
+		t.Run(order, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				sets := newFakeSets()
+				sets.fail = func(verb, name string) error {
+					if name == "gcp-ns-b" && verb == verbCreate {
+						return errors.New("quota")
+					}
+					return nil
+				}
+				r := startRig(t, sets, nil)
+				r.put(t, "old", "a", "10.4.0.1")
+				r.put(t, "other", "a", "10.4.0.9")
+				elapse(time.Second)
+				if order == "the old pod goes first" {
+					r.drop(t, "gcp", "old")
+					r.put(t, "new", "b", "10.4.0.1")
+				} else {
+					r.put(t, "new", "b", "10.4.0.1")
+					r.drop(t, "gcp", "old")
+				}
+				elapse(100 * time.Millisecond)
+				r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.9/32"})
+			})
+		})
+	}
+}
+
+func TestARelabelledPodIsInOneOfItsSetsAtAnyTime(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sets := newFakeSets()
+		var broken atomic.Bool
+		sets.fail = func(_, name string) error {
+			if broken.Load() && name == "gcp-ns-b" {
+				return errors.New("quota")
+			}
+			return nil
+		}
+		nowhere := 0
+		sets.meddle = func(f *fakeSets, _, _ string) {
+			there := false
+			for _, s := range f.sets {
+				there = there || slices.Contains(s.Spec.Nets, "10.4.0.1/32")
+			}
+			if f.version > 1 && !there {
+				nowhere++
+			}
+		}
+		r := startRig(t, sets, nil)
+		r.put(t, "p", "a", "10.4.0.1")
+		elapse(time.Second)
+		r.put(t, "q", "c", "10.4.0.2")
+		for n := range 20 {
+			r.put(t, "p", string(rune('a'+n%3)), "10.4.0.1")
+			elapse(time.Duration(n) * 10 * time.Millisecond)
+		}
+		r.put(t, "p", "a", "10.4.0.1")
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-c": "10.4.0.2/32"})
+		if nowhere > 0 {
+			t.Errorf("the address was nowhere %d times", nowhere)
+		}
+		// As long as the new set can't be written the old one has it, but not for ever.
+		broken.Store(true)
+		r.put(t, "p", "b", "10.4.0.1")
+		elapse(holdLimit - time.Millisecond)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-c": "10.4.0.2/32"})
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-c": "10.4.0.2/32"})
+	})
+}
+
+// TestAWriteOfOneRemoteComputesNothingOfAnother holds another remote's lock, which
+// whoever computes anything of it needs.
+func TestAWriteOfOneRemoteComputesNothingOfAnother(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, newFakeSets(), nil)
+		r.putOf(t, "merit", "p", "1", "app", "10.6.0.1")
+		elapse(time.Second)
+		merit := r.remotes["merit"]
+		merit.mu.Lock()
+		r.put(t, "p", "a", "10.4.0.1")
+		time.Sleep(time.Second)
+		r.put(t, "q", "a", "10.4.0.2")
+		time.Sleep(time.Second)
+		got := r.sets.content()["gcp-ns-a"]
+		merit.mu.Unlock()
+		if got != "10.4.0.1/32 10.4.0.2/32" {
+			t.Errorf("gcp's set holds %q", got)
+		}
+	})
+}
+
+// TestReadyDoesNotWaitForRemotes has a remote that can't be reached, and never had sets:
+// what is known of the other one is written, and the status tells.
+func TestReadyDoesNotWaitForRemotes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, newFakeSets(), func(cfg *Config) {
+			cfg.Remotes[1].Client = func() (kubernetes.Interface, error) { return nil, errors.New("no route") }
+		})
+		r.put(t, "p", "a", "10.4.0.1")
+		elapse(time.Minute)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32"})
+		if err := r.Ready(); err != nil {
+			t.Errorf("not ready: %v", err)
+		}
+		if api := r.Status().Remotes[1].API; api.Synced || !strings.Contains(api.Error, "no route") {
+			t.Errorf("status %+v", api)
+		}
+	})
+}
+
+// TestStaleSetsComeBackWhenAllHasBeenRead takes a remote through the loss of contact:
+// an answer that isn't a list doesn't end it.
+func TestStaleSetsComeBackWhenAllHasBeenRead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var down atomic.Bool
+		r := startRig(t, newFakeSets(), func(cfg *Config) {
+			cfg.Remotes[0].StaleAfter = 30 * time.Second
+			client, err := cfg.Remotes[0].Client()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.Remotes[0].Client = func() (kubernetes.Interface, error) {
+				if down.Load() {
+					return nil, errors.New("no route")
+				}
+				return client, nil
+			}
+		})
+		r.put(t, "p", "a", "10.4.0.1")
+		r.putOf(t, "merit", "p", "1", "app", "10.6.0.1")
+		elapse(time.Second)
+		down.Store(true)
+		elapse(3 * time.Minute)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "", "merit-ns-app": "10.6.0.1/32"})
+		if !r.Status().Remotes[0].Stale || r.Status().Remotes[1].Stale {
+			t.Error("the status doesn't say which remote is stale")
+		}
+		r.put(t, "q", "a", "10.4.0.2") // which the open watch still shows
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "", "merit-ns-app": "10.6.0.1/32"})
+		down.Store(false)
+		elapse(time.Minute)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 10.4.0.2/32", "merit-ns-app": "10.6.0.1/32"})
+	})
+}
+
+func TestSetsOfAClusterThatIsNotConfiguredGoAfterAWhile(t *testing.T) {
+	stray := func(name, cluster string) *calico.GlobalNetworkSet {
+		s := networkSetNamed(name, labelsOf(name), "10.9.0.1/32")
+		s.Name, s.Labels[domain().Domain+"/cluster"] = cluster+"-ns-"+name, cluster
+		return s
+	}
+	for name, c := range map[string]struct {
+		keep bool
+		want []string
+	}{
+		"as a rule":                           {false, []string{"-ns-nowhere", "foreign", "gcp-ns-a"}},
+		"where there are processes like this": {true, []string{"-ns-nowhere", "foreign", "gcp-ns-a", "old-ns-a", "old-ns-b", "older-ns-a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				sets := newFakeSets()
+				sets.take(stray("a", "old"))
+				sets.take(stray("b", "old"))
+				sets.take(stray("a", "older"))
+				sets.take(stray("nowhere", ""))
+				theirs := stray("a", "old")
+				theirs.Name, theirs.Labels = "foreign", map[string]string{domain().Domain + "/cluster": "old"}
+				sets.take(theirs)
+				r := startRig(t, sets, func(cfg *Config) { cfg.KeepStrays = c.keep })
+				r.put(t, "p", "a", "10.4.0.1")
+				elapse(8 * time.Minute)
+				if n := len(sets.content()); n != 6 {
+					t.Errorf("%d sets before their time is over, want all of them", n)
+				}
+				status := r.Status()
+				if diff := cmp.Diff(map[string]int{"old": 2, "older": 1, "": 1}, status.Unconfigured); diff != "" {
+					t.Errorf("unconfigured (-want +got):\n%s", diff)
+				}
+				if at, goes := status.RemovedAt["old"]; goes == c.keep || goes && time.Until(at) > 2*time.Minute {
+					t.Errorf("the status says that they go in %v (%v)", time.Until(at), goes)
+				}
+				elapse(3 * time.Minute)
+				if diff := cmp.Diff(c.want, slices.Sorted(maps.Keys(sets.content()))); diff != "" {
+					t.Errorf("sets (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestALocalServerThatIsRestoredFromABackup has versions go back and objects change
+// while nobody sees it.
+func TestALocalServerThatIsRestoredFromABackup(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, newFakeSets(), nil)
+		r.put(t, "1", "a", "10.4.0.1")
+		elapse(time.Second)
+		r.sets.mu.Lock()
+		version, backup := r.sets.version, maps.Clone(r.sets.sets)
+		r.sets.mu.Unlock()
+		r.put(t, "2", "b", "10.4.0.2")
+		for n := range 50 {
+			r.put(t, "1", "a", fmt.Sprintf("10.4.0.%d", 10+n))
+			elapse(100 * time.Millisecond)
+		}
+		want := map[string]string{"gcp-ns-a": "10.4.0.59/32", "gcp-ns-b": "10.4.0.2/32"}
+		r.wantSets(t, want)
+		r.sets.restore(version, backup)
+		elapse(time.Minute)
+		r.wantSets(t, want)
+		r.put(t, "2", "a", "10.4.0.2")
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32 10.4.0.59/32"})
+	})
+}
+
+func TestAFinalizerCostsNoRequests(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, newFakeSets(), nil)
+		r.put(t, "1", "a", "10.4.0.1")
+		elapse(time.Second)
+		r.drop(t, "gcp", "1")
+		r.sets.mu.Lock()
+		leaving := r.sets.sets["gcp-ns-a"].DeepCopy()
+		now := metav1.Now()
+		leaving.DeletionTimestamp = &now
+		r.sets.put(leaving)
+		r.sets.mu.Unlock()
+		elapse(time.Second)
+		before := len(r.sets.seen())
+		elapse(time.Minute)
+		if n := len(r.sets.seen()) - before; n > 0 {
+			t.Errorf("%d requests for a set that somebody else's finalizer keeps", n)
+		}
+	})
+}
+
+// TestWhatIsThereStaysWithinBounds starts with fewer sets than there are pods for.
+func TestWhatIsThereStaysWithinBounds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sets := newFakeSets()
+		sets.take(networkSetNamed("z", labelsOf("z"), "10.4.0.26/32"))
+		r := startRig(t, sets, func(cfg *Config) {
+			pods := cfg.Remotes[0].Client
+			cfg.Remotes[0].Rules.MaxSets, cfg.Remotes[0].Rules.MaxAddresses = 3, 4
+			client, err := pods()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range 26 {
+				pod := podObject("ns", fmt.Sprint("p-", i), string(rune('a'+i)), "Running", fmt.Sprintf("10.4.0.%d", i+1))
+				if _, err := client.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+		got := r.sets.content()
+		if len(got) != 3 || got["gcp-ns-z"] != "10.4.0.26/32" {
+			t.Errorf("sets %v, want the one that was there and two more", got)
+		}
+		skipped := r.Status().Remotes[0].Skipped[ReasonTooManySets]
+		if skipped == nil || skipped.Pods != 23 || !strings.Contains(r.log.String(), "reason=too_many_sets") {
+			t.Errorf("skipped %v, log:\n%s", skipped, r.log)
+		}
+	})
+}
+
+// TestWritesAreBoundedInBytes has a large set change all the time, beside a small one.
+func TestWritesAreBoundedInBytes(t *testing.T) {
+	const seconds = 60
+	var p pace
+	large, small := gcp("large"), gcp("small")
+	now := time.Unix(1000, 0)
+	next := map[Identity]time.Time{}
+	bytes := map[Identity]int{}
+	for began := now; now.Before(began.Add(seconds * time.Second)); now = now.Add(5 * time.Millisecond) {
+		for id, size := range map[Identity]int{large: 360_000, small: 1200} {
+			if now.Before(next[id]) {
+				continue
+			}
+			p.wrote(id, size)
+			bytes[id] += size
+			next[id] = now.Add(p.next(id, now))
+			p.done(id)
+		}
+	}
+	if rate := bytes[large] / seconds; rate > bytesPerSecond*11/10 || rate < bytesPerSecond*8/10 {
+		t.Errorf("%d bytes a second of a large set", rate)
+	}
+	if writes := bytes[small] / 1200 / seconds; writes < 35 {
+		t.Errorf("a small set beside it is written %d times a second, want once in %v", writes, writeSpacing)
+	}
+	if wait := p.next(gcp("other"), now); wait > 0 {
+		t.Errorf("a set that wasn't written waits %v", wait)
+	}
+}

@@ -1,0 +1,260 @@
+package policy
+
+import (
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// ours is a set of a remote as it is in the local cluster.
+func ours(name string, id Identity, list ...string) *Observed {
+	return &Observed{
+		Object: Object{Name: name, Identity: id, Addrs: addrs(list...)},
+		Owned:  true, Exact: true, UID: "uid-" + name, ResourceVersion: "1",
+	}
+}
+
+func foreign(name string) *Observed { return &Observed{Object: Object{Name: name}} }
+
+func byName(sets ...*Observed) map[string]*Observed {
+	all := map[string]*Observed{}
+	for _, s := range sets {
+		all[s.Name] = s
+	}
+	return all
+}
+
+// made is an API server that makes changes.
+func made(have map[string]*Observed, changes []Change) map[string]*Observed {
+	have = maps.Clone(have)
+	if have == nil {
+		have = map[string]*Observed{}
+	}
+	for _, c := range changes {
+		if c.Want == nil {
+			delete(have, c.Name)
+		} else {
+			have[c.Name] = &Observed{Object: *c.Want, Owned: true, Exact: true}
+		}
+	}
+	return have
+}
+
+func view(id Identity, list []netip.Addr, taken ...string) *View {
+	return &View{
+		ID: id, Addrs: list, Names: map[int]string{},
+		Taken: func(name string) bool { return slices.Contains(taken, name) },
+	}
+}
+
+func desired(t *testing.T, v *View) []Object {
+	t.Helper()
+	objects, err := Desired(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects
+}
+
+func TestForeignObjectsAreNeverTaken(t *testing.T) {
+	id := gcp("app")
+	var all []string
+	for try := range maxCandidates {
+		want := []Object{{Name: id.candidate(1, try), Identity: id, Addrs: addrs("10.4.0.1")}}
+		if diff := cmp.Diff(want, desired(t, view(id, addrs("10.4.0.1"), all...)), compareAddrs); diff != "" {
+			t.Errorf("%d names are taken (-want +got):\n%s", try, diff)
+		}
+		all = append(all, id.candidate(1, try))
+	}
+	got, err := Desired(view(id, addrs("10.4.0.1"), all...))
+	if err == nil || !strings.Contains(err.Error(), id.String()) || len(got) > 0 {
+		t.Errorf("all names are taken: %v, %v", got, err)
+	}
+}
+
+func TestASetKeepsItsNames(t *testing.T) {
+	id := gcp("app")
+	hashed := id.candidate(1, 1)
+	for name, c := range map[string]struct {
+		have  map[string]*Observed
+		names map[int]string
+		taken []string
+		want  string
+		given map[int]string
+	}{
+		"a new one":             {nil, nil, nil, "gcp-ns-app", map[int]string{1: "gcp-ns-app"}},
+		"one that is there":     {byName(ours("gcp-ns-app", id)), nil, nil, "gcp-ns-app", nil},
+		"one with a hash stays": {byName(ours(hashed, id)), nil, nil, hashed, nil},
+		"of two the natural one stays": {
+			byName(ours(hashed, id), ours("gcp-ns-app", id)), nil, nil, "gcp-ns-app", nil,
+		},
+		"one that nobody would give it": {byName(ours("edited", id)), nil, nil, "gcp-ns-app", map[int]string{1: "gcp-ns-app"}},
+		"one that it was given before":  {nil, map[int]string{1: hashed}, nil, hashed, map[int]string{1: hashed}},
+		"somebody took what it was given": {
+			nil, map[int]string{1: "gcp-ns-app"}, []string{"gcp-ns-app"}, hashed, map[int]string{1: hashed},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := view(id, addrs("10.4.0.1"), c.taken...)
+			v.Have = c.have
+			maps.Copy(v.Names, c.names)
+			want := []Object{{Name: c.want, Identity: id, Addrs: addrs("10.4.0.1")}}
+			if diff := cmp.Diff(want, desired(t, v), compareAddrs); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if !maps.Equal(c.given, v.Names) {
+				t.Errorf("given %v, want %v", v.Names, c.given)
+			}
+		})
+	}
+}
+
+func TestWhatASetMustHold(t *testing.T) {
+	id := gcp("app")
+	have := byName(ours("gcp-ns-app", id, "10.4.0.1", "10.4.0.2"))
+	object := func(list ...string) []Object {
+		return []Object{{Name: "gcp-ns-app", Identity: id, Addrs: addrs(list...)}}
+	}
+	for name, c := range map[string]struct {
+		adjust func(v *View)
+		want   []Object
+	}{
+		"no pods":                              {func(v *View) { v.Addrs = nil }, nil},
+		"held, and no pods":                    {func(v *View) { v.Addrs, v.Held = nil, addrs("10.4.0.2") }, object("10.4.0.2")},
+		"held beside others":                   {func(v *View) { v.Held = addrs("10.4.0.2", "10.4.0.3") }, object("10.4.0.2", "10.4.0.3")},
+		"what isn't there any more isn't held": {func(v *View) { v.Held = addrs("10.4.0.9") }, object("10.4.0.3")},
+		"stale":                                {func(v *View) { v.Stale = true }, object()},
+		"stale, and nothing is there":          {func(v *View) { v.Stale, v.Have = true, nil }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := view(id, addrs("10.4.0.3"))
+			v.Have = have
+			c.adjust(v)
+			if diff := cmp.Diff(c.want, desired(t, v), compareAddrs); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestDiffTouchesOnlyWhatDiffers(t *testing.T) {
+	drifted := ours("drifted", gcp("app"), "10.4.0.3")
+	drifted.Exact = false
+	leaving := ours("leaving", gcp("app"), "10.4.0.8")
+	leaving.Deleting = true
+	have := byName(
+		ours("same", gcp("app"), "10.4.0.1"), ours("grows", gcp("app"), "10.4.0.2"),
+		ours("gone", gcp("app"), "10.4.0.9"), ours("relabelled", gcp("other"), "10.4.0.7"), drifted, leaving,
+	)
+	want := []Object{
+		{Name: "same", Identity: gcp("app"), Addrs: addrs("10.4.0.1")},
+		{Name: "grows", Identity: gcp("app"), Addrs: addrs("10.4.0.2", "10.4.0.4")},
+		{Name: "drifted", Identity: gcp("app"), Addrs: addrs("10.4.0.3")},
+		{Name: "new", Identity: gcp("app"), Addrs: addrs("10.4.0.5")},
+		{Name: "relabelled", Identity: gcp("app"), Addrs: addrs("10.4.0.7")},
+	}
+	got := map[string]string{}
+	for _, c := range Diff(have, want) {
+		switch {
+		case c.Have == nil:
+			got[c.Name] = "create"
+		case c.Want == nil:
+			got[c.Name] = "delete"
+		default:
+			got[c.Name] = "patch"
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"grows": "patch", "drifted": "patch", "relabelled": "patch", "new": "create", "gone": "delete"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestDiffLeadsToWhatIsDesired has a set grow and shrink at random, with small shards,
+// while others take and free names: after each step what is there holds each address
+// that stays somewhere, in the end everything, and then there is no difference.
+func TestDiffLeadsToWhatIsDesired(t *testing.T) {
+	const size = 5
+	random := rand.New(rand.NewPCG(9, 9))
+	pool := randomAddrs(random, 60)
+	id := gcp("app")
+	have, names := map[string]*Observed{}, map[int]string{}
+	for range 2000 {
+		if random.IntN(5) == 0 { // somebody edits or deletes an object
+			for name, o := range have {
+				if edited := *o; random.IntN(2) == 0 {
+					edited.Addrs = randomAddrs(random, 3)
+					have[name] = &edited
+				} else {
+					delete(have, name)
+				}
+				break
+			}
+		}
+		want := slices.Clone(pool)
+		random.Shuffle(len(want), func(i, j int) { want[i], want[j] = want[j], want[i] })
+		want = want[:random.IntN(len(want))]
+		slices.SortFunc(want, netip.Addr.Compare)
+		taken := id.candidate(1+random.IntN(5), random.IntN(3))
+		v := &View{
+			ID: id, Addrs: want, Names: names, Size: size,
+			Taken: func(name string) bool { return name == taken && have[name] == nil },
+		}
+		var objects []Object
+		for step := 0; ; step++ {
+			if step > 8 {
+				t.Fatal("there are more than eight steps to the goal")
+			}
+			v.Have = have
+			objects = desired(t, v)
+			if again := desired(t, v); !cmp.Equal(objects, again, compareAddrs) {
+				t.Fatalf("what is desired depends on how often one asks:\n%s", cmp.Diff(objects, again, compareAddrs))
+			}
+			eased, waits := Ease(have, objects)
+			changes := Diff(have, eased)
+			if len(changes) == 0 {
+				if waits {
+					t.Fatal("an address waits for nothing")
+				}
+				break
+			}
+			random.Shuffle(len(changes), func(i, j int) { changes[i], changes[j] = changes[j], changes[i] })
+			before := held(have)
+			for i := range changes {
+				now := held(made(have, changes[:i+1]))
+				for _, addr := range want {
+					if before[addr] && !now[addr] {
+						t.Fatalf("%v is nowhere after the change of %s", addr, changes[i].Name)
+					}
+				}
+			}
+			have = made(have, changes)
+		}
+		all := held(have)
+		if len(all) != len(want) {
+			t.Fatalf("%d addresses, want %d", len(all), len(want))
+		}
+		for _, o := range objects {
+			if have[o.Name] == nil || !have[o.Name].matches(&o) || len(o.Addrs) > size {
+				t.Fatalf("%s is %v, want %v", o.Name, have[o.Name], o)
+			}
+		}
+		if changes := Diff(have, objects); len(changes) > 0 {
+			t.Fatalf("a second diff has %v", changes)
+		}
+	}
+}
+
+func held(have map[string]*Observed) map[netip.Addr]bool {
+	all := map[netip.Addr]bool{}
+	for _, o := range have {
+		for _, addr := range o.Addrs {
+			all[addr] = true
+		}
+	}
+	return all
+}
