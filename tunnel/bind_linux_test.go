@@ -224,6 +224,83 @@ func TestMessagesOfManyDatagrams(t *testing.T) {
 	}
 }
 
+// Fragments and small packets come as messages of one datagram each: they are read
+// many at once, and nothing is lost when messages of many datagrams come again.
+func TestDatagramsByThemselvesAreReadTogether(t *testing.T) {
+	nstest.Root(t)
+	b := newBind()
+	receive, port, err := b.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	sender, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	var (
+		packets   = make([][]byte, b.BatchSize())
+		sizes     = make([]int, len(packets))
+		endpoints = make([]conn.Endpoint, len(packets))
+		sent, got int
+	)
+	for i := range packets {
+		packets[i] = make([]byte, 65535)
+	}
+	read := func() (reads int) {
+		t.Helper()
+		for ; got < sent; reads++ {
+			n, err := receive[0](packets, sizes, endpoints)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range n {
+				if want := fmt.Sprint(got, " "); sizes[i] != 100 || !bytes.HasPrefix(packets[i], []byte(want)) {
+					t.Fatalf("packet %d is %d bytes that begin with %.10q", got, sizes[i], packets[i])
+				}
+				got++
+			}
+		}
+		return reads
+	}
+	next := func(n int) (batch []byte) {
+		for range n {
+			packet := make([]byte, 100)
+			copy(packet, fmt.Sprint(sent, " "))
+			batch = append(batch, packet...)
+			sent++
+		}
+		return batch
+	}
+	alone := func(n int) {
+		t.Helper()
+		for range n {
+			if _, err := sender.Write(next(1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	together := func() {
+		t.Helper()
+		if _, _, err := sender.WriteMsgUDP(next(50), appendSegmentSize(nil, 100), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		alone(512)
+		if reads := read(); reads > 512/16 {
+			t.Errorf("512 packets took %d reads", reads)
+		}
+		alone(3)
+		for range 10 {
+			together()
+		}
+		alone(3)
+		read()
+	}
+}
+
 // A port is that of both families, and one that is taken is an error.
 func TestPortOfBothFamilies(t *testing.T) {
 	nstest.Namespaces(t)

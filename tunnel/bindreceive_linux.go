@@ -20,6 +20,7 @@ type receiver struct {
 	messages [conn.IdealBatchSize]ipv6.Message
 	last     *bindEndpoint // where the last packet came from
 	held     []heldMessage // what the engine had no room for, in order
+	singles  int           // how often in a row all that could be read at once were datagrams by themselves
 }
 
 // heldMessage is what is left of a message of datagrams of one size.
@@ -32,6 +33,15 @@ type heldMessage struct {
 // grouped is how many messages are read at once that may hold many datagrams each:
 // two of those that this bind sends fill what the engine gives.
 const grouped = 2
+
+// The kernel puts no fragments together, nor small packets of many senders. Where
+// messages hold one datagram each, alone of them are read at once; when they hold more
+// after all, the engine has no room for them, and they are copied once more. So that is
+// done only after all of aloneAfter reads had no such message.
+const (
+	alone      = 32
+	aloneAfter = 8
+)
 
 // receive implements [conn.ReceiveFunc].
 func (r *receiver) receive(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int, err error) {
@@ -93,9 +103,15 @@ func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 		// others it takes ten in a row; net.ErrClosed is found in either.
 		return 0, fmt.Errorf("receive: %w", err)
 	}
+	if n == len(read) {
+		r.singles++
+	}
 	for i := range read[:n] {
 		m := &read[i]
 		local, size := parseControl(m.OOB[:m.NN])
+		if size > 0 && size < m.N {
+			r.singles = 0
+		}
 		from := r.endpoint(m.Addr, local)
 		if from == nil {
 			continue
@@ -122,7 +138,11 @@ func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 // first.
 func (r *receiver) prepare(packets [][]byte) (read []ipv6.Message, first int) {
 	read = r.messages[:min(len(packets), len(r.messages))]
-	if r.socket.coalesce && len(read) > grouped {
+	switch {
+	case !r.socket.coalesce || len(read) <= grouped:
+	case r.singles >= aloneAfter:
+		read = read[:min(len(read), alone)]
+	default:
 		first = len(packets) - grouped
 		read = read[:grouped]
 	}
