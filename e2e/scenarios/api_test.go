@@ -18,6 +18,7 @@ import (
 // TestRemoteAPIServerAway takes the remote's API server away, in the ways in
 // which that happens.
 func TestRemoteAPIServerAway(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	agent, from, to := p.Agents[0], p.Pods[0], p.Pods[1]
 
@@ -108,6 +109,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 // TestOneRemoteFails gives an agent of aws three remotes, two of which can't be
 // used, and expects the third to work as ever.
 func TestOneRemoteFails(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	ctx := within(t, 5*time.Minute)
 	merit, err := p.Testbed.StartCluster(ctx, testbed.ClusterConfig{Name: "merit"})
@@ -160,6 +162,7 @@ func TestOneRemoteFails(t *testing.T) {
 // TestThreeClusters joins a third cluster, with a name too long for a device
 // name, to a running pair.
 func TestThreeClusters(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	ctx := within(t, 5*time.Minute)
 	merit, err := p.Testbed.StartCluster(ctx, testbed.ClusterConfig{Name: "merit-on-premises"})

@@ -78,6 +78,7 @@ const unbounded = "unbounded"
 // can't stream lists, and of a newer one answers, in both formats: objects are the
 // same to the last field, and nobody logs of a failure.
 func TestBoundedWatchSeesWhatIsThere(t *testing.T) {
+	t.Parallel()
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{})
 	clusters, err := tb.StartClusters(within(t, 3*time.Minute),

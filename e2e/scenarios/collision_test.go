@@ -15,6 +15,7 @@ import (
 // mistake, have what the node depends on. The node keeps its network, the other
 // remote its tunnel, and nothing stays of what an earlier configuration installed.
 func TestSubnetsAgainstThisNode(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	agent, pod, abroad := p.Agents[1], p.Pods[1], p.Pods[0]
 	node := agent.Node

@@ -79,6 +79,7 @@ func clientWith(t *testing.T, cluster *testbed.Cluster, token string) kubernetes
 // admission policy. The account gets every right on nodes first, so that what is
 // refused is refused by the policy and not for want of a right.
 func TestNodeSpeaksOnlyForItself(t *testing.T) {
+	t.Parallel()
 	cluster := startCluster(t)
 	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard")))
 	must(t, cluster.Grant(t.Context(), systemNamespace, agentAccount,
@@ -196,6 +197,7 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 // TestAgentTellsOnlyOfItself holds the Events that agents may create against the
 // admission policy. Where the agents have more rights, it is it that refuses.
 func TestAgentTellsOnlyOfItself(t *testing.T) {
+	t.Parallel()
 	cluster := startCluster(t)
 	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard")))
 	must(t, cluster.Grant(t.Context(), systemNamespace, agentAccount,

@@ -45,6 +45,7 @@ func setsWith(t *testing.T, cluster *testbed.Cluster, token string, api int) dyn
 // TestPolicyWritesOnlyItsOwn holds semaphore-policy's account against its admission
 // policies, in both of Calico's APIs as custom resources have them.
 func TestPolicyWritesOnlyItsOwn(t *testing.T) {
+	t.Parallel()
 	testdata := filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata")
 	cluster, token, elsewhere := confined(t, "policy", policyAccount, filepath.Join(testdata, "v3.yaml"), filepath.Join(testdata, "v1.yaml"))
 	own, admin := clientWith(t, cluster, token), cluster.Client()

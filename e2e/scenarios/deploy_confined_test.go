@@ -84,6 +84,7 @@ func untilRefused(t *testing.T, act func(context.Context) error) {
 // TestServiceMirrorWritesOnlyMirrors holds the service mirror's account against its
 // admission policies.
 func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
+	t.Parallel()
 	cluster, token, elsewhere := confined(t, "service-mirror", mirrorAccount)
 	own, admin := clientWith(t, cluster, token), cluster.Client()
 	services := own.CoreV1().Services(systemNamespace)

@@ -241,6 +241,7 @@ func (e *example) deployment(t *testing.T, c *testbed.Cluster, name string, node
 // TestExample installs the example in two clusters, runs what it deploys as it is
 // deployed, and takes it out again.
 func TestExample(t *testing.T) {
+	t.Parallel()
 	e := startExample(t)
 	var agents, all []*runningPod
 	for i, c := range e.clusters {

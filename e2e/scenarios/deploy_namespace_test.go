@@ -18,6 +18,7 @@ import (
 // into another namespace, with another suffix, and sees the admission policies
 // refuse there what they have to.
 func TestPoliciesFollowTheNamespace(t *testing.T) {
+	t.Parallel()
 	const namespace = "mesh-of-ours"
 	// Kustomize takes no absolute paths.
 	overlay := t.TempDir()

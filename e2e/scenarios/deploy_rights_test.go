@@ -245,6 +245,7 @@ func compareRights(t *testing.T, granted, used map[right]bool) {
 // TestMissingRightIsTold takes one right after the other from the agents and from
 // their neighbours, and looks for where an operator gets to know of it.
 func TestMissingRightIsTold(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	agent := p.Agents[0]
 	forbidden := func(text string) error {

@@ -59,6 +59,7 @@ func startCluster(t *testing.T, args ...string) *testbed.Cluster {
 // TestManifestsAreValid has a real API server check every object, unknown fields
 // and admission included, and writes none of them.
 func TestManifestsAreValid(t *testing.T) {
+	t.Parallel()
 	cluster := startCluster(t)
 	for _, folder := range kustomizations(t) {
 		name, err := filepath.Rel(deployFolder(t), folder)

@@ -153,6 +153,7 @@ func revoked(t *testing.T, c *testbed.Cluster, what, token string) {
 // TestTokens hands tokens over between two API servers, renews them, and takes
 // them back.
 func TestTokens(t *testing.T) {
+	t.Parallel()
 	e := startTokens(t)
 	aws, gcp := e.clusters[0], e.clusters[1]
 	const agents, account = "semaphore-wireguard-remotes", "semaphore-wireguard-remote-aws"

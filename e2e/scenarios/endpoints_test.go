@@ -31,6 +31,7 @@ const gcpKey, gcpEndpoint = "aws.wireguard.semaphore.uw.io/pubKey", "aws.wiregua
 // addresses of this cluster's nodes, pods and services, and others. No packet goes
 // there, counted where it would leave the node; the remote's other nodes stay peers.
 func TestHostileEndpoints(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 2)
 	agent, other := p.Agents[0], p.Agents[1].Node
 	external := netip.MustParseAddr("203.0.113.7")

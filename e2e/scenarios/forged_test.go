@@ -22,6 +22,7 @@ import (
 // remote pod, to a pod and to the host, on a node that doesn't check sources
 // itself.
 func TestForgedSources(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	agent, pod, remotePod := p.Agents[0], p.Pods[0], p.Pods[1]
 	node := agent.Node

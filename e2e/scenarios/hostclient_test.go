@@ -75,6 +75,7 @@ func seenBy(ctx context.Context, pod *testbed.Pod, client programs.Host, url str
 // address must be what the endpoint sees, and of the node the one that only this
 // node has in the mesh.
 func TestHostReachesServicesAbroad(t *testing.T) {
+	t.Parallel()
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{}, tools.KubeProxy)
 	ctx := within(t, 5*time.Minute)

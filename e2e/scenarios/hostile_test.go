@@ -21,6 +21,7 @@ import (
 // to harm: none of these gets what it wants, all others become peers, and the
 // pods of real nodes go on talking.
 func TestHostileNodes(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	agent := p.Agents[0]
 	status, err := agent.Status(t.Context())

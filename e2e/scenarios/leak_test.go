@@ -14,6 +14,7 @@ import (
 // leads them into the tunnel is taken away, and counts what reaches the
 // underlay outside of one.
 func TestNoPlaintext(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	agent, from, to := p.Agents[0], p.Pods[0], p.Pods[1]
 	capture, err := p.Testbed.Capture()

@@ -185,6 +185,7 @@ func (n *naming) served(t *testing.T, name string, by ...*testbed.Pod) {
 // TestNames is the scenario of the source documents: a pod in gcp reaches
 // services of aws by their names.
 func TestNames(t *testing.T) {
+	t.Parallel()
 	n := startNaming(t)
 	t.Run("a service", n.testService)
 	t.Run("pods of a headless service", n.testHeadless)

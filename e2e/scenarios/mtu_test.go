@@ -24,6 +24,7 @@ const (
 // 1400 pods exchange more than fits into a packet and nothing is fragmented. With an
 // MTU that is too large they do too, in fragments, and status tells of it.
 func TestMTUFollowsTheUnderlay(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	large := strings.Repeat("0123456789abcdef", largeSize/16)
 	for _, pod := range p.Pods {

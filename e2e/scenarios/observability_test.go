@@ -20,6 +20,7 @@ import (
 // TestOperatorsView looks at a mesh with what an operator has: the command
 // "status" and the commands of the documents.
 func TestOperatorsView(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	aws, gcp := p.Agents[0], p.Agents[1]
 	binary := program(t, programs.WireGuard)
@@ -109,6 +110,7 @@ func TestOperatorsView(t *testing.T) {
 
 // TestStatusOfEachProgram asks for the status of programs that don't run.
 func TestStatusOfEachProgram(t *testing.T) {
+	t.Parallel()
 	nstest.Root(t) // As the other tests of this package, which build the programs too.
 	for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Policy} {
 		t.Run(name, func(t *testing.T) {

@@ -27,6 +27,7 @@ import (
 // original leaves in a kernel's WireGuard is the matter of the tests of tunnel and
 // routes: here is none.
 func TestMovingOver(t *testing.T) {
+	t.Parallel()
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{})
 	t.Cleanup(func() { soundLogs(t, tb) })

@@ -28,6 +28,7 @@ const fluentdPort = 8889
 // can't run here: a packet filter in the fluentd pod takes its place, made of
 // the nets of the sets that the policy's selector selects.
 func TestPolicy(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	ctx := within(t, 2*time.Minute)
 	must(t, p.AWS.Apply(ctx, "../../policy/testdata/v3.yaml"))

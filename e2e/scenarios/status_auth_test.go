@@ -21,6 +21,7 @@ import (
 // TestStatusAuthentication has a program ask a real API server who may read its
 // metrics, with the rights of deploy/authenticated.
 func TestStatusAuthentication(t *testing.T) {
+	t.Parallel()
 	log := filepath.Join(t.TempDir(), "audit.log")
 	c := startCluster(t, auditArgs(t, log)...)
 	must(t, programs.Grant(t.Context(), programs.ServiceMirror, c))
@@ -138,6 +139,7 @@ func getWith(ctx context.Context, from *testbed.Node, url, token string) (int, e
 // TestAuthenticatedComponent puts the component, and that for systemd-networkd, into
 // the example, and into one that has one program alone.
 func TestAuthenticatedComponent(t *testing.T) {
+	t.Parallel()
 	cluster := startCluster(t)
 	for _, c := range []struct {
 		resources []string

@@ -22,6 +22,7 @@ import (
 // TestStatusPort has pods of the own and of the remote cluster look for the
 // agent's ports, and then tie them up.
 func TestStatusPort(t *testing.T) {
+	t.Parallel()
 	p := startPair(t, 1)
 	agent, local, remote := p.Agents[0], p.Pods[0], p.Pods[1]
 	node := agent.Node

@@ -17,6 +17,7 @@ import (
 // without the wait that spreads them, with the rights of our manifests: one Event
 // comes of one rejected node, and a handful of thousands.
 func TestManyAgentsMakeFewEvents(t *testing.T) {
+	t.Parallel()
 	cluster := startCluster(t)
 	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard", "rbac.yaml")))
 	client := clientWith(t, cluster, agentToken(t, cluster, "aws-1"))
