@@ -35,7 +35,7 @@ func (j *journal) note(format string, args ...any) {
 
 // packet takes down a packet that the relay got. Of requests and answers, which are
 // many, only those that tell of a session.
-func (j *journal) packet(p Packet, delay time.Duration, pass bool) {
+func (j *journal) packet(p Packet, pass bool) {
 	if j == nil {
 		return
 	}

@@ -67,7 +67,7 @@ func (r *relay) forward(from int) {
 		if rule != nil {
 			delay, pass = rule(Packet{from, buf[0], buf[:n]})
 		}
-		r.log.packet(Packet{from, buf[0], buf[:n]}, delay, pass)
+		r.log.packet(Packet{from, buf[0], buf[:n]}, pass)
 		switch {
 		case !pass:
 		case delay > 0:
