@@ -21,7 +21,7 @@ func statusCommand() report.Command[policyReport] {
 func showReport(p *report.Page, rep *policyReport) {
 	p.Line("semaphore-policy %s", rep.Version)
 	p.Line("cluster %s, Calico's API %s", rep.Cluster, rep.CalicoAPI)
-	p.Replica(rep.Leading, rep.Leader, "skipped pods and failures", rep.ElectionError)
+	p.Replica(rep.Leading, rep.Leader, "failures", rep.ElectionError)
 	for _, cluster := range slices.Sorted(maps.Keys(rep.Unconfigured)) {
 		fate := "left alone"
 		if at, goes := rep.RemovedAt[cluster]; goes {
