@@ -176,7 +176,7 @@ func (l *Ledger[T]) Changes() []Change[T] {
 		}
 		changes = append(changes, Change[T]{Name: name, Before: before, After: after})
 	}
-	clear(l.told)
+	l.told = map[string]*T{} // to empty a map takes as long as it ever was large
 	slices.SortFunc(changes, func(a, b Change[T]) int { return strings.Compare(a.Name, b.Name) })
 	return changes
 }
