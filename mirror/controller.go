@@ -5,17 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
@@ -38,7 +36,11 @@ type Config struct {
 	LocalFirstSelector labels.Selector
 	// LegacyEndpoints also writes objects of the deprecated Endpoints API.
 	LegacyEndpoints bool
-	// Workers is how many services may be written at a time. 0: DefaultWorkers.
+	// RemovalGrace is how long after the start that stays which is from remotes that
+	// are no longer configured.
+	RemovalGrace time.Duration
+	// Workers is how many services of one remote may be written at a time. 0:
+	// DefaultWorkers.
 	Workers int
 	// WatchMetrics, which may be nil, tell how the watches are.
 	WatchMetrics *kube.Metrics
@@ -58,49 +60,51 @@ type Remote struct {
 	// StaleAfter is after how long without contact its endpoints leave global
 	// services that have others; 0: never. See kube.ServerConfig.
 	StaleAfter time.Duration
-	// Bounds are those of what it can make us hold; the client has the same.
+	// Bounds are those of what it can make us hold; the client has the same. Made
+	// are those of what is made for it.
 	Bounds kube.Bounds
+	Made   Bounds
 	// Client returns its client, or why there is none yet.
 	Client func() (kubernetes.Interface, error)
 }
 
-// DefaultWorkers is how many services are written at a time by default.
+// DefaultWorkers is how many services of one remote are written at a time by default.
 const DefaultWorkers = 24
 
 const (
 	// passSpacing is the least time between two looks at what changed.
 	passSpacing = 10 * time.Millisecond
-	// slowPass is how often to look for what changed without an event, and
-	// fullPass how often to look at each service although nothing did.
+	// slowPass is how often to look for what changed without an event.
 	slowPass = 30 * time.Second
-	fullPass = 5 * time.Minute
 	// Retries of a service that can't be written, by itself.
 	shortestRetry, longestRetry = 100 * time.Millisecond, time.Minute
+	// stuckAfter is how long one service may take: several writes that each time
+	// out.
+	stuckAfter = 5 * time.Minute
 )
 
-// Controller keeps mirrors and global services. Its watches and its plan are
-// there in every replica; only Lead writes.
+// Controller keeps mirrors and global services. Its feeds, and what it knows to be
+// desired, are there in every replica; only Lead writes.
 type Controller struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *Metrics
-	sums    summer
-	write   *writer
-	events  *event.Recorder
+	apply   *applier
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
 	servers map[string]*kube.Server // of remotes, by name
 	sources []*source
-	local   *local
-	started time.Time
+	local   *localFeeds
+	lingers time.Time // until when what isn't configured any more stays
 
-	mu    sync.Mutex
-	own   *holdings
-	plan  *plan
-	ready bool      // the local watches have synced and the plan knows it
-	full  time.Time // when everything was last looked at
-	queue workqueue.TypedRateLimitingInterface[string]
-	state *state
+	mu       sync.Mutex
+	snapshot *Snapshot
+	memo     *Memo
+	ready    bool                 // the mirror namespace has been read
+	full     map[string]time.Time // when everything was last looked at, by remote
+	blocked  map[string]error     // services with foreign objects in their way
+	over     map[string]string    // remotes beyond their bounds
+	writer   *keep.Writer[string] // nil: this replica doesn't lead
 }
 
 // New returns a controller. It makes no request.
@@ -109,49 +113,45 @@ func New(cfg Config) *Controller {
 		cfg.Workers = DefaultWorkers
 	}
 	c := &Controller{
-		cfg: cfg, log: cfg.Logger, sums: newSummer(), own: newHoldings(),
-		trigger: reconcile.NewTrigger(), metrics: newMetrics(), state: newState(),
-		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), started: time.Now(),
-		servers: map[string]*kube.Server{},
+		cfg: cfg, log: cfg.Logger, trigger: reconcile.NewTrigger(), metrics: newMetrics(), memo: NewMemo(),
+		servers: map[string]*kube.Server{}, lingers: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
+		blocked: map[string]error{}, over: map[string]string{},
 	}
 	c.metrics.controller = c
-	c.write = &writer{client: cfg.Client, namespace: cfg.Namespace, sums: c.sums, log: c.log, count: c.metrics.wrote}
-	c.local = c.newLocal()
-
-	clusters := []clusterConfig{{name: cfg.Cluster, local: true}}
+	clusters, kinds := []clusterConfig{{name: cfg.Cluster, local: true}}, []kind(nil)
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		clusters = append(clusters, clusterConfig{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets})
+		clusters = append(clusters, clusterConfig{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets, bounds: r.Made})
 		c.servers[r.Name] = kube.NewServer(kube.ServerConfig{
 			Cluster: r.Name, StaleAfter: r.StaleAfter, Ask: kube.SignOfLife(r.Client), Logger: c.log,
 		})
 	}
-	c.plan = newPlan(clusters, c.kinds, c.own)
-	local := func() (kubernetes.Interface, error) { return cfg.Client, nil }
-	for _, id := range c.plan.order {
+	if cfg.MirrorSelector != nil {
+		kinds = append(kinds, mirrored)
+	}
+	if cfg.GlobalSelector != nil {
+		kinds = append(kinds, merged)
+	}
+	sums, local := newSummer(), newLocal(c.trigger.Fire)
+	c.snapshot = newSnapshot(clusters, kinds, local, sums)
+	c.snapshot.legacy = cfg.LegacyEndpoints
+	c.apply = &applier{
+		client: cfg.Client, namespace: cfg.Namespace, sums: sums, local: local, legacy: cfg.LegacyEndpoints,
+		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
+	}
+	c.local = c.newLocalFeeds()
+	for _, id := range c.snapshot.order {
 		if r := c.remote(id.cluster); r != nil {
 			c.sources = append(c.sources, c.newSource(id, r.Client, r))
 		} else {
-			c.sources = append(c.sources, c.newSource(id, local, nil))
+			c.sources = append(c.sources, c.newSource(id, func() (kubernetes.Interface, error) { return cfg.Client, nil }, nil))
 		}
 	}
 	c.loop = reconcile.NewLoop(reconcile.Config{
 		Name: "services", Reconcile: c.Reconcile, Trigger: c.trigger,
-		MinInterval: passSpacing, Resync: c.resync(), Logger: c.log,
+		MinInterval: passSpacing, Resync: slowPass, Due: c.due, Logger: c.log,
 	})
 	return c
-}
-
-// kinds returns what is watched in a cluster.
-func (c *Controller) kinds(cl clusterConfig) []setKind {
-	var kinds []setKind
-	if c.cfg.MirrorSelector != nil && !cl.local {
-		kinds = append(kinds, mirrorSet)
-	}
-	if c.cfg.GlobalSelector != nil {
-		kinds = append(kinds, globalSet)
-	}
-	return kinds
 }
 
 func (c *Controller) remote(name string) *Remote {
@@ -163,17 +163,6 @@ func (c *Controller) remote(name string) *Remote {
 	return nil
 }
 
-// resync is how often to look whether a remote is stale.
-func (c *Controller) resync() time.Duration {
-	period := slowPass
-	for name := range c.servers {
-		if after := c.staleAfter(name); after > 0 {
-			period = min(period, max(after/20, 500*time.Millisecond))
-		}
-	}
-	return period
-}
-
 // String names the controller as the work of a leader.
 func (c *Controller) String() string { return "service mirror" }
 
@@ -181,7 +170,7 @@ func (c *Controller) String() string { return "service mirror" }
 func (c *Controller) Tasks() []run.Task {
 	tasks := append(c.local.tasks(), c.loop)
 	for _, s := range c.sources {
-		tasks = append(tasks, s.services, s.slices)
+		tasks = append(tasks, s.origins, s.slices)
 	}
 	for i := range c.cfg.Remotes {
 		tasks = append(tasks, c.servers[c.cfg.Remotes[i].Name])
@@ -189,184 +178,194 @@ func (c *Controller) Tasks() []run.Task {
 	return tasks
 }
 
-// Reconcile finds out which services may differ from what they must be, and
-// has the workers look at them. It makes no request and never fails.
-func (c *Controller) Reconcile(context.Context) error {
+// due returns when there is something to do without an event.
+func (c *Controller) due() (first time.Time) {
 	now := time.Now()
-	here := c.local.view()
-	zones, zonesKnown := c.local.zones()
-	views := make(map[setID]setView, len(c.sources))
-	for _, s := range c.sources {
-		v := s.view(c.staleAfter(s.id.cluster), c.started, now)
-		if c.remote(s.id.cluster) == nil {
-			// Without the zones its endpoints would lose their hints.
-			v.known = v.known && zonesKnown
-		}
-		views[s.id] = v
-	}
-
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !here.known {
-		return nil
+	at := func(t time.Time) {
+		if t.After(now) && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
 	}
-	names, globals := c.own.update(here.services, here.slices, here.endpoints, now)
-	changed, everything := c.plan.update(views, zones, globals)
-	maps.Copy(names, changed)
-	c.ready = true
-	if everything || now.Sub(c.full) > fullPass {
-		maps.Copy(names, c.everything())
-		c.full = now
+	at(c.lingers)
+	for i := range c.cfg.Remotes {
+		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 {
+			at(c.full[r.Name].Add(r.ResyncPeriod))
+		}
 	}
-	if c.queue != nil {
-		for name := range names {
-			c.queue.Add(name)
+	local := c.snapshot.local
+	for _, t := range []time.Time{local.services.Due(), local.slices.Due(), local.endpoints.Due()} {
+		at(t)
+	}
+	return first
+}
+
+// Reconcile is a pass: it finds out which services may differ from what they must
+// be, and has the writer look at them. It makes no request and never fails.
+func (c *Controller) Reconcile(context.Context) error {
+	names, writer := c.pass(time.Now())
+	if writer != nil {
+		for _, name := range names {
+			c.metrics.adds.WithLabelValues(queueName).Inc()
+			writer.Add(name)
 		}
 	}
 	return nil
 }
 
-func (c *Controller) staleAfter(cluster string) time.Duration {
-	if s := c.servers[cluster]; s != nil {
-		return s.StaleAfter()
+// pass takes in what is new, and returns the services that may differ, and who may
+// write them; nil: this replica may not.
+func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.snapshot
+	if !c.local.read(s) {
+		return nil, nil
 	}
-	return 0
-}
-
-// view returns what is known of a source. Contact counts from the start of the
-// process where there has been none since.
-func (s *source) view(staleAfter time.Duration, started, now time.Time) setView {
-	services, servicesKnown := s.services.Snapshot()
-	slices, slicesKnown := s.slices.Snapshot()
-	v := setView{known: servicesKnown && slicesKnown, services: services, slices: slices}
-	if staleAfter > 0 {
-		for _, last := range []time.Time{s.services.LastContact(), s.slices.LastContact()} {
-			if last.Before(started) {
-				last = started
-			}
-			v.stale = v.stale || now.Sub(last) > staleAfter
+	zones, zonesKnown := c.local.readZones()
+	s.nodes(zones)
+	more := false
+	for _, src := range c.sources {
+		// Without the zones, local endpoints would lose their hints.
+		again := src.read(s, zonesKnown || c.remote(src.id.cluster) != nil)
+		more = more || again
+	}
+	if more {
+		c.trigger.Fire()
+	}
+	if now.Before(c.lingers) {
+		s.linger(c.lingers)
+	} else {
+		s.linger(time.Time{})
+	}
+	for i := range c.cfg.Remotes {
+		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 && now.Sub(c.full[r.Name]) >= r.ResyncPeriod {
+			s.all, c.full[r.Name] = true, now
 		}
 	}
-	return v
+	desired := Desired(s, c.memo)
+	s.seen()
+	c.ready = true
+	names := make([]string, 0, len(desired))
+	for i := range desired {
+		w := &desired[i]
+		names = append(names, w.Name)
+		c.block(w)
+	}
+	for cluster, r := range c.memo.rooms {
+		c.over[cluster] = c.crowded(cluster, r, c.over[cluster])
+	}
+	return names, c.writer
+}
+
+// block notes, and logs, which foreign objects are in the way of a service.
+func (c *Controller) block(w *Service) {
+	have := c.snapshot.local.get(w.Name, w)
+	switch before, now := c.blocked[w.Name], inTheWay(&have, w); {
+	case now != nil:
+		if c.blocked[w.Name] = now; before == nil || before.Error() != now.Error() {
+			c.log.Error("service not in order", "service", w.Name, "err", now)
+		}
+	case before != nil:
+		delete(c.blocked, w.Name)
+		c.log.Info("service in order again", "service", w.Name)
+	}
+}
+
+// crowded returns what is left out for the sake of a remote's bounds, and logs when
+// that begins and ends.
+func (c *Controller) crowded(cluster string, r *room, before string) (now string) {
+	if n := len(r.waiting) + len(r.short); n > 0 {
+		now = fmt.Sprintf("%d services or more are left out or short: %d services, %d slices and %d addresses are made of %d, %d and %d at most",
+			n, r.used.Services, r.used.Slices, r.used.Addresses, r.bounds.Services, r.bounds.Slices, r.bounds.Addresses)
+	}
+	switch {
+	case now != "" && before == "":
+		c.log.Warn("a remote is beyond its bounds", "cluster", cluster, "err", now)
+	case now == "" && before != "":
+		c.log.Info("a remote is within its bounds again", "cluster", cluster)
+	}
+	return now
 }
 
 // Lead writes until ctx ends. It looks at everything first.
 func (c *Controller) Lead(ctx context.Context) error {
-	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](shortestRetry, longestRetry),
-		workqueue.TypedRateLimitingQueueConfig[string]{Name: "services", MetricsProvider: c.metrics},
-	)
+	writer := keep.NewWriter(keep.WriterConfig[string]{
+		Name: "services", Apply: c.put, Tenant: c.tenant, Workers: c.cfg.Workers,
+		RetryMin: shortestRetry, RetryMax: longestRetry, StuckAfter: stuckAfter,
+		Observe: c.metrics.applied, Logger: c.log,
+	})
 	c.mu.Lock()
-	c.queue = queue
-	if c.ready {
-		for name := range c.everything() {
-			queue.Add(name)
+	c.writer = writer
+	c.snapshot.all = true
+	c.mu.Unlock()
+	c.trigger.Fire()
+	err := writer.Run(ctx)
+	c.mu.Lock()
+	c.writer = nil
+	c.mu.Unlock()
+	return err
+}
+
+// leading returns who writes; nil: this replica doesn't. It must not be asked for
+// anything with mu held, because it asks for tenants.
+func (c *Controller) leading() *keep.Writer[string] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.writer
+}
+
+// tenant returns whose a service is: the remote's whose word it is first of all.
+func (c *Controller) tenant(name string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w, have := c.memo.services[name], c.snapshot.local.services.Get(name)
+	switch {
+	case w != nil && !w.Origin.Global():
+		return w.Origin.Cluster
+	case w != nil && len(w.Accepted) > 0:
+		return w.Accepted[0]
+	case w == nil && have != nil && !have.global:
+		return have.id.Cluster
+	case w == nil && have != nil && len(have.accepted) > 0:
+		return have.accepted[0]
+	}
+	return c.cfg.Cluster
+}
+
+// put brings one local service to what it must be. It implements keep.Apply.
+func (c *Controller) put(ctx context.Context, name string) error {
+	c.mu.Lock()
+	want, have := c.snapshot.want(c.memo, name)
+	c.mu.Unlock()
+	err := c.apply.apply(ctx, &have, &want, Diff(have, want))
+	if untold := c.apply.tell(ctx, &have, &want); untold != nil {
+		c.log.WarnContext(ctx, "event not made", "service", name, "err", untold)
+		if writer := c.leading(); writer != nil {
+			writer.AddAfter(slowPass, name)
 		}
 	}
-	c.mu.Unlock()
-
-	var workers sync.WaitGroup
-	for range c.cfg.Workers {
-		workers.Go(func() {
-			for c.work(ctx, queue) {
-			}
-		})
-	}
-	<-ctx.Done()
-	c.mu.Lock()
-	c.queue = nil
-	c.mu.Unlock()
-	queue.ShutDown()
-	workers.Wait()
-	c.metrics.idle()
-	return nil
-}
-
-// everything returns the names of all services that are or must be.
-func (c *Controller) everything() map[string]struct{} {
-	names := map[string]struct{}{}
-	for name := range c.plan.names {
-		names[name] = struct{}{}
-	}
-	for name := range c.own.services.groups {
-		names[name] = struct{}{}
-	}
-	for name := range c.own.slices.groups {
-		names[name] = struct{}{}
-	}
-	for name := range c.own.endpoints.groups {
-		names[name] = struct{}{}
-	}
-	delete(names, "")
-	return names
-}
-
-// work takes one name from the queue and brings its service in order.
-func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) bool {
-	name, shutdown := queue.Get()
-	if shutdown || ctx.Err() != nil {
-		return false
-	}
-	defer queue.Done(name)
-	c.state.begin(name)
-	err := c.run(ctx, name)
-	if ctx.Err() != nil {
-		return false
-	}
-	if lagging(err) && queue.NumRequeues(name) < patience {
-		c.log.DebugContext(ctx, "watch lags behind", "service", name, "err", err)
-		c.state.pause(name)
-	} else {
-		c.report(ctx, name, c.state.end(name, err), err)
-	}
-	if err != nil {
-		queue.AddRateLimited(name)
-	} else {
-		queue.Forget(name)
-	}
-	return true
-}
-
-// patience is how often in a row a service may turn out to be other than what
-// the watch showed before that is an error.
-const patience = 4
-
-// lagging reports whether an error means that an object isn't what the watch
-// showed last; the next look will be better.
-func lagging(err error) bool {
-	return err != nil && (apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err))
-}
-
-// report logs an error when it appears or changes, and when it is over.
-func (c *Controller) report(ctx context.Context, name string, before, err error) {
-	switch {
-	case err == nil && before != nil:
-		c.log.InfoContext(ctx, "service in order again", "service", name)
-	case err != nil && before != nil && before.Error() == err.Error():
-		c.log.DebugContext(ctx, "service still not in order", "service", name, "err", err)
-	case err != nil:
-		c.log.ErrorContext(ctx, "service not in order", "service", name, "err", err)
-	}
+	return err
 }
 
 // Health says whether the controller does its work: whether its loop turns and
 // no write has been going on for too long.
-func (c *Controller) Health() error { return errors.Join(c.loop.Stuck(), c.state.stuck(time.Now())) }
+func (c *Controller) Health() error {
+	writer := c.leading()
+	if writer == nil {
+		return c.loop.Stuck()
+	}
+	return errors.Join(c.loop.Stuck(), writer.Stuck(time.Now()))
+}
 
-// Ready says whether what is here is what should be, as far as is known: the
-// local state has been read, and each remote's has, or is still here from an
-// earlier run.
+// Ready says whether the controller may do its work: the local state has been read.
+// What a remote that is away would add is told in the status, and not waited for.
 func (c *Controller) Ready() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.ready {
 		return errors.New("the mirror namespace has not been read since start")
 	}
-	var errs []error
-	for _, id := range c.plan.order {
-		if !c.plan.sets[id].known && !c.plan.remembers(id) {
-			errs = append(errs, fmt.Errorf("%s of %s: not read since start, and none here", id.kind, id.cluster))
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }

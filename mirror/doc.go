@@ -7,9 +7,12 @@
 // one changed endpoint there is one write here, and what must be here is a
 // pure function of what is there.
 //
-//	watches ─> Controller.Reconcile ─> planner: which targets differ now?
-//	                                      │ names
-//	                                      v
-//	                           queue ─> workers (leader only): compare the
-//	                           target with what the cluster holds, and write
+//	feeds ─> pass: Snapshot ─> Desired ─> which services may differ?
+//	                                            │ names
+//	                                            v
+//	                              keep.Writer (leader only): Diff ─> apply
+//
+// A Snapshot is all that is known of origins and of the mirror namespace; Desired
+// and Diff are pure. Feeds hand out what changed and a Memo remembers the rest, so
+// that work grows with the change.
 package mirror

@@ -11,43 +11,33 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ownEndpoints is an Endpoints object of the mirror namespace, as it is.
-type ownEndpoints struct{ identity }
-
 // maxEndpoints is how many addresses an Endpoints object may have before
 // Kubernetes' own controller cuts it off, and says so in an annotation.
 const maxEndpoints = 1000
 
-func (h summer) ownEndpoints(e *corev1.Endpoints) *ownEndpoints { //nolint:staticcheck // Deprecated, and asked for by SEMAPHORE_MIRROR_LEGACY_ENDPOINTS.
-	return &ownEndpoints{identity{
-		name: e.Name, uid: e.UID, version: e.ResourceVersion, sum: h.endpoints(e),
-		ours: e.Labels[labelMirrored] == labelValue,
-	}}
-}
-
 // endpoints returns the object of the deprecated API that says what the slices
-// of a target do, for one family. Its label keeps Kubernetes from making
+// of a service do, for one family. Its label keeps Kubernetes from making
 // slices of it, which would double each endpoint.
-func (t *target) endpoints(namespace string, family corev1.IPFamily) *corev1.Endpoints { //nolint:staticcheck // See ownEndpoints.
-	e := &corev1.Endpoints{ //nolint:staticcheck // See ownEndpoints.
+func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.Endpoints { //nolint:staticcheck // See observedEndpoints.
+	e := &corev1.Endpoints{ //nolint:staticcheck // See observedEndpoints.
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: t.name,
+			Namespace: namespace, Name: t.Name,
 			Labels: map[string]string{labelMirrored: labelValue, discoveryv1.LabelSkipMirror: labelValue},
 		},
 	}
-	if t.spec.Headless {
+	if t.Spec.Headless {
 		e.Labels[corev1.IsHeadlessService] = ""
 	}
 	seen, total := map[netip.Addr]bool{}, 0
-	for i := range t.slices {
-		w := &t.slices[i]
-		if string(w.source.Family) != string(family) {
+	for i := range t.Slices {
+		w := &t.Slices[i]
+		if string(w.origin.Family) != string(family) {
 			continue
 		}
-		var subset corev1.EndpointSubset //nolint:staticcheck // See ownEndpoints.
-		for j := range w.source.Endpoints {
-			from := &w.source.Endpoints[j]
-			if seen[from.Address] || w.refuse && refusal(from.Address, w.source.Family, w.subnets) != "" {
+		var subset corev1.EndpointSubset //nolint:staticcheck // See observedEndpoints.
+		for j := range w.Endpoints {
+			from := &w.Endpoints[j]
+			if seen[from.Address] {
 				continue
 			}
 			if total == maxEndpoints {
@@ -56,7 +46,7 @@ func (t *target) endpoints(namespace string, family corev1.IPFamily) *corev1.End
 			}
 			total++
 			seen[from.Address] = true
-			address := corev1.EndpointAddress{IP: from.Address.String(), Hostname: from.Hostname} //nolint:staticcheck // See ownEndpoints.
+			address := corev1.EndpointAddress{IP: from.Address.String(), Hostname: from.Hostname} //nolint:staticcheck // See observedEndpoints.
 			if from.Ready == False {
 				subset.NotReadyAddresses = append(subset.NotReadyAddresses, address)
 			} else {
@@ -66,11 +56,11 @@ func (t *target) endpoints(namespace string, family corev1.IPFamily) *corev1.End
 		if len(subset.Addresses)+len(subset.NotReadyAddresses) == 0 {
 			continue
 		}
-		for _, p := range w.source.Ports {
+		for _, p := range w.origin.Ports {
 			if p.Port == nil {
 				continue
 			}
-			subset.Ports = append(subset.Ports, corev1.EndpointPort{ //nolint:staticcheck // See ownEndpoints.
+			subset.Ports = append(subset.Ports, corev1.EndpointPort{ //nolint:staticcheck // See observedEndpoints.
 				Name: *p.Name, Protocol: *p.Protocol, Port: *p.Port, AppProtocol: p.AppProtocol,
 			})
 		}
@@ -81,7 +71,7 @@ func (t *target) endpoints(namespace string, family corev1.IPFamily) *corev1.End
 
 // endpoints hashes an Endpoints object whatever the order of its parts, which
 // the API server changes.
-func (h summer) endpoints(e *corev1.Endpoints) sum { //nolint:staticcheck // See ownEndpoints.
+func (h summer) endpoints(e *corev1.Endpoints) sum { //nolint:staticcheck // See observedEndpoints.
 	var all []string
 	for i := range e.Subsets {
 		s := &e.Subsets[i]

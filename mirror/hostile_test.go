@@ -2,10 +2,10 @@ package mirror
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -15,179 +15,192 @@ import (
 // TestSliceNamesHaveNoSecondOrigin holds how much of a hash there is: whoever
 // takes part in a global service may choose names until one fits.
 func TestSliceNamesHaveNoSecondOrigin(t *testing.T) {
-	name := sliceName("gl-shop-73736d-web", "aws", &Slice{Name: "web-1", Service: Key{"shop", "web"}, Family: discoveryv1.AddressTypeIPv4})
+	name := sliceName("gl-shop-73736d-web", "aws", &OriginSlice{Name: "web-1", Service: Key{"shop", "web"}, Family: discoveryv1.AddressTypeIPv4})
 	digits, found := strings.CutPrefix(name, "gl-shop-73736d-web-")
 	if !found || len(digits)*4 < 128 {
 		t.Errorf("%s has %d bits of a hash, want 128 at least", name, len(digits)*4)
 	}
 }
 
-// scene is a plan that the views of three clusters are shown to, and whose wishes
-// come true.
-type scene struct {
-	*plan
-	own   *holdings
-	sums  summer
-	views map[setID]setView
-	age   int
-}
-
-func newScene() *scene {
-	s := &scene{own: newHoldings(), sums: newSummer(), views: map[setID]setView{}}
-	s.restart()
-	return s
-}
-
-// restart forgets what only the process knows.
-func (s *scene) restart() {
-	s.plan = modelPlan(s.own)
-	for _, id := range s.order {
-		v := s.views[id]
-		v.known = true
-		s.views[id] = v
-	}
-}
-
-// says has a cluster have these global services, and no others.
-func (s *scene) says(t *testing.T, cluster string, all ...*Service) {
-	t.Helper()
-	s.views[setID{cluster, globalSet}] = setView{known: true, services: all}
-	s.settle(t)
-}
-
-func (s *scene) settle(t *testing.T) {
-	t.Helper()
-	var globals map[Key]struct{}
-	for range 2 {
-		s.update(s.views, []string{""}, globals)
-		s.age++
-		globals = write(s.plan, s.own, s.sums, s.age)
-	}
-	if len(globals) > 0 {
-		t.Errorf("what is wanted changes with what is there: %v", globals)
-	}
-}
-
-// origin is a global service that a cluster says is of an age.
-func origin(k Key, created int64, port int32, traits Traits) *Service {
-	traits.IPv4 = true
-	return &Service{Key: k, Created: time.Unix(created, 0), Spec: Spec{traits, []Port{tcp("http", port)}}}
-}
-
 // TestWhoJoinsLastDecidesNothing has remotes state whatever date suits them.
 func TestWhoJoinsLastDecidesNothing(t *testing.T) {
 	web := Key{"shop", "web"}
-	honest := origin(web, 1000, 80, Traits{})
-	backdated := origin(web, 1, 6666, Traits{Headless: true, PublishNotReady: true, AffinityTimeout: 1})
+	aws, merit, gcp := setID{"aws", merged}, setID{"merit", merged}, setID{"gcp", merged}
+	honest := newOrigin(web, 1000, 80, Traits{})
+	backdated := newOrigin(web, 1, 6666, Traits{Headless: true, PublishNotReady: true, AffinityTimeout: 1})
 	backdated.LocalFirst = true
-	check := func(t *testing.T, s *scene, accepted ...string) {
+	check := func(t *testing.T, w *world, accepted ...string) {
 		t.Helper()
-		tg := s.names[globalName]
-		if tg == nil {
+		s := w.memo.services[globalName]
+		if s == nil {
 			t.Fatal("no global service")
 		}
-		if tg.spec.Traits != honest.Spec.Traits || tg.localFirst || tg.spec.Ports[0].Port != 80 {
-			t.Errorf("%+v, local first %v: not as those have it who were there before", tg.spec, tg.localFirst)
+		if s.Spec.Traits != honest.Spec.Traits || s.LocalFirst || s.Spec.Ports[0].Port != 80 {
+			t.Errorf("%+v, local first %v: not as those have it who were there before", s.Spec, s.LocalFirst)
 		}
-		if diff := cmp.Diff(accepted, tg.accepted); diff != "" {
+		if diff := cmp.Diff(accepted, s.Accepted); diff != "" {
 			t.Errorf("accepted (-want +got):\n%s", diff)
 		}
 	}
 	t.Run("the first remote stays first", func(t *testing.T) {
-		s := newScene()
-		s.says(t, "merit", honest)
-		check(t, s, "merit")
-		s.says(t, "aws", backdated)
-		check(t, s, "merit", "aws")
-		s.restart()
-		s.settle(t)
-		check(t, s, "merit", "aws")
+		w := newWorld()
+		w.says(t, merit, honest)
+		check(t, w, "merit")
+		w.says(t, aws, backdated)
+		check(t, w, "merit", "aws")
+		w.again()
+		w.settle(t)
+		check(t, w, "merit", "aws")
 	})
 	t.Run("also while the object is away", func(t *testing.T) {
-		s := newScene()
-		s.says(t, "merit", honest)
-		s.says(t, "aws", backdated)
-		s.own.update(nil, nil, nil, time.Now())
-		s.update(s.views, []string{""}, map[Key]struct{}{web: {}})
-		check(t, s, "merit", "aws")
+		w := newWorld()
+		w.says(t, merit, honest)
+		w.says(t, aws, backdated)
+		clear(w.services)
+		w.show()
+		Desired(w.Snapshot, w.memo)
+		check(t, w, "merit", "aws")
 	})
 	t.Run("the local cluster is before all", func(t *testing.T) {
-		s := newScene()
-		s.says(t, "aws", backdated)
-		s.says(t, "gcp", honest)
-		check(t, s, "aws")
-		s.says(t, "merit", backdated)
-		check(t, s, "aws", "merit")
+		w := newWorld()
+		kind := newOrigin(web, 1, 6666, Traits{PublishNotReady: true, AffinityTimeout: 1})
+		w.says(t, aws, kind)
+		w.says(t, gcp, honest)
+		check(t, w, "aws")
+		w.says(t, merit, backdated)
+		check(t, w, "aws", "merit")
+	})
+	t.Run("but what runs keeps its kind", func(t *testing.T) {
+		w := newWorld()
+		w.says(t, aws, honest)
+		uid := w.services[globalName].UID
+		w.says(t, gcp, newOrigin(web, 1, 80, Traits{Headless: true}))
+		if w.services[globalName].UID != uid || w.memo.services[globalName].Spec.Headless {
+			t.Error("a headless joiner has replaced the service that all use")
+		}
+		if c := w.memo.services[globalName].Conflicts; len(c) != 1 || c[0].Cluster != "gcp" {
+			t.Errorf("conflicts %v, want one of the joiner", c)
+		}
+		w.again()
+		w.settle(t)
+		w.says(t, aws)
+		if !w.memo.services[globalName].Spec.Headless {
+			t.Error("nobody agrees with what runs any more, and it stays")
+		}
 	})
 	t.Run("who goes loses its place", func(t *testing.T) {
-		s := newScene()
-		s.says(t, "aws", backdated)
-		s.says(t, "merit", honest)
-		s.says(t, "aws")
-		check(t, s, "merit")
-		s.says(t, "aws", backdated)
-		check(t, s, "merit", "aws")
+		w := newWorld()
+		w.says(t, aws, backdated)
+		w.says(t, merit, honest)
+		w.says(t, aws)
+		check(t, w, "merit")
+		w.says(t, aws, backdated)
+		check(t, w, "merit", "aws")
 	})
 	t.Run("who is out of reach keeps it", func(t *testing.T) {
-		s := newScene()
-		s.says(t, "merit", honest)
-		s.restart()
-		s.views[setID{"merit", globalSet}] = setView{}
-		s.says(t, "aws", backdated)
-		check(t, s, "merit", "aws")
-		s.says(t, "merit", honest)
-		check(t, s, "merit", "aws")
+		w := newWorld()
+		w.says(t, merit, honest)
+		w.again()
+		w.contact(merit, false, false)
+		w.says(t, aws, backdated)
+		check(t, w, "merit", "aws")
+		w.says(t, merit, honest)
+		check(t, w, "merit", "aws")
 	})
 	t.Run("the object of a version that kept no order", func(t *testing.T) {
-		s := newScene()
-		before := remembered(globalName, web, "aws", "merit")
-		s.own.update([]*ownService{before}, nil, nil, time.Now())
-		s.views[setID{"merit", globalSet}] = setView{}
-		s.says(t, "aws", origin(web, 2000, 6666, Traits{Headless: true}))
-		check(t, s) // until all have been heard of
-		s.says(t, "merit", honest)
-		check(t, s, "merit", "aws") // as that version had it
+		w := newWorld()
+		w.remember(web, "aws", "merit")
+		w.contact(merit, false, false)
+		w.says(t, aws, newOrigin(web, 2000, 6666, Traits{Headless: true}))
+		check(t, w) // until all have been heard of
+		w.says(t, merit, honest)
+		check(t, w, "merit", "aws") // as that version had it
 	})
 }
 
-// TestNobodyTakesAnothersName has a remote choose the name of its own service so
-// that the global one would be called like another.
+// remember has a global service be there from an earlier run.
+func (w *world) remember(k Key, clusters ...string) {
+	s := &Service{Name: GlobalName(k), Origin: ID{Key: k}, Clusters: clusters, Spec: newOrigin(k, 1, 80, Traits{}).Spec}
+	w.put(s.service(home))
+	w.show()
+}
+
+// TestNobodyTakesAnothersName has remotes choose names so that what is made of them
+// would be called like what is made of another.
 func TestNobodyTakesAnothersName(t *testing.T) {
-	victim := origin(Key{"z", longName}, 1000, 80, Traits{})
-	hostile := origin(Key{"z", twin("gl", "z", longName)}, 1, 6666, Traits{})
-	name := GlobalName(victim.Key)
-	if name != GlobalName(hostile.Key) {
-		t.Fatalf("%s and %s: the names differ", name, GlobalName(hostile.Key))
+	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
+	globalAWS, globalMerit, gcp := setID{"aws", merged}, setID{"merit", merged}, setID{"gcp", merged}
+	type claimant struct {
+		set    setID
+		origin Key
 	}
-	for title, order := range map[string][]string{"victim first": {"aws", "merit"}, "hostile first": {"merit", "aws"}} {
-		t.Run(title, func(t *testing.T) {
-			s := newScene()
-			all := map[string]*Service{"aws": victim, "merit": hostile}
-			for _, cluster := range order {
-				s.says(t, cluster, all[cluster])
-			}
-			s.restart()
-			s.settle(t)
-			if len(s.names) != 2 {
-				t.Errorf("%d names for two services", len(s.names))
-			}
-			first := all[order[0]]
-			if tg := s.names[name]; tg == nil || tg.id.Key != first.Key {
-				t.Errorf("%s is not that of %v, who had it", name, first.Key)
-			}
-			// It is the local cluster's as well.
-			s.says(t, "gcp", victim)
-			if tg := s.names[name]; tg == nil || tg.id.Key != victim.Key {
-				t.Errorf("%s is not that of the local service", name)
-			}
-		})
+	for _, c := range []struct {
+		name   string
+		prefix string // of merit
+		a, b   claimant
+		first  int // who has the name when both come at once
+	}{
+		{"a global name that is cut, and one that is that", "c1-x", claimant{globalAWS, Key{"z", longName}}, claimant{globalMerit, Key{"z", twin("gl", "z", longName)}}, 0},
+		{"a mirror's name that is cut, and one that is that", "c1-x", claimant{aws, Key{"z", longName}}, claimant{aws, Key{"z", twin("c1", "z", longName)}}, 0},
+		{"one prefix begins like the other", "c1-x", claimant{merit, Key{"y", "n"}}, claimant{aws, Key{"x-y", "n"}}, 0},
+		{"a prefix that begins like a global name", "gl-x", claimant{globalAWS, Key{"x-y", "n"}}, claimant{merit, Key{"y", "n"}}, 0},
+	} {
+		clusters := testClusters()
+		clusters[2].prefix = c.prefix
+		claimants := []claimant{c.a, c.b}
+		for _, order := range [][]int{{0, 1}, {1, 0}, {}} {
+			t.Run(fmt.Sprint(c.name, order), func(t *testing.T) {
+				w := newWorld(clusters...)
+				var name string
+				for i, n := range order {
+					w.origin(claimants[n].set, claimants[n].origin, newOrigin(claimants[n].origin, 1, 80, Traits{}))
+					w.settle(t)
+					if i == 0 {
+						for name = range w.services {
+						}
+					}
+				}
+				first := c.first
+				if len(order) > 0 {
+					first = order[0]
+				} else {
+					for _, p := range claimants {
+						w.origin(p.set, p.origin, newOrigin(p.origin, 1, 80, Traits{}))
+					}
+					w.settle(t)
+					name = w.memo.claimed[w.sets[c.a.set].id(c.a.origin)].name()
+				}
+				uid := w.services[name].UID
+				check := func(when string) {
+					t.Helper()
+					if len(w.services) != 2 {
+						t.Fatalf("%s: %d services for two origins", when, len(w.services))
+					}
+					p := claimants[first]
+					if s := w.memo.services[name]; s == nil || s.Origin != w.sets[p.set].id(p.origin) || w.services[name].UID != uid {
+						t.Fatalf("%s: %s is that of %v, not of %v, who had it", when, name, s.Origin, p)
+					}
+				}
+				check("both are there")
+				w.again()
+				w.settle(t)
+				check("after a restart")
+				// With the first one gone, the name is free.
+				w.origin(claimants[first].set, claimants[first].origin, nil)
+				w.settle(t)
+				if p := claimants[1-first]; len(w.services) != 1 || w.memo.services[name].Origin != w.sets[p.set].id(p.origin) {
+					t.Errorf("%s doesn't go to the one who is left", name)
+				}
+			})
+		}
 	}
-	t.Run("at once", func(t *testing.T) {
-		s := newScene()
-		s.views[setID{"merit", globalSet}] = setView{known: true, services: []*Service{hostile}}
-		s.says(t, "aws", victim)
-		if tg := s.names[name]; tg == nil || tg.id.Key != victim.Key {
-			t.Errorf("%s is that of a service that may choose it", name)
+	t.Run("the local cluster's service goes first", func(t *testing.T) {
+		w := newWorld()
+		victim := Key{"z", longName}
+		w.says(t, globalMerit, newOrigin(Key{"z", twin("gl", "z", longName)}, 1, 6666, Traits{}))
+		w.says(t, gcp, newOrigin(victim, 1000, 80, Traits{}))
+		if s := w.memo.services[GlobalName(victim)]; s == nil || s.Origin.Key != victim {
+			t.Errorf("%s is not that of the local service", GlobalName(victim))
 		}
 	})
 }

@@ -10,12 +10,13 @@ import (
 // part is what one cluster adds to a global service.
 type part struct {
 	cluster    string
-	svc        *Service
-	slices     []*Slice
+	origin     *Origin
+	slices     map[string]*OriginSlice
 	local      bool
 	rank       int  // among those that were accepted before, from 1 on; 0: it wasn't
 	stale      bool // out of contact for too long
-	remembered bool // the local object, in place of clusters not heard of since start
+	remembered bool // the local object, in place of clusters of which nothing is known
+	lingers    bool // those are no longer configured
 }
 
 // Conflict is what several services of one global service don't agree on. The
@@ -32,29 +33,41 @@ type Conflict struct {
 //  2. the local cluster's
 //  3. those that were accepted before, in that order
 //  4. those that are new, by age, as each cluster states it, then by name
+//  5. what is remembered of clusters that are no longer configured
 //
 // Age alone would let whoever joins last decide: it has but to state an early date.
 func compareParts(a, b *part) int {
 	return cmp.Or(
+		boolCompare(a.lingers, b.lingers),
 		-boolCompare(a.remembered, b.remembered),
 		-boolCompare(a.local, b.local),
 		-boolCompare(a.rank > 0, b.rank > 0),
 		cmp.Compare(a.rank, b.rank),
-		a.svc.Created.Compare(b.svc.Created),
+		a.origin.Created.Compare(b.origin.Created),
 		cmp.Compare(a.cluster, b.cluster),
 	)
 }
 
-// merge makes one spec of those of all parts, which are sorted.
-func merge(parts []*part) (spec Spec, localFirst bool, conflicts []Conflict) {
-	first := parts[0].svc
+// merge makes one spec of those of all parts, which are sorted. Whether there is an
+// address is for the first of them to say only where there is no service yet: one
+// that runs keeps its kind as long as any part agrees with it, because another kind
+// would be another service with another address, for all. Running says whether it
+// is headless; nil: there is none.
+func merge(parts []*part, running *bool) (spec Spec, localFirst bool, conflicts []Conflict) {
+	first := parts[0].origin
 	spec = Spec{Traits: first.Spec.Traits}
+	if running != nil && slices.ContainsFunc(parts, func(p *part) bool { return p.origin.Spec.Headless == *running }) {
+		spec.Headless = *running
+	}
 	localFirst = first.LocalFirst
 	for _, p := range parts {
 		object := func(format string, args ...any) {
+			if p.lingers {
+				return
+			}
 			conflicts = append(conflicts, Conflict{p.cluster, fmt.Sprintf(format, args...)})
 		}
-		t := p.svc.Spec.Traits
+		t := p.origin.Spec.Traits
 		spec.IPv4 = spec.IPv4 || t.IPv4
 		spec.IPv6 = spec.IPv6 || t.IPv6
 		switch {
@@ -65,10 +78,10 @@ func merge(parts []*part) (spec Spec, localFirst bool, conflicts []Conflict) {
 		case t.AffinityTimeout != spec.AffinityTimeout:
 			object("session affinity")
 		}
-		if p.svc.LocalFirst != localFirst {
+		if p.origin.LocalFirst != localFirst {
 			object("routing strategy")
 		}
-		for _, port := range p.svc.Spec.Ports {
+		for _, port := range p.origin.Spec.Ports {
 			if what := addPort(&spec, port); what != "" {
 				object("%s", what)
 			}

@@ -16,7 +16,7 @@ func tcp(name string, port int32) Port {
 }
 
 func newPart(cluster string, age int, traits Traits, ports ...Port) *part {
-	return &part{cluster: cluster, svc: &Service{Created: time.Unix(int64(age), 0), Spec: Spec{Traits: traits, Ports: ports}}}
+	return &part{cluster: cluster, origin: &Origin{Created: time.Unix(int64(age), 0), Spec: Spec{Traits: traits, Ports: ports}}}
 }
 
 func TestMerge(t *testing.T) {
@@ -67,7 +67,7 @@ func TestMerge(t *testing.T) {
 			"what is remembered comes before all",
 			[]*part{
 				newPart("a", 1, four, tcp("http", 80)),
-				{svc: &Service{Created: time.Unix(9, 0), Spec: Spec{four, []Port{tcp("http", 81)}}}, remembered: true},
+				{origin: &Origin{Created: time.Unix(9, 0), Spec: Spec{four, []Port{tcp("http", 81)}}}, remembered: true},
 			},
 			Spec{four, []Port{tcp("http", 81)}},
 			[]Conflict{{"a", "port http 80/TCP: http 81/TCP elsewhere"}},
@@ -77,13 +77,43 @@ func TestMerge(t *testing.T) {
 			for range 5 {
 				rand.Shuffle(len(c.parts), func(i, j int) { c.parts[i], c.parts[j] = c.parts[j], c.parts[i] })
 				slices.SortFunc(c.parts, compareParts)
-				spec, _, conflicts := merge(c.parts)
+				spec, _, conflicts := merge(c.parts, nil)
 				if diff := cmp.Diff(c.want, spec); diff != "" {
 					t.Errorf("spec (-want +got):\n%s", diff)
 				}
 				if diff := cmp.Diff(c.conflicts, conflicts); diff != "" {
 					t.Errorf("conflicts (-want +got):\n%s", diff)
 				}
+			}
+		})
+	}
+}
+
+// TestWhatRunsKeepsItsKind has clusters join that would have another kind of service.
+func TestWhatRunsKeepsItsKind(t *testing.T) {
+	yes, no := true, false
+	address, none := Traits{IPv4: true}, Traits{IPv4: true, Headless: true}
+	for _, c := range []struct {
+		name      string
+		first     Traits // who would decide
+		second    Traits
+		running   *bool
+		headless  bool
+		conflicts []Conflict
+	}{
+		{"nothing runs: the first decides", none, address, nil, true, []Conflict{{"b", "headless or not"}}},
+		{"the older joiner is the conflict", none, address, &no, false, []Conflict{{"a", "headless or not"}}},
+		{"the other way round", address, none, &yes, true, []Conflict{{"a", "headless or not"}}},
+		{"nobody agrees with what runs", none, none, &no, true, nil},
+		{"all agree", none, none, &yes, true, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			spec, _, conflicts := merge([]*part{newPart("a", 1, c.first, tcp("http", 80)), newPart("b", 2, c.second, tcp("http", 80))}, c.running)
+			if spec.Headless != c.headless {
+				t.Errorf("headless %v", spec.Headless)
+			}
+			if diff := cmp.Diff(c.conflicts, conflicts); diff != "" {
+				t.Errorf("conflicts (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -4,10 +4,12 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/util/workqueue"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
 const metricsPrefix = "semaphore_service_mirror_"
@@ -21,13 +23,14 @@ type Metrics struct {
 	watcherObjects *prometheus.Desc
 	writes         *prometheus.CounterVec
 
-	depth, unfinished, longest *prometheus.GaugeVec
+	depth, unfinished, longest *prometheus.Desc
 	adds, retries              *prometheus.CounterVec
 	latency, duration          *prometheus.HistogramVec
 
 	services, endpoints, refused    *prometheus.Desc
 	conflicts, renamed, outdated    *prometheus.Desc
 	failing, blocked, held, leading *prometheus.Desc
+	lingering, over                 *prometheus.Desc
 
 	mu      sync.Mutex
 	watches []watched
@@ -43,9 +46,6 @@ func newMetrics() *Metrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(metricsPrefix+name, help, labels, nil)
 	}
-	gauge := func(name, help string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricsPrefix + name, Help: help}, []string{"name"})
-	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: metricsPrefix + name, Help: help}, labels)
 	}
@@ -60,9 +60,9 @@ func newMetrics() *Metrics {
 		watcherObjects: desc("kube_watcher_objects", "Objects watched, by watcher and kind.", "watcher", "kind", "runner"),
 		writes:         counter("writes_total", "Requests that change objects of the mirror namespace, by kind and verb.", "kind", "verb"),
 
-		depth:      gauge("queue_depth", "Services that wait to be looked at."),
-		unfinished: gauge("queue_unfinished_work_seconds", "How long the services that are being written have been, in all."),
-		longest:    gauge("queue_longest_running_processor_seconds", "How long the one that takes longest has been written."),
+		depth:      desc("queue_depth", "Services that wait to be looked at.", "name"),
+		unfinished: desc("queue_unfinished_work_seconds", "How long the services that are being written have been, in all.", "name"),
+		longest:    desc("queue_longest_running_processor_seconds", "How long the one that takes longest has been written.", "name"),
 		adds:       counter("queue_adds_total", "How often a service was queued.", "name"),
 		retries:    counter("queue_retries_total", "How often a service was queued again after an error.", "name"),
 		latency:    histogram("queue_latency_duration_seconds", "How long services waited in the queue."),
@@ -77,6 +77,8 @@ func newMetrics() *Metrics {
 		failing:   desc("services_failing", "Services that are not what they must be, because writing failed."),
 		blocked:   desc("services_blocked", "Services whose place somebody else's object has; they fail as well."),
 		held:      desc("services_held", "Services that stay as they are until their cluster has been heard of."),
+		lingering: desc("services_lingering", "Services from remotes that are no longer configured, which go when their grace is over; they are held as well."),
+		over:      desc("over_bounds", "Services of a remote that are left out, or lack slices or addresses, for the sake of its bounds.", "cluster"),
 		leading:   desc("leader", "Whether this replica writes."),
 	}
 }
@@ -86,7 +88,7 @@ func (c *Controller) Metrics() *Metrics { return c.metrics }
 
 func (m *Metrics) vectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.watcherEvents, m.writes, m.depth, m.unfinished, m.longest, m.adds, m.retries, m.latency, m.duration,
+		m.watcherEvents, m.writes, m.adds, m.retries, m.latency, m.duration,
 	}
 }
 
@@ -96,8 +98,8 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 		v.Describe(ch)
 	}
 	for _, d := range []*prometheus.Desc{
-		m.watcherObjects, m.services, m.endpoints, m.refused, m.conflicts, m.renamed, m.outdated,
-		m.failing, m.blocked, m.held, m.leading,
+		m.watcherObjects, m.depth, m.unfinished, m.longest, m.services, m.endpoints, m.refused, m.conflicts,
+		m.renamed, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.leading,
 	} {
 		ch <- d
 	}
@@ -117,12 +119,17 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, w := range watches {
 		gauge(m.watcherObjects, w.objects(), w.watcher, w.kind, w.runner)
 	}
-	t := m.controller.totals()
+	depth, unfinished, longest := m.queue()
+	gauge(m.depth, depth, queueName)
+	ch <- prometheus.MustNewConstMetric(m.unfinished, prometheus.GaugeValue, unfinished, queueName)
+	ch <- prometheus.MustNewConstMetric(m.longest, prometheus.GaugeValue, longest, queueName)
+	_, t := m.controller.survey()
 	for _, cluster := range slices.Sorted(maps.Keys(t.clusters)) {
 		c := t.clusters[cluster]
 		gauge(m.services, c.services, cluster)
 		gauge(m.endpoints, c.endpoints, cluster)
 		gauge(m.refused, c.refused, cluster)
+		gauge(m.over, c.over, cluster)
 	}
 	gauge(m.services, t.global, "")
 	gauge(m.conflicts, t.conflicts)
@@ -131,6 +138,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.failing, t.failing)
 	gauge(m.blocked, t.blocked)
 	gauge(m.held, t.held)
+	gauge(m.lingering, t.lingering)
 	leading := 0
 	if t.leading {
 		leading = 1
@@ -140,13 +148,6 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 
 // wrote counts a request.
 func (m *Metrics) wrote(kind, verb string) { m.writes.WithLabelValues(kind, verb).Inc() }
-
-// idle says that nothing is queued or written any more.
-func (m *Metrics) idle() {
-	for _, g := range []*prometheus.GaugeVec{m.depth, m.unfinished, m.longest} {
-		g.Reset()
-	}
-}
 
 // events returns what counts the events of a watch.
 func (m *Metrics) events(watcher, kind, runner string) func(watch.EventType) {
@@ -172,90 +173,66 @@ func (m *Metrics) watch(watcher, kind, runner string, objects func() int) {
 type totals struct {
 	clusters                                               map[string]clusterTotals
 	global, conflicts, renamed, outdated, failing, blocked int
-	held                                                   int
+	held, lingering                                        int
 	leading                                                bool
 }
 
-type clusterTotals struct{ services, endpoints, refused int }
-
-func (c *Controller) totals() totals {
-	t := totals{clusters: map[string]clusterTotals{}}
-	c.mu.Lock()
-	t.leading = c.queue != nil
-	for _, id := range c.plan.order {
-		t.clusters[id.cluster] = clusterTotals{}
-	}
-	for _, tg := range c.plan.targets {
-		t.add(tg)
-	}
-	c.mu.Unlock()
-	c.state.mu.Lock()
-	defer c.state.mu.Unlock()
-	t.failing, t.held = len(c.state.failing), len(c.state.holding)
-	for _, err := range c.state.failing {
-		if isForeign(err) {
-			t.blocked++
-		}
-	}
-	return t
+type clusterTotals struct {
+	services, endpoints, refused, over int
+	bounds                             string // what is left out for their sake
 }
 
-func (t *totals) add(tg *target) {
-	if tg.id.Global() {
+func (t *totals) add(w *Service) {
+	switch {
+	case w.Absent:
+	case w.Origin.Global():
 		t.global++
-	} else {
-		of := t.clusters[tg.id.Cluster]
+	default:
+		of := t.clusters[w.Origin.Cluster]
 		of.services++
-		t.clusters[tg.id.Cluster] = of
+		t.clusters[w.Origin.Cluster] = of
 	}
-	t.conflicts += len(tg.conflicts)
-	if tg.instead != nil {
+	t.conflicts += len(w.Conflicts)
+	if w.Instead != nil {
 		t.renamed++
 	}
-	if tg.outdated {
+	if w.Outdated {
 		t.outdated++
 	}
-	for cluster, sum := range tg.tallies {
+	for cluster, tally := range w.Tallies {
 		of := t.clusters[cluster]
-		of.endpoints += sum.taken
-		of.refused += sum.refused
+		of.endpoints += tally.Taken
+		of.refused += tally.Rejected
 		t.clusters[cluster] = of
 	}
 }
 
-// The rest is workqueue.MetricsProvider.
+// queueName is the label of the metrics of what waits to be written.
+const queueName = "services"
 
-// NewDepthMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewDepthMetric(name string) workqueue.GaugeMetric {
-	return m.depth.WithLabelValues(name)
+// applied notes how writing a service went.
+func (m *Metrics) applied(o keep.Outcome[string]) {
+	m.latency.WithLabelValues(queueName).Observe(o.Waited.Seconds())
+	m.duration.WithLabelValues(queueName).Observe(o.Took.Seconds())
+	if o.Err != nil {
+		m.retries.WithLabelValues(queueName).Inc()
+	}
 }
 
-// NewAddsMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewAddsMetric(name string) workqueue.CounterMetric {
-	return m.adds.WithLabelValues(name)
-}
-
-// NewLatencyMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewLatencyMetric(name string) workqueue.HistogramMetric {
-	return m.latency.WithLabelValues(name)
-}
-
-// NewWorkDurationMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewWorkDurationMetric(name string) workqueue.HistogramMetric {
-	return m.duration.WithLabelValues(name)
-}
-
-// NewUnfinishedWorkSecondsMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewUnfinishedWorkSecondsMetric(name string) workqueue.SettableGaugeMetric {
-	return m.unfinished.WithLabelValues(name)
-}
-
-// NewLongestRunningProcessorSecondsMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewLongestRunningProcessorSecondsMetric(name string) workqueue.SettableGaugeMetric {
-	return m.longest.WithLabelValues(name)
-}
-
-// NewRetriesMetric implements workqueue.MetricsProvider.
-func (m *Metrics) NewRetriesMetric(name string) workqueue.CounterMetric {
-	return m.retries.WithLabelValues(name)
+// queue returns how many services wait to be written, for how long in all and at
+// most those are that are being written, in seconds.
+func (m *Metrics) queue() (depth int, unfinished, longest float64) {
+	writer := m.controller.leading()
+	if writer == nil {
+		return 0, 0, 0
+	}
+	for _, n := range writer.Backlog() {
+		depth += n
+	}
+	running := writer.Running(time.Now())
+	for _, took := range running {
+		unfinished += took.Seconds()
+		longest = max(longest, took.Seconds())
+	}
+	return max(0, depth-len(running)), unfinished, longest
 }

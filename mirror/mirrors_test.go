@@ -67,22 +67,22 @@ func testNames(t *testing.T, b *bed) {
 	must(t, put(t.Context(), b.aws, "x-y", svc("n"), slice(svc("n"), "n", "10.4.0.1")))
 	b.leadsTo(t, "c1-x-y-73736d-n", "10.4.0.1")
 	must(t, put(t.Context(), b.merit, "y", svc("n"), slice(svc("n"), "n", "10.6.0.1")))
-	b.leadsTo(t, "c1-x-y-73736d-n", "10.6.0.1")
 	var second string
-	wait(t, "another name for the first", func() error {
+	wait(t, "another name for the second", func() error {
 		for _, s := range i.Status().Services {
-			if s.Origin == "aws/x-y/n" && s.Instead == "merit/y/n" {
+			if s.Origin == "merit/y/n" && s.Instead == "aws/x-y/n" {
 				second = s.Name
 				return nil
 			}
 		}
 		return fmt.Errorf("%+v", i.Status().Services)
 	})
-	b.leadsTo(t, second, "10.4.0.1")
-	b.quiet(t, i)
-	// The longer prefix gone, the name is free.
-	must(t, remove(t.Context(), b.merit, "y", "n"))
+	b.leadsTo(t, second, "10.6.0.1")
 	b.leadsTo(t, "c1-x-y-73736d-n", "10.4.0.1")
+	b.quiet(t, i)
+	// The first gone, the name is free.
+	must(t, remove(t.Context(), b.aws, "x-y", "n"))
+	b.leadsTo(t, "c1-x-y-73736d-n", "10.6.0.1")
 	b.gone(t, second)
 	b.inOrder(t, i)
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
+	"time"
 )
 
 const (
@@ -78,52 +79,56 @@ func hash(text string, digits int) string {
 // its addresses can't be changed, so that it is part of what is copied. Clusters
 // that share a global service choose the names of their slices: none may find one
 // whose copy has the name of another's.
-func sliceName(target, cluster string, s *Slice) string {
-	return target + "-" + hash(strings.Join([]string{cluster, s.Service.Namespace, s.Name, string(s.Family)}, "/"), longHash)
+func sliceName(service, cluster string, s *OriginSlice) string {
+	return service + "-" + hash(strings.Join([]string{cluster, s.Service.Namespace, s.Name, string(s.Family)}, "/"), longHash)
 }
 
-// claim is the wish of one origin for a name.
+// sliceOf returns the service whose slice has a name that sliceName made.
+func sliceOf(name string) (service string, ok bool) {
+	at := len(name) - len("-") - longHash
+	if at <= 0 || name[at] != '-' || strings.Trim(name[at+1:], "0123456789abcdef") != "" {
+		return "", false
+	}
+	return name[:at], true
+}
+
+// claim is the claim of one origin to a name.
 type claim struct {
-	id     ID
-	prefix string
-	svc    *Service // nil for a global service
+	id      ID
+	prefix  string
+	created time.Time // of the origin of a mirror
 	// local is whether a global service is one of the local cluster as well,
-	// and holds whether it has the name now.
+	// and holds whether an origin has the name now.
 	local, holds bool
 }
 
 func (c claim) full() string { return fullName(c.prefix, c.id.Key) }
 
-// name is the one that is wished for.
+// name is the one that is claimed.
 func (c claim) name() string { return shortened(c.full()) }
 
 // short reports whether that is less than the full one.
 func (c claim) short() bool { return len(c.full()) > maxName }
 
-// compareClaims orders origins that would have one name: the first gets it.
-// Cluster "c1" with namespace "x-y" and cluster "c1-x" with namespace "y" are
-// such, and so is a service whose whole name is what another's is shortened to,
-// which anybody can choose. A global service goes first, then the longer prefix,
-// because neither is in the hands of a remote cluster; inside one cluster, age
-// decides. Of two global ones, which all clusters have a say in, that of the local
-// cluster goes first, then the one that has the name, then the shortened one,
-// because nobody can choose that.
+// compareClaims orders origins that claim one name: the first gets it. Cluster "c1"
+// with namespace "x-y" and cluster "c1-x" with namespace "y" are such, and so is a
+// service whose whole name is what another's is shortened to, which anybody can
+// choose.
+//
+//  1. a global service that the local cluster takes part in
+//  2. who has the name: what runs isn't replaced by what joins
+//  3. a global service, then the longer prefix: neither is in the hands of a remote
+//  4. of one remote, the older service
+//  5. the shortened name, because nobody can choose that
 func compareClaims(a, b claim) int {
-	if c := cmp.Compare(a.id.Cluster, b.id.Cluster); c != 0 {
-		return cmp.Or(
-			-boolCompare(a.id.Global(), b.id.Global()),
-			-cmp.Compare(len(a.prefix), len(b.prefix)),
-			c,
-		)
-	}
 	age := 0
-	if a.svc != nil && b.svc != nil {
-		age = a.svc.Created.Compare(b.svc.Created)
+	if a.id.Cluster == b.id.Cluster {
+		age = a.created.Compare(b.created)
 	}
 	return cmp.Or(
-		-boolCompare(a.local, b.local), -boolCompare(a.holds, b.holds), age,
-		-boolCompare(a.short(), b.short()),
-		cmp.Compare(a.id.Namespace, b.id.Namespace), cmp.Compare(a.id.Name, b.id.Name),
+		-boolCompare(a.local, b.local), -boolCompare(a.holds, b.holds),
+		-boolCompare(a.id.Global(), b.id.Global()), -cmp.Compare(len(a.prefix), len(b.prefix)),
+		age, -boolCompare(a.short(), b.short()), compareIDs(a.id, b.id),
 	)
 }
 
@@ -139,8 +144,8 @@ func boolCompare(a, b bool) int {
 }
 
 // keptInstead is how much of prefix and namespace starts a name that is had
-// instead of the one wished for. Such a name is shorter than a shortened one, and
-// without a separator: nobody can wish for it, unless by finding the whole hash.
+// instead of the one claimed. Such a name is shorter than a shortened one, and
+// without a separator: nobody can claim it, unless by finding the whole hash.
 const keptInstead = maxName - len("-") - longHash - 1
 
 // nameOf returns the name of the claim at a rank among those for its name.

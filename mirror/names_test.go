@@ -47,8 +47,8 @@ func FuzzNames(f *testing.F) {
 		if len(validation.IsDNS1035Label(prefix)) > 0 {
 			t.Skip()
 		}
-		first := claim{id: ID{"one", Key{namespace, name}}, prefix: prefix, svc: &Service{}}
-		second := claim{id: ID{"one", Key{namespace2, name2}}, prefix: prefix, svc: &Service{}}
+		first := claim{id: ID{"one", Key{namespace, name}}, prefix: prefix}
+		second := claim{id: ID{"one", Key{namespace2, name2}}, prefix: prefix}
 		for rank := range 2 {
 			if got := first.nameOf(rank); len(validation.IsDNS1035Label(got)) > 0 {
 				t.Errorf("rank %d: %q is no name of a service: %v", rank, got, validation.IsDNS1035Label(got))
@@ -66,17 +66,17 @@ func FuzzNames(f *testing.F) {
 }
 
 func TestClaimsAreOrdered(t *testing.T) {
-	old, young := &Service{Created: time.Unix(1, 0)}, &Service{Created: time.Unix(2, 0)}
+	old, young := time.Unix(1, 0), time.Unix(2, 0)
 	inOrder := []claim{
 		{id: ID{"", Key{"x-y", "z"}}, prefix: "gl", local: true},
-		{id: ID{"", Key{"x-y", "o"}}, prefix: "gl", holds: true},
+		{id: ID{"zzz", Key{"x-y", "z"}}, prefix: "c", holds: true, created: young},
 		{id: ID{"", Key{"x-y", strings.Repeat("n", 63)}}, prefix: "gl"},
 		{id: ID{"", Key{"x-y", "a"}}, prefix: "gl"},
 		{id: ID{"", Key{"x-y", "n"}}, prefix: "gl"},
-		{id: ID{"long", Key{"y", "n"}}, prefix: "c1-x", svc: young},
-		{id: ID{"aaa", Key{"x-y", "n"}}, prefix: "c1", svc: old},
-		{id: ID{"aaa", Key{"x-y", "m"}}, prefix: "c1", svc: young},
-		{id: ID{"bbb", Key{"x-y", "a"}}, prefix: "c2", svc: old},
+		{id: ID{"long", Key{"y", "n"}}, prefix: "c1-x", created: young},
+		{id: ID{"aaa", Key{"x-y", "n"}}, prefix: "c1", created: old},
+		{id: ID{"aaa", Key{"x-y", "m"}}, prefix: "c1", created: young},
+		{id: ID{"bbb", Key{"x-y", "a"}}, prefix: "c2", created: old},
 	}
 	for i := range inOrder {
 		for j := range inOrder {

@@ -3,6 +3,7 @@ package mirror
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -31,6 +32,8 @@ type ClusterStatus struct {
 	Services  int           `json:"services"`
 	Endpoints int           `json:"endpoints"`
 	Refused   int           `json:"refused"`
+	// Bounds is what is left out for their sake.
+	Bounds string `json:"bounds,omitempty"`
 }
 
 // WatchStatus is how what is read of one kind in one cluster is.
@@ -56,7 +59,9 @@ type ServiceStatus struct {
 	// Foreign are endpoint slices of others that lead to this service.
 	Foreign []string `json:"foreignSlices,omitempty"`
 	Held    string   `json:"held,omitempty"`
-	Error   string   `json:"error,omitempty"`
+	// RemovedAt is until when it is held.
+	RemovedAt *time.Time `json:"removedAt,omitempty"`
+	Error     string     `json:"error,omitempty"`
 }
 
 // RejectedStatus is one origin that is not copied.
@@ -71,66 +76,98 @@ func (s *ServiceStatus) inOrder() bool {
 
 // Status returns the controller's status.
 func (c *Controller) Status() Status {
-	t := c.totals()
-	s := Status{Leading: t.leading, Clusters: c.clusterStatus(t), Services: []ServiceStatus{}, Rejected: []RejectedStatus{}}
-
-	all := map[string]*ServiceStatus{}
-	entry := func(name string) *ServiceStatus {
-		if all[name] == nil {
-			all[name] = &ServiceStatus{Name: name}
-		}
-		return all[name]
-	}
-	c.mu.Lock()
-	for name, tg := range c.plan.names {
-		e := entry(name)
-		e.Origin, e.Clusters, e.Conflicts = tg.id.String(), tg.clusters, tg.conflicts
-		if tg.instead != nil {
-			e.Instead = tg.instead.String()
-		}
-		for cluster, sum := range tg.tallies {
-			if sum.refused == 0 {
-				continue
-			}
-			if e.Refused == nil {
-				e.Refused = map[string]string{}
-			}
-			e.Refused[cluster] = sum.example
-		}
-	}
-	for _, id := range c.plan.order {
-		set := c.plan.sets[id]
-		for _, svc := range set.services.seen {
-			if svc.Reject != "" {
-				s.Rejected = append(s.Rejected, RejectedStatus{ID{id.cluster, svc.Key}.String(), svc.Reject})
-			}
-		}
-	}
-	c.mu.Unlock()
-	c.state.mu.Lock()
-	for name, why := range c.state.holding {
-		entry(name).Held = why
-	}
-	for name, foreign := range c.state.foreign {
-		entry(name).Foreign = foreign
-	}
-	for name, err := range c.state.failing {
-		entry(name).Error = err.Error()
-	}
-	c.state.mu.Unlock()
-
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		s.Services = append(s.Services, *all[name])
-	}
+	services, t := c.survey()
+	s := Status{Leading: t.leading, Clusters: c.clusterStatus(t), Services: services, Rejected: c.rejected()}
 	// What is wrong comes first, and stays when the list is cut off.
 	slices.SortStableFunc(s.Services, func(a, b ServiceStatus) int {
 		return boolCompare(a.inOrder(), b.inOrder())
 	})
-	slices.SortFunc(s.Rejected, func(a, b RejectedStatus) int { return cmp.Compare(a.Origin, b.Origin) })
-	s.Rejected = slices.Compact(s.Rejected)
 	s.Services, s.Omitted = cut(s.Services, s.Omitted)
 	s.Rejected, s.Omitted = cut(s.Rejected, s.Omitted)
 	return s
+}
+
+// survey returns the status of all services, sorted by name, and sums over them.
+func (c *Controller) survey() ([]ServiceStatus, totals) {
+	all := []ServiceStatus{}
+	writer, failing := c.leading(), map[string]error{}
+	if writer != nil {
+		failing = writer.Failing()
+	}
+	t := totals{clusters: map[string]clusterTotals{}, leading: writer != nil}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, id := range c.snapshot.order {
+		of := clusterTotals{bounds: c.over[id.cluster]}
+		if r := c.memo.rooms[id.cluster]; r != nil {
+			of.over = len(r.waiting) + len(r.short)
+		}
+		t.clusters[id.cluster] = of
+	}
+	names := c.snapshot.local.names()
+	for name := range c.memo.services {
+		names[name] = struct{}{}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		w, have := c.snapshot.want(c.memo, name)
+		e := ServiceStatus{Name: name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(&w)}
+		if !w.Absent {
+			e.Origin = w.Origin.String()
+		}
+		if w.Instead != nil {
+			e.Instead = w.Instead.String()
+		}
+		if !w.Until.IsZero() {
+			e.RemovedAt = &w.Until
+			t.lingering++
+		}
+		if o := have.Service; e.Held == "" && o != nil && o.ours && o.going {
+			e.Held = "being deleted, which something with a finalizer holds up"
+		}
+		for cluster, tally := range w.Tallies {
+			if tally.Rejected > 0 {
+				if e.Refused == nil {
+					e.Refused = map[string]string{}
+				}
+				e.Refused[cluster] = tally.Example
+			}
+		}
+		if err := errors.Join(c.blocked[name], failing[name]); err != nil {
+			e.Error = err.Error()
+			t.failing++
+		}
+		if c.blocked[name] != nil {
+			t.blocked++
+		}
+		if e.Held != "" {
+			t.held++
+		}
+		t.add(&w)
+		if !w.Absent || !e.inOrder() {
+			all = append(all, e)
+		}
+	}
+	return all, t
+}
+
+// rejected returns the origins that are not copied.
+func (c *Controller) rejected() []RejectedStatus {
+	all := []RejectedStatus{}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, id := range c.snapshot.order {
+		for k, o := range c.snapshot.sets[id].origins {
+			reason := o.Reject
+			if reason == "" && c.memo.waits(id, k) {
+				reason = fmt.Sprintf("there are %d services of %s already", c.memo.rooms[id.cluster].bounds.Services, id.cluster)
+			}
+			if reason != "" {
+				all = append(all, RejectedStatus{ID{id.cluster, k}.String(), reason})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b RejectedStatus) int { return cmp.Compare(a.Origin, b.Origin) })
+	return slices.Compact(all)
 }
 
 func cut[T any](list []T, omitted int) ([]T, int) {
@@ -142,36 +179,35 @@ func cut[T any](list []T, omitted int) ([]T, int) {
 
 func (c *Controller) clusterStatus(t totals) []ClusterStatus {
 	var all []ClusterStatus
-	now := time.Now()
-	for _, s := range c.sources {
-		name := s.id.cluster
+	for _, src := range c.sources {
+		name := src.id.cluster
 		i := slices.IndexFunc(all, func(cs ClusterStatus) bool { return cs.Name == name })
 		if i < 0 {
 			of := t.clusters[name]
-			cs := ClusterStatus{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused}
+			cs := ClusterStatus{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Bounds: of.bounds}
 			if r := c.remote(name); r != nil {
 				cs.Local, cs.Prefix = false, r.Prefix
 			}
 			i, all = len(all), append(all, cs)
 		}
-		view := s.view(c.staleAfter(name), c.started, now)
 		all[i].Watches = append(all[i].Watches,
-			watchStatus(s.services, s.id.kind.String(), view.stale),
-			watchStatus(s.slices, "endpoint slices of "+s.id.kind.String(), view.stale))
+			watchStatus(src.origins, src.id.kind.String()),
+			watchStatus(src.slices, "endpoint slices of "+src.id.kind.String()))
 	}
 	return all
 }
 
-// contact is what a watch knows of its cluster.
+// contact is what a feed knows of its cluster.
 type contact interface {
 	Synced() bool
+	Stale() bool
 	LastContact() time.Time
 	Err() error
 	Crowded() error
 }
 
-func watchStatus(w contact, kind string, stale bool) WatchStatus {
-	s := WatchStatus{Kind: kind, Synced: w.Synced(), Stale: stale}
+func watchStatus(w contact, kind string) WatchStatus {
+	s := WatchStatus{Kind: kind, Synced: w.Synced(), Stale: w.Stale()}
 	if last := w.LastContact(); !last.IsZero() {
 		s.LastContact = &last
 	}

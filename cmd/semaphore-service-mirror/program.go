@@ -55,7 +55,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	}
 	settings := mirror.Config{
 		Cluster: cfg.ClusterName, Namespace: cfg.MirrorNamespace, Client: client,
-		LegacyEndpoints: cfg.LegacyEndpoints, WatchMetrics: watches, Logger: log,
+		LegacyEndpoints: cfg.LegacyEndpoints, RemovalGrace: cfg.RemovalGrace, WatchMetrics: watches, Logger: log,
 	}
 	for _, s := range []struct {
 		text string
@@ -81,7 +81,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 			Client: kube.LazyClient(kube.ClientConfig{
 				Access: r.Access, UserAgent: userAgent, Bounds: bounds, Logger: log.With("cluster", r.Name),
 			}),
-			Bounds: bounds,
+			Bounds: bounds, Made: mirror.Bounds{Services: r.MaxServices, Slices: r.MaxSlices, Addresses: r.MaxAddresses},
 		})
 	}
 	p.controller = mirror.New(settings)
@@ -121,10 +121,8 @@ func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, 
 	}
 	access.ContentType = "application/vnd.kubernetes.protobuf"
 	access.Wrap(requests.wrap)
-	if cfg.LegacyEndpoints {
-		// Each answer says that the API is deprecated.
-		access.WarningHandlerWithContext = rest.NoWarnings{}
-	}
+	// Each answer about Endpoints says that the API is deprecated.
+	access.WarningHandlerWithContext = rest.NoWarnings{}
 	return kubernetes.NewForConfig(access)
 }
 
@@ -184,7 +182,7 @@ func prefixWarnings(remotes []config.Remote) []string {
 		for j := range remotes {
 			if a, b := &remotes[i], &remotes[j]; i != j && strings.HasPrefix(b.ServicePrefix, a.ServicePrefix+"-") {
 				warnings = append(warnings, fmt.Sprintf(
-					"service prefixes %q of %s and %q of %s: a namespace of %s can give its mirrors the names of those of %s, which then get others",
+					"service prefixes %q of %s and %q of %s: a namespace of %s can give its mirrors names that those of %s would have, and keeps those that are free",
 					a.ServicePrefix, a.Name, b.ServicePrefix, b.Name, a.Name, b.Name))
 			}
 		}

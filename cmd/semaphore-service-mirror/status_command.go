@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
@@ -36,7 +37,7 @@ func showReport(p *report.Page, rep *mirrorReport) {
 	var wrong []string
 	for i := range rep.Services {
 		s := &rep.Services[i]
-		matters := mattersOf(s)
+		matters := mattersOf(s, p.Now)
 		for _, m := range matters {
 			services.Row(s.Name, s.Origin, m.what, m.detail)
 		}
@@ -79,6 +80,9 @@ func showCluster(p *report.Page, t *report.Table, c *mirror.ClusterStatus) {
 			p.Wrong("%s: no contact for longer than is allowed", what)
 		}
 	}
+	if c.Bounds != "" {
+		p.Wrong("cluster %s: %s", c.Name, c.Bounds)
+	}
 	t.Row(c.Name, c.Prefix, p.Age(last), fmt.Sprintf("%d of %d", synced, len(c.Watches)),
 		strconv.Itoa(c.Services), strconv.Itoa(c.Endpoints), strconv.Itoa(c.Refused))
 }
@@ -86,7 +90,7 @@ func showCluster(p *report.Page, t *report.Table, c *mirror.ClusterStatus) {
 // matter is something about a service that is not in order.
 type matter struct{ what, detail string }
 
-func mattersOf(s *mirror.ServiceStatus) []matter {
+func mattersOf(s *mirror.ServiceStatus, now time.Time) []matter {
 	var all []matter
 	add := func(what, detail string) {
 		if detail != "" {
@@ -94,7 +98,11 @@ func mattersOf(s *mirror.ServiceStatus) []matter {
 		}
 	}
 	add("failing", s.Error)
-	add("held", s.Held)
+	held := s.Held
+	if s.RemovedAt != nil {
+		held += "; removed in " + s.RemovedAt.Sub(now).Round(time.Second).String()
+	}
+	add("held", held)
 	add("name taken by", s.Instead)
 	for _, c := range s.Conflicts {
 		add("conflict", c.Cluster+": "+c.What)

@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Service is what is read of a Service that others get a copy of. It is not
-// changed once made.
-type Service struct {
+// Origin is what is read of a Service that is copied. It is not changed once
+// made.
+type Origin struct {
 	Key
 	Created time.Time
 	// LocalFirst is whether a global service prefers endpoints of its cluster.
@@ -49,8 +49,8 @@ type Port struct {
 	AppProtocol string
 }
 
-// Slice is what is read of an EndpointSlice. It is not changed once made.
-type Slice struct {
+// OriginSlice is what is read of an EndpointSlice. It is not changed once made.
+type OriginSlice struct {
 	Name    string
 	Service Key
 	Family  discoveryv1.AddressType
@@ -59,9 +59,11 @@ type Slice struct {
 	Endpoints []Endpoint
 	// Unreadable are addresses that aren't.
 	Unreadable []string
+	// Reject is why it can't be copied; empty: it can.
+	Reject string
 }
 
-// Endpoint is one endpoint of a Slice. Node, zone and the object behind it
+// Endpoint is one endpoint of an OriginSlice. Node, zone and the object behind it
 // mean nothing in another cluster: kube-proxy would take an endpoint for its
 // own when a local node has the same name.
 type Endpoint struct {
@@ -99,20 +101,24 @@ func (c Condition) pointer() *bool {
 	return &value
 }
 
-// TrimService reads a Service. The selector finds those that prefer local
+// trimOrigin reads a Service. The selector finds those that prefer local
 // endpoints; nil finds none.
-func TrimService(s *corev1.Service, localFirst labels.Selector) *Service {
-	trimmed := &Service{
+func trimOrigin(s *corev1.Service, localFirst labels.Selector) *Origin {
+	trimmed := &Origin{
 		Key:        Key{s.Namespace, s.Name},
 		Created:    s.CreationTimestamp.UTC(),
 		LocalFirst: localFirst != nil && localFirst.Matches(labels.Set(s.Labels)),
 		Spec:       trimSpec(&s.Spec),
 	}
+	trimmed.Reject = trimmed.Spec.fault()
 	switch {
 	case s.Spec.Type == corev1.ServiceTypeExternalName:
 		trimmed.Reject = "type ExternalName: it has a name elsewhere, and no endpoints"
 	case !trimmed.Spec.Headless && len(s.Spec.Ports) == 0:
 		trimmed.Reject = "no ports"
+	}
+	if trimmed.Reject != "" {
+		trimmed.Spec = Spec{} // it may be of any size
 	}
 	return trimmed
 }
@@ -147,13 +153,13 @@ func trimSpec(s *corev1.ServiceSpec) Spec {
 	return spec
 }
 
-// TrimSlice reads an EndpointSlice. False: it belongs to no service.
-func TrimSlice(s *discoveryv1.EndpointSlice) (*Slice, bool) {
+// trimSlice reads an EndpointSlice. False: it belongs to no service.
+func trimSlice(s *discoveryv1.EndpointSlice) (*OriginSlice, bool) {
 	service := s.Labels[discoveryv1.LabelServiceName]
 	if service == "" {
 		return nil, false
 	}
-	trimmed := &Slice{Name: s.Name, Service: Key{s.Namespace, service}, Family: s.AddressType}
+	trimmed := &OriginSlice{Name: s.Name, Service: Key{s.Namespace, service}, Family: s.AddressType}
 	for _, p := range s.Ports {
 		name, protocol := "", corev1.ProtocolTCP
 		if p.Name != nil {
@@ -189,6 +195,9 @@ func TrimSlice(s *discoveryv1.EndpointSlice) (*Slice, bool) {
 	}
 	slices.SortFunc(trimmed.Endpoints, compareEndpoints)
 	trimmed.Endpoints = slices.Compact(trimmed.Endpoints)
+	if trimmed.Reject = trimmed.fault(); trimmed.Reject != "" {
+		trimmed.Ports, trimmed.Endpoints, trimmed.Unreadable = nil, nil, nil
+	}
 	return trimmed, true
 }
 
@@ -203,7 +212,7 @@ func compareEndpoints(a, b Endpoint) int {
 }
 
 // Equal reports whether two states of a Service are copied alike.
-func (s *Service) Equal(o *Service) bool {
+func (s *Origin) Equal(o *Origin) bool {
 	return s.Key == o.Key && s.Created.Equal(o.Created) && s.LocalFirst == o.LocalFirst &&
 		s.Reject == o.Reject && s.Spec.Equal(&o.Spec)
 }
@@ -213,9 +222,9 @@ func (s *Spec) Equal(o *Spec) bool {
 	return s.Traits == o.Traits && slices.Equal(s.Ports, o.Ports)
 }
 
-// Equal reports whether two states of a Slice are copied alike.
-func (s *Slice) Equal(o *Slice) bool {
-	return s.Name == o.Name && s.Service == o.Service && s.Family == o.Family &&
+// Equal reports whether two states of an OriginSlice are copied alike.
+func (s *OriginSlice) Equal(o *OriginSlice) bool {
+	return s.Name == o.Name && s.Service == o.Service && s.Family == o.Family && s.Reject == o.Reject &&
 		slices.EqualFunc(s.Ports, o.Ports, equalPorts) &&
 		slices.Equal(s.Endpoints, o.Endpoints) && slices.Equal(s.Unreadable, o.Unreadable)
 }
@@ -229,9 +238,9 @@ func equalPointers[T comparable](a, b *T) bool {
 	return a == b || a != nil && b != nil && *a == *b
 }
 
-// refusal returns why an address may not come from a cluster with the given
+// rejection returns why an address may not come from a cluster with the given
 // pod subnets, of which there may be none; empty: it may.
-func refusal(a netip.Addr, family discoveryv1.AddressType, subnets []netip.Prefix) string {
+func rejection(a netip.Addr, family discoveryv1.AddressType, subnets []netip.Prefix) string {
 	switch {
 	case a.Zone() != "" || a.Is4In6() || a.Is4() != (family == discoveryv1.AddressTypeIPv4):
 		return "not an address of its slice's family"

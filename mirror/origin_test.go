@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 func TestRefusal(t *testing.T) {
@@ -34,7 +35,7 @@ func TestRefusal(t *testing.T) {
 		{"224.0.0.1", "IPv4", nil, false},
 		{"ff02::1", "IPv6", nil, false},
 	} {
-		if why := refusal(netip.MustParseAddr(c.address), c.family, c.subnets); (why == "") != c.ok {
+		if why := rejection(netip.MustParseAddr(c.address), c.family, c.subnets); (why == "") != c.ok {
 			t.Errorf("%s as %s in %v: %q", c.address, c.family, c.subnets, why)
 		}
 	}
@@ -53,11 +54,11 @@ func TestTrimSliceKeepsNothingOfNodesAndPods(t *testing.T) {
 			{},
 		},
 	}
-	if _, ok := TrimSlice(s); ok {
+	if _, ok := trimSlice(s); ok {
 		t.Error("a slice of no service is kept")
 	}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: "db"}
-	got, _ := TrimSlice(s)
+	got, _ := trimSlice(s)
 	want := []Endpoint{
 		{Address: netip.MustParseAddr("10.4.0.1"), Ready: True},
 		{Address: netip.MustParseAddr("10.4.0.2"), Hostname: "db-0"},
@@ -89,27 +90,33 @@ func FuzzSlice(f *testing.F) {
 			},
 		}
 		s.Labels = map[string]string{discoveryv1.LabelServiceName: "web"}
-		sl, ok := TrimSlice(s)
+		sl, ok := trimSlice(s)
 		if !ok {
 			t.Fatal("not kept")
 		}
-		if again, _ := TrimSlice(s); !sl.Equal(again) {
+		if again, _ := trimSlice(s); !sl.Equal(again) {
 			t.Error("differs when read again")
 		}
 		subnet := netip.MustParsePrefix("10.4.0.0/16")
-		c := clusterConfig{name: "aws", subnets: []netip.Prefix{subnet}}
-		tg := &target{name: "aws-shop-73736d-web", id: ID{"aws", Key{"shop", "web"}}}
-		tg.add(c, sl, nil)
-		for i := range tg.slices {
-			object := tg.slices[i].object("sys-semaphore", tg)
+		id, k := setID{"aws", mirrored}, Key{"shop", "web"}
+		w := newWorld(clusterConfig{name: "gcp", local: true}, clusterConfig{name: "aws", subnets: []netip.Prefix{subnet}})
+		sl.Service = k
+		w.slice(id, nil, sl)
+		w.origin(id, k, newOrigin(k, 1, 80, Traits{}))
+		for _, want := range Desired(w.Snapshot, w.memo)[0].Slices {
+			object := want.object("sys-semaphore", "web")
+			for _, p := range object.Ports {
+				if len(validation.IsDNS1123Label(*p.Name)) > 0 && *p.Name != "" {
+					t.Errorf("port name %q", *p.Name)
+				}
+			}
 			for e := range object.Endpoints {
 				a, err := netip.ParseAddr(object.Endpoints[e].Addresses[0])
 				if err != nil || !subnet.Contains(a) {
 					t.Errorf("endpoint %v", object.Endpoints[e].Addresses)
 				}
 			}
-			sums := newSummer()
-			if sums.slice(object) != sums.slice(object.DeepCopy()) {
+			if w.sums.slice(object) != w.sums.slice(object.DeepCopy()) {
 				t.Error("a copy has another hash")
 			}
 		}

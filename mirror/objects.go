@@ -3,9 +3,9 @@ package mirror
 import (
 	"encoding/json"
 	"hash/maphash"
-	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -29,6 +29,16 @@ const (
 	legacySliceFrom = "mirror-endpointslice-sync-name"
 )
 
+// Marks that are ours to set and to take away.
+//
+//nolint:gochecknoglobals // Go has no constants of this type.
+var (
+	serviceLabels      = []string{labelMirrored, labelGlobal, labelPrefix}
+	serviceAnnotations = []string{annotCluster, annotNamespace, annotName, annotClusters, annotAccepted}
+	sliceLabels        = []string{discoveryv1.LabelManagedBy, discoveryv1.LabelServiceName, corev1.IsHeadlessService}
+	sliceAnnotations   = []string{annotCluster, annotNamespace, annotName}
+)
+
 // remoteZone is a zone that no node is in. kube-proxy honours the hints of a
 // service only where each ready endpoint has one, and one of them is for the
 // zone of its node.
@@ -37,83 +47,105 @@ const remoteZone = "remote.mirror.semaphore.uw.io"
 // maxZones is how many zones the hints of one endpoint may name.
 const maxZones = 8
 
-// target is what one local service must be. It is not changed once made.
-type target struct {
-	name       string
-	id         ID
-	instead    *ID    // who has the name that it would have; nil: it has it
-	prefix     string // of the remote; "gl" for a global service
-	spec       Spec
-	clusters   []string // of a global service, sorted
-	accepted   []string // those of them that are remote, the first accepted first
-	localFirst bool
-	slices     []wantSlice
-	// keeps are the clusters whose slices stay as they are: they have not
-	// been heard of since start.
-	keeps     []string
-	conflicts []Conflict
-	tallies   map[string]tally // by cluster
-	// outdated says that endpoints of clusters out of contact are left out.
-	outdated bool
+// Service is what one local service must be. It is not changed once made.
+type Service struct {
+	Name string
+	// Absent says that there must be none.
+	Absent  bool
+	Origin  ID
+	Instead *ID // who has the name that it would have; nil: it has it
+	Spec    Spec
+	// Clusters are those of a global service, sorted, Accepted those of them that
+	// are remote, the first accepted first.
+	Clusters, Accepted []string
+	LocalFirst         bool
+	Slices             []Slice // sorted by name
+	// Endpoints says that there must be an object of that deprecated kind, too.
+	Endpoints bool
+	Conflicts []Conflict
+	Tallies   map[string]*Tally // by cluster
+	// Outdated says that endpoints of clusters out of contact are left out.
+	Outdated bool
+
+	// Hold is why everything must stay as it is for now, and Until for how long,
+	// if that is known; Keep has slices that stay although nobody wants them.
+	Hold  string
+	Until time.Time
+	Keep  []string
+
+	prefix string   // of the remote; "gl" for a global service
+	keeps  []string // clusters whose slices stay as they are: nothing is known of them
+	sum    sum
+	// family is that of Endpoints; empty: none are made yet.
+	family       corev1.IPFamily
+	endpointsSum sum
 }
 
-// tally counts the endpoints of a cluster that a target takes, and those that
-// it doesn't, with an example.
-type tally struct {
-	taken, refused int
-	example        string
+// Tally counts the endpoints of a cluster that a service takes, and those that are
+// rejected, with an example.
+type Tally struct {
+	Taken, Rejected int
+	Example         string
 }
 
-// wantSlice is what one local EndpointSlice must be.
-type wantSlice struct {
-	name    string
-	cluster string
-	source  *Slice
-	refuse  bool // some endpoints are left out
-	subnets []netip.Prefix
-	zones   []string // hints; nil: none
+func (t *Tally) reject(count int, example string) {
+	t.Rejected += count
+	if t.Example == "" || example < t.Example {
+		t.Example = example
+	}
 }
 
-// service returns the object that a target must be.
-func (t *target) service(namespace string) *corev1.Service {
+// Slice is what one local EndpointSlice must be.
+type Slice struct {
+	Name, Cluster string
+	Endpoints     []Endpoint
+
+	origin   *OriginSlice
+	zones    []string // hints; nil: none
+	headless bool
+	sum      sum
+}
+
+// service returns the object that a service must be.
+func (t *Service) service(namespace string) *corev1.Service {
 	s := &corev1.Service{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: t.name,
+			Namespace: namespace, Name: t.Name,
 			Labels: map[string]string{labelMirrored: labelValue, labelPrefix: t.prefix},
 			Annotations: map[string]string{
-				annotNamespace: t.id.Namespace, annotName: t.id.Name,
+				annotNamespace: t.Origin.Namespace, annotName: t.Origin.Name,
 			},
 		},
 		Spec: corev1.ServiceSpec{
 			Type:                     corev1.ServiceTypeClusterIP,
 			SessionAffinity:          corev1.ServiceAffinityNone,
-			PublishNotReadyAddresses: t.spec.PublishNotReady,
+			PublishNotReadyAddresses: t.Spec.PublishNotReady,
 		},
 	}
-	if t.id.Global() {
+	if t.Origin.Global() {
 		s.Labels[labelGlobal] = labelValue
-		s.Annotations[annotClusters] = strings.Join(t.clusters, ",")
-		if len(t.accepted) > 0 {
-			s.Annotations[annotAccepted] = strings.Join(t.accepted, ",")
+		s.Annotations[annotClusters] = strings.Join(t.Clusters, ",")
+		if len(t.Accepted) > 0 {
+			s.Annotations[annotAccepted] = strings.Join(t.Accepted, ",")
 		}
 	} else {
-		s.Annotations[annotCluster] = t.id.Cluster
+		s.Annotations[annotCluster] = t.Origin.Cluster
 	}
-	if t.spec.Headless {
+	if t.Spec.Headless {
 		s.Spec.ClusterIP = corev1.ClusterIPNone
 	}
-	if t.spec.AffinityTimeout > 0 {
-		timeout := t.spec.AffinityTimeout
+	if t.Spec.AffinityTimeout > 0 {
+		timeout := t.Spec.AffinityTimeout
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
 	}
-	if t.localFirst {
+	if t.LocalFirst {
 		distribution := corev1.ServiceTrafficDistributionPreferClose
 		s.Spec.TrafficDistribution = &distribution
 	}
-	s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = families(t.spec.Traits)
-	for _, p := range t.spec.Ports {
+	s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = families(t.Spec.Traits)
+	for _, p := range t.Spec.Ports {
 		port := corev1.ServicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port, TargetPort: p.Target}
 		if p.AppProtocol != "" {
 			port.AppProtocol = &p.AppProtocol
@@ -139,38 +171,35 @@ func families(t Traits) (*corev1.IPFamilyPolicy, []corev1.IPFamily) {
 	}
 }
 
-// object returns the EndpointSlice that w says, for a target.
-func (w *wantSlice) object(namespace string, t *target) *discoveryv1.EndpointSlice {
+// object returns the EndpointSlice of a service that w says.
+func (w *Slice) object(namespace, service string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: w.name,
+			Namespace: namespace, Name: w.Name,
 			Labels: map[string]string{
 				discoveryv1.LabelManagedBy:   managedBy,
-				discoveryv1.LabelServiceName: t.name,
+				discoveryv1.LabelServiceName: service,
 			},
 			Annotations: map[string]string{
-				annotCluster: w.cluster, annotNamespace: w.source.Service.Namespace, annotName: w.source.Name,
+				annotCluster: w.Cluster, annotNamespace: w.origin.Service.Namespace, annotName: w.origin.Name,
 			},
 		},
-		AddressType: w.source.Family,
-		Ports:       w.source.Ports,
+		AddressType: w.origin.Family,
+		Ports:       w.origin.Ports,
 	}
-	if t.spec.Headless {
+	if w.headless {
 		// kube-proxy needs nothing of it.
 		s.Labels[corev1.IsHeadlessService] = ""
 	}
-	for i := range w.source.Endpoints {
-		e := &w.source.Endpoints[i]
-		if w.refuse && refusal(e.Address, w.source.Family, w.subnets) != "" {
-			continue
-		}
+	for i := range w.Endpoints {
+		e := &w.Endpoints[i]
 		endpoint := discoveryv1.Endpoint{
 			Addresses: []string{e.Address.String()},
 			Conditions: discoveryv1.EndpointConditions{
 				Ready: e.Ready.pointer(), Serving: e.Serving.pointer(), Terminating: e.Terminating.pointer(),
 			},
-			Hints: hints(w.zones, len(s.Endpoints)),
+			Hints: hints(w.zones, i),
 		}
 		if e.Hostname != "" {
 			endpoint.Hostname = &e.Hostname
@@ -213,7 +242,7 @@ func (h summer) of(parts ...any) sum {
 	return max(1, sum(m.Sum64()))
 }
 
-// service hashes what a target sets of a Service, and what it leaves unset and
+// service hashes what is set of a Service, and what it leaves unset and
 // somebody else may not set either.
 func (h summer) service(s *corev1.Service) sum {
 	spec := corev1.ServiceSpec{
@@ -241,8 +270,8 @@ func (h summer) service(s *corev1.Service) sum {
 	if len(spec.Selector) == 0 {
 		spec.Selector = nil
 	}
-	return h.of(spec, only(s.Labels, labelMirrored, labelGlobal, labelPrefix),
-		only(s.Annotations, annotCluster, annotNamespace, annotName, annotClusters, annotAccepted))
+	return h.of(spec, only(s.Labels, serviceLabels...),
+		only(s.Annotations, serviceAnnotations...))
 }
 
 // slice hashes all of an EndpointSlice but other people's labels and
@@ -257,8 +286,8 @@ func (h summer) slice(s *discoveryv1.EndpointSlice) sum {
 		ports = nil
 	}
 	return h.of(endpoints, ports, s.AddressType,
-		only(s.Labels, discoveryv1.LabelManagedBy, discoveryv1.LabelServiceName, corev1.IsHeadlessService),
-		only(s.Annotations, annotCluster, annotNamespace, annotName))
+		only(s.Labels, sliceLabels...),
+		only(s.Annotations, sliceAnnotations...))
 }
 
 func only(all map[string]string, keys ...string) map[string]string {
@@ -269,46 +298,4 @@ func only(all map[string]string, keys ...string) map[string]string {
 		}
 	}
 	return some
-}
-
-// add adds the copy of a slice.
-func (t *target) add(c clusterConfig, sl *Slice, zones []string) {
-	if t.tallies == nil {
-		t.tallies = map[string]tally{}
-	}
-	sum := t.tallies[c.name]
-	defer func() { t.tallies[c.name] = sum }()
-	refuse := func(count int, example string) {
-		sum.refused += count
-		if sum.example == "" || example < sum.example {
-			sum.example = example
-		}
-	}
-	if sl.Family != discoveryv1.AddressTypeIPv4 && sl.Family != discoveryv1.AddressTypeIPv6 {
-		refuse(len(sl.Endpoints)+len(sl.Unreadable), "slice "+sl.Name+" has addresses of type "+string(sl.Family))
-		return
-	}
-	w := wantSlice{name: sliceName(t.name, c.name, sl), cluster: c.name, source: sl, subnets: c.subnets, zones: zones}
-	for _, text := range sl.Unreadable {
-		refuse(1, text+": not an address")
-	}
-	for i := range sl.Endpoints {
-		if why := refusal(sl.Endpoints[i].Address, sl.Family, c.subnets); why != "" {
-			refuse(1, sl.Endpoints[i].Address.String()+": "+why)
-			w.refuse = true
-			continue
-		}
-		sum.taken++
-	}
-	t.slices = append(t.slices, w)
-}
-
-// sort puts the slices into an order that doesn't depend on that of a map.
-func (t *target) sort() {
-	slices.SortFunc(t.slices, func(a, b wantSlice) int {
-		if a.name < b.name {
-			return -1
-		}
-		return 1
-	})
 }

@@ -1,0 +1,248 @@
+package mirror
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+)
+
+// fieldManager names us in metadata.managedFields.
+const fieldManager = managedBy
+
+// applier makes changes to objects of the mirror namespace. Each names the object
+// and the version that it is meant for: one that took its place, or is somebody
+// else's by now, is left alone.
+type applier struct {
+	client    kubernetes.Interface
+	namespace string
+	sums      summer
+	local     *local
+	legacy    bool
+	events    *event.Recorder
+	log       *slog.Logger
+	count     func(kind, verb string)
+}
+
+// apply makes all changes, goes on past those that fail, and joins their errors.
+func (a *applier) apply(ctx context.Context, have *Observed, want *Service, changes []Change) error {
+	var errs []error
+	missing := false // there is no service that slices could be of
+	for i := range changes {
+		c := &changes[i]
+		if missing && c.Verb == verbCreate {
+			continue
+		}
+		err := a.change(ctx, have, want, c)
+		if err == nil {
+			continue
+		}
+		missing = missing || c.Object == aService && c.Verb != verbPatch
+		err = fmt.Errorf("%s %s %s: %w", c.Verb, c.Object, c.Name, err)
+		if apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
+			err = fmt.Errorf("%w: %w", keep.ErrOutdated, err)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (a *applier) change(ctx context.Context, have *Observed, want *Service, c *Change) error {
+	a.count(c.Object, c.Verb)
+	switch c.Object {
+	case aService:
+		return a.service(ctx, have.Service, want, c)
+	case aSlice:
+		return a.slice(ctx, have.Slices[c.Name], want, c)
+	default:
+		return a.endpoints(ctx, have.Endpoints, want, c)
+	}
+}
+
+func exactly(o identity) metav1.DeleteOptions {
+	uid := types.UID(o.UID)
+	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &o.ResourceVersion}}
+}
+
+// deleted notes a deletion that went well, or found nothing to delete.
+func deleted[T any](ledger *keep.Ledger[T], was *T, err error) error {
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	ledger.Deleted(was)
+	return nil
+}
+
+// mergePatch is a JSON merge patch (RFC 7386), in which null takes a field away.
+type mergePatch map[string]any
+
+// marked begins a patch by the object that it is for, and its marks: those that are
+// wanted, and null for the others.
+func marked(have identity, object metav1.Object, labels, annotations []string) mergePatch {
+	marks := func(want map[string]string, keys []string) mergePatch {
+		m := mergePatch{}
+		for _, k := range keys {
+			if v, ok := want[k]; ok {
+				m[k] = v
+			} else {
+				m[k] = nil
+			}
+		}
+		return m
+	}
+	return mergePatch{"metadata": mergePatch{
+		"uid": have.UID, "resourceVersion": have.ResourceVersion,
+		"labels": marks(object.GetLabels(), labels), "annotations": marks(object.GetAnnotations(), annotations),
+	}}
+}
+
+func (a *applier) service(ctx context.Context, have *ObservedService, want *Service, c *Change) error {
+	api := a.client.CoreV1().Services(a.namespace)
+	if c.Verb == verbDelete {
+		err := deleted(a.local.services, have, api.Delete(ctx, c.Name, exactly(c.have)))
+		if err == nil {
+			a.log.InfoContext(ctx, "service deleted", "service", c.Name, "reason", c.Why)
+		}
+		return err
+	}
+	object := want.service(a.namespace)
+	var made *corev1.Service
+	var err error
+	if c.Verb == verbCreate {
+		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager})
+	} else {
+		var data []byte
+		if data, err = json.Marshal(servicePatch(c.have, object)); err == nil {
+			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
+		}
+	}
+	if err != nil {
+		return err
+	}
+	a.local.services.Wrote(a.sums.observedService(made))
+	a.log.InfoContext(ctx, map[string]string{verbCreate: "service created", verbPatch: "service changed"}[c.Verb], "service", c.Name, "origin", want.Origin.String())
+	return nil
+}
+
+func servicePatch(have identity, want *corev1.Service) mergePatch {
+	spec := mergePatch{
+		"type":                     want.Spec.Type,
+		"ports":                    want.Spec.Ports,
+		"selector":                 nil,
+		"externalIPs":              nil,
+		"loadBalancerIP":           nil,
+		"externalName":             nil,
+		"sessionAffinity":          want.Spec.SessionAffinity,
+		"sessionAffinityConfig":    want.Spec.SessionAffinityConfig,
+		"publishNotReadyAddresses": want.Spec.PublishNotReadyAddresses,
+		"internalTrafficPolicy":    corev1.ServiceInternalTrafficPolicyCluster,
+		"trafficDistribution":      want.Spec.TrafficDistribution,
+	}
+	if p := want.Spec.IPFamilyPolicy; p != nil {
+		spec["ipFamilyPolicy"] = *p
+	}
+	if len(want.Spec.IPFamilies) > 0 {
+		spec["ipFamilies"] = want.Spec.IPFamilies
+	}
+	p := marked(have, want, serviceLabels, serviceAnnotations)
+	p["spec"] = spec
+	return p
+}
+
+func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service, c *Change) error {
+	api := a.client.DiscoveryV1().EndpointSlices(a.namespace)
+	if c.Verb == verbDelete {
+		a.log.DebugContext(ctx, "deleting endpoint slice", "service", want.Name, "slice", c.Name)
+		return deleted(a.local.slices, have, api.Delete(ctx, c.Name, exactly(c.have)))
+	}
+	object := c.Slice.object(a.namespace, want.Name)
+	var made *discoveryv1.EndpointSlice
+	var err error
+	if c.Verb == verbCreate {
+		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager})
+	} else {
+		p := marked(c.have, object, sliceLabels, sliceAnnotations)
+		p["endpoints"], p["ports"] = object.Endpoints, object.Ports
+		var data []byte
+		if data, err = json.Marshal(p); err == nil {
+			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
+		}
+	}
+	if err != nil {
+		return err
+	}
+	a.local.slices.Wrote(a.sums.observedSlice(made))
+	a.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(object.Endpoints))
+	return nil
+}
+
+func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *Service, c *Change) error {
+	api := a.client.CoreV1().Endpoints(a.namespace)
+	if c.Verb == verbDelete {
+		return deleted(a.local.endpoints, have, api.Delete(ctx, c.Name, exactly(c.have)))
+	}
+	object := want.endpoints(a.namespace, want.family)
+	var err error
+	if c.Verb == verbCreate {
+		object, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager})
+	} else {
+		object.UID, object.ResourceVersion = types.UID(c.have.UID), c.have.ResourceVersion
+		object, err = api.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})
+	}
+	if err != nil {
+		return err
+	}
+	a.local.endpoints.Wrote(a.sums.observedEndpoints(object, a.legacy))
+	return nil
+}
+
+// tell makes Events of what an operator must know of a service of ours. It returns
+// an error when not all of them could be made.
+func (a *applier) tell(ctx context.Context, have *Observed, want *Service) error {
+	o := a.local.services.Get(want.Name)
+	if want.Absent || o == nil || !o.ours {
+		return nil
+	}
+	about := corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Service", Namespace: a.namespace, Name: o.Name, UID: types.UID(o.UID),
+	}
+	var errs []error
+	warn := func(reason, message string) {
+		if err := a.events.Warn(ctx, about, reason, message); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", reason, err))
+		}
+	}
+	if len(want.Conflicts) > 0 {
+		var lines []string
+		for _, conflict := range want.Conflicts {
+			lines = append(lines, conflict.Cluster+": "+conflict.What)
+		}
+		warn("Conflict", "who was there first decides, against "+strings.Join(lines, "; "))
+	}
+	if want.Instead != nil {
+		warn("NameTaken", fmt.Sprintf("%s would have the name of %s and has this one instead", want.Origin, want.Instead))
+	}
+	if foreign := have.foreign(want); len(foreign) > 0 {
+		warn("ForeignEndpoints", "endpoint slices that are not ours: "+strings.Join(foreign, ", "))
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(want.Tallies)) {
+		if t := want.Tallies[cluster]; t.Rejected > 0 {
+			warn("EndpointsRefused", fmt.Sprintf("%d of %s, such as %s", t.Rejected, cluster, t.Example))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,193 @@
+package mirror
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// longName is too long to stay as it is, and twin the name of a service whose
+// copy would be called like that of another one in the same namespace.
+var longName = strings.Repeat("n", 60)
+
+func twin(prefix, namespace, name string) string {
+	return strings.TrimPrefix(shortened(fullName(prefix, Key{namespace, name})), fullName(prefix, Key{Namespace: namespace}))
+}
+
+// step changes one thing that a cluster says, or that is known of it.
+func (w *world) step(r *rand.Rand) {
+	id := w.order[r.IntN(len(w.order))]
+	s := w.sets[id]
+	// Names that collide across prefixes and separators.
+	names := []string{"n", "n-73736d-n", "m", longName, twin("gl", "z", longName), twin("c1", "z", longName)}
+	k := Key{[]string{"y", "x-y", "x-y-73736d-n", "z"}[r.IntN(4)], names[r.IntN(len(names))]}
+	switch r.IntN(12) {
+	case 0:
+		w.contact(id, true, s.stale)
+	case 1:
+		w.contact(id, s.synced, !s.stale)
+	case 2:
+		w.nodes([][]string{{""}, {"a"}, {"", "a", "b"}}[r.IntN(3)])
+	case 3, 4:
+		w.origin(id, k, nil)
+	case 5:
+		for _, all := range s.slices {
+			for _, sl := range all {
+				w.slice(id, sl, nil)
+				return
+			}
+		}
+	case 6, 7:
+		o := newOrigin(k, int64(r.IntN(3)), 80+r.Int32N(2), Traits{Headless: r.IntN(4) == 0})
+		o.LocalFirst = r.IntN(2) == 0
+		if r.IntN(8) == 0 {
+			o.Reject = "for the sake of it"
+		}
+		w.origin(id, k, o)
+	case 8:
+		if r.IntN(4) == 0 {
+			w.linger(map[bool]time.Time{true: time.Unix(1e9, 0)}[w.lingers.IsZero()])
+		}
+	case 9:
+		w.drift(r)
+	default:
+		sl := &OriginSlice{Name: fmt.Sprintf("slice-%d", r.IntN(6)), Service: k, Family: discoveryv1.AddressTypeIPv4}
+		for range r.IntN(4) {
+			sl.Endpoints = append(sl.Endpoints, Endpoint{
+				Address: netip.AddrFrom4([4]byte{10, byte(4 + r.IntN(3)), 0, byte(1 + r.IntN(200))}),
+				Ready:   Condition(r.IntN(3)),
+			})
+		}
+		slices.SortFunc(sl.Endpoints, compareEndpoints)
+		// Slices of one name are one, whatever service they are of.
+		var before *OriginSlice
+		for of, all := range s.slices {
+			if of.Namespace == k.Namespace && all[sl.Name] != nil {
+				before = all[sl.Name]
+			}
+		}
+		w.slice(id, before, sl)
+	}
+}
+
+// drift is what somebody does in the mirror namespace.
+func (w *world) drift(r *rand.Rand) {
+	names := slices.Sorted(maps.Keys(w.services))
+	parts := slices.Sorted(maps.Keys(w.slices))
+	if len(names) == 0 || len(parts) == 0 {
+		return
+	}
+	s := w.services[names[r.IntN(len(names))]].DeepCopy()
+	sl := w.slices[parts[r.IntN(len(parts))]].DeepCopy()
+	switch r.IntN(5) {
+	case 0:
+		delete(w.services, s.Name)
+	case 1:
+		s.Spec.Ports = nil
+		w.put(s)
+	case 2:
+		delete(w.slices, sl.Name)
+	case 3:
+		sl.Labels[discoveryv1.LabelServiceName] = names[r.IntN(len(names))]
+		w.putSlice(sl)
+	case 4:
+		sl.Endpoints = nil
+		w.putSlice(sl)
+	}
+	w.show()
+}
+
+// contents is all that is desired, as text by name.
+func contents(all []Service) map[string]string {
+	texts := map[string]string{}
+	for i := range all {
+		w := &all[i]
+		if w.Absent && w.Hold == "" && len(w.Keep) == 0 {
+			continue
+		}
+		slices.Sort(w.Keep)
+		texts[w.Name] = fmt.Sprint(w.Absent, w.Origin, w.sum, w.Hold, w.Keep, w.Outdated, w.Conflicts)
+		for j := range w.Slices {
+			texts[w.Name] += fmt.Sprint(" ", w.Slices[j].Name, w.Slices[j].sum)
+		}
+	}
+	return texts
+}
+
+// TestIncrementalDesiredIsDesired has a memo follow random histories. What is
+// desired by it is what is desired from nothing, nothing changes by coming true, and
+// no two origins share a name.
+func TestIncrementalDesiredIsDesired(t *testing.T) {
+	bounded := testClusters()
+	bounded[1].bounds = Bounds{Services: 4, Slices: 3, Addresses: 5}
+	bounded[2].bounds = Bounds{Services: 2, Slices: 50, Addresses: 2}
+	for round := range 40 {
+		r := rand.New(rand.NewPCG(uint64(round), 7))
+		clusters := testClusters()
+		if round%2 == 1 {
+			clusters = bounded
+		}
+		w := newWorld(clusters...)
+		for _, id := range w.order {
+			w.contact(id, r.IntN(2) == 0, false)
+		}
+		for step := range 120 {
+			w.step(r)
+			w.settle(t)
+			all := slices.Collect(maps.Values(w.memo.services))
+			var have []Service
+			names := w.local.names()
+			for _, s := range all {
+				names[s.Name] = struct{}{}
+			}
+			for name := range names {
+				want, _ := w.want(w.memo, name)
+				have = append(have, want)
+			}
+			want := Desired(w.Snapshot, NewMemo())
+			if diff := cmp.Diff(contents(want), contents(have)); diff != "" {
+				t.Fatalf("round %d, step %d (-from nothing +followed):\n%s", round, step, diff)
+			}
+			if len(w.memo.services) != len(w.memo.byOrigin) {
+				t.Fatalf("round %d, step %d: %d names for %d origins", round, step, len(w.memo.services), len(w.memo.byOrigin))
+			}
+			w.checkRooms(t)
+		}
+	}
+}
+
+// checkRooms holds the counts of what is made for remotes against what is.
+func (w *world) checkRooms(t *testing.T) {
+	t.Helper()
+	want := map[string]Bounds{}
+	for _, s := range w.memo.services {
+		for i := range s.Slices {
+			b := want[s.Slices[i].Cluster]
+			b.Slices++
+			b.Addresses += len(s.Slices[i].Endpoints)
+			want[s.Slices[i].Cluster] = b
+		}
+	}
+	for cluster, r := range w.memo.rooms {
+		b := want[cluster]
+		b.Services = len(r.admitted)
+		if r.used != b {
+			t.Fatalf("%s: counted %+v, made %+v", cluster, r.used, b)
+		}
+		for kind, n := range map[string][2]int{
+			"services": {b.Services, r.bounds.Services}, "slices": {b.Slices, r.bounds.Slices}, "addresses": {b.Addresses, r.bounds.Addresses},
+		} {
+			if n[1] > 0 && n[0] > n[1] {
+				t.Fatalf("%s: %d %s of %d", cluster, n[0], kind, n[1])
+			}
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package mirror
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Verbs and objects of a Change, as metrics have them.
+const (
+	verbCreate = "create"
+	verbPatch  = "patch"
+	verbUpdate = "update" // of endpoints
+	verbDelete = "delete"
+
+	aService   = "service"
+	aSlice     = "endpointslice"
+	anEndpoint = "endpoints"
+)
+
+// Change is one thing to do about one object of ours. None needs another one to be
+// made first, but that a service is deleted before it is created with the same name.
+type Change struct {
+	Verb, Object string
+	Name         string
+	// Slice is what a slice must be.
+	Slice *Slice
+	// Why says why something is deleted.
+	Why  string
+	have identity // of what is changed or deleted
+}
+
+// Diff returns what makes of what there is what must be.
+//
+//	| there is       | must be     | change                                   |
+//	| -------------- | ----------- | ---------------------------------------- |
+//	| anything       | held        | none                                     |
+//	| foreign object | anything    | none                                     |
+//	| ours, going    | anything    | none: it waits for finalizers            |
+//	| none           | an object   | create                                   |
+//	| ours           | another one | patch; delete and create, if it must be  |
+//	| ours           | none        | delete                                   |
+//
+// Beside a foreign Service there must be neither slices nor endpoints of ours.
+func Diff(have Observed, want Service) []Change {
+	if want.Hold != "" {
+		return nil
+	}
+	foreign := have.Service != nil && !have.Service.ours
+	if foreign {
+		want = Service{Name: want.Name, Absent: true}
+	}
+	changes := diffService(nil, have.Service, &want)
+	wanted := map[string]bool{}
+	for i := range want.Slices {
+		w := &want.Slices[i]
+		wanted[w.Name] = true
+		switch o := have.Slices[w.Name]; {
+		case o == nil:
+			changes = append(changes, Change{Verb: verbCreate, Object: aSlice, Name: w.Name, Slice: w})
+		case !o.ours, o.going, o.sum == w.sum:
+		default:
+			changes = append(changes, Change{Verb: verbPatch, Object: aSlice, Name: w.Name, Slice: w, have: o.identity})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(have.Slices)) {
+		o := have.Slices[name]
+		if o.ours && !o.going && !wanted[name] && o.service == want.Name && !slices.Contains(want.Keep, name) {
+			changes = append(changes, Change{Verb: verbDelete, Object: aSlice, Name: name, have: o.identity})
+		}
+	}
+	return diffEndpoints(changes, have.Endpoints, &want)
+}
+
+func diffService(changes []Change, o *ObservedService, want *Service) []Change {
+	c := Change{Object: aService, Name: want.Name}
+	if o != nil {
+		c.have = o.identity
+	}
+	switch {
+	case o == nil && want.Absent:
+		return changes
+	case o == nil:
+		c.Verb = verbCreate
+	case !o.ours, o.going:
+		return changes
+	case want.Absent:
+		c.Verb, c.Why = verbDelete, "no origin"
+	case o.sum == want.sum:
+		return changes
+	case mustBeAnother(o, want):
+		c.Verb, c.Why = verbDelete, "its addresses can't become those of its origin"
+		return append(changes, c, Change{Verb: verbCreate, Object: aService, Name: want.Name})
+	default:
+		c.Verb = verbPatch
+	}
+	return append(changes, c)
+}
+
+// mustBeAnother reports whether a Service can't become what it must be:
+// whether it has an address, and the family of its first one, are for life.
+func mustBeAnother(have *ObservedService, want *Service) bool {
+	if have.spec.Headless != want.Spec.Headless {
+		return true
+	}
+	_, families := families(want.Spec.Traits)
+	return len(families) > 0 && have.family != "" && have.family != families[0]
+}
+
+func diffEndpoints(changes []Change, o *ObservedEndpoints, want *Service) []Change {
+	switch {
+	case want.family == "" && o != nil && o.ours && !o.going && (want.Absent || !want.Endpoints):
+		return append(changes, Change{Verb: verbDelete, Object: anEndpoint, Name: want.Name, have: o.identity})
+	case want.family == "":
+	case o == nil:
+		return append(changes, Change{Verb: verbCreate, Object: anEndpoint, Name: want.Name})
+	case o.ours && !o.going && o.sum != want.endpointsSum:
+		return append(changes, Change{Verb: verbUpdate, Object: anEndpoint, Name: want.Name, have: o.identity})
+	}
+	return changes
+}
+
+// errForeign says that somebody else's object is where ours should be. Only a
+// person can decide which of the two may stay.
+var errForeign = errors.New("in the way and not ours")
+
+// inTheWay returns which foreign objects are where ours should be.
+func inTheWay(have *Observed, want *Service) error {
+	if want.Absent {
+		return nil
+	}
+	if o := have.Service; o != nil && !o.ours {
+		return fmt.Errorf("service %s: %w", want.Name, errForeign)
+	}
+	var errs []error
+	for i := range want.Slices {
+		if o := have.Slices[want.Slices[i].Name]; o != nil && !o.ours {
+			errs = append(errs, fmt.Errorf("endpoint slice %s: %w", o.Name, errForeign))
+		}
+	}
+	if o := have.Endpoints; o != nil && !o.ours && want.family != "" {
+		errs = append(errs, fmt.Errorf("endpoints %s: %w", want.Name, errForeign))
+	}
+	return errors.Join(errs...)
+}
+
+// familyOf returns which addresses Endpoints of a service have: those of its first
+// family.
+func familyOf(o *ObservedService) corev1.IPFamily {
+	if o.family == "" {
+		return corev1.IPv4Protocol
+	}
+	return o.family
+}

@@ -1,0 +1,204 @@
+package mirror
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestDiffMakesWhatMustBe applies differences of random histories, with foreign
+// objects among what is there.
+func TestDiffMakesWhatMustBe(t *testing.T) {
+	for round := range 30 {
+		r := rand.New(rand.NewPCG(uint64(round), 11))
+		w := newWorld()
+		w.legacy = round%2 == 0
+		for range 100 {
+			w.step(r)
+			if r.IntN(10) == 0 {
+				w.meddle(r)
+			}
+			foreign := w.foreign()
+			for range 2 { // Endpoints follow when their Service is there
+				for _, desired := range Desired(w.Snapshot, w.memo) {
+					want, have := w.want(w.memo, desired.Name)
+					changes := Diff(have, want)
+					w.do(&want, changes, nil)
+				}
+				w.seen()
+				w.show()
+			}
+			for _, desired := range Desired(w.Snapshot, NewMemo()) {
+				want, have := w.want(w.memo, desired.Name)
+				if left := Diff(have, want); len(left) > 0 {
+					t.Fatalf("round %d: %s: left to do %+v", round, want.Name, left)
+				}
+				if want.Hold == "" {
+					w.is(t, &want, &have)
+				}
+			}
+			if diff := cmp.Diff(foreign, w.foreign()); diff != "" {
+				t.Fatalf("round %d: foreign objects (-before +after):\n%s", round, diff)
+			}
+		}
+	}
+}
+
+// is holds what there is of a service against what must be, not by Diff's means.
+func (w *world) is(t *testing.T, want *Service, have *Observed) {
+	t.Helper()
+	s := w.services[want.Name]
+	taken := have.Service != nil && !have.Service.ours
+	switch {
+	case taken:
+	case want.Absent != (s == nil):
+		t.Fatalf("%s: there is %v, and must be none: %v", want.Name, s, want.Absent)
+	case s != nil && w.sums.service(s) != want.sum:
+		t.Fatalf("%s is another one", want.Name)
+	}
+	expected := map[string]sum{}
+	if !taken {
+		for i := range want.Slices {
+			expected[want.Slices[i].Name] = want.Slices[i].sum
+		}
+		for _, name := range want.Keep {
+			expected[name] = w.sums.slice(w.slices[name])
+		}
+	}
+	for name, sum := range expected {
+		if sl := w.slices[name]; sl == nil || w.sums.observedSlice(sl).ours && w.sums.slice(sl) != sum {
+			t.Fatalf("slice %s is missing, or another one", name)
+		}
+	}
+	for name, sl := range w.slices {
+		if o := w.sums.observedSlice(sl); o.ours && o.service == want.Name {
+			if _, ok := expected[name]; !ok {
+				t.Fatalf("slice %s of %s is left", name, want.Name)
+			}
+		}
+	}
+	if _, there := w.endpoints[want.Name]; there != (want.Endpoints && !taken) {
+		t.Fatalf("%s: endpoints %v", want.Name, there)
+	}
+}
+
+// meddle has somebody take something over.
+func (w *world) meddle(r *rand.Rand) {
+	for name, s := range w.services {
+		if r.IntN(2) == 0 {
+			s = s.DeepCopy()
+			s.Labels, s.Annotations = nil, nil
+			w.put(s)
+		} else {
+			sl := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "theirs", Labels: map[string]string{discoveryv1.LabelServiceName: name}}}
+			w.putSlice(sl)
+		}
+		break
+	}
+	w.show()
+}
+
+func (w *world) foreign() map[string]string {
+	all := map[string]string{}
+	for name, s := range w.services {
+		if !w.sums.observedService(s).ours {
+			all["service "+name] = s.ResourceVersion
+		}
+	}
+	for name, s := range w.slices {
+		if !w.sums.observedSlice(s).ours {
+			all["slice "+name] = s.ResourceVersion
+		}
+	}
+	return all
+}
+
+// TestRemovalsDontDependOnAdditions has everything fail that isn't a removal: what is
+// to go is gone after the first attempt.
+func TestRemovalsDontDependOnAdditions(t *testing.T) {
+	w, k := newWorld(), Key{"shop", "web"}
+	id := setID{"aws", mirrored}
+	w.has(id, k, "old", "10.4.0.1")
+	w.says(t, id, newOrigin(k, 1, 80, Traits{}))
+	w.slice(id, w.sets[id].slices[k]["old"], nil)
+	w.has(id, k, "new", "10.4.0.2")
+	w.origin(id, k, newOrigin(k, 1, 81, Traits{}))
+	Desired(w.Snapshot, w.memo)
+	want, have := w.want(w.memo, Name("c1", k))
+	w.do(&want, Diff(have, want), func(c *Change) bool { return c.Verb != verbDelete })
+	if got := w.leads(want.Name); len(got) > 0 {
+		t.Errorf("it still leads to %v", got)
+	}
+}
+
+func TestDiffOfOneService(t *testing.T) {
+	k := Key{"shop", "web"}
+	name := Name("c1", k)
+	id := setID{"aws", mirrored}
+	start := func(t *testing.T) *world {
+		t.Helper()
+		w := newWorld()
+		w.legacy = true
+		w.has(id, k, "web-1", "10.4.0.1")
+		w.says(t, id, newOrigin(k, 1, 80, Traits{}))
+		return w
+	}
+	now := metav1.Now()
+	for _, c := range []struct {
+		name    string
+		happens func(w *world)
+		want    []string
+	}{
+		{"nothing", func(*world) {}, nil},
+		{"another port", func(w *world) { w.origin(id, k, newOrigin(k, 1, 81, Traits{})) }, []string{"patch service"}},
+		{"headless", func(w *world) { w.origin(id, k, newOrigin(k, 1, 80, Traits{Headless: true})) }, []string{
+			"delete service", "create service", "patch endpointslice", "update endpoints",
+		}},
+		{"the origin is gone", func(w *world) { w.origin(id, k, nil) }, []string{"delete service", "delete endpointslice", "delete endpoints"}},
+		{"not heard of", func(w *world) { w.origin(id, k, nil); w.contact(id, false, false) }, nil},
+		{"endpoints aren't asked for any more", func(w *world) { w.legacy, w.all = false, true }, []string{"delete endpoints"}},
+		{"a person takes the service over", func(w *world) {
+			s := w.services[name].DeepCopy()
+			s.Labels, s.Annotations = nil, nil
+			w.put(s)
+			w.show()
+		}, []string{"delete endpointslice", "delete endpoints"}},
+		{"something with a finalizer holds up its end", func(w *world) {
+			s := w.services[name].DeepCopy()
+			s.DeletionTimestamp = &now
+			w.put(s)
+			w.show()
+			w.origin(id, k, nil)
+		}, []string{"delete endpointslice", "delete endpoints"}},
+		{"it is being deleted, and must be", func(w *world) {
+			s := w.services[name].DeepCopy()
+			s.DeletionTimestamp = &now
+			w.put(s)
+			w.show()
+		}, nil},
+		{"a person made its next slice", func(w *world) {
+			sl := &OriginSlice{Name: "web-2", Service: k, Family: discoveryv1.AddressTypeIPv4}
+			w.slice(id, nil, sl)
+			w.putSlice(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: sliceName(name, "aws", sl), Labels: map[string]string{corev1.IsHeadlessService: ""}}})
+			w.show()
+		}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := start(t)
+			c.happens(w)
+			Desired(w.Snapshot, w.memo)
+			want, have := w.want(w.memo, name)
+			var got []string
+			for _, change := range Diff(have, want) {
+				got = append(got, change.Verb+" "+change.Object)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,251 @@
+package mirror
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+)
+
+// identity is what is known of each object of the mirror namespace.
+type identity struct {
+	keep.Meta
+	sum sum
+	// ours is whether the object carries our marks; the others are foreign, and
+	// never touched. Going is whether it is being deleted, and waits for finalizers.
+	ours, going bool
+}
+
+// ObservedService is a Service of the mirror namespace, as it is.
+type ObservedService struct {
+	identity
+	id         ID     // origin; no cluster when it isn't known
+	prefix     string // what is known of a mirror of the original tool
+	global     bool
+	clusters   []string // of a global service
+	accepted   []string // those of them that are remote, the first accepted first; none: not known
+	localFirst bool
+	family     corev1.IPFamily // of its first address
+	spec       Spec
+}
+
+// ObservedSlice is an EndpointSlice of the mirror namespace, as it is.
+type ObservedSlice struct {
+	identity
+	service   string
+	cluster   string // where it is from; empty when it isn't known
+	addresses []netip.Addr
+}
+
+// ObservedEndpoints is an Endpoints object of the mirror namespace, as it is.
+type ObservedEndpoints struct{ identity }
+
+func (o *ObservedService) meta() keep.Meta   { return o.Meta }
+func (o *ObservedSlice) meta() keep.Meta     { return o.Meta }
+func (o *ObservedEndpoints) meta() keep.Meta { return o.Meta }
+
+func (h summer) observedService(s *corev1.Service) *ObservedService {
+	o := &ObservedService{
+		identity:   identity{Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.service(s)},
+		id:         ID{s.Annotations[annotCluster], Key{s.Annotations[annotNamespace], s.Annotations[annotName]}},
+		prefix:     s.Labels[labelPrefix],
+		global:     s.Labels[labelGlobal] == labelValue || s.Annotations[annotClusters] != "",
+		localFirst: s.Spec.TrafficDistribution != nil,
+		spec:       trimSpec(&s.Spec),
+	}
+	if len(s.Spec.IPFamilies) > 0 {
+		o.family = s.Spec.IPFamilies[0]
+	}
+	if o.global && o.id.Name == "" {
+		// The original tool says it in the name alone.
+		rest := strings.TrimPrefix(s.Name, globalPrefix+"-")
+		o.id.Namespace, o.id.Name, _ = strings.Cut(rest, "-"+separator+"-")
+	}
+	if list := s.Annotations[annotClusters]; list != "" {
+		o.clusters = strings.Split(list, ",")
+	}
+	if list := s.Annotations[annotAccepted]; list != "" {
+		o.accepted = strings.Split(list, ",")
+	}
+	o.ours = o.global || s.Labels[labelMirrored] == labelValue || o.id.Cluster != ""
+	o.going = s.DeletionTimestamp != nil
+	return o
+}
+
+func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
+	cluster := s.Annotations[annotCluster]
+	if cluster == "" {
+		cluster = s.Labels[legacySliceFrom]
+	}
+	o := &ObservedSlice{
+		identity: identity{
+			Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.slice(s),
+			ours:  s.Labels[discoveryv1.LabelManagedBy] == managedBy || s.Annotations[annotCluster] != "",
+			going: s.DeletionTimestamp != nil,
+		},
+		service: s.Labels[discoveryv1.LabelServiceName],
+		cluster: cluster,
+	}
+	if o.ours {
+		// Whatever somebody bent its label to.
+		if service, ok := sliceOf(s.Name); ok {
+			o.service = service
+		}
+		for i := range s.Endpoints {
+			for _, text := range s.Endpoints[i].Addresses {
+				if a, err := netip.ParseAddr(text); err == nil {
+					o.addresses = append(o.addresses, a)
+				}
+			}
+		}
+	}
+	return o
+}
+
+// observedEndpoints reads an Endpoints object. Those that the original tool left are
+// taken over where they are asked for, and nobody's concern where they aren't.
+func (h summer) observedEndpoints(e *corev1.Endpoints, legacy bool) *ObservedEndpoints { //nolint:staticcheck // Deprecated, and asked for by SEMAPHORE_MIRROR_LEGACY_ENDPOINTS.
+	return &ObservedEndpoints{identity{
+		Meta: keep.Meta{Name: e.Name, UID: string(e.UID), ResourceVersion: e.ResourceVersion}, sum: h.endpoints(e),
+		ours:  e.Labels[labelMirrored] == labelValue && (legacy || e.Labels[discoveryv1.LabelSkipMirror] == labelValue),
+		going: e.DeletionTimestamp != nil,
+	}}
+}
+
+// Observed is what there is of one local service.
+type Observed struct {
+	Service   *ObservedService
+	Slices    map[string]*ObservedSlice // by name; foreign ones, too
+	Endpoints *ObservedEndpoints
+}
+
+// local is the mirror namespace: what is there, and how it belongs together.
+type local struct {
+	services  *keep.Ledger[ObservedService]
+	slices    *keep.Ledger[ObservedSlice]
+	endpoints *keep.Ledger[ObservedEndpoints]
+	// members are the names of slices by the service that they are of.
+	members map[string]map[string]struct{}
+	// globals are the names of global services by their origin.
+	globals map[Key]map[string]struct{}
+}
+
+func newLocal(notify func()) *local {
+	return &local{
+		services:  keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
+		slices:    keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
+		endpoints: keep.NewLedger(keep.LedgerConfig[ObservedEndpoints]{Meta: (*ObservedEndpoints).meta, Notify: notify}),
+		members:   map[string]map[string]struct{}{},
+		globals:   map[Key]map[string]struct{}{},
+	}
+}
+
+// update returns the names of the services that have changed, or have slices or
+// endpoints that have, and the origins of the global ones among them.
+func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
+	names, globals = map[string]struct{}{}, map[Key]struct{}{}
+	for _, c := range l.services.Changes() {
+		names[c.Name] = struct{}{}
+		if before := c.Before; before != nil && before.global {
+			leave(l.globals, before.id.Key, before.Name)
+			globals[before.id.Key] = struct{}{}
+		}
+		if after := c.After; after != nil && after.global && after.id.Name != "" {
+			join(l.globals, after.id.Key, after.Name)
+			globals[after.id.Key] = struct{}{}
+		}
+	}
+	for _, c := range l.slices.Changes() {
+		if c.Before != nil {
+			leave(l.members, c.Before.service, c.Name)
+			names[c.Before.service] = struct{}{}
+		}
+		if c.After != nil {
+			join(l.members, c.After.service, c.Name)
+			names[c.After.service] = struct{}{}
+		}
+	}
+	for _, c := range l.endpoints.Changes() {
+		names[c.Name] = struct{}{}
+	}
+	delete(names, "")
+	return names, globals
+}
+
+func join[K comparable](groups map[K]map[string]struct{}, k K, name string) {
+	if groups[k] == nil {
+		groups[k] = map[string]struct{}{}
+	}
+	groups[k][name] = struct{}{}
+}
+
+func leave[K comparable](groups map[K]map[string]struct{}, k K, name string) {
+	delete(groups[k], name)
+	if len(groups[k]) == 0 {
+		delete(groups, k)
+	}
+}
+
+// get returns what there is of a service, and what has the names of its slices.
+func (l *local) get(name string, want *Service) Observed {
+	o := Observed{Service: l.services.Get(name), Slices: map[string]*ObservedSlice{}, Endpoints: l.endpoints.Get(name)}
+	add := func(slice string) {
+		if s := l.slices.Get(slice); s != nil {
+			o.Slices[slice] = s
+		}
+	}
+	for slice := range l.members[name] {
+		add(slice)
+	}
+	for i := range want.Slices {
+		add(want.Slices[i].Name)
+	}
+	return o
+}
+
+// global returns the local service of a global one; nil: there is none. Of
+// several, which can be while a name changes, it is the first by name.
+func (l *local) global(k Key) *ObservedService {
+	var first *ObservedService
+	for name := range l.globals[k] {
+		if o := l.services.Get(name); o != nil && o.ours && o.id.Key == k && (first == nil || o.Name < first.Name) {
+			first = o
+		}
+	}
+	return first
+}
+
+// names returns those of all services of which there is anything.
+func (l *local) names() map[string]struct{} {
+	names := map[string]struct{}{}
+	for _, s := range l.services.All() {
+		names[s.Name] = struct{}{}
+	}
+	for _, e := range l.endpoints.All() {
+		names[e.Name] = struct{}{}
+	}
+	for name := range l.members {
+		names[name] = struct{}{}
+	}
+	delete(names, "")
+	return names
+}
+
+// foreign returns the slices of others that lead to a service of ours.
+func (o *Observed) foreign(want *Service) []string {
+	var names []string
+	if want.Absent && (o.Service == nil || !o.Service.ours) {
+		return nil
+	}
+	for name, s := range o.Slices {
+		if !s.ours && s.service == want.Name {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,278 @@
+package mirror
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
+)
+
+// counted is a resource whose events are counted.
+type counted[L runtime.Object] struct {
+	kube.Resource[L]
+	count func(watch.EventType)
+}
+
+// Watch implements kube.Resource.
+func (c counted[L]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	w, err := c.Resource.Watch(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
+		c.count(e.Type)
+		return e, true
+	}), nil
+}
+
+// selected reads the objects that match a selector, and has their events counted.
+func selected[L runtime.Object](client func() (kubernetes.Interface, error), resource func(kubernetes.Interface) kube.Resource[L], selector labels.Selector, count func(watch.EventType)) cache.ListerWatcher {
+	return kube.ListWatch(kube.Of(client, func(c kubernetes.Interface) kube.Resource[L] {
+		return counted[L]{resource(c), count}
+	}), func(options *metav1.ListOptions) { options.LabelSelector = selector.String() })
+}
+
+func servicesOf(namespace string) func(kubernetes.Interface) kube.Resource[*corev1.ServiceList] {
+	return func(c kubernetes.Interface) kube.Resource[*corev1.ServiceList] {
+		return c.CoreV1().Services(namespace)
+	}
+}
+
+func slicesOf(namespace string) func(kubernetes.Interface) kube.Resource[*discoveryv1.EndpointSliceList] {
+	return func(c kubernetes.Interface) kube.Resource[*discoveryv1.EndpointSliceList] {
+		return c.DiscoveryV1().EndpointSlices(namespace)
+	}
+}
+
+//nolint:staticcheck // See observedEndpoints.
+func endpointsOf(namespace string) func(kubernetes.Interface) kube.Resource[*corev1.EndpointsList] {
+	return func(c kubernetes.Interface) kube.Resource[*corev1.EndpointsList] {
+		return c.CoreV1().Endpoints(namespace)
+	}
+}
+
+// tap hands out what a feed has to say, a part at a time: however much one has to
+// say at once, the others wait no longer than for a part.
+type tap[T any] struct {
+	*kube.Feed[T]
+	left   []kube.Change[T]
+	synced bool // everything of the first time has been handed out
+}
+
+// partOfTap is how many changes are handed out at a time.
+const partOfTap = 256
+
+func newTap[T any](cfg kube.WatchConfig[*T]) *tap[T] { return &tap[T]{Feed: kube.NewFeed(cfg)} }
+
+// take hands out the next part, and reports whether there is more.
+func (t *tap[T]) take(each func(c *kube.Change[T])) (more bool) {
+	first := false
+	if len(t.left) == 0 {
+		t.left, first = t.Changes()
+		first = first && !t.synced
+	}
+	n := min(len(t.left), partOfTap)
+	if first {
+		n = len(t.left) // until it is synced nothing is computed of it
+	}
+	for i := range t.left[:n] {
+		each(&t.left[i])
+	}
+	t.left = t.left[n:]
+	t.synced = t.synced || first
+	return len(t.left) > 0
+}
+
+// source reads the origins of one kind of one cluster, and their slices.
+type source struct {
+	id      setID
+	origins *tap[Origin]
+	slices  *tap[OriginSlice]
+}
+
+// newSource returns a source that Run of its feeds fills. Remote is nil for the
+// local cluster.
+func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, error), remote *Remote) *source {
+	selector, runner, prefix := c.cfg.MirrorSelector, "mirror-"+id.cluster, ""
+	if id.kind == merged {
+		selector, runner, prefix = c.cfg.GlobalSelector, "global-"+id.cluster, "global "
+	}
+	local := remote == nil
+	services := kube.WatchConfig[*Origin]{
+		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "services", Object: &corev1.Service{},
+		ListWatch: selected(client, servicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-serviceWatcher", "service", runner)),
+		Keep: func(obj runtime.Object) (*Origin, bool) {
+			svc, ok := obj.(*corev1.Service)
+			if !ok || local && svc.Namespace == c.cfg.Namespace && c.snapshot.sums.observedService(svc).ours {
+				return nil, false // one that we made is nobody's origin, whatever its labels
+			}
+			return trimOrigin(svc, c.cfg.LocalFirstSelector), true
+		},
+		Equal: (*Origin).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+	}
+	endpoints := kube.WatchConfig[*OriginSlice]{
+		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "endpointslices", Object: &discoveryv1.EndpointSlice{},
+		ListWatch: selected(client, slicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner)),
+		Keep: func(obj runtime.Object) (*OriginSlice, bool) {
+			sl, ok := obj.(*discoveryv1.EndpointSlice)
+			if !ok || local && sl.Namespace == c.cfg.Namespace && sl.Labels[discoveryv1.LabelManagedBy] == managedBy {
+				return nil, false
+			}
+			return trimSlice(sl)
+		},
+		Equal: (*OriginSlice).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+	}
+	if remote != nil {
+		services.Bounds, endpoints.Bounds = remote.Bounds, remote.Bounds
+	}
+	src := &source{id: id, origins: newTap(services), slices: newTap(endpoints)}
+	c.metrics.watch(id.cluster+"-serviceWatcher", "service", runner, src.origins.Len)
+	c.metrics.watch(id.cluster+"-endpointSliceWatcher", "endpointslice", runner, src.slices.Len)
+	return src
+}
+
+// read takes in what is new, and reports whether there is more.
+func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
+	origins := src.origins.take(func(c *kube.Change[Origin]) {
+		o := c.After
+		if o == nil {
+			o = c.Before
+		}
+		s.origin(src.id, o.Key, c.After)
+	})
+	slices := src.slices.take(func(c *kube.Change[OriginSlice]) { s.slice(src.id, c.Before, c.After) })
+	s.contact(src.id, src.origins.synced && src.slices.synced && zonesKnown, src.origins.Stale() || src.slices.Stale())
+	return origins || slices
+}
+
+// localFeeds read what is in the mirror namespace, whoever made it, and the zones of the
+// nodes.
+type localFeeds struct {
+	services  *kube.Feed[ObservedService]
+	slices    *kube.Feed[ObservedSlice]
+	endpoints *kube.Feed[ObservedEndpoints]
+	nodes     *kube.Feed[string] // zones; nil: nobody asks for them
+	zones     map[string]int     // how many nodes each has
+}
+
+// localFeed returns a feed of objects of the local cluster.
+func localFeed[T any, L runtime.Object](c *Controller, kind string, object runtime.Object, resource func(kubernetes.Interface) kube.Resource[L], restrict func(*metav1.ListOptions), keep func(runtime.Object) *T) *kube.Feed[T] {
+	client := func() (kubernetes.Interface, error) { return c.cfg.Client, nil }
+	return kube.NewFeed(kube.WatchConfig[*T]{
+		Cluster: c.cfg.Cluster, Kind: kind, Object: object,
+		ListWatch: kube.ListWatch(kube.Of(client, resource), restrict),
+		Keep: func(obj runtime.Object) (*T, bool) {
+			o := keep(obj)
+			return o, o != nil
+		},
+		Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+	})
+}
+
+func (c *Controller) newLocalFeeds() *localFeeds {
+	sums := c.snapshot.sums
+	h := &localFeeds{zones: map[string]int{}}
+	h.services = localFeed(c, "own services", &corev1.Service{}, servicesOf(c.cfg.Namespace), nil, func(obj runtime.Object) *ObservedService {
+		if s, ok := obj.(*corev1.Service); ok {
+			return sums.observedService(s)
+		}
+		return nil
+	})
+	h.slices = localFeed(c, "own endpointslices", &discoveryv1.EndpointSlice{}, slicesOf(c.cfg.Namespace), nil, func(obj runtime.Object) *ObservedSlice {
+		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
+			return sums.observedSlice(s)
+		}
+		return nil
+	})
+	// Those that are no longer asked for are found by their marks.
+	left := func(options *metav1.ListOptions) {
+		options.LabelSelector = labelMirrored + "=" + labelValue + "," + discoveryv1.LabelSkipMirror + "=" + labelValue
+	}
+	if c.cfg.LegacyEndpoints {
+		left = nil
+	}
+	h.endpoints = localFeed(c, "own endpoints", &corev1.Endpoints{}, endpointsOf(c.cfg.Namespace), left, func(obj runtime.Object) *ObservedEndpoints { //nolint:staticcheck // See observedEndpoints.
+		if e, ok := obj.(*corev1.Endpoints); ok { //nolint:staticcheck // See observedEndpoints.
+			return sums.observedEndpoints(e, c.cfg.LegacyEndpoints)
+		}
+		return nil
+	})
+	if c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil {
+		h.nodes = localFeed(c, "nodes", &corev1.Node{}, kube.Nodes, nil, func(obj runtime.Object) *string {
+			if n, ok := obj.(*corev1.Node); ok {
+				zone := n.Labels[corev1.LabelTopologyZone]
+				return &zone
+			}
+			return nil
+		})
+	}
+	return h
+}
+
+func (h *localFeeds) tasks() []run.Task {
+	tasks := []run.Task{h.services, h.slices, h.endpoints}
+	if h.nodes != nil {
+		tasks = append(tasks, h.nodes)
+	}
+	return tasks
+}
+
+// read takes in what is new of the mirror namespace, and reports whether it is known.
+// Of Endpoints that nobody asks for it need not be.
+func (h *localFeeds) read(s *Snapshot) (known bool) {
+	services, slices, endpoints := observe(h.services, s.local.services), observe(h.slices, s.local.slices), observe(h.endpoints, s.local.endpoints)
+	s.observe()
+	return services && slices && (endpoints || !s.legacy)
+}
+
+// observe passes on what is new from a feed to a ledger.
+func observe[T any](feed *kube.Feed[T], ledger *keep.Ledger[T]) (synced bool) {
+	changes, synced := feed.Changes()
+	if len(changes) == 0 && ledger.Synced() == synced {
+		return synced
+	}
+	observed := make([]keep.Change[T], 0, len(changes))
+	for _, c := range changes {
+		_, name, _ := strings.Cut(c.Key, "/")
+		observed = append(observed, keep.Change[T]{Name: name, After: c.After})
+	}
+	ledger.Observe(observed, synced)
+	return synced
+}
+
+// readZones returns the zones of the local nodes, and whether they are known. A
+// node without one is in the zone with the empty name, which is what kube-proxy
+// compares hints with there. So it is where there are no nodes at all.
+func (h *localFeeds) readZones() (zones []string, known bool) {
+	if h.nodes == nil {
+		return nil, true
+	}
+	changes, known := h.nodes.Changes()
+	for _, c := range changes {
+		if c.Before != nil {
+			if h.zones[*c.Before]--; h.zones[*c.Before] == 0 {
+				delete(h.zones, *c.Before)
+			}
+		}
+		if c.After != nil {
+			h.zones[*c.After]++
+		}
+	}
+	if len(h.zones) == 0 {
+		return []string{""}, known
+	}
+	return slices.Sorted(maps.Keys(h.zones)), known
+}

@@ -1,0 +1,339 @@
+package mirror
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// place is where an origin is read.
+type place struct {
+	set setID
+	key Key
+}
+
+// room is what is made here for one remote, and what is left out for the sake of
+// its bounds.
+type room struct {
+	bounds, used, last Bounds
+	admitted           map[place]struct{}
+	waiting            map[place]struct{} // origins that there is no room for
+	short              map[ID]struct{}    // services without all of their slices or addresses
+}
+
+// refillings is how many services that are short are tried again at a time.
+const refillings = 64
+
+func newRooms(s *Snapshot) map[string]*room {
+	rooms := map[string]*room{}
+	for _, set := range s.sets {
+		if !set.cluster.local {
+			rooms[set.cluster.name] = &room{
+				bounds:   set.cluster.bounds,
+				admitted: map[place]struct{}{}, waiting: map[place]struct{}{}, short: map[ID]struct{}{},
+			}
+		}
+	}
+	return rooms
+}
+
+func within(used, bound int) bool { return bound <= 0 || used < bound }
+
+// waits reports whether there is no room for an origin.
+func (m *Memo) waits(id setID, k Key) bool {
+	r := m.rooms[id.cluster]
+	if r == nil {
+		return false
+	}
+	_, waits := r.waiting[place{id, k}]
+	return waits
+}
+
+// admit gives origins their places: first those of which there is something here.
+func (m *Memo) admit(s *Snapshot, origins map[ID]struct{}) {
+	var others []place
+	for id := range origins {
+		for _, p := range s.places(id) {
+			r := m.rooms[p.set.cluster]
+			if r == nil {
+				continue
+			}
+			set := s.sets[p.set]
+			o := set.origins[p.key]
+			_, admitted := r.admitted[p]
+			switch {
+			case !set.synced || o == nil || o.Reject != "":
+				r.leave(p)
+			case admitted:
+			case s.exists(p.set, p.key):
+				r.enter(p)
+			default:
+				others = append(others, p)
+			}
+		}
+	}
+	slices.SortFunc(others, func(a, b place) int {
+		return cmp.Or(cmp.Compare(a.set.kind, b.set.kind), compareIDs(ID{a.set.cluster, a.key}, ID{b.set.cluster, b.key}))
+	})
+	for _, p := range others {
+		if r := m.rooms[p.set.cluster]; within(r.used.Services, r.bounds.Services) {
+			r.enter(p)
+		} else {
+			r.waiting[p] = struct{}{}
+		}
+	}
+}
+
+func (r *room) enter(p place) {
+	delete(r.waiting, p)
+	r.admitted[p] = struct{}{}
+	r.used.Services++
+}
+
+func (r *room) leave(p place) {
+	delete(r.waiting, p)
+	if _, admitted := r.admitted[p]; admitted {
+		delete(r.admitted, p)
+		r.used.Services--
+	}
+}
+
+// places returns where an origin may be read.
+func (s *Snapshot) places(id ID) []place {
+	if !id.Global() {
+		return []place{{setID{id.Cluster, mirrored}, id.Key}}
+	}
+	var all []place
+	for _, in := range s.order {
+		if in.kind == merged {
+			all = append(all, place{in, id.Key})
+		}
+	}
+	return all
+}
+
+// refill returns origins that had to be left out and that there may be room for by
+// now: any, since it is not for a remote to say which.
+func (m *Memo) refill() map[ID]struct{} {
+	again := map[ID]struct{}{}
+	for _, r := range m.rooms {
+		free := r.bounds.Services - r.used.Services
+		for p := range r.waiting {
+			if free <= 0 {
+				break
+			}
+			free--
+			again[p.id()] = struct{}{}
+		}
+		if r.used.Slices < r.last.Slices || r.used.Addresses < r.last.Addresses {
+			for id := range r.short {
+				if len(again) >= refillings {
+					break
+				}
+				again[id] = struct{}{}
+			}
+		}
+		r.last = r.used
+	}
+	return again
+}
+
+func (p place) id() ID {
+	if p.set.kind == merged {
+		return ID{Key: p.key}
+	}
+	return ID{p.set.cluster, p.key}
+}
+
+// candidate is a slice that may be copied.
+type candidate struct {
+	cluster *clusterConfig
+	origin  *OriginSlice
+	zones   []string
+	name    string
+	exists  bool // there is a copy already
+	// endpoints are those that may be copied.
+	endpoints []Endpoint
+}
+
+// builder makes services, one after the other, within the bounds of their clusters.
+type builder struct {
+	s          *Snapshot
+	m          *Memo
+	before     *Service                // what the service was; nil: nothing
+	prior      map[string]*Slice       // its slices
+	here       map[ID][]*ObservedSlice // of services that weren't, what there is
+	candidates []candidate
+}
+
+// builder returns one for the services that must be now, instead of those before.
+// What is there of them has its room.
+func (m *Memo) builder(s *Snapshot, now []*Service, before map[ID]*Service) *builder {
+	b := &builder{s: s, m: m, here: map[ID][]*ObservedSlice{}}
+	gone := maps.Clone(before)
+	for _, w := range now {
+		if delete(gone, w.Origin); before[w.Origin] != nil {
+			continue
+		}
+		for name := range s.local.members[w.Name] {
+			if o := s.local.slices.Get(name); o != nil && o.ours {
+				b.here[w.Origin] = append(b.here[w.Origin], o)
+				m.occupy(o.cluster, 1, len(o.addresses))
+			}
+		}
+	}
+	for id, w := range gone {
+		m.vacate(id, w)
+	}
+	return b
+}
+
+// occupy counts slices and addresses of a cluster.
+func (m *Memo) occupy(cluster string, slices, addresses int) {
+	if r := m.rooms[cluster]; r != nil {
+		r.used.Slices += slices
+		r.used.Addresses += addresses
+	}
+}
+
+// vacate counts the slices of a service no more.
+func (m *Memo) vacate(id ID, w *Service) {
+	for i := range w.Slices {
+		m.occupy(w.Slices[i].Cluster, -1, -len(w.Slices[i].Endpoints))
+	}
+	for cluster := range w.Tallies {
+		if r := m.rooms[cluster]; r != nil {
+			delete(r.short, id)
+		}
+	}
+}
+
+// begin prepares for the slices of a service.
+func (b *builder) begin(w *Service, before *Service) {
+	b.before, b.prior, b.candidates = before, map[string]*Slice{}, nil
+	w.Tallies = map[string]*Tally{}
+	if before != nil {
+		b.m.vacate(w.Origin, before)
+		for i := range before.Slices {
+			b.prior[before.Slices[i].Name] = &before.Slices[i]
+		}
+	}
+	for _, o := range b.here[w.Origin] {
+		b.m.occupy(o.cluster, -1, -len(o.addresses))
+	}
+}
+
+// add adds a slice, less the addresses that can't be copied.
+func (b *builder) add(w *Service, c *clusterConfig, sl *OriginSlice, zones []string) {
+	tally := w.Tallies[c.name]
+	if tally == nil {
+		tally = &Tally{}
+		w.Tallies[c.name] = tally
+	}
+	switch {
+	case sl.Reject != "":
+		tally.reject(1, "slice "+sl.Name+": "+sl.Reject)
+		return
+	case sl.Family != "IPv4" && sl.Family != "IPv6":
+		tally.reject(len(sl.Endpoints)+len(sl.Unreadable), "slice "+sl.Name+" has addresses of type "+string(sl.Family))
+		return
+	}
+	for _, text := range sl.Unreadable {
+		tally.reject(1, text+": not an address")
+	}
+	e := candidate{cluster: c, origin: sl, zones: zones, name: sliceName(w.Name, c.name, sl), endpoints: sl.Endpoints}
+	bad := func(e Endpoint) bool { return rejection(e.Address, sl.Family, c.subnets) != "" }
+	if slices.ContainsFunc(sl.Endpoints, bad) {
+		e.endpoints = slices.DeleteFunc(slices.Clone(sl.Endpoints), bad)
+		for _, p := range sl.Endpoints {
+			if why := rejection(p.Address, sl.Family, c.subnets); why != "" {
+				tally.reject(1, p.Address.String()+": "+why)
+			}
+		}
+	}
+	e.exists = b.prior[e.name] != nil ||
+		slices.ContainsFunc(b.here[w.Origin], func(o *ObservedSlice) bool { return o.Name == e.name })
+	b.candidates = append(b.candidates, e)
+}
+
+// end grants the slices of a service their room: first those that there are.
+func (b *builder) end(w *Service) {
+	slices.SortFunc(b.candidates, func(x, y candidate) int {
+		if x.exists != y.exists {
+			return boolCompare(y.exists, x.exists)
+		}
+		return strings.Compare(x.name, y.name)
+	})
+	for i := range b.candidates {
+		e := &b.candidates[i]
+		tally := w.Tallies[e.cluster.name]
+		if !b.grant(w, e, tally) {
+			continue
+		}
+		tally.Taken += len(e.endpoints)
+		b.m.occupy(e.cluster.name, 1, len(e.endpoints))
+		w.Slices = append(w.Slices, b.slice(w, e))
+	}
+	slices.SortFunc(w.Slices, func(x, y Slice) int { return strings.Compare(x.Name, y.Name) })
+	w.sum = b.s.sums.service(w.service(""))
+}
+
+// grant cuts a slice to what there is room for. Addresses that are there stay.
+func (b *builder) grant(w *Service, e *candidate, tally *Tally) bool {
+	r := b.m.rooms[e.cluster.name]
+	if r == nil {
+		return true
+	}
+	if !e.exists && !within(r.used.Slices, r.bounds.Slices) {
+		r.short[w.Origin] = struct{}{}
+		tally.reject(len(e.endpoints), fmt.Sprintf("slice %s: there are %d slices of the cluster already", e.origin.Name, r.used.Slices))
+		return false
+	}
+	free := r.bounds.Addresses - r.used.Addresses
+	if r.bounds.Addresses <= 0 || len(e.endpoints) <= free {
+		return true
+	}
+	there := map[netip.Addr]bool{}
+	if p := b.prior[e.name]; p != nil {
+		for i := range p.Endpoints {
+			there[p.Endpoints[i].Address] = true
+		}
+	}
+	for _, o := range b.here[w.Origin] {
+		for _, a := range o.addresses {
+			there[a] = there[a] || o.Name == e.name
+		}
+	}
+	for i := range e.endpoints {
+		if there[e.endpoints[i].Address] {
+			free--
+		}
+	}
+	all := len(e.endpoints)
+	e.endpoints = slices.DeleteFunc(slices.Clone(e.endpoints), func(p Endpoint) bool {
+		if there[p.Address] {
+			return false
+		}
+		free--
+		return free < 0
+	})
+	if left := all - len(e.endpoints); left > 0 {
+		r.short[w.Origin] = struct{}{}
+		tally.reject(left, fmt.Sprintf("slice %s: there are %d addresses of the cluster already", e.origin.Name, r.used.Addresses))
+	}
+	return e.exists || len(e.endpoints) > 0 || all == 0
+}
+
+// slice returns what a slice must be: what it was, if nothing about it changed.
+func (b *builder) slice(w *Service, e *candidate) Slice {
+	now := Slice{Name: e.name, Cluster: e.cluster.name, Endpoints: e.endpoints, origin: e.origin, zones: e.zones, headless: w.Spec.Headless}
+	if p := b.prior[e.name]; p != nil && p.origin == now.origin && p.headless == now.headless &&
+		slices.Equal(p.zones, now.zones) && slices.Equal(p.Endpoints, now.Endpoints) {
+		return *p
+	}
+	now.sum = b.s.sums.slice(now.object("", w.Name))
+	return now
+}

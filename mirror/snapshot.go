@@ -1,0 +1,302 @@
+package mirror
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Bounds are how much is made in the local cluster for one remote. What is there
+// already stays; what is beyond is rejected. 0: no bound.
+type Bounds struct{ Services, Slices, Addresses int }
+
+// clusterConfig is what must be known of a cluster before it has been heard of.
+type clusterConfig struct {
+	name    string
+	local   bool
+	prefix  string         // of its mirrors; empty for the local cluster
+	subnets []netip.Prefix // of its pods; none: any address
+	bounds  Bounds
+}
+
+// kind says whether origins are mirrored or merged.
+type kind int
+
+const (
+	mirrored kind = iota
+	merged
+)
+
+// String says what origins of a kind are called in logs.
+func (k kind) String() string {
+	if k == merged {
+		return "global services"
+	}
+	return "services to mirror"
+}
+
+// setID names the origins of one kind of one cluster.
+type setID struct {
+	cluster string
+	kind    kind
+}
+
+// set is what is known of the origins of one kind of one cluster.
+type set struct {
+	cluster clusterConfig
+	kind    kind
+	// synced is whether everything has been read since start, stale whether the
+	// cluster has been out of contact for too long.
+	synced, stale bool
+	origins       map[Key]*Origin
+	slices        map[Key]map[string]*OriginSlice // by origin and name
+}
+
+func (s *set) id(k Key) ID {
+	if s.kind == merged {
+		return ID{Key: k}
+	}
+	return ID{s.cluster.name, k}
+}
+
+// Snapshot is all that is known at one moment, and what of it is new.
+type Snapshot struct {
+	sums  summer
+	order []setID // of configuration
+	sets  map[setID]*set
+	// clusters are those that are configured.
+	clusters map[string]bool
+	local    *local
+	// zones are those of the local nodes, sorted; "" stands for nodes without.
+	zones []string
+	// lingers is until when what is from clusters that are no longer configured
+	// stays; zero: it goes.
+	lingers time.Time
+	// legacy has Endpoints made, too.
+	legacy bool
+
+	// all says that anything may have changed, origins which did, names which
+	// local services did.
+	all     bool
+	origins map[ID]struct{}
+	names   map[string]struct{}
+}
+
+// newSnapshot returns one in which nothing is known. The kinds are those that
+// are watched.
+func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summer) *Snapshot {
+	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local}
+	for _, c := range clusters {
+		s.clusters[c.name] = true
+		for _, k := range kinds {
+			if k == mirrored && c.local {
+				continue
+			}
+			id := setID{c.name, k}
+			s.order = append(s.order, id)
+			s.sets[id] = &set{cluster: c, kind: k, origins: map[Key]*Origin{}, slices: map[Key]map[string]*OriginSlice{}}
+		}
+	}
+	s.seen()
+	return s
+}
+
+// seen says that all that is new has been seen.
+func (s *Snapshot) seen() {
+	s.all, s.origins, s.names = false, map[ID]struct{}{}, map[string]struct{}{}
+}
+
+// origin takes in that an origin came, changed or went.
+func (s *Snapshot) origin(id setID, k Key, after *Origin) {
+	set := s.sets[id]
+	before := set.origins[k]
+	if after == nil {
+		delete(set.origins, k)
+	} else {
+		set.origins[k] = after
+	}
+	if before == nil || after == nil || !before.Equal(after) {
+		s.origins[set.id(k)] = struct{}{}
+	}
+}
+
+// slice takes in that a slice came, changed or went.
+func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
+	set := s.sets[id]
+	if before != nil {
+		delete(set.slices[before.Service], before.Name)
+		if len(set.slices[before.Service]) == 0 {
+			delete(set.slices, before.Service)
+		}
+		s.origins[set.id(before.Service)] = struct{}{}
+	}
+	if after != nil {
+		if set.slices[after.Service] == nil {
+			set.slices[after.Service] = map[string]*OriginSlice{}
+		}
+		set.slices[after.Service][after.Name] = after
+		s.origins[set.id(after.Service)] = struct{}{}
+	}
+}
+
+// contact takes in whether a set has been read, and whether it is stale.
+func (s *Snapshot) contact(id setID, synced, stale bool) {
+	set := s.sets[id]
+	if set.synced != synced {
+		s.all = true // also what was held
+	}
+	if set.stale != stale && set.kind == merged {
+		for k := range set.origins {
+			s.origins[ID{Key: k}] = struct{}{}
+		}
+		for k := range s.local.globals {
+			if own := s.local.global(k); own != nil && slices.Contains(own.clusters, id.cluster) {
+				s.origins[ID{Key: k}] = struct{}{}
+			}
+		}
+	}
+	set.synced, set.stale = synced, stale
+}
+
+// nodes takes in the zones of local nodes.
+func (s *Snapshot) nodes(zones []string) {
+	if !slices.Equal(zones, s.zones) {
+		s.zones, s.all = zones, true
+	}
+}
+
+// linger takes in until when that stays which is from clusters that aren't
+// configured.
+func (s *Snapshot) linger(until time.Time) {
+	if until.IsZero() != s.lingers.IsZero() {
+		s.all = true
+	}
+	s.lingers = until
+}
+
+// observe takes in what is new in the mirror namespace.
+func (s *Snapshot) observe() {
+	names, globals := s.local.update()
+	for name := range names {
+		s.names[name] = struct{}{}
+	}
+	for k := range globals {
+		s.origins[ID{Key: k}] = struct{}{}
+	}
+}
+
+// away returns why nothing is known of a cluster's origins of a kind: it has not
+// been heard of since start, or isn't configured any more. Empty: they are known.
+func (s *Snapshot) away(cluster string, k kind) (why string, until time.Time) {
+	switch set := s.sets[setID{cluster, k}]; {
+	case set != nil && !set.synced:
+		return cluster + ", which has not been heard of since start", time.Time{}
+	case set == nil && !s.lingers.IsZero():
+		return cluster + ", which is no longer configured", s.lingers
+	}
+	return "", time.Time{}
+}
+
+// clusterOf returns the cluster that a service is a mirror of: the one that it
+// says, or, if that isn't configured, the one that has its prefix now.
+func (s *Snapshot) clusterOf(o *ObservedService) string {
+	if s.clusters[o.id.Cluster] {
+		return o.id.Cluster
+	}
+	for _, id := range s.order {
+		if set := s.sets[id]; id.kind == mirrored && set.cluster.prefix == o.prefix {
+			return id.cluster
+		}
+	}
+	return o.id.Cluster
+}
+
+// exists reports whether there is something here already of an origin.
+func (s *Snapshot) exists(id setID, k Key) bool {
+	if id.kind == merged {
+		own := s.local.global(k)
+		return own != nil && slices.Contains(own.clusters, id.cluster)
+	}
+	c := claim{id: ID{id.cluster, k}, prefix: s.sets[id].cluster.prefix}
+	for rank := range 2 {
+		o := s.local.services.Get(c.nameOf(rank))
+		if o != nil && o.ours && !o.global && s.clusterOf(o) == id.cluster && (o.id.Key == k || o.id.Name == "") {
+			return true
+		}
+	}
+	return false
+}
+
+// want returns what must be of a local service at this moment, beside what there
+// is of it.
+func (s *Snapshot) want(m *Memo, name string) (Service, Observed) {
+	w := Service{Name: name, Absent: true}
+	planned := m.services[name]
+	if planned != nil {
+		w = *planned
+	}
+	have := s.local.get(name, &w)
+	w.Endpoints = s.legacy && !w.Absent
+	if w.Endpoints && have.Service != nil {
+		w.family = familyOf(have.Service)
+		w.endpointsSum = s.sums.endpoints(w.endpoints("", w.family))
+	}
+	w.Hold, w.Until = s.hold(have.Service, planned)
+	for slice, o := range have.Slices {
+		if o.ours && s.keeps(planned, o) {
+			w.Keep = append(w.Keep, slice)
+		}
+	}
+	return w, have
+}
+
+// hold returns why a service must stay as it is: else what may still be wanted by a
+// cluster that is away would be overwritten or removed.
+func (s *Snapshot) hold(o *ObservedService, want *Service) (why string, until time.Time) {
+	if o == nil || !o.ours {
+		return "", time.Time{}
+	}
+	if o.global {
+		if want != nil && want.Origin.Global() && (want.Origin.Key == o.id.Key || o.id.Name == "") {
+			return "", time.Time{}
+		}
+		for _, cluster := range o.clusters {
+			if why, until = s.away(cluster, merged); why != "" {
+				return "global service of " + why, until
+			}
+		}
+		return "", time.Time{}
+	}
+	cluster := s.clusterOf(o)
+	if want != nil && want.Origin.Cluster == cluster && (want.Origin.Key == o.id.Key || o.id.Name == "") {
+		return "", time.Time{}
+	}
+	why, until = s.away(cluster, mirrored)
+	if why == "" && o.id.Cluster != "" {
+		why, until = s.away(o.id.Cluster, mirrored) // its prefix may be another one's by now
+	}
+	if why == "" {
+		return "", time.Time{}
+	}
+	return "mirror of " + why, until
+}
+
+// keeps reports whether a slice stays that isn't wanted, because nothing is known of
+// where it is from.
+func (s *Snapshot) keeps(want *Service, o *ObservedSlice) bool {
+	switch {
+	case want != nil && want.Origin.Global():
+		return slices.Contains(want.keeps, o.cluster) || o.cluster == "" && len(want.keeps) > 0
+	case o.cluster == "":
+		return slices.ContainsFunc(s.order, func(id setID) bool { return !s.sets[id].synced })
+	case want != nil:
+		return false
+	}
+	for _, k := range []kind{mirrored, merged} {
+		set := s.sets[setID{o.cluster, k}]
+		if set != nil && !set.synced || !s.clusters[o.cluster] && !s.lingers.IsZero() {
+			return true
+		}
+	}
+	return false
+}
