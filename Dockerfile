@@ -29,7 +29,7 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
 # Most licences of what is linked ask that their text goes along. The tool runs
 # here, whatever the image is for; it lists what is linked on any architecture.
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    mkdir /doc && go run ./release licences -texts -o /doc/third-party-licences.txt
+    mkdir /doc && go run ./deploy/release licences -texts -o /doc/third-party-licences.txt
 
 FROM scratch
 # What a CA served over https (SEMAPHORE_REMOTE_<NAME>_CA_URL) is verified with.

@@ -64,7 +64,7 @@ bench: deps ## speed, each line a ratio against something run beside it (root)
 
 .PHONY: image-check
 image-check: deps ## build the image upon a stand-in base and run its programs (root); ARCH=arm64 for another
-	$(GO) run ./release/image $(if $(ARCH),-arch $(ARCH))
+	$(GO) run ./deploy/release/image $(if $(ARCH),-arch $(ARCH))
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (50000x)
@@ -93,19 +93,19 @@ deps: ## what tests, demo and benchmarks need from Debian
 .PHONY: sbom
 sbom: ## bill of materials of the programs, into bin/
 	@mkdir -p bin
-	$(GO) run ./release sbom -version $(VERSION) -o bin/sbom.cdx.json
+	$(GO) run ./deploy/release sbom -version $(VERSION) -o bin/sbom.cdx.json
 
 .PHONY: licences
 licences: ## whose code the programs link, on which terms; fails on what we can't pass on
-	@$(GO) run ./release licences
+	@$(GO) run ./deploy/release licences
 
 .PHONY: release-notes
 release-notes: ## the newest section of CHANGELOG.md
-	@$(GO) run ./release notes
+	@$(GO) run ./deploy/release notes
 
 .PHONY: vulnerabilities
 vulnerabilities: ## known vulnerabilities that our code reaches; says so when it can't ask
-	@$(GO) run ./release vulnerabilities
+	@$(GO) run ./deploy/release vulnerabilities
 
 .PHONY: clean
 clean: ## remove bin/

@@ -53,7 +53,7 @@ var runners = []struct {
 	by      Runner
 }{
 	{regexp.MustCompile(`^(sudo )?make `), Here},
-	{regexp.MustCompile(`^(\w+=\S*(\$\([^)]*\))? )?go run \./release `), Here},
+	{regexp.MustCompile(`^(\w+=\S*(\$\([^)]*\))? )?go run \./deploy/release `), Here},
 	{regexp.MustCompile(`^go run \./e2e/kernel `), Here},
 	{regexp.MustCompile(`^\{ .*\| kubectl [^|]* apply -f -$`), Here},
 	{regexp.MustCompile(`^(umask 077; )?(ip|wg|nft) `), Operator},

@@ -77,7 +77,7 @@ func shell(t *testing.T, command string) string {
 }
 
 func TestCommandsOfTheRepository(t *testing.T) {
-	release := regexp.MustCompile(`go run \./release (\w+)([^>]*)`)
+	release := regexp.MustCompile(`go run \./deploy/release (\w+)([^>]*)`)
 	for _, c := range commands(t, Here) {
 		switch {
 		case strings.Contains(c.Text, "make "):
@@ -105,7 +105,7 @@ func TestCommandsOfTheRepository(t *testing.T) {
 			if m[1] == "notes" {
 				arguments = "" // A version, behind which no flag is read.
 			}
-			shell(t, "go run ./release "+m[1]+" "+arguments+" -h")
+			shell(t, "go run ./deploy/release "+m[1]+" "+arguments+" -h")
 		}
 	}
 }

@@ -1,11 +1,11 @@
 // Command release makes what goes with a release of the three programs, or
 // guards it. It runs anywhere inside the repository.
 //
-//	go run ./release sbom [-version v1.2.3] [-o file]   CycloneDX 1.6, of what is linked
-//	go run ./release licences [-texts] [-o file]        whose code that is, on which terms
-//	go run ./release notes [version]                    one section of CHANGELOG.md
-//	go run ./release vulnerabilities [-db address]      govulncheck
-//	go run ./release pinned -image reference            refuses an image without a digest
+//	go run ./deploy/release sbom [-version v1.2.3] [-o file]   CycloneDX 1.6, of what is linked
+//	go run ./deploy/release licences [-texts] [-o file]        whose code that is, on which terms
+//	go run ./deploy/release notes [version]                    one section of CHANGELOG.md
+//	go run ./deploy/release vulnerabilities [-db address]      govulncheck
+//	go run ./deploy/release pinned -image reference            refuses an image without a digest
 package main
 
 import (

@@ -41,7 +41,7 @@ func TestOnlyPinnedImagesPass(t *testing.T) {
 // TestEveryBaseImageIsAnArgument makes sure that a release can name by its digest
 // whatever it builds upon.
 func TestEveryBaseImageIsAnArgument(t *testing.T) {
-	dockerfile, err := os.ReadFile("../Dockerfile")
+	dockerfile, err := os.ReadFile("../../Dockerfile")
 	if err != nil {
 		t.Fatal(err)
 	}
