@@ -82,7 +82,7 @@ func (b *bench) waitMirrored(ctx context.Context, n int) error {
 
 // writes returns how many requests the replica has made that change something.
 func (b *bench) writes(ctx context.Context) (int, error) {
-	return b.Stage.Writes(ctx, "semaphore_service_mirror_writes_total")
+	return b.Writes(ctx, "semaphore_service_mirror_writes_total")
 }
 
 // clean removes all mirrors.

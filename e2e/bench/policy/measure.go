@@ -66,7 +66,7 @@ func (b *bench) complete(ctx context.Context) error {
 
 // writes returns how many writes the process has made.
 func (b *bench) writes(ctx context.Context) (int, error) {
-	return b.Stage.Writes(ctx, "semaphore_policy_writes_total")
+	return b.Writes(ctx, "semaphore_policy_writes_total")
 }
 
 // firstSync fills the sets from nothing.
