@@ -22,7 +22,7 @@ ARG TARGETARCH
 ARG VERSION=devel
 ARG REVISION=unknown
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    pkg=github.com/kube-semaphore/kube-semaphore/internal/version && \
+    pkg=github.com/kube-semaphore/kube-semaphore/internal/run && \
     CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -buildvcs=false \
       -ldflags "-s -w -X $pkg.number=$VERSION -X $pkg.revision=$REVISION" -o /out/ ./cmd/...
 

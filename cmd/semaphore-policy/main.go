@@ -10,7 +10,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/version"
 )
 
 // grace is how long tasks may take to end after a signal.
@@ -28,6 +27,6 @@ func serve(cfg config.Policy, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
+	log.Info("starting", "version", run.Build(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
 	return run.Run(context.Background(), log, grace, p.tasks()...)
 }

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -16,11 +13,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/leader"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
-	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -32,14 +27,14 @@ type program struct {
 	guard      func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers    run.Servers
 	controller *policy.Controller
-	election   *leader.Election // nil: this replica always leads
+	replica    *run.Replica
 	pools      *pools
 }
 
 // newProgram prepares everything. It makes no request.
 func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	p := &program{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
-	userAgent := fmt.Sprintf("semaphore-policy/%s (%s)", version.Number(), p.localName())
+	userAgent := fmt.Sprintf("semaphore-policy/%s (%s)", run.Version(), p.localName())
 	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log.With("cluster", p.localName())})
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
@@ -94,23 +89,13 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 		Events:     events,
 		Logger:     log, Metrics: metrics, Watches: watches,
 	})
-	if cfg.LeaderElection {
-		if p.election, err = p.newElection(client); err != nil {
-			return nil, err
-		}
+	if p.replica, err = p.newReplica(client); err != nil {
+		return nil, err
 	}
 	p.registry.MustRegister(
-		metrics, watches, policy.NewCollector(p.controller), version.Collector("semaphore_policy"),
+		metrics, watches, policy.NewCollector(p.controller), run.BuildInfo("semaphore_policy"),
 		tokens.NewCollector("semaphore_policy", cfg.TokenFiles()),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "semaphore_policy_leader",
-			Help: "Whether this replica is the one that writes.",
-		}, func() float64 {
-			if p.leads() {
-				return 1
-			}
-			return 0
-		}),
+		p.replica.Collector("semaphore_policy"),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return p, nil
@@ -125,22 +110,17 @@ func (p *program) localName() string {
 	return p.cfg.ClusterName
 }
 
-// newElection makes the replicas of one installation agree. Where the flags of
-// the original program are used there is one process for each remote, and each
-// must be able to lead.
-func (p *program) newElection(client kubernetes.Interface) (*leader.Election, error) {
-	// In a pod the host is the pod. Elsewhere two replicas may share a host,
-	// but not the address that they listen on.
-	host, err := os.Hostname()
-	if err != nil {
-		return nil, fmt.Errorf("name this replica: %w", err)
-	}
+// newReplica makes the replicas of one installation agree. Where the flags of the
+// original program are used there is one process for each remote, and each must be able
+// to lead.
+func (p *program) newReplica(client kubernetes.Interface) (*run.Replica, error) {
 	name := "semaphore-policy"
 	if p.cfg.ClusterName == "" {
 		name += "-" + p.cfg.Remotes[0].Name
 	}
-	return leader.New(leader.Config{
-		Client: client, Namespace: p.cfg.Namespace, Name: name, Identity: host + p.cfg.ListenAddress,
+	return run.NewReplica(run.ReplicaConfig{
+		Election: p.cfg.LeaderElection, Leases: client.CoordinationV1(),
+		Namespace: p.cfg.Namespace, Name: name, Listen: p.cfg.ListenAddress,
 		Lead: p.controller.Lead, Logger: p.log,
 	})
 }
@@ -155,13 +135,8 @@ func (p *program) tasks() []run.Task {
 	tasks = append(tasks, reconcile.NewLoop(reconcile.Config{
 		Name: "IP pools", Reconcile: p.pools.read, Trigger: reconcile.NewTrigger(), Resync: poolsPeriod, Logger: p.log,
 	}))
-	if p.election == nil {
-		return append(tasks, alone{p.controller})
-	}
-	return append(tasks, p.election)
+	return append(tasks, p.replica)
 }
-
-func (p *program) leads() bool { return p.election == nil || p.election.IsLeader() }
 
 // policyReport is what /status serves.
 type policyReport struct {
@@ -181,26 +156,9 @@ type policyReport struct {
 }
 
 func (p *program) status() any {
-	r := policyReport{Version: version.String(), Cluster: p.localName(), Leading: p.leads(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status()}
-	if p.election != nil {
-		r.Leader = p.election.Leader()
-		if err := p.election.Err(); err != nil {
-			r.ElectionError = err.Error()
-		}
+	r := policyReport{Version: run.Build(), Cluster: p.localName(), Leading: p.replica.Leads(), Leader: p.replica.Leader(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status()}
+	if err := p.replica.Err(); err != nil {
+		r.ElectionError = err.Error()
 	}
 	return r
-}
-
-// alone is what leads where there is no election.
-type alone struct{ controller *policy.Controller }
-
-// String names the task.
-func (alone) String() string { return "network sets" }
-
-// Run writes until ctx ends.
-func (a alone) Run(ctx context.Context) error {
-	if err := a.controller.Lead(ctx); !errors.Is(err, context.Canceled) {
-		return err
-	}
-	return nil
 }

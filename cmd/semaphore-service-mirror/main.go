@@ -10,7 +10,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/version"
 )
 
 // grace is how long tasks may take to end after a signal.
@@ -34,6 +33,6 @@ func serve(cfg config.Mirror, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "namespace", cfg.MirrorNamespace)
+	log.Info("starting", "version", run.Build(), "cluster", cfg.ClusterName, "namespace", cfg.MirrorNamespace)
 	return run.Run(context.Background(), log, grace, p.tasks()...)
 }

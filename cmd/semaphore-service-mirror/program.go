@@ -1,12 +1,10 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,10 +16,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/leader"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
-	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
@@ -36,7 +32,7 @@ type program struct {
 	guard      func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers    run.Servers
 	controller *mirror.Controller
-	election   *leader.Election // nil: this replica is the only one
+	replica    *run.Replica
 }
 
 // newProgram prepares everything and makes no request.
@@ -45,7 +41,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	watches := kube.NewMetrics("semaphore_service_mirror", "semaphore_service_mirror_watcher_failures_total")
 	requests := newRequestMetrics()
 
-	userAgent := fmt.Sprintf("semaphore-service-mirror/%s (%s)", version.Number(), cfg.ClusterName)
+	userAgent := fmt.Sprintf("semaphore-service-mirror/%s (%s)", run.Version(), cfg.ClusterName)
 	client, err := localClient(cfg, userAgent, requests, log)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
@@ -86,31 +82,16 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	}
 	p.controller = mirror.New(settings)
 	p.registry.MustRegister(
-		p.controller.Metrics(), watches, requests, version.Collector("semaphore_service_mirror"),
+		p.controller.Metrics(), watches, requests, run.BuildInfo("semaphore_service_mirror"),
 		tokens.NewCollector("semaphore_service_mirror", cfg.TokenFiles()),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	if !cfg.LeaderElection {
-		return p, nil
-	}
-	identity, err := identity()
-	if err != nil {
-		return nil, fmt.Errorf("identity for the leader election: %w", err)
-	}
-	p.election, err = leader.New(leader.Config{
-		Client: client, Namespace: cfg.Namespace, Name: lease, Identity: identity,
+	p.replica, err = run.NewReplica(run.ReplicaConfig{
+		Election: cfg.LeaderElection, Leases: client.CoordinationV1(),
+		Namespace: cfg.Namespace, Name: lease, Listen: cfg.ListenAddress,
 		Lead: p.controller.Lead, Logger: log,
 	})
 	return p, err
-}
-
-// identity tells this replica from others: in a pod, the name of the host,
-// which container runtimes put into the environment too, is that of the pod.
-func identity() (string, error) {
-	if name := os.Getenv("HOSTNAME"); name != "" {
-		return name, nil
-	}
-	return os.Hostname()
 }
 
 // localClient returns a client for the local cluster whose requests are counted.
@@ -133,17 +114,8 @@ func (p *program) tasks() []run.Task {
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
 	tasks := append([]run.Task{p.servers.Probes, p.servers.Status}, p.controller.Tasks()...)
-	if p.election != nil {
-		return append(tasks, p.election)
-	}
-	return append(tasks, alone{p.controller})
+	return append(tasks, p.replica)
 }
-
-// alone leads without asking anybody.
-type alone struct{ *mirror.Controller }
-
-// Run implements run.Task.
-func (a alone) Run(ctx context.Context) error { return a.Lead(ctx) }
 
 // mirrorReport is what /status serves.
 type mirrorReport struct {
@@ -162,10 +134,10 @@ type electionReport struct {
 }
 
 func (p *program) status() any {
-	r := mirrorReport{Version: version.String(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing()}
-	if p.election != nil {
-		r.Election = &electionReport{Leader: p.election.Leader()}
-		if err := p.election.Err(); err != nil {
+	r := mirrorReport{Version: run.Build(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing()}
+	if p.replica.Elected() {
+		r.Election = &electionReport{Leader: p.replica.Leader()}
+		if err := p.replica.Err(); err != nil {
 			r.Election.Error = err.Error()
 		}
 	}

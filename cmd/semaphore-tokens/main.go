@@ -18,7 +18,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
-	"github.com/kube-semaphore/kube-semaphore/internal/version"
 )
 
 // limit is for all neighbours together, which are asked at the same time.
@@ -31,7 +30,7 @@ func main() {
 
 func serve(cfg config.Tokens, log *slog.Logger) error {
 	local, err := kube.RESTConfig(kube.ClientConfig{
-		Access: cfg.Local, UserAgent: fmt.Sprintf("semaphore-tokens/%s (%s)", version.Number(), cfg.ClusterName), Logger: log,
+		Access: cfg.Local, UserAgent: fmt.Sprintf("semaphore-tokens/%s (%s)", run.Version(), cfg.ClusterName), Logger: log,
 	})
 	if err != nil {
 		return fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)

@@ -28,7 +28,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
-	"github.com/kube-semaphore/kube-semaphore/internal/version"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -99,7 +98,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	a.metrics, a.filter = newLoopMetrics(), routes.NewFilter(log)
 	watchMetrics := kube.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
-		a.metrics, watchMetrics, version.Collector("semaphore_wg"),
+		a.metrics, watchMetrics, run.BuildInfo("semaphore_wg"),
 		tokens.NewCollector("semaphore_wg", cfg.TokenFiles()),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -180,7 +179,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 }
 
 func (a *agent) userAgent() string {
-	return fmt.Sprintf("semaphore-wireguard/%s (%s)", version.Number(), a.cfg.ClusterName)
+	return fmt.Sprintf("semaphore-wireguard/%s (%s)", run.Version(), a.cfg.ClusterName)
 }
 
 // publications is what this node tells each remote that isn't refused, as its devices

@@ -12,7 +12,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/version"
 )
 
 // grace is how long tasks may take to end after a signal.
@@ -34,6 +33,6 @@ func serve(cfg config.Wireguard, log *slog.Logger) (err error) {
 	if cfg.Cleanup {
 		return a.cleanup(context.Background())
 	}
-	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
+	log.Info("starting", "version", run.Build(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
 	return run.Run(context.Background(), log, grace, a.tasks()...)
 }

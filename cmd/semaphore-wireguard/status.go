@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/version"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -115,7 +115,7 @@ func (a *agent) status() any {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
 	rep := agentReport{
-		Version: version.String(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
+		Version: run.Build(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
 		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.servers.Failing(),
 		Unsourced: a.withoutSource(), Networkd: networkdRemoves("/"),
 	}

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/version"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
 // podNamespaceFile is where Kubernetes puts a pod's namespace.
@@ -163,7 +163,7 @@ func (l *loader) load(args []string, out io.Writer, need needs) error {
 	}
 	if *showVersion {
 		// Nothing is to be done about a stdout that is closed.
-		_, _ = fmt.Fprintln(out, l.program, version.String())
+		_, _ = fmt.Fprintln(out, l.program, run.Build())
 		return flag.ErrHelp
 	}
 	if l.flags.NArg() > 0 {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/clientlog"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
 // WatchConfig describes a Watch. Server, Equal, Notify, ResyncPeriod, Bounds and Metrics
@@ -133,7 +133,7 @@ func (w *Watch[T]) follow(ctx context.Context) {
 	w.store.begins(w.turn)
 	w.mu.Unlock()
 	// What client-go has to say repeats what contact says once.
-	logger := clientlog.New(w.cfg.Logger)
+	logger := run.ClientLog(w.cfg.Logger)
 	requests := observe(w.cfg.ListWatch, w.contact)
 	requests.bounded = newBounded(w.cfg.Object, w.store.room.objects, w.store.begin, w.dropped, w.store.take)
 	requests.missing, requests.period = w.store.missing, w.relist

@@ -1,6 +1,4 @@
-// Package clientlog is what Kubernetes' client library has to say about single
-// requests: whoever makes them logs what matters of it once, at a level of its own.
-package clientlog
+package run
 
 import (
 	"context"
@@ -9,10 +7,11 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// New returns a logger that passes to log, at level debug, whatever the library
-// logs at debug or above. Below that it would log the bodies of requests and
-// responses.
-func New(log *slog.Logger) logr.Logger { return logr.FromSlogHandler(demoted{log.Handler()}) }
+// ClientLog returns what Kubernetes' client library logs to about single requests:
+// whoever makes them logs what matters of it once, at a level of its own. It passes to
+// log, at level debug, whatever the library logs at debug or above. Below that it would
+// log the bodies of requests and responses.
+func ClientLog(log *slog.Logger) logr.Logger { return logr.FromSlogHandler(demoted{log.Handler()}) }
 
 // demoted makes every record one of level debug.
 type demoted struct{ slog.Handler }

@@ -1,4 +1,4 @@
-package version
+package run
 
 import (
 	"runtime/debug"
@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-func TestResolve(t *testing.T) {
+func TestVersionResolves(t *testing.T) {
 	const commit = "0123456789abcdef0123456789abcdef01234567"
 	vcs := func(version, modified string) *debug.BuildInfo {
 		return &debug.BuildInfo{
@@ -42,18 +42,18 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-func TestStringNamesNumberAndRevision(t *testing.T) {
-	got := String()
-	for _, part := range []string{Number(), Revision(), "go1."} {
+func TestBuildNamesNumberAndRevision(t *testing.T) {
+	got := Build()
+	for _, part := range []string{Version(), Revision(), "go1."} {
 		if !strings.Contains(got, part) {
-			t.Errorf("String() = %q, lacks %q", got, part)
+			t.Errorf("Build() = %q, lacks %q", got, part)
 		}
 	}
 }
 
-func TestCollectorHasTheConventionalForm(t *testing.T) {
+func TestBuildInfoHasTheConventionalForm(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(Collector("semaphore_test"))
+	registry.MustRegister(BuildInfo("semaphore_test"))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -1,5 +1,4 @@
-// Package version says which build of the programs this is.
-package version
+package run
 
 import (
 	"runtime"
@@ -11,8 +10,8 @@ import (
 
 // The linker sets these in release builds:
 //
-//	go build -ldflags "-X github.com/kube-semaphore/kube-semaphore/internal/version.number=v1.2.3
-//	  -X github.com/kube-semaphore/kube-semaphore/internal/version.revision=<commit>"
+//	go build -ldflags "-X github.com/kube-semaphore/kube-semaphore/internal/run.number=v1.2.3
+//	  -X github.com/kube-semaphore/kube-semaphore/internal/run.revision=<commit>"
 //
 // Left empty, the answers come from what the Go tool stamped into the binary.
 var (
@@ -20,25 +19,25 @@ var (
 	revision string
 )
 
-// Number returns the release, as in "v1.2.3", or "devel" for a build that has
+// Version returns the release, as in "v1.2.3", or "devel" for a build that has
 // no release number.
-func Number() string { return stamped().number }
+func Version() string { return stamped().number }
 
 // Revision returns the commit the binary was built from, shortened to twelve
 // characters, with "-dirty" behind it when the tree had uncommitted changes;
 // "unknown" when the build recorded none.
 func Revision() string { return stamped().revision }
 
-// String returns number, revision and Go release in one line, for -version and
+// Build returns release, revision and Go version in one line, for -version and
 // for the first line of the log.
-func String() string {
+func Build() string {
 	s := stamped()
 	return s.number + " (revision " + s.revision + ", " + runtime.Version() + ")"
 }
 
-// Collector returns the conventional build information metric: a gauge of
+// BuildInfo returns the conventional build information metric: a gauge of
 // constant value 1, named <prefix>_build_info, whose labels carry the facts.
-func Collector(prefix string) prometheus.Collector {
+func BuildInfo(prefix string) prometheus.Collector {
 	s := stamped()
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: prefix + "_build_info",

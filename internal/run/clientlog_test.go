@@ -1,4 +1,4 @@
-package clientlog
+package run
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
-func TestLevels(t *testing.T) {
+func TestClientLogLevels(t *testing.T) {
 	for _, c := range []struct {
 		level slog.Level
 		want  []string
@@ -19,7 +19,7 @@ func TestLevels(t *testing.T) {
 		{slog.LevelDebug - 4, []string{"Failed to watch", "Listing", "Backing off"}},
 	} {
 		var log logtest.Buffer
-		l := New(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: c.level})).With("cluster", "gcp")).WithName("reflector").WithValues("kind", "nodes")
+		l := ClientLog(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: c.level})).With("cluster", "gcp")).WithName("reflector").WithValues("kind", "nodes")
 		l.Error(errors.New("refused"), "Failed to watch")
 		l.Info("Listing")
 		l.V(4).Info("Backing off")
