@@ -15,10 +15,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // fieldManager names us in metadata.managedFields.
@@ -28,7 +28,7 @@ const fieldManager = managedBy
 // and the version that it is meant for: one that took its place, or is somebody
 // else's by now, is left alone.
 type applier struct {
-	client    kubernetes.Interface
+	client    kube.Client
 	namespace string
 	sums      summer
 	local     *local

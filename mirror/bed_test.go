@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 const (
@@ -117,7 +118,7 @@ func (b *bed) config(t *testing.T) Config {
 		client := b.client(t, c)
 		cfg.Remotes = append(cfg.Remotes, Remote{
 			Name: c.Name, Prefix: c.Name, PodSubnets: c.PodSubnets,
-			Client: func() (kubernetes.Interface, error) { return client, nil },
+			Client: func() (kube.Client, error) { return client, nil },
 		})
 	}
 	return cfg

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // gate stands before an API server, and says which requests come through.
@@ -97,7 +98,7 @@ func (b *bed) through(t *testing.T, g *gate, r *Remote) {
 		},
 	})
 	must(t, err)
-	r.Client = func() (kubernetes.Interface, error) { return client, nil }
+	r.Client = func() (kube.Client, error) { return client, nil }
 }
 
 // watches returns the state of a remote's watches of global services.

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
@@ -27,7 +26,7 @@ type Config struct {
 	// Namespace is where mirrors and global services live.
 	Namespace string
 	// Client reaches the local cluster.
-	Client kubernetes.Interface
+	Client kube.Client
 	// Remotes are the other clusters, in the order of configuration.
 	Remotes []Remote
 	// MirrorSelector finds services to mirror, GlobalSelector those to merge.
@@ -65,7 +64,7 @@ type Remote struct {
 	Bounds kube.Bounds
 	Made   Bounds
 	// Client returns its client, or why there is none yet.
-	Client func() (kubernetes.Interface, error)
+	Client func() (kube.Client, error)
 }
 
 // DefaultWorkers is how many services of one remote are written at a time by default.
@@ -144,7 +143,7 @@ func New(cfg Config) *Controller {
 		if r := c.remote(id.cluster); r != nil {
 			c.sources = append(c.sources, c.newSource(id, r.Client, r))
 		} else {
-			c.sources = append(c.sources, c.newSource(id, func() (kubernetes.Interface, error) { return cfg.Client, nil }, nil))
+			c.sources = append(c.sources, c.newSource(id, func() (kube.Client, error) { return cfg.Client, nil }, nil))
 		}
 	}
 	c.loop = reconcile.NewLoop(reconcile.Config{

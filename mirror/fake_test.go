@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // fakeAPI is an API server in memory: UIDs, versions, preconditions, finalizers and
@@ -410,7 +412,7 @@ func (f *fakes) start(t *testing.T, adjust func(*Config)) *instance {
 	}
 	for name, api := range map[string]*fakeAPI{"aws": f.aws, "merit": f.merit} {
 		client := api.client(t)
-		cfg.Remotes = append(cfg.Remotes, Remote{Name: name, Prefix: name, Client: func() (kubernetes.Interface, error) { return client, nil }})
+		cfg.Remotes = append(cfg.Remotes, Remote{Name: name, Prefix: name, Client: func() (kube.Client, error) { return client, nil }})
 	}
 	slices.SortFunc(cfg.Remotes, func(a, b Remote) int { return strings.Compare(a.Name, b.Name) })
 	if adjust != nil {

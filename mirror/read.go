@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
@@ -39,27 +38,27 @@ func (c counted[L]) Watch(ctx context.Context, options metav1.ListOptions) (watc
 }
 
 // selected reads the objects that match a selector, and has their events counted.
-func selected[L runtime.Object](client func() (kubernetes.Interface, error), resource func(kubernetes.Interface) kube.Resource[L], selector labels.Selector, count func(watch.EventType)) cache.ListerWatcher {
-	return kube.ListWatch(kube.Of(client, func(c kubernetes.Interface) kube.Resource[L] {
+func selected[L runtime.Object](client func() (kube.Client, error), resource func(kube.Client) kube.Resource[L], selector labels.Selector, count func(watch.EventType)) cache.ListerWatcher {
+	return kube.ListWatch(kube.Of(client, func(c kube.Client) kube.Resource[L] {
 		return counted[L]{resource(c), count}
 	}), func(options *metav1.ListOptions) { options.LabelSelector = selector.String() })
 }
 
-func servicesOf(namespace string) func(kubernetes.Interface) kube.Resource[*corev1.ServiceList] {
-	return func(c kubernetes.Interface) kube.Resource[*corev1.ServiceList] {
+func servicesOf(namespace string) func(kube.Client) kube.Resource[*corev1.ServiceList] {
+	return func(c kube.Client) kube.Resource[*corev1.ServiceList] {
 		return c.CoreV1().Services(namespace)
 	}
 }
 
-func slicesOf(namespace string) func(kubernetes.Interface) kube.Resource[*discoveryv1.EndpointSliceList] {
-	return func(c kubernetes.Interface) kube.Resource[*discoveryv1.EndpointSliceList] {
+func slicesOf(namespace string) func(kube.Client) kube.Resource[*discoveryv1.EndpointSliceList] {
+	return func(c kube.Client) kube.Resource[*discoveryv1.EndpointSliceList] {
 		return c.DiscoveryV1().EndpointSlices(namespace)
 	}
 }
 
 //nolint:staticcheck // See observedEndpoints.
-func endpointsOf(namespace string) func(kubernetes.Interface) kube.Resource[*corev1.EndpointsList] {
-	return func(c kubernetes.Interface) kube.Resource[*corev1.EndpointsList] {
+func endpointsOf(namespace string) func(kube.Client) kube.Resource[*corev1.EndpointsList] {
+	return func(c kube.Client) kube.Resource[*corev1.EndpointsList] {
 		return c.CoreV1().Endpoints(namespace)
 	}
 }
@@ -105,7 +104,7 @@ type source struct {
 
 // newSource returns a source that Run of its feeds fills. Remote is nil for the
 // local cluster.
-func (c *Controller) newSource(id setID, client func() (kubernetes.Interface, error), remote *Remote) *source {
+func (c *Controller) newSource(id setID, client func() (kube.Client, error), remote *Remote) *source {
 	selector, runner, prefix := c.cfg.MirrorSelector, "mirror-"+id.cluster, ""
 	if id.kind == merged {
 		selector, runner, prefix = c.cfg.GlobalSelector, "global-"+id.cluster, "global "
@@ -169,8 +168,8 @@ type localFeeds struct {
 }
 
 // localFeed returns a feed of objects of the local cluster.
-func localFeed[T any, L runtime.Object](c *Controller, kind string, object runtime.Object, resource func(kubernetes.Interface) kube.Resource[L], restrict func(*metav1.ListOptions), keep func(runtime.Object) *T) *kube.Feed[T] {
-	client := func() (kubernetes.Interface, error) { return c.cfg.Client, nil }
+func localFeed[T any, L runtime.Object](c *Controller, kind string, object runtime.Object, resource func(kube.Client) kube.Resource[L], restrict func(*metav1.ListOptions), keep func(runtime.Object) *T) *kube.Feed[T] {
+	client := func() (kube.Client, error) { return c.cfg.Client, nil }
 	return kube.NewFeed(kube.WatchConfig[*T]{
 		Cluster: c.cfg.Cluster, Kind: kind, Object: object,
 		ListWatch: kube.ListWatch(kube.Of(client, resource), restrict),

@@ -14,7 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 func bubble(t *testing.T, test func(t *testing.T)) {
@@ -337,7 +338,7 @@ func TestAWriteOfOneRemoteComputesNothingOfAnother(t *testing.T) {
 func TestReadyDoesNotWaitForRemotes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := startRig(t, newFakeSets(), func(cfg *Config) {
-			cfg.Remotes[1].Client = func() (kubernetes.Interface, error) { return nil, errors.New("no route") }
+			cfg.Remotes[1].Client = func() (kube.Client, error) { return nil, errors.New("no route") }
 		})
 		r.put(t, "p", "a", "10.4.0.1")
 		elapse(time.Minute)
@@ -362,7 +363,7 @@ func TestStaleSetsComeBackWhenAllHasBeenRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cfg.Remotes[0].Client = func() (kubernetes.Interface, error) {
+			cfg.Remotes[0].Client = func() (kube.Client, error) {
 				if down.Load() {
 					return nil, errors.New("no route")
 				}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -132,7 +133,7 @@ func (b *bed) start(t *testing.T, local *testbed.Cluster, adjust func(*policy.Co
 	for _, r := range remotes {
 		cfg.Remotes = append(cfg.Remotes, policy.RemoteConfig{
 			Rules: policy.Rules{Cluster: r.Name},
-			Client: func() (kubernetes.Interface, error) {
+			Client: func() (kube.Client, error) {
 				c := as(r, b.remote[r.Name])
 				c.ContentType, c.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"
 				return kubernetes.NewForConfig(c)

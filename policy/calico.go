@@ -8,7 +8,6 @@ import (
 	"time"
 
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-	calicoclient "github.com/projectcalico/api/pkg/client/clientset_generated/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -161,14 +160,7 @@ func (c *Calico) detect(ctx context.Context) (schema.GroupVersion, error) {
 }
 
 func newSetClient(cfg *rest.Config, gv schema.GroupVersion) (SetClient, error) {
-	if gv.Version == calico.SchemeGroupVersion.Version {
-		client, err := calicoclient.NewForConfig(cfg)
-		if err != nil {
-			return nil, err
-		}
-		return client.ProjectcalicoV3().GlobalNetworkSets(), nil
-	}
-	// The custom resource has the same fields under another group.
+	// The objects have the same fields in both groups.
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv, &calico.GlobalNetworkSet{}, &calico.GlobalNetworkSetList{})
 	metav1.AddToGroupVersion(scheme, gv)

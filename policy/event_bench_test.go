@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // BenchmarkEvent is all that is computed when one pod of many gets another address,
@@ -23,7 +22,7 @@ func BenchmarkEvent(b *testing.B) {
 func benchmarkEvent(b *testing.B, count int) {
 	c := New(Config{
 		Cluster: "aws", Labels: domain(), Calico: &Calico{client: newFakeSets()}, Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler),
-		Remotes: []RemoteConfig{{Rules: rules("10.0.0.0/8"), Client: func() (kubernetes.Interface, error) { return nil, nil }}},
+		Remotes: []RemoteConfig{{Rules: rules("10.0.0.0/8"), Client: func() (kube.Client, error) { return nil, nil }}},
 	})
 	r := c.remotes["gcp"]
 	r.synced = true

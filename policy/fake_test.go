@@ -22,10 +22,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
@@ -269,7 +269,7 @@ func startRig(t *testing.T, sets *fakeSets, adjust func(*Config)) *rig {
 		})
 		r.pods[name] = pods
 		cfg.Remotes = append(cfg.Remotes, RemoteConfig{
-			Rules: Rules{Cluster: name}, Client: func() (kubernetes.Interface, error) { return pods, nil },
+			Rules: Rules{Cluster: name}, Client: func() (kube.Client, error) { return pods, nil },
 		})
 	}
 	if adjust != nil {

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -127,7 +128,7 @@ func testHostile(t *testing.T, b *bed) {
 
 	r := record(t, sets)
 	i := b.start(t, b.aws, func(c *policy.Config) {
-		c.Remotes[0].Client = func() (kubernetes.Interface, error) { return kubernetes.NewForConfig(cfg) }
+		c.Remotes[0].Client = func() (kube.Client, error) { return kubernetes.NewForConfig(cfg) }
 		c.Remotes[0].Rules.Subnets = []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}
 		c.Remotes[0].Rules.MaxSets = most
 	}, b.gcp, b.merit)

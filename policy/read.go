@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
@@ -164,7 +163,7 @@ func newPods(cfg *Config, r *RemoteConfig, server *kube.Server, notify func()) *
 	})
 }
 
-func podsOf(client kubernetes.Interface) kube.Resource[*corev1.PodList] {
+func podsOf(client kube.Client) kube.Resource[*corev1.PodList] {
 	return client.CoreV1().Pods(metav1.NamespaceAll)
 }
 

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
@@ -31,7 +29,7 @@ type RemoteConfig struct {
 	// Rules bound what the remote may do. Their Cluster is its name.
 	Rules Rules
 	// Client reaches it. As long as that returns an error it is called again.
-	Client func() (kubernetes.Interface, error)
+	Client func() (kube.Client, error)
 	// Bounds are those of what it can make us hold; the client has the same.
 	Bounds kube.Bounds
 	// ResyncPeriod is how often to compare everything without an event; 0: never.

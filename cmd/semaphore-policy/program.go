@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -61,7 +60,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 			StaleAfter:   r.StaleAfter,
 		})
 	}
-	client, err := kubernetes.NewForConfig(local)
+	client, err := kube.NewClient(local)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
 	}
@@ -113,7 +112,7 @@ func (p *program) localName() string {
 // newReplica makes the replicas of one installation agree. Where the flags of the
 // original program are used there is one process for each remote, and each must be able
 // to lead.
-func (p *program) newReplica(client kubernetes.Interface) (*run.Replica, error) {
+func (p *program) newReplica(client kube.Client) (*run.Replica, error) {
 	name := "semaphore-policy"
 	if p.cfg.ClusterName == "" {
 		name += "-" + p.cfg.Remotes[0].Name

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
@@ -95,7 +94,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 }
 
 // localClient returns a client for the local cluster whose requests are counted.
-func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, log *slog.Logger) (kubernetes.Interface, error) {
+func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, log *slog.Logger) (kube.Client, error) {
 	access, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log})
 	if err != nil {
 		return nil, err
@@ -104,7 +103,7 @@ func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, 
 	access.Wrap(requests.wrap)
 	// Each answer about Endpoints says that the API is deprecated.
 	access.WarningHandlerWithContext = rest.NoWarnings{}
-	return kubernetes.NewForConfig(access)
+	return kube.NewClient(access)
 }
 
 // tasks returns everything that runs until the process ends.

@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
@@ -35,7 +33,7 @@ func serve(cfg config.Tokens, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
-	client, err := kubernetes.NewForConfig(local)
+	client, err := kube.NewClient(local)
 	if err != nil {
 		return fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}

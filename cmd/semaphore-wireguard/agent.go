@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -107,7 +106,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
-	client, err := kubernetes.NewForConfig(local)
+	client, err := kube.NewClient(local)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
@@ -118,7 +117,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	a.self = kube.NewWatch(kube.WatchConfig[peers.Self]{
 		Cluster: cfg.ClusterName, Server: server, Kind: "own node", Object: &corev1.Node{},
 		ListWatch: kube.ListWatch(
-			kube.Of(func() (kubernetes.Interface, error) { return client, nil }, kube.Nodes),
+			kube.Of(func() (kube.Client, error) { return client, nil }, kube.Nodes),
 			func(options *metav1.ListOptions) {
 				options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, cfg.NodeName).String()
 			}),

@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -35,7 +34,7 @@ const (
 // until all nodes have been read.
 type local struct {
 	subnets  []netip.Prefix // as configured
-	client   kubernetes.Interface
+	client   kube.Client
 	nodes    *kube.Watch[peers.LocalNode]
 	log      *slog.Logger
 	changed  func() // called when known has changed
@@ -47,11 +46,11 @@ type local struct {
 	untold   bool                           // that the ranges of services aren't known
 }
 
-func newLocal(cfg *config.Wireguard, client kubernetes.Interface, server *kube.Server, metrics *kube.Metrics, log *slog.Logger, changed func()) *local {
+func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, metrics *kube.Metrics, log *slog.Logger, changed func()) *local {
 	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, changed: changed, building: reconcile.NewTrigger(), asking: reconcile.NewTrigger(), untold: true}
 	l.nodes = kube.NewWatch(kube.WatchConfig[peers.LocalNode]{
 		Cluster: cfg.ClusterName, Server: server, Kind: "nodes", Object: &corev1.Node{},
-		ListWatch: kube.ListWatch(kube.Of(func() (kubernetes.Interface, error) { return client, nil }, kube.Nodes), nil),
+		ListWatch: kube.ListWatch(kube.Of(func() (kube.Client, error) { return client, nil }, kube.Nodes), nil),
 		Keep: func(obj runtime.Object) (peers.LocalNode, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok {

@@ -33,12 +33,12 @@ import (
 type bounded struct {
 	kind   string
 	object runtime.Object
-	list   func(client func() (kubernetes.Interface, error)) cache.ListerWatcher
+	list   func(client func() (kube.Client, error)) cache.ListerWatcher
 	direct func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error)
 }
 
 func boundedKinds() []bounded {
-	type source = func() (kubernetes.Interface, error)
+	type source = func() (kube.Client, error)
 	return []bounded{
 		{
 			"nodes", &corev1.Node{},
@@ -50,7 +50,7 @@ func boundedKinds() []bounded {
 		{
 			"services", &corev1.Service{},
 			func(c source) cache.ListerWatcher {
-				return kube.ListWatch(kube.Of(c, func(c kubernetes.Interface) kube.Resource[*corev1.ServiceList] { return c.CoreV1().Services("") }), nil)
+				return kube.ListWatch(kube.Of(c, func(c kube.Client) kube.Resource[*corev1.ServiceList] { return c.CoreV1().Services("") }), nil)
 			},
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
 				return c.CoreV1().Services("").List(ctx, metav1.ListOptions{})
@@ -59,7 +59,7 @@ func boundedKinds() []bounded {
 		{
 			"endpointslices", &discoveryv1.EndpointSlice{},
 			func(c source) cache.ListerWatcher {
-				return kube.ListWatch(kube.Of(c, func(c kubernetes.Interface) kube.Resource[*discoveryv1.EndpointSliceList] {
+				return kube.ListWatch(kube.Of(c, func(c kube.Client) kube.Resource[*discoveryv1.EndpointSliceList] {
 					return c.DiscoveryV1().EndpointSlices("")
 				}), nil)
 			},
@@ -119,7 +119,7 @@ func compareBounded(t *testing.T, c *testbed.Cluster, access config.Access, form
 	var log logtest.Buffer
 	w := kube.NewWatch(kube.WatchConfig[runtime.Object]{
 		Cluster: c.Name, Kind: k.kind, Object: k.object, Bounds: bounds,
-		ListWatch: k.list(func() (kubernetes.Interface, error) { return client, nil }),
+		ListWatch: k.list(func() (kube.Client, error) { return client, nil }),
 		Keep:      func(obj runtime.Object) (runtime.Object, bool) { return obj, true },
 		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 	})

@@ -14,9 +14,9 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // reviewTimeout bounds both reviews of one token.
@@ -37,7 +37,7 @@ var errBusy = errors.New("too many tokens to review")
 // Guard stands before a handler. It needs the rights to create TokenReviews and
 // SubjectAccessReviews.
 type Guard struct {
-	client   kubernetes.Interface
+	client   kube.Client
 	outcomes *errlog.Log // of reviews
 	cache    *cache
 	known    lane // reviews of tokens that were allowed before
@@ -45,7 +45,7 @@ type Guard struct {
 }
 
 // New returns a guard that asks the API server of client.
-func New(client kubernetes.Interface, log *slog.Logger) *Guard {
+func New(client kube.Client, log *slog.Logger) *Guard {
 	outcomes := &errlog.Log{
 		Logger: log, Level: slog.LevelWarn,
 		Failing: "tokens can't be reviewed, nobody gets metrics and status", Over: "tokens can be reviewed again",

@@ -13,8 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -47,7 +47,7 @@ type Recorder struct {
 type Config struct {
 	// Client reaches the cluster. The only right that it needs is to create
 	// Events in the namespaces of the objects that they are about.
-	Client kubernetes.Interface
+	Client kube.Client
 	// Component is the name of the program.
 	Component string
 	// About is the object of conditions, as a rule the pod of the program.

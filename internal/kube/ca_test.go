@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -232,9 +231,9 @@ func TestErrorsOfAServerArePrintable(t *testing.T) {
 	}))
 	b := &bench{metrics: NewMetrics("test", "test_failures_total")}
 	access := config.Access{APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret))}
-	var client kubernetes.Interface = clientWith(t, ClientConfig{Access: access, Bounds: testBounds})
+	var client Client = clientWith(t, ClientConfig{Access: access, Bounds: testBounds})
 	cfg := b.config(nil, 0)
-	cfg.ListWatch = ListWatch(Of(func() (kubernetes.Interface, error) { return client, nil }, Nodes), nil)
+	cfg.ListWatch = ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil)
 	b.watch = NewWatch(cfg)
 	b.run(t)
 	eventually(t, "error", func() bool { return b.watch.Err() != nil })

@@ -6,8 +6,6 @@ import (
 	"os"
 	"testing"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
@@ -54,7 +52,7 @@ func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
 	}, Bounds: bounds})
 	cfg := b.config(nil, 0)
 	cfg.Bounds = bounds
-	cfg.ListWatch = ListWatch(Of(func() (kubernetes.Interface, error) { return client, nil }, Nodes), nil)
+	cfg.ListWatch = ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil)
 	before := peakMemory(os.Getpid())
 	b.watch = NewWatch(cfg)
 	b.run(t)

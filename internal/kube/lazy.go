@@ -2,8 +2,6 @@ package kube
 
 import (
 	"sync"
-
-	"k8s.io/client-go/kubernetes"
 )
 
 // LazyClient returns a function that makes a client when it is first called,
@@ -11,12 +9,12 @@ import (
 // a kubeconfig isn't mounted yet or is broken, each call tries again, so that
 // the configuration of one remote stops neither the process nor its other
 // remotes. The function may be called from any goroutine.
-func LazyClient(c ClientConfig) func() (kubernetes.Interface, error) {
+func LazyClient(c ClientConfig) func() (Client, error) {
 	var (
 		mu     sync.Mutex
-		client kubernetes.Interface
+		client Client
 	)
-	return func() (kubernetes.Interface, error) {
+	return func() (Client, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if client != nil {
@@ -26,7 +24,7 @@ func LazyClient(c ClientConfig) func() (kubernetes.Interface, error) {
 		if err != nil {
 			return nil, err
 		}
-		made, err := kubernetes.NewForConfig(cfg)
+		made, err := NewClient(cfg)
 		if err != nil {
 			return nil, err
 		}

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
 )
@@ -68,7 +67,7 @@ func ListWatch[L runtime.Object](resource func(context.Context) (Resource[L], er
 }
 
 // Of returns, for ListWatch, a resource of a client such as LazyClient makes.
-func Of[L runtime.Object](client func() (kubernetes.Interface, error), resource func(kubernetes.Interface) Resource[L]) func(context.Context) (Resource[L], error) {
+func Of[L runtime.Object](client func() (Client, error), resource func(Client) Resource[L]) func(context.Context) (Resource[L], error) {
 	return func(context.Context) (Resource[L], error) {
 		c, err := client()
 		if err != nil {
@@ -79,7 +78,7 @@ func Of[L runtime.Object](client func() (kubernetes.Interface, error), resource 
 }
 
 // Nodes are, for Of, the nodes of a cluster.
-func Nodes(client kubernetes.Interface) Resource[*corev1.NodeList] { return client.CoreV1().Nodes() }
+func Nodes(client Client) Resource[*corev1.NodeList] { return client.CoreV1().Nodes() }
 
 // observed passes lists and watches on and notes how they go.
 type observed struct {

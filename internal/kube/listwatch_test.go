@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -35,8 +34,8 @@ func TestListWatchAsksForItsResourceEachTime(t *testing.T) {
 	absent := errors.New("not mounted yet")
 	var client error
 	requests := &nodeRequests{}
-	resource := Of(func() (kubernetes.Interface, error) { return nil, client },
-		func(kubernetes.Interface) Resource[*corev1.NodeList] { return requests })
+	resource := Of(func() (Client, error) { return nil, client },
+		func(Client) Resource[*corev1.NodeList] { return requests })
 	for name, restrict := range map[string]func(*metav1.ListOptions){
 		"a=b": func(options *metav1.ListOptions) { options.LabelSelector = "a=b" },
 		"":    nil,

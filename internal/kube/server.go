@@ -11,7 +11,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes"
 )
 
 const (
@@ -202,17 +201,13 @@ func fresh(own time.Time, open bool, server time.Time) time.Time {
 // client may make (the roles system:discovery and system:public-info-viewer).
 // That the server limits the rate of requests, or has taken the right away, is
 // a sign of life too: it knows who asks. That it doesn't know is none.
-func SignOfLife(client func() (kubernetes.Interface, error)) func(context.Context) error {
+func SignOfLife(client func() (Client, error)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := client()
 		if err != nil {
 			return err
 		}
-		rest := c.Discovery().RESTClient()
-		if rest == nil {
-			return errors.New("the client can't ask for a version")
-		}
-		body, err := rest.Get().AbsPath("/version").MaxRetries(0).Stream(ctx)
+		body, err := c.CoreV1().RESTClient().Get().AbsPath("/version").MaxRetries(0).Stream(ctx)
 		if err != nil {
 			if apierrors.IsForbidden(err) || apierrors.IsTooManyRequests(err) {
 				return nil

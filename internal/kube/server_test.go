@@ -421,7 +421,7 @@ func TestSignOfLife(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = SignOfLife(func() (kubernetes.Interface, error) { return client, nil })(t.Context())
+			err = SignOfLife(func() (Client, error) { return client, nil })(t.Context())
 			if (err == nil) != alive {
 				t.Errorf("%v, want alive %v", err, alive)
 			}
@@ -434,7 +434,7 @@ func TestSignOfLife(t *testing.T) {
 		})
 	}
 	absent := errors.New("not mounted yet")
-	if err := SignOfLife(func() (kubernetes.Interface, error) { return nil, absent })(t.Context()); !errors.Is(err, absent) {
+	if err := SignOfLife(func() (Client, error) { return nil, absent })(t.Context()); !errors.Is(err, absent) {
 		t.Errorf("without a client: %v", err)
 	}
 }

@@ -61,7 +61,7 @@ func (b *bench) config(client kubernetes.Interface, resync time.Duration) WatchC
 	return WatchConfig[node]{
 		Cluster:   "gcp",
 		Kind:      "nodes",
-		ListWatch: ListWatch(Of(func() (kubernetes.Interface, error) { return client, nil }, Nodes), nil),
+		ListWatch: ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil),
 		Object:    &corev1.Node{},
 		Keep: func(obj runtime.Object) (node, bool) {
 			n, ok := obj.(*corev1.Node)

@@ -14,7 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // Secrets are those with the neighbours' tokens, one for each of the programs that
@@ -33,7 +34,7 @@ type Remote struct {
 // Renewer renews tokens.
 type Renewer struct {
 	// Client is for the own cluster, where the Secrets are in Namespace.
-	Client    kubernetes.Interface
+	Client    kube.Client
 	Namespace string
 	Remotes   []Remote
 	// All renews what isn't due yet, too.
