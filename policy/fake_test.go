@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -23,6 +24,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	core "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	restfake "k8s.io/client-go/rest/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -247,6 +252,16 @@ type rig struct {
 // fakePods is the API server of a remote.
 type fakePods struct {
 	*fake.Clientset
+}
+
+// CoreV1 implements kube.Client.
+func (f *fakePods) CoreV1() core.CoreV1Interface { return silent{f.Clientset.CoreV1()} }
+
+// silent gives no sign of life: the fake has nothing that answers for its version.
+type silent struct{ core.CoreV1Interface }
+
+func (silent) RESTClient() rest.Interface {
+	return &restfake.RESTClient{Err: errors.New("no version to tell"), NegotiatedSerializer: scheme.Codecs}
 }
 
 // startRig runs a controller of the remotes gcp and merit until the test ends.
