@@ -62,8 +62,8 @@ type WriterConfig[K comparable] struct {
 	// that failed last time have half as many workers of their own, so that those
 	// that keep failing slowly don't hold up others. 0: DefaultWorkers.
 	Workers int
-	// Spacing is asked after each Apply how long after it began the next one of
-	// that key may begin. Nil: at once.
+	// Spacing is asked after each Apply, and after Observe, how long after it began
+	// the next one of that key may begin. Nil: at once.
 	Spacing func(K) time.Duration
 	// Timeout is that of one Apply; 0: DefaultTimeout.
 	Timeout time.Duration
@@ -78,7 +78,8 @@ type WriterConfig[K comparable] struct {
 	// Kind says what sort of trouble an error is; a sort is logged when it appears
 	// and ends. Nil: the reason that Kubernetes gives for it.
 	Kind func(error) string
-	// Observe, unless nil, is told how each Apply went, without a lock.
+	// Observe, unless nil, is told how each Apply went, without a lock and before
+	// the next one of that key begins.
 	Observe func(Outcome[K])
 	Logger  *slog.Logger
 }
@@ -192,7 +193,7 @@ func (w *Writer[K]) ask(j *job[K], due time.Time) {
 	if j.asked.IsZero() || due.Before(j.asked) {
 		j.asked = due
 	}
-	if j.since.IsZero() {
+	if j.since.IsZero() || due.Before(j.since) {
 		j.since = due
 	}
 	if !j.running {
@@ -283,25 +284,24 @@ func (w *Writer[K]) run(ctx context.Context, j *job[K]) {
 	bounded, cancel := context.WithTimeout(ctx, w.cfg.Timeout)
 	err := w.cfg.Apply(bounded, j.key)
 	cancel()
-	took := time.Since(j.started)
-	spacing := w.cfg.Spacing(j.key)
-	if ctx.Err() != nil {
-		// Whatever it returned comes from the end of the term.
-		err = nil
+	// Whatever it returned after ctx has ended comes from the end of the term.
+	counts := ctx.Err() == nil
+	if counts {
+		outcome := Outcome[K]{Key: j.key, Tenant: j.tenant.name, Since: j.since, Waited: j.waited, Took: time.Since(j.started), Err: err}
+		if err != nil {
+			outcome.Failures = j.failures + 1
+		}
+		w.cfg.Observe(outcome)
 	}
+	spacing := w.cfg.Spacing(j.key)
 	w.mu.Lock()
 	j.lane.running--
 	j.running = false
-	outcome := Outcome[K]{Key: j.key, Tenant: j.tenant.name, Since: j.since, Waited: j.waited, Took: took, Err: err}
-	if ctx.Err() == nil {
+	if counts {
 		w.finish(ctx, j, err, spacing)
-		outcome.Failures = j.failures
 	}
 	w.mu.Unlock()
 	w.nudge()
-	if ctx.Err() == nil {
-		w.cfg.Observe(outcome)
-	}
 }
 
 // finish decides when a job is done again; mu is held.

@@ -404,6 +404,45 @@ func TestWriterSaysHowItWent(t *testing.T) {
 	})
 }
 
+// TestWhatIsObservedComesBeforeTheNextCall has a key that is asked for all the time, and
+// somebody slow who is told of each call.
+func TestWhatIsObservedComesBeforeTheNextCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var order []string
+		var w *Writer[string]
+		w = NewWriter(WriterConfig[string]{
+			Name: "things", Logger: slog.New(slog.DiscardHandler),
+			Apply:   func(context.Context, string) error { order = append(order, "call"); w.Add("a"); return nil },
+			Observe: func(Outcome[string]) { time.Sleep(time.Second); order = append(order, "told") },
+			Spacing: func(string) time.Duration { order = append(order, "asked"); return time.Millisecond },
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		defer cancel()
+		w.Add("a")
+		if err := w.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if diff := gocmp.Diff([]string{"call", "told", "asked", "call", "told", "asked"}, order); diff != "" {
+			t.Errorf("order (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestSinceIsWhenItWasDueFirst asks for a key by and by, and then at once.
+func TestSinceIsWhenItWasDueFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, WriterConfig[string]{})
+		b.AddAfter(time.Hour, "x/a")
+		pass(time.Minute)
+		now := time.Now()
+		b.Add("x/a")
+		synctest.Wait()
+		if got := b.told[0].Since; !got.Equal(now) {
+			t.Errorf("asked for at once, and since %v later", got.Sub(now))
+		}
+	})
+}
+
 func TestTroubleIsLoggedWhenItAppearsAndEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{RetryMin: time.Second, RetryMax: 10 * time.Second, RetryRate: 1000})
