@@ -156,6 +156,10 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if err != nil {
 		return err
 	}
+	used, err := measure.NewUsage(b.Program.Process().PID())
+	if err != nil {
+		return err
+	}
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 64)
 	errs := make(chan error, 1)
@@ -183,6 +187,10 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	}
 	wg.Wait()
 	took := time.Since(began)
+	usage, err := used.Since()
+	if err != nil {
+		return err
+	}
 	select {
 	case err := <-errs:
 		return err
@@ -199,8 +207,8 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 		return err
 	}
 	seen := rec.latencies()
-	fmt.Fprintf(b.table, "%d changes a second (made: %.0f)\t%v, %d of %d seen, %.2f writes a change\t%s\n",
-		rate, float64(count)/took.Seconds(), seen, len(seen), count, float64(after-before)/float64(count), original(rate))
+	fmt.Fprintf(b.table, "%d changes a second (made: %.0f)\t%v, %d of %d seen, %.2f writes a change, %s\t%s\n",
+		rate, float64(count)/took.Seconds(), seen, len(seen), count, float64(after-before)/float64(count), usage, original(rate))
 	return nil
 }
 
