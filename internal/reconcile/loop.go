@@ -10,8 +10,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
-// maxRest is the longest rest after a pass, see Config.RestShare.
-const maxRest = 10 * time.Second
+// maxRest is the longest rest after a pass, and restBurst how much of it may be put
+// off; see Config.RestShare.
+const (
+	maxRest   = 10 * time.Second
+	restBurst = 100 * time.Millisecond
+)
 
 // Config describes a Loop. Name, Reconcile, Trigger and Logger are required.
 type Config struct {
@@ -29,8 +33,10 @@ type Config struct {
 	// RestShare is how many times as long as it took a pass is followed by a rest,
 	// where that is more than MinInterval: a loop whose passes take as long as
 	// somebody else likes takes no more than one part in RestShare+1 of a
-	// processor. A pass that waited for something takes none, so the rest is maxRest
-	// at most. 0: no rest.
+	// processor. The rest may be put off until restBurst of it is due, so that a
+	// short pass which a busy machine stopped for a moment holds up no event. A pass
+	// that waited for something takes no processor, so the rest is maxRest at most.
+	// 0: no rest.
 	RestShare int
 	// Resync is how long after a pass another one follows without any event,
 	// in case an event was lost. 0: never.
@@ -62,6 +68,7 @@ type Loop struct {
 	cfg      Config
 	backoff  Backoff
 	outcomes *errlog.Log // of passes
+	rested   time.Time   // when all rests after passes are over
 
 	mu      sync.Mutex
 	started time.Time // of the pass that is running; zero between passes
@@ -155,7 +162,9 @@ func (l *Loop) wait(ctx context.Context, started time.Time, err error) {
 		onEvent = started.Add(l.cfg.MinInterval) // when a pass that an event asks for may start
 		unasked <-chan time.Time                 // when one starts without an event
 	)
-	onEvent = latest(onEvent, ended.Add(min(time.Duration(l.cfg.RestShare)*ended.Sub(started), maxRest)))
+	took := ended.Sub(started)
+	l.rested = latest(l.rested.Add(took), ended).Add(min(time.Duration(l.cfg.RestShare)*took, maxRest))
+	onEvent = latest(onEvent, l.rested.Add(-restBurst))
 	switch {
 	case err != nil:
 		onEvent = latest(onEvent, ended.Add(l.cfg.BackoffMin))

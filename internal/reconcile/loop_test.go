@@ -143,7 +143,29 @@ func TestLongPassIsFollowedByARest(t *testing.T) {
 			b.trigger.Fire()
 		}
 		b.at(time.Hour)
-		b.wantPasses(t, 0, 60*time.Second, 65*time.Second, 70*time.Second, 75*time.Second)
+		rest := 5*time.Second - restBurst
+		b.wantPasses(t, 0, time.Minute, time.Minute+rest, time.Minute+5*time.Second+rest, time.Minute+10*time.Second+rest)
+	})
+}
+
+// TestShortPassHoldsUpNoEvent has one pass of many take as long as on a machine that
+// does something else meanwhile.
+func TestShortPassHoldsUpNoEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{RestShare: 4, MinInterval: 5 * time.Millisecond})
+		want := []time.Duration{0}
+		for i := range 20 {
+			b.set(nil, time.Millisecond)
+			if i == 10 {
+				b.set(nil, 20*time.Millisecond)
+			}
+			at := time.Minute + time.Duration(i)*25*time.Millisecond
+			b.at(at)
+			b.trigger.Fire()
+			want = append(want, at)
+		}
+		b.at(time.Hour)
+		b.wantPasses(t, want...)
 	})
 }
 
