@@ -179,15 +179,18 @@ func (c *Controller) Tasks() []run.Task {
 
 // due returns when there is something to do without an event.
 func (c *Controller) due() (first time.Time) {
-	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if !c.ready {
+		return first
+	}
+	// What has become due since the pass is due at once.
 	at := func(t time.Time) {
-		if t.After(now) && (first.IsZero() || t.Before(first)) {
+		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
 			first = t
 		}
 	}
-	at(c.lingers)
+	at(c.snapshot.lingers)
 	for i := range c.cfg.Remotes {
 		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 {
 			at(c.full[r.Name].Add(r.ResyncPeriod))
@@ -230,9 +233,6 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 		again := src.read(s, zonesKnown || c.remote(src.id.cluster) != nil)
 		more = more || again
 	}
-	if more {
-		c.trigger.Fire()
-	}
 	if now.Before(c.lingers) {
 		s.linger(c.lingers)
 	} else {
@@ -244,6 +244,9 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 		}
 	}
 	desired := Desired(s, c.memo)
+	if more || c.memo.more {
+		c.trigger.Fire()
+	}
 	s.seen()
 	c.ready = true
 	names := make([]string, 0, len(desired))
@@ -275,7 +278,7 @@ func (c *Controller) block(w *Service) {
 // crowded returns what is left out for the sake of a remote's bounds, and logs when
 // that begins and ends.
 func (c *Controller) crowded(cluster string, r *room, before string) (now string) {
-	if n := len(r.waiting) + len(r.short); n > 0 {
+	if n := r.missing(); n > 0 {
 		now = fmt.Sprintf("%d services or more are left out or short: %d services, %d slices and %d addresses are made of %d, %d and %d at most",
 			n, r.used.Services, r.used.Slices, r.used.Addresses, r.bounds.Services, r.bounds.Slices, r.bounds.Addresses)
 	}

@@ -16,6 +16,8 @@ type Memo struct {
 	claimed  map[ID]claim
 	ranks    map[Key][]string // remotes of global services, the first accepted first
 	rooms    map[string]*room // by remote
+	// more says that there may be room for more than was taken in this time.
+	more bool
 }
 
 // NewMemo returns a memo that knows nothing.
@@ -53,7 +55,7 @@ func Desired(s *Snapshot, m *Memo) []Service {
 	}
 	m.update(s, origins, names)
 	// What was left out may have found room.
-	if origins = m.refill(); len(origins) > 0 {
+	if origins, m.more = m.refill(); len(origins) > 0 {
 		m.update(s, origins, names)
 	}
 	changed := make([]Service, 0, len(names))
@@ -167,7 +169,8 @@ func (m *Memo) name(id ID) (name string, instead *ID) {
 	rivals := m.claims[c.name()]
 	rank := slices.IndexFunc(rivals, func(o claim) bool { return o.id == id })
 	if rank > 0 {
-		instead = &rivals[0].id
+		first := rivals[0].id // rivals change, and a Service doesn't
+		instead = &first
 	}
 	return c.nameOf(rank), instead
 }

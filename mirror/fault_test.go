@@ -189,6 +189,44 @@ func TestARemoteIsBounded(t *testing.T) {
 	})
 }
 
+// TestRoomThatBecomesFreeIsUsed has one service go that took the room of many others:
+// more than are tried again at a time.
+func TestRoomThatBecomesFreeIsUsed(t *testing.T) {
+	const bound, others = 2 * refillings, 5 * refillings
+	for name, bounds := range map[string]Bounds{"slices": {Slices: bound}, "addresses": {Addresses: bound}, "both": {Slices: bound, Addresses: bound}} {
+		t.Run(name, func(t *testing.T) {
+			clusters := testClusters()
+			clusters[1].bounds = bounds
+			w, id, large := newWorld(clusters...), setID{"aws", mirrored}, Key{"shop", "large"}
+			for n := range bound {
+				w.has(id, large, fmt.Sprintf("large-%d", n), fmt.Sprintf("10.4.0.%d", n))
+			}
+			w.origin(id, large, newOrigin(large, 1, 80, Traits{}))
+			w.settle(t)
+			for n := range others {
+				k := Key{"shop", fmt.Sprintf("web-%d", n)}
+				w.has(id, k, k.Name, fmt.Sprintf("10.4.%d.%d", 1+n/200, 1+n%200))
+				w.origin(id, k, newOrigin(k, 1, 80, Traits{}))
+			}
+			w.settle(t)
+			w.origin(id, large, nil)
+			for range others {
+				if w.settle(t); !w.memo.more {
+					break
+				}
+			}
+			used := 0
+			for name := range w.services {
+				used += len(w.leads(name))
+			}
+			if w.memo.more || used != bound {
+				t.Errorf("%d addresses in the room of %d, more to come: %v", used, bound, w.memo.more)
+			}
+			w.checkRooms(t)
+		})
+	}
+}
+
 // TestOneRemotesFailuresDontDelayAnothers has the local API server answer requests
 // about one remote's services never, or with errors.
 func TestOneRemotesFailuresDontDelayAnothers(t *testing.T) {

@@ -3,6 +3,7 @@ package mirror
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -156,8 +157,7 @@ func TestNobodyTakesAnothersName(t *testing.T) {
 					w.origin(claimants[n].set, claimants[n].origin, newOrigin(claimants[n].origin, 1, 80, Traits{}))
 					w.settle(t)
 					if i == 0 {
-						for name = range w.services {
-						}
+						name = slices.Collect(maps.Keys(w.services))[0]
 					}
 				}
 				first := c.first
@@ -203,6 +203,45 @@ func TestNobodyTakesAnothersName(t *testing.T) {
 			t.Errorf("%s is not that of the local service", GlobalName(victim))
 		}
 	})
+}
+
+// TestWhatIsDesiredStaysAsItIs has the order of those who claim one name change while
+// somebody writes what was desired before.
+func TestWhatIsDesiredStaysAsItIs(t *testing.T) {
+	w := newWorld()
+	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
+	first, second := Key{"y", "n"}, Key{"x-y", "n"}
+	w.says(t, merit, newOrigin(first, 1, 80, Traits{}))
+	w.says(t, aws, newOrigin(second, 1, 80, Traits{}))
+	renamed := w.memo.byOrigin[ID{"aws", second}]
+	instead, want := renamed.Instead, ID{"merit", first}
+	if instead == nil || *instead != want {
+		t.Fatalf("it has a name of its own instead of that of %v", instead)
+	}
+	w.says(t, merit)
+	w.says(t, merit, newOrigin(first, 1, 80, Traits{}))
+	if *instead != want {
+		t.Errorf("what was desired says %v by now, not %v", instead, want)
+	}
+}
+
+// TestANameThatIsTakenFromOutsideGoesToWhoHasIt has somebody exchange the service whose
+// name two origins claim for one of the other's: who has a name keeps it.
+func TestANameThatIsTakenFromOutsideGoesToWhoHasIt(t *testing.T) {
+	w := newWorld()
+	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
+	first, second := Key{"y", "n"}, Key{"x-y", "n"}
+	name := Name("c1", second)
+	w.says(t, merit, newOrigin(first, 1, 80, Traits{}))
+	w.says(t, aws, newOrigin(second, 1, 80, Traits{}))
+	s := w.services[name].DeepCopy()
+	s.Annotations[annotCluster], s.Annotations[annotNamespace] = "aws", second.Namespace
+	w.put(s)
+	w.show()
+	w.settle(t)
+	if got := w.memo.services[name].Origin; got != (ID{"aws", second}) {
+		t.Errorf("%s is made that of %v again", name, got)
+	}
 }
 
 // testUpgradeOfSliceNames starts where a version left slices with the names that

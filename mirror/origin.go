@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 // Origin is what is read of a Service that is copied. It is not changed once
@@ -101,6 +103,9 @@ func (c Condition) pointer() *bool {
 	return &value
 }
 
+// maxShown is how much is shown of what isn't what it should be, in characters.
+const maxShown = 80
+
 // trimOrigin reads a Service. The selector finds those that prefer local
 // endpoints; nil finds none.
 func trimOrigin(s *corev1.Service, localFirst labels.Selector) *Origin {
@@ -112,6 +117,8 @@ func trimOrigin(s *corev1.Service, localFirst labels.Selector) *Origin {
 	}
 	trimmed.Reject = trimmed.Spec.fault()
 	switch {
+	case len(validation.IsDNS1123Label(s.Name)) > 0 || len(validation.IsDNS1123Label(s.Namespace)) > 0:
+		trimmed.Reject = "no service and namespace have such names"
 	case s.Spec.Type == corev1.ServiceTypeExternalName:
 		trimmed.Reject = "type ExternalName: it has a name elsewhere, and no endpoints"
 	case !trimmed.Spec.Headless && len(s.Spec.Ports) == 0:
@@ -180,7 +187,7 @@ func trimSlice(s *discoveryv1.EndpointSlice) (*OriginSlice, bool) {
 		// Further addresses have no meaning (API reference of Endpoint).
 		address, err := netip.ParseAddr(e.Addresses[0])
 		if err != nil {
-			trimmed.Unreadable = append(trimmed.Unreadable, e.Addresses[0])
+			trimmed.Unreadable = append(trimmed.Unreadable, printable.Text(e.Addresses[0], maxShown))
 			continue
 		}
 		endpoint := Endpoint{

@@ -3,10 +3,12 @@ package mirror
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -71,6 +73,37 @@ func TestTrimSliceKeepsNothingOfNodesAndPods(t *testing.T) {
 	}
 	if p := got.Ports[1]; *p.Name != "" || *p.Protocol != corev1.ProtocolTCP {
 		t.Errorf("port without a name: %+v", p)
+	}
+}
+
+// TestWhatIsShownOfARemoteIsShort has a remote say at length what isn't so.
+func TestWhatIsShownOfARemoteIsShort(t *testing.T) {
+	long := strings.Repeat("\x1b", 1<<20)
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{long}}},
+	}
+	w, id, web := newWorld(), setID{"aws", mirrored}, Key{"shop", "web"}
+	for _, family := range []string{"IPv4", long} {
+		s.Name, s.AddressType = "web-"+family[:1], discoveryv1.AddressType(family)
+		sl, _ := trimSlice(s)
+		w.slice(id, nil, sl)
+	}
+	for name, rejected := range map[string]bool{"web": false, "A/../../nodes/x": true, "a.b": true, long: true} {
+		service := svc(name)
+		service.Namespace = "shop"
+		if o := trimOrigin(service, nil); (o.Reject != "") != rejected {
+			t.Errorf("%.40q: %q", name, o.Reject)
+		}
+		service.Namespace, service.Name = name, "web"
+		if o := trimOrigin(service, nil); (o.Reject != "") != rejected {
+			t.Errorf("namespace %.40q: %q", name, o.Reject)
+		}
+	}
+	w.says(t, id, newOrigin(web, 1, 80, Traits{}))
+	tally := w.memo.services[Name("c1", web)].Tallies["aws"]
+	if tally.Rejected != 2 || len(tally.Example) > 1000 || strings.Contains(tally.Example, "\x1b") {
+		t.Errorf("%d rejected, with an example of %d bytes: %.80q", tally.Rejected, len(tally.Example), tally.Example)
 	}
 }
 

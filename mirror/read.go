@@ -65,24 +65,41 @@ func endpointsOf(namespace string) func(kube.Client) kube.Resource[*corev1.Endpo
 
 // tap hands out what a feed has to say, a part at a time: however much one has to
 // say at once, the others wait no longer than for a part.
+//
+//	Stale()    ________/-------------\_________
+//	read anew                        |
+//	handed out                       |........|
+//	stale      ________/----------------------\_
 type tap[T any] struct {
-	*kube.Feed[T]
+	feed[T]
 	left   []kube.Change[T]
 	synced bool // everything of the first time has been handed out
+	// stale is whether what has been handed out is; what is left isn't, where renewed.
+	stale, renewed bool
+}
+
+// feed is a kube.Feed.
+type feed[T any] interface {
+	run.Task
+	contact
+	Len() int
+	Changes() ([]kube.Change[T], bool)
 }
 
 // partOfTap is how many changes are handed out at a time.
 const partOfTap = 256
 
-func newTap[T any](cfg kube.WatchConfig[*T]) *tap[T] { return &tap[T]{Feed: kube.NewFeed(cfg)} }
+func newTap[T any](cfg kube.WatchConfig[*T]) *tap[T] { return &tap[T]{feed: kube.NewFeed(cfg)} }
 
 // take hands out the next part, and reports whether there is more.
 func (t *tap[T]) take(each func(c *kube.Change[T])) (more bool) {
-	first := false
-	if len(t.left) == 0 {
+	// In this order: what isn't stale has been read before it is handed out.
+	stale, first, fetched := t.Stale(), false, len(t.left) == 0
+	if fetched {
 		t.left, first = t.Changes()
 		first = first && !t.synced
 	}
+	t.renewed = !stale && (t.renewed || fetched)
 	n := min(len(t.left), partOfTap)
 	if first {
 		n = len(t.left) // until it is synced nothing is computed of it
@@ -92,7 +109,9 @@ func (t *tap[T]) take(each func(c *kube.Change[T])) (more bool) {
 	}
 	t.left = t.left[n:]
 	t.synced = t.synced || first
-	return len(t.left) > 0
+	more = len(t.left) > 0
+	t.stale = stale || t.stale && (more || !t.renewed)
+	return more
 }
 
 // source reads the origins of one kind of one cluster, and their slices.
@@ -153,7 +172,7 @@ func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
 		s.origin(src.id, o.Key, c.After)
 	})
 	slices := src.slices.take(func(c *kube.Change[OriginSlice]) { s.slice(src.id, c.Before, c.After) })
-	s.contact(src.id, src.origins.synced && src.slices.synced && zonesKnown, src.origins.Stale() || src.slices.Stale())
+	s.contact(src.id, src.origins.synced && src.slices.synced && zonesKnown, src.origins.stale || src.slices.stale)
 	return origins || slices
 }
 

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 // place is where an origin is read.
@@ -21,7 +23,10 @@ type room struct {
 	bounds, used, last Bounds
 	admitted           map[place]struct{}
 	waiting            map[place]struct{} // origins that there is no room for
-	short              map[ID]struct{}    // services without all of their slices or addresses
+	// short and tried are services without all of their slices or addresses; those that
+	// were tried found no room since some became free, but for again also since then.
+	short, tried map[ID]struct{}
+	again        bool
 }
 
 // refillings is how many services that are short are tried again at a time.
@@ -33,7 +38,8 @@ func newRooms(s *Snapshot) map[string]*room {
 		if !set.cluster.local {
 			rooms[set.cluster.name] = &room{
 				bounds:   set.cluster.bounds,
-				admitted: map[place]struct{}{}, waiting: map[place]struct{}{}, short: map[ID]struct{}{},
+				admitted: map[place]struct{}{}, waiting: map[place]struct{}{},
+				short: map[ID]struct{}{}, tried: map[ID]struct{}{},
 			}
 		}
 	}
@@ -115,10 +121,13 @@ func (s *Snapshot) places(id ID) []place {
 	return all
 }
 
+// missing returns how many services are left out or short.
+func (r *room) missing() int { return len(r.waiting) + len(r.short) + len(r.tried) }
+
 // refill returns origins that had to be left out and that there may be room for by
-// now: any, since it is not for a remote to say which.
-func (m *Memo) refill() map[ID]struct{} {
-	again := map[ID]struct{}{}
+// now: any, since it is not for a remote to say which. More says that there are others.
+func (m *Memo) refill() (again map[ID]struct{}, more bool) {
+	again = map[ID]struct{}{}
 	for _, r := range m.rooms {
 		free := r.bounds.Services - r.used.Services
 		for p := range r.waiting {
@@ -128,17 +137,24 @@ func (m *Memo) refill() map[ID]struct{} {
 			free--
 			again[p.id()] = struct{}{}
 		}
-		if r.used.Slices < r.last.Slices || r.used.Addresses < r.last.Addresses {
-			for id := range r.short {
-				if len(again) >= refillings {
-					break
-				}
-				again[id] = struct{}{}
-			}
-		}
+		r.again = r.again || r.used.Slices < r.last.Slices || r.used.Addresses < r.last.Addresses
 		r.last = r.used
+		if r.again && len(r.short) == 0 {
+			r.short, r.tried, r.again = r.tried, r.short, false
+		}
+		if free := r.bounds.Slices > r.used.Slices || r.bounds.Addresses > r.used.Addresses; !free {
+			continue
+		}
+		taken := 0
+		for id := range r.short {
+			if taken++; taken > refillings {
+				more = true
+				break
+			}
+			again[id] = struct{}{}
+		}
 	}
-	return again
+	return again, more
 }
 
 func (p place) id() ID {
@@ -207,6 +223,7 @@ func (m *Memo) vacate(id ID, w *Service) {
 	for cluster := range w.Tallies {
 		if r := m.rooms[cluster]; r != nil {
 			delete(r.short, id)
+			delete(r.tried, id)
 		}
 	}
 }
@@ -238,7 +255,7 @@ func (b *builder) add(w *Service, c *clusterConfig, sl *OriginSlice, zones []str
 		tally.reject(1, "slice "+sl.Name+": "+sl.Reject)
 		return
 	case sl.Family != "IPv4" && sl.Family != "IPv6":
-		tally.reject(len(sl.Endpoints)+len(sl.Unreadable), "slice "+sl.Name+" has addresses of type "+string(sl.Family))
+		tally.reject(len(sl.Endpoints)+len(sl.Unreadable), "slice "+sl.Name+" has addresses of type "+printable.Text(string(sl.Family), maxShown))
 		return
 	}
 	for _, text := range sl.Unreadable {
@@ -288,7 +305,7 @@ func (b *builder) grant(w *Service, e *candidate, tally *Tally) bool {
 		return true
 	}
 	if !e.exists && !within(r.used.Slices, r.bounds.Slices) {
-		r.short[w.Origin] = struct{}{}
+		r.tried[w.Origin] = struct{}{}
 		tally.reject(len(e.endpoints), fmt.Sprintf("slice %s: there are %d slices of the cluster already", e.origin.Name, r.used.Slices))
 		return false
 	}
@@ -321,7 +338,7 @@ func (b *builder) grant(w *Service, e *candidate, tally *Tally) bool {
 		return free < 0
 	})
 	if left := all - len(e.endpoints); left > 0 {
-		r.short[w.Origin] = struct{}{}
+		r.tried[w.Origin] = struct{}{}
 		tally.reject(left, fmt.Sprintf("slice %s: there are %d addresses of the cluster already", e.origin.Name, r.used.Addresses))
 	}
 	return e.exists || len(e.endpoints) > 0 || all == 0

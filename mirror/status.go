@@ -100,7 +100,7 @@ func (c *Controller) survey() ([]ServiceStatus, totals) {
 	for _, id := range c.snapshot.order {
 		of := clusterTotals{bounds: c.over[id.cluster]}
 		if r := c.memo.rooms[id.cluster]; r != nil {
-			of.over = len(r.waiting) + len(r.short)
+			of.over = r.missing()
 		}
 		t.clusters[id.cluster] = of
 	}

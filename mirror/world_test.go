@@ -57,7 +57,7 @@ func newWorld(clusters ...clusterConfig) *world {
 // been heard of any cluster yet.
 func (w *world) restart(clusters ...clusterConfig) {
 	w.Snapshot = newSnapshot(clusters, []kind{mirrored, merged}, newLocal(func() {}), newSummer())
-	w.Snapshot.zones, w.memo = []string{""}, NewMemo()
+	w.zones, w.memo = []string{""}, NewMemo()
 	w.show()
 }
 

@@ -1,0 +1,107 @@
+package mirror
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+)
+
+// script is a feed that says what a test has it say.
+type script struct {
+	feed[Origin]
+	stale   bool
+	changes []kube.Change[Origin]
+	// then is called once, after Stale has answered.
+	then func()
+}
+
+// Stale implements feed.
+func (f *script) Stale() bool {
+	stale := f.stale
+	if f.then != nil {
+		f.then()
+		f.then = nil
+	}
+	return stale
+}
+
+// Changes implements feed.
+func (f *script) Changes() ([]kube.Change[Origin], bool) {
+	all := f.changes
+	f.changes = nil
+	return all, true
+}
+
+func (f *script) adds(n int) {
+	for i := range n {
+		o := &Origin{Key: Key{"shop", fmt.Sprintf("web-%d", i)}}
+		f.changes = append(f.changes, kube.Change[Origin]{Key: o.String(), After: o})
+	}
+}
+
+// TestWhatIsHandedOutInPartsIsStaleToTheLast has a remote be read anew after it was
+// away. What it said before counts as long as any of what it says now is to come.
+func TestWhatIsHandedOutInPartsIsStaleToTheLast(t *testing.T) {
+	const parts = 3
+	for _, c := range []struct {
+		name    string
+		happens func(f *script) // from stale on
+		want    []bool          // stale, take by take
+	}{
+		{"nothing", func(*script) {}, []bool{true, true}},
+		{"read anew", func(f *script) { f.stale = false; f.adds(parts * partOfTap) }, []bool{true, true, false, false}},
+		{"read anew, and the same", func(f *script) { f.stale = false }, []bool{false}},
+		{"read anew at that moment", func(f *script) {
+			f.then = func() { f.stale = false; f.adds(parts * partOfTap) }
+		}, []bool{true, true, true, false}},
+		{"with something left from before", func(f *script) {
+			f.adds(2 * partOfTap)
+			f.then = func() { f.stale = false }
+		}, []bool{true, true, false}},
+		{"and away again", func(f *script) {
+			f.stale = false
+			f.adds(parts * partOfTap)
+			f.then = func() { f.stale = true }
+		}, []bool{true, true, true, true, true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := &script{stale: true}
+			tap := &tap[Origin]{feed: f}
+			tap.take(nil) // synced, and stale
+			c.happens(f)
+			var got []bool
+			for range c.want {
+				handed := 0
+				tap.take(func(*kube.Change[Origin]) { handed++ })
+				if handed > partOfTap {
+					t.Errorf("%d at a time", handed)
+				}
+				got = append(got, tap.stale)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("stale %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// TestWhatBecameDueMeanwhileIsDue has the end of a grace period come between a pass and
+// the question when the next one is due.
+func TestWhatBecameDueMeanwhileIsDue(t *testing.T) {
+	c := New(Config{Cluster: "gcp", Namespace: home, Logger: slog.New(slog.DiscardHandler)})
+	end := time.Now().Add(-time.Second)
+	if c.snapshot.linger(end); !c.due().IsZero() {
+		t.Error("due before the mirror namespace is known")
+	}
+	c.ready = true
+	if due := c.due(); !due.Equal(end) {
+		t.Errorf("due %v, want %v", due, end)
+	}
+	if c.snapshot.linger(time.Time{}); !c.due().IsZero() {
+		t.Error("due for ever")
+	}
+}
