@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
@@ -252,6 +253,64 @@ func (c *Cluster) StopAPI() {
 		c.plane.api.Kill()
 		c.log.Info("API server killed")
 	}
+}
+
+// PauseAPI stops kube-apiserver from running: connections stay, and nothing answers.
+func (c *Cluster) PauseAPI() error { return c.signalAPI(syscall.SIGSTOP) }
+
+// ResumeAPI undoes PauseAPI.
+func (c *Cluster) ResumeAPI() error { return c.signalAPI(syscall.SIGCONT) }
+
+func (c *Cluster) signalAPI(signal os.Signal) error {
+	c.plane.mu.Lock()
+	defer c.plane.mu.Unlock()
+	c.log.Info("API server gets a signal", "signal", signal)
+	return c.plane.api.Signal(signal)
+}
+
+// Backup copies what etcd has stored, at one moment, and returns where the copy is.
+func (c *Cluster) Backup() (dir string, err error) {
+	c.plane.mu.Lock()
+	defer c.plane.mu.Unlock()
+	dir, err = os.MkdirTemp(c.dir, "backup-")
+	if err != nil {
+		return "", err
+	}
+	// What a process that doesn't run has written is what it would find after a crash.
+	if err := c.plane.etcd.Signal(syscall.SIGSTOP); err != nil {
+		return "", err
+	}
+	err = os.CopyFS(dir, os.DirFS(c.plane.file("etcd")))
+	return dir, errors.Join(err, c.plane.etcd.Signal(syscall.SIGCONT))
+}
+
+// RestoreBackup kills the API server and etcd, has etcd begin with a backup, so that
+// resource versions go back, and returns when the API server is ready.
+func (c *Cluster) RestoreBackup(ctx context.Context, dir string) error {
+	c.StopAPI()
+	if err := c.plane.restore(dir); err != nil {
+		return fmt.Errorf("restore a backup of %s: %w", c.Name, err)
+	}
+	c.log.Info("etcd begins with a backup")
+	return c.StartAPI(ctx)
+}
+
+func (p *controlPlane) restore(dir string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.etcd.Kill()
+	data := p.file("etcd")
+	if err := os.RemoveAll(data); err != nil {
+		return err
+	}
+	if err := os.CopyFS(data, os.DirFS(dir)); err != nil {
+		return err
+	}
+	// etcd wants that nobody else reads it.
+	if err := os.Chmod(data, 0o700); err != nil {
+		return err
+	}
+	return p.startEtcd()
 }
 
 // CutAPI drops all packets between the API server and the nodes: connections
