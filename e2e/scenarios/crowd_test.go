@@ -90,9 +90,9 @@ func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serve serves over TLS on a node until the test ends, and returns the path of what
+// serveTLS serves over TLS on a node until the test ends, and returns the path of what
 // vouches for it.
-func (c *crowd) serve(t *testing.T, node *testbed.Node, port int) string {
+func serveTLS(t *testing.T, handler http.Handler, node *testbed.Node, port int) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(t, err)
@@ -105,7 +105,7 @@ func (c *crowd) serve(t *testing.T, node *testbed.Node, port int) string {
 	must(t, err)
 	listener, err := node.Listen(t.Context(), "tcp", ":"+strconv.Itoa(port))
 	must(t, err)
-	server := &http.Server{Handler: c, ReadHeaderTimeout: time.Minute}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -168,7 +168,7 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 	agent.Env["SEMAPHORE_REMOTES"] = "gcp,evil"
 	agent.Env["SEMAPHORE_WG_BACKEND"] = "userspace"
 	agent.Env[programs.Variable("evil", "API_URL")] = fmt.Sprintf("https://%s", netip.AddrPortFrom(node.Addresses()[0], port))
-	agent.Env[programs.Variable("evil", "CA_FILE")] = hostile.serve(t, node, port)
+	agent.Env[programs.Variable("evil", "CA_FILE")] = serveTLS(t, hostile, node, port)
 	agent.Env[programs.Variable("evil", "TOKEN_FILE")] = agent.Env[programs.Variable("gcp", "TOKEN_FILE")]
 	agent.Env[programs.Variable("evil", "POD_SUBNETS")] = "100.64.0.0/10"
 	if group == nil {
