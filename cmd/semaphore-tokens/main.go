@@ -27,9 +27,8 @@ func main() {
 }
 
 func serve(cfg config.Tokens, log *slog.Logger) error {
-	local, err := kube.RESTConfig(kube.ClientConfig{
-		Access: cfg.Local, UserAgent: fmt.Sprintf("semaphore-tokens/%s (%s)", run.Version(), cfg.ClusterName), Logger: log,
-	})
+	agent := fmt.Sprintf("semaphore-tokens/%s (%s)", run.Version(), cfg.ClusterName)
+	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: agent, Logger: log})
 	if err != nil {
 		return fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
@@ -37,14 +36,14 @@ func serve(cfg config.Tokens, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
-	renewer := tokens.Renewer{Client: client, Namespace: cfg.Namespace, All: cfg.All, Now: time.Now, Logger: log}
+	renewer := tokens.Renewer{Client: client, Namespace: cfg.Namespace, All: cfg.All, Now: time.Now, UserAgent: agent, Logger: log}
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
 		if r.Access.APIURL == "" {
 			log.Debug("its kubeconfig is not ours to renew", "cluster", r.Name)
 			continue
 		}
-		renewer.Remotes = append(renewer.Remotes, tokens.Remote{Name: r.Name, URL: r.Access.APIURL})
+		renewer.Remotes = append(renewer.Remotes, tokens.Remote{Name: r.Name, Access: r.Access})
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

@@ -33,6 +33,10 @@ const (
 type ClientConfig struct {
 	// Access says how the cluster is reached.
 	Access config.Access
+	// Token, and CA in PEM, take the place of Access.TokenFile and Access.CAFile for a
+	// caller that has them elsewhere than in files.
+	Token string
+	CA    []byte
 	// UserAgent should name program, version and local cluster.
 	UserAgent string
 	// Bounds are those of a remote. With any, compressed answers, and others than
@@ -67,7 +71,7 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 		}
 		cfg.Host, cfg.Transport = transport.asked.String(), transport
 	} else {
-		base, source, err := baseConfig(c.Access)
+		base, source, err := c.base()
 		if err != nil {
 			return nil, err
 		}
@@ -119,30 +123,28 @@ func builder(base *rest.Config) transportBuilder {
 // inClusterCA is where the kubelet puts the authority of a pod's own cluster.
 const inClusterCA = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
-// baseConfig returns how to reach a cluster, and where its authority comes from.
-func baseConfig(access config.Access) (*rest.Config, caSource, error) {
-	switch {
-	case access.InCluster():
+// base returns how to reach a cluster without a kubeconfig, and where its authority
+// comes from.
+func (c *ClientConfig) base() (*rest.Config, caSource, error) {
+	access := c.Access
+	if access.InCluster() {
 		cfg, err := rest.InClusterConfig()
 		if err != nil {
 			return nil, nil, fmt.Errorf("access to the own cluster: %w", err)
 		}
 		// Without the file client-go would take the system's authorities.
 		return cfg, caFile(inClusterCA), nil
-	default:
-		return direct(access)
 	}
-}
-
-func direct(access config.Access) (*rest.Config, caSource, error) {
 	if err := requireHTTPS(access.APIURL); err != nil {
 		return nil, nil, err
 	}
-	if access.TokenFile == "" {
+	if access.TokenFile == "" && c.Token == "" {
 		return nil, nil, errors.New("no token file")
 	}
 	var source caSource
 	switch {
+	case c.CA != nil:
+		source = caGiven(c.CA)
 	case access.CAFile != "" && access.CAURL != "":
 		return nil, nil, errors.New("both a file and an URL for the certificate authority")
 	case access.CAFile != "":
@@ -156,7 +158,7 @@ func direct(access config.Access) (*rest.Config, caSource, error) {
 		return nil, nil, errors.New("no certificate authority")
 	}
 	return &rest.Config{
-		Host: access.APIURL, BearerTokenFile: access.TokenFile,
+		Host: access.APIURL, BearerTokenFile: access.TokenFile, BearerToken: c.Token,
 		Proxy: func(*http.Request) (*url.URL, error) { return nil, nil },
 	}, source, nil
 }

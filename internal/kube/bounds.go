@@ -113,7 +113,7 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 	}
 	// A type that can't be parsed is none of those below.
 	media, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
-	if response.StatusCode != http.StatusOK {
+	if response.StatusCode/100 != 2 {
 		if media != typeJSON && media != typeProtobuf {
 			response.Header.Set("Content-Type", "text/plain")
 		}
@@ -173,10 +173,10 @@ type allowance struct {
 // Read implements io.Reader.
 func (a *allowance) Read(p []byte) (int, error) {
 	switch {
-	case a.left <= 0:
-		return 0, &tooLongError{"an object", maxObject}
 	case a.whole >= 0 && a.read >= a.whole:
 		return 0, &tooLongError{"an answer", a.whole}
+	case a.left <= 0:
+		return 0, &tooLongError{"an object", maxObject}
 	}
 	if int64(len(p)) > a.left {
 		p = p[:a.left]

@@ -46,6 +46,15 @@ func (f caFile) period() time.Duration { return caFilePeriod }
 
 func (f caFile) load(context.Context) ([]byte, error) { return os.ReadFile(string(f)) }
 
+// caGiven are the certificates that a caller holds.
+type caGiven []byte
+
+func (g caGiven) String() string { return "what was handed over" }
+
+func (g caGiven) period() time.Duration { return caURLPeriod }
+
+func (g caGiven) load(context.Context) ([]byte, error) { return g, nil }
+
 // caKubeconfig is the path of a kubeconfig that holds the certificates itself.
 type caKubeconfig string
 

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
@@ -27,8 +28,9 @@ func Secrets() []string {
 // Remote is a neighbour.
 type Remote struct {
 	Name string
-	// URL is the https address of its API server.
-	URL string
+	// Access has the https address of its API server. Certificates of its authority
+	// come from CAURL when there is one, else from beside the token; files don't count.
+	Access config.Access
 }
 
 // Renewer renews tokens.
@@ -38,9 +40,11 @@ type Renewer struct {
 	Namespace string
 	Remotes   []Remote
 	// All renews what isn't due yet, too.
-	All    bool
-	Now    func() time.Time
-	Logger *slog.Logger
+	All bool
+	Now func() time.Time
+	// UserAgent names program, version and own cluster to neighbours.
+	UserAgent string
+	Logger    *slog.Logger
 }
 
 // Run renews the tokens that are due: those that expire, when a third of their life
@@ -91,7 +95,10 @@ func (r *Renewer) renew(ctx context.Context, remote Remote, name string) error {
 		return fmt.Errorf("the present token isn't bound to a Secret, and can't be renewed: hand over another one before %s",
 			claims.Expires.UTC().Format(time.RFC3339))
 	}
-	neighbour := server{url: remote.URL, ca: secret.Data[remote.Name+".ca.crt"]}
+	neighbour := server{
+		access: remote.Access, ca: secret.Data[remote.Name+".ca.crt"],
+		agent: r.UserAgent, log: r.Logger.With("cluster", remote.Name),
+	}
 	token, next, err := neighbour.next(ctx, present, claims)
 	if err != nil {
 		return fmt.Errorf("renew the token that expires at %s: %w", claims.Expires.UTC().Format(time.RFC3339), err)

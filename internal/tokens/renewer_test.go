@@ -1,6 +1,8 @@
 package tokens
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -8,6 +10,8 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
@@ -31,13 +36,14 @@ func neighbour(t *testing.T, answer http.HandlerFunc) (remote Remote, ca []byte)
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	return Remote{Name: "gcp", URL: server.URL},
+	return Remote{Name: "gcp", Access: config.Access{APIURL: server.URL}},
 		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 }
 
 // answer is a TokenRequest that was granted.
 func answer(t testing.TB, w http.ResponseWriter, token string) {
 	t.Helper()
+	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusCreated)
 	if err := json.NewEncoder(w).Encode(&authenticationv1.TokenRequest{Status: authenticationv1.TokenRequestStatus{Token: token}}); err != nil {
 		t.Error(err)
@@ -93,8 +99,8 @@ func TestRenewal(t *testing.T) {
 		"late.token": []byte(issue(t, agents(now.Add(-31*24*time.Hour)))), "late.ca.crt": ca,
 		"bad.token": []byte("secret words"), "static.token": []byte(sign(`{"iss":"kubernetes/serviceaccount"}`)),
 		"fresh.token": []byte(issue(t, agents(now))), "fresh.ca.crt": ca,
-	}, remote, Remote{Name: "away", URL: "https://127.0.0.1:1"}, Remote{Name: "late", URL: remote.URL}, Remote{Name: "bad", URL: remote.URL},
-		Remote{Name: "static", URL: remote.URL}, Remote{Name: "fresh", URL: remote.URL}, Remote{Name: "none", URL: remote.URL})
+	}, remote, Remote{Name: "away", Access: config.Access{APIURL: "https://127.0.0.1:1"}}, Remote{Name: "late", Access: remote.Access}, Remote{Name: "bad", Access: remote.Access},
+		Remote{Name: "static", Access: remote.Access}, Remote{Name: "fresh", Access: remote.Access}, Remote{Name: "none", Access: remote.Access})
 	err := f.Run(t.Context())
 	if f.stored(t, "gcp.token") != issue(t, next) {
 		t.Errorf("not renewed: %v", err)
@@ -137,6 +143,7 @@ func TestHostileAnswers(t *testing.T) {
 	}
 	text := func(code int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(code)
 			_, _ = io.WriteString(w, body) // The client may have had enough.
 		}
@@ -171,7 +178,7 @@ func TestHostileAnswers(t *testing.T) {
 		}, "code 403"},
 		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, trap.URL, http.StatusTemporaryRedirect)
-		}, "code 307"},
+		}, "answered 307"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			remote, ca := neighbour(t, c.answer)
@@ -198,12 +205,49 @@ func TestOtherAuthority(t *testing.T) {
 	present := agents(time.Now().Add(-11 * 24 * time.Hour))
 	remote, _ := neighbour(t, func(http.ResponseWriter, *http.Request) { t.Error("was asked") })
 	for name, ca := range map[string][]byte{
-		"none": nil, "words": []byte("words"), "too many": []byte(strings.Repeat("\n", maxCA+1)),
+		"none": nil, "words": []byte("words"), "much of nothing": []byte(strings.Repeat("\n", 1<<20)),
 	} {
 		f := newFixture(t, map[string][]byte{"gcp.token": []byte(issue(t, present)), "gcp.ca.crt": ca}, remote)
-		if err := f.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "certificates") {
+		if err := f.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "certificate") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestAuthorityByURL has a neighbour's certificates where SEMAPHORE_REMOTE_<NAME>_CA_URL
+// says, and none, or another one's, beside the token.
+func TestAuthorityByURL(t *testing.T) {
+	now := time.Now()
+	present, next := agents(now.Add(-11*24*time.Hour)), agents(now)
+	remote, ca := neighbour(t, func(w http.ResponseWriter, _ *http.Request) { answer(t, w, issue(t, next)) })
+	serves := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(ca) }))
+	t.Cleanup(serves.Close)
+	// The servers of tests have one certificate, which the system trusts here.
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	if err := os.WriteFile(roots, ca, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", roots) // read once in a process
+	block, _ := pem.Decode(ca)
+	sum := sha256.Sum256(block.Bytes)
+	for name, c := range map[string]struct {
+		pin, want string
+	}{
+		"any certificate":     {"", ""},
+		"a pinned one":        {hex.EncodeToString(sum[:]), ""},
+		"another one's print": {strings.Repeat("0", 64), "SHA-256 fingerprint"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			remote.Access.CAURL, remote.Access.CASHA256 = serves.URL, c.pin
+			f := newFixture(t, map[string][]byte{"gcp.token": []byte(issue(t, present)), "gcp.ca.crt": []byte("words")}, remote)
+			err := f.Run(t.Context())
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, expected %q", err, c.want)
+			}
+			if renewed := f.stored(t, "gcp.token") == issue(t, next); renewed != (c.want == "") {
+				t.Errorf("renewed: %v", renewed)
+			}
+		})
 	}
 }
 

@@ -1,29 +1,32 @@
 package tokens
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"net/url"
+	"log/slog"
 	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
 const (
 	// requestTimeout is for all of one request.
 	requestTimeout = 30 * time.Second
-	// maxAnswer is the most that is read of an answer, maxCA of an authority's
-	// certificates, and maxMessage the most that is quoted; all in bytes.
-	maxAnswer, maxCA, maxMessage = 64 << 10, 64 << 10, 200
+	// maxAnswer is the most that is read of an answer, and maxMessage the most of
+	// it that is quoted; both in bytes.
+	maxAnswer, maxMessage = 64 << 10, 200
 	// minLifetime is the least that an API server issues a token for, maxLifetime
 	// the most that the admission policy of deploy/remote lets it.
 	minLifetime, maxLifetime = 10 * time.Minute, 30 * 24 * time.Hour
@@ -31,8 +34,10 @@ const (
 
 // server is the API server of a neighbour.
 type server struct {
-	url string
-	ca  []byte // certificates, in PEM
+	access config.Access
+	ca     []byte // certificates in PEM, unless access says where they are served
+	agent  string // the requests' User-Agent
+	log    *slog.Logger
 }
 
 // next asks for the token that takes the place of a present one, for as long as
@@ -70,38 +75,29 @@ func (s *server) request(ctx context.Context, present string, of *Claims) (strin
 	if err != nil {
 		return "", err
 	}
-	address, err := url.JoinPath(s.url, "api/v1/namespaces", of.Namespace, "serviceaccounts", of.Account, "token")
+	client, err := s.client(present)
 	if err != nil {
-		return "", fmt.Errorf("address of the API server: %w", err)
+		return "", err
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, address, bytes.NewReader(body))
-	if err != nil {
-		return "", err
+	// What it has to say is in errors, too.
+	ctx = klog.NewContext(ctx, run.ClientLog(s.log))
+	requests := client.CoreV1().RESTClient()
+	if made, ok := requests.(*rest.RESTClient); ok {
+		defer utilnet.CloseIdleConnectionsFor(made.Client.Transport)
 	}
-	request.Header.Set("Authorization", "Bearer "+present)
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Accept", "application/json")
-	client, err := s.client()
-	if err != nil {
-		return "", err
-	}
-	defer client.CloseIdleConnections()
-	response, err := client.Do(request)
-	if err != nil {
-		return "", err
-	}
-	// What matters of it has been read by then.
-	defer func() { _ = response.Body.Close() }()
-	content, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	// Errors of client-go, and its decoders', may quote the answer.
+	content, err := requests.Post().MaxRetries(0).
+		Namespace(of.Namespace).Resource("serviceaccounts").Name(of.Account).SubResource("token").
+		SetHeader("Accept", "application/json").SetHeader("Content-Type", "application/json").
+		Body(body).Do(ctx).Raw()
+	var status apierrors.APIStatus
 	switch {
+	case errors.As(err, &status):
+		return "", fmt.Errorf("answered with code %d%s", status.Status().Code, quote(content, present))
 	case err != nil:
-		return "", fmt.Errorf("read the answer: %w", err)
-	case len(content) > maxAnswer:
-		return "", fmt.Errorf("answered with more than %d bytes", maxAnswer)
-	case response.StatusCode != http.StatusCreated:
-		return "", fmt.Errorf("answered with code %d%s", response.StatusCode, quote(content, present))
+		return "", err
 	}
 	var answer authenticationv1.TokenRequest
 	if err := json.Unmarshal(content, &answer); err != nil {
@@ -111,24 +107,19 @@ func (s *server) request(ctx context.Context, present string, of *Claims) (strin
 }
 
 // client returns one that trusts the neighbour's authority and nothing else.
-func (s *server) client() (*http.Client, error) {
-	if len(s.ca) > maxCA {
-		return nil, fmt.Errorf("the certificates of its authority are more than %d bytes", maxCA)
+func (s *server) client(token string) (kube.Client, error) {
+	given := kube.ClientConfig{
+		Access: s.access, Token: token, UserAgent: s.agent, Bounds: kube.Bounds{Answer: maxAnswer}, Logger: s.log,
 	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(s.ca) {
-		return nil, errors.New("there are no certificates of its authority")
+	given.Access.TokenFile, given.Access.CAFile = "", ""
+	if given.Access.CAURL == "" {
+		given.CA = s.ca
 	}
-	return &http.Client{
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: &http.Transport{
-			Proxy:                  http.ProxyFromEnvironment,
-			TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-			ForceAttemptHTTP2:      true,
-			DisableCompression:     true,
-			MaxResponseHeaderBytes: maxAnswer,
-		},
-	}, nil
+	cfg, err := kube.RESTConfig(given)
+	if err != nil {
+		return nil, err
+	}
+	return kube.NewClient(cfg)
 }
 
 // quote is the message of an API server's refusal, fit for a log, or nothing.
