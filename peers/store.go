@@ -12,18 +12,16 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/durable"
 )
 
 // storeVersion is the format of the file. A file of another one is ignored: the
 // remote's API server has the truth.
 const storeVersion = 1
 
-// A store is <device>storeSuffix; while it is written, a random number follows
-// behind unfinished.
-const (
-	storeSuffix = ".peers.json"
-	unfinished  = ".tmp-"
-)
+// A store is <device>storeSuffix.
+const storeSuffix = ".peers.json"
 
 // maxStored is the most bytes of the file that are read: several times what the
 // peers take that there may be by default.
@@ -115,17 +113,17 @@ func (s *Store) Save(nodes []Remembered) error {
 	}
 	sum := sha256.Sum256(data)
 	s.mu.Lock()
-	same := sum == s.last
-	s.mu.Unlock()
-	if same {
+	defer s.mu.Unlock()
+	if sum == s.last {
 		return nil
 	}
-	if err := replaceFile(s.path, data); err != nil {
+	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
 		return fmt.Errorf("store last applied peers: %w", err)
 	}
-	s.mu.Lock()
+	if err := durable.WriteFile(s.path, data); err != nil {
+		return fmt.Errorf("store last applied peers: %w", err)
+	}
 	s.last = sum
-	s.mu.Unlock()
 	return nil
 }
 
@@ -141,7 +139,7 @@ func (s *Store) Remove() error {
 // left when they were killed while writing. No store may be written meanwhile. It
 // returns what it removed.
 func RemoveUnfinished(dir string) (removed []string, err error) {
-	found, err := filepath.Glob(filepath.Join(dir, "*"+storeSuffix+unfinished+"*"))
+	found, err := filepath.Glob(filepath.Join(dir, "*"+storeSuffix+durable.Unfinished))
 	errs := []error{err}
 	for _, path := range found {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -176,27 +174,4 @@ func Forget(dir string, keep func(device string) bool) (forgotten []string, err 
 		forgotten = append(forgotten, device)
 	}
 	return forgotten, errors.Join(errs...)
-}
-
-// replaceFile writes data to a temporary file beside path, flushes it to disk
-// and renames it, as rename(2) guarantees that path is never seen half-written.
-func replaceFile(path string, data []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+unfinished+"*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(data)
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
-	}
-	return nil
 }

@@ -108,12 +108,12 @@ func FuzzStore(f *testing.F) {
 
 func TestUnfinishedStoresAreRemoved(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"wireguard.gcp.peers.json", "wireguard.gcp.peers.json.tmp-123", "wireguard.gcp.key.tmp-1"} {
+	for _, name := range []string{"wireguard.gcp.peers.json", "wireguard.gcp.peers.json.new", "wireguard.gcp.key.new"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want := []string{filepath.Join(dir, "wireguard.gcp.peers.json.tmp-123")}
+	want := []string{filepath.Join(dir, "wireguard.gcp.peers.json.new")}
 	removed, err := RemoveUnfinished(dir)
 	if diff := cmp.Diff(want, removed); diff != "" || err != nil {
 		t.Errorf("%v, removed (-want +got):\n%s", err, diff)

@@ -11,17 +11,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/durable"
 )
 
 // maxKeyFile bounds what is read of a key file: a key and a line break are 45
 // bytes.
 const maxKeyFile = 256
 
-// Endings of the names of key files, and of files that aren't finished.
-const (
-	keySuffix  = ".key"
-	unfinished = ".new"
-)
+// keySuffix ends the names of key files.
+const keySuffix = ".key"
 
 // errBadKey marks a key file whose contents aren't a key.
 var errBadKey = errors.New("not a private key")
@@ -53,8 +52,8 @@ func loadKey(dir, device string, log *slog.Logger) (PrivateKey, error) {
 		return PrivateKey{}, err
 	}
 	key = newPrivateKey()
-	if err := writeFile(path, key.text()); err != nil {
-		return PrivateKey{}, err
+	if err := durable.WriteFile(path, key.text()); err != nil {
+		return PrivateKey{}, fmt.Errorf("create key file: %w", err)
 	}
 	log.Info("created private key", "device", device, "file", path)
 	return key, nil
@@ -92,38 +91,4 @@ func readKey(path string, log *slog.Logger) (PrivateKey, error) {
 		return PrivateKey{}, fmt.Errorf("key file %s: %w: %w", path, errBadKey, err)
 	}
 	return key, nil
-}
-
-// writeFile creates a file of mode 0600 that exists with all of its contents or
-// not at all, whenever the machine stops.
-func writeFile(path string, contents []byte) (err error) {
-	// A fixed name: what an interrupted run left is replaced, not collected.
-	partial := path + unfinished
-	if err := os.Remove(partial); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove unfinished key file: %w", err)
-	}
-	file, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return fmt.Errorf("create key file: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(partial)
-		}
-	}()
-	_, err = file.Write(contents)
-	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return fmt.Errorf("write key file: %w", err)
-	}
-	if err := os.Rename(partial, path); err != nil {
-		return fmt.Errorf("name key file: %w", err)
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("open key directory: %w", err)
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-		return fmt.Errorf("sync key directory: %w", err)
-	}
-	return nil
 }

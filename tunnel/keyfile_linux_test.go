@@ -158,19 +158,6 @@ func TestLoadKeyRefusesWhatIsNotAPlainFile(t *testing.T) {
 	}
 }
 
-// The directory is the node's; a failed write must not leave half a key there.
-func TestWriteFileLeavesNothingBehindWhenItFails(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "d.key")
-	if err := os.MkdirAll(filepath.Join(path, "occupied"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := writeFile(path, []byte("key")); err == nil {
-		t.Fatal("no error")
-	}
-	checkNames(t, dir, "d.key")
-}
-
 func writeTestFile(t *testing.T, path, contents string, mode os.FileMode) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(contents), mode); err != nil {

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/durable"
 )
 
 // RemoveUnfinished removes files that processes of ours left when they were killed:
@@ -14,8 +16,8 @@ import (
 func RemoveUnfinished(keyPath string) (removed []string, err error) {
 	var errs []error
 	for _, pattern := range []string{
-		filepath.Join(keyPath, namePrefix+"*"+keySuffix+unfinished),
-		filepath.Join(keyPath, shortPrefix+"*"+keySuffix+unfinished),
+		filepath.Join(keyPath, namePrefix+"*"+keySuffix+durable.Unfinished),
+		filepath.Join(keyPath, shortPrefix+"*"+keySuffix+durable.Unfinished),
 		filepath.Join(socketDir, unfinishedSocket+"*"),
 	} {
 		found, err := filepath.Glob(pattern)
