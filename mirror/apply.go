@@ -134,7 +134,7 @@ func (a *applier) service(ctx context.Context, have *ObservedService, want *Serv
 		return err
 	}
 	a.local.services.Wrote(a.sums.observedService(made))
-	a.log.InfoContext(ctx, map[string]string{verbCreate: "service created", verbPatch: "service changed"}[c.Verb], "service", c.Name, "origin", want.Origin.String())
+	a.log.InfoContext(ctx, "service written", "verb", c.Verb, "service", c.Name, "origin", want.Origin.String())
 	return nil
 }
 

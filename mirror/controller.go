@@ -101,7 +101,7 @@ type Controller struct {
 	memo     *Memo
 	ready    bool                 // the mirror namespace has been read
 	full     map[string]time.Time // when everything was last looked at, by remote
-	blocked  map[string]error     // services with foreign objects in their way
+	survey   *survey              // how services are since the last pass
 	over     map[string]string    // remotes beyond their bounds
 	writer   *keep.Writer[string] // nil: this replica doesn't lead
 }
@@ -114,7 +114,7 @@ func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg: cfg, log: cfg.Logger, trigger: reconcile.NewTrigger(), metrics: newMetrics(), memo: NewMemo(),
 		servers: map[string]*kube.Server{}, lingers: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
-		blocked: map[string]error{}, over: map[string]string{},
+		survey: newSurvey(), over: map[string]string{},
 	}
 	c.metrics.controller = c
 	clusters, kinds := []clusterConfig{{name: cfg.Cluster, local: true}}, []kind(nil)
@@ -251,9 +251,9 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 	c.ready = true
 	names := make([]string, 0, len(desired))
 	for i := range desired {
-		w := &desired[i]
+		w := desired[i] // which keeps none of the others
 		names = append(names, w.Name)
-		c.block(w)
+		c.note(&w)
 	}
 	for cluster, r := range c.memo.rooms {
 		c.over[cluster] = c.crowded(cluster, r, c.over[cluster])
@@ -261,16 +261,13 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 	return names, c.writer
 }
 
-// block notes, and logs, which foreign objects are in the way of a service.
-func (c *Controller) block(w *Service) {
+// note takes in how a service is, and logs which foreign objects are in its way.
+func (c *Controller) note(w *Service) {
 	have := c.snapshot.local.get(w.Name, w)
-	switch before, now := c.blocked[w.Name], inTheWay(&have, w); {
-	case now != nil:
-		if c.blocked[w.Name] = now; before == nil || before.Error() != now.Error() {
-			c.log.Error("service not in order", "service", w.Name, "err", now)
-		}
-	case before != nil:
-		delete(c.blocked, w.Name)
+	switch before, now := c.survey.note(&have, w); {
+	case now != nil && (before == nil || before.Error() != now.Error()):
+		c.log.Error("service not in order", "service", w.Name, "err", now)
+	case now == nil && before != nil:
 		c.log.Info("service in order again", "service", w.Name)
 	}
 }

@@ -160,8 +160,37 @@ func TestIncrementalDesiredIsDesired(t *testing.T) {
 				t.Fatalf("round %d, step %d: %d names for %d origins", round, step, len(w.memo.services), len(w.memo.byOrigin))
 			}
 			w.checkRooms(t)
+			if err := w.checkSurvey(want); err != nil {
+				t.Fatalf("round %d, step %d: %v", round, step, err)
+			}
 		}
 	}
+}
+
+// checkSurvey holds what is kept of how services are against a look at all of them.
+func (w *world) checkSurvey(all []Service) error {
+	y := newSurvey()
+	for i := range all {
+		have := w.local.get(all[i].Name, &all[i])
+		y.note(&have, &all[i])
+	}
+	statuses := func(y *survey) map[string]ServiceStatus {
+		all := map[string]ServiceStatus{}
+		for name, l := range y.services {
+			all[name] = l.status
+		}
+		return all
+	}
+	diff := cmp.Diff(statuses(y), statuses(w.survey))
+	for _, y := range []*survey{y, w.survey} {
+		maps.DeleteFunc(y.totals.clusters, func(_ string, of clusterTotals) bool { return of == clusterTotals{} })
+	}
+	diff += cmp.Diff(y.totals, w.survey.totals, cmp.AllowUnexported(totals{}, clusterTotals{}))
+	diff += cmp.Diff(slices.Sorted(maps.Keys(y.blocked)), slices.Sorted(maps.Keys(w.survey.blocked)))
+	if diff != "" {
+		return fmt.Errorf("(-looked at +kept):\n%s", diff)
+	}
+	return nil
 }
 
 // checkRooms holds the counts of what is made for remotes against what is.

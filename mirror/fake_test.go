@@ -40,8 +40,9 @@ type fakeAPI struct {
 	changed chan struct{} // closed and replaced at each change
 	// fail has requests that write fail; nil: none.
 	fail     func(verb, resource, name string) *metav1.Status
-	requests []string // verb, resource and name of those that write
-	lists    []string // the versions that those are at least at that are asked for
+	silent   func(verb, resource, name string) bool // has requests never be answered; nil: none
+	requests []string                               // verb, resource and name of those that write
+	lists    []string                               // the versions that those are at least at that are asked for
 }
 
 type fakeEvent struct {
@@ -109,14 +110,21 @@ func (f *fakeAPI) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	body, _ := io.ReadAll(r.Body)
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	verb := map[string]string{http.MethodPost: verbCreate, http.MethodPut: verbUpdate, http.MethodPatch: verbPatch, http.MethodDelete: verbDelete}[r.Method]
 	object := &unstructured.Unstructured{}
 	if r.Method == http.MethodPost || r.Method == http.MethodPut {
 		_ = json.Unmarshal(body, &object.Object)
 		name = object.GetName()
 	}
-	verb := map[string]string{http.MethodPost: verbCreate, http.MethodPut: verbUpdate, http.MethodPatch: verbPatch, http.MethodDelete: verbDelete}[r.Method]
+	f.mu.Lock()
+	silent := f.silent != nil && f.silent(verb, resource, name)
+	f.mu.Unlock()
+	if silent {
+		<-r.Context().Done()
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.requests = append(f.requests, verb+" "+resource+" "+name)
 	if f.fail != nil {
 		if status := f.fail(verb, resource, name); status != nil {
@@ -405,6 +413,12 @@ func newFakes(t *testing.T) *fakes {
 
 func (f *fakes) start(t *testing.T, adjust func(*Config)) *instance {
 	t.Helper()
+	return launch(t, f.controller(t, adjust))
+}
+
+// controller returns one that doesn't run.
+func (f *fakes) controller(t *testing.T, adjust func(*Config)) *Controller {
+	t.Helper()
 	cfg := Config{
 		Cluster: "gcp", Namespace: home, Client: f.gcp.client(t),
 		MirrorSelector: selector(t, mirrorMark+"=true"),
@@ -418,7 +432,7 @@ func (f *fakes) start(t *testing.T, adjust func(*Config)) *instance {
 	if adjust != nil {
 		adjust(&cfg)
 	}
-	return launch(t, New(cfg))
+	return New(cfg)
 }
 
 // has puts a service and its slices into a cluster.

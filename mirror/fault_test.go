@@ -1,17 +1,21 @@
 package mirror
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
 const webName = "aws-shop-73736d-web"
@@ -230,22 +234,96 @@ func TestRoomThatBecomesFreeIsUsed(t *testing.T) {
 // TestOneRemotesFailuresDontDelayAnothers has the local API server answer requests
 // about one remote's services never, or with errors.
 func TestOneRemotesFailuresDontDelayAnothers(t *testing.T) {
-	f := newFakes(t)
-	f.gcp.fails(refusing(" aws-"))
-	for n := range 100 {
-		s := svc(fmt.Sprintf("web-%d", n))
-		f.aws.has(t, "shop", s, slice(s, s.Name, "10.4.0.1"))
+	for name, happens := range map[string]func(f *fakeAPI){
+		"errors": func(f *fakeAPI) { f.fail = refusing(" aws-") },
+		"never": func(f *fakeAPI) {
+			f.silent = func(_, _, name string) bool { return strings.HasPrefix(name, "aws-") }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFakes(t)
+			happens(f.gcp)
+			for n := range 4 * DefaultWorkers {
+				s := svc(fmt.Sprintf("web-%d", n))
+				f.aws.has(t, "shop", s, slice(s, s.Name, "10.4.0.1"))
+			}
+			i := f.start(t, nil)
+			wait(t, "services of aws", func() error {
+				if len(i.Status().Services) < 4*DefaultWorkers {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			s := svc("web")
+			f.merit.has(t, "shop", s, slice(s, "web-1", "10.6.0.1"))
+			f.gcp.comes(t, "merit-shop-73736d-web", "10.6.0.1")
+		})
 	}
-	i := f.start(t, nil)
-	wait(t, "failures of aws", func() error {
-		if len(i.Status().Services) < 100 {
+}
+
+// TestOneRemotesFloodOfEventsDoesntDelayAnothers has one remote say more at once than a
+// pass takes in, and another one a single thing after that: it is in the next pass, and
+// the flood in as many as it takes, each of which asks for the one after it.
+func TestOneRemotesFloodOfEventsDoesntDelayAnothers(t *testing.T) {
+	const flood = 3*partOfTap + 1
+	f := newFakes(t)
+	c := f.controller(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	for _, task := range c.Tasks() {
+		if task != run.Task(c.loop) {
+			running.Go(func() { _ = task.Run(ctx) })
+		}
+	}
+	source := func(cluster string) *source {
+		return c.sources[slices.IndexFunc(c.sources, func(s *source) bool { return s.id.cluster == cluster })]
+	}
+	wait(t, "all to be read", func() error {
+		c.pass(time.Now())
+		if !c.ready || !source("aws").origins.synced || !source("merit").origins.synced {
 			return errors.New("not yet")
 		}
 		return nil
 	})
-	s := svc("web")
-	f.merit.has(t, "shop", s, slice(s, "web-1", "10.6.0.1"))
-	f.gcp.comes(t, "merit-shop-73736d-web", "10.6.0.1")
+	for n := range flood {
+		f.aws.has(t, "shop", svc(fmt.Sprintf("web-%d", n)))
+	}
+	wait(t, "the flood", func() error {
+		if n := source("aws").origins.Len(); n < flood {
+			return fmt.Errorf("%d of %d", n, flood)
+		}
+		return nil
+	})
+	f.merit.has(t, "shop", svc("web"))
+	wait(t, "the single one", func() error {
+		if source("merit").origins.Len() == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	for n := range flood/partOfTap + 1 {
+		c.trigger.Fire()
+		<-c.trigger.C()
+		names, _ := c.pass(time.Now())
+		var more bool
+		select {
+		case <-c.trigger.C():
+			more = true
+		default:
+		}
+		left := flood - n*partOfTap
+		if aws := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, "aws-") }); len(aws) != min(left, partOfTap) {
+			t.Errorf("pass %d has %d services of the flood", n, len(aws))
+		}
+		if has := slices.Contains(names, "merit-shop-73736d-web"); has != (n == 0) {
+			t.Errorf("pass %d has the other remote's service: %v", n, has)
+		}
+		if !more && left > partOfTap {
+			t.Errorf("pass %d doesn't ask for another one", n)
+		}
+	}
 }
 
 // TestADeadRemoteKeepsNobodyFromWork starts with a remote that never answers and has

@@ -123,7 +123,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.depth, depth, queueName)
 	ch <- prometheus.MustNewConstMetric(m.unfinished, prometheus.GaugeValue, unfinished, queueName)
 	ch <- prometheus.MustNewConstMetric(m.longest, prometheus.GaugeValue, longest, queueName)
-	_, t := m.controller.survey()
+	t := m.controller.totals()
 	for _, cluster := range slices.Sorted(maps.Keys(t.clusters)) {
 		c := t.clusters[cluster]
 		gauge(m.services, c.services, cluster)
@@ -182,27 +182,34 @@ type clusterTotals struct {
 	bounds                             string // what is left out for their sake
 }
 
-func (t *totals) add(w *Service) {
+// add counts a service n times: once, or -1 times for one that was counted.
+func (t *totals) add(l *surveyed, n int) {
+	w := l.want
 	switch {
 	case w.Absent:
 	case w.Origin.Global():
-		t.global++
+		t.global += n
 	default:
 		of := t.clusters[w.Origin.Cluster]
-		of.services++
+		of.services += n
 		t.clusters[w.Origin.Cluster] = of
 	}
-	t.conflicts += len(w.Conflicts)
-	if w.Instead != nil {
-		t.renamed++
-	}
-	if w.Outdated {
-		t.outdated++
+	t.conflicts += n * len(w.Conflicts)
+	for _, c := range []struct {
+		is    bool
+		count *int
+	}{
+		{w.Instead != nil, &t.renamed}, {w.Outdated, &t.outdated},
+		{l.status.Held != "", &t.held}, {l.status.RemovedAt != nil, &t.lingering},
+	} {
+		if c.is {
+			*c.count += n
+		}
 	}
 	for cluster, tally := range w.Tallies {
 		of := t.clusters[cluster]
-		of.endpoints += tally.Taken
-		of.refused += tally.Rejected
+		of.endpoints += n * tally.Taken
+		of.refused += n * tally.Rejected
 		t.clusters[cluster] = of
 	}
 }

@@ -13,47 +13,67 @@ import (
 func BenchmarkEvent(b *testing.B) {
 	for _, n := range []int{100, 1000, 10000} {
 		b.Run(fmt.Sprintf("%d services", n), func(b *testing.B) {
-			w, id := newWorld(), setID{"aws", mirrored}
-			name := func(i int) Key { return Key{"shop", fmt.Sprintf("web-%05d", i)} }
-			addresses := func(i int) (all []string) {
-				for e := range 10 {
-					all = append(all, fmt.Sprintf("10.4.%d.%d", i%251, 1+(i+e)%249))
-				}
-				return all
-			}
-			for i := range n {
-				w.has(id, name(i), "slice", addresses(i)...)
-				w.origin(id, name(i), newOrigin(name(i), 1, 80, Traits{}))
-			}
-			desired := Desired(w.Snapshot, w.memo)
-			w.seen()
-			for i := range desired {
-				want, have := w.want(w.memo, desired[i].Name)
-				w.do(&want, Diff(have, want), nil)
-			}
-			w.show()
-			Desired(w.Snapshot, w.memo)
-			w.seen()
-			changes, round := 0, 0
+			event := events(n)
 			for b.Loop() {
-				round++
-				w.has(id, name(round%n), "slice", addresses(round+7)...)
-				for _, s := range Desired(w.Snapshot, w.memo) {
-					want, have := w.want(w.memo, s.Name)
-					for _, c := range Diff(have, want) {
-						changes++
-						w.putSlice(c.Slice.object(home, want.Name))
-						o := w.sums.observedSlice(w.slices[c.Name])
-						w.local.slices.Wrote(o)
-						w.local.slices.Observe([]keep.Change[ObservedSlice]{{Name: c.Name, After: o}}, true)
-					}
-				}
-				w.seen()
-				w.observe()
-			}
-			if changes < round/2 {
-				b.Fatalf("%d changes for %d events", changes, round)
+				event()
 			}
 		})
+	}
+}
+
+// TestWorkPerEventIsConstant counts what an event has to be allocated, which time on a
+// machine that has other things to do says nothing of.
+func TestWorkPerEventIsConstant(t *testing.T) {
+	cost := func(n int) float64 { return testing.AllocsPerRun(50, events(n)) }
+	few, many := cost(50), cost(5000)
+	if t.Logf("%.0f allocations with 50 services, %.0f with 5,000", few, many); many > few*1.25 {
+		t.Errorf("an event costs %.0f allocations where there are 5,000 services, and %.0f where there are 50", many, few)
+	}
+}
+
+// events returns what takes in one changed endpoint, where there are so many services of
+// ten endpoints, and writes what follows.
+func events(n int) (event func()) {
+	w, id := newWorld(), setID{"aws", mirrored}
+	name := func(i int) Key { return Key{"shop", fmt.Sprintf("web-%05d", i)} }
+	addresses := func(i int) (all []string) {
+		for e := range 10 {
+			all = append(all, fmt.Sprintf("10.4.%d.%d", i%251, 1+(i+e)%249))
+		}
+		return all
+	}
+	for i := range n {
+		w.has(id, name(i), "slice", addresses(i)...)
+		w.origin(id, name(i), newOrigin(name(i), 1, 80, Traits{}))
+	}
+	take := func() []Service {
+		all := Desired(w.Snapshot, w.memo)
+		w.seen()
+		for i := range all {
+			have := w.local.get(all[i].Name, &all[i])
+			w.survey.note(&have, &all[i])
+		}
+		return all
+	}
+	for _, s := range take() {
+		want, have := w.want(w.memo, s.Name)
+		w.do(&want, Diff(have, want), nil)
+	}
+	w.show()
+	take()
+	round := 0
+	return func() {
+		round++
+		w.has(id, name(round%n), "slice", addresses(round+7)...)
+		for _, s := range take() {
+			want, have := w.want(w.memo, s.Name)
+			for _, c := range Diff(have, want) {
+				w.putSlice(c.Slice.object(home, want.Name))
+				o := w.sums.observedSlice(w.slices[c.Name])
+				w.local.slices.Wrote(o)
+				w.local.slices.Observe([]keep.Change[ObservedSlice]{{Name: c.Name, After: o}}, true)
+			}
+		}
+		w.observe()
 	}
 }

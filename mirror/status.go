@@ -76,78 +76,128 @@ func (s *ServiceStatus) inOrder() bool {
 
 // Status returns the controller's status.
 func (c *Controller) Status() Status {
-	services, t := c.survey()
-	s := Status{Leading: t.leading, Clusters: c.clusterStatus(t), Services: services, Rejected: c.rejected()}
+	t := c.totals()
+	s := Status{Leading: t.leading, Clusters: c.clusterStatus(t), Services: c.services(), Rejected: c.rejected()}
 	// What is wrong comes first, and stays when the list is cut off.
-	slices.SortStableFunc(s.Services, func(a, b ServiceStatus) int {
-		return boolCompare(a.inOrder(), b.inOrder())
-	})
 	s.Services, s.Omitted = cut(s.Services, s.Omitted)
 	s.Rejected, s.Omitted = cut(s.Rejected, s.Omitted)
 	return s
 }
 
-// survey returns the status of all services, sorted by name, and sums over them.
-func (c *Controller) survey() ([]ServiceStatus, totals) {
-	all := []ServiceStatus{}
+// survey is how all services are, kept by one change after the other: nobody who asks
+// waits for, or holds up, a look at all of them.
+type survey struct {
+	services map[string]*surveyed // those that are, or aren't in order
+	blocked  map[string]error     // those with foreign objects in their way
+	totals   totals
+}
+
+// surveyed is one service. It is not changed once made.
+type surveyed struct {
+	status ServiceStatus // without errors
+	want   *Service
+}
+
+func newSurvey() *survey {
+	return &survey{services: map[string]*surveyed{}, blocked: map[string]error{}, totals: totals{clusters: map[string]clusterTotals{}}}
+}
+
+// note takes in how a service is by now. It returns which foreign objects are in its
+// way, and were before.
+func (y *survey) note(have *Observed, w *Service) (before, now error) {
+	if last := y.services[w.Name]; last != nil {
+		y.totals.add(last, -1)
+		delete(y.services, w.Name)
+	}
+	e := ServiceStatus{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w)}
+	if !w.Absent {
+		e.Origin = w.Origin.String()
+	}
+	if w.Instead != nil {
+		e.Instead = w.Instead.String()
+	}
+	if !w.Until.IsZero() {
+		e.RemovedAt = &w.Until
+	}
+	if o := have.Service; e.Held == "" && o != nil && o.ours && o.going {
+		e.Held = "being deleted, which something with a finalizer holds up"
+	}
+	for cluster, tally := range w.Tallies {
+		if tally.Rejected > 0 {
+			if e.Refused == nil {
+				e.Refused = map[string]string{}
+			}
+			e.Refused[cluster] = tally.Example
+		}
+	}
+	if !w.Absent || !e.inOrder() {
+		l := &surveyed{e, w}
+		y.services[w.Name] = l
+		y.totals.add(l, 1)
+	}
+	before, now = y.blocked[w.Name], inTheWay(have, w)
+	if y.blocked[w.Name] = now; now == nil {
+		delete(y.blocked, w.Name)
+	}
+	return before, now
+}
+
+// totals returns sums over all services.
+func (c *Controller) totals() totals {
 	writer, failing := c.leading(), map[string]error{}
 	if writer != nil {
 		failing = writer.Failing()
 	}
-	t := totals{clusters: map[string]clusterTotals{}, leading: writer != nil}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	t := c.survey.totals
+	t.leading, t.blocked, t.failing = writer != nil, len(c.survey.blocked), len(c.survey.blocked)
+	for name := range failing {
+		if c.survey.blocked[name] == nil {
+			t.failing++
+		}
+	}
+	t.clusters = map[string]clusterTotals{}
 	for _, id := range c.snapshot.order {
-		of := clusterTotals{bounds: c.over[id.cluster]}
+		of := c.survey.totals.clusters[id.cluster]
+		of.bounds = c.over[id.cluster]
 		if r := c.memo.rooms[id.cluster]; r != nil {
 			of.over = r.missing()
 		}
 		t.clusters[id.cluster] = of
 	}
-	names := c.snapshot.local.names()
-	for name := range c.memo.services {
-		names[name] = struct{}{}
+	return t
+}
+
+// services returns the status of all services: those that aren't in order first, and
+// sorted by name.
+func (c *Controller) services() []ServiceStatus {
+	failing := map[string]error{}
+	if writer := c.leading(); writer != nil {
+		failing = writer.Failing()
 	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		w, have := c.snapshot.want(c.memo, name)
-		e := ServiceStatus{Name: name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(&w)}
-		if !w.Absent {
-			e.Origin = w.Origin.String()
-		}
-		if w.Instead != nil {
-			e.Instead = w.Instead.String()
-		}
-		if !w.Until.IsZero() {
-			e.RemovedAt = &w.Until
-			t.lingering++
-		}
-		if o := have.Service; e.Held == "" && o != nil && o.ours && o.going {
-			e.Held = "being deleted, which something with a finalizer holds up"
-		}
-		for cluster, tally := range w.Tallies {
-			if tally.Rejected > 0 {
-				if e.Refused == nil {
-					e.Refused = map[string]string{}
-				}
-				e.Refused[cluster] = tally.Example
+	c.mu.Lock()
+	listed, blocked := maps.Clone(c.survey.services), maps.Clone(c.survey.blocked)
+	c.mu.Unlock()
+	for _, errs := range []map[string]error{failing, blocked} {
+		for name := range errs {
+			if listed[name] == nil {
+				listed[name] = &surveyed{status: ServiceStatus{Name: name}}
 			}
 		}
-		if err := errors.Join(c.blocked[name], failing[name]); err != nil {
-			e.Error = err.Error()
-			t.failing++
-		}
-		if c.blocked[name] != nil {
-			t.blocked++
-		}
-		if e.Held != "" {
-			t.held++
-		}
-		t.add(&w)
-		if !w.Absent || !e.inOrder() {
-			all = append(all, e)
-		}
 	}
-	return all, t
+	all := make([]ServiceStatus, 0, len(listed))
+	for name, l := range listed {
+		e := l.status
+		if err := errors.Join(blocked[name], failing[name]); err != nil {
+			e.Error = err.Error()
+		}
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(a, b ServiceStatus) int {
+		return cmp.Or(boolCompare(a.inOrder(), b.inOrder()), cmp.Compare(a.Name, b.Name))
+	})
+	return all
 }
 
 // rejected returns the origins that are not copied.

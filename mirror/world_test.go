@@ -22,6 +22,7 @@ import (
 type world struct {
 	*Snapshot
 	memo    *Memo
+	survey  *survey
 	version int
 
 	services  map[string]*corev1.Service
@@ -57,7 +58,7 @@ func newWorld(clusters ...clusterConfig) *world {
 // been heard of any cluster yet.
 func (w *world) restart(clusters ...clusterConfig) {
 	w.Snapshot = newSnapshot(clusters, []kind{mirrored, merged}, newLocal(func() {}), newSummer())
-	w.zones, w.memo = []string{""}, NewMemo()
+	w.zones, w.memo, w.survey = []string{""}, NewMemo(), newSurvey()
 	w.show()
 }
 
@@ -183,6 +184,7 @@ func (w *world) settle(t *testing.T) {
 		w.seen()
 		for i := range desired {
 			want, have := w.want(w.memo, desired[i].Name)
+			w.survey.note(&have, &desired[i])
 			all := Diff(have, want)
 			changes += len(all)
 			w.do(&want, all, nil)
