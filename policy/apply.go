@@ -199,8 +199,8 @@ func (p *pace) wrote(id Identity, bytes int) {
 	p.written[id] += bytes
 }
 
-// next returns after how long a set may be written again. One that wasn't written may
-// be at once.
+// next returns after how long a set may be written again, when an Apply of it has
+// ended. One that wasn't written may be at once.
 func (p *pace) next(id Identity, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -208,6 +208,7 @@ func (p *pace) next(id Identity, now time.Time) time.Duration {
 	if !wrote {
 		return 0
 	}
+	delete(p.written, id)
 	paid := &p.paid[b2i(bytes > largeSet)]
 	if paid.Before(now) {
 		*paid = now
@@ -216,11 +217,10 @@ func (p *pace) next(id Identity, now time.Time) time.Duration {
 	return max(writeSpacing, paid.Sub(now))
 }
 
-// done ends an Apply, and reports whether it wrote anything.
-func (p *pace) done(id Identity) bool {
+// any reports whether an Apply that is about to end wrote anything.
+func (p *pace) any(id Identity) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_, wrote := p.written[id]
-	delete(p.written, id)
 	return wrote
 }

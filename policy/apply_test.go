@@ -421,6 +421,9 @@ func TestSetsOfAClusterThatIsNotConfiguredGoAfterAWhile(t *testing.T) {
 				if diff := cmp.Diff(map[string]int{"old": 2, "older": 1, "": 1}, status.Unconfigured); diff != "" {
 					t.Errorf("unconfigured (-want +got):\n%s", diff)
 				}
+				edited := stray("a", "older") // which doesn't put its end off
+				edited.Spec.Nets = []string{"10.9.0.2/32"}
+				sets.take(edited)
 				if at, goes := status.RemovedAt["old"]; goes == c.keep || goes && time.Until(at) > 2*time.Minute {
 					t.Errorf("the status says that they go in %v (%v)", time.Until(at), goes)
 				}
@@ -456,6 +459,33 @@ func TestALocalServerThatIsRestoredFromABackup(t *testing.T) {
 		r.put(t, "2", "a", "10.4.0.2")
 		elapse(time.Second)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32 10.4.0.59/32"})
+	})
+}
+
+// TestARemoteServerThatIsRestoredFromABackup has pods be what they were before, and
+// nothing be known until they have been read.
+func TestARemoteServerThatIsRestoredFromABackup(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, newFakeSets(), nil)
+		r.put(t, "1", "a", "10.4.0.5")
+		r.put(t, "2", "b", "10.4.0.2")
+		r.putOf(t, "merit", "p", "1", "app", "10.6.0.1")
+		elapse(time.Second)
+		want := map[string]string{"gcp-ns-a": "10.4.0.5/32", "gcp-ns-b": "10.4.0.2/32", "merit-ns-app": "10.6.0.1/32"}
+		r.wantSets(t, want)
+		start := r.pods["gcp"].stop()
+		synctest.Wait()
+		r.drop(t, "gcp", "2")
+		r.put(t, "1", "a", "10.4.0.1")
+		r.put(t, "3", "c", "10.4.0.3")
+		elapse(time.Minute)
+		r.wantSets(t, want)
+		start()
+		elapse(2 * time.Minute)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-c": "10.4.0.3/32", "merit-ns-app": "10.6.0.1/32"})
+		r.put(t, "1", "c", "10.4.0.1")
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-c": "10.4.0.1/32 10.4.0.3/32", "merit-ns-app": "10.6.0.1/32"})
 	})
 }
 
@@ -526,7 +556,6 @@ func TestWritesAreBoundedInBytes(t *testing.T) {
 			p.wrote(id, size)
 			bytes[id] += size
 			next[id] = now.Add(p.next(id, now))
-			p.done(id)
 		}
 	}
 	if rate := bytes[large] / seconds; rate > bytesPerSecond*11/10 || rate < bytesPerSecond*8/10 {

@@ -99,13 +99,10 @@ func (c *Controller) follow(ctx context.Context) error {
 	}
 	c.mu.Unlock()
 	for r, changes := range byRemote {
-		r.setsChanged(changes)
+		r.tell(changes, false)
 	}
 	c.write(strayed...)
 	if !c.known.Swap(true) {
-		for _, r := range c.remotes {
-			r.trigger.Fire()
-		}
 		c.everything()
 	}
 	return nil
@@ -141,13 +138,10 @@ func (c *Controller) term() *keep.Writer[Identity] {
 	return c.writer
 }
 
-// everything has all sets compared.
+// everything has all sets compared. It waits for no remote.
 func (c *Controller) everything() {
 	for _, r := range c.remotes {
-		r.mu.Lock()
-		all := r.all()
-		r.mu.Unlock()
-		c.write(all...)
+		r.tell(nil, true)
 	}
 	var strayed []Identity
 	c.mu.Lock()
@@ -209,7 +203,7 @@ func (c *Controller) spacing(id Identity) time.Duration {
 
 // observe counts how long sets took from being noticed to being written.
 func (c *Controller) observe(o keep.Outcome[Identity]) {
-	if r := c.remotes[o.Tenant]; r != nil && r.pace.done(o.Key) && o.Err == nil {
+	if r := c.remotes[o.Tenant]; r != nil && r.pace.any(o.Key) && o.Err == nil {
 		c.Metrics.delays.WithLabelValues(o.Tenant).Observe(time.Since(o.Since).Seconds())
 	}
 }

@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -252,7 +253,103 @@ type rig struct {
 // fakePods is the API server of a remote.
 type fakePods struct {
 	*fake.Clientset
+
+	mu      sync.Mutex
+	away    bool
+	watches []*cutWatch
 }
+
+func newFakePods() *fakePods {
+	f := &fakePods{Clientset: fake.NewClientset()}
+	f.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		asked, ok := action.(clienttesting.WatchActionImpl)
+		if !ok {
+			return false, nil, nil
+		}
+		if err := plain(asked.ListOptions); err != nil {
+			return true, nil, err
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.away {
+			return true, nil, apierrors.NewServiceUnavailable("restoring")
+		}
+		in, err := f.Tracker().Watch(asked.GetResource(), asked.GetNamespace())
+		if err != nil {
+			return true, nil, err
+		}
+		w := &cutWatch{in: in, out: make(chan watch.Event), cut: make(chan struct{}), done: make(chan struct{})}
+		f.watches = append(f.watches, w)
+		go w.run()
+		return true, w, nil
+	})
+	f.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.away {
+			return true, nil, apierrors.NewServiceUnavailable("restoring")
+		}
+		return false, nil, nil
+	})
+	return f
+}
+
+// stop ends all watches, whose version is in the future, and answers no more until the
+// function that it returns is called.
+func (f *fakePods) stop() (start func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.away = true
+	for _, w := range f.watches {
+		close(w.cut)
+	}
+	f.watches = nil
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.away = false
+	}
+}
+
+// cutWatch is a watch that a server ends with an error.
+type cutWatch struct {
+	in        watch.Interface
+	out       chan watch.Event
+	cut, done chan struct{}
+	stop      sync.Once
+}
+
+func (w *cutWatch) run() {
+	defer close(w.out)
+	for {
+		var event watch.Event
+		var cut bool
+		select {
+		case <-w.done:
+			return
+		case event = <-w.in.ResultChan():
+		case <-w.cut:
+			cut = true
+			event = watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Code: 410, Reason: metav1.StatusReasonExpired}}
+		}
+		select {
+		case <-w.done:
+			return
+		case w.out <- event:
+		}
+		if cut {
+			return
+		}
+	}
+}
+
+// Stop implements watch.Interface.
+func (w *cutWatch) Stop() {
+	w.stop.Do(func() { close(w.done); w.in.Stop() })
+}
+
+// ResultChan implements watch.Interface.
+func (w *cutWatch) ResultChan() <-chan watch.Event { return w.out }
 
 // CoreV1 implements kube.Client.
 func (f *fakePods) CoreV1() core.CoreV1Interface { return silent{f.Clientset.CoreV1()} }
@@ -273,15 +370,7 @@ func startRig(t *testing.T, sets *fakeSets, adjust func(*Config)) *rig {
 		RemovalGrace: 10 * time.Minute, Logger: slog.New(slog.NewTextHandler(r.log, nil)),
 	}
 	for _, name := range []string{"gcp", "merit"} {
-		pods := &fakePods{Clientset: fake.NewClientset()}
-		pods.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
-			asked, ok := action.(clienttesting.WatchActionImpl)
-			if !ok {
-				return false, nil, nil
-			}
-			err := plain(asked.ListOptions)
-			return err != nil, nil, err
-		})
+		pods := newFakePods()
 		r.pods[name] = pods
 		cfg.Remotes = append(cfg.Remotes, RemoteConfig{
 			Rules: Rules{Cluster: name}, Client: func() (kube.Client, error) { return pods, nil },

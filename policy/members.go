@@ -99,9 +99,35 @@ type memberSet struct {
 type entry struct {
 	set   *memberSet
 	addr  netip.Addr
-	pods  []*Pod
+	pod   *Pod              // one that has it; nil: none
+	more  map[*Pod]struct{} // the others
 	in    bool
 	waits *list.Element // nil: it is in, or its set isn't
+}
+
+func (e *entry) put(p *Pod) {
+	switch {
+	case e.pod == nil:
+		e.pod = p
+	case e.more == nil:
+		e.more = map[*Pod]struct{}{p: {}}
+	default:
+		e.more[p] = struct{}{}
+	}
+}
+
+// drop reports whether there are others. It takes no longer when there are many.
+func (e *entry) drop(p *Pod) bool {
+	delete(e.more, p)
+	if e.pod == p {
+		e.pod = nil
+		for other := range e.more {
+			e.pod = other
+			delete(e.more, other)
+			break
+		}
+	}
+	return e.pod != nil
 }
 
 // move is an address on its way from one set to another.
@@ -173,11 +199,11 @@ func (m *Members) Addrs(id Identity) []netip.Addr {
 	return addrs
 }
 
-// Held returns what may stay in a set, sorted, because it is on its way to another
-// one, and when that ends for the first of it.
-func (m *Members) Held(id Identity, now time.Time) (addrs []netip.Addr, until time.Time) {
+// Held returns what may stay in a set, sorted, because it is on its way to another one
+// that doesn't hold it yet, and when that ends for the first of it.
+func (m *Members) Held(id Identity, now time.Time, holds func(Identity, netip.Addr) bool) (addrs []netip.Addr, until time.Time) {
 	for v := range m.leaving[id] {
-		if !now.Before(v.until) {
+		if !now.Before(v.until) || holds(v.to, v.addr) {
 			continue
 		}
 		addrs = append(addrs, v.addr)
@@ -274,7 +300,7 @@ func (m *Members) add(p *Pod, addrs []netip.Addr) {
 				s.entries[addr] = e
 				m.admit(e)
 			}
-			e.pods = append(e.pods, p)
+			e.put(p)
 		}
 	}
 	m.judge(p)
@@ -303,7 +329,7 @@ func (m *Members) remove(p *Pod, addrs []netip.Addr) {
 	s := m.sets[m.identity(p)]
 	for _, addr := range addrs {
 		e := s.entries[addr]
-		if e.pods = slices.DeleteFunc(e.pods, func(q *Pod) bool { return q == p }); len(e.pods) > 0 {
+		if e.drop(p) {
 			continue
 		}
 		delete(s.entries, addr)
@@ -334,45 +360,50 @@ func (m *Members) fill() {
 		m.admitted++
 		for _, e := range s.entries {
 			m.admit(e)
-			m.judge(e.pods...)
+			m.judgeAll(e)
 		}
 	}
 	for m.addresses < m.rules.MaxAddresses && m.waitingEntries.Len() > 0 {
 		e, _ := m.waitingEntries.Remove(m.waitingEntries.Front()).(*entry)
 		e.waits = nil
 		m.admit(e)
-		m.judge(e.pods...)
+		m.judgeAll(e)
 	}
 }
 
-// judge notes why pods are in no set, or not with all of their addresses.
-func (m *Members) judge(pods ...*Pod) {
-	for _, p := range pods {
-		addrs, reason := m.rules.admit(p)
-		if s := m.sets[m.identity(p)]; s != nil && len(addrs) > 0 && reason == "" {
-			switch {
-			case s.waits != nil:
-				reason = ReasonTooManySets
-			case slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !s.entries[addr].in }):
-				reason = ReasonTooManyAddresses
-			}
-		}
-		for other, skipped := range m.skipped {
-			if other != reason {
-				delete(skipped, p)
-			}
-			if len(skipped) == 0 {
-				delete(m.skipped, other)
-			}
-		}
-		if reason == "" {
-			continue
-		}
-		if m.skipped[reason] == nil {
-			m.skipped[reason] = map[*Pod]struct{}{}
-		}
-		m.skipped[reason][p] = struct{}{}
+func (m *Members) judgeAll(e *entry) {
+	m.judge(e.pod)
+	for p := range e.more {
+		m.judge(p)
 	}
+}
+
+// judge notes why a pod is in no set, or not with all of its addresses.
+func (m *Members) judge(p *Pod) {
+	addrs, reason := m.rules.admit(p)
+	if s := m.sets[m.identity(p)]; s != nil && len(addrs) > 0 && reason == "" {
+		switch {
+		case s.waits != nil:
+			reason = ReasonTooManySets
+		case slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !s.entries[addr].in }):
+			reason = ReasonTooManyAddresses
+		}
+	}
+	for other, skipped := range m.skipped {
+		if other != reason {
+			delete(skipped, p)
+		}
+		if len(skipped) == 0 {
+			delete(m.skipped, other)
+		}
+	}
+	if reason == "" {
+		return
+	}
+	if m.skipped[reason] == nil {
+		m.skipped[reason] = map[*Pod]struct{}{}
+	}
+	m.skipped[reason][p] = struct{}{}
 }
 
 // maxExamples is how many pods a report names for one reason.

@@ -239,7 +239,7 @@ func TestOnlyTheSamePodHoldsAnAddress(t *testing.T) {
 			m := NewMembers(rules())
 			m.Update(nil, old, now)
 			c.do(m)
-			held, _ := m.Held(gcp("a"), now)
+			held, _ := m.Held(gcp("a"), now, func(Identity, netip.Addr) bool { return false })
 			if diff := cmp.Diff(c.held, held, compareAddrs); diff != "" {
 				t.Errorf("held in the old set (-want +got):\n%s", diff)
 			}

@@ -50,6 +50,7 @@ type remote struct {
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
 	pace    pace
+	inbox   inbox
 
 	mu       sync.Mutex
 	members  *Members
@@ -61,6 +62,32 @@ type remote struct {
 	names    map[Identity]map[int]string      // of what isn't there yet, by set and shard
 	claims   map[string]Identity              // the same by name
 	renamed  map[string]Identity              // objects with another name than the natural one
+}
+
+// inbox is what a remote's next pass takes in of network sets. Whoever fills it never
+// waits for a pass.
+type inbox struct {
+	mu      sync.Mutex
+	changes []keep.Change[Observed]
+	all     bool
+}
+
+// tell has the next pass take in what became of objects in the local cluster that are,
+// or were, of this remote, or compare all sets.
+func (r *remote) tell(changes []keep.Change[Observed], all bool) {
+	r.inbox.mu.Lock()
+	r.inbox.changes = append(r.inbox.changes, changes...)
+	r.inbox.all = r.inbox.all || all
+	r.inbox.mu.Unlock()
+	r.trigger.Fire()
+}
+
+func (r *remote) told() (changes []keep.Change[Observed], all bool) {
+	r.inbox.mu.Lock()
+	defer r.inbox.mu.Unlock()
+	changes, all = r.inbox.changes, r.inbox.all
+	r.inbox.changes, r.inbox.all = nil, false
+	return changes, all
 }
 
 func newRemote(cfg RemoteConfig, c *Controller) *remote {
@@ -83,8 +110,8 @@ func newRemote(cfg RemoteConfig, c *Controller) *remote {
 	return r
 }
 
-// pass finds out which sets the pods that changed belong to, and has those written.
-// It makes no request and never fails.
+// pass finds out which sets the pods and objects that changed belong to, and has those
+// written. It makes no request and never fails.
 func (r *remote) pass(ctx context.Context) error {
 	if !r.c.known.Load() {
 		return nil
@@ -92,10 +119,12 @@ func (r *remote) pass(ctx context.Context) error {
 	// In this order: what isn't stale has been read before it is handed out.
 	stale := r.pods.Stale()
 	changes, synced := r.pods.Changes()
+	sets, all := r.told()
 	now := time.Now()
 	r.mu.Lock()
+	r.setsChanged(sets)
 	before := r.stale
-	all := stale != r.stale || synced != r.synced || r.ResyncPeriod > 0 && now.Sub(r.compared) >= r.ResyncPeriod
+	all = all || stale != r.stale || synced != r.synced || r.ResyncPeriod > 0 && now.Sub(r.compared) >= r.ResyncPeriod
 	r.order(changes, synced && !r.synced)
 	r.synced, r.stale = synced, stale
 	for i := range changes {
@@ -152,11 +181,14 @@ func contains(addrs []netip.Addr, addr netip.Addr) bool {
 	return found
 }
 
-// all returns all sets that are or must be, in order; mu is held.
+// all returns all sets that are or must be, in order; mu is held. Those that there is
+// no room for are neither.
 func (r *remote) all() []Identity {
 	ids := map[Identity]struct{}{}
-	for id := range r.members.sets {
-		ids[id] = struct{}{}
+	for id, s := range r.members.sets {
+		if s.waits == nil {
+			ids[id] = struct{}{}
+		}
 	}
 	for id := range r.objects {
 		ids[id] = struct{}{}
@@ -165,10 +197,9 @@ func (r *remote) all() []Identity {
 }
 
 // setsChanged takes in what became of objects in the local cluster that are, or were,
-// of this remote.
+// of this remote; mu is held.
 func (r *remote) setsChanged(changes []keep.Change[Observed]) {
 	name := r.Rules.Cluster
-	r.mu.Lock()
 	for _, c := range changes {
 		if before := c.Before; before != nil && before.of(name) {
 			id := before.Identity
@@ -196,9 +227,6 @@ func (r *remote) setsChanged(changes []keep.Change[Observed]) {
 			r.members.touch(id)
 		}
 	}
-	touched := r.members.Touched()
-	r.mu.Unlock()
-	r.c.write(touched...)
 }
 
 // reclaim keeps a name for a set that has lost the object; mu is held.
@@ -225,7 +253,7 @@ func (r *remote) look(id Identity) (have map[string]*Observed, want []Object, er
 		return nil, nil, nil
 	}
 	now := time.Now()
-	held, until := r.members.Held(id, now)
+	held, until := r.members.Held(id, now, r.holds)
 	if len(held) > 0 {
 		r.c.writeAfter(until.Sub(now), id)
 	}
@@ -253,8 +281,11 @@ func (r *remote) look(id Identity) (have map[string]*Observed, want []Object, er
 		Have: have, Names: names, Taken: func(name string) bool { return r.taken(id, name) }, Size: r.c.ShardSize,
 	}
 	want, err = Desired(v)
-	for _, name := range r.names[id] {
+	for shard, name := range r.names[id] {
 		delete(r.claims, name)
+		if _, known := r.objects[id][name]; !known && have[name] != nil && names[shard] == "" {
+			names[shard] = name // created, and the next pass will know
+		}
 	}
 	delete(r.names, id)
 	if len(names) > 0 {
@@ -267,6 +298,16 @@ func (r *remote) look(id Identity) (have map[string]*Observed, want []Object, er
 		}
 	}
 	return have, want, err
+}
+
+// holds reports whether objects of a set have an address; mu is held.
+func (r *remote) holds(id Identity, addr netip.Addr) bool {
+	for name := range r.objects[id] {
+		if o := r.c.ledger.Get(name); o != nil && o.Owned && o.Identity == id && contains(o.Addrs, addr) {
+			return true
+		}
+	}
+	return false
 }
 
 // taken reports whether a name is somebody else's than that of a set: another set

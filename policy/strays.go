@@ -3,7 +3,6 @@ package policy
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
@@ -28,13 +27,9 @@ func (c *Controller) strayed(ctx context.Context, change keep.Change[Observed], 
 		}
 		return o.Identity.Cluster, true
 	}
-	if cluster, stray := of(change.Before); stray && c.strays[cluster] != nil {
-		delete(c.strays[cluster].objects, change.Name)
-		if len(c.strays[cluster].objects) == 0 {
-			delete(c.strays, cluster)
-		}
-	}
-	if cluster, stray := of(change.After); stray {
+	before, was := of(change.Before)
+	cluster, is := of(change.After)
+	if is {
 		if c.strays[cluster] == nil {
 			c.strays[cluster] = &strays{since: now, objects: map[string]Identity{}}
 			c.Logger.WarnContext(ctx, "network sets of a cluster that is not configured", "remote", cluster, "removed", c.removes(cluster), "after", c.RemovalGrace)
@@ -42,6 +37,12 @@ func (c *Controller) strayed(ctx context.Context, change keep.Change[Observed], 
 		c.strays[cluster].objects[change.Name] = change.After.Identity
 		if c.removes(cluster) {
 			touched = append(touched, change.After.Identity)
+		}
+	}
+	if was && c.strays[before] != nil && !(is && cluster == before) {
+		delete(c.strays[before].objects, change.Name)
+		if len(c.strays[before].objects) == 0 {
+			delete(c.strays, before)
 		}
 	}
 	return touched
@@ -60,15 +61,21 @@ func (c *Controller) removeStray(ctx context.Context, id Identity) error {
 		return nil
 	}
 	left := time.Until(s.since.Add(c.RemovalGrace))
-	objects := maps.Clone(s.objects)
+	var names []string
+	for name, of := range s.objects {
+		if of == id {
+			names = append(names, name)
+		}
+	}
 	c.mu.Unlock()
 	if left > 0 {
 		c.writeAfter(left, id)
 		return nil
 	}
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(objects)) {
-		if o := c.ledger.Get(name); objects[name] == id && o != nil && o.Owned && o.Identity == id && !o.Deleting {
+	slices.Sort(names)
+	for _, name := range names {
+		if o := c.ledger.Get(name); o != nil && o.Owned && o.Identity == id && !o.Deleting {
 			_, err := c.change(ctx, id.Cluster, Change{Name: name, Have: o})
 			errs = append(errs, err)
 		}

@@ -1,0 +1,177 @@
+package policy
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+)
+
+// still returns a controller of the remotes gcp and merit of which nothing runs, with
+// all pods read.
+func still(adjust func(*Config)) *Controller {
+	cfg := Config{Cluster: "aws", Labels: domain(), Calico: &Calico{client: newFakeSets()}, Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler)}
+	for _, name := range []string{"gcp", "merit"} {
+		cfg.Remotes = append(cfg.Remotes, RemoteConfig{Rules: Rules{Cluster: name}, Client: func() (kube.Client, error) { return nil, nil }})
+	}
+	if adjust != nil {
+		adjust(&cfg)
+	}
+	c := New(cfg)
+	for _, r := range c.remotes {
+		r.synced = true
+	}
+	return c
+}
+
+// TestNobodyWaitsForAPassOfARemote has one be in the middle of a long pass.
+func TestNobodyWaitsForAPassOfARemote(t *testing.T) {
+	c := still(nil)
+	r := c.remotes["merit"]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		o := &Observed{Object: Object{Name: "merit-ns-a", Identity: Identity{"merit", "ns", "a"}}, Owned: true}
+		r.tell([]keep.Change[Observed]{{Name: o.Name, After: o}}, false)
+		c.everything()
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("waits for a remote's pass")
+	}
+}
+
+// TestWhatWasToldOfSetsIsTakenInOnce has a pass take in what came before it.
+func TestWhatWasToldOfSetsIsTakenInOnce(t *testing.T) {
+	r := still(nil).remotes["gcp"]
+	o := &Observed{Object: Object{Name: "gcp-ns-a", Identity: gcp("a")}, Owned: true}
+	r.tell([]keep.Change[Observed]{{Name: o.Name, After: o}}, false)
+	r.tell(nil, true)
+	r.tell([]keep.Change[Observed]{{Name: o.Name, Before: o}}, false)
+	if changes, all := r.told(); len(changes) != 2 || !all {
+		t.Errorf("%d changes, everything: %v", len(changes), all)
+	}
+	if changes, all := r.told(); len(changes) > 0 || all {
+		t.Errorf("%d changes, everything: %v, once more", len(changes), all)
+	}
+}
+
+// TestSetsWithoutRoomCostNothing has a remote have many more sets than it may.
+func TestSetsWithoutRoomCostNothing(t *testing.T) {
+	const most = 3
+	r := still(func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = most }).remotes["gcp"]
+	for i := range 1000 {
+		p := podWith(fmt.Sprint("p-", i), fmt.Sprint("a-", i), "10.4.0.1")
+		r.members.Update(nil, &p, time.Now())
+	}
+	if n := len(r.members.Touched()); n != most {
+		t.Errorf("%d sets are touched", n)
+	}
+	r.objects[gcp("a-999")] = map[string]struct{}{"gcp-ns-a-999": {}}
+	if all := r.all(); len(all) != most+1 || !slices.Contains(all, gcp("a-999")) {
+		t.Errorf("%d sets are compared, want those that are in and the one that is there", len(all))
+	}
+}
+
+// TestWhatWasCreatedIsKnownAtOnce looks at a set again and again before a pass has
+// heard of its objects.
+func TestWhatWasCreatedIsKnownAtOnce(t *testing.T) {
+	c := still(func(cfg *Config) { cfg.ShardSize = 2 })
+	r := c.remotes["gcp"]
+	version := 0
+	write := func() (changes []string) {
+		have, want, err := r.look(gcp("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, change := range Diff(have, want) {
+			version++
+			c.ledger.Wrote(&Observed{Object: *change.Want, Owned: true, Exact: true, UID: "u", ResourceVersion: fmt.Sprint(version)})
+			changes = append(changes, change.Name)
+		}
+		return changes
+	}
+	add := func(n int) {
+		p := podWith(fmt.Sprint("p-", n), "a", fmt.Sprintf("10.4.0.%d", n))
+		r.members.Update(nil, &p, time.Now())
+	}
+	for n := range 4 {
+		add(n + 10)
+	}
+	if diff := cmp.Diff([]string{"gcp-ns-a", "gcp-ns-a-2"}, write()); diff != "" {
+		t.Fatalf("written first (-want +got):\n%s", diff)
+	}
+	add(1)
+	for _, want := range [][]string{{"gcp-ns-a-3"}, nil, nil} {
+		if diff := cmp.Diff(want, write()); diff != "" {
+			t.Errorf("written then (-want +got):\n%s", diff)
+		}
+	}
+	if len(r.names[gcp("a")]) != 3 || len(r.claims) != 3 {
+		t.Errorf("names %v, claims %v", r.names, r.claims)
+	}
+	r.setsChanged(c.ledger.Changes())
+	if write() != nil || len(r.names) > 0 || len(r.claims) > 0 {
+		t.Errorf("names %v, claims %v of what is there", r.names, r.claims)
+	}
+}
+
+// TestAnAddressIsHeldOnlyUntilTheOtherSetHasIt relabels a pod whose address the other
+// set has already: another pod on its node has it.
+func TestAnAddressIsHeldOnlyUntilTheOtherSetHasIt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, newFakeSets(), nil)
+		r.put(t, "p", "a", "10.4.0.1")
+		r.put(t, "other", "a", "10.4.0.9")
+		r.put(t, "q", "b", "10.4.0.1")
+		elapse(time.Second)
+		r.put(t, "p", "b", "10.4.0.1")
+		elapse(100 * time.Millisecond)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.9/32", "gcp-ns-b": "10.4.0.1/32"})
+	})
+}
+
+// TestNoEventWaitsLongerThanAPass has pods get new addresses 200 times a second, in a
+// hundred sets, with an API server that answers at once: what is left is what waits by
+// design.
+func TestNoEventWaitsLongerThanAPass(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const sets, events = 100, 1000
+		api := newFakeSets()
+		since := map[string]time.Time{} // when a set's pod changed, until it is written
+		var longest time.Duration
+		writes := 0
+		r := startRig(t, api, nil)
+		api.mu.Lock()
+		api.meddle = func(_ *fakeSets, _, name string) {
+			longest = max(longest, time.Since(since[name]))
+			delete(since, name)
+			writes++
+		}
+		api.mu.Unlock()
+		for n := range events {
+			set := fmt.Sprint("app-", n%sets)
+			api.mu.Lock()
+			since["gcp-ns-"+set] = time.Now()
+			api.mu.Unlock()
+			r.put(t, set, set, netip.AddrFrom4([4]byte{10, 4, byte(n >> 8), byte(n)}).String())
+			elapse(time.Second / 200)
+		}
+		elapse(time.Second)
+		synctest.Wait()
+		if longest > passSpacing || len(since) > 0 || writes != events {
+			t.Errorf("an event waited %v, want %v at most; %d writes for %d events; %d not written", longest, passSpacing, writes, events, len(since))
+		}
+	})
+}
