@@ -1,6 +1,9 @@
 # All programs in one image, with their licences: no shell, no package manager.
 #
-#   docker build --build-arg VERSION=v1.2.3 --build-arg REVISION=$(git rev-parse HEAD) -t kube-semaphore:v1.2.3 .
+#   docker build -t kube-semaphore:v1.2.3 .
+#
+# The programs know their version and revision from the repository that the context
+# has in .git, unless the arguments VERSION and REVISION say otherwise.
 #
 # The compiler runs on the builder's own architecture, whatever the target's is,
 # so that an image for another one needs no emulation.
@@ -8,28 +11,47 @@
 # A release is built upon an image that is named by its digest, see
 # docs/releasing.md; the tag serves development.
 ARG GO_IMAGE=golang:1.26
+
+# Which build this is goes into a file beside the sources, and the repository no
+# further than here: what is built again depends on the content of both alone.
+FROM --platform=$BUILDPLATFORM $GO_IMAGE AS source
+WORKDIR /src
+COPY . .
+ARG VERSION=
+ARG REVISION=
+# What .dockerignore leaves out, or was deleted, isn't a change. Without .git, as in
+# the context of a linked worktree, nobody knows what this is.
+RUN if number=$(git describe --tags --always) && revision=$(git rev-parse HEAD) && \
+      changed=$(git -c core.fileMode=false diff --name-only --diff-filter=d HEAD && git ls-files --others --exclude-standard); then \
+      if [ -n "$changed" ]; then number=$number-dirty revision=$revision-dirty; fi; \
+    else \
+      number=devel revision=unknown; \
+    fi; \
+    echo "${VERSION:-$number} ${REVISION:-$revision}" > /build && rm -rf .git
+
 FROM --platform=$BUILDPLATFORM $GO_IMAGE AS build
 WORKDIR /src
+# Both commands compile with these, and share what they compiled.
+ENV CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false"
 
 # Modules change seldom: a layer of their own, and a cache beside it.
 COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod \
     go mod download
 
-COPY . .
-ARG TARGETOS=linux
-ARG TARGETARCH
-ARG VERSION=devel
-ARG REVISION=unknown
-RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    pkg=github.com/kube-semaphore/kube-semaphore/internal/run && \
-    CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -buildvcs=false \
-      -ldflags "-s -w -X $pkg.number=$VERSION -X $pkg.revision=$REVISION" -o /out/ ./cmd/...
-
 # Most licences of what is linked ask that their text goes along. The tool runs
 # here, whatever the image is for; it lists what is linked on any architecture.
+COPY --from=source /src .
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     mkdir /doc && go run ./deploy/release licences -texts -o /doc/third-party-licences.txt
+
+COPY --from=source /build /build
+ARG TARGETOS=linux
+ARG TARGETARCH
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    pkg=github.com/kube-semaphore/kube-semaphore/internal/run && read -r number revision < /build && \
+    GOOS=$TARGETOS GOARCH=$TARGETARCH go build \
+      -ldflags "-s -w -X $pkg.number=$number -X $pkg.revision=$revision" -o /out/ ./cmd/...
 
 FROM scratch
 # What a CA served over https (SEMAPHORE_REMOTE_<NAME>_CA_URL) is verified with.

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -62,8 +64,8 @@ const (
 )
 
 // standIn makes an image that has the name of the Dockerfile's base image and as
-// much of its content as the Dockerfile uses: Go, a shell and certificates. Its Go
-// is this machine's, as are its caches, which are filled with all modules first.
+// much of its content as the Dockerfile uses: Go, git, a shell and certificates. Its
+// Go is this machine's, as are its caches, which are filled with all modules first.
 func (b *builder) standIn(ctx context.Context) error {
 	name, err := b.baseName()
 	if err != nil {
@@ -72,7 +74,11 @@ func (b *builder) standIn(ctx context.Context) error {
 	if _, err := output(ctx, nil, "go", "mod", "download"); err != nil {
 		return err
 	}
-	busybox, err := output(ctx, nil, "sh", "-c", "command -v busybox")
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return err
+	}
+	git, err := git(ctx)
 	if err != nil {
 		return err
 	}
@@ -80,12 +86,16 @@ func (b *builder) standIn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	steps := [][]string{
-		{"copy", container, strings.TrimSpace(busybox), "/bin/sh"},
+	var steps [][]string
+	for _, file := range git {
+		steps = append(steps, []string{"copy", container, file, file})
+	}
+	steps = append(steps, [][]string{
+		{"copy", container, busybox, "/bin/sh"},
 		{"copy", container, "/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/certs/ca-certificates.crt"},
 		{
 			"config",
-			"--env", "PATH=" + goMount + "/bin:/bin",
+			"--env", "PATH=" + goMount + "/bin:/bin:/usr/bin",
 			"--env", "GOPATH=/go",
 			"--env", "GOTOOLCHAIN=local",
 			"--env", "GOPROXY=file://" + proxyMount,
@@ -94,13 +104,32 @@ func (b *builder) standIn(ctx context.Context) error {
 			container,
 		},
 		{"commit", "--rm", container, name},
-	}
+	}...)
 	for _, step := range steps {
 		if _, err := b.buildah(ctx, step[0], step[1:]...); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// git returns the paths of git and of the libraries that it needs.
+func git(ctx context.Context) ([]string, error) {
+	program, err := exec.LookPath("git")
+	if err != nil {
+		return nil, err
+	}
+	out, err := output(ctx, nil, "ldd", program)
+	if err != nil {
+		return nil, err
+	}
+	files := []string{program}
+	for word := range strings.FieldsSeq(out) {
+		if filepath.IsAbs(word) {
+			files = append(files, word)
+		}
+	}
+	return files, nil
 }
 
 // baseName returns the name of the one image that the Dockerfile builds upon.
@@ -128,40 +157,19 @@ func (b *builder) baseName() (string, error) {
 			names = append(names, os.Expand(words[0], func(name string) string { return defaults[name] }))
 		}
 	}
-	if len(names) != 1 {
+	if names = slices.Compact(names); len(names) != 1 {
 		return "", fmt.Errorf("the Dockerfile builds upon %q, expected one image beside scratch", names)
 	}
 	return "localhost/" + names[0], nil
 }
 
-// build builds the Dockerfile, as it is, for an architecture.
-func (b *builder) build(ctx context.Context, arch string) (*image, error) {
+// build builds the Dockerfile, as it is, for an architecture, from a context.
+func (b *builder) build(ctx context.Context, arch, folder string) (*image, error) {
 	name := "localhost/kube-semaphore:" + arch
-	tmp, err := os.MkdirTemp(b.dir, "tmp-")
-	if err != nil {
+	if err := b.target(ctx, "", name, arch, folder); err != nil {
 		return nil, err
 	}
-	_, err = b.buildah(ctx, "build",
-		"--pull-never",
-		"--platform", "linux/"+arch,
-		"--volume", tmp+":/tmp",
-		"--volume", b.golang.root+":"+goMount+":ro",
-		"--volume", filepath.Join(b.golang.modCache, "cache", "download")+":"+proxyMount+":ro",
-		"--volume", b.golang.buildCache+":"+cacheMount,
-		// Docker sets it by itself; buildah of Debian 12 doesn't.
-		"--build-arg", "BUILDPLATFORM=linux/"+b.arch,
-		"--build-arg", "VERSION="+version,
-		"--build-arg", "REVISION="+revision,
-		"--tag", name,
-		b.root)
-	if err != nil {
-		return nil, err
-	}
-	container, err := b.buildah(ctx, "from", "--pull-never", "--arch", arch, name)
-	if err != nil {
-		return nil, err
-	}
-	root, err := b.buildah(ctx, "mount", container)
+	root, err := b.mount(ctx, name, arch)
 	if err != nil {
 		return nil, err
 	}
@@ -171,4 +179,41 @@ func (b *builder) build(ctx context.Context, arch string) (*image, error) {
 		return nil, err
 	}
 	return &image{root: root, arch: arch, config: config}, nil
+}
+
+// target builds the Dockerfile up to a stage, or all of it, and gives the result a
+// name.
+func (b *builder) target(ctx context.Context, stage, name, arch, folder string, arguments ...string) error {
+	tmp, err := os.MkdirTemp(b.dir, "tmp-")
+	if err != nil {
+		return err
+	}
+	args := []string{
+		"--pull-never",
+		"--platform", "linux/" + arch,
+		"--volume", tmp + ":/tmp",
+		"--volume", b.golang.root + ":" + goMount + ":ro",
+		"--volume", filepath.Join(b.golang.modCache, "cache", "download") + ":" + proxyMount + ":ro",
+		"--volume", b.golang.buildCache + ":" + cacheMount,
+		// Docker sets it by itself; buildah of Debian 12 doesn't.
+		"--build-arg", "BUILDPLATFORM=linux/" + b.arch,
+		"--tag", name,
+	}
+	if stage != "" {
+		args = append(args, "--target", stage)
+	}
+	for _, argument := range arguments {
+		args = append(args, "--build-arg", argument)
+	}
+	_, err = b.buildah(ctx, "build", append(args, folder)...)
+	return err
+}
+
+// mount returns the folder with an image's files.
+func (b *builder) mount(ctx context.Context, name, arch string) (string, error) {
+	container, err := b.buildah(ctx, "from", "--pull-never", "--arch", arch, name)
+	if err != nil {
+		return "", err
+	}
+	return b.buildah(ctx, "mount", container)
 }

@@ -35,8 +35,8 @@ const shortestLicence = 300
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
 // inspect reports all that is wrong with the image, and prints its size. With run
-// it also runs the programs.
-func (i *image) inspect(ctx context.Context, run bool) error {
+// it also runs the programs, whose -version must name the build.
+func (i *image) inspect(ctx context.Context, run bool, build string) error {
 	var errs []error
 	if want := i.arch + " 65532:65532"; i.config != want {
 		errs = append(errs, fmt.Errorf("its configuration says %q, expected %q", i.config, want))
@@ -45,7 +45,7 @@ func (i *image) inspect(ctx context.Context, run bool) error {
 	for _, program := range programs {
 		errs = append(errs, i.binary(program), i.licensed(program))
 		if run {
-			errs = append(errs, i.runs(ctx, program))
+			errs = append(errs, i.runs(ctx, program, build))
 		}
 	}
 	return errors.Join(errs...)
@@ -141,9 +141,9 @@ func (i *image) licensed(program string) error {
 
 // runs runs a program's -version and -help with the image as its root, as the
 // image's user.
-func (i *image) runs(ctx context.Context, program string) error {
+func (i *image) runs(ctx context.Context, program, build string) error {
 	for argument, want := range map[string][]string{
-		"-version": {version, revision[:12]},
+		"-version": {build},
 		"-help":    {program, "SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES"},
 	} {
 		cmd := exec.CommandContext(ctx, "/bin/"+program, argument)

@@ -1,7 +1,9 @@
 // Command image checks the Dockerfile on a machine that reaches no registry: it
 // builds the image with buildah, upon a stand-in for its base image that is made
-// of this machine's Go, and runs the programs from the result's root. Debian,
-// needs root; installs buildah and busybox-static if they are missing.
+// of this machine's Go, and runs the programs from the result's root. The context is
+// a repository made of the working tree, so that it is known which version and
+// revision the programs must name. Debian, needs root; installs buildah and
+// busybox-static if they are missing.
 package main
 
 import (
@@ -14,12 +16,6 @@ import (
 	"os/signal"
 	"strings"
 	"time"
-)
-
-// What the check stamps into the programs and expects of their -version.
-const (
-	version  = "v0.0.0-check"
-	revision = "0123456789abcdef0123456789abcdef01234567"
 )
 
 // programs are those that the image must hold, and nothing else may be in /bin.
@@ -58,20 +54,29 @@ func check(ctx context.Context, otherArch string) (err error) {
 		return fmt.Errorf("make the stand-in of the base image: %w", err)
 	}
 	fmt.Printf("made the stand-in of the base image in %s\n", time.Since(start).Round(time.Second))
+	repo, err := b.repository(ctx)
+	if err != nil {
+		return fmt.Errorf("make a repository: %w", err)
+	}
 	for _, arch := range []string{b.arch, otherArch} {
 		if arch == "" {
 			continue
 		}
 		start = time.Now()
-		image, err := b.build(ctx, arch)
+		image, err := b.build(ctx, arch, repo.dir)
 		if err != nil {
 			return fmt.Errorf("build the image for %s: %w", arch, err)
 		}
 		fmt.Printf("built the image for %s in %s\n", arch, time.Since(start).Round(time.Second))
-		if err := image.inspect(ctx, arch == b.arch); err != nil {
+		if err := image.inspect(ctx, arch == b.arch, repo.build()); err != nil {
 			return fmt.Errorf("image for %s: %w", arch, err)
 		}
 	}
+	start = time.Now()
+	if err := b.identities(ctx, repo); err != nil {
+		return err
+	}
+	fmt.Printf("checked version and revision of other contexts in %s\n", time.Since(start).Round(time.Second))
 	return nil
 }
 
