@@ -264,7 +264,9 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 // note takes in how a service is, and logs which foreign objects are in its way.
 func (c *Controller) note(w *Service) {
 	have := c.snapshot.local.get(w.Name, w)
-	switch before, now := c.survey.note(&have, w); {
+	before := c.survey.blocked[w.Name]
+	c.survey.note(&have, w)
+	switch now := c.survey.blocked[w.Name]; {
 	case now != nil && (before == nil || before.Error() != now.Error()):
 		c.log.Error("service not in order", "service", w.Name, "err", now)
 	case now == nil && before != nil:

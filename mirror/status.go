@@ -102,9 +102,8 @@ func newSurvey() *survey {
 	return &survey{services: map[string]*surveyed{}, blocked: map[string]error{}, totals: totals{clusters: map[string]clusterTotals{}}}
 }
 
-// note takes in how a service is by now. It returns which foreign objects are in its
-// way, and were before.
-func (y *survey) note(have *Observed, w *Service) (before, now error) {
+// note takes in how a service is by now.
+func (y *survey) note(have *Observed, w *Service) {
 	if last := y.services[w.Name]; last != nil {
 		y.totals.add(last, -1)
 		delete(y.services, w.Name)
@@ -135,11 +134,11 @@ func (y *survey) note(have *Observed, w *Service) (before, now error) {
 		y.services[w.Name] = l
 		y.totals.add(l, 1)
 	}
-	before, now = y.blocked[w.Name], inTheWay(have, w)
-	if y.blocked[w.Name] = now; now == nil {
+	if err := inTheWay(have, w); err != nil {
+		y.blocked[w.Name] = err
+	} else {
 		delete(y.blocked, w.Name)
 	}
-	return before, now
 }
 
 // totals returns sums over all services.
