@@ -212,7 +212,7 @@ func dial(t *testing.T, from, to *site, family int) net.Conn {
 // echo sends n bytes and wants them back.
 func echo(t *testing.T, conn net.Conn, n int) {
 	t.Helper()
-	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	sent := make([]byte, n)
