@@ -258,3 +258,24 @@ func held(have map[string]*Observed) map[netip.Addr]bool {
 	}
 	return all
 }
+
+// TestEaseSaysWhetherAnAddressStays has one move between two objects of a set.
+func TestEaseSaysWhetherAnAddressStays(t *testing.T) {
+	object := func(name string, list ...string) Object {
+		return Object{Name: name, Identity: gcp("a"), Addrs: addrs(list...)}
+	}
+	want := []Object{object("1", "10.4.0.1"), object("2", "10.4.0.2", "10.4.0.3")}
+	have := map[string]*Observed{
+		"1": {Object: object("1", "10.4.0.1", "10.4.0.2")}, "2": {Object: object("2", "10.4.0.3")},
+	}
+	eased, stay := Ease(have, want)
+	first := []Object{object("1", "10.4.0.1", "10.4.0.2"), want[1]}
+	if diff := cmp.Diff(first, eased, compareAddrs); diff != "" || !stay {
+		t.Errorf("an address stays: %v; (-want +got):\n%s", stay, diff)
+	}
+	have["2"] = &Observed{Object: want[1]}
+	eased, stay = Ease(have, want)
+	if diff := cmp.Diff(want, eased, compareAddrs); diff != "" || stay {
+		t.Errorf("then an address stays: %v; (-want +got):\n%s", stay, diff)
+	}
+}

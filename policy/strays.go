@@ -39,7 +39,7 @@ func (c *Controller) strayed(ctx context.Context, change keep.Change[Observed], 
 			touched = append(touched, change.After.Identity)
 		}
 	}
-	if was && c.strays[before] != nil && !(is && cluster == before) {
+	if was && c.strays[before] != nil && (!is || cluster != before) {
 		delete(c.strays[before].objects, change.Name)
 		if len(c.strays[before].objects) == 0 {
 			delete(c.strays, before)
