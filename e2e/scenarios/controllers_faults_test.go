@@ -139,6 +139,7 @@ func (f *controllers) testFinalizer(t *testing.T) {
 			return err
 		})
 		for n := range 10 {
+			f.patch(t, s, local, fmt.Sprintf(`{"metadata":{"annotations":{"example.org/waits":"%d"}}}`, n))
 			f.has(t, s, f.aws, "other", 10+n)
 		}
 		// One of each kind, and one of each that may meet an outdated version.

@@ -76,42 +76,49 @@ func (f *controllers) move(ctx context.Context, s *subject) (changes int, err er
 
 // testHandOver ends the leader, as Kubernetes does, while origins change.
 func (f *controllers) testHandOver(t *testing.T) {
-	type result struct {
-		changes int
-		err     error
-	}
 	for _, s := range f.subjects {
 		f.lead(t, s)
 		uids, writes := f.uids(t, s), f.writes(t, s)
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		done := make(chan result, 1)
-		go func() {
-			changes, err := f.move(ctx, s)
-			done <- result{changes, err}
-		}()
-		for _, i := range []int{0, 1} {
-			leader, other := s.replicas[i], s.replicas[1-i]
-			must(t, leader.Stop(within(t, patient)))
-			f.leads(t, other)
-			must(t, leader.Start())
-			f.ready(t, leader)
-		}
-		stop()
-		moves := <-done
-		must(t, moves.err)
+		changes := f.handOver(t, s)
 		for i := range moving {
-			f.comes(t, s, f.aws, mover(i), 1000+moves.changes-moving+i)
+			f.comes(t, s, f.aws, mover(i), 1000+changes-moving+i)
 		}
 		if now := f.uids(t, s); !maps.Equal(uids, now) {
 			t.Errorf("%s: objects were made again: %v, and were %v", s.program(), now, uids)
 		}
 		made := f.writes(t, s) - writes
-		t.Logf("%s: %d changes, %d writes", s.program(), moves.changes, made)
-		if made > moves.changes {
-			t.Errorf("%s: %d writes for %d changes", s.program(), made, moves.changes)
+		t.Logf("%s: %d changes, %d writes", s.program(), changes, made)
+		if made > changes {
+			t.Errorf("%s: %d writes for %d changes", s.program(), made, changes)
 		}
 	}
+}
+
+// handOver has each of two replicas hand over to the other one, and returns how many
+// changes there were meanwhile.
+func (f *controllers) handOver(t *testing.T, s *subject) int {
+	t.Helper()
+	type result struct {
+		changes int
+		err     error
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan result, 1)
+	go func() {
+		changes, err := f.move(ctx, s)
+		done <- result{changes, err}
+	}()
+	for i, leader := range s.replicas {
+		must(t, leader.Stop(within(t, patient)))
+		f.leads(t, s.replicas[1-i])
+		must(t, leader.Start())
+		f.ready(t, leader)
+	}
+	stop()
+	moves := <-done
+	must(t, moves.err)
+	return moves.changes
 }
 
 // testLostLeader has the local API server answer nobody, until the leader has given up
