@@ -134,9 +134,7 @@ func (f *Feed[T]) Changes() (changes []Change[T], synced bool) {
 	}
 	changes = make([]Change[T], 0, len(s.changes))
 	for key, before := range s.changes {
-		if after := s.objects[key]; after != before {
-			changes = append(changes, Change[T]{Key: key, Before: before, After: after})
-		}
+		changes = append(changes, Change[T]{Key: key, Before: before, After: s.objects[key]})
 	}
 	// To empty a map takes as long as it ever was large.
 	s.changes = map[string]*T{}

@@ -151,6 +151,42 @@ func TestChangesAddUp(t *testing.T) {
 	}
 }
 
+// TestChangesNobodyTakesAreBounded holds that a feed whose consumer is busy, or gone,
+// remembers nothing of objects that came and went meanwhile.
+func TestChangesNobodyTakesAreBounded(t *testing.T) {
+	t.Parallel()
+	_, f := prepareFeed(t, func(*WatchConfig[node]) {})
+	if err := f.store.Replace([]any{nodeAt(1, "stays", "v1", ""), nodeAt(1, "goes", "v1", "")}, "1"); err != nil {
+		t.Fatal(err)
+	}
+	c := &consumer{feed: f, has: map[string]*node{}}
+	c.take(t)
+	for i := range 1000 {
+		n := nodeAt(i, fmt.Sprint(i), "v1", "")
+		if err := f.store.Update(n); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.store.Delete(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// As lists have it, in which an object may be twice.
+	for i := range 10 {
+		if err := f.store.Replace([]any{nodeAt(1, "stays", "v1", ""), nodeAt(i, fmt.Sprint("listed", i), "v1", ""),
+			nodeAt(i, fmt.Sprint("twice", i), "v1", ""), nodeAt(i, fmt.Sprint("twice", i), "unwanted", "")}, "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const most = 2 // what went of what was handed out, and what came
+	if n := len(f.store.changes); n > most {
+		t.Errorf("%d changes", n)
+	}
+	c.take(t)
+	if got, want := c.names(), "listed9=v1 stays=v1"; got != want {
+		t.Errorf("has %q, want %q", got, want)
+	}
+}
+
 // TestRenewedFeedHandsOutDifferences has everything read anew, while some of it
 // changes: not a word about the rest.
 func TestRenewedFeedHandsOutDifferences(t *testing.T) {

@@ -213,11 +213,22 @@ func (s *store[T]) add(t *trimmed[T]) (stored bool) {
 func (s *store[T]) same(a, b T) bool { return s.equal != nil && s.equal(a, b) }
 
 // note keeps what there was of an object before the first change since changes were
-// taken; the caller holds the lock.
+// taken, and forgets it when that is what there is again: what comes and goes while
+// nobody takes changes holds no memory. It is called after the change; the caller holds
+// the lock.
 func (s *store[T]) note(key string, before T) {
-	if _, noted := s.changes[key]; !noted && s.changes != nil {
-		s.changes[key] = before
+	if s.changes == nil {
+		return
 	}
+	if first, noted := s.changes[key]; noted {
+		before = first
+	}
+	// A feed's are pointers.
+	if any(before) == any(s.objects[key]) {
+		delete(s.changes, key)
+		return
+	}
+	s.changes[key] = before
 }
 
 // remove drops an object; the caller holds the lock.
@@ -285,7 +296,6 @@ func (s *store[T]) Replace(list []any, _ string) error {
 			}
 			s.add(t)
 			if _, held := s.objects[key]; held && !same {
-				s.note(key, old)
 				changed = true
 			}
 		}
@@ -293,6 +303,9 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	// Where there isn't room for all, those that were there keep their places.
 	add(true)
 	add(false)
+	for key := range s.objects { // afterwards: a list may have an object twice
+		s.note(key, before[key])
+	}
 	for key, old := range before {
 		if _, held := s.objects[key]; !held {
 			s.note(key, old)
