@@ -510,6 +510,20 @@ func TestAFinalizerCostsNoRequests(t *testing.T) {
 	})
 }
 
+func TestAStrayThatIsBeingDeletedCostsNoRequests(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sets, now := newFakeSets(), metav1.Now()
+		leaving := networkSetNamed("a", labelsOf("a"), "10.9.0.1/32")
+		leaving.Labels[domain().Domain+"/cluster"], leaving.DeletionTimestamp = "old", &now
+		sets.take(leaving)
+		startRig(t, sets, nil)
+		elapse(time.Hour)
+		if seen := sets.seen(); len(seen) > 0 {
+			t.Errorf("requests %v for a set that somebody's finalizer keeps", seen)
+		}
+	})
+}
+
 // TestWhatIsThereStaysWithinBounds starts with fewer sets than there are pods for.
 func TestWhatIsThereStaysWithinBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
