@@ -11,6 +11,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
 const (
@@ -55,12 +57,12 @@ type ServerConfig struct {
 type Server struct {
 	cfg     ServerConfig
 	silence time.Duration // after which to ask for a sign of life
+	silent  errlog.Log
 
 	mu      sync.Mutex
 	last    time.Time     // when the server last answered anything
 	back    chan struct{} // closed and replaced when it does so after an outage
 	woken   time.Time     // when a watch that recovered last woke the others
-	silent  bool          // the last sign of life didn't come
 	running bool
 }
 
@@ -69,7 +71,13 @@ func NewServer(cfg ServerConfig) *Server {
 	if cfg.StaleAfter > 0 {
 		cfg.StaleAfter = max(cfg.StaleAfter, minStaleAfter)
 	}
-	return &Server{cfg: cfg, silence: cfg.StaleAfter / signsPerPeriod, back: make(chan struct{})}
+	return &Server{
+		cfg: cfg, silence: cfg.StaleAfter / signsPerPeriod, back: make(chan struct{}),
+		silent: errlog.Log{
+			Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "no sign of life", Over: "sign of life again",
+			Kind: func(error) string { return "" }, // one line for an outage
+		},
+	}
 }
 
 // StaleAfter returns how long without contact what the server said counts; 0:
@@ -124,16 +132,10 @@ func (s *Server) ask(ctx context.Context) {
 	if err == nil {
 		s.heard(time.Now())
 	}
-	s.mu.Lock()
-	before := s.silent
-	s.silent = err != nil
-	s.mu.Unlock()
-	switch {
-	case err != nil && !before:
-		s.cfg.Logger.WarnContext(ctx, "no sign of life", "cluster", s.cfg.Cluster, "err", withoutURL(err))
-	case err == nil && before:
-		s.cfg.Logger.InfoContext(ctx, "sign of life again", "cluster", s.cfg.Cluster)
+	if err != nil {
+		err = withoutURL(err)
 	}
+	s.silent.Note(ctx, err, "cluster", s.cfg.Cluster)
 }
 
 // heard notes that the server answered. The first time after an outage that
