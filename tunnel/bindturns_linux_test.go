@@ -236,9 +236,10 @@ func TestHandshakesThatArriveTogether(t *testing.T) {
 
 		b.tun.Outbound <- tuntest.Ping(a.addr, b.addr)
 		arrived := make(chan []byte, 1)
-		for connected := false; !connected; {
-			// What either sends passes. It ends with the ping, or with the initiation
-			// with which the other side helps itself.
+		for connected, answered := false, false; !connected || !answered; {
+			// What either sends passes. It ends with the ping and the answer to b's
+			// initiation, which must not come up in the next round, or with the
+			// initiation with which the other side helps itself.
 			for _, from := range []*party{a, b} {
 				to := map[*party]*party{a: b, b: a}[from]
 				if err := from.relay.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
@@ -252,6 +253,7 @@ func TestHandshakesThatArriveTogether(t *testing.T) {
 				if buf[0] == kindInitiation {
 					t.Fatalf("round %d: a new handshake was necessary", round)
 				}
+				answered = answered || from == a && buf[0] == kindResponse
 				to.deliver(t, slices.Clone(buf[:n]))
 			}
 			select {
