@@ -424,6 +424,31 @@ func TestServerThatWasRestored(t *testing.T) {
 	}
 }
 
+// TestServerThatWasRestoredAndIsPast has written more since than what the backup lacks,
+// as a server does by itself when it starts.
+func TestServerThatWasRestoredAndIsPast(t *testing.T) {
+	t.Parallel()
+	for _, stream := range []bool{true, false} {
+		t.Run(fmt.Sprintf("streamed %v", stream), func(t *testing.T) {
+			t.Parallel()
+			b, f := prepareFeed(t, func(cfg *WatchConfig[node]) { cfg.Current = true })
+			b.api.set(func() { b.api.stream = stream })
+			b.api.apply("a", "v1", "")
+			runFeed(t, f)
+			c := &consumer{feed: f, has: map[string]*node{}}
+			c.follow(t, "everything", "a=v1")
+			b.api.apply("a", "v2", "")
+			c.follow(t, "an event", "a=v2")
+			address := b.api.address()
+			b.api.stop()
+			eventually(t, "error", func() bool { return f.Err() != nil })
+			b.api.restore(1000, "b")
+			b.api.start(t, address)
+			c.follow(t, "what was restored", "b=restored")
+		})
+	}
+}
+
 // TestServerThatWasRestoredBehindAProxy is away without a request that fails: the
 // watch ends, and the next one waits.
 func TestServerThatWasRestoredBehindAProxy(t *testing.T) {

@@ -99,6 +99,7 @@ type observed struct {
 	mu      sync.RWMutex // held for reading during a list
 	over    bool
 	suspect atomic.Bool // a request failed since the server showed its version
+	broken  atomic.Bool // a request wasn't answered since everything was read
 }
 
 func observe(inner cache.ListerWatcher, c *contact) *observed {
@@ -166,6 +167,7 @@ func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptio
 // complete notes that everything has been read.
 func (o *observed) complete(ctx context.Context) {
 	o.suspect.Store(false)
+	o.broken.Store(false)
 	o.contact.made(ctx)
 }
 
@@ -200,6 +202,11 @@ func (o *observed) resume(ctx context.Context, version string) error {
 	// After so long a time even a server that went back may be past the version.
 	if last, _ := o.contact.state(); o.current && !last.IsZero() && time.Since(last) > o.silence {
 		return apierrors.NewResourceExpired("out of contact for too long")
+	}
+	// Nor may one that was started anew from a backup which is a few writes old: the
+	// server itself writes when it starts.
+	if o.current && o.broken.Load() {
+		return apierrors.NewResourceExpired("the server was away")
 	}
 	if !o.suspect.Load() {
 		return nil
@@ -286,6 +293,9 @@ func (o *observed) failed(ctx context.Context, verb string, err error) {
 		return
 	}
 	o.suspect.Store(true)
+	if status := apierrors.APIStatus(nil); !errors.As(err, &status) {
+		o.broken.Store(true)
+	}
 	o.contact.failed(ctx, verb, err)
 }
 
@@ -376,6 +386,7 @@ func (w *observedWatch) alive(ctx context.Context, o *observed) {
 		o.contact.opened()
 		if w.initial != nil {
 			o.suspect.Store(false)
+			o.broken.Store(false)
 		}
 	}
 	o.contact.made(ctx)

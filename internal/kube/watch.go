@@ -45,7 +45,8 @@ type WatchConfig[T any] struct {
 	ResyncPeriod time.Duration
 	// Current has lists be as new as what is in etcd, where an API server may
 	// otherwise answer from a cache, however old: for who removes things on
-	// their word, which another replica may have made a moment ago.
+	// their word, which another replica may have made a moment ago. Everything is read
+	// anew when the server was away: it may have been restored from a backup.
 	Current bool
 	// Bounds are those of a remote, which its client must have, too. What is
 	// beyond is rejected: what was kept first stays.
