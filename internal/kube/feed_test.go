@@ -449,6 +449,23 @@ func TestServerThatWasRestoredAndIsPast(t *testing.T) {
 	}
 }
 
+// TestServerThatWasRestoredUnseen ends the watch and is past its version before anybody
+// asks again, as when client-go tries a request until it is answered.
+func TestServerThatWasRestoredUnseen(t *testing.T) {
+	t.Parallel()
+	b, f := prepareFeed(t, func(cfg *WatchConfig[node]) { cfg.Current = true })
+	b.api.apply("a", "v1", "")
+	runFeed(t, f)
+	c := &consumer{feed: f, has: map[string]*node{}}
+	c.follow(t, "everything", "a=v1")
+	b.api.apply("a", "v2", "")
+	c.follow(t, "an event", "a=v2")
+	b.api.restore(1000, "b")
+	b.api.http.CloseClientConnections()
+	c.follow(t, "what was restored", "b=restored")
+	b.wantNoFailure(t)
+}
+
 // TestServerThatWasRestoredBehindAProxy is away without a request that fails: the
 // watch ends, and the next one waits.
 func TestServerThatWasRestoredBehindAProxy(t *testing.T) {

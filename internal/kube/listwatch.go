@@ -99,7 +99,7 @@ type observed struct {
 	mu      sync.RWMutex // held for reading during a list
 	over    bool
 	suspect atomic.Bool // a request failed since the server showed its version
-	broken  atomic.Bool // a request wasn't answered since everything was read
+	broken  atomic.Bool // a connection was since everything was read
 }
 
 func observe(inner cache.ListerWatcher, c *contact) *observed {
@@ -227,6 +227,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		}
 	}
 	bounded, cancel := context.WithCancel(ctx)
+	began := time.Now()
 	opening := time.AfterFunc(openTimeout, cancel)
 	inner, err := o.inner.WatchWithContext(o.bounded.watch(bounded, options), options)
 	if !opening.Stop() && err == nil {
@@ -269,7 +270,11 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		if overtime != nil {
 			defer overtime.Stop()
 		}
-		w.forward(ctx, o)
+		if w.forward(ctx, o) && (options.TimeoutSeconds == nil || time.Since(began) < time.Duration(*options.TimeoutSeconds)*time.Second) {
+			// Not by what it was asked for. client-go tries again by itself, and so
+			// no request needs to fail while a server is away.
+			o.broken.Store(true)
+		}
 		if w.open {
 			o.contact.ended()
 		}
@@ -322,9 +327,11 @@ func (w *observedWatch) Stop() {
 	})
 }
 
-func (w *observedWatch) forward(ctx context.Context, o *observed) {
+// forward hands on events until the watch is over. It returns whether the server, or
+// the connection to it, ended it without a word.
+func (w *observedWatch) forward(ctx context.Context, o *observed) bool {
 	if w.first != nil && !w.pass(ctx, o, *w.first) {
-		return
+		return false
 	}
 	look := time.NewTicker(o.period)
 	defer look.Stop()
@@ -333,25 +340,28 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) {
 	for {
 		select {
 		case event, open := <-w.inner.ResultChan():
-			if !open || !w.pass(ctx, o, event) {
-				return
+			if !open {
+				return ctx.Err() == nil
+			}
+			if !w.pass(ctx, o, event) {
+				return false
 			}
 			silent.Reset(o.silence)
 		case <-silent.C:
 			if !w.initial.going() {
 				if err := o.restored(ctx, w.version); err != nil {
 					w.pass(ctx, o, errorEvent(err))
-					return
+					return false
 				}
 			}
 			silent.Reset(o.silence)
 		case <-look.C:
 			if !w.initial.going() && o.missing() {
 				w.pass(ctx, o, errorEvent(apierrors.NewResourceExpired("there is room for objects that were rejected")))
-				return
+				return false
 			}
 		case <-w.stopped:
-			return
+			return false
 		}
 	}
 }
