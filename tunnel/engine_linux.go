@@ -12,11 +12,13 @@ import (
 
 	"golang.org/x/time/rate"
 	"golang.zx2c4.com/wireguard/device"
-	"golang.zx2c4.com/wireguard/tun"
+
+	tun "github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
 )
 
 // engine is a userspace device: wireguard-go on a TUN link, and its socket. Of ours
-// only the bind is in the way of packets.
+// only link and udp are in the way of packets.
 type engine struct {
 	name   string
 	index  int
@@ -33,15 +35,15 @@ type engine struct {
 // on its own, because somebody deleted the link or reading from it broke, died
 // is called.
 func startEngine(l link, file *os.File, sock *socket, died func(), log *device.Logger) (*engine, error) {
-	native, err := tun.CreateTUNFromFile(file, l.mtu)
+	native, err := tun.New(file, l.mtu)
 	if err != nil {
 		sock.close()
-		return nil, errors.Join(fmt.Errorf("serve TUN %s: %w", l.name, err), file.Close())
+		return nil, errors.Join(fmt.Errorf("%s: %w", l.name, err), file.Close())
 	}
 	e := &engine{
 		name:   l.name,
 		index:  l.index,
-		dev:    device.NewDevice(native, newBind(), log),
+		dev:    device.NewDevice(native, udp.New(udp.Config{}), log),
 		socket: sock,
 	}
 	sock.serve(e.dev)

@@ -1,4 +1,4 @@
-package tunnel
+package udp
 
 import (
 	"encoding/binary"
@@ -27,8 +27,8 @@ func newBatch() *batch {
 
 // Send implements [conn.Bind]. Of packets that can't be sent the others are sent all
 // the same, unless the reason is none of the packet's; the error tells of all.
-func (b *bind) Send(packets [][]byte, to conn.Endpoint) error {
-	e, ok := to.(*bindEndpoint)
+func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
+	e, ok := to.(*endpoint)
 	if !ok {
 		return conn.ErrWrongEndpointType
 	}
@@ -49,7 +49,7 @@ func (b *bind) Send(packets [][]byte, to conn.Endpoint) error {
 }
 
 // send sends packets, those up to limit bytes as segments where that works.
-func (b *bind) send(s *udpSocket, e *bindEndpoint, packets [][]byte, limit int) error {
+func (b *Bind) send(s *socket, e *endpoint, packets [][]byte, limit int) error {
 	var skipped error
 	for len(packets) > 0 {
 		sent, err := b.write(s, e, packets, limit)
@@ -85,7 +85,7 @@ func (b *bind) send(s *udpSocket, e *bindEndpoint, packets [][]byte, limit int) 
 
 // write sends packets until all are sent or a message is refused, and returns how
 // many were sent.
-func (b *bind) write(s *udpSocket, e *bindEndpoint, packets [][]byte, limit int) (sent int, err error) {
+func (b *Bind) write(s *socket, e *endpoint, packets [][]byte, limit int) (sent int, err error) {
 	batch, ok := b.batches.Get().(*batch)
 	if !ok {
 		return 0, unix.ENOMEM // can't be: nothing else is in the pool
@@ -109,7 +109,7 @@ func (b *bind) write(s *udpSocket, e *bindEndpoint, packets [][]byte, limit int)
 }
 
 // fill makes messages of as many packets as there is room for.
-func (b *batch) fill(e *bindEndpoint, packets [][]byte, limit, maxPayload int) []ipv6.Message {
+func (b *batch) fill(e *endpoint, packets [][]byte, limit, maxPayload int) []ipv6.Message {
 	var from []byte
 	if e.chosen.Load() {
 		from = e.control

@@ -1,4 +1,4 @@
-package tunnel
+package udp
 
 import (
 	"bytes"
@@ -27,7 +27,7 @@ type datagram struct {
 
 // opened is a bind and what it receives.
 type opened struct {
-	*bind
+	*Bind
 	port uint16
 	got  chan datagram
 }
@@ -36,7 +36,12 @@ type opened struct {
 // test ends.
 func openBind(t *testing.T, port uint16) *opened {
 	t.Helper()
-	o := &opened{bind: newBind(), got: make(chan datagram, 4096)}
+	return readBind(t, New(Config{}), port)
+}
+
+func readBind(t *testing.T, b *Bind, port uint16) *opened {
+	t.Helper()
+	o := &opened{Bind: b, got: make(chan datagram, 4096)}
 	receive, port, err := o.Open(port)
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +185,7 @@ func TestASourceThatIsGoneIsLetGo(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1", "::1"} {
 		a, b := openBind(t, 0), openBind(t, 0)
 		gone := map[string]string{"127.0.0.1": "192.0.2.99", "::1": "fd00::99"}[addr]
-		e := newBindEndpoint(netip.AddrPortFrom(netip.MustParseAddr(addr), b.port), source{addr: netip.MustParseAddr(gone)})
+		e := newEndpoint(netip.AddrPortFrom(netip.MustParseAddr(addr), b.port), source{addr: netip.MustParseAddr(gone)})
 		for _, packets := range [][][]byte{numbered(slices.Repeat([]int{1452}, 100)...), numbered(148)} {
 			e.chosen.Store(true)
 			if err := a.Send(packets, e); err != nil {
@@ -228,7 +233,7 @@ func TestMessagesOfManyDatagrams(t *testing.T) {
 // many at once, and nothing is lost when messages of many datagrams come again.
 func TestDatagramsByThemselvesAreReadTogether(t *testing.T) {
 	nstest.Root(t)
-	b := newBind()
+	b := New(Config{})
 	receive, port, err := b.Open(0)
 	if err != nil {
 		t.Fatal(err)
@@ -311,7 +316,7 @@ func TestPortOfBothFamilies(t *testing.T) {
 	if _, _, err := a.Open(0); !errors.Is(err, conn.ErrBindAlreadyOpen) {
 		t.Errorf("opened twice: %v", err)
 	}
-	if _, _, err := newBind().Open(a.port); !errors.Is(err, unix.EADDRINUSE) {
+	if _, _, err := New(Config{}).Open(a.port); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("a port that is taken: %v", err)
 	}
 	six, err := net.ListenUDP("udp6", &net.UDPAddr{})
@@ -320,7 +325,7 @@ func TestPortOfBothFamilies(t *testing.T) {
 	}
 	defer six.Close()
 	taken := uint16(six.LocalAddr().(*net.UDPAddr).Port)
-	if _, _, err := newBind().Open(taken); !errors.Is(err, unix.EADDRINUSE) {
+	if _, _, err := New(Config{}).Open(taken); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("a port that is taken over IPv6: %v", err)
 	}
 	// Nothing is left open of it.
@@ -345,7 +350,7 @@ func TestHostsWithOneFamily(t *testing.T) {
 			port uint16
 		}
 		for _, port := range []uint16{0, 51899} {
-			b := newBind()
+			b := New(Config{})
 			answers := make(chan answer, 1)
 			go func() {
 				runtime.LockOSThread() // and never unlocked: the thread ends with its filter
@@ -403,4 +408,64 @@ func refuseFamily(family int) error {
 		return os.NewSyscallError("seccomp", errno)
 	}
 	return nil
+}
+
+// A bind whose process ended leaves its sockets, and what arrived in them, to the next.
+func TestSocketsAreInherited(t *testing.T) {
+	nstest.Namespaces(t)
+	// A port of a process that ended, and the sockets that another one kept.
+	ended := func() (port uint16, kept []*os.File) {
+		t.Helper()
+		closed := false
+		b := New(Config{
+			Opened: func(_ uint16, sockets []*os.File) { kept = sockets },
+			Closed: func() { closed = true },
+		})
+		_, port, err := b.Open(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Close(); err != nil || !closed || len(kept) != 2 {
+			t.Fatalf("close: %v; Closed was called: %v; %d sockets are kept, want 2", err, closed, len(kept))
+		}
+		return port, kept
+	}
+	port, kept := ended()
+	otherPort, other := ended()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sender := openBind(t, 0)
+	packets := numbered(slices.Repeat([]int{1452}, 100)...)
+	for _, addr := range []string{"127.0.0.1", "::1"} {
+		if err := sender.Send(packets, sender.to(t, addr, port)); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	b := New(Config{Inherited: append(append(other, null), kept...)})
+	if _, _, err := b.Open(0); err != nil { // leaves them
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	heir := readBind(t, b, port)
+	got := map[bool]int{}
+	for range 2 * len(packets) {
+		d := heir.next(t)
+		four := d.from.DstIP().Is4()
+		if want := string(packets[got[four]]); d.data != want {
+			t.Fatalf("%d bytes, %.12q, want %.12q", len(d.data), d.data, want)
+		}
+		got[four]++
+	}
+	if err := heir.Send(packets, heir.to(t, "127.0.0.1", sender.port)); err != nil {
+		t.Fatal(err)
+	}
+	if from, want := sender.want(t, packets).DstToString(), fmt.Sprint("127.0.0.1:", port); from != want {
+		t.Errorf("it sends from %s, want %s", from, want)
+	}
+	openBind(t, otherPort) // nobody has it any more
 }

@@ -1,4 +1,4 @@
-package tunnel
+package udp
 
 import (
 	"encoding/binary"
@@ -16,9 +16,9 @@ import (
 
 // receiver reads one socket. Only one goroutine uses it.
 type receiver struct {
-	socket   *udpSocket
+	socket   *socket
 	messages [conn.IdealBatchSize]ipv6.Message
-	last     *bindEndpoint // where the last packet came from
+	last     *endpoint     // where the last packet came from
 	held     []heldMessage // what the engine had no room for, in order
 	singles  int           // how often in a row all that could be read at once were datagrams by themselves
 }
@@ -27,7 +27,7 @@ type receiver struct {
 type heldMessage struct {
 	data []byte
 	size int
-	from *bindEndpoint
+	from *endpoint
 }
 
 // grouped is how many messages are read at once that may hold many datagrams each:
@@ -57,11 +57,11 @@ func (r *receiver) receive(packets [][]byte, sizes []int, endpoints []conn.Endpo
 // once reads once, and returns nothing when that was only handshake messages which
 // have to wait.
 func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int, err error) {
-	put := func(datagram []byte, from *bindEndpoint) {
+	put := func(datagram []byte, from *endpoint) {
 		sizes[count], endpoints[count] = copy(packets[count], datagram), from
 		count++
 	}
-	r.socket.turns.ready(func(from *bindEndpoint, packet []byte) bool {
+	r.socket.turns.ready(func(from *endpoint, packet []byte) bool {
 		if count == len(packets) {
 			return false
 		}
@@ -72,7 +72,7 @@ func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 		return count, nil
 	}
 	// Delivers datagrams into buffers below end, and returns how many bytes.
-	deliver := func(message []byte, size int, from *bindEndpoint, end int) int {
+	deliver := func(message []byte, size int, from *endpoint, end int) int {
 		return split(message, size, func(datagram []byte) bool {
 			if count >= end {
 				return false
@@ -158,14 +158,14 @@ func (r *receiver) prepare(packets [][]byte) (read []ipv6.Message, first int) {
 
 // endpoint returns where a packet came from, as what answers go to. It is nil when
 // that isn't an address.
-func (r *receiver) endpoint(addr net.Addr, local source) *bindEndpoint {
+func (r *receiver) endpoint(addr net.Addr, local source) *endpoint {
 	udp, ok := addr.(*net.UDPAddr)
 	if !ok {
 		return nil
 	}
 	from := unmap(udp.AddrPort())
 	if r.last == nil || r.last.addr != from || r.last.from != local || r.last.chosen.Load() != (r.last.control != nil) {
-		r.last = newBindEndpoint(from, local)
+		r.last = newEndpoint(from, local)
 	}
 	return r.last
 }

@@ -1,4 +1,4 @@
-package tunnel
+package udp
 
 import (
 	"bytes"
@@ -38,15 +38,15 @@ func newTurnTest() *turnTest {
 }
 
 func (t *turnTest) released() (packets [][]byte) {
-	t.ready(func(_ *bindEndpoint, packet []byte) bool {
+	t.ready(func(_ *endpoint, packet []byte) bool {
 		packets = append(packets, packet)
 		return true
 	})
 	return packets
 }
 
-func endpointOf(text string) *bindEndpoint {
-	return newBindEndpoint(netip.MustParseAddrPort(text), source{})
+func endpointOf(text string) *endpoint {
+	return newEndpoint(netip.MustParseAddrPort(text), source{})
 }
 
 func TestHandshakeMessagesTakeTurns(t *testing.T) {
@@ -55,7 +55,7 @@ func TestHandshakeMessagesTakeTurns(t *testing.T) {
 	answer, data := handshakeMessage(kindResponse, 9), handshakeMessage(kindTransport, 7)
 	for name, c := range map[string]struct {
 		first, second []byte
-		to            *bindEndpoint
+		to            *endpoint
 		sent          []byte
 		goesOn        bool
 	}{
@@ -134,7 +134,7 @@ func TestForgedHandshakeMessages(t *testing.T) {
 // them that belongs to the test.
 type party struct {
 	dev   *device.Device
-	bind  *bind
+	bind  *Bind
 	tun   *tuntest.ChannelTUN
 	key   wgtypes.Key
 	port  int
@@ -144,7 +144,7 @@ type party struct {
 
 func newParty(t *testing.T, addr string) *party {
 	t.Helper()
-	p := &party{bind: newBind(), tun: tuntest.NewChannelTUN(), addr: netip.MustParseAddr(addr)}
+	p := &party{bind: New(Config{}), tun: tuntest.NewChannelTUN(), addr: netip.MustParseAddr(addr)}
 	p.dev = device.NewDevice(p.tun.TUN(), p.bind, &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf})
 	t.Cleanup(p.dev.Close)
 	var err error

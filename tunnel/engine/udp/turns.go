@@ -1,4 +1,4 @@
-package tunnel
+package udp
 
 import (
 	"encoding/binary"
@@ -70,7 +70,7 @@ type turn struct {
 }
 
 type waiting struct {
-	from   *bindEndpoint
+	from   *endpoint
 	packet []byte
 }
 
@@ -81,7 +81,7 @@ func isHandshake(packet []byte) bool {
 
 // arrived tells whether a packet may be handed on. Otherwise ready returns it when
 // its turn has come.
-func (t *turns) arrived(from *bindEndpoint, packet []byte) bool {
+func (t *turns) arrived(from *endpoint, packet []byte) bool {
 	if !isHandshake(packet) {
 		return true
 	}
@@ -168,7 +168,7 @@ func (t *turn) answeredBy(packet []byte) bool {
 
 // ready calls deliver with a message whose turn has come, of each address, until that
 // has no room. When there was none, the alarm is set to when the next one's comes.
-func (t *turns) ready(deliver func(from *bindEndpoint, packet []byte) bool) {
+func (t *turns) ready(deliver func(from *endpoint, packet []byte) bool) {
 	if t.idle.Load() {
 		return
 	}

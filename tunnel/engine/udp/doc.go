@@ -1,0 +1,3 @@
+// Package udp is how a userspace WireGuard device sends and receives: an
+// implementation of wireguard-go's conn.Bind, see [Bind].
+package udp

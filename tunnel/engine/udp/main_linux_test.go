@@ -1,0 +1,47 @@
+package udp
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// isolated is in the environment of a process that has a network of its own.
+const isolated = "UDP_TEST_ISOLATED"
+
+// TestMain runs the tests in a process that has a network of its own, with nothing
+// but its loopback: wireguard-go opens sockets on goroutines of its own.
+func TestMain(m *testing.M) {
+	if os.Getenv(isolated) != "" {
+		if err := loopbackUp(); err != nil {
+			fmt.Fprintln(os.Stderr, "prepare namespace:", err)
+			os.Exit(1)
+		}
+		goleak.VerifyTestMain(m)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args, cmd.Env = os.Args, append(os.Environ(), isolated+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	if err := nstest.AsRoot(cmd); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		goleak.VerifyTestMain(m) // Tests that need namespaces skip or fail.
+	}
+	os.Exit(nstest.Again(cmd))
+}
+
+func loopbackUp() error {
+	loopback, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(loopback)
+}
