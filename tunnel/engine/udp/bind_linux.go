@@ -139,6 +139,17 @@ func (b *Bind) SetMark(mark uint32) error {
 	return errors.Join(errs...)
 }
 
+// Pause makes the functions that receive return os.ErrDeadlineExceeded, at once and
+// each time, when they have nothing left that they had read before, or makes them read
+// again. What arrives meanwhile stays in the sockets. A bind that is opened reads.
+func (b *Bind) Pause(paused bool) {
+	for _, s := range []*socket{b.four.Load(), b.six.Load()} {
+		if s != nil {
+			s.turns.pause(paused)
+		}
+	}
+}
+
 // BatchSize implements [conn.Bind].
 func (*Bind) BatchSize() int { return conn.IdealBatchSize }
 

@@ -47,7 +47,7 @@ const (
 func (r *receiver) receive(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int, err error) {
 	for count == 0 && err == nil {
 		count, err = r.once(packets, sizes, endpoints)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
+		if errors.Is(err, os.ErrDeadlineExceeded) && !r.socket.turns.paused.Load() {
 			err = nil // a handshake message may go on
 		}
 	}

@@ -48,10 +48,12 @@ type turns struct {
 	// that may go on; zero: not at all.
 	alarm func(time.Time)
 
-	idle  atomic.Bool // nothing in of, and no alarm; most packets look no further
+	idle   atomic.Bool // nothing in of, and no alarm; most packets look no further
+	paused atomic.Bool // the receiver reads nothing, whatever alarm was set to
+
 	mu    sync.Mutex
 	of    map[netip.AddrPort]*turn
-	armed time.Time // what alarm is set to
+	armed time.Time // what alarm is set to, when the receiver reads
 }
 
 // newTurns returns turns without any messages.
@@ -122,7 +124,20 @@ func (t *turns) rest() { t.idle.Store(len(t.of) == 0 && t.armed.IsZero()) }
 func (t *turns) arm(at time.Time) {
 	if !at.Equal(t.armed) {
 		t.armed = at
-		t.alarm(at)
+		if !t.paused.Load() {
+			t.alarm(at)
+		}
+	}
+}
+
+// pause ends the receiver's wait, and each that it begins until it may go on.
+func (t *turns) pause(paused bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.paused.Store(paused); paused {
+		t.alarm(time.Unix(1, 0))
+	} else {
+		t.alarm(t.armed)
 	}
 }
 

@@ -1,0 +1,77 @@
+package udp
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/conn"
+)
+
+// What arrives while a bind is paused stays in its sockets, also when a handshake
+// message has to wait for its turn meanwhile.
+func TestPausedBindsReadNothing(t *testing.T) {
+	b, from := New(Config{}), openBind(t, 0)
+	receive, port, err := b.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	packets, sizes, endpoints := [][]byte{make([]byte, 65535)}, make([]int, 1), make([]conn.Endpoint, 1)
+	next := func() (byte, error) {
+		n, err := receive[0](packets, sizes, endpoints)
+		if n == 0 {
+			return 0, err
+		}
+		return packets[0][0], err
+	}
+	want := func(kind byte) {
+		t.Helper()
+		if got, err := next(); err != nil || got != kind {
+			t.Fatalf("got a message of kind %d, %v, want kind %d", got, err, kind)
+		}
+	}
+	to := from.to(t, "127.0.0.1", port)
+	initiation, data := handshakeMessage(kindInitiation, 1), handshakeMessage(kindTransport, 1)
+	if err := from.Send([][]byte{initiation}, to); err != nil {
+		t.Fatal(err)
+	}
+	want(kindInitiation)
+	// Another one has to wait; one of data doesn't.
+	for _, packet := range [][]byte{initiation, data} {
+		if err := from.Send([][]byte{packet}, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(kindTransport)
+
+	waiting := make(chan error)
+	go func() {
+		for {
+			if _, err := next(); err != nil {
+				waiting <- err
+				return
+			}
+		}
+	}()
+	b.Pause(true)
+	if err := <-waiting; !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("a paused bind returns %v, want os.ErrDeadlineExceeded", err)
+	}
+	if err := from.Send([][]byte{data}, to); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(2 * handlingTime); time.Now().Before(end); {
+		// The turn of the initiation may come.
+		if got, err := next(); got != kindInitiation && !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("a paused bind returns %d, %v, want os.ErrDeadlineExceeded", got, err)
+		}
+	}
+	b.Pause(false)
+	want(kindTransport)
+	if err := from.Send([][]byte{data}, to); err != nil {
+		t.Fatal(err)
+	}
+	want(kindTransport)
+}
