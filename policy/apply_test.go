@@ -453,6 +453,9 @@ func TestALocalServerThatIsRestoredFromABackup(t *testing.T) {
 		}
 		want := map[string]string{"gcp-ns-a": "10.4.0.59/32", "gcp-ns-b": "10.4.0.2/32"}
 		r.wantSets(t, want)
+		r.sets.mu.Lock()
+		r.sets.opening = 100 * time.Millisecond // what was lost is written before the watch is open
+		r.sets.mu.Unlock()
 		r.sets.restore(version, backup)
 		elapse(time.Minute)
 		r.wantSets(t, want)

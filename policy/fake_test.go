@@ -45,7 +45,16 @@ type fakeSets struct {
 	fail     func(verb, name string) error     // nil: never
 	meddle   func(f *fakeSets, verb, n string) // called before a write is made; with mu held
 	mute     bool                              // watches show nothing
+	opening  time.Duration                     // that it takes to open a watch
 	watches  []*watch.FakeWatcher
+	history  []fakeEvent // since the last restore
+}
+
+// fakeEvent is what a watch shows that was opened at an earlier version.
+type fakeEvent struct {
+	version int
+	kind    watch.EventType
+	set     *calico.GlobalNetworkSet
 }
 
 func newFakeSets() *fakeSets {
@@ -165,6 +174,7 @@ func (f *fakeSets) tell(kind watch.EventType, set *calico.GlobalNetworkSet) {
 	if f.mute {
 		return
 	}
+	f.history = append(f.history, fakeEvent{f.version, kind, set.DeepCopy()})
 	for _, w := range f.watches {
 		w.Action(kind, set.DeepCopy())
 	}
@@ -174,7 +184,7 @@ func (f *fakeSets) tell(kind watch.EventType, set *calico.GlobalNetworkSet) {
 func (f *fakeSets) restore(version int, sets map[string]*calico.GlobalNetworkSet) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.version, f.sets = version, maps.Clone(sets)
+	f.version, f.sets, f.history = version, maps.Clone(sets), nil
 	for _, w := range f.watches {
 		w.Action(watch.Error, &metav1.Status{Status: metav1.StatusFailure, Code: 410, Reason: metav1.StatusReasonExpired})
 	}
@@ -203,14 +213,32 @@ func (f *fakeSets) List(context.Context, metav1.ListOptions) (*calico.GlobalNetw
 	return list, nil
 }
 
-// Watch implements SetClient.
-func (f *fakeSets) Watch(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
+// Watch implements SetClient. It shows what has happened since the version that it is
+// opened at, however long that takes.
+func (f *fakeSets) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	if err := plain(options); err != nil {
 		return nil, err
+	}
+	from, err := strconv.Atoi(options.ResourceVersion)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	f.mu.Lock()
+	opening := f.opening
+	f.mu.Unlock()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(opening):
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	w := watch.NewFakeWithChanSize(10_000, false)
+	for _, e := range f.history {
+		if e.version > from {
+			w.Action(e.kind, e.set.DeepCopy())
+		}
+	}
 	f.watches = append(f.watches, w)
 	return w, nil
 }
@@ -274,7 +302,7 @@ func newFakePods() *fakePods {
 		if f.away {
 			return true, nil, apierrors.NewServiceUnavailable("restoring")
 		}
-		in, err := f.Tracker().Watch(asked.GetResource(), asked.GetNamespace())
+		in, err := f.Tracker().Watch(asked.GetResource(), asked.GetNamespace(), asked.ListOptions)
 		if err != nil {
 			return true, nil, err
 		}
