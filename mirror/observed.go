@@ -149,7 +149,7 @@ func newLocal(notify func()) *local {
 func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
 	names, globals = map[string]struct{}{}, map[Key]struct{}{}
 	for _, c := range l.services.Changes() {
-		names[c.Name] = struct{}{}
+		names[c.Key] = struct{}{}
 		if before := c.Before; before != nil && before.global {
 			leave(l.globals, before.id.Key, before.Name)
 			globals[before.id.Key] = struct{}{}
@@ -161,16 +161,16 @@ func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
 	}
 	for _, c := range l.slices.Changes() {
 		if c.Before != nil {
-			leave(l.members, c.Before.service, c.Name)
+			leave(l.members, c.Before.service, c.Key)
 			names[c.Before.service] = struct{}{}
 		}
 		if c.After != nil {
-			join(l.members, c.After.service, c.Name)
+			join(l.members, c.After.service, c.Key)
 			names[c.After.service] = struct{}{}
 		}
 	}
 	for _, c := range l.endpoints.Changes() {
-		names[c.Name] = struct{}{}
+		names[c.Key] = struct{}{}
 	}
 	delete(names, "")
 	return names, globals

@@ -8,7 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // inOrder waits until what is in gcp equals what a computation from nothing
@@ -36,15 +36,15 @@ func (b *bed) differs(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	var have []keep.Change[ObservedService]
+	var have []kube.Change[ObservedService]
 	for i := range services.Items {
 		o := s.sums.observedService(&services.Items[i])
-		have = append(have, keep.Change[ObservedService]{Name: o.Name, After: o})
+		have = append(have, kube.Change[ObservedService]{Key: o.Name, After: o})
 	}
-	var parts []keep.Change[ObservedSlice]
+	var parts []kube.Change[ObservedSlice]
 	for i := range all.Items {
 		o := s.sums.observedSlice(&all.Items[i])
-		parts = append(parts, keep.Change[ObservedSlice]{Name: o.Name, After: o})
+		parts = append(parts, kube.Change[ObservedSlice]{Key: o.Name, After: o})
 	}
 	s.local.services.Observe(have, true)
 	s.local.slices.Observe(parts, true)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // BenchmarkEvent is the cost of one changed endpoint, from what a feed hands out to
@@ -71,7 +71,7 @@ func events(n int) (event func()) {
 				w.putSlice(c.Slice.object(home, want.Name))
 				o := w.sums.observedSlice(w.slices[c.Name])
 				w.local.slices.Wrote(o)
-				w.local.slices.Observe([]keep.Change[ObservedSlice]{{Name: c.Name, After: o}}, true)
+				w.local.slices.Observe([]kube.Change[ObservedSlice]{{Key: c.Name, After: o}}, true)
 			}
 		}
 		w.observe()

@@ -262,12 +262,10 @@ func observe[T any](feed *kube.Feed[T], ledger *keep.Ledger[T]) (synced bool) {
 	if len(changes) == 0 && ledger.Synced() == synced {
 		return synced
 	}
-	observed := make([]keep.Change[T], 0, len(changes))
-	for _, c := range changes {
-		_, name, _ := strings.Cut(c.Key, "/")
-		observed = append(observed, keep.Change[T]{Name: name, After: c.After})
+	for i := range changes {
+		_, changes[i].Key, _ = strings.Cut(changes[i].Key, "/") // all are of one namespace
 	}
-	ledger.Observe(observed, synced)
+	ledger.Observe(changes, synced)
 	return synced
 }
 

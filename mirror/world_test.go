@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // world is what is known of three clusters, without any API: gcp is the local one.
@@ -101,13 +102,13 @@ func (w *world) show() {
 }
 
 func observeAll[O, T any](ledger *keep.Ledger[T], objects map[string]*O, observed func(*O) *T) {
-	var changes []keep.Change[T]
+	var changes []kube.Change[T]
 	for _, o := range ledger.All() {
-		changes = append(changes, keep.Change[T]{Name: metaOf(o).Name})
+		changes = append(changes, kube.Change[T]{Key: metaOf(o).Name})
 	}
 	for name, o := range objects {
-		changes = slices.DeleteFunc(changes, func(c keep.Change[T]) bool { return c.Name == name })
-		changes = append(changes, keep.Change[T]{Name: name, After: observed(o)})
+		changes = slices.DeleteFunc(changes, func(c kube.Change[T]) bool { return c.Key == name })
+		changes = append(changes, kube.Change[T]{Key: name, After: observed(o)})
 	}
 	ledger.Observe(changes, true)
 }

@@ -78,16 +78,12 @@ func New(cfg Config) *Controller {
 // follow tells each remote what became of its network sets. It makes no request and
 // never fails.
 func (c *Controller) follow(ctx context.Context) error {
-	observed, synced := c.sets.Changes()
-	changes := make([]keep.Change[Observed], len(observed))
-	for i, o := range observed {
-		changes[i] = keep.Change[Observed]{Name: o.Key, Before: o.Before, After: o.After}
-	}
+	changes, synced := c.sets.Changes()
 	c.ledger.Observe(changes, synced)
 	if !synced {
 		return nil
 	}
-	byRemote := map[*remote][]keep.Change[Observed]{}
+	byRemote := map[*remote][]kube.Change[Observed]{}
 	var strayed []Identity
 	c.mu.Lock()
 	now := time.Now()
@@ -109,7 +105,7 @@ func (c *Controller) follow(ctx context.Context) error {
 }
 
 // concerned returns the remotes whose sets an object is, or was.
-func (c *Controller) concerned(change keep.Change[Observed]) map[*remote]struct{} {
+func (c *Controller) concerned(change kube.Change[Observed]) map[*remote]struct{} {
 	concerned := map[*remote]struct{}{}
 	for _, o := range []*Observed{change.Before, change.After} {
 		if o == nil || !o.Owned {

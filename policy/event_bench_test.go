@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
@@ -44,7 +43,7 @@ func benchmarkEvent(b *testing.B, count int) {
 			version++
 			o := &Observed{Object: *change.Want, Owned: true, Exact: true, UID: "u", ResourceVersion: fmt.Sprint(version)}
 			c.ledger.Wrote(o)
-			c.ledger.Observe([]keep.Change[Observed]{{Name: o.Name, After: o}}, true)
+			c.ledger.Observe([]kube.Change[Observed]{{Key: o.Name, After: o}}, true)
 			r.setsChanged(c.ledger.Changes())
 			writes++
 		}

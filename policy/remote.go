@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
@@ -68,13 +67,13 @@ type remote struct {
 // waits for a pass.
 type inbox struct {
 	mu      sync.Mutex
-	changes []keep.Change[Observed]
+	changes []kube.Change[Observed]
 	all     bool
 }
 
 // tell has the next pass take in what became of objects in the local cluster that are,
 // or were, of this remote, or compare all sets.
-func (r *remote) tell(changes []keep.Change[Observed], all bool) {
+func (r *remote) tell(changes []kube.Change[Observed], all bool) {
 	r.inbox.mu.Lock()
 	r.inbox.changes = append(r.inbox.changes, changes...)
 	r.inbox.all = r.inbox.all || all
@@ -82,7 +81,7 @@ func (r *remote) tell(changes []keep.Change[Observed], all bool) {
 	r.trigger.Fire()
 }
 
-func (r *remote) told() (changes []keep.Change[Observed], all bool) {
+func (r *remote) told() (changes []kube.Change[Observed], all bool) {
 	r.inbox.mu.Lock()
 	defer r.inbox.mu.Unlock()
 	changes, all = r.inbox.changes, r.inbox.all
@@ -198,19 +197,19 @@ func (r *remote) all() []Identity {
 
 // setsChanged takes in what became of objects in the local cluster that are, or were,
 // of this remote; mu is held.
-func (r *remote) setsChanged(changes []keep.Change[Observed]) {
+func (r *remote) setsChanged(changes []kube.Change[Observed]) {
 	name := r.Rules.Cluster
 	for _, c := range changes {
 		if before := c.Before; before != nil && before.of(name) {
 			id := before.Identity
-			delete(r.objects[id], c.Name)
+			delete(r.objects[id], c.Key)
 			if len(r.objects[id]) == 0 {
 				delete(r.objects, id)
 			}
-			delete(r.renamed, c.Name)
+			delete(r.renamed, c.Key)
 			if after := c.After; after != nil && after.of(name) && after.Identity != id {
 				// Somebody changed its labels: it is still this set's.
-				r.reclaim(id, c.Name)
+				r.reclaim(id, c.Key)
 			}
 			r.members.touch(id)
 		}
@@ -219,9 +218,9 @@ func (r *remote) setsChanged(changes []keep.Change[Observed]) {
 			if r.objects[id] == nil {
 				r.objects[id] = map[string]struct{}{}
 			}
-			r.objects[id][c.Name] = struct{}{}
-			if !id.isNatural(c.Name) {
-				r.renamed[c.Name] = id
+			r.objects[id][c.Key] = struct{}{}
+			if !id.isNatural(c.Key) {
+				r.renamed[c.Key] = id
 			}
 			r.members.Arrived(id, func(addr netip.Addr) bool { return contains(after.Addrs, addr) })
 			r.members.touch(id)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
@@ -42,7 +41,7 @@ func TestNobodyWaitsForAPassOfARemote(t *testing.T) {
 	go func() {
 		defer close(done)
 		o := &Observed{Object: Object{Name: "merit-ns-a", Identity: Identity{"merit", "ns", "a"}}, Owned: true}
-		r.tell([]keep.Change[Observed]{{Name: o.Name, After: o}}, false)
+		r.tell([]kube.Change[Observed]{{Key: o.Name, After: o}}, false)
 		c.everything()
 	}()
 	select {
@@ -56,9 +55,9 @@ func TestNobodyWaitsForAPassOfARemote(t *testing.T) {
 func TestWhatWasToldOfSetsIsTakenInOnce(t *testing.T) {
 	r := still(nil).remotes["gcp"]
 	o := &Observed{Object: Object{Name: "gcp-ns-a", Identity: gcp("a")}, Owned: true}
-	r.tell([]keep.Change[Observed]{{Name: o.Name, After: o}}, false)
+	r.tell([]kube.Change[Observed]{{Key: o.Name, After: o}}, false)
 	r.tell(nil, true)
-	r.tell([]keep.Change[Observed]{{Name: o.Name, Before: o}}, false)
+	r.tell([]kube.Change[Observed]{{Key: o.Name, Before: o}}, false)
 	if changes, all := r.told(); len(changes) != 2 || !all {
 		t.Errorf("%d changes, everything: %v", len(changes), all)
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // strays are network sets with our mark of a cluster that isn't configured: as a rule
@@ -20,7 +20,7 @@ type strays struct {
 
 // strayed takes in what became of an object of a cluster that isn't configured; the
 // controller's lock is held.
-func (c *Controller) strayed(ctx context.Context, change keep.Change[Observed], now time.Time) (touched []Identity) {
+func (c *Controller) strayed(ctx context.Context, change kube.Change[Observed], now time.Time) (touched []Identity) {
 	of := func(o *Observed) (cluster string, stray bool) {
 		if o == nil || !o.Owned || c.remotes[o.Identity.Cluster] != nil {
 			return "", false
@@ -34,13 +34,13 @@ func (c *Controller) strayed(ctx context.Context, change keep.Change[Observed], 
 			c.strays[cluster] = &strays{since: now, objects: map[string]Identity{}}
 			c.Logger.WarnContext(ctx, "network sets of a cluster that is not configured", "remote", cluster, "removed", c.removes(cluster), "after", c.RemovalGrace)
 		}
-		c.strays[cluster].objects[change.Name] = change.After.Identity
+		c.strays[cluster].objects[change.Key] = change.After.Identity
 		if c.removes(cluster) {
 			touched = append(touched, change.After.Identity)
 		}
 	}
 	if was && c.strays[before] != nil && (!is || cluster != before) {
-		delete(c.strays[before].objects, change.Name)
+		delete(c.strays[before].objects, change.Key)
 		if len(c.strays[before].objects) == 0 {
 			delete(c.strays, before)
 		}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // DefaultExpiry is how long a write counts against a watch that doesn't show it.
@@ -17,13 +19,6 @@ const DefaultExpiry = 10 * time.Second
 // Meta is what a Ledger must know of an object. Name is unique among the objects
 // of a ledger: with the namespace, where they are of several.
 type Meta struct{ Name, UID, ResourceVersion string }
-
-// Change is an object that isn't what it was before. Before is nil for one that
-// came, After for one that is gone; one of them is there. Neither may be modified.
-type Change[T any] struct {
-	Name          string
-	Before, After *T
-}
 
 // LedgerConfig describes a Ledger. Expiry and Notify may be zero.
 type LedgerConfig[T any] struct {
@@ -75,25 +70,26 @@ func NewLedger[T any](cfg LedgerConfig[T]) *Ledger[T] {
 }
 
 // Observe takes in what the watch shows by now: all objects that came, changed or
-// went since the last call, once each and in any order; Before isn't looked at.
+// went since the last call, once each and in any order; Before isn't looked at. Keys are
+// those of Meta.
 // Synced says that it has shown all objects at least once.
-func (l *Ledger[T]) Observe(changes []Change[T], synced bool) {
+func (l *Ledger[T]) Observe(changes []kube.Change[T], synced bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.synced = synced
 	highest, back := "", false
 	for i := range changes {
 		c := &changes[i]
-		l.touch(c.Name)
+		l.touch(c.Key)
 		if c.After == nil {
-			delete(l.shown, c.Name)
+			delete(l.shown, c.Key)
 			continue
 		}
 		version := l.cfg.Meta(c.After).ResourceVersion
-		if before := l.shown[c.Name]; before != nil && older(version, l.cfg.Meta(before).ResourceVersion) {
+		if before := l.shown[c.Key]; before != nil && older(version, l.cfg.Meta(before).ResourceVersion) {
 			back = true
 		}
-		l.shown[c.Name] = c.After
+		l.shown[c.Key] = c.After
 		if highest == "" || older(highest, version) {
 			highest = version
 		}
@@ -164,20 +160,20 @@ func (l *Ledger[T]) superseded(name string, w *own[T], now time.Time) bool {
 
 // Changes returns what isn't as it was when it was last called, by name. Before is
 // what it said then.
-func (l *Ledger[T]) Changes() []Change[T] {
+func (l *Ledger[T]) Changes() []kube.Change[T] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.expire()
-	changes := make([]Change[T], 0, len(l.told))
+	changes := make([]kube.Change[T], 0, len(l.told))
 	for name, before := range l.told {
 		after := l.get(name)
 		if before == after || before != nil && after != nil && l.cfg.Meta(before) == l.cfg.Meta(after) {
 			continue
 		}
-		changes = append(changes, Change[T]{Name: name, Before: before, After: after})
+		changes = append(changes, kube.Change[T]{Key: name, Before: before, After: after})
 	}
 	l.told = map[string]*T{} // to empty a map takes as long as it ever was large
-	slices.SortFunc(changes, func(a, b Change[T]) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(changes, func(a, b kube.Change[T]) int { return strings.Compare(a.Key, b.Key) })
 	return changes
 }
 

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // thing is an object of the tests.
@@ -31,17 +33,17 @@ func newThings() *Ledger[thing] { return NewLedger(LedgerConfig[thing]{Meta: met
 func at(version string) *thing { return &thing{Name: "a", UID: "1", Version: version} }
 
 func (l *Ledger[T]) shows(objects ...*T) {
-	changes := make([]Change[T], 0, len(objects))
+	changes := make([]kube.Change[T], 0, len(objects))
 	for _, o := range objects {
-		changes = append(changes, Change[T]{Name: l.cfg.Meta(o).Name, After: o})
+		changes = append(changes, kube.Change[T]{Key: l.cfg.Meta(o).Name, After: o})
 	}
 	l.Observe(changes, true)
 }
 
 func (l *Ledger[T]) loses(names ...string) {
-	changes := make([]Change[T], 0, len(names))
+	changes := make([]kube.Change[T], 0, len(names))
 	for _, name := range names {
-		changes = append(changes, Change[T]{Name: name})
+		changes = append(changes, kube.Change[T]{Key: name})
 	}
 	l.Observe(changes, true)
 }
@@ -150,9 +152,9 @@ func TestLedgerForgetsWritesThatTheWatchNeverShows(t *testing.T) {
 			t.Errorf("due in %v", time.Until(due))
 		}
 		time.Sleep(DefaultExpiry)
-		want := []Change[thing]{
-			{Name: "a", Before: at("10")},
-			{Name: "b", After: &thing{Name: "b", UID: "2", Version: "5"}},
+		want := []kube.Change[thing]{
+			{Key: "a", Before: at("10")},
+			{Key: "b", After: &thing{Name: "b", UID: "2", Version: "5"}},
 		}
 		if diff := cmp.Diff(want, l.Changes()); diff != "" {
 			t.Errorf("changes (-want +got):\n%s", diff)
@@ -182,7 +184,7 @@ type server struct {
 	version int
 	uids    int
 	objects map[string]*thing
-	behind  []Change[thing] // what the watch has not shown
+	behind  []kube.Change[thing] // what the watch has not shown
 }
 
 func (s *server) put(name string) *thing {
@@ -195,7 +197,7 @@ func (s *server) put(name string) *thing {
 		o.UID = strconv.Itoa(s.uids)
 	}
 	s.objects[name] = o
-	s.behind = append(s.behind, Change[thing]{Name: name, After: o})
+	s.behind = append(s.behind, kube.Change[thing]{Key: name, After: o})
 	return o
 }
 
@@ -204,7 +206,7 @@ func (s *server) delete(name string) *thing {
 	if was != nil {
 		s.version++
 		delete(s.objects, name)
-		s.behind = append(s.behind, Change[thing]{Name: name})
+		s.behind = append(s.behind, kube.Change[thing]{Key: name})
 	}
 	return was
 }
@@ -212,9 +214,9 @@ func (s *server) delete(name string) *thing {
 // show has the ledger observe the first n of what the watch has not shown, the last
 // state of each name only.
 func (s *server) show(l *Ledger[thing], n int) {
-	batch := map[string]Change[thing]{}
+	batch := map[string]kube.Change[thing]{}
 	for _, c := range s.behind[:n] {
-		batch[c.Name] = c
+		batch[c.Key] = c
 	}
 	s.behind = s.behind[n:]
 	l.Observe(slices.Collect(maps.Values(batch)), true)
@@ -229,12 +231,12 @@ func (s *server) restore(l *Ledger[thing], version int, backup map[string]*thing
 	s.version, s.objects = version, maps.Clone(backup)
 	for name := range shown {
 		if s.objects[name] == nil {
-			s.behind = append(s.behind, Change[thing]{Name: name})
+			s.behind = append(s.behind, kube.Change[thing]{Key: name})
 		}
 	}
 	for name, o := range s.objects {
 		if shown[name] != o {
-			s.behind = append(s.behind, Change[thing]{Name: name, After: o})
+			s.behind = append(s.behind, kube.Change[thing]{Key: name, After: o})
 			seen = true
 		}
 	}
@@ -255,11 +257,11 @@ func converges(t *testing.T, random *rand.Rand) {
 	followed := map[string]*thing{} // what Changes made of nothing
 	follow := func() {
 		for _, c := range l.Changes() {
-			if diff := cmp.Diff(followed[c.Name], c.Before); diff != "" {
-				t.Fatalf("%s was something else before (-followed +Before):\n%s", c.Name, diff)
+			if diff := cmp.Diff(followed[c.Key], c.Before); diff != "" {
+				t.Fatalf("%s was something else before (-followed +Before):\n%s", c.Key, diff)
 			}
-			if followed[c.Name] = c.After; c.After == nil {
-				delete(followed, c.Name)
+			if followed[c.Key] = c.After; c.After == nil {
+				delete(followed, c.Key)
 			}
 		}
 	}
@@ -286,7 +288,7 @@ func converges(t *testing.T, random *rand.Rand) {
 			delete(answered, name)
 		case 5, 6, 7:
 			n := random.IntN(len(s.behind) + 1)
-			if unseen && slices.ContainsFunc(s.behind[:n], func(c Change[thing]) bool { return c.After != nil }) {
+			if unseen && slices.ContainsFunc(s.behind[:n], func(c kube.Change[thing]) bool { return c.After != nil }) {
 				unseen = false
 				clear(answered)
 			}
