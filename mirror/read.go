@@ -130,7 +130,7 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 	}
 	local := remote == nil
 	services := kube.WatchConfig[*Origin]{
-		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "services", Object: &corev1.Service{}, Current: true,
+		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "services", Object: &corev1.Service{},
 		ListWatch: selected(client, servicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-serviceWatcher", "service", runner)),
 		Keep: func(obj runtime.Object) (*Origin, bool) {
 			svc, ok := obj.(*corev1.Service)
@@ -142,7 +142,7 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 		Equal: (*Origin).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	}
 	endpoints := kube.WatchConfig[*OriginSlice]{
-		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "endpointslices", Object: &discoveryv1.EndpointSlice{}, Current: true,
+		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "endpointslices", Object: &discoveryv1.EndpointSlice{},
 		ListWatch: selected(client, slicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner)),
 		Keep: func(obj runtime.Object) (*OriginSlice, bool) {
 			sl, ok := obj.(*discoveryv1.EndpointSlice)
@@ -190,7 +190,7 @@ type localFeeds struct {
 func localFeed[T any, L runtime.Object](c *Controller, kind string, object runtime.Object, resource func(kube.Client) kube.Resource[L], restrict func(*metav1.ListOptions), keep func(runtime.Object) *T) *kube.Feed[T] {
 	client := func() (kube.Client, error) { return c.cfg.Client, nil }
 	return kube.NewFeed(kube.WatchConfig[*T]{
-		Cluster: c.cfg.Cluster, Kind: kind, Object: object, Current: true,
+		Cluster: c.cfg.Cluster, Kind: kind, Object: object,
 		ListWatch: kube.ListWatch(kube.Of(client, resource), restrict),
 		Keep: func(obj runtime.Object) (*T, bool) {
 			o := keep(obj)

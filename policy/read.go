@@ -148,7 +148,7 @@ func newPods(cfg *Config, r *RemoteConfig, server *kube.Server, notify func()) *
 	label := cfg.Labels.Pod()
 	keep := PodFor(label)
 	return kube.NewFeed(kube.WatchConfig[*Pod]{
-		Cluster: r.Rules.Cluster, Server: server, Kind: "pods", Object: &corev1.Pod{}, Current: true,
+		Cluster: r.Rules.Cluster, Server: server, Kind: "pods", Object: &corev1.Pod{},
 		ListWatch: kube.ListWatch(kube.Of(r.Client, podsOf), func(options *metav1.ListOptions) { options.LabelSelector = label }),
 		Keep: func(obj runtime.Object) (*Pod, bool) {
 			pod, ok := obj.(*corev1.Pod)
@@ -170,7 +170,7 @@ func podsOf(client kube.Client) kube.Resource[*corev1.PodList] {
 // newSets returns a feed of all network sets of the local cluster.
 func newSets(cfg *Config, notify func()) *kube.Feed[Observed] {
 	return kube.NewFeed(kube.WatchConfig[*Observed]{
-		Cluster: cfg.Cluster, Kind: networkSets, Object: &calico.GlobalNetworkSet{}, Current: true,
+		Cluster: cfg.Cluster, Kind: networkSets, Object: &calico.GlobalNetworkSet{},
 		ListWatch: kube.ListWatch(cfg.Calico.resource, nil),
 		Keep: func(obj runtime.Object) (*Observed, bool) {
 			set, ok := obj.(*calico.GlobalNetworkSet)

@@ -18,7 +18,9 @@ type Change[T any] struct {
 
 // Feed is a watch that can be renewed, and that hands out what has changed: work
 // per event doesn't grow with what is there. It knows when what it has is stale.
-// Beside Changes, which has one consumer, it is a Watch.
+// Beside Changes, which has one consumer, it is a Watch. It is for who removes things on
+// its word, which another replica may have made a moment ago: it never lists from a cache
+// of the API server.
 //
 //	            all is read                 no contact for StaleAfter
 //	unsynced ----------------> synced <------------------------------> stale
@@ -38,6 +40,7 @@ type Feed[T any] struct {
 // Notify is called after Changes, Synced or Stale may return something else.
 func NewFeed[T any](cfg WatchConfig[*T]) *Feed[T] {
 	f := &Feed[T]{Watch: NewWatch(cfg), started: time.Now()}
+	f.current = true
 	f.store.changes = map[string]*T{}
 	f.store.replaced = f.look
 	return f

@@ -31,17 +31,15 @@ func feedOf(cfg WatchConfig[node]) *Feed[node] {
 			return &n, kept
 		},
 		Equal:  func(a, b *node) bool { return equal(*a, *b) },
-		Notify: cfg.Notify, Current: cfg.Current, Bounds: cfg.Bounds, Logger: cfg.Logger, Metrics: cfg.Metrics,
+		Notify: cfg.Notify, Bounds: cfg.Bounds, Logger: cfg.Logger, Metrics: cfg.Metrics,
 	})
 }
 
 // prepareFeed makes a feed of an API server's nodes.
-func prepareFeed(t *testing.T, change func(*WatchConfig[node])) (*bench, *Feed[node]) {
+func prepareFeed(t *testing.T) (*bench, *Feed[node]) {
 	t.Helper()
 	b := prepare(t, 0)
-	cfg := b.watch.cfg
-	change(&cfg)
-	return b, feedOf(cfg)
+	return b, feedOf(b.watch.cfg)
 }
 
 // consumer follows a feed by its changes alone.
@@ -155,7 +153,7 @@ func TestChangesAddUp(t *testing.T) {
 // remembers nothing of objects that came and went meanwhile.
 func TestChangesNobodyTakesAreBounded(t *testing.T) {
 	t.Parallel()
-	_, f := prepareFeed(t, func(*WatchConfig[node]) {})
+	_, f := prepareFeed(t)
 	if err := f.store.Replace([]any{nodeAt(1, "stays", "v1", ""), nodeAt(1, "goes", "v1", "")}, "1"); err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +192,7 @@ func TestRenewedFeedHandsOutDifferences(t *testing.T) {
 	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, f := prepareFeed(t, func(*WatchConfig[node]) {})
+			b, f := prepareFeed(t)
 			b.api.set(func() { b.api.stream = stream })
 			for _, n := range []string{"a", "b", "c"} {
 				b.api.apply(n, "v1", "")
@@ -219,11 +217,12 @@ func TestRenewedFeedHandsOutDifferences(t *testing.T) {
 	}
 }
 
-// TestCurrentFeedsListWhatIsInEtcd reads the requests.
-func TestCurrentFeedsListWhatIsInEtcd(t *testing.T) {
+// TestFeedsListWhatIsInEtcd reads the requests.
+func TestFeedsListWhatIsInEtcd(t *testing.T) {
 	t.Parallel()
 	for _, current := range []bool{true, false} {
-		b, f := prepareFeed(t, func(cfg *WatchConfig[node]) { cfg.Current = current })
+		b, f := prepareFeed(t)
+		f.current = current
 		b.api.set(func() { b.api.stream = false })
 		runFeed(t, f)
 		eventually(t, "sync", f.Synced)
@@ -389,6 +388,40 @@ func TestFeedOfAServerThatFallsSilent(t *testing.T) {
 	})
 }
 
+// restorable is a server whose objects a feed has, and whose consumer is as far.
+type restorable struct {
+	*bench
+	*consumer
+}
+
+// startRestorable starts a server of a feed that adjust has changed.
+func startRestorable(t *testing.T, stream bool, adjust func(*Feed[node])) *restorable {
+	t.Helper()
+	b, f := prepareFeed(t)
+	adjust(f)
+	r := &restorable{b, &consumer{feed: f, has: map[string]*node{}}}
+	b.api.set(func() { b.api.stream, b.api.version = stream, 100 })
+	for _, n := range []string{"a", "b", "c"} {
+		b.api.apply(n, "v1", "")
+	}
+	runFeed(t, f)
+	r.follow(t, "everything", "a=v1 b=v1 c=v1")
+	// A watch that ends without an event has everything listed.
+	b.api.apply("c", "v2", "")
+	r.follow(t, "an event", "a=v1 b=v1 c=v2")
+	return r
+}
+
+// outage has the server go back, or on, to a version with other objects, while it is away.
+func (r *restorable) outage(t *testing.T, version int, nodes ...string) {
+	t.Helper()
+	address := r.api.address()
+	r.api.stop()
+	eventually(t, "error", func() bool { return r.feed.Err() != nil })
+	r.api.restore(version, nodes...)
+	r.api.start(t, address)
+}
+
 // TestServerThatWasRestored goes back to an earlier version, in which a watch that
 // goes on from the later one waits.
 func TestServerThatWasRestored(t *testing.T) {
@@ -397,28 +430,11 @@ func TestServerThatWasRestored(t *testing.T) {
 		for _, current := range []bool{true, false} {
 			t.Run(fmt.Sprintf("streamed %v, current %v", stream, current), func(t *testing.T) {
 				t.Parallel()
-				b, f := prepareFeed(t, func(cfg *WatchConfig[node]) { cfg.Current = current })
-				b.api.set(func() { b.api.stream = stream })
-				for _, n := range []string{"a", "b", "c"} {
-					b.api.apply(n, "v1", "")
-				}
-				for range 100 {
-					b.api.bookmark()
-				}
-				runFeed(t, f)
-				c := &consumer{feed: f, has: map[string]*node{}}
-				c.follow(t, "everything", "a=v1 b=v1 c=v1")
-				// A watch that ends without an event has everything listed.
-				b.api.apply("c", "v2", "")
-				c.follow(t, "an event", "a=v1 b=v1 c=v2")
-				address := b.api.address()
-				b.api.stop()
-				eventually(t, "error", func() bool { return f.Err() != nil })
-				b.api.restore(10, "b", "d")
-				b.api.start(t, address)
-				c.follow(t, "what was restored", "b=restored d=restored")
-				b.api.apply("e", "v1", "")
-				c.follow(t, "going on", "b=restored d=restored e=v1")
+				r := startRestorable(t, stream, func(f *Feed[node]) { f.current = current })
+				r.outage(t, 10, "b", "d")
+				r.follow(t, "what was restored", "b=restored d=restored")
+				r.api.apply("e", "v1", "")
+				r.follow(t, "going on", "b=restored d=restored e=v1")
 			})
 		}
 	}
@@ -431,20 +447,9 @@ func TestServerThatWasRestoredAndIsPast(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streamed %v", stream), func(t *testing.T) {
 			t.Parallel()
-			b, f := prepareFeed(t, func(cfg *WatchConfig[node]) { cfg.Current = true })
-			b.api.set(func() { b.api.stream = stream })
-			b.api.apply("a", "v1", "")
-			runFeed(t, f)
-			c := &consumer{feed: f, has: map[string]*node{}}
-			c.follow(t, "everything", "a=v1")
-			b.api.apply("a", "v2", "")
-			c.follow(t, "an event", "a=v2")
-			address := b.api.address()
-			b.api.stop()
-			eventually(t, "error", func() bool { return f.Err() != nil })
-			b.api.restore(1000, "b")
-			b.api.start(t, address)
-			c.follow(t, "what was restored", "b=restored")
+			r := startRestorable(t, stream, func(*Feed[node]) {})
+			r.outage(t, 1000, "b")
+			r.follow(t, "what was restored", "b=restored")
 		})
 	}
 }
@@ -453,35 +458,21 @@ func TestServerThatWasRestoredAndIsPast(t *testing.T) {
 // asks again, as when client-go tries a request until it is answered.
 func TestServerThatWasRestoredUnseen(t *testing.T) {
 	t.Parallel()
-	b, f := prepareFeed(t, func(cfg *WatchConfig[node]) { cfg.Current = true })
-	b.api.apply("a", "v1", "")
-	runFeed(t, f)
-	c := &consumer{feed: f, has: map[string]*node{}}
-	c.follow(t, "everything", "a=v1")
-	b.api.apply("a", "v2", "")
-	c.follow(t, "an event", "a=v2")
-	b.api.restore(1000, "b")
-	b.api.http.CloseClientConnections()
-	c.follow(t, "what was restored", "b=restored")
-	b.wantNoFailure(t)
+	r := startRestorable(t, true, func(*Feed[node]) {})
+	r.api.restore(1000, "b")
+	r.api.http.CloseClientConnections()
+	r.follow(t, "what was restored", "b=restored")
+	r.wantNoFailure(t)
 }
 
 // TestServerThatWasRestoredBehindAProxy is away without a request that fails: the
 // watch ends, and the next one waits.
 func TestServerThatWasRestoredBehindAProxy(t *testing.T) {
 	t.Parallel()
-	b, f := prepareFeed(t, func(*WatchConfig[node]) {})
-	f.silence = 100 * time.Millisecond
-	b.api.apply("a", "v1", "")
-	for range 100 {
-		b.api.bookmark()
-	}
-	runFeed(t, f)
-	c := &consumer{feed: f, has: map[string]*node{}}
-	c.follow(t, "everything", "a=v1")
-	b.api.restore(10, "b")
-	c.follow(t, "what was restored", "b=restored")
-	b.wantNoFailure(t)
+	r := startRestorable(t, true, func(f *Feed[node]) { f.silence = 100 * time.Millisecond })
+	r.api.restore(10, "b")
+	r.follow(t, "what was restored", "b=restored")
+	r.wantNoFailure(t)
 }
 
 // TestWorkPerEventIsFlat counts what one event allocates among few and many objects.

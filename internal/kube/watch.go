@@ -43,11 +43,6 @@ type WatchConfig[T any] struct {
 	Notify func()
 	// ResyncPeriod is how often to notify without a change; 0: never.
 	ResyncPeriod time.Duration
-	// Current has lists be as new as what is in etcd, where an API server may
-	// otherwise answer from a cache, however old: for who removes things on
-	// their word, which another replica may have made a moment ago. Everything is read
-	// anew when the server was away: it may have been restored from a backup.
-	Current bool
 	// Bounds are those of a remote, which its client must have, too. What is
 	// beyond is rejected: what was kept first stays.
 	Bounds Bounds
@@ -69,6 +64,10 @@ type Watch[T any] struct {
 	warned  atomic.Int64  // of dropped objects, in Unix seconds
 	relist  time.Duration // see relistPeriod
 	silence time.Duration // see bookmarkPeriod
+	// current has lists be as new as what is in etcd, where an API server may
+	// otherwise answer from a cache, however old. Everything is read anew when the
+	// server was away: it may have been restored from a backup.
+	current bool
 
 	mu   sync.Mutex
 	turn uint64             // how often everything is to be read anew
@@ -138,7 +137,7 @@ func (w *Watch[T]) follow(ctx context.Context) {
 	requests := observe(w.cfg.ListWatch, w.contact)
 	requests.bounded = newBounded(w.cfg.Object, w.store.room.objects, w.store.begin, w.dropped, w.store.take)
 	requests.missing, requests.period = w.store.missing, w.relist
-	requests.current, requests.silence = w.cfg.Current, w.silence
+	requests.current, requests.silence = w.current, w.silence
 	defer requests.end()
 	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{
 		Name:    w.String(),
