@@ -454,15 +454,17 @@ func TestServerThatWasRestoredAndIsPast(t *testing.T) {
 	}
 }
 
-// TestServerThatWasRestoredUnseen ends the watch and is past its version before anybody
-// asks again, as when client-go tries a request until it is answered.
+// TestServerThatWasRestoredUnseen ends the watch, and is past its version or before it
+// when anybody asks again, as when client-go tries a request until it is answered.
 func TestServerThatWasRestoredUnseen(t *testing.T) {
 	t.Parallel()
-	r := startRestorable(t, true, func(*Feed[node]) {})
-	r.api.restore(1000, "b")
-	r.api.http.CloseClientConnections()
-	r.follow(t, "what was restored", "b=restored")
-	r.wantNoFailure(t)
+	for current, version := range map[bool]int{true: 1000, false: 10} {
+		r := startRestorable(t, true, func(f *Feed[node]) { f.current = current })
+		r.api.restore(version, "b")
+		r.api.http.CloseClientConnections()
+		r.follow(t, "what was restored", "b=restored")
+		r.wantNoFailure(t)
+	}
 }
 
 // TestServerThatWasRestoredBehindAProxy is away without a request that fails: the

@@ -92,15 +92,21 @@ type observed struct {
 	// for; it is asked every period.
 	missing func() bool
 	period  time.Duration
-	// current has lists be up to date; see WatchConfig.
+	// current has lists be up to date; see Watch.
 	current bool
 	silence time.Duration // after which to ask a server whether it still has what it said
 
-	mu      sync.RWMutex // held for reading during a list
-	over    bool
-	suspect atomic.Bool // a request failed since the server showed its version
-	broken  atomic.Bool // a connection was since everything was read
+	mu    sync.RWMutex // held for reading during a list
+	over  bool
+	doubt atomic.Int32 // whether the server goes on from what was read
 }
+
+// Doubts, in the order of their weight.
+const (
+	doubtNone   int32 = iota
+	doubtFailed       // a request failed since the server showed its version
+	doubtAway         // a connection was broken since everything was read
+)
 
 func observe(inner cache.ListerWatcher, c *contact) *observed {
 	return &observed{
@@ -166,8 +172,7 @@ func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptio
 
 // complete notes that everything has been read.
 func (o *observed) complete(ctx context.Context) {
-	o.suspect.Store(false)
-	o.broken.Store(false)
+	o.doubt.Store(doubtNone)
 	o.contact.made(ctx)
 }
 
@@ -182,7 +187,7 @@ func (o *observed) restored(ctx context.Context, version string) error {
 	if err != nil {
 		return err
 	}
-	o.suspect.Store(false)
+	o.doubt.Store(doubtNone)
 	head, err := meta.ListAccessor(list)
 	if err != nil {
 		return err
@@ -205,10 +210,11 @@ func (o *observed) resume(ctx context.Context, version string) error {
 	}
 	// Nor may one that was started anew from a backup which is a few writes old: the
 	// server itself writes when it starts.
-	if o.current && o.broken.Load() {
+	doubt := o.doubt.Load()
+	if o.current && doubt == doubtAway {
 		return apierrors.NewResourceExpired("the server was away")
 	}
-	if !o.suspect.Load() {
+	if doubt == doubtNone {
 		return nil
 	}
 	return o.restored(ctx, version)
@@ -273,7 +279,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		if w.forward(ctx, o) && (options.TimeoutSeconds == nil || time.Since(began) < time.Duration(*options.TimeoutSeconds)*time.Second) {
 			// Not by what it was asked for. client-go tries again by itself, and so
 			// no request needs to fail while a server is away.
-			o.broken.Store(true)
+			o.doubt.Store(doubtAway)
 		}
 		if w.open {
 			o.contact.ended()
@@ -297,9 +303,10 @@ func (o *observed) failed(ctx context.Context, verb string, err error) {
 		o.contact.answered(ctx)
 		return
 	}
-	o.suspect.Store(true)
 	if status := apierrors.APIStatus(nil); !errors.As(err, &status) {
-		o.broken.Store(true)
+		o.doubt.Store(doubtAway)
+	} else {
+		o.doubt.CompareAndSwap(doubtNone, doubtFailed)
 	}
 	o.contact.failed(ctx, verb, err)
 }
@@ -395,8 +402,7 @@ func (w *observedWatch) alive(ctx context.Context, o *observed) {
 		w.open = true
 		o.contact.opened()
 		if w.initial != nil {
-			o.suspect.Store(false)
-			o.broken.Store(false)
+			o.doubt.Store(doubtNone)
 		}
 	}
 	o.contact.made(ctx)
