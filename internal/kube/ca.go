@@ -9,10 +9,13 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
 const (
@@ -42,6 +45,7 @@ type caTransport struct {
 	interval time.Duration
 	period   time.Duration
 	log      *slog.Logger
+	lost     errlog.Log // that what is current can't be loaded again
 
 	// loading holds one value while no load is under way. A channel rather
 	// than a lock, because requests that wait for it may be cancelled.
@@ -58,6 +62,10 @@ type caTransport struct {
 func newCATransport(source caSource, build transportBuilder, log *slog.Logger) *caTransport {
 	t := &caTransport{
 		source: source, build: build, dial: dialer().DialContext, log: log,
+		lost: errlog.Log{
+			Logger: log, Level: slog.LevelWarn, Failing: "certificate authority can't be loaded again, the last one stays", Over: "certificate authority loaded again",
+			Kind: func(error) string { return "" }, // one line, however it fails
+		},
 		interval: caInterval, period: source.period(), loading: make(chan struct{}, 1),
 	}
 	t.loading <- struct{}{}
@@ -70,7 +78,7 @@ func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if due && used != nil && t.period > t.interval {
 		// A request doesn't wait for a server that serves certificates, as long
 		// as there are some.
-		t.refresh(req.Context(), used)
+		t.refresh(used)
 		due = false
 	}
 	if due {
@@ -105,17 +113,20 @@ func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // refresh loads the authority beside what goes on, unless it is being loaded.
-func (t *caTransport) refresh(ctx context.Context, used *trust) {
+func (t *caTransport) refresh(used *trust) {
 	if len(t.loading) == 0 {
 		return
 	}
-	go func() {
-		// Others need it, too, when the request is over.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*caTimeout)
-		defer cancel()
-		// It is logged, and shows in the next request that fails for it.
-		_, _ = t.reload(ctx, used, t.wait())
-	}()
+	go t.reloadBeside(used, t.wait())
+}
+
+// reloadBeside is reload for nobody in particular: others need it, too, when a request
+// is over.
+func (t *caTransport) reloadBeside(used *trust, least time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*caTimeout)
+	defer cancel()
+	// It is logged, and shows in the next request that fails for it.
+	_, _ = t.reload(ctx, used, least)
 }
 
 // CloseIdleConnections closes those of the current authority; others have been
@@ -177,14 +188,14 @@ func (t *caTransport) reload(ctx context.Context, used *trust, least time.Durati
 	t.mu.Unlock()
 	switch {
 	case err != nil:
-		if current != nil && before == nil {
-			t.log.WarnContext(ctx, "certificate authority can't be loaded again, the last one stays", "source", t.source.String(), "err", err)
+		if current != nil {
+			t.lost.Note(ctx, err, "source", t.source.String())
 		}
 		return nil, err
-	case fresh == current:
-		return current, nil
+	case fresh != current:
+		t.replace(ctx, current, fresh)
 	}
-	t.replace(ctx, current, fresh)
+	t.lost.Note(ctx, nil, "source", t.source.String())
 	return fresh, nil
 }
 
@@ -236,16 +247,21 @@ func (t *caTransport) replace(ctx context.Context, old, fresh *trust) {
 // there were.
 func (t *caTransport) revoke() int {
 	t.mu.Lock()
-	all := append([]*trust{}, t.earlier...)
-	if t.current != nil {
-		all = append(all, t.current)
-	}
+	all := t.all()
 	t.mu.Unlock()
 	closed := 0
 	for _, one := range all {
 		closed += one.conns.revoke()
 	}
 	return closed
+}
+
+// all returns the current authority and those whose connections stay; mu is held.
+func (t *caTransport) all() []*trust {
+	if t.current == nil {
+		return nil
+	}
+	return append([]*trust{t.current}, t.earlier...)
 }
 
 // arm has the authority loaded after a period, and again for as long as there
@@ -261,24 +277,14 @@ func (t *caTransport) arm() {
 }
 
 func (t *caTransport) tick() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*caTimeout)
-	defer cancel()
 	t.mu.Lock()
 	t.armed = false
-	current := t.current
-	all := append([]*trust{current}, t.earlier...)
+	current, all := t.current, t.all()
 	t.mu.Unlock()
-	connections := 0
-	for _, one := range all {
-		if one != nil {
-			connections += one.conns.count()
-		}
-	}
-	if connections == 0 {
+	if !slices.ContainsFunc(all, func(one *trust) bool { return one.conns.any() }) {
 		return
 	}
-	// It is logged, and shows in the next request that fails for it.
-	_, _ = t.reload(ctx, current, 0)
+	t.reloadBeside(current, 0)
 	t.arm()
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -25,16 +26,20 @@ const quietPeriod = time.Minute
 // contact is what is known of the way that one watch has to its API server:
 // when it last heard something, and what is wrong when it doesn't.
 type contact struct {
-	server *Server
-	series *series
-	log    *slog.Logger
+	server   *Server
+	series   *series
+	failures errlog.Log // of the last request
 
-	mu     sync.Mutex
-	heard  bool      // the server has answered
-	last   time.Time // up to when what was read is complete
-	open   int       // streams of events; two for a moment when one follows another
-	err    error
-	warned time.Time
+	mu    sync.Mutex
+	heard bool      // the server has answered
+	last  time.Time // up to when what was read is complete
+	open  int       // streams of events; two for a moment when one follows another
+}
+
+func newContact(server *Server, s *series, log *slog.Logger) *contact {
+	return &contact{server: server, series: s, failures: errlog.Log{
+		Logger: log, Level: slog.LevelWarn, Failing: "no contact", Over: "contact recovered", Quiet: quietPeriod,
+	}}
 }
 
 // made notes that the server answered, and that what the watch has is what the
@@ -48,19 +53,17 @@ func (c *contact) answered(ctx context.Context) { c.note(ctx, false) }
 func (c *contact) note(ctx context.Context, complete bool) {
 	now := time.Now()
 	c.mu.Lock()
-	before, first := c.err, !c.heard
-	c.heard, c.err, c.warned = true, nil, time.Time{}
+	first := !c.heard
+	c.heard = true
 	if complete {
 		c.last = now
 	}
+	recovered := c.failures.Note(ctx, nil)
 	c.mu.Unlock()
 	c.server.heard(now)
 	c.series.contact(now)
-	if before != nil || first {
+	if recovered || first {
 		c.server.recovered()
-	}
-	if before != nil {
-		c.log.InfoContext(ctx, "contact recovered")
 	}
 }
 
@@ -72,20 +75,11 @@ func (c *contact) failed(ctx context.Context, verb string, err error) {
 	}
 	c.series.failed[verb].Inc()
 	err = printable.Error(withoutURL(err))
-	server, now := c.server.heardLast(), time.Now()
+	server := c.server.heardLast()
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.settle(server)
-	news := c.err == nil || err.Error() != c.err.Error() && now.Sub(c.warned) >= quietPeriod
-	c.err = err
-	if news {
-		c.warned = now
-	}
-	c.mu.Unlock()
-	level := slog.LevelDebug
-	if news {
-		level = slog.LevelWarn
-	}
-	c.log.Log(ctx, level, "no contact", "verb", verb, "err", err)
+	c.failures.Note(ctx, err, "verb", verb)
 }
 
 // opened notes that a stream of events is open, and ended that it isn't any
@@ -109,7 +103,7 @@ func (c *contact) ended() {
 func (c *contact) settle(server time.Time) { c.last = c.fresh(server) }
 
 func (c *contact) fresh(server time.Time) time.Time {
-	return fresh(c.last, c.open > 0 && c.err == nil, server)
+	return fresh(c.last, c.open > 0 && c.failures.Err() == nil, server)
 }
 
 // withoutURL leaves out the address of a request, which differs between two
@@ -132,5 +126,5 @@ func (c *contact) state() (last time.Time, err error) {
 	server := c.server.heardLast()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.fresh(server), c.err
+	return c.fresh(server), c.failures.Err()
 }

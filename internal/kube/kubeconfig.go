@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"os"
@@ -15,6 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
 // kubeconfigTransport reaches the server that a kubeconfig names now, with the
@@ -27,11 +30,11 @@ type kubeconfigTransport struct {
 	cfg   ClientConfig
 	path  string
 	asked *url.URL // the server that requests are made for
+	fault errlog.Log
 
 	mu      sync.Mutex
 	sum     [sha256.Size]byte // of the content that was last looked at
 	current *kubeconfigAccess
-	broken  bool // the content can't be used
 }
 
 // kubeconfigAccess is what one content of the file says.
@@ -50,7 +53,9 @@ type said struct {
 
 func newKubeconfigTransport(c ClientConfig) (*kubeconfigTransport, error) {
 	path := c.Access.Kubeconfig
-	t := &kubeconfigTransport{cfg: c, path: path}
+	t := &kubeconfigTransport{cfg: c, path: path, fault: errlog.Log{
+		Logger: c.Logger, Level: slog.LevelWarn, Failing: "kubeconfig can't be used, what it held before stays", Over: "kubeconfig can be used again",
+	}}
 	content, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("load kubeconfig %s: %w", path, err)
@@ -87,7 +92,6 @@ type lookedAt struct {
 
 func (l lookedAt) load(ctx context.Context) ([]byte, error) {
 	l.of.look()
-
 	return l.caSource.load(ctx)
 }
 
@@ -97,7 +101,7 @@ func (t *kubeconfigTransport) look() *kubeconfigAccess {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	sum := sha256.Sum256(content)
-	if err == nil && sum == t.sum || err != nil && t.broken {
+	if err == nil && sum == t.sum || err != nil && t.fault.Err() != nil {
 		return t.current
 	}
 	t.sum = sum // of nothing when it can't be read: what comes back is read anew
@@ -105,16 +109,8 @@ func (t *kubeconfigTransport) look() *kubeconfigAccess {
 	if err == nil {
 		fresh, err = t.access(content)
 	}
-	if err != nil {
-		t.cfg.Logger.Warn("kubeconfig can't be used, what it held before stays", "path", t.path, "err", err)
-		t.broken = true
-		return t.current
-	}
-	if t.broken {
-		t.cfg.Logger.Info("kubeconfig can be used again", "path", t.path)
-	}
-	t.broken = false
-	if reflect.DeepEqual(fresh.said, t.current.said) {
+	t.fault.Note(context.Background(), err, "path", t.path)
+	if err != nil || reflect.DeepEqual(fresh.said, t.current.said) {
 		return t.current
 	}
 	old := t.current

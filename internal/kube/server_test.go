@@ -79,7 +79,7 @@ func newRemoteEnd(t *testing.T, staleAfter time.Duration) *remoteEnd {
 	}})
 	var m *Metrics
 	watch := func(kind string) *contact {
-		return &contact{server: r.Server, series: m.series("gcp", kind), log: log}
+		return newContact(r.Server, m.series("gcp", kind), log)
 	}
 	r.one, r.two = watch("services"), watch("slices")
 	ctx, cancel := context.WithCancel(t.Context())

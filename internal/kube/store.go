@@ -19,7 +19,7 @@ type store[T any] struct {
 	equal   func(a, b T) bool // nil: never
 	changed func(firstSync bool)
 	// crowded is called when the number of rejected objects has changed.
-	crowded func(before, now int)
+	crowded func(rejected int)
 	// impossible is called for each object of a remote with a name that none can
 	// have, which is left out.
 	impossible func()
@@ -43,7 +43,7 @@ type store[T any] struct {
 
 func newStore[T any](keep func(runtime.Object) (T, bool), equal func(a, b T) bool, changed func(firstSync bool)) *store[T] {
 	return &store[T]{
-		keep: keep, equal: equal, changed: changed, crowded: func(int, int) {}, impossible: func() {}, replaced: func() {},
+		keep: keep, equal: equal, changed: changed, crowded: func(int) {}, impossible: func() {}, replaced: func() {},
 		objects: map[string]T{}, room: newRoom("", Bounds{}),
 	}
 }
@@ -166,7 +166,7 @@ func (s *store[T]) Update(obj any) error {
 	now := len(s.room.rejected)
 	s.mu.Unlock()
 	if before != now {
-		s.crowded(before, now)
+		s.crowded(now)
 	}
 	if changed {
 		s.changed(false)
@@ -258,7 +258,7 @@ func (s *store[T]) Delete(obj any) error {
 	now := len(s.room.rejected)
 	s.mu.Unlock()
 	if before != now {
-		s.crowded(before, now)
+		s.crowded(now)
 	}
 	if existed {
 		s.changed(false)
@@ -318,7 +318,7 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	s.mu.Unlock()
 	s.begin(false)
 	if rejected != now {
-		s.crowded(rejected, now)
+		s.crowded(now)
 	}
 	if first || changed {
 		s.changed(first)

@@ -107,10 +107,10 @@ func (c *connections) revoke() int {
 	return len(open)
 }
 
-func (c *connections) count() int {
+func (c *connections) any() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.open)
+	return len(c.open) > 0
 }
 
 // connection leaves the open ones when it is closed.

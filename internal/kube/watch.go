@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
@@ -61,6 +62,7 @@ type Watch[T any] struct {
 	contact *contact
 	series  *series
 	running atomic.Bool
+	full    errlog.Log    // when objects are rejected
 	warned  atomic.Int64  // of dropped objects, in Unix seconds
 	relist  time.Duration // see relistPeriod
 	silence time.Duration // see bookmarkPeriod
@@ -85,7 +87,11 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 	}
 	cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster, "kind", cfg.Kind)
 	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind), relist: relistPeriod, silence: bookmarkPeriod, stop: func() {}}
-	w.contact = &contact{server: cfg.Server, series: w.series, log: cfg.Logger}
+	w.contact = newContact(cfg.Server, w.series, cfg.Logger)
+	w.full = errlog.Log{
+		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "too many objects", Over: "there is room for all objects again",
+		Kind: func(error) string { return "" }, // one line, however many
+	}
 	w.store = newStore(cfg.Keep, cfg.Equal, w.changed)
 	w.store.room = newRoom(cfg.Kind, cfg.Bounds)
 	w.store.crowded = w.crowded
@@ -216,27 +222,20 @@ func (w *Watch[T]) changed(firstSync bool) {
 }
 
 // Crowded returns what is rejected for the sake of Bounds; nil: nothing.
-func (w *Watch[T]) Crowded() error {
-	if n := w.store.rejected(); n > 0 {
-		return w.tooMany(n)
-	}
-	return nil
-}
+func (w *Watch[T]) Crowded() error { return w.tooMany(w.store.rejected()) }
 
 func (w *Watch[T]) tooMany(rejected int) error {
+	if rejected == 0 {
+		return nil
+	}
 	return fmt.Errorf("%d %s or more are rejected: there is room for %d, and for %d bytes of them",
 		rejected, w.cfg.Kind, w.store.room.objects, w.store.room.bytes)
 }
 
 // crowded is called when the number of objects that are rejected has changed.
-func (w *Watch[T]) crowded(before, now int) {
-	w.series.rejected.Set(float64(now))
-	switch {
-	case before == 0:
-		w.cfg.Logger.Warn("too many objects", "err", w.tooMany(now))
-	case now == 0:
-		w.cfg.Logger.Info("there is room for all objects again")
-	}
+func (w *Watch[T]) crowded(rejected int) {
+	w.series.rejected.Set(float64(rejected))
+	w.full.Note(context.Background(), w.tooMany(rejected))
 }
 
 // dropped is called for each object that is left out because it is too large, or
