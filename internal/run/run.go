@@ -36,6 +36,15 @@ var ErrStuck = errors.New("tasks did not end")
 func Run(ctx context.Context, log *slog.Logger, grace time.Duration, tasks ...Task) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	return together(ctx, grace, tasks, func(reason error) {
+		stop()
+		log.Info("shutting down", "reason", reason, "grace", grace)
+	})
+}
+
+// together is Run without signals. It calls ending when the first task has returned or
+// ctx has ended.
+func together(ctx context.Context, grace time.Duration, tasks []Task, ending func(reason error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 
@@ -52,8 +61,7 @@ func Run(ctx context.Context, log *slog.Logger, grace time.Duration, tasks ...Ta
 	}
 
 	<-ctx.Done()
-	stop()
-	log.Info("shutting down", "reason", context.Cause(ctx), "grace", grace)
+	ending(context.Cause(ctx))
 	return collect(ends, tasks, grace)
 }
 
