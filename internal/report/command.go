@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -25,7 +26,14 @@ const (
 	// maxReport bounds what is read. The report of an agent with 10,000 peers
 	// has 5 MB.
 	maxReport = 256 << 20
+	// A probe is answered at once, or it fails; the kubelet waits for a second by
+	// default, and logs what is printed.
+	probeTimeout = 4 * time.Second
+	maxProbed    = 1000
 )
+
+// unixPrefix is what the address of a Unix socket begins with; its path follows.
+const unixPrefix = "unix:"
 
 // Exit codes of the command.
 const (
@@ -60,8 +68,8 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 	flags := flag.NewFlagSet(c.Program+" status", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	output := flags.String("o", "table", "table, or json: the report as it is, on stdout, and what is wrong or not known in it on stderr")
-	address := flags.String("address", cmp.Or(os.Getenv("SEMAPHORE_PROBE_ADDRESS"), c.Address),
-		"host:port that "+c.Program+" answers probes on; without a host it is this machine")
+	address := flags.String("address", c.probed(),
+		"host:port that "+c.Program+" answers probes on, without a host it is this machine; or unix: and the path of a socket")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		return exitWell
@@ -79,11 +87,11 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 	if *output != "table" && *output != "json" {
 		return complain(exitUsage, "-o %q: table or json", *output)
 	}
-	if _, _, err := net.SplitHostPort(*address); err != nil {
+	if _, _, err := net.SplitHostPort(*address); err != nil && !strings.HasPrefix(*address, unixPrefix) {
 		return complain(exitUsage, "-address %q: %v", *address, err)
 	}
 
-	body, err := fetch(ctx, *address)
+	body, err := fetch(ctx, *address, "/status", timeout)
 	if err != nil {
 		return complain(exitWrong, "ask %s: %v", *address, err)
 	}
@@ -112,14 +120,49 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 	return exitWell
 }
 
-// fetch reads /status at address. An address without a host, or with that of
+// probed returns where the program answers probes, as far as the environment says: a
+// socket, which is that of the own pod, comes first.
+func (c Command[R]) probed() string {
+	if socket := os.Getenv("SEMAPHORE_PROBE_SOCKET"); socket != "" {
+		return unixPrefix + socket
+	}
+	return cmp.Or(os.Getenv("SEMAPHORE_PROBE_ADDRESS"), c.Address)
+}
+
+// Probe is the command "probe" with its only argument, a path such as /readyz. It
+// prints the answer and returns the exit code: 0 when that is 200.
+func (c Command[R]) Probe(args []string) int {
+	return c.probe(context.Background(), args, os.Stdout, os.Stderr)
+}
+
+func (c Command[R]) probe(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	say := func(to io.Writer, code int, text string) int {
+		// Nothing is to be done about an output that is closed.
+		_, _ = fmt.Fprintln(to, text)
+		return code
+	}
+	if len(args) != 1 || !strings.HasPrefix(args[0], "/") {
+		return say(stderr, exitUsage, c.Program+" probe: one path is expected: /readyz or /healthz")
+	}
+	body, err := fetch(ctx, c.probed(), args[0], probeTimeout)
+	if err != nil {
+		return say(stdout, exitWrong, printable.Text(err.Error(), maxProbed))
+	}
+	return say(stdout, exitWell, printable.Text(strings.TrimSpace(string(body)), maxProbed))
+}
+
+// fetch reads a path at address. An address without a host, or with that of
 // all interfaces, which is what servers listen on, is this machine.
-func fetch(ctx context.Context, address string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+func fetch(ctx context.Context, address, path string, limit time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	network := "tcp"
+	if socket, ok := strings.CutPrefix(address, unixPrefix); ok {
+		network, address = "unix", socket
+	}
 	// No proxy: this is a request to a process nearby.
 	transport := &http.Transport{
-		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, address)
 		},
 		DisableKeepAlives: true,
@@ -128,7 +171,7 @@ func fetch(ctx context.Context, address string) ([]byte, error) {
 		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/status", http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +190,7 @@ func fetch(ctx context.Context, address string) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("read the answer: %w", err)
 	case response.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("the answer is %s: %s", response.Status, body)
+		return nil, fmt.Errorf("the answer is %s: %s", response.Status, bytes.TrimSpace(body))
 	case len(body) > maxReport:
 		return nil, fmt.Errorf("the answer has more than %d bytes", maxReport)
 	}

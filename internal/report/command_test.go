@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -169,5 +170,51 @@ func TestWrongArguments(t *testing.T) {
 	}
 	if got := run(t.Context(), "-help"); got.Code != 0 || !strings.Contains(got.Stderr, "-address") {
 		t.Errorf("-help: %+v", got)
+	}
+}
+
+// TestProbe asks for probes where the environment says that they are answered: a socket
+// comes first.
+func TestProbe(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no device\x1b", http.StatusServiceUnavailable)
+	})
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, well) })
+	socket := filepath.Join(t.TempDir(), "probe.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: mux}}
+	server.Start()
+	t.Cleanup(server.Close)
+	t.Setenv("SEMAPHORE_PROBE_ADDRESS", "127.0.0.1:1")
+	t.Setenv("SEMAPHORE_PROBE_SOCKET", socket)
+	ask := func(args ...string) result {
+		var stdout, stderr strings.Builder
+		code := testCommand().probe(t.Context(), args, &stdout, &stderr)
+		return result{code, stdout.String(), stderr.String()}
+	}
+	usage := result{2, "", "semaphore-sheep probe: one path is expected: /readyz or /healthz\n"}
+	for _, c := range []struct {
+		args []string
+		want result
+	}{
+		{[]string{"/healthz"}, result{0, "ok\n", ""}},
+		{[]string{"/readyz"}, result{1, "the answer is 503 Service Unavailable: no device\\x1b\n", ""}},
+		{nil, usage}, {[]string{"readyz"}, usage}, {[]string{"/healthz", "/readyz"}, usage},
+	} {
+		if diff := cmp.Diff(c.want, ask(c.args...)); diff != "" {
+			t.Errorf("probe %q (-want +got):\n%s", c.args, diff)
+		}
+	}
+	if got := run(t.Context()); got.Code != 0 {
+		t.Errorf("status: %+v", got)
+	}
+	t.Setenv("SEMAPHORE_PROBE_SOCKET", "")
+	if got := ask("/healthz"); got.Code != 1 || !strings.Contains(got.Stdout, "127.0.0.1:1") {
+		t.Errorf("without a socket: %+v", got)
 	}
 }

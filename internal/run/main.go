@@ -33,15 +33,20 @@ type Program[C Configured] struct {
 	// those behind it, and returns the exit code. Nil: the program doesn't go on
 	// working, and has none.
 	Status func(args []string) int
+	// Probe is what Status is for the word "probe". Nil: the program has none.
+	Probe func(args []string) int
 }
 
 // Main does what the command line asks for. args are the arguments without the
-// program's name. It returns the exit code: that of Status where the first of
+// program's name. It returns the exit code: that of Status or Probe where the first of
 // them asks for it; else 0, 1 when Run failed, 2 for a configuration that can't
 // be used.
 func (p Program[C]) Main(args []string) int {
 	if len(args) > 0 && args[0] == "status" && p.Status != nil {
 		return p.Status(args[1:])
+	}
+	if len(args) > 0 && args[0] == "probe" && p.Probe != nil {
+		return p.Probe(args[1:])
 	}
 	cfg, warnings, err := p.Load(args)
 	if errors.Is(err, flag.ErrHelp) {

@@ -27,6 +27,7 @@ func TestMainReturnsTheExitCode(t *testing.T) {
 		"a wrong configuration":         {load: errors.New("SEMAPHORE_REMOTES: is missing"), did: "load []", want: 2},
 		"an unknown level of log":       {level: "loud", did: "load []", want: 2},
 		"status, without configuration": {args: []string{"status", "-o", "json"}, load: errors.New("missing"), did: "status [-o json]", want: 7},
+		"probe, without configuration":  {args: []string{"probe", "/readyz"}, load: errors.New("missing"), did: "probe [/readyz]", want: 8},
 		"status as the value of a flag": {args: []string{"-node-name", "status"}, load: flag.ErrHelp, did: "load [-node-name status]", want: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -44,6 +45,10 @@ func TestMainReturnsTheExitCode(t *testing.T) {
 				Status: func(args []string) int {
 					did = fmt.Sprint("status ", args)
 					return 7
+				},
+				Probe: func(args []string) int {
+					did = fmt.Sprint("probe ", args)
+					return 8
 				},
 			}
 			if code := program.Main(tt.args); code != tt.want || did != tt.did {

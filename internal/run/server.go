@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +28,16 @@ const (
 	headerBytes    = 16 << 10
 	shutdownPeriod = 3 * time.Second
 )
+
+// The waits before an address is tried again. Of two processes of a rollout the second
+// one takes it within a second after the first has ended.
+const (
+	firstRetry   = 200 * time.Millisecond
+	longestRetry = 800 * time.Millisecond
+)
+
+// unixPrefix is what the address of a Unix socket begins with; its path follows.
+const unixPrefix = "unix:"
 
 // Server serves HTTP at one address. An address that is taken or isn't there yet
 // is tried again: nothing else waits for it, and nothing else ends by it.
@@ -47,7 +60,7 @@ type Server struct {
 // serverConfig describes a Server.
 type serverConfig struct {
 	name      string
-	address   string // host:port; the host may be empty for all addresses
+	address   string // host:port, where the host may be empty for all addresses; or unix:path
 	handler   http.Handler
 	limit     int  // of connections
 	keepAlive bool // serve several requests on one connection
@@ -69,7 +82,7 @@ func newServer(cfg serverConfig) *Server {
 				return context.WithValue(ctx, connKey{}, conn)
 			},
 		},
-		retry:    reconcile.Backoff{Max: 30 * time.Second},
+		retry:    reconcile.Backoff{Min: firstRetry, Max: longestRetry},
 		outcomes: &errlog.Log{Logger: cfg.log, Level: slog.LevelWarn, Failing: "not listening, trying again"},
 		err:      errors.New("not started"),
 	}
@@ -119,7 +132,7 @@ func (s *Server) Run(ctx context.Context) error {
 				return s.shutDown(ctx, served)
 			}
 		}
-		s.note(ctx, netip.AddrPort{}, err)
+		s.note(ctx, nil, err)
 		select {
 		case <-time.After(s.retry.Next()):
 		case <-ctx.Done():
@@ -131,33 +144,62 @@ func (s *Server) Run(ctx context.Context) error {
 // listen binds the address and begins to serve. The end of that, and why, comes
 // from the channel.
 func (s *Server) listen(ctx context.Context) (<-chan error, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.address)
+	listener, err := listen(ctx, s.address)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", s.address, err)
-	}
-	var bound netip.AddrPort
-	if tcp, ok := listener.Addr().(*net.TCPAddr); ok {
-		bound = tcp.AddrPort()
 	}
 	fair := newFairListener(listener, s.limit)
 	s.mu.Lock()
 	s.listener = fair
 	s.mu.Unlock()
-	s.note(ctx, bound, nil)
+	s.note(ctx, listener.Addr(), nil)
 	served := make(chan error, 1)
 	go func() { served <- s.http.Serve(fair) }()
 	return served, nil
 }
 
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	if path, ok := strings.CutPrefix(address, unixPrefix); ok {
+		return listenUnix(ctx, path)
+	}
+	return new(net.ListenConfig).Listen(ctx, "tcp", address)
+}
+
+// listenUnix listens on a socket that only the own user may connect to. A socket that
+// nobody answers on any more is replaced.
+func listenUnix(ctx context.Context, path string) (net.Listener, error) {
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == fs.ModeSocket {
+		if conn, err := new(net.Dialer).DialContext(ctx, "unix", path); err == nil {
+			_ = conn.Close()
+			return nil, fmt.Errorf("%s: another process answers there", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
 // note notes whether the server serves, and logs it when that changed.
-func (s *Server) note(ctx context.Context, bound netip.AddrPort, err error) {
+func (s *Server) note(ctx context.Context, address net.Addr, err error) {
+	var bound netip.AddrPort
+	if tcp, ok := address.(*net.TCPAddr); ok {
+		bound = tcp.AddrPort()
+	}
 	s.mu.Lock()
 	s.bound, s.err = bound, err
 	s.mu.Unlock()
 	s.outcomes.Note(ctx, err, "server", s.name)
 	if err == nil {
 		s.retry.Reset()
-		s.log.Info("listening", "server", s.name, "address", bound)
+		s.log.Info("listening", "server", s.name, "address", address.String())
 	}
 }
 

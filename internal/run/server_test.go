@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -260,4 +262,86 @@ func TestServerIsATask(t *testing.T) {
 	if _, err := net.Dial("tcp", servers.Probes.Addr().String()); err == nil {
 		t.Error("the port is open after the end")
 	}
+}
+
+// askSocket asks for a path at a Unix socket.
+func askSocket(t *testing.T, socket, path string) (code int, body string) {
+	t.Helper()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	content, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(content)
+}
+
+func TestSocketServesWhatTheProbePortDoes(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "probe.sock")
+	// As a process leaves it that is killed.
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.SetUnlinkOnClose(false)
+	if err := left.Close(); err != nil {
+		t.Fatal(err)
+	}
+	servers := NewServers(complete(ServersConfig{
+		ProbeAddress: "127.0.0.1:0", ListenAddress: "127.0.0.1:0", ProbeSocket: socket, Ready: func() error { return errors.New("no device") },
+	}))
+	if _, failing := servers.Failing()["probe server unix:"+socket]; !failing {
+		t.Errorf("before it runs: %v", servers.Failing())
+	}
+	run(t, servers.Socket)
+	polltest.Until(t, time.Minute, "the socket", func() bool { return servers.Socket.Err() == nil })
+	if info, err := os.Stat(socket); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket's file: %v, %v", info, err)
+	}
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/status": 200, "/metrics": 200} {
+		if code, body := askSocket(t, socket, path); code != want {
+			t.Errorf("%s = %d %q, want %d", path, code, body, want)
+		}
+	}
+	// Another process with the same path leaves it alone.
+	second := NewServers(complete(ServersConfig{ProbeAddress: "127.0.0.1:0", ListenAddress: "127.0.0.1:0", ProbeSocket: socket}))
+	run(t, second.Socket)
+	polltest.Until(t, time.Minute, "the complaint", func() bool {
+		return strings.Contains(second.Socket.Err().Error(), "another process answers there")
+	})
+	if code, _ := askSocket(t, socket, "/readyz"); code != http.StatusServiceUnavailable {
+		t.Errorf("the first one doesn't answer any more: %d", code)
+	}
+}
+
+// TestPortIsTakenWhenItGetsFree has two processes want the same port, as in a rollout.
+func TestPortIsTakenWhenItGetsFree(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	first := NewServers(complete(ServersConfig{ProbeAddress: "127.0.0.1:0", ListenAddress: "127.0.0.1:0"})).Status
+	done := make(chan error, 1)
+	go func() { done <- first.Run(ctx) }()
+	polltest.Until(t, time.Minute, "the first", func() bool { return first.Err() == nil })
+	second := NewServers(complete(ServersConfig{ProbeAddress: "127.0.0.1:0", ListenAddress: first.Addr().String()})).Status
+	run(t, second)
+	polltest.Until(t, time.Minute, "the second to be refused", func() bool { return strings.Contains(second.Err().Error(), "in use") })
+	for range 20 { // However often it was refused.
+		if wait := second.retry.Next(); wait >= time.Second {
+			t.Fatalf("it tries again after %v", wait)
+		}
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	polltest.Until(t, time.Minute, "the second to have the port", func() bool { return second.Err() == nil })
 }

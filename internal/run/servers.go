@@ -27,6 +27,9 @@ type ServersConfig struct {
 	// ProbeAddress and ListenAddress are host:port, of two ports; the host may
 	// be empty for all addresses.
 	ProbeAddress, ListenAddress string
+	// ProbeSocket is the path of a Unix socket, which serves what ProbeAddress does;
+	// empty: there is none.
+	ProbeSocket string
 	// Gatherer serves /metrics. When one of its collectors fails, the
 	// metrics of all others are served nevertheless.
 	Gatherer prometheus.Gatherer
@@ -42,21 +45,25 @@ type ServersConfig struct {
 	Logger *slog.Logger
 }
 
-// Servers are what a program answers over plain HTTP, at two addresses that share
+// Servers are what a program answers over plain HTTP, at addresses that share
 // nothing but the answers, so that who ties up one of them doesn't touch the
-// other:
+// others:
 //
 //	            the kubelet, people on the host    Prometheus
-//	address     ProbeAddress                       ListenAddress
+//	address     ProbeAddress, ProbeSocket          ListenAddress
 //	/healthz    everybody                          -
 //	/readyz     everybody                          -
 //	/status     the own host                       everybody, past the guard
 //	/metrics    the own host                       everybody, past the guard
 //
+// Of several processes of one host each has a socket of its own, so that a probe there
+// asks the one that is meant.
+//
 // The two checks answer 200 with "ok", or 503 with the text of their error. The
 // other two are made for all who ask at the same time, see page.
 type Servers struct {
 	Probes, Status *Server
+	Socket         *Server // nil: there is none
 }
 
 // NewServers prepares the servers; to run them is up to the caller.
@@ -74,16 +81,20 @@ func NewServers(cfg ServersConfig) Servers {
 	probes.Handle("GET /status", ownHost(report))
 	open.Handle("GET /metrics", guard(metrics))
 	open.Handle("GET /status", guard(report))
-	return Servers{
+	servers := Servers{
 		Probes: newServer(serverConfig{name: "probe", address: cfg.ProbeAddress, handler: probes, limit: maxProbeConnections, log: cfg.Logger}),
 		Status: newServer(serverConfig{name: "status", address: cfg.ListenAddress, handler: open, limit: maxConnections, keepAlive: true, log: cfg.Logger}),
 	}
+	if cfg.ProbeSocket != "" {
+		servers.Socket = newServer(serverConfig{name: "probe", address: unixPrefix + cfg.ProbeSocket, handler: probes, limit: maxProbeConnections, log: cfg.Logger})
+	}
+	return servers
 }
 
-// Failing returns why a server doesn't serve, by its name; nothing when both do.
+// Failing returns why a server doesn't serve, by its name; nothing when all do.
 func (s Servers) Failing() map[string]string {
 	failing := map[string]string{}
-	for _, server := range []*Server{s.Probes, s.Status} {
+	for _, server := range []*Server{s.Probes, s.Status, s.Socket} {
 		if server == nil {
 			continue
 		}
