@@ -66,6 +66,7 @@ type agent struct {
 	loops     []*reconcile.Loop
 	guard     func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers   run.Servers
+	turn      *run.Turn // of the agents of this node; one acts
 
 	// hostAddrs are the addresses of this host, as last seen.
 	hostAddrs atomic.Pointer[[]netip.Addr]
@@ -95,9 +96,12 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.sources.Store(&[]netip.Addr{})
 	a.metrics, a.filter = newLoopMetrics(), routes.NewFilter(log)
+	a.turn = run.NewTurn(run.TurnConfig{
+		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.removeUnfinished, End: a.letGo, Grace: turnGrace, Logger: log,
+	})
 	watchMetrics := kube.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
-		a.metrics, watchMetrics, run.BuildInfo("semaphore_wg"),
+		a.metrics, watchMetrics, run.BuildInfo("semaphore_wg"), a.turn.Collector("semaphore_wg"),
 		tokens.NewCollector("semaphore_wg", cfg.TokenFiles()),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -153,7 +157,6 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if a.table, err = routes.NewTable(log); err != nil {
 		return nil, err
 	}
-	a.removeUnfinished()
 	for i := range cfg.Remotes {
 		r, err := newRemote(a, cfg.Remotes[i], watchMetrics)
 		if err != nil {
@@ -192,32 +195,56 @@ func (a *agent) publications() []peers.Publication {
 	return all
 }
 
-// close ends what serves devices in this process. The network stays as it is.
-func (a *agent) close() error {
+// letGo ends what serves devices in this process, and keeps what is known for the next
+// one. The network stays as it is.
+func (a *agent) letGo() error {
 	var errs []error
 	for _, r := range a.remotes {
 		errs = append(errs, r.controller.Save(context.Background()), r.device.Close())
 	}
-	if a.table != nil {
-		a.table.Close()
-	}
 	return errors.Join(errs...)
 }
 
-// tasks returns everything that runs until the process ends.
+// close is letGo, for good.
+func (a *agent) close() error {
+	err := a.letGo()
+	if a.table != nil {
+		a.table.Close()
+	}
+	return err
+}
+
+// tasks returns everything that runs until the process ends. While another agent of
+// this node acts, this one reads what it will need, and changes nothing.
 func (a *agent) tasks() []run.Task {
 	a.servers = run.NewServers(run.ServersConfig{
-		ProbeAddress: a.cfg.ProbeAddress, ListenAddress: a.cfg.ListenAddress, Guard: a.guard, Gatherer: a.registry,
-		Health: a.health, Ready: a.ready, Status: a.status, Logger: a.log,
+		ProbeAddress: a.cfg.ProbeAddress, ProbeSocket: a.cfg.ProbeSocket, ListenAddress: a.cfg.ListenAddress,
+		Guard: a.guard, Gatherer: a.registry, Health: a.health, Ready: a.ready, Status: a.status, Logger: a.log,
 	})
-	monitor := a.newMonitor()
-
-	tasks := []run.Task{a.servers.Probes, a.servers.Status, monitor, routes.NewFilterMonitor(a.log, a.filterTrigger.Fire), a.self}
+	// The agent that acts has the ports.
+	tasks := []run.Task{a.turn.Then(a.servers.Probes), a.turn.Then(a.servers.Status)}
+	if a.servers.Socket != nil {
+		tasks = append(tasks, a.servers.Socket)
+	}
+	tasks = append(tasks, a.turn, a.self)
 	tasks = append(tasks, a.local.tasks(a.loop)...)
+	for _, r := range a.remotes {
+		tasks = append(tasks, r.nodes)
+	}
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "subnets of remotes", Reconcile: a.rejudge, Trigger: a.judging,
 		MinInterval: time.Second, Resync: slowPass,
+	}), a.loop(reconcile.Config{
+		Name: "host addresses", Reconcile: a.readHostAddrs, Trigger: a.addressing,
+		MinInterval: time.Second, Resync: slowPass,
 	}))
+	a.turn.Add(a.acts()...)
+	return tasks
+}
+
+// acts returns what runs while this agent acts.
+func (a *agent) acts() []run.Task {
+	tasks := []run.Task{a.newMonitor(), routes.NewFilterMonitor(a.log, a.filterTrigger.Fire)}
 	// The guards come first: from here on nothing leaks.
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "routes", Reconcile: a.syncRoutes, Trigger: a.routing,
@@ -228,10 +255,6 @@ func (a *agent) tasks() []run.Task {
 		MinInterval: burstSpacing, Resync: slowPass,
 	})
 	tasks = append(tasks, a.filtering)
-	tasks = append(tasks, a.loop(reconcile.Config{
-		Name: "host addresses", Reconcile: a.readHostAddrs, Trigger: a.addressing,
-		MinInterval: time.Second, Resync: slowPass,
-	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "source addresses", Reconcile: a.syncSources, Trigger: a.sourcing,
 		MinInterval: burstSpacing, Resync: slowPass,

@@ -38,8 +38,11 @@ const insideVariable = "SEMAPHORE_TEST_INSIDE"
 // namespace of its own: an agent's goroutines are on any thread, so all of them
 // must be in the namespace. Without root the tests that need it say so.
 func TestMain(m *testing.M) {
-	if os.Getenv(roleVariable) == roleAgent {
+	switch os.Getenv(roleVariable) {
+	case roleAgent:
 		beAgent()
+	case roleMounted:
+		beMountedAgent()
 	}
 	if os.Geteuid() != 0 || os.Getenv(insideVariable) != "" {
 		if os.Geteuid() == 0 {
@@ -190,10 +193,10 @@ func TestServedStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.close()
-	tasks := a.tasks()
+	a.tasks()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
-	for _, server := range tasks[:2] {
+	for _, server := range []run.Task{a.servers.Probes, a.servers.Status} {
 		go func() { done <- server.Run(ctx) }()
 	}
 	defer func() {

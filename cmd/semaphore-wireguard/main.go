@@ -19,7 +19,7 @@ const grace = 10 * time.Second
 
 func main() {
 	program := run.Program[config.Wireguard]{
-		Name: "semaphore-wireguard", Load: config.LoadWireguard, Run: serve, Status: statusCommand().Main,
+		Name: "semaphore-wireguard", Load: config.LoadWireguard, Run: serve, Status: statusCommand().Main, Probe: statusCommand().Probe,
 	}
 	os.Exit(program.Main(os.Args[1:]))
 }
@@ -31,7 +31,10 @@ func serve(cfg config.Wireguard, log *slog.Logger) (err error) {
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
 	if cfg.Cleanup {
-		return a.cleanup(context.Background())
+		return run.Alone(context.Background(), turnFile(cfg.KeyPath), describe(&cfg), turnPatience, func() error {
+			a.removeUnfinished()
+			return a.cleanup(context.Background())
+		})
 	}
 	log.Info("starting", "version", run.Build(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
 	return run.Run(context.Background(), log, grace, a.tasks()...)

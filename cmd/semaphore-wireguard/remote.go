@@ -99,9 +99,9 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	return r, nil
 }
 
+// tasks returns what runs for the remote while this agent acts.
 func (r *remote) tasks() []run.Task {
 	return []run.Task{
-		r.nodes,
 		r.agent.loop(reconcile.Config{
 			Name: "device " + r.cfg.Name, Reconcile: r.ensureDevice, Trigger: r.linking,
 			MinInterval: burstSpacing, Resync: slowPass,

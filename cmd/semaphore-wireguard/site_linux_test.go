@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -137,8 +138,9 @@ type testNode struct {
 	env map[string]string
 	log *logtest.Buffer
 
-	agent *exec.Cmd // nil: not running
-	stdin io.Closer
+	agent  *exec.Cmd // nil: not running
+	stdin  io.Closer
+	socket string // where its probes are asked; empty: at the port
 }
 
 // addNode makes a node, with its object in its cluster. Its agent's remotes are the
@@ -214,8 +216,11 @@ func (s *site) addNode(t *testing.T, c *testCluster, backend string) *testNode {
 // Roles of this test binary besides that of running tests.
 const (
 	roleVariable = "AGENT_TEST_ROLE"
-	roleAgent    = "agent" // be semaphore-wireguard
+	roleAgent    = "agent"         // be semaphore-wireguard
+	roleMounted  = "mounted agent" // be it, where the mounts are as they must be
 	runVariable  = "AGENT_TEST_RUN"
+	// dropVariable, set to anything, has the agent go without NET_ADMIN.
+	dropVariable = "AGENT_TEST_DROP"
 )
 
 // beAgent is semaphore-wireguard in a mount namespace of its own, in which /run is
@@ -230,6 +235,20 @@ func beAgent() {
 		fmt.Fprintln(os.Stderr, "prepare the agent's mounts:", err)
 		os.Exit(1)
 	}
+	if os.Getenv(dropVariable) != "" {
+		// Root gets at exec what the bounding set has.
+		runtime.LockOSThread()
+		err = errors.Join(
+			unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_NET_ADMIN, 0, 0, 0), os.Setenv(roleVariable, roleMounted),
+			unix.Exec("/proc/self/exe", os.Args, os.Environ()),
+		)
+		fmt.Fprintln(os.Stderr, "drop NET_ADMIN:", err)
+		os.Exit(1)
+	}
+	beMountedAgent()
+}
+
+func beMountedAgent() {
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(1)
@@ -278,6 +297,9 @@ func (n *testNode) kill() {
 // ask makes a request of the agent, from its own node.
 func (n *testNode) ask(path string) (body []byte, code int, err error) {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, address string) (conn net.Conn, err error) {
+		if n.socket != "" {
+			return net.DialTimeout("unix", n.socket, patience)
+		}
 		err = n.ns.Do(func() error {
 			conn, err = net.DialTimeout(network, address, patience)
 			return err

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -28,7 +27,9 @@ type agentReport struct {
 	Local     bool              `json:"localKnown"` // the addresses of the own cluster are
 	Failing   map[string]string `json:"failing,omitempty"`
 	Pending   []string          `json:"pending,omitempty"` // what hasn't been done once since start
-	Filter    filterReport      `json:"sourceFilter"`
+	// Standby says which agent acts instead of this one; nil: this one does.
+	Standby *standbyReport `json:"standby,omitempty"`
+	Filter  filterReport   `json:"sourceFilter"`
 	// Unsourced are podCIDRs of this node in which the host has no address, so that
 	// nobody answers what it sends to remote pods itself.
 	Unsourced string `json:"podCIDRsWithoutHostAddress,omitempty"`
@@ -82,47 +83,24 @@ type peerReport struct {
 	TxBytes       int64        `json:"txBytes"`
 }
 
-// health says whether the process is worth keeping: whether its loops turn.
-func (a *agent) health() error {
-	var errs []error
-	for _, l := range a.loops {
-		errs = append(errs, l.Stuck())
-	}
-	return errors.Join(errs...)
-}
-
-// ready says whether this node takes part in the mesh with every remote that can be
-// asked. One that can't is told in the status, and doesn't hold up a rollout.
-func (a *agent) ready() error {
-	var errs []error
-	for _, r := range a.remotes {
-		refused := r.refused()
-		switch {
-		case refused != nil:
-			errs = append(errs, fmt.Errorf("remote %s is refused: %w", r.cfg.Name, refused))
-		case !r.fenced.Load():
-			errs = append(errs, fmt.Errorf("remote %s: packets to its pods aren't kept from leaving in plaintext yet", r.cfg.Name))
-		case !r.present():
-			errs = append(errs, fmt.Errorf("remote %s: no device %s", r.cfg.Name, r.device.Name()))
-		case r.controller.State().Source == peers.SourceNone && !r.unreachable():
-			errs = append(errs, fmt.Errorf("remote %s: not synced since start, and no peers on disk", r.cfg.Name))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 func (a *agent) status() any {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
 	rep := agentReport{
 		Version: run.Build(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
-		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.servers.Failing(),
+		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.failingServers(),
 		Unsourced: a.withoutSource(), Networkd: networkdRemoves("/"),
+	}
+	if a.turn.StandsBy() {
+		rep.Standby = &standbyReport{Holder: a.turn.Holder()}
+	}
+	if err := a.turn.Err(); err != nil {
+		rep.Failing[a.turn.String()] = err.Error()
 	}
 	for _, l := range a.loops {
 		if err := l.Err(); err != nil {
 			rep.Failing[l.String()] = err.Error()
-		} else if !l.Passed() {
+		} else if !l.Passed() && rep.Standby == nil {
 			rep.Pending = append(rep.Pending, l.String())
 		}
 	}

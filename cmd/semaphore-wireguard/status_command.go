@@ -19,7 +19,10 @@ func statusCommand() report.Command[agentReport] {
 func showReport(p *report.Page, rep *agentReport) {
 	p.Line("semaphore-wireguard %s", rep.Version)
 	p.Line("cluster %s, node %s", rep.Cluster, rep.Node)
-	if !rep.Published {
+	if rep.Standby != nil {
+		p.Unknown("this agent stands by, another one of this node acts: %s", cmp.Or(rep.Standby.Holder, "not known which"))
+	}
+	if !rep.Published && rep.Standby == nil {
 		p.Wrong("the node object of %s does not have all keys and endpoints of this agent", rep.Node)
 	}
 	p.Failures(rep.Failing)

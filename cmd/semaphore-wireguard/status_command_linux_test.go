@@ -20,10 +20,10 @@ func TestStatusOfARealAgent(t *testing.T) {
 	}
 	defer a.close()
 	a.cfg.ProbeAddress = "127.0.0.1:17774"
-	tasks := a.tasks()
+	a.tasks()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- tasks[0].Run(ctx) }() // only the server of probes
+	go func() { done <- a.servers.Probes.Run(ctx) }() // nothing else runs
 	defer func() {
 		cancel()
 		if err := <-done; err != nil {

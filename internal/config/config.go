@@ -165,7 +165,9 @@ type Wireguard struct {
 	KeyPath      string         `envconfig:"WG_KEY_PATH" is:"path" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
 	RouteSrc     string         `envconfig:"WG_ROUTE_SRC" is:"source" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
 	SourceFilter bool           `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether packets are dropped that claim a remote pod's address and didn't come through the tunnel"`
-	PeerMetrics  int            `envconfig:"WG_PEER_METRICS" default:"1000" range:"0,1000000" desc:"how many peers of each remote have metrics of their own; 0 is none"`
+	// ProbeSocket may be empty.
+	ProbeSocket string `envconfig:"PROBE_SOCKET" is:"path" desc:"path of a Unix socket that serves what SEMAPHORE_PROBE_ADDRESS does, for \"semaphore-wireguard probe\" and \"status\" in the same pod (default: none)"`
+	PeerMetrics int    `envconfig:"WG_PEER_METRICS" default:"1000" range:"0,1000000" desc:"how many peers of each remote have metrics of their own; 0 is none"`
 	// Cleanup asks to remove all that the program ever set up, and to end.
 	Cleanup bool `ignored:"true"`
 }

@@ -41,6 +41,9 @@ func (l *loader) commands(b *strings.Builder) {
 	command("", "work until a signal comes")
 	command(" status", "ask the process that works on this machine, or in this pod, and print a table of how it is,\n"+
 		"        with -o json its whole report; the exit code is 1 if something is wrong")
+	if l.probe {
+		command(" probe /readyz", "ask it, as the kubelet does, for /readyz or /healthz; the exit code is 1 unless the answer is ok")
+	}
 	if cleanup := l.flags.Lookup(cleanupFlag); cleanup != nil {
 		command(" -"+cleanup.Name, cleanup.Usage)
 	}

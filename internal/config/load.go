@@ -47,6 +47,7 @@ func LoadTokens(args []string) (cfg Tokens, warnings []string, err error) {
 func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wireguard, warnings []string, err error) {
 	var own agentSources
 	l := newLoader("semaphore-wireguard", "keeps a WireGuard mesh with the nodes of remote clusters", &cfg.Base, &cfg, &own)
+	l.probe = true
 	l.flags.BoolVar(&cfg.Cleanup, cleanupFlag, false, "remove everything that this program ever set up on the node, but for the keys, and end")
 	if err := l.load(args, out, needs{wireguard: true}); err != nil {
 		return Wireguard{}, nil, err
@@ -119,6 +120,7 @@ func finish[C any](l *loader, cfg C) (C, []string, error) {
 // loader brings the sources of one program's configuration together.
 type loader struct {
 	program, purpose string
+	probe            bool   // whether the program can ask for its own probes
 	once             string // what a program does that doesn't go on until a signal comes
 	flags            *flag.FlagSet
 	sources
