@@ -1,0 +1,10 @@
+package link
+
+import (
+	"os"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+func TestMain(m *testing.M) { os.Exit(nstest.Main(m)) }
