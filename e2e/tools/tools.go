@@ -1,9 +1,10 @@
 // Package tools builds the programs that the tests, the demo and the linter
-// run: a real Kubernetes control plane, etcd, kube-proxy, CoreDNS, promtool,
-// golangci-lint and govulncheck. They come from modules below this folder, whose
-// go.mod and go.sum pin every version, so that they can't disturb the
-// dependencies of the product. What a cluster is made of is one module,
-// kubernetes: its programs share most of their packages, and are built at once.
+// run: a real Kubernetes control plane, etcd, kube-proxy, kubelet, CoreDNS,
+// containerd, promtool, golangci-lint and govulncheck. They come from modules below
+// this folder, whose go.mod and go.sum pin every version, so that they can't disturb
+// the dependencies of the product. What a cluster is made of is one module,
+// kubernetes: its programs share most of their packages, and are built at once. What
+// runs containers is another one.
 //
 // Binaries live in the user's cache folder, keyed by what went into them, and
 // are built once for each change of that. Two builders side by side are safe.
@@ -26,14 +27,23 @@ import (
 
 // The tools that Build knows.
 const (
-	CoreDNS       = "coredns"
-	Etcd          = "etcd"
-	GolangciLint  = "golangci-lint"
-	Govulncheck   = "govulncheck"
-	KubeAPIServer = "kube-apiserver"
-	KubeProxy     = "kube-proxy"
-	Kubectl       = "kubectl"
-	Promtool      = "promtool"
+	CNIBridge             = "bridge"
+	CNIHostLocal          = "host-local"
+	CNILoopback           = "loopback"
+	Containerd            = "containerd"
+	ContainerdShim        = "containerd-shim-runc-v2"
+	CoreDNS               = "coredns"
+	Ctr                   = "ctr"
+	Etcd                  = "etcd"
+	GolangciLint          = "golangci-lint"
+	Govulncheck           = "govulncheck"
+	KubeAPIServer         = "kube-apiserver"
+	KubeControllerManager = "kube-controller-manager"
+	KubeProxy             = "kube-proxy"
+	KubeScheduler         = "kube-scheduler"
+	Kubectl               = "kubectl"
+	Kubelet               = "kubelet"
+	Promtool              = "promtool"
 )
 
 // Nobody debugs these programs: without what a debugger reads they take half the
@@ -84,15 +94,29 @@ func catalogue() []tool {
 			of:      "k8s.io/kubernetes",
 		}
 	}
+	containers := func(name, pkg string) tool { return tool{name: name, module: "containers", pkg: pkg} }
+	const (
+		containerd = "github.com/containerd/containerd/v2/cmd/"
+		plugins    = "github.com/containernetworking/plugins/plugins/"
+	)
 	return []tool{
+		containers(CNIBridge, plugins+"main/bridge"),
+		containers(CNIHostLocal, plugins+"ipam/host-local"),
+		containers(CNILoopback, plugins+"main/loopback"),
+		containers(Containerd, containerd+Containerd),
+		containers(ContainerdShim, containerd+ContainerdShim),
+		containers(Ctr, containerd+Ctr),
 		// CoreDNS with the plugins that deploy/coredns uses.
 		{name: CoreDNS, module: "kubernetes", pkg: "./coredns"},
 		{name: Etcd, module: "kubernetes", pkg: "go.etcd.io/etcd/server/v3"},
 		{name: GolangciLint, module: "lint", pkg: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"},
 		{name: Govulncheck, module: "vuln", pkg: "golang.org/x/vuln/cmd/govulncheck"},
 		kubernetes(KubeAPIServer),
+		kubernetes(KubeControllerManager),
 		kubernetes(KubeProxy),
+		kubernetes(KubeScheduler),
 		kubernetes(Kubectl),
+		kubernetes(Kubelet),
 		// What finds scrape targets in clouds is most of promtool, and checking
 		// rules needs none of it.
 		{name: Promtool, module: "prometheus", pkg: "github.com/prometheus/prometheus/cmd/promtool", tags: "remove_all_sd"},
