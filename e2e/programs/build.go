@@ -18,16 +18,18 @@ const Module = "github.com/kube-semaphore/kube-semaphore"
 // Build builds a program of cmd/ into dir and returns its path. flags are more
 // arguments of "go build", such as -race.
 func Build(ctx context.Context, program, dir string, flags ...string) (string, error) {
-	return build(ctx, Module+"/cmd/"+program, filepath.Join(dir, program), flags...)
+	return BuildPackage(ctx, Module+"/cmd/"+program, filepath.Join(dir, program), flags...)
 }
 
 // BuildWireGuardGo builds wireguard-go by itself, of the version that the agent
 // embeds, into dir and returns its path.
 func BuildWireGuardGo(ctx context.Context, dir string) (string, error) {
-	return build(ctx, "golang.zx2c4.com/wireguard", filepath.Join(dir, "wireguard-go"), "-trimpath", "-ldflags=-s -w")
+	return BuildPackage(ctx, "golang.zx2c4.com/wireguard", filepath.Join(dir, "wireguard-go"), "-trimpath", "-ldflags=-s -w")
 }
 
-func build(ctx context.Context, pkg, path string, flags ...string) (string, error) {
+// BuildPackage builds a main package into a file, or with a slash at the end of path
+// all of a pattern into a folder, and returns path.
+func BuildPackage(ctx context.Context, pkg, path string, flags ...string) (string, error) {
 	args := append([]string{"build", "-o", path}, flags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	root, err := tools.Root(ctx)

@@ -1,8 +1,6 @@
 package scenarios_test
 
 import (
-	"errors"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -33,34 +32,13 @@ func (e *example) takeOut(t *testing.T) {
 			t.Errorf("a node of %s still carries our annotations:\n%s", c.Name, out)
 		}
 		for _, node := range c.Nodes() {
-			must(t, clean(t, node))
+			must(t, programs.Clean(t.Context(), node))
 		}
 		e.kubectl(t, c, "delete", calico[i].GroupResource().String(), "-l", "managed-by=semaphore-policy")
 		// Without a controller manager the namespace would wait for ever.
 		e.kubectl(t, c, "delete", "--wait=false", "-k", filepath.Join(e.folder, c.Name))
 		e.gone(t, c)
 	}
-}
-
-// clean reports what the agent left on a node, but for its keys.
-func clean(t *testing.T, node *testbed.Node) error {
-	t.Helper()
-	var errs []error
-	for what, command := range map[string][]string{
-		"links":             {"sh", "-c", "ip -o link | grep -e wireguard -e 'semaphore ' || true"},
-		"IPv4 routes":       {"sh", "-c", "ip -4 route show table all proto 115"},
-		"IPv6 routes":       {"sh", "-c", "ip -6 route show table all proto 115"},
-		"policy rules":      {"sh", "-c", "ip -4 rule | grep -v -e ^0: -e ^32766: -e ^32767: || true; ip -6 rule | grep -v -e ^0: -e ^32766: || true"},
-		"sockets":           {"sh", "-c", "ls /var/run/wireguard"},
-		"files beside keys": {"sh", "-c", "ls /var/lib/semaphore-wireguard | grep -v '[.]key$' || true"},
-	} {
-		out, err := node.Run(t.Context(), command[0], command[1:]...)
-		if err == nil && strings.TrimSpace(out) != "" {
-			err = fmt.Errorf("%s of %s: %s", what, node.Name, out)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }
 
 // gone checks that no object of ours is left in a cluster, but for what goes with

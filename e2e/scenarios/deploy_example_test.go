@@ -15,8 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
@@ -29,6 +27,7 @@ import (
 // a choice of, so that all of it is tried: the Calico of the second one has only the
 // older API, and its service mirror writes objects of the deprecated Endpoints API.
 type example struct {
+	testbed  *testbed.Testbed
 	folder   string // deploy/example
 	clusters [2]*testbed.Cluster
 	pods     [2]*testbed.Pod // one on the first node of each cluster
@@ -53,7 +52,7 @@ func (e *example) sets(cluster int) dynamic.ResourceInterface {
 func startExample(t *testing.T) *example {
 	t.Helper()
 	tb := testbed.Start(t, testbed.Config{})
-	e := &example{folder: filepath.Join(deployFolder(t), "example")}
+	e := &example{testbed: tb, folder: filepath.Join(deployFolder(t), "example")}
 	var configs []testbed.ClusterConfig
 	for i, name := range []string{"aws", "gcp"} {
 		e.audits[i] = filepath.Join(t.TempDir(), name+".log")
@@ -110,19 +109,8 @@ func (e *example) set(t *testing.T, c *testbed.Cluster, variable, value string) 
 // default. It returns what the command printed.
 func (e *example) shell(t *testing.T, name, command string) (string, error) {
 	t.Helper()
-	config := clientcmdapi.NewConfig()
-	config.CurrentContext = e.clusters[0].Name
-	for _, c := range e.clusters {
-		admin, err := clientcmd.LoadFromFile(c.AdminKubeconfig())
-		must(t, err)
-		context := admin.Contexts[admin.CurrentContext]
-		config.Clusters[c.Name] = admin.Clusters[context.Cluster]
-		config.AuthInfos[c.Name] = admin.AuthInfos[context.AuthInfo]
-		config.Contexts[c.Name] = &clientcmdapi.Context{Cluster: c.Name, AuthInfo: c.Name}
-	}
-	dir := t.TempDir()
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	must(t, clientcmd.WriteToFile(*config, kubeconfig))
+	kubeconfig, err := e.testbed.Kubeconfig()
+	must(t, err)
 	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
 	must(t, err)
 	root, err := tools.Root(t.Context())
@@ -134,7 +122,7 @@ func (e *example) shell(t *testing.T, name, command string) (string, error) {
 		Env: []string{
 			"PATH=" + filepath.Dir(binaries[tools.Kubectl]) + ":" + os.Getenv("PATH"),
 			"KUBECONFIG=" + kubeconfig,
-			"HOME=" + dir,
+			"HOME=" + t.TempDir(),
 		},
 	})
 	must(t, err)

@@ -136,6 +136,27 @@ func (c *Cluster) Grant(ctx context.Context, namespace, name string, rules ...rb
 	return nil
 }
 
+// Kubeconfig writes a kubeconfig file that has, with all rights, a context for each
+// of the clusters, by its name, the first one's by default, and returns its path.
+func (tb *Testbed) Kubeconfig() (string, error) {
+	config := clientcmdapi.NewConfig()
+	for i, c := range tb.Clusters() {
+		admin, err := clientcmd.LoadFromFile(c.AdminKubeconfig())
+		if err != nil {
+			return "", err
+		}
+		context := admin.Contexts[admin.CurrentContext]
+		config.Clusters[c.Name] = admin.Clusters[context.Cluster]
+		config.AuthInfos[c.Name] = admin.AuthInfos[context.AuthInfo]
+		config.Contexts[c.Name] = &clientcmdapi.Context{Cluster: c.Name, AuthInfo: c.Name}
+		if i == 0 {
+			config.CurrentContext = c.Name
+		}
+	}
+	path := filepath.Join(tb.state.dir, "kubeconfig")
+	return path, clientcmd.WriteToFile(*config, path)
+}
+
 // kubeconfig is what goes into a kubeconfig file: a client certificate or a
 // token file.
 type kubeconfig struct {

@@ -38,6 +38,9 @@ type ClusterConfig struct {
 	NodeSubnets []netip.Prefix
 	// APIServerArgs are appended to the arguments of kube-apiserver.
 	APIServerArgs []string
+	// Controllers has kube-controller-manager and kube-scheduler run, too, which
+	// nodes with a kubelet need. They are among the tools then.
+	Controllers bool
 }
 
 // Cluster is a control plane with nodes.
@@ -112,7 +115,7 @@ func (tb *Testbed) newCluster(cfg ClusterConfig) (*Cluster, error) {
 		}
 		addresses = append(addresses, nth(prefix, 10+number))
 	}
-	c.plane = newControlPlane(c, addresses, cfg.APIServerArgs)
+	c.plane = newControlPlane(c, addresses, cfg)
 	tb.clusters = append(tb.clusters, c)
 	return c, nil
 }
@@ -142,7 +145,10 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.plane.startEtcd(); err != nil {
 		return fmt.Errorf("start cluster %s: %w", c.Name, err)
 	}
-	return c.StartAPI(ctx)
+	if err := c.StartAPI(ctx); err != nil {
+		return err
+	}
+	return c.plane.startControllers()
 }
 
 // newClients makes the administrator's clients. They connect from the underlay,

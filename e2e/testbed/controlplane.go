@@ -40,7 +40,7 @@ type controlPlane struct {
 	cluster   *Cluster
 	name      string
 	addresses []netip.Addr
-	extraArgs []string
+	config    ClusterConfig
 
 	space     *sandbox.Space
 	ca        *authority
@@ -54,12 +54,12 @@ type controlPlane struct {
 	api  *sandbox.Process
 }
 
-func newControlPlane(c *Cluster, addresses []netip.Addr, extraArgs []string) *controlPlane {
+func newControlPlane(c *Cluster, addresses []netip.Addr, cfg ClusterConfig) *controlPlane {
 	return &controlPlane{
 		cluster:   c,
 		name:      c.Name + "-control-plane",
 		addresses: addresses,
-		extraArgs: extraArgs,
+		config:    cfg,
 	}
 }
 
@@ -199,13 +199,17 @@ func (p *controlPlane) apiArgs() []string {
 		"--service-account-key-file=" + p.file("service-account.pub"),
 		"--service-account-max-token-expiration=" + lifetime.String(),
 		"--authorization-mode=Node,RBAC",
-		// Without a controller manager no namespace has a default service
-		// account, and this plugin refuses pods that have none.
-		"--disable-admission-plugins=ServiceAccount",
 		"--allow-privileged=true",
 		"--profiling=false",
 	}
-	return append(args, p.extraArgs...)
+	if p.config.Controllers {
+		args = append(args, "--enable-admission-plugins=NodeRestriction")
+	} else {
+		// Without a controller manager no namespace has a default service
+		// account, and this plugin refuses pods that have none.
+		args = append(args, "--disable-admission-plugins=ServiceAccount")
+	}
+	return append(args, p.config.APIServerArgs...)
 }
 
 // StartAPI starts kube-apiserver and returns when it is ready.

@@ -38,7 +38,7 @@ func udp(src, dst uint16, payload ...byte) []byte {
 func testClassifier() classifier {
 	cluster := func(name, pods, pods6, api string) *Cluster {
 		c := &Cluster{Name: name, PodSubnets: []netip.Prefix{netip.MustParsePrefix(pods), netip.MustParsePrefix(pods6)}}
-		c.plane = newControlPlane(c, []netip.Addr{netip.MustParseAddr(api)}, nil)
+		c.plane = newControlPlane(c, []netip.Addr{netip.MustParseAddr(api)}, ClusterConfig{})
 		return c
 	}
 	aws := cluster("aws", "10.2.0.0/16", "fd00:10:2::/48", "10.66.0.11")

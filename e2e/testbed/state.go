@@ -79,7 +79,7 @@ func sweep(parent string, log *slog.Logger) error {
 			continue
 		}
 		log.Info("removing what a dead testbed left", "dir", dir)
-		errs = append(errs, os.RemoveAll(dir), lock.Close())
+		errs = append(errs, removeGroups(filepath.Join(dir, groupsFile)), os.RemoveAll(dir), lock.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -2,7 +2,8 @@
 // per cluster etcd and kube-apiserver, nodes that are network and mount
 // namespaces on a flat underlay, pods that are namespaces behind their node,
 // and agents that are processes of a built binary in a node. Faults are
-// methods. There is no kubelet and no scheduler: pods run where they are put.
+// methods. Pods run where they are put, unless a node gets a kubelet and its cluster
+// a scheduler: then containerd runs them, as anywhere.
 //
 //	          underlay: bridge, 10.66.0.0/16 and fd00:66::/64, doesn't forward
 //	 ┌──────────┬─────────┴─┬───────────┬───────────┐
@@ -14,7 +15,8 @@
 // Everything of a testbed is inside namespaces that it made, so two testbeds
 // side by side can't meet and nothing of the machine is touched. When the
 // process that made it dies, however that happens, the kernel takes everything
-// but a folder of files, which the next testbed removes.
+// but a folder of files and the empty control groups of nodes with a kubelet, which
+// the next testbed removes.
 //
 // Linux only. Needs root, nft and ip.
 package testbed
@@ -184,7 +186,7 @@ func (tb *Testbed) Close() error {
 		errs = append(errs, tb.underlay.close())
 	}
 	if tb.state != nil {
-		errs = append(errs, tb.state.remove())
+		errs = append(errs, removeGroups(filepath.Join(tb.state.dir, groupsFile)), tb.state.remove())
 	}
 	return errors.Join(errs...)
 }

@@ -48,8 +48,9 @@ func (s *Space) initProcess() (*initProcess, error) {
 // script mounts a /proc that shows the processes of the namespace, which only
 // one of them can do: in the one of this machine a program would find another
 // under its own id. Without -n, mount leaves a note in /run. The line tells that
-// it is done.
-const script = "mount -n -t proc proc /proc && echo && exec sleep infinity"
+// it is done. What loses its parent becomes a child of the first process: one that
+// ignores SIGCHLD needn't wait for them (wait(2)).
+const script = "mount -n -t proc proc /proc && echo && trap '' CHLD && exec sleep infinity"
 
 func (s *Space) startInit() (*initProcess, error) {
 	i := &initProcess{cmd: exec.Command("/bin/sh", "-c", script), done: make(chan struct{})}

@@ -1,0 +1,30 @@
+package programs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// Clean reports what the agent left on a node, but for its keys.
+func Clean(ctx context.Context, node *testbed.Node) error {
+	var errs []error
+	for what, command := range map[string][]string{
+		"links":             {"sh", "-c", "ip -o link | grep -e wireguard -e 'semaphore ' || true"},
+		"IPv4 routes":       {"sh", "-c", "ip -4 route show table all proto 115"},
+		"IPv6 routes":       {"sh", "-c", "ip -6 route show table all proto 115"},
+		"policy rules":      {"sh", "-c", "ip -4 rule | grep -v -e ^0: -e ^32766: -e ^32767: || true; ip -6 rule | grep -v -e ^0: -e ^32766: || true"},
+		"sockets":           {"sh", "-c", "ls /var/run/wireguard"},
+		"files beside keys": {"sh", "-c", "ls /var/lib/semaphore-wireguard | grep -v '[.]key$' || true"},
+	} {
+		out, err := node.Run(ctx, command[0], command[1:]...)
+		if err == nil && strings.TrimSpace(out) != "" {
+			err = fmt.Errorf("%s of %s: %s", what, node.Name, out)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,43 @@
+package testbed
+
+import (
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+)
+
+// startControllers runs kube-controller-manager and kube-scheduler where the
+// cluster is to have them. Both wait for the API server whenever it is away.
+func (p *controlPlane) startControllers() error {
+	if !p.config.Controllers {
+		return nil
+	}
+	arguments := map[string][]string{
+		tools.KubeControllerManager: {
+			"--use-service-account-credentials",
+			"--service-account-private-key-file=" + p.file("service-account.key"),
+			"--root-ca-file=" + p.cluster.CAFile(),
+		},
+		tools.KubeScheduler: nil,
+	}
+	for name, args := range arguments {
+		binary, err := p.cluster.tb.tool(name)
+		if err != nil {
+			return err
+		}
+		_, err = p.space.Start(sandbox.Command{
+			Name: p.cluster.Name + "-" + name,
+			Path: binary,
+			Log:  p.cluster.tb.LogPath(p.cluster.Name + "-" + name),
+			Args: append(args,
+				"--kubeconfig="+p.cluster.AdminKubeconfig(),
+				"--leader-elect=false",
+				// It serves nothing that anybody here asks for.
+				"--secure-port=0",
+				"--profiling=false"),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
