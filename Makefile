@@ -54,7 +54,11 @@ test-kernel: deps ## tunnel, route, peer, agent and first contact tests against 
 
 .PHONY: e2e
 e2e: deps ## scenario tests only (root)
-	$(GO) test -race -timeout 30m ./e2e/...
+	$(GO) test -race -timeout 30m $$($(GO) list ./e2e/... | grep -v '/e2e/kubelet$$')
+
+.PHONY: e2e-kubelet
+e2e-kubelet: deps ## installed by the manifests on real kubelets: rollouts, kills, taking out (root); ROLLOUTS=20 RATE=10000 for more
+	$(GO) test -v -count 1 -timeout 1h ./e2e/kubelet -args $(if $(ROLLOUTS),-rollouts $(ROLLOUTS)) $(if $(RATE),-rate $(RATE))
 
 .PHONY: bench
 bench: deps ## speed, each line a ratio against something run beside it (root)

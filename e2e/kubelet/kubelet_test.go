@@ -1,0 +1,161 @@
+package kubelet_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+var rollouts = flag.Int("rollouts", 4, "how often a new image is rolled out, from one cluster to the other and back")
+
+// TestKubelet installs the product, and has happen to it what happens to it in
+// clusters, under traffic.
+func TestKubelet(t *testing.T) {
+	l := startLab(t)
+	installed := t.Run("installed by the manifests, pods reach each other", func(t *testing.T) {
+		start := time.Now()
+		l.install(t)
+		l.waitReach(t)
+		t.Logf("FIGURE first answers both ways %v after the installation began", time.Since(start).Round(10*time.Millisecond))
+		for i := range l.clusters {
+			l.waitRolledOut(t, i)
+		}
+	})
+	if !installed {
+		return
+	}
+	capture, err := l.testbed.Capture()
+	must(t, err)
+	t.Run("nothing happens", func(t *testing.T) {
+		for _, r := range l.measure(t, "nothing", func() { time.Sleep(5 * time.Second) }) {
+			if r.lost() > 0 || r.sent.Broken != "" {
+				t.Errorf("this machine loses packets by itself, what follows says little: %v", r)
+			}
+		}
+	})
+	t.Run("rollouts of a new image", func(t *testing.T) {
+		for n := range *rollouts {
+			l.under(t, fmt.Sprintf("rollout %d", n+1), func() { l.rollOut(t, n%2) })
+		}
+	})
+	t.Run("the agent is killed", func(t *testing.T) {
+		for n := range 3 {
+			l.under(t, fmt.Sprintf("kill %d", n+1), func() { l.kill(t, 0, "agent") })
+		}
+	})
+	t.Run("a configuration that the agent refuses", func(t *testing.T) {
+		l.under(t, "crash loop", func() { l.crashLoop(t, 1) })
+		l.under(t, "crash loop, mended", func() { l.mend(t, 1) })
+	})
+	counts, err := capture.Counts(within(t, time.Minute))
+	must(t, err)
+	t.Logf("FIGURE on the wire: %v", counts)
+	if counts.Plaintext.Packets > 0 || counts.WireGuard.Packets == 0 {
+		t.Errorf("plaintext on the wire: %v\n%v", counts, capture.Plaintext())
+	}
+	t.Run("taken out", l.takeOut)
+}
+
+// rollOut applies the other version of our image to a cluster.
+func (l *lab) rollOut(t *testing.T, cluster int) {
+	t.Helper()
+	before, after := versions[l.version[cluster]], versions[1-l.version[cluster]]
+	l.version[cluster] = 1 - l.version[cluster]
+	l.edit(t, cluster, "newTag: "+before, "newTag: "+after)
+	l.apply(t, cluster, "")
+	pod := l.waitRolledOut(t, cluster)
+	for _, status := range pod.Status.ContainerStatuses {
+		if want := "docker.io/library/kube-semaphore:" + after; status.Image != want {
+			t.Errorf("%s runs %s, expected %s", status.Name, status.Image, want)
+		}
+	}
+	l.waitReach(t)
+}
+
+// kill kills a container of the agent's pod and waits until the kubelet has started
+// it again, which takes longer each time.
+func (l *lab) kill(t *testing.T, cluster int, container string) {
+	t.Helper()
+	pod := l.waitRolledOut(t, cluster)
+	before := restarts(pod, container)
+	must(t, l.kubelets[cluster].Kill(t.Context(), pod.Namespace, pod.Name, container))
+	must(t, testbed.Wait(within(t, 5*time.Minute), container+" to be started again", func(ctx context.Context) error {
+		pod, err := l.agentPod(ctx, cluster)
+		if err == nil && restarts(pod, container) == before {
+			err = errors.New("not started again")
+		}
+		return err
+	}))
+	l.waitReach(t)
+}
+
+// restarts is how often a container of a pod has been started again.
+func restarts(pod *corev1.Pod, container string) int32 {
+	for _, status := range append(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses...) {
+		if status.Name == container {
+			return status.RestartCount
+		}
+	}
+	return 0
+}
+
+const listenPort = "_WG_LISTEN_PORT="
+
+// crashLoop applies a configuration that the agent refuses, and waits until it has
+// done so three times.
+func (l *lab) crashLoop(t *testing.T, cluster int) {
+	t.Helper()
+	l.edit(t, cluster, listenPort, listenPort+"none")
+	l.apply(t, cluster, "")
+	must(t, testbed.Wait(within(t, 5*time.Minute), "the agent to fail", func(ctx context.Context) error {
+		pods, err := l.agentPods(ctx, cluster)
+		if err != nil {
+			return err
+		}
+		for _, pod := range pods {
+			if restarts(&pod, "agent") >= 2 {
+				return nil
+			}
+		}
+		return errors.New("it hasn't yet")
+	}))
+}
+
+// mend undoes crashLoop.
+func (l *lab) mend(t *testing.T, cluster int) {
+	t.Helper()
+	l.edit(t, cluster, listenPort+"none", listenPort)
+	l.apply(t, cluster, "")
+	l.waitRolledOut(t, cluster)
+	l.waitReach(t)
+}
+
+// takeOut does in both clusters what the documents say, and looks at what is left.
+func (l *lab) takeOut(t *testing.T) {
+	for i, c := range l.clusters {
+		l.apply(t, i, "-cleanup")
+		must(t, testbed.Wait(within(t, 3*time.Minute), "the agent to take itself out of "+c.Name, func(ctx context.Context) error {
+			node, err := l.nodes[i].Object(ctx)
+			if err != nil {
+				return err
+			}
+			for name := range node.Annotations {
+				if strings.Contains(name, "wireguard.semaphore.uw.io") {
+					return fmt.Errorf("%s is still there", name)
+				}
+			}
+			return nil
+		}))
+		l.kubectl(t, i, "delete", "--timeout=120s", "-k", l.example(i, ""))
+		must(t, programs.Clean(t.Context(), l.nodes[i]))
+	}
+}

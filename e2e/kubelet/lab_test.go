@@ -1,0 +1,243 @@
+// Package kubelet_test runs the product as its users do: installed by our manifests
+// in two clusters whose nodes have a kubelet, containerd and kube-proxy, while pods
+// of both send each other packets that are counted.
+package kubelet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/image"
+	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+)
+
+// Names of the images beside ours.
+const (
+	pauseImage = "testbed.local/pause:1"
+	meterImage = "testbed.local/meter:1"
+)
+
+// versions are the tags of our image. The agents of both differ in what they say
+// they are, the other programs don't.
+var versions = [2]string{"one", "two"}
+
+// lab is two clusters, aws and gcp, with a node each and a pod on it that measures.
+type lab struct {
+	testbed  *testbed.Testbed
+	root     string // of the repository
+	deploy   string // the operator's copy of our manifests
+	clusters [2]*testbed.Cluster
+	nodes    [2]*testbed.Node
+	kubelets [2]*testbed.Kubelet
+	meters   [2]*corev1.Pod
+
+	version [2]int // of versions, which are applied
+	streams uint64 // how many there have been
+}
+
+func startLab(t *testing.T) *lab {
+	t.Helper()
+	tb := testbed.Start(t, testbed.Config{}, testbed.KubeletTools()...)
+	root, err := tools.Root(t.Context())
+	must(t, err)
+	closeOnSignal(t, tb)
+	l := &lab{testbed: tb, root: root, deploy: filepath.Join(t.TempDir(), "deploy")}
+	must(t, os.CopyFS(l.deploy, os.DirFS(filepath.Join(root, "deploy"))))
+	archives := buildImages(t, root)
+	clusters, err := tb.StartClusters(within(t, 3*time.Minute),
+		testbed.ClusterConfig{Name: "aws", Controllers: true}, testbed.ClusterConfig{Name: "gcp", Controllers: true})
+	must(t, err)
+	l.clusters = [2]*testbed.Cluster(clusters)
+	both(t, func(i int) error { return l.startNode(t.Context(), i, archives) })
+	return l
+}
+
+// closeOnSignal removes everything when the test is interrupted.
+func closeOnSignal(t *testing.T, tb *testbed.Testbed) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	t.Cleanup(func() {
+		signal.Stop(signals)
+		close(done)
+	})
+	go func() {
+		select {
+		case <-done:
+		case s := <-signals:
+			fmt.Fprintln(os.Stderr, "interrupted:", s, tb.Close())
+			os.Exit(1)
+		}
+	}()
+}
+
+// both does something for each cluster at once.
+func both(t *testing.T, do func(cluster int) error) {
+	t.Helper()
+	var errs [2]error
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() { errs[i] = do(i) })
+	}
+	wg.Wait()
+	must(t, errors.Join(errs[:]...))
+}
+
+// buildImages returns the archives with ours, in two versions, and those that pods of
+// the tests run.
+func buildImages(t *testing.T, root string) []string {
+	t.Helper()
+	t.Setenv("CGO_ENABLED", "0") // For a file system without libraries.
+	dir := t.TempDir()
+	pod, err := programs.BuildPackage(t.Context(), programs.Module+"/e2e/kubelet/pod", filepath.Join(dir, "pod"))
+	must(t, err)
+	others := filepath.Join(dir, "others.tar")
+	layers := []map[string]string{{"/bin/pod": pod}}
+	must(t, image.Write(others,
+		image.Image{Name: pauseImage, Layers: layers, Entrypoint: []string{"/bin/pod", "pause"}, User: "65535:65535"},
+		image.Image{Name: meterImage, Layers: layers, Entrypoint: []string{"/bin/pod", "meter"}}))
+
+	var images []image.Image
+	common := map[string]string{}
+	for _, version := range versions {
+		folder := filepath.Join(dir, version)
+		must(t, os.Mkdir(folder, 0o755))
+		data := map[string]string{}
+		for _, program := range programNames(t, root) {
+			layer := data
+			if program == programs.ServiceMirror || program == programs.Policy || program == "semaphore-tokens" || program == "semaphorectl" {
+				layer = common
+			}
+			if layer["/bin/"+program] != "" {
+				continue
+			}
+			layer["/bin/"+program], err = programs.Build(t.Context(), program, folder, "-trimpath",
+				"-ldflags=-s -w -X "+programs.Module+"/internal/run.number="+version)
+			must(t, err)
+		}
+		images = append(images, image.Image{
+			Name:   "docker.io/library/kube-semaphore:" + version,
+			Layers: []map[string]string{common, data},
+			User:   "65532:65532", // As the Dockerfile says.
+		})
+	}
+	ours := filepath.Join(dir, "ours.tar")
+	must(t, image.Write(ours, images...))
+	return []string{others, ours}
+}
+
+// programNames are those that the Dockerfile puts into our image.
+func programNames(t *testing.T, root string) []string {
+	t.Helper()
+	folders, err := os.ReadDir(filepath.Join(root, "cmd"))
+	must(t, err)
+	var names []string
+	for _, folder := range folders {
+		names = append(names, folder.Name())
+	}
+	return names
+}
+
+func (l *lab) startNode(ctx context.Context, i int, archives []string) (err error) {
+	c := l.clusters[i]
+	if l.nodes[i], err = c.AddNode(ctx, testbed.NodeConfig{}); err != nil {
+		return err
+	}
+	if _, err := l.nodes[i].StartKubeProxy(ctx); err != nil {
+		return err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return err
+	}
+	l.kubelets[i], err = l.nodes[i].StartKubelet(ctx, testbed.KubeletConfig{
+		Runc:       filepath.Join(cache, "kube-semaphore", "runc", "usr", "sbin", "runc"), // Of e2e/tools/deps.
+		PauseImage: pauseImage,
+		Images:     archives,
+	})
+	if err != nil {
+		return err
+	}
+	l.meters[i], err = startMeter(ctx, c)
+	return err
+}
+
+// startMeter has the scheduler find a place for a pod that measures, and returns it
+// when it is ready.
+func startMeter(ctx context.Context, c *testbed.Cluster) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	pods := c.Client().CoreV1().Pods(metav1.NamespaceDefault)
+	var pod *corev1.Pod
+	// Its service account comes a moment after the namespace.
+	err := testbed.Wait(ctx, "a pod in "+c.Name+" to be created", func(ctx context.Context) (err error) {
+		pod, err = pods.Create(ctx, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "meter"},
+			Spec: corev1.PodSpec{
+				AutomountServiceAccountToken:  new(bool),
+				TerminationGracePeriodSeconds: new(int64),
+				Containers: []corev1.Container{{
+					Name: "meter", Image: meterImage,
+					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m")}},
+					// For a socket that holds what comes while nobody reads.
+					SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}}},
+				}},
+			},
+		}, metav1.CreateOptions{})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = testbed.Wait(ctx, "a pod in "+c.Name+" to be ready", func(ctx context.Context) (err error) {
+		if pod, err = pods.Get(ctx, pod.Name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		return podReady(pod)
+	})
+	return pod, err
+}
+
+func podReady(pod *corev1.Pod) error {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is %s, not ready: %v", pod.Name, pod.Status.Phase, pod.Status.ContainerStatuses)
+}
+
+// ask asks the meter of a cluster, from its node.
+func (l *lab) ask(ctx context.Context, cluster int, path string) (string, error) {
+	return l.nodes[cluster].Get(ctx, fmt.Sprintf("http://%s:%d%s", l.meters[cluster].Status.PodIP, meter.HTTPPort, path))
+}
+
+// within bounds a part of a test, generously: what counts is that the bound is there.
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), d, errors.New("not within "+d.String()))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,176 @@
+package kubelet_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+)
+
+// kubectl runs kubectl as the administrator of a cluster.
+func (l *lab) kubectl(t *testing.T, cluster int, args ...string) string {
+	t.Helper()
+	out, err := l.clusters[cluster].Kubectl(t.Context(), args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return out
+}
+
+// edit replaces text in the operator's copy of a cluster's kustomization, where it
+// must be.
+func (l *lab) edit(t *testing.T, cluster int, before, after string) {
+	t.Helper()
+	file := filepath.Join(l.example(cluster, ""), "kustomization.yaml")
+	content, err := os.ReadFile(file)
+	must(t, err)
+	if !strings.Contains(string(content), before) {
+		t.Fatalf("%s has no %q", file, before)
+	}
+	must(t, os.WriteFile(file, []byte(strings.ReplaceAll(string(content), before, after)), 0o644))
+}
+
+// example is a folder of the operator's copy of deploy/example: the cluster's own,
+// with a suffix.
+func (l *lab) example(cluster int, suffix string) string {
+	return filepath.Join(l.deploy, "example", l.clusters[cluster].Name+suffix)
+}
+
+// apply applies one of those.
+func (l *lab) apply(t *testing.T, cluster int, suffix string) {
+	t.Helper()
+	l.kubectl(t, cluster, "apply", "-k", l.example(cluster, suffix))
+}
+
+// install does in both clusters what the README says.
+func (l *lab) install(t *testing.T) {
+	t.Helper()
+	for i, c := range l.clusters {
+		must(t, c.Apply(t.Context(), filepath.Join(l.root, "policy", "testdata", "v3.yaml"))) // Calico's.
+		other := l.clusters[1-i]
+		l.edit(t, i, "https://api."+other.Name+".example:6443", other.APIURL())
+		l.edit(t, i, "newTag: v0.1.0", "newTag: "+versions[0])
+		l.apply(t, i, "")
+	}
+	l.handOver(t, 0, 1)
+	l.handOver(t, 1, 0)
+}
+
+// handOver runs deploy/remote/hand-over from one cluster to the other.
+func (l *lab) handOver(t *testing.T, from, to int) {
+	t.Helper()
+	kubeconfig, err := l.testbed.Kubeconfig()
+	must(t, err)
+	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
+	must(t, err)
+	process, err := l.nodes[from].Start(sandbox.Command{
+		Name: "hand-over",
+		Path: filepath.Join(l.root, "deploy", "remote", "hand-over"),
+		Args: []string{l.clusters[from].Name, l.clusters[to].Name},
+		Env: []string{
+			"PATH=" + filepath.Dir(binaries[tools.Kubectl]) + ":" + os.Getenv("PATH"),
+			"KUBECONFIG=" + kubeconfig,
+			"HOME=" + t.TempDir(),
+		},
+	})
+	must(t, err)
+	<-process.Done()
+	if process.Err() != nil {
+		t.Fatalf("hand-over: %v\n%s", process.Err(), process.Log())
+	}
+}
+
+// agentPods are the pods of the DaemonSet in a cluster.
+func (l *lab) agentPods(ctx context.Context, cluster int) ([]corev1.Pod, error) {
+	list, err := l.clusters[cluster].Client().CoreV1().Pods(programs.Namespace).
+		List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + programs.WireGuard})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// agentPod is the one pod of the DaemonSet in a cluster when there is one, and it is
+// ready.
+func (l *lab) agentPod(ctx context.Context, cluster int) (*corev1.Pod, error) {
+	pods, err := l.agentPods(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	if len(pods) != 1 {
+		return nil, fmt.Errorf("%d pods of the agent", len(pods))
+	}
+	return &pods[0], podReady(&pods[0])
+}
+
+// waitRolledOut waits until the DaemonSet's pod is of its newest generation, ready
+// and the only one.
+func (l *lab) waitRolledOut(t *testing.T, cluster int) *corev1.Pod {
+	t.Helper()
+	c := l.clusters[cluster]
+	var pod *corev1.Pod
+	must(t, testbed.Wait(within(t, 3*time.Minute), "the agent's rollout in "+c.Name, func(ctx context.Context) error {
+		set, err := c.Client().AppsV1().DaemonSets(programs.Namespace).Get(ctx, programs.WireGuard, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if s := set.Status; s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled != 1 || s.NumberReady != 1 {
+			return fmt.Errorf("the DaemonSet is at %+v", s)
+		}
+		pod, err = l.agentPod(ctx, cluster)
+		return err
+	}))
+	return pod
+}
+
+// reach asks from a pod of one cluster a pod of the other.
+func (l *lab) reach(ctx context.Context, from, to int) error {
+	target := fmt.Sprintf("http://%s:%d/", l.meters[to].Status.PodIP, meter.HTTPPort)
+	answer, err := l.ask(ctx, from, "/get?url="+url.QueryEscape(target))
+	if err == nil && !strings.Contains(answer, "asked by "+l.meters[from].Status.PodIP+":") {
+		err = errors.New("unexpected answer: " + answer)
+	}
+	return err
+}
+
+// waitReach waits until pods of both clusters answer each other.
+func (l *lab) waitReach(t *testing.T) {
+	t.Helper()
+	must(t, testbed.Wait(within(t, 5*time.Minute), "pods of both clusters to reach each other", func(ctx context.Context) error {
+		return errors.Join(l.reach(ctx, 0, 1), l.reach(ctx, 1, 0))
+	}))
+}
+
+// hasEngine says whether the manifests have a container that serves devices past
+// the agent's life.
+func (l *lab) hasEngine(t *testing.T) bool {
+	t.Helper()
+	set, err := l.clusters[0].Client().AppsV1().DaemonSets(programs.Namespace).Get(t.Context(), programs.WireGuard, metav1.GetOptions{})
+	must(t, err)
+	for _, container := range set.Spec.Template.Spec.InitContainers {
+		if container.Name == "engine" {
+			return true
+		}
+	}
+	return false
+}
+
+func decode(t *testing.T, text string, into any) {
+	t.Helper()
+	must(t, json.Unmarshal([]byte(text), into))
+}

@@ -1,0 +1,148 @@
+package kubelet_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
+)
+
+// rate is how many packets a second each pod sends the other. A machine that does
+// other things beside loses some of 10,000 when nothing happens.
+var rate = flag.Int("rate", 1000, "packets a second that each pod sends the other")
+
+// traffic is what pods of both clusters send each other until it is stopped.
+type traffic struct {
+	l  *lab
+	id uint64 // of the first one's stream, the other's is the next
+}
+
+// result is what became of the traffic from one cluster to the other.
+type result struct {
+	from, to string
+	sent     meter.Sent
+	received meter.Received
+}
+
+func (r result) lost() int64 { return r.sent.Packets - r.received.Packets }
+
+func (r result) String() string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "%s to %s: %d of %d packets lost, silence %v, TCP stalls %v",
+		r.from, r.to, r.lost(), r.sent.Packets, r.received.Silence.Round(time.Millisecond), r.received.Stall.Round(time.Millisecond))
+	if r.sent.Broken != "" || r.sent.Bytes != r.received.Bytes {
+		fmt.Fprintf(&s, " and is broken: %d of %d bytes, %s", r.received.Bytes, r.sent.Bytes, r.sent.Broken)
+	}
+	for i, loss := range r.received.Lost {
+		if i == 5 {
+			fmt.Fprintf(&s, ", and %d more", len(r.received.Lost)-i)
+			break
+		}
+		fmt.Fprintf(&s, "; %d after %v", loss.Packets, loss.After.Round(time.Millisecond))
+	}
+	return s.String()
+}
+
+// call makes a request to a meter, and decodes the answer.
+func (l *lab) call(ctx context.Context, t *testing.T, cluster int, method, path string, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	node := l.nodes[cluster]
+	client := http.Client{Transport: &http.Transport{DialContext: node.Dial, DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(ctx, method,
+		fmt.Sprintf("http://%s:%d%s", l.meters[cluster].Status.PodIP, meter.HTTPPort, path), http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s %s: %s: %s", method, path, response.Status, body)
+	}
+	decode(t, string(body), into)
+	return nil
+}
+
+// startTraffic returns when both streams run.
+func (l *lab) startTraffic(t *testing.T) *traffic {
+	t.Helper()
+	tr := &traffic{l: l, id: l.streams}
+	l.streams += 2
+	both(t, func(i int) error {
+		path := fmt.Sprintf("/streams/%d?to=%s&rate=%d", tr.id+uint64(i), l.meters[1-i].Status.PodIP, *rate)
+		return l.call(t.Context(), t, i, http.MethodPost, path, &struct{}{})
+	})
+	return tr
+}
+
+// stop ends both streams, waits for what is on its way and says what became of them.
+func (tr *traffic) stop(t *testing.T) [2]result {
+	t.Helper()
+	var results [2]result
+	both(t, func(i int) error {
+		r := &results[i]
+		r.from, r.to = tr.l.clusters[i].Name, tr.l.clusters[1-i].Name
+		path := fmt.Sprintf("/streams/%d", tr.id+uint64(i))
+		if err := tr.l.call(t.Context(), t, i, http.MethodDelete, path, &r.sent); err != nil {
+			return err
+		}
+		// What is lost doesn't come: this ends with all, or with the time.
+		for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			if err := tr.l.call(t.Context(), t, 1-i, http.MethodGet, path, &r.received); err != nil {
+				return err
+			}
+			if r.lost() == 0 && r.received.Bytes == r.sent.Bytes || time.Now().After(deadline) {
+				return nil
+			}
+			r.received = meter.Received{}
+		}
+	})
+	return results
+}
+
+// under has something happen under traffic and prints what became of that. Where
+// the manifests have an engine, nothing may be lost.
+func (l *lab) under(t *testing.T, what string, happens func()) {
+	t.Helper()
+	for _, r := range l.measure(t, what, happens) {
+		switch {
+		case r.lost() == 0 && r.sent.Broken == "":
+		case l.hasEngine(t):
+			t.Errorf("%s: not held: %v", what, r)
+		default:
+			t.Logf("NOT HELD, as the manifests have no engine: %s", what)
+		}
+	}
+}
+
+// measure has something happen under traffic and prints what became of that.
+func (l *lab) measure(t *testing.T, what string, happens func()) [2]result {
+	t.Helper()
+	tr := l.startTraffic(t)
+	// The traffic before is what shows that it was there.
+	time.Sleep(time.Second)
+	start := time.Now()
+	happens()
+	took := time.Since(start)
+	results := tr.stop(t)
+	for _, r := range results {
+		t.Logf("FIGURE %s (%v): %v", what, took.Round(100*time.Millisecond), r)
+		if r.received.Packets == 0 {
+			t.Errorf("%s: nothing arrived at all", what)
+		}
+	}
+	return results
+}
