@@ -19,8 +19,12 @@ import (
 //	-       -    nothing
 //	-       a    Failing, err=a, at Level
 //	a       a    Failing, err=a, at level debug
-//	a       b    Failing, err=b, at Level; at level debug within Quiet of the last line
+//	a       b    Failing, err=b, at Level
 //	a       -    Over, at level info
+//
+// With Quiet, an error that appears or changes within that time of the last line at
+// Level is logged at level debug, and at Level when it still lasts afterwards. Its end is
+// only logged if it was.
 type Log struct {
 	// Logger is required.
 	Logger *slog.Logger
@@ -32,17 +36,17 @@ type Log struct {
 	// Kind, unless nil, returns what makes an error another one. Without it that is
 	// its text.
 	Kind func(error) string
-	// Quiet is the least time between two lines about errors with one key that
-	// change; 0: none.
+	// Quiet is the least time between two lines at Level about one key; 0: none.
 	Quiet time.Duration
 
 	mu      sync.Mutex
 	lasting map[string]lasting // by key
 }
 
-// lasting is an error that isn't over.
+// lasting is an error that isn't over, or was logged less than Quiet ago.
 type lasting struct {
-	err  error
+	err  error     // nil: it is over
+	told bool      // it was logged at Level since it appeared
 	kind string    // of the one that was logged last
 	at   time.Time // when it was
 }
@@ -57,30 +61,35 @@ func (l *Log) Note(ctx context.Context, err error, attrs ...any) (changed bool) 
 }
 
 // NoteOf is Note for one of many that fail and recover each by itself. The key tells
-// them apart and isn't logged. What succeeded last takes no memory.
+// them apart and isn't logged. What succeeded last takes no memory for longer than
+// Quiet.
 func (l *Log) NoteOf(ctx context.Context, key string, err error, attrs ...any) (changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before, failed := l.lasting[key]
+	before, now := l.lasting[key], time.Now()
 	if err == nil {
-		delete(l.lasting, key)
-		if failed && l.Over != "" {
+		if before.err == nil {
+			return false
+		}
+		l.lasting[key] = lasting{kind: before.kind, at: before.at}
+		maps.DeleteFunc(l.lasting, func(_ string, e lasting) bool { return e.err == nil && now.Sub(e.at) >= l.Quiet })
+		if before.told && l.Over != "" {
 			l.Logger.InfoContext(ctx, l.Over, attrs...) //nolint:sloglint // The message is the caller's.
 		}
-		return failed
+		return true
 	}
 	if ctx.Err() != nil {
 		return false
 	}
-	now, level := lasting{err: err, kind: l.kind(err), at: time.Now()}, l.Level
-	changed = !failed || now.kind != before.kind && now.at.Sub(before.at) >= l.Quiet
+	after, level := lasting{err: err, told: true, kind: l.kind(err), at: now}, l.Level
+	changed = (!before.told || after.kind != before.kind) && now.Sub(before.at) >= l.Quiet
 	if !changed {
-		now.kind, now.at, level = before.kind, before.at, slog.LevelDebug
+		after.told, after.kind, after.at, level = before.told, before.kind, before.at, slog.LevelDebug
 	}
 	if l.lasting == nil {
 		l.lasting = map[string]lasting{}
 	}
-	l.lasting[key] = now
+	l.lasting[key] = after
 	l.Logger.Log(ctx, level, l.Failing, append(attrs[:len(attrs):len(attrs)], "err", err)...) //nolint:sloglint // As above.
 	return changed
 }
@@ -92,7 +101,9 @@ func (l *Log) Err() error {
 	defer l.mu.Unlock()
 	var all []error
 	for _, key := range slices.Sorted(maps.Keys(l.lasting)) {
-		all = append(all, l.lasting[key].err)
+		if err := l.lasting[key].err; err != nil {
+			all = append(all, err)
+		}
 	}
 	if len(all) == 1 {
 		return all[0]

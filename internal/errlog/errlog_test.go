@@ -118,6 +118,44 @@ func TestQuietTime(t *testing.T) {
 	})
 }
 
+// TestQuietAfterTheEnd has an error come and go, and stay in the end.
+func TestQuietAfterTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, out := newLog()
+		l.Quiet = time.Minute
+		err := errors.New("a")
+		for range 25 { // 50 s
+			l.NoteOf(t.Context(), "1", err)
+			time.Sleep(time.Second)
+			l.NoteOf(t.Context(), "1", nil)
+			time.Sleep(time.Second)
+		}
+		const debug = "level=DEBUG msg=down err=a\n"
+		want := "level=WARN msg=down err=a\nlevel=INFO msg=\"up again\"\n" + strings.Repeat(debug, 24)
+		if diff := cmp.Diff(want, out.Take()); diff != "" {
+			t.Errorf("coming and going (-want +got):\n%s", diff)
+		}
+		if err := l.Err(); err != nil {
+			t.Errorf("it says %v although it is over", err)
+		}
+		for range 4 { // 40 s
+			l.NoteOf(t.Context(), "1", err)
+			time.Sleep(10 * time.Second)
+		}
+		l.NoteOf(t.Context(), "1", nil)
+		want = debug + "level=WARN msg=down err=a\n" + debug + debug + "level=INFO msg=\"up again\"\n"
+		if diff := cmp.Diff(want, out.Take()); diff != "" {
+			t.Errorf("staying (-want +got):\n%s", diff)
+		}
+		time.Sleep(time.Minute)
+		l.NoteOf(t.Context(), "2", err)
+		l.NoteOf(t.Context(), "2", nil)
+		if len(l.lasting) != 1 {
+			t.Errorf("%d are kept, want the one that was logged a moment ago", len(l.lasting))
+		}
+	})
+}
+
 func TestErrorsOfTheEndAreNotNoted(t *testing.T) {
 	l, out := newLog()
 	ctx, cancel := context.WithCancel(t.Context())

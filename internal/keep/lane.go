@@ -2,8 +2,13 @@ package keep
 
 import (
 	"container/heap"
+	"context"
 	"time"
 
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
@@ -34,6 +39,39 @@ type job[K comparable] struct {
 	err      error
 	kind     string // of err; empty: none
 	backoff  reconcile.Backoff
+}
+
+// tenant is what the keys of one tenant have in common.
+type tenant[K comparable] struct {
+	name             string
+	healthy, failing lane[K] // of keys whose last Apply succeeded, or failed
+	retries          *rate.Limiter
+	trouble          errlog.Log     // by kind: thousands of keys that fail for one reason make one line
+	kinds            map[string]int // how many keys fail for each
+}
+
+// note notes the outcome of a job that had trouble of some kind before.
+func (t *tenant[K]) note(ctx context.Context, before string, j *job[K], err error) {
+	if before != "" && before != j.kind {
+		if t.kinds[before]--; t.kinds[before] == 0 {
+			delete(t.kinds, before)
+			t.trouble.NoteOf(ctx, before, nil, "reason", before)
+		}
+	}
+	if j.kind != "" {
+		if before != j.kind {
+			t.kinds[j.kind]++
+		}
+		t.trouble.NoteOf(ctx, j.kind, err, "reason", j.kind, "key", j.key)
+	}
+}
+
+// reason is the kind of an error of a request.
+func reason(err error) string {
+	if r := apierrors.ReasonForError(err); r != "" {
+		return string(r)
+	}
+	return "request"
 }
 
 // lane is jobs that share workers.

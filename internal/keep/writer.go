@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
@@ -40,6 +41,9 @@ var ErrOutdated = errors.New("object has changed meanwhile")
 // patience is how often in a row Apply may return ErrOutdated before that is a
 // failure.
 const patience = 4
+
+// quiet is the least time between two errors in the log for one reason.
+const quiet = time.Minute
 
 // Defaults of a WriterConfig.
 const (
@@ -111,14 +115,6 @@ type Writer[K comparable] struct {
 	ended   bool
 }
 
-// tenant is what the keys of one tenant have in common.
-type tenant[K comparable] struct {
-	name             string
-	healthy, failing lane[K] // of keys whose last Apply succeeded, or failed
-	retries          *rate.Limiter
-	trouble          trouble
-}
-
 // NewWriter returns a writer to which keys can be added at once.
 func NewWriter[K comparable](cfg WriterConfig[K]) *Writer[K] {
 	if cfg.Tenant == nil {
@@ -180,9 +176,15 @@ func (w *Writer[K]) nudge() {
 func (w *Writer[K]) tenant(name string) *tenant[K] {
 	t := w.tenants[name]
 	if t == nil {
-		t = &tenant[K]{name: name, retries: rate.NewLimiter(w.cfg.RetryRate, max(1, int(w.cfg.RetryRate)))}
+		t = &tenant[K]{
+			name: name, retries: rate.NewLimiter(w.cfg.RetryRate, max(1, int(w.cfg.RetryRate))), kinds: map[string]int{},
+			trouble: errlog.Log{
+				Logger: w.cfg.Logger.With("writes", w.cfg.Name, "cluster", name), Level: slog.LevelError, Quiet: quiet,
+				Failing: "not written", Over: "no more writes fail for this reason",
+				Kind: func(error) string { return "" }, // its key says that
+			},
+		}
 		t.healthy.workers, t.failing.workers = w.cfg.Workers, max(1, w.cfg.Workers/2)
-		t.trouble.log = w.cfg.Logger.With("writes", w.cfg.Name, "cluster", name)
 		w.tenants[name] = t
 	}
 	return t
@@ -326,7 +328,7 @@ func (w *Writer[K]) finish(ctx context.Context, j *job[K], err error, spacing ti
 			j.err, j.kind = err, w.cfg.Kind(err)
 		}
 	}
-	j.tenant.trouble.changed(ctx, before, j.kind, j.key, err)
+	j.tenant.note(ctx, before, j, err)
 	w.queue(j)
 }
 
