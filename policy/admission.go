@@ -1,0 +1,166 @@
+package policy
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Bounds of a remote where Rules doesn't say. Every set and address costs each node
+// of the local cluster memory and time.
+const (
+	DefaultMaxSets      = 2000
+	DefaultMaxAddresses = 100_000
+)
+
+// Rules are the bounds within which a remote is trusted.
+type Rules struct {
+	// Cluster is the remote's name.
+	Cluster string
+	// Subnets are where its pods have their addresses; none: anywhere.
+	Subnets []netip.Prefix
+	// IncludeHostNetwork lets the addresses of pods on the host network in.
+	IncludeHostNetwork bool
+	// MaxSets bounds how many sets the remote may have, MaxAddresses how many
+	// addresses in all of them; 0: the defaults.
+	MaxSets, MaxAddresses int
+}
+
+// admit returns the addresses with which a pod is in its set, and why others are
+// not; empty: nothing is wrong.
+func (r *Rules) admit(p *Pod) (addrs []netip.Addr, reason Reason) {
+	switch {
+	case p.Fault == ReasonBadName:
+		return nil, ReasonBadName
+	case p.Finished:
+		return nil, ReasonFinished
+	case p.HostNetwork && !r.IncludeHostNetwork:
+		return nil, ReasonHostNetwork
+	}
+	reason = p.Fault
+	for _, addr := range [...]netip.Addr{p.V4, p.V6} {
+		switch {
+		case !addr.IsValid():
+		case !r.inside(addr):
+			reason = ReasonOutside
+		default:
+			addrs = append(addrs, addr)
+		}
+	}
+	if reason == "" && len(addrs) == 0 {
+		reason = ReasonNoAddress
+	}
+	return addrs, reason
+}
+
+func (r *Rules) inside(addr netip.Addr) bool {
+	return len(r.Subnets) == 0 || slices.ContainsFunc(r.Subnets, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// admit lets an address in, or has it wait.
+func (m *Members) admit(e *entry) {
+	switch {
+	case e.set.waits != nil:
+	case m.addresses < m.rules.MaxAddresses:
+		m.addresses++
+		e.in = true
+		m.touch(e.set.id)
+	default:
+		e.waits = m.waitingEntries.PushBack(e)
+	}
+}
+
+// fill lets in who waits first, as long as there is room.
+func (m *Members) fill() {
+	for m.admitted < m.rules.MaxSets && m.waitingSets.Len() > 0 {
+		s, _ := m.waitingSets.Remove(m.waitingSets.Front()).(*memberSet)
+		s.waits = nil
+		m.admitted++
+		for _, e := range s.entries {
+			m.admit(e)
+			m.judgeAll(e)
+		}
+	}
+	for m.addresses < m.rules.MaxAddresses && m.waitingEntries.Len() > 0 {
+		e, _ := m.waitingEntries.Remove(m.waitingEntries.Front()).(*entry)
+		e.waits = nil
+		m.admit(e)
+		m.judgeAll(e)
+	}
+}
+
+func (m *Members) judgeAll(e *entry) {
+	m.judge(e.pod)
+	for p := range e.more {
+		m.judge(p)
+	}
+}
+
+// judge notes why a pod is in no set, or not with all of its addresses.
+func (m *Members) judge(p *Pod) {
+	addrs, reason := m.rules.admit(p)
+	if s := m.sets[m.identity(p)]; s != nil && len(addrs) > 0 && reason == "" {
+		switch {
+		case s.waits != nil:
+			reason = ReasonTooManySets
+		case slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !s.entries[addr].in }):
+			reason = ReasonTooManyAddresses
+		}
+	}
+	for other, skipped := range m.skipped {
+		if other != reason {
+			delete(skipped, p)
+		}
+		if len(skipped) == 0 {
+			delete(m.skipped, other)
+		}
+	}
+	if reason == "" {
+		return
+	}
+	if m.skipped[reason] == nil {
+		m.skipped[reason] = map[*Pod]struct{}{}
+	}
+	m.skipped[reason][p] = struct{}{}
+}
+
+// maxExamples is how many pods a report names for one reason.
+const maxExamples = 10
+
+// Skipped counts pods by the reason for which they are skipped.
+type Skipped map[Reason]*SkippedPods
+
+// SkippedPods are the pods that are skipped for one reason.
+type SkippedPods struct {
+	// Pods is how many there are.
+	Pods int `json:"pods"`
+	// Examples names some, as namespace/name; the first ones in that order.
+	Examples []string `json:"examples"`
+}
+
+// Skipped returns the pods that are in no set, or not with all of their addresses.
+func (m *Members) Skipped() Skipped {
+	all := Skipped{}
+	for reason, pods := range m.skipped {
+		s := &SkippedPods{}
+		for p := range pods {
+			s.add(p)
+		}
+		all[reason] = s
+	}
+	return all
+}
+
+func (s *SkippedPods) add(p *Pod) {
+	s.Pods++
+	at, found := slices.BinarySearchFunc(s.Examples, p, func(example string, p *Pod) int {
+		namespace, name, _ := strings.Cut(example, "/")
+		return cmp.Or(cmp.Compare(namespace, p.Namespace), cmp.Compare(name, p.Name))
+	})
+	if found || at == maxExamples {
+		return
+	}
+	s.Examples = slices.Insert(s.Examples, at, p.Namespace+"/"+p.Name)
+	s.Examples = s.Examples[:min(len(s.Examples), maxExamples)]
+}
