@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -24,8 +23,6 @@ import (
 )
 
 const secret = "eyJhbGciOi.very-secret-token.c2lnbmF0dXJl"
-
-func quietHTTP() *log.Logger { return log.New(io.Discard, "", 0) }
 
 // clientFor returns a client for an access, whose connections end with the test.
 func clientFor(t *testing.T, access config.Access) *kubernetes.Clientset {
@@ -71,15 +68,11 @@ type caServer struct {
 func newCAServer(t *testing.T, content []byte) *caServer {
 	t.Helper()
 	s := &caServer{}
-	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.serve(content)
+	s.Server = newTLSServer(t, public(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.fetches.Add(1)
 		(*s.answer.Load())(w, r)
 	}))
-	s.Config.ErrorLog = quietHTTP()
-	s.TLS = tlsConfig(public().issue())
-	s.serve(content)
-	s.StartTLS()
-	t.Cleanup(s.Close)
 	return s
 }
 
@@ -194,13 +187,9 @@ func TestAuthorityFileIsReadAgain(t *testing.T) {
 
 func TestRequestWithABodySurvivesARenewedAuthority(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := newTLSServer(t, after, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(w, r.Body)
 	}))
-	server.Config.ErrorLog = quietHTTP()
-	server.TLS = tlsConfig(after.issue())
-	server.StartTLS()
-	t.Cleanup(server.Close)
 	file := writeTemp(t, "ca.pem", before.pem)
 	transport := newTestCATransport(caFile(file))
 	t.Cleanup(transport.CloseIdleConnections)
@@ -258,11 +247,7 @@ func TestAuthorityThatCannotBeFetched(t *testing.T) {
 
 func TestAuthorityOfAServerThatNobodyVouchesFor(t *testing.T) {
 	ca := newAuthority()
-	fetch := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(ca.pem) }))
-	fetch.Config.ErrorLog = quietHTTP()
-	fetch.TLS = tlsConfig(newAuthority().issue())
-	fetch.StartTLS()
-	t.Cleanup(fetch.Close)
+	fetch := newTLSServer(t, newAuthority(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(ca.pem) }))
 	_, err := newCAURL(fetch.URL, nil, nil).load(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") {
 		t.Errorf("error %v, want the address itself to be refused", err)

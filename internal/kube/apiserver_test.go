@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 // apiServer speaks what client-go needs of Kubernetes' protocol for nodes:
@@ -56,29 +58,14 @@ func (s *apiServer) start(t *testing.T, address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
-	_ = server.Listener.Close()
-	server.Listener = listener
-	server.EnableHTTP2 = true
-	server.Config.ErrorLog = quietHTTP()
-	server.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+	s.http = kubetest.Serve(t, listener, &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return &tls.Config{Certificates: []tls.Certificate{s.cert}, NextProtos: []string{"h2", "http/1.1"}}, nil
-	}}
-	server.StartTLS()
-	s.http = server
-	t.Cleanup(func() { s.kill(server) })
+	}}, http.HandlerFunc(s.serve))
 }
 
-// kill ends all connections at once.
-func (s *apiServer) kill(server *httptest.Server) {
-	_ = server.Listener.Close()
-	server.CloseClientConnections()
-	server.Close()
-}
-
-func (s *apiServer) stop() { s.kill(s.http) }
+func (s *apiServer) stop() { kubetest.Kill(s.http) }
 
 func (s *apiServer) address() string { return s.http.Listener.Addr().String() }
 
@@ -302,14 +289,7 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 // newTLSServer serves over HTTP/2 with a certificate of an authority.
 func newTLSServer(t *testing.T, a *authority, handler http.Handler) *httptest.Server {
 	t.Helper()
-	server := httptest.NewUnstartedServer(handler)
-	server.EnableHTTP2 = true
-	server.Config.ErrorLog = quietHTTP()
-	server.TLS = tlsConfig(a.issue())
-	server.StartTLS()
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-	})
-	return server
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	return kubetest.Serve(t, listener, tlsConfig(a.issue()), handler)
 }

@@ -5,8 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
-	"log"
 	"maps"
 	"net"
 	"net/http"
@@ -67,7 +65,6 @@ func StartCluster(t testing.TB, address string, listen func(address string) (net
 	c.Return(t)
 	c.config = filepath.Join(t.TempDir(), "kubeconfig")
 	writeKubeconfig(t, c.config, "https://"+c.address, authority.pem)
-	t.Cleanup(c.Leave)
 	return c
 }
 
@@ -80,12 +77,9 @@ func (c *Cluster) Leave() {
 	server := c.server
 	c.server = nil
 	c.mu.Unlock()
-	if server == nil {
-		return
+	if server != nil {
+		Kill(server)
 	}
-	_ = server.Listener.Close()
-	server.CloseClientConnections()
-	server.Close()
 }
 
 // Return starts the API server after Leave, at the same address.
@@ -95,14 +89,7 @@ func (c *Cluster) Return(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewUnstartedServer(http.HandlerFunc(c.serve))
-	_ = server.Listener.Close()
-	server.Listener = listener
-	server.EnableHTTP2 = true
-	// Clients that go away are no news.
-	server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{c.cert}}
-	server.StartTLS()
+	server := Serve(t, listener, &tls.Config{Certificates: []tls.Certificate{c.cert}}, http.HandlerFunc(c.serve))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.server, c.address = server, listener.Addr().String()
