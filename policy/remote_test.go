@@ -126,6 +126,57 @@ func TestWhatWasCreatedIsKnownAtOnce(t *testing.T) {
 	}
 }
 
+// TestANameIsClaimedUntilItsSetIsGone looks at two sets that would have the same name,
+// neither of which has been created.
+func TestANameIsClaimedUntilItsSetIsGone(t *testing.T) {
+	c := still(nil)
+	r := c.remotes["gcp"]
+	one, two := Identity{"gcp", "n", "s-a"}, Identity{"gcp", "n-s", "a"}
+	pods := map[Identity]*Pod{}
+	for i, id := range []Identity{one, two} {
+		p := podWith("p", id.Name, fmt.Sprintf("10.4.0.%d", i+1))
+		p.Namespace = id.Namespace
+		pods[id] = &p
+		r.members.Update(nil, &p, time.Now())
+	}
+	name := func(id Identity) string {
+		t.Helper()
+		_, want, err := r.look(id)
+		if err != nil || len(want) != 1 {
+			t.Fatalf("%v must be %v: %v", id, want, err)
+		}
+		return want[0].Name
+	}
+	const natural = "gcp-n-s-a"
+	hashed := two.candidate(1, 1)
+	for range 2 {
+		if got := name(one); got != natural {
+			t.Errorf("the first one is %s, want %s", got, natural)
+		}
+		if got := name(two); got != hashed {
+			t.Errorf("the other one is %s, want %s: its name is claimed", got, hashed)
+		}
+	}
+	// Created, and not told yet: it isn't the other one's, whatever its labels say.
+	c.ledger.Wrote(&Observed{Object: Object{Name: natural, Identity: two}, Owned: true, UID: "u", ResourceVersion: "1"})
+	if have, _, _ := r.look(two); len(have) > 0 {
+		t.Errorf("the other one has %v, which is claimed", have)
+	}
+	c.ledger.Deleted(&Observed{Object: Object{Name: natural}, UID: "u", ResourceVersion: "1"})
+	r.members.Update(pods[one], nil, time.Now())
+	if _, want, err := r.look(one); len(want) > 0 || err != nil {
+		t.Fatalf("what is gone must be %v: %v", want, err)
+	}
+	r.members.Update(pods[two], nil, time.Now())
+	if _, _, err := r.look(two); err != nil || len(r.claims) > 0 || len(r.names) > 0 {
+		t.Errorf("claims %v, names %v of what is gone: %v", r.claims, r.names, err)
+	}
+	r.members.Update(nil, pods[two], time.Now())
+	if got := name(two); got != natural {
+		t.Errorf("the other one is %s, want %s, which is free", got, natural)
+	}
+}
+
 // TestAnAddressIsHeldOnlyUntilTheOtherSetHasIt relabels a pod whose address the other
 // set has already: another pod on its node has it.
 func TestAnAddressIsHeldOnlyUntilTheOtherSetHasIt(t *testing.T) {
