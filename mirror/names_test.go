@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -84,6 +85,56 @@ func TestClaimsAreOrdered(t *testing.T) {
 			if (got < 0) != (i < j) || (got == 0) != (i == j) {
 				t.Errorf("%v and %v compare as %d", inOrder[i].id, inOrder[j].id, got)
 			}
+		}
+	}
+}
+
+// TestManyThatClaimOneNameHaveNamesOfTheirOwn has prefixes and namespaces that read the
+// same, put together.
+func TestManyThatClaimOneNameHaveNamesOfTheirOwn(t *testing.T) {
+	names := map[string]ID{}
+	for _, c := range []claim{
+		{id: ID{"one", Key{"x-y-z", "n"}}, prefix: "c1"}, {id: ID{"two", Key{"y-z", "n"}}, prefix: "c1-x"},
+		{id: ID{"three", Key{"z", "n"}}, prefix: "c1-x-y"},
+	} {
+		if got, want := c.nameOf(0), "c1-x-y-z-73736d-n"; got != want {
+			t.Errorf("%v claims %s, want %s", c.id, got, want)
+		}
+		for rank := 1; rank < 3; rank++ {
+			name := c.nameOf(rank)
+			if other, had := names[name]; had && other != c.id || len(name) > maxName {
+				t.Errorf("%v and %v are %s", c.id, other, name)
+			}
+			names[name] = c.id
+		}
+	}
+}
+
+func TestSliceNames(t *testing.T) {
+	web := Key{"shop", "web"}
+	slice := func(name string, family discoveryv1.AddressType) *OriginSlice {
+		return &OriginSlice{Name: name, Service: web, Family: family}
+	}
+	names := map[string]bool{}
+	for _, name := range []string{
+		sliceName("svc", "aws", slice("a", "IPv4")),
+		sliceName("svc", "aws", slice("b", "IPv4")),
+		sliceName("svc", "aws", slice("a", "IPv6")), // the type of a slice is for life
+		sliceName("svc", "gcp", slice("a", "IPv4")),
+		sliceName("other", "aws", slice("a", "IPv4")),
+	} {
+		if names[name] {
+			t.Errorf("%s is the name of two", name)
+		}
+		names[name] = true
+		if of, ok := sliceOf(name); !ok || of != "svc" && of != "other" {
+			t.Errorf("%s is of %q", name, of)
+		}
+	}
+	sum := strings.Repeat("0", longHash)
+	for _, name := range []string{"", "svc", "svc-abc12", "-" + sum, "svc" + sum, "svc_" + sum, "svc-" + sum[1:] + "g", "svc-" + sum[1:]} {
+		if of, ok := sliceOf(name); ok {
+			t.Errorf("%s is of %q", name, of)
 		}
 	}
 }

@@ -1,0 +1,105 @@
+package mirror
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// newBounded returns a world in which aws is bounded.
+func newBounded(b Bounds) *world {
+	clusters := testClusters()
+	clusters[1].bounds = b
+	return newWorld(clusters...)
+}
+
+func wantLeads(t *testing.T, w *world, service string, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, w.leads(service)); diff != "" {
+		t.Errorf("%s leads to (-want +got):\n%s", service, diff)
+	}
+}
+
+// TestWhatIsThereKeepsItsRoomOverARestart has a service come, while nobody works, that
+// is computed before the one that has the room.
+func TestWhatIsThereKeepsItsRoomOverARestart(t *testing.T) {
+	aws := setID{"aws", mirrored}
+	early, late := Key{"a", "n"}, Key{"b", "n"}
+	for name, bounds := range map[string]Bounds{"addresses": {Addresses: 3}, "slices": {Slices: 1}} {
+		t.Run(name, func(t *testing.T) {
+			w := newBounded(bounds)
+			w.has(aws, late, "s", "10.4.0.1", "10.4.0.2", "10.4.0.3")
+			w.says(t, aws, newOrigin(late, 1, 80, Traits{}))
+			w.has(aws, early, "s", "10.4.0.4", "10.4.0.5", "10.4.0.6")
+			w.hears(aws, newOrigin(early, 1, 80, Traits{}), newOrigin(late, 1, 80, Traits{}))
+			w.again()
+			w.settle(t)
+			wantLeads(t, w, Name("c1", late), "10.4.0.1", "10.4.0.2", "10.4.0.3")
+			wantLeads(t, w, Name("c1", early))
+		})
+	}
+}
+
+// TestASliceThatIsThereKeepsItsRoom has others of its service come, whose names are
+// before and after its own.
+func TestASliceThatIsThereKeepsItsRoom(t *testing.T) {
+	aws, web := setID{"aws", mirrored}, Key{"b", "n"}
+	w := newBounded(Bounds{Slices: 1})
+	w.has(aws, web, "there", "10.4.0.1")
+	w.says(t, aws, newOrigin(web, 1, 80, Traits{}))
+	for i := range 8 {
+		w.has(aws, web, fmt.Sprint("other-", i), fmt.Sprintf("10.4.0.%d", i+2))
+	}
+	w.settle(t)
+	wantLeads(t, w, Name("c1", web), "10.4.0.1")
+	w.again()
+	w.settle(t)
+	wantLeads(t, w, Name("c1", web), "10.4.0.1")
+}
+
+// TestWhatIsGoneIsNotMissed has a service that there was no room for go.
+func TestWhatIsGoneIsNotMissed(t *testing.T) {
+	aws := setID{"aws", mirrored}
+	first, second := newOrigin(Key{"a", "n"}, 1, 80, Traits{}), newOrigin(Key{"b", "n"}, 1, 80, Traits{})
+	for name, bounds := range map[string]Bounds{"services": {Services: 1}, "slices": {Slices: 1}, "addresses": {Addresses: 1}} {
+		t.Run(name, func(t *testing.T) {
+			w := newBounded(bounds)
+			w.has(aws, first.Key, "s", "10.4.0.1")
+			w.says(t, aws, first)
+			w.has(aws, second.Key, "s", "10.4.0.2")
+			w.says(t, aws, first, second)
+			if n := w.memo.rooms["aws"].missing(); n != 1 {
+				t.Errorf("%d services are missed, want the one that there is no room for", n)
+			}
+			w.says(t, aws, first)
+			if n := w.memo.rooms["aws"].missing(); n != 0 {
+				t.Errorf("%d services are missed although it is gone", n)
+			}
+			wantLeads(t, w, Name("c1", first.Key), "10.4.0.1")
+		})
+	}
+}
+
+// TestASliceIsWrittenForEachThingInIt changes all but the endpoints of a slice.
+func TestASliceIsWrittenForEachThingInIt(t *testing.T) {
+	aws, web := setID{"aws", mirrored}, Key{"b", "n"}
+	w := newWorld()
+	w.has(aws, web, "s", "10.4.0.1")
+	w.says(t, aws, newOrigin(web, 1, 80, Traits{}))
+	before := w.sets[aws].slices[web]["s"]
+	for port := range int32(2) {
+		after := *before
+		number := 8080 + port
+		after.Ports = []discoveryv1.EndpointPort{{Port: &number}}
+		w.slice(aws, before, &after)
+		w.settle(t)
+		for name, s := range w.slices {
+			if len(s.Ports) != 1 || *s.Ports[0].Port != number {
+				t.Errorf("%s has the ports %v, want %d", name, s.Ports, number)
+			}
+		}
+		before = &after
+	}
+}
