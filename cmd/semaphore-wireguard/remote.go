@@ -84,12 +84,11 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 			}
 			return keep(n)
 		},
-		Equal:        peers.Node.Equal,
-		Notify:       r.peering.Fire,
-		ResyncPeriod: cfg.ResyncPeriod,
-		Bounds:       bounds,
-		Logger:       a.log,
-		Metrics:      metrics,
+		Equal:   peers.Node.Equal,
+		Notify:  r.peering.Fire,
+		Bounds:  bounds,
+		Logger:  a.log,
+		Metrics: metrics,
 	})
 	r.store = peers.NewStore(a.cfg.KeyPath, r.device.Name(), cfg.Name)
 	r.controller = peers.NewController(peers.ControllerConfig{
@@ -101,6 +100,10 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 
 // tasks returns what runs for the remote while this agent acts.
 func (r *remote) tasks() []run.Task {
+	resync := slowPass
+	if r.cfg.ResyncPeriod > 0 {
+		resync = min(resync, r.cfg.ResyncPeriod)
+	}
 	return []run.Task{
 		r.agent.loop(reconcile.Config{
 			Name: "device " + r.cfg.Name, Reconcile: r.ensureDevice, Trigger: r.linking,
@@ -108,7 +111,7 @@ func (r *remote) tasks() []run.Task {
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.syncPeers), Trigger: r.peering,
-			MinInterval: burstSpacing, RestShare: restShare, Resync: slowPass, Observe: r.agent.metrics.peerSync(r.device.Name()),
+			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, Observe: r.agent.metrics.peerSync(r.device.Name()),
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.contacting,

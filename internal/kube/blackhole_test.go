@@ -71,7 +71,7 @@ func TestConnectionToAServerThatVanishedIsGivenUp(t *testing.T) {
 	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1")
 	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")
 	var hole *blackhole
-	b := prepare(t, 0, func(address string) string {
+	b := prepare(t, func(address string) string {
 		hole = newBlackhole(t, address)
 		return hole.listener.Addr().String()
 	})

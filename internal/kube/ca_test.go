@@ -32,7 +32,7 @@ func watchOver(t *testing.T, api *apiServer, source caSource, period time.Durati
 		return &answerTransport{limit: testBounds.Answer, next: next}
 	})
 	b := &bench{api: api, metrics: NewMetrics("test", "test_failures_total")}
-	b.watch = NewWatch(b.config(clientOf(t, cfg), 0))
+	b.watch = NewWatch(b.config(clientOf(t, cfg)))
 	b.run(t)
 	return b, &log
 }
@@ -232,7 +232,7 @@ func TestErrorsOfAServerArePrintable(t *testing.T) {
 	b := &bench{metrics: NewMetrics("test", "test_failures_total")}
 	access := config.Access{APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret))}
 	var client Client = clientWith(t, ClientConfig{Access: access, Bounds: testBounds})
-	cfg := b.config(nil, 0)
+	cfg := b.config(nil)
 	cfg.ListWatch = ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil)
 	b.watch = NewWatch(cfg)
 	b.run(t)

@@ -38,7 +38,7 @@ func feedOf(cfg WatchConfig[node]) *Feed[node] {
 // prepareFeed makes a feed of an API server's nodes.
 func prepareFeed(t *testing.T) (*bench, *Feed[node]) {
 	t.Helper()
-	b := prepare(t, 0)
+	b := prepare(t)
 	return b, feedOf(b.watch.cfg)
 }
 
@@ -100,7 +100,7 @@ func runFeed(t *testing.T, task interface{ Run(context.Context) error }) {
 // difference once, and never of what is equal.
 func TestChangesAddUp(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	f := feedOf((&bench{}).config(nil, 0))
+	f := feedOf((&bench{}).config(nil))
 	c := &consumer{feed: f, has: map[string]*node{}}
 	if changes, synced := f.Changes(); changes != nil || synced {
 		t.Errorf("before the first list: %v, synced %v", changes, synced)
@@ -240,7 +240,7 @@ func TestFeedsListWhatIsInEtcd(t *testing.T) {
 // TestOnlyWhatIsReadAnewEndsStaleness has the server answer in every other way.
 func TestOnlyWhatIsReadAnewEndsStaleness(t *testing.T) {
 	ctx := t.Context()
-	cfg := (&bench{}).config(nil, 0)
+	cfg := (&bench{}).config(nil)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 10 * time.Second})
 	f := feedOf(cfg)
@@ -281,7 +281,7 @@ func TestOnlyWhatIsReadAnewEndsStaleness(t *testing.T) {
 
 // TestServerThatOnlyExpiresIsStale answers each watch that its version is gone.
 func TestServerThatOnlyExpiresIsStale(t *testing.T) {
-	cfg := (&bench{}).config(nil, 0)
+	cfg := (&bench{}).config(nil)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	f := feedOf(cfg)
 	requests := observe(cfg.ListWatch, f.contact)
@@ -351,7 +351,7 @@ func (s *silentServer) listWatch() cache.ListerWatcher {
 func TestFeedOfAServerThatFallsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilentServer()
-		cfg := (&bench{}).config(nil, 0)
+		cfg := (&bench{}).config(nil)
 		cfg.Logger, cfg.ListWatch = slog.New(slog.DiscardHandler), s.listWatch()
 		cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 30 * time.Second, Ask: s.ask, Logger: cfg.Logger})
 		notified := make(chan bool, 100)
@@ -480,7 +480,7 @@ func TestServerThatWasRestoredBehindAProxy(t *testing.T) {
 // TestWorkPerEventIsFlat counts what one event allocates among few and many objects.
 func TestWorkPerEventIsFlat(t *testing.T) {
 	per := func(objects int) float64 {
-		f := feedOf((&bench{}).config(nil, 0))
+		f := feedOf((&bench{}).config(nil))
 		var all []any
 		for i := range objects {
 			all = append(all, nodeAt(1, strconv.Itoa(i), "v1", ""))
@@ -511,7 +511,7 @@ func TestWorkPerEventIsFlat(t *testing.T) {
 func BenchmarkEvent(b *testing.B) {
 	for _, objects := range []int{500, 5_000, 50_000} {
 		b.Run(strconv.Itoa(objects), func(b *testing.B) {
-			cfg := (&bench{}).config(nil, 0)
+			cfg := (&bench{}).config(nil)
 			cfg.Bounds = Bounds{}
 			f := feedOf(cfg)
 			var all []any

@@ -286,7 +286,7 @@ func watchHostileRemotes(t *testing.T) {
 		b := &bench{metrics: NewMetrics("test", "test_failures_total")}
 		cfg := b.config(clientWith(t, ClientConfig{
 			Access: config.Access{APIURL: url, CAFile: ca, TokenFile: token}, UserAgent: "test", Bounds: bounds,
-		}), 0)
+		}))
 		cfg.Cluster, cfg.Bounds = name, bounds
 		cfg.Logger = slog.New(slog.NewTextHandler(&b.log, nil))
 		b.watch = NewWatch(cfg)

@@ -50,7 +50,7 @@ func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
 	client := clientWith(t, ClientConfig{Access: config.Access{
 		APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret)),
 	}, Bounds: bounds})
-	cfg := b.config(nil, 0)
+	cfg := b.config(nil)
 	cfg.Bounds = bounds
 	cfg.ListWatch = ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil)
 	before := peakMemory(os.Getpid())

@@ -146,7 +146,7 @@ func TestRemoteWithTooManyObjects(t *testing.T) {
 	t.Parallel()
 	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
 		t.Run(name, func(t *testing.T) {
-			b := prepare(t, 0)
+			b := prepare(t)
 			b.api.set(func() { b.api.stream = stream })
 			b.watch.store.room = newRoom(kindNodes, Bounds{Answer: 64 << 20, Objects: 2})
 			for _, n := range []string{"a", "b", "c"} {
@@ -183,7 +183,7 @@ func TestRejectedObjectsComeWhenThereIsRoom(t *testing.T) {
 	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := prepare(t, 0)
+			b := prepare(t)
 			b.api.set(func() { b.api.stream = stream })
 			b.watch.store.room = newRoom("nodes", Bounds{Answer: 16 << 20, Objects: 2})
 			b.watch.relist = 50 * time.Millisecond

@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// WatchConfig describes a Watch. Server, Equal, Notify, ResyncPeriod, Bounds and Metrics
-// may be left zero.
+// WatchConfig describes a Watch. Server, Equal, Notify, Bounds and Metrics may
+// be left zero.
 type WatchConfig[T any] struct {
 	// Cluster and Kind name the watch in logs and metrics, as in "gcp" and
 	// "nodes".
@@ -40,10 +40,8 @@ type WatchConfig[T any] struct {
 	// every few seconds. Nil: every update counts.
 	Equal func(a, b T) bool
 	// Notify is called, without a lock, after what Snapshot returns has
-	// changed, and every ResyncPeriod. It must not block.
+	// changed. It must not block.
 	Notify func()
-	// ResyncPeriod is how often to notify without a change; 0: never.
-	ResyncPeriod time.Duration
 	// Bounds are those of a remote, which its client must have, too. What is
 	// beyond is rejected: what was kept first stays.
 	Bounds Bounds
@@ -108,25 +106,9 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	if w.running.Swap(true) {
 		return fmt.Errorf("%v runs already", w)
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for ctx.Err() == nil {
-			w.follow(ctx)
-		}
-	}()
-	if w.cfg.ResyncPeriod > 0 {
-		ticker := time.NewTicker(w.cfg.ResyncPeriod)
-		defer ticker.Stop()
-		for ctx.Err() == nil {
-			select {
-			case <-ctx.Done():
-			case <-ticker.C:
-				w.cfg.Notify()
-			}
-		}
+	for ctx.Err() == nil {
+		w.follow(ctx)
 	}
-	<-done
 	return nil
 }
 

@@ -15,7 +15,7 @@ func TestWatchFollowsTheCluster(t *testing.T) {
 	t.Parallel()
 	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
 		t.Run(name, func(t *testing.T) {
-			b := prepare(t, 0)
+			b := prepare(t)
 			b.api.set(func() { b.api.stream = stream })
 			b.api.apply("a", "v1", "")
 			b.api.apply("b", "v1", "")
@@ -48,7 +48,7 @@ func TestWatchFollowsTheCluster(t *testing.T) {
 // stream counts neither as contact nor as the end of the trouble.
 func TestServerThatNeitherStreamsNorLists(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.api.set(func() { b.api.stream, b.api.lists = false, false })
 	b.run(t)
 	failed := func() float64 {
@@ -73,7 +73,7 @@ func TestServerThatNeitherStreamsNorLists(t *testing.T) {
 
 func TestOnlyChangesOfWhatIsKeptNotify(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.api.apply("a", "v1", "1")
 	b.run(t)
 	eventually(t, "first sync", func() bool { return b.notified.Load() == 1 })
@@ -89,16 +89,9 @@ func TestOnlyChangesOfWhatIsKeptNotify(t *testing.T) {
 	eventually(t, "a removed node", func() bool { return b.notified.Load() == 3 })
 }
 
-func TestResyncNotifiesWithoutAChange(t *testing.T) {
-	t.Parallel()
-	b := prepare(t, 10*time.Millisecond)
-	b.run(t)
-	eventually(t, "several notifications", func() bool { return b.notified.Load() > 5 })
-}
-
 func TestServerThatIsDownAtStart(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.api.apply("a", "v1", "")
 	address := b.api.address()
 	b.api.stop()
@@ -124,7 +117,7 @@ func TestServerThatIsDownAtStart(t *testing.T) {
 // stays below that level.
 func TestFailureIsLoggedOnceAtLevelInfo(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.level.Set(slog.LevelInfo)
 	b.api.set(func() { b.api.stream, b.api.lists = false, false })
 	b.run(t)
@@ -140,7 +133,7 @@ func TestFailureIsLoggedOnceAtLevelInfo(t *testing.T) {
 
 func TestServerThatGoesAwayAndComesBack(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.api.apply("a", "v1", "")
 	b.api.apply("b", "v1", "")
 	b.run(t)
@@ -170,7 +163,7 @@ func TestServerThatGoesAwayAndComesBack(t *testing.T) {
 
 func TestRelistThatFindsNothingNewIsSilent(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.api.apply("a", "v1", "1")
 	b.run(t)
 	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })
@@ -196,7 +189,7 @@ func TestRelistThatFindsNothingNewIsSilent(t *testing.T) {
 func TestTokenThatExpires(t *testing.T) {
 	t.Parallel()
 	const next = "the-next-token"
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.api.apply("a", "v1", "")
 	b.run(t)
 	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })
@@ -219,7 +212,7 @@ func TestTokenThatExpires(t *testing.T) {
 
 func TestBookmarkIsContact(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.run(t)
 	eventually(t, "sync", b.watch.Synced)
 	before := b.watch.LastContact()
@@ -235,7 +228,7 @@ func TestBookmarkIsContact(t *testing.T) {
 
 func TestServerThatHangsUpIsNotAskedInALoop(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.api.set(func() { b.api.hangUp, b.api.stream = true, false })
 	b.run(t)
 	eventually(t, "second watch", func() bool { return len(b.api.seen()) >= 6 })
@@ -248,7 +241,7 @@ func TestServerThatHangsUpIsNotAskedInALoop(t *testing.T) {
 
 func TestEndWhileBackingOff(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.api.stop()
 	b.run(t)
 	// The third wait, of 3.2 s at least, is beyond what Run may take to end.
@@ -262,7 +255,7 @@ func TestEndWhileBackingOff(t *testing.T) {
 
 func TestSecondRunIsRefused(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.run(t)
 	eventually(t, "sync", b.watch.Synced)
 	if err := b.watch.Run(t.Context()); err == nil || err.Error() != "watch nodes of gcp runs already" {
@@ -272,7 +265,7 @@ func TestSecondRunIsRefused(t *testing.T) {
 
 func TestSnapshotIsACopy(t *testing.T) {
 	t.Parallel()
-	b := prepare(t, 0)
+	b := prepare(t)
 	b.api.apply("a", "v1", "")
 	b.run(t)
 	eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })

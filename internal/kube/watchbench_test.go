@@ -40,7 +40,7 @@ type bench struct {
 
 // prepare makes a watch. With detour, it is by way of the address that this
 // makes of the server's.
-func prepare(t *testing.T, resync time.Duration, detour ...func(address string) string) *bench {
+func prepare(t *testing.T, detour ...func(address string) string) *bench {
 	t.Helper()
 	ca := newAuthority()
 	b := &bench{api: newAPIServer(t, ca), metrics: NewMetrics("test", "test_failures_total"), token: writeTemp(t, "token", []byte(secret))}
@@ -53,11 +53,11 @@ func prepare(t *testing.T, resync time.Duration, detour ...func(address string) 
 	client := clientWith(t, ClientConfig{
 		Access: config.Access{APIURL: url, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: b.token}, Bounds: testBounds,
 	})
-	b.watch = NewWatch(b.config(client, resync))
+	b.watch = NewWatch(b.config(client))
 	return b
 }
 
-func (b *bench) config(client kubernetes.Interface, resync time.Duration) WatchConfig[node] {
+func (b *bench) config(client kubernetes.Interface) WatchConfig[node] {
 	return WatchConfig[node]{
 		Cluster:   "gcp",
 		Kind:      "nodes",
@@ -70,12 +70,11 @@ func (b *bench) config(client kubernetes.Interface, resync time.Duration) WatchC
 			}
 			return node{n.Name, n.Status.NodeInfo.KubeletVersion}, n.Status.NodeInfo.KubeletVersion != "unwanted"
 		},
-		Equal:        func(a, b node) bool { return a == b },
-		Notify:       func() { b.notified.Add(1) },
-		ResyncPeriod: resync,
-		Bounds:       testBounds,
-		Logger:       slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: &b.level})),
-		Metrics:      b.metrics,
+		Equal:   func(a, b node) bool { return a == b },
+		Notify:  func() { b.notified.Add(1) },
+		Bounds:  testBounds,
+		Logger:  slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: &b.level})),
+		Metrics: b.metrics,
 	}
 }
 
