@@ -130,32 +130,32 @@ func (c *ClientConfig) base() (*rest.Config, caSource, error) {
 	if access.InCluster() {
 		cfg, err := rest.InClusterConfig()
 		if err != nil {
-			return nil, nil, fmt.Errorf("access to the own cluster: %w", err)
+			return nil, caSource{}, fmt.Errorf("access to the own cluster: %w", err)
 		}
 		// Without the file client-go would take the system's authorities.
 		return cfg, caFile(inClusterCA), nil
 	}
 	if err := requireHTTPS(access.APIURL); err != nil {
-		return nil, nil, err
+		return nil, caSource{}, err
 	}
 	if access.TokenFile == "" && c.Token == "" {
-		return nil, nil, errors.New("no token file")
+		return nil, caSource{}, errors.New("no token file")
 	}
 	var source caSource
 	switch {
 	case c.CA != nil:
 		source = caGiven(c.CA)
 	case access.CAFile != "" && access.CAURL != "":
-		return nil, nil, errors.New("both a file and an URL for the certificate authority")
+		return nil, caSource{}, errors.New("both a file and an URL for the certificate authority")
 	case access.CAFile != "":
 		source = caFile(access.CAFile)
 	case access.CAURL != "":
 		if err := requireHTTPS(access.CAURL); err != nil {
-			return nil, nil, fmt.Errorf("certificate authority: %w", err)
+			return nil, caSource{}, fmt.Errorf("certificate authority: %w", err)
 		}
-		source = newCAURL(access.CAURL, nil, access.Pins())
+		source = caURL(access.CAURL, access.Pins())
 	default:
-		return nil, nil, errors.New("no certificate authority")
+		return nil, caSource{}, errors.New("no certificate authority")
 	}
 	return &rest.Config{
 		Host: access.APIURL, BearerTokenFile: access.TokenFile, BearerToken: c.Token,

@@ -152,7 +152,7 @@ func newTestCATransport(source caSource) *caTransport {
 func TestRenewedAuthorityIsFetchedAgain(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
 	api, fetch := newAPIServer(t, before), newCAServer(t, before.pem)
-	transport := newTestCATransport(newCAURL(fetch.URL, nil, nil))
+	transport := newTestCATransport(caURL(fetch.URL, nil))
 	client := clientOf(t, &rest.Config{Host: api.url(), Transport: transport})
 	if err := listNodes(t.Context(), client); err != nil {
 		t.Fatal(err)
@@ -248,7 +248,7 @@ func TestAuthorityThatCannotBeFetched(t *testing.T) {
 func TestAuthorityOfAServerThatNobodyVouchesFor(t *testing.T) {
 	ca := newAuthority()
 	fetch := newTLSServer(t, newAuthority(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(ca.pem) }))
-	_, err := newCAURL(fetch.URL, nil, nil).load(t.Context())
+	_, err := caURL(fetch.URL, nil).load(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") {
 		t.Errorf("error %v, want the address itself to be refused", err)
 	}
@@ -259,18 +259,17 @@ func TestAuthorityServerThatHangs(t *testing.T) {
 	defer close(release)
 	fetch := newCAServer(t, nil)
 	fetch.handle(func(http.ResponseWriter, *http.Request) { <-release })
-	source := newCAURL(fetch.URL, nil, nil)
-	if source.client.Timeout != caTimeout {
-		t.Errorf("timeout %v, want %v", source.client.Timeout, caTimeout)
+	client := caClient()
+	if client.Timeout != caTimeout {
+		t.Errorf("timeout %v, want %v", client.Timeout, caTimeout)
 	}
-	source.client.Timeout = 50 * time.Millisecond
-	if _, err := source.load(t.Context()); err == nil || !strings.Contains(err.Error(), "Client.Timeout exceeded") {
+	client.Timeout = 50 * time.Millisecond
+	if _, err := fetchCA(t.Context(), client, fetch.URL); err == nil || !strings.Contains(err.Error(), "Client.Timeout exceeded") {
 		t.Errorf("error %v, want the timeout", err)
 	}
 
 	// Requests that wait for one another can be cancelled meanwhile.
-	source.client.Timeout = time.Minute
-	transport := newTestCATransport(source)
+	transport := newTestCATransport(caURL(fetch.URL, nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	for range cap(done) {

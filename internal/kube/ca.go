@@ -66,7 +66,7 @@ func newCATransport(source caSource, build transportBuilder, log *slog.Logger) *
 			Logger: log, Level: slog.LevelWarn, Failing: "certificate authority can't be loaded again, the last one stays", Over: "certificate authority loaded again",
 			Kind: func(error) string { return "" }, // one line, however it fails
 		},
-		interval: caInterval, period: source.period(), loading: make(chan struct{}, 1),
+		interval: caInterval, period: source.period, loading: make(chan struct{}, 1),
 	}
 	t.loading <- struct{}{}
 	return t
@@ -103,7 +103,7 @@ func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case reloadErr != nil:
 		return nil, fmt.Errorf("certificate of %s: %w (%w)", req.URL.Host, err, reloadErr)
 	case renewed == used:
-		return nil, fmt.Errorf("certificate of %s does not verify with the authority from %s: %w", req.URL.Host, t.source, err)
+		return nil, fmt.Errorf("certificate of %s does not verify with the authority from %s: %w", req.URL.Host, t.source.name, err)
 	}
 	again, ok := replay(req)
 	if !ok {
@@ -189,13 +189,13 @@ func (t *caTransport) reload(ctx context.Context, used *trust, least time.Durati
 	switch {
 	case err != nil:
 		if current != nil {
-			t.lost.Note(ctx, err, "source", t.source.String())
+			t.lost.Note(ctx, err, "source", t.source.name)
 		}
 		return nil, err
 	case fresh != current:
 		t.replace(ctx, current, fresh)
 	}
-	t.lost.Note(ctx, nil, "source", t.source.String())
+	t.lost.Note(ctx, nil, "source", t.source.name)
 	return fresh, nil
 }
 
@@ -207,16 +207,17 @@ func (t *caTransport) load(ctx context.Context, current *trust) (*trust, error) 
 	}
 	certs, err := parseCerts(content)
 	if err != nil {
-		return nil, fmt.Errorf("load certificate authority: %s %w", t.source, err)
+		return nil, fmt.Errorf("load certificate authority: %s %w", t.source.name, err)
 	}
 	if current != nil && maps.Equal(certs, current.certs) {
 		return current, nil
 	}
-	fresh, err := newTrust(content, certs, t.build, &connections{open: map[*connection]struct{}{}, dialer: t.dial, dialed: t.arm})
+	conns := &connections{open: map[*connection]struct{}{}, dialer: t.dial, dialed: t.arm}
+	transport, err := t.build(content, conns.dial)
 	if err != nil {
-		return nil, fmt.Errorf("load certificate authority: %s: %w", t.source, err)
+		return nil, fmt.Errorf("load certificate authority: %s: %w", t.source.name, err)
 	}
-	return fresh, nil
+	return &trust{transport: transport, certs: certs, conns: conns}, nil
 }
 
 // replace makes another authority the current one, and closes connections that
@@ -240,7 +241,7 @@ func (t *caTransport) replace(ctx context.Context, old, fresh *trust) {
 	for _, r := range revoked {
 		closed += r.conns.revoke()
 	}
-	t.log.InfoContext(ctx, "certificate authority replaced", "source", t.source.String(), "closed_connections", closed)
+	t.log.InfoContext(ctx, "certificate authority replaced", "source", t.source.name, "closed_connections", closed)
 }
 
 // revoke closes all connections, and has no more come about. It returns how many

@@ -54,14 +54,14 @@ func TestConnectionOfAReplacedAuthorityIsClosed(t *testing.T) {
 			before, after := newAuthority(), newAuthority()
 			api := newAPIServer(t, before)
 			path := writeTemp(t, "ca", before.pem)
-			source, replace := caSource(caFile(path)), func() { replaceFile(t, path, after.pem) }
+			source, replace := caFile(path), func() { replaceFile(t, path, after.pem) }
 			switch kind {
 			case "kubeconfig":
 				kubeconfigFor(t, path, api.url(), before)
 				source, replace = caKubeconfig(path), func() { kubeconfigFor(t, path, api.url(), after) }
 			case "URL":
 				fetch := newCAServer(t, before.pem)
-				source, replace = newCAURL(fetch.URL, nil, nil), func() { fetch.serve(after.pem) }
+				source, replace = caURL(fetch.URL, nil), func() { fetch.serve(after.pem) }
 			}
 			b, log := watchOver(t, api, source, 20*time.Millisecond)
 			eventually(t, "sync", b.watch.Synced)
@@ -136,10 +136,6 @@ type hanging struct {
 	ended chan struct{}
 }
 
-func (h *hanging) String() string { return "hanging" }
-
-func (h *hanging) period() time.Duration { return time.Hour }
-
 func (h *hanging) load(ctx context.Context) ([]byte, error) {
 	if h.loads.Add(1) == 1 {
 		return h.pem, nil
@@ -160,7 +156,7 @@ func TestRequestsDoNotWaitForAnAuthorityThatIsThere(t *testing.T) {
 	api := newAPIServer(t, ca)
 	source := &hanging{pem: ca.pem, ended: make(chan struct{})}
 	t.Cleanup(func() { close(source.ended) })
-	b, _ := watchOver(t, api, source, time.Millisecond)
+	b, _ := watchOver(t, api, caSource{"hanging", time.Hour, source.load}, time.Millisecond)
 	eventually(t, "sync", b.watch.Synced)
 	eventually(t, "another load", func() bool { return source.loads.Load() > 1 })
 	for i := range 3 {

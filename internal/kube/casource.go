@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
@@ -28,90 +27,73 @@ const (
 )
 
 // caSource is where the certificates of a certificate authority come from.
-type caSource interface {
-	// load returns certificates in PEM.
-	load(ctx context.Context) ([]byte, error)
-	// period is how often to load them again.
-	period() time.Duration
-	// String names the source for people.
-	String() string
+type caSource struct {
+	name   string        // for people
+	period time.Duration // how often to load them again
+	load   func(ctx context.Context) (pem []byte, err error)
 }
 
-// caFile is the path of a file of certificates.
-type caFile string
-
-func (f caFile) String() string { return string(f) }
-
-func (f caFile) period() time.Duration { return caFilePeriod }
-
-func (f caFile) load(context.Context) ([]byte, error) { return os.ReadFile(string(f)) }
-
-// caGiven are the certificates that a caller holds.
-type caGiven []byte
-
-func (g caGiven) String() string { return "what was handed over" }
-
-func (g caGiven) period() time.Duration { return caURLPeriod }
-
-func (g caGiven) load(context.Context) ([]byte, error) { return g, nil }
-
-// caKubeconfig is the path of a kubeconfig that holds the certificates itself.
-type caKubeconfig string
-
-func (f caKubeconfig) String() string { return string(f) }
-
-func (f caKubeconfig) period() time.Duration { return caFilePeriod }
-
-func (f caKubeconfig) load(context.Context) ([]byte, error) {
-	loaded, err := clientcmd.LoadFromFile(string(f))
-	if err != nil {
-		return nil, err
-	}
-	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
-	if err != nil {
-		return nil, err
-	}
-	return cfg.CAData, nil
+// caFile is a file of certificates.
+func caFile(path string) caSource {
+	return caSource{path, caFilePeriod, func(context.Context) ([]byte, error) { return os.ReadFile(path) }}
 }
 
-// caURL fetches from an https address, whose own certificate must chain to
-// the authorities that the system trusts.
-type caURL struct {
-	address string
-	client  *http.Client
-	// pins are SHA-256 of certificates in DER; without any all count.
-	pins []string
+// caGiven is what a caller holds.
+func caGiven(pem []byte) caSource {
+	return caSource{"what was handed over", caURLPeriod, func(context.Context) ([]byte, error) { return pem, nil }}
 }
 
-// newCAURL takes the authorities that vouch for the address; nil is those of
-// the system. Pins are in hexadecimal.
-func newCAURL(address string, roots *x509.CertPool, pins []string) *caURL {
-	transport := &http.Transport{
-		Proxy:                  http.ProxyFromEnvironment,
-		DialContext:            dialer().DialContext,
-		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:    handshakeTimeout,
-		DisableKeepAlives:      true, // hours lie between two fetches
-		DisableCompression:     true,
-		MaxResponseHeaderBytes: maxErrorBody,
-	}
-	return &caURL{address: address, pins: pins, client: &http.Client{
-		Transport:     transport,
-		Timeout:       caTimeout,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+// caKubeconfig is a kubeconfig that holds the certificates itself.
+func caKubeconfig(path string) caSource {
+	return caSource{path, caFilePeriod, func(context.Context) ([]byte, error) {
+		loaded, err := clientcmd.LoadFromFile(path)
+		if err != nil {
+			return nil, err
+		}
+		cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
+		if err != nil {
+			return nil, err
+		}
+		return cfg.CAData, nil
 	}}
 }
 
-func (u *caURL) String() string { return u.address }
+// caURL fetches from an https address, whose own certificate must chain to the
+// authorities that the system trusts. Pins are SHA-256 of certificates in DER, in
+// hexadecimal; without any all count.
+func caURL(address string, pins []string) caSource {
+	client := caClient()
+	return caSource{address, caURLPeriod, func(ctx context.Context) ([]byte, error) {
+		content, err := fetchCA(ctx, client, address)
+		if err != nil {
+			return nil, err
+		}
+		return pinned(content, pins)
+	}}
+}
 
-func (u *caURL) period() time.Duration { return caURLPeriod }
+func caClient() *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{
+			Proxy:                  http.ProxyFromEnvironment,
+			DialContext:            dialer().DialContext,
+			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
+			TLSHandshakeTimeout:    handshakeTimeout,
+			DisableKeepAlives:      true, // hours lie between two fetches
+			DisableCompression:     true,
+			MaxResponseHeaderBytes: maxErrorBody,
+		},
+		Timeout:       caTimeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
 
-func (u *caURL) load(ctx context.Context) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.address, http.NoBody)
+func fetchCA(ctx context.Context, client *http.Client, address string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
-	response, err := u.client.Do(req)
+	response, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -119,18 +101,18 @@ func (u *caURL) load(ctx context.Context) ([]byte, error) {
 	defer func() { _ = response.Body.Close() }()
 	switch code := response.StatusCode; {
 	case code >= 300 && code < 400:
-		return nil, fmt.Errorf("%s answered %d %s: redirects are not followed", u.address, code, http.StatusText(code))
+		return nil, fmt.Errorf("%s answered %d %s: redirects are not followed", address, code, http.StatusText(code))
 	case code != http.StatusOK:
-		return nil, fmt.Errorf("%s answered %d %s", u.address, code, http.StatusText(code))
+		return nil, fmt.Errorf("%s answered %d %s", address, code, http.StatusText(code))
 	}
 	content, err := io.ReadAll(io.LimitReader(response.Body, caMaxBytes+1))
 	if err != nil {
-		return nil, fmt.Errorf("read the answer of %s: %w", u.address, err)
+		return nil, fmt.Errorf("read the answer of %s: %w", address, err)
 	}
 	if len(content) > caMaxBytes {
-		return nil, fmt.Errorf("%s answered with more than %d bytes", u.address, caMaxBytes)
+		return nil, fmt.Errorf("%s answered with more than %d bytes", address, caMaxBytes)
 	}
-	return pinned(content, u.pins)
+	return content, nil
 }
 
 // pinned returns the certificates with one of the fingerprints.

@@ -79,20 +79,15 @@ func (t *kubeconfigTransport) access(content []byte) (*kubeconfigAccess, error) 
 		return nil, fmt.Errorf("use kubeconfig %s: %w", t.path, err)
 	}
 	a := &kubeconfigAccess{said: what, server: server}
-	a.transport, a.ca = t.cfg.reach(base, lookedAt{source, t})
+	// The authority is loaded every few seconds while there are connections. The file
+	// is looked at whenever it is.
+	load := source.load
+	source.load = func(ctx context.Context) ([]byte, error) {
+		t.look()
+		return load(ctx)
+	}
+	a.transport, a.ca = t.cfg.reach(base, source)
 	return a, nil
-}
-
-// lookedAt is a source that has the file looked at whenever it is loaded: while
-// there are connections, that is every few seconds.
-type lookedAt struct {
-	caSource
-	of *kubeconfigTransport
-}
-
-func (l lookedAt) load(ctx context.Context) ([]byte, error) {
-	l.of.look()
-	return l.caSource.load(ctx)
 }
 
 // look returns what the file says now, or what it said when it could last be used.
@@ -150,17 +145,17 @@ func (t *kubeconfigTransport) CloseIdleConnections() {
 func readKubeconfig(path string, content []byte) (*rest.Config, caSource, said, error) {
 	loaded, err := clientcmd.Load(content)
 	if err != nil {
-		return nil, nil, said{}, fmt.Errorf("load kubeconfig %s: %w", path, err)
+		return nil, caSource{}, said{}, fmt.Errorf("load kubeconfig %s: %w", path, err)
 	}
 	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
 	if err != nil {
-		return nil, nil, said{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
+		return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
 	}
 	if cfg.Insecure {
-		return nil, nil, said{}, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
+		return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
 	}
 	if err := requireHTTPS(cfg.Host); err != nil {
-		return nil, nil, said{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
+		return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
 	}
 	var what said
 	if current := loaded.Contexts[loaded.CurrentContext]; current != nil {
@@ -175,13 +170,13 @@ func readKubeconfig(path string, content []byte) (*rest.Config, caSource, said, 
 	switch {
 	case len(cfg.CAData) > 0: // wins over the file, as in client-go
 		if _, err := parseCerts(cfg.CAData); err != nil {
-			return nil, nil, said{}, fmt.Errorf("use kubeconfig %s: certificate-authority-data %w", path, err)
+			return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: certificate-authority-data %w", path, err)
 		}
 		return cfg, caKubeconfig(path), what, nil
 	case cfg.CAFile != "":
 		return cfg, caFile(cfg.CAFile), what, nil
 	default:
-		return nil, nil, said{}, fmt.Errorf("use kubeconfig %s: its cluster has neither certificate-authority-data nor certificate-authority, "+
+		return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: its cluster has neither certificate-authority-data nor certificate-authority, "+
 			"and the authorities of the system are not trusted instead", path)
 	}
 }

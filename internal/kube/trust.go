@@ -17,16 +17,6 @@ type trust struct {
 	conns     *connections
 }
 
-// newTrust makes an authority of certificates in PEM.
-func newTrust(content []byte, certs map[string]struct{}, build transportBuilder, conns *connections) (*trust, error) {
-	t := &trust{certs: certs, conns: conns}
-	var err error
-	if t.transport, err = build(content, t.conns.dial); err != nil {
-		return nil, err
-	}
-	return t, nil
-}
-
 // parseCerts returns the certificates in PEM, in DER.
 func parseCerts(content []byte) (map[string]struct{}, error) {
 	certs := map[string]struct{}{}
