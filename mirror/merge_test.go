@@ -162,3 +162,16 @@ func TestHintsCoverAllZones(t *testing.T) {
 		t.Error("hints without zones")
 	}
 }
+
+// TestWhatLingersObjectsToNothing has what is remembered of a remote that is no longer
+// configured differ in everything.
+func TestWhatLingersObjectsToNothing(t *testing.T) {
+	k := Key{"shop", "web"}
+	spec, _, conflicts := merge([]*part{
+		{cluster: "aws", origin: newOrigin(k, 2, 80, Traits{})},
+		{origin: newOrigin(k, 1, 81, Traits{Headless: true}), remembered: true, lingers: true},
+	}, nil)
+	if spec.Headless || len(spec.Ports) != 1 || spec.Ports[0].Port != 80 || len(conflicts) > 0 {
+		t.Errorf("%v with the conflicts %v", spec, conflicts)
+	}
+}

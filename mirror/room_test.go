@@ -42,6 +42,44 @@ func TestWhatIsThereKeepsItsRoomOverARestart(t *testing.T) {
 	}
 }
 
+// TestAMirrorOfTheOriginalToolKeepsItsRoom starts with one, which doesn't say its origin.
+func TestAMirrorOfTheOriginalToolKeepsItsRoom(t *testing.T) {
+	aws := setID{"aws", mirrored}
+	early, late := Key{"a", "n"}, Key{"b", "n"}
+	w := newBounded(Bounds{Services: 1})
+	w.says(t, aws, newOrigin(late, 1, 80, Traits{}))
+	s := w.services[Name("c1", late)].DeepCopy()
+	s.Annotations = nil
+	w.put(s)
+	w.restart(configs(w.Snapshot)...)
+	for _, id := range w.order {
+		w.contact(id, true, false)
+	}
+	w.says(t, aws, newOrigin(early, 1, 80, Traits{}), newOrigin(late, 1, 80, Traits{}))
+	if len(w.services) != 1 || w.services[Name("c1", late)] == nil {
+		t.Errorf("%d services, want the one that was there", len(w.services))
+	}
+}
+
+// TestAMirrorWithAnotherNameKeepsItsRoom has one whose name is another remote's.
+func TestAMirrorWithAnotherNameKeepsItsRoom(t *testing.T) {
+	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
+	early, renamed := newOrigin(Key{"a", "n"}, 1, 80, Traits{}), newOrigin(Key{"x-y", "n"}, 1, 80, Traits{})
+	w := newBounded(Bounds{Services: 1})
+	w.says(t, merit, newOrigin(Key{"y", "n"}, 1, 80, Traits{}))
+	w.says(t, aws, renamed)
+	name := w.memo.byOrigin[ID{"aws", renamed.Key}].Name
+	if name == Name("c1", renamed.Key) {
+		t.Fatal("it has the name that it would have")
+	}
+	w.hears(aws, early, renamed)
+	w.again()
+	w.settle(t)
+	if len(w.services) != 2 || w.services[name] == nil {
+		t.Errorf("%d services, want the two that were there", len(w.services))
+	}
+}
+
 // TestASliceThatIsThereKeepsItsRoom has others of its service come, whose names are
 // before and after its own.
 func TestASliceThatIsThereKeepsItsRoom(t *testing.T) {
@@ -79,6 +117,37 @@ func TestWhatIsGoneIsNotMissed(t *testing.T) {
 			}
 			wantLeads(t, w, Name("c1", first.Key), "10.4.0.1")
 		})
+	}
+}
+
+// TestRoomOfAnAddressThatGoesIsUsed has a slice that stays lose one of its addresses.
+func TestRoomOfAnAddressThatGoesIsUsed(t *testing.T) {
+	aws := setID{"aws", mirrored}
+	first, second := Key{"a", "n"}, Key{"b", "n"}
+	w := newBounded(Bounds{Addresses: 3})
+	w.has(aws, first, "s", "10.4.0.1", "10.4.0.2", "10.4.0.3")
+	w.says(t, aws, newOrigin(first, 1, 80, Traits{}))
+	w.has(aws, second, "s", "10.4.0.4", "10.4.0.5")
+	w.says(t, aws, newOrigin(first, 1, 80, Traits{}), newOrigin(second, 1, 80, Traits{}))
+	wantLeads(t, w, Name("c1", second))
+	w.has(aws, first, "s", "10.4.0.1", "10.4.0.3")
+	w.settle(t)
+	wantLeads(t, w, Name("c1", second), "10.4.0.4")
+}
+
+// TestASliceWithoutRoomForItsAddressesStays has an empty slice get an address.
+func TestASliceWithoutRoomForItsAddressesStays(t *testing.T) {
+	aws := setID{"aws", mirrored}
+	first, second := Key{"a", "n"}, Key{"b", "n"}
+	w := newBounded(Bounds{Addresses: 1})
+	w.has(aws, first, "s")
+	w.has(aws, second, "s", "10.4.0.1")
+	w.says(t, aws, newOrigin(first, 1, 80, Traits{}), newOrigin(second, 1, 80, Traits{}))
+	w.has(aws, first, "s", "10.4.0.2")
+	w.settle(t)
+	wantLeads(t, w, Name("c1", first))
+	if len(w.slices) != 2 {
+		t.Errorf("%d slices, want the empty one as well", len(w.slices))
 	}
 }
 

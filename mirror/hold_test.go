@@ -1,0 +1,119 @@
+package mirror
+
+import (
+	"testing"
+	"time"
+)
+
+// TestAMirrorOfARenamedRemoteIsHeld has another remote have the prefix of one that is no
+// longer configured, and no such service.
+func TestAMirrorOfARenamedRemoteIsHeld(t *testing.T) {
+	web := Key{"shop", "web"}
+	w := newWorld(clusterConfig{name: "gcp", local: true}, clusterConfig{name: "old", prefix: "c1"})
+	w.says(t, setID{"old", mirrored}, newOrigin(web, 1, 80, Traits{}))
+	w.restart(testClusters()...)
+	w.linger(time.Unix(1e9, 0))
+	for _, id := range w.order {
+		w.contact(id, true, false)
+	}
+	w.settle(t)
+	if w.services[Name("c1", web)] == nil {
+		t.Error("it is gone before its time")
+	}
+	w.linger(time.Time{})
+	w.settle(t)
+	if len(w.services) > 0 {
+		t.Error("it stays for ever")
+	}
+}
+
+// TestSlicesThatSayNoClusterAreKept starts where a version left slices that don't say
+// where they are from.
+func TestSlicesThatSayNoClusterAreKept(t *testing.T) {
+	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
+	w := newWorld()
+	w.has(aws, web, "s", "10.4.0.1")
+	w.has(merit, web, "s", "10.6.0.1")
+	w.says(t, aws, newOrigin(web, 1, 80, Traits{}))
+	w.says(t, merit, newOrigin(web, 1, 80, Traits{}))
+	for _, s := range w.slices {
+		if s.Endpoints[0].Addresses[0] == "10.6.0.1" {
+			s = s.DeepCopy()
+			delete(s.Annotations, annotCluster)
+			w.putSlice(s)
+		}
+	}
+	w.again()
+	w.contact(merit, false, false)
+	w.settle(t)
+	wantLeads(t, w, GlobalName(web), "10.4.0.1", "10.6.0.1")
+	w.contact(merit, true, false)
+	w.settle(t)
+	wantLeads(t, w, GlobalName(web), "10.4.0.1", "10.6.0.1")
+	w.says(t, merit)
+	wantLeads(t, w, GlobalName(web), "10.4.0.1")
+}
+
+// TestSlicesOfARemovedRemoteLingerWithoutTheirService has somebody remove the service.
+func TestSlicesOfARemovedRemoteLingerWithoutTheirService(t *testing.T) {
+	merit, web := setID{"merit", mirrored}, Key{"shop", "web"}
+	w := newWorld()
+	w.has(merit, web, "s", "10.6.0.1")
+	w.says(t, merit, newOrigin(web, 1, 80, Traits{}))
+	w.restart(testClusters()[:2]...)
+	w.linger(time.Unix(1e9, 0))
+	for _, id := range w.order {
+		w.contact(id, true, false)
+	}
+	clear(w.services)
+	w.show()
+	w.settle(t)
+	wantLeads(t, w, Name("c1-x", web), "10.6.0.1")
+	w.linger(time.Time{})
+	w.settle(t)
+	wantLeads(t, w, Name("c1-x", web))
+}
+
+// TestSlicesThatSayNothingAreKeptUntilAllWereHeardOf has neither a service nor a cluster
+// say what a slice is for.
+func TestSlicesThatSayNothingAreKeptUntilAllWereHeardOf(t *testing.T) {
+	aws, web := setID{"aws", mirrored}, Key{"shop", "web"}
+	w := newWorld()
+	w.has(aws, web, "s", "10.4.0.1")
+	w.says(t, aws, newOrigin(web, 1, 80, Traits{}))
+	for _, s := range w.slices {
+		s = s.DeepCopy()
+		delete(s.Annotations, annotCluster)
+		w.putSlice(s)
+	}
+	clear(w.services)
+	w.restart(testClusters()...)
+	for _, id := range w.order {
+		w.settle(t)
+		wantLeads(t, w, Name("c1", web), "10.4.0.1")
+		w.contact(id, true, false)
+	}
+	w.settle(t)
+	wantLeads(t, w, Name("c1", web))
+}
+
+// TestWhatIsRememberedOfAStaleRemoteDoesntCount has one be stale that wasn't heard of
+// since start.
+func TestWhatIsRememberedOfAStaleRemoteDoesntCount(t *testing.T) {
+	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
+	w := newWorld()
+	w.has(aws, web, "s", "10.4.0.1")
+	w.says(t, aws, newOrigin(web, 1, 80, Traits{}))
+	w.has(merit, web, "s", "10.6.0.1")
+	w.says(t, merit, newOrigin(web, 1, 80, Traits{}))
+	w.restart(testClusters()...)
+	w.has(merit, web, "s", "10.6.0.1")
+	w.says(t, merit, newOrigin(web, 1, 80, Traits{}))
+	wantLeads(t, w, GlobalName(web), "10.4.0.1", "10.6.0.1")
+	w.contact(aws, false, true)
+	w.settle(t)
+	wantLeads(t, w, GlobalName(web), "10.6.0.1")
+	w.contact(aws, false, false)
+	w.settle(t)
+	wantLeads(t, w, GlobalName(web), "10.6.0.1")
+}
