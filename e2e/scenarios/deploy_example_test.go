@@ -1,6 +1,7 @@
 package scenarios_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -218,6 +219,34 @@ func (e *example) agents(t *testing.T, c *testbed.Cluster, name string) []*runni
 	return running
 }
 
+// follow replaces an agent as the DaemonSet's strategy has it: the next one is ready
+// before the old one ends. It returns the next one.
+func (e *example) follow(t *testing.T, old *runningPod) *runningPod {
+	t.Helper()
+	c := old.kubelet.node.Cluster
+	set, err := c.Client().AppsV1().DaemonSets(systemNamespace).Get(t.Context(), programs.WireGuard, metav1.GetOptions{})
+	must(t, err)
+	rolling := set.Spec.UpdateStrategy.RollingUpdate
+	if rolling.MaxSurge.IntValue() != 1 || rolling.MaxUnavailable.IntValue() != 0 {
+		t.Fatalf("the strategy of %s is %v", set.Name, rolling)
+	}
+	next := old.kubelet.run(t, "next-agent", &set.Spec.Template)
+	next.waitReady(t, time.Minute)
+	standsBy := func(ctx context.Context, want bool) error {
+		// Its exit code is about the mesh.
+		out, err := next.exec(ctx, []string{"/bin/semaphore-wireguard", "status"})
+		if strings.Contains(out, "stands by") != want || !strings.Contains(out, "node "+next.kubelet.node.Name) {
+			return fmt.Errorf("status: %w\n%s", err, out)
+		}
+		return nil
+	}
+	must(t, standsBy(within(t, time.Minute), true))
+	must(t, old.Stop(within(t, 30*time.Second)))
+	eventually(t, time.Minute, "the next agent to act", func(ctx context.Context) error { return standsBy(ctx, false) })
+	next.waitReady(t, time.Minute)
+	return next
+}
+
 // deployment runs one replica of a Deployment, as the API server has it, on a node.
 func (e *example) deployment(t *testing.T, c *testbed.Cluster, name string, node int) *runningPod {
 	t.Helper()
@@ -252,6 +281,14 @@ func TestExample(t *testing.T) {
 		t.Run("somebody else changes that set in "+to.Name, func(t *testing.T) { e.contested(t, i) })
 	}
 	t.Run("what an operator must know is told in Events", e.tells)
+	t.Run("agents are rolled out", func(t *testing.T) {
+		for i, old := range agents {
+			next := e.follow(t, old)
+			all[slices.Index(all, old)], agents[i] = next, next
+		}
+		must(t, programs.WaitReach(within(t, time.Minute), e.pods[0], e.pods[1]))
+		must(t, programs.WaitReach(within(t, time.Minute), e.pods[1], e.pods[0]))
+	})
 	t.Run("tokens are renewed", func(t *testing.T) {
 		for _, c := range e.clusters {
 			must(t, e.renew(t, c, "tokens", "-all"))

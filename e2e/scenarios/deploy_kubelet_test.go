@@ -3,6 +3,7 @@ package scenarios_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -64,17 +65,17 @@ func (k *kubelet) run(t *testing.T, name string, template *corev1.PodTemplateSpe
 		t.Fatalf("pod %s: expected one container", pod.Name)
 	}
 	container := &pod.Spec.Containers[0]
+	dirs := map[string]string{}
 	credentials, err := k.node.Cluster.Credentials(t.Context(), systemNamespace, pod.Spec.ServiceAccountName)
 	must(t, err)
 	must(t, credentials.RotateFor(t.Context(), authenticationv1.TokenRequestSpec{
 		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
 	}))
-	mount, env := credentials.InCluster()
+	token, env := credentials.InCluster()
 	env = append(env, k.environment(t, pod, container)...)
-	command := sandbox.Command{
-		Name:   name,
-		Env:    env,
-		Mounts: append(k.volumes(t, pod, container), mount),
+	command := sandbox.Command{Name: name, Env: env, Mounts: k.volumes(t, pod, container, token, dirs)}
+	if pod.Spec.AutomountServiceAccountToken == nil || *pod.Spec.AutomountServiceAccountToken {
+		command.Mounts = append(command.Mounts, token)
 	}
 	if len(container.Command) != 1 || path.Dir(container.Command[0]) != "/bin" {
 		t.Fatalf("pod %s: the image has no %q", pod.Name, container.Command)
@@ -133,8 +134,9 @@ func (k *kubelet) environment(t *testing.T, pod *corev1.Pod, container *corev1.C
 	return list
 }
 
-// volumes are the mounts that the container's process finds.
-func (k *kubelet) volumes(t *testing.T, pod *corev1.Pod, container *corev1.Container) []sandbox.Mount {
+// volumes are the mounts that the container's process finds. The token is what the
+// kubelet gives a pod, and dirs are the empty folders of its containers, by volume.
+func (k *kubelet) volumes(t *testing.T, pod *corev1.Pod, container *corev1.Container, token sandbox.Mount, dirs map[string]string) []sandbox.Mount {
 	t.Helper()
 	var mounts []sandbox.Mount
 	for _, m := range container.VolumeMounts {
@@ -147,11 +149,47 @@ func (k *kubelet) volumes(t *testing.T, pod *corev1.Pod, container *corev1.Conta
 			mounts = append(mounts, sandbox.Bind(k.hostPath(t, volume.HostPath), m.MountPath))
 		case volume.Secret != nil:
 			mounts = append(mounts, sandbox.Bind(k.secret(t, pod, volume.Secret), m.MountPath))
+		case volume.EmptyDir != nil:
+			if dirs[m.Name] == "" {
+				dirs[m.Name] = t.TempDir()
+			}
+			mounts = append(mounts, sandbox.Bind(dirs[m.Name], m.MountPath))
+		case volume.Projected != nil:
+			projectsToken(t, pod, volume.Projected)
+			mounts = append(mounts, sandbox.Bind(token.Source, m.MountPath))
 		default:
 			t.Fatalf("pod %s: volume %v", pod.Name, volume)
 		}
 	}
 	return mounts
+}
+
+// projectsToken checks that a volume has what the kubelet mounts by default.
+func projectsToken(t *testing.T, pod *corev1.Pod, volume *corev1.ProjectedVolumeSource) {
+	t.Helper()
+	var files []string
+	for _, source := range volume.Sources {
+		switch {
+		case source.ServiceAccountToken != nil && source.ServiceAccountToken.Audience == "":
+			files = append(files, source.ServiceAccountToken.Path)
+		case source.ConfigMap != nil && source.ConfigMap.Name == "kube-root-ca.crt":
+			for _, item := range source.ConfigMap.Items {
+				files = append(files, item.Path)
+			}
+		case source.DownwardAPI != nil:
+			for _, item := range source.DownwardAPI.Items {
+				if item.FieldRef == nil || item.FieldRef.FieldPath != "metadata.namespace" {
+					t.Errorf("pod %s: %s from %v", pod.Name, item.Path, item.FieldRef)
+				}
+				files = append(files, item.Path)
+			}
+		default:
+			t.Fatalf("pod %s: projected volume from %v", pod.Name, source)
+		}
+	}
+	if slices.Sort(files); !slices.Equal(files, []string{"ca.crt", "namespace", "token"}) {
+		t.Errorf("pod %s: the projected volume has the files %q", pod.Name, files)
+	}
 }
 
 func (k *kubelet) hostPath(t *testing.T, volume *corev1.HostPathVolumeSource) string {
@@ -230,17 +268,62 @@ func privileges(t *testing.T, pod *corev1.Pod, container *corev1.Container) []st
 // waitReady waits for what the manifest's readiness probe asks for.
 func (p *runningPod) waitReady(t *testing.T, limit time.Duration) {
 	t.Helper()
-	probe := p.container.ReadinessProbe.HTTPGet
-	i := slices.IndexFunc(p.container.Ports, func(port corev1.ContainerPort) bool { return port.Name == probe.Port.StrVal })
-	if i < 0 {
-		t.Fatalf("container %s has no port %q", p.container.Name, probe.Port.StrVal)
-	}
-	url := fmt.Sprintf("http://%s%s", net.JoinHostPort(cmp.Or(probe.Host, p.address), fmt.Sprint(p.container.Ports[i].ContainerPort)), probe.Path)
+	probe := p.probe(t, p.container.ReadinessProbe)
 	eventually(t, limit, p.Command().Name+" to be ready", func(ctx context.Context) error {
 		if !p.Running() {
 			t.Fatalf("%s ended: %v\n%s", p.Command().Name, p.Err(), p.Tail(10))
 		}
-		_, err := p.kubelet.node.Get(ctx, url)
-		return err
+		return probe(ctx)
 	})
+}
+
+// probe returns what makes a probe: a request, or a command in the container.
+func (p *runningPod) probe(t *testing.T, probe *corev1.Probe) func(context.Context) error {
+	t.Helper()
+	if probe.Exec != nil {
+		return func(ctx context.Context) error {
+			_, err := p.exec(ctx, probe.Exec.Command)
+			return err
+		}
+	}
+	port := probe.HTTPGet.Port.StrVal
+	i := slices.IndexFunc(p.container.Ports, func(of corev1.ContainerPort) bool { return of.Name == port })
+	if i < 0 {
+		t.Fatalf("container %s has no port %q", p.container.Name, port)
+	}
+	host := net.JoinHostPort(cmp.Or(probe.HTTPGet.Host, p.address), fmt.Sprint(p.container.Ports[i].ContainerPort))
+	return func(ctx context.Context) error {
+		_, err := p.kubelet.node.Get(ctx, "http://"+host+probe.HTTPGet.Path)
+		return err
+	}
+}
+
+// exec runs a command of the container's own program beside it, and returns what it
+// printed. It is an error when it doesn't end with exit code 0.
+func (p *runningPod) exec(ctx context.Context, command []string) (out string, err error) {
+	if command[0] != p.container.Command[0] {
+		return "", fmt.Errorf("%q isn't the program of the container", command)
+	}
+	log, err := os.CreateTemp("", "exec")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, log.Close(), os.Remove(log.Name())) }()
+	beside := p.Command()
+	beside.Log = log.Name()
+	beside.Args = slices.Concat(beside.Args[:slices.Index(beside.Args, "--")+2], command[1:])
+	process, err := p.kubelet.node.Start(beside)
+	if err != nil {
+		return "", err
+	}
+	select {
+	case <-process.Done():
+	case <-ctx.Done():
+		process.Kill()
+	}
+	out = process.Log()
+	if process.Err() != nil {
+		err = fmt.Errorf("%q: %w\n%s", command, process.Err(), out)
+	}
+	return out, err
 }
