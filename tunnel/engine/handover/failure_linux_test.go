@@ -1,0 +1,280 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// middle is between the two ends of a pair, and cuts it where a test says so.
+type middle struct {
+	giver, taker *net.UnixConn // the ends that the middle has
+	// at is called with each message before it passes; it drops the message when at
+	// returns false.
+	at func(kind) bool
+	wg sync.WaitGroup
+}
+
+// between gives two engines a pair with something in its middle.
+func between(t *testing.T, giver, taker *engine, at func(kind) bool) *middle {
+	t.Helper()
+	m := &middle{at: at}
+	var hidden engine
+	pairFor(t, giver, &hidden)
+	m.giver = hidden.Pair
+	pairFor(t, &hidden, taker)
+	m.taker = hidden.Pair
+	m.pass(m.giver, m.taker)
+	m.pass(m.taker, m.giver)
+	t.Cleanup(m.wg.Wait)
+	return m
+}
+
+func (m *middle) pass(from, to *net.UnixConn) {
+	m.wg.Go(func() {
+		buf := make([]byte, maxMessage)
+		for {
+			n, err := from.Read(buf)
+			if err != nil {
+				_ = to.Close()
+				return
+			}
+			if m.at(kind(buf[0])) {
+				_, _ = to.Write(buf[:n])
+			}
+		}
+	})
+}
+
+// scene is a tunnel with traffic, and a hand-over that a test spoils.
+type scene struct {
+	*node
+	remote     *remote
+	old, fresh *engine
+	out, in    *flow
+	gave, took chan error
+	gone, here chan struct{}
+	taking     context.Context
+	stopTaking func()
+}
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	verifyNoLeaks(t)
+	s := &scene{node: newNode(t, "10.0.0.1"), gave: make(chan error, 1), took: make(chan error, 1), gone: make(chan struct{}), here: make(chan struct{})}
+	s.taking, s.stopTaking = context.WithCancel(context.Background())
+	t.Cleanup(s.stopTaking)
+	s.remote = newRemote(t, "10.0.0.2", s.node, "")
+	s.peer(s.remote.node, s.remote.endpoint(), "")
+	s.old = s.start(t, nil, false).up(t)
+	t.Cleanup(s.closeSockets)
+	s.out = startFlow(t, s.node, s.remote.node, time.Millisecond)
+	connect(t, s.out)
+	s.in = startFlow(t, s.remote.node, s.node, time.Millisecond)
+	connect(t, s.in)
+	s.fresh = s.start(t, s.inheritance(), true)
+	s.old.Limits.Linger, s.fresh.Limits.Linger = 300*time.Millisecond, time.Second
+	return s
+}
+
+// handOver begins the hand-over, with the taker's device closed when it fails.
+func (s *scene) handOver() {
+	go func() { s.gave <- Give(context.Background(), s.old.Side, func() { close(s.gone) }) }()
+	go func() {
+		err := Take(s.taking, s.fresh.Side, func() { close(s.here) })
+		if err != nil {
+			s.fresh.Device.Close()
+		}
+		s.took <- err
+	}()
+}
+
+// works checks that packets go through in both directions, and that none was lost unless
+// that had to be.
+func (s *scene) works(t *testing.T, lossy bool) {
+	t.Helper()
+	s.out.flowing(t)
+	s.in.flowing(t)
+	out, in := s.out.missing(t), s.in.missing(t)
+	t.Logf("lost %d of %d packets out, %d of %d in", out, s.out.sent.Load(), in, s.in.sent.Load())
+	if (out > 0 || in > 0) && !lossy {
+		t.Error("packets are lost")
+	}
+	s.remote.noNonceTwice(t)
+}
+
+// kill takes the descriptors from an engine, as if its process had ended.
+func (e *engine) kill() {
+	_ = e.Tun.Device.Close()
+	_ = e.Bind.Sockets.Close()
+}
+
+// The taker dies when it has written, or got, some message.
+func TestTheTakerDies(t *testing.T) {
+	for name, when := range map[string]struct {
+		kind  kind
+		after bool // the message has passed
+		lost  bool // packets may be lost: the remote had a session with the taker
+	}{
+		"before it began":            {kind: kindBegin},
+		"before it knows the peers":  {kind: kindPeers},
+		"before it reads":            {kind: kindPaused},
+		"while it makes sessions":    {kind: kindRelayed, after: true, lost: true},
+		"before it asks for the TUN": {kind: kindReady, lost: true},
+		"before it has the TUN":      {kind: kindGiven, lost: true},
+		"before it has told so":      {kind: kindTaken, lost: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			var m *middle
+			die := sync.OnceFunc(func() {
+				s.stopTaking()
+				s.fresh.kill()
+				_ = m.giver.Close()
+			})
+			m = between(t, s.old, s.fresh, func(k kind) bool {
+				if k != when.kind {
+					return true
+				}
+				if !when.after {
+					die()
+				} else {
+					time.AfterFunc(5*time.Millisecond, die)
+				}
+				return when.after
+			})
+			s.handOver()
+			if err := <-s.gave; err == nil || errors.Is(err, ErrTakerEnded) {
+				t.Errorf("the giver ends with %v, want it to go on", err)
+			}
+			if err := <-s.took; err == nil && when.kind != kindTaken {
+				t.Error("the taker ends without an error")
+			}
+			select {
+			case <-s.gone:
+				t.Error("the giver thinks that the taker has the device")
+			default:
+			}
+			s.fresh.Device.Close()
+			s.works(t, when.lost)
+		})
+	}
+}
+
+// The giver dies when it has written, or got, some message: the taker goes on.
+func TestTheGiverDies(t *testing.T) {
+	for name, at := range map[string]kind{
+		"before it began":           kindBegin,
+		"before the other one read": kindPaused,
+		"while it receives":         kindRelayed,
+		"when it is to give":        kindReady,
+		"before it gave":            kindGiven,
+		"when the other one took":   kindTaken,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			var m *middle
+			die := sync.OnceFunc(func() {
+				_ = m.taker.Close()
+				s.old.kill()
+			})
+			m = between(t, s.old, s.fresh, func(k kind) bool {
+				if k == at {
+					die()
+				}
+				return k != at
+			})
+			s.handOver()
+			if err := <-s.took; err != nil {
+				t.Fatal(err)
+			}
+			if err := <-s.gave; err == nil && at != kindTaken {
+				t.Error("the giver ends without an error")
+			}
+			s.old.Device.Close()
+			s.works(t, true)
+		})
+	}
+}
+
+// The taker hangs for longer than the giver waits, and then goes on: the giver keeps
+// the device, and the taker learns it.
+func TestTheTakerHangs(t *testing.T) {
+	for name, at := range map[string]kind{
+		"when it has begun":  kindPaused,
+		"when it is to take": kindGiven,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			s.old.Limits.Answer = 500 * time.Millisecond
+			hang := make(chan struct{})
+			between(t, s.old, s.fresh, func(k kind) bool {
+				if k == at {
+					<-hang
+				}
+				return true
+			})
+			s.handOver()
+			err := <-s.gave
+			close(hang)
+			if !errors.Is(err, errNoAnswer) {
+				t.Errorf("the giver ends with %v, want %v", err, errNoAnswer)
+			}
+			if err := <-s.took; !errors.Is(err, ErrKept) {
+				t.Errorf("the taker ends with %v, want %v", err, ErrKept)
+			}
+			s.fresh.Device.Close()
+			s.works(t, true)
+		})
+	}
+}
+
+// A giver that hangs before it began is given up, and the other one is told; one that
+// hangs later loses the device.
+func TestTheGiverHangs(t *testing.T) {
+	t.Run("at the beginning", func(t *testing.T) {
+		s := newScene(t)
+		s.fresh.Limits.Answer = 100 * time.Millisecond
+		hang := make(chan struct{})
+		between(t, s.old, s.fresh, func(k kind) bool {
+			if k == kindBegin {
+				<-hang
+			}
+			return true
+		})
+		s.handOver()
+		if err := <-s.took; !errors.Is(err, errNoAnswer) {
+			t.Errorf("the taker ends with %v, want %v", err, errNoAnswer)
+		}
+		close(hang)
+		if err := <-s.gave; err == nil {
+			t.Error("the giver ends without an error")
+		}
+		s.works(t, true)
+	})
+	t.Run("when it is to give", func(t *testing.T) {
+		s := newScene(t)
+		s.fresh.Limits.Answer = 3 * time.Second
+		hang := make(chan struct{})
+		between(t, s.old, s.fresh, func(k kind) bool {
+			if k == kindReady {
+				<-hang
+			}
+			return true
+		})
+		s.handOver()
+		<-s.here
+		close(hang)
+		if err := <-s.gave; err != nil {
+			t.Errorf("the giver ends with %v", err)
+		}
+		s.old.Device.Close()
+		if err := <-s.took; err != nil {
+			t.Errorf("the taker ends with %v", err)
+		}
+		s.works(t, true)
+	})
+}

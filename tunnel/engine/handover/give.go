@@ -1,0 +1,253 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"time"
+
+	"golang.zx2c4.com/wireguard/device"
+)
+
+// Side is one of the two engines: a device of wireguard-go on a [Bind] and a [Tun].
+// While the device is handed over nobody else may configure it, bring it up or down, or
+// close it.
+type Side struct {
+	Device *device.Device
+	Bind   *Bind
+	Tun    *Tun
+	// Pair is an end of a SEQPACKET pair, whose other end the other engine has. It is
+	// closed at the end.
+	Pair   *net.UnixConn
+	Limits Limits
+	Log    *slog.Logger
+}
+
+// Limits bound how long the steps take.
+type Limits struct {
+	// Answer is for each answer of the other engine: beyond it, that one hangs.
+	Answer time.Duration
+	// Silent is how long the taker waits for a peer that neither answers its
+	// handshake nor sends anything in the giver's session, and Patience for one that
+	// does send.
+	Silent, Patience time.Duration
+	// Linger is how long the giver goes on receiving for its sessions, at least.
+	// While anything comes it goes on, up to four times as long.
+	Linger time.Duration
+}
+
+// DefaultLimits are for real networks: a peer's handshake may take longer than a
+// second, and be lost more than once. Nothing is lost while the taker waits.
+var DefaultLimits = Limits{Answer: 4 * time.Second, Silent: 3 * time.Second, Patience: 10 * time.Second, Linger: 3 * time.Second}
+
+// ErrTakerEnded is returned by [Give] when the taker ended after it had taken the
+// device, while the giver lingered. [Resume] makes the giver's device go on.
+var ErrTakerEnded = errors.New("the engine that took the device has ended")
+
+const (
+	progressEvery = 100 * time.Millisecond // taker
+	newsEvery     = 250 * time.Millisecond // giver
+)
+
+// Give hands a device over to another engine, which runs [Take]. It returns nil when
+// that has the device and no more is to be expected for the sessions of this one, which
+// should be closed. It calls gone at the moment from which on the other one has it. When
+// Give returns an error other than [ErrTakerEnded] the device goes on here as if nothing
+// had been: with new sessions, when the other engine had made some already.
+func Give(ctx context.Context, s Side, gone func()) error {
+	g := &giver{Side: s, pair: newPair(s.Pair)}
+	defer g.pair.close()
+	began, err := g.give(ctx)
+	if err == nil {
+		gone()
+		return g.linger(ctx)
+	}
+	reason := []byte(err.Error())
+	_ = g.pair.send(kindAborted, reason[:min(len(reason), maxNews)]...)
+	if g.pair.refuse() {
+		_ = g.shut(ctx)
+		gone()
+		if errors.Is(err, io.EOF) {
+			return ErrTakerEnded
+		}
+		return nil
+	}
+	g.Tun.Open()
+	g.Bind.release()
+	if began {
+		g.renew(ctx)
+	}
+	return fmt.Errorf("hand over: %w", err)
+}
+
+// Resume makes the device of a giver go on after [ErrTakerEnded].
+func Resume(ctx context.Context, s Side) {
+	g := &giver{Side: s}
+	peers, err := peersOf(s.Device)
+	if err == nil {
+		g.live = live(peers, time.Now())
+	}
+	s.Tun.Open()
+	s.Bind.release()
+	g.renew(ctx)
+}
+
+type giver struct {
+	Side
+	pair *pair
+	live []Key
+	told map[Key]news
+	from map[Key]uint64 // bytes received when it began
+}
+
+// give returns nil when the taker has the device, and otherwise whether it may have
+// begun handshakes.
+func (g *giver) give(ctx context.Context) (began bool, err error) {
+	first, err := g.pair.next(ctx.Done(), time.After(g.Limits.Patience))
+	switch {
+	case err != nil:
+		return false, err
+	case first.kind != kindBegin || len(first.body) != 1 || first.body[0] != version:
+		return false, fmt.Errorf("the other engine begins with %q %x, want %q %x", first.kind, first.body, kindBegin, version)
+	}
+	if err := g.look(); err != nil {
+		return false, err
+	}
+	step, cancel := context.WithTimeout(ctx, g.Limits.Answer)
+	err = g.Bind.hold(step, g.pair.relayed)
+	cancel()
+	if err != nil {
+		return false, err
+	}
+	if err := g.pair.send(kindPaused); err != nil {
+		return false, err
+	}
+	news := time.NewTicker(newsEvery)
+	defer news.Stop()
+	silence := time.NewTimer(g.Limits.Answer)
+	defer silence.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return true, errEnded
+		case <-silence.C:
+			return true, errNoAnswer
+		case <-news.C:
+			if err := g.look(); err != nil {
+				return true, err
+			}
+		case m, more := <-g.pair.messages:
+			if !more {
+				return true, io.EOF
+			}
+			silence.Reset(g.Limits.Answer)
+			switch m.kind {
+			case kindReady:
+				err := g.shut(ctx)
+				if err == nil {
+					err = g.pair.send(kindGiven)
+				}
+				if err != nil {
+					return true, err
+				}
+			case kindTaken:
+				_ = g.shut(ctx) // The taker doesn't wait for ever: there may have been no kindReady.
+				return true, nil
+			}
+		}
+	}
+}
+
+// shut ends reading the TUN, also when that takes too long or this engine ends.
+func (g *giver) shut(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.Limits.Answer)
+	defer cancel()
+	err := g.Tun.Shut(ctx)
+	if err != nil {
+		g.Log.Warn("a device doesn't stop reading its TUN", "err", err)
+	}
+	return err
+}
+
+// look tells the taker which peers have a session, the first time, and later what has
+// changed of them.
+func (g *giver) look() error {
+	have, err := peersOf(g.Device)
+	if err != nil {
+		return err
+	}
+	if g.told == nil {
+		g.live = live(have, time.Now())
+		g.told, g.from = make(map[Key]news, len(g.live)), make(map[Key]uint64, len(g.live))
+		for _, key := range g.live {
+			g.from[key] = have[key].received
+		}
+	}
+	message := []byte{byte(kindPeers)}
+	flush := func() error {
+		if len(message) == 1 {
+			return nil
+		}
+		err := g.pair.write(message)
+		message = message[:1]
+		return err
+	}
+	for _, key := range g.live {
+		now := news{key: key, heard: have[key].received > g.from[key], endpoint: have[key].endpoint}
+		if now == g.told[key] {
+			continue
+		}
+		g.told[key] = now
+		if message = appendNews(message, now); len(message) > maxNews {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return flush()
+}
+
+// linger returns when nothing comes for this engine's sessions any more.
+func (g *giver) linger(ctx context.Context) error {
+	received := func() (sum uint64) {
+		if have, err := peersOf(g.Device); err == nil {
+			for _, p := range have {
+				sum += p.received
+			}
+		}
+		return sum
+	}
+	last := received()
+	for range 4 {
+		timeout := time.After(g.Limits.Linger)
+		for timeout != nil {
+			switch _, err := g.pair.next(ctx.Done(), timeout); {
+			case errors.Is(err, io.EOF):
+				return ErrTakerEnded
+			case errors.Is(err, errNoAnswer):
+				timeout = nil
+			case err != nil:
+				return nil
+			}
+		}
+		now := received()
+		if now == last {
+			return nil
+		}
+		last = now
+	}
+	return nil
+}
+
+// renew makes new sessions: the remotes may send in those of an engine that has ended.
+func (g *giver) renew(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, g.Limits.Patience)
+	defer cancel()
+	if err := Initiate(ctx, g.Device, g.live, true); err != nil {
+		// wireguard-go goes on trying.
+		g.Log.Info("not all peers answered when sessions were made again", "err", err)
+	}
+}

@@ -1,0 +1,70 @@
+package handover
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// handOver hands a node over from one engine to a new one, and returns that.
+func handOver(t *testing.T, old *engine) *engine {
+	t.Helper()
+	fresh := old.node.start(t, old.node.inheritance(), true)
+	pairFor(t, old, fresh)
+	old.Limits.Linger = 500 * time.Millisecond
+	fresh.Limits.Linger = 5 * time.Second
+	gave := make(chan error, 1)
+	go func() {
+		err := Give(context.Background(), old.Side, func() {})
+		old.Device.Close()
+		gave <- err
+	}()
+	if err := Take(context.Background(), fresh.Side, func() {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-gave; err != nil {
+		t.Fatal(err)
+	}
+	return fresh
+}
+
+// connect waits until the tunnel works in both directions.
+func connect(t *testing.T, flows ...*flow) {
+	t.Helper()
+	for _, f := range flows {
+		f.flowing(t)
+		f.connected = f.sent.Load()
+	}
+}
+
+func TestNothingIsLost(t *testing.T) {
+	for name, more := range map[string]string{
+		"plain":         "",
+		"keepalives":    "persistent_keepalive_interval=25\n",
+		"preshared key": "preshared_key=0101010101010101010101010101010101010101010101010101010101010101\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			verifyNoLeaks(t)
+			n := newNode(t, "10.0.0.1")
+			r := newRemote(t, "10.0.0.2", n, more)
+			n.peer(r.node, r.endpoint(), more)
+			e := n.start(t, nil, false).up(t)
+			t.Cleanup(n.closeSockets)
+			out := startFlow(t, n, r.node, 200*time.Microsecond)
+			connect(t, out)
+			in := startFlow(t, r.node, n, 200*time.Microsecond)
+			connect(t, in)
+			for range 5 {
+				e = handOver(t, e)
+			}
+			t.Logf("%d packets out, %d in", out.sent.Load(), in.sent.Load())
+			if lost := out.missing(t); lost > 0 {
+				t.Errorf("%d packets out are lost", lost)
+			}
+			if lost := in.missing(t); lost > 0 {
+				t.Errorf("%d packets in are lost", lost)
+			}
+			r.noNonceTwice(t)
+		})
+	}
+}

@@ -1,0 +1,154 @@
+package handover
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// kind is the first byte of a message between the two processes; doc.go has their order.
+type kind byte
+
+const (
+	kindBegin    kind = 'b' // taker: | version, 1 byte
+	kindProgress kind = 'p' // taker: it lives
+	kindRelayed  kind = 'r' // taker: | frame, see relay
+	kindReady    kind = 'y' // taker: has sessions, asks for the TUN
+	kindTaken    kind = 't' // taker: has the TUN
+	kindPeers    kind = 'n' // giver: | news, see appendNews
+	kindPaused   kind = 's' // giver: reads no UDP any more
+	kindGiven    kind = 'g' // giver: reads no TUN any more
+	kindAborted  kind = 'x' // giver: keeps the device | reason, text
+)
+
+// version is that of this protocol.
+const version = 1
+
+// maxMessage is more bytes than any message has: a relayed message of 64 KiB and its
+// endpoint are the largest.
+const maxMessage = 70000
+
+// Writing waits as long as writePatience when the other one takes nothing, and then no
+// longer than stuckPatience, until it takes something again.
+const (
+	writePatience = 200 * time.Millisecond
+	stuckPatience = time.Millisecond
+)
+
+// message is one of the other process.
+type message struct {
+	kind kind
+	body []byte
+}
+
+// pair is one end of the SEQPACKET pair.
+type pair struct {
+	conn     *net.UnixConn
+	messages chan message  // all but relayed ones; closed at the end
+	relayed  chan []byte   // frames; closed at the end
+	ended    chan struct{} // closed when nobody takes from the channels any more
+	end      func()        // closes it
+	pumping  sync.WaitGroup
+
+	mu    sync.Mutex
+	stuck bool
+}
+
+// newPair starts to read an end, which belongs to it.
+func newPair(conn *net.UnixConn) *pair {
+	p := &pair{conn: conn, messages: make(chan message, 16), relayed: make(chan []byte, 16), ended: make(chan struct{})}
+	p.end = sync.OnceFunc(func() { close(p.ended) })
+	p.pumping.Go(p.pump)
+	return p
+}
+
+func (p *pair) pump() {
+	defer close(p.messages)
+	defer close(p.relayed)
+	buf := make([]byte, maxMessage)
+	for {
+		n, err := p.conn.Read(buf)
+		if err != nil || n == 0 {
+			return
+		}
+		body := append([]byte(nil), buf[1:n]...)
+		if kind(buf[0]) == kindRelayed {
+			select {
+			case p.relayed <- body:
+			case <-p.ended:
+			}
+			continue
+		}
+		select {
+		case p.messages <- message{kind(buf[0]), body}:
+		case <-p.ended:
+		}
+	}
+}
+
+// write writes a message. It returns an error when the other end is shut or takes
+// nothing for too long.
+func (p *pair) write(message []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	patience := writePatience
+	if p.stuck {
+		patience = stuckPatience
+	}
+	err := p.conn.SetWriteDeadline(time.Now().Add(patience))
+	if err == nil {
+		_, err = p.conn.Write(message)
+	}
+	p.stuck = errors.Is(err, os.ErrDeadlineExceeded)
+	return err
+}
+
+func (p *pair) send(k kind, body ...byte) error {
+	if err := p.write(append([]byte{byte(k)}, body...)); err != nil {
+		return fmt.Errorf("write to the other engine: %w", err)
+	}
+	return nil
+}
+
+// next returns the next message, io.EOF when the other end is closed.
+func (p *pair) next(done <-chan struct{}, timeout <-chan time.Time) (message, error) {
+	select {
+	case m, more := <-p.messages:
+		if !more {
+			return message{}, io.EOF
+		}
+		return m, nil
+	case <-done:
+		return message{}, errEnded
+	case <-timeout:
+		return message{}, errNoAnswer
+	}
+}
+
+var (
+	errNoAnswer = errors.New("the other engine doesn't answer")
+	errEnded    = errors.New("this engine ends")
+)
+
+// refuse makes the other end unable to write, and then returns whether it has written
+// that it took the device.
+func (p *pair) refuse() (took bool) {
+	_ = p.conn.CloseRead()
+	// A device that has ended takes nothing that was relayed to it.
+	defer time.AfterFunc(writePatience, p.end).Stop()
+	for m := range p.messages {
+		took = took || m.kind == kindTaken
+	}
+	return took
+}
+
+// close closes this end and waits until nothing is read of it any more.
+func (p *pair) close() {
+	p.end()
+	_ = p.conn.Close()
+	p.pumping.Wait()
+}

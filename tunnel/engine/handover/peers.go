@@ -1,0 +1,138 @@
+package handover
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.zx2c4.com/wireguard/device"
+)
+
+// Key is the public key of a peer.
+type Key = device.NoisePublicKey
+
+// peer is what a device says of one of its peers.
+type peer struct {
+	endpoint       string // empty: none is known
+	handshake      time.Time
+	sent, received uint64 // bytes
+	keepalive      int    // persistent, in seconds
+}
+
+// peersOf returns what a device says of its peers.
+func peersOf(d *device.Device) (map[Key]peer, error) {
+	var text bytes.Buffer
+	if err := d.IpcGetOperation(&text); err != nil {
+		return nil, fmt.Errorf("read the device's peers: %w", err)
+	}
+	return parsePeers(text.Bytes())
+}
+
+// parsePeers reads the answer to "get=1" of
+// https://www.wireguard.com/xplatform/#configuration-protocol.
+func parsePeers(text []byte) (map[Key]peer, error) {
+	peers := make(map[Key]peer)
+	var (
+		key     Key
+		p       peer
+		inPeer  bool
+		seconds int64
+	)
+	finish := func() {
+		if inPeer {
+			peers[key] = p
+		}
+	}
+	for line := range bytes.Lines(text) {
+		name, value, _ := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte("="))
+		var err error
+		switch string(name) {
+		case "public_key":
+			finish()
+			inPeer, p = true, peer{}
+			if n := hex.DecodedLen(len(value)); n != len(key) {
+				err = fmt.Errorf("a key of %d bytes", n)
+			} else {
+				_, err = hex.Decode(key[:], value)
+			}
+		case "endpoint":
+			p.endpoint = string(value)
+		case "last_handshake_time_sec":
+			seconds, err = strconv.ParseInt(string(value), 10, 64)
+		case "last_handshake_time_nsec":
+			var nanos int64
+			if nanos, err = strconv.ParseInt(string(value), 10, 64); seconds != 0 || nanos != 0 {
+				p.handshake = time.Unix(seconds, nanos)
+			}
+		case "tx_bytes":
+			p.sent, err = strconv.ParseUint(string(value), 10, 64)
+		case "rx_bytes":
+			p.received, err = strconv.ParseUint(string(value), 10, 64)
+		case "persistent_keepalive_interval":
+			p.keepalive, err = strconv.Atoi(string(value))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the device's peers: %s: %w", name, err)
+		}
+	}
+	finish()
+	return peers, nil
+}
+
+// live returns those peers that have a session, the latest first.
+func live(peers map[Key]peer, now time.Time) []Key {
+	var keys []Key
+	for key, p := range peers {
+		if now.Sub(p.handshake) < device.RejectAfterTime {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, func(a, b Key) int {
+		return cmp.Or(peers[b].handshake.Compare(peers[a].handshake), bytes.Compare(a[:], b[:]))
+	})
+	return keys
+}
+
+// news is what the giver tells of a peer.
+type news struct {
+	key      Key
+	heard    bool // something valid came from it since the hand-over began
+	endpoint string
+}
+
+// maxNews is how many bytes of news are sent in one message.
+const maxNews = 32000
+
+// appendNews appends one to a message:
+//
+//	{ key, 32 bytes | heard, 1 | length of endpoint, 1 | endpoint, text }
+func appendNews(message []byte, n news) []byte {
+	if len(n.endpoint) > 255 {
+		n.endpoint = ""
+	}
+	heard := byte(0)
+	if n.heard {
+		heard = 1
+	}
+	message = append(message, n.key[:]...)
+	message = append(message, heard, byte(len(n.endpoint)))
+	return append(message, n.endpoint...)
+}
+
+// parseNews is the reverse of appendNews, for all of a message.
+func parseNews(message []byte) (all []news, err error) {
+	const head = len(Key{}) + 2
+	for len(message) > 0 {
+		if len(message) < head || len(message) < head+int(message[head-1]) {
+			return nil, fmt.Errorf("a message about peers is cut off")
+		}
+		end := head + int(message[head-1])
+		all = append(all, news{key: Key(message[:len(Key{})]), heard: message[head-2] != 0, endpoint: string(message[head:end])})
+		message = message[end:]
+	}
+	return all, nil
+}

@@ -1,0 +1,116 @@
+package handover
+
+import (
+	"encoding/binary"
+	"sync"
+
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+)
+
+// relay passes those messages on to another process that are for none of the
+// handshakes and sessions of this one.
+type relay struct {
+	send func(frame []byte) error // doesn't keep the frame
+
+	mu       sync.RWMutex
+	own      indices
+	accept   bool // initiations
+	sending  sync.Mutex
+	frame    []byte
+	last     conn.Endpoint // of what is in frame
+	lastText string
+}
+
+// maxFrame is how many bytes of relayed messages are passed on together, but for a
+// message that is larger alone.
+const maxFrame = 60000
+
+// learn notes the indices of handshake messages that this process sends.
+func (r *relay) learn(packets [][]byte) {
+	for _, packet := range packets {
+		if index, ok := sender(packet); ok {
+			r.mu.Lock()
+			r.own.add(index)
+			r.mu.Unlock()
+		}
+	}
+}
+
+// acceptInitiations lets initiations through from now on.
+func (r *relay) acceptInitiations() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.accept = true
+}
+
+// pass passes on what isn't for this process, and makes its size 0.
+func (r *relay) pass(packets [][]byte, sizes []int, from []conn.Endpoint) {
+	r.mu.RLock()
+	foreign := false
+	for i, size := range sizes {
+		message := packets[i][:size]
+		if index, ok := index(message); ok {
+			if r.own.has[index] {
+				continue
+			}
+			if !foreign {
+				foreign = true
+				r.sending.Lock()
+			}
+			r.add(message, from[i])
+			sizes[i] = 0
+		} else if messageType(message) == device.MessageInitiationType && !r.accept {
+			sizes[i] = 0
+		}
+	}
+	r.mu.RUnlock()
+	if foreign {
+		r.flush()
+		r.sending.Unlock()
+	}
+}
+
+// add appends a message to the frame. The frame is
+//
+//	{ length of endpoint, 1 byte | length of message, 4 | endpoint, text | message }
+func (r *relay) add(message []byte, from conn.Endpoint) {
+	if from != r.last {
+		r.last, r.lastText = from, from.DstToString()
+	}
+	if len(r.lastText) > 255 {
+		return
+	}
+	if len(r.frame)+5+len(r.lastText)+len(message) > maxFrame {
+		r.flush()
+	}
+	if len(r.frame) == 0 {
+		r.frame = append(r.frame, byte(kindRelayed))
+	}
+	r.frame = append(r.frame, byte(len(r.lastText)))
+	r.frame = binary.LittleEndian.AppendUint32(r.frame, uint32(len(message)))
+	r.frame = append(r.frame, r.lastText...)
+	r.frame = append(r.frame, message...)
+}
+
+// flush passes the frame on. Where nobody takes it, it is lost, as in a network.
+func (r *relay) flush() {
+	if len(r.frame) > 0 {
+		_ = r.send(r.frame)
+		r.frame = r.frame[:0]
+	}
+}
+
+// cutRelayed returns the first message of a frame without its kind, and those behind.
+// The message is nil when there is none.
+func cutRelayed(frame []byte) (endpoint string, message, rest []byte) {
+	if len(frame) < 5 {
+		return "", nil, nil
+	}
+	text, size := int(frame[0]), binary.LittleEndian.Uint32(frame[1:])
+	if frame = frame[5:]; uint64(len(frame)) < uint64(text)+uint64(size) {
+		return "", nil, nil
+	}
+	end := text + int(size)
+	return string(frame[:text]), frame[text:end:end], frame[end:]
+}

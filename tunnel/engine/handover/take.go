@@ -1,0 +1,322 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// ErrKept is returned by [Take] when the giver keeps the device.
+var ErrKept = errors.New("the other engine keeps the device")
+
+// Take takes a device over from another engine, which runs [Give]. The device must be
+// configured as the other one's is, and down, its [Tun] shut, and its sockets those of
+// the other one. Take calls here at the moment from which on this engine has the device,
+// and returns nil when the other one has ended. When that ends before, the device is
+// this engine's, too. When Take returns an error, it isn't, and should be closed.
+func Take(ctx context.Context, s Side, here func()) error {
+	t := &taker{Side: s, pair: newPair(s.Pair)}
+	defer t.pair.close()
+	if err := t.take(ctx); err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
+	here()
+	t.settle(ctx)
+	return nil
+}
+
+type taker struct {
+	Side
+	pair       *pair
+	relay      *relay
+	keepalives map[Key]int
+	endpoints  map[Key]string
+	heard      map[Key]bool
+	handshakes *handshakes
+	gone       bool // the giver is
+}
+
+func (t *taker) take(ctx context.Context) error {
+	if err := t.quieten(); err != nil {
+		return err
+	}
+	t.relay = &relay{send: t.pair.write}
+	t.heard, t.handshakes = make(map[Key]bool), newHandshakes(nil, false)
+	if err := t.begin(ctx); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return errEnded
+	}
+	t.Bind.relay.Store(t.relay)
+	if err := t.Device.Up(); err != nil {
+		return fmt.Errorf("open UDP sockets: %w", err)
+	}
+	if err := t.meet(ctx); err != nil {
+		return err
+	}
+	if !t.gone {
+		if err := t.ask(ctx); err != nil {
+			return err
+		}
+	}
+	t.Tun.Open()
+	t.relay.acceptInitiations()
+	return nil
+}
+
+// quieten takes the persistent keepalives from the device: with them it would begin a
+// handshake with all of its peers in the moment when it goes up.
+func (t *taker) quieten() error {
+	have, err := peersOf(t.Device)
+	if err != nil {
+		return err
+	}
+	t.keepalives, t.endpoints = make(map[Key]int), make(map[Key]string)
+	var keys []Key
+	for key, p := range have {
+		t.endpoints[key] = p.endpoint
+		if p.keepalive > 0 {
+			t.keepalives[key] = p.keepalive
+			keys = append(keys, key)
+		}
+	}
+	return t.setKeepalives(keys, func(Key) int { return 0 })
+}
+
+func (t *taker) setKeepalives(keys []Key, seconds func(Key) int) error {
+	var set strings.Builder
+	for _, key := range keys {
+		fmt.Fprintf(&set, "public_key=%x\nupdate_only=true\npersistent_keepalive_interval=%d\n", key[:], seconds(key))
+	}
+	return t.set("persistent keepalives", set.String())
+}
+
+func (t *taker) set(what, text string) error {
+	if err := t.Device.IpcSet(text); err != nil {
+		return fmt.Errorf("set %s: %w", what, err)
+	}
+	return nil
+}
+
+// begin returns when the giver reads no messages any more.
+func (t *taker) begin(ctx context.Context) error {
+	if err := t.pair.send(kindBegin, version); err != nil {
+		t.gone = true
+		return nil
+	}
+	timeout := time.After(2 * t.Limits.Answer) // it may have to wait itself
+	for {
+		m, err := t.pair.next(ctx.Done(), timeout)
+		if errors.Is(err, io.EOF) {
+			t.gone = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if m.kind == kindPaused {
+			return nil
+		}
+		if err := t.handle(m); err != nil {
+			return err
+		}
+	}
+}
+
+// handle takes notice of a message.
+func (t *taker) handle(m message) error {
+	switch m.kind {
+	case kindAborted:
+		return fmt.Errorf("%w: %s", ErrKept, m.body)
+	case kindPeers:
+		all, err := parseNews(m.body)
+		if err != nil {
+			return err
+		}
+		var set strings.Builder
+		for _, n := range all {
+			known, ours := t.endpoints[n.key]
+			if !ours {
+				continue // Configured here, it would be.
+			}
+			if !t.heard[n.key] {
+				t.heard[n.key] = n.heard
+			}
+			t.handshakes.add(n.key)
+			if n.endpoint != "" && n.endpoint != known && t.handshakes.of[n.key] != nil {
+				t.endpoints[n.key] = n.endpoint
+				fmt.Fprintf(&set, "public_key=%x\nupdate_only=true\nendpoint=%s\n", n.key[:], n.endpoint)
+			}
+		}
+		return t.set("endpoints", set.String())
+	}
+	return nil
+}
+
+// meet makes sessions with the peers. It returns when all have one, or enough was
+// waited for the others.
+func (t *taker) meet(ctx context.Context) error {
+	began := time.Now()
+	told := began
+	step := time.NewTimer(0)
+	defer step.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return errEnded
+		case m, more := <-t.pair.messages:
+			if !more {
+				t.gone = true
+				return nil
+			}
+			if err := t.handle(m); err != nil {
+				return err
+			}
+		case <-step.C:
+			now := time.Now()
+			if _, err := t.handshakes.run(t.Device, now); err != nil {
+				return err
+			}
+			if t.enough(now.Sub(began)) {
+				return nil
+			}
+			if now.Sub(told) >= progressEvery {
+				told = now
+				if err := t.pair.send(kindProgress); err != nil {
+					t.Log.Debug("the other engine doesn't read", "err", err)
+				}
+			}
+			step.Reset(pause(time.Since(now)))
+		}
+	}
+}
+
+// enough reports whether nobody is to be waited for after some time: peers that are
+// gone won't come back by it.
+func (t *taker) enough(waited time.Duration) bool {
+	if len(t.handshakes.of) == 0 || waited >= t.Limits.Patience {
+		return true
+	}
+	if waited < t.Limits.Silent {
+		return false
+	}
+	for key := range t.handshakes.of {
+		if t.heard[key] {
+			return false
+		}
+	}
+	return true
+}
+
+// ask asks for the TUN, and takes it.
+func (t *taker) ask(ctx context.Context) error {
+	if err := t.pair.send(kindReady); err != nil {
+		t.Log.Debug("the other engine doesn't read", "err", err)
+	}
+	timeout := time.After(t.Limits.Answer)
+	for {
+		m, err := t.pair.next(ctx.Done(), timeout)
+		switch {
+		case errors.Is(err, io.EOF):
+			t.gone = true
+			return nil
+		case errors.Is(err, errEnded):
+			return err
+		case err == nil && m.kind != kindGiven:
+			if err := t.handle(m); err != nil {
+				return err
+			}
+			continue
+		}
+		break
+	}
+	// From here on it is this engine's, also when the other one hangs.
+	if err := t.pair.send(kindTaken); err != nil {
+		return t.verdict(err)
+	}
+	return nil
+}
+
+// verdict says whose the device is when "taken" couldn't be written: the giver's when
+// it has said so, and otherwise it has ended.
+func (t *taker) verdict(err error) error {
+	for {
+		m, nextErr := t.pair.next(nil, time.After(t.Limits.Answer))
+		switch {
+		case errors.Is(nextErr, io.EOF):
+			t.gone = true
+			return nil
+		case nextErr != nil:
+			return err
+		}
+		if err := t.handle(m); err != nil {
+			return err
+		}
+	}
+}
+
+// settle gives the device what it was spared, and returns when the giver has ended.
+func (t *taker) settle(ctx context.Context) {
+	defer t.Bind.relay.Store(nil)
+	rest, began := t.established(), time.Now()
+	pace := time.NewTicker(headway)
+	defer pace.Stop()
+	limit := time.After(5 * t.Limits.Linger) // of the giver; it lingers for four
+	for rounds := 0; ; rounds++ {
+		n := min(atOnce, len(rest))
+		if err := t.setKeepalives(rest[:n], func(key Key) int { return t.keepalives[key] }); err != nil {
+			t.Log.Warn("peers without persistent keepalives", "err", err)
+		}
+		rest = rest[n:]
+		if rounds < 10 {
+			// A remote uses a session when something has come in it, and that may
+			// have been lost.
+			t.Device.SendKeepalivesToPeersWithCurrentKeypair()
+		}
+		_, err := t.handshakes.run(t.Device, time.Now())
+		late := err != nil || time.Since(began) >= t.Limits.Patience // wireguard-go goes on trying
+		if t.gone && len(rest) == 0 && (late || len(t.handshakes.of) == 0) {
+			return
+		}
+	wait:
+		for {
+			messages := t.pair.messages
+			if t.gone {
+				messages = nil
+			}
+			select {
+			case _, more := <-messages:
+				if !more {
+					t.gone = true
+				}
+			case <-pace.C:
+				break wait
+			case <-limit:
+				t.gone = true
+			case <-t.Device.Wait():
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// established returns the peers that had persistent keepalives, those that have a
+// session first.
+func (t *taker) established() (keys []Key) {
+	var later []Key
+	have, err := peersOf(t.Device)
+	for key := range t.keepalives {
+		if err == nil && have[key].handshake.IsZero() {
+			later = append(later, key)
+		} else {
+			keys = append(keys, key)
+		}
+	}
+	return append(keys, later...)
+}
