@@ -25,12 +25,15 @@ type Sockets interface {
 
 // Bind is a conn.Bind that can get its messages from another process instead of from
 // its sockets, or pass those on to another process that are that one's. While it does
-// neither, it adds two atomic loads to each call.
+// neither, it adds three atomic loads to each call.
 type Bind struct {
 	Sockets
 	muted atomic.Bool           // drops handshake messages instead of sending them
 	held  atomic.Pointer[hold]  // gets what another process relays
 	relay atomic.Pointer[relay] // passes on to another process
+
+	// answers is there while handshakes are made with many peers.
+	answers atomic.Pointer[answers]
 
 	mu      sync.Mutex
 	receive int // functions that receive
@@ -79,6 +82,7 @@ func (b *Bind) receiveFrom(i int, receive conn.ReceiveFunc, closed <-chan struct
 		if h := b.held.Load(); h != nil {
 			n, err := h.receive(i, b, closed, packets, sizes, from)
 			if n > 0 || err != nil {
+				b.arrived(packets, sizes[:n], from)
 				return n, err
 			}
 			continue
@@ -90,15 +94,25 @@ func (b *Bind) receiveFrom(i int, receive conn.ReceiveFunc, closed <-chan struct
 			}
 			err = nil
 		}
-		if r := b.relay.Load(); r != nil {
-			r.pass(packets, sizes[:n], from)
-		}
+		b.arrived(packets, sizes[:n], from)
 		return n, err
+	}
+}
+
+func (b *Bind) arrived(packets [][]byte, sizes []int, from []conn.Endpoint) {
+	if r := b.relay.Load(); r != nil {
+		r.pass(packets, sizes, from)
+	}
+	if a := b.answers.Load(); a != nil {
+		a.arrived(packets, sizes)
 	}
 }
 
 // Send implements [conn.Bind].
 func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
+	if a := b.answers.Load(); a != nil {
+		a.sent(packets)
+	}
 	if r := b.relay.Load(); r != nil {
 		r.learn(packets)
 	}

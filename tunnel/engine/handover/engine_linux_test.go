@@ -160,7 +160,7 @@ func (n *node) start(t *testing.T, inherited []*os.File, shut bool) *engine {
 		n.closeSockets()
 		n.port, n.sockets = int(port), files
 	}})
-	e := &engine{node: n, Side: Side{Bind: NewBind(sockets), Tun: NewTun(n.plug(), shut), Limits: slow(), Log: slog.New(slog.DiscardHandler)}}
+	e := &engine{node: n, Side: Side{Bind: NewBind(sockets), Tun: NewTun(n.plug(), shut), Limits: slow(), Log: discardLog}}
 	e.Device = device.NewDevice(e.Tun, e.Bind, &logger)
 	t.Cleanup(e.Device.Close)
 	config := n.config
@@ -448,3 +448,5 @@ func verifyNoLeaks(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, ignore) })
 }
+
+var discardLog = slog.New(slog.DiscardHandler)

@@ -246,7 +246,7 @@ func (g *giver) linger(ctx context.Context) error {
 func (g *giver) renew(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, g.Limits.Patience)
 	defer cancel()
-	if err := Initiate(ctx, g.Device, g.live, true); err != nil {
+	if err := Initiate(ctx, g.Device, g.Bind, g.live, true); err != nil {
 		// wireguard-go goes on trying.
 		g.Log.Info("not all peers answered when sessions were made again", "err", err)
 	}

@@ -31,7 +31,8 @@ const (
 // A remote whose peer makes a second session forgets the one that it had before the
 // first, in which the giver still sends: so there is none without need. It is needed when
 // the attempt that ends another one ([device.Peer.ExpireCurrentKeypairs]) comes in the
-// moment in which that succeeds, and spoils it: nothing is sent in such a session.
+// moment in which that succeeds, and spoils it: nothing is sent in such a session. See
+// [answers] for another way to spoil one.
 type handshakes struct {
 	renew bool // the peers have sessions, which are ended by the first attempt
 	order []Key
@@ -114,24 +115,23 @@ func (a *attempt) established(p peer) bool {
 	return a.keepalives > 0 && p.handshake.After(a.at) && (p.sent-a.sent)%device.MessageInitiationSize != 0
 }
 
-// run does a step on a device, and returns what that says of its peers.
-func (h *handshakes) run(d *device.Device, now time.Time) (map[Key]peer, error) {
+// run does a step on a device and its bind, which has answers, and returns what the
+// device says of its peers.
+func (h *handshakes) run(d *device.Device, b *Bind, now time.Time) (map[Key]peer, error) {
 	have, err := peersOf(d)
 	if err != nil {
 		return nil, err
 	}
 	begin, again, keepalive := h.step(now, have)
-	for _, key := range again {
+	for _, key := range begin {
 		if p := d.LookupPeer(key); p != nil {
-			// Else wireguard-go begins one in five seconds only.
-			p.ExpireCurrentKeypairs()
+			initiate(key, p, b, func() {})
 		}
 	}
-	for _, keys := range [][]Key{begin, again} {
-		for _, key := range keys {
-			if p := d.LookupPeer(key); p != nil {
-				_ = p.SendHandshakeInitiation(false) // wireguard-go logs it, and there is a next attempt
-			}
+	for _, key := range again {
+		if p := d.LookupPeer(key); p != nil {
+			// Without that wireguard-go begins one in five seconds only.
+			initiate(key, p, b, p.ExpireCurrentKeypairs)
 		}
 	}
 	for _, key := range keepalive {
@@ -142,14 +142,21 @@ func (h *handshakes) run(d *device.Device, now time.Time) (map[Key]peer, error) 
 	return have, nil
 }
 
+// initiate begins a handshake. That it can't, wireguard-go logs; there is a next attempt.
+func initiate(key Key, p *device.Peer, b *Bind, forget func()) {
+	b.answers.Load().begin(key, forget, func() { _ = p.SendHandshakeInitiation(false) })
+}
+
 // pause returns how long to wait for the next step after one that took so long: what
 // a device with thousands of peers says takes milliseconds to read.
 func pause(took time.Duration) time.Duration { return max(5*time.Millisecond, 4*took) }
 
 // Initiate makes handshakes with peers of a device that is up, in that order, until all
-// have a session or the context ends. With renew, sessions that they have are ended,
+// have a session or the context ends. b is the device's bind. With renew, sessions that they have are ended,
 // packets to them wait for the new ones.
-func Initiate(ctx context.Context, d *device.Device, peers []Key, renew bool) error {
+func Initiate(ctx context.Context, d *device.Device, b *Bind, peers []Key, renew bool) error {
+	b.answers.Store(newAnswers())
+	defer b.answers.Store(nil)
 	h := newHandshakes(peers, renew)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -162,7 +169,7 @@ func Initiate(ctx context.Context, d *device.Device, peers []Key, renew bool) er
 		case <-timer.C:
 		}
 		began := time.Now()
-		if _, err := h.run(d, began); err != nil || len(h.of) == 0 {
+		if _, err := h.run(d, b, began); err != nil || len(h.of) == 0 {
 			return err
 		}
 		timer.Reset(pause(time.Since(began)))

@@ -51,6 +51,7 @@ func (t *taker) take(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return errEnded
 	}
+	t.Bind.answers.Store(newAnswers())
 	t.Bind.relay.Store(t.relay)
 	if err := t.Device.Up(); err != nil {
 		return fmt.Errorf("open UDP sockets: %w", err)
@@ -178,7 +179,7 @@ func (t *taker) meet(ctx context.Context) error {
 			}
 		case <-step.C:
 			now := time.Now()
-			if _, err := t.handshakes.run(t.Device, now); err != nil {
+			if _, err := t.handshakes.run(t.Device, t.Bind, now); err != nil {
 				return err
 			}
 			if t.enough(now.Sub(began)) {
@@ -262,6 +263,7 @@ func (t *taker) verdict(err error) error {
 // settle gives the device what it was spared, and returns when the giver has ended.
 func (t *taker) settle(ctx context.Context) {
 	defer t.Bind.relay.Store(nil)
+	defer t.Bind.answers.Store(nil)
 	rest, began := t.established(), time.Now()
 	pace := time.NewTicker(headway)
 	defer pace.Stop()
@@ -277,7 +279,7 @@ func (t *taker) settle(ctx context.Context) {
 			// have been lost.
 			t.Device.SendKeepalivesToPeersWithCurrentKeypair()
 		}
-		_, err := t.handshakes.run(t.Device, time.Now())
+		_, err := t.handshakes.run(t.Device, t.Bind, time.Now())
 		late := err != nil || time.Since(began) >= t.Limits.Patience // wireguard-go goes on trying
 		if t.gone && len(rest) == 0 && (late || len(t.handshakes.of) == 0) {
 			return
