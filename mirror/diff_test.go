@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
 // TestDiffMakesWhatMustBe applies differences of random histories, with foreign
@@ -148,6 +150,11 @@ func TestDiffOfOneService(t *testing.T) {
 		return w
 	}
 	now := metav1.Now()
+	six := func() *Origin {
+		o := newOrigin(k, 1, 80, Traits{IPv6: true})
+		o.Spec.Traits.IPv4 = false
+		return o
+	}
 	for _, c := range []struct {
 		name    string
 		happens func(w *world)
@@ -180,6 +187,30 @@ func TestDiffOfOneService(t *testing.T) {
 			w.put(s)
 			w.show()
 		}, nil},
+		{"the other family", func(w *world) { w.origin(id, k, six()) }, []string{"delete service", "create service"}},
+		{"both families", func(w *world) {
+			w.origin(id, k, newOrigin(k, 1, 80, Traits{IPv6: true}))
+		}, []string{"patch service"}},
+		{"the other family, and nobody knows which it has", func(w *world) {
+			s := w.services[name].DeepCopy()
+			w.put(s)
+			s.Spec.IPFamilies = nil
+			w.show()
+			w.origin(id, k, six())
+		}, []string{"patch service"}},
+		{"slice and endpoints are being deleted, and must be others", func(w *world) {
+			for _, sl := range w.slices {
+				sl = sl.DeepCopy()
+				sl.DeletionTimestamp = &now
+				w.putSlice(sl)
+			}
+			e := w.endpoints[name].DeepCopy()
+			e.DeletionTimestamp = &now
+			e.UID, e.ResourceVersion = w.mark(name, e.UID)
+			w.endpoints[name] = e
+			w.show()
+			w.has(id, k, "web-1", "10.4.0.2")
+		}, nil},
 		{"a person made its next slice", func(w *world) {
 			sl := &OriginSlice{Name: "web-2", Service: k, Family: discoveryv1.AddressTypeIPv4}
 			w.slice(id, nil, sl)
@@ -200,5 +231,17 @@ func TestDiffOfOneService(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestSlicesOfOtherServicesStay shows Diff one among those of a service.
+func TestSlicesOfOtherServicesStay(t *testing.T) {
+	slice := func(name, service string) *ObservedSlice {
+		return &ObservedSlice{identity: identity{Meta: keep.Meta{Name: name}, ours: true}, service: service}
+	}
+	have := Observed{Slices: map[string]*ObservedSlice{"its": slice("its", "web"), "another's": slice("another's", "api")}}
+	changes := Diff(have, Service{Name: "web", Absent: true})
+	if len(changes) != 1 || changes[0].Name != "its" || changes[0].Verb != verbDelete {
+		t.Errorf("%v", changes)
 	}
 }

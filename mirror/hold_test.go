@@ -117,3 +117,20 @@ func TestWhatIsRememberedOfAStaleRemoteDoesntCount(t *testing.T) {
 	w.settle(t)
 	wantLeads(t, w, GlobalName(web), "10.6.0.1")
 }
+
+// TestANameIsKeptWhileItsServiceIsMadeAgain has somebody remove the service of one whose
+// name another one would have, had both come at once.
+func TestANameIsKeptWhileItsServiceIsMadeAgain(t *testing.T) {
+	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
+	first, second := Key{"x-y", "n"}, Key{"y", "n"}
+	name := Name("c1", first)
+	w := newWorld()
+	w.says(t, aws, newOrigin(first, 1, 80, Traits{}))
+	w.says(t, merit, newOrigin(second, 1, 80, Traits{}))
+	delete(w.services, name)
+	w.show()
+	w.settle(t)
+	if s := w.memo.services[name]; len(w.services) != 2 || s == nil || s.Origin != (ID{"aws", first}) {
+		t.Errorf("%d services, and %s is that of %v", len(w.services), name, s)
+	}
+}
