@@ -249,6 +249,13 @@ func (c *Cluster) StartAPI(ctx context.Context) error {
 	return nil
 }
 
+// ControlPlane returns the ids of the processes of etcd and kube-apiserver.
+func (c *Cluster) ControlPlane() (etcd, api int) {
+	c.plane.mu.Lock()
+	defer c.plane.mu.Unlock()
+	return c.plane.etcd.PID(), c.plane.api.PID()
+}
+
 // StopAPI kills kube-apiserver: connections break, new ones are refused.
 func (c *Cluster) StopAPI() {
 	c.plane.mu.Lock()

@@ -65,6 +65,16 @@ func NewStage(ctx context.Context, program, local, remote string, manifests ...s
 // Close ends and removes everything.
 func (s *Stage) Close() error { return s.testbed.Close() }
 
+// Usage looks at who is busy: the program, the control planes, and this process.
+func (s *Stage) Usage() (*Usage, error) {
+	groups := []Group{{"ours", []int{s.Program.Process().PID()}}}
+	for _, c := range []*testbed.Cluster{s.Local, s.Remote} {
+		etcd, api := c.ControlPlane()
+		groups = append(groups, Group{c.Name + "'s API server", []int{api}}, Group{"etcd", []int{etcd}})
+	}
+	return NewUsage(append(groups, Group{"the benchmark", []int{os.Getpid()}})...)
+}
+
 // Writes returns how many requests the program says that it has made to change
 // something: a counter of its /metrics.
 func (s *Stage) Writes(ctx context.Context, counter string) (int, error) {

@@ -9,33 +9,50 @@ import (
 	"time"
 )
 
-// Usage is what processors had done at one moment: all, and for one process.
+// Group is processes that are counted together.
+type Group struct {
+	Name string
+	PIDs []int
+}
+
+// Usage is what processors had done at one moment: all, and for groups of processes.
 type Usage struct {
-	pid        int
-	at         time.Time
-	ours, busy float64
+	groups []Group
+	at     time.Time
+	used   []time.Duration // by group
+	busy   float64         // all, in seconds
 }
 
-// NewUsage looks at a process and the machine.
-func NewUsage(pid int) (*Usage, error) {
-	ours, err := CPU(pid)
-	if err != nil {
-		return nil, err
+// NewUsage looks at processes and the machine.
+func NewUsage(groups ...Group) (*Usage, error) {
+	u := &Usage{groups: groups, at: time.Now(), used: make([]time.Duration, len(groups))}
+	for i, g := range groups {
+		for _, pid := range g.PIDs {
+			used, err := CPU(pid)
+			if err != nil {
+				return nil, err
+			}
+			u.used[i] += used
+		}
 	}
-	busy, err := busySeconds()
-	return &Usage{pid: pid, at: time.Now(), ours: ours.Seconds(), busy: busy}, err
+	var err error
+	u.busy, err = busySeconds()
+	return u, err
 }
 
-// Since says what share of one processor the process used since, and what the
-// whole machine did.
+// Since says what share of one processor each group used since, and what the whole
+// machine did.
 func (u *Usage) Since() (string, error) {
-	now, err := NewUsage(u.pid)
+	now, err := NewUsage(u.groups...)
 	if err != nil {
 		return "", err
 	}
 	passed := now.at.Sub(u.at).Seconds()
-	return fmt.Sprintf("our CPU %.0f %%, the machine's %.0f %% of %d", 100*(now.ours-u.ours)/passed,
-		100*(now.busy-u.busy)/passed, 100*runtime.NumCPU()), nil
+	text := "CPU: "
+	for i, g := range u.groups {
+		text += fmt.Sprintf("%s %.0f %%, ", g.Name, 100*(now.used[i]-u.used[i]).Seconds()/passed)
+	}
+	return fmt.Sprintf("%sthe machine %.0f %% of %d", text, 100*(now.busy-u.busy)/passed, 100*runtime.NumCPU()), nil
 }
 
 // busySeconds returns the time that all processors were not idle: the first

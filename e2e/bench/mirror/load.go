@@ -11,21 +11,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
-	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
 // changes changes endpoints at a rate and measures how long it takes from the
 // event of the remote API server to that of the local one, both as a client of
 // our own sees them, and from the request that made the change.
 func (b *bench) changes(ctx context.Context, rate int) error {
-	remote, err := watchSlices(ctx, b.Remote, namespace)
+	remote, err := watchSlices(ctx, b.remote, namespace)
 	if err != nil {
 		return err
 	}
-	local, err := watchSlices(ctx, b.Local, programs.Namespace)
+	local, err := watchSlices(ctx, b.local, programs.Namespace)
 	if err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if err != nil {
 		return err
 	}
-	used, err := measure.NewUsage(b.Program.Process().PID())
+	used, err := b.Usage()
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 		sent[n] = time.Now()
 		writing.Go(func() {
 			body := fmt.Sprintf(`[{"op":"add","path":"/endpoints/0/hostname","value":%q}]`, key(n))
-			_, err := b.Remote.Client().DiscoveryV1().EndpointSlices(namespace).Patch(ctx, serviceName(n%b.services), types.JSONPatchType, []byte(body), metav1.PatchOptions{})
+			_, err := b.remote.DiscoveryV1().EndpointSlices(namespace).Patch(ctx, serviceName(n%b.services), types.JSONPatchType, []byte(body), metav1.PatchOptions{})
 			errs <- err
 		})
 	}
@@ -105,8 +105,8 @@ type arrivals struct {
 	first map[string]time.Time
 }
 
-func watchSlices(ctx context.Context, c *testbed.Cluster, namespace string) (*arrivals, error) {
-	api := c.Client().DiscoveryV1().EndpointSlices(namespace)
+func watchSlices(ctx context.Context, c kubernetes.Interface, namespace string) (*arrivals, error) {
+	api := c.DiscoveryV1().EndpointSlices(namespace)
 	list, err := api.List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return nil, err

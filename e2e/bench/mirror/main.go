@@ -11,8 +11,14 @@ import (
 	"os/signal"
 	"time"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
 func main() {
@@ -37,7 +43,9 @@ type bench struct {
 	load                             time.Duration
 
 	*measure.Stage
-	table []string
+	local, remote kubernetes.Interface
+	mirrors       metadata.ResourceInterface // slices of the local cluster
+	table         []string
 }
 
 func (b *bench) row(what, format string, args ...any) {
@@ -52,6 +60,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	b.Program.Env["SEMAPHORE_LOG_LEVEL"] = "warn"
+	if err := b.clients(ctx); err != nil {
+		return err
+	}
 	measure.Say("creating %d services with %d endpoints each", b.services, b.endpoints)
 	if err := b.fill(ctx, 0, b.services); err != nil {
 		return err
@@ -71,6 +82,30 @@ func (b *bench) run(ctx context.Context) (err error) {
 	fmt.Println()
 	for _, line := range b.table {
 		fmt.Println(line)
+	}
+	return nil
+}
+
+// clients reaches both clusters.
+func (b *bench) clients(ctx context.Context) error {
+	for c, to := range map[*testbed.Cluster]*kubernetes.Interface{b.Local: &b.local, b.Remote: &b.remote} {
+		cfg, err := measure.Client(ctx, c, programs.Namespace, "bench", rbacv1.PolicyRule{
+			APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{"namespaces", "services", "endpointslices"}, Verbs: []string{"*"},
+		})
+		if err != nil {
+			return err
+		}
+		if *to, err = kubernetes.NewForConfig(cfg); err != nil {
+			return err
+		}
+		if c != b.Local {
+			continue
+		}
+		inside, err := metadata.NewForConfig(cfg)
+		if err != nil {
+			return err
+		}
+		b.mirrors = inside.Resource(discoveryv1.SchemeGroupVersion.WithResource("endpointslices")).Namespace(programs.Namespace)
 	}
 	return nil
 }

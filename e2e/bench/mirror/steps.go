@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
@@ -25,14 +26,14 @@ func serviceName(i int) string { return fmt.Sprintf("service-%05d", i) }
 
 // fill creates the services from one number to another.
 func (b *bench) fill(ctx context.Context, from, to int) error {
-	_, err := b.Remote.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err := b.remote.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
 	return testbed.InParallel(ctx, to-from, func(ctx context.Context, n int) error {
 		i := from + n
 		name, labels := serviceName(i), map[string]string{mark: "true"}
-		_, err := b.Remote.Client().CoreV1().Services(namespace).Create(ctx, &corev1.Service{
+		_, err := b.remote.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 		}, metav1.CreateOptions{})
@@ -50,7 +51,7 @@ func (b *bench) fill(ctx context.Context, from, to int) error {
 				Addresses: []string{address(i*b.endpoints + e)}, Conditions: discoveryv1.EndpointConditions{Ready: &yes},
 			})
 		}
-		_, err = b.Remote.Client().DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
+		_, err = b.remote.DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
 		return err
 	})
 }
@@ -58,26 +59,40 @@ func (b *bench) fill(ctx context.Context, from, to int) error {
 // address returns one of the remote's pod subnet, 10.4.0.0/16.
 func address(n int) string { return fmt.Sprintf("10.4.%d.%d", n/250%250, 1+n%250) }
 
-// mirrored returns how many slices of ours there are.
-func (b *bench) mirrored(ctx context.Context) (int, error) {
-	list, err := b.Local.Client().DiscoveryV1().EndpointSlices(programs.Namespace).List(ctx,
-		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=semaphore-service-mirror", ResourceVersion: "0"})
-	if err != nil {
-		return 0, err
-	}
-	return len(list.Items), nil
-}
-
+// waitMirrored waits until there are so many slices of ours. It follows their metadata
+// alone: to list them again and again would take more of the machine than to make them.
 func (b *bench) waitMirrored(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("not within five minutes"))
 	defer cancel()
-	return testbed.Wait(ctx, fmt.Sprintf("%d mirrors", n), func(ctx context.Context) error {
-		have, err := b.mirrored(ctx)
-		if err == nil && have != n {
-			err = fmt.Errorf("%d", have)
-		}
+	options := metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=semaphore-service-mirror"}
+	list, err := b.mirrors.List(ctx, options)
+	if err != nil {
 		return err
-	})
+	}
+	have := len(list.Items)
+	options.ResourceVersion = list.ResourceVersion
+	w, err := b.mirrors.Watch(ctx, options)
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	for have != n {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %d mirrors: %d: %w", n, have, context.Cause(ctx))
+		case event, open := <-w.ResultChan():
+			if !open {
+				return fmt.Errorf("wait for %d mirrors: the watch ended at %d", n, have)
+			}
+			switch event.Type {
+			case watch.Added:
+				have++
+			case watch.Deleted:
+				have--
+			}
+		}
+	}
+	return nil
 }
 
 // writes returns how many requests the replica has made that change something.
@@ -87,14 +102,14 @@ func (b *bench) writes(ctx context.Context) (int, error) {
 
 // clean removes all mirrors.
 func (b *bench) clean(ctx context.Context) error {
-	list, err := b.Local.Client().CoreV1().Services(programs.Namespace).List(ctx, metav1.ListOptions{})
+	list, err := b.local.CoreV1().Services(programs.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	err = testbed.InParallel(ctx, len(list.Items), func(ctx context.Context, i int) error {
-		return b.Local.Client().CoreV1().Services(programs.Namespace).Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{})
+		return b.local.CoreV1().Services(programs.Namespace).Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{})
 	})
-	return errors.Join(err, b.Local.Client().DiscoveryV1().EndpointSlices(programs.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	return errors.Join(err, b.local.DiscoveryV1().EndpointSlices(programs.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
 // fromNothing measures from the start of the process to the last mirror, and
@@ -115,7 +130,7 @@ func (b *bench) fromNothing(ctx context.Context) error {
 		if err := b.Program.Start(); err != nil {
 			return err
 		}
-		used, err := measure.NewUsage(b.Program.Process().PID())
+		used, err := b.Usage()
 		if err != nil {
 			return err
 		}

@@ -9,10 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
 	podsapi "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
@@ -31,28 +30,19 @@ type crowd struct {
 	at map[int]netip.Addr // by pod
 }
 
-// newCrowd has no pods. It reaches the API server with a token and in the binary
-// format, which costs that server least: it shares the machine with what is
-// measured.
+// newCrowd has no pods.
 func newCrowd(ctx context.Context, c *testbed.Cluster) (*crowd, error) {
-	err := c.Grant(ctx, podNamespace, "crowd", rbacv1.PolicyRule{
+	cfg, err := measure.Client(ctx, c, podNamespace, "crowd", rbacv1.PolicyRule{
 		APIGroups: []string{""}, Resources: []string{"pods", "pods/status"}, Verbs: []string{"create", "update"},
 	})
 	if err != nil {
 		return nil, err
 	}
-	account, err := c.Credentials(ctx, podNamespace, "crowd")
+	client, err := podsapi.NewForConfig(cfg)
 	if err != nil {
 		return nil, err
 	}
-	cfg := c.RESTConfig()
-	cfg.CertData, cfg.KeyData, cfg.BearerTokenFile = nil, nil, account.TokenFile()
-	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
-	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return &crowd{api: client.CoreV1().Pods(podNamespace), at: map[int]netip.Addr{}}, nil
+	return &crowd{api: client.Pods(podNamespace), at: map[int]netip.Addr{}}, nil
 }
 
 // count is how many pods there are.

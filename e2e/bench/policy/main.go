@@ -21,6 +21,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
@@ -81,7 +83,13 @@ func run(ctx context.Context, opts options) (err error) {
 	defer func() { err = errors.Join(err, b.Close()) }()
 	// Those of the crowd, which lives in no real subnet.
 	b.Program.Env[programs.Variable(b.Remote.Name, "POD_SUBNETS")] = "10.0.0.0/8"
-	calico, err := policy.NewCalico(b.Local.RESTConfig(), "auto")
+	cfg, err := measure.Client(ctx, b.Local, programs.Namespace, "bench", rbacv1.PolicyRule{
+		APIGroups: []string{"crd.projectcalico.org"}, Resources: []string{"globalnetworksets"}, Verbs: []string{"list", "watch"},
+	})
+	if err != nil {
+		return err
+	}
+	calico, err := policy.NewCalico(cfg, "auto")
 	if err != nil {
 		return err
 	}

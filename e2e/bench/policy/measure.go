@@ -156,7 +156,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if err != nil {
 		return err
 	}
-	used, err := measure.NewUsage(b.Program.Process().PID())
+	used, err := b.Usage()
 	if err != nil {
 		return err
 	}
