@@ -21,8 +21,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// fieldManager names us in metadata.managedFields.
-const fieldManager = managedBy
+const (
+	// fieldManager names us in metadata.managedFields.
+	fieldManager = managedBy
+	// fieldValidation spares the API server looking for fields that it doesn't know.
+	fieldValidation = metav1.FieldValidationIgnore
+)
 
 // applier makes changes to objects of the mirror namespace. Each names the object
 // and the version that it is meant for: one that took its place, or is somebody
@@ -104,10 +108,14 @@ func marked(have identity, object metav1.Object, labels, annotations []string) m
 		}
 		return m
 	}
-	return mergePatch{"metadata": mergePatch{
+	metadata := mergePatch{
 		"uid": have.UID, "resourceVersion": have.ResourceVersion,
 		"labels": marks(object.GetLabels(), labels), "annotations": marks(object.GetAnnotations(), annotations),
-	}}
+	}
+	if have.tracked {
+		metadata["managedFields"] = kube.Untracked()
+	}
+	return mergePatch{"metadata": metadata}
 }
 
 func (a *applier) service(ctx context.Context, have *ObservedService, want *Service, c *Change) error {
@@ -123,11 +131,11 @@ func (a *applier) service(ctx context.Context, have *ObservedService, want *Serv
 	var made *corev1.Service
 	var err error
 	if c.Verb == verbCreate {
-		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager})
+		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	} else {
 		var data []byte
 		if data, err = json.Marshal(servicePatch(c.have, object)); err == nil {
-			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
+			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 		}
 	}
 	if err != nil {
@@ -173,13 +181,13 @@ func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service,
 	var made *discoveryv1.EndpointSlice
 	var err error
 	if c.Verb == verbCreate {
-		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager})
+		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	} else {
 		p := marked(c.have, object, sliceLabels, sliceAnnotations)
 		p["endpoints"], p["ports"] = object.Endpoints, object.Ports
 		var data []byte
 		if data, err = json.Marshal(p); err == nil {
-			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
+			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 		}
 	}
 	if err != nil {
@@ -198,7 +206,7 @@ func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *
 	object := want.endpoints(a.namespace, want.family)
 	var err error
 	if c.Verb == verbCreate {
-		object, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager})
+		object, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	} else {
 		object.UID, object.ResourceVersion = types.UID(c.have.UID), c.have.ResourceVersion
 		object, err = api.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})

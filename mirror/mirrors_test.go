@@ -151,6 +151,16 @@ func testDrift(t *testing.T, b *bed) {
 	b.inOrder(t, i)
 	must(t, b.gcp.Client().CoreV1().Services(home).Delete(t.Context(), name, metav1.DeleteOptions{}))
 	b.inOrder(t, i)
+	// Who set which field isn't kept for us alone.
+	const other = "aws-shop-73736d-other"
+	o := svc("other")
+	must(t, put(t.Context(), b.aws, "shop", o, slice(o, "other-1", "10.4.0.2")))
+	b.leadsTo(t, other, "10.4.0.2")
+	must(t, put(t.Context(), b.aws, "shop", o, slice(o, "other-1", "10.4.0.3")))
+	b.leadsTo(t, other, "10.4.0.3")
+	if all := b.slices(t, other); len(all) != 1 || len(all[0].ManagedFields) > 0 {
+		t.Errorf("slices that are ours alone, with managed fields: %v", all)
+	}
 	// Other people's marks stay.
 	patch(t, b.gcp, home, name, `{"metadata":{"labels":{"team":"a"},"annotations":{"note":"b"}},"spec":{"selector":{"app":"other"}}}`)
 	b.inOrder(t, i)

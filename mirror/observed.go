@@ -9,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // identity is what is known of each object of the mirror namespace.
@@ -18,6 +19,8 @@ type identity struct {
 	// ours is whether the object carries our marks; the others are foreign, and
 	// never touched. Going is whether it is being deleted, and waits for finalizers.
 	ours, going bool
+	// tracked is whether the API server keeps who set which field, and only we did.
+	tracked bool
 }
 
 // ObservedService is a Service of the mirror namespace, as it is.
@@ -72,7 +75,7 @@ func (h summer) observedService(s *corev1.Service) *ObservedService {
 		o.accepted = strings.Split(list, ",")
 	}
 	o.ours = o.global || s.Labels[labelMirrored] == labelValue || o.id.Cluster != ""
-	o.going = s.DeletionTimestamp != nil
+	o.going, o.tracked = s.DeletionTimestamp != nil, kube.Tracked(s, fieldManager)
 	return o
 }
 
@@ -85,7 +88,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		identity: identity{
 			Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.slice(s),
 			ours:  s.Labels[discoveryv1.LabelManagedBy] == managedBy || s.Annotations[annotCluster] != "",
-			going: s.DeletionTimestamp != nil,
+			going: s.DeletionTimestamp != nil, tracked: kube.Tracked(s, fieldManager),
 		},
 		service: s.Labels[discoveryv1.LabelServiceName],
 		cluster: cluster,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -218,7 +219,7 @@ func testDrift(t *testing.T, b *bed) {
 			sets := b.sets(t, local)
 			deletePods(t, b.merit)
 			put(t, b.merit, running("ns", "p", "app", "10.6.0.1"), running("ns", "q", "app", "fd00::1"))
-			b.start(t, local, nil, b.merit)
+			replica := b.start(t, local, nil, b.merit)
 			want := contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.1", "fd00::1")}
 			expect(t, sets, want)
 			for name, patch := range map[string]string{
@@ -237,13 +238,31 @@ func testDrift(t *testing.T, b *bed) {
 			must(t, sets.Delete(t.Context(), "merit-ns-app", metav1.DeleteOptions{}))
 			expect(t, sets, want)
 
-			// What others add and doesn't concern us stays.
-			_, err := sets.Patch(t.Context(), "merit-ns-app", types.MergePatchType,
-				[]byte(`{"metadata":{"labels":{"team":"a"},"annotations":{"note":"b"}},"spec":{"nets":[]}}`), metav1.PatchOptions{})
+			// Who set which field isn't kept for us alone.
+			_, err := sets.Patch(t.Context(), "merit-ns-app", types.MergePatchType, []byte(`{"spec":{"nets":[]}}`), metav1.PatchOptions{FieldManager: "semaphore-policy"})
 			must(t, err)
 			expect(t, sets, want)
 			got, err := sets.Get(t.Context(), "merit-ns-app", metav1.GetOptions{})
 			must(t, err)
+			if len(got.ManagedFields) > 0 {
+				t.Errorf("managed fields of an object that is ours alone: %v", got.ManagedFields)
+			}
+
+			// What others add and doesn't concern us stays, and what they apply stays theirs.
+			_, err = sets.Patch(t.Context(), "merit-ns-app", types.ApplyYAMLPatchType,
+				[]byte(`{"apiVersion":"`+replica.Status().CalicoAPI+`","kind":"GlobalNetworkSet","metadata":{"name":"merit-ns-app","labels":{"team":"a"}}}`), metav1.PatchOptions{FieldManager: "them"})
+			must(t, err)
+			_, err = sets.Patch(t.Context(), "merit-ns-app", types.MergePatchType,
+				[]byte(`{"metadata":{"annotations":{"note":"b"}},"spec":{"nets":[]}}`), metav1.PatchOptions{})
+			must(t, err)
+			expect(t, sets, want)
+			got, err = sets.Get(t.Context(), "merit-ns-app", metav1.GetOptions{})
+			must(t, err)
+			if !slices.ContainsFunc(got.ManagedFields, func(f metav1.ManagedFieldsEntry) bool {
+				return f.Manager == "them" && f.Operation == metav1.ManagedFieldsOperationApply
+			}) {
+				t.Errorf("what somebody applied is no longer theirs: %v", got.ManagedFields)
+			}
 			if got.Labels["team"] != "a" || got.Annotations["note"] != "b" {
 				t.Errorf("labels %v, annotations %v: somebody else's are gone", got.Labels, got.Annotations)
 			}

@@ -29,8 +29,12 @@ const (
 	mostRounds = 10
 )
 
-// fieldManager names us in the managed fields of objects.
-const fieldManager = "semaphore-policy"
+const (
+	// fieldManager names us in the managed fields of objects.
+	fieldManager = "semaphore-policy"
+	// fieldValidation spares the API server looking for fields that it doesn't know.
+	fieldValidation = metav1.FieldValidationIgnore
+)
 
 // Verbs of writes, in metrics.
 const (
@@ -91,7 +95,7 @@ func (c *Controller) change(ctx context.Context, cluster string, change Change) 
 }
 
 func (c *Controller) create(ctx context.Context, client SetClient, want *Object) error {
-	set, err := client.Create(ctx, c.Labels.manifest(want), metav1.CreateOptions{FieldManager: fieldManager})
+	set, err := client.Create(ctx, c.Labels.manifest(want), metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return c.reread(ctx, client, &Observed{Object: *want}, err)
@@ -110,7 +114,7 @@ func (c *Controller) patch(ctx context.Context, client SetClient, have *Observed
 	if err != nil {
 		return err
 	}
-	set, err := client.Patch(ctx, want.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	set, err := client.Patch(ctx, want.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return c.reread(ctx, client, have, err)

@@ -30,6 +30,8 @@ type Observed struct {
 	Deleting bool
 	// Metadata is Calico's annotation of that name where it holds labels.
 	Metadata string
+	// Tracked says that the API server keeps who set which field, and that only we did.
+	Tracked bool
 	// UID and ResourceVersion are those of Kubernetes.
 	UID, ResourceVersion string
 }

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // metadataAnnotation is where Calico keeps an object's metadata in its custom
@@ -63,6 +64,7 @@ func (l Labels) observe(set *calico.GlobalNetworkSet) Observed {
 		Namespace: effective[l.Domain+"/namespace"],
 		Name:      effective[l.Domain+"/name"],
 	}
+	o.Tracked = kube.Tracked(set, fieldManager)
 	o.Exact = true
 	if inside != nil {
 		o.Metadata = set.Annotations[metadataAnnotation]
@@ -138,6 +140,9 @@ func (l Labels) manifest(o *Object) *calico.GlobalNetworkSet {
 func (l Labels) patch(have *Observed, want *Object) ([]byte, error) {
 	labels := l.of(want.Identity)
 	metadata := map[string]any{"resourceVersion": have.ResourceVersion, "labels": labels}
+	if have.Tracked {
+		metadata["managedFields"] = kube.Untracked()
+	}
 	if have.Metadata != "" {
 		annotation, err := relabel(have.Metadata, labels)
 		if err != nil {

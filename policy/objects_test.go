@@ -50,6 +50,15 @@ func TestObserve(t *testing.T) {
 		o.Metadata = string(annotation)
 		return o
 	}
+	managed := func(by ...string) *calico.GlobalNetworkSet {
+		set := networkSet(labelsOf("app"), "", "10.4.0.1/32", "fd00::1/128")
+		for _, manager := range by {
+			set.ManagedFields = append(set.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate})
+		}
+		return set
+	}
+	tracked := want
+	tracked.Tracked = true
 	nets := []string{"10.4.0.1/32", "fd00::1/128"}
 	theirs := Observed{Object: Object{Name: "gcp-ns-app"}, UID: "u", ResourceVersion: "7"}
 	for name, test := range map[string]struct {
@@ -68,6 +77,8 @@ func TestObserve(t *testing.T) {
 		"IPv6 with the length of IPv4":         {networkSet(labelsOf("app"), "", "10.4.0.1/32", "fd00::/32", "fd00::1/128"), notExact},
 		"a net that lets everything in":        {networkSet(labelsOf("app"), "", "0.0.0.0/0", "10.4.0.1/32", "fd00::1/128"), notExact},
 		"an address without a length":          {networkSet(labelsOf("app"), "", "10.4.0.1/32", "10.4.0.2", "fd00::1/128"), notExact},
+		"fields that are tracked for us":       {managed(fieldManager), tracked},
+		"fields that others have set, too":     {managed(fieldManager, "kubectl"), want},
 		"managed by somebody else":             {networkSet(other, "", nets...), theirs},
 		"nobody's":                             {networkSet(nil, "", nets...), theirs},
 	} {
@@ -104,6 +115,7 @@ func TestTheLabelsAndNamesOfTheOldestDocument(t *testing.T) {
 func TestPatchNamesTheVersionAndKeepsWhatOthersWrote(t *testing.T) {
 	have := ours("gcp-ns-app", gcp("app"))
 	have.ResourceVersion = "42"
+	have.Tracked = true
 	have.Metadata = `{"uid":"x","creationTimestamp":"2021-04-09T15:04:43Z","labels":{"team":"a","managed-by":"old"}}`
 	patch, err := domain().patch(have, &Object{Name: have.Name, Identity: gcp("app"), Addrs: addrs("10.4.0.1")})
 	if err != nil {
@@ -114,11 +126,15 @@ func TestPatchNamesTheVersionAndKeepsWhatOthersWrote(t *testing.T) {
 			ResourceVersion string
 			Labels          map[string]string
 			Annotations     map[string]string
+			ManagedFields   json.RawMessage
 		}
 		Spec struct{ Nets []string }
 	}
 	if err := json.Unmarshal(patch, &got); err != nil {
 		t.Fatal(err)
+	}
+	if string(got.Metadata.ManagedFields) != "[{}]" {
+		t.Errorf("managed fields %s, want them forgotten", got.Metadata.ManagedFields)
 	}
 	if got.Metadata.ResourceVersion != "42" {
 		t.Errorf("patches version %q, want 42", got.Metadata.ResourceVersion)
