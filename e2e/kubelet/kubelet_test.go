@@ -53,9 +53,24 @@ func TestKubelet(t *testing.T) {
 		}
 	})
 	t.Run("a configuration that the agent refuses", func(t *testing.T) {
-		l.under(t, "crash loop", func() { l.crashLoop(t, 1) })
-		l.under(t, "crash loop, mended", func() { l.mend(t, 1) })
+		l.under(t, "crash loop, and mended", func() {
+			l.crashLoop(t, 1)
+			l.mend(t, 1)
+		})
 	})
+	t.Run("its pod is deleted", func(t *testing.T) {
+		for n := range 2 {
+			l.measure(t, fmt.Sprintf("pod deleted %d", n+1), func() { l.deletePod(t, n) })
+		}
+	})
+	if l.hasEngine(t) {
+		t.Run("what serves the devices is killed", func(t *testing.T) {
+			for n := range 10 {
+				l.measure(t, fmt.Sprintf("child of the engine killed %d", n+1), func() { l.killChild(t, 0) })
+			}
+			l.measure(t, "engine killed", func() { l.kill(t, 1, "engine") })
+		})
+	}
 	counts, err := capture.Counts(within(t, time.Minute))
 	must(t, err)
 	t.Logf("FIGURE on the wire: %v", counts)
@@ -96,6 +111,31 @@ func (l *lab) kill(t *testing.T, cluster int, container string) {
 		return err
 	}))
 	l.waitReach(t)
+}
+
+// deletePod deletes the agent's pod, which the DaemonSet makes again when it is gone:
+// no surge helps there.
+func (l *lab) deletePod(t *testing.T, cluster int) {
+	t.Helper()
+	pod := l.waitRolledOut(t, cluster)
+	l.kubectl(t, cluster, "-n", pod.Namespace, "delete", "pod", pod.Name)
+	l.waitRolledOut(t, cluster)
+	l.waitReach(t)
+}
+
+// killChild kills what the engine has started to serve devices.
+func (l *lab) killChild(t *testing.T, cluster int) {
+	t.Helper()
+	pod := l.waitRolledOut(t, cluster)
+	killed, err := l.kubelets[cluster].KillChildren(t.Context(), pod.Namespace, pod.Name, "engine")
+	must(t, err)
+	if killed != 1 {
+		t.Errorf("the engine had %d children", killed)
+	}
+	l.waitReach(t)
+	if now := l.waitRolledOut(t, cluster); restarts(now, "engine") != restarts(pod, "engine") {
+		t.Error("the kubelet has started the engine again")
+	}
 }
 
 // restarts is how often a container of a pod has been started again.

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -330,16 +332,55 @@ func (k *Kubelet) Load(ctx context.Context, archive string) error {
 
 // Kill sends SIGKILL to the first process of a pod's container, which must run.
 func (k *Kubelet) Kill(ctx context.Context, namespace, pod, container string) error {
-	p, err := k.node.Cluster.client.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
+	id, err := k.container(ctx, namespace, pod, container)
 	if err != nil {
 		return err
 	}
-	for _, status := range append(p.Status.ContainerStatuses, p.Status.InitContainerStatuses...) {
-		if status.Name == container {
-			_, id, _ := strings.Cut(status.ContainerID, "://")
-			_, err := k.Ctr(ctx, "task", "kill", "--signal", "SIGKILL", id)
-			return err
+	_, err = k.Ctr(ctx, "task", "kill", "--signal", "SIGKILL", id)
+	return err
+}
+
+// KillChildren sends SIGKILL to the processes of a pod's container but the first one,
+// and returns how many there were.
+func (k *Kubelet) KillChildren(ctx context.Context, namespace, pod, container string) (int, error) {
+	id, err := k.container(ctx, namespace, pod, container)
+	if err != nil {
+		return 0, err
+	}
+	out, err := k.Ctr(ctx, "task", "ps", id)
+	if err != nil {
+		return 0, err
+	}
+	var pids []int
+	for line := range strings.Lines(out) {
+		var pid int
+		if _, err := fmt.Sscan(line, &pid); err == nil {
+			pids = append(pids, pid)
 		}
 	}
-	return fmt.Errorf("pod %s has no container %s", pod, container)
+	if len(pids) == 0 {
+		return 0, fmt.Errorf("no processes in %q", out)
+	}
+	slices.Sort(pids) // The first one started the others.
+	for _, pid := range pids[1:] {
+		if _, err := k.node.Run(ctx, "kill", "-KILL", strconv.Itoa(pid)); err != nil {
+			return 0, err
+		}
+	}
+	return len(pids) - 1, nil
+}
+
+// container returns the id of a pod's container, which must run.
+func (k *Kubelet) container(ctx context.Context, namespace, pod, container string) (string, error) {
+	p, err := k.node.Cluster.client.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	for _, status := range append(p.Status.ContainerStatuses, p.Status.InitContainerStatuses...) {
+		if status.Name == container && status.State.Running != nil {
+			_, id, _ := strings.Cut(status.ContainerID, "://")
+			return id, nil
+		}
+	}
+	return "", fmt.Errorf("pod %s has no container %s that runs", pod, container)
 }
