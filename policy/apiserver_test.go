@@ -193,6 +193,13 @@ func testCollisions(t *testing.T, b *bed) {
 		"gcp/a-b/c": "10.4.0.1/32", "gcp/a/b-c": "10.4.0.2/32", "gcp/ns/taken": "10.4.0.3/32",
 		"gcp/ns/Upper_Case": "10.4.0.4/32", "gcp/ns/upper-case": "10.4.0.5/32",
 	})
+	// The status learns of a write with the next pass.
+	wait(t, "all sets in the status", func() error {
+		if n := len(i.status(t, "gcp").Sets); n != 5 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
 	natural := 0
 	for _, s := range i.status(t, "gcp").Sets {
 		if s.Object == "gcp-a-b-c" {
