@@ -1,8 +1,12 @@
 package mirror
 
 import (
+	"net/netip"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // TestAMirrorOfARenamedRemoteIsHeld has another remote have the prefix of one that is no
@@ -132,5 +136,60 @@ func TestANameIsKeptWhileItsServiceIsMadeAgain(t *testing.T) {
 	w.settle(t)
 	if s := w.memo.services[name]; len(w.services) != 2 || s == nil || s.Origin != (ID{"aws", first}) {
 		t.Errorf("%d services, and %s is that of %v", len(w.services), name, s)
+	}
+}
+
+// TestAStaleRemoteCountsWhileNobodyElseIsReady has others have endpoints that take no
+// requests, or that aren't accepted.
+func TestAStaleRemoteCountsWhileNobodyElseIsReady(t *testing.T) {
+	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
+	w := newWorld()
+	w.has(merit, web, "s", "10.6.0.1")
+	w.says(t, merit, newOrigin(web, 1, 80, Traits{}))
+	w.says(t, aws, newOrigin(web, 1, 80, Traits{}))
+	w.contact(merit, true, true)
+	unready := &OriginSlice{Name: "s", Service: web, Family: discoveryv1.AddressTypeIPv4, Endpoints: []Endpoint{
+		{Address: netip.MustParseAddr("10.4.0.1"), Ready: False},
+	}}
+	w.slice(aws, nil, unready)
+	w.settle(t)
+	wantLeads(t, w, GlobalName(web), "10.4.0.1", "10.6.0.1")
+	w.slice(aws, unready, nil)
+	w.has(aws, web, "t", "192.0.2.1") // none of its subnets has that
+	w.settle(t)
+	wantLeads(t, w, GlobalName(web), "10.6.0.1")
+	w.has(aws, web, "u", "10.4.0.2")
+	w.settle(t)
+	wantLeads(t, w, GlobalName(web), "10.4.0.2")
+}
+
+// TestAGlobalServiceIsMadeAgainAsItWas has somebody remove it while an older origin
+// would have another kind of it.
+func TestAGlobalServiceIsMadeAgainAsItWas(t *testing.T) {
+	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
+	w := newWorld()
+	w.says(t, merit, newOrigin(web, 2000, 80, Traits{}))
+	w.says(t, setID{"gcp", merged}, newOrigin(web, 1000, 80, Traits{Headless: true}))
+	w.says(t, aws, newOrigin(web, 1, 80, Traits{Headless: true}))
+	clear(w.services)
+	w.show()
+	w.settle(t)
+	if s := w.services[GlobalName(web)]; s == nil || s.Spec.ClusterIP == corev1.ClusterIPNone {
+		t.Errorf("it is %v, want one with an address", s)
+	}
+}
+
+// TestWhoWasAcceptedIsBeforeItIsWritten has a remote join with an early date while what
+// was decided of another one isn't written yet.
+func TestWhoWasAcceptedIsBeforeItIsWritten(t *testing.T) {
+	web := Key{"shop", "web"}
+	w := newWorld(append(testClusters(), clusterConfig{name: "late", prefix: "c3"})...)
+	w.says(t, setID{"merit", merged}, newOrigin(web, 2000, 80, Traits{}))
+	w.hears(setID{"aws", merged}, newOrigin(web, 3000, 80, Traits{}))
+	Desired(w.Snapshot, w.memo)
+	w.seen()
+	w.says(t, setID{"late", merged}, newOrigin(web, 1, 80, Traits{}))
+	if got, want := w.services[GlobalName(web)].Annotations[annotAccepted], "merit,aws,late"; got != want {
+		t.Errorf("accepted are %s, want %s", got, want)
 	}
 }
