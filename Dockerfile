@@ -49,7 +49,7 @@ COPY --from=source /build /build
 ARG TARGETOS=linux
 ARG TARGETARCH
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    pkg=github.com/kube-semaphore/kube-semaphore/internal/run && read -r number revision < /build && \
+    pkg=github.com/kube-semaphore/kube-semaphore/internal/process && read -r number revision < /build && \
     GOOS=$TARGETOS GOARCH=$TARGETARCH go build \
       -ldflags "-s -w -X $pkg.number=$number -X $pkg.revision=$revision" -o /out/ ./cmd/...
 

@@ -8,7 +8,7 @@ PROGRAMS := $(notdir $(wildcard cmd/*))
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 MODULE   := github.com/kube-semaphore/kube-semaphore
-LDFLAGS  := -s -w -X $(MODULE)/internal/run.number=$(VERSION) -X $(MODULE)/internal/run.revision=$(REVISION)
+LDFLAGS  := -s -w -X $(MODULE)/internal/process.number=$(VERSION) -X $(MODULE)/internal/process.revision=$(REVISION)
 GO       ?= go
 # A number of runs, not a time: with a time a busy machine fails for no fault
 # (golang/go#75804, mended in Go 1.27).

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
@@ -27,6 +28,6 @@ func serve(cfg config.Policy, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	log.Info("starting", "version", run.Build(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
+	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
 	return run.Run(context.Background(), log, grace, p.tasks()...)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
@@ -33,7 +34,7 @@ type program struct {
 // newProgram prepares everything. It makes no request.
 func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	p := &program{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
-	userAgent := fmt.Sprintf("semaphore-policy/%s (%s)", run.Version(), p.localName())
+	userAgent := fmt.Sprintf("semaphore-policy/%s (%s)", process.Version(), p.localName())
 	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log.With("cluster", p.localName())})
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
@@ -155,7 +156,7 @@ type policyReport struct {
 }
 
 func (p *program) status() any {
-	r := policyReport{Version: run.Build(), Cluster: p.localName(), Leading: p.replica.Leads(), Leader: p.replica.Leader(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status()}
+	r := policyReport{Version: process.Build(), Cluster: p.localName(), Leading: p.replica.Leads(), Leader: p.replica.Leader(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status()}
 	if err := p.replica.Err(); err != nil {
 		r.ElectionError = err.Error()
 	}

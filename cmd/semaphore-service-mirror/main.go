@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
@@ -33,6 +34,6 @@ func serve(cfg config.Mirror, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	log.Info("starting", "version", run.Build(), "cluster", cfg.ClusterName, "namespace", cfg.MirrorNamespace)
+	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "namespace", cfg.MirrorNamespace)
 	return run.Run(context.Background(), log, grace, p.tasks()...)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
@@ -40,7 +41,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	watches := kube.NewMetrics("semaphore_service_mirror", "semaphore_service_mirror_watcher_failures_total")
 	requests := newRequestMetrics()
 
-	userAgent := fmt.Sprintf("semaphore-service-mirror/%s (%s)", run.Version(), cfg.ClusterName)
+	userAgent := fmt.Sprintf("semaphore-service-mirror/%s (%s)", process.Version(), cfg.ClusterName)
 	client, err := localClient(cfg, userAgent, requests, log)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
@@ -133,7 +134,7 @@ type electionReport struct {
 }
 
 func (p *program) status() any {
-	r := mirrorReport{Version: run.Build(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing()}
+	r := mirrorReport{Version: process.Build(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing()}
 	if p.replica.Elected() {
 		r.Election = &electionReport{Leader: p.replica.Leader()}
 		if err := p.replica.Err(); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
@@ -27,7 +28,7 @@ func main() {
 }
 
 func serve(cfg config.Tokens, log *slog.Logger) error {
-	agent := fmt.Sprintf("semaphore-tokens/%s (%s)", run.Version(), cfg.ClusterName)
+	agent := fmt.Sprintf("semaphore-tokens/%s (%s)", process.Version(), cfg.ClusterName)
 	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: agent, Logger: log})
 	if err != nil {
 		return fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)

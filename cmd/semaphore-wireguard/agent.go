@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
@@ -181,7 +182,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 }
 
 func (a *agent) userAgent() string {
-	return fmt.Sprintf("semaphore-wireguard/%s (%s)", run.Version(), a.cfg.ClusterName)
+	return fmt.Sprintf("semaphore-wireguard/%s (%s)", process.Version(), a.cfg.ClusterName)
 }
 
 // publications is what this node tells each remote that isn't refused, as its devices

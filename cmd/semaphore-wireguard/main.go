@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
@@ -36,6 +37,6 @@ func serve(cfg config.Wireguard, log *slog.Logger) (err error) {
 			return a.cleanup(context.Background())
 		})
 	}
-	log.Info("starting", "version", run.Build(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
+	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
 	return run.Run(context.Background(), log, grace, a.tasks()...)
 }

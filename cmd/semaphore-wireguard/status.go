@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -87,7 +87,7 @@ func (a *agent) status() any {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
 	rep := agentReport{
-		Version: run.Build(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
+		Version: process.Build(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
 		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.failingServers(),
 		Unsourced: a.withoutSource(), Networkd: networkdRemoves("/"),
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -31,7 +32,7 @@ func describe(cfg *config.Wireguard) string {
 	if cfg.Pod.Name != "" {
 		who = "pod " + cfg.Pod.Name
 	}
-	return fmt.Sprintf("%s, version %s", who, run.Build())
+	return fmt.Sprintf("%s, version %s", who, process.Build())
 }
 
 // standbyReport is what an agent reports that doesn't act.

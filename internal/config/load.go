@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
 // podNamespaceFile is where Kubernetes puts a pod's namespace.
@@ -165,7 +165,7 @@ func (l *loader) load(args []string, out io.Writer, need needs) error {
 	}
 	if *showVersion {
 		// Nothing is to be done about a stdout that is closed.
-		_, _ = fmt.Fprintln(out, l.program, run.Build())
+		_, _ = fmt.Fprintln(out, l.program, process.Build())
 		return flag.ErrHelp
 	}
 	if l.flags.NArg() > 0 {

@@ -5,7 +5,13 @@ import (
 	"log/slog"
 
 	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
 )
+
+// AdoptClientLogs sends what the Kubernetes client library logs on its own
+// account to log, too. That library has one logger for the process, so that
+// only main should call this, before it starts anything.
+func AdoptClientLogs(log *slog.Logger) { klog.SetSlogLogger(log.With("source", "client-go")) }
 
 // ClientLog returns what Kubernetes' client library logs to about single requests:
 // whoever makes them logs what matters of it once, at a level of its own. It passes to

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
 // Exit codes of the programs.
@@ -16,7 +18,7 @@ const (
 
 // Configured is a configuration as far as Program.Main reads it.
 type Configured interface {
-	// Logging returns the level and the format of the log, see NewLogger.
+	// Logging returns the level and the format of the log, see process.NewLogger.
 	Logging() (level, format string)
 }
 
@@ -57,13 +59,13 @@ func (p Program[C]) Main(args []string) int {
 		return exitMisconfigured
 	}
 	level, format := cfg.Logging()
-	log, err := NewLogger(os.Stderr, level, format)
+	log, err := process.NewLogger(os.Stderr, level, format)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
 		return exitMisconfigured
 	}
 	AdoptClientLogs(log)
-	limitMemory(log)
+	process.LimitMemory(log)
 	for _, w := range warnings {
 		log.Warn("configuration", "warning", w)
 	}

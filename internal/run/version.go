@@ -2,101 +2,22 @@ package run
 
 import (
 	"runtime"
-	"runtime/debug"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
-
-// The linker sets these in release builds:
-//
-//	go build -ldflags "-X github.com/kube-semaphore/kube-semaphore/internal/run.number=v1.2.3
-//	  -X github.com/kube-semaphore/kube-semaphore/internal/run.revision=<commit>"
-//
-// Left empty, the answers come from what the Go tool stamped into the binary.
-var (
-	number   string
-	revision string
-)
-
-// Version returns the release, as in "v1.2.3", or "devel" for a build that has
-// no release number.
-func Version() string { return stamped().number }
-
-// Revision returns the commit the binary was built from, shortened to twelve
-// characters, with "-dirty" behind it when the tree had uncommitted changes;
-// "unknown" when the build recorded none.
-func Revision() string { return stamped().revision }
-
-// Build returns release, revision and Go version in one line, for -version and
-// for the first line of the log.
-func Build() string {
-	s := stamped()
-	return s.number + " (revision " + s.revision + ", " + runtime.Version() + ")"
-}
 
 // BuildInfo returns the conventional build information metric: a gauge of
 // constant value 1, named <prefix>_build_info, whose labels carry the facts.
 func BuildInfo(prefix string) prometheus.Collector {
-	s := stamped()
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: prefix + "_build_info",
 		Help: "Always 1; the labels say which build this is.",
 		ConstLabels: prometheus.Labels{
-			"version":   s.number,
-			"revision":  s.revision,
+			"version":   process.Version(),
+			"revision":  process.Revision(),
 			"goversion": runtime.Version(),
 		},
 	}, func() float64 { return 1 })
-}
-
-type stamp struct{ number, revision string }
-
-func stamped() stamp {
-	info, _ := debug.ReadBuildInfo()
-	return resolve(number, revision, info)
-}
-
-// resolve prefers what the linker set over what the Go tool recorded.
-func resolve(number, revision string, info *debug.BuildInfo) stamp {
-	s := stamp{number: number, revision: shorten(revision)}
-	if info == nil {
-		info = &debug.BuildInfo{}
-	}
-	if s.number == "" && info.Main.Version != "(devel)" {
-		s.number = info.Main.Version
-	}
-	if s.number == "" {
-		s.number = "devel"
-	}
-	if s.revision == "" {
-		dirty := ""
-		for _, setting := range info.Settings {
-			switch setting.Key {
-			case "vcs.revision":
-				s.revision = shorten(setting.Value)
-			case "vcs.modified":
-				if setting.Value == "true" {
-					dirty = "-dirty"
-				}
-			}
-		}
-		if s.revision != "" {
-			s.revision += dirty
-		}
-	}
-	if s.revision == "" {
-		s.revision = "unknown"
-	}
-	return s
-}
-
-// shorten cuts the hash and leaves what follows its first dash.
-func shorten(revision string) string {
-	hash, suffix, found := strings.Cut(revision, "-")
-	hash = hash[:min(len(hash), 12)]
-	if found {
-		return hash + "-" + suffix
-	}
-	return hash
 }

@@ -1,4 +1,4 @@
-package run
+package process
 
 import (
 	"errors"
@@ -16,11 +16,11 @@ import (
 // percent: the rest is for what the runtime doesn't count, and for the kernel.
 const memoryShare = 90
 
-// limitMemory has the garbage collector stay below the limit of the control group
+// LimitMemory has the garbage collector stay below the limit of the control group
 // that the process is in, unless GOMEMLIMIT says something else: without that a
 // heap may become twice as large as what is alive in it, and the kernel ends the
 // process for garbage.
-func limitMemory(log *slog.Logger) {
+func LimitMemory(log *slog.Logger) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}

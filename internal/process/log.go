@@ -1,12 +1,13 @@
-package run
+// Package process is what every process of ours has, whatever it does: a log, a
+// bound of its memory, and the knowledge which build it is. It links no Kubernetes
+// code.
+package process
 
 import (
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
-
-	"k8s.io/klog/v2"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
@@ -74,8 +75,3 @@ func printableTexts(texts []string) []string {
 	}
 	return shown
 }
-
-// AdoptClientLogs sends what the Kubernetes client library logs on its own
-// account to log, too. That library has one logger for the process, so that
-// only main should call this, before it starts anything.
-func AdoptClientLogs(log *slog.Logger) { klog.SetSlogLogger(log.With("source", "client-go")) }
