@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
 // A request tells an agent what to call.
@@ -35,11 +36,16 @@ type response struct {
 	Status  Status
 }
 
-// runAgent is a process that has one device and does what its standard input
+// runAgent is a process that has one device, and an engine, and does what its standard input
 // says, until that ends. It returns the exit code.
 func runAgent() int {
 	if err := isolate(); err != nil {
 		fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
+		return 1
+	}
+	// It ends with this process.
+	if _, err := enginetest.Start(slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+		fmt.Fprintln(os.Stderr, "start engine:", err)
 		return 1
 	}
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)

@@ -30,7 +30,7 @@ const (
 // It isn't safe for concurrent use.
 type peerState struct {
 	name    string
-	control control
+	control controller
 	now     func() time.Time
 
 	// applied is what the device holds, sorted, as far as we wrote it.

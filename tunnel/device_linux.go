@@ -10,12 +10,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.zx2c4.com/wireguard/device"
 )
 
-// Config is what a device is made of. Nothing in it has a default but the MTU and
-// Ports.
+// Config is what a device is made of. Nothing in it has a default but the MTU,
+// Engine and Ports.
 type Config struct {
 	Name       string // see [DeviceName]
 	Alias      string // see [Alias]
@@ -23,6 +21,7 @@ type Config struct {
 	Backend    string // Auto, Kernel or Userspace
 	ListenPort int    // UDP, 1 to 65535
 	MTU        int    // of the link in bytes, 576 to 65535; 0: see [Device.SetMTU]
+	Engine     string // program to start where no engine answers; empty: one has to be there
 	Ports      *Ports // shared with the other devices of this process; nil: there are none
 	Logger     *slog.Logger
 }
@@ -58,7 +57,6 @@ type Device struct {
 	cfg     Config
 	log     *slog.Logger
 	control *patient
-	wgLog   *device.Logger // of wireguard-go
 	now     func() time.Time
 
 	notify atomic.Pointer[func()]
@@ -70,7 +68,7 @@ type Device struct {
 
 	mu      sync.Mutex // guards what follows
 	backend string     // the one chosen; empty before the first Ensure
-	engine  *engine    // nil with the kernel backend, or when not serving
+	engine  *engine    // nil with the kernel backend, or when not connected
 	checked time.Time  // when the key and port were last compared; zero: due
 	peers   peerState
 	closed  bool
@@ -102,7 +100,6 @@ func Open(cfg Config) (*Device, error) {
 	}
 	d.cfg.Ports.devices.Store(cfg.Name, d)
 	d.mtu.Store(int64(cfg.MTU))
-	d.wgLog = engineLog(d.log)
 	d.peers = peerState{
 		name:      cfg.Name,
 		control:   d.control,
@@ -147,8 +144,8 @@ func (d *Device) Index() (int, bool) {
 }
 
 // Notify sets a function that is called, on any goroutine, when the device wants
-// [Device.Ensure]: it has stopped serving its link on its own, or another device
-// of ours took its listen port. It must not block.
+// [Device.Ensure]: its link isn't served any more, or another device of ours took
+// its listen port. It must not block.
 func (d *Device) Notify(f func()) { d.notify.Store(&f) }
 
 // SetMTU sets what [Device.Ensure] makes the link's MTU from now on, in bytes.
@@ -199,8 +196,8 @@ func (d *Device) Configure(ctx context.Context, want []Peer) (Changes, error) {
 	return changes, nil
 }
 
-// serving reports whether there is a device to configure, as far as we know. A
-// dead engine still answers on its socket. The caller holds d.mu.
+// serving reports whether there is a device to configure, as far as we know. The
+// caller holds d.mu.
 func (d *Device) serving() bool {
 	return d.backend == Kernel || d.engine != nil && d.engine.alive()
 }
@@ -230,14 +227,13 @@ func (d *Device) Status(ctx context.Context) (Status, error) {
 	}, nil
 }
 
-// Close stops serving a userspace device. The link stays, with its index and
-// routes; with the kernel backend the device goes on working.
+// Close ends what this process does about the device, which goes on working.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
 	d.cfg.Ports.devices.CompareAndDelete(d.cfg.Name, d)
-	d.stop()
+	d.disconnect()
 	return nil
 }
 
@@ -255,7 +251,7 @@ func (d *Device) Remove(ctx context.Context) error {
 func (d *Device) Delete(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.stop()
+	d.disconnect()
 	d.index.Store(0)
 	d.port.Store(0)
 	d.checked = time.Time{}

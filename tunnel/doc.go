@@ -1,7 +1,7 @@
 // Package tunnel runs one WireGuard device towards one remote cluster.
 //
-// A [Device] is served by the kernel where the kernel knows WireGuard, and by
-// wireguard-go inside this process elsewhere. Both are configured through the
+// A [Device] is served by the kernel where the kernel knows WireGuard, and by the
+// engine elsewhere, a process that goes on when this one ends. Both are configured through the
 // same protocol (wgctrl: generic netlink or the UAPI socket), so callers can't
 // tell them apart, and neither can wg(8).
 //

@@ -4,136 +4,160 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
-	"regexp"
+	"os/exec"
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/time/rate"
-	"golang.zx2c4.com/wireguard/device"
-
-	tun "github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// engine is a userspace device: wireguard-go on a TUN link, and its socket. Of ours
-// only link and udp are in the way of packets.
+// engine is a connection to the process that serves a userspace device.
 type engine struct {
-	name   string
-	index  int
-	dev    *device.Device
-	socket *socket
-
-	closing atomic.Bool // we end it, it doesn't end on its own
-	wg      sync.WaitGroup
+	client *control.Client
+	index  int         // of the link that it serves
+	died   atomic.Bool // the device has ended by itself
+	closed atomic.Bool // by close
+	wg     sync.WaitGroup
 }
 
-// startEngine serves the TUN link that file is attached to, which must be up:
-// otherwise wireguard-go sees it go up only up to a second later. It owns file
-// and socket from here on, also when it returns an error. When the device ends
-// on its own, because somebody deleted the link or reading from it broke, died
-// is called.
-func startEngine(l link, file *os.File, sock *socket, died func(), log *device.Logger) (*engine, error) {
-	native, err := tun.New(file, l.mtu)
+// connectEngine connects to the engine, and starts the program when none answers,
+// unless that is empty. ended is called when the device of that name ends by itself,
+// and when the connection does.
+func connectEngine(ctx context.Context, program, name string, ended func()) (*engine, error) {
+	e := new(engine)
+	dial := func() (err error) {
+		e.client, err = control.Dial(ctx, func(died string) {
+			if died == name {
+				e.died.Store(true)
+				ended()
+			}
+		})
+		return err
+	}
+	err := dial()
+	if control.Absent(err) {
+		if program == "" {
+			return nil, fmt.Errorf("no engine answers: %w", err)
+		}
+		if err = startEngine(ctx, program); err == nil {
+			err = dial()
+		}
+	}
 	if err != nil {
-		sock.close()
-		return nil, errors.Join(fmt.Errorf("%s: %w", l.name, err), file.Close())
+		return nil, fmt.Errorf("reach the engine: %w", err)
 	}
-	e := &engine{
-		name:   l.name,
-		index:  l.index,
-		dev:    device.NewDevice(native, udp.New(udp.Config{}), log),
-		socket: sock,
-	}
-	sock.serve(e.dev)
 	e.wg.Go(func() {
-		<-e.dev.Wait()
-		if !e.closing.Load() {
-			died()
+		<-e.client.Done()
+		if !e.closed.Load() {
+			ended()
 		}
 	})
 	return e, nil
 }
 
-// alive reports whether the device serves its link.
-func (e *engine) alive() bool {
-	select {
-	case <-e.dev.Wait():
-		return false
-	default:
-		return true
-	}
-}
-
-// up opens the device's UDP sockets, if they aren't open. wireguard-go does so
-// itself when the link goes up, but only once, and keeps the error to its log.
-func (e *engine) up() error {
-	if err := e.dev.Up(); err != nil {
-		return fmt.Errorf("open UDP sockets: %w", explain(err))
+// startEngine starts an engine that outlives this process, unless there is one.
+func startEngine(ctx context.Context, program string) error {
+	cmd := exec.CommandContext(ctx, program, "start")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("start %s: %w", program, err)
 	}
 	return nil
 }
 
-// restoreSocket replaces a socket whose file somebody has removed.
-func (e *engine) restoreSocket() (changed bool, err error) {
-	if e.socket.inPlace() {
-		return false, nil
+// alive reports whether the device is served, as far as we know.
+func (e *engine) alive() bool {
+	select {
+	case <-e.client.Done():
+		return false
+	default:
+		return !e.died.Load()
 	}
-	fresh, err := listenSocket(e.name)
-	if err != nil {
-		return false, err
-	}
-	e.socket.close()
-	e.socket = fresh
-	e.socket.serve(e.dev)
-	return true, nil
 }
 
-// close stops serving and waits for the goroutines that we started. The link
-// stays.
+// serves returns the index of the link that the engine serves as the device of that
+// name; 0: none.
+func (e *engine) serves(ctx context.Context, name string) (index int, err error) {
+	answer, err := e.client.Ask(ctx, control.Message{Op: control.List})
+	if err != nil {
+		return 0, err
+	}
+	for _, d := range answer.Devices {
+		if d.Name == name {
+			return d.Index, nil
+		}
+	}
+	return 0, nil
+}
+
+// serve has the engine serve the TUN link that file is attached to.
+func (e *engine) serve(ctx context.Context, l link, file *os.File) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var askErr error
+	err = raw.Control(func(fd uintptr) {
+		_, askErr = e.client.Ask(ctx, control.Message{Op: control.Serve, Name: l.name, Index: l.index}, int(fd))
+	})
+	if err = errors.Join(err, askErr); err != nil {
+		return err
+	}
+	e.index = l.index
+	return nil
+}
+
+// up opens the device's UDP sockets, if they aren't open, and brings back a UAPI
+// socket whose file somebody has removed, which is told by restored.
+func (e *engine) up(ctx context.Context, name string) (restored bool, err error) {
+	answer, err := e.client.Ask(ctx, control.Message{Op: control.Up, Name: name})
+	if err != nil {
+		return false, explain(err)
+	}
+	return answer.Changed, nil
+}
+
+// close ends the connection, and nothing else.
 func (e *engine) close() {
-	e.closing.Store(true)
-	e.dev.Close()
-	e.socket.close()
+	e.closed.Store(true)
+	e.client.Close()
 	e.wg.Wait()
 }
 
-// Messages of wireguard-go let through: a burst, then one in two seconds. Some
-// of them come once per packet, or per peer and handshake attempt.
-const (
-	engineLogRate  = 0.5
-	engineLogBurst = 10
-)
-
-// engineLog passes wireguard-go's messages on: errors as warnings, because it
-// recovers from them on its own, and the rest at debug level.
-func engineLog(log *slog.Logger) *device.Logger {
-	logger := &device.Logger{Verbosef: device.DiscardLogf, Errorf: limited(log)}
-	if log.Enabled(context.Background(), slog.LevelDebug) {
-		logger.Verbosef = func(format string, args ...any) {
-			log.Debug("wireguard-go says", "message", fmt.Sprintf(format, args...))
-		}
+// unserve has the engine end a device, if there is an engine and it has that.
+func unserve(ctx context.Context, name string) error {
+	client, err := control.Dial(ctx, func(string) {})
+	if control.Absent(err) {
+		return nil
 	}
-	return logger
+	if err != nil {
+		return fmt.Errorf("reach the engine: %w", err)
+	}
+	defer client.Close()
+	_, err = client.Ask(ctx, control.Message{Op: control.Remove, Name: name})
+	return err
 }
 
-func limited(log *slog.Logger) func(string, ...any) {
-	// Of a request that it can't read, wireguard-go logs the rest, which may
-	// hold private and preshared keys in hexadecimal.
-	secret := regexp.MustCompile(`[0-9A-Fa-f]{16,}`)
-	limit := rate.NewLimiter(engineLogRate, engineLogBurst)
-	var suppressed atomic.Int64
-	return func(format string, args ...any) {
-		if !limit.Allow() {
-			suppressed.Add(1)
-			return
-		}
-		text := secret.ReplaceAllLiteralString(fmt.Sprintf(format, args...), "(hidden)")
-		attrs := []any{"err", text}
-		if n := suppressed.Swap(0); n > 0 {
-			attrs = append(attrs, "suppressed", n)
-		}
-		log.Warn("wireguard-go reports a problem", attrs...)
+// EndEngine ends an engine that was started by a device of ours and serves none any
+// more. Others stay.
+func EndEngine(ctx context.Context) error {
+	client, err := control.Dial(ctx, func(string) {})
+	if control.Absent(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reach the engine: %w", err)
+	}
+	defer client.Close()
+	answer, err := client.Ask(ctx, control.Message{Op: control.End})
+	if err != nil || !answer.Changed {
+		return err
+	}
+	select {
+	case <-client.Done():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the engine to end: %w", ctx.Err())
 	}
 }

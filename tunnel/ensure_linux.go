@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
 // Ensure makes the link what it should be: there, ours, of the chosen backend,
@@ -115,7 +117,8 @@ func (d *Device) claim(ctx context.Context) (l link, changed bool, err error) {
 	case !ours:
 		return link{}, false, foreign(l)
 	case l.backend != d.backend:
-		if err := l.remove(); err != nil {
+		d.disconnect()
+		if err := errors.Join(unserve(ctx, d.cfg.Name), l.remove()); err != nil {
 			return link{}, false, err
 		}
 		d.log.Info("removed link of the other backend", "backend", l.backend)
@@ -195,30 +198,26 @@ func (d *Device) ensureKernel(ctx context.Context, l *link) (changed bool, err e
 
 func (d *Device) ensureUserspace(ctx context.Context, l *link) (changed bool, err error) {
 	if d.engine != nil && (!d.engine.alive() || d.engine.index != l.index) {
-		d.log.Warn("link is gone or broken: serving it anew")
-		d.stop()
+		d.log.Warn("link or engine is gone: serving it anew")
+		d.disconnect()
 	}
 	if d.engine == nil {
-		if err := d.start(l); err != nil {
-			return false, err
+		if changed, err = d.connect(ctx, l); err != nil {
+			return changed, err
 		}
 		d.checked = time.Time{}
 		d.peers.distrust()
-		changed = true
 	}
 	settled, err := l.settle(int(d.mtu.Load()), d.log)
 	if err != nil {
 		return changed || settled, err
 	}
-	restored, err := d.engine.restoreSocket()
+	restored, err := d.engine.up(ctx, d.cfg.Name)
 	if err != nil {
-		return changed || settled, err
+		return true, err
 	}
 	if restored {
 		d.log.Info("restored UAPI socket")
-	}
-	if err := d.engine.up(); err != nil {
-		return true, err
 	}
 	identified, taken, err := d.identify(ctx, true)
 	if err == nil && taken != nil {
@@ -227,30 +226,56 @@ func (d *Device) ensureUserspace(ctx context.Context, l *link) (changed bool, er
 	return changed || settled || restored || identified, err
 }
 
-// start serves the link l, and creates it when it is the zero link.
-func (d *Device) start(l *link) error {
-	sock, err := listenSocket(d.cfg.Name)
+// connect has the engine serve the link l, and creates it when it is the zero link.
+// An engine that serves it already goes on.
+func (d *Device) connect(ctx context.Context, l *link) (changed bool, err error) {
+	e, err := connectEngine(ctx, d.cfg.Engine, d.cfg.Name, d.wake)
 	if err != nil {
-		return err
+		return false, err
+	}
+	created, err := d.serve(ctx, e, l)
+	if err != nil {
+		e.close()
+		return created, err
+	}
+	d.engine = e
+	return created, nil
+}
+
+func (d *Device) serve(ctx context.Context, e *engine, l *link) (changed bool, err error) {
+	index, err := e.serves(ctx, d.cfg.Name)
+	switch {
+	case err != nil:
+		return false, err
+	case index != 0 && index == l.index:
+		e.index = index
+		d.log.Info("the engine serves the link", "backend", Userspace, "index", l.index, "version", e.client.Build)
+		return false, nil
+	case index != 0:
+		if err := unserve(ctx, d.cfg.Name); err != nil {
+			return false, err
+		}
+	}
+	// Before there is a link: the agent of an earlier release, which serves it
+	// itself, may still be ending.
+	if err := control.Unserved(control.DevicePath(d.cfg.Name)); err != nil {
+		return false, err
 	}
 	file, created, err := d.openLink(l)
 	if err != nil {
-		sock.close()
-		return err
+		return false, err
 	}
-	if d.engine, err = startEngine(*l, file, sock, d.died, d.wgLog); err != nil {
-		return err
+	err = e.serve(ctx, *l, file)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return true, err
 	}
+	message := "serving the link that an earlier run left"
 	if created {
-		d.log.Info("created link", "backend", Userspace, "index", l.index)
-	} else {
-		d.log.Info("serving the link that an earlier run left", "backend", Userspace, "index", l.index)
+		message = "created link"
 	}
-	return nil
+	d.log.Info(message, "backend", Userspace, "index", l.index)
+	return true, nil
 }
-
-// died is called by the engine when it ends.
-func (d *Device) died() { d.wake() }
 
 // wake asks for a call of Ensure.
 func (d *Device) wake() {
@@ -259,8 +284,8 @@ func (d *Device) wake() {
 	}
 }
 
-// stop ends the engine. The caller holds d.mu.
-func (d *Device) stop() {
+// disconnect ends the connection to the engine, which goes on. The caller holds d.mu.
+func (d *Device) disconnect() {
 	if d.engine != nil {
 		d.engine.close()
 		d.engine = nil

@@ -214,12 +214,8 @@ func TestARestartTakesTheLinkOver(t *testing.T) {
 		if err != nil || len(routes) != 1 {
 			t.Errorf("routes after the restart: %v, %v", routes, err)
 		}
-		want := Changes{Added: 3} // The userspace device's peers went with its process.
-		if backend == Kernel {
-			want = Changes{}
-		}
-		if got := second.configure(t, thousands(3)...); got != want {
-			t.Errorf("peers after the restart: %+v, want %+v", got, want)
+		if got := second.configure(t, thousands(3)...); got.Any() {
+			t.Errorf("peers after the restart: %+v, want no change", got)
 		}
 	})
 }

@@ -11,44 +11,25 @@ import (
 )
 
 // RemoveUnfinished removes files that processes of ours left when they were killed:
-// keys and sockets that never got to their places. No device may be in the making
+// keys that never got to their places. No device may be in the making
 // meanwhile, so it is called before the first [Open]. It returns what it removed.
 func RemoveUnfinished(keyPath string) (removed []string, err error) {
 	var errs []error
 	for _, pattern := range []string{
 		filepath.Join(keyPath, namePrefix+"*"+keySuffix+durable.Unfinished),
 		filepath.Join(keyPath, shortPrefix+"*"+keySuffix+durable.Unfinished),
-		filepath.Join(socketDir, unfinishedSocket+"*"),
 	} {
 		found, err := filepath.Glob(pattern)
 		errs = append(errs, err)
 		for _, path := range found {
-			if err := removeUnfinished(path); err != nil {
-				errs = append(errs, err)
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, fmt.Errorf("remove what an earlier run left: %w", err))
 				continue
 			}
 			removed = append(removed, path)
 		}
 	}
 	return removed, errors.Join(errs...)
-}
-
-// removeUnfinished removes a file, or a directory with a socket in it: nothing
-// else is ours.
-func removeUnfinished(path string) error {
-	err := os.Remove(filepath.Join(path, socketName))
-	if err == nil || errors.Is(err, fs.ErrNotExist) || !isDir(path) {
-		err = os.Remove(path)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove what an earlier run left: %w", err)
-	}
-	return nil
-}
-
-func isDir(path string) bool {
-	info, err := os.Lstat(path)
-	return err == nil && info.IsDir()
 }
 
 // RemoveProbe removes the link that [Supported] creates for a moment, if a process

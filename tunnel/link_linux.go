@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
 // link is what we read of a network link.
@@ -241,29 +244,45 @@ func List(ctx context.Context) ([]Link, error) {
 }
 
 // Remove deletes the link of that name, with its peers and routes, and its UAPI
-// socket. It is for -cleanup, when no process serves the device any more: one
-// that does is an error, because it would create the link again. A link with
-// another alias isn't ours and is an error too. No such link is no error. The
-// private key file stays: a node that comes back is known by its key.
-func Remove(_ context.Context, name, alias string) error {
+// socket. It is for -cleanup, when nobody calls [Device.Ensure] any more. A userspace
+// device that another process than the engine serves is an error, because it would
+// create the link again. A link with another alias isn't ours and is an error too. No
+// such link is no error. The private key file stays: a node that comes back is known
+// by its key.
+func Remove(ctx context.Context, name, alias string) error {
 	if err := checkLinkName(name); err != nil {
 		return fmt.Errorf("remove device: %w", err)
 	}
 	l, err := findLink(name)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return removeStaleSocket(name)
+		return removeServed(ctx, name)
 	case err != nil:
 		return fmt.Errorf("remove device: %w", err)
 	case l.alias != alias || l.backend == "":
 		return fmt.Errorf("remove device %s: %w", name, foreign(l))
 	}
 	if l.backend == Userspace {
-		if err := removeStaleSocket(name); err != nil {
+		if err := removeServed(ctx, name); err != nil {
 			return fmt.Errorf("remove device %s: %w", name, err)
 		}
 	}
 	return l.remove()
+}
+
+// removeServed has the engine end the device, and removes a socket that nobody serves.
+func removeServed(ctx context.Context, name string) error {
+	if err := unserve(ctx, name); err != nil {
+		return err
+	}
+	path := control.DevicePath(name)
+	if err := control.Unserved(path); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove UAPI socket: %w", err)
+	}
+	return nil
 }
 
 func foreign(l link) error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +15,10 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
 // Roles of this test binary, chosen with an environment variable.
@@ -29,6 +33,7 @@ const (
 // its own. A namespace of a thread, which is all that one process can give a
 // test, doesn't do: wireguard-go opens its sockets on goroutines of its own.
 func TestMain(m *testing.M) {
+	enginetest.Main()
 	switch os.Getenv(roleVariable) {
 	case roleAgent:
 		os.Exit(runAgent())
@@ -39,7 +44,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
 			os.Exit(1)
 		}
-		goleak.VerifyTestMain(m)
+		goleak.VerifyTestMain(withEngine{m})
 	}
 	cmd := command(roleTests)
 	cmd.Args = os.Args
@@ -51,6 +56,30 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(nstest.Again(cmd))
 }
+
+// withEngine runs tests beside an engine.
+type withEngine struct{ tests *testing.M }
+
+// Run implements goleak.TestingM.
+func (w withEngine) Run() (code int) {
+	stop, err := enginetest.Start(slog.New(slog.NewTextHandler(&engineLog, nil)))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "start engine:", err)
+		return 1
+	}
+	code = w.tests.Run()
+	if code != 0 {
+		fmt.Fprintf(os.Stderr, "log of the engine:\n%s", engineLog.Take())
+	}
+	if err := stop(); err != nil {
+		fmt.Fprintln(os.Stderr, "end engine:", err)
+		return 1
+	}
+	return code
+}
+
+// engineLog is what the engine of the tests logs, but for what serves.
+var engineLog logtest.Buffer
 
 // command is this program in another role. It dies with the thread that starts
 // it.
@@ -67,7 +96,7 @@ func isolate() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	run := filepath.Dir(socketDir)
+	run := filepath.Dir(control.Dir)
 	if err := os.MkdirAll(run, 0o755); err != nil {
 		return err
 	}

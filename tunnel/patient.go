@@ -19,22 +19,22 @@ const answerLimit = 30 * time.Second
 // silentCalls is how many calls to silent devices may be on their way.
 const silentCalls = 8
 
-// patient is a control whose calls end, whatever the device does: a request on a
+// patient is a controller whose calls end, whatever the device does: a request on a
 // UAPI socket has no deadline in wgctrl, and can't be broken off. A call that was
 // given up goes on by itself, with a goroutine and a connection; there are at most
 // silentCalls of them, and further ones wait for their turn as long as they would
 // for an answer.
 type patient struct {
-	inner control
+	inner controller
 	limit time.Duration
 	turns chan struct{}
 }
 
-func newPatient(inner control, limit time.Duration) *patient {
+func newPatient(inner controller, limit time.Duration) *patient {
 	return &patient{inner: inner, limit: limit, turns: make(chan struct{}, silentCalls)}
 }
 
-// Device implements control.
+// Device implements controller.
 func (p *patient) Device(name string) (*wgtypes.Device, error) { return p.device(name, nil) }
 
 // read is Device for callers that may have less time.
@@ -64,7 +64,7 @@ func (p *patient) device(name string, stop <-chan struct{}) (*wgtypes.Device, er
 	return a.device, a.err
 }
 
-// ConfigureDevice implements control. A request that was given up may still be
+// ConfigureDevice implements controller. A request that was given up may still be
 // carried out: the device has to be read before anything is taken for granted.
 func (p *patient) ConfigureDevice(name string, cfg wgtypes.Config) error {
 	return p.call(nil, func() error { return p.inner.ConfigureDevice(name, cfg) })

@@ -12,13 +12,14 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
 // silence takes the place of a device's UAPI socket, accepts connections and
 // never answers. stop closes it and them.
 func silence(t *testing.T, name string) (open *atomic.Int64, stop func()) {
 	t.Helper()
-	path := socketPath(name)
+	path := control.DevicePath(name)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ type Ports struct {
 // park moves a device of ours away from its port, to one of the kernel's choice,
 // where its sessions go on: its peers follow the first packet that comes from
 // there. It takes its own port as soon as it notices. The caller holds p.mu.
-func (p *Ports) park(c control, name string) error {
+func (p *Ports) park(c controller, name string) error {
 	free := 0
 	if err := c.ConfigureDevice(name, wgtypes.Config{ListenPort: &free}); err != nil {
 		return fmt.Errorf("move device %s to another listen port: %w", name, explain(err))

@@ -1,29 +1,23 @@
 package tunnel
 
 import (
-	"context"
-	"errors"
-	"io"
-	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
 func TestOnlyRootReachesTheSocket(t *testing.T) {
 	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
-	checkMode(t, socketPath(d.Name()), 0o600)
-	checkMode(t, socketDir, 0o700)
-	checkNames(t, socketDir, filepath.Base(socketPath(d.Name())))
+	checkMode(t, control.DevicePath(d.Name()), 0o600)
+	checkMode(t, control.Dir, 0o700)
+	checkNames(t, control.Dir, filepath.Base(control.Path), filepath.Base(control.DevicePath(d.Name())))
 }
 
 func TestTheSocketGoesWithTheDevice(t *testing.T) {
@@ -31,15 +25,15 @@ func TestTheSocketGoesWithTheDevice(t *testing.T) {
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
 	// A client that says nothing must not hold up the end.
-	conn, err := net.Dial("unix", socketPath(d.Name()))
+	conn, err := net.Dial("unix", control.DevicePath(d.Name()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	if err := d.Close(); err != nil {
+	if err := d.Remove(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	checkNames(t, socketDir)
+	checkNames(t, control.Dir, filepath.Base(control.Path))
 }
 
 func TestARemovedSocketIsRestored(t *testing.T) {
@@ -62,7 +56,7 @@ func TestARemovedSocketIsRestored(t *testing.T) {
 			d := open(t, config(t, "gcp", Userspace))
 			d.ensure(t)
 			d.configure(t, thousands(2)...)
-			if err := remove(socketPath(d.Name())); err != nil {
+			if err := remove(control.DevicePath(d.Name())); err != nil {
 				t.Fatal(err)
 			}
 			if !d.ensure(t) {
@@ -79,10 +73,10 @@ func TestARemovedSocketIsRestored(t *testing.T) {
 func TestASocketOfADeadProcessIsReplaced(t *testing.T) {
 	nstest.Namespaces(t)
 	cfg := config(t, "gcp", Userspace)
-	if err := os.MkdirAll(socketDir, 0o700); err != nil {
+	if err := os.MkdirAll(control.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socketPath(cfg.Name)})
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: control.DevicePath(cfg.Name)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +91,7 @@ func TestASocketOfADeadProcessIsReplaced(t *testing.T) {
 
 func TestWhatIsInTheSocketsPlaceIsNamed(t *testing.T) {
 	nstest.Namespaces(t)
-	path := socketPath(DeviceName("gcp"))
+	path := control.DevicePath(DeviceName("gcp"))
 	tests := map[string]struct {
 		create func(t *testing.T) error
 		want   string
@@ -115,7 +109,7 @@ func TestWhatIsInTheSocketsPlaceIsNamed(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			cfg := config(t, "gcp", Userspace)
-			if err := os.MkdirAll(socketDir, 0o700); err != nil {
+			if err := os.MkdirAll(control.Dir, 0o700); err != nil {
 				t.Fatal(err)
 			}
 			if err := tt.create(t); err != nil {
@@ -168,53 +162,6 @@ func TestASecondProcessWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-func TestListenSocketLeavesNoLitter(t *testing.T) {
-	nstest.Namespaces(t)
-	if err := os.MkdirAll(filepath.Join(socketPath("d"), "sub"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = os.RemoveAll(socketPath("d")) }()
-	if listener, err := bindPrivately(socketPath("d")); err == nil {
-		_ = listener.Close()
-		t.Error("a directory was replaced")
-	}
-	entries, err := os.ReadDir(socketDir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, entry := range entries {
-		if entry.Name() != "d.sock" {
-			t.Errorf("left behind: %s (%v)", entry.Name(), entry.Type()&fs.ModeDir)
-		}
-	}
-}
-
-// wireguard-go can end on its own: it takes any error on reading from the TUN
-// as the end of the device.
-func TestABrokenEngineIsReplacedOnTheSameLink(t *testing.T) {
-	nstest.Namespaces(t)
-	d := open(t, config(t, "gcp", Userspace))
-	d.ensure(t)
-	d.configure(t, thousands(2)...)
-	index, _ := d.Index()
-	d.engine.dev.Close()
-	select {
-	case <-d.notified:
-	case <-time.After(10 * time.Second):
-		t.Fatal("nobody is notified")
-	}
-	if !d.ensure(t) {
-		t.Error("no change is reported")
-	}
-	d.check(t)
-	if after, _ := d.Index(); after != index {
-		t.Errorf("index %d, want that of the link before, %d", after, index)
-	}
-	if got := d.configure(t, thousands(2)...); got != (Changes{Added: 2}) {
-		t.Errorf("peers: %+v, want 2 added", got)
-	}
-}
-
 func TestClosingNotifiesNobody(t *testing.T) {
 	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
@@ -226,67 +173,5 @@ func TestClosingNotifiesNobody(t *testing.T) {
 	case <-d.notified:
 		t.Error("a notification about a device that was closed")
 	default:
-	}
-}
-
-func TestEngineLogIsLimited(t *testing.T) {
-	var out logtest.Buffer
-	log := engineLog(slog.New(slog.NewTextHandler(&out, nil)))
-	for i := range 1000 {
-		log.Errorf("peer %d is not reachable", i)
-		log.Verbosef("packet %d", i)
-	}
-	text := out.Take()
-	if lines := strings.Count(text, "\n"); lines != engineLogBurst {
-		t.Errorf("%d lines, want %d:\n%s", lines, engineLogBurst, text)
-	}
-	if !strings.Contains(text, "level=WARN") || strings.Contains(text, "packet") {
-		t.Errorf("log:\n%s", text)
-	}
-}
-
-// What is left of a refused request is logged, and it may hold keys.
-func TestRefusedRequestsDoNotShowKeys(t *testing.T) {
-	nstest.Namespaces(t)
-	d := open(t, config(t, "gcp", Userspace))
-	d.ensure(t)
-	secret := strings.Repeat("c0ffee00", 8)
-	for _, request := range []string{
-		"set=1\nlisten_port=none\nprivate_key=" + secret + "\n\n",
-		"set=1\nprivate_key " + secret + "\n\n",
-		"get=1\nprivate_key=" + secret + "\n\n",
-		"private_key=" + secret + "\n\n",
-	} {
-		conn, err := net.Dial("unix", socketPath(d.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = io.WriteString(conn, request)
-		_, readErr := io.ReadAll(io.LimitReader(conn, 10))
-		if err := errors.Join(err, conn.Close()); err != nil {
-			t.Error(err, readErr)
-		}
-	}
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
-	log := d.log.Take()
-	if strings.Contains(log, secret[:16]) {
-		t.Errorf("a key is logged:\n%s", log)
-	}
-	if strings.Count(log, "(hidden)") < 2 {
-		t.Errorf("the requests were not logged at all:\n%s", log)
-	}
-}
-
-func TestEngineLogPassesDebugMessagesOnWhenAsked(t *testing.T) {
-	var out logtest.Buffer
-	handler := slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})
-	if !handler.Enabled(context.Background(), slog.LevelDebug) {
-		t.Fatal("the handler drops debug messages")
-	}
-	engineLog(slog.New(handler)).Verbosef("packet %d", 7)
-	if text := out.Take(); !strings.Contains(text, "packet 7") {
-		t.Errorf("log: %q", text)
 	}
 }

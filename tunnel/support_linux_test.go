@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"sync/atomic"
@@ -67,6 +68,9 @@ func config(t *testing.T, remote, backend string) Config {
 		MTU:        1420,
 	}
 	t.Cleanup(func() {
+		if err := unserve(context.Background(), cfg.Name); err != nil {
+			t.Error(err)
+		}
 		if l, err := findLink(cfg.Name); err == nil {
 			if err := l.remove(); err != nil {
 				t.Error(err)

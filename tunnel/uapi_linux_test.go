@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.zx2c4.com/wireguard/conn"
@@ -13,6 +14,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
 // FuzzUAPI gives a userspace device any configuration that root could write to
@@ -35,15 +37,25 @@ func FuzzUAPI(f *testing.F) {
 	}
 	name := fmt.Sprintf("fuzz%d", os.Getpid()) // several processes fuzz at once
 	f.Fuzz(func(t *testing.T, config string) {
-		sock, err := listenSocket(name)
+		listener, err := control.Listen(control.DevicePath(name))
 		if err != nil {
 			t.Fatal(err)
 		}
 		// Packets of its link are channels, those of its sockets go nowhere.
 		silent := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
 		dev := device.NewDevice(tuntest.NewChannelTUN().TUN(), conn.NewDefaultBind(), silent)
-		sock.serve(dev)
-		defer sock.close()
+		var serving sync.WaitGroup
+		defer serving.Wait()
+		defer func() { _ = listener.Close() }()
+		serving.Go(func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				serving.Go(func() { dev.IpcHandle(conn) })
+			}
+		})
 		defer dev.Close()
 
 		_ = dev.IpcSet(config)

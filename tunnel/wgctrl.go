@@ -11,19 +11,19 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// control reads and configures WireGuard devices by name. A missing device is
+// controller reads and configures WireGuard devices by name. A missing device is
 // os.ErrNotExist.
-type control interface {
+type controller interface {
 	Device(name string) (*wgtypes.Device, error)
 	ConfigureDevice(name string, cfg wgtypes.Config) error
 }
 
-// protocol is control over generic netlink and UAPI sockets. Each call opens
+// protocol is a controller over generic netlink and UAPI sockets. Each call opens
 // its own connection: one that is kept would not know the kernel module when
 // that is loaded later, and a long read would hold up a write.
 type protocol struct{}
 
-// Device implements control.
+// Device implements controller.
 func (protocol) Device(name string) (*wgtypes.Device, error) {
 	client, err := wgctrl.New()
 	if err != nil {
@@ -33,7 +33,7 @@ func (protocol) Device(name string) (*wgtypes.Device, error) {
 	return device, errors.Join(err, client.Close())
 }
 
-// ConfigureDevice implements control.
+// ConfigureDevice implements controller.
 func (protocol) ConfigureDevice(name string, cfg wgtypes.Config) error {
 	client, err := wgctrl.New()
 	if err != nil {

@@ -196,7 +196,7 @@ func (a *agent) publications() []peers.Publication {
 	return all
 }
 
-// letGo ends what serves devices in this process, and keeps what is known for the next
+// letGo ends what this process does about devices, and keeps what is known for the next
 // one. The network stays as it is.
 func (a *agent) letGo() error {
 	var errs []error
@@ -397,7 +397,7 @@ func (a *agent) cleanup(ctx context.Context) error {
 		errs = append(errs, tunnel.Remove(ctx, l.Name, l.Alias))
 	}
 	_, err = tunnel.RemoveProbe()
-	errs = append(errs, err)
+	errs = append(errs, err, tunnel.EndEngine(ctx))
 	_, err = a.table.Sync(ctx, nil)
 	errs = append(errs, err)
 	_, err = a.table.Fence(ctx, nil)

@@ -29,6 +29,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/routes"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
 // insideVariable says to a test process that it has namespaces of its own.
@@ -38,15 +41,26 @@ const insideVariable = "SEMAPHORE_TEST_INSIDE"
 // namespace of its own: an agent's goroutines are on any thread, so all of them
 // must be in the namespace. Without root the tests that need it say so.
 func TestMain(m *testing.M) {
+	enginetest.Main()
 	switch os.Getenv(roleVariable) {
 	case roleAgent:
-		beAgent()
+		beAgent(main)
+	case roleEngine:
+		beAgent(func() { os.Exit(engine.Main([]string{"semaphore-engine", "-log-format=text"})) })
 	case roleMounted:
-		beMountedAgent()
+		beMounted(main)
 	}
 	if os.Geteuid() != 0 || os.Getenv(insideVariable) != "" {
 		if os.Geteuid() == 0 {
 			if err := furnish(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			// For the agents in this process. Those that are processes have their own.
+			runtime.LockOSThread()
+			cmd := enginetest.Command()
+			cmd.Stderr, cmd.SysProcAttr = os.Stderr, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			if err := cmd.Start(); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				os.Exit(1)
 			}
@@ -78,8 +92,17 @@ func furnish() error {
 	)
 }
 
+// testConfig is that of an agent in this process. Its devices are removed at the end
+// of the test.
 func testConfig(t *testing.T) config.Wireguard {
 	t.Helper()
+	t.Cleanup(func() {
+		links, err := tunnel.List(context.Background())
+		check(t, err)
+		for _, l := range links {
+			check(t, tunnel.Remove(context.Background(), l.Name, l.Alias))
+		}
+	})
 	remote := func(name, subnet string, port int) config.Remote {
 		return config.Remote{
 			Name: name, Access: kubetest.DeadAccess(t), PodSubnets: []netip.Prefix{netip.MustParsePrefix(subnet)},

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -61,6 +63,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		Backend:    a.cfg.Backend,
 		ListenPort: cfg.ListenPort,
 		MTU:        cfg.MTU,
+		Engine:     enginePath(a.cfg.Engine),
 		Ports:      &a.ports,
 		Logger:     a.log,
 	})
@@ -96,6 +99,16 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		Store: r.store, Logger: a.log,
 	})
 	return r, nil
+}
+
+// enginePath is the program that is started where no engine answers, empty when
+// none is.
+func enginePath(setting string) string {
+	self, err := os.Executable()
+	if setting != config.EngineStart || err != nil {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(self), "semaphore-engine")
 }
 
 // tasks returns what runs for the remote while this agent acts.

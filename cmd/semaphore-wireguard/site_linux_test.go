@@ -141,6 +141,9 @@ type testNode struct {
 	agent  *exec.Cmd // nil: not running
 	stdin  io.Closer
 	socket string // where its probes are asked; empty: at the port
+
+	engine      *exec.Cmd // nil: not yet
+	engineStdin io.Closer
 }
 
 // addNode makes a node, with its object in its cluster. Its agent's remotes are the
@@ -204,7 +207,7 @@ func (s *site) addNode(t *testing.T, c *testCluster, backend string) *testNode {
 	n.env["SEMAPHORE_CLUSTER_NAME"], n.env["SEMAPHORE_NODE_NAME"] = c.name, n.name
 	n.env["SEMAPHORE_KUBECONFIG"] = c.Kubeconfig()
 	n.env["SEMAPHORE_WG_BACKEND"], n.env["SEMAPHORE_WG_KEY_PATH"] = backend, n.keys
-	n.env["SEMAPHORE_LOG_FORMAT"] = "text"
+	n.env["SEMAPHORE_LOG_FORMAT"], n.env["SEMAPHORE_WG_ENGINE"] = "text", config.EngineWait
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of the agent of %s:\n%s", n.name, n.log.String())
@@ -218,15 +221,16 @@ const (
 	roleVariable = "AGENT_TEST_ROLE"
 	roleAgent    = "agent"         // be semaphore-wireguard
 	roleMounted  = "mounted agent" // be it, where the mounts are as they must be
+	roleEngine   = "engine"        // be semaphore-engine
 	runVariable  = "AGENT_TEST_RUN"
 	// dropVariable, set to anything, has the agent go without NET_ADMIN.
 	dropVariable = "AGENT_TEST_DROP"
 )
 
-// beAgent is semaphore-wireguard in a mount namespace of its own, in which /run is
+// beAgent is a program of ours in a mount namespace of its own, in which /run is
 // the folder that the environment names. It ends, too, when its standard input does:
 // whoever started it is gone.
-func beAgent() {
+func beAgent(program func()) {
 	err := errors.Join(
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 		unix.Mount(os.Getenv(runVariable), "/run", "", unix.MS_BIND, ""),
@@ -235,7 +239,7 @@ func beAgent() {
 		fmt.Fprintln(os.Stderr, "prepare the agent's mounts:", err)
 		os.Exit(1)
 	}
-	if os.Getenv(dropVariable) != "" {
+	if os.Getenv(dropVariable) != "" && os.Getenv(roleVariable) == roleAgent {
 		// Root gets at exec what the bounding set has.
 		runtime.LockOSThread()
 		err = errors.Join(
@@ -245,22 +249,22 @@ func beAgent() {
 		fmt.Fprintln(os.Stderr, "drop NET_ADMIN:", err)
 		os.Exit(1)
 	}
-	beMountedAgent()
+	beMounted(program)
 }
 
-func beMountedAgent() {
+func beMounted(program func()) {
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(1)
 	}()
-	main()
+	program()
 }
 
-// start starts the node's agent.
-func (n *testNode) start(t *testing.T) {
+// startProgram starts a program of ours on the node.
+func (n *testNode) startProgram(t *testing.T, role string) (*exec.Cmd, io.Closer) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{roleVariable + "=" + roleAgent, runVariable + "=" + n.run, "PATH=" + os.Getenv("PATH"), "HOME=/root"}
+	cmd.Env = []string{roleVariable + "=" + role, runVariable + "=" + n.run, "PATH=" + os.Getenv("PATH"), "HOME=/root"}
 	for name, value := range n.env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -268,6 +272,20 @@ func (n *testNode) start(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	stdin, err := cmd.StdinPipe()
 	check(t, err, n.ns.Do(cmd.Start))
+	return cmd, stdin
+}
+
+// start starts the node's agent, and its engine before the first time.
+func (n *testNode) start(t *testing.T) {
+	t.Helper()
+	if n.engine == nil {
+		n.engine, n.engineStdin = n.startProgram(t, roleEngine)
+		t.Cleanup(func() {
+			_ = n.engine.Process.Kill()
+			_ = n.engine.Wait() // "signal: killed"
+		})
+	}
+	cmd, stdin := n.startProgram(t, roleAgent)
 	n.agent, n.stdin = cmd, stdin
 	t.Cleanup(func() {
 		if n.agent == cmd {

@@ -75,7 +75,7 @@ func TestBillOfMaterialsOfThisRepository(t *testing.T) {
 		}
 	}
 	for _, name := range []string{
-		"semaphore-wireguard", "semaphore-service-mirror", "semaphore-policy", "semaphore-tokens",
+		"semaphore-engine", "semaphore-wireguard", "semaphore-service-mirror", "semaphore-policy", "semaphore-tokens",
 		"golang.zx2c4.com/wireguard", "golang.zx2c4.com/wireguard/wgctrl", "k8s.io/client-go", stdlib,
 	} {
 		if !names[name] {

@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
 // sideVariable makes this program a side when it is set.
@@ -59,6 +60,7 @@ type answer struct {
 // RunAsSide ends the process after having been a side, when it was started as one.
 // It has to be called first by each program that calls New.
 func RunAsSide() {
+	enginetest.Main()
 	if os.Getenv(sideVariable) == "" {
 		return
 	}
@@ -77,6 +79,10 @@ func runSide(stdin io.Reader, stdout io.Writer) error {
 		unix.Mount("tmpfs", "/var/run", "tmpfs", 0, "mode=0755"),
 	)
 	if err != nil {
+		return err
+	}
+	// It ends with this process.
+	if _, err := enginetest.Start(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))); err != nil {
 		return err
 	}
 	in, out := json.NewDecoder(stdin), json.NewEncoder(stdout)

@@ -15,9 +15,15 @@ import (
 // Module is the import path of the project's module.
 const Module = "github.com/kube-semaphore/kube-semaphore"
 
-// Build builds a program of cmd/ into dir and returns its path. flags are more
-// arguments of "go build", such as -race.
+// Build builds a program of cmd/ into dir and returns its path. The agent gets the
+// engine beside it, which it starts. flags are more arguments of "go build", such as
+// -race.
 func Build(ctx context.Context, program, dir string, flags ...string) (string, error) {
+	if program == WireGuard {
+		if _, err := Build(ctx, Engine, dir, flags...); err != nil {
+			return "", err
+		}
+	}
 	return BuildPackage(ctx, Module+"/cmd/"+program, filepath.Join(dir, program), flags...)
 }
 

@@ -20,6 +20,7 @@ import (
 // The programs of cmd/ that run in clusters.
 const (
 	WireGuard     = "semaphore-wireguard"
+	Engine        = "semaphore-engine"
 	ServiceMirror = "semaphore-service-mirror"
 	Policy        = "semaphore-policy"
 )

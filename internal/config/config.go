@@ -140,6 +140,12 @@ type Pod struct {
 // Known reports whether there is anything for Events to be about.
 func (p Pod) Known() bool { return p.Namespace != "" && p.Name != "" && p.UID != "" }
 
+// Values of Wireguard.Engine.
+const (
+	EngineStart = "start"
+	EngineWait  = "wait"
+)
+
 // Values of Wireguard.Backend.
 const (
 	BackendAuto      = "auto"
@@ -162,6 +168,7 @@ type Wireguard struct {
 	// LocalSubnets are masked and sorted.
 	LocalSubnets []netip.Prefix `envconfig:"LOCAL_SUBNETS" holds:"addresses of a cluster" desc:"where this cluster has nodes, pods and services, comma-separated, beside what its API server tells: no remote's endpoint may be there"`
 	Backend      string         `envconfig:"WG_BACKEND" default:"auto" oneof:"auto,kernel,userspace" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
+	Engine       string         `envconfig:"WG_ENGINE" default:"start" oneof:"start,wait" desc:"what to do where the backend is userspace and no engine answers: start the program semaphore-engine that is beside this one, or wait for one, as beside a container that is one"`
 	KeyPath      string         `envconfig:"WG_KEY_PATH" is:"path" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
 	RouteSrc     string         `envconfig:"WG_ROUTE_SRC" is:"source" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
 	SourceFilter bool           `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether packets are dropped that claim a remote pod's address and didn't come through the tunnel"`

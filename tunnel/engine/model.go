@@ -1,0 +1,299 @@
+package engine
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"crypto/ecdh"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// key is one of WireGuard's: private, public or preshared.
+type key [32]byte
+
+func parseKey(text string) (k key, err error) {
+	if len(text) != hex.EncodedLen(len(k)) {
+		return k, errors.New("not a key")
+	}
+	_, err = hex.Decode(k[:], []byte(text))
+	if err != nil {
+		return k, errors.New("not a key") // The library's error may show a part of it.
+	}
+	return k, nil
+}
+
+// model is a device's configuration, as wireguard-go has it after the same "set"
+// requests (https://www.wireguard.com/xplatform/). What it has of peers besides is
+// what wireguard-go told last, see observe. It isn't safe for concurrent use.
+type model struct {
+	private, public key
+	port            uint16
+	mark            uint32
+	peers           map[key]*peer
+	owner           map[netip.Prefix]key // of each allowed IP
+}
+
+type peer struct {
+	preshared key
+	allowed   []netip.Prefix
+	endpoint  string
+	keepalive uint16
+	// handshake is when the last one was; zero: none is known.
+	handshake time.Time
+}
+
+func newModel() *model {
+	return &model{peers: make(map[key]*peer), owner: make(map[netip.Prefix]key)}
+}
+
+// set does what a "set" request says that was carried out, without its first line.
+// A request that wireguard-go refuses may leave both in different states: then the
+// model is to be read anew, see read.
+func (m *model) set(request io.Reader) error {
+	var at section
+	return eachLine(request, func(name, value string) error {
+		switch name {
+		case "private_key":
+			return m.setPrivate(value)
+		case "listen_port":
+			port, err := strconv.ParseUint(value, 10, 16)
+			m.port = uint16(port)
+			return err
+		case "fwmark":
+			mark, err := strconv.ParseUint(value, 10, 32)
+			m.mark = uint32(mark)
+			return err
+		case "replace_peers":
+			clear(m.peers)
+			clear(m.owner)
+			return nil
+		case "public_key":
+			k, err := parseKey(value)
+			at = section{key: k}
+			if k != m.public {
+				at.peer, at.created = m.peers[k], m.peers[k] == nil
+				if at.created {
+					at.peer = new(peer)
+					m.peers[k] = at.peer
+				}
+			}
+			return err
+		}
+		return m.setPeer(&at, name, value)
+	})
+}
+
+// section is the part of a request about one peer.
+type section struct {
+	key     key
+	peer    *peer // nil: what follows counts for nobody
+	created bool  // by this section
+}
+
+func (m *model) setPeer(at *section, name, value string) (err error) {
+	if at.peer == nil {
+		return nil
+	}
+	switch name {
+	case "update_only":
+		if at.created {
+			m.remove(at.key)
+			at.peer = nil
+		}
+	case "remove":
+		m.remove(at.key)
+		at.peer = nil
+	case "preshared_key":
+		at.peer.preshared, err = parseKey(value)
+	case "endpoint":
+		at.peer.endpoint = value
+	case "persistent_keepalive_interval":
+		var seconds uint64
+		seconds, err = strconv.ParseUint(value, 10, 16)
+		at.peer.keepalive = uint16(seconds)
+	case "last_handshake_time_sec":
+		var seconds int64
+		if seconds, err = strconv.ParseInt(value, 10, 64); seconds > 0 {
+			at.peer.handshake = time.Unix(seconds, 0)
+		}
+	case "replace_allowed_ips":
+		m.disown(at.key)
+	case "allowed_ip":
+		return m.allow(at.key, value)
+	}
+	return err
+}
+
+// setPrivate also removes the peer that has the new key, as wireguard-go does.
+func (m *model) setPrivate(value string) error {
+	private, err := parseKey(value)
+	if err != nil {
+		return err
+	}
+	if private != (key{}) {
+		private[0] &= 248
+		private[31] = private[31]&127 | 64
+	}
+	if private == m.private {
+		return nil
+	}
+	m.private = private
+	secret, err := ecdh.X25519().NewPrivateKey(private[:])
+	if err != nil {
+		return errors.New("derive public key")
+	}
+	m.public = key(secret.PublicKey().Bytes())
+	m.remove(m.public)
+	return nil
+}
+
+func (m *model) allow(who key, value string) error {
+	text, taken := strings.CutPrefix(value, "-")
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		return err
+	}
+	prefix = prefix.Masked()
+	owner, owned := m.owner[prefix]
+	if owned && (owner == who) == taken {
+		m.peers[owner].allowed = slices.DeleteFunc(m.peers[owner].allowed, func(p netip.Prefix) bool { return p == prefix })
+		delete(m.owner, prefix)
+		owned = false
+	}
+	if !taken && !owned {
+		m.peers[who].allowed = append(m.peers[who].allowed, prefix)
+		m.owner[prefix] = who
+	}
+	return nil
+}
+
+func (m *model) remove(who key) {
+	m.disown(who)
+	delete(m.peers, who)
+}
+
+func (m *model) disown(who key) {
+	p := m.peers[who]
+	if p == nil {
+		return
+	}
+	for _, prefix := range p.allowed {
+		delete(m.owner, prefix)
+	}
+	p.allowed = nil
+}
+
+// read makes the model what wireguard-go answers to a "get" request.
+func (m *model) read(answer io.Reader) error {
+	fresh := newModel()
+	err := fresh.set(answer)
+	if err == nil {
+		*m = *fresh
+	}
+	return err
+}
+
+// observe takes from the answer to a "get" request where peers are now, and when
+// they last shook hands.
+func (m *model) observe(answer io.Reader) error {
+	var p *peer
+	return eachLine(answer, func(name, value string) error {
+		switch name {
+		case "public_key":
+			k, err := parseKey(value)
+			p = m.peers[k]
+			return err
+		case "endpoint":
+			if p != nil && p.endpoint != value {
+				p.endpoint = value
+			}
+		case "last_handshake_time_sec":
+			seconds, err := strconv.ParseInt(value, 10, 64)
+			if p != nil && seconds > 0 {
+				p.handshake = time.Unix(seconds, 0)
+			}
+			return err
+		}
+		return nil
+	})
+}
+
+// request is the "set" request that makes a new device what the model is, on that port, but for
+// intervals of keepalives: a device sends one to each peer that gets an interval.
+func (m *model) request(port uint16) []byte {
+	var b bytes.Buffer
+	b.WriteString("set=1\n")
+	if m.private != (key{}) {
+		fmt.Fprintf(&b, "private_key=%x\n", m.private[:])
+	}
+	fmt.Fprintf(&b, "listen_port=%d\nfwmark=%d\nreplace_peers=true\n", port, m.mark)
+	for k, p := range m.peers {
+		fmt.Fprintf(&b, "public_key=%x\n", k[:])
+		if p.preshared != (key{}) {
+			fmt.Fprintf(&b, "preshared_key=%x\n", p.preshared[:])
+		}
+		if p.endpoint != "" {
+			fmt.Fprintf(&b, "endpoint=%s\n", p.endpoint)
+		}
+		for _, prefix := range p.allowed {
+			fmt.Fprintf(&b, "allowed_ip=%s\n", prefix)
+		}
+	}
+	b.WriteByte('\n')
+	return b.Bytes()
+}
+
+// keepalives is the request that gives some peers their intervals, nil when they
+// have none.
+func (m *model) keepalives(keys []key) []byte {
+	var b bytes.Buffer
+	for _, k := range keys {
+		if p := m.peers[k]; p != nil && p.keepalive != 0 {
+			fmt.Fprintf(&b, "public_key=%x\nupdate_only=true\npersistent_keepalive_interval=%d\n", k[:], p.keepalive)
+		}
+	}
+	if b.Len() == 0 {
+		return nil
+	}
+	return fmt.Appendf(nil, "set=1\n%s\n", b.Bytes())
+}
+
+// rejectAfter is how long a session lasts (WireGuard whitepaper, section 6.1).
+const rejectAfter = 180 * time.Second
+
+// recent returns the peers, those of the latest handshakes first, and how many of
+// them had a session at that time.
+func (m *model) recent(now time.Time) (keys []key, live int) {
+	keys = slices.SortedFunc(maps.Keys(m.peers), func(a, b key) int {
+		return cmp.Or(m.peers[b].handshake.Compare(m.peers[a].handshake), bytes.Compare(a[:], b[:]))
+	})
+	live, _ = slices.BinarySearchFunc(keys, now.Add(-rejectAfter), func(k key, before time.Time) int {
+		if m.peers[k].handshake.After(before) {
+			return -1
+		}
+		return 1
+	})
+	return keys, live
+}
+
+// eachLine calls f for the lines name=value of a request or an answer, up to the
+// empty line.
+func eachLine(r io.Reader, f func(name, value string) error) error {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() && lines.Text() != "" {
+		name, value, _ := strings.Cut(lines.Text(), "=")
+		if err := f(name, value); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return lines.Err()
+}

@@ -1,0 +1,319 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
+)
+
+// serving is the process that serves: wireguard-go, for all devices.
+type serving struct {
+	conn *control.Conn
+	log  *slog.Logger
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	devices map[string]*served
+}
+
+// served is a device.
+type served struct {
+	name    string
+	dev     *device.Device
+	tun     *gate
+	closing atomic.Bool // we end it, it doesn't end on its own
+	greeted []*device.Peer
+	keys    []key // of greeted
+}
+
+// serve serves what the keeper at the other end of a socket says, until that ends.
+func serve(conn *net.UnixConn, log *slog.Logger) {
+	s := &serving{log: log, devices: make(map[string]*served)}
+	s.conn = control.NewConn(conn, func(m control.Message, files control.Files) (control.Message, control.Files) {
+		defer func() { files.Close() }()
+		if err := s.handle(m, &files); err != nil {
+			return control.Failure(err), nil
+		}
+		return control.Message{}, nil
+	})
+	s.conn.Start()
+	<-s.conn.Done()
+	for _, d := range s.devices {
+		d.closing.Store(true)
+		d.dev.Close()
+	}
+	s.wg.Wait()
+}
+
+// handle does what the keeper asks for. Descriptors that are kept are taken out of
+// files.
+func (s *serving) handle(m control.Message, files *control.Files) error {
+	if m.Op == opOpen {
+		given := *files
+		*files = nil
+		return s.open(m.Name, given)
+	}
+	s.mu.Lock()
+	d := s.devices[m.Name]
+	s.mu.Unlock()
+	if d == nil {
+		return fmt.Errorf("device %q: %w", m.Name, unix.ENODEV)
+	}
+	switch m.Op {
+	case opUAPI:
+		return s.answer(d, files)
+	case opUp:
+		if err := d.dev.Up(); err != nil {
+			return fmt.Errorf("open UDP sockets: %w", err)
+		}
+		d.tun.letEvents()
+	case opGreet:
+		d.greet(m.Keys)
+	case opStart:
+		s.wg.Go(d.meet)
+	case opClose:
+		s.mu.Lock()
+		delete(s.devices, m.Name)
+		s.mu.Unlock()
+		d.closing.Store(true)
+		d.dev.Close()
+	default:
+		return fmt.Errorf("request %q isn't known", m.Op)
+	}
+	return nil
+}
+
+// open makes a device of the descriptors of a TUN and of UDP sockets, which it owns.
+func (s *serving) open(name string, files control.Files) error {
+	if len(files) == 0 {
+		return errors.New("no TUN")
+	}
+	mtu, err := mtuOf(name)
+	if err != nil {
+		files.Close()
+		return err
+	}
+	file := os.NewFile(uintptr(files[0]), "tun "+name)
+	native, err := link.New(file, mtu)
+	if err != nil {
+		files[1:].Close()
+		return errors.Join(err, file.Close())
+	}
+	d := &served{name: name, tun: newGate(native)}
+	var inherited []*os.File
+	for _, fd := range files[1:] {
+		inherited = append(inherited, os.NewFile(uintptr(fd), "udp "+name))
+	}
+	bind := udp.New(udp.Config{
+		Inherited: inherited,
+		Opened:    func(port uint16, sockets []*os.File) { s.tellSockets(name, int(port), sockets) },
+		Closed:    func() { s.tellSockets(name, 0, nil) },
+	})
+	d.dev = device.NewDevice(d.tun, bind, deviceLog(s.log.With("device", name)))
+	s.mu.Lock()
+	s.devices[name] = d
+	s.mu.Unlock()
+	s.wg.Go(func() {
+		<-d.dev.Wait()
+		if d.closing.Load() {
+			return
+		}
+		s.mu.Lock()
+		delete(s.devices, name)
+		s.mu.Unlock()
+		_ = s.conn.Tell(control.Message{Op: control.Died, Name: name})
+	})
+	return nil
+}
+
+// mtuOf returns a link's MTU in bytes.
+func mtuOf(name string) (int, error) {
+	l, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0, fmt.Errorf("read MTU of %s: %w", name, err)
+	}
+	return l.MTU, nil
+}
+
+// tellSockets has the keeper hold a device's sockets, and closes these duplicates.
+func (s *serving) tellSockets(name string, port int, sockets []*os.File) {
+	var fds []int
+	for _, socket := range sockets {
+		// Not Fd, which would make the socket blocking for all who have it.
+		if raw, err := socket.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) })
+		}
+	}
+	_, _, err := s.conn.Ask(background, control.Message{Op: opSockets, Name: name, Port: port}, fds...)
+	if err != nil && s.conn.Err() == nil {
+		s.log.Warn("cannot hand over sockets", "device", name, "err", err)
+	}
+	for _, socket := range sockets {
+		_ = socket.Close()
+	}
+}
+
+// answer has UAPI requests answered that come from a socket.
+func (s *serving) answer(d *served, files *control.Files) error {
+	if len(*files) != 1 {
+		return errors.New("no socket")
+	}
+	file := os.NewFile(uintptr((*files)[0]), "uapi")
+	*files = nil
+	conn, err := net.FileConn(file)
+	_ = file.Close()
+	if err != nil {
+		return err
+	}
+	s.wg.Go(func() { d.dev.IpcHandle(conn) })
+	return nil
+}
+
+// greet begins handshakes, in this order.
+func (d *served) greet(keys []string) {
+	for _, text := range keys {
+		k, err := parseKey(text)
+		if err != nil {
+			continue
+		}
+		if p := d.dev.LookupPeer(device.NoisePublicKey(k)); p != nil {
+			_ = p.SendHandshakeInitiation(false)
+			d.greeted, d.keys = append(d.greeted, p), append(d.keys, k)
+		}
+	}
+}
+
+// meetLimit is how long packets wait in the TUN for handshakes. Its queue is full
+// after 50 ms at 10,000 packets a second.
+const meetLimit = 100 * time.Millisecond
+
+// greetAgain is when peers that haven't answered are greeted once more. One takes no
+// initiation within 20 ms of the last, which may have come from an earlier process
+// (WireGuard whitepaper, section 5.3), and wireguard-go by itself sends the next one
+// after 5 s.
+var greetAgain = []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, time.Second, 3 * time.Second}
+
+// meet has the TUN read as soon as all that were greeted have a session, or don't
+// answer in time, and greets those again.
+func (d *served) meet() {
+	began, again := time.Now(), greetAgain
+	pause := 2 * time.Millisecond
+	for {
+		missing := d.missing()
+		passed := time.Since(began)
+		if len(missing) == 0 || passed >= meetLimit {
+			d.tun.letPackets()
+		}
+		if len(missing) == 0 {
+			return
+		}
+		if passed >= again[0] {
+			for _, p := range missing {
+				p.ExpireCurrentKeypairs() // which is what lets it send another one
+				_ = p.SendHandshakeInitiation(false)
+			}
+			if again = again[1:]; len(again) == 0 {
+				return
+			}
+		}
+		select {
+		case <-time.After(pause):
+		case <-d.dev.Wait():
+			return
+		}
+		// Less and less often, and seldom where looking takes long.
+		pause = max(passed/8, 4*(time.Since(began)-passed-pause), 2*time.Millisecond)
+	}
+}
+
+// missing returns the peers that were greeted and have had no handshake since.
+func (d *served) missing() (peers []*device.Peer) {
+	if len(d.greeted) == 0 {
+		return nil
+	}
+	now := newModel()
+	text, err := d.dev.IpcGet()
+	if err == nil {
+		err = now.read(strings.NewReader(text))
+	}
+	if err != nil {
+		return nil
+	}
+	for i, k := range d.keys {
+		if p := now.peers[k]; p != nil && p.handshake.IsZero() {
+			peers = append(peers, d.greeted[i])
+		}
+	}
+	return peers
+}
+
+// gate is a TUN whose packets and events wait until they are let through. Without
+// that wireguard-go would throw away packets that it knows no peer for yet, and open
+// sockets before it knows the port.
+type gate struct {
+	tun.Device
+	events                  chan tun.Event
+	packets, eventsLet      chan struct{}
+	ended                   chan struct{}
+	oncePackets, onceEvents sync.Once
+	onceEnded               sync.Once
+}
+
+func newGate(inner tun.Device) *gate {
+	g := &gate{
+		Device: inner, events: make(chan tun.Event),
+		packets: make(chan struct{}), eventsLet: make(chan struct{}), ended: make(chan struct{}),
+	}
+	go g.pass() // ends with the device, which ends the inner channel
+	return g
+}
+
+func (g *gate) pass() {
+	defer close(g.events)
+	select {
+	case <-g.eventsLet:
+	case <-g.ended:
+	}
+	for event := range g.Device.Events() {
+		select {
+		case g.events <- event:
+		case <-g.ended:
+		}
+	}
+}
+
+func (g *gate) letPackets() { g.oncePackets.Do(func() { close(g.packets) }) }
+func (g *gate) letEvents()  { g.onceEvents.Do(func() { close(g.eventsLet) }) }
+
+// Events implements [tun.Device].
+func (g *gate) Events() <-chan tun.Event { return g.events }
+
+// Read implements [tun.Device].
+func (g *gate) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
+	select {
+	case <-g.packets:
+	case <-g.ended:
+		return 0, os.ErrClosed
+	}
+	return g.Device.Read(bufs, sizes, offset)
+}
+
+// Close implements [tun.Device].
+func (g *gate) Close() error {
+	g.onceEnded.Do(func() { close(g.ended) })
+	return g.Device.Close()
+}
