@@ -152,7 +152,7 @@ func TestDiffOfOneService(t *testing.T) {
 	now := metav1.Now()
 	six := func() *Origin {
 		o := newOrigin(k, 1, 80, Traits{IPv6: true})
-		o.Spec.Traits.IPv4 = false
+		o.Spec.IPv4 = false
 		return o
 	}
 	for _, c := range []struct {

@@ -78,7 +78,7 @@ func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if due && used != nil && t.period > t.interval {
 		// A request doesn't wait for a server that serves certificates, as long
 		// as there are some.
-		t.refresh(used)
+		t.refresh(req.Context(), used)
 		due = false
 	}
 	if due {
@@ -113,17 +113,17 @@ func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // refresh loads the authority beside what goes on, unless it is being loaded.
-func (t *caTransport) refresh(used *trust) {
+func (t *caTransport) refresh(ctx context.Context, used *trust) {
 	if len(t.loading) == 0 {
 		return
 	}
-	go t.reloadBeside(used, t.wait())
+	go t.reloadBeside(context.WithoutCancel(ctx), used, t.wait())
 }
 
 // reloadBeside is reload for nobody in particular: others need it, too, when a request
 // is over.
-func (t *caTransport) reloadBeside(used *trust, least time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*caTimeout)
+func (t *caTransport) reloadBeside(ctx context.Context, used *trust, least time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, 2*caTimeout)
 	defer cancel()
 	// It is logged, and shows in the next request that fails for it.
 	_, _ = t.reload(ctx, used, least)
@@ -285,7 +285,7 @@ func (t *caTransport) tick() {
 	if !slices.ContainsFunc(all, func(one *trust) bool { return one.conns.any() }) {
 		return
 	}
-	t.reloadBeside(current, 0)
+	t.reloadBeside(context.Background(), current, 0)
 	t.arm()
 }
 

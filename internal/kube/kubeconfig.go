@@ -83,7 +83,7 @@ func (t *kubeconfigTransport) access(content []byte) (*kubeconfigAccess, error) 
 	// is looked at whenever it is.
 	load := source.load
 	source.load = func(ctx context.Context) ([]byte, error) {
-		t.look()
+		t.look(ctx)
 		return load(ctx)
 	}
 	a.transport, a.ca = t.cfg.reach(base, source)
@@ -91,7 +91,7 @@ func (t *kubeconfigTransport) access(content []byte) (*kubeconfigAccess, error) 
 }
 
 // look returns what the file says now, or what it said when it could last be used.
-func (t *kubeconfigTransport) look() *kubeconfigAccess {
+func (t *kubeconfigTransport) look(ctx context.Context) *kubeconfigAccess {
 	content, err := os.ReadFile(t.path)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -104,7 +104,7 @@ func (t *kubeconfigTransport) look() *kubeconfigAccess {
 	if err == nil {
 		fresh, err = t.access(content)
 	}
-	t.fault.Note(context.Background(), err, "path", t.path)
+	t.fault.Note(context.WithoutCancel(ctx), err, "path", t.path)
 	if err != nil || reflect.DeepEqual(fresh.said, t.current.said) {
 		return t.current
 	}
@@ -117,7 +117,7 @@ func (t *kubeconfigTransport) look() *kubeconfigAccess {
 
 // RoundTrip implements http.RoundTripper.
 func (t *kubeconfigTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	now := t.look()
+	now := t.look(req.Context())
 	if *now.server != *t.asked {
 		req = req.Clone(req.Context())
 		req.URL.Scheme, req.URL.Host, req.Host = now.server.Scheme, now.server.Host, now.server.Host
