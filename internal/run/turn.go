@@ -185,7 +185,7 @@ func (t *Turn) note(holder string) (changed bool) {
 }
 
 // Alone runs f while this process holds the lock of a Turn, and removes the lock's file
-// when f has succeeded. A process that acts has patience to end.
+// afterwards. A process that acts has patience to end.
 func Alone(ctx context.Context, path, self string, patience time.Duration, f func() error) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -194,10 +194,7 @@ func Alone(ctx context.Context, path, self string, patience time.Duration, f fun
 		case err != nil:
 			return err
 		case lock != nil:
-			if err = f(); err == nil {
-				err = os.Remove(path)
-			}
-			return errors.Join(err, lock.release())
+			return errors.Join(f(), os.Remove(path), lock.release())
 		case time.Now().After(deadline):
 			return fmt.Errorf("another process acts and has to be stopped before: %s", holder)
 		}
