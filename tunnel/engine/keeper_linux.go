@@ -33,6 +33,8 @@ const (
 	// askLimit bounds how long the server may take for an answer, and how long a
 	// request waits for another server.
 	askLimit = 20 * time.Second
+	// listenSpacing is how often an engine that waits for another one looks.
+	listenSpacing = 20 * time.Millisecond
 	// acceptPause is how long to wait after a connection couldn't be accepted.
 	acceptPause = 100 * time.Millisecond
 )
@@ -56,8 +58,8 @@ type keeper struct {
 // Run serves devices until ctx ends, or a client ends it. Links stay, and with them
 // routes to them.
 func Run(ctx context.Context, cfg Config) error {
-	listener, err := control.Listen(control.Path)
-	if err != nil {
+	listener, err := listen(ctx, cfg)
+	if err != nil || listener == nil {
 		return err
 	}
 	k := &keeper{
@@ -86,6 +88,26 @@ func Run(ctx context.Context, cfg Config) error {
 	k.mu.Unlock()
 	k.wg.Wait()
 	return err
+}
+
+// listen waits while another engine answers, as that of the pod before does in a
+// rollout, unless this one is there for want of another one only. It returns nil when ctx
+// ends.
+func listen(ctx context.Context, cfg Config) (*control.Listener, error) {
+	for told := false; ; told = true {
+		listener, err := control.Listen(control.Path)
+		if cfg.Temporary || !errors.Is(err, control.ErrServed) {
+			return listener, err
+		}
+		if !told {
+			cfg.Logger.Info("standing by: another engine answers", "socket", control.Path)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil
+		case <-time.After(listenSpacing):
+		}
+	}
 }
 
 // notify wakes whoever waits for a change. The caller holds k.mu.

@@ -23,6 +23,9 @@ const (
 // DevicePath is the UAPI socket of a device.
 func DevicePath(name string) string { return filepath.Join(Dir, name+".sock") }
 
+// ErrServed is wrapped by the error about a socket that another process answers on.
+var ErrServed = errors.New("served by another process")
+
 // Listener is a socket with a file. Only root may connect: who can write to a UAPI
 // socket can read the private key.
 type Listener struct {
@@ -107,7 +110,7 @@ func Unserved(path string) error {
 		conn, err := net.Dial(kind, path)
 		if err == nil {
 			_ = conn.Close()
-			return fmt.Errorf("socket %s is served by another process", path)
+			return fmt.Errorf("socket %s is %w", path, ErrServed)
 		}
 	}
 	return nil
