@@ -63,6 +63,7 @@ e2e-kubelet: deps ## installed by the manifests on real kubelets: rollouts, kill
 .PHONY: bench
 bench: deps ## speed, each line a ratio against something run beside it (root)
 	$(GO) run ./e2e/bench
+	$(GO) run ./e2e/bench/packets
 	$(GO) run ./e2e/bench/mirror
 	$(GO) run ./e2e/bench/policy
 
