@@ -289,9 +289,12 @@ func ping(args []string) error {
 		if err := to.SetDeadline(start.Add(100 * time.Millisecond)); err != nil {
 			return err
 		}
-		_, writeErr := to.Write(buf)
-		_, readErr := to.Read(buf)
-		if writeErr != nil || readErr != nil {
+		sent := fmt.Sprintf("%064d", len(took)+lost)
+		_, err := io.WriteString(to, sent)
+		for clear(buf); err == nil && string(buf) != sent; { // not one that comes late
+			_, err = to.Read(buf)
+		}
+		if err != nil {
 			lost++
 			continue
 		}
