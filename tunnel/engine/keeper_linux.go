@@ -33,8 +33,6 @@ const (
 	// askLimit bounds how long the server may take for an answer, and how long a
 	// request waits for another server.
 	askLimit = 20 * time.Second
-	// listenSpacing is how often an engine that waits for another one looks.
-	listenSpacing = 20 * time.Millisecond
 	// acceptPause is how long to wait after a connection couldn't be accepted.
 	acceptPause = 100 * time.Millisecond
 )
@@ -51,34 +49,47 @@ type keeper struct {
 	mu      sync.Mutex
 	devices map[string]*kept
 	clients map[*control.Conn]bool
-	server  *server       // nil: none runs
+	server  *server // nil: none runs
+	handing
 	changed chan struct{} // closed, and another one made, when one of these changes
 }
 
-// Run serves devices until ctx ends, or a client ends it. Links stay, and with them
-// routes to them.
-func Run(ctx context.Context, cfg Config) error {
-	listener, err := listen(ctx, cfg)
-	if err != nil || listener == nil {
-		return err
-	}
+// newKeeper returns one that runs until its ctx ends.
+func newKeeper(ctx context.Context, cfg Config) *keeper {
 	k := &keeper{
 		cfg: cfg, log: cfg.Logger,
 		devices: make(map[string]*kept), clients: make(map[*control.Conn]bool), changed: make(chan struct{}),
 	}
 	k.ctx, k.end = context.WithCancel(ctx)
+	return k
+}
+
+// run serves devices until ctx ends, a client ends it, or another engine has taken all:
+// then it returns true. The devices are those of another engine that answers, if one
+// does.
+func run(ctx context.Context, cfg Config) (taken bool, err error) {
+	k := newKeeper(context.WithoutCancel(ctx), cfg)
 	defer k.end()
 	if removed, err := control.RemoveUnfinished(); len(removed) > 0 || err != nil {
 		k.log.Info("removed what an earlier process left unfinished", "files", removed, "err", err)
 	}
-	k.log.Info("starting", "version", cfg.Build, "socket", control.Path)
 	k.wg.Go(k.nurse)
 	k.wg.Go(k.watch)
-	k.wg.Go(func() { k.accept(listener, k.client) })
-	<-k.ctx.Done()
-	k.log.Info("ending")
-	err = listener.Close()
+	listener, err := k.begin(ctx)
+	if err == nil {
+		k.log.Info("starting", "version", cfg.Build, "socket", control.Path)
+		k.wg.Go(func() { k.accept(listener, k.client) })
+		select {
+		case <-k.ctx.Done():
+		case <-ctx.Done():
+			k.leave()
+		}
+		k.log.Info("ending")
+		err = listener.Close()
+	}
+	k.end()
 	k.mu.Lock()
+	taken = k.taken
 	for _, d := range k.devices {
 		k.forget(d)
 	}
@@ -87,27 +98,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	k.mu.Unlock()
 	k.wg.Wait()
-	return err
-}
-
-// listen waits while another engine answers, as that of the pod before does in a
-// rollout, unless this one is there for want of another one only. It returns nil when ctx
-// ends.
-func listen(ctx context.Context, cfg Config) (*control.Listener, error) {
-	for told := false; ; told = true {
-		listener, err := control.Listen(control.Path)
-		if cfg.Temporary || !errors.Is(err, control.ErrServed) {
-			return listener, err
-		}
-		if !told {
-			cfg.Logger.Info("standing by: another engine answers", "socket", control.Path)
-		}
-		select {
-		case <-ctx.Done():
-			return nil, nil
-		case <-time.After(listenSpacing):
-		}
-	}
+	return taken, err
 }
 
 // notify wakes whoever waits for a change. The caller holds k.mu.
@@ -163,11 +154,14 @@ func (k *keeper) client(raw *net.UnixConn) {
 			defer c.Hangup()
 			return control.Failure(errors.New("the first message is no hello of this protocol")), nil
 		}
-		answer, err := k.answer(m, &files)
+		answer, given, err := k.hand(c, m)
+		if errors.Is(err, errOther) {
+			answer, err = k.answer(m, &files)
+		}
 		if err != nil {
 			return control.Failure(err), nil
 		}
-		return answer, nil
+		return answer, given
 	})
 	k.clients[c] = true
 	c.Start()
@@ -214,6 +208,9 @@ func (k *keeper) answer(m control.Message, files *control.Files) (control.Messag
 		slices.SortFunc(list, func(a, b control.Device) int { return strings.Compare(a.Name, b.Name) })
 		return control.Message{Devices: list}, nil
 	case control.Serve:
+		if err := k.mayChange(); err != nil {
+			return control.Message{}, err
+		}
 		return control.Message{}, k.serve(ctx, m, files)
 	case control.End:
 		k.mu.Lock()
@@ -223,6 +220,9 @@ func (k *keeper) answer(m control.Message, files *control.Files) (control.Messag
 			return control.Message{Changed: true}, nil
 		}
 		return control.Message{}, nil
+	}
+	if err := k.mayChange(); err != nil {
+		return control.Message{}, err
 	}
 	d := k.device(m.Name)
 	switch {

@@ -42,6 +42,7 @@ type kept struct {
 	listener *control.Listener
 	sockets  control.Files // the server's UDP sockets
 	port     uint16        // of the sockets
+	given    chan struct{} // closed when another engine says that it has the device
 }
 
 // serve begins to serve a TUN link.
@@ -128,7 +129,7 @@ func (d *kept) setUp() {
 func (k *keeper) restoreSocket(d *kept) (changed bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.devices[d.name] != d || d.listener.InPlace() {
+	if k.devices[d.name] != d || d.listener == nil || d.listener.InPlace() {
 		return false, nil
 	}
 	fresh, err := control.Listen(control.DevicePath(d.name))
@@ -165,7 +166,9 @@ func (k *keeper) remove(ctx context.Context, d *kept) error {
 func (k *keeper) forget(d *kept) {
 	d.end()
 	delete(k.devices, d.name)
-	_ = d.listener.Close()
+	if d.listener != nil {
+		_ = d.listener.Close()
+	}
 	_ = unix.Close(d.tun)
 	d.sockets.Close()
 	d.sockets = nil

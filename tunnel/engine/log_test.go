@@ -15,6 +15,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 )
 
 func TestDeviceLogIsLimited(t *testing.T) {
@@ -48,7 +49,7 @@ func TestDeviceLogPassesDebugMessagesOnWhenAsked(t *testing.T) {
 // What is left of a refused request is logged, and it may hold keys.
 func TestRefusedRequestsDoNotShowKeys(t *testing.T) {
 	var out logtest.Buffer
-	dev := device.NewDevice(newGate(tuntest.NewChannelTUN().TUN()), conn.NewDefaultBind(), deviceLog(slog.New(slog.NewTextHandler(&out, nil))))
+	dev := device.NewDevice(handover.NewTun(tuntest.NewChannelTUN().TUN(), true), conn.NewDefaultBind(), deviceLog(slog.New(slog.NewTextHandler(&out, nil))))
 	defer dev.Close()
 	secret := strings.Repeat("c0ffee00", 8)
 	for _, request := range []string{

@@ -14,6 +14,8 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun/tuntest"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 )
 
 // newDevice is a device of wireguard-go, down, with a link and sockets that lead
@@ -21,7 +23,7 @@ import (
 func newDevice(t testing.TB) *device.Device {
 	t.Helper()
 	silent := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
-	dev := device.NewDevice(newGate(tuntest.NewChannelTUN().TUN()), conn.NewDefaultBind(), silent)
+	dev := device.NewDevice(handover.NewTun(tuntest.NewChannelTUN().TUN(), true), conn.NewDefaultBind(), silent)
 	t.Cleanup(dev.Close)
 	return dev
 }

@@ -27,6 +27,8 @@ const (
 	opGreet = "greet" // Keys: begin handshakes with these peers, which had sessions
 	opStart = "start" // read the TUN
 	opClose = "close" // end
+	opGive  = "give"  // the descriptor of a pair: hand the device over, and end
+	opTake  = "take"  // the descriptor of a pair: take the device over
 )
 
 // opSockets is what the serving process tells the keeper, and waits for: a device's

@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/device"
-	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
 )
@@ -34,8 +34,9 @@ type serving struct {
 type served struct {
 	name    string
 	dev     *device.Device
-	tun     *gate
-	closing atomic.Bool // we end it, it doesn't end on its own
+	bind    *handover.Bind
+	tun     *handover.Tun // shut until it may be read
+	closing atomic.Bool   // we end it, it doesn't end on its own
 	greeted []*device.Peer
 	keys    []key // of greeted
 }
@@ -80,11 +81,14 @@ func (s *serving) handle(m control.Message, files *control.Files) error {
 		if err := d.dev.Up(); err != nil {
 			return fmt.Errorf("open UDP sockets: %w", err)
 		}
-		d.tun.letEvents()
 	case opGreet:
 		d.greet(m.Keys)
 	case opStart:
 		s.wg.Go(d.meet)
+	case opGive:
+		return s.give(d, files)
+	case opTake:
+		return s.take(d, files)
 	case opClose:
 		s.mu.Lock()
 		delete(s.devices, m.Name)
@@ -113,17 +117,19 @@ func (s *serving) open(name string, files control.Files) error {
 		files[1:].Close()
 		return errors.Join(err, file.Close())
 	}
-	d := &served{name: name, tun: newGate(native)}
+	// Unread until there are peers, wireguard-go would throw packets away; and with
+	// its link's events it would open sockets before it knows the port.
+	d := &served{name: name, tun: handover.NewTun(native, true)}
 	var inherited []*os.File
 	for _, fd := range files[1:] {
 		inherited = append(inherited, os.NewFile(uintptr(fd), "udp "+name))
 	}
-	bind := udp.New(udp.Config{
+	d.bind = handover.NewBind(udp.New(udp.Config{
 		Inherited: inherited,
 		Opened:    func(port uint16, sockets []*os.File) { s.tellSockets(name, int(port), sockets) },
 		Closed:    func() { s.tellSockets(name, 0, nil) },
-	})
-	d.dev = device.NewDevice(d.tun, bind, deviceLog(s.log.With("device", name)))
+	}))
+	d.dev = device.NewDevice(d.tun, d.bind, deviceLog(s.log.With("device", name)))
 	s.mu.Lock()
 	s.devices[name] = d
 	s.mu.Unlock()
@@ -216,7 +222,7 @@ func (d *served) meet() {
 		missing := d.missing()
 		passed := time.Since(began)
 		if len(missing) == 0 || passed >= meetLimit {
-			d.tun.letPackets()
+			d.tun.Open()
 		}
 		if len(missing) == 0 {
 			return
@@ -259,61 +265,4 @@ func (d *served) missing() (peers []*device.Peer) {
 		}
 	}
 	return peers
-}
-
-// gate is a TUN whose packets and events wait until they are let through. Without
-// that wireguard-go would throw away packets that it knows no peer for yet, and open
-// sockets before it knows the port.
-type gate struct {
-	tun.Device
-	events                  chan tun.Event
-	packets, eventsLet      chan struct{}
-	ended                   chan struct{}
-	oncePackets, onceEvents sync.Once
-	onceEnded               sync.Once
-}
-
-func newGate(inner tun.Device) *gate {
-	g := &gate{
-		Device: inner, events: make(chan tun.Event),
-		packets: make(chan struct{}), eventsLet: make(chan struct{}), ended: make(chan struct{}),
-	}
-	go g.pass() // ends with the device, which ends the inner channel
-	return g
-}
-
-func (g *gate) pass() {
-	defer close(g.events)
-	select {
-	case <-g.eventsLet:
-	case <-g.ended:
-	}
-	for event := range g.Device.Events() {
-		select {
-		case g.events <- event:
-		case <-g.ended:
-		}
-	}
-}
-
-func (g *gate) letPackets() { g.oncePackets.Do(func() { close(g.packets) }) }
-func (g *gate) letEvents()  { g.onceEvents.Do(func() { close(g.eventsLet) }) }
-
-// Events implements [tun.Device].
-func (g *gate) Events() <-chan tun.Event { return g.events }
-
-// Read implements [tun.Device].
-func (g *gate) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
-	select {
-	case <-g.packets:
-	case <-g.ended:
-		return 0, os.ErrClosed
-	}
-	return g.Device.Read(bufs, sizes, offset)
-}
-
-// Close implements [tun.Device].
-func (g *gate) Close() error {
-	g.onceEnded.Do(func() { close(g.ended) })
-	return g.Device.Close()
 }

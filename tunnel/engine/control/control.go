@@ -37,8 +37,27 @@ const (
 	End    = "end"    // end, if it was started by hand and serves nothing
 )
 
-// Died is what the engine tells all clients: the device Name has ended by itself.
-const Died = "died"
+// What an engine that starts, or is to go on, asks another one for.
+const (
+	// Take begins a hand-over, which lasts as long as the connection. It is answered
+	// with Devices, and nobody else may change these meanwhile.
+	Take = "take"
+	// Give has the device Name handed over. It is answered with descriptors: a file
+	// with the configuration, an end of a pair for the hand-over, the TUN, and the UDP
+	// sockets, which are bound to Port.
+	Give = "give"
+	// Took says that the device Name has been taken, and without a name, that all
+	// have: the other engine stands by from then on.
+	Took = "took"
+	// Standby says that the other engine stands by.
+	Standby = "standby"
+)
+
+// What the engine tells.
+const (
+	Died     = "died"     // all clients: the device Name has ended by itself
+	TakeOver = "takeover" // who stands by: this engine ends, take its devices
+)
 
 // Message is a question, an answer, or news that nobody answers.
 type Message struct {
@@ -104,15 +123,23 @@ type Client struct {
 // Dial connects to the engine, and calls died, on a goroutine of its own, with the
 // name of each device that ends by itself from then on.
 func Dial(ctx context.Context, died func(name string)) (*Client, error) {
+	return DialNews(ctx, func(m Message) {
+		if m.Op == Died {
+			died(m.Name)
+		}
+	})
+}
+
+// DialNews is Dial for all that the engine tells.
+func DialNews(ctx context.Context, news func(Message)) (*Client, error) {
 	var dialer net.Dialer
 	raw, err := dialer.DialContext(ctx, network, Path)
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{conn: NewConn(raw.(*net.UnixConn), func(m Message, _ Files) (Message, Files) {
-		if m.Op == Died {
-			died(m.Name)
-		}
+	c := &Client{conn: NewConn(raw.(*net.UnixConn), func(m Message, files Files) (Message, Files) {
+		files.Close()
+		news(m)
 		return Message{}, nil
 	})}
 	c.conn.Start()
@@ -139,6 +166,11 @@ func (c *Client) Ask(ctx context.Context, m Message, files ...int) (Message, err
 	answer, received, err := c.conn.Ask(ctx, m, files...)
 	received.Close()
 	return answer, err
+}
+
+// AskFiles is Ask for answers with descriptors, which become the caller's.
+func (c *Client) AskFiles(ctx context.Context, m Message) (Message, Files, error) {
+	return c.conn.Ask(ctx, m)
 }
 
 // Done is closed when the connection has ended: the engine has, or another one

@@ -1,0 +1,410 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun/tuntest"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
+)
+
+const isolated = "ENGINE_TEST_ISOLATED"
+
+// TestMain runs the tests in a process with a network and a directory for sockets of
+// its own.
+func TestMain(m *testing.M) {
+	enginetest.Main()
+	if os.Getenv(isolated) != "" {
+		if err := isolate(); err != nil {
+			fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
+			os.Exit(1)
+		}
+		os.Exit(m.Run())
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args, cmd.Env = os.Args, append(os.Environ(), isolated+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
+	if err := nstest.AsRoot(cmd); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(m.Run()) // Tests that need namespaces skip or fail.
+	}
+	os.Exit(nstest.Again(cmd))
+}
+
+func isolate() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", filepath.Dir(control.Dir), "tmpfs", 0, "mode=0755"); err != nil {
+		return err
+	}
+	loopback, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(loopback)
+}
+
+// running is an engine process.
+type running struct {
+	*exec.Cmd
+	ended chan error
+	log   *logtest.Buffer
+}
+
+func start(t *testing.T) *running {
+	t.Helper()
+	nstest.TUN(t)
+	r := &running{Cmd: enginetest.Command(), ended: make(chan error, 1), log: new(logtest.Buffer)}
+	r.Stderr = r.log
+	if err := r.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { r.ended <- r.Wait() }()
+	t.Cleanup(func() {
+		_ = r.Process.Kill()
+		if t.Failed() {
+			t.Logf("log of process %d:\n%s", r.Process.Pid, r.log.Take())
+		}
+	})
+	return r
+}
+
+// says waits until an engine logs something.
+func (r *running) says(t *testing.T, what string) {
+	t.Helper()
+	var all strings.Builder
+	eventually(t, fmt.Sprintf("process %d logs %q", r.Process.Pid, what), func() bool {
+		all.WriteString(r.log.Take())
+		return strings.Contains(all.String(), what)
+	})
+	t.Logf("process %d: %q", r.Process.Pid, what)
+}
+
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+func ask(t *testing.T, m control.Message, files ...int) control.Message {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, err := control.Dial(ctx, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	answer, err := c.Ask(ctx, m, files...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+const name = "wg-test"
+
+// makeTUN makes a TUN link, which goes with the descriptor.
+func makeTUN(t *testing.T) (fd, index int) {
+	t.Helper()
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	request, err := unix.NewIfreq(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
+		t.Fatal(err)
+	}
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, err := netlink.ParseAddr("10.9.0.1/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{netlink.LinkSetTxQLen(l, 5000), netlink.AddrAdd(l, addr), netlink.LinkSetUp(l)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fd, l.Attrs().Index
+}
+
+// configure sends a UAPI request to the device's socket.
+func configure(t *testing.T, request string) (answer string) {
+	t.Helper()
+	c, err := net.Dial("unix", control.DevicePath(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := c.Write([]byte(request)); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 1<<16)
+	for !strings.HasSuffix(answer, "\n\n") {
+		n, err := c.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer += string(buf[:n])
+	}
+	return answer
+}
+
+// counted are numbered packets that arrived.
+type counted struct {
+	mu   sync.Mutex
+	has  map[uint64]bool
+	sent uint64
+}
+
+func (c *counted) next() (number uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent++
+	return c.sent
+}
+
+func (c *counted) arrived(number uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.has[number] = true
+}
+
+// missing returns how many of those between two haven't arrived.
+func (c *counted) missing(first, last uint64) (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := first; i <= last; i++ {
+		if !c.has[i] {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *counted) now() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent
+}
+
+// tunnel is a device of the engine, with a plain wireguard-go at its other end, and
+// packets in both directions.
+type tunnel struct {
+	out, in *counted
+}
+
+func newTunnel(t *testing.T) *tunnel {
+	t.Helper()
+	fd, index := makeTUN(t)
+	ask(t, control.Message{Op: control.Serve, Name: name, Index: index}, fd)
+	near, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nearPublic, farPublic := near.PublicKey(), far.PublicKey()
+	link := tuntest.NewChannelTUN()
+	remote := device.NewDevice(link.TUN(), conn.NewStdNetBind(), device.NewLogger(device.LogLevelError, ""))
+	t.Cleanup(remote.Close)
+	err = remote.IpcSet(fmt.Sprintf("private_key=%x\nlisten_port=51821\npublic_key=%x\nallowed_ip=10.9.0.1/32\n", far[:], nearPublic[:]))
+	if err == nil {
+		err = remote.Up()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := configure(t, fmt.Sprintf("set=1\nprivate_key=%x\nlisten_port=51820\npublic_key=%x\nallowed_ip=10.9.0.2/32\n"+
+		"endpoint=127.0.0.1:51821\npersistent_keepalive_interval=25\n\n", near[:], farPublic[:]))
+	if answer != "errno=0\n\n" {
+		t.Fatalf("configure: %q", answer)
+	}
+	ask(t, control.Message{Op: control.Up, Name: name})
+
+	tl := &tunnel{out: &counted{has: make(map[uint64]bool)}, in: &counted{has: make(map[uint64]bool)}}
+	receive, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(10, 9, 0, 1), Port: 7000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	send, err := net.Dial("udp4", "10.9.0.2:7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	each := func(f func()) {
+		wg.Go(func() {
+			tick := time.NewTicker(time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-tick.C:
+					f()
+				case <-done:
+					return
+				}
+			}
+		})
+	}
+	each(func() { _, _ = send.Write(binary.BigEndian.AppendUint64(nil, tl.out.next())) })
+	each(func() {
+		select {
+		case link.Outbound <- fromRemote(tl.in.next()):
+		case <-done:
+		}
+	})
+	wg.Go(func() {
+		for {
+			select {
+			case p := <-link.Inbound:
+				if len(p) == 36 {
+					tl.out.arrived(binary.BigEndian.Uint64(p[28:]))
+				}
+			case <-done:
+				return
+			}
+		}
+	})
+	wg.Go(func() {
+		for buf := make([]byte, 64); ; {
+			n, err := receive.Read(buf)
+			if err != nil {
+				return
+			}
+			if n == 8 {
+				tl.in.arrived(binary.BigEndian.Uint64(buf))
+			}
+		}
+	})
+	t.Cleanup(func() {
+		close(done)
+		_ = receive.Close()
+		_ = send.Close()
+		go func() {
+			for range link.Inbound {
+				// The remote must be able to end.
+			}
+		}()
+		wg.Wait()
+	})
+	return tl
+}
+
+// fromRemote returns a UDP packet of the remote, without checksum.
+func fromRemote(number uint64) []byte {
+	p := make([]byte, 36)
+	p[0], p[3], p[8], p[9] = 0x45, 36, 64, 17
+	copy(p[12:], []byte{10, 9, 0, 2, 10, 9, 0, 1})
+	var sum uint32
+	for i := 0; i < 20; i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(p[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(p[10:], ^uint16(sum))
+	binary.BigEndian.PutUint16(p[20:], 7000)
+	binary.BigEndian.PutUint16(p[22:], 7000)
+	binary.BigEndian.PutUint16(p[24:], 16)
+	binary.BigEndian.PutUint64(p[28:], number)
+	return p
+}
+
+// works waits until packets arrive that are sent from now on, in both directions.
+func (tl *tunnel) works(t *testing.T) (out, in uint64) {
+	t.Helper()
+	for _, c := range []*counted{tl.out, tl.in} {
+		first := c.now() + 1
+		eventually(t, "packets arrive", func() bool { return c.now() > first && c.missing(first, c.now()) < int(c.now()-first) })
+	}
+	return tl.out.now(), tl.in.now()
+}
+
+// An engine that starts takes over from the one that serves, which stands by, and takes
+// over again when the other one is told to end. No packet is lost.
+func TestEnginesHandOver(t *testing.T) {
+	first := start(t)
+	first.says(t, "msg=starting")
+	tl := newTunnel(t)
+	out, in := tl.works(t)
+
+	second := start(t)
+	second.says(t, "msg=\"taken over\"")
+	first.says(t, "msg=\"standing by\"")
+	tl.works(t)
+	if list := ask(t, control.Message{Op: control.List}).Devices; len(list) != 1 || list[0].Name != name {
+		t.Errorf("the second engine serves %v", list)
+	}
+	if answer := configure(t, "get=1\n\n"); !strings.Contains(answer, "persistent_keepalive_interval=25\n") || !strings.Contains(answer, "listen_port=51820\n") {
+		t.Errorf("the device isn't configured as before:\n%s", answer)
+	}
+	second.says(t, "msg=\"another engine stands by\"")
+	if err := second.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-second.ended; err != nil {
+		t.Errorf("the second engine ends with %v", err)
+	}
+	first.says(t, "msg=\"taken over\"")
+	tl.works(t)
+	for what, c := range map[string]struct {
+		*counted
+		first, last uint64
+	}{"out": {tl.out, out, tl.out.now()}, "in": {tl.in, in, tl.in.now()}} {
+		for end := time.Now().Add(5 * time.Second); c.missing(c.first, c.last) > 0 && time.Now().Before(end); {
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Logf("%s: %d packets", what, c.last-c.first)
+		if lost := c.missing(c.first, c.last); lost > 0 {
+			t.Errorf("%s: %d packets are lost", what, lost)
+		}
+	}
+}
+
+// The engine that stands by serves when the other one is killed.
+func TestStandbyServes(t *testing.T) {
+	first := start(t)
+	first.says(t, "msg=starting")
+	second := start(t)
+	second.says(t, "msg=\"another engine stands by\"")
+	if err := second.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	first.says(t, "msg=starting")
+	newTunnel(t).works(t)
+}
