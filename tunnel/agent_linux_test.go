@@ -102,6 +102,7 @@ func serveRequest(d **Device, req request) (res response, err error) {
 // agent is a process that serves a device in a namespace.
 type agent struct {
 	cfg  Config
+	pid  int
 	key  Key
 	kill func()
 	in   *json.Encoder
@@ -141,6 +142,7 @@ func startAgent(t *testing.T, n *nstest.Namespace, cfg Config) *agent {
 		_ = cmd.Wait() // "signal: killed"
 	}
 	t.Cleanup(a.kill)
+	a.pid = cmd.Process.Pid
 	a.key = a.call(t, request{Call: "open", Config: cfg}).Key
 	a.call(t, request{Call: "ensure"})
 	return a

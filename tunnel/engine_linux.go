@@ -101,7 +101,8 @@ func (e *engine) serve(ctx context.Context, l link, file *os.File) error {
 	err = raw.Control(func(fd uintptr) {
 		_, askErr = e.client.Ask(ctx, control.Message{Op: control.Serve, Name: l.name, Index: l.index}, int(fd))
 	})
-	if err = errors.Join(err, askErr); err != nil {
+	err = errors.Join(err, askErr)
+	if err != nil {
 		return err
 	}
 	e.index = l.index

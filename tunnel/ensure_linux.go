@@ -266,14 +266,15 @@ func (d *Device) serve(ctx context.Context, e *engine, l *link) (changed bool, e
 		return false, err
 	}
 	err = e.serve(ctx, *l, file)
-	if err = errors.Join(err, file.Close()); err != nil {
+	err = errors.Join(err, file.Close())
+	switch {
+	case err != nil:
 		return true, err
+	case created:
+		d.log.Info("created link", "backend", Userspace, "index", l.index)
+	default:
+		d.log.Info("serving the link that an earlier run left", "backend", Userspace, "index", l.index)
 	}
-	message := "serving the link that an earlier run left"
-	if created {
-		message = "created link"
-	}
-	d.log.Info(message, "backend", Userspace, "index", l.index)
 	return true, nil
 }
 

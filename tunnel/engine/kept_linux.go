@@ -207,7 +207,7 @@ func (k *keeper) uapi(d *kept, conn net.Conn) {
 				}
 				return
 			}
-			answer, err := k.configure(d, request)
+			answer, err := k.configure(d.ctx, d, request)
 			if err != nil {
 				if d.ctx.Err() == nil {
 					d.log.Warn("cannot answer a UAPI request", "err", err)
@@ -249,8 +249,8 @@ func readRequest(r *bufio.Reader) (request []byte, err error) {
 }
 
 // configure has a server carry out a UAPI request and returns the answer.
-func (k *keeper) configure(d *kept, request []byte) (answer []byte, err error) {
-	ctx, cancel := context.WithTimeout(d.ctx, askLimit)
+func (k *keeper) configure(ctx context.Context, d *kept, request []byte) (answer []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	changes := bytes.HasPrefix(request, []byte("set"))
 	ask := func(s *server) error {

@@ -232,10 +232,11 @@ func (c *Conn) receive(buffer []byte) (m Message, files Files, err error) {
 	case err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
 		err = errors.New("message is too large")
 	}
-	if err = errors.Join(err, rightsErr); err != nil {
+	err = errors.Join(err, rightsErr)
+	if err != nil {
 		return m, files, err
 	}
-	if err := json.Unmarshal(buffer[:n], &m); err != nil {
+	if err = json.Unmarshal(buffer[:n], &m); err != nil {
 		return m, files, fmt.Errorf("message isn't understood: %w", err)
 	}
 	return m, files, nil
