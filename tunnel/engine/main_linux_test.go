@@ -1,0 +1,48 @@
+package engine_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
+)
+
+// insideVariable says to a test process that it has namespaces of its own.
+const insideVariable = "ENGINE_TEST_INSIDE"
+
+// TestMain runs the tests in a process that has network and mount namespaces of its
+// own, and so sockets of its own.
+func TestMain(m *testing.M) {
+	enginetest.Main()
+	if os.Getenv(insideVariable) != "" {
+		run := filepath.Dir(control.Dir)
+		err := errors.Join(
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			os.MkdirAll(run, 0o755),
+			unix.Mount("tmpfs", run, "tmpfs", 0, "mode=0755"),
+		)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
+			os.Exit(1)
+		}
+		os.Exit(m.Run())
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args, cmd.Env = os.Args, append(os.Environ(), insideVariable+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
+	if err := nstest.AsRoot(cmd); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(m.Run()) // Tests that need namespaces skip or fail.
+	}
+	os.Exit(nstest.Again(cmd))
+}
