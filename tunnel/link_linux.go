@@ -119,6 +119,23 @@ func (l link) settle(mtu int, log *slog.Logger) (changed bool, err error) {
 	return changed, nil
 }
 
+// minQueue is how many packets wait in a TUN link, at least, while nobody reads them: the
+// engine hands the link over, or starts another serving process. It is 100 ms at 20,000
+// packets a second; the kernel's default of 500 is a quarter of that.
+const minQueue = 2000
+
+// lengthenQueue makes the link's queue that long, unless somebody made it longer.
+func (l link) lengthenQueue() error {
+	found, err := netlink.LinkByIndex(l.index)
+	if err == nil && found.Attrs().TxQLen < minQueue {
+		err = netlink.LinkSetTxQLen(found, minQueue)
+	}
+	if err != nil {
+		return fmt.Errorf("set length of the queue: %w", explain(err))
+	}
+	return nil
+}
+
 // mark sets the alias that says the link is ours.
 func (l link) mark(alias string) error {
 	if err := netlink.LinkSetAlias(l.ref(), alias); err != nil {

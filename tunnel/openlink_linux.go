@@ -54,6 +54,9 @@ func (d *Device) prepare(file *os.File, created bool) (link, error) {
 	if err := persist(file); err != nil {
 		return l, err
 	}
+	if err := l.lengthenQueue(); err != nil {
+		return l, err
+	}
 	mtu := int(d.mtu.Load())
 	if mtu == 0 && created {
 		mtu = DefaultMTU
