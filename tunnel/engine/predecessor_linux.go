@@ -225,6 +225,7 @@ func (k *keeper) take(ctx context.Context, d *kept, config []byte, pair int) err
 	k.mu.Lock()
 	d.listener = listener
 	k.mu.Unlock()
+	//nolint:contextcheck // What comes there isn't of this hand-over.
 	k.wg.Go(func() { k.accept(listener, func(conn *net.UnixConn) { k.uapi(d, conn) }) })
 	return nil
 }
