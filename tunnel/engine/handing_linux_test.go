@@ -80,9 +80,14 @@ func start(t *testing.T) *running {
 	if err := r.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { r.ended <- r.Wait() }()
+	gone := make(chan struct{})
+	go func() {
+		r.ended <- r.Wait()
+		close(gone)
+	}()
 	t.Cleanup(func() {
 		_ = r.Process.Kill()
+		<-gone // the next test has engines of its own
 		if t.Failed() {
 			t.Logf("log of process %d:\n%s", r.Process.Pid, r.log.Take())
 		}
