@@ -112,7 +112,7 @@ func TestBesideBGP(t *testing.T) {
 	}
 
 	// The capture would have seen it.
-	direct := startFlow(t, here.ns, netip.AddrPortFrom(here.podCIDR.Addr().Next(), 0), netip.MustParseAddrPort("10.99.0.1:9"))
+	direct := startFlow(t, here.ns, netip.AddrPortFrom(here.podCIDR.Addr().Next(), 0), netip.MustParseAddrPort("10.99.0.1:9"), 1)
 	await(t, "the capture to see plaintext", func() bool { return wire.plain.Load() > 0 })
 	direct.pause()
 }

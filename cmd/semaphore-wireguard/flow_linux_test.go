@@ -128,11 +128,18 @@ func openUDP(t *testing.T, ns *nstest.Namespace, address netip.AddrPort) net.Pac
 // flowTo starts a flow from the node's pod to that of another one.
 func (n *testNode) flowTo(t *testing.T, to *testNode) *flow {
 	t.Helper()
-	return startFlow(t, n.pod, netip.AddrPortFrom(n.podIP, 0), netip.AddrPortFrom(to.podIP, flowPort))
+	return n.flowOf(t, to, 1)
 }
 
-// startFlow starts a flow between two addresses, the first of them in a namespace.
-func startFlow(t *testing.T, ns *nstest.Namespace, from, to netip.AddrPort) *flow {
+// flowOf is flowTo with so many packets at once.
+func (n *testNode) flowOf(t *testing.T, to *testNode, burst int) *flow {
+	t.Helper()
+	return startFlow(t, n.pod, netip.AddrPortFrom(n.podIP, 0), netip.AddrPortFrom(to.podIP, flowPort), burst)
+}
+
+// startFlow starts a flow between two addresses, the first of them in a namespace, of
+// so many packets at once.
+func startFlow(t *testing.T, ns *nstest.Namespace, from, to netip.AddrPort, burst int) *flow {
 	t.Helper()
 	f := &flow{conn: openUDP(t, ns, from), to: net.UDPAddrFromAddrPort(to), quit: make(chan struct{})}
 	f.done.Go(func() {
@@ -159,7 +166,9 @@ func startFlow(t *testing.T, ns *nstest.Namespace, from, to netip.AddrPort) *flo
 				return
 			case <-tick.C:
 			}
-			f.send(f.sent.Add(1))
+			for range burst {
+				f.send(f.sent.Add(1))
+			}
 		}
 	})
 	t.Cleanup(func() {

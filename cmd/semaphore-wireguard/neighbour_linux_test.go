@@ -33,14 +33,14 @@ func TestAnotherHasTheListenPort(t *testing.T) {
 		if backend == config.BackendKernel {
 			inside := joinWireGuard(t, here, merit, port)
 			stop := servePackets(t, here.ns, netip.AddrPortFrom(inside[0], flowPort))
-			others = startFlow(t, merit.ns, netip.AddrPortFrom(inside[1], 0), netip.AddrPortFrom(inside[0], flowPort))
+			others = startFlow(t, merit.ns, netip.AddrPortFrom(inside[1], 0), netip.AddrPortFrom(inside[0], flowPort), 1)
 			leave = func() {
 				stop()
 				check(t, here.ns.Do(func() error { return deleteLink("wg0") }))
 			}
 		} else {
 			leave = servePackets(t, here.ns, port)
-			others = startFlow(t, merit.ns, netip.AddrPortFrom(merit.address, 0), port)
+			others = startFlow(t, merit.ns, netip.AddrPortFrom(merit.address, 0), port, 1)
 		}
 		others.waitPassing(t, "the other one's traffic")
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
@@ -59,7 +58,7 @@ func (n *testNode) acts(t *testing.T) {
 
 // TestAgentsTakeTurns rolls agents out as a DaemonSet with surge does: the new one is
 // there, and ready, before the old one ends. Only one acts at any time, and the data
-// plane doesn't notice. What the userspace device costs is printed.
+// plane doesn't notice.
 func TestAgentsTakeTurns(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
@@ -98,13 +97,10 @@ func TestAgentsTakeTurns(t *testing.T) {
 			byPort.socket = ""
 			await(t, "the port to be the new one's", func() bool { rep := byPort.status(); return rep != nil && rep.Standby == nil })
 			f.waitPassing(t, how.name)
-			if _, lost := f.end(t, how.name); lost > 0 && backend == config.BackendKernel {
+			if _, lost := f.end(t, how.name); lost > 0 {
 				t.Errorf("%s: %d packets are lost", how.name, lost)
 			}
 			lines := watched.take(t)
-			if backend == config.BackendUserspace {
-				lines = withoutCarrier(lines)
-			}
 			if diff := cmp.Diff([]string(nil), lines); diff != "" {
 				t.Errorf("%s: ip monitor route rule link prints\n%s", how.name, strings.Join(lines, "\n"))
 			}
