@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -63,8 +64,31 @@ func startLab(t *testing.T) *lab {
 		testbed.ClusterConfig{Name: "aws", Controllers: true}, testbed.ClusterConfig{Name: "gcp", Controllers: true})
 	must(t, err)
 	l.clusters = [2]*testbed.Cluster(clusters)
+	t.Cleanup(func() { l.printLogs(t) })
 	both(t, func(i int) error { return l.startNode(t.Context(), i, archives) })
 	return l
+}
+
+// printLogs prints the ends of our pods' logs when the test has failed.
+func (l *lab) printLogs(t *testing.T) {
+	for _, k := range l.kubelets {
+		if k == nil || !t.Failed() {
+			continue
+		}
+		files, err := k.Logs(programs.Namespace)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Log(err) // Its pod has just gone.
+				continue
+			}
+			lines := strings.Split(strings.TrimRight(string(content), "\n"), "\n")
+			t.Logf("end of %s:\n%s", file, strings.Join(lines[max(0, len(lines)-40):], "\n"))
+		}
+	}
 }
 
 // closeOnSignal removes everything when the test is interrupted.

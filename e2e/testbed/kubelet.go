@@ -330,6 +330,12 @@ func (k *Kubelet) Load(ctx context.Context, archive string) error {
 	return err
 }
 
+// Logs are the files with what containers of a namespace's pods have printed, those
+// that there still are.
+func (k *Kubelet) Logs(namespace string) ([]string, error) {
+	return filepath.Glob(k.file("log/pods/" + namespace + "_*/*/*.log"))
+}
+
 // Kill sends SIGKILL to the first process of a pod's container, which must run.
 func (k *Kubelet) Kill(ctx context.Context, namespace, pod, container string) error {
 	id, err := k.container(ctx, namespace, pod, container)
