@@ -36,9 +36,10 @@ type kubelet struct {
 	override map[string]string
 }
 
-// runningPod is a pod whose only container has been started.
+// runningPod is a pod whose only container has been started, after its sidecars.
 type runningPod struct {
 	*sandbox.Process
+	sidecars  []*sandbox.Process
 	kubelet   *kubelet
 	container *corev1.Container
 	address   string // of the pod, where the kubelet probes it by default
@@ -61,16 +62,35 @@ func (k *kubelet) run(t *testing.T, name string, template *corev1.PodTemplateSpe
 			t.Error(err)
 		}
 	})
-	if len(pod.Spec.Containers) != 1 || len(pod.Spec.InitContainers) != 0 {
+	if len(pod.Spec.Containers) != 1 {
 		t.Fatalf("pod %s: expected one container", pod.Name)
 	}
-	container := &pod.Spec.Containers[0]
-	dirs := map[string]string{}
+	running := &runningPod{
+		kubelet: k, container: &pod.Spec.Containers[0],
+		// Pods of the testbed run in their node's network namespace, and have its address.
+		address: k.node.Addresses()[0].String(),
+	}
 	credentials, err := k.node.Cluster.Credentials(t.Context(), systemNamespace, pod.Spec.ServiceAccountName)
 	must(t, err)
 	must(t, credentials.RotateFor(t.Context(), authenticationv1.TokenRequestSpec{
 		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
 	}))
+	dirs := map[string]string{}
+	for i := range pod.Spec.InitContainers {
+		sidecar := &pod.Spec.InitContainers[i]
+		if sidecar.RestartPolicy == nil || *sidecar.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+			t.Fatalf("pod %s: %s isn't a sidecar", pod.Name, sidecar.Name)
+		}
+		running.sidecars = append(running.sidecars, k.start(t, name+"-"+sidecar.Name, pod, sidecar, credentials, dirs))
+	}
+	running.Process = k.start(t, name, pod, running.container, credentials, dirs)
+	return running
+}
+
+// start starts the process of a container. dirs are the empty folders of the pod, by
+// volume.
+func (k *kubelet) start(t *testing.T, name string, pod *corev1.Pod, container *corev1.Container, credentials *testbed.Credentials, dirs map[string]string) *sandbox.Process {
+	t.Helper()
 	token, env := credentials.InCluster()
 	env = append(env, k.environment(t, pod, container)...)
 	command := sandbox.Command{Name: name, Env: env, Mounts: k.volumes(t, pod, container, token, dirs)}
@@ -80,13 +100,27 @@ func (k *kubelet) run(t *testing.T, name string, template *corev1.PodTemplateSpe
 	if len(container.Command) != 1 || path.Dir(container.Command[0]) != "/bin" {
 		t.Fatalf("pod %s: the image has no %q", pod.Name, container.Command)
 	}
+	var err error
 	command.Path, err = exec.LookPath("setpriv")
 	must(t, err)
 	command.Args = slices.Concat(privileges(t, pod, container), []string{"--", program(t, path.Base(container.Command[0]))}, container.Args)
 	process, err := k.node.Start(command)
 	must(t, err)
-	// Pods of the testbed run in their node's network namespace, and have its address.
-	return &runningPod{Process: process, kubelet: k, container: container, address: k.node.Addresses()[0].String()}
+	return process
+}
+
+// Stop ends the pod as the kubelet does: its sidecars after everything else.
+func (p *runningPod) Stop(ctx context.Context) error {
+	return errors.Join(p.Process.Stop(ctx), p.stopSidecars(ctx))
+}
+
+// stopSidecars ends what is left of a pod whose container has ended.
+func (p *runningPod) stopSidecars(ctx context.Context) error {
+	var errs []error
+	for _, sidecar := range slices.Backward(p.sidecars) {
+		errs = append(errs, sidecar.Stop(ctx))
+	}
+	return errors.Join(errs...)
 }
 
 // environment is what the container's process finds in its environment.
@@ -96,14 +130,16 @@ func (k *kubelet) environment(t *testing.T, pod *corev1.Pod, container *corev1.C
 		t.Errorf("pod %s gets variables that look like settings, for each service", pod.Name)
 	}
 	env := map[string]string{}
+	config := func(name string) map[string]string {
+		config, err := k.node.Cluster.Client().CoreV1().ConfigMaps(systemNamespace).Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		return config.Data
+	}
 	for _, from := range container.EnvFrom {
 		if from.ConfigMapRef == nil {
 			t.Fatalf("pod %s: environment from %v", pod.Name, from)
 		}
-		config, err := k.node.Cluster.Client().CoreV1().ConfigMaps(systemNamespace).
-			Get(t.Context(), from.ConfigMapRef.Name, metav1.GetOptions{})
-		must(t, err)
-		for key, value := range config.Data {
+		for key, value := range config(from.ConfigMapRef.Name) {
 			env[from.Prefix+key] = value
 		}
 	}
@@ -117,11 +153,18 @@ func (k *kubelet) environment(t *testing.T, pod *corev1.Pod, container *corev1.C
 			env[v.Name] = v.Value
 		case v.ValueFrom.FieldRef != nil && fields[v.ValueFrom.FieldRef.FieldPath] != "":
 			env[v.Name] = fields[v.ValueFrom.FieldRef.FieldPath]
+		case v.ValueFrom.ConfigMapKeyRef != nil:
+			if value, set := config(v.ValueFrom.ConfigMapKeyRef.Name)[v.ValueFrom.ConfigMapKeyRef.Key]; set {
+				env[v.Name] = value
+			}
 		default:
 			t.Fatalf("pod %s: %s from %v", pod.Name, v.Name, v.ValueFrom)
 		}
 	}
 	for key, value := range k.override {
+		if len(container.EnvFrom) == 0 {
+			break // It is told nothing of remotes.
+		}
 		if _, set := env[key]; !set {
 			t.Errorf("pod %s isn't told %s", pod.Name, key)
 		}
