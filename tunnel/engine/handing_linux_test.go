@@ -5,12 +5,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -26,44 +23,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
-
-const isolated = "ENGINE_TEST_ISOLATED"
-
-// TestMain runs the tests in a process with a network and a directory for sockets of
-// its own.
-func TestMain(m *testing.M) {
-	enginetest.Main()
-	if os.Getenv(isolated) != "" {
-		if err := isolate(); err != nil {
-			fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
-			os.Exit(1)
-		}
-		os.Exit(m.Run())
-	}
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Args, cmd.Env = os.Args, append(os.Environ(), isolated+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
-	if err := nstest.AsRoot(cmd); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(m.Run()) // Tests that need namespaces skip or fail.
-	}
-	os.Exit(nstest.Again(cmd))
-}
-
-func isolate() error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return err
-	}
-	if err := unix.Mount("tmpfs", filepath.Dir(control.Dir), "tmpfs", 0, "mode=0755"); err != nil {
-		return err
-	}
-	loopback, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(loopback)
-}
 
 // running is an engine process.
 type running struct {

@@ -181,7 +181,7 @@ func TestAnEngineThatRunsIsNotReplaced(t *testing.T) {
 	startEngine(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	err := engine.Run(ctx, engine.Config{Logger: slog.New(slog.DiscardHandler)})
+	err := engine.Run(ctx, engine.Config{Temporary: true, Logger: slog.New(slog.DiscardHandler)})
 	if !strings.Contains(fmt.Sprint(err), "another process") {
 		t.Errorf("got %v, want an error that says who has the socket", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
@@ -29,6 +30,7 @@ func TestMain(m *testing.M) {
 			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 			os.MkdirAll(run, 0o755),
 			unix.Mount("tmpfs", run, "tmpfs", 0, "mode=0755"),
+			loopbackUp(),
 		)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
@@ -45,4 +47,12 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run()) // Tests that need namespaces skip or fail.
 	}
 	os.Exit(nstest.Again(cmd))
+}
+
+func loopbackUp() error {
+	loopback, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(loopback)
 }

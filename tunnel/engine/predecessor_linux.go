@@ -79,6 +79,9 @@ func (k *keeper) begin(ctx context.Context) (*control.Listener, error) {
 		c, err := control.Dial(limited, func(string) {})
 		cancel()
 		switch {
+		case err == nil && k.cfg.Temporary:
+			c.Close()
+			return nil, fmt.Errorf("socket %s is %w", control.Path, control.ErrServed)
 		case err == nil:
 			return k.takeOver(ctx, c)
 		case control.Absent(err):
