@@ -66,12 +66,13 @@ type Device struct {
 	parked atomic.Bool             // another device took its port
 	mtu    atomic.Int64            // wanted; 0: any
 
-	mu      sync.Mutex // guards what follows
-	backend string     // the one chosen; empty before the first Ensure
-	engine  *engine    // nil with the kernel backend, or when not connected
-	checked time.Time  // when the key and port were last compared; zero: due
-	peers   peerState
-	closed  bool
+	mu        sync.Mutex // guards what follows
+	backend   string     // the one chosen; empty before the first Ensure
+	engine    *engine    // nil with the kernel backend, or when not connected
+	expecting func()     // ends the wait for an engine; nil: there is none
+	checked   time.Time  // when the key and port were last compared; zero: due
+	peers     peerState
+	closed    bool
 }
 
 // keyPair is a private key and what belongs to it.
@@ -144,8 +145,8 @@ func (d *Device) Index() (int, bool) {
 }
 
 // Notify sets a function that is called, on any goroutine, when the device wants
-// [Device.Ensure]: its link isn't served any more, or another device of ours took
-// its listen port. It must not block.
+// [Device.Ensure]: its link isn't served any more, an engine answers where none did, or
+// another device of ours took its listen port. It must not block.
 func (d *Device) Notify(f func()) { d.notify.Store(&f) }
 
 // SetMTU sets what [Device.Ensure] makes the link's MTU from now on, in bytes.

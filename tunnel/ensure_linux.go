@@ -229,8 +229,12 @@ func (d *Device) ensureUserspace(ctx context.Context, l *link) (changed bool, er
 // connect has the engine serve the link l, and creates it when it is the zero link.
 // An engine that serves it already goes on.
 func (d *Device) connect(ctx context.Context, l *link) (changed bool, err error) {
+	d.expectNoMore()
 	e, err := connectEngine(ctx, d.cfg.Engine, d.cfg.Name, d.wake)
 	if err != nil {
+		if d.cfg.Engine == "" && control.Absent(err) {
+			d.expect()
+		}
 		return false, err
 	}
 	created, err := d.serve(ctx, e, l)
@@ -287,6 +291,7 @@ func (d *Device) wake() {
 
 // disconnect ends the connection to the engine, which goes on. The caller holds d.mu.
 func (d *Device) disconnect() {
+	d.expectNoMore()
 	if d.engine != nil {
 		d.engine.close()
 		d.engine = nil

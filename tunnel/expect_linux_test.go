@@ -1,0 +1,58 @@
+package tunnel
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+)
+
+func TestADeviceIsToldThatAnEngineHasCome(t *testing.T) {
+	nstest.Namespaces(t)
+	d := open(t, config(t, "gcp", Userspace))
+	away := control.Path + ".away"
+	if err := os.Rename(control.Path, away); err != nil {
+		t.Fatal(err)
+	}
+	here := func() {
+		if err := os.Rename(away, control.Path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := d.Ensure(t.Context()); !control.Absent(err) {
+		here()
+		t.Fatalf("Ensure returned %v, expected that no engine answers", err)
+	}
+	here()
+	select {
+	case <-d.notified:
+	case <-time.After(time.Minute):
+		t.Fatal("not told within a minute")
+	}
+	d.ensure(t)
+	d.status(t)
+}
+
+func TestNoEngineIsAwaitedPastTheEnd(t *testing.T) {
+	nstest.Namespaces(t)
+	away := control.Path + ".away"
+	if err := os.Rename(control.Path, away); err != nil {
+		t.Fatal(err)
+	}
+	d := open(t, config(t, "gcp", Userspace))
+	_, err := d.Ensure(t.Context())
+	closeErr := d.Close() // returns
+	if err := os.Rename(away, control.Path); err != nil {
+		t.Fatal(err)
+	}
+	if !control.Absent(err) || closeErr != nil {
+		t.Fatalf("Ensure returned %v, Close %v", err, closeErr)
+	}
+	select {
+	case <-d.notified:
+		t.Error("a notification about a device that was closed")
+	default:
+	}
+}
