@@ -63,7 +63,7 @@ func (b *bench) churn(ctx context.Context, a *arena) error {
 	}
 	var besides, idles []pair
 	for i := range b.pairs {
-		before, err := cpuOf(agent.Process())
+		before, err := cpuOfAgents(agent)
 		if err != nil {
 			return err
 		}
@@ -71,12 +71,12 @@ func (b *bench) churn(ctx context.Context, a *arena) error {
 		if err := measure.Pause(ctx, b.seconds); err != nil {
 			return err
 		}
-		quiet, err := cpuOf(agent.Process())
+		quiet, err := cpuOfAgents(agent)
 		if err != nil {
 			return err
 		}
 		idle := (quiet - before).Seconds() / time.Since(start).Seconds()
-		received, err := cpuOf(monitor)
+		received, err := cpuOf(monitor.PID())
 		if err != nil {
 			return err
 		}
@@ -93,11 +93,11 @@ func (b *bench) churn(ctx context.Context, a *arena) error {
 			return err
 		}
 		took := time.Since(start).Seconds()
-		busy, err := cpuOf(agent.Process())
+		busy, err := cpuOfAgents(agent)
 		if err != nil {
 			return err
 		}
-		printed, err := cpuOf(monitor)
+		printed, err := cpuOf(monitor.PID())
 		if err != nil {
 			return err
 		}

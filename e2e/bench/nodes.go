@@ -147,7 +147,11 @@ func (s *scale) memory(ctx context.Context) (now, peak float64, err error) {
 	if err := measure.Pause(ctx, settling); err != nil {
 		return 0, 0, err
 	}
-	return measure.Resident(s.agent.Process().PID())
+	pids, err := s.agent.PIDs()
+	if err != nil {
+		return 0, 0, err
+	}
+	return measure.Resident(pids...)
 }
 
 // scatterTime is the time in which WireGuard tries again to reach a peer that
@@ -220,8 +224,8 @@ const window = scatterTime + 167*time.Millisecond
 func (s *scale) compareCPU(ctx context.Context, what string, do func(round int, d time.Duration) error) error {
 	var used []pair
 	for i := range s.pairs {
-		oursBefore, oursErr := cpuOf(s.agent.Process())
-		besideBefore, besideErr := cpuOf(s.plain.process)
+		oursBefore, oursErr := cpuOfAgents(s.agent)
+		besideBefore, besideErr := cpuOf(s.plain.process.PID())
 		if err := errors.Join(oursErr, besideErr); err != nil {
 			return err
 		}
@@ -232,8 +236,8 @@ func (s *scale) compareCPU(ctx context.Context, what string, do func(round int, 
 		if err := errors.Join(err, <-working); err != nil {
 			return err
 		}
-		ours, oursErr := cpuOf(s.agent.Process())
-		beside, besideErr := cpuOf(s.plain.process)
+		ours, oursErr := cpuOfAgents(s.agent)
+		beside, besideErr := cpuOf(s.plain.process.PID())
 		if err := errors.Join(oursErr, besideErr); err != nil {
 			return err
 		}

@@ -9,15 +9,15 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
 // side is a tunnel between a node of aws and one of gcp, with a pod at each end.
 type side struct {
 	name     string
 	from, to *testbed.Pod
-	// processes are those of the tunnel: from's, to's.
-	processes func() []*sandbox.Process
+	// cpu returns the processor time that the tunnel's processes have used, at both
+	// ends.
+	cpu func() (time.Duration, error)
 	// kill and stop end the process on from's node; start starts it again.
 	kill, stop, start func(ctx context.Context) error
 }
@@ -102,10 +102,10 @@ func (b *bench) startAgents(ctx context.Context, binary, name string, pods [2]*t
 	return &side{
 		name: name,
 		from: pods[0], to: pods[1],
-		processes: func() []*sandbox.Process { return []*sandbox.Process{agents[0].Process(), agents[1].Process()} },
-		kill:      func(context.Context) error { agents[0].Kill(); return nil },
-		stop:      agents[0].Stop,
-		start:     func(context.Context) error { return agents[0].Start() },
+		cpu:   func() (time.Duration, error) { return cpuOfAgents(agents[:]...) },
+		kill:  func(context.Context) error { agents[0].Kill(); return nil },
+		stop:  agents[0].Stop,
+		start: func(context.Context) error { return agents[0].Start() },
 	}, nil
 }
 
@@ -129,10 +129,10 @@ func startPlain(ctx context.Context, binary string, pods [2]*testbed.Pod) (*side
 	return &side{
 		name: "wireguard-go",
 		from: pods[0], to: pods[1],
-		processes: func() []*sandbox.Process { return []*sandbox.Process{devices[0].process, devices[1].process} },
-		kill:      devices[0].kill,
-		stop:      devices[0].stop,
-		start:     devices[0].start,
+		cpu:   func() (time.Duration, error) { return cpuOf(devices[0].process.PID(), devices[1].process.PID()) },
+		kill:  devices[0].kill,
+		stop:  devices[0].stop,
+		start: devices[0].start,
 	}, nil
 }
 

@@ -57,7 +57,7 @@ func (b *bench) throughput(ctx context.Context, ours, beside *side) error {
 // transfer sends from one pod to the other for a while.
 func (b *bench) transfer(ctx context.Context, s *side, streams int) (transfer, error) {
 	address := netip.AddrPortFrom(s.to.Addresses[0], trafficPort).String()
-	before, err := cpuOf(s.processes()...)
+	before, err := s.cpu()
 	if err != nil {
 		return transfer{}, err
 	}
@@ -80,7 +80,7 @@ func (b *bench) transfer(ctx context.Context, s *side, streams int) (transfer, e
 	if err != nil {
 		return transfer{}, err
 	}
-	after, err := cpuOf(s.processes()...)
+	after, err := s.cpu()
 	if err != nil {
 		return transfer{}, err
 	}

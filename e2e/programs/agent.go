@@ -50,6 +50,13 @@ func StartAgent(ctx context.Context, binary string, node *testbed.Node, remotes 
 	return a, err
 }
 
+// PIDs returns the ids of the agent's process and of those of the engine on its node,
+// which serves its devices and outlives it.
+func (a *Agent) PIDs() ([]int, error) {
+	engine, err := a.Node.Space().PIDs(Engine)
+	return append([]int{a.Process().PID()}, engine...), err
+}
+
 // Cleanup runs "semaphore-wireguard -cleanup" to its end. The agent must have
 // been stopped.
 func (a *Agent) Cleanup(ctx context.Context) error {

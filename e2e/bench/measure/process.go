@@ -39,16 +39,22 @@ func parseStat(content string) (time.Duration, error) {
 	return time.Duration(user+system) * clockTick, errors.Join(userErr, systemErr)
 }
 
-// Resident returns the resident set of a process in bytes, now and at its
-// greatest.
-func Resident(pid int) (now, peak float64, err error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, 0, err
+// Resident returns the resident sets of processes in bytes, added up, now and each at
+// its greatest. What they share counts for each.
+func Resident(pids ...int) (now, peak float64, err error) {
+	for _, pid := range pids {
+		content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			return 0, 0, err
+		}
+		oneNow, nowErr := parseStatus(string(content), "VmRSS")
+		onePeak, peakErr := parseStatus(string(content), "VmHWM")
+		if err := errors.Join(nowErr, peakErr); err != nil {
+			return 0, 0, err
+		}
+		now, peak = now+oneNow, peak+onePeak
 	}
-	now, nowErr := parseStatus(string(content), "VmRSS")
-	peak, peakErr := parseStatus(string(content), "VmHWM")
-	return now, peak, errors.Join(nowErr, peakErr)
+	return now, peak, nil
 }
 
 // parseStatus reads a size of /proc/<pid>/status, such as "VmRSS:  1024 kB", and

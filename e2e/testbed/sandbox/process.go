@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -131,6 +133,40 @@ func (s *Space) ended(p *Process, err error) {
 
 // PID is the process id. It stays valid after the end.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// PIDs returns the ids, outside, of the processes in the Space whose program has this
+// file name, the lowest first. It finds those that others started, too.
+func (s *Space) PIDs(program string) (pids []int, err error) {
+	first, err := s.initProcess()
+	if err != nil {
+		return nil, err
+	}
+	space, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", first.cmd.Process.Pid))
+	if err != nil {
+		return nil, fmt.Errorf("find %s in %s: %w", program, s.name, err)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		dir := "/proc/" + entry.Name()
+		// Threads of the kernel and what has ended have no program.
+		path, err := os.Readlink(dir + "/exe")
+		if err != nil || filepath.Base(strings.TrimSuffix(path, " (deleted)")) != program {
+			continue
+		}
+		if in, err := os.Readlink(dir + "/ns/pid"); err == nil && in == space {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids, nil
+}
 
 // Command is what was started.
 func (p *Process) Command() Command { return p.command }

@@ -232,6 +232,31 @@ func TestDoComesBack(t *testing.T) {
 	})
 }
 
+func TestPIDsAreThoseOfTheSpace(t *testing.T) {
+	here, elsewhere := newSpace(t), newSpace(t)
+	// One is started by another one, which ends.
+	orphan := start(t, here, sandbox.Command{Args: []string{"-c", "sh -c 'sleep 1000; true' & exit 0"}})
+	own := start(t, here, sandbox.Command{Args: []string{"-c", "sleep 1000; true"}})
+	start(t, elsewhere, sandbox.Command{Args: []string{"-c", "sleep 1000; true"}})
+	<-orphan.Done()
+	shell, err := filepath.EvalSymlinks("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	eventually(t, "both to be found", func() bool {
+		pids, err = here.PIDs(filepath.Base(shell))
+		return err != nil || len(pids) == 2
+	})
+	if err != nil || !slices.Contains(pids, own.PID()) || !slices.IsSorted(pids) {
+		t.Errorf("found %v, %v; want %d and another one", pids, err, own.PID())
+	}
+	own.Kill()
+	if left, err := here.PIDs(filepath.Base(shell)); err != nil || len(left) != 1 || left[0] == own.PID() {
+		t.Errorf("found %v, %v after the end of %d", left, err, own.PID())
+	}
+}
+
 func TestStop(t *testing.T) {
 	s := newSpace(t)
 	const ready = "echo ready; while :; do sleep 0.01; done"
