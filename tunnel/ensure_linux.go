@@ -233,7 +233,7 @@ func (d *Device) connect(ctx context.Context, l *link) (changed bool, err error)
 	e, err := connectEngine(ctx, d.cfg.Engine, d.cfg.Name, d.wake)
 	if err != nil {
 		if d.cfg.Engine == "" && control.Absent(err) {
-			d.expect()
+			d.expect(ctx)
 		}
 		return false, err
 	}

@@ -13,9 +13,9 @@ import (
 
 // expect has Ensure asked for as soon as an engine answers: how long Ensure waits
 // after a failure is how long nothing goes through the device. The caller holds d.mu.
-func (d *Device) expect() {
+func (d *Device) expect(ctx context.Context) {
 	d.expectNoMore()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
 	d.expecting = func() {
 		cancel()
