@@ -85,13 +85,6 @@ func makeGroup(hierarchy, path string) error {
 	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	// Before whatever else this machine does: a test that counts packets isn't about
-	// that.
-	for file, most := range map[string]string{"cpu.shares": "262144", "cpu.weight": "10000"} {
-		if err := os.WriteFile(filepath.Join(path, file), []byte(most), 0); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
-			return err
-		}
-	}
 	switch {
 	case hierarchy == "":
 		controllers, err := os.ReadFile(filepath.Join(filepath.Dir(path), "cgroup.controllers"))
@@ -102,7 +95,10 @@ func makeGroup(hierarchy, path string) error {
 		for controller := range strings.FieldsSeq(string(controllers)) {
 			enable = append(enable, "+"+controller)
 		}
-		return os.WriteFile(filepath.Join(filepath.Dir(path), "cgroup.subtree_control"), []byte(strings.Join(enable, " ")), 0)
+		// First: without it the group has no files of a controller's.
+		if err := os.WriteFile(filepath.Join(filepath.Dir(path), "cgroup.subtree_control"), []byte(strings.Join(enable, " ")), 0); err != nil {
+			return err
+		}
 	case slices.Contains(strings.Split(hierarchy, ","), "cpuset"):
 		// New ones are empty, and take no process (cpusets(7)).
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
@@ -113,6 +109,13 @@ func makeGroup(hierarchy, path string) error {
 			if err := os.WriteFile(filepath.Join(path, file), content, 0); err != nil {
 				return err
 			}
+		}
+	}
+	// Before whatever else this machine does: a test that counts packets isn't about
+	// that.
+	for file, most := range map[string]string{"cpu.shares": "262144", "cpu.weight": "10000"} {
+		if err := os.WriteFile(filepath.Join(path, file), []byte(most), 0); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+			return err
 		}
 	}
 	return nil
