@@ -497,8 +497,8 @@ func TestAFinalizerCostsNoRequests(t *testing.T) {
 		r := startRig(t, newFakeSets(), nil)
 		r.put(t, "1", "a", "10.4.0.1")
 		elapse(time.Second)
+		r.sets.mu.Lock() // Nobody deletes it before.
 		r.drop(t, "gcp", "1")
-		r.sets.mu.Lock()
 		leaving := r.sets.sets["gcp-ns-a"].DeepCopy()
 		now := metav1.Now()
 		leaving.DeletionTimestamp = &now
