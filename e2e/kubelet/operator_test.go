@@ -170,6 +170,35 @@ func (l *lab) hasEngine(t *testing.T) bool {
 	return false
 }
 
+// engineStarted returns when the engine of a cluster's agent has started last, as it
+// has logged.
+func (l *lab) engineStarted(cluster int) (last time.Time, err error) {
+	files, err := l.kubelets[cluster].Logs(programs.Namespace)
+	if err != nil {
+		return last, err
+	}
+	for _, file := range files {
+		if filepath.Base(filepath.Dir(file)) != "engine" {
+			continue
+		}
+		content, err := os.ReadFile(file)
+		if err != nil {
+			continue // Its pod has just gone.
+		}
+		for line := range strings.Lines(string(content)) {
+			when, text, _ := strings.Cut(line, " ")
+			at, err := time.Parse(time.RFC3339Nano, when)
+			if err == nil && strings.Contains(text, `"msg":"starting"`) && at.After(last) {
+				last = at
+			}
+		}
+	}
+	if last.IsZero() {
+		return last, errors.New("no engine has logged that it started")
+	}
+	return last, nil
+}
+
 func decode(t *testing.T, text string, into any) {
 	t.Helper()
 	must(t, json.Unmarshal([]byte(text), into))

@@ -43,8 +43,10 @@ type Sent struct {
 type Received struct {
 	// Packets counts different ones, Duplicates those that came again.
 	Packets, Duplicates int64
-	// Silence is the longest time without a packet between two that came.
+	// Silence is the longest time without a packet between two that came, the second
+	// of them at Resumed.
 	Silence time.Duration
+	Resumed time.Time
 	// Lost are packets in a row that are missing before one that came.
 	Lost []Loss
 	// Bytes came by the TCP stream. Stall is the longest time that nothing came,

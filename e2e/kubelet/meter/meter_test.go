@@ -28,7 +28,7 @@ func TestReceiverKnowsWhatIsMissing(t *testing.T) {
 		got.Lost[i].After = got.Lost[i].After.Round(time.Millisecond)
 	}
 	want := Received{
-		Packets: 5, Duplicates: 1, Silence: 38 * time.Millisecond,
+		Packets: 5, Duplicates: 1, Silence: 38 * time.Millisecond, Resumed: at(40),
 		Lost:  []Loss{{0, 1}, {2 * time.Millisecond, 1}, {5 * time.Millisecond, 3}},
 		Bytes: 20, Stall: 25 * time.Millisecond, Ended: true,
 	}

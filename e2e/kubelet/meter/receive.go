@@ -76,8 +76,8 @@ func (r *receiver) packet(number uint64, sentAt int64, now time.Time) {
 	}
 	r.sentAt[number] = sentAt + 1
 	r.got.Packets++
-	if !r.came.IsZero() {
-		r.got.Silence = max(r.got.Silence, now.Sub(r.came))
+	if silence := now.Sub(r.came); !r.came.IsZero() && silence > r.got.Silence {
+		r.got.Silence, r.got.Resumed = silence, now
 	}
 	r.came = now
 }
