@@ -372,3 +372,50 @@ func TestStandbyServes(t *testing.T) {
 	first.says(t, "msg=starting")
 	newTunnel(t).works(t)
 }
+
+// An engine that is told to end while another one takes over ends afterwards.
+func TestAnEngineEndsAfterAHandOver(t *testing.T) {
+	first := start(t)
+	first.says(t, "msg=starting")
+	newTunnel(t).works(t)
+	c, err := control.Dial(t.Context(), func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Ask(t.Context(), control.Message{Op: control.Take}); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	first.says(t, "msg=\"ending when another engine has taken over\"")
+	if answer, err := c.Ask(t.Context(), control.Message{Op: control.List}); err != nil || len(answer.Devices) != 1 {
+		t.Errorf("it serves %v: %v", answer.Devices, err)
+	}
+	c.Close()
+	if err := <-first.ended; err != nil {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
+// An engine that can't take over yet does so later: who started it would only start it
+// again, later and later.
+func TestATakeOverIsTriedAgain(t *testing.T) {
+	first := start(t)
+	first.says(t, "msg=starting")
+	newTunnel(t).works(t)
+	c, err := control.Dial(t.Context(), func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Ask(t.Context(), control.Message{Op: control.Take}); err != nil {
+		t.Fatal(err)
+	}
+	second := start(t)
+	second.says(t, "cannot take over")
+	c.Close()
+	second.says(t, "msg=\"taken over\"")
+	first.says(t, "msg=\"standing by\"")
+}

@@ -19,6 +19,8 @@ const (
 	greetLimit = 5 * time.Second
 	// standbyPause is how often an engine that stands by looks for another one.
 	standbyPause = 100 * time.Millisecond
+	// mostPause is how often an engine that can't take over tries it again, at least.
+	mostPause = 10 * time.Second
 )
 
 // Run serves devices until ctx ends, or a client ends it. Links stay, and with them
@@ -74,7 +76,7 @@ func standBy(ctx context.Context, log *slog.Logger) {
 // begin takes over what another engine serves, if one answers, and returns the control
 // socket.
 func (k *keeper) begin(ctx context.Context) (*control.Listener, error) {
-	for told := false; ; {
+	for told, pause := false, standbyPause; ; {
 		limited, cancel := context.WithTimeout(ctx, greetLimit)
 		c, err := control.Dial(limited, func(string) {})
 		cancel()
@@ -83,7 +85,13 @@ func (k *keeper) begin(ctx context.Context) (*control.Listener, error) {
 			c.Close()
 			return nil, fmt.Errorf("socket %s is %w", control.Path, control.ErrServed)
 		case err == nil:
-			return k.takeOver(ctx, c)
+			listener, err := k.takeOver(ctx, c)
+			if err == nil {
+				return listener, nil
+			}
+			// The other one goes on. Each attempt costs its peers a handshake.
+			k.log.Warn("cannot take over: trying again", "err", err, "pause", pause)
+			pause = min(2*pause, mostPause)
 		case control.Absent(err):
 			return control.Listen(control.Path)
 		case errors.Is(err, control.ErrProtocol):
@@ -99,7 +107,7 @@ func (k *keeper) begin(ctx context.Context) (*control.Listener, error) {
 			return control.Replace(control.Path)
 		}
 		select {
-		case <-time.After(standbyPause):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

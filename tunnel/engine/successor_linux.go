@@ -27,9 +27,9 @@ type handing struct {
 const (
 	// handLimit bounds how long a device takes, with all that its peers may take.
 	handLimit = 90 * time.Second
-	// leaveLimit bounds how long an engine that is to end waits for the one that
-	// stands by. A pod has 30 s by default.
-	leaveLimit = 25 * time.Second
+	// leaveLimit bounds how long an engine that is to end waits for another one that
+	// takes over. The agent's pod has 20 s.
+	leaveLimit = 15 * time.Second
 )
 
 var (
@@ -209,21 +209,32 @@ func (k *keeper) took(c *control.Conn, name string) error {
 	return nil
 }
 
-// leave has the engine that stands by take over, if there is one.
+// leave waits until another engine has taken over, if one is about to, or has the one
+// that stands by do so.
 func (k *keeper) leave() {
 	k.mu.Lock()
-	standby := k.standby
+	taker, standby := k.taker, k.standby
 	k.mu.Unlock()
-	if standby == nil || standby.Err() != nil {
+	ctx, cancel := context.WithTimeout(k.ctx, leaveLimit)
+	defer cancel()
+	switch {
+	case taker != nil:
+		k.log.Info("ending when another engine has taken over")
+		select {
+		case <-ctx.Done():
+		case <-taker.Done():
+			k.mu.Lock()
+			taken := k.taken
+			k.mu.Unlock()
+			if !taken {
+				return
+			}
+		}
+	case standby == nil || standby.Tell(control.Message{Op: control.TakeOver}) != nil:
 		return
 	}
-	if err := standby.Tell(control.Message{Op: control.TakeOver}); err != nil {
-		return
-	}
-	select {
-	case <-k.ctx.Done():
-	case <-time.After(leaveLimit):
-		k.log.Warn("the engine that stands by doesn't take over")
+	if <-ctx.Done(); k.ctx.Err() == nil {
+		k.log.Warn("the other engine doesn't take over")
 	}
 }
 
