@@ -142,9 +142,13 @@ func (i *image) licensed(program string) error {
 // runs runs a program's -version and -help with the image as its root, as the
 // image's user.
 func (i *image) runs(ctx context.Context, program, build string) error {
+	settings := []string{"SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES"}
+	if program == "semaphore-engine" { // knows nothing of clusters
+		settings = []string{"SEMAPHORE_LOG_LEVEL", "SEMAPHORE_LOG_FORMAT"}
+	}
 	for argument, want := range map[string][]string{
 		"-version": {build},
-		"-help":    {program, "SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES"},
+		"-help":    append(settings, program),
 	} {
 		cmd := exec.CommandContext(ctx, "/bin/"+program, argument)
 		cmd.Dir = "/"
