@@ -39,6 +39,9 @@ const (
 	slowPass     = 30 * time.Second
 	burstSpacing = 20 * time.Millisecond
 	saveSpacing  = 5 * time.Second
+	// linkRetry is how soon a device is looked at again after a failure, when the kernel
+	// or the engine tells something: also what the failed pass did itself.
+	linkRetry = 100 * time.Millisecond
 	// restShare is how many times as long as a pass over its nodes took the next
 	// one waits: a remote with many that change all the time takes no more than a
 	// fifth of a processor with that.

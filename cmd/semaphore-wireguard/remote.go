@@ -120,7 +120,7 @@ func (r *remote) tasks() []run.Task {
 	return []run.Task{
 		r.agent.loop(reconcile.Config{
 			Name: "device " + r.cfg.Name, Reconcile: r.ensureDevice, Trigger: r.linking,
-			MinInterval: burstSpacing, BackoffMin: burstSpacing, Resync: slowPass,
+			MinInterval: burstSpacing, BackoffMin: linkRetry, Resync: slowPass,
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.syncPeers), Trigger: r.peering,
