@@ -3,9 +3,11 @@ package programs
 import (
 	"context"
 	"net/netip"
+	"path/filepath"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
 // Ports that agents listen on: metrics and status at the node's InternalIP, and
@@ -15,8 +17,12 @@ const (
 	ProbePort  = 7774
 )
 
-// Agent is semaphore-wireguard on one node.
-type Agent struct{ *Program }
+// Agent is semaphore-wireguard on one node. It starts an engine where it needs one and
+// none answers, as it does outside of a pod; with StartEngine it waits for that one.
+type Agent struct {
+	*Program
+	engine *sandbox.Process
+}
 
 // PrepareAgent makes an agent that isn't started. The clusters must have been given
 // Grant.
@@ -34,7 +40,7 @@ func PrepareAgent(ctx context.Context, binary string, node *testbed.Node, remote
 	}
 	p.Env["SEMAPHORE_NODE_NAME"] = node.Name
 	p.Env["SEMAPHORE_POD_NAME"], p.Env["SEMAPHORE_POD_UID"] = PodName(node), node.Name
-	return &Agent{p}, nil
+	return &Agent{Program: p}, nil
 }
 
 // PodName is the name of the pod that the agent of a node thinks it is in.
@@ -55,6 +61,32 @@ func StartAgent(ctx context.Context, binary string, node *testbed.Node, remotes 
 func (a *Agent) PIDs() ([]int, error) {
 	engine, err := a.Node.Space().PIDs(Engine)
 	return append([]int{a.Process().PID()}, engine...), err
+}
+
+// StartEngine starts the engine as our manifest does, beside the agent, which waits for
+// it from its next start on. Devices of an engine that it finds go over to it. env is
+// more of its environment.
+func (a *Agent) StartEngine(env ...string) error {
+	process, err := a.Node.Start(sandbox.Command{
+		Name: "engine", Path: filepath.Join(filepath.Dir(a.binary), Engine), Env: append([]string{"SEMAPHORE_LOG_FORMAT=text"}, env...),
+	})
+	if err == nil {
+		a.engine = process
+		a.Env["SEMAPHORE_WG_ENGINE"] = "wait"
+	}
+	return err
+}
+
+// Engine is the process that StartEngine has started, the last one.
+func (a *Agent) Engine() *sandbox.Process { return a.engine }
+
+// StopPod ends the agent and then the engine that StartEngine has started, as the
+// kubelet ends a pod with a sidecar.
+func (a *Agent) StopPod(ctx context.Context) error {
+	if err := a.Stop(ctx); err != nil {
+		return err
+	}
+	return a.engine.Stop(ctx)
 }
 
 // Cleanup runs "semaphore-wireguard -cleanup" to its end. The agent must have

@@ -37,7 +37,6 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 	must(t, next.Stop(within(t, time.Minute)))
 	// It ends the engine that the agent has started. From here on there is one as in a pod.
 	must(t, next.Cleanup(within(t, time.Minute)))
-	next.Env["SEMAPHORE_WG_ENGINE"] = "wait"
 	old, err := programs.PrepareAgent(t.Context(), before, next.Node, p.GCP)
 	must(t, err)
 	must(t, old.Start())
@@ -53,8 +52,7 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 		routes, err := allRoutes(t.Context(), next.Node)
 		must(t, err)
 		written := monitor(t, next.Node)
-		engine, err := next.Node.Start(sandbox.Command{Name: "engine", Path: filepath.Join(filepath.Dir(p.Binary), programs.Engine)})
-		must(t, err)
+		must(t, next.StartEngine())
 		must(t, next.Start())
 		eventually(t, time.Minute, "the new agent to be ready beside the old one", func(ctx context.Context) error {
 			return probe(ctx, next, p.Binary, "/readyz")
@@ -73,8 +71,7 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 		must(t, probe(within(t, time.Minute), next, p.Binary, "/readyz"))
 
 		// The older manifest has no surge, so one ends before the other one starts.
-		must(t, next.Stop(within(t, time.Minute)))
-		must(t, engine.Stop(within(t, time.Minute)))
+		must(t, next.StopPod(within(t, time.Minute)))
 		must(t, old.Start())
 		must(t, programs.WaitReach(within(t, time.Minute), from, to))
 		must(t, conn.exchange("on the old agent again"))

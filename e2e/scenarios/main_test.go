@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -90,12 +91,15 @@ func startPair(t *testing.T, nodes int) *programs.Pair {
 // alone doesn't end it, or has panicked.
 func soundLogs(t *testing.T, tb *testbed.Testbed) {
 	t.Helper()
-	paths, err := filepath.Glob(tb.LogPath("*-agent"))
+	agents, err := filepath.Glob(tb.LogPath("*-agent"))
 	must(t, err)
-	if len(paths) == 0 {
+	if len(agents) == 0 {
 		t.Error("there are no logs of agents")
 	}
-	for _, path := range paths {
+	// Those that an agent has started write to the agent's log.
+	engines, err := filepath.Glob(tb.LogPath("*-engine"))
+	must(t, err)
+	for _, path := range slices.Concat(agents, engines) {
 		log, err := os.ReadFile(path)
 		must(t, err)
 		for _, bad := range []string{"WARNING: DATA RACE", "panic: ", "fatal error: "} {

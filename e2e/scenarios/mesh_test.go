@@ -230,6 +230,7 @@ func TestMesh(t *testing.T) {
 		key := status.Remote("gcp").Device.PublicKey
 		must(t, aws1.Node.Reboot())
 		must(t, awsPod.Serve(t.Context(), programs.PodPort, nil))
+		delete(aws1.Env, "SEMAPHORE_WG_ENGINE") // It starts one itself, which -cleanup ends.
 		must(t, aws1.Start())
 		// Until the agent has run once after a boot nothing guards the node's
 		// pods: docs/operations.md says so.

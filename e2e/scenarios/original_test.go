@@ -78,12 +78,15 @@ func TestMovingOver(t *testing.T) {
 	// And back, with the guards that ours leaves, and again without anything of ours.
 	for _, leave := range []func(){
 		func() {
-			must(t, agent.Stop(within(t, repair)))
+			must(t, agent.StopPod(within(t, repair)))
 			// It stays, and lets pass what the original decrypts.
 			_, err := agent.Node.Run(t.Context(), "nft", "list", "table", "inet", routes.FilterTable)
 			must(t, err)
 		},
-		func() { testCleanup(t, agent) },
+		func() {
+			must(t, agent.StopPod(within(t, repair)))
+			testCleanup(t, agent)
+		},
 	} {
 		leave()
 		olds[0].start(t)
@@ -204,6 +207,7 @@ func moved(t *testing.T, o *original) *programs.Agent {
 	}
 	agent.Env["SEMAPHORE_CLUSTERS_CONFIG"] = config
 	agent.Env["SSL_CERT_FILE"] = o.roots
+	must(t, agent.StartEngine())
 	must(t, agent.Start())
 	eventually(t, time.Minute, "the agent to be ready", agent.Ready)
 

@@ -68,15 +68,27 @@ func testRestart(t *testing.T, a *programs.Agent, from, to *testbed.Pod, how str
 	}
 }
 
-// testRestartWithoutPort starts an agent while somebody else has its port, and later
-// hasn't. It has another one meanwhile; routes, and the source in them, stay as they are.
+// testRestartWithoutPort starts an agent, and an engine, while somebody else has the port,
+// and later hasn't. The device has another one meanwhile; routes, and the source in them,
+// stay as they are.
 func testRestartWithoutPort(t *testing.T, a *programs.Agent, from, to *testbed.Pod) {
 	ctx := within(t, 4*time.Minute)
 	routes, err := allRoutes(ctx, a.Node)
 	must(t, err)
+	// As in a pod. It takes over from the one that the agent has started, which ends.
+	must(t, a.StartEngine())
+	eventually(t, time.Minute, "the engine to serve", func(context.Context) error {
+		if !strings.Contains(a.Engine().Log(), "msg=starting") {
+			return errors.New(a.Engine().Log())
+		}
+		return nil
+	})
+	must(t, programs.WaitReach(within(t, time.Minute), from, to))
 	written := monitor(t, a.Node)
 	a.Kill()
+	a.Engine().Kill()
 	thief := newThief(t, a.Node)
+	must(t, a.StartEngine())
 	must(t, a.Start())
 	failing := func(want bool) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -106,10 +118,13 @@ func testRestartWithoutPort(t *testing.T, a *programs.Agent, from, to *testbed.P
 func newThief(t *testing.T, node *testbed.Node) (giveBack func()) {
 	t.Helper()
 	var conn net.PacketConn
-	must(t, node.Space().Do(func() (err error) {
-		conn, err = net.ListenPacket("udp", "[::]:51820")
-		return err
-	}))
+	// A moment after its processes have ended the port is free.
+	eventually(t, time.Minute, "the port", func(context.Context) error {
+		return node.Space().Do(func() (err error) {
+			conn, err = net.ListenPacket("udp", "[::]:51820")
+			return err
+		})
+	})
 	return func() { must(t, conn.Close()) }
 }
 

@@ -23,7 +23,11 @@ func testPrivateKeysStay(t *testing.T, agents ...*programs.Agent) {
 		if len(files) == 0 {
 			t.Fatalf("%s has no private key", a.Node.Name)
 		}
+		// An engine that it has started writes there, too.
 		places := map[string]string{"its log": a.Process().Log()}
+		if engine := a.Engine(); engine != nil {
+			places["its engine's log"] = engine.Log()
+		}
 		for _, path := range []string{"/status", "/metrics", "/healthz", "/readyz"} {
 			body, _, err := a.Ask(t.Context(), path)
 			must(t, err)
