@@ -32,7 +32,7 @@ import (
 // allowed is how many peers a remote may have by default.
 const allowed = 2000
 
-// podMemory is what deploy/wireguard/daemonset.yaml gives an agent.
+// podMemory is what deploy/wireguard/daemonset.yaml gives an agent, and its engine.
 const podMemory = 512 << 20
 
 // crowd is the API server of a remote that says it has count nodes, each with more
@@ -123,26 +123,37 @@ func serveTLS(t *testing.T, handler http.Handler, node *testbed.Node, port int) 
 	return path
 }
 
-// TestRemoteWithTwentyThousandNodes gives an agent that serves its devices itself,
-// in the memory that a pod has, a remote which says that it has 20,000 nodes with 40
-// prefixes each, and changes 200 of them a second. The agent lives, also when it
+// newGroup makes a control group with the memory of a container, which is removed when
+// the test ends and what runs in it has ended; nil where this machine has none.
+func newGroup(t *testing.T, name string) *testbed.MemoryGroup {
+	t.Helper()
+	group, err := testbed.NewMemoryGroup("semaphore-crowd-"+name+"-"+strconv.Itoa(os.Getpid()), podMemory)
+	if err != nil {
+		// What the programs have taken is compared with the limit all the same.
+		t.Logf("NO CONTROL GROUP ON THIS MACHINE: %v", err)
+		return nil
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		must(t, testbed.Wait(ctx, "the end of the control group", func(context.Context) error { return group.Remove() }))
+	})
+	return group
+}
+
+// TestRemoteWithTwentyThousandNodes gives an agent, and the engine beside it, each in
+// the memory that its container has, a remote which says that it has 20,000 nodes with
+// 40 prefixes each, and changes 200 of them a second. Both live, also when the agent
 // starts again with the stored peers, and the other remote's pods are reached all the
 // while.
 func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 	nstest.Root(t)
-	dir := t.TempDir()
-	group, err := testbed.NewMemoryGroup("semaphore-crowd-"+strconv.Itoa(os.Getpid()), podMemory)
-	if err == nil {
-		// What runs in it has ended by then.
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			must(t, testbed.Wait(ctx, "the end of the control group", func(context.Context) error { return group.Remove() }))
-		})
-	} else {
-		// What the agent has taken is compared with the limit all the same.
-		t.Logf("NO CONTROL GROUP ON THIS MACHINE: %v", err)
-		group = nil
+	dir, limited := t.TempDir(), t.TempDir()
+	groups := map[string]*testbed.MemoryGroup{}
+	for _, name := range []string{programs.WireGuard, programs.Engine} {
+		if group := newGroup(t, name); group != nil {
+			groups[name] = group
+		}
 	}
 	tb := testbed.Start(t, testbed.Config{})
 	t.Cleanup(func() { soundLogs(t, tb) })
@@ -154,10 +165,12 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 	must(t, p.WaitConnected(within(t, time.Minute)))
 	agent := p.Agents[0]
 	must(t, agent.Stop(within(t, repair)))
-	if group != nil {
-		wrapped, err := group.Wrap(dir, plain)
-		must(t, err)
-		p.Agents[0], err = programs.PrepareAgent(t.Context(), wrapped, agent.Node, p.GCP)
+	if len(groups) > 0 {
+		for name, group := range groups {
+			_, err := group.Wrap(limited, filepath.Join(dir, name))
+			must(t, err)
+		}
+		p.Agents[0], err = programs.PrepareAgent(t.Context(), filepath.Join(limited, programs.WireGuard), agent.Node, p.GCP)
 		must(t, err)
 		agent = p.Agents[0]
 	}
@@ -171,9 +184,12 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 	agent.Env[programs.Variable("evil", "CA_FILE")] = serveTLS(t, hostile, node, port)
 	agent.Env[programs.Variable("evil", "TOKEN_FILE")] = agent.Env[programs.Variable("gcp", "TOKEN_FILE")]
 	agent.Env[programs.Variable("evil", "POD_SUBNETS")] = "100.64.0.0/10"
-	if group == nil {
+	var env []string
+	if len(groups) == 0 {
 		agent.Env["GOMEMLIMIT"] = strconv.Itoa(podMemory / 100 * 90)
+		env = []string{"GOMEMLIMIT=" + agent.Env["GOMEMLIMIT"]}
 	}
+	must(t, agent.StartEngine(env...))
 	for _, start := range []string{"the first time", "with stored peers"} {
 		must(t, agent.Start())
 		eventually(t, 3*time.Minute, "its peers and a file of them "+start, func(ctx context.Context) error {
@@ -213,22 +229,35 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 		must(t, agent.Ready(t.Context()))
 		must(t, agent.Healthy(t.Context()))
 		must(t, p.WaitConnected(within(t, time.Minute)))
-		resident := residentPeak(t, agent.Process().PID())
-		t.Logf("%s: %d MiB resident at most", start, resident>>20)
-		if resident > podMemory {
-			t.Errorf("%s: %d MiB, want %d at most", start, resident>>20, podMemory>>20)
+		if !agent.Engine().Running() {
+			t.Fatalf("the engine has ended %s: %v\n%s", start, agent.Engine().Err(), agent.Engine().Tail(20))
+		}
+		engine, err := agent.Node.Space().PIDs(programs.Engine)
+		must(t, err)
+		if len(engine) != 2 {
+			t.Errorf("%s: the processes %d are the engine, want one that holds devices and one that serves them", start, engine)
+		}
+		for name, pids := range map[string][]int{"agent": {agent.Process().PID()}, "engine": engine} {
+			var resident int64
+			for _, pid := range pids {
+				resident += residentPeak(t, pid)
+			}
+			t.Logf("%s: %s: %d MiB resident at most", start, name, resident>>20)
+			if resident > podMemory {
+				t.Errorf("%s: %s: %d MiB, want %d at most", start, name, resident>>20, podMemory>>20)
+			}
 		}
 		if start == "the first time" {
 			// As the kernel would.
 			agent.Kill()
 		}
 	}
-	if group != nil {
+	for name, group := range groups {
 		peak, kills, err := group.Peak()
 		must(t, err)
-		t.Logf("%d MiB of %d at most in the control group", peak>>20, podMemory>>20)
+		t.Logf("%s: %d MiB of %d at most in the control group", name, peak>>20, podMemory>>20)
 		if kills > 0 {
-			t.Errorf("the kernel has killed %d processes", kills)
+			t.Errorf("%s: the kernel has killed %d processes", name, kills)
 		}
 	}
 }

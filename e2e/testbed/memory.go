@@ -66,10 +66,10 @@ func (g *MemoryGroup) make(limitFile string, limit int64) error {
 	return os.WriteFile(filepath.Join(g.path, limitFile), []byte(strconv.FormatInt(limit, 10)), 0)
 }
 
-// Wrap writes a program that starts another one in the group, with the group's
-// files where a container has them, and returns its path.
+// Wrap writes a program of the same name into another folder that starts the given one
+// in the group, with the group's files where a container has them, and returns its path.
 func (g *MemoryGroup) Wrap(dir, program string) (string, error) {
-	wrapped := filepath.Join(dir, filepath.Base(program)+"-limited")
+	wrapped := filepath.Join(dir, filepath.Base(program))
 	script := fmt.Sprintf("#!/bin/sh\nset -e\n%s\necho $$ > %s/cgroup.procs\nexec %s \"$@\"\n", g.mount, g.inner, program)
 	return wrapped, os.WriteFile(wrapped, []byte(script), 0o755)
 }
