@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
@@ -152,7 +155,9 @@ func EndEngine(ctx context.Context) error {
 	}
 	defer client.Close()
 	answer, err := client.Ask(ctx, control.Message{Op: control.End})
-	if err != nil || !answer.Changed {
+	// One that ends may be gone before its answer is sent.
+	gone := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
+	if !gone && (err != nil || !answer.Changed) {
 		return err
 	}
 	select {
