@@ -15,6 +15,7 @@
 //	stops reading UDP
 //	                      --- peers -->  those with a live session, their endpoints
 //	                      --- paused ->
+//	                      <- progress -  before its first handshake
 //	                                     device up: reads UDP, and passes on what is
 //	                      <-- relay ---  for no session of its own
 //	decrypts that into the TUN
@@ -31,7 +32,10 @@
 // The taker owns the device from the moment that it has written "taken", and at no
 // other: when the giver gives up waiting, it first shuts its end for writing by the
 // other one, and then looks whether that message is there already. A giver that goes
-// on after the taker had sessions makes new ones, because remotes send in the latest.
+// on after the taker had sessions makes new ones, because remotes send in the latest;
+// what is to be sent meanwhile waits, and is lost beyond the 128 packets for which
+// wireguard-go has room. So the taker says when it begins handshakes: a giver that goes
+// on before goes on in the sessions that it has, and nothing is lost.
 //
 // An initiation of the giver after the taker's first would make the giver's session
 // the remote's latest, and the remote would go on sending there when the giver has

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.zx2c4.com/wireguard/device"
 )
 
 // middle is between the two ends of a pair, and cuts it where a test says so.
@@ -14,8 +17,15 @@ type middle struct {
 	giver, taker *net.UnixConn // the ends that the middle has
 	// at is called with each message before it passes; it drops the message when at
 	// returns false.
-	at func(kind) bool
-	wg sync.WaitGroup
+	at      func(kind) bool
+	refused atomic.Bool
+	wg      sync.WaitGroup
+}
+
+// refuse makes the taker unable to write, as the giver's end does to the middle.
+func (m *middle) refuse() {
+	m.refused.Store(true)
+	_ = m.taker.CloseRead()
 }
 
 // between gives two engines a pair with something in its middle.
@@ -29,7 +39,10 @@ func between(t *testing.T, giver, taker *engine, at func(kind) bool) *middle {
 	m.taker = hidden.Pair
 	m.pass(m.giver, m.taker)
 	m.pass(m.taker, m.giver)
-	t.Cleanup(m.wg.Wait)
+	t.Cleanup(func() {
+		_, _ = m.giver.Close(), m.taker.Close()
+		m.wg.Wait()
+	})
 	return m
 }
 
@@ -39,7 +52,9 @@ func (m *middle) pass(from, to *net.UnixConn) {
 		for {
 			n, err := from.Read(buf)
 			if err != nil {
-				_ = to.Close()
+				if from == m.giver || !m.refused.Load() {
+					_ = to.Close()
+				}
 				return
 			}
 			if m.at(kind(buf[0])) {
@@ -129,6 +144,10 @@ func TestTheTakerDies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
+			if !when.lost {
+				// The giver needs no handshake, which could take as long as it likes.
+				s.remote.losing(func(_ bool, m []byte) bool { return messageType(m) == device.MessageInitiationType })
+			}
 			var m *middle
 			die := sync.OnceFunc(func() {
 				s.stopTaking()
@@ -137,7 +156,7 @@ func TestTheTakerDies(t *testing.T) {
 			})
 			m = between(t, s.old, s.fresh, func(k kind) bool {
 				if k != when.kind {
-					return true
+					return !when.after || k != kindReady // However long the death takes.
 				}
 				if !when.after {
 					die()
@@ -211,7 +230,7 @@ func TestTheTakerHangs(t *testing.T) {
 			s := newScene(t)
 			s.old.Limits.Answer = 500 * time.Millisecond
 			hang := make(chan struct{})
-			between(t, s.old, s.fresh, func(k kind) bool {
+			m := between(t, s.old, s.fresh, func(k kind) bool {
 				if k == at {
 					<-hang
 				}
@@ -219,6 +238,7 @@ func TestTheTakerHangs(t *testing.T) {
 			})
 			s.handOver()
 			err := <-s.gave
+			m.refuse()
 			close(hang)
 			if !errors.Is(err, errNoAnswer) {
 				t.Errorf("the giver ends with %v, want %v", err, errNoAnswer)

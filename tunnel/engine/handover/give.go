@@ -67,7 +67,8 @@ func Give(ctx context.Context, s Side, gone func()) error {
 	}
 	reason := []byte(err.Error())
 	_ = g.pair.send(kindAborted, reason[:min(len(reason), maxNews)]...)
-	if g.pair.refuse() {
+	begun, took := g.pair.refuse()
+	if took {
 		_ = g.shut(ctx)
 		gone()
 		if errors.Is(err, io.EOF) {
@@ -77,7 +78,7 @@ func Give(ctx context.Context, s Side, gone func()) error {
 	}
 	g.Tun.Open()
 	g.Bind.release()
-	if began {
+	if began || begun {
 		g.renew(ctx)
 	}
 	return fmt.Errorf("hand over: %w", err)
@@ -104,7 +105,7 @@ type giver struct {
 }
 
 // give returns nil when the taker has the device, and otherwise whether it may have
-// begun handshakes.
+// begun handshakes: it says so before.
 func (g *giver) give(ctx context.Context) (began bool, err error) {
 	first, err := g.pair.next(ctx.Done(), time.After(g.Limits.Patience))
 	switch {
@@ -132,17 +133,18 @@ func (g *giver) give(ctx context.Context) (began bool, err error) {
 	for {
 		select {
 		case <-ctx.Done():
-			return true, errEnded
+			return began, errEnded
 		case <-silence.C:
-			return true, errNoAnswer
+			return began, errNoAnswer
 		case <-news.C:
 			if err := g.look(); err != nil {
-				return true, err
+				return began, err
 			}
 		case m, more := <-g.pair.messages:
 			if !more {
-				return true, io.EOF
+				return began, io.EOF
 			}
+			began = true
 			silence.Reset(g.Limits.Answer)
 			switch m.kind {
 			case kindReady:

@@ -188,3 +188,23 @@ func TestWhatIsPassedOn(t *testing.T) {
 		}
 	}
 }
+
+// The kernel tells an end first that the other one has ended with something unread, and
+// hands out what that wrote only then.
+func TestWhatAnEndWroteArrivesAlthoughItEnded(t *testing.T) {
+	var giver, taker engine
+	pairFor(t, &giver, &taker)
+	for from, k := range map[*engine]kind{&giver: kindPeers, &taker: kindTaken} {
+		if _, err := from.Pair.Write([]byte{byte(k)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := taker.Pair.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p := newPair(giver.Pair)
+	defer p.close()
+	if began, took := p.refuse(); !began || !took {
+		t.Errorf("began: %v, took: %v; want both", began, took)
+	}
+}

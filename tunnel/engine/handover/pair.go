@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -15,7 +16,7 @@ type kind byte
 
 const (
 	kindBegin    kind = 'b' // taker: | version, 1 byte
-	kindProgress kind = 'p' // taker: it lives
+	kindProgress kind = 'p' // taker: it lives; before its first handshake, and later
 	kindRelayed  kind = 'r' // taker: | frame, see relay
 	kindReady    kind = 'y' // taker: has sessions, asks for the TUN
 	kindTaken    kind = 't' // taker: has the TUN
@@ -72,6 +73,9 @@ func (p *pair) pump() {
 	buf := make([]byte, maxMessage)
 	for {
 		n, err := p.conn.Read(buf)
+		if errors.Is(err, syscall.ECONNRESET) {
+			continue // The other one left something unread, and what it wrote is still to come.
+		}
 		if err != nil || n == 0 {
 			return
 		}
@@ -134,16 +138,17 @@ var (
 	errEnded    = errors.New("this engine ends")
 )
 
-// refuse makes the other end unable to write, and then returns whether it has written
-// that it took the device.
-func (p *pair) refuse() (took bool) {
+// refuse makes the other end, a taker's, unable to write. Then it returns whether that
+// has written that it begins handshakes, and that it took the device.
+func (p *pair) refuse() (began, took bool) {
 	_ = p.conn.CloseRead()
 	// A device that has ended takes nothing that was relayed to it.
 	defer time.AfterFunc(writePatience, p.end).Stop()
 	for m := range p.messages {
+		began = began || m.kind != kindBegin
 		took = took || m.kind == kindTaken
 	}
-	return took
+	return began, took
 }
 
 // close closes this end and waits until nothing is read of it any more.

@@ -64,6 +64,9 @@ func (t *taker) take(ctx context.Context) error {
 			return err
 		}
 	}
+	if t.gone && ctx.Err() != nil {
+		return errEnded // Both end.
+	}
 	t.Tun.Open()
 	t.relay.acceptInitiations()
 	return nil
@@ -103,7 +106,8 @@ func (t *taker) set(what, text string) error {
 	return nil
 }
 
-// begin returns when the giver reads no messages any more.
+// begin returns when the giver reads no messages any more, and is told that handshakes
+// begin: one that goes on without that needs no new sessions.
 func (t *taker) begin(ctx context.Context) error {
 	if err := t.pair.send(kindBegin, version); err != nil {
 		t.gone = true
@@ -120,6 +124,9 @@ func (t *taker) begin(ctx context.Context) error {
 			return err
 		}
 		if m.kind == kindPaused {
+			if err := t.pair.send(kindProgress); err != nil {
+				return t.verdict(err)
+			}
 			return nil
 		}
 		if err := t.handle(m); err != nil {
@@ -242,8 +249,8 @@ func (t *taker) ask(ctx context.Context) error {
 	return nil
 }
 
-// verdict says whose the device is when "taken" couldn't be written: the giver's when
-// it has said so, and otherwise it has ended.
+// verdict says whose the device is when nothing can be written to the giver: its own
+// when it has said so, and otherwise it has ended.
 func (t *taker) verdict(err error) error {
 	for {
 		m, nextErr := t.pair.next(nil, time.After(t.Limits.Answer))
