@@ -289,6 +289,10 @@ func (k *Kubelet) run(g groups) error {
 	if err != nil {
 		return err
 	}
+	ctr, err := k.node.tb.tool(tools.Ctr)
+	if err != nil {
+		return err
+	}
 	var addresses, joined []string
 	for _, address := range k.node.Addresses() {
 		addresses = append(addresses, address.String())
@@ -304,6 +308,8 @@ func (k *Kubelet) run(g groups) error {
 			"HOME=/root",
 			"GROUPS_TO_JOIN=" + strings.Join(joined, "\n"),
 			"SCRIPT=" + kubeletScript,
+			"CTR=" + ctr,
+			"CONTAINERD_SOCKET=" + containerdSocket,
 			"CONTAINERD=" + containerd + " --config " + k.file("containerd.toml"),
 			"CONTAINERD_LOG=" + k.node.tb.LogPath(k.node.Name+"-containerd"),
 			"KUBELET=" + kubelet + " --config " + k.file("kubelet.json") + " --kubeconfig " + k.file("kubeconfig") +

@@ -37,6 +37,11 @@ for setting in vm/overcommit_memory kernel/panic kernel/panic_on_oops; do
   mount -n --bind "/run/${setting#*/}" "/proc/sys/$setting"
 done
 $CONTAINERD >>"$CONTAINERD_LOG" 2>&1 &
+# A kubelet ends that finds nobody at the socket.
+until [ -S "$CONTAINERD_SOCKET" ] && $CTR --address "$CONTAINERD_SOCKET" version >/dev/null 2>&1; do
+  kill -0 $! # ends this, too, when containerd has ended
+  sleep 0.05
+done
 $KUBELET >>"$KUBELET_LOG" 2>&1 &
 code=0
 wait -n || code=$?
