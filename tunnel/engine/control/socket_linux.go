@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A socket is created as unfinished<random>/unfinishedName in the directory where
@@ -34,13 +36,46 @@ type Listener struct {
 	file os.FileInfo // identifies our file at path
 }
 
-// Listen puts a socket at path, in the place of one that nobody serves any more.
-// One that another process answers on is an error; see Replace.
+// Listen puts a socket at path, in the place of one that nobody serves any more. One that
+// another process answers on is an error; see Replace. Of several who call it at once one
+// gets the place.
 func Listen(path string) (*Listener, error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create socket directory: %w", err)
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("create socket %s: %w", path, err)
+	}
+	defer func() { _ = lock.Close() }()
 	if err := Unserved(path); err != nil {
 		return nil, err
 	}
 	return Replace(path)
+}
+
+// Whoever has the lock has it for milliseconds.
+const (
+	lockLimit = 5 * time.Second
+	lockPoll  = 2 * time.Millisecond
+)
+
+// lockDir locks a directory (flock(2)) until the file is closed.
+func lockDir(path string) (*os.File, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(lockLimit); ; time.Sleep(lockPoll) {
+		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return dir, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), dir.Close())
+		}
+	}
 }
 
 // Replace puts a socket at path, whatever is there, in one step. The socket is made

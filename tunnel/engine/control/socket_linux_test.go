@@ -1,0 +1,52 @@
+package control_test
+
+import (
+	"errors"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+)
+
+// TestOneListensAtAPath has several put a socket in one place at once, as engines do that
+// stood by, in the place of one that has ended.
+func TestOneListensAtAPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	for range 50 {
+		stale, err := control.Listen(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stale.UnixListener.Close(); err != nil { // The file stays.
+			t.Fatal(err)
+		}
+		got := make([]*control.Listener, 8)
+		var all sync.WaitGroup
+		for i := range got {
+			all.Go(func() {
+				var err error
+				if got[i], err = control.Listen(path); err != nil && !errors.Is(err, control.ErrServed) {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		n := 0
+		for _, l := range got {
+			if l == nil {
+				continue
+			}
+			n++
+			if !l.InPlace() {
+				t.Error("one who listens isn't in its place")
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if n != 1 {
+			t.Fatalf("%d listen", n)
+		}
+	}
+}
