@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -25,6 +26,7 @@ func (s *serving) side(d *served, files *control.Files) (handover.Side, error) {
 
 // give hands a device over, and returns when it is closed here.
 func (s *serving) give(d *served, files *control.Files) error {
+	d.rest() // It may be settling what it took itself, or meeting its peers.
 	side, err := s.side(d, files)
 	if err != nil {
 		return err
@@ -49,7 +51,7 @@ func (s *serving) take(d *served, files *control.Files) error {
 		return err
 	}
 	here, ended := make(chan struct{}), make(chan error, 1)
-	s.wg.Go(func() { ended <- handover.Take(background, side, func() { close(here) }) })
+	d.work(&s.wg, func(ctx context.Context) { ended <- handover.Take(ctx, side, func() { close(here) }) })
 	select {
 	case <-here:
 		return nil

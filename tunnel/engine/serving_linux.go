@@ -1,12 +1,12 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,8 +37,10 @@ type served struct {
 	bind    *handover.Bind
 	tun     *handover.Tun // shut until it may be read
 	closing atomic.Bool   // we end it, it doesn't end on its own
-	greeted []*device.Peer
-	keys    []key // of greeted
+	greeted []handover.Key
+
+	mu   sync.Mutex
+	stop func() // ends what goes on with the device, see work
 }
 
 // serve serves what the keeper at the other end of a socket says, until that ends.
@@ -84,7 +86,7 @@ func (s *serving) handle(m control.Message, files *control.Files) error {
 	case opGreet:
 		d.greet(m.Keys)
 	case opStart:
-		s.wg.Go(d.meet)
+		d.work(&s.wg, d.meet)
 	case opGive:
 		return s.give(d, files)
 	case opTake:
@@ -189,80 +191,64 @@ func (s *serving) answer(d *served, files *control.Files) error {
 	return nil
 }
 
-// greet begins handshakes, in this order.
+// greet notes with whom to begin handshakes, in this order.
 func (d *served) greet(keys []string) {
 	for _, text := range keys {
-		k, err := parseKey(text)
-		if err != nil {
-			continue
-		}
-		if p := d.dev.LookupPeer(device.NoisePublicKey(k)); p != nil {
-			_ = p.SendHandshakeInitiation(false)
-			d.greeted, d.keys = append(d.greeted, p), append(d.keys, k)
+		if k, err := parseKey(text); err == nil {
+			d.greeted = append(d.greeted, handover.Key(k))
 		}
 	}
 }
 
-// meetLimit is how long packets wait in the TUN for handshakes. Its queue is full
-// after 50 ms at 10,000 packets a second.
-const meetLimit = 100 * time.Millisecond
+const (
+	// meetLimit is how long packets wait in the TUN for handshakes. Its queue is full
+	// after 200 ms at 10,000 packets a second.
+	meetLimit = 100 * time.Millisecond
+	// persistLimit is how long handshakes are begun again here. wireguard-go by itself
+	// does so each 5 s.
+	persistLimit = 5 * time.Second
+)
 
-// greetAgain is when peers that haven't answered are greeted once more. One takes no
-// initiation within 20 ms of the last, which may have come from an earlier process
-// (WireGuard whitepaper, section 5.3), and wireguard-go by itself sends the next one
-// after 5 s.
-var greetAgain = []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, time.Second, 3 * time.Second}
+// meet makes handshakes with those that were greeted, and has the TUN read as soon as all
+// have a session, or don't answer in time.
+func (d *served) meet(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, persistLimit)
+	defer cancel()
+	met := make(chan struct{})
+	go func() {
+		defer close(met)
+		_ = handover.Succeed(ctx, d.dev, d.bind, d.greeted)
+	}()
+	select {
+	case <-met:
+	case <-time.After(meetLimit):
+	}
+	d.tun.Open()
+	<-met
+}
 
-// meet has the TUN read as soon as all that were greeted have a session, or don't
-// answer in time, and greets those again.
-func (d *served) meet() {
-	began, again := time.Now(), greetAgain
-	pause := 2 * time.Millisecond
-	for {
-		missing := d.missing()
-		passed := time.Since(began)
-		if len(missing) == 0 || passed >= meetLimit {
-			d.tun.Open()
-		}
-		if len(missing) == 0 {
-			return
-		}
-		if passed >= again[0] {
-			for _, p := range missing {
-				p.ExpireCurrentKeypairs() // which is what lets it send another one
-				_ = p.SendHandshakeInitiation(false)
-			}
-			if again = again[1:]; len(again) == 0 {
-				return
-			}
-		}
-		select {
-		case <-time.After(pause):
-		case <-d.dev.Wait():
-			return
-		}
-		// Less and less often, and seldom where looking takes long.
-		pause = max(passed/8, 4*(time.Since(began)-passed-pause), 2*time.Millisecond)
+// work has something go on with the device until it ends or is to make way for another.
+func (d *served) work(wg *sync.WaitGroup, f func(context.Context)) {
+	d.rest()
+	ctx, cancel := context.WithCancel(background)
+	ended := make(chan struct{})
+	wg.Go(func() {
+		defer close(ended)
+		f(ctx)
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stop = func() {
+		cancel()
+		<-ended
 	}
 }
 
-// missing returns the peers that were greeted and have had no handshake since.
-func (d *served) missing() (peers []*device.Peer) {
-	if len(d.greeted) == 0 {
-		return nil
+// rest ends what goes on, and returns when it has ended.
+func (d *served) rest() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stop != nil {
+		d.stop()
 	}
-	now := newModel()
-	text, err := d.dev.IpcGet()
-	if err == nil {
-		err = now.read(strings.NewReader(text))
-	}
-	if err != nil {
-		return nil
-	}
-	for i, k := range d.keys {
-		if p := now.peers[k]; p != nil && p.handshake.IsZero() {
-			peers = append(peers, d.greeted[i])
-		}
-	}
-	return peers
 }

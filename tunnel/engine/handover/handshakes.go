@@ -13,7 +13,8 @@ import (
 const (
 	atOnce   = 64
 	headway  = 100 * time.Millisecond
-	firstTry = 500 * time.Millisecond // until a handshake is begun again; doubled each time
+	firstTry = 500 * time.Millisecond // handshakes.first, usually
+	hasty    = 50 * time.Millisecond  // where an earlier process may have begun one just before
 	inVain   = 100                    // keepalives after which a session is spoilt
 )
 
@@ -34,7 +35,8 @@ const (
 // moment in which that succeeds, and spoils it: nothing is sent in such a session. See
 // [answers] for another way to spoil one.
 type handshakes struct {
-	renew bool // the peers have sessions, which are ended by the first attempt
+	renew bool          // the peers have sessions, which are ended by the first attempt
+	first time.Duration // until a handshake is begun again; doubled each time
 	order []Key
 	of    map[Key]*attempt // of those that have no session yet
 	had   map[Key]bool     // all that there ever were
@@ -50,7 +52,7 @@ type attempt struct {
 
 // newHandshakes returns those with some peers, in that order.
 func newHandshakes(order []Key, renew bool) *handshakes {
-	h := &handshakes{renew: renew, of: make(map[Key]*attempt), had: make(map[Key]bool)}
+	h := &handshakes{renew: renew, first: firstTry, of: make(map[Key]*attempt), had: make(map[Key]bool)}
 	for _, key := range order {
 		h.add(key)
 	}
@@ -87,7 +89,7 @@ func (h *handshakes) step(now time.Time, have map[Key]peer) (begin, again, keepa
 			if first != (a.number == 0) {
 				continue
 			}
-			due := first || !now.Before(a.at.Add(firstTry<<(a.number-1)))
+			due := first || !now.Before(a.at.Add(h.first<<(a.number-1)))
 			if !first && have[key].handshake.After(a.at) {
 				keepalive = append(keepalive, key)
 				if a.keepalives++; a.keepalives == 1 {
@@ -155,9 +157,22 @@ func pause(took time.Duration) time.Duration { return max(5*time.Millisecond, 4*
 // have a session or the context ends. b is the device's bind. With renew, sessions that they have are ended,
 // packets to them wait for the new ones.
 func Initiate(ctx context.Context, d *device.Device, b *Bind, peers []Key, renew bool) error {
+	return newHandshakes(peers, renew).make(ctx, d, b)
+}
+
+// Succeed is Initiate for a process that follows on one that has ended at any moment: a
+// peer takes no initiation within 20 ms of the last (WireGuard whitepaper, section 5.3),
+// so the second attempt comes soon.
+func Succeed(ctx context.Context, d *device.Device, b *Bind, peers []Key) error {
+	h := newHandshakes(peers, false)
+	h.first = hasty
+	return h.make(ctx, d, b)
+}
+
+// make does all steps, until all have a session or the context ends.
+func (h *handshakes) make(ctx context.Context, d *device.Device, b *Bind) error {
 	b.answers.Store(newAnswers())
 	defer b.answers.Store(nil)
-	h := newHandshakes(peers, renew)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

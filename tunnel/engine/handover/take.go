@@ -309,6 +309,9 @@ func (t *taker) settle(ctx context.Context) {
 			case <-t.Device.Wait():
 				return
 			case <-ctx.Done():
+				if err := t.setKeepalives(rest, func(key Key) int { return t.keepalives[key] }); err != nil {
+					t.Log.Warn("peers without persistent keepalives", "err", err)
+				}
 				return
 			}
 		}
