@@ -59,8 +59,11 @@ func newModel() *model {
 // A request that wireguard-go refuses may leave both in different states: then the
 // model is to be read anew, see read.
 func (m *model) set(request io.Reader) error {
-	var at section
-	return eachLine(request, func(name, value string) error {
+	return eachLine(request, m.setLine(new(section)))
+}
+
+func (m *model) setLine(at *section) func(name, value string) error {
+	return func(name, value string) error {
 		switch name {
 		case "private_key":
 			return m.setPrivate(value)
@@ -78,7 +81,7 @@ func (m *model) set(request io.Reader) error {
 			return nil
 		case "public_key":
 			k, err := parseKey(value)
-			at = section{key: k}
+			*at = section{key: k}
 			if k != m.public {
 				at.peer, at.created = m.peers[k], m.peers[k] == nil
 				if at.created {
@@ -88,8 +91,8 @@ func (m *model) set(request io.Reader) error {
 			}
 			return err
 		}
-		return m.setPeer(&at, name, value)
-	})
+		return m.setPeer(at, name, value)
+	}
 }
 
 // section is the part of a request about one peer.
@@ -195,7 +198,7 @@ func (m *model) disown(who key) {
 // read makes the model what wireguard-go answers to a "get" request.
 func (m *model) read(answer io.Reader) error {
 	fresh := newModel()
-	err := fresh.set(answer)
+	err := eachAnswered(answer, fresh.setLine(new(section)))
 	if err == nil {
 		*m = *fresh
 	}
@@ -206,7 +209,7 @@ func (m *model) read(answer io.Reader) error {
 // they last shook hands.
 func (m *model) observe(answer io.Reader) error {
 	var p *peer
-	return eachLine(answer, func(name, value string) error {
+	return eachAnswered(answer, func(name, value string) error {
 		switch name {
 		case "public_key":
 			k, err := parseKey(value)
@@ -296,4 +299,23 @@ func eachLine(r io.Reader, f func(name, value string) error) error {
 		}
 	}
 	return lines.Err()
+}
+
+// eachAnswered is eachLine for an answer, which is an error when it is cut off, as one
+// of a process that ends, or says that there was one.
+func eachAnswered(r io.Reader, f func(name, value string) error) error {
+	whole := false
+	err := eachLine(r, func(name, value string) error {
+		if name != "errno" {
+			return f(name, value)
+		}
+		if whole = true; value != "0" {
+			return errors.New(value)
+		}
+		return nil
+	})
+	if err == nil && !whole {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }

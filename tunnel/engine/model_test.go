@@ -141,7 +141,7 @@ func TestAModelIsWhatTheDeviceIs(t *testing.T) {
 				t.Fatal(err)
 			}
 			read := newModel()
-			if err := read.read(strings.NewReader(text)); err != nil {
+			if err := read.read(strings.NewReader(text + "errno=0\n\n")); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(sorted(whole(m)), sorted(whole(read))); diff != "" {
@@ -211,4 +211,26 @@ func FuzzModel(f *testing.F) {
 			t.Errorf("device, and one made of the model (-want +got):\n%safter %q", diff, request)
 		}
 	})
+}
+
+// TestAnAnswerThatIsCutOffChangesNothing: a process may end while it answers.
+func TestAnAnswerThatIsCutOffChangesNothing(t *testing.T) {
+	_, public := someKeys(t, 2)
+	m := newModel()
+	if err := m.set(strings.NewReader("public_key=" + public[0] + "\npublic_key=" + public[1] + "\n\n")); err != nil {
+		t.Fatal(err)
+	}
+	before := sorted(whole(m))
+	answer := "public_key=" + public[0] + "\nerrno=0\n\n"
+	for _, text := range []string{"", answer[:70], answer[:75], strings.Replace(answer, "=0\n", "=5\n", 1)} {
+		if err := m.read(strings.NewReader(text)); err == nil {
+			t.Errorf("no error from %q", text)
+		}
+	}
+	if diff := cmp.Diff(before, sorted(whole(m))); diff != "" {
+		t.Errorf("model (-before +after):\n%s", diff)
+	}
+	if err := m.read(strings.NewReader(answer)); err != nil || len(m.peers) != 1 {
+		t.Errorf("%d peers of a whole answer, err %v", len(m.peers), err)
+	}
 }
