@@ -46,10 +46,11 @@ type keeper struct {
 	end func() // ends Run
 	ctx context.Context
 
-	mu      sync.Mutex
-	devices map[string]*kept
-	clients map[*control.Conn]bool
-	server  *server // nil: none runs
+	mu       sync.Mutex
+	listener *control.Listener // nil: not yet
+	devices  map[string]*kept
+	clients  map[*control.Conn]bool
+	server   *server // nil: none runs
 	handing
 	changed chan struct{} // closed, and another one made, when one of these changes
 }
@@ -78,6 +79,9 @@ func run(ctx context.Context, cfg Config) (taken bool, err error) {
 	listener, err := k.begin(ctx)
 	if err == nil {
 		k.log.Info("starting", "version", cfg.Build, "socket", control.Path)
+		k.mu.Lock()
+		k.listener = listener
+		k.mu.Unlock()
 		k.wg.Go(func() { k.accept(listener, k.client) })
 		select {
 		case <-k.ctx.Done():
@@ -85,10 +89,12 @@ func run(ctx context.Context, cfg Config) (taken bool, err error) {
 			k.leave()
 		}
 		k.log.Info("ending")
-		err = listener.Close()
 	}
 	k.end()
 	k.mu.Lock()
+	if k.listener != nil {
+		err = k.listener.Close()
+	}
 	taken = k.taken
 	for _, d := range k.devices {
 		k.forget(d)
@@ -250,18 +256,4 @@ func (k *keeper) list() []*kept {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Collect(maps.Values(k.devices))
-}
-
-// tellAll sends news to all clients.
-func (k *keeper) tellAll(m control.Message) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for c := range k.clients {
-		// One that doesn't read is none.
-		k.wg.Go(func() {
-			if err := c.Tell(m); err != nil {
-				c.Hangup()
-			}
-		})
-	}
 }

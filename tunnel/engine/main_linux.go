@@ -141,17 +141,6 @@ const (
 func start(name string, options []string) error {
 	ctx, cancel := context.WithTimeout(background, startLimit)
 	defer cancel()
-	if err := os.MkdirAll(control.Dir, 0o700); err != nil {
-		return fmt.Errorf("create socket directory: %w", err)
-	}
-	dir, err := os.Open(control.Dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = dir.Close() }()
-	if err := lock(ctx, dir); err != nil {
-		return err
-	}
 	if answers(ctx) == nil {
 		return nil
 	}
@@ -171,24 +160,12 @@ func start(name string, options []string) error {
 		}
 		select {
 		case err := <-ended:
+			if answers(ctx) == nil {
+				return nil // one that somebody else started
+			}
 			return fmt.Errorf("the engine has ended: %w", err)
 		case <-ctx.Done():
 			return errors.Join(fmt.Errorf("the engine doesn't answer: %w", ctx.Err()), cmd.Process.Kill())
-		case <-time.After(startPoll):
-		}
-	}
-}
-
-// lock waits until nobody else starts an engine. It is given up with the file.
-func lock(ctx context.Context, file *os.File) error {
-	for {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for another one that starts an engine: %w", ctx.Err())
 		case <-time.After(startPoll):
 		}
 	}

@@ -47,7 +47,10 @@ func standBy(ctx context.Context, log *slog.Logger) {
 		told := make(chan struct{}, 1)
 		c, err := control.DialNews(ctx, func(m control.Message) {
 			if m.Op == control.TakeOver {
-				told <- struct{}{}
+				select {
+				case told <- struct{}{}:
+				default:
+				}
 			}
 		})
 		if control.Absent(err) {
@@ -93,7 +96,10 @@ func (k *keeper) begin(ctx context.Context) (*control.Listener, error) {
 			k.log.Warn("cannot take over: trying again", "err", err, "pause", pause)
 			pause = min(2*pause, mostPause)
 		case control.Absent(err):
-			return control.Listen(control.Path)
+			listener, err := control.Listen(control.Path)
+			if !errors.Is(err, control.ErrServed) {
+				return listener, err
+			}
 		case errors.Is(err, control.ErrProtocol):
 			// It can't hand over, and it can't be asked to end.
 			if !told {
@@ -111,6 +117,36 @@ func (k *keeper) begin(ctx context.Context) (*control.Listener, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
+	}
+}
+
+// holdPlace makes sure that the control socket is where clients look for it. Where another
+// engine answers, which found this one hanging, that one has the place: this one gives its
+// devices up, and stands by.
+func (k *keeper) holdPlace() {
+	k.mu.Lock()
+	lost := k.listener != nil && k.taker == nil && !k.listener.InPlace()
+	k.mu.Unlock()
+	if !lost {
+		return
+	}
+	fresh, err := control.Listen(control.Path)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case err == nil && k.ctx.Err() == nil:
+		k.log.Warn("restored the control socket, which somebody had removed")
+		_ = k.listener.Close()
+		k.listener = fresh
+		k.wg.Go(func() { k.accept(fresh, k.client) })
+	case err == nil:
+		_ = fresh.Close()
+	case errors.Is(err, control.ErrServed) && k.taker == nil:
+		k.log.Warn("another engine has this one's place: giving up what it serves")
+		k.taken = true
+		k.end()
+	default:
+		k.log.Warn("cannot restore the control socket", "err", err)
 	}
 }
 

@@ -216,25 +216,43 @@ func (k *keeper) fromServer(s *server, m control.Message, files control.Files) {
 	}
 }
 
-// died gives up a device that has ended by itself: somebody deleted its link, or
+// died takes notice of a device that has ended by itself: somebody deleted its link, or
 // reading from it broke.
 func (k *keeper) died(d *kept, s *server) {
 	d.configuring.Lock()
 	defer d.configuring.Unlock()
-	if d.on != s {
+	if d.on != s || k.giveUp(d) || d.ctx.Err() != nil {
 		return
 	}
+	d.log.Warn("the link is there, and can't be read: serving it again")
+	d.on = nil // The next look restores it.
+}
+
+// giveUp gives a device up when its link is gone. The caller holds d.configuring.
+func (k *keeper) giveUp(d *kept) bool {
 	k.mu.Lock()
-	if k.devices[d.name] == d {
-		k.forget(d)
-		d.log.Warn("link is gone or broken")
+	defer k.mu.Unlock()
+	if k.devices[d.name] != d || checkTUN(d.tun, d.name) == nil {
+		return false
 	}
-	k.mu.Unlock()
-	k.tellAll(control.Message{Op: control.Died, Name: d.name})
+	k.forget(d)
+	d.log.Warn("link is gone or broken")
+	for c := range k.clients {
+		// One that doesn't read is none.
+		k.wg.Go(func() {
+			if err := c.Tell(control.Message{Op: control.Died, Name: d.name}); err != nil {
+				c.Hangup()
+			}
+		})
+	}
+	return true
 }
 
 // watchPause is how often the keeper asks where peers are, unless that takes long.
 const watchPause = 2 * time.Second
+
+// hangLimit is how long the server may take to say where peers are.
+const hangLimit = 10 * time.Second
 
 // watch keeps the models up to date with what changes without requests. A server that
 // doesn't answer is killed.
@@ -246,6 +264,7 @@ func (k *keeper) watch() {
 			return
 		}
 		began := time.Now()
+		k.holdPlace()
 		for _, d := range k.list() {
 			if err := k.observe(d); err != nil && d.ctx.Err() == nil {
 				d.log.Warn("cannot ask where peers are", "err", err)
@@ -256,18 +275,25 @@ func (k *keeper) watch() {
 }
 
 func (k *keeper) observe(d *kept) error {
-	ctx, cancel := context.WithTimeout(d.ctx, askLimit)
-	defer cancel()
-	return k.withServer(ctx, d, func(s *server) error {
-		if len(d.model.peers) == 0 {
-			return nil
-		}
-		err := s.exchange(ctx, d, getRequest, d.model.observe)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			_ = s.process.Kill()
-		}
+	s, err := k.waitServer(d.ctx)
+	if err != nil {
 		return err
-	})
+	}
+	d.configuring.Lock()
+	defer d.configuring.Unlock()
+	ctx, cancel := context.WithTimeout(d.ctx, hangLimit)
+	defer cancel()
+	err = k.restore(ctx, d, s)
+	if err == nil {
+		err = s.exchange(ctx, d, getRequest, d.model.observe)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		_ = s.process.Kill()
+	}
+	if err != nil && k.giveUp(d) {
+		return nil
+	}
+	return err
 }
 
 var getRequest = []byte("get=1\n\n")

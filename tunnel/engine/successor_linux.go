@@ -202,6 +202,12 @@ func (k *keeper) took(c *control.Conn, name string) error {
 		return nil
 	}
 	k.taken = true
+	for _, d := range k.devices {
+		if d.given != nil { // and not taken: it ends with this engine
+			close(d.given)
+			d.given = nil
+		}
+	}
 	k.wg.Go(func() {
 		k.giving.Wait()
 		k.end()

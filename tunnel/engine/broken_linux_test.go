@@ -1,0 +1,128 @@
+package engine_test
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+)
+
+// server returns the process that serves for an engine.
+func (r *running) server(t *testing.T) (pid int) {
+	t.Helper()
+	eventually(t, "a serving process", func() bool {
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, task := range tasks {
+			children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", r.Process.Pid, task.Name()))
+			if first, _, found := strings.Cut(string(children), " "); found {
+				pid, err = strconv.Atoi(first)
+				return err == nil
+			}
+		}
+		return false
+	})
+	return pid
+}
+
+func signal(t *testing.T, pid int, what unix.Signal) {
+	t.Helper()
+	if err := unix.Kill(pid, what); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A serving process that hangs is replaced.
+func TestAServerThatHangsIsReplaced(t *testing.T) {
+	e := start(t)
+	e.says(t, "msg=starting")
+	tl := newTunnel(t)
+	tl.works(t)
+	signal(t, e.server(t), unix.SIGSTOP)
+	e.says(t, "msg=\"the serving process has ended")
+	tl.works(t)
+}
+
+// A device whose link is deleted while nothing serves it is given up.
+func TestALinkIsDeletedWhileNobodyServesIt(t *testing.T) {
+	e := start(t)
+	e.says(t, "msg=starting")
+	newTunnel(t).works(t)
+	server := e.server(t)
+	signal(t, server, unix.SIGSTOP)
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkDel(l); err != nil {
+		t.Fatal(err)
+	}
+	signal(t, server, unix.SIGKILL)
+	eventually(t, "the device is given up", func() bool { return len(ask(t, control.Message{Op: control.List}).Devices) == 0 })
+}
+
+// A control socket that somebody removes comes back.
+func TestAControlSocketIsRemoved(t *testing.T) {
+	e := start(t)
+	e.says(t, "msg=starting")
+	tl := newTunnel(t)
+	if err := os.Remove(control.Path); err != nil {
+		t.Fatal(err)
+	}
+	e.says(t, "msg=\"restored the control socket")
+	tl.works(t)
+	if list := ask(t, control.Message{Op: control.List}).Devices; len(list) != 1 {
+		t.Errorf("the engine serves %v", list)
+	}
+}
+
+// An engine that hung, and whose place another one has taken, makes way for that when it
+// goes on.
+func TestAnEngineThatHungMakesWay(t *testing.T) {
+	first := start(t)
+	first.says(t, "msg=starting")
+	newTunnel(t).works(t)
+	signal(t, first.Process.Pid, unix.SIGSTOP)
+	second := start(t)
+	second.says(t, "msg=starting")
+	signal(t, first.Process.Pid, unix.SIGCONT)
+	first.says(t, "msg=\"standing by\"")
+	second.says(t, "msg=\"another engine stands by\"")
+}
+
+// Of those that stand by one serves when the engine is killed, and the others stand by
+// again.
+func TestSeveralStandBy(t *testing.T) {
+	engines := []*running{start(t)}
+	engines[0].says(t, "msg=starting")
+	for range 2 {
+		next := start(t)
+		next.says(t, "msg=starting")
+		engines = append(engines, next)
+	}
+	engines[0].says(t, "msg=\"standing by\"")
+	engines[1].says(t, "msg=\"standing by\"")
+	for _, e := range engines {
+		e.log.Take()
+	}
+	if err := engines[2].Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "one engine stands by again", func() bool {
+		for _, e := range engines[:2] {
+			if strings.Contains(e.log.Take(), "msg=\"another engine stands by\"") {
+				return true
+			}
+		}
+		return false
+	})
+	newTunnel(t).works(t)
+}
