@@ -275,10 +275,11 @@ func (n *testNode) startProgram(t *testing.T, role string) (*exec.Cmd, io.Closer
 	return cmd, stdin
 }
 
-// start starts the node's agent, and its engine before the first time.
+// start starts the node's agent, and before that its engine, if that isn't there yet and
+// the agent may want it. With the kernel backend it has to do without.
 func (n *testNode) start(t *testing.T) {
 	t.Helper()
-	if n.engine == nil {
+	if n.engine == nil && n.env["SEMAPHORE_WG_BACKEND"] != config.BackendKernel {
 		n.engine, n.engineStdin = n.startProgram(t, roleEngine)
 		t.Cleanup(func() {
 			_ = n.engine.Process.Kill()
