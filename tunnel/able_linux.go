@@ -1,19 +1,24 @@
 package tunnel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
+	"os/exec"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
 // Able returns why this process can't have devices of a backend on this host: it lacks
-// NET_ADMIN, the kernel has no WireGuard, or TUN can't be opened. It changes nothing,
+// NET_ADMIN, the kernel has no WireGuard, TUN can't be opened, or no engine answers and
+// there is no program to start. It changes nothing,
 // so that a process can ask while another one has the devices; like [Device.Ensure], it
 // makes a link for a moment where the kernel has to load its WireGuard first.
-func Able(backend string) error {
+func Able(ctx context.Context, backend, program string) error {
 	if err := checkBackend(backend); err != nil {
 		return err
 	}
@@ -40,5 +45,19 @@ func Able(backend string) error {
 	if err != nil {
 		return fmt.Errorf("open %s: %w", tunPath, explain(err))
 	}
-	return unix.Close(fd)
+	if err := unix.Close(fd); err != nil {
+		return fmt.Errorf("close %s: %w", tunPath, err)
+	}
+	if program != "" {
+		if _, err := exec.LookPath(program); err != nil {
+			return fmt.Errorf("find the engine: %w", err)
+		}
+		return nil
+	}
+	client, err := control.Dial(ctx, func(string) {})
+	if err != nil {
+		return fmt.Errorf("reach the engine: %w", err)
+	}
+	client.Close()
+	return nil
 }

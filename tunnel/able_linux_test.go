@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"errors"
 	"runtime"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
 // TestAbleChangesNothing asks on a host that can, and as a process that may not.
@@ -29,10 +31,10 @@ func TestAbleChangesNothing(t *testing.T) {
 		}
 		before := links()
 		for _, b := range []string{backend, Auto} {
-			if err := Able(b); err != nil {
+			if err := Able(t.Context(), b, ""); err != nil {
 				t.Errorf("%s: %v", b, err)
 			}
-			if err := withoutCapabilities(func() error { return Able(b) }); err == nil || !strings.Contains(err.Error(), "NET_ADMIN") {
+			if err := withoutCapabilities(func() error { return Able(t.Context(), b, "") }); err == nil || !strings.Contains(err.Error(), "NET_ADMIN") {
 				t.Errorf("%s without capabilities: %v", b, err)
 			}
 		}
@@ -40,7 +42,7 @@ func TestAbleChangesNothing(t *testing.T) {
 			t.Errorf("links (-before +after):\n%s", diff)
 		}
 	})
-	if err := Able("wishful"); err == nil {
+	if err := Able(t.Context(), "wishful", ""); err == nil {
 		t.Error("an unknown backend is one that can be had")
 	}
 }
@@ -51,19 +53,52 @@ func TestAbleTellsOfAKernelWithout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Able(Kernel); (err == nil) != kernel {
+	if err := Able(t.Context(), Kernel, ""); (err == nil) != kernel {
 		t.Errorf("kernel WireGuard is there: %v; able: %v", kernel, err)
 	}
 }
 
+// TestAbleAsksForAnEngine asks where no engine answers: an agent that is to wait for one
+// would be ready, and a rollout go on, without any.
+func TestAbleAsksForAnEngine(t *testing.T) {
+	nstest.TUN(t)
+	if err := withoutSockets(func() error { return Able(t.Context(), Userspace, "") }); err == nil || !strings.Contains(err.Error(), "engine") {
+		t.Errorf("no engine answers: %v", err)
+	}
+	for program, able := range map[string]bool{"/proc/self/exe": true, "/nowhere/semaphore-engine": false} {
+		err := withoutSockets(func() error { return Able(t.Context(), Userspace, program) })
+		if (err == nil) != able {
+			t.Errorf("an engine would be started as %s: %v", program, err)
+		}
+	}
+}
+
+// withoutSockets calls f on a thread that sees no sockets of devices and engines.
+func withoutSockets(f func() error) error {
+	return onThread(func() error {
+		return errors.Join(
+			unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS),
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("tmpfs", control.Dir, "tmpfs", 0, "mode=0700"),
+		)
+	}, f)
+}
+
 // withoutCapabilities calls f on a thread that has none.
 func withoutCapabilities(f func() error) error {
+	return onThread(func() error {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		return unix.Capset(&header, &none[0])
+	}, f)
+}
+
+// onThread calls f on a thread of its own that has been prepared.
+func onThread(prepare, f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // The thread ends with the goroutine.
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		var none [2]unix.CapUserData
-		err := unix.Capset(&header, &none[0])
+		err := prepare()
 		if err == nil {
 			err = f()
 		}

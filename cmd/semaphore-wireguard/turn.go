@@ -65,7 +65,7 @@ func (a *agent) health() error {
 //	no remote is refused                                       x        x
 //	each one's nodes are known, or its API server has failed   x        x
 //	the rules and the device of each are there                 x
-//	this host lets this process have devices                            x
+//	this host, and an engine, let this process have devices             x
 //	the local API server has told this node's object                    x
 //
 // A remote that can't be asked is told in the status, and doesn't hold up a rollout. The
@@ -73,7 +73,11 @@ func (a *agent) health() error {
 // beside this one until it ends: a device that it serves counts as one that is to be
 // taken over.
 func (a *agent) ready() error {
-	standby, able := a.turn.StandsBy(), sync.OnceValue(func() error { return tunnel.Able(a.cfg.Backend) })
+	standby, able := a.turn.StandsBy(), sync.OnceValue(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+		defer cancel()
+		return tunnel.Able(ctx, a.cfg.Backend, enginePath(a.cfg.Engine))
+	})
 	var errs []error
 	if standby {
 		errs = append(errs, able())
