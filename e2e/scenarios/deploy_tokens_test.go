@@ -117,7 +117,7 @@ func (e *example) handed(t *testing.T, c *testbed.Cluster, from string) map[stri
 func startTokens(t *testing.T) *example {
 	t.Helper()
 	tb := testbed.Start(t, testbed.Config{})
-	e := &example{folder: filepath.Join(deployFolder(t), "example")}
+	e := &example{testbed: tb, folder: filepath.Join(deployFolder(t), "example")}
 	clusters, err := tb.StartClusters(within(t, 3*time.Minute), testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
 	must(t, err)
 	e.clusters = [2]*testbed.Cluster(clusters)
