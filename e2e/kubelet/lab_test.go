@@ -144,7 +144,7 @@ func buildImages(t *testing.T, root string) []string {
 		data := map[string]string{}
 		for _, program := range programNames(t, root) {
 			layer := data
-			if program == programs.ServiceMirror || program == programs.Policy || program == "semaphore-tokens" || program == "semaphorectl" {
+			if program == programs.ServiceMirror || program == programs.Policy || program == "semaphore-tokens" {
 				layer = common
 			}
 			if layer["/bin/"+program] != "" {
@@ -168,11 +168,11 @@ func buildImages(t *testing.T, root string) []string {
 // programNames are those that the Dockerfile puts into our image.
 func programNames(t *testing.T, root string) []string {
 	t.Helper()
-	folders, err := os.ReadDir(filepath.Join(root, "cmd"))
+	folders, err := filepath.Glob(filepath.Join(root, "cmd", "semaphore-*"))
 	must(t, err)
 	var names []string
 	for _, folder := range folders {
-		names = append(names, folder.Name())
+		names = append(names, filepath.Base(folder))
 	}
 	return names
 }

@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
+)
+
+// Cluster is one that the administrator has access to.
+type Cluster struct {
+	// Name is what the clusters call it, Context what the kubeconfig does.
+	Name, Context string
+	// Server is the API server's address as the administrator has it.
+	Server string
+	// Insecure says that the kubeconfig has the API server's certificate not verified.
+	// It counts for the administrator's own requests only.
+	Insecure bool
+
+	Config  *rest.Config
+	Client  kubernetes.Interface
+	Dynamic dynamic.Interface
+	Mapper  *restmapper.DeferredDiscoveryRESTMapper
+}
+
+// Clusters makes clients for clusters, which it doesn't ask yet. All that is wrong is
+// in the error, by cluster.
+func (s *Session) Clusters(names []string) ([]*Cluster, error) {
+	var errs []error
+	for i, name := range names {
+		if err := validName(name); err != nil {
+			errs = append(errs, err)
+		}
+		if slices.Contains(names[:i], name) {
+			errs = append(errs, fmt.Errorf("cluster %s is named twice", name))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.contexts)) {
+		if !slices.Contains(names, name) {
+			errs = append(errs, fmt.Errorf("--context %s=%s: no cluster %s is asked for", name, s.contexts[name], name))
+		}
+	}
+	if len(errs) > 0 {
+		return nil, Usage(errors.Join(errs...))
+	}
+	config, err := s.rules().Load()
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	var clusters []*Cluster
+	for _, name := range names {
+		cluster, err := s.cluster(config, name)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if cluster.Insecure {
+			s.Warn("%s: the kubeconfig has the API server's certificate not verified (insecure-skip-tls-verify); what is installed verifies it", name)
+		}
+		clusters = append(clusters, cluster)
+	}
+	return clusters, errors.Join(errs...)
+}
+
+func validName(name string) error {
+	if faults := validation.IsDNS1123Label(name); len(faults) > 0 {
+		return fmt.Errorf("cluster %q: a name is lower-case letters, digits and dashes, 63 at most; say --context <name>=%s for a context with another name", name, name)
+	}
+	return nil
+}
+
+func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, error) {
+	context, given := s.contexts[name]
+	if !given {
+		context = name
+	}
+	if config.Contexts[context] == nil {
+		known := strings.Join(slices.Sorted(maps.Keys(config.Contexts)), ", ")
+		return nil, fmt.Errorf("%s: the kubeconfig has no context %q; it has: %s; say --context %s=<context>", name, context, known, name)
+	}
+	rest, err := clientcmd.NewNonInteractiveClientConfig(*config, context, nil, s.rules()).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("%s: context %s of the kubeconfig: %w", name, context, err)
+	}
+	// Requests of a person, and not many: no need to slow them down.
+	rest.QPS, rest.Burst = -1, -1
+	rest.UserAgent = "semaphorectl/" + process.Version()
+	rest.WarningHandlerWithContext = noWarnings
+	c := &Cluster{Name: name, Context: context, Server: rest.Host, Insecure: rest.Insecure, Config: rest}
+	client, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return nil, fmt.Errorf("%s: context %s of the kubeconfig: %w", name, context, err)
+	}
+	c.Client = client
+	c.Mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
+	c.Dynamic, err = dynamic.NewForConfig(rest)
+	return c, err
+}

@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes; the help of the root command tells users.
+const (
+	ExitOK      = 0
+	ExitFailed  = 1
+	ExitUnknown = 2
+	ExitUsage   = 64
+)
+
+// exit is an error with a code.
+type exit struct {
+	error
+	code int
+}
+
+func (e exit) Unwrap() error { return e.error }
+
+// Usage marks an error as one of the arguments.
+func Usage(err error) error { return exit{err, ExitUsage} }
+
+// Exit ends the command with a code, when all that there is to say has been printed.
+func Exit(code int) error { return exit{code: code, error: errors.New("")} }
+
+// Run runs a command and returns the exit code. Errors are printed line by line: each
+// says what is wrong and what would be right.
+func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) int {
+	root.SetArgs(args)
+	root.SetIn(s.In)
+	root.SetOut(s.Out)
+	root.SetErr(s.Err)
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
+	usage(root)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return ExitOK
+	}
+	code := ExitFailed
+	var with exit
+	switch {
+	case errors.As(err, &with):
+		code = with.code
+	case !cmd.HasParent() || strings.HasPrefix(err.Error(), "unknown command"):
+		code = ExitUsage
+	}
+	for line := range strings.Lines(err.Error()) {
+		s.Fail("%s", strings.TrimSuffix(line, "\n"))
+	}
+	if code == ExitUsage {
+		s.Say("%s --help says more", cmd.CommandPath())
+	}
+	return code
+}
+
+// usage has wrong arguments of all commands exit as such.
+func usage(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return Usage(err)
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		usage(sub)
+	}
+}

@@ -1,0 +1,83 @@
+// Package cli is what the commands of semaphorectl share: access to clusters by
+// kubeconfig contexts, what is printed how, and exit codes.
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Namespace is where the manifests put everything.
+const Namespace = "sys-semaphore"
+
+// Session is one run of the tool: where it prints, and the flags of all commands.
+type Session struct {
+	In       io.Reader
+	Out, Err io.Writer
+	// Terminal says how Err is to be used; Out is for results, which other programs
+	// may read.
+	Terminal Terminal
+	// Timeout bounds the whole command; 0 leaves it to the command.
+	Timeout time.Duration
+
+	kubeconfig string
+	contexts   map[string]string // by cluster, where it isn't the cluster's name
+}
+
+// NewSession takes the standard files and the environment.
+func NewSession(in io.Reader, out, errs io.Writer, lookup func(string) (string, bool)) *Session {
+	return &Session{In: in, Out: out, Err: errs, Terminal: terminal(errs, lookup)}
+}
+
+// Flags adds the flags that all commands have.
+func (s *Session) Flags(flags *pflag.FlagSet) {
+	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "path of the kubeconfig (default: KUBECONFIG, or ~/.kube/config)")
+	flags.StringToStringVar(&s.contexts, "context", nil, "kubeconfig context of a cluster whose context hasn't its name, as in aws=prod-eu")
+	flags.DurationVar(&s.Timeout, "timeout", 5*time.Minute, "how long the command may take at most")
+	flags.BoolVar(&s.Terminal.plain, "no-color", s.Terminal.plain, "print without colours; NO_COLOR does the same")
+}
+
+// Context returns a context that ends with the command's time.
+func (s *Session) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	if s.Timeout <= 0 {
+		return context.WithCancel(parent)
+	}
+	return context.WithTimeoutCause(parent, s.Timeout, fmt.Errorf("not done within %s; --timeout allows more", s.Timeout))
+}
+
+// rules say which kubeconfig is read, as for kubectl.
+func (s *Session) rules() *clientcmd.ClientConfigLoadingRules {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = s.kubeconfig
+	return rules
+}
+
+// CompleteClusters completes names of clusters by the contexts of the kubeconfig, for
+// ValidArgsFunction.
+func (s *Session) CompleteClusters(_ *cobra.Command, args []string, start string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	config, err := s.rules().Load()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var found []string
+	for name := range config.Contexts {
+		if validName(name) == nil && strings.HasPrefix(name, start) && !slices.Contains(args, name) {
+			found = append(found, name)
+		}
+	}
+	for name := range s.contexts {
+		if strings.HasPrefix(name, start) && !slices.Contains(args, name) {
+			found = append(found, name)
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found), cobra.ShellCompDirectiveNoFileComp
+}
