@@ -1,0 +1,17 @@
+package tunnel
+
+import (
+	"crypto/sha256"
+	"net/netip"
+)
+
+// LinkLocal returns the address that a device with the given public key has besides
+// others: both sides of a tunnel derive it, so that the kernel of each answers probes
+// of the other one without a word about it. It is fe80::/64 with the first 8 bytes of
+// the key's SHA-256.
+func LinkLocal(key Key) netip.Addr {
+	sum := sha256.Sum256(key[:])
+	addr := [16]byte{0: 0xfe, 1: 0x80}
+	copy(addr[8:], sum[:8])
+	return netip.AddrFrom16(addr)
+}

@@ -1,0 +1,258 @@
+package tunnel
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Prober asks the kernels of a device's peers for signs of life, and hears what they
+// answer by themselves. What it sends depends on what this process may do:
+//
+//	net.ipv4.ping_group_range    asks with             is answered by
+//	holds one of our groups      ICMPv6 echo request   echo reply, of the same size
+//	doesn't                      UDP to discardPort    port unreachable, of a kernel that
+//	                                                   sends 4 a second to one host
+//
+// Neither needs CAP_NET_RAW. It may not be used by two goroutines at a time.
+type Prober struct {
+	fd    int
+	echo  bool
+	index int
+	self  netip.Addr
+	token [8]byte // no other process's answers are ours
+
+	small, large []byte
+	in           []byte
+	oob          []byte
+}
+
+const (
+	// discardPort is 9 of RFC 863, where hardly anything listens, and where what
+	// does listen has no harm from it.
+	discardPort = 9
+
+	echoRequest, echoReply = 128, 129 // RFC 4443, section 4
+	icmpHeader             = 8        // as long as UDP's
+	ipv6Header             = 40
+)
+
+// What tells a full-size probe from a small one, after the token.
+const (
+	sizeSmall byte = iota
+	sizeLarge
+)
+
+// ErrNoProbes says that a device can't have the address for probes: its kernel or
+// somebody has IPv6 switched off there.
+var ErrNoProbes = errors.New("the device can't have an IPv6 address")
+
+// Prober gives the device its link-local address, and returns what sends from it. It
+// is of use for as long as the device has the same index and MTU.
+func (d *Device) Prober() (*Prober, error) {
+	l, err := findLink(d.cfg.Name)
+	if err != nil {
+		return nil, err
+	}
+	if index, known := d.Index(); !known || index != l.index {
+		return nil, fmt.Errorf("probe peers of device %s: %w", d.cfg.Name, os.ErrNotExist)
+	}
+	key := d.PublicKey()
+	if key.IsZero() {
+		return nil, fmt.Errorf("probe peers of device %s: it has no key", d.cfg.Name)
+	}
+	p, err := newProber(l, LinkLocal(key))
+	if err != nil {
+		return nil, fmt.Errorf("probe peers of device %s: %w", d.cfg.Name, err)
+	}
+	return p, nil
+}
+
+func newProber(l link, self netip.Addr) (*Prober, error) {
+	if err := l.assign(self); err != nil {
+		return nil, err
+	}
+	p := &Prober{index: l.index, self: self, in: make([]byte, 128), oob: make([]byte, 256)}
+	_, _ = rand.Read(p.token[:])
+	if err := p.open(); err != nil {
+		return nil, err
+	}
+	p.small = p.payload(sizeSmall, len(p.token)+1)
+	p.large = p.payload(sizeLarge, max(l.mtu-ipv6Header-icmpHeader, len(p.token)+1))
+	return p, nil
+}
+
+// assign gives the link an address, unless it has it. There are no neighbours on it to
+// have the same one: it can be used at once.
+func (l link) assign(addr netip.Addr) error {
+	err := netlink.AddrReplace(l.ref(), &netlink.Addr{
+		IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(64, 128)},
+		Scope: unix.RT_SCOPE_LINK, Flags: unix.IFA_F_NODAD,
+	})
+	switch {
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL):
+		// net.ipv6.conf.<device>.disable_ipv6, ipv6.disable=1, an MTU below 1280.
+		return fmt.Errorf("%w: %w", ErrNoProbes, err)
+	case err != nil:
+		return fmt.Errorf("give it the address %s: %w", addr, explain(err))
+	}
+	return nil
+}
+
+func (p *Prober) open() (err error) {
+	const flags = unix.SOCK_DGRAM | unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
+	p.echo = true
+	p.fd, err = unix.Socket(unix.AF_INET6, flags, unix.IPPROTO_ICMPV6)
+	if err != nil {
+		p.echo = false
+		p.fd, err = unix.Socket(unix.AF_INET6, flags, unix.IPPROTO_UDP)
+	}
+	if err != nil {
+		return fmt.Errorf("open a socket: %w", err)
+	}
+	// A link-local source ties the socket to its device.
+	err = errors.Join(
+		unix.SetsockoptInt(p.fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE),
+		unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1<<20),
+	)
+	if !p.echo {
+		err = errors.Join(err, unix.SetsockoptInt(p.fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1))
+	}
+	if err == nil {
+		err = unix.Bind(p.fd, &unix.SockaddrInet6{Addr: p.self.As16(), ZoneId: uint32(p.index)})
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("set up a socket: %w", err), unix.Close(p.fd))
+	}
+	return nil
+}
+
+// payload is what is sent: for ICMPv6 with its header, in which the kernel fills in
+// checksum and identifier.
+func (p *Prober) payload(kind byte, size int) []byte {
+	b := make([]byte, size)
+	copy(b, p.token[:])
+	b[len(p.token)] = kind
+	if p.echo {
+		b = append([]byte{echoRequest, icmpHeader - 1: 0}, b...)
+	}
+	return b
+}
+
+// Method says how peers are asked: "echo" or "udp".
+func (p *Prober) Method() string {
+	if p.echo {
+		return "echo"
+	}
+	return "udp"
+}
+
+// Close gives the socket back. The address stays.
+func (p *Prober) Close() error { return unix.Close(p.fd) }
+
+// Send asks the peer with the given link-local address, with a packet as large as the
+// device carries or a small one. When it fails because nobody can be asked,
+// [ErrNoProbes] is in its error.
+func (p *Prober) Send(to netip.Addr, large bool) error {
+	packet := p.small
+	if large {
+		packet = p.large
+	}
+	addr := unix.SockaddrInet6{Addr: to.As16(), ZoneId: uint32(p.index)}
+	if !p.echo {
+		addr.Port = discardPort
+	}
+	err := unix.Sendto(p.fd, packet, 0, &addr)
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EACCES) {
+		// What an earlier one was answered; it is in the queue of errors, too.
+		err = unix.Sendto(p.fd, packet, 0, &addr)
+	}
+	switch {
+	case errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.ENODEV),
+		errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENXIO):
+		return fmt.Errorf("%w: send: %w", ErrNoProbes, err)
+	}
+	return err
+}
+
+// Receive tells which peers have answered since the last call.
+func (p *Prober) Receive(answered func(from netip.Addr, large bool)) error {
+	if err := p.receive(0, answered); err != nil || p.echo {
+		return err
+	}
+	return p.receive(unix.MSG_ERRQUEUE, answered)
+}
+
+// maxAnswers is how many answers one call takes, several times what is asked for.
+const maxAnswers = 4096
+
+func (p *Prober) receive(flags int, answered func(from netip.Addr, large bool)) error {
+	for range maxAnswers {
+		n, oobn, _, from, err := unix.Recvmsg(p.fd, p.in, p.oob, flags|unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EACCES),
+			errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.EPROTO):
+			continue // What somebody was answered is in the queue of errors.
+		case err != nil:
+			return fmt.Errorf("receive answers: %w", err)
+		}
+		sender, ok := from.(*unix.SockaddrInet6)
+		if !ok {
+			continue
+		}
+		addr := netip.AddrFrom16(sender.Addr)
+		if flags != 0 && offender(p.oob[:oobn]) != addr {
+			continue // The own host says why it didn't send.
+		}
+		if kind, ok := p.kind(p.in[:n]); ok {
+			answered(addr, kind == sizeLarge)
+		}
+	}
+	return nil
+}
+
+// kind reads what an answer is to, and whether we have asked.
+func (p *Prober) kind(b []byte) (byte, bool) {
+	if p.echo {
+		if len(b) < icmpHeader || b[0] != echoReply {
+			return 0, false
+		}
+		b = b[icmpHeader:]
+	}
+	if len(b) <= len(p.token) || !bytes.Equal(b[:len(p.token)], p.token[:]) {
+		return 0, false
+	}
+	return b[len(p.token)], true
+}
+
+// offender reads who sent the ICMPv6 error that is told in ancillary data: the address
+// after a struct sock_extended_err of linux/errqueue.h.
+func offender(oob []byte) netip.Addr {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return netip.Addr{}
+	}
+	const extended = int(unsafe.Sizeof(unix.SockExtendedErr{}))
+	for _, m := range messages {
+		if m.Header.Level != unix.IPPROTO_IPV6 || m.Header.Type != unix.IPV6_RECVERR || len(m.Data) < extended+24 {
+			continue
+		}
+		addr := m.Data[extended:]
+		if m.Data[4] != unix.SO_EE_ORIGIN_ICMP6 || binary.NativeEndian.Uint16(addr) != unix.AF_INET6 {
+			continue
+		}
+		return netip.AddrFrom16([16]byte(addr[8:24]))
+	}
+	return netip.Addr{}
+}

@@ -1,0 +1,131 @@
+package tunnel
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+)
+
+// probed has each site take probes of the other one.
+func probed(t *testing.T, a, b *site) {
+	t.Helper()
+	for _, s := range []*site{a, b} {
+		other := a
+		if s == a {
+			other = b
+		}
+		peer := other.peerOf(0)
+		peer.AllowedIPs = append([]netip.Prefix{netip.PrefixFrom(LinkLocal(other.key), 128)}, peer.AllowedIPs...)
+		s.configure(t, peer)
+	}
+}
+
+func proberOf(t *testing.T, s *site) *Prober {
+	t.Helper()
+	var p *Prober
+	err := s.ns.Do(func() (err error) {
+		p, err = newProber(s.link(t), LinkLocal(s.key))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// Each kernel answers the other side's probes, of both sizes, by itself.
+func TestKernelsAnswerProbes(t *testing.T) {
+	if families() < 2 {
+		t.Skip("this kernel was booted without IPv6")
+	}
+	eachBackend(t, func(t *testing.T, backend string) {
+		a, b := twoSites(t, backend, backend)
+		meet(t, a, b, 0)
+		probed(t, a, b)
+		_ = proberOf(t, b) // gives it its address
+		for _, groups := range []string{"1 0", "0 2147483647"} {
+			if err := a.ns.Do(func() error {
+				return os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte(groups), 0)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			p := proberOf(t, a)
+			t.Logf("%s: groups %s ask by %s", backend, groups, p.Method())
+			for _, large := range []bool{false, true} {
+				before := a.peer(t, b.key)
+				answered := false
+				polltest.Until(t, 30*time.Second, "an answer", func() bool {
+					if err := p.Send(LinkLocal(b.key), large); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(300 * time.Millisecond)
+					if err := p.Receive(func(from netip.Addr, big bool) {
+						if from != LinkLocal(b.key) {
+							t.Errorf("answer from %s", from)
+						}
+						answered = answered || big == large
+					}); err != nil {
+						t.Fatal(err)
+					}
+					return answered
+				})
+				after := a.peer(t, b.key)
+				t.Logf("large %v: %d bytes out, %d in", large, after.TxBytes-before.TxBytes, after.RxBytes-before.RxBytes)
+			}
+		}
+	})
+}
+
+// A device on which IPv6 is switched off has no prober, and says why.
+func TestNoProbesWithoutIPv6(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		a, _ := twoSites(t, backend, backend)
+		if families() == 2 {
+			if err := a.ns.Do(func() error {
+				return os.WriteFile("/proc/sys/net/ipv6/conf/"+a.cfg.Name+"/disable_ipv6", []byte("1"), 0)
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := a.ns.Do(func() error {
+			_, err := newProber(a.link(t), LinkLocal(a.key))
+			return err
+		})
+		if !errors.Is(err, ErrNoProbes) {
+			t.Errorf("error %v, want %v", err, ErrNoProbes)
+		}
+	})
+}
+
+// What the kernel says of a packet that it didn't send is no answer, nor is one to a
+// packet of another process.
+func TestForeignAnswersDontCount(t *testing.T) {
+	p := &Prober{echo: true, token: [8]byte{1, 2, 3}}
+	reply := p.payload(sizeSmall, 9)
+	if _, ok := p.kind(reply); ok {
+		t.Error("our own request counts as an answer")
+	}
+	reply[0] = echoReply
+	if kind, ok := p.kind(reply); !ok || kind != sizeSmall {
+		t.Errorf("an answer is of kind %d, %v", kind, ok)
+	}
+	reply[icmpHeader]++
+	if _, ok := p.kind(reply); ok {
+		t.Error("an answer to somebody else counts")
+	}
+	local := make([]byte, unix.CmsgSpace(16+28))
+	if got := offender(local); got.IsValid() {
+		t.Errorf("nothing was sent by %s", got)
+	}
+}
