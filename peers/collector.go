@@ -30,6 +30,8 @@ type Observed struct {
 	State   func() *State
 	// Heard returns when a peer last gave a sign of life, see [Controller.Heard].
 	Heard func(now time.Time, p *tunnel.PeerStatus) time.Time
+	// Paths returns what is known of the ways to the peers; nil: nothing is.
+	Paths func() []Path
 }
 
 // Collector exposes the devices and peers of all remotes. A device that isn't
@@ -41,7 +43,7 @@ type Collector struct {
 	log        *slog.Logger
 
 	deviceUp, deviceInfo, peerInfo, peerAllowedIPs, peerReceived, peerTransmitted, peerHandshake,
-	peers, peersWithout, rejected, rejectedInfo, source *prometheus.Desc
+	peers, peersWithout, rejected, rejectedInfo, source, paths, pathsSmall, peerPath *prometheus.Desc
 }
 
 // NewCollector returns a collector for the given remotes. So many peers of each have
@@ -61,10 +63,13 @@ func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collec
 		peerReceived:    desc("peer_receive_bytes_total", "Number of bytes received from a given peer.", "device", "public_key"),
 		peerTransmitted: desc("peer_transmit_bytes_total", "Number of bytes transmitted to a given peer.", "device", "public_key"),
 		peerHandshake:   desc("peer_last_handshake_seconds", "UNIX timestamp for the last handshake with a given peer, 0 if there was none.", "device", "public_key"),
-		peers:           desc("peers", "Number of peers of a remote cluster by health: up (a session, and heard in the last 45 s), connecting (configured less than 90 s ago, no handshake yet), silent (a session, and not heard for 45 s) or down.", "cluster", "device", "health"),
+		peers:           desc("peers", "Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), silent (a session, and not heard for 45 s) or down.", "cluster", "device", "health"),
 		peersWithout:    desc("peers_without_metrics", "Number of peers of a remote cluster that have no metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.", "cluster", "device"),
 		rejected:        desc("rejected_nodes", "Number of a remote cluster's nodes of which something was rejected, by reason.", "cluster", "reason"),
 		rejectedInfo:    desc("rejected_node_info", "A remote node of which something was rejected. /status says what exactly.", "cluster", "node", "reason"),
+		paths:           desc("paths", "Number of ways to peers of a remote cluster by state (up, unknown or down) and by the sign by which that is known: answer (to a probe), received (bytes), handshake, no_answer, one_way (the peer is heard and doesn't hear us), no_handshake, silence or none.", "cluster", "device", "state", "sign"),
+		pathsSmall:      desc("paths_small_only", "Number of ways to peers of a remote cluster that carry small packets and lose those of the device's full size.", "cluster", "device"),
+		peerPath:        desc("peer_path_since_seconds", "UNIX timestamp since when the way to a peer is in this state, with the sign by which that is known.", "device", "public_key", "state", "sign"),
 		source:          desc("peers_source_info", "On whose word the peers of a remote cluster are: api, disk (last applied ones, the remote has not answered since start) or none.", "cluster", "source"),
 	}
 }
@@ -73,7 +78,7 @@ func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collec
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.deviceUp, c.deviceInfo, c.peerInfo, c.peerAllowedIPs, c.peerReceived, c.peerTransmitted,
-		c.peerHandshake, c.peers, c.peersWithout, c.rejected, c.rejectedInfo, c.source,
+		c.peerHandshake, c.peers, c.peersWithout, c.rejected, c.rejectedInfo, c.source, c.paths, c.pathsSmall, c.peerPath,
 	} {
 		ch <- d
 	}
@@ -139,9 +144,14 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 	}
 	now := time.Now()
 	health := map[Health]int{}
+	paths := c.collectPaths(ch, r)
 	for i := range status.Peers {
 		p := &status.Peers[i]
-		health[HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, r.Heard(now, p))]++
+		is := HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, r.Heard(now, p))
+		if path, known := paths[p.PublicKey]; known {
+			is = path.Health(is)
+		}
+		health[is]++
 	}
 	for _, h := range Healths() {
 		ch <- prometheus.MustNewConstMetric(c.peers, prometheus.GaugeValue, float64(health[h]), r.Cluster, r.Device, string(h))
@@ -149,8 +159,39 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 	shown := longest(status.Peers, state.Configured, c.peerSeries)
 	ch <- prometheus.MustNewConstMetric(c.peersWithout, prometheus.GaugeValue, float64(len(status.Peers)-len(shown)), r.Cluster, r.Device)
 	for i := range shown {
-		c.collectPeer(ch, r, &shown[i], nodes[shown[i].PublicKey])
+		key := shown[i].PublicKey
+		c.collectPeer(ch, r, &shown[i], nodes[key])
+		if path, known := paths[key]; known {
+			ch <- prometheus.MustNewConstMetric(c.peerPath, prometheus.GaugeValue, float64(path.Since.Unix()),
+				r.Device, key.String(), string(path.State), string(path.Sign))
+		}
 	}
+}
+
+// collectPaths counts the paths, and returns them.
+func (c *Collector) collectPaths(ch chan<- prometheus.Metric, r Observed) map[tunnel.Key]Path {
+	if r.Paths == nil {
+		return nil
+	}
+	type series struct {
+		state PathState
+		sign  Sign
+	}
+	all, counts, small := map[tunnel.Key]Path{}, map[series]int{
+		{PathUp, SignAnswer}: 0, {PathDown, SignNoAnswer}: 0, {PathDown, SignNoHandshake}: 0, {PathDown, SignOneWay}: 0, {PathUnknown, SignNone}: 0,
+	}, 0
+	for _, p := range r.Paths() {
+		all[p.PublicKey] = p
+		counts[series{p.State, p.Sign}]++
+		if p.SmallOnly {
+			small++
+		}
+	}
+	for s, n := range counts {
+		ch <- prometheus.MustNewConstMetric(c.paths, prometheus.GaugeValue, float64(n), r.Cluster, r.Device, string(s.state), string(s.sign))
+	}
+	ch <- prometheus.MustNewConstMetric(c.pathsSmall, prometheus.GaugeValue, float64(small), r.Cluster, r.Device)
+	return all
 }
 
 func (c *Collector) collectPeer(ch chan<- prometheus.Metric, r Observed, p *tunnel.PeerStatus, node string) {

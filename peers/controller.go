@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,7 +49,14 @@ type ControllerConfig struct {
 	Rules func() Rules
 	// Fresh, unless nil, is called when Reconcile has configured new peers, for
 	// Rehandshake. It must not block.
-	Fresh  func()
+	Fresh func()
+	// Prober returns what asks the device's peers for signs of life; nil: nothing
+	// does. It is closed after use.
+	Prober func() (Prober, error)
+	// PathChanged, unless nil, is called when Probe has found that the state of a path
+	// is another one, and Renew when Renew has something to do. They must not block.
+	PathChanged, Renew func()
+
 	Store  *Store
 	Logger *slog.Logger
 }
@@ -71,7 +79,11 @@ type Controller struct {
 
 	handshakes handshakes
 	signs      signs
-	index      int // of the link whose peers are in state
+	paths      paths
+	probing    probing
+	renewing   renewing
+	unprobed   atomic.Pointer[string] // why; nil: peers are probed
+	index      int                    // of the link whose peers are in state
 	saveMu     sync.Mutex
 	toSave     []Remembered // nil: nothing new
 }
@@ -160,6 +172,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	for i := range peers {
 		want[i] = peers[i].Peer
 	}
+	allowProbes(want, c.cfg.Device.PublicKey())
 	before := time.Now()
 	changes, err := c.cfg.Device.Configure(ctx, want)
 	if changes != (tunnel.Changes{}) {
@@ -183,6 +196,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	}
 	c.index = index
 	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured})
+	c.paths.set(time.Now(), c.cfg.Device.PublicKey(), peers, configured)
 	if source == SourceAPI {
 		if !rules.LocalUnknown && (!c.remembered || changes != (tunnel.Changes{})) {
 			c.remember(nodes, peers)
@@ -190,6 +204,22 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// allowProbes adds to each peer's allowed IPs the address that it answers probes from.
+// Of two with the same one, which somebody has worked hard for, the first has it.
+func allowProbes(peers []tunnel.Peer, own tunnel.Key) {
+	taken := make(map[netip.Addr]struct{}, len(peers)+1)
+	taken[tunnel.LinkLocal(own)] = struct{}{}
+	for i := range peers {
+		addr := tunnel.LinkLocal(peers[i].PublicKey)
+		if _, twice := taken[addr]; twice {
+			continue
+		}
+		taken[addr] = struct{}{}
+		// Not in place: the list is that of the desired peer, too.
+		peers[i].AllowedIPs = append(slices.Clone(peers[i].AllowedIPs), netip.PrefixFrom(addr, addr.BitLen()))
+	}
 }
 
 // since returns since when each of the peers is configured: as before on the same

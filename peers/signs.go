@@ -27,6 +27,8 @@ func (c *Controller) Listen(ctx context.Context) error {
 	_, err := c.cfg.Device.Contact(ctx, func(p tunnel.PeerStatus) tunnel.Contact {
 		seen[p.PublicKey] = true
 		idle := c.signs.note(now, &p)
+		c.paths.read(now, &p, c.signs.heard(now, &p))
+		c.paths.look(&p)
 		if idle && !p.LastHandshake.IsZero() && now.Sub(p.LastHandshake) < sessionEnds {
 			return tunnel.ContactConfirm
 		}

@@ -199,12 +199,16 @@ func (a *agent) publications() []peers.Publication {
 	return all
 }
 
+// pathChanged is called when the state of a path to some remote's node has changed.
+// It doesn't block.
+func (a *agent) pathChanged() {}
+
 // letGo ends what this process does about devices, and keeps what is known for the next
 // one. The network stays as it is.
 func (a *agent) letGo() error {
 	var errs []error
 	for _, r := range a.remotes {
-		errs = append(errs, r.controller.Save(context.Background()), r.device.Close())
+		errs = append(errs, r.controller.StopProbing(), r.controller.Save(context.Background()), r.device.Close())
 	}
 	return errors.Join(errs...)
 }

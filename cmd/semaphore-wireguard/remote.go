@@ -32,7 +32,7 @@ type remote struct {
 	fit    atomic.Pointer[fit] // nil: not known
 	fitted int                 // MTU that the device was given, by the loop that does
 
-	linking, peering, contacting *reconcile.Trigger
+	linking, peering, contacting, renewing *reconcile.Trigger
 
 	refusal atomic.Pointer[error]          // see agent.judge; nil: not judged yet
 	free    atomic.Pointer[[]netip.Prefix] // its subnets that have nothing that this node depends on
@@ -54,7 +54,7 @@ func (r *remote) unreachable() bool {
 }
 
 func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, error) {
-	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), contacting: reconcile.NewTrigger()}
+	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), contacting: reconcile.NewTrigger(), renewing: reconcile.NewTrigger()}
 	var err error
 	r.device, err = tunnel.Open(tunnel.Config{
 		Name:       tunnel.DeviceName(cfg.Name),
@@ -96,7 +96,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	r.store = peers.NewStore(a.cfg.KeyPath, r.device.Name(), cfg.Name)
 	r.controller = peers.NewController(peers.ControllerConfig{
 		Cluster: cfg.Name, Device: r.device, Nodes: r.nodes.Snapshot, Rules: r.rules, Fresh: r.contacting.Fire,
-		Store: r.store, Logger: a.log,
+		Prober: r.prober, PathChanged: a.pathChanged, Renew: r.renewing.Fire, Store: r.store, Logger: a.log,
 	})
 	return r, nil
 }
@@ -139,6 +139,15 @@ func (r *remote) tasks() []run.Task {
 			Resync: saveSpacing,
 		}),
 	}
+}
+
+// prober returns what asks the remote's nodes for signs of life.
+func (r *remote) prober() (peers.Prober, error) {
+	p, err := r.device.Prober()
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 // handshakeDue says when new peers are to be looked at next. Those of a remote that is

@@ -68,7 +68,10 @@ type deviceReport struct {
 	// those to all others; 0: not known.
 	LargestMTU        int    `json:"largestMtu,omitempty"`
 	NarrowestEndpoint string `json:"narrowestEndpoint,omitempty"`
-	Error             string `json:"error,omitempty"`
+	// Unprobed says why its peers can't be probed, so that a path that breaks is noticed
+	// after minutes only.
+	Unprobed string `json:"unprobed,omitempty"`
+	Error    string `json:"error,omitempty"`
 }
 
 type peerReport struct {
@@ -77,10 +80,20 @@ type peerReport struct {
 	Endpoint      string       `json:"endpoint"` // where the peer is now, empty if that isn't known
 	AllowedIPs    []string     `json:"allowedIPs"`
 	Health        peers.Health `json:"health"`
+	Path          *pathReport  `json:"path,omitempty"` // nil: a peer that no known node published
 	LastHandshake *time.Time   `json:"lastHandshake,omitempty"`
 	LastHeard     *time.Time   `json:"lastHeard,omitempty"` // nil: not since the agent's start
 	RxBytes       int64        `json:"rxBytes"`
 	TxBytes       int64        `json:"txBytes"`
+}
+
+// pathReport is what is known of the way to a peer.
+type pathReport struct {
+	State     peers.PathState `json:"state"`
+	Since     time.Time       `json:"since"`
+	Sign      peers.Sign      `json:"sign"`
+	Answers   bool            `json:"answers"`             // the peer answers probes
+	SmallOnly bool            `json:"smallOnly,omitempty"` // full-size packets get lost
 }
 
 func (a *agent) status() any {
@@ -166,6 +179,7 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	}
 	rep.Device.Index, rep.Device.Backend = status.Index, status.Backend
 	rep.Device.ListenPort, rep.Device.MTU = status.ListenPort, status.MTU
+	rep.Device.Unprobed = r.controller.Unprobed()
 	nodes := make(map[tunnel.Key]string, len(state.Peers))
 	for i := range state.Peers {
 		nodes[state.Peers[i].PublicKey] = state.Peers[i].Node
@@ -178,6 +192,10 @@ func (r *remote) status(ctx context.Context) remoteReport {
 			Node: nodes[p.PublicKey], PublicKey: p.PublicKey.String(),
 			Health:        peers.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, heard),
 			LastHandshake: some(p.LastHandshake), LastHeard: some(heard), RxBytes: p.RxBytes, TxBytes: p.TxBytes,
+		}
+		if path, known := r.controller.Path(p.PublicKey); known {
+			peer.Health = path.Health(peer.Health)
+			peer.Path = &pathReport{State: path.State, Since: path.Since, Sign: path.Sign, Answers: path.Answers, SmallOnly: path.SmallOnly}
 		}
 		if p.Endpoint.IsValid() {
 			peer.Endpoint = p.Endpoint.String()
@@ -196,6 +214,7 @@ func (a *agent) observed() []peers.Observed {
 	for _, r := range a.remotes {
 		all = append(all, peers.Observed{
 			Cluster: r.cfg.Name, Device: r.device.Name(), Status: r.device.Status, State: r.controller.State, Heard: r.controller.Heard,
+			Paths: r.controller.Paths,
 		})
 	}
 	return all

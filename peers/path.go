@@ -1,0 +1,293 @@
+package peers
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// PathState says whether packets get to a peer and back.
+type PathState string
+
+// The states of a path.
+const (
+	PathUnknown PathState = "unknown" // no sign for or against it
+	PathUp      PathState = "up"
+	PathDown    PathState = "down"
+)
+
+// PathStates are all of them, the worst first.
+func PathStates() []PathState { return []PathState{PathDown, PathUnknown, PathUp} }
+
+// Sign says by what the state of a path is known, in a word fit for a metric's label.
+type Sign string
+
+// The signs of paths.
+const (
+	SignNone        Sign = "none"         // nothing was seen yet
+	SignReceived    Sign = "received"     // authenticated bytes from the peer
+	SignHandshake   Sign = "handshake"    // a new one
+	SignAnswer      Sign = "answer"       // to a probe
+	SignNoAnswer    Sign = "no_answer"    // to several probes, though the peer answered before
+	SignOneWay      Sign = "one_way"      // the same, and yet the peer is heard: our packets don't get there
+	SignNoHandshake Sign = "no_handshake" // no session
+	SignSilence     Sign = "silence"      // a session, and nothing heard
+)
+
+// Path is what is known of the way to a peer.
+type Path struct {
+	Node      string
+	PublicKey tunnel.Key
+	State     PathState
+	Since     time.Time // when the state came about
+	Sign      Sign
+	// Answers tells whether the peer answers probes, so that a path that breaks is
+	// noticed within seconds.
+	Answers bool
+	// SmallOnly tells that small packets get to the peer and back, and those of the
+	// device's full size don't.
+	SmallOnly bool
+}
+
+// Health returns the health of the peer, given the one that WireGuard alone shows.
+func (p Path) Health(weak Health) Health {
+	switch {
+	case p.State == PathUp:
+		return HealthUp
+	case p.State == PathDown:
+		return HealthDown
+	case weak == HealthSilent:
+		return HealthSilent
+	}
+	return HealthConnecting
+}
+
+// path is what decides about one peer. Nothing in it reads a clock.
+//
+// A peer that answers probes; a stroke is one that is sent, with retryAfter in between
+// from the first one on that stays unanswered:
+//
+//	answer                next      retries       verify          down
+//	  |------ interval -----|----|----|----|----|--|--- handshake? --|-- each second ...
+//	                        0   0.3  0.6  0.9  1.2 1.3              1.9 s
+//
+// An answer at any time: up. At verify the peer is removed and added again, which
+// begins a handshake: when that succeeds, the way there and back is well, and only
+// probes aren't answered any more, for want of an address, an agent or a rule of a
+// firewall. The path stays up, and is judged as that of a peer that never answered:
+//
+//	handshake         heard             next due       session ends
+//	    |---- up ------|--- up ----|------ unknown --------|---- down ...
+//	    0              t           t+45 s                180 s
+//
+// and from the time that it is configured unknown for 90 s, then down. WireGuard
+// renews a session after 120 s, which keepalives see to, uses none after 180 s, and
+// gives up a handshake after 90 s (whitepaper, section 6.1).
+type path struct {
+	node  string
+	key   tunnel.Key
+	addr  netip.Addr // that it is probed at
+	mute  bool       // it has to speak first: nothing can be begun with it
+	leads bool       // this side begins handshakes sooner
+
+	state PathState
+	since time.Time
+	sign  Sign
+
+	// What was read of the device.
+
+	begun     time.Time // configured, or begun anew
+	handshake time.Time
+	heard     time.Time // bytes that were received
+	rx, tx    int64
+	counted   bool // rx is of a time after which what grows it came
+
+	lookRx, lookTx int64 // at the last look for traffic
+	used           bool
+
+	// What was asked.
+
+	answers    bool      // it does
+	answered   time.Time // last
+	asked      int       // probes since
+	askedSince time.Time // the first of them
+	tried      int       // probes that were sent to one that never answered
+	next       time.Time // probe
+	suspected  bool      // a neighbour seems to be gone
+	verified   bool      // a handshake was begun for want of answers
+	renewed    time.Time // when one was last begun
+
+	largeNext   time.Time
+	largeSent   time.Time // zero: none is on its way
+	largeMisses int
+	smallOnly   bool
+}
+
+// What the timeline above says.
+const (
+	retryAfter  = 300 * time.Millisecond
+	verifyAfter = 1300 * time.Millisecond
+	downAfter   = 1900 * time.Millisecond
+	enough      = 5 // probes that stay unanswered
+	suspect     = 3 // probes after which a path's neighbours are looked at, too
+)
+
+// How often the paths of various kinds are probed, at most.
+const (
+	usedInterval    = 750 * time.Millisecond
+	downInterval    = time.Second
+	unheardInterval = 10 * time.Second // of peers that don't answer probes
+	unheardTries    = 5                // that such ones are given first, one a second
+	largeInterval   = time.Minute
+	largeRetry      = 5 * time.Second
+	largeWait       = 2 * time.Second // for an answer
+	largeEnough     = 3               // full-size probes that stay unanswered while small ones don't
+)
+
+// doubtful tells whether an answer is overdue.
+func (p *path) doubtful() bool { return p.answers && p.asked > 0 && p.state != PathDown }
+
+// sent notes a probe.
+func (p *path) sent(now time.Time) {
+	if p.asked == 0 {
+		p.askedSince = now
+	}
+	p.asked++
+	p.tried++
+}
+
+// answer notes an answer.
+func (p *path) answer(now time.Time, large bool) {
+	p.answers, p.answered, p.asked, p.verified = true, now, 0, false
+	if large {
+		p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
+	}
+	p.become(now, PathUp, SignAnswer)
+}
+
+// read notes what the device says of the peer.
+func (p *path) read(now time.Time, handshake, heard time.Time, rx, tx int64) {
+	if p.state == PathDown && p.answers && p.counted && rx > p.rx {
+		p.sign = SignOneWay
+	}
+	p.handshake, p.heard, p.rx, p.tx, p.counted = handshake, latest(heard, handshake), rx, tx, true
+	if p.answers && p.asked >= enough && handshake.After(p.askedSince) {
+		// There and back; it is the probes that are not answered.
+		p.unanswering(now)
+	}
+}
+
+// unanswering has the path judged by what WireGuard itself shows.
+func (p *path) unanswering(now time.Time) {
+	p.answers, p.asked, p.tried, p.verified = false, 0, 0, false
+	p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
+	p.judge(now)
+}
+
+// stalled makes time in which nobody looked not count.
+func (p *path) stalled(by time.Duration) {
+	p.askedSince = p.askedSince.Add(by)
+	if !p.largeSent.IsZero() {
+		p.largeSent = p.largeSent.Add(by)
+	}
+}
+
+// judge decides about the state at the time now.
+func (p *path) judge(now time.Time) {
+	p.judgeSize(now)
+	if p.answers {
+		if p.state != PathDown && p.asked >= enough && now.Sub(p.askedSince) >= downAfter {
+			p.become(now, PathDown, SignNoAnswer)
+			p.counted = p.verified
+		}
+		return
+	}
+	switch HealthAt(now, p.begun, p.handshake, p.heard) {
+	case HealthUp:
+		sign := SignHandshake
+		if p.heard.After(p.handshake) {
+			sign = SignReceived
+		}
+		p.become(now, PathUp, sign)
+	case HealthConnecting:
+		if p.state != PathDown {
+			p.become(now, PathUnknown, SignNone)
+		}
+	case HealthSilent:
+		p.become(now, PathUnknown, SignSilence)
+	case HealthDown:
+		p.become(now, PathDown, SignNoHandshake)
+	}
+}
+
+// judgeSize decides whether full-size packets get lost where small ones don't.
+func (p *path) judgeSize(now time.Time) {
+	if p.largeSent.IsZero() || now.Sub(p.largeSent) < largeWait {
+		return
+	}
+	switch {
+	case p.answered.Sub(p.largeSent) > retryAfter:
+		p.largeMisses++
+		p.smallOnly = p.smallOnly || p.largeMisses >= largeEnough
+		p.largeNext = now.Add(largeRetry)
+	case now.Sub(p.largeSent) < largeInterval:
+		return // No answer to anything yet.
+	}
+	p.largeSent = time.Time{}
+}
+
+func (p *path) become(now time.Time, state PathState, sign Sign) {
+	if p.state != state {
+		p.state, p.since = state, now
+	}
+	p.sign = sign
+}
+
+// wantsHandshake tells whether one is to be begun: once to find out why probes aren't
+// answered, and again and again with a peer that is down and has no session. WireGuard
+// tries each 5 s by itself, and gives up after 90 s; when both sides begin at once
+// both attempts fail, so that one of them does less often.
+func (p *path) wantsHandshake(now time.Time) bool {
+	if p.mute {
+		return false
+	}
+	if p.answers && !p.verified && p.asked >= enough && now.Sub(p.askedSince) >= verifyAfter {
+		return true
+	}
+	return p.state == PathDown && now.Sub(p.renewed) >= p.renewInterval(now) &&
+		(p.handshake.IsZero() || now.Sub(p.handshake) >= sessionEnds)
+}
+
+const (
+	renewLeading = 1500 * time.Millisecond
+	renewSeldom  = 4 * time.Second
+	// renewIdle is for those that have been down for longer than renewIdleAfter.
+	renewIdle      = 15 * time.Second
+	renewIdleAfter = time.Hour
+)
+
+func (p *path) renewInterval(now time.Time) time.Duration {
+	switch {
+	case now.Sub(p.since) > renewIdleAfter:
+		return renewIdle
+	case p.leads:
+		return renewLeading
+	}
+	return renewSeldom
+}
+
+// renew notes that the peer was removed and added again.
+func (p *path) renew(now time.Time) {
+	p.renewed, p.begun, p.verified = now, now, true
+	p.handshake, p.rx, p.tx, p.counted = time.Time{}, 0, 0, true
+	p.next = now
+}
+
+// show returns the path as others see it.
+func (p *path) show() Path {
+	return Path{
+		Node: p.node, PublicKey: p.key, State: p.state, Since: p.since, Sign: p.sign,
+		Answers: p.answers, SmallOnly: p.smallOnly,
+	}
+}
