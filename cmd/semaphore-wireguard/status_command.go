@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,7 +41,7 @@ func showReport(p *report.Page, rep *agentReport) {
 		p.Wrong("systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d")
 	}
 	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "SILENT", "DOWN", "REJECTED", "FORGED")
-	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
+	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "SINCE", "SIGN", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
 	for i := range rep.Remotes {
 		r := &rep.Remotes[i]
@@ -133,20 +134,49 @@ func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
 			cmp.Compare(a.Node, b.Node), cmp.Compare(a.PublicKey, b.PublicKey))
 	})
 	names := map[peers.Health][]string{}
+	var narrow, oneWay, unanswered []string
 	for i := range sorted {
 		peer := &sorted[i]
 		// A peer that an earlier process knew and this one doesn't yet.
 		name := cmp.Or(peer.Node, "key "+peer.PublicKey)
-		t.Row(r.Name, name, peer.Endpoint, string(peer.Health), p.Age(peer.LastHandshake), p.Age(peer.LastHeard),
-			report.Bytes(peer.RxBytes), report.Bytes(peer.TxBytes), strings.Join(peer.AllowedIPs, ","))
-		names[peer.Health] = append(names[peer.Health], name)
+		since, sign := "-", "-"
+		if peer.Path != nil {
+			since, sign = p.Age(&peer.Path.Since), string(peer.Path.Sign)
+			if peer.Path.SmallOnly {
+				narrow = append(narrow, name)
+			}
+		}
+		t.Row(r.Name, name, peer.Endpoint, string(peer.Health), since, sign, p.Age(peer.LastHandshake), p.Age(peer.LastHeard),
+			report.Bytes(peer.RxBytes), report.Bytes(peer.TxBytes), strings.Join(podCIDRs(peer.AllowedIPs), ","))
+		switch {
+		case sign == string(peers.SignOneWay):
+			oneWay = append(oneWay, name)
+		case sign == string(peers.SignNoAnswer):
+			unanswered = append(unanswered, name)
+		default:
+			names[peer.Health] = append(names[peer.Health], name)
+		}
 	}
-	say := func(how func(string, ...any), what string, of peers.Health) {
-		if few := names[of]; len(few) > 0 {
+	say := func(how func(string, ...any), what string, few []string) {
+		if len(few) > 0 {
 			how("remote %s: "+what+" %d of %d peers: %s", r.Name, len(few), len(sorted), report.Some(few))
 		}
 	}
-	say(p.Wrong, "no session with", peers.HealthDown)
-	say(p.Unknown, "no session yet with", peers.HealthConnecting)
-	say(p.Unknown, "nothing heard lately from", peers.HealthSilent)
+	say(p.Wrong, "no session with", names[peers.HealthDown])
+	say(p.Wrong, "no answer any more from", unanswered)
+	say(p.Wrong, "packets get here but not there, one way, with", oneWay)
+	say(p.Wrong, "small packets only get there and back, with", narrow)
+	say(p.Unknown, "no session yet with", names[peers.HealthConnecting])
+	say(p.Unknown, "nothing heard lately from", names[peers.HealthSilent])
+	if d := &r.Device; d.Unprobed != "" {
+		p.Line("remote %s: its nodes can't be probed, and one that is gone is noticed after minutes: %s", r.Name, d.Unprobed)
+	}
+}
+
+// podCIDRs are a peer's allowed IPs without the address that it answers probes from.
+func podCIDRs(allowedIPs []string) []string {
+	return slices.DeleteFunc(slices.Clone(allowedIPs), func(s string) bool {
+		p, err := netip.ParsePrefix(s)
+		return err == nil && p.Addr().IsLinkLocalUnicast()
+	})
 }

@@ -29,11 +29,13 @@ func wellReport() agentReport {
 			},
 			Peers: []peerReport{
 				{
-					Node: "gcp-2", PublicKey: "two", Endpoint: "10.66.0.5:51820", AllowedIPs: []string{"10.4.1.0/24", "fd04:0:0:1::/64"},
+					Node: "gcp-2", PublicKey: "two", Endpoint: "10.66.0.5:51820", AllowedIPs: []string{"10.4.1.0/24", "fd04:0:0:1::/64", "fe80::2/128"},
+					Path:   &pathReport{State: peers.PathUp, Since: *ago(3 * time.Hour), Sign: peers.SignAnswer, Answers: true},
 					Health: peers.HealthUp, LastHandshake: ago(75 * time.Second), LastHeard: ago(5 * time.Second), RxBytes: 3 << 20, TxBytes: 1536,
 				},
 				{
-					Node: "gcp-1", PublicKey: "one", Endpoint: "10.66.0.4:51820", AllowedIPs: []string{"10.4.0.0/24"},
+					Node: "gcp-1", PublicKey: "one", Endpoint: "10.66.0.4:51820", AllowedIPs: []string{"10.4.0.0/24", "fe80::1/128"},
+					Path:   &pathReport{State: peers.PathUp, Since: *ago(2 * time.Minute), Sign: peers.SignReceived},
 					Health: peers.HealthUp, LastHandshake: ago(15 * time.Second), LastHeard: ago(10 * time.Second), RxBytes: 92, TxBytes: 180,
 				},
 			},
@@ -50,9 +52,9 @@ cluster aws, node aws-1
 REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  SILENT  DOWN  REJECTED  FORGED
 gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  2   0           0       0     0         0
 
-REMOTE  NODE   ENDPOINT         HEALTH  HANDSHAKE  HEARD    RECEIVED  SENT     POD CIDRS
-gcp     gcp-1  10.66.0.4:51820  up      15s ago    10s ago  92 B      180 B    10.4.0.0/24
-gcp     gcp-2  10.66.0.5:51820  up      1m15s ago  5s ago   3.0 MiB   1.5 KiB  10.4.1.0/24,fd04:0:0:1::/64
+REMOTE  NODE   ENDPOINT         HEALTH  SINCE     SIGN      HANDSHAKE  HEARD    RECEIVED  SENT     POD CIDRS
+gcp     gcp-1  10.66.0.4:51820  up      2m0s ago  received  15s ago    10s ago  92 B      180 B    10.4.0.0/24
+gcp     gcp-2  10.66.0.5:51820  up      3h0m ago  answer    1m15s ago  5s ago   3.0 MiB   1.5 KiB  10.4.1.0/24,fd04:0:0:1::/64
 
 all is well
 `
@@ -94,6 +96,30 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			func(rep *agentReport) { rep.Remotes[0].Peers[0].Health = peers.HealthDown },
 			[]string{"remote gcp: no session with 1 of 2 peers: gcp-2"},
 			"POD CIDRS\ngcp     gcp-2  10.66.0.5:51820  down ",
+		},
+		{
+			"a peer that answers no more",
+			func(rep *agentReport) {
+				peer := &rep.Remotes[0].Peers[0]
+				peer.Health, peer.Path.State, peer.Path.Sign = peers.HealthDown, peers.PathDown, peers.SignNoAnswer
+			},
+			[]string{"remote gcp: no answer any more from 1 of 2 peers: gcp-2"},
+			"no_answer",
+		},
+		{
+			"a path that carries packets one way",
+			func(rep *agentReport) {
+				peer := &rep.Remotes[0].Peers[0]
+				peer.Health, peer.Path.State, peer.Path.Sign = peers.HealthDown, peers.PathDown, peers.SignOneWay
+			},
+			[]string{"remote gcp: packets get here but not there, one way, with 1 of 2 peers: gcp-2"},
+			"one_way",
+		},
+		{
+			"a path that carries small packets",
+			func(rep *agentReport) { rep.Remotes[0].Peers[1].Path.SmallOnly = true },
+			[]string{"remote gcp: small packets only get there and back, with 1 of 2 peers: gcp-1"},
+			"gcp-1",
 		},
 		{
 			"a peer that no node is known for",
