@@ -112,18 +112,18 @@ func TestNothingMovesWhileItIsClaimed(t *testing.T) {
 			peers, rejected, now := DesiredAfter(accepted, nodes, rules)
 			checkPeers(t, peers, rules)
 			claims := func(name string, claims func(*reading) bool) bool {
-				return slices.ContainsFunc(nodes, func(n Node) bool { return n.Name == name && claims(read(n)) })
+				return slices.ContainsFunc(nodes, func(n Node) bool { return n.Name == name && claims(read(n, 0)) })
 			}
 			for k, owner := range accepted.keys {
 				if next := now.keys[k]; next != owner && claims(owner, func(r *reading) bool { return r.keyErr == nil && r.key == k }) {
 					t.Fatalf("key %s went from %s to %q", k, owner, next)
 				}
 			}
-			for p, owner := range accepted.prefixes {
-				if next := now.prefixes[p]; next != owner && claims(owner, func(r *reading) bool {
-					return slices.ContainsFunc(r.podCIDRs, func(c podCIDR) bool { return c.err == nil && c.prefix == p })
-				}) {
-					t.Fatalf("prefix %s went from %s to %q", p, owner, next)
+			for owner, prefixes := range accepted.prefixes {
+				for _, p := range prefixes {
+					if !now.has(owner, p) && claims(owner, func(r *reading) bool { return slices.Contains(r.prefixes, p) }) {
+						t.Fatalf("prefix %s has left %s, which claims it", p, owner)
+					}
 				}
 			}
 			random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })

@@ -66,7 +66,10 @@ func TestPrefixesOfANodeAreBounded(t *testing.T) {
 		}
 		return prefixes
 	}
-	trim := NodeFor("aws")
+	const maxPrefixes = 32
+	rules := rules
+	rules.MaxPrefixes = maxPrefixes
+	trim := NodeFor("aws", maxPrefixes)
 	object := func(prefixes []string) *corev1.Node {
 		n := node(1)
 		return &corev1.Node{
@@ -99,7 +102,7 @@ func TestPrefixesOfANodeAreBounded(t *testing.T) {
 		t.Errorf("%d are rejected: %+v", len(rejected), rejected)
 	}
 	n, _ = trim(object([]string{strings.Repeat("1", 1<<20)}))
-	if len(n.PodCIDRs[0]) > 2*maxAnnotation {
+	if len(n.PodCIDRs[0]) > 2*maxPrefix {
 		t.Errorf("a prefix of %d bytes is kept", len(n.PodCIDRs[0]))
 	}
 }

@@ -5,9 +5,10 @@ import (
 	"slices"
 )
 
-// claims tells who holds which prefix, in time that depends on how many
-// different prefix lengths there are (nearly always one per family), not on how
-// many prefixes.
+// claims tells who holds which of the contested prefixes, in time that depends on
+// how many different prefix lengths there are, not on how many prefixes. Single
+// addresses have claims of their own where the longest prefix decides: what lies
+// around them doesn't matter there.
 type claims struct {
 	lengths []int                   // that occur, ascending
 	held    map[netip.Prefix]string // prefix -> node
@@ -20,16 +21,12 @@ type held struct {
 	node   string
 }
 
-// newClaims prepares for the prefixes that the given nodes may claim.
-func newClaims(nodes []claimant) *claims {
-	c := &claims{held: make(map[netip.Prefix]string, 2*len(nodes)), inside: map[netip.Prefix]held{}, renewed: map[netip.Prefix]struct{}{}}
+// newClaims prepares for claims of the given prefixes.
+func newClaims(contested map[netip.Prefix]struct{}) *claims {
+	c := &claims{held: map[netip.Prefix]string{}, inside: map[netip.Prefix]held{}, renewed: map[netip.Prefix]struct{}{}}
 	var seen [129]bool
-	for i := range nodes {
-		for _, p := range nodes[i].podCIDRs {
-			if p.err == nil {
-				seen[p.prefix.Bits()] = true
-			}
-		}
+	for p := range contested {
+		seen[p.Bits()] = true
 	}
 	for bits, ok := range seen {
 		if ok {

@@ -33,7 +33,8 @@ const (
 	ReasonPodCIDR         Reason = "pod_cidr"         // missing, malformed or outside the remote's pod subnets
 	ReasonDuplicatePrefix Reason = "duplicate_prefix" // a node that comes before has it, or a part of it
 	ReasonTooManyPeers    Reason = "too_many_peers"   // those that come before are as many as there may be
-	ReasonManyPrefixes    Reason = "many_prefixes"    // the node has more than one may have
+	ReasonManyPrefixes    Reason = "many_prefixes"    // the node has more than one may have, or all have together
+	ReasonFlapping        Reason = "flapping"         // the address went from node to node, and stays with another one for now
 )
 
 // Rejection tells what of a node was not accepted.
@@ -62,6 +63,16 @@ type Rules struct {
 	NodeSubnets []netip.Prefix
 	// Local holds the addresses of this cluster, where no endpoint may be.
 	Local *Local
+	// Borrowed says that a single address inside another node's prefix goes to the
+	// node that publishes it; otherwise it is rejected as any other prefix there.
+	Borrowed bool
+	// MaxPrefixes is how many prefixes of one node count; 0: all.
+	MaxPrefixes int
+	// MaxAllowedIPs is how many prefixes all nodes may have together; 0: any number.
+	// What was accepted before comes first.
+	MaxAllowedIPs int
+	// Now is when the decision is made.
+	Now time.Time
 	// MaxPeers is how many of the nodes may be peers; 0: any number. Those of
 	// which a key was accepted before keep their places.
 	MaxPeers int
@@ -92,7 +103,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 	for i := range nodes {
 		claimants[i] = claimant{&nodes[i], nodes[i].read}
 		if claimants[i].reading == nil {
-			claimants[i].reading = read(nodes[i])
+			claimants[i].reading = read(nodes[i], rules.MaxPrefixes)
 		}
 	}
 	slices.SortFunc(claimants, func(a, b claimant) int { return older(a.Node, b.Node) })
@@ -100,15 +111,21 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 	var (
 		peers    = make([]Peer, 0, len(nodes))
 		rejected []Rejection
-		claims   = newClaims(claimants)
-		keys     = before.renewed(claimants, rules, claims)
+		share    = newSharing(before, claimants, &rules)
+		keys     = before.renewed(claimants, &rules)
+		accepted = make(map[string][]netip.Prefix, len(nodes))
 		ownAddrs = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
 	)
 	places := rules.MaxPeers - len(keys) // for those that weren't accepted before
 	for _, a := range rules.OwnAddrs {
 		ownAddrs[a.Unmap().WithZone("")] = struct{}{}
 	}
-	for _, n := range claimants {
+	for i := range claimants {
+		n := &claimants[i]
+		// What it had stays its own while it claims it, also when it can't be a peer.
+		if still := share.still(n); len(still) > 0 {
+			accepted[n.Name] = still
+		}
 		reject := func(reason Reason, err error) {
 			rejected = append(rejected, Rejection{Node: n.Name, Reason: reason, Detail: printable.Error(err).Error()})
 		}
@@ -137,17 +154,16 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			reject(ReasonTooManyPeers, fmt.Errorf("there may be %d peers, and others come first (SEMAPHORE_REMOTE_<NAME>_WG_MAX_PEERS)", rules.MaxPeers))
 			continue
 		}
-		allowed, refused := allowedIPs(n.Name, n.podCIDRs, rules.Subnets, claims)
-		if n.more {
-			refused = append(refused, Rejection{Node: n.Name, Reason: ReasonManyPrefixes,
-				Detail: fmt.Sprintf("the node has more than %d podCIDRs: the first ones count", maxPrefixes)})
-		}
+		allowed, refused := share.allowed(n)
 		for i := range refused {
 			refused[i].Partial = len(allowed) > 0
 		}
 		rejected = append(rejected, fewer(refused)...)
-		if len(allowed) == 0 {
+		if len(allowed) == 0 && len(refused) > 0 {
 			continue
+		}
+		if len(allowed) > 0 {
+			accepted[n.Name] = allowed
 		}
 		if !before {
 			keys[key] = n.Name
@@ -162,7 +178,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
-	return peers, rejected, Accepted{keys: keys, prefixes: claims.held}
+	return peers, rejected, Accepted{keys: keys, prefixes: accepted, moved: before.moves(claimants, share.single.held, rules.Now)}
 }
 
 // claimant is a node and what it says.
@@ -200,54 +216,6 @@ func (r *Rules) introduced(p Peer) Peer {
 		p.Endpoint, p.Keepalive = netip.AddrPort{}, 0
 	}
 	return p
-}
-
-// allowedIPs returns the prefixes that a node gets, sorted, and what was
-// refused. A prefix that is refused doesn't take the node's others with it: in
-// a cluster with two address families one may be configured here and the other
-// not.
-func allowedIPs(node string, podCIDRs []podCIDR, subnets []netip.Prefix, claims *claims) ([]netip.Prefix, []Rejection) {
-	var (
-		allowed []netip.Prefix
-		refused []Rejection
-	)
-	refuse := func(reason Reason, format string, args ...any) {
-		refused = append(refused, Rejection{Node: node, Reason: reason, Detail: printable.Text(fmt.Sprintf(format, args...), printable.Short)})
-	}
-	if len(podCIDRs) == 0 {
-		refuse(ReasonPodCIDR, "the node has no podCIDR")
-	}
-	for _, c := range podCIDRs {
-		if c.err != nil {
-			refuse(ReasonPodCIDR, "%v", c.err)
-			continue
-		}
-		if !within(c.prefix, subnets) {
-			refuse(ReasonPodCIDR, "pod CIDR %s lies outside the remote's pod subnets %s", c.prefix, join(subnets))
-			continue
-		}
-		if owner, other, taken := claims.take(c.prefix, node); taken {
-			if owner != node {
-				refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps %s of node %q, which comes first", c.prefix, other, owner)
-			}
-			continue
-		}
-		allowed = append(allowed, c.prefix)
-	}
-	slices.SortFunc(allowed, netip.Prefix.Compare)
-	return allowed, refused
-}
-
-// maxRefused is how many prefixes of one node are told one by one.
-const maxRefused = 4
-
-// fewer returns as many of one node's rejections as are told.
-func fewer(refused []Rejection) []Rejection {
-	if left := len(refused) - maxRefused; left > 0 {
-		refused = slices.Clone(refused[:maxRefused])
-		refused[maxRefused-1].Detail += fmt.Sprintf("; and %d more like that", left)
-	}
-	return refused
 }
 
 // within tells whether a prefix lies wholly inside one of the subnets.

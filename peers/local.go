@@ -19,7 +19,11 @@ type LocalNode struct {
 // TrimLocalNode trims a node of this cluster. Node heartbeats leave the result
 // equal.
 func TrimLocalNode(n *corev1.Node) LocalNode {
-	local := LocalNode{Name: n.Name, PodCIDRs: slices.DeleteFunc(nodePodCIDRs(n), tooWide)}
+	podCIDRs := nodePodCIDRs(n)
+	if text, published := n.Annotations[PodCIDRsAnnotation]; published {
+		podCIDRs = parsePrefixes(text)
+	}
+	local := LocalNode{Name: n.Name, PodCIDRs: slices.DeleteFunc(podCIDRs, tooWide)}
 	for _, a := range n.Status.Addresses {
 		// A host name may be an address.
 		if addr, err := netip.ParseAddr(a.Address); err == nil {
@@ -48,12 +52,8 @@ func (n LocalNode) Equal(o LocalNode) bool {
 // nodePodCIDRs returns the pod prefixes of a node's specification that can be
 // read.
 func nodePodCIDRs(n *corev1.Node) []netip.Prefix {
-	cidrs := n.Spec.PodCIDRs
-	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
-		cidrs = []string{n.Spec.PodCIDR}
-	}
 	var prefixes []netip.Prefix
-	for _, c := range cidrs {
+	for _, c := range specPodCIDRs(n) {
 		if p, err := parsePrefix(c); err == nil {
 			prefixes = append(prefixes, p)
 		}

@@ -7,6 +7,7 @@ package peers
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,20 +19,29 @@ import (
 // ours hold that much for each of its own.
 const maxAnnotation = 128
 
-// maxPrefixes is how many prefixes of one node count. Kubernetes gives it one of
-// each family; the rest is room for those that publish more.
-const maxPrefixes = 32
+// maxPrefix is how much of one prefix's text is kept, in bytes: the longest IPv6
+// prefix is shorter.
+const maxPrefix = 64
+
+// PodCIDRsAnnotation names the node annotation with the prefixes whose traffic
+// belongs to the node, sorted and comma-separated, the same for all clusters. A node
+// without it has those of its specification, one with an empty one has none.
+const PodCIDRsAnnotation = annotationGroup + "/podCIDRs"
+
+// annotationGroup is what the names of our annotations begin with, after a cluster's
+// name where they are about one.
+const annotationGroup = "wireguard.semaphore.uw.io"
 
 // PublicKeyAnnotation names the node annotation with the public key of the
 // device that talks to the given cluster.
 func PublicKeyAnnotation(cluster string) string {
-	return cluster + ".wireguard.semaphore.uw.io/pubKey"
+	return cluster + "." + annotationGroup + "/pubKey"
 }
 
 // EndpointAnnotation names the node annotation with the endpoint, "address:port",
 // of the device that talks to the given cluster.
 func EndpointAnnotation(cluster string) string {
-	return cluster + ".wireguard.semaphore.uw.io/endpoint"
+	return cluster + "." + annotationGroup + "/endpoint"
 }
 
 // Node is what a remote node says of itself, unchecked: the parts of a
@@ -42,14 +52,17 @@ type Node struct {
 	PublicKey string    `json:"publicKey"`
 	Endpoint  string    `json:"endpoint"`
 	PodCIDRs  []string  `json:"podCIDRs"`
+	// Published says that PodCIDRs are those of the annotation, where none is no
+	// fault, and not of the node's specification.
+	Published bool `json:"published,omitempty"`
 
 	read *reading // what Desired reads of the above; nil: not read yet
 }
 
 // NodeFor returns a function that trims Kubernetes Nodes to what the agent of
-// the cluster local reads of them. Nodes that publish nothing for that cluster
-// are left out.
-func NodeFor(local string) func(*corev1.Node) (Node, bool) {
+// the cluster local reads of them, of each so many prefixes at most. Nodes that
+// publish nothing for that cluster are left out.
+func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (Node, bool) {
 	key, endpoint := PublicKeyAnnotation(local), EndpointAnnotation(local)
 	return func(n *corev1.Node) (Node, bool) {
 		node := Node{
@@ -58,26 +71,60 @@ func NodeFor(local string) func(*corev1.Node) (Node, bool) {
 			PublicKey: shorten(n.Annotations[key]),
 			Endpoint:  shorten(n.Annotations[endpoint]),
 		}
-		// One more than count says that there are more.
-		for _, value := range n.Spec.PodCIDRs[:min(len(n.Spec.PodCIDRs), maxPrefixes+1)] {
-			node.PodCIDRs = append(node.PodCIDRs, shorten(value))
-		}
-		if len(node.PodCIDRs) == 0 && n.Spec.PodCIDR != "" {
-			node.PodCIDRs = []string{shorten(n.Spec.PodCIDR)}
-		}
 		if node.PublicKey == "" && node.Endpoint == "" {
 			return Node{}, false
 		}
+		var texts []string
+		if texts, node.Published = publishedPrefixes(n, maxPrefixes+1); !node.Published {
+			texts = specPodCIDRs(n)
+		}
+		// One more than count says that there are more.
+		for _, text := range texts[:min(len(texts), maxPrefixes+1)] {
+			node.PodCIDRs = append(node.PodCIDRs, keepPrefix(text))
+		}
 		// Once for each change of the node, instead of at each pass.
-		node.read = read(node)
+		node.read = read(node, maxPrefixes)
 		return node, true
 	}
+}
+
+// publishedPrefixes returns the parts of a node's annotation, at most so many, and
+// whether it has one. They hold on to its text.
+func publishedPrefixes(n *corev1.Node, most int) (parts []string, published bool) {
+	text, published := n.Annotations[PodCIDRsAnnotation]
+	if strings.TrimSpace(text) == "" {
+		return nil, published
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		if len(parts) == most {
+			break
+		}
+		parts = append(parts, strings.TrimSpace(part))
+	}
+	return parts, published
+}
+
+// specPodCIDRs returns the podCIDRs of a node's specification.
+func specPodCIDRs(n *corev1.Node) []string {
+	if len(n.Spec.PodCIDRs) == 0 && n.Spec.PodCIDR != "" {
+		return []string{n.Spec.PodCIDR}
+	}
+	return n.Spec.PodCIDRs
+}
+
+// keepPrefix returns a copy of what may be a prefix, which doesn't keep the text
+// that it is a part of, cut where it is too long to be one.
+func keepPrefix(text string) string {
+	if len(text) <= maxPrefix {
+		return strings.Clone(text)
+	}
+	return fmt.Sprintf("%s... (%d bytes)", text[:maxPrefix/2], len(text))
 }
 
 // Equal tells whether two nodes would become the same peer.
 func (n Node) Equal(o Node) bool {
 	return n.Name == o.Name && n.PublicKey == o.PublicKey && n.Endpoint == o.Endpoint &&
-		n.Created.Equal(o.Created) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
+		n.Created.Equal(o.Created) && n.Published == o.Published && slices.Equal(n.PodCIDRs, o.PodCIDRs)
 }
 
 // shorten cuts a value that is too long to be right, in a way that it can't

@@ -33,7 +33,14 @@ type Self struct {
 	UID         types.UID
 	InternalIPs []netip.Addr
 	Annotations map[string]string // ours and those that look like ours
-	PodCIDRs    []netip.Prefix
+	PodCIDRs    []netip.Prefix    // of its specification
+}
+
+// Published returns the prefixes that the node's annotation says, and whether it has
+// one.
+func (s Self) Published() ([]netip.Prefix, bool) {
+	text, carried := s.Annotations[PodCIDRsAnnotation]
+	return parsePrefixes(text), carried
 }
 
 // TrimSelf trims this node's object. Node heartbeats leave the result equal.
@@ -48,7 +55,7 @@ func TrimSelf(n *corev1.Node) Self {
 		}
 	}
 	for k, v := range n.Annotations {
-		if cluster, _, ok := strings.Cut(k, "/"); ok && strings.HasSuffix(cluster, ".wireguard.semaphore.uw.io") {
+		if group, _, ok := strings.Cut(k, "/"); ok && (group == annotationGroup || strings.HasSuffix(group, "."+annotationGroup)) {
 			s.Annotations[k] = v
 		}
 	}
@@ -72,14 +79,29 @@ type Publication struct {
 
 func (p Publication) known() bool { return !p.PublicKey.IsZero() && p.ListenPort != 0 }
 
+// Pods says which prefixes the pods of this node have.
+type Pods struct {
+	Prefixes []netip.Prefix // sorted
+	// Publish is false where those of the node's specification count, which need no
+	// annotation.
+	Publish bool
+}
+
 // Annotations returns the annotations that the node must carry. The endpoint's
 // address is the node's first InternalIP, as the remote's nodes reach this one
-// in the flat network between nodes.
-func Annotations(self Self, publications []Publication) (map[string]string, error) {
+// in the flat network between nodes. While pods are nil, because they aren't known,
+// what the node carries of them stays as it is.
+func Annotations(self Self, publications []Publication, pods *Pods) (map[string]string, error) {
 	if len(self.InternalIPs) == 0 {
 		return nil, fmt.Errorf("node %q has no InternalIP in its status: remote nodes would have no endpoint", self.Name)
 	}
-	want := make(map[string]string, 2*len(publications))
+	want := make(map[string]string, 2*len(publications)+1)
+	if carried, is := self.Annotations[PodCIDRsAnnotation]; is && pods == nil {
+		want[PodCIDRsAnnotation] = carried
+	}
+	if pods != nil && pods.Publish {
+		want[PodCIDRsAnnotation] = joinPrefixes(pods.Prefixes)
+	}
 	for _, p := range publications {
 		if !p.known() {
 			for _, name := range []string{PublicKeyAnnotation(p.Remote), EndpointAnnotation(p.Remote)} {
@@ -102,6 +124,7 @@ type Publisher struct {
 	nodes        clientcorev1.NodeInterface
 	self         func() (Self, bool)
 	publications func() []Publication
+	pods         func() *Pods
 	log          *slog.Logger
 
 	applied   bool // once since start, for what an earlier configuration left
@@ -113,12 +136,13 @@ type PublisherConfig struct {
 	Nodes        clientcorev1.NodeInterface // of the local cluster; needs the verb patch
 	Self         func() (Self, bool)        // this node, and whether it is known
 	Publications func() []Publication       // for each configured remote, as it is now
+	Pods         func() *Pods               // those of this node; nil: not known
 	Logger       *slog.Logger
 }
 
 // NewPublisher returns a publisher that has done nothing yet.
 func NewPublisher(cfg PublisherConfig) *Publisher {
-	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, log: cfg.Logger}
+	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, log: cfg.Logger}
 }
 
 // Published tells whether the node carried all our annotations after the last
@@ -135,18 +159,22 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		return nil
 	}
 	publications := p.publications()
-	want, err := Annotations(self, publications)
+	pods := p.pods()
+	want, err := Annotations(self, publications, pods)
 	if err != nil {
 		p.published.Store(false)
 		return err
 	}
 	var changed []string
 	for k, v := range want {
-		if self.Annotations[k] != v {
+		if carried, is := self.Annotations[k]; !is || carried != v {
 			changed = append(changed, k)
 		}
 	}
-	complete := !slices.ContainsFunc(publications, func(p Publication) bool { return !p.known() })
+	if _, carried := self.Annotations[PodCIDRsAnnotation]; carried && pods != nil && !pods.Publish {
+		changed = append(changed, PodCIDRsAnnotation)
+	}
+	complete := pods != nil && !slices.ContainsFunc(publications, func(p Publication) bool { return !p.known() })
 	if len(changed) == 0 && p.applied {
 		p.published.Store(complete)
 		return nil
@@ -183,7 +211,7 @@ func (p *Publisher) Withdraw(ctx context.Context, node string) error {
 	if _, err := p.nodes.Apply(ctx, nothing, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
-	gone := map[string]any{}
+	gone := map[string]any{PodCIDRsAnnotation: nil}
 	for _, pub := range p.publications() {
 		gone[PublicKeyAnnotation(pub.Remote)] = nil
 		gone[EndpointAnnotation(pub.Remote)] = nil

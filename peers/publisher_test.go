@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -44,7 +45,7 @@ func TestAnnotations(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := Annotations(TrimSelf(kubernetesNode(tt.addresses...)), publications[:1])
+			got, err := Annotations(TrimSelf(kubernetesNode(tt.addresses...)), publications[:1], &Pods{})
 			if tt.endpoint == "" {
 				if err == nil {
 					t.Errorf("got %v, want an error", got)
@@ -107,8 +108,9 @@ func TestPublisher(t *testing.T) {
 		return n
 	}
 	known := false
+	pods := &Pods{}
 	p := NewPublisher(PublisherConfig{
-		Nodes: nodes, Publications: func() []Publication { return publications }, Logger: slog.New(slog.DiscardHandler),
+		Pods: func() *Pods { return pods }, Nodes: nodes, Publications: func() []Publication { return publications }, Logger: slog.New(slog.DiscardHandler),
 		Self: func() (Self, bool) { return TrimSelf(get()), known },
 	})
 	pass := func(wantWrites int) {
@@ -156,6 +158,38 @@ func TestPublisher(t *testing.T) {
 	pass(1)
 	check()
 
+	pods = &Pods{Publish: true, Prefixes: prefixes("10.2.3.0/26", "10.2.9.7/32", "fd02::3:0/122")}
+	pass(1)
+	want = maps.Clone(want)
+	want[PodCIDRsAnnotation] = "10.2.3.0/26,10.2.9.7/32,fd02::3:0/122"
+	check()
+	if got, published := TrimSelf(get()).Published(); !published || !slices.Equal(got, pods.Prefixes) {
+		t.Errorf("the node says %v, %v", got, published)
+	}
+	// What isn't known isn't gone.
+	published := pods
+	pods = nil
+	pass(0)
+	check()
+	if p.Published() {
+		t.Error("published what isn't known")
+	}
+	pods = published
+	pass(0)
+	pods = &Pods{Publish: true}
+	pass(1)
+	want[PodCIDRsAnnotation] = ""
+	check()
+	pass(0)
+	pods = &Pods{}
+	pass(1)
+	delete(want, PodCIDRsAnnotation)
+	check()
+	pods = published
+	pass(1)
+	want[PodCIDRsAnnotation] = "10.2.3.0/26,10.2.9.7/32,fd02::3:0/122"
+	check()
+
 	n = get()
 	n.Status.Addresses[0].Address = "10.66.23.32"
 	if _, err := nodes.Update(t.Context(), n, metav1.UpdateOptions{FieldManager: "kubelet"}); err != nil {
@@ -190,7 +224,7 @@ func TestPublisherLeavesWhatIsNotKnown(t *testing.T) {
 	nodes := client.CoreV1().Nodes()
 	now := []Publication{{Remote: "gcp", PublicKey: key(1)}, {Remote: "merit", ListenPort: 51821}}
 	p := NewPublisher(PublisherConfig{
-		Nodes: nodes, Publications: func() []Publication { return now }, Logger: slog.New(slog.DiscardHandler),
+		Pods: func() *Pods { return &Pods{} }, Nodes: nodes, Publications: func() []Publication { return now }, Logger: slog.New(slog.DiscardHandler),
 		Self: func() (Self, bool) {
 			n, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
 			return TrimSelf(n), err == nil

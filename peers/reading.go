@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -15,27 +17,31 @@ type reading struct {
 	keyErr      error
 	endpoint    netip.AddrPort
 	endpointErr error
-	podCIDRs    []podCIDR
-	more        bool // there are more of them
+	prefixes    []netip.Prefix // masked, sorted, none of them twice
+	prefixErrs  []error        // of those that are none
+	more        bool           // there are more than count
 }
 
-type podCIDR struct {
-	prefix netip.Prefix // masked
-	err    error
-}
-
-func read(n Node) *reading {
-	podCIDRs := n.PodCIDRs[:min(len(n.PodCIDRs), maxPrefixes)]
-	r := &reading{podCIDRs: make([]podCIDR, len(podCIDRs)), more: len(podCIDRs) < len(n.PodCIDRs)}
+// read reads what a node says, of its prefixes so many at most; 0: all.
+func read(n Node, maxPrefixes int) *reading {
+	texts := n.PodCIDRs
+	if maxPrefixes > 0 {
+		texts = texts[:min(len(texts), maxPrefixes)]
+	}
+	r := &reading{more: len(texts) < len(n.PodCIDRs)}
 	r.key, r.keyErr = readPublicKey(n.PublicKey)
 	r.endpoint, r.endpointErr = readEndpoint(n.Endpoint)
-	for i, value := range podCIDRs {
-		p, err := parsePrefix(value)
+	r.prefixes = make([]netip.Prefix, 0, len(texts))
+	for _, text := range texts {
+		p, err := parsePrefix(text)
 		if err != nil {
-			err = fmt.Errorf("pod CIDR %q: expected a prefix like 10.4.7.0/24", shorten(value))
+			r.prefixErrs = append(r.prefixErrs, fmt.Errorf("pod CIDR %q: expected a prefix like 10.4.7.0/24", keepPrefix(text)))
+			continue
 		}
-		r.podCIDRs[i] = podCIDR{p, err}
+		r.prefixes = append(r.prefixes, p)
 	}
+	slices.SortFunc(r.prefixes, netip.Prefix.Compare)
+	r.prefixes = slices.Compact(r.prefixes)
 	return r
 }
 
@@ -72,6 +78,29 @@ func readEndpoint(value string) (netip.AddrPort, error) {
 		return netip.AddrPort{}, fmt.Errorf("endpoint %q: expected a port from 1 to 65535", value)
 	}
 	return netip.AddrPortFrom(addr, ap.Port()), nil
+}
+
+// parsePrefixes reads the prefixes of an annotation of this cluster. What is none is
+// left out: the annotation is written anew.
+func parsePrefixes(text string) (prefixes []netip.Prefix) {
+	for part := range strings.SplitSeq(text, ",") {
+		if p, err := parsePrefix(strings.TrimSpace(part)); err == nil {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes
+}
+
+// joinPrefixes is what an annotation says of prefixes.
+func joinPrefixes(prefixes []netip.Prefix) string {
+	var text []byte
+	for i, p := range prefixes {
+		if i > 0 {
+			text = append(text, ',')
+		}
+		text = p.AppendTo(text)
+	}
+	return string(text)
 }
 
 // parsePrefix reads a prefix in the form in which it is compared: masked, and

@@ -169,7 +169,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		a.remotes = append(a.remotes, r)
 	}
 	a.publisher = peers.NewPublisher(peers.PublisherConfig{
-		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: a.publications, Logger: log,
+		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: a.publications, Pods: a.pods, Logger: log,
 	})
 	if pod := cfg.Pod; pod.Known() {
 		a.events = event.NewRecorder(event.Config{
@@ -202,6 +202,9 @@ func (a *agent) publications() []peers.Publication {
 // pathChanged is called when the state of a path to some remote's node has changed.
 // It doesn't block.
 func (a *agent) pathChanged() {}
+
+// pods is what this node says of the addresses of its pods.
+func (a *agent) pods() *peers.Pods { return &peers.Pods{} }
 
 // letGo ends what this process does about devices, and keeps what is known for the next
 // one. The network stays as it is.

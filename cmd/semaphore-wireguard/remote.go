@@ -76,7 +76,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	client := kube.LazyClient(kube.ClientConfig{
 		Access: cfg.Access, UserAgent: a.userAgent(), Bounds: bounds, Logger: a.log.With("cluster", cfg.Name),
 	})
-	keep := peers.NodeFor(a.cfg.ClusterName)
+	keep := peers.NodeFor(a.cfg.ClusterName, cfg.MaxPrefixes)
 	r.nodes = kube.NewWatch(kube.WatchConfig[peers.Node]{
 		Cluster: cfg.Name, Kind: "nodes", Object: &corev1.Node{},
 		ListWatch: kube.ListWatch(kube.Of(client, kube.Nodes), nil),
@@ -202,6 +202,7 @@ func (r *remote) rules() peers.Rules {
 	rules := peers.Rules{
 		Subnets: r.cfg.PodSubnets, OwnAddrs: *r.agent.hostAddrs.Load(),
 		NodeSubnets: r.cfg.NodeSubnets, MaxPeers: r.cfg.MaxPeers, Local: local, LocalUnknown: local == nil,
+		Borrowed: r.cfg.Borrowed, MaxPrefixes: r.cfg.MaxPrefixes, MaxAllowedIPs: r.cfg.MaxAllowedIPs, Now: time.Now(),
 	}
 	if self, known := r.agent.knownSelf(); known {
 		rules.OwnAddrs = append(append([]netip.Addr{}, rules.OwnAddrs...), self.InternalIPs...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -123,6 +124,9 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		}
 		publisher := peers.NewPublisher(peers.PublisherConfig{
 			Nodes: own, Self: self, Logger: slog.New(slog.DiscardHandler),
+			Pods: func() *peers.Pods {
+				return &peers.Pods{Publish: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.9.0/26")}}
+			},
 			Publications: func() []peers.Publication {
 				return []peers.Publication{{Remote: "gcp", PublicKey: tunnel.Key{1}, ListenPort: 51820}, {Remote: "a-b1", PublicKey: tunnel.Key{2}, ListenPort: 51821}}
 			},
@@ -130,6 +134,9 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		must(t, publisher.Reconcile(t.Context()))
 		if !publisher.Published() {
 			t.Error("not published")
+		}
+		if self, _ := self(); self.Annotations[peers.PodCIDRsAnnotation] != "10.2.9.0/26" {
+			t.Errorf("the annotations are %v", self.Annotations)
 		}
 		must(t, publisher.Withdraw(t.Context(), "aws-1"))
 		node, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
@@ -146,6 +153,11 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		{"own annotation", published, ""},
 		{"own annotation, changed", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"other"}}}`, ""},
 		{"own annotation, removed", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":null}}}`, ""},
+		{"prefixes of its pods", `{"metadata":{"annotations":{"wireguard.semaphore.uw.io/podCIDRs":"10.2.9.0/26"}}}`, ""},
+		{"prefixes of its pods, removed", `{"metadata":{"annotations":{"wireguard.semaphore.uw.io/podCIDRs":null}}}`, ""},
+		{"prefixes of pods, of a cluster", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/podCIDRs":"10.2.9.0/26"}}}`, "podCIDRs"},
+		{"another annotation of ours", `{"metadata":{"annotations":{"wireguard.semaphore.uw.io/endpoint-address":"192.0.2.1"}}}`, "endpoint-address"},
+		{"a key of no cluster", `{"metadata":{"annotations":{"wireguard.semaphore.uw.io/pubKey":"x"}}}`, "pubKey"},
 		{"all annotations of the node, removed", `{"metadata":{"annotations":null}}`, "may not change the annotation foreign"},
 		{"foreign annotation, added", `{"metadata":{"annotations":{"more":"x"}}}`, "may not change the annotation more"},
 		{"foreign annotation, changed", `{"metadata":{"annotations":{"foreign":"x"}}}`, "may not change the annotation foreign"},

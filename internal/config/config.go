@@ -82,7 +82,12 @@ type Remote struct {
 	MTU int `envconfig:"WG_MTU" file:"remote.wgDeviceMTU" default:"auto" zero:"auto" range:"576,65455" desc:"MTU of this remote's WireGuard device; auto is that of the network between the nodes less 80"`
 	// MaxPeers is at most what a device takes (the kernel's MAX_PEERS_PER_DEVICE and
 	// wireguard-go's MaxPeers are 2^20 and 2^16).
-	MaxPeers      int    `envconfig:"WG_MAX_PEERS" file:"remote.wgMaxPeers" default:"2000" range:"1,65536" desc:"how many of the remote's nodes may be peers; those that were accepted first stay"`
+	MaxPeers int `envconfig:"WG_MAX_PEERS" file:"remote.wgMaxPeers" default:"2000" range:"1,65536" desc:"how many of the remote's nodes may be peers; those that were accepted first stay"`
+	// MaxPrefixes is of one node: what the agents publish fits the 256 KiB that an
+	// API server takes of annotations.
+	MaxPrefixes   int    `envconfig:"WG_MAX_PREFIXES" file:"remote.wgMaxPrefixes" default:"1024" range:"1,5000" desc:"how many prefixes one of the remote's nodes may have; the first ones count"`
+	MaxAllowedIPs int    `envconfig:"WG_MAX_ALLOWED_IPS" file:"remote.wgMaxAllowedIPs" default:"100000" range:"1,10000000" desc:"how many prefixes all of the remote's nodes may have together; those that were accepted first stay"`
+	Borrowed      bool   `envconfig:"BORROWED" file:"remote.borrowed" default:"true" desc:"whether a node of the remote may have single addresses inside another one's prefix, as Calico's address management hands them out"`
 	ServicePrefix string `envconfig:"SERVICE_PREFIX" file:"remote.servicePrefix" desc:"what the names of services mirrored from the remote start with (default: the remote's name)"`
 }
 

@@ -112,6 +112,8 @@ func (l *loader) parseObject(section, path, in string, value json.RawMessage, se
 		switch s.field.(type) {
 		case *int:
 			form = number
+		case *bool:
+			form = boolean
 		case *time.Duration:
 			form = duration
 		}
@@ -128,6 +130,17 @@ func (l *loader) parseObject(section, path, in string, value json.RawMessage, se
 
 // The forms of values. Nothing, null and 0 leave a setting at its default, as
 // they do in the original tools.
+
+func boolean(value json.RawMessage) (string, error) {
+	var b *bool
+	if err := json.Unmarshal(value, &b); err != nil {
+		return "", errors.New("neither true nor false")
+	}
+	if b == nil {
+		return "", nil
+	}
+	return strconv.FormatBool(*b), nil
+}
 
 func text(value json.RawMessage) (string, error) {
 	var s *string

@@ -60,6 +60,9 @@ func TestFileOfTheOriginalWireguard(t *testing.T) {
 			ListenPort:     51821,
 			MTU:            1380,
 			MaxPeers:       2000,
+			MaxPrefixes:    1024,
+			MaxAllowedIPs:  100000,
+			Borrowed:       true,
 			MaxAnswer:      256 << 20,
 			ServicePrefix:  "cluster2",
 
@@ -82,7 +85,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		"remotes": [
 			{"name": "gcp", "kubeConfigPath": "/gcp", "podSubnet": "10.4.0.0/16", "resyncPeriod": "10s", "wgListenPort": 0, "wgDeviceMTU": null},
 			{"name": "merit", "remoteapiurl": "https://api", "remoteCAPath": "/ca", "remoteSATokenPath": "/token",
-			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "nodeSubnets": "10.66.6.0/24", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgMaxPeers": 300, "maxServices": 1, "maxSlices": 2, "maxAddresses": 3, "maxSets": 4, "wgListenPort": 7000}
+			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "nodeSubnets": "10.66.6.0/24", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgMaxPeers": 300, "wgMaxPrefixes": 500, "wgMaxAllowedIPs": 5000, "borrowed": false, "maxServices": 1, "maxSlices": 2, "maxAddresses": 3, "maxSets": 4, "wgListenPort": 7000}
 		]}`)
 	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker", "SEMAPHORE_CLUSTERS_CONFIG": path})
 	got, warnings, err := LoadWireguard(nil)
@@ -97,6 +100,9 @@ func TestFileKeysAndForms(t *testing.T) {
 		ResyncPeriod:   10 * time.Second,
 		ListenPort:     51820,
 		MaxPeers:       2000,
+		MaxPrefixes:    1024,
+		MaxAllowedIPs:  100000,
+		Borrowed:       true,
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "gcp",
 
@@ -111,6 +117,8 @@ func TestFileKeysAndForms(t *testing.T) {
 		StaleAfter:     5 * time.Minute,
 		ListenPort:     7000,
 		MaxPeers:       300,
+		MaxPrefixes:    500,
+		MaxAllowedIPs:  5000,
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "merit",
 
