@@ -19,6 +19,9 @@ import (
 const grace = 10 * time.Second
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "reach" {
+		os.Exit(lookAround(os.Args[2:]))
+	}
 	program := run.Program[config.Wireguard]{
 		Name: "semaphore-wireguard", Load: config.LoadWireguard, Run: serve, Status: statusCommand().Main, Probe: statusCommand().Probe,
 	}

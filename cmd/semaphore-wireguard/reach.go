@@ -1,0 +1,51 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// terminationLog is where the kubelet reads what a container leaves
+// (terminationMessagePath of the Pod API).
+const terminationLog = "/dev/termination-log"
+
+// lookAround answers the word "reach": it finds out what semaphorectl asks from a pod
+// of its own, and touches nothing of the agent's. The only argument is a
+// reach.Request.
+func lookAround(args []string) int {
+	var request reach.Request
+	if len(args) != 1 || json.Unmarshal([]byte(args[0]), &request) != nil {
+		fmt.Fprintln(os.Stderr, "reach: expected one argument, what semaphorectl asks as JSON")
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	result := reach.Look(ctx, request)
+	if request.Kernel {
+		if kernel, err := tunnel.Supported(); err == nil {
+			result.Kernel = &kernel
+		}
+	}
+	code := 0
+	if request.MeetFor > 0 {
+		if err := reach.Meet(ctx, request); err != nil {
+			result.Met, code = err.Error(), 1
+		}
+	}
+	told, err := json.Marshal(result)
+	if err == nil {
+		err = os.WriteFile(terminationLog, told, 0o644)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "reach:", err)
+		return 1
+	}
+	return code
+}

@@ -1,0 +1,93 @@
+package manifests
+
+import (
+	"errors"
+	"regexp"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/deploy"
+)
+
+// The lines around what is ours in a Corefile. All between them is replaced and
+// removed, and nothing else.
+const (
+	begin = "# BEGIN semaphorectl: names of services of other clusters. What is in here is overwritten."
+	// beginJoined comes behind a last line that had no end.
+	beginJoined = "# BEGIN semaphorectl, on a line of its own: names of services of other clusters. What is in here is overwritten."
+	end         = "# END semaphorectl"
+)
+
+// zone finds the domain of the cluster's own names.
+var zone = regexp.MustCompile(`(?m)^\s*kubernetes[ \t]+([a-z0-9.-]+)`)
+
+// Domain is the cluster's domain, as its Corefile has it outside of our block.
+func Domain(corefile string) string {
+	if m := zone.FindStringSubmatch(WithoutBlock(corefile)); m != nil {
+		return strings.TrimSuffix(m[1], ".")
+	}
+	return "cluster.local"
+}
+
+// Blocks are the server blocks for names of remotes and of global services.
+func Blocks(remotes map[string]string, order []string, domain string) (string, error) {
+	content, err := deploy.Files.ReadFile("coredns/Corefile")
+	if err != nil {
+		return "", err
+	}
+	text := string(content)
+	first, global := strings.Index(text, "\ncluster.aws:53 {\n"), strings.Index(text, "\ncluster.global:53 {\n")
+	if first < 0 || global < first {
+		return "", errors.New("deploy/coredns/Corefile has no blocks for aws and global")
+	}
+	block, rest := strings.TrimSpace(text[first:global]), strings.TrimSpace(text[global:])
+	var blocks []string
+	for _, remote := range order {
+		blocks = append(blocks, strings.NewReplacer(
+			"cluster.aws", "cluster."+remote, `cluster\.aws`, `cluster\.`+remote,
+			"aws-", remotes[remote]+"-").Replace(block))
+	}
+	blocks = append(blocks, rest)
+	local := strings.NewReplacer("cluster.local", domain, `cluster\.local`, regexp.QuoteMeta(domain), "sys-semaphore", cli.Namespace)
+	return local.Replace(strings.Join(blocks, "\n\n")), nil
+}
+
+// WithBlock puts blocks into a Corefile, in the place of those that are there.
+func WithBlock(corefile, blocks string) string {
+	before, after, found := cut(corefile)
+	if found {
+		_, line, _ := strings.Cut(corefile[len(before):], "# BEGIN")
+		line, _, _ = strings.Cut(line, "\n")
+		return before + "# BEGIN" + line + "\n" + blocks + "\n" + end + "\n" + after
+	}
+	mark := begin
+	if corefile != "" && !strings.HasSuffix(corefile, "\n") {
+		mark, corefile = beginJoined, corefile+"\n"
+	}
+	return corefile + mark + "\n" + blocks + "\n" + end + "\n"
+}
+
+// WithoutBlock takes our block out and leaves the rest as it was before it came, byte
+// for byte.
+func WithoutBlock(corefile string) string {
+	before, after, found := cut(corefile)
+	if !found {
+		return corefile
+	}
+	if strings.HasPrefix(corefile[len(before):], beginJoined) {
+		before = strings.TrimSuffix(before, "\n")
+	}
+	return before + after
+}
+
+
+// cut finds what is before and behind our block.
+func cut(corefile string) (before, after string, found bool) {
+	for _, mark := range []string{begin, beginJoined} {
+		if at := strings.Index(corefile, mark+"\n"); at == 0 || at > 0 && corefile[at-1] == '\n' {
+			_, after, found = strings.Cut(corefile[at:], "\n"+end+"\n")
+			return corefile[:at], after, found
+		}
+	}
+	return corefile, "", false
+}

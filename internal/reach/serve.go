@@ -1,0 +1,52 @@
+package reach
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Meet has the pod answer others and ask them, until its time is over.
+func Meet(ctx context.Context, r Request) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.MeetFor)*time.Second)
+	defer cancel()
+	own, err := addresses(r)
+	if err != nil {
+		return err
+	}
+	meeting := NewMeeting(own, r.Meet)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", ":"+strconv.Itoa(MeetPort))
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: meeting, ReadHeaderTimeout: 5 * time.Second}
+	var group sync.WaitGroup
+	group.Go(func() { _ = server.Serve(listener) }) // Ends when it is closed.
+	group.Go(func() { meeting.Ask(ctx) })
+	<-ctx.Done()
+	err = errors.Join(server.Close(), meeting.State())
+	group.Wait()
+	return err
+}
+
+// addresses are the pod's own ones that others may reach.
+func addresses(r Request) ([]string, error) {
+	if len(r.MeetFrom) > 0 {
+		return r.MeetFrom, nil
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	var own []string
+	for _, address := range all {
+		if ip, ok := address.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() {
+			own = append(own, ip.IP.String())
+		}
+	}
+	return own, nil
+}
