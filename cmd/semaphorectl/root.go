@@ -6,6 +6,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/handover"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/join"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
@@ -36,6 +38,9 @@ func newRoot(session *cli.Session, name string) *cobra.Command {
 	}
 	session.Flags(root.PersistentFlags())
 	root.AddCommand(
+		join.Command(session),
+		join.LeaveCommand(session),
+		handover.Command(session),
 		versionCommand(session),
 	)
 	return root

@@ -108,3 +108,12 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 	c.Dynamic, err = dynamic.NewForConfig(rest)
 	return c, err
 }
+
+// Cluster is Clusters for one that wasn't among the arguments.
+func (s *Session) Cluster(name string) (*Cluster, error) {
+	config, err := s.rules().Load()
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	return s.cluster(config, name)
+}

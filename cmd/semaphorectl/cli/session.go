@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,6 +29,7 @@ type Session struct {
 	// Timeout bounds the whole command; 0 leaves it to the command.
 	Timeout time.Duration
 
+	printing   sync.Mutex // lines come from several goroutines
 	kubeconfig string
 	contexts   map[string]string // by cluster, where it isn't the cluster's name
 }
@@ -42,7 +44,7 @@ func (s *Session) Flags(flags *pflag.FlagSet) {
 	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "path of the kubeconfig (default: KUBECONFIG, or ~/.kube/config)")
 	flags.StringToStringVar(&s.contexts, "context", nil, "kubeconfig context of a cluster whose context hasn't its name, as in aws=prod-eu")
 	flags.DurationVar(&s.Timeout, "timeout", 5*time.Minute, "how long the command may take at most")
-	flags.BoolVar(&s.Terminal.plain, "no-color", s.Terminal.plain, "print without colours; NO_COLOR does the same")
+	flags.BoolVar(&s.Terminal.off, "no-color", false, "print without colours; NO_COLOR does the same")
 }
 
 // Context returns a context that ends with the command's time.
@@ -80,4 +82,17 @@ func (s *Session) CompleteClusters(_ *cobra.Command, args []string, start string
 	}
 	slices.Sort(found)
 	return slices.Compact(found), cobra.ShellCompDirectiveNoFileComp
+}
+
+// Known says whether the kubeconfig has a context for a cluster.
+func (s *Session) Known(name string) bool {
+	config, err := s.rules().Load()
+	if err != nil {
+		return false
+	}
+	context, given := s.contexts[name]
+	if !given {
+		context = name
+	}
+	return config.Contexts[context] != nil
 }

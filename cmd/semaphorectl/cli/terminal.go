@@ -13,7 +13,10 @@ import (
 )
 
 // Terminal says how text for people is printed.
-type Terminal struct{ plain bool }
+type Terminal struct {
+	plain bool // it has no colours
+	off   bool // nobody wants them
+}
 
 // terminal looks at what a file is. NO_COLOR is https://no-color.org.
 func terminal(file io.Writer, lookup func(string) (string, bool)) Terminal {
@@ -36,7 +39,7 @@ const (
 
 // Paint returns text in a colour, where the terminal has colours.
 func (t Terminal) Paint(colour Colour, text string) string {
-	if t.plain {
+	if t.plain || t.off {
 		return text
 	}
 	return "\x1b[" + string(colour) + "m" + text + "\x1b[0m"
@@ -64,6 +67,8 @@ func (s *Session) Fail(format string, args ...any) {
 }
 
 func (s *Session) line(mark, format string, args ...any) {
+	s.printing.Lock()
+	defer s.printing.Unlock()
 	fmt.Fprintln(s.Err, mark+printable.Text(fmt.Sprintf(format, args...), most))
 }
 

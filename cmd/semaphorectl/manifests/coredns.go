@@ -80,7 +80,6 @@ func WithoutBlock(corefile string) string {
 	return before + after
 }
 
-
 // cut finds what is before and behind our block.
 func cut(corefile string) (before, after string, found bool) {
 	for _, mark := range []string{begin, beginJoined} {

@@ -1,0 +1,350 @@
+// Package facts reads what a cluster is, and changes nothing: its nodes, the ranges of
+// its pods and services, its network plugin, its DNS, and what is installed.
+package facts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+)
+
+// Facts are those of one cluster. What couldn't be read is empty, and Unread says why.
+type Facts struct {
+	Name    string
+	Version string // v1.36.3
+	Minor   int
+	Nodes   []Node
+	// Pods, Services and Machines are where pods, ClusterIPs and nodes are. PodsFrom
+	// says by which sign; PodsSure that new nodes' pods will be inside, too.
+	Pods, Services, Machines []netip.Prefix
+	PodsFrom                 string
+	PodsSure                 bool
+	// Servers are addresses of the API server, the likeliest first.
+	Servers []string
+	// CA verifies them, in PEM.
+	CA string
+	// Plugin is the network plugin, "" when it isn't known.
+	Plugin string
+	// Calico is the version of Calico's API to write pools with, empty without Calico.
+	Calico schema.GroupVersion
+	// Masquerade says what has pods' packets for other clusters masqueraded, and what
+	// to do.
+	Masquerade []string
+	DNS        *DNS
+	Installed  Installed
+	Unread     []error
+}
+
+// Node is a machine of a cluster.
+type Node struct {
+	Name, Kernel, OS string
+	Ready            bool
+	Addresses        []netip.Addr
+	Pods             []netip.Prefix
+}
+
+// DNS is the cluster's CoreDNS.
+type DNS struct {
+	Namespace, Name string // of the ConfigMap
+	Corefile        string
+	Reloads         bool
+}
+
+// Installed is what there is of ours.
+type Installed struct {
+	// Namespace says whether the namespace is there, Ours whether we made it, and
+	// Restricted is the Pod Security Standard that keeps agents out of it.
+	Namespace, Ours bool
+	Restricted      string
+	// Settings are those that the programs read.
+	Settings map[string]string
+	Image    string
+	Tools    []string
+}
+
+// Remotes are the clusters that are configured.
+func (i Installed) Remotes() []string {
+	return strings.FieldsFunc(i.Settings["SEMAPHORE_REMOTES"], func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// Read reads all that can be read.
+func Read(ctx context.Context, c *cli.Cluster) *Facts {
+	f := &Facts{Name: c.Name}
+	version, err := c.Client.Discovery().ServerVersion()
+	if err != nil {
+		// Whatever else is asked fails, too.
+		f.Unread = append(f.Unread, fmt.Errorf("the API server at %s doesn't answer: %w", c.Server, err))
+		return f
+	}
+	f.Version = version.GitVersion
+	_, _ = fmt.Sscanf(version.Minor, "%d", &f.Minor) // Some providers write "30+".
+	for what, read := range map[string]func(context.Context, *cli.Cluster) error{
+		"nodes": f.readNodes, "the API server's authorities": f.readAuthority, "CoreDNS": f.readDNS, "what is installed": f.readInstalled,
+	} {
+		if err := read(ctx, c); err != nil {
+			f.Unread = append(f.Unread, fmt.Errorf("read %s: %w", what, err))
+		}
+	}
+	f.readPlugin(ctx, c)
+	f.readPods(ctx, c)
+	if err := f.readServices(ctx, c); err != nil {
+		f.Unread = append(f.Unread, fmt.Errorf("read the range of services: %w", err))
+	}
+	f.readServers(ctx, c)
+	return f
+}
+
+func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
+	list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		n := &list.Items[i]
+		node := Node{Name: n.Name, Kernel: n.Status.NodeInfo.KernelVersion, OS: n.Status.NodeInfo.OperatingSystem}
+		for _, condition := range n.Status.Conditions {
+			node.Ready = node.Ready || condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
+		}
+		for _, address := range n.Status.Addresses {
+			if ip, err := netip.ParseAddr(address.Address); err == nil && address.Type == corev1.NodeInternalIP {
+				node.Addresses = append(node.Addresses, ip)
+			}
+		}
+		for _, cidr := range n.Spec.PodCIDRs {
+			if prefix, err := netip.ParsePrefix(cidr); err == nil {
+				node.Pods = append(node.Pods, prefix.Masked())
+			}
+		}
+		f.Nodes = append(f.Nodes, node)
+	}
+	f.Machines = machines(f.Nodes)
+	return nil
+}
+
+// machines are networks that hold the nodes, and leave room for more of them: of private
+// networks 65,536 addresses at least, of others 256, as they end at a neighbour's.
+func machines(nodes []Node) []netip.Prefix {
+	var all []netip.Prefix
+	for _, n := range nodes {
+		for _, a := range n.Addresses {
+			bits := 64
+			switch {
+			case a.Is4() && a.IsPrivate():
+				bits = 16
+			case a.Is4():
+				bits = 24
+			}
+			all = append(all, netip.PrefixFrom(a, bits).Masked())
+		}
+	}
+	return compact(all)
+}
+
+func (f *Facts) readAuthority(ctx context.Context, c *cli.Cluster) error {
+	found, err := c.Client.CoreV1().ConfigMaps("kube-system").Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) && len(c.Config.CAData) > 0 {
+		f.CA = string(c.Config.CAData)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f.CA = found.Data["ca.crt"]
+	return nil
+}
+
+func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
+	list, err := c.Client.CoreV1().ConfigMaps("kube-system").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		m := &list.Items[i]
+		corefile, has := m.Data["Corefile"]
+		if !has || !strings.Contains(m.Name, "coredns") || strings.Contains(m.Name, "autopath") {
+			continue
+		}
+		f.DNS = &DNS{Namespace: m.Namespace, Name: m.Name, Corefile: corefile}
+		for line := range strings.Lines(corefile) {
+			f.DNS.Reloads = f.DNS.Reloads || strings.HasPrefix(strings.TrimSpace(line), "reload")
+		}
+		return nil
+	}
+	return nil
+}
+
+// programs are the workloads, by the tool that they are.
+var programs = map[string]string{"semaphore-wireguard": manifests.WireGuard, "semaphore-service-mirror": manifests.Mirror, "semaphore-policy": manifests.Policy}
+
+func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
+	namespace, err := c.Client.CoreV1().Namespaces().Get(ctx, cli.Namespace, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f.Installed.Namespace, f.Installed.Ours = true, namespace.Labels[manifests.ManagedLabel] == manifests.Manager
+	if level := namespace.Labels["pod-security.kubernetes.io/enforce"]; level != "privileged" {
+		f.Installed.Restricted = level
+	}
+	var templates []corev1.PodTemplateSpec
+	sets, err := c.Client.AppsV1().DaemonSets(cli.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range sets.Items {
+		f.tool(sets.Items[i].Name, sets.Items[i].Spec.Template, &templates)
+	}
+	deployments, err := c.Client.AppsV1().Deployments(cli.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range deployments.Items {
+		f.tool(deployments.Items[i].Name, deployments.Items[i].Spec.Template, &templates)
+	}
+	slices.Sort(f.Installed.Tools)
+	for _, t := range templates {
+		for _, from := range t.Spec.Containers[0].EnvFrom {
+			if from.ConfigMapRef == nil || len(f.Installed.Settings) > 0 {
+				continue
+			}
+			settings, err := c.Client.CoreV1().ConfigMaps(cli.Namespace).Get(ctx, from.ConfigMapRef.Name, metav1.GetOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+			f.Installed.Settings = settings.Data
+		}
+		f.Installed.Image = t.Spec.Containers[0].Image
+	}
+	return nil
+}
+
+func (f *Facts) tool(name string, template corev1.PodTemplateSpec, templates *[]corev1.PodTemplateSpec) {
+	if tool := programs[name]; tool != "" && len(template.Spec.Containers) > 0 {
+		f.Installed.Tools = append(f.Installed.Tools, tool)
+		*templates = append(*templates, template)
+	}
+}
+
+// readServers finds addresses of the API server: the administrator's, unless it is one
+// of this machine's own, and those that the cluster itself knows.
+func (f *Facts) readServers(ctx context.Context, c *cli.Cluster) {
+	if u, err := url.Parse(c.Server); err == nil && u.Scheme == "https" && !loopback(u.Hostname()) {
+		f.Servers = append(f.Servers, strings.TrimSuffix(c.Server, "/"))
+	}
+	slices, err := c.Client.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
+	if err != nil {
+		return // It is one more way, not one that is needed.
+	}
+	for _, s := range slices.Items {
+		for _, p := range s.Ports {
+			for _, e := range s.Endpoints {
+				if p.Port == nil || len(e.Addresses) == 0 {
+					continue
+				}
+				server := "https://" + net.JoinHostPort(e.Addresses[0], fmt.Sprint(*p.Port))
+				if len(f.Servers) < 4 && !contains(f.Servers, server) {
+					f.Servers = append(f.Servers, server)
+				}
+			}
+		}
+	}
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsUnspecified())
+}
+
+func contains(list []string, s string) bool { return slices.Contains(list, s) }
+
+// readServices finds where ClusterIPs are: ServiceCIDRs of Kubernetes 1.33 on, or what
+// the API server says of an address that can't be.
+func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
+	cidrs, err := c.Client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
+	if err == nil && len(cidrs.Items) > 0 {
+		for _, item := range cidrs.Items {
+			for _, text := range item.Spec.CIDRs {
+				if prefix, err := netip.ParsePrefix(text); err == nil {
+					f.Services = append(f.Services, prefix.Masked())
+				}
+			}
+		}
+		return nil
+	}
+	_, err = c.Client.CoreV1().Services("default").Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "semaphorectl-"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "192.0.2.1", Ports: []corev1.ServicePort{{Port: 1}}},
+	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err == nil {
+		return nil
+	}
+	if _, text, found := strings.Cut(err.Error(), "range of valid IPs is "); found {
+		for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", ", r) }) {
+			if prefix, parsed := netip.ParsePrefix(strings.TrimSuffix(word, ".")); parsed == nil {
+				f.Services = append(f.Services, prefix.Masked())
+			}
+		}
+	}
+	if len(f.Services) == 0 {
+		return err
+	}
+	return nil
+}
+
+// list reads objects of a kind that may not be there.
+func list(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource) ([]unstructured.Unstructured, error) {
+	found, err := c.Dynamic.Resource(resource).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return found.Items, nil
+}
+
+// compact leaves out prefixes that are inside others, and doubles.
+func compact(all []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(all, func(a, b netip.Prefix) int {
+		if a.Bits() != b.Bits() {
+			return a.Bits() - b.Bits()
+		}
+		return a.Addr().Compare(b.Addr())
+	})
+	var kept []netip.Prefix
+	for _, p := range all {
+		if !slices.ContainsFunc(kept, func(k netip.Prefix) bool { return k.Overlaps(p) }) {
+			kept = append(kept, p)
+		}
+	}
+	slices.SortFunc(kept, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return kept
+}
+
+// Prefixes reads a list of prefixes that somebody wrote.
+func Prefixes(text string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	var errs []error
+	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", \t\n", r) }) {
+		prefix, err := netip.ParsePrefix(word)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%q is no subnet such as 10.4.0.0/16", word))
+			continue
+		}
+		all = append(all, prefix.Masked())
+	}
+	return all, errors.Join(errs...)
+}

@@ -1,0 +1,157 @@
+package facts
+
+import (
+	"context"
+	"net/netip"
+	"regexp"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+)
+
+// The kinds of network plugins that tell where pods are.
+var (
+	poolsV3     = schema.GroupVersionResource{Group: "projectcalico.org", Version: "v3", Resource: "ippools"}
+	poolsV1     = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"}
+	ciliumNodes = schema.GroupVersionResource{Group: "cilium.io", Version: "v2", Resource: "ciliumnodes"}
+)
+
+// PoolsOf is the resource of Calico's IP pools in a version of its API.
+func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
+	return version.WithResource("ippools")
+}
+
+// readPlugin finds the network plugin, and what it needs.
+func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
+	for _, resource := range []schema.GroupVersionResource{poolsV3, poolsV1} {
+		if served(c, resource) {
+			f.Calico, f.Plugin = resource.GroupVersion(), "Calico"
+			break
+		}
+	}
+	config := func(namespace, name string) map[string]string {
+		found, err := c.Client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil
+		}
+		return found.Data
+	}
+	if data := config("kube-system", "cilium-config"); data != nil {
+		f.Plugin = "Cilium"
+		if data["enable-ipv4-masquerade"] != "false" && data["enable-ip-masq-agent"] != "true" {
+			f.Masquerade = append(f.Masquerade, "Cilium masquerades what pods send to other clusters: set ipMasqAgent.enabled and put their pod subnets into nonMasqueradeCIDRs")
+		}
+	}
+	if config("kube-flannel", "kube-flannel-cfg") != nil || config("kube-system", "kube-flannel-cfg") != nil {
+		f.Plugin = "flannel"
+		f.Masquerade = append(f.Masquerade, "flannel masquerades what pods send to other clusters, when it runs with --ip-masq: give their pod subnets an exception, as docs/operations.md says")
+	}
+	if config("kube-system", "ip-masq-agent") != nil {
+		f.Masquerade = append(f.Masquerade, "ip-masq-agent masquerades: put the other clusters' pod subnets into nonMasqueradeCIDRs of kube-system/ip-masq-agent")
+	}
+}
+
+func served(c *cli.Cluster, resource schema.GroupVersionResource) bool {
+	found, err := c.Client.Discovery().ServerResourcesForGroupVersion(resource.GroupVersion().String())
+	if err != nil {
+		return false
+	}
+	for _, r := range found.APIResources {
+		if r.Name == resource.Resource {
+			return true
+		}
+	}
+	return false
+}
+
+// clusterCIDR finds the range in the configuration of kubeadm and kube-proxy.
+var clusterCIDR = regexp.MustCompile(`(?m)^\s*(?:podSubnet|clusterCIDR):\s*"?([0-9a-fA-F:./,]+)"?\s*$`)
+
+// readPods finds where pods are: the first sign that there is of
+//
+//	Calico's pools, that aren't disabled   where Calico gives addresses
+//	CiliumNodes                            where Cilium does
+//	kubeadm's and kube-proxy's settings    the whole range that nodes get theirs of
+//	nodes' podCIDRs                        nothing is known of nodes to come
+func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) {
+	var nodes []netip.Prefix
+	for _, n := range f.Nodes {
+		nodes = append(nodes, n.Pods...)
+	}
+	nodes = compact(nodes)
+	if f.Calico.Version != "" {
+		if items, err := list(ctx, c, PoolsOf(f.Calico)); err == nil {
+			if pools := enabled(items); len(pools) > 0 {
+				f.Pods, f.PodsFrom, f.PodsSure = pools, "Calico's IP pools", true
+				return
+			}
+		}
+	}
+	if f.Plugin == "Cilium" {
+		if items, err := list(ctx, c, ciliumNodes); err == nil {
+			var found []netip.Prefix
+			for _, item := range items {
+				cidrs, _, _ := unstructured.NestedStringSlice(item.Object, "spec", "ipam", "podCIDRs")
+				for _, cidr := range cidrs {
+					if p, err := netip.ParsePrefix(cidr); err == nil {
+						found = append(found, p.Masked())
+					}
+				}
+			}
+			if len(found) > 0 {
+				f.Pods, f.PodsFrom = compact(found), "CiliumNodes"
+				return
+			}
+		}
+	}
+	for _, name := range []string{"kubeadm-config", "kube-proxy"} {
+		found, err := c.Client.CoreV1().ConfigMaps("kube-system").Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			continue
+		}
+		var all []string
+		for _, text := range found.Data {
+			for _, m := range clusterCIDR.FindAllStringSubmatch(text, -1) {
+				all = append(all, m[1])
+			}
+		}
+		prefixes, err := Prefixes(strings.Join(all, ","))
+		prefixes = compact(prefixes)
+		if err == nil && len(prefixes) > 0 && Cover(prefixes, nodes) {
+			f.Pods, f.PodsFrom, f.PodsSure = prefixes, "ConfigMap kube-system/"+name, true
+			return
+		}
+	}
+	f.Pods, f.PodsFrom = nodes, "podCIDRs of the nodes"
+}
+
+// enabled are the ranges of the pools that pods get addresses from.
+func enabled(items []unstructured.Unstructured) []netip.Prefix {
+	var pools []netip.Prefix
+	for _, item := range items {
+		disabled, _, _ := unstructured.NestedBool(item.Object, "spec", "disabled")
+		cidr, _, _ := unstructured.NestedString(item.Object, "spec", "cidr")
+		if p, err := netip.ParsePrefix(cidr); err == nil && !disabled {
+			pools = append(pools, p.Masked())
+		}
+	}
+	return compact(pools)
+}
+
+// Cover says whether all of the inner prefixes are inside outer ones.
+func Cover(outer, inner []netip.Prefix) bool {
+	for _, i := range inner {
+		inside := false
+		for _, o := range outer {
+			inside = inside || o.Bits() <= i.Bits() && o.Contains(i.Addr())
+		}
+		if !inside {
+			return false
+		}
+	}
+	return true
+}

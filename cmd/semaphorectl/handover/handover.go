@@ -1,0 +1,278 @@
+// Package handover gives a cluster the tokens with which it reads another one. What an
+// API server answers must have the form of tokens and certificates, or nothing is
+// written; no value of them is in an error.
+package handover
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
+)
+
+// Mode says which tokens are handed over.
+type Mode int
+
+const (
+	// Missing are those that aren't there, or aren't good.
+	Missing Mode = iota
+	// All hands over a new token in any case.
+	All
+	// Revoke takes all back that were handed over before, then hands over new ones.
+	Revoke
+)
+
+const (
+	// lifetime is the longest that deploy/remote lets an account renew a token for.
+	lifetime = 30 * 24 * time.Hour
+	// mostCertificates is in bytes: more than any cluster has.
+	mostCertificates = 65536
+	// least is how long a token must still be good for not to be replaced.
+	least = 24 * time.Hour
+)
+
+// handed is what one tool gets.
+type handed struct{ tool, token, ca string }
+
+// Hand gives the cluster to what its programs need to read the cluster from, and says
+// which tools got something. Nothing is written unless all of it is there.
+func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools []string, err error) {
+	var anchors []*corev1.Secret
+	var names []string // of the tools, in the order of the anchors
+	for _, tool := range manifests.Tools() {
+		anchor, err := from.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, account(tool, to.Name), metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue // It grants nothing for this tool.
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: read the Secret %s: %w", from.Name, account(tool, to.Name), err)
+		}
+		if err := check(anchor, mode); err != nil {
+			return nil, fmt.Errorf("%s: Secret %s: %w", from.Name, anchor.Name, err)
+		}
+		anchors, names = append(anchors, anchor), append(names, tool)
+	}
+	if len(anchors) == 0 {
+		return nil, fmt.Errorf("%s: it grants nothing to %s: no Secret %s in %s; semaphorectl join makes them", from.Name, to.Name, account(manifests.WireGuard, to.Name), cli.Namespace)
+	}
+	ca, err := authority(ctx, from)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", from.Name, err)
+	}
+	var all []handed
+	for i, anchor := range anchors {
+		h, err := value(ctx, from, to, names[i], anchor, ca, mode)
+		if err != nil {
+			return nil, fmt.Errorf("%s: Secret %s: %w", from.Name, anchor.Name, err)
+		}
+		if h != nil {
+			all = append(all, *h)
+		}
+	}
+	for _, h := range all {
+		if err := store(ctx, to, from.Name, h); err != nil {
+			return tools, fmt.Errorf("%s: write the Secret %s: %w", to.Name, secret(h.tool), err)
+		}
+		tools = append(tools, h.tool)
+	}
+	return tools, nil
+}
+
+func account(tool, to string) string { return "semaphore-" + manifests.Account(tool) + "-remote-" + to }
+func secret(tool string) string      { return "semaphore-" + manifests.Account(tool) + "-remotes" }
+
+// check says whether a Secret is one that tokens can be bound to, or holds one that
+// never expires.
+func check(anchor *corev1.Secret, mode Mode) error {
+	if anchor.Type == corev1.SecretTypeServiceAccountToken {
+		if mode == Revoke {
+			return errors.New("its token never expires: delete the Secret, apply your manifests again, and hand over again")
+		}
+		_, err := static("", anchor)
+		return err
+	}
+	if anchor.Type != corev1.SecretTypeOpaque || len(anchor.Data) > 0 {
+		return errors.New("it isn't one that deploy/remote makes; nothing is handed over")
+	}
+	return nil
+}
+
+// value is what a tool is to get, nil when it has all of it.
+func value(ctx context.Context, from, to *cli.Cluster, tool string, anchor *corev1.Secret, ca string, mode Mode) (*handed, error) {
+	if anchor.Type == corev1.SecretTypeServiceAccountToken {
+		return static(tool, anchor)
+	}
+	if mode == Missing {
+		if good, err := has(ctx, to, from.Name, tool, anchor, ca); err != nil || good {
+			return nil, err
+		}
+	}
+	if mode == Revoke {
+		if err := replace(ctx, from, anchor); err != nil {
+			return nil, fmt.Errorf("replace it: %w; join again, then hand over again", err)
+		}
+	}
+	seconds := int64(lifetime / time.Second)
+	request, err := from.Client.CoreV1().ServiceAccounts(cli.Namespace).CreateToken(ctx, anchor.Name, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{
+			ExpirationSeconds: &seconds,
+			BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: anchor.Name},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get a token of the account: %w", err)
+	}
+	claims, err := tokens.Parse(request.Status.Token)
+	if err != nil {
+		return nil, fmt.Errorf("what was issued is no token: %w; nothing is handed over", err)
+	}
+	if claims.Account != anchor.Name || claims.Secret.Name != anchor.Name {
+		return nil, errors.New("what was issued is the token of another account, or bound to something else; nothing is handed over")
+	}
+	return &handed{tool, request.Status.Token, ca}, nil
+}
+
+// static takes a token that never expires, as Kubernetes has written it.
+func static(tool string, anchor *corev1.Secret) (*handed, error) {
+	token := strings.TrimSpace(string(anchor.Data["token"]))
+	if token == "" {
+		return nil, errors.New("it has no token yet")
+	}
+	if _, err := tokens.Parse(token); err != nil {
+		return nil, fmt.Errorf("what it has as token is none: %w; nothing is handed over", err)
+	}
+	ca, err := Certificates(anchor.Data["ca.crt"])
+	if err != nil {
+		return nil, fmt.Errorf("its ca.crt: %w; nothing is handed over", err)
+	}
+	return &handed{tool, token, ca}, nil
+}
+
+// has says whether a cluster has a token that will be good for a while, and the
+// authorities.
+func has(ctx context.Context, to *cli.Cluster, from, tool string, anchor *corev1.Secret, ca string) (bool, error) {
+	have, err := to.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, secret(tool), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	claims, err := tokens.Parse(strings.TrimSpace(string(have.Data[from+".token"])))
+	if err != nil || string(have.Data[from+".ca.crt"]) != ca {
+		return false, nil
+	}
+	return claims.Secret.UID == anchor.UID && time.Until(claims.Expires) > least, nil
+}
+
+// replace puts another anchor in the place of an account's: tokens that are bound to
+// the one before are no longer good.
+func replace(ctx context.Context, c *cli.Cluster, anchor *corev1.Secret) error {
+	secrets := c.Client.CoreV1().Secrets(cli.Namespace)
+	if err := secrets.Delete(ctx, anchor.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(anchor.UID))}); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	_, err := secrets.Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: anchor.Name, Namespace: anchor.Namespace, Labels: anchor.Labels, Annotations: anchor.Annotations},
+		Type:       anchor.Type,
+	}, metav1.CreateOptions{FieldManager: manifests.Manager})
+	return err
+}
+
+// authority is the authority of a cluster, which Kubernetes puts into each namespace.
+func authority(ctx context.Context, c *cli.Cluster) (string, error) {
+	text := c.Config.CAData // Where no controller has put it anywhere yet.
+	for _, namespace := range []string{"kube-system", cli.Namespace} {
+		found, err := c.Client.CoreV1().ConfigMaps(namespace).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("read the ConfigMap kube-root-ca.crt: %w", err)
+		}
+		if err == nil {
+			text = []byte(found.Data["ca.crt"])
+		}
+	}
+	ca, err := Certificates(text)
+	if err != nil {
+		return "", fmt.Errorf("the cluster's authorities: %w; nothing is handed over", err)
+	}
+	return ca, nil
+}
+
+// Certificates returns the certificates of a text in PEM, and nothing else that is in
+// it. It is an error if there are none, or what isn't one, such as a key.
+func Certificates(text []byte) (string, error) {
+	if len(text) > mostCertificates {
+		return "", fmt.Errorf("more than %d bytes", mostCertificates)
+	}
+	var out bytes.Buffer
+	for {
+		block, rest := pem.Decode(text)
+		if block == nil {
+			break
+		}
+		text = rest
+		if block.Type != "CERTIFICATE" {
+			return "", errors.New("something else than certificates is in it")
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+			return "", errors.New("what it has as certificate is none")
+		}
+		if err := pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes}); err != nil {
+			return "", err
+		}
+	}
+	if out.Len() == 0 || bytes.Contains(text, []byte("-----")) {
+		return "", errors.New("these are no certificates")
+	}
+	return out.String(), nil
+}
+
+// store writes two keys of a Secret; those of other neighbours stay.
+func store(ctx context.Context, to *cli.Cluster, from string, h handed) error {
+	secrets := to.Client.CoreV1().Secrets(cli.Namespace)
+	data := map[string][]byte{from + ".token": []byte(h.token), from + ".ca.crt": []byte(h.ca)}
+	_, err := secrets.Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: secret(h.tool), Labels: map[string]string{manifests.ManagedLabel: manifests.Manager}},
+		Data:       data,
+	}, metav1.CreateOptions{FieldManager: manifests.Manager})
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	patch, err := json.Marshal(map[string]any{"data": data})
+	if err != nil {
+		return err
+	}
+	_, err = secrets.Patch(ctx, secret(h.tool), types.MergePatchType, patch, metav1.PatchOptions{FieldManager: manifests.Manager})
+	return err
+}
+
+// Forget takes what a cluster has of another one out of its Secrets.
+func Forget(ctx context.Context, c *cli.Cluster, other string) error {
+	var errs []error
+	for _, tool := range manifests.Tools() {
+		patch, err := json.Marshal(map[string]any{"data": map[string]any{other + ".token": nil, other + ".ca.crt": nil}})
+		if err != nil {
+			return err
+		}
+		_, err = c.Client.CoreV1().Secrets(cli.Namespace).Patch(ctx, secret(tool), types.MergePatchType, patch, metav1.PatchOptions{FieldManager: manifests.Manager})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: take %s out of the Secret %s: %w", c.Name, other, secret(tool), err))
+		}
+	}
+	return errors.Join(errs...)
+}

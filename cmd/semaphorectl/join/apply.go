@@ -1,0 +1,164 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+)
+
+// workloads are what begins to work when it is there: they come last, and find their
+// tokens there.
+func workload(o *unstructured.Unstructured) bool {
+	return slices.Contains([]string{"DaemonSet", "Deployment", "CronJob"}, o.GetKind())
+}
+
+// resource is where an object of a kind is.
+func resource(c *cli.Cluster, o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
+	kind := o.GroupVersionKind()
+	mapping, err := c.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return nil, err
+	}
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		return c.Dynamic.Resource(mapping.Resource).Namespace(o.GetNamespace()), nil
+	}
+	return c.Dynamic.Resource(mapping.Resource), nil
+}
+
+// apply applies objects server-side, in the name of the tool. It returns how many have
+// changed, and goes on past single failures.
+func apply(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) (changed int, err error) {
+	var errs []error
+	for _, o := range objects {
+		did, err := applyOne(ctx, c, o)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: apply %s %s: %w", c.Name, o.GetKind(), o.GetName(), err))
+			if o.GetKind() == "Namespace" {
+				break // Nothing else would do.
+			}
+		}
+		if did {
+			changed++
+		}
+	}
+	return changed, errors.Join(errs...)
+}
+
+func applyOne(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) (changed bool, err error) {
+	objects, err := resource(c, o)
+	if err != nil {
+		return false, err
+	}
+	before, err := objects.Get(ctx, o.GetName(), metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, err
+	}
+	after, err := objects.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: manifests.Manager, Force: true})
+	if err != nil {
+		return false, err
+	}
+	return before == nil || before.GetResourceVersion() != after.GetResourceVersion(), nil
+}
+
+// ours says whether an object is one that this tool has made.
+func ours(o metav1.Object) bool { return o.GetLabels()[manifests.ManagedLabel] == manifests.Manager }
+
+// foreign finds objects of others in the way of ours.
+func foreign(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) []fault {
+	var faults []fault
+	for _, o := range objects {
+		interfaces, err := resource(c, o)
+		if err != nil {
+			faults = append(faults, fault{cluster: c.Name, what: "it serves no " + o.GroupVersionKind().String(), remedy: "update Kubernetes"})
+			continue
+		}
+		have, err := interfaces.Get(ctx, o.GetName(), metav1.GetOptions{})
+		if err == nil && !ours(have) && o.GetKind() != "Namespace" {
+			faults = append(faults, fault{cluster: c.Name, what: fmt.Sprintf("%s %s is there already and isn't ours", o.GetKind(), o.GetName()),
+				remedy: "delete it, or take over what was installed by hand with --adopt"})
+		}
+	}
+	return faults
+}
+
+// kinds are all that the manifests are made of, and Calico's pools, in the order in which
+// they are deleted: what works first, then its rights, the namespace last.
+func kinds(c *cli.Cluster) []schema.GroupVersionResource {
+	var all []schema.GroupVersionResource
+	for _, text := range []string{
+		"apps/v1/daemonsets", "apps/v1/deployments", "batch/v1/cronjobs", "batch/v1/jobs", "policy/v1/poddisruptionbudgets",
+		"networking.k8s.io/v1/networkpolicies", "v1/pods", "v1/configmaps", "v1/secrets", "v1/resourcequotas",
+		"rbac.authorization.k8s.io/v1/rolebindings", "rbac.authorization.k8s.io/v1/roles", "v1/serviceaccounts",
+		"rbac.authorization.k8s.io/v1/clusterrolebindings", "rbac.authorization.k8s.io/v1/clusterroles",
+		"admissionregistration.k8s.io/v1/validatingadmissionpolicybindings", "admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+		"projectcalico.org/v3/ippools", "crd.projectcalico.org/v1/ippools", "v1/namespaces",
+	} {
+		parts := strings.Split("/"+text, "/")
+		r := schema.GroupVersionResource{Group: parts[len(parts)-3], Version: parts[len(parts)-2], Resource: parts[len(parts)-1]}
+		if _, err := c.Mapper.ResourceFor(r); err == nil {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// owned lists what this tool has made in a cluster, by resource.
+func owned(ctx context.Context, c *cli.Cluster) (map[schema.GroupVersionResource][]unstructured.Unstructured, error) {
+	found := map[schema.GroupVersionResource][]unstructured.Unstructured{}
+	var errs []error
+	for _, r := range kinds(c) {
+		list, err := c.Dynamic.Resource(r).List(ctx, metav1.ListOptions{LabelSelector: manifests.ManagedLabel + "=" + manifests.Manager})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: list %s: %w", c.Name, r.Resource, err))
+			continue
+		}
+		found[r] = list.Items
+	}
+	return found, errors.Join(errs...)
+}
+
+// remove deletes what this tool has made and isn't among what is to stay.
+func remove(ctx context.Context, c *cli.Cluster, stay []*unstructured.Unstructured) (removed int, err error) {
+	type key struct{ kind, namespace, name string }
+	keep := map[key]bool{}
+	for _, o := range stay {
+		keep[key{o.GetKind(), o.GetNamespace(), o.GetName()}] = true
+	}
+	all, err := owned(ctx, c)
+	errs := []error{err}
+	for _, r := range kinds(c) {
+		for _, o := range all[r] {
+			if keep[key{o.GetKind(), o.GetNamespace(), o.GetName()}] || len(stay) > 0 && kept(&o) {
+				continue
+			}
+			background := metav1.DeletePropagationBackground
+			uid := o.GetUID()
+			err := c.Dynamic.Resource(r).Namespace(o.GetNamespace()).Delete(ctx, o.GetName(),
+				metav1.DeleteOptions{PropagationPolicy: &background, Preconditions: &metav1.Preconditions{UID: &uid}})
+			if err != nil && !apierrors.IsNotFound(err) {
+				errs = append(errs, fmt.Errorf("%s: delete %s %s: %w", c.Name, o.GetKind(), o.GetName(), err))
+				continue
+			}
+			removed++
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// kept says whether an object isn't from the manifests, and goes with the last remote
+// only: the Secrets with tokens.
+func kept(o *unstructured.Unstructured) bool {
+	return o.GetKind() == "Secret" && strings.HasSuffix(o.GetName(), "-remotes")
+}

@@ -1,0 +1,142 @@
+package join
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+)
+
+// oldest is the minor version of Kubernetes that the manifests need.
+const oldest = 30
+
+// check says what is wrong with clusters by themselves.
+func check(f *facts.Facts, w *Wishes) []fault {
+	var faults []fault
+	wrong := func(what, remedy string) { faults = append(faults, fault{cluster: f.Name, what: what, remedy: remedy}) }
+	warn := func(what, remedy string) {
+		faults = append(faults, fault{cluster: f.Name, what: what, remedy: remedy, warning: true})
+	}
+	for _, err := range f.Unread {
+		wrong(err.Error(), "see that the context "+f.Name+" of the kubeconfig works and may read this")
+	}
+	if f.Version == "" {
+		return faults
+	}
+	if f.Minor < oldest {
+		wrong("Kubernetes "+f.Version+" is too old", fmt.Sprintf("update it to 1.%d or later, which has ValidatingAdmissionPolicies", oldest))
+	}
+	s := w.side(f)
+	if len(f.Nodes) == 0 {
+		wrong("it has no nodes", "add one")
+	}
+	for _, n := range f.Nodes {
+		switch {
+		case n.OS != "" && n.OS != "linux":
+			warn("node "+n.Name+" runs "+n.OS+", and gets no agent", "")
+		case !n.Ready:
+			warn("node "+n.Name+" isn't ready", "it joins when it is")
+		case len(n.Addresses) == 0:
+			wrong("node "+n.Name+" has no InternalIP", "see to it that its cloud provider or kubelet sets one (--node-ip)")
+		}
+		if len(n.Pods) == 0 && f.Plugin == "" {
+			warn("node "+n.Name+" has no podCIDR, and its network plugin isn't known", "see SEMAPHORE_WG_POD_CIDRS in docs/operations.md")
+		}
+	}
+	if len(s.pods) == 0 {
+		wrong("where its pods are isn't known", "say --pod-subnets "+f.Name+"=10.4.0.0/16")
+	} else if len(w.Pods[f.Name]) == 0 && !f.PodsSure {
+		warn("pods are in "+join(s.pods)+", by "+f.PodsFrom, "when more nodes may have others, say --pod-subnets "+f.Name+"=<the whole range>")
+	}
+	if s.server == "" {
+		wrong("its API server is at "+strings.TrimPrefix(strings.Join(f.Servers, ", "), ", ")+", which no other cluster reaches", "say --api-server "+f.Name+"=https://...")
+	}
+	if s.server != "" && !strings.HasPrefix(s.server, "https://") {
+		wrong("its API server "+s.server+" isn't asked over https", "say --api-server "+f.Name+"=https://...")
+	}
+	if f.CA == "" && len(f.Unread) == 0 {
+		wrong("there is no ConfigMap kube-system/kube-root-ca.crt, so its API server can't be verified", "see that kube-controller-manager runs")
+	}
+	if name := f.Installed.Settings["SEMAPHORE_CLUSTER_NAME"]; name != "" && name != f.Name {
+		wrong("it is installed as cluster "+name, "call it so, as in --context "+name+"=<its context>")
+	}
+	if level := f.Installed.Restricted; level != "" {
+		wrong("its namespace sys-semaphore enforces the Pod Security Standard "+level, "kubectl label namespace sys-semaphore pod-security.kubernetes.io/enforce=privileged --overwrite")
+	}
+	for _, needs := range f.Masquerade {
+		warn("pods' packets may be masqueraded", needs)
+	}
+	if has(w.Tools, manifests.Mirror) {
+		switch {
+		case f.DNS == nil:
+			warn("no ConfigMap of CoreDNS is in kube-system", "names such as web.shop.svc.cluster.gcp need the blocks of deploy/coredns/Corefile, wherever its configuration is")
+		case !f.DNS.Reloads:
+			warn("CoreDNS has no plugin reload", "restart it afterwards: kubectl -n kube-system rollout restart deployment coredns")
+		}
+	}
+	return faults
+}
+
+func has(list []string, word string) bool {
+	for _, w := range list {
+		if w == word {
+			return true
+		}
+	}
+	return false
+}
+
+// span is a range with what it is.
+type span struct {
+	cluster, what string
+	prefix        netip.Prefix
+}
+
+// overlaps holds the ranges of clusters against each other, and against what is
+// configured for clusters that aren't asked for.
+func overlaps(all []*facts.Facts, w *Wishes) []fault {
+	var spans []span
+	add := func(cluster, what string, prefixes []netip.Prefix) {
+		for _, p := range prefixes {
+			spans = append(spans, span{cluster, what, p})
+		}
+	}
+	asked := map[string]bool{}
+	for _, f := range all {
+		asked[f.Name] = true
+		s := w.side(f)
+		add(f.Name, "pods", s.pods)
+		add(f.Name, "services", f.Services)
+		// Addresses, as what there is room for may be anywhere around.
+		for _, n := range f.Nodes {
+			for _, a := range n.Addresses {
+				add(f.Name, "node "+n.Name, []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
+			}
+		}
+	}
+	for _, f := range all {
+		for _, remote := range f.Installed.Remotes() {
+			if prefixes, err := facts.Prefixes(f.Installed.Settings[group(remote)+"_POD_SUBNETS"]); err == nil && !asked[remote] {
+				asked[remote] = true
+				add(remote, "pods (as "+f.Name+" has it)", prefixes)
+			}
+		}
+	}
+	var faults []fault
+	for i, a := range spans {
+		for _, b := range spans[:i] {
+			if a.cluster == b.cluster || !a.prefix.Overlaps(b.prefix) || a.what == "services" && b.what == "services" {
+				continue // ClusterIPs never leave their cluster.
+			}
+			remedy := "one of the clusters must get others; where a tool has found them wrong, --pod-subnets says what is right"
+			if strings.HasPrefix(a.what, "node") && strings.HasPrefix(b.what, "node") {
+				remedy = "nodes must reach each other without address translation"
+			}
+			faults = append(faults, fault{cluster: b.cluster + ", " + a.cluster,
+				what: fmt.Sprintf("%s %s of %s overlap %s %s of %s", b.what, b.prefix, b.cluster, a.what, a.prefix, a.cluster), remedy: remedy})
+		}
+	}
+	return faults
+}

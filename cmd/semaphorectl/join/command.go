@@ -1,0 +1,227 @@
+package join
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
+)
+
+// flags are those of join as they are written.
+type flags struct {
+	Options
+	servers, pods, machines map[string]string
+	output, directory       string
+}
+
+// Command is "semaphorectl join".
+func Command(s *cli.Session) *cobra.Command {
+	var f flags
+	cmd := &cobra.Command{
+		Use:   "join CLUSTER CLUSTER...",
+		Short: "Join clusters, so that their pods reach each other",
+		Long: `Joins clusters, each with each. It looks at all of them first, also from their nodes, and
+says all that is in the way at once. Then it installs what is missing, and waits until
+pods of the clusters reach each other. Run again, it changes nothing; interrupted, the
+next run goes on.
+
+Clusters that are joined already stay joined. The tools are wireguard (encrypted tunnels
+between nodes), mirror (names of services of other clusters) and policy (network sets for
+Calico); by default the first two, and the third where Calico is.
+
+With --output yaml it changes nothing, and writes the same as files for a Git repository,
+for kubectl apply -k. Secrets aren't in there: hand them over with semaphorectl tokens.`,
+		Example: `  semaphorectl join aws gcp
+  semaphorectl join --context aws=prod-eu --context gcp=prod-us aws gcp merit
+  semaphorectl join --check aws gcp
+  semaphorectl join --pod-subnets aws=10.2.0.0/16 --api-server aws=https://api.aws.example:6443 aws gcp
+  semaphorectl join --output yaml --directory clusters aws gcp`,
+		Args:              cobra.MinimumNArgs(2),
+		ValidArgsFunction: s.CompleteClusters,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			ctx, cancel := s.Context(cmd.Context())
+			defer cancel()
+			if err := f.parse(names); err != nil {
+				return cli.Usage(err)
+			}
+			clusters, err := s.Clusters(names)
+			if err != nil {
+				return err
+			}
+			if f.output == "yaml" {
+				f.NoProbe, f.Adopt = true, true
+				a := newAll(ctx, s, clusters, f.Options)
+				if err := a.preflight(ctx); err != nil {
+					return err
+				}
+				return a.write(f.directory)
+			}
+			return Join(ctx, s, clusters, f.Options)
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringSliceVar(&f.Tools, "tools", nil, "what to install: wireguard, mirror, policy")
+	fs.StringVar(&f.Image, "image", DefaultImage(), "the image, with a tag or a digest")
+	fs.StringToStringVar(&f.servers, "api-server", nil, "where other clusters' nodes reach an API server, as in aws=https://api.aws.example:6443")
+	fs.StringToStringVar(&f.pods, "pod-subnets", nil, `where a cluster's pods are, as in "aws=10.2.0.0/16 fd00:10:2::/48"`)
+	fs.StringToStringVar(&f.machines, "node-subnets", nil, `where a cluster's nodes are, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
+	fs.BoolVar(&f.Adopt, "adopt", false, "take over what was installed by hand")
+	fs.BoolVar(&f.Check, "check", false, "look at everything, and change nothing")
+	fs.BoolVar(&f.NoProbe, "no-probe", false, "start no temporary pods: what only nodes can find out stays unknown")
+	fs.StringVarP(&f.output, "output", "o", "", "yaml: write files, and change nothing")
+	fs.StringVar(&f.directory, "directory", "kube-semaphore", "where --output yaml writes to")
+	for name, words := range map[string][]string{"tools": manifests.Tools(), "output": {"yaml"}} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // Both flags are there.
+	}
+	return cmd
+}
+
+// DefaultImage is the image of this build.
+func DefaultImage() string {
+	version, _, _ := strings.Cut(process.Version(), "-dirty")
+	return "kube-semaphore:" + version
+}
+
+func (f *flags) parse(names []string) error {
+	var errs []error
+	for _, tool := range f.Tools {
+		if !slices.Contains(manifests.Tools(), tool) {
+			errs = append(errs, fmt.Errorf("--tools %s: expected wireguard, mirror or policy", tool))
+		}
+	}
+	if f.output != "" && f.output != "yaml" {
+		errs = append(errs, fmt.Errorf("--output %s: expected yaml", f.output))
+	}
+	subnets := func(flag string, given map[string]string) map[string][]netip.Prefix {
+		parsed := map[string][]netip.Prefix{}
+		for _, name := range slices.Sorted(maps.Keys(given)) {
+			prefixes, err := facts.Prefixes(given[name])
+			if err != nil {
+				errs = append(errs, fmt.Errorf("--%s %s: %w", flag, name, err))
+			}
+			if !slices.Contains(names, name) {
+				errs = append(errs, fmt.Errorf("--%s %s=...: no cluster %s is asked for", flag, name, name))
+			}
+			parsed[name] = prefixes
+		}
+		return parsed
+	}
+	f.Pods, f.Machines = subnets("pod-subnets", f.pods), subnets("node-subnets", f.machines)
+	for name := range f.servers {
+		if !slices.Contains(names, name) {
+			errs = append(errs, fmt.Errorf("--api-server %s=...: no cluster %s is asked for", name, name))
+		}
+	}
+	f.Servers = f.servers
+	return errors.Join(errs...)
+}
+
+// write writes the files, and says what to do with them.
+func (a *all) write(directory string) error {
+	for name, content := range a.tree {
+		file := filepath.Join(directory, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, content, 0o644); err != nil {
+			return err
+		}
+	}
+	for i, f := range a.facts {
+		byRemote, order := prefixes(a.settings[i])
+		domain := "cluster.local"
+		if f.DNS != nil {
+			domain = manifests.Domain(f.DNS.Corefile)
+		}
+		blocks, err := manifests.Blocks(byRemote, order, domain)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(directory, f.Name, "Corefile"), []byte(blocks+"\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	a.Done("wrote %s; then:", directory)
+	for _, c := range a.clusters {
+		a.Say("  kubectl --context %s apply -k %s", c.Context, filepath.Join(directory, c.Name))
+	}
+	a.Say("  semaphorectl tokens %s", strings.ReplaceAll(names(a.clusters), ",", ""))
+	a.Say("and add the server blocks in the files Corefile to CoreDNS's, where they are")
+	return nil
+}
+
+// LeaveCommand is "semaphorectl leave".
+func LeaveCommand(s *cli.Session) *cobra.Command {
+	var alone bool
+	cmd := &cobra.Command{
+		Use:   "leave CLUSTER...",
+		Short: "Take clusters apart, and what was installed out",
+		Long: `Takes clusters apart, each from each, and waits until that is done. One cluster alone
+leaves all of its neighbours; they have to have contexts, too, unless --alone says that
+they are to be left as they are.
+
+A cluster that has no neighbour left keeps nothing: first its agents remove devices,
+routes, rules and annotations from their nodes, then all objects go. Private keys stay on
+the nodes, in /var/lib/semaphore-wireguard, so that a node that comes back is known.
+
+From then on packets to the other clusters' pods take the ordinary way, unencrypted if
+there is one.`,
+		Example: `  semaphorectl leave aws gcp
+  semaphorectl leave merit
+  semaphorectl leave --alone merit`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: s.CompleteClusters,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			ctx, cancel := s.Context(cmd.Context())
+			defer cancel()
+			clusters, err := s.Clusters(names)
+			if err != nil {
+				return err
+			}
+			if len(clusters) > 1 || alone {
+				return Leave(ctx, s, clusters, Options{})
+			}
+			return leaveAll(cmd, s, clusters[0])
+		},
+	}
+	cmd.Flags().BoolVar(&alone, "alone", false, "take out a single cluster, and leave its neighbours as they are")
+	return cmd
+}
+
+// leaveAll takes one cluster from each of its neighbours, which stay with each other.
+func leaveAll(cmd *cobra.Command, s *cli.Session, one *cli.Cluster) error {
+	ctx, cancel := s.Context(cmd.Context())
+	defer cancel()
+	found := facts.Read(ctx, one)
+	var missing []string
+	for _, remote := range found.Installed.Remotes() {
+		if !s.Known(remote) {
+			missing = append(missing, remote)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%s: the kubeconfig has no context for its neighbours %s: say --context %s=<context>, or --alone to leave them as they are",
+			one.Name, strings.Join(missing, ", "), missing[0])
+	}
+	for _, remote := range found.Installed.Remotes() {
+		neighbour, err := s.Cluster(remote)
+		if err != nil {
+			return err
+		}
+		if err := leaveNeighbour(ctx, s, neighbour, one); err != nil {
+			return err
+		}
+	}
+	return Leave(ctx, s, []*cli.Cluster{one}, Options{})
+}

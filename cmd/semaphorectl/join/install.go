@@ -1,0 +1,285 @@
+package join
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+// step is one that changes something, or waits for it.
+type step struct {
+	name string
+	do   func(context.Context) error
+}
+
+// steps does one after the other, each for all clusters at once.
+func (a *all) steps(ctx context.Context, list ...step) error {
+	for _, s := range list {
+		if err := s.do(ctx); err != nil {
+			if context.Cause(ctx) != nil {
+				err = fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+			}
+			return fmt.Errorf("%s: %w\nrun the command again to go on", s.name, err)
+		}
+		if a.AfterStep != nil {
+			if err := a.AfterStep(s.name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// install makes clusters what was planned.
+func (a *all) install(ctx context.Context) error {
+	return a.steps(ctx,
+		step{"accounts and rights", a.applyAll(func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
+		step{"names", a.nameAll},
+		step{"tokens", a.handAll},
+		step{"programs", a.applyAll(workload, "programs")},
+		step{"rollout", a.waitAll},
+		step{"leftovers", a.pruneAll},
+		step{"pods reach each other", a.meet},
+	)
+}
+
+func (a *all) applyAll(which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return a.each(func(i int, c *cli.Cluster) error {
+			var objects []*unstructured.Unstructured
+			for _, o := range a.objects[i] {
+				if which(o) {
+					objects = append(objects, o)
+				}
+			}
+			// Others are in the namespace.
+			slices.SortStableFunc(objects, func(x, y *unstructured.Unstructured) int { return rank(x) - rank(y) })
+			changed, err := apply(ctx, c, objects)
+			if err == nil {
+				a.Done("%s: %s: %d of %d changed", c.Name, what, changed, len(objects))
+			}
+			return err
+		})
+	}
+}
+
+func rank(o *unstructured.Unstructured) int {
+	if o.GetKind() == "Namespace" {
+		return 0
+	}
+	return 1
+}
+
+// nameAll puts our blocks into CoreDNS's configuration, or takes them out where there
+// is no mirror.
+func (a *all) nameAll(ctx context.Context) error {
+	return a.each(func(i int, c *cli.Cluster) error {
+		byRemote, order := prefixes(a.settings[i])
+		mirrors := slices.ContainsFunc(a.objects[i], func(o *unstructured.Unstructured) bool {
+			return o.GetKind() == "Deployment" && o.GetName() == "semaphore-service-mirror"
+		})
+		return a.corefile(ctx, i, c, func(before string) (string, error) {
+			if !mirrors || len(order) == 0 {
+				return manifests.WithoutBlock(before), nil
+			}
+			blocks, err := manifests.Blocks(byRemote, order, manifests.Domain(before))
+			return manifests.WithBlock(before, blocks), err
+		})
+	})
+}
+
+// corefile changes CoreDNS's configuration, unless somebody else has just done so: then
+// it begins again with that.
+func (a *all) corefile(ctx context.Context, i int, c *cli.Cluster, change func(string) (string, error)) error {
+	dns := a.facts[i].DNS
+	if dns == nil {
+		return nil
+	}
+	maps := c.Client.CoreV1().ConfigMaps(dns.Namespace)
+	changed := false
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		m, err := maps.Get(ctx, dns.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		after, err := change(m.Data["Corefile"])
+		if err != nil || after == m.Data["Corefile"] {
+			return err
+		}
+		m.Data["Corefile"], changed = after, true
+		_, err = maps.Update(ctx, m, metav1.UpdateOptions{FieldManager: manifests.Manager})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%s: ConfigMap %s/%s: %w", c.Name, dns.Namespace, dns.Name, err)
+	}
+	if changed {
+		a.Done("%s: server blocks for other clusters' names in ConfigMap %s/%s", c.Name, dns.Namespace, dns.Name)
+	}
+	return nil
+}
+
+// waitAll waits until all programs run as they are to.
+func (a *all) waitAll(ctx context.Context) error {
+	return a.each(func(i int, c *cli.Cluster) error {
+		for _, o := range a.objects[i] {
+			if !workload(o) || o.GetKind() == "CronJob" {
+				continue
+			}
+			if err := rolledOut(ctx, c, o); err != nil {
+				return fmt.Errorf("%s: %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
+			}
+		}
+		a.Done("%s: all programs run", c.Name)
+		return nil
+	})
+}
+
+// rolledOut waits until all pods of a workload are of its newest generation, and ready.
+func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) error {
+	objects, err := resource(c, o)
+	if err != nil {
+		return err
+	}
+	state := errors.New("not looked yet")
+	err = wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		now, err := objects.Get(ctx, o.GetName(), metav1.GetOptions{})
+		if err != nil {
+			state = err
+			return false, nil
+		}
+		state = rollout(now)
+		return state == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w; kubectl --context %s -n %s get pods says more", state, c.Context, cli.Namespace)
+	}
+	return nil
+}
+
+func rollout(o *unstructured.Unstructured) error {
+	number := func(fields ...string) int64 {
+		n, _, _ := unstructured.NestedInt64(o.Object, fields...)
+		return n
+	}
+	want, updated, ready := number("spec", "replicas"), number("status", "updatedReplicas"), number("status", "readyReplicas")
+	if o.GetKind() == "DaemonSet" {
+		want, updated, ready = number("status", "desiredNumberScheduled"), number("status", "updatedNumberScheduled"), number("status", "numberReady")
+	}
+	total := number("status", "replicas")
+	if number("status", "observedGeneration") < o.GetGeneration() || updated < want || ready < want || o.GetKind() == "Deployment" && total > want {
+		return fmt.Errorf("%d of %d pods are of the newest version, %d ready", updated, want, ready)
+	}
+	return nil
+}
+
+// pruneAll deletes what earlier versions needed.
+func (a *all) pruneAll(ctx context.Context) error {
+	return a.each(func(i int, c *cli.Cluster) error {
+		removed, err := remove(ctx, c, a.objects[i])
+		if removed > 0 {
+			a.Done("%s: deleted %d objects that nothing needs any more", c.Name, removed)
+		}
+		return err
+	})
+}
+
+// meetLimit is how long pods have for it.
+const meetLimit = 2 * time.Minute
+
+// meet has a pod of each cluster ask one of each other cluster, and be asked back.
+func (a *all) meet(ctx context.Context) error {
+	if a.NoProbe {
+		return nil
+	}
+	defer func() {
+		if err := sweep(ctx, a.clusters); err != nil {
+			a.Warn("%v", err)
+		}
+	}()
+	a.Say("waiting until pods of %s reach each other", names(a.clusters))
+	started := time.Now()
+	var pods []*corev1.Pod
+	var addresses []string
+	for _, c := range a.clusters {
+		pod, err := a.meetingPod(ctx, c, addresses)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.Name, err)
+		}
+		pods = append(pods, pod)
+		for _, ip := range pod.Status.PodIPs {
+			addresses = append(addresses, ip.IP)
+		}
+	}
+	for i, c := range a.clusters {
+		if _, err := waitPod(ctx, c, pods[i], podReady); err != nil {
+			return fmt.Errorf("%s: %w; semaphorectl doctor says why", c.Name, err)
+		}
+	}
+	a.Done("pods of %s reach each other, %s after they were started", names(a.clusters), time.Since(started).Round(100*time.Millisecond))
+	return nil
+}
+
+func (a *all) meetingPod(ctx context.Context, c *cli.Cluster, others []string) (*corev1.Pod, error) {
+	pod := probePod(a.Image, "", reach.Request{Meet: others, MeetFor: int(meetLimit / time.Second)})
+	pod, err := c.Client.CoreV1().Pods(probes).Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return waitPod(ctx, c, pod, func(p *corev1.Pod) bool { return len(p.Status.PodIPs) > 0 && p.Status.Phase == corev1.PodRunning })
+}
+
+func podReady(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// waitPod waits until a temporary pod is as it is to be. When it ends before that, it
+// has said why.
+func waitPod(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*corev1.Pod) bool) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, meetLimit+30*time.Second, errors.New("not in time"))
+	defer cancel()
+	now := pod
+	err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		found, err := c.Client.CoreV1().Pods(probes).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err != nil {
+			if apierrors.IsNotFound(err) {
+				return false, errors.New("somebody has deleted the temporary pod")
+			}
+			return false, nil
+		}
+		now = found
+		if ready(now) {
+			return true, nil
+		}
+		for _, status := range now.Status.ContainerStatuses {
+			if ended := status.State.Terminated; ended != nil {
+				var result reach.Result
+				if json.Unmarshal([]byte(ended.Message), &result) == nil && result.Met != "" {
+					return false, errors.New("no answer of pods: " + result.Met)
+				}
+				return false, fmt.Errorf("the temporary pod ended with code %d: %s", ended.ExitCode, ended.Message)
+			}
+		}
+		return false, nil
+	})
+	if wait.Interrupted(err) {
+		err = fmt.Errorf("the temporary pod is %s: %w", now.Status.Phase, context.Cause(ctx))
+	}
+	return now, err
+}

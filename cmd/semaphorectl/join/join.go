@@ -1,0 +1,317 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/handover"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+// Options are the flags of join.
+type Options struct {
+	Wishes
+	// Adopt takes over what was installed by other means.
+	Adopt bool
+	// NoProbe leaves out what takes temporary pods.
+	NoProbe bool
+	// Check ends when everything has been looked at.
+	Check bool
+	// AfterStep is called after each step that changes something; an error ends the run
+	// there. For tests of interruptions.
+	AfterStep func(step string) error
+}
+
+// all are the clusters that something is done to.
+type all struct {
+	*cli.Session
+	Options
+	clusters []*cli.Cluster
+	facts    []*facts.Facts
+	settings []map[string]string
+	objects  [][]*unstructured.Unstructured
+	tree     manifests.Tree
+	taken    []map[int]bool // ports, by cluster
+}
+
+func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) *all {
+	n := len(clusters)
+	a := &all{Session: s, Options: o, clusters: clusters,
+		facts: make([]*facts.Facts, n), settings: make([]map[string]string, n),
+		objects: make([][]*unstructured.Unstructured, n), taken: make([]map[int]bool, n),
+	}
+	if a.Servers == nil {
+		a.Servers = map[string]string{}
+	}
+	a.Servers = maps.Clone(a.Servers)
+	_ = a.each(func(i int, c *cli.Cluster) error {
+		a.facts[i] = facts.Read(ctx, c)
+		return nil
+	})
+	return a
+}
+
+// each does something for all clusters at once.
+func (a *all) each(do func(i int, c *cli.Cluster) error) error {
+	errs := make([]error, len(a.clusters))
+	var group sync.WaitGroup
+	for i, c := range a.clusters {
+		group.Go(func() { errs[i] = do(i, c) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// Join joins clusters, each with each.
+func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
+	s.Say("looking at %s", names(clusters))
+	a := newAll(ctx, s, clusters, o)
+	if err := a.preflight(ctx); err != nil {
+		return err
+	}
+	if o.Check {
+		s.Done("nothing is in the way")
+		return nil
+	}
+	return a.install(ctx)
+}
+
+func names(clusters []*cli.Cluster) string {
+	var list []string
+	for _, c := range clusters {
+		list = append(list, c.Name)
+	}
+	return strings.Join(list, ", ")
+}
+
+// preflight looks at everything and changes nothing but for temporary pods. All that is
+// in the way is told at once.
+func (a *all) preflight(ctx context.Context) error {
+	var faults []fault
+	readable := true
+	for i, f := range a.facts {
+		if f.Calico.Version == "" && f.Version != "" && has(a.Tools, manifests.Policy) {
+			faults = append(faults, fault{cluster: f.Name, what: "there is no Calico, so semaphore-policy has nothing to write to", remedy: "say --tools wireguard,mirror"})
+		}
+		faults = append(faults, check(f, &a.Wishes)...)
+		readable = readable && f.Version != ""
+		a.summary(i)
+	}
+	faults = append(faults, overlaps(a.facts, &a.Wishes)...)
+	if readable {
+		if err := a.render(); err != nil {
+			return err
+		}
+		var mu sync.Mutex
+		_ = a.each(func(i int, c *cli.Cluster) error {
+			found := rights(ctx, c, a.objects[i])
+			if !a.Adopt {
+				found = append(found, foreign(ctx, c, a.objects[i])...)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			faults = append(faults, found...)
+			return nil
+		})
+	}
+	if readable && !a.NoProbe {
+		faults = append(faults, a.probe(ctx)...)
+		if err := a.render(); err != nil {
+			return err
+		}
+	}
+	return a.tell(faults)
+}
+
+// summary says what was found.
+func (a *all) summary(i int) {
+	f := a.facts[i]
+	if f.Version == "" {
+		return
+	}
+	plugin := f.Plugin
+	if plugin == "" {
+		plugin = "network plugin unknown"
+	}
+	side := a.side(f)
+	a.Done("%s: Kubernetes %s, %d nodes, %s, pods in %s, services in %s, nodes in %s",
+		f.Name, f.Version, len(f.Nodes), plugin, join(side.pods), join(f.Services), join(side.machines))
+}
+
+// tell prints faults, and is an error when one is in the way.
+func (a *all) tell(faults []fault) error {
+	slices.SortStableFunc(faults, func(x, y fault) int { return strings.Compare(x.cluster, y.cluster) })
+	var errs []error
+	for _, f := range faults {
+		if f.warning {
+			a.Warn("%s", f)
+			continue
+		}
+		errs = append(errs, errors.New(f.String()))
+	}
+	if len(errs) > 0 {
+		errs = append(errs, fmt.Errorf("%d faults are in the way, and nothing was changed", len(errs)))
+	}
+	return errors.Join(errs...)
+}
+
+// render makes settings and objects of what is known by now.
+func (a *all) render() error {
+	var wanted []manifests.Cluster
+	for i, f := range a.facts {
+		var remotes []side
+		for j, other := range a.facts {
+			if i != j {
+				remotes = append(remotes, a.side(other))
+			}
+		}
+		a.settings[i] = settings(f, remotes, a.taken[i])
+		wishes := a.Wishes
+		if wishes.Tools == nil {
+			wishes.Tools = []string{manifests.WireGuard, manifests.Mirror}
+			if f.Calico.Version != "" {
+				wishes.Tools = manifests.Tools()
+			}
+		}
+		wanted = append(wanted, desired(f, &wishes, a.settings[i]))
+	}
+	var err error
+	if a.tree, err = manifests.New(wanted...); err != nil {
+		return err
+	}
+	for i, f := range a.facts {
+		if a.objects[i], err = a.tree.Render(f.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// probe asks from nodes of each cluster what only they can find out.
+func (a *all) probe(ctx context.Context) []fault {
+	defer func() {
+		if err := sweep(ctx, a.clusters); err != nil {
+			a.Warn("%v", err)
+		}
+	}()
+	a.Say("asking nodes of %s, with temporary pods in %s", names(a.clusters), probes)
+	found := make([]answers, len(a.clusters))
+	var mu sync.Mutex
+	var faults []fault
+	_ = a.each(func(i int, c *cli.Cluster) error {
+		request := reach.Request{Kernel: true}
+		for port := firstPort; port < firstPort+2*len(a.clusters)+8; port++ {
+			request.Ports = append(request.Ports, port)
+		}
+		for j, other := range a.facts {
+			if i == j {
+				continue
+			}
+			for _, server := range a.candidates(other) {
+				request.Servers = append(request.Servers, reach.Server{URL: server, CA: other.CA})
+			}
+		}
+		answers, wrong := ask(ctx, c, a.facts[i], a.Image, request)
+		mu.Lock()
+		defer mu.Unlock()
+		found[i], faults = answers, append(faults, wrong...)
+		return nil
+	})
+	for i, f := range a.facts {
+		a.takePorts(i, found[i])
+		kernel, userspace := backends(found[i])
+		a.Done("%s: WireGuard of the kernel on %d nodes, of semaphore-engine on %d", f.Name, kernel, userspace)
+	}
+	for j, other := range a.facts {
+		faults = append(faults, a.choose(j, other, found)...)
+	}
+	return faults
+}
+
+func (a *all) candidates(f *facts.Facts) []string {
+	if given := a.Servers[f.Name]; given != "" {
+		return []string{given}
+	}
+	return f.Servers
+}
+
+// choose takes the address of an API server that the others' nodes reach.
+func (a *all) choose(j int, other *facts.Facts, found []answers) []fault {
+	merged := answers{}
+	for i, nodes := range found {
+		for node, result := range nodes {
+			if i != j {
+				merged[a.facts[i].Name+"/"+node] = result
+			}
+		}
+	}
+	candidates := a.candidates(other)
+	if len(merged) == 0 || len(candidates) == 0 {
+		return nil // That has been told.
+	}
+	server, why := outside(candidates, merged)
+	if server != "" {
+		a.Servers[other.Name] = server
+		a.Done("%s: the others reach its API server at %s", other.Name, server)
+		return nil
+	}
+	return []fault{{cluster: other.Name, what: "its API server: " + strings.Join(why, "; "),
+		remedy: "let the other clusters' nodes through to it, or say where they reach it: --api-server " + other.Name + "=https://..."}}
+}
+
+// takePorts remembers ports that others have, on any node.
+func (a *all) takePorts(i int, found answers) {
+	a.taken[i] = map[int]bool{}
+	for _, result := range found {
+		for port := range result.Taken {
+			a.taken[i][port] = true
+		}
+	}
+	for key, value := range a.facts[i].Installed.Settings {
+		if port, err := strconv.Atoi(value); err == nil && strings.HasSuffix(key, "_WG_LISTEN_PORT") {
+			delete(a.taken[i], port) // By our own agents.
+		}
+	}
+}
+
+func backends(found answers) (kernel, userspace int) {
+	for _, result := range found {
+		switch {
+		case result.Kernel == nil:
+		case *result.Kernel:
+			kernel++
+		default:
+			userspace++
+		}
+	}
+	return kernel, userspace
+}
+
+// handAll hands over what is missing.
+func (a *all) handAll(ctx context.Context) error {
+	return a.each(func(_ int, to *cli.Cluster) error {
+		var errs []error
+		for _, from := range a.clusters {
+			if from == to {
+				continue
+			}
+			tools, err := handover.Hand(ctx, from, to, handover.Missing)
+			errs = append(errs, err)
+			if len(tools) > 0 {
+				a.Done("%s: tokens for %s: %s", to.Name, from.Name, strings.Join(tools, ", "))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}

@@ -1,0 +1,333 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/handover"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+)
+
+// leaving is what becomes of a cluster.
+type leaving struct {
+	from     []string // the clusters that it leaves
+	settings map[string]string
+	entirely bool // none is left
+}
+
+// Leave takes clusters apart, each from each; one alone from all of its neighbours. A
+// cluster that has no neighbour left keeps nothing of ours but the keys on its nodes.
+func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
+	s.Say("looking at %s", names(clusters))
+	a := newAll(ctx, s, clusters, o)
+	var faults []fault
+	for _, f := range a.facts {
+		for _, err := range f.Unread {
+			faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: "see that its context works and may read this"})
+		}
+	}
+	if err := a.tell(faults); err != nil {
+		return err
+	}
+	plans := make([]leaving, len(clusters))
+	for i, f := range a.facts {
+		plans[i] = plan(f, clusters)
+	}
+	return a.each(func(i int, c *cli.Cluster) error {
+		if plans[i].entirely {
+			return a.leaveEntirely(ctx, i, c)
+		}
+		return a.leaveSome(ctx, i, c, plans[i])
+	})
+}
+
+// plan says what a cluster is to have without others.
+func plan(f *facts.Facts, clusters []*cli.Cluster) leaving {
+	p := leaving{settings: f.Installed.Settings}
+	for _, other := range clusters {
+		if other.Name != f.Name {
+			p.from = append(p.from, other.Name)
+		}
+	}
+	if len(clusters) == 1 {
+		p.from = f.Installed.Remotes()
+	}
+	for _, remote := range p.from {
+		if p.settings != nil {
+			p.settings = without(p.settings, remote)
+		}
+	}
+	p.entirely = len((facts.Installed{Settings: p.settings}).Remotes()) == 0
+	return p
+}
+
+// leaveSome takes some neighbours out of a cluster that has others.
+func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) error {
+	f := a.facts[i]
+	byRemote, _ := prefixes(f.Installed.Settings)
+	a.settings[i] = p.settings
+	wishes := Wishes{Tools: f.Installed.Tools, Image: f.Installed.Image}
+	tree, err := manifests.New(desired(f, &wishes, p.settings))
+	if err != nil {
+		return err
+	}
+	if a.objects[i], err = tree.Render(c.Name); err != nil {
+		return err
+	}
+	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
+		settings: a.settings[i : i+1], objects: a.objects[i : i+1]}
+	gone := strings.Join(p.from, ", ")
+	return one.steps(ctx,
+		step{"settings", func(ctx context.Context) error { _, err := apply(ctx, c, a.objects[i]); return err }},
+		step{"names", one.nameAll},
+		step{"rollout", one.waitAll},
+		step{"tokens", func(ctx context.Context) error {
+			var errs []error
+			for _, remote := range p.from {
+				errs = append(errs, handover.Forget(ctx, c, remote))
+			}
+			return errors.Join(errs...)
+		}},
+		step{"leftovers", one.pruneAll},
+		step{"mirrors and sets", func(ctx context.Context) error {
+			var errs []error
+			for _, remote := range p.from {
+				prefix := byRemote[remote]
+				if prefix == "" {
+					prefix = remote
+				}
+				errs = append(errs, forget(ctx, c, f, prefix, remote))
+			}
+			if err := errors.Join(errs...); err != nil {
+				return err
+			}
+			a.Done("%s: left %s", c.Name, gone)
+			return nil
+		}},
+	)
+}
+
+// forget deletes what mirror and policy made for a remote. They no longer know it, and
+// would do so by themselves when their time of grace is over.
+func forget(ctx context.Context, c *cli.Cluster, f *facts.Facts, prefix, remote string) error {
+	return errors.Join(
+		deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, cli.Namespace, "mirrored-svc=true,mirror-svc-prefix-sync="+prefix),
+		deleteSets(ctx, c, f, "managed-by=semaphore-policy,policy.semaphore.uw.io/cluster="+remote),
+	)
+}
+
+func deleteSets(ctx context.Context, c *cli.Cluster, f *facts.Facts, selector string) error {
+	if f.Calico.Version == "" {
+		return nil
+	}
+	return deleteAll(ctx, c, f.Calico.WithResource("globalnetworksets"), "", selector)
+}
+
+// deleteAll deletes the objects of a kind that a selector finds. A kind that isn't
+// served has none.
+func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResource, namespace, selector string) error {
+	objects := c.Dynamic.Resource(r).Namespace(namespace)
+	list, err := objects.List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: list %s: %w", c.Name, r.Resource, err)
+	}
+	var errs []error
+	for _, o := range list.Items {
+		if err := objects.Delete(ctx, o.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: delete %s %s: %w", c.Name, o.GetKind(), o.GetName(), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// leaveEntirely takes everything out of a cluster: first the agents remove what they
+// set up on their nodes, then the rest goes.
+func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
+	f := a.facts[i]
+	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
+	return one.steps(ctx,
+		step{"names", func(ctx context.Context) error {
+			return one.corefile(ctx, 0, c, func(before string) (string, error) { return manifests.WithoutBlock(before), nil })
+		}},
+		step{"controllers", func(ctx context.Context) error { return stopControllers(ctx, c) }},
+		step{"mirrors and sets", func(ctx context.Context) error {
+			return errors.Join(
+				deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, cli.Namespace, "mirrored-svc=true"),
+				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))
+		}},
+		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
+		step{"everything else", func(ctx context.Context) error {
+			removed, err := remove(ctx, c, nil)
+			if err != nil {
+				return err
+			}
+			if err := waitGone(ctx, c); err != nil {
+				return err
+			}
+			a.Done("%s: %d objects deleted, nothing is left but the private keys in /var/lib/semaphore-wireguard of its nodes", c.Name, removed)
+			return nil
+		}},
+	)
+}
+
+// stopControllers ends the programs that would make again what is deleted.
+func stopControllers(ctx context.Context, c *cli.Cluster) error {
+	foreground := metav1.DeletePropagationForeground
+	var errs []error
+	for _, name := range []string{"semaphore-service-mirror", "semaphore-policy"} {
+		err := c.Client.AppsV1().Deployments(cli.Namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &foreground})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return poll(ctx, func(ctx context.Context) error {
+		pods, err := c.Client.CoreV1().Pods(cli.Namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: "app.kubernetes.io/name in (semaphore-service-mirror, semaphore-policy)"})
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("pod %s still runs", pods.Items[0].Name)
+		}
+		return err
+	})
+}
+
+// poll asks until there is no error; the last one is told when the time is over.
+func poll(ctx context.Context, ask func(context.Context) error) error {
+	state := errors.New("not looked yet")
+	err := wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		if err := ask(ctx); ctx.Err() == nil {
+			state = err
+		}
+		return state == nil, nil
+	})
+	if err != nil {
+		return state
+	}
+	return nil
+}
+
+const agent = "semaphore-wireguard"
+
+// cleanNodes has the agents remove what they set up, and waits until all of them have.
+func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *facts.Facts) error {
+	if !slices.Contains(f.Installed.Tools, manifests.WireGuard) {
+		return nil
+	}
+	wishes := Wishes{Tools: []string{manifests.WireGuard}, Image: f.Installed.Image}
+	wanted := desired(f, &wishes, f.Installed.Settings)
+	wanted.Cleanup, wanted.Pools = true, nil
+	tree, err := manifests.New(wanted)
+	if err != nil {
+		return err
+	}
+	objects, err := tree.Render(c.Name)
+	if err != nil {
+		return err
+	}
+	for _, o := range objects {
+		if o.GetKind() != "DaemonSet" && (o.GetKind() != "ConfigMap" || o.GetNamespace() != cli.Namespace) {
+			continue
+		}
+		if _, err := applyOne(ctx, c, o); err != nil {
+			return fmt.Errorf("%s: apply %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
+		}
+	}
+	a.Say("%s: the agents remove what they set up on %d nodes", c.Name, len(f.Nodes))
+	if err := poll(ctx, func(ctx context.Context) error { return cleaned(ctx, c) }); err != nil {
+		return err
+	}
+	a.Done("%s: devices, routes, rules and annotations are gone from all nodes", c.Name)
+	return nil
+}
+
+// cleaned says what isn't removed yet: of each node the agent has to have said so, and
+// its annotations have to be gone.
+func cleaned(ctx context.Context, c *cli.Cluster) error {
+	set, err := c.Client.AppsV1().DaemonSets(cli.Namespace).Get(ctx, agent, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if s := set.Status; s.ObservedGeneration < set.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled {
+		return fmt.Errorf("%s: %d of %d agents were told to", c.Name, s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
+	}
+	pods, err := c.Client.CoreV1().Pods(cli.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + agent})
+	if err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		if p := &pods.Items[i]; !hasCleaned(p) {
+			return fmt.Errorf("%s: node %s: pod %s hasn't removed everything yet: kubectl --context %s -n %s logs %s says why; a node that is gone for good has to be deleted",
+				c.Name, p.Spec.NodeName, p.Name, c.Context, cli.Namespace, p.Name)
+		}
+	}
+	nodes, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range nodes.Items {
+		for name := range nodes.Items[i].Annotations {
+			if strings.Contains(name, "wireguard.semaphore.uw.io/") {
+				return fmt.Errorf("%s: node %s has the annotation %s", c.Name, nodes.Items[i].Name, name)
+			}
+		}
+	}
+	return nil
+}
+
+func hasCleaned(p *corev1.Pod) bool {
+	for _, status := range p.Status.ContainerStatuses {
+		for _, state := range []corev1.ContainerState{status.State, status.LastTerminationState} {
+			if status.Name == "agent" && state.Terminated != nil && state.Terminated.ExitCode == 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// waitGone waits until nothing of ours is there.
+func waitGone(ctx context.Context, c *cli.Cluster) error {
+	return poll(ctx, func(ctx context.Context) error {
+		all, err := owned(ctx, c)
+		if err != nil {
+			return err
+		}
+		for _, r := range kinds(c) {
+			for _, o := range all[r] {
+				return fmt.Errorf("%s: %s %s is still there", c.Name, o.GetKind(), o.GetName())
+			}
+		}
+		return nil
+	})
+}
+
+// leaveNeighbour takes a cluster out of one of its neighbours, and leaves it itself as it
+// is.
+func leaveNeighbour(ctx context.Context, s *cli.Session, neighbour, one *cli.Cluster) error {
+	a := newAll(ctx, s, []*cli.Cluster{neighbour}, Options{})
+	if err := errors.Join(a.facts[0].Unread...); err != nil {
+		return fmt.Errorf("%s: %w", neighbour.Name, err)
+	}
+	p := plan(a.facts[0], []*cli.Cluster{neighbour, one})
+	if p.entirely {
+		return a.leaveEntirely(ctx, 0, neighbour)
+	}
+	return a.leaveSome(ctx, 0, neighbour, p)
+}

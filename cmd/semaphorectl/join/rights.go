@@ -1,0 +1,65 @@
+package join
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+)
+
+// rights says what the administrator must not do of what has to be done.
+func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) []fault {
+	may := func(a authorizationv1.ResourceAttributes) bool {
+		review, err := c.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &a},
+		}, metav1.CreateOptions{})
+		return err == nil && review.Status.Allowed
+	}
+	if may(authorizationv1.ResourceAttributes{Verb: "*", Group: "*", Resource: "*"}) {
+		return nil
+	}
+	wanted := []authorizationv1.ResourceAttributes{
+		{Verb: "list", Resource: "nodes"},
+		{Verb: "create", Resource: "pods", Namespace: "kube-system"},
+		{Verb: "delete", Resource: "pods", Namespace: "kube-system"},
+		{Verb: "update", Resource: "configmaps", Namespace: "kube-system"},
+		{Verb: "create", Resource: "serviceaccounts", Subresource: "token", Namespace: cli.Namespace},
+		{Verb: "patch", Resource: "secrets", Namespace: cli.Namespace},
+		// Roles are made that grant what the administrator may not do.
+		{Verb: "escalate", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
+		{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
+	}
+	for _, o := range objects {
+		mapping, err := c.Mapper.RESTMapping(o.GroupVersionKind().GroupKind(), o.GroupVersionKind().Version)
+		if err != nil {
+			continue // That is another fault.
+		}
+		for _, verb := range []string{"get", "create", "patch"} {
+			a := authorizationv1.ResourceAttributes{Verb: verb, Group: mapping.Resource.Group, Resource: mapping.Resource.Resource, Namespace: o.GetNamespace()}
+			if !slices.Contains(wanted, a) {
+				wanted = append(wanted, a)
+			}
+		}
+	}
+	var missing []string
+	for _, a := range wanted {
+		if !may(a) {
+			name := strings.TrimSuffix(a.Resource+"/"+a.Subresource, "/")
+			if a.Group != "" {
+				name += "." + a.Group
+			}
+			missing = append(missing, a.Verb+" "+name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	slices.Sort(missing)
+	return []fault{{cluster: c.Name, what: "the context " + c.Context + " may not " + strings.Join(slices.Compact(missing), ", "),
+		remedy: "take one that may, such as one of the ClusterRole cluster-admin"}}
+}
