@@ -33,6 +33,11 @@ type Config struct {
 	MirrorSelector, GlobalSelector labels.Selector
 	// LocalFirstSelector finds global services that prefer local endpoints.
 	LocalFirstSelector labels.Selector
+	// LocalMinimum is how many of their local endpoints must be ready for that, unless a
+	// service says so itself.
+	LocalMinimum int
+	// ReportNamespace is where agents report which paths are down; empty: nowhere.
+	ReportNamespace string
 	// LegacyEndpoints also writes objects of the deprecated Endpoints API.
 	LegacyEndpoints bool
 	// RemovalGrace is how long after the start that stays which is from remotes that
@@ -133,7 +138,7 @@ func New(cfg Config) *Controller {
 	}
 	sums, local := newSummer(), newLocal(c.trigger.Fire)
 	c.snapshot = newSnapshot(clusters, kinds, local, sums)
-	c.snapshot.legacy = cfg.LegacyEndpoints
+	c.snapshot.legacy, c.snapshot.localMinimum = cfg.LegacyEndpoints, cfg.LocalMinimum
 	c.apply = &applier{
 		client: cfg.Client, namespace: cfg.Namespace, sums: sums, local: local, legacy: cfg.LegacyEndpoints,
 		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
@@ -170,6 +175,9 @@ func (c *Controller) Tasks() []run.Task {
 	tasks := append(c.local.tasks(), c.loop)
 	for _, s := range c.sources {
 		tasks = append(tasks, s.origins, s.slices)
+		if s.drain != nil {
+			tasks = append(tasks, s.drain)
+		}
 	}
 	for i := range c.cfg.Remotes {
 		tasks = append(tasks, c.servers[c.cfg.Remotes[i].Name])
@@ -191,6 +199,7 @@ func (c *Controller) due() (first time.Time) {
 		}
 	}
 	at(c.snapshot.lingers)
+	at(c.snapshot.paths.first())
 	for i := range c.cfg.Remotes {
 		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 {
 			at(c.full[r.Name].Add(r.ResyncPeriod))
@@ -222,10 +231,11 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.snapshot
-	if !c.local.read(s) {
+	known := c.local.read(s)
+	zones, zonesKnown := c.local.readNodes(s)
+	if reported := c.local.readReports(s, now); !known || !reported {
 		return nil, nil
 	}
-	zones, zonesKnown := c.local.readZones()
 	s.nodes(zones)
 	more := false
 	for _, src := range c.sources {
@@ -243,6 +253,7 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 			s.all, c.full[r.Name] = true, now
 		}
 	}
+	c.judge(now)
 	desired := Desired(s, c.memo)
 	if more || c.memo.more {
 		c.trigger.Fire()

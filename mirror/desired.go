@@ -243,7 +243,7 @@ func (m *Memo) parts(s *Snapshot, k Key) []*part {
 		if o := m.copied(s, id, k); o != nil {
 			set := s.sets[id]
 			parts = append(parts, &part{
-				cluster: id.cluster, origin: o, local: set.cluster.local, stale: set.stale,
+				cluster: id.cluster, origin: o, local: set.cluster.local, stale: set.stale, drained: s.drained[id.cluster],
 				rank: slices.Index(accepted, id.cluster) + 1, slices: set.slices[k],
 			})
 		}
@@ -349,10 +349,15 @@ func (b *builder) global(w *Service) {
 	candidates := slices.DeleteFunc(slices.Clone(parts), func(pt *part) bool { return pt.remembered })
 	for _, c := range missing {
 		set := s.sets[setID{c, merged}]
-		candidates = append(candidates, &part{cluster: c, remembered: true, stale: set != nil && set.stale})
+		candidates = append(candidates, &part{cluster: c, remembered: true, stale: set != nil && set.stale, drained: s.drained[c]})
 	}
-	var counting []*part
-	counting, w.Outdated = withoutStale(candidates, func(pt *part) bool { return ready(s, pt) })
+	counting, others := counting(candidates, func(pt *part) bool { return ready(s, pt) > 0 })
+	for _, pt := range others {
+		if w.Outdated = w.Outdated || pt.stale; pt.drained {
+			w.Drained = append(w.Drained, pt.cluster)
+		}
+	}
+	slices.Sort(w.Drained)
 	for _, pt := range counting {
 		if pt.remembered {
 			w.keeps = append(w.keeps, pt.cluster)
@@ -360,6 +365,8 @@ func (b *builder) global(w *Service) {
 		}
 		var zones []string
 		switch {
+		case w.LocalFirst && pt.local && ready(s, pt) < cmp.Or(pt.origin.LocalMinimum, s.localMinimum):
+			// An endpoint that is ready without hints has kube-proxy use them all.
 		case w.LocalFirst && pt.local:
 			zones = s.zones
 		case w.LocalFirst:
@@ -383,19 +390,19 @@ func running(own *ObservedService, before *Service) *bool {
 	return nil
 }
 
-// ready reports whether a part has an endpoint that takes requests.
-func ready(s *Snapshot, pt *part) bool {
+// ready returns how many endpoints of a part take requests.
+func ready(s *Snapshot, pt *part) (n int) {
 	if pt.remembered {
-		return false
+		return 0
 	}
-	subnets := s.sets[setID{pt.cluster, merged}].cluster.subnets
+	c := &s.sets[setID{pt.cluster, merged}].cluster
 	for _, sl := range pt.slices {
 		for i := range sl.Endpoints {
 			e := &sl.Endpoints[i]
-			if e.Ready != False && rejection(e.Address, sl.Family, subnets) == "" {
-				return true
+			if e.Ready != False && rejection(e.Address, sl.Family, c.subnets) == "" && !s.withdrawn(c, e) {
+				n++
 			}
 		}
 	}
-	return false
+	return n
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
 
 // longName is too long to stay as it is, and twin the name of a service whose
@@ -29,7 +31,22 @@ func (w *world) step(r *rand.Rand) {
 	// Names that collide across prefixes and separators.
 	names := []string{"n", "n-73736d-n", "m", longName, twin("gl", "z", longName), twin("c1", "z", longName)}
 	k := Key{[]string{"y", "x-y", "x-y-73736d-n", "z"}[r.IntN(4)], names[r.IntN(len(names))]}
-	switch r.IntN(12) {
+	switch r.IntN(15) {
+	case 12:
+		node := fmt.Sprintf("local-%d", r.IntN(2))
+		w.paths.node(node, r.IntN(3) > 0)
+		w.judge(w.clock, nil)
+	case 13:
+		node := fmt.Sprintf("local-%d", r.IntN(2))
+		var report *paths.Report
+		if r.IntN(3) > 0 {
+			report = &paths.Report{Node: node, Remotes: map[string]paths.Down{id.cluster: {AllBut: r.IntN(2) == 0, Nodes: []string{"n1"}}}}
+		}
+		w.clock = w.clock.Add(time.Duration(r.IntN(30)) * time.Second)
+		w.paths.report(node, report, w.clock)
+		w.judge(w.clock, nil)
+	case 14:
+		w.drain(id.cluster, r.IntN(2) == 0)
 	case 0:
 		w.contact(id, true, s.stale)
 	case 1:
@@ -47,7 +64,7 @@ func (w *world) step(r *rand.Rand) {
 		}
 	case 6, 7:
 		o := newOrigin(k, int64(r.IntN(3)), 80+r.Int32N(2), Traits{Headless: r.IntN(4) == 0})
-		o.LocalFirst = r.IntN(2) == 0
+		o.LocalFirst, o.LocalMinimum = r.IntN(2) == 0, r.IntN(3)
 		if r.IntN(8) == 0 {
 			o.Reject = "for the sake of it"
 		}
@@ -64,6 +81,7 @@ func (w *world) step(r *rand.Rand) {
 			sl.Endpoints = append(sl.Endpoints, Endpoint{
 				Address: netip.AddrFrom4([4]byte{10, byte(4 + r.IntN(3)), 0, byte(1 + r.IntN(200))}),
 				Ready:   Condition(r.IntN(3)),
+				Node:    []string{"", "n1", "n2"}[r.IntN(3)],
 			})
 		}
 		slices.SortFunc(sl.Endpoints, compareEndpoints)
@@ -75,6 +93,7 @@ func (w *world) step(r *rand.Rand) {
 			}
 		}
 		w.slice(id, before, sl)
+		w.judge(w.clock, nil)
 	}
 }
 

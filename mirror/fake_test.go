@@ -257,11 +257,11 @@ func (f *fakeAPI) restore(b backup) {
 }
 
 func kinds() map[string]string {
-	return map[string]string{"services": "Service", "endpointslices": "EndpointSlice", "endpoints": "Endpoints", "nodes": "Node", "events": "Event"}
+	return map[string]string{"services": "Service", "endpointslices": "EndpointSlice", "endpoints": "Endpoints", "nodes": "Node", "events": "Event", "leases": "Lease"}
 }
 
 func versions() map[string]string {
-	return map[string]string{"services": "v1", "endpointslices": "discovery.k8s.io/v1", "endpoints": "v1", "nodes": "v1", "events": "v1"}
+	return map[string]string{"services": "v1", "endpointslices": "discovery.k8s.io/v1", "endpoints": "v1", "nodes": "v1", "events": "v1", "leases": "coordination.k8s.io/v1"}
 }
 
 // all returns the objects of a resource; mu is held.

@@ -15,6 +15,7 @@ type part struct {
 	local      bool
 	rank       int  // among those that were accepted before, from 1 on; 0: it wasn't
 	stale      bool // out of contact for too long
+	drained    bool
 	remembered bool // the local object, in place of clusters of which nothing is known
 	lingers    bool // those are no longer configured
 }
@@ -117,16 +118,32 @@ func describe(p Port) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
 }
 
-// withoutStale returns the parts whose endpoints count: those in contact, or
-// all while none of those has one that is ready. An empty service would be
-// worse than an outdated one. Dropped says whether any was left out.
-func withoutStale(parts []*part, ready func(p *part) bool) (counting []*part, dropped bool) {
-	if !slices.ContainsFunc(parts, func(p *part) bool { return p.stale }) {
-		return parts, false
+// counting returns the parts whose endpoints count:
+//
+//	| part             | counts                                             |
+//	| ---------------- | -------------------------------------------------- |
+//	| drained          | where no other one has an endpoint that is ready    |
+//	| out of contact   | where none in contact has one, nor a drained one    |
+//	| any other        | always                                             |
+//
+// An empty service would be worse than an outdated one, or one of a cluster that is
+// drained. The others are those that were left out.
+func counting(parts []*part, ready func(p *part) bool) (counting, others []*part) {
+	for _, out := range []func(p *part) bool{
+		func(p *part) bool { return p.stale || p.drained },
+		func(p *part) bool { return p.stale },
+	} {
+		counting, others = nil, nil
+		for _, p := range parts {
+			if out(p) {
+				others = append(others, p)
+			} else {
+				counting = append(counting, p)
+			}
+		}
+		if len(others) == 0 || slices.ContainsFunc(counting, ready) {
+			return counting, others
+		}
 	}
-	fresh := slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return p.stale })
-	if !slices.ContainsFunc(fresh, ready) {
-		return parts, false
-	}
-	return fresh, true
+	return parts, nil
 }

@@ -119,7 +119,7 @@ func TestWhatRunsKeepsItsKind(t *testing.T) {
 	}
 }
 
-func TestStalePartsAreLeftOutWhileOthersAreReady(t *testing.T) {
+func TestPartsAreLeftOutWhileOthersAreReady(t *testing.T) {
 	ready := func(p *part) bool { return p.local }
 	for _, c := range []struct {
 		name  string
@@ -130,11 +130,16 @@ func TestStalePartsAreLeftOutWhileOthersAreReady(t *testing.T) {
 		{"another one is ready", []*part{{stale: true}, {local: true}}, 1},
 		{"nobody else is ready", []*part{{stale: true, local: true}, {}}, 2},
 		{"all are stale", []*part{{stale: true}, {stale: true, local: true}}, 2},
+		{"one is drained", []*part{{drained: true, local: true}, {local: true}}, 1},
+		{"one is drained, and nobody else is ready", []*part{{drained: true, local: true}, {}}, 2},
+		{"one is drained and another one stale", []*part{{drained: true, local: true}, {stale: true, local: true}}, 1},
+		{"one is drained, one stale and one ready", []*part{{drained: true, local: true}, {stale: true, local: true}, {local: true}}, 1},
+		{"one is drained and not ready, another one stale", []*part{{drained: true}, {stale: true, local: true}}, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			counting, dropped := withoutStale(c.parts, ready)
-			if len(counting) != c.want || dropped != (c.want < len(c.parts)) {
-				t.Errorf("%d count, dropped %v, want %d", len(counting), dropped, c.want)
+			counting, others := counting(c.parts, ready)
+			if len(counting) != c.want || len(others) != len(c.parts)-c.want {
+				t.Errorf("%d count, %d are left out, want %d of %d", len(counting), len(others), c.want, len(c.parts))
 			}
 		})
 	}

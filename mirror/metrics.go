@@ -22,6 +22,7 @@ type Metrics struct {
 	watcherEvents  *prometheus.CounterVec
 	watcherObjects *prometheus.Desc
 	writes         *prometheus.CounterVec
+	withdrawals    *prometheus.CounterVec
 
 	depth, unfinished, longest *prometheus.Desc
 	adds, retries              *prometheus.CounterVec
@@ -31,6 +32,8 @@ type Metrics struct {
 	conflicts, renamed, outdated    *prometheus.Desc
 	failing, blocked, held, leading *prometheus.Desc
 	lingering, over                 *prometheus.Desc
+	withdrawn, withdrawnNodes       *prometheus.Desc
+	drained, reports, reportFaults  *prometheus.Desc
 
 	mu      sync.Mutex
 	watches []watched
@@ -60,6 +63,8 @@ func newMetrics() *Metrics {
 		watcherObjects: desc("kube_watcher_objects", "Objects watched, by watcher and kind.", "watcher", "kind", "runner"),
 		writes:         counter("writes_total", "Requests that change objects of the mirror namespace, by kind and verb.", "kind", "verb"),
 
+		withdrawals: counter("node_withdrawals_total", "How often the endpoints on a node of a remote were withdrawn because the path to it was down.", "cluster"),
+
 		depth:      desc("queue_depth", "Services that wait to be looked at.", "name"),
 		unfinished: desc("queue_unfinished_work_seconds", "How long the services that are being written have been, in all.", "name"),
 		longest:    desc("queue_longest_running_processor_seconds", "How long the one that takes longest has been written.", "name"),
@@ -68,18 +73,23 @@ func newMetrics() *Metrics {
 		latency:    histogram("queue_latency_duration_seconds", "How long services waited in the queue."),
 		duration:   histogram("queue_work_duration_seconds", "How long comparing and writing a service took."),
 
-		services:  desc("services", "Local services by the cluster that they are from; global ones have none.", "cluster"),
-		endpoints: desc("endpoints", "Endpoints of local services by the cluster that they are from.", "cluster"),
-		refused:   desc("endpoints_refused", "Endpoints that are left out, by cluster: their addresses are outside of its pod subnets, or none of a pod.", "cluster"),
-		conflicts: desc("global_conflicts", "Disagreements between the services of a global service."),
-		renamed:   desc("services_renamed", "Services that have another name than the rule says, because a rival has that."),
-		outdated:  desc("global_services_outdated", "Global services without endpoints of clusters out of contact."),
-		failing:   desc("services_failing", "Services that are not what they must be, because writing failed."),
-		blocked:   desc("services_blocked", "Services whose place somebody else's object has; they fail as well."),
-		held:      desc("services_held", "Services that stay as they are until their cluster has been heard of."),
-		lingering: desc("services_lingering", "Services from remotes that are no longer configured, which go when their grace is over; they are held as well."),
-		over:      desc("over_bounds", "Services of a remote that are left out, or lack slices or addresses, for the sake of its bounds.", "cluster"),
-		leading:   desc("leader", "Whether this replica writes."),
+		services:       desc("services", "Local services by the cluster that they are from; global ones have none.", "cluster"),
+		endpoints:      desc("endpoints", "Endpoints of local services by the cluster that they are from.", "cluster"),
+		refused:        desc("endpoints_refused", "Endpoints that are left out, by cluster: their addresses are outside of its pod subnets, or none of a pod.", "cluster"),
+		conflicts:      desc("global_conflicts", "Disagreements between the services of a global service."),
+		renamed:        desc("services_renamed", "Services that have another name than the rule says, because a rival has that."),
+		outdated:       desc("global_services_outdated", "Global services without endpoints of clusters out of contact."),
+		failing:        desc("services_failing", "Services that are not what they must be, because writing failed."),
+		blocked:        desc("services_blocked", "Services whose place somebody else's object has; they fail as well."),
+		held:           desc("services_held", "Services that stay as they are until their cluster has been heard of."),
+		lingering:      desc("services_lingering", "Services from remotes that are no longer configured, which go when their grace is over; they are held as well."),
+		over:           desc("over_bounds", "Services of a remote that are left out, or lack slices or addresses, for the sake of its bounds.", "cluster"),
+		withdrawn:      desc("endpoints_withdrawn", "Endpoints that are sent nothing because the path to their node is down, by cluster.", "cluster"),
+		withdrawnNodes: desc("nodes_withdrawn", "Nodes of a remote whose endpoints are withdrawn.", "cluster"),
+		drained:        desc("cluster_drained", "Whether a cluster says that it is drained.", "cluster"),
+		reports:        desc("path_reports", "Reports of ready local nodes that some path is down."),
+		reportFaults:   desc("path_report_faults", "Reports of paths that don't count, or only in part, because they can't be read."),
+		leading:        desc("leader", "Whether this replica writes."),
 	}
 }
 
@@ -88,7 +98,7 @@ func (c *Controller) Metrics() *Metrics { return c.metrics }
 
 func (m *Metrics) vectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.watcherEvents, m.writes, m.adds, m.retries, m.latency, m.duration,
+		m.watcherEvents, m.writes, m.withdrawals, m.adds, m.retries, m.latency, m.duration,
 	}
 }
 
@@ -100,6 +110,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.watcherObjects, m.depth, m.unfinished, m.longest, m.services, m.endpoints, m.refused, m.conflicts,
 		m.renamed, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.leading,
+		m.withdrawn, m.withdrawnNodes, m.drained, m.reports, m.reportFaults,
 	} {
 		ch <- d
 	}
@@ -130,6 +141,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.endpoints, c.endpoints, cluster)
 		gauge(m.refused, c.refused, cluster)
 		gauge(m.over, c.over, cluster)
+		gauge(m.withdrawn, c.withdrawn, cluster)
+		gauge(m.withdrawnNodes, c.withdrawnNodes, cluster)
+		gauge(m.drained, truth(c.drained), cluster)
 	}
 	gauge(m.services, t.global, "")
 	gauge(m.conflicts, t.conflicts)
@@ -139,11 +153,17 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.blocked, t.blocked)
 	gauge(m.held, t.held)
 	gauge(m.lingering, t.lingering)
-	leading := 0
-	if t.leading {
-		leading = 1
+	gauge(m.reports, t.reports)
+	gauge(m.reportFaults, t.reportFaults)
+	gauge(m.leading, truth(t.leading))
+}
+
+// truth is 1 for what is true.
+func truth(is bool) int {
+	if is {
+		return 1
 	}
-	gauge(m.leading, leading)
+	return 0
 }
 
 // wrote counts a request.
@@ -173,12 +193,14 @@ func (m *Metrics) watch(watcher, kind, runner string, objects func() int) {
 type totals struct {
 	clusters                                               map[string]clusterTotals
 	global, conflicts, renamed, outdated, failing, blocked int
-	held, lingering                                        int
+	held, lingering, reports, reportFaults                 int
 	leading                                                bool
 }
 
 type clusterTotals struct {
 	services, endpoints, refused, over int
+	withdrawn, withdrawnNodes          int
+	drained                            bool
 	bounds                             string // what is left out for their sake
 }
 
@@ -210,6 +232,7 @@ func (t *totals) add(l *surveyed, n int) {
 		of := t.clusters[cluster]
 		of.endpoints += n * tally.Taken
 		of.refused += n * tally.Rejected
+		of.withdrawn += n * tally.Withdrawn
 		t.clusters[cluster] = of
 	}
 }

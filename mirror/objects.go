@@ -29,6 +29,16 @@ const (
 	legacySliceFrom = "mirror-endpointslice-sync-name"
 )
 
+// What others say to us.
+const (
+	// labelLocalMinimum is on local services: how many of their endpoints must be
+	// ready for a global service to prefer them.
+	labelLocalMinimum = annotationFrom + "global-service-local-minimum"
+	// annotDrained is on the Service kubernetes in the namespace default of a cluster
+	// that is drained.
+	annotDrained = annotationFrom + "drained"
+)
+
 // Marks that are ours to set and to take away.
 //
 //nolint:gochecknoglobals // Go has no constants of this type.
@@ -64,8 +74,10 @@ type Service struct {
 	Endpoints bool
 	Conflicts []Conflict
 	Tallies   map[string]*Tally // by cluster
-	// Outdated says that endpoints of clusters out of contact are left out.
+	// Outdated says that endpoints of clusters out of contact are left out, Drained
+	// those of which clusters are because they are drained.
 	Outdated bool
+	Drained  []string
 
 	// Hold is why everything must stay as it is for now, and Until for how long,
 	// if that is known; Keep has slices that stay although nobody wants them.
@@ -81,11 +93,11 @@ type Service struct {
 	endpointsSum sum
 }
 
-// Tally counts the endpoints of a cluster that a service takes, and those that are
-// rejected, with an example.
+// Tally counts the endpoints of a cluster that a service takes, those of them that are
+// withdrawn, and those that are rejected, with an example.
 type Tally struct {
-	Taken, Rejected int
-	Example         string
+	Taken, Withdrawn, Rejected int
+	Example                    string
 }
 
 func (t *Tally) reject(count int, example string) {

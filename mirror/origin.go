@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -22,7 +24,9 @@ type Origin struct {
 	Created time.Time
 	// LocalFirst is whether a global service prefers endpoints of its cluster.
 	LocalFirst bool
-	Spec       Spec
+	// LocalMinimum is how many ready local endpoints that takes; 0: as configured.
+	LocalMinimum int
+	Spec         Spec
 	// Reject is why it can't be copied; empty: it can.
 	Reject string
 }
@@ -65,12 +69,15 @@ type OriginSlice struct {
 	Reject string
 }
 
-// Endpoint is one endpoint of an OriginSlice. Node, zone and the object behind it
-// mean nothing in another cluster: kube-proxy would take an endpoint for its
-// own when a local node has the same name.
+// Endpoint is one endpoint of an OriginSlice. Zone and the object behind it mean
+// nothing in another cluster.
 type Endpoint struct {
-	Address                     netip.Addr
-	Hostname                    string
+	Address  netip.Addr
+	Hostname string
+	// Node is the one that it is on; empty: not known. It is for what is reported of
+	// the path there, and isn't copied: kube-proxy would take an endpoint for its own
+	// when a local node has the same name.
+	Node                        string
 	Ready, Serving, Terminating Condition
 }
 
@@ -114,6 +121,9 @@ func trimOrigin(s *corev1.Service, localFirst labels.Selector) *Origin {
 		Created:    s.CreationTimestamp.UTC(),
 		LocalFirst: localFirst != nil && localFirst.Matches(labels.Set(s.Labels)),
 		Spec:       trimSpec(&s.Spec),
+	}
+	if n, err := strconv.Atoi(s.Labels[labelLocalMinimum]); err == nil && n > 0 {
+		trimmed.LocalMinimum = n
 	}
 	trimmed.Reject = trimmed.Spec.fault()
 	switch {
@@ -198,6 +208,9 @@ func trimSlice(s *discoveryv1.EndpointSlice) (*OriginSlice, bool) {
 		if e.Hostname != nil && len(validation.IsDNS1123Label(*e.Hostname)) == 0 {
 			endpoint.Hostname = *e.Hostname
 		}
+		if e.NodeName != nil && len(*e.NodeName) <= validation.DNS1123SubdomainMaxLength {
+			endpoint.Node = unique.Make(*e.NodeName).Value() // many endpoints are on one
+		}
 		trimmed.Endpoints = append(trimmed.Endpoints, endpoint)
 	}
 	slices.SortFunc(trimmed.Endpoints, compareEndpoints)
@@ -215,13 +228,14 @@ func compareEndpoints(a, b Endpoint) int {
 		cmp.Compare(a.Terminating, b.Terminating),
 		cmp.Compare(a.Ready, b.Ready),
 		cmp.Compare(a.Serving, b.Serving),
+		cmp.Compare(a.Node, b.Node),
 	)
 }
 
 // Equal reports whether two states of a Service are copied alike.
 func (s *Origin) Equal(o *Origin) bool {
 	return s.Key == o.Key && s.Created.Equal(o.Created) && s.LocalFirst == o.LocalFirst &&
-		s.Reject == o.Reject && s.Spec.Equal(&o.Spec)
+		s.LocalMinimum == o.LocalMinimum && s.Reject == o.Reject && s.Spec.Equal(&o.Spec)
 }
 
 // Equal reports whether two specs say the same.

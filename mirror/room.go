@@ -271,9 +271,28 @@ func (b *builder) add(w *Service, c *clusterConfig, sl *OriginSlice, zones []str
 			}
 		}
 	}
+	e.endpoints = b.withdraw(e.endpoints, c)
 	e.exists = b.prior[e.name] != nil ||
 		slices.ContainsFunc(b.here[w.Origin], func(o *ObservedSlice) bool { return o.Name == e.name })
 	b.candidates = append(b.candidates, e)
+}
+
+// withdraw has nothing sent to the endpoints on nodes to which paths are down. They
+// keep their places: what there is room for doesn't depend on paths. To kube-proxy one
+// that is neither ready nor serving is as one that isn't there; one that is serving
+// would keep its UDP flows.
+func (b *builder) withdraw(endpoints []Endpoint, c *clusterConfig) []Endpoint {
+	is := func(e Endpoint) bool { return b.s.withdrawn(c, &e) }
+	if !slices.ContainsFunc(endpoints, is) {
+		return endpoints
+	}
+	endpoints = slices.Clone(endpoints)
+	for i := range endpoints {
+		if is(endpoints[i]) {
+			endpoints[i].Ready, endpoints[i].Serving = False, False
+		}
+	}
+	return endpoints
 }
 
 // end grants the slices of a service their room: first those that there are.
@@ -291,6 +310,11 @@ func (b *builder) end(w *Service) {
 			continue
 		}
 		tally.Taken += len(e.endpoints)
+		for j := range e.endpoints {
+			if b.s.withdrawn(e.cluster, &e.endpoints[j]) {
+				tally.Withdrawn++
+			}
+		}
 		b.m.occupy(e.cluster.name, 1, len(e.endpoints))
 		w.Slices = append(w.Slices, b.slice(w, e))
 	}

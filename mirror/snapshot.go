@@ -74,6 +74,11 @@ type Snapshot struct {
 	lingers time.Time
 	// legacy has Endpoints made, too.
 	legacy bool
+	paths  *pathTable
+	// drained are the clusters that are, and localMinimum is how many ready local
+	// endpoints a global service that prefers them must have for that.
+	drained      map[string]bool
+	localMinimum int
 
 	// all says that anything may have changed, origins which did, names which
 	// local services did.
@@ -85,7 +90,7 @@ type Snapshot struct {
 // newSnapshot returns one in which nothing is known. The kinds are those that
 // are watched.
 func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summer) *Snapshot {
-	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local}
+	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: newPathTable(), drained: map[string]bool{}}
 	for _, c := range clusters {
 		s.clusters[c.name] = true
 		for _, k := range kinds {
@@ -129,6 +134,7 @@ func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
 			delete(set.slices, before.Service)
 		}
 		s.origins[set.id(before.Service)] = struct{}{}
+		s.place(set, before, -1)
 	}
 	if after != nil {
 		if set.slices[after.Service] == nil {
@@ -136,6 +142,65 @@ func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
 		}
 		set.slices[after.Service][after.Name] = after
 		s.origins[set.id(after.Service)] = struct{}{}
+		s.place(set, after, 1)
+	}
+}
+
+// place takes in on which remote nodes a slice has endpoints, or had. Those of the
+// local cluster are reached without a tunnel.
+func (s *Snapshot) place(set *set, sl *OriginSlice, change int) {
+	if set.cluster.local {
+		return
+	}
+	last := ""
+	for i := range sl.Endpoints {
+		if node := sl.Endpoints[i].Node; node != "" && node != last {
+			s.paths.place(remoteNode{set.cluster.name, node}, set.id(sl.Service), change)
+			last = node
+		}
+	}
+}
+
+// judge takes in what reports of paths say at a moment. Changed is called, unless nil,
+// for each remote node whose endpoints are withdrawn from now on, or aren't any more.
+func (s *Snapshot) judge(now time.Time, changed func(n remoteNode, withdrawn bool)) {
+	s.paths.judge(now, func(n remoteNode, withdrawn bool) {
+		for id := range s.paths.origins[n] {
+			s.origins[id] = struct{}{}
+		}
+		if changed != nil {
+			changed(n, withdrawn)
+		}
+	})
+}
+
+// withdrawn reports whether an endpoint of a cluster is.
+func (s *Snapshot) withdrawn(c *clusterConfig, e *Endpoint) bool {
+	return !c.local && e.Node != "" && s.paths.withdrawn(remoteNode{c.name, e.Node})
+}
+
+// drain takes in whether a cluster is drained.
+func (s *Snapshot) drain(cluster string, drained bool) {
+	if s.drained[cluster] == drained {
+		return
+	}
+	if delete(s.drained, cluster); drained {
+		s.drained[cluster] = true
+	}
+	if set := s.sets[setID{cluster, merged}]; set != nil {
+		s.mergedOf(set)
+	}
+}
+
+// mergedOf has the global services looked at that a cluster takes part in.
+func (s *Snapshot) mergedOf(set *set) {
+	for k := range set.origins {
+		s.origins[ID{Key: k}] = struct{}{}
+	}
+	for k := range s.local.globals {
+		if own := s.local.global(k); own != nil && slices.Contains(own.clusters, set.cluster.name) {
+			s.origins[ID{Key: k}] = struct{}{}
+		}
 	}
 }
 
@@ -146,14 +211,7 @@ func (s *Snapshot) contact(id setID, synced, stale bool) {
 		s.all = true // also what was held
 	}
 	if set.stale != stale && set.kind == merged {
-		for k := range set.origins {
-			s.origins[ID{Key: k}] = struct{}{}
-		}
-		for k := range s.local.globals {
-			if own := s.local.global(k); own != nil && slices.Contains(own.clusters, id.cluster) {
-				s.origins[ID{Key: k}] = struct{}{}
-			}
-		}
+		s.mergedOf(set)
 	}
 	set.synced, set.stale = synced, stale
 }

@@ -19,6 +19,7 @@ type Status struct {
 	Services []ServiceStatus `json:"services"`
 	// Rejected are origins that are not copied.
 	Rejected []RejectedStatus `json:"rejected"`
+	Paths    PathStatus       `json:"paths"`
 	// Omitted counts what the lists are too long for.
 	Omitted int `json:"omitted,omitempty"`
 }
@@ -32,6 +33,10 @@ type ClusterStatus struct {
 	Services  int           `json:"services"`
 	Endpoints int           `json:"endpoints"`
 	Refused   int           `json:"refused"`
+	// Withdrawn is how many of the endpoints are on nodes to which paths are down.
+	Withdrawn int `json:"withdrawn,omitempty"`
+	// Drained says that the cluster says so of itself.
+	Drained bool `json:"drained,omitempty"`
 	// Bounds is what is left out for their sake.
 	Bounds string `json:"bounds,omitempty"`
 }
@@ -58,7 +63,11 @@ type ServiceStatus struct {
 	Refused map[string]string `json:"refused,omitempty"`
 	// Foreign are endpoint slices of others that lead to this service.
 	Foreign []string `json:"foreignSlices,omitempty"`
-	Held    string   `json:"held,omitempty"`
+	// Withdrawn is how many endpoints are on nodes to which paths are down, by cluster,
+	// Drained which clusters are left out because they are drained.
+	Withdrawn map[string]int `json:"withdrawn,omitempty"`
+	Drained   []string       `json:"drained,omitempty"`
+	Held      string         `json:"held,omitempty"`
 	// RemovedAt is until when it is held.
 	RemovedAt *time.Time `json:"removedAt,omitempty"`
 	Error     string     `json:"error,omitempty"`
@@ -71,7 +80,7 @@ type RejectedStatus struct {
 }
 
 func (s *ServiceStatus) inOrder() bool {
-	return len(s.Conflicts) == 0 && s.Instead == "" && len(s.Refused) == 0 && len(s.Foreign) == 0 && s.Held == "" && s.Error == ""
+	return len(s.Conflicts) == 0 && s.Instead == "" && len(s.Refused) == 0 && len(s.Withdrawn) == 0 && len(s.Foreign) == 0 && s.Held == "" && s.Error == ""
 }
 
 // Status returns the controller's status.
@@ -81,6 +90,10 @@ func (c *Controller) Status() Status {
 	// What is wrong comes first, and stays when the list is cut off.
 	s.Services, s.Omitted = cut(s.Services, s.Omitted)
 	s.Rejected, s.Omitted = cut(s.Rejected, s.Omitted)
+	c.mu.Lock()
+	s.Paths = c.pathStatus()
+	c.mu.Unlock()
+	s.Paths.Withdrawn, s.Omitted = cut(s.Paths.Withdrawn, s.Omitted)
 	return s
 }
 
@@ -108,7 +121,7 @@ func (y *survey) note(have *Observed, w *Service) {
 		y.totals.add(last, -1)
 		delete(y.services, w.Name)
 	}
-	e := ServiceStatus{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w)}
+	e := ServiceStatus{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w), Drained: w.Drained}
 	if !w.Absent {
 		e.Origin = w.Origin.String()
 	}
@@ -122,6 +135,12 @@ func (y *survey) note(have *Observed, w *Service) {
 		e.Held = "being deleted, which something with a finalizer holds up"
 	}
 	for cluster, tally := range w.Tallies {
+		if tally.Withdrawn > 0 {
+			if e.Withdrawn == nil {
+				e.Withdrawn = map[string]int{}
+			}
+			e.Withdrawn[cluster] = tally.Withdrawn
+		}
 		if tally.Rejected > 0 {
 			if e.Refused == nil {
 				e.Refused = map[string]string{}
@@ -157,9 +176,11 @@ func (c *Controller) totals() totals {
 		}
 	}
 	t.clusters = map[string]clusterTotals{}
+	t.reports, t.reportFaults = len(c.snapshot.paths.counted), len(c.local.faults)
+	withdrawn := c.snapshot.paths.withdrawnNodes()
 	for _, id := range c.snapshot.order {
 		of := c.survey.totals.clusters[id.cluster]
-		of.bounds = c.over[id.cluster]
+		of.bounds, of.drained, of.withdrawnNodes = c.over[id.cluster], c.snapshot.drained[id.cluster], withdrawn[id.cluster]
 		if r := c.memo.rooms[id.cluster]; r != nil {
 			of.over = r.missing()
 		}
@@ -233,7 +254,7 @@ func (c *Controller) clusterStatus(t totals) []ClusterStatus {
 		i := slices.IndexFunc(all, func(cs ClusterStatus) bool { return cs.Name == name })
 		if i < 0 {
 			of := t.clusters[name]
-			cs := ClusterStatus{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Bounds: of.bounds}
+			cs := ClusterStatus{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Withdrawn: of.withdrawn, Drained: of.drained, Bounds: of.bounds}
 			if r := c.remote(name); r != nil {
 				cs.Local, cs.Prefix = false, r.Prefix
 			}

@@ -25,6 +25,7 @@ type world struct {
 	memo    *Memo
 	survey  *survey
 	version int
+	clock   time.Time // of reports of paths
 
 	services  map[string]*corev1.Service
 	slices    map[string]*discoveryv1.EndpointSlice
@@ -45,6 +46,7 @@ func newWorld(clusters ...clusterConfig) *world {
 		clusters = testClusters()
 	}
 	w := &world{
+		clock:    epoch,
 		services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
 		endpoints: map[string]*corev1.Endpoints{}, //nolint:staticcheck // See observedEndpoints.
 	}
@@ -78,6 +80,7 @@ func (w *world) again() {
 		}
 		w.contact(id, before.sets[id].synced, before.sets[id].stale)
 	}
+	w.paths, w.drained = before.paths, before.drained
 	w.zones, w.lingers, w.legacy = before.zones, before.lingers, before.legacy
 }
 

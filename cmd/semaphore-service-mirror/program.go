@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -51,6 +52,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	}
 	settings := mirror.Config{
 		Cluster: cfg.ClusterName, Namespace: cfg.MirrorNamespace, Client: client,
+		LocalMinimum: cfg.LocalMinimum, ReportNamespace: cmp.Or(cfg.Namespace, cfg.MirrorNamespace),
 		LegacyEndpoints: cfg.LegacyEndpoints, RemovalGrace: cfg.RemovalGrace, WatchMetrics: watches, Logger: log,
 	}
 	for _, s := range []struct {

@@ -33,6 +33,7 @@ func showReport(p *report.Page, rep *mirrorReport) {
 	for i := range rep.Clusters {
 		showCluster(p, clusters, &rep.Clusters[i])
 	}
+	showPaths(p, rep)
 	services := p.Table("SERVICE", "ORIGIN", "WHAT", "DETAIL")
 	var wrong []string
 	for i := range rep.Services {
@@ -60,6 +61,30 @@ func showReport(p *report.Page, rep *mirrorReport) {
 	if rep.Omitted > 0 {
 		p.Line("")
 		p.Line("%d more services are not listed", rep.Omitted)
+	}
+}
+
+// showPaths shows the nodes whose endpoints are withdrawn, and what is wrong with what
+// says so.
+func showPaths(p *report.Page, rep *mirrorReport) {
+	paths := &rep.Paths
+	withdrawn, nodes := p.Table("WITHDRAWN", "NODE", "SINCE", "REPORTED BY", "SERVICES"), map[string][]string{}
+	for i := range paths.Withdrawn {
+		n := &paths.Withdrawn[i]
+		withdrawn.Row(n.Cluster, n.Node, p.Age(&n.Since), fmt.Sprintf("%d of %d nodes", n.ReportedBy, paths.ReadyNodes), strconv.Itoa(n.Services))
+		nodes[n.Cluster] = append(nodes[n.Cluster], n.Node)
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(nodes)) {
+		p.Wrong("cluster %s: paths are down, endpoints withdrawn, to %s", cluster, report.Some(nodes[cluster]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(paths.Faults)) {
+		p.Wrong("report of paths %s: %s", name, paths.Faults[name])
+	}
+	p.Failing("reports of paths can't be read", paths.Error)
+	for i := range rep.Clusters {
+		if c := &rep.Clusters[i]; c.Drained {
+			p.Line("cluster %s is drained", c.Name)
+		}
 	}
 }
 
@@ -109,6 +134,9 @@ func mattersOf(s *mirror.ServiceStatus, now time.Time) []matter {
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(s.Refused)) {
 		add("endpoints refused", cluster+": "+s.Refused[cluster])
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(s.Withdrawn)) {
+		add("endpoints withdrawn", fmt.Sprintf("%s: %d, to whose nodes paths are down", cluster, s.Withdrawn[cluster]))
 	}
 	add("foreign slices", strings.Join(s.Foreign, ", "))
 	return all

@@ -194,11 +194,12 @@ type agentSources struct {
 type Mirror struct {
 	Base
 	LeaderElection       bool          `envconfig:"LEADER_ELECTION" default:"true" desc:"whether several replicas agree on one that works"`
-	Namespace            string        `envconfig:"NAMESPACE" is:"label" desc:"namespace of the leader election's Lease (default: the pod's)"`
+	Namespace            string        `envconfig:"NAMESPACE" is:"label" desc:"namespace of the leader election's Lease, and of what agents report of paths (default: the pod's)"`
 	MirrorNamespace      string        `envconfig:"MIRROR_NAMESPACE" is:"label" flag:"mirror-ns" file:"global.mirrorNamespace" desc:"namespace of the mirrors (default: the pod's)"`
 	MirrorSelector       string        `envconfig:"MIRROR_SELECTOR" is:"selector" flag:"mirror-svc-label-selector,label-selector" file:"global.mirrorSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/mirror-service=true" desc:"label selector of services to mirror; empty: none"`
 	GlobalSelector       string        `envconfig:"GLOBAL_SELECTOR" is:"selector" flag:"global-svc-label-selector" file:"global.globalSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/global-service=true" desc:"label selector of global services; empty: none"`
 	RoutingStrategyLabel string        `envconfig:"GLOBAL_ROUTING_STRATEGY_LABEL" is:"selector" flag:"global-svc-routing-strategy-label" file:"global.globalSvcRoutingStrategyLabel" empty:"off" default:"mirror.semaphore.uw.io/global-service-routing-strategy=local-first" desc:"label selector of global services that prefer local endpoints; empty: none"`
+	LocalMinimum         int           `envconfig:"GLOBAL_LOCAL_MINIMUM" default:"1" range:"1,1000000" desc:"how many of its local endpoints must be ready for a global service to prefer them, unless a label of the service says so"`
 	LegacyEndpoints      bool          `envconfig:"MIRROR_LEGACY_ENDPOINTS" default:"false" desc:"whether to write objects of the deprecated Endpoints API as well"`
 	RemovalGrace         time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"how long what came from a remote that is no longer configured stays, from the start of the program on; 0: it is removed at once"`
 }

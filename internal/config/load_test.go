@@ -197,6 +197,7 @@ func TestMirrorFromEnvironment(t *testing.T) {
 		MirrorNamespace:      "mirrors",
 		MirrorSelector:       "mirror.semaphore.uw.io/mirror-service=true",
 		RoutingStrategyLabel: "mirror.semaphore.uw.io/global-service-routing-strategy=local-first",
+		LocalMinimum:         1,
 		LegacyEndpoints:      true,
 		RemovalGrace:         10 * time.Minute,
 	}

@@ -1,0 +1,277 @@
+package mirror
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+)
+
+var epoch = time.Unix(1e9, 0)
+
+func after(seconds float64) time.Time {
+	return epoch.Add(time.Duration(seconds * float64(time.Second)))
+}
+
+// down is a report that nodes of aws are down.
+func down(of string, nodes ...string) *paths.Report {
+	return &paths.Report{Node: of, Remotes: map[string]paths.Down{"aws": {Nodes: nodes}}}
+}
+
+// allBut is a report that all nodes of aws are down but some.
+func allBut(of string, nodes ...string) *paths.Report {
+	return &paths.Report{Node: of, Remotes: map[string]paths.Down{"aws": {AllBut: true, Nodes: nodes}}}
+}
+
+// table returns one with so many ready local nodes, l0, l1 and so on, and endpoints
+// on a1, a2 and a3 of aws.
+func table(ready int) *pathTable {
+	p := newPathTable()
+	for i := range ready {
+		p.node(fmt.Sprintf("l%d", i), true)
+	}
+	for _, n := range []string{"a1", "a2", "a3"} {
+		p.place(remoteNode{"aws", n}, ID{"aws", Key{"x", n}}, 1)
+	}
+	return p
+}
+
+// at judges, and returns which nodes of aws are withdrawn.
+func (p *pathTable) at(now time.Time) string {
+	p.judge(now, func(remoteNode, bool) {})
+	var all []string
+	for n, v := range p.verdicts {
+		if v.withdrawn {
+			all = append(all, n.node)
+		}
+	}
+	slices.Sort(all)
+	return fmt.Sprint(all)
+}
+
+func TestMajorityWithdraws(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		ready   int
+		reports []*paths.Report
+		want    string
+	}{
+		{"nobody reports", 3, nil, "[]"},
+		{"one of one", 1, []*paths.Report{down("l0", "a1")}, "[a1]"},
+		{"one of two: it may be its own cable", 2, []*paths.Report{allBut("l0")}, "[]"},
+		{"two of two", 2, []*paths.Report{allBut("l0"), allBut("l1")}, "[a1 a2 a3]"},
+		{"two of three", 3, []*paths.Report{down("l0", "a1"), down("l2", "a1", "a2")}, "[a1]"},
+		{"in both forms", 3, []*paths.Report{down("l0", "a1"), allBut("l1", "a2")}, "[a1]"},
+		{"all but one that others report", 3, []*paths.Report{down("l0", "a2"), allBut("l1", "a2"), down("l2", "a2")}, "[a2]"},
+		{"of nodes that aren't ready, or aren't there", 1, []*paths.Report{allBut("l7"), allBut("l8")}, "[]"},
+		{"without any ready node", 0, []*paths.Report{allBut("l0")}, "[]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := table(c.ready)
+			for _, r := range c.reports {
+				p.report(r.Node, r, epoch)
+			}
+			if got := p.at(epoch); got != c.want {
+				t.Errorf("withdrawn: %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestReadyNodesAreCounted(t *testing.T) {
+	p := table(3)
+	p.report("l0", allBut("l0"), epoch)
+	p.report("l1", allBut("l1"), epoch)
+	if got := p.at(epoch); got != "[a1 a2 a3]" {
+		t.Error(got)
+	}
+	p.node("l3", true)
+	if got := p.at(epoch); got != "[]" {
+		t.Error("two of four:", got)
+	}
+	p.node("l2", false)
+	if got := p.at(after(300)); got != "[]" {
+		t.Error("of old reports:", got)
+	}
+}
+
+func TestReportsExpireByTheOwnClock(t *testing.T) {
+	p := table(1)
+	p.report("l0", down("l0", "a1"), epoch)
+	p.at(epoch)
+	if got := p.first(); !got.Equal(after(90)) {
+		t.Error("looks again at", got.Sub(epoch))
+	}
+	p.report("l0", down("l0", "a1"), after(60)) // renewed
+	if got := p.at(after(149)); got != "[a1]" {
+		t.Error("renewed:", got)
+	}
+	if got := p.at(after(151)); got != "[]" || len(p.counted) != 0 || len(p.reports) != 0 || len(p.remotes) != 0 {
+		t.Error("expired:", got)
+	}
+	// While reports can't be read nobody knows whether they are renewed.
+	p = table(1)
+	p.report("l0", down("l0", "a1"), epoch)
+	p.trouble = after(80)
+	if got := p.at(after(160)); got != "[a1]" {
+		t.Error("not readable:", got)
+	}
+	if got := p.at(after(171)); got != "[]" {
+		t.Error("readable again, and not renewed:", got)
+	}
+}
+
+func TestNodesOfWhichNothingWasKnown(t *testing.T) {
+	p := table(1)
+	p.report("l0", allBut("l0", "a2"), epoch)
+	p.at(epoch)
+	p.place(remoteNode{"aws", "a9"}, ID{"aws", Key{"x", "y"}}, 1)
+	p.place(remoteNode{"merit", "m1"}, ID{"merit", Key{"x", "y"}}, 1)
+	if got := p.at(epoch); got != "[a1 a3 a9]" {
+		t.Error(got)
+	}
+}
+
+// TestFlappingPathIsHeld has a path come and go in many rhythms, and counts how often
+// its endpoints do.
+func TestFlappingPathIsHeld(t *testing.T) {
+	for _, period := range []float64{0.5, 1, 2, 3, 5, 8, 13, 21, 34, 70} {
+		p, changes, start := table(1), 0, epoch
+		for at := 0.0; at < 300; at += 0.1 {
+			now := start.Add(time.Duration(at * float64(time.Second)))
+			if int(at/period)%2 == 0 {
+				p.report("l0", allBut("l0"), now)
+			} else {
+				p.report("l0", nil, now)
+			}
+			p.judge(now, func(n remoteNode, _ bool) {
+				if n.node == "a1" {
+					changes++
+				}
+			})
+		}
+		t.Logf("up and down each %v s for 300 s: %d changes", period, changes)
+		if changes > 30 {
+			t.Errorf("up and down each %v s: %d changes", period, changes)
+		}
+	}
+}
+
+// TestWorstFlapping has a path go down again as soon as it is back.
+func TestWorstFlapping(t *testing.T) {
+	p, changes, is := table(1), 0, false
+	for tenths := range 3000 {
+		now := after(float64(tenths) / 10)
+		if is = p.withdrawn(remoteNode{"aws", "a1"}); is {
+			p.report("l0", nil, now)
+		} else {
+			p.report("l0", allBut("l0"), now)
+		}
+		p.judge(now, func(n remoteNode, _ bool) {
+			if n.node == "a1" {
+				changes++
+			}
+		})
+	}
+	t.Logf("%d changes in 300 s", changes)
+	if changes > 30 {
+		t.Errorf("%d changes in 300 s", changes)
+	}
+}
+
+func TestSteadyPathComesBackAtOnceAgain(t *testing.T) {
+	p := table(1)
+	outage := func(at float64) (back float64) {
+		p.report("l0", down("l0", "a1"), after(at))
+		p.at(after(at))
+		p.report("l0", nil, after(at+5))
+		for ; p.at(after(at+5+back)) != "[]"; back += 0.5 {
+			if due := p.first(); !due.After(after(at + 5 + back)) {
+				t.Fatal("due in the past")
+			}
+		}
+		return back
+	}
+	for i, c := range []struct{ at, want float64 }{{0, 0}, {20, 4}, {60, 8}, {400, 0}} {
+		if got := outage(c.at); got != c.want {
+			t.Errorf("outage %d comes back after %v s, want %v", i, got, c.want)
+		}
+	}
+	p.at(after(900))
+	if len(p.verdicts) != 0 || len(p.due) != 0 || !p.first().IsZero() {
+		t.Error("something is remembered for ever")
+	}
+}
+
+// TestPathTable has reports, nodes and endpoints change at random, and compares with
+// what a look at all of them says.
+func TestPathTable(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		p, now := newPathTable(), epoch
+		ready, seen := map[string]bool{}, map[string]*pathReport{}
+		local := func() string { return fmt.Sprintf("l%d", r.IntN(5)) }
+		remote := func() []string {
+			var some []string
+			for i := range 4 {
+				if r.IntN(2) == 0 {
+					some = append(some, fmt.Sprintf("a%d", i))
+				}
+			}
+			return some
+		}
+		for i := range 4 {
+			p.place(remoteNode{"aws", fmt.Sprintf("a%d", i)}, ID{}, 1)
+		}
+		for range 60 {
+			now = now.Add(time.Duration(r.IntN(20)) * time.Second)
+			switch node := local(); r.IntN(5) {
+			case 0:
+				ready[node] = !ready[node]
+				p.node(node, ready[node])
+			case 1:
+				delete(seen, node)
+				p.report(node, nil, now)
+			case 2:
+				if s := seen[node]; s != nil {
+					s.seen = now
+					again := *s.Report
+					p.report(node, &again, now)
+				}
+			default:
+				report := down(node, remote()...)
+				if r.IntN(2) == 0 {
+					report = allBut(node, remote()...)
+				}
+				seen[node] = &pathReport{report, now}
+				p.report(node, report, now)
+			}
+			p.judge(now, func(remoteNode, bool) {})
+			total := 0
+			for _, is := range ready {
+				if is {
+					total++
+				}
+			}
+			for i := range 4 {
+				n, count := remoteNode{"aws", fmt.Sprintf("a%d", i)}, 0
+				for node, s := range seen {
+					d := s.Remotes["aws"]
+					if ready[node] && now.Before(s.seen.Add(paths.Expiry)) && d.Has(n.node) {
+						count++
+					}
+				}
+				if got := p.down(n); got != count {
+					t.Fatalf("seed %d: %d report %s down, want %d", seed, got, n.node, count)
+				}
+				// One that most report is withdrawn; one that they don't may be held.
+				if most := 2*count > total; most && !p.withdrawn(n) || !most && p.withdrawn(n) && p.due[n].IsZero() {
+					t.Fatalf("seed %d: %s is withdrawn: %v, reported by %d of %d", seed, n.node, p.withdrawn(n), count, total)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package mirror
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+)
+
+// localNode is what is read of a node of the local cluster.
+type localNode struct {
+	name, zone string
+	ready      bool
+}
+
+// seenReport is what is read of a report of paths. Each time that it is renewed is
+// another one.
+type seenReport struct {
+	paths.Report
+	fault error // why it doesn't count, or a part of it
+}
+
+// drainMark is what is read of the Service that says whether its cluster is drained.
+type drainMark struct{ drained bool }
+
+func (c *Controller) newNodes() *kube.Feed[localNode] {
+	client := func() (kube.Client, error) { return c.cfg.Client, nil }
+	return kube.NewFeed(kube.WatchConfig[*localNode]{
+		Cluster: c.cfg.Cluster, Kind: "nodes", Object: &corev1.Node{},
+		ListWatch: kube.ListWatch(kube.Of(client, kube.Nodes), nil),
+		Keep: func(obj runtime.Object) (*localNode, bool) {
+			n, ok := obj.(*corev1.Node)
+			if !ok {
+				return nil, false
+			}
+			ready := func(c corev1.NodeCondition) bool {
+				return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+			}
+			return &localNode{
+				name: n.Name, zone: n.Labels[corev1.LabelTopologyZone],
+				ready: slices.ContainsFunc(n.Status.Conditions, ready),
+			}, true
+		},
+		Equal:  func(a, b *localNode) bool { return *a == *b },
+		Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+	})
+}
+
+func leasesOf(namespace string) func(kube.Client) kube.Resource[*coordinationv1.LeaseList] {
+	return func(c kube.Client) kube.Resource[*coordinationv1.LeaseList] {
+		return c.CoordinationV1().Leases(namespace)
+	}
+}
+
+func (c *Controller) newReports() *kube.Feed[seenReport] {
+	if c.cfg.ReportNamespace == "" {
+		return nil
+	}
+	labelled := func(options *metav1.ListOptions) { options.LabelSelector = paths.Label + "=" + paths.LabelValue }
+	return localFeed(c, "path reports", &coordinationv1.Lease{}, leasesOf(c.cfg.ReportNamespace), labelled, func(obj runtime.Object) *seenReport {
+		l, ok := obj.(*coordinationv1.Lease)
+		if !ok {
+			return nil
+		}
+		r, err := paths.Read(l)
+		return &seenReport{r, err}
+	})
+}
+
+// newDrain returns a feed of the one Service that each cluster has from its API server,
+// which the mirrors of its neighbours may read as they do others. Who may change it
+// administers the cluster.
+func (c *Controller) newDrain(id setID, client func() (kube.Client, error), bounds kube.Bounds) *kube.Feed[drainMark] {
+	return kube.NewFeed(kube.WatchConfig[*drainMark]{
+		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: "mark of being drained", Object: &corev1.Service{},
+		ListWatch: kube.ListWatch(kube.Of(client, servicesOf(metav1.NamespaceDefault)), func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, "kubernetes").String()
+		}),
+		Keep: func(obj runtime.Object) (*drainMark, bool) {
+			s, ok := obj.(*corev1.Service)
+			if !ok || s.Name != "kubernetes" {
+				return nil, false
+			}
+			return &drainMark{s.Annotations[annotDrained] == labelValue}, true
+		},
+		Equal:  func(a, b *drainMark) bool { return *a == *b },
+		Notify: c.trigger.Fire, Bounds: bounds, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+	})
+}
+
+// readDrain takes in whether the cluster is drained, and reports whether that is known,
+// or can't be.
+func (src *source) readDrain(s *Snapshot) (known bool) {
+	if src.drain == nil {
+		return true
+	}
+	changes, synced := src.drain.Changes()
+	for _, change := range changes {
+		s.drain(src.id.cluster, change.After != nil && change.After.drained)
+	}
+	return synced || src.drain.Err() != nil
+}
+
+// readNodes takes in the nodes of the local cluster. It returns their zones, and
+// whether they are known. A node without a zone is in the one with the empty name,
+// which is what kube-proxy compares hints with there. So it is where there are no nodes
+// at all.
+func (h *localFeeds) readNodes(s *Snapshot) (zones []string, known bool) {
+	changes, known := h.nodes.Changes()
+	for _, c := range changes {
+		if c.Before != nil {
+			if h.zones[c.Before.zone]--; h.zones[c.Before.zone] == 0 {
+				delete(h.zones, c.Before.zone)
+			}
+			s.paths.node(c.Before.name, false)
+		}
+		if c.After != nil {
+			h.zones[c.After.zone]++
+			s.paths.node(c.After.name, c.After.ready)
+		}
+	}
+	if !h.hinted {
+		return nil, true
+	}
+	if len(h.zones) == 0 {
+		return []string{""}, known
+	}
+	return slices.Sorted(maps.Keys(h.zones)), known
+}
+
+// readReports takes in what agents report of paths. It returns whether they have been
+// read, as the nodes that they are of; what can't be read isn't waited for.
+func (h *localFeeds) readReports(s *Snapshot, now time.Time) (known bool) {
+	if h.reports == nil {
+		return true
+	}
+	changes, synced := h.reports.Changes()
+	for _, c := range changes {
+		delete(h.faults, c.Key)
+		if c.Before != nil && c.Before.Node != "" && (c.After == nil || c.After.Node != c.Before.Node) {
+			s.paths.report(c.Before.Node, nil, now)
+		}
+		if c.After == nil {
+			continue
+		}
+		if c.After.fault != nil {
+			h.faults[c.Key] = c.After.fault
+		}
+		if c.After.Node != "" {
+			s.paths.report(c.After.Node, &c.After.Report, now)
+		}
+	}
+	if h.reports.Err() != nil {
+		s.paths.trouble = now
+	}
+	return (synced || h.reports.Err() != nil) && (h.nodes.Synced() || h.nodes.Err() != nil)
+}
