@@ -139,7 +139,7 @@ const (
 	downInterval    = time.Second
 	unheardInterval = 10 * time.Second // of peers that don't answer probes
 	unheardTries    = 5                // that such ones are given first, one a second
-	largeInterval   = time.Minute
+	largeInterval   = 20 * time.Second
 	largeRetry      = 5 * time.Second
 	largeWait       = 2 * time.Second // for an answer
 	largeEnough     = 3               // full-size probes that stay unanswered while small ones don't

@@ -135,6 +135,14 @@ func (r *remote) tasks() []run.Task {
 			Resync: peers.ListenSpacing,
 		}),
 		r.agent.loop(reconcile.Config{
+			Name: "paths " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Probe), Trigger: reconcile.NewTrigger(),
+			Due: r.controller.ProbeDue,
+		}),
+		r.agent.loop(reconcile.Config{
+			Name: "silent peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Renew), Trigger: r.renewing,
+			MinInterval: burstSpacing, Due: r.controller.RenewDue,
+		}),
+		r.agent.loop(reconcile.Config{
 			Name: "save peers " + r.cfg.Name, Reconcile: r.controller.Save, Trigger: reconcile.NewTrigger(),
 			Resync: saveSpacing,
 		}),
