@@ -63,7 +63,7 @@ func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collec
 		peerReceived:    desc("peer_receive_bytes_total", "Number of bytes received from a given peer.", "device", "public_key"),
 		peerTransmitted: desc("peer_transmit_bytes_total", "Number of bytes transmitted to a given peer.", "device", "public_key"),
 		peerHandshake:   desc("peer_last_handshake_seconds", "UNIX timestamp for the last handshake with a given peer, 0 if there was none.", "device", "public_key"),
-		peers:           desc("peers", "Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), silent (a session, and not heard for 45 s) or down.", "cluster", "device", "health"),
+		peers:           desc("peers", "Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), waiting (it publishes no endpoint, and has to speak first), silent (a session, and not heard for 45 s) or down.", "cluster", "device", "health"),
 		peersWithout:    desc("peers_without_metrics", "Number of peers of a remote cluster that have no metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.", "cluster", "device"),
 		rejected:        desc("rejected_nodes", "Number of a remote cluster's nodes of which something was rejected, by reason.", "cluster", "reason"),
 		rejectedInfo:    desc("rejected_node_info", "A remote node of which something was rejected. /status says what exactly.", "cluster", "node", "reason"),
@@ -116,7 +116,7 @@ func (c *Collector) collectState(ch chan<- prometheus.Metric, r Observed, state 
 	}
 	seen := map[series]struct{}{}
 	counts := map[Reason]int{
-		ReasonPublicKey: 0, ReasonDuplicateKey: 0, ReasonEndpoint: 0, ReasonPodCIDR: 0, ReasonDuplicatePrefix: 0,
+		ReasonPublicKey: 0, ReasonDuplicateKey: 0, ReasonEndpoint: 0, ReasonNoEndpoint: 0, ReasonPodCIDR: 0, ReasonDuplicatePrefix: 0,
 		ReasonTooManyPeers: 0, ReasonManyPrefixes: 0, ReasonFlapping: 0,
 	}
 	for _, rejection := range state.Rejected {
@@ -147,7 +147,7 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 	paths := c.collectPaths(ch, r)
 	for i := range status.Peers {
 		p := &status.Peers[i]
-		is := HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, r.Heard(now, p))
+		is := HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, r.Heard(now, p), p.Endpoint.IsValid())
 		if path, known := paths[p.PublicKey]; known {
 			is = path.Health(is)
 		}

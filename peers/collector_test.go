@@ -52,12 +52,13 @@ func (c *crowd) gather(t *testing.T, most, without int) (nodes []string, series 
 # HELP semaphore_wg_peers_without_metrics Number of peers of a remote cluster that have no metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.
 # TYPE semaphore_wg_peers_without_metrics gauge
 semaphore_wg_peers_without_metrics{cluster="gcp",device="wireguard.gcp"} %d
-# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), silent (a session, and not heard for 45 s) or down.
+# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), waiting (it publishes no endpoint, and has to speak first), silent (a session, and not heard for 45 s) or down.
 # TYPE semaphore_wg_peers gauge
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="connecting"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="down"} %d
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="silent"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="up"} 0
+semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="waiting"} 0
 `, without, len(c.status.Peers))
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "semaphore_wg_peers_without_metrics", "semaphore_wg_peers"); err != nil {
 		t.Error(err)

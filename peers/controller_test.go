@@ -235,12 +235,13 @@ semaphore_wg_device_up{cluster="merit",device="wireguard.merit"} 0
 # HELP semaphore_wg_peer_receive_bytes_total Number of bytes received from a given peer.
 # TYPE semaphore_wg_peer_receive_bytes_total counter
 semaphore_wg_peer_receive_bytes_total{device="wireguard.gcp",public_key="AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="} 3
-# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), silent (a session, and not heard for 45 s) or down.
+# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), waiting (it publishes no endpoint, and has to speak first), silent (a session, and not heard for 45 s) or down.
 # TYPE semaphore_wg_peers gauge
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="connecting"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="down"} 1
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="silent"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="up"} 0
+semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="waiting"} 0
 # HELP semaphore_wg_rejected_node_info A remote node of which something was rejected. /status says what exactly.
 # TYPE semaphore_wg_rejected_node_info gauge
 semaphore_wg_rejected_node_info{cluster="gcp",node="bad",reason="endpoint"} 1

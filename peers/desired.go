@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -29,7 +30,8 @@ type Reason string
 const (
 	ReasonPublicKey       Reason = "public_key"       // missing, malformed or ours
 	ReasonDuplicateKey    Reason = "duplicate_key"    // a node that comes before has it
-	ReasonEndpoint        Reason = "endpoint"         // missing, malformed or not a possible one
+	ReasonEndpoint        Reason = "endpoint"         // malformed or not a possible one
+	ReasonNoEndpoint      Reason = "no_endpoint"      // neither the node nor this one has any: nobody could begin
 	ReasonPodCIDR         Reason = "pod_cidr"         // missing, malformed or outside the remote's pod subnets
 	ReasonDuplicatePrefix Reason = "duplicate_prefix" // a node that comes before has it, or a part of it
 	ReasonTooManyPeers    Reason = "too_many_peers"   // those that come before are as many as there may be
@@ -63,6 +65,9 @@ type Rules struct {
 	NodeSubnets []netip.Prefix
 	// Local holds the addresses of this cluster, where no endpoint may be.
 	Local *Local
+	// Hidden says that this node publishes no endpoint: it can't be reached before it
+	// has spoken.
+	Hidden bool
 	// Borrowed says that a single address inside another node's prefix goes to the
 	// node that publishes it; otherwise it is rejected as any other prefix there.
 	Borrowed bool
@@ -142,11 +147,15 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			continue
 		}
 		err = n.endpointErr
-		if err == nil {
+		if err == nil && n.endpoint.IsValid() {
 			err = leadsAway(n.endpoint, ownAddrs, &rules)
 		}
 		if err != nil {
 			reject(ReasonEndpoint, err)
+			continue
+		}
+		if !n.endpoint.IsValid() && rules.Hidden {
+			reject(ReasonNoEndpoint, errBothHidden)
 			continue
 		}
 		_, before := keys[key]
@@ -181,6 +190,8 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 	return peers, rejected, Accepted{keys: keys, prefixes: accepted, moved: before.moves(claimants, share.single.held, rules.Now)}
 }
 
+var errBothHidden = errors.New("neither the node nor this one publishes an endpoint, so that nobody could begin: one of them has to be reachable (SEMAPHORE_WG_ENDPOINT, " + LocationAnnotation + ")")
+
 // claimant is a node and what it says.
 type claimant struct {
 	*Node
@@ -209,11 +220,15 @@ func leadsAway(endpoint netip.AddrPort, own map[netip.Addr]struct{}, rules *Rule
 }
 
 // introduced returns the peer, or one that has to speak first, as long as it isn't
-// known whether its endpoint is in this cluster. Without keepalives nothing is sent
-// to such a one.
+// known whether its endpoint is in this cluster. Nor is anything sent to one that
+// publishes no endpoint: it is behind address translation, and sends keepalives, which
+// also keep the way back open. Once it has spoken WireGuard knows where it is.
 func (r *Rules) introduced(p Peer) Peer {
 	if _, before := r.known[p.Endpoint.Addr()]; r.LocalUnknown && !before {
-		p.Endpoint, p.Keepalive = netip.AddrPort{}, 0
+		p.Endpoint = netip.AddrPort{}
+	}
+	if !p.Endpoint.IsValid() {
+		p.Keepalive = 0
 	}
 	return p
 }

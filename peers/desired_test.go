@@ -131,26 +131,28 @@ func TestDesired(t *testing.T) {
 			rejected: refused(ReasonPodCIDR),
 		},
 
-		"no endpoint":           {nodes: []Node{node(1, endpoint("")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"a host name":           {nodes: []Node{node(1, endpoint("example.com:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"no port":               {nodes: []Node{node(1, endpoint("10.22.0.1")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"port 0":                {nodes: []Node{node(1, endpoint("10.22.0.1:0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"port 65536":            {nodes: []Node{node(1, endpoint("10.22.0.1:65536")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"loopback":              {nodes: []Node{node(1, endpoint("127.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"IPv6 loopback":         {nodes: []Node{node(1, endpoint("[::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"mapped loopback":       {nodes: []Node{node(1, endpoint("[::ffff:127.0.0.1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"unspecified":           {nodes: []Node{node(1, endpoint("0.0.0.0:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"this network":          {nodes: []Node{node(1, endpoint("0.1.2.3:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"multicast":             {nodes: []Node{node(1, endpoint("224.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"IPv6 multicast":        {nodes: []Node{node(1, endpoint("[ff02::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"broadcast":             {nodes: []Node{node(1, endpoint("255.255.255.255:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"reserved":              {nodes: []Node{node(1, endpoint("240.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"link-local":            {nodes: []Node{node(1, endpoint("[fe80::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"a zone":                {nodes: []Node{node(1, endpoint("[fd22::1%eth0]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"our own address":       {nodes: []Node{node(1, endpoint("10.66.23.31:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"our own mapped":        {nodes: []Node{node(1, endpoint("[::ffff:10.66.23.31]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"inside its own tunnel": {nodes: []Node{node(1, endpoint("10.4.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"inside another tunnel": {nodes: []Node{node(1, endpoint("10.6.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"no endpoint":               {nodes: []Node{node(1, endpoint("")), node(2)}, peers: []Peer{waiting(peer(1)), peer(2)}},
+		"neither key, nor endpoint": {nodes: []Node{node(1, publicKey(""), endpoint("")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a word as an endpoint":     {nodes: []Node{node(1, endpoint("none")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"a host name":               {nodes: []Node{node(1, endpoint("example.com:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"no port":                   {nodes: []Node{node(1, endpoint("10.22.0.1")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"port 0":                    {nodes: []Node{node(1, endpoint("10.22.0.1:0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"port 65536":                {nodes: []Node{node(1, endpoint("10.22.0.1:65536")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"loopback":                  {nodes: []Node{node(1, endpoint("127.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"IPv6 loopback":             {nodes: []Node{node(1, endpoint("[::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"mapped loopback":           {nodes: []Node{node(1, endpoint("[::ffff:127.0.0.1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"unspecified":               {nodes: []Node{node(1, endpoint("0.0.0.0:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"this network":              {nodes: []Node{node(1, endpoint("0.1.2.3:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"multicast":                 {nodes: []Node{node(1, endpoint("224.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"IPv6 multicast":            {nodes: []Node{node(1, endpoint("[ff02::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"broadcast":                 {nodes: []Node{node(1, endpoint("255.255.255.255:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"reserved":                  {nodes: []Node{node(1, endpoint("240.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"link-local":                {nodes: []Node{node(1, endpoint("[fe80::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"a zone":                    {nodes: []Node{node(1, endpoint("[fd22::1%eth0]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"our own address":           {nodes: []Node{node(1, endpoint("10.66.23.31:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"our own mapped":            {nodes: []Node{node(1, endpoint("[::ffff:10.66.23.31]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"inside its own tunnel":     {nodes: []Node{node(1, endpoint("10.4.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"inside another tunnel":     {nodes: []Node{node(1, endpoint("10.6.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
 
 		"the older of two nodes keeps the prefix": {
 			nodes: []Node{node(2, cidrs("10.4.1.0/24")), node(1)}, peers: []Peer{peer(1)},
@@ -194,6 +196,26 @@ func TestDesired(t *testing.T) {
 	}
 }
 
+// waiting is a peer that has to speak first.
+func waiting(p Peer) Peer {
+	p.Endpoint, p.Keepalive = netip.AddrPort{}, 0
+	return p
+}
+
+// TestDesiredOfHiddenNodes has no endpoint at either end: nobody could begin.
+func TestDesiredOfHiddenNodes(t *testing.T) {
+	hidden := rules
+	hidden.Hidden = true
+	nodes := []Node{node(1, func(n *Node) { n.Endpoint = "" }), node(2)}
+	peers, rejected := Desired(nodes, hidden)
+	if diff := cmp.Diff([]Peer{peer(2)}, peers, comparers); diff != "" {
+		t.Errorf("peers (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]rejection{{"node-1", ReasonNoEndpoint, false}}, brief(rejected), comparers); diff != "" {
+		t.Errorf("rejected (-want +got):\n%s", diff)
+	}
+}
+
 // checkPeers fails unless the peers are within the rules and apart from each
 // other, whatever the nodes said.
 func checkPeers(t *testing.T, peers []Peer, rules Rules) {
@@ -206,7 +228,11 @@ func checkPeers(t *testing.T, peers []Peer, rules Rules) {
 		if slices.Contains(rules.OwnKeys, p.PublicKey) || p.PublicKey == (tunnel.Key{}) {
 			t.Fatalf("peer %s has the key %s", p.Node, p.PublicKey)
 		}
-		if a := p.Endpoint.Addr(); !a.IsGlobalUnicast() || slices.Contains(rules.OwnAddrs, a) || within(netip.PrefixFrom(a, a.BitLen()), rules.Tunneled) {
+		if p.Endpoint == (netip.AddrPort{}) {
+			if p.Keepalive != 0 {
+				t.Fatalf("peer %s has keepalives and no endpoint", p.Node)
+			}
+		} else if a := p.Endpoint.Addr(); !a.IsGlobalUnicast() || slices.Contains(rules.OwnAddrs, a) || within(netip.PrefixFrom(a, a.BitLen()), rules.Tunneled) {
 			t.Fatalf("peer %s has the endpoint %s", p.Node, p.Endpoint)
 		}
 		if len(p.AllowedIPs) == 0 {

@@ -16,16 +16,20 @@ type Health string
 // guarantee, and refuses to use one after 180 s (WireGuard whitepaper, section
 // 6.1). A handshake is tried for 90 s before it is given up, so that a peer that
 // was never heard for that long isn't there. A peer with a session that hasn't been
-// heard for silentAfter is silent: it may be there or not.
+// heard for silentAfter is silent: it may be there or not. One of which it isn't known
+// where it is, as it is behind address translation, is waited for until it speaks.
 const (
 	HealthConnecting Health = "connecting" // configured a moment ago, no handshake yet
+	HealthWaiting    Health = "waiting"    // it publishes no endpoint, and hasn't spoken yet
 	HealthUp         Health = "up"
 	HealthSilent     Health = "silent" // there is a session, and no sign of life
 	HealthDown       Health = "down"
 )
 
 // Healths are all of them, the worst first.
-func Healths() []Health { return []Health{HealthDown, HealthSilent, HealthConnecting, HealthUp} }
+func Healths() []Health {
+	return []Health{HealthDown, HealthSilent, HealthWaiting, HealthConnecting, HealthUp}
+}
 
 const (
 	sessionEnds      = 180 * time.Second
@@ -35,9 +39,12 @@ const (
 )
 
 // HealthAt returns the health at the time now of a peer that was configured, last
-// shook hands and was last heard at the given times; a zero time is never.
-func HealthAt(now, configured, handshake, heard time.Time) Health {
+// shook hands and was last heard at the given times; a zero time is never. Located says
+// that the device knows an endpoint of it.
+func HealthAt(now, configured, handshake, heard time.Time, located bool) Health {
 	switch {
+	case handshake.IsZero() && !located:
+		return HealthWaiting
 	case handshake.IsZero() && now.Sub(configured) < handshakeGivenUp:
 		return HealthConnecting
 	case handshake.IsZero() || now.Sub(handshake) >= sessionEnds:

@@ -57,8 +57,8 @@ func (p Path) Health(weak Health) Health {
 		return HealthUp
 	case p.State == PathDown:
 		return HealthDown
-	case weak == HealthSilent:
-		return HealthSilent
+	case weak == HealthSilent || weak == HealthWaiting:
+		return weak
 	}
 	return HealthConnecting
 }
@@ -89,6 +89,7 @@ type path struct {
 	key   tunnel.Key
 	addr  netip.Addr // that it is probed at
 	mute  bool       // it has to speak first: nothing can be begun with it
+	known bool       // where it is, by what was last read of the device
 	leads bool       // this side begins handshakes sooner
 
 	state PathState
@@ -193,9 +194,17 @@ func (p *path) stalled(by time.Duration) {
 	}
 }
 
+// waits reports whether the peer has yet to speak: nothing can be sent to it.
+func (p *path) waits() bool { return p.mute && !p.known && p.handshake.IsZero() }
+
 // judge decides about the state at the time now.
 func (p *path) judge(now time.Time) {
 	p.judgeSize(now)
+	if p.waits() {
+		p.answers = false
+		p.become(now, PathUnknown, SignNone)
+		return
+	}
 	if p.answers {
 		if p.state != PathDown && p.asked >= enough && now.Sub(p.askedSince) >= downAfter {
 			p.become(now, PathDown, SignNoAnswer)
@@ -203,7 +212,7 @@ func (p *path) judge(now time.Time) {
 		}
 		return
 	}
-	switch HealthAt(now, p.begun, p.handshake, p.heard) {
+	switch HealthAt(now, p.begun, p.handshake, p.heard, true) {
 	case HealthUp:
 		sign := SignHandshake
 		if p.heard.After(p.handshake) {

@@ -174,7 +174,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		if p.doubtful() && p.asked == 1 && now.Sub(p.askedSince) >= retryAfter {
 			p.next = now
 		}
-		if !p.next.After(now) {
+		if !p.next.After(now) && !p.waits() {
 			if p.doubtful() || p.suspected {
 				doubtful = append(doubtful, p)
 			} else {
@@ -262,6 +262,7 @@ func (ps *paths) read(now time.Time, s *tunnel.PeerStatus, heard time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if p, known := ps.of[s.PublicKey]; known {
+		p.known = s.Endpoint.IsValid()
 		p.read(now, s.LastHandshake, heard, s.RxBytes, s.TxBytes)
 	}
 }

@@ -3,6 +3,7 @@ package peers
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -18,6 +19,7 @@ import (
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	clientcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -32,6 +34,7 @@ type Self struct {
 	Name        string
 	UID         types.UID
 	InternalIPs []netip.Addr
+	ExternalIPs []netip.Addr
 	Annotations map[string]string // ours and those that look like ours
 	PodCIDRs    []netip.Prefix    // of its specification
 }
@@ -47,11 +50,13 @@ func (s Self) Published() ([]netip.Prefix, bool) {
 func TrimSelf(n *corev1.Node) Self {
 	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n)}
 	for _, a := range n.Status.Addresses {
-		if a.Type != corev1.NodeInternalIP {
-			continue
-		}
-		if ip, err := netip.ParseAddr(a.Address); err == nil {
+		ip, err := netip.ParseAddr(a.Address)
+		switch {
+		case err != nil:
+		case a.Type == corev1.NodeInternalIP:
 			s.InternalIPs = append(s.InternalIPs, ip.Unmap())
+		case a.Type == corev1.NodeExternalIP:
+			s.ExternalIPs = append(s.ExternalIPs, ip.Unmap())
 		}
 	}
 	for k, v := range n.Annotations {
@@ -65,7 +70,7 @@ func TrimSelf(n *corev1.Node) Self {
 // Equal tells whether two states of this node are the same to us.
 func (s Self) Equal(o Self) bool {
 	return s.Name == o.Name && s.UID == o.UID && slices.Equal(s.InternalIPs, o.InternalIPs) &&
-		maps.Equal(s.Annotations, o.Annotations) && slices.Equal(s.PodCIDRs, o.PodCIDRs)
+		slices.Equal(s.ExternalIPs, o.ExternalIPs) && maps.Equal(s.Annotations, o.Annotations) && slices.Equal(s.PodCIDRs, o.PodCIDRs)
 }
 
 // Publication is what this node tells one remote cluster. While the key is zero or
@@ -75,6 +80,9 @@ type Publication struct {
 	Remote     string
 	PublicKey  tunnel.Key
 	ListenPort int // that the device listens on
+	// Location is what the endpoint is made of, unless the node's annotations say
+	// something else.
+	Location endpoint.Source
 }
 
 func (p Publication) known() bool { return !p.PublicKey.IsZero() && p.ListenPort != 0 }
@@ -87,14 +95,12 @@ type Pods struct {
 	Publish bool
 }
 
-// Annotations returns the annotations that the node must carry. The endpoint's
-// address is the node's first InternalIP, as the remote's nodes reach this one
-// in the flat network between nodes. While pods are nil, because they aren't known,
-// what the node carries of them stays as it is.
+// Annotations returns the annotations that the node must carry. Of a remote for which
+// this node has no endpoint that others could reach, which an error says, they stay as
+// they are; so does what the node carries of pods while those are nil, because they aren't
+// known. The endpoint of a node that can only be reached after it has spoken is empty:
+// without the annotation agents of the original would not make it a peer.
 func Annotations(self Self, publications []Publication, pods *Pods) (map[string]string, error) {
-	if len(self.InternalIPs) == 0 {
-		return nil, fmt.Errorf("node %q has no InternalIP in its status: remote nodes would have no endpoint", self.Name)
-	}
 	want := make(map[string]string, 2*len(publications)+1)
 	if carried, is := self.Annotations[PodCIDRsAnnotation]; is && pods == nil {
 		want[PodCIDRsAnnotation] = carried
@@ -102,8 +108,24 @@ func Annotations(self Self, publications []Publication, pods *Pods) (map[string]
 	if pods != nil && pods.Publish {
 		want[PodCIDRsAnnotation] = joinPrefixes(pods.Prefixes)
 	}
-	for _, p := range publications {
-		if !p.known() {
+	remotes := make(map[string]string, len(publications)) // by endpoint
+	var errs []error
+	for i := range publications {
+		p := &publications[i]
+		at := ""
+		known := p.known()
+		if known {
+			var err error
+			at, err = self.endpointFor(p)
+			if other, taken := remotes[at]; err == nil && taken && at != "" {
+				err = fmt.Errorf("endpoint %s is that for %s already: each remote's device has a port of its own, also outside; annotations whose names begin with the remote tell them apart", at, other)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("publish for %s: %w", p.Remote, err))
+				known = false
+			}
+		}
+		if !known {
 			for _, name := range []string{PublicKeyAnnotation(p.Remote), EndpointAnnotation(p.Remote)} {
 				if value, carried := self.Annotations[name]; carried {
 					want[name] = value
@@ -111,10 +133,11 @@ func Annotations(self Self, publications []Publication, pods *Pods) (map[string]
 			}
 			continue
 		}
+		remotes[at] = p.Remote
 		want[PublicKeyAnnotation(p.Remote)] = p.PublicKey.String()
-		want[EndpointAnnotation(p.Remote)] = netip.AddrPortFrom(self.InternalIPs[0], uint16(p.ListenPort)).String()
+		want[EndpointAnnotation(p.Remote)] = at
 	}
-	return want, nil
+	return want, errors.Join(errs...)
 }
 
 // Publisher keeps our annotations on this node's object: it puts them back when
@@ -160,11 +183,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 	}
 	publications := p.publications()
 	pods := p.pods()
-	want, err := Annotations(self, publications, pods)
-	if err != nil {
-		p.published.Store(false)
-		return err
-	}
+	want, wrong := Annotations(self, publications, pods)
 	var changed []string
 	for k, v := range want {
 		if carried, is := self.Annotations[k]; !is || carried != v {
@@ -174,24 +193,24 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 	if _, carried := self.Annotations[PodCIDRsAnnotation]; carried && pods != nil && !pods.Publish {
 		changed = append(changed, PodCIDRsAnnotation)
 	}
-	complete := pods != nil && !slices.ContainsFunc(publications, func(p Publication) bool { return !p.known() })
+	complete := wrong == nil && pods != nil && !slices.ContainsFunc(publications, func(p Publication) bool { return !p.known() })
 	if len(changed) == 0 && p.applied {
 		p.published.Store(complete)
-		return nil
+		return wrong
 	}
 	// The UID makes sure that a node that was deleted meanwhile isn't created.
 	node := applycorev1.Node(self.Name).WithUID(self.UID).WithAnnotations(want)
 	if _, err := p.nodes.Apply(ctx, node, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {
 		p.published.Store(false)
-		return fmt.Errorf("publish on node %q: %w", self.Name, err)
+		return errors.Join(wrong, fmt.Errorf("publish on node %q: %w", self.Name, err))
 	}
 	p.applied = true
 	p.published.Store(complete)
 	if len(changed) > 0 {
 		slices.Sort(changed)
-		p.log.Info("published", "node", self.Name, "annotations", changed, "endpoint_address", self.InternalIPs[0])
+		p.log.Info("published", "node", self.Name, "annotations", changed)
 	}
-	return nil
+	return wrong
 }
 
 // Withdraw removes from the node what this and earlier configurations

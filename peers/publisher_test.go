@@ -69,6 +69,7 @@ func TestTrimSelf(t *testing.T) {
 	got := TrimSelf(n)
 	want := Self{
 		Name: "aws-1", UID: "u1", InternalIPs: []netip.Addr{netip.MustParseAddr("10.66.23.31")},
+		ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Annotations: map[string]string{"gcp.wireguard.semaphore.uw.io/pubKey": "x"},
 		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.2.3.0/24")},
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -15,7 +16,7 @@ import (
 type reading struct {
 	key         tunnel.Key
 	keyErr      error
-	endpoint    netip.AddrPort
+	endpoint    netip.AddrPort // invalid: it publishes none
 	endpointErr error
 	prefixes    []netip.Prefix // masked, sorted, none of them twice
 	prefixErrs  []error        // of those that are none
@@ -56,23 +57,19 @@ func readPublicKey(value string) (tunnel.Key, error) {
 	return key, nil
 }
 
-// readEndpoint reads an address and a port that another host may have.
+// readEndpoint reads an address and a port that another host may have. Nothing, or no
+// annotation at all, is what a node behind address translation publishes.
 func readEndpoint(value string) (netip.AddrPort, error) {
 	if value == "" {
-		return netip.AddrPort{}, errors.New("no endpoint annotation: expected address:port")
+		return netip.AddrPort{}, nil
 	}
 	ap, err := netip.ParseAddrPort(value)
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("endpoint %q: expected an IP address and a port, like 192.0.2.1:51820 or [2001:db8::1]:51820", value)
 	}
 	addr := ap.Addr().Unmap()
-	if addr.Zone() != "" {
-		return netip.AddrPort{}, fmt.Errorf("endpoint %q: an address with a zone means nothing on another host", value)
-	}
-	// RFC 791 and RFC 1122 3.2.1.3: 0.0.0.0/8 is never a destination; RFC 1112
-	// and RFC 6890: nor is 240.0.0.0/4.
-	if !addr.IsGlobalUnicast() || addr.Is4() && (addr.As4()[0] == 0 || addr.As4()[0] >= 240) {
-		return netip.AddrPort{}, fmt.Errorf("endpoint %q: expected a unicast address that other hosts can reach", value)
+	if err := endpoint.Check(addr); err != nil {
+		return netip.AddrPort{}, fmt.Errorf("endpoint %q: %w", value, err)
 	}
 	if ap.Port() == 0 {
 		return netip.AddrPort{}, fmt.Errorf("endpoint %q: expected a port from 1 to 65535", value)

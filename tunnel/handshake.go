@@ -20,7 +20,8 @@ const (
 	// WireGuard's own limit of one in 5 s (REKEY_TIMEOUT, section 6.1 of the
 	// whitepaper) counts from the last one that the removed peer was sent.
 	ContactAnew
-	// ContactConfirm sends the peer a keepalive, where it has persistent ones.
+	// ContactConfirm sends the peer a keepalive, where it has persistent ones, or had to
+	// speak first and has.
 	// A side that answered a handshake can't send before it has received a
 	// packet in the new session.
 	ContactConfirm
@@ -61,7 +62,7 @@ func (s *peerState) contact(ctx context.Context, decide func(PeerStatus) Contact
 			changes = append(changes, anew(s.applied[at]))
 			done.Anew++
 		case ContactConfirm:
-			if s.applied[at].Keepalive > 0 {
+			if spoke := !s.applied[at].Endpoint.IsValid() && peer.Endpoint.IsValid(); spoke || s.applied[at].Keepalive > 0 {
 				changes = append(changes, confirm(s.applied[at]))
 				done.Confirmed++
 			}
@@ -90,13 +91,16 @@ func anew(p Peer) [2]wgtypes.PeerConfig {
 	return [2]wgtypes.PeerConfig{PeerChange{Op: OpRemove, Peer: p}.config(), PeerChange{Op: OpAdd, Peer: p}.config()}
 }
 
-// confirm switches the persistent keepalives of a peer off and on: both
-// implementations send one at once when they are switched on.
+// confirm switches the persistent keepalives of a peer off and on, or the reverse where
+// it has none: both implementations send one at once when they are switched on.
 func confirm(p Peer) [2]wgtypes.PeerConfig {
-	off := p
-	off.Keepalive = 0
+	other := p
+	other.Keepalive = 0
+	if p.Keepalive == 0 {
+		other.Keepalive = maxKeepalive
+	}
 	return [2]wgtypes.PeerConfig{
-		PeerChange{Op: OpUpdate, Peer: off, SetKeepalive: true}.config(),
+		PeerChange{Op: OpUpdate, Peer: other, SetKeepalive: true}.config(),
 		PeerChange{Op: OpUpdate, Peer: p, SetKeepalive: true}.config(),
 	}
 }

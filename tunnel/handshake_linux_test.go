@@ -41,6 +41,16 @@ func TestContact(t *testing.T) {
 				t.Errorf("the session was touched: %+v, before %+v", after, before)
 			}
 		}
+		somebody.Endpoint = netip.AddrPort{} // By now b knows where a is.
+		b.configure(t, somebody)
+		heard := a.peer(t, b.key).RxBytes
+		if got := b.contact(t, a.key, ContactConfirm); got != (Contacts{Confirmed: 1}) {
+			t.Errorf("%+v, want a keepalive for a peer that has spoken", got)
+		}
+		polltest.Until(t, 20*time.Second, "a keepalive of the side that was spoken to", func() bool { return a.peer(t, b.key).RxBytes > heard })
+		if got := b.peer(t, a.key); got.Keepalive != 0 || !got.Endpoint.IsValid() {
+			t.Errorf("the peer was touched: %+v", got)
+		}
 		echo(t, dial(t, b, a, 0), 1000)
 	})
 }

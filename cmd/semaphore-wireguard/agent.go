@@ -21,6 +21,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -54,6 +55,7 @@ type agent struct {
 	log       *slog.Logger
 	registry  *prometheus.Registry
 	metrics   *loopMetrics
+	location  endpoint.Source // as configured for all nodes
 	self      *kube.Watch[peers.Self]
 	local     *local
 	publisher *peers.Publisher
@@ -110,6 +112,10 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 
+	var err error
+	if a.location, err = endpoint.Parse(cfg.Endpoint); err != nil {
+		return nil, fmt.Errorf("SEMAPHORE_WG_ENDPOINT: %w", err)
+	}
 	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: a.userAgent(), Logger: a.log.With("cluster", cfg.ClusterName)})
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
@@ -142,6 +148,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 			a.routing.Fire()
 			a.sourcing.Fire()
 			a.judging.Fire()
+			a.firePeering()
 		},
 		Logger: log, Metrics: watchMetrics,
 	})
@@ -194,7 +201,9 @@ func (a *agent) publications() []peers.Publication {
 	var all []peers.Publication
 	for _, r := range a.admitted() {
 		port, _ := r.device.ListenPort()
-		all = append(all, peers.Publication{Remote: r.cfg.Name, PublicKey: r.device.PublicKey(), ListenPort: port})
+		all = append(all, peers.Publication{
+			Remote: r.cfg.Name, PublicKey: r.device.PublicKey(), ListenPort: port, Location: a.location,
+		})
 	}
 	return all
 }

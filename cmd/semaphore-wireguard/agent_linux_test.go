@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
@@ -114,7 +115,7 @@ func testConfig(t *testing.T) config.Wireguard {
 			ClusterName: "aws", Local: kubetest.DeadAccess(t), ListenAddress: "127.0.0.1:0", ProbeAddress: "127.0.0.1:0", LogLevel: "info", LogFormat: "text",
 			Remotes: []config.Remote{remote("gcp", "10.4.0.0/16", 51820), remote("merit", "fd06::/48", 51821)},
 		},
-		NodeName: "aws-1", Backend: config.BackendAuto, KeyPath: t.TempDir(), RouteSrc: config.RouteSrcAuto, SourceFilter: true,
+		NodeName: "aws-1", Backend: config.BackendAuto, KeyPath: t.TempDir(), Endpoint: endpoint.InternalIP, RouteSrc: config.RouteSrcAuto, SourceFilter: true,
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
@@ -211,9 +212,12 @@ func (r *remote) rules() peers.Rules {
 		Subnets: r.cfg.PodSubnets, OwnAddrs: *r.agent.hostAddrs.Load(),
 		NodeSubnets: r.cfg.NodeSubnets, MaxPeers: r.cfg.MaxPeers, Local: local, LocalUnknown: local == nil,
 		Borrowed: r.cfg.Borrowed, MaxPrefixes: r.cfg.MaxPrefixes, MaxAllowedIPs: r.cfg.MaxAllowedIPs, Now: time.Now(),
+		Hidden: r.agent.location.Type == endpoint.None,
 	}
 	if self, known := r.agent.knownSelf(); known {
 		rules.OwnAddrs = append(append([]netip.Addr{}, rules.OwnAddrs...), self.InternalIPs...)
+		// What the publisher rejects leaves published what was.
+		rules.Hidden = self.Hidden(r.cfg.Name, r.agent.location)
 	}
 	for _, other := range r.agent.remotes {
 		if other.refused() == nil {

@@ -190,7 +190,7 @@ func (r *remote) status(ctx context.Context) remoteReport {
 		heard := r.controller.Heard(now, p)
 		peer := peerReport{
 			Node: nodes[p.PublicKey], PublicKey: p.PublicKey.String(),
-			Health:        peers.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, heard),
+			Health:        peers.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, heard, p.Endpoint.IsValid()),
 			LastHandshake: some(p.LastHandshake), LastHeard: some(heard), RxBytes: p.RxBytes, TxBytes: p.TxBytes,
 		}
 		if path, known := r.controller.Path(p.PublicKey); known {

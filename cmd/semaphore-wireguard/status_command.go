@@ -40,7 +40,7 @@ func showReport(p *report.Page, rep *agentReport) {
 	if rep.Networkd {
 		p.Wrong("systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d")
 	}
-	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "SILENT", "DOWN", "REJECTED", "FORGED")
+	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "WAITING", "SILENT", "DOWN", "REJECTED", "FORGED")
 	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "SINCE", "SIGN", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
 	for i := range rep.Remotes {
@@ -86,7 +86,7 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 	}
 	t.Row(r.Name, p.Age(r.API.LastContact), string(r.Source), r.Device.Name, r.Device.Backend,
 		strconv.Itoa(r.Device.ListenPort), strconv.Itoa(r.Device.MTU),
-		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]),
+		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]), strconv.Itoa(count[peers.HealthWaiting]),
 		strconv.Itoa(count[peers.HealthSilent]), strconv.Itoa(count[peers.HealthDown]),
 		strconv.Itoa(len(r.Rejected)), forged(r.Forged))
 
@@ -167,6 +167,7 @@ func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
 	say(p.Wrong, "packets get here but not there, one way, with", oneWay)
 	say(p.Wrong, "small packets only get there and back, with", narrow)
 	say(p.Unknown, "no session yet with", names[peers.HealthConnecting])
+	say(p.Unknown, "no endpoint of, and nothing heard yet from", names[peers.HealthWaiting])
 	say(p.Unknown, "nothing heard lately from", names[peers.HealthSilent])
 	if d := &r.Device; d.Unprobed != "" {
 		p.Line("remote %s: its nodes can't be probed, and one that is gone is noticed after minutes: %s", r.Name, d.Unprobed)

@@ -49,8 +49,8 @@ func TestStatusForPeople(t *testing.T) {
 	const want = `semaphore-wireguard v1.2.3 (revision 0123456789ab, go1.26.8)
 cluster aws, node aws-1
 
-REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  SILENT  DOWN  REJECTED  FORGED
-gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  2   0           0       0     0         0
+REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  WAITING  SILENT  DOWN  REJECTED  FORGED
+gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  2   0           0        0       0     0         0
 
 REMOTE  NODE   ENDPOINT         HEALTH  SINCE     SIGN      HANDSHAKE  HEARD    RECEIVED  SENT     POD CIDRS
 gcp     gcp-1  10.66.0.4:51820  up      2m0s ago  received  15s ago    10s ago  92 B      180 B    10.4.0.0/24
@@ -213,7 +213,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				rep.Remotes[0].Forged = nil
 			},
 			[]string{"source filter: no nf_tables", "plaintext packets that claim a remote pod's address are not dropped"},
-			"2   0           0       0     0         -\n",
+			"2   0           0        0       0     0         -\n",
 		},
 		{
 			"a source filter that can't be read",

@@ -175,8 +175,10 @@ type Wireguard struct {
 	Backend      string         `envconfig:"WG_BACKEND" default:"auto" oneof:"auto,kernel,userspace" desc:"auto, kernel or userspace; auto is the kernel's WireGuard where there is one"`
 	Engine       string         `envconfig:"WG_ENGINE" default:"start" oneof:"start,wait" desc:"what to do where the backend is userspace and no engine answers: start the program semaphore-engine that is beside this one, or wait for one, as beside a container that is one"`
 	KeyPath      string         `envconfig:"WG_KEY_PATH" is:"path" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"folder of private keys and of what outlives a restart"`
-	RouteSrc     string         `envconfig:"WG_ROUTE_SRC" is:"source" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
-	SourceFilter bool           `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether packets are dropped that claim a remote pod's address and didn't come through the tunnel"`
+	// Endpoint can also be said of a single node.
+	Endpoint     string `envconfig:"WG_ENDPOINT" is:"endpoint" default:"InternalIP" desc:"where the nodes of other clusters reach this one: InternalIP or ExternalIP is that of the node's status; an address, also with a port if that differs outside; or none, behind address translation: then this node has to begin"`
+	RouteSrc     string `envconfig:"WG_ROUTE_SRC" is:"source" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
+	SourceFilter bool   `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether packets are dropped that claim a remote pod's address and didn't come through the tunnel"`
 	// ProbeSocket may be empty.
 	ProbeSocket string `envconfig:"PROBE_SOCKET" is:"path" desc:"path of a Unix socket that serves what SEMAPHORE_PROBE_ADDRESS does, for \"semaphore-wireguard probe\" and \"status\" in the same pod (default: none)"`
 	PeerMetrics int    `envconfig:"WG_PEER_METRICS" default:"1000" range:"0,1000000" desc:"how many peers of each remote have metrics of their own; 0 is none"`

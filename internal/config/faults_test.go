@@ -199,7 +199,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		},
 		"settings of the program itself": {
 			wireguardError, []string{
-				"SEMAPHORE_NODE_NAME", "Node!", "SEMAPHORE_WG_BACKEND", "fast", "SEMAPHORE_WG_KEY_PATH", "keys", "SEMAPHORE_WG_ROUTE_SRC", "127.0.0.1",
+				"SEMAPHORE_NODE_NAME", "Node!", "SEMAPHORE_WG_BACKEND", "fast", "SEMAPHORE_WG_KEY_PATH", "keys", "SEMAPHORE_WG_ROUTE_SRC", "127.0.0.1", "SEMAPHORE_WG_ENDPOINT", "gateway.example.com",
 				"SEMAPHORE_LOG_LEVEL", "loud", "SEMAPHORE_LOG_FORMAT", "xml", "SEMAPHORE_LISTEN_ADDRESS", "8080",
 			}, nil,
 			[]string{
@@ -209,6 +209,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 				`SEMAPHORE_NODE_NAME: "Node!": a lowercase RFC 1123 subdomain must consist of`,
 				`SEMAPHORE_WG_BACKEND: "fast" is none of auto, kernel, userspace`,
 				`SEMAPHORE_WG_KEY_PATH: "keys" is not an absolute path`,
+				`SEMAPHORE_WG_ENDPOINT: "gateway.example.com": expected InternalIP, ExternalIP, none, an address, or an address and a port like 192.0.2.1:51820`,
 				`SEMAPHORE_WG_ROUTE_SRC: "127.0.0.1" is neither auto, nor none, nor an address of this node`,
 			},
 		},

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
 // faults collects what is wrong with a configuration.
@@ -130,6 +132,10 @@ func (f *faults) check(origin, text, kind string) string {
 	case "ip":
 		if ip, err := netip.ParseAddr(text); err != nil || ip.IsUnspecified() {
 			f.add(origin, "%q is not an IP address of this node", text)
+		}
+	case "endpoint":
+		if _, err := endpoint.Parse(text); err != nil {
+			f.add(origin, "%q: %w", text, err)
 		}
 	case "source": // of routes
 		if text == RouteSrcAuto || text == RouteSrcNone {

@@ -1,0 +1,60 @@
+// Package endpoint says where a node is reached by the nodes of other clusters.
+package endpoint
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Words that a Source can be written as, instead of an address.
+const (
+	InternalIP = "InternalIP"
+	ExternalIP = "ExternalIP"
+	None       = "none"
+)
+
+// Source says what a node's endpoint is made of. The zero value is none of them.
+type Source struct {
+	// Type is InternalIP, ExternalIP or None; empty: Addr counts.
+	Type string
+	Addr netip.Addr
+	// Port is the one that others reach the node's device at; 0: that on which the
+	// device listens.
+	Port uint16
+}
+
+// Parse reads one of the words, an address, or an address and a port, such as
+// 192.0.2.1:51820 or [2001:db8::1]:51820.
+func Parse(text string) (Source, error) {
+	for _, word := range []string{InternalIP, ExternalIP, None} {
+		if strings.EqualFold(text, word) {
+			return Source{Type: word}, nil
+		}
+	}
+	s := Source{}
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		both, bothErr := netip.ParseAddrPort(text)
+		if bothErr != nil || both.Port() == 0 {
+			return Source{}, fmt.Errorf("expected %s, %s, %s, an address, or an address and a port like 192.0.2.1:51820", InternalIP, ExternalIP, None)
+		}
+		addr, s.Port = both.Addr(), both.Port()
+	}
+	s.Addr = addr.Unmap()
+	return s, Check(s.Addr)
+}
+
+// Check returns why no other host can have an address as that of a node.
+func Check(addr netip.Addr) error {
+	if addr.Zone() != "" {
+		return errors.New("an address with a zone means nothing on another host")
+	}
+	// RFC 791 and RFC 1122 3.2.1.3: 0.0.0.0/8 is never a destination; RFC 1112
+	// and RFC 6890: nor is 240.0.0.0/4.
+	if !addr.IsGlobalUnicast() || addr.Is4() && (addr.As4()[0] == 0 || addr.As4()[0] >= 240) {
+		return errors.New("expected a unicast address that other hosts can reach")
+	}
+	return nil
+}
