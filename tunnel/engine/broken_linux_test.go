@@ -6,17 +6,19 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
 // server returns the process that serves for an engine.
 func (r *running) server(t *testing.T) (pid int) {
 	t.Helper()
-	eventually(t, "a serving process", func() bool {
+	polltest.Until(t, time.Minute, "a serving process", func() bool {
 		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.Process.Pid))
 		if err != nil {
 			t.Fatal(err)
@@ -66,7 +68,7 @@ func TestALinkIsDeletedWhileNobodyServesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	signal(t, server, unix.SIGKILL)
-	eventually(t, "the device is given up", func() bool { return len(ask(t, control.Message{Op: control.List}).Devices) == 0 })
+	polltest.Until(t, time.Minute, "the device is given up", func() bool { return len(ask(t, control.Message{Op: control.List}).Devices) == 0 })
 }
 
 // A control socket that somebody removes comes back.
@@ -116,7 +118,7 @@ func TestSeveralStandBy(t *testing.T) {
 	if err := engines[2].Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "one engine stands by again", func() bool {
+	polltest.Until(t, time.Minute, "one engine stands by again", func() bool {
 		for _, e := range engines[:2] {
 			if strings.Contains(e.log.Take(), "msg=\"another engine stands by\"") {
 				return true

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
@@ -58,20 +59,11 @@ func start(t *testing.T) *running {
 func (r *running) says(t *testing.T, what string) {
 	t.Helper()
 	var all strings.Builder
-	eventually(t, fmt.Sprintf("process %d logs %q", r.Process.Pid, what), func() bool {
+	polltest.Until(t, time.Minute, fmt.Sprintf("process %d logs %q", r.Process.Pid, what), func() bool {
 		all.WriteString(r.log.Take())
 		return strings.Contains(all.String(), what)
 	})
 	t.Logf("process %d: %q", r.Process.Pid, what)
-}
-
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
 }
 
 func ask(t *testing.T, m control.Message, files ...int) control.Message {
@@ -314,7 +306,7 @@ func (tl *tunnel) works(t *testing.T) (out, in uint64) {
 	t.Helper()
 	for _, c := range []*counted{tl.out, tl.in} {
 		first := c.now() + 1
-		eventually(t, "packets arrive", func() bool { return c.now() > first && c.missing(first, c.now()) < int(c.now()-first) })
+		polltest.Until(t, time.Minute, "packets arrive", func() bool { return c.now() > first && c.missing(first, c.now()) < int(c.now()-first) })
 	}
 	return tl.out.now(), tl.in.now()
 }

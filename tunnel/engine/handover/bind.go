@@ -25,10 +25,13 @@ type Sockets interface {
 
 // Bind is a conn.Bind that can get its messages from another process instead of from
 // its sockets, or pass those on to another process that are that one's. While it does
-// neither, it adds three atomic loads to each call.
+// neither, it adds a few atomic loads to each call.
 type Bind struct {
 	Sockets
-	muted atomic.Bool           // drops handshake messages instead of sending them
+	// muted drops initiations that arrive, and initiations and responses instead of
+	// sending them. shook is when one of these was sent last, in Unix nanoseconds.
+	muted atomic.Bool
+	shook atomic.Int64
 	held  atomic.Pointer[hold]  // gets what another process relays
 	relay atomic.Pointer[relay] // passes on to another process
 
@@ -100,6 +103,13 @@ func (b *Bind) receiveFrom(i int, receive conn.ReceiveFunc, closed <-chan struct
 }
 
 func (b *Bind) arrived(packets [][]byte, sizes []int, from []conn.Endpoint) {
+	if b.muted.Load() {
+		for i, size := range sizes {
+			if messageType(packets[i][:size]) == device.MessageInitiationType {
+				sizes[i] = 0
+			}
+		}
+	}
 	if r := b.relay.Load(); r != nil {
 		r.pass(packets, sizes, from)
 	}
@@ -116,13 +126,28 @@ func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
 	if r := b.relay.Load(); r != nil {
 		r.learn(packets)
 	}
-	if b.muted.Load() && len(packets) == 1 { // as wireguard-go sends handshake messages
+	if len(packets) == 1 { // as wireguard-go sends handshake messages
 		switch messageType(packets[0]) {
 		case device.MessageInitiationType, device.MessageResponseType:
-			return nil
+			if b.muted.Load() {
+				return nil
+			}
+			b.shook.Store(time.Now().UnixNano())
 		}
 	}
 	return b.Sockets.Send(packets, to)
+}
+
+// mute has the bind take part in no new handshakes, and returns when those that had begun
+// have had their time. release ends it.
+func (b *Bind) mute(ctx context.Context) error {
+	b.muted.Store(true)
+	select {
+	case <-time.After(time.Until(time.Unix(0, b.shook.Load()).Add(handshakeTime))):
+		return nil
+	case <-ctx.Done():
+		return errEnded
+	}
 }
 
 // hold makes the bind send no handshake messages and receive what comes through a

@@ -11,7 +11,8 @@
 //	giver (serves)                       taker (starts)
 //	                                     device configured, down; TUN not read
 //	                      <-- begin ---
-//	sends no handshake message any more
+//	begins and answers no handshake any more
+//	waits until those that it began are over
 //	stops reading UDP
 //	                      --- peers -->  those with a live session, their endpoints
 //	                      --- paused ->
@@ -21,7 +22,7 @@
 //	decrypts that into the TUN
 //	reads the TUN, sends                 begins a handshake with each of these peers
 //	                      <- progress -  again and again, until all have a session
-//	                      --- peers -->  endpoints that roamed, who was heard
+//	                      <-- peers -->  endpoints that roamed, who was heard
 //	                      <-- ready ---
 //	stops reading the TUN
 //	                      ---- tun --->
@@ -40,7 +41,10 @@
 // An initiation of the giver after the taker's first would make the giver's session
 // the remote's latest, and the remote would go on sending there when the giver has
 // ended; a response would do the same. So the giver drops what it would send of
-// either. The taker drops initiations of remotes until it has the TUN: two handshakes
-// that cross spoil each other, and one that was recorded and is sent again would be
-// believed by a process that doesn't know the remote's last timestamp.
+// either. Two handshakes that cross spoil each other, too: a remote that answers an
+// initiation forgets the session before the one that it sends in, and one that it had
+// answered and that nothing has come in. So the giver gives a handshake that had begun a
+// second, and drops initiations of remotes; the taker drops them until it has the TUN,
+// and answers that come later than that. An initiation that was recorded and is sent
+// again would also be believed by a process that doesn't know the remote's last timestamp.
 package handover

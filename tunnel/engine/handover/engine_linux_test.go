@@ -19,6 +19,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
 )
 
@@ -398,7 +399,7 @@ func (f *flow) missing(t *testing.T) int {
 func (f *flow) flowing(t *testing.T) {
 	t.Helper()
 	from := f.sent.Load()
-	eventually(t, "packets arrive", func() bool {
+	polltest.Until(t, time.Minute, "packets arrive", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		for i := from + 1; i <= f.sent.Load(); i++ {
@@ -408,15 +409,6 @@ func (f *flow) flowing(t *testing.T) {
 		}
 		return false
 	})
-}
-
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
 }
 
 func publicKey(t *testing.T, n *node) (key Key) {

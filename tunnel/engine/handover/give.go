@@ -114,6 +114,9 @@ func (g *giver) give(ctx context.Context) (began bool, err error) {
 	case first.kind != kindBegin || len(first.body) != 1 || first.body[0] != version:
 		return false, fmt.Errorf("the other engine begins with %q %x, want %q %x", first.kind, first.body, kindBegin, version)
 	}
+	if err := g.Bind.mute(ctx); err != nil {
+		return false, err
+	}
 	if err := g.look(); err != nil {
 		return false, err
 	}
@@ -147,6 +150,10 @@ func (g *giver) give(ctx context.Context) (began bool, err error) {
 			began = true
 			silence.Reset(g.Limits.Answer)
 			switch m.kind {
+			case kindPeers:
+				if err := g.moved(m.body); err != nil {
+					return true, err
+				}
 			case kindReady:
 				err := g.shut(ctx)
 				if err == nil {
@@ -188,28 +195,28 @@ func (g *giver) look() error {
 			g.from[key] = have[key].received
 		}
 	}
-	message := []byte{byte(kindPeers)}
-	flush := func() error {
-		if len(message) == 1 {
-			return nil
-		}
-		err := g.pair.write(message)
-		message = message[:1]
-		return err
-	}
+	var changed []news
 	for _, key := range g.live {
 		now := news{key: key, heard: have[key].received > g.from[key], endpoint: have[key].endpoint}
-		if now == g.told[key] {
-			continue
-		}
-		g.told[key] = now
-		if message = appendNews(message, now); len(message) > maxNews {
-			if err := flush(); err != nil {
-				return err
-			}
+		if now != g.told[key] {
+			g.told[key] = now
+			changed = append(changed, now)
 		}
 	}
-	return flush()
+	return g.pair.tell(changed)
+}
+
+// moved sends to peers where the taker has heard them.
+func (g *giver) moved(body []byte) error {
+	all, err := parseNews(body)
+	if err != nil {
+		return err
+	}
+	endpoints := make(map[Key]string, len(all))
+	for _, n := range all {
+		endpoints[n.key] = n.endpoint
+	}
+	return setEndpoints(g.Device, endpoints)
 }
 
 // linger returns when nothing comes for this engine's sessions any more.
@@ -224,15 +231,16 @@ func (g *giver) linger(ctx context.Context) error {
 	}
 	last := received()
 	for range 4 {
-		timeout := time.After(g.Limits.Linger)
-		for timeout != nil {
-			switch _, err := g.pair.next(ctx.Done(), timeout); {
+		for began := time.Now(); time.Since(began) < g.Limits.Linger; {
+			switch _, err := g.pair.next(ctx.Done(), time.After(newsEvery)); {
 			case errors.Is(err, io.EOF):
 				return ErrTakerEnded
-			case errors.Is(err, errNoAnswer):
-				timeout = nil
-			case err != nil:
+			case err != nil && !errors.Is(err, errNoAnswer):
 				return nil
+			}
+			// A remote that hasn't got the other one's session yet may roam.
+			if err := g.look(); err != nil {
+				g.Log.Debug("the other engine doesn't read", "err", err)
 			}
 		}
 		now := received()

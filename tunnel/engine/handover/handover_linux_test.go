@@ -7,12 +7,16 @@ import (
 )
 
 // handOver hands a node over from one engine to a new one, and returns that.
-func handOver(t *testing.T, old *engine) *engine {
+func handOver(t *testing.T, old *engine, with ...func(*Side)) *engine {
 	t.Helper()
 	fresh := old.node.start(t, old.node.inheritance(), true)
 	pairFor(t, old, fresh)
 	old.Limits.Linger = 500 * time.Millisecond
 	fresh.Limits.Linger = 5 * time.Second
+	for _, change := range with {
+		change(&old.Side)
+		change(&fresh.Side)
+	}
 	gave := make(chan error, 1)
 	go func() {
 		err := Give(context.Background(), old.Side, func() {})

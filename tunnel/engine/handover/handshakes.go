@@ -16,6 +16,9 @@ const (
 	firstTry = 500 * time.Millisecond // handshakes.first, usually
 	hasty    = 50 * time.Millisecond  // where an earlier process may have begun one just before
 	inVain   = 100                    // keepalives after which a session is spoilt
+	// handshakeTime is how long a handshake usually takes, at most, until both use the
+	// session that it makes.
+	handshakeTime = time.Second
 )
 
 // handshakes are those that are to be made with many peers. It takes the time as an

@@ -157,7 +157,7 @@ func TestWhatIsPassedOn(t *testing.T) {
 		"data for a session of its own":    {wireMessage(4, 32, 1), true, true},
 		"data for another":                 {wireMessage(4, 32, 77), false, false},
 		"a response to it":                 {wireMessage(2, 92, 9, 2), true, true},
-		"a response to another":            {wireMessage(2, 92, 1, 9), false, false},
+		"a late response to another":       {wireMessage(2, 92, 1, 9), false, true},
 		"a cookie for it":                  {wireMessage(3, 64, 1), true, true},
 		"a cookie for another":             {wireMessage(3, 64, 9), false, false},
 		"an initiation":                    {wireMessage(1, 148, 9), false, true},

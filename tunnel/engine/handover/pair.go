@@ -20,7 +20,7 @@ const (
 	kindRelayed  kind = 'r' // taker: | frame, see relay
 	kindReady    kind = 'y' // taker: has sessions, asks for the TUN
 	kindTaken    kind = 't' // taker: has the TUN
-	kindPeers    kind = 'n' // giver: | news, see appendNews
+	kindPeers    kind = 'n' // both: | news, see appendNews
 	kindPaused   kind = 's' // giver: reads no UDP any more
 	kindGiven    kind = 'g' // giver: reads no TUN any more
 	kindAborted  kind = 'x' // giver: keeps the device | reason, text
@@ -114,6 +114,21 @@ func (p *pair) write(message []byte) error {
 func (p *pair) send(k kind, body ...byte) error {
 	if err := p.write(append([]byte{byte(k)}, body...)); err != nil {
 		return fmt.Errorf("write to the other engine: %w", err)
+	}
+	return nil
+}
+
+// tell sends news of peers.
+func (p *pair) tell(all []news) error {
+	message := []byte{byte(kindPeers)}
+	for i, n := range all {
+		message = appendNews(message, n)
+		if len(message) > maxNews || i == len(all)-1 {
+			if err := p.write(message); err != nil {
+				return err
+			}
+			message = message[:1]
+		}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.zx2c4.com/wireguard/device"
@@ -97,10 +98,22 @@ func live(peers map[Key]peer, now time.Time) []Key {
 	return keys
 }
 
-// news is what the giver tells of a peer.
+// setEndpoints sets those of peers that the device has.
+func setEndpoints(d *device.Device, endpoints map[Key]string) error {
+	var set strings.Builder
+	for key, endpoint := range endpoints {
+		fmt.Fprintf(&set, "public_key=%x\nupdate_only=true\nendpoint=%s\n", key[:], endpoint)
+	}
+	if err := d.IpcSet(set.String()); err != nil {
+		return fmt.Errorf("set endpoints: %w", err)
+	}
+	return nil
+}
+
+// news is what one of the two tells of a peer.
 type news struct {
 	key      Key
-	heard    bool // something valid came from it since the hand-over began
+	heard    bool // by the giver: something valid came from it since the hand-over began
 	endpoint string
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,6 +137,35 @@ func receiveEnd() (*os.File, error) {
 	return os.NewFile(uintptr(fds[0]), "pair"), nil
 }
 
+// slowVariable is in the environment of a remote whose answers to initiations take that
+// long, and unsureVariable in that of one which answers only each third of them.
+const (
+	slowVariable   = "HANDOVER_TEST_SLOW"
+	unsureVariable = "HANDOVER_TEST_UNSURE"
+)
+
+// weak is the network of a remote whose handshakes are slow, or lost.
+type weak struct {
+	conn.Bind
+	slow    time.Duration
+	unsure  bool
+	answers atomic.Int64
+}
+
+func (w *weak) Send(packets [][]byte, to conn.Endpoint) error {
+	if len(packets) == 1 && messageType(packets[0]) == device.MessageResponseType {
+		if w.unsure && w.answers.Add(1)%3 != 0 {
+			return nil
+		}
+		if w.slow > 0 {
+			packet := append([]byte(nil), packets[0]...)
+			time.AfterFunc(w.slow, func() { _ = w.Bind.Send([][]byte{packet}, to) })
+			return nil
+		}
+	}
+	return w.Bind.Send(packets, to)
+}
+
 // serveRemote is a plain wireguard-go.
 func serveRemote() error {
 	config, err := io.ReadAll(os.Stdin)
@@ -146,7 +176,9 @@ func serveRemote() error {
 	if err != nil {
 		return err
 	}
-	d := device.NewDevice(native, conn.NewStdNetBind(), device.NewLogger(device.LogLevelError, ""))
+	bind := &weak{Bind: conn.NewStdNetBind(), unsure: os.Getenv(unsureVariable) != ""}
+	bind.slow, _ = time.ParseDuration(os.Getenv(slowVariable))
+	d := device.NewDevice(native, bind, device.NewLogger(device.LogLevelError, ""))
 	if err := d.IpcSet(string(config)); err != nil {
 		return err
 	}
@@ -295,7 +327,8 @@ type site struct {
 	engine          *process
 }
 
-func newSite(t *testing.T, underlay [2]string) *site {
+// newSite makes one, with more in the environment of the remote.
+func newSite(t *testing.T, underlay [2]string, remoteEnv ...string) *site {
 	t.Helper()
 	nstest.TUN(t)
 	s := &site{near: nstest.New(t), far: nstest.New(t)}
@@ -345,7 +378,7 @@ func newSite(t *testing.T, underlay [2]string) *site {
 	if err := s.far.Do(func() error { return prepareLink("under0", underlay[1], 0) }); err != nil {
 		t.Fatal(err)
 	}
-	remote := spawn(t, s.far, configure(farKey, nearKey, "10.9.0.1/32", host(underlay[0])), []string{role + "=remote"})
+	remote := spawn(t, s.far, configure(farKey, nearKey, "10.9.0.1/32", host(underlay[0])), append(remoteEnv, role+"=remote"))
 	remote.isHere(t)
 	if err := s.far.Do(func() error { return prepareLink(tunName, "10.9.0.2/24", 2000) }); err != nil {
 		t.Fatal(err)

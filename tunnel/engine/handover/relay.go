@@ -54,12 +54,15 @@ func (r *relay) pass(packets [][]byte, sizes []int, from []conn.Endpoint) {
 			if r.own.has[index] {
 				continue
 			}
+			sizes[i] = 0
+			if messageType(message) == device.MessageResponseType {
+				continue // It is late: the remote knows an initiation of this process by now.
+			}
 			if !foreign {
 				foreign = true
 				r.sending.Lock()
 			}
 			r.add(message, from[i])
-			sizes[i] = 0
 		} else if messageType(message) == device.MessageInitiationType && !r.accept {
 			sizes[i] = 0
 		}

@@ -96,12 +96,8 @@ func (t *taker) setKeepalives(keys []Key, seconds func(Key) int) error {
 	for _, key := range keys {
 		fmt.Fprintf(&set, "public_key=%x\nupdate_only=true\npersistent_keepalive_interval=%d\n", key[:], seconds(key))
 	}
-	return t.set("persistent keepalives", set.String())
-}
-
-func (t *taker) set(what, text string) error {
-	if err := t.Device.IpcSet(text); err != nil {
-		return fmt.Errorf("set %s: %w", what, err)
+	if err := t.Device.IpcSet(set.String()); err != nil {
+		return fmt.Errorf("set persistent keepalives: %w", err)
 	}
 	return nil
 }
@@ -145,7 +141,7 @@ func (t *taker) handle(m message) error {
 		if err != nil {
 			return err
 		}
-		var set strings.Builder
+		moved := make(map[Key]string)
 		for _, n := range all {
 			known, ours := t.endpoints[n.key]
 			if !ours {
@@ -155,14 +151,25 @@ func (t *taker) handle(m message) error {
 				t.heard[n.key] = n.heard
 			}
 			t.handshakes.add(n.key)
-			if n.endpoint != "" && n.endpoint != known && t.handshakes.of[n.key] != nil {
-				t.endpoints[n.key] = n.endpoint
-				fmt.Fprintf(&set, "public_key=%x\nupdate_only=true\nendpoint=%s\n", n.key[:], n.endpoint)
+			if n.endpoint != "" && n.endpoint != known {
+				t.endpoints[n.key], moved[n.key] = n.endpoint, n.endpoint
 			}
 		}
-		return t.set("endpoints", set.String())
+		return setEndpoints(t.Device, moved)
 	}
 	return nil
+}
+
+// look tells the giver where peers are that send in sessions with this engine.
+func (t *taker) look(have map[Key]peer) error {
+	var moved []news
+	for key, p := range have {
+		if !p.handshake.IsZero() && p.endpoint != t.endpoints[key] {
+			t.endpoints[key] = p.endpoint
+			moved = append(moved, news{key: key, endpoint: p.endpoint})
+		}
+	}
+	return t.pair.tell(moved)
 }
 
 // meet makes sessions with the peers. It returns when all have one, or enough was
@@ -186,8 +193,12 @@ func (t *taker) meet(ctx context.Context) error {
 			}
 		case <-step.C:
 			now := time.Now()
-			if _, err := t.handshakes.run(t.Device, t.Bind, now); err != nil {
+			have, err := t.handshakes.run(t.Device, t.Bind, now)
+			if err != nil {
 				return err
+			}
+			if err := t.look(have); err != nil {
+				t.Log.Debug("the other engine doesn't read", "err", err)
 			}
 			if t.enough(now.Sub(began)) {
 				return nil
@@ -298,9 +309,11 @@ func (t *taker) settle(ctx context.Context) {
 				messages = nil
 			}
 			select {
-			case _, more := <-messages:
+			case m, more := <-messages:
 				if !more {
 					t.gone = true
+				} else if err := t.handle(m); err != nil {
+					t.Log.Debug("the other engine says what isn't understood", "err", err)
 				}
 			case <-pace.C:
 				break wait

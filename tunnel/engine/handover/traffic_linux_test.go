@@ -20,6 +20,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 // marker is in everything that is sent through the tunnel.
@@ -377,15 +378,19 @@ func receiveErrors(table string) (n int) {
 // Packets of 10,000 a second in both directions, and TCP beside them, while one process
 // hands over to the next. The remote is a plain wireguard-go.
 func TestProcessesHandOver(t *testing.T) {
+	ipv4 := [2]string{"192.0.2.1/24", "192.0.2.2/24"}
 	for name, c := range map[string]struct {
 		underlay  [2]string
 		handOvers int
+		remote    []string // environment
 	}{
-		"IPv4": {[2]string{"192.0.2.1/24", "192.0.2.2/24"}, 20},
-		"IPv6": {[2]string{"2001:db8::1/64", "2001:db8::2/64"}, 3},
+		"IPv4":                         {ipv4, 20, nil},
+		"IPv6":                         {[2]string{"2001:db8::1/64", "2001:db8::2/64"}, 3, nil},
+		"a remote that answers slowly": {ipv4, 3, []string{slowVariable + "=700ms"}},
+		"most handshakes are in vain":  {ipv4, 3, []string{unsureVariable + "=1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, c.underlay)
+			s := newSite(t, c.underlay, c.remote...)
 			wire := startCapture(t, s.far, "under0")
 			chat, endTCP := startTCP(t, s.near, s.far, "10.9.0.2:7000")
 			defer endTCP()
@@ -393,7 +398,7 @@ func TestProcessesHandOver(t *testing.T) {
 			defer endOut()
 			in, endIn := startStream(t, s.far, s.near, "10.9.0.1:7002", 10000)
 			defer endIn()
-			eventually(t, "packets arrive", func() bool { return out.lost() < int(out.sent.Load()) && in.lost() < int(in.sent.Load()) })
+			polltest.Until(t, time.Minute, "packets arrive", func() bool { return out.lost() < int(out.sent.Load()) && in.lost() < int(in.sent.Load()) })
 			var took []time.Duration
 			for range c.handOvers {
 				began := time.Now()
