@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,18 +19,36 @@ import (
 // engine is a connection to the process that serves a userspace device.
 type engine struct {
 	client *control.Client
-	index  int         // of the link that it serves
-	died   atomic.Bool // the device has ended by itself
-	closed atomic.Bool // by close
+	limit  time.Duration // for each answer
+	index  int           // of the link that it serves
+	died   atomic.Bool   // the device has ended by itself
+	closed atomic.Bool   // by close
 	wg     sync.WaitGroup
+}
+
+// engineLimit is how long an engine may take for an answer: longer than it waits itself
+// for the process that serves. One that hangs goes on serving, and takes no changes.
+const engineLimit = 30 * time.Second
+
+// ask asks the engine for something.
+func (e *engine) ask(ctx context.Context, m control.Message, files ...int) (control.Message, error) {
+	limited, cancel := context.WithTimeout(ctx, e.limit)
+	defer cancel()
+	answer, err := e.client.Ask(limited, m, files...)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		err = fmt.Errorf("the engine hangs, end its process or container: %w", err)
+	}
+	return answer, err
 }
 
 // connectEngine connects to the engine, and starts the program when none answers,
 // unless that is empty. ended is called when the device of that name ends by itself,
 // and when the connection does.
 func connectEngine(ctx context.Context, program, name string, ended func()) (*engine, error) {
-	e := new(engine)
+	e := &engine{limit: engineLimit}
 	dial := func() (err error) {
+		ctx, cancel := context.WithTimeout(ctx, e.limit)
+		defer cancel()
 		e.client, err = control.Dial(ctx, func(died string) {
 			if died == name {
 				e.died.Store(true)
@@ -82,7 +101,7 @@ func (e *engine) alive() bool {
 // serves returns the index of the link that the engine serves as the device of that
 // name; 0: none.
 func (e *engine) serves(ctx context.Context, name string) (index int, err error) {
-	answer, err := e.client.Ask(ctx, control.Message{Op: control.List})
+	answer, err := e.ask(ctx, control.Message{Op: control.List})
 	if err != nil {
 		return 0, err
 	}
@@ -102,7 +121,7 @@ func (e *engine) serve(ctx context.Context, l link, file *os.File) error {
 	}
 	var askErr error
 	err = raw.Control(func(fd uintptr) {
-		_, askErr = e.client.Ask(ctx, control.Message{Op: control.Serve, Name: l.name, Index: l.index}, int(fd))
+		_, askErr = e.ask(ctx, control.Message{Op: control.Serve, Name: l.name, Index: l.index}, int(fd))
 	})
 	err = errors.Join(err, askErr)
 	if err != nil {
@@ -115,7 +134,7 @@ func (e *engine) serve(ctx context.Context, l link, file *os.File) error {
 // up opens the device's UDP sockets, if they aren't open, and brings back a UAPI
 // socket whose file somebody has removed, which is told by restored.
 func (e *engine) up(ctx context.Context, name string) (restored bool, err error) {
-	answer, err := e.client.Ask(ctx, control.Message{Op: control.Up, Name: name})
+	answer, err := e.ask(ctx, control.Message{Op: control.Up, Name: name})
 	if err != nil {
 		return false, explain(err)
 	}
@@ -131,6 +150,8 @@ func (e *engine) close() {
 
 // unserve has the engine end a device, if there is an engine and it has that.
 func unserve(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, engineLimit)
+	defer cancel()
 	client, err := control.Dial(ctx, func(string) {})
 	if control.Absent(err) {
 		return nil
@@ -146,6 +167,8 @@ func unserve(ctx context.Context, name string) error {
 // EndEngine ends an engine that was started by a device of ours and serves none any
 // more. Others stay.
 func EndEngine(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, engineLimit)
+	defer cancel()
 	client, err := control.Dial(ctx, func(string) {})
 	if control.Absent(err) {
 		return nil

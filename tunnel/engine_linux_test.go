@@ -2,53 +2,83 @@ package tunnel
 
 import (
 	"os"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-func TestAnEngineThatEndsBeforeItAnswersHasEnded(t *testing.T) {
+// playEngine puts an engine in the place of the test's own that answers as a test says, to
+// all but hello.
+func playEngine(t *testing.T, handle func(c *control.Conn, m control.Message) control.Message) {
+	t.Helper()
 	nstest.Namespaces(t)
 	away := control.Path + ".away"
 	if err := os.Rename(control.Path, away); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := os.Rename(away, control.Path); err != nil {
-			t.Fatal(err)
-		}
-	}()
 	listener, err := control.Replace(control.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	served := make(chan error, 1)
-	go func() {
-		raw, err := listener.AcceptUnix()
-		if err != nil {
-			served <- err
-			return
-		}
-		var c *control.Conn
-		c = control.NewConn(raw, func(m control.Message, files control.Files) (control.Message, control.Files) {
-			files.Close()
-			if m.Op == control.End {
-				c.Hangup()
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			raw, err := listener.AcceptUnix()
+			if err != nil {
+				return
 			}
-			return control.Message{Protocol: control.Protocol}, nil
-		})
-		c.Start()
-		<-c.Done()
-		served <- nil
-	}()
+			var c *control.Conn
+			c = control.NewConn(raw, func(m control.Message, files control.Files) (control.Message, control.Files) {
+				files.Close()
+				if m.Op == control.Hello {
+					return control.Message{Protocol: control.Protocol}, nil
+				}
+				return handle(c, m), nil
+			})
+			c.Start()
+			serving.Go(func() { <-c.Done() })
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		serving.Wait()
+		if err := os.Rename(away, control.Path); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAnEngineThatEndsBeforeItAnswersHasEnded(t *testing.T) {
+	playEngine(t, func(c *control.Conn, m control.Message) control.Message {
+		if m.Op == control.End {
+			c.Hangup()
+		}
+		return control.Message{}
+	})
 	if err := EndEngine(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := listener.Close(); err != nil {
-		t.Error(err)
+}
+
+// An engine that hangs is told as one, and doesn't have the agent wait for ever.
+func TestAnEngineThatHangs(t *testing.T) {
+	hang := make(chan struct{})
+	playEngine(t, func(*control.Conn, control.Message) control.Message {
+		<-hang
+		return control.Message{}
+	})
+	e, err := connectEngine(t.Context(), "", "wireguard.gcp", func() {})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := <-served; err != nil {
-		t.Error(err)
+	defer e.close()
+	defer close(hang)
+	e.limit = 50 * time.Millisecond
+	if _, err := e.up(t.Context(), "wireguard.gcp"); err == nil || !strings.Contains(err.Error(), "the engine hangs") {
+		t.Errorf("got %v, want an error that says so", err)
 	}
 }

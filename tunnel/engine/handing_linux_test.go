@@ -365,19 +365,34 @@ func TestStandbyServes(t *testing.T) {
 	newTunnel(t).works(t)
 }
 
-// An engine that is told to end while another one takes over ends afterwards.
+// dial connects to the engine as another one does, and calls news with what it tells.
+func dial(t *testing.T, news func(control.Message)) *control.Client {
+	t.Helper()
+	c, err := control.DialNews(t.Context(), news)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// taking has an engine hand over, until the connection that it returns ends.
+func taking(t *testing.T) *control.Client {
+	t.Helper()
+	c := dial(t, func(control.Message) {})
+	if _, err := c.Ask(t.Context(), control.Message{Op: control.Take}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// An engine that is told to end while another one takes over ends afterwards, or when
+// that has failed twice.
 func TestAnEngineEndsAfterAHandOver(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
 	newTunnel(t).works(t)
-	c, err := control.Dial(t.Context(), func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if _, err := c.Ask(t.Context(), control.Message{Op: control.Take}); err != nil {
-		t.Fatal(err)
-	}
+	c := taking(t)
 	if err := first.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -386,8 +401,51 @@ func TestAnEngineEndsAfterAHandOver(t *testing.T) {
 		t.Errorf("it serves %v: %v", answer.Devices, err)
 	}
 	c.Close()
+	first.says(t, "msg=\"the engine that was taking over has ended")
+	taking(t).Close()
 	if err := <-first.ended; err != nil {
 		t.Errorf("it ends with %v", err)
+	}
+}
+
+// An engine that is told to end doesn't wait for one that stood by and has ended.
+func TestAnEngineEndsWithoutTheOneThatStoodBy(t *testing.T) {
+	first := start(t)
+	first.says(t, "msg=starting")
+	told := make(chan struct{})
+	standby := dial(t, func(m control.Message) {
+		if m.Op == control.TakeOver {
+			close(told)
+		}
+	})
+	if _, err := standby.Ask(t.Context(), control.Message{Op: control.Standby}); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-told
+	standby.Close()
+	if err := <-first.ended; err != nil {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
+// Questions are answered while a device is handed over, however long that takes.
+func TestQuestionsAreAnsweredDuringAHandOver(t *testing.T) {
+	first := start(t)
+	first.says(t, "msg=starting")
+	newTunnel(t).works(t)
+	_, files, err := taking(t).AskFiles(t.Context(), control.Message{Op: control.Give, Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer files.Close() // With the pair's end, from which the other one now waits for a word.
+	if answer := configure(t, "get=1\n\n"); !strings.Contains(answer, "listen_port=51820\n") {
+		t.Errorf("the device answers:\n%s", answer)
+	}
+	if log := first.log.String(); strings.Contains(log, "the hand-over failed") {
+		t.Errorf("only when the hand-over was over:\n%s", log)
 	}
 }
 
@@ -397,14 +455,7 @@ func TestATakeOverIsTriedAgain(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
 	newTunnel(t).works(t)
-	c, err := control.Dial(t.Context(), func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if _, err := c.Ask(t.Context(), control.Message{Op: control.Take}); err != nil {
-		t.Fatal(err)
-	}
+	c := taking(t)
 	second := start(t)
 	second.says(t, "cannot take over")
 	c.Close()

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,8 +32,11 @@ type kept struct {
 	ctx   context.Context // ends with the device
 	end   func()
 
+	// answers is the server that has the device and all of its configuration; nil: none.
+	answers atomic.Pointer[server]
+
 	// configuring guards what follows, and is held while a server is told to
-	// change the device.
+	// change the device, or hands it over.
 	configuring sync.Mutex
 	on          *server // that has it; nil: none
 	model       *model
@@ -269,10 +273,12 @@ func (k *keeper) configure(ctx context.Context, d *kept, request []byte) (answer
 	if changes {
 		return answer, k.withServer(ctx, d, ask)
 	}
-	// A question doesn't wait for a change, nor a change for it.
+	// A question doesn't wait for a change or a hand-over, nor these for it.
 	err = k.retry(ctx, func(s *server) error {
-		if err := k.settle(ctx, d, s); err != nil {
-			return err
+		if d.answers.Load() != s {
+			if err := k.settle(ctx, d, s); err != nil {
+				return err
+			}
 		}
 		return ask(s)
 	})
@@ -361,6 +367,7 @@ func (k *keeper) restore(ctx context.Context, d *kept, s *server) error {
 	if err := s.greet(ctx, d, keys[:live]); err != nil {
 		return err
 	}
+	d.answers.Store(s)
 	if len(keys) > 0 {
 		k.wg.Go(func() { k.restoreKeepalives(d, s, keys) })
 	}

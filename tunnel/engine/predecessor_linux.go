@@ -265,6 +265,7 @@ func (k *keeper) take(ctx context.Context, d *kept, config []byte, pair int) err
 		return err
 	}
 	d.on = s
+	d.answers.Store(s)
 	listener, err := control.Replace(control.DevicePath(d.name))
 	if err != nil {
 		return err

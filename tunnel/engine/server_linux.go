@@ -226,6 +226,7 @@ func (k *keeper) died(d *kept, s *server) {
 	}
 	d.log.Warn("the link is there, and can't be read: serving it again")
 	d.on = nil // The next look restores it.
+	d.answers.Store(nil)
 }
 
 // giveUp gives a device up when its link is gone. The caller holds d.configuring.

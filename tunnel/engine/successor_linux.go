@@ -20,6 +20,7 @@ import (
 type handing struct {
 	taker   *control.Conn // another engine that takes the devices
 	taken   bool          // it has them all
+	failed  int           // of those who took, before they had all
 	standby *control.Conn // another engine that would
 	giving  sync.WaitGroup
 }
@@ -30,6 +31,8 @@ const (
 	// leaveLimit bounds how long an engine that is to end waits for another one that
 	// takes over. The agent's pod has 20 s.
 	leaveLimit = 15 * time.Second
+	// takerLimit is how long an engine that was told to take over may take to begin.
+	takerLimit = greetLimit
 )
 
 var (
@@ -80,6 +83,7 @@ func (k *keeper) takenBy(c *control.Conn) error {
 		return errTaking
 	}
 	k.taker = c
+	k.notify()
 	k.log.Info("another engine takes over")
 	k.wg.Go(func() {
 		<-c.Done()
@@ -87,6 +91,8 @@ func (k *keeper) takenBy(c *control.Conn) error {
 		defer k.mu.Unlock()
 		if !k.taken {
 			k.taker = nil
+			k.failed++
+			k.notify()
 			k.log.Warn("the engine that was taking over has ended: going on")
 		}
 	})
@@ -216,30 +222,37 @@ func (k *keeper) took(c *control.Conn, name string) error {
 }
 
 // leave waits until another engine has taken over, if one is about to, or has the one
-// that stands by do so.
+// that stands by do so. That tries it a second time when it fails.
 func (k *keeper) leave() {
-	k.mu.Lock()
-	taker, standby := k.taker, k.standby
-	k.mu.Unlock()
 	ctx, cancel := context.WithTimeout(k.ctx, leaveLimit)
 	defer cancel()
-	switch {
-	case taker != nil:
-		k.log.Info("ending when another engine has taken over")
-		select {
-		case <-ctx.Done():
-		case <-taker.Done():
-			k.mu.Lock()
-			taken := k.taken
-			k.mu.Unlock()
-			if !taken {
-				return
-			}
-		}
-	case standby == nil || standby.Tell(control.Message{Op: control.TakeOver}) != nil:
+	k.mu.Lock()
+	taker, standby, failed := k.taker, k.standby, k.failed
+	k.mu.Unlock()
+	if taker == nil && (standby == nil || standby.Tell(control.Message{Op: control.TakeOver}) != nil) {
 		return
 	}
-	if <-ctx.Done(); k.ctx.Err() == nil {
+	k.log.Info("ending when another engine has taken over")
+	for waiting := true; waiting; {
+		k.mu.Lock()
+		taker, vain, changed := k.taker, k.failed == failed+2, k.changed
+		k.mu.Unlock()
+		if vain {
+			break
+		}
+		var late <-chan time.Time
+		if taker == nil {
+			late = time.After(takerLimit)
+		}
+		select {
+		case <-changed:
+		case <-late:
+			waiting = false
+		case <-ctx.Done():
+			waiting = false
+		}
+	}
+	if k.ctx.Err() == nil {
 		k.log.Warn("the other engine doesn't take over")
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +24,8 @@ const (
 	MaxFiles = 16
 	// maxHandling is how many questions of one connection are worked on at once.
 	maxHandling = 256
+	// sendLimit is how long the other side may read nothing while something is sent.
+	sendLimit = 10 * time.Second
 )
 
 // Files are descriptors that came with a message. They aren't os.File: that would
@@ -86,7 +89,8 @@ func (c *Conn) Close() {
 	c.wg.Wait()
 }
 
-// Hangup ends the connection.
+// Hangup ends the connection: nothing more is read, and the other side sees its end when
+// it has the answers to what was.
 func (c *Conn) Hangup() { c.end(errClosed) }
 
 func (c *Conn) end(err error) {
@@ -96,7 +100,7 @@ func (c *Conn) end(err error) {
 		return
 	}
 	c.err = err
-	_ = c.unix.Close()
+	_ = c.unix.CloseRead()
 	for id, wait := range c.waiting {
 		close(wait)
 		delete(c.waiting, id)
@@ -105,6 +109,7 @@ func (c *Conn) end(err error) {
 
 func (c *Conn) run() {
 	defer close(c.done)
+	defer func() { _ = c.unix.Close() }()
 	var handling sync.WaitGroup
 	defer handling.Wait()
 	turns := make(chan struct{}, maxHandling)
@@ -113,6 +118,10 @@ func (c *Conn) run() {
 		m, files, err := c.receive(buffer)
 		if err != nil {
 			c.end(err)
+			return
+		}
+		if c.Err() != nil {
+			files.Close()
 			return
 		}
 		if m.Op == "" {
@@ -196,7 +205,7 @@ func (c *Conn) forget(id uint64) {
 	}
 }
 
-// Tell sends news.
+// Tell sends news. It is an error when the other side reads nothing for ten seconds.
 func (c *Conn) Tell(m Message) error { return c.send(m) }
 
 func (c *Conn) send(m Message, files ...int) error {
@@ -210,6 +219,9 @@ func (c *Conn) send(m Message, files ...int) error {
 	var rights []byte
 	if len(files) > 0 {
 		rights = unix.UnixRights(files...)
+	}
+	if err := c.unix.SetWriteDeadline(time.Now().Add(sendLimit)); err != nil {
+		return err
 	}
 	_, _, err = c.unix.WriteMsgUnix(text, rights, nil)
 	return err

@@ -2,6 +2,7 @@ package handover
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 )
@@ -23,7 +24,18 @@ func handOver(t *testing.T, old *engine, with ...func(*Side)) *engine {
 		old.Device.Close()
 		gave <- err
 	}()
-	if err := Take(context.Background(), fresh.Side, func() {}); err != nil {
+	err := Take(context.Background(), fresh.Side, func() {
+		have, err := peersOf(fresh.Device)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, p := range have {
+			if strings.Contains(old.node.config, "keepalive_interval=25") && p.keepalive != 25 {
+				t.Error("a peer has no persistent keepalives when the device is taken")
+			}
+		}
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := <-gave; err != nil {

@@ -33,6 +33,7 @@ type taker struct {
 	pair       *pair
 	relay      *relay
 	keepalives map[Key]int
+	quiet      []Key // have no keepalives yet
 	endpoints  map[Key]string
 	heard      map[Key]bool
 	handshakes *handshakes
@@ -69,6 +70,9 @@ func (t *taker) take(ctx context.Context) error {
 	}
 	t.Tun.Open()
 	t.relay.acceptInitiations()
+	now, later := t.established()
+	t.giveKeepalives(now) // Whoever asks from now on is told what was configured.
+	t.quiet = later
 	return nil
 }
 
@@ -89,6 +93,13 @@ func (t *taker) quieten() error {
 		}
 	}
 	return t.setKeepalives(keys, func(Key) int { return 0 })
+}
+
+// giveKeepalives is the reverse for some of them.
+func (t *taker) giveKeepalives(keys []Key) {
+	if err := t.setKeepalives(keys, func(key Key) int { return t.keepalives[key] }); err != nil {
+		t.Log.Warn("peers without persistent keepalives", "err", err)
+	}
 }
 
 func (t *taker) setKeepalives(keys []Key, seconds func(Key) int) error {
@@ -282,16 +293,14 @@ func (t *taker) verdict(err error) error {
 func (t *taker) settle(ctx context.Context) {
 	defer t.Bind.relay.Store(nil)
 	defer t.Bind.answers.Store(nil)
-	rest, began := t.established(), time.Now()
+	began := time.Now()
 	pace := time.NewTicker(headway)
 	defer pace.Stop()
 	limit := time.After(5 * t.Limits.Linger) // of the giver; it lingers for four
 	for rounds := 0; ; rounds++ {
-		n := min(atOnce, len(rest))
-		if err := t.setKeepalives(rest[:n], func(key Key) int { return t.keepalives[key] }); err != nil {
-			t.Log.Warn("peers without persistent keepalives", "err", err)
-		}
-		rest = rest[n:]
+		n := min(atOnce, len(t.quiet))
+		t.giveKeepalives(t.quiet[:n])
+		t.quiet = t.quiet[n:]
 		if rounds < 10 {
 			// A remote uses a session when something has come in it, and that may
 			// have been lost.
@@ -299,7 +308,7 @@ func (t *taker) settle(ctx context.Context) {
 		}
 		_, err := t.handshakes.run(t.Device, t.Bind, time.Now())
 		late := err != nil || time.Since(began) >= t.Limits.Patience // wireguard-go goes on trying
-		if t.gone && len(rest) == 0 && (late || len(t.handshakes.of) == 0) {
+		if t.gone && len(t.quiet) == 0 && (late || len(t.handshakes.of) == 0) {
 			return
 		}
 	wait:
@@ -322,26 +331,23 @@ func (t *taker) settle(ctx context.Context) {
 			case <-t.Device.Wait():
 				return
 			case <-ctx.Done():
-				if err := t.setKeepalives(rest, func(key Key) int { return t.keepalives[key] }); err != nil {
-					t.Log.Warn("peers without persistent keepalives", "err", err)
-				}
+				t.giveKeepalives(t.quiet)
 				return
 			}
 		}
 	}
 }
 
-// established returns the peers that had persistent keepalives, those that have a
-// session first.
-func (t *taker) established() (keys []Key) {
-	var later []Key
+// established returns the peers that had persistent keepalives: those that have a
+// session, and those with which the first one would begin a handshake.
+func (t *taker) established() (now, later []Key) {
 	have, err := peersOf(t.Device)
 	for key := range t.keepalives {
 		if err == nil && have[key].handshake.IsZero() {
 			later = append(later, key)
 		} else {
-			keys = append(keys, key)
+			now = append(now, key)
 		}
 	}
-	return append(keys, later...)
+	return now, later
 }

@@ -1,0 +1,69 @@
+package control_test
+
+import (
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+)
+
+// connected returns both ends of a connection, of which nobody has started to read yet.
+// Questions to the second one are answered by handle.
+func connected(t *testing.T, handle func(other *control.Conn, m control.Message) control.Message) (asks, answers *control.Conn) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "socket")
+	l, err := control.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	ours, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = ours.Close(), theirs.Close() })
+	asks = control.NewConn(ours, func(_ control.Message, files control.Files) (control.Message, control.Files) {
+		files.Close()
+		return control.Message{}, nil
+	})
+	answers = control.NewConn(theirs, func(m control.Message, files control.Files) (control.Message, control.Files) {
+		files.Close()
+		return handle(answers, m), nil
+	})
+	return asks, answers
+}
+
+// Whoever hangs up has answered what was asked before.
+func TestAnswersAreSentBeforeTheEnd(t *testing.T) {
+	for range 100 {
+		asks, answers := connected(t, func(c *control.Conn, _ control.Message) control.Message {
+			c.Hangup()
+			return control.Message{Changed: true}
+		})
+		asks.Start()
+		answers.Start()
+		answer, _, err := asks.Ask(t.Context(), control.Message{Op: control.List})
+		if err != nil || !answer.Changed {
+			t.Fatalf("got %+v, %v", answer, err)
+		}
+		answers.Close()
+		asks.Close()
+	}
+}
+
+// Whoever reads nothing doesn't hold up for ever who sends.
+func TestTheOtherSideReadsNothing(t *testing.T) {
+	asks, _ := connected(t, nil)
+	for began := time.Now(); ; {
+		if err := asks.Tell(control.Message{Op: control.Died, Name: "wireguard.gcp"}); err != nil {
+			t.Logf("after %v: %v", time.Since(began), err)
+			return
+		}
+	}
+}
