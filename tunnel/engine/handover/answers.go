@@ -48,17 +48,20 @@ func (a *answers) begin(key Key, forget, send func()) {
 	a.begun = nil
 }
 
-// sent notes what is sent.
-func (a *answers) sent(packets [][]byte) {
+// sent notes what is sent, and returns whether that is an initiation that wasn't begun
+// here.
+func (a *answers) sent(packets [][]byte) (foreign bool) {
 	if len(packets) != 1 || messageType(packets[0]) != device.MessageInitiationType {
-		return
+		return false
 	}
 	index := binary.LittleEndian.Uint32(packets[0][4:])
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.begun != nil {
-		a.of[index], a.latest[*a.begun] = *a.begun, index
+	if a.begun == nil {
+		return true
 	}
+	a.of[index], a.latest[*a.begun] = *a.begun, index
+	return false
 }
 
 // arrived notes what has arrived, and makes the size of answers 0 that come too late.

@@ -120,10 +120,16 @@ func (b *Bind) arrived(packets [][]byte, sizes []int, from []conn.Endpoint) {
 
 // Send implements [conn.Bind].
 func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
+	foreign := false
 	if a := b.answers.Load(); a != nil {
-		a.sent(packets)
+		foreign = a.sent(packets)
 	}
 	if r := b.relay.Load(); r != nil {
+		if foreign && !r.accept.Load() {
+			// wireguard-go begins again what was answered in the moment of sending, after
+			// five seconds. The remote would forget the giver's session.
+			return nil
+		}
 		r.learn(packets)
 	}
 	if len(packets) == 1 { // as wireguard-go sends handshake messages

@@ -32,7 +32,7 @@ type Limits struct {
 	Answer time.Duration
 	// Silent is how long the taker waits for a peer that neither answers its
 	// handshake nor sends anything in the giver's session, and Patience for one that
-	// does send.
+	// does send, after the last peer that answered.
 	Silent, Patience time.Duration
 	// Linger is how long the giver goes on receiving for its sessions, at least.
 	// While anything comes it goes on, up to four times as long.

@@ -153,8 +153,9 @@ func initiate(key Key, p *device.Peer, b *Bind, forget func()) {
 }
 
 // pause returns how long to wait for the next step after one that took so long: what
-// a device with thousands of peers says takes milliseconds to read.
-func pause(took time.Duration) time.Duration { return max(5*time.Millisecond, 4*took) }
+// a device with thousands of peers says takes milliseconds to read. Those that have had
+// their headway aren't kept waiting.
+func pause(took time.Duration) time.Duration { return min(max(5*time.Millisecond, 4*took), headway) }
 
 // Initiate makes handshakes with peers of a device that is up, in that order, until all
 // have a session or the context ends. b is the device's bind. With renew, sessions that they have are ended,

@@ -160,6 +160,36 @@ func TestHandshakesAreSlowOrLost(t *testing.T) {
 	}
 }
 
+// wireguard-go now and then begins another handshake five seconds after one that was
+// answered in the moment in which it was sent. The remote must not see it as long as the
+// old engine sends.
+func TestTheNewEngineBeginsAnother(t *testing.T) {
+	p := newPassage(t, false)
+	goOn := p.keepWaiting(t)
+	sides := make(chan Side, 2)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		handOver(t, p.e, func(s *Side) { sides <- *s })
+	}()
+	<-sides
+	fresh := <-sides
+	key := publicKey(t, p.r.node)
+	polltest.Until(t, time.Minute, "the new engine has a session", func() bool {
+		have, err := peersOf(fresh.Device)
+		return err == nil && !have[key].handshake.IsZero()
+	})
+	time.Sleep(device.RekeyTimeout + 100*time.Millisecond) // wireguard-go begins none sooner
+	if err := fresh.Device.LookupPeer(key).SendHandshakeInitiation(false); err != nil {
+		t.Fatal(err)
+	}
+	p.out.flowing(t)
+	p.in.flowing(t)
+	goOn()
+	<-over
+	p.nothingIsLost(t)
+}
+
 // What confirms a session is lost: the remote sends in the one before until it comes.
 func TestConfirmationsAreLost(t *testing.T) {
 	p := newPassage(t, false)

@@ -3,6 +3,7 @@ package handover
 import (
 	"encoding/binary"
 	"sync"
+	"sync/atomic"
 
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
@@ -13,9 +14,10 @@ import (
 type relay struct {
 	send func(frame []byte) error // doesn't keep the frame
 
+	accept atomic.Bool // initiations, in both directions
+
 	mu       sync.RWMutex
 	own      indices
-	accept   bool // initiations
 	sending  sync.Mutex
 	frame    []byte
 	last     conn.Endpoint // of what is in frame
@@ -37,13 +39,6 @@ func (r *relay) learn(packets [][]byte) {
 	}
 }
 
-// acceptInitiations lets initiations through from now on.
-func (r *relay) acceptInitiations() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.accept = true
-}
-
 // pass passes on what isn't for this process, and makes its size 0.
 func (r *relay) pass(packets [][]byte, sizes []int, from []conn.Endpoint) {
 	r.mu.RLock()
@@ -63,7 +58,7 @@ func (r *relay) pass(packets [][]byte, sizes []int, from []conn.Endpoint) {
 				r.sending.Lock()
 			}
 			r.add(message, from[i])
-		} else if messageType(message) == device.MessageInitiationType && !r.accept {
+		} else if messageType(message) == device.MessageInitiationType && !r.accept.Load() {
 			sizes[i] = 0
 		}
 	}

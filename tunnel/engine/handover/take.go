@@ -69,7 +69,7 @@ func (t *taker) take(ctx context.Context) error {
 		return errEnded // Both end.
 	}
 	t.Tun.Open()
-	t.relay.acceptInitiations()
+	t.relay.accept.Store(true)
 	now, later := t.established()
 	t.giveKeepalives(now) // Whoever asks from now on is told what was configured.
 	t.quiet = later
@@ -184,10 +184,10 @@ func (t *taker) look(have map[Key]peer) error {
 }
 
 // meet makes sessions with the peers. It returns when all have one, or enough was
-// waited for the others.
+// waited for the others since the last one got its.
 func (t *taker) meet(ctx context.Context) error {
 	began := time.Now()
-	told := began
+	told, missing := began, len(t.handshakes.of)
 	step := time.NewTimer(0)
 	defer step.Stop()
 	for {
@@ -210,6 +210,9 @@ func (t *taker) meet(ctx context.Context) error {
 			}
 			if err := t.look(have); err != nil {
 				t.Log.Debug("the other engine doesn't read", "err", err)
+			}
+			if n := len(t.handshakes.of); n < missing {
+				began, missing = now, n
 			}
 			if t.enough(now.Sub(began)) {
 				return nil
