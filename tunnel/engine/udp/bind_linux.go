@@ -90,7 +90,7 @@ func (b *Bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 		if s == nil {
 			continue
 		}
-		receive = append(receive, (&receiver{socket: s}).receive)
+		receive = append(receive, newReceiver(s).receive)
 		port = s.port()
 		if b.cfg.Opened != nil {
 			file, dupErr := s.duplicate()

@@ -261,6 +261,9 @@ func TestDatagramsByThemselvesAreReadTogether(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i := range n {
+				if sizes[i] == 0 {
+					continue // between those of two messages
+				}
 				if want := fmt.Sprint(got, " "); sizes[i] != 100 || !bytes.HasPrefix(packets[i], []byte(want)) {
 					t.Fatalf("packet %d is %d bytes that begin with %.10q", got, sizes[i], packets[i])
 				}

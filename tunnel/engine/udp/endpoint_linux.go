@@ -2,7 +2,6 @@ package udp
 
 import (
 	"encoding/binary"
-	"net"
 	"net/netip"
 	"sync/atomic"
 
@@ -21,7 +20,7 @@ type source struct {
 // ever changes, so that it may be handed out for many packets.
 type endpoint struct {
 	addr    netip.AddrPort
-	to      *net.UDPAddr // the same
+	to      socketAddress // the same
 	from    source
 	control []byte // that sends from there, for sendmsg
 	chosen  atomic.Bool
@@ -30,7 +29,7 @@ type endpoint struct {
 var _ conn.Endpoint = (*endpoint)(nil)
 
 func newEndpoint(addr netip.AddrPort, from source) *endpoint {
-	e := &endpoint{addr: addr, to: net.UDPAddrFromAddrPort(addr), from: from, control: from.control()}
+	e := &endpoint{addr: addr, to: socketAddressOf(addr), from: from, control: from.control()}
 	e.chosen.Store(e.control != nil)
 	return e
 }

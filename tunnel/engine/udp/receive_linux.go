@@ -1,27 +1,70 @@
 package udp
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
-	"slices"
+	"syscall"
 
-	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 )
 
-// receiver reads one socket. Only one goroutine uses it.
+const (
+	// grouped is how many messages are read at once that may hold many datagrams each:
+	// two of those that this bind sends fill what the engine gives.
+	grouped = 2
+	// The kernel puts no fragments together, nor small packets of many senders. Where
+	// messages hold one datagram each, alone of them are read at once; when they hold
+	// more after all, these are copied twice. So that is done only after all of aloneAfter
+	// reads had no such message.
+	alone      = 32
+	aloneAfter = 8
+
+	maxMessage = 65535
+	// firstSegment is the size of datagrams that are expected first: those of full packets
+	// in a tunnel over Ethernet.
+	firstSegment = 1452
+)
+
+// receiver reads one socket. Where the kernel puts datagrams of one size together, it
+// writes each of them into a buffer of its own, as far as they have the size of those
+// before. Only one goroutine uses it.
 type receiver struct {
 	socket   *socket
-	messages [conn.IdealBatchSize]ipv6.Message
-	last     *endpoint     // where the last packet came from
-	held     []heldMessage // what the engine had no room for, in order
-	singles  int           // how often in a row all that could be read at once were datagrams by themselves
+	messages [conn.IdealBatchSize]message
+	names    [conn.IdealBatchSize]socketAddress
+	control  [conn.IdealBatchSize][]byte
+	vectors  [conn.IdealBatchSize + grouped]unix.Iovec
+	beyond   [grouped][]byte // what doesn't fit into a message's buffers
+	whole    []byte          // a message that is cut in other places
+
+	used    int // of messages
+	n       int // what poll returns
+	errno   syscall.Errno
+	poll    func(fd uintptr) bool // reads messages
+	slots   int                   // buffers of each message
+	segment int                   // size of datagrams that is expected
+
+	spare   int  // first of the engine's buffers into which nothing was read
+	spilled bool // a message of this read has taken some, those behind it follow
+
+	last    *endpoint // where the last packet came from
+	lastOf  origin    // the same
+	origins map[origin]*endpoint
+	held    []heldMessage // what the engine had no room for, in order
+	store   []byte        // of held
+	singles int           // how often in a row all that could be read at once were datagrams by themselves
 }
+
+// origin is where a packet came from, and to.
+type origin struct {
+	from  socketAddress
+	local source
+}
+
+// maxOrigins bounds the endpoints that are remembered. Beyond it they are made again.
+const maxOrigins = 256
 
 // heldMessage is what is left of a message of datagrams of one size.
 type heldMessage struct {
@@ -30,18 +73,20 @@ type heldMessage struct {
 	from *endpoint
 }
 
-// grouped is how many messages are read at once that may hold many datagrams each:
-// two of those that this bind sends fill what the engine gives.
-const grouped = 2
-
-// The kernel puts no fragments together, nor small packets of many senders. Where
-// messages hold one datagram each, alone of them are read at once; when they hold more
-// after all, the engine has no room for them, and they are copied once more. So that is
-// done only after all of aloneAfter reads had no such message.
-const (
-	alone      = 32
-	aloneAfter = 8
-)
+func newReceiver(s *socket) *receiver {
+	r := &receiver{socket: s, origins: make(map[origin]*endpoint), whole: make([]byte, maxMessage), segment: firstSegment}
+	for i := range r.beyond {
+		r.beyond[i] = make([]byte, maxMessage)
+	}
+	for i := range r.control {
+		r.control[i] = make([]byte, controlRoom)
+	}
+	r.poll = func(fd uintptr) bool {
+		r.n, r.errno = exchange(unix.SYS_RECVMMSG, fd, r.messages[:r.used])
+		return r.errno != unix.EAGAIN
+	}
+	return r
+}
 
 // receive implements [conn.ReceiveFunc].
 func (r *receiver) receive(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int, err error) {
@@ -55,141 +100,201 @@ func (r *receiver) receive(packets [][]byte, sizes []int, endpoints []conn.Endpo
 }
 
 // once reads once, and returns nothing when that was only handshake messages which
-// have to wait.
+// have to wait. Those may leave packets of size 0 between others.
 func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int, err error) {
-	put := func(datagram []byte, from *endpoint) {
-		sizes[count], endpoints[count] = copy(packets[count], datagram), from
-		count++
-	}
 	r.socket.turns.ready(func(from *endpoint, packet []byte) bool {
 		if count == len(packets) {
 			return false
 		}
-		put(packet, from)
+		sizes[count], endpoints[count] = copy(packets[count], packet), from
+		count++
 		return true
 	})
 	if count > 0 {
 		return count, nil
 	}
-	// Delivers datagrams into buffers below end, and returns how many bytes.
-	deliver := func(message []byte, size int, from *endpoint, end int) int {
-		return split(message, size, func(datagram []byte) bool {
-			if count >= end {
-				return false
-			}
-			if r.socket.turns.arrived(from, datagram) {
-				put(datagram, from)
-			}
-			return true
-		})
-	}
-	for len(r.held) > 0 {
-		h := &r.held[0]
-		h.data = h.data[deliver(h.data, h.size, h.from, len(packets)):]
-		if len(h.data) > 0 {
-			return count, nil
-		}
-		r.held = r.held[1:]
-	}
-	if count > 0 {
+	if count = r.rest(packets, sizes, endpoints); count > 0 {
 		return count, nil
 	}
-
-	read, first := r.prepare(packets)
-	n, err := r.socket.batch.ReadBatch(read, 0)
-	if err != nil {
+	r.prepare(packets)
+	expected := r.segment
+	if err := r.socket.raw.Read(r.poll); err != nil {
 		// wireguard-go stops receiving at once for a net.Error that isn't temporary,
 		// as one that the socket gets from outside and survives (ECONNABORTED). Of
 		// others it takes ten in a row; net.ErrClosed is found in either.
 		return 0, fmt.Errorf("receive: %w", err)
 	}
-	if n == len(read) {
-		r.singles++
+	if r.errno != 0 {
+		return 0, fmt.Errorf("receive: %w", r.errno)
 	}
-	for i := range read[:n] {
-		m := &read[i]
-		local, size := parseControl(m.OOB[:m.NN])
-		if size > 0 && size < m.N {
-			r.singles = 0
-		}
-		from := r.endpoint(m.Addr, local)
-		if from == nil {
-			continue
-		}
-		// The buffers up to this message's own are free, behind it are others.
-		end := first + i + 1
-		if i == n-1 {
-			end = len(packets)
-		}
-		message := m.Buffers[0][:m.N]
-		if len(r.held) > 0 {
-			end = 0 // keep the order
-		}
-		if taken := deliver(message, size, from, end); taken < len(message) {
-			// Of a sender that puts more into one message than this one does.
-			r.held = append(r.held, heldMessage{data: slices.Clone(message[taken:]), size: size, from: from})
-		}
-	}
-	return count, nil
+	return r.arrived(expected, packets, sizes, endpoints), nil
 }
 
-// prepare returns the messages to read, with buffers from the one at first on.
-// Messages of many datagrams are read into the last buffers, and cut into the
-// first.
-func (r *receiver) prepare(packets [][]byte) (read []ipv6.Message, first int) {
-	read = r.messages[:min(len(packets), len(r.messages))]
-	switch {
-	case !r.socket.coalesce || len(read) <= grouped:
-	case r.singles >= aloneAfter:
-		read = read[:min(len(read), alone)]
-	default:
-		first = len(packets) - grouped
-		read = read[:grouped]
-	}
-	for i := range read {
-		m := &read[i]
-		if m.OOB == nil {
-			m.OOB, m.Buffers = make([]byte, controlRoom), make([][]byte, 1)
+// rest delivers what there was no room for before.
+func (r *receiver) rest(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
+	for len(r.held) > 0 && count < len(packets) {
+		h := &r.held[0]
+		var filled int
+		h.data, filled = r.deliver(h.data, h.size, h.from, packets[count:], sizes[count:], endpoints[count:])
+		count += filled
+		if len(h.data) == 0 {
+			r.held = r.held[1:]
 		}
-		m.OOB, m.Buffers[0] = m.OOB[:cap(m.OOB)], packets[first+i]
 	}
-	return read, first
+	if len(r.held) == 0 {
+		r.held, r.store = nil, r.store[:0]
+	}
+	return count
+}
+
+// arrived delivers what was read into packets, expected bytes each.
+func (r *receiver) arrived(expected int, packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
+	if r.n == r.used {
+		r.singles++
+	}
+	clear(sizes)
+	r.spare, r.spilled = r.used*r.slots, false
+	for i := range r.n {
+		count = max(count, r.take(i, expected, packets, sizes, endpoints))
+	}
+	return count
+}
+
+// prepare has messages read into packets, as they are expected to be.
+func (r *receiver) prepare(packets [][]byte) {
+	r.used, r.slots = min(len(packets), len(r.messages)), 1
+	switch {
+	case !r.socket.coalesce || len(packets) <= grouped:
+	case r.singles >= aloneAfter:
+		r.used = min(r.used, alone)
+	default:
+		r.used, r.slots = grouped, min(len(packets), len(r.messages))/grouped
+	}
+	vectors := r.vectors[:0]
+	for i := range r.used {
+		start := len(vectors)
+		for _, packet := range packets[i*r.slots : (i+1)*r.slots] {
+			if r.slots > 1 {
+				packet = packet[:min(r.segment, len(packet))]
+			}
+			vectors = append(vectors, vector(packet))
+		}
+		if r.slots > 1 {
+			vectors = append(vectors, vector(r.beyond[i]))
+		}
+		header := &r.messages[i].header
+		header.Name, header.Namelen = &r.names[i][0], uint32(len(r.names[i]))
+		header.Iov = &vectors[start]
+		header.SetIovlen(len(vectors) - start)
+		header.Control = &r.control[i][0]
+		header.SetControllen(len(r.control[i]))
+	}
+}
+
+// take delivers a message that was read into its slots of packets, expected bytes each, and
+// returns how many packets are filled.
+func (r *receiver) take(i, expected int, packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
+	header, length := &r.messages[i].header, int(r.messages[i].length)
+	local, size := parseControl(r.control[i][:header.Controllen])
+	if size <= 0 || size > length {
+		size = length
+	}
+	if size < length {
+		r.singles = 0
+	}
+	from := r.endpoint(&r.names[i], local)
+	if from == nil || length == 0 {
+		return 0
+	}
+	first, placed := i*r.slots, 0 // bytes that are where they belong
+	switch {
+	case r.spilled: // Keep the order.
+	case r.slots == 1:
+		placed = size
+	case size == expected || size == length && size < expected:
+		placed = min(length, r.slots*size)
+	default:
+		r.segment = size
+	}
+	for slot, at := first, 0; at < placed; slot, at = slot+1, at+size {
+		n := min(size, placed-at)
+		if r.socket.turns.arrived(from, packets[slot][:n]) {
+			sizes[slot], endpoints[slot] = n, from
+			count = slot + 1
+		}
+	}
+	if placed == length {
+		return count
+	}
+	// The rest is copied: into the message's own slots when they are free, and then into
+	// buffers that nothing was read into.
+	end := first + r.slots
+	rest := r.gather(i, expected, packets[first:end])[placed:length]
+	if placed == 0 && r.slots > 1 && !r.spilled {
+		var filled int
+		rest, filled = r.deliver(rest, size, from, packets[first:end], sizes[first:], endpoints[first:])
+		count = first + filled
+	}
+	if len(rest) > 0 {
+		var filled int
+		rest, filled = r.deliver(rest, size, from, packets[r.spare:], sizes[r.spare:], endpoints[r.spare:])
+		r.spare += filled
+		r.spilled, count = true, max(count, r.spare)
+	}
+	if len(rest) > 0 {
+		start := len(r.store)
+		r.store = append(r.store, rest...)
+		r.held = append(r.held, heldMessage{data: r.store[start:], size: size, from: from})
+	}
+	return count
+}
+
+// gather copies a message, which was read into packets, to one place.
+func (r *receiver) gather(i, expected int, packets [][]byte) []byte {
+	if r.slots == 1 {
+		return packets[0]
+	}
+	at := 0
+	for _, packet := range packets {
+		at += copy(r.whole[at:], packet[:min(expected, len(packet))])
+	}
+	copy(r.whole[at:], r.beyond[i])
+	return r.whole
+}
+
+// deliver copies the datagrams of a message into packets, as many as there is room for. It
+// returns the rest of the message, and how many packets were filled.
+func (r *receiver) deliver(data []byte, size int, from *endpoint, packets [][]byte, sizes []int, endpoints []conn.Endpoint) (rest []byte, filled int) {
+	taken := split(data, size, func(datagram []byte) bool {
+		if filled == len(packets) {
+			return false
+		}
+		if r.socket.turns.arrived(from, datagram) {
+			sizes[filled], endpoints[filled] = copy(packets[filled], datagram), from
+			filled++
+		}
+		return true
+	})
+	return data[taken:], filled
 }
 
 // endpoint returns where a packet came from, as what answers go to. It is nil when
 // that isn't an address.
-func (r *receiver) endpoint(addr net.Addr, local source) *endpoint {
-	udp, ok := addr.(*net.UDPAddr)
-	if !ok {
-		return nil
+func (r *receiver) endpoint(from *socketAddress, local source) *endpoint {
+	of := origin{*from, local}
+	if r.lastOf != of || r.last == nil {
+		r.last, r.lastOf = r.origins[of], of
 	}
-	from := unmap(udp.AddrPort())
-	if r.last == nil || r.last.addr != from || r.last.from != local || r.last.chosen.Load() != (r.last.control != nil) {
-		r.last = newEndpoint(from, local)
+	if r.last == nil || r.last.chosen.Load() != (r.last.control != nil) {
+		addr := from.addrPort()
+		if !addr.IsValid() {
+			return nil
+		}
+		if len(r.origins) >= maxOrigins {
+			clear(r.origins)
+		}
+		r.last = newEndpoint(addr, local)
+		r.origins[of] = r.last
 	}
 	return r.last
-}
-
-// parseControl returns the address that a message was sent to, and the size of its
-// datagrams, 0 when it is one.
-func parseControl(control []byte) (local source, size int) {
-	for len(control) >= unix.CmsgSpace(0) {
-		header, data, rest, err := unix.ParseOneSocketControlMessage(control)
-		if err != nil {
-			return local, size
-		}
-		control = rest
-		switch {
-		case header.Level == unix.IPPROTO_UDP && header.Type == unix.UDP_GRO && len(data) >= 4:
-			size = int(binary.NativeEndian.Uint32(data))
-		case header.Level == unix.IPPROTO_IP && header.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
-			local.addr = netip.AddrFrom4([4]byte(data[4:8])) // ipi_spec_dst
-		case header.Level == unix.IPPROTO_IPV6 && header.Type == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
-			local.addr = netip.AddrFrom16([16]byte(data[:16]))
-			if local.addr.IsLinkLocalUnicast() {
-				local.index = binary.NativeEndian.Uint32(data[16:])
-			}
-		}
-	}
-	return local, size
 }

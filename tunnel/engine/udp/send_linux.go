@@ -1,26 +1,40 @@
 package udp
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"syscall"
 	"unsafe"
 
-	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 )
 
 // batch is what one sendmmsg takes.
 type batch struct {
-	messages [conn.IdealBatchSize]ipv6.Message
+	messages [conn.IdealBatchSize]message
+	vectors  [conn.IdealBatchSize]unix.Iovec
 	control  [conn.IdealBatchSize][]byte
+
+	used, done int // of messages
+	errno      syscall.Errno
+	poll       func(fd uintptr) bool // sends those that are used but not done
 }
 
 func newBatch() *batch {
 	b := new(batch)
 	for i := range b.control {
 		b.control[i] = make([]byte, 0, controlRoom)
+	}
+	b.poll = func(fd uintptr) bool {
+		for b.done < b.used {
+			n, errno := exchange(unix.SYS_SENDMMSG, fd, b.messages[b.done:b.used])
+			if b.errno = errno; errno != 0 {
+				return errno != unix.EAGAIN
+			}
+			b.done += n
+		}
+		return true
 	}
 	return b
 }
@@ -83,70 +97,50 @@ func (b *Bind) send(s *socket, e *endpoint, packets [][]byte, limit int) error {
 	return skipped
 }
 
-// write sends packets until all are sent or a message is refused, and returns how
-// many were sent.
+// write sends as many packets as one system call takes, or until a message is refused, and
+// returns how many were sent.
 func (b *Bind) write(s *socket, e *endpoint, packets [][]byte, limit int) (sent int, err error) {
 	batch, ok := b.batches.Get().(*batch)
 	if !ok {
 		return 0, unix.ENOMEM // can't be: nothing else is in the pool
 	}
-	messages := batch.fill(e, packets, limit, s.maxPayload)
-	defer func() {
-		clear(messages) // keep nobody's packets
-		b.batches.Put(batch)
-	}()
-	for done := 0; done < len(messages); {
-		n, err := s.batch.WriteBatch(messages[done:], 0)
-		if err != nil {
-			return sent, err
-		}
-		for _, m := range messages[done : done+n] {
-			sent += len(m.Buffers)
-		}
-		done += n
+	used := batch.fill(e, packets, limit, s.maxPayload)
+	if err = s.raw.Write(batch.poll); err == nil && batch.errno != 0 {
+		err = fmt.Errorf("send: %w", batch.errno)
 	}
-	return sent, nil
+	for _, m := range batch.messages[:batch.done] {
+		sent += int(m.header.Iovlen)
+	}
+	clear(batch.vectors[:used]) // keep nobody's packets
+	b.batches.Put(batch)
+	return sent, err
 }
 
-// fill makes messages of as many packets as there is room for.
-func (b *batch) fill(e *endpoint, packets [][]byte, limit, maxPayload int) []ipv6.Message {
+// fill makes messages of as many packets as there is room for, and returns how many these
+// are.
+func (b *batch) fill(e *endpoint, packets [][]byte, limit, maxPayload int) (vectors int) {
 	var from []byte
 	if e.chosen.Load() {
 		from = e.control
 	}
-	count := 0
-	for len(packets) > 0 && count < len(b.messages) {
+	b.used, b.done, b.errno = 0, 0, 0
+	for packets = packets[:min(len(packets), len(b.vectors))]; len(packets) > 0; b.used++ {
 		n := segments(packets, limit, maxPayload)
-		control := b.control[count][:0]
-		control = append(control, from...)
+		control := append(b.control[b.used][:0], from...)
 		if n > 1 {
 			control = appendSegmentSize(control, len(packets[0]))
 		}
-		b.messages[count] = ipv6.Message{Buffers: packets[:n], OOB: control, Addr: e.to}
+		for i, packet := range packets[:n] {
+			b.vectors[vectors+i] = vector(packet)
+		}
+		header := &b.messages[b.used].header
+		header.Name, header.Namelen = &e.to[0], e.to.size()
+		header.Iov = &b.vectors[vectors]
+		header.SetIovlen(n)
+		header.Control = unsafe.SliceData(control)
+		header.SetControllen(len(control))
 		packets = packets[n:]
-		count++
+		vectors += n
 	}
-	return b.messages[:count]
-}
-
-// appendSegmentSize appends the control message that cuts a message into datagrams.
-func appendSegmentSize(control []byte, size int) []byte {
-	var data [2]byte
-	binary.NativeEndian.PutUint16(data[:], uint16(size))
-	return appendControl(control, unix.IPPROTO_UDP, unix.UDP_SEGMENT, data[:])
-}
-
-// appendControl appends a control message for sendmsg. What is there already is
-// whole control messages.
-func appendControl(control []byte, level, kind int32, data []byte) []byte {
-	start := len(control)
-	for range unix.CmsgSpace(len(data)) {
-		control = append(control, 0)
-	}
-	var header unix.Cmsghdr
-	header.Level, header.Type = level, kind
-	header.SetLen(unix.CmsgLen(len(data)))
-	copy(control[start:], unsafe.Slice((*byte)(unsafe.Pointer(&header)), unix.SizeofCmsghdr))
-	copy(control[start+unix.CmsgLen(0):], data)
-	return control
+	return vectors
 }

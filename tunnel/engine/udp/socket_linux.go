@@ -11,25 +11,17 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/net/ipv4"
-	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 )
 
 // socket is the socket of one address family.
 type socket struct {
 	conn       *net.UDPConn
-	batch      batchConn
+	raw        syscall.RawConn // the same
 	maxPayload int
 	segment    atomic.Bool // UDP_SEGMENT works
 	coalesce   bool        // UDP_GRO is on
 	turns      *turns
-}
-
-// batchConn is what ipv4.PacketConn and ipv6.PacketConn have in common.
-type batchConn interface {
-	ReadBatch(messages []ipv6.Message, flags int) (int, error)
-	WriteBatch(messages []ipv6.Message, flags int) (int, error)
 }
 
 // openAttempts bounds how often a port that is free in one family turns out to be
@@ -93,10 +85,13 @@ func openSocket(network string, port uint16, inherited *net.UDPConn) (*socket, e
 	} else if err := control(inherited, s.prepare); err != nil {
 		return nil, errors.Join(err, inherited.Close())
 	}
+	s.maxPayload = maxPayload6
 	if network == "udp4" {
-		s.batch, s.maxPayload = ipv4.NewPacketConn(s.conn), maxPayload4
-	} else {
-		s.batch, s.maxPayload = ipv6.NewPacketConn(s.conn), maxPayload6
+		s.maxPayload = maxPayload4
+	}
+	var err error
+	if s.raw, err = s.conn.SyscallConn(); err != nil {
+		return nil, errors.Join(err, s.conn.Close())
 	}
 	return s, nil
 }

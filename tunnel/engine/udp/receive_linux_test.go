@@ -1,0 +1,163 @@
+package udp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/conn"
+)
+
+// FuzzMessages: whatever messages the kernel hands over, and however they were expected to
+// be, their datagrams come out whole and in order. Each three bytes are a message: how many
+// bytes it has, in 16s, how large its datagrams are, in fours, and what that is expected to be
+// in the read that begins with it.
+func FuzzMessages(f *testing.F) {
+	f.Add([]byte{100, 50, 50, 100, 50, 50}, false)
+	f.Add([]byte{255, 25, 25, 200, 25, 25, 1, 0, 25}, false)
+	f.Add([]byte{255, 1, 200, 255, 1, 1, 7, 0, 1}, false)
+	f.Add([]byte{9, 0, 0, 9, 0, 0, 255, 9, 0, 9, 0, 0}, true)
+	f.Add([]byte{255, 200, 255, 255, 0, 255}, false)
+	f.Fuzz(func(t *testing.T, shapes []byte, singly bool) {
+		s := &socket{coalesce: true, turns: newTurns(time.Now, func(time.Time) {})}
+		r := newReceiver(s)
+		packets, sizes := make([][]byte, conn.IdealBatchSize), make([]int, conn.IdealBatchSize)
+		endpoints := make([]conn.Endpoint, conn.IdealBatchSize)
+		for i := range packets {
+			packets[i] = make([]byte, maxMessage)
+		}
+		var want, got [][]byte
+		var pending []func(i int) // write a message as the kernel does
+		read := func() {
+			r.n = min(len(pending), r.used)
+			for i, write := range pending[:r.n] {
+				write(i)
+			}
+			pending = pending[r.n:]
+		}
+		number := uint64(0)
+		for ; len(shapes) >= 3; shapes = shapes[3:] {
+			length, size := 16+16*int(shapes[0]), 4*int(shapes[1])
+			data := make([]byte, length)
+			for at := 0; at < length; at += 8 {
+				number++
+				binary.BigEndian.PutUint64(data[at:], number)
+			}
+			step := size
+			if size == 0 || size > length {
+				step = length
+			}
+			for at := 0; at < length; at += step {
+				want = append(want, data[at:min(at+step, length)])
+			}
+			expected := max(4*int(shapes[2]), 1)
+			pending = append(pending, func(i int) {
+				header := &r.messages[i].header
+				rest := data
+				for _, v := range vectorsOf(header) {
+					rest = rest[copy(v, rest):]
+				}
+				if len(rest) > 0 {
+					t.Fatalf("no room for %d of %d bytes", len(rest), length)
+				}
+				r.messages[i].length = uint32(length)
+				r.names[i] = socketAddressOf(endpointOf("192.0.2.1:51820").addr)
+				var control []byte
+				if size > 0 {
+					var value [4]byte
+					binary.NativeEndian.PutUint32(value[:], uint32(size))
+					control = appendControl(nil, unix.IPPROTO_UDP, unix.UDP_GRO, value[:])
+				}
+				header.SetControllen(copy(r.control[i], control))
+			})
+			r.segment = expected
+		}
+		if singly {
+			r.singles = aloneAfter
+		}
+		for len(pending) > 0 || len(r.held) > 0 {
+			count := r.rest(packets, sizes, endpoints)
+			if count == 0 {
+				r.prepare(packets)
+				expected := r.segment
+				read()
+				count = r.arrived(expected, packets, sizes, endpoints)
+			}
+			for i, size := range sizes[:count] {
+				if size > 0 {
+					got = append(got, bytes.Clone(packets[i][:size]))
+				}
+			}
+		}
+		if len(got) != len(want) {
+			t.Fatalf("%d datagrams, want %d", len(got), len(want))
+		}
+		for i := range want {
+			if !bytes.Equal(got[i], want[i]) {
+				t.Fatalf("datagram %d is %d bytes, %x, want %d, %x", i, len(got[i]), got[i], len(want[i]), want[i])
+			}
+		}
+	})
+}
+
+// FuzzControl: what the kernel would say of a message can be anything.
+func FuzzControl(f *testing.F) {
+	f.Add(appendSegmentSize(nil, 1452))
+	f.Add(source{addr: endpointOf("192.0.2.1:1").addr.Addr()}.control())
+	f.Add(source{addr: endpointOf("[fe80::1]:1").addr.Addr(), index: 3}.control())
+	f.Fuzz(func(_ *testing.T, control []byte) { parseControl(control) })
+}
+
+func TestAddressesOfSockets(t *testing.T) {
+	for _, text := range []string{"192.0.2.1:51820", "[2001:db8::1]:1", "[fe80::1%lo]:65535"} {
+		addr := endpointOf(text).addr
+		raw := socketAddressOf(addr)
+		if got := raw.addrPort(); got != addr {
+			t.Errorf("%s comes back as %s", addr, got)
+		}
+	}
+	if got := (&socketAddress{}).addrPort(); got.IsValid() {
+		t.Errorf("nothing is the address %s", got)
+	}
+	mapped := socketAddressOf(endpointOf("[::ffff:192.0.2.1]:7").addr)
+	if got := mapped.addrPort().String(); got != "192.0.2.1:7" {
+		t.Errorf("an IPv4 address in IPv6 comes back as %s", got)
+	}
+}
+
+// Who sends in turns with others isn't made anew with each packet.
+func TestEndpointsAreRemembered(t *testing.T) {
+	r := newReceiver(&socket{})
+	local := source{addr: endpointOf("192.0.2.9:1").addr.Addr()}
+	of := func(text string) *endpoint {
+		raw := socketAddressOf(endpointOf(text).addr)
+		return r.endpoint(&raw, local)
+	}
+	a, b := of("192.0.2.1:1"), of("192.0.2.2:1")
+	if a == b || of("192.0.2.1:1") != a || of("192.0.2.2:1") != b {
+		t.Error("endpoints are made anew")
+	}
+	a.ClearSrc() // and the kernel shall choose; what comes now says which it is
+	if got := of("192.0.2.1:1"); got == a || got.SrcIP() != local.addr {
+		t.Errorf("answered from %s, want %s", got.SrcIP(), local.addr)
+	}
+	for i := range 3 * maxOrigins {
+		raw := socketAddressOf(endpointOf("192.0.2.3:1").addr)
+		binary.BigEndian.PutUint16(raw[2:], uint16(i))
+		r.endpoint(&raw, local)
+	}
+	if len(r.origins) > maxOrigins {
+		t.Errorf("%d endpoints are remembered", len(r.origins))
+	}
+}
+
+// vectorsOf returns the buffers that a message is read into.
+func vectorsOf(header *unix.Msghdr) (bufs [][]byte) {
+	for _, v := range unsafe.Slice(header.Iov, header.Iovlen) {
+		bufs = append(bufs, unsafe.Slice(v.Base, v.Len))
+	}
+	return bufs
+}
