@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/window"
 )
 
 // serving is the process that serves: wireguard-go, for all devices.
@@ -131,7 +132,7 @@ func (s *serving) open(name string, files control.Files) error {
 		Opened:    func(port uint16, sockets []*os.File) { s.tellSockets(name, int(port), sockets) },
 		Closed:    func() { s.tellSockets(name, 0, nil) },
 	}))
-	d.dev = device.NewDevice(d.tun, d.bind, deviceLog(s.log.With("device", name)))
+	d.dev = window.NewDevice(d.tun, d.bind, mtu, deviceLog(s.log.With("device", name)))
 	s.mu.Lock()
 	s.devices[name] = d
 	s.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/window"
 )
 
 // modes are what this program starts itself for.
@@ -44,21 +45,25 @@ func serve(args []string, ours bool) error {
 	if err != nil {
 		return err
 	}
-	var native tun.Device
-	bind := conn.NewDefaultBind()
+	log := device.NewLogger(device.LogLevelError, "")
+	var dev *device.Device
 	if ours {
-		var file *os.File
-		if file, err = openTUN(args[0]); err == nil {
-			native, err = link.New(file, mtu)
-			bind = udp.New(udp.Config{})
+		file, err := openTUN(args[0])
+		if err != nil {
+			return err
 		}
+		native, err := link.New(file, mtu)
+		if err != nil {
+			return err
+		}
+		dev = window.NewDevice(native, udp.New(udp.Config{}), mtu, log)
 	} else {
-		native, err = tun.CreateTUN(args[0], mtu)
+		native, err := tun.CreateTUN(args[0], mtu)
+		if err != nil {
+			return err
+		}
+		dev = device.NewDevice(native, conn.NewDefaultBind(), log)
 	}
-	if err != nil {
-		return err
-	}
-	dev := device.NewDevice(native, bind, device.NewLogger(device.LogLevelError, ""))
 	if err := dev.IpcSet(string(config)); err != nil {
 		return err
 	}
