@@ -21,6 +21,9 @@ var rollouts = flag.Int("rollouts", 4, "how often a new image is rolled out, fro
 // clusters, under traffic.
 func TestKubelet(t *testing.T) {
 	l := startLab(t)
+	if !t.Run("joined by semaphorectl", l.joined) {
+		return
+	}
 	installed := t.Run("installed by the manifests, pods reach each other", func(t *testing.T) {
 		start := time.Now()
 		l.install(t)

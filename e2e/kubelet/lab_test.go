@@ -31,6 +31,7 @@ import (
 const (
 	pauseImage = "testbed.local/pause:1"
 	meterImage = "testbed.local/meter:1"
+	dnsImage   = "testbed.local/coredns:1"
 )
 
 // versions are the tags of our image. The agents of both differ in what they say
@@ -46,6 +47,9 @@ type lab struct {
 	nodes    [2]*testbed.Node
 	kubelets [2]*testbed.Kubelet
 	meters   [2]*corev1.Pod
+
+	mu   sync.Mutex
+	tool string // semaphorectl, once it is built
 
 	version [2]int // of versions, which are applied
 	streams uint64 // how many there have been
@@ -130,11 +134,14 @@ func buildImages(t *testing.T, root string) []string {
 	dir := t.TempDir()
 	pod, err := programs.BuildPackage(t.Context(), programs.Module+"/e2e/kubelet/pod", filepath.Join(dir, "pod"))
 	must(t, err)
+	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.CoreDNS)
+	must(t, err)
 	others := filepath.Join(dir, "others.tar")
 	layers := []map[string]string{{"/bin/pod": pod}}
 	must(t, image.Write(others,
 		image.Image{Name: pauseImage, Layers: layers, Entrypoint: []string{"/bin/pod", "pause"}, User: "65535:65535"},
-		image.Image{Name: meterImage, Layers: layers, Entrypoint: []string{"/bin/pod", "meter"}}))
+		image.Image{Name: meterImage, Layers: layers, Entrypoint: []string{"/bin/pod", "meter"}},
+		image.Image{Name: dnsImage, Layers: append(layers, map[string]string{"/bin/coredns": binaries[tools.CoreDNS]}), Entrypoint: []string{"/bin/pod"}}))
 
 	var images []image.Image
 	common := map[string]string{}

@@ -2,6 +2,8 @@ package handover
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,6 +14,7 @@ import (
 // Command is "semaphorectl tokens".
 func Command(s *cli.Session) *cobra.Command {
 	var revoke bool
+	var only []string
 	cmd := &cobra.Command{
 		Use:   "tokens CLUSTER CLUSTER...",
 		Short: "Hand joined clusters new tokens for each other",
@@ -23,12 +26,18 @@ With --revoke all tokens that were handed over before, and what they were renewe
 end within some ten seconds.`,
 		Example: `  semaphorectl tokens aws gcp
   semaphorectl tokens --revoke aws gcp
+  semaphorectl tokens --revoke --from gcp aws gcp
   semaphorectl tokens --context aws=prod-eu aws gcp`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: s.CompleteClusters,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			ctx, cancel := s.Context(cmd.Context())
 			defer cancel()
+			for _, name := range only {
+				if !slices.Contains(names, name) {
+					return cli.Usage(fmt.Errorf("--from %s: no cluster %s is asked for", name, name))
+				}
+			}
 			clusters, err := s.Clusters(names)
 			if err != nil {
 				return err
@@ -40,13 +49,16 @@ end within some ten seconds.`,
 			var errs []error
 			for _, from := range clusters {
 				for _, to := range clusters {
-					if from == to {
+					if from == to || len(only) > 0 && !slices.Contains(only, from.Name) {
 						continue
 					}
-					tools, err := Hand(ctx, from, to, mode)
+					tools, none, err := Hand(ctx, from, to, mode)
 					if err != nil {
 						errs = append(errs, err)
 						continue
+					}
+					for _, tool := range none {
+						s.Warn("%s: no Secret %s, so %s gets nothing for %s", from.Name, account(tool, to.Name), to.Name, tool)
 					}
 					s.Done("%s has new tokens for %s: %s", to.Name, from.Name, strings.Join(tools, ", "))
 				}
@@ -55,5 +67,6 @@ end within some ten seconds.`,
 		},
 	}
 	cmd.Flags().BoolVar(&revoke, "revoke", false, "take back all tokens that were handed over before")
+	cmd.Flags().StringSliceVar(&only, "from", nil, "hand over tokens of these clusters only (default: of all)")
 	return cmd
 }

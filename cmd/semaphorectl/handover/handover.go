@@ -50,35 +50,37 @@ const (
 type handed struct{ tool, token, ca string }
 
 // Hand gives the cluster to what its programs need to read the cluster from, and says
-// which tools got something. Nothing is written unless all of it is there.
-func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools []string, err error) {
+// which tools got something, and which are granted nothing. Nothing is written unless
+// all of it is there.
+func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools, none []string, err error) {
 	var anchors []*corev1.Secret
 	var names []string // of the tools, in the order of the anchors
 	for _, tool := range manifests.Tools() {
 		anchor, err := from.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, account(tool, to.Name), metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			continue // It grants nothing for this tool.
+			none = append(none, tool)
+			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: read the Secret %s: %w", from.Name, account(tool, to.Name), err)
+			return nil, nil, fmt.Errorf("%s: read the Secret %s: %w", from.Name, account(tool, to.Name), err)
 		}
 		if err := check(anchor, mode); err != nil {
-			return nil, fmt.Errorf("%s: Secret %s: %w", from.Name, anchor.Name, err)
+			return nil, nil, fmt.Errorf("%s: Secret %s: %w", from.Name, anchor.Name, err)
 		}
 		anchors, names = append(anchors, anchor), append(names, tool)
 	}
 	if len(anchors) == 0 {
-		return nil, fmt.Errorf("%s: it grants nothing to %s: no Secret %s in %s; semaphorectl join makes them", from.Name, to.Name, account(manifests.WireGuard, to.Name), cli.Namespace)
+		return nil, nil, fmt.Errorf("%s: it grants nothing to %s: no Secret %s in %s; semaphorectl join makes them", from.Name, to.Name, account(manifests.WireGuard, to.Name), cli.Namespace)
 	}
 	ca, err := authority(ctx, from)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", from.Name, err)
+		return nil, nil, fmt.Errorf("%s: %w", from.Name, err)
 	}
 	var all []handed
 	for i, anchor := range anchors {
 		h, err := value(ctx, from, to, names[i], anchor, ca, mode)
 		if err != nil {
-			return nil, fmt.Errorf("%s: Secret %s: %w", from.Name, anchor.Name, err)
+			return nil, nil, fmt.Errorf("%s: Secret %s: %w", from.Name, anchor.Name, err)
 		}
 		if h != nil {
 			all = append(all, *h)
@@ -86,11 +88,11 @@ func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools []string
 	}
 	for _, h := range all {
 		if err := store(ctx, to, from.Name, h); err != nil {
-			return tools, fmt.Errorf("%s: write the Secret %s: %w", to.Name, secret(h.tool), err)
+			return tools, none, fmt.Errorf("%s: write the Secret %s: %w", to.Name, secret(h.tool), err)
 		}
 		tools = append(tools, h.tool)
 	}
-	return tools, nil
+	return tools, none, nil
 }
 
 func account(tool, to string) string { return "semaphore-" + manifests.Account(tool) + "-remote-" + to }

@@ -306,7 +306,7 @@ func (a *all) handAll(ctx context.Context) error {
 			if from == to {
 				continue
 			}
-			tools, err := handover.Hand(ctx, from, to, handover.Missing)
+			tools, _, err := handover.Hand(ctx, from, to, handover.Missing)
 			errs = append(errs, err)
 			if len(tools) > 0 {
 				a.Done("%s: tokens for %s: %s", to.Name, from.Name, strings.Join(tools, ", "))

@@ -1,13 +1,16 @@
 // Command pod is what pods of the tests run: "pod pause" holds namespaces, "pod
-// meter" measures.
+// meter" measures, "pod dns" runs CoreDNS.
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
 )
@@ -28,7 +31,45 @@ func run() error {
 		return nil
 	case len(os.Args) == 2 && os.Args[1] == "meter":
 		return meter.New(meter.StreamPort).Serve(ctx)
+	case len(os.Args) == 3 && os.Args[1] == "dns":
+		return serveNames(ctx, os.Args[2])
 	default:
-		return fmt.Errorf("usage: %s pause|meter", os.Args[0])
+		return fmt.Errorf("usage: %s pause|meter|dns COREFILE", os.Args[0])
+	}
+}
+
+// reloadEvery is how often CoreDNS's plugin reload looks by default.
+const reloadEvery = 30 * time.Second
+
+// serveNames runs CoreDNS, and does what its plugin reload does, which our build of it
+// hasn't: when its configuration has changed, it reads it again.
+func serveNames(ctx context.Context, corefile string) error {
+	cmd := exec.CommandContext(ctx, "/bin/coredns", "-conf", corefile)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	read, err := os.ReadFile(corefile)
+	if err != nil {
+		return err
+	}
+	ticker := time.NewTicker(reloadEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-ticker.C:
+		}
+		now, err := os.ReadFile(corefile)
+		if err != nil || bytes.Equal(now, read) {
+			continue
+		}
+		read = now
+		if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+			return err
+		}
 	}
 }

@@ -1,0 +1,218 @@
+package handover
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+)
+
+// certificate is one, in PEM.
+func certificate(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+// token is one of an account, bound to the Secret of its name.
+func token(account, uid string, expires time.Time) string {
+	part := base64.RawURLEncoding.EncodeToString
+	return part([]byte(`{"alg":"ES256"}`)) + "." + part(fmt.Appendf(nil,
+		`{"iat":%d,"exp":%d,"kubernetes.io":{"namespace":"sys-semaphore","serviceaccount":{"name":%q},"secret":{"name":%q,"uid":%q}}}`,
+		time.Now().Unix(), expires.Unix(), account, account, uid)) + ".c2lnbmVk"
+}
+
+// endless is one that never expires.
+func endless(word string) string {
+	part := base64.RawURLEncoding.EncodeToString
+	return part([]byte(`{"alg":"ES256"}`)) + "." + part(fmt.Appendf(nil, `{"sub":%q}`, word)) + ".c2lnbmVk"
+}
+
+func secretOf(name string, kind corev1.SecretType, data map[string][]byte) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: cli.Namespace, UID: "u"}, Type: kind, Data: data}
+}
+
+// neighbours are gcp, which answers about its authority and tokens as it likes, and aws.
+func neighbours(ca string, issue func(account string) string, secrets ...runtime.Object) (gcp, aws *cli.Cluster) {
+	objects := append(secrets, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt", Namespace: "kube-system"}, Data: map[string]string{"ca.crt": ca},
+	})
+	server := fake.NewClientset(objects...)
+	server.PrependReactor("create", "serviceaccounts", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create := action.(clienttesting.CreateActionImpl)
+		return true, &authenticationv1.TokenRequest{Status: authenticationv1.TokenRequestStatus{Token: issue(create.Name)}}, nil
+	})
+	return &cli.Cluster{Name: "gcp", Client: server, Config: &rest.Config{}}, &cli.Cluster{Name: "aws", Client: fake.NewClientset(), Config: &rest.Config{}}
+}
+
+func stored(t *testing.T, aws *cli.Cluster) map[string]string {
+	t.Helper()
+	list, err := aws.Client.CoreV1().Secrets(cli.Namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for _, s := range list.Items {
+		for key, value := range s.Data {
+			found[s.Name+" "+key] = string(value)
+		}
+	}
+	return found
+}
+
+func month(account string) string { return token(account, "u", time.Now().Add(30*24*time.Hour)) }
+
+func TestHand(t *testing.T) {
+	ca := certificate(t)
+	gcp, aws := neighbours("# a comment\n"+ca+ca, month,
+		secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil),
+		secretOf("semaphore-policy-remote-aws", corev1.SecretTypeServiceAccountToken, map[string][]byte{"token": []byte(endless("p")), "ca.crt": []byte(ca)}))
+	if _, err := aws.Client.CoreV1().Secrets(cli.Namespace).Create(t.Context(),
+		secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque, map[string][]byte{"merit.token": []byte("x")}), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	tools, none, err := Hand(t.Context(), gcp, aws, All)
+	if err != nil || !cmp.Equal(tools, []string{"wireguard", "policy"}) || !cmp.Equal(none, []string{"mirror"}) {
+		t.Errorf("handed over %q, not %q, error %v", tools, none, err)
+	}
+	got := stored(t, aws)
+	issued := got["semaphore-wireguard-remotes gcp.token"]
+	want := map[string]string{
+		"semaphore-wireguard-remotes merit.token": "x", "semaphore-wireguard-remotes gcp.token": issued, "semaphore-wireguard-remotes gcp.ca.crt": ca + ca,
+		"semaphore-policy-remotes gcp.token": endless("p"), "semaphore-policy-remotes gcp.ca.crt": ca,
+	}
+	if diff := cmp.Diff(want, got); diff != "" || issued == "" {
+		t.Errorf("stored (-want +got):\n%s", diff)
+	}
+}
+
+// TestMissing hands over what isn't there, or won't do for long.
+func TestMissing(t *testing.T) {
+	ca, later := certificate(t), time.Now().Add(20*24*time.Hour)
+	for name, c := range map[string]struct {
+		token, ca string
+		stays     bool
+	}{
+		"good":                {token("semaphore-wireguard-remote-aws", "u", later), ca, true},
+		"of an anchor before": {token("semaphore-wireguard-remote-aws", "v", later), ca, false},
+		"about to expire":     {token("semaphore-wireguard-remote-aws", "u", time.Now().Add(time.Hour)), ca, false},
+		"words":               {"words", ca, false},
+		"another authority":   {token("semaphore-wireguard-remote-aws", "u", later), certificate(t), false},
+	} {
+		gcp, aws := neighbours(ca, month, secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil))
+		if _, err := aws.Client.CoreV1().Secrets(cli.Namespace).Create(t.Context(), secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque,
+			map[string][]byte{"gcp.token": []byte(c.token), "gcp.ca.crt": []byte(c.ca)}), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		tools, _, err := Hand(t.Context(), gcp, aws, Missing)
+		if err != nil || (len(tools) == 0) != c.stays {
+			t.Errorf("%s: handed over %q, error %v", name, tools, err)
+		}
+		if got := stored(t, aws)["semaphore-wireguard-remotes gcp.ca.crt"]; got != ca {
+			t.Errorf("%s: the authority is %q", name, got)
+		}
+	}
+}
+
+func TestRevoke(t *testing.T) {
+	gcp, aws := neighbours(certificate(t), month, secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil))
+	if _, _, err := Hand(t.Context(), gcp, aws, Revoke); err != nil {
+		t.Fatal(err)
+	}
+	anchor, err := gcp.Client.CoreV1().Secrets(cli.Namespace).Get(t.Context(), "semaphore-wireguard-remote-aws", metav1.GetOptions{})
+	if err != nil || anchor.UID == "u" {
+		t.Errorf("the anchor is the one before: %v, %v", anchor, err)
+	}
+	if len(stored(t, aws)) != 2 {
+		t.Error("nothing was handed over")
+	}
+}
+
+// TestRefused has a neighbour answer something else than tokens and certificates: nothing
+// is written, nothing revoked, and no value is told.
+func TestRefused(t *testing.T) {
+	ca, name := certificate(t), "semaphore-policy-remote-aws"
+	key := string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: []byte("secret words")}))
+	good := month("semaphore-policy-remote-aws")
+	for what, c := range map[string]struct{ token, ca string }{
+		"a manifest behind the token": {good + "\n---\nkind: ClusterRoleBinding\n", ca},
+		"two tokens":                  {good + "\n" + good, ca},
+		"words":                       {"secret words", ca},
+		"nothing":                     {"", ca},
+		"a control sequence":          {"\x1b[2J" + good, ca},
+		"a huge token":                {strings.Repeat("QUJD", 1<<16), ca},
+		"another account's":           {month("semaphore-wireguard-remote-aws"), ca},
+		"no authority":                {good, ""},
+		"words as authority":          {good, "secret words"},
+		"a key among them":            {good, ca + key},
+		"no certificate":              {good, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("secret words")}))},
+		"half a certificate":          {good, ca + "-----BEGIN CERTIFICATE-----\nAAAA"},
+		"a huge authority":            {good, strings.Repeat(ca, 1000)},
+	} {
+		gcp, aws := neighbours(c.ca, func(string) string { return c.token }, secretOf(name, corev1.SecretTypeOpaque, nil))
+		_, _, err := Hand(t.Context(), gcp, aws, All)
+		if err == nil || !strings.HasPrefix(err.Error(), "gcp: ") || strings.Contains(err.Error(), "secret words") || strings.Contains(err.Error(), "eyJ") {
+			t.Errorf("%s: error %v", what, err)
+		}
+		if got := stored(t, aws); len(got) > 0 {
+			t.Errorf("%s: stored %v", what, got)
+		}
+	}
+	for what, second := range map[string]*corev1.Secret{
+		"another kind of Secret":      secretOf(name, corev1.SecretTypeOpaque, map[string][]byte{"token": []byte("x")}),
+		"a token that never expires":  secretOf(name, corev1.SecretTypeServiceAccountToken, map[string][]byte{"token": []byte(endless("x")), "ca.crt": []byte(ca)}),
+		"a token that isn't there":    secretOf(name, corev1.SecretTypeServiceAccountToken, nil),
+		"a static token that is none": secretOf(name, corev1.SecretTypeServiceAccountToken, map[string][]byte{"token": []byte("x"), "ca.crt": []byte(ca)}),
+	} {
+		gcp, aws := neighbours(ca, month, second, secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil))
+		if _, _, err := Hand(t.Context(), gcp, aws, Revoke); err == nil || len(stored(t, aws)) > 0 {
+			t.Errorf("%s: error %v", what, err)
+		}
+		anchor, err := gcp.Client.CoreV1().Secrets(cli.Namespace).Get(t.Context(), "semaphore-wireguard-remote-aws", metav1.GetOptions{})
+		if err != nil || anchor.UID != "u" {
+			t.Errorf("%s: tokens of another tool were revoked", what)
+		}
+	}
+	gcp, aws := neighbours(ca, month)
+	if _, _, err := Hand(t.Context(), gcp, aws, All); err == nil || !strings.Contains(err.Error(), "gcp: it grants nothing to aws") {
+		t.Errorf("without any Secret: %v", err)
+	}
+}
+
+// FuzzCertificates holds that only certificates get through.
+func FuzzCertificates(f *testing.F) {
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		got, err := Certificates(text)
+		if err == nil && !x509.NewCertPool().AppendCertsFromPEM([]byte(got)) || bytes.Contains([]byte(got), []byte("KEY")) {
+			t.Errorf("%q", got)
+		}
+	})
+}

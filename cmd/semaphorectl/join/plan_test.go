@@ -1,0 +1,184 @@
+package join
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+func subnets(t *testing.T, text string) []netip.Prefix {
+	t.Helper()
+	prefixes, err := facts.Prefixes(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return prefixes
+}
+
+func remote(t *testing.T, name, pods string) side {
+	t.Helper()
+	return side{name: name, server: "https://api." + name + ".example:6443", pods: subnets(t, pods), machines: subnets(t, "10.66.0.0/16")}
+}
+
+func TestSettings(t *testing.T) {
+	f := &facts.Facts{Name: "aws", Minor: 36}
+	got := settings(f, []side{remote(t, "gcp", "10.4.0.0/16,fd00:10:4::/48")}, map[int]bool{51840: true})
+	want := map[string]string{
+		"SEMAPHORE_CLUSTER_NAME":              "aws",
+		"SEMAPHORE_REMOTES":                   "gcp",
+		"SEMAPHORE_REMOTE_GCP_API_URL":        "https://api.gcp.example:6443",
+		"SEMAPHORE_REMOTE_GCP_CA_FILE":        "/etc/semaphore/remotes/gcp.ca.crt",
+		"SEMAPHORE_REMOTE_GCP_TOKEN_FILE":     "/etc/semaphore/remotes/gcp.token",
+		"SEMAPHORE_REMOTE_GCP_POD_SUBNETS":    "10.4.0.0/16,fd00:10:4::/48",
+		"SEMAPHORE_REMOTE_GCP_NODE_SUBNETS":   "10.66.0.0/16",
+		"SEMAPHORE_REMOTE_GCP_WG_LISTEN_PORT": "51841",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("settings (-want +got):\n%s", diff)
+	}
+	// What somebody has set stays, and another remote comes beside it.
+	got["SEMAPHORE_LOG_LEVEL"], got["SEMAPHORE_REMOTE_GCP_POD_SUBNETS"] = "debug", "10.4.0.0/15,fd00:10:4::/48"
+	f.Installed.Settings = got
+	again := settings(f, []side{remote(t, "gcp", "10.4.0.0/16,fd00:10:4::/48")}, nil)
+	if diff := cmp.Diff(got, again); diff != "" {
+		t.Errorf("again (-want +got):\n%s", diff)
+	}
+	two := settings(f, []side{remote(t, "gcp-eu", "10.6.0.0/16")}, nil)
+	if two["SEMAPHORE_REMOTES"] != "gcp,gcp-eu" || two["SEMAPHORE_REMOTE_GCP_EU_WG_LISTEN_PORT"] != "51840" {
+		t.Errorf("two remotes: %v", two)
+	}
+	// And goes again, without a trace, also where its name is the beginning of another's.
+	if diff := cmp.Diff(got, without(two, "gcp-eu")); diff != "" {
+		t.Errorf("without one (-want +got):\n%s", diff)
+	}
+	if left := without(two, "gcp"); left["SEMAPHORE_REMOTES"] != "gcp-eu" || left["SEMAPHORE_REMOTE_GCP_EU_API_URL"] == "" || left["SEMAPHORE_REMOTE_GCP_API_URL"] != "" {
+		t.Errorf("without the other one: %v", left)
+	}
+	if diff := cmp.Diff(map[string]string{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "", "SEMAPHORE_LOG_LEVEL": "debug"}, without(got, "gcp")); diff != "" {
+		t.Errorf("without any (-want +got):\n%s", diff)
+	}
+}
+
+func TestSubnetsThatAreWrongAreReplaced(t *testing.T) {
+	f := &facts.Facts{Name: "aws", Minor: 36}
+	f.Installed.Settings = settings(f, []side{remote(t, "gcp", "10.8.0.0/16")}, nil)
+	got := settings(f, []side{remote(t, "gcp", "10.4.0.0/16")}, nil)
+	if got["SEMAPHORE_REMOTE_GCP_POD_SUBNETS"] != "10.4.0.0/16" {
+		t.Errorf("settings %v", got)
+	}
+}
+
+func TestPools(t *testing.T) {
+	f := &facts.Facts{Calico: schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}}
+	var names []string
+	for _, p := range pools(f, map[string]string{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16,10.5.0.0/16,fd00:10:4::/48"}) {
+		spec := p.Object["spec"].(map[string]any)
+		names = append(names, p.GetName()+" "+spec["cidr"].(string))
+		if spec["disabled"] != true || spec["disableBGPExport"] != true || spec["natOutgoing"] != false {
+			t.Errorf("pool %v", spec)
+		}
+	}
+	if diff := cmp.Diff([]string{"remote-gcp 10.4.0.0/16", "remote-gcp-2 10.5.0.0/16", "remote-gcp-ipv6 fd00:10:4::/48"}, names); diff != "" {
+		t.Errorf("pools (-want +got):\n%s", diff)
+	}
+	if got := pools(&facts.Facts{}, map[string]string{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"}); got != nil {
+		t.Errorf("pools without Calico: %v", got)
+	}
+}
+
+// healthy are facts that nothing is wrong with.
+func healthy(t *testing.T, name, pods, services, node string) *facts.Facts {
+	t.Helper()
+	return &facts.Facts{
+		Name: name, Version: "v1.36.3", Minor: 36, PodsSure: true, Pods: subnets(t, pods), Services: subnets(t, services), Machines: subnets(t, "10.66.0.0/16"),
+		Servers: []string{"https://api." + name + ".example:6443"}, CA: "PEM", DNS: &facts.DNS{Reloads: true},
+		Nodes: []facts.Node{{Name: "n", OS: "linux", Ready: true, Addresses: []netip.Addr{netip.MustParseAddr(node)}, Pods: subnets(t, pods)}},
+	}
+}
+
+func TestCheck(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*facts.Facts)
+		want   string // of the only fault; empty: none
+	}{
+		"healthy":            {func(*facts.Facts) {}, ""},
+		"too old":            {func(f *facts.Facts) { f.Minor, f.Version = 29, "v1.29.1" }, "update it to 1.30"},
+		"no nodes":           {func(f *facts.Facts) { f.Nodes = nil }, "it has no nodes"},
+		"no InternalIP":      {func(f *facts.Facts) { f.Nodes[0].Addresses = nil }, "has no InternalIP"},
+		"no pods":            {func(f *facts.Facts) { f.Pods = nil }, "--pod-subnets aws="},
+		"loopback":           {func(f *facts.Facts) { f.Servers = nil }, "--api-server aws="},
+		"plain HTTP":         {func(f *facts.Facts) { f.Servers = []string{"http://a"} }, "isn't asked over https"},
+		"another name":       {func(f *facts.Facts) { f.Installed.Settings = map[string]string{"SEMAPHORE_CLUSTER_NAME": "x"} }, "it is installed as cluster x"},
+		"restricted":         {func(f *facts.Facts) { f.Installed.Restricted = "baseline" }, "kubectl label namespace sys-semaphore"},
+		"maybe more pods":    {func(f *facts.Facts) { f.PodsSure = false }, "! when more nodes may have others"},
+		"masqueraded":        {func(f *facts.Facts) { f.Masquerade = []string{"do this"} }, "! do this"},
+		"Windows":            {func(f *facts.Facts) { f.Nodes[0].OS = "windows" }, "! node n runs windows"},
+		"no CoreDNS":         {func(f *facts.Facts) { f.DNS = nil }, "! no ConfigMap of CoreDNS"},
+		"CoreDNS stays":      {func(f *facts.Facts) { f.DNS.Reloads = false }, "! rollout restart deployment coredns"},
+		"no answer":          {func(f *facts.Facts) { *f = facts.Facts{Name: "aws", Unread: []error{errAway}} }, "away"},
+		"nobody verifies it": {func(f *facts.Facts) { f.CA = "" }, "kube-root-ca.crt"},
+	} {
+		f := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
+		c.change(f)
+		faults := check(f, &Wishes{Tools: []string{"wireguard", "mirror"}})
+		want, warning := strings.CutPrefix(c.want, "! ")
+		switch {
+		case want == "" && len(faults) == 0:
+		case len(faults) != 1 || !strings.Contains(faults[0].String(), want) || faults[0].warning != warning || want == "":
+			t.Errorf("%s: faults %v", name, faults)
+		}
+	}
+}
+
+var errAway = away{}
+
+type away struct{}
+
+func (away) Error() string { return "away" }
+
+func TestOverlaps(t *testing.T) {
+	for name, c := range map[string]struct {
+		pods, services, node string // of gcp
+		third                string // pods of a cluster that aws has already
+		want                 string
+	}{
+		"none":                       {"10.4.0.0/16", "10.104.0.0/16", "10.66.2.2", "10.6.0.0/16", ""},
+		"services may":               {"10.4.0.0/16", "10.102.0.0/16", "10.66.2.2", "", ""},
+		"pods":                       {"10.2.128.0/17", "10.104.0.0/16", "10.66.2.2", "", "pods 10.2.0.0/16 of aws overlap pods 10.2.128.0/17 of gcp"},
+		"pods and services":          {"10.102.0.0/20", "10.104.0.0/16", "10.66.2.2", "", "services 10.102.0.0/16 of aws overlap pods 10.102.0.0/20 of gcp"},
+		"a node among pods":          {"10.4.0.0/16", "10.104.0.0/16", "10.2.3.4", "", "pods 10.2.0.0/16 of aws overlap node n 10.2.3.4/32 of gcp"},
+		"nodes with one address":     {"10.4.0.0/16", "10.104.0.0/16", "10.66.1.2", "", "address translation"},
+		"with one that isn't joined": {"10.4.0.0/16", "10.104.0.0/16", "10.66.2.2", "10.4.0.0/16", "of merit"},
+	} {
+		aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
+		if c.third != "" {
+			aws.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_POD_SUBNETS": c.third}
+		}
+		faults := overlaps([]*facts.Facts{aws, healthy(t, "gcp", c.pods, c.services, c.node)}, &Wishes{})
+		if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.want)) {
+			t.Errorf("%s: faults %v", name, faults)
+		}
+	}
+}
+
+func TestOutside(t *testing.T) {
+	found := answers{
+		"aws/a": {Servers: map[string]string{"https://one": "refused", "https://two": ""}},
+		"aws/b": {Servers: map[string]string{"https://one": "", "https://two": ""}},
+	}
+	if got, _ := outside([]string{"https://one", "https://two"}, found); got != "https://two" {
+		t.Errorf("chose %q", got)
+	}
+	found["aws/c"] = reach.Result{Servers: map[string]string{"https://two": "timeout"}}
+	got, why := outside([]string{"https://one", "https://two"}, found)
+	want := []string{"https://one is not reached from node aws/a: refused", "https://two is not reached from node aws/c: timeout"}
+	if got != "" || !cmp.Equal(want, why) {
+		t.Errorf("chose %q, because of %q", got, why)
+	}
+}

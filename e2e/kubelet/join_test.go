@@ -1,0 +1,419 @@
+package kubelet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/restmapper"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/join"
+	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+)
+
+// ourImage is the name of the image that is loaded on the nodes.
+func ourImage() string { return "docker.io/library/kube-semaphore:" + versions[0] }
+
+// joined does as a new user does: one command joins two fresh clusters, another one
+// takes them apart.
+func (l *lab) joined(t *testing.T) {
+	l.startDNS(t)
+	for i := range l.clusters {
+		must(t, l.clusters[i].Apply(t.Context(), filepath.Join(l.root, "policy", "testdata", "v3.yaml"))) // Calico's.
+		l.kubectl(t, i, "create", "service", "clusterip", "meter", "--tcp=80:"+fmt.Sprint(meter.HTTPPort))
+		l.kubectl(t, i, "label", "service", "meter", "mirror.semaphore.uw.io/mirror-service=true")
+		l.kubectl(t, i, "label", "pod", "meter", "app=meter")
+	}
+	before := l.everything(t)
+	t.Run("a look changes nothing", func(t *testing.T) {
+		l.ctl(t, "join", "--check", "--image", ourImage(), "aws", "gcp")
+		l.same(t, before)
+	})
+	t.Run("faults are told at once", l.faults)
+	t.Run("one command", func(t *testing.T) {
+		started := time.Now()
+		answered := make(chan time.Time, 1)
+		asking := within(t, 5*time.Minute)
+		go func() {
+			if testbed.Wait(asking, "an answer by name", func(ctx context.Context) error { return l.byName(ctx, 0, 1) }) == nil {
+				answered <- time.Now()
+			}
+			close(answered)
+		}()
+		out := l.ctl(t, "join", "--image", ourImage(), "aws", "gcp")
+		t.Logf("FIGURE semaphorectl join took %v", time.Since(started).Round(10*time.Millisecond))
+		first, ok := <-answered
+		if !ok {
+			t.Fatal("no request by name was answered")
+		}
+		t.Logf("FIGURE first request by name answered %v after the command was started", first.Sub(started).Round(10*time.Millisecond))
+		must(t, testbed.Wait(within(t, 3*time.Minute), "answers by name the other way", func(ctx context.Context) error { return l.byName(ctx, 1, 0) }))
+		l.noSecrets(t, out)
+	})
+	t.Run("again, nothing changes", func(t *testing.T) {
+		versions := l.resourceVersions(t)
+		l.ctl(t, "join", "--image", ourImage(), "aws", "gcp")
+		if diff := cmp.Diff(versions, l.resourceVersions(t)); diff != "" {
+			t.Errorf("changed (-before +after):\n%s", diff)
+		}
+	})
+	t.Run("tokens", func(t *testing.T) {
+		for _, args := range [][]string{{"tokens", "aws", "gcp"}, {"tokens", "--revoke", "aws", "gcp"}} {
+			had := l.handedTokens(t)
+			l.noSecrets(t, l.ctl(t, args...))
+			for key, token := range l.handedTokens(t) {
+				if had[key] == token {
+					t.Errorf("%q: %s is as it was", args, key)
+				}
+			}
+		}
+	})
+	t.Run("nothing is left", func(t *testing.T) {
+		l.ctl(t, "leave", "aws", "gcp")
+		l.same(t, before)
+	})
+	t.Run("interrupted after each step", func(t *testing.T) { l.interrupted(t, before) })
+}
+
+// byName asks a pod of the other cluster by its service's name.
+func (l *lab) byName(ctx context.Context, from, to int) error {
+	target := "http://meter.default.svc.cluster." + l.clusters[to].Name + "/"
+	answer, err := l.ask(ctx, from, "/get?url="+url.QueryEscape(target))
+	if err == nil && !strings.Contains(answer, "asked by "+l.meters[from].Status.PodIP+":") {
+		err = errors.New("unexpected answer: " + answer)
+	}
+	return err
+}
+
+// run runs semaphorectl as an administrator, and returns what it printed.
+func (l *lab) run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	if l.tool == "" {
+		var err error
+		l.tool, err = programs.Build(t.Context(), "semaphorectl", l.deploy)
+		must(t, err)
+	}
+	kubeconfig, err := l.testbed.Kubeconfig()
+	must(t, err)
+	log := filepath.Join(t.TempDir(), "log")
+	process, err := l.nodes[0].Start(sandbox.Command{
+		Name: "semaphorectl", Path: l.tool, Args: args, Log: log,
+		Env: []string{"KUBECONFIG=" + kubeconfig, "HOME=" + t.TempDir()},
+	})
+	must(t, err)
+	<-process.Done()
+	out := process.Log()
+	t.Logf("semaphorectl %s\n%s", strings.Join(args, " "), out)
+	return out, process.Err()
+}
+
+func (l *lab) ctl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := l.run(t, args...)
+	if err != nil {
+		t.Fatalf("semaphorectl %q: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// faults has several things wrong at once.
+func (l *lab) faults(t *testing.T) {
+	l.kubectl(t, 0, "create", "clusterrole", "semaphore-wireguard", "--verb=get", "--resource=nodes")
+	defer l.kubectl(t, 0, "delete", "clusterrole", "semaphore-wireguard")
+	out, err := l.run(t, "join", "--image", ourImage(), "--pod-subnets", "aws=10.4.0.0/16", "--api-server", "gcp=https://10.66.2.77:6443", "aws", "gcp")
+	if err == nil {
+		t.Error("joined nevertheless")
+	}
+	for _, want := range []string{
+		"aws: ClusterRole semaphore-wireguard is there already and isn't ours",
+		"overlap",
+		"gcp: its API server: https://10.66.2.77:6443 is not reached from node aws/",
+		"and nothing was changed",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it doesn't say %q", want)
+		}
+	}
+}
+
+// noSecrets holds that nothing is printed that somebody could use.
+func (l *lab) noSecrets(t *testing.T, out string) {
+	t.Helper()
+	for key, token := range l.handedTokens(t) {
+		if strings.Contains(out, token) || strings.Contains(out, "eyJ") || strings.Contains(out, "BEGIN CERT") {
+			t.Errorf("%s, or another secret, is printed", key)
+		}
+	}
+}
+
+// handedTokens are the tokens that clusters have of each other.
+func (l *lab) handedTokens(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, c := range l.clusters {
+		list, err := c.Client().CoreV1().Secrets(programs.Namespace).List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		for _, secret := range list.Items {
+			for key, value := range secret.Data {
+				if strings.HasSuffix(key, ".token") {
+					found[c.Name+" "+secret.Name+" "+key] = string(value)
+				}
+			}
+		}
+	}
+	if len(found) == 0 {
+		t.Error("no tokens were handed over")
+	}
+	return found
+}
+
+// interrupted joins and leaves with an end after each step in turn.
+func (l *lab) interrupted(t *testing.T, before []string) {
+	var clusters []*cli.Cluster
+	for _, c := range l.clusters {
+		clusters = append(clusters, &cli.Cluster{
+			Name: c.Name, Context: c.Name, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
+			Mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.Client().Discovery())),
+		})
+	}
+	session := cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv)
+	stopped := errors.New("interrupted")
+	l.eachStep(t, "join", stopped, func(ctx context.Context, o join.Options) error { return join.Join(ctx, session, clusters, o) })
+	l.waitReach(t)
+	l.eachStep(t, "leave", stopped, func(ctx context.Context, o join.Options) error { return join.Leave(ctx, session, clusters, o) })
+	l.same(t, before)
+}
+
+// eachStep runs something until its first step is done, then until its next one, and so
+// on to its end.
+func (l *lab) eachStep(t *testing.T, what string, stopped error, do func(context.Context, join.Options) error) {
+	t.Helper()
+	done := map[string]bool{}
+	for {
+		var at []string
+		err := do(within(t, 5*time.Minute), join.Options{
+			Wishes: join.Wishes{Image: ourImage()}, NoProbe: true,
+			AfterStep: func(step string) error {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				if done[step] {
+					return nil
+				}
+				at = append(at, step)
+				return stopped
+			},
+		})
+		for _, step := range at {
+			done[step] = true
+		}
+		if err == nil {
+			t.Logf("%s was interrupted after %d steps", what, len(done))
+			return
+		}
+		if !errors.Is(err, stopped) || len(at) == 0 {
+			t.Fatalf("%s after %v: %v", what, done, err)
+		}
+	}
+}
+
+// everything is all that there is in the clusters and on their nodes, as lines.
+func (l *lab) everything(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for i, c := range l.clusters {
+		all = append(all, l.objects(t, i, false)...)
+		for _, command := range []string{
+			`ip -o link | sed -E "s/^[0-9]+: //; s/@.*//; s/:.*//"`, "ip -4 route show table all proto 115", "ip -6 route show table all proto 115",
+			"ip rule", "ip -6 rule", "nft list tables", "ls -A /var/run/wireguard 2>/dev/null || true",
+			"ls -A /var/lib/semaphore-wireguard 2>/dev/null | grep -v -e '[.]key$' || true",
+		} {
+			out, err := l.nodes[i].Run(t.Context(), "sh", "-c", command)
+			must(t, err)
+			for line := range strings.Lines(out) {
+				all = append(all, c.Name+" "+command+": "+strings.TrimSpace(line))
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// same waits until all is as it was before.
+func (l *lab) same(t *testing.T, before []string) {
+	t.Helper()
+	diff := ""
+	err := testbed.Wait(within(t, 2*time.Minute), "all to be as it was", func(context.Context) error {
+		if diff = cmp.Diff(before, l.everything(t)); diff != "" {
+			return errors.New("it isn't")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("left (-before +after):\n%s", diff)
+	}
+}
+
+// passing are kinds whose objects come and go by themselves.
+var passing = []string{"events", "leases", "componentstatuses", "pods.metrics.k8s.io", "bindings"}
+
+// objects are those of a cluster: names, and content where it is configuration; with
+// versions those of all but what comes and goes, or tells of what happens.
+func (l *lab) objects(t *testing.T, cluster int, versions bool) []string {
+	t.Helper()
+	c := l.clusters[cluster]
+	lists, err := c.Client().Discovery().ServerPreferredResources()
+	must(t, err)
+	var all []string
+	for _, list := range lists {
+		for _, r := range list.APIResources {
+			if !slices.Contains(r.Verbs, "list") || slices.Contains(passing, r.Name) || versions && slices.Contains([]string{"pods", "nodes", "endpoints", "endpointslices", "jobs", "replicasets", "controllerrevisions", "flowschemas", "apiservices"}, r.Name) {
+				continue
+			}
+			args := []string{"get", r.Name, "--all-namespaces", "-o", "json"}
+			if r.Group != "" {
+				args[1] += "." + r.Group
+			}
+			var found struct {
+				Items []struct {
+					Metadata metav1.ObjectMeta
+					Data     map[string]string
+				}
+			}
+			decode(t, l.kubectl(t, cluster, args...), &found)
+			for _, o := range found.Items {
+				line := fmt.Sprintf("%s %s %s/%s", c.Name, args[1], o.Metadata.Namespace, o.Metadata.Name)
+				switch {
+				case versions:
+					line += " " + o.Metadata.ResourceVersion
+				case r.Name == "configmaps":
+					line += fmt.Sprintf(" %q", o.Data)
+				case r.Name == "nodes":
+					line += fmt.Sprintf(" %q %q", o.Metadata.Annotations, o.Metadata.Labels)
+				}
+				all = append(all, line)
+			}
+		}
+	}
+	return all
+}
+
+// resourceVersions are those of everything that the tool could write.
+func (l *lab) resourceVersions(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for i := range l.clusters {
+		all = append(all, l.objects(t, i, true)...)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// startDNS runs CoreDNS in both clusters, which looks at its configuration as often as
+// where kubeadm has configured it.
+func (l *lab) startDNS(t *testing.T) {
+	t.Helper()
+	both(t, func(i int) error {
+		c := l.clusters[i]
+		ip := c.ServiceSubnets[0].Addr()
+		for range 10 {
+			ip = ip.Next()
+		}
+		file := filepath.Join(t.TempDir(), c.Name+".yaml")
+		if err := os.WriteFile(file, []byte(strings.NewReplacer("@IMAGE@", dnsImage, "@IP@", ip.String()).Replace(dnsManifest)), 0o600); err != nil {
+			return err
+		}
+		if err := c.Apply(t.Context(), file); err != nil {
+			return err
+		}
+		return testbed.Wait(within(t, 3*time.Minute), "CoreDNS in "+c.Name, func(ctx context.Context) error {
+			pods, err := c.Client().CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
+			if err != nil {
+				return err
+			}
+			if len(pods.Items) != 1 {
+				return fmt.Errorf("%d pods", len(pods.Items))
+			}
+			return podReady(&pods.Items[0])
+		})
+	})
+}
+
+const dnsManifest = `apiVersion: v1
+kind: ServiceAccount
+metadata: {name: coredns, namespace: kube-system}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: system:coredns}
+rules:
+- {apiGroups: [""], resources: [services, pods, namespaces], verbs: [list, watch]}
+- {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: system:coredns}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: system:coredns}
+subjects:
+- {kind: ServiceAccount, name: coredns, namespace: kube-system}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: coredns, namespace: kube-system}
+data:
+  Corefile: |
+    .:53 {
+        errors
+        kubernetes cluster.local in-addr.arpa ip6.arpa {
+            ttl 5
+        }
+        cache 5
+        loadbalance
+    }
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: coredns, namespace: kube-system}
+spec:
+  selector: {matchLabels: {k8s-app: kube-dns}}
+  template:
+    metadata: {labels: {k8s-app: kube-dns}}
+    spec:
+      serviceAccountName: coredns
+      dnsPolicy: Default
+      containers:
+      - name: coredns
+        image: '@IMAGE@'
+        args: [dns, /etc/coredns/Corefile]
+        readinessProbe:
+          tcpSocket: {port: 53}
+          periodSeconds: 2
+        volumeMounts:
+        - {name: config, mountPath: /etc/coredns, readOnly: true}
+      volumes:
+      - {name: config, configMap: {name: coredns}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: kube-dns, namespace: kube-system}
+spec:
+  clusterIP: '@IP@'
+  selector: {k8s-app: kube-dns}
+  ports:
+  - {name: dns, port: 53, protocol: UDP}
+  - {name: dns-tcp, port: 53, protocol: TCP}
+`
