@@ -20,9 +20,10 @@ type Runner string
 
 // The runners.
 const (
-	// Here is the test of this package: make with -n, our tools with -h.
+	// Here is the test of this package: make with -n, our tools with -h. What semaphorectl
+	// does is in e2e/kubelet: TestKubelet.
 	Here Runner = "docs"
-	// Example is TestExample: kubectl and hand-over, against two API servers with
+	// Example is TestExample: kubectl and semaphorectl tokens, against two API servers with
 	// deploy/example in them.
 	Example Runner = "e2e/scenarios: TestExample"
 	// Operator is TestOperatorsView: what an operator types on a node.
@@ -58,7 +59,8 @@ var runners = []struct {
 	{regexp.MustCompile(`^\{ .*\| kubectl [^|]* apply -f -$`), Here},
 	{regexp.MustCompile(`^(umask 077; )?(ip|wg|nft) `), Operator},
 	{regexp.MustCompile(`^curl -s http://127\.0\.0\.1:7774/`), Operator},
-	{regexp.MustCompile(`^deploy/remote/hand-over( --revoke)? \w+ \w+$`), Example},
+	{regexp.MustCompile(`^semaphorectl tokens `), Example},
+	{regexp.MustCompile(`^(semaphorectl|kubectl semaphore) `), Here},
 	{regexp.MustCompile(`^kubectl( -\S+( [^-]\S*)?)* (exec|logs|run|rollout) `), RealCluster},
 	{regexp.MustCompile(`^kubectl `), Example},
 	{regexp.MustCompile(`^(docker|cosign|tcpdump|ping|curl) `), RealCluster},

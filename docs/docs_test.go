@@ -77,6 +77,7 @@ func shell(t *testing.T, command string) string {
 }
 
 func TestCommandsOfTheRepository(t *testing.T) {
+	semaphorectl := regexp.MustCompile(`^(semaphorectl|kubectl semaphore) `)
 	release := regexp.MustCompile(`go run \./deploy/release (\w+)([^>]*)`)
 	for _, c := range commands(t, Here) {
 		switch {
@@ -91,6 +92,9 @@ func TestCommandsOfTheRepository(t *testing.T) {
 			if err := yaml.Unmarshal([]byte(shell(t, manifest)), &object); err != nil || object.Kind == "" || len(object.Spec.Groups) == 0 {
 				t.Errorf("%s\nmakes %+v, %v", c, object, err)
 			}
+		case semaphorectl.MatchString(c.Text):
+			// The flags before it are read, and nothing is done.
+			shell(t, semaphorectl.ReplaceAllString(c.Text, "go run ./cmd/semaphorectl ")+" --help")
 		case strings.Contains(c.Text, "./e2e/kernel "):
 			// Its package comes last, behind the flags.
 			shell(t, c.Text[:strings.LastIndexByte(c.Text, ' ')]+" -h")

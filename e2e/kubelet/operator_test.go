@@ -67,32 +67,7 @@ func (l *lab) install(t *testing.T) {
 		l.edit(t, i, "newTag: v0.1.0", "newTag: "+versions[0])
 		l.apply(t, i, "")
 	}
-	l.handOver(t, 0, 1)
-	l.handOver(t, 1, 0)
-}
-
-// handOver runs deploy/remote/hand-over from one cluster to the other.
-func (l *lab) handOver(t *testing.T, from, to int) {
-	t.Helper()
-	kubeconfig, err := l.testbed.Kubeconfig()
-	must(t, err)
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
-	must(t, err)
-	process, err := l.nodes[from].Start(sandbox.Command{
-		Name: "hand-over",
-		Path: filepath.Join(l.root, "deploy", "remote", "hand-over"),
-		Args: []string{l.clusters[from].Name, l.clusters[to].Name},
-		Env: []string{
-			"PATH=" + filepath.Dir(binaries[tools.Kubectl]) + ":" + os.Getenv("PATH"),
-			"KUBECONFIG=" + kubeconfig,
-			"HOME=" + t.TempDir(),
-		},
-	})
-	must(t, err)
-	<-process.Done()
-	if process.Err() != nil {
-		t.Fatalf("hand-over: %v\n%s", process.Err(), process.Log())
-	}
+	l.ctl(t, "tokens", "aws", "gcp")
 }
 
 // agentPods are the pods of the DaemonSet in a cluster.

@@ -105,7 +105,7 @@ func (e *example) set(t *testing.T, c *testbed.Cluster, variable, value string) 
 	must(t, err)
 }
 
-// shell runs a command in the root of the repository, with kubectl and a
+// shell runs a command in the root of the repository, with kubectl, semaphorectl and a
 // kubeconfig that has a context for each of the clusters, the first one by
 // default. It returns what the command printed.
 func (e *example) shell(t *testing.T, name, command string) (string, error) {
@@ -121,7 +121,7 @@ func (e *example) shell(t *testing.T, name, command string) (string, error) {
 		Path: "/bin/bash",
 		Args: []string{"-euo", "pipefail", "-c", "cd " + root + "\n" + command},
 		Env: []string{
-			"PATH=" + filepath.Dir(binaries[tools.Kubectl]) + ":" + os.Getenv("PATH"),
+			"PATH=" + filepath.Dir(binaries[tools.Kubectl]) + ":" + filepath.Dir(program(t, "semaphorectl")) + ":" + os.Getenv("PATH"),
 			"KUBECONFIG=" + kubeconfig,
 			"HOME=" + t.TempDir(),
 		},
@@ -137,20 +137,20 @@ func (e *example) shell(t *testing.T, name, command string) (string, error) {
 
 // handOverLess hands over to a neighbour that isn't to run all of the tools.
 func (e *example) handOverLess(t *testing.T) {
-	command := "deploy/remote/hand-over gcp aws"
+	const command = "semaphorectl tokens --from gcp aws gcp"
 	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-policy-remote-aws")
 	if out, err := e.shell(t, "hand-over-less", command); err != nil || !strings.Contains(out, "gcp: no Secret semaphore-policy-remote-aws") ||
-		strings.Count(out, "patched") != 2 {
+		!strings.Contains(out, "aws has new tokens for gcp: wireguard, mirror") {
 		t.Errorf("without the Secret of one tool: %v\n%s", err, out)
 	}
 	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-wireguard-remote-aws", "semaphore-service-mirror-remote-aws")
-	if out, err := e.shell(t, "hand-over-nothing", command); err == nil || !strings.Contains(out, "gcp: there is nothing for aws") {
+	if out, err := e.shell(t, "hand-over-nothing", command); err == nil || !strings.Contains(out, "gcp: it grants nothing to aws") {
 		t.Errorf("without any Secret: %v\n%s", err, out)
 	}
 }
 
 // documents runs what the documents tell an operator to run against the API
-// servers: kubectl, and hand-over. What takes the example out comes last, in
+// servers: kubectl, and semaphorectl tokens. What takes the example out comes last, in
 // takeOut.
 func (e *example) documents(t *testing.T) {
 	commands, err := docs.Commands(docs.Example)

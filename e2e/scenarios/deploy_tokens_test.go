@@ -61,17 +61,12 @@ func issueTokens(t *testing.T, c *testbed.Cluster) {
 	}
 }
 
-// handOver runs deploy/remote/hand-over.
+// handOver hands a cluster tokens of another one.
 func (e *example) handOver(t *testing.T, from, to string) {
 	t.Helper()
-	out, err := e.shell(t, "hand-over-"+from, "deploy/remote/hand-over "+from+" "+to)
-	if err != nil {
-		t.Fatalf("hand-over: %v\n%s", err, out)
-	}
-	for line := range strings.Lines(out) {
-		if !strings.HasSuffix(strings.TrimSpace(line), "patched") {
-			t.Errorf("hand-over prints %q", line)
-		}
+	out, err := e.shell(t, "hand-over-"+from, "semaphorectl tokens --from "+from+" "+from+" "+to)
+	if want := to + " has new tokens for " + from + ": wireguard, mirror, policy\n"; err != nil || !strings.HasSuffix(out, want) || strings.Count(out, "\n") != 1 {
+		t.Fatalf("semaphorectl tokens: %v\n%s", err, out)
 	}
 }
 
@@ -205,7 +200,7 @@ func TestTokens(t *testing.T) {
 		}
 	})
 	t.Run("revoked, with all that came of it", func(t *testing.T) {
-		out, err := e.shell(t, "revoke", "deploy/remote/hand-over --revoke gcp aws")
+		out, err := e.shell(t, "revoke", "semaphorectl tokens --revoke --from gcp aws gcp")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -343,14 +338,14 @@ func (e *example) staticTokens(t *testing.T) {
 		e.kubectl(t, gcp, "-n", systemNamespace, "delete", "secret", "--ignore-not-found", "semaphore-"+tool+"-remote-aws")
 	}
 	e.kubectl(t, gcp, "apply", "-k", folder)
-	if out, err := e.shell(t, "too-early", "deploy/remote/hand-over gcp aws"); err == nil || !strings.Contains(out, "has no token yet") {
+	if out, err := e.shell(t, "too-early", "semaphorectl tokens --from gcp aws gcp"); err == nil || !strings.Contains(out, "has no token yet") {
 		t.Errorf("before the controller manager has filled the Secrets: %v\n%s", err, out)
 	}
 	issueTokens(t, gcp)
 	e.handOver(t, "gcp", "aws")
 	static := e.handed(t, aws, "gcp")
 	must(t, works(t.Context(), t, gcp, static["semaphore-wireguard-remotes"]))
-	if out, err := e.shell(t, "revoke-static", "deploy/remote/hand-over --revoke gcp aws"); err == nil || !strings.Contains(out, "never expires") {
+	if out, err := e.shell(t, "revoke-static", "semaphorectl tokens --revoke --from gcp aws gcp"); err == nil || !strings.Contains(out, "never expires") {
 		t.Errorf("revoked: %v\n%s", err, out)
 	}
 }

@@ -1,0 +1,133 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+const kubeconfig = `apiVersion: v1
+kind: Config
+current-context: aws
+clusters:
+- {name: a, cluster: {server: "https://a.example:6443", insecure-skip-tls-verify: true}}
+- {name: g, cluster: {server: "https://g.example:6443"}}
+contexts:
+- {name: aws, context: {cluster: a, user: u}}
+- {name: prod/gcp, context: {cluster: g, user: u}}
+users:
+- {name: u, user: {token: secret-words}}
+`
+
+// run runs a command beneath a root and returns the exit code and what was printed.
+func run(t *testing.T, do func(*Session, context.Context, []string) error, args ...string) (code int, printed string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	s := NewSession(nil, &out, &out, func(string) (string, bool) { return "", false })
+	root := &cobra.Command{Use: "semaphorectl", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	s.Flags(root.PersistentFlags())
+	root.AddCommand(&cobra.Command{Use: "do", Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		ctx, cancel := s.Context(cmd.Context())
+		defer cancel()
+		return do(s, ctx, args)
+	}})
+	return Run(t.Context(), s, root, append([]string{"--kubeconfig", file}, args...)), out.String()
+}
+
+func TestExitCodes(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		err  error
+		want int
+		says string
+	}{
+		"done":             {[]string{"do", "x"}, nil, ExitOK, ""},
+		"failed":           {[]string{"do", "x"}, errors.Join(errors.New("one"), errors.New("two")), ExitFailed, "✗ one\n✗ two\n"},
+		"unknown":          {[]string{"do", "x"}, Exit(ExitUnknown), ExitUnknown, ""},
+		"wrong use":        {[]string{"do", "x"}, Usage(errors.New("bad")), ExitUsage, "✗ bad\nsemaphorectl do --help says more\n"},
+		"too few":          {[]string{"do"}, nil, ExitUsage, "--help says more"},
+		"an unknown flag":  {[]string{"do", "--bad"}, nil, ExitUsage, "unknown flag: --bad"},
+		"an unknown word":  {[]string{"bad"}, nil, ExitUsage, "unknown command"},
+		"a bad time":       {[]string{"do", "--timeout", "x", "y"}, nil, ExitUsage, "invalid argument"},
+		"help is no fault": {[]string{"do", "--help"}, nil, ExitOK, "Usage:"},
+	} {
+		code, printed := run(t, func(*Session, context.Context, []string) error { return c.err }, c.args...)
+		if code != c.want || !strings.Contains(printed, c.says) || c.says == "" && printed != "" {
+			t.Errorf("%s: exit code %d, printed %q", name, code, printed)
+		}
+	}
+}
+
+func TestClusters(t *testing.T) {
+	clusters := func(s *Session, _ context.Context, args []string) error {
+		found, err := s.Clusters(args)
+		for _, c := range found {
+			s.Say("%s is %s at %s, insecure %v", c.Name, c.Context, c.Server, c.Insecure)
+		}
+		return err
+	}
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says []string
+	}{
+		"by its context":       {[]string{"aws"}, ExitOK, []string{"! aws: the kubeconfig has the API server's certificate not verified", "aws is aws at https://a.example:6443, insecure true"}},
+		"by another one":       {[]string{"--context", "gcp=prod/gcp", "gcp"}, ExitOK, []string{"gcp is prod/gcp at https://g.example:6443, insecure false"}},
+		"none":                 {[]string{"merit", "aws"}, ExitFailed, []string{`merit: the kubeconfig has no context "merit"; it has: aws, prod/gcp; say --context merit=<context>`}},
+		"no name":              {[]string{"prod/gcp"}, ExitUsage, []string{"--context <name>=prod/gcp"}},
+		"twice, and one extra": {[]string{"--context", "gcp=x", "aws", "aws"}, ExitUsage, []string{"cluster aws is named twice", "--context gcp=x: no cluster gcp is asked for"}},
+	} {
+		code, printed := run(t, clusters, append([]string{"do"}, c.args...)...)
+		for _, want := range c.says {
+			if code != c.code || !strings.Contains(printed, want) {
+				t.Errorf("%s: exit code %d, expected %q:\n%s", name, code, want, printed)
+			}
+		}
+		if strings.Contains(printed, "secret-words") {
+			t.Errorf("%s: a token is printed", name)
+		}
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	code, printed := run(t, func(_ *Session, ctx context.Context, _ []string) error {
+		<-ctx.Done()
+		return fmt.Errorf("%w", context.Cause(ctx))
+	}, "do", "--timeout", time.Millisecond.String(), "x")
+	if code != ExitFailed || !strings.Contains(printed, "not done within 1ms; --timeout allows more") {
+		t.Errorf("exit code %d, printed %q", code, printed)
+	}
+}
+
+// TestTerminalIsKept prints what a cluster says: on a terminal with colours, and
+// without.
+func TestTerminalIsKept(t *testing.T) {
+	for _, plain := range []bool{true, false} {
+		var out bytes.Buffer
+		s := NewSession(nil, &out, &out, func(string) (string, bool) { return "", false })
+		if !s.Terminal.plain {
+			t.Error("a buffer is taken for a terminal")
+		}
+		s.Terminal.plain = plain
+		s.Fail("it says %s", "\x1b[2Jhello\u009b\u202e")
+		want := "\x1b[31m✗ \x1b[0mit says \\x1b[2Jhello\\u009b\\u202e\n"
+		if plain {
+			want = "✗ it says \\x1b[2Jhello\\u009b\\u202e\n"
+		}
+		if got := out.String(); got != want {
+			t.Errorf("printed %q, expected %q", got, want)
+		}
+	}
+}
