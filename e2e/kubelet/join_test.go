@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/restmapper"
 
@@ -284,26 +285,19 @@ func (l *lab) objects(t *testing.T, cluster int, versions bool) []string {
 			if !slices.Contains(r.Verbs, "list") || slices.Contains(passing, r.Name) || versions && slices.Contains([]string{"pods", "nodes", "endpoints", "endpointslices", "jobs", "replicasets", "controllerrevisions", "flowschemas", "apiservices"}, r.Name) {
 				continue
 			}
-			args := []string{"get", r.Name, "--all-namespaces", "-o", "json"}
-			if r.Group != "" {
-				args[1] += "." + r.Group
-			}
-			var found struct {
-				Items []struct {
-					Metadata metav1.ObjectMeta
-					Data     map[string]string
-				}
-			}
-			decode(t, l.kubectl(t, cluster, args...), &found)
+			version, err := schema.ParseGroupVersion(list.GroupVersion)
+			must(t, err)
+			found, err := c.Dynamic().Resource(version.WithResource(r.Name)).List(t.Context(), metav1.ListOptions{})
+			must(t, err)
 			for _, o := range found.Items {
-				line := fmt.Sprintf("%s %s %s/%s", c.Name, args[1], o.Metadata.Namespace, o.Metadata.Name)
+				line := fmt.Sprintf("%s %s %s/%s", c.Name, version.WithResource(r.Name).GroupResource(), o.GetNamespace(), o.GetName())
 				switch {
 				case versions:
-					line += " " + o.Metadata.ResourceVersion
+					line += " " + o.GetResourceVersion()
 				case r.Name == "configmaps":
-					line += fmt.Sprintf(" %q", o.Data)
+					line += fmt.Sprintf(" %q", o.Object["data"])
 				case r.Name == "nodes":
-					line += fmt.Sprintf(" %q %q", o.Metadata.Annotations, o.Metadata.Labels)
+					line += fmt.Sprintf(" %q %q", o.GetAnnotations(), o.GetLabels())
 				}
 				all = append(all, line)
 			}

@@ -18,8 +18,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
-	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
 // kubectl runs kubectl as the administrator of a cluster.
