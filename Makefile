@@ -108,10 +108,14 @@ licences: ## whose code the programs link, on which terms; fails on what we can'
 release-notes: ## the newest section of CHANGELOG.md
 	@$(GO) run ./deploy/release notes
 
+.PHONY: dist
+dist: ## archives of semaphorectl for Linux, macOS and Windows, into dist/
+	$(GO) run ./deploy/release tool -version $(VERSION)
+
 .PHONY: vulnerabilities
 vulnerabilities: ## known vulnerabilities that our code reaches; says so when it can't ask
 	@$(GO) run ./deploy/release vulnerabilities
 
 .PHONY: clean
-clean: ## remove bin/
-	rm -rf bin
+clean: ## remove bin/ and dist/
+	rm -rf bin dist

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,7 +45,8 @@ type inventory struct {
 func architectures() []string { return []string{"amd64", "arm64"} }
 
 // takeInventory asks the Go tool what it links into the programs in cmd/ for
-// Linux, on any of the architectures, and reads the licences. Its error names
+// Linux, and into semaphorectl for other systems, on any of the architectures, and
+// reads the licences. Its error names
 // all modules whose licence we don't accept.
 func takeInventory(ctx context.Context, root string) (inventory, error) {
 	env, err := goOutput(ctx, root, nil, "env", "GOROOT", "GOVERSION")
@@ -58,14 +60,21 @@ func takeInventory(ctx context.Context, root string) (inventory, error) {
 		return inventory{}, fmt.Errorf("go env GOVERSION says %q", version)
 	}
 	links := newLinks(module{path: stdlib, version: fields[0], dir: goroot})
-	for _, arch := range architectures() {
-		out, err := goOutput(ctx, root, []string{"GOOS=linux", "GOARCH=" + arch, "CGO_ENABLED=0"},
-			"list", "-deps", "-json=ImportPath,Dir,Name,Standard,DepOnly,Imports,Module", "./cmd/...")
+	for _, p := range platforms() {
+		what := "./cmd/..."
+		if p.system != "linux" {
+			what = "./cmd/semaphorectl"
+			if _, err := os.Stat(filepath.Join(root, what)); errors.Is(err, os.ErrNotExist) {
+				continue // As in the image's context.
+			}
+		}
+		out, err := goOutput(ctx, root, []string{"GOOS=" + p.system, "GOARCH=" + p.arch, "CGO_ENABLED=0"},
+			"list", "-deps", "-json=ImportPath,Dir,Name,Standard,DepOnly,Imports,Module", what)
 		if err != nil {
 			return inventory{}, err
 		}
 		if err := links.add(strings.NewReader(out)); err != nil {
-			return inventory{}, fmt.Errorf("read what linux/%s links: %w", arch, err)
+			return inventory{}, fmt.Errorf("read what %s links: %w", p, err)
 		}
 	}
 	found := links.inventory()

@@ -5,6 +5,7 @@
 //	go run ./deploy/release licences [-texts] [-o file]        whose code that is, on which terms
 //	go run ./deploy/release notes [version]                    one section of CHANGELOG.md
 //	go run ./deploy/release vulnerabilities [-db address]      govulncheck
+//	go run ./deploy/release tool [-version v1.2.3] [-url address] [-o folder]   semaphorectl, and its krew manifest
 //	go run ./deploy/release pinned -image reference            refuses an image without a digest
 package main
 
@@ -32,7 +33,7 @@ func main() {
 	}
 }
 
-const usage = "usage: release sbom|licences|notes|vulnerabilities|pinned [flags]"
+const usage = "usage: release sbom|licences|notes|vulnerabilities|pinned|tool [flags]"
 
 // run does what the first of args asks for.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -45,6 +46,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		"notes":           notesCommand,
 		"vulnerabilities": vulnerabilitiesCommand,
 		"pinned":          pinnedCommand,
+		"tool":            toolCommand,
 	}
 	command, known := commands[args[0]]
 	if !known {
