@@ -272,6 +272,9 @@ func (l *lab) same(t *testing.T, before []string) {
 // passing are kinds whose objects come and go by themselves.
 var passing = []string{"events", "leases", "componentstatuses", "pods.metrics.k8s.io", "bindings"}
 
+// reporting are kinds whose objects change with what happens to their pods.
+var reporting = []string{"daemonsets", "deployments", "cronjobs", "poddisruptionbudgets"}
+
 // objects are those of a cluster: names, and content where it is configuration; with
 // versions those of all but what comes and goes, or tells of what happens.
 func (l *lab) objects(t *testing.T, cluster int, versions bool) []string {
@@ -292,6 +295,8 @@ func (l *lab) objects(t *testing.T, cluster int, versions bool) []string {
 			for _, o := range found.Items {
 				line := fmt.Sprintf("%s %s %s/%s", c.Name, version.WithResource(r.Name).GroupResource(), o.GetNamespace(), o.GetName())
 				switch {
+				case versions && slices.Contains(reporting, r.Name):
+					line += fmt.Sprintf(" generation %d", o.GetGeneration())
 				case versions:
 					line += " " + o.GetResourceVersion()
 				case r.Name == "configmaps":

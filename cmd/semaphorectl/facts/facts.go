@@ -247,18 +247,18 @@ func (f *Facts) readServers(ctx context.Context, c *cli.Cluster) {
 	if u, err := url.Parse(c.Server); err == nil && u.Scheme == "https" && !loopback(u.Hostname()) {
 		f.Servers = append(f.Servers, strings.TrimSuffix(c.Server, "/"))
 	}
-	slices, err := c.Client.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
+	own, err := c.Client.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
 	if err != nil {
 		return // It is one more way, not one that is needed.
 	}
-	for _, s := range slices.Items {
+	for _, s := range own.Items {
 		for _, p := range s.Ports {
 			for _, e := range s.Endpoints {
 				if p.Port == nil || len(e.Addresses) == 0 {
 					continue
 				}
 				server := "https://" + net.JoinHostPort(e.Addresses[0], fmt.Sprint(*p.Port))
-				if len(f.Servers) < 4 && !contains(f.Servers, server) {
+				if len(f.Servers) < 4 && !slices.Contains(f.Servers, server) {
 					f.Servers = append(f.Servers, server)
 				}
 			}
@@ -270,8 +270,6 @@ func loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsUnspecified())
 }
-
-func contains(list []string, s string) bool { return slices.Contains(list, s) }
 
 // readServices finds where ClusterIPs are: ServiceCIDRs of Kubernetes 1.33 on, or what
 // the API server says of an address that can't be.
@@ -307,8 +305,8 @@ func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
 	return nil
 }
 
-// list reads objects of a kind that may not be there.
-func list(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource) ([]unstructured.Unstructured, error) {
+// listAll reads objects of a kind that may not be there.
+func listAll(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource) ([]unstructured.Unstructured, error) {
 	found, err := c.Dynamic.Resource(resource).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err

@@ -84,7 +84,7 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) {
 	}
 	nodes = compact(nodes)
 	if f.Calico.Version != "" {
-		if items, err := list(ctx, c, PoolsOf(f.Calico)); err == nil {
+		if items, err := listAll(ctx, c, PoolsOf(f.Calico)); err == nil {
 			if pools := enabled(items); len(pools) > 0 {
 				f.Pods, f.PodsFrom, f.PodsSure = pools, "Calico's IP pools", true
 				return
@@ -92,7 +92,7 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) {
 		}
 	}
 	if f.Plugin == "Cilium" {
-		if items, err := list(ctx, c, ciliumNodes); err == nil {
+		if items, err := listAll(ctx, c, ciliumNodes); err == nil {
 			var found []netip.Prefix
 			for _, item := range items {
 				cidrs, _, _ := unstructured.NestedStringSlice(item.Object, "spec", "ipam", "podCIDRs")

@@ -3,6 +3,7 @@ package join
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
@@ -68,7 +69,7 @@ func check(f *facts.Facts, w *Wishes) []fault {
 	for _, needs := range f.Masquerade {
 		warn("pods' packets may be masqueraded", needs)
 	}
-	if has(w.Tools, manifests.Mirror) {
+	if slices.Contains(w.Tools, manifests.Mirror) {
 		switch {
 		case f.DNS == nil:
 			warn("no ConfigMap of CoreDNS is in kube-system", "names such as web.shop.svc.cluster.gcp need the blocks of deploy/coredns/Corefile, wherever its configuration is")
@@ -77,15 +78,6 @@ func check(f *facts.Facts, w *Wishes) []fault {
 		}
 	}
 	return faults
-}
-
-func has(list []string, word string) bool {
-	for _, w := range list {
-		if w == word {
-			return true
-		}
-	}
-	return false
 }
 
 // span is a range with what it is.

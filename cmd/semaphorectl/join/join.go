@@ -101,7 +101,7 @@ func (a *all) preflight(ctx context.Context) error {
 	var faults []fault
 	readable := true
 	for i, f := range a.facts {
-		if f.Calico.Version == "" && f.Version != "" && has(a.Tools, manifests.Policy) {
+		if f.Calico.Version == "" && f.Version != "" && slices.Contains(a.Tools, manifests.Policy) {
 			faults = append(faults, fault{cluster: f.Name, what: "there is no Calico, so semaphore-policy has nothing to write to", remedy: "say --tools wireguard,mirror"})
 		}
 		faults = append(faults, check(f, &a.Wishes)...)
