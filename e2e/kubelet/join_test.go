@@ -106,7 +106,8 @@ func (l *lab) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	if l.tool == "" {
 		var err error
-		l.tool, err = programs.Build(t.Context(), "semaphorectl", l.deploy)
+		// As the image's programs are built, with which it shares what is compiled.
+		l.tool, err = programs.Build(t.Context(), "semaphorectl", l.deploy, "-trimpath")
 		must(t, err)
 	}
 	kubeconfig, err := l.testbed.Kubeconfig()
