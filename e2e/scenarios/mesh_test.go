@@ -224,6 +224,8 @@ func TestMesh(t *testing.T) {
 		must(t, programs.Reach(t.Context(), awsPod, p.Pods[3]))
 	})
 
+	part("a node behind address translation", func(t *testing.T) { testTranslation(t, p) })
+
 	part("a node that reboots", func(t *testing.T) {
 		status, err := aws1.Status(t.Context())
 		must(t, err)
