@@ -173,15 +173,22 @@ func (p *path) read(now time.Time, handshake, heard time.Time, rx, tx int64) {
 		p.sign = SignOneWay
 	}
 	p.handshake, p.heard, p.rx, p.tx, p.counted = handshake, latest(heard, handshake), rx, tx, true
-	if p.answers && p.asked >= enough && handshake.After(p.askedSince) {
-		// There and back; it is the probes that are not answered.
-		p.unanswering(now)
+	if !p.answers || p.asked < enough || !handshake.After(p.askedSince) {
+		return
 	}
+	// There and back.
+	if p.state == PathDown {
+		p.become(now, PathUp, SignHandshake)
+		p.asked, p.verified, p.next = 0, false, now
+		return
+	}
+	// It is the probes that are not answered.
+	p.unanswering(now)
 }
 
 // unanswering has the path judged by what WireGuard itself shows.
 func (p *path) unanswering(now time.Time) {
-	p.answers, p.asked, p.tried, p.verified = false, 0, 0, false
+	p.answers, p.asked, p.tried, p.verified, p.next = false, 0, 0, false, now
 	p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
 	p.judge(now)
 }
@@ -272,8 +279,8 @@ const (
 	renewLeading = 1500 * time.Millisecond
 	renewSeldom  = 4 * time.Second
 	// renewIdle is for those that have been down for longer than renewIdleAfter.
-	renewIdle      = 15 * time.Second
-	renewIdleAfter = time.Hour
+	renewIdle      = 5 * time.Second
+	renewIdleAfter = 10 * time.Minute
 )
 
 func (p *path) renewInterval(now time.Time) time.Duration {

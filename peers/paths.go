@@ -11,14 +11,16 @@ import (
 )
 
 // What bounds the probes of one device, in numbers a second. With 5,000 peers each
-// side sends 300 and answers as many.
+// side sends 300 and answers as many; those that come due together, as after an alarm,
+// may be more for a while.
 const (
 	routineRate = 300
-	usedRate    = 200 // of those, to peers that carry traffic
-	largeRate   = 30
+	routineMost = 450
+	usedRate    = 200 // of the former, to peers that carry traffic
+	largeRate   = 30  // of it, of full size
 	downRate    = 150
 	unheardRate = 50 // to peers that don't answer
-	doubtRate   = 1200
+	doubtRate   = 2000
 )
 
 const (
@@ -112,7 +114,7 @@ func (ps *paths) spread() {
 		return max(least, time.Duration(float64(n)/rate*float64(time.Second)))
 	}
 	ps.usedEvery = every(used, usedRate, usedInterval)
-	ps.idleEvery = every(idle, routineRate-float64(used)/ps.usedEvery.Seconds(), usedInterval)
+	ps.idleEvery = every(idle, routineRate-largeRate-float64(used)/ps.usedEvery.Seconds(), usedInterval)
 	ps.downEvery = every(down, downRate, downInterval)
 	ps.unheardEvery = every(unheard, unheardRate, unheardInterval)
 	ps.largeEvery = every(used+idle, largeRate, largeInterval)
@@ -149,7 +151,7 @@ type probe struct {
 //	goes first                                  bound
 //	doubt: an answer is overdue; suspicion:     doubtRate
 //	a neighbour seems to be gone
-//	the others, the longest overdue first       routineRate
+//	the others, the longest overdue first       routineMost
 func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -158,7 +160,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		gap = now.Sub(ps.ticked)
 	}
 	ps.ticked = now
-	ps.routine.grow(gap, routineRate)
+	ps.routine.grow(gap, routineMost)
 	ps.doubt.grow(gap, doubtRate)
 	var due, doubtful []*path
 	suspicion := false

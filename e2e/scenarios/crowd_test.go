@@ -203,7 +203,7 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 			remote := status.Remote("evil")
 			if peers, prefixes := len(remote.Peers), 0; peers != allowed || !remote.API.Synced || !strings.Contains(remote.API.Error, "nodes or more are rejected") {
 				return fmt.Errorf("%d peers, synced %t, %s", peers, remote.API.Synced, remote.API.Error)
-			} else if prefixes = len(remote.Peers[0].AllowedIPs); prefixes != 32 {
+			} else if prefixes = len(remote.Peers[0].AllowedIPs); prefixes != 32+1 { // and the address that it is probed at
 				return fmt.Errorf("a peer has %d prefixes", prefixes)
 			}
 			stored := readStored(agent.Node, "wireguard.evil")

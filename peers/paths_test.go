@@ -1,0 +1,296 @@
+package peers
+
+import (
+	"encoding/binary"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// mesh is a device with peers, in a time of its own. Answers come at the next tick.
+type mesh struct {
+	t     *testing.T
+	paths paths
+	now   time.Time
+	peers []Peer
+
+	// cut tells of which peers packets don't get there, or back; deaf of which kernels
+	// don't answer probes, though handshakes succeed.
+	cut, deaf map[tunnel.Key]bool
+	large     bool // full-size packets get lost
+	heard     bool // those that are cut are heard all the same
+	sent      int  // probes
+	anew      int  // handshakes that were begun
+}
+
+func keyOf(n int) (k tunnel.Key) {
+	binary.BigEndian.PutUint32(k[:], uint32(n))
+	k[31] = 1
+	return k
+}
+
+func newMesh(t *testing.T, size int) *mesh {
+	t.Helper()
+	m := &mesh{t: t, now: time.Unix(1_800_000_000, 0), cut: map[tunnel.Key]bool{}, deaf: map[tunnel.Key]bool{}}
+	configured := map[tunnel.Key]time.Time{}
+	for i := range size {
+		p := peer(1)
+		p.Node, p.PublicKey = fmt.Sprintf("gcp-%d", i), keyOf(i+1)
+		m.peers = append(m.peers, p)
+		configured[p.PublicKey] = m.now
+	}
+	m.paths.set(m.now, tunnel.Key{}, m.peers, configured)
+	return m
+}
+
+// read has the device read: all that aren't cut have a session.
+func (m *mesh) read() {
+	for i := range m.peers {
+		key := m.peers[i].PublicKey
+		s := tunnel.PeerStatus{Peer: m.peers[i].Peer}
+		p := m.paths.of[key]
+		switch {
+		case !m.cut[key] && p.renewed.After(p.handshake):
+			s.LastHandshake = m.now
+		case m.cut[key] && m.heard:
+			s.RxBytes, s.LastHandshake = p.rx+148, p.handshake
+		default:
+			s.LastHandshake = p.handshake
+		}
+		m.paths.read(m.now, &s, time.Time{})
+	}
+}
+
+// step is one tick. Handshakes that are wanted are begun at once.
+func (m *mesh) step() {
+	m.now = m.now.Add(pathTick)
+	send, _, handshakes := m.paths.tick(m.now)
+	m.sent += len(send)
+	for _, p := range send {
+		m.paths.sent(m.now, p)
+	}
+	if handshakes {
+		m.read()
+		for i := range m.peers {
+			if m.paths.contact(m.now, m.peers[i].PublicKey) == tunnel.ContactAnew {
+				m.anew++
+			}
+		}
+	}
+	for _, p := range send {
+		if !m.cut[p.key] && !m.deaf[p.key] && (!p.large || !m.large) {
+			m.paths.answer(m.now.Add(pathTick/2), p.to, p.large)
+		}
+	}
+}
+
+// until steps until all that want says are in a state, and returns how long that took.
+func (m *mesh) until(what string, limit time.Duration, state PathState, of ...int) time.Duration {
+	m.t.Helper()
+	started := m.now
+	for m.now.Sub(started) <= limit {
+		m.step()
+		n := 0
+		for _, i := range of {
+			if m.paths.of[keyOf(i+1)].state == state {
+				n++
+			}
+		}
+		if n == len(of) {
+			return m.now.Sub(started)
+		}
+	}
+	m.t.Fatalf("not within %v: %s", limit, what)
+	return 0
+}
+
+func upTo(n int) (all []int) {
+	for i := range n {
+		all = append(all, i)
+	}
+	return all
+}
+
+// What is promised about how soon a path is known to be down and up, of meshes of
+// several sizes, and what it may cost. All of it is in the mesh's own time.
+func TestPathsInTime(t *testing.T) {
+	for _, c := range []struct {
+		size       int
+		down, used time.Duration
+	}{{2, 3 * time.Second, 3 * time.Second}, {500, 4 * time.Second, 3 * time.Second}, {5000, 30 * time.Second, 3 * time.Second}} {
+		t.Run(fmt.Sprint(c.size), func(t *testing.T) {
+			m := newMesh(t, c.size)
+			m.until("all up", time.Minute, PathUp, upTo(c.size)...)
+			m.paths.of[keyOf(1)].used = true
+			m.paths.mu.Lock()
+			m.paths.spread()
+			m.paths.mu.Unlock()
+			for range 300 {
+				m.step()
+			}
+			m.sent = 0
+			const quiet = 200
+			for range quiet {
+				m.step()
+			}
+			rate := float64(m.sent) / (quiet * pathTick.Seconds())
+			if rate > routineMost+1 {
+				t.Errorf("%.0f probes a second", rate)
+			}
+			var worstUsed, worstIdle, worstUp time.Duration
+			for try := range min(5, 10_000/c.size) {
+				for range try * 3 {
+					m.step()
+				}
+				for who, worst := range map[int]*time.Duration{0: &worstUsed, c.size - 1: &worstIdle} {
+					m.cut[keyOf(who+1)] = true
+					*worst = max(*worst, m.until("down", c.down, PathDown, who))
+					for range 50 {
+						m.step()
+					}
+					delete(m.cut, keyOf(who+1))
+					worstUp = max(worstUp, m.until("up", 2*time.Second, PathUp, who))
+				}
+				m.paths.of[keyOf(1)].used = true
+			}
+			if worstUsed > c.used {
+				t.Errorf("a used path is down after %v", worstUsed)
+			}
+			for i := range c.size {
+				m.cut[keyOf(i+1)] = true
+			}
+			m.sent = 0
+			began := m.now
+			all := m.until("all down", 30*time.Second, PathDown, upTo(c.size)...)
+			t.Logf("%d peers: %.0f probes a second; down: used %v, idle %v, all of them %v (with %.0f probes a second); up %v",
+				c.size, rate, worstUsed, worstIdle, all, float64(m.sent)/m.now.Sub(began).Seconds(), worstUp)
+			if c.size <= 500 && all > 4*time.Second {
+				t.Errorf("all are down after %v", all)
+			}
+		})
+	}
+}
+
+// What never answered isn't down for want of answers, and what stops answering while
+// handshakes succeed stays up.
+func TestPathsOfPeersThatDontAnswer(t *testing.T) {
+	m := newMesh(t, 2)
+	m.deaf[keyOf(1)] = true
+	m.until("the other one up", time.Minute, PathUp, 1)
+	p := m.paths.of[keyOf(1)]
+	for range 600 {
+		m.step()
+	}
+	if p.state != PathUnknown || p.answers {
+		t.Errorf("one that was never heard is %s (%s)", p.state, p.sign)
+	}
+	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
+	m.paths.read(m.now, &session, time.Time{})
+	m.step()
+	if p.state != PathUp || p.sign != SignHandshake {
+		t.Errorf("one with a session is %s (%s)", p.state, p.sign)
+	}
+
+	m.deaf[keyOf(2)] = true
+	q, before := m.paths.of[keyOf(2)], m.paths.of[keyOf(2)].since
+	for range 100 {
+		m.step()
+		m.read()
+		if q.state != PathUp || !q.since.Equal(before) {
+			t.Fatalf("one that stopped answering is %s (%s)", q.state, q.sign)
+		}
+	}
+	if q.answers || m.anew != 1 {
+		t.Errorf("it is still thought to answer: %v, and %d handshakes were begun", q.answers, m.anew)
+	}
+}
+
+// A path that only the other side's packets take is named, and so is one that loses
+// packets of full size.
+func TestPathsThatCarrySome(t *testing.T) {
+	m := newMesh(t, 2)
+	m.until("all up", time.Minute, PathUp, 0, 1)
+	p := m.paths.of[keyOf(1)]
+	m.cut[keyOf(1)], m.heard = true, true
+	m.until("down", 5*time.Second, PathDown, 0)
+	m.now = m.now.Add(pathTick)
+	m.read()
+	if p.sign != SignOneWay {
+		t.Errorf("heard, and %s (%s)", p.state, p.sign)
+	}
+	delete(m.cut, keyOf(1))
+	m.until("up", 5*time.Second, PathUp, 0)
+
+	m.large = true
+	for range 900 {
+		m.step()
+	}
+	if !p.smallOnly || p.state != PathUp {
+		t.Errorf("%s, small packets only: %v", p.state, p.smallOnly)
+	}
+	m.large = false
+	for range 900 {
+		m.step()
+	}
+	if p.smallOnly {
+		t.Error("large packets pass again, and that isn't seen")
+	}
+}
+
+// Time in which this process didn't run is nobody's silence.
+func TestPathsAfterAStall(t *testing.T) {
+	m := newMesh(t, 3)
+	m.until("all up", time.Minute, PathUp, 0, 1, 2)
+	for range 20 {
+		for i := range 3 {
+			m.deaf[keyOf(i+1)] = true
+		}
+		m.step()
+		m.deaf = map[tunnel.Key]bool{}
+		m.now = m.now.Add(10 * time.Second)
+		for i := range 40 {
+			m.step()
+			for _, p := range m.paths.of {
+				if p.state != PathUp {
+					t.Fatalf("%s is %s %d ticks after a stall", p.node, p.state, i)
+				}
+			}
+		}
+	}
+}
+
+// Where nobody can be asked any more, WireGuard's own signs decide.
+func TestPathsWithoutProbes(t *testing.T) {
+	m := newMesh(t, 1)
+	m.until("up", time.Minute, PathUp, 0)
+	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
+	m.paths.read(m.now, &session, time.Time{})
+	m.paths.blind(m.now)
+	if p, _ := m.paths.find(keyOf(1)); p.State != PathUp || p.Sign != SignHandshake || p.Answers {
+		t.Errorf("%+v", p)
+	}
+	m.now = m.now.Add(sessionEnds)
+	m.paths.tick(m.now)
+	if p, _ := m.paths.find(keyOf(1)); p.State != PathDown || p.Sign != SignNoHandshake {
+		t.Errorf("%+v", p)
+	}
+}
+
+func BenchmarkPaths(b *testing.B) {
+	for _, size := range []int{500, 5000} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			t := &testing.T{}
+			m := newMesh(t, size)
+			for range 600 {
+				m.step()
+			}
+			b.ResetTimer()
+			for b.Loop() {
+				m.step()
+			}
+			b.ReportMetric(float64(b.Elapsed())/float64(b.N)/float64(pathTick)*100, "%core")
+		})
+	}
+}
