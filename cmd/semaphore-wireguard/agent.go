@@ -60,6 +60,7 @@ type agent struct {
 	local     *local
 	publisher *peers.Publisher
 	events    *event.Recorder // nil: nothing for Events to be about is known
+	reporter  *peers.Reporter // of paths; nil: there is no pod for a report to go with
 	table     *routes.Table
 	filter    *routes.Filter
 	ports     tunnel.Ports // of the remotes' devices
@@ -80,7 +81,7 @@ type agent struct {
 	// sources are the source addresses of routes, as last found out.
 	sources atomic.Pointer[[]netip.Addr]
 
-	publishing, routing, addressing, sourcing, judging, fitting, surveying, filterTrigger *reconcile.Trigger
+	publishing, routing, addressing, sourcing, judging, fitting, surveying, filterTrigger, reporting *reconcile.Trigger
 }
 
 // newAgent reads or creates the keys and prepares everything else. It changes
@@ -97,6 +98,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		fitting:   reconcile.NewTrigger(),
 		underlay:  routes.NewUnderlay(),
 		surveying: reconcile.NewTrigger(),
+		reporting: reconcile.NewTrigger(),
 		verdicts:  &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
@@ -183,6 +185,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 			Client: client, Component: "semaphore-wireguard", About: event.Pod(pod.Namespace, pod.Name, pod.UID), Spread: event.Spread,
 		})
 	}
+	a.reporter = a.newReporter(client)
 	// Before anything is touched.
 	if _, err := a.judge(context.Background()); err != nil {
 		return nil, errors.Join(err, a.close())
@@ -207,10 +210,6 @@ func (a *agent) publications() []peers.Publication {
 	}
 	return all
 }
-
-// pathChanged is called when the state of a path to some remote's node has changed.
-// It doesn't block.
-func (a *agent) pathChanged() {}
 
 // pods is what this node says of the addresses of its pods.
 func (a *agent) pods() *peers.Pods { return &peers.Pods{} }
@@ -291,6 +290,12 @@ func (a *agent) acts() []run.Task {
 	}))
 	if a.events != nil {
 		tasks = append(tasks, a.loop(a.events.Loop(a.conditions)))
+	}
+	if a.reporter != nil {
+		tasks = append(tasks, a.loop(reconcile.Config{
+			Name: "report of paths", Reconcile: a.reporter.Reconcile, Trigger: a.reporting,
+			MinInterval: burstSpacing, Due: a.reporter.Due,
+		}))
 	}
 	tasks = append(tasks, routes.NewUnderlayMonitor(a.log, a.underlay, a.fitting.Fire), a.loop(reconcile.Config{
 		Name: "MTU", Reconcile: a.fitMTUs, Trigger: a.fitting, MinInterval: underlaySpacing,
@@ -426,6 +431,9 @@ func (a *agent) cleanup(ctx context.Context) error {
 	withdrawing, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	errs = append(errs, a.publisher.Withdraw(withdrawing, a.cfg.NodeName))
+	if a.reporter != nil {
+		errs = append(errs, a.reporter.Withdraw(withdrawing))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

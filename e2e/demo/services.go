@@ -26,7 +26,7 @@ func (s *show) names(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	server, client := s.pair.Pods[0], s.pair.Pods[2]
-	if err := putFluentd(ctx, server); err != nil {
+	if err := putService(ctx, logNamespace, "fluentd", "mirror-service", server); err != nil {
 		return "", err
 	}
 	s.say("starting semaphore-service-mirror, kube-proxy and CoreDNS in gcp")
@@ -79,31 +79,31 @@ func (s *show) names(ctx context.Context) (string, error) {
 	return "answered by " + strings.Fields(answer)[0], nil
 }
 
-// putFluentd makes a pod of aws the endpoint of a service that is to be
-// mirrored.
-func putFluentd(ctx context.Context, pod *testbed.Pod) error {
+// putService makes a pod of its cluster the endpoint of a service with a label of the
+// service mirror.
+func putService(ctx context.Context, namespace, service, label string, pod *testbed.Pod) error {
 	client := pod.Node.Cluster.Client()
 	if _, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
-		ObjectMeta: metav1.ObjectMeta{Name: logNamespace},
+		ObjectMeta: metav1.ObjectMeta{Name: namespace},
 	}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	labels := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
-	if _, err := client.CoreV1().Services(logNamespace).Create(ctx, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "fluentd", Labels: labels},
+	label = "mirror.semaphore.uw.io/" + label
+	if _, err := client.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: service, Labels: map[string]string{label: "true"}},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 8888}}},
 	}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	port, name, ready := int32(programs.PodPort), "http", true
-	_, err := client.DiscoveryV1().EndpointSlices(logNamespace).Create(ctx, &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: "fluentd-1", Labels: map[string]string{
-			discoveryv1.LabelServiceName: "fluentd", "mirror.semaphore.uw.io/mirror-service": "true",
+	_, err := client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: service + "-1", Labels: map[string]string{
+			discoveryv1.LabelServiceName: service, label: "true",
 		}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
 		Endpoints: []discoveryv1.Endpoint{{
-			Addresses:  []string{pod.Addresses[0].String()},
+			Addresses: []string{pod.Addresses[0].String()}, NodeName: &pod.Node.Name,
 			Conditions: discoveryv1.EndpointConditions{Ready: &ready},
 		}},
 	}, metav1.CreateOptions{})

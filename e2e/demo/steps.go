@@ -26,6 +26,7 @@ var steps = []step{
 	{"An agent is killed, its device deleted, its routes flushed", (*show).broken},
 	{"The agent comes back", (*show).recovery},
 	{"A pod of gcp asks for a service of aws by name", (*show).names},
+	{"Cluster aws dies, and a global service goes on in gcp", (*show).dies},
 	{"Pods of gcp become a network set of aws", (*show).sets},
 }
 

@@ -289,6 +289,7 @@ func TestExample(t *testing.T) {
 		must(t, programs.WaitReach(within(t, time.Minute), e.pods[0], e.pods[1]))
 		must(t, programs.WaitReach(within(t, time.Minute), e.pods[1], e.pods[0]))
 	})
+	t.Run("paths that are down are reported", e.reports)
 	t.Run("tokens are renewed", func(t *testing.T) {
 		for _, c := range e.clusters {
 			must(t, e.renew(t, c, "tokens", "-all"))
@@ -308,4 +309,23 @@ func TestExample(t *testing.T) {
 	granted := granted(t, e.clusters[:]...)
 	t.Run("taken out, nothing is left", e.takeOut)
 	t.Run("every right was needed", func(t *testing.T) { compareRights(t, granted, used(t, e.audits[:]...)) })
+}
+
+// reports breaks all paths between the clusters, and mends them.
+func (e *example) reports(t *testing.T) {
+	each := func(do func(a, b *testbed.Node) error) {
+		for _, a := range e.clusters[0].Nodes() {
+			for _, b := range e.clusters[1].Nodes() {
+				must(t, do(a, b))
+			}
+		}
+	}
+	each(e.testbed.Drop)
+	for _, c := range e.clusters {
+		waitReports(t, c, len(c.Nodes()))
+	}
+	each(e.testbed.Restore)
+	for _, c := range e.clusters {
+		waitReports(t, c, 0)
+	}
 }

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+// newReporter returns what reports the paths that are down, for whoever chooses
+// endpoints in this cluster. The report goes with the pod; outside of one there is none.
+func (a *agent) newReporter(client kube.Client) *peers.Reporter {
+	pod := a.cfg.Pod
+	if !pod.Known() {
+		return nil
+	}
+	return peers.NewReporter(peers.ReporterConfig{
+		Leases: client.CoordinationV1().Leases(pod.Namespace), Namespace: pod.Namespace, Node: a.cfg.NodeName,
+		Owner: applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Pod").WithName(pod.Name).WithUID(types.UID(pod.UID)),
+		Paths: a.paths, Reporters: a.local.nodes.Len, Logger: a.log,
+	})
+}
+
+// paths returns what is known of the paths to the nodes of each remote that isn't
+// refused.
+func (a *agent) paths() map[string][]peers.Path {
+	all := map[string][]peers.Path{}
+	for _, r := range a.admitted() {
+		all[r.cfg.Name] = r.controller.Paths()
+	}
+	return all
+}
+
+// pathChanged is called when the state of a path to some remote's node has changed.
+// It doesn't block.
+func (a *agent) pathChanged() { a.reporting.Fire() }

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// asked is a request of a client that asks ten times a second.
+type asked struct {
+	at  time.Time
+	by  string // who answered; empty: it failed
+	err error
+}
+
+// asking is such a client.
+type asking struct {
+	mu  sync.Mutex
+	all []asked
+}
+
+// ask asks until ctx ends, each time for a second at most.
+func (a *asking) ask(ctx context.Context, from *testbed.Pod, url string) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		wg.Go(func() {
+			r := asked{at: time.Now()}
+			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			var body string
+			body, r.err = from.Get(bounded, url)
+			r.by, _, _ = strings.Cut(body, " ")
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.all = append(a.all, r)
+		})
+	}
+}
+
+// since returns what came of the requests that began after a moment: how many failed,
+// when the last of those began, and when a pod first answered.
+func (a *asking) since(at time.Time, pod *testbed.Pod) (failed int, last, first time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, r := range a.all {
+		switch {
+		case r.at.Before(at):
+		case r.err != nil:
+			failed++
+			if r.at.After(last) {
+				last = r.at
+			}
+		case r.by == pod.Name && (first.IsZero() || r.at.Before(first)):
+			first = r.at
+		}
+	}
+	return failed, last, first
+}
+
+// dies unplugs aws while a pod of gcp asks for a service of both clusters.
+func (s *show) dies(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	defer cancel()
+	client, there, here := s.pair.Pods[2], s.pair.Pods[0], s.pair.Pods[3]
+	for _, pod := range []*testbed.Pod{there, here} {
+		if err := putService(ctx, "shop", "web", "global-service", pod); err != nil {
+			return "", err
+		}
+	}
+	url, err := s.serves(ctx, client, "gl-shop-73736d-web", there, here)
+	if err != nil {
+		return "", err
+	}
+	asking, done := &asking{}, make(chan struct{})
+	background, stop := context.WithCancel(ctx)
+	go func() {
+		defer close(done)
+		asking.ask(background, client, url)
+	}()
+	defer func() {
+		stop()
+		<-done
+	}()
+
+	s.say("unplugging all of aws: its nodes and its API server")
+	at := time.Now()
+	if err := s.plug(s.pair.Testbed.Drop, s.pair.AWS.CutAPI); err != nil {
+		return "", err
+	}
+	err = testbed.Wait(ctx, "all requests to be answered", func(context.Context) error {
+		recently := time.Now().Add(-4 * time.Second)
+		failed, _, _ := asking.since(recently, there)
+		if failed > 0 || recently.Before(at) {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	failed, last, _ := asking.since(at, there)
+	noticed := fmt.Sprintf("%d of 10 requests a second failed, the last one after %.1f s", failed, max(0, last.Sub(at).Seconds()))
+	s.say("%s; without that, half of them would until somebody notices", noticed)
+	out, err := s.pair.GCP.Kubectl(ctx, "-n", programs.Namespace, "get", "leases", "-l", "wireguard.semaphore.uw.io/path-report=true",
+		`--output=jsonpath={range .items[*]}{.metadata.name}: {.metadata.annotations.wireguard\.semaphore\.uw\.io/paths-down}{"\n"}{end}`)
+	if err != nil {
+		return "", err
+	}
+	s.print("kubectl --context=gcp --namespace=sys-semaphore get leases", out)
+
+	at = time.Now()
+	if err := s.plug(s.pair.Testbed.Restore, s.pair.AWS.RestoreAPI); err != nil {
+		return "", err
+	}
+	var back time.Time
+	err = testbed.Wait(ctx, "aws to be used again", func(context.Context) error {
+		if _, _, back = asking.since(at, there); back.IsZero() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	s.say("plugged in again: aws answers after %.1f s", back.Sub(at).Seconds())
+	return noticed, s.pair.WaitConnected(ctx)
+}
+
+// plug does something to all paths between the clusters, and to the API server of aws.
+func (s *show) plug(paths func(a, b *testbed.Node) error, api func() error) error {
+	for _, a := range s.pair.AWS.Nodes() {
+		for _, b := range s.pair.GCP.Nodes() {
+			if err := paths(a, b); err != nil {
+				return err
+			}
+		}
+	}
+	return api()
+}
+
+// serves waits until a service of the mirror namespace of gcp is answered by each of
+// the pods, and returns its URL.
+func (s *show) serves(ctx context.Context, client *testbed.Pod, name string, pods ...*testbed.Pod) (url string, err error) {
+	err = testbed.Wait(ctx, name+" to be answered by all", func(ctx context.Context) error {
+		service, err := s.pair.GCP.Client().CoreV1().Services(programs.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		url = fmt.Sprintf("http://%s:8888/", service.Spec.ClusterIP)
+		answered := map[string]bool{}
+		for range 20 {
+			asking, cancel := context.WithTimeout(ctx, time.Second)
+			body, err := client.Get(asking, url)
+			cancel()
+			if err != nil {
+				return err
+			}
+			who, _, _ := strings.Cut(body, " ")
+			answered[who] = true
+		}
+		for _, pod := range pods {
+			if !answered[pod.Name] {
+				return fmt.Errorf("not yet by %s", pod.Name)
+			}
+		}
+		return nil
+	})
+	return url, err
+}

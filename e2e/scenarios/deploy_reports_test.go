@@ -1,0 +1,128 @@
+package scenarios_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	applycoordinationv1 "k8s.io/client-go/applyconfigurations/coordination/v1"
+	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+)
+
+// TestAgentReportsOnlyItsOwnPaths holds the Leases that agents may write against the
+// admission policy. Where the agents have more rights, it is it that refuses.
+func TestAgentReportsOnlyItsOwnPaths(t *testing.T) {
+	t.Parallel()
+	cluster := startCluster(t)
+	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard")))
+	must(t, cluster.Grant(t.Context(), systemNamespace, agentAccount,
+		rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"*"}}))
+	own := clientWith(t, cluster, agentToken(t, cluster, "aws-1"))
+	unbound := clientWith(t, cluster, agentToken(t, cluster, ""))
+	pod, err := cluster.Client().CoreV1().Pods(systemNamespace).Get(t.Context(), "agent-aws-1", metav1.GetOptions{})
+	must(t, err)
+	owner := func(name string, uid types.UID) *applymetav1.OwnerReferenceApplyConfiguration {
+		return applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Pod").WithName(name).WithUID(uid)
+	}
+	itself := owner(pod.Name, pod.UID)
+	report := func(node string) *applycoordinationv1.LeaseApplyConfiguration {
+		r := paths.Report{Node: node, Remotes: map[string]paths.Down{"gcp": {AllBut: true}}}
+		return r.Lease(systemNamespace, itself, time.Now())
+	}
+	apply := func(ctx context.Context, client kubernetes.Interface, l *applycoordinationv1.LeaseApplyConfiguration) error {
+		_, err := client.CoordinationV1().Leases(systemNamespace).Apply(ctx, l, metav1.ApplyOptions{FieldManager: agentAccount, Force: true})
+		return err
+	}
+	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
+		err := apply(ctx, own, report("aws-2"))
+		if err == nil {
+			return errors.New("the report of another node went through")
+		}
+		return nil
+	})
+	const another, holder, form, owned = "may not write the lease", "held by the node that it is of", "has one label", "is owned by the pod"
+	for _, c := range []struct {
+		name   string
+		change func(*applycoordinationv1.LeaseApplyConfiguration)
+		want   string
+	}{
+		{"its own", func(*applycoordinationv1.LeaseApplyConfiguration) {}, ""},
+		{"again", func(*applycoordinationv1.LeaseApplyConfiguration) {}, ""},
+		{"of another node", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.WithName("semaphore-paths-aws-2") }, another},
+		{"that leads the mirror", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.WithName("semaphore-service-mirror") }, another},
+		{"in another node's name", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.Spec.WithHolderIdentity("aws-2") }, holder},
+		{"for ever", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.Spec.WithLeaseDurationSeconds(1 << 30) }, holder},
+		{"with another label", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.WithLabels(map[string]string{"more": "x"}) }, form},
+		{"with another annotation", func(l *applycoordinationv1.LeaseApplyConfiguration) {
+			l.WithAnnotations(map[string]string{"more": "x"})
+		}, form},
+		{"with a finalizer", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.WithFinalizers("example.com/stay") }, form},
+		{"that outlives it", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.OwnerReferences = nil }, owned},
+		{"that goes with another pod", func(l *applycoordinationv1.LeaseApplyConfiguration) {
+			l.OwnerReferences = nil
+			l.WithOwnerReferences(owner("agent-aws-2", "another"))
+		}, owned},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := report("aws-1")
+			c.change(l)
+			refused(t, apply(t.Context(), own, l), c.want)
+		})
+	}
+	leases := func(client kubernetes.Interface) func(string) error {
+		return func(name string) error {
+			return client.CoordinationV1().Leases(systemNamespace).Delete(t.Context(), name, metav1.DeleteOptions{})
+		}
+	}
+	t.Run("with a token that is bound to no node", func(t *testing.T) {
+		refused(t, apply(t.Context(), unbound, report("aws-1")), "not bound to a node")
+	})
+	t.Run("the end of another one's", func(t *testing.T) {
+		must(t, apply(t.Context(), cluster.Client(), report("aws-2")))
+		refused(t, leases(own)("semaphore-paths-aws-2"), another)
+		err := own.CoordinationV1().Leases(systemNamespace).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{})
+		refused(t, err, another)
+		_, err = cluster.Client().CoordinationV1().Leases(systemNamespace).Get(t.Context(), "semaphore-paths-aws-2", metav1.GetOptions{})
+		must(t, err)
+	})
+	t.Run("the end of its own", func(t *testing.T) { refused(t, leases(own)("semaphore-paths-aws-1"), "") })
+}
+
+// reports are the nodes of a cluster that report paths, and what each says.
+func reports(ctx context.Context, c *testbed.Cluster) (map[string]paths.Report, error) {
+	list, err := c.Client().CoordinationV1().Leases(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: paths.Label + "=" + paths.LabelValue})
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]paths.Report{}
+	for i := range list.Items {
+		r, err := paths.Read(&list.Items[i])
+		if err != nil {
+			return nil, err
+		}
+		all[r.Node] = r
+	}
+	return all, nil
+}
+
+// waitReports waits until so many nodes of a cluster report paths that are down.
+func waitReports(t *testing.T, c *testbed.Cluster, want int) {
+	t.Helper()
+	eventually(t, repair, fmt.Sprintf("%d reports in %s", want, c.Name), func(ctx context.Context) error {
+		all, err := reports(ctx, c)
+		if err == nil && len(all) != want {
+			err = fmt.Errorf("%d reports: %v", len(all), all)
+		}
+		return err
+	})
+}

@@ -1,0 +1,213 @@
+package peers
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	clientcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+
+	reports "github.com/kube-semaphore/kube-semaphore/internal/paths"
+)
+
+const (
+	// upFor is how long a path must have been up for it to be reported no more.
+	upFor = 2 * time.Second
+	// reportSpacing is the least time between two writes of a report.
+	reportSpacing = 500 * time.Millisecond
+	// What one node sees all see. They write within a millisecond for each of them,
+	// and within reportSpread at most.
+	reportSpread, reportShare = time.Second, time.Millisecond
+	// Room of a report that isn't for names: for each remote its own name and fields.
+	reportFrame = 200
+)
+
+// ReporterConfig is what a Reporter needs.
+type ReporterConfig struct {
+	Leases    clientcoordinationv1.LeaseInterface // of Namespace; needs get, create, patch, delete
+	Namespace string
+	Node      string // this one
+	// Owner is this process's pod, with which the report goes.
+	Owner *applymetav1.OwnerReferenceApplyConfiguration
+	// Paths returns what is known of all paths, by remote.
+	Paths func() map[string][]Path
+	// Reporters returns how many nodes may report at the same time.
+	Reporters func() int
+	Logger    *slog.Logger
+}
+
+// Reporter keeps the report of this node: it is there while a path is down.
+//
+//	a path        up ____/---- down ----\__________ up
+//	reported      _______/--------------------\____
+//	                      ^ within 1 s   2 s   ^
+type Reporter struct {
+	cfg ReporterConfig
+
+	begun   bool // what an earlier process reported has been read
+	written reports.Report
+	there   bool      // an object is
+	at      time.Time // when it was last written; zero: not by this process
+	wait    time.Time // when a change may be written; zero: there is none
+	due     time.Time
+}
+
+// NewReporter returns a reporter that has done nothing yet.
+func NewReporter(cfg ReporterConfig) *Reporter {
+	return &Reporter{cfg: cfg, written: reports.Report{Node: cfg.Node}}
+}
+
+// Due says when to call Reconcile although nothing has happened.
+func (r *Reporter) Due() time.Time { return r.due }
+
+// Reconcile brings the report to what it must be. It must not be called twice at the
+// same time.
+func (r *Reporter) Reconcile(ctx context.Context) error {
+	if !r.begun {
+		if err := r.begin(ctx); err != nil {
+			return err
+		}
+	}
+	return r.pass(ctx, time.Now())
+}
+
+// begin reads what an earlier process has reported. What that knew to be down and this
+// one knows nothing of stays so, until it does.
+func (r *Reporter) begin(ctx context.Context) error {
+	l, err := r.cfg.Leases.Get(ctx, reports.Name(r.cfg.Node), metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return fmt.Errorf("read the report of paths: %w", err)
+	default:
+		r.there = true
+		if report, err := reports.Read(l); err == nil && report.Node == r.cfg.Node {
+			r.written = report
+		}
+	}
+	r.begun = true
+	return nil
+}
+
+func (r *Reporter) pass(ctx context.Context, now time.Time) error {
+	want, settles := reportAt(now, r.cfg.Node, &r.written, r.cfg.Paths())
+	r.due = settles
+	if !r.there && len(want.Remotes) == 0 {
+		r.wait = time.Time{}
+		return nil
+	}
+	same := r.there && !r.at.IsZero() && want.Equal(&r.written)
+	renew := r.at.Add(reports.Renewal)
+	if same && now.Before(renew) {
+		r.wait = time.Time{}
+		r.remind(renew)
+		return nil
+	}
+	if !same && r.wait.IsZero() {
+		r.wait = latest(now.Add(spread(r.cfg.Reporters())), r.at.Add(reportSpacing))
+	}
+	if now.Before(r.wait) {
+		r.remind(r.wait)
+		return nil
+	}
+	if err := r.write(ctx, now, &want); err != nil {
+		return err
+	}
+	r.wait = time.Time{}
+	if r.there {
+		r.remind(now.Add(reports.Renewal))
+	}
+	return nil
+}
+
+// remind has Due be no later than a time.
+func (r *Reporter) remind(at time.Time) {
+	if r.due.IsZero() || at.Before(r.due) {
+		r.due = at
+	}
+}
+
+func (r *Reporter) write(ctx context.Context, now time.Time, want *reports.Report) error {
+	if len(want.Remotes) == 0 {
+		return r.Withdraw(ctx)
+	}
+	lease := want.Lease(r.cfg.Namespace, r.cfg.Owner, now)
+	if _, err := r.cfg.Leases.Apply(ctx, lease, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {
+		return fmt.Errorf("report paths that are down: %w", err)
+	}
+	if !want.Equal(&r.written) || !r.there {
+		for remote, down := range want.Remotes {
+			r.cfg.Logger.DebugContext(ctx, "paths reported", "cluster", remote, "all_but", down.AllBut, "nodes", down.Nodes)
+		}
+	}
+	r.written, r.there, r.at = *want, true, now
+	return nil
+}
+
+// Withdraw removes the report. That there is none is no error.
+func (r *Reporter) Withdraw(ctx context.Context) error {
+	err := r.cfg.Leases.Delete(ctx, reports.Name(r.cfg.Node), metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("withdraw the report of paths: %w", err)
+	}
+	r.written, r.there, r.at = reports.Report{Node: r.cfg.Node}, false, time.Time{}
+	return nil
+}
+
+// spread is how long a node waits with what so many see.
+func spread(reporters int) time.Duration {
+	most := min(reportSpread, time.Duration(reporters)*reportShare)
+	if most <= 0 {
+		return 0
+	}
+	return rand.N(most)
+}
+
+// reportAt returns what a node must report at a moment, when it last reported before,
+// and when that will be different although no path changes; zero: not known.
+//
+//	| a path                        | is reported          |
+//	| ----------------------------- | -------------------- |
+//	| is down                       | yes                  |
+//	| is up, for upFor              | no                   |
+//	| is up, for less               | if it was            |
+//	| isn't known                   | if it was            |
+func reportAt(now time.Time, node string, before *reports.Report, all map[string][]Path) (want reports.Report, due time.Time) {
+	type state struct{ down, others []string }
+	states := map[string]*state{}
+	for remote, known := range all {
+		s, was := &state{}, before.Remotes[remote]
+		_, reported := before.Remotes[remote]
+		for _, p := range known {
+			down := p.State == PathDown
+			if !down && reported && was.Has(p.Node) {
+				settled := p.Since.Add(upFor)
+				down = p.State == PathUnknown || now.Before(settled)
+				if down && p.State == PathUp && (due.IsZero() || settled.Before(due)) {
+					due = settled
+				}
+			}
+			if down {
+				s.down = append(s.down, p.Node)
+			} else {
+				s.others = append(s.others, p.Node)
+			}
+		}
+		if len(s.down) > 0 {
+			states[remote] = s
+		}
+	}
+	want = reports.Report{Node: node, Remotes: map[string]reports.Down{}}
+	for remote, s := range states {
+		slices.Sort(s.down)
+		slices.Sort(s.others)
+		want.Remotes[remote] = reports.NewDown(s.down, s.others, reports.MaxSize/len(states)-reportFrame)
+	}
+	return want, due
+}

@@ -1,0 +1,248 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	reports "github.com/kube-semaphore/kube-semaphore/internal/paths"
+)
+
+// reporting is a reporter with an API server in memory, and paths as a test has them.
+type reporting struct {
+	*Reporter
+	client *fake.Clientset
+	all    map[string][]Path
+	now    time.Time
+}
+
+func newReporting(t *testing.T) *reporting {
+	t.Helper()
+	b := &reporting{client: fake.NewClientset(), all: map[string][]Path{}, now: time.Unix(1e9, 0)}
+	b.again()
+	return b
+}
+
+// again starts the process anew.
+func (b *reporting) again() {
+	b.Reporter = NewReporter(ReporterConfig{
+		Leases: b.client.CoordinationV1().Leases("sys"), Namespace: "sys", Node: "gcp-1",
+		Owner: applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Pod").WithName("pod").WithUID("uid"),
+		Paths: func() map[string][]Path { return b.all }, Reporters: func() int { return 0 }, Logger: slog.New(slog.DiscardHandler),
+	})
+}
+
+// set has a path of aws be in a state from now on.
+func (b *reporting) set(node string, state PathState) {
+	all := slices.DeleteFunc(b.all["aws"], func(p Path) bool { return p.Node == node })
+	b.all["aws"] = append(all, Path{Node: node, State: state, Since: b.now})
+}
+
+// pass goes forward so many seconds, as the loop does, and returns how many requests
+// to write there were.
+func (b *reporting) pass(t *testing.T, seconds float64) (writes int) {
+	t.Helper()
+	end := b.now.Add(time.Duration(seconds * float64(time.Second)))
+	before := len(b.client.Actions())
+	for {
+		if !b.begun {
+			if err := b.begin(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := b.Reporter.pass(t.Context(), b.now); err != nil {
+			t.Fatal(err)
+		}
+		if b.due.IsZero() || b.due.After(end) {
+			break
+		}
+		if !b.due.After(b.now) {
+			t.Fatal("due in the past")
+		}
+		b.now = b.due
+	}
+	b.now = end
+	for _, a := range b.client.Actions()[before:] {
+		if a.GetVerb() != "get" {
+			writes++
+		}
+	}
+	return writes
+}
+
+// says returns what is reported of aws; nil: there is no report.
+func (b *reporting) says(t *testing.T) *reports.Down {
+	t.Helper()
+	l, err := b.client.CoordinationV1().Leases("sys").Get(t.Context(), "semaphore-paths-gcp-1", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := reports.Read(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := r.Remotes["aws"]
+	return &d
+}
+
+func (b *reporting) expect(t *testing.T, what string, want *reports.Down) {
+	t.Helper()
+	if diff := cmp.Diff(want, b.says(t)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestReporter(t *testing.T) {
+	b := newReporting(t)
+	for _, node := range []string{"aws-1", "aws-2", "aws-3"} {
+		b.set(node, PathUp)
+	}
+	if n := b.pass(t, 3600); n != 0 || b.says(t) != nil {
+		t.Errorf("a quiet mesh wrote %d times", n)
+	}
+	b.set("aws-1", PathDown)
+	if n := b.pass(t, 1); n != 1 {
+		t.Errorf("%d writes for one path", n)
+	}
+	b.expect(t, "one is down", &reports.Down{Nodes: []string{"aws-1"}})
+	if n := b.pass(t, 300); n != 10 {
+		t.Errorf("%d writes in 300 s in which nothing changed", n)
+	}
+	b.set("aws-2", PathDown)
+	b.pass(t, 1)
+	b.expect(t, "most are down", &reports.Down{AllBut: true, Nodes: []string{"aws-3"}})
+	b.set("aws-2", PathUp)
+	b.pass(t, 1.5)
+	b.expect(t, "up for less than 2 s", &reports.Down{AllBut: true, Nodes: []string{"aws-3"}})
+	b.pass(t, 1)
+	b.expect(t, "up for 2 s", &reports.Down{Nodes: []string{"aws-1"}})
+	b.set("aws-1", PathUp)
+	b.pass(t, 3)
+	b.expect(t, "all are up", nil)
+	if n := b.pass(t, 3600); n != 0 {
+		t.Errorf("a quiet mesh wrote %d times", n)
+	}
+}
+
+// TestFlappingPathIsReportedOnce has a path come and go each second.
+func TestFlappingPathIsReportedOnce(t *testing.T) {
+	b, writes := newReporting(t), 0
+	for second := range 300 {
+		b.set("aws-1", []PathState{PathDown, PathUp}[second%2])
+		writes += b.pass(t, 1)
+	}
+	b.expect(t, "it flaps", &reports.Down{AllBut: true, Nodes: []string{}})
+	t.Logf("%d writes in 300 s, of which 10 renew", writes)
+	if writes > 11 {
+		t.Errorf("%d writes", writes)
+	}
+}
+
+// TestReportIsTakenOver has another process begin while paths are down.
+func TestReportIsTakenOver(t *testing.T) {
+	b := newReporting(t)
+	b.set("aws-1", PathDown)
+	b.set("aws-2", PathDown)
+	b.pass(t, 10)
+	b.again()
+	b.set("aws-1", PathUnknown)
+	b.set("aws-2", PathUp)
+	if n := b.pass(t, 1); n != 1 {
+		t.Errorf("the new one wrote %d times, want once: the report goes with the owner", n)
+	}
+	b.expect(t, "nothing is known of one", &reports.Down{AllBut: true, Nodes: []string{}})
+	b.pass(t, 60)
+	b.expect(t, "the other one is up", &reports.Down{Nodes: []string{"aws-1"}})
+	b.set("aws-1", PathUp)
+	b.pass(t, 5)
+	b.expect(t, "both are up", nil)
+
+	// One that was left behind, of paths that are up or are gone.
+	b.set("aws-1", PathDown)
+	b.pass(t, 1)
+	b.again()
+	b.all = map[string][]Path{}
+	b.pass(t, 1)
+	b.expect(t, "its peers are gone", nil)
+}
+
+func TestReporterThatIsRefused(t *testing.T) {
+	b := newReporting(t)
+	refuse := true
+	b.client.PrependReactor("*", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if refuse {
+			return true, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "x", errors.New("no rule"))
+		}
+		return false, nil, nil
+	})
+	b.set("aws-1", PathDown)
+	if err := b.Reconcile(context.Background()); !apierrors.IsForbidden(err) {
+		t.Error(err)
+	}
+	refuse = false
+	b.pass(t, 1)
+	b.expect(t, "it is allowed again", &reports.Down{AllBut: true, Nodes: []string{}})
+}
+
+// TestReportSaysWhatIsDown compares reports of random paths with a look at each path.
+func TestReportSaysWhatIsDown(t *testing.T) {
+	states := []PathState{PathUnknown, PathUp, PathDown}
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		now, before := time.Unix(1e9, 0), reports.Report{Node: "gcp-1"}
+		for range 20 {
+			now = now.Add(time.Duration(r.IntN(3000)) * time.Millisecond)
+			all := map[string][]Path{}
+			for i := range 2 {
+				remote := fmt.Sprintf("remote-%d", i)
+				for j := range r.IntN(6) {
+					all[remote] = append(all[remote], Path{
+						Node: fmt.Sprintf("n%d", j), State: states[r.IntN(3)], Since: now.Add(-time.Duration(r.IntN(4000)) * time.Millisecond),
+					})
+				}
+			}
+			want, due := reportAt(now, "gcp-1", &before, all)
+			if !due.IsZero() && !due.After(now) {
+				t.Fatalf("seed %d: due in the past", seed)
+			}
+			for remote, known := range all {
+				d, reported := want.Remotes[remote]
+				was, wasReported := before.Remotes[remote]
+				for _, p := range known {
+					is := reported && d.Has(p.Node)
+					held := wasReported && was.Has(p.Node)
+					var must bool
+					switch p.State {
+					case PathDown:
+						must = true
+					case PathUp:
+						must = held && now.Sub(p.Since) < upFor
+					case PathUnknown:
+						must = held
+					}
+					if is != must {
+						t.Fatalf("seed %d: %s of %s is reported down: %v; %+v, before %v", seed, p.Node, remote, is, p, held)
+					}
+				}
+			}
+			before = want
+		}
+	}
+}
