@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,65 +12,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
-
-// asked is a request of a client that asks ten times a second.
-type asked struct {
-	at  time.Time
-	by  string // who answered; empty: it failed
-	err error
-}
-
-// asking is such a client.
-type asking struct {
-	mu  sync.Mutex
-	all []asked
-}
-
-// ask asks until ctx ends, each time for a second at most.
-func (a *asking) ask(ctx context.Context, from *testbed.Pod, url string) {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		wg.Go(func() {
-			r := asked{at: time.Now()}
-			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-			defer cancel()
-			var body string
-			body, r.err = from.Get(bounded, url)
-			r.by, _, _ = strings.Cut(body, " ")
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			a.all = append(a.all, r)
-		})
-	}
-}
-
-// since returns what came of the requests that began after a moment: how many failed,
-// when the last of those began, and when a pod first answered.
-func (a *asking) since(at time.Time, pod *testbed.Pod) (failed int, last, first time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, r := range a.all {
-		switch {
-		case r.at.Before(at):
-		case r.err != nil:
-			failed++
-			if r.at.After(last) {
-				last = r.at
-			}
-		case r.by == pod.Name && (first.IsZero() || r.at.Before(first)):
-			first = r.at
-		}
-	}
-	return failed, last, first
-}
 
 // dies unplugs aws while a pod of gcp asks for a service of both clusters.
 func (s *show) dies(ctx context.Context) (string, error) {
@@ -87,16 +27,8 @@ func (s *show) dies(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	asking, done := &asking{}, make(chan struct{})
-	background, stop := context.WithCancel(ctx)
-	go func() {
-		defer close(done)
-		asking.ask(background, client, url)
-	}()
-	defer func() {
-		stop()
-		<-done
-	}()
+	asking := programs.StartClient(ctx, client, url)
+	defer asking.Stop()
 
 	s.say("unplugging all of aws: its nodes and its API server")
 	at := time.Now()
@@ -105,7 +37,7 @@ func (s *show) dies(ctx context.Context) (string, error) {
 	}
 	err = testbed.Wait(ctx, "all requests to be answered", func(context.Context) error {
 		recently := time.Now().Add(-4 * time.Second)
-		failed, _, _ := asking.since(recently, there)
+		failed, _ := asking.Failed(recently)
 		if failed > 0 || recently.Before(at) {
 			return errors.New("not yet")
 		}
@@ -114,7 +46,7 @@ func (s *show) dies(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	failed, last, _ := asking.since(at, there)
+	failed, last := asking.Failed(at)
 	noticed := fmt.Sprintf("%d of 10 requests a second failed, the last one after %.1f s", failed, max(0, last.Sub(at).Seconds()))
 	s.say("%s; without that, half of them would until somebody notices", noticed)
 	out, err := s.pair.GCP.Kubectl(ctx, "-n", programs.Namespace, "get", "leases", "-l", "wireguard.semaphore.uw.io/path-report=true",
@@ -130,7 +62,7 @@ func (s *show) dies(ctx context.Context) (string, error) {
 	}
 	var back time.Time
 	err = testbed.Wait(ctx, "aws to be used again", func(context.Context) error {
-		if _, _, back = asking.since(at, there); back.IsZero() {
+		if back = asking.First(at, there); back.IsZero() {
 			return errors.New("not yet")
 		}
 		return nil

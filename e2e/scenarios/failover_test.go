@@ -73,64 +73,14 @@ func (f *failover) url(t *testing.T, name string) string {
 	return "http://" + net.JoinHostPort(n.clusterIP(t, name), "8888") + "/"
 }
 
-// request is one of a client.
-type request struct {
-	at  time.Time
-	by  string // who answered; empty: it failed
-	err error
-}
-
-// asking is a client that asks ten times a second, each time over a connection of its
-// own and for a second at most.
-type asking struct {
-	stop func()
-	mu   sync.Mutex
-	all  []request
-}
+// asking is a client of a test.
+type asking struct{ *programs.Client }
 
 func ask(t *testing.T, from *testbed.Pod, url string) *asking {
 	t.Helper()
-	a := &asking{}
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		ticker := time.NewTicker(100 * time.Millisecond)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
-			}
-			wg.Go(func() {
-				r := request{at: time.Now()}
-				bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-				defer cancel()
-				body, err := from.Get(bounded, url)
-				if r.err = err; err == nil {
-					r.by, _, _ = strings.Cut(body, " ")
-				}
-				a.mu.Lock()
-				defer a.mu.Unlock()
-				a.all = append(a.all, r)
-			})
-		}
-	})
-	a.stop = sync.OnceFunc(func() {
-		cancel()
-		wg.Wait()
-	})
-	t.Cleanup(a.stop)
+	a := &asking{programs.StartClient(t.Context(), from, url)}
+	t.Cleanup(a.Stop)
 	return a
-}
-
-// since returns the requests that began after a moment, in their order.
-func (a *asking) since(at time.Time) []request {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	some := slices.DeleteFunc(slices.Clone(a.all), func(r request) bool { return r.at.Before(at) })
-	slices.SortFunc(some, func(x, y request) int { return x.at.Compare(y.at) })
-	return some
 }
 
 // settled waits until all requests of so many seconds were answered, by exactly these
@@ -145,36 +95,30 @@ func (a *asking) settled(t *testing.T, since time.Time, seconds int, pods ...*te
 	eventually(t, 90*time.Second, "all requests to be answered", func(context.Context) error {
 		began := time.Now().Add(-time.Duration(seconds) * time.Second)
 		got := map[string]bool{}
-		for _, r := range a.since(began) {
-			if r.err != nil {
-				return r.err
+		for _, r := range a.Since(began) {
+			if r.Err != nil {
+				return r.Err
 			}
-			got[r.by] = true
+			got[r.By] = true
 		}
 		if began.Before(since) || !maps.Equal(got, want) {
 			return fmt.Errorf("answered by %v", got)
 		}
 		return nil
 	})
-	for _, r := range a.since(since) {
-		if r.err != nil {
-			failed, last = failed+1, r.at
-		}
-	}
-	return failed, last
+	return a.Failed(since)
 }
 
 // even returns when each of these pods had answered a request since a moment.
 func (a *asking) even(since time.Time, pods ...*testbed.Pod) time.Time {
 	var last time.Time
 	for _, pod := range pods {
-		for _, r := range a.since(since) {
-			if r.by == pod.Name {
-				if r.at.After(last) {
-					last = r.at
-				}
-				break
-			}
+		first := a.First(since, pod)
+		if first.IsZero() {
+			return first
+		}
+		if first.After(last) {
+			last = first
 		}
 	}
 	return last
@@ -227,7 +171,7 @@ func (f *failover) outage(t *testing.T, what string, unplug, plugIn func()) {
 		failed, last := c.settled(t, at, 3, everybody...)
 		t.Logf("%s plugged in, %s: used evenly after %s; %d requests failed, the last one after %s",
 			what, modes[i], seconds(at, c.even(at, everybody...)), failed, seconds(at, last))
-		c.stop()
+		c.Stop()
 	}
 	eventually(t, repair, "all endpoints to be back", func(ctx context.Context) error {
 		s, err := f.status(ctx)
@@ -413,9 +357,9 @@ func (f *failover) drained(t *testing.T) {
 	mark(`"true"`)
 	failed, _ := client.settled(t, at, 2, f.local...)
 	var last time.Time
-	for _, r := range client.since(at) {
-		if r.by == f.Pods[0].Name || r.by == f.Pods[1].Name {
-			last = r.at
+	for _, r := range client.Since(at) {
+		if r.By == f.Pods[0].Name || r.By == f.Pods[1].Name {
+			last = r.At
 		}
 	}
 	t.Logf("drained: the last request went there after %s; %d failed", seconds(at, last), failed)
