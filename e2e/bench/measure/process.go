@@ -57,8 +57,25 @@ func Resident(pids ...int) (now, peak float64, err error) {
 	return now, peak, nil
 }
 
-// parseStatus reads a size of /proc/<pid>/status, such as "VmRSS:  1024 kB", and
-// returns bytes.
+// Proportional returns the proportional set of processes in bytes, added up: what they
+// share counts once (PSS, see the kernel's documentation, filesystems/proc.rst).
+func Proportional(pids ...int) (sum float64, err error) {
+	for _, pid := range pids {
+		content, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+		if err != nil {
+			return 0, err
+		}
+		one, err := parseStatus(string(content), "Pss")
+		if err != nil {
+			return 0, err
+		}
+		sum += one
+	}
+	return sum, nil
+}
+
+// parseStatus reads a size of /proc/<pid>/status or smaps_rollup, such as
+// "VmRSS:  1024 kB", and returns bytes.
 func parseStatus(content, name string) (float64, error) {
 	for line := range strings.Lines(content) {
 		value, found := strings.CutPrefix(line, name+":")
@@ -68,5 +85,5 @@ func parseStatus(content, name string) (float64, error) {
 		kilobytes, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
 		return float64(kilobytes) * 1024, err
 	}
-	return 0, fmt.Errorf("no %s in /proc/<pid>/status", name)
+	return 0, fmt.Errorf("no %s in what /proc says of a process", name)
 }

@@ -45,3 +45,17 @@ func TestParseStatus(t *testing.T) {
 		t.Error("found a size that isn't there")
 	}
 }
+
+func TestWhatIsSharedCountsOnce(t *testing.T) {
+	now, _, err := Resident(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	share, err := Proportional(os.Getpid())
+	if err != nil || share <= 0 || share > 2*now {
+		t.Errorf("the proportional set is %v bytes of %v: %v", share, now, err)
+	}
+	if _, err := Proportional(-1); err == nil {
+		t.Error("a process that isn't there has one")
+	}
+}
