@@ -77,7 +77,7 @@ func run(ctx context.Context, cfg Config) (taken bool, err error) {
 	k.wg.Go(k.nurse)
 	k.wg.Go(k.watch)
 	listener, err := k.begin(ctx)
-	if err == nil {
+	if err == nil { // Otherwise this one ends, with that error.
 		k.log.Info("starting", "version", cfg.Build, "socket", control.Path)
 		k.mu.Lock()
 		k.listener = listener
@@ -93,7 +93,7 @@ func run(ctx context.Context, cfg Config) (taken bool, err error) {
 	k.end()
 	k.mu.Lock()
 	if k.listener != nil {
-		err = k.listener.Close()
+		err = errors.Join(err, k.listener.Close())
 	}
 	taken = k.taken
 	for _, d := range k.devices {

@@ -1,14 +1,10 @@
 package engine
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,9 +13,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
-
-// maxRequest bounds a UAPI request, in bytes: some 50,000 peers.
-const maxRequest = 16 << 20
 
 // kept is what the keeper has of a device.
 //
@@ -61,8 +54,8 @@ func (k *keeper) serve(ctx context.Context, m control.Message, files *control.Fi
 	if err != nil {
 		return fmt.Errorf("serve %q: %w", m.Name, err)
 	}
-	k.wg.Go(func() { k.accept(d.listener, func(c *net.UnixConn) { k.uapi(d, c) }) })
-	err = k.withServer(ctx, d, func(*server) error { return nil })
+	k.acceptUAPI(d, d.listener)
+	err = k.withServer(ctx, d, nothing)
 	if err != nil {
 		return errors.Join(err, k.remove(ctx, d))
 	}
@@ -142,7 +135,7 @@ func (k *keeper) restoreSocket(d *kept) (changed bool, err error) {
 	}
 	_ = d.listener.Close()
 	d.listener = fresh
-	k.wg.Go(func() { k.accept(fresh, func(c *net.UnixConn) { k.uapi(d, c) }) })
+	k.acceptUAPI(d, fresh)
 	return true, nil
 }
 
@@ -196,107 +189,23 @@ func (k *keeper) setSockets(name string, port int, files control.Files) {
 	d.sockets, d.port = files, uint16(port)
 }
 
-// uapi answers the requests of a connection to the device's socket.
-func (k *keeper) uapi(d *kept, conn net.Conn) {
-	k.wg.Go(func() {
-		stop := context.AfterFunc(d.ctx, func() { _ = conn.Close() })
-		defer stop()
-		defer func() { _ = conn.Close() }()
-		reader := bufio.NewReader(conn)
-		for {
-			request, err := readRequest(reader)
-			if err != nil {
-				if !errors.Is(err, io.EOF) && d.ctx.Err() == nil {
-					d.log.Warn("cannot read a UAPI request", "err", err)
-				}
-				return
-			}
-			answer, err := k.configure(d.ctx, d, request)
-			if err != nil {
-				if d.ctx.Err() == nil {
-					d.log.Warn("cannot answer a UAPI request", "err", err)
-				}
-				return
-			}
-			if _, err := conn.Write(answer); err != nil {
-				return
-			}
-		}
-	})
-}
-
-// readRequest reads a UAPI request up to and with its empty line, or the line that
-// isn't name=value: wireguard-go reads no further, either.
-func readRequest(r *bufio.Reader) (request []byte, err error) {
-	for begin := 0; ; {
-		part, err := r.ReadSlice('\n')
-		request = append(request, part...)
-		switch {
-		case errors.Is(err, bufio.ErrBufferFull) && len(request) <= maxRequest:
-			continue
-		case err != nil && (len(request) == 0 || !errors.Is(err, io.EOF)):
-			return nil, err
-		case err != nil:
-			return nil, io.ErrUnexpectedEOF
-		case len(request) > maxRequest:
-			return nil, errors.New("request is too large")
-		}
-		line := request[begin:]
-		if len(line) == 1 || !bytes.ContainsRune(line, '=') {
-			return request, nil
-		}
-		if begin == 0 && string(line) != "get=1\n" && string(line) != "set=1\n" {
-			return nil, errors.New("operation is neither get nor set")
-		}
-		begin = len(request)
-	}
-}
-
-// configure has a server carry out a UAPI request and returns the answer.
-func (k *keeper) configure(ctx context.Context, d *kept, request []byte) (answer []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
-	defer cancel()
-	changes := bytes.HasPrefix(request, []byte("set"))
-	ask := func(s *server) error {
-		if answer, err = s.uapi(ctx, d, request); err != nil || !changes {
-			return err
-		}
-		if bytes.HasSuffix(answer, []byte("errno=0\n\n")) {
-			_, lines, _ := bytes.Cut(request, []byte("\n"))
-			if err = d.model.set(bytes.NewReader(lines)); err == nil {
-				return nil
-			}
-		}
-		// What was carried out is what counts.
-		return s.exchange(ctx, d, getRequest, d.model.read)
-	}
-	if changes {
-		return answer, k.withServer(ctx, d, ask)
-	}
-	// A question doesn't wait for a change or a hand-over, nor these for it.
-	err = k.retry(ctx, func(s *server) error {
-		if d.answers.Load() != s {
-			if err := k.settle(ctx, d, s); err != nil {
-				return err
-			}
-		}
-		return ask(s)
-	})
-	return answer, err
-}
-
 // withServer has a server that has the device do something with it, or the next one
 // when that ends meanwhile. Nobody else changes the device.
 func (k *keeper) withServer(ctx context.Context, d *kept, f func(*server) error) error {
-	return k.retry(ctx, func(s *server) error {
-		d.configuring.Lock()
-		defer d.configuring.Unlock()
-		if err := k.restore(ctx, d, s); err != nil {
-			return err
-		}
-		return f(s)
-	})
+	return k.retry(ctx, func(s *server) error { return k.with(ctx, d, s, f) })
 }
+
+// with is withServer for one server.
+func (k *keeper) with(ctx context.Context, d *kept, s *server, f func(*server) error) error {
+	d.configuring.Lock()
+	defer d.configuring.Unlock()
+	if err := k.restore(ctx, d, s); err != nil {
+		return err
+	}
+	return f(s)
+}
+
+func nothing(*server) error { return nil }
 
 // retry calls f with the server, and with the next one when that ends meanwhile.
 func (k *keeper) retry(ctx context.Context, f func(*server) error) error {
@@ -326,13 +235,6 @@ func (k *keeper) waitServer(ctx context.Context) (*server, error) {
 			return nil, fmt.Errorf("wait for the serving process: %w", ctx.Err())
 		}
 	}
-}
-
-// settle makes sure that the server has the device.
-func (k *keeper) settle(ctx context.Context, d *kept, s *server) error {
-	d.configuring.Lock()
-	defer d.configuring.Unlock()
-	return k.restore(ctx, d, s)
 }
 
 // restore gives the device to a server that doesn't have it yet, as it was: with what
@@ -383,10 +285,10 @@ func (k *keeper) duplicates(d *kept) (files control.Files, port uint16, err erro
 		return nil, 0, err
 	}
 	for _, fd := range append(control.Files{d.tun}, d.sockets...) {
-		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		dup, err := duplicate(fd)
 		if err != nil {
 			files.Close()
-			return nil, 0, fmt.Errorf("duplicate a descriptor: %w", err)
+			return nil, 0, err
 		}
 		files = append(files, dup)
 	}
@@ -394,6 +296,14 @@ func (k *keeper) duplicates(d *kept) (files control.Files, port uint16, err erro
 		return files, d.port, nil
 	}
 	return files, d.model.port, nil
+}
+
+func duplicate(fd int) (int, error) {
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("duplicate a descriptor: %w", err)
+	}
+	return dup, nil
 }
 
 // Peers get their intervals some at a time, because a device sends a keepalive, and

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -273,7 +272,6 @@ func (k *keeper) take(ctx context.Context, d *kept, config []byte, pair int) err
 	k.mu.Lock()
 	d.listener = listener
 	k.mu.Unlock()
-	//nolint:contextcheck // What comes there isn't of this hand-over.
-	k.wg.Go(func() { k.accept(listener, func(conn *net.UnixConn) { k.uapi(d, conn) }) })
+	k.acceptUAPI(d, listener) //nolint:contextcheck // What comes there isn't of this hand-over.
 	return nil
 }

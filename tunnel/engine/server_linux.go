@@ -190,7 +190,7 @@ func (k *keeper) restoreAll(ctx context.Context, s *server) {
 		k.wg.Go(func() {
 			limited, cancel := context.WithTimeout(ctx, askLimit)
 			defer cancel()
-			err := k.settle(limited, d, s)
+			err := k.with(limited, d, s, nothing)
 			if err != nil && d.ctx.Err() == nil && ctx.Err() == nil {
 				d.log.Warn("cannot serve", "err", err)
 			}

@@ -150,7 +150,7 @@ func (k *keeper) estate(d *kept, taker *os.File) (control.Message, control.Files
 		files.Close()
 		return control.Message{}, nil, err
 	}
-	end, err := duplicate(taker)
+	end, err := duplicateFile(taker)
 	if err != nil {
 		files.Close()
 		return control.Message{}, nil, errors.Join(err, unix.Close(config))
@@ -166,7 +166,7 @@ func (k *keeper) handOver(ctx context.Context, c *control.Conn, d *kept, s *serv
 	k.mu.Lock()
 	d.given = given
 	k.mu.Unlock()
-	fd, err := duplicate(giver)
+	fd, err := duplicateFile(giver)
 	if err == nil {
 		_ = giver.Close()
 		_, _, err = s.conn.Ask(ctx, control.Message{Op: opGive, Name: d.name}, fd)
@@ -285,12 +285,12 @@ func remembered(fd int) ([]byte, error) {
 	return content.Bytes(), err
 }
 
-func duplicate(f *os.File) (fd int, err error) {
+func duplicateFile(f *os.File) (fd int, err error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return -1, err
 	}
 	var dupErr error
-	err = raw.Control(func(of uintptr) { fd, dupErr = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0) })
+	err = raw.Control(func(of uintptr) { fd, dupErr = duplicate(int(of)) })
 	return fd, errors.Join(err, dupErr)
 }
