@@ -102,6 +102,9 @@ func (b *bench) measure(ctx context.Context) error {
 		return err
 	}
 	fmt.Printf("load average before: %s\n", strings.TrimSpace(string(load)))
+	if err := b.floor(ctx); err != nil {
+		return err
+	}
 	for _, m := range b.measurements() {
 		if !strings.Contains(m.name, b.only) {
 			continue
@@ -153,10 +156,14 @@ func sorted[K cmp.Ordered, V any](m map[K]V) (keys []K) {
 	return keys
 }
 
-// tcp measures a transfer.
+// tcp measures a transfer through the tunnel.
 func (b *bench) tcp(ctx context.Context, s *side, streams int) (map[string]float64, error) {
-	return b.transfer(ctx, s, []string{"tcp-receive", inside, strconv.Itoa(streams)},
-		[]string{"tcp-send", inside, strconv.Itoa(streams), b.seconds.String()}, func(bytes, seconds float64) map[string]float64 {
+	return b.tcpTo(ctx, s, inside, streams)
+}
+
+func (b *bench) tcpTo(ctx context.Context, s *side, to string, streams int) (map[string]float64, error) {
+	return b.transfer(ctx, s, []string{"tcp-receive", to, strconv.Itoa(streams)},
+		[]string{"tcp-send", to, strconv.Itoa(streams), b.seconds.String()}, func(bytes, seconds float64) map[string]float64 {
 			return map[string]float64{"Gbit/s": 8e-9 * bytes / seconds}
 		})
 }

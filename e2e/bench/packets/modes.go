@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -17,6 +19,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/window"
@@ -30,6 +33,7 @@ func modes() map[string]func(args []string) error {
 		"tcp-send":    tcpSend,
 		"tcp-receive": tcpReceive,
 		"udp-send":    udpSend,
+		"udp-spread":  udpSpread,
 		"udp-receive": udpReceive,
 		"garbage":     garbage,
 		"echo":        echo,
@@ -48,6 +52,7 @@ func serve(args []string, ours bool) error {
 	log := device.NewLogger(device.LogLevelError, "")
 	var dev *device.Device
 	if ours {
+		process.LimitMemory(slog.New(slog.DiscardHandler)) // as the engine does
 		file, err := openTUN(args[0])
 		if err != nil {
 			return err
@@ -187,7 +192,29 @@ func udpSend(args []string) error {
 		return err
 	}
 	time.Sleep(quiet / 2)
-	return flood(to, buf, rate, long)
+	return flood([]net.Conn{to}, buf, rate, long)
+}
+
+// udpSpread sends so many datagrams of a size per second for a while, to so many addresses
+// in turns.
+func udpSpread(args []string) error {
+	first, err1 := netip.ParseAddrPort(args[0])
+	count, err2 := strconv.Atoi(args[1])
+	size, err3 := strconv.Atoi(args[2])
+	rate, err4 := strconv.Atoi(args[3])
+	long, err5 := time.ParseDuration(args[4])
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		return err
+	}
+	var all []net.Conn
+	for addr := first.Addr(); len(all) < count; addr = addr.Next() {
+		to, err := net.Dial("udp", netip.AddrPortFrom(addr, first.Port()).String())
+		if err != nil {
+			return err
+		}
+		all = append(all, to)
+	}
+	return flood(all, make([]byte, size), rate, long)
 }
 
 // garbage sends transport messages of sessions that there may be, with nothing in them.
@@ -200,10 +227,10 @@ func garbage(args []string) error {
 	}
 	buf := make([]byte, 1452)
 	buf[0] = 4
-	return flood(to, buf, rate, long)
+	return flood([]net.Conn{to}, buf, rate, long)
 }
 
-func flood(to net.Conn, buf []byte, rate int, long time.Duration) error {
+func flood(to []net.Conn, buf []byte, rate int, long time.Duration) error {
 	start := time.Now()
 	for sent := 0; ; {
 		since := time.Since(start)
@@ -211,7 +238,7 @@ func flood(to net.Conn, buf []byte, rate int, long time.Duration) error {
 			return nil
 		}
 		for ; sent < int(since.Seconds()*float64(rate)); sent++ {
-			_, _ = to.Write(buf) // nobody may listen yet
+			_, _ = to[sent%len(to)].Write(buf) // nobody may listen yet
 		}
 		time.Sleep(100 * time.Microsecond)
 	}

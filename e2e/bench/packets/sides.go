@@ -54,7 +54,7 @@ func newBench(opts options) (b *bench, err error) {
 	}
 	for i := range b.sides {
 		b.sides[i] = &side{name: names[i]}
-		if err := b.sides[i].open(filepath.Join(b.dir, fmt.Sprint(i)), programs[i]); err != nil {
+		if err := b.sides[i].open(filepath.Join(b.dir, fmt.Sprint(i)), [2][]string{programs[i], programs[i]}, 1); err != nil {
 			return b, fmt.Errorf("%s: %w", names[i], err)
 		}
 	}
@@ -76,8 +76,9 @@ func (b *bench) close() error {
 	return errors.Join(errs...)
 }
 
-// open joins two namespaces by a link, and serves a device in each.
-func (s *side) open(dir string, program []string) (err error) {
+// open joins two namespaces by a link, and serves a device in each, with so many peers that
+// nobody answers for.
+func (s *side) open(dir string, programs [2][]string, dead int) (err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
@@ -102,17 +103,19 @@ func (s *side) open(dir string, program []string) (err error) {
 		public := keys[1-i].PublicKey()
 		config := fmt.Sprintf("private_key=%s\nlisten_port=51820\npublic_key=%s\nendpoint=192.0.2.%d:51820\nallowed_ip=10.9.0.%d/32\n",
 			hex.EncodeToString(keys[i][:]), hex.EncodeToString(public[:]), 2-i, 2-i)
-		// And one that nobody answers for.
-		dead, err := wgtypes.GeneratePrivateKey()
-		if err != nil {
-			return err
+		for n := range dead {
+			key, err := wgtypes.GeneratePrivateKey()
+			if err != nil {
+				return err
+			}
+			public = key.PublicKey()
+			config += fmt.Sprintf("public_key=%s\nendpoint=192.0.2.%d:9\nallowed_ip=10.9.0.%d/32\n", hex.EncodeToString(public[:]), 2-i, 3+n)
 		}
-		public = dead.PublicKey()
-		config += fmt.Sprintf("public_key=%s\nendpoint=192.0.2.%d:9\nallowed_ip=10.9.0.3/32\n", hex.EncodeToString(public[:]), 2-i)
 		path := filepath.Join(dir, fmt.Sprint(i))
 		if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 			return err
 		}
+		program := programs[i]
 		s.servers[i], err = space.Start(sandbox.Command{
 			Name: s.name, Path: program[0], Args: append(program[1:len(program):len(program)], "wg0", path), Log: path + ".log",
 		})
