@@ -24,6 +24,10 @@ const (
 	// What one node sees all see. They write within a millisecond for each of them,
 	// and within reportSpread at most.
 	reportSpread, reportShare = time.Second, time.Millisecond
+	// settling is for how long after its start a process may not know what its
+	// predecessor knew: peers that aren't configured yet, or that seem to be up by a
+	// handshake of before. The latter lasts no longer than silentAfter.
+	settling = time.Minute
 	// Room of a report that isn't for names: for each remote its own name and fields.
 	reportFrame = 200
 )
@@ -50,7 +54,7 @@ type ReporterConfig struct {
 type Reporter struct {
 	cfg ReporterConfig
 
-	begun   bool // what an earlier process reported has been read
+	begun   time.Time // when what an earlier process reported was read
 	written reports.Report
 	there   bool      // an object is
 	at      time.Time // when it was last written; zero: not by this process
@@ -69,17 +73,18 @@ func (r *Reporter) Due() time.Time { return r.due }
 // Reconcile brings the report to what it must be. It must not be called twice at the
 // same time.
 func (r *Reporter) Reconcile(ctx context.Context) error {
-	if !r.begun {
-		if err := r.begin(ctx); err != nil {
+	now := time.Now()
+	if r.begun.IsZero() {
+		if err := r.begin(ctx, now); err != nil {
 			return err
 		}
 	}
-	return r.pass(ctx, time.Now())
+	return r.pass(ctx, now)
 }
 
 // begin reads what an earlier process has reported. What that knew to be down and this
 // one knows nothing of stays so, until it does.
-func (r *Reporter) begin(ctx context.Context) error {
+func (r *Reporter) begin(ctx context.Context, now time.Time) error {
 	l, err := r.cfg.Leases.Get(ctx, reports.Name(r.cfg.Node), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -91,13 +96,17 @@ func (r *Reporter) begin(ctx context.Context) error {
 			r.written = report
 		}
 	}
-	r.begun = true
+	r.begun = now
 	return nil
 }
 
 func (r *Reporter) pass(ctx context.Context, now time.Time) error {
-	want, settles := reportAt(now, r.cfg.Node, &r.written, r.cfg.Paths())
-	r.due = settles
+	settled := r.begun.Add(settling)
+	want, due := reportAt(now, r.cfg.Node, &r.written, r.cfg.Paths(), now.Before(settled))
+	r.due = due
+	if now.Before(settled) && len(want.Remotes) > 0 {
+		r.remind(settled)
+	}
 	if !r.there && len(want.Remotes) == 0 {
 		r.wait = time.Time{}
 		return nil
@@ -172,24 +181,30 @@ func spread(reporters int) time.Duration {
 // reportAt returns what a node must report at a moment, when it last reported before,
 // and when that will be different although no path changes; zero: not known.
 //
-//	| a path                        | is reported          |
-//	| ----------------------------- | -------------------- |
-//	| is down                       | yes                  |
-//	| is up, for upFor              | no                   |
-//	| is up, for less               | if it was            |
-//	| isn't known                   | if it was            |
-func reportAt(now time.Time, node string, before *reports.Report, all map[string][]Path) (want reports.Report, due time.Time) {
-	type state struct{ down, others []string }
+//	| a path                                        | is reported |
+//	| --------------------------------------------- | ----------- |
+//	| is down                                       | yes         |
+//	| is up, for upFor                              | no          |
+//	| is up, for less                               | if it was   |
+//	| isn't known                                   | if it was   |
+//	| settling: isn't there, or is up by a          |             |
+//	| handshake, which may be an old one            | if it was   |
+func reportAt(now time.Time, node string, before *reports.Report, all map[string][]Path, settling bool) (want reports.Report, due time.Time) {
+	type state struct {
+		down, others []string
+		more         bool // there are nodes of which this process doesn't know yet
+	}
 	states := map[string]*state{}
+	want = reports.Report{Node: node, Remotes: map[string]reports.Down{}}
 	for remote, known := range all {
-		s, was := &state{}, before.Remotes[remote]
-		_, reported := before.Remotes[remote]
+		s := &state{}
+		was, reported := before.Remotes[remote]
 		for _, p := range known {
 			down := p.State == PathDown
 			if !down && reported && was.Has(p.Node) {
 				settled := p.Since.Add(upFor)
-				down = p.State == PathUnknown || now.Before(settled)
-				if down && p.State == PathUp && (due.IsZero() || settled.Before(due)) {
+				down = p.State == PathUnknown || now.Before(settled) || settling && p.Sign != SignAnswer
+				if p.State == PathUp && now.Before(settled) && (due.IsZero() || settled.Before(due)) {
 					due = settled
 				}
 			}
@@ -199,15 +214,29 @@ func reportAt(now time.Time, node string, before *reports.Report, all map[string
 				s.others = append(s.others, p.Node)
 			}
 		}
-		if len(s.down) > 0 {
+		if reported && settling && !was.AllBut {
+			for _, name := range was.Nodes {
+				if !slices.ContainsFunc(known, func(p Path) bool { return p.Node == name }) {
+					s.down, s.more = append(s.down, name), true
+				}
+			}
+		}
+		switch {
+		case len(s.down) > 0:
 			states[remote] = s
+		case reported && settling && len(known) == 0:
+			want.Remotes[remote] = was
 		}
 	}
-	want = reports.Report{Node: node, Remotes: map[string]reports.Down{}}
 	for remote, s := range states {
 		slices.Sort(s.down)
 		slices.Sort(s.others)
-		want.Remotes[remote] = reports.NewDown(s.down, s.others, reports.MaxSize/len(states)-reportFrame)
+		room := reports.MaxSize/len(states) - reportFrame
+		if s.more {
+			want.Remotes[remote] = reports.Listed(s.down, room)
+		} else {
+			want.Remotes[remote] = reports.NewDown(s.down, s.others, room)
+		}
 	}
 	return want, due
 }

@@ -267,6 +267,10 @@ func (f *failover) restarted(t *testing.T) {
 	nodes := f.GCP.Nodes()
 	waitReports(t, f.GCP, 0)
 	f.each(t, f.Testbed.Drop, nodes...)
+	defer func() {
+		f.each(t, f.Testbed.Restore, nodes...)
+		waitReports(t, f.GCP, 0)
+	}()
 	waitReports(t, f.GCP, 2)
 	client := ask(t, f.Pods[2], f.url(t, "gl-shop-73736d-web"))
 	client.settled(t, time.Now(), 2, f.local...)
@@ -277,8 +281,6 @@ func (f *failover) restarted(t *testing.T) {
 	}
 	failed, last := client.settled(t, at, 15, f.local...)
 	t.Logf("both agents restarted while all is down: %d requests failed, the last one after %s", failed, seconds(at, last))
-	f.each(t, f.Testbed.Restore, nodes...)
-	waitReports(t, f.GCP, 0)
 }
 
 // crowd has 1,000 more nodes in gcp, with agents that are simulated: each reports that

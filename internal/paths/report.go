@@ -75,6 +75,12 @@ func NewDown(down, others []string, room int) Down {
 	if len(down) > len(others) && fits(others, room) == len(others) {
 		return Down{AllBut: true, Nodes: others}
 	}
+	return Listed(down, room)
+}
+
+// Listed says which nodes of a remote are down, by their names, whatever others there
+// may be.
+func Listed(down []string, room int) Down {
 	n := fits(down, room)
 	return Down{Nodes: down[:n], Omitted: len(down) - n}
 }
