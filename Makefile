@@ -66,6 +66,8 @@ bench: deps ## speed, each line a ratio against something run beside it (root)
 	$(GO) run ./e2e/bench/packets
 	$(GO) run ./e2e/bench/mirror
 	$(GO) run ./e2e/bench/policy
+	$(GO) test -count 1 -run CostOfProbes -v ./tunnel -args -probe-seconds=20 | grep 'of a core'
+	$(GO) test -run '^$$' -bench Paths -benchtime 300x ./peers | grep core
 
 .PHONY: image-check
 image-check: deps ## build the image upon a stand-in base and run its programs (root); ARCH=arm64 for another
