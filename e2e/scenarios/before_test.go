@@ -6,12 +6,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
@@ -112,7 +114,7 @@ func probe(ctx context.Context, a *programs.Agent, binary, path string) error {
 }
 
 // TestManifestsOfTheReleaseBefore applies the DaemonSet of the release before, ours, and
-// that one again: the strategy must be the one that each of them asks for.
+// that one again: the strategy and the sidecar must be what each of them asks for.
 func TestManifestsOfTheReleaseBefore(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)
@@ -123,9 +125,9 @@ func TestManifestsOfTheReleaseBefore(t *testing.T) {
 	for _, c := range []struct {
 		manifest           string
 		surge, unavailable int
-		ports              bool
+		ports, engine      bool
 	}{
-		{file, 0, 1, true}, {filepath.Join(deployFolder(t), "wireguard", "daemonset.yaml"), 1, 0, false}, {file, 0, 1, true},
+		{file, 0, 1, true, false}, {filepath.Join(deployFolder(t), "wireguard", "daemonset.yaml"), 1, 0, false, true}, {file, 0, 1, true, false},
 	} {
 		out, err := cluster.Kubectl(t.Context(), "apply", "-f", c.manifest)
 		must(t, err)
@@ -137,6 +139,12 @@ func TestManifestsOfTheReleaseBefore(t *testing.T) {
 		}
 		if ports := len(pod.Containers[0].Ports) > 0; len(pod.Containers) != 1 || ports != c.ports {
 			t.Errorf("%s: %d containers, ports %v", out, len(pod.Containers), pod.Containers[0].Ports)
+		}
+		sidecars := slices.DeleteFunc(pod.InitContainers, func(c corev1.Container) bool {
+			return c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways
+		})
+		if engine := len(sidecars) == 1 && sidecars[0].Name == "engine"; engine != c.engine || len(sidecars) > 1 {
+			t.Errorf("%s: the sidecars are %v", out, sidecars)
 		}
 	}
 }
