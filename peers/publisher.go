@@ -20,6 +20,7 @@ import (
 	clientcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
+	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -37,6 +38,7 @@ type Self struct {
 	ExternalIPs []netip.Addr
 	Annotations map[string]string // ours and those that look like ours
 	PodCIDRs    []netip.Prefix    // of its specification
+	Noted       pods.Noted
 }
 
 // Published returns the prefixes that the node's annotation says, and whether it has
@@ -48,7 +50,7 @@ func (s Self) Published() ([]netip.Prefix, bool) {
 
 // TrimSelf trims this node's object. Node heartbeats leave the result equal.
 func TrimSelf(n *corev1.Node) Self {
-	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n)}
+	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n), Noted: pods.Note(n)}
 	for _, a := range n.Status.Addresses {
 		ip, err := netip.ParseAddr(a.Address)
 		switch {
@@ -70,7 +72,7 @@ func TrimSelf(n *corev1.Node) Self {
 // Equal tells whether two states of this node are the same to us.
 func (s Self) Equal(o Self) bool {
 	return s.Name == o.Name && s.UID == o.UID && slices.Equal(s.InternalIPs, o.InternalIPs) &&
-		slices.Equal(s.ExternalIPs, o.ExternalIPs) && maps.Equal(s.Annotations, o.Annotations) && slices.Equal(s.PodCIDRs, o.PodCIDRs)
+		slices.Equal(s.ExternalIPs, o.ExternalIPs) && maps.Equal(s.Annotations, o.Annotations) && slices.Equal(s.PodCIDRs, o.PodCIDRs) && s.Noted.Equal(o.Noted)
 }
 
 // Publication is what this node tells one remote cluster. While the key is zero or
@@ -87,20 +89,12 @@ type Publication struct {
 
 func (p Publication) known() bool { return !p.PublicKey.IsZero() && p.ListenPort != 0 }
 
-// Pods says which prefixes the pods of this node have.
-type Pods struct {
-	Prefixes []netip.Prefix // sorted
-	// Publish is false where those of the node's specification count, which need no
-	// annotation.
-	Publish bool
-}
-
 // Annotations returns the annotations that the node must carry. Of a remote for which
 // this node has no endpoint that others could reach, which an error says, they stay as
 // they are; so does what the node carries of pods while those are nil, because they aren't
 // known. The endpoint of a node that can only be reached after it has spoken is empty:
 // without the annotation agents of the original would not make it a peer.
-func Annotations(self Self, publications []Publication, pods *Pods) (map[string]string, error) {
+func Annotations(self Self, publications []Publication, pods *pods.Known) (map[string]string, error) {
 	want := make(map[string]string, 2*len(publications)+1)
 	if carried, is := self.Annotations[PodCIDRsAnnotation]; is && pods == nil {
 		want[PodCIDRsAnnotation] = carried
@@ -147,7 +141,7 @@ type Publisher struct {
 	nodes        clientcorev1.NodeInterface
 	self         func() (Self, bool)
 	publications func() []Publication
-	pods         func() *Pods
+	pods         func() *pods.Known
 	log          *slog.Logger
 
 	applied   bool // once since start, for what an earlier configuration left
@@ -159,7 +153,7 @@ type PublisherConfig struct {
 	Nodes        clientcorev1.NodeInterface // of the local cluster; needs the verb patch
 	Self         func() (Self, bool)        // this node, and whether it is known
 	Publications func() []Publication       // for each configured remote, as it is now
-	Pods         func() *Pods               // those of this node; nil: not known
+	Pods         func() *pods.Known         // those of this node; nil: not known
 	Logger       *slog.Logger
 }
 

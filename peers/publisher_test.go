@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 )
 
 var publications = []Publication{
@@ -45,7 +47,7 @@ func TestAnnotations(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := Annotations(TrimSelf(kubernetesNode(tt.addresses...)), publications[:1], &Pods{})
+			got, err := Annotations(TrimSelf(kubernetesNode(tt.addresses...)), publications[:1], &pods.Known{})
 			if tt.endpoint == "" {
 				if err == nil {
 					t.Errorf("got %v, want an error", got)
@@ -109,9 +111,9 @@ func TestPublisher(t *testing.T) {
 		return n
 	}
 	known := false
-	pods := &Pods{}
+	here := &pods.Known{}
 	p := NewPublisher(PublisherConfig{
-		Pods: func() *Pods { return pods }, Nodes: nodes, Publications: func() []Publication { return publications }, Logger: slog.New(slog.DiscardHandler),
+		Pods: func() *pods.Known { return here }, Nodes: nodes, Publications: func() []Publication { return publications }, Logger: slog.New(slog.DiscardHandler),
 		Self: func() (Self, bool) { return TrimSelf(get()), known },
 	})
 	pass := func(wantWrites int) {
@@ -159,34 +161,34 @@ func TestPublisher(t *testing.T) {
 	pass(1)
 	check()
 
-	pods = &Pods{Publish: true, Prefixes: prefixes("10.2.3.0/26", "10.2.9.7/32", "fd02::3:0/122")}
+	here = &pods.Known{Publish: true, Prefixes: prefixes("10.2.3.0/26", "10.2.9.7/32", "fd02::3:0/122")}
 	pass(1)
 	want = maps.Clone(want)
 	want[PodCIDRsAnnotation] = "10.2.3.0/26,10.2.9.7/32,fd02::3:0/122"
 	check()
-	if got, published := TrimSelf(get()).Published(); !published || !slices.Equal(got, pods.Prefixes) {
+	if got, published := TrimSelf(get()).Published(); !published || !slices.Equal(got, here.Prefixes) {
 		t.Errorf("the node says %v, %v", got, published)
 	}
 	// What isn't known isn't gone.
-	published := pods
-	pods = nil
+	published := here
+	here = nil
 	pass(0)
 	check()
 	if p.Published() {
 		t.Error("published what isn't known")
 	}
-	pods = published
+	here = published
 	pass(0)
-	pods = &Pods{Publish: true}
+	here = &pods.Known{Publish: true}
 	pass(1)
 	want[PodCIDRsAnnotation] = ""
 	check()
 	pass(0)
-	pods = &Pods{}
+	here = &pods.Known{}
 	pass(1)
 	delete(want, PodCIDRsAnnotation)
 	check()
-	pods = published
+	here = published
 	pass(1)
 	want[PodCIDRsAnnotation] = "10.2.3.0/26,10.2.9.7/32,fd02::3:0/122"
 	check()
@@ -225,7 +227,7 @@ func TestPublisherLeavesWhatIsNotKnown(t *testing.T) {
 	nodes := client.CoreV1().Nodes()
 	now := []Publication{{Remote: "gcp", PublicKey: key(1)}, {Remote: "merit", ListenPort: 51821}}
 	p := NewPublisher(PublisherConfig{
-		Pods: func() *Pods { return &Pods{} }, Nodes: nodes, Publications: func() []Publication { return now }, Logger: slog.New(slog.DiscardHandler),
+		Pods: func() *pods.Known { return &pods.Known{} }, Nodes: nodes, Publications: func() []Publication { return now }, Logger: slog.New(slog.DiscardHandler),
 		Self: func() (Self, bool) {
 			n, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
 			return TrimSelf(n), err == nil

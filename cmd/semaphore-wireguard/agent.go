@@ -30,6 +30,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -40,6 +41,9 @@ const (
 	slowPass     = 30 * time.Second
 	burstSpacing = 20 * time.Millisecond
 	saveSpacing  = 5 * time.Second
+	// publishSpacing has a burst, such as of a node that is drained, take a handful of
+	// writes, and holds nothing up for longer than that.
+	publishSpacing = 100 * time.Millisecond
 	// linkRetry is how soon a device is looked at again after a failure, when the kernel
 	// or the engine tells something: also what the failed pass did itself.
 	linkRetry = 100 * time.Millisecond
@@ -59,6 +63,7 @@ type agent struct {
 	self      *kube.Watch[peers.Self]
 	local     *local
 	publisher *peers.Publisher
+	prefixes  *pods.Source    // of this node's pods
 	events    *event.Recorder // nil: nothing for Events to be about is known
 	reporter  *peers.Reporter // of paths; nil: there is no pod for a report to go with
 	table     *routes.Table
@@ -146,14 +151,15 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		},
 		Equal: peers.Self.Equal,
 		Notify: func() {
-			a.publishing.Fire()
-			a.routing.Fire()
-			a.sourcing.Fire()
-			a.judging.Fire()
+			a.prefixes.Wake()
+			a.podsChanged()
 			a.firePeering()
 		},
 		Logger: log, Metrics: watchMetrics,
 	})
+	if a.prefixes, err = newPrefixes(a, local, client, server, watchMetrics); err != nil {
+		return nil, err
+	}
 	a.apiAddrs = apiAddrs(local.Host)
 	a.local = newLocal(&cfg, client, server, watchMetrics, log, func() {
 		a.judging.Fire()
@@ -211,9 +217,6 @@ func (a *agent) publications() []peers.Publication {
 	return all
 }
 
-// pods is what this node says of the addresses of its pods.
-func (a *agent) pods() *peers.Pods { return &peers.Pods{} }
-
 // letGo ends what this process does about devices, and keeps what is known for the next
 // one. The network stays as it is.
 func (a *agent) letGo() error {
@@ -245,7 +248,7 @@ func (a *agent) tasks() []run.Task {
 	if a.servers.Socket != nil {
 		tasks = append(tasks, a.servers.Socket)
 	}
-	tasks = append(tasks, a.turn, a.self)
+	tasks = append(tasks, a.turn, a.self, a.prefixes)
 	tasks = append(tasks, a.local.tasks(a.loop)...)
 	for _, r := range a.remotes {
 		tasks = append(tasks, r.nodes)
@@ -286,7 +289,7 @@ func (a *agent) acts() []run.Task {
 		Name: "orphans", Reconcile: a.removeOrphans, Trigger: reconcile.NewTrigger(),
 	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
-		Name: "publish", Reconcile: a.publisher.Reconcile, Trigger: a.publishing, MinInterval: burstSpacing,
+		Name: "publish", Reconcile: a.publisher.Reconcile, Trigger: a.publishing, MinInterval: publishSpacing,
 	}))
 	if a.events != nil {
 		tasks = append(tasks, a.loop(a.events.Loop(a.conditions)))

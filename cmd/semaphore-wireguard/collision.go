@@ -62,6 +62,10 @@ func (a *agent) judge(ctx context.Context) (changed bool, err error) {
 		return false, err
 	}
 	if self, known := a.knownSelf(); known {
+		self.PodCIDRs = a.lastSelf.PodCIDRs
+		if prefixes, known := a.podCIDRs(); known {
+			self.PodCIDRs = prefixes
+		}
 		a.lastSelf = self
 	}
 	self := a.lastSelf

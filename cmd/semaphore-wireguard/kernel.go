@@ -58,8 +58,8 @@ func (a *agent) mayBeSource(addr netip.Addr) bool {
 	case config.RouteSrcNone:
 		return false
 	case config.RouteSrcAuto:
-		self, _ := a.knownSelf()
-		return slices.ContainsFunc(self.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
+		prefixes, _ := a.podCIDRs()
+		return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 	}
 	wanted, err := netip.ParseAddr(a.cfg.RouteSrc)
 	return err != nil || addr == wanted

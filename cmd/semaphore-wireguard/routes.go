@@ -76,12 +76,11 @@ func (a *agent) routeSources(installed []routes.Route) (src []netip.Addr, settle
 	case config.RouteSrcNone:
 		return nil, true, nil
 	case config.RouteSrcAuto:
-		self, known := a.knownSelf()
-		if known {
-			src, err = routes.Source(self.PodCIDRs)
+		if prefixes, known := a.podCIDRs(); known {
+			src, err = routes.Source(prefixes)
 			return src, err == nil, err
 		}
-		// Until the API server has told our podCIDRs, what an earlier process
+		// Until the prefixes of our pods are known, what an earlier process
 		// found out is the best there is.
 		src, err = routes.Sources(installed)
 		return src, false, err

@@ -39,11 +39,11 @@ func (a *agent) syncSources(ctx context.Context) error {
 // too, but which this host has no source address of: what it sends itself isn't
 // answered. Empty when there are none, or when that isn't known.
 func (a *agent) withoutSource() string {
-	self, known := a.knownSelf()
+	prefixes, known := a.podCIDRs()
 	if !known || a.cfg.RouteSrc != config.RouteSrcAuto {
 		return ""
 	}
-	src, err := routes.Source(self.PodCIDRs)
+	src, err := routes.Source(prefixes)
 	if err != nil {
 		return ""
 	}
@@ -51,10 +51,14 @@ func (a *agent) withoutSource() string {
 	for _, r := range a.admitted() {
 		subnets = append(subnets, r.cfg.PodSubnets...)
 	}
-	return unsourced(self.PodCIDRs, subnets, src)
+	return unsourced(prefixes, subnets, src)
 }
 
-// unsourced lists those of a node's podCIDRs whose family remotes have and src hasn't.
+// maxNamed is how many prefixes are named in a line.
+const maxNamed = 4
+
+// unsourced lists those of a node's podCIDRs whose family remotes have and src hasn't,
+// the first of them.
 func unsourced(podCIDRs, subnets []netip.Prefix, src []netip.Addr) string {
 	var lacking []string
 	for _, p := range podCIDRs {
@@ -63,6 +67,9 @@ func unsourced(podCIDRs, subnets []netip.Prefix, src []netip.Addr) string {
 		if remote && !sourced {
 			lacking = append(lacking, p.String())
 		}
+	}
+	if len(lacking) > maxNamed {
+		lacking = append(lacking[:maxNamed], fmt.Sprintf("and %d more", len(lacking)-maxNamed))
 	}
 	return strings.Join(lacking, ",")
 }

@@ -25,6 +25,7 @@ type agentReport struct {
 	Node      string            `json:"node"`
 	Published bool              `json:"published"`  // this node carries our annotations
 	Local     bool              `json:"localKnown"` // the addresses of the own cluster are
+	Pods      podsReport        `json:"pods"`
 	Failing   map[string]string `json:"failing,omitempty"`
 	Pending   []string          `json:"pending,omitempty"` // what hasn't been done once since start
 	// Standby says which agent acts instead of this one; nil: this one does.
@@ -102,7 +103,7 @@ func (a *agent) status() any {
 	rep := agentReport{
 		Version: process.Build(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
 		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.failingServers(),
-		Unsourced: a.withoutSource(), Networkd: networkdRemoves("/"),
+		Unsourced: a.withoutSource(), Pods: a.podsStatus(), Networkd: networkdRemoves("/"),
 	}
 	if a.turn.StandsBy() {
 		rep.Standby = &standbyReport{Holder: a.turn.Holder()}
@@ -120,6 +121,9 @@ func (a *agent) status() any {
 	// Those of the local cluster; those of remotes are told with each.
 	if err := a.self.Err(); err != nil {
 		rep.Failing[a.self.String()] = err.Error()
+	}
+	if err := a.prefixes.Err(); err != nil {
+		rep.Failing[a.prefixes.String()] = err.Error()
 	}
 	if err := a.local.nodes.Err(); err != nil {
 		rep.Failing[a.local.nodes.String()] = err.Error()

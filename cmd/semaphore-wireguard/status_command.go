@@ -33,6 +33,7 @@ func showReport(p *report.Page, rep *agentReport) {
 	if !rep.Local {
 		p.Unknown("the addresses of the own cluster have not been read yet, at which no remote node may be")
 	}
+	showPods(p, &rep.Pods)
 	showFilter(p, rep.Filter)
 	if rep.Unsourced != "" {
 		p.Line("%s", hostLine(rep.Unsourced))
@@ -54,6 +55,22 @@ func showReport(p *report.Page, rep *agentReport) {
 			}
 			rejected.Row(r.Name, no.Node, what, string(no.Reason), no.Detail)
 		}
+	}
+}
+
+// showPods says which prefixes the node's pods have, and why these.
+func showPods(p *report.Page, pods *podsReport) {
+	if pods.Source == "" {
+		p.Unknown("where the prefixes of this node's pods come from isn't known yet")
+		return
+	}
+	switch {
+	case !pods.Known:
+		p.Unknown("the prefixes of this node's pods haven't been read yet, by %s: %s", pods.Source, pods.Why)
+	case pods.Count == 0:
+		p.Line("pods of this node: no prefixes, by %s: %s", pods.Source, pods.Why)
+	default:
+		p.Line("pods of this node: %s, by %s: %s", report.Some(pods.Prefixes), pods.Source, pods.Why)
 	}
 }
 

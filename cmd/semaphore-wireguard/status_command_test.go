@@ -21,6 +21,7 @@ func wellReport() agentReport {
 	return agentReport{
 		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true, Local: true,
 		Filter: filterReport{State: filterEnforced},
+		Pods:   podsReport{Source: "node", Why: "the node has podCIDRs", Known: true, Count: 1, Prefixes: []string{"10.2.1.0/24"}},
 		Remotes: []remoteReport{{
 			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: peers.SourceAPI,
 			API: apiReport{Synced: true, LastContact: ago(100 * time.Millisecond)},
@@ -48,6 +49,7 @@ func TestStatusForPeople(t *testing.T) {
 	got := reporttest.Run(t, statusCommand(), wellReport())
 	const want = `semaphore-wireguard v1.2.3 (revision 0123456789ab, go1.26.8)
 cluster aws, node aws-1
+pods of this node: 10.2.1.0/24, by node: the node has podCIDRs
 
 REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  WAITING  SILENT  DOWN  REJECTED  FORGED
 gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  2   0           0        0       0     0         0

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -124,8 +125,8 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		}
 		publisher := peers.NewPublisher(peers.PublisherConfig{
 			Nodes: own, Self: self, Logger: slog.New(slog.DiscardHandler),
-			Pods: func() *peers.Pods {
-				return &peers.Pods{Publish: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.9.0/26")}}
+			Pods: func() *pods.Known {
+				return &pods.Known{Publish: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.9.0/26")}}
 			},
 			Publications: func() []peers.Publication {
 				return []peers.Publication{{Remote: "gcp", PublicKey: tunnel.Key{1}, ListenPort: 51820}, {Remote: "a-b1", PublicKey: tunnel.Key{2}, ListenPort: 51821}}

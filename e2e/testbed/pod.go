@@ -17,7 +17,9 @@ import (
 type PodConfig struct {
 	// Name is that of the pod, unique in the node. Default: pod-1, pod-2.
 	Name string
-	// Addresses are inside the node's podCIDRs. Default: the next free ones.
+	// Addresses are inside the node's podCIDRs, or elsewhere, as where a network
+	// plugin doesn't take those: then the node has a route for each, and the cluster's
+	// other nodes have none. Default: the next free ones of the podCIDRs.
 	Addresses []netip.Addr
 	// Object, when it isn't nil, is a Pod to create in the API, bound to the
 	// node and running. What it lacks of name, namespace ("default") and
@@ -97,28 +99,46 @@ func (p *Pod) boot() error {
 		return err
 	}
 	for _, address := range p.Addresses {
-		prefix, err := p.Node.podCIDROf(address)
+		prefix, within, err := p.Node.podCIDROf(address)
 		if err != nil {
 			return err
 		}
-		if err := addAddress(space.Netlink, link, netip.PrefixFrom(address, prefix.Bits())); err != nil {
+		bits, gateway := prefix.Bits(), nth(prefix, 1)
+		if !within {
+			bits = address.BitLen()
+		}
+		if err := addAddress(space.Netlink, link, netip.PrefixFrom(address, bits)); err != nil {
 			return err
 		}
-		gateway := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: nth(prefix, 1).AsSlice()}
-		if err := space.Netlink.RouteReplace(gateway); err != nil {
+		if !within {
+			toGateway := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(netip.PrefixFrom(gateway, bits)), Scope: netlink.SCOPE_LINK}
+			toPod := &netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: ipNet(netip.PrefixFrom(address, bits)), Scope: netlink.SCOPE_LINK}
+			if err := errors.Join(space.Netlink.RouteReplace(toGateway), node.RouteReplace(toPod)); err != nil {
+				return fmt.Errorf("add the routes between the pod and its node: %w", err)
+			}
+		}
+		if err := space.Netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway.AsSlice()}); err != nil {
 			return fmt.Errorf("add the pod's default route: %w", err)
 		}
 	}
 	return nil
 }
 
-func (n *Node) podCIDROf(address netip.Addr) (netip.Prefix, error) {
-	for _, prefix := range n.PodCIDRs {
-		if prefix.Contains(address) {
-			return prefix, nil
+// podCIDROf returns the podCIDR of the node that an address is in, or else one of its
+// family.
+func (n *Node) podCIDROf(address netip.Addr) (prefix netip.Prefix, within bool, err error) {
+	for _, p := range n.PodCIDRs {
+		if p.Contains(address) {
+			return p, true, nil
+		}
+		if p.Addr().BitLen() == address.BitLen() {
+			prefix = p
 		}
 	}
-	return netip.Prefix{}, fmt.Errorf("address %s is outside the podCIDRs %v", address, n.PodCIDRs)
+	if !prefix.IsValid() {
+		return prefix, false, fmt.Errorf("the node has no podCIDR of the family of %s", address)
+	}
+	return prefix, false, nil
 }
 
 // create makes the Pod object and the status that a kubelet would report.
@@ -193,5 +213,11 @@ func (p *Pod) unplug() error {
 	if err != nil {
 		return errors.Join(err, p.shutDown())
 	}
-	return errors.Join(node.LinkDel(link), p.shutDown())
+	var errs []error
+	for _, address := range p.Addresses {
+		if _, within, err := p.Node.podCIDROf(address); err == nil && !within {
+			errs = append(errs, node.RouteDel(&netlink.Route{Dst: ipNet(netip.PrefixFrom(address, address.BitLen())), Scope: netlink.SCOPE_LINK}))
+		}
+	}
+	return errors.Join(append(errs, node.LinkDel(link), p.shutDown())...)
 }

@@ -178,6 +178,7 @@ type Wireguard struct {
 	// Endpoint can also be said of a single node.
 	Endpoint     string `envconfig:"WG_ENDPOINT" is:"endpoint" default:"InternalIP" desc:"where the nodes of other clusters reach this one: InternalIP or ExternalIP is that of the node's status; an address, also with a port if that differs outside; or none, behind address translation: then this node has to begin"`
 	RouteSrc     string `envconfig:"WG_ROUTE_SRC" is:"source" default:"auto" desc:"source address of what the node itself sends to remote pods: auto is a local address inside the node's podCIDR, none, or an address"`
+	PodCIDRs     string `envconfig:"WG_POD_CIDRS" is:"pod prefixes" default:"auto" desc:"where the prefixes of the node's pods come from: auto, node (its podCIDRs), calico, cilium, ovn, pods (their addresses), or prefixes, comma-separated"`
 	SourceFilter bool   `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether packets are dropped that claim a remote pod's address and didn't come through the tunnel"`
 	// ProbeSocket may be empty.
 	ProbeSocket string `envconfig:"PROBE_SOCKET" is:"path" desc:"path of a Unix socket that serves what SEMAPHORE_PROBE_ADDRESS does, for \"semaphore-wireguard probe\" and \"status\" in the same pod (default: none)"`

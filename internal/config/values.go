@@ -146,6 +146,8 @@ func (f *faults) check(origin, text, kind string) string {
 			f.add(origin, "%q is neither auto, nor none, nor an address of this node", text)
 		}
 		text = ip.Unmap().String()
+	case "pod prefixes":
+		text = f.podPrefixes(origin, text)
 	case "path":
 		if !filepath.IsAbs(text) {
 			f.add(origin, "%q is not an absolute path", text)
@@ -156,6 +158,20 @@ func (f *faults) check(origin, text, kind string) string {
 		f.add(origin, "%q: %s", text, strings.Join(complaints, "; "))
 	}
 	return text
+}
+
+// podPrefixes takes the name of a source of a node's pod prefixes, or a list of them.
+func (f *faults) podPrefixes(origin, text string) string {
+	sources := []string{"auto", "node", "calico", "cilium", "ovn", "pods"}
+	if !strings.ContainsAny(text, "./:") {
+		return f.oneOf(origin, text, append(sources, "a list of prefixes"))
+	}
+	prefixes := f.subnets(origin, text, "pods")
+	texts := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		texts[i] = p.String()
+	}
+	return strings.Join(texts, ",")
 }
 
 // subnets parses a comma-separated list of prefixes that pods, or whatever what

@@ -1,0 +1,50 @@
+package pods
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Seen is what Auto decides by.
+type Seen struct {
+	PodCIDRs []netip.Prefix // of the node's specification
+	OVN      bool           // its annotation is there
+	// Cilium are the prefixes of the node's CiliumNode, CiliumIPAM whether there is one.
+	Cilium     []netip.Prefix
+	CiliumIPAM bool
+	Calico     bool // there are BlockAffinities, of any node
+	Pods       bool // pods can be read
+	// Forbidden are the kinds that are served and that the agent may not read.
+	Forbidden []string
+}
+
+// Choice is a source, and why it was chosen.
+type Choice struct {
+	Source string `json:"source"`
+	Why    string `json:"why"`
+}
+
+// Choose is what Auto does: the first that is there.
+func Choose(s Seen) Choice {
+	switch {
+	case s.OVN:
+		return Choice{OVN, "the node has OVN-Kubernetes' annotation"}
+	case len(s.Cilium) > 0 && slices.Equal(s.Cilium, sorted(slices.Clone(s.PodCIDRs))):
+		return Choice{Node, "Cilium takes the node's podCIDRs"}
+	case len(s.Cilium) > 0:
+		return Choice{Cilium, "the node's CiliumNode has prefixes"}
+	case s.Calico:
+		return Choice{Calico, "Calico's address management is in use"}
+	case s.CiliumIPAM && s.Pods:
+		return Choice{Pods, "the node's CiliumNode has no prefixes"}
+	case len(s.PodCIDRs) > 0 && len(s.Forbidden) > 0:
+		return Choice{Node, "the node has podCIDRs, and the agent may not read " + s.Forbidden[0] + ", which are there: see deploy/wireguard/pods"}
+	case len(s.PodCIDRs) > 0:
+		return Choice{Node, "the node has podCIDRs"}
+	case s.Pods:
+		return Choice{Pods, "the node has no podCIDRs"}
+	case len(s.Forbidden) > 0:
+		return Choice{Node, "the agent may not read " + s.Forbidden[0] + ", which are there: see deploy/wireguard/pods"}
+	}
+	return Choice{Node, "the node has no podCIDRs, and nothing else says which prefixes it has: SEMAPHORE_WG_POD_CIDRS can"}
+}

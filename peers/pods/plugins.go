@@ -1,0 +1,140 @@
+package pods
+
+import (
+	"crypto/sha3"
+	"encoding/base32"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// calicoAffinities are the resources that Calico keeps in which node has which block of
+// addresses, the better one first: what is served as v3 beside v1 is made of v1.
+func calicoAffinities() []schema.GroupVersionResource {
+	return []schema.GroupVersionResource{
+		{Group: "crd.projectcalico.org", Version: "v1", Resource: "blockaffinities"},
+		{Group: "projectcalico.org", Version: "v3", Resource: "blockaffinities"},
+	}
+}
+
+// ciliumNodes is the resource that Cilium keeps in which prefixes a node has.
+func ciliumNodes() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "cilium.io", Version: "v2", Resource: "ciliumnodes"}
+}
+
+// hostnameHash is the label by which BlockAffinities are found on the server, from
+// Calico 3.31 on.
+const hostnameHash = "projectcalico.org/hostname-hash"
+
+// hashOf is the value of hostnameHash: node names are longer than labels.
+func hashOf(node string) string {
+	sum := sha3.Sum256([]byte(node))
+	return base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:])
+}
+
+// block returns the prefix of a BlockAffinity, when it is confirmed and that of the
+// node. Its field deleted is a text in one group and a boolean in the other.
+func block(object *unstructured.Unstructured, node string) (netip.Prefix, bool) {
+	spec, _, _ := unstructured.NestedMap(object.Object, "spec")
+	if spec["node"] != node || spec["state"] != "confirmed" || spec["deleted"] == true || spec["deleted"] == "true" {
+		return netip.Prefix{}, false
+	}
+	// A node's name may be that of a host which isn't one.
+	if kind, given := spec["type"].(string); given && kind != "" && kind != "host" {
+		return netip.Prefix{}, false
+	}
+	text, _ := spec["cidr"].(string)
+	return parse(text)
+}
+
+// ciliumPrefixes returns what a CiliumNode has of its cluster's pools: none where
+// addresses are those of a cloud.
+func ciliumPrefixes(object *unstructured.Unstructured) []netip.Prefix {
+	texts, _, _ := unstructured.NestedStringSlice(object.Object, "spec", "ipam", "podCIDRs")
+	pools, _, _ := unstructured.NestedSlice(object.Object, "spec", "ipam", "pools", "allocated")
+	for _, pool := range pools {
+		fields, _ := pool.(map[string]any)
+		cidrs, _, _ := unstructured.NestedSlice(fields, "cidrs")
+		for _, cidr := range cidrs {
+			if text, is := cidr.(string); is {
+				texts = append(texts, text)
+			}
+		}
+	}
+	var all []netip.Prefix
+	for _, text := range texts {
+		if p, ok := parse(text); ok {
+			all = append(all, p)
+		}
+	}
+	return sorted(all)
+}
+
+// ovnSubnets is the annotation in which OVN-Kubernetes says which prefixes a node has.
+const ovnSubnets = "k8s.ovn.org/node-subnets"
+
+// ovnPrefixes reads the annotation: an object of networks, each with a prefix or a list
+// of them, of which the default one counts; or, of old releases, a prefix alone.
+func ovnPrefixes(text string) ([]netip.Prefix, error) {
+	if p, ok := parse(text); ok {
+		return []netip.Prefix{p}, nil
+	}
+	var networks struct {
+		Default json.RawMessage `json:"default"`
+	}
+	var list []string
+	err := json.Unmarshal([]byte(text), &networks)
+	if err == nil {
+		if err = json.Unmarshal(networks.Default, &list); err != nil {
+			list = make([]string, 1)
+			err = json.Unmarshal(networks.Default, &list[0])
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("annotation %s: expected the prefixes of the network \"default\": %w", ovnSubnets, err)
+	}
+	var all []netip.Prefix
+	for _, item := range list {
+		p, ok := parse(item)
+		if !ok {
+			return nil, fmt.Errorf("annotation %s: %q is no prefix", ovnSubnets, item)
+		}
+		all = append(all, p)
+	}
+	return sorted(all), nil
+}
+
+// calicoTunnels are the annotations in which Calico says which addresses of its pools a
+// node's tunnels have.
+func calicoTunnels() []string {
+	return []string{
+		"projectcalico.org/IPv4IPIPTunnelAddr",
+		"projectcalico.org/IPv4VXLANTunnelAddr", "projectcalico.org/IPv6VXLANTunnelAddr",
+		"projectcalico.org/IPv4WireguardInterfaceAddr", "projectcalico.org/IPv6WireguardInterfaceAddr",
+	}
+}
+
+// Noted is what network plugins note on the object of a node.
+type Noted struct {
+	OVN     string       // ovnSubnets
+	Tunnels []netip.Addr // addresses that Calico has given to its tunnels
+}
+
+// Note reads what network plugins note on a node.
+func Note(n *corev1.Node) Noted {
+	noted := Noted{OVN: n.Annotations[ovnSubnets]}
+	for _, name := range calicoTunnels() {
+		if a, err := netip.ParseAddr(n.Annotations[name]); err == nil {
+			noted.Tunnels = append(noted.Tunnels, a.Unmap().WithZone(""))
+		}
+	}
+	return noted
+}
+
+// Equal tells whether the same is noted.
+func (n Noted) Equal(o Noted) bool { return n.OVN == o.OVN && slices.Equal(n.Tunnels, o.Tunnels) }

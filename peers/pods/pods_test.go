@@ -1,0 +1,253 @@
+package pods
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+func text(prefixes []netip.Prefix) string {
+	var all []string
+	for _, p := range prefixes {
+		all = append(all, p.String())
+	}
+	return strings.Join(all, ",")
+}
+
+func prefixes(text string) (all []netip.Prefix) {
+	for part := range strings.SplitSeq(text, ",") {
+		if part != "" {
+			all = append(all, netip.MustParsePrefix(part))
+		}
+	}
+	return all
+}
+
+func addrs(text string) (all []netip.Addr) {
+	for part := range strings.SplitSeq(text, ",") {
+		if part != "" {
+			all = append(all, netip.MustParseAddr(part))
+		}
+	}
+	return all
+}
+
+func TestAggregate(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                                    "",
+		"10.1.0.7":                            "10.1.0.7/32",
+		"10.1.0.7,10.1.0.7":                   "10.1.0.7/32",
+		"10.1.0.6,10.1.0.7":                   "10.1.0.6/31",
+		"10.1.0.7,10.1.0.8":                   "10.1.0.7/32,10.1.0.8/32",
+		"10.1.0.5,10.1.0.4,10.1.0.7,10.1.0.6": "10.1.0.4/30",
+		"10.1.0.4,10.1.0.5,10.1.0.6":          "10.1.0.4/31,10.1.0.6/32",
+		"fd00::2,10.1.0.0,fd00::3,10.1.0.1":   "10.1.0.0/31,fd00::2/127",
+		"255.255.255.254,255.255.255.255":     "255.255.255.254/31",
+	} {
+		if got := text(Aggregate(addrs(in))); got != want {
+			t.Errorf("of %q: %q, want %q", in, got, want)
+		}
+	}
+}
+
+// TestAggregateIsExact holds that the prefixes have the addresses and no others, and
+// that no two of them could be one.
+func TestAggregateIsExact(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 500 {
+		want := map[netip.Addr]bool{}
+		var all []netip.Addr
+		for range random.IntN(60) {
+			a := netip.AddrFrom4([4]byte{10, 1, byte(random.IntN(2)), byte(random.IntN(32))})
+			want[a] = true
+			all = append(all, a)
+		}
+		got := map[netip.Addr]bool{}
+		found := Aggregate(all)
+		for _, p := range found {
+			for a := p.Addr(); p.Contains(a); a = a.Next() {
+				got[a] = true
+			}
+			for _, q := range found {
+				whole := netip.PrefixFrom(p.Addr(), p.Bits()-1).Masked()
+				if p != q && p.Bits() == q.Bits() && whole.Contains(q.Addr()) {
+					t.Fatalf("%s and %s are %s", p, q, whole)
+				}
+			}
+		}
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Fatalf("addresses (-want +got):\n%s", diff)
+		}
+	}
+}
+
+func TestBeside(t *testing.T) {
+	got := Beside(prefixes("10.1.0.64/26,10.1.0.0/26"), addrs("10.1.0.3,10.1.9.9,fd00::1,10.1.9.9"))
+	if want := "10.1.0.0/26,10.1.0.64/26,10.1.9.9/32,fd00::1/128"; text(got) != want {
+		t.Errorf("got %s", text(got))
+	}
+}
+
+func TestTrim(t *testing.T) {
+	pod := func(change func(*corev1.Pod)) *corev1.Pod {
+		p := &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.1.0.7"}, {IP: "fd00::7"}}}}
+		if change != nil {
+			change(p)
+		}
+		return p
+	}
+	for name, c := range map[string]struct {
+		change func(*corev1.Pod)
+		want   string
+	}{
+		"running":             {nil, "[10.1.0.7 fd00::7]"},
+		"pending, with one":   {func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }, "[10.1.0.7 fd00::7]"},
+		"on its way out":      {func(p *corev1.Pod) { now := metav1.Now(); p.DeletionTimestamp = &now }, "[10.1.0.7 fd00::7]"},
+		"on the host network": {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "[]"},
+		"succeeded":           {func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, "[]"},
+		"failed":              {func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, "[]"},
+		"without an address":  {func(p *corev1.Pod) { p.Status.PodIPs = nil }, "[]"},
+		"with something else": {func(p *corev1.Pod) { p.Status.PodIPs[0].IP = "x" }, "[fd00::7]"},
+	} {
+		if got, kept := Trim(pod(c.change)); fmt.Sprint(got.Addrs) != c.want || kept != (c.want != "[]") {
+			t.Errorf("%s: got %v, %v", name, got.Addrs, kept)
+		}
+	}
+}
+
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &u.Object); err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+func TestBlocks(t *testing.T) {
+	for spec, want := range map[string]string{
+		`{cidr: 10.1.0.64/26, deleted: "false", node: aws-1, state: confirmed}`:              "10.1.0.64/26",
+		`{cidr: 10.1.0.64/26, deleted: false, node: aws-1, state: confirmed, type: host}`:    "10.1.0.64/26",
+		`{cidr: "fd00:10::/122", node: aws-1, state: confirmed}`:                             "fd00:10::/122",
+		`{cidr: 10.1.0.64/26, deleted: "true", node: aws-1, state: confirmed}`:               "",
+		`{cidr: 10.1.0.64/26, deleted: true, node: aws-1, state: confirmed}`:                 "",
+		`{cidr: 10.1.0.64/26, deleted: "false", node: aws-2, state: confirmed}`:              "",
+		`{cidr: 10.1.0.64/26, deleted: "false", node: aws-1, state: pending}`:                "",
+		`{cidr: 10.1.0.64/26, deleted: "false", node: aws-1, state: pendingDeletion}`:        "",
+		`{cidr: 10.1.0.64/26, deleted: false, node: aws-1, state: confirmed, type: virtual}`: "",
+		`{cidr: x, deleted: "false", node: aws-1, state: confirmed}`:                         "",
+		`{cidr: 7, node: aws-1, state: confirmed}`:                                           "",
+		`{}`: "",
+	} {
+		p, is := block(object(t, "spec: "+spec), "aws-1")
+		if got := text([]netip.Prefix{p}); is != (want != "") || is && got != want {
+			t.Errorf("of %s: %v %s, want %q", spec, is, got, want)
+		}
+	}
+	if _, is := block(object(t, "metadata: {name: x}"), ""); is {
+		t.Error("an object without a specification has a block")
+	}
+}
+
+// TestHashOf has a value of another implementation of the same hash.
+func TestHashOf(t *testing.T) {
+	if got := hashOf("aws-1"); got != "BZG3OI4VTUFPLZ4KFEDNYRPOASK3YBGTJY364H3QFG5TUCX6Z3ZQ" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestCiliumPrefixes(t *testing.T) {
+	for spec, want := range map[string]string{
+		`{ipam: {podCIDRs: [10.1.1.0/24, "fd00:1::/64"]}}`: "10.1.1.0/24,fd00:1::/64",
+		`{ipam: {pools: {allocated: [{pool: b, cidrs: [10.9.0.0/27]}, {pool: a, cidrs: [10.1.0.0/26, 10.1.0.64/26]}], requested: []}}}`: "10.1.0.0/26,10.1.0.64/26,10.9.0.0/27",
+		`{ipam: {podCIDRs: [10.1.1.0/24], pools: {allocated: [{pool: a, cidrs: [10.1.1.0/24]}]}}}`:                                      "10.1.1.0/24",
+		`{eni: {}, ipam: {pool: {10.1.1.7: {}}}}`: "",
+		`{ipam: {podCIDRs: 7, pools: 7}}`:         "",
+		`{ipam: {pools: {allocated: [7]}}}`:       "",
+		`{}`:                                      "",
+	} {
+		u := object(t, "spec: "+spec)
+		if got := text(ciliumPrefixes(u)); got != want {
+			t.Errorf("of %s: %q, want %q", spec, got, want)
+		}
+	}
+}
+
+func TestOVNPrefixes(t *testing.T) {
+	for annotation, want := range map[string]string{
+		`{"default":["10.128.0.0/23"]}`:                          "10.128.0.0/23",
+		`{"default":["10.128.0.0/23","fd01::/64"]}`:              "10.128.0.0/23,fd01::/64",
+		`{"default":["10.128.0.0/23"],"blue":["10.200.0.0/24"]}`: "10.128.0.0/23",
+		`{"default":"10.128.0.0/23"}`:                            "10.128.0.0/23",
+		`10.128.0.0/23`:                                          "10.128.0.0/23",
+	} {
+		if got, err := ovnPrefixes(annotation); err != nil || text(got) != want {
+			t.Errorf("of %s: %q, %v", annotation, text(got), err)
+		}
+	}
+	for _, annotation := range []string{"", "x", "{}", `{"default":7}`, `{"default":["x"]}`, `{"blue":["10.200.0.0/24"]}`} {
+		if got, err := ovnPrefixes(annotation); err == nil || !strings.Contains(err.Error(), ovnSubnets) {
+			t.Errorf("of %s: %v, %v", annotation, got, err)
+		}
+	}
+}
+
+func TestNote(t *testing.T) {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+		"projectcalico.org/IPv4VXLANTunnelAddr": "10.1.0.64", "projectcalico.org/IPv4IPIPTunnelAddr": "", "projectcalico.org/IPv6VXLANTunnelAddr": "fd00::40",
+		"k8s.ovn.org/node-subnets": `{"default":["10.128.0.0/23"]}`,
+	}}}
+	got := Note(n)
+	if fmt.Sprint(got.Tunnels) != "[10.1.0.64 fd00::40]" || got.OVN == "" || !got.Equal(Note(n)) || got.Equal(Noted{}) {
+		t.Errorf("noted is %+v", got)
+	}
+}
+
+func TestChoose(t *testing.T) {
+	spec, other := prefixes("10.1.1.0/24,fd00:1::/64"), prefixes("10.2.1.0/24")
+	for name, c := range map[string]struct {
+		seen Seen
+		want string
+	}{
+		"a plain cluster":                       {Seen{PodCIDRs: spec}, Node},
+		"OVN-Kubernetes":                        {Seen{OVN: true, PodCIDRs: spec, Pods: true}, OVN},
+		"Cilium with pools":                     {Seen{PodCIDRs: spec, Cilium: other, CiliumIPAM: true}, Cilium},
+		"Cilium with the node's podCIDRs":       {Seen{PodCIDRs: spec, Cilium: spec, CiliumIPAM: true}, Node},
+		"Cilium with a cloud's addresses":       {Seen{PodCIDRs: spec, CiliumIPAM: true, Pods: true}, Pods},
+		"Calico's address management":           {Seen{PodCIDRs: spec, Calico: true, Pods: true}, Calico},
+		"Calico with host-local":                {Seen{PodCIDRs: spec}, Node},
+		"Calico that can't be read":             {Seen{PodCIDRs: spec, Forbidden: []string{"Calico's BlockAffinities"}}, Node},
+		"a cloud":                               {Seen{Pods: true}, Pods},
+		"a cloud whose pods can't be read":      {Seen{}, Node},
+		"Calico that can't be read, no podCIDR": {Seen{Forbidden: []string{"Calico's BlockAffinities"}}, Node},
+	} {
+		got := Choose(c.seen)
+		if got.Source != c.want || got.Why == "" {
+			t.Errorf("%s: %+v, want %s", name, got, c.want)
+		}
+		if len(c.seen.Forbidden) > 0 && !strings.Contains(got.Why, "deploy/wireguard/pods") {
+			t.Errorf("%s: doesn't say what to do: %s", name, got.Why)
+		}
+	}
+}
+
+func FuzzOVNPrefixes(f *testing.F) {
+	f.Add(`{"default":["10.128.0.0/23"]}`)
+	f.Add(`10.128.0.0/23`)
+	f.Fuzz(func(t *testing.T, text string) {
+		got, err := ovnPrefixes(text)
+		for _, p := range got {
+			if err != nil || !p.IsValid() || p != p.Masked() {
+				t.Fatalf("%v, %v", got, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,198 @@
+package pods
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+)
+
+// objects are, for kube.ListWatch, those of a kind that only its cluster knows.
+type objects = kube.Resource[*unstructured.UnstructuredList]
+
+func watch[T any](s *Source, kind string, object runtime.Object, from cache.ListerWatcher, equal func(a, b T) bool, keep func(runtime.Object) (T, bool)) *kube.Watch[T] {
+	return kube.NewWatch(kube.WatchConfig[T]{
+		Cluster: s.cfg.Cluster, Server: s.cfg.Server, Kind: kind, Object: object,
+		ListWatch: from, Keep: keep, Equal: equal, Notify: s.cfg.Changed, Logger: s.cfg.Logger, Metrics: s.cfg.Metrics,
+	})
+}
+
+func samePrefixes(a, b []netip.Prefix) bool { return slices.Equal(a, b) }
+
+// podsOf reads the pods of one node.
+func podsOf(client kube.Client, node string) cache.ListerWatcher {
+	return kube.ListWatch(func(context.Context) (kube.Resource[*corev1.PodList], error) {
+		return client.CoreV1().Pods(metav1.NamespaceAll), nil
+	}, func(options *metav1.ListOptions) { ofNode(options, node) })
+}
+
+func ofNode(options *metav1.ListOptions, node string) {
+	options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+}
+
+// ciliumNodeOf reads the CiliumNode of one node.
+func ciliumNodeOf(client dynamic.Interface, node string) cache.ListerWatcher {
+	return kube.ListWatch(func(context.Context) (objects, error) {
+		return client.Resource(ciliumNodes()), nil
+	}, func(options *metav1.ListOptions) { named(options, node) })
+}
+
+func named(options *metav1.ListOptions, name string) {
+	options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+}
+
+// affinities reads BlockAffinities, of one node where Calico labels them. Calico makes
+// one for 64 addresses, and those that it made before it labelled them, which are then
+// missed, don't matter: their pods are published one by one.
+type affinities struct {
+	client    dynamic.Interface
+	discovery rest.Interface
+	node      string
+
+	mu       sync.Mutex
+	resource schema.GroupVersionResource // zero: not known
+	selector string
+}
+
+func (a *affinities) listWatch() cache.ListerWatcher {
+	return kube.ListWatch(func(ctx context.Context) (objects, error) {
+		resource, _, err := a.find(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return a.client.Resource(resource), nil
+	}, func(options *metav1.ListOptions) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		options.LabelSelector = a.selector
+	})
+}
+
+// errNoCalico says that Calico keeps no BlockAffinities here.
+var errNoCalico = errors.New("no BlockAffinities are served: Calico isn't installed")
+
+// find returns the resource that is served, and whether there are any of it.
+func (a *affinities) find(ctx context.Context) (resource schema.GroupVersionResource, any bool, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.resource.Resource != "" {
+		return a.resource, true, nil
+	}
+	for _, r := range calicoAffinities() {
+		served, err := serves(ctx, a.discovery, r)
+		if err != nil {
+			return r, false, err
+		}
+		if !served {
+			continue
+		}
+		list, err := a.client.Resource(r).List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil {
+			return r, false, fmt.Errorf("read %s: %w", r.GroupResource(), err)
+		}
+		if len(list.Items) == 0 {
+			return r, false, nil
+		}
+		if _, labelled := list.Items[0].GetLabels()[hostnameHash]; labelled {
+			a.selector = hostnameHash + "=" + hashOf(a.node)
+		}
+		a.resource = r
+		return r, true, nil
+	}
+	return schema.GroupVersionResource{}, false, errNoCalico
+}
+
+// serves reports whether the API server has a resource. Everybody may ask who has an
+// account; a list of one that isn't there is forbidden where no role names it.
+func serves(ctx context.Context, client rest.Interface, r schema.GroupVersionResource) (bool, error) {
+	answer, err := client.Get().AbsPath("/apis", r.Group, r.Version).SetHeader("Accept", "application/json").Do(ctx).Raw()
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	var list metav1.APIResourceList
+	if err == nil {
+		err = json.Unmarshal(answer, &list)
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for %s: %w", r.GroupVersion(), err)
+	}
+	return slices.ContainsFunc(list.APIResources, func(have metav1.APIResource) bool { return have.Name == r.Resource }), nil
+}
+
+// see looks what there is for Auto to decide by.
+func (s *Source) see(ctx context.Context) (Seen, error) {
+	self, known := s.cfg.Self()
+	if !known {
+		return Seen{}, errUnread
+	}
+	seen := Seen{PodCIDRs: self.PodCIDRs, OVN: self.OVN != ""}
+	if seen.OVN {
+		return seen, nil
+	}
+	if err := s.seeCilium(ctx, &seen); err != nil {
+		return Seen{}, err
+	}
+	_, found, err := s.calico.find(ctx)
+	switch {
+	case errors.Is(err, errNoCalico):
+	case apierrors.IsForbidden(err):
+		seen.Forbidden = append(seen.Forbidden, "Calico's BlockAffinities")
+	case err != nil:
+		return Seen{}, err
+	default:
+		seen.Calico = found
+	}
+	options := metav1.ListOptions{Limit: 1}
+	ofNode(&options, s.cfg.Node)
+	switch _, err := s.cfg.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options); {
+	case apierrors.IsForbidden(err):
+	case err != nil:
+		return Seen{}, fmt.Errorf("read pods: %w", err)
+	default:
+		seen.Pods = true
+	}
+	if self.Carries && len(seen.Forbidden) > 0 {
+		// An API server that has just started knows no roles.
+		return Seen{}, fmt.Errorf("the node publishes prefixes, and the agent may not read %s: see deploy/wireguard/pods, or set SEMAPHORE_WG_POD_CIDRS", seen.Forbidden[0])
+	}
+	return seen, nil
+}
+
+func (s *Source) seeCilium(ctx context.Context, seen *Seen) error {
+	served, err := serves(ctx, s.calico.discovery, ciliumNodes())
+	if err != nil || !served {
+		return err
+	}
+	var options metav1.ListOptions
+	named(&options, s.cfg.Node)
+	list, err := s.cfg.Dynamic.Resource(ciliumNodes()).List(ctx, options)
+	switch {
+	case apierrors.IsForbidden(err):
+		seen.Forbidden = append(seen.Forbidden, "CiliumNodes")
+		return nil
+	case err != nil:
+		return fmt.Errorf("read ciliumnodes: %w", err)
+	}
+	for i := range list.Items {
+		if list.Items[i].GetName() == s.cfg.Node {
+			seen.CiliumIPAM, seen.Cilium = true, ciliumPrefixes(&list.Items[i])
+		}
+	}
+	return nil
+}
