@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -65,11 +66,40 @@ func applyOne(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, err
 	}
-	after, err := objects.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: manifests.Manager, Force: true})
-	if err != nil {
-		return false, err
+	options := metav1.ApplyOptions{FieldManager: manifests.Manager, Force: true}
+	if before != nil {
+		// An API server may write an object that it has nothing to change of: the order of
+		// managers who wrote within one second isn't settled (seen of 1.36).
+		dry := options
+		dry.DryRun = []string{metav1.DryRunAll}
+		after, err := objects.Apply(ctx, o.GetName(), o, dry)
+		if err == nil && same(before, after) {
+			return false, nil
+		}
 	}
-	return before == nil || before.GetResourceVersion() != after.GetResourceVersion(), nil
+	_, err = objects.Apply(ctx, o.GetName(), o, options)
+	return err == nil, err
+}
+
+// same says whether two states of an object differ in nothing but when who wrote.
+func same(before, after *unstructured.Unstructured) bool {
+	bare := func(o *unstructured.Unstructured) *unstructured.Unstructured {
+		o = o.DeepCopy()
+		o.SetManagedFields(nil)
+		o.SetResourceVersion("")
+		return o
+	}
+	return reflect.DeepEqual(bare(before).Object, bare(after).Object) && fieldsOfOurs(before) == fieldsOfOurs(after)
+}
+
+// fieldsOfOurs are the fields that this tool has applied.
+func fieldsOfOurs(o *unstructured.Unstructured) string {
+	for _, entry := range o.GetManagedFields() {
+		if entry.Manager == manifests.Manager && entry.Operation == metav1.ManagedFieldsOperationApply && entry.FieldsV1 != nil {
+			return string(entry.FieldsV1.Raw)
+		}
+	}
+	return ""
 }
 
 // ours says whether an object is one that this tool has made.
