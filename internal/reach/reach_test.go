@@ -1,0 +1,103 @@
+package reach
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+func TestLook(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "nobody may", http.StatusUnauthorized)
+	}))
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	server.StartTLS()
+	defer server.Close()
+	other := httptest.NewTLSServer(nil)
+	defer other.Close()
+	ca := func(s *httptest.Server) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
+	}
+	taken, err := net.ListenPacket("udp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	port := taken.LocalAddr().(*net.UDPAddr).Port
+	// The certificate that httptest serves is for this name, too; nobody has the port.
+	away := "https://127.0.0.1:1"
+	got := Look(t.Context(), Request{Ports: []int{port}, Servers: []Server{{server.URL, ca(server)}, {away, ca(server)}, {other.URL, "no certificate"}}})
+	if got.Servers[server.URL] != "" || !strings.Contains(got.Servers[away], "refused") || !strings.Contains(got.Servers[other.URL], "no certificates") {
+		t.Errorf("servers %q", got.Servers)
+	}
+	if !strings.Contains(got.Taken[port], "in use") {
+		t.Errorf("taken %v", got.Taken)
+	}
+	got = Look(t.Context(), Request{Servers: []Server{{server.URL, another(t)}}})
+	if !strings.Contains(got.Servers[server.URL], "unknown authority") {
+		t.Errorf("with another authority %q", got.Servers)
+	}
+}
+
+// another is an authority that has signed nothing.
+func another(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+func ask(m *Meeting, from, says string) *httptest.ResponseRecorder {
+	r := httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/?from="+says, http.NoBody)
+	r.RemoteAddr = net.JoinHostPort(from, "4711")
+	w := httptest.NewRecorder()
+	m.ServeHTTP(w, r)
+	return w
+}
+
+func TestMeeting(t *testing.T) {
+	m := NewMeeting([]string{"10.2.1.7"}, nil)
+	if err := m.State(); err == nil || !strings.Contains(err.Error(), "nobody has asked") {
+		t.Errorf("state %v", err)
+	}
+	if w := ask(m, "10.4.1.9", "10.4.1.9,fd00::9"); w.Code != http.StatusOK {
+		t.Errorf("answered %d", w.Code)
+	}
+	// It asks back by the family that it has.
+	if got := m.missing(); len(got) != 1 || got[0] != "10.4.1.9" {
+		t.Errorf("it is to ask %q", got)
+	}
+	if w := ask(m, "10.66.2.1", "10.4.1.9"); w.Code != http.StatusConflict || !strings.Contains(w.Body.String(), "masqueraded: it came from 10.66.2.1") {
+		t.Errorf("masqueraded: %d %s", w.Code, w.Body)
+	}
+	ready := httptest.NewRecorder()
+	m.ServeHTTP(ready, httptest.NewRequestWithContext(t.Context(), http.MethodGet, ReadyPath, http.NoBody))
+	if ready.Code != http.StatusServiceUnavailable {
+		t.Errorf("ready: %d", ready.Code)
+	}
+	// Whoever else asks can't make it ask everywhere.
+	for i := range 100 {
+		ask(m, "10.9.9.9", "10.9.9."+strconv.Itoa(i)+",words")
+	}
+	if got := m.missing(); len(got) != most {
+		t.Errorf("it is to ask %d", len(got))
+	}
+}
