@@ -10,7 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clientcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
 	reports "github.com/kube-semaphore/kube-semaphore/internal/paths"
@@ -38,7 +38,7 @@ type ReporterConfig struct {
 	Namespace string
 	Node      string // this one
 	// Owner is this process's pod, with which the report goes.
-	Owner *applymetav1.OwnerReferenceApplyConfiguration
+	Owner metav1.OwnerReference
 	// Paths returns what is known of all paths, by remote.
 	Paths func() map[string][]Path
 	// Reporters returns how many nodes may report at the same time.
@@ -146,8 +146,25 @@ func (r *Reporter) write(ctx context.Context, now time.Time, want *reports.Repor
 	if len(want.Remotes) == 0 {
 		return r.Withdraw(ctx)
 	}
+	// Neither is server-side apply, which costs the API server several times as much:
+	// when a cluster dies, all nodes write within a second.
 	lease := want.Lease(r.cfg.Namespace, r.cfg.Owner, now)
-	if _, err := r.cfg.Leases.Apply(ctx, lease, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {
+	var err error
+	if r.there {
+		var patch []byte
+		if patch, err = reports.Patch(lease); err == nil {
+			_, err = r.cfg.Leases.Patch(ctx, lease.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager})
+		}
+	} else {
+		_, err = r.cfg.Leases.Create(ctx, lease, metav1.CreateOptions{FieldManager: FieldManager})
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		r.there = false
+	case apierrors.IsAlreadyExists(err):
+		r.there = true
+	}
+	if err != nil {
 		return fmt.Errorf("report paths that are down: %w", err)
 	}
 	if !want.Equal(&r.written) || !r.there {

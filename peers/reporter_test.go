@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -41,7 +40,7 @@ func newReporting(t *testing.T) *reporting {
 func (b *reporting) again() {
 	b.Reporter = NewReporter(ReporterConfig{
 		Leases: b.client.CoordinationV1().Leases("sys"), Namespace: "sys", Node: "gcp-1",
-		Owner: applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Pod").WithName("pod").WithUID("uid"),
+		Owner: metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: "pod", UID: "uid"},
 		Paths: func() map[string][]Path { return b.all }, Reporters: func() int { return 0 }, Logger: slog.New(slog.DiscardHandler),
 	})
 }

@@ -1,8 +1,8 @@
 package main
 
 import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -17,7 +17,7 @@ func (a *agent) newReporter(client kube.Client) *peers.Reporter {
 	}
 	return peers.NewReporter(peers.ReporterConfig{
 		Leases: client.CoordinationV1().Leases(pod.Namespace), Namespace: pod.Namespace, Node: a.cfg.NodeName,
-		Owner: applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Pod").WithName(pod.Name).WithUID(types.UID(pod.UID)),
+		Owner: metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: types.UID(pod.UID)},
 		Paths: a.paths, Reporters: a.local.nodes.Len, Logger: a.log,
 	})
 }

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	applycoordinationv1 "k8s.io/client-go/applyconfigurations/coordination/v1"
-	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -31,16 +31,22 @@ func TestAgentReportsOnlyItsOwnPaths(t *testing.T) {
 	unbound := clientWith(t, cluster, agentToken(t, cluster, ""))
 	pod, err := cluster.Client().CoreV1().Pods(systemNamespace).Get(t.Context(), "agent-aws-1", metav1.GetOptions{})
 	must(t, err)
-	owner := func(name string, uid types.UID) *applymetav1.OwnerReferenceApplyConfiguration {
-		return applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Pod").WithName(name).WithUID(uid)
+	owner := func(name string, uid types.UID) metav1.OwnerReference {
+		return metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: name, UID: uid}
 	}
 	itself := owner(pod.Name, pod.UID)
-	report := func(node string) *applycoordinationv1.LeaseApplyConfiguration {
+	report := func(node string) *coordinationv1.Lease {
 		r := paths.Report{Node: node, Remotes: map[string]paths.Down{"gcp": {AllBut: true}}}
 		return r.Lease(systemNamespace, itself, time.Now())
 	}
-	apply := func(ctx context.Context, client kubernetes.Interface, l *applycoordinationv1.LeaseApplyConfiguration) error {
-		_, err := client.CoordinationV1().Leases(systemNamespace).Apply(ctx, l, metav1.ApplyOptions{FieldManager: agentAccount, Force: true})
+	apply := func(ctx context.Context, client kubernetes.Interface, l *coordinationv1.Lease) error {
+		leases := client.CoordinationV1().Leases(systemNamespace)
+		_, err := leases.Create(ctx, l, metav1.CreateOptions{FieldManager: agentAccount})
+		if apierrors.IsAlreadyExists(err) {
+			patch, patchErr := paths.Patch(l)
+			must(t, patchErr)
+			_, err = leases.Patch(ctx, l.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: agentAccount})
+		}
 		return err
 	}
 	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
@@ -53,24 +59,23 @@ func TestAgentReportsOnlyItsOwnPaths(t *testing.T) {
 	const another, holder, form, owned = "may not write the lease", "held by the node that it is of", "has one label", "is owned by the pod"
 	for _, c := range []struct {
 		name   string
-		change func(*applycoordinationv1.LeaseApplyConfiguration)
+		change func(*coordinationv1.Lease)
 		want   string
 	}{
-		{"its own", func(*applycoordinationv1.LeaseApplyConfiguration) {}, ""},
-		{"again", func(*applycoordinationv1.LeaseApplyConfiguration) {}, ""},
-		{"of another node", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.WithName("semaphore-paths-aws-2") }, another},
-		{"that leads the mirror", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.WithName("semaphore-service-mirror") }, another},
-		{"in another node's name", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.Spec.WithHolderIdentity("aws-2") }, holder},
-		{"for ever", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.Spec.WithLeaseDurationSeconds(1 << 30) }, holder},
-		{"with another label", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.WithLabels(map[string]string{"more": "x"}) }, form},
-		{"with another annotation", func(l *applycoordinationv1.LeaseApplyConfiguration) {
-			l.WithAnnotations(map[string]string{"more": "x"})
+		{"its own", func(*coordinationv1.Lease) {}, ""},
+		{"again", func(*coordinationv1.Lease) {}, ""},
+		{"of another node", func(l *coordinationv1.Lease) { l.Name = "semaphore-paths-aws-2" }, another},
+		{"that leads the mirror", func(l *coordinationv1.Lease) { l.Name = "semaphore-service-mirror" }, another},
+		{"in another node's name", func(l *coordinationv1.Lease) { other := "aws-2"; l.Spec.HolderIdentity = &other }, holder},
+		{"for ever", func(l *coordinationv1.Lease) { long := int32(1 << 30); l.Spec.LeaseDurationSeconds = &long }, holder},
+		{"with another label", func(l *coordinationv1.Lease) { l.Labels["more"] = "x" }, form},
+		{"with another annotation", func(l *coordinationv1.Lease) {
+			l.Annotations["more"] = "x"
 		}, form},
-		{"with a finalizer", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.WithFinalizers("example.com/stay") }, form},
-		{"that outlives it", func(l *applycoordinationv1.LeaseApplyConfiguration) { l.OwnerReferences = nil }, owned},
-		{"that goes with another pod", func(l *applycoordinationv1.LeaseApplyConfiguration) {
-			l.OwnerReferences = nil
-			l.WithOwnerReferences(owner("agent-aws-2", "another"))
+		{"with a finalizer", func(l *coordinationv1.Lease) { l.Finalizers = []string{"example.com/stay"} }, form},
+		{"that outlives it", func(l *coordinationv1.Lease) { l.OwnerReferences = nil }, owned},
+		{"that goes with another pod", func(l *coordinationv1.Lease) {
+			l.OwnerReferences = []metav1.OwnerReference{owner("agent-aws-2", "another")}
 		}, owned},
 	} {
 		t.Run(c.name, func(t *testing.T) {

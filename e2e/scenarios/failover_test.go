@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -303,7 +302,7 @@ func (f *failover) crowd(t *testing.T) {
 		return err
 	})
 	leases := f.GCP.Client().CoordinationV1().Leases(systemNamespace)
-	owner := applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Pod").WithName("crowd").WithUID(types.UID("crowd"))
+	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: "crowd", UID: "crowd"}
 	// Found out after 1.9 to 2.7 s, and written within a second.
 	agents := func(detect time.Duration, do func(ctx context.Context, i int) error) (done func()) {
 		var wg sync.WaitGroup
@@ -328,7 +327,7 @@ func (f *failover) crowd(t *testing.T) {
 		must(t, f.AWS.CutAPI())
 		wait = agents(1900*time.Millisecond, func(ctx context.Context, i int) error {
 			r := paths.Report{Node: name(i), Remotes: map[string]paths.Down{"aws": {AllBut: true}}}
-			_, err := leases.Apply(ctx, r.Lease(systemNamespace, owner, time.Now()), metav1.ApplyOptions{FieldManager: "crowd", Force: true})
+			_, err := leases.Create(ctx, r.Lease(systemNamespace, owner, time.Now()), metav1.CreateOptions{})
 			return err
 		})
 	}, func() {

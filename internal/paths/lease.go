@@ -3,14 +3,13 @@ package paths
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	applycoordinationv1 "k8s.io/client-go/applyconfigurations/coordination/v1"
-	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
 )
 
 // The form of a report. deploy/wireguard/admission.yaml holds agents to it.
@@ -36,17 +35,26 @@ func Name(node string) string {
 	return full[:maxName-hashLength-1] + "-" + hex.EncodeToString(sum[:])[:hashLength]
 }
 
-// Lease returns a report as it is applied: by this process's pod, from when on it
+// Lease returns a report as it is written: by the pod that owns it, from when on it
 // counts anew.
-func (r *Report) Lease(namespace string, owner *applymetav1.OwnerReferenceApplyConfiguration, now time.Time) *applycoordinationv1.LeaseApplyConfiguration {
-	return applycoordinationv1.Lease(Name(r.Node), namespace).
-		WithLabels(map[string]string{Label: LabelValue}).
-		WithAnnotations(map[string]string{Annotation: encode(r.Remotes)}).
-		WithOwnerReferences(owner).
-		WithSpec(applycoordinationv1.LeaseSpec().
-			WithHolderIdentity(r.Node).
-			WithLeaseDurationSeconds(int32(Expiry / time.Second)).
-			WithRenewTime(metav1.NewMicroTime(now)))
+func (r *Report) Lease(namespace string, owner metav1.OwnerReference, now time.Time) *coordinationv1.Lease {
+	node, seconds, renewed := r.Node, int32(Expiry/time.Second), metav1.NewMicroTime(now)
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: Name(r.Node),
+			Labels:      map[string]string{Label: LabelValue},
+			Annotations: map[string]string{Annotation: encode(r.Remotes)}, OwnerReferences: []metav1.OwnerReference{owner},
+		},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &node, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
+	}
+}
+
+// Patch returns the merge patch (RFC 7386) that makes such a Lease of one that there is.
+func Patch(l *coordinationv1.Lease) ([]byte, error) {
+	return json.Marshal(map[string]any{
+		"metadata": map[string]any{"labels": l.Labels, "annotations": l.Annotations, "ownerReferences": l.OwnerReferences},
+		"spec":     l.Spec,
+	})
 }
 
 // Read returns the report that a Lease is. An error says what of it doesn't count;

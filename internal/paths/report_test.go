@@ -1,7 +1,6 @@
 package paths
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
 )
 
 func nodes(prefix string, n int) []string {
@@ -79,26 +77,15 @@ func TestWorstCaseFits(t *testing.T) {
 	}
 }
 
-// lease is what an API server makes of what is applied.
-func lease(t *testing.T, r *Report) *coordinationv1.Lease {
-	t.Helper()
-	owner := applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Pod").WithName("pod").WithUID("uid")
-	data, err := json.Marshal(r.Lease("sys-semaphore", owner, time.Unix(1, 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var l coordinationv1.Lease
-	if err := json.Unmarshal(data, &l); err != nil {
-		t.Fatal(err)
-	}
-	return &l
+func lease(r *Report) *coordinationv1.Lease {
+	return r.Lease("sys-semaphore", metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: "pod", UID: "uid"}, time.Unix(1, 0))
 }
 
 func TestReportIsReadAsItWasWritten(t *testing.T) {
 	want := Report{Node: "gcp-1", Remotes: map[string]Down{
 		"aws": {Nodes: []string{"aws-1", "aws-2"}, Omitted: 3}, "merit": {AllBut: true, Nodes: []string{}},
 	}}
-	l := lease(t, &want)
+	l := lease(&want)
 	if l.Labels[Label] != LabelValue || l.Name != "semaphore-paths-gcp-1" || len(l.OwnerReferences) != 1 ||
 		*l.Spec.LeaseDurationSeconds != 90 || !l.Spec.RenewTime.Equal(&metav1.MicroTime{Time: time.Unix(1, 0)}) {
 		t.Errorf("%+v", l)
@@ -111,7 +98,7 @@ func TestReportIsReadAsItWasWritten(t *testing.T) {
 	if got, err := Read(l); err == nil || got.Node != "" {
 		t.Error("a report of nobody counts")
 	}
-	l = lease(t, &want)
+	l = lease(&want)
 	l.Name = "semaphore-paths-gcp-2"
 	if got, err := Read(l); err == nil || got.Node != "" {
 		t.Error("a report of one node under the name of another one counts")
