@@ -1,0 +1,240 @@
+package scenarios_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+// blockAffinities are Calico's, in the older of its APIs.
+var blockAffinities = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "blockaffinities"}
+
+// affinity is a BlockAffinity as Calico's address management writes it.
+func affinity(resource schema.GroupVersionResource, node, cidr string) *unstructured.Unstructured {
+	spec := map[string]any{"cidr": cidr, "node": node, "state": "confirmed", "deleted": "false"}
+	if resource.Version == "v3" {
+		spec["deleted"] = false
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	u.SetAPIVersion(resource.GroupVersion().String())
+	u.SetKind("BlockAffinity")
+	u.SetName(node + "-" + strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(cidr))
+	return u
+}
+
+// prefixesOf is what a node publishes.
+func prefixesOf(ctx context.Context, n *testbed.Node) (string, error) {
+	object, err := n.Object(ctx)
+	if err != nil {
+		return "", err
+	}
+	text, published := object.Annotations[peers.PodCIDRsAnnotation]
+	if !published {
+		return "none", nil
+	}
+	return text, nil
+}
+
+func waitPrefixes(t *testing.T, n *testbed.Node, want string) {
+	t.Helper()
+	eventually(t, time.Minute, n.Name+" to publish "+want, func(ctx context.Context) error {
+		got, err := prefixesOf(ctx, n)
+		if err == nil && got != want {
+			err = fmt.Errorf("it publishes %s", got)
+		}
+		return err
+	})
+}
+
+// TestPodPrefixes has three clusters, of which one has its pods' addresses from
+// podCIDRs, one from Calico's address management, and one wherever they are.
+func TestPodPrefixes(t *testing.T) {
+	nstest.Root(t)
+	tb := testbed.Start(t, testbed.Config{})
+	t.Cleanup(func() { soundLogs(t, tb) })
+	ctx := within(t, 5*time.Minute)
+	clusters, err := tb.StartClusters(ctx, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"}, testbed.ClusterConfig{Name: "merit"})
+	must(t, err)
+	must(t, programs.Grant(ctx, programs.WireGuard, clusters...))
+	aws, gcp, merit := clusters[0], clusters[1], clusters[2]
+	testdata := filepath.Join(filepath.Dir(deployFolder(t)), "peers", "pods", "testdata")
+	must(t, gcp.Apply(ctx, filepath.Join(testdata, "calico-v1.yaml"), filepath.Join(deployFolder(t), "wireguard", "pods", "calico", "rbac.yaml")))
+	must(t, merit.Apply(ctx, filepath.Join(deployFolder(t), "wireguard", "pods", "pods", "rbac.yaml")))
+
+	node := func(c *testbed.Cluster) *testbed.Node {
+		n, err := c.AddNode(ctx, testbed.NodeConfig{})
+		must(t, err)
+		return n
+	}
+	aws1, gcp1, gcp2, merit1 := node(aws), node(gcp), node(gcp), node(merit)
+	block := func(n *testbed.Node, cidr string) *unstructured.Unstructured {
+		u, err := gcp.Dynamic().Resource(blockAffinities).Create(t.Context(), affinity(blockAffinities, n.Name, cidr), metav1.CreateOptions{})
+		must(t, err)
+		return u
+	}
+	moving := block(gcp1, "10.4.100.0/26")
+	block(gcp1, "10.4.102.0/26")
+	block(gcp2, "10.4.101.0/26")
+	block(gcp2, "fd00:10:4:101::/122")
+	pod := func(n *testbed.Node, name, addresses string) *testbed.Pod {
+		var all []netip.Addr
+		for a := range strings.SplitSeq(addresses, ",") {
+			all = append(all, netip.MustParseAddr(a))
+		}
+		p, err := n.AddPod(t.Context(), testbed.PodConfig{Name: name, Addresses: all, Object: &corev1.Pod{}})
+		must(t, err)
+		must(t, p.Serve(t.Context(), programs.PodPort, nil))
+		return p
+	}
+	plain, err := aws1.AddPod(ctx, testbed.PodConfig{})
+	must(t, err)
+	must(t, plain.Serve(ctx, programs.PodPort, nil))
+	first := pod(gcp1, "first", "10.4.100.5")
+	second := pod(gcp2, "second", "10.4.101.5,fd00:10:4:101::5")
+	borrowed := pod(gcp2, "borrowed", "10.4.100.9")
+	cloud := []*testbed.Pod{pod(merit1, "a", "10.6.200.4"), pod(merit1, "b", "10.6.200.5"), pod(merit1, "c", "10.6.201.7")}
+
+	agents := map[*testbed.Node]*programs.Agent{}
+	for n, setting := range map[*testbed.Node]string{aws1: "auto", gcp1: "auto", gcp2: "calico", merit1: "pods"} {
+		var remotes []*testbed.Cluster
+		for _, c := range clusters {
+			if c != n.Cluster {
+				remotes = append(remotes, c)
+			}
+		}
+		agents[n], err = programs.PrepareAgent(ctx, program(t, programs.WireGuard), n, remotes...)
+		must(t, err)
+		agents[n].Env["SEMAPHORE_WG_POD_CIDRS"] = setting
+		must(t, agents[n].Start())
+	}
+	connected := func(t *testing.T, all ...*testbed.Pod) {
+		t.Helper()
+		bound := within(t, 2*time.Minute)
+		for _, from := range all {
+			for _, to := range all {
+				if from.Node.Cluster == to.Node.Cluster {
+					continue
+				}
+				// One that has no address of a family has no route of it either.
+				if len(from.Addresses) >= len(to.Addresses) {
+					must(t, programs.WaitReach(bound, from, to))
+				}
+			}
+		}
+	}
+	everybody := append([]*testbed.Pod{plain, first, second, borrowed}, cloud...)
+	connected(t, everybody...)
+	waitPrefixes(t, aws1, "none")
+	waitPrefixes(t, gcp1, "10.4.100.0/26,10.4.102.0/26")
+	waitPrefixes(t, gcp2, "10.4.100.9/32,10.4.101.0/26,fd00:10:4:101::/122")
+	waitPrefixes(t, merit1, "10.6.200.4/31,10.6.201.7/32")
+
+	t.Run("status says what was chosen, and why", func(t *testing.T) {
+		for n, want := range map[*testbed.Node]string{aws1: `"source": "node"`, gcp1: "Calico's address management is in use", gcp2: "SEMAPHORE_WG_POD_CIDRS says so", merit1: "10.6.200.4/31"} {
+			status, err := agents[n].Get(t.Context(), "/status")
+			must(t, err)
+			if !strings.Contains(strings.ReplaceAll(status, `":"`, `": "`), want) {
+				t.Errorf("the status of %s lacks %s", n.Name, want)
+			}
+		}
+	})
+
+	t.Run("a block moves to another node", func(t *testing.T) {
+		must(t, first.Remove())
+		must(t, gcp.Client().CoreV1().Pods("default").Delete(t.Context(), "first", *metav1.NewDeleteOptions(0)))
+		must(t, gcp.Dynamic().Resource(blockAffinities).Delete(t.Context(), moving.GetName(), metav1.DeleteOptions{}))
+		began := time.Now()
+		first = pod(gcp2, "moved", "10.4.100.5")
+		block(gcp2, "10.4.100.0/26")
+		must(t, programs.WaitReach(within(t, time.Minute), plain, first))
+		t.Logf("reached from the other cluster after %v, its pod's start included", time.Since(began).Round(time.Millisecond))
+		waitPrefixes(t, gcp1, "10.4.102.0/26")
+		waitPrefixes(t, gcp2, "10.4.100.0/26,10.4.101.0/26,fd00:10:4:101::/122")
+		connected(t, plain, first, second, borrowed, cloud[0])
+	})
+
+	t.Run("an address is borrowed from the node that has the block now", func(t *testing.T) {
+		lent := pod(gcp1, "lent", "10.4.100.11")
+		waitPrefixes(t, gcp1, "10.4.100.11/32,10.4.102.0/26")
+		connected(t, plain, lent, first, cloud[0])
+		finish(t, gcp, "lent")
+		waitPrefixes(t, gcp1, "10.4.102.0/26")
+	})
+
+	t.Run("a node that is drained takes a handful of writes", func(t *testing.T) {
+		const crowd = 60
+		before := writesOf(t, tb, merit1)
+		var addresses []netip.Addr
+		for i := range crowd {
+			addresses = append(addresses, netip.AddrFrom4([4]byte{10, 6, 203, byte(3 * i)}))
+		}
+		for i, a := range addresses {
+			object := &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("crowd-%d", i)},
+				Spec:       corev1.PodSpec{NodeName: merit1.Name, Containers: []corev1.Container{{Name: "main", Image: "example.org/testbed"}}},
+			}
+			created, err := merit.Client().CoreV1().Pods("default").Create(t.Context(), object, metav1.CreateOptions{})
+			must(t, err)
+			created.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: a.String(), PodIPs: []corev1.PodIP{{IP: a.String()}}}
+			_, err = merit.Client().CoreV1().Pods("default").UpdateStatus(t.Context(), created, metav1.UpdateOptions{})
+			must(t, err)
+		}
+		published := func(n int) func(context.Context) error {
+			return func(ctx context.Context) error {
+				text, err := prefixesOf(ctx, merit1)
+				if err == nil && strings.Count(text, "10.6.203.") != n {
+					err = fmt.Errorf("%d are published", strings.Count(text, "10.6.203."))
+				}
+				return err
+			}
+		}
+		eventually(t, time.Minute, "the crowd's addresses to be published", published(crowd))
+		filled := writesOf(t, tb, merit1)
+		grace := int64(0)
+		must(t, merit.Client().CoreV1().Pods("default").DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &grace},
+			metav1.ListOptions{FieldSelector: "spec.nodeName=" + merit1.Name}))
+		eventually(t, time.Minute, "the crowd's addresses to be withdrawn", published(0))
+		t.Logf("%d pods came one by one: %d writes; all went: %d writes", crowd, filled-before, writesOf(t, tb, merit1)-filled)
+	})
+
+	t.Run("cleanup takes the annotation away", func(t *testing.T) {
+		must(t, agents[gcp1].Stop(within(t, repair)))
+		must(t, agents[gcp1].Cleanup(within(t, time.Minute)))
+		waitPrefixes(t, gcp1, "none")
+	})
+}
+
+// finish has a pod say that it has ended.
+func finish(t *testing.T, c *testbed.Cluster, name string) {
+	t.Helper()
+	pods := c.Client().CoreV1().Pods("default")
+	p, err := pods.Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	p.Status.Phase = corev1.PodSucceeded
+	_, err = pods.UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
+	must(t, err)
+}
+
+// writesOf counts how often a node's agent says that it has published.
+func writesOf(t *testing.T, tb *testbed.Testbed, n *testbed.Node) int {
+	t.Helper()
+	log, err := os.ReadFile(tb.LogPath(n.Name + "-agent"))
+	must(t, err)
+	return bytes.Count(log, []byte("msg=published"))
+}
