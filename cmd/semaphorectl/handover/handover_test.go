@@ -61,7 +61,8 @@ func secretOf(name string, kind corev1.SecretType, data map[string][]byte) *core
 
 // neighbours are gcp, which answers about its authority and tokens as it likes, and aws.
 func neighbours(ca string, issue func(account string) string, secrets ...runtime.Object) (gcp, aws *cli.Cluster) {
-	objects := append(secrets, &corev1.ConfigMap{
+	objects := append([]runtime.Object{}, secrets...)
+	objects = append(objects, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt", Namespace: "kube-system"}, Data: map[string]string{"ca.crt": ca},
 	})
 	server := fake.NewClientset(objects...)

@@ -96,7 +96,7 @@ func same(before, after *unstructured.Unstructured) bool {
 func fieldsOfOurs(o *unstructured.Unstructured) string {
 	for _, entry := range o.GetManagedFields() {
 		if entry.Manager == manifests.Manager && entry.Operation == metav1.ManagedFieldsOperationApply && entry.FieldsV1 != nil {
-			return string(entry.FieldsV1.Raw)
+			return entry.FieldsV1.GetRawString()
 		}
 	}
 	return ""
