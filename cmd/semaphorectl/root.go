@@ -8,6 +8,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/handover"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/join"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
@@ -41,6 +42,7 @@ func newRoot(session *cli.Session, name string) *cobra.Command {
 		join.Command(session),
 		join.LeaveCommand(session),
 		handover.Command(session),
+		status.Command(session),
 		versionCommand(session),
 	)
 	return root

@@ -157,6 +157,12 @@ func (tb *Testbed) Kubeconfig() (string, error) {
 	return path, clientcmd.WriteToFile(*config, path)
 }
 
+// Run runs a program to its end on a machine that reaches all API servers, past every
+// cut, as an administrator's does, and returns what it printed.
+func (tb *Testbed) Run(ctx context.Context, program string, args ...string) (string, error) {
+	return tb.underlay.space.Output(ctx, program, args...)
+}
+
 // kubeconfig is what goes into a kubeconfig file: a client certificate or a
 // token file.
 type kubeconfig struct {

@@ -1,0 +1,117 @@
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// watchPeriod is how long --watch waits between two views.
+const watchPeriod = 2 * time.Second
+
+const about = `Shows clusters in one view: what runs there, whether each node reaches each node of the
+others, in both directions, and what is wrong with mirrors and network sets.
+
+Agents and controllers are asked through the API servers: their command "status" is run
+in their pods, or where that isn't possible the API server fetches the page. The kubeconfig
+needs the rights to list nodes, and pods, Events, ConfigMaps, DaemonSets and Deployments of
+sys-semaphore, and to create pods/exec or get pods/proxy there.
+
+Exit codes: 0 nothing is known to be wrong, 1 something is, 2 something isn't known.`
+
+// Command returns the command.
+func Command(session *cli.Session) *cobra.Command {
+	output, watch := "", false
+	cmd := &cobra.Command{
+		Use:   "status CLUSTER...",
+		Short: "Show clusters in one view, with the paths between their nodes",
+		Long:  about,
+		Example: `  semaphorectl status aws gcp
+  semaphorectl status aws gcp --watch
+  semaphorectl status aws gcp -o html > mesh.html`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: session.CompleteClusters,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case output != "" && output != "wide" && output != "json" && output != "html":
+				return cli.Usage(fmt.Errorf("-o %q: wide, json or html", output))
+			case watch && (output == "json" || output == "html"):
+				return cli.Usage(errors.New("--watch is for people: without -o, or with -o wide"))
+			}
+			clusters, err := session.Clusters(args)
+			if err != nil {
+				return err
+			}
+			if !watch {
+				ctx, cancel := session.Context(cmd.Context())
+				defer cancel()
+				return show(ctx, session, clusters, output)
+			}
+			return repeat(cmd.Context(), session, clusters, output)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "", "wide: each path by itself; json; html: one page for a browser")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again and again, until interrupted")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"wide", "json", "html"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func show(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, output string) error {
+	view := Of(time.Now(), survey.Take(ctx, clusters))
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	var err error
+	switch output {
+	case "json":
+		var body []byte
+		if body, err = json.MarshalIndent(view, "", "  "); err == nil {
+			_, err = session.Out.Write(append(printable.JSON(body), '\n'))
+		}
+	case "html":
+		err = view.HTML(session.Out)
+	default:
+		err = view.Text(session.Out, output == "wide")
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("print: %w", err)
+	case len(view.Wrong) > 0:
+		return cli.Exit(cli.ExitFailed)
+	case len(view.Unknown) > 0:
+		return cli.Exit(cli.ExitUnknown)
+	}
+	return nil
+}
+
+// repeat shows the view until it is interrupted, on a screen that is cleared before.
+func repeat(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, output string) error {
+	for {
+		bounded, cancel := session.Context(ctx)
+		view := Of(time.Now(), survey.Take(bounded, clusters))
+		cancel()
+		if ctx.Err() != nil {
+			return nil
+		}
+		// ECMA-48: the cursor to the upper left, and what is below away.
+		if _, err := fmt.Fprint(session.Out, "\x1b[H\x1b[2J"); err != nil {
+			return err
+		}
+		if err := view.Text(session.Out, output == "wide"); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(watchPeriod):
+		}
+	}
+}

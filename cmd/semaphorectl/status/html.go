@@ -1,0 +1,124 @@
+package status
+
+import (
+	"bytes"
+	_ "embed"
+	"encoding/base64"
+	"html/template"
+	"image"
+	"image/color"
+	"image/png"
+	"io"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// largest is how many nodes a matrix has that is a table, in which each path has a cell
+// with its own words. Larger ones are an image with a dot for each path: a browser has
+// no trouble with 250,000 of these.
+const largest = 40
+
+//go:embed page.html
+var page string
+
+// Colours of states, the same in the page's styles.
+var palette = color.Palette{
+	color.RGBA{0xd0, 0xd0, 0xd0, 0xff}, color.RGBA{0x2e, 0x9e, 0x4f, 0xff}, color.RGBA{0xd0, 0x2b, 0x2b, 0xff},
+}
+
+// HTML prints a view as one page, which needs nothing else: no scripts, and no files of
+// other places. What clusters say of themselves is escaped by html/template, and the
+// page's policy lets a browser run and load nothing.
+func (v *View) HTML(to io.Writer) error {
+	parsed, err := template.New("page").Funcs(template.FuncMap{
+		"text":    func(s string) string { return printable.Text(s, printable.Short) },
+		"age":     age,
+		"join":    func(list []string) string { return strings.Join(list, ", ") },
+		"image":   (*Mesh).image,
+		"side":    func(n int) int { return max(n, min(1000, 4*n)) },
+		"asTable": func(m *Mesh) bool { return max(len(m.Rows), len(m.Columns)) <= largest },
+		"bad":     (*Mesh).bad,
+		"total":   func(m *Mesh) []total { return m.totals() },
+	}).Parse(page)
+	if err != nil {
+		return err
+	}
+	meshes := make([]*Mesh, len(v.Meshes))
+	for i := range v.Meshes {
+		meshes[i] = &v.Meshes[i]
+	}
+	var b bytes.Buffer
+	if err := parsed.Execute(&b, struct {
+		*View
+		Each []*Mesh
+	}{v, meshes}); err != nil {
+		return err
+	}
+	_, err = b.WriteTo(to)
+	return err
+}
+
+// image returns the matrix as an address that holds it.
+func (m *Mesh) image() (template.URL, error) {
+	dots := image.NewPaletted(image.Rect(0, 0, len(m.Columns), len(m.Rows)), palette)
+	for y := range m.Rows {
+		for x := range m.Columns {
+			switch m.Paths[y][x].State {
+			case Up:
+				dots.SetColorIndex(x, y, 1)
+			case Down:
+				dots.SetColorIndex(x, y, 2)
+			}
+		}
+	}
+	var b bytes.Buffer
+	if err := png.Encode(&b, dots); err != nil {
+		return "", err
+	}
+	// Ours: it holds nothing that anybody else has written.
+	return template.URL("data:image/png;base64," + base64.StdEncoding.EncodeToString(b.Bytes())), nil
+}
+
+// told is a path by its nodes' names.
+type told struct {
+	From, To string
+	Path
+}
+
+// bad returns the paths that aren't up, the first ones.
+func (m *Mesh) bad() []told {
+	var found []told
+	for i, row := range m.Rows {
+		for j, column := range m.Columns {
+			if len(found) < maxTold && m.Paths[i][j].State != Up {
+				found = append(found, told{row, column, m.Paths[i][j]})
+			}
+		}
+	}
+	return found
+}
+
+// total is how one node reaches all of the others.
+type total struct {
+	Node string
+	Counts
+}
+
+func (m *Mesh) totals() []total {
+	all := make([]total, len(m.Rows))
+	for i, row := range m.Rows {
+		all[i].Node = row
+		for j := range m.Columns {
+			switch m.Paths[i][j].State {
+			case Up:
+				all[i].Up++
+			case Down:
+				all[i].Down++
+			default:
+				all[i].Unknown++
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,123 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// widest is how many nodes a matrix has that is printed as one: more don't fit into a
+// line.
+const widest = 16
+
+// Text prints a view for people. Wide adds a line for each path.
+func (v *View) Text(to io.Writer, wide bool) error {
+	var b strings.Builder
+	v.clusters(&b)
+	for i := range v.Meshes {
+		v.Meshes[i].text(&b, v.Taken, wide)
+	}
+	list(&b, "wrong", v.Wrong)
+	list(&b, "not known", v.Unknown)
+	if len(v.Wrong)+len(v.Unknown) == 0 {
+		b.WriteString("\nnothing is known to be wrong\n")
+	}
+	_, err := io.WriteString(to, b.String())
+	return err
+}
+
+// table prints rows, whose cells may hold anything.
+func table(b *strings.Builder, rows [][]string) {
+	b.WriteString("\n")
+	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		for i, cell := range row {
+			row[i] = printable.Text(cmp.Or(cell, "-"), 80)
+		}
+		_, _ = fmt.Fprintln(w, strings.Join(row, "\t")) // A builder takes everything.
+	}
+	_ = w.Flush()
+}
+
+func list(b *strings.Builder, title string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	b.WriteString("\n" + title + ":\n")
+	for _, line := range lines {
+		b.WriteString("  " + printable.Text(line, 2*printable.Short) + "\n")
+	}
+}
+
+func (v *View) clusters(b *strings.Builder) {
+	rows := [][]string{{"CLUSTER", "CONTEXT", "KUBERNETES", "TOOL", "READY", "VERSION"}}
+	for i := range v.Clusters {
+		c := &v.Clusters[i]
+		if len(c.Tools) == 0 {
+			rows = append(rows, []string{c.Name, c.Context, cmp.Or(c.Kubernetes, "not reached"), "", "", ""})
+		}
+		for _, t := range c.Tools {
+			rows = append(rows, []string{c.Name, c.Context, c.Kubernetes, t.Name, fmt.Sprintf("%d/%d", t.Ready, t.Wanted), strings.Join(t.Versions, ", ")})
+		}
+	}
+	table(b, rows)
+}
+
+func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {
+	fmt.Fprintf(b, "\n%s to %s: %d paths up, %d down, %d unknown; backend %s; API server heard %s\n",
+		m.From, m.To, m.Counts.Up, m.Counts.Down, m.Counts.Unknown, printable.Text(cmp.Or(strings.Join(m.Backends, ", "), "-"), 80), age(now, m.Contact))
+	if len(m.Columns) <= widest && len(m.Rows) > 0 {
+		rows := [][]string{append([]string{"FROM \\ TO"}, m.Columns...)}
+		for i, row := range m.Rows {
+			cells := []string{row}
+			for j := range m.Columns {
+				cells = append(cells, m.Paths[i][j].short())
+			}
+			rows = append(rows, cells)
+		}
+		table(b, rows)
+	}
+	rows := [][]string{{"FROM", "TO", "STATE", "SIGN", "SINCE", "LATENCY", "ENDPOINT", "WHY"}}
+	for i, row := range m.Rows {
+		for j, column := range m.Columns {
+			p := &m.Paths[i][j]
+			if wide || p.State != Up && len(m.Columns) > widest && len(rows) <= maxTold {
+				rows = append(rows, []string{row, column, p.State, p.Sign, age(now, p.Since), p.latency(), p.Endpoint, p.Why})
+			}
+		}
+	}
+	if len(rows) > 1 {
+		table(b, rows)
+	}
+}
+
+// short is a path in a cell.
+func (p *Path) short() string {
+	switch {
+	case p.State == Up:
+		return cmp.Or(p.latency(), Up)
+	case p.Sign != "":
+		return p.State + " (" + p.Sign + ")"
+	}
+	return p.State
+}
+
+func (p *Path) latency() string {
+	if p.RTT <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.1f ms", p.RTT*1000)
+}
+
+// age is how long ago something was.
+func age(now time.Time, at *time.Time) string {
+	if at == nil || at.IsZero() {
+		return "never"
+	}
+	return max(0, now.Sub(*at)).Round(time.Second).String() + " ago"
+}

@@ -1,0 +1,337 @@
+// Package status is the command that shows joined clusters in one view: what runs there,
+// whether each node reaches each node of the others, and what is wrong with mirrors and
+// network sets.
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
+)
+
+// View is what is shown of several clusters.
+type View struct {
+	Taken    time.Time `json:"taken"`
+	Clusters []Cluster `json:"clusters"`
+	Meshes   []Mesh    `json:"meshes"`
+	// Wrong is what isn't as it should be, and Unknown that of which nothing is known.
+	Wrong   []string `json:"wrong,omitempty"`
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// Cluster is one of them.
+type Cluster struct {
+	Name       string `json:"name"`
+	Context    string `json:"context"`
+	Kubernetes string `json:"kubernetes,omitempty"`
+	Error      string `json:"error,omitempty"`
+	Tools      []Tool `json:"tools"`
+}
+
+// Tool is one of our programs in a cluster.
+type Tool struct {
+	Name     string   `json:"name"`
+	Ready    int32    `json:"ready"`
+	Wanted   int32    `json:"wanted"`
+	Versions []string `json:"versions"`
+}
+
+// Mesh is how the nodes of one cluster reach those of another one, seen from the first.
+type Mesh struct {
+	From    string   `json:"from"`
+	To      string   `json:"to"`
+	Rows    []string `json:"rows"` // nodes of From
+	Columns []string `json:"columns"`
+	// Contact is when the oldest news of To's API server came, of all agents.
+	Contact  *time.Time `json:"contact,omitempty"`
+	Backends []string   `json:"backends"`
+	Counts   Counts     `json:"counts"`
+	// Paths are by row and column.
+	Paths [][]Path `json:"paths"`
+}
+
+// Counts is how many paths are in which state.
+type Counts struct {
+	Up      int `json:"up"`
+	Down    int `json:"down"`
+	Unknown int `json:"unknown"`
+}
+
+// States of a path.
+const (
+	Up      = "up"
+	Down    = "down"
+	Unknown = "unknown"
+)
+
+// Path is that from one node to another one.
+type Path struct {
+	State     string     `json:"state"`
+	Sign      string     `json:"sign,omitempty"`
+	Why       string     `json:"why,omitempty"` // where no agent knows of this path
+	Since     *time.Time `json:"since,omitempty"`
+	Endpoint  string     `json:"endpoint,omitempty"`
+	RTT       float64    `json:"rtt,omitempty"` // in seconds; 0: not measured
+	SmallOnly bool       `json:"smallOnly,omitempty"`
+}
+
+// maxTold bounds each of the lists of what is wrong.
+const maxTold = 200
+
+// Of makes a view of a survey.
+func Of(now time.Time, clusters []*survey.Cluster) *View {
+	v := &View{Taken: now}
+	for _, c := range clusters {
+		v.Clusters = append(v.Clusters, v.cluster(c))
+	}
+	for _, from := range clusters {
+		for _, to := range clusters {
+			if from != to {
+				v.Meshes = append(v.Meshes, v.mesh(from, to))
+			}
+		}
+	}
+	for _, c := range clusters {
+		v.mirrors(c)
+		v.sets(c)
+	}
+	return v
+}
+
+func (v *View) wrong(format string, args ...any) {
+	if len(v.Wrong) < maxTold {
+		v.Wrong = append(v.Wrong, fmt.Sprintf(format, args...))
+	}
+}
+
+func (v *View) unknown(format string, args ...any) {
+	if len(v.Unknown) < maxTold {
+		v.Unknown = append(v.Unknown, fmt.Sprintf(format, args...))
+	}
+}
+
+func (v *View) cluster(c *survey.Cluster) Cluster {
+	shown := Cluster{Name: c.Name, Context: c.Context, Kubernetes: c.Kubernetes.Value, Error: c.Kubernetes.Err}
+	if !c.Kubernetes.Known() {
+		v.unknown("%s: its API server can't be asked: %s", c.Name, c.Kubernetes.Err)
+		return shown
+	}
+	if !c.Workloads.Known() {
+		v.unknown("%s: what is installed: %s", c.Name, c.Workloads.Err)
+	}
+	versions := map[string]map[string]bool{}
+	note := func(program, version string) {
+		if versions[program] == nil {
+			versions[program] = map[string]bool{}
+		}
+		versions[program][version] = true
+	}
+	for i := range c.Agents {
+		if a := &c.Agents[i]; a.Known() {
+			note(survey.WireGuard, a.Value.Version)
+		}
+	}
+	for i := range c.Mirrors {
+		if m := &c.Mirrors[i]; m.Known() {
+			note(survey.ServiceMirror, m.Value.Version)
+		}
+	}
+	for i := range c.Policies {
+		if p := &c.Policies[i]; p.Known() {
+			note(survey.NetworkPolicy, p.Value.Version)
+		}
+	}
+	for _, w := range c.Workloads.Value {
+		shown.Tools = append(shown.Tools, Tool{w.Name, w.Ready, w.Wanted, slices.Sorted(maps.Keys(versions[w.Name]))})
+		if w.Ready < w.Wanted {
+			v.wrong("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name)
+		}
+	}
+	if c.Workloads.Known() && len(c.Workloads.Value) == 0 {
+		v.wrong("%s: nothing of Kube-Semaphore is installed", c.Name)
+	}
+	return shown
+}
+
+func (v *View) mesh(from, to *survey.Cluster) Mesh {
+	m := Mesh{From: from.Name, To: to.Name, Rows: names(from), Columns: names(to)}
+	if len(m.Columns) == 0 {
+		// What agents know of nodes whose API server we can't ask.
+		m.Columns = peersOf(from, to.Name)
+	}
+	backends := map[string]bool{}
+	var down, unknown []string
+	for _, row := range m.Rows {
+		var remote *survey.Remote
+		why := ""
+		switch agent := from.Agent(row); {
+		case agent == nil:
+			why = "no agent answers on " + row
+		default:
+			if remote = agent.Remote(to.Name); remote == nil {
+				why = "the agent of " + row + " knows no remote " + to.Name
+			}
+		}
+		if remote != nil {
+			backends[cmp.Or(remote.Device.Backend, "none")] = true
+			if at := remote.API.LastContact; at != nil && (m.Contact == nil || at.Before(*m.Contact)) {
+				m.Contact = at
+			}
+			if err := cmp.Or(remote.Refused, remote.API.Error, remote.Device.Error); err != "" {
+				v.wrong("%s: remote %s: %s", row, to.Name, err)
+			}
+		}
+		paths := make([]Path, len(m.Columns))
+		for i, column := range m.Columns {
+			p := pathTo(remote, why, column)
+			paths[i] = p
+			switch p.State {
+			case Up:
+				m.Counts.Up++
+			case Down:
+				m.Counts.Down++
+				down = append(down, row+" to "+column)
+			default:
+				m.Counts.Unknown++
+				unknown = append(unknown, row+" to "+column)
+			}
+		}
+		m.Paths = append(m.Paths, paths)
+	}
+	m.Backends = slices.Sorted(maps.Keys(backends))
+	if len(down) > 0 {
+		v.wrong("%s to %s: %d of %d paths are down: %s", from.Name, to.Name, len(down), len(m.Rows)*len(m.Columns), some(down))
+	}
+	if len(unknown) > 0 {
+		v.unknown("%s to %s: of %d of %d paths there is no sign: %s", from.Name, to.Name, len(unknown), len(m.Rows)*len(m.Columns), some(unknown))
+	}
+	if len(m.Rows)*len(m.Columns) == 0 {
+		v.unknown("%s to %s: no nodes are known", from.Name, to.Name)
+	}
+	return m
+}
+
+// pathTo returns the path to a node, by the report of an agent; without one, why not.
+func pathTo(remote *survey.Remote, why, node string) Path {
+	if remote == nil {
+		return Path{State: Unknown, Why: why}
+	}
+	peer := remote.Peer(node)
+	if peer == nil {
+		for _, r := range remote.Rejected {
+			if r.Node == node && !r.Partial {
+				return Path{State: Down, Sign: "rejected", Why: r.Reason + ": " + r.Detail}
+			}
+		}
+		return Path{State: Down, Sign: "no_peer", Why: cmp.Or(remote.Refused, remote.Device.Error, "the node isn't a peer")}
+	}
+	p := Path{Endpoint: peer.Endpoint}
+	if peer.Path != nil {
+		p.State, p.Sign, p.RTT, p.SmallOnly = peer.Path.State, peer.Path.Sign, peer.Path.RTT, peer.Path.SmallOnly
+		p.Since = &peer.Path.Since
+	} else {
+		// An older agent says how the peer is by handshakes alone.
+		p.State, p.Sign = peer.Health, "handshake"
+	}
+	switch {
+	case p.State == Up && p.SmallOnly:
+		p.State, p.Sign = Down, "small_only"
+	case p.State != Up && p.State != Down:
+		p.State = Unknown
+	}
+	return p
+}
+
+func names(c *survey.Cluster) []string {
+	list := make([]string, len(c.Nodes.Value))
+	for i := range c.Nodes.Value {
+		list[i] = c.Nodes.Value[i].Name
+	}
+	return list
+}
+
+func peersOf(c *survey.Cluster, remote string) []string {
+	found := map[string]bool{}
+	for i := range c.Agents {
+		if a := &c.Agents[i]; a.Known() {
+			if r := a.Value.Remote(remote); r != nil {
+				for j := range r.Peers {
+					found[r.Peers[j].Node] = true
+				}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+func (v *View) mirrors(c *survey.Cluster) {
+	for i := range c.Mirrors {
+		m := &c.Mirrors[i]
+		if !m.Known() || !m.Value.Leading {
+			continue
+		}
+		for _, s := range m.Value.Services {
+			what := cmp.Or(s.Error, s.Held)
+			if s.Instead != "" {
+				what = cmp.Or(what, "its name is taken by "+s.Instead)
+			}
+			for _, conflict := range s.Conflicts {
+				what = cmp.Or(what, "conflict with "+conflict.Cluster+": "+conflict.What)
+			}
+			for _, cluster := range slices.Sorted(maps.Keys(s.Refused)) {
+				what = cmp.Or(what, "endpoints of "+cluster+" are refused: "+s.Refused[cluster])
+			}
+			if len(s.Foreign) > 0 {
+				what = cmp.Or(what, "slices of others lead to it: "+some(s.Foreign))
+			}
+			if what != "" {
+				v.wrong("%s: service %s: %s", c.Name, s.Name, what)
+			}
+		}
+		for _, r := range m.Value.Rejected {
+			v.wrong("%s: %s isn't mirrored: %s", c.Name, r.Origin, r.Reason)
+		}
+		for _, of := range m.Value.Clusters {
+			for _, w := range of.Watches {
+				if w.Error != "" {
+					v.wrong("%s: service mirror: cluster %s, %s: %s", c.Name, of.Name, w.Kind, w.Error)
+				}
+			}
+		}
+	}
+}
+
+func (v *View) sets(c *survey.Cluster) {
+	for i := range c.Policies {
+		p := &c.Policies[i]
+		if !p.Known() || !p.Value.Leading {
+			continue
+		}
+		for _, remote := range slices.Sorted(maps.Keys(p.Value.Pools.Faults)) {
+			v.wrong("%s: IP pools for %s: %s", c.Name, remote, some(p.Value.Pools.Faults[remote]))
+		}
+		for j := range p.Value.Remotes {
+			r := &p.Value.Remotes[j]
+			if r.API.Error != "" {
+				v.wrong("%s: network sets of %s: %s", c.Name, r.Name, r.API.Error)
+			}
+			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
+				v.wrong("%s: network set %s: %s", c.Name, name, r.Failing[name])
+			}
+		}
+	}
+}
+
+// some joins the first ones of a list.
+func some(list []string) string {
+	const few = 5
+	if len(list) <= few {
+		return strings.Join(list, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(list[:few], ", "), len(list)-few)
+}

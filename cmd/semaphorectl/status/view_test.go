@@ -1,0 +1,143 @@
+package status
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// pair are two clusters with so many nodes each, all of whose paths are up.
+func pair(nodes int) []*survey.Cluster {
+	names := []string{"aws", "gcp"}
+	clusters := make([]*survey.Cluster, 2)
+	for i, name := range names {
+		other := names[1-i]
+		c := &survey.Cluster{Name: name, Context: "the-" + name}
+		c.Kubernetes.Value = "v1.36.3"
+		c.Workloads.Value = []survey.Workload{{Kind: "DaemonSet", Name: survey.WireGuard, Wanted: int32(nodes), Ready: int32(nodes)}}
+		for n := range nodes {
+			node := fmt.Sprintf("%s-%d", name, n+1)
+			c.Nodes.Value = append(c.Nodes.Value, survey.Node{Name: node, Ready: "True"})
+			remote := survey.Remote{Name: other, Source: "api", Device: survey.Device{Name: "wireguard." + other, Backend: "kernel"}}
+			remote.API.Synced, remote.API.LastContact = true, &now
+			for p := range nodes {
+				remote.Peers = append(remote.Peers, survey.Peer{
+					Node: fmt.Sprintf("%s-%d", other, p+1), Health: "up", Endpoint: "10.66.0.1:51820",
+					Path: &survey.Path{State: "up", Sign: "answer", Answers: true, Since: now},
+				})
+			}
+			c.Agents = append(c.Agents, survey.Reported[survey.Agent]{
+				Pod:  survey.Pod{Name: "agent-" + node, Node: node, Program: survey.WireGuard},
+				Fact: survey.Fact[*survey.Agent]{Value: &survey.Agent{Version: "v1", Cluster: name, Node: node, Published: true, Remotes: []survey.Remote{remote}}},
+			})
+		}
+		clusters[i] = c
+	}
+	return clusters
+}
+
+func TestView(t *testing.T) {
+	path := func(c *survey.Cluster) *survey.Peer { return &c.Agents[0].Value.Remotes[0].Peers[0] }
+	for name, tt := range map[string]struct {
+		change         func(aws, gcp *survey.Cluster)
+		wrong, unknown []string
+	}{
+		"all is up": {change: func(_, _ *survey.Cluster) {}},
+		"a path is down": {
+			change: func(aws, _ *survey.Cluster) { path(aws).Path.State, path(aws).Path.Sign = "down", "one_way" },
+			wrong:  []string{"aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1"},
+		},
+		"small packets only are not enough": {
+			change: func(aws, _ *survey.Cluster) { path(aws).Path.SmallOnly = true },
+			wrong:  []string{"aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1"},
+		},
+		"an older agent": {
+			change:  func(aws, _ *survey.Cluster) { path(aws).Path, path(aws).Health = nil, "silent" },
+			unknown: []string{"aws to gcp: of 1 of 4 paths there is no sign: aws-1 to gcp-1"},
+		},
+		"a state of a newer agent is not up": {
+			change:  func(aws, _ *survey.Cluster) { path(aws).Path.State = "splendid" },
+			unknown: []string{"aws to gcp: of 1 of 4 paths there is no sign: aws-1 to gcp-1"},
+		},
+		"an agent that doesn't answer": {
+			change:  func(_, gcp *survey.Cluster) { gcp.Agents[0].Value, gcp.Agents[0].Err = nil, "exec: no" },
+			unknown: []string{"gcp to aws: of 2 of 4 paths there is no sign: gcp-1 to aws-1, gcp-1 to aws-2"},
+		},
+		"an API server that is away": {
+			change: func(_, gcp *survey.Cluster) {
+				*gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
+			},
+			unknown: []string{"gcp: its API server can't be asked: refused", "gcp to aws: no nodes are known"},
+		},
+		"a node that is rejected": {
+			change: func(aws, _ *survey.Cluster) {
+				r := &aws.Agents[0].Value.Remotes[0]
+				r.Peers, r.Rejected = r.Peers[1:], []survey.Rejection{{Node: "gcp-1", Reason: "public_key", Detail: "missing"}}
+			},
+			wrong: []string{"aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clusters := pair(2)
+			tt.change(clusters[0], clusters[1])
+			v := Of(now, clusters)
+			if diff := cmp.Diff(tt.wrong, v.Wrong); diff != "" {
+				t.Errorf("wrong (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.unknown, v.Unknown); diff != "" {
+				t.Errorf("unknown (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestText(t *testing.T) {
+	clusters := pair(2)
+	gone := clusters[0].Agents[1].Value.Remotes[0].Peers[0].Path
+	gone.State, gone.Sign, gone.Since = "down", "no_answer", now.Add(-time.Minute)
+	clusters[0].Agents[0].Value.Remotes[0].Peers[1].Path.RTT = 0.0123
+	clusters[1].Nodes.Value[1].Name = "gcp-2\x1b[2J"
+	var b strings.Builder
+	if err := Of(now, clusters).Text(&b, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"aws to gcp: 1 paths up, 3 down, 0 unknown; backend kernel; API server heard 0s ago",
+		"aws-2      down (no_answer)  down (no_peer)", `gcp-2\x1b[2J`,
+		"wrong:\n  aws to gcp: 3 of 4 paths are down",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in:\n%s", want, b.String())
+		}
+	}
+	if strings.Contains(b.String(), "\x1b") {
+		t.Error("an escape sequence gets through")
+	}
+}
+
+func TestJSON(t *testing.T) {
+	body, err := json.Marshal(Of(now, pair(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Meshes []struct {
+			From  string
+			Paths [][]struct{ State string }
+		}
+	}
+	if err := json.Unmarshal(body, &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Meshes) != 2 || got.Meshes[0].From != "aws" || got.Meshes[0].Paths[0][0].State != "up" {
+		t.Errorf("got %+v", got)
+	}
+}

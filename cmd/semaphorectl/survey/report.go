@@ -1,0 +1,199 @@
+package survey
+
+import "time"
+
+// The reports of the programs, as far as they are needed here. Older and newer programs
+// report less and more: what isn't there stays zero.
+
+// Agent is the report of semaphore-wireguard.
+type Agent struct {
+	Version   string            `json:"version"`
+	Cluster   string            `json:"cluster"`
+	Node      string            `json:"node"`
+	Published bool              `json:"published"`
+	Failing   map[string]string `json:"failing"`
+	Pending   []string          `json:"pending"`
+	Standby   *struct {
+		Holder string `json:"holder"`
+	} `json:"standby"`
+	Filter struct {
+		State string `json:"state"`
+		Error string `json:"error"`
+	} `json:"sourceFilter"`
+	Networkd bool     `json:"networkdRemovesRoutes"`
+	Remotes  []Remote `json:"remotes"`
+}
+
+// Remote is one in the report of an agent.
+type Remote struct {
+	Name       string      `json:"name"`
+	PodSubnets []string    `json:"podSubnets"`
+	Refused    string      `json:"refused"`
+	API        Contact     `json:"api"`
+	Device     Device      `json:"device"`
+	Source     string      `json:"source"`
+	Peers      []Peer      `json:"peers"`
+	Rejected   []Rejection `json:"rejected"`
+	Foreign    []string    `json:"foreignRoutes"`
+	Forged     *uint64     `json:"forgedPackets"`
+}
+
+// Contact is that with an API server.
+type Contact struct {
+	Synced      bool       `json:"synced"`
+	LastContact *time.Time `json:"lastContact"`
+	Error       string     `json:"error"`
+}
+
+// Device is one of an agent.
+type Device struct {
+	Name              string `json:"name"`
+	Index             int    `json:"index"`
+	Backend           string `json:"backend"`
+	PublicKey         string `json:"publicKey"`
+	ListenPort        int    `json:"listenPort"`
+	MTU               int    `json:"mtu"`
+	LargestMTU        int    `json:"largestMtu"`
+	NarrowestEndpoint string `json:"narrowestEndpoint"`
+	Unprobed          string `json:"unprobed"`
+	Error             string `json:"error"`
+}
+
+// Peer is one of a device.
+type Peer struct {
+	Node          string     `json:"node"`
+	PublicKey     string     `json:"publicKey"`
+	Endpoint      string     `json:"endpoint"`
+	AllowedIPs    []string   `json:"allowedIPs"`
+	Health        string     `json:"health"`
+	Path          *Path      `json:"path"` // nil of agents that know nothing of paths
+	LastHandshake *time.Time `json:"lastHandshake"`
+	LastHeard     *time.Time `json:"lastHeard"`
+	RxBytes       int64      `json:"rxBytes"`
+	TxBytes       int64      `json:"txBytes"`
+}
+
+// Path is what is known of the way to a peer.
+type Path struct {
+	State     string    `json:"state"`
+	Since     time.Time `json:"since"`
+	Sign      string    `json:"sign"`
+	Answers   bool      `json:"answers"`
+	SmallOnly bool      `json:"smallOnly"`
+	// RTT is the time from a probe to its answer in seconds, where the agent measures it.
+	RTT float64 `json:"rtt"`
+}
+
+// Rejection is a node that is no peer, or not with all that it publishes.
+type Rejection struct {
+	Node    string `json:"node"`
+	Reason  string `json:"reason"`
+	Detail  string `json:"detail"`
+	Partial bool   `json:"partial"`
+}
+
+// Remote returns that of a name; nil: there is none.
+func (a *Agent) Remote(name string) *Remote {
+	for i := range a.Remotes {
+		if a.Remotes[i].Name == name {
+			return &a.Remotes[i]
+		}
+	}
+	return nil
+}
+
+// Peer returns that of a node; nil: there is none.
+func (r *Remote) Peer(node string) *Peer {
+	for i := range r.Peers {
+		if r.Peers[i].Node == node {
+			return &r.Peers[i]
+		}
+	}
+	return nil
+}
+
+// Mirror is the report of semaphore-service-mirror.
+type Mirror struct {
+	Version  string          `json:"version"`
+	Cluster  string          `json:"cluster"`
+	Leading  bool            `json:"leading"`
+	NotReady string          `json:"notReady"`
+	Clusters []MirrorCluster `json:"clusters"`
+	Services []Service       `json:"services"`
+	Rejected []struct {
+		Origin string `json:"origin"`
+		Reason string `json:"reason"`
+	} `json:"rejected"`
+	Omitted int `json:"omitted"`
+}
+
+// MirrorCluster is one in the report of the service mirror.
+type MirrorCluster struct {
+	Name      string  `json:"name"`
+	Local     bool    `json:"local"`
+	Prefix    string  `json:"prefix"`
+	Watches   []Watch `json:"watches"`
+	Services  int     `json:"services"`
+	Endpoints int     `json:"endpoints"`
+	Refused   int     `json:"refused"`
+	Bounds    string  `json:"bounds"`
+}
+
+// Watch is what is read of one kind.
+type Watch struct {
+	Kind  string `json:"kind"`
+	Stale bool   `json:"stale"`
+	Contact
+}
+
+// Service is a mirror or a global service.
+type Service struct {
+	Name      string   `json:"name"`
+	Origin    string   `json:"origin"`
+	Clusters  []string `json:"clusters"`
+	Conflicts []struct {
+		Cluster, What string
+	} `json:"conflicts"`
+	Instead string            `json:"nameTakenBy"`
+	Refused map[string]string `json:"refused"`
+	Foreign []string          `json:"foreignSlices"`
+	Held    string            `json:"held"`
+	Error   string            `json:"error"`
+}
+
+// Policy is the report of semaphore-policy.
+type Policy struct {
+	Version   string  `json:"version"`
+	Cluster   string  `json:"cluster"`
+	Leading   bool    `json:"leading"`
+	CalicoAPI string  `json:"calicoAPI"`
+	Sets      Contact `json:"localSets"`
+	Pools     struct {
+		Unknown string              `json:"unknown"`
+		Faults  map[string][]string `json:"faults"`
+	} `json:"ipPools"`
+	Remotes []PolicyRemote `json:"remotes"`
+}
+
+// PolicyRemote is one in the report of semaphore-policy.
+type PolicyRemote struct {
+	Name    string  `json:"name"`
+	API     Contact `json:"api"`
+	Stale   bool    `json:"stale"`
+	Pods    int     `json:"pods"`
+	Sets    []Set   `json:"sets"`
+	Skipped map[string]struct {
+		Pods     int      `json:"pods"`
+		Examples []string `json:"examples"`
+	} `json:"skipped"`
+	Pending int               `json:"pending"`
+	Failing map[string]string `json:"failing"`
+}
+
+// Set is a network set.
+type Set struct {
+	Object    string `json:"object"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Addresses int    `json:"addresses"`
+}

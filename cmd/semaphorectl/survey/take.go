@@ -1,0 +1,342 @@
+package survey
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// Bounds of one survey: a cluster that is slow, or says too much, costs these at most.
+const (
+	readTimeout = 15 * time.Second // of one request
+	askers      = 24               // programs of one cluster that are asked at once
+	page        = 500              // objects of one answer
+	mostObjects = 20000            // of one kind
+	mostEvents  = 200
+)
+
+// Labels and values of our manifests, and the group of the agents' annotations.
+const (
+	programLabel    = "app.kubernetes.io/name"
+	WireGuard       = "semaphore-wireguard"
+	ServiceMirror   = "semaphore-service-mirror"
+	NetworkPolicy   = "semaphore-policy"
+	AnnotationGroup = "wireguard.semaphore.uw.io"
+)
+
+// Take surveys clusters, all at the same time. One that can't be reached leaves its
+// facts without values, and the others alone.
+func Take(ctx context.Context, clusters []*cli.Cluster) []*Cluster {
+	taken := make([]*Cluster, len(clusters))
+	var taking sync.WaitGroup
+	for i, c := range clusters {
+		taking.Go(func() { taken[i] = take(ctx, c) })
+	}
+	taking.Wait()
+	return taken
+}
+
+// taker reads one cluster.
+type taker struct {
+	*Cluster
+	access *cli.Cluster
+	client kubernetes.Interface
+	clock  *clock
+}
+
+func take(ctx context.Context, access *cli.Cluster) *Cluster {
+	t := &taker{Cluster: &Cluster{Name: access.Name, Context: access.Context}, access: access, client: access.Client, clock: &clock{}}
+	config := rest.CopyConfig(access.Config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return t.clock.over(next) })
+	if client, err := kubernetes.NewForConfig(config); err == nil {
+		t.client = client
+	}
+	t.Kubernetes = read(ctx, t.Kubectl("version"), func(context.Context) (string, error) {
+		v, err := t.client.Discovery().ServerVersion()
+		if err != nil {
+			return "", err
+		}
+		return v.GitVersion, nil
+	})
+	if !t.Kubernetes.Known() {
+		t.nothing(t.Kubernetes.Err)
+		return t.Cluster
+	}
+	var reading sync.WaitGroup
+	reading.Go(func() { t.Nodes = read(ctx, t.Kubectl("get nodes -o yaml"), t.nodes) })
+	reading.Go(func() {
+		t.Workloads = read(ctx, t.Kubectl("-n %s get daemonsets,deployments", cli.Namespace), t.workloads)
+	})
+	reading.Go(func() {
+		t.Warnings = read(ctx, t.Kubectl("-n %s get events --field-selector type=Warning", cli.Namespace), t.warnings)
+	})
+	reading.Go(func() {
+		t.Settings = read(ctx, t.Kubectl("-n %s get configmaps -o yaml", cli.Namespace), t.settings)
+	})
+	reading.Go(func() {
+		t.Corefile = read(ctx, t.Kubectl("-n kube-system get configmap coredns -o yaml"), t.corefile)
+	})
+	reading.Go(func() { t.Pools = read(ctx, t.Kubectl("get ippools -o yaml"), t.pools) })
+	t.Pods = read(ctx, t.Kubectl("-n %s get pods -o wide", cli.Namespace), t.pods)
+	t.ask(ctx)
+	reading.Wait()
+	t.Clock = t.clock.fact(t.Kubectl("get --raw /version -v=8"))
+	return t.Cluster
+}
+
+// nothing notes why nothing is known of the cluster.
+func (t *taker) nothing(why string) {
+	t.Clock.Err, t.Nodes.Err, t.Pods.Err, t.Workloads.Err = why, why, why, why
+	t.Warnings.Err, t.Settings.Err, t.Corefile.Err, t.Pools.Err = why, why, why, why
+}
+
+// read makes a fact of what get returns.
+func read[T any](ctx context.Context, source string, get func(context.Context) (T, error)) Fact[T] {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	type answer struct {
+		value T
+		err   error
+	}
+	// Discovery takes no context.
+	answered := make(chan answer, 1)
+	go func() {
+		value, err := get(ctx)
+		answered <- answer{value, err}
+	}()
+	select {
+	case a := <-answered:
+		if a.err != nil {
+			return Fact[T]{Source: source, Err: printable.Text(a.err.Error(), printable.Short)}
+		}
+		return Fact[T]{Value: a.value, Source: source}
+	case <-ctx.Done():
+		return Fact[T]{Source: source, Err: "no answer within " + readTimeout.String()}
+	}
+}
+
+// all reads a list page by page.
+func all[T any](ctx context.Context, list func(context.Context, metav1.ListOptions) (items []T, next string, err error)) ([]T, error) {
+	var found []T
+	options := metav1.ListOptions{Limit: page}
+	for {
+		items, next, err := list(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, items...)
+		if next == "" || len(found) >= mostObjects {
+			return found, nil
+		}
+		options.Continue = next
+	}
+}
+
+func (t *taker) nodes(ctx context.Context) ([]Node, error) {
+	objects, err := all(ctx, func(ctx context.Context, o metav1.ListOptions) ([]corev1.Node, string, error) {
+		l, err := t.client.CoreV1().Nodes().List(ctx, o)
+		return l.Items, l.Continue, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	// What kubelets write is a help only.
+	renewed := map[string]time.Time{}
+	if leases, err := t.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).List(ctx, metav1.ListOptions{}); err == nil {
+		for i := range leases.Items {
+			if at := leases.Items[i].Spec.RenewTime; at != nil {
+				renewed[leases.Items[i].Name] = at.Time
+			}
+		}
+	}
+	nodes := make([]Node, 0, len(objects))
+	for i := range objects {
+		o := &objects[i]
+		n := Node{
+			Name: o.Name, Kernel: o.Status.NodeInfo.KernelVersion, PodCIDRs: o.Spec.PodCIDRs, Annotations: map[string]string{}, Renewed: renewed[o.Name],
+		}
+		for _, c := range o.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				n.Ready = string(c.Status)
+			}
+		}
+		for _, a := range o.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP {
+				n.Addresses = append(n.Addresses, a.Address)
+			}
+		}
+		for key, value := range o.Annotations {
+			if strings.Contains(key, AnnotationGroup+"/") {
+				n.Annotations[key] = printable.Text(value, printable.Short)
+			}
+		}
+		nodes = append(nodes, n)
+	}
+	return byName(nodes, func(n *Node) string { return n.Name }), nil
+}
+
+func (t *taker) pods(ctx context.Context) ([]Pod, error) {
+	objects, err := all(ctx, func(ctx context.Context, o metav1.ListOptions) ([]corev1.Pod, string, error) {
+		l, err := t.client.CoreV1().Pods(cli.Namespace).List(ctx, o)
+		return l.Items, l.Continue, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	pods := make([]Pod, 0, len(objects))
+	for i := range objects {
+		o := &objects[i]
+		p := Pod{
+			Name: o.Name, Node: o.Spec.NodeName, IP: o.Status.PodIP, Program: o.Labels[programLabel],
+			Phase: string(o.Status.Phase), Deleting: o.DeletionTimestamp != nil,
+		}
+		for _, c := range o.Status.Conditions {
+			p.Ready = p.Ready || c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		}
+		for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
+			p.Restarts += s.RestartCount
+			if s.State.Waiting != nil && s.State.Waiting.Reason != "PodInitializing" {
+				p.Waiting = s.State.Waiting.Reason
+			}
+			if end := s.LastTerminationState.Terminated; end != nil {
+				p.Ended = printable.Text(strings.TrimSpace(end.Reason+" "+end.Message), printable.Short)
+			}
+		}
+		pods = append(pods, p)
+	}
+	return byName(pods, func(p *Pod) string { return p.Name }), nil
+}
+
+func (t *taker) workloads(ctx context.Context) ([]Workload, error) {
+	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=kube-semaphore"}
+	image := func(s *corev1.PodSpec) string {
+		if len(s.Containers) == 0 {
+			return ""
+		}
+		return s.Containers[0].Image
+	}
+	sets, err := t.client.AppsV1().DaemonSets(cli.Namespace).List(ctx, ours)
+	if err != nil {
+		return nil, err
+	}
+	var found []Workload
+	for i := range sets.Items {
+		s := &sets.Items[i]
+		found = append(found, Workload{"DaemonSet", s.Name, s.Status.DesiredNumberScheduled, s.Status.NumberReady, image(&s.Spec.Template.Spec)})
+	}
+	deployments, err := t.client.AppsV1().Deployments(cli.Namespace).List(ctx, ours)
+	if err != nil {
+		return nil, err
+	}
+	for i := range deployments.Items {
+		d := &deployments.Items[i]
+		found = append(found, Workload{"Deployment", d.Name, wanted(d), d.Status.ReadyReplicas, image(&d.Spec.Template.Spec)})
+	}
+	return byName(found, func(w *Workload) string { return w.Name }), nil
+}
+
+func wanted(d *appsv1.Deployment) int32 {
+	if d.Spec.Replicas == nil {
+		return 1
+	}
+	return *d.Spec.Replicas
+}
+
+func (t *taker) warnings(ctx context.Context) ([]Event, error) {
+	list, err := t.client.CoreV1().Events(cli.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning", Limit: mostEvents})
+	if err != nil {
+		return nil, err
+	}
+	var events []Event
+	for i := range list.Items {
+		e := &list.Items[i]
+		last := e.LastTimestamp.Time
+		if e.Series != nil {
+			last = e.Series.LastObservedTime.Time
+		} else if last.IsZero() {
+			last = e.EventTime.Time
+		}
+		events = append(events, Event{
+			Reason: e.Reason, About: e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name,
+			Message: printable.Text(e.Message, printable.Short), Last: last,
+		})
+	}
+	slices.SortFunc(events, func(a, b Event) int { return b.Last.Compare(a.Last) })
+	return events, nil
+}
+
+// settings reads the newest ConfigMap with settings of ours: earlier ones stay beside it,
+// as kustomize gives each content a name of its own.
+func (t *taker) settings(ctx context.Context) (map[string]string, error) {
+	list, err := t.client.CoreV1().ConfigMaps(cli.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var newest *corev1.ConfigMap
+	for i := range list.Items {
+		m := &list.Items[i]
+		if m.Data["SEMAPHORE_CLUSTER_NAME"] != "" && (newest == nil || newest.CreationTimestamp.Before(&m.CreationTimestamp)) {
+			newest = m
+		}
+	}
+	if newest == nil {
+		return map[string]string{}, nil
+	}
+	return newest.Data, nil
+}
+
+func (t *taker) corefile(ctx context.Context) (string, error) {
+	maps := t.client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
+	main, err := maps.Get(ctx, "coredns", metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	text.WriteString(main.Data["Corefile"])
+	// What some distributions have users put beside it.
+	if more, err := maps.Get(ctx, "coredns-custom", metav1.GetOptions{}); err == nil {
+		for _, part := range more.Data {
+			text.WriteString("\n" + part)
+		}
+	}
+	return text.String(), nil
+}
+
+// pools reads Calico's IP pools in whichever form is served.
+func (t *taker) pools(ctx context.Context) ([]Pool, error) {
+	for _, gv := range []schema.GroupVersion{{Group: "projectcalico.org", Version: "v3"}, {Group: "crd.projectcalico.org", Version: "v1"}} {
+		list, err := t.access.Dynamic.Resource(gv.WithResource("ippools")).List(ctx, metav1.ListOptions{Limit: page})
+		switch {
+		case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
+			continue
+		case err != nil:
+			return nil, err
+		}
+		pools := make([]Pool, 0, len(list.Items))
+		for i := range list.Items {
+			o := &list.Items[i]
+			cidr, _, _ := unstructured.NestedString(o.Object, "spec", "cidr")
+			disabled, _, _ := unstructured.NestedBool(o.Object, "spec", "disabled")
+			noExport, _, _ := unstructured.NestedBool(o.Object, "spec", "disableBGPExport")
+			pools = append(pools, Pool{o.GetName(), cidr, disabled, noExport})
+		}
+		return pools, nil
+	}
+	return nil, nil
+}
