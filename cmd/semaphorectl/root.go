@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/doctor"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/handover"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/join"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/status"
@@ -43,6 +44,7 @@ func newRoot(session *cli.Session, name string) *cobra.Command {
 		join.LeaveCommand(session),
 		handover.Command(session),
 		status.Command(session),
+		doctor.Command(session),
 		versionCommand(session),
 	)
 	return root

@@ -2,16 +2,56 @@ package scenarios_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
+// diagnosis is what is read of "semaphorectl doctor -o json".
+type diagnosis struct {
+	Verdict string
+	Causes  []struct {
+		ID, What string
+		Evidence []struct{ Text, Command string }
+	}
+	Unknown []struct{ What, Why string }
+}
+
+// ids are the causes, without those named twice.
+func (d *diagnosis) ids() []string {
+	var all []string
+	for _, c := range d.Causes {
+		if !slices.Contains(all, c.ID) {
+			all = append(all, c.ID)
+		}
+	}
+	return all
+}
+
+// fault is one that is made, asked about and taken away again.
+type fault struct {
+	name string
+	// want is the cause that doctor must name; empty: it can't see this one, and must say
+	// that it doesn't know.
+	want string
+	// besides are causes that are true, too: what the fault is made of.
+	besides []string
+	make    func(t *testing.T)
+	heal    func(t *testing.T)
+}
+
 // TestDoctor asks, of clusters to which one thing after the other is done, what is wrong.
+// It prints what was said, and how much of it was right.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 2)
 	a := administered(t, p)
+	s := &surgery{Pair: p, administrator: a}
 	eventually(t, time.Minute, "all paths to be up", func(ctx context.Context) error {
 		var v statusView
 		code, err := a.ask(ctx, &v, "status", "aws", "gcp")
@@ -20,7 +60,108 @@ func TestDoctor(t *testing.T) {
 		}
 		return err
 	})
-	out, _, err := a.run(within(t, time.Minute), "status", "aws", "gcp", "-o", "wide")
-	must(t, err)
-	t.Log(out)
+	s.healthy(t)
+
+	type outcome struct{ name, want, said string }
+	var table []outcome
+	right, blamed := 0, 0
+	for _, f := range s.faults(t) {
+		f.make(t)
+		var last diagnosis
+		said := ""
+		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+		for ctx.Err() == nil {
+			var d diagnosis
+			args := []string{"doctor", "aws", "gcp"}
+			if f.want != "" {
+				args = append(args, "--paths-only")
+			}
+			if _, err := a.ask(ctx, &d, args...); err != nil {
+				if ctx.Err() == nil {
+					t.Errorf("%s: %v", f.name, err)
+				}
+				break
+			}
+			last = d
+			if f.want == "" || slices.Contains(d.ids(), f.want) {
+				break
+			}
+		}
+		cancel()
+		for _, id := range last.ids() {
+			if id != f.want && !slices.Contains(f.besides, id) {
+				said += " BLAMED " + id
+			}
+		}
+		switch {
+		case last.Verdict == "well":
+			t.Errorf("%s: doctor says that all is well", f.name)
+			said += " WELL"
+		case said != "":
+			blamed++
+			t.Errorf("%s:%s: %+v", f.name, said, last.Causes)
+		case f.want == "":
+			said = "not named: " + last.Verdict
+		case slices.Contains(last.ids(), f.want):
+			right++
+			said = strings.Join(last.ids(), ", ")
+		default:
+			t.Errorf("%s: it isn't named: %+v", f.name, last)
+			said = "not named: " + last.Verdict
+		}
+		table = append(table, outcome{f.name, f.want, said})
+		f.heal(t)
+		s.healthy(t)
+	}
+	for _, o := range table {
+		t.Logf("%-48s %-22s %s", o.name, o.want, o.said)
+	}
+	t.Logf("%d of %d faults are named right, %d blamed on something else", right, len(table), blamed)
+}
+
+// surgery makes faults.
+type surgery struct {
+	*programs.Pair
+	*administrator
+}
+
+// healthy waits until doctor has nothing to say.
+func (s *surgery) healthy(t *testing.T) {
+	t.Helper()
+	eventually(t, 90*time.Second, "doctor to find all well", func(ctx context.Context) error {
+		var d diagnosis
+		code, err := s.ask(ctx, &d, "doctor", "aws", "gcp", "--paths-only")
+		if err == nil && (code != 0 || d.Verdict != "well") {
+			err = fmt.Errorf("code %d: %+v", code, d)
+		}
+		return err
+	})
+	var d diagnosis
+	if code, err := s.ask(within(t, time.Minute), &d, "doctor", "aws", "gcp"); err != nil || code != 2 || len(d.Causes) > 0 {
+		t.Errorf("that pods' requests weren't tried makes code 2: %d, %v, %+v", code, err, d.Causes)
+	}
+}
+
+// shell runs a line of a shell on the node of an agent.
+func (s *surgery) shell(t *testing.T, agent int, line string) {
+	t.Helper()
+	if out, err := s.Agents[agent].Node.Run(t.Context(), "sh", "-ec", line); err != nil {
+		t.Fatal(errors.Join(err, errors.New(out)))
+	}
+}
+
+// restart starts an agent anew, with other settings for its remote.
+func (s *surgery) restart(t *testing.T, agent int, settings map[string]string) {
+	t.Helper()
+	a := s.Agents[agent]
+	must(t, a.Stop(within(t, time.Minute)))
+	remote := s.Remotes(a.Node.Cluster)[0].Name
+	for name, value := range settings {
+		if value == "" {
+			delete(a.Env, programs.Variable(remote, name))
+		} else {
+			a.Env[programs.Variable(remote, name)] = value
+		}
+	}
+	must(t, a.Start())
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
 )
 
 // hostile is what a remote could call itself: each would run where it isn't escaped for
@@ -25,7 +27,7 @@ func TestPageInABrowser(t *testing.T) {
 	}
 	for _, nodes := range []int{5, 500} {
 		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
-			clusters := pair(nodes)
+			clusters := surveytest.Pair(nodes)
 			for i := range nodes { // So many of the first node's paths are down.
 				clusters[0].Agents[0].Value.Remotes[0].Peers[i].Path.State = "down"
 			}

@@ -2,7 +2,6 @@ package status
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,39 +9,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
 )
 
-var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-
-// pair are two clusters with so many nodes each, all of whose paths are up.
-func pair(nodes int) []*survey.Cluster {
-	names := []string{"aws", "gcp"}
-	clusters := make([]*survey.Cluster, 2)
-	for i, name := range names {
-		other := names[1-i]
-		c := &survey.Cluster{Name: name, Context: "the-" + name}
-		c.Kubernetes.Value = "v1.36.3"
-		c.Workloads.Value = []survey.Workload{{Kind: "DaemonSet", Name: survey.WireGuard, Wanted: int32(nodes), Ready: int32(nodes)}}
-		for n := range nodes {
-			node := fmt.Sprintf("%s-%d", name, n+1)
-			c.Nodes.Value = append(c.Nodes.Value, survey.Node{Name: node, Ready: "True"})
-			remote := survey.Remote{Name: other, Source: "api", Device: survey.Device{Name: "wireguard." + other, Backend: "kernel"}}
-			remote.API.Synced, remote.API.LastContact = true, &now
-			for p := range nodes {
-				remote.Peers = append(remote.Peers, survey.Peer{
-					Node: fmt.Sprintf("%s-%d", other, p+1), Health: "up", Endpoint: "10.66.0.1:51820",
-					Path: &survey.Path{State: "up", Sign: "answer", Answers: true, Since: now},
-				})
-			}
-			c.Agents = append(c.Agents, survey.Reported[survey.Agent]{
-				Pod:  survey.Pod{Name: "agent-" + node, Node: node, Program: survey.WireGuard},
-				Fact: survey.Fact[*survey.Agent]{Value: &survey.Agent{Version: "v1", Cluster: name, Node: node, Published: true, Remotes: []survey.Remote{remote}}},
-			})
-		}
-		clusters[i] = c
-	}
-	return clusters
-}
+var now = surveytest.Now
 
 func TestView(t *testing.T) {
 	path := func(c *survey.Cluster) *survey.Peer { return &c.Agents[0].Value.Remotes[0].Peers[0] }
@@ -86,7 +56,7 @@ func TestView(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			clusters := pair(2)
+			clusters := surveytest.Pair(2)
 			tt.change(clusters[0], clusters[1])
 			v := Of(now, clusters)
 			if diff := cmp.Diff(tt.wrong, v.Wrong); diff != "" {
@@ -100,7 +70,7 @@ func TestView(t *testing.T) {
 }
 
 func TestText(t *testing.T) {
-	clusters := pair(2)
+	clusters := surveytest.Pair(2)
 	gone := clusters[0].Agents[1].Value.Remotes[0].Peers[0].Path
 	gone.State, gone.Sign, gone.Since = "down", "no_answer", now.Add(-time.Minute)
 	clusters[0].Agents[0].Value.Remotes[0].Peers[1].Path.RTT = 0.0123
@@ -124,7 +94,7 @@ func TestText(t *testing.T) {
 }
 
 func TestJSON(t *testing.T) {
-	body, err := json.Marshal(Of(now, pair(1)))
+	body, err := json.Marshal(Of(now, surveytest.Pair(1)))
 	if err != nil {
 		t.Fatal(err)
 	}

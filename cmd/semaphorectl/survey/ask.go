@@ -9,11 +9,14 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/klog/v2"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
@@ -57,10 +60,14 @@ func (t *taker) ask(ctx context.Context) {
 	asking.Wait()
 }
 
+// hedge is how long the command may take before the page is fetched beside it.
+const hedge = 2 * time.Second
+
 // reported asks the program of a pod. Its command "status" comes first: it works
 // wherever there is a kubelet, asks the very process of this pod, and needs no token of
-// the program's own. Where it can't be run the API server is asked for the page, which it
-// gets where no firewall or NetworkPolicy is in between, and no token is asked for.
+// the program's own. Where it can't be run, or takes long, the API server is asked for the
+// page, which it gets where no firewall or NetworkPolicy is in between, and no token is
+// asked for.
 func reported[R any](ctx context.Context, t *taker, to *Reported[R], p program, places chan struct{}) {
 	places <- struct{}{}
 	defer func() { <-places }()
@@ -69,22 +76,43 @@ func reported[R any](ctx context.Context, t *taker, to *Reported[R], p program, 
 		if to.Pod.IP == "" || to.Pod.Waiting != "" {
 			return nil, fmt.Errorf("the container doesn't run: %s %s", to.Pod.Phase, to.Pod.Waiting)
 		}
-		// Where kubelets can't be reached there is time left for the other way.
-		half, cancel := context.WithTimeout(ctx, readTimeout/2)
-		body, execErr := t.exec(half, to.Pod.Name, p)
-		cancel()
-		if report := new(R); execErr == nil {
-			if execErr = json.Unmarshal(body, report); execErr == nil {
-				return report, nil
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		type answer struct {
+			way    string
+			report *R
+			err    error
+		}
+		answers := make(chan answer, 2)
+		ask := func(way string, get func(context.Context, string, program) ([]byte, error)) {
+			report := new(R)
+			body, err := get(ctx, to.Pod.Name, p)
+			if err == nil {
+				err = json.Unmarshal(body, report)
+			}
+			answers <- answer{way, report, err}
+		}
+		go ask("exec", t.exec)
+		late := time.NewTimer(hedge)
+		defer late.Stop()
+		asked, failed := 1, []error(nil)
+		for {
+			select {
+			case a := <-answers:
+				if a.err == nil {
+					return a.report, nil
+				}
+				failed = append(failed, fmt.Errorf("%s: %s", a.way, printable.Text(a.err.Error(), 120)))
+				if len(failed) == 2 {
+					return nil, fmt.Errorf("%w; %w", failed[0], failed[1])
+				}
+			case <-late.C:
+			}
+			if asked == 1 {
+				asked++
+				go ask("proxy", t.proxied)
 			}
 		}
-		body, err := t.proxied(ctx, to.Pod.Name, p)
-		if report := new(R); err == nil {
-			if err = json.Unmarshal(body, report); err == nil {
-				return report, nil
-			}
-		}
-		return nil, fmt.Errorf("exec: %s; proxy: %s", printable.Text(execErr.Error(), 120), printable.Text(err.Error(), 120))
 	})
 }
 
@@ -126,7 +154,8 @@ func (t *taker) exec(ctx context.Context, pod string, p program) ([]byte, error)
 	}
 	var stdout, stderr bounded
 	stdout.left, stderr.left = maxReport, 4096
-	err = either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr})
+	// What the library logs of a stream that ends early is in the error, too.
+	err = either.StreamWithContext(klog.NewContext(ctx, logr.Discard()), remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr})
 	switch {
 	case stdout.full:
 		return nil, fmt.Errorf("the report has more than %d bytes", maxReport)

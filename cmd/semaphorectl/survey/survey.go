@@ -27,6 +27,8 @@ func (f Fact[T]) Known() bool { return f.Err == "" }
 type Cluster struct {
 	// Name is what the clusters call it, Context what the kubeconfig does.
 	Name, Context string
+	// Taken is when this was read, by our clock.
+	Taken time.Time
 	// Clock is by how much the API server's clock is ahead of ours.
 	Clock Fact[time.Duration]
 	// Kubernetes is the API server's version.

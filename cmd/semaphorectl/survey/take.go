@@ -61,7 +61,7 @@ type taker struct {
 }
 
 func take(ctx context.Context, access *cli.Cluster) *Cluster {
-	t := &taker{Cluster: &Cluster{Name: access.Name, Context: access.Context}, access: access, client: access.Client, clock: &clock{}}
+	t := &taker{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}}
 	config := rest.CopyConfig(access.Config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return t.clock.over(next) })
 	if client, err := kubernetes.NewForConfig(config); err == nil {

@@ -1,0 +1,279 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
+)
+
+// patient is a survey that faults are made in.
+type patient struct{ aws, gcp *survey.Cluster }
+
+func (p *patient) agent(node int) *survey.Agent { return p.aws.Agents[node].Value }
+
+func (p *patient) remote(node int) *survey.Remote { return &p.agent(node).Remotes[0] }
+
+// path is that from a node of aws to one of gcp, and back the other way.
+func (p *patient) path(node, peer int) *survey.Peer { return &p.remote(node).Peers[peer] }
+
+func (p *patient) back(node, peer int) *survey.Peer {
+	return &p.gcp.Agents[peer].Value.Remotes[0].Peers[node]
+}
+
+func down(p *survey.Peer, sign string, rx int64) {
+	p.Path.State, p.Path.Sign, p.RxBytes, p.Health = "down", sign, rx, "down"
+}
+
+func (p *patient) install(program string, ready int32) {
+	p.aws.Workloads.Value = append(p.aws.Workloads.Value, survey.Workload{Kind: "Deployment", Name: program, Wanted: 2, Ready: ready})
+}
+
+func (p *patient) unpublish(node int, key string) {
+	p.aws.Nodes.Value[node].Annotations["gcp."+survey.AnnotationGroup+"/pubKey"] = key
+}
+
+func (p *patient) policy() *survey.Policy {
+	report := &survey.Policy{Leading: true, Remotes: []survey.PolicyRemote{{Name: "gcp"}}}
+	p.aws.Policies = append(p.aws.Policies, survey.Reported[survey.Policy]{Fact: survey.Fact[*survey.Policy]{Value: report}})
+	return report
+}
+
+func TestCauses(t *testing.T) {
+	const unpublished = `patch nodes "aws-1" is forbidden`
+	api := func(err string) func(p *patient) {
+		return func(p *patient) { p.remote(0).API.Error, p.remote(1).API.Error = err, err }
+	}
+	for name, tt := range map[string]struct {
+		change func(p *patient)
+		want   string // causes
+		where  Scope
+	}{
+		"all is well": {change: func(*patient) {}},
+		"UDP dropped in one direction": {func(p *patient) {
+			down(p.path(0, 0), "one_way", 9)
+			down(p.back(0, 0), "no_answer", 9)
+		}, "udp-one-way", Scope{"aws", "aws-1", "gcp", "gcp-1"}},
+		"UDP dropped in one direction, seen from the other side": {func(p *patient) {
+			down(p.path(0, 0), "no_answer", 9)
+			down(p.back(0, 0), "one_way", 9)
+		}, "udp-one-way", Scope{"gcp", "gcp-1", "aws", "aws-1"}},
+		"UDP dropped in one direction from the beginning": {func(p *patient) {
+			down(p.path(0, 0), "no_handshake", 148)
+			down(p.back(0, 0), "no_handshake", 0)
+		}, "udp-one-way", Scope{"aws", "aws-1", "gcp", "gcp-1"}},
+		"UDP dropped in both directions": {func(p *patient) {
+			for n := range 2 {
+				down(p.path(n, n), "no_answer", 0)
+				down(p.back(n, n), "no_answer", 0)
+			}
+		}, "udp-blocked", Scope{Cluster: "aws", Remote: "gcp"}},
+		"a path that is down for one side only": {func(p *patient) { down(p.path(0, 0), "no_answer", 0) }, "path-down", Scope{"aws", "aws-1", "gcp", "gcp-1"}},
+		"small packets only":                    {func(p *patient) { p.path(0, 0).Path.SmallOnly = true }, "mtu-too-large", Scope{"aws", "aws-1", "gcp", "gcp-1"}},
+		"an MTU that is too large": {func(p *patient) { p.remote(1).Device.LargestMTU = 1320 }, "mtu-too-large",
+			Scope{Cluster: "aws", Node: "aws-2", Remote: "gcp"}},
+		"wrong CA": {api("Get \"https://10.66.0.2\": tls: failed to verify certificate: x509: certificate signed by unknown authority"),
+			"wrong-ca", Scope{Cluster: "aws", Remote: "gcp"}},
+		"expired token":               {api("list nodes: Unauthorized"), "token-refused", Scope{Cluster: "aws", Remote: "gcp"}},
+		"too few rights":              {api(`nodes is forbidden: User "x" cannot list resource`), "rights-missing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"API server away":             {api("dial tcp 10.66.0.2:6443: connect: connection refused"), "api-away", Scope{Cluster: "aws", Remote: "gcp"}},
+		"no token":                    {api("open /etc/semaphore/remotes/gcp.token: no such file or directory"), "credentials-missing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"an answer that nobody knows": {api("teapot"), "api-failing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"pod subnet configured wrong": {func(p *patient) {
+			for n := range 2 {
+				r := p.remote(n)
+				r.Peers, r.Rejected = r.Peers[:1], []survey.Rejection{{Node: "gcp-2", Reason: "pod_cidr", Detail: "10.5.2.0/24 is outside"}}
+				down(p.back(n, 1), "no_handshake", 0)
+			}
+		}, "pod-subnets-wrong", Scope{Cluster: "aws", Remote: "gcp", Peer: "gcp-2"}},
+		"overlapping subnets": {func(p *patient) {
+			for n := range 2 {
+				p.remote(n).Refused, p.remote(n).Peers = "10.2.0.0/16 overlaps the pods of this node", nil
+				for peer := range 2 {
+					down(p.back(n, peer), "no_handshake", 0)
+				}
+			}
+		}, "subnets-overlap", Scope{Cluster: "aws", Remote: "gcp"}},
+		"key changed on one side": {func(p *patient) {
+			p.remote(0).Device.PublicKey, p.agent(0).Failing["publish"] = "another", unpublished
+			for peer := range 2 {
+				down(p.path(0, peer), "no_handshake", 0)
+				down(p.back(0, peer), "no_answer", 0)
+			}
+		}, "key-changed", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"annotations gone": {func(p *patient) {
+			p.unpublish(0, "")
+			p.agent(0).Failing["publish"] = unpublished
+			for peer := range 2 {
+				r := &p.gcp.Agents[peer].Value.Remotes[0]
+				r.Peers, r.Rejected = r.Peers[1:], []survey.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
+				down(p.path(0, peer), "no_answer", 0)
+			}
+		}, "annotations-gone", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"two nodes with one key": {func(p *patient) {
+			for n := range 2 {
+				r := p.remote(n)
+				r.Peers, r.Rejected = r.Peers[:1], []survey.Rejection{{Node: "gcp-2", Reason: "duplicate_key", Detail: "gcp-1 has it"}}
+				down(p.back(n, 1), "no_handshake", 0)
+			}
+		}, "duplicate-key", Scope{Cluster: "aws", Remote: "gcp", Peer: "gcp-2"}},
+		"device taken by a foreign link": {func(p *patient) {
+			p.remote(0).Device.Error, p.remote(0).Peers = "link wireguard.gcp isn't ours", nil
+			p.agent(0).Failing["device gcp"], p.agent(0).Failing["routes"] = "link wireguard.gcp isn't ours", "no device"
+			for peer := range 2 {
+				down(p.back(0, peer), "no_answer", 0)
+			}
+		}, "device-missing", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"foreign route": {func(p *patient) {
+			p.agent(0).Failing["routes"] = "10.4.0.0/16 dev eth0 protocol static table 115115 is in the way"
+		},
+			"foreign-route", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"listen port taken": {func(p *patient) { p.agent(0).Failing["device gcp"] = "listen port is taken: 51820 by pid 7" },
+			"port-taken", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"agent in a crash loop": {func(p *patient) {
+			a := &p.aws.Agents[0]
+			a.Value, a.Err, p.aws.Pods.Value[0].Waiting = nil, "the container doesn't run", "CrashLoopBackOff"
+			p.aws.Workloads.Value[0].Ready--
+			down(p.back(0, 0), "no_answer", 0)
+			down(p.back(0, 1), "no_answer", 0)
+		}, "agent-crash-loop", Scope{Cluster: "aws", Node: "aws-1"}},
+		"a node without agent": {func(p *patient) {
+			p.aws.Pods.Value, p.aws.Agents = p.aws.Pods.Value[1:], p.aws.Agents[1:]
+			down(p.back(0, 0), "no_answer", 0)
+		}, "agent-missing", Scope{Cluster: "aws", Node: "aws-1"}},
+		"one old agent": {func(p *patient) {
+			p.agent(0).Version = "v0"
+			p.path(0, 0).Path, p.path(0, 1).Path = nil, nil
+		}, "old-agent", Scope{Cluster: "aws", Node: "aws-1"}},
+		"CoreDNS block missing": {func(p *patient) {
+			p.install(survey.ServiceMirror, 2)
+			p.aws.Corefile.Value = ".:53 {\n}\n# cluster.gcp:53 {\ncluster.global:53 {\n}\n"
+		}, "coredns-block-missing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"CoreDNS block there": {func(p *patient) {
+			p.install(survey.ServiceMirror, 2)
+			p.aws.Corefile.Value = ".:53 {\n}\ncluster.gcp:53 {\n}\n"
+		}, "", Scope{}},
+		"mirror not running": {func(p *patient) {
+			p.install(survey.ServiceMirror, 0)
+			p.aws.Corefile.Value = "cluster.gcp:53 {\n}\n"
+		}, "mirror-not-running", Scope{Cluster: "aws"}},
+		"Calico's pools missing, by policy's word": {func(p *patient) { p.policy().Pools.Faults = map[string][]string{"gcp": {"none holds 10.4.0.0/16"}} },
+			"calico-pools-missing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"Calico's pools missing, by the pools": {func(p *patient) { p.aws.Pools.Value = []survey.Pool{{Name: "own", CIDR: "10.2.0.0/16"}} },
+			"calico-pools-missing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"a pool that is there": {func(p *patient) {
+			p.aws.Pools.Value = []survey.Pool{{Name: "own", CIDR: "10.2.0.0/16"}, {Name: "gcp", CIDR: "10.4.0.0/15", Disabled: true, NoExport: true}}
+		}, "", Scope{}},
+		"a network set's name taken": {func(p *patient) {
+			p.policy().Remotes[0].Sets = []survey.Set{{Object: "gcp-shop-db-1f2e3d", Namespace: "shop", Name: "db"}}
+			p.aws.Warnings.Value = []survey.Event{{Reason: "NameTaken", Message: "the network set of gcp/shop/db is gcp-shop-db-1f2e3d: gcp-shop-db is taken"}}
+		}, "set-name-taken", Scope{Cluster: "aws", Remote: "gcp"}},
+		"clocks of the clusters apart": {func(p *patient) {
+			p.gcp.Clock.Value = 3 * time.Hour
+			for n := range 2 {
+				p.gcp.Nodes.Value[n].Renewed = surveytest.Now.Add(3 * time.Hour)
+			}
+		}, "clocks-apart", Scope{Cluster: "gcp", Remote: "aws"}},
+		"clock of a node wrong": {func(p *patient) {
+			p.aws.Nodes.Value[0].Renewed = surveytest.Now.Add(-3 * time.Hour)
+			down(p.path(0, 0), "no_handshake", 0)
+			down(p.back(0, 0), "no_handshake", 0)
+		}, "clocks-apart", Scope{Cluster: "aws", Node: "aws-1"}},
+		"nothing installed":            {func(p *patient) { p.aws.Workloads.Value = nil }, "not-installed", Scope{Cluster: "aws"}},
+		"something that no rule knows": {func(p *patient) { p.agent(0).Failing["orphans"] = "no" }, "agent-failing", Scope{Cluster: "aws", Node: "aws-1"}},
+		"two causes that have nothing to do with each other": {func(p *patient) {
+			down(p.path(0, 0), "one_way", 9)
+			down(p.back(0, 0), "no_answer", 9)
+			api("list nodes: Unauthorized")(p)
+		}, "token-refused udp-one-way", Scope{Cluster: "aws", Remote: "gcp"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clusters := surveytest.Pair(2)
+			tt.change(&patient{clusters[0], clusters[1]})
+			d := Diagnose(clusters, false)
+			var ids []string
+			for _, c := range d.Causes {
+				ids = append(ids, c.ID)
+				if len(c.Evidence) == 0 || c.Remedy == "" || c.What == "" {
+					t.Errorf("%s lacks something: %+v", c.ID, c)
+				}
+			}
+			if got := strings.Join(ids, " "); got != tt.want {
+				t.Fatalf("causes %q, want %q: %+v", got, tt.want, d.Causes)
+			}
+			want := Wrong
+			if tt.want == "" {
+				want = Well
+			}
+			if d.Verdict != want {
+				t.Errorf("the verdict is %s, want %s: %+v", d.Verdict, want, d.Unknown)
+			}
+			if tt.want != "" {
+				if diff := cmp.Diff(tt.where, d.Causes[0].Where); diff != "" {
+					t.Errorf("where (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestUnknownIsNotWell(t *testing.T) {
+	for name, change := range map[string]func(p *patient){
+		"an agent that doesn't answer": func(p *patient) { p.aws.Agents[0].Value, p.aws.Agents[0].Err = nil, "exec: no" },
+		"an API server that is away": func(p *patient) {
+			*p.gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
+		},
+		"a path without a sign":          func(p *patient) { p.path(0, 0).Path.State = "unknown" },
+		"a state that nobody knows":      func(p *patient) { p.path(0, 0).Path.State = "splendid" },
+		"nodes that can't be read":       func(p *patient) { p.aws.Nodes.Value, p.aws.Nodes.Err = nil, "forbidden" },
+		"an agent that has just started": func(p *patient) { p.agent(0).Pending = []string{"routes"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			clusters := surveytest.Pair(2)
+			change(&patient{clusters[0], clusters[1]})
+			if d := Diagnose(clusters, false); d.Verdict != Unknown || len(d.Unknown) == 0 {
+				t.Errorf("got %+v", d)
+			}
+		})
+	}
+	if d := Diagnose(surveytest.Pair(2), true); d.Verdict != Unknown {
+		t.Errorf("without a request of a pod it is %s", d.Verdict)
+	}
+	if d := Diagnose(nil, false); d.Verdict == Wrong {
+		t.Errorf("nothing is wrong with nothing: %+v", d)
+	}
+}
+
+// TestRulesAreInOrder holds the order of rules: roots come first.
+func TestRulesAreInOrder(t *testing.T) {
+	before := map[string]bool{}
+	for _, r := range Rules() {
+		for _, id := range r.After {
+			if !before[id] {
+				t.Errorf("%s comes after %q, which isn't a rule before it", r.ID, id)
+			}
+		}
+		if before[r.ID] || r.Remedy == "" {
+			t.Errorf("%s is there twice, or has no remedy", r.ID)
+		}
+		before[r.ID] = true
+	}
+}
+
+func TestPrintedForPeople(t *testing.T) {
+	clusters := surveytest.Pair(2)
+	clusters[0].Agents[0].Value.Remotes[0].API.Error = "Unauthorized \x1b[2J"
+	var b strings.Builder
+	if err := Diagnose(clusters, true).print(&b, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"✗ token-refused: aws to gcp: the token is refused\n", `Unauthorized \x1b[2J`, "$ status of aws-1", "→ hand over", "? not known: whether pods' own packets"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in:\n%s", want, b.String())
+		}
+	}
+}
