@@ -1,12 +1,20 @@
 package scenarios_test
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
@@ -125,6 +133,52 @@ func (s *surgery) faults(t *testing.T) []fault {
 			},
 			heal: run(0, "ip link delete wireguard.gcp"),
 		},
+		{
+			name: "foreign route in the way", want: "foreign-route",
+			make: run(0, "ip route replace 10.4.0.0/16 dev eth0 proto static table 115115"),
+			heal: run(0, "ip route delete 10.4.0.0/16 dev eth0 proto static table 115115"),
+		},
+		{
+			name: "masqueraded pod traffic",
+			make: run(0, "nft 'table ip fault { chain out { type nat hook postrouting priority 100; oifname wireguard.gcp masquerade; }; }'"),
+			heal: run(0, "nft delete table ip fault"),
+		},
+		{
+			name: "FORWARD chain drops",
+			make: run(0, "nft 'table inet fault { chain through { type filter hook forward priority 0; oifname wireguard.gcp drop; }; }'"),
+			heal: run(0, "nft delete table inet fault"),
+		},
+		{
+			name: "listen port taken", want: "port-taken",
+			make: func(t *testing.T) {
+				s.shell(t, 0, "ip link add holds-port type vxlan id 9 dstport 51999 local "+aws1.Addresses()[0].String()+"; ip link set holds-port up")
+				s.restart(t, 0, map[string]string{"WG_LISTEN_PORT": "51999"})
+			},
+			heal: func(t *testing.T) {
+				s.shell(t, 0, "ip link delete holds-port")
+				s.restart(t, 0, map[string]string{"WG_LISTEN_PORT": ""})
+			},
+		},
+		{
+			name: "agent in a crash loop", want: "agent-crash-loop",
+			make: func(t *testing.T) { s.container(t, "CrashLoopBackOff") },
+			heal: func(t *testing.T) { s.container(t, "") },
+		},
+		{
+			name: "CoreDNS block missing", want: "coredns-block-missing",
+			make: func(t *testing.T) { s.mirrorObjects(t, 2, ".:53 {\n}\n") },
+			heal: func(t *testing.T) { s.mirrorObjects(t, 2, "cluster.gcp:53 {\n}\n") },
+		},
+		{
+			name: "mirror not running", want: "mirror-not-running",
+			make: func(t *testing.T) { s.mirrorObjects(t, 0, "cluster.gcp:53 {\n}\n") },
+			heal: func(t *testing.T) { s.mirrorObjects(t, 2, "cluster.gcp:53 {\n}\n") },
+		},
+		{
+			name: "clocks apart by hours", want: "clocks-apart",
+			make: func(t *testing.T) { s.lease(t, 3*time.Hour) },
+			heal: func(t *testing.T) { s.lease(t, 0) },
+		},
 	}
 }
 
@@ -151,4 +205,71 @@ func (s *surgery) key(t *testing.T, from, to int) {
 	must(t, err)
 	must(t, os.WriteFile(file(to), content, 0o600))
 	must(t, s.Agents[to].Start())
+}
+
+// container has the pod of the first agent wait for a reason; none: it runs.
+func (s *surgery) container(t *testing.T, reason string) {
+	t.Helper()
+	status := corev1.ContainerStatus{Name: "agent", Image: "none", ImageID: "none"}
+	if reason != "" {
+		status.RestartCount = 7
+		status.State.Waiting = &corev1.ContainerStateWaiting{Reason: reason}
+		status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 2, Reason: "Error"}
+	}
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"containerStatuses": []any{status}}})
+	must(t, err)
+	node := s.Agents[0].Node
+	_, err = node.Cluster.Client().CoreV1().Pods(programs.Namespace).
+		Patch(t.Context(), programs.PodName(node), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	must(t, err)
+}
+
+// mirrorObjects makes the service mirror's Deployment in aws, with so many pods ready,
+// and CoreDNS's configuration.
+func (s *surgery) mirrorObjects(t *testing.T, ready int32, corefile string) {
+	t.Helper()
+	ctx, client := t.Context(), s.AWS.Client()
+	labels := map[string]string{"app.kubernetes.io/name": programs.ServiceMirror, "app.kubernetes.io/part-of": "kube-semaphore"}
+	replicas := int32(2)
+	_, err := client.AppsV1().Deployments(programs.Namespace).Create(ctx, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: programs.ServiceMirror, Labels: labels},
+		Spec:       appsv1.DeploymentSpec{Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template(labels)},
+	}, metav1.CreateOptions{})
+	exists(t, err)
+	_, err = client.AppsV1().Deployments(programs.Namespace).Patch(ctx, programs.ServiceMirror, types.MergePatchType,
+		fmt.Appendf(nil, `{"status":{"replicas":2,"readyReplicas":%d}}`, ready), metav1.PatchOptions{}, "status")
+	must(t, err)
+	_, err = client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}}, metav1.CreateOptions{})
+	exists(t, err)
+	maps := client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
+	coredns := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Data: map[string]string{"Corefile": corefile}}
+	if _, err = maps.Create(ctx, coredns, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
+		_, err = maps.Update(ctx, coredns, metav1.UpdateOptions{})
+	}
+	must(t, err)
+}
+
+// lease is what the kubelet of the first node renews, by a clock that is ahead.
+func (s *surgery) lease(t *testing.T, ahead time.Duration) {
+	t.Helper()
+	ctx, client := context.WithoutCancel(t.Context()), s.AWS.Client()
+	_, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}}, metav1.CreateOptions{})
+	exists(t, err)
+	leases, name := client.CoordinationV1().Leases(corev1.NamespaceNodeLease), s.Agents[0].Node.Name
+	if ahead == 0 {
+		must(t, leases.Delete(ctx, name, metav1.DeleteOptions{}))
+		return
+	}
+	at := metav1.NewMicroTime(time.Now().Add(ahead))
+	_, err = leases.Create(ctx, &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &name, RenewTime: &at},
+	}, metav1.CreateOptions{})
+	must(t, err)
+}
+
+func exists(t *testing.T, err error) {
+	t.Helper()
+	if !apierrors.IsAlreadyExists(err) {
+		must(t, err)
+	}
 }
