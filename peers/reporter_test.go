@@ -204,7 +204,7 @@ func TestOldHandshakeIsNoSign(t *testing.T) {
 func TestReporterThatIsRefused(t *testing.T) {
 	b := newReporting(t)
 	refuse := true
-	b.client.PrependReactor("*", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+	b.client.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if refuse {
 			return true, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "x", errors.New("no rule"))
 		}

@@ -15,7 +15,9 @@ import (
 // The form of a report. deploy/wireguard/admission.yaml holds agents to it.
 const (
 	// Label is that of all reports, by which they are found.
-	Label, LabelValue = "wireguard.semaphore.uw.io/path-report", "true"
+	Label = "wireguard.semaphore.uw.io/path-report"
+	// LabelValue is the label's.
+	LabelValue = "true"
 	// Annotation has what a report says.
 	Annotation = "wireguard.semaphore.uw.io/paths-down"
 

@@ -88,7 +88,7 @@ func (a *affinities) listWatch() cache.ListerWatcher {
 var errNoCalico = errors.New("no BlockAffinities are served: Calico isn't installed")
 
 // find returns the resource that is served, and whether there are any of it.
-func (a *affinities) find(ctx context.Context) (resource schema.GroupVersionResource, any bool, err error) {
+func (a *affinities) find(ctx context.Context) (resource schema.GroupVersionResource, found bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.resource.Resource != "" {

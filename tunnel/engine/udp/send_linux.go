@@ -126,7 +126,8 @@ func (b *batch) fill(e *endpoint, packets [][]byte, limit, maxPayload int) (vect
 	b.used, b.done, b.errno = 0, 0, 0
 	for packets = packets[:min(len(packets), len(b.vectors))]; len(packets) > 0; b.used++ {
 		n := segments(packets, limit, maxPayload)
-		control := append(b.control[b.used][:0], from...)
+		control := b.control[b.used][:0]
+		control = append(control, from...)
 		if n > 1 {
 			control = appendSegmentSize(control, len(packets[0]))
 		}

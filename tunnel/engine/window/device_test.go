@@ -1,6 +1,7 @@
 package window
 
 import (
+	"bytes"
 	"encoding/hex"
 	"fmt"
 	"net/netip"
@@ -68,7 +69,7 @@ func TestDevices(t *testing.T) {
 		windows[i] = New(Config{MTU: 1420, Discard: held[i].discard})
 		devices[i] = device.NewDevice(windows[i].Tun(floods[i]), windows[i].Bind(binds[i]), device.NewLogger(device.LogLevelError, ""))
 		held[i].dev.Store(devices[i])
-		defer devices[i].Close()
+		t.Cleanup(devices[i].Close)
 		other := 1 - i
 		config := fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\nallowed_ip=%s/32\npublic_key=%s\nendpoint=127.0.0.1:%d\nallowed_ip=%s/32\n",
 			hexKey(keys[i]), hexKey(keys[other].PublicKey()), i+1, addresses[other], hexKey(keys[2].PublicKey()), i+1, dead)
@@ -86,7 +87,7 @@ func TestDevices(t *testing.T) {
 			tuns[i].Outbound <- packet
 			select {
 			case got := <-tuns[1-i].Inbound:
-				if string(got) != string(packet) {
+				if !bytes.Equal(got, packet) {
 					t.Fatalf("%x arrives, want %x", got, packet)
 				}
 			case <-time.After(time.Minute):

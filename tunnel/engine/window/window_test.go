@@ -18,7 +18,7 @@ type (
 	endlessBind struct{ conn.Bind }
 )
 
-func (endlessTun) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
+func (endlessTun) Read(bufs [][]byte, sizes []int, _ int) (int, error) {
 	for i := range bufs {
 		sizes[i] = 100
 	}
