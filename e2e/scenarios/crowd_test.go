@@ -184,6 +184,7 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 	agent.Env[programs.Variable("evil", "CA_FILE")] = serveTLS(t, hostile, node, port)
 	agent.Env[programs.Variable("evil", "TOKEN_FILE")] = agent.Env[programs.Variable("gcp", "TOKEN_FILE")]
 	agent.Env[programs.Variable("evil", "POD_SUBNETS")] = "100.64.0.0/10"
+	agent.Env[programs.Variable("evil", "WG_MAX_PREFIXES")] = "32"
 	var env []string
 	if len(groups) == 0 {
 		agent.Env["GOMEMLIMIT"] = strconv.Itoa(podMemory / 100 * 90)

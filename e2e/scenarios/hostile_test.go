@@ -43,7 +43,8 @@ func TestHostileNodes(t *testing.T) {
 		30: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "10.4.1.0/24", []string{"10.4.1.0/24"} }, // the victim's
 		33: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "10.2.1.0/24", []string{"10.2.1.0/24"} }, // the agent's own
 		36: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil },
-		39: func(n *corev1.Node) { delete(n.Annotations, endpoint) },
+		// Without any it would be a peer that has to speak first.
+		39: func(n *corev1.Node) { n.Annotations[endpoint] = "not an endpoint" },
 	}
 	good, bad := []string{victim.Node}, []string{}
 	const nodes = 70
