@@ -21,7 +21,7 @@ import (
 
 // faults are those that the testbed can make cheaply. Agents are aws-1, aws-2, gcp-1 and
 // gcp-2, in this order.
-func (s *surgery) faults(t *testing.T) []fault {
+func (s *surgery) faults() []fault {
 	aws1, gcp1 := s.Agents[0].Node, s.Agents[2].Node
 	subnets := s.Agents[0].Env[programs.Variable("gcp", "POD_SUBNETS")]
 	settings := func(agents []int, change map[string]string) func(*testing.T) {

@@ -65,7 +65,7 @@ func TestDoctor(t *testing.T) {
 	type outcome struct{ name, want, said string }
 	var table []outcome
 	right, blamed := 0, 0
-	for _, f := range s.faults(t) {
+	for _, f := range s.faults() {
 		f.make(t)
 		var last diagnosis
 		said := ""

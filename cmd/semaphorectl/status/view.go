@@ -169,13 +169,10 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 	for _, row := range m.Rows {
 		var remote *survey.Remote
 		why := ""
-		switch agent := from.Agent(row); {
-		case agent == nil:
+		if agent := from.Agent(row); agent == nil {
 			why = "no agent answers on " + row
-		default:
-			if remote = agent.Remote(to.Name); remote == nil {
-				why = "the agent of " + row + " knows no remote " + to.Name
-			}
+		} else if remote = agent.Remote(to.Name); remote == nil {
+			why = "the agent of " + row + " knows no remote " + to.Name
 		}
 		if remote != nil {
 			backends[cmp.Or(remote.Device.Backend, "none")] = true
