@@ -3,6 +3,7 @@ package scenarios_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -211,6 +212,36 @@ func TestPodPrefixes(t *testing.T) {
 			metav1.ListOptions{FieldSelector: "spec.nodeName=" + merit1.Name}))
 		eventually(t, time.Minute, "the crowd's addresses to be withdrawn", published(0))
 		t.Logf("%d pods came one by one: %d writes; all went: %d writes", crowd, filled-before, writesOf(t, tb, merit1)-filled)
+	})
+
+	t.Run("without the right what is published stays", func(t *testing.T) {
+		const binding = "semaphore-wireguard-pods"
+		bindings := gcp.Client().RbacV1().ClusterRoleBindings()
+		granted, err := bindings.Get(t.Context(), binding, metav1.GetOptions{})
+		must(t, err)
+		must(t, bindings.Delete(t.Context(), binding, metav1.DeleteOptions{}))
+		for _, n := range []*testbed.Node{gcp1, gcp2} {
+			must(t, agents[n].Stop(within(t, repair)))
+			must(t, agents[n].Start())
+		}
+		for _, n := range []*testbed.Node{gcp1, gcp2} {
+			eventually(t, time.Minute, n.Name+" to say that a right is missing", func(ctx context.Context) error {
+				status, err := agents[n].Get(ctx, "/status")
+				if err == nil && !strings.Contains(status, `"prefixes of pods":`) {
+					err = errors.New("it doesn't")
+				}
+				return err
+			})
+		}
+		connected(t, plain, second, first)
+		waitPrefixes(t, gcp1, "10.4.102.0/26")
+		waitPrefixes(t, gcp2, "10.4.100.0/26,10.4.101.0/26,fd00:10:4:101::/122")
+		granted.ResourceVersion, granted.UID = "", ""
+		_, err = bindings.Create(t.Context(), granted, metav1.CreateOptions{})
+		must(t, err)
+		late := pod(gcp1, "late", "10.4.101.33")
+		waitPrefixes(t, gcp1, "10.4.101.33/32,10.4.102.0/26")
+		connected(t, plain, late)
 	})
 
 	t.Run("cleanup takes the annotation away", func(t *testing.T) {
