@@ -158,6 +158,9 @@ func (s *Source) see(ctx context.Context) (Seen, error) {
 	default:
 		seen.Calico = found
 	}
+	if len(seen.PodCIDRs) > 0 && (!seen.CiliumIPAM || len(seen.Cilium) > 0) {
+		return allowed(seen, self.Carries) // Nothing depends on whether pods can be read.
+	}
 	options := metav1.ListOptions{Limit: 1}
 	ofNode(&options, s.cfg.Node)
 	switch _, err := s.cfg.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options); {
@@ -167,8 +170,13 @@ func (s *Source) see(ctx context.Context) (Seen, error) {
 	default:
 		seen.Pods = true
 	}
-	if self.Carries && len(seen.Forbidden) > 0 {
-		// An API server that has just started knows no roles.
+	return allowed(seen, self.Carries)
+}
+
+// allowed returns what was seen, unless the node publishes prefixes already and the agent
+// may not read what they may be from: an API server that has just started knows no roles.
+func allowed(seen Seen, carries bool) (Seen, error) {
+	if carries && len(seen.Forbidden) > 0 {
 		return Seen{}, fmt.Errorf("the node publishes prefixes, and the agent may not read %s: see deploy/wireguard/pods, or set SEMAPHORE_WG_POD_CIDRS", seen.Forbidden[0])
 	}
 	return seen, nil
