@@ -1,24 +1,6 @@
 package main
 
-import (
-	"fmt"
-	"os"
-	"testing"
-)
-
-// TestMain makes the test program one of the bench's modes when it is started as one.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 {
-		if mode, ok := modes()[os.Args[1]]; ok {
-			if err := mode(os.Args[2:]); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		}
-	}
-	os.Exit(m.Run())
-}
+import "testing"
 
 func TestLine(t *testing.T) {
 	got := line("TCP", "Gbit/s", [2][]float64{{2, 3, 8}, {1, 2, 2}})
