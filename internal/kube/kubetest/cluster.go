@@ -148,6 +148,8 @@ func (c *Cluster) serve(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusOK, map[string]any{
 			"kind": "ServiceCIDRList", "apiVersion": "networking.k8s.io/v1", "metadata": metav1.ListMeta{}, "items": []any{},
 		})
+	case r.URL.Path == "/api/v1/pods":
+		answer(w, http.StatusOK, &corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}})
 	case r.URL.Path == "/api/v1/nodes" && query.Get("watch") == "true":
 		c.watch(w, r, only)
 	case r.URL.Path == "/api/v1/nodes":
