@@ -117,6 +117,7 @@ type path struct {
 	next       time.Time // probe
 	suspected  bool      // a neighbour seems to be gone
 	verified   bool      // a handshake was begun for want of answers
+	shaken     bool      // one has ended a time in which the path was down, and no answer came since
 	renewed    time.Time // when one was last begun
 
 	largeNext   time.Time
@@ -160,7 +161,7 @@ func (p *path) sent(now time.Time) {
 
 // answer notes an answer.
 func (p *path) answer(now time.Time, large bool) {
-	p.answers, p.answered, p.asked, p.verified = true, now, 0, false
+	p.answers, p.answered, p.asked, p.verified, p.shaken = true, now, 0, false, false
 	if large {
 		p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
 	}
@@ -177,18 +178,19 @@ func (p *path) read(now time.Time, handshake, heard time.Time, rx, tx int64) {
 		return
 	}
 	// There and back.
-	if p.state == PathDown {
+	if p.state == PathDown && !p.shaken {
 		p.become(now, PathUp, SignHandshake)
-		p.asked, p.verified, p.next = 0, false, now
+		p.asked, p.verified, p.shaken, p.next = 0, false, true, now
 		return
 	}
-	// It is the probes that are not answered.
+	// It is the probes that are not answered. Where that is read too late for the path
+	// not to be down, it takes a second handshake to tell it from one that was.
 	p.unanswering(now)
 }
 
 // unanswering has the path judged by what WireGuard itself shows.
 func (p *path) unanswering(now time.Time) {
-	p.answers, p.asked, p.tried, p.verified, p.next = false, 0, 0, false, now
+	p.answers, p.asked, p.tried, p.verified, p.shaken, p.next = false, 0, 0, false, false, now
 	p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
 	p.judge(now)
 }

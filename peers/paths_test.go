@@ -19,6 +19,8 @@ type mesh struct {
 	// cut tells of which peers packets don't get there, or back; deaf of which kernels
 	// don't answer probes, though handshakes succeed.
 	cut, deaf map[tunnel.Key]bool
+	rest      time.Duration // between two reads of the device
+	rested    time.Time
 	large     bool // full-size packets get lost
 	heard     bool // those that are cut are heard all the same
 	sent      int  // probes
@@ -71,7 +73,8 @@ func (m *mesh) step() {
 	for _, p := range send {
 		m.paths.sent(m.now, p)
 	}
-	if handshakes {
+	if handshakes && !m.now.Before(m.rested) {
+		m.rested = m.now.Add(m.rest)
 		m.read()
 		for i := range m.peers {
 			if m.paths.contact(m.now, m.peers[i].PublicKey) == tunnel.ContactAnew {
@@ -204,6 +207,28 @@ func TestPathsOfPeersThatDontAnswer(t *testing.T) {
 	}
 	if q.answers || m.anew != 1 {
 		t.Errorf("it is still thought to answer: %v, and %d handshakes were begun", q.answers, m.anew)
+	}
+}
+
+// Where a device is read seldom, as a large one is, what stopped answering may be taken
+// for down, twice. Its session isn't renewed over and over.
+func TestHandshakeThatIsReadLate(t *testing.T) {
+	m := newMesh(t, 2)
+	m.until("all up", time.Minute, PathUp, 0, 1)
+	m.deaf[keyOf(1)], m.rest = true, time.Second
+	p, downs, before := m.paths.of[keyOf(1)], 0, PathUp
+	for range 300 {
+		m.step()
+		if p.renewed.After(p.handshake) && !m.now.Before(m.rested) {
+			m.read()
+		}
+		if p.state == PathDown && before != PathDown {
+			downs++
+		}
+		before = p.state
+	}
+	if p.state != PathUp || downs > 2 || m.anew > 2 {
+		t.Errorf("it is %s (%s), was down %d times, and %d handshakes were begun", p.state, p.sign, downs, m.anew)
 	}
 }
 
