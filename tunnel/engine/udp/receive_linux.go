@@ -20,6 +20,10 @@ const (
 	// reads had no such message.
 	alone      = 32
 	aloneAfter = 8
+	// aloneRoom is how many bytes of each of these go into the engine's buffer, if
+	// datagrams aren't larger. Of one that holds many after all the rest goes elsewhere:
+	// all pages of a buffer that it has filled once would stay in memory.
+	aloneRoom = 4 << 10
 
 	maxMessage = 65535
 	// firstSegment is the size of datagrams that are expected first: those of full packets
@@ -36,14 +40,15 @@ type receiver struct {
 	names    [conn.IdealBatchSize]socketAddress
 	control  [conn.IdealBatchSize][]byte
 	vectors  [conn.IdealBatchSize + grouped]unix.Iovec
-	beyond   [grouped][]byte // what doesn't fit into a message's buffers
-	whole    []byte          // a message that is cut in other places
+	beyond   [alone][]byte // what doesn't fit into a message's buffers; nil: not used yet
+	whole    []byte        // a message that is cut in other places
 
 	used    int // of messages
 	n       int // what poll returns
 	errno   syscall.Errno
 	poll    func(fd uintptr) bool // reads messages
 	slots   int                   // buffers of each message
+	part    int                   // bytes that are read into each of them, at most
 	segment int                   // size of datagrams that is expected
 
 	spare   int  // first of the engine's buffers into which nothing was read
@@ -75,9 +80,6 @@ type heldMessage struct {
 
 func newReceiver(s *socket) *receiver {
 	r := &receiver{socket: s, origins: make(map[origin]*endpoint), whole: make([]byte, maxMessage), segment: firstSegment}
-	for i := range r.beyond {
-		r.beyond[i] = make([]byte, maxMessage)
-	}
 	for i := range r.control {
 		r.control[i] = make([]byte, controlRoom)
 	}
@@ -117,7 +119,6 @@ func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 		return count, nil
 	}
 	r.prepare(packets)
-	expected := r.segment
 	if err := r.socket.raw.Read(r.poll); err != nil {
 		// wireguard-go stops receiving at once for a net.Error that isn't temporary,
 		// as one that the socket gets from outside and survives (ECONNABORTED). Of
@@ -127,7 +128,7 @@ func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 	if r.errno != 0 {
 		return 0, fmt.Errorf("receive: %w", r.errno)
 	}
-	return r.arrived(expected, packets, sizes, endpoints), nil
+	return r.arrived(packets, sizes, endpoints), nil
 }
 
 // rest delivers what there was no room for before.
@@ -147,39 +148,39 @@ func (r *receiver) rest(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 	return count
 }
 
-// arrived delivers what was read into packets, expected bytes each.
-func (r *receiver) arrived(expected int, packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
+// arrived delivers what was read into packets.
+func (r *receiver) arrived(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
 	if r.n == r.used {
 		r.singles++
 	}
 	clear(sizes)
 	r.spare, r.spilled = r.used*r.slots, false
 	for i := range r.n {
-		count = max(count, r.take(i, expected, packets, sizes, endpoints))
+		count = max(count, r.take(i, packets, sizes, endpoints))
 	}
 	return count
 }
 
 // prepare has messages read into packets, as they are expected to be.
 func (r *receiver) prepare(packets [][]byte) {
-	r.used, r.slots = min(len(packets), len(r.messages)), 1
+	r.used, r.slots, r.part = min(len(packets), len(r.messages)), 1, maxMessage
 	switch {
 	case !r.socket.coalesce || len(packets) <= grouped:
 	case r.singles >= aloneAfter:
-		r.used = min(r.used, alone)
+		r.used, r.part = min(r.used, alone), max(r.segment, aloneRoom)
 	default:
-		r.used, r.slots = grouped, min(len(packets), len(r.messages))/grouped
+		r.used, r.slots, r.part = grouped, min(len(packets), len(r.messages))/grouped, r.segment
 	}
 	vectors := r.vectors[:0]
 	for i := range r.used {
 		start := len(vectors)
 		for _, packet := range packets[i*r.slots : (i+1)*r.slots] {
-			if r.slots > 1 {
-				packet = packet[:min(r.segment, len(packet))]
-			}
-			vectors = append(vectors, vector(packet))
+			vectors = append(vectors, vector(packet[:min(r.part, len(packet))]))
 		}
-		if r.slots > 1 {
+		if r.part < maxMessage {
+			if r.beyond[i] == nil {
+				r.beyond[i] = make([]byte, maxMessage)
+			}
 			vectors = append(vectors, vector(r.beyond[i]))
 		}
 		header := &r.messages[i].header
@@ -191,9 +192,9 @@ func (r *receiver) prepare(packets [][]byte) {
 	}
 }
 
-// take delivers a message that was read into its slots of packets, expected bytes each, and
-// returns how many packets are filled.
-func (r *receiver) take(i, expected int, packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
+// take delivers a message that was read into its slots of packets, and returns how many
+// packets are filled.
+func (r *receiver) take(i int, packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
 	header, length := &r.messages[i].header, int(r.messages[i].length)
 	local, size := parseControl(r.control[i][:header.Controllen])
 	if size <= 0 || size > length {
@@ -209,9 +210,9 @@ func (r *receiver) take(i, expected int, packets [][]byte, sizes []int, endpoint
 	first, placed := i*r.slots, 0 // bytes that are where they belong
 	switch {
 	case r.spilled: // Keep the order.
-	case r.slots == 1:
+	case r.slots == 1 && size <= r.part:
 		placed = size
-	case size == expected || size == length && size < expected:
+	case r.slots > 1 && (size == r.part || size == length && size < r.part):
 		placed = min(length, r.slots*size)
 	default:
 		r.segment = size
@@ -229,8 +230,8 @@ func (r *receiver) take(i, expected int, packets [][]byte, sizes []int, endpoint
 	// The rest is copied: into the message's own slots when they are free, and then into
 	// buffers that nothing was read into.
 	end := first + r.slots
-	rest := r.gather(i, expected, packets[first:end])[placed:length]
-	if placed == 0 && r.slots > 1 && !r.spilled {
+	rest := r.gather(i, length, packets[first:end])[placed:length]
+	if placed == 0 && !r.spilled {
 		var filled int
 		rest, filled = r.deliver(rest, size, from, packets[first:end], sizes[first:], endpoints[first:])
 		count = first + filled
@@ -249,14 +250,15 @@ func (r *receiver) take(i, expected int, packets [][]byte, sizes []int, endpoint
 	return count
 }
 
-// gather copies a message, which was read into packets, to one place.
-func (r *receiver) gather(i, expected int, packets [][]byte) []byte {
-	if r.slots == 1 {
+// gather copies a message of that length, which was read into packets, to one place, unless
+// it is in one already.
+func (r *receiver) gather(i, length int, packets [][]byte) []byte {
+	if length <= min(r.part, len(packets[0])) {
 		return packets[0]
 	}
 	at := 0
 	for _, packet := range packets {
-		at += copy(r.whole[at:], packet[:min(expected, len(packet))])
+		at += copy(r.whole[at:], packet[:min(r.part, len(packet))])
 	}
 	copy(r.whole[at:], r.beyond[i])
 	return r.whole

@@ -13,7 +13,7 @@ import (
 
 // FuzzMessages: whatever messages the kernel hands over, and however they were expected to
 // be, their datagrams come out whole and in order. Each three bytes are a message: how many
-// bytes it has, in 16s, how large its datagrams are, in fours, and what that is expected to be
+// bytes it has, in 64s, how large its datagrams are, in fours, and what that is expected to be
 // in the read that begins with it.
 func FuzzMessages(f *testing.F) {
 	f.Add([]byte{100, 50, 50, 100, 50, 50}, false)
@@ -21,6 +21,8 @@ func FuzzMessages(f *testing.F) {
 	f.Add([]byte{255, 1, 200, 255, 1, 1, 7, 0, 1}, false)
 	f.Add([]byte{9, 0, 0, 9, 0, 0, 255, 9, 0, 9, 0, 0}, true)
 	f.Add([]byte{255, 200, 255, 255, 0, 255}, false)
+	f.Add([]byte{9, 0, 0, 255, 200, 0, 9, 0, 0, 200, 0, 0, 255, 50, 0}, true) // beyond aloneRoom
+	f.Add([]byte{200, 0, 0, 9, 0, 0, 100, 0, 0, 70, 0, 0, 71, 0, 0}, true)
 	f.Fuzz(func(t *testing.T, shapes []byte, singly bool) {
 		s := &socket{coalesce: true, turns: newTurns(time.Now, func(time.Time) {})}
 		r := newReceiver(s)
@@ -40,7 +42,7 @@ func FuzzMessages(f *testing.F) {
 		}
 		number := uint64(0)
 		for ; len(shapes) >= 3; shapes = shapes[3:] {
-			length, size := 16+16*int(shapes[0]), 4*int(shapes[1])
+			length, size := 16+64*int(shapes[0]), 4*int(shapes[1])
 			data := make([]byte, length)
 			for at := 0; at < length; at += 8 {
 				number++
@@ -82,9 +84,8 @@ func FuzzMessages(f *testing.F) {
 			count := r.rest(packets, sizes, endpoints)
 			if count == 0 {
 				r.prepare(packets)
-				expected := r.segment
 				read()
-				count = r.arrived(expected, packets, sizes, endpoints)
+				count = r.arrived(packets, sizes, endpoints)
 			}
 			for i, size := range sizes[:count] {
 				if size > 0 {
@@ -160,4 +161,21 @@ func vectorsOf(header *unix.Msghdr) (bufs [][]byte) {
 		bufs = append(bufs, unsafe.Slice(v.Base, v.Len))
 	}
 	return bufs
+}
+
+// Pages that a large message has filled stay in memory, of each of the engine's many buffers.
+func TestOnlyDatagramsFillBuffers(t *testing.T) {
+	r := newReceiver(&socket{coalesce: true})
+	r.singles = aloneAfter
+	packets := make([][]byte, conn.IdealBatchSize)
+	for i := range packets {
+		packets[i] = make([]byte, maxMessage)
+	}
+	r.prepare(packets)
+	for i := range r.used {
+		bufs := vectorsOf(&r.messages[i].header)
+		if len(bufs) != 2 || &bufs[0][0] != &packets[i][0] || len(bufs[0]) != aloneRoom || len(bufs[1]) != maxMessage {
+			t.Fatalf("message %d is read into %d buffers, the first of %d bytes", i, len(bufs), len(bufs[0]))
+		}
+	}
 }
