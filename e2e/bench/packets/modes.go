@@ -274,8 +274,12 @@ func udpReceive(args []string) error {
 			break
 		}
 		last = time.Now()
-		if total == 0 {
+		if start.IsZero() { // It made the session; the others come after a pause.
 			start, i, deadline = last, -1, 2*quiet
+			continue
+		}
+		if total == 0 {
+			start = last
 		}
 		total += n
 	}
