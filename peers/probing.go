@@ -32,6 +32,7 @@ const (
 // probing is what is open to ask the peers of a device. It belongs to Probe.
 type probing struct {
 	prober Prober
+	asked  bool      // it has asked somebody
 	index  int       // of the device
 	until  time.Time // it is opened anew
 }
@@ -57,10 +58,14 @@ func (c *Controller) Probe(context.Context) error {
 		if prober == nil {
 			break
 		}
-		if sendErr := prober.Send(p.to, p.large); errors.Is(sendErr, tunnel.ErrNoProbes) {
-			// The address or the device is gone, and the prober with it.
-			err = c.stopProbing()
+		sendErr := prober.Send(p.to, p.large)
+		if errors.Is(sendErr, tunnel.ErrNoProbes) {
+			err = c.refused(sendErr)
 			break
+		}
+		if sendErr == nil && !c.probing.asked {
+			c.probing.asked = true
+			c.unprobed.Store(nil)
 		}
 		// One that the device has no way for is one without an answer.
 		c.paths.sent(now, p)
@@ -95,16 +100,32 @@ func (c *Controller) prober() (Prober, error) {
 	switch {
 	case openErr == nil:
 		p.prober, p.until = opened, now.Add(reopenAfter)
-		c.unprobed.Store(nil)
 	case errors.Is(openErr, tunnel.ErrNoProbes):
-		why := openErr.Error()
-		if c.unprobed.Swap(&why) == nil {
-			c.log.Warn("peers can't be probed: paths are judged by handshakes and by what is received, in minutes", "err", openErr)
-		}
+		c.cannotProbe(openErr)
 	default:
 		err = errors.Join(err, openErr)
 	}
 	return p.prober, err
+}
+
+// refused is told that nobody could be asked. The address, the device or its MTU is
+// another one, which a new prober knows. When that hasn't asked anybody either it is of no
+// use for a while.
+func (c *Controller) refused(why error) error {
+	before := c.probing
+	err := c.stopProbing()
+	if !before.asked {
+		c.probing.index, c.probing.until = before.index, time.Now().Add(reopenFailed)
+		c.cannotProbe(why)
+	}
+	return err
+}
+
+func (c *Controller) cannotProbe(because error) {
+	why := because.Error()
+	if c.unprobed.Swap(&why) == nil {
+		c.log.Warn("peers can't be probed: paths are judged by handshakes and by what is received, in minutes", "err", because)
+	}
 }
 
 // StopProbing closes what Probe has opened. Probe must not be running.

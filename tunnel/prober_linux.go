@@ -52,9 +52,10 @@ const (
 	sizeLarge
 )
 
-// ErrNoProbes says that a device can't have the address for probes: its kernel or
-// somebody has IPv6 switched off there.
-var ErrNoProbes = errors.New("the device can't have an IPv6 address")
+// ErrNoProbes says that nobody can be asked: the kernel or somebody has IPv6 switched
+// off on the device, so that it can't have the address for probes, or the host has a
+// route or a rule of its firewall against them.
+var ErrNoProbes = errors.New("the device can't send probes over IPv6")
 
 // Prober gives the device its link-local address, and returns what sends from it. It
 // is of use for as long as the device has the same index and MTU.
@@ -177,7 +178,10 @@ func (p *Prober) Send(to netip.Addr, large bool) error {
 		err = unix.Sendto(p.fd, packet, 0, &addr)
 	}
 	switch {
-	case errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.ENODEV),
+	// EPERM is of a rule of the own firewall, or of a full table of connections; EMSGSIZE
+	// of a device whose MTU was reduced.
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EMSGSIZE),
+		errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.ENODEV),
 		errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENXIO):
 		return fmt.Errorf("%w: send: %w", ErrNoProbes, err)
 	}

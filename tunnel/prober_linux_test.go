@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
@@ -104,6 +105,34 @@ func TestNoProbesWithoutIPv6(t *testing.T) {
 		})
 		if !errors.Is(err, ErrNoProbes) {
 			t.Errorf("error %v, want %v", err, ErrNoProbes)
+		}
+	})
+}
+
+// A prober is of no use any more once the device's MTU is smaller: what doesn't fit
+// any more isn't a full-size packet that got lost on the way.
+func TestProberOfADeviceWithAnotherMTU(t *testing.T) {
+	if families() < 2 {
+		t.Skip("this kernel was booted without IPv6")
+	}
+	eachBackend(t, func(t *testing.T, backend string) {
+		a, b := twoSites(t, backend, backend)
+		probed(t, a, b)
+		p := proberOf(t, a)
+		if err := a.ns.Do(func() error {
+			l, err := netlink.LinkByName(a.cfg.Name)
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetMTU(l, l.Attrs().MTU-20)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Send(LinkLocal(b.key), true); !errors.Is(err, ErrNoProbes) {
+			t.Errorf("a full-size probe of before: %v, want %v", err, ErrNoProbes)
+		}
+		if err := p.Send(LinkLocal(b.key), false); errors.Is(err, ErrNoProbes) {
+			t.Errorf("a small one: %v", err)
 		}
 	})
 }

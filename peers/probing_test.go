@@ -1,0 +1,82 @@
+package peers
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// prober answers what it is asked at the next look.
+type prober struct {
+	refuses error
+	asked   []netip.Addr
+	opened  int
+}
+
+func (p *prober) Send(to netip.Addr, _ bool) error {
+	if p.refuses == nil {
+		p.asked = append(p.asked, to)
+	}
+	return p.refuses
+}
+
+func (p *prober) Receive(answered func(netip.Addr, bool)) error {
+	for _, a := range p.asked {
+		answered(a, false)
+	}
+	p.asked = nil
+	return nil
+}
+
+func (p *prober) Close() error { return nil }
+
+// A host that lets nobody be asked, by a rule of its firewall or a route, though the
+// device has its address, is as one that can't have it: no peer is thought to be up, or
+// down, for want of an answer, and what can't be used isn't opened over and over.
+func TestHostThatLetsNobodyBeAsked(t *testing.T) {
+	var logs strings.Builder
+	p := &prober{}
+	r := &remote{nodes: []Node{node(1)}, synced: true}
+	c := NewController(ControllerConfig{
+		Cluster: "gcp", Device: &device{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"),
+		Nodes: func() ([]Node, bool) { return r.nodes, r.synced }, Rules: func() Rules { return rules },
+		Prober: func() (Prober, error) { p.opened++; return p, nil }, Logger: slog.New(slog.NewTextHandler(&logs, nil)),
+	})
+	reconcile(t, c)
+	probe := func(times int) Path {
+		t.Helper()
+		for range times {
+			for _, to := range c.paths.of {
+				to.next = time.Now()
+			}
+			if err := c.Probe(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return c.Paths()[0]
+	}
+	if is := probe(2); is.State != PathUp || !is.Answers || c.Unprobed() != "" {
+		t.Fatalf("%+v, unprobed: %s", is, c.Unprobed())
+	}
+	p.refuses = fmt.Errorf("%w: send: no", tunnel.ErrNoProbes)
+	if is := probe(9); is.Answers || !strings.Contains(c.Unprobed(), "send: no") {
+		t.Errorf("%+v, unprobed: %q", is, c.Unprobed())
+	}
+	if p.opened != 2 || strings.Count(logs.String(), "can't be probed") != 1 {
+		t.Errorf("opened %d times, logged:\n%s", p.opened, logs.String())
+	}
+	c.probing.until = time.Now()
+	probe(1)
+	if p.opened != 3 || strings.Count(logs.String(), "can't be probed") != 1 {
+		t.Errorf("later opened %d times, logged:\n%s", p.opened, logs.String())
+	}
+	p.refuses, c.probing.until = nil, time.Now()
+	if is := probe(2); is.State != PathUp || !is.Answers || c.Unprobed() != "" {
+		t.Errorf("%+v, unprobed: %q", is, c.Unprobed())
+	}
+}
