@@ -39,7 +39,15 @@ func lookAround(args []string) int {
 			result.Met, code = err.Error(), 1
 		}
 	}
-	told, err := json.Marshal(result)
+	if request.ServeFor > 0 {
+		if err := reach.Serve(ctx, request); err != nil {
+			result.Met, code = err.Error(), 1
+		}
+	}
+	if len(request.Try)+len(request.Names) > 0 {
+		reach.TryAll(ctx, request, &result)
+	}
+	told, err := result.Tell()
 	if err == nil {
 		err = os.WriteFile(terminationLog, told, 0o644)
 	}

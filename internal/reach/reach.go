@@ -34,6 +34,13 @@ type Request struct {
 	Meet     []string `json:"meet,omitempty"`
 	MeetFor  int      `json:"meetFor,omitempty"`
 	MeetFrom []string `json:"-"` // the pod's own addresses
+	// ServeFor has the pod answer for so many seconds what others try.
+	ServeFor int `json:"serveFor,omitempty"`
+	// Try are addresses of pods that serve, Stream the one of these that a stream is sent
+	// to, and Names those that are resolved.
+	Try    []string `json:"try,omitempty"`
+	Stream string   `json:"stream,omitempty"`
+	Names  []string `json:"names,omitempty"`
 }
 
 // Server is one way to an API server.
@@ -52,6 +59,10 @@ type Result struct {
 	Kernel *bool `json:"kernel,omitempty"`
 	// Met says why pods didn't answer each other; empty: they did.
 	Met string `json:"met,omitempty"`
+	// Tried and Named are in the order of what was asked.
+	Tried    []Try   `json:"tried,omitempty"`
+	Named    []Name  `json:"named,omitempty"`
+	Streamed *Stream `json:"streamed,omitempty"`
 }
 
 // serverLimit is how long an API server may take.
@@ -113,9 +124,10 @@ func text(err error) string {
 	if err == nil {
 		return ""
 	}
-	message := err.Error()
-	return message[:min(len(message), longest)]
+	return cut(err.Error(), longest)
 }
+
+func cut(message string, room int) string { return message[:min(len(message), room)] }
 
 // MeetPort is where pods that meet listen.
 const MeetPort = 8642

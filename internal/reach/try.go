@@ -1,0 +1,331 @@
+package reach
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Try is what became of asking one pod of another cluster.
+type Try struct {
+	// Error says why it didn't answer over TCP; empty: it did.
+	Error string `json:"error,omitempty"`
+	// Seen is the address that it saw, where that isn't one of the asking pod's.
+	Seen string `json:"seen,omitempty"`
+	// Datagrams says why it didn't answer over UDP, where it did over TCP; the rest is
+	// unknown then.
+	Datagrams string `json:"datagrams,omitempty"`
+	// RTT is the median time until a small datagram was answered, in microseconds.
+	RTT int64 `json:"rtt,omitempty"`
+	// MTU is what the kernel takes the path to carry, in bytes of IP packets, and Carries
+	// what the largest that was answered had. Where the second is smaller, full-size
+	// packets get lost without a word.
+	MTU     int `json:"mtu,omitempty"`
+	Carries int `json:"carries,omitempty"`
+}
+
+// Name is what a name was resolved to.
+type Name struct {
+	Error     string   `json:"error,omitempty"`
+	Addresses []string `json:"addresses,omitempty"`
+}
+
+// Stream is what a TCP stream carried, in bits a second.
+type Stream struct {
+	Error string  `json:"error,omitempty"`
+	Rate  float64 `json:"rate,omitempty"`
+}
+
+const (
+	// patience is how long an answer may take to come for the first time: agents learn of
+	// a new pod's prefix within seconds where no plugin says so beforehand.
+	patience = 20 * time.Second
+	// streamFor is how long the stream is sent.
+	streamFor = 2 * time.Second
+	// smallest is the size of a small datagram.
+	smallest = 32
+	// mostNamed is how many addresses are told of a name.
+	mostNamed = 4
+)
+
+// Tell returns the result as text that a termination message has room for.
+func (r *Result) Tell() ([]byte, error) {
+	told, err := json.Marshal(r)
+	// Of hundreds of errors each says less.
+	for room := longest; err == nil && len(told) > mostTold && room > 10; room /= 2 {
+		for i := range r.Tried {
+			r.Tried[i].Error, r.Tried[i].Datagrams = cut(r.Tried[i].Error, room), cut(r.Tried[i].Datagrams, room)
+		}
+		for i := range r.Named {
+			r.Named[i].Error = cut(r.Named[i].Error, room)
+		}
+		told, err = json.Marshal(r)
+	}
+	return told, err
+}
+
+// mostTold is how long a termination message may be.
+const mostTold = 4096
+
+// TryAll asks pods, resolves names and sends a stream, as the request says.
+func TryAll(ctx context.Context, r Request, result *Result) {
+	own, err := addresses(r)
+	result.Tried, result.Named = make([]Try, len(r.Try)), make([]Name, len(r.Names))
+	var group sync.WaitGroup
+	for i, address := range r.Try {
+		group.Go(func() {
+			if err != nil {
+				result.Tried[i].Error = text(err)
+				return
+			}
+			result.Tried[i] = try(ctx, address, own)
+		})
+	}
+	for i, name := range r.Names {
+		group.Go(func() { result.Named[i] = resolve(ctx, name) })
+	}
+	group.Wait()
+	if r.Stream != "" {
+		// When nothing else is on the way.
+		rate, err := stream(ctx, r.Stream)
+		result.Streamed = &Stream{Error: text(err), Rate: rate}
+	}
+}
+
+func try(ctx context.Context, address string, own []string) Try {
+	var t Try
+	seen, err := until(ctx, func(ctx context.Context) (string, error) { return whoAmI(ctx, address) })
+	if err != nil {
+		return Try{Error: text(err)}
+	}
+	if !slices.Contains(own, seen) {
+		t.Seen = seen
+	}
+	conn, err := dialWhole(ctx, address)
+	if err != nil {
+		t.Datagrams = text(err)
+		return t
+	}
+	defer func() { _ = conn.Close() }() // Nothing is left to be sent.
+	var times []time.Duration
+	for range 7 {
+		if rtt, err := echo(conn.UDPConn, smallest, time.Second); err == nil {
+			times = append(times, rtt)
+		}
+	}
+	if len(times) == 0 {
+		t.Datagrams = "no answer to small datagrams"
+		return t
+	}
+	slices.Sort(times)
+	t.RTT = max(1, times[len(times)/2].Microseconds())
+	t.MTU, t.Carries = measure(conn.header, conn.mtu, func(size int, times int) bool {
+		for range times {
+			if _, err := echo(conn.UDPConn, size, 700*time.Millisecond); err == nil {
+				return true
+			}
+		}
+		return false
+	})
+	return t
+}
+
+// measure finds out what a path carries. believed is what the kernel takes it to carry,
+// which it corrects when a packet comes back as too large; carries tells whether a
+// datagram of a size is answered.
+func measure(header int, believed func() int, carries func(size, times int) bool) (mtu, largest int) {
+	mtu = believed()
+	for range 5 {
+		if carries(mtu-header, 4) {
+			return mtu, mtu
+		}
+		corrected := believed()
+		if corrected >= mtu {
+			break
+		}
+		mtu = corrected
+	}
+	fits, lost := smallest+header, mtu
+	for lost-fits > 1 {
+		middle := (fits + lost) / 2
+		if carries(middle-header, 2) {
+			fits = middle
+		} else {
+			lost = middle
+		}
+	}
+	return mtu, fits
+}
+
+// until does something again until it is well, or patience is at its end.
+func until(ctx context.Context, do func(context.Context) (string, error)) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		once, stop := context.WithTimeout(ctx, 3*time.Second)
+		answer, err := do(once)
+		stop()
+		if err == nil {
+			return answer, nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", err
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+}
+
+func get(ctx context.Context, method, url string, body io.Reader) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		return "", err
+	}
+	transport := &http.Transport{DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = response.Body.Close() }() // Only read.
+	answer, err := io.ReadAll(io.LimitReader(response.Body, longest))
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("answered %s", response.Status)
+	}
+	return strings.TrimSpace(string(answer)), err
+}
+
+func at(address string) string { return net.JoinHostPort(address, strconv.Itoa(MeetPort)) }
+
+// whoAmI asks a pod at which address it sees this one.
+func whoAmI(ctx context.Context, address string) (string, error) {
+	seen, err := get(ctx, http.MethodGet, "http://"+at(address)+"/seen", http.NoBody)
+	if err != nil {
+		return "", err
+	}
+	if _, err := netip.ParseAddr(seen); err != nil {
+		return "", errors.New("somebody else answers there")
+	}
+	return seen, nil
+}
+
+// zeros is a stream of them that ends at a time.
+type zeros struct{ end time.Time }
+
+func (z zeros) Read(p []byte) (int, error) {
+	if time.Now().After(z.end) {
+		return 0, io.EOF
+	}
+	clear(p)
+	return len(p), nil
+}
+
+func stream(ctx context.Context, address string) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, streamFor+10*time.Second)
+	defer cancel()
+	began := time.Now()
+	answer, err := get(ctx, http.MethodPost, "http://"+at(address)+"/stream", zeros{began.Add(streamFor)})
+	if err != nil {
+		return 0, err
+	}
+	received, err := strconv.ParseInt(answer, 10, 64)
+	return float64(received) * 8 / time.Since(began).Seconds(), err
+}
+
+func resolve(ctx context.Context, name string) Name {
+	// As it is: no search list.
+	answer, err := until(ctx, func(ctx context.Context) (string, error) {
+		found, err := net.DefaultResolver.LookupHost(ctx, strings.TrimSuffix(name, ".")+".")
+		slices.Sort(found)
+		return strings.Join(found[:min(len(found), mostNamed)], " "), err
+	})
+	return Name{Error: text(err), Addresses: strings.Fields(answer)}
+}
+
+// echo sends a datagram and waits for its answer: its number, and how long it was.
+func echo(conn *net.UDPConn, size int, wait time.Duration) (time.Duration, error) {
+	began := time.Now()
+	packet := make([]byte, size)
+	number := uint64(began.UnixNano())
+	binary.BigEndian.PutUint64(packet, number)
+	if err := conn.SetDeadline(began.Add(wait)); err != nil {
+		return 0, err
+	}
+	if _, err := conn.Write(packet); err != nil {
+		return 0, err
+	}
+	answer := make([]byte, 64)
+	for {
+		n, err := conn.Read(answer)
+		if err != nil {
+			return 0, err
+		}
+		if n == answerSize && binary.BigEndian.Uint64(answer) == number && int(binary.BigEndian.Uint32(answer[8:])) == size {
+			return time.Since(began), nil
+		}
+	}
+}
+
+// answerSize is how long the answer to a datagram is: shorter than any that is answered.
+const answerSize = 12
+
+// Serve has the pod answer what other pods try, until its time is over.
+func Serve(ctx context.Context, r Request) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.ServeFor)*time.Second)
+	defer cancel()
+	host := ""
+	if len(r.MeetFrom) > 0 {
+		host = r.MeetFrom[0]
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", at(host))
+	if err != nil {
+		return err
+	}
+	packets, err := new(net.ListenConfig).ListenPacket(ctx, "udp", at(host))
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /seen", func(w http.ResponseWriter, r *http.Request) {
+		from, _ := netip.ParseAddrPort(r.RemoteAddr)
+		_, _ = fmt.Fprintln(w, from.Addr().Unmap().WithZone("")) // Who has gone needs no answer.
+	})
+	mux.HandleFunc("POST /stream", func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body) // What came counts.
+		_, _ = fmt.Fprintln(w, n)
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute}
+	var group sync.WaitGroup
+	group.Go(func() { _ = server.Serve(listener) }) // Ends when it is closed.
+	group.Go(func() { answerDatagrams(packets) })
+	<-ctx.Done()
+	err = errors.Join(server.Close(), packets.Close())
+	group.Wait()
+	return err
+}
+
+func answerDatagrams(packets net.PacketConn) {
+	buffer := make([]byte, 1<<16)
+	for {
+		n, from, err := packets.ReadFrom(buffer)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil || n < smallest {
+			continue
+		}
+		answer := binary.BigEndian.AppendUint32(slices.Clone(buffer[:8]), uint32(n))
+		_, _ = packets.WriteTo(answer, from) // It is asked again.
+	}
+}

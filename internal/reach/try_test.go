@@ -1,0 +1,101 @@
+package reach
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// serve has this machine serve at an address of loopback until the test ends.
+func serve(t *testing.T, address string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() {
+		if err := Serve(ctx, Request{ServeFor: 120, MeetFrom: []string{address}}); err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		group.Wait()
+	})
+}
+
+func TestPodsThatTry(t *testing.T) {
+	// Nobody else has these, and pods have a machine of their own.
+	const there, self = "127.86.42.1", "127.0.0.1"
+	serve(t, there)
+	var got Result
+	TryAll(t.Context(), Request{Try: []string{there}, MeetFrom: []string{self, there}, Stream: there}, &got)
+	if try := got.Tried[0]; try.Error+try.Datagrams+try.Seen != "" || try.RTT == 0 || try.MTU == 0 || try.Carries != try.MTU {
+		t.Errorf("tried: %+v", try)
+	}
+	if got.Streamed == nil || got.Streamed.Error != "" || got.Streamed.Rate <= 0 {
+		t.Errorf("streamed: %+v", got.Streamed)
+	}
+	// It comes from another address than the pod has.
+	if try := try(t.Context(), there, []string{"10.2.1.7"}); try.Error != "" || try.Seen != self && try.Seen != there {
+		t.Errorf("masqueraded: %+v", try)
+	}
+}
+
+func TestNobodyAnswers(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var got Result
+	TryAll(ctx, Request{Try: []string{"127.86.42.2"}, Stream: "127.86.42.2", MeetFrom: []string{"127.0.0.1"}}, &got)
+	if got.Tried[0].Error == "" || got.Streamed.Error == "" {
+		t.Errorf("got %+v, %+v", got.Tried, got.Streamed)
+	}
+}
+
+func TestMeasure(t *testing.T) {
+	for name, tt := range map[string]struct {
+		believed []int // one after the other
+		carries  int
+		mtu      int
+		largest  int
+	}{
+		"the path carries what the interface does": {[]int{1500}, 1500, 1500, 1500},
+		"a router says what it carries":            {[]int{1500, 1420}, 1420, 1420, 1420},
+		"two routers do, one after the other":      {[]int{9000, 1500, 1420}, 1420, 1420, 1420},
+		"nobody says so":                           {[]int{1500, 1500}, 1333, 1500, 1333},
+		"one does, and another one doesn't":        {[]int{1500, 1420, 1420}, 1300, 1420, 1300},
+		"only small ones get through":              {[]int{1500, 1500}, 28 + smallest, 1500, 28 + smallest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			left := tt.believed
+			mtu, largest := measure(28, func() int {
+				now := left[0]
+				left = left[min(1, len(left)-1):]
+				return now
+			}, func(size, _ int) bool { return size+28 <= tt.carries })
+			if mtu != tt.mtu || largest != tt.largest {
+				t.Errorf("got %d and %d, want %d and %d", mtu, largest, tt.mtu, tt.largest)
+			}
+		})
+	}
+}
+
+// TestTellFits holds that a termination message has room for the longest result.
+func TestTellFits(t *testing.T) {
+	var r Result
+	for range 20 {
+		r.Tried = append(r.Tried, Try{Error: strings.Repeat(`"`, longest), Seen: "fd00:10:2:1111:2222:3333:4444:5555", RTT: 1e6, MTU: 65535, Carries: 65535})
+	}
+	for range 3 {
+		r.Named = append(r.Named, Name{Error: strings.Repeat("x", longest)})
+	}
+	told, err := r.Tell()
+	if err != nil || len(told) > mostTold {
+		t.Fatalf("%d bytes, %v", len(told), err)
+	}
+	var back Result
+	if err := json.Unmarshal(told, &back); err != nil || len(back.Tried) != 20 || back.Tried[0].Error == "" {
+		t.Errorf("%v: %+v", err, back)
+	}
+}
