@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -79,6 +80,17 @@ type Installed struct {
 // Remotes are the clusters that are configured.
 func (i Installed) Remotes() []string {
 	return strings.FieldsFunc(i.Settings["SEMAPHORE_REMOTES"], func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// ReadAll reads clusters, all at the same time.
+func ReadAll(ctx context.Context, clusters []*cli.Cluster) []*Facts {
+	all := make([]*Facts, len(clusters))
+	var group sync.WaitGroup
+	for i, c := range clusters {
+		group.Go(func() { all[i] = Read(ctx, c) })
+	}
+	group.Wait()
+	return all
 }
 
 // Read reads all that can be read.

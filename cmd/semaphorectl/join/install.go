@@ -2,14 +2,12 @@ package join
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -207,7 +206,7 @@ func (a *all) meet(ctx context.Context) error {
 		return nil
 	}
 	defer func() {
-		if err := sweep(ctx, a.clusters); err != nil {
+		if err := probe.Sweep(ctx, a.clusters); err != nil {
 			a.Warn("%v", err)
 		}
 	}()
@@ -226,7 +225,7 @@ func (a *all) meet(ctx context.Context) error {
 		}
 	}
 	for i, c := range a.clusters {
-		if _, err := waitPod(ctx, c, pods[i], podReady); err != nil {
+		if _, err := probe.Wait(ctx, c, pods[i], podReady); err != nil {
 			return fmt.Errorf("%s: %w; semaphorectl doctor says why", c.Name, err)
 		}
 	}
@@ -235,51 +234,16 @@ func (a *all) meet(ctx context.Context) error {
 }
 
 func (a *all) meetingPod(ctx context.Context, c *cli.Cluster, others []string) (*corev1.Pod, error) {
-	pod := probePod(a.Image, "", reach.Request{Meet: others, MeetFor: int(meetLimit / time.Second)})
-	pod, err := c.Client.CoreV1().Pods(probes).Create(ctx, pod, metav1.CreateOptions{})
+	pod := probe.Pod(a.Image, "", reach.Request{Meet: others, MeetFor: int(meetLimit / time.Second)})
+	pod, err := c.Client.CoreV1().Pods(probe.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
-	return waitPod(ctx, c, pod, func(p *corev1.Pod) bool { return len(p.Status.PodIPs) > 0 && p.Status.Phase == corev1.PodRunning })
+	return probe.Wait(ctx, c, pod, probe.Running)
 }
 
 func podReady(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
-}
-
-// waitPod waits until a temporary pod is as it is to be. When it ends before that, it
-// has said why.
-func waitPod(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*corev1.Pod) bool) (*corev1.Pod, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, meetLimit+30*time.Second, errors.New("not in time"))
-	defer cancel()
-	now := pod
-	err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		found, err := c.Client.CoreV1().Pods(probes).Get(ctx, pod.Name, metav1.GetOptions{})
-		if err != nil {
-			if apierrors.IsNotFound(err) {
-				return false, errors.New("somebody has deleted the temporary pod")
-			}
-			return false, nil
-		}
-		now = found
-		if ready(now) {
-			return true, nil
-		}
-		for _, status := range now.Status.ContainerStatuses {
-			if ended := status.State.Terminated; ended != nil {
-				var result reach.Result
-				if json.Unmarshal([]byte(ended.Message), &result) == nil && result.Met != "" {
-					return false, errors.New("no answer of pods: " + result.Met)
-				}
-				return false, fmt.Errorf("the temporary pod ended with code %d: %s", ended.ExitCode, ended.Message)
-			}
-		}
-		return false, nil
-	})
-	if wait.Interrupted(err) {
-		err = fmt.Errorf("the temporary pod is %s: %w", now.Status.Phase, context.Cause(ctx))
-	}
-	return now, err
 }

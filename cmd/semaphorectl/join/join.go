@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/handover"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -201,12 +202,12 @@ func (a *all) render() error {
 // probe asks from nodes of each cluster what only they can find out.
 func (a *all) probe(ctx context.Context) []fault {
 	defer func() {
-		if err := sweep(ctx, a.clusters); err != nil {
+		if err := probe.Sweep(ctx, a.clusters); err != nil {
 			a.Warn("%v", err)
 		}
 	}()
-	a.Say("asking nodes of %s, with temporary pods in %s", names(a.clusters), probes)
-	found := make([]answers, len(a.clusters))
+	a.Say("asking nodes of %s, with temporary pods in %s", names(a.clusters), probe.Namespace)
+	found := make([]probe.Answers, len(a.clusters))
 	var mu sync.Mutex
 	var faults []fault
 	_ = a.each(func(i int, c *cli.Cluster) error {
@@ -222,10 +223,14 @@ func (a *all) probe(ctx context.Context) []fault {
 				request.Servers = append(request.Servers, reach.Server{URL: server, CA: other.CA})
 			}
 		}
-		answers, wrong := ask(ctx, c, a.facts[i], a.Image, request)
+		answers, failed := probe.Ask(ctx, c, a.facts[i], a.Image, request)
 		mu.Lock()
 		defer mu.Unlock()
-		found[i], faults = answers, append(faults, wrong...)
+		found[i] = answers
+		for _, node := range slices.Sorted(maps.Keys(failed)) {
+			faults = append(faults, fault{cluster: c.Name, what: "a pod on node " + node + " finds nothing out: " + failed[node].Error(),
+				remedy: "see that nodes can pull the image " + a.Image + ", or say --image; --no-probe leaves this out"})
+		}
 		return nil
 	})
 	for i, f := range a.facts {
@@ -247,8 +252,8 @@ func (a *all) candidates(f *facts.Facts) []string {
 }
 
 // choose takes the address of an API server that the others' nodes reach.
-func (a *all) choose(j int, other *facts.Facts, found []answers) []fault {
-	merged := answers{}
+func (a *all) choose(j int, other *facts.Facts, found []probe.Answers) []fault {
+	merged := probe.Answers{}
 	for i, nodes := range found {
 		for node, result := range nodes {
 			if i != j {
@@ -271,7 +276,7 @@ func (a *all) choose(j int, other *facts.Facts, found []answers) []fault {
 }
 
 // takePorts remembers ports that others have, on any node.
-func (a *all) takePorts(i int, found answers) {
+func (a *all) takePorts(i int, found probe.Answers) {
 	a.taken[i] = map[int]bool{}
 	for _, result := range found {
 		for port := range result.Taken {
@@ -285,7 +290,7 @@ func (a *all) takePorts(i int, found answers) {
 	}
 }
 
-func backends(found answers) (kernel, userspace int) {
+func backends(found probe.Answers) (kernel, userspace int) {
 	for _, result := range found {
 		switch {
 		case result.Kernel == nil:
@@ -314,4 +319,22 @@ func (a *all) handAll(ctx context.Context) error {
 		}
 		return errors.Join(errs...)
 	})
+}
+
+// outside says which of a cluster's servers its neighbour's nodes reach: the first one
+// that all of them do, "" for none, and why not.
+func outside(servers []string, found probe.Answers) (server string, faults []string) {
+	for _, s := range servers {
+		var failed []string
+		for _, node := range slices.Sorted(maps.Keys(found)) {
+			if why := found[node].Servers[s]; why != "" {
+				failed = append(failed, "not reached from node "+node+": "+why)
+			}
+		}
+		if len(failed) == 0 {
+			return s, nil
+		}
+		faults = append(faults, s+" is "+failed[0])
+	}
+	return "", faults
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -168,7 +169,7 @@ func TestOverlaps(t *testing.T) {
 }
 
 func TestOutside(t *testing.T) {
-	found := answers{
+	found := probe.Answers{
 		"aws/a": {Servers: map[string]string{"https://one": "refused", "https://two": ""}},
 		"aws/b": {Servers: map[string]string{"https://one": "", "https://two": ""}},
 	}

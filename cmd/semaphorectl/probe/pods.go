@@ -1,12 +1,12 @@
-package join
+// Package probe starts temporary pods in clusters, with our image, that find out what only
+// pods and nodes can, and takes them away again.
+package probe
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -22,9 +22,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
-// probes is the namespace of temporary pods: there before ours is, and open to the
-// host's network in most clusters.
-const probes = "kube-system"
+// Namespace is that of temporary pods: there before ours is, and open to the host's
+// network in most clusters.
+const Namespace = "kube-system"
 
 // temporary is a label of such pods.
 const temporary = "semaphore.uw.io/temporary"
@@ -32,11 +32,12 @@ const temporary = "semaphore.uw.io/temporary"
 // mostProbed is how many nodes of a cluster are asked.
 const mostProbed = 10
 
-// probeLimit is how long a pod may take, with its image.
-const probeLimit = 90 * time.Second
+// limit is how long a pod may take, with its image.
+const limit = 90 * time.Second
 
-// probePod is a pod that answers a request, on a node, or anywhere.
-func probePod(image, node string, request reach.Request) *corev1.Pod {
+// Pod is a pod that answers a request, on a node, or anywhere. On a node it is in the
+// host's network; see OnNode for one that isn't.
+func Pod(image, node string, request reach.Request) *corev1.Pod {
 	argument, err := json.Marshal(request)
 	if err != nil {
 		panic(err) // Of strings and numbers.
@@ -78,8 +79,15 @@ func probePod(image, node string, request reach.Request) *corev1.Pod {
 	return pod
 }
 
-// sweep deletes temporary pods, also those that an earlier run left.
-func sweep(ctx context.Context, clusters []*cli.Cluster) error {
+// OnNode is Pod in the network of pods.
+func OnNode(image, node string, request reach.Request) *corev1.Pod {
+	pod := Pod(image, node, request)
+	pod.Spec.HostNetwork = false
+	return pod
+}
+
+// Sweep deletes temporary pods, also those that an earlier run left.
+func Sweep(ctx context.Context, clusters []*cli.Cluster) error {
 	// Also when our time is over, or the user has had enough.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
@@ -87,10 +95,10 @@ func sweep(ctx context.Context, clusters []*cli.Cluster) error {
 	var group sync.WaitGroup
 	for i, c := range clusters {
 		group.Go(func() {
-			err := c.Client.CoreV1().Pods(probes).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)},
+			err := c.Client.CoreV1().Pods(Namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)},
 				metav1.ListOptions{LabelSelector: temporary + "=true," + manifests.ManagedLabel + "=" + manifests.Manager})
 			if err != nil {
-				errs[i] = fmt.Errorf("%s: delete temporary pods in %s: %w", c.Name, probes, err)
+				errs[i] = fmt.Errorf("%s: delete temporary pods in %s: %w", c.Name, Namespace, err)
 			}
 		})
 	}
@@ -98,41 +106,45 @@ func sweep(ctx context.Context, clusters []*cli.Cluster) error {
 	return errors.Join(errs...)
 }
 
-// answers are those of a cluster's nodes, by node.
-type answers map[string]reach.Result
+// Answers are those of a cluster's nodes, by node.
+type Answers map[string]reach.Result
 
-// ask has the nodes of a cluster asked. Faults are about those that don't answer.
-func ask(ctx context.Context, c *cli.Cluster, f *facts.Facts, image string, request reach.Request) (answers, []fault) {
-	found := answers{}
-	var faults []fault
+// Pick returns names of nodes that pods can run on, most at most.
+func Pick(f *facts.Facts, most int) []string {
+	var picked []string
+	for _, n := range f.Nodes {
+		if n.Ready && (n.OS == "" || n.OS == "linux") && len(picked) < most {
+			picked = append(picked, n.Name)
+		}
+	}
+	return picked
+}
+
+// Ask has the nodes of a cluster asked. Errors are of those that don't answer, by node.
+func Ask(ctx context.Context, c *cli.Cluster, f *facts.Facts, image string, request reach.Request) (Answers, map[string]error) {
+	found, failed := Answers{}, map[string]error{}
 	var mu sync.Mutex
 	var group sync.WaitGroup
-	asked := 0
-	for _, n := range f.Nodes {
-		if !n.Ready || n.OS != "" && n.OS != "linux" || asked == mostProbed {
-			continue
-		}
-		asked++
+	for _, node := range Pick(f, mostProbed) {
 		group.Go(func() {
-			result, err := askOne(ctx, c, probePod(image, n.Name, request))
+			result, err := askOne(ctx, c, Pod(image, node, request))
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				faults = append(faults, fault{cluster: c.Name, what: "a pod on node " + n.Name + " finds nothing out: " + err.Error(),
-					remedy: "see that nodes can pull the image " + image + ", or say --image; --no-probe leaves this out"})
+				failed[node] = err
 				return
 			}
-			found[n.Name] = *result
+			found[node] = *result
 		})
 	}
 	group.Wait()
-	return found, faults
+	return found, failed
 }
 
 func askOne(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, probeLimit, errors.New("not within "+probeLimit.String()))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("not within "+limit.String()))
 	defer cancel()
-	pods := c.Client.CoreV1().Pods(probes)
+	pods := c.Client.CoreV1().Pods(Namespace)
 	pod, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
@@ -153,7 +165,7 @@ func askOne(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result
 		state := now.Status.ContainerStatuses[0].State
 		if w := state.Waiting; w != nil {
 			last = w.Reason + " " + w.Message
-			if w.Reason == "ErrImageNeverPull" || w.Reason == "InvalidImageName" || w.Reason == "ImagePullBackOff" {
+			if imageless(w) {
 				return false, errors.New(last)
 			}
 		}
@@ -173,20 +185,53 @@ func askOne(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result
 	return result, err
 }
 
-// outside says which of a cluster's servers its neighbour's nodes reach: the first one
-// that all of them do, "" for none, and why not.
-func outside(servers []string, found answers) (server string, faults []string) {
-	for _, s := range servers {
-		var failed []string
-		for _, node := range slices.Sorted(maps.Keys(found)) {
-			if why := found[node].Servers[s]; why != "" {
-				failed = append(failed, "not reached from node "+node+": "+why)
+// longest is how long a pod may take to be as it is to be.
+const longest = 150 * time.Second
+
+// Wait waits until a temporary pod is as it is to be. When it ends before that, it has
+// said why.
+func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*corev1.Pod) bool) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, longest, errors.New("not in time"))
+	defer cancel()
+	now := pod
+	err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		found, err := c.Client.CoreV1().Pods(Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err != nil {
+			if apierrors.IsNotFound(err) {
+				return false, errors.New("somebody has deleted the temporary pod")
+			}
+			return false, nil
+		}
+		now = found
+		if ready(now) {
+			return true, nil
+		}
+		for _, status := range now.Status.ContainerStatuses {
+			if w := status.State.Waiting; w != nil && imageless(w) {
+				return false, errors.New(w.Reason + " " + w.Message)
+			}
+			if ended := status.State.Terminated; ended != nil {
+				var result reach.Result
+				if json.Unmarshal([]byte(ended.Message), &result) == nil && result.Met != "" {
+					return false, errors.New("no answer of pods: " + result.Met)
+				}
+				return false, fmt.Errorf("the temporary pod ended with code %d: %s", ended.ExitCode, ended.Message)
 			}
 		}
-		if len(failed) == 0 {
-			return s, nil
-		}
-		faults = append(faults, s+" is "+failed[0])
+		return false, nil
+	})
+	if wait.Interrupted(err) {
+		err = fmt.Errorf("the temporary pod is %s: %w", now.Status.Phase, context.Cause(ctx))
 	}
-	return "", faults
+	return now, err
+}
+
+// Running tells whether a pod runs and has addresses.
+func Running(p *corev1.Pod) bool {
+	return len(p.Status.PodIPs) > 0 && p.Status.Phase == corev1.PodRunning
+}
+
+// imageless tells whether a container doesn't start because of its image.
+func imageless(w *corev1.ContainerStateWaiting) bool {
+	return w.Reason == "ErrImageNeverPull" || w.Reason == "InvalidImageName" || w.Reason == "ImagePullBackOff"
 }

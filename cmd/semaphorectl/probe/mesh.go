@@ -1,0 +1,258 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+// MostNodes is how many nodes of a cluster pods may run on: what a pod that asks as many
+// can say must fit into its termination message.
+const MostNodes = 10
+
+// serveFor is how long pods wait to be asked.
+const serveFor = 4 * time.Minute
+
+// Place is a node of a cluster.
+type Place struct {
+	Cluster string `json:"cluster"`
+	Node    string `json:"node"`
+}
+
+func (p Place) String() string { return p.Cluster + "/" + p.Node }
+
+// Leg is what a pod on one node found out of one on another cluster's, at one address.
+type Leg struct {
+	From, To Place
+	Address  string
+	reach.Try
+	// Untried says why that isn't known; empty: it is.
+	Untried string
+}
+
+// Name is a name that was resolved in a pod.
+type Name struct {
+	From   Place
+	Remote string
+	Name   string
+	Found  reach.Name
+	// Untried says why that isn't known; empty: it is.
+	Untried string
+}
+
+// Stream is what was sent from one pod to another one.
+type Stream struct {
+	From, To Place
+	reach.Stream
+}
+
+// Tried is all that pods found out.
+type Tried struct {
+	Legs    []Leg
+	Names   []Name
+	Streams []Stream
+}
+
+// Plan says what pods are to try.
+type Plan struct {
+	// Nodes is how many nodes of each cluster get pods.
+	Nodes int
+	// Image is that of the pods; empty: the one that is installed.
+	Image string
+	// Throughput has a stream sent between the first pair of pods.
+	Throughput bool
+	// Names are resolved by pods, by their cluster and the remote.
+	Names map[[2]string][]string
+}
+
+// image is the one that pods of a cluster have: the one that its nodes have anyway.
+func (p *Plan) image(f *facts.Facts) (string, error) {
+	switch {
+	case p.Image != "":
+		return p.Image, nil
+	case f.Installed.Image != "":
+		return f.Installed.Image, nil
+	}
+	return "", errors.New("nothing of ours is installed, so there is no image; --image names one")
+}
+
+// server is a pod that waits to be asked.
+type server struct {
+	Place
+	cluster   int
+	image     string
+	addresses []string
+	err       error
+}
+
+// Mesh has pods of clusters, on several nodes of each, try those of the other clusters.
+// It leaves no pod behind, also when ctx ends before that; an error is about that alone.
+func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan Plan) (tried *Tried, err error) {
+	if err := Sweep(ctx, clusters); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, Sweep(ctx, clusters)) }()
+	servers := serve(ctx, clusters, all, &plan)
+	var askers []*asker
+	for i := range servers {
+		for j, c := range clusters {
+			if j != servers[i].cluster {
+				askers = append(askers, newAsker(&servers[i], c.Name, servers, &plan))
+			}
+		}
+	}
+	var group sync.WaitGroup
+	for i, a := range askers {
+		if i == 0 && plan.Throughput && len(a.request.Try) > 0 {
+			a.request.Stream = a.request.Try[0]
+		}
+		group.Go(func() { a.ask(ctx, clusters[a.from.cluster]) })
+	}
+	group.Wait()
+	tried = &Tried{}
+	for _, a := range askers {
+		a.tell(tried)
+	}
+	return tried, nil
+}
+
+func serve(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan *Plan) []server {
+	var servers []server
+	for i, f := range all {
+		for _, node := range Pick(f, min(plan.Nodes, MostNodes)) {
+			servers = append(servers, server{Place: Place{f.Name, node}, cluster: i})
+		}
+	}
+	var group sync.WaitGroup
+	for i := range servers {
+		s := &servers[i]
+		group.Go(func() {
+			if s.image, s.err = plan.image(all[s.cluster]); s.err == nil {
+				s.addresses, s.err = s.start(ctx, clusters[s.cluster])
+			}
+		})
+	}
+	group.Wait()
+	return servers
+}
+
+func (s *server) start(ctx context.Context, c *cli.Cluster) ([]string, error) {
+	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, OnNode(s.image, s.Node, reach.Request{ServeFor: int(serveFor.Seconds())}), metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if pod, err = Wait(ctx, c, pod, Running); err != nil {
+		return nil, err
+	}
+	return podAddresses(pod), nil
+}
+
+func podAddresses(pod *corev1.Pod) []string {
+	var all []string
+	for _, ip := range pod.Status.PodIPs {
+		all = append(all, ip.IP)
+	}
+	return all
+}
+
+// asker is a pod that tries those of one remote.
+type asker struct {
+	from    *server
+	remote  string
+	request reach.Request
+	legs    []Leg // the first ones in the order of the request
+	result  *reach.Result
+	err     error
+}
+
+// newAsker decides what a pod beside one that serves is to try: each pod of the remote at
+// each address of a family that pods have on both nodes.
+func newAsker(from *server, remote string, servers []server, plan *Plan) *asker {
+	a := &asker{from: from, remote: remote}
+	var without []Leg
+	for i := range servers {
+		to := &servers[i]
+		if to.Cluster != remote {
+			continue
+		}
+		leg := Leg{From: from.Place, To: to.Place}
+		shared := false
+		for _, address := range to.addresses {
+			if has(from.addresses, address) {
+				shared, leg.Address = true, address
+				a.request.Try, a.legs = append(a.request.Try, address), append(a.legs, leg)
+			}
+		}
+		if !shared {
+			leg.Address, leg.Untried = "", "their pods have no address of one family"
+			for _, s := range []*server{from, to} {
+				if s.err != nil {
+					leg.Untried = fmt.Sprintf("no pod runs on %s: %v", s.Place, s.err)
+				}
+			}
+			without = append(without, leg)
+		}
+	}
+	a.legs = append(a.legs, without...)
+	a.request.Names = plan.Names[[2]string{from.Cluster, remote}]
+	return a
+}
+
+func has(own []string, address string) bool {
+	to, err := netip.ParseAddr(address)
+	for _, o := range own {
+		if ip, wrong := netip.ParseAddr(o); err == nil && wrong == nil && ip.Is4() == to.Is4() {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *asker) ask(ctx context.Context, c *cli.Cluster) {
+	switch {
+	case a.from.err != nil:
+		a.err = fmt.Errorf("no pod runs on %s: %w", a.from.Place, a.from.err)
+	case len(a.request.Try)+len(a.request.Names) > 0:
+		a.result, a.err = askOne(ctx, c, OnNode(a.from.image, a.from.Node, a.request))
+	}
+	if a.err == nil && a.result != nil && (len(a.result.Tried) != len(a.request.Try) || len(a.result.Named) != len(a.request.Names)) {
+		a.result, a.err = nil, fmt.Errorf("the image %s is too old to try this; --image names another one", a.from.image)
+	}
+}
+
+// tell adds what the pod found out.
+func (a *asker) tell(tried *Tried) {
+	for i := range a.legs {
+		leg := &a.legs[i]
+		switch {
+		case leg.Untried != "":
+		case a.result != nil:
+			leg.Try = a.result.Tried[i]
+		default:
+			leg.Untried = fmt.Sprintf("a pod on %s finds nothing out: %v", a.from.Place, a.err)
+		}
+	}
+	tried.Legs = append(tried.Legs, a.legs...)
+	for i, name := range a.request.Names {
+		n := Name{From: a.from.Place, Remote: a.remote, Name: name}
+		if a.result != nil {
+			n.Found = a.result.Named[i]
+		} else {
+			n.Untried = a.err.Error()
+		}
+		tried.Names = append(tried.Names, n)
+	}
+	if a.request.Stream != "" && a.result != nil && a.result.Streamed != nil {
+		tried.Streams = append(tried.Streams, Stream{a.from.Place, a.legs[0].To, *a.result.Streamed})
+	}
+}

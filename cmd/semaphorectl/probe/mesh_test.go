@@ -1,0 +1,92 @@
+package probe
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+func place(cluster, node string, addresses ...string) server {
+	return server{Place: Place{cluster, node}, image: "ours", addresses: addresses}
+}
+
+// TestAsker holds that each pod of a remote is tried at each address of a shared family,
+// and that what isn't tried is told.
+func TestAsker(t *testing.T) {
+	dead := place("gcp", "gcp-3")
+	dead.err = errors.New("no image")
+	servers := []server{
+		place("aws", "aws-1", "10.2.1.7", "fd00:2::7"), place("gcp", "gcp-1", "10.4.1.7", "fd00:4::7"),
+		place("gcp", "gcp-2", "10.4.2.7"), dead, place("merit", "merit-1", "10.6.1.7"),
+	}
+	a := newAsker(&servers[0], "gcp", servers, &Plan{Names: map[[2]string][]string{{"aws", "gcp"}: {"web"}, {"aws", "merit"}: {"db"}}})
+	if diff := cmp.Diff(reach.Request{Try: []string{"10.4.1.7", "fd00:4::7", "10.4.2.7"}, Names: []string{"web"}}, a.request); diff != "" {
+		t.Errorf("request (-want +got):\n%s", diff)
+	}
+	a.result = &reach.Result{Tried: []reach.Try{{RTT: 1}, {RTT: 2}, {Error: "no"}}, Named: []reach.Name{{Addresses: []string{"10.96.0.7"}}}}
+	var got Tried
+	a.tell(&got)
+	aws, gcp := servers[0].Place, "gcp"
+	want := Tried{
+		Legs: []Leg{
+			{From: aws, To: Place{gcp, "gcp-1"}, Address: "10.4.1.7", Try: reach.Try{RTT: 1}},
+			{From: aws, To: Place{gcp, "gcp-1"}, Address: "fd00:4::7", Try: reach.Try{RTT: 2}},
+			{From: aws, To: Place{gcp, "gcp-2"}, Address: "10.4.2.7", Try: reach.Try{Error: "no"}},
+			{From: aws, To: Place{gcp, "gcp-3"}, Untried: "no pod runs on gcp/gcp-3: no image"},
+		},
+		Names: []Name{{From: aws, Remote: gcp, Name: "web", Found: reach.Name{Addresses: []string{"10.96.0.7"}}}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+}
+
+// TestAskerThatSaysNothing holds that nothing is known then, and why is told.
+func TestAskerThatSaysNothing(t *testing.T) {
+	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7"), place("gcp", "gcp-2", "fd00:4::7")}
+	a := newAsker(&servers[0], "gcp", servers, &Plan{})
+	a.err = errors.New("not within 90s")
+	var got Tried
+	a.tell(&got)
+	var why []string
+	for _, leg := range got.Legs {
+		why = append(why, leg.To.Node+": "+leg.Untried)
+	}
+	if diff := cmp.Diff([]string{"gcp-1: a pod on aws/aws-1 finds nothing out: not within 90s", "gcp-2: their pods have no address of one family"}, why); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+}
+
+func TestPick(t *testing.T) {
+	f := &facts.Facts{Nodes: []facts.Node{{Name: "a"}, {Name: "b", Ready: true, OS: "windows"}, {Name: "c", Ready: true, OS: "linux"}, {Name: "d", Ready: true}, {Name: "e", Ready: true}}}
+	if diff := cmp.Diff([]string{"c", "d"}, Pick(f, 2)); diff != "" {
+		t.Errorf("picked (-want +got):\n%s", diff)
+	}
+}
+
+// TestPodsOfPods holds that pods that try have no more than they need.
+func TestPodsOfPods(t *testing.T) {
+	pod := OnNode("ours", "aws-1", reach.Request{ServeFor: 9})
+	c := pod.Spec.Containers[0]
+	if pod.Spec.HostNetwork || pod.Spec.NodeName != "aws-1" || *pod.Spec.AutomountServiceAccountToken || len(c.SecurityContext.Capabilities.Add) > 0 || pod.Spec.ActiveDeadlineSeconds == nil {
+		t.Errorf("it is %+v", pod.Spec)
+	}
+}
+
+func TestImage(t *testing.T) {
+	installed := &facts.Facts{Installed: facts.Installed{Image: "there"}}
+	for _, tt := range []struct {
+		given string
+		facts *facts.Facts
+		want  string
+	}{{"given", installed, "given"}, {"", installed, "there"}, {"", &facts.Facts{}, ""}} {
+		got, err := (&Plan{Image: tt.given}).image(tt.facts)
+		if got != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("got %q, %v, want %q", got, err, tt.want)
+		}
+	}
+}
