@@ -10,6 +10,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/handover"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/join"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/status"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/verify"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
@@ -45,6 +46,7 @@ func newRoot(session *cli.Session, name string) *cobra.Command {
 		handover.Command(session),
 		status.Command(session),
 		doctor.Command(session),
+		verify.Command(session),
 		versionCommand(session),
 	)
 	return root
