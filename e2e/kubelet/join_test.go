@@ -73,6 +73,7 @@ func (l *lab) joined(t *testing.T) {
 			t.Errorf("changed (-before +after):\n%s", diff)
 		}
 	})
+	t.Run("pods try each other", l.verified)
 	t.Run("tokens", func(t *testing.T) {
 		for _, args := range [][]string{{"tokens", "aws", "gcp"}, {"tokens", "--revoke", "aws", "gcp"}} {
 			had := l.handedTokens(t)

@@ -21,7 +21,7 @@ var rollouts = flag.Int("rollouts", 4, "how often a new image is rolled out, fro
 // clusters, under traffic.
 func TestKubelet(t *testing.T) {
 	l := startLab(t)
-	if !t.Run("joined by semaphorectl", l.joined) {
+	if !t.Run("joined by semaphorectl", l.joined) || only(t, "joined") {
 		return
 	}
 	installed := t.Run("installed by the manifests, pods reach each other", func(t *testing.T) {
@@ -85,6 +85,17 @@ func TestKubelet(t *testing.T) {
 		t.Errorf("plaintext on the wire: %v\n%v", counts, capture.Plaintext())
 	}
 	t.Run("taken out", l.takeOut)
+}
+
+// only tells whether -run asks for parts of TestKubelet with a name alone: the others need
+// what the first of them installs.
+func only(t *testing.T, part string) bool {
+	_, parts, _ := strings.Cut(flag.Lookup("test.run").Value.String(), "/")
+	if !strings.HasPrefix(parts, part) {
+		return false
+	}
+	t.Logf("-run leaves out all but %q", part)
+	return true
 }
 
 // rollOut applies the other version of our image to a cluster.

@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
@@ -20,27 +22,31 @@ command that shows it, and what to do. What a cause explains isn't told again.
 
 It reads what the agents, the controllers and the API servers know, and makes nothing in
 the clusters. Agents probe the paths between all nodes all the time, with small and
-full-size packets: it asks them. No request of a pod is tried, so that it isn't known to
-it whether pods' own packets get through; --paths-only leaves that open without counting
-it.
+full-size packets: it asks them. Whether pods' own packets get through they don't know.
+--probe tries it, with temporary pods in kube-system on some nodes, as semaphorectl verify
+does; --paths-only leaves it open without counting it.
 
 Exit codes: 0 all is well, of everything that was looked at there is a sign; 1 something
 is wrong; 2 nothing is known to be wrong, and something isn't known.`
 
 // Command returns the command.
 func Command(session *cli.Session) *cobra.Command {
-	output, pathsOnly := "", false
+	output, pathsOnly, try, plan := "", false, false, probe.Plan{}
 	cmd := &cobra.Command{
 		Use:   "doctor CLUSTER...",
 		Short: "Say what is wrong with clusters that are joined, and why",
 		Long:  about,
 		Example: `  semaphorectl doctor aws gcp
+  semaphorectl doctor aws gcp --probe
   semaphorectl doctor aws gcp --paths-only -o json`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: session.CompleteClusters,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "" && output != "json" {
 				return cli.Usage(fmt.Errorf("-o %q: json", output))
+			}
+			if plan.Nodes < 1 || plan.Nodes > probe.MostNodes {
+				return cli.Usage(fmt.Errorf("--nodes %d: 1 to %d", plan.Nodes, probe.MostNodes))
 			}
 			clusters, err := session.Clusters(args)
 			if err != nil {
@@ -52,7 +58,17 @@ func Command(session *cli.Session) *cobra.Command {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			d := Diagnose(taken, !pathsOnly)
+			var tried *probe.Tried
+			if try && len(clusters) > 1 {
+				session.Say("trying what pods reach, with temporary pods in %s", probe.Namespace)
+				if tried, err = probe.Mesh(ctx, clusters, facts.ReadAll(ctx, clusters), plan); err != nil {
+					return err
+				}
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+			}
+			d := Diagnose(taken, tried, !pathsOnly)
 			if err := d.print(session.Out, output); err != nil {
 				return fmt.Errorf("print: %w", err)
 			}
@@ -67,6 +83,9 @@ func Command(session *cli.Session) *cobra.Command {
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "json")
 	cmd.Flags().BoolVar(&pathsOnly, "paths-only", false, "don't count as unknown that no pod's own request was tried")
+	cmd.Flags().BoolVar(&try, "probe", false, "have temporary pods try what pods reach")
+	cmd.Flags().IntVar(&plan.Nodes, "nodes", 3, fmt.Sprintf("with --probe: on how many nodes of each cluster pods run, %d at most", probe.MostNodes))
+	cmd.Flags().StringVar(&plan.Image, "image", "", "with --probe: the pods' image (default: the one that is installed)")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

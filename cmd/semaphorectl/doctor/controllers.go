@@ -253,7 +253,7 @@ func sets(f *Facts) []Finding {
 // restRules find what no rule before explains, so that nothing is well that isn't.
 func restRules() []Rule {
 	var all []string
-	for _, rules := range [][]Rule{clusterRules(), contactRules(), nodeRules(), pathRules(), controllerRules()} {
+	for _, rules := range [][]Rule{clusterRules(), contactRules(), nodeRules(), pathRules(), controllerRules(), podRules()} {
 		for i := range rules {
 			if rules[i].ID != "old-agent" {
 				all = append(all, rules[i].ID)

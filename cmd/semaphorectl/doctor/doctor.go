@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
@@ -102,10 +103,10 @@ const (
 	mostOpen     = 50
 )
 
-// Diagnose applies the rules to a survey. With pods it counts as unknown that no request
-// of a pod was tried.
-func Diagnose(clusters []*survey.Cluster, pods bool) *Diagnosis {
-	f := &Facts{Clusters: clusters}
+// Diagnose applies the rules to a survey, and to what temporary pods have tried, nil where
+// there were none. With pods it counts as unknown that no request of a pod was tried.
+func Diagnose(clusters []*survey.Cluster, tried *probe.Tried, pods bool) *Diagnosis {
+	f := &Facts{Clusters: clusters, Tried: tried}
 	d := &Diagnosis{Causes: []Cause{}, Unknown: []Open{}}
 	found := map[string][]Finding{}
 	for _, rule := range Rules() {
@@ -122,12 +123,11 @@ func Diagnose(clusters []*survey.Cluster, pods bool) *Diagnosis {
 		}
 	}
 	d.Unknown = append(d.Unknown, open(f, found)...)
-	if pods {
+	if pods && tried == nil {
 		d.Unknown = append(d.Unknown, Open{
-			What: "whether pods' own packets get through",
-			Why:  "only paths between nodes were looked at: what masquerades or drops packets of pods, as a FORWARD chain or a network policy, isn't seen there",
-			// One pod of each cluster is what users ask about.
-			Command: "kubectl --context CONTEXT exec POD -- wget -qO- http://ADDRESS-OF-A-REMOTE-POD",
+			What:    "whether pods' own packets get through",
+			Why:     "only paths between nodes were looked at: what masquerades or drops packets of pods, as a FORWARD chain or a network policy, isn't seen there",
+			Command: "semaphorectl doctor --probe",
 		})
 	}
 	if len(d.Unknown) > mostOpen {
@@ -226,6 +226,14 @@ func open(f *Facts, found map[string][]Finding) []Open {
 		if state := p.state(); state != "up" && state != "down" {
 			add(p.Scope, fmt.Sprintf("the path from %s to %s", p.Node, p.Peer), cmp.Or(p.why(), "no sign for or against it yet"), p.source)
 		}
+	}
+	for i := range f.legs() {
+		if l := &f.legs()[i]; l.Untried != "" {
+			add(legScope(l), fmt.Sprintf("whether a pod on %s reaches one on %s", l.From.Node, l.To.Node), l.Untried, tryAgain(l))
+		}
+	}
+	if f.Tried != nil && len(f.legs()) == 0 {
+		add(Scope{}, "whether pods' own packets get through", "there were no pods to try it", "")
 	}
 	if len(f.Clusters) > 1 && len(f.Pairs()) == 0 {
 		add(Scope{}, "the paths between nodes", "no nodes of two clusters are known", "")

@@ -194,7 +194,7 @@ func TestCauses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clusters := surveytest.Pair(2)
 			tt.change(&patient{clusters[0], clusters[1]})
-			d := Diagnose(clusters, false)
+			d := Diagnose(clusters, nil, false)
 			var ids []string
 			for _, c := range d.Causes {
 				ids = append(ids, c.ID)
@@ -235,15 +235,15 @@ func TestUnknownIsNotWell(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clusters := surveytest.Pair(2)
 			change(&patient{clusters[0], clusters[1]})
-			if d := Diagnose(clusters, false); d.Verdict != Unknown || len(d.Unknown) == 0 {
+			if d := Diagnose(clusters, nil, false); d.Verdict != Unknown || len(d.Unknown) == 0 {
 				t.Errorf("got %+v", d)
 			}
 		})
 	}
-	if d := Diagnose(surveytest.Pair(2), true); d.Verdict != Unknown {
+	if d := Diagnose(surveytest.Pair(2), nil, true); d.Verdict != Unknown {
 		t.Errorf("without a request of a pod it is %s", d.Verdict)
 	}
-	if d := Diagnose(nil, false); d.Verdict == Wrong {
+	if d := Diagnose(nil, nil, false); d.Verdict == Wrong {
 		t.Errorf("nothing is wrong with nothing: %+v", d)
 	}
 }
@@ -268,7 +268,7 @@ func TestPrintedForPeople(t *testing.T) {
 	clusters := surveytest.Pair(2)
 	clusters[0].Agents[0].Value.Remotes[0].API.Error = "Unauthorized \x1b[2J"
 	var b strings.Builder
-	if err := Diagnose(clusters, true).print(&b, ""); err != nil {
+	if err := Diagnose(clusters, nil, true).print(&b, ""); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"✗ token-refused: aws to gcp: the token is refused\n", `Unauthorized \x1b[2J`, "$ status of aws-1", "→ hand over", "? not known: whether pods' own packets"} {

@@ -5,12 +5,15 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
 // Facts are what the rules reason from.
 type Facts struct {
 	Clusters []*survey.Cluster
+	// Tried is what temporary pods have found out; nil: there were none.
+	Tried *probe.Tried
 
 	pairs []Pair
 	at    map[Scope]int // of pairs

@@ -21,7 +21,7 @@ var unpeered = []string{
 // Rules are all rules, roots first: what a rule finds can be explained by those before it
 // only.
 func Rules() []Rule {
-	return slices.Concat(clusterRules(), contactRules(), nodeRules(), pathRules(), controllerRules(), restRules())
+	return slices.Concat(clusterRules(), contactRules(), nodeRules(), pathRules(), controllerRules(), podRules(), restRules())
 }
 
 // rejections are the reasons of agents, and the rules for them.

@@ -1,0 +1,127 @@
+package kubelet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+)
+
+// verified has pods try each other where all is well, and where nodes masquerade or drop
+// what pods send, which agents don't see.
+func (l *lab) verified(t *testing.T) {
+	verify := []string{"verify", "aws", "gcp"}
+	t.Run("all is well", func(t *testing.T) {
+		began := time.Now()
+		out := l.ctl(t, verify...)
+		t.Logf("FIGURE semaphorectl verify took %v", time.Since(began).Round(10*time.Millisecond))
+		l.says(t, out, "✓ it does", "✓ its own", "✓ they do", "Mbit/s", "meter.default.svc.cluster.gcp is ", "meter.default.svc.cluster.aws is ", "- not tried: there is no Calico")
+		if strings.ContainsAny(out, "✗?") {
+			t.Error("something isn't well")
+		}
+		l.probesGone(t)
+	})
+	t.Run("masqueraded", func(t *testing.T) {
+		defer l.rules(t, 0, `add chain ip trial nat { type nat hook postrouting priority 90; }`, `add rule ip trial nat oifname "wireguard.*" masquerade`)()
+		out := l.fails(t, verify...)
+		l.says(t, out, ": it is masqueraded")
+		l.says(t, l.fails(t, "doctor", "--probe", "aws", "gcp"), "✗ pods-masqueraded: ")
+	})
+	t.Run("dropped", func(t *testing.T) {
+		defer l.rules(t, 0, `add chain ip trial drops { type filter hook forward priority 0; }`, `add rule ip trial drops oifname "wireguard.*" drop`)()
+		l.says(t, l.fails(t, "doctor", "--probe", "aws", "gcp"), "✗ pods-dropped: ")
+		l.probesGone(t)
+	})
+	t.Run("interrupted", l.verifyInterrupted)
+}
+
+// rules has a node's packets go through rules, until what it returns is called.
+func (l *lab) rules(t *testing.T, node int, rules ...string) (remove func()) {
+	t.Helper()
+	for _, rule := range append([]string{"add table ip trial"}, rules...) {
+		_, err := l.nodes[node].Run(t.Context(), "nft", rule)
+		must(t, err)
+	}
+	return func() {
+		_, err := l.nodes[node].Run(context.WithoutCancel(t.Context()), "nft", "delete table ip trial")
+		must(t, err)
+	}
+}
+
+func (l *lab) says(t *testing.T, out string, wanted ...string) {
+	t.Helper()
+	for _, want := range wanted {
+		if !strings.Contains(out, want) {
+			t.Errorf("it doesn't say %q", want)
+		}
+	}
+}
+
+// fails runs semaphorectl, which finds something wrong.
+func (l *lab) fails(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := l.run(t, args...)
+	if err == nil || !strings.Contains(err.Error(), "exit status 1") {
+		t.Errorf("%q ended with %v", args, err)
+	}
+	return out
+}
+
+// probesLeft is an error while temporary pods are there.
+func (l *lab) probesLeft(ctx context.Context) (int, error) {
+	left := 0
+	for _, c := range l.clusters {
+		pods, err := c.Client().CoreV1().Pods(probe.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "semaphore.uw.io/temporary=true"})
+		if err != nil {
+			return 0, err
+		}
+		left += len(pods.Items)
+	}
+	return left, nil
+}
+
+func (l *lab) probesGone(t *testing.T) {
+	t.Helper()
+	must(t, testbed.Wait(within(t, 2*time.Minute), "temporary pods to be gone", func(ctx context.Context) error {
+		left, err := l.probesLeft(ctx)
+		if err == nil && left > 0 {
+			err = fmt.Errorf("%d are left", left)
+		}
+		return err
+	}))
+}
+
+// verifyInterrupted ends the command as a user does, while its pods run.
+func (l *lab) verifyInterrupted(t *testing.T) {
+	kubeconfig, err := l.testbed.Kubeconfig()
+	must(t, err)
+	process, err := l.nodes[0].Start(sandbox.Command{
+		Name: "semaphorectl", Path: l.tool, Args: []string{"verify", "aws", "gcp"}, Log: filepath.Join(t.TempDir(), "log"),
+		Env: []string{"KUBECONFIG=" + kubeconfig, "HOME=" + t.TempDir()},
+	})
+	must(t, err)
+	must(t, testbed.Wait(within(t, time.Minute), "temporary pods", func(ctx context.Context) error {
+		left, err := l.probesLeft(ctx)
+		if err == nil && left == 0 {
+			err = errors.New("none is there yet")
+		}
+		return err
+	}))
+	must(t, process.Signal(os.Interrupt))
+	<-process.Done()
+	t.Logf("ended with %v:\n%s", process.Err(), process.Log())
+	if process.Err() == nil {
+		t.Error("it ended as if it had been done")
+	}
+	l.probesGone(t)
+}
