@@ -2,6 +2,7 @@ package pods
 
 import (
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -236,6 +237,19 @@ func TestChoose(t *testing.T) {
 		if len(c.seen.Forbidden) > 0 && !strings.Contains(got.Why, "deploy/wireguard/pods") {
 			t.Errorf("%s: doesn't say what to do: %s", name, got.Why)
 		}
+	}
+}
+
+// What can't be found out is asked less and less often: all nodes of a cluster ask.
+func TestChooseBacksOff(t *testing.T) {
+	s := New(Config{Setting: Auto, Node: "aws-1", Self: func() (Self, bool) { return Self{}, false }, Logger: slog.New(slog.DiscardHandler)})
+	least := chooseAgain
+	for attempt := range 20 {
+		wait := s.choose(t.Context())
+		if wait < least || wait > lookAgain {
+			t.Fatalf("after %d attempts another one follows after %v, want %v to %v", attempt+1, wait, least, lookAgain)
+		}
+		least = min(2*least, lookAgain/2)
 	}
 }
 

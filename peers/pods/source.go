@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
 // MaxPrefixes is how many prefixes a node publishes. They take half of the room that an
@@ -57,6 +58,7 @@ type Source struct {
 	choice atomic.Pointer[Choice]
 	err    atomic.Pointer[error] // of the last attempt to choose
 	woken  chan struct{}
+	again  reconcile.Backoff // of choose
 
 	pods   *kube.Watch[Pod]
 	blocks *kube.Watch[netip.Prefix]
@@ -76,7 +78,7 @@ var errUnread = errors.New("not read yet")
 
 // New returns a source that has read nothing.
 func New(cfg Config) *Source {
-	s := &Source{cfg: cfg, woken: make(chan struct{}, 1)}
+	s := &Source{cfg: cfg, woken: make(chan struct{}, 1), again: reconcile.Backoff{Min: chooseAgain, Max: lookAgain}}
 	switch cfg.Setting {
 	case Auto:
 	case Node, Calico, Cilium, OVN, Pods:
@@ -210,12 +212,12 @@ func bounded(prefixes []netip.Prefix) (*Known, error) {
 	return &Known{prefixes, true}, nil
 }
 
-// How often Auto looks what there is: until it is known, and while nothing but the
-// node's podCIDRs is.
+// How soon Auto looks again what there is: while something of it can't be read, or the
+// node has no prefixes, less and less often; then as seldom, while nothing but the node's
+// podCIDRs is there. All nodes of a cluster ask.
 const (
 	chooseAgain = 2 * time.Second
 	lookAgain   = 5 * time.Minute
-	soonAgain   = 20 * time.Second // where it may be that rights come, or prefixes
 	lookTimeout = 30 * time.Second
 )
 
@@ -259,7 +261,7 @@ func (s *Source) choose(ctx context.Context) time.Duration {
 	if err != nil {
 		// What is there once doesn't go because a request fails.
 		s.err.Store(&err)
-		return chooseAgain
+		return s.again.Next()
 	}
 	s.err.Store(nil)
 	choice := Choose(seen)
@@ -272,8 +274,9 @@ func (s *Source) choose(ctx context.Context) time.Duration {
 	case choice.Source != Node:
 		return 0
 	case len(seen.Forbidden) > 0 || len(seen.PodCIDRs) == 0:
-		return soonAgain
+		return s.again.Next() // It may be that rights come, or prefixes.
 	}
+	s.again.Reset()
 	return lookAgain
 }
 
