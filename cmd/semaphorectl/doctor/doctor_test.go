@@ -54,6 +54,9 @@ func TestCauses(t *testing.T) {
 		where  Scope
 	}{
 		"all is well": {change: func(*patient) {}},
+		"a node that is to speak first": {change: func(p *patient) {
+			p.aws.Nodes.Value[0].Annotations["gcp."+survey.AnnotationGroup+"/endpoint"] = ""
+		}},
 		"UDP dropped in one direction": {func(p *patient) {
 			down(p.path(0, 0), "one_way", 9)
 			down(p.back(0, 0), "no_answer", 9)

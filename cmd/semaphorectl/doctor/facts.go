@@ -123,7 +123,11 @@ func (f *Facts) back(p *Pair) *Pair {
 
 // annotation is what a node publishes for a cluster.
 func annotation(n *survey.Node, cluster, what string) string {
-	return n.Annotations[cluster+"."+survey.AnnotationGroup+"/"+what]
+	return n.Annotations[annotationName(cluster, what)]
+}
+
+func annotationName(cluster, what string) string {
+	return cluster + "." + survey.AnnotationGroup + "/" + what
 }
 
 // view is an agent with one of its remotes.

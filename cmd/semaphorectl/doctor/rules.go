@@ -146,7 +146,9 @@ func annotationsGone(f *Facts) []Finding {
 		for _, other := range f.Clusters {
 			for i := range c.Nodes.Value {
 				n := &c.Nodes.Value[i]
-				if c == other || annotation(n, other.Name, "pubKey") != "" && annotation(n, other.Name, "endpoint") != "" {
+				// An empty endpoint is that of a node which is to speak first.
+				_, endpoint := n.Annotations[annotationName(other.Name, "endpoint")]
+				if c == other || annotation(n, other.Name, "pubKey") != "" && endpoint {
 					continue
 				}
 				evidence := []Evidence{{"the node has no key or no endpoint for " + other.Name, c.Kubectl("get node %s -o yaml", n.Name)}}

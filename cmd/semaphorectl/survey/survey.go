@@ -134,8 +134,14 @@ func (c *Cluster) Workload(name string) (Workload, bool) {
 	return Workload{}, false
 }
 
-// Kubectl returns a command that a person can give.
+// Kubectl returns a command that a person can give: what clusters say is one word of it
+// each.
 func (c *Cluster) Kubectl(format string, args ...any) string {
+	for i, arg := range args {
+		if word, is := arg.(string); is {
+			args[i] = quote(word)
+		}
+	}
 	return "kubectl --context " + quote(c.Context) + " " + fmt.Sprintf(format, args...)
 }
 
