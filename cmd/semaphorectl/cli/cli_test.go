@@ -101,6 +101,27 @@ func TestClusters(t *testing.T) {
 	}
 }
 
+// TestNeighbours takes contexts of clusters that only the first one tells.
+func TestNeighbours(t *testing.T) {
+	neighbours := func(s *Session, _ context.Context, args []string) error {
+		if _, err := s.Cluster(args[0]); err != nil {
+			return err
+		}
+		found, err := s.Clusters(append(args, "gcp"))
+		for _, c := range found {
+			s.Say("%s is %s", c.Name, c.Context)
+		}
+		return err
+	}
+	code, printed := run(t, neighbours, "do", "--context", "gcp=prod/gcp", "aws")
+	if code != ExitOK || !strings.Contains(printed, "gcp is prod/gcp") || strings.Count(printed, "insecure") != 1 {
+		t.Errorf("exit code %d:\n%s", code, printed)
+	}
+	if code, printed := run(t, neighbours, "do", "prod/gcp"); code != ExitUsage {
+		t.Errorf("a name that can't be: exit code %d:\n%s", code, printed)
+	}
+}
+
 func TestTimeout(t *testing.T) {
 	code, printed := run(t, func(_ *Session, ctx context.Context, _ []string) error {
 		<-ctx.Done()

@@ -109,8 +109,12 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 	return c, err
 }
 
-// Cluster is Clusters for one that wasn't among the arguments.
+// Cluster is Clusters for one whose neighbours it has to say: --context may be about
+// those, too.
 func (s *Session) Cluster(name string) (*Cluster, error) {
+	if err := validName(name); err != nil {
+		return nil, Usage(err)
+	}
 	config, err := s.rules().Load()
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)

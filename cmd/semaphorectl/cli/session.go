@@ -83,16 +83,3 @@ func (s *Session) CompleteClusters(_ *cobra.Command, args []string, start string
 	slices.Sort(found)
 	return slices.Compact(found), cobra.ShellCompDirectiveNoFileComp
 }
-
-// Known says whether the kubeconfig has a context for a cluster.
-func (s *Session) Known(name string) bool {
-	config, err := s.rules().Load()
-	if err != nil {
-		return false
-	}
-	context, given := s.contexts[name]
-	if !given {
-		context = name
-	}
-	return config.Contexts[context] != nil
-}

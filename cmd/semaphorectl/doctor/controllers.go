@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
@@ -78,7 +79,7 @@ func blockMissing(f *Facts) []Finding {
 			continue
 		}
 		for _, other := range f.Clusters {
-			if other != c && !serves(c.Corefile.Value, "cluster."+other.Name) {
+			if other != c && !manifests.Zones(c.Corefile.Value)["cluster."+other.Name] {
 				found = append(found, Finding{
 					Scope{Cluster: c.Name, Remote: other.Name}, fmt.Sprintf("CoreDNS of %s serves no names of %s", c.Name, other.Name),
 					[]Evidence{{"no server block for cluster." + other.Name, c.Corefile.Source}},
@@ -87,25 +88,6 @@ func blockMissing(f *Facts) []Finding {
 		}
 	}
 	return found
-}
-
-// serves tells whether a Corefile has a server block for a zone: one begins with the
-// addresses of all that it serves, at the beginning of a line.
-func serves(corefile, zone string) bool {
-	for line := range strings.Lines(corefile) {
-		head, _, opens := strings.Cut(line, "{")
-		if !opens || strings.HasPrefix(strings.TrimSpace(head), "#") {
-			continue
-		}
-		for _, word := range strings.FieldsFunc(head, func(r rune) bool { return r == ' ' || r == ',' || r == '\t' }) {
-			word = strings.TrimPrefix(word, "dns://")
-			name, _, _ := strings.Cut(word, ":")
-			if strings.TrimSuffix(name, ".") == zone {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // poolsMissing holds Calico's pools against the remotes' pod subnets: by the word of

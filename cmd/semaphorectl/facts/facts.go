@@ -3,6 +3,7 @@
 package facts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
 // Facts are those of one cluster. What couldn't be read is empty, and Unread says why.
@@ -54,8 +56,30 @@ type Facts struct {
 type Node struct {
 	Name, Kernel, OS string
 	Ready            bool
-	Addresses        []netip.Addr
-	Pods             []netip.Prefix
+	Addresses        []netip.Addr // its InternalIPs
+	External         bool         // it has an ExternalIP
+	// Locations are what annotations say of where other clusters' nodes reach it, by the
+	// cluster, or empty for all of them. They are the administrator's.
+	Locations map[string]string
+	Pods      []netip.Prefix
+}
+
+// Location is what a node's endpoint for a cluster is made of: what its annotations say,
+// or else the setting.
+func (n *Node) Location(remote string, settings map[string]string) (endpoint.Source, error) {
+	for _, name := range []string{remote, ""} {
+		if text, annotated := n.Locations[name]; annotated {
+			return endpoint.Parse(text)
+		}
+	}
+	return endpoint.Parse(cmp.Or(settings["SEMAPHORE_WG_ENDPOINT"], endpoint.InternalIP))
+}
+
+// Location reads the name of an annotation of a node that says where it is reached: by
+// which cluster, empty for all of them.
+func Location(annotation string) (remote string, is bool) {
+	before, is := strings.CutSuffix(annotation, "wireguard.semaphore.uw.io/endpoint-address")
+	return strings.TrimSuffix(before, "."), is
 }
 
 // DNS is the cluster's CoreDNS.
@@ -75,6 +99,8 @@ type Installed struct {
 	Settings map[string]string
 	Image    string
 	Tools    []string
+	// Foreign are programs of ours that somebody has installed by other means.
+	Foreign []string
 }
 
 // Remotes are the clusters that are configured.
@@ -127,13 +153,20 @@ func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
 	}
 	for i := range list.Items {
 		n := &list.Items[i]
-		node := Node{Name: n.Name, Kernel: n.Status.NodeInfo.KernelVersion, OS: n.Status.NodeInfo.OperatingSystem}
+		node := Node{Name: n.Name, Kernel: n.Status.NodeInfo.KernelVersion, OS: n.Status.NodeInfo.OperatingSystem, Locations: map[string]string{}}
 		for _, condition := range n.Status.Conditions {
 			node.Ready = node.Ready || condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
 		}
 		for _, address := range n.Status.Addresses {
-			if ip, err := netip.ParseAddr(address.Address); err == nil && address.Type == corev1.NodeInternalIP {
+			ip, err := netip.ParseAddr(address.Address)
+			if err == nil && address.Type == corev1.NodeInternalIP {
 				node.Addresses = append(node.Addresses, ip)
+			}
+			node.External = node.External || err == nil && address.Type == corev1.NodeExternalIP
+		}
+		for name, text := range n.Annotations {
+			if remote, is := Location(name); is {
+				node.Locations[remote] = text
 			}
 		}
 		for _, cidr := range n.Spec.PodCIDRs {
@@ -190,11 +223,13 @@ func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
 		if !has || !strings.Contains(m.Name, "coredns") || strings.Contains(m.Name, "autopath") {
 			continue
 		}
+		if f.DNS != nil && m.Name != "coredns" {
+			continue // A copy, as it may be.
+		}
 		f.DNS = &DNS{Namespace: m.Namespace, Name: m.Name, Corefile: corefile}
 		for line := range strings.Lines(corefile) {
 			f.DNS.Reloads = f.DNS.Reloads || strings.HasPrefix(strings.TrimSpace(line), "reload")
 		}
-		return nil
 	}
 	return nil
 }
@@ -220,14 +255,14 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 		return err
 	}
 	for i := range sets.Items {
-		f.tool(sets.Items[i].Name, sets.Items[i].Spec.Template, &templates)
+		f.tool(&sets.Items[i], &sets.Items[i].Spec.Template, &templates)
 	}
 	deployments, err := c.Client.AppsV1().Deployments(cli.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	for i := range deployments.Items {
-		f.tool(deployments.Items[i].Name, deployments.Items[i].Spec.Template, &templates)
+		f.tool(&deployments.Items[i], &deployments.Items[i].Spec.Template, &templates)
 	}
 	slices.Sort(f.Installed.Tools)
 	for _, t := range templates {
@@ -236,8 +271,12 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 				continue
 			}
 			settings, err := c.Client.CoreV1().ConfigMaps(cli.Namespace).Get(ctx, from.ConfigMapRef.Name, metav1.GetOptions{})
-			if err != nil && !apierrors.IsNotFound(err) {
-				return err
+			if apierrors.IsNotFound(err) && from.ConfigMapRef.Optional != nil && *from.ConfigMapRef.Optional {
+				continue
+			}
+			if err != nil {
+				// Without it nobody knows which neighbours there are.
+				return fmt.Errorf("settings of %s: %w", t.Labels["app.kubernetes.io/name"], err)
 			}
 			f.Installed.Settings = settings.Data
 		}
@@ -246,10 +285,13 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 	return nil
 }
 
-func (f *Facts) tool(name string, template corev1.PodTemplateSpec, templates *[]corev1.PodTemplateSpec) {
-	if tool := programs[name]; tool != "" && len(template.Spec.Containers) > 0 {
+func (f *Facts) tool(o metav1.Object, template *corev1.PodTemplateSpec, templates *[]corev1.PodTemplateSpec) {
+	if tool := programs[o.GetName()]; tool != "" && len(template.Spec.Containers) > 0 {
 		f.Installed.Tools = append(f.Installed.Tools, tool)
-		*templates = append(*templates, template)
+		*templates = append(*templates, *template)
+		if o.GetLabels()[manifests.ManagedLabel] != manifests.Manager {
+			f.Installed.Foreign = append(f.Installed.Foreign, o.GetName())
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 )
 
 func cluster(server string, objects ...runtime.Object) *cli.Cluster {
@@ -105,5 +107,65 @@ func TestMachines(t *testing.T) {
 	}
 	if got, want := list(machines(nodes)), "10.66.0.0/16 203.0.113.0/24 fd00:66::/64"; got != want {
 		t.Errorf("machines %s, expected %s", got, want)
+	}
+}
+
+// program is a workload of ours as somebody has installed it.
+func program(name, settings string, labels map[string]string) *appsv1.DaemonSet {
+	from := []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: settings}}}}
+	return &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: cli.Namespace, Labels: labels},
+		Spec:       appsv1.DaemonSetSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "agent", Image: "i", EnvFrom: from}}}}},
+	}
+}
+
+func TestInstalled(t *testing.T) {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: cli.Namespace}}
+	byHand := program("semaphore-wireguard", "semaphore", nil)
+	ours := program("semaphore-wireguard", "semaphore", map[string]string{manifests.ManagedLabel: manifests.Manager})
+	settings := config(cli.Namespace, "semaphore", "SEMAPHORE_REMOTES", "gcp")
+	for name, c := range map[string]struct {
+		objects []runtime.Object
+		foreign string
+		unread  string
+	}{
+		"nothing": {nil, "", ""},
+		"ours":    {[]runtime.Object{namespace, ours, settings}, "", ""},
+		"by hand": {[]runtime.Object{namespace, byHand, settings}, "semaphore-wireguard", ""},
+		// Else a cluster without settings were one without neighbours.
+		"settings gone": {[]runtime.Object{namespace, ours}, "", `configmaps "semaphore" not found`},
+	} {
+		f := &Facts{}
+		err := f.readInstalled(t.Context(), cluster("", c.objects...))
+		if got := strings.Join(f.Installed.Foreign, " "); got != c.foreign {
+			t.Errorf("%s: foreign %q", name, got)
+		}
+		if (err == nil) != (c.unread == "") || err != nil && !strings.Contains(err.Error(), c.unread) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+func TestLocation(t *testing.T) {
+	for name, want := range map[string]string{
+		"wireguard.semaphore.uw.io/endpoint-address": "all", "gcp.wireguard.semaphore.uw.io/endpoint-address": "gcp",
+		"gcp.wireguard.semaphore.uw.io/endpoint": "", "gcp.wireguard.semaphore.uw.io/pubKey": "",
+	} {
+		remote, is := Location(name)
+		if is && remote == "" {
+			remote = "all"
+		}
+		if remote != want && is || is != (want != "") {
+			t.Errorf("%s: remote %q, %v", name, remote, is)
+		}
+	}
+}
+
+// TestCorefileOfCoreDNS takes it, and none of its copies.
+func TestCorefileOfCoreDNS(t *testing.T) {
+	f := &Facts{}
+	err := f.readDNS(t.Context(), cluster("", config("kube-system", "a-coredns-copy", "Corefile", "old"), config("kube-system", "coredns", "Corefile", "now"), config("kube-system", "coredns-old", "Corefile", "older")))
+	if err != nil || f.DNS == nil || f.DNS.Corefile != "now" {
+		t.Errorf("error %v, DNS %+v", err, f.DNS)
 	}
 }

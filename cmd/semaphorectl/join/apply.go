@@ -115,7 +115,12 @@ func foreign(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstru
 			continue
 		}
 		have, err := interfaces.Get(ctx, o.GetName(), metav1.GetOptions{})
-		if err == nil && !ours(have) && o.GetKind() != "Namespace" {
+		switch {
+		case apierrors.IsNotFound(err) || o.GetKind() == "Namespace":
+		case err != nil:
+			faults = append(faults, fault{cluster: c.Name, what: fmt.Sprintf("whose %s %s is isn't known: %v", o.GetKind(), o.GetName(), err),
+				remedy: "see that the context " + c.Context + " may read it"})
+		case !ours(have):
 			faults = append(faults, fault{cluster: c.Name, what: fmt.Sprintf("%s %s is there already and isn't ours", o.GetKind(), o.GetName()),
 				remedy: "delete it, or take over what was installed by hand with --adopt"})
 		}

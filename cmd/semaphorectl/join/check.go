@@ -8,13 +8,29 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
 // oldest is the minor version of Kubernetes that the manifests need.
 const oldest = 30
 
-// check says what is wrong with clusters by themselves.
-func check(f *facts.Facts, w *Wishes) []fault {
+// unreachable says why a node would have no endpoint for a cluster; empty: it has one, or
+// is to have none.
+func unreachable(n *facts.Node, remote string, settings map[string]string) string {
+	location, err := n.Location(remote, settings)
+	switch {
+	case err != nil:
+		return ": where other clusters' nodes reach it: " + err.Error()
+	case location.Type == endpoint.InternalIP && len(n.Addresses) == 0:
+		return " has no InternalIP"
+	case location.Type == endpoint.ExternalIP && !n.External:
+		return " has no ExternalIP"
+	}
+	return ""
+}
+
+// check says what is wrong with a cluster by itself, which is to have these remotes.
+func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 	var faults []fault
 	wrong := func(what, remedy string) { faults = append(faults, fault{cluster: f.Name, what: what, remedy: remedy}) }
 	warn := func(what, remedy string) {
@@ -39,8 +55,13 @@ func check(f *facts.Facts, w *Wishes) []fault {
 			warn("node "+n.Name+" runs "+n.OS+", and gets no agent", "")
 		case !n.Ready:
 			warn("node "+n.Name+" isn't ready", "it joins when it is")
-		case len(n.Addresses) == 0:
-			wrong("node "+n.Name+" has no InternalIP", "see to it that its cloud provider or kubelet sets one (--node-ip)")
+		default:
+			for _, remote := range remotes {
+				if what := unreachable(&n, remote, f.Installed.Settings); what != "" {
+					wrong("node "+n.Name+what, "see to it that its cloud provider or kubelet sets one (--node-ip), or say where it is reached: kubectl annotate node "+n.Name+" wireguard.semaphore.uw.io/endpoint-address=<address>")
+					break // Mostly it is the same for all.
+				}
+			}
 		}
 		if len(n.Pods) == 0 && f.Plugin == "" {
 			warn("node "+n.Name+" has no podCIDR, and its network plugin isn't known", "see SEMAPHORE_WG_POD_CIDRS in docs/operations.md")
@@ -60,8 +81,8 @@ func check(f *facts.Facts, w *Wishes) []fault {
 	if f.CA == "" && len(f.Unread) == 0 {
 		wrong("there is no ConfigMap kube-system/kube-root-ca.crt, so its API server can't be verified", "see that kube-controller-manager runs")
 	}
-	if name := f.Installed.Settings["SEMAPHORE_CLUSTER_NAME"]; name != "" && name != f.Name {
-		wrong("it is installed as cluster "+name, "call it so, as in --context "+name+"=<its context>")
+	if misnamed := misnamed(f); misnamed != nil {
+		faults = append(faults, *misnamed)
 	}
 	if level := f.Installed.Restricted; level != "" {
 		wrong("its namespace sys-semaphore enforces the Pod Security Standard "+level, "kubectl label namespace sys-semaphore pod-security.kubernetes.io/enforce=privileged --overwrite")
@@ -73,6 +94,8 @@ func check(f *facts.Facts, w *Wishes) []fault {
 		switch {
 		case f.DNS == nil:
 			warn("no ConfigMap of CoreDNS is in kube-system", "names such as web.shop.svc.cluster.gcp need the blocks of deploy/coredns/Corefile, wherever its configuration is")
+		case manifests.Whole(f.DNS.Corefile) != nil:
+			wrong("ConfigMap "+f.DNS.Namespace+"/"+f.DNS.Name+": "+manifests.Whole(f.DNS.Corefile).Error(), "then join again")
 		case !f.DNS.Reloads:
 			warn("CoreDNS has no plugin reload", "restart it afterwards: kubectl -n kube-system rollout restart deployment coredns")
 		}

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -140,11 +141,11 @@ func (a *all) write(directory string) error {
 	}
 	for i, f := range a.facts {
 		byRemote, order := prefixes(a.settings[i])
-		domain := "cluster.local"
+		corefile := ""
 		if f.DNS != nil {
-			domain = manifests.Domain(f.DNS.Corefile)
+			corefile = f.DNS.Corefile
 		}
-		blocks, err := manifests.Blocks(byRemote, order, domain)
+		blocks, err := manifests.Blocks(byRemote, order, corefile)
 		if err != nil {
 			return err
 		}
@@ -185,14 +186,14 @@ there is one.`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			ctx, cancel := s.Context(cmd.Context())
 			defer cancel()
+			if len(names) == 1 && !alone {
+				return leaveAll(ctx, s, names[0])
+			}
 			clusters, err := s.Clusters(names)
 			if err != nil {
 				return err
 			}
-			if len(clusters) > 1 || alone {
-				return Leave(ctx, s, clusters, Options{})
-			}
-			return leaveAll(cmd, s, clusters[0])
+			return Leave(ctx, s, clusters, Options{})
 		},
 	}
 	cmd.Flags().BoolVar(&alone, "alone", false, "take out a single cluster, and leave its neighbours as they are")
@@ -200,25 +201,26 @@ there is one.`,
 }
 
 // leaveAll takes one cluster from each of its neighbours, which stay with each other.
-func leaveAll(cmd *cobra.Command, s *cli.Session, one *cli.Cluster) error {
-	ctx, cancel := s.Context(cmd.Context())
-	defer cancel()
-	found := facts.Read(ctx, one)
-	var missing []string
-	for _, remote := range found.Installed.Remotes() {
-		if !s.Known(remote) {
-			missing = append(missing, remote)
-		}
+func leaveAll(ctx context.Context, s *cli.Session, name string) error {
+	one, err := s.Cluster(name)
+	if err != nil {
+		return err
 	}
-	if len(missing) > 0 {
-		return fmt.Errorf("%s: the kubeconfig has no context for its neighbours %s: say --context %s=<context>, or --alone to leave them as they are",
-			one.Name, strings.Join(missing, ", "), missing[0])
+	s.Say("looking for the neighbours of %s", name)
+	a := newAll(ctx, s, []*cli.Cluster{one}, Options{})
+	if err := a.mayLeave(); err != nil {
+		return err
 	}
-	for _, remote := range found.Installed.Remotes() {
-		neighbour, err := s.Cluster(remote)
-		if err != nil {
-			return err
-		}
+	// Only now it is known which contexts are needed.
+	clusters, err := s.Clusters(append([]string{name}, a.facts[0].Installed.Remotes()...))
+	if err != nil {
+		return fmt.Errorf("%w\nneighbours have to have contexts, too, or --alone leaves them as they are", err)
+	}
+	one, neighbours := clusters[0], clusters[1:]
+	if err := newAll(ctx, s, neighbours, Options{}).mayLeave(); err != nil {
+		return err
+	}
+	for _, neighbour := range neighbours {
 		if err := leaveNeighbour(ctx, s, neighbour, one); err != nil {
 			return err
 		}

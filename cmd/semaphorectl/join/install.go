@@ -95,7 +95,7 @@ func (a *all) nameAll(ctx context.Context) error {
 			if !mirrors || len(order) == 0 {
 				return manifests.WithoutBlock(before), nil
 			}
-			blocks, err := manifests.Blocks(byRemote, order, manifests.Domain(before))
+			blocks, err := manifests.Blocks(byRemote, order, before)
 			return manifests.WithBlock(before, blocks), err
 		})
 	})
@@ -113,6 +113,12 @@ func (a *all) corefile(ctx context.Context, i int, c *cli.Cluster, change func(s
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		m, err := maps.Get(ctx, dns.Name, metav1.GetOptions{})
 		if err != nil {
+			return err
+		}
+		if m.Data["Corefile"] == "" {
+			return errors.New("it has no Corefile any more")
+		}
+		if err := manifests.Whole(m.Data["Corefile"]); err != nil {
 			return err
 		}
 		after, err := change(m.Data["Corefile"])

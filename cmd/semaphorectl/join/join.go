@@ -60,6 +60,7 @@ func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Opti
 		a.facts[i] = facts.Read(ctx, c)
 		return nil
 	})
+	configured(a.facts)
 	return a
 }
 
@@ -105,7 +106,7 @@ func (a *all) preflight(ctx context.Context) error {
 		if f.Calico.Version == "" && f.Version != "" && slices.Contains(a.Tools, manifests.Policy) {
 			faults = append(faults, fault{cluster: f.Name, what: "there is no Calico, so semaphore-policy has nothing to write to", remedy: "say --tools wireguard,mirror"})
 		}
-		faults = append(faults, check(f, &a.Wishes)...)
+		faults = append(faults, check(f, &a.Wishes, a.others(f))...)
 		readable = readable && f.Version != ""
 		a.summary(i)
 	}
@@ -133,6 +134,17 @@ func (a *all) preflight(ctx context.Context) error {
 		}
 	}
 	return a.tell(faults)
+}
+
+// others are the names of the clusters that one is joined with.
+func (a *all) others(f *facts.Facts) []string {
+	var names []string
+	for _, other := range a.facts {
+		if other != f {
+			names = append(names, other.Name)
+		}
+	}
+	return names
 }
 
 // summary says what was found.
@@ -327,7 +339,11 @@ func outside(servers []string, found probe.Answers) (server string, faults []str
 	for _, s := range servers {
 		var failed []string
 		for _, node := range slices.Sorted(maps.Keys(found)) {
-			if why := found[node].Servers[s]; why != "" {
+			why, tried := found[node].Servers[s]
+			if !tried {
+				why = "the temporary pod doesn't say"
+			}
+			if why != "" {
 				failed = append(failed, "not reached from node "+node+": "+why)
 			}
 		}

@@ -32,13 +32,7 @@ type leaving struct {
 func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
 	s.Say("looking at %s", names(clusters))
 	a := newAll(ctx, s, clusters, o)
-	var faults []fault
-	for _, f := range a.facts {
-		for _, err := range f.Unread {
-			faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: "see that its context works and may read this"})
-		}
-	}
-	if err := a.tell(faults); err != nil {
+	if err := a.mayLeave(); err != nil {
 		return err
 	}
 	plans := make([]leaving, len(clusters))
@@ -51,6 +45,41 @@ func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Optio
 		}
 		return a.leaveSome(ctx, i, c, plans[i])
 	})
+}
+
+// mayLeave looks whether clusters are those that are meant, and what is there is ours to
+// change.
+func (a *all) mayLeave() error {
+	var faults []fault
+	for _, f := range a.facts {
+		faults = append(faults, strange(f)...)
+	}
+	return a.tell(faults)
+}
+
+// strange says why nothing may be taken out of a cluster.
+func strange(f *facts.Facts) []fault {
+	var faults []fault
+	for _, err := range f.Unread {
+		faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: "see that its context works and may read this"})
+	}
+	if misnamed := misnamed(f); misnamed != nil {
+		faults = append(faults, *misnamed)
+	}
+	if len(f.Installed.Foreign) > 0 {
+		faults = append(faults, fault{cluster: f.Name, what: strings.Join(f.Installed.Foreign, ", ") + ": installed by other means",
+			remedy: "take it out by those, or take it over with semaphorectl join --adopt before"})
+	}
+	return faults
+}
+
+// misnamed says that what is installed has another name than the cluster is asked for by.
+func misnamed(f *facts.Facts) *fault {
+	name := f.Installed.Settings["SEMAPHORE_CLUSTER_NAME"]
+	if name == "" || name == f.Name {
+		return nil
+	}
+	return &fault{cluster: f.Name, what: "it is installed as cluster " + name, remedy: "call it so, as in --context " + name + "=<its context>"}
 }
 
 // plan says what a cluster is to have without others.
@@ -172,6 +201,12 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		}},
 		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
 		step{"everything else", func(ctx context.Context) error {
+			for _, remote := range f.Installed.Remotes() {
+				// A Secret that somebody else has made stays.
+				if err := handover.Forget(ctx, c, remote); err != nil {
+					return err
+				}
+			}
 			removed, err := remove(ctx, c, nil)
 			if err != nil {
 				return err
@@ -283,7 +318,7 @@ func cleaned(ctx context.Context, c *cli.Cluster) error {
 	}
 	for i := range nodes.Items {
 		for name := range nodes.Items[i].Annotations {
-			if strings.Contains(name, "wireguard.semaphore.uw.io/") {
+			if _, administrators := facts.Location(name); !administrators && strings.Contains(name, "wireguard.semaphore.uw.io/") {
 				return fmt.Errorf("%s: node %s has the annotation %s", c.Name, nodes.Items[i].Name, name)
 			}
 		}
@@ -322,8 +357,8 @@ func waitGone(ctx context.Context, c *cli.Cluster) error {
 // is.
 func leaveNeighbour(ctx context.Context, s *cli.Session, neighbour, one *cli.Cluster) error {
 	a := newAll(ctx, s, []*cli.Cluster{neighbour}, Options{})
-	if err := errors.Join(a.facts[0].Unread...); err != nil {
-		return fmt.Errorf("%s: %w", neighbour.Name, err)
+	if err := a.mayLeave(); err != nil {
+		return err
 	}
 	p := plan(a.facts[0], []*cli.Cluster{neighbour, one})
 	if p.entirely {

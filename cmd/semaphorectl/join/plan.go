@@ -33,14 +33,17 @@ type Wishes struct {
 
 // side is one of the clusters that are joined, as others are to see it.
 type side struct {
-	name           string
+	name string
+	// server is where its API server is, chosen whether somebody has said so, or it was
+	// tried from the others' nodes.
 	server         string
+	chosen         bool
 	pods, machines []netip.Prefix
 }
 
 func (w *Wishes) side(f *facts.Facts) side {
 	s := side{name: f.Name, server: w.Servers[f.Name], pods: f.Pods, machines: f.Machines}
-	if s.server == "" && len(f.Servers) > 0 {
+	if s.chosen = s.server != ""; !s.chosen && len(f.Servers) > 0 {
 		s.server = f.Servers[0]
 	}
 	if given := w.Pods[f.Name]; len(given) > 0 {
@@ -81,7 +84,9 @@ func settings(f *facts.Facts, remotes []side, taken map[int]bool) map[string]str
 			names = append(names, r.name)
 		}
 		if want[prefix+"_KUBECONFIG"] == "" {
-			want[prefix+"_API_URL"] = r.server
+			if r.chosen || want[prefix+"_API_URL"] == "" {
+				want[prefix+"_API_URL"] = r.server
+			}
 			want[prefix+"_TOKEN_FILE"] = "/etc/semaphore/remotes/" + r.name + ".token"
 			if want[prefix+"_CA_URL"] == "" {
 				want[prefix+"_CA_FILE"] = "/etc/semaphore/remotes/" + r.name + ".ca.crt"
@@ -104,6 +109,26 @@ func settings(f *facts.Facts, remotes []side, taken map[int]bool) map[string]str
 		want["SEMAPHORE_LOCAL_SUBNETS"] = join(f.Services)
 	}
 	return want
+}
+
+// configured adds the ways to API servers that other clusters have already, before those
+// that are guessed.
+func configured(all []*facts.Facts) {
+	for _, f := range all {
+		var servers []string
+		for _, other := range all {
+			server := other.Installed.Settings[group(f.Name)+"_API_URL"]
+			if other != f && strings.HasPrefix(server, "https://") && !slices.Contains(servers, server) {
+				servers = append(servers, server)
+			}
+		}
+		for _, guessed := range f.Servers {
+			if !slices.Contains(servers, guessed) {
+				servers = append(servers, guessed)
+			}
+		}
+		f.Servers = servers
+	}
 }
 
 // keep leaves a list of subnets that has all that is needed, and more.

@@ -66,6 +66,29 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// TestServersStay joins again, without saying anew where an API server is.
+func TestServersStay(t *testing.T) {
+	const own = "https://internal.gcp.example:6443"
+	aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
+	gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+	merit := healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2")
+	first := Wishes{Servers: map[string]string{"gcp": own}}
+	aws.Installed.Settings = settings(aws, []side{first.side(gcp)}, nil)
+	configured([]*facts.Facts{aws, gcp, merit})
+	if diff := cmp.Diff([]string{own, "https://api.gcp.example:6443"}, gcp.Servers); diff != "" {
+		t.Errorf("candidates (-want +got):\n%s", diff)
+	}
+	gcp.Servers = []string{"https://api.gcp.example:6443"}
+	var again Wishes
+	if got := settings(aws, []side{again.side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != own {
+		t.Errorf("without a wish and without having tried: %s", got)
+	}
+	again.Servers = map[string]string{"gcp": "https://new.gcp.example:6443"}
+	if got := settings(aws, []side{again.side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != again.Servers["gcp"] {
+		t.Errorf("with a wish: %s", got)
+	}
+}
+
 func TestSubnetsThatAreWrongAreReplaced(t *testing.T) {
 	f := &facts.Facts{Name: "aws", Minor: 36}
 	f.Installed.Settings = settings(f, []side{remote(t, "gcp", "10.8.0.0/16")}, nil)
@@ -108,26 +131,44 @@ func TestCheck(t *testing.T) {
 		change func(*facts.Facts)
 		want   string // of the only fault; empty: none
 	}{
-		"healthy":            {func(*facts.Facts) {}, ""},
-		"too old":            {func(f *facts.Facts) { f.Minor, f.Version = 29, "v1.29.1" }, "update it to 1.30"},
-		"no nodes":           {func(f *facts.Facts) { f.Nodes = nil }, "it has no nodes"},
-		"no InternalIP":      {func(f *facts.Facts) { f.Nodes[0].Addresses = nil }, "has no InternalIP"},
-		"no pods":            {func(f *facts.Facts) { f.Pods = nil }, "--pod-subnets aws="},
-		"loopback":           {func(f *facts.Facts) { f.Servers = nil }, "--api-server aws="},
-		"plain HTTP":         {func(f *facts.Facts) { f.Servers = []string{"http://a"} }, "isn't asked over https"},
-		"another name":       {func(f *facts.Facts) { f.Installed.Settings = map[string]string{"SEMAPHORE_CLUSTER_NAME": "x"} }, "it is installed as cluster x"},
-		"restricted":         {func(f *facts.Facts) { f.Installed.Restricted = "baseline" }, "kubectl label namespace sys-semaphore"},
-		"maybe more pods":    {func(f *facts.Facts) { f.PodsSure = false }, "! when more nodes may have others"},
-		"masqueraded":        {func(f *facts.Facts) { f.Masquerade = []string{"do this"} }, "! do this"},
-		"Windows":            {func(f *facts.Facts) { f.Nodes[0].OS = "windows" }, "! node n runs windows"},
-		"no CoreDNS":         {func(f *facts.Facts) { f.DNS = nil }, "! no ConfigMap of CoreDNS"},
-		"CoreDNS stays":      {func(f *facts.Facts) { f.DNS.Reloads = false }, "! rollout restart deployment coredns"},
-		"no answer":          {func(f *facts.Facts) { *f = facts.Facts{Name: "aws", Unread: []error{errAway}} }, "away"},
-		"nobody verifies it": {func(f *facts.Facts) { f.CA = "" }, "kube-root-ca.crt"},
+		"healthy":       {func(*facts.Facts) {}, ""},
+		"too old":       {func(f *facts.Facts) { f.Minor, f.Version = 29, "v1.29.1" }, "update it to 1.30"},
+		"no nodes":      {func(f *facts.Facts) { f.Nodes = nil }, "it has no nodes"},
+		"no InternalIP": {func(f *facts.Facts) { f.Nodes[0].Addresses = nil }, "has no InternalIP"},
+		"an ExternalIP": {func(f *facts.Facts) {
+			f.Nodes[0].Addresses, f.Nodes[0].External = nil, true
+			f.Installed.Settings = map[string]string{"SEMAPHORE_WG_ENDPOINT": "ExternalIP"}
+		}, ""},
+		"no ExternalIP": {func(f *facts.Facts) {
+			f.Installed.Settings = map[string]string{"SEMAPHORE_WG_ENDPOINT": "ExternalIP"}
+		}, "has no ExternalIP"},
+		"speaks first": {func(f *facts.Facts) {
+			f.Nodes[0].Addresses = nil
+			f.Installed.Settings = map[string]string{"SEMAPHORE_WG_ENDPOINT": "none"}
+		}, ""},
+		"an address of its own": {func(f *facts.Facts) {
+			f.Nodes[0].Addresses, f.Nodes[0].Locations = nil, map[string]string{"": "words", "gcp": "203.0.113.9:4000"}
+		}, ""},
+		"an address for another one": {func(f *facts.Facts) {
+			f.Nodes[0].Addresses, f.Nodes[0].Locations = nil, map[string]string{"merit": "203.0.113.9:4000"}
+		}, "has no InternalIP"},
+		"an address that is none": {func(f *facts.Facts) { f.Nodes[0].Locations = map[string]string{"": "words"} }, "where other clusters' nodes reach it"},
+		"no pods":                 {func(f *facts.Facts) { f.Pods = nil }, "--pod-subnets aws="},
+		"loopback":                {func(f *facts.Facts) { f.Servers = nil }, "--api-server aws="},
+		"plain HTTP":              {func(f *facts.Facts) { f.Servers = []string{"http://a"} }, "isn't asked over https"},
+		"another name":            {func(f *facts.Facts) { f.Installed.Settings = map[string]string{"SEMAPHORE_CLUSTER_NAME": "x"} }, "it is installed as cluster x"},
+		"restricted":              {func(f *facts.Facts) { f.Installed.Restricted = "baseline" }, "kubectl label namespace sys-semaphore"},
+		"maybe more pods":         {func(f *facts.Facts) { f.PodsSure = false }, "! when more nodes may have others"},
+		"masqueraded":             {func(f *facts.Facts) { f.Masquerade = []string{"do this"} }, "! do this"},
+		"Windows":                 {func(f *facts.Facts) { f.Nodes[0].OS = "windows" }, "! node n runs windows"},
+		"no CoreDNS":              {func(f *facts.Facts) { f.DNS = nil }, "! no ConfigMap of CoreDNS"},
+		"CoreDNS stays":           {func(f *facts.Facts) { f.DNS.Reloads = false }, "! rollout restart deployment coredns"},
+		"no answer":               {func(f *facts.Facts) { *f = facts.Facts{Name: "aws", Unread: []error{errAway}} }, "away"},
+		"nobody verifies it":      {func(f *facts.Facts) { f.CA = "" }, "kube-root-ca.crt"},
 	} {
 		f := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 		c.change(f)
-		faults := check(f, &Wishes{Tools: []string{"wireguard", "mirror"}})
+		faults := check(f, &Wishes{Tools: []string{"wireguard", "mirror"}}, []string{"gcp"})
 		want, warning := strings.CutPrefix(c.want, "! ")
 		switch {
 		case want == "" && len(faults) == 0:
@@ -181,5 +222,9 @@ func TestOutside(t *testing.T) {
 	want := []string{"https://one is not reached from node aws/a: refused", "https://two is not reached from node aws/c: timeout"}
 	if got != "" || !cmp.Equal(want, why) {
 		t.Errorf("chose %q, because of %q", got, why)
+	}
+	// An answer that says nothing of a server isn't one that it is reached.
+	if got, _ := outside([]string{"https://one"}, probe.Answers{"aws/a": {}}); got != "" {
+		t.Errorf("chose %q without a sign", got)
 	}
 }

@@ -29,8 +29,11 @@ func Domain(corefile string) string {
 	return "cluster.local"
 }
 
-// Blocks are the server blocks for names of remotes and of global services.
-func Blocks(remotes map[string]string, order []string, domain string) (string, error) {
+// Blocks are the server blocks for names of remotes and of global services, but for those
+// zones that a Corefile has outside of our block: CoreDNS doesn't start with two of one.
+func Blocks(remotes map[string]string, order []string, corefile string) (string, error) {
+	domain := Domain(corefile)
+	others := Zones(WithoutBlock(corefile))
 	content, err := deploy.Files.ReadFile("coredns/Corefile")
 	if err != nil {
 		return "", err
@@ -43,17 +46,51 @@ func Blocks(remotes map[string]string, order []string, domain string) (string, e
 	block, rest := strings.TrimSpace(text[first:global]), strings.TrimSpace(text[global:])
 	var blocks []string
 	for _, remote := range order {
+		if others["cluster."+remote] {
+			continue
+		}
 		blocks = append(blocks, strings.NewReplacer(
 			"cluster.aws", "cluster."+remote, `cluster\.aws`, `cluster\.`+remote,
 			"aws-", remotes[remote]+"-").Replace(block))
 	}
-	blocks = append(blocks, rest)
+	if !others["cluster.global"] {
+		blocks = append(blocks, rest)
+	}
 	local := strings.NewReplacer("cluster.local", domain, `cluster\.local`, regexp.QuoteMeta(domain), "sys-semaphore", cli.Namespace)
 	return local.Replace(strings.Join(blocks, "\n\n")), nil
 }
 
+// Zones are those that a Corefile has server blocks for, at any port: a block that is
+// inside of no other one is a server's, behind the names of what it serves.
+func Zones(corefile string) map[string]bool {
+	found, depth := map[string]bool{}, 0
+	var keys []string
+	for line := range strings.Lines(corefile) {
+		line, _, _ = strings.Cut(line, "#")
+		for _, word := range strings.Fields(strings.ReplaceAll(line, ",", " ")) {
+			switch {
+			case word == "{":
+				for _, key := range keys {
+					key, _, _ = strings.Cut(strings.TrimPrefix(key, "dns://"), ":")
+					found[strings.ToLower(strings.TrimSuffix(key, "."))] = true
+				}
+				keys = nil
+				depth++
+			case word == "}":
+				depth--
+			case depth == 0:
+				keys = append(keys, word)
+			}
+		}
+	}
+	return found
+}
+
 // WithBlock puts blocks into a Corefile, in the place of those that are there.
 func WithBlock(corefile, blocks string) string {
+	if blocks == "" {
+		return WithoutBlock(corefile)
+	}
 	before, after, found := cut(corefile)
 	if found {
 		_, line, _ := strings.Cut(corefile[len(before):], "# BEGIN")
@@ -80,11 +117,26 @@ func WithoutBlock(corefile string) string {
 	return before + after
 }
 
+// Whole says what is wrong with our block in a Corefile: what isn't ours might be taken
+// for it.
+func Whole(corefile string) error {
+	before, after, found := cut(corefile)
+	block := corefile[len(before):]
+	if found {
+		block = strings.TrimSuffix(block, after)
+	}
+	if block != "" && (!found || strings.Count(block, "# BEGIN semaphorectl") > 1) {
+		return errors.New("the lines \"# BEGIN semaphorectl\" and \"" + end + "\" in its Corefile aren't a pair any more: delete what is between them, and these lines")
+	}
+	return nil
+}
+
 // cut finds what is before and behind our block.
 func cut(corefile string) (before, after string, found bool) {
 	for _, mark := range []string{begin, beginJoined} {
 		if at := strings.Index(corefile, mark+"\n"); at == 0 || at > 0 && corefile[at-1] == '\n' {
-			_, after, found = strings.Cut(corefile[at:], "\n"+end+"\n")
+			// Editors take a last line's end away.
+			_, after, found = strings.Cut(strings.TrimSuffix(corefile[at:], "\n")+"\n", "\n"+end+"\n")
 			return corefile[:at], after, found
 		}
 	}

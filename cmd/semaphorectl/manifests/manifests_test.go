@@ -114,8 +114,57 @@ func TestBlock(t *testing.T) {
 	}
 }
 
+// TestBlockIsFound changes a Corefile that somebody has edited since.
+func TestBlockIsFound(t *testing.T) {
+	const main = ".:53 {\n    reload\n}\n"
+	// An editor has taken the last line's end away: a second block would be one too much.
+	trimmed := strings.TrimSuffix(WithBlock(main, "one {\n}"), "\n")
+	if got := WithBlock(trimmed, "one {\n}"); strings.Count(got, "one {") != 1 || Whole(trimmed) != nil {
+		t.Errorf("with a block: %q", got)
+	}
+	if got := WithoutBlock(trimmed); got != main {
+		t.Errorf("without a block: %q", got)
+	}
+	whole := WithBlock(main, "one {\n}")
+	for name, broken := range map[string]string{
+		"no end":     strings.Replace(whole, end+"\n", "", 1),
+		"two begins": begin + "\nof others {\n}\n" + whole,
+	} {
+		if err := Whole(broken); err == nil {
+			t.Errorf("%s: nothing is wrong with %q", name, broken)
+		}
+	}
+	for _, fine := range []string{"", main, whole, whole + main} {
+		if err := Whole(fine); err != nil {
+			t.Errorf("%q: %v", fine, err)
+		}
+	}
+}
+
+// TestBlocksOfOthers leaves zones out that the Corefile has by other means: CoreDNS
+// doesn't start with two server blocks of one.
+func TestBlocksOfOthers(t *testing.T) {
+	byRemote := map[string]string{"gcp": "gcp", "merit": "merit"}
+	corefile := ".:53 {\n    forward cluster.merit 192.0.2.1\n}\n# cluster.merit:53 {\ndns://cluster.gcp.:53, cluster.global {\n    errors\n}\n"
+	got, err := Blocks(byRemote, []string{"gcp", "merit"}, corefile)
+	if err != nil || strings.Contains(got, "cluster.gcp") || strings.Contains(got, "cluster.global") || !strings.HasPrefix(got, "cluster.merit:53 {") {
+		t.Errorf("error %v, blocks\n%s", err, got)
+	}
+	// Our own don't count, and come again as they were.
+	all, err := Blocks(byRemote, []string{"gcp", "merit"}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := Blocks(byRemote, []string{"gcp", "merit"}, WithBlock("", all)); err != nil || again != all {
+		t.Errorf("error %v, again\n%s", err, again)
+	}
+	if none, err := Blocks(byRemote, []string{"gcp", "merit"}, all); err != nil || WithBlock("x", none) != "x" {
+		t.Errorf("error %v, blocks of others twice:\n%s", err, none)
+	}
+}
+
 func TestBlocks(t *testing.T) {
-	got, err := Blocks(map[string]string{"gcp": "g", "merit": "merit"}, []string{"gcp", "merit"}, "k8s.example")
+	got, err := Blocks(map[string]string{"gcp": "g", "merit": "merit"}, []string{"gcp", "merit"}, ".:53 {\n    kubernetes k8s.example\n}\n")
 	if err != nil {
 		t.Fatal(err)
 	}

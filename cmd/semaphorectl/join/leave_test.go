@@ -1,0 +1,104 @@
+package join
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/discovery/cached/memory"
+	fakediscovery "k8s.io/client-go/discovery/fake"
+	fakedynamic "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/restmapper"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+)
+
+// TestStrangersStay holds that nothing is taken out of a cluster that isn't the one that
+// is meant, or whose programs somebody else has installed.
+func TestStrangersStay(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*facts.Facts)
+		want   string // of the only fault; empty: none
+	}{
+		"installed": {func(*facts.Facts) {}, ""},
+		"nothing":   {func(f *facts.Facts) { f.Installed = facts.Installed{} }, ""},
+		"another cluster's context": {func(f *facts.Facts) {
+			f.Installed.Settings["SEMAPHORE_CLUSTER_NAME"] = "merit"
+		}, "it is installed as cluster merit"},
+		"by hand":   {func(f *facts.Facts) { f.Installed.Foreign = []string{"semaphore-wireguard"} }, "join --adopt"},
+		"no answer": {func(f *facts.Facts) { f.Unread = []error{errAway} }, "away"},
+	} {
+		f := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
+		f.Installed.Settings = map[string]string{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp"}
+		c.change(f)
+		faults := strange(f)
+		if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.want) || faults[0].warning) {
+			t.Errorf("%s: faults %v", name, faults)
+		}
+	}
+}
+
+// TestCleaned looks at a node whose administrator has said where it is reached: that stays,
+// and isn't waited for.
+func TestCleaned(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{
+		"wireguard.semaphore.uw.io/endpoint-address": "203.0.113.9", "gcp.wireguard.semaphore.uw.io/endpoint-address": "none",
+	}}}
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: agent, Namespace: cli.Namespace}}
+	client := fake.NewClientset(set, node)
+	c := &cli.Cluster{Name: "aws", Context: "aws", Client: client}
+	if err := cleaned(t.Context(), c); err != nil {
+		t.Errorf("it waits: %v", err)
+	}
+	node.Annotations["gcp.wireguard.semaphore.uw.io/pubKey"] = "key"
+	if _, err := client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := cleaned(t.Context(), c); err == nil || !strings.Contains(err.Error(), "pubKey") {
+		t.Errorf("a key is still published, and it says %v", err)
+	}
+}
+
+// TestForeign finds what isn't ours, and what may not be.
+func TestForeign(t *testing.T) {
+	object := func(labels map[string]any) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "v1", "kind": "ServiceAccount", "metadata": map[string]any{"name": "s", "namespace": cli.Namespace, "labels": labels},
+		}}
+	}
+	for name, c := range map[string]struct {
+		have runtime.Object
+		err  error
+		want string
+	}{
+		"nothing is there":      {nil, nil, ""},
+		"ours":                  {object(map[string]any{"app.kubernetes.io/managed-by": "semaphorectl"}), nil, ""},
+		"somebody else's":       {object(nil), nil, "isn't ours"},
+		"it can't be found out": {object(nil), errors.New("etcdserver: request timed out"), "request timed out"},
+	} {
+		var there []runtime.Object
+		if c.have != nil {
+			there = append(there, c.have)
+		}
+		client := fakedynamic.NewSimpleDynamicClient(scheme.Scheme, there...)
+		if c.err != nil {
+			client.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, c.err })
+		}
+		discovery := fake.NewClientset().Discovery().(*fakediscovery.FakeDiscovery)
+		discovery.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "serviceaccounts", Kind: "ServiceAccount", Namespaced: true}}}}
+		cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(discovery))}
+		faults := foreign(t.Context(), cluster, []*unstructured.Unstructured{object(nil)})
+		if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.want)) {
+			t.Errorf("%s: faults %v", name, faults)
+		}
+	}
+}
