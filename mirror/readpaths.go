@@ -22,10 +22,25 @@ type localNode struct {
 }
 
 // seenReport is what is read of a report of paths. Each time that it is renewed is
-// another one.
+// another one, and when it is only read anew, after the API server was away, it isn't:
+// a report that nobody renews is not to count for longer.
 type seenReport struct {
 	paths.Report
-	fault error // why it doesn't count, or a part of it
+	fault   error // why it doesn't count, or a part of it
+	version string
+}
+
+func keepReport(obj runtime.Object) (*seenReport, bool) {
+	l, ok := obj.(*coordinationv1.Lease)
+	if !ok {
+		return nil, false
+	}
+	r, err := paths.Read(l)
+	return &seenReport{r, err, l.ResourceVersion}, true
+}
+
+func equalReports(a, b *seenReport) bool {
+	return a.version != "" && a.version == b.version && a.Report.Equal(&b.Report)
 }
 
 // drainMark is what is read of the Service that says whether its cluster is drained.
@@ -65,13 +80,12 @@ func (c *Controller) newReports() *kube.Feed[seenReport] {
 		return nil
 	}
 	labelled := func(options *metav1.ListOptions) { options.LabelSelector = paths.Label + "=" + paths.LabelValue }
-	return localFeed(c, "path reports", &coordinationv1.Lease{}, leasesOf(c.cfg.ReportNamespace), labelled, func(obj runtime.Object) *seenReport {
-		l, ok := obj.(*coordinationv1.Lease)
-		if !ok {
-			return nil
-		}
-		r, err := paths.Read(l)
-		return &seenReport{r, err}
+	client := func() (kube.Client, error) { return c.cfg.Client, nil }
+	return kube.NewFeed(kube.WatchConfig[*seenReport]{
+		Cluster: c.cfg.Cluster, Kind: "path reports", Object: &coordinationv1.Lease{},
+		ListWatch: kube.ListWatch(kube.Of(client, leasesOf(c.cfg.ReportNamespace)), labelled),
+		Keep:      keepReport, Equal: equalReports,
+		Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	})
 }
 

@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
@@ -234,5 +236,29 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	w.judge(w.clock.Add(30*time.Second), nil)
 	if changed := Desired(w.Snapshot, w.memo); len(changed) > 0 {
 		t.Errorf("%d services were looked at for reports that say the same", len(changed))
+	}
+}
+
+// TestReportsReadAnew holds that a report which is only read anew isn't a renewed one:
+// lists that come again would keep one alive that nobody renews.
+func TestReportsReadAnew(t *testing.T) {
+	node := "n1"
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Name: paths.Name(node), ResourceVersion: "7", Annotations: map[string]string{paths.Annotation: `{"gcp":{"down":["g1"]}}`},
+	}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &node}}
+	first, _ := keepReport(lease)
+	if again, _ := keepReport(lease.DeepCopy()); first.fault != nil || !equalReports(first, again) {
+		t.Errorf("fault %v; the same one counts as renewed", first.fault)
+	}
+	renewed := lease.DeepCopy()
+	renewed.ResourceVersion = "8"
+	if later, _ := keepReport(renewed); equalReports(first, later) {
+		t.Error("a renewed one counts as the same")
+	}
+	// Of another history, as that of a server which was restored.
+	other := lease.DeepCopy()
+	other.Annotations[paths.Annotation] = `{"gcp":{"down":["g2"]}}`
+	if changed, _ := keepReport(other); equalReports(first, changed) {
+		t.Error("another one counts as the same")
 	}
 }
