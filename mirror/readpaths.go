@@ -40,7 +40,7 @@ func keepReport(obj runtime.Object) (*seenReport, bool) {
 }
 
 func equalReports(a, b *seenReport) bool {
-	return a.version != "" && a.version == b.version && a.Report.Equal(&b.Report)
+	return a.version != "" && a.version == b.version && a.Equal(&b.Report)
 }
 
 // drainMark is what is read of the Service that says whether its cluster is drained.

@@ -79,7 +79,10 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 		must(t, conn.exchange("on the old agent again"))
 		eventually(t, time.Minute, "the old agent to be ready again", old.Ready)
 
-		if lines := written(); len(lines) > 0 {
+		// The new agent gives the device the address at which others ask for a sign, which
+		// the old one leaves there.
+		lines := slices.DeleteFunc(written(), func(line string) bool { return round == 0 && strings.Contains(line, " fe80::") })
+		if len(lines) > 0 {
 			t.Errorf("round %d: ip monitor:\n%s", round, strings.Join(lines, "\n"))
 		}
 		if got, err := allRoutes(t.Context(), next.Node); err != nil || got != routes {

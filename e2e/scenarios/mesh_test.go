@@ -210,11 +210,18 @@ func TestMesh(t *testing.T) {
 
 	part("a node whose first address is IPv6", func(t *testing.T) {
 		old := aws1.Node.Addresses()
+		// Else it comes back to IPv4 with the node's next packet to an IPv4 endpoint.
+		nft := func(command string) {
+			_, err := aws1.Node.Run(t.Context(), "nft", command)
+			must(t, err)
+		}
+		nft("table ip only6 { chain output { type filter hook output priority 0; udp dport 51820 drop; }; }")
 		must(t, aws1.Node.SetAddresses(t.Context(), old[1], old[0]))
 		eventually(t, repair, "the IPv6 endpoint", func(ctx context.Context) error {
 			return hasEndpoint(ctx, gcp1, "aws", "aws-1", "[fd00:66::1:1]:51820")
 		})
 		must(t, programs.WaitReach(within(t, repair), awsPod, gcpPod))
+		nft("delete table ip only6")
 		must(t, aws1.Node.SetAddresses(t.Context(), old...))
 	})
 
