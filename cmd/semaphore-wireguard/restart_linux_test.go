@@ -23,6 +23,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
 // TestRestartWritesNoRoutes starts an agent where an earlier one has been, with all
@@ -41,6 +42,10 @@ func TestRestartWritesNoRoutes(t *testing.T) {
 			polltest.Until(t, time.Minute, "routes with the source", func() bool { return strings.Count(routesOf(t), " src 10.2.1.1") == 2 })
 			polltest.Until(t, time.Minute, "the devices", func() bool { return first.remotes[0].present() && first.remotes[1].present() })
 			polltest.Until(t, time.Minute, "all routes", func() bool { return strings.Count(routesOf(t), "\n") == 8 })
+			for _, r := range first.remotes {
+				// The kernel makes routes of it.
+				polltest.Until(t, time.Minute, "the address for probes", func() bool { return has(t, tunnel.LinkLocal(r.device.PublicKey())) })
+			}
 			stop()
 			before := routesOf(t)
 
@@ -120,6 +125,16 @@ func addLocal(t *testing.T, address string) {
 	if err := netlink.AddrReplace(lo, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// has reports whether some link has an address.
+func has(t *testing.T, address netip.Addr) bool {
+	t.Helper()
+	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(all, func(a netlink.Addr) bool { return a.IP.Equal(address.AsSlice()) })
 }
 
 func ipNet(text string) *net.IPNet {
