@@ -150,7 +150,7 @@ func TestOneRemoteFails(t *testing.T) {
 			})
 			must(t, agent.Healthy(t.Context()))
 			// A rollout that waits for this node goes on to the next one.
-			must(t, agent.Ready(t.Context()))
+			eventually(t, time.Minute, "the agent to be ready", agent.Ready)
 			if !agent.Process().Running() {
 				t.Error("the agent has ended")
 			}
