@@ -114,9 +114,9 @@ func TestHandshakesCross(t *testing.T) {
 	}
 }
 
-// Handshakes are slow, or some of their messages are lost. The others go through.
 var unlucky = flag.Bool("unlucky", false, "run the case of TestHandshakesAreSlowOrLost that is known to fail now and then")
 
+// Handshakes are slow, or some of their messages are lost. The others go through.
 func TestHandshakesAreSlowOrLost(t *testing.T) {
 	slow := func(by time.Duration) func(bool, []byte) time.Duration {
 		return func(_ bool, m []byte) time.Duration {
