@@ -30,6 +30,18 @@ func Usage(err error) error { return exit{err, ExitUsage} }
 // Exit ends the command with a code, when all that there is to say has been printed.
 func Exit(code int) error { return exit{code: code, error: errors.New("")} }
 
+// Judged ends a command that has printed what it found. What is wrong counts more than
+// what isn't known.
+func Judged(wrong, unknown bool) error {
+	switch {
+	case wrong:
+		return Exit(ExitFailed)
+	case unknown:
+		return Exit(ExitUnknown)
+	}
+	return nil
+}
+
 // Run runs a command and returns the exit code. Errors are printed line by line: each
 // says what is wrong and what would be right.
 func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) int {

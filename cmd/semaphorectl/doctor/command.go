@@ -72,13 +72,7 @@ func Command(session *cli.Session) *cobra.Command {
 			if err := d.print(session.Out, output); err != nil {
 				return fmt.Errorf("print: %w", err)
 			}
-			switch d.Verdict {
-			case Wrong:
-				return cli.Exit(cli.ExitFailed)
-			case Unknown:
-				return cli.Exit(cli.ExitUnknown)
-			}
-			return nil
+			return cli.Judged(d.Verdict == Wrong, d.Verdict == Unknown)
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "json")

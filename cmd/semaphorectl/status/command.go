@@ -81,15 +81,10 @@ func show(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, ou
 	default:
 		err = view.Text(session.Out, output == "wide")
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return fmt.Errorf("print: %w", err)
-	case len(view.Wrong) > 0:
-		return cli.Exit(cli.ExitFailed)
-	case len(view.Unknown) > 0:
-		return cli.Exit(cli.ExitUnknown)
 	}
-	return nil
+	return cli.Judged(len(view.Wrong) > 0, len(view.Unknown) > 0)
 }
 
 // repeat shows the view until it is interrupted, on a screen that is cleared before.

@@ -75,13 +75,7 @@ func Command(s *cli.Session) *cobra.Command {
 			if err := report.print(s.Out, output); err != nil {
 				return fmt.Errorf("print: %w", err)
 			}
-			switch report.Verdict {
-			case Wrong:
-				return cli.Exit(cli.ExitFailed)
-			case Unknown:
-				return cli.Exit(cli.ExitUnknown)
-			}
-			return nil
+			return cli.Judged(report.Verdict == Wrong, report.Verdict == Unknown)
 		},
 	}
 	fs := cmd.Flags()
