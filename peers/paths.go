@@ -151,7 +151,8 @@ type probe struct {
 //	goes first                                  bound
 //	doubt: an answer is overdue; suspicion:     doubtRate
 //	a neighbour seems to be gone
-//	the others, the longest overdue first       routineMost
+//	the others: those in use, then the longest  routineMost
+//	overdue
 func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -201,6 +202,12 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	}
 	ask := func(some []*path, bound *allowance) {
 		slices.SortFunc(some, func(a, b *path) int {
+			if a.asked == b.asked && a.used != b.used {
+				if a.used {
+					return -1
+				}
+				return 1
+			}
 			return cmp.Or(cmp.Compare(b.asked, a.asked), a.next.Compare(b.next), a.addr.Compare(b.addr))
 		})
 		for _, p := range some {

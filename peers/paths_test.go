@@ -3,6 +3,7 @@ package peers
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -173,6 +174,22 @@ func TestPathsInTime(t *testing.T) {
 				t.Errorf("all are down after %v", all)
 			}
 		})
+	}
+}
+
+// A path in use doesn't wait for idle ones that all came due at once, as they do after
+// all of them were looked at.
+func TestUsedPathsGoFirst(t *testing.T) {
+	m := newMesh(t, 500)
+	m.until("all up", time.Minute, PathUp, upTo(500)...)
+	used := m.paths.of[keyOf(1)]
+	for _, p := range m.paths.of {
+		p.next = m.now
+	}
+	used.used, used.next = true, m.now.Add(pathTick)
+	send, _, _ := m.paths.tick(m.now.Add(pathTick))
+	if len(send) == 0 || len(send) == 500 || !slices.ContainsFunc(send, func(p probe) bool { return p.key == used.key && !p.large }) {
+		t.Errorf("it isn't among the %d that are asked", len(send))
 	}
 }
 
