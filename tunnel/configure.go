@@ -2,10 +2,12 @@ package tunnel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -60,25 +62,40 @@ func (s *peerState) configure(ctx context.Context, want []Peer) (Changes, error)
 	s.distrust()
 
 	var done Changes
-	for batch := range batches(Diff(have, want, s.published)) {
-		if err := ctx.Err(); err != nil {
-			return done, err
-		}
-		cfg := wgtypes.Config{Peers: make([]wgtypes.PeerConfig, 0, len(batch))}
-		for _, change := range batch {
-			cfg.Peers = append(cfg.Peers, change.config())
-		}
-		if err := s.control.ConfigureDevice(s.name, cfg); err != nil {
-			return done, fmt.Errorf("write %d peers: %w", len(batch), err)
-		}
-		for _, change := range batch {
-			s.note(change, &done)
-		}
+	changes := Diff(have, want, s.published)
+	taking := slices.IndexFunc(changes, func(c PeerChange) bool { return c.Op >= OpFree })
+	if taking < 0 {
+		taking = len(changes)
+	}
+	// What can't be given doesn't hold up what is to be taken away.
+	given := s.write(ctx, changes[:taking], &done)
+	if err := errors.Join(given, s.write(ctx, changes[taking:], &done)); err != nil {
+		return done, err
 	}
 	s.applied = want
 	s.settle(want)
 	s.verified = verified
 	return done, nil
+}
+
+// write sends changes to the device, up to the first request that fails.
+func (s *peerState) write(ctx context.Context, changes []PeerChange, done *Changes) error {
+	for batch := range batches(changes) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		cfg := wgtypes.Config{Peers: make([]wgtypes.PeerConfig, 0, len(batch))}
+		for _, change := range batch {
+			cfg.Peers = append(cfg.Peers, change.configs()...)
+		}
+		if err := s.control.ConfigureDevice(s.name, cfg); err != nil {
+			return fmt.Errorf("write %d peers: %w", len(batch), err)
+		}
+		for _, change := range batch {
+			s.note(change, done)
+		}
+	}
+	return nil
 }
 
 // have returns the peers the device has, from memory where that can be trusted.
@@ -104,6 +121,8 @@ func (s *peerState) note(change PeerChange, done *Changes) {
 	case OpRemove:
 		done.Removed++
 		delete(s.published, key)
+		return
+	case OpFree:
 		return
 	case OpUpdate:
 		done.Updated++
@@ -133,14 +152,28 @@ func (s *peerState) settle(want []Peer) {
 	maps.DeleteFunc(s.published, func(key Key, _ netip.AddrPort) bool { return !kept[key] })
 }
 
+// size returns how many peers and allowed IPs the change takes in a request.
+func (c PeerChange) size() (peers, ips int) {
+	switch c.Op {
+	case OpRemove:
+		return 1, 0
+	case OpUpdate:
+		return 1, len(c.AddAllowedIPs)
+	case OpFree:
+		return 2, len(c.Peer.AllowedIPs)
+	}
+	return 1, len(c.Peer.AllowedIPs)
+}
+
 // batches cuts the changes into requests, in order.
 func batches(changes []PeerChange) iter.Seq[[]PeerChange] {
 	return func(yield func([]PeerChange) bool) {
 		for len(changes) > 0 {
-			n, ips := 0, 0
-			for n < len(changes) && n < requestPeers {
-				ips += len(changes[n].Peer.AllowedIPs)
-				if n > 0 && ips > requestAllowedIPs {
+			n, peers, ips := 0, 0, 0
+			for n < len(changes) {
+				morePeers, moreIPs := changes[n].size()
+				peers, ips = peers+morePeers, ips+moreIPs
+				if n > 0 && (peers > requestPeers || ips > requestAllowedIPs) {
 					break
 				}
 				n++

@@ -185,6 +185,27 @@ func TestConfigureRecoversFromAnErrorHalfWay(t *testing.T) {
 	}
 }
 
+// A peer that can't be added doesn't keep one that has to go.
+func TestConfigureRemovesAlthoughItCannotAdd(t *testing.T) {
+	s := newState()
+	peers := thousands(3)
+	s.apply(t, peers[:2])
+	broken := errors.New("broken")
+	s.device.fail = func(cfg wgtypes.PeerConfig) error {
+		if !cfg.Remove {
+			return broken
+		}
+		return nil
+	}
+	done, err := s.configure(t.Context(), peers[1:])
+	if !errors.Is(err, broken) || done != (Changes{Removed: 1}) {
+		t.Errorf("changed %+v: %v", done, err)
+	}
+	if _, left := s.device.peers[wgtypes.Key(peers[0].PublicKey)]; left {
+		t.Error("the peer that has to go is left")
+	}
+}
+
 func TestConfigureReportsAMissingDevice(t *testing.T) {
 	s := newState()
 	s.device.gone = true

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -21,15 +22,20 @@ func testKey(n int) Key {
 	return key
 }
 
-func testPeer(n int, endpoint string, prefixes ...string) Peer {
+func testPeer(n int, endpoint string, texts ...string) Peer {
 	p := Peer{PublicKey: testKey(n), Keepalive: 25 * time.Second}
 	if endpoint != "" {
 		p.Endpoint = netip.MustParseAddrPort(endpoint)
 	}
-	for _, prefix := range prefixes {
-		p.AllowedIPs = append(p.AllowedIPs, netip.MustParsePrefix(prefix))
-	}
+	p.AllowedIPs = prefixes(texts...)
 	return p
+}
+
+func prefixes(texts ...string) (all []netip.Prefix) {
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
 }
 
 // equate compares netip values by ==, and nil slices like empty ones.
@@ -59,6 +65,10 @@ func TestDiff(t *testing.T) {
 	slower := with(func(p *Peer) { p.Keepalive = time.Minute })
 	wider := with(func(p *Peer) { p.AllowedIPs = append(p.AllowedIPs, netip.MustParsePrefix("10.1.2.0/24")) })
 	narrower := with(func(p *Peer) { p.AllowedIPs = p.AllowedIPs[:1] })
+
+	free := func(texts ...string) PeerChange {
+		return PeerChange{Op: OpFree, Peer: Peer{AllowedIPs: prefixes(texts...)}}
+	}
 
 	tests := map[string]struct {
 		have      []PeerStatus
@@ -95,14 +105,28 @@ func TestDiff(t *testing.T) {
 			have: []PeerStatus{{Peer: base}}, want: []Peer{wider},
 			changes: updateOf(wider, PeerChange{AddAllowedIPs: wider.AllowedIPs[2:]}),
 		},
-		"an allowed IP less": {have: []PeerStatus{{Peer: base}}, want: []Peer{narrower}, changes: updateOf(narrower, PeerChange{ReplaceAllowedIPs: true})},
-		"removals come before updates, updates before additions": {
-			have: []PeerStatus{{Peer: testPeer(5, "")}, {Peer: testPeer(7, "")}},
-			want: []Peer{testPeer(3, ""), testPeer(5, "", "10.0.0.0/8")},
+		"an allowed IP less": {have: []PeerStatus{{Peer: base}}, want: []Peer{narrower}, changes: []PeerChange{free("10.1.1.0/24")}},
+		"allowed IPs that change places": {
+			have: []PeerStatus{{Peer: testPeer(5, "", "10.5.0.0/16")}, {Peer: testPeer(7, "", "10.7.0.0/16")}},
+			want: []Peer{testPeer(5, "", "10.7.0.0/16"), testPeer(7, "", "10.5.0.0/16")},
 			changes: []PeerChange{
+				{Op: OpUpdate, Peer: testPeer(5, "", "10.7.0.0/16"), AddAllowedIPs: prefixes("10.7.0.0/16")},
+				{Op: OpUpdate, Peer: testPeer(7, "", "10.5.0.0/16"), AddAllowedIPs: prefixes("10.5.0.0/16")},
+			},
+		},
+		"a peer that has a new key": {
+			have:    []PeerStatus{{Peer: testPeer(5, "", "10.5.0.0/16")}},
+			want:    []Peer{testPeer(6, "", "10.5.0.0/16")},
+			changes: []PeerChange{{Op: OpAdd, Peer: testPeer(6, "", "10.5.0.0/16")}, {Op: OpRemove, Peer: testPeer(5, "", "10.5.0.0/16")}},
+		},
+		"what is given comes before what is taken": {
+			have: []PeerStatus{{Peer: testPeer(5, "", "10.5.0.0/16", "10.6.0.0/16")}, {Peer: testPeer(7, "")}},
+			want: []Peer{testPeer(3, "", "10.6.0.0/16"), testPeer(5, "", "10.0.0.0/8")},
+			changes: []PeerChange{
+				{Op: OpUpdate, Peer: testPeer(5, "", "10.0.0.0/8"), AddAllowedIPs: prefixes("10.0.0.0/8")},
+				{Op: OpAdd, Peer: testPeer(3, "", "10.6.0.0/16")},
+				free("10.5.0.0/16"),
 				{Op: OpRemove, Peer: testPeer(7, "")},
-				{Op: OpUpdate, Peer: testPeer(5, "", "10.0.0.0/8"), AddAllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
-				{Op: OpAdd, Peer: testPeer(3, "")},
 			},
 		},
 	}
@@ -146,7 +170,9 @@ func randomPeers(r *rand.Rand, n int) []Peer {
 
 func apply(f *fakeControl, changes []PeerChange) {
 	for _, change := range changes {
-		f.configure(change.config())
+		for _, cfg := range change.configs() {
+			f.configure(cfg)
+		}
 	}
 }
 
@@ -184,6 +210,38 @@ func TestDiffLeadsFromAnythingToAnything(t *testing.T) {
 		}
 		if again := Diff(f.have(), want, nil); len(again) > 0 {
 			t.Fatalf("seed %d: a second diff has %d changes: %+v", seed, len(again), again)
+		}
+	}
+}
+
+// Whatever is wanted and was there is, after each step, at the peer that had it or at the
+// one that gets it; never at nobody, nor at somebody else.
+func TestDiffLeavesNothingToNobody(t *testing.T) {
+	for seed := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		n := 1 + r.IntN(12)
+		f := newFakeControl()
+		apply(f, Diff(nil, randomPeers(r, n), nil))
+		want := randomPeers(r, n)
+		old, next := maps.Clone(f.owner), map[string]wgtypes.Key{}
+		for _, p := range want {
+			for _, ip := range netsOf(p.AllowedIPs) {
+				next[ip.String()] = wgtypes.Key(p.PublicKey)
+			}
+		}
+		for _, change := range Diff(f.have(), want, nil) {
+			for _, cfg := range change.configs() {
+				f.configure(cfg)
+				for ip, before := range old {
+					after, wanted := next[ip]
+					if now := f.owner[ip]; wanted && now != before && now != after {
+						t.Fatalf("seed %d: %s is at %s, was at %s, is to be at %s", seed, ip, now, before, after)
+					}
+				}
+				if cfg.ReplaceAllowedIPs && change.Op != OpAdd {
+					t.Fatalf("seed %d: all allowed IPs of a peer are written anew: %+v", seed, cfg)
+				}
+			}
 		}
 	}
 }

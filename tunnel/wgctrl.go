@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"crypto/rand"
 	"errors"
 	"net"
 	"net/netip"
@@ -104,7 +105,23 @@ func netsOf(prefixes []netip.Prefix) []net.IPNet {
 	return nets
 }
 
-// config returns what the change sends to the device.
+// configs returns what the change sends to the device, in one request.
+func (c PeerChange) configs() []wgtypes.PeerConfig {
+	if c.Op != OpFree {
+		return []wgtypes.PeerConfig{c.config()}
+	}
+	// There is no request to take a single allowed IP from a peer which all kernels know,
+	// and writing all that the peer keeps anew has packets to them dropped. Somebody else
+	// may take it, and go. The key is one that nobody can have chosen as theirs.
+	var nobody wgtypes.Key
+	_, _ = rand.Read(nobody[:]) // It never returns an error.
+	return []wgtypes.PeerConfig{
+		{PublicKey: nobody, AllowedIPs: netsOf(c.Peer.AllowedIPs)},
+		{PublicKey: nobody, Remove: true},
+	}
+}
+
+// config returns what a change of one peer sends to the device.
 func (c PeerChange) config() wgtypes.PeerConfig {
 	cfg := wgtypes.PeerConfig{PublicKey: wgtypes.Key(c.Peer.PublicKey)}
 	switch c.Op {
@@ -117,7 +134,8 @@ func (c PeerChange) config() wgtypes.PeerConfig {
 		cfg.UpdateOnly = true
 	case OpAdd:
 		c.SetEndpoint, c.SetKeepalive = c.Peer.Endpoint.IsValid(), true
-		c.ReplaceAllowedIPs = true
+		cfg.ReplaceAllowedIPs = true
+		c.AddAllowedIPs = c.Peer.AllowedIPs
 	}
 	if c.SetEndpoint {
 		cfg.Endpoint = net.UDPAddrFromAddrPort(c.Peer.Endpoint)
@@ -129,11 +147,6 @@ func (c PeerChange) config() wgtypes.PeerConfig {
 	if c.ClearPresharedKey {
 		cfg.PresharedKey = new(wgtypes.Key)
 	}
-	if c.ReplaceAllowedIPs {
-		cfg.ReplaceAllowedIPs = true
-		cfg.AllowedIPs = netsOf(c.Peer.AllowedIPs)
-	} else {
-		cfg.AllowedIPs = netsOf(c.AddAllowedIPs)
-	}
+	cfg.AllowedIPs = netsOf(c.AddAllowedIPs)
 	return cfg
 }

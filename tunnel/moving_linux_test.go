@@ -1,0 +1,157 @@
+package tunnel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+)
+
+// lockstep sends one packet after the other, each as soon as the one before has arrived,
+// so that none is lost for want of room.
+type lockstep struct {
+	send       net.Conn
+	receive    *net.UDPConn
+	sent, lost int
+	stop       atomic.Bool
+	done       chan error
+	what       string
+}
+
+// late is when a packet counts as lost. Nothing but a loss takes as long.
+const late = 5 * time.Second
+
+// startLockstep sends from a pod of one site to an address of another.
+func startLockstep(t *testing.T, what string, from, to *site, at netip.Addr) *lockstep {
+	t.Helper()
+	l := &lockstep{what: what, done: make(chan error, 1)}
+	err := to.ns.Do(func() (err error) {
+		l.receive, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, 0)))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.receive.Close() })
+	err = from.ns.Do(func() (err error) {
+		local := &net.UDPAddr{IP: from.pods[0].AsSlice()}
+		l.send, err = (&net.Dialer{LocalAddr: local}).Dial("udp", l.receive.LocalAddr().String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.send.Close() })
+	go func() { l.done <- l.run() }()
+	return l
+}
+
+func (l *lockstep) run() error {
+	packet := make([]byte, 8)
+	for !l.stop.Load() {
+		l.sent++
+		binary.BigEndian.PutUint64(packet, uint64(l.sent))
+		if _, err := l.send.Write(packet); err != nil {
+			// The kernel's device says of some packets that they have no peer.
+			l.lost++
+			continue
+		}
+		if err := l.receive.SetReadDeadline(time.Now().Add(late)); err != nil {
+			return err
+		}
+		for got := uint64(0); got != uint64(l.sent); {
+			n, err := l.receive.Read(packet)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				l.lost++
+				break
+			}
+			if err != nil || n != len(packet) {
+				return fmt.Errorf("read %d bytes: %w", n, err)
+			}
+			got = binary.BigEndian.Uint64(packet)
+		}
+	}
+	return nil
+}
+
+func (l *lockstep) check(t *testing.T) {
+	t.Helper()
+	l.stop.Store(true)
+	if err := <-l.done; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s: %d of %d packets lost", l.what, l.lost, l.sent)
+	if l.lost > 0 {
+		t.Errorf("%s: packets are lost", l.what)
+	}
+}
+
+// A prefix that moves from one peer to another, to and fro, is at one of them all the
+// time; and what stays at a peer isn't touched when it loses something else.
+func TestNothingIsLostWhilePrefixesMove(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		a, b := twoSites(t, backend, Userspace)
+		// Another device on the same host, so that a packet arrives through either.
+		other := *b
+		other.agent = startAgent(t, b.ns, Config{
+			Name: DeviceName("other"), Alias: Alias("other"), KeyPath: t.TempDir(),
+			Backend: Userspace, ListenPort: 51830, MTU: 1420,
+		})
+		other.configure(t, a.peerOf(0))
+		staying, moving := addr("10.2.8.%d", 1), addr("10.2.9.%d", 1)
+		if err := b.ns.Do(func() error {
+			return errors.Join(
+				addAddress("lo", netip.PrefixFrom(staying, 32)), addAddress("lo", netip.PrefixFrom(moving, 32)),
+				// What comes through one device would be answered through another one.
+				os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0o644),
+				os.WriteFile("/proc/sys/net/ipv4/conf/"+DeviceName("other")+"/rp_filter", []byte("0"), 0o644),
+			)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		one, two := b.peerOf(0), other.peerOf(0)
+		one.AllowedIPs, two.AllowedIPs = prefixes("10.2.8.0/24"), nil
+		for i := range 2000 {
+			one.AllowedIPs = append(one.AllowedIPs, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 2, byte(16 + i/256), byte(i)}), 32))
+		}
+		place := func(round int) []Peer {
+			one, two := one, two
+			one.AllowedIPs = one.AllowedIPs[:len(one.AllowedIPs)-round%2] // The last comes and goes.
+			if round%2 == 0 {
+				one.AllowedIPs = append(one.AllowedIPs[:len(one.AllowedIPs):len(one.AllowedIPs)], netip.PrefixFrom(moving, 32))
+			} else {
+				two.AllowedIPs = prefixes("10.2.9.1/32")
+			}
+			return []Peer{one, two}
+		}
+		meet(t, a, b, 0)
+		a.configure(t, place(0)...)
+		polltest.Until(t, 30*time.Second, "a session with the other device", func() bool {
+			return !a.peer(t, other.key).LastHandshake.IsZero()
+		})
+		flows := []*lockstep{
+			startLockstep(t, "to a prefix that moves", a, b, moving),
+			startLockstep(t, "to a prefix that stays", a, b, staying),
+		}
+		for round := range 200 {
+			a.configure(t, place(round+1)...)
+		}
+		for _, flow := range flows {
+			flow.check(t)
+		}
+		a.call(t, request{Call: "later"})
+		if changes := a.configure(t, place(200)...); changes.Any() {
+			t.Errorf("a full comparison finds something: %+v", changes)
+		}
+		if n := len(a.call(t, request{Call: "status"}).Status.Peers); n != 2 {
+			t.Errorf("the device has %d peers, want 2", n)
+		}
+	})
+}
