@@ -137,7 +137,7 @@ func (n *node) peer(other *node, endpoint, more string) {
 // slow returns limits that a busy machine keeps.
 func slow() Limits {
 	limits := DefaultLimits
-	limits.Answer, limits.Silent, limits.Patience = time.Minute, time.Minute, time.Minute
+	limits.Answer, limits.Silent, limits.Sessions, limits.Patience = time.Minute, time.Minute, time.Minute, time.Minute
 	return limits
 }
 

@@ -31,17 +31,27 @@ type Limits struct {
 	// Answer is for each answer of the other engine: beyond it, that one hangs.
 	Answer time.Duration
 	// Silent is how long the taker waits for a peer that neither answers its
-	// handshake nor sends anything in the giver's session, and Patience for one that
-	// does send, after the last peer that answered.
-	Silent, Patience time.Duration
+	// handshake nor sends anything in the giver's session, after the last peer that
+	// answered. Sessions is how long it waits for one that does send, since the
+	// handshakes began: after that sessions of the giver end.
+	Silent, Sessions time.Duration
+	// Patience is how long an engine that has a device waits for peers without a
+	// session, and for a taker to begin.
+	Patience time.Duration
 	// Linger is how long the giver goes on receiving for its sessions, at least.
 	// While anything comes it goes on, up to four times as long.
 	Linger time.Duration
 }
 
 // DefaultLimits are for real networks: a peer's handshake may take longer than a
-// second, and be lost more than once. Nothing is lost while the taker waits.
-var DefaultLimits = Limits{Answer: 4 * time.Second, Silent: 3 * time.Second, Patience: 10 * time.Second, Linger: 3 * time.Second}
+// second, and be lost many times. Nothing is lost while the taker waits, as long as the
+// giver's sessions last: a session ends after 180 s (RejectAfterTime), and one in which
+// anything is sent or received is followed by another one when 120 s (RekeyAfterTime) and
+// at most a keepalive's 10 s are over, but for the time of the hand-over.
+var DefaultLimits = Limits{
+	Answer: 4 * time.Second, Silent: 3 * time.Second, Sessions: device.RejectAfterTime - device.RekeyAfterTime - device.KeepaliveTimeout - margin,
+	Patience: 10 * time.Second, Linger: 3 * time.Second,
+}
 
 // ErrTakerEnded is returned by [Give] when the taker ended after it had taken the
 // device, while the giver lingered. [Resume] makes the giver's device go on.
@@ -50,6 +60,11 @@ var ErrTakerEnded = errors.New("the engine that took the device has ended")
 const (
 	progressEvery = 100 * time.Millisecond // taker
 	newsEvery     = 250 * time.Millisecond // giver
+	// margin is for what comes before and after the handshakes.
+	margin = 5 * time.Second
+	// hearing is how long ago a peer may have been heard that is there: who sends and
+	// hears nothing for as long begins a handshake.
+	hearing = device.KeepaliveTimeout + device.RekeyTimeout
 )
 
 // Give hands a device over to another engine, which runs [Take]. It returns nil when
@@ -101,7 +116,22 @@ type giver struct {
 	pair *pair
 	live []Key
 	told map[Key]news
-	from map[Key]uint64 // bytes received when it began
+	last map[Key]receipt // of those in live
+}
+
+// receipt is when something came from a peer in a session of the giver.
+type receipt struct {
+	bytes uint64
+	at    time.Time // zero: not since the hand-over began
+}
+
+// heard returns the receipt that follows when the device says how many bytes came, and
+// whether the peer counts as heard.
+func (r receipt) heard(bytes uint64, now time.Time) (receipt, bool) {
+	if bytes > r.bytes {
+		r = receipt{bytes, now}
+	}
+	return r, now.Sub(r.at) < hearing
 }
 
 // give returns nil when the taker has the device, and otherwise whether it may have
@@ -188,19 +218,20 @@ func (g *giver) look() error {
 	if err != nil {
 		return err
 	}
+	now := time.Now()
 	if g.told == nil {
-		g.live = live(have, time.Now())
-		g.told, g.from = make(map[Key]news, len(g.live)), make(map[Key]uint64, len(g.live))
+		g.live = live(have, now)
+		g.told, g.last = make(map[Key]news, len(g.live)), make(map[Key]receipt, len(g.live))
 		for _, key := range g.live {
-			g.from[key] = have[key].received
+			g.last[key] = receipt{bytes: have[key].received}
 		}
 	}
 	var changed []news
 	for _, key := range g.live {
-		now := news{key: key, heard: have[key].received > g.from[key], endpoint: have[key].endpoint}
-		if now != g.told[key] {
-			g.told[key] = now
-			changed = append(changed, now)
+		n := news{key: key, endpoint: have[key].endpoint}
+		if g.last[key], n.heard = g.last[key].heard(have[key].received, now); n != g.told[key] {
+			g.told[key] = n
+			changed = append(changed, n)
 		}
 	}
 	return g.pair.tell(changed)

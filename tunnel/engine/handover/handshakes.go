@@ -14,6 +14,7 @@ const (
 	atOnce   = 64
 	headway  = 100 * time.Millisecond
 	firstTry = 500 * time.Millisecond // handshakes.first, usually
+	lastTry  = 4 * time.Second        // WireGuard itself waits no longer than 5 s (RekeyTimeout)
 	hasty    = 50 * time.Millisecond  // where an earlier process may have begun one just before
 	inVain   = 100                    // keepalives after which a session is spoilt
 	// handshakeTime is how long a handshake usually takes, at most, until both use the
@@ -24,10 +25,11 @@ const (
 // handshakes are those that are to be made with many peers. It takes the time as an
 // argument, and does nothing by itself:
 //
-//	attempt   0      500       1500                3500 ms ...
-//	          |-------|---------|-------------------|---
+//	attempt   0      500       1500                3500                7500    8000 ms ...
+//	          |-------|---------|-------------------|-------  -----------|-------|---
 //	          initiation, and again with twice the patience: an attempt ends the one
-//	          before, whose answer may be slow
+//	          before, whose answer may be slow. Then as at first: where messages are
+//	          lost it is the number of attempts that counts
 //	            | handshake: no other attempt, unless all keepalives are in vain
 //	            |---|---- keepalives, until something is sent in the session
 //	                | done
@@ -39,7 +41,7 @@ const (
 // [answers] for another way to spoil one.
 type handshakes struct {
 	renew bool          // the peers have sessions, which are ended by the first attempt
-	first time.Duration // until a handshake is begun again; doubled each time
+	first time.Duration // until a handshake is begun again; doubled each time, up to lastTry; then as at first
 	order []Key
 	of    map[Key]*attempt // of those that have no session yet
 	had   map[Key]bool     // all that there ever were
@@ -92,7 +94,7 @@ func (h *handshakes) step(now time.Time, have map[Key]peer) (begin, again, keepa
 			if first != (a.number == 0) {
 				continue
 			}
-			due := first || !now.Before(a.at.Add(h.first<<(a.number-1)))
+			due := first || !now.Before(a.at.Add(h.patience(a.number)))
 			if !first && have[key].handshake.After(a.at) {
 				keepalive = append(keepalive, key)
 				if a.keepalives++; a.keepalives == 1 {
@@ -108,10 +110,21 @@ func (h *handshakes) step(now time.Time, have map[Key]peer) (begin, again, keepa
 			} else {
 				again = append(again, key)
 			}
-			*a = attempt{number: min(a.number+1, 10), at: now}
+			*a = attempt{number: a.number + 1, at: now}
 		}
 	}
 	return begin, again, keepalive
+}
+
+// patience is how long an attempt has. The first has number 1.
+func (h *handshakes) patience(number int) time.Duration {
+	patience := h.first
+	for range number - 1 {
+		if patience *= 2; patience > lastTry {
+			patience = h.first
+		}
+	}
+	return patience
 }
 
 // established reports whether a peer has a new session that something was sent in:

@@ -36,6 +36,20 @@ func TestHandshakesAreBegunAgain(t *testing.T) {
 			{at: 3499},
 			{at: 3500, want: []string{again}},
 		}},
+		"lost again and again": {steps: []step{
+			{at: 0, want: []string{begin}},
+			{at: 500, want: []string{again}},
+			{at: 1500, want: []string{again}},
+			{at: 3500, want: []string{again}},
+			{at: 7499},
+			{at: 7500, want: []string{again}},
+			{at: 8000, want: []string{again}},
+			{at: 9000, want: []string{again}},
+			{at: 11000, want: []string{again}},
+			{at: 14999},
+			{at: 15000, want: []string{again}},
+			{at: 15500, want: []string{again}},
+		}},
 		"the answer is slow, and the machine": {steps: []step{
 			{at: 0, want: []string{begin}},
 			{at: 5000, handshake: 400, sent: 148, want: []string{keepalive}},
@@ -113,6 +127,52 @@ func TestNotTooManyHandshakesAtOnce(t *testing.T) {
 	for i := range len(times) - atOnce {
 		if times[i+atOnce].Sub(times[i]) < headway {
 			t.Fatalf("%d are begun within %v", atOnce+1, times[i+atOnce].Sub(times[i]))
+		}
+	}
+}
+
+// Who waits for whom, and how long.
+func TestWhoIsWaitedFor(t *testing.T) {
+	const s = time.Second
+	limits := Limits{Silent: 3 * s, Sessions: 40 * s}
+	for name, c := range map[string]struct {
+		waited, silent time.Duration
+		heard          []bool // each without a session
+		want           bool
+	}{
+		"nobody is missing":                     {want: true},
+		"one that was never heard, at first":    {waited: 2 * s, silent: 2 * s, heard: []bool{false}},
+		"one that was never heard":              {waited: 3 * s, silent: 3 * s, heard: []bool{false}, want: true},
+		"others answer":                         {waited: 30 * s, silent: s, heard: []bool{false}},
+		"one that is heard":                     {waited: 39 * s, silent: 39 * s, heard: []bool{true}},
+		"one that is heard, one that isn't":     {waited: 39 * s, silent: 39 * s, heard: []bool{false, true}},
+		"one that is heard, as sessions end":    {waited: 40 * s, silent: s, heard: []bool{true}, want: true},
+		"several that aren't heard, and others": {waited: 39 * s, silent: 2 * s, heard: []bool{false, false}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tk := &taker{Side: Side{Limits: limits}, heard: make(map[Key]bool), handshakes: newHandshakes(nil, false)}
+			for i, heard := range c.heard {
+				key := Key{byte(i)}
+				tk.handshakes.add(key)
+				tk.heard[key] = heard
+			}
+			if got := tk.enough(c.waited, c.silent); got != c.want {
+				t.Errorf("enough: %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestWhoIsHeard(t *testing.T) {
+	r := receipt{bytes: 100}
+	for _, step := range []struct {
+		at    int // seconds
+		bytes uint64
+		want  bool
+	}{{0, 100, false}, {1, 100, false}, {2, 132, true}, {16, 132, true}, {17, 132, false}, {18, 164, true}, {20, 200, true}, {34, 200, true}, {35, 200, false}} {
+		var got bool
+		if r, got = r.heard(step.bytes, time.Unix(1_800_000_000+int64(step.at), 0)); got != step.want {
+			t.Errorf("heard after %d s: %v, want %v", step.at, got, step.want)
 		}
 	}
 }

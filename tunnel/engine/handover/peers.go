@@ -113,7 +113,7 @@ func setEndpoints(d *device.Device, endpoints map[Key]string) error {
 // news is what one of the two tells of a peer.
 type news struct {
 	key      Key
-	heard    bool // by the giver: something valid came from it since the hand-over began
+	heard    bool // by the giver: something valid came from it lately, see hearing
 	endpoint string
 }
 

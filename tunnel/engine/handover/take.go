@@ -158,9 +158,7 @@ func (t *taker) handle(m message) error {
 			if !ours {
 				continue // Configured here, it would be.
 			}
-			if !t.heard[n.key] {
-				t.heard[n.key] = n.heard
-			}
+			t.heard[n.key] = n.heard
 			t.handshakes.add(n.key)
 			if n.endpoint != "" && n.endpoint != known {
 				t.endpoints[n.key], moved[n.key] = n.endpoint, n.endpoint
@@ -184,10 +182,10 @@ func (t *taker) look(have map[Key]peer) error {
 }
 
 // meet makes sessions with the peers. It returns when all have one, or enough was
-// waited for the others since the last one got its.
+// waited for the others.
 func (t *taker) meet(ctx context.Context) error {
 	began := time.Now()
-	told, missing := began, len(t.handshakes.of)
+	told, answered, missing := began, began, len(t.handshakes.of)
 	step := time.NewTimer(0)
 	defer step.Stop()
 	for {
@@ -212,9 +210,9 @@ func (t *taker) meet(ctx context.Context) error {
 				t.Log.Debug("the other engine doesn't read", "err", err)
 			}
 			if n := len(t.handshakes.of); n < missing {
-				began, missing = now, n
+				answered, missing = now, n
 			}
-			if t.enough(now.Sub(began)) {
+			if t.enough(now.Sub(began), now.Sub(answered)) {
 				return nil
 			}
 			if now.Sub(told) >= progressEvery {
@@ -228,13 +226,14 @@ func (t *taker) meet(ctx context.Context) error {
 	}
 }
 
-// enough reports whether nobody is to be waited for after some time: peers that are
-// gone won't come back by it.
-func (t *taker) enough(waited time.Duration) bool {
-	if len(t.handshakes.of) == 0 || waited >= t.Limits.Patience {
+// enough reports whether nobody is to be waited for any more, after some time in all and
+// since a peer answered: peers that are gone won't come back by it. One that is heard has
+// a session of the giver's, and what it is sent in that isn't lost.
+func (t *taker) enough(waited, silent time.Duration) bool {
+	if len(t.handshakes.of) == 0 || waited >= t.Limits.Sessions {
 		return true
 	}
-	if waited < t.Limits.Silent {
+	if silent < t.Limits.Silent {
 		return false
 	}
 	for key := range t.handshakes.of {
