@@ -152,7 +152,7 @@ type probe struct {
 //	doubt: an answer is overdue; suspicion:     doubtRate
 //	a neighbour seems to be gone
 //	the others: those in use, then the longest  routineMost
-//	overdue
+//	overdue; those of full size
 func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -163,7 +163,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	ps.ticked = now
 	ps.routine.grow(gap, routineMost)
 	ps.doubt.grow(gap, doubtRate)
-	var due, doubtful []*path
+	var doubtful, due, large []*path
 	suspicion := false
 	for _, p := range ps.of {
 		if gap > stall {
@@ -184,8 +184,8 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 				due = append(due, p)
 			}
 		}
-		if p.answers && p.state == PathUp && p.asked == 0 && !p.largeNext.After(now) && p.largeSent.IsZero() && ps.routine.take() {
-			send = append(send, probe{p.key, p.addr, true})
+		if p.answers && p.state == PathUp && p.asked == 0 && !p.largeNext.After(now) && p.largeSent.IsZero() {
+			large = append(large, p)
 		}
 	}
 	if changed {
@@ -200,7 +200,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 			}
 		}
 	}
-	ask := func(some []*path, bound *allowance) {
+	ask := func(some []*path, bound *allowance, large bool) {
 		slices.SortFunc(some, func(a, b *path) int {
 			if a.asked == b.asked && a.used != b.used {
 				if a.used {
@@ -214,11 +214,12 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 			if !bound.take() {
 				return
 			}
-			send = append(send, probe{p.key, p.addr, false})
+			send = append(send, probe{p.key, p.addr, large})
 		}
 	}
-	ask(doubtful, &ps.doubt)
-	ask(due, &ps.routine)
+	ask(doubtful, &ps.doubt, false)
+	ask(due, &ps.routine, false)
+	ask(large, &ps.routine, true)
 	return send, changed, handshakes
 }
 

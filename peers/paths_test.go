@@ -178,13 +178,13 @@ func TestPathsInTime(t *testing.T) {
 }
 
 // A path in use doesn't wait for idle ones that all came due at once, as they do after
-// all of them were looked at.
+// all of them were looked at, nor for probes of full size.
 func TestUsedPathsGoFirst(t *testing.T) {
 	m := newMesh(t, 500)
 	m.until("all up", time.Minute, PathUp, upTo(500)...)
 	used := m.paths.of[keyOf(1)]
 	for _, p := range m.paths.of {
-		p.next = m.now
+		p.next, p.largeNext = m.now, m.now
 	}
 	used.used, used.next = true, m.now.Add(pathTick)
 	send, _, _ := m.paths.tick(m.now.Add(pathTick))
