@@ -46,8 +46,8 @@ check: ## one package, in under a minute: format, vet and tests with -race; PKG=
 	$(GO) test -race -short "$(PKG)"
 
 .PHONY: test-kernel
-test-kernel: deps ## tunnel, route, peer, agent and first contact tests against kernel WireGuard in an emulated machine (root)
-	$(GO) run ./e2e/kernel -timeout 1h -test-timeout 20m ./tunnel ./routes ./peers ./e2e/contact \
+test-kernel: deps ## tunnel, route, agent and first contact tests against kernel WireGuard in an emulated machine (root)
+	$(GO) run ./e2e/kernel -timeout 1h -test-timeout 20m ./tunnel ./routes ./e2e/contact \
 	  './cmd/semaphore-wireguard:TestPaths|RestartsGoUnnoticed|ListenPortsChangePlaces|BackendChangesUnderTraffic|BesideTheOriginal|AnotherHasTheListenPort|AgentsTakeTurns|BadRollouts'
 	$(GO) run ./e2e/kernel -programs kube-proxy,iptables,ipset -test-timeout 5m -run TestHostReachesRemotePodsThroughIPVS ./routes
 	$(GO) run ./e2e/kernel -append ipv6.disable=1 -run 'ListenPorts|TestTraffic|IPv6' ./tunnel ./routes
