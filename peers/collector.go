@@ -43,7 +43,7 @@ type Collector struct {
 	log        *slog.Logger
 
 	deviceUp, deviceInfo, peerInfo, peerAllowedIPs, peerReceived, peerTransmitted, peerHandshake,
-	peers, peersWithout, rejected, rejectedInfo, source, paths, pathsSmall, peerPath *prometheus.Desc
+	peers, peersWithout, rejected, rejectedInfo, source, paths, pathsSmall, peerPath, peerRTT *prometheus.Desc
 }
 
 // NewCollector returns a collector for the given remotes. So many peers of each have
@@ -70,6 +70,7 @@ func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collec
 		paths:           desc("paths", "Number of ways to peers of a remote cluster by state (up, unknown or down) and by the sign by which that is known: answer (to a probe), received (bytes), handshake, no_answer, one_way (the peer is heard and doesn't hear us), no_handshake, silence or none.", "cluster", "device", "state", "sign"),
 		pathsSmall:      desc("paths_small_only", "Number of ways to peers of a remote cluster that carry small packets and lose those of the device's full size.", "cluster", "device"),
 		peerPath:        desc("peer_path_since_seconds", "UNIX timestamp since when the way to a peer is in this state, with the sign by which that is known.", "device", "public_key", "state", "sign"),
+		peerRTT:         desc("peer_rtt_seconds", "Time from a probe of a peer to its answer through the tunnel, smoothed. Not there for one that doesn't answer probes.", "device", "public_key"),
 		source:          desc("peers_source_info", "On whose word the peers of a remote cluster are: api, disk (last applied ones, the remote has not answered since start) or none.", "cluster", "source"),
 	}
 }
@@ -78,7 +79,7 @@ func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collec
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.deviceUp, c.deviceInfo, c.peerInfo, c.peerAllowedIPs, c.peerReceived, c.peerTransmitted,
-		c.peerHandshake, c.peers, c.peersWithout, c.rejected, c.rejectedInfo, c.source, c.paths, c.pathsSmall, c.peerPath,
+		c.peerHandshake, c.peers, c.peersWithout, c.rejected, c.rejectedInfo, c.source, c.paths, c.pathsSmall, c.peerPath, c.peerRTT,
 	} {
 		ch <- d
 	}
@@ -164,6 +165,9 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 		if path, known := paths[key]; known {
 			ch <- prometheus.MustNewConstMetric(c.peerPath, prometheus.GaugeValue, float64(path.Since.Unix()),
 				r.Device, key.String(), string(path.State), string(path.Sign))
+			if path.RTT > 0 {
+				ch <- prometheus.MustNewConstMetric(c.peerRTT, prometheus.GaugeValue, path.RTT.Seconds(), r.Device, key.String())
+			}
 		}
 	}
 }

@@ -48,6 +48,8 @@ type Path struct {
 	// SmallOnly tells that small packets get to the peer and back, and those of the
 	// device's full size don't.
 	SmallOnly bool
+	// RTT is the time from a probe to its answer, smoothed; 0: not known.
+	RTT time.Duration
 }
 
 // Health returns the health of the peer, given the one that WireGuard alone shows.
@@ -111,6 +113,7 @@ type path struct {
 
 	answers    bool      // it does
 	answered   time.Time // last
+	rtt        time.Duration
 	asked      int       // probes since
 	askedSince time.Time // the first of them
 	tried      int       // probes that were sent to one that never answered
@@ -159,8 +162,15 @@ func (p *path) sent(now time.Time) {
 	p.tried++
 }
 
-// answer notes an answer.
-func (p *path) answer(now time.Time, large bool) {
+// answer notes an answer, and how long it took; 0: not known.
+func (p *path) answer(now time.Time, large bool, rtt time.Duration) {
+	switch {
+	case large || rtt <= 0: // Larger packets take longer.
+	case p.rtt == 0 || p.state != PathUp:
+		p.rtt = rtt
+	default:
+		p.rtt += (rtt - p.rtt) / 8 // As TCP does: RFC 6298, section 2.
+	}
 	p.answers, p.answered, p.asked, p.verified, p.shaken = true, now, 0, false, false
 	if large {
 		p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
@@ -190,7 +200,7 @@ func (p *path) read(now time.Time, handshake, heard time.Time, rx, tx int64) {
 
 // unanswering has the path judged by what WireGuard itself shows.
 func (p *path) unanswering(now time.Time) {
-	p.answers, p.asked, p.tried, p.verified, p.shaken, p.next = false, 0, 0, false, false, now
+	p.answers, p.asked, p.tried, p.verified, p.shaken, p.next, p.rtt = false, 0, 0, false, false, now, 0
 	p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
 	p.judge(now)
 }
@@ -258,6 +268,9 @@ func (p *path) judgeSize(now time.Time) {
 func (p *path) become(now time.Time, state PathState, sign Sign) {
 	if p.state != state {
 		p.state, p.since = state, now
+		if state != PathUp {
+			p.rtt = 0
+		}
 	}
 	p.sign = sign
 }
@@ -306,6 +319,6 @@ func (p *path) renew(now time.Time) {
 func (p *path) show() Path {
 	return Path{
 		Node: p.node, PublicKey: p.key, State: p.state, Since: p.since, Sign: p.sign,
-		Answers: p.answers, SmallOnly: p.smallOnly,
+		Answers: p.answers, SmallOnly: p.smallOnly, RTT: p.rtt,
 	}
 }

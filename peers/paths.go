@@ -240,15 +240,15 @@ func (ps *paths) sent(now time.Time, what probe) {
 }
 
 // answer notes that a peer answered, and tells whether that changed a state.
-func (ps *paths) answer(now time.Time, from netip.Addr, large bool) (changed bool) {
+func (ps *paths) answer(now time.Time, a tunnel.Answer) (changed bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	p, known := ps.at[from]
+	p, known := ps.at[a.From]
 	if !known {
 		return false
 	}
 	before := p.state
-	p.answer(now, large)
+	p.answer(now, a.Large, a.RTT)
 	p.next = now.Add(ps.interval(p))
 	if before != p.state {
 		ps.spread()

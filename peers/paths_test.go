@@ -85,7 +85,7 @@ func (m *mesh) step() {
 	}
 	for _, p := range send {
 		if !m.cut[p.key] && !m.deaf[p.key] && (!p.large || !m.large) {
-			m.paths.answer(m.now.Add(pathTick/2), p.to, p.large)
+			m.paths.answer(m.now.Add(pathTick/2), tunnel.Answer{From: p.to, Large: p.large, RTT: pathTick / 2})
 		}
 	}
 }
@@ -334,5 +334,29 @@ func BenchmarkPaths(b *testing.B) {
 			}
 			b.ReportMetric(float64(b.Elapsed())/float64(b.N)/float64(pathTick)*100, "%core")
 		})
+	}
+}
+
+// What is told of a path's time is that of small packets, of this time that it is up, and
+// smoothed.
+func TestTimesOfPaths(t *testing.T) {
+	now := time.Unix(1000, 0)
+	p := &path{state: PathUnknown}
+	for i, step := range []struct {
+		do   func()
+		want time.Duration
+	}{
+		{func() { p.answer(now, false, 0) }, 0},
+		{func() { p.answer(now, false, 8*time.Millisecond) }, 8 * time.Millisecond},
+		{func() { p.answer(now, true, time.Second) }, 8 * time.Millisecond},
+		{func() { p.answer(now, false, 16*time.Millisecond) }, 9 * time.Millisecond},
+		{func() { p.answer(now, false, time.Millisecond) }, 8 * time.Millisecond},
+		{func() { p.become(now, PathDown, SignNoAnswer) }, 0},
+		{func() { p.answer(now, false, 40*time.Millisecond) }, 40 * time.Millisecond},
+		{func() { p.unanswering(now) }, 0},
+	} {
+		if step.do(); p.show().RTT != step.want {
+			t.Errorf("after step %d: %v, want %v", i+1, p.show().RTT, step.want)
+		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 // Prober asks the kernels of a device's peers for signs of life: a [tunnel.Prober].
 type Prober interface {
 	Send(to netip.Addr, large bool) error
-	Receive(answered func(from netip.Addr, large bool)) error
+	Receive(answered func(tunnel.Answer)) error
 	Close() error
 }
 
@@ -47,8 +47,8 @@ func (c *Controller) Probe(context.Context) error {
 	changed := false
 	if prober == nil {
 		c.paths.blind(now)
-	} else if err = prober.Receive(func(from netip.Addr, large bool) {
-		changed = c.paths.answer(now, from, large) || changed
+	} else if err = prober.Receive(func(a tunnel.Answer) {
+		changed = c.paths.answer(now, a) || changed
 	}); err != nil {
 		err = errors.Join(err, c.stopProbing())
 		prober = nil

@@ -25,9 +25,9 @@ func (p *prober) Send(to netip.Addr, _ bool) error {
 	return p.refuses
 }
 
-func (p *prober) Receive(answered func(netip.Addr, bool)) error {
+func (p *prober) Receive(answered func(tunnel.Answer)) error {
 	for _, a := range p.asked {
-		answered(a, false)
+		answered(tunnel.Answer{From: a})
 	}
 	p.asked = nil
 	return nil

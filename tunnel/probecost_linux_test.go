@@ -3,7 +3,6 @@ package tunnel
 import (
 	"flag"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -50,7 +49,7 @@ func TestCostOfProbes(t *testing.T) {
 		for range *probeSeconds * 10 {
 			<-tick.C
 			for i, p := range probers {
-				if err := p.Receive(func(netip.Addr, bool) { answers++ }); err != nil {
+				if err := p.Receive(func(Answer) { answers++ }); err != nil {
 					t.Fatal(err)
 				}
 				for range *probeRate / 10 {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 	"unsafe"
 
 	"github.com/vishvananda/netlink"
@@ -46,11 +47,28 @@ const (
 	ipv6Header             = 40
 )
 
-// What tells a full-size probe from a small one, after the token.
+// What tells a full-size probe from a small one, after the token. When it was sent
+// follows.
 const (
 	sizeSmall byte = iota
 	sizeLarge
 )
+
+// stampSize is that of when a probe was sent: microseconds of this host's clock, whose
+// lowest 32 bits come again after 71 minutes only.
+const stampSize = 4
+
+// maxRTT is the longest time that an answer is believed to have taken: longer ones are of
+// a clock that was set.
+const maxRTT = 10 * time.Second
+
+// Answer is that of a peer to a probe.
+type Answer struct {
+	From  netip.Addr
+	Large bool // to one of full size
+	// RTT is how long after the probe it came, as the kernel saw it; 0: not known.
+	RTT time.Duration
+}
 
 // ErrNoProbes says that nobody can be asked: the kernel or somebody has IPv6 switched
 // off on the device, so that it can't have the address for probes, or the host has a
@@ -87,8 +105,9 @@ func newProber(l link, self netip.Addr) (*Prober, error) {
 	if err := p.open(); err != nil {
 		return nil, err
 	}
-	p.small = p.payload(sizeSmall, len(p.token)+1)
-	p.large = p.payload(sizeLarge, max(l.mtu-ipv6Header-icmpHeader, len(p.token)+1))
+	least := len(p.token) + 1 + stampSize
+	p.small = p.payload(sizeSmall, least)
+	p.large = p.payload(sizeLarge, max(l.mtu-ipv6Header-icmpHeader, least))
 	return p, nil
 }
 
@@ -124,6 +143,8 @@ func (p *Prober) open() (err error) {
 	err = errors.Join(
 		unix.SetsockoptInt(p.fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE),
 		unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1<<20),
+		// Answers are read seldom, so it is the kernel that says when they came.
+		unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
 	)
 	if !p.echo {
 		err = errors.Join(err, unix.SetsockoptInt(p.fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1))
@@ -169,9 +190,13 @@ func (p *Prober) Send(to netip.Addr, large bool) error {
 		packet = p.large
 	}
 	addr := unix.SockaddrInet6{Addr: to.As16(), ZoneId: uint32(p.index)}
-	if !p.echo {
+	stamp := packet[len(p.token)+1:]
+	if p.echo {
+		stamp = stamp[icmpHeader:]
+	} else {
 		addr.Port = discardPort
 	}
+	binary.BigEndian.PutUint32(stamp, uint32(time.Now().UnixMicro()))
 	err := unix.Sendto(p.fd, packet, 0, &addr)
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EACCES) {
 		// What an earlier one was answered; it is in the queue of errors, too.
@@ -189,7 +214,7 @@ func (p *Prober) Send(to netip.Addr, large bool) error {
 }
 
 // Receive tells which peers have answered since the last call.
-func (p *Prober) Receive(answered func(from netip.Addr, large bool)) error {
+func (p *Prober) Receive(answered func(Answer)) error {
 	if err := p.receive(0, answered); err != nil || p.echo {
 		return err
 	}
@@ -199,7 +224,7 @@ func (p *Prober) Receive(answered func(from netip.Addr, large bool)) error {
 // maxAnswers is how many answers one call takes, several times what is asked for.
 const maxAnswers = 4096
 
-func (p *Prober) receive(flags int, answered func(from netip.Addr, large bool)) error {
+func (p *Prober) receive(flags int, answered func(Answer)) error {
 	for range maxAnswers {
 		n, oobn, _, from, err := unix.Recvmsg(p.fd, p.in, p.oob, flags|unix.MSG_DONTWAIT)
 		switch {
@@ -216,39 +241,56 @@ func (p *Prober) receive(flags int, answered func(from netip.Addr, large bool)) 
 			continue
 		}
 		addr := netip.AddrFrom16(sender.Addr)
-		if flags != 0 && offender(p.oob[:oobn]) != addr {
+		offender, arrived := ancillary(p.oob[:oobn])
+		if flags != 0 && offender != addr {
 			continue // The own host says why it didn't send.
 		}
-		if kind, ok := p.kind(p.in[:n]); ok {
-			answered(addr, kind == sizeLarge)
+		if large, sent, ok := p.read(p.in[:n]); ok {
+			answered(Answer{From: addr, Large: large, RTT: rtt(sent, arrived)})
 		}
 	}
 	return nil
 }
 
-// kind reads what an answer is to, and whether we have asked.
-func (p *Prober) kind(b []byte) (byte, bool) {
+// read reads what an answer is to, when that was sent, and whether we have asked.
+func (p *Prober) read(b []byte) (large bool, sent uint32, ok bool) {
 	if p.echo {
 		if len(b) < icmpHeader || b[0] != echoReply {
-			return 0, false
+			return false, 0, false
 		}
 		b = b[icmpHeader:]
 	}
-	if len(b) <= len(p.token) || !bytes.Equal(b[:len(p.token)], p.token[:]) {
-		return 0, false
+	if len(b) < len(p.token)+1+stampSize || !bytes.Equal(b[:len(p.token)], p.token[:]) {
+		return false, 0, false
 	}
-	return b[len(p.token)], true
+	b = b[len(p.token):]
+	return b[0] == sizeLarge, binary.BigEndian.Uint32(b[1:]), true
 }
 
-// offender reads who sent the ICMPv6 error that is told in ancillary data: the address
-// after a struct sock_extended_err of linux/errqueue.h.
-func offender(oob []byte) netip.Addr {
+// rtt returns how long an answer took; 0: not known.
+func rtt(sent uint32, arrived time.Time) time.Duration {
+	if arrived.IsZero() {
+		return 0
+	}
+	if took := time.Duration(uint32(arrived.UnixMicro())-sent) * time.Microsecond; took <= maxRTT {
+		return max(took, time.Microsecond)
+	}
+	return 0
+}
+
+// ancillary reads, in what is told with an answer, who sent the ICMPv6 error that it is,
+// the address after a struct sock_extended_err of linux/errqueue.h, and when it came.
+func ancillary(oob []byte) (offender netip.Addr, arrived time.Time) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return netip.Addr{}
+		return netip.Addr{}, time.Time{}
 	}
 	const extended = int(unsafe.Sizeof(unix.SockExtendedErr{}))
 	for _, m := range messages {
+		if m.Header.Level == unix.SOL_SOCKET && m.Header.Type == unix.SCM_TIMESTAMPNS && len(m.Data) >= int(unsafe.Sizeof(unix.Timespec{})) {
+			arrived = time.Unix((*unix.Timespec)(unsafe.Pointer(&m.Data[0])).Unix())
+			continue
+		}
 		if m.Header.Level != unix.IPPROTO_IPV6 || m.Header.Type != unix.IPV6_RECVERR || len(m.Data) < extended+24 {
 			continue
 		}
@@ -256,7 +298,7 @@ func offender(oob []byte) netip.Addr {
 		if m.Data[4] != unix.SO_EE_ORIGIN_ICMP6 || binary.NativeEndian.Uint16(addr) != unix.AF_INET6 {
 			continue
 		}
-		return netip.AddrFrom16([16]byte(addr[8:24]))
+		offender = netip.AddrFrom16([16]byte(addr[8:24]))
 	}
-	return netip.Addr{}
+	return offender, arrived
 }

@@ -65,24 +65,24 @@ func TestKernelsAnswerProbes(t *testing.T) {
 			t.Logf("%s: groups %s ask by %s", backend, groups, p.Method())
 			for _, large := range []bool{false, true} {
 				before := a.peer(t, b.key)
-				answered := false
+				answered, took := false, time.Duration(0)
 				polltest.Until(t, 30*time.Second, "an answer", func() bool {
 					if err := p.Send(LinkLocal(b.key), large); err != nil {
 						t.Fatal(err)
 					}
 					time.Sleep(300 * time.Millisecond)
-					if err := p.Receive(func(from netip.Addr, big bool) {
-						if from != LinkLocal(b.key) {
-							t.Errorf("answer from %s", from)
+					if err := p.Receive(func(answer Answer) {
+						if answer.From != LinkLocal(b.key) || answer.RTT <= 0 {
+							t.Errorf("answer %+v", answer)
 						}
-						answered = answered || big == large
+						answered, took = answered || answer.Large == large, answer.RTT
 					}); err != nil {
 						t.Fatal(err)
 					}
 					return answered
 				})
 				after := a.peer(t, b.key)
-				t.Logf("large %v: %d bytes out, %d in", large, after.TxBytes-before.TxBytes, after.RxBytes-before.RxBytes)
+				t.Logf("large %v: %d bytes out, %d in, answered after %v", large, after.TxBytes-before.TxBytes, after.RxBytes-before.RxBytes, took)
 			}
 		}
 	})
@@ -141,20 +141,47 @@ func TestProberOfADeviceWithAnotherMTU(t *testing.T) {
 // packet of another process.
 func TestForeignAnswersDontCount(t *testing.T) {
 	p := &Prober{echo: true, token: [8]byte{1, 2, 3}}
-	reply := p.payload(sizeSmall, 9)
-	if _, ok := p.kind(reply); ok {
+	reply := p.payload(sizeSmall, 8+1+stampSize)
+	if _, _, ok := p.read(reply); ok {
 		t.Error("our own request counts as an answer")
 	}
 	reply[0] = echoReply
-	if kind, ok := p.kind(reply); !ok || kind != sizeSmall {
-		t.Errorf("an answer is of kind %d, %v", kind, ok)
+	if large, _, ok := p.read(reply); !ok || large {
+		t.Errorf("an answer is large: %v, %v", large, ok)
+	}
+	if _, _, ok := p.read(reply[:len(reply)-1]); ok {
+		t.Error("a part of an answer counts")
 	}
 	reply[icmpHeader]++
-	if _, ok := p.kind(reply); ok {
+	if _, _, ok := p.read(reply); ok {
 		t.Error("an answer to somebody else counts")
 	}
 	local := make([]byte, unix.CmsgSpace(16+28))
-	if got := offender(local); got.IsValid() {
+	if got, _ := ancillary(local); got.IsValid() {
 		t.Errorf("nothing was sent by %s", got)
+	}
+}
+
+func TestTimeOfAnAnswer(t *testing.T) {
+	sent := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for name, test := range map[string]struct {
+		arrived time.Time
+		want    time.Duration
+	}{
+		"some milliseconds":             {sent.Add(3 * time.Millisecond), 3 * time.Millisecond},
+		"within the clock's resolution": {sent, time.Microsecond},
+		"the kernel doesn't say":        {time.Time{}, 0},
+		"the clock was set back":        {sent.Add(-time.Minute), 0},
+		"the clock was set forward":     {sent.Add(time.Minute), 0},
+		"as long as is believed":        {sent.Add(maxRTT), maxRTT},
+		"longer":                        {sent.Add(maxRTT + time.Millisecond), 0},
+	} {
+		if got := rtt(uint32(sent.UnixMicro()), test.arrived); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+	wraps := time.UnixMicro(1<<32 - 1000)
+	if got := rtt(uint32(wraps.UnixMicro()), wraps.Add(4*time.Millisecond)); got != 4*time.Millisecond {
+		t.Errorf("over the end of what is stamped: %v", got)
 	}
 }

@@ -95,6 +95,7 @@ type pathReport struct {
 	Sign      peers.Sign      `json:"sign"`
 	Answers   bool            `json:"answers"`             // the peer answers probes
 	SmallOnly bool            `json:"smallOnly,omitempty"` // full-size packets get lost
+	RTT       float64         `json:"rtt,omitempty"`       // seconds from a probe to its answer, smoothed; 0: not known
 }
 
 func (a *agent) status() any {
@@ -199,7 +200,7 @@ func (r *remote) status(ctx context.Context) remoteReport {
 		}
 		if path, known := r.controller.Path(p.PublicKey); known {
 			peer.Health = path.Health(peer.Health)
-			peer.Path = &pathReport{State: path.State, Since: path.Since, Sign: path.Sign, Answers: path.Answers, SmallOnly: path.SmallOnly}
+			peer.Path = &pathReport{State: path.State, Since: path.Since, Sign: path.Sign, Answers: path.Answers, SmallOnly: path.SmallOnly, RTT: path.RTT.Seconds()}
 		}
 		if p.Endpoint.IsValid() {
 			peer.Endpoint = p.Endpoint.String()
