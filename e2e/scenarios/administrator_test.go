@@ -120,6 +120,7 @@ type statusView struct {
 	Meshes []struct {
 		From, To string
 		Counts   struct{ Up, Down, Unknown int }
+		Paths    [][]struct{ RTT float64 }
 	}
 	Wrong, Unknown []string
 }
@@ -132,4 +133,18 @@ func (v *statusView) counts() string {
 		b.WriteString(m.From + ">" + m.To + string(body) + " ")
 	}
 	return b.String()
+}
+
+// unmeasured is how many paths have no latency.
+func (v *statusView) unmeasured() (n int) {
+	for _, m := range v.Meshes {
+		for _, row := range m.Paths {
+			for _, path := range row {
+				if path.RTT <= 0 {
+					n++
+				}
+			}
+		}
+	}
+	return n
 }

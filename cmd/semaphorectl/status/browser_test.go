@@ -65,6 +65,13 @@ func TestPageInABrowser(t *testing.T) {
 			if !strings.Contains(dom, "&lt;script&gt;document.title") {
 				t.Error("the hostile text isn't shown as text")
 			}
+			latencies := 2 * nodes * nodes // of each path
+			if nodes > largest {
+				latencies = 2 * 2 * nodes // of each node, median and slowest
+			}
+			if got := strings.Count(dom, "12.3 ms</td>"); got != latencies {
+				t.Errorf("%d latencies are shown, want %d", got, latencies)
+			}
 			if nodes <= largest {
 				for class, want := range map[string]int{"up": 2*nodes*nodes - nodes - 1, "down": nodes + 1, "unknown": 0} {
 					if got := strings.Count(dom, `<td class="`+class+`"`); got != want {

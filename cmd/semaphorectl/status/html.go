@@ -9,6 +9,7 @@ import (
 	"image/color"
 	"image/png"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
@@ -40,6 +41,7 @@ func (v *View) HTML(to io.Writer) error {
 		"asTable": func(m *Mesh) bool { return max(len(m.Rows), len(m.Columns)) <= largest },
 		"bad":     (*Mesh).bad,
 		"total":   func(m *Mesh) []total { return m.totals() },
+		"latency": latency,
 	}).Parse(page)
 	if err != nil {
 		return err
@@ -103,13 +105,19 @@ func (m *Mesh) bad() []told {
 type total struct {
 	Node string
 	Counts
+	// Median and Slowest are of the latencies that are known, in seconds; 0: none is.
+	Median, Slowest float64
 }
 
 func (m *Mesh) totals() []total {
 	all := make([]total, len(m.Rows))
 	for i, row := range m.Rows {
 		all[i].Node = row
+		var took []float64
 		for j := range m.Columns {
+			if rtt := m.Paths[i][j].RTT; rtt > 0 {
+				took = append(took, rtt)
+			}
 			switch m.Paths[i][j].State {
 			case Up:
 				all[i].Up++
@@ -118,6 +126,10 @@ func (m *Mesh) totals() []total {
 			default:
 				all[i].Unknown++
 			}
+		}
+		if len(took) > 0 {
+			slices.Sort(took)
+			all[i].Median, all[i].Slowest = took[len(took)/2], took[len(took)-1]
 		}
 	}
 	return all

@@ -87,7 +87,7 @@ func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {
 		for j, column := range m.Columns {
 			p := &m.Paths[i][j]
 			if wide || p.State != Up && len(m.Columns) > widest && len(rows) <= maxTold {
-				rows = append(rows, []string{row, column, p.State, p.Sign, age(now, p.Since), p.latency(), p.Endpoint, p.Why})
+				rows = append(rows, []string{row, column, p.State, p.Sign, age(now, p.Since), latency(p.RTT), p.Endpoint, p.Why})
 			}
 		}
 	}
@@ -100,18 +100,18 @@ func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {
 func (p *Path) short() string {
 	switch {
 	case p.State == Up:
-		return cmp.Or(p.latency(), Up)
+		return cmp.Or(latency(p.RTT), Up)
 	case p.Sign != "":
 		return p.State + " (" + p.Sign + ")"
 	}
 	return p.State
 }
 
-func (p *Path) latency() string {
-	if p.RTT <= 0 {
+func latency(seconds float64) string {
+	if seconds <= 0 {
 		return ""
 	}
-	return fmt.Sprintf("%.1f ms", p.RTT*1000)
+	return fmt.Sprintf("%.1f ms", seconds*1000)
 }
 
 // age is how long ago something was.

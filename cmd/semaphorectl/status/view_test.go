@@ -72,8 +72,7 @@ func TestView(t *testing.T) {
 func TestText(t *testing.T) {
 	clusters := surveytest.Pair(2)
 	gone := clusters[0].Agents[1].Value.Remotes[0].Peers[0].Path
-	gone.State, gone.Sign, gone.Since = "down", "no_answer", now.Add(-time.Minute)
-	clusters[0].Agents[0].Value.Remotes[0].Peers[1].Path.RTT = 0.0123
+	gone.State, gone.Sign, gone.Since, gone.RTT = "down", "no_answer", now.Add(-time.Minute), 0
 	clusters[1].Nodes.Value[1].Name = "gcp-2\x1b[2J"
 	var b strings.Builder
 	if err := Of(now, clusters).Text(&b, false); err != nil {
@@ -81,6 +80,7 @@ func TestText(t *testing.T) {
 	}
 	for _, want := range []string{
 		"aws to gcp: 1 paths up, 3 down, 0 unknown; backend kernel; API server heard 0s ago",
+		"aws-1      12.3 ms           down (no_peer)",
 		"aws-2      down (no_answer)  down (no_peer)", `gcp-2\x1b[2J`,
 		"wrong:\n  aws to gcp: 3 of 4 paths are down",
 	} {

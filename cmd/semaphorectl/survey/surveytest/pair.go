@@ -39,7 +39,7 @@ func Pair(nodes int) []*survey.Cluster {
 				peer := fmt.Sprintf("%s-%d", other, p+1)
 				remote.Peers = append(remote.Peers, survey.Peer{
 					Node: peer, Health: "up", Endpoint: "10.66.0.1:51820", PublicKey: Key(peer, name), RxBytes: 1, TxBytes: 1,
-					Path: &survey.Path{State: "up", Sign: "answer", Answers: true, Since: Now},
+					Path: &survey.Path{State: "up", Sign: "answer", Answers: true, Since: Now, RTT: 0.0123},
 				})
 			}
 			pod := survey.Pod{Name: "agent-" + node, Node: node, Program: survey.WireGuard, Phase: "Running", Ready: true, IP: "10.66.0.1"}
