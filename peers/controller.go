@@ -172,7 +172,9 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	for i := range peers {
 		want[i] = peers[i].Peer
 	}
-	allowProbes(want, c.cfg.Device.PublicKey())
+	own := c.cfg.Device.PublicKey()
+	addrs := probeAddresses(own, peers, tunnel.LinkLocal)
+	allowProbes(want, addrs)
 	before := time.Now()
 	changes, err := c.cfg.Device.Configure(ctx, want)
 	if changes != (tunnel.Changes{}) {
@@ -196,7 +198,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	}
 	c.index = index
 	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured})
-	c.paths.set(time.Now(), c.cfg.Device.PublicKey(), peers, configured)
+	c.paths.set(time.Now(), own, peers, addrs, configured)
 	if source == SourceAPI {
 		if !rules.LocalUnknown && (!c.remembered || changes != (tunnel.Changes{})) {
 			c.remember(nodes, peers)
@@ -206,19 +208,30 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	return nil
 }
 
-// allowProbes adds to each peer's allowed IPs the address that it answers probes from.
-// Of two with the same one, which somebody has worked hard for, the first has it.
-func allowProbes(peers []tunnel.Peer, own tunnel.Key) {
+// probeAddresses returns where each peer is probed, invalid where it isn't: the address
+// is this device's own, or another peer's. Of two with the same one, which somebody has
+// worked hard for, the first has it, in the allowed IPs as in the paths, so that no peer
+// answers in another one's name.
+func probeAddresses(own tunnel.Key, peers []Peer, derive func(tunnel.Key) netip.Addr) []netip.Addr {
+	addrs := make([]netip.Addr, len(peers))
 	taken := make(map[netip.Addr]struct{}, len(peers)+1)
-	taken[tunnel.LinkLocal(own)] = struct{}{}
+	taken[derive(own)] = struct{}{}
 	for i := range peers {
-		addr := tunnel.LinkLocal(peers[i].PublicKey)
-		if _, twice := taken[addr]; twice {
-			continue
+		addr := derive(peers[i].PublicKey)
+		if _, twice := taken[addr]; !twice {
+			taken[addr], addrs[i] = struct{}{}, addr
 		}
-		taken[addr] = struct{}{}
-		// Not in place: the list is that of the desired peer, too.
-		peers[i].AllowedIPs = append(slices.Clone(peers[i].AllowedIPs), netip.PrefixFrom(addr, addr.BitLen()))
+	}
+	return addrs
+}
+
+// allowProbes adds to each peer's allowed IPs the address that it answers probes from.
+func allowProbes(peers []tunnel.Peer, addrs []netip.Addr) {
+	for i, addr := range addrs {
+		if addr.IsValid() {
+			// Not in place: the list is that of the desired peer, too.
+			peers[i].AllowedIPs = append(slices.Clone(peers[i].AllowedIPs), netip.PrefixFrom(addr, addr.BitLen()))
+		}
 	}
 }
 

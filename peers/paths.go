@@ -2,6 +2,7 @@ package peers
 
 import (
 	"cmp"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -21,6 +22,11 @@ const (
 	downRate    = 150
 	unheardRate = 50 // to peers that don't answer
 	doubtRate   = 2000
+	// suspectRate is for those that are looked at because another one seems to be gone.
+	// All that have lost that one look at the same time: so many are what a peer is asked
+	// a second, and with routineRate, less than the 1,000 of net.ipv4.icmp_msgs_per_sec that
+	// its kernel answers where probes aren't echo requests.
+	suspectRate = 500
 )
 
 const (
@@ -46,12 +52,12 @@ type paths struct {
 	ticked time.Time
 	alarm  time.Time // last
 
-	routine, doubt allowance
-	usedEvery      time.Duration
-	idleEvery      time.Duration
-	downEvery      time.Duration
-	unheardEvery   time.Duration
-	largeEvery     time.Duration
+	routine, doubt, suspects allowance
+	usedEvery                time.Duration
+	idleEvery                time.Duration
+	downEvery                time.Duration
+	unheardEvery             time.Duration
+	largeEvery               time.Duration
 }
 
 // allowance is how many probes may be sent now.
@@ -69,8 +75,8 @@ func (a *allowance) take() bool {
 	return true
 }
 
-// set makes the paths those to the given peers.
-func (ps *paths) set(now time.Time, own tunnel.Key, peers []Peer, configured map[tunnel.Key]time.Time) {
+// set makes the paths those to the given peers, which are probed at addrs, where valid.
+func (ps *paths) set(now time.Time, own tunnel.Key, peers []Peer, addrs []netip.Addr, configured map[tunnel.Key]time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	of, at := make(map[tunnel.Key]*path, len(peers)), make(map[netip.Addr]*path, len(peers))
@@ -79,7 +85,7 @@ func (ps *paths) set(now time.Time, own tunnel.Key, peers []Peer, configured map
 		p, known := ps.of[peer.PublicKey]
 		if !known {
 			p = &path{
-				key: peer.PublicKey, addr: tunnel.LinkLocal(peer.PublicKey),
+				key: peer.PublicKey, addr: addrs[i],
 				state: PathUnknown, since: now, sign: SignNone, next: now, largeNext: now.Add(largeRetry),
 			}
 		}
@@ -88,8 +94,14 @@ func (ps *paths) set(now time.Time, own tunnel.Key, peers []Peer, configured map
 			p.begun, p.handshake, p.rx, p.tx, p.counted = begun, time.Time{}, 0, 0, false
 		}
 		p.node, p.leads, p.mute = peer.Node, own.Compare(peer.PublicKey) < 0, !peer.Endpoint.IsValid()
+		if p.addr != addrs[i] {
+			p.addr = addrs[i]
+			p.unanswering(now)
+		}
 		of[peer.PublicKey] = p
-		at[p.addr] = p
+		if p.addr.IsValid() {
+			at[p.addr] = p
+		}
 	}
 	ps.of, ps.at = of, at
 	ps.spread()
@@ -149,8 +161,8 @@ type probe struct {
 // is wanted.
 //
 //	goes first                                  bound
-//	doubt: an answer is overdue; suspicion:     doubtRate
-//	a neighbour seems to be gone
+//	doubt: an answer is overdue                 doubtRate
+//	suspicion: a neighbour seems to be gone     suspectRate
 //	the others: those in use, then the longest  routineMost
 //	overdue; those of full size
 func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
@@ -163,7 +175,8 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	ps.ticked = now
 	ps.routine.grow(gap, routineMost)
 	ps.doubt.grow(gap, doubtRate)
-	var doubtful, due, large []*path
+	ps.suspects.grow(gap, suspectRate)
+	var doubtful, suspected, due, large []*path
 	suspicion := false
 	for _, p := range ps.of {
 		if gap > stall {
@@ -177,10 +190,13 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		if p.doubtful() && p.asked == 1 && now.Sub(p.askedSince) >= retryAfter {
 			p.next = now
 		}
-		if !p.next.After(now) && !p.waits() {
-			if p.doubtful() || p.suspected {
+		if !p.next.After(now) && p.addr.IsValid() && !p.waits() {
+			switch {
+			case p.doubtful():
 				doubtful = append(doubtful, p)
-			} else {
+			case p.suspected:
+				suspected = append(suspected, p)
+			default:
 				due = append(due, p)
 			}
 		}
@@ -195,8 +211,9 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		ps.alarm = now
 		for _, p := range ps.of {
 			if p.answers && p.state == PathUp && p.asked == 0 && p.next.After(now) {
-				p.next, p.suspected = now, true
-				doubtful = append(doubtful, p)
+				// In an order of our own: others look at the same peers.
+				p.next, p.suspected = now.Add(-rand.N(pathTick)), true
+				suspected = append(suspected, p)
 			}
 		}
 	}
@@ -218,6 +235,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		}
 	}
 	ask(doubtful, &ps.doubt, false)
+	ask(suspected, &ps.suspects, false)
 	ask(due, &ps.routine, false)
 	ask(large, &ps.routine, true)
 	return send, changed, handshakes

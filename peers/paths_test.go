@@ -3,6 +3,7 @@ package peers
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -44,7 +45,7 @@ func newMesh(t *testing.T, size int) *mesh {
 		m.peers = append(m.peers, p)
 		configured[p.PublicKey] = m.now
 	}
-	m.paths.set(m.now, tunnel.Key{}, m.peers, configured)
+	m.paths.set(m.now, tunnel.Key{}, m.peers, probeAddresses(tunnel.Key{}, m.peers, tunnel.LinkLocal), configured)
 	return m
 }
 
@@ -301,6 +302,49 @@ func TestPathsAfterAStall(t *testing.T) {
 			}
 		}
 	}
+}
+
+// One address is probed for one peer, the first, and this device's own for none: a peer
+// whose key was made to fit says nothing about another one's path.
+func TestPathsOfEqualAddresses(t *testing.T) {
+	m := newMesh(t, 4)
+	own, same, of := tunnel.Key{}, tunnel.LinkLocal(keyOf(1)), map[tunnel.Key]netip.Addr{}
+	derive := func(k tunnel.Key) netip.Addr {
+		switch {
+		case of[k].IsValid():
+			return of[k]
+		case k == own || k == keyOf(4):
+			return tunnel.LinkLocal(own)
+		}
+		return tunnel.LinkLocal(k)
+	}
+	of[keyOf(2)] = same
+	set := func() {
+		addrs, want := probeAddresses(own, m.peers, derive), make([]tunnel.Peer, len(m.peers))
+		m.paths.set(m.now, own, m.peers, addrs, map[tunnel.Key]time.Time{})
+		allowProbes(want, addrs)
+		for i, p := range want {
+			// Who is sent a probe is whom the answer is of.
+			probed := m.paths.at[addrs[i]]
+			if len(p.AllowedIPs) == 0 && addrs[i].IsValid() || len(p.AllowedIPs) == 1 && (probed == nil || probed.key != m.peers[i].PublicKey) {
+				t.Errorf("%s: %v, and the path of %v", m.peers[i].Node, p.AllowedIPs, probed)
+			}
+		}
+	}
+	set()
+	m.until("those that are alone up", time.Minute, PathUp, 0, 2)
+	for _, i := range []int{1, 3} {
+		if p := m.paths.of[keyOf(i+1)]; p.answers || p.tried > 0 || p.state != PathUnknown {
+			t.Errorf("%s is %s, and was asked %d times", p.node, p.state, p.tried)
+		}
+	}
+	// Whose it was before doesn't answer for the one that has it now.
+	m.peers[0], m.peers[1] = m.peers[1], m.peers[0]
+	set()
+	if p := m.paths.of[keyOf(1)]; p.answers {
+		t.Error("one that isn't probed any more is judged by probes")
+	}
+	m.until("the one that has the address now up", time.Minute, PathUp, 1)
 }
 
 // Where nobody can be asked any more, WireGuard's own signs decide.

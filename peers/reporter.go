@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,6 +29,12 @@ const (
 	// predecessor knew: peers that aren't configured yet, or that seem to be up by a
 	// handshake of before. The latter lasts no longer than silentAfter.
 	settling = time.Minute
+	// A report changes changesBurst times without delay, and after that as often as all
+	// nodes together may by the rate at which their kubelets renew their own Leases, each
+	// 10 s. What comes up again leaves changesKept of them, so that in a mesh that flaps
+	// what is down is still told at once.
+	changesBurst, changesKept       = 12, 6
+	changesShare, changesEveryLeast = 10 * time.Millisecond, 2 * time.Second
 	// Room of a report that isn't for names: for each remote its own name and fields.
 	reportFrame = 200
 )
@@ -59,12 +66,13 @@ type Reporter struct {
 	there   bool      // an object is
 	at      time.Time // when it was last written; zero: not by this process
 	wait    time.Time // when a change may be written; zero: there is none
+	changes *rate.Limiter
 	due     time.Time
 }
 
 // NewReporter returns a reporter that has done nothing yet.
 func NewReporter(cfg ReporterConfig) *Reporter {
-	return &Reporter{cfg: cfg, written: reports.Report{Node: cfg.Node}}
+	return &Reporter{cfg: cfg, written: reports.Report{Node: cfg.Node}, changes: rate.NewLimiter(rate.Every(changesEveryLeast), changesBurst)}
 }
 
 // Due says when to call Reconcile although nothing has happened.
@@ -102,7 +110,8 @@ func (r *Reporter) begin(ctx context.Context, now time.Time) error {
 
 func (r *Reporter) pass(ctx context.Context, now time.Time) error {
 	settled := r.begun.Add(settling)
-	want, due := reportAt(now, r.cfg.Node, &r.written, r.cfg.Paths(), now.Before(settled))
+	all := r.cfg.Paths()
+	want, due := reportAt(now, r.cfg.Node, &r.written, all, now.Before(settled))
 	r.due = due
 	if now.Before(settled) && len(want.Remotes) > 0 {
 		r.remind(settled)
@@ -121,18 +130,54 @@ func (r *Reporter) pass(ctx context.Context, now time.Time) error {
 	if !same && r.wait.IsZero() {
 		r.wait = latest(now.Add(spread(r.cfg.Reporters())), r.at.Add(reportSpacing))
 	}
-	if now.Before(r.wait) {
-		r.remind(r.wait)
+	change := !want.Equal(&r.written)
+	until := r.wait
+	if change {
+		until = latest(until, r.allowed(now, worse(&r.written, &want, all)))
+	}
+	if r.there && !r.at.IsZero() && renew.Before(until) {
+		until = renew
+	}
+	if now.Before(until) {
+		r.remind(until)
 		return nil
 	}
 	if err := r.write(ctx, now, &want); err != nil {
 		return err
+	}
+	if change {
+		r.changes.ReserveN(now, 1)
 	}
 	r.wait = time.Time{}
 	if r.there {
 		r.remind(now.Add(reports.Renewal))
 	}
 	return nil
+}
+
+// allowed returns when a change may be written for the sake of how many there were. It
+// isn't later than the report would be renewed in any case.
+func (r *Reporter) allowed(now time.Time, worse bool) time.Time {
+	every := max(changesEveryLeast, time.Duration(r.cfg.Reporters())*changesShare)
+	r.changes.SetLimitAt(now, rate.Every(every))
+	missing := 1 - r.changes.TokensAt(now)
+	if !worse {
+		missing += changesKept
+	}
+	return now.Add(time.Duration(max(0, missing) * float64(every)))
+}
+
+// worse reports whether something is down that wasn't reported before.
+func worse(before, now *reports.Report, all map[string][]Path) bool {
+	for remote, known := range all {
+		was, is := before.Remotes[remote], now.Remotes[remote]
+		for i := range known {
+			if is.Has(known[i].Node) && !was.Has(known[i].Node) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // remind has Due be no later than a time.

@@ -154,6 +154,40 @@ func TestFlappingPathIsReportedOnce(t *testing.T) {
 	}
 }
 
+// TestMeshThatFlapsIsBounded has paths come and go slowly enough for each change to be
+// one of the report, in a cluster in which many nodes report at the same time.
+func TestMeshThatFlapsIsBounded(t *testing.T) {
+	const size = 1000
+	b, writes := newReporting(t), 0
+	b.cfg.Reporters = func() int { return size }
+	b.set("aws-2", PathUp)
+	b.set("aws-3", PathUp)
+	var longest time.Duration
+	for range 100 {
+		b.set("aws-1", PathDown)
+		at := b.now
+		for b.says(t) == nil && b.now.Sub(at) < time.Minute {
+			writes += b.pass(t, 0.5)
+		}
+		longest = max(longest, b.now.Sub(at))
+		writes += b.pass(t, 3)
+		b.set("aws-1", PathUp)
+		writes += b.pass(t, 3)
+	}
+	took := b.now.Sub(time.Unix(1e9, 0))
+	perSecond := float64(writes) / took.Seconds() * size
+	t.Logf("%d writes in %v: %.0f a second of %d nodes; a path that is down again is reported after %v at most", writes, took, perSecond, size, longest)
+	if perSecond > 150 {
+		t.Errorf("%.0f writes a second", perSecond)
+	}
+	if longest > 1500*time.Millisecond {
+		t.Errorf("a path that is down was reported after %v", longest)
+	}
+	b.set("aws-1", PathUp)
+	b.pass(t, 40)
+	b.expect(t, "all are up", nil)
+}
+
 // TestReportIsTakenOver has another process begin while paths are down.
 func TestReportIsTakenOver(t *testing.T) {
 	b := newReporting(t)

@@ -3,7 +3,9 @@ package routes
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
@@ -23,7 +26,8 @@ import (
 // A host asks for a remote pod by a ClusterIP, which kube-proxy in IPVS mode has on
 // kube-ipvs0. Without our addresses the masqueraded packets have a source that the
 // remote's WireGuard doesn't take from this node; with them the pod sees, as it
-// does without a service, the address that only this node has in the mesh.
+// does without a service, the address that only this node has in the mesh. When the
+// endpoint is withdrawn, the service refuses.
 func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 	kubeProxy, err := exec.LookPath("kube-proxy")
 	if err != nil {
@@ -70,9 +74,10 @@ func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 			{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("10.4.1.1"), netip.MustParseAddr("10.1.3.1")},
 			{netip.MustParseAddr("fd96::10"), netip.MustParseAddr("fd04::1"), netip.MustParseAddr("fd01:0:0:3::1")},
 		}
-		startKubeProxy(t, kubeProxy, stubAPI(t, "192.0.2.1", map[netip.Addr]netip.Addr{
+		url, withdraw := stubAPI(t, "192.0.2.1", map[netip.Addr]netip.Addr{
 			cases[0].clusterIP: cases[0].pod, cases[1].clusterIP: cases[1].pod,
-		}))
+		})
+		startKubeProxy(t, kubeProxy, url)
 
 		for _, c := range cases {
 			pod, service := netip.AddrPortFrom(c.pod, 8888), netip.AddrPortFrom(c.clusterIP, 80)
@@ -98,6 +103,22 @@ func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 			t.Logf("%s with our addresses: the pod sees %s", service, seen)
 		}
 		link(t, "kube-ipvs0") // It is in that mode.
+
+		withdrawn := time.Now()
+		withdraw()
+		for _, c := range cases {
+			service := netip.AddrPortFrom(c.clusterIP, 80)
+			polltest.Until(t, 2*time.Minute, service.String()+" to refuse", func() bool {
+				began := time.Now()
+				_, err := sourceAt(service, 5*time.Second)
+				if !errors.Is(err, unix.ECONNREFUSED) {
+					return false
+				}
+				t.Logf("%s without an endpoint that is ready refuses %v after it was withdrawn, and within %v",
+					service, began.Sub(withdrawn).Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+				return true
+			})
+		}
 	})
 }
 
@@ -121,9 +142,9 @@ func startKubeProxy(t *testing.T, program, api string) {
 }
 
 // stubAPI answers as an API server with one node of that address and one service does,
-// whose ClusterIPs have an endpoint each, as far as kube-proxy asks. Nothing ever
-// changes. It returns the URL.
-func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) string {
+// whose ClusterIPs have an endpoint each, as far as kube-proxy asks. It returns the URL,
+// and what withdraws all endpoints as the mirror does.
+func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) (url string, withdraw func()) {
 	t.Helper()
 	type object = map[string]any
 	list := func(version, kind string, items ...object) object {
@@ -140,7 +161,11 @@ func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) str
 		}
 		clusterIPs = append(clusterIPs, clusterIP.String())
 		slices = append(slices, object{
-			"metadata":    object{"name": "abroad-" + strings.ToLower(family), "namespace": "default", "labels": object{"kubernetes.io/service-name": "abroad"}},
+			"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+			"metadata": object{
+				"name": "abroad-" + strings.ToLower(family), "namespace": "default", "resourceVersion": "1",
+				"labels": object{"kubernetes.io/service-name": "abroad"},
+			},
 			"addressType": family,
 			"endpoints":   []object{{"addresses": []string{endpoints[clusterIP].String()}, "conditions": object{"ready": true}}},
 			"ports":       []object{{"name": "http", "port": 8888, "protocol": "TCP"}},
@@ -150,6 +175,8 @@ func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) str
 		"apiVersion": "v1", "kind": "Node", "metadata": object{"name": "node", "resourceVersion": "1"},
 		"status": object{"addresses": []object{{"type": "InternalIP", "address": node}}},
 	}
+	const slicesPath = "/apis/discovery.k8s.io/v1/endpointslices"
+	withdrawn := make(chan struct{})
 	answers := map[string]object{
 		"/api/v1/nodes":      list("v1", "Node", nodeObject),
 		"/api/v1/nodes/node": nodeObject,
@@ -161,8 +188,8 @@ func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) str
 				"ports": []object{{"name": "http", "port": 80, "targetPort": 8888, "protocol": "TCP"}},
 			},
 		}),
-		"/apis/discovery.k8s.io/v1/endpointslices": list("discovery.k8s.io/v1", "EndpointSlice", slices...),
-		"/apis/networking.k8s.io/v1/servicecidrs":  list("networking.k8s.io/v1", "ServiceCIDR"),
+		slicesPath: list("discovery.k8s.io/v1", "EndpointSlice", slices...),
+		"/apis/networking.k8s.io/v1/servicecidrs": list("networking.k8s.io/v1", "ServiceCIDR"),
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -177,6 +204,23 @@ func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) str
 			answer = object{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Invalid", "code": http.StatusUnprocessableEntity}
 		case query.Get("watch") == "true" || query.Get("watch") == "1":
 			w.(http.Flusher).Flush()
+			if r.URL.Path == slicesPath {
+				select {
+				case <-r.Context().Done():
+				case <-withdrawn:
+					for _, slice := range slices {
+						change := maps.Clone(slice)
+						change["metadata"] = maps.Clone(slice["metadata"].(object))
+						change["metadata"].(object)["resourceVersion"] = "2"
+						change["endpoints"] = []object{{
+							"addresses":  slice["endpoints"].([]object)[0]["addresses"],
+							"conditions": object{"ready": false, "serving": false},
+						}}
+						_ = json.NewEncoder(w).Encode(object{"type": "MODIFIED", "object": change}) // As below.
+					}
+					w.(http.Flusher).Flush()
+				}
+			}
 			<-r.Context().Done()
 			return
 		}
@@ -186,7 +230,7 @@ func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) str
 		server.CloseClientConnections()
 		server.Close()
 	})
-	return server.URL
+	return server.URL, func() { close(withdrawn) }
 }
 
 // serveSources answers each connection with the address that it comes from.

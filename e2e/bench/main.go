@@ -4,6 +4,7 @@
 //
 //	go run ./e2e/bench                        # everything, some minutes
 //	go run ./e2e/bench -only throughput       # one part, or several
+//	go run ./e2e/bench -only live -nodes 500  # what probes take, with peers that answer
 //	go run ./e2e/bench -only contacts         # how long first contacts take
 //	go run ./e2e/bench -only throughput -agent ./new -against ./old
 //
@@ -55,6 +56,9 @@ func main() {
 	if len(os.Args) > 1 && (os.Args[1] == sendMode || os.Args[1] == receiveMode) {
 		exit(traffic(os.Args[1], os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == farMode {
+		exit(far(os.Args[2:]))
+	}
 	opts, err := parse(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {
 		return
@@ -77,7 +81,7 @@ func exit(err error) {
 
 // parts are what can be asked for by name, in the order in which they run.
 func parts() []string {
-	return []string{"throughput", "narrow", "restart", "nodes", "churn", "contacts"}
+	return []string{"throughput", "narrow", "restart", "nodes", "live", "churn", "contacts"}
 }
 
 func parse(args []string) (options, error) {
@@ -86,7 +90,7 @@ func parse(args []string) (options, error) {
 	only := flags.String("only", strings.Join(parts(), ","), "parts to run")
 	flags.IntVar(&opts.pairs, "pairs", 5, "how often each comparison is made")
 	flags.DurationVar(&opts.seconds, "time", 4*time.Second, "how long one transfer takes")
-	flags.IntVar(&opts.nodes, "nodes", 5000, "nodes of the remote cluster in part nodes")
+	flags.IntVar(&opts.nodes, "nodes", 5000, "nodes of the remote cluster in parts nodes and live")
 	flags.IntVar(&opts.contactCount, "contacts", 500, "first contacts in part contacts")
 	flags.StringVar(&opts.against, "against", "",
 		"another build of semaphore-wireguard to compare the throughput with, instead of wireguard-go")
@@ -123,6 +127,9 @@ func run(ctx context.Context, opts options) (err error) {
 	}
 	if err == nil && b.wants("nodes") {
 		err = b.inTestbed(ctx, b.manyNodes)
+	}
+	if err == nil && b.wants("live") {
+		err = b.inTestbed(ctx, b.live)
 	}
 	if err == nil && b.wants("churn") {
 		err = b.inTestbed(ctx, b.churn)

@@ -149,6 +149,11 @@ type PeerStatus struct {
 	LastHandshake time.Time      `json:"lastHandshake"`
 	RxBytes       int64          `json:"rxBytes"`
 	TxBytes       int64          `json:"txBytes"`
+	Path          struct {
+		State     string `json:"state"`
+		Sign      string `json:"sign"`
+		SmallOnly bool   `json:"smallOnly"`
+	} `json:"path"`
 }
 
 // Remote returns the status of a remote; the zero status when it isn't there.

@@ -12,9 +12,9 @@ import (
 
 // Request is one of a Client.
 type Request struct {
-	At  time.Time // when it began
-	By  string    // the pod that answered; empty: it failed
-	Err error
+	At, End time.Time // when it began and ended
+	By      string    // the pod that answered; empty: it failed
+	Err     error
 }
 
 // Client asks for a URL ten times a second, each time over a connection of its own
@@ -59,6 +59,7 @@ func (c *Client) ask(ctx context.Context, from *testbed.Pod, url string) {
 	if body, r.Err = from.Get(ctx, url); r.Err == nil {
 		r.By, _, _ = strings.Cut(body, " ")
 	}
+	r.End = time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all = append(c.all, r)

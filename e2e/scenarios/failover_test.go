@@ -153,6 +153,11 @@ func (f *failover) outage(t *testing.T, what string, unplug, plugIn func()) {
 	everybody := append(slices.Clone(f.local), f.Pods[:2]...)
 	clients := []*asking{ask(t, f.Pods[2], url), ask(t, f.Pods[3], url)}
 	modes := []string{"nftables", "iptables"}
+	events := watchFailover(t, f.GCP, "gl-shop-73736d-web")
+	// It would hold what was withdrawn some minutes ago for longer.
+	must(t, f.mirror.Stop(within(t, repair)))
+	must(t, f.mirror.Start())
+	eventually(t, repair, "the mirror to be ready", f.mirror.Ready)
 	begun := time.Now()
 	for _, c := range clients {
 		c.settled(t, begun, 2, everybody...)
@@ -161,9 +166,12 @@ func (f *failover) outage(t *testing.T, what string, unplug, plugIn func()) {
 	unplug()
 	for i, c := range clients {
 		failed, last := c.settled(t, at, 5, f.local...)
-		t.Logf("%s unplugged, %s: %d requests of 10 a second failed, the last one after %s", what, modes[i], failed, seconds(at, last))
+		t.Logf("%s unplugged, %s: %d requests of 10 a second failed, the last one after %s: %s",
+			what, modes[i], failed, seconds(at, last), failures(at, c.Since(at)))
 	}
+	t.Logf("meanwhile: %s", events.since(at))
 	f.refuses(t)
+	defer func() { t.Logf("meanwhile: %s", events.since(at)) }()
 	at = time.Now()
 	plugIn()
 	for i, c := range clients {
@@ -219,6 +227,8 @@ func TestFailover(t *testing.T) {
 			func() { f.each(t, f.Testbed.Drop, nodes...) }, func() { f.each(t, f.Testbed.Restore, nodes...) })
 	})
 	t.Run("its API server", f.onlyAPI)
+	t.Run("one direction", f.oneDirection)
+	t.Run("large packets", f.largePackets)
 	t.Run("one local node", f.oneNode)
 	t.Run("an agent is restarted meanwhile", f.restarted)
 	t.Run("with 1,000 local nodes", f.crowd)

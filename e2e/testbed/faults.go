@@ -109,6 +109,31 @@ func (tb *Testbed) Restore(a, b *Node) error {
 	return tb.underlay.cut(a.Name, b.Name, false)
 }
 
+// DropOneWay drops the datagrams that a node sends another one over UDP, and not those
+// that come back.
+func (tb *Testbed) DropOneWay(from, to *Node) error {
+	tb.log.Info("datagrams dropped one way", "node", from.Name, "peer", to.Name)
+	return tb.underlay.loses("oneway", from.Name, to.Name, true)
+}
+
+// RestoreOneWay undoes DropOneWay.
+func (tb *Testbed) RestoreOneWay(from, to *Node) error {
+	tb.log.Info("datagrams restored one way", "node", from.Name, "peer", to.Name)
+	return tb.underlay.loses("oneway", from.Name, to.Name, false)
+}
+
+// DropLarge drops packets of more than 1,000 bytes that a node sends another one.
+func (tb *Testbed) DropLarge(from, to *Node) error {
+	tb.log.Info("large packets dropped", "node", from.Name, "peer", to.Name)
+	return tb.underlay.loses("narrow", from.Name, to.Name, true)
+}
+
+// RestoreLarge undoes DropLarge.
+func (tb *Testbed) RestoreLarge(from, to *Node) error {
+	tb.log.Info("large packets restored", "node", from.Name, "peer", to.Name)
+	return tb.underlay.loses("narrow", from.Name, to.Name, false)
+}
+
 // detach deletes the machine's uplink at once; the kernel would take it with
 // the namespace, but later.
 func (u *underlay) detach(machine string) error {

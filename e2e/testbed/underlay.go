@@ -47,11 +47,15 @@ const ruleset = `
 table bridge testbed {
 	set isolated { type ifname; }
 	set cut { type ifname . ifname; }
+	set oneway { type ifname . ifname; }
+	set narrow { type ifname . ifname; }
 	chain forward {
 		type filter hook forward priority 0;
 		iifname @isolated drop
 		oifname @isolated drop
 		iifname . oifname @cut drop
+		iifname . oifname @oneway meta l4proto udp drop
+		iifname . oifname @narrow meta length > 1000 drop
 	}
 }
 `
@@ -215,6 +219,12 @@ func (u *underlay) isolate(machine string, on bool) error {
 func (u *underlay) cut(a, b string, on bool) error {
 	linkA, linkB := u.portOf(a).link, u.portOf(b).link
 	return u.nft(fmt.Sprintf("%s element bridge testbed cut { %q . %q, %q . %q }", verb(on), linkA, linkB, linkB, linkA))
+}
+
+// loses has what one machine sends another be dropped, or no longer, as a set of the
+// ruleset says.
+func (u *underlay) loses(set, from, to string, on bool) error {
+	return u.nft(fmt.Sprintf("%s element bridge testbed %s { %q . %q }", verb(on), set, u.portOf(from).link, u.portOf(to).link))
 }
 
 func verb(on bool) string {

@@ -1,0 +1,95 @@
+package scenarios_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+)
+
+// oneDirection loses what the nodes of gcp send those of aws, and not what comes back:
+// nobody is answered, and the paths are down on both sides.
+func (f *failover) oneDirection(t *testing.T) {
+	nodes := f.GCP.Nodes()
+	f.outage(t, "one direction", func() { f.each(t, f.Testbed.DropOneWay, nodes...) }, func() {
+		f.awaitPaths(t, "to be down one way, as what aws sends is heard", func(p *programs.PeerStatus) bool {
+			return p.Path.State == "down" && p.Path.Sign == "one_way"
+		})
+		f.each(t, f.Testbed.RestoreOneWay, nodes...)
+	})
+}
+
+// awaitPaths waits until the agents of gcp say something of all their paths.
+func (f *failover) awaitPaths(t *testing.T, what string, is func(p *programs.PeerStatus) bool) {
+	t.Helper()
+	for _, agent := range f.Agents[2:] {
+		eventually(t, 3*time.Minute, "the paths of "+agent.Node.Name+" "+what, func(ctx context.Context) error {
+			s, err := agent.Status(ctx)
+			if err != nil {
+				return err
+			}
+			all := s.Remote(f.AWS.Name).Peers
+			if i := slices.IndexFunc(all, func(p programs.PeerStatus) bool { return !is(&p) }); i >= 0 || len(all) == 0 {
+				return fmt.Errorf("%+v", all)
+			}
+			return nil
+		})
+	}
+}
+
+// largePackets loses packets of more than 1,000 bytes between the clusters. That is
+// named, and nothing is withdrawn for it: what is small gets through.
+func (f *failover) largePackets(t *testing.T) {
+	const port = 88
+	large := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(bytes.Repeat([]byte("x"), 4000)) // Who has gone doesn't read it.
+	})
+	must(t, f.Pods[0].Serve(t.Context(), port, large))
+	ask := ask(t, f.Pods[2], f.url(t, "gl-shop-73736d-web"))
+	big := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := f.Pods[2].Get(ctx, f.Pods[0].URL(port))
+		return err
+	}
+	must(t, big())
+	narrow := func(do func(from, to *testbed.Node) error) func(a, b *testbed.Node) error {
+		return func(a, b *testbed.Node) error { return errors.Join(do(a, b), do(b, a)) }
+	}
+	at := time.Now()
+	f.each(t, narrow(f.Testbed.DropLarge), f.GCP.Nodes()...)
+	err := big()
+	if err == nil {
+		t.Error("an answer of 4,000 bytes got through")
+	}
+	f.awaitPaths(t, "to carry small packets only", func(p *programs.PeerStatus) bool { return p.Path.State == "up" && p.Path.SmallOnly })
+	named := time.Now()
+	everybody := append(slices.Clone(f.local), f.Pods[:2]...)
+	failed, _ := ask.settled(t, named, 3, everybody...)
+	inAll, last := ask.Failed(at)
+	t.Logf("large packets lost: named after %s; of small requests %d failed until then, the last one after %s, and %d later; a large one: %v",
+		seconds(at, named), inAll-failed, seconds(at, last), failed, err)
+	s, err := f.status(t.Context())
+	must(t, err)
+	if len(s.Paths.Withdrawn) > 0 || s.Paths.Reports > 0 {
+		t.Errorf("for large packets that get lost something is withdrawn or reported: %+v", s.Paths)
+	}
+	text, err := f.Agents[2].Metrics(t.Context())
+	must(t, err)
+	if want := `semaphore_wg_paths_small_only{cluster="aws",device="wireguard.aws"} 2`; !strings.Contains(text, want) {
+		t.Errorf("there is no metric %s", want)
+	}
+	f.each(t, narrow(f.Testbed.RestoreLarge), f.GCP.Nodes()...)
+	at = time.Now()
+	f.awaitPaths(t, "to carry large packets", func(p *programs.PeerStatus) bool { return p.Path.State == "up" && !p.Path.SmallOnly })
+	must(t, big())
+	t.Logf("large packets restored: known after %s", seconds(at, time.Now()))
+}
