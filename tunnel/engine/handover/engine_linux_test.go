@@ -313,6 +313,7 @@ func packetOf(number uint64, from, to netip.Addr) []byte {
 // flow is a stream of numbered packets from one node to another.
 type flow struct {
 	stop, stopped chan struct{}
+	end           func() // of sending
 	sent          atomic.Uint64
 	connected     uint64 // sent when the first had arrived
 	mu            sync.Mutex
@@ -348,9 +349,9 @@ func startFlow(t *testing.T, from, to *node, every time.Duration) *flow {
 			}
 		}
 	})
-	end := sync.OnceFunc(func() { close(f.stop) })
+	f.end = sync.OnceFunc(func() { close(f.stop) })
 	t.Cleanup(func() {
-		end()
+		f.end()
 		close(finished)
 		wg.Wait()
 	})

@@ -231,6 +231,30 @@ func TestConfirmationsAreLost(t *testing.T) {
 	p.nothingIsLost(t)
 }
 
+// Only the remote sends, and for some seconds nothing gets through to it, when it has
+// answered: it doesn't use a session until something has come in it.
+func TestTheWayToTheRemoteIsInterrupted(t *testing.T) {
+	p := newPassage(t, true)
+	p.out.end()
+	var over time.Time
+	p.behave(func(toRemote bool, m []byte) time.Duration {
+		switch messageType(m) {
+		case device.MessageResponseType:
+			over = time.Now().Add(3 * time.Second)
+		case device.MessageTransportType:
+			if toRemote && time.Now().Before(over) {
+				return -1
+			}
+		}
+		return 0
+	})
+	handOver(t, p.e, func(s *Side) { s.Limits.Linger = 2 * time.Second })
+	p.in.flowing(t)
+	if lost := p.in.missing(t); lost > 0 {
+		t.Errorf("%d of %d packets in are lost", lost, p.in.sent.Load())
+	}
+}
+
 // A remote under load answers with cookies, which cost another attempt.
 func TestTheRemoteIsUnderLoad(t *testing.T) {
 	p := newPassage(t, false)

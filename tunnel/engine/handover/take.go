@@ -303,9 +303,9 @@ func (t *taker) settle(ctx context.Context) {
 		n := min(atOnce, len(t.quiet))
 		t.giveKeepalives(t.quiet[:n])
 		t.quiet = t.quiet[n:]
-		if rounds < 10 {
+		if rounds < 10 || rounds%10 == 0 {
 			// A remote uses a session when something has come in it, and that may
-			// have been lost.
+			// have been lost, also for seconds: as long as the giver is there.
 			t.Device.SendKeepalivesToPeersWithCurrentKeypair()
 		}
 		_, err := t.handshakes.run(t.Device, t.Bind, time.Now())
