@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kube-semaphore/kube-semaphore/internal/flock"
 )
 
 // Config says where Build finds the tool modules and puts the binaries. The
@@ -221,20 +221,8 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the lock file: %w", err)
 	}
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, ctx.Err()), f.Close())
-		case <-ticker.C:
-		}
+	if err := flock.Wait(ctx, f, 100*time.Millisecond); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
+	return func() { _ = f.Close() }, nil
 }

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -50,11 +49,7 @@ func (h *holding) count() int { return h[0].Len() + h[1].Len() }
 
 func newFairListener(listener net.Listener, limit int) *fairListener {
 	if tcp, ok := listener.(*net.TCPListener); ok {
-		// On a socket that listens already it sets the backlog alone; without it
-		// there is another one.
-		if conn, err := tcp.SyscallConn(); err == nil {
-			_ = conn.Control(func(fd uintptr) { _ = syscall.Listen(int(fd), backlog) })
-		}
+		setBacklog(tcp)
 	}
 	return &fairListener{Listener: listener, limit: limit, held: map[netip.Prefix]*holding{}, freed: make(chan struct{}, 1)}
 }

@@ -1,3 +1,5 @@
+//go:build unix
+
 package run
 
 import (
@@ -17,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
+	"github.com/kube-semaphore/kube-semaphore/internal/flock"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -218,13 +221,13 @@ func takeLock(path, self string) (lock *hostLock, holder string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("lock: %w", err)
 	}
-	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	locked, err := flock.Try(file)
+	if err != nil {
+		return nil, "", errors.Join(err, file.Close())
+	}
+	if !locked {
 		said, _ := io.ReadAll(io.LimitReader(file, maxHolder))
 		return nil, printable.Text(string(said), maxHolder), file.Close()
-	}
-	if err != nil {
-		return nil, "", errors.Join(fmt.Errorf("lock %s: %w", path, err), file.Close())
 	}
 	lock = &hostLock{file}
 	// Whoever held it may have removed the file, and somebody else made another one.

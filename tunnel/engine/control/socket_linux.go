@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kube-semaphore/kube-semaphore/internal/flock"
 )
 
 // A socket is created as unfinished<random>/unfinishedName in the directory where
@@ -61,21 +62,18 @@ const (
 	lockPoll  = 2 * time.Millisecond
 )
 
-// lockDir locks a directory (flock(2)) until the file is closed.
+// lockDir locks a directory until the file is closed.
 func lockDir(path string) (*os.File, error) {
 	dir, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	for end := time.Now().Add(lockLimit); ; time.Sleep(lockPoll) {
-		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return dir, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), dir.Close())
-		}
+	ctx, cancel := context.WithTimeout(context.Background(), lockLimit)
+	defer cancel()
+	if err := flock.Wait(ctx, dir, lockPoll); err != nil {
+		return nil, errors.Join(err, dir.Close())
 	}
+	return dir, nil
 }
 
 // Replace puts a socket at path, whatever is there, in one step. The socket is made
