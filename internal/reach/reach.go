@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,9 +30,10 @@ type Request struct {
 	// Kernel asks whether the kernel has WireGuard, which takes NET_ADMIN.
 	Kernel bool `json:"kernel,omitempty"`
 	// Meet has the pod answer others on MeetPort, and ask those at these addresses
-	// until they answer; it ends after so many seconds. Empty: it waits to be asked,
-	// and asks back.
+	// until they answer; it ends after so many seconds. Await is how many pods besides
+	// these are to ask it, which it asks back.
 	Meet     []string `json:"meet,omitempty"`
+	Await    int      `json:"await,omitempty"`
 	MeetFor  int      `json:"meetFor,omitempty"`
 	MeetFrom []string `json:"-"` // the pod's own addresses
 	// ServeFor has the pod answer for so many seconds what others try.
@@ -138,17 +140,22 @@ const ReadyPath = "/ready"
 // Meeting is a pod that meets others.
 type Meeting struct {
 	own    []string // addresses
+	known  []string // from the beginning
+	await  int
 	client *http.Client
 
-	mu   sync.Mutex
-	met  map[string]error // by address
-	wake chan struct{}
+	mu    sync.Mutex
+	met   map[string]error    // by address
+	asked map[string]struct{} // by those who weren't known, by all of their addresses
+	over  bool                // there were more addresses than it may ask
+	wake  chan struct{}
 }
 
-// NewMeeting takes the pod's own addresses and those of the pods that it is to ask.
-func NewMeeting(own, others []string) *Meeting {
+// NewMeeting takes the pod's own addresses, those of the pods that it is to ask, and how
+// many more are to ask it.
+func NewMeeting(own, others []string, await int) *Meeting {
 	m := &Meeting{
-		own: own, met: map[string]error{}, wake: make(chan struct{}, 1),
+		own: own, known: others, await: await, met: map[string]error{}, asked: map[string]struct{}{}, wake: make(chan struct{}, 1),
 		client: &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 	m.add(others)
@@ -157,15 +164,19 @@ func NewMeeting(own, others []string) *Meeting {
 
 var errNotYet = errors.New("hasn't answered yet")
 
-// most is how many addresses may be asked.
-const most = 8
+// most is how many addresses may be asked: of 32 clusters with two families.
+const most = 64
 
 // add has others asked, too, of the families that this pod has.
 func (m *Meeting) add(others []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, other := range others {
-		if _, known := m.met[other]; known || len(m.met) >= most || net.ParseIP(other) == nil {
+		if _, known := m.met[other]; known || net.ParseIP(other) == nil {
+			continue
+		}
+		if len(m.met) >= most {
+			m.over = true
 			continue
 		}
 		for _, own := range m.own {
@@ -180,14 +191,17 @@ func (m *Meeting) add(others []string) {
 	}
 }
 
-// State is an error until all have answered.
+// State is an error until all have asked and have answered.
 func (m *Meeting) State() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.met) == 0 {
-		return errors.New("nobody has asked yet")
-	}
 	var errs []error
+	if missing := m.await - len(m.asked); missing > 0 {
+		errs = append(errs, fmt.Errorf("%d pods haven't asked yet", missing))
+	}
+	if m.over {
+		errs = append(errs, fmt.Errorf("there are more than %d addresses to ask", most))
+	}
 	for address, err := range m.met {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", address, err))
@@ -209,10 +223,23 @@ func (m *Meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	for _, address := range says {
 		if ip := net.ParseIP(address); ip != nil && ip.Equal(net.ParseIP(host)) {
+			m.askedBy(says)
 			return
 		}
 	}
 	http.Error(w, "masqueraded: it came from "+host, http.StatusConflict)
+}
+
+// askedBy notes a pod that it wasn't told of, which has asked from an address of its own.
+func (m *Meeting) askedBy(addresses []string) {
+	if slices.ContainsFunc(addresses, func(a string) bool { return slices.Contains(m.known, a) }) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.asked) < most {
+		m.asked[strings.Join(addresses, ",")] = struct{}{}
+	}
 }
 
 // Ask asks the others again and again, until ctx ends.

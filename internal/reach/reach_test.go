@@ -74,8 +74,8 @@ func ask(m *Meeting, from, says string) *httptest.ResponseRecorder {
 }
 
 func TestMeeting(t *testing.T) {
-	m := NewMeeting([]string{"10.2.1.7"}, nil)
-	if err := m.State(); err == nil || !strings.Contains(err.Error(), "nobody has asked") {
+	m := NewMeeting([]string{"10.2.1.7"}, nil, 1)
+	if err := m.State(); err == nil || !strings.Contains(err.Error(), "1 pods haven't asked") {
 		t.Errorf("state %v", err)
 	}
 	if w := ask(m, "10.4.1.9", "10.4.1.9,fd00::9"); w.Code != http.StatusOK {
@@ -99,5 +99,37 @@ func TestMeeting(t *testing.T) {
 	}
 	if got := m.missing(); len(got) != most {
 		t.Errorf("it is to ask %d", len(got))
+	}
+	if err := m.State(); err == nil || !strings.Contains(err.Error(), "more than 64 addresses") {
+		t.Errorf("state %v", err)
+	}
+}
+
+// Of three pods the first one is ready when both others have asked it and have answered
+// it, not when one has.
+func TestMeetingOfThree(t *testing.T) {
+	m := NewMeeting([]string{"10.2.1.7"}, []string{"10.8.1.7"}, 2)
+	met := func(address string) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.met[address] = nil
+	}
+	met("10.8.1.7")
+	for i, step := range []struct {
+		do    func()
+		ready bool
+	}{
+		{func() {}, false},
+		{func() { ask(m, "10.8.1.7", "10.8.1.7,fd00:8::7") }, false}, // That one was known.
+		{func() { ask(m, "10.4.1.9", "10.4.1.9") }, false},
+		{func() { met("10.4.1.9") }, false},
+		{func() { ask(m, "10.4.1.9", "10.4.1.9") }, false},  // The same one.
+		{func() { ask(m, "10.66.0.1", "10.6.1.9") }, false}, // Masqueraded.
+		{func() { ask(m, "10.6.1.9", "10.6.1.9") }, false},
+		{func() { met("10.6.1.9") }, true},
+	} {
+		if step.do(); (m.State() == nil) != step.ready {
+			t.Errorf("after step %d: %v", i+1, m.State())
+		}
 	}
 }

@@ -206,7 +206,8 @@ func (a *all) pruneAll(ctx context.Context) error {
 // meetLimit is how long pods have for it.
 const meetLimit = 2 * time.Minute
 
-// meet has a pod of each cluster ask one of each other cluster, and be asked back.
+// meet has a pod of each cluster ask one of each other cluster, and be asked back: none is
+// ready before it has had an answer of each other one, and each other one of it.
 func (a *all) meet(ctx context.Context) error {
 	if a.NoProbe {
 		return nil
@@ -220,15 +221,18 @@ func (a *all) meet(ctx context.Context) error {
 	started := time.Now()
 	var pods []*corev1.Pod
 	var addresses []string
-	for _, c := range a.clusters {
-		pod, err := a.meetingPod(ctx, c, addresses)
+	for i, c := range a.clusters {
+		pod, err := a.meetingPod(ctx, c, addresses, len(a.clusters)-1-i)
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.Name, err)
 		}
-		pods = append(pods, pod)
-		for _, ip := range pod.Status.PodIPs {
-			addresses = append(addresses, ip.IP)
+		for j, other := range pods {
+			if !probe.Meets(pod, other) {
+				return fmt.Errorf("%s, %s: their pods have no address of one family", a.clusters[j].Name, c.Name)
+			}
 		}
+		pods = append(pods, pod)
+		addresses = append(addresses, probe.Addresses(pod)...)
 	}
 	for i, c := range a.clusters {
 		if _, err := probe.Wait(ctx, c, pods[i], podReady); err != nil {
@@ -239,8 +243,8 @@ func (a *all) meet(ctx context.Context) error {
 	return nil
 }
 
-func (a *all) meetingPod(ctx context.Context, c *cli.Cluster, others []string) (*corev1.Pod, error) {
-	pod := probe.Pod(a.Image, "", reach.Request{Meet: others, MeetFor: int(meetLimit / time.Second)})
+func (a *all) meetingPod(ctx context.Context, c *cli.Cluster, others []string, await int) (*corev1.Pod, error) {
+	pod := probe.Pod(a.Image, "", reach.Request{Meet: others, Await: await, MeetFor: int(meetLimit / time.Second)})
 	pod, err := c.Client.CoreV1().Pods(probe.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err

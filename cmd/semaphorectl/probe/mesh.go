@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -154,15 +155,21 @@ func (s *server) start(ctx context.Context, c *cli.Cluster) ([]string, error) {
 	if pod, err = Wait(ctx, c, pod, Running); err != nil {
 		return nil, err
 	}
-	return podAddresses(pod), nil
+	return Addresses(pod), nil
 }
 
-func podAddresses(pod *corev1.Pod) []string {
+// Addresses are a pod's.
+func Addresses(pod *corev1.Pod) []string {
 	var all []string
 	for _, ip := range pod.Status.PodIPs {
 		all = append(all, ip.IP)
 	}
 	return all
+}
+
+// Meets tells whether two pods have addresses of one family.
+func Meets(a, b *corev1.Pod) bool {
+	return slices.ContainsFunc(Addresses(b), func(address string) bool { return has(Addresses(a), address) })
 }
 
 // asker is a pod that tries those of one remote.
