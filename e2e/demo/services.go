@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -29,23 +28,15 @@ func (s *show) names(ctx context.Context) (string, error) {
 	if err := putService(ctx, logNamespace, "fluentd", "mirror-service", server); err != nil {
 		return "", err
 	}
-	s.say("starting semaphore-service-mirror, kube-proxy and CoreDNS in gcp")
-	if err := programs.Grant(ctx, programs.ServiceMirror, s.pair.AWS, s.pair.GCP); err != nil {
-		return "", err
-	}
-	replica, err := programs.Prepare(ctx, programs.Config{
-		Name: programs.ServiceMirror, Replica: "service-mirror", Binary: s.binaries[programs.ServiceMirror], Port: 8080,
-	}, client.Node, s.pair.AWS)
-	if err != nil {
-		return "", err
-	}
-	if err := replica.Start(); err != nil {
-		return "", err
-	}
+	s.say("starting kube-proxy, and CoreDNS with the server blocks of join, in gcp")
 	if _, err := client.Node.StartKubeProxy(ctx); err != nil {
 		return "", err
 	}
-	dns, err := programs.StartDNS(ctx, s.binaries[tools.CoreDNS], client.Node)
+	corefile, err := s.corefile(ctx)
+	if err != nil {
+		return "", err
+	}
+	dns, err := programs.StartDNSWith(ctx, s.binaries[tools.CoreDNS], client.Node, corefile)
 	if err != nil {
 		return "", err
 	}
@@ -115,27 +106,6 @@ func putService(ctx context.Context, namespace, service, label string, pod *test
 func (s *show) sets(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	s.say("starting semaphore-policy in aws (the custom resource is Calico's; Calico itself isn't needed for this)")
-	root, err := tools.Root(ctx)
-	if err != nil {
-		return "", err
-	}
-	if err := s.pair.AWS.Apply(ctx, filepath.Join(root, "policy", "testdata", "v3.yaml")); err != nil {
-		return "", err
-	}
-	if err := programs.Grant(ctx, programs.Policy, s.pair.AWS, s.pair.GCP); err != nil {
-		return "", err
-	}
-	node := s.pair.Agents[0].Node
-	program, err := programs.Prepare(ctx, programs.Config{
-		Name: programs.Policy, Binary: s.binaries[programs.Policy], Port: 8080,
-	}, node, s.pair.GCP)
-	if err != nil {
-		return "", err
-	}
-	if err := program.Start(); err != nil {
-		return "", err
-	}
 	calico, err := policy.NewCalico(s.pair.AWS.RESTConfig(), "auto")
 	if err != nil {
 		return "", err

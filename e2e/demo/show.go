@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -26,6 +27,7 @@ type show struct {
 	binaries tools.Binaries
 	testbed  *testbed.Testbed
 	pair     *programs.Pair
+	standIn  *programs.StandIn
 	capture  *testbed.Capture
 	results  []result
 }
@@ -81,6 +83,9 @@ func (s *show) summary() {
 // close removes everything.
 func (s *show) close() {
 	var errs []error
+	if s.standIn != nil {
+		s.standIn.Stop()
+	}
 	if s.capture != nil {
 		errs = append(errs, s.capture.Close())
 	}
@@ -135,7 +140,7 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 		return err
 	})
 	group.Go(func() (err error) {
-		for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Policy} {
+		for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Policy, semaphorectl} {
 			if own[name], err = programs.Build(building, name, dir); err != nil {
 				return err
 			}
@@ -145,17 +150,18 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 	if err := group.Wait(); err != nil {
 		return "", err
 	}
+	own[programs.Engine] = filepath.Join(dir, programs.Engine) // built with the agent
 	maps.Copy(binaries, own)
 	s.binaries = binaries
 	if s.testbed, err = testbed.New(testbed.Config{Tools: binaries, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		return "", err
 	}
-	s.pair, err = programs.StartPair(ctx, s.testbed, binaries[programs.WireGuard], 2, func(what string) { s.say("%s", what) })
+	s.pair, err = programs.BarePair(ctx, s.testbed, 2, func(what string) { s.say("%s", what) })
 	if err != nil {
 		return "", err
 	}
 	s.capture, err = s.testbed.Capture()
-	return "2 API servers, 4 nodes, 4 agents", err
+	return "2 API servers, 4 nodes, 4 pods", err
 }
 
 // lookAround says how to look at what is left running.

@@ -19,6 +19,7 @@ const patience = 30 * time.Second
 
 var steps = []step{
 	{"Two clusters, aws and gcp, with two nodes each", (*show).prepare},
+	{"semaphorectl join aws gcp", (*show).join},
 	{"Nodes publish their keys and endpoints as annotations", (*show).annotations},
 	{"Routes and devices are there", (*show).devices},
 	{"HTTP from pods of gcp to pods of aws, and back", (*show).requests},
@@ -62,7 +63,7 @@ func (s *show) devices(ctx context.Context) (string, error) {
 		return "", err
 	}
 	aws1 := s.pair.Agents[0]
-	if _, err := s.sh(ctx, aws1.Node, "ip", "route", "show", "10.4.0.0/16"); err != nil {
+	if _, err := s.sh(ctx, aws1.Node, "ip", "route", "show", "table", "all", "proto", "115"); err != nil {
 		return "", err
 	}
 	if _, err := s.sh(ctx, aws1.Node, "wg", "show", "wireguard.gcp"); err != nil {

@@ -24,6 +24,15 @@ type DNS struct{ address string }
 
 // StartDNS runs CoreDNS on a node, with the rights that Kubernetes gives it.
 func StartDNS(ctx context.Context, binary string, node *testbed.Node) (*DNS, error) {
+	root, err := tools.Root(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return StartDNSWith(ctx, binary, node, filepath.Join(root, "deploy", "coredns", "Corefile"))
+}
+
+// StartDNSWith is StartDNS with another configuration.
+func StartDNSWith(ctx context.Context, binary string, node *testbed.Node, corefile string) (*DNS, error) {
 	list := []string{"list", "watch"}
 	err := node.Cluster.Grant(ctx, metav1.NamespaceSystem, "coredns",
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "pods", "namespaces"}, Verbs: list},
@@ -35,14 +44,10 @@ func StartDNS(ctx context.Context, binary string, node *testbed.Node) (*DNS, err
 	if err != nil {
 		return nil, err
 	}
-	root, err := tools.Root(ctx)
-	if err != nil {
-		return nil, err
-	}
 	mount, env := credentials.InCluster()
 	_, err = node.Start(sandbox.Command{
 		Name: "coredns", Path: binary, Env: env, Mounts: []sandbox.Mount{mount},
-		Args: []string{"-conf", filepath.Join(root, "deploy", "coredns", "Corefile")},
+		Args: []string{"-conf", corefile},
 	})
 	return &DNS{net.JoinHostPort(node.Addresses()[0].String(), "53")}, err
 }

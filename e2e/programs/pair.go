@@ -32,16 +32,34 @@ func StartPair(ctx context.Context, tb *testbed.Testbed, binary string, nodes in
 	if say == nil {
 		say = func(string) {}
 	}
+	p, err := BarePair(ctx, tb, nodes, say)
+	if err != nil {
+		return nil, err
+	}
+	p.Binary = binary
+	say("applying deploy/wireguard and deploy/remote")
+	if err := Grant(ctx, WireGuard, p.AWS, p.GCP); err != nil {
+		return nil, err
+	}
+	say("starting the agents")
+	for _, pod := range p.Pods {
+		agent, err := StartAgent(ctx, binary, pod.Node, p.Remotes(pod.Node.Cluster)...)
+		if err != nil {
+			return nil, err
+		}
+		p.Agents = append(p.Agents, agent)
+	}
+	return p, nil
+}
+
+// BarePair builds the pair without anything of ours in its clusters.
+func BarePair(ctx context.Context, tb *testbed.Testbed, nodes int, say func(string)) (*Pair, error) {
 	say("starting the API servers of aws and gcp")
 	clusters, err := tb.StartClusters(ctx, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
 	if err != nil {
 		return nil, err
 	}
-	p := &Pair{Testbed: tb, Binary: binary, AWS: clusters[0], GCP: clusters[1]}
-	say("applying deploy/wireguard and deploy/remote")
-	if err := Grant(ctx, WireGuard, clusters...); err != nil {
-		return nil, err
-	}
+	p := &Pair{Testbed: tb, AWS: clusters[0], GCP: clusters[1]}
 	say(fmt.Sprintf("adding %d nodes and pods", 2*nodes))
 	for _, c := range clusters {
 		for range nodes {
@@ -51,14 +69,6 @@ func StartPair(ctx context.Context, tb *testbed.Testbed, binary string, nodes in
 			}
 			p.Pods = append(p.Pods, pod)
 		}
-	}
-	say("starting the agents")
-	for _, pod := range p.Pods {
-		agent, err := StartAgent(ctx, binary, pod.Node, p.Remotes(pod.Node.Cluster)...)
-		if err != nil {
-			return nil, err
-		}
-		p.Agents = append(p.Agents, agent)
 	}
 	return p, nil
 }

@@ -41,8 +41,10 @@ type Program struct {
 	// Env are its settings. What is changed counts at the next start.
 	Env map[string]string
 
+	host      *testbed.Host // the node, or a pod on it
 	binary    string
-	probePort int // port on the loopback
+	probePort int             // port on the loopback
+	mounts    []sandbox.Mount // besides that of the account
 	process   *sandbox.Process
 }
 
@@ -90,7 +92,7 @@ func Prepare(ctx context.Context, cfg Config, node *testbed.Node, remotes ...*te
 	if cfg.ProbePort == 0 {
 		cfg.ProbePort = cfg.Port + 1000
 	}
-	p := &Program{Name: cfg.Replica, Node: node, Remote: map[string]*testbed.Credentials{}, binary: cfg.Binary, probePort: cfg.ProbePort}
+	p := &Program{Name: cfg.Replica, Node: node, Remote: map[string]*testbed.Credentials{}, host: &node.Host, binary: cfg.Binary, probePort: cfg.ProbePort}
 	var err error
 	if p.Local, err = node.Cluster.Credentials(ctx, Namespace, cfg.Name); err != nil {
 		return nil, err
@@ -135,7 +137,7 @@ func (p *Program) Start() error {
 	if p.process != nil && p.process.Running() {
 		return fmt.Errorf("%s runs already on %s", p.Name, p.Node.Name)
 	}
-	process, err := p.Node.Start(p.command())
+	process, err := p.host.Start(p.command())
 	if err != nil {
 		return err
 	}
@@ -148,7 +150,7 @@ func (p *Program) command(args ...string) sandbox.Command {
 	for _, name := range slices.Sorted(maps.Keys(p.Env)) {
 		env = append(env, name+"="+p.Env[name])
 	}
-	return sandbox.Command{Name: p.Name, Path: p.binary, Args: args, Env: env, Mounts: []sandbox.Mount{mount}}
+	return sandbox.Command{Name: p.Name, Path: p.binary, Args: args, Env: env, Mounts: append(slices.Clone(p.mounts), mount)}
 }
 
 // Process is the program's process, the last one.
@@ -213,7 +215,7 @@ func (p *Program) Get(ctx context.Context, path string) (string, error) {
 // Ask makes a request for a path such as /metrics, from the program's own node,
 // and returns body and status of the answer.
 func (p *Program) Ask(ctx context.Context, path string) (body string, code int, err error) {
-	transport := &http.Transport{DialContext: p.Node.Dial, DisableKeepAlives: true}
+	transport := &http.Transport{DialContext: p.host.Dial, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", p.probePort, path), http.NoBody)
 	if err != nil {

@@ -76,7 +76,7 @@ func (k *Kubelet) start(ctx context.Context, cfg KubeletConfig) error {
 	if err := k.configure(cfg); err != nil {
 		return err
 	}
-	if err := k.masquerade(ctx); err != nil {
+	if err := k.node.Masquerade(ctx); err != nil {
 		return err
 	}
 	if err := k.run(g); err != nil {
@@ -128,31 +128,6 @@ func (k *Kubelet) running() error {
 }
 
 func (k *Kubelet) file(name string) string { return filepath.Join(k.dir, name) }
-
-// masquerade gives what pods send to the underlay the node's address, as the network
-// plugins of most clusters do: machines there know no route to pods.
-func (k *Kubelet) masquerade(ctx context.Context) error {
-	var rules strings.Builder
-	rules.WriteString("table inet testbed {\n chain pods {\n  type nat hook postrouting priority srcnat + 10;\n")
-	for _, pods := range k.node.PodCIDRs {
-		family := "ip6"
-		if pods.Addr().Is4() {
-			family = "ip"
-		}
-		for _, underlay := range k.node.tb.underlay.prefixes {
-			if underlay.Addr().Is4() == pods.Addr().Is4() {
-				fmt.Fprintf(&rules, "  %s saddr %s %s daddr %s masquerade\n", family, pods, family, underlay)
-			}
-		}
-	}
-	rules.WriteString(" }\n}\n")
-	file := k.file("masquerade.nft")
-	if err := os.WriteFile(file, []byte(rules.String()), 0o644); err != nil {
-		return err
-	}
-	_, err := k.node.Run(ctx, "nft", "-f", file)
-	return err
-}
 
 // configure writes the configuration of the kubelet, containerd and the network
 // plugin.

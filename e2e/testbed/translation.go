@@ -3,6 +3,9 @@ package testbed
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 )
@@ -34,4 +37,29 @@ func (n *Node) StopTranslating(ctx context.Context) error {
 
 func (n *Node) forgetConnections() error {
 	return n.Space().Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+}
+
+// Masquerade gives what pods send to the underlay the node's address, as the network
+// plugins of most clusters do: machines there know no route to pods.
+func (n *Node) Masquerade(ctx context.Context) error {
+	var rules strings.Builder
+	rules.WriteString("table inet testbed {\n chain pods {\n  type nat hook postrouting priority srcnat + 10;\n")
+	for _, pods := range n.PodCIDRs {
+		family := "ip6"
+		if pods.Addr().Is4() {
+			family = "ip"
+		}
+		for _, underlay := range n.tb.underlay.prefixes {
+			if underlay.Addr().Is4() == pods.Addr().Is4() {
+				fmt.Fprintf(&rules, "  %s saddr %s %s daddr %s masquerade\n", family, pods, family, underlay)
+			}
+		}
+	}
+	rules.WriteString(" }\n}\n")
+	file := filepath.Join(n.dir, "masquerade.nft")
+	if err := os.WriteFile(file, []byte(rules.String()), 0o644); err != nil {
+		return err
+	}
+	_, err := n.Run(ctx, "nft", "-f", file)
+	return err
 }

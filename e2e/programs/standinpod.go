@@ -1,0 +1,147 @@
+package programs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+)
+
+// boundTo asks for a token as the kubelet does for a pod.
+func boundTo(pod *corev1.Pod) authenticationv1.TokenRequestSpec {
+	seconds := int64(3607)
+	return authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: &seconds,
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+	}
+}
+
+// mounts are those of a container, but for its token's.
+func (p *standInPod) mounts(dir string, container *corev1.Container) []sandbox.Mount {
+	var all []sandbox.Mount
+	if !p.object.Spec.HostNetwork {
+		// A node has these of its own.
+		all = append(all, sandbox.Tmpfs("/run"), sandbox.Overlay("/etc", filepath.Join(dir, "etc-"+container.Name)))
+	}
+	for _, mount := range container.VolumeMounts {
+		if folder := p.volumes[mount.Name]; folder != "" {
+			all = append(all, sandbox.Bind(folder, mount.MountPath))
+		}
+	}
+	return all
+}
+
+// fill makes the folders of volumes hold what they are to: Secrets come and change.
+func (p *standInPod) fill(ctx context.Context) error {
+	for _, volume := range p.object.Spec.Volumes {
+		folder := p.volumes[volume.Name]
+		if folder == "" {
+			continue
+		}
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return err
+		}
+		if volume.Secret == nil {
+			continue
+		}
+		secret, err := p.cluster.Client().CoreV1().Secrets(Namespace).Get(ctx, volume.Secret.SecretName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) && volume.Secret.Optional != nil && *volume.Secret.Optional {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for key, value := range secret.Data {
+			file := filepath.Join(folder, key)
+			if have, err := os.ReadFile(file); err == nil && slices.Equal(have, value) {
+				continue
+			}
+			if err := errors.Join(os.WriteFile(file+".new", value, 0o600), os.Rename(file+".new", file)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// runs tells whether all programs do.
+func (p *standInPod) runs() bool {
+	return !slices.ContainsFunc(p.programs, func(program *Program) bool { return !program.process.Running() })
+}
+
+// probe asks as the readiness probe says.
+func (p *standInPod) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	container, program := &p.object.Spec.Containers[0], p.programs[len(p.programs)-1]
+	switch probe := container.ReadinessProbe; {
+	case probe == nil:
+		return nil
+	case probe.Exec != nil:
+		command := program.command(probe.Exec.Command[1:]...)
+		command.Name = path.Base(probe.Exec.Command[0]) + "-probe"
+		process, err := p.host.Start(command)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-process.Done():
+			return process.Err()
+		case <-ctx.Done():
+			process.Kill()
+			return ctx.Err()
+		}
+	case probe.HTTPGet != nil:
+		port := probe.HTTPGet.Port.IntValue()
+		for _, declared := range container.Ports {
+			if declared.Name == probe.HTTPGet.Port.StrVal {
+				port = int(declared.ContainerPort)
+			}
+		}
+		transport := &http.Transport{DialContext: p.node.Dial, DisableKeepAlives: true}
+		defer transport.CloseIdleConnections()
+		url := "http://" + net.JoinHostPort(p.object.Status.PodIP, strconv.Itoa(port)) + probe.HTTPGet.Path
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+		if err != nil {
+			return err
+		}
+		response, err := (&http.Client{Transport: transport}).Do(request)
+		if err != nil {
+			return err
+		}
+		if err := response.Body.Close(); err != nil || response.StatusCode == http.StatusOK {
+			return err
+		}
+		return fmt.Errorf("%s: %s", url, response.Status)
+	}
+	return errors.New("the stand-in doesn't know this kind of probe")
+}
+
+// report writes the pod's status.
+func (p *standInPod) report(ctx context.Context) error {
+	state := corev1.ConditionFalse
+	if p.ready {
+		state = corev1.ConditionTrue
+	}
+	p.object.Status.PodIPs = []corev1.PodIP{{IP: p.object.Status.PodIP}}
+	p.object.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: state}}
+	now, err := p.cluster.Client().CoreV1().Pods(Namespace).UpdateStatus(ctx, p.object, metav1.UpdateOptions{})
+	if err == nil {
+		p.object = now
+	}
+	return err
+}
