@@ -140,14 +140,14 @@ func TestNothingIsLostWhilePrefixesMove(t *testing.T) {
 			startLockstep(t, "to a prefix that moves", a, b, moving),
 			startLockstep(t, "to a prefix that stays", a, b, staying),
 		}
-		for round := range 200 {
+		for round := range 50 {
 			a.configure(t, place(round+1)...)
 		}
 		for _, flow := range flows {
 			flow.check(t)
 		}
 		a.call(t, request{Call: "later"})
-		if changes := a.configure(t, place(200)...); changes.Any() {
+		if changes := a.configure(t, place(50)...); changes.Any() {
 			t.Errorf("a full comparison finds something: %+v", changes)
 		}
 		if n := len(a.call(t, request{Call: "status"}).Status.Peers); n != 2 {
