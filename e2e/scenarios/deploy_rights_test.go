@@ -68,14 +68,20 @@ func (r right) covers(other right) bool {
 // used returns the rights that our accounts made use of, by the audit logs.
 func used(t *testing.T, logs ...string) map[right]bool {
 	t.Helper()
+	return usedSince(t, time.Time{}, logs...)
+}
+
+// usedSince is used for what was asked for from then on.
+func usedSince(t *testing.T, since time.Time, logs ...string) map[right]bool {
+	t.Helper()
 	rights := map[right]bool{}
 	for _, log := range logs {
-		readAudit(t, log, rights)
+		readAudit(t, log, since, rights)
 	}
 	return rights
 }
 
-func readAudit(t *testing.T, log string, rights map[right]bool) {
+func readAudit(t *testing.T, log string, since time.Time, rights map[right]bool) {
 	t.Helper()
 	file, err := os.Open(log)
 	must(t, err)
@@ -90,12 +96,13 @@ func readAudit(t *testing.T, log string, rights map[right]bool) {
 			ObjectRef  struct {
 				Resource, Subresource, APIGroup, Namespace, Name string
 			}
-			ResponseStatus struct{ Code int }
+			ResponseStatus           struct{ Code int }
+			RequestReceivedTimestamp time.Time
 		}
 		must(t, json.Unmarshal(lines.Bytes(), &event))
 		account, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:"+systemNamespace+":")
 		object := event.ObjectRef
-		if !ours || object.Resource == "" {
+		if !ours || object.Resource == "" || event.RequestReceivedTimestamp.Before(since) {
 			continue
 		}
 		if event.ResponseStatus.Code == http.StatusForbidden {

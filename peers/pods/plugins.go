@@ -14,11 +14,12 @@ import (
 )
 
 // calicoAffinities are the resources that Calico keeps in which node has which block of
-// addresses, the better one first: what is served as v3 beside v1 is made of v1.
+// addresses, the better one first: what is served as v3 beside v1 is either made of v1 or
+// what Calico has kept since it left v1 behind.
 func calicoAffinities() []schema.GroupVersionResource {
 	return []schema.GroupVersionResource{
-		{Group: "crd.projectcalico.org", Version: "v1", Resource: "blockaffinities"},
 		{Group: "projectcalico.org", Version: "v3", Resource: "blockaffinities"},
+		{Group: "crd.projectcalico.org", Version: "v1", Resource: "blockaffinities"},
 	}
 }
 

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
@@ -236,6 +238,44 @@ func TestChoose(t *testing.T) {
 		}
 		if len(c.seen.Forbidden) > 0 && !strings.Contains(got.Why, "deploy/wireguard/pods") {
 			t.Errorf("%s: doesn't say what to do: %s", name, got.Why)
+		}
+	}
+}
+
+func TestPrefer(t *testing.T) {
+	away := apierrors.NewServiceUnavailable("the server is currently unable to handle the request")
+	broken := errors.New("broken")
+	empty, others, own := candidate{served: true}, candidate{served: true, any: true}, candidate{served: true, any: true, own: true}
+	for name, c := range map[string]struct {
+		v3, v1 candidate
+		want   string // empty: an error
+	}{
+		"v3 alone":                               {v3: own, want: "v3"},
+		"v1 alone":                               {v1: own, want: "v1"},
+		"v3 is made of v1":                       {v3: own, v1: own, want: "v3"},
+		"v3 isn't in use":                        {v3: empty, v1: own, want: "v1"},
+		"v1 isn't in use":                        {v3: own, v1: empty, want: "v3"},
+		"v1 is left over, of other nodes":        {v3: own, v1: others, want: "v3"},
+		"v3 is left over, of other nodes":        {v3: others, v1: own, want: "v1"},
+		"a new node":                             {v3: others, v1: others, want: "v3"},
+		"a new node, v3 isn't in use":            {v3: empty, v1: others, want: "v1"},
+		"a new cluster":                          {v3: empty, v1: empty},
+		"a new cluster with one of them":         {v1: empty, want: "v1"},
+		"the server of v3 is away":               {v3: candidate{err: away}, v1: own, want: "v1"},
+		"the server of v3 is away, v1 is empty":  {v3: candidate{err: away}, v1: empty, want: "v1"},
+		"the server of v3 is away, there's none": {v3: candidate{err: away}},
+		"v3 can't be read":                       {v3: candidate{served: true, err: broken}, v1: own},
+		"v1 can't be read, and doesn't matter":   {v3: own, v1: candidate{served: true, err: broken}, want: "v3"},
+		"v1 can't be read":                       {v3: others, v1: candidate{served: true, err: broken}},
+		"no Calico":                              {},
+	} {
+		c.v3.resource.Version, c.v1.resource.Version = "v3", "v1"
+		got, err := prefer([]candidate{c.v3, c.v1})
+		if (err == nil) != (c.want != "") || err == nil && got.resource.Version != c.want {
+			t.Errorf("%s: %+v, %v, want %q", name, got, err, c.want)
+		}
+		if none := name == "no Calico"; errors.Is(err, errNoCalico) != none {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -87,35 +87,101 @@ func (a *affinities) listWatch() cache.ListerWatcher {
 // errNoCalico says that Calico keeps no BlockAffinities here.
 var errNoCalico = errors.New("no BlockAffinities are served: Calico isn't installed")
 
-// find returns the resource that is served, and whether there are any of it.
+// errNoBlocks says that it can't be told yet where Calico keeps them.
+var errNoBlocks = errors.New("there are no BlockAffinities yet, in either of Calico's groups that are served")
+
+// find returns the resource that counts, and whether there are any of it.
 func (a *affinities) find(ctx context.Context) (resource schema.GroupVersionResource, found bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.resource.Resource != "" {
 		return a.resource, true, nil
 	}
+	var seen []candidate
 	for _, r := range calicoAffinities() {
-		served, err := serves(ctx, a.discovery, r)
-		if err != nil {
-			return r, false, err
+		c := a.see(ctx, r)
+		if seen = append(seen, c); c.own {
+			break
 		}
-		if !served {
-			continue
-		}
-		list, err := a.client.Resource(r).List(ctx, metav1.ListOptions{Limit: 1})
-		if err != nil {
-			return r, false, fmt.Errorf("read %s: %w", r.GroupResource(), err)
-		}
-		if len(list.Items) == 0 {
-			return r, false, nil
-		}
-		if _, labelled := list.Items[0].GetLabels()[hostnameHash]; labelled {
-			a.selector = hostnameHash + "=" + hashOf(a.node)
-		}
-		a.resource = r
-		return r, true, nil
 	}
-	return schema.GroupVersionResource{}, false, errNoCalico
+	best, err := prefer(seen)
+	if err == nil && best.any {
+		a.resource, a.selector = best.resource, best.selector
+	}
+	return best.resource, best.any, err
+}
+
+// candidate is what was seen of one of Calico's resources of BlockAffinities.
+type candidate struct {
+	resource schema.GroupVersionResource
+	served   bool
+	any, own bool   // there are some, and some of this node
+	selector string // finds those of this node
+	err      error  // it couldn't be read
+}
+
+// prefer decides which of them counts, the better one being first:
+//
+//	one that has blocks of this node      what the other has is left over from before
+//	                                      Calico went over to another one
+//	none has: one that has any            the node is new
+//	none has any: the only one            there are none yet
+//	none has any of several               not decided yet: an error
+//
+// The better one may be made of the other by a server of Calico's, which alone can be
+// unavailable: then the other one is what Calico keeps.
+func prefer(seen []candidate) (candidate, error) {
+	var best candidate
+	var away error
+	served := 0
+	for _, c := range seen {
+		switch {
+		case c.own:
+			return c, nil
+		case apierrors.IsServiceUnavailable(c.err):
+			away = c.err
+		case c.err != nil:
+			return c, c.err
+		case c.served:
+			if served++; served == 1 || c.any && !best.any {
+				best = c
+			}
+		}
+	}
+	switch {
+	case best.any, served == 1:
+		return best, nil
+	case served > 1:
+		return candidate{}, errNoBlocks
+	case away != nil:
+		return candidate{}, away
+	}
+	return candidate{}, errNoCalico
+}
+
+// see looks at one resource.
+func (a *affinities) see(ctx context.Context, r schema.GroupVersionResource) candidate {
+	c := candidate{resource: r}
+	if c.served, c.err = serves(ctx, a.discovery, r); !c.served || c.err != nil {
+		return c
+	}
+	list, err := a.client.Resource(r).List(ctx, metav1.ListOptions{Limit: 1})
+	if err == nil && len(list.Items) > 0 {
+		c.any = true
+		if _, labelled := list.Items[0].GetLabels()[hostnameHash]; labelled {
+			c.selector = hostnameHash + "=" + hashOf(a.node)
+		}
+		list, err = a.client.Resource(r).List(ctx, metav1.ListOptions{LabelSelector: c.selector, ResourceVersion: "0"})
+	}
+	if err != nil {
+		c.err = fmt.Errorf("read %s: %w", r.GroupResource(), err)
+		return c
+	}
+	c.own = slices.ContainsFunc(list.Items, func(u unstructured.Unstructured) bool {
+		_, own := block(&u, a.node)
+		return own
+	})
+	return c
 }
 
 // serves reports whether the API server has a resource. Everybody may ask who has an
@@ -150,7 +216,7 @@ func (s *Source) see(ctx context.Context) (Seen, error) {
 	}
 	_, found, err := s.calico.find(ctx)
 	switch {
-	case errors.Is(err, errNoCalico):
+	case errors.Is(err, errNoCalico), errors.Is(err, errNoBlocks):
 	case apierrors.IsForbidden(err):
 		seen.Forbidden = append(seen.Forbidden, "Calico's BlockAffinities")
 	case err != nil:
