@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -98,6 +99,7 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 	rest.QPS, rest.Burst = -1, -1
 	rest.UserAgent = "semaphorectl/" + process.Version()
 	rest.WarningHandlerWithContext = noWarnings
+	rest.Wrap(func(next http.RoundTripper) http.RoundTripper { return &bounded{next, mostAnswered} })
 	c := &Cluster{Name: name, Context: context, Server: rest.Host, Insecure: rest.Insecure, Config: rest}
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
