@@ -5,7 +5,6 @@ package facts
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -106,6 +105,22 @@ type Installed struct {
 // Remotes are the clusters that are configured.
 func (i Installed) Remotes() []string {
 	return strings.FieldsFunc(i.Settings["SEMAPHORE_REMOTES"], func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// Misnamed returns the name that what is installed has, where a cluster is asked for by
+// another one; empty: it is asked for by its name, or nothing says one.
+func (i Installed) Misnamed(asked string) string {
+	if name := i.Settings["SEMAPHORE_CLUSTER_NAME"]; name != asked {
+		return name
+	}
+	return ""
+}
+
+// ReadInstalled reads what there is of ours, and nothing else.
+func ReadInstalled(ctx context.Context, c *cli.Cluster) (Installed, error) {
+	f := &Facts{Name: c.Name}
+	err := f.readInstalled(ctx, c)
+	return f.Installed, err
 }
 
 // ReadAll reads clusters, all at the same time.
@@ -366,37 +381,4 @@ func listAll(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionRe
 		return nil, err
 	}
 	return found.Items, nil
-}
-
-// compact leaves out prefixes that are inside others, and doubles.
-func compact(all []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(all, func(a, b netip.Prefix) int {
-		if a.Bits() != b.Bits() {
-			return a.Bits() - b.Bits()
-		}
-		return a.Addr().Compare(b.Addr())
-	})
-	var kept []netip.Prefix
-	for _, p := range all {
-		if !slices.ContainsFunc(kept, func(k netip.Prefix) bool { return k.Overlaps(p) }) {
-			kept = append(kept, p)
-		}
-	}
-	slices.SortFunc(kept, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	return kept
-}
-
-// Prefixes reads a list of prefixes that somebody wrote.
-func Prefixes(text string) ([]netip.Prefix, error) {
-	var all []netip.Prefix
-	var errs []error
-	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", \t\n", r) }) {
-		prefix, err := netip.ParsePrefix(word)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%q is no subnet such as 10.4.0.0/16", word))
-			continue
-		}
-		all = append(all, prefix.Masked())
-	}
-	return all, errors.Join(errs...)
 }

@@ -2,8 +2,11 @@ package facts
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -154,4 +157,37 @@ func Cover(outer, inner []netip.Prefix) bool {
 		}
 	}
 	return true
+}
+
+// compact leaves out prefixes that are inside others, and doubles.
+func compact(all []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(all, func(a, b netip.Prefix) int {
+		if a.Bits() != b.Bits() {
+			return a.Bits() - b.Bits()
+		}
+		return a.Addr().Compare(b.Addr())
+	})
+	var kept []netip.Prefix
+	for _, p := range all {
+		if !slices.ContainsFunc(kept, func(k netip.Prefix) bool { return k.Overlaps(p) }) {
+			kept = append(kept, p)
+		}
+	}
+	slices.SortFunc(kept, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return kept
+}
+
+// Prefixes reads a list of prefixes that somebody wrote.
+func Prefixes(text string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	var errs []error
+	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", \t\n", r) }) {
+		prefix, err := netip.ParsePrefix(word)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%q is no subnet such as 10.4.0.0/16", word))
+			continue
+		}
+		all = append(all, prefix.Masked())
+	}
+	return all, errors.Join(errs...)
 }

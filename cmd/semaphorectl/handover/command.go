@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,7 +10,23 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 )
+
+// named is an error unless each cluster is asked for by the name that it is installed with:
+// tokens of another one would be handed over in its name.
+func named(ctx context.Context, clusters []*cli.Cluster) error {
+	var errs []error
+	for _, c := range clusters {
+		installed, err := facts.ReadInstalled(ctx, c)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: read what is installed, to see that it is this cluster: %w", c.Name, err))
+		} else if name := installed.Misnamed(c.Name); name != "" {
+			errs = append(errs, fmt.Errorf("%s: it is installed as cluster %s: call it so, as in --context %s=<its context>", c.Name, name, name))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // Command is "semaphorectl tokens".
 func Command(s *cli.Session) *cobra.Command {
@@ -40,6 +57,9 @@ end within some ten seconds.`,
 			}
 			clusters, err := s.Clusters(names)
 			if err != nil {
+				return err
+			}
+			if err := named(ctx, clusters); err != nil {
 				return err
 			}
 			mode := All

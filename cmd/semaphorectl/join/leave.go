@@ -75,8 +75,8 @@ func strange(f *facts.Facts) []fault {
 
 // misnamed says that what is installed has another name than the cluster is asked for by.
 func misnamed(f *facts.Facts) *fault {
-	name := f.Installed.Settings["SEMAPHORE_CLUSTER_NAME"]
-	if name == "" || name == f.Name {
+	name := f.Installed.Misnamed(f.Name)
+	if name == "" {
 		return nil
 	}
 	return &fault{cluster: f.Name, what: "it is installed as cluster " + name, remedy: "call it so, as in --context " + name + "=<its context>"}
