@@ -96,13 +96,9 @@ func poolsMissing(f *Facts) []Finding {
 	var found []Finding
 	for _, c := range f.Clusters {
 		told := map[string]bool{}
-		for i := range c.Policies {
-			p := &c.Policies[i]
-			if !p.Known() {
-				continue
-			}
+		for of, p := range f.policies() {
 			for _, remote := range slices.Sorted(maps.Keys(p.Value.Pools.Faults)) {
-				if !told[remote] {
+				if of == c && !told[remote] {
 					told[remote] = true
 					found = append(found, Finding{
 						Scope{Cluster: c.Name, Remote: remote}, fmt.Sprintf("Calico of %s lacks IP pools for %s", c.Name, remote),
@@ -148,23 +144,20 @@ func pooled(pools []survey.Pool, subnet string) bool {
 // nameTaken finds network sets that have another name than theirs.
 func nameTaken(f *Facts) []Finding {
 	var found []Finding
-	for _, c := range f.Clusters {
-		for i := range c.Policies {
-			p := &c.Policies[i]
-			if !p.Known() || !p.Value.Leading {
-				continue
-			}
-			for j := range p.Value.Remotes {
-				r := &p.Value.Remotes[j]
-				for _, s := range r.Sets {
-					natural := r.Name + "-" + s.Namespace + "-" + s.Name
-					// Large sets have parts, whose names say so; what is too long is no fault.
-					if strings.HasPrefix(s.Object, natural+"-") && told(c, natural) != "" {
-						found = append(found, Finding{
-							Scope{Cluster: c.Name, Remote: r.Name}, fmt.Sprintf("the name of the network set %s is taken in %s", natural, c.Name),
-							[]Evidence{{told(c, natural), c.Warnings.Source}, {"the set is " + s.Object, p.Source}},
-						})
-					}
+	for c, p := range f.policies() {
+		if !p.Value.Leading {
+			continue
+		}
+		for j := range p.Value.Remotes {
+			r := &p.Value.Remotes[j]
+			for _, s := range r.Sets {
+				natural := r.Name + "-" + s.Namespace + "-" + s.Name
+				// Large sets have parts, whose names say so; what is too long is no fault.
+				if strings.HasPrefix(s.Object, natural+"-") && told(c, natural) != "" {
+					found = append(found, Finding{
+						Scope{Cluster: c.Name, Remote: r.Name}, fmt.Sprintf("the name of the network set %s is taken in %s", natural, c.Name),
+						[]Evidence{{told(c, natural), c.Warnings.Source}, {"the set is " + s.Object, p.Source}},
+					})
 				}
 			}
 		}
@@ -184,29 +177,26 @@ func told(c *survey.Cluster, natural string) string {
 
 func services(f *Facts) []Finding {
 	var found []Finding
-	for _, c := range f.Clusters {
-		for i := range c.Mirrors {
-			m := &c.Mirrors[i]
-			if !m.Known() || !m.Value.Leading {
-				continue
+	for c, m := range f.mirrors() {
+		if !m.Value.Leading {
+			continue
+		}
+		for _, s := range m.Value.Services {
+			var what []string
+			if s.Error != "" {
+				what = append(what, s.Error)
 			}
-			for _, s := range m.Value.Services {
-				var what []string
-				if s.Error != "" {
-					what = append(what, s.Error)
-				}
-				if s.Instead != "" {
-					what = append(what, "its name is taken by "+s.Instead)
-				}
-				for _, conflict := range s.Conflicts {
-					what = append(what, "conflict: "+conflict.Cluster+": "+conflict.What)
-				}
-				for _, cluster := range slices.Sorted(maps.Keys(s.Refused)) {
-					what = append(what, "endpoints of "+cluster+" refused: "+s.Refused[cluster])
-				}
-				if len(what) > 0 {
-					found = append(found, Finding{Scope{Cluster: c.Name}, "service " + s.Name + " isn't in order", []Evidence{{strings.Join(what, "; "), m.Source}}})
-				}
+			if s.Instead != "" {
+				what = append(what, "its name is taken by "+s.Instead)
+			}
+			for _, conflict := range s.Conflicts {
+				what = append(what, "conflict: "+conflict.Cluster+": "+conflict.What)
+			}
+			for _, cluster := range slices.Sorted(maps.Keys(s.Refused)) {
+				what = append(what, "endpoints of "+cluster+" refused: "+s.Refused[cluster])
+			}
+			if len(what) > 0 {
+				found = append(found, Finding{Scope{Cluster: c.Name}, "service " + s.Name + " isn't in order", []Evidence{{strings.Join(what, "; "), m.Source}}})
 			}
 		}
 	}
@@ -215,17 +205,11 @@ func services(f *Facts) []Finding {
 
 func sets(f *Facts) []Finding {
 	var found []Finding
-	for _, c := range f.Clusters {
-		for i := range c.Policies {
-			p := &c.Policies[i]
-			if !p.Known() {
-				continue
-			}
-			for j := range p.Value.Remotes {
-				r := &p.Value.Remotes[j]
-				for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
-					found = append(found, Finding{Scope{Cluster: c.Name, Remote: r.Name}, "network set " + name + " can't be written", []Evidence{{r.Failing[name], p.Source}}})
-				}
+	for c, p := range f.policies() {
+		for j := range p.Value.Remotes {
+			r := &p.Value.Remotes[j]
+			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
+				found = append(found, Finding{Scope{Cluster: c.Name, Remote: r.Name}, "network set " + name + " can't be written", []Evidence{{r.Failing[name], p.Source}}})
 			}
 		}
 	}
@@ -249,22 +233,16 @@ func restRules() []Rule {
 			Remedy: "the error says what; docs/troubleshooting.md has more about most of them",
 			Find: func(f *Facts) []Finding {
 				var found []Finding
-				for _, c := range f.Clusters {
-					for i := range c.Agents {
-						a := &c.Agents[i]
-						if !a.Known() {
-							continue
-						}
-						scope := Scope{Cluster: c.Name, Node: a.Pod.Node}
-						for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
-							found = append(found, Finding{scope, "the agent of " + a.Pod.Node + " fails: " + what, []Evidence{{a.Value.Failing[what], statusOf(c, a.Pod.Node)}}})
-						}
-						if s := a.Value.Filter; s.State != "" && s.State != "enforced" && s.State != "off" {
-							found = append(found, Finding{scope, "plaintext packets that claim remote pods' addresses aren't dropped on " + a.Pod.Node, []Evidence{{s.State + " " + s.Error, statusOf(c, a.Pod.Node)}}})
-						}
-						if a.Value.Networkd {
-							found = append(found, Finding{scope, "systemd-networkd removes rules and routes on " + a.Pod.Node, []Evidence{{"10-semaphore.conf isn't in /etc/systemd/networkd.conf.d", statusOf(c, a.Pod.Node)}}})
-						}
+				for c, a := range f.agents() {
+					scope := Scope{Cluster: c.Name, Node: a.Pod.Node}
+					for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
+						found = append(found, Finding{scope, "the agent of " + a.Pod.Node + " fails: " + what, []Evidence{{a.Value.Failing[what], statusOf(c, a.Pod.Node)}}})
+					}
+					if s := a.Value.Filter; s.State != "" && s.State != "enforced" && s.State != "off" {
+						found = append(found, Finding{scope, "plaintext packets that claim remote pods' addresses aren't dropped on " + a.Pod.Node, []Evidence{{s.State + " " + s.Error, statusOf(c, a.Pod.Node)}}})
+					}
+					if a.Value.Networkd {
+						found = append(found, Finding{scope, "systemd-networkd removes rules and routes on " + a.Pod.Node, []Evidence{{"10-semaphore.conf isn't in /etc/systemd/networkd.conf.d", statusOf(c, a.Pod.Node)}}})
 					}
 				}
 				return found

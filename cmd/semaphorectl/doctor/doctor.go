@@ -216,10 +216,13 @@ func open(f *Facts, found map[string][]Finding) []Open {
 		for i := range c.Policies {
 			unanswered(c.Policies[i].Pod, c.Policies[i].Err, c.Policies[i].Source)
 		}
-		for i := range c.Agents {
-			if a := &c.Agents[i]; a.Known() && a.Value.Standby == nil && len(a.Value.Pending) > 0 {
-				add(Scope{Cluster: c.Name, Node: a.Pod.Node}, fmt.Sprintf("%s: the agent of %s", c.Name, a.Pod.Node), fmt.Sprintf("not done since its start: %v", a.Value.Pending), a.Source)
-			}
+		if c.Nodes.Known() && len(c.Nodes.Value) == 0 {
+			add(Scope{Cluster: c.Name}, c.Name+": whether anything works there", "it has no nodes", c.Nodes.Source)
+		}
+	}
+	for c, a := range f.agents() {
+		if a.Value.Standby == nil && len(a.Value.Pending) > 0 {
+			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, fmt.Sprintf("%s: the agent of %s", c.Name, a.Pod.Node), fmt.Sprintf("not done since its start: %v", a.Value.Pending), a.Source)
 		}
 	}
 	for _, p := range f.Pairs() {
@@ -235,8 +238,8 @@ func open(f *Facts, found map[string][]Finding) []Open {
 	if f.Tried != nil && len(f.legs()) == 0 {
 		add(Scope{}, "whether pods' own packets get through", "there were no pods to try it", "")
 	}
-	if len(f.Clusters) > 1 && len(f.Pairs()) == 0 {
-		add(Scope{}, "the paths between nodes", "no nodes of two clusters are known", "")
+	if len(f.Pairs()) == 0 {
+		add(Scope{}, "the paths between nodes", "no nodes of two clusters are known: name the others, too", "")
 	}
 	return all
 }

@@ -246,6 +246,18 @@ func TestUnknownIsNotWell(t *testing.T) {
 	if d := Diagnose(surveytest.Pair(2), nil, true); d.Verdict != Unknown {
 		t.Errorf("without a request of a pod it is %s", d.Verdict)
 	}
+	// Few nodes have few paths, or none, of which nothing can be seen.
+	for name, clusters := range map[string][]*survey.Cluster{
+		"one cluster": surveytest.Pair(1)[:1], "no nodes": surveytest.Pair(0), "one of them has none": {surveytest.Pair(0)[0], surveytest.Pair(1)[1]},
+		"of three one has none": append(surveytest.Pair(1), &survey.Cluster{Name: "merit", Workloads: surveytest.Pair(0)[0].Workloads}),
+	} {
+		if d := Diagnose(clusters, nil, false); d.Verdict == Well {
+			t.Errorf("%s: all is well, it says", name)
+		}
+	}
+	if d := Diagnose(surveytest.Pair(1), nil, false); d.Verdict != Well {
+		t.Errorf("a node in each of two clusters: %+v", d)
+	}
 	if d := Diagnose(nil, nil, false); d.Verdict == Wrong {
 		t.Errorf("nothing is wrong with nothing: %+v", d)
 	}

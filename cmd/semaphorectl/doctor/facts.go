@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"cmp"
+	"iter"
 	"strconv"
 	"strings"
 
@@ -17,6 +18,32 @@ type Facts struct {
 
 	pairs []Pair
 	at    map[Scope]int // of pairs
+}
+
+// reports are the reports of programs that are known, each with its cluster.
+func reports[R any](f *Facts, of func(*survey.Cluster) []survey.Reported[R]) iter.Seq2[*survey.Cluster, *survey.Reported[R]] {
+	return func(yield func(*survey.Cluster, *survey.Reported[R]) bool) {
+		for _, c := range f.Clusters {
+			all := of(c)
+			for i := range all {
+				if all[i].Known() && !yield(c, &all[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (f *Facts) agents() iter.Seq2[*survey.Cluster, *survey.Reported[survey.Agent]] {
+	return reports(f, func(c *survey.Cluster) []survey.Reported[survey.Agent] { return c.Agents })
+}
+
+func (f *Facts) mirrors() iter.Seq2[*survey.Cluster, *survey.Reported[survey.Mirror]] {
+	return reports(f, func(c *survey.Cluster) []survey.Reported[survey.Mirror] { return c.Mirrors })
+}
+
+func (f *Facts) policies() iter.Seq2[*survey.Cluster, *survey.Reported[survey.Policy]] {
+	return reports(f, func(c *survey.Cluster) []survey.Reported[survey.Policy] { return c.Policies })
 }
 
 // Pair is a node and one of another cluster, seen from the first.
@@ -142,16 +169,13 @@ type view struct {
 // views are all agents' remotes; those of agents that stand by don't count.
 func (f *Facts) views() []view {
 	var all []view
-	for _, c := range f.Clusters {
-		for i := range c.Agents {
-			a := &c.Agents[i]
-			if !a.Known() || a.Value.Standby != nil {
-				continue
-			}
-			for j := range a.Value.Remotes {
-				r := &a.Value.Remotes[j]
-				all = append(all, view{Scope{Cluster: c.Name, Node: a.Value.Node, Remote: r.Name}, c, a.Value, r, statusOf(c, a.Value.Node)})
-			}
+	for c, a := range f.agents() {
+		if a.Value.Standby != nil {
+			continue
+		}
+		for j := range a.Value.Remotes {
+			r := &a.Value.Remotes[j]
+			all = append(all, view{Scope{Cluster: c.Name, Node: a.Value.Node, Remote: r.Name}, c, a.Value, r, statusOf(c, a.Value.Node)})
 		}
 	}
 	return all
@@ -168,23 +192,17 @@ func (f *Facts) contacts() []contact {
 	for _, v := range f.views() {
 		all = append(all, contact{v.Scope, survey.WireGuard, v.remote.API.Error, v.source})
 	}
-	for _, c := range f.Clusters {
-		for i := range c.Mirrors {
-			if m := &c.Mirrors[i]; m.Known() {
-				for _, of := range m.Value.Clusters {
-					for _, w := range of.Watches {
-						all = append(all, contact{Scope{Cluster: c.Name, Remote: of.Name}, survey.ServiceMirror, w.Error, m.Source})
-					}
-				}
+	for c, m := range f.mirrors() {
+		for _, of := range m.Value.Clusters {
+			for _, w := range of.Watches {
+				all = append(all, contact{Scope{Cluster: c.Name, Remote: of.Name}, survey.ServiceMirror, w.Error, m.Source})
 			}
 		}
-		for i := range c.Policies {
-			if p := &c.Policies[i]; p.Known() {
-				for j := range p.Value.Remotes {
-					r := &p.Value.Remotes[j]
-					all = append(all, contact{Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, r.API.Error, p.Source})
-				}
-			}
+	}
+	for c, p := range f.policies() {
+		for j := range p.Value.Remotes {
+			r := &p.Value.Remotes[j]
+			all = append(all, contact{Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, r.API.Error, p.Source})
 		}
 	}
 	return all

@@ -144,12 +144,8 @@ func tooLarge(f *Facts) []Finding {
 // oldAgents finds agents whose version isn't the one that most have.
 func oldAgents(f *Facts) []Finding {
 	count := map[string]int{}
-	for _, c := range f.Clusters {
-		for i := range c.Agents {
-			if a := &c.Agents[i]; a.Known() {
-				count[a.Value.Version]++
-			}
-		}
+	for _, a := range f.agents() {
+		count[a.Value.Version]++
 	}
 	most := ""
 	for version, n := range count {
@@ -158,22 +154,16 @@ func oldAgents(f *Facts) []Finding {
 		}
 	}
 	var found []Finding
-	for _, c := range f.Clusters {
-		for i := range c.Agents {
-			a := &c.Agents[i]
-			if !a.Known() {
-				continue
+	for c, a := range f.agents() {
+		pathless := slices.ContainsFunc(a.Value.Remotes, func(r survey.Remote) bool {
+			return slices.ContainsFunc(r.Peers, func(p survey.Peer) bool { return p.Node != "" && p.Path == nil })
+		})
+		if a.Value.Version != most || pathless && a.Value.Standby == nil {
+			what := fmt.Sprintf("%s, where most have %s", a.Value.Version, most)
+			if pathless {
+				what += "; it reports no paths"
 			}
-			pathless := slices.ContainsFunc(a.Value.Remotes, func(r survey.Remote) bool {
-				return slices.ContainsFunc(r.Peers, func(p survey.Peer) bool { return p.Node != "" && p.Path == nil })
-			})
-			if a.Value.Version != most || pathless && a.Value.Standby == nil {
-				what := fmt.Sprintf("%s, where most have %s", a.Value.Version, most)
-				if pathless {
-					what += "; it reports no paths"
-				}
-				found = append(found, Finding{Scope{Cluster: c.Name, Node: a.Pod.Node}, "the agent of " + a.Pod.Node + " is of another version", []Evidence{{what, statusOf(c, a.Pod.Node)}}})
-			}
+			found = append(found, Finding{Scope{Cluster: c.Name, Node: a.Pod.Node}, "the agent of " + a.Pod.Node + " is of another version", []Evidence{{what, statusOf(c, a.Pod.Node)}}})
 		}
 	}
 	return found
