@@ -1,0 +1,161 @@
+package scenarios_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/restmapper"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/join"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// TestFilesOfJoin applies what "semaphorectl join --output yaml" writes with kubectl to
+// clusters that have nothing of ours, hands over tokens, and then has join itself make
+// everything: it has to be what is there already.
+func TestFilesOfJoin(t *testing.T) {
+	t.Parallel()
+	nstest.Root(t)
+	tb := testbed.Start(t, testbed.Config{})
+	clusters, err := tb.StartClusters(within(t, 3*time.Minute), testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
+	must(t, err)
+	for _, c := range clusters {
+		_, err := c.AddNode(t.Context(), testbed.NodeConfig{})
+		must(t, err)
+	}
+	for _, file := range []string{"v3.yaml", "pools.yaml"} {
+		must(t, clusters[0].Apply(t.Context(), "../../policy/testdata/"+file))
+	}
+	a := newAdministrator(t, tb)
+	run := func(args ...string) {
+		t.Helper()
+		if out, code, err := a.run(within(t, 2*time.Minute), args...); err != nil || code != 0 {
+			t.Fatalf("%q ended with code %d, %v:\n%s", args, code, err, out)
+		}
+	}
+	const image = "registry.example/kube-semaphore:v1.2.3"
+	before := everything(t, clusters)
+	folder := filepath.Join(t.TempDir(), "files")
+	run("join", "--output", "yaml", "--directory", folder, "--image", image, "aws", "gcp")
+	if diff := cmp.Diff(before, everything(t, clusters)); diff != "" {
+		t.Errorf("writing files has changed (-before +after):\n%s", diff)
+	}
+	noSecretFiles(t, folder)
+	for _, c := range clusters {
+		if out, err := c.Kubectl(within(t, 2*time.Minute), "apply", "-k", filepath.Join(folder, c.Name)); err != nil {
+			t.Fatalf("%s: %v\n%s", c.Name, err, out)
+		}
+	}
+	run("tokens", "aws", "gcp")
+	applied := everything(t, clusters)
+
+	var joined []*cli.Cluster
+	for _, c := range clusters {
+		joined = append(joined, &cli.Cluster{
+			Name: c.Name, Context: c.Name, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
+			Mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.Client().Discovery())),
+		})
+	}
+	// Nothing runs here, so there is nothing to wait for.
+	stopped := errors.New("programs are installed")
+	err = join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv), joined, join.Options{
+		Wishes: join.Wishes{Image: image}, NoProbe: true, AfterStep: func(step string) error {
+			if step == "programs" {
+				return stopped
+			}
+			return nil
+		},
+	})
+	if !errors.Is(err, stopped) {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(applied, everything(t, clusters)); diff != "" {
+		t.Errorf("join makes something else (-files +join):\n%s", diff)
+	}
+	t.Logf("%d objects, %d of them there before", len(applied), len(before))
+	for _, want := range []string{
+		"aws daemonsets.apps sys-semaphore/semaphore-wireguard", "aws deployments.apps sys-semaphore/semaphore-policy",
+		"gcp deployments.apps sys-semaphore/semaphore-service-mirror", "aws ippools.projectcalico.org /remote-gcp",
+		"gcp secrets sys-semaphore/semaphore-service-mirror-remotes", "aws secrets sys-semaphore/semaphore-wireguard-remotes",
+	} {
+		if applied[want] == nil {
+			t.Errorf("there is no %s", want)
+		}
+	}
+}
+
+// noSecretFiles holds that files for a repository have no secrets.
+func noSecretFiles(t *testing.T, folder string) {
+	t.Helper()
+	must(t, filepath.WalkDir(folder, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		if strings.Contains(string(content), "eyJ") || strings.Contains(string(content), "PRIVATE KEY") {
+			t.Errorf("%s has a secret", path)
+		}
+		return err
+	}))
+}
+
+// everything is all that clusters have, by where it is, without what an API server writes
+// of its own, who wrote it, and values of Secrets.
+func everything(t *testing.T, clusters []*testbed.Cluster) map[string]map[string]any {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	all := map[string]map[string]any{}
+	for _, c := range clusters {
+		lists, err := c.Client().Discovery().ServerPreferredResources()
+		must(t, err)
+		for _, list := range lists {
+			version, err := schema.ParseGroupVersion(list.GroupVersion)
+			must(t, err)
+			for _, r := range list.APIResources {
+				if !slices.Contains(r.Verbs, "list") || slices.Contains([]string{"events", "leases", "componentstatuses", "apiservices", "endpoints", "endpointslices"}, r.Name) {
+					continue
+				}
+				of := version.WithResource(r.Name)
+				found, err := c.Dynamic().Resource(of).List(ctx, metav1.ListOptions{})
+				must(t, err)
+				for i := range found.Items {
+					o := &found.Items[i]
+					all[c.Name+" "+of.GroupResource().String()+" "+o.GetNamespace()+"/"+o.GetName()] = bare(o)
+				}
+			}
+		}
+	}
+	return all
+}
+
+func bare(o *unstructured.Unstructured) map[string]any {
+	annotations := o.GetAnnotations()
+	delete(annotations, "kubectl.kubernetes.io/last-applied-configuration")
+	o.SetAnnotations(annotations)
+	for _, field := range []string{"managedFields", "resourceVersion", "generation"} {
+		unstructured.RemoveNestedField(o.Object, "metadata", field)
+	}
+	unstructured.RemoveNestedField(o.Object, "status")
+	if data, _, err := unstructured.NestedMap(o.Object, "data"); err == nil && o.GetKind() == "Secret" {
+		for key := range data {
+			data[key] = "secret"
+		}
+		o.Object["data"] = data
+	}
+	return o.Object
+}
