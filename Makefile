@@ -111,8 +111,8 @@ release-notes: ## the newest section of CHANGELOG.md
 	@$(GO) run ./deploy/release notes
 
 .PHONY: dist
-dist: ## archives of semaphorectl for Linux, macOS and Windows, into dist/
-	$(GO) run ./deploy/release tool -version $(VERSION)
+dist: ## archives of semaphorectl for Linux, macOS and Windows, into dist/; URL=https://... of that folder adds krew's manifest
+	$(GO) run ./deploy/release tool -version $(VERSION) $(if $(URL),-url $(URL))
 
 .PHONY: vulnerabilities
 vulnerabilities: ## known vulnerabilities that our code reaches; says so when it can't ask
