@@ -86,7 +86,9 @@ type agent struct {
 	// sources are the source addresses of routes, as last found out.
 	sources atomic.Pointer[[]netip.Addr]
 
-	publishing, routing, addressing, sourcing, judging, fitting, surveying, filterTrigger, reporting *reconcile.Trigger
+	publishing, routing, addressing, sourcing, judging, fitting, surveying, filterTrigger, reporting, forgetting *reconcile.Trigger
+
+	attempts attempts
 }
 
 // newAgent reads or creates the keys and prepares everything else. It changes
@@ -103,8 +105,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		fitting:   reconcile.NewTrigger(),
 		underlay:  routes.NewUnderlay(),
 		surveying: reconcile.NewTrigger(),
-		reporting: reconcile.NewTrigger(),
-		verdicts:  &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
+		reporting: reconcile.NewTrigger(), forgetting: reconcile.NewTrigger(),
+		verdicts: &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.sources.Store(&[]netip.Addr{})
@@ -300,6 +302,10 @@ func (a *agent) acts() []run.Task {
 			MinInterval: burstSpacing, Due: a.reporter.Due,
 		}))
 	}
+	tasks = append(tasks, a.loop(reconcile.Config{
+		Name: "attempts to connect", Reconcile: a.forgetAttempts, Trigger: a.forgetting,
+		MinInterval: attemptsSpacing, RestShare: attemptsRest, Due: func() time.Time { return a.attempts.due },
+	}))
 	tasks = append(tasks, routes.NewUnderlayMonitor(a.log, a.underlay, a.fitting.Fire), a.loop(reconcile.Config{
 		Name: "MTU", Reconcile: a.fitMTUs, Trigger: a.fitting, MinInterval: underlaySpacing,
 	}))

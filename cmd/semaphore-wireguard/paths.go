@@ -34,4 +34,7 @@ func (a *agent) paths() map[string][]peers.Path {
 
 // pathChanged is called when the state of a path to some remote's node has changed.
 // It doesn't block.
-func (a *agent) pathChanged() { a.reporting.Fire() }
+func (a *agent) pathChanged() {
+	a.reporting.Fire()
+	a.forgetting.Fire()
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -92,4 +93,33 @@ func (f *failover) largePackets(t *testing.T) {
 	f.awaitPaths(t, "to carry large packets", func(p *programs.PeerStatus) bool { return p.Path.State == "up" && !p.Path.SmallOnly })
 	must(t, big())
 	t.Logf("large packets restored: known after %s", seconds(at, time.Now()))
+}
+
+// attempts asks for a service from some ports, each once and for a quarter of a second,
+// and returns those that got no answer.
+func (f *failover) attempts(t *testing.T, url string) (lost []int) {
+	t.Helper()
+	for range 8 {
+		f.ports++
+		if err := f.attempt(t, url, 2000+f.ports, 250*time.Millisecond); err != nil {
+			lost = append(lost, 2000+f.ports)
+		}
+	}
+	return lost
+}
+
+// attempt connects to a service from a port of a pod on the first node. A kernel sends
+// what comes from a port of which an attempt got no answer where that one was sent,
+// unless the agent has it forget that.
+func (f *failover) attempt(t *testing.T, url string, port int, limit time.Duration) error {
+	t.Helper()
+	from := f.Pods[2]
+	return from.Space().Do(func() error {
+		dialer := net.Dialer{Timeout: limit, LocalAddr: &net.TCPAddr{Port: port}}
+		conn, err := dialer.DialContext(t.Context(), "tcp", strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/"))
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
 }

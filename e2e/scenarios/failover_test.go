@@ -32,6 +32,7 @@ type failover struct {
 	*programs.Pair
 	mirror *programs.Program
 	local  []*testbed.Pod // of the global service, in gcp
+	ports  int            // of which attempts were made
 }
 
 func startFailover(t *testing.T) *failover {
@@ -164,12 +165,19 @@ func (f *failover) outage(t *testing.T, what string, unplug, plugIn func()) {
 	}
 	at := time.Now()
 	unplug()
+	lost := f.attempts(t, url)
 	for i, c := range clients {
 		failed, last := c.settled(t, at, 5, f.local...)
 		t.Logf("%s unplugged, %s: %d requests of 10 a second failed, the last one after %s: %s",
 			what, modes[i], failed, seconds(at, last), failures(at, c.Since(at)))
 	}
 	t.Logf("meanwhile: %s", events.since(at))
+	for _, port := range lost {
+		if err := f.attempt(t, url, port, 10*time.Second); err != nil {
+			t.Errorf("from port %d, of which an attempt got no answer before: %v", port, err)
+		}
+	}
+	t.Logf("attempts anew from %d ports of which attempts got no answer were answered", len(lost))
 	f.refuses(t)
 	defer func() { t.Logf("meanwhile: %s", events.since(at)) }()
 	at = time.Now()
