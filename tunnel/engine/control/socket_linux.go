@@ -1,7 +1,6 @@
 package control
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -68,12 +67,18 @@ func lockDir(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), lockLimit)
-	defer cancel()
-	if err := flock.Wait(ctx, dir, lockPoll); err != nil {
-		return nil, errors.Join(err, dir.Close())
+	for end := time.Now().Add(lockLimit); ; time.Sleep(lockPoll) {
+		locked, err := flock.Try(dir)
+		if locked {
+			return dir, nil
+		}
+		if err == nil && time.Now().After(end) {
+			err = fmt.Errorf("lock %s: another process has it", path)
+		}
+		if err != nil {
+			return nil, errors.Join(err, dir.Close())
+		}
 	}
-	return dir, nil
 }
 
 // Replace puts a socket at path, whatever is there, in one step. The socket is made
