@@ -233,6 +233,8 @@ func TestMesh(t *testing.T) {
 
 	part("a node behind address translation", func(t *testing.T) { testTranslation(t, p) })
 
+	part("a node that is reached elsewhere than where it is", func(t *testing.T) { testForwarding(t, p) })
+
 	part("a node that reboots", func(t *testing.T) {
 		status, err := aws1.Status(t.Context())
 		must(t, err)

@@ -2,9 +2,15 @@ package scenarios_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -66,6 +72,52 @@ func testTranslation(t *testing.T, p *programs.Pair) {
 		must(t, programs.WaitReach(within(t, repair), p.Pods[0], p.Pods[3]))
 		must(t, programs.WaitReach(within(t, repair), p.Pods[2], p.Pods[1]))
 	})
+}
+
+// testForwarding puts a node where it is reached at an address and port that aren't its
+// own only: a port that is forwarded to it, and an ExternalIP as clouds have them, which
+// the node itself doesn't know of.
+func testForwarding(t *testing.T, p *programs.Pair) {
+	inside, open := p.Agents[2], p.Agents[0]
+	defer locate(t, inside, "null")
+	defer func() { must(t, inside.Node.StopTranslating(context.WithoutCancel(t.Context()))) }()
+	own := inside.Node.Addresses()[0]
+	external := netip.MustParseAddr("203.0.113.10")
+	before, err := inside.Node.Object(t.Context())
+	must(t, err)
+	addresses := func(all []corev1.NodeAddress) {
+		patch, err := json.Marshal(map[string]any{"status": map[string]any{"addresses": all}})
+		must(t, err)
+		must(t, inside.Node.Patch(context.WithoutCancel(t.Context()), string(patch), "status"))
+	}
+	defer addresses(before.Status.Addresses)
+	addresses(append(slices.Clone(before.Status.Addresses), corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: external.String()}))
+	for _, c := range []struct {
+		name, location string
+		outside        netip.AddrPort
+	}{
+		{"a forwarded port", netip.AddrPortFrom(own, 41820).String(), netip.AddrPortFrom(own, 41820)},
+		{"an ExternalIP", "ExternalIP", netip.AddrPortFrom(external, 51820)},
+		{"a forwarded port of another address", "203.0.113.10:41820", netip.AddrPortFrom(external, 41820)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			locate(t, inside, strconv.Quote(c.location))
+			must(t, inside.Node.Forward(t.Context(), c.outside, 51820))
+			began := time.Now()
+			eventually(t, repair, "the endpoint outside to be published", func(ctx context.Context) error {
+				return hasAnnotations(ctx, inside.Node, map[string]string{peers.EndpointAnnotation("aws"): c.outside.String()})
+			})
+			must(t, programs.WaitReach(within(t, repair), p.Pods[2], p.Pods[0]))
+			must(t, programs.WaitReach(within(t, repair), p.Pods[0], p.Pods[2]))
+			must(t, p.WaitConnected(within(t, repair)))
+			t.Logf("all pods reach each other after %v", time.Since(began))
+			status, err := open.Status(t.Context())
+			must(t, err)
+			if !slices.ContainsFunc(status.Remote("gcp").Peers, func(peer programs.PeerStatus) bool { return peer.Endpoint == c.outside.String() }) {
+				t.Errorf("%s has no peer at %s: %+v", open.Node.Name, c.outside, status.Remote("gcp").Peers)
+			}
+		})
+	}
 }
 
 // locate sets, in JSON, what an administrator says of where a node is.

@@ -3,6 +3,7 @@ package testbed
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,7 +28,36 @@ func (n *Node) Translate(ctx context.Context, port int, others string) error {
 	return n.forgetConnections()
 }
 
-// StopTranslating ends what Translate began.
+// Forward puts the node behind a router that sends on to one of its UDP ports what
+// arrives at an address and port outside, and lets nobody begin otherwise, neither the
+// node nor those outside. An address that isn't the node's is reached by way of the node
+// from all nodes of the other clusters.
+func (n *Node) Forward(ctx context.Context, outside netip.AddrPort, port int) error {
+	own := n.addresses[0]
+	if outside.Addr() != own {
+		for _, other := range n.tb.Clusters() {
+			if other == n.Cluster {
+				continue
+			}
+			for _, node := range other.Nodes() {
+				if _, err := node.Run(ctx, "ip", "route", "replace", outside.Addr().String()+"/32", "via", own.String()); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	rules := fmt.Sprintf(`add table ip %[1]s; delete table ip %[1]s; table ip %[1]s {
+		chain arriving { type nat hook prerouting priority dstnat; ip daddr %[2]s udp dport %[3]d dnat to %[4]s:%[5]d; }
+		chain in { type filter hook input priority -10; ct status dnat accept; udp dport %[5]d ct state new drop; }
+		chain out { type filter hook output priority 10; udp sport %[5]d ct state new drop; }
+	}`, translationTable, outside.Addr(), outside.Port(), own, port)
+	if _, err := n.Run(ctx, "nft", rules); err != nil {
+		return err
+	}
+	return n.forgetConnections()
+}
+
+// StopTranslating ends what Translate and Forward began.
 func (n *Node) StopTranslating(ctx context.Context) error {
 	if _, err := n.Run(ctx, "nft", "delete table ip "+translationTable); err != nil {
 		return err
