@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -144,7 +145,10 @@ type Publisher struct {
 	pods         func() *pods.Known
 	log          *slog.Logger
 
-	applied   bool // once since start, for what an earlier configuration left
+	spacing   time.Duration
+	applied   bool      // once since start, for what an earlier configuration left
+	written   time.Time // last
+	due       time.Time // when a change that was put off is written; zero: none was
 	published atomic.Bool
 }
 
@@ -154,23 +158,31 @@ type PublisherConfig struct {
 	Self         func() (Self, bool)        // this node, and whether it is known
 	Publications func() []Publication       // for each configured remote, as it is now
 	Pods         func() *pods.Known         // those of this node; nil: not known
-	Logger       *slog.Logger
+	// Spacing is how close two writes follow each other: what changes sooner is put off
+	// until Due. A pass that writes nothing holds up none that does.
+	Spacing time.Duration
+	Logger  *slog.Logger
 }
 
 // NewPublisher returns a publisher that has done nothing yet.
 func NewPublisher(cfg PublisherConfig) *Publisher {
-	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, log: cfg.Logger}
+	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, spacing: cfg.Spacing, log: cfg.Logger}
 }
 
 // Published tells whether the node carried all our annotations after the last
 // pass.
 func (p *Publisher) Published() bool { return p.published.Load() }
 
+// Due returns when Reconcile has something to write that it has put off; the zero time:
+// it hasn't.
+func (p *Publisher) Due() time.Time { return p.due }
+
 // Reconcile brings the node's annotations to what they must be. It writes only
 // when one differs, and once after start, so that the API server drops those of
 // remotes that are no longer configured. While the node isn't known it does
 // nothing. It must not be called twice at the same time.
 func (p *Publisher) Reconcile(ctx context.Context) error {
+	p.due = time.Time{}
 	self, known := p.self()
 	if !known {
 		return nil
@@ -192,6 +204,12 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		p.published.Store(complete)
 		return wrong
 	}
+	// After an error nobody asks when something is due, and the next pass is later anyway.
+	if next := p.written.Add(p.spacing); wrong == nil && time.Now().Before(next) {
+		p.due = next
+		return nil
+	}
+	p.written = time.Now()
 	// The UID makes sure that a node that was deleted meanwhile isn't created.
 	node := applycorev1.Node(self.Name).WithUID(self.UID).WithAnnotations(want)
 	if _, err := p.nodes.Apply(ctx, node, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -169,6 +170,21 @@ func TestPublisher(t *testing.T) {
 	if got, published := TrimSelf(get()).Published(); !published || !slices.Equal(got, here.Prefixes) {
 		t.Errorf("the node says %v, %v", got, published)
 	}
+	// What changes sooner than that is put off, and what isn't changed puts off nothing.
+	p.spacing = time.Hour
+	last := here
+	here = &pods.Known{Publish: true, Prefixes: prefixes("10.2.3.0/26")}
+	pass(0)
+	check()
+	if due := p.Due(); time.Until(due) < 30*time.Minute || time.Until(due) > time.Hour {
+		t.Errorf("the write is due at %v", due)
+	}
+	here = last
+	pass(0)
+	if due := p.Due(); !due.IsZero() {
+		t.Errorf("nothing is to be written, at %v", due)
+	}
+	p.spacing = 0
 	// What isn't known isn't gone.
 	published := here
 	here = nil

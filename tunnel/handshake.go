@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
@@ -32,58 +33,94 @@ type Contacts struct{ Anew, Confirmed int }
 
 // Contact reads the device and does with each of its peers what decide says, as
 // far as Configure wanted the peer. When it returns an error some of it may have
-// been done.
+// been done. Configure isn't held up for longer than one request takes: with many peers
+// that don't answer there is a lot to read and to do.
 func (d *Device) Contact(ctx context.Context, decide func(PeerStatus) Contact) (Contacts, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.serving() {
-		return Contacts{}, fmt.Errorf("contact peers of device %s: %w", d.cfg.Name, os.ErrNotExist)
-	}
-	done, err := d.peers.contact(ctx, decide)
+	done, err := d.peers.contact(ctx, &d.mu, d.serving, decide)
 	if err != nil {
 		return done, fmt.Errorf("contact peers of device %s: %w", d.cfg.Name, err)
 	}
 	return done, nil
 }
 
-func (s *peerState) contact(ctx context.Context, decide func(PeerStatus) Contact) (done Contacts, err error) {
+// contact takes the lock for what it does with s, and asks whether there is a device.
+func (s *peerState) contact(ctx context.Context, mu sync.Locker, serving func() bool, decide func(PeerStatus) Contact) (done Contacts, err error) {
+	mu.Lock()
+	applied, exists := s.applied, serving()
+	mu.Unlock()
+	if !exists {
+		return done, os.ErrNotExist
+	}
 	device, err := s.control.Device(s.name)
 	if err != nil {
 		return done, fmt.Errorf("read peers: %w", err)
 	}
-	var changes [][2]wgtypes.PeerConfig
+	var changes []contacted
 	for _, peer := range peersOf(device) {
-		at, wanted := slices.BinarySearchFunc(s.applied, peer.PublicKey, func(p Peer, key Key) int { return p.PublicKey.Compare(key) })
+		at, wanted := find(applied, peer.PublicKey)
 		if !wanted {
 			continue
 		}
-		switch decide(peer) {
+		switch what := decide(peer); what {
 		case ContactAnew:
-			changes = append(changes, anew(s.applied[at]))
+			changes = append(changes, contacted{peer.PublicKey, what})
 			done.Anew++
 		case ContactConfirm:
-			if spoke := !s.applied[at].Endpoint.IsValid() && peer.Endpoint.IsValid(); spoke || s.applied[at].Keepalive > 0 {
-				changes = append(changes, confirm(s.applied[at]))
+			if spoke := !applied[at].Endpoint.IsValid() && peer.Endpoint.IsValid(); spoke || applied[at].Keepalive > 0 {
+				changes = append(changes, contacted{peer.PublicKey, what})
 				done.Confirmed++
 			}
 		case ContactNone:
 		}
 	}
-	// Both steps of a peer go into one request.
 	for batch := range slices.Chunk(changes, requestPeers/2) {
 		if err := ctx.Err(); err != nil {
 			return done, err
 		}
-		cfg := wgtypes.Config{}
-		for _, steps := range batch {
-			cfg.Peers = append(cfg.Peers, steps[:]...)
-		}
-		if err := s.control.ConfigureDevice(s.name, cfg); err != nil {
-			s.distrust()
+		mu.Lock()
+		err := s.carryOut(batch)
+		mu.Unlock()
+		if err != nil {
 			return done, fmt.Errorf("write %d peers: %w", len(batch), err)
 		}
 	}
 	return done, nil
+}
+
+// contacted is a peer and what is to be done with it.
+type contacted struct {
+	key  Key
+	what Contact
+}
+
+// carryOut does it in one request, both steps of a peer included, with peers as they are
+// wanted by now.
+func (s *peerState) carryOut(batch []contacted) error {
+	cfg := wgtypes.Config{}
+	for _, c := range batch {
+		at, wanted := find(s.applied, c.key)
+		if !wanted {
+			continue
+		}
+		steps := confirm(s.applied[at])
+		if c.what == ContactAnew {
+			steps = anew(s.applied[at])
+		}
+		cfg.Peers = append(cfg.Peers, steps[:]...)
+	}
+	if len(cfg.Peers) == 0 {
+		return nil
+	}
+	err := s.control.ConfigureDevice(s.name, cfg)
+	if err != nil {
+		s.distrust()
+	}
+	return err
+}
+
+// find returns where a peer is among those sorted by key.
+func find(peers []Peer, key Key) (at int, found bool) {
+	return slices.BinarySearchFunc(peers, key, func(p Peer, key Key) int { return p.PublicKey.Compare(key) })
 }
 
 // anew removes a peer and adds it as it was.

@@ -186,7 +186,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		a.remotes = append(a.remotes, r)
 	}
 	a.publisher = peers.NewPublisher(peers.PublisherConfig{
-		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: a.publications, Pods: a.pods, Logger: log,
+		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: a.publications, Pods: a.pods,
+		Spacing: publishSpacing, Logger: log,
 	})
 	if pod := cfg.Pod; pod.Known() {
 		a.events = event.NewRecorder(event.Config{
@@ -291,7 +292,8 @@ func (a *agent) acts() []run.Task {
 		Name: "orphans", Reconcile: a.removeOrphans, Trigger: reconcile.NewTrigger(),
 	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
-		Name: "publish", Reconcile: a.publisher.Reconcile, Trigger: a.publishing, MinInterval: publishSpacing,
+		Name: "publish", Reconcile: a.publisher.Reconcile, Trigger: a.publishing,
+		MinInterval: burstSpacing, Due: a.publisher.Due,
 	}))
 	if a.events != nil {
 		tasks = append(tasks, a.loop(a.events.Loop(a.conditions)))

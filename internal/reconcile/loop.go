@@ -30,13 +30,12 @@ type Config struct {
 	// MinInterval is the least time between the starts of two passes. The
 	// first event after a quiet time isn't held up by it. 0: none.
 	MinInterval time.Duration
-	// RestShare is how many times as long as it took a pass is followed by a rest,
-	// where that is more than MinInterval: a loop whose passes take as long as
-	// somebody else likes takes no more than one part in RestShare+1 of a
-	// processor. The rest may be put off until restBurst of it is due, so that a
-	// short pass which a busy machine stopped for a moment holds up no event. A pass
-	// that waited for something takes no processor, so the rest is maxRest at most.
-	// 0: no rest.
+	// RestShare is how many times as long as it took of a processor a pass is followed
+	// by a rest, where that is more than MinInterval: a loop whose passes take as long as
+	// somebody else likes takes no more than one part in RestShare+1 of a processor. On
+	// Linux that doesn't count what the pass waited for: a device, others on a busy
+	// machine. The rest may be put off until restBurst of it is due, and is maxRest at
+	// most. 0: no rest.
 	RestShare int
 	// Resync is how long after a pass another one follows without any event,
 	// in case an event was lost. 0: never.
@@ -69,6 +68,8 @@ type Loop struct {
 	backoff  Backoff
 	outcomes *errlog.Log // of passes
 	rested   time.Time   // when all rests after passes are over
+	// processor measures what a function takes of a processor.
+	processor func(func()) time.Duration
 
 	mu      sync.Mutex
 	started time.Time // of the pass that is running; zero between passes
@@ -80,7 +81,7 @@ func NewLoop(cfg Config) *Loop {
 	if cfg.StuckAfter <= 0 {
 		cfg.StuckAfter = DefaultStuckAfter
 	}
-	l := &Loop{cfg: cfg, backoff: Backoff{Min: cfg.BackoffMin, Max: cfg.BackoffMax}, outcomes: &errlog.Log{
+	l := &Loop{cfg: cfg, processor: processorTime, backoff: Backoff{Min: cfg.BackoffMin, Max: cfg.BackoffMax}, outcomes: &errlog.Log{
 		Logger: cfg.Logger, Level: slog.LevelError, Failing: "reconciliation failing", Over: "reconciliation recovered",
 	}}
 	l.cfg.BackoffMin, l.cfg.BackoffMax = l.backoff.bounds()
@@ -97,11 +98,17 @@ func (l *Loop) Run(ctx context.Context) error {
 		// What fired until here is covered by the pass that starts now.
 		l.cfg.Trigger.drain()
 		started := time.Now()
-		err := l.pass(ctx, started)
+		var took time.Duration
+		var err error
+		if l.cfg.RestShare > 0 {
+			took = l.processor(func() { err = l.pass(ctx, started) })
+		} else {
+			err = l.pass(ctx, started)
+		}
 		if ctx.Err() != nil {
 			break
 		}
-		l.wait(ctx, started, err)
+		l.wait(ctx, started, took, err)
 	}
 	return nil
 }
@@ -155,15 +162,15 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	return err
 }
 
-// wait returns when the next pass is due or ctx has ended.
-func (l *Loop) wait(ctx context.Context, started time.Time, err error) {
+// wait returns when the next pass is due, after one that took so much of a processor, or
+// ctx has ended.
+func (l *Loop) wait(ctx context.Context, started time.Time, took time.Duration, err error) {
 	var (
 		ended   = time.Now()
 		onEvent = started.Add(l.cfg.MinInterval) // when a pass that an event asks for may start
 		unasked <-chan time.Time                 // when one starts without an event
 	)
-	took := ended.Sub(started)
-	l.rested = latest(l.rested.Add(took), ended).Add(min(time.Duration(l.cfg.RestShare)*took, maxRest))
+	l.rested = latest(l.rested.Add(ended.Sub(started)), ended).Add(min(time.Duration(l.cfg.RestShare)*took, maxRest))
 	onEvent = latest(onEvent, l.rested.Add(-restBurst))
 	switch {
 	case err != nil:

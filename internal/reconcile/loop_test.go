@@ -28,16 +28,22 @@ type bench struct {
 	passes []time.Duration
 	fail   error
 	takes  time.Duration
+	busy   time.Duration // how much of that it takes of a processor at most
 }
 
 func start(t *testing.T, cfg Config) *bench {
 	t.Helper()
-	b := &bench{trigger: NewTrigger(), logged: new(bytes.Buffer), begin: time.Now()}
+	b := &bench{trigger: NewTrigger(), logged: new(bytes.Buffer), begin: time.Now(), busy: time.Hour}
 	cfg.Name = "test loop"
 	cfg.Trigger = b.trigger
 	cfg.Logger = slog.New(slog.NewTextHandler(b.logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	cfg.Reconcile = b.pass
 	b.loop = NewLoop(cfg)
+	b.loop.processor = func(f func()) time.Duration {
+		before := time.Now()
+		f()
+		return min(time.Since(before), b.busy)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- b.loop.Run(ctx) }()
@@ -146,6 +152,31 @@ func TestLongPassIsFollowedByARest(t *testing.T) {
 		rest := 5*time.Second - restBurst
 		b.wantPasses(t, 0, time.Minute, time.Minute+rest, time.Minute+5*time.Second+rest, time.Minute+10*time.Second+rest)
 	})
+}
+
+// TestPassThatWaitedNeedsNoRest has passes that take long, and little of a processor.
+func TestPassThatWaitedNeedsNoRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{RestShare: 4, MinInterval: 20 * time.Millisecond})
+		b.busy = time.Millisecond
+		b.set(nil, time.Second)
+		for i := range 30 {
+			b.at(time.Minute + time.Duration(i)*100*time.Millisecond)
+			b.trigger.Fire()
+		}
+		b.at(time.Hour)
+		b.wantPasses(t, 0, time.Minute, time.Minute+time.Second, time.Minute+2*time.Second, time.Minute+3*time.Second)
+	})
+}
+
+// TestProcessorTime holds that waiting takes nothing of a processor, and work does.
+func TestProcessorTime(t *testing.T) {
+	if took := processorTime(func() { time.Sleep(200 * time.Millisecond) }); took >= 200*time.Millisecond {
+		t.Errorf("to wait took %v", took)
+	}
+	if took := processorTime(func() { bytes.Count(bytes.Repeat([]byte("ab"), 1<<22), []byte("ba")) }); took <= 0 {
+		t.Errorf("to work took %v", took)
+	}
 }
 
 // TestShortPassHoldsUpNoEvent has one pass of many take as long as on a machine that
