@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,8 +35,9 @@ type member struct {
 	peer plainPeer
 }
 
-// newCrowd creates the nodes. They publish for the cluster of that name.
-func newCrowd(ctx context.Context, cluster *testbed.Cluster, size int, local string) (*crowd, error) {
+// newCrowd creates the nodes. They publish for the cluster of that name. With more than
+// one block each they publish so many of their podCIDR, which is then IPv4, too.
+func newCrowd(ctx context.Context, cluster *testbed.Cluster, size int, local string, blocks int) (*crowd, error) {
 	c := &crowd{local: local, members: make([]member, size)}
 	for i := range c.members {
 		key, err := wgtypes.GeneratePrivateKey()
@@ -58,11 +60,46 @@ func newCrowd(ctx context.Context, cluster *testbed.Cluster, size int, local str
 		for _, cidr := range node.Spec.PodCIDRs {
 			m.peer.allowedIPs = append(m.peer.allowedIPs, netip.MustParsePrefix(cidr))
 		}
+		if blocks > 1 {
+			m.peer.allowedIPs = blocksOf(m.peer.allowedIPs[0], blocks)
+		}
 		node.Annotations = map[string]string{
 			peers.PublicKeyAnnotation(local): m.peer.key.String(),
 			peers.EndpointAnnotation(local):  m.peer.endpoint.String(),
 		}
+		if blocks > 1 {
+			node.Annotations[peers.PodCIDRsAnnotation] = m.published()
+		}
 	})
+}
+
+// blockBits is the length of a block as Calico makes them.
+const blockBits = 26
+
+// blocksOf returns the first blocks of an IPv4 prefix.
+func blocksOf(whole netip.Prefix, count int) (blocks []netip.Prefix) {
+	first := whole.Addr().As4()
+	for i := range count {
+		addr := first
+		addr[3] += byte(i << (32 - blockBits))
+		blocks = append(blocks, netip.PrefixFrom(netip.AddrFrom4(addr), blockBits))
+	}
+	return blocks
+}
+
+// published is the member's annotation of prefixes.
+func (m *member) published() string {
+	texts := make([]string, 0, len(m.peer.allowedIPs))
+	for _, p := range m.peer.allowedIPs {
+		texts = append(texts, p.String())
+	}
+	return strings.Join(texts, ",")
+}
+
+// publish has node i say which prefixes it has now.
+func (c *crowd) publish(ctx context.Context, i int) error {
+	m := &c.members[i]
+	return c.annotate(ctx, m.name, peers.PodCIDRsAnnotation, m.published())
 }
 
 func internalIP(node *corev1.Node) netip.Addr {

@@ -121,8 +121,9 @@ func writes(entries []entry) []write {
 	return all
 }
 
-// shortKey is how wireguard-go writes a peer's key in its log.
+// shortKey is how wireguard-go writes a peer's key in its log, and our programs what
+// isn't ASCII.
 func shortKey(key wgtypes.Key) string {
 	text := key.String()
-	return text[0:4] + "…" + text[39:43]
+	return text[0:4] + `\u2026` + text[39:43]
 }

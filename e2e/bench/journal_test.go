@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,6 +13,8 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
 func appendTo(t *testing.T, path, text string) {
@@ -97,7 +98,10 @@ func TestWritesUnderstandsWireguardGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	logger := slog.New(slog.NewJSONHandler(file, nil))
+	logger, err := process.NewLogger(file, "info", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
 	binds := bindtest.NewChannelBinds()
 	dev := device.NewDevice(tuntest.NewChannelTUN().TUN(), binds[0], &device.Logger{
 		Verbosef: func(format string, args ...any) {

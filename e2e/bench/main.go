@@ -81,7 +81,7 @@ func exit(err error) {
 
 // parts are what can be asked for by name, in the order in which they run.
 func parts() []string {
-	return []string{"throughput", "narrow", "restart", "nodes", "live", "churn", "contacts"}
+	return []string{"throughput", "narrow", "restart", "nodes", "blocks", "live", "moves", "churn", "contacts"}
 }
 
 func parse(args []string) (options, error) {
@@ -90,7 +90,7 @@ func parse(args []string) (options, error) {
 	only := flags.String("only", strings.Join(parts(), ","), "parts to run")
 	flags.IntVar(&opts.pairs, "pairs", 5, "how often each comparison is made")
 	flags.DurationVar(&opts.seconds, "time", 4*time.Second, "how long one transfer takes")
-	flags.IntVar(&opts.nodes, "nodes", 5000, "nodes of the remote cluster in parts nodes and live")
+	flags.IntVar(&opts.nodes, "nodes", 5000, "nodes of the remote cluster in parts nodes, blocks and live")
 	flags.IntVar(&opts.contactCount, "contacts", 500, "first contacts in part contacts")
 	flags.StringVar(&opts.against, "against", "",
 		"another build of semaphore-wireguard to compare the throughput with, instead of wireguard-go")
@@ -128,8 +128,14 @@ func run(ctx context.Context, opts options) (err error) {
 	if err == nil && b.wants("nodes") {
 		err = b.inTestbed(ctx, b.manyNodes)
 	}
+	if err == nil && b.wants("blocks") {
+		err = b.inTestbed(ctx, b.manyBlocks)
+	}
 	if err == nil && b.wants("live") {
 		err = b.inTestbed(ctx, b.live)
+	}
+	if err == nil && b.wants("moves") {
+		err = b.inTestbed(ctx, b.moves)
 	}
 	if err == nil && b.wants("churn") {
 		err = b.inTestbed(ctx, b.churn)

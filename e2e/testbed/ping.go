@@ -24,9 +24,15 @@ type PingResult struct {
 
 // Ping sends one echo request a second until a reply comes, or ctx ends.
 func (h *Host) Ping(ctx context.Context, to netip.Addr) error {
+	return h.PingUntilReply(ctx, to, time.Second)
+}
+
+// PingUntilReply sends an echo request at each interval until a reply comes, or ctx
+// ends.
+func (h *Host) PingUntilReply(ctx context.Context, to netip.Addr, interval time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	result, err := h.pingSeries(ctx, to, time.Second, cancel)
+	result, err := h.pingSeries(ctx, to, interval, cancel)
 	if err != nil {
 		return err
 	}
