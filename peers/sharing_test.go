@@ -280,10 +280,10 @@ func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 			random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
 			for title, before := range map[string]Accepted{"in another order": accepted, "once more": now} {
 				again, _, then := DesiredAfter(before, nodes, rules)
-				if diff := cmp.Diff(peers, again, comparers); diff != "" {
+				if diff := differ(peers, again); diff != "" {
 					t.Fatalf("%s, other peers:\n%s", title, diff)
 				}
-				if diff := cmp.Diff(now.prefixes, then.prefixes, comparers); diff != "" {
+				if diff := differ(now.prefixes, then.prefixes); diff != "" {
 					t.Fatalf("%s, something else is accepted:\n%s", title, diff)
 				}
 			}
