@@ -181,6 +181,7 @@ func TestDesiredWhileTheLocalClusterIsUnknown(t *testing.T) {
 }
 
 func FuzzEndpoint(f *testing.F) {
+	f.Add("")
 	f.Add("10.22.0.1:51820")
 	f.Add("[::ffff:10.32.0.1]:1")
 	f.Add("10.64.1.1:65535")
@@ -195,6 +196,9 @@ func FuzzEndpoint(f *testing.F) {
 		}
 		for i := range peers {
 			addr := peers[i].Endpoint.Addr()
+			if !addr.IsValid() && endpoint == "" && peers[i].Node == "node-2" {
+				continue // A node that publishes none speaks first.
+			}
 			if !within(netip.PrefixFrom(addr, addr.BitLen()), limits.NodeSubnets) || limits.Local.holds(addr) != nil {
 				t.Fatalf("%q became the endpoint %s", endpoint, peers[i].Endpoint)
 			}
