@@ -34,6 +34,7 @@ func ourImage() string { return "docker.io/library/kube-semaphore:" + versions[0
 // takes them apart.
 func (l *lab) joined(t *testing.T) {
 	l.startDNS(t)
+	l.makePools(t)
 	for i := range l.clusters {
 		must(t, l.clusters[i].Apply(t.Context(), filepath.Join(l.root, "policy", "testdata", "v3.yaml"))) // Calico's.
 		l.kubectl(t, i, "create", "service", "clusterip", "meter", "--tcp=80:"+fmt.Sprint(meter.HTTPPort))
@@ -65,6 +66,7 @@ func (l *lab) joined(t *testing.T) {
 		t.Logf("FIGURE first request by name answered %v after the command was started", first.Sub(started).Round(10*time.Millisecond))
 		must(t, testbed.Wait(within(t, 3*time.Minute), "answers by name the other way", func(ctx context.Context) error { return l.byName(ctx, 1, 0) }))
 		l.noSecrets(t, out)
+		l.hasPools(t)
 	})
 	t.Run("again, nothing changes", func(t *testing.T) {
 		versions := l.resourceVersions(t)
@@ -83,6 +85,14 @@ func (l *lab) joined(t *testing.T) {
 					t.Errorf("%q: %s is as it was", args, key)
 				}
 			}
+		}
+		had := l.handedTokens(t)
+		out, err := l.run(t, "tokens", "--context", "aws=gcp,gcp=aws", "aws", "gcp")
+		if err == nil || !strings.Contains(out, "aws: it is installed as cluster gcp") {
+			t.Errorf("contexts that were taken for each other: %v", err)
+		}
+		if diff := cmp.Diff(had, l.handedTokens(t)); diff != "" {
+			t.Error("it has written tokens nevertheless")
 		}
 	})
 	t.Run("nothing is left", func(t *testing.T) {
