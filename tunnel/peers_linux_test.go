@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -99,7 +100,7 @@ func benchmarkDevice(b *testing.B) (*Device, []Peer) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() {
-		if err := Remove(b.Context(), "wg-bench", Alias("bench")); err != nil {
+		if err := Remove(context.WithoutCancel(b.Context()), "wg-bench", Alias("bench")); err != nil {
 			b.Error(err)
 		}
 	})
