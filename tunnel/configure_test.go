@@ -283,7 +283,7 @@ func BenchmarkConfigureOneOf5000(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				peers = slices.Clone(peers)
 				peers[i%5000].Keepalive += time.Second
-				want, err := normalize(peers, Key{})
+				want, err := normalize(peers, Key{}, s.applied)
 				if err != nil {
 					b.Fatal(err)
 				}

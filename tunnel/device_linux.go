@@ -178,12 +178,12 @@ func (d *Device) Published(endpoints map[Key]netip.AddrPort) {
 // itself is read at the first call, after any error, after its link was made
 // anew and every 30 s. The error wraps os.ErrNotExist when the device is gone.
 func (d *Device) Configure(ctx context.Context, want []Peer) (Changes, error) {
-	want, err := normalize(want, d.PublicKey())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	want, err := normalize(want, d.PublicKey(), d.peers.applied)
 	if err != nil {
 		return Changes{}, fmt.Errorf("configure device %s: %w", d.cfg.Name, err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if !d.serving() {
 		return Changes{}, fmt.Errorf("configure device %s: %w", d.cfg.Name, os.ErrNotExist)
 	}

@@ -270,7 +270,7 @@ func TestNormalize(t *testing.T) {
 	got, err := normalize([]Peer{
 		testPeer(2, "[::ffff:192.0.2.7]:1", "10.2.3.4/16", "10.1.0.0/16", "10.2.0.0/16"),
 		testPeer(1, "", "fd00::1/64"),
-	}, self)
+	}, self, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,8 +298,33 @@ func TestNormalize(t *testing.T) {
 		"an IPv4-mapped IPv6 prefix":   {testPeer(1, "", "::ffff:10.0.0.0/104")},
 		"a mapped one in second place": {testPeer(1, "", "fd00::1/64", "::ffff:10.0.0.0/104")},
 	} {
-		if _, err := normalize(peers, self); err == nil {
+		if _, err := normalize(peers, self, nil); err == nil {
 			t.Errorf("%s is accepted", name)
+		}
+	}
+}
+
+// A prefix that two claim is found whichever of them has changed, and also when both have.
+func TestNormalizeComparesWithBefore(t *testing.T) {
+	before, err := normalize([]Peer{testPeer(1, "", "10.1.0.0/16"), testPeer(3, "", "10.3.0.0/16"), testPeer(5, "", "10.5.0.0/16")}, Key{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		peers []Peer
+		twice bool
+	}{
+		"nothing changes":            {before, false},
+		"one goes":                   {before[1:], false},
+		"a prefix moves":             {[]Peer{testPeer(1, ""), before[1], testPeer(5, "", "10.1.0.0/16", "10.5.0.0/16")}, false},
+		"two change places":          {[]Peer{testPeer(1, "", "10.5.0.0/16"), before[1], testPeer(5, "", "10.1.0.0/16")}, false},
+		"the last takes the first's": {[]Peer{before[0], before[1], testPeer(5, "", "10.1.0.0/16")}, true},
+		"the first takes the last's": {[]Peer{testPeer(1, "", "10.5.0.0/16"), before[1], before[2]}, true},
+		"a new one takes another's":  {append([]Peer{testPeer(2, "", "10.3.0.0/16")}, before...), true},
+		"two new ones take the same": {append([]Peer{testPeer(2, "", "10.9.0.0/16"), testPeer(4, "", "10.9.0.0/16")}, before...), true},
+	} {
+		if _, err := normalize(c.peers, Key{}, before); (err != nil) != c.twice {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
@@ -307,7 +332,7 @@ func TestNormalize(t *testing.T) {
 func TestNormalizeLeavesItsArgumentAlone(t *testing.T) {
 	peers := []Peer{testPeer(2, "", "10.2.0.0/16", "10.1.0.0/16"), testPeer(1, "")}
 	before := fmt.Sprint(peers)
-	if _, err := normalize(peers, Key{}); err != nil {
+	if _, err := normalize(peers, Key{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if after := fmt.Sprint(peers); after != before {

@@ -56,11 +56,13 @@ func (c Changes) Any() bool { return c != Changes{} }
 
 // normalize returns the peers sorted by key, with masked, sorted and unique
 // allowed IPs, and checks what the device can't represent: then it would never
-// come to rest, because each comparison would find the same difference again.
-func normalize(peers []Peer, self Key) ([]Peer, error) {
+// come to rest, because each comparison would find the same difference again. Before are
+// peers that it returned earlier: a prefix that two claim is looked for only among those
+// that aren't as they were, because there may be tens of thousands.
+func normalize(peers []Peer, self Key, before []Peer) ([]Peer, error) {
 	out := slices.Clone(peers)
 	slices.SortFunc(out, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
-	owner := make(map[netip.Prefix]Key, len(out))
+	var changed []int
 	for i := range out {
 		p := &out[i]
 		switch {
@@ -79,14 +81,45 @@ func normalize(peers []Peer, self Key) ([]Peer, error) {
 			return nil, fmt.Errorf("peer %s: %w", p.PublicKey, err)
 		}
 		p.AllowedIPs = ips
-		for _, prefix := range ips {
-			if other, taken := owner[prefix]; taken {
-				return nil, fmt.Errorf("peers %s and %s both claim %s", other, p.PublicKey, prefix)
-			}
-			owner[prefix] = p.PublicKey
+		for len(before) > 0 && before[0].PublicKey.Compare(p.PublicKey) < 0 {
+			before = before[1:]
+		}
+		if len(before) == 0 || before[0].PublicKey != p.PublicKey || !slices.Equal(before[0].AllowedIPs, ips) {
+			changed = append(changed, i)
 		}
 	}
-	return out, nil
+	return out, claimedOnce(out, changed)
+}
+
+// claimedOnce returns an error when one of the changed peers claims a prefix that another
+// peer claims. Of the others no two do.
+func claimedOnce(peers []Peer, changed []int) error {
+	if len(changed) == 0 {
+		return nil
+	}
+	owner := make(map[netip.Prefix]int, len(changed))
+	twice := func(a, b int, prefix netip.Prefix) error {
+		return fmt.Errorf("peers %s and %s both claim %s", peers[a].PublicKey, peers[b].PublicKey, prefix)
+	}
+	for _, i := range changed {
+		for _, prefix := range peers[i].AllowedIPs {
+			if other, taken := owner[prefix]; taken {
+				return twice(other, i, prefix)
+			}
+			owner[prefix] = i
+		}
+	}
+	if len(changed) == len(peers) {
+		return nil
+	}
+	for i := range peers {
+		for _, prefix := range peers[i].AllowedIPs {
+			if other, taken := owner[prefix]; taken && other != i {
+				return twice(other, i, prefix)
+			}
+		}
+	}
+	return nil
 }
 
 const maxKeepalive = 65535 * time.Second
