@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -60,6 +61,11 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	b.Program.Env["SEMAPHORE_LOG_LEVEL"] = "warn"
+	// More than is allowed by default.
+	most := max(b.services, b.large)
+	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SERVICES")] = strconv.Itoa(most)
+	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SLICES")] = strconv.Itoa(most)
+	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_ADDRESSES")] = strconv.Itoa(most * b.endpoints)
 	if err := b.clients(ctx); err != nil {
 		return err
 	}
