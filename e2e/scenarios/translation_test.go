@@ -26,6 +26,10 @@ func testTranslation(t *testing.T, p *programs.Pair) {
 	eventually(t, repair, "the endpoint to be empty", func(ctx context.Context) error {
 		return hasAnnotations(ctx, hidden.Node, map[string]string{peers.EndpointAnnotation("aws"): ""})
 	})
+	// A part before may have left the two at each other's IPv6 addresses, where they follow
+	// each other, and where nothing is translated. New devices begin at what is published.
+	must(t, open.Node.DeleteLink("wireguard.gcp"))
+	must(t, hidden.Node.DeleteLink("wireguard.aws"))
 	step := func(what string, do func(*testing.T)) {
 		t.Run(what, func(t *testing.T) {
 			do(t)
