@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -75,17 +76,23 @@ func TestMesh(t *testing.T) {
 			must(t, a.Ready(t.Context()))
 			must(t, a.Healthy(t.Context()))
 		}
-		metrics, err := aws1.Metrics(t.Context())
-		must(t, err)
-		for _, want := range []string{
-			`semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="up"} 2`,
-			`semaphore_wg_device_up{cluster="gcp",device="wireguard.gcp"} 1`,
-			`semaphore_wg_remote_synced{cluster="gcp",kind="nodes"} 1`,
-		} {
-			if !strings.Contains(metrics, want) {
-				t.Errorf("metrics have no %s", want)
+		// Pods reach each other before every peer has answered.
+		eventually(t, repair, "metrics of a mesh in order", func(ctx context.Context) error {
+			metrics, err := aws1.Metrics(ctx)
+			if err != nil {
+				return err
 			}
-		}
+			for _, want := range []string{
+				`semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="up"} 2`,
+				`semaphore_wg_device_up{cluster="gcp",device="wireguard.gcp"} 1`,
+				`semaphore_wg_remote_synced{cluster="gcp",kind="nodes"} 1`,
+			} {
+				if !strings.Contains(metrics, want) {
+					return fmt.Errorf("no %s", want)
+				}
+			}
+			return nil
+		})
 	})
 
 	part("processes of the host reach remote pods", func(t *testing.T) {

@@ -348,6 +348,10 @@ func (c classifier) of(p packet, counts *Counts) *Traffic {
 		return &counts.Local
 	case to != nil && to == c.nodes[src]:
 		return &counts.Local
+	case to == nil && c.nodes[dst] != nil && p.wireguard():
+		// Also one from a pods' address: of a node whose own has just gone, the kernel
+		// takes another one, such as that of the pods' bridge.
+		return &counts.WireGuard
 	case from != nil || to != nil:
 		return &counts.Plaintext
 	case p.wireguard():

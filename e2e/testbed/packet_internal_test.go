@@ -73,6 +73,8 @@ func TestClassify(t *testing.T) {
 		{"node to a pod of the same cluster", frame(1, "10.66.1.1", "10.2.1.5", nil), local},
 		{"pod to a node of the same cluster", frame(1, "10.2.1.5", "10.66.1.1", nil), local},
 		{"handshake", frame(protocolUDP, "10.66.1.1", "10.66.2.1", handshake), wireguard},
+		{"handshake of a node without an address of its own", frame(protocolUDP, "10.2.0.1", "10.66.2.1", handshake), wireguard},
+		{"the same to a stranger", frame(protocolUDP, "10.2.0.1", "192.0.2.1", handshake), plaintext},
 		{"first fragment of data", first, wireguard},
 		{"second fragment of data, whose content means nothing", second, other},
 		{"type 5", frame(protocolUDP, "10.66.1.1", "10.66.2.1", udp(1, 2, 5, 0, 0, 0)), other},
