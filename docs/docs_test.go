@@ -93,8 +93,10 @@ func TestCommandsOfTheRepository(t *testing.T) {
 				t.Errorf("%s\nmakes %+v, %v", c, object, err)
 			}
 		case semaphorectl.MatchString(c.Text):
-			// The flags before it are read, and nothing is done.
-			shell(t, semaphorectl.ReplaceAllString(c.Text, "go run ./cmd/semaphorectl ")+" --help")
+			// The flags before it are read, and nothing is done. The file that it would
+			// write stays unwritten.
+			command, _, _ := strings.Cut(c.Text, " > ")
+			shell(t, semaphorectl.ReplaceAllString(command, "go run ./cmd/semaphorectl ")+" --help")
 		case strings.Contains(c.Text, "./e2e/kernel "):
 			// Its package comes last, behind the flags.
 			shell(t, c.Text[:strings.LastIndexByte(c.Text, ' ')]+" -h")
