@@ -49,6 +49,7 @@ type Ledger[T any] struct {
 	latest string            // the highest resource version that the watch has shown
 	own    map[string]own[T] // writes that count
 	told   map[string]*T     // what Changes last said of names that it has to look at
+	made   []kube.Change[T]  // what writes did that Changes has not said
 }
 
 // own is the outcome of a write of ours.
@@ -133,6 +134,7 @@ func (l *Ledger[T]) note(w own[T]) {
 	l.mu.Lock()
 	if before, known := l.own[name]; !known || !older(w.meta.ResourceVersion, before.meta.ResourceVersion) {
 		l.drop(name)
+		l.record(name, w.object)
 		if !l.superseded(name, &w, now) {
 			l.own[name] = w
 		}
@@ -159,21 +161,21 @@ func (l *Ledger[T]) superseded(name string, w *own[T], now time.Time) bool {
 }
 
 // Changes returns what isn't as it was when it was last called, by name. Before is
-// what it said then.
+// what it said then. What a write of ours did is a change of its own, also where that is
+// over already: whoever wrote an object that is another one's by now, or gone, learns it.
 func (l *Ledger[T]) Changes() []kube.Change[T] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.expire()
-	changes := make([]kube.Change[T], 0, len(l.told))
+	changes := l.made
 	for name, before := range l.told {
 		after := l.get(name)
-		if before == after || before != nil && after != nil && l.cfg.Meta(before) == l.cfg.Meta(after) {
-			continue
+		if !l.same(before, after) {
+			changes = append(changes, kube.Change[T]{Key: name, Before: before, After: after})
 		}
-		changes = append(changes, kube.Change[T]{Key: name, Before: before, After: after})
 	}
-	l.told = map[string]*T{} // to empty a map takes as long as it ever was large
-	slices.SortFunc(changes, func(a, b kube.Change[T]) int { return strings.Compare(a.Key, b.Key) })
+	l.told, l.made = map[string]*T{}, nil // to empty a map takes as long as it ever was large
+	slices.SortStableFunc(changes, func(a, b kube.Change[T]) int { return strings.Compare(a.Key, b.Key) })
 	return changes
 }
 
@@ -228,7 +230,7 @@ func (l *Ledger[T]) Synced() bool {
 	return l.synced
 }
 
-// get, touch, drop and expire are called with mu held.
+// get, same, touch, record, drop and expire are called with mu held.
 func (l *Ledger[T]) get(name string) *T {
 	if w, written := l.own[name]; written {
 		return w.object
@@ -241,6 +243,18 @@ func (l *Ledger[T]) touch(name string) {
 	if _, touched := l.told[name]; !touched {
 		l.told[name] = l.get(name)
 	}
+}
+
+// record notes what a write made of an object that was touched.
+func (l *Ledger[T]) record(name string, object *T) {
+	if before := l.told[name]; !l.same(before, object) {
+		l.made = append(l.made, kube.Change[T]{Key: name, Before: before, After: object})
+		l.told[name] = object
+	}
+}
+
+func (l *Ledger[T]) same(a, b *T) bool {
+	return a == b || a != nil && b != nil && l.cfg.Meta(a) == l.cfg.Meta(b)
 }
 
 func (l *Ledger[T]) drop(name string) {

@@ -165,6 +165,52 @@ func TestLedgerForgetsWritesThatTheWatchNeverShows(t *testing.T) {
 	})
 }
 
+// Whoever decided on a write has to learn what became of it, however soon.
+func TestLedgerTellsWhatAWriteDidAlsoWhenItIsOver(t *testing.T) {
+	relabelled := &thing{Name: "a", UID: "1", Version: "11", Text: "another one's"}
+	for _, c := range []struct {
+		name string
+		do   func(*Ledger[thing])
+		want []kube.Change[thing]
+	}{
+		{"it stands", func(l *Ledger[thing]) { l.Wrote(at("10")) }, []kube.Change[thing]{{Key: "a", After: at("10")}}},
+		{"the watch shows it, too", func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(at("10")) }, []kube.Change[thing]{{Key: "a", After: at("10")}}},
+		{"the watch showed it first", func(l *Ledger[thing]) { l.shows(at("10")); l.Wrote(at("10")) }, []kube.Change[thing]{{Key: "a", After: at("10")}}},
+		{
+			"somebody changed it", func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(relabelled) },
+			[]kube.Change[thing]{{Key: "a", After: at("10")}, {Key: "a", Before: at("10"), After: relabelled}},
+		},
+		{
+			"somebody changed it, and the answer came last", func(l *Ledger[thing]) { l.shows(relabelled); l.Wrote(at("10")) },
+			[]kube.Change[thing]{{Key: "a", After: at("10")}, {Key: "a", Before: at("10"), After: relabelled}},
+		},
+		{
+			"that was told before the answer came", func(l *Ledger[thing]) { l.shows(relabelled); l.Changes(); l.Wrote(at("10")) },
+			[]kube.Change[thing]{{Key: "a", Before: relabelled, After: at("10")}, {Key: "a", Before: at("10"), After: relabelled}},
+		},
+		{
+			"somebody deleted it", func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(at("10")); l.loses("a") },
+			[]kube.Change[thing]{{Key: "a", After: at("10")}, {Key: "a", Before: at("10")}},
+		},
+		{
+			"deleted, and somebody made it again",
+			func(l *Ledger[thing]) { l.shows(at("9")); l.Changes(); l.Deleted(at("9")); l.shows(relabelled) },
+			[]kube.Change[thing]{{Key: "a", Before: at("9")}, {Key: "a", After: relabelled}},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newThings()
+			c.do(l)
+			if diff := cmp.Diff(c.want, l.Changes()); diff != "" {
+				t.Errorf("changes (-want +got):\n%s", diff)
+			}
+			if again := l.Changes(); len(again) > 0 {
+				t.Errorf("told twice: %v", again)
+			}
+		})
+	}
+}
+
 func TestLedgerTellsOfWrites(t *testing.T) {
 	told := 0
 	l := NewLedger(LedgerConfig[thing]{Meta: metaOf, Notify: func() { told++ }})
