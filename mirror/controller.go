@@ -76,8 +76,13 @@ type Remote struct {
 const DefaultWorkers = 24
 
 const (
-	// passSpacing is the least time between two looks at what changed.
-	passSpacing = 10 * time.Millisecond
+	// passSpacing is the least time between the starts of two passes. What comes after a
+	// quiet time doesn't wait for it; what comes faster shares passes, and writes that
+	// go out together.
+	passSpacing = 15 * time.Millisecond
+	// passBurst is how many passes needn't wait after a quiet time: a change and what
+	// comes of it take two or three.
+	passBurst = 4
 	// slowPass is how often to look for what changed without an event.
 	slowPass = 30 * time.Second
 	// Retries of a service that can't be written, by itself.
@@ -153,7 +158,7 @@ func New(cfg Config) *Controller {
 	}
 	c.loop = reconcile.NewLoop(reconcile.Config{
 		Name: "services", Reconcile: c.Reconcile, Trigger: c.trigger,
-		MinInterval: passSpacing, Resync: slowPass, Due: c.due, Logger: c.log,
+		MinInterval: passSpacing, Burst: passBurst, Resync: slowPass, Due: c.due, Logger: c.log,
 	})
 	return c
 }

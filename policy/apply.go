@@ -121,7 +121,11 @@ func (c *Controller) patch(ctx context.Context, client SetClient, have *Observed
 	case err != nil:
 		return fmt.Errorf("patch network set %s: %w", want.Name, err)
 	}
-	c.wrote(set)
+	o := c.Labels.observe(set)
+	if r := c.remotes[want.Identity.Cluster]; r != nil && o.matches(want) {
+		r.patched(&o)
+	}
+	c.ledger.Wrote(&o)
 	return nil
 }
 

@@ -15,6 +15,7 @@ import (
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
@@ -208,31 +209,63 @@ func TestWriterWithAWatchThatLagsWritesOnce(t *testing.T) {
 	})
 }
 
-// TestDriftIsRepaired has somebody change sets in all ways.
+// TestDriftIsRepaired has somebody change sets in all ways: a while after they were
+// written, and before that was answered.
 func TestDriftIsRepaired(t *testing.T) {
-	for name, edit := range map[string]func(s *calico.GlobalNetworkSet){
-		"a net added":     func(s *calico.GlobalNetworkSet) { s.Spec.Nets = append(s.Spec.Nets, "0.0.0.0/0") },
-		"no nets":         func(s *calico.GlobalNetworkSet) { s.Spec.Nets = nil },
-		"a label changed": func(s *calico.GlobalNetworkSet) { s.Labels[domain().Domain+"/name"] = "other" },
-		"a label removed": func(s *calico.GlobalNetworkSet) { delete(s.Labels, domain().Domain+"/namespace") },
+	edited := func(edit func(*calico.GlobalNetworkSet)) func(*fakeSets) {
+		return func(f *fakeSets) {
+			set := f.sets["gcp-ns-a"].DeepCopy()
+			edit(set)
+			f.put(set)
+		}
+	}
+	for name, meddle := range map[string]func(*fakeSets){
+		"a net added":     edited(func(s *calico.GlobalNetworkSet) { s.Spec.Nets = append(s.Spec.Nets, "0.0.0.0/0") }),
+		"no nets":         edited(func(s *calico.GlobalNetworkSet) { s.Spec.Nets = nil }),
+		"a label changed": edited(func(s *calico.GlobalNetworkSet) { s.Labels[domain().Domain+"/name"] = "other" }),
+		"a label removed": edited(func(s *calico.GlobalNetworkSet) { delete(s.Labels, domain().Domain+"/namespace") }),
+		"deleted":         func(f *fakeSets) { f.gone("gcp-ns-a") },
 	} {
+		check := func(t *testing.T, r *rig) {
+			t.Helper()
+			r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32"})
+			if set := r.sets.sets["gcp-ns-a"]; set != nil && !maps.Equal(set.Labels, labelsOf("a")) || slices.Contains(r.sets.seen(), "delete gcp-ns-a") {
+				t.Errorf("set %v, requests %v", set, r.sets.seen())
+			}
+		}
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := startRig(t, newFakeSets(), nil)
 				r.put(t, "p", "a", "10.4.0.1")
 				elapse(time.Second)
 				r.sets.mu.Lock()
-				edited := r.sets.sets["gcp-ns-a"].DeepCopy()
-				edit(edited)
-				r.sets.put(edited)
+				meddle(r.sets)
 				r.sets.mu.Unlock()
 				elapse(time.Second)
-				r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32"})
-				if got := r.sets.sets["gcp-ns-a"].Labels; !maps.Equal(got, labelsOf("a")) || slices.Contains(r.sets.seen(), "delete gcp-ns-a") {
-					t.Errorf("labels %v, requests %v", got, r.sets.seen())
-				}
+				check(t, r)
 			})
 		})
+		for _, verb := range []string{verbCreate, verbPatch} {
+			t.Run(name+" before the answer to its "+verb, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					r := startRig(t, newFakeSets(), nil)
+					if verb == verbPatch {
+						r.put(t, "p", "a", "10.4.0.9")
+						elapse(time.Second)
+					}
+					r.sets.mu.Lock()
+					r.sets.hurry = func(f *fakeSets, _, _ string) {
+						f.hurry = nil
+						meddle(f)
+					}
+					r.sets.mu.Unlock()
+					r.put(t, "p", "a", "10.4.0.1")
+					// The watch doesn't say in which version something was deleted.
+					elapse(time.Second + keep.DefaultExpiry)
+					check(t, r)
+				})
+			})
+		}
 	}
 }
 

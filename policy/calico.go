@@ -21,19 +21,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// APIs that Calico can have, the better one first. Where both are served v3 is
-// that of Calico's API server, which validates, and v1 the custom resources
-// that it keeps its objects in. Releases with native v3 resources have no v1.
-func calicoAPIs() []schema.GroupVersion {
-	return []schema.GroupVersion{
-		{Group: "projectcalico.org", Version: "v3"},
-		{Group: "crd.projectcalico.org", Version: "v1"},
-	}
-}
-
-// networkSets is the resource in all of them.
-const networkSets = "globalnetworksets"
-
 // detectTimeout bounds asking which API there is.
 const detectTimeout = 10 * time.Second
 
@@ -66,14 +53,9 @@ type Calico struct {
 // NewCalico returns access to Calico in the cluster that cfg reaches. The API
 // is "v3", "v1", or "auto" for the best one that is served. It makes no request.
 func NewCalico(cfg *rest.Config, api string) (*Calico, error) {
-	c := &Calico{cfg: rest.CopyConfig(cfg), detecting: make(chan struct{}, 1)}
+	c := &Calico{cfg: rest.CopyConfig(cfg), wanted: kube.CalicoAPIs(api), detecting: make(chan struct{}, 1)}
 	// Custom resources have no protobuf form, and Calico's server lacks it.
 	c.cfg.AcceptContentTypes, c.cfg.ContentType = runtime.ContentTypeJSON, runtime.ContentTypeJSON
-	for _, gv := range calicoAPIs() {
-		if api == "auto" || api == gv.Version {
-			c.wanted = append(c.wanted, gv)
-		}
-	}
 	if len(c.wanted) == 0 {
 		return nil, fmt.Errorf("calico API %q is none of auto, v3 and v1", api)
 	}
@@ -134,29 +116,17 @@ func (c *Calico) Forget() {
 	c.client, c.version = nil, schema.GroupVersion{}
 }
 
-// detect returns the first of the wanted APIs that is served. One that is
-// registered but doesn't answer is an error, not a reason to take the next.
+// detect returns the API to use.
 func (c *Calico) detect(ctx context.Context) (schema.GroupVersion, error) {
 	client, err := rest.UnversionedRESTClientFor(withCodec(c.cfg, metav1.Unversioned))
 	if err != nil {
 		return schema.GroupVersion{}, fmt.Errorf("look for calico: %w", err)
 	}
-	for _, gv := range c.wanted {
-		var list metav1.APIResourceList
-		err := client.Get().AbsPath("/apis", gv.Group, gv.Version).Do(ctx).Into(&list)
-		switch {
-		case apierrors.IsNotFound(err):
-			continue
-		case err != nil:
-			return schema.GroupVersion{}, fmt.Errorf("look for calico's API %v: %w", gv, err)
-		}
-		for i := range list.APIResources {
-			if list.APIResources[i].Name == networkSets {
-				return gv, nil
-			}
-		}
+	gv, err := kube.DetectCalico(ctx, client, c.wanted)
+	if err == nil && gv.Empty() {
+		err = fmt.Errorf("%w: no %s in %v", ErrNoCalico, kube.NetworkSets, c.wanted)
 	}
-	return schema.GroupVersion{}, fmt.Errorf("%w: no %s in %v", ErrNoCalico, networkSets, c.wanted)
+	return gv, err
 }
 
 func newSetClient(cfg *rest.Config, gv schema.GroupVersion) (SetClient, error) {
@@ -165,12 +135,12 @@ func newSetClient(cfg *rest.Config, gv schema.GroupVersion) (SetClient, error) {
 	scheme.AddKnownTypes(gv, &calico.GlobalNetworkSet{}, &calico.GlobalNetworkSetList{})
 	metav1.AddToGroupVersion(scheme, gv)
 	cfg = withCodec(cfg, gv)
-	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	cfg.NegotiatedSerializer = newSetSerializer(serializer.NewCodecFactory(scheme).WithoutConversion())
 	client, err := rest.RESTClientFor(cfg)
 	if err != nil {
 		return nil, err
 	}
-	return gentype.NewClientWithList(networkSets, rest.Interface(client), runtime.NewParameterCodec(scheme), "",
+	return gentype.NewClientWithList(kube.NetworkSets, rest.Interface(client), runtime.NewParameterCodec(scheme), "",
 		func() *calico.GlobalNetworkSet { return &calico.GlobalNetworkSet{} },
 		func() *calico.GlobalNetworkSetList { return &calico.GlobalNetworkSetList{} }), nil
 }

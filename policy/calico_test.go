@@ -35,7 +35,7 @@ func TestStatusDoesNotWaitForCalico(t *testing.T) {
 		// A client that is gone needs no answer.
 		_ = json.NewEncoder(w).Encode(&metav1.APIResourceList{
 			TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
-			GroupVersion: "projectcalico.org/v3", APIResources: []metav1.APIResource{{Name: networkSets}},
+			GroupVersion: "projectcalico.org/v3", APIResources: []metav1.APIResource{{Name: kube.NetworkSets}},
 		})
 	}))
 	t.Cleanup(server.Close)

@@ -67,7 +67,7 @@ func New(cfg Config) *Controller {
 	c.ledger = keep.NewLedger(keep.LedgerConfig[Observed]{Meta: metaOf, Notify: c.changed.Fire})
 	c.sets = newSets(&c.Config, c.changed.Fire)
 	c.loop = reconcile.NewLoop(reconcile.Config{
-		Name: networkSets, Trigger: c.changed, Reconcile: c.follow, MinInterval: passSpacing, Due: c.ledger.Due, Logger: cfg.Logger,
+		Name: kube.NetworkSets, Trigger: c.changed, Reconcile: c.follow, MinInterval: followSpacing, Due: c.ledger.Due, Logger: cfg.Logger,
 	})
 	for i := range cfg.Remotes {
 		c.remotes[cfg.Remotes[i].Rules.Cluster] = newRemote(cfg.Remotes[i], c)

@@ -44,6 +44,7 @@ type fakeSets struct {
 	requests []string                          // verb and name
 	fail     func(verb, name string) error     // nil: never
 	meddle   func(f *fakeSets, verb, n string) // called before a write is made; with mu held
+	hurry    func(f *fakeSets, verb, n string) // called before a write is answered; with mu held
 	mute     bool                              // watches show nothing
 	opening  time.Duration                     // that it takes to open a watch
 	watches  []*watch.FakeWatcher
@@ -62,7 +63,7 @@ func newFakeSets() *fakeSets {
 }
 
 func resource() schema.GroupResource {
-	return schema.GroupResource{Group: "projectcalico.org", Resource: networkSets}
+	return schema.GroupResource{Group: "projectcalico.org", Resource: kube.NetworkSets}
 }
 
 // begin notes a request and returns its failure; mu stays held.
@@ -112,7 +113,7 @@ func (f *fakeSets) Create(_ context.Context, set *calico.GlobalNetworkSet, _ met
 	}
 	set = set.DeepCopy()
 	set.UID = types.UID(fmt.Sprintf("uid-%d", f.version))
-	return f.store(set), nil
+	return f.answer(verbCreate, f.store(set)), nil
 }
 
 // Patch implements SetClient.
@@ -139,7 +140,15 @@ func (f *fakeSets) Patch(_ context.Context, name string, _ types.PatchType, data
 	}
 	maps.Copy(set.Labels, patch.Labels)
 	set.Spec = patch.Spec
-	return f.store(set), nil
+	return f.answer(verbPatch, f.store(set)), nil
+}
+
+// answer lets somebody do something before a write is answered; mu is held.
+func (f *fakeSets) answer(verb string, set *calico.GlobalNetworkSet) *calico.GlobalNetworkSet {
+	if f.hurry != nil {
+		f.hurry(f, verb, set.Name)
+	}
+	return set
 }
 
 // Delete implements SetClient.

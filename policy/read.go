@@ -170,7 +170,7 @@ func podsOf(client kube.Client) kube.Resource[*corev1.PodList] {
 // newSets returns a feed of all network sets of the local cluster.
 func newSets(cfg *Config, notify func()) *kube.Feed[Observed] {
 	return kube.NewFeed(kube.WatchConfig[*Observed]{
-		Cluster: cfg.Cluster, Kind: networkSets, Object: &calico.GlobalNetworkSet{},
+		Cluster: cfg.Cluster, Kind: kube.NetworkSets, Object: &calico.GlobalNetworkSet{},
 		ListWatch: kube.ListWatch(cfg.Calico.resource, nil),
 		Keep: func(obj runtime.Object) (*Observed, bool) {
 			set, ok := obj.(*calico.GlobalNetworkSet)

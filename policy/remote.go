@@ -15,8 +15,16 @@ import (
 )
 
 const (
-	// passSpacing is the least time between the starts of two passes.
-	passSpacing = 5 * time.Millisecond
+	// passSpacing is the least time between the starts of two passes over pods. What
+	// comes after a quiet time doesn't wait for it. What comes faster shares passes,
+	// and writes that go out together, which wakes fewer goroutines for each.
+	passSpacing = 25 * time.Millisecond
+	// passBurst is how many passes needn't wait after a quiet time: a change and what
+	// comes of it take two.
+	passBurst = 4
+	// followSpacing is the same for what remotes are told of network sets. An address
+	// that was held for another set's sake leaves after a pass of each kind.
+	followSpacing = 10 * time.Millisecond
 	// restShare is how many times as long as its last pass a remote rests
 	// before the next one: one that changes everything all the time can't take
 	// more than a fifth of a processor.
@@ -61,6 +69,7 @@ type remote struct {
 	names    map[Identity]map[int]string      // of what isn't there yet, by set and shard
 	claims   map[string]Identity              // the same by name
 	renamed  map[string]Identity              // objects with another name than the natural one
+	right    map[string]*Observed             // what patches of ours made as it must be, by name, until a pass sees it
 }
 
 // inbox is what a remote's next pass takes in of network sets. Whoever fills it never
@@ -94,7 +103,7 @@ func newRemote(cfg RemoteConfig, c *Controller) *remote {
 		RemoteConfig: cfg, c: c, log: c.Logger.With("cluster", cfg.Rules.Cluster),
 		trigger: reconcile.NewTrigger(), members: NewMembers(cfg.Rules), reported: map[Reason]bool{},
 		objects: map[Identity]map[string]struct{}{}, names: map[Identity]map[int]string{},
-		claims: map[string]Identity{}, renamed: map[string]Identity{},
+		claims: map[string]Identity{}, renamed: map[string]Identity{}, right: map[string]*Observed{},
 	}
 	r.server = kube.NewServer(kube.ServerConfig{
 		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ask: kube.SignOfLife(cfg.Client), Logger: c.Logger,
@@ -103,7 +112,7 @@ func newRemote(cfg RemoteConfig, c *Controller) *remote {
 	passes := c.Metrics.passes.WithLabelValues(cfg.Rules.Cluster)
 	r.loop = reconcile.NewLoop(reconcile.Config{
 		Name: "pods " + cfg.Rules.Cluster, Trigger: r.trigger, Reconcile: r.pass,
-		MinInterval: passSpacing, RestShare: restShare, Resync: cfg.ResyncPeriod, Logger: r.log,
+		MinInterval: passSpacing, Burst: passBurst, RestShare: restShare, Resync: cfg.ResyncPeriod, Logger: r.log,
 		Observe: func(took time.Duration, _ error) { passes.Observe(took.Seconds()) },
 	})
 	return r
@@ -200,6 +209,9 @@ func (r *remote) all() []Identity {
 func (r *remote) setsChanged(changes []kube.Change[Observed]) {
 	name := r.Rules.Cluster
 	for _, c := range changes {
+		made, before, after := r.right[c.Key], c.Before, c.After
+		right := made != nil && before != nil && before.Identity == made.Identity && after != nil && made.equal(after) && made.matches(&after.Object)
+		delete(r.right, c.Key)
 		if before := c.Before; before != nil && before.of(name) {
 			id := before.Identity
 			delete(r.objects[id], c.Key)
@@ -211,7 +223,9 @@ func (r *remote) setsChanged(changes []kube.Change[Observed]) {
 				// Somebody changed its labels: it is still this set's.
 				r.reclaim(id, c.Key)
 			}
-			r.members.touch(id)
+			if !right {
+				r.members.touch(id)
+			}
 		}
 		if after := c.After; after != nil && after.of(name) {
 			id := after.Identity
@@ -223,9 +237,19 @@ func (r *remote) setsChanged(changes []kube.Change[Observed]) {
 				r.renamed[c.Key] = id
 			}
 			r.members.Arrived(id, func(addr netip.Addr) bool { return contains(after.Addrs, addr) })
-			r.members.touch(id)
+			if !right {
+				r.members.touch(id)
+			}
 		}
 	}
+}
+
+// patched notes that a patch made an object what it must be: when a pass sees that, its
+// set needn't be compared again.
+func (r *remote) patched(o *Observed) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.right[o.Name] = o
 }
 
 // reclaim keeps a name for a set that has lost the object; mu is held.

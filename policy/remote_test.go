@@ -225,3 +225,46 @@ func TestNoEventWaitsLongerThanAPass(t *testing.T) {
 		}
 	})
 }
+
+// TestOwnPatchesAreNotComparedAgain holds that a set is compared when one of its objects
+// isn't as our patch made it, and only then.
+func TestOwnPatchesAreNotComparedAgain(t *testing.T) {
+	id := Identity{Cluster: "gcp", Namespace: "ns", Name: "a"}
+	state := func(version string, change func(*Observed), addrs ...string) *Observed {
+		o := &Observed{Object: Object{Name: "gcp-ns-a", Identity: id}, Owned: true, Exact: true, UID: "u", ResourceVersion: version}
+		for _, addr := range addrs {
+			o.Addrs = append(o.Addrs, netip.MustParseAddr(addr))
+		}
+		if change != nil {
+			change(o)
+		}
+		return o
+	}
+	before, patched := state("1", nil, "10.4.0.1"), state("2", nil, "10.4.0.2")
+	for name, tt := range map[string]struct {
+		before, after *Observed
+		touched       bool
+	}{
+		"as patched":                  {before, state("2", nil, "10.4.0.2"), false},
+		"changed by another":          {before, state("3", nil, "10.4.0.2"), true},
+		"another one of that version": {before, state("2", func(o *Observed) { o.UID = "v" }, "10.4.0.2"), true},
+		"other addresses under it":    {before, state("2", nil, "10.4.0.3"), true},
+		"it was another set's":        {state("1", func(o *Observed) { o.Identity.Name = "b" }, "10.4.0.1"), state("2", nil, "10.4.0.2"), true},
+		"gone":                        {before, nil, true},
+		"new":                         {nil, state("2", nil, "10.4.0.2"), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := still(nil).remotes["gcp"]
+			r.patched(patched)
+			changes := []kube.Change[Observed]{{Key: "gcp-ns-a", Before: tt.before, After: tt.after}}
+			r.setsChanged(changes)
+			if touched := r.members.Touched(); len(touched) > 0 != tt.touched {
+				t.Errorf("compared: %v", touched)
+			}
+			// What was seen once doesn't count any more.
+			if r.setsChanged(changes); len(r.members.Touched()) == 0 {
+				t.Error("not compared when it comes again")
+			}
+		})
+	}
+}

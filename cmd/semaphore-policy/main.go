@@ -29,5 +29,6 @@ func serve(cfg config.Policy, log *slog.Logger) error {
 		return err
 	}
 	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
+	defer process.Ballast()()
 	return run.Run(context.Background(), log, grace, p.tasks()...)
 }

@@ -35,5 +35,6 @@ func serve(cfg config.Mirror, log *slog.Logger) error {
 		return err
 	}
 	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "namespace", cfg.MirrorNamespace)
+	defer process.Ballast()()
 	return run.Run(context.Background(), log, grace, p.tasks()...)
 }

@@ -3,10 +3,7 @@ package keep
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -232,6 +229,7 @@ func (w *Writer[K]) Run(ctx context.Context) error {
 		defer w.mu.Unlock()
 		w.ended = true
 	}()
+	idle := make(chan *job[K]) // to workers that have nothing to do
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -244,7 +242,11 @@ func (w *Writer[K]) Run(ctx context.Context) error {
 		now := time.Now()
 		jobs, next := w.take(now)
 		for _, j := range jobs {
-			running.Go(func() { w.run(ctx, j) })
+			select {
+			case idle <- j:
+			default:
+				running.Go(func() { w.work(ctx, j, idle) })
+			}
 		}
 		if !next.IsZero() {
 			timer.Reset(next.Sub(now))
@@ -280,6 +282,20 @@ func (w *Writer[K]) take(now time.Time) (start []*job[K], next time.Time) {
 		}
 	}
 	return start, next
+}
+
+// work runs a job, and others as they come until ctx ends: what a request takes of a
+// stack is more than a goroutine begins with, and to grow it anew for each takes longer
+// than much of what is done on it.
+func (w *Writer[K]) work(ctx context.Context, j *job[K], next <-chan *job[K]) {
+	for {
+		w.run(ctx, j)
+		select {
+		case <-ctx.Done():
+			return
+		case j = <-next:
+		}
+	}
 }
 
 func (w *Writer[K]) run(ctx context.Context, j *job[K]) {
@@ -330,65 +346,4 @@ func (w *Writer[K]) finish(ctx context.Context, j *job[K], err error, spacing ti
 	}
 	j.tenant.note(ctx, before, j, err)
 	w.queue(j)
-}
-
-// Failing returns the keys whose last Apply failed, and how.
-func (w *Writer[K]) Failing() map[K]error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	all := map[K]error{}
-	for key, j := range w.jobs {
-		if j.err != nil {
-			all[key] = j.err
-		}
-	}
-	return all
-}
-
-// Backlog returns how many keys of each tenant aren't known to be in order: those
-// that wait, are being written, or failed.
-func (w *Writer[K]) Backlog() map[string]int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	count := map[string]int{}
-	for _, j := range w.jobs {
-		if j.running || !j.asked.IsZero() {
-			count[j.tenant.name]++
-		}
-	}
-	return count
-}
-
-// Running returns how long each Apply that is running has been.
-func (w *Writer[K]) Running(now time.Time) []time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var ages []time.Duration
-	for _, j := range w.jobs {
-		if j.running {
-			ages = append(ages, now.Sub(j.started))
-		}
-	}
-	return ages
-}
-
-// Stuck returns an error while Apply takes longer than it may. Work of a term that
-// has ended doesn't count: it ends by itself, and whoever leads by now does it.
-func (w *Writer[K]) Stuck(now time.Time) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.ended {
-		return nil
-	}
-	var keys []string
-	for key, j := range w.jobs {
-		if j.running && now.Sub(j.started) > w.cfg.StuckAfter {
-			keys = append(keys, fmt.Sprint(key))
-		}
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	slices.Sort(keys)
-	return fmt.Errorf("%s: writing for more than %v: %s", w.cfg.Name, w.cfg.StuckAfter, strings.Join(keys, ", "))
 }

@@ -357,6 +357,68 @@ func TestTokenIsReadAsItRotates(t *testing.T) {
 	}
 }
 
+// TestTokenIsTheOneInTheFile changes a file in ways that show as little of it as they
+// can, when it had been there for long and when it hadn't.
+func TestTokenIsTheOneInTheFile(t *testing.T) {
+	long := time.Now().Add(-time.Hour)
+	aged := func(path string, at time.Time) {
+		if err := os.Chtimes(path, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, tt := range map[string]struct {
+		settled bool
+		change  func(path string)
+	}{
+		"replaced by one as old and as long": {true, func(path string) {
+			replaceFile(t, path, []byte("token-2"))
+			aged(path, long)
+		}},
+		"written over": {true, func(path string) {
+			if err := os.WriteFile(path, []byte("token-2"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		"written over in the same tick": {false, func(path string) {
+			before, err := os.Stat(path)
+			if err == nil {
+				err = os.WriteFile(path, []byte("token-2"), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			aged(path, before.ModTime())
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := writeTemp(t, "token", []byte("token-1"))
+			if tt.settled {
+				aged(path, long)
+			}
+			transport := &tokenTransport{file: path}
+			want := func(token string) {
+				t.Helper()
+				for range 2 {
+					if got, err := transport.authorization(); err != nil || got != "Bearer "+token {
+						t.Errorf("header %q, %v, want that with %s", got, err, token)
+					}
+				}
+			}
+			want("token-1")
+			tt.change(path)
+			want("token-2")
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := transport.authorization(); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("header %q, %v without a file", got, err)
+			}
+			replaceFile(t, path, []byte("token-3"))
+			want("token-3")
+		})
+	}
+}
+
 func TestTokensThatCannotBeUsed(t *testing.T) {
 	ca := newAuthority()
 	api := newAPIServer(t, ca)

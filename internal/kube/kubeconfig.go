@@ -21,7 +21,7 @@ import (
 )
 
 // kubeconfigTransport reaches the server that a kubeconfig names now, with the
-// credentials that it holds now. It reads the file at each request, as
+// credentials that it holds now. It looks at the file at each request, as
 // tokenTransport does, and every few seconds while there are connections. When
 // another server or other credentials are in it, connections that are open are
 // closed, under whatever goes on; what is new in the authority alone is left to
@@ -33,6 +33,7 @@ type kubeconfigTransport struct {
 	fault errlog.Log
 
 	mu      sync.Mutex
+	mark    fileMark
 	sum     [sha256.Size]byte // of the content that was last looked at
 	current *kubeconfigAccess
 }
@@ -92,9 +93,15 @@ func (t *kubeconfigTransport) access(content []byte) (*kubeconfigAccess, error) 
 
 // look returns what the file says now, or what it said when it could last be used.
 func (t *kubeconfigTransport) look(ctx context.Context) *kubeconfigAccess {
-	content, err := os.ReadFile(t.path)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.mark.stays(t.path) {
+		return t.current
+	}
+	content, err := os.ReadFile(t.path)
+	if err != nil {
+		t.mark.forget()
+	}
 	sum := sha256.Sum256(content)
 	if err == nil && sum == t.sum || err != nil && t.fault.Err() != nil {
 		return t.current

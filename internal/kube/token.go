@@ -6,20 +6,24 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 )
 
-// tokenTransport adds the bearer token of a file to requests. It reads the
-// file at each: the kubelet replaces tokens of pods as they age, requests are
-// few (lists, watches, writes), and a read from the page cache costs
-// microseconds. The token appears in no error.
+// tokenTransport adds the bearer token of a file to requests: at each the one that is
+// in the file by then, as the kubelet replaces tokens of pods when they age. The token
+// appears in no error.
 type tokenTransport struct {
 	file string
 	next http.RoundTripper
+
+	mu     sync.Mutex
+	mark   fileMark
+	header string // with the token that was read last
 }
 
 // RoundTrip implements http.RoundTripper.
 func (t *tokenTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	token, err := readToken(t.file)
+	header, err := t.authorization()
 	if err != nil {
 		if req.Body != nil {
 			// The contract of RoundTrip; its error would say nothing more.
@@ -28,12 +32,28 @@ func (t *tokenTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	req = req.Clone(req.Context())
-	req.Header.Set("Authorization", "Bearer "+token)
+	req.Header.Set("Authorization", header)
 	return t.next.RoundTrip(req)
 }
 
 // WrappedRoundTripper lets client-go find the transport below.
 func (t *tokenTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
+
+// authorization returns the header with the token that is in the file now.
+func (t *tokenTransport) authorization() (string, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mark.stays(t.file) {
+		return t.header, nil
+	}
+	token, err := readToken(t.file)
+	if err != nil {
+		t.mark.forget()
+		return "", err
+	}
+	t.header = "Bearer " + token
+	return t.header, nil
+}
 
 func readToken(file string) (string, error) {
 	content, err := os.ReadFile(file)

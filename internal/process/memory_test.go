@@ -1,6 +1,13 @@
 package process
 
 import (
+	"os"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/fstest"
 )
@@ -39,5 +46,35 @@ func TestGroupLimit(t *testing.T) {
 	broken := fstest.MapFS{"proc/self/cgroup": {Data: []byte("0::/\n")}, "sys/fs/cgroup/memory.max": {Data: []byte("much")}}
 	if _, err := groupLimit(broken); err == nil {
 		t.Error("a broken limit is no error")
+	}
+}
+
+// TestBallast holds that garbage is collected later, and that no memory is taken for that.
+func TestBallast(t *testing.T) {
+	state := func() (goal, resident uint64) {
+		runtime.GC()
+		sample := []metrics.Sample{{Name: "/gc/heap/goal:bytes"}}
+		metrics.Read(sample)
+		content, err := os.ReadFile("/proc/self/statm")
+		if err != nil {
+			t.Skipf("who says what is resident? %v", err)
+		}
+		pages, err := strconv.ParseUint(strings.Fields(string(content))[1], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sample[0].Value.Uint64(), pages * uint64(os.Getpagesize())
+	}
+	goal, resident := state()
+	release := Ballast()
+	later, with := state()
+	release()
+	if later < goal+ballastSize {
+		t.Errorf("garbage is collected at %d bytes, without ballast at %d", later, goal)
+	}
+	if build, _ := debug.ReadBuildInfo(); slices.Contains(build.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		t.Log("not looked at what is resident: the race detector marks all memory")
+	} else if with > resident+ballastSize/2 {
+		t.Errorf("%d bytes are resident, without ballast %d", with, resident)
 	}
 }

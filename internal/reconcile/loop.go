@@ -30,6 +30,9 @@ type Config struct {
 	// MinInterval is the least time between the starts of two passes. The
 	// first event after a quiet time isn't held up by it. 0: none.
 	MinInterval time.Duration
+	// Burst is how many passes may start after a quiet time before MinInterval counts:
+	// then as many as there were intervals since. 0: one.
+	Burst int
 	// RestShare is how many times as long as it took of a processor a pass is followed
 	// by a rest, where that is more than MinInterval: a loop whose passes take as long as
 	// somebody else likes takes no more than one part in RestShare+1 of a processor. On
@@ -67,6 +70,7 @@ type Loop struct {
 	cfg      Config
 	backoff  Backoff
 	outcomes *errlog.Log // of passes
+	spaced   time.Time   // when all intervals of passes are over
 	rested   time.Time   // when all rests after passes are over
 	// processor measures what a function takes of a processor.
 	processor func(func()) time.Duration
@@ -167,9 +171,11 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 func (l *Loop) wait(ctx context.Context, started time.Time, took time.Duration, err error) {
 	var (
 		ended   = time.Now()
-		onEvent = started.Add(l.cfg.MinInterval) // when a pass that an event asks for may start
-		unasked <-chan time.Time                 // when one starts without an event
+		unasked <-chan time.Time // when a pass starts without an event
 	)
+	l.spaced = latest(l.spaced, started).Add(l.cfg.MinInterval)
+	// When one that an event asks for may start.
+	onEvent := l.spaced.Add(-time.Duration(max(l.cfg.Burst-1, 0)) * l.cfg.MinInterval)
 	l.rested = latest(l.rested.Add(ended.Sub(started)), ended).Add(min(time.Duration(l.cfg.RestShare)*took, maxRest))
 	onEvent = latest(onEvent, l.rested.Add(-restBurst))
 	switch {

@@ -125,6 +125,31 @@ func TestEventsInOneIntervalMakeOnePass(t *testing.T) {
 	})
 }
 
+func TestBurstAfterQuietRunsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, Config{MinInterval: time.Second, Burst: 3})
+		want := []time.Duration{0}
+		for i := range 50 {
+			b.at(10*time.Second + time.Duration(i)*100*time.Millisecond)
+			b.trigger.Fire()
+		}
+		for _, at := range []int{100, 101, 102, 110, 120, 130, 140, 150} {
+			want = append(want, time.Duration(at)*100*time.Millisecond)
+		}
+		// What comes no faster than that never waits.
+		for i := range 20 {
+			at := time.Minute + time.Duration(i)*2*time.Second
+			b.at(at)
+			b.trigger.Fire()
+			b.at(at + 10*time.Millisecond)
+			b.trigger.Fire()
+			want = append(want, at, at+10*time.Millisecond)
+		}
+		b.at(time.Hour)
+		b.wantPasses(t, want...)
+	})
+}
+
 func TestEventDuringAPassMakesAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, Config{})
