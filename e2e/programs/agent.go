@@ -92,17 +92,7 @@ func (a *Agent) StopPod(ctx context.Context) error {
 // Cleanup runs "semaphore-wireguard -cleanup" to its end. The agent must have
 // been stopped.
 func (a *Agent) Cleanup(ctx context.Context) error {
-	process, err := a.Node.Start(a.command("-cleanup"))
-	if err != nil {
-		return err
-	}
-	select {
-	case <-process.Done():
-		return process.Err()
-	case <-ctx.Done():
-		process.Kill()
-		return ctx.Err()
-	}
+	return runToEnd(ctx, &a.Node.Host, a.command("-cleanup"))
 }
 
 // Status is what we read of the agent's /status.

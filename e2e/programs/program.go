@@ -153,6 +153,21 @@ func (p *Program) command(args ...string) sandbox.Command {
 	return sandbox.Command{Name: p.Name, Path: p.binary, Args: args, Env: env, Mounts: append(slices.Clone(p.mounts), mount)}
 }
 
+// runToEnd runs a command on a machine to its end, or kills it when ctx ends.
+func runToEnd(ctx context.Context, host *testbed.Host, command sandbox.Command) error {
+	process, err := host.Start(command)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-process.Done():
+		return process.Err()
+	case <-ctx.Done():
+		process.Kill()
+		return ctx.Err()
+	}
+}
+
 // Process is the program's process, the last one.
 func (p *Program) Process() *sandbox.Process { return p.process }
 

@@ -94,17 +94,7 @@ func (p *standInPod) probe(ctx context.Context) error {
 	case probe.Exec != nil:
 		command := program.command(probe.Exec.Command[1:]...)
 		command.Name = path.Base(probe.Exec.Command[0]) + "-probe"
-		process, err := p.host.Start(command)
-		if err != nil {
-			return err
-		}
-		select {
-		case <-process.Done():
-			return process.Err()
-		case <-ctx.Done():
-			process.Kill()
-			return ctx.Err()
-		}
+		return runToEnd(ctx, p.host, command)
 	case probe.HTTPGet != nil:
 		port := probe.HTTPGet.Port.IntValue()
 		for _, declared := range container.Ports {

@@ -43,6 +43,9 @@ type Request struct {
 	Try    []string `json:"try,omitempty"`
 	Stream string   `json:"stream,omitempty"`
 	Names  []string `json:"names,omitempty"`
+	// Patience is how many seconds answers may take to come for the first time; 0 leaves
+	// that to the pod.
+	Patience int `json:"patience,omitempty"`
 }
 
 // Server is one way to an API server.

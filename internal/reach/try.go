@@ -1,6 +1,7 @@
 package reach
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -48,8 +49,9 @@ type Stream struct {
 }
 
 const (
-	// patience is how long an answer may take to come for the first time: agents learn of
-	// a new pod's prefix within seconds where no plugin says so beforehand.
+	// patience is how long an answer may take to come for the first time, unless the
+	// request says so: agents learn of a new pod's prefix within seconds where no plugin
+	// says so beforehand.
 	patience = 20 * time.Second
 	// streamFor is how long the stream is sent.
 	streamFor = 2 * time.Second
@@ -82,6 +84,7 @@ const mostTold = 4096
 func TryAll(ctx context.Context, r Request, result *Result) {
 	own, err := addresses(r)
 	result.Tried, result.Named = make([]Try, len(r.Try)), make([]Name, len(r.Names))
+	limit := cmp.Or(time.Duration(r.Patience)*time.Second, patience)
 	var group sync.WaitGroup
 	for i, address := range r.Try {
 		group.Go(func() {
@@ -89,11 +92,11 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 				result.Tried[i].Error = text(err)
 				return
 			}
-			result.Tried[i] = try(ctx, address, own)
+			result.Tried[i] = try(ctx, address, own, limit)
 		})
 	}
 	for i, name := range r.Names {
-		group.Go(func() { result.Named[i] = resolve(ctx, name) })
+		group.Go(func() { result.Named[i] = resolve(ctx, name, limit) })
 	}
 	group.Wait()
 	if r.Stream != "" {
@@ -103,9 +106,9 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 	}
 }
 
-func try(ctx context.Context, address string, own []string) Try {
+func try(ctx context.Context, address string, own []string, limit time.Duration) Try {
 	var t Try
-	seen, err := until(ctx, func(ctx context.Context) (string, error) { return whoAmI(ctx, address) })
+	seen, err := until(ctx, limit, func(ctx context.Context) (string, error) { return whoAmI(ctx, address) })
 	if err != nil {
 		return Try{Error: text(err)}
 	}
@@ -168,9 +171,9 @@ func measure(header int, believed func() int, carries func(size, times int) bool
 	return mtu, fits
 }
 
-// until does something again until it is well, or patience is at its end.
-func until(ctx context.Context, do func(context.Context) (string, error)) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// until does something again until it is well, or its time is over.
+func until(ctx context.Context, limit time.Duration, do func(context.Context) (string, error)) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {
 		once, stop := context.WithTimeout(ctx, 3*time.Second)
@@ -243,9 +246,9 @@ func stream(ctx context.Context, address string) (float64, error) {
 	return float64(received) * 8 / time.Since(began).Seconds(), err
 }
 
-func resolve(ctx context.Context, name string) Name {
+func resolve(ctx context.Context, name string, limit time.Duration) Name {
 	// As it is: no search list.
-	answer, err := until(ctx, func(ctx context.Context) (string, error) {
+	answer, err := until(ctx, limit, func(ctx context.Context) (string, error) {
 		found, err := net.DefaultResolver.LookupHost(ctx, strings.TrimSuffix(name, ".")+".")
 		slices.Sort(found)
 		return strings.Join(found[:min(len(found), mostNamed)], " "), err

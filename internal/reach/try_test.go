@@ -38,7 +38,7 @@ func TestPodsThatTry(t *testing.T) {
 		t.Errorf("streamed: %+v", got.Streamed)
 	}
 	// It comes from another address than the pod has.
-	if try := try(t.Context(), there, []string{"10.2.1.7"}); try.Error != "" || try.Seen != self && try.Seen != there {
+	if try := try(t.Context(), there, []string{"10.2.1.7"}, patience); try.Error != "" || try.Seen != self && try.Seen != there {
 		t.Errorf("masqueraded: %+v", try)
 	}
 }

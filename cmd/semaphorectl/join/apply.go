@@ -128,8 +128,9 @@ func foreign(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstru
 	return faults
 }
 
-// kinds are all that the manifests are made of, and Calico's pools, in the order in which
-// they are deleted: what works first, then its rights, the namespace last.
+// kinds are all that the manifests are made of, Calico's pools, and its network policies,
+// of which a verify that was killed leaves one, in the order in which they are deleted: what
+// works first, then its rights, the namespace last.
 func kinds(c *cli.Cluster) []schema.GroupVersionResource {
 	var all []schema.GroupVersionResource
 	for _, text := range []string{
@@ -138,6 +139,7 @@ func kinds(c *cli.Cluster) []schema.GroupVersionResource {
 		"rbac.authorization.k8s.io/v1/rolebindings", "rbac.authorization.k8s.io/v1/roles", "v1/serviceaccounts",
 		"rbac.authorization.k8s.io/v1/clusterrolebindings", "rbac.authorization.k8s.io/v1/clusterroles",
 		"admissionregistration.k8s.io/v1/validatingadmissionpolicybindings", "admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+		"projectcalico.org/v3/networkpolicies", "crd.projectcalico.org/v1/networkpolicies",
 		"projectcalico.org/v3/ippools", "crd.projectcalico.org/v1/ippools", "v1/namespaces",
 	} {
 		parts := strings.Split("/"+text, "/")

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery/cached/memory"
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	fakedynamic "k8s.io/client-go/dynamic/fake"
@@ -100,5 +101,31 @@ func TestForeign(t *testing.T) {
 		if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.want)) {
 			t.Errorf("%s: faults %v", name, faults)
 		}
+	}
+}
+
+// TestPolicyOfAKilledRun has verify leave its policy, which is in a namespace that stays.
+func TestPolicyOfAKilledRun(t *testing.T) {
+	const version = "crd.projectcalico.org/v1"
+	policies := schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "networkpolicies"}
+	policy := func(name string, labels map[string]any) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": version, "kind": "NetworkPolicy", "metadata": map[string]any{"name": name, "namespace": "kube-system", "labels": labels},
+		}}
+	}
+	left := policy("default.semaphorectl-verify", map[string]any{"app.kubernetes.io/managed-by": "semaphorectl", "semaphore.uw.io/temporary": "true"})
+	foreign := policy("default.of-somebody-else", nil)
+	client := fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme,
+		map[schema.GroupVersionResource]string{policies: "NetworkPolicyList"}, left, foreign)
+	discovery := fake.NewClientset().Discovery().(*fakediscovery.FakeDiscovery)
+	discovery.Resources = []*metav1.APIResourceList{{GroupVersion: version, APIResources: []metav1.APIResource{{Name: "networkpolicies", Kind: "NetworkPolicy", Namespaced: true}}}}
+	cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(discovery))}
+	removed, err := remove(t.Context(), cluster, nil)
+	if err != nil || removed != 1 {
+		t.Errorf("removed %d objects, %v", removed, err)
+	}
+	stays, err := client.Resource(policies).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(stays.Items) != 1 || stays.Items[0].GetName() != foreign.GetName() {
+		t.Errorf("what is there now: %v, %v", stays, err)
 	}
 }

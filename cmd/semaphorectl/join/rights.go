@@ -3,10 +3,8 @@ package join
 import (
 	"context"
 	"slices"
-	"strings"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
@@ -14,15 +12,6 @@ import (
 
 // rights says what the administrator must not do of what has to be done.
 func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) []fault {
-	may := func(a authorizationv1.ResourceAttributes) bool {
-		review, err := c.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &a},
-		}, metav1.CreateOptions{})
-		return err == nil && review.Status.Allowed
-	}
-	if may(authorizationv1.ResourceAttributes{Verb: "*", Group: "*", Resource: "*"}) {
-		return nil
-	}
 	wanted := []authorizationv1.ResourceAttributes{
 		{Verb: "list", Resource: "nodes"},
 		{Verb: "create", Resource: "pods", Namespace: "kube-system"},
@@ -46,20 +35,10 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 			}
 		}
 	}
-	var missing []string
-	for _, a := range wanted {
-		if !may(a) {
-			name := strings.TrimSuffix(a.Resource+"/"+a.Subresource, "/")
-			if a.Group != "" {
-				name += "." + a.Group
-			}
-			missing = append(missing, a.Verb+" "+name)
-		}
-	}
-	if len(missing) == 0 {
+	missing := c.Lacks(ctx, wanted)
+	if missing == "" {
 		return nil
 	}
-	slices.Sort(missing)
-	return []fault{{cluster: c.Name, what: "the context " + c.Context + " may not " + strings.Join(slices.Compact(missing), ", "),
+	return []fault{{cluster: c.Name, what: "the context " + c.Context + " may not " + missing,
 		remedy: "take one that may, such as one of the ClusterRole cluster-admin"}}
 }

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
@@ -62,6 +63,7 @@ type Tried struct {
 	Legs    []Leg
 	Names   []Name
 	Streams []Stream
+	Guarded []Guarded
 }
 
 // Plan says what pods are to try.
@@ -74,6 +76,8 @@ type Plan struct {
 	Throughput bool
 	// Names are resolved by pods, by their cluster and the remote.
 	Names map[[2]string][]string
+	// Guards are how the pods of clusters are guarded after that, by cluster.
+	Guards map[string]*Guard
 }
 
 // image is the one that pods of a cluster have: the one that its nodes have anyway.
@@ -103,7 +107,8 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, Sweep(ctx, clusters)) }()
-	servers := serve(ctx, clusters, all, &plan)
+	id := rand.String(8)
+	servers := serve(ctx, clusters, all, &plan, id)
 	var askers []*asker
 	for i := range servers {
 		for j, c := range clusters {
@@ -124,10 +129,12 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan
 	for _, a := range askers {
 		a.tell(tried)
 	}
-	return tried, nil
+	// When nobody else tries those that are guarded.
+	tried.Guarded, err = guard(ctx, clusters, servers, &plan, id, tried.Legs)
+	return tried, err
 }
 
-func serve(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan *Plan) []server {
+func serve(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan *Plan, id string) []server {
 	var servers []server
 	for i, f := range all {
 		for _, node := range Pick(f, min(plan.Nodes, MostNodes)) {
@@ -139,7 +146,7 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, pla
 		s := &servers[i]
 		group.Go(func() {
 			if s.image, s.err = plan.image(all[s.cluster]); s.err == nil {
-				s.addresses, s.err = s.start(ctx, clusters[s.cluster])
+				s.addresses, s.err = s.start(ctx, clusters[s.cluster], id)
 			}
 		})
 	}
@@ -147,8 +154,10 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, pla
 	return servers
 }
 
-func (s *server) start(ctx context.Context, c *cli.Cluster) ([]string, error) {
-	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, OnNode(s.image, s.Node, reach.Request{ServeFor: int(serveFor.Seconds())}), metav1.CreateOptions{})
+func (s *server) start(ctx context.Context, c *cli.Cluster, id string) ([]string, error) {
+	pod := OnNode(s.image, s.Node, reach.Request{ServeFor: int(serveFor.Seconds())})
+	pod.Labels[run] = id
+	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -230,11 +239,21 @@ func (a *asker) ask(ctx context.Context, c *cli.Cluster) {
 	case a.from.err != nil:
 		a.err = fmt.Errorf("no pod runs on %s: %w", a.from.Place, a.from.err)
 	case len(a.request.Try)+len(a.request.Names) > 0:
-		a.result, a.err = askOne(ctx, c, OnNode(a.from.image, a.from.Node, a.request))
+		pod := OnNode(a.from.image, a.from.Node, a.request)
+		result, err := askOne(ctx, c, pod)
+		a.result, a.err = complete(pod, &a.request, result, err)
 	}
-	if a.err == nil && a.result != nil && (len(a.result.Tried) != len(a.request.Try) || len(a.result.Named) != len(a.request.Names)) {
-		a.result, a.err = nil, fmt.Errorf("the image %s is too old to try this; --image names another one", a.from.image)
+}
+
+// complete is a pod's result where it says all that was asked.
+func complete(pod *corev1.Pod, request *reach.Request, result *reach.Result, err error) (*reach.Result, error) {
+	if err == nil && (len(result.Tried) != len(request.Try) || len(result.Named) != len(request.Names)) {
+		err = fmt.Errorf("the image %s is too old to try this; --image names another one", pod.Spec.Containers[0].Image)
 	}
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
 }
 
 // tell adds what the pod found out.

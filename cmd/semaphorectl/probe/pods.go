@@ -144,15 +144,19 @@ func Ask(ctx context.Context, c *cli.Cluster, f *facts.Facts, image string, requ
 func askOne(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("not within "+limit.String()))
 	defer cancel()
-	pods := c.Client.CoreV1().Pods(Namespace)
-	pod, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
+	return await(ctx, c, pod)
+}
+
+// await waits until a pod has ended, and returns what it has found out.
+func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result, error) {
 	last := "not started"
 	var result *reach.Result
-	err = wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		now, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
+	err := wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		now, err := c.Client.CoreV1().Pods(Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return false, errors.New("somebody has deleted it")
 		}

@@ -25,11 +25,13 @@ import (
 const about = `Has temporary pods of clusters that are joined try each other, in both directions, and
 prints what was expected and what was found: whether they answer, whether the source
 address is the asking pod's own, whether full-size packets get through, the latency, what
-one TCP stream carries, and whether names of mirrored services are resolved.
+one TCP stream carries, and whether names of mirrored services are resolved. Where
+semaphore-policy and Calico are installed it then guards the pods with a network policy
+that lets in a network set: a pod without the label must be denied, and one with it let in.
 
 The pods are in kube-system, on --nodes nodes of each cluster, and have the image that is
-installed. They are removed at the end, also when you interrupt it, and the next run
-removes what a killed one left.
+installed. The policy is about them alone. All of it is removed at the end, also when you
+interrupt it, and the next run removes what a killed one left.
 
 Exit codes: 0 all is as expected; 1 something isn't; 2 something that was to be tried
 couldn't be. What there is nothing to try of, as names without a mirror, is told as not
@@ -119,8 +121,11 @@ func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan prob
 	}
 	group.Wait()
 	plan.Throughput = !slices.Contains(skip, throughput)
-	plan.Names = map[[2]string][]string{}
+	plan.Names, plan.Guards = map[[2]string][]string{}, map[string]*probe.Guard{}
 	for i := range known {
+		if known[i].guard != nil && !slices.Contains(skip, policy) {
+			plan.Guards[known[i].name] = known[i].guard
+		}
 		for j := range known {
 			if i != j && !slices.Contains(skip, name) {
 				plan.Names[[2]string{known[i].name, known[j].name}] = known[i].pick(known[j].name)
@@ -145,10 +150,10 @@ const mostNames = 3
 
 func know(ctx context.Context, c *cli.Cluster, f *facts.Facts) cluster {
 	k := cluster{
-		name: c.Name, nodes: len(probe.Pick(f, probe.MostNodes)), calico: f.Calico.Version != "",
-		mirror: slices.Contains(f.Installed.Tools, manifests.Mirror), sets: slices.Contains(f.Installed.Tools, manifests.Policy),
+		name: c.Name, nodes: len(probe.Pick(f, probe.MostNodes)), mirror: slices.Contains(f.Installed.Tools, manifests.Mirror),
 		addresses: map[string]string{}, named: map[string]int{},
 	}
+	k.guard, k.state, k.unguarded = guard(ctx, c, f)
 	if len(f.Unread) > 0 {
 		k.unread = errors.Join(f.Unread...).Error()
 	}

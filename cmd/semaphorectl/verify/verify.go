@@ -38,6 +38,7 @@ const (
 	throughput = "throughput"
 	name       = "name"
 	policy     = "network policy"
+	set        = "network set"
 )
 
 // Row is one thing that was to be tried.
@@ -64,9 +65,13 @@ type cluster struct {
 	unread string
 	// nodes is how many could have pods.
 	nodes int
-	// mirror and sets tell whether semaphore-service-mirror and semaphore-policy are
-	// installed, calico whether Calico is there.
-	mirror, sets, calico bool
+	// mirror tells whether semaphore-service-mirror is installed.
+	mirror bool
+	// guard is how network policies are tried here; without it unguarded says why they
+	// aren't, and state whether that counts.
+	guard     *probe.Guard
+	unguarded string
+	state     State
 	// unlisted says why its mirrors couldn't be listed.
 	unlisted string
 	// addresses are the ClusterIPs of its mirrors, by name.
@@ -97,7 +102,7 @@ func judge(clusters []cluster, tried *probe.Tried, skip []string) *Report {
 		}
 	}
 	for i := range clusters {
-		r.Rows = append(r.Rows, policies(&clusters[i], skip))
+		r.Rows = append(r.Rows, policies(&clusters[i], clusters, tried, skip)...)
 	}
 	for i := range r.Rows {
 		switch s := r.Rows[i].State; {
@@ -210,23 +215,4 @@ func names(c *cluster, remote string, tried *probe.Tried, skip []string) []Row {
 		rows = append(rows, row)
 	}
 	return rows
-}
-
-// policies says that network policies aren't tried: it would take policies of a cluster's
-// own, which verify doesn't make.
-func policies(c *cluster, skip []string) Row {
-	r := Row{From: c.name, What: policy, State: Untried, Expected: "a set lets in, and nobody else"}
-	switch {
-	case slices.Contains(skip, policy):
-		r.Found = "--skip"
-	case c.unread != "":
-		r.State, r.Found = Unknown, c.unread
-	case !c.calico:
-		r.Found = "there is no Calico"
-	case !c.sets:
-		r.Found = "semaphore-policy isn't installed"
-	default:
-		r.State, r.Found = Unknown, "verify makes no network policies; try one of docs/policy.md, or --skip policy"
-	}
-	return r
 }

@@ -16,8 +16,8 @@ func well() ([]cluster, *probe.Tried) {
 	try := reach.Try{RTT: 1234, MTU: 1420, Carries: 1420}
 	const web = "web.shop.svc.cluster.gcp"
 	return []cluster{
-			{name: "aws", nodes: 1, mirror: true, addresses: map[string]string{web: "10.96.0.7"}, named: map[string]int{"gcp": 1}},
-			{name: "gcp", nodes: 1},
+			{name: "aws", nodes: 1, mirror: true, state: Untried, unguarded: "there is no Calico", addresses: map[string]string{web: "10.96.0.7"}, named: map[string]int{"gcp": 1}},
+			{name: "gcp", nodes: 1, state: Untried, unguarded: "there is no Calico"},
 		}, &probe.Tried{
 			Legs: []probe.Leg{
 				{From: aws, To: gcp, Address: "10.4.1.7", Try: try},
@@ -26,6 +26,21 @@ func well() ([]cluster, *probe.Tried) {
 			Names:   []probe.Name{{From: aws, Remote: "gcp", Name: web, Found: reach.Name{Addresses: []string{"10.96.0.7"}}}},
 			Streams: []probe.Stream{{From: aws, To: gcp, Stream: reach.Stream{Rate: 5e8}}},
 		}
+}
+
+var denied = reach.Try{Error: "i/o timeout"}
+
+// guarding has the pod of aws guarded, and gcp's find out what found says; without legs
+// it is all as it is to be.
+func guarding(found probe.Guarded) func([]cluster, *probe.Tried) {
+	return func(c []cluster, tried *probe.Tried) {
+		c[0].guard = &probe.Guard{Remotes: []string{"gcp"}}
+		found.From, found.To = probe.Place{Cluster: "gcp", Node: "gcp-1"}, "aws"
+		if found.Legs == nil && found.Untried == "" {
+			found.Legs = []probe.GuardedLeg{{Unlabelled: denied}}
+		}
+		tried.Guarded = []probe.Guarded{found}
+	}
 }
 
 func TestJudge(t *testing.T) {
@@ -61,14 +76,43 @@ func TestJudge(t *testing.T) {
 			change: func(c []cluster, _ *probe.Tried) { c[0].unlisted = "forbidden" }, want: Unknown, says: "aws name not known: forbidden",
 		},
 		"a mirror without services": {change: func(c []cluster, f *probe.Tried) { c[0].named, f.Names = nil, nil }, want: Right},
-		"policies that could be tried": {
-			change: func(c []cluster, _ *probe.Tried) { c[0].calico, c[0].sets = true, true }, want: Unknown,
-			says: "aws network policy not known: verify makes no network policies; try one of docs/policy.md, or --skip policy",
+		"a policy that is enforced": {change: guarding(probe.Guarded{}), want: Right},
+		"a policy that isn't": {
+			change: guarding(probe.Guarded{Legs: []probe.GuardedLeg{{To: probe.Place{Cluster: "aws", Node: "aws-1"}}}}), want: Wrong,
+			says: "gcp/gcp-1 network policy wrong: answered: the policy isn't enforced on aws-1 (no Felix there, or another network plugin), or another one before it lets in; " +
+				"gcp/gcp-1 network policy not known: everybody is",
 		},
-		"policies that nobody wants tried": {change: func(c []cluster, _ *probe.Tried) { c[0].calico, c[0].sets = true, true }, skip: []string{policy}, want: Right},
+		"a set that nobody fills": {
+			change: guarding(probe.Guarded{Set: "not within 20s", Legs: []probe.GuardedLeg{{Unlabelled: denied, Unknown: "its address is in no network set"}}}), want: Wrong,
+			says: "gcp/gcp-1 network set wrong: not within 20s: semaphore-policy of aws doesn't run, doesn't reach gcp, or may not write; semaphorectl doctor says more; " +
+				"gcp/gcp-1 network policy not known: its address is in no network set",
+		},
+		"a set that doesn't let in": {
+			change: guarding(probe.Guarded{Legs: []probe.GuardedLeg{{Unlabelled: denied, Labelled: denied}}}), want: Wrong,
+			says: "gcp/gcp-1 network policy wrong: i/o timeout, though its address is in a network set",
+		},
+		"a policy that nobody may make": {
+			change: guarding(probe.Guarded{Untried: "forbidden"}), want: Unknown, says: "gcp network policy not known: forbidden",
+		},
+		"policies without pods": {
+			change: func(c []cluster, _ *probe.Tried) { c[0].guard = &probe.Guard{Remotes: []string{"gcp"}} },
+			want:   Unknown, says: "gcp network policy not known: no pod was there for it",
+		},
+		"policies of somebody else's remotes": {change: func(c []cluster, _ *probe.Tried) { c[0].guard = &probe.Guard{} }, want: Right},
+		"rights that are missing": {
+			change: func(c []cluster, _ *probe.Tried) {
+				c[0].state, c[0].unguarded = Unknown, "the context aws may not create networkpolicies"
+			}, want: Unknown,
+			says: " network policy not known: the context aws may not create networkpolicies",
+		},
+		"policies that nobody wants tried": {
+			change: func(c []cluster, _ *probe.Tried) { c[0].guard = &probe.Guard{Remotes: []string{"gcp"}} }, skip: []string{policy}, want: Right,
+		},
 		"a cluster that can't be read": {
-			change: func(c []cluster, _ *probe.Tried) { c[1] = cluster{name: "gcp", unread: "refused"} }, want: Unknown,
-			says: "gcp answer not known: refused; gcp name not known: refused; gcp network policy not known: refused",
+			change: func(c []cluster, _ *probe.Tried) {
+				c[1] = cluster{name: "gcp", unread: "refused", state: Unknown, unguarded: "refused"}
+			}, want: Unknown,
+			says: "gcp answer not known: refused; gcp name not known: refused;  network policy not known: refused",
 		},
 	} {
 		t.Run(title, func(t *testing.T) {

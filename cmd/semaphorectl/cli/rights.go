@@ -1,0 +1,36 @@
+package cli
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Lacks names the rights among wanted that the administrator doesn't have, sorted; empty:
+// none. What the API server doesn't say counts as lacking.
+func (c *Cluster) Lacks(ctx context.Context, wanted []authorizationv1.ResourceAttributes) string {
+	may := func(a authorizationv1.ResourceAttributes) bool {
+		review, err := c.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &a},
+		}, metav1.CreateOptions{})
+		return err == nil && review.Status.Allowed
+	}
+	if may(authorizationv1.ResourceAttributes{Verb: "*", Group: "*", Resource: "*"}) {
+		return ""
+	}
+	var missing []string
+	for _, a := range wanted {
+		if !may(a) {
+			name := strings.TrimSuffix(a.Resource+"/"+a.Subresource, "/")
+			if a.Group != "" {
+				name += "." + a.Group
+			}
+			missing = append(missing, a.Verb+" "+name)
+		}
+	}
+	slices.Sort(missing)
+	return strings.Join(slices.Compact(missing), ", ")
+}

@@ -1,0 +1,343 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+// Guard is how a cluster's pods are guarded while others try them: by a policy of Calico
+// that lets in who is in a network set, and nobody else.
+type Guard struct {
+	API    schema.GroupVersion // of Calico
+	Domain string              // what stands before the slash of labels
+	// Remotes are the clusters whose labelled pods are in sets of this one.
+	Remotes []string
+}
+
+// Guarded is what pods of one cluster found out of guarded ones of another.
+type Guarded struct {
+	From Place
+	To   string
+	// Untried says why nothing is known; empty: it is.
+	Untried string
+	// Set says why the labelled pod's address was in no network set; empty: it was.
+	Set  string
+	Legs []GuardedLeg
+}
+
+// GuardedLeg is about one guarded pod, which unlabelled ones had reached without the
+// policy.
+type GuardedLeg struct {
+	To      Place
+	Address string
+	// Unlabelled is what a pod found out that is in no set, Labelled what one did that is.
+	Unlabelled, Labelled reach.Try
+	// Unknown says why Labelled isn't known; empty: it is.
+	Unknown string
+}
+
+const (
+	// guardName is the policy's.
+	guardName = "semaphorectl-verify"
+	// run is a label of pods that says which run they are of. A policy that a killed run
+	// has left is about its pods alone.
+	run = "semaphore.uw.io/run"
+	// enforcedWithin is how long a new policy may take to be in force.
+	enforcedWithin = 15 * time.Second
+	// listedWithin is how long a pod's address may take to be in a network set.
+	listedWithin = 15 * time.Second
+	// deniedAfter is how many seconds a pod asks until it takes itself to be denied.
+	deniedAfter = 5
+	// stays is how many seconds a labelled pod is there before it asks, so that its set is
+	// seen, and admittedWithin how many seconds it asks then.
+	stays, admittedWithin = 2, 30
+)
+
+func (g *Guard) policies(c *cli.Cluster) dynamic.ResourceInterface {
+	return c.Dynamic.Resource(g.API.WithResource("networkpolicies")).Namespace(Namespace)
+}
+
+// name is the policy's: the custom resources that Calico's own API server keeps its objects
+// in have the tier before it.
+func (g *Guard) name() string {
+	if g.native() {
+		return guardName
+	}
+	return "default." + guardName
+}
+
+// native tells whether the API is that which users write.
+func (g *Guard) native() bool { return g.API.Group == "projectcalico.org" }
+
+// Rights are what the administrator needs to have pods guarded.
+func (g *Guard) Rights() []authorizationv1.ResourceAttributes {
+	wanted := []authorizationv1.ResourceAttributes{{Verb: "list", Group: g.API.Group, Resource: "globalnetworksets"}}
+	for _, verb := range []string{"get", "create", "delete"} {
+		wanted = append(wanted, authorizationv1.ResourceAttributes{Verb: verb, Group: g.API.Group, Resource: "networkpolicies", Namespace: Namespace})
+	}
+	return wanted
+}
+
+// set is what is selected of network sets by: their labels.
+func (g *Guard) set(id, from string) labels.Set {
+	return labels.Set{g.Domain + "/name": "semaphorectl-" + id, g.Domain + "/namespace": Namespace, g.Domain + "/cluster": from}
+}
+
+// policy lets into the pods of a run who is in a set of the clusters from.
+func (g *Guard) policy(id string, from []string) *unstructured.Unstructured {
+	var rules []any
+	for _, name := range from {
+		set := g.set(id, name)
+		selector := ""
+		for _, key := range []string{"name", "namespace", "cluster"} {
+			if selector != "" {
+				selector += " && "
+			}
+			selector += fmt.Sprintf("%s/%s == '%s'", g.Domain, key, set[g.Domain+"/"+key])
+		}
+		rules = append(rules, map[string]any{
+			"action": "Allow", "source": map[string]any{"selector": selector, "namespaceSelector": "global()"},
+		})
+	}
+	spec := map[string]any{
+		// Before those that let in, as others may do in this namespace.
+		"order": int64(0), "selector": fmt.Sprintf("%s == '%s'", run, id), "types": []any{"Ingress"}, "ingress": rules,
+	}
+	if !g.native() {
+		spec["tier"] = "default"
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": g.API.String(), "kind": "NetworkPolicy",
+		"metadata": map[string]any{
+			"name": g.name(), "namespace": Namespace,
+			"labels": map[string]any{manifests.ManagedLabel: manifests.Manager, temporary: "true"},
+		},
+		"spec": spec,
+	}}
+}
+
+// remove deletes the policy, also one that an earlier run has left, and also when our time
+// is over. What isn't ours stays.
+func (g *Guard) remove(ctx context.Context, c *cli.Cluster) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer cancel()
+	found, err := g.policies(c).Get(ctx, g.name(), metav1.GetOptions{})
+	if err == nil && found.GetLabels()[temporary] != "true" {
+		return fmt.Errorf("%s: NetworkPolicy %s/%s is there and isn't of an earlier run: delete it if nobody needs it", c.Name, Namespace, g.name())
+	}
+	if err == nil {
+		err = g.policies(c).Delete(ctx, g.name(), metav1.DeleteOptions{})
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s: delete NetworkPolicy %s/%s: %w", c.Name, Namespace, g.name(), err)
+	}
+	return nil
+}
+
+// guard has the pods that serve guarded, those of all clusters at once, and tried again.
+func guard(ctx context.Context, clusters []*cli.Cluster, servers []server, plan *Plan, id string, reached []Leg) ([]Guarded, error) {
+	images := map[string]string{}
+	for i := range servers {
+		images[servers[i].Cluster] = servers[i].image
+	}
+	found, errs := make([][]Guarded, len(clusters)), make([]error, len(clusters))
+	var group sync.WaitGroup
+	for i, to := range clusters {
+		g := guarding{Guard: plan.Guards[to.Name], id: id, to: to, images: images}
+		if g.Guard == nil {
+			continue
+		}
+		for _, c := range clusters {
+			if c != to && slices.Contains(g.Remotes, c.Name) {
+				g.from = append(g.from, c)
+			}
+		}
+		group.Go(func() { found[i], errs[i] = g.try(ctx, reached) })
+	}
+	group.Wait()
+	return slices.Concat(found...), errors.Join(errs...)
+}
+
+// guarding is a run's attempt to have a cluster's pods guarded.
+type guarding struct {
+	*Guard
+	id   string
+	to   *cli.Cluster
+	from []*cli.Cluster
+	// images are those of pods, by cluster.
+	images map[string]string
+}
+
+// try guards pods that were reached before, and has both kinds of pods of other clusters
+// try them again. An error is about what it leaves.
+func (g *guarding) try(ctx context.Context, reached []Leg) (all []Guarded, err error) {
+	all = make([]Guarded, len(g.from))
+	for i, c := range g.from {
+		all[i] = guarded(c.Name, g.to.Name, reached)
+	}
+	if !slices.ContainsFunc(all, func(g Guarded) bool { return g.Untried == "" }) {
+		return all, nil
+	}
+	fail := func(what error) []Guarded {
+		for i := range all {
+			all[i].Untried = what.Error()
+		}
+		return all
+	}
+	if err := g.remove(ctx, g.to); err != nil {
+		return fail(err), nil
+	}
+	defer func() { err = errors.Join(err, g.remove(ctx, g.to)) }()
+	var names []string
+	for _, c := range g.from {
+		names = append(names, c.Name)
+	}
+	if _, err := g.policies(g.to).Create(ctx, g.policy(g.id, names), metav1.CreateOptions{}); err != nil {
+		return fail(fmt.Errorf("create NetworkPolicy %s/%s: %w", Namespace, g.name(), err)), nil
+	}
+	var group sync.WaitGroup
+	for i, c := range g.from {
+		if all[i].Untried == "" {
+			group.Go(func() { g.ask(ctx, c, &all[i]) })
+		}
+	}
+	group.Wait()
+	return all, nil
+}
+
+// guarded begins with what a pod of a cluster has reached without the policy: of that
+// which reached the most.
+func guarded(from, to string, reached []Leg) Guarded {
+	g := Guarded{From: Place{Cluster: from}, To: to, Untried: "none of its pods was answered without a policy"}
+	by := map[Place][]GuardedLeg{}
+	for _, l := range reached {
+		if l.From.Cluster != from || l.To.Cluster != to || l.Untried != "" || l.Error != "" {
+			continue
+		}
+		by[l.From] = append(by[l.From], GuardedLeg{To: l.To, Address: l.Address})
+		if len(by[l.From]) > len(g.Legs) {
+			g.From, g.Legs, g.Untried = l.From, by[l.From], ""
+		}
+	}
+	return g
+}
+
+// ask has a pod that is in no set try the guarded ones until they deny it, and then one
+// that is. Both orders matter: who is let in before others are denied says nothing.
+func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
+	request := reach.Request{Patience: deniedAfter}
+	for _, l := range found.Legs {
+		request.Try = append(request.Try, l.Address)
+	}
+	for made := time.Now(); ; {
+		pod := OnNode(g.images[c.Name], found.From.Node, request)
+		result, err := askOne(ctx, c, pod)
+		if result, err = complete(pod, &request, result, err); err != nil {
+			found.Untried = "a pod without the label finds nothing out: " + err.Error()
+			return
+		}
+		for i := range found.Legs {
+			found.Legs[i].Unlabelled = result.Tried[i]
+		}
+		if !slices.ContainsFunc(result.Tried, func(t reach.Try) bool { return t.Error == "" }) || time.Since(made) > enforcedWithin {
+			break
+		}
+	}
+	request.ServeFor, request.Patience = stays, admittedWithin
+	pod := OnNode(g.images[c.Name], found.From.Node, request)
+	pod.Labels[g.Domain+"/name"] = g.set(g.id, c.Name)[g.Domain+"/name"]
+	result, err := g.labelled(ctx, c, pod, &request, found)
+	for i := range found.Legs {
+		switch {
+		case found.Set != "":
+			found.Legs[i].Unknown = "its address is in no network set"
+		case err != nil:
+			found.Legs[i].Unknown = "a pod with the label finds nothing out: " + err.Error()
+		default:
+			found.Legs[i].Labelled = result.Tried[i]
+		}
+	}
+}
+
+// labelled has a pod with the label try the guarded ones, while its address gets into a
+// network set.
+func (g *guarding) labelled(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, request *reach.Request, found *Guarded) (*reach.Result, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("not within "+limit.String()))
+	defer cancel()
+	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	pod, err = Wait(ctx, c, pod, func(p *corev1.Pod) bool { return len(p.Status.PodIPs) > 0 })
+	if err != nil {
+		return nil, err
+	}
+	var wanted []string
+	for _, address := range Addresses(pod) {
+		if slices.ContainsFunc(request.Try, func(to string) bool { return has([]string{address}, to) }) {
+			wanted = append(wanted, address)
+		}
+	}
+	if err := g.listed(ctx, c.Name, wanted); err != nil {
+		found.Set = err.Error()
+		return nil, nil
+	}
+	result, err := await(ctx, c, pod)
+	return complete(pod, request, result, err)
+}
+
+// listed waits until addresses of a cluster's pod are in a network set.
+func (g *guarding) listed(ctx context.Context, from string, wanted []string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, listedWithin, errors.New("not within "+listedWithin.String()))
+	defer cancel()
+	sets := g.to.Dynamic.Resource(g.API.WithResource("globalnetworksets"))
+	var last error
+	for {
+		list, err := sets.List(ctx, metav1.ListOptions{LabelSelector: g.set(g.id, from).String()})
+		if err == nil && contains(list.Items, wanted) {
+			return nil
+		}
+		if err != nil && ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), last)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// contains tells whether sets have all addresses.
+func contains(sets []unstructured.Unstructured, wanted []string) bool {
+	var nets []string
+	for i := range sets {
+		some, _, _ := unstructured.NestedStringSlice(sets[i].Object, "spec", "nets")
+		nets = append(nets, some...)
+	}
+	for _, text := range wanted {
+		ip, err := netip.ParseAddr(text)
+		if err != nil || !slices.Contains(nets, netip.PrefixFrom(ip, ip.BitLen()).String()) {
+			return false
+		}
+	}
+	return len(wanted) > 0
+}

@@ -1,0 +1,111 @@
+package verify
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+)
+
+// guard finds out how network policies are tried in a cluster, or why they aren't, and
+// whether that counts.
+func guard(ctx context.Context, c *cli.Cluster, f *facts.Facts) (g *probe.Guard, state State, why string) {
+	if len(f.Unread) > 0 {
+		return nil, Unknown, errors.Join(f.Unread...).Error()
+	}
+	if !slices.Contains(f.Installed.Tools, manifests.Policy) {
+		return nil, Untried, "semaphore-policy isn't installed"
+	}
+	setting := cmp.Or(f.Installed.Settings["SEMAPHORE_POLICY_CALICO_API"], "auto")
+	api, err := kube.DetectCalico(ctx, c.Client.Discovery().RESTClient(), kube.CalicoAPIs(setting))
+	switch {
+	case err != nil:
+		return nil, Unknown, err.Error()
+	case api.Empty():
+		return nil, Untried, "there is no Calico"
+	}
+	g = &probe.Guard{
+		API: api, Remotes: f.Installed.Remotes(),
+		Domain: cmp.Or(f.Installed.Settings["SEMAPHORE_POLICY_LABEL_DOMAIN"], "policy.semaphore.uw.io"),
+	}
+	if lacking := c.Lacks(ctx, g.Rights()); lacking != "" {
+		return nil, Unknown, fmt.Sprintf("the context %s may not %s", c.Context, lacking)
+	}
+	return g, Right, ""
+}
+
+// policies judges what pods found of a cluster's pods while those were guarded:
+//
+//	the labelled pod's address in no set    network set wrong; who is let in isn't known
+//	answered without the label              network policy wrong; with the label not known
+//	not answered with the label             network policy wrong
+func policies(c *cluster, clusters []cluster, tried *probe.Tried, skip []string) []Row {
+	row := Row{To: c.name, What: policy, State: Untried, Expected: "a set lets in, and nobody else"}
+	switch {
+	case slices.Contains(skip, policy):
+		row.Found = "--skip"
+		return []Row{row}
+	case c.guard == nil:
+		row.State, row.Found = c.state, c.unguarded
+		return []Row{row}
+	}
+	var rows []Row
+	for i := range clusters {
+		from := clusters[i].name
+		if from == c.name {
+			continue
+		}
+		row := row
+		row.From = from
+		at := slices.IndexFunc(tried.Guarded, func(g probe.Guarded) bool { return g.From.Cluster == from && g.To == c.name })
+		switch {
+		case !slices.Contains(c.guard.Remotes, from):
+			row.Found = fmt.Sprintf("%s isn't among the remotes of %s", from, c.name)
+		case at < 0:
+			row.State, row.Found = Unknown, "no pod was there for it"
+		case tried.Guarded[at].Untried != "":
+			row.State, row.Found = Unknown, tried.Guarded[at].Untried
+		default:
+			rows = append(rows, guarded(&tried.Guarded[at])...)
+			continue
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func guarded(g *probe.Guarded) []Row {
+	listed := Row{From: g.From.String(), To: g.To, What: set, State: Right, Expected: "it gets the address of a pod with the label", Found: "it does"}
+	if g.Set != "" {
+		listed.State = Wrong
+		listed.Found = g.Set + ": semaphore-policy of " + g.To + " doesn't run, doesn't reach " + g.From.Cluster + ", or may not write; semaphorectl doctor says more"
+	}
+	rows := []Row{listed}
+	for _, l := range g.Legs {
+		without := Row{From: g.From.String(), To: l.To.String(), Address: l.Address, What: policy, State: Right, Expected: "without the label: denied", Found: "it is"}
+		with := without
+		with.Expected = "with the label: let in"
+		open := l.Unlabelled.Error == ""
+		if open {
+			without.State = Wrong
+			without.Found = "answered: the policy isn't enforced on " + l.To.Node + " (no Felix there, or another network plugin), or another one before it lets in"
+		}
+		switch {
+		case l.Unknown != "":
+			with.State, with.Found = Unknown, l.Unknown
+		case l.Labelled.Error != "":
+			with.State, with.Found = Wrong, l.Labelled.Error+", though its address is in a network set"
+		case open:
+			with.State, with.Found = Unknown, "everybody is"
+		}
+		rows = append(rows, without, with)
+	}
+	return rows
+}
