@@ -292,3 +292,48 @@ func TestPrintedForPeople(t *testing.T) {
 		}
 	}
 }
+
+// TestOldAgents holds who is named where versions differ, and that what is said is so.
+func TestOldAgents(t *testing.T) {
+	const old = "it reports no paths"
+	for name, tt := range map[string]struct {
+		versions [4]string // of aws-1, aws-2, gcp-1 and gcp-2
+		pathless [4]bool
+		want     []string // what is found, and its evidence
+	}{
+		"one version": {versions: [4]string{"v1", "v1", "v1", "v1"}},
+		"one of four": {[4]string{"v1.2.0", "v1.2.0", "v1.1.0", "v1.2.0"}, [4]bool{}, []string{
+			"the agent of gcp-1 is of another version: it is v1.1.0; v1.2.0 is that of 3 of 4 agents"}},
+		"as many, the newer one counts": {[4]string{"v1.9.0", "v1.9.0", "v1.10.0", "v1.10.0"}, [4]bool{}, []string{
+			"the agent of aws-1 is of another version: it is v1.9.0; v1.10.0 is that of 2 of 4 agents",
+			"the agent of aws-2 is of another version: it is v1.9.0; v1.10.0 is that of 2 of 4 agents"}},
+		"as many, who knows more counts": {[4]string{"devel", "devel", "v1.0.0", "v1.0.0"}, [4]bool{false, false, true, true}, []string{
+			"the agent of gcp-1 is of another version: it is v1.0.0; devel is that of 2 of 4 agents; " + old,
+			"the agent of gcp-2 is of another version: it is v1.0.0; devel is that of 2 of 4 agents; " + old}},
+		"most are old": {[4]string{"v1", "v0", "v0", "v0"}, [4]bool{false, true, true, true}, []string{
+			"the agent of aws-1 is of another version: it is v1; v0 is that of 3 of 4 agents",
+			"the agent of aws-2 is of a version that reports no paths: it is v0",
+			"the agent of gcp-1 is of a version that reports no paths: it is v0",
+			"the agent of gcp-2 is of a version that reports no paths: it is v0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clusters := surveytest.Pair(2)
+			for i, version := range tt.versions {
+				a := clusters[i/2].Agents[i%2].Value
+				a.Version = version
+				for j := range a.Remotes[0].Peers {
+					if tt.pathless[i] {
+						a.Remotes[0].Peers[j].Path = nil
+					}
+				}
+			}
+			var got []string
+			for _, f := range oldAgents(&Facts{Clusters: clusters}) {
+				got = append(got, f.What+": "+f.Evidence[0].Text)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,8 +1,13 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
@@ -141,30 +146,70 @@ func tooLarge(f *Facts) []Finding {
 	return found
 }
 
-// oldAgents finds agents whose version isn't the one that most have.
+// oldAgents finds agents whose version isn't the one that most have, and those that report
+// no paths, also where all are of one version.
 func oldAgents(f *Facts) []Finding {
-	count := map[string]int{}
+	of := map[string]*generation{}
+	total := 0
 	for _, a := range f.agents() {
-		count[a.Value.Version]++
-	}
-	most := ""
-	for version, n := range count {
-		if n > count[most] || n == count[most] && version > most {
-			most = version
+		g := of[a.Value.Version]
+		if g == nil {
+			g = &generation{version: a.Value.Version}
+			of[g.version] = g
+		}
+		total++
+		g.agents++
+		if pathless(a.Value) {
+			g.pathless++
 		}
 	}
+	if total == 0 {
+		return nil
+	}
+	most := slices.MaxFunc(slices.Collect(maps.Values(of)), (*generation).compare)
 	var found []Finding
 	for c, a := range f.agents() {
-		pathless := slices.ContainsFunc(a.Value.Remotes, func(r survey.Remote) bool {
-			return slices.ContainsFunc(r.Peers, func(p survey.Peer) bool { return p.Node != "" && p.Path == nil })
-		})
-		if a.Value.Version != most || pathless && a.Value.Standby == nil {
-			what := fmt.Sprintf("%s, where most have %s", a.Value.Version, most)
-			if pathless {
-				what += "; it reports no paths"
+		scope, source := Scope{Cluster: c.Name, Node: a.Pod.Node}, statusOf(c, a.Pod.Node)
+		switch version := a.Value.Version; {
+		case version != most.version:
+			evidence := fmt.Sprintf("it is %s; %s is that of %d of %d agents", version, most.version, most.agents, total)
+			if pathless(a.Value) {
+				evidence += "; it reports no paths"
 			}
-			found = append(found, Finding{Scope{Cluster: c.Name, Node: a.Pod.Node}, "the agent of " + a.Pod.Node + " is of another version", []Evidence{{what, statusOf(c, a.Pod.Node)}}})
+			found = append(found, Finding{scope, "the agent of " + a.Pod.Node + " is of another version", []Evidence{{evidence, source}}})
+		case pathless(a.Value):
+			found = append(found, Finding{scope, "the agent of " + a.Pod.Node + " is of a version that reports no paths", []Evidence{{"it is " + version, source}}})
 		}
 	}
 	return found
+}
+
+// generation is the agents of one version.
+type generation struct {
+	version          string
+	agents, pathless int
+}
+
+// compare says which one the others are to have: the one of more agents; of as many, the
+// one that knows more, then the newer one.
+func (g *generation) compare(o *generation) int {
+	newer := strings.Compare(g.version, o.version)
+	a, errA := version.ParseSemantic(g.version)
+	b, errB := version.ParseSemantic(o.version)
+	if errA == nil && errB == nil {
+		switch {
+		case a.GreaterThan(b):
+			newer = 1
+		case b.GreaterThan(a):
+			newer = -1
+		}
+	}
+	return cmp.Or(g.agents-o.agents, o.pathless-g.pathless, newer)
+}
+
+// pathless tells whether an agent has peers and doesn't say whether it reaches them.
+func pathless(a *survey.Agent) bool {
+	return a.Standby == nil && slices.ContainsFunc(a.Remotes, func(r survey.Remote) bool {
+		return slices.ContainsFunc(r.Peers, func(p survey.Peer) bool { return p.Node != "" && p.Path == nil })
+	})
 }

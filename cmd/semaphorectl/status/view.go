@@ -266,7 +266,25 @@ func peersOf(c *survey.Cluster, remote string) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
+// led tells when nothing is known of what a program does, because no replica that leads has
+// been heard.
+func led[R any](v *View, c *survey.Cluster, program string, replicas []survey.Reported[R], leads func(*R) bool) {
+	why := "no replica leads"
+	for i := range replicas {
+		switch r := &replicas[i]; {
+		case !r.Known():
+			why = r.Pod.Name + ": " + r.Err
+		case leads(r.Value):
+			return
+		}
+	}
+	if len(replicas) > 0 {
+		v.unknown("%s: what %s does: %s", c.Name, program, why)
+	}
+}
+
 func (v *View) mirrors(c *survey.Cluster) {
+	led(v, c, survey.ServiceMirror, c.Mirrors, func(m *survey.Mirror) bool { return m.Leading })
 	for i := range c.Mirrors {
 		m := &c.Mirrors[i]
 		if !m.Known() || !m.Value.Leading {
@@ -304,6 +322,7 @@ func (v *View) mirrors(c *survey.Cluster) {
 }
 
 func (v *View) sets(c *survey.Cluster) {
+	led(v, c, survey.NetworkPolicy, c.Policies, func(p *survey.Policy) bool { return p.Leading })
 	for i := range c.Policies {
 		p := &c.Policies[i]
 		if !p.Known() || !p.Value.Leading {

@@ -41,6 +41,21 @@ func TestView(t *testing.T) {
 			change:  func(_, gcp *survey.Cluster) { gcp.Agents[0].Value, gcp.Agents[0].Err = nil, "exec: no" },
 			unknown: []string{"gcp to aws: of 2 of 4 paths there is no sign: gcp-1 to aws-1, gcp-1 to aws-2"},
 		},
+		"controllers that don't answer": {
+			change: func(aws, _ *survey.Cluster) {
+				aws.Mirrors = []survey.Reported[survey.Mirror]{{Pod: survey.Pod{Name: "mirror-1"}}, {Pod: survey.Pod{Name: "mirror-2"}}}
+				aws.Mirrors[0].Value, aws.Mirrors[1].Err = &survey.Mirror{}, "exec: no"
+				aws.Policies = []survey.Reported[survey.Policy]{{}}
+				aws.Policies[0].Value = &survey.Policy{}
+			},
+			unknown: []string{"aws: what semaphore-service-mirror does: mirror-2: exec: no", "aws: what semaphore-policy does: no replica leads"},
+		},
+		"the one that leads answers": {
+			change: func(aws, _ *survey.Cluster) {
+				aws.Policies = []survey.Reported[survey.Policy]{{}, {}}
+				aws.Policies[0].Err, aws.Policies[1].Value = "exec: no", &survey.Policy{Leading: true}
+			},
+		},
 		"an API server that is away": {
 			change: func(_, gcp *survey.Cluster) {
 				*gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}

@@ -76,7 +76,9 @@ func reported[R any](ctx context.Context, t *taker, to *Reported[R], p program, 
 		if to.Pod.IP == "" || to.Pod.Waiting != "" {
 			return nil, fmt.Errorf("the container doesn't run: %s %s", to.Pod.Phase, to.Pod.Waiting)
 		}
-		ctx, cancel := context.WithCancel(ctx)
+		// It ends before its reader does, so that one way's error is told although the
+		// other one hangs.
+		ctx, cancel := context.WithTimeoutCause(ctx, readTimeout-hedge, errors.New("no answer within "+(readTimeout-hedge).String()))
 		defer cancel()
 		type answer struct {
 			way    string
@@ -107,6 +109,8 @@ func reported[R any](ctx context.Context, t *taker, to *Reported[R], p program, 
 					return nil, fmt.Errorf("%w; %w", failed[0], failed[1])
 				}
 			case <-late.C:
+			case <-ctx.Done():
+				return nil, errors.Join(append(failed, context.Cause(ctx))...)
 			}
 			if asked == 1 {
 				asked++
