@@ -116,7 +116,7 @@ type path struct {
 	rtt        time.Duration
 	asked      int       // probes since
 	askedSince time.Time // the first of them
-	tried      int       // probes that were sent to one that never answered
+	tried      int       // probes that were sent to one that didn't answer in this session
 	next       time.Time // probe
 	suspected  bool      // a neighbour seems to be gone
 	verified   bool      // a handshake was begun for want of answers
@@ -143,7 +143,7 @@ const (
 	usedInterval    = 750 * time.Millisecond
 	downInterval    = time.Second
 	unheardInterval = 10 * time.Second // of peers that don't answer probes
-	unheardTries    = 5                // that such ones are given first, one a second
+	unheardTries    = 5                // that such ones are given first in each session, one a second
 	largeInterval   = 20 * time.Second
 	largeRetry      = 5 * time.Second
 	largeWait       = 2 * time.Second // for an answer
@@ -182,6 +182,9 @@ func (p *path) answer(now time.Time, large bool, rtt time.Duration) {
 func (p *path) read(now time.Time, handshake, heard time.Time, rx, tx int64) {
 	if p.state == PathDown && p.answers && p.counted && rx > p.rx {
 		p.sign = SignOneWay
+	}
+	if !p.answers && handshake.After(p.handshake) {
+		p.tried, p.next = 0, now // It may have begun anew, as one that answers.
 	}
 	p.handshake, p.heard, p.rx, p.tx, p.counted = handshake, latest(heard, handshake), rx, tx, true
 	if !p.answers || p.asked < enough || !handshake.After(p.askedSince) {

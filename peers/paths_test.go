@@ -228,6 +228,23 @@ func TestPathsOfPeersThatDontAnswer(t *testing.T) {
 	}
 }
 
+// One that hasn't answered is asked seldom, until it has another session: it may have been
+// away, and break again soon.
+func TestPeersAreAskedAnewInEachSession(t *testing.T) {
+	m := newMesh(t, 2)
+	m.deaf[keyOf(1)] = true
+	for range 150 { // It was just asked again.
+		m.step()
+	}
+	delete(m.deaf, keyOf(1))
+	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
+	m.paths.read(m.now, &session, time.Time{})
+	m.step()
+	if p := m.paths.of[keyOf(1)]; !p.answers {
+		t.Errorf("it is %s (%s), and is asked in %v", p.state, p.sign, p.next.Sub(m.now))
+	}
+}
+
 // Where a device is read seldom, as a large one is, what stopped answering may be taken
 // for down, twice. Its session isn't renewed over and over.
 func TestHandshakeThatIsReadLate(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -102,6 +103,9 @@ func (c *Controller) prober() (Prober, error) {
 		p.prober, p.until = opened, now.Add(reopenAfter)
 	case errors.Is(openErr, tunnel.ErrNoProbes):
 		c.cannotProbe(openErr)
+	case errors.Is(openErr, os.ErrNotExist):
+		// The device is being made, and others ask it for the first time in a moment.
+		p.until = now
 	default:
 		err = errors.Join(err, openErr)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -78,5 +79,32 @@ func TestHostThatLetsNobodyBeAsked(t *testing.T) {
 	p.refuses, c.probing.until = nil, time.Now()
 	if is := probe(2); is.State != PathUp || !is.Answers || c.Unprobed() != "" {
 		t.Errorf("%+v, unprobed: %q", is, c.Unprobed())
+	}
+}
+
+// A device that is just being made has no key yet. Others ask it from then on, and take what
+// doesn't answer for one that never does.
+func TestProbesBeginWithTheDevice(t *testing.T) {
+	p := &prober{}
+	r := &remote{nodes: []Node{node(1)}, synced: true}
+	c := NewController(ControllerConfig{
+		Cluster: "gcp", Device: &device{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"),
+		Nodes: func() ([]Node, bool) { return r.nodes, r.synced }, Rules: func() Rules { return rules },
+		Prober: func() (Prober, error) {
+			if p.opened++; p.opened == 1 {
+				return nil, fmt.Errorf("it has no key yet: %w", os.ErrNotExist)
+			}
+			return p, nil
+		},
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	reconcile(t, c)
+	for range 2 {
+		if err := c.Probe(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p.opened != 2 || len(p.asked) != 1 || c.Unprobed() != "" {
+		t.Errorf("opened %d times, %d asked, unprobed: %q", p.opened, len(p.asked), c.Unprobed())
 	}
 }

@@ -87,7 +87,7 @@ func (d *Device) Prober() (*Prober, error) {
 	}
 	key := d.PublicKey()
 	if key.IsZero() {
-		return nil, fmt.Errorf("probe peers of device %s: it has no key", d.cfg.Name)
+		return nil, fmt.Errorf("probe peers of device %s: it has no key yet: %w", d.cfg.Name, os.ErrNotExist)
 	}
 	p, err := newProber(l, LinkLocal(key))
 	if err != nil {
