@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -199,7 +200,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if _, err := a.judge(context.Background()); err != nil {
 		return nil, errors.Join(err, a.close())
 	}
-	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a), newForeignCollector(a))
+	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a), newForeignCollector(a),
+		newNeighbourCollector(os.DirFS(neighbourStats)))
 	return a, nil
 }
 
