@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os/exec"
@@ -217,7 +218,13 @@ func newTunnel(t *testing.T) *tunnel {
 	if err != nil {
 		t.Fatal(err)
 	}
-	send, err := net.Dial("udp4", "10.9.0.2:7000")
+	if err := holdSeconds(receive); err != nil {
+		t.Fatal(err)
+	}
+	send, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(10, 9, 0, 2), Port: 7000})
+	if err == nil {
+		err = nstest.ReportDrops(send)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +244,11 @@ func newTunnel(t *testing.T) *tunnel {
 			}
 		})
 	}
-	each(func() { _, _ = send.Write(binary.BigEndian.AppendUint64(nil, tl.out.next())) })
+	each(func() {
+		if _, err := send.Write(binary.BigEndian.AppendUint64(nil, tl.out.now()+1)); err == nil {
+			tl.out.next()
+		}
+	})
 	each(func() {
 		select {
 		case link.Outbound <- fromRemote(tl.in.next()):
@@ -279,6 +290,19 @@ func newTunnel(t *testing.T) *tunnel {
 		wg.Wait()
 	})
 	return tl
+}
+
+// holdSeconds gives a socket room for all that comes at once when an engine goes on after a
+// while. By default it is room for less than 300 packets.
+func holdSeconds(socket *net.UDPConn) error {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	controlErr := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)
+	})
+	return errors.Join(controlErr, err)
 }
 
 // fromRemote returns a UDP packet of the remote, without checksum.
@@ -342,7 +366,7 @@ func TestEnginesHandOver(t *testing.T) {
 		*counted
 		first, last uint64
 	}{"out": {tl.out, out, tl.out.now()}, "in": {tl.in, in, tl.in.now()}} {
-		for end := time.Now().Add(5 * time.Second); c.missing(c.first, c.last) > 0 && time.Now().Before(end); {
+		for end := time.Now().Add(30 * time.Second); c.missing(c.first, c.last) > 0 && time.Now().Before(end); {
 			time.Sleep(10 * time.Millisecond)
 		}
 		t.Logf("%s: %d packets", what, c.last-c.first)

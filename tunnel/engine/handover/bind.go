@@ -179,13 +179,19 @@ func (b *Bind) hold(ctx context.Context, relayed <-chan []byte) error {
 	}
 }
 
+// idle reports whether the device has taken all that came through the channel of hold.
+func (b *Bind) idle() bool {
+	h := b.held.Load()
+	return h == nil || len(h.relayed) == 0 && !h.busy.Load()
+}
+
 // release is the end of hold. What was relayed is received before, when the channel has
 // been closed and the device goes on receiving.
 func (b *Bind) release() {
 	if h := b.held.Load(); h != nil {
 		select {
 		case <-h.drained:
-		case <-time.After(writePatience):
+		case <-time.After(drainPatience):
 		}
 	}
 	b.mu.Lock()
@@ -205,6 +211,7 @@ type hold struct {
 	drained   chan struct{}            // closed when relayed is, and nothing is left of it
 	empty     func()                   // closes drained
 	rest      []byte                   // of what was relayed, of the first function
+	busy      atomic.Bool              // that has a frame, or the device has what was in it
 	endpoints map[string]conn.Endpoint // seen in it, likewise
 
 	mu      sync.Mutex
@@ -230,8 +237,10 @@ func (h *hold) receive(i int, b *Bind, closed <-chan struct{}, packets [][]byte,
 	}
 	for relayed := h.relayed; n == 0; {
 		if len(h.rest) == 0 {
+			h.busy.Store(false)
 			select {
 			case frame, more := <-relayed:
+				h.busy.Store(more)
 				if h.rest = frame; !more {
 					relayed = nil
 					h.empty()

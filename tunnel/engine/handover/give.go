@@ -117,6 +117,8 @@ type giver struct {
 	live []Key
 	told map[Key]news
 	last map[Key]receipt // of those in live
+	// received is how many bytes came in all sessions, when it was looked last.
+	received uint64
 }
 
 // receipt is when something came from a peer in a session of the giver.
@@ -218,6 +220,10 @@ func (g *giver) look() error {
 	if err != nil {
 		return err
 	}
+	g.received = 0
+	for _, p := range have {
+		g.received += p.received
+	}
 	now := time.Now()
 	if g.told == nil {
 		g.live = live(have, now)
@@ -250,35 +256,31 @@ func (g *giver) moved(body []byte) error {
 	return setEndpoints(g.Device, endpoints)
 }
 
-// linger returns when nothing comes for this engine's sessions any more.
+// linger returns when nothing comes for this engine's sessions any more, and all that was
+// relayed for them has been received. What counts is how often it has looked, not the time:
+// a process that didn't run meanwhile hasn't received anything either.
 func (g *giver) linger(ctx context.Context) error {
-	received := func() (sum uint64) {
-		if have, err := peersOf(g.Device); err == nil {
-			for _, p := range have {
-				sum += p.received
-			}
-		}
-		return sum
-	}
-	last := received()
-	for range 4 {
-		for began := time.Now(); time.Since(began) < g.Limits.Linger; {
-			switch _, err := g.pair.next(ctx.Done(), time.After(newsEvery)); {
-			case errors.Is(err, io.EOF):
-				return ErrTakerEnded
-			case err != nil && !errors.Is(err, errNoAnswer):
-				return nil
-			}
-			// A remote that hasn't got the other one's session yet may roam.
-			if err := g.look(); err != nil {
-				g.Log.Debug("the other engine doesn't read", "err", err)
-			}
-		}
-		now := received()
-		if now == last {
+	looks := max(2, int(g.Limits.Linger/newsEvery))
+	tick := time.NewTicker(newsEvery)
+	defer tick.Stop()
+	for all, silent := 0, 0; all < 4*looks && silent < looks; {
+		switch _, err := g.pair.next(ctx.Done(), tick.C); {
+		case err == nil:
+			continue
+		case errors.Is(err, io.EOF):
+			return ErrTakerEnded
+		case !errors.Is(err, errNoAnswer):
 			return nil
 		}
-		last = now
+		last := g.received
+		// A remote that hasn't got the other one's session yet may roam.
+		if err := g.look(); err != nil {
+			g.Log.Debug("the other engine doesn't read", "err", err)
+		}
+		all++
+		if silent++; g.received != last || g.pair.unread() || !g.Bind.idle() {
+			silent = 0
+		}
 	}
 	return nil
 }

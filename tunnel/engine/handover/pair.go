@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -34,11 +35,20 @@ const version = 1
 const maxMessage = 70000
 
 // Writing waits as long as writePatience when the other one takes nothing, and then no
-// longer than stuckPatience, until it takes something again.
+// longer than stuckPatience, until it takes something again. What is relayed waits in this
+// process, as long as the other one lives: that one may get no processor time for a while.
+// What doesn't fit into maxPosted bytes any more is lost, with those of the pair, that is
+// beyond what comes in a second at 10,000 full packets a second.
 const (
 	writePatience = 200 * time.Millisecond
 	stuckPatience = time.Millisecond
+	maxPosted     = 16 << 20
+	postPause     = 2 * time.Millisecond // until it is looked again whether there is room
 )
+
+// drainPatience is how long a device may take for what was relayed to it, when it goes on
+// alone.
+const drainPatience = 2 * time.Second
 
 // message is one of the other process.
 type message struct {
@@ -57,13 +67,21 @@ type pair struct {
 
 	mu    sync.Mutex
 	stuck bool
+
+	posting sync.Mutex
+	posted  [][]byte // to be written, in order
+	bytes   int      // of posted
+	dropped int      // messages for which there was no room in it
+	deaf    bool     // the other one has ended
+	wake    chan struct{}
 }
 
 // newPair starts to read an end, which belongs to it.
 func newPair(conn *net.UnixConn) *pair {
-	p := &pair{conn: conn, messages: make(chan message, 16), relayed: make(chan []byte, 16), ended: make(chan struct{})}
+	p := &pair{conn: conn, messages: make(chan message, 16), relayed: make(chan []byte, 16), ended: make(chan struct{}), wake: make(chan struct{}, 1)}
 	p.end = sync.OnceFunc(func() { close(p.ended) })
 	p.pumping.Go(p.pump)
+	p.pumping.Go(p.carry)
 	return p
 }
 
@@ -109,6 +127,79 @@ func (p *pair) write(message []byte) error {
 	}
 	p.stuck = errors.Is(err, os.ErrDeadlineExceeded)
 	return err
+}
+
+// post has a message written when the other one has room for it, and doesn't wait for that.
+// It doesn't keep the message.
+func (p *pair) post(message []byte) {
+	p.posting.Lock()
+	defer p.posting.Unlock()
+	switch {
+	case p.deaf:
+		return
+	case p.bytes+len(message) > maxPosted:
+		p.dropped++
+		return
+	}
+	p.posted, p.bytes = append(p.posted, bytes.Clone(message)), p.bytes+len(message)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// carry writes what is posted, until the pair is closed at one end.
+func (p *pair) carry() {
+	defer func() {
+		p.posting.Lock()
+		defer p.posting.Unlock()
+		p.deaf, p.posted, p.bytes = true, nil, 0
+	}()
+	timer := time.NewTimer(postPause)
+	defer timer.Stop()
+	for {
+		select {
+		case <-p.wake:
+		case <-p.ended:
+			return
+		}
+		for message := p.first(); message != nil; {
+			wrote, err := p.try(message)
+			switch {
+			case err != nil:
+				return
+			case wrote:
+				message = p.first()
+				continue
+			}
+			timer.Reset(postPause)
+			select {
+			case <-timer.C:
+			case <-p.ended:
+				return
+			}
+		}
+	}
+}
+
+// first takes the first message that is posted; nil: there is none.
+func (p *pair) first() (message []byte) {
+	p.posting.Lock()
+	defer p.posting.Unlock()
+	if len(p.posted) == 0 {
+		p.posted = nil
+		return nil
+	}
+	message, p.posted[0] = p.posted[0], nil
+	p.posted, p.bytes = p.posted[1:], p.bytes-len(message)
+	return message
+}
+
+// lost returns how many messages were lost, because the other one took nothing for so long.
+func (p *pair) lost() int {
+	p.posting.Lock()
+	defer p.posting.Unlock()
+	return p.dropped
 }
 
 func (p *pair) send(k kind, body ...byte) error {
@@ -158,7 +249,7 @@ var (
 func (p *pair) refuse() (began, took bool) {
 	_ = p.conn.CloseRead()
 	// A device that has ended takes nothing that was relayed to it.
-	defer time.AfterFunc(writePatience, p.end).Stop()
+	defer time.AfterFunc(drainPatience, p.end).Stop()
 	for m := range p.messages {
 		began = began || m.kind != kindBegin
 		took = took || m.kind == kindTaken

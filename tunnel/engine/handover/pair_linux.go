@@ -27,6 +27,47 @@ func Pair() (giver, taker *os.File, err error) {
 	return os.NewFile(uintptr(ends[0]), "giver"), os.NewFile(uintptr(ends[1]), "taker"), nil
 }
 
+// try writes a message, unless more than half of the pair's room is taken: the other half
+// is for messages that don't wait. It returns an error when the other end is shut.
+func (p *pair) try(message []byte) (wrote bool, err error) {
+	err = p.control(func(fd int) error {
+		room, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+		if err != nil {
+			return err
+		}
+		taken, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		if err != nil || taken > room/2 {
+			return err
+		}
+		err = unix.Send(fd, message, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		if wrote = err == nil; errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOBUFS) {
+			return nil
+		}
+		return err
+	})
+	return wrote, err
+}
+
+// unread reports whether there is anything in the pair that this end hasn't read.
+func (p *pair) unread() bool {
+	n := 0
+	err := p.control(func(fd int) (err error) {
+		n, err = unix.IoctlGetInt(fd, unix.SIOCINQ)
+		return err
+	})
+	return err == nil && n > 0
+}
+
+// control calls f with this end's descriptor.
+func (p *pair) control(f func(fd int) error) error {
+	raw, err := p.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	controlErr := raw.Control(func(fd uintptr) { err = f(int(fd)) })
+	return errors.Join(controlErr, err)
+}
+
 // Conn returns the connection that an end of a pair is, and closes the file.
 func Conn(end *os.File) (*net.UnixConn, error) {
 	defer func() { _ = end.Close() }() // The connection has a descriptor of its own.

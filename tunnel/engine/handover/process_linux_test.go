@@ -70,6 +70,10 @@ func serveEngine() error {
 		return err
 	}
 	take := os.Getenv("HANDOVER_TEST_TAKE") != ""
+	steps, err := newSteps()
+	if err != nil {
+		return err
+	}
 	native, err := link.New(os.NewFile(fdTUN, "tun"), 1420)
 	if err != nil {
 		return err
@@ -77,8 +81,9 @@ func serveEngine() error {
 	limits := DefaultLimits
 	limits.Linger = time.Second
 	limits.Answer = time.Minute // this machine may be busy
-	s := Side{Limits: limits, Log: discardLog, Tun: NewTun(native, take)}
-	s.Bind = NewBind(udp.New(udp.Config{Inherited: []*os.File{os.NewFile(fdSockets, "udp"), os.NewFile(fdSockets+1, "udp")}}))
+	s := Side{Limits: limits, Log: discardLog, Tun: NewTun(&steppedTUN{native, steps}, take)}
+	sockets := udp.New(udp.Config{Inherited: []*os.File{os.NewFile(fdSockets, "udp"), os.NewFile(fdSockets+1, "udp")}})
+	s.Bind = NewBind(&steppedSockets{sockets, steps, take})
 	s.Device = device.NewDevice(s.Tun, s.Bind, device.NewLogger(device.LogLevelError, ""))
 	if err := s.Device.IpcSet(string(config)); err != nil {
 		return err
@@ -87,7 +92,10 @@ func serveEngine() error {
 		if s.Pair, err = Conn(os.NewFile(fdPair, "pair")); err != nil {
 			return err
 		}
-		err = Take(context.Background(), s, func() { fmt.Println("here") })
+		err = Take(context.Background(), s, func() {
+			steps.at(stepHere)
+			fmt.Println("here")
+		})
 	} else if err = s.Device.Up(); err == nil {
 		fmt.Println("here")
 	}
@@ -101,7 +109,7 @@ func serveEngine() error {
 	if s.Pair, err = Conn(end); err != nil {
 		return err
 	}
-	if err := Give(context.Background(), s, func() {}); err != nil {
+	if err := Give(context.Background(), s, func() { steps.at(stepLinger) }); err != nil {
 		return err
 	}
 	s.Device.Close()
@@ -182,9 +190,8 @@ func serveRemote() error {
 	if err := d.IpcSet(string(config)); err != nil {
 		return err
 	}
-	if err := d.Up(); err != nil {
-		return err
-	}
+	// It goes up with its link. One that is up before hears that its link is down, and
+	// opens its socket anew while the one from before may still be in use.
 	fmt.Println("here")
 	_, err = receiveEnd() // which is that of its parent
 	return err
@@ -324,6 +331,7 @@ type site struct {
 	tun             *os.File
 	sockets         []*os.File
 	config          string
+	env             []string // more of what engines have
 	engine          *process
 }
 
@@ -391,7 +399,7 @@ func newSite(t *testing.T, underlay [2]string, remoteEnv ...string) *site {
 // start starts an engine; with an end of a pair, one that takes.
 func (s *site) start(t *testing.T, pair ...*os.File) *process {
 	t.Helper()
-	env := []string{role + "=engine"}
+	env := append([]string{role + "=engine"}, s.env...)
 	if len(pair) > 0 {
 		env = append(env, "HANDOVER_TEST_TAKE=1")
 	}

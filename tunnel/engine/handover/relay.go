@@ -12,7 +12,7 @@ import (
 // relay passes those messages on to another process that are for none of the
 // handshakes and sessions of this one.
 type relay struct {
-	send func(frame []byte) error // doesn't keep the frame
+	send func(frame []byte) // doesn't keep the frame
 
 	accept atomic.Bool // initiations, in both directions
 
@@ -91,10 +91,10 @@ func (r *relay) add(message []byte, from conn.Endpoint) {
 	r.frame = append(r.frame, message...)
 }
 
-// flush passes the frame on. Where nobody takes it, it is lost, as in a network.
+// flush passes the frame on.
 func (r *relay) flush() {
 	if len(r.frame) > 0 {
-		_ = r.send(r.frame)
+		r.send(r.frame)
 		r.frame = r.frame[:0]
 	}
 }

@@ -44,7 +44,7 @@ func (t *taker) take(ctx context.Context) error {
 	if err := t.quieten(); err != nil {
 		return err
 	}
-	t.relay = &relay{send: t.pair.write}
+	t.relay = &relay{send: t.pair.post}
 	t.heard, t.handshakes = make(map[Key]bool), newHandshakes(nil, false)
 	if err := t.begin(ctx); err != nil {
 		return err
@@ -293,6 +293,11 @@ func (t *taker) verdict(err error) error {
 
 // settle gives the device what it was spared, and returns when the giver has ended.
 func (t *taker) settle(ctx context.Context) {
+	defer func() {
+		if n := t.pair.lost(); n > 0 {
+			t.Log.Warn("the engine before this one didn't run for too long: messages for it are lost", "frames", n)
+		}
+	}()
 	defer t.Bind.relay.Store(nil)
 	defer t.Bind.answers.Store(nil)
 	began := time.Now()

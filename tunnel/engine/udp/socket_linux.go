@@ -118,9 +118,14 @@ func (s *socket) listen(network string, port uint16) error {
 
 // prepare sets the options of a socket that make it faster. They may be refused.
 func (s *socket) prepare(fd int) error {
-	for _, option := range []int{unix.SO_RCVBUF, unix.SO_SNDBUF, unix.SO_RCVBUFFORCE, unix.SO_SNDBUFFORCE} {
-		// The latter two go beyond net.core.*mem_max and take NET_ADMIN.
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, socketBuffer)
+	for _, buffer := range []struct{ option, size int }{
+		{unix.SO_RCVBUF, receiveBuffer},
+		{unix.SO_SNDBUF, sendBuffer},
+		// These go beyond net.core.*mem_max and take NET_ADMIN.
+		{unix.SO_RCVBUFFORCE, receiveBuffer},
+		{unix.SO_SNDBUFFORCE, sendBuffer},
+	} {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, buffer.option, buffer.size)
 	}
 	_, err := unix.GetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT)
 	s.segment.Store(err == nil)
