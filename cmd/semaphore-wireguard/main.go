@@ -40,6 +40,7 @@ func serve(cfg config.Wireguard, log *slog.Logger) (err error) {
 			return a.cleanup(context.Background())
 		})
 	}
+	defer process.GiveBack()()
 	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
 	return run.Run(context.Background(), log, grace, a.tasks()...)
 }

@@ -78,11 +78,14 @@ func (s *scale) once(ctx context.Context) (seen started, err error) {
 	if seen.took, _, err = s.startAgent(ctx, "info"); err != nil {
 		return seen, err
 	}
-	if seen.now, seen.peak, err = s.memory(ctx); err != nil {
+	if err := measure.Pause(ctx, settling); err != nil {
 		return seen, err
 	}
 	pids, err := s.agent.PIDs()
 	if err != nil {
+		return seen, err
+	}
+	if seen.now, seen.peak, err = measure.Resident(pids...); err != nil {
 		return seen, err
 	}
 	if seen.share, err = measure.Proportional(pids...); err != nil {

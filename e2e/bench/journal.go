@@ -45,7 +45,8 @@ func newJournal(path string) (*journal, error) {
 }
 
 // read returns what has been logged since the last call. A line that isn't
-// whole yet is left for the next one.
+// whole yet is left for the next one. One that isn't JSON is passed over: the
+// runtime writes such lines, too.
 func (j *journal) read() ([]entry, error) {
 	file, err := os.Open(j.path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -64,19 +65,17 @@ func (j *journal) read() ([]entry, error) {
 	}
 	content = content[:bytes.LastIndexByte(content, '\n')+1]
 	j.at += int64(len(content))
-	return parseJournal(content)
+	return parseJournal(content), nil
 }
 
-func parseJournal(content []byte) ([]entry, error) {
-	var entries []entry
+func parseJournal(content []byte) (entries []entry) {
 	for line := range bytes.Lines(content) {
 		var e entry
-		if err := json.Unmarshal(line, &e); err != nil {
-			return nil, fmt.Errorf("log line %q: %w", line, err)
+		if json.Unmarshal(line, &e) == nil {
+			entries = append(entries, e)
 		}
-		entries = append(entries, e)
 	}
-	return entries, nil
+	return entries
 }
 
 // waitAdded waits until the agent has logged that it added so many peers, and

@@ -46,6 +46,7 @@ func TestJournalReadsWholeLinesOnce(t *testing.T) {
 		{`{"msg":"one"}` + "\n" + `{"msg":"tw`, []entry{{Msg: "one"}}},
 		{`o","added":7}` + "\n", []entry{{Msg: "two", Added: 7}}},
 		{"", nil},
+		{`{"msg":"three"}` + "\nSIGQUIT: quit\n\n" + `{"msg":"four"}` + "\n", []entry{{Msg: "three"}, {Msg: "four"}}},
 	} {
 		appendTo(t, path, step.append)
 		got, err := log.read()

@@ -9,13 +9,13 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -64,7 +64,8 @@ func (p *plain) peer() plainPeer {
 
 // start starts the process and sets up all, as fast as it can be done.
 func (p *plain) start(ctx context.Context) error {
-	process, err := p.node.Start(sandbox.Command{Name: "wireguard-go", Path: p.binary, Args: []string{"-f", plainLink}})
+	// Our engine is a session, too: it outlives whoever starts it.
+	process, err := p.node.Start(sandbox.Command{Name: "wireguard-go", Path: p.binary, Args: []string{"-f", plainLink}, Session: true})
 	if err != nil {
 		return err
 	}
@@ -76,7 +77,9 @@ func (p *plain) start(ctx context.Context) error {
 }
 
 func (p *plain) up(ctx context.Context) error {
-	conn, err := p.dial(ctx)
+	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("no socket within 10 s"))
+	defer cancel()
+	conn, err := programs.DialUAPI(ctx, p.process, plainLink)
 	if err != nil {
 		return err
 	}
@@ -103,32 +106,6 @@ func (p *plain) up(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// dial connects to the socket as soon as there is one. It is in the node's mount
-// namespace, to which the process is the way.
-func (p *plain) dial(ctx context.Context) (net.Conn, error) {
-	// Mostly a link, which would lead out of the process's root.
-	run, err := filepath.EvalSymlinks("/var/run")
-	if err != nil {
-		return nil, err
-	}
-	path := fmt.Sprintf("/proc/%d/root%s/wireguard/%s.sock", p.process.PID(), run, plainLink)
-	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("no socket within 10 s"))
-	defer cancel()
-	for {
-		conn, err := net.Dial("unix", path)
-		if err == nil {
-			return conn, nil
-		}
-		select {
-		case <-p.process.Done():
-			return nil, fmt.Errorf("wireguard-go ended: %s", p.process.Tail(3))
-		case <-ctx.Done():
-			return nil, errors.Join(context.Cause(ctx), err)
-		case <-time.After(time.Millisecond):
-		}
-	}
 }
 
 // request is the configuration in the form of

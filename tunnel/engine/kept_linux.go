@@ -27,6 +27,8 @@ type kept struct {
 
 	// answers is the server that has the device and all of its configuration; nil: none.
 	answers atomic.Pointer[server]
+	// answered is the size of the last answer to a question, in bytes.
+	answered atomic.Int64
 
 	// configuring guards what follows, and is held while a server is told to
 	// change the device, or hands it over.

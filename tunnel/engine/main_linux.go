@@ -133,6 +133,10 @@ func runServing(log *slog.Logger) error {
 		return fmt.Errorf("this is for the engine itself: %w", errors.Join(err, unix.ENOTSOCK))
 	}
 	process.LimitMemory(log)
+	defer process.GiveBack()()
+	if err := process.ScheduleAsBatch(); err != nil {
+		log.Info("packets take more processor time than they could", "err", err)
+	}
 	serve(socket, log)
 	return nil
 }

@@ -20,7 +20,7 @@ import (
 // key is one of WireGuard's: private, public or preshared.
 type key [32]byte
 
-func parseKey(text string) (k key, err error) {
+func parseKey[T string | []byte](text T) (k key, err error) {
 	if len(text) != hex.EncodedLen(len(k)) {
 		return k, errors.New("not a key")
 	}
@@ -62,9 +62,10 @@ func (m *model) set(request io.Reader) error {
 	return eachLine(request, m.setLine(new(section)))
 }
 
-func (m *model) setLine(at *section) func(name, value string) error {
-	return func(name, value string) error {
-		switch name {
+func (m *model) setLine(at *section) func(name, line []byte) error {
+	return func(name, line []byte) error {
+		value := string(line)
+		switch string(name) {
 		case "private_key":
 			return m.setPrivate(value)
 		case "listen_port":
@@ -91,7 +92,7 @@ func (m *model) setLine(at *section) func(name, value string) error {
 			}
 			return err
 		}
-		return m.setPeer(at, name, value)
+		return m.setPeer(at, string(name), value)
 	}
 }
 
@@ -209,18 +210,18 @@ func (m *model) read(answer io.Reader) error {
 // they last shook hands.
 func (m *model) observe(answer io.Reader) error {
 	var p *peer
-	return eachAnswered(answer, func(name, value string) error {
-		switch name {
+	return eachAnswered(answer, func(name, value []byte) error {
+		switch string(name) {
 		case "public_key":
 			k, err := parseKey(value)
 			p = m.peers[k]
 			return err
 		case "endpoint":
-			if p != nil && p.endpoint != value {
-				p.endpoint = value
+			if p != nil && p.endpoint != string(value) {
+				p.endpoint = string(value)
 			}
 		case "last_handshake_time_sec":
-			seconds, err := strconv.ParseInt(value, 10, 64)
+			seconds, err := strconv.ParseInt(string(value), 10, 64)
 			if p != nil && seconds > 0 {
 				p.handshake = time.Unix(seconds, 0)
 			}
@@ -289,11 +290,12 @@ func (m *model) recent(now time.Time) (keys []key, live int) {
 }
 
 // eachLine calls f for the lines name=value of a request or an answer, up to the
-// empty line.
-func eachLine(r io.Reader, f func(name, value string) error) error {
+// empty line. What f is given is overwritten by the next line: thousands of peers are
+// read every few seconds.
+func eachLine(r io.Reader, f func(name, value []byte) error) error {
 	lines := bufio.NewScanner(r)
-	for lines.Scan() && lines.Text() != "" {
-		name, value, _ := strings.Cut(lines.Text(), "=")
+	for lines.Scan() && len(lines.Bytes()) > 0 {
+		name, value, _ := bytes.Cut(lines.Bytes(), []byte("="))
 		if err := f(name, value); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -303,14 +305,14 @@ func eachLine(r io.Reader, f func(name, value string) error) error {
 
 // eachAnswered is eachLine for an answer, which is an error when it is cut off, as one
 // of a process that ends, or says that there was one.
-func eachAnswered(r io.Reader, f func(name, value string) error) error {
+func eachAnswered(r io.Reader, f func(name, value []byte) error) error {
 	whole := false
-	err := eachLine(r, func(name, value string) error {
-		if name != "errno" {
+	err := eachLine(r, func(name, value []byte) error {
+		if string(name) != "errno" {
 			return f(name, value)
 		}
-		if whole = true; value != "0" {
-			return errors.New(value)
+		if whole = true; string(value) != "0" {
+			return errors.New(string(value))
 		}
 		return nil
 	})

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -331,10 +332,21 @@ func (s *server) exchange(ctx context.Context, d *kept, request []byte, take fun
 
 // uapi is exchange for who wants the whole answer.
 func (s *server) uapi(ctx context.Context, d *kept, request []byte) (answer []byte, err error) {
-	err = s.exchange(ctx, d, request, func(r io.Reader) (err error) {
-		answer, err = io.ReadAll(r)
+	question := bytes.HasPrefix(request, []byte("get"))
+	err = s.exchange(ctx, d, request, func(r io.Reader) error {
+		var text bytes.Buffer
+		if question {
+			// Megabytes: what grows to that leaves several times as much behind.
+			last := int(d.answered.Load())
+			text.Grow(last + last/8 + bytes.MinRead)
+		}
+		_, err := text.ReadFrom(r)
+		answer = text.Bytes()
 		return err
 	})
+	if question {
+		d.answered.Store(int64(len(answer)))
+	}
 	if n := len(answer); err == nil && (n < 2 || string(answer[n-2:]) != "\n\n") {
 		return nil, io.ErrUnexpectedEOF
 	}

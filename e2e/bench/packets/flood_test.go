@@ -60,7 +60,7 @@ func TestFloods(t *testing.T) {
 	}
 	carries := func(when string) {
 		t.Helper()
-		got, err := b.tcp(t.Context(), s, 1)
+		got, err := b.tcp(t.Context(), s, s.spaces, inside, 1)
 		if err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
@@ -82,7 +82,7 @@ func TestFloods(t *testing.T) {
 		{"to peers that don't", 0, []string{"udp-spread", "10.9.0.3:5201", fmt.Sprint(dead), "1300", rate, long}},
 		{"of garbage", 1, []string{"garbage", "192.0.2.1:51820", rate, long}},
 	} {
-		other, err := b.start(s, flood.end, flood.args...)
+		other, err := b.start(s.spaces[flood.end], flood.args...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 func (b *bench) floor(ctx context.Context) error {
 	var rates [2]float64
 	for i, streams := range []int{1, 4} {
-		got, err := b.tcpTo(ctx, b.sides[0], "192.0.2.2:5201", streams)
+		got, err := b.tcp(ctx, b.sides[0], b.sides[0].spaces, "192.0.2.2:5201", streams)
 		if err != nil {
 			return fmt.Errorf("veth alone: %w", err)
 		}

@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
 func main() {
@@ -81,11 +82,20 @@ type measurement struct {
 
 func (b *bench) measurements() []measurement {
 	tcp := func(streams int) func(context.Context, *side) (map[string]float64, error) {
-		return func(ctx context.Context, s *side) (map[string]float64, error) { return b.tcp(ctx, s, streams) }
+		return func(ctx context.Context, s *side) (map[string]float64, error) {
+			return b.tcp(ctx, s, s.spaces, inside, streams)
+		}
+	}
+	tcpOfPods := func(streams int) func(context.Context, *side) (map[string]float64, error) {
+		return func(ctx context.Context, s *side) (map[string]float64, error) {
+			return b.tcp(ctx, s, s.pods, inPod, streams)
+		}
 	}
 	return []measurement{
 		{"TCP, 1 stream", tcp(1)},
 		{"TCP, 4 streams", tcp(4)},
+		{"TCP of pods, 1 stream", tcpOfPods(1)},
+		{"TCP of pods, 4 streams", tcpOfPods(4)},
 		{"UDP of 200 bytes", b.datagrams(b.rate)},
 		{"UDP, twice that", b.datagrams(2 * b.rate)},
 		{"idle", b.idle},
@@ -157,13 +167,10 @@ func sorted[K cmp.Ordered, V any](m map[K]V) (keys []K) {
 	return keys
 }
 
-// tcp measures a transfer through the tunnel.
-func (b *bench) tcp(ctx context.Context, s *side, streams int) (map[string]float64, error) {
-	return b.tcpTo(ctx, s, inside, streams)
-}
-
-func (b *bench) tcpTo(ctx context.Context, s *side, to string, streams int) (map[string]float64, error) {
-	return b.transfer(ctx, s, []string{"tcp-receive", to, strconv.Itoa(streams)},
+// tcp measures a transfer through the tunnel, from the first of two namespaces to an
+// address of the other one.
+func (b *bench) tcp(ctx context.Context, s *side, between [2]*sandbox.Space, to string, streams int) (map[string]float64, error) {
+	return b.transfer(ctx, s, between, []string{"tcp-receive", to, strconv.Itoa(streams)},
 		[]string{"tcp-send", to, strconv.Itoa(streams), b.seconds.String()}, func(bytes, seconds float64) map[string]float64 {
 			return map[string]float64{"Gbit/s": 8e-9 * bytes / seconds}
 		})
@@ -172,11 +179,11 @@ func (b *bench) tcpTo(ctx context.Context, s *side, to string, streams int) (map
 // beside measures a transfer while the sending end does something else as well.
 func (b *bench) beside(args ...string) func(context.Context, *side) (map[string]float64, error) {
 	return func(ctx context.Context, s *side) (map[string]float64, error) {
-		other, err := b.start(s, 0, append(args[:len(args):len(args)], (b.seconds+time.Second).String())...)
+		other, err := b.start(s.spaces[0], append(args[:len(args):len(args)], (b.seconds+time.Second).String())...)
 		if err != nil {
 			return nil, err
 		}
-		got, err := b.tcp(ctx, s, 1)
+		got, err := b.tcp(ctx, s, s.spaces, inside, 1)
 		other.Kill()
 		return got, err
 	}
@@ -186,19 +193,20 @@ func (b *bench) beside(args ...string) func(context.Context, *side) (map[string]
 // takes all of them isn't measured by that.
 func (b *bench) datagrams(rate int) func(context.Context, *side) (map[string]float64, error) {
 	return func(ctx context.Context, s *side) (map[string]float64, error) {
-		return b.transfer(ctx, s, []string{"udp-receive", inside},
+		return b.transfer(ctx, s, s.spaces, []string{"udp-receive", inside},
 			[]string{"udp-send", inside, "200", strconv.Itoa(rate), b.seconds.String()}, func(bytes, seconds float64) map[string]float64 {
 				return map[string]float64{"1000/s": bytes / 200 / seconds / 1000}
 			})
 	}
 }
 
-func (b *bench) transfer(ctx context.Context, s *side, receive, send []string, figures func(bytes, seconds float64) map[string]float64) (map[string]float64, error) {
-	receiver, err := b.start(s, 1, receive...)
+// transfer measures what a side needs for what is sent between two namespaces.
+func (b *bench) transfer(ctx context.Context, s *side, between [2]*sandbox.Space, receive, send []string, figures func(bytes, seconds float64) map[string]float64) (map[string]float64, error) {
+	receiver, err := b.start(between[1], receive...)
 	if err != nil {
 		return nil, err
 	}
-	sender, err := b.start(s, 0, send...)
+	sender, err := b.start(between[0], send...)
 	if err != nil {
 		return nil, err
 	}
@@ -235,12 +243,12 @@ func (b *bench) transfer(ctx context.Context, s *side, receive, send []string, f
 
 // idle measures one round trip after the other.
 func (b *bench) idle(ctx context.Context, s *side) (map[string]float64, error) {
-	echo, err := b.start(s, 1, "echo", inside)
+	echo, err := b.start(s.spaces[1], "echo", inside)
 	if err != nil {
 		return nil, err
 	}
 	defer echo.Kill()
-	ping, err := b.start(s, 0, "ping", inside, "3000")
+	ping, err := b.start(s.spaces[0], "ping", inside, "3000")
 	if err != nil {
 		return nil, err
 	}

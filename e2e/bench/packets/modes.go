@@ -20,6 +20,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/window"
@@ -52,7 +53,11 @@ func serve(args []string, ours bool) error {
 	log := device.NewLogger(device.LogLevelError, "")
 	var dev *device.Device
 	if ours {
-		process.LimitMemory(slog.New(slog.DiscardHandler)) // as the engine does
+		// As the engine does.
+		process.LimitMemory(slog.New(slog.DiscardHandler))
+		if err := process.ScheduleAsBatch(); err != nil {
+			return err
+		}
 		file, err := openTUN(args[0])
 		if err != nil {
 			return err
@@ -61,7 +66,7 @@ func serve(args []string, ours bool) error {
 		if err != nil {
 			return err
 		}
-		dev = window.NewDevice(native, udp.New(udp.Config{}), mtu, log)
+		dev = window.NewDevice(handover.NewTun(native, false), handover.NewBind(udp.New(udp.Config{})), mtu, log)
 	} else {
 		native, err := tun.CreateTUN(args[0], mtu)
 		if err != nil {

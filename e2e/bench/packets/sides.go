@@ -17,8 +17,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
-// inside is where receivers listen, in the tunnel.
-const inside = "10.9.0.2:5201"
+// Where receivers listen: on the tunnel's own address, or in a pod behind it.
+const (
+	inside = "10.9.0.2:5201"
+	inPod  = "10.9.2.2:5201"
+)
 
 // bench is one run: two sides, ours first.
 type bench struct {
@@ -32,6 +35,7 @@ type bench struct {
 type side struct {
 	name    string
 	spaces  [2]*sandbox.Space
+	pods    [2]*sandbox.Space // behind these
 	servers [2]*sandbox.Process
 }
 
@@ -67,7 +71,7 @@ func (b *bench) close() error {
 		if s == nil {
 			continue
 		}
-		for _, space := range s.spaces {
+		for _, space := range append(s.spaces[:], s.pods[:]...) {
 			if space != nil {
 				errs = append(errs, space.Close())
 			}
@@ -101,8 +105,8 @@ func (s *side) open(dir string, programs [2][]string, dead int) (err error) {
 			return err
 		}
 		public := keys[1-i].PublicKey()
-		config := fmt.Sprintf("private_key=%s\nlisten_port=51820\npublic_key=%s\nendpoint=192.0.2.%d:51820\nallowed_ip=10.9.0.%d/32\n",
-			hex.EncodeToString(keys[i][:]), hex.EncodeToString(public[:]), 2-i, 2-i)
+		config := fmt.Sprintf("private_key=%s\nlisten_port=51820\npublic_key=%s\nendpoint=192.0.2.%d:51820\nallowed_ip=10.9.0.%d/32\nallowed_ip=10.9.%d.0/24\n",
+			hex.EncodeToString(keys[i][:]), hex.EncodeToString(public[:]), 2-i, 2-i, 2-i)
 		for n := range dead {
 			key, err := wgtypes.GeneratePrivateKey()
 			if err != nil {
@@ -117,7 +121,7 @@ func (s *side) open(dir string, programs [2][]string, dead int) (err error) {
 		}
 		program := programs[i]
 		s.servers[i], err = space.Start(sandbox.Command{
-			Name: s.name, Path: program[0], Args: append(program[1:len(program):len(program)], "wg0", path), Log: path + ".log",
+			Name: s.name, Path: program[0], Args: append(program[1:len(program):len(program)], "wg0", path), Log: path + ".log", Session: true,
 		})
 		if err != nil {
 			return err
@@ -130,8 +134,39 @@ func (s *side) open(dir string, programs [2][]string, dead int) (err error) {
 				return fmt.Errorf("%w: %s", err, s.servers[i].Tail(3))
 			}
 		}
+		if err := s.addPod(i); err != nil {
+			return fmt.Errorf("pod: %w", err)
+		}
 	}
 	return nil
+}
+
+// addPod puts a namespace behind that end of the tunnel, which forwards to and from it.
+func (s *side) addPod(end int) (err error) {
+	node := s.spaces[end]
+	if s.pods[end], err = sandbox.New(fmt.Sprintf("%s %d, pod", s.name, end)); err != nil {
+		return err
+	}
+	veth := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "eth0", PeerNamespace: s.pods[end].NsFd()}
+	veth.Name = "pod"
+	if err := node.Netlink.LinkAdd(veth); err != nil {
+		return err
+	}
+	gateway := net.IPv4(10, 9, byte(end+1), 1)
+	if err := errors.Join(
+		setUp(node, "pod", gateway.String()+"/24"),
+		setUp(s.pods[end], "eth0", fmt.Sprintf("10.9.%d.2/24", end+1)),
+		s.pods[end].Netlink.RouteAdd(&netlink.Route{Gw: gateway}),
+		node.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }),
+	); err != nil {
+		return err
+	}
+	link, err := node.Netlink.LinkByName("wg0")
+	if err != nil {
+		return err
+	}
+	remote := &net.IPNet{IP: net.IPv4(10, 9, byte(2-end), 0), Mask: net.CIDRMask(24, 32)}
+	return node.Netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: remote, Scope: netlink.SCOPE_LINK})
 }
 
 func setUp(space *sandbox.Space, name, address string) error {
@@ -162,8 +197,8 @@ func (s *side) cpu() (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// start runs a mode of this program at one end of a tunnel.
-func (b *bench) start(s *side, end int, args ...string) (*sandbox.Process, error) {
+// start runs a mode of this program in a namespace of one end of a tunnel.
+func (b *bench) start(from *sandbox.Space, args ...string) (*sandbox.Process, error) {
 	log, err := os.CreateTemp(b.dir, args[0])
 	if err != nil {
 		return nil, err
@@ -171,7 +206,7 @@ func (b *bench) start(s *side, end int, args ...string) (*sandbox.Process, error
 	if err := log.Close(); err != nil {
 		return nil, err
 	}
-	return s.spaces[end].Start(sandbox.Command{Name: args[0], Path: b.self, Args: args, Log: log.Name()})
+	return from.Start(sandbox.Command{Name: args[0], Path: b.self, Args: args, Log: log.Name()})
 }
 
 // finish waits until a process has ended and returns the last line it printed.

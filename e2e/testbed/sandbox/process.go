@@ -31,6 +31,9 @@ type Command struct {
 	Log string
 	// Mounts are private to the process, on top of those of the Space.
 	Mounts []Mount
+	// Session makes the process a session of its own. The kernel shares out processor
+	// time among sessions as it does among containers (sched(7), autogroup).
+	Session bool
 }
 
 // Process is a program that runs, or ran, in a Space.
@@ -51,7 +54,7 @@ func (s *Space) Start(c Command) (*Process, error) {
 	p.cmd = exec.Command(c.Path, c.Args...)
 	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, c.Env...)
 	// Ctrl-C in a terminal is for this process, which then ends its own.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !c.Session, Setsid: c.Session}
 	if c.Log != "" {
 		log, err := os.OpenFile(c.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 		if err != nil {

@@ -1,0 +1,42 @@
+package process
+
+import (
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"testing"
+)
+
+// thrownAway is the last of what TestGarbage throws away.
+var thrownAway []byte
+
+// TestGarbage holds that what could be given back is seen, and is nothing when it has been:
+// in a process of its own, as others look at the same heap.
+func TestGarbage(t *testing.T) {
+	const alone = "KUBE_SEMAPHORE_TEST_GARBAGE"
+	if os.Getenv(alone) == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestGarbage$", "-test.v")
+		cmd.Env = append(os.Environ(), alone+"=yes")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v:\n%s", err, out)
+		}
+		return
+	}
+	const thrown = 64 << 20
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	debug.FreeOSMemory()
+	spent := collecting()
+	for range thrown / (64 << 10) {
+		thrownAway = make([]byte, 64<<10)
+	}
+	if found := garbage(); found < thrown/2 {
+		t.Errorf("%d bytes could be given back of %d that were thrown away", found, thrown)
+	}
+	debug.FreeOSMemory()
+	if left := garbage(); left >= worthwhile {
+		t.Errorf("%d bytes could be given back after all of it was", left)
+	}
+	if collecting() <= spent {
+		t.Error("it took no time")
+	}
+}
