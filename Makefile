@@ -57,8 +57,12 @@ e2e: deps ## scenario tests only (root)
 	$(GO) test -race -timeout 30m $$($(GO) list ./e2e/... | grep -v '/e2e/kubelet$$')
 
 .PHONY: e2e-kubelet
-e2e-kubelet: deps ## installed by the manifests on real kubelets: rollouts, kills, taking out (root); ROLLOUTS=20 RATE=10000 for more
-	$(GO) test -v -count 1 -timeout 1h ./e2e/kubelet -args $(if $(ROLLOUTS),-rollouts $(ROLLOUTS)) $(if $(RATE),-rate $(RATE))
+e2e-kubelet: deps ## installed by the manifests on real kubelets: rollouts, kills, taking out (root); ROLLOUTS=20 RATE=10000 for more, THREE=1 for three clusters
+	$(GO) test -v -count 1 -timeout 1h ./e2e/kubelet -args $(if $(ROLLOUTS),-rollouts $(ROLLOUTS)) $(if $(RATE),-rate $(RATE)) $(if $(THREE),-three)
+
+.PHONY: e2e-upgrade
+e2e-upgrade: deps ## from the release before to this one and back, on real kubelets (root; needs history); FROM=REVISION for another
+	$(GO) test -v -count 1 -timeout 1h -run '^TestUpgrade$$' ./e2e/kubelet -args -from $(or $(FROM),before) $(if $(RATE),-rate $(RATE))
 
 .PHONY: bench
 bench: deps ## speed, each line a ratio against something run beside it (root)

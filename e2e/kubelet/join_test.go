@@ -28,18 +28,15 @@ import (
 )
 
 // ourImage is the name of the image that is loaded on the nodes.
-func ourImage() string { return "docker.io/library/kube-semaphore:" + versions[0] }
+func ourImage() string { return imageOf(versions[0]) }
 
 // joined does as a new user does: one command joins two fresh clusters, another one
 // takes them apart.
 func (l *lab) joined(t *testing.T) {
 	l.startDNS(t)
-	l.makePools(t)
+	l.serveCalico(t)
 	for i := range l.clusters {
-		must(t, l.clusters[i].Apply(t.Context(), filepath.Join(l.root, "policy", "testdata", "v3.yaml"))) // Calico's.
-		l.kubectl(t, i, "create", "service", "clusterip", "meter", "--tcp=80:"+fmt.Sprint(meter.HTTPPort))
-		l.kubectl(t, i, "label", "service", "meter", "mirror.semaphore.uw.io/mirror-service=true")
-		l.kubectl(t, i, "label", "pod", "meter", "app=meter")
+		l.serveMeter(t, i)
 	}
 	before := l.everything(t)
 	t.Run("a look changes nothing", func(t *testing.T) {
@@ -102,6 +99,14 @@ func (l *lab) joined(t *testing.T) {
 	t.Run("interrupted after each step", func(t *testing.T) { l.interrupted(t, before) })
 }
 
+// serveMeter makes a service of a cluster's meter, which other clusters are to mirror.
+func (l *lab) serveMeter(t *testing.T, cluster int) {
+	t.Helper()
+	l.kubectl(t, cluster, "create", "service", "clusterip", "meter", "--tcp=80:"+fmt.Sprint(meter.HTTPPort))
+	l.kubectl(t, cluster, "label", "service", "meter", "mirror.semaphore.uw.io/mirror-service=true")
+	l.kubectl(t, cluster, "label", "pod", "meter", "app=meter")
+}
+
 // byName asks a pod of the other cluster by its service's name.
 func (l *lab) byName(ctx context.Context, from, to int) error {
 	target := "http://meter.default.svc.cluster." + l.clusters[to].Name + "/"
@@ -118,7 +123,7 @@ func (l *lab) run(t *testing.T, args ...string) (string, error) {
 	if l.tool == "" {
 		var err error
 		// As the image's programs are built, with which it shares what is compiled.
-		l.tool, err = programs.Build(t.Context(), "semaphorectl", l.deploy, "-trimpath")
+		l.tool, err = programs.Build(t.Context(), "semaphorectl", l.dir, "-trimpath")
 		must(t, err)
 	}
 	kubeconfig, err := l.testbed.Kubeconfig()
@@ -333,98 +338,3 @@ func (l *lab) resourceVersions(t *testing.T) []string {
 	slices.Sort(all)
 	return all
 }
-
-// startDNS runs CoreDNS in both clusters, which looks at its configuration as often as
-// where kubeadm has configured it.
-func (l *lab) startDNS(t *testing.T) {
-	t.Helper()
-	both(t, func(i int) error {
-		c := l.clusters[i]
-		ip := c.ServiceSubnets[0].Addr()
-		for range 10 {
-			ip = ip.Next()
-		}
-		file := filepath.Join(t.TempDir(), c.Name+".yaml")
-		if err := os.WriteFile(file, []byte(strings.NewReplacer("@IMAGE@", dnsImage, "@IP@", ip.String()).Replace(dnsManifest)), 0o600); err != nil {
-			return err
-		}
-		if err := c.Apply(t.Context(), file); err != nil {
-			return err
-		}
-		return testbed.Wait(within(t, 3*time.Minute), "CoreDNS in "+c.Name, func(ctx context.Context) error {
-			pods, err := c.Client().CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
-			if err != nil {
-				return err
-			}
-			if len(pods.Items) != 1 {
-				return fmt.Errorf("%d pods", len(pods.Items))
-			}
-			return podReady(&pods.Items[0])
-		})
-	})
-}
-
-const dnsManifest = `apiVersion: v1
-kind: ServiceAccount
-metadata: {name: coredns, namespace: kube-system}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: system:coredns}
-rules:
-- {apiGroups: [""], resources: [services, pods, namespaces], verbs: [list, watch]}
-- {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: system:coredns}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: system:coredns}
-subjects:
-- {kind: ServiceAccount, name: coredns, namespace: kube-system}
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: coredns, namespace: kube-system}
-data:
-  Corefile: |
-    .:53 {
-        errors
-        kubernetes cluster.local in-addr.arpa ip6.arpa {
-            ttl 5
-        }
-        cache 5
-        loadbalance
-    }
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: coredns, namespace: kube-system}
-spec:
-  selector: {matchLabels: {k8s-app: kube-dns}}
-  template:
-    metadata: {labels: {k8s-app: kube-dns}}
-    spec:
-      serviceAccountName: coredns
-      dnsPolicy: Default
-      containers:
-      - name: coredns
-        image: '@IMAGE@'
-        args: [dns, /etc/coredns/Corefile]
-        readinessProbe:
-          tcpSocket: {port: 53}
-          periodSeconds: 2
-        volumeMounts:
-        - {name: config, mountPath: /etc/coredns, readOnly: true}
-      volumes:
-      - {name: config, configMap: {name: coredns}}
----
-apiVersion: v1
-kind: Service
-metadata: {name: kube-dns, namespace: kube-system}
-spec:
-  clusterIP: '@IP@'
-  selector: {k8s-app: kube-dns}
-  ports:
-  - {name: dns, port: 53, protocol: UDP}
-  - {name: dns-tcp, port: 53, protocol: TCP}
-`

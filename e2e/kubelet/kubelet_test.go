@@ -5,10 +5,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
@@ -20,17 +22,22 @@ var rollouts = flag.Int("rollouts", 4, "how often a new image is rolled out, fro
 // TestKubelet installs the product, and has happen to it what happens to it in
 // clusters, under traffic.
 func TestKubelet(t *testing.T) {
-	l := startLab(t)
+	l := startLab(t, "aws", "gcp")
 	if !t.Run("joined by semaphorectl", l.joined) || only(t, "joined") {
 		return
 	}
 	installed := t.Run("installed by the manifests, pods reach each other", func(t *testing.T) {
 		start := time.Now()
-		l.install(t)
+		l.install(t, versions[0])
 		l.waitReach(t)
 		t.Logf("FIGURE first answers both ways %v after the installation began", time.Since(start).Round(10*time.Millisecond))
 		for i := range l.clusters {
 			l.waitRolledOut(t, i)
+		}
+		if l.hasEngine(t) {
+			for i := range l.clusters {
+				l.batched(t, i)
+			}
 		}
 	})
 	if !installed {
@@ -105,13 +112,19 @@ func (l *lab) rollOut(t *testing.T, cluster int) {
 	l.version[cluster] = 1 - l.version[cluster]
 	l.edit(t, cluster, "newTag: "+before, "newTag: "+after)
 	l.apply(t, cluster, "")
+	l.waitVersion(t, cluster, after)
+	l.waitReach(t)
+}
+
+// waitVersion waits for the rollout of a version of our image.
+func (l *lab) waitVersion(t *testing.T, cluster int, version string) {
+	t.Helper()
 	pod := l.waitRolledOut(t, cluster)
 	for _, status := range pod.Status.ContainerStatuses {
-		if want := "docker.io/library/kube-semaphore:" + after; status.Image != want {
+		if want := imageOf(version); status.Image != want {
 			t.Errorf("%s runs %s, expected %s", status.Name, status.Image, want)
 		}
 	}
-	l.waitReach(t)
 }
 
 // kill kills a container of the agent's pod and waits until the kubelet has started
@@ -153,6 +166,34 @@ func (l *lab) killChild(t *testing.T, cluster int) {
 	l.waitReach(t)
 	if now := l.waitRolledOut(t, cluster); restarts(now, "engine") != restarts(pod, "engine") {
 		t.Error("the kubelet has started the engine again")
+	}
+}
+
+// batched holds that what serves devices is scheduled as a batch, under the seccomp profile
+// that the manifests ask for: where one refuses that, the engine goes on without.
+func (l *lab) batched(t *testing.T, cluster int) {
+	t.Helper()
+	pod := l.waitRolledOut(t, cluster)
+	pids, err := l.kubelets[cluster].Processes(t.Context(), pod.Namespace, pod.Name, "engine")
+	must(t, err)
+	if len(pids) != 2 {
+		t.Fatalf("the engine is %d processes, expected it and its child", len(pids))
+	}
+	serving := fmt.Sprintf("/proc/%d", pids[1])
+	status, err := l.nodes[cluster].Run(t.Context(), "cat", serving+"/status")
+	must(t, err)
+	if !strings.Contains(status, "\nSeccomp:\t2\n") {
+		t.Errorf("no seccomp filter is in force:\n%s", status)
+	}
+	threads, err := l.nodes[cluster].Run(t.Context(), "sh", "-c", "cat "+serving+"/task/*/stat")
+	must(t, err)
+	for thread := range strings.Lines(threads) {
+		// What follows the name, which may have anything in it, begins with field 3; the
+		// policy is field 41 (proc_pid_stat(5)).
+		fields := strings.Fields(thread[strings.LastIndexByte(thread, ')')+1:])
+		if policy := fields[41-3]; policy != strconv.Itoa(unix.SCHED_BATCH) {
+			t.Errorf("%s: a thread that serves devices has policy %s: %s", l.clusters[cluster].Name, policy, thread)
+		}
 	}
 }
 
@@ -217,21 +258,26 @@ func (l *lab) takeOut(t *testing.T) {
 	for i, c := range l.clusters {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
-			l.apply(t, i, "-cleanup")
-			must(t, testbed.Wait(within(t, 3*time.Minute), "the agent to take itself out of "+c.Name, func(ctx context.Context) error {
-				node, err := l.nodes[i].Object(ctx)
-				if err != nil {
-					return err
-				}
-				for name := range node.Annotations {
-					if strings.Contains(name, "wireguard.semaphore.uw.io") {
-						return fmt.Errorf("%s is still there", name)
-					}
-				}
-				return nil
-			}))
-			l.kubectl(t, i, "delete", "--timeout=120s", "-k", l.example(i, ""))
+			l.takeOutOf(t, i)
 			must(t, programs.Clean(t.Context(), l.nodes[i]))
 		})
 	}
+}
+
+func (l *lab) takeOutOf(t *testing.T, cluster int) {
+	t.Helper()
+	l.apply(t, cluster, "-cleanup")
+	must(t, testbed.Wait(within(t, 3*time.Minute), "the agent to take itself out of "+l.clusters[cluster].Name, func(ctx context.Context) error {
+		node, err := l.nodes[cluster].Object(ctx)
+		if err != nil {
+			return err
+		}
+		for name := range node.Annotations {
+			if strings.Contains(name, "wireguard.semaphore.uw.io") {
+				return fmt.Errorf("%s is still there", name)
+			}
+		}
+		return nil
+	}))
+	l.kubectl(t, cluster, "delete", "--timeout=120s", "-k", l.example(cluster, ""))
 }

@@ -4,12 +4,14 @@
 package kubelet_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -38,15 +40,21 @@ const (
 // they are, the other programs don't.
 var versions = [2]string{"one", "two"}
 
-// lab is two clusters, aws and gcp, with a node each and a pod on it that measures.
+// source is what a version of our image is built from: a folder with the repository's
+// files, and this one when it is empty.
+type source struct{ version, root string }
+
+// lab is clusters with a node each and a pod on it that measures: aws and gcp, and where
+// it is asked for merit.
 type lab struct {
 	testbed  *testbed.Testbed
-	root     string // of the repository
-	deploy   string // the operator's copy of our manifests
-	clusters [2]*testbed.Cluster
-	nodes    [2]*testbed.Node
-	kubelets [2]*testbed.Kubelet
-	meters   [2]*corev1.Pod
+	root     string   // of the repository
+	dir      string   // for what takes no place in it
+	deploy   []string // for each cluster, the operator's copy of our manifests
+	clusters []*testbed.Cluster
+	nodes    []*testbed.Node
+	kubelets []*testbed.Kubelet
+	meters   []*corev1.Pod
 
 	mu   sync.Mutex
 	tool string // semaphorectl, once it is built
@@ -55,21 +63,33 @@ type lab struct {
 	streams uint64 // how many there have been
 }
 
-func startLab(t *testing.T) *lab {
+// startLab starts clusters whose nodes have our image in both versions.
+func startLab(t *testing.T, names ...string) *lab {
+	t.Helper()
+	return startLabOf(t, []source{{version: versions[0]}, {version: versions[1]}}, names...)
+}
+
+// startLabOf starts clusters whose nodes have an image of our programs of each source.
+func startLabOf(t *testing.T, sources []source, names ...string) *lab {
 	t.Helper()
 	tb := testbed.Start(t, testbed.Config{}, testbed.KubeletTools()...)
 	root, err := tools.Root(t.Context())
 	must(t, err)
 	closeOnSignal(t, tb)
-	l := &lab{testbed: tb, root: root, deploy: filepath.Join(t.TempDir(), "deploy")}
-	must(t, os.CopyFS(l.deploy, os.DirFS(filepath.Join(root, "deploy"))))
-	archives := buildImages(t, root)
-	clusters, err := tb.StartClusters(within(t, 3*time.Minute),
-		testbed.ClusterConfig{Name: "aws", Controllers: true}, testbed.ClusterConfig{Name: "gcp", Controllers: true})
+	l := &lab{testbed: tb, root: root, dir: t.TempDir()}
+	deploy := filepath.Join(l.dir, "deploy")
+	must(t, os.CopyFS(deploy, os.DirFS(filepath.Join(root, "deploy"))))
+	l.deploy = slices.Repeat([]string{deploy}, len(names))
+	archives := buildImages(t, root, sources)
+	var configs []testbed.ClusterConfig
+	for _, name := range names {
+		configs = append(configs, testbed.ClusterConfig{Name: name, Controllers: true})
+	}
+	l.clusters, err = tb.StartClusters(within(t, 3*time.Minute), configs...)
 	must(t, err)
-	l.clusters = [2]*testbed.Cluster(clusters)
+	l.nodes, l.kubelets, l.meters = make([]*testbed.Node, len(names)), make([]*testbed.Kubelet, len(names)), make([]*corev1.Pod, len(names))
 	t.Cleanup(func() { l.printLogs(t) })
-	both(t, func(i int) error { return l.startNode(t.Context(), i, archives) })
+	l.each(t, func(i int) error { return l.startNode(t.Context(), i, archives) })
 	return l
 }
 
@@ -114,21 +134,21 @@ func closeOnSignal(t *testing.T, tb *testbed.Testbed) {
 	}()
 }
 
-// both does something for each cluster at once.
-func both(t *testing.T, do func(cluster int) error) {
+// each does something for each cluster at once.
+func (l *lab) each(t *testing.T, do func(cluster int) error) {
 	t.Helper()
-	var errs [2]error
+	errs := make([]error, len(l.clusters))
 	var wg sync.WaitGroup
 	for i := range errs {
 		wg.Go(func() { errs[i] = do(i) })
 	}
 	wg.Wait()
-	must(t, errors.Join(errs[:]...))
+	must(t, errors.Join(errs...))
 }
 
-// buildImages returns the archives with ours, in two versions, and those that pods of
+// buildImages returns the archives with ours, of each source one, and those that pods of
 // the tests run.
-func buildImages(t *testing.T, root string) []string {
+func buildImages(t *testing.T, root string, sources []source) []string {
 	t.Helper()
 	t.Setenv("CGO_ENABLED", "0") // For a file system without libraries.
 	dir := t.TempDir()
@@ -144,26 +164,30 @@ func buildImages(t *testing.T, root string) []string {
 		image.Image{Name: dnsImage, Layers: append(layers, map[string]string{"/bin/coredns": binaries[tools.CoreDNS]}), Entrypoint: []string{"/bin/pod"}}))
 
 	var images []image.Image
-	common := map[string]string{}
-	for _, version := range versions {
-		folder := filepath.Join(dir, version)
+	common := map[string]map[string]string{} // by root
+	for _, source := range sources {
+		from := cmp.Or(source.root, root)
+		if common[from] == nil {
+			common[from] = map[string]string{}
+		}
+		folder := filepath.Join(dir, source.version)
 		must(t, os.Mkdir(folder, 0o755))
 		data := map[string]string{}
-		for _, program := range programNames(t, root) {
+		for _, program := range programNames(t, from) {
 			layer := data
 			if program == programs.ServiceMirror || program == programs.Policy || program == "semaphore-tokens" {
-				layer = common
+				layer = common[from]
 			}
 			if layer["/bin/"+program] != "" {
 				continue
 			}
-			layer["/bin/"+program], err = programs.Build(t.Context(), program, folder, "-trimpath",
-				"-ldflags=-s -w -X "+programs.Module+"/internal/run.number="+version)
+			layer["/bin/"+program], err = programs.BuildIn(t.Context(), from, programs.Module+"/cmd/"+program, filepath.Join(folder, program),
+				"-trimpath", "-ldflags=-s -w -X "+programs.Module+"/internal/process.number="+source.version+" -X "+programs.Module+"/internal/run.number="+source.version)
 			must(t, err)
 		}
 		images = append(images, image.Image{
-			Name:   "docker.io/library/kube-semaphore:" + version,
-			Layers: []map[string]string{common, data},
+			Name:   imageOf(source.version),
+			Layers: []map[string]string{common[from], data},
 			User:   "65532:65532", // As the Dockerfile says.
 		})
 	}
@@ -171,6 +195,9 @@ func buildImages(t *testing.T, root string) []string {
 	must(t, image.Write(ours, images...))
 	return []string{others, ours}
 }
+
+// imageOf is the name of a version of our image, under which it is loaded on the nodes.
+func imageOf(version string) string { return "docker.io/library/kube-semaphore:" + version }
 
 // programNames are those that the Dockerfile puts into our image.
 func programNames(t *testing.T, root string) []string {

@@ -46,7 +46,7 @@ func (l *lab) edit(t *testing.T, cluster int, before, after string) {
 // example is a folder of the operator's copy of deploy/example: the cluster's own,
 // with a suffix.
 func (l *lab) example(cluster int, suffix string) string {
-	return filepath.Join(l.deploy, "example", l.clusters[cluster].Name+suffix)
+	return filepath.Join(l.deploy[cluster], "example", l.clusters[cluster].Name+suffix)
 }
 
 // apply applies one of those.
@@ -56,16 +56,23 @@ func (l *lab) apply(t *testing.T, cluster int, suffix string) {
 }
 
 // install does in both clusters what the README says.
-func (l *lab) install(t *testing.T) {
+func (l *lab) install(t *testing.T, version string) {
 	t.Helper()
 	for i, c := range l.clusters {
 		must(t, c.Apply(t.Context(), filepath.Join(l.root, "policy", "testdata", "v3.yaml"))) // Calico's.
-		other := l.clusters[1-i]
-		l.edit(t, i, "https://api."+other.Name+".example:6443", other.APIURL())
-		l.edit(t, i, "newTag: v0.1.0", "newTag: "+versions[0])
+		l.configure(t, i, version)
 		l.apply(t, i, "")
 	}
 	l.ctl(t, "tokens", "aws", "gcp")
+}
+
+// configure puts into the operator's copy of a cluster's kustomization what is the
+// operator's to say.
+func (l *lab) configure(t *testing.T, cluster int, version string) {
+	t.Helper()
+	other := l.clusters[1-cluster]
+	l.edit(t, cluster, "https://api."+other.Name+".example:6443", other.APIURL())
+	l.edit(t, cluster, "newTag: v0.1.0", "newTag: "+version)
 }
 
 // agentPods are the pods of the DaemonSet in a cluster.

@@ -2,7 +2,9 @@ package kubelet_test
 
 import (
 	"context"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,17 +16,40 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-var poolsResource = schema.GroupVersionResource{Group: "projectcalico.org", Version: "v3", Resource: "ippools"}
+// calicoOf is the form of Calico's API in a cluster: the older one in gcp.
+func calicoOf(cluster int) schema.GroupVersion {
+	if cluster == 1 {
+		return schema.GroupVersion{Group: "crd.projectcalico.org", Version: "v1"}
+	}
+	return schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}
+}
 
-// makePools has the API server of aws serve Calico's IP pools, and makes those that pods of
-// aws would have their addresses from. Calico itself doesn't run.
-func (l *lab) makePools(t *testing.T) {
+// serveCalico has API servers serve what is needed of Calico's API, and makes the pools that
+// pods of aws would have their addresses from. Calico itself doesn't run.
+func (l *lab) serveCalico(t *testing.T) {
 	t.Helper()
+	l.each(t, func(i int) error {
+		api := calicoOf(i)
+		form := strings.NewReplacer("projectcalico.org", api.Group, "name: v3", "name: "+api.Version)
+		for _, file := range []string{"v3.yaml", "pools.yaml", "networkpolicies.yaml"} {
+			definition, err := os.ReadFile(filepath.Join(l.root, "policy", "testdata", file))
+			if err != nil {
+				return err
+			}
+			path := filepath.Join(t.TempDir(), file)
+			if err := os.WriteFile(path, []byte(form.Replace(string(definition))), 0o600); err != nil {
+				return err
+			}
+			if err := l.clusters[i].Apply(t.Context(), path); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	aws := l.clusters[0]
-	must(t, aws.Apply(t.Context(), filepath.Join(l.root, "policy", "testdata", "pools.yaml")))
 	for i, name := range []string{"default-ipv4-ippool", "default-ipv6-ippool"} {
 		must(t, testbed.Wait(within(t, time.Minute), "IP pool "+name, func(ctx context.Context) error {
-			_, err := aws.Dynamic().Resource(poolsResource).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			_, err := aws.Dynamic().Resource(calicoOf(0).WithResource("ippools")).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 				"apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": map[string]any{"name": name},
 				"spec": map[string]any{"cidr": aws.PodSubnets[i].String(), "natOutgoing": true},
 			}}, metav1.CreateOptions{})
@@ -33,20 +58,20 @@ func (l *lab) makePools(t *testing.T) {
 	}
 }
 
-// hasPools holds that aws has pools for the pods of gcp, as they are known by its nodes,
-// which Calico neither gives addresses from nor exports. That they go is seen with all
-// else.
+// hasPools holds that aws and gcp have pools for each other's pods, as they are known by
+// the other's nodes or pools, which Calico neither gives addresses from nor exports. That
+// they go is seen with all else.
 func (l *lab) hasPools(t *testing.T) {
 	t.Helper()
-	found := map[string]any{}
-	for _, name := range []string{"remote-gcp", "remote-gcp-ipv6"} {
-		pool, err := l.clusters[0].Dynamic().Resource(poolsResource).Get(t.Context(), name, metav1.GetOptions{})
-		must(t, err)
-		found[name] = pool.Object["spec"]
-	}
-	want := map[string]any{}
-	for i, name := range []string{"remote-gcp", "remote-gcp-ipv6"} {
-		want[name] = map[string]any{"cidr": l.nodes[1].PodCIDRs[i].String(), "disabled": true, "natOutgoing": false, "disableBGPExport": true}
+	found, want := map[string]any{}, map[string]any{}
+	for i, remote := range []string{"gcp", "aws"} {
+		prefixes := [][]string{{l.nodes[1].PodCIDRs[0].String(), l.nodes[1].PodCIDRs[1].String()}, {l.clusters[0].PodSubnets[0].String(), l.clusters[0].PodSubnets[1].String()}}[i]
+		for j, name := range []string{"remote-" + remote, "remote-" + remote + "-ipv6"} {
+			pool, err := l.clusters[i].Dynamic().Resource(calicoOf(i).WithResource("ippools")).Get(t.Context(), name, metav1.GetOptions{})
+			must(t, err)
+			found[name] = pool.Object["spec"]
+			want[name] = map[string]any{"cidr": prefixes[j], "disabled": true, "natOutgoing": false, "disableBGPExport": true}
+		}
 	}
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Errorf("pools (-want +got):\n%s", diff)

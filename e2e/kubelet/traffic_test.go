@@ -94,7 +94,7 @@ func (l *lab) startTraffic(t *testing.T) *traffic {
 	t.Helper()
 	tr := &traffic{l: l, id: l.streams}
 	l.streams += 2
-	both(t, func(i int) error {
+	l.each(t, func(i int) error {
 		path := fmt.Sprintf("/streams/%d?to=%s&rate=%d", tr.id+uint64(i), l.meters[1-i].Status.PodIP, *rate)
 		return l.call(t.Context(), t, i, http.MethodPost, path, &struct{}{})
 	})
@@ -105,7 +105,7 @@ func (l *lab) startTraffic(t *testing.T) *traffic {
 func (tr *traffic) stop(t *testing.T) [2]result {
 	t.Helper()
 	var results [2]result
-	both(t, func(i int) error {
+	tr.l.each(t, func(i int) error {
 		r := &results[i]
 		r.from, r.to = tr.l.clusters[i].Name, tr.l.clusters[1-i].Name
 		path := fmt.Sprintf("/streams/%d", tr.id+uint64(i))

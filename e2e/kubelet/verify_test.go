@@ -2,7 +2,6 @@ package kubelet_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,23 +21,24 @@ import (
 // what pods send, which agents don't see.
 func (l *lab) verified(t *testing.T) {
 	verify := []string{"verify", "aws", "gcp", "--skip", "policy"}
-	t.Run("all is well", func(t *testing.T) {
+	t.Run("all is well, and policies hold", func(t *testing.T) {
+		defer l.enforce(t)()
 		began := time.Now()
-		out := l.ctl(t, verify...)
+		out := l.ctl(t, "verify", "aws", "gcp")
 		t.Logf("FIGURE semaphorectl verify took %v", time.Since(began).Round(10*time.Millisecond))
-		l.says(t, out, "✓ it does", "✓ its own", "✓ they do", "Mbit/s", "meter.default.svc.cluster.gcp is ", "meter.default.svc.cluster.aws is ", "- not tried: --skip")
-		if strings.ContainsAny(out, "✗?") {
+		l.says(t, out, "✓ it does", "✓ its own", "✓ they do", "Mbit/s", "meter.default.svc.cluster.gcp is ", "meter.default.svc.cluster.aws is ")
+		for what, times := range map[string]int{"without the label: denied": 4, "with the label: let in": 4, "it gets the address of a pod with the label": 2} {
+			// Of two clusters with two families.
+			if n := strings.Count(out, what); n != times {
+				t.Errorf("%q is there %d times, want %d", what, n, times)
+			}
+		}
+		if strings.ContainsAny(out, "✗?") || strings.Contains(out, "- not tried") {
 			t.Error("something isn't well")
 		}
 		l.probesGone(t)
 	})
-	t.Run("policies aren't", func(t *testing.T) {
-		out, err := l.run(t, "verify", "aws", "gcp", "--skip", "name,throughput", "--nodes", "1")
-		if err == nil || !strings.Contains(err.Error(), "exit status 2") {
-			t.Errorf("it ended with %v", err)
-		}
-		l.says(t, out, "? not known: verify makes no network policies", "- not tried: there is no Calico")
-	})
+	t.Run("policies don't hold", l.verifyUnenforced)
 	t.Run("masqueraded", func(t *testing.T) {
 		defer l.rules(t, 0, `add chain ip trial nat { type nat hook postrouting priority 90; }`, `add rule ip trial nat oifname "wireguard.*" masquerade`)()
 		out := l.fails(t, verify...)
@@ -104,22 +104,25 @@ func (l *lab) fails(t *testing.T, args ...string) string {
 	return out
 }
 
-// probesLeft is an error while temporary pods are there.
+// probesLeft is how many temporary objects are there.
 func (l *lab) probesLeft(ctx context.Context) (int, error) {
 	left := 0
 	for _, c := range l.clusters {
-		pods, err := c.Client().CoreV1().Pods(probe.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "semaphore.uw.io/temporary=true"})
+		pods, err := c.Client().CoreV1().Pods(probe.Namespace).List(ctx, metav1.ListOptions{LabelSelector: temporary})
 		if err != nil {
 			return 0, err
 		}
 		left += len(pods.Items)
 	}
-	return left, nil
+	policies, err := l.guards(ctx)
+	return left + len(policies), err
 }
+
+const temporary = "semaphore.uw.io/temporary=true"
 
 func (l *lab) probesGone(t *testing.T) {
 	t.Helper()
-	must(t, testbed.Wait(within(t, 2*time.Minute), "temporary pods to be gone", func(ctx context.Context) error {
+	must(t, testbed.Wait(within(t, 2*time.Minute), "what is temporary to be gone", func(ctx context.Context) error {
 		left, err := l.probesLeft(ctx)
 		if err == nil && left > 0 {
 			err = fmt.Errorf("%d are left", left)
@@ -128,27 +131,33 @@ func (l *lab) probesGone(t *testing.T) {
 	}))
 }
 
-// verifyInterrupted ends the command as a user does, while its pods run.
+// verifyInterrupted ends the command while its pods run and its policies are there: as
+// kill -9 does, and then as a user does, who finds nothing of both left.
 func (l *lab) verifyInterrupted(t *testing.T) {
 	kubeconfig, err := l.testbed.Kubeconfig()
 	must(t, err)
-	process, err := l.nodes[0].Start(sandbox.Command{
-		Name: "semaphorectl", Path: l.tool, Args: []string{"verify", "aws", "gcp"}, Log: filepath.Join(t.TempDir(), "log"),
-		Env: []string{"KUBECONFIG=" + kubeconfig, "HOME=" + t.TempDir()},
-	})
-	must(t, err)
-	must(t, testbed.Wait(within(t, time.Minute), "temporary pods", func(ctx context.Context) error {
-		left, err := l.probesLeft(ctx)
-		if err == nil && left == 0 {
-			err = errors.New("none is there yet")
+	var killed []string
+	for _, signal := range []os.Signal{os.Kill, os.Interrupt} {
+		process, err := l.nodes[0].Start(sandbox.Command{
+			Name: "semaphorectl", Path: l.tool, Args: []string{"verify", "aws", "gcp", "--skip", "throughput,name", "--nodes", "1"}, Log: filepath.Join(t.TempDir(), "log"),
+			Env: []string{"KUBECONFIG=" + kubeconfig, "HOME=" + t.TempDir()},
+		})
+		must(t, err)
+		var made []string
+		must(t, testbed.Wait(within(t, 2*time.Minute), "temporary policies in both clusters", func(ctx context.Context) error {
+			made, err = l.guards(ctx)
+			if err == nil && (len(made) < 2 || slices.ContainsFunc(made, func(uid string) bool { return slices.Contains(killed, uid) })) {
+				err = fmt.Errorf("there are %d", len(made))
+			}
+			return err
+		}))
+		must(t, process.Signal(signal))
+		<-process.Done()
+		t.Logf("ended with %v:\n%s", process.Err(), process.Log())
+		if process.Err() == nil {
+			t.Error("it ended as if it had been done")
 		}
-		return err
-	}))
-	must(t, process.Signal(os.Interrupt))
-	<-process.Done()
-	t.Logf("ended with %v:\n%s", process.Err(), process.Log())
-	if process.Err() == nil {
-		t.Error("it ended as if it had been done")
+		killed = made
 	}
 	l.probesGone(t)
 }

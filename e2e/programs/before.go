@@ -17,27 +17,34 @@ const Before = "b1cc85b2dabfffb24964f4fbfe5319da060c7ad9"
 // BuildBefore builds a program of cmd/ as it was at Before, from the repository's
 // history, into dir and returns its path.
 func BuildBefore(ctx context.Context, program, dir string) (path string, err error) {
+	root, err := os.MkdirTemp("", "kube-semaphore-before-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = os.RemoveAll(root) }()
+	if err := Sources(ctx, Before, root); err != nil {
+		return "", err
+	}
+	return BuildIn(ctx, root, Module+"/cmd/"+program, filepath.Join(dir, program+"-before"))
+}
+
+// Sources puts the repository as it was at a revision, from its history, into the folder
+// dir.
+func Sources(ctx context.Context, revision, dir string) error {
 	root, err := tools.Root(ctx)
 	if err != nil {
-		return "", err
+		return err
 	}
-	source, err := os.MkdirTemp("", "kube-semaphore-before-")
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = os.RemoveAll(source) }()
-	archive := filepath.Join(source, "source.tar")
-	path = filepath.Join(dir, program+"-before")
+	archive := filepath.Join(dir, "sources.tar")
 	for _, step := range []*exec.Cmd{
-		exec.CommandContext(ctx, "git", "-C", root, "archive", "-o", archive, Before, "go.mod", "go.sum", "cmd", "internal", "mirror", "peers", "policy", "routes", "tunnel"),
-		exec.CommandContext(ctx, "tar", "-C", source, "-xf", archive),
-		exec.CommandContext(ctx, "go", "build", "-C", source, "-o", path, Module+"/cmd/"+program),
+		exec.CommandContext(ctx, "git", "-C", root, "archive", "-o", archive, revision),
+		exec.CommandContext(ctx, "tar", "-C", dir, "-xf", archive),
 	} {
 		if out, err := step.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("build %s as of %s, which needs the repository's history: %w\n%s", program, Before, err, out)
+			return fmt.Errorf("sources as of %s, which needs the repository's history: %w\n%s", revision, err, out)
 		}
 	}
-	return path, nil
+	return os.Remove(archive)
 }
 
 // FileBefore returns a file of the repository as it was at Before.

@@ -36,12 +36,17 @@ func BuildWireGuardGo(ctx context.Context, dir string) (string, error) {
 // BuildPackage builds a main package into a file, or with a slash at the end of path
 // all of a pattern into a folder, and returns path.
 func BuildPackage(ctx context.Context, pkg, path string, flags ...string) (string, error) {
-	args := append([]string{"build", "-o", path}, flags...)
-	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	root, err := tools.Root(ctx)
 	if err != nil {
 		return "", err
 	}
+	return BuildIn(ctx, root, pkg, path, flags...)
+}
+
+// BuildIn is BuildPackage of the sources in the folder root.
+func BuildIn(ctx context.Context, root, pkg, path string, flags ...string) (string, error) {
+	args := append([]string{"build", "-o", path}, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, out)

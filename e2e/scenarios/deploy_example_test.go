@@ -2,6 +2,7 @@ package scenarios_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -311,20 +312,39 @@ func TestExample(t *testing.T) {
 	t.Run("every right was needed", func(t *testing.T) { compareRights(t, granted, used(t, e.audits[:]...)) })
 }
 
-// reports breaks all paths between the clusters, and mends them.
+// reports breaks all paths between the clusters, each node's one after the other, so that
+// each has to change what it reported first, and mends them.
 func (e *example) reports(t *testing.T) {
-	each := func(do func(a, b *testbed.Node) error) {
-		for _, a := range e.clusters[0].Nodes() {
-			for _, b := range e.clusters[1].Nodes() {
-				must(t, do(a, b))
+	each := func(do func(a, b *testbed.Node) error, chosen func(i, j int) bool) {
+		for i, a := range e.clusters[0].Nodes() {
+			for j, b := range e.clusters[1].Nodes() {
+				if chosen(i, j) {
+					must(t, do(a, b))
+				}
 			}
 		}
 	}
-	each(e.testbed.Drop)
+	each(e.testbed.Drop, func(i, j int) bool { return i == j })
 	for _, c := range e.clusters {
 		waitReports(t, c, len(c.Nodes()))
 	}
-	each(e.testbed.Restore)
+	each(e.testbed.Drop, func(i, j int) bool { return i != j })
+	for i, c := range e.clusters {
+		remote := e.clusters[1-i]
+		eventually(t, repair, "all of "+c.Name+" report all of "+remote.Name, func(ctx context.Context) error {
+			all, err := programs.Reports(ctx, c)
+			for _, r := range all {
+				down := r.Remotes[remote.Name]
+				for _, n := range remote.Nodes() {
+					if !down.Has(n.Name) {
+						err = errors.Join(err, fmt.Errorf("%s doesn't report %s", r.Node, n.Name))
+					}
+				}
+			}
+			return err
+		})
+	}
+	each(e.testbed.Restore, func(int, int) bool { return true })
 	for _, c := range e.clusters {
 		waitReports(t, c, 0)
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
@@ -103,28 +104,11 @@ func TestAgentReportsOnlyItsOwnPaths(t *testing.T) {
 	t.Run("the end of its own", func(t *testing.T) { refused(t, leases(own)("semaphore-paths-aws-1"), "") })
 }
 
-// reports are the nodes of a cluster that report paths, and what each says.
-func reports(ctx context.Context, c *testbed.Cluster) (map[string]paths.Report, error) {
-	list, err := c.Client().CoordinationV1().Leases(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: paths.Label + "=" + paths.LabelValue})
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]paths.Report{}
-	for i := range list.Items {
-		r, err := paths.Read(&list.Items[i])
-		if err != nil {
-			return nil, err
-		}
-		all[r.Node] = r
-	}
-	return all, nil
-}
-
 // waitReports waits until so many nodes of a cluster report paths that are down.
 func waitReports(t *testing.T, c *testbed.Cluster, want int) {
 	t.Helper()
 	eventually(t, repair, fmt.Sprintf("%d reports in %s", want, c.Name), func(ctx context.Context) error {
-		all, err := reports(ctx, c)
+		all, err := programs.Reports(ctx, c)
 		if err == nil && len(all) != want {
 			err = fmt.Errorf("%d reports: %v", len(all), all)
 		}

@@ -138,11 +138,10 @@ func (o *original) start(t *testing.T) {
 	process, err := o.node.Start(sandbox.Command{Name: "original", Path: o.binary, Args: []string{"-f", o.device}})
 	must(t, err)
 	o.process = process
-	eventually(t, repair, "the original's device", func(ctx context.Context) error {
-		_, err := o.node.Run(ctx, "wg", "set", o.device, "listen-port", "51821",
-			"private-key", "/var/lib/semaphore-wireguard/"+o.device+".key")
-		return err
-	})
+	conn, err := programs.DialUAPI(within(t, repair), process, o.device)
+	must(t, err)
+	must(t, conn.Close())
+	o.run(t, "wg", "set", o.device, "listen-port", "51821", "private-key", "/var/lib/semaphore-wireguard/"+o.device+".key")
 	o.run(t, "ip", "link", "set", o.device, "up")
 	o.run(t, "ip", "route", "replace", o.remote.PodSubnets[0].String(), "dev", o.device, "scope", "link", "proto", "boot")
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": o.annotations()}})

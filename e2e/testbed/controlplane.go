@@ -110,6 +110,7 @@ func (p *controlPlane) createCredentials() (err error) {
 	return errors.Join(
 		os.WriteFile(p.cluster.CAFile(), p.ca.pem, 0o644),
 		serving.write(p.file("serving")),
+		p.admin.write(p.file("admin")),
 		os.WriteFile(p.file("service-account.key"), private, 0o600),
 		os.WriteFile(p.file("service-account.pub"), encodePEM("PUBLIC KEY", public), 0o644),
 	)
@@ -203,7 +204,10 @@ func (p *controlPlane) apiArgs() []string {
 		"--profiling=false",
 	}
 	if p.config.Controllers {
-		args = append(args, "--enable-admission-plugins=NodeRestriction")
+		// Kubelets are reached by address, as nobody resolves names of nodes, and know who
+		// asks: kubectl exec and logs go this way.
+		args = append(args, "--enable-admission-plugins=NodeRestriction", "--kubelet-preferred-address-types=InternalIP",
+			"--kubelet-client-certificate="+p.file("admin.crt"), "--kubelet-client-key="+p.file("admin.key"))
 	} else {
 		// Without a controller manager no namespace has a default service
 		// account, and this plugin refuses pods that have none.

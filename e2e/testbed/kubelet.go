@@ -330,13 +330,28 @@ func (k *Kubelet) Kill(ctx context.Context, namespace, pod, container string) er
 // KillChildren sends SIGKILL to the processes of a pod's container but the first one,
 // and returns how many there were.
 func (k *Kubelet) KillChildren(ctx context.Context, namespace, pod, container string) (int, error) {
-	id, err := k.container(ctx, namespace, pod, container)
+	pids, err := k.Processes(ctx, namespace, pod, container)
 	if err != nil {
 		return 0, err
 	}
+	for _, pid := range pids[1:] {
+		if _, err := k.node.Run(ctx, "kill", "-KILL", strconv.Itoa(pid)); err != nil {
+			return 0, err
+		}
+	}
+	return len(pids) - 1, nil
+}
+
+// Processes returns the processes of a pod's container, at least one, as the node
+// numbers them. The first one started the others.
+func (k *Kubelet) Processes(ctx context.Context, namespace, pod, container string) ([]int, error) {
+	id, err := k.container(ctx, namespace, pod, container)
+	if err != nil {
+		return nil, err
+	}
 	out, err := k.Ctr(ctx, "task", "ps", id)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	var pids []int
 	for line := range strings.Lines(out) {
@@ -346,15 +361,10 @@ func (k *Kubelet) KillChildren(ctx context.Context, namespace, pod, container st
 		}
 	}
 	if len(pids) == 0 {
-		return 0, fmt.Errorf("no processes in %q", out)
+		return nil, fmt.Errorf("no processes in %q", out)
 	}
-	slices.Sort(pids) // The first one started the others.
-	for _, pid := range pids[1:] {
-		if _, err := k.node.Run(ctx, "kill", "-KILL", strconv.Itoa(pid)); err != nil {
-			return 0, err
-		}
-	}
-	return len(pids) - 1, nil
+	slices.Sort(pids)
+	return pids, nil
 }
 
 // container returns the id of a pod's container, which must run.

@@ -1,0 +1,28 @@
+package programs
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+)
+
+// Reports returns what agents of a cluster report of paths that are down, by node. One
+// that can't be read in full is an error.
+func Reports(ctx context.Context, c *testbed.Cluster) (map[string]paths.Report, error) {
+	list, err := c.Client().CoordinationV1().Leases(Namespace).List(ctx, metav1.ListOptions{LabelSelector: paths.Label + "=" + paths.LabelValue})
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]paths.Report{}
+	for i := range list.Items {
+		r, err := paths.Read(&list.Items[i])
+		if err != nil {
+			return nil, err
+		}
+		all[r.Node] = r
+	}
+	return all, nil
+}
