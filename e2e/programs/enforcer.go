@@ -13,9 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // Enforcer stands in for Calico's Felix on a node, as far as semaphorectl and docs/policy.md
@@ -88,7 +88,7 @@ func (e *Enforcer) pass(ctx context.Context) error {
 // calico lists objects in both forms.
 func (e *Enforcer) calico(ctx context.Context, resource string) ([]unstructured.Unstructured, error) {
 	var all []unstructured.Unstructured
-	for _, gv := range []schema.GroupVersion{{Group: "projectcalico.org", Version: "v3"}, {Group: "crd.projectcalico.org", Version: "v1"}} {
+	for _, gv := range kube.CalicoAPIs("auto") {
 		list, err := e.node.Cluster.Dynamic().Resource(gv.WithResource(resource)).List(ctx, metav1.ListOptions{})
 		switch {
 		case apierrors.IsNotFound(err):

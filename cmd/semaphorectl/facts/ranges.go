@@ -14,14 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// The kinds of network plugins that tell where pods are.
-var (
-	poolsV3     = schema.GroupVersionResource{Group: "projectcalico.org", Version: "v3", Resource: "ippools"}
-	poolsV1     = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"}
-	ciliumNodes = schema.GroupVersionResource{Group: "cilium.io", Version: "v2", Resource: "ciliumnodes"}
-)
+// ciliumNodes tell where pods are.
+var ciliumNodes = schema.GroupVersionResource{Group: "cilium.io", Version: "v2", Resource: "ciliumnodes"}
 
 // PoolsOf is the resource of Calico's IP pools in a version of its API.
 func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
@@ -30,9 +27,9 @@ func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
 
 // readPlugin finds the network plugin, and what it needs.
 func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
-	for _, resource := range []schema.GroupVersionResource{poolsV3, poolsV1} {
-		if served(c, resource) {
-			f.Calico, f.Plugin = resource.GroupVersion(), "Calico"
+	for _, api := range kube.CalicoAPIs("auto") {
+		if served(c, PoolsOf(api)) {
+			f.Calico, f.Plugin = api, "Calico"
 			break
 		}
 	}

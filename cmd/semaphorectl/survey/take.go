@@ -14,11 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -320,7 +320,7 @@ func (t *taker) corefile(ctx context.Context) (string, error) {
 
 // pools reads Calico's IP pools in whichever form is served.
 func (t *taker) pools(ctx context.Context) ([]Pool, error) {
-	for _, gv := range []schema.GroupVersion{{Group: "projectcalico.org", Version: "v3"}, {Group: "crd.projectcalico.org", Version: "v1"}} {
+	for _, gv := range kube.CalicoAPIs("auto") {
 		list, err := t.access.Dynamic.Resource(gv.WithResource("ippools")).List(ctx, metav1.ListOptions{Limit: page})
 		switch {
 		case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
