@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
@@ -42,7 +42,7 @@ func (b *bench) manyBlocks(ctx context.Context, a *arena) error {
 		s.log = a.tb.LogPath(node.Name + "-agent")
 		both[i] = s
 	}
-	var took, now, peak, whole []pair
+	var took, share, peak []pair
 	for i := range b.pairs {
 		var seen [2]started
 		for j, s := range both {
@@ -52,25 +52,24 @@ func (b *bench) manyBlocks(ctx context.Context, a *arena) error {
 		}
 		of := func(value func(started) float64) pair { return pair{value(seen[0]), value(seen[1])} }
 		took = append(took, of(func(s started) float64 { return s.took.Seconds() }))
-		now = append(now, of(func(s started) float64 { return s.now }))
-		peak = append(peak, of(func(s started) float64 { return s.peak }))
-		whole = append(whole, of(func(s started) float64 { return s.share }))
+		share = append(share, of(func(s started) float64 { return s.memory.share }))
+		peak = append(peak, of(func(s started) float64 { return s.memory.peak }))
 		b.say("pair %d of %d: start %v and %v, memory %s and %s, peak %s and %s", i+1, b.pairs, seen[0].took.Round(time.Millisecond),
-			seen[1].took.Round(time.Millisecond), megabytes(seen[0].now), megabytes(seen[1].now), megabytes(seen[0].peak), megabytes(seen[1].peak))
+			seen[1].took.Round(time.Millisecond), megabytes(seen[0].memory.share), megabytes(seen[1].memory.share),
+			megabytes(seen[0].memory.peak), megabytes(seen[1].memory.peak))
 	}
 	beside := "with one prefix each"
 	half := goal{atMost: 1.5}
 	b.table.add(row{what: fmt.Sprintf("start to %d peers with %d blocks", b.nodes, blocks), beside: beside, pairs: took, unit: seconds, goal: half})
-	b.table.add(row{what: "memory with them", beside: beside, pairs: now, unit: megabytes, goal: half})
-	b.table.add(row{what: "memory, shared counted once", beside: beside, pairs: whole, unit: megabytes, goal: half})
+	b.table.add(row{what: "memory with them", beside: beside, pairs: share, unit: megabytes, goal: half})
 	b.table.add(row{what: "memory, peak", beside: beside, pairs: peak, unit: megabytes, goal: half})
 	return nil
 }
 
 // started is what one start came to.
 type started struct {
-	took             time.Duration
-	now, peak, share float64 // memory
+	took   time.Duration
+	memory memory
 }
 
 // once starts the agent, measures, and leaves nothing.
@@ -78,18 +77,9 @@ func (s *scale) once(ctx context.Context) (seen started, err error) {
 	if seen.took, _, err = s.startAgent(ctx, "info"); err != nil {
 		return seen, err
 	}
-	if err := measure.Pause(ctx, settling); err != nil {
-		return seen, err
-	}
 	pids, err := s.agent.PIDs()
-	if err != nil {
-		return seen, err
+	if err == nil {
+		seen.memory, err = memoryAfter(ctx, settling, pids)
 	}
-	if seen.now, seen.peak, err = measure.Resident(pids...); err != nil {
-		return seen, err
-	}
-	if seen.share, err = measure.Proportional(pids...); err != nil {
-		return seen, err
-	}
-	return seen, s.stopAgent(ctx)
+	return seen, errors.Join(err, s.stopAgent(ctx))
 }

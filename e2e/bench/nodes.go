@@ -151,24 +151,24 @@ func (s *scale) startup(ctx context.Context) error {
 // and in that of the first one.
 type memory struct{ share, first, peak float64 }
 
+// memoryAfter returns what processes take after a while.
+func memoryAfter(ctx context.Context, wait time.Duration, pids []int) (m memory, err error) {
+	if err := measure.Pause(ctx, wait); err != nil {
+		return m, err
+	}
+	var errs [3]error
+	m.share, errs[0] = measure.Proportional(pids...)
+	m.first, errs[1] = measure.Proportional(pids[0])
+	_, m.peak, errs[2] = measure.Resident(pids...)
+	return m, errors.Join(errs[:]...)
+}
+
 // memories returns what processes take that have just started, soon and at rest.
 func memories(ctx context.Context, pids []int) (soon, rest memory, err error) {
-	for _, look := range []struct {
-		after time.Duration
-		to    *memory
-	}{{settling, &soon}, {atRest, &rest}} {
-		if err := measure.Pause(ctx, look.after); err != nil {
-			return soon, rest, err
-		}
-		var errs [3]error
-		look.to.share, errs[0] = measure.Proportional(pids...)
-		look.to.first, errs[1] = measure.Proportional(pids[0])
-		_, look.to.peak, errs[2] = measure.Resident(pids...)
-		if err := errors.Join(errs[:]...); err != nil {
-			return soon, rest, err
-		}
+	if soon, err = memoryAfter(ctx, settling, pids); err == nil {
+		rest, err = memoryAfter(ctx, atRest, pids)
 	}
-	return soon, rest, nil
+	return soon, rest, err
 }
 
 // scatterTime is the time in which WireGuard tries again to reach a peer that
