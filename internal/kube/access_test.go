@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -417,6 +419,36 @@ func TestTokenIsTheOneInTheFile(t *testing.T) {
 			want("token-3")
 		})
 	}
+}
+
+// TestTokenOfAFileThatShowsNothing has a file whose content changes while the file system
+// says the same of it as before, as some do that are made by programs: it isn't used for
+// ever what was in it once.
+func TestTokenOfAFileThatShowsNothing(t *testing.T) {
+	path := writeTemp(t, "token", nil)
+	synctest.Test(t, func(t *testing.T) {
+		made := time.Now().Add(-time.Hour)
+		transport := &tokenTransport{file: path}
+		for n := range 3 {
+			err := os.WriteFile(path, fmt.Appendf(nil, "token-%d", n), 0o600)
+			if err == nil {
+				err = os.Chtimes(path, made, made)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			// As many requests as there may be: they don't put it off.
+			for range 20 {
+				time.Sleep(fileTrusted / 20)
+				if _, err := transport.authorization(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, err := transport.authorization(); err != nil || got != fmt.Sprintf("Bearer token-%d", n) {
+				t.Errorf("header %q, %v, want that with token-%d", got, err, n)
+			}
+		}
+	})
 }
 
 func TestTokensThatCannotBeUsed(t *testing.T) {
