@@ -337,3 +337,18 @@ func TestOldAgents(t *testing.T) {
 		})
 	}
 }
+
+// TestOldAgentsOfAnyVersions holds that the same is said each time, also of versions that
+// have no order.
+func TestOldAgentsOfAnyVersions(t *testing.T) {
+	clusters := surveytest.Pair(2)
+	for i, version := range []string{"v1.9.0", "v1.10.0", "v1.2-devel", "v1.10.0-1-gabcdef"} {
+		clusters[i/2].Agents[i%2].Value.Version = version
+	}
+	first := oldAgents(&Facts{Clusters: clusters})
+	for range 100 {
+		if diff := cmp.Diff(first, oldAgents(&Facts{Clusters: clusters})); diff != "" {
+			t.Fatalf("another time (-first +got):\n%s", diff)
+		}
+	}
+}

@@ -166,7 +166,9 @@ func oldAgents(f *Facts) []Finding {
 	if total == 0 {
 		return nil
 	}
-	most := slices.MaxFunc(slices.Collect(maps.Values(of)), (*generation).compare)
+	// In order: what has no number isn't ordered as one with those that have.
+	byName := slices.SortedFunc(maps.Values(of), func(a, b *generation) int { return strings.Compare(a.version, b.version) })
+	most := slices.MaxFunc(byName, (*generation).compare)
 	var found []Finding
 	for c, a := range f.agents() {
 		scope, source := Scope{Cluster: c.Name, Node: a.Pod.Node}, statusOf(c, a.Pod.Node)
