@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -10,20 +12,22 @@ import (
 )
 
 // Lacks names the rights among wanted that the administrator doesn't have, sorted; empty:
-// none. What the API server doesn't say counts as lacking.
-func (c *Cluster) Lacks(ctx context.Context, wanted []authorizationv1.ResourceAttributes) string {
+// none. An error is that the API server doesn't say.
+func (c *Cluster) Lacks(ctx context.Context, wanted []authorizationv1.ResourceAttributes) (string, error) {
+	var failed error
 	may := func(a authorizationv1.ResourceAttributes) bool {
 		review, err := c.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &a},
 		}, metav1.CreateOptions{})
+		failed = cmp.Or(failed, err)
 		return err == nil && review.Status.Allowed
 	}
 	if may(authorizationv1.ResourceAttributes{Verb: "*", Group: "*", Resource: "*"}) {
-		return ""
+		return "", nil
 	}
 	var missing []string
 	for _, a := range wanted {
-		if !may(a) {
+		if failed == nil && !may(a) {
 			name := strings.TrimSuffix(a.Resource+"/"+a.Subresource, "/")
 			if a.Group != "" {
 				name += "." + a.Group
@@ -31,6 +35,9 @@ func (c *Cluster) Lacks(ctx context.Context, wanted []authorizationv1.ResourceAt
 			missing = append(missing, a.Verb+" "+name)
 		}
 	}
+	if failed != nil {
+		return "", fmt.Errorf("what the context %s may do: %w", c.Context, failed)
+	}
 	slices.Sort(missing)
-	return strings.Join(slices.Compact(missing), ", ")
+	return strings.Join(slices.Compact(missing), ", "), nil
 }

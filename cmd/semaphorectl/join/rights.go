@@ -35,7 +35,10 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 			}
 		}
 	}
-	missing := c.Lacks(ctx, wanted)
+	missing, err := c.Lacks(ctx, wanted)
+	if err != nil {
+		return []fault{{cluster: c.Name, what: err.Error(), remedy: "see that the API server at " + c.Server + " answers"}}
+	}
 	if missing == "" {
 		return nil
 	}

@@ -35,7 +35,11 @@ func guard(ctx context.Context, c *cli.Cluster, f *facts.Facts) (g *probe.Guard,
 		API: api, Remotes: f.Installed.Remotes(),
 		Domain: cmp.Or(f.Installed.Settings["SEMAPHORE_POLICY_LABEL_DOMAIN"], "policy.semaphore.uw.io"),
 	}
-	if lacking := c.Lacks(ctx, g.Rights()); lacking != "" {
+	lacking, err := c.Lacks(ctx, g.Rights())
+	if err != nil {
+		return nil, Unknown, err.Error()
+	}
+	if lacking != "" {
 		return nil, Unknown, fmt.Sprintf("the context %s may not %s", c.Context, lacking)
 	}
 	return g, Right, ""
