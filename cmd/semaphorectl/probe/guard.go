@@ -38,9 +38,10 @@ type Guarded struct {
 	To   string
 	// Untried says why nothing is known; empty: it is.
 	Untried string
-	// Set says why the labelled pod's address was in no network set; empty: it was.
-	Set  string
-	Legs []GuardedLeg
+	// Set says why the labelled pod's address was in no network set, and Unlisted why that
+	// isn't known; both empty: it was.
+	Set, Unlisted string
+	Legs          []GuardedLeg
 }
 
 // GuardedLeg is about one guarded pod, which unlabelled ones had reached without the
@@ -64,6 +65,8 @@ const (
 	enforcedWithin = 15 * time.Second
 	// listedWithin is how long a pod's address may take to be in a network set.
 	listedWithin = 15 * time.Second
+	// answerWithin is how long an API server may take to say what is in network sets.
+	answerWithin = 5 * time.Second
 	// deniedAfter is how many seconds a pod asks until it takes itself to be denied.
 	deniedAfter = 5
 	// stays is how many seconds a labelled pod is there before it asks, so that its set is
@@ -154,14 +157,15 @@ func (g *Guard) remove(ctx context.Context, c *cli.Cluster) error {
 
 // guard has the pods that serve guarded, those of all clusters at once, and tried again.
 func guard(ctx context.Context, clusters []*cli.Cluster, servers []server, plan *Plan, id string, reached []Leg) ([]Guarded, error) {
-	images := map[string]string{}
+	images, of := map[string]string{}, map[string][]server{}
 	for i := range servers {
+		of[servers[i].Cluster] = append(of[servers[i].Cluster], servers[i])
 		images[servers[i].Cluster] = servers[i].image
 	}
 	found, errs := make([][]Guarded, len(clusters)), make([]error, len(clusters))
 	var group sync.WaitGroup
 	for i, to := range clusters {
-		g := guarding{Guard: plan.Guards[to.Name], id: id, to: to, images: images}
+		g := guarding{Guard: plan.Guards[to.Name], id: id, to: to, servers: of[to.Name], images: images}
 		if g.Guard == nil {
 			continue
 		}
@@ -182,6 +186,8 @@ type guarding struct {
 	id   string
 	to   *cli.Cluster
 	from []*cli.Cluster
+	// servers are the pods of the cluster that are tried.
+	servers []server
 	// images are those of pods, by cluster.
 	images map[string]string
 }
@@ -220,7 +226,33 @@ func (g *guarding) try(ctx context.Context, reached []Leg) (all []Guarded, err e
 		}
 	}
 	group.Wait()
+	for i := range all {
+		if why := g.ended(ctx, all[i].Legs); all[i].Untried == "" && why != nil {
+			all[i].Untried = why.Error()
+		}
+	}
 	return all, nil
+}
+
+// ended is an error unless the pods that were tried serve still: that one which has ended
+// doesn't answer says nothing about policies.
+func (g *guarding) ended(ctx context.Context, legs []GuardedLeg) error {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	for i := range g.servers {
+		s := &g.servers[i]
+		if !slices.ContainsFunc(legs, func(l GuardedLeg) bool { return l.To == s.Place }) {
+			continue
+		}
+		pod, err := g.to.Client.CoreV1().Pods(Namespace).Get(ctx, s.pod, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("whether the pod that was tried on %s still runs: %w", s.Place, err)
+		}
+		if err != nil || pod.DeletionTimestamp != nil || !Running(pod) {
+			return fmt.Errorf("the pod that was tried on %s has ended meanwhile", s.Place)
+		}
+	}
+	return nil
 }
 
 // guarded begins with what a pod of a cluster has reached without the policy: of that
@@ -264,7 +296,17 @@ func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
 	request.ServeFor, request.Patience = stays, admittedWithin
 	pod := OnNode(g.images[c.Name], found.From.Node, request)
 	pod.Labels[g.Domain+"/name"] = g.set(g.id, c.Name)[g.Domain+"/name"]
-	result, err := g.labelled(ctx, c, pod, &request, found)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("not within "+limit.String()))
+	defer cancel()
+	pod, err := g.labelled(ctx, c, pod, &request, found)
+	var result *reach.Result
+	switch {
+	case err != nil:
+		found.Unlisted = err.Error()
+	case found.Set == "":
+		result, err = await(ctx, c, pod)
+		result, err = complete(pod, &request, result, err)
+	}
 	for i := range found.Legs {
 		switch {
 		case found.Set != "":
@@ -277,11 +319,8 @@ func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
 	}
 }
 
-// labelled has a pod with the label try the guarded ones, while its address gets into a
-// network set.
-func (g *guarding) labelled(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, request *reach.Request, found *Guarded) (*reach.Result, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("not within "+limit.String()))
-	defer cancel()
+// labelled starts a pod with the label, and waits until its address is in a network set.
+func (g *guarding) labelled(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, request *reach.Request, found *Guarded) (*corev1.Pod, error) {
 	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
@@ -296,31 +335,33 @@ func (g *guarding) labelled(ctx context.Context, c *cli.Cluster, pod *corev1.Pod
 			wanted = append(wanted, address)
 		}
 	}
-	if err := g.listed(ctx, c.Name, wanted); err != nil {
-		found.Set = err.Error()
-		return nil, nil
-	}
-	result, err := await(ctx, c, pod)
-	return complete(pod, request, result, err)
+	found.Set, err = g.listed(ctx, c.Name, wanted)
+	return pod, err
 }
 
-// listed waits until addresses of a cluster's pod are in a network set.
-func (g *guarding) listed(ctx context.Context, from string, wanted []string) error {
+// listed waits until addresses of a cluster's pod are in a network set, or says why they
+// aren't. An error is that nobody knows.
+func (g *guarding) listed(ctx context.Context, from string, wanted []string) (why string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, listedWithin, errors.New("not within "+listedWithin.String()))
 	defer cancel()
 	sets := g.to.Dynamic.Resource(g.API.WithResource("globalnetworksets"))
-	var last error
+	last := errors.New("no answer")
 	for {
-		list, err := sets.List(ctx, metav1.ListOptions{LabelSelector: g.set(g.id, from).String()})
+		once, done := context.WithTimeout(ctx, answerWithin)
+		list, err := sets.List(once, metav1.ListOptions{LabelSelector: g.set(g.id, from).String()})
+		done()
 		if err == nil && contains(list.Items, wanted) {
-			return nil
+			return "", nil
 		}
-		if err != nil && ctx.Err() == nil {
+		if err == nil || ctx.Err() == nil {
 			last = err
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), last)
+			if last != nil {
+				return "", fmt.Errorf("read network sets of %s: %w", g.to.Name, last)
+			}
+			return context.Cause(ctx).Error(), nil
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

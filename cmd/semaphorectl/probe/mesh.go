@@ -96,6 +96,7 @@ type server struct {
 	Place
 	cluster   int
 	image     string
+	pod       string // its name
 	addresses []string
 	err       error
 }
@@ -161,6 +162,7 @@ func (s *server) start(ctx context.Context, c *cli.Cluster, id string) ([]string
 	if err != nil {
 		return nil, err
 	}
+	s.pod = pod.Name
 	if pod, err = Wait(ctx, c, pod, Running); err != nil {
 		return nil, err
 	}

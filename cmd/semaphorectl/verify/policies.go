@@ -48,6 +48,7 @@ func guard(ctx context.Context, c *cli.Cluster, f *facts.Facts) (g *probe.Guard,
 // policies judges what pods found of a cluster's pods while those were guarded:
 //
 //	the labelled pod's address in no set    network set wrong; who is let in isn't known
+//	nobody knows whether it is in one       neither is known
 //	answered without the label              network policy wrong; with the label not known
 //	not answered with the label             network policy wrong
 func policies(c *cluster, clusters []cluster, tried *probe.Tried, skip []string) []Row {
@@ -87,7 +88,10 @@ func policies(c *cluster, clusters []cluster, tried *probe.Tried, skip []string)
 
 func guarded(g *probe.Guarded) []Row {
 	listed := Row{From: g.From.String(), To: g.To, What: set, State: Right, Expected: "it gets the address of a pod with the label", Found: "it does"}
-	if g.Set != "" {
+	switch {
+	case g.Unlisted != "":
+		listed.State, listed.Found = Unknown, g.Unlisted
+	case g.Set != "":
 		listed.State = Wrong
 		listed.Found = g.Set + ": semaphore-policy of " + g.To + " doesn't run, doesn't reach " + g.From.Cluster + ", or may not write; semaphorectl doctor says more"
 	}

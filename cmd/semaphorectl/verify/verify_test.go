@@ -87,6 +87,10 @@ func TestJudge(t *testing.T) {
 			says: "gcp/gcp-1 network set wrong: not within 20s: semaphore-policy of aws doesn't run, doesn't reach gcp, or may not write; semaphorectl doctor says more; " +
 				"gcp/gcp-1 network policy not known: its address is in no network set",
 		},
+		"a set that can't be read": {
+			change: guarding(probe.Guarded{Unlisted: "refused", Legs: []probe.GuardedLeg{{Unlabelled: denied, Unknown: "a pod with the label finds nothing out: refused"}}}), want: Unknown,
+			says: "gcp/gcp-1 network set not known: refused; gcp/gcp-1 network policy not known: a pod with the label finds nothing out: refused",
+		},
 		"a set that doesn't let in": {
 			change: guarding(probe.Guarded{Legs: []probe.GuardedLeg{{Unlabelled: denied, Labelled: denied}}}), want: Wrong,
 			says: "gcp/gcp-1 network policy wrong: i/o timeout, though its address is in a network set",
