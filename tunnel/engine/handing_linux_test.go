@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 )
 
 // running is an engine process.
@@ -85,22 +86,31 @@ func ask(t *testing.T, m control.Message, files ...int) control.Message {
 
 const name = "wg-test"
 
+// openTUN returns a descriptor of a TUN link, which it makes unless there is one.
+func openTUN(name string) (fd int, err error) {
+	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	if err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}
+
 // makeTUN makes a TUN link, which goes with the descriptor.
 func makeTUN(t *testing.T) (fd, index int) {
 	t.Helper()
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, err := openTUN(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	request, err := unix.NewIfreq(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
-		t.Fatal(err)
-	}
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		t.Fatal(err)
@@ -485,4 +495,111 @@ func TestATakeOverIsTriedAgain(t *testing.T) {
 	c.Close()
 	second.says(t, "msg=\"taken over\"")
 	first.says(t, "msg=\"standing by\"")
+}
+
+// estate returns what an engine gives that hands a device over, with a UDP socket and its
+// port, and the giver's end of the pair, at which nobody says anything.
+func estate(t *testing.T, name string) (files control.Files, port int, giver *net.UnixConn) {
+	t.Helper()
+	giving, taker, err := handover.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taker.Close() }()
+	if giver, err = handover.Conn(giving); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = giver.Close() })
+	key, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := unix.MemfdCreate("configuration", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket, err := net.ListenUDP("udp4", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = socket.Close() }()
+	port = socket.LocalAddr().(*net.UDPAddr).Port
+	if _, err := unix.Pwrite(config, fmt.Appendf(nil, "set=1\nprivate_key=%x\nlisten_port=%d\n\n", key[:], port), 0); err != nil {
+		t.Fatal(err)
+	}
+	file, err := socket.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	duplicate, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, err := unix.FcntlInt(taker.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tun, err := openTUN(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return control.Files{config, end, tun, duplicate}, port, giver
+}
+
+// Of several devices that an engine takes over one fails. It can be served when the agent
+// asks for it: nobody holds its link or its port any more.
+func TestADeviceThatIsNotTakenIsFree(t *testing.T) {
+	nstest.TUN(t)
+	const other = "wg-fails"
+	taken, _, ended := estate(t, name)
+	fails, port, keeps := estate(t, other)
+	// The one has just ended, the other one keeps the device.
+	_ = ended.Close()
+	if _, err := keeps.Write([]byte("xfor a test")); err != nil {
+		t.Fatal(err)
+	}
+	l, err := control.Listen(control.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before sync.WaitGroup
+	t.Cleanup(before.Wait)
+	t.Cleanup(func() { _ = l.Close() })
+	before.Go(func() {
+		raw, err := l.AcceptUnix()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		c := control.NewConn(raw, func(m control.Message, _ control.Files) (control.Message, control.Files) {
+			switch m.Op {
+			case control.Hello:
+				return control.Message{Protocol: control.Protocol}, nil
+			case control.Take:
+				return control.Message{Devices: []control.Device{{Name: name}, {Name: other}}}, nil
+			case control.Give:
+				return control.Message{Name: m.Name}, map[string]control.Files{name: taken, other: fails}[m.Name]
+			}
+			return control.Message{}, nil
+		})
+		c.Start()
+		<-c.Done()
+	})
+	e := start(t)
+	e.says(t, "msg=starting")
+	if list := ask(t, control.Message{Op: control.List}).Devices; len(list) != 1 || list[0].Name != name {
+		t.Errorf("the engine serves %v", list)
+	}
+	fd, err := openTUN(other)
+	if err != nil {
+		t.Fatalf("attach to the link: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	ask(t, control.Message{Op: control.Serve, Name: other}, fd)
+	socket, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = socket.Close()
 }

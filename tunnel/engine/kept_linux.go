@@ -278,6 +278,18 @@ func (k *keeper) restore(ctx context.Context, d *kept, s *server) error {
 	return nil
 }
 
+// letGo has a server end a device that it has a part of: whoever serves it instead needs its
+// link and its port. A server that doesn't is killed.
+func (k *keeper) letGo(s *server, d *kept) error {
+	ctx, cancel := context.WithTimeout(k.ctx, hangLimit)
+	defer cancel()
+	_, _, err := s.conn.Ask(ctx, control.Message{Op: opClose, Name: d.name})
+	if err == nil || errors.Is(err, unix.ENODEV) || s.gone() || k.ctx.Err() != nil {
+		return nil
+	}
+	return errors.Join(err, s.process.Kill())
+}
+
 // duplicates returns those of the descriptors that the device's server needs, the TUN
 // first, and the port that it listens on.
 func (k *keeper) duplicates(d *kept) (files control.Files, port uint16, err error) {

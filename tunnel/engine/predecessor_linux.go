@@ -227,9 +227,9 @@ func (k *keeper) adopt(ctx context.Context, c *control.Client, name string) erro
 	return nil
 }
 
-// take has the server take a device, and puts the UAPI socket in its place. The caller
-// holds d.configuring.
-func (k *keeper) take(ctx context.Context, d *kept, config []byte, pair int) error {
+// take has the server take a device, and puts the UAPI socket in its place. When it
+// returns an error, nothing here holds the device's link. The caller holds d.configuring.
+func (k *keeper) take(ctx context.Context, d *kept, config []byte, pair int) (err error) {
 	s, err := k.waitServer(ctx)
 	if err != nil {
 		return err
@@ -243,6 +243,11 @@ func (k *keeper) take(ctx context.Context, d *kept, config []byte, pair int) err
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, k.letGo(s, d)) //nolint:contextcheck // The hand-over's may have ended.
+		}
+	}()
 	// The configuration is a request, and perhaps another one for keepalives.
 	for request := range bytes.SplitAfterSeq(config, []byte("\n\n")) {
 		if len(request) == 0 {

@@ -39,6 +39,7 @@ type served struct {
 	tun     *handover.Tun // shut until it may be read
 	closing atomic.Bool   // we end it, it doesn't end on its own
 	greeted []handover.Key
+	given   []*os.File // UDP sockets that it may use
 
 	mu   sync.Mutex
 	stop func() // ends what goes on with the device, see work
@@ -98,6 +99,10 @@ func (s *serving) handle(m control.Message, files *control.Files) error {
 		s.mu.Unlock()
 		d.closing.Store(true)
 		d.dev.Close()
+		d.rest() // Nor is it taken over any more.
+		for _, socket := range d.given {
+			_ = socket.Close() // A device that was never up has its port by these.
+		}
 	default:
 		return fmt.Errorf("request %q isn't known", m.Op)
 	}
@@ -123,12 +128,11 @@ func (s *serving) open(name string, files control.Files) error {
 	// Unread until there are peers, wireguard-go would throw packets away; and with
 	// its link's events it would open sockets before it knows the port.
 	d := &served{name: name, tun: handover.NewTun(native, true)}
-	var inherited []*os.File
 	for _, fd := range files[1:] {
-		inherited = append(inherited, os.NewFile(uintptr(fd), "udp "+name))
+		d.given = append(d.given, os.NewFile(uintptr(fd), "udp "+name))
 	}
 	d.bind = handover.NewBind(udp.New(udp.Config{
-		Inherited: inherited,
+		Inherited: d.given,
 		Opened:    func(port uint16, sockets []*os.File) { s.tellSockets(name, int(port), sockets) },
 		Closed:    func() { s.tellSockets(name, 0, nil) },
 	}))
