@@ -241,7 +241,7 @@ func (k *keeper) waitServer(ctx context.Context) (*server, error) {
 
 // restore gives the device to a server that doesn't have it yet, as it was: with what
 // has arrived meanwhile. The caller holds d.configuring.
-func (k *keeper) restore(ctx context.Context, d *kept, s *server) error {
+func (k *keeper) restore(ctx context.Context, d *kept, s *server) (err error) {
 	if d.on == s {
 		return nil
 	}
@@ -255,6 +255,13 @@ func (k *keeper) restore(ctx context.Context, d *kept, s *server) error {
 		return err
 	}
 	d.on = s
+	defer func() {
+		if err != nil {
+			// It has a part of it. The next look gives it all.
+			d.on = nil
+			err = errors.Join(err, k.letGo(s, d)) //nolint:contextcheck // That of the request may have ended.
+		}
+	}()
 	answer, err := s.uapi(ctx, d, d.model.request(port))
 	if err != nil {
 		return err

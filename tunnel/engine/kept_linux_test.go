@@ -1,0 +1,115 @@
+package engine
+
+import (
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+)
+
+// serverThat returns a server that does what it is asked for, by name.
+func serverThat(t *testing.T, does func(op string, files control.Files) error) *server {
+	t.Helper()
+	ours, theirs, err := socketpair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := net.FileConn(theirs)
+	_ = theirs.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := control.NewConn(raw.(*net.UnixConn), func(m control.Message, files control.Files) (control.Message, control.Files) {
+		defer files.Close()
+		if err := does(m.Op, files); err != nil {
+			return control.Failure(err), nil
+		}
+		return control.Message{}, nil
+	})
+	s := &server{conn: control.NewConn(ours, func(_ control.Message, files control.Files) (control.Message, control.Files) {
+		files.Close()
+		return control.Message{}, nil
+	})}
+	c.Start()
+	s.conn.Start()
+	t.Cleanup(c.Close)
+	t.Cleanup(s.conn.Close)
+	return s
+}
+
+// A device that a server couldn't be given in time, as one without processor time, is given
+// to it again, all of it: who only has a part of the configuration, and doesn't read the
+// TUN, serves nobody.
+func TestADeviceIsRestoredAgain(t *testing.T) {
+	for _, failing := range []string{opUAPI, opStart} {
+		t.Run(failing, func(t *testing.T) {
+			k := newKeeper(t.Context(), Config{Logger: slog.New(slog.DiscardHandler)})
+			tun, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := &kept{name: "wg-test", tun: tun, log: k.log, model: newModel()}
+			d.ctx, d.end = k.ctx, k.end
+			k.devices[d.name] = d
+			t.Cleanup(func() {
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				k.forget(d)
+			})
+			var mu sync.Mutex
+			has, failed := make(map[string]bool), false
+			s := serverThat(t, func(op string, files control.Files) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if op == failing && !failed {
+					failed = true
+					return unix.ETIMEDOUT
+				}
+				if op == opClose {
+					clear(has)
+					return nil
+				}
+				if op == opOpen && len(has) > 0 {
+					return unix.EEXIST
+				}
+				has[op] = true
+				if op != opUAPI {
+					return nil
+				}
+				dup, err := unix.FcntlInt(uintptr(files[0]), unix.F_DUPFD_CLOEXEC, 0)
+				if err != nil {
+					return err
+				}
+				socket := os.NewFile(uintptr(dup), "uapi")
+				go func() {
+					defer func() { _ = socket.Close() }()
+					_, _ = io.ReadAll(socket)
+					_, _ = io.WriteString(socket, "errno=0\n\n")
+				}()
+				return nil
+			})
+			if err := k.with(t.Context(), d, s, nothing); err == nil {
+				t.Fatal("it is no error that the server fails")
+			}
+			if err := k.with(t.Context(), d, s, nothing); err != nil {
+				t.Fatal(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for _, op := range []string{opOpen, opUAPI, opStart} {
+				if !has[op] {
+					t.Errorf("the server wasn't asked to %s", op)
+				}
+			}
+			if d.answers.Load() != s {
+				t.Error("the server doesn't count as one that has the device")
+			}
+		})
+	}
+}
