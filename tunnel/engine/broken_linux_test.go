@@ -18,6 +18,12 @@ import (
 // server returns the process that serves for an engine.
 func (r *running) server(t *testing.T) (pid int) {
 	t.Helper()
+	// Before it starts a process for the first time, Go has one of a moment try whether the
+	// kernel knows pidfds: it is the keeper's program still.
+	keeper, err := commandOf(r.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
 	polltest.Until(t, time.Minute, "a serving process", func() bool {
 		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.Process.Pid))
 		if err != nil {
@@ -25,14 +31,24 @@ func (r *running) server(t *testing.T) (pid int) {
 		}
 		for _, task := range tasks {
 			children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", r.Process.Pid, task.Name()))
-			if first, _, found := strings.Cut(string(children), " "); found {
-				pid, err = strconv.Atoi(first)
-				return err == nil
+			for child := range strings.FieldsSeq(string(children)) {
+				if pid, err = strconv.Atoi(child); err != nil {
+					t.Fatal(err)
+				}
+				if command, err := commandOf(pid); err == nil && command != "" && command != keeper {
+					return true
+				}
 			}
 		}
 		return false
 	})
 	return pid
+}
+
+// commandOf returns the command line of a process; empty: it has ended.
+func commandOf(pid int) (string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return string(text), err
 }
 
 func signal(t *testing.T, pid int, what unix.Signal) {
