@@ -144,3 +144,24 @@ func TestSeveralStandBy(t *testing.T) {
 	})
 	newTunnel(t).works(t)
 }
+
+// A serving process that hangs during a hand-over, at either side, is replaced as at any
+// other time, and the hand-over is made then.
+func TestAServerHangsDuringAHandOver(t *testing.T) {
+	for name, hangs := range map[string]func(first, second *running) *running{
+		"old": func(first, _ *running) *running { return first },
+		"new": func(_, second *running) *running { return second },
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := start(t)
+			first.says(t, "msg=starting")
+			tl := newTunnel(t)
+			tl.works(t)
+			second := start(t)
+			first.says(t, "msg=\"another engine takes over\"")
+			signal(t, hangs(first, second).server(t), unix.SIGSTOP)
+			first.says(t, "msg=\"standing by\"")
+			tl.works(t)
+		})
+	}
+}

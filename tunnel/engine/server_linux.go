@@ -281,21 +281,33 @@ func (k *keeper) observe(d *kept) error {
 	if err != nil {
 		return err
 	}
-	d.configuring.Lock()
-	defer d.configuring.Unlock()
 	ctx, cancel := context.WithTimeout(d.ctx, hangLimit)
 	defer cancel()
+	if !d.configuring.TryLock() {
+		// Who has it waits for a server, for a minute and more during a hand-over. One that
+		// lives says at once that it has no such device.
+		if _, _, err = s.conn.Ask(ctx, control.Message{Op: opUAPI}); late(err) {
+			return errors.Join(err, s.process.Kill())
+		}
+		return nil
+	}
+	defer d.configuring.Unlock()
 	err = k.restore(ctx, d, s)
 	if err == nil {
 		err = s.exchange(ctx, d, getRequest, d.model.observe)
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+	if late(err) {
 		_ = s.process.Kill()
 	}
 	if err != nil && k.giveUp(d) {
 		return nil
 	}
 	return err
+}
+
+// late reports whether an error says that something wasn't done in time.
+func late(err error) bool {
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
 }
 
 var getRequest = []byte("get=1\n\n")
