@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -111,5 +112,17 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 				t.Error("the server doesn't count as one that has the device")
 			}
 		})
+	}
+}
+
+// A large device is looked at seldom. A server that takes long because it hung is followed
+// by one that may hang, too.
+func TestPausesBetweenLooks(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		time.Millisecond: 2 * time.Second, 80 * time.Millisecond: 8 * time.Second, hangLimit: 20 * time.Second,
+	} {
+		if got := watchRest(took); got != want {
+			t.Errorf("after %v the next look is in %v, want %v", took, got, want)
+		}
 	}
 }

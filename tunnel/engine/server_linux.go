@@ -250,8 +250,18 @@ func (k *keeper) giveUp(d *kept) bool {
 	return true
 }
 
-// watchPause is how often the keeper asks where peers are, unless that takes long.
-const watchPause = 2 * time.Second
+const (
+	// watchPause is how often the keeper asks where peers are, unless that takes long.
+	watchPause = 2 * time.Second
+	// watchMost is how long it doesn't ask, at most: a server may hang meanwhile.
+	watchMost = 20 * time.Second
+)
+
+// watchRest returns how long to rest after a look that took so long: for a hundred times as
+// long, unless a server hung in it.
+func watchRest(took time.Duration) time.Duration {
+	return min(max(watchPause, 100*took), watchMost)
+}
 
 // hangLimit is how long the server may take to say where peers are.
 const hangLimit = 10 * time.Second
@@ -272,7 +282,7 @@ func (k *keeper) watch() {
 				d.log.Warn("cannot ask where peers are", "err", err)
 			}
 		}
-		pause = max(watchPause, 100*time.Since(began))
+		pause = watchRest(time.Since(began))
 	}
 }
 
