@@ -255,11 +255,11 @@ func (k *keeper) restore(ctx context.Context, d *kept, s *server) (err error) {
 		return err
 	}
 	d.on = s
-	defer func() {
+	defer func() { //nolint:contextcheck // That of the request may have ended.
 		if err != nil {
 			// It has a part of it. The next look gives it all.
 			d.on = nil
-			err = errors.Join(err, k.letGo(s, d)) //nolint:contextcheck // That of the request may have ended.
+			err = errors.Join(err, k.letGo(s, d))
 		}
 	}()
 	answer, err := s.uapi(ctx, d, d.model.request(port))

@@ -91,7 +91,7 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 				go func() {
 					defer func() { _ = socket.Close() }()
 					_, _ = io.ReadAll(socket)
-					_, _ = io.WriteString(socket, "errno=0\n\n")
+					_, _ = socket.WriteString("errno=0\n\n")
 				}()
 				return nil
 			})

@@ -243,9 +243,9 @@ func (k *keeper) take(ctx context.Context, d *kept, config []byte, pair int) (er
 	if err != nil {
 		return err
 	}
-	defer func() {
+	defer func() { //nolint:contextcheck // That of the hand-over may have ended.
 		if err != nil {
-			err = errors.Join(err, k.letGo(s, d)) //nolint:contextcheck // The hand-over's may have ended.
+			err = errors.Join(err, k.letGo(s, d))
 		}
 	}()
 	// The configuration is a request, and perhaps another one for keepalives.
