@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,6 +37,10 @@ func Main(m *testing.M) int {
 	}
 	return Again(cmd)
 }
+
+// FuzzWorker reports whether this process fuzzes for another one, whose namespaces it has,
+// with what was prepared in them.
+func FuzzWorker() bool { return slices.Contains(os.Args, "-test.fuzzworker") }
 
 // AsRoot lets a command, which isn't started and has its attributes and
 // environment, be root: in a user namespace of its own, unless this process is root

@@ -25,6 +25,9 @@ const insideVariable = "ENGINE_TEST_INSIDE"
 func TestMain(m *testing.M) {
 	enginetest.Main()
 	if os.Getenv(insideVariable) != "" {
+		if nstest.FuzzWorker() {
+			os.Exit(m.Run())
+		}
 		run := filepath.Dir(control.Dir)
 		err := errors.Join(
 			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
