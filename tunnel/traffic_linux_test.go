@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
@@ -117,7 +118,7 @@ func addAddress(device string, prefix netip.Prefix) error {
 		return err
 	}
 	ipnet := netsOf([]netip.Prefix{prefix})[0]
-	return netlink.AddrAdd(l, &netlink.Addr{IPNet: &ipnet})
+	return netlink.AddrAdd(l, &netlink.Addr{IPNet: &ipnet, Flags: unix.IFA_F_NODAD})
 }
 
 func (s *site) routes(other *site) error {

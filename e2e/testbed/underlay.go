@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
@@ -296,7 +297,8 @@ func plug(h *netlink.Handle, bridge int, name string) error {
 func addAddress(h *netlink.Handle, link netlink.Link, address netip.Prefix) error {
 	n := ipNet(address)
 	n.IP = address.Addr().AsSlice()
-	if err := h.AddrAdd(link, &netlink.Addr{IPNet: n}); err != nil && !errors.Is(err, os.ErrExist) {
+	// Without that it takes a kernel's worker to make an IPv6 address usable, in its own time.
+	if err := h.AddrAdd(link, &netlink.Addr{IPNet: n, Flags: unix.IFA_F_NODAD}); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("add %s to %s: %w", address, link.Attrs().Name, err)
 	}
 	return nil
