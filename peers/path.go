@@ -153,6 +153,11 @@ const (
 // doubtful tells whether an answer is overdue.
 func (p *path) doubtful() bool { return p.answers && p.asked > 0 && p.state != PathDown }
 
+// strange tells whether the peer answers no probes and has no session either.
+func (p *path) strange(now time.Time) bool {
+	return !p.answers && (p.handshake.IsZero() || now.Sub(p.handshake) >= sessionEnds)
+}
+
 // sent notes a probe.
 func (p *path) sent(now time.Time) {
 	if p.asked == 0 {

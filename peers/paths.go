@@ -21,6 +21,11 @@ const (
 	largeRate   = 30  // of it, of full size
 	downRate    = 150
 	unheardRate = 50 // to peers that don't answer
+	// strangeRate is for those of them that have no session either, of which strangeMost may
+	// be asked at once: WireGuard keeps what is sent to them until they have one, and
+	// wireguard-go 64 KiB for each packet of it.
+	strangeRate = 50
+	strangeMost = 100
 	doubtRate   = 2000
 	// suspectRate is for those that are looked at because another one seems to be gone.
 	// All that have lost that one look at the same time: so many are what a peer is asked
@@ -52,19 +57,20 @@ type paths struct {
 	ticked time.Time
 	alarm  time.Time // last
 
-	routine, doubt, suspects allowance
-	usedEvery                time.Duration
-	idleEvery                time.Duration
-	downEvery                time.Duration
-	unheardEvery             time.Duration
-	largeEvery               time.Duration
+	routine, doubt, suspects, strange allowance
+	usedEvery                         time.Duration
+	idleEvery                         time.Duration
+	downEvery                         time.Duration
+	unheardEvery                      time.Duration
+	largeEvery                        time.Duration
 }
 
 // allowance is how many probes may be sent now.
 type allowance struct{ left float64 }
 
-func (a *allowance) grow(by time.Duration, rate float64) {
-	a.left = min(a.left+by.Seconds()*rate, max(1, rate*pathTick.Seconds()*2))
+// grow adds what a time brings, of which no more than most is kept.
+func (a *allowance) grow(by time.Duration, rate, most float64) {
+	a.left = min(a.left+by.Seconds()*rate, most)
 }
 
 func (a *allowance) take() bool {
@@ -135,7 +141,7 @@ func (ps *paths) spread() {
 // interval returns how long after one probe a path gets the next.
 func (ps *paths) interval(p *path) time.Duration {
 	switch {
-	case !p.answers && p.tried < unheardTries:
+	case !p.answers && p.tried < unheardTries && !p.strange(ps.ticked):
 		return downInterval
 	case !p.answers:
 		return ps.unheardEvery
@@ -165,18 +171,23 @@ type probe struct {
 //	suspicion: a neighbour seems to be gone     suspectRate
 //	the others: those in use, then the longest  routineMost
 //	overdue; those of full size
+//	those without a session                     strangeRate
 func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	gap := pathTick
-	if !ps.ticked.IsZero() {
+	if ps.ticked.IsZero() {
+		ps.strange.left = strangeMost
+	} else {
 		gap = now.Sub(ps.ticked)
 	}
 	ps.ticked = now
-	ps.routine.grow(gap, routineMost)
-	ps.doubt.grow(gap, doubtRate)
-	ps.suspects.grow(gap, suspectRate)
-	var doubtful, suspected, due, large []*path
+	const ticks = 2 // whose allowance is kept
+	ps.routine.grow(gap, routineMost, routineMost*ticks*pathTick.Seconds())
+	ps.doubt.grow(gap, doubtRate, doubtRate*ticks*pathTick.Seconds())
+	ps.suspects.grow(gap, suspectRate, suspectRate*ticks*pathTick.Seconds())
+	ps.strange.grow(gap, strangeRate, strangeMost)
+	var doubtful, suspected, due, large, strange []*path
 	suspicion := false
 	for _, p := range ps.of {
 		if gap > stall {
@@ -196,6 +207,8 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 				doubtful = append(doubtful, p)
 			case p.suspected:
 				suspected = append(suspected, p)
+			case p.strange(now):
+				strange = append(strange, p)
 			default:
 				due = append(due, p)
 			}
@@ -218,6 +231,14 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		}
 	}
 	ask := func(some []*path, bound *allowance, large bool) {
+		for _, p := range some {
+			if !bound.take() {
+				return
+			}
+			send = append(send, probe{p.key, p.addr, large})
+		}
+	}
+	inOrder := func(some []*path) []*path {
 		slices.SortFunc(some, func(a, b *path) int {
 			if a.asked == b.asked && a.used != b.used {
 				if a.used {
@@ -227,17 +248,14 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 			}
 			return cmp.Or(cmp.Compare(b.asked, a.asked), a.next.Compare(b.next), a.addr.Compare(b.addr))
 		})
-		for _, p := range some {
-			if !bound.take() {
-				return
-			}
-			send = append(send, probe{p.key, p.addr, large})
-		}
+		return some
 	}
-	ask(doubtful, &ps.doubt, false)
-	ask(suspected, &ps.suspects, false)
-	ask(due, &ps.routine, false)
-	ask(large, &ps.routine, true)
+	ask(inOrder(doubtful), &ps.doubt, false)
+	ask(inOrder(suspected), &ps.suspects, false)
+	ask(inOrder(due), &ps.routine, false)
+	ask(inOrder(large), &ps.routine, true)
+	// In any order: thousands of them may wait for their first probe.
+	ask(strange, &ps.strange, false)
 	return send, changed, handshakes
 }
 

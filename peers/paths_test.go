@@ -49,6 +49,13 @@ func newMesh(t *testing.T, size int) *mesh {
 	return m
 }
 
+// meet has all peers make a session.
+func (m *mesh) meet() {
+	for _, p := range m.peers {
+		m.paths.read(m.now, &tunnel.PeerStatus{Peer: p.Peer, LastHandshake: m.now}, time.Time{})
+	}
+}
+
 // read has the device read: all that aren't cut have a session.
 func (m *mesh) read() {
 	for i := range m.peers {
@@ -127,6 +134,7 @@ func TestPathsInTime(t *testing.T) {
 	}{{2, 3 * time.Second, 3 * time.Second}, {500, 4 * time.Second, 3 * time.Second}, {5000, 30 * time.Second, 3 * time.Second}} {
 		t.Run(fmt.Sprint(c.size), func(t *testing.T) {
 			m := newMesh(t, c.size)
+			m.meet()
 			m.until("all up", time.Minute, PathUp, upTo(c.size)...)
 			m.paths.of[keyOf(1)].used = true
 			m.paths.mu.Lock()
@@ -317,6 +325,33 @@ func TestPathsAfterAStall(t *testing.T) {
 					t.Fatalf("%s is %s %d ticks after a stall", p.node, p.state, i)
 				}
 			}
+		}
+	}
+}
+
+// Peers without a session are asked seldom, as WireGuard keeps what is sent to them, and
+// as often as others from when they have one.
+func TestPathsToStrangers(t *testing.T) {
+	const size, steps = 1000, 300
+	m := newMesh(t, size)
+	for i := range size {
+		m.cut[keyOf(i+1)] = true
+	}
+	for range steps {
+		m.step()
+	}
+	most := strangeMost + strangeRate*steps*pathTick.Seconds()
+	if m.sent == 0 || float64(m.sent) > most {
+		t.Errorf("%d probes in %v, expected some, and at most %v", m.sent, steps*pathTick, most)
+	}
+	m.cut = map[tunnel.Key]bool{}
+	m.meet()
+	for range steps {
+		m.step()
+	}
+	for _, p := range m.paths.of {
+		if !p.answers {
+			t.Fatalf("%s isn't known to answer %v after its handshake", p.node, steps*pathTick)
 		}
 	}
 }
