@@ -17,8 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
-	clientcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
@@ -135,11 +133,17 @@ func Annotations(self Self, publications []Publication, pods *pods.Known) (map[s
 	return want, errors.Join(errs...)
 }
 
+// Nodes are those of a cluster, as kube.Client has them.
+type Nodes interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Node, error)
+	Patch(ctx context.Context, name string, of types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (*corev1.Node, error)
+}
+
 // Publisher keeps our annotations on this node's object: it puts them back when
 // somebody changes or removes them, when the node object is made anew and when
 // its address changes.
 type Publisher struct {
-	nodes        clientcorev1.NodeInterface
+	nodes        Nodes
 	self         func() (Self, bool)
 	publications func() []Publication
 	pods         func() *pods.Known
@@ -154,10 +158,10 @@ type Publisher struct {
 
 // PublisherConfig is what a Publisher needs.
 type PublisherConfig struct {
-	Nodes        clientcorev1.NodeInterface // of the local cluster; needs the verb patch
-	Self         func() (Self, bool)        // this node, and whether it is known
-	Publications func() []Publication       // for each configured remote, as it is now
-	Pods         func() *pods.Known         // those of this node; nil: not known
+	Nodes        Nodes                // of the local cluster; needs the verbs get and patch
+	Self         func() (Self, bool)  // this node, and whether it is known
+	Publications func() []Publication // for each configured remote, as it is now
+	Pods         func() *pods.Known   // those of this node; nil: not known
 	// Spacing is how close two writes follow each other: what changes sooner is put off
 	// until Due. A pass that writes nothing holds up none that does.
 	Spacing time.Duration
@@ -210,9 +214,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		return nil
 	}
 	p.written = time.Now()
-	// The UID makes sure that a node that was deleted meanwhile isn't created.
-	node := applycorev1.Node(self.Name).WithUID(self.UID).WithAnnotations(want)
-	if _, err := p.nodes.Apply(ctx, node, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {
+	if err := p.apply(ctx, self.Name, self.UID, want); err != nil {
 		p.published.Store(false)
 		return errors.Join(wrong, fmt.Errorf("publish on node %q: %w", self.Name, err))
 	}
@@ -223,6 +225,27 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		p.log.Info("published", "node", self.Name, "annotations", changed)
 	}
 	return wrong
+}
+
+// apply has the node carry these annotations of ours and no others, as kubectl apply
+// --server-side does. The UID makes sure that a node that was deleted meanwhile isn't
+// created. Client-go's own types for this bring along the schema of all of Kubernetes.
+func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annotations map[string]string) error {
+	type metadata struct {
+		Name        string            `json:"name"`
+		UID         types.UID         `json:"uid"`
+		Annotations map[string]string `json:"annotations,omitempty"`
+	}
+	body, err := json.Marshal(struct {
+		metav1.TypeMeta
+		Metadata metadata `json:"metadata"`
+	}{metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, metadata{node, uid, annotations}})
+	if err != nil {
+		return err
+	}
+	force := true
+	_, err = p.nodes.Patch(ctx, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+	return err
 }
 
 // Withdraw removes from the node what this and earlier configurations
@@ -238,8 +261,7 @@ func (p *Publisher) Withdraw(ctx context.Context, node string) error {
 	if err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
-	nothing := applycorev1.Node(node).WithUID(self.UID)
-	if _, err := p.nodes.Apply(ctx, nothing, metav1.ApplyOptions{FieldManager: FieldManager, Force: true}); err != nil {
+	if err := p.apply(ctx, node, self.UID, nil); err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
 	gone := map[string]any{PodCIDRsAnnotation: nil}

@@ -2,8 +2,11 @@ package peers
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"testing"
@@ -12,7 +15,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 )
@@ -232,6 +238,69 @@ func TestPublisher(t *testing.T) {
 
 // A device that isn't there, or that has no key, listens nowhere. What an earlier
 // process published about it may still be right: its kernel device works on.
+// TestPublisherAppliesAsClientGoDoes compares the request with that of client-go's own
+// types, to the last byte.
+func TestPublisherAppliesAsClientGoDoes(t *testing.T) {
+	type request struct {
+		Method, URL, Body string
+		Header            http.Header
+	}
+	sent := make(chan request, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if r.Method == http.MethodPatch {
+			sent <- request{r.Method, r.URL.String(), string(body), r.Header}
+		}
+		_, _ = w.Write([]byte(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"aws-1","uid":"u1"}}`))
+	}))
+	t.Cleanup(server.Close)
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := clients.CoreV1().Nodes()
+	p := NewPublisher(PublisherConfig{
+		Pods: func() *pods.Known { return &pods.Known{} }, Nodes: nodes, Logger: slog.New(slog.DiscardHandler),
+		Publications: func() []Publication { return publications },
+		Self:         func() (Self, bool) { return TrimSelf(kubernetesNode("10.66.23.31")), true },
+	})
+	theirs := applycorev1.Node("aws-1").WithUID("u1")
+	check := func(body string) {
+		t.Helper()
+		ours := <-sent
+		if _, err := nodes.Apply(t.Context(), theirs, metav1.ApplyOptions{FieldManager: "semaphore-wireguard", Force: true}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(<-sent, ours); diff != "" {
+			t.Errorf("request (-client-go's +ours):\n%s", diff)
+		}
+		if ours.Body != body {
+			t.Errorf("body %s, want %s", ours.Body, body)
+		}
+	}
+
+	if err := p.apply(t.Context(), "aws-1", "u1", nil); err != nil {
+		t.Fatal(err)
+	}
+	check(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"aws-1","uid":"u1"}}`)
+	if err := p.Reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	theirs.WithAnnotations(map[string]string{
+		"gcp.wireguard.semaphore.uw.io/pubKey":     key(1).String(),
+		"gcp.wireguard.semaphore.uw.io/endpoint":   "10.66.23.31:51820",
+		"merit.wireguard.semaphore.uw.io/pubKey":   key(2).String(),
+		"merit.wireguard.semaphore.uw.io/endpoint": "10.66.23.31:51821",
+	})
+	check(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"aws-1","uid":"u1","annotations":{` +
+		`"gcp.wireguard.semaphore.uw.io/endpoint":"10.66.23.31:51820","gcp.wireguard.semaphore.uw.io/pubKey":"` + key(1).String() + `",` +
+		`"merit.wireguard.semaphore.uw.io/endpoint":"10.66.23.31:51821","merit.wireguard.semaphore.uw.io/pubKey":"` + key(2).String() + `"}}}`)
+}
+
 func TestPublisherLeavesWhatIsNotKnown(t *testing.T) {
 	before := kubernetesNode("10.66.23.31")
 	carried := map[string]string{
