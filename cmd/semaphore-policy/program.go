@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/replica"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/policy"
@@ -27,7 +28,7 @@ type program struct {
 	guard      func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers    run.Servers
 	controller *policy.Controller
-	replica    *run.Replica
+	replica    *replica.Replica
 	pools      *pools
 }
 
@@ -113,12 +114,12 @@ func (p *program) localName() string {
 // newReplica makes the replicas of one installation agree. Where the flags of the
 // original program are used there is one process for each remote, and each must be able
 // to lead.
-func (p *program) newReplica(client kube.Client) (*run.Replica, error) {
+func (p *program) newReplica(client kube.Client) (*replica.Replica, error) {
 	name := "semaphore-policy"
 	if p.cfg.ClusterName == "" {
 		name += "-" + p.cfg.Remotes[0].Name
 	}
-	return run.NewReplica(run.ReplicaConfig{
+	return replica.New(replica.Config{
 		Election: p.cfg.LeaderElection, Leases: client.CoordinationV1(),
 		Namespace: p.cfg.Namespace, Name: name, Listen: p.cfg.ListenAddress,
 		Lead: p.controller.Lead, Logger: p.log,

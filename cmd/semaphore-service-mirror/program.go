@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
+	"github.com/kube-semaphore/kube-semaphore/internal/replica"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
@@ -33,7 +34,7 @@ type program struct {
 	guard      func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers    run.Servers
 	controller *mirror.Controller
-	replica    *run.Replica
+	replica    *replica.Replica
 }
 
 // newProgram prepares everything and makes no request.
@@ -88,7 +89,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 		tokens.NewCollector("semaphore_service_mirror", cfg.TokenFiles()),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	p.replica, err = run.NewReplica(run.ReplicaConfig{
+	p.replica, err = replica.New(replica.Config{
 		Election: cfg.LeaderElection, Leases: client.CoordinationV1(),
 		Namespace: cfg.Namespace, Name: lease, Listen: cfg.ListenAddress,
 		Lead: p.controller.Lead, Logger: log,

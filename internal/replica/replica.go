@@ -1,4 +1,5 @@
-package run
+// Package replica has one of a program's processes do what two would undo each other's of.
+package replica
 
 import (
 	"context"
@@ -15,9 +16,11 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// The times of an election where ReplicaConfig leaves them zero; those of
+// The times of an election where Config leaves them zero; those of
 // Kubernetes' own controllers.
 const (
 	DefaultLeaseDuration = 15 * time.Second
@@ -30,9 +33,9 @@ const (
 // next leader's.
 var ErrLeaseLost = errors.New("lost the lease")
 
-// ReplicaConfig describes a Replica. The three times may be zero; all other fields
+// Config describes a Replica. The three times may be zero; all other fields
 // are required.
-type ReplicaConfig struct {
+type Config struct {
 	// Election is whether there are other replicas. One that is alone leads without
 	// asking anybody.
 	Election bool
@@ -64,7 +67,7 @@ type ReplicaConfig struct {
 // Replica is one process of a program, one of which leads: it does what two would
 // undo each other's of.
 type Replica struct {
-	cfg     ReplicaConfig
+	cfg     Config
 	lease   *lease // nil: alone
 	leading atomic.Bool
 }
@@ -85,8 +88,8 @@ func identity(listen string) (string, error) {
 	return host + listen, nil
 }
 
-// NewReplica returns a replica that Run runs.
-func NewReplica(cfg ReplicaConfig) (*Replica, error) {
+// New returns a replica that Run runs.
+func New(cfg Config) (*Replica, error) {
 	r := &Replica{cfg: cfg}
 	if !cfg.Election {
 		return r, nil
@@ -164,14 +167,14 @@ func (r *Replica) Collector(prefix string) prometheus.Collector {
 // Run leads when it is this replica's turn, until ctx ends, which is not an error: then
 // it waits for Lead and gives the lease up, so that another replica takes over as soon
 // as it tries, which it does every one to two RetryPeriods. An error comes from Lead, or
-// wraps ErrLeaseLost, or ErrStuck where Lead goes on although it must not: only the end
+// wraps ErrLeaseLost, or run.ErrStuck where Lead goes on although it must not: only the end
 // of the process can stop its writes then.
 func (r *Replica) Run(ctx context.Context) error {
 	if r.lease == nil {
 		return r.lead(ctx, func(func()) func() { return func() {} }, 0)
 	}
 	// The lease is renewed until Lead has ended, hence beyond ctx.
-	holding, release := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), ClientLog(r.cfg.Logger)))
+	holding, release := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), run.ClientLog(r.cfg.Logger)))
 	won, released := make(chan struct{}, 1), make(chan struct{})
 	elector, err := r.elector(func(context.Context) { won <- struct{}{} })
 	if err != nil {
@@ -219,7 +222,7 @@ func (r *Replica) lead(ctx context.Context, works func(stop func()) (ended func(
 		select {
 		case err = <-done:
 		case <-late:
-			return fmt.Errorf("work without the lease: %w", ErrStuck)
+			return fmt.Errorf("work without the lease: %w", run.ErrStuck)
 		}
 	}
 	asked, lost := ctx.Err() != nil, leading.Err() != nil

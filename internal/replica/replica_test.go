@@ -1,4 +1,4 @@
-package run
+package replica
 
 import (
 	"bytes"
@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
 // replica is one candidate; time is that of a synctest bubble.
@@ -38,7 +40,7 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, lead func(c
 	t.Helper()
 	r := &replica{logged: new(bytes.Buffer), done: make(chan error, 1)}
 	var err error
-	r.Replica, err = NewReplica(ReplicaConfig{
+	r.Replica, err = New(Config{
 		Election: true, Leases: client.CoordinationV1(), Namespace: "sys", Name: "mirror", identity: name,
 		Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
 		Lead: func(ctx context.Context) error {
@@ -206,7 +208,7 @@ func TestUnreachableServerEndsTheWorkInTime(t *testing.T) {
 				if took := lost.Sub(cut); lost.IsZero() || took > DefaultRenewDeadline {
 					t.Errorf("went on for %v", took)
 				}
-				if r.Leads() || !errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrStuck) {
+				if r.Leads() || !errors.Is(err, ErrLeaseLost) || errors.Is(err, run.ErrStuck) {
 					t.Errorf("leads %v, Run() = %v, want that it lost the lease", r.Leads(), err)
 				}
 				if err := r.Err(); name == "that refuses" && (err == nil || !strings.Contains(err.Error(), "no route to host")) {
@@ -278,7 +280,7 @@ func TestWriteInFlightEndsWithTheProcess(t *testing.T) {
 		})
 		pass(t, time.Second)
 		r.goesAway(refuses)
-		if err := <-r.done; !errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrStuck) {
+		if err := <-r.done; !errors.Is(err, ErrLeaseLost) || errors.Is(err, run.ErrStuck) {
 			t.Errorf("Run() = %v", err)
 		}
 	})
@@ -288,7 +290,7 @@ func TestWriteInFlightEndsWithTheProcess(t *testing.T) {
 func TestReplicaThatIsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, ended := range []error{nil, context.Canceled} {
-			r, err := NewReplica(ReplicaConfig{Name: "sets", Logger: slog.New(slog.DiscardHandler), Lead: func(ctx context.Context) error {
+			r, err := New(Config{Name: "sets", Logger: slog.New(slog.DiscardHandler), Lead: func(ctx context.Context) error {
 				<-ctx.Done()
 				return ended
 			}})
@@ -393,8 +395,8 @@ func TestWorkThatGoesOnWithoutTheLeaseIsAnError(t *testing.T) {
 		})
 		pass(t, time.Second)
 		r.stop()
-		if err := <-r.done; !errors.Is(err, ErrStuck) {
-			t.Errorf("Run() = %v, want ErrStuck", err)
+		if err := <-r.done; !errors.Is(err, run.ErrStuck) {
+			t.Errorf("Run() = %v, want run.ErrStuck", err)
 		}
 		if holder := *leaseOf(t, client).Spec.HolderIdentity; holder != "only" {
 			t.Errorf("the lease was given to %q while the work went on", holder)
@@ -422,7 +424,7 @@ func TestMissingPermissionIsLoggedOnce(t *testing.T) {
 }
 
 func TestNewReplicaRefusesTimesThatDoNotFit(t *testing.T) {
-	_, err := NewReplica(ReplicaConfig{
+	_, err := New(Config{
 		Election: true, Leases: fake.NewClientset().CoordinationV1(), Namespace: "sys", Name: "mirror", identity: "only",
 		Logger: slog.New(slog.DiscardHandler), LeaseDuration: time.Second, RenewDeadline: time.Second,
 	})
