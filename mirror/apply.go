@@ -119,7 +119,7 @@ func marked(have identity, object metav1.Object, labels, annotations []string) m
 }
 
 func (a *applier) service(ctx context.Context, have *ObservedService, want *Service, c *Change) error {
-	api := a.client.CoreV1().Services(a.namespace)
+	api := a.client.Services(a.namespace)
 	if c.Verb == verbDelete {
 		err := deleted(a.local.services, have, api.Delete(ctx, c.Name, exactly(c.have)))
 		if err == nil {
@@ -172,7 +172,7 @@ func servicePatch(have identity, want *corev1.Service) mergePatch {
 }
 
 func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service, c *Change) error {
-	api := a.client.DiscoveryV1().EndpointSlices(a.namespace)
+	api := a.client.EndpointSlices(a.namespace)
 	if c.Verb == verbDelete {
 		a.log.DebugContext(ctx, "deleting endpoint slice", "service", want.Name, "slice", c.Name)
 		return deleted(a.local.slices, have, api.Delete(ctx, c.Name, exactly(c.have)))
@@ -199,7 +199,7 @@ func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service,
 }
 
 func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *Service, c *Change) error {
-	api := a.client.CoreV1().Endpoints(a.namespace)
+	api := a.client.Endpoints(a.namespace)
 	if c.Verb == verbDelete {
 		return deleted(a.local.endpoints, have, api.Delete(ctx, c.Name, exactly(c.have)))
 	}

@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -85,14 +84,14 @@ func createNamespace(t *testing.T, c *testbed.Cluster, name string) {
 
 // client is one with the rights of the account that our manifests make, over
 // connections of its own.
-func (b *bed) client(t *testing.T, c *testbed.Cluster) kubernetes.Interface {
+func (b *bed) client(t *testing.T, c *testbed.Cluster) kube.Client {
 	t.Helper()
 	cfg := c.RESTConfig()
 	cfg.CertData, cfg.KeyData = nil, nil
 	cfg.BearerTokenFile = b.accounts[c.Name].TokenFile()
 	cfg.UserAgent = "semaphore-service-mirror/test"
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
-	client, err := kubernetes.NewForConfig(cfg)
+	client, err := kube.NewClient(cfg)
 	must(t, err)
 	return client
 }

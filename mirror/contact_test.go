@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -91,7 +90,7 @@ func (g *gate) open() {
 // through has a remote be reached through a gate.
 func (b *bed) through(t *testing.T, g *gate, r *Remote) {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(&rest.Config{
+	client, err := kube.NewClient(&rest.Config{
 		Host: g.server.URL, BearerTokenFile: b.accounts[r.Name].TokenFile(),
 		TLSClientConfig: rest.TLSClientConfig{
 			CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: g.server.Certificate().Raw}),

@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -63,9 +62,9 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	return f
 }
 
-func (f *fakeAPI) client(t *testing.T) kubernetes.Interface {
+func (f *fakeAPI) client(t *testing.T) kube.Client {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(&rest.Config{
+	client, err := kube.NewClient(&rest.Config{
 		Host: f.server.URL, QPS: -1, WarningHandler: rest.NoWarnings{},
 		ContentConfig: rest.ContentConfig{ContentType: "application/json"},
 	})

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 )
 
 // inOrder waits until what is in gcp equals what a computation from nothing
@@ -20,7 +21,7 @@ func (b *bed) inOrder(t *testing.T, i *instance) {
 
 // differs compares what is in gcp with what must be, for a configuration.
 func (b *bed) differs(ctx context.Context, cfg Config) error {
-	cfg.Client = b.gcp.Client()
+	cfg.Client = clientset.Client(b.gcp.Client())
 	s := New(cfg).snapshot
 	s.zones = []string{""}
 	for _, id := range s.order {

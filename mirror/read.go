@@ -44,20 +44,20 @@ func selected[L runtime.Object](client func() (kube.Client, error), resource fun
 
 func servicesOf(namespace string) func(kube.Client) kube.Resource[*corev1.ServiceList] {
 	return func(c kube.Client) kube.Resource[*corev1.ServiceList] {
-		return c.CoreV1().Services(namespace)
+		return c.Services(namespace)
 	}
 }
 
 func slicesOf(namespace string) func(kube.Client) kube.Resource[*discoveryv1.EndpointSliceList] {
 	return func(c kube.Client) kube.Resource[*discoveryv1.EndpointSliceList] {
-		return c.DiscoveryV1().EndpointSlices(namespace)
+		return c.EndpointSlices(namespace)
 	}
 }
 
 //nolint:staticcheck // See observedEndpoints.
 func endpointsOf(namespace string) func(kube.Client) kube.Resource[*corev1.EndpointsList] {
 	return func(c kube.Client) kube.Resource[*corev1.EndpointsList] {
-		return c.CoreV1().Endpoints(namespace)
+		return c.Endpoints(namespace)
 	}
 }
 

@@ -71,7 +71,7 @@ func (c *Controller) newNodes() *kube.Feed[localNode] {
 
 func leasesOf(namespace string) func(kube.Client) kube.Resource[*coordinationv1.LeaseList] {
 	return func(c kube.Client) kube.Resource[*coordinationv1.LeaseList] {
-		return c.CoordinationV1().Leases(namespace)
+		return c.Leases(namespace)
 	}
 }
 

@@ -9,11 +9,12 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	clientcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	reports "github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
 
@@ -41,7 +42,8 @@ const (
 
 // ReporterConfig is what a Reporter needs.
 type ReporterConfig struct {
-	Leases    clientcoordinationv1.LeaseInterface // of Namespace; needs get, create, patch, delete
+	// Leases are those of Namespace; needs get, create, patch, delete.
+	Leases    kube.Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
 	Namespace string
 	Node      string // this one
 	// Owner is this process's pod, with which the report goes.

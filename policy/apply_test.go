@@ -574,7 +574,7 @@ func TestWhatIsThereStaysWithinBounds(t *testing.T) {
 			}
 			for i := range 26 {
 				pod := podObject("ns", fmt.Sprint("p-", i), string(rune('a'+i)), "Running", fmt.Sprintf("10.4.0.%d", i+1))
-				if _, err := client.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+				if _, err := client.Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			}

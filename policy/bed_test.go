@@ -20,7 +20,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -136,7 +135,7 @@ func (b *bed) start(t *testing.T, local *testbed.Cluster, adjust func(*policy.Co
 			Client: func() (kube.Client, error) {
 				c := as(r, b.remote[r.Name])
 				c.ContentType, c.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"
-				return kubernetes.NewForConfig(c)
+				return kube.NewClient(c)
 			},
 		})
 	}

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -118,7 +117,7 @@ func (c *Calico) Forget() {
 
 // detect returns the API to use.
 func (c *Calico) detect(ctx context.Context) (schema.GroupVersion, error) {
-	client, err := rest.UnversionedRESTClientFor(withCodec(c.cfg, metav1.Unversioned))
+	client, err := rest.UnversionedRESTClientFor(withoutGroup(c.cfg))
 	if err != nil {
 		return schema.GroupVersion{}, fmt.Errorf("look for calico: %w", err)
 	}
@@ -134,25 +133,19 @@ func newSetClient(cfg *rest.Config, gv schema.GroupVersion) (SetClient, error) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv, &calico.GlobalNetworkSet{}, &calico.GlobalNetworkSetList{})
 	metav1.AddToGroupVersion(scheme, gv)
-	cfg = withCodec(cfg, gv)
-	cfg.NegotiatedSerializer = newSetSerializer(serializer.NewCodecFactory(scheme).WithoutConversion())
+	cfg = kube.GroupConfig(cfg, gv, newSetSerializer(serializer.NewCodecFactory(scheme).WithoutConversion()))
 	client, err := rest.RESTClientFor(cfg)
 	if err != nil {
 		return nil, err
 	}
-	return gentype.NewClientWithList(kube.NetworkSets, rest.Interface(client), runtime.NewParameterCodec(scheme), "",
-		func() *calico.GlobalNetworkSet { return &calico.GlobalNetworkSet{} },
-		func() *calico.GlobalNetworkSetList { return &calico.GlobalNetworkSetList{} }), nil
+	return kube.NewObjects[calico.GlobalNetworkSet, calico.GlobalNetworkSetList](client, kube.NetworkSets, ""), nil
 }
 
-// withCodec returns a copy of cfg for a client of one group and version.
-func withCodec(cfg *rest.Config, gv schema.GroupVersion) *rest.Config {
-	cfg = rest.CopyConfig(cfg)
-	cfg.GroupVersion, cfg.APIPath = &gv, "/apis"
+// withoutGroup returns a copy of cfg for requests that name a path.
+func withoutGroup(cfg *rest.Config) *rest.Config {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, metav1.Unversioned)
-	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	return cfg
+	return kube.GroupConfig(cfg, metav1.Unversioned, serializer.NewCodecFactory(scheme).WithoutConversion())
 }
 
 // resource returns, for kube.ListWatch, the network sets of the API in use.

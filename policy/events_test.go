@@ -10,10 +10,10 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -63,7 +63,7 @@ func testEvents(t *testing.T, b *bed) {
 	}))
 	start := func() *instance {
 		t.Helper()
-		client, err := kubernetes.NewForConfig(as(b.aws, account))
+		client, err := kube.NewClient(as(b.aws, account))
 		must(t, err)
 		return b.start(t, b.aws, func(cfg *policy.Config) {
 			cfg.Events = event.NewRecorder(event.Config{Client: client, Component: managedBy, About: event.Pod("sys-semaphore", pod, string(object.UID))})

@@ -26,12 +26,12 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
-	core "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	restfake "k8s.io/client-go/rest/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
@@ -388,13 +388,10 @@ func (w *cutWatch) Stop() {
 // ResultChan implements watch.Interface.
 func (w *cutWatch) ResultChan() <-chan watch.Event { return w.out }
 
-// CoreV1 implements kube.Client.
-func (f *fakePods) CoreV1() core.CoreV1Interface { return silent{f.Clientset.CoreV1()} }
-
 // silent gives no sign of life: the fake has nothing that answers for its version.
-type silent struct{ core.CoreV1Interface }
+type silent struct{ kube.Client }
 
-func (silent) RESTClient() rest.Interface {
+func (silent) REST() rest.Interface {
 	return &restfake.RESTClient{Err: errors.New("no version to tell"), NegotiatedSerializer: scheme.Codecs}
 }
 
@@ -410,7 +407,7 @@ func startRig(t *testing.T, sets *fakeSets, adjust func(*Config)) *rig {
 		pods := newFakePods()
 		r.pods[name] = pods
 		cfg.Remotes = append(cfg.Remotes, RemoteConfig{
-			Rules: Rules{Cluster: name}, Client: func() (kube.Client, error) { return pods, nil },
+			Rules: Rules{Cluster: name}, Client: func() (kube.Client, error) { return silent{clientset.Client(pods)}, nil },
 		})
 	}
 	if adjust != nil {

@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -128,7 +127,7 @@ func testHostile(t *testing.T, b *bed) {
 
 	r := record(t, sets)
 	i := b.start(t, b.aws, func(c *policy.Config) {
-		c.Remotes[0].Client = func() (kube.Client, error) { return kubernetes.NewForConfig(cfg) }
+		c.Remotes[0].Client = func() (kube.Client, error) { return kube.NewClient(cfg) }
 		c.Remotes[0].Rules.Subnets = []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}
 		c.Remotes[0].Rules.MaxSets = most
 	}, b.gcp, b.merit)

@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 )
 
@@ -37,7 +36,7 @@ func (c *Calico) Pools(ctx context.Context) ([]Pool, error) {
 	c.mu.Lock()
 	gv := c.version
 	c.mu.Unlock()
-	client, err := rest.UnversionedRESTClientFor(withCodec(c.cfg, metav1.Unversioned))
+	client, err := rest.UnversionedRESTClientFor(withoutGroup(c.cfg))
 	if err != nil {
 		return nil, fmt.Errorf("read IP pools: %w", err)
 	}

@@ -164,7 +164,7 @@ func newPods(cfg *Config, r *RemoteConfig, server *kube.Server, notify func()) *
 }
 
 func podsOf(client kube.Client) kube.Resource[*corev1.PodList] {
-	return client.CoreV1().Pods(metav1.NamespaceAll)
+	return client.Pods(metav1.NamespaceAll)
 }
 
 // newSets returns a feed of all network sets of the local cluster.

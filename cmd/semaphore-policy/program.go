@@ -120,7 +120,7 @@ func (p *program) newReplica(client kube.Client) (*replica.Replica, error) {
 		name += "-" + p.cfg.Remotes[0].Name
 	}
 	return replica.New(replica.Config{
-		Election: p.cfg.LeaderElection, Leases: client.CoordinationV1(),
+		Election: p.cfg.LeaderElection, Leases: client.Leases(p.cfg.Namespace),
 		Namespace: p.cfg.Namespace, Name: name, Listen: p.cfg.ListenAddress,
 		Lead: p.controller.Lead, Logger: p.log,
 	})

@@ -90,7 +90,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	p.replica, err = replica.New(replica.Config{
-		Election: cfg.LeaderElection, Leases: client.CoordinationV1(),
+		Election: cfg.LeaderElection, Leases: client.Leases(cfg.Namespace),
 		Namespace: cfg.Namespace, Name: lease, Listen: cfg.ListenAddress,
 		Lead: p.controller.Lead, Logger: log,
 	})

@@ -187,7 +187,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		a.remotes = append(a.remotes, r)
 	}
 	a.publisher = peers.NewPublisher(peers.PublisherConfig{
-		Nodes: client.CoreV1().Nodes(), Self: a.knownSelf, Publications: a.publications, Pods: a.pods,
+		Nodes: client.Nodes(), Self: a.knownSelf, Publications: a.publications, Pods: a.pods,
 		Spacing: publishSpacing, Logger: log,
 	})
 	if pod := cfg.Pod; pod.Known() {

@@ -101,7 +101,7 @@ func (l *local) readServices(ctx context.Context) error {
 	settled := l.nodes.Synced()
 	asking, cancel := context.WithTimeout(ctx, servicesTimeout)
 	defer cancel()
-	list, err := l.client.NetworkingV1().ServiceCIDRs().List(asking, metav1.ListOptions{})
+	list, err := l.client.ServiceCIDRs().List(asking, metav1.ListOptions{})
 	if err != nil {
 		if !settled || !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
 			return fmt.Errorf("read the ranges of services: %w", err)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
@@ -69,7 +70,7 @@ func TestServiceRanges(t *testing.T) {
 		streams := ok && request.ListOptions.SendInitialEvents != nil
 		return streams, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil)
 	})
-	l := newLocal(&config.Wireguard{}, client, nil, kube.NewMetrics("test", "test_failures_total"), slog.New(slog.NewTextHandler(&log, nil)), func() {})
+	l := newLocal(&config.Wireguard{}, clientset.Client(client), nil, kube.NewMetrics("test", "test_failures_total"), slog.New(slog.NewTextHandler(&log, nil)), func() {})
 	built := func() bool {
 		select {
 		case <-l.building.C():

@@ -16,7 +16,7 @@ func (a *agent) newReporter(client kube.Client) *peers.Reporter {
 		return nil
 	}
 	return peers.NewReporter(peers.ReporterConfig{
-		Leases: client.CoordinationV1().Leases(pod.Namespace), Namespace: pod.Namespace, Node: a.cfg.NodeName,
+		Leases: client.Leases(pod.Namespace), Namespace: pod.Namespace, Node: a.cfg.NodeName,
 		Owner: metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: types.UID(pod.UID)},
 		Paths: a.paths, Reporters: a.local.nodes.Len, Logger: a.log,
 	})

@@ -19,7 +19,7 @@ func newPrefixes(a *agent, local *rest.Config, client kube.Client, server *kube.
 	}
 	return pods.New(pods.Config{
 		Setting: a.cfg.PodCIDRs, Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
-		Client: client, Dynamic: custom, Discovery: client.CoreV1().RESTClient(), Server: server, Metrics: metrics,
+		Client: client, Dynamic: custom, Discovery: client.REST(), Server: server, Metrics: metrics,
 		Self: func() (pods.Self, bool) {
 			self, known := a.knownSelf()
 			_, carries := self.Published()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -112,5 +113,21 @@ func TestInventoryOfThisRepository(t *testing.T) {
 	want := map[string]bool{"semaphore-engine": true, "semaphore-wireguard": false, "semaphore-service-mirror": false, "semaphore-policy": false, "semaphore-tokens": false, "semaphorectl": false}
 	if diff := cmp.Diff(want, wireguard); diff != "" {
 		t.Errorf("who links wireguard-go (-want +got):\n%s", diff)
+	}
+}
+
+// TestAgentsLinkNoClientset: client-go's clientset, whatever imports it, brings along the
+// types of all groups of Kubernetes, which would be a third of a program that runs on
+// every node.
+func TestAgentsLinkNoClientset(t *testing.T) {
+	unwanted := regexp.MustCompile(`(?m)^k8s\.io/client-go/(kubernetes|applyconfigurations|tools/leaderelection)(/.*)?$`)
+	for program, want := range map[string]bool{"semaphore-wireguard": false, "semaphore-tokens": false, "semaphore-policy": true} {
+		linked, err := goOutput(t.Context(), filepath.Join("..", ".."), []string{"CGO_ENABLED=0"}, "list", "-deps", "./cmd/"+program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := unwanted.FindAllString(linked, -1); len(found) > 0 != want {
+			t.Errorf("%s links %q", program, found)
+		}
 	}
 }

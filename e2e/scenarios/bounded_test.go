@@ -50,7 +50,7 @@ func boundedKinds() []bounded {
 		{
 			"services", &corev1.Service{},
 			func(c source) cache.ListerWatcher {
-				return kube.ListWatch(kube.Of(c, func(c kube.Client) kube.Resource[*corev1.ServiceList] { return c.CoreV1().Services("") }), nil)
+				return kube.ListWatch(kube.Of(c, func(c kube.Client) kube.Resource[*corev1.ServiceList] { return c.Services("") }), nil)
 			},
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
 				return c.CoreV1().Services("").List(ctx, metav1.ListOptions{})
@@ -60,7 +60,7 @@ func boundedKinds() []bounded {
 			"endpointslices", &discoveryv1.EndpointSlice{},
 			func(c source) cache.ListerWatcher {
 				return kube.ListWatch(kube.Of(c, func(c kube.Client) kube.Resource[*discoveryv1.EndpointSliceList] {
-					return c.DiscoveryV1().EndpointSlices("")
+					return c.EndpointSlices("")
 				}), nil)
 			},
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
@@ -114,7 +114,7 @@ func compareBounded(t *testing.T, c *testbed.Cluster, access config.Access, form
 	if format != unbounded {
 		cfg.AcceptContentTypes = format
 	}
-	client, err := kubernetes.NewForConfig(cfg)
+	client, err := kube.NewClient(cfg)
 	must(t, err)
 	var log logtest.Buffer
 	w := kube.NewWatch(kube.WatchConfig[runtime.Object]{

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 )
 
 // TestManyAgentsMakeFewEvents has 300 agents tell the same at the same moment,
@@ -35,7 +36,7 @@ func TestManyAgentsMakeFewEvents(t *testing.T) {
 	const agents = 300
 	must(t, testbed.InParallel(t.Context(), agents, func(ctx context.Context, i int) error {
 		pod := event.Pod(systemNamespace, fmt.Sprintf("agent-%d", i), fmt.Sprint(i))
-		recorder := event.NewRecorder(event.Config{Client: client, Component: agentAccount, About: pod})
+		recorder := event.NewRecorder(event.Config{Client: clientset.Client(client), Component: agentAccount, About: pod})
 		loop := recorder.Loop(func() []event.Remote { return remotes })
 		return errors.Join(loop.Reconcile(ctx), loop.Reconcile(ctx))
 	}))

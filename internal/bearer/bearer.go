@@ -118,7 +118,7 @@ func (g *Guard) verdict(ctx context.Context, token, path string) (verdict, error
 
 // review asks the API server whose the token is, and what its account may do.
 func (g *Guard) review(ctx context.Context, token, path string) (verdict, error) {
-	who, err := g.client.AuthenticationV1().TokenReviews().Create(ctx,
+	who, err := g.client.TokenReviews().Create(ctx,
 		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
 	if err != nil {
 		return unknown, fmt.Errorf("review a token: %w", err)
@@ -131,7 +131,7 @@ func (g *Guard) review(ctx context.Context, token, path string) (verdict, error)
 	for key, values := range user.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)
 	}
-	may, err := g.client.AuthorizationV1().SubjectAccessReviews().Create(ctx,
+	may, err := g.client.SubjectAccessReviews().Create(ctx,
 		&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: user.Username, Groups: user.Groups, UID: user.UID, Extra: extra,
 			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"},

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
@@ -80,7 +81,7 @@ func TestVerdicts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newReviewer()
-			g := New(r, slog.New(slog.DiscardHandler))
+			g := New(clientset.Client(r), slog.New(slog.DiscardHandler))
 			for range 3 {
 				if got := ask(g, tt.authorization, tt.path); got != tt.want {
 					t.Errorf("answered %d, want %d", got, tt.want)
@@ -102,7 +103,7 @@ func TestFailureIsLoggedOnceAndWithoutToken(t *testing.T) {
 	var logged logtest.Buffer
 	r := newReviewer()
 	r.away.Store(true)
-	g := New(r, slog.New(slog.NewTextHandler(&logged, nil)))
+	g := New(clientset.Client(r), slog.New(slog.NewTextHandler(&logged, nil)))
 	for range 3 {
 		if got := ask(g, "Bearer good", "/metrics"); got != 503 {
 			t.Errorf("answered %d, want 503", got)
@@ -120,7 +121,7 @@ func TestFailureIsLoggedOnceAndWithoutToken(t *testing.T) {
 // TestUnknownTokensDoNotKeepOutKnownOnes floods the guard with tokens.
 func TestUnknownTokensDoNotKeepOutKnownOnes(t *testing.T) {
 	r := newReviewer()
-	g := New(r, slog.New(slog.DiscardHandler))
+	g := New(clientset.Client(r), slog.New(slog.DiscardHandler))
 	if got := ask(g, "Bearer good", "/metrics"); got != 200 {
 		t.Fatalf("answered %d", got)
 	}
@@ -167,7 +168,7 @@ func TestClientThatIsGoneIsNoFailure(t *testing.T) {
 	var logged logtest.Buffer
 	r := newReviewer()
 	r.away.Store(true)
-	g := New(r, slog.New(slog.NewTextHandler(&logged, nil)))
+	g := New(clientset.Client(r), slog.New(slog.NewTextHandler(&logged, nil)))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := g.verdict(ctx, "good", "/metrics"); err == nil || logged.String() != "" {

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 )
 
 // conditions are some with the given IDs.
@@ -156,7 +158,7 @@ func fleet(n int) ([]*Recorder, *api) {
 	recorders := make([]*Recorder, n)
 	for i := range recorders {
 		pod := Pod("sys-semaphore", fmt.Sprintf("agent-%d", i), fmt.Sprint(i))
-		recorders[i] = NewRecorder(Config{Client: a.client, Component: "semaphore-test", About: pod, Spread: Spread})
+		recorders[i] = NewRecorder(Config{Client: clientset.Client(a.client), Component: "semaphore-test", About: pod, Spread: Spread})
 	}
 	return recorders, a
 }

@@ -125,7 +125,7 @@ func (r *Recorder) create(ctx context.Context, name string, about corev1.ObjectR
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	now := metav1.Now()
-	_, err := r.Client.CoreV1().Events(about.Namespace).Create(ctx, &corev1.Event{
+	_, err := r.Client.Events(about.Namespace).Create(ctx, &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: about.Namespace, Name: name},
 		InvolvedObject: about,
 		Type:           corev1.EventTypeWarning, Reason: reason, Message: cut(message),

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 )
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -102,7 +104,7 @@ func events(t *testing.T, client *fake.Clientset, namespace string) []corev1.Eve
 
 func TestAnEventSaysWhatItIsAbout(t *testing.T) {
 	client := fake.NewClientset()
-	recorder := NewRecorder(Config{Client: client, Component: "semaphore-test"})
+	recorder := NewRecorder(Config{Client: clientset.Client(client), Component: "semaphore-test"})
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "mirrors", Name: "web", UID: "u-1"}
 	for range 3 {
 		if err := recorder.Warn(t.Context(), about, "Conflict", "ports differ"); err != nil {
@@ -136,7 +138,7 @@ func TestAWarningThatCouldNotBeWrittenIsWrittenLater(t *testing.T) {
 	client.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return broken, nil, errors.New("no")
 	})
-	recorder := NewRecorder(Config{Client: client, Component: "semaphore-test"})
+	recorder := NewRecorder(Config{Client: clientset.Client(client), Component: "semaphore-test"})
 	warn := func() error {
 		return recorder.Warn(t.Context(), Pod("mirrors", "pod", "u-1"), "Conflict", "ports differ")
 	}
@@ -158,7 +160,7 @@ func TestAWarningThatCouldNotBeWrittenIsWrittenLater(t *testing.T) {
 // something else of the object, which the failure of the former doesn't make forgotten.
 func TestOneWarningIsWrittenAtATime(t *testing.T) {
 	client, requests := fake.NewClientset(), 0
-	recorder, about := NewRecorder(Config{Client: client, Component: "semaphore-test"}), Pod("mirrors", "pod", "u-1")
+	recorder, about := NewRecorder(Config{Client: clientset.Client(client), Component: "semaphore-test"}), Pod("mirrors", "pod", "u-1")
 	client.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
 		requests++
 		if err := recorder.Warn(t.Context(), about, "Conflict", "ports differ"); err != nil {

@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -27,12 +26,12 @@ import (
 const secret = "eyJhbGciOi.very-secret-token.c2lnbmF0dXJl"
 
 // clientFor returns a client for an access, whose connections end with the test.
-func clientFor(t *testing.T, access config.Access) *kubernetes.Clientset {
+func clientFor(t *testing.T, access config.Access) Client {
 	t.Helper()
 	return clientWith(t, ClientConfig{Access: access, UserAgent: "semaphore-test/1.0 (aws)"})
 }
 
-func clientWith(t *testing.T, c ClientConfig) *kubernetes.Clientset {
+func clientWith(t *testing.T, c ClientConfig) Client {
 	t.Helper()
 	cfg, err := RESTConfig(c)
 	if err != nil {
@@ -41,22 +40,22 @@ func clientWith(t *testing.T, c ClientConfig) *kubernetes.Clientset {
 	return clientOf(t, cfg)
 }
 
-func clientOf(t *testing.T, cfg *rest.Config) *kubernetes.Clientset {
+func clientOf(t *testing.T, cfg *rest.Config) Client {
 	t.Helper()
 	httpClient, err := rest.HTTPClientFor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { utilnet.CloseIdleConnectionsFor(httpClient.Transport) })
-	client, err := kubernetes.NewForConfigAndClient(cfg, httpClient)
+	client, err := newClient(cfg, httpClient)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return client
 }
 
-func listNodes(ctx context.Context, client *kubernetes.Clientset) error {
-	_, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+func listNodes(ctx context.Context, client Client) error {
+	_, err := client.Nodes().List(ctx, metav1.ListOptions{})
 	return err
 }
 
@@ -487,7 +486,7 @@ func TestWatchThatTimesOutIsAnErrorAtOnce(t *testing.T) {
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return &timeoutTransport{limit: requestTimeout, next: next}
 	})
-	_, err := clientOf(t, cfg).CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{})
+	_, err := clientOf(t, cfg).Nodes().Watch(t.Context(), metav1.ListOptions{})
 	if !errors.Is(err, os.ErrDeadlineExceeded) || attempts != 1 {
 		t.Errorf("error %v after %d attempts, want the timeout after one", err, attempts)
 	}
@@ -516,15 +515,15 @@ func TestRequestsEnd(t *testing.T) {
 		return &timeoutTransport{limit: 100 * time.Millisecond, next: next}
 	})
 	client := clientOf(t, cfg)
-	watch, err := client.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{})
+	watch, err := client.Nodes().Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer watch.Stop()
-	if _, err := client.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{}); err == nil {
+	if _, err := client.Nodes().Get(t.Context(), "a", metav1.GetOptions{}); err == nil {
 		t.Error("an answer that doesn't end is none")
 	}
-	if _, err := client.CoreV1().Nodes().Patch(t.Context(), "a", types.MergePatchType, []byte("{}"), metav1.PatchOptions{}); err == nil {
+	if _, err := client.Nodes().Patch(t.Context(), "a", types.MergePatchType, []byte("{}"), metav1.PatchOptions{}); err == nil {
 		t.Error("an answer that doesn't begin is none")
 	}
 	select {

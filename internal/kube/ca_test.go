@@ -227,7 +227,7 @@ func TestErrorsOfAServerArePrintable(t *testing.T) {
 	}))
 	b := &bench{metrics: NewMetrics("test", "test_failures_total")}
 	access := config.Access{APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret))}
-	var client Client = clientWith(t, ClientConfig{Access: access, Bounds: testBounds})
+	client := clientWith(t, ClientConfig{Access: access, Bounds: testBounds})
 	cfg := b.config(nil)
 	cfg.ListWatch = ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil)
 	b.watch = NewWatch(cfg)

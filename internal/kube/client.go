@@ -3,73 +3,135 @@ package kube
 import (
 	"fmt"
 	"net/http"
+	"sync"
 
-	authentication "k8s.io/client-go/kubernetes/typed/authentication/v1"
-	authorization "k8s.io/client-go/kubernetes/typed/authorization/v1"
-	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	core "k8s.io/client-go/kubernetes/typed/core/v1"
-	discovery "k8s.io/client-go/kubernetes/typed/discovery/v1"
-	networking "k8s.io/client-go/kubernetes/typed/networking/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// Client reaches the API groups that the programs use. client-go's clientset, and the
-// fake of it, are one as well; programs that link that have the code of all groups, which
-// is two fifths of their size.
+// Client reaches the resources that the programs use; an empty namespace stands for all.
+// Client-go's clientset, of which package clientset makes a Client, has the types of all
+// groups of Kubernetes, which would be a third of a program.
 type Client interface {
-	AuthenticationV1() authentication.AuthenticationV1Interface
-	AuthorizationV1() authorization.AuthorizationV1Interface
-	CoordinationV1() coordination.CoordinationV1Interface
-	CoreV1() core.CoreV1Interface
-	DiscoveryV1() discovery.DiscoveryV1Interface
-	NetworkingV1() networking.NetworkingV1Interface
+	Endpoints(namespace string) Objects[*corev1.Endpoints, *corev1.EndpointsList] //nolint:staticcheck // The mirror keeps them for who still reads them.
+	EndpointSlices(namespace string) Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
+	Events(namespace string) Objects[*corev1.Event, *corev1.EventList]
+	Leases(namespace string) Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
+	Nodes() Objects[*corev1.Node, *corev1.NodeList]
+	Pods(namespace string) Objects[*corev1.Pod, *corev1.PodList]
+	Secrets(namespace string) Objects[*corev1.Secret, *corev1.SecretList]
+	ServiceCIDRs() Objects[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList]
+	Services(namespace string) Objects[*corev1.Service, *corev1.ServiceList]
+
+	SubjectAccessReviews() Reviews[*authorizationv1.SubjectAccessReview]
+	TokenReviews() Reviews[*authenticationv1.TokenReview]
+
+	// REST makes requests of other kinds. Resources in them are those of the core group.
+	REST() rest.Interface
 }
 
 // NewClient returns a client whose groups share connections and the limit of requests.
 func NewClient(cfg *rest.Config) (Client, error) {
-	cfg = rest.CopyConfig(cfg)
-	if cfg.RateLimiter == nil && cfg.QPS > 0 {
-		cfg.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(cfg.QPS, cfg.Burst)
-	}
 	shared, err := rest.HTTPClientFor(cfg)
 	if err != nil {
 		return nil, err
 	}
+	return newClient(cfg, shared)
+}
+
+func newClient(cfg *rest.Config, shared *http.Client) (Client, error) {
+	cfg = rest.CopyConfig(cfg)
+	if cfg.RateLimiter == nil && cfg.QPS > 0 {
+		cfg.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(cfg.QPS, cfg.Burst)
+	}
 	g := &groups{}
-	for _, err := range []error{
-		open(&g.authentication, authentication.NewForConfigAndClient, cfg, shared),
-		open(&g.authorization, authorization.NewForConfigAndClient, cfg, shared),
-		open(&g.coordination, coordination.NewForConfigAndClient, cfg, shared),
-		open(&g.core, core.NewForConfigAndClient, cfg, shared),
-		open(&g.discovery, discovery.NewForConfigAndClient, cfg, shared),
-		open(&g.networking, networking.NewForConfigAndClient, cfg, shared),
+	for gv, to := range map[schema.GroupVersion]*rest.Interface{
+		authenticationv1.SchemeGroupVersion: &g.authentication,
+		authorizationv1.SchemeGroupVersion:  &g.authorization,
+		coordinationv1.SchemeGroupVersion:   &g.coordination,
+		corev1.SchemeGroupVersion:           &g.core,
+		discoveryv1.SchemeGroupVersion:      &g.discovery,
+		networkingv1.SchemeGroupVersion:     &g.networking,
 	} {
+		client, err := rest.RESTClientForConfigAndClient(GroupConfig(cfg, gv, builtin()), shared)
 		if err != nil {
 			return nil, fmt.Errorf("make client: %w", err)
 		}
+		*to = client
 	}
 	return g, nil
 }
 
-func open[T any](to *T, client func(*rest.Config, *http.Client) (T, error), cfg *rest.Config, shared *http.Client) (err error) {
-	*to, err = client(cfg, shared)
-	return err
-}
+// builtin returns how the objects of Kubernetes' own groups that Client has are written.
+var builtin = sync.OnceValue(func() runtime.NegotiatedSerializer {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{
+		authenticationv1.AddToScheme, authorizationv1.AddToScheme, coordinationv1.AddToScheme,
+		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme,
+	} {
+		utilruntime.Must(add(scheme))
+	}
+	return rest.CodecFactoryForGeneratedClient(scheme, serializer.NewCodecFactory(scheme)).WithoutConversion()
+})
 
 // groups are the clients of each group.
 type groups struct {
-	authentication *authentication.AuthenticationV1Client
-	authorization  *authorization.AuthorizationV1Client
-	coordination   *coordination.CoordinationV1Client
-	core           *core.CoreV1Client
-	discovery      *discovery.DiscoveryV1Client
-	networking     *networking.NetworkingV1Client
+	authentication, authorization, coordination, core, discovery, networking rest.Interface
 }
 
-func (g *groups) AuthenticationV1() authentication.AuthenticationV1Interface { return g.authentication }
-func (g *groups) AuthorizationV1() authorization.AuthorizationV1Interface    { return g.authorization }
-func (g *groups) CoordinationV1() coordination.CoordinationV1Interface       { return g.coordination }
-func (g *groups) CoreV1() core.CoreV1Interface                               { return g.core }
-func (g *groups) DiscoveryV1() discovery.DiscoveryV1Interface                { return g.discovery }
-func (g *groups) NetworkingV1() networking.NetworkingV1Interface             { return g.networking }
+//nolint:staticcheck // See Client.
+func (g *groups) Endpoints(namespace string) Objects[*corev1.Endpoints, *corev1.EndpointsList] {
+	return NewObjects[corev1.Endpoints, corev1.EndpointsList](g.core, "endpoints", namespace)
+}
+
+func (g *groups) EndpointSlices(namespace string) Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList] {
+	return NewObjects[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](g.discovery, "endpointslices", namespace)
+}
+
+func (g *groups) Events(namespace string) Objects[*corev1.Event, *corev1.EventList] {
+	return NewObjects[corev1.Event, corev1.EventList](g.core, "events", namespace)
+}
+
+func (g *groups) Leases(namespace string) Objects[*coordinationv1.Lease, *coordinationv1.LeaseList] {
+	return NewObjects[coordinationv1.Lease, coordinationv1.LeaseList](g.coordination, "leases", namespace)
+}
+
+func (g *groups) Nodes() Objects[*corev1.Node, *corev1.NodeList] {
+	return NewObjects[corev1.Node, corev1.NodeList](g.core, "nodes", "")
+}
+
+func (g *groups) Pods(namespace string) Objects[*corev1.Pod, *corev1.PodList] {
+	return NewObjects[corev1.Pod, corev1.PodList](g.core, "pods", namespace)
+}
+
+func (g *groups) Secrets(namespace string) Objects[*corev1.Secret, *corev1.SecretList] {
+	return NewObjects[corev1.Secret, corev1.SecretList](g.core, "secrets", namespace)
+}
+
+func (g *groups) ServiceCIDRs() Objects[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList] {
+	return NewObjects[networkingv1.ServiceCIDR, networkingv1.ServiceCIDRList](g.networking, "servicecidrs", "")
+}
+
+func (g *groups) Services(namespace string) Objects[*corev1.Service, *corev1.ServiceList] {
+	return NewObjects[corev1.Service, corev1.ServiceList](g.core, "services", namespace)
+}
+
+func (g *groups) SubjectAccessReviews() Reviews[*authorizationv1.SubjectAccessReview] {
+	return newReviews[authorizationv1.SubjectAccessReview](g.authorization, "subjectaccessreviews")
+}
+
+func (g *groups) TokenReviews() Reviews[*authenticationv1.TokenReview] {
+	return newReviews[authenticationv1.TokenReview](g.authentication, "tokenreviews")
+}
+
+func (g *groups) REST() rest.Interface { return g.core }

@@ -32,8 +32,7 @@ const (
 	relistPeriod = time.Minute
 )
 
-// Resource is what a typed client has for each kind, as in
-// client.CoreV1().Nodes().
+// Resource is what is read of a kind, as of client.Nodes().
 type Resource[L runtime.Object] interface {
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
@@ -78,7 +77,7 @@ func Of[L runtime.Object](client func() (Client, error), resource func(Client) R
 }
 
 // Nodes are, for Of, the nodes of a cluster.
-func Nodes(client Client) Resource[*corev1.NodeList] { return client.CoreV1().Nodes() }
+func Nodes(client Client) Resource[*corev1.NodeList] { return client.Nodes() }
 
 // observed passes lists and watches on and notes how they go.
 type observed struct {

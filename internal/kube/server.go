@@ -209,7 +209,7 @@ func SignOfLife(client func() (Client, error)) func(context.Context) error {
 		if err != nil {
 			return err
 		}
-		body, err := c.CoreV1().RESTClient().Get().AbsPath("/version").MaxRetries(0).Stream(ctx)
+		body, err := c.REST().Get().AbsPath("/version").MaxRetries(0).Stream(ctx)
 		if err != nil {
 			if apierrors.IsForbidden(err) || apierrors.IsTooManyRequests(err) {
 				return nil

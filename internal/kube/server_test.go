@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -415,7 +414,7 @@ func TestSignOfLife(t *testing.T) {
 				_, _ = w.Write([]byte(hostile))
 			}))
 			t.Cleanup(s.Close)
-			client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{
+			client, err := NewClient(&rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{
 				CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}),
 			}})
 			if err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
@@ -57,7 +56,7 @@ func prepare(t *testing.T, detour ...func(address string) string) *bench {
 	return b
 }
 
-func (b *bench) config(client kubernetes.Interface) WatchConfig[node] {
+func (b *bench) config(client Client) WatchConfig[node] {
 	return WatchConfig[node]{
 		Cluster:   "gcp",
 		Kind:      "nodes",

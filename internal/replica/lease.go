@@ -9,11 +9,27 @@ import (
 	"sync/atomic"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
+
+// leases are those of one namespace as client-go's lock wants them. It calls none of the
+// methods that kube.Objects doesn't have.
+type leases struct {
+	kube.Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
+	uncalled
+}
+
+// uncalled has the methods that nobody calls, one level below those that Objects has.
+type uncalled struct{ coordination.LeaseInterface }
+
+// Leases implements coordination.LeasesGetter.
+func (l leases) Leases(string) coordination.LeaseInterface { return l }
 
 // lease is a Lease that notes how requests for it go and who holds it, and ends the
 // work of the leader in time. client-go's elector does so too late: it goes on trying

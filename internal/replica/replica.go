@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
@@ -39,8 +40,8 @@ type Config struct {
 	// Election is whether there are other replicas. One that is alone leads without
 	// asking anybody.
 	Election bool
-	// Leases reaches the cluster that keeps the Lease.
-	Leases coordination.LeasesGetter
+	// Leases are those of Namespace, in the cluster that keeps the Lease.
+	Leases kube.Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
 	// Namespace and Name are those of the Lease. It is created if necessary.
 	Namespace, Name string
 	// Listen is the address that the program listens on.
@@ -106,7 +107,7 @@ func New(cfg Config) (*Replica, error) {
 	r.cfg.Logger = cfg.Logger.With("lease", cfg.Namespace+"/"+cfg.Name)
 	r.lease = newLease(&resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: cfg.Namespace, Name: cfg.Name},
-		Client:     cfg.Leases,
+		Client:     leases{Objects: cfg.Leases},
 		LockConfig: resourcelock.ResourceLockConfig{Identity: r.cfg.identity},
 	}, r.cfg.RenewDeadline, r.cfg.RetryPeriod, r.cfg.Logger)
 	if _, err := r.elector(func(context.Context) {}); err != nil {

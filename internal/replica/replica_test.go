@@ -41,7 +41,7 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, lead func(c
 	r := &replica{logged: new(bytes.Buffer), done: make(chan error, 1)}
 	var err error
 	r.Replica, err = New(Config{
-		Election: true, Leases: client.CoordinationV1(), Namespace: "sys", Name: "mirror", identity: name,
+		Election: true, Leases: client.CoordinationV1().Leases("sys"), Namespace: "sys", Name: "mirror", identity: name,
 		Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
 		Lead: func(ctx context.Context) error {
 			r.mu.Lock()
@@ -425,7 +425,7 @@ func TestMissingPermissionIsLoggedOnce(t *testing.T) {
 
 func TestNewReplicaRefusesTimesThatDoNotFit(t *testing.T) {
 	_, err := New(Config{
-		Election: true, Leases: fake.NewClientset().CoordinationV1(), Namespace: "sys", Name: "mirror", identity: "only",
+		Election: true, Leases: fake.NewClientset().CoordinationV1().Leases("sys"), Namespace: "sys", Name: "mirror", identity: "only",
 		Logger: slog.New(slog.DiscardHandler), LeaseDuration: time.Second, RenewDeadline: time.Second,
 	})
 	if err == nil || !strings.HasPrefix(err.Error(), "election sys/mirror: ") {

@@ -69,7 +69,7 @@ func (r *Renewer) Run(ctx context.Context) error {
 
 // renew renews the token of one neighbour in one Secret.
 func (r *Renewer) renew(ctx context.Context, remote Remote, name string) error {
-	secret, err := r.Client.CoreV1().Secrets(r.Namespace).Get(ctx, name, metav1.GetOptions{})
+	secret, err := r.Client.Secrets(r.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil // Nobody has handed over anything for this program.
 	}
@@ -126,7 +126,7 @@ func (r *Renewer) replace(ctx context.Context, read *corev1.Secret, key string, 
 	if err != nil {
 		return err
 	}
-	_, err = r.Client.CoreV1().Secrets(r.Namespace).Patch(ctx, read.Name, types.JSONPatchType, patch,
+	_, err = r.Client.Secrets(r.Namespace).Patch(ctx, read.Name, types.JSONPatchType, patch,
 		metav1.PatchOptions{FieldManager: "semaphore-tokens"})
 	return err
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
@@ -60,9 +61,9 @@ func newFixture(t *testing.T, data map[string][]byte, remotes ...Remote) *fixtur
 	t.Helper()
 	log := new(logtest.Buffer)
 	return &fixture{log: log, Renewer: &Renewer{
-		Client: fake.NewClientset(&corev1.Secret{
+		Client: clientset.Client(fake.NewClientset(&corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Name: wireguard, Namespace: "sys-semaphore", UID: "u"}, Data: data,
-		}),
+		})),
 		Namespace: "sys-semaphore", Remotes: remotes, Now: time.Now,
 		Logger: slog.New(slog.NewTextHandler(log, nil)),
 	}}
@@ -70,7 +71,7 @@ func newFixture(t *testing.T, data map[string][]byte, remotes ...Remote) *fixtur
 
 func (f *fixture) stored(t *testing.T, key string) string {
 	t.Helper()
-	secret, err := f.Client.CoreV1().Secrets("sys-semaphore").Get(t.Context(), wireguard, metav1.GetOptions{})
+	secret, err := f.Client.Secrets("sys-semaphore").Get(t.Context(), wireguard, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +259,7 @@ func TestTokenThatWasReplacedMeanwhile(t *testing.T) {
 	present := agents(now.Add(-11 * 24 * time.Hour))
 	var f *fixture
 	remote, ca := neighbour(t, func(w http.ResponseWriter, r *http.Request) {
-		secrets := f.Client.CoreV1().Secrets("sys-semaphore")
+		secrets := f.Client.Secrets("sys-semaphore")
 		secret, err := secrets.Get(r.Context(), wireguard, metav1.GetOptions{})
 		if err == nil {
 			secret.Data["gcp.token"] = []byte("another one")

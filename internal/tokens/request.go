@@ -83,7 +83,7 @@ func (s *server) request(ctx context.Context, present string, of *Claims) (strin
 	defer cancel()
 	// What it has to say is in errors, too.
 	ctx = klog.NewContext(ctx, run.ClientLog(s.log))
-	requests := client.CoreV1().RESTClient()
+	requests := client.REST()
 	if made, ok := requests.(*rest.RESTClient); ok {
 		defer utilnet.CloseIdleConnectionsFor(made.Client.Transport)
 	}

@@ -38,7 +38,7 @@ func samePrefixes(a, b []netip.Prefix) bool { return slices.Equal(a, b) }
 // podsOf reads the pods of one node.
 func podsOf(client kube.Client, node string) cache.ListerWatcher {
 	return kube.ListWatch(func(context.Context) (kube.Resource[*corev1.PodList], error) {
-		return client.CoreV1().Pods(metav1.NamespaceAll), nil
+		return client.Pods(metav1.NamespaceAll), nil
 	}, func(options *metav1.ListOptions) { ofNode(options, node) })
 }
 
@@ -229,7 +229,7 @@ func (s *Source) see(ctx context.Context) (Seen, error) {
 	}
 	options := metav1.ListOptions{Limit: 1}
 	ofNode(&options, s.cfg.Node)
-	switch _, err := s.cfg.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options); {
+	switch _, err := s.cfg.Client.Pods(metav1.NamespaceAll).List(ctx, options); {
 	case apierrors.IsForbidden(err):
 	case err != nil:
 		return Seen{}, fmt.Errorf("read pods: %w", err)
