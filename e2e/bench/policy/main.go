@@ -36,6 +36,7 @@ type options struct {
 	memory int
 	period time.Duration
 	rates  []int
+	bare   int
 }
 
 func main() {
@@ -43,6 +44,7 @@ func main() {
 	flag.IntVar(&opts.pods, "pods", 5000, "pods of the remote cluster, in 100 sets")
 	flag.IntVar(&opts.memory, "memory", 50000, "pods to measure the memory with; 0: don't")
 	flag.DurationVar(&opts.period, "time", 20*time.Second, "how long pods change at each rate")
+	flag.IntVar(&opts.bare, "bare", 200, "changes a second for a bare controller of client-go, to compare with; 0: none")
 	rates := flag.String("rates", "20,200,1000", "changes a second")
 	flag.Parse()
 	for text := range strings.SplitSeq(*rates, ",") {
@@ -54,7 +56,12 @@ func main() {
 		opts.rates = append(opts.rates, rate)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, opts)
+	var err error
+	if remote := os.Getenv(bareVariable); remote != "" {
+		err = runBare(ctx, remote)
+	} else {
+		err = run(ctx, opts)
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -106,7 +113,12 @@ func (b *bench) measure(ctx context.Context) error {
 		return err
 	}
 	for _, rate := range b.rates {
-		if err := b.changes(ctx, rate); err != nil {
+		if err := b.changes(ctx, rate, ""); err != nil {
+			return err
+		}
+	}
+	if b.options.bare > 0 {
+		if err := b.bare(ctx, b.options.bare); err != nil {
 			return err
 		}
 	}
