@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -26,6 +25,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
 // bareVariable, in the environment of this program, names the remote between which and
@@ -65,7 +65,13 @@ func (b *bench) bare(ctx context.Context, rate int) error {
 	}
 	b.Program.Kill()
 	b.Program = ours
-	return errors.Join(ours.Start(), b.complete(ctx))
+	if err := ours.Start(); err != nil {
+		return err
+	}
+	// The sets are complete anyway.
+	starting, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return testbed.Wait(starting, "the program to be ready", ours.Ready)
 }
 
 // runBare is that controller.
