@@ -25,7 +25,8 @@ func BuildBefore(ctx context.Context, program, dir string) (path string, err err
 	if err := Sources(ctx, Before, root); err != nil {
 		return "", err
 	}
-	return BuildIn(ctx, root, Module+"/cmd/"+program, filepath.Join(dir, program+"-before"))
+	// Where they were compiled before is another folder each time.
+	return BuildIn(ctx, root, Module+"/cmd/"+program, filepath.Join(dir, program+"-before"), "-trimpath")
 }
 
 // Sources puts the repository as it was at a revision, from its history, into the folder
