@@ -74,7 +74,7 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 	seen, read := make(map[tunnel.Key]bool, len(due)), 0
 	done, err := c.cfg.Device.Contact(ctx, func(p tunnel.PeerStatus) tunnel.Contact {
 		read++
-		c.paths.read(started, &p, c.signs.heard(started, &p))
+		c.readPath(started, &p)
 		peer, ours := due[p.PublicKey]
 		if !ours {
 			return tunnel.ContactNone

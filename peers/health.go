@@ -38,6 +38,12 @@ const (
 	silentAfter = 45 * time.Second
 )
 
+// inSession reports whether a peer has a session at the time now that last shook hands
+// at the given one; zero: never.
+func inSession(now, handshake time.Time) bool {
+	return !handshake.IsZero() && now.Sub(handshake) < sessionEnds
+}
+
 // HealthAt returns the health at the time now of a peer that was configured, last
 // shook hands and was last heard at the given times; a zero time is never. Located says
 // that the device knows an endpoint of it.
@@ -47,7 +53,7 @@ func HealthAt(now, configured, handshake, heard time.Time, located bool) Health 
 		return HealthWaiting
 	case handshake.IsZero() && now.Sub(configured) < handshakeGivenUp:
 		return HealthConnecting
-	case handshake.IsZero() || now.Sub(handshake) >= sessionEnds:
+	case !inSession(now, handshake):
 		return HealthDown
 	case now.Sub(latest(handshake, heard)) >= silentAfter:
 		return HealthSilent

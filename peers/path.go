@@ -155,7 +155,7 @@ func (p *path) doubtful() bool { return p.answers && p.asked > 0 && p.state != P
 
 // strange tells whether the peer answers no probes and has no session either.
 func (p *path) strange(now time.Time) bool {
-	return !p.answers && (p.handshake.IsZero() || now.Sub(p.handshake) >= sessionEnds)
+	return !p.answers && !inSession(now, p.handshake)
 }
 
 // sent notes a probe.
@@ -294,8 +294,7 @@ func (p *path) wantsHandshake(now time.Time) bool {
 	if p.answers && !p.verified && p.asked >= enough && now.Sub(p.askedSince) >= verifyAfter {
 		return true
 	}
-	return p.state == PathDown && now.Sub(p.renewed) >= p.renewInterval(now) &&
-		(p.handshake.IsZero() || now.Sub(p.handshake) >= sessionEnds)
+	return p.state == PathDown && now.Sub(p.renewed) >= p.renewInterval(now) && !inSession(now, p.handshake)
 }
 
 const (

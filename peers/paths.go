@@ -26,6 +26,7 @@ const (
 	// wireguard-go 64 KiB for each packet of it.
 	strangeRate = 50
 	strangeMost = 100
+	strangeKept = strangeMost * time.Second / strangeRate
 	doubtRate   = 2000
 	// suspectRate is for those that are looked at because another one seems to be gone.
 	// All that have lost that one look at the same time: so many are what a peer is asked
@@ -68,9 +69,9 @@ type paths struct {
 // allowance is how many probes may be sent now.
 type allowance struct{ left float64 }
 
-// grow adds what a time brings, of which no more than most is kept.
-func (a *allowance) grow(by time.Duration, rate, most float64) {
-	a.left = min(a.left+by.Seconds()*rate, most)
+// grow adds what a time brings, and leaves no more than what another one does.
+func (a *allowance) grow(rate float64, by, most time.Duration) {
+	a.left = min(a.left+by.Seconds()*rate, most.Seconds()*rate)
 }
 
 func (a *allowance) take() bool {
@@ -138,10 +139,10 @@ func (ps *paths) spread() {
 	ps.largeEvery = every(used+idle, largeRate, largeInterval)
 }
 
-// interval returns how long after one probe a path gets the next.
-func (ps *paths) interval(p *path) time.Duration {
+// interval returns how long after a probe at the time now a path gets the next.
+func (ps *paths) interval(now time.Time, p *path) time.Duration {
 	switch {
-	case !p.answers && p.tried < unheardTries && !p.strange(ps.ticked):
+	case !p.answers && p.tried < unheardTries && !p.strange(now):
 		return downInterval
 	case !p.answers:
 		return ps.unheardEvery
@@ -182,11 +183,10 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		gap = now.Sub(ps.ticked)
 	}
 	ps.ticked = now
-	const ticks = 2 // whose allowance is kept
-	ps.routine.grow(gap, routineMost, routineMost*ticks*pathTick.Seconds())
-	ps.doubt.grow(gap, doubtRate, doubtRate*ticks*pathTick.Seconds())
-	ps.suspects.grow(gap, suspectRate, suspectRate*ticks*pathTick.Seconds())
-	ps.strange.grow(gap, strangeRate, strangeMost)
+	ps.routine.grow(routineMost, gap, 2*pathTick)
+	ps.doubt.grow(doubtRate, gap, 2*pathTick)
+	ps.suspects.grow(suspectRate, gap, 2*pathTick)
+	ps.strange.grow(strangeRate, gap, strangeKept)
 	var doubtful, suspected, due, large, strange []*path
 	suspicion := false
 	for _, p := range ps.of {
@@ -271,7 +271,7 @@ func (ps *paths) sent(now time.Time, what probe) {
 	default:
 		p.sent(now)
 		p.suspected = false
-		p.next = now.Add(ps.interval(p))
+		p.next = now.Add(ps.interval(now, p))
 	}
 }
 
@@ -285,7 +285,7 @@ func (ps *paths) answer(now time.Time, a tunnel.Answer) (changed bool) {
 	}
 	before := p.state
 	p.answer(now, a.Large, a.RTT)
-	p.next = now.Add(ps.interval(p))
+	p.next = now.Add(ps.interval(now, p))
 	if before != p.state {
 		ps.spread()
 	}

@@ -164,7 +164,7 @@ func (c *Controller) Renew(ctx context.Context) error {
 	begun, read := 0, 0
 	_, err := c.cfg.Device.Contact(ctx, func(p tunnel.PeerStatus) tunnel.Contact {
 		read++
-		c.paths.read(started, &p, c.signs.heard(started, &p))
+		c.readPath(started, &p)
 		if begun >= contactBurst {
 			return tunnel.ContactNone
 		}

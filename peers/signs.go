@@ -27,9 +27,9 @@ func (c *Controller) Listen(ctx context.Context) error {
 	_, err := c.cfg.Device.Contact(ctx, func(p tunnel.PeerStatus) tunnel.Contact {
 		seen[p.PublicKey] = true
 		idle := c.signs.note(now, &p)
-		c.paths.read(now, &p, c.signs.heard(now, &p))
+		c.readPath(now, &p)
 		c.paths.look(&p)
-		if idle && !p.LastHandshake.IsZero() && now.Sub(p.LastHandshake) < sessionEnds {
+		if idle && inSession(now, p.LastHandshake) {
 			return tunnel.ContactConfirm
 		}
 		return tunnel.ContactNone
@@ -38,6 +38,11 @@ func (c *Controller) Listen(ctx context.Context) error {
 		c.signs.keep(seen)
 	}
 	return err
+}
+
+// readPath has the path to a peer judged by what was read of the device.
+func (c *Controller) readPath(now time.Time, p *tunnel.PeerStatus) {
+	c.paths.read(now, p, c.signs.heard(now, p))
 }
 
 // Heard returns when a peer, as its device has it at the time now, last gave a sign
