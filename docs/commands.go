@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 )
 
@@ -77,13 +76,22 @@ func (c Command) By() Runner {
 	return ""
 }
 
-// Root is the folder of the repository.
+// Root is the folder of the repository, for a process that runs in it, as tests do.
 func Root() (string, error) {
-	_, here, _, ok := runtime.Caller(0)
-	if !ok {
-		return "", errors.New("find the sources")
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
 	}
-	return filepath.Dir(filepath.Dir(here)), nil
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		above := filepath.Dir(dir)
+		if above == dir {
+			return "", errors.New("find go.mod: not in the repository")
+		}
+		dir = above
+	}
 }
 
 // Commands returns the commands of all documents that one of the runners runs,

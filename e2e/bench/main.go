@@ -191,7 +191,7 @@ func (b *bench) buildAgent(ctx context.Context, dir string) (string, error) {
 		return filepath.Abs(b.agent)
 	}
 	// As in releases.
-	return programs.Build(ctx, programs.WireGuard, dir, "-trimpath", "-ldflags=-s -w")
+	return programs.Build(ctx, programs.WireGuard, dir, "-ldflags=-s -w")
 }
 
 // clusters starts control planes and lets agents in.

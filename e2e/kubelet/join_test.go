@@ -123,7 +123,7 @@ func (l *lab) run(t *testing.T, args ...string) (string, error) {
 	if l.tool == "" {
 		var err error
 		// As the image's programs are built, with which it shares what is compiled.
-		l.tool, err = programs.Build(t.Context(), "semaphorectl", l.dir, "-trimpath")
+		l.tool, err = programs.Build(t.Context(), "semaphorectl", l.dir)
 		must(t, err)
 	}
 	kubeconfig, err := l.testbed.Kubeconfig()

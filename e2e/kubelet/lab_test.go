@@ -182,7 +182,7 @@ func buildImages(t *testing.T, root string, sources []source) []string {
 				continue
 			}
 			layer["/bin/"+program], err = programs.BuildIn(t.Context(), from, programs.Module+"/cmd/"+program, filepath.Join(folder, program),
-				"-trimpath", "-ldflags=-s -w -X "+programs.Module+"/internal/process.number="+source.version+" -X "+programs.Module+"/internal/run.number="+source.version)
+				"-ldflags=-s -w -X "+programs.Module+"/internal/process.number="+source.version+" -X "+programs.Module+"/internal/run.number="+source.version)
 			must(t, err)
 		}
 		images = append(images, image.Image{

@@ -25,8 +25,7 @@ func BuildBefore(ctx context.Context, program, dir string) (path string, err err
 	if err := Sources(ctx, Before, root); err != nil {
 		return "", err
 	}
-	// Where they were compiled before is another folder each time.
-	return BuildIn(ctx, root, Module+"/cmd/"+program, filepath.Join(dir, program+"-before"), "-trimpath")
+	return BuildIn(ctx, root, Module+"/cmd/"+program, filepath.Join(dir, program+"-before"))
 }
 
 // Sources puts the repository as it was at a revision, from its history, into the folder

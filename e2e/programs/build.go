@@ -30,7 +30,7 @@ func Build(ctx context.Context, program, dir string, flags ...string) (string, e
 // BuildWireGuardGo builds wireguard-go by itself, of the version that the agent
 // embeds, into dir and returns its path.
 func BuildWireGuardGo(ctx context.Context, dir string) (string, error) {
-	return BuildPackage(ctx, "golang.zx2c4.com/wireguard", filepath.Join(dir, "wireguard-go"), "-trimpath", "-ldflags=-s -w")
+	return BuildPackage(ctx, "golang.zx2c4.com/wireguard", filepath.Join(dir, "wireguard-go"), "-ldflags=-s -w")
 }
 
 // BuildPackage builds a main package into a file, or with a slash at the end of path
@@ -43,9 +43,10 @@ func BuildPackage(ctx context.Context, pkg, path string, flags ...string) (strin
 	return BuildIn(ctx, root, pkg, path, flags...)
 }
 
-// BuildIn is BuildPackage of the sources in the folder root.
+// BuildIn is BuildPackage of the sources in the folder root. Where that is makes no
+// difference to what is built: the same sources elsewhere aren't compiled again.
 func BuildIn(ctx context.Context, root, pkg, path string, flags ...string) (string, error) {
-	args := append([]string{"build", "-o", path}, flags...)
+	args := append([]string{"build", "-trimpath", "-o", path}, flags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -38,7 +38,7 @@ func NewStage(ctx context.Context, program, local, remote string, manifests ...s
 	}()
 	Say("building %s", program)
 	// The testbed's folder goes with it, however this process ends.
-	binary, err := programs.Build(ctx, program, s.testbed.Dir(), "-trimpath", "-ldflags=-s -w")
+	binary, err := programs.Build(ctx, program, s.testbed.Dir(), "-ldflags=-s -w")
 	if err != nil {
 		return nil, err
 	}
