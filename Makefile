@@ -54,7 +54,7 @@ test-kernel: deps ## tunnel, route, agent and first contact tests against kernel
 
 .PHONY: e2e
 e2e: deps ## scenario tests only (root)
-	$(GO) test -race -timeout 30m $$($(GO) list ./e2e/... | grep -v '/e2e/kubelet$$')
+	$(GO) test -race -count 1 -timeout 30m $$($(GO) list ./e2e/... | grep -v '/e2e/kubelet$$')
 
 .PHONY: e2e-kubelet
 e2e-kubelet: deps ## installed by the manifests on real kubelets: rollouts, kills, taking out (root); ROLLOUTS=20 RATE=10000 for more, THREE=1 for three clusters
