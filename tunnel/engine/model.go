@@ -257,12 +257,17 @@ func (m *model) request(port uint16) []byte {
 }
 
 // keepalives is the request that gives some peers their intervals, nil when they
-// have none.
+// have none. With those that never shook hands it is as if they were new: what would
+// wait for them doesn't, see [window.Answer].
 func (m *model) keepalives(keys []key) []byte {
 	var b bytes.Buffer
 	for _, k := range keys {
 		if p := m.peers[k]; p != nil && p.keepalive != 0 {
-			fmt.Fprintf(&b, "public_key=%x\nupdate_only=true\npersistent_keepalive_interval=%d\n", k[:], p.keepalive)
+			fmt.Fprintf(&b, "public_key=%x\nupdate_only=true\n", k[:])
+			if p.handshake.IsZero() && p.endpoint != "" {
+				fmt.Fprintf(&b, "endpoint=%s\n", p.endpoint)
+			}
+			fmt.Fprintf(&b, "persistent_keepalive_interval=%d\n", p.keepalive)
 		}
 	}
 	if b.Len() == 0 {

@@ -240,3 +240,27 @@ func TestAnAnswerThatIsCutOffChangesNothing(t *testing.T) {
 		t.Errorf("%d peers of a whole answer, err %v", len(m.peers), err)
 	}
 }
+
+// What waits for a peer that was in contact stays; a stranger's endpoint says that nothing
+// does.
+func TestKeepalivesOfStrangersComeWithTheirEndpoints(t *testing.T) {
+	_, public := someKeys(t, 3)
+	m := newModel()
+	var keys []key
+	for _, text := range public {
+		k, err := parseKey(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, k)
+		m.peers[k] = &peer{endpoint: "192.0.2.1:51820", keepalive: 25}
+	}
+	m.peers[keys[1]].handshake = time.Unix(1, 0)
+	m.peers[keys[2]].endpoint = "" // It speaks first.
+	want := fmt.Sprintf("set=1\npublic_key=%s\nupdate_only=true\nendpoint=192.0.2.1:51820\npersistent_keepalive_interval=25\n"+
+		"public_key=%s\nupdate_only=true\npersistent_keepalive_interval=25\npublic_key=%s\nupdate_only=true\npersistent_keepalive_interval=25\n\n",
+		public[0], public[1], public[2])
+	if got := string(m.keepalives(keys)); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+}

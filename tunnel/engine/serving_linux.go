@@ -192,7 +192,7 @@ func (s *serving) answer(d *served, files *control.Files) error {
 	if err != nil {
 		return err
 	}
-	s.wg.Go(func() { d.dev.IpcHandle(conn) })
+	s.wg.Go(func() { window.Answer(d.dev, conn) })
 	return nil
 }
 
