@@ -156,7 +156,7 @@ func (b *Bind) Pause(paused bool) {
 }
 
 // BatchSize implements [conn.Bind].
-func (*Bind) BatchSize() int { return conn.IdealBatchSize }
+func (*Bind) BatchSize() int { return atOnce }
 
 // ParseEndpoint implements [conn.Bind].
 func (*Bind) ParseEndpoint(text string) (conn.Endpoint, error) {

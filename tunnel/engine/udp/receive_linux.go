@@ -11,9 +11,12 @@ import (
 )
 
 const (
-	// grouped is how many messages are read at once that may hold many datagrams each:
-	// two of those that this bind sends fill what the engine gives.
+	// grouped is how many messages are read at once that may hold many datagrams each.
 	grouped = 2
+	// atOnce is how many datagrams are read or sent at once: a message of 64 KiB holds 49 of
+	// a link with the least MTU, 1,280 bytes. wireguard-go keeps two lists of that length
+	// for each peer; from 112 on they are of the next size of Go's allocator.
+	atOnce = grouped * 55
 	// The kernel puts no fragments together, nor small packets of many senders. Where
 	// messages hold one datagram each, alone of them are read at once; when they hold
 	// more after all, these are copied twice. So that is done only after all of aloneAfter
@@ -36,10 +39,10 @@ const (
 // before. Only one goroutine uses it.
 type receiver struct {
 	socket   *socket
-	messages [conn.IdealBatchSize]message
-	names    [conn.IdealBatchSize]socketAddress
-	control  [conn.IdealBatchSize][]byte
-	vectors  [conn.IdealBatchSize + grouped]unix.Iovec
+	messages [atOnce]message
+	names    [atOnce]socketAddress
+	control  [atOnce][]byte
+	vectors  [atOnce + grouped]unix.Iovec
 	beyond   [alone][]byte // what doesn't fit into a message's buffers; nil: not used yet
 	whole    []byte        // a message that is cut in other places
 

@@ -26,8 +26,8 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, shapes []byte, singly bool) {
 		s := &socket{coalesce: true, turns: newTurns(time.Now, func(time.Time) {})}
 		r := newReceiver(s)
-		packets, sizes := make([][]byte, conn.IdealBatchSize), make([]int, conn.IdealBatchSize)
-		endpoints := make([]conn.Endpoint, conn.IdealBatchSize)
+		packets, sizes := make([][]byte, atOnce), make([]int, conn.IdealBatchSize)
+		endpoints := make([]conn.Endpoint, atOnce)
 		for i := range packets {
 			packets[i] = make([]byte, maxMessage)
 		}
@@ -167,7 +167,7 @@ func vectorsOf(header *unix.Msghdr) (bufs [][]byte) {
 func TestOnlyDatagramsFillBuffers(t *testing.T) {
 	r := newReceiver(&socket{coalesce: true})
 	r.singles = aloneAfter
-	packets := make([][]byte, conn.IdealBatchSize)
+	packets := make([][]byte, atOnce)
 	for i := range packets {
 		packets[i] = make([]byte, maxMessage)
 	}

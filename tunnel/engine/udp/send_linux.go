@@ -12,9 +12,9 @@ import (
 
 // batch is what one sendmmsg takes.
 type batch struct {
-	messages [conn.IdealBatchSize]message
-	vectors  [conn.IdealBatchSize]unix.Iovec
-	control  [conn.IdealBatchSize][]byte
+	messages [atOnce]message
+	vectors  [atOnce]unix.Iovec
+	control  [atOnce][]byte
 
 	used, done int // of messages
 	errno      syscall.Errno
