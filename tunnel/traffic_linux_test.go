@@ -323,6 +323,14 @@ func TestRoamingIsFollowedAndKept(t *testing.T) {
 		}
 		echo(t, dial(t, a, b, 0), 1000)
 
+		// Whatever b sends, late as it may come, has a follow it there.
+		b.kill()
+		read := int64(-1)
+		polltest.Until(t, 10*time.Second, "a has read what b sent", func() bool {
+			before := read
+			read = a.peer(t, b.key).RxBytes
+			return read == before
+		})
 		published.Endpoint = netip.MustParseAddrPort("192.0.2.77:7")
 		a.configure(t, published)
 		if got := a.peer(t, b.key).Endpoint; got != published.Endpoint {
