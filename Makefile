@@ -81,7 +81,7 @@ image-check: deps ## build the image upon a stand-in base and run its programs (
 fuzz: ## every fuzz target for FUZZTIME (50000x)
 	@programs=$$(mktemp -d); trap 'rm -rf "$$programs"' EXIT; cache=$$($(GO) env GOCACHE)/fuzz/$(MODULE); \
 	grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u | while read -r dir; do \
-	  $(GO) test -c -fuzz . -o "$$programs/fuzz.test" "$$dir"; \
+	  $(GO) test -c -ldflags=-w -fuzz . -o "$$programs/fuzz.test" "$$dir"; \
 	  grep -h -o '^func Fuzz[A-Za-z0-9]*' "$$dir"/*_test.go | cut -d ' ' -f 2 | while read -r name; do \
 	    echo "fuzz $$dir $$name"; \
 	    (cd "$$dir"; "$$programs/fuzz.test" -test.run '^$$' -test.fuzz "^$$name\$$" -test.fuzztime $(FUZZTIME) \
