@@ -26,7 +26,7 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, shapes []byte, singly bool) {
 		s := &socket{coalesce: true, turns: newTurns(time.Now, func(time.Time) {})}
 		r := newReceiver(s)
-		packets, sizes := make([][]byte, atOnce), make([]int, conn.IdealBatchSize)
+		packets, sizes := make([][]byte, atOnce), make([]int, atOnce)
 		endpoints := make([]conn.Endpoint, atOnce)
 		for i := range packets {
 			packets[i] = make([]byte, maxMessage)
