@@ -1,3 +1,3 @@
 // Package window bounds how many packets are inside wireguard-go at a time, see
-// [Window].
+// [Window], and what waits there for sessions, see [NewDevice] and [Answer].
 package window
