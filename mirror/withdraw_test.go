@@ -204,7 +204,7 @@ func TestLocalMinimum(t *testing.T) {
 // TestOnlyConcernedServicesAreComputed has 1,000 local nodes report at once, with
 // 10,000 services of which few are concerned.
 func TestOnlyConcernedServicesAreComputed(t *testing.T) {
-	const services, local = 2000, 200
+	const services, local = 10000, 1000
 	w, id := newWorld(), setID{"aws", mirrored}
 	for i := range services {
 		k := Key{"shop", fmt.Sprintf("web-%d", i)}
