@@ -2,7 +2,6 @@ package window
 
 import (
 	"bytes"
-	"encoding/hex"
 	"sync/atomic"
 	"time"
 
@@ -43,9 +42,7 @@ func (s *staged) discard() {
 	}
 	if peers := s.peers.Load(); peers != nil {
 		for _, key := range *peers {
-			if p := dev.LookupPeer(key); p != nil {
-				p.FlushStagedPackets()
-			}
+			flush(dev, key)
 		}
 	}
 	if now := time.Now(); now.Sub(s.read) >= peersFor && s.reading.CompareAndSwap(false, true) {
@@ -59,6 +56,13 @@ func (s *staged) discard() {
 	}
 }
 
+// flush throws away what waits for a session with one peer.
+func flush(dev *device.Device, peer device.NoisePublicKey) {
+	if p := dev.LookupPeer(peer); p != nil {
+		p.FlushStagedPackets()
+	}
+}
+
 // peersOf returns a device's peers. Nothing else of the text, which has its private key, is
 // kept.
 func peersOf(dev *device.Device) (peers []device.NoisePublicKey, err error) {
@@ -69,10 +73,8 @@ func peersOf(dev *device.Device) (peers []device.NoisePublicKey, err error) {
 	for line := range bytes.Lines(text.Bytes()) {
 		var key device.NoisePublicKey
 		text, found := bytes.CutPrefix(bytes.TrimSpace(line), []byte("public_key="))
-		if found && hex.DecodedLen(len(text)) == len(key) {
-			if _, err := hex.Decode(key[:], text); err == nil {
-				peers = append(peers, key)
-			}
+		if found && key.FromHex(string(text)) == nil {
+			peers = append(peers, key)
 		}
 	}
 	return peers, nil

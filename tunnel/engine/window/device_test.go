@@ -44,7 +44,7 @@ func (f *flooded) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 // aren't inside any more; and those to a peer without a session aren't kept in any number,
 // nor do they keep others from their peers.
 func TestDevices(t *testing.T) {
-	goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	verifyNoLeaks(t)
 	addresses := [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
 	dead := netip.MustParseAddr("10.0.0.3")
 	var (
@@ -56,10 +56,7 @@ func TestDevices(t *testing.T) {
 		held    [2]*staged
 	)
 	for i := range keys {
-		var err error
-		if keys[i], err = wgtypes.GeneratePrivateKey(); err != nil {
-			t.Fatal(err)
-		}
+		keys[i] = generate(t)
 	}
 	binds := bindtest.NewChannelBinds()
 	for i := range devices {
@@ -120,6 +117,13 @@ func TestDevices(t *testing.T) {
 	if held[0].peers.Load() == nil {
 		t.Error("what waits for a session was never discarded")
 	}
+}
+
+// verifyNoLeaks looks, when the test has ended, for what it has left running.
+func verifyNoLeaks(t *testing.T) {
+	t.Helper()
+	ignore := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, ignore) })
 }
 
 func hexKey(k wgtypes.Key) string { return hex.EncodeToString(k[:]) }

@@ -2,7 +2,6 @@ package window
 
 import (
 	"bytes"
-	"encoding/hex"
 	"net"
 
 	"golang.zx2c4.com/wireguard/device"
@@ -18,11 +17,7 @@ import (
 // this moment is thrown away, too: packets of the time in which it had no endpoint, or no
 // interval, or wasn't there.
 func Answer(dev *device.Device, conn net.Conn) {
-	dev.IpcHandle(&requests{Conn: conn, discard: func(peer device.NoisePublicKey) {
-		if p := dev.LookupPeer(peer); p != nil {
-			p.FlushStagedPackets()
-		}
-	}})
+	dev.IpcHandle(&requests{Conn: conn, discard: func(peer device.NoisePublicKey) { flush(dev, peer) }})
 }
 
 // requests is a connection whose reader tells by reading on that it has carried out what it
@@ -70,7 +65,7 @@ func (r *requests) see(line []byte) {
 	switch string(name) {
 	case "public_key":
 		r.placed = false
-		if _, err := hex.Decode(r.peer[:], value[:min(len(value), hex.EncodedLen(len(r.peer)))]); err != nil {
+		if err := r.peer.FromHex(string(value)); err != nil {
 			r.peer = device.NoisePublicKey{} // The request is refused.
 		}
 	case "endpoint":

@@ -12,7 +12,6 @@ import (
 	"testing/iotest"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/conn/bindtest"
 	"golang.zx2c4.com/wireguard/device"
@@ -40,7 +39,7 @@ func TestWhatIsDiscarded(t *testing.T) {
 		"nothing":                           {"", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for whole, pieces := range map[string]func(io.Reader) io.Reader{
+			for how, pieces := range map[string]func(io.Reader) io.Reader{
 				"whole": func(r io.Reader) io.Reader { return r }, "byte by byte": iotest.OneByteReader,
 			} {
 				ours, theirs := net.Pipe()
@@ -58,7 +57,7 @@ func TestWhatIsDiscarded(t *testing.T) {
 					t.Error("what the last peer is sent was discarded before the request had an end")
 				}
 				if _, err := r.Write([]byte("e")); err != nil || !slices.Equal(got, c.want) {
-					t.Errorf("%s: %d, %v; want %d", whole, got, err, c.want)
+					t.Errorf("%s: %d, %v; want %d", how, got, err, c.want)
 				}
 				_, _ = ours.Close(), theirs.Close()
 			}
@@ -96,7 +95,7 @@ func generate(t *testing.T) wgtypes.Key {
 
 // A peer that doesn't answer takes what its queues take, and no buffer of 64 KiB.
 func TestSilentPeersHoldNoBuffers(t *testing.T) {
-	goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	verifyNoLeaks(t)
 	dev := device.NewDevice(tuntest.NewChannelTUN().TUN(), deaf{bindtest.NewChannelBinds()[0]}, device.NewLogger(device.LogLevelError, ""))
 	t.Cleanup(dev.Close)
 	if err := dev.IpcSet("private_key=" + hexKey(generate(t))); err != nil {
@@ -129,7 +128,7 @@ func TestSilentPeersHoldNoBuffers(t *testing.T) {
 // A handshake has its keepalive though none waited for it: without that the other side
 // doesn't know that there is a session.
 func TestSessionsOfAddedPeers(t *testing.T) {
-	goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	verifyNoLeaks(t)
 	keys := [2]wgtypes.Key{generate(t), generate(t)}
 	binds := bindtest.NewChannelBinds()
 	var devices [2]*device.Device
