@@ -8,7 +8,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"runtime/debug"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -45,7 +44,7 @@ func serve(cfg config.Wireguard, log *slog.Logger) (err error) {
 		})
 	}
 	// It handles no packets: collecting more often costs less than what garbage takes.
-	debug.SetGCPercent(garbage)
+	process.LimitGarbage(garbage)
 	defer process.GiveBack()()
 	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "node", cfg.NodeName)
 	return run.Run(context.Background(), log, grace, a.tasks()...)

@@ -36,6 +36,14 @@ func LimitMemory(log *slog.Logger) {
 	}
 }
 
+// LimitGarbage has the heap hold that much garbage, in percent of what is alive in it,
+// unless GOGC says something else.
+func LimitGarbage(percent int) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(percent)
+	}
+}
+
 // ballastSize is in bytes.
 const ballastSize = 16 << 20
 

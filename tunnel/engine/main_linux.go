@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -112,7 +111,7 @@ func keep(cfg Config) error {
 	// that it was started at.
 	signal.Ignore(unix.SIGPIPE, unix.SIGHUP)
 	// It handles no packets, so that collecting garbage often costs nothing.
-	debug.SetGCPercent(keeperGarbage)
+	process.LimitGarbage(keeperGarbage)
 	return Run(ctx, cfg)
 }
 
