@@ -122,7 +122,6 @@ func (l *lab) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	if l.tool == "" {
 		var err error
-		// As the image's programs are built, with which it shares what is compiled.
 		l.tool, err = programs.Build(t.Context(), "semaphorectl", l.dir)
 		must(t, err)
 	}
