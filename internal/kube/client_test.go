@@ -117,7 +117,6 @@ func verbs[T interface {
 // clientset does, to the last byte, and has errors understood in both forms.
 func TestClientsSendTheSame(t *testing.T) {
 	t.Parallel()
-	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n"}}
 	for contentType, refused := range refusal(t) {
 		for name, content := range map[string]rest.ContentConfig{
 			"not configured":         {},
@@ -138,6 +137,7 @@ func TestClientsSendTheSame(t *testing.T) {
 					t.Fatal(err)
 				}
 				ctx := t.Context()
+				pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n"}}
 				review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "x"}}
 				access := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "x"}}
 				compare := func(of string, errs []error, err ...error) {
