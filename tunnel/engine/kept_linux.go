@@ -148,9 +148,7 @@ func (k *keeper) remove(ctx context.Context, d *kept) error {
 	// First: its port is free when this returns.
 	var err error
 	if d.on != nil && d.ctx.Err() == nil {
-		if _, _, err = d.on.conn.Ask(ctx, control.Message{Op: opClose, Name: d.name}); d.on.gone() {
-			err = nil
-		}
+		err = d.on.endDevice(ctx, d.name)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -290,8 +288,8 @@ func (k *keeper) restore(ctx context.Context, d *kept, s *server) (err error) {
 func (k *keeper) letGo(s *server, d *kept) error {
 	ctx, cancel := context.WithTimeout(k.ctx, hangLimit)
 	defer cancel()
-	_, _, err := s.conn.Ask(ctx, control.Message{Op: opClose, Name: d.name})
-	if err == nil || errors.Is(err, unix.ENODEV) || s.gone() || k.ctx.Err() != nil {
+	err := s.endDevice(ctx, d.name)
+	if err == nil || k.ctx.Err() != nil {
 		return nil
 	}
 	return errors.Join(err, s.process.Kill())

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -44,25 +46,34 @@ func serverThat(t *testing.T, does func(op string, files control.Files) error) *
 	return s
 }
 
+// keeping returns a keeper and its only device, which no server has.
+func keeping(t *testing.T) (*keeper, *kept) {
+	t.Helper()
+	k := newKeeper(t.Context(), Config{Logger: slog.New(slog.DiscardHandler)})
+	tun, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &kept{name: "wg-test", tun: tun, log: k.log, model: newModel()}
+	d.ctx, d.end = context.WithCancel(k.ctx)
+	k.devices[d.name] = d
+	t.Cleanup(func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.devices[d.name] != nil {
+			k.forget(d)
+		}
+	})
+	return k, d
+}
+
 // A device that a server couldn't be given in time, as one without processor time, is given
 // to it again, all of it: who only has a part of the configuration, and doesn't read the
 // TUN, serves nobody.
 func TestADeviceIsRestoredAgain(t *testing.T) {
 	for _, failing := range []string{opUAPI, opStart} {
 		t.Run(failing, func(t *testing.T) {
-			k := newKeeper(t.Context(), Config{Logger: slog.New(slog.DiscardHandler)})
-			tun, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			d := &kept{name: "wg-test", tun: tun, log: k.log, model: newModel()}
-			d.ctx, d.end = k.ctx, k.end
-			k.devices[d.name] = d
-			t.Cleanup(func() {
-				k.mu.Lock()
-				defer k.mu.Unlock()
-				k.forget(d)
-			})
+			k, d := keeping(t)
 			var mu sync.Mutex
 			has, failed := make(map[string]bool), false
 			s := serverThat(t, func(op string, files control.Files) error {
@@ -112,6 +123,26 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 				t.Error("the server doesn't count as one that has the device")
 			}
 		})
+	}
+}
+
+// A server whose device has ended by itself, as its link is gone, may not have said so yet
+// when the device is removed.
+func TestADeviceIsRemovedThatHasEnded(t *testing.T) {
+	k, d := keeping(t)
+	asked := make(chan string, 10)
+	d.on = serverThat(t, func(op string, _ control.Files) error {
+		asked <- op
+		return fmt.Errorf("device %q: %w", d.name, unix.ENODEV)
+	})
+	if err := k.remove(t.Context(), d); err != nil {
+		t.Errorf("removed with %v", err)
+	}
+	if op := <-asked; op != opClose {
+		t.Errorf("the server is asked to %s first", op)
+	}
+	if k.device(d.name) != nil {
+		t.Error("it is still there")
 	}
 }
 

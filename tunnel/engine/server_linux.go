@@ -217,6 +217,16 @@ func (k *keeper) fromServer(s *server, m control.Message, files control.Files) {
 	}
 }
 
+// endDevice has the process end a device. It is no error when that has ended already, or the
+// process has.
+func (s *server) endDevice(ctx context.Context, name string) error {
+	_, _, err := s.conn.Ask(ctx, control.Message{Op: opClose, Name: name})
+	if errors.Is(err, unix.ENODEV) || s.gone() {
+		return nil
+	}
+	return err
+}
+
 // died takes notice of a device that has ended by itself: somebody deleted its link, or
 // reading from it broke.
 func (k *keeper) died(d *kept, s *server) {

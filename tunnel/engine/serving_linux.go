@@ -99,10 +99,7 @@ func (s *serving) handle(m control.Message, files *control.Files) error {
 		s.mu.Unlock()
 		d.closing.Store(true)
 		d.dev.Close()
-		d.rest() // Nor is it taken over any more.
-		for _, socket := range d.given {
-			_ = socket.Close() // A device that was never up has its port by these.
-		}
+		d.release()
 	default:
 		return fmt.Errorf("request %q isn't known", m.Op)
 	}
@@ -148,6 +145,7 @@ func (s *serving) open(name string, files control.Files) error {
 		s.mu.Lock()
 		delete(s.devices, name)
 		s.mu.Unlock()
+		d.release()
 		_ = s.conn.Tell(control.Message{Op: control.Died, Name: name})
 	})
 	return nil
@@ -246,6 +244,14 @@ func (d *served) work(wg *sync.WaitGroup, f func(context.Context)) {
 	d.stop = func() {
 		cancel()
 		<-ended
+	}
+}
+
+// release lets go of what a closed device still has.
+func (d *served) release() {
+	d.rest() // Nor is it taken over any more.
+	for _, socket := range d.given {
+		_ = socket.Close() // A device that was never up has its port by these.
 	}
 }
 
