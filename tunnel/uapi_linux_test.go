@@ -1,7 +1,9 @@
 package tunnel
 
 import (
+	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -16,6 +18,35 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
+
+// unconnected is a bind without sockets, and without room for 128 packets each, which takes
+// longer to get than all that is asked of a device.
+type unconnected struct {
+	conn.Bind // for its endpoints
+	closed    chan struct{}
+}
+
+func (b *unconnected) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
+	closed := make(chan struct{})
+	b.closed = closed
+	receive := func([][]byte, []int, []conn.Endpoint) (int, error) {
+		<-closed
+		return 0, net.ErrClosed
+	}
+	return []conn.ReceiveFunc{receive}, cmp.Or(port, 1), nil
+}
+
+func (b *unconnected) Close() error {
+	if b.closed != nil {
+		close(b.closed)
+		b.closed = nil
+	}
+	return nil
+}
+
+func (*unconnected) BatchSize() int                     { return 1 }
+func (*unconnected) SetMark(uint32) error               { return nil }
+func (*unconnected) Send([][]byte, conn.Endpoint) error { return nil }
 
 // FuzzUAPI gives a userspace device any configuration that root could write to
 // its socket, and reads it back the way Status and Configure do.
@@ -41,9 +72,8 @@ func FuzzUAPI(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Packets of its link are channels, those of its sockets go nowhere.
 		silent := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
-		dev := device.NewDevice(tuntest.NewChannelTUN().TUN(), conn.NewDefaultBind(), silent)
+		dev := device.NewDevice(tuntest.NewChannelTUN().TUN(), &unconnected{Bind: conn.NewDefaultBind()}, silent)
 		var serving sync.WaitGroup
 		defer serving.Wait()
 		defer func() { _ = listener.Close() }()
