@@ -4,6 +4,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -211,7 +212,7 @@ func TestDiffLeadsToWhatIsDesired(t *testing.T) {
 			}
 			v.Have = have
 			objects = desired(t, v)
-			if again := desired(t, v); !cmp.Equal(objects, again, compareAddrs) {
+			if again := desired(t, v); !reflect.DeepEqual(objects, again) {
 				t.Fatalf("what is desired depends on how often one asks:\n%s", cmp.Diff(objects, again, compareAddrs))
 			}
 			eased, waits := Ease(have, objects)

@@ -297,7 +297,8 @@ type fakePods struct {
 }
 
 func newFakePods() *fakePods {
-	f := &fakePods{Clientset: fake.NewClientset()}
+	// Nobody asks who owns a field, for which NewClientset makes a REST mapper at each write.
+	f := &fakePods{Clientset: fake.NewSimpleClientset()} //nolint:staticcheck // See above.
 	f.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
 		asked, ok := action.(clienttesting.WatchActionImpl)
 		if !ok {
