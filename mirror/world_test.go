@@ -107,10 +107,11 @@ func (w *world) show() {
 func observeAll[O, T any](ledger *keep.Ledger[T], objects map[string]*O, observed func(*O) *T) {
 	var changes []kube.Change[T]
 	for _, o := range ledger.All() {
-		changes = append(changes, kube.Change[T]{Key: metaOf(o).Name})
+		if name := metaOf(o).Name; objects[name] == nil {
+			changes = append(changes, kube.Change[T]{Key: name})
+		}
 	}
 	for name, o := range objects {
-		changes = slices.DeleteFunc(changes, func(c kube.Change[T]) bool { return c.Key == name })
 		changes = append(changes, kube.Change[T]{Key: name, After: observed(o)})
 	}
 	ledger.Observe(changes, true)
