@@ -192,6 +192,26 @@ func TestOrphansAreListedAndRemoved(t *testing.T) {
 	})
 }
 
+// A call that is given up half way, at any step, keeps none after it from succeeding.
+func TestEnsureIsGivenUp(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		d := open(t, config(t, "gcp", backend))
+		began := time.Now()
+		d.ensure(t)
+		whole := time.Since(began)
+		for i := range 50 {
+			if err := mustFind(t, d.Name()).remove(); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), whole*time.Duration(i)/40)
+			_, _ = d.Ensure(ctx)
+			cancel()
+			d.ensure(t)
+		}
+		d.check(t)
+	})
+}
+
 // All calls at once, while somebody keeps deleting the link: for the race
 // detector, and for deadlocks.
 func TestCallsFromSeveralGoroutines(t *testing.T) {

@@ -116,9 +116,12 @@ func (e *engine) serves(ctx context.Context, name string) (index int, err error)
 // serve has the engine serve the TUN link that file is attached to.
 func (e *engine) serve(ctx context.Context, l link, file *os.File) error {
 	raw, err := file.SyscallConn()
-	if err != nil {
+	if err := errors.Join(err, ctx.Err()); err != nil {
 		return err
 	}
+	// Who has given the TUN away waits until the engine says that it has it, or hasn't: what
+	// is asked next may overtake this, and tell of no device while the TUN is taken.
+	ctx = context.WithoutCancel(ctx)
 	var askErr error
 	err = raw.Control(func(fd uintptr) {
 		_, askErr = e.ask(ctx, control.Message{Op: control.Serve, Name: l.name, Index: l.index}, int(fd))
