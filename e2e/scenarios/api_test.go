@@ -31,7 +31,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		})
 		must(t, agent.Ready(t.Context()))
 		must(t, agent.Healthy(t.Context()))
-		must(t, programs.Reach(t.Context(), from, to))
+		must(t, programs.Reach(within(t, repair), from, to))
 		after, err := agent.Status(t.Context())
 		must(t, err)
 		if b, a := before.Remote("gcp"), after.Remote("gcp"); len(a.Peers) != 1 || a.Peers[0].PublicKey != b.Peers[0].PublicKey || a.Device != b.Device {
@@ -76,11 +76,11 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		must(t, p.GCP.CutAPI())
 		gone := p.GCP.Nodes()[1]
 		must(t, p.GCP.Client().CoreV1().Nodes().Delete(t.Context(), gone.Name, metav1.DeleteOptions{}))
-		must(t, programs.Reach(t.Context(), from, to))
+		must(t, programs.Reach(within(t, repair), from, to))
 		waitPeers(t, agent, "gcp", "gcp-1", "gcp-2")
 		must(t, p.GCP.RestoreAPI())
 		waitPeers(t, agent, "gcp", "gcp-1")
-		must(t, programs.Reach(t.Context(), from, to))
+		must(t, programs.Reach(within(t, repair), from, to))
 	})
 
 	t.Run("an expired token is told and a new one is used", func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		eventually(t, time.Minute, "the expired token to be told", func(ctx context.Context) error {
 			return hasAPIError(ctx, agent, "gcp", "Unauthorized")
 		})
-		must(t, programs.Reach(t.Context(), from, to))
+		must(t, programs.Reach(within(t, repair), from, to))
 		must(t, credentials.Rotate(t.Context()))
 		eventually(t, time.Minute, "contact with the new token", func(ctx context.Context) error {
 			status, err := agent.Status(ctx)

@@ -235,7 +235,7 @@ func TestMesh(t *testing.T) {
 	part("an underlay that drops packets for a while", func(t *testing.T) {
 		must(t, p.Testbed.Drop(aws1.Node, gcp1.Node))
 		defer func() { must(t, p.Testbed.Restore(aws1.Node, gcp1.Node)) }()
-		must(t, programs.Reach(t.Context(), awsPod, p.Pods[3]))
+		must(t, programs.Reach(within(t, repair), awsPod, p.Pods[3]))
 	})
 
 	part("a node behind address translation", func(t *testing.T) { testTranslation(t, p) })
