@@ -1,12 +1,10 @@
 package scenarios_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -180,7 +178,8 @@ func TestPodPrefixes(t *testing.T) {
 
 	t.Run("a node that is drained takes a handful of writes", func(t *testing.T) {
 		const crowd = 60
-		before := writesOf(t, tb, merit1)
+		writes := func() int { return strings.Count(agents[merit1].Process().Log(), "msg=published") }
+		before := writes()
 		var addresses []netip.Addr
 		for i := range crowd {
 			addresses = append(addresses, netip.AddrFrom4([4]byte{10, 6, 203, byte(3 * i)}))
@@ -206,12 +205,12 @@ func TestPodPrefixes(t *testing.T) {
 			}
 		}
 		eventually(t, time.Minute, "the crowd's addresses to be published", published(crowd))
-		filled := writesOf(t, tb, merit1)
+		filled := writes()
 		grace := int64(0)
 		must(t, merit.Client().CoreV1().Pods("default").DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &grace},
 			metav1.ListOptions{FieldSelector: "spec.nodeName=" + merit1.Name}))
 		eventually(t, time.Minute, "the crowd's addresses to be withdrawn", published(0))
-		t.Logf("%d pods came one by one: %d writes; all went: %d writes", crowd, filled-before, writesOf(t, tb, merit1)-filled)
+		t.Logf("%d pods came one by one: %d writes; all went: %d writes", crowd, filled-before, writes()-filled)
 	})
 
 	t.Run("without the right what is published stays", func(t *testing.T) {
@@ -260,12 +259,4 @@ func finish(t *testing.T, c *testbed.Cluster, name string) {
 	p.Status.Phase = corev1.PodSucceeded
 	_, err = pods.UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
 	must(t, err)
-}
-
-// writesOf counts how often a node's agent says that it has published.
-func writesOf(t *testing.T, tb *testbed.Testbed, n *testbed.Node) int {
-	t.Helper()
-	log, err := os.ReadFile(tb.LogPath(n.Name + "-agent"))
-	must(t, err)
-	return bytes.Count(log, []byte("msg=published"))
 }
