@@ -74,10 +74,14 @@ func (p Path) Health(weak Health) Health {
 //	  |------ interval -----|----|----|----|----|--|--- handshake? --|-- each second ...
 //	                        0   0.3  0.6  0.9  1.2 1.3              1.9 s
 //
-// An answer at any time: up. At verify the peer is removed and added again, which
-// begins a handshake: when that succeeds, the way there and back is well, and only
-// probes aren't answered any more, for want of an address, an agent or a rule of a
-// firewall. The path stays up, and is judged as that of a peer that never answered:
+// Where answers have taken longer lately, as those of starved nodes do, verify and down
+// come later, see [path.patience].
+//
+// An answer at any time: up. At verify a handshake is begun: when that succeeds, the
+// way there and back is well, and only probes aren't answered any more, for want of an
+// address, an agent or a rule of a firewall. The session that there is goes on beside it
+// where the device can do that, because it may be well, and answers late. The path stays
+// up, and is judged as that of a peer that never answered:
 //
 //	handshake         heard             next due       session ends
 //	    |---- up ------|--- up ----|------ unknown --------|---- down ...
@@ -113,7 +117,7 @@ type path struct {
 
 	answers    bool      // it does
 	answered   time.Time // last
-	rtt        time.Duration
+	trip       roundTrip
 	asked      int       // probes since
 	askedSince time.Time // the first of them
 	tried      int       // probes that were sent to one that didn't answer in this session
@@ -134,8 +138,11 @@ const (
 	retryAfter  = 300 * time.Millisecond
 	verifyAfter = 1300 * time.Millisecond
 	downAfter   = 1900 * time.Millisecond
-	enough      = 5 // probes that stay unanswered
-	suspect     = 3 // probes after which a path's neighbours are looked at, too
+	// patienceMost is the longest that verify is put off to.
+	patienceMost = 3 * time.Second
+
+	enough  = 5 // probes that stay unanswered
+	suspect = 3 // probes after which a path's neighbours are looked at, too
 )
 
 // How often the paths of various kinds are probed, at most.
@@ -169,12 +176,11 @@ func (p *path) sent(now time.Time) {
 
 // answer notes an answer, and how long it took; 0: not known.
 func (p *path) answer(now time.Time, large bool, rtt time.Duration) {
-	switch {
-	case large || rtt <= 0: // Larger packets take longer.
-	case p.rtt == 0 || p.state != PathUp:
-		p.rtt = rtt
-	default:
-		p.rtt += (rtt - p.rtt) / 8 // As TCP does: RFC 6298, section 2.
+	if !large && rtt > 0 { // Larger packets take longer.
+		if p.state != PathUp {
+			p.trip = roundTrip{} // It may be another way by now.
+		}
+		p.trip.measured(rtt)
 	}
 	p.answers, p.answered, p.asked, p.verified, p.shaken = true, now, 0, false, false
 	if large {
@@ -185,6 +191,9 @@ func (p *path) answer(now time.Time, large bool, rtt time.Duration) {
 
 // read notes what the device says of the peer.
 func (p *path) read(now time.Time, handshake, heard time.Time, rx, tx int64) {
+	if rx < p.rx {
+		p.rx = 0 // The peer was removed and added again.
+	}
 	if p.state == PathDown && p.answers && p.counted && rx > p.rx {
 		p.sign = SignOneWay
 	}
@@ -208,7 +217,8 @@ func (p *path) read(now time.Time, handshake, heard time.Time, rx, tx int64) {
 
 // unanswering has the path judged by what WireGuard itself shows.
 func (p *path) unanswering(now time.Time) {
-	p.answers, p.asked, p.tried, p.verified, p.shaken, p.next, p.rtt = false, 0, 0, false, false, now, 0
+	p.answers, p.asked, p.tried, p.verified, p.shaken, p.next = false, 0, 0, false, false, now
+	p.trip = roundTrip{}
 	p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
 	p.judge(now)
 }
@@ -233,7 +243,7 @@ func (p *path) judge(now time.Time) {
 		return
 	}
 	if p.answers {
-		if p.state != PathDown && p.asked >= enough && now.Sub(p.askedSince) >= downAfter {
+		if p.state != PathDown && p.overdue(now, downAfter) {
 			p.become(now, PathDown, SignNoAnswer)
 			p.counted = p.verified
 		}
@@ -276,25 +286,38 @@ func (p *path) judgeSize(now time.Time) {
 func (p *path) become(now time.Time, state PathState, sign Sign) {
 	if p.state != state {
 		p.state, p.since = state, now
-		if state != PathUp {
-			p.rtt = 0
-		}
 	}
 	p.sign = sign
 }
 
-// wantsHandshake tells whether one is to be begun: once to find out why probes aren't
-// answered, and again and again with a peer that is down and has no session. WireGuard
-// tries each 5 s by itself, and gives up after 90 s; when both sides begin at once
-// both attempts fail, so that one of them does less often.
-func (p *path) wantsHandshake(now time.Time) bool {
-	if p.mute {
-		return false
+// patience is how long an answer may take: verifyAfter, or what is measured, within bounds.
+func (p *path) patience() time.Duration {
+	return min(max(verifyAfter, p.trip.longest()), patienceMost)
+}
+
+// overdue tells whether an answer is, by as much as a point of the timeline says.
+func (p *path) overdue(now time.Time, point time.Duration) bool {
+	return p.asked >= enough && now.Sub(p.askedSince) >= p.patience()+point-verifyAfter
+}
+
+// contact tells whether a handshake is to be begun, and how: once to find out why probes
+// aren't answered, and again and again with a peer that is down. WireGuard tries each 5 s
+// by itself, and gives up after 90 s; when both sides begin at once both attempts fail,
+// so that one of them does less often.
+//
+//	session  do
+//	yes      verify: it may be well when the path is
+//	none     begin anew
+func (p *path) contact(now time.Time) tunnel.Contact {
+	first := p.answers && !p.verified && p.overdue(now, verifyAfter)
+	again := p.state == PathDown && now.Sub(p.renewed) >= p.renewInterval(now)
+	switch {
+	case p.mute || !first && !again:
+		return tunnel.ContactNone
+	case inSession(now, p.handshake):
+		return tunnel.ContactVerify
 	}
-	if p.answers && !p.verified && p.asked >= enough && now.Sub(p.askedSince) >= verifyAfter {
-		return true
-	}
-	return p.state == PathDown && now.Sub(p.renewed) >= p.renewInterval(now) && !inSession(now, p.handshake)
+	return tunnel.ContactAnew
 }
 
 const (
@@ -310,22 +333,43 @@ func (p *path) renewInterval(now time.Time) time.Duration {
 	case now.Sub(p.since) > renewIdleAfter:
 		return renewIdle
 	case p.leads:
-		return renewLeading
+		// An attempt that comes before the answer to the last one undoes that.
+		return max(renewLeading, p.patience())
 	}
 	return renewSeldom
 }
 
-// renew notes that the peer was removed and added again.
-func (p *path) renew(now time.Time) {
-	p.renewed, p.begun, p.verified = now, now, true
-	p.handshake, p.rx, p.tx, p.counted = time.Time{}, 0, 0, true
-	p.next = now
+// renew notes that a handshake is begun.
+func (p *path) renew(now time.Time, how tunnel.Contact) {
+	p.renewed, p.verified, p.counted, p.next = now, true, true, now
+	if how == tunnel.ContactAnew {
+		p.begun, p.handshake, p.rx, p.tx = now, time.Time{}, 0, 0
+	}
 }
 
 // show returns the path as others see it.
 func (p *path) show() Path {
-	return Path{
+	shown := Path{
 		Node: p.node, PublicKey: p.key, State: p.state, Since: p.since, Sign: p.sign,
-		Answers: p.answers, SmallOnly: p.smallOnly, RTT: p.rtt,
+		Answers: p.answers, SmallOnly: p.smallOnly,
 	}
+	if p.state == PathUp {
+		shown.RTT = p.trip.smoothed
+	}
+	return shown
 }
+
+// roundTrip is how long answers take, as TCP has it (RFC 6298, section 2).
+type roundTrip struct{ smoothed, variation time.Duration }
+
+func (r *roundTrip) measured(rtt time.Duration) {
+	if r.smoothed == 0 {
+		r.smoothed, r.variation = rtt, rtt/2
+		return
+	}
+	r.variation += ((r.smoothed - rtt).Abs() - r.variation) / 4
+	r.smoothed += (rtt - r.smoothed) / 8
+}
+
+// longest is how long one may take.
+func (r *roundTrip) longest() time.Duration { return r.smoothed + 4*r.variation }

@@ -196,7 +196,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		before := p.state
 		p.judge(now)
 		changed = changed || p.state != before
-		handshakes = handshakes || p.wantsHandshake(now)
+		handshakes = handshakes || p.contact(now) != tunnel.ContactNone
 		suspicion = suspicion || p.doubtful() && p.asked >= suspect
 		if p.doubtful() && p.asked == 1 && now.Sub(p.askedSince) >= retryAfter {
 			p.next = now
@@ -324,16 +324,19 @@ func (ps *paths) look(s *tunnel.PeerStatus) {
 	}
 }
 
-// contact decides about a peer whose handshake may be wanted.
+// contact decides whether a handshake is to be begun with a peer, and how.
 func (ps *paths) contact(now time.Time, key tunnel.Key) tunnel.Contact {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, known := ps.of[key]
-	if !known || !p.wantsHandshake(now) {
+	if !known {
 		return tunnel.ContactNone
 	}
-	p.renew(now)
-	return tunnel.ContactAnew
+	how := p.contact(now)
+	if how != tunnel.ContactNone {
+		p.renew(now, how)
+	}
+	return how
 }
 
 // show returns all paths, sorted by node.

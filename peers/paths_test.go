@@ -26,7 +26,17 @@ type mesh struct {
 	large     bool // full-size packets get lost
 	heard     bool // those that are cut are heard all the same
 	sent      int  // probes
-	anew      int  // handshakes that were begun
+	begun     int  // handshakes
+	anew      int  // those of them that ended a session
+
+	late    time.Duration // answers and handshakes take so long; 0: until the next tick
+	pending []answer
+}
+
+// answer is one that arrives at a time.
+type answer struct {
+	at time.Time
+	tunnel.Answer
 }
 
 func keyOf(n int) (k tunnel.Key) {
@@ -63,7 +73,7 @@ func (m *mesh) read() {
 		s := tunnel.PeerStatus{Peer: m.peers[i].Peer}
 		p := m.paths.of[key]
 		switch {
-		case !m.cut[key] && p.renewed.After(p.handshake):
+		case !m.cut[key] && p.renewed.After(p.handshake) && !m.now.Before(p.renewed.Add(m.late)):
 			s.LastHandshake = m.now
 		case m.cut[key] && m.heard:
 			s.RxBytes, s.LastHandshake = p.rx+148, p.handshake
@@ -86,16 +96,31 @@ func (m *mesh) step() {
 		m.rested = m.now.Add(m.rest)
 		m.read()
 		for i := range m.peers {
-			if m.paths.contact(m.now, m.peers[i].PublicKey) == tunnel.ContactAnew {
+			switch m.paths.contact(m.now, m.peers[i].PublicKey) {
+			case tunnel.ContactNone, tunnel.ContactConfirm:
+			case tunnel.ContactAnew:
 				m.anew++
+				m.begun++
+			case tunnel.ContactVerify:
+				m.begun++
 			}
 		}
 	}
 	for _, p := range send {
 		if !m.cut[p.key] && !m.deaf[p.key] && (!p.large || !m.large) {
-			m.paths.answer(m.now.Add(pathTick/2), tunnel.Answer{From: p.to, Large: p.large, RTT: pathTick / 2})
+			took := max(pathTick/2, m.late)
+			m.pending = append(m.pending, answer{m.now.Add(took), tunnel.Answer{From: p.to, Large: p.large, RTT: took}})
 		}
 	}
+	rest := m.pending[:0]
+	for _, a := range m.pending {
+		if a.at.Before(m.now.Add(pathTick)) {
+			m.paths.answer(a.at, a.Answer)
+		} else {
+			rest = append(rest, a)
+		}
+	}
+	m.pending = rest
 }
 
 // until steps until all that want says are in a state, and returns how long that took.
@@ -231,8 +256,8 @@ func TestPathsOfPeersThatDontAnswer(t *testing.T) {
 			t.Fatalf("one that stopped answering is %s (%s)", q.state, q.sign)
 		}
 	}
-	if q.answers || m.anew != 1 {
-		t.Errorf("it is still thought to answer: %v, and %d handshakes were begun", q.answers, m.anew)
+	if q.answers || m.begun != 1 {
+		t.Errorf("it is still thought to answer: %v, and %d handshakes were begun", q.answers, m.begun)
 	}
 }
 
@@ -270,8 +295,8 @@ func TestHandshakeThatIsReadLate(t *testing.T) {
 		}
 		before = p.state
 	}
-	if p.state != PathUp || downs > 2 || m.anew > 2 {
-		t.Errorf("it is %s (%s), was down %d times, and %d handshakes were begun", p.state, p.sign, downs, m.anew)
+	if p.state != PathUp || downs > 2 || m.begun > 2 {
+		t.Errorf("it is %s (%s), was down %d times, and %d handshakes were begun", p.state, p.sign, downs, m.begun)
 	}
 }
 
@@ -304,6 +329,44 @@ func TestPathsThatCarrySome(t *testing.T) {
 	}
 	if p.smallOnly {
 		t.Error("large packets pass again, and that isn't seen")
+	}
+}
+
+// A peer that answers late, as one on a starved node does, keeps its session, and is up as
+// soon as its answers have shown how late, within bounds. When it is as fast as before, it
+// is soon known to be down again.
+func TestPathsOfSlowPeers(t *testing.T) {
+	for _, c := range []struct {
+		late  time.Duration
+		downs int
+	}{{500 * time.Millisecond, 0}, {1500 * time.Millisecond, 0}, {2500 * time.Millisecond, 1}, {5 * time.Second, 100}} {
+		t.Run(c.late.String(), func(t *testing.T) {
+			m := newMesh(t, 2)
+			m.meet()
+			m.until("both up", time.Minute, PathUp, 0, 1)
+			m.late = c.late
+			p, downs, before := m.paths.of[keyOf(1)], 0, PathUp
+			for range 1000 {
+				m.step()
+				if m.now.Sub(p.renewed) >= m.late {
+					m.read()
+				}
+				if p.state == PathDown && before != PathDown {
+					downs++
+				}
+				before = p.state
+			}
+			if m.anew > 0 || downs > c.downs {
+				t.Errorf("sessions were ended %d times, and it was down %d times", m.anew, downs)
+			}
+			m.late = 0
+			m.until("up", 10*time.Second, PathUp, 0)
+			for range 600 {
+				m.step()
+			}
+			m.cut[keyOf(1)] = true
+			m.until("down", 3*time.Second, PathDown, 0)
+		})
 	}
 }
 

@@ -169,7 +169,7 @@ func (c *Controller) Renew(ctx context.Context) error {
 			return tunnel.ContactNone
 		}
 		do := c.paths.contact(started, p.PublicKey)
-		if do == tunnel.ContactAnew {
+		if do != tunnel.ContactNone {
 			begun++
 		}
 		return do

@@ -2,11 +2,13 @@ package tunnel
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -142,6 +144,21 @@ func (e *engine) up(ctx context.Context, name string) (restored bool, err error)
 		return false, explain(err)
 	}
 	return answer.Changed, nil
+}
+
+// handshake begins handshakes with some of a device's peers, beside the sessions that they
+// have.
+func (e *engine) handshake(ctx context.Context, name string, peers []Key) error {
+	for some := range slices.Chunk(peers, control.MaxKeys) {
+		m := control.Message{Op: control.Handshake, Name: name}
+		for _, key := range some {
+			m.Keys = append(m.Keys, hex.EncodeToString(key[:]))
+		}
+		if _, err := e.ask(ctx, m); err != nil {
+			return explain(err)
+		}
+	}
+	return nil
 }
 
 // close ends the connection, and nothing else.

@@ -26,45 +26,69 @@ const (
 	// A side that answered a handshake can't send before it has received a
 	// packet in the new session.
 	ContactConfirm
+	// ContactVerify begins a handshake beside the session that the peer has, which goes on,
+	// unless there was one within REKEY_TIMEOUT. Only the userspace backend can: on the
+	// kernel's, which has no request for it, this is ContactAnew.
+	ContactVerify
 )
 
 // Contacts counts what [Device.Contact] did.
-type Contacts struct{ Anew, Confirmed int }
+type Contacts struct{ Anew, Confirmed, Verified int }
 
 // Contact reads the device and does with each of its peers what decide says, as
 // far as Configure wanted the peer. When it returns an error some of it may have
 // been done. Configure isn't held up for longer than one request takes: with many peers
 // that don't answer there is a lot to read and to do.
 func (d *Device) Contact(ctx context.Context, decide func(PeerStatus) Contact) (Contacts, error) {
-	done, err := d.peers.contact(ctx, &d.mu, d.serving, decide)
+	d.mu.Lock()
+	exists, verify := d.serving(), d.verifier()
+	d.mu.Unlock()
+	if !exists {
+		return Contacts{}, fmt.Errorf("contact peers of device %s: %w", d.cfg.Name, os.ErrNotExist)
+	}
+	done, err := d.peers.contact(ctx, &d.mu, verify, decide)
 	if err != nil {
 		return done, fmt.Errorf("contact peers of device %s: %w", d.cfg.Name, err)
 	}
 	return done, nil
 }
 
-// contact takes the lock for what it does with s, and asks whether there is a device.
-func (s *peerState) contact(ctx context.Context, mu sync.Locker, serving func() bool, decide func(PeerStatus) Contact) (done Contacts, err error) {
-	mu.Lock()
-	applied, exists := s.applied, serving()
-	mu.Unlock()
-	if !exists {
-		return done, os.ErrNotExist
+// verifier returns what does ContactVerify; nil: nothing can. The caller holds d.mu.
+func (d *Device) verifier() func(context.Context, []Key) error {
+	engine := d.engine
+	if engine == nil || !engine.client.Handshakes {
+		return nil
 	}
+	return func(ctx context.Context, peers []Key) error { return engine.handshake(ctx, d.cfg.Name, peers) }
+}
+
+// contact takes the lock for what it does with s. verify may be nil.
+func (s *peerState) contact(ctx context.Context, mu sync.Locker, verify func(context.Context, []Key) error, decide func(PeerStatus) Contact) (done Contacts, err error) {
+	mu.Lock()
+	applied := s.applied
+	mu.Unlock()
 	device, err := s.control.Device(s.name)
 	if err != nil {
 		return done, fmt.Errorf("read peers: %w", err)
 	}
 	var changes []contacted
+	var verified []Key
 	for _, peer := range peersOf(device) {
 		at, wanted := find(applied, peer.PublicKey)
 		if !wanted {
 			continue
 		}
-		switch what := decide(peer); what {
+		what := decide(peer)
+		if what == ContactVerify && verify == nil {
+			what = ContactAnew
+		}
+		switch what {
 		case ContactAnew:
 			changes = append(changes, contacted{peer.PublicKey, what})
 			done.Anew++
+		case ContactVerify:
+			verified = append(verified, peer.PublicKey)
+			done.Verified++
 		case ContactConfirm:
 			if spoke := !applied[at].Endpoint.IsValid() && peer.Endpoint.IsValid(); spoke || applied[at].Keepalive > 0 {
 				changes = append(changes, contacted{peer.PublicKey, what})
@@ -82,6 +106,11 @@ func (s *peerState) contact(ctx context.Context, mu sync.Locker, serving func() 
 		mu.Unlock()
 		if err != nil {
 			return done, fmt.Errorf("write %d peers: %w", len(batch), err)
+		}
+	}
+	if len(verified) > 0 {
+		if err := verify(ctx, verified); err != nil {
+			return done, fmt.Errorf("begin handshakes with %d peers: %w", len(verified), err)
 		}
 	}
 	return done, nil

@@ -54,3 +54,31 @@ func TestContact(t *testing.T) {
 		echo(t, dial(t, b, a, 0), 1000)
 	})
 }
+
+// Where the device can, a handshake with a peer that may be well is begun beside the session
+// that it has.
+func TestVerify(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		a, b := twoSites(t, backend, Userspace)
+		a.configure(t, b.peerOf(0))
+		b.configure(t, a.peerOf(0))
+		conn := dial(t, a, b, 0)
+		echo(t, conn, 100_000)
+		before := a.peer(t, b.key)
+		want := Contacts{Verified: 1}
+		if backend == Kernel {
+			want = Contacts{Anew: 1}
+		}
+		polltest.Until(t, time.Minute, "another handshake", func() bool {
+			if got := a.contact(t, b.key, ContactVerify); got != want {
+				t.Fatalf("%+v, want %+v", got, want)
+			}
+			echo(t, conn, 1000)
+			after := a.peer(t, b.key)
+			if kept := after.RxBytes >= before.RxBytes && !after.LastHandshake.Before(before.LastHandshake); kept != (backend != Kernel) {
+				t.Fatalf("%+v, before %+v", after, before)
+			}
+			return after.LastHandshake.After(before.LastHandshake)
+		})
+	})
+}

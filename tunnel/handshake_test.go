@@ -27,7 +27,7 @@ func TestContactDoesWhatIsAsked(t *testing.T) {
 	ask[stranger] = ContactAnew
 
 	s.device.writes = nil
-	done, err := s.contact(t.Context(), new(sync.Mutex), func() bool { return true }, func(p PeerStatus) Contact { return ask[p.PublicKey] })
+	done, err := s.contact(t.Context(), new(sync.Mutex), nil, func(p PeerStatus) Contact { return ask[p.PublicKey] })
 	if err != nil || done != (Contacts{Anew: 20, Confirmed: 19}) {
 		t.Fatalf("%+v, %v, want 20 and 19", done, err)
 	}
@@ -75,7 +75,7 @@ func TestContactThatFailsIsMended(t *testing.T) {
 			return fault
 		}
 		key := s.applied[1].PublicKey
-		_, err := s.contact(t.Context(), new(sync.Mutex), func() bool { return true }, func(p PeerStatus) Contact {
+		_, err := s.contact(t.Context(), new(sync.Mutex), nil, func(p PeerStatus) Contact {
 			if p.PublicKey == key {
 				return what
 			}

@@ -155,7 +155,7 @@ func (k *keeper) client(raw *net.UnixConn) {
 		greeted.Do(func() { known = m.Op == control.Hello && m.Protocol == control.Protocol })
 		switch {
 		case m.Op == control.Hello:
-			return control.Message{Protocol: control.Protocol, Build: k.cfg.Build}, nil
+			return control.Message{Protocol: control.Protocol, Build: k.cfg.Build, Handshakes: true}, nil
 		case !known:
 			defer c.Hangup()
 			return control.Failure(errors.New("the first message is no hello of this protocol")), nil
@@ -239,7 +239,9 @@ func (k *keeper) answer(m control.Message, files *control.Files) (control.Messag
 	case m.Op == control.Up && d != nil:
 		changed, err := k.up(ctx, d)
 		return control.Message{Changed: changed}, err
-	case m.Op == control.Up:
+	case m.Op == control.Handshake && d != nil:
+		return control.Message{}, k.withServer(ctx, d, func(s *server) error { return s.shake(ctx, d, m.Keys) })
+	case m.Op == control.Up, m.Op == control.Handshake:
 		return control.Message{}, fmt.Errorf("device %q: %w", m.Name, unix.ENODEV)
 	}
 	return control.Message{}, fmt.Errorf("request %q isn't known", m.Op)

@@ -26,6 +26,7 @@ const (
 	opUAPI  = "uapi"  // the descriptor of a socket: answer requests that come there
 	opUp    = "up"    // open UDP sockets
 	opGreet = "greet" // Keys: begin handshakes with these peers, which had sessions
+	opShake = "shake" // Keys: begin handshakes with these peers, which have sessions
 	opStart = "start" // read the TUN
 	opClose = "close" // end
 	opGive  = "give"  // the descriptor of a pair: hand the device over, and end
@@ -390,13 +391,16 @@ func (s *server) up(ctx context.Context, d *kept) error {
 	return err
 }
 
-// greetAtOnce is how many keys fit a message.
-const greetAtOnce = 500
+// shake has handshakes begun with peers, beside the sessions that they have.
+func (s *server) shake(ctx context.Context, d *kept, keys []string) error {
+	_, _, err := s.conn.Ask(ctx, control.Message{Op: opShake, Name: d.name, Keys: keys})
+	return err
+}
 
 // greet has handshakes begun with peers that had sessions, and then the TUN read.
 func (s *server) greet(ctx context.Context, d *kept, keys []key) error {
 	for len(keys) > 0 {
-		n := min(len(keys), greetAtOnce)
+		n := min(len(keys), control.MaxKeys)
 		m := control.Message{Op: opGreet, Name: d.name}
 		for _, k := range keys[:n] {
 			m.Keys = append(m.Keys, hex.EncodeToString(k[:]))

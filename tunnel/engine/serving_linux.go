@@ -86,7 +86,9 @@ func (s *serving) handle(m control.Message, files *control.Files) error {
 			return fmt.Errorf("open UDP sockets: %w", err)
 		}
 	case opGreet:
-		d.greet(m.Keys)
+		d.greeted = append(d.greeted, parseKeys(m.Keys)...)
+	case opShake:
+		d.shake(m.Keys)
 	case opStart:
 		d.work(&s.wg, d.meet)
 	case opGive:
@@ -194,11 +196,24 @@ func (s *serving) answer(d *served, files *control.Files) error {
 	return nil
 }
 
-// greet notes with whom to begin handshakes, in this order.
-func (d *served) greet(keys []string) {
-	for _, text := range keys {
+// parseKeys returns those that are keys, in this order.
+func parseKeys(texts []string) (keys []handover.Key) {
+	for _, text := range texts {
 		if k, err := parseKey(text); err == nil {
-			d.greeted = append(d.greeted, handover.Key(k))
+			keys = append(keys, handover.Key(k))
+		}
+	}
+	return keys
+}
+
+// shake begins handshakes with those of the peers that there are, and which have had none
+// within REKEY_TIMEOUT, 5 s: wireguard-go keeps to that. Packets go on in the sessions that
+// the peers have.
+func (d *served) shake(keys []string) {
+	for _, key := range parseKeys(keys) {
+		if p := d.dev.LookupPeer(key); p != nil {
+			// wireguard-go logs that it can't, and tries again.
+			_ = p.SendHandshakeInitiation(false)
 		}
 	}
 }

@@ -35,7 +35,13 @@ const (
 	Up     = "up"     // Name; also brings back a removed UAPI socket, told by Changed
 	Remove = "remove" // Name; a device that isn't there is removed
 	End    = "end"    // end, if it was started by hand and serves nothing
+	// Handshake has the device Name begin handshakes with the peers Keys, at most
+	// [MaxKeys]. They keep the sessions that they have until the new ones are there.
+	Handshake = "handshake"
 )
+
+// MaxKeys is how many keys fit a message.
+const MaxKeys = 500
 
 // What an engine that starts, or is to go on, asks another one for.
 const (
@@ -75,6 +81,8 @@ type Message struct {
 	Changed  bool     `json:"changed,omitempty"`
 	Devices  []Device `json:"devices,omitempty"`
 	Keys     []string `json:"keys,omitempty"` // public keys of peers, in hexadecimal
+	// Handshakes is answered to Hello by an engine that knows Handshake.
+	Handshakes bool `json:"handshakes,omitempty"`
 }
 
 // Device is one that an engine serves.
@@ -118,6 +126,8 @@ type Client struct {
 	conn *Conn
 	// Build is which build the engine is.
 	Build string
+	// Handshakes tells whether the engine knows Handshake.
+	Handshakes bool
 }
 
 // Dial connects to the engine, and calls died, on a goroutine of its own, with the
@@ -151,7 +161,7 @@ func DialNews(ctx context.Context, news func(Message)) (*Client, error) {
 		c.Close()
 		return nil, err
 	}
-	c.Build = answer.Build
+	c.Build, c.Handshakes = answer.Build, answer.Handshakes
 	return c, nil
 }
 
