@@ -3,10 +3,12 @@ package scenarios_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -62,6 +64,28 @@ func waitPeers(t *testing.T, a *programs.Agent, remote string, nodes ...string) 
 		}
 		return nil
 	})
+}
+
+// settled returns what an agent says of a peer when its first contact is over, in
+// which handshakes may be begun anew.
+func settled(t *testing.T, a *programs.Agent, remote, node string) (peer programs.PeerStatus) {
+	t.Helper()
+	eventually(t, time.Minute, "a session with "+node, func(ctx context.Context) error {
+		status, err := a.Status(ctx)
+		if err != nil {
+			return err
+		}
+		peers := status.Remote(remote).Peers
+		at := slices.IndexFunc(peers, func(p programs.PeerStatus) bool { return p.Node == node })
+		if at < 0 {
+			return errors.New("it is no peer")
+		}
+		if peer = peers[at]; peer.LastHandshake.IsZero() || time.Since(peer.LastHandshake) < 15*time.Second {
+			return fmt.Errorf("its last handshake was at %v", peer.LastHandshake)
+		}
+		return nil
+	})
+	return peer
 }
 
 // hasEndpoint tells whether a node's peer has the endpoint on the device.

@@ -199,7 +199,7 @@ func startTCP(t *testing.T, from, to *nstest.Namespace, dst string) (s *tcp, sto
 			if _, err := out.Write(chunk); err != nil {
 				return
 			}
-			time.Sleep(time.Millisecond) // a rate, that leaves room for others
+			time.Sleep(5 * time.Millisecond) // a rate, that leaves room for others
 		}
 	})
 	wg.Go(func() {
