@@ -76,7 +76,16 @@ func shell(t *testing.T, command string) string {
 	return string(out)
 }
 
+// program builds a program of the repository, and returns where it is.
+func program(t *testing.T, pkg string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
+	shell(t, "go build -o "+path+" "+pkg)
+	return path
+}
+
 func TestCommandsOfTheRepository(t *testing.T) {
+	tool, releaser, kernel := program(t, "./cmd/semaphorectl"), program(t, "./deploy/release"), program(t, "./e2e/kernel")
 	semaphorectl := regexp.MustCompile(`^(semaphorectl|kubectl semaphore) `)
 	release := regexp.MustCompile(`go run \./deploy/release (\w+)([^>]*)`)
 	for _, c := range commands(t, Here) {
@@ -96,10 +105,11 @@ func TestCommandsOfTheRepository(t *testing.T) {
 			// The flags before it are read, and nothing is done. The file that it would
 			// write stays unwritten.
 			command, _, _ := strings.Cut(c.Text, " > ")
-			shell(t, semaphorectl.ReplaceAllString(command, "go run ./cmd/semaphorectl ")+" --help")
+			shell(t, semaphorectl.ReplaceAllString(command, tool+" ")+" --help")
 		case strings.Contains(c.Text, "./e2e/kernel "):
 			// Its package comes last, behind the flags.
-			shell(t, c.Text[:strings.LastIndexByte(c.Text, ' ')]+" -h")
+			flags := c.Text[:strings.LastIndexByte(c.Text, ' ')]
+			shell(t, strings.Replace(flags, "go run ./e2e/kernel", kernel, 1)+" -h")
 		default:
 			// With -h behind them the flags are read, and nothing is done.
 			m := release.FindStringSubmatch(c.Text)
@@ -111,7 +121,7 @@ func TestCommandsOfTheRepository(t *testing.T) {
 			if m[1] == "notes" {
 				arguments = "" // A version, behind which no flag is read.
 			}
-			shell(t, "go run ./deploy/release "+m[1]+" "+arguments+" -h")
+			shell(t, releaser+" "+m[1]+" "+arguments+" -h")
 		}
 	}
 }
