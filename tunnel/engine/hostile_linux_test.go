@@ -93,6 +93,7 @@ func TestHostileClients(t *testing.T) {
 		"too many descriptors":              {messages: []string{hello, `{"id":2,"op":"serve","name":"wireguard.gcp","index":1}`}, files: many},
 		"a name that leads elsewhere":       {messages: []string{hello, `{"id":2,"op":"serve","name":"../../etc/passwd","index":1}`}, files: many[:1]},
 		"a device that isn't there":         {messages: []string{hello, `{"id":2,"op":"up","name":"\u0000"}`, `{"id":3,"op":"remove","name":"../x"}`}},
+		"handshakes of no device":           {messages: []string{hello, `{"id":2,"op":"handshake","name":"x","keys":["","zz"]}`}, files: many[:1]},
 		"the end of an engine of a service": {messages: []string{hello, `{"id":2,"op":"end"}`}},
 		"news of the engine's":              {messages: []string{hello, `{"op":"died","name":"wireguard.gcp"}`, `{"op":"sockets","name":"x"}`}, files: many[:2]},
 	} {
