@@ -123,7 +123,7 @@ type path struct {
 	tried      int       // probes that were sent to one that didn't answer in this session
 	next       time.Time // probe
 	suspected  bool      // a neighbour seems to be gone
-	verified   bool      // a handshake was begun for want of answers
+	verified   bool      // a handshake was asked for, for want of answers
 	shaken     bool      // one has ended a time in which the path was down, and no answer came since
 	renewed    time.Time // when one was last begun
 
@@ -140,6 +140,9 @@ const (
 	downAfter   = 1900 * time.Millisecond
 	// patienceMost is the longest that verify is put off to.
 	patienceMost = 3 * time.Second
+	// giveUpAfter is how long a path is down until the session is given up: whether the peer
+	// still has it isn't known, nor whether it is where it was heard last.
+	giveUpAfter = 15 * time.Second
 
 	enough  = 5 // probes that stay unanswered
 	suspect = 3 // probes after which a path's neighbours are looked at, too
@@ -193,6 +196,9 @@ func (p *path) answer(now time.Time, large bool, rtt time.Duration) {
 func (p *path) read(now time.Time, handshake, heard time.Time, rx, tx int64) {
 	if rx < p.rx {
 		p.rx = 0 // The peer was removed and added again.
+	}
+	if handshake.IsZero() && !p.handshake.IsZero() {
+		p.begun = now // The same.
 	}
 	if p.state == PathDown && p.answers && p.counted && rx > p.rx {
 		p.sign = SignOneWay
@@ -295,7 +301,7 @@ func (p *path) patience() time.Duration {
 	return min(max(verifyAfter, p.trip.longest()), patienceMost)
 }
 
-// overdue tells whether an answer is, by as much as a point of the timeline says.
+// overdue reports whether a point of the timeline, put off by patience, has come.
 func (p *path) overdue(now time.Time, point time.Duration) bool {
 	return p.asked >= enough && now.Sub(p.askedSince) >= p.patience()+point-verifyAfter
 }
@@ -305,19 +311,23 @@ func (p *path) overdue(now time.Time, point time.Duration) bool {
 // by itself, and gives up after 90 s; when both sides begin at once both attempts fail,
 // so that one of them does less often.
 //
-//	session  do
-//	yes      verify: it may be well when the path is
-//	none     begin anew
+//	session  the peer answers probes  down             do
+//	none     -                        -                begin anew
+//	yes      no                       -                nothing: it has just come about
+//	yes      yes                      for giveUpAfter  begin anew
+//	yes      yes                      not so long      verify: it may still work when the way is back
 func (p *path) contact(now time.Time) tunnel.Contact {
 	first := p.answers && !p.verified && p.overdue(now, verifyAfter)
 	again := p.state == PathDown && now.Sub(p.renewed) >= p.renewInterval(now)
 	switch {
 	case p.mute || !first && !again:
 		return tunnel.ContactNone
-	case inSession(now, p.handshake):
+	case !inSession(now, p.handshake), p.answers && p.state == PathDown && now.Sub(p.since) >= giveUpAfter:
+		return tunnel.ContactAnew
+	case p.answers:
 		return tunnel.ContactVerify
 	}
-	return tunnel.ContactAnew
+	return tunnel.ContactNone
 }
 
 const (

@@ -339,7 +339,7 @@ func TestPathsOfSlowPeers(t *testing.T) {
 	for _, c := range []struct {
 		late  time.Duration
 		downs int
-	}{{500 * time.Millisecond, 0}, {1500 * time.Millisecond, 0}, {2500 * time.Millisecond, 1}, {5 * time.Second, 100}} {
+	}{{500 * time.Millisecond, 0}, {1500 * time.Millisecond, 0}, {2500 * time.Millisecond, 1}, {5 * time.Second, 1}} {
 		t.Run(c.late.String(), func(t *testing.T) {
 			m := newMesh(t, 2)
 			m.meet()
@@ -367,6 +367,36 @@ func TestPathsOfSlowPeers(t *testing.T) {
 			m.cut[keyOf(1)] = true
 			m.until("down", 3*time.Second, PathDown, 0)
 		})
+	}
+}
+
+// A session that has just come about with a peer that is down, and answers no probes, isn't
+// ended before anybody has judged it. One with a peer that did answer is given up after a
+// while.
+func TestSessionsOfPeersThatAreDown(t *testing.T) {
+	m := newMesh(t, 2)
+	m.cut[keyOf(1)], m.deaf[keyOf(1)] = true, true
+	m.meet()
+	m.until("one that never answered down", 5*time.Minute, PathDown, 0)
+	m.now = m.now.Add(renewSeldom)
+	if how := m.paths.of[keyOf(1)].contact(m.now); how != tunnel.ContactAnew {
+		t.Errorf("without a session: %v", how)
+	}
+	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
+	m.paths.read(m.now, &session, time.Time{})
+	if how := m.paths.contact(m.now, keyOf(1)); how != tunnel.ContactNone {
+		t.Errorf("in a session that has just come about: %v", how)
+	}
+
+	m.meet()
+	m.until("the other one up", time.Minute, PathUp, 1)
+	m.cut[keyOf(2)] = true
+	m.until("down", 5*time.Second, PathDown, 1)
+	for m.anew = 0; m.anew == 0; {
+		m.step()
+	}
+	if p := m.paths.of[keyOf(2)]; m.now.Sub(p.since) < giveUpAfter || m.now.Sub(p.since) > giveUpAfter+2*renewSeldom {
+		t.Errorf("the session is given up after %v", m.now.Sub(p.since))
 	}
 }
 

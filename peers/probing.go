@@ -152,8 +152,8 @@ func (c *Controller) Unprobed() string {
 	return ""
 }
 
-// Renew begins handshakes with peers that don't answer probes any more, or that are down
-// without a session, see [Device.Contact]. It reads the whole device, and may run beside
+// Renew begins handshakes with peers that don't answer probes any more, or that are down,
+// see [Device.Contact]. It reads the whole device, and may run beside
 // everything but itself. It is meant to be called when ControllerConfig.Renew was, and
 // when RenewDue says.
 func (c *Controller) Renew(ctx context.Context) error {

@@ -27,8 +27,9 @@ const (
 	// packet in the new session.
 	ContactConfirm
 	// ContactVerify begins a handshake beside the session that the peer has, which goes on,
-	// unless there was one within REKEY_TIMEOUT. Only the userspace backend can: on the
-	// kernel's, which has no request for it, this is ContactAnew.
+	// unless the device has sent a message of one within REKEY_TIMEOUT, 5 s. Only the
+	// userspace backend can: on the kernel's, which has no request for it, this is
+	// ContactAnew.
 	ContactVerify
 )
 
@@ -110,7 +111,7 @@ func (s *peerState) contact(ctx context.Context, mu sync.Locker, verify func(con
 	}
 	if len(verified) > 0 {
 		if err := verify(ctx, verified); err != nil {
-			return done, fmt.Errorf("begin handshakes with %d peers: %w", len(verified), err)
+			return done, fmt.Errorf("begin handshakes: %w", err)
 		}
 	}
 	return done, nil

@@ -228,6 +228,9 @@ func (k *keeper) answer(m control.Message, files *control.Files) (control.Messag
 		return control.Message{}, nil
 	}
 	if err := k.mayChange(); err != nil {
+		if m.Op == control.Handshake {
+			err = nil // Whoever takes the devices makes handshakes with all.
+		}
 		return control.Message{}, err
 	}
 	d := k.device(m.Name)

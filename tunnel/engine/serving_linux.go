@@ -206,13 +206,13 @@ func parseKeys(texts []string) (keys []handover.Key) {
 	return keys
 }
 
-// shake begins handshakes with those of the peers that there are, and which have had none
-// within REKEY_TIMEOUT, 5 s: wireguard-go keeps to that. Packets go on in the sessions that
-// the peers have.
+// shake begins handshakes with those of the peers that there are, and that were sent no
+// message of one within REKEY_TIMEOUT, 5 s: wireguard-go keeps to that. Packets go on in the
+// sessions that the peers have.
 func (d *served) shake(keys []string) {
 	for _, key := range parseKeys(keys) {
 		if p := d.dev.LookupPeer(key); p != nil {
-			// wireguard-go logs that it can't, and tries again.
+			// wireguard-go logs that it can't, and who asks asks again.
 			_ = p.SendHandshakeInitiation(false)
 		}
 	}
