@@ -3,10 +3,10 @@ package scenarios_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -66,26 +66,60 @@ func waitPeers(t *testing.T, a *programs.Agent, remote string, nodes ...string) 
 	})
 }
 
-// settled returns what an agent says of a peer when its first contact is over, in
-// which handshakes may be begun anew.
-func settled(t *testing.T, a *programs.Agent, remote, node string) (peer programs.PeerStatus) {
+// keepsSession watches what an agent says of a peer until the function that it returns is
+// called, which fails when the peer was removed and added again: what a device counts of it
+// begins anew then. It begins when first contact is over, in which that may be.
+func keepsSession(t *testing.T, a *programs.Agent, remote, node string) (stop func()) {
 	t.Helper()
-	eventually(t, time.Minute, "a session with "+node, func(ctx context.Context) error {
+	of := func(ctx context.Context) (programs.PeerStatus, error) {
 		status, err := a.Status(ctx)
 		if err != nil {
-			return err
+			return programs.PeerStatus{}, err
 		}
 		peers := status.Remote(remote).Peers
 		at := slices.IndexFunc(peers, func(p programs.PeerStatus) bool { return p.Node == node })
 		if at < 0 {
-			return errors.New("it is no peer")
+			return programs.PeerStatus{}, fmt.Errorf("%s is no peer of %s", node, a.Node.Name)
 		}
-		if peer = peers[at]; peer.LastHandshake.IsZero() || time.Since(peer.LastHandshake) < 15*time.Second {
-			return fmt.Errorf("its last handshake was at %v", peer.LastHandshake)
+		return peers[at], nil
+	}
+	var last programs.PeerStatus
+	eventually(t, time.Minute, "a session with "+node, func(ctx context.Context) (err error) {
+		if last, err = of(ctx); err == nil && (last.LastHandshake.IsZero() || time.Since(last.LastHandshake) < 15*time.Second) {
+			err = fmt.Errorf("its last handshake was at %v", last.LastHandshake)
 		}
-		return nil
+		return err
 	})
-	return peer
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(200 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			p, err := of(ctx)
+			switch {
+			case err != nil && ctx.Err() == nil:
+				t.Error(err)
+				return
+			case err == nil && p.RxBytes < last.RxBytes:
+				t.Errorf("the session with %s was ended: %+v, before %+v", node, p, last)
+			}
+			if err == nil {
+				last = p
+			}
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		cancel()
+		wg.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
 }
 
 // hasEndpoint tells whether a node's peer has the endpoint on the device.

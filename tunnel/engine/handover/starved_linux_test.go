@@ -200,7 +200,7 @@ var starvation = flag.Duration("starvation", 0, "how long processes don't run in
 // Engines that don't get to run for a while, at any step, lose nothing that the kernel
 // had room for. That is a measurement of some minutes; the tests below hold what it found:
 //
-//	go test -v -run TestStarvedProcessesHandOver . -args -rate 8000 -packet-size 1380 -starvation 900ms
+//	go test -v -run TestStarvedProcessesHandOver . -args -rate 8000 -packet-size 1380 -starvation 900ms -under-way 0
 func TestStarvedProcessesHandOver(t *testing.T) {
 	if *starvation == 0 {
 		t.Skip("NOT RUN: a measurement, which -starvation asks for")

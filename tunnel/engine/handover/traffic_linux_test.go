@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"flag"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -39,14 +40,9 @@ type stream struct {
 	longest time.Duration // between two that arrived
 }
 
-const (
-	// underWay is how many packets of a stream are, at most: half of what the queue of a
-	// TUN of plain wireguard-go has room for.
-	underWay = 250
-	// lostAfter is the time without an arrival after which what was under way counts as
-	// lost, and others follow.
-	lostAfter = 10 * time.Second
-)
+// lostAfter is the time without an arrival after which what was under way counts as lost, and
+// others follow.
+const lostAfter = 10 * time.Second
 
 // startStream sends so many packets a second, or as many as arrive, until stop is called.
 func startStream(t *testing.T, from, to *nstest.Namespace, dst string, perSecond int) (s *stream, stop func()) {
@@ -156,7 +152,10 @@ func (s *stream) room(now time.Time) uint64 {
 	if now.Sub(s.moved) > lostAfter {
 		s.given, s.moved = sent, now
 	}
-	return underWay - min(underWay, sent-max(s.given, uint64(len(s.arrived))))
+	if *underWay == 0 {
+		return math.MaxUint64
+	}
+	return *underWay - min(*underWay, sent-max(s.given, uint64(len(s.arrived))))
 }
 
 func (s *stream) lost() int {
@@ -413,9 +412,10 @@ func receiveErrors(table string) (n int) {
 // With the race detector, beside other packages' tests, two cores don't read 10,000
 // packets a second for minutes. For measurements, without it:
 //
-//	go test -v -run TestProcessesHandOver . -args -rate 10000 -slow-rate 10000 -hand-overs 20
+//	go test -v -run TestProcessesHandOver . -args -rate 10000 -slow-rate 10000 -hand-overs 20 -under-way 0
 var (
-	fullRate   = flag.Int("rate", 2000, "packets a second each way in TestProcessesHandOver")
+	fullRate   = flag.Int("rate", 2000, "packets a second each way in TestProcessesHandOver, where they arrive as fast")
+	underWay   = flag.Uint64("under-way", 250, "packets of each stream that are, at most: half of what a TUN's queue has room for; 0: any number")
 	slowRate   = flag.Int("slow-rate", 500, "the same beside slow handshakes")
 	packetSize = flag.Int("packet-size", 200, "bytes of each packet in TestProcessesHandOver")
 	handOvers  = flag.Int("hand-overs", 5, "how often it hands over")
