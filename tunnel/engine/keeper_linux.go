@@ -243,7 +243,7 @@ func (k *keeper) answer(m control.Message, files *control.Files) (control.Messag
 		changed, err := k.up(ctx, d)
 		return control.Message{Changed: changed}, err
 	case m.Op == control.Handshake && d != nil:
-		return control.Message{}, k.withServer(ctx, d, func(s *server) error { return s.shake(ctx, d, m.Keys) })
+		return control.Message{}, k.withServer(ctx, d, func(s *server) error { return s.handshake(ctx, d, m.Keys) })
 	case m.Op == control.Up, m.Op == control.Handshake:
 		return control.Message{}, fmt.Errorf("device %q: %w", m.Name, unix.ENODEV)
 	}

@@ -22,15 +22,15 @@ import (
 
 // What the keeper asks the serving process for, by the device's name.
 const (
-	opOpen  = "open"  // the descriptors of the TUN and of UDP sockets: have the device, down
-	opUAPI  = "uapi"  // the descriptor of a socket: answer requests that come there
-	opUp    = "up"    // open UDP sockets
-	opGreet = "greet" // Keys: begin handshakes with these peers, which had sessions
-	opShake = "shake" // Keys: begin handshakes with these peers, which have sessions
-	opStart = "start" // read the TUN
-	opClose = "close" // end
-	opGive  = "give"  // the descriptor of a pair: hand the device over, and end
-	opTake  = "take"  // the descriptor of a pair: take the device over
+	opOpen      = "open"      // the descriptors of the TUN and of UDP sockets: have the device, down
+	opUAPI      = "uapi"      // the descriptor of a socket: answer requests that come there
+	opUp        = "up"        // open UDP sockets
+	opGreet     = "greet"     // Keys: begin handshakes with these peers, which had sessions
+	opHandshake = "handshake" // Keys: begin handshakes with these peers, which have sessions
+	opStart     = "start"     // read the TUN
+	opClose     = "close"     // end
+	opGive      = "give"      // the descriptor of a pair: hand the device over, and end
+	opTake      = "take"      // the descriptor of a pair: take the device over
 )
 
 // opSockets is what the serving process tells the keeper, and waits for: a device's
@@ -391,9 +391,9 @@ func (s *server) up(ctx context.Context, d *kept) error {
 	return err
 }
 
-// shake has handshakes begun with peers, beside the sessions that they have.
-func (s *server) shake(ctx context.Context, d *kept, keys []string) error {
-	_, _, err := s.conn.Ask(ctx, control.Message{Op: opShake, Name: d.name, Keys: keys})
+// handshake has handshakes begun with peers, beside the sessions that they have.
+func (s *server) handshake(ctx context.Context, d *kept, keys []string) error {
+	_, _, err := s.conn.Ask(ctx, control.Message{Op: opHandshake, Name: d.name, Keys: keys})
 	return err
 }
 

@@ -87,8 +87,8 @@ func (s *serving) handle(m control.Message, files *control.Files) error {
 		}
 	case opGreet:
 		d.greeted = append(d.greeted, parseKeys(m.Keys)...)
-	case opShake:
-		d.shake(m.Keys)
+	case opHandshake:
+		d.handshake(m.Keys)
 	case opStart:
 		d.work(&s.wg, d.meet)
 	case opGive:
@@ -206,10 +206,10 @@ func parseKeys(texts []string) (keys []handover.Key) {
 	return keys
 }
 
-// shake begins handshakes with those of the peers that there are, and that were sent no
+// handshake begins handshakes with those of the peers that there are, and that were sent no
 // message of one within REKEY_TIMEOUT, 5 s: wireguard-go keeps to that. Packets go on in the
 // sessions that the peers have.
-func (d *served) shake(keys []string) {
+func (d *served) handshake(keys []string) {
 	for _, key := range parseKeys(keys) {
 		if p := d.dev.LookupPeer(key); p != nil {
 			// wireguard-go logs that it can't, and who asks asks again.
