@@ -120,23 +120,19 @@ func (s *sourced) deploy(t *testing.T, component string) {
 	}
 }
 
-// start starts an agent as it is deployed, in the place of the one before.
+// start starts an agent as it is deployed, in the place of the one before, of which
+// nothing that it has published is left.
 func (s *sourced) start(t *testing.T) {
 	t.Helper()
 	if s.agent != nil && s.agent.Running() {
 		must(t, s.agent.Stop(within(t, time.Minute)))
 	}
+	must(t, s.node.Patch(t.Context(), fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, peers.PodCIDRsAnnotation)))
 	set, err := s.cluster.Client().AppsV1().DaemonSets(systemNamespace).Get(t.Context(), programs.WireGuard, metav1.GetOptions{})
 	must(t, err)
 	// Nobody is at the other end.
 	k := &kubelet{node: s.node, override: map[string]string{programs.Variable("gcp", "API_URL"): s.cluster.APIURL()}}
 	s.agent = k.run(t, fmt.Sprintf("agent-%d", time.Now().UnixNano()), &set.Spec.Template)
-}
-
-// without takes away what an earlier source has published.
-func (s *sourced) without(t *testing.T) {
-	t.Helper()
-	must(t, s.node.Patch(t.Context(), fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, peers.PodCIDRsAnnotation)))
 }
 
 func (s *sourced) testdata(t *testing.T, file string) string {
@@ -175,7 +171,6 @@ func (s *sourced) calico(t *testing.T) {
 	waitPrefixes(t, s.node, "10.2.100.0/26,10.2.101.0/26,10.2.103.9/32,10.2.103.11/32")
 
 	must(t, s.cluster.Apply(t.Context(), s.testdata(t, "calico-v3.yaml")))
-	s.without(t)
 	s.start(t)
 	waitPrefixes(t, s.node, "10.2.100.0/26,10.2.101.0/26,10.2.103.9/32,10.2.103.11/32")
 
@@ -186,7 +181,6 @@ func (s *sourced) calico(t *testing.T) {
 
 	_, err := s.cluster.Kubectl(t.Context(), "delete", "-f", s.testdata(t, "calico-v1.yaml"))
 	must(t, err)
-	s.without(t)
 	s.start(t)
 	waitPrefixes(t, s.node, "10.2.100.0/26,10.2.103.0/26")
 	s.create(t, v3, affinity(v3, s.node.Name, "10.2.104.0/26"))
