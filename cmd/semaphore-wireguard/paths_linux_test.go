@@ -11,18 +11,29 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
-// path returns what an agent knows of the path to another node.
-func (n *testNode) path(to *testNode) pathReport {
+// said returns what an agent says of the path to another node, if it says something.
+func (n *testNode) said(to *testNode) (path pathReport, ok bool) {
 	if rep := n.status(); rep != nil {
 		for _, r := range rep.Remotes {
 			for _, p := range r.Peers {
 				if p.Node == to.name && p.Path != nil {
-					return *p.Path
+					return *p.Path, true
 				}
 			}
 		}
 	}
-	return pathReport{}
+	return pathReport{}, false
+}
+
+// path waits until an agent says something of the path to another node: on a busy machine
+// it may not do so in time once.
+func (n *testNode) path(t *testing.T, to *testNode) (path pathReport) {
+	t.Helper()
+	await(t, n.name+" to say something of its path to "+to.name, func() (ok bool) {
+		path, ok = n.said(to)
+		return ok
+	})
+	return path
 }
 
 // awaitPath waits until the path from one node to another is as holds says, and
@@ -35,7 +46,7 @@ func (n *testNode) awaitPath(t *testing.T, to *testNode, what string, holds func
 		}
 	}()
 	await(t, n.name+": path to "+to.name+" "+what, func() bool {
-		path = n.path(to)
+		path, _ = n.said(to)
 		return holds(path)
 	})
 	return path
@@ -132,12 +143,12 @@ func TestPaths(t *testing.T) {
 		flow.waitPassing(t, "before")
 
 		t.Run("a node is unplugged", func(t *testing.T) {
-			other := a.path(c).Since
+			other := a.path(t, c).Since
 			s.plug(t, b, false)
 			at := time.Now()
 			broken("unplugged", at, a, b, gone)
 			broken("unplugged", at, b, a, gone)
-			if p := a.path(c); p.State != peers.PathUp || !p.Since.Equal(other) {
+			if p := a.path(t, c); p.State != peers.PathUp || !p.Since.Equal(other) {
 				t.Errorf("the path to the other node: %+v", p)
 			}
 			s.plug(t, b, true)
@@ -165,7 +176,7 @@ func TestPaths(t *testing.T) {
 			broken("their packets get lost", at, b, a, gone)
 			a.awaitPath(t, b, "to be named one-way", is(peers.PathDown, peers.SignOneWay))
 			t.Logf("named after %.1f s", time.Since(at).Seconds())
-			if p := b.path(a); p.Sign != peers.SignNoAnswer {
+			if p := b.path(t, a); p.Sign != peers.SignNoAnswer {
 				t.Errorf("the side that hears nothing says %+v", p)
 			}
 			a.mislead(t, b, false)
@@ -186,14 +197,14 @@ func TestPaths(t *testing.T) {
 			at := time.Now()
 			// Full-size probes are seldom.
 			deadline := at.Add(2 * patience)
-			for p := a.path(b); !p.SmallOnly; p = a.path(b) {
+			for p := a.path(t, b); !p.SmallOnly; p = a.path(t, b) {
 				if time.Now().After(deadline) {
 					t.Fatalf("not found: %+v", p)
 				}
 				time.Sleep(patience / 300)
 			}
 			t.Logf("%s: small packets only: named after %.0f s", backend, time.Since(at).Seconds())
-			if p := a.path(b); p.State != peers.PathUp {
+			if p := a.path(t, b); p.State != peers.PathUp {
 				t.Errorf("the path is %+v", p)
 			}
 			narrow(1500)
@@ -204,12 +215,12 @@ func TestPaths(t *testing.T) {
 
 		t.Run("an agent is away", func(t *testing.T) {
 			whole()
-			since := a.path(b).Since
+			since := a.path(t, b).Since
 			b.stop(t)
 			// As many packets as pass in the time in which a path would be found down.
 			passed := flow.got.Load() + uint64(8*time.Second/flowSpacing)
 			await(t, "packets to pass", func() bool { return flow.got.Load() >= passed })
-			if p := a.path(b); p.State != peers.PathUp || p.Sign != peers.SignAnswer || !p.Since.Equal(since) {
+			if p := a.path(t, b); p.State != peers.PathUp || p.Sign != peers.SignAnswer || !p.Since.Equal(since) {
 				t.Errorf("with its agent away, the path is %+v, was up since %v", p, since)
 			}
 			b.start(t)

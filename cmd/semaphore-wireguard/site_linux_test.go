@@ -345,6 +345,16 @@ func (n *testNode) status() *agentReport {
 	return &rep
 }
 
+// report waits until the agent says what it does.
+func (n *testNode) report(t *testing.T) (rep *agentReport) {
+	t.Helper()
+	await(t, n.name+" to say what it does", func() bool {
+		rep = n.status()
+		return rep != nil
+	})
+	return rep
+}
+
 // waitReady waits until the agent is ready and all is done that it does after a
 // start: published with its local API server there, told of its absence without.
 func (n *testNode) waitReady(t *testing.T) {

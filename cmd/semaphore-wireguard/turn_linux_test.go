@@ -51,7 +51,7 @@ func (n *testNode) standsBy(t *testing.T, ready bool, why string) {
 func (n *testNode) acts(t *testing.T) {
 	t.Helper()
 	n.waitReady(t)
-	if rep := n.status(); rep == nil || rep.Standby != nil {
+	if rep := n.report(t); rep.Standby != nil {
 		t.Errorf("%s is ready and doesn't act: %+v", n.name, rep)
 	}
 }
@@ -88,7 +88,7 @@ func TestAgentsTakeTurns(t *testing.T) {
 			next.env["SEMAPHORE_WG_PEER_METRICS"] = "7"
 			next.start(t)
 			next.standsBy(t, true, "ok")
-			if rep := old.status(); rep == nil || rep.Standby != nil {
+			if rep := old.report(t); rep.Standby != nil {
 				t.Errorf("%s: the old one doesn't act: %+v", how.name, rep)
 			}
 			how.end(old)
@@ -161,7 +161,7 @@ func TestBadRolloutsStopAtTheFirstNode(t *testing.T) {
 		if lines := watched.take(t); len(lines) > 0 {
 			t.Errorf("ip monitor route rule link prints\n%s", strings.Join(lines, "\n"))
 		}
-		if rep := here.status(); rep == nil || rep.Standby != nil {
+		if rep := here.report(t); rep.Standby != nil {
 			t.Errorf("the agent that was there doesn't act: %+v", rep)
 		}
 	})
