@@ -62,11 +62,15 @@ func TestDoctor(t *testing.T) {
 	})
 	s.healthy(t)
 
-	type outcome struct{ name, want, said string }
+	type outcome struct {
+		name, want, said string
+		named, healed    time.Duration
+	}
 	var table []outcome
 	right, blamed, pods := 0, 0, 0
 	for _, f := range append(s.faults(), s.neighbourFaults()...) {
 		f.make(t)
+		made := time.Now()
 		var last diagnosis
 		said := ""
 		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
@@ -110,12 +114,15 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("%s: it isn't named: %+v", f.name, last)
 			said = "not named: " + last.Verdict
 		}
-		table = append(table, outcome{f.name, f.want, said})
+		o := outcome{name: f.name, want: f.want, said: said, named: time.Since(made)}
 		f.heal(t)
+		healed := time.Now()
 		s.healthy(t)
+		o.healed = time.Since(healed)
+		table = append(table, o)
 	}
 	for _, o := range table {
-		t.Logf("%-48s %-22s %s", o.name, o.want, o.said)
+		t.Logf("%-48s %-22s %s (%.1f s; well again after %.1f s)", o.name, o.want, o.said, o.named.Seconds(), o.healed.Seconds())
 	}
 	t.Logf("%d of %d faults are named right, %d blamed on something else; %d more take pods to be seen, see TestKubelet", right, len(table)-pods, blamed, pods)
 }
