@@ -183,7 +183,7 @@ func (p *path) answer(now time.Time, large bool, rtt time.Duration) {
 		if p.state != PathUp {
 			p.trip = roundTrip{} // It may be another way by now.
 		}
-		p.trip.measured(rtt)
+		p.trip.measured(now, rtt)
 	}
 	p.answers, p.answered, p.asked, p.verified, p.shaken = true, now, 0, false, false
 	if large {
@@ -370,16 +370,27 @@ func (p *path) show() Path {
 }
 
 // roundTrip is how long answers take, as TCP has it (RFC 6298, section 2).
-type roundTrip struct{ smoothed, variation time.Duration }
-
-func (r *roundTrip) measured(rtt time.Duration) {
-	if r.smoothed == 0 {
-		r.smoothed, r.variation = rtt, rtt/2
-		return
-	}
-	r.variation += ((r.smoothed - rtt).Abs() - r.variation) / 4
-	r.smoothed += (rtt - r.smoothed) / 8
+type roundTrip struct {
+	smoothed, variation time.Duration
+	at                  time.Time // of the last sample
 }
 
-// longest is how long one may take.
-func (r *roundTrip) longest() time.Duration { return r.smoothed + 4*r.variation }
+// measured takes one sample of a round trip: of probes that were sent within one the answers
+// say the same.
+func (r *roundTrip) measured(now time.Time, rtt time.Duration) {
+	switch {
+	case r.smoothed == 0:
+		r.smoothed, r.variation = rtt, rtt/2
+	case now.Sub(r.at) < r.smoothed:
+		return
+	default:
+		r.variation += ((r.smoothed - rtt).Abs() - r.variation) / 4
+		r.smoothed += (rtt - r.smoothed) / 8
+	}
+	r.at = now
+}
+
+// longest is how long one may take: a quarter more at least, however steady they are.
+func (r *roundTrip) longest() time.Duration {
+	return r.smoothed + max(4*r.variation, r.smoothed/4)
+}

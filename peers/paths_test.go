@@ -544,6 +544,7 @@ func TestTimesOfPaths(t *testing.T) {
 		{func() { p.answer(now, false, 40*time.Millisecond) }, 40 * time.Millisecond},
 		{func() { p.unanswering(now) }, 0},
 	} {
+		now = now.Add(time.Second)
 		if step.do(); p.show().RTT != step.want {
 			t.Errorf("after step %d: %v, want %v", i+1, p.show().RTT, step.want)
 		}

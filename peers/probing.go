@@ -14,13 +14,15 @@ import (
 type Prober interface {
 	Send(to netip.Addr, large bool) error
 	Receive(answered func(tunnel.Answer)) error
+	// Refresh has it work on; an error says that another one is needed.
+	Refresh() error
 	Close() error
 }
 
 const (
-	// reopenAfter is how often the device's address is looked after, which a link that
+	// refreshAfter is how often the device's address is looked after, which a link that
 	// went down and up again has lost, and its MTU.
-	reopenAfter = 30 * time.Second
+	refreshAfter = 30 * time.Second
 	// reopenFailed is the same where there is no prober.
 	reopenFailed = 5 * time.Second
 	// verifyAgain is how soon after a handshake was begun we look whether it succeeded.
@@ -35,7 +37,7 @@ type probing struct {
 	prober Prober
 	asked  bool      // it has asked somebody
 	index  int       // of the device
-	until  time.Time // it is opened anew
+	until  time.Time // it is looked after
 }
 
 // Probe judges the paths to all peers, after it has taken their answers, and asks those
@@ -95,12 +97,17 @@ func (c *Controller) prober() (Prober, error) {
 	if index == p.index && now.Before(p.until) {
 		return p.prober, nil
 	}
+	// Answers that are on their way are to this one.
+	if p.prober != nil && index == p.index && p.prober.Refresh() == nil {
+		p.until = now.Add(refreshAfter)
+		return p.prober, nil
+	}
 	err := c.stopProbing()
 	opened, openErr := c.cfg.Prober()
 	p.index, p.until = index, now.Add(reopenFailed)
 	switch {
 	case openErr == nil:
-		p.prober, p.until = opened, now.Add(reopenAfter)
+		p.prober, p.until = opened, now.Add(refreshAfter)
 	case errors.Is(openErr, tunnel.ErrNoProbes):
 		c.cannotProbe(openErr)
 	case errors.Is(openErr, os.ErrNotExist):

@@ -14,9 +14,9 @@ import (
 
 // prober answers what it is asked at the next look.
 type prober struct {
-	refuses error
-	asked   []netip.Addr
-	opened  int
+	refuses, outdated error
+	asked             []netip.Addr
+	opened            int
 }
 
 func (p *prober) Send(to netip.Addr, _ bool) error {
@@ -34,7 +34,13 @@ func (p *prober) Receive(answered func(tunnel.Answer)) error {
 	return nil
 }
 
-func (p *prober) Close() error { return nil }
+func (p *prober) Refresh() error { return p.outdated }
+
+// Close loses what would be answered.
+func (p *prober) Close() error {
+	p.asked = nil
+	return nil
+}
 
 // A host that lets nobody be asked, by a rule of its firewall or a route, though the
 // device has its address, is as one that can't have it: no peer is thought to be up, or
@@ -79,6 +85,40 @@ func TestHostThatLetsNobodyBeAsked(t *testing.T) {
 	p.refuses, c.probing.until = nil, time.Now()
 	if is := probe(2); is.State != PathUp || !is.Answers || c.Unprobed() != "" {
 		t.Errorf("%+v, unprobed: %q", is, c.Unprobed())
+	}
+}
+
+// What is of use is kept: answers that are on their way are to it, and a slow peer would be
+// taken for one that doesn't answer.
+func TestProberIsKept(t *testing.T) {
+	p := &prober{}
+	r := &remote{nodes: []Node{node(1)}, synced: true}
+	c := NewController(ControllerConfig{
+		Cluster: "gcp", Device: &device{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"),
+		Nodes: func() ([]Node, bool) { return r.nodes, r.synced }, Rules: func() Rules { return rules },
+		Prober: func() (Prober, error) { p.opened++; return p, nil }, Logger: slog.New(slog.DiscardHandler),
+	})
+	reconcile(t, c)
+	for _, s := range []struct {
+		what     string
+		outdated error
+		opened   int
+		answers  bool
+	}{
+		{"at first", nil, 1, false},
+		{"of use", nil, 1, true},
+		{"outdated", os.ErrNotExist, 2, false},
+	} {
+		p.outdated, c.probing.until = s.outdated, time.Now()
+		for _, to := range c.paths.of {
+			to.next, to.answers = time.Now(), false
+		}
+		if err := c.Probe(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if is := c.Paths()[0]; p.opened != s.opened || is.Answers != s.answers {
+			t.Errorf("%s: opened %d times, %+v", s.what, p.opened, is)
+		}
 	}
 }
 

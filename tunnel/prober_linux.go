@@ -28,7 +28,7 @@ import (
 type Prober struct {
 	fd    int
 	echo  bool
-	index int
+	link  link // as it was at first
 	self  netip.Addr
 	token [8]byte // no other process's answers are ours
 
@@ -76,7 +76,7 @@ type Answer struct {
 var ErrNoProbes = errors.New("the device can't send probes over IPv6")
 
 // Prober gives the device its link-local address, and returns what sends from it. It
-// is of use for as long as the device has the same index and MTU.
+// is of use for as long as the device has the same index and MTU, see [Prober.Refresh].
 func (d *Device) Prober() (*Prober, error) {
 	l, err := findLink(d.cfg.Name)
 	if err != nil {
@@ -100,7 +100,7 @@ func newProber(l link, self netip.Addr) (*Prober, error) {
 	if err := l.assign(self); err != nil {
 		return nil, err
 	}
-	p := &Prober{index: l.index, self: self, in: make([]byte, 128), oob: make([]byte, 256)}
+	p := &Prober{link: l, self: self, in: make([]byte, 128), oob: make([]byte, 256)}
 	_, _ = rand.Read(p.token[:])
 	if err := p.open(); err != nil {
 		return nil, err
@@ -109,6 +109,24 @@ func newProber(l link, self netip.Addr) (*Prober, error) {
 	p.small = p.payload(sizeSmall, least)
 	p.large = p.payload(sizeLarge, max(l.mtu-ipv6Header-icmpHeader, least))
 	return p, nil
+}
+
+// Refresh gives the device its link-local address again, which a link that went down and up
+// again has lost. It returns an error when the prober is of no use any more: [os.ErrNotExist]
+// when the device isn't there or has another index or MTU, [ErrNoProbes] when it can't have
+// the address.
+func (p *Prober) Refresh() error {
+	l, err := findLink(p.link.name)
+	if err != nil {
+		return fmt.Errorf("probe peers: %w", err)
+	}
+	if l.index != p.link.index || l.mtu != p.link.mtu {
+		return fmt.Errorf("probe peers of device %s: it is another one, or has another MTU: %w", l.name, os.ErrNotExist)
+	}
+	if err := l.assign(p.self); err != nil {
+		return fmt.Errorf("probe peers of device %s: %w", l.name, err)
+	}
+	return nil
 }
 
 // assign gives the link an address, unless it has it. There are no neighbours on it to
@@ -150,7 +168,7 @@ func (p *Prober) open() (err error) {
 		err = errors.Join(err, unix.SetsockoptInt(p.fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1))
 	}
 	if err == nil {
-		err = unix.Bind(p.fd, &unix.SockaddrInet6{Addr: p.self.As16(), ZoneId: uint32(p.index)})
+		err = unix.Bind(p.fd, &unix.SockaddrInet6{Addr: p.self.As16(), ZoneId: uint32(p.link.index)})
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("set up a socket: %w", err), unix.Close(p.fd))
@@ -189,7 +207,7 @@ func (p *Prober) Send(to netip.Addr, large bool) error {
 	if large {
 		packet = p.large
 	}
-	addr := unix.SockaddrInet6{Addr: to.As16(), ZoneId: uint32(p.index)}
+	addr := unix.SockaddrInet6{Addr: to.As16(), ZoneId: uint32(p.link.index)}
 	stamp := packet[len(p.token)+1:]
 	if p.echo {
 		stamp = stamp[icmpHeader:]

@@ -2,8 +2,10 @@ package tunnel
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -109,9 +111,10 @@ func TestNoProbesWithoutIPv6(t *testing.T) {
 	})
 }
 
-// A prober is of no use any more once the device's MTU is smaller: what doesn't fit
-// any more isn't a full-size packet that got lost on the way.
-func TestProberOfADeviceWithAnotherMTU(t *testing.T) {
+// A prober is of no use any more once the device's MTU is another one: what doesn't fit
+// any more isn't a full-size packet that got lost on the way. When the device has only lost
+// its address it gets it back, and answers that are on their way are heard.
+func TestProberOfADeviceThatChanges(t *testing.T) {
 	if families() < 2 {
 		t.Skip("this kernel was booted without IPv6")
 	}
@@ -119,20 +122,39 @@ func TestProberOfADeviceWithAnotherMTU(t *testing.T) {
 		a, b := twoSites(t, backend, backend)
 		probed(t, a, b)
 		p := proberOf(t, a)
-		if err := a.ns.Do(func() error {
-			l, err := netlink.LinkByName(a.cfg.Name)
-			if err != nil {
+		change := func(what func(netlink.Link) error) {
+			t.Helper()
+			if err := a.ns.Do(func() error {
+				l, err := netlink.LinkByName(a.cfg.Name)
+				return errors.Join(err, what(l))
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		change(netlink.LinkSetDown)
+		change(netlink.LinkSetUp)
+		change(func(l netlink.Link) error {
+			if err := p.Refresh(); err != nil {
 				return err
 			}
-			return netlink.LinkSetMTU(l, l.Attrs().MTU-20)
-		}); err != nil {
-			t.Fatal(err)
+			addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
+			if err == nil && !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(p.self.AsSlice()) }) {
+				err = fmt.Errorf("%s isn't among %v", p.self, addrs)
+			}
+			return err
+		})
+		if err := p.Send(LinkLocal(b.key), true); err != nil {
+			t.Errorf("a probe of a link that went down and up again: %v", err)
 		}
+		change(func(l netlink.Link) error { return netlink.LinkSetMTU(l, l.Attrs().MTU-20) })
 		if err := p.Send(LinkLocal(b.key), true); !errors.Is(err, ErrNoProbes) {
 			t.Errorf("a full-size probe of before: %v, want %v", err, ErrNoProbes)
 		}
 		if err := p.Send(LinkLocal(b.key), false); errors.Is(err, ErrNoProbes) {
 			t.Errorf("a small one: %v", err)
+		}
+		if err := a.ns.Do(p.Refresh); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("with another MTU: %v, want %v", err, os.ErrNotExist)
 		}
 	})
 }
