@@ -29,11 +29,12 @@ type Sockets interface {
 type Bind struct {
 	Sockets
 	// muted drops initiations that arrive, and initiations and responses instead of
-	// sending them. shook is when one of these was sent last, in Unix nanoseconds.
-	muted atomic.Bool
-	shook atomic.Int64
-	held  atomic.Pointer[hold]  // gets what another process relays
-	relay atomic.Pointer[relay] // passes on to another process
+	// sending them; deaf drops responses that arrive. shook is when one of these was sent
+	// last, or a response arrived while it was muted, in Unix nanoseconds.
+	muted, deaf atomic.Bool
+	shook       atomic.Int64
+	held        atomic.Pointer[hold]  // gets what another process relays
+	relay       atomic.Pointer[relay] // passes on to another process
 
 	// answers is there while handshakes are made with many peers.
 	answers atomic.Pointer[answers]
@@ -105,8 +106,15 @@ func (b *Bind) receiveFrom(i int, receive conn.ReceiveFunc, closed <-chan struct
 func (b *Bind) arrived(packets [][]byte, sizes []int, from []conn.Endpoint) {
 	if b.muted.Load() {
 		for i, size := range sizes {
-			if messageType(packets[i][:size]) == device.MessageInitiationType {
+			switch messageType(packets[i][:size]) {
+			case device.MessageInitiationType:
 				sizes[i] = 0
+			case device.MessageResponseType:
+				if b.deaf.Load() {
+					sizes[i] = 0
+				} else {
+					b.shook.Store(time.Now().UnixNano())
+				}
 			}
 		}
 	}
@@ -145,14 +153,22 @@ func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
 }
 
 // mute has the bind take part in no new handshakes, and returns when those that had begun
-// have had their time. release ends it.
+// have had their time. One that is answered late in it has it again, because the remote
+// forgets its session when it gets an initiation before anything in that; but who makes up
+// answers gets no more than that. release ends it.
 func (b *Bind) mute(ctx context.Context) error {
 	b.muted.Store(true)
-	select {
-	case <-time.After(time.Until(time.Unix(0, b.shook.Load()).Add(handshakeTime))):
-		return nil
-	case <-ctx.Done():
-		return errEnded
+	for last := time.Now().Add(2 * handshakeTime); ; {
+		wait := min(time.Until(time.Unix(0, b.shook.Load()).Add(handshakeTime)), time.Until(last))
+		if wait <= 0 {
+			b.deaf.Store(true)
+			return nil
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return errEnded
+		}
 	}
 }
 
@@ -201,6 +217,7 @@ func (b *Bind) release() {
 		b.held.Store(nil)
 		close(h.over)
 	}
+	b.deaf.Store(false)
 	b.muted.Store(false)
 }
 

@@ -113,6 +113,34 @@ func TestHandshakesCross(t *testing.T) {
 	}
 }
 
+// A handshake that the giver has begun is answered at the end of the time that it has, and
+// what the giver sends in its session comes later than the next engine's initiation: the
+// remote would forget the session.
+func TestAHandshakeIsAnsweredLate(t *testing.T) {
+	for _, late := range []time.Duration{-60 * time.Millisecond, -20 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond} {
+		t.Run(late.String(), func(t *testing.T) {
+			t.Parallel()
+			p := newPassage(t, true)
+			time.Sleep(device.RekeyTimeout + 100*time.Millisecond)
+			var answers atomic.Int64
+			p.behave(func(toRemote bool, m []byte) time.Duration {
+				switch kind := messageType(m); {
+				case toRemote && kind == device.MessageTransportType:
+					return 150 * time.Millisecond
+				case kind == device.MessageResponseType && answers.Add(1) == 1:
+					return handshakeTime + late
+				}
+				return 0
+			})
+			if err := p.e.Device.LookupPeer(publicKey(t, p.r.node)).SendHandshakeInitiation(false); err != nil {
+				t.Fatal(err)
+			}
+			handOver(t, p.e)
+			p.nothingIsLost(t)
+		})
+	}
+}
+
 // Handshakes are slow, or some of their messages are lost. The others go through.
 func TestHandshakesAreSlowOrLost(t *testing.T) {
 	slow := func(by time.Duration) func(bool, []byte) time.Duration {
