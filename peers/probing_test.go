@@ -19,6 +19,11 @@ type prober struct {
 	opened            int
 }
 
+func (p *prober) open() (Prober, error) {
+	p.opened++
+	return p, nil
+}
+
 func (p *prober) Send(to netip.Addr, _ bool) error {
 	if p.refuses == nil {
 		p.asked = append(p.asked, to)
@@ -42,19 +47,26 @@ func (p *prober) Close() error {
 	return nil
 }
 
+// asking returns a controller of a device with one peer, which opens its prober so.
+func asking(t *testing.T, logs slog.Handler, open func() (Prober, error)) *Controller {
+	t.Helper()
+	r := &remote{nodes: []Node{node(1)}, synced: true}
+	c := NewController(ControllerConfig{
+		Cluster: "gcp", Device: &device{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"),
+		Nodes: func() ([]Node, bool) { return r.nodes, r.synced }, Rules: func() Rules { return rules },
+		Prober: open, Logger: slog.New(logs),
+	})
+	reconcile(t, c)
+	return c
+}
+
 // A host that lets nobody be asked, by a rule of its firewall or a route, though the
 // device has its address, is as one that can't have it: no peer is thought to be up, or
 // down, for want of an answer, and what can't be used isn't opened over and over.
 func TestHostThatLetsNobodyBeAsked(t *testing.T) {
 	var logs strings.Builder
 	p := &prober{}
-	r := &remote{nodes: []Node{node(1)}, synced: true}
-	c := NewController(ControllerConfig{
-		Cluster: "gcp", Device: &device{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"),
-		Nodes: func() ([]Node, bool) { return r.nodes, r.synced }, Rules: func() Rules { return rules },
-		Prober: func() (Prober, error) { p.opened++; return p, nil }, Logger: slog.New(slog.NewTextHandler(&logs, nil)),
-	})
-	reconcile(t, c)
+	c := asking(t, slog.NewTextHandler(&logs, nil), p.open)
 	probe := func(times int) Path {
 		t.Helper()
 		for range times {
@@ -92,13 +104,7 @@ func TestHostThatLetsNobodyBeAsked(t *testing.T) {
 // taken for one that doesn't answer.
 func TestProberIsKept(t *testing.T) {
 	p := &prober{}
-	r := &remote{nodes: []Node{node(1)}, synced: true}
-	c := NewController(ControllerConfig{
-		Cluster: "gcp", Device: &device{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"),
-		Nodes: func() ([]Node, bool) { return r.nodes, r.synced }, Rules: func() Rules { return rules },
-		Prober: func() (Prober, error) { p.opened++; return p, nil }, Logger: slog.New(slog.DiscardHandler),
-	})
-	reconcile(t, c)
+	c := asking(t, slog.DiscardHandler, p.open)
 	for _, s := range []struct {
 		what     string
 		outdated error
@@ -126,19 +132,12 @@ func TestProberIsKept(t *testing.T) {
 // doesn't answer for one that never does.
 func TestProbesBeginWithTheDevice(t *testing.T) {
 	p := &prober{}
-	r := &remote{nodes: []Node{node(1)}, synced: true}
-	c := NewController(ControllerConfig{
-		Cluster: "gcp", Device: &device{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"),
-		Nodes: func() ([]Node, bool) { return r.nodes, r.synced }, Rules: func() Rules { return rules },
-		Prober: func() (Prober, error) {
-			if p.opened++; p.opened == 1 {
-				return nil, fmt.Errorf("it has no key yet: %w", os.ErrNotExist)
-			}
-			return p, nil
-		},
-		Logger: slog.New(slog.DiscardHandler),
+	c := asking(t, slog.DiscardHandler, func() (Prober, error) {
+		if p.opened++; p.opened == 1 {
+			return nil, fmt.Errorf("it has no key yet: %w", os.ErrNotExist)
+		}
+		return p, nil
 	})
-	reconcile(t, c)
 	for range 2 {
 		if err := c.Probe(t.Context()); err != nil {
 			t.Fatal(err)
