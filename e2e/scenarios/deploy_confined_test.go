@@ -69,15 +69,19 @@ func mirrorService(name string, change func(*corev1.Service)) *corev1.Service {
 	return s
 }
 
-// untilRefused waits until a policy counts, which the API server notices after a
-// moment.
+// untilRefused waits until one of our policies refuses what it is there to refuse. The API
+// server notices each policy after a moment, and not all of them at once.
 func untilRefused(t *testing.T, act func(context.Context) error) {
 	t.Helper()
 	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
-		if err := act(ctx); err == nil {
+		err := act(ctx)
+		if err == nil {
 			return errors.New("it went through")
 		}
-		return nil
+		if strings.Contains(err.Error(), ofOurPolicy) {
+			return nil
+		}
+		return err
 	})
 }
 
@@ -216,6 +220,11 @@ func mirrorEndpoints(t *testing.T, own, admin kubernetes.Interface) {
 		}
 		return s
 	}
+	untilRefused(t, func(ctx context.Context) error {
+		ofNobody := slice(ourService+"-1", func(s *discoveryv1.EndpointSlice) { s.Labels = nil })
+		_, err := own.DiscoveryV1().EndpointSlices(systemNamespace).Create(ctx, ofNobody, dryCreate)
+		return err
+	})
 	const labels, noService, addresses, notOurs = "carry its labels", "is none of the service mirror's", "are addresses, and say neither node nor object", "none of the service mirror's"
 	for _, c := range []struct {
 		name   string
@@ -356,6 +365,10 @@ func leases(t *testing.T, own, admin kubernetes.Interface, name, another, want s
 		_, err := api.Create(t.Context(), lease(name), metav1.CreateOptions{})
 		return err
 	}
+	untilRefused(t, func(ctx context.Context) error {
+		_, err := api.Create(ctx, lease(another), dryCreate)
+		return err
+	})
 	refused(t, create(another), want)
 	refused(t, create(name), "")
 	taken, err := admin.CoordinationV1().Leases(systemNamespace).Create(t.Context(), lease(another), metav1.CreateOptions{})
