@@ -27,6 +27,7 @@ func (p *controlPlane) startControllers() error {
 		_, err = p.space.Start(sandbox.Command{
 			Name: p.cluster.Name + "-" + name,
 			Path: binary,
+			Env:  oneProcessor,
 			Log:  p.cluster.tb.LogPath(p.cluster.Name + "-" + name),
 			Args: append(args,
 				"--kubeconfig="+p.cluster.AdminKubeconfig(),

@@ -279,7 +279,7 @@ func (k *Kubelet) run(g groups) error {
 		Name: "machine",
 		Path: "/bin/bash",
 		Args: []string{"-euc", kubeletScript, "kubelet.sh"},
-		Env: []string{
+		Env: append([]string{
 			"HOME=/root",
 			"GROUPS_TO_JOIN=" + strings.Join(joined, "\n"),
 			"SCRIPT=" + kubeletScript,
@@ -290,7 +290,7 @@ func (k *Kubelet) run(g groups) error {
 			"KUBELET=" + kubelet + " --config " + k.file("kubelet.json") + " --kubeconfig " + k.file("kubeconfig") +
 				" --hostname-override " + k.node.Name + " --node-ip " + strings.Join(addresses, ","),
 			"KUBELET_LOG=" + k.node.tb.LogPath(k.node.Name+"-kubelet"),
-		},
+		}, oneProcessor...),
 		Mounts: []sandbox.Mount{sandbox.Bind(k.file("log"), "/var/log")},
 	})
 	return err
