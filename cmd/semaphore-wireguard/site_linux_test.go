@@ -264,7 +264,7 @@ func beMounted(program func()) {
 func (n *testNode) startProgram(t *testing.T, role string) (*exec.Cmd, io.Closer) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{roleVariable + "=" + role, runVariable + "=" + n.run, "PATH=" + os.Getenv("PATH"), "HOME=/root"}
+	cmd.Env = []string{roleVariable + "=" + role, runVariable + "=" + n.run, "PATH=" + os.Getenv("PATH"), "GORACE=" + os.Getenv("GORACE"), "HOME=/root"}
 	for name, value := range n.env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}

@@ -24,7 +24,7 @@ type Command struct {
 	// Path is the absolute path of the binary.
 	Path string
 	Args []string
-	// Env is the whole environment besides PATH.
+	// Env is the whole environment besides PATH and GORACE, which are this process's.
 	Env []string
 	// Log is the file that takes standard output and error; it is appended to,
 	// so that a restarted program keeps one log. Empty: thrown away.
@@ -52,7 +52,7 @@ func (s *Space) Start(c Command) (*Process, error) {
 	}
 	p := &Process{command: c, done: make(chan struct{})}
 	p.cmd = exec.Command(c.Path, c.Args...)
-	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, c.Env...)
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GORACE=" + os.Getenv("GORACE")}, c.Env...)
 	// Ctrl-C in a terminal is for this process, which then ends its own.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !c.Session, Setsid: c.Session}
 	if c.Log != "" {
