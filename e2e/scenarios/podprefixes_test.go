@@ -64,6 +64,7 @@ func waitPrefixes(t *testing.T, n *testbed.Node, want string) {
 // TestPodPrefixes has three clusters, of which one has its pods' addresses from
 // podCIDRs, one from Calico's address management, and one wherever they are.
 func TestPodPrefixes(t *testing.T) {
+	t.Parallel()
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{})
 	t.Cleanup(func() { soundLogs(t, tb) })
