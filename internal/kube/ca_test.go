@@ -32,7 +32,7 @@ func watchOver(t *testing.T, api *apiServer, source caSource, period time.Durati
 		return &answerTransport{limit: testBounds.Answer, next: next}
 	})
 	b := &bench{api: api, metrics: NewMetrics("test", "test_failures_total")}
-	b.watch = NewWatch(b.config(clientOf(t, cfg)))
+	b.watchBy(clientOf(t, cfg))
 	b.run(t)
 	return b, &log
 }

@@ -64,7 +64,7 @@ func TestKubeconfigIsReadAsItChanges(t *testing.T) {
 				Access: config.Access{Kubeconfig: file}, UserAgent: "test", Bounds: testBounds,
 				Logger: slog.New(slog.NewTextHandler(&b.log, nil)),
 			})
-			b.watch = NewWatch(b.config(client))
+			b.watchBy(client)
 			b.run(t)
 			eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })
 

@@ -31,7 +31,8 @@ type bench struct {
 	watch    *Watch[node]
 	metrics  *Metrics
 	notified atomic.Int32
-	token    string // file
+	told     atomic.Pointer[[]node] // what there was when it was last notified
+	token    string                 // file
 	stop     func()
 	log      logtest.Buffer
 	level    slog.LevelVar // of the log; debug
@@ -52,8 +53,19 @@ func prepare(t *testing.T, detour ...func(address string) string) *bench {
 	client := clientWith(t, ClientConfig{
 		Access: config.Access{APIURL: url, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: b.token}, Bounds: testBounds,
 	})
-	b.watch = NewWatch(b.config(client))
+	b.watchBy(client)
 	return b
+}
+
+// watchBy makes the watch that takes its nodes from a client.
+func (b *bench) watchBy(client Client) {
+	cfg := b.config(client)
+	cfg.Notify = func() {
+		b.notified.Add(1)
+		all := b.nodes()
+		b.told.Store(&all)
+	}
+	b.watch = NewWatch(cfg)
 }
 
 func (b *bench) config(client Client) WatchConfig[node] {
@@ -70,7 +82,6 @@ func (b *bench) config(client Client) WatchConfig[node] {
 			return node{n.Name, n.Status.NodeInfo.KubeletVersion}, n.Status.NodeInfo.KubeletVersion != "unwanted"
 		},
 		Equal:   func(a, b node) bool { return a == b },
-		Notify:  func() { b.notified.Add(1) },
 		Bounds:  testBounds,
 		Logger:  slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: &b.level})),
 		Metrics: b.metrics,
@@ -103,8 +114,11 @@ func (b *bench) nodes() []node {
 	return all
 }
 
+// has reports whether the watch has these and has told so: metrics and
+// notifications come after what it has.
 func (b *bench) has(want ...node) bool {
-	return b.watch.Synced() && slices.Equal(b.nodes(), want)
+	told := b.told.Load()
+	return told != nil && b.watch.Synced() && slices.Equal(*told, want) && slices.Equal(b.nodes(), want)
 }
 
 func (b *bench) wantSeries(t *testing.T, name, labels, want string) {
