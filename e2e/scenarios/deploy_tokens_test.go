@@ -256,7 +256,7 @@ func (e *example) asksForNoOther(t *testing.T, token string) {
 	gcp := e.clusters[1]
 	const account, other = "semaphore-wireguard-remote-aws", "semaphore-policy-remote-aws"
 	_, err := askFor(t.Context(), t, gcp, token, other, boundTo(other))
-	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), ofOurPolicy) {
 		t.Errorf("for another account: %v, expected that there is no right to", err)
 	}
 	must(t, gcp.Grant(t.Context(), systemNamespace, account,
@@ -265,12 +265,9 @@ func (e *example) asksForNoOther(t *testing.T, token string) {
 	unbound.BoundObjectRef = nil
 	*long.ExpirationSeconds++
 	pod.BoundObjectRef.Kind = "Pod"
-	eventually(t, time.Minute, "the policy and the right to count", func(ctx context.Context) error {
+	untilRefused(t, func(ctx context.Context) error {
 		_, err := askFor(ctx, t, gcp, token, other, boundTo(other))
-		if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
-			return fmt.Errorf("for another account: %w", err)
-		}
-		return nil
+		return err
 	})
 	for _, c := range []struct {
 		name    string
