@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,17 +32,29 @@ func (m *Meter) takePackets(socket net.PacketConn) error {
 	if err := enlarge(socket); err != nil {
 		return err
 	}
-	buffer := make([]byte, 65536)
+	batches, packets := ipv4.NewPacketConn(socket), newPackets(packetSize)
 	for {
-		n, _, err := socket.ReadFrom(buffer)
+		n, err := batches.ReadBatch(packets, 0)
 		if err != nil {
 			return err
 		}
-		if n >= headerSize {
-			m.receiver(binary.BigEndian.Uint64(buffer)).packet(
-				binary.BigEndian.Uint64(buffer[8:]), int64(binary.BigEndian.Uint64(buffer[16:])), time.Now())
+		now := time.Now()
+		for _, p := range packets[:n] {
+			if packet := p.Buffers[0][:p.N]; len(packet) >= headerSize {
+				m.receiver(binary.BigEndian.Uint64(packet)).packet(
+					binary.BigEndian.Uint64(packet[8:]), int64(binary.BigEndian.Uint64(packet[16:])), now)
+			}
 		}
 	}
+}
+
+// newPackets returns room for the packets of a call of the kernel, of a size in bytes.
+func newPackets(size int) []ipv4.Message {
+	packets := make([]ipv4.Message, 64)
+	for i := range packets {
+		packets[i].Buffers = [][]byte{make([]byte, size)}
+	}
+	return packets
 }
 
 // enlarge gives a socket a large buffer: with the capability NET_ADMIN past what this

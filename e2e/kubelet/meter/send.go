@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/net/ipv4"
 )
 
 const (
@@ -44,7 +46,7 @@ func startSender(ctx context.Context, id uint64, to string, rate int) (*sender, 
 	s := &sender{cancel: cancel}
 	s.ended.Go(func() {
 		defer func() { _ = packets.Close() }()
-		s.sendPackets(ctx, packets, id, rate)
+		s.sendPackets(ctx, packets.(*net.UDPConn), id, rate)
 	})
 	s.ended.Go(func() {
 		// What is still on its way is sent before the end.
@@ -67,12 +69,12 @@ func (s *sender) stop() Sent {
 
 // sendPackets sends packets at a rate. A turn that comes late is not made up for:
 // a burst would fill queues that no steady stream fills.
-func (s *sender) sendPackets(ctx context.Context, conn net.Conn, id uint64, rate int) {
+func (s *sender) sendPackets(ctx context.Context, conn net.PacketConn, id uint64, rate int) {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	start := time.Now()
-	packet := make([]byte, packetSize)
-	binary.BigEndian.PutUint64(packet, id)
+	socket := ipv4.NewPacketConn(conn) // of either family: it is for WriteBatch
+	packets := newPackets(packetSize)
 	owed := 0.0 // packets
 	for last := start; ; {
 		select {
@@ -83,12 +85,23 @@ func (s *sender) sendPackets(ctx context.Context, conn net.Conn, id uint64, rate
 		now := time.Now()
 		owed += float64(rate) * min(now.Sub(last), 2*tick).Seconds()
 		last = now
-		for ; owed >= 1; owed-- {
-			binary.BigEndian.PutUint64(packet[8:], uint64(s.sent.Packets))
-			binary.BigEndian.PutUint64(packet[16:], uint64(time.Since(start)))
-			s.sent.Packets++
-			if _, err := conn.Write(packet); err != nil {
-				s.sent.Refused++
+		for owed >= 1 {
+			batch := packets[:min(int(owed), len(packets))]
+			owed -= float64(len(batch))
+			for _, p := range batch {
+				packet := p.Buffers[0]
+				binary.BigEndian.PutUint64(packet, id)
+				binary.BigEndian.PutUint64(packet[8:], uint64(s.sent.Packets))
+				binary.BigEndian.PutUint64(packet[16:], uint64(time.Since(start)))
+				s.sent.Packets++
+			}
+			for len(batch) > 0 {
+				n, err := socket.WriteBatch(batch, 0)
+				if err != nil {
+					n = 1 // The first one was refused.
+					s.sent.Refused++
+				}
+				batch = batch[n:]
 			}
 		}
 	}
