@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 // TestLargeClusterIsTakenWithinDefaultBounds lists 5,000 nodes as large as nodes
@@ -56,7 +57,7 @@ func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
 	before := peakMemory(os.Getpid())
 	b.watch = NewWatch(cfg)
 	b.run(t)
-	eventually(t, "sync", b.watch.Synced)
+	polltest.Until(t, hostilePatience, "sync", b.watch.Synced)
 	if n := len(b.nodes()); n != nodes || b.watch.Crowded() != nil {
 		t.Errorf("%d nodes are kept; %v", n, b.watch.Crowded())
 	}

@@ -153,7 +153,7 @@ func TestRemoteWithTooManyObjects(t *testing.T) {
 				b.api.apply(n, "v1", "")
 			}
 			b.run(t)
-			eventually(t, "sync", b.watch.Synced)
+			eventually(t, "sync", b.synced)
 			if n := len(b.nodes()); n != 2 {
 				t.Errorf("%d are kept, want 2", n)
 			}

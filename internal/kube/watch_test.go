@@ -214,7 +214,7 @@ func TestBookmarkIsContact(t *testing.T) {
 	t.Parallel()
 	b := prepare(t)
 	b.run(t)
-	eventually(t, "sync", func() bool { return b.has() })
+	eventually(t, "sync", b.synced)
 	before := b.watch.LastContact()
 	b.api.bookmark()
 	eventually(t, "newer contact", func() bool { return b.watch.LastContact().After(before) })

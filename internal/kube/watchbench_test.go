@@ -114,11 +114,13 @@ func (b *bench) nodes() []node {
 	return all
 }
 
-// has reports whether the watch has these and has told so: metrics and
-// notifications come after what it has.
+// synced reports whether the watch has, and has told so: metrics and notifications
+// come after what it has.
+func (b *bench) synced() bool { return b.told.Load() != nil && b.watch.Synced() }
+
+// has reports whether the watch has these and has told so.
 func (b *bench) has(want ...node) bool {
-	told := b.told.Load()
-	return told != nil && b.watch.Synced() && slices.Equal(*told, want) && slices.Equal(b.nodes(), want)
+	return b.synced() && slices.Equal(*b.told.Load(), want) && slices.Equal(b.nodes(), want)
 }
 
 func (b *bench) wantSeries(t *testing.T, name, labels, want string) {

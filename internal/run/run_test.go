@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -105,25 +106,24 @@ func TestErrorsDuringShutdownAreReported(t *testing.T) {
 }
 
 func TestStuckTasksAreNamedAfterGrace(t *testing.T) {
-	release := make(chan struct{})
-	ended := make(chan struct{}, 2)
-	stuck := func(name string) task {
-		return task{name, func(context.Context) error {
-			<-release
-			ended <- struct{}{}
-			return nil
-		}}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	err := Run(ctx, quiet(), 20*time.Millisecond, stuck("device gcp"), untilCancelled("steady"), stuck("device aws"))
-	if !errors.Is(err, ErrStuck) {
-		t.Fatalf("Run() = %v, want ErrStuck", err)
-	}
-	if want := "within 20ms: device gcp, device aws"; !strings.HasSuffix(err.Error(), want) {
-		t.Errorf("Run() = %q, want it to end in %q", err, want)
-	}
-	close(release)
-	<-ended
-	<-ended
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		stuck := func(name string) task {
+			return task{name, func(context.Context) error {
+				<-release
+				return nil
+			}}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		tasks := []Task{stuck("device gcp"), untilCancelled("steady"), stuck("device aws")}
+		err := together(ctx, 20*time.Millisecond, tasks, func(error) {})
+		if !errors.Is(err, ErrStuck) {
+			t.Fatalf("together() = %v, want ErrStuck", err)
+		}
+		if want := "within 20ms: device gcp, device aws"; !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("together() = %q, want it to end in %q", err, want)
+		}
+		close(release)
+	})
 }

@@ -227,7 +227,8 @@ func TestTakenPortIsTriedAgain(t *testing.T) {
 			run(t, servers.Probes, servers.Status)
 			polltest.Until(t, time.Minute, "the failure to be told", func() bool {
 				failing := servers.Failing()
-				return len(failing) == 1 && strings.Contains(failing["status server "+address], "listen on "+address)
+				return len(failing) == 1 && strings.Contains(failing["status server "+address], "listen on "+address) &&
+					strings.Contains(logged.String(), "trying again")
 			})
 			if code, _, _ := get(t, "http://"+servers.Probes.Addr().String()+"/healthz"); code != http.StatusOK {
 				t.Errorf("/healthz = %d meanwhile", code)
