@@ -224,30 +224,43 @@ func testReplicas(t *testing.T, b *bed) {
 		t.Error("the first process doesn't lead again")
 	}
 
-	page, err := first.get(t.Context(), "/metrics")
-	must(t, err)
-	for _, metric := range []string{
-		`semaphore_policy_remote_synced{cluster="gcp",kind="pods"} 1`, `semaphore_policy_remote_last_contact_timestamp_seconds{cluster="merit",kind="pods"} 1`,
-		`semaphore_policy_sets{cluster="gcp"} 1`, `semaphore_policy_set_nets{cluster="gcp"} 4`, `semaphore_policy_pods{cluster="gcp"} 4`,
-		`semaphore_policy_writes_total{cluster="gcp",verb="patch"} 1`, `semaphore_policy_leader 1`, `semaphore_policy_remote_stale{cluster="gcp"} 0`,
-		`kube_policy_semaphore_pod_watcher_failures{cluster="gcp",kind="pods",verb="watch"} 0`, `semaphore_policy_build_info{`,
-	} {
-		if !strings.Contains(page, metric) {
-			t.Errorf("no %s among the metrics", metric)
+	// What was written is counted, and told, when the API server's answer has come.
+	wait(t, "the metrics", func() error {
+		page, err := first.get(t.Context(), "/metrics")
+		if err != nil {
+			return err
 		}
-	}
+		for _, metric := range []string{
+			`semaphore_policy_remote_synced{cluster="gcp",kind="pods"} 1`, `semaphore_policy_remote_last_contact_timestamp_seconds{cluster="merit",kind="pods"} 1`,
+			`semaphore_policy_sets{cluster="gcp"} 1`, `semaphore_policy_set_nets{cluster="gcp"} 4`, `semaphore_policy_pods{cluster="gcp"} 4`,
+			`semaphore_policy_writes_total{cluster="gcp",verb="patch"} 1`, `semaphore_policy_leader 1`, `semaphore_policy_remote_stale{cluster="gcp"} 0`,
+			`kube_policy_semaphore_pod_watcher_failures{cluster="gcp",kind="pods",verb="watch"} 0`, `semaphore_policy_build_info{`,
+		} {
+			if !strings.Contains(page, metric) {
+				return fmt.Errorf("no %s among the metrics", metric)
+			}
+		}
+		return nil
+	})
 	for _, check := range []string{"/healthz", "/readyz"} {
 		if _, err := first.get(t.Context(), check); err != nil {
 			t.Errorf("%s: %v", check, err)
 		}
 	}
-	page, err = first.get(t.Context(), "/status")
-	must(t, err)
-	var status policy.Status
-	must(t, json.Unmarshal([]byte(page), &status))
-	if status.CalicoAPI != "crd.projectcalico.org/v1" || len(status.Remotes) != 2 || status.Remotes[0].Sets[0].Addresses != 4 {
-		t.Errorf("status:\n%s", page)
-	}
+	wait(t, "the status", func() error {
+		page, err := first.get(t.Context(), "/status")
+		if err != nil {
+			return err
+		}
+		var status policy.Status
+		if err := json.Unmarshal([]byte(page), &status); err != nil {
+			return err
+		}
+		if status.CalicoAPI != "crd.projectcalico.org/v1" || len(status.Remotes) != 2 || status.Remotes[0].Sets[0].Addresses != 4 {
+			return fmt.Errorf("status:\n%s", page)
+		}
+		return nil
+	})
 	must(t, first.Stop(ctx))
 }
 

@@ -59,23 +59,23 @@ table %[1]s nat {
 	}
 }`, c.family, c.service, net.JoinHostPort(endpoint, "8888")))
 				}
-				from := func(port int) (net.Conn, error) {
+				from := func(port int, timeout time.Duration) (net.Conn, error) {
 					d := net.Dialer{
-						Timeout:   300 * time.Millisecond,
+						Timeout:   timeout,
 						LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(c.from), uint16(port))),
 					}
 					return d.DialContext(context.Background(), "tcp", net.JoinHostPort(c.service, "80"))
 				}
 				lost := func(port int) {
 					t.Helper()
-					conn, err := from(port)
+					conn, err := from(port, 300*time.Millisecond)
 					if timeout, ok := errors.AsType[net.Error](err); !ok || !timeout.Timeout() {
 						t.Fatalf("an attempt from port %d: %v, %v, want none that is answered", port, conn, err)
 					}
 				}
 				answered := func(port int) net.Conn {
 					t.Helper()
-					conn, err := from(port)
+					conn, err := from(port, time.Minute)
 					must(t, err)
 					t.Cleanup(func() { _ = conn.Close() })
 					return conn

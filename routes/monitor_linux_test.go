@@ -142,7 +142,11 @@ func repaired(t *testing.T, table *Table, subnet string) bool {
 func TestMonitorIsSilentAboutRoutesThatDoNotConcernUs(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0 := addDevice(t, "eth0")
-		events := start(t, NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Subnets: prefixes(subnet4, subnet6)}))
+		events := start(t, NewMonitor(MonitorConfig{
+			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Subnets: prefixes(subnet4, subnet6),
+			// Links get addresses of their own, late.
+			Source: func(netip.Addr) bool { return false },
+		}))
 		quiet(t, events)
 
 		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD, Scope: unix.RT_SCOPE_LINK}, "10.4.9.0/24")

@@ -228,7 +228,7 @@ func TestTheTakerHangs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
-			s.old.Limits.Answer = 500 * time.Millisecond
+			s.old.Limits.Answer = 5 * time.Second // It is for what the giver does itself, too.
 			hang := make(chan struct{})
 			m := between(t, s.old, s.fresh, func(k kind) bool {
 				if k == at {

@@ -26,7 +26,8 @@ func TestMessagesAreForgedAndSentAgain(t *testing.T) {
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		handOver(t, p.e)
+		// It waits for as long as sending all of it takes.
+		handOver(t, p.e, func(s *Side) { s.Limits.Silent, s.Limits.Sessions = time.Hour, time.Hour })
 	}()
 	polltest.Until(t, time.Minute, "the new engine begins", func() bool { return len(p.of(device.MessageInitiationType)) > began })
 	at := net.UDPAddrFromAddrPort(p.nodeAddr())
