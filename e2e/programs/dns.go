@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -52,12 +53,14 @@ func StartDNSWith(ctx context.Context, binary string, node *testbed.Node, corefi
 	return &DNS{net.JoinHostPort(node.Addresses()[0].String(), "53")}, err
 }
 
-// Ask sends a query from a pod and returns the answer's records as text, sorted:
-// name, type, value. An answer that isn't a success is an error with the code's
-// name.
+// askAgain is how long Ask waits for an answer before it sends its query anew, as
+// resolvers do (resolv.conf(5)): a packet may be lost.
+const askAgain = 3 * time.Second
+
+// Ask sends a query from a pod, until there is an answer or ctx ends, and returns the
+// answer's records as text, sorted: name, type, value. An answer that isn't a success is
+// an error with the code's name.
 func (d *DNS) Ask(ctx context.Context, from *testbed.Pod, name string, kind dnsmessage.Type) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
 	question, err := dnsmessage.NewName(name + ".")
 	if err != nil {
 		return nil, err
@@ -67,6 +70,9 @@ func (d *DNS) Ask(ctx context.Context, from *testbed.Pod, name string, kind dnsm
 		Questions: []dnsmessage.Question{{Name: question, Type: kind, Class: dnsmessage.ClassINET}},
 	}
 	answer, err := d.exchange(ctx, from, &query)
+	for errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil {
+		answer, err = d.exchange(ctx, from, &query)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -85,6 +91,8 @@ func (d *DNS) Ask(ctx context.Context, from *testbed.Pod, name string, kind dnsm
 }
 
 func (d *DNS) exchange(ctx context.Context, from *testbed.Pod, query *dnsmessage.Message) (*dnsmessage.Message, error) {
+	ctx, cancel := context.WithTimeout(ctx, askAgain)
+	defer cancel()
 	packed, err := query.Pack()
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -368,8 +369,9 @@ func (f *controllers) testFlood(t *testing.T) {
 		setting, metric := s.bound("aws")
 		f.restart(t, s, map[string]string{programs.Variable("aws", setting): strconv.Itoa(bound)})
 		eventually(t, patient, "the flood to begin", func(context.Context) error {
-			if n := len(f.localOf(t, s, "aws")); n < 100 {
-				return fmt.Errorf("%d objects", n)
+			ofFlood := func(name string) bool { return strings.HasPrefix(name, s.local("aws", "flood")) }
+			if !slices.ContainsFunc(f.localOf(t, s, "aws"), ofFlood) {
+				return errors.New("no object of it")
 			}
 			return nil
 		})

@@ -143,8 +143,6 @@ func (n *naming) clusterIP(t *testing.T, name string) string {
 // request asks for a service by name from the pod in gcp: CoreDNS, kube-proxy,
 // and the tunnel. It returns who answered.
 func (n *naming) request(ctx context.Context, name string, port int) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	records, err := n.dns.Ask(ctx, n.client, name, dnsmessage.TypeA)
 	if err != nil {
 		return "", err
@@ -169,7 +167,9 @@ func (n *naming) served(t *testing.T, name string, by ...*testbed.Pod) {
 	eventually(t, 60*time.Second, "requests to "+name, func(ctx context.Context) error {
 		got := map[string]bool{}
 		for range 30 {
+			ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 			pod, err := n.request(ctx, name, 8888)
+			cancel()
 			if err != nil {
 				return err
 			}
@@ -213,7 +213,7 @@ func (n *naming) testHeadless(t *testing.T) {
 	n.answers(t, name, dnsmessage.TypeA, name+". A "+ip)
 	n.answers(t, "db-0."+name, dnsmessage.TypeA, "db-0."+name+". A "+ip)
 	n.answers(t, "_http._tcp."+name, dnsmessage.TypeSRV, fmt.Sprintf("_http._tcp.%s. SRV 80 db-0.%s.", name, name))
-	body, err := n.client.Get(within(t, 10*time.Second), "http://"+ip+":80/")
+	body, err := n.client.Get(within(t, repair), "http://"+ip+":80/")
 	must(t, err)
 	if !strings.HasPrefix(body, n.server.Name+" ") {
 		t.Errorf("answered %q", body)
@@ -222,7 +222,7 @@ func (n *naming) testHeadless(t *testing.T) {
 
 func (n *naming) testNoSuchName(t *testing.T) {
 	for _, name := range []string{"missing.sys-log.svc.cluster.aws", "missing.shop.svc.cluster.global", "db-9.db.data.svc.cluster.aws"} {
-		if got, err := n.dns.Ask(t.Context(), n.client, name, dnsmessage.TypeA); err == nil || err.Error() != dnsmessage.RCodeNameError.String() {
+		if got, err := n.dns.Ask(within(t, repair), n.client, name, dnsmessage.TypeA); err == nil || err.Error() != dnsmessage.RCodeNameError.String() {
 			t.Errorf("%s: %q, %v, want that there is no such name", name, got, err)
 		}
 	}
@@ -239,7 +239,11 @@ func (n *naming) testRollout(t *testing.T) {
 	go func() {
 		defer close(failed)
 		for ctx.Err() == nil {
-			if _, err := n.request(context.WithoutCancel(ctx), name, 8888); err != nil {
+			// A late answer is one: it is the machine's.
+			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), repair)
+			_, err := n.request(late, name, 8888)
+			cancel()
+			if err != nil {
 				failed <- err
 				return
 			}

@@ -36,7 +36,7 @@ func TestStatusPort(t *testing.T) {
 		must(t, err)
 		for _, prefix := range node.PodCIDRs {
 			gateway := prefix.Addr().Next()
-			_, err := remote.Get(within(t, 10*time.Second), url(gateway, 7999, "/"))
+			_, err := remote.Get(within(t, repair), url(gateway, 7999, "/"))
 			must(t, err)
 			for _, port := range []int{programs.StatusPort, programs.ProbePort} {
 				closedPort(t, remote, gateway, port)
@@ -102,7 +102,7 @@ func closedPort(t *testing.T, from interface {
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
 }, address netip.Addr, port int) {
 	t.Helper()
-	conn, err := from.Dial(within(t, 10*time.Second), "tcp", netip.AddrPortFrom(address, uint16(port)).String())
+	conn, err := from.Dial(within(t, repair), "tcp", netip.AddrPortFrom(address, uint16(port)).String())
 	if err == nil {
 		_ = conn.Close()
 	}
