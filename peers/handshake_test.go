@@ -240,7 +240,7 @@ func TestControllerSeesToNewPeersOnly(t *testing.T) {
 		}
 		// The device was made anew, or its engine was.
 		before := c.State().Configured[key(1)]
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // The test's clock stands still otherwise.
 		d.peers, d.anew = nil, nil
 		delete(d.statuses, key(1))
 		reconcile(t, c)

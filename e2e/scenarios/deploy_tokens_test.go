@@ -256,7 +256,7 @@ func (e *example) asksForNoOther(t *testing.T, token string) {
 	gcp := e.clusters[1]
 	const account, other = "semaphore-wireguard-remote-aws", "semaphore-policy-remote-aws"
 	_, err := askFor(t.Context(), t, gcp, token, other, boundTo(other))
-	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), ofOurPolicy) {
+	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
 		t.Errorf("for another account: %v, expected that there is no right to", err)
 	}
 	must(t, gcp.Grant(t.Context(), systemNamespace, account,

@@ -32,7 +32,7 @@ func (m *Meter) takePackets(socket net.PacketConn) error {
 	if err := enlarge(socket); err != nil {
 		return err
 	}
-	batches, packets := ipv4.NewPacketConn(socket), newPackets(packetSize)
+	batches, packets := ipv4.NewPacketConn(socket), newPackets()
 	for {
 		n, err := batches.ReadBatch(packets, 0)
 		if err != nil {
@@ -48,11 +48,11 @@ func (m *Meter) takePackets(socket net.PacketConn) error {
 	}
 }
 
-// newPackets returns room for the packets of a call of the kernel, of a size in bytes.
-func newPackets(size int) []ipv4.Message {
+// newPackets returns room for the packets of a call of the kernel.
+func newPackets() []ipv4.Message {
 	packets := make([]ipv4.Message, 64)
 	for i := range packets {
-		packets[i].Buffers = [][]byte{make([]byte, size)}
+		packets[i].Buffers = [][]byte{make([]byte, packetSize)}
 	}
 	return packets
 }

@@ -74,7 +74,10 @@ func (s *sender) sendPackets(ctx context.Context, conn net.PacketConn, id uint64
 	defer ticker.Stop()
 	start := time.Now()
 	socket := ipv4.NewPacketConn(conn) // of either family: it is for WriteBatch
-	packets := newPackets(packetSize)
+	packets := newPackets()
+	for _, p := range packets {
+		binary.BigEndian.PutUint64(p.Buffers[0], id)
+	}
 	owed := 0.0 // packets
 	for last := start; ; {
 		select {
@@ -90,7 +93,6 @@ func (s *sender) sendPackets(ctx context.Context, conn net.PacketConn, id uint64
 			owed -= float64(len(batch))
 			for _, p := range batch {
 				packet := p.Buffers[0]
-				binary.BigEndian.PutUint64(packet, id)
 				binary.BigEndian.PutUint64(packet[8:], uint64(s.sent.Packets))
 				binary.BigEndian.PutUint64(packet[16:], uint64(time.Since(start)))
 				s.sent.Packets++

@@ -378,13 +378,7 @@ func (f *flow) missing(t *testing.T) int {
 		}
 		return n
 	}
-	// On a busy machine they come late: until none has come for some seconds.
-	for least, end := lost(), time.Now().Add(5*time.Second); least > 0 && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond)
-		if now := lost(); now < least {
-			least, end = now, time.Now().Add(5*time.Second)
-		}
-	}
+	waitForLate(lost)
 	if n := lost(); n > 0 && os.Getenv("HANDOVER_TEST_LOG") != "" {
 		first, last := uint64(0), uint64(0)
 		for i := f.connected + 1; i <= upTo; i++ {

@@ -100,17 +100,22 @@ func startStream(t *testing.T, from, to *nstest.Namespace, dst string, perSecond
 	return s, sync.OnceFunc(func() {
 		close(done)
 		sending.Wait()
-		// On a busy machine they come late: until none has come for some seconds.
-		for lost, end := s.lost(), time.Now().Add(5*time.Second); lost > 0 && time.Now().Before(end); {
-			time.Sleep(10 * time.Millisecond)
-			if now := s.lost(); now < lost {
-				lost, end = now, time.Now().Add(5*time.Second)
-			}
-		}
+		waitForLate(s.lost)
 		_ = in.Close()
 		_ = out.Close()
 		receiving.Wait()
 	})
+}
+
+// waitForLate waits while some are missing of what was sent: on a busy machine they come
+// late. It gives up when none has come for some seconds.
+func waitForLate(missing func() int) {
+	for least, end := missing(), time.Now().Add(5*time.Second); least > 0 && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+		if now := missing(); now < least {
+			least, end = now, time.Now().Add(5*time.Second)
+		}
+	}
 }
 
 func listen(ns *nstest.Namespace, addr string) (c *net.UDPConn, err error) {
