@@ -1,13 +1,11 @@
 package tunnel
 
 import (
-	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
@@ -15,12 +13,8 @@ import (
 // all but hello.
 func playEngine(t *testing.T, handle func(c *control.Conn, m control.Message) control.Message) {
 	t.Helper()
-	nstest.Namespaces(t)
-	away := control.Path + ".away"
-	if err := os.Rename(control.Path, away); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := control.Replace(control.Path)
+	withoutEngine(t)
+	listener, err := control.Listen(control.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,9 +40,6 @@ func playEngine(t *testing.T, handle func(c *control.Conn, m control.Message) co
 	t.Cleanup(func() {
 		_ = listener.Close()
 		serving.Wait()
-		if err := os.Rename(away, control.Path); err != nil {
-			t.Error(err)
-		}
 	})
 }
 

@@ -1,7 +1,6 @@
 package tunnel
 
 import (
-	"os"
 	"testing"
 	"time"
 
@@ -12,20 +11,11 @@ import (
 func TestADeviceIsToldThatAnEngineHasCome(t *testing.T) {
 	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
-	away := control.Path + ".away"
-	if err := os.Rename(control.Path, away); err != nil {
-		t.Fatal(err)
-	}
-	here := func() {
-		if err := os.Rename(away, control.Path); err != nil {
-			t.Fatal(err)
-		}
-	}
+	comes := withoutEngine(t)
 	if _, err := d.Ensure(t.Context()); !control.Absent(err) {
-		here()
 		t.Fatalf("Ensure returned %v, expected that no engine answers", err)
 	}
-	here()
+	comes()
 	select {
 	case <-d.notified:
 	case <-time.After(time.Minute):
@@ -36,17 +26,11 @@ func TestADeviceIsToldThatAnEngineHasCome(t *testing.T) {
 }
 
 func TestNoEngineIsAwaitedPastTheEnd(t *testing.T) {
-	nstest.Namespaces(t)
-	away := control.Path + ".away"
-	if err := os.Rename(control.Path, away); err != nil {
-		t.Fatal(err)
-	}
+	comes := withoutEngine(t)
 	d := open(t, config(t, "gcp", Userspace))
 	_, err := d.Ensure(t.Context())
 	closeErr := d.Close() // returns
-	if err := os.Rename(away, control.Path); err != nil {
-		t.Fatal(err)
-	}
+	comes()
 	if !control.Absent(err) || closeErr != nil {
 		t.Fatalf("Ensure returned %v, Close %v", err, closeErr)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -65,8 +66,7 @@ type withEngine struct{ tests *testing.M }
 
 // Run implements goleak.TestingM.
 func (w withEngine) Run() (code int) {
-	stop, err := enginetest.Start(slog.New(slog.NewTextHandler(&engineLog, nil)))
-	if err != nil {
+	if err := startTestEngine(); err != nil {
 		fmt.Fprintln(os.Stderr, "start engine:", err)
 		return 1
 	}
@@ -74,11 +74,37 @@ func (w withEngine) Run() (code int) {
 	if code != 0 {
 		fmt.Fprintf(os.Stderr, "log of the engine:\n%s", engineLog.Take())
 	}
-	if err := stop(); err != nil {
+	if err := endTestEngine(); err != nil {
 		fmt.Fprintln(os.Stderr, "end engine:", err)
 		return 1
 	}
 	return code
+}
+
+// endTestEngine ends the engine of the tests.
+var endTestEngine func() error
+
+func startTestEngine() (err error) {
+	endTestEngine, err = enginetest.Start(slog.New(slog.NewTextHandler(&engineLog, nil)))
+	return err
+}
+
+// withoutEngine ends the engine of the tests until comes is called, or the test ends. To move
+// its socket away would not do: it looks for that, and brings it back or makes way for
+// another one that it finds there.
+func withoutEngine(t *testing.T) (comes func()) {
+	t.Helper()
+	nstest.Namespaces(t)
+	if err := endTestEngine(); err != nil {
+		t.Fatal(err)
+	}
+	comes = sync.OnceFunc(func() {
+		if err := startTestEngine(); err != nil {
+			panic(fmt.Sprintf("start engine: %v", err)) // No other test could pass.
+		}
+	})
+	t.Cleanup(comes)
+	return comes
 }
 
 // engineLog is what the engine of the tests logs, but for what serves.
