@@ -14,7 +14,7 @@ import (
 
 // wellReport is a report in which nothing is wrong.
 func wellReport() policyReport {
-	now := time.Now()
+	now := reporttest.Now
 	api := policy.APIStatus{Synced: true, LastContact: &now}
 	return policyReport{
 		Version: "v1.2.3", Cluster: "aws", Leading: true, Leader: "policy-0",
@@ -67,7 +67,7 @@ func TestStatusOfAReplicaThatWaits(t *testing.T) {
 
 func TestStatusSaysWhenSetsOfAnUnconfiguredClusterGo(t *testing.T) {
 	rep := wellReport()
-	rep.RemovedAt = map[string]time.Time{"old": time.Now().Add(-time.Second)}
+	rep.RemovedAt = map[string]time.Time{"old": reporttest.Now.Add(-time.Second)}
 	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "\n3 sets are of cluster old, which is not configured: removed in 0s\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
@@ -85,7 +85,7 @@ func TestStatusOfPoolsThatMayNotBeRead(t *testing.T) {
 
 func TestStatusOfARemoteThatIsNotHeard(t *testing.T) {
 	rep := wellReport()
-	before := time.Now().Add(-time.Hour)
+	before := reporttest.Now.Add(-time.Hour)
 	rep.Remotes[0].API.LastContact = &before
 	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nnot known to be well:\n  remote gcp: pods: the API server was last heard 1h0m ago\n") {

@@ -14,7 +14,7 @@ import (
 
 // wellReport is a report in which nothing is wrong.
 func wellReport() mirrorReport {
-	now := time.Now()
+	now := reporttest.Now
 	watches := func() []mirror.WatchStatus {
 		return []mirror.WatchStatus{
 			{Kind: "services to mirror", Synced: true, LastContact: &now},
@@ -65,7 +65,7 @@ func TestStatusOfAReplicaThatWaits(t *testing.T) {
 
 func TestStatusOfAClusterThatIsNotHeard(t *testing.T) {
 	rep := wellReport()
-	before := time.Now().Add(-time.Hour)
+	before := reporttest.Now.Add(-time.Hour)
 	rep.Clusters[0].Watches[0].LastContact = &before
 	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nnot known to be well:\n  cluster aws: services to mirror: the API server was last heard 1h0m ago\n") {
@@ -74,7 +74,7 @@ func TestStatusOfAClusterThatIsNotHeard(t *testing.T) {
 }
 
 func TestStatusSaysWhatIsWrong(t *testing.T) {
-	before := time.Now().Add(-time.Hour)
+	before := reporttest.Now.Add(-time.Hour)
 	for _, c := range []struct {
 		name  string
 		spoil func(*mirrorReport)

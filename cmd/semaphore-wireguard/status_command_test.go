@@ -15,7 +15,7 @@ import (
 // wellReport is a report in which nothing is wrong.
 func wellReport() agentReport {
 	ago := func(d time.Duration) *time.Time {
-		at := time.Now().Add(-d)
+		at := reporttest.Now.Add(-d)
 		return &at
 	}
 	return agentReport{
@@ -262,7 +262,7 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 		{
 			"an API server that isn't heard any more",
 			func(rep *agentReport) {
-				at := time.Now().Add(-3 * time.Minute)
+				at := reporttest.Now.Add(-3 * time.Minute)
 				rep.Remotes[0].API.LastContact = &at
 			},
 			"remote gcp: the API server was last heard 3m0s ago",

@@ -365,16 +365,6 @@ func withoutVerb(t *testing.T, c *testbed.Cluster, role, verb string) (restore f
 		less[i].Verbs = slices.DeleteFunc(less[i].Verbs, func(v string) bool { return v == verb })
 	}
 	set(less)
-	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User:               "system:serviceaccount:" + systemNamespace + ":" + role,
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Resource: "nodes"},
-	}}
-	eventually(t, repair, "the right to be gone", func(ctx context.Context) error {
-		answer, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-		if err == nil && answer.Status.Allowed {
-			err = errors.New("it is still there")
-		}
-		return err
-	})
+	must(t, c.AwaitRight(t.Context(), systemNamespace, role, authorizationv1.ResourceAttributes{Verb: verb, Resource: "nodes"}, false))
 	return func() { set(whole.Rules) }
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -182,10 +183,13 @@ func (s *surgery) faults() []fault {
 	}
 }
 
-// unbind takes an account's rights away in the cluster of an agent.
-func (s *surgery) unbind(t *testing.T, agent int, binding string) {
+// unbind takes an account's rights away in the cluster of an agent. The binding has the
+// account's name.
+func (s *surgery) unbind(t *testing.T, agent int, account string) {
 	t.Helper()
-	must(t, s.Agents[agent].Node.Cluster.Client().RbacV1().ClusterRoleBindings().Delete(t.Context(), binding, metav1.DeleteOptions{}))
+	c := s.Agents[agent].Node.Cluster
+	must(t, c.Client().RbacV1().ClusterRoleBindings().Delete(t.Context(), account, metav1.DeleteOptions{}))
+	must(t, c.AwaitRight(t.Context(), systemNamespace, account, authorizationv1.ResourceAttributes{Verb: "watch", Resource: "nodes"}, false))
 }
 
 // grant gives all rights back.

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -106,7 +108,8 @@ func (cr *Credentials) InCluster() (mount sandbox.Mount, env []string) {
 }
 
 // Grant creates a service account, and its namespace, with a cluster role of
-// the rules. It serves tests that don't use our manifests.
+// the rules, which the API server knows when it returns. It serves tests that don't use
+// our manifests.
 func (c *Cluster) Grant(ctx context.Context, namespace, name string, rules ...rbacv1.PolicyRule) error {
 	var errs []error
 	exists := func(err error) {
@@ -133,7 +136,37 @@ func (c *Cluster) Grant(ctx context.Context, namespace, name string, rules ...rb
 	if len(errs) > 0 {
 		return fmt.Errorf("grant %s/%s in %s: %w", namespace, name, c.Name, errs[0])
 	}
+	for _, rule := range rules {
+		resource, subresource, _ := strings.Cut(rule.Resources[0], "/")
+		right := authorizationv1.ResourceAttributes{
+			Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: resource, Subresource: subresource,
+		}
+		if len(rule.ResourceNames) > 0 {
+			right.Name = rule.ResourceNames[0]
+		}
+		if err := c.AwaitRight(ctx, namespace, name, right, true); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// AwaitRight waits until the API server allows a service account something, or no longer
+// does, for at most a minute: its authorizer hears of a change later than who makes it.
+func (c *Cluster) AwaitRight(ctx context.Context, namespace, name string, right authorizationv1.ResourceAttributes, allowed bool) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: "system:serviceaccount:" + namespace + ":" + name, ResourceAttributes: &right,
+	}}
+	what := fmt.Sprintf("what %s/%s may do with %s in %s", namespace, name, right.Resource, c.Name)
+	return Wait(ctx, what, func(ctx context.Context) error {
+		answer, err := c.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+		if err == nil && answer.Status.Allowed != allowed {
+			err = fmt.Errorf("%s: allowed is %v: %s", right.Verb, answer.Status.Allowed, answer.Status.Reason)
+		}
+		return err
+	})
 }
 
 // Kubeconfig writes a kubeconfig file that has, with all rights, a context for each

@@ -7,11 +7,15 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 )
+
+// Now is when reports are read, so that ages in them don't depend on how long a test takes.
+var Now = time.Now()
 
 // Printed is what a run of a command left.
 type Printed struct {
@@ -20,14 +24,19 @@ type Printed struct {
 }
 
 // Run serves a report as a program does, and runs the command on it.
-func Run[R any](t testing.TB, command report.Command[R], report R, args ...string) Printed {
+func Run[R any](t testing.TB, command report.Command[R], served R, args ...string) Printed {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if err := json.NewEncoder(w).Encode(report); err != nil {
+		if err := json.NewEncoder(w).Encode(served); err != nil {
 			t.Error(err)
 		}
 	}))
 	defer server.Close()
+	show := command.Show
+	command.Show = func(p *report.Page, r *R) {
+		p.Now = Now
+		show(p, r)
+	}
 	var stdout, stderr strings.Builder
 	code := command.Run(t.Context(), append([]string{"-address", server.Listener.Addr().String()}, args...), &stdout, &stderr)
 	return Printed{code, stdout.String(), stderr.String()}
