@@ -65,6 +65,18 @@ func (r right) covers(other right) bool {
 		(r.namespace == "" || r.namespace == other.namespace) && (r.name == "" || r.name == other.name)
 }
 
+// namesUsed returns the names, empty where a request has none, for which who has r made use
+// of it.
+func (r right) namesUsed(used map[right]bool) map[string]bool {
+	names := map[string]bool{}
+	for u := range used {
+		if r.covers(u) && u.namespace == r.namespace {
+			names[u.name] = true
+		}
+	}
+	return names
+}
+
 // used returns the rights that our accounts made use of, by the audit logs.
 func used(t *testing.T, logs ...string) map[right]bool {
 	t.Helper()
@@ -221,12 +233,7 @@ func compareRights(t *testing.T, granted, used map[right]bool) {
 	t.Helper()
 	byText := func(a, b right) int { return strings.Compare(a.String(), b.String()) }
 	for _, g := range slices.SortedFunc(maps.Keys(granted), byText) {
-		names := map[string]bool{}
-		for u := range used {
-			if g.covers(u) && u.namespace == g.namespace {
-				names[u.name] = true
-			}
-		}
+		names := g.namesUsed(used)
 		switch {
 		case len(names) == 0:
 			t.Errorf("granted, and not used: %v", g)
