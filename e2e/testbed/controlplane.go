@@ -23,6 +23,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+	"github.com/kube-semaphore/kube-semaphore/internal/process/processtest"
 )
 
 // Ports of a control plane on its underlay addresses.
@@ -276,16 +277,19 @@ func (c *Cluster) StopAPI() {
 }
 
 // PauseAPI stops kube-apiserver from running: connections stay, and nothing answers.
-func (c *Cluster) PauseAPI() error { return c.signalAPI(syscall.SIGSTOP) }
-
-// ResumeAPI undoes PauseAPI.
-func (c *Cluster) ResumeAPI() error { return c.signalAPI(syscall.SIGCONT) }
-
-func (c *Cluster) signalAPI(signal os.Signal) error {
+func (c *Cluster) PauseAPI() error {
 	c.plane.mu.Lock()
 	defer c.plane.mu.Unlock()
-	c.log.Info("API server gets a signal", "signal", signal)
-	return c.plane.api.Signal(signal)
+	c.log.Info("API server stopped")
+	return processtest.Stop(c.plane.api.PID())
+}
+
+// ResumeAPI undoes PauseAPI.
+func (c *Cluster) ResumeAPI() error {
+	c.plane.mu.Lock()
+	defer c.plane.mu.Unlock()
+	c.log.Info("API server goes on")
+	return c.plane.api.Signal(syscall.SIGCONT)
 }
 
 // Backup copies what etcd has stored, at one moment, and returns where the copy is.
@@ -297,7 +301,7 @@ func (c *Cluster) Backup() (dir string, err error) {
 		return "", err
 	}
 	// What a process that doesn't run has written is what it would find after a crash.
-	if err := c.plane.etcd.Signal(syscall.SIGSTOP); err != nil {
+	if err := processtest.Stop(c.plane.etcd.PID()); err != nil {
 		return "", err
 	}
 	err = os.CopyFS(dir, os.DirFS(c.plane.file("etcd")))

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/process/processtest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
@@ -51,6 +52,14 @@ func commandOf(pid int) (string, error) {
 	return string(text), err
 }
 
+// stop keeps a process from running until it gets SIGCONT.
+func stop(t *testing.T, pid int) {
+	t.Helper()
+	if err := processtest.Stop(pid); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func signal(t *testing.T, pid int, what unix.Signal) {
 	t.Helper()
 	if err := unix.Kill(pid, what); err != nil {
@@ -64,7 +73,7 @@ func TestAServerThatHangsIsReplaced(t *testing.T) {
 	e.says(t, "msg=starting")
 	tl := newTunnel(t)
 	tl.works(t)
-	signal(t, e.server(t), unix.SIGSTOP)
+	stop(t, e.server(t))
 	e.says(t, "msg=\"the serving process has ended")
 	tl.works(t)
 }
@@ -75,7 +84,7 @@ func TestALinkIsDeletedWhileNobodyServesIt(t *testing.T) {
 	e.says(t, "msg=starting")
 	newTunnel(t).works(t)
 	server := e.server(t)
-	signal(t, server, unix.SIGSTOP)
+	stop(t, server)
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +117,7 @@ func TestAnEngineThatHungMakesWay(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
 	newTunnel(t).works(t)
-	signal(t, first.Process.Pid, unix.SIGSTOP)
+	stop(t, first.Process.Pid)
 	second := start(t)
 	second.says(t, "msg=starting")
 	signal(t, first.Process.Pid, unix.SIGCONT)
@@ -159,7 +168,7 @@ func TestAServerHangsDuringAHandOver(t *testing.T) {
 			tl.works(t)
 			second := start(t)
 			first.says(t, "msg=\"another engine takes over\"")
-			signal(t, hangs(first, second).server(t), unix.SIGSTOP)
+			stop(t, hangs(first, second).server(t))
 			first.says(t, "msg=\"standing by\"")
 			tl.works(t)
 		})

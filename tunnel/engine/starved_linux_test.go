@@ -53,7 +53,7 @@ func TestStarvedEnginesHandOver(t *testing.T) {
 			first.says(t, "msg=\"another engine takes over\"")
 			processes := stopped(first, second)
 			for _, pid := range processes {
-				signal(t, pid, unix.SIGSTOP)
+				stop(t, pid)
 			}
 			time.Sleep(900 * time.Millisecond)
 			for _, pid := range processes {

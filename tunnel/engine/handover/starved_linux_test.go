@@ -20,6 +20,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/process/processtest"
 )
 
 // stepsVariable is in the environment of an engine that says which step of a hand-over
@@ -138,9 +139,9 @@ func (s *site) starved(t *testing.T, step string, old, fresh bool, pause time.Du
 			targets = append(targets, processes[i])
 		}
 	}
-	signal := func(what unix.Signal) {
+	each := func(do func(*process) error) {
 		for _, p := range targets {
-			if err := p.Process.Signal(what); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			if err := do(p); err != nil && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, unix.ESRCH) {
 				t.Error(err)
 			}
 		}
@@ -158,14 +159,14 @@ func (s *site) starved(t *testing.T, step string, old, fresh bool, pause time.Du
 				}
 				if said == step {
 					reached = true // by one of them only
-					signal(unix.SIGSTOP)
+					each(func(p *process) error { return processtest.Stop(p.Process.Pid) })
 				}
 				if _, err := p.control.Write([]byte{0}); err != nil {
 					t.Errorf("process %d: %v", i, err)
 				}
 				if said == step {
 					time.Sleep(pause)
-					signal(unix.SIGCONT)
+					each(func(p *process) error { return p.Process.Signal(unix.SIGCONT) })
 				}
 			}
 		})
