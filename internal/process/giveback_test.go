@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"runtime/debug"
 	"testing"
+	"time"
 )
 
 // thrownAway is the last of what TestGarbage throws away.
@@ -38,5 +39,24 @@ func TestGarbage(t *testing.T) {
 	}
 	if collecting() <= spent {
 		t.Error("it took no time")
+	}
+}
+
+// TestAllowance takes more of a processor than there is at once.
+func TestAllowance(t *testing.T) {
+	now := time.Now()
+	a := allowance{left: giveBurst, at: now}
+	a.left -= giveBurst + 50*time.Millisecond
+	for _, c := range []struct {
+		after time.Duration
+		want  bool
+	}{{0, false}, {5 * time.Second, false}, {time.Second, true}, {time.Hour, true}} {
+		now = now.Add(c.after)
+		if a.any(now) != c.want {
+			t.Errorf("%v later there is %v", c.after, a.left)
+		}
+	}
+	if a.left != giveBurst {
+		t.Errorf("after an hour there is %v, want %v", a.left, giveBurst)
 	}
 }
