@@ -21,7 +21,9 @@ const changesPerSecond = 20
 const settling = 5 * time.Second
 
 // atRest is how long after that its memory is looked at again: nobody answers in a crowd,
-// and with thousands of handshakes that are tried garbage is what takes most of it.
+// and with thousands of handshakes that are tried garbage is what takes most of it. Neither
+// program has any yet after settling, and both are about to begin their handshakes again: what
+// they take then says most of when they began. So it is looked at each second in between.
 const atRest = time.Minute
 
 // scale compares an agent and wireguard-go with the same crowd as peers.
@@ -100,7 +102,7 @@ func (s *scale) stopAgent(ctx context.Context) error {
 
 // startup measures how long it takes to have all peers, and in how much memory.
 func (s *scale) startup(ctx context.Context) error {
-	var took, whole, soon, rest, engine, peak []pair
+	var took, whole, soon, mean, rest, engine, peak []pair
 	for i := range s.pairs {
 		listing, err := s.crowd.list(ctx)
 		if err != nil {
@@ -114,7 +116,7 @@ func (s *scale) startup(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		oursSoon, oursRest, err := memories(ctx, pids)
+		oursMemory, err := memories(ctx, pids)
 		if err := errors.Join(err, s.stopAgent(ctx)); err != nil {
 			return err
 		}
@@ -122,28 +124,31 @@ func (s *scale) startup(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		besideSoon, besideRest, err := memories(ctx, []int{s.plain.process.PID()})
+		besideMemory, err := memories(ctx, []int{s.plain.process.PID()})
 		if err := errors.Join(err, s.plain.stop(ctx)); err != nil {
 			return err
 		}
 		took = append(took, pair{ours.Seconds(), beside.Seconds()})
 		whole = append(whole, pair{ours.Seconds(), (beside + listing).Seconds()})
-		soon = append(soon, pair{oursSoon.share, besideSoon.share})
-		rest = append(rest, pair{oursRest.share, besideRest.share})
-		engine = append(engine, pair{oursRest.share - oursRest.first, besideRest.share})
-		peak = append(peak, pair{oursRest.peak, besideRest.peak})
-		s.say("start, pair %d of %d: %v and %v, the list %v; memory %s and %s, at rest %s and %s, peak %s and %s", i+1, s.pairs,
+		soon = append(soon, pair{oursMemory.soon.share, besideMemory.soon.share})
+		mean = append(mean, pair{oursMemory.mean, besideMemory.mean})
+		rest = append(rest, pair{oursMemory.rest.share, besideMemory.rest.share})
+		engine = append(engine, pair{oursMemory.rest.share - oursMemory.rest.first, besideMemory.rest.share})
+		peak = append(peak, pair{oursMemory.rest.peak, besideMemory.rest.peak})
+		s.say("start, pair %d of %d: %v and %v, the list %v; memory %s and %s, on the average %s and %s, at rest %s and %s, peak %s and %s", i+1, s.pairs,
 			ours.Round(time.Millisecond), beside.Round(time.Millisecond), listing.Round(time.Millisecond),
-			megabytes(oursSoon.share), megabytes(besideSoon.share), megabytes(oursRest.share), megabytes(besideRest.share),
-			megabytes(oursRest.peak), megabytes(besideRest.peak))
+			megabytes(oursMemory.soon.share), megabytes(besideMemory.soon.share), megabytes(oursMemory.mean), megabytes(besideMemory.mean),
+			megabytes(oursMemory.rest.share), megabytes(besideMemory.rest.share),
+			megabytes(oursMemory.rest.peak), megabytes(besideMemory.rest.peak))
 	}
 	what := fmt.Sprintf("start to %d peers", len(s.crowd.members))
 	s.table.add(row{what: what, beside: "wireguard-go, one request", pairs: took, unit: seconds})
 	s.table.add(row{what: what, beside: "the same and a bare list", pairs: whole, unit: seconds})
-	s.table.add(row{what: fmt.Sprintf("memory with them, after %v", settling), beside: "wireguard-go", pairs: soon, unit: megabytes, goal: goal{atMost: 1.2}})
+	s.table.add(row{what: fmt.Sprintf("memory with them, after %v", settling), beside: "wireguard-go", pairs: soon, unit: megabytes})
+	s.table.add(row{what: fmt.Sprintf("memory, mean of %v from then", atRest), beside: "wireguard-go", pairs: mean, unit: megabytes, goal: goal{atMost: 1.2}})
 	s.table.add(row{what: fmt.Sprintf("memory, after %v", settling+atRest), beside: "wireguard-go", pairs: rest, unit: megabytes, goal: goal{atMost: 1.2}})
 	s.table.add(row{what: "of that the engine", beside: "wireguard-go", pairs: engine, unit: megabytes, goal: goal{atMost: 1.2}})
-	s.table.add(row{what: "memory, peak", beside: "wireguard-go", pairs: peak, unit: megabytes, goal: goal{atMost: 2}})
+	s.table.add(row{what: "memory, peak", beside: "wireguard-go", pairs: peak, unit: megabytes, goal: goal{atMost: 1.2}})
 	return nil
 }
 
@@ -163,12 +168,26 @@ func memoryAfter(ctx context.Context, wait time.Duration, pids []int) (m memory,
 	return m, errors.Join(errs[:]...)
 }
 
-// memories returns what processes take that have just started, soon and at rest.
-func memories(ctx context.Context, pids []int) (soon, rest memory, err error) {
-	if soon, err = memoryAfter(ctx, settling, pids); err == nil {
-		rest, err = memoryAfter(ctx, atRest, pids)
+// course is what processes take that have just started: soon, on the average of their first
+// minute, and at rest.
+type course struct {
+	soon, rest memory
+	mean       float64 // of share
+}
+
+// memories follows what processes take that have just started.
+func memories(ctx context.Context, pids []int) (c course, err error) {
+	if c.soon, err = memoryAfter(ctx, settling, pids); err != nil {
+		return c, err
 	}
-	return soon, rest, err
+	const looks = int(atRest / time.Second)
+	for range looks {
+		if c.rest, err = memoryAfter(ctx, time.Second, pids); err != nil {
+			return c, err
+		}
+		c.mean += c.rest.share / float64(looks)
+	}
+	return c, nil
 }
 
 // scatterTime is the time in which WireGuard tries again to reach a peer that
