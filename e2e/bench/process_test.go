@@ -29,7 +29,7 @@ func TestTrafficCountsWhatArrives(t *testing.T) {
 		got, err = receive(address, streams)
 		return err
 	})
-	group.Go(func() error { return send(address, streams, 200*time.Millisecond) })
+	group.Go(func() error { return send(address, streams, 2*time.Second) })
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestPaceKeepsTheRateWhateverTheCallsTake(t *testing.T) {
 	if want := int64(n * (n - 1) / 2); sum.Load() != want {
 		t.Errorf("the numbers add up to %d, want %d", sum.Load(), want)
 	}
-	if _, err := pace(t.Context(), time.Millisecond, 20*time.Millisecond, func(i int) error {
+	if _, err := pace(t.Context(), time.Millisecond, 2*time.Second, func(i int) error {
 		return errors.New(strconv.Itoa(i))
 	}); err == nil {
 		t.Error("errors are lost")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 	corev1 "k8s.io/api/core/v1"
@@ -52,6 +53,9 @@ func (s *show) names(ctx context.Context) (string, error) {
 			return err
 		}
 		fields := strings.Fields(records[0])
+		// What was sent before kube-proxy knows the service is never answered.
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
 		answer, err = client.Get(ctx, fmt.Sprintf("http://%s:8888/", fields[len(fields)-1]))
 		if err == nil {
 			s.print(client.Name+"# drill "+name, records[0])

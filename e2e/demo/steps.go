@@ -15,7 +15,7 @@ import (
 
 // patience bounds one step that waits for the mesh. It takes a second or two;
 // a machine that is busy gets more.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 var steps = []step{
 	{"Two clusters, aws and gcp, with two nodes each", (*show).prepare},

@@ -104,7 +104,10 @@ func TestMachineSaysHowItEnded(t *testing.T) {
 			up := false
 			m := fakeMachine(t)
 			if strings.Contains(test.life, "hang") {
-				m.bootTimeout, m.silence = 2*time.Second, 200*time.Millisecond
+				m.silence = 200 * time.Millisecond
+			}
+			if errors.Is(test.want, errNotUp) {
+				m.bootTimeout = 10 * time.Second // for a program that prints a line
 			}
 			err := m.run(context.Background(), &console, func(m wire.Message) { up = up || m.Kind == wire.KindUp })
 			switch {

@@ -60,7 +60,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 	})
 
 	t.Run("back: it catches up", func(t *testing.T) {
-		must(t, p.GCP.StartAPI(within(t, time.Minute)))
+		must(t, p.GCP.StartAPI(within(t, 3*time.Minute)))
 		node, err := p.GCP.AddNode(t.Context(), testbed.NodeConfig{})
 		must(t, err)
 		pod, err := node.AddPod(t.Context(), testbed.PodConfig{})
@@ -89,7 +89,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		credentials := agent.Remote["gcp"]
 		must(t, credentials.Expire(t.Context()))
 		p.GCP.StopAPI()
-		must(t, p.GCP.StartAPI(within(t, time.Minute)))
+		must(t, p.GCP.StartAPI(within(t, 3*time.Minute)))
 		eventually(t, time.Minute, "the expired token to be told", func(ctx context.Context) error {
 			return hasAPIError(ctx, agent, "gcp", "Unauthorized")
 		})

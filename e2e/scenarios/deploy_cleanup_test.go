@@ -27,7 +27,7 @@ func (e *example) takeOut(t *testing.T) {
 			if pod.Err() != nil {
 				t.Fatalf("clean-up: %v\n%s", pod.Err(), pod.Tail(20))
 			}
-			must(t, pod.stopSidecars(within(t, 30*time.Second)))
+			must(t, pod.stopSidecars(within(t, time.Minute)))
 		}
 		if out := e.kubectl(t, c, "get", "nodes", "-o", "yaml"); strings.Contains(out, "wireguard.semaphore.uw.io") {
 			t.Errorf("a node of %s still carries our annotations:\n%s", c.Name, out)

@@ -242,7 +242,7 @@ func (e *example) follow(t *testing.T, old *runningPod) *runningPod {
 		return nil
 	}
 	must(t, standsBy(within(t, time.Minute), true))
-	must(t, old.Stop(within(t, 30*time.Second)))
+	must(t, old.Stop(within(t, time.Minute)))
 	eventually(t, time.Minute, "the next agent to act", func(ctx context.Context) error { return standsBy(ctx, false) })
 	next.waitReady(t, time.Minute)
 	return next
@@ -300,7 +300,7 @@ func TestExample(t *testing.T) {
 		if strings.Contains(pod.Log(), "forbidden: User") {
 			t.Errorf("%s lacks a right:\n%s", pod.Command().Name, pod.Tail(20))
 		}
-		must(t, pod.Stop(within(t, 30*time.Second)))
+		must(t, pod.Stop(within(t, time.Minute)))
 	}
 	if _, err := onlyEvent(t.Context(), e.clusters[0], "NodeRejected"); err != nil {
 		t.Errorf("both agents tell of one node: %v", err)

@@ -56,7 +56,7 @@ func (k *kubelet) run(t *testing.T, name string, template *corev1.PodTemplateSpe
 	must(t, err)
 	t.Cleanup(func() {
 		// The next pod of this name is another one.
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)

@@ -312,6 +312,9 @@ func TestMissingRightIsTold(t *testing.T) {
 		binding, err := bindings.Get(t.Context(), "semaphore-wireguard", metav1.GetOptions{})
 		must(t, err)
 		must(t, bindings.Delete(t.Context(), binding.Name, metav1.DeleteOptions{}))
+		must(t, p.AWS.AwaitRight(t.Context(), systemNamespace, agentAccount, authorizationv1.ResourceAttributes{
+			Namespace: systemNamespace, Verb: "create", Resource: "events",
+		}, false))
 		_, err = p.GCP.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 			Name: "gcp-bad", Annotations: map[string]string{"aws.wireguard.semaphore.uw.io/pubKey": "not a key"},
 		}}, metav1.CreateOptions{})

@@ -77,7 +77,7 @@ func (s *surgery) faults() []fault {
 			name: "API server away", want: "api-away",
 			// The agents of gcp can't be asked, nor reach it themselves.
 			make: func(*testing.T) { s.GCP.StopAPI() },
-			heal: func(t *testing.T) { must(t, s.GCP.StartAPI(within(t, time.Minute))) },
+			heal: func(t *testing.T) { must(t, s.GCP.StartAPI(within(t, 3*time.Minute))) },
 		},
 		{
 			name: "account with too few rights", want: "rights-missing",

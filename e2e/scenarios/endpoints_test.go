@@ -135,7 +135,7 @@ func TestHostileEndpoints(t *testing.T) {
 		slices.Sort(unchecked)
 		waitPeers(t, agent, "gcp", unchecked...)
 		silent(t)
-		must(t, p.AWS.StartAPI(within(t, time.Minute)))
+		must(t, p.AWS.StartAPI(within(t, 3*time.Minute)))
 		eventually(t, time.Minute, "the new ones to be rejected", func(ctx context.Context) error {
 			status, err := agent.Status(ctx)
 			if err == nil && len(status.Remote("gcp").Rejected) != len(names)+1 {

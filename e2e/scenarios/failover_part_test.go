@@ -79,11 +79,13 @@ func (f *failover) largePackets(t *testing.T) {
 	t.Logf("large packets lost: named after %s; of small requests %d failed until then, the last one after %s, and %d later; a large one: %v",
 		seconds(at, named), inAll-failed, seconds(at, last), failed, err)
 	f.says(t, 0)
-	text, err := f.Agents[2].Metrics(t.Context())
-	must(t, err)
-	if want := `semaphore_wg_paths_small_only{cluster="aws",device="wireguard.aws"} 2`; !strings.Contains(text, want) {
-		t.Errorf("there is no metric %s", want)
-	}
+	eventually(t, repair, "the metric", func(ctx context.Context) error {
+		text, err := f.Agents[2].Metrics(ctx)
+		if want := `semaphore_wg_paths_small_only{cluster="aws",device="wireguard.aws"} 2`; err == nil && !strings.Contains(text, want) {
+			err = fmt.Errorf("there is no metric %s", want)
+		}
+		return err
+	})
 	f.each(t, narrow(f.Testbed.RestoreLarge), f.GCP.Nodes()...)
 	at = time.Now()
 	f.awaitPaths(t, "to carry large packets", func(p *programs.PeerStatus) bool { return p.Path.State == "up" && !p.Path.SmallOnly })

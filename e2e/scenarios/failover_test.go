@@ -92,7 +92,7 @@ func (a *asking) settled(t *testing.T, since time.Time, seconds int, pods ...*te
 	for _, pod := range pods {
 		want[pod.Name] = true
 	}
-	eventually(t, 90*time.Second, "all requests to be answered", func(context.Context) error {
+	eventually(t, 4*time.Minute, "all requests to be answered", func(context.Context) error {
 		began := time.Now().Add(-time.Duration(seconds) * time.Second)
 		got := map[string]bool{}
 		for _, r := range a.Since(began) {

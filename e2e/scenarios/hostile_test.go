@@ -73,18 +73,24 @@ func TestHostileNodes(t *testing.T) {
 	must(t, p.WaitConnected(within(t, repair)))
 	must(t, agent.Ready(t.Context()))
 
-	status, err = agent.Status(t.Context())
-	must(t, err)
-	var rejected []string
+	eventually(t, repair, "all bad ones to be rejected", func(ctx context.Context) (err error) {
+		if status, err = agent.Status(ctx); err != nil {
+			return err
+		}
+		var rejected []string
+		for _, r := range status.Remote("gcp").Rejected {
+			rejected = append(rejected, r.Node)
+		}
+		slices.Sort(rejected)
+		if !slices.Equal(rejected, bad) {
+			return fmt.Errorf("rejected are %v, want %v", rejected, bad)
+		}
+		return nil
+	})
 	for _, r := range status.Remote("gcp").Rejected {
-		rejected = append(rejected, r.Node)
 		if len(r.Detail) > 500 {
 			t.Errorf("%s is rejected with a text of %d bytes", r.Node, len(r.Detail))
 		}
-	}
-	slices.Sort(rejected)
-	if !slices.Equal(rejected, bad) {
-		t.Errorf("rejected are %v, want %v", rejected, bad)
 	}
 	metrics, err := agent.Metrics(t.Context())
 	must(t, err)

@@ -60,7 +60,7 @@ func startNaming(t *testing.T) *naming {
 func (n *naming) answers(t *testing.T, name string, kind dnsmessage.Type, want ...string) {
 	t.Helper()
 	slices.Sort(want)
-	eventually(t, 30*time.Second, name, func(ctx context.Context) error {
+	eventually(t, repair, name, func(ctx context.Context) error {
 		got, err := n.dns.Ask(ctx, n.client, name, kind)
 		if err == nil && !slices.Equal(got, want) {
 			err = fmt.Errorf("%q, want %q", got, want)
@@ -130,7 +130,7 @@ func service(name string, marks ...string) *corev1.Service {
 func (n *naming) clusterIP(t *testing.T, name string) string {
 	t.Helper()
 	var ip string
-	eventually(t, 30*time.Second, name, func(ctx context.Context) error {
+	eventually(t, repair, name, func(ctx context.Context) error {
 		s, err := n.GCP.Client().CoreV1().Services(programs.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err == nil {
 			ip = s.Spec.ClusterIP

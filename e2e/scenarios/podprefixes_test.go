@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -220,6 +221,11 @@ func TestPodPrefixes(t *testing.T) {
 		granted, err := bindings.Get(t.Context(), binding, metav1.GetOptions{})
 		must(t, err)
 		must(t, bindings.Delete(t.Context(), binding, metav1.DeleteOptions{}))
+		for _, verb := range []string{"list", "watch"} { // Once it is begun, a watch goes on without the right.
+			must(t, gcp.AwaitRight(t.Context(), systemNamespace, agentAccount, authorizationv1.ResourceAttributes{
+				Verb: verb, Group: "crd.projectcalico.org", Resource: "blockaffinities",
+			}, false))
+		}
 		for _, n := range []*testbed.Node{gcp1, gcp2} {
 			must(t, agents[n].Stop(within(t, repair)))
 			must(t, agents[n].Start())

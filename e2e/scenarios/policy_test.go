@@ -66,7 +66,7 @@ func startPolicy(t *testing.T, node *testbed.Node, remote *testbed.Cluster) {
 	must(t, err)
 	must(t, p.Start())
 	t.Cleanup(func() {
-		stopping, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 15*time.Second)
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 		defer cancel()
 		if err := p.Stop(stopping); err != nil {
 			t.Error(err)

@@ -40,7 +40,7 @@ func testRestart(t *testing.T, a *programs.Agent, from, to *testbed.Pod, how str
 
 	written := monitor(t, a.Node)
 	if how == "SIGTERM" {
-		must(t, a.Stop(within(t, 10*time.Second)))
+		must(t, a.Stop(within(t, time.Minute)))
 	} else {
 		a.Kill()
 	}

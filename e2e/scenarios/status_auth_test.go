@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -26,6 +27,14 @@ func TestStatusAuthentication(t *testing.T) {
 	c := startCluster(t, auditArgs(t, log)...)
 	must(t, programs.Grant(t.Context(), programs.ServiceMirror, c))
 	must(t, c.Apply(t.Context(), filepath.Join(deployFolder(t), "authenticated", "rbac.yaml")))
+	for _, right := range []authorizationv1.ResourceAttributes{
+		{Verb: "list", Resource: "services"},
+		{Verb: "list", Group: "discovery.k8s.io", Resource: "endpointslices"},
+		{Verb: "create", Group: "coordination.k8s.io", Resource: "leases", Namespace: systemNamespace},
+		{Verb: "create", Group: "authentication.k8s.io", Resource: "tokenreviews"},
+	} {
+		must(t, c.AwaitRight(t.Context(), systemNamespace, programs.ServiceMirror, right, true))
+	}
 	node, err := c.AddNode(t.Context(), testbed.NodeConfig{})
 	must(t, err)
 	const port = 8080
@@ -106,7 +115,7 @@ func TestStatusAuthentication(t *testing.T) {
 	}
 	c.StopAPI()
 	expect("a new token while the API server is away", fresh, "/metrics", http.StatusServiceUnavailable)
-	must(t, c.StartAPI(within(t, time.Minute)))
+	must(t, c.StartAPI(within(t, 3*time.Minute)))
 	expect("the same when it is back", fresh, "/metrics", http.StatusOK)
 
 	for _, secret := range []string{good, fresh, token(stranger.TokenFile())} {

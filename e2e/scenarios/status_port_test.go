@@ -54,7 +54,7 @@ func TestStatusPort(t *testing.T) {
 		control := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
 		go func() { _ = control.Serve(listener) }() // Ends by Close.
 		t.Cleanup(func() { _ = control.Close() })
-		if _, err := looped.Get(within(t, 10*time.Second), "http://127.0.0.1:7998/"); err == nil || !strings.Contains(err.Error(), "404") {
+		if _, err := looped.Get(within(t, time.Minute), "http://127.0.0.1:7998/"); err == nil || !strings.Contains(err.Error(), "404") {
 			t.Fatalf("the pod doesn't reach the node's loopback, so that this shows nothing: %v", err)
 		}
 		for _, path := range []string{"/healthz", "/status"} {
@@ -73,9 +73,9 @@ func TestStatusPort(t *testing.T) {
 		for range 20 {
 			must(t, patiently(func(ctx context.Context) error { return agent.Healthy(ctx) }))
 		}
-		_, err = calm.Get(within(t, 20*time.Second), url(internal, programs.StatusPort, "/metrics"))
+		_, err = calm.Get(within(t, time.Minute), url(internal, programs.StatusPort, "/metrics"))
 		must(t, err)
-		_, err = agent.Status(within(t, 20*time.Second))
+		_, err = agent.Status(within(t, time.Minute))
 		must(t, err)
 	})
 
@@ -85,7 +85,7 @@ func TestStatusPort(t *testing.T) {
 		for range 20 {
 			must(t, patiently(func(ctx context.Context) error { return agent.Healthy(ctx) }))
 		}
-		_, err := local.Get(within(t, 20*time.Second), url(internal, programs.StatusPort, "/metrics"))
+		_, err := local.Get(within(t, time.Minute), url(internal, programs.StatusPort, "/metrics"))
 		must(t, err)
 	})
 	if err := p.WaitConnected(within(t, time.Minute)); err != nil || !agent.Process().Running() {
@@ -230,7 +230,7 @@ func hold(ctx context.Context, conn net.Conn, n int) {
 func patiently(probe func(ctx context.Context) error) error {
 	var errs []error
 	for range 3 {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		err := probe(ctx)
 		cancel()
 		if err == nil {

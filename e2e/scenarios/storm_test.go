@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -21,6 +22,9 @@ func TestManyAgentsMakeFewEvents(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)
 	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard", "rbac.yaml")))
+	must(t, cluster.AwaitRight(t.Context(), systemNamespace, agentAccount, authorizationv1.ResourceAttributes{
+		Namespace: systemNamespace, Verb: "create", Resource: "events",
+	}, true))
 	client := clientWith(t, cluster, agentToken(t, cluster, "aws-1"))
 	remote := func(name string, rejected int) event.Remote {
 		remote := event.Remote{Name: name, Summary: func(all []event.Condition) event.Condition {

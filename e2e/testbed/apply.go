@@ -140,7 +140,7 @@ func (c *Cluster) applyOne(ctx context.Context, mapper *restmapper.DeferredDisco
 	kind := object.GroupVersionKind()
 	var mapping *meta.RESTMapping
 	// A kind whose definition was applied just now takes a moment to be served.
-	served, cancel := context.WithTimeout(ctx, 10*time.Second)
+	served, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	err := Wait(served, kind.String(), func(context.Context) (err error) {
 		mapping, err = mapper.RESTMapping(kind.GroupKind(), kind.Version)

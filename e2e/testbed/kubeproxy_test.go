@@ -53,8 +53,10 @@ func TestKubeProxyMakesClusterIPsWork(t *testing.T) {
 		if strings.Contains(clusterIP, ":") {
 			url = "http://[" + clusterIP + "]:8080"
 		}
-		err := testbed.Wait(deadline(t, 30*time.Second), url, func(context.Context) error {
-			_, err := client.Get(silence(t), url)
+		err := testbed.Wait(deadline(t, 2*time.Minute), url, func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			_, err := client.Get(ctx, url)
 			return err
 		})
 		if err != nil {

@@ -203,7 +203,7 @@ func TestKilledTestbedLeavesAFolderThatTheNextOneRemoves(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, stdout)
 		_ = cmd.Wait()
-		err = testbed.Wait(deadline(t, 10*time.Second), "the end of all processes", func(context.Context) error {
+		err = testbed.Wait(deadline(t, time.Minute), "the end of all processes", func(context.Context) error {
 			if found := processesOf(t, dir); len(found) > 0 || alive(pids) > 0 {
 				return fmt.Errorf("left: %q, and %d others", found, alive(pids))
 			}

@@ -126,7 +126,7 @@ func (s *side) open(dir string, programs [2][]string, dead int) (err error) {
 		if err != nil {
 			return err
 		}
-		for limit := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for limit := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 			if err = setUp(space, "wg0", fmt.Sprintf("10.9.0.%d/24", i+1)); err == nil {
 				break
 			}

@@ -201,7 +201,7 @@ func TestOrphansAreCollected(t *testing.T) {
 	if err := hold.Close(); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()
 	for !errors.Is(unix.Kill(orphan, 0), unix.ESRCH) {

@@ -71,7 +71,7 @@ func start(t *testing.T, s *sandbox.Space, c sandbox.Command) *sandbox.Process {
 // eventually waits for a condition that is expected to hold within seconds.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	polltest.Until(t, 10*time.Second, what, condition)
+	polltest.Until(t, time.Minute, what, condition)
 }
 
 func TestProcessIsInsideTheNamespace(t *testing.T) {
