@@ -10,8 +10,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
@@ -21,10 +24,10 @@ import (
 // to the local cluster, its watch. No controller can be faster than that.
 type pace struct {
 	mu     sync.Mutex
-	rounds []round
+	rounds []*round
 }
 
-type round struct{ from, to time.Time }
+type round struct{ from, to time.Time } // to: zero while it goes on
 
 // keepPace measures all the time until the function that it returns is called.
 func keepPace(t *testing.T, local *testbed.Cluster, remotes ...*testbed.Cluster) (p *pace, stop func()) {
@@ -36,12 +39,12 @@ func keepPace(t *testing.T, local *testbed.Cluster, remotes ...*testbed.Cluster)
 		there, here := newBeacon(ctx, t, remote, "pace"), newBeacon(ctx, t, local, "pace-"+remote.Name)
 		wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				from := time.Now()
+				r := p.begin()
 				if err := errors.Join(there.flash(ctx, n), here.flash(ctx, n)); err != nil && ctx.Err() == nil {
 					t.Errorf("keep pace with %s: %v", remote.Name, err)
 					return
 				}
-				p.note(round{from, time.Now()})
+				p.end(r)
 				select {
 				case <-ctx.Done():
 				case <-time.After(50 * time.Millisecond):
@@ -57,10 +60,18 @@ func keepPace(t *testing.T, local *testbed.Cluster, remotes ...*testbed.Cluster)
 	return p, stop
 }
 
-func (p *pace) note(r round) {
+func (p *pace) begin() *round {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	r := &round{from: time.Now()}
 	p.rounds = append(p.rounds, r)
+	return r
+}
+
+func (p *pace) end(r *round) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.to = time.Now()
 }
 
 // slowest returns how long the longest round took that has a part between two
@@ -70,8 +81,12 @@ func (p *pace) slowest(from, to time.Time) time.Duration {
 	defer p.mu.Unlock()
 	var longest time.Duration
 	for _, r := range p.rounds {
-		if !r.from.After(to) && !r.to.Before(from) {
-			longest = max(longest, r.to.Sub(r.from))
+		end := r.to
+		if end.IsZero() {
+			end = to
+		}
+		if !r.from.After(to) && !end.Before(from) {
+			longest = max(longest, end.Sub(r.from))
 		}
 	}
 	return longest
@@ -89,7 +104,13 @@ func newBeacon(ctx context.Context, t *testing.T, c *testbed.Cluster, name strin
 	api := c.Client().CoreV1().ConfigMaps(metav1.NamespaceDefault)
 	object, err := api.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	must(t, err)
-	w, err := api.Watch(ctx, metav1.SingleObject(object.ObjectMeta))
+	// It goes on where it was when the API server ends it.
+	w, err := watchtools.NewRetryWatcherWithContext(ctx, object.ResourceVersion, &cache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+			return api.Watch(ctx, options)
+		},
+	})
 	must(t, err)
 	t.Cleanup(func() {
 		w.Stop()

@@ -3,6 +3,7 @@ package policy_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -199,9 +200,12 @@ func testReplicas(t *testing.T, b *bed) {
 		_, err := second.get(t.Context(), "/readyz")
 		return err
 	})
-	if !first.leads(t.Context()) || second.leads(t.Context()) {
-		t.Error("want the first process to lead, and only that")
-	}
+	wait(t, "the first process to lead, and only that", func() error {
+		if !first.leads(t.Context()) || second.leads(t.Context()) {
+			return errors.New("it doesn't")
+		}
+		return nil
+	})
 	more := func() {
 		t.Helper()
 		n := len(pods)
@@ -220,9 +224,12 @@ func testReplicas(t *testing.T, b *bed) {
 	first.start(t)
 	second.Kill()
 	more()
-	if !first.leads(t.Context()) {
-		t.Error("the first process doesn't lead again")
-	}
+	wait(t, "the first process to lead again", func() error {
+		if !first.leads(t.Context()) {
+			return errors.New("it doesn't")
+		}
+		return nil
+	})
 
 	// What was written is counted, and told, when the API server's answer has come.
 	wait(t, "the metrics", func() error {

@@ -13,6 +13,8 @@ import (
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
@@ -44,8 +46,13 @@ func record(t *testing.T, client policy.SetClient) *recorder {
 	for i := range list.Items {
 		r.initial[list.Items[i].Name] = &list.Items[i]
 	}
-	// Beyond the context of t, which ends before its cleanups begin.
-	w, err := client.Watch(context.WithoutCancel(t.Context()), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	// Beyond the context of t, which ends before its cleanups begin. It goes on where it was
+	// when the API server ends it.
+	w, err := watchtools.NewRetryWatcherWithContext(context.WithoutCancel(t.Context()), list.ResourceVersion, &cache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			return client.Watch(ctx, options)
+		},
+	})
 	must(t, err)
 	done := make(chan struct{})
 	stopping := make(chan struct{})

@@ -6,12 +6,14 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -125,7 +127,12 @@ func TestAddressesChangeNothingElse(t *testing.T) {
 			}
 			return all
 		}
-		before := ways()
+		var before map[string]way
+		// The kernel makes it some time after the address.
+		polltest.Until(t, time.Minute, "the kernel's own route of the bridge's address", func() bool {
+			before = ways()
+			return before["fd01:0:0:3::1"].Link == "local"
+		})
 		mustSyncAddresses(t, table, DesiredAddresses(targets, src))
 		if diff := cmp.Diff(before, ways()); diff != "" {
 			t.Errorf("with the addresses (-before +after):\n%s", diff)

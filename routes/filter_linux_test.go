@@ -391,7 +391,7 @@ func (b *forgeBed) delivered(t *testing.T, s sender, to netip.AddrPort) int64 {
 	t.Helper()
 	before := b.received.Load()
 	b.send(t, s, to)
-	polltest.Until(t, 10*time.Second, "the packet to arrive", func() bool { return b.received.Load() > before })
+	polltest.Until(t, time.Minute, "the packet to arrive", func() bool { return b.received.Load() > before })
 	return b.received.Load() - before
 }
 
@@ -399,7 +399,7 @@ func (b *forgeBed) delivered(t *testing.T, s sender, to netip.AddrPort) int64 {
 func (b *forgeBed) waitDropped(t *testing.T, origins []Origin, want uint64) {
 	t.Helper()
 	var got uint64
-	polltest.Until(t, 10*time.Second, "the packet to be counted", func() bool {
+	polltest.Until(t, time.Minute, "the packet to be counted", func() bool {
 		got = 0
 		b.do(t, b.host, func() error {
 			dropped, enforced, err := newFilter(t).Look(t.Context(), origins)

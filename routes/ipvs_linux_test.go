@@ -81,7 +81,7 @@ func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 
 		for _, c := range cases {
 			pod, service := netip.AddrPortFrom(c.pod, 8888), netip.AddrPortFrom(c.clusterIP, 80)
-			if seen, err := sourceAt(pod, 10*time.Second); err != nil || seen != c.want {
+			if seen, err := sourceAt(pod, time.Minute); err != nil || seen != c.want {
 				t.Fatalf("without a service the pod sees %s, want %s: %v", seen, c.want, err)
 			}
 			before := refused()

@@ -3,7 +3,6 @@ package routes
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 // The original tool's fault: with the device gone, packets to remote pods leave
@@ -131,11 +131,8 @@ func newNode(t *testing.T) *node {
 	// wait for that could come late, in the middle of another step.
 	for _, namespace := range []*nstest.Namespace{n.host, n.pod} {
 		for _, target := range uplinkTargets {
-			n.do(t, namespace, func() error {
-				if err := dial(target); !errors.Is(err, unix.ECONNREFUSED) {
-					return fmt.Errorf("uplink doesn't answer: %w", err)
-				}
-				return nil
+			polltest.Until(t, time.Minute, "the uplink to answer", func() bool {
+				return errors.Is(namespace.Do(func() error { return dial(target) }), unix.ECONNREFUSED)
 			})
 		}
 	}
@@ -195,7 +192,7 @@ func newCapture(index int) (*capture, error) {
 	}
 	return &capture{fd: fd}, errors.Join(
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: everything, Ifindex: index}),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}),
 	)
 }
 
@@ -205,9 +202,14 @@ func (c *capture) close() { _ = unix.Close(c.fd) }
 func (c *capture) next(t *testing.T) []byte {
 	t.Helper()
 	packet := make([]byte, 65536)
-	size, _, err := unix.Recvfrom(c.fd, packet, 0)
-	must(t, err)
-	return packet[:size]
+	for {
+		size, _, err := unix.Recvfrom(c.fd, packet, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue // by Go's own signals, as there is a time-out
+		}
+		must(t, err)
+		return packet[:size]
+	}
 }
 
 // leaked counts the packets for the remote pod subnets that were captured since

@@ -35,7 +35,7 @@ func TestContact(t *testing.T) {
 			if got := a.contact(t, b.key, ContactConfirm); got != (Contacts{Confirmed: 1}) {
 				t.Errorf("%+v, want one session to be confirmed", got)
 			}
-			polltest.Until(t, 20*time.Second, "a keepalive", func() bool { return b.peer(t, a.key).RxBytes > heard })
+			polltest.Until(t, time.Minute, "a keepalive", func() bool { return b.peer(t, a.key).RxBytes > heard })
 			after := a.peer(t, b.key)
 			if after.LastHandshake != before.LastHandshake || after.RxBytes < before.RxBytes || after.Keepalive != before.Keepalive {
 				t.Errorf("the session was touched: %+v, before %+v", after, before)
@@ -47,7 +47,7 @@ func TestContact(t *testing.T) {
 		if got := b.contact(t, a.key, ContactConfirm); got != (Contacts{Confirmed: 1}) {
 			t.Errorf("%+v, want a keepalive for a peer that has spoken", got)
 		}
-		polltest.Until(t, 20*time.Second, "a keepalive of the side that was spoken to", func() bool { return a.peer(t, b.key).RxBytes > heard })
+		polltest.Until(t, time.Minute, "a keepalive of the side that was spoken to", func() bool { return a.peer(t, b.key).RxBytes > heard })
 		if got := b.peer(t, a.key); got.Keepalive != 0 || !got.Endpoint.IsValid() {
 			t.Errorf("the peer was touched: %+v", got)
 		}

@@ -133,7 +133,7 @@ func TestNothingIsLostWhilePrefixesMove(t *testing.T) {
 		}
 		meet(t, a, b, 0)
 		a.configure(t, place(0)...)
-		polltest.Until(t, 30*time.Second, "a session with the other device", func() bool {
+		polltest.Until(t, time.Minute, "a session with the other device", func() bool {
 			return !a.peer(t, other.key).LastHandshake.IsZero()
 		})
 		flows := []*lockstep{

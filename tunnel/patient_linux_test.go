@@ -61,7 +61,7 @@ func TestADeviceThatDoesNotAnswerHoldsNobodyUp(t *testing.T) {
 	held := d.control
 	connections, stop := silence(t, d.Name())
 	for range 3 * silentCalls {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		_, err := d.Status(ctx)
 		cancel()
 		if !errors.Is(err, errSilent) || !errors.Is(err, context.DeadlineExceeded) {

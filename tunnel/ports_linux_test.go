@@ -95,7 +95,7 @@ func openSome(t *testing.T, backend string, n int) (configs []Config, devices []
 	ports := new(Ports)
 	for i := range n {
 		cfg := config(t, "r"+strconv.Itoa(i), backend)
-		cfg.ListenPort, cfg.Ports = 52000+i, ports
+		cfg.ListenPort, cfg.Ports = 22000+i, ports // none that the kernel chooses by itself
 		d := open(t, cfg)
 		d.ensure(t)
 		configs, devices = append(configs, cfg), append(devices, d)

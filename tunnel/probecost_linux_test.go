@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
 // Flags for measuring:
@@ -61,10 +63,15 @@ func TestCostOfProbes(t *testing.T) {
 			}
 		}
 		took := time.Since(began)
+		polltest.Until(t, time.Minute, "an answer", func() bool {
+			for _, p := range probers {
+				if err := p.Receive(func(Answer) { answers++ }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return answers > 0
+		})
 		share := func(d time.Duration) float64 { return 100 * d.Seconds() / took.Seconds() / float64(len(sites)) }
-		if answers == 0 {
-			t.Errorf("none of %d probes was answered", sent)
-		}
 		t.Logf("%s: %.0f probes a second out and as many answered: %.2f%% of a core in this side's processes, of all that the machine did %.2f%%; %d of %d answered",
 			backend, float64(sent)/2/took.Seconds(), share(processorTime(t, a.pid, b.pid)-before), share(busy(t)-machine), answers, sent)
 	})

@@ -22,7 +22,7 @@ import (
 )
 
 func contextWithTimeout() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), 20*time.Second)
+	return context.WithTimeout(context.Background(), time.Minute)
 }
 
 // site is one end of a tunnel: a namespace with an underlay link, addresses of
@@ -157,7 +157,7 @@ func meet(t *testing.T, a, b *site, family int) {
 	quiet.Keepalive = 0
 	b.configure(t, quiet)
 	a.configure(t, b.peerOf(family))
-	polltest.Until(t, 20*time.Second, "a session", func() bool {
+	polltest.Until(t, time.Minute, "a session", func() bool {
 		return !a.peer(t, b.key).LastHandshake.IsZero() && !b.peer(t, a.key).LastHandshake.IsZero()
 	})
 	b.configure(t, a.peerOf(family))
@@ -190,7 +190,7 @@ func dial(t *testing.T, from, to *site, family int) net.Conn {
 	var conn net.Conn
 	err = from.ns.Do(func() (err error) {
 		local := &net.TCPAddr{IP: from.pods[family].AsSlice()}
-		conn, err = (&net.Dialer{LocalAddr: local, Timeout: 20 * time.Second}).Dial("tcp", listener.Addr().String())
+		conn, err = (&net.Dialer{LocalAddr: local, Timeout: time.Minute}).Dial("tcp", listener.Addr().String())
 		return err
 	})
 	// Each end is closed by itself: the tunnel may be gone by then.
@@ -310,7 +310,7 @@ func TestRoamingIsFollowedAndKept(t *testing.T) {
 		b.agent = startAgent(t, b.ns, b.cfg)
 		b.configure(t, a.peerOf(0))
 		moved := b.peerOf(0).Endpoint
-		polltest.Until(t, 10*time.Second, "a sends to where b is now", func() bool { return a.peer(t, b.key).Endpoint == moved })
+		polltest.Until(t, time.Minute, "a sends to where b is now", func() bool { return a.peer(t, b.key).Endpoint == moved })
 
 		for range 2 {
 			if changes := a.configure(t, published); changes.Any() {
@@ -326,7 +326,7 @@ func TestRoamingIsFollowedAndKept(t *testing.T) {
 		// Whatever b sends, late as it may come, has a follow it there.
 		b.kill()
 		read := int64(-1)
-		polltest.Until(t, 10*time.Second, "a has read what b sent", func() bool {
+		polltest.Until(t, time.Minute, "a has read what b sent", func() bool {
 			before := read
 			read = a.peer(t, b.key).RxBytes
 			return read == before

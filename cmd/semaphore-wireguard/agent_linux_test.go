@@ -136,7 +136,7 @@ func TestAgentAlone(t *testing.T) {
 	for _, task := range tasks {
 		go func() { done <- task.Run(ctx) }()
 	}
-	polltest.Until(t, 20*time.Second, "devices and routes", func() bool {
+	polltest.Until(t, time.Minute, "devices and routes", func() bool {
 		found, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL)
 		return err == nil && len(found) == 4 && a.remotes[0].present() && a.remotes[1].present()
 	})
@@ -145,16 +145,16 @@ func TestAgentAlone(t *testing.T) {
 	if err := a.health(); err != nil {
 		t.Errorf("health: %v", err)
 	}
-	polltest.Until(t, 20*time.Second, "the failure in the status", func() bool {
+	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
 		rep := a.status().(agentReport)
 		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failing["watch nodes of aws"] != ""
 	})
 	enforced := func() bool { return a.status().(agentReport).Filter.State == filterEnforced }
-	polltest.Until(t, 20*time.Second, "the source filter", enforced)
+	polltest.Until(t, time.Minute, "the source filter", enforced)
 	if _, err := routes.NewFilter(a.log).Sync(t.Context(), nil); err != nil { // as somebody who flushes all
 		t.Fatal(err)
 	}
-	polltest.Until(t, 20*time.Second, "the source filter to come back", enforced)
+	polltest.Until(t, time.Minute, "the source filter to come back", enforced)
 	text, err := json.Marshal(a.status())
 	if err != nil {
 		t.Fatal(err)
@@ -229,7 +229,7 @@ func TestServedStatus(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	polltest.Until(t, 20*time.Second, "both servers to listen", func() bool { return len(a.servers.Failing()) == 0 })
+	polltest.Until(t, time.Minute, "both servers to listen", func() bool { return len(a.servers.Failing()) == 0 })
 	for path, want := range map[string]struct{ probe, status int }{
 		"/healthz": {200, 404}, "/readyz": {503, 404}, "/metrics": {200, 200}, "/status": {200, 200},
 	} {

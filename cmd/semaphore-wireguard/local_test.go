@@ -92,8 +92,8 @@ func TestServiceRanges(t *testing.T) {
 	watching.Go(func() { _ = l.nodes.Run(ctx) }) // It ends without an error.
 	defer watching.Wait()
 	defer cancel()
-	polltest.Until(t, 10*time.Second, "the nodes to be read", l.nodes.Synced)
-	polltest.Until(t, 10*time.Second, "word of that", built)
+	polltest.Until(t, time.Minute, "the nodes to be read", l.nodes.Synced)
+	polltest.Until(t, time.Minute, "word of that", built)
 	for _, step := range []struct {
 		name   string
 		answer error

@@ -30,7 +30,7 @@ func TestStatusOfARealAgent(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	polltest.Until(t, 20*time.Second, "the server to listen", func() bool { return a.servers.Probes.Err() == nil })
+	polltest.Until(t, time.Minute, "the server to listen", func() bool { return a.servers.Probes.Err() == nil })
 	t.Setenv("SEMAPHORE_PROBE_ADDRESS", a.cfg.ProbeAddress)
 	var stdout, stderr strings.Builder
 	if code := statusCommand().Run(t.Context(), nil, &stdout, &stderr); code != 1 || stderr.Len() > 0 {

@@ -118,7 +118,7 @@ func (a *authority) issue(names ...string) tls.Certificate {
 // eventually waits until the condition holds.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	polltest.Until(t, 30*time.Second, what, condition)
+	polltest.Until(t, 2*time.Minute, what, condition)
 }
 
 func writeTemp(t *testing.T, name string, content []byte) string {

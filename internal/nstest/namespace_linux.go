@@ -103,7 +103,7 @@ func (n *Namespace) FD() int { return int(n.file.Fd()) }
 
 // carrierWait bounds the wait for a new link to become operational. The kernel
 // handles such changes at most once a second.
-const carrierWait = 10 * time.Second
+const carrierWait = time.Minute
 
 // Pair joins a and b with a veth pair, named nameA in a and nameB in b, both up
 // and operational, without addresses other than the link-local ones of IPv6.

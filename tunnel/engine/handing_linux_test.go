@@ -61,7 +61,7 @@ func start(t *testing.T) *running {
 func (r *running) says(t *testing.T, what string) {
 	t.Helper()
 	var all strings.Builder
-	polltest.Until(t, time.Minute, fmt.Sprintf("process %d logs %q", r.Process.Pid, what), func() bool {
+	polltest.Until(t, 3*time.Minute, fmt.Sprintf("process %d logs %q", r.Process.Pid, what), func() bool {
 		all.WriteString(r.log.Take())
 		return strings.Contains(all.String(), what)
 	})
@@ -340,7 +340,10 @@ func (tl *tunnel) works(t *testing.T) (out, in uint64) {
 	t.Helper()
 	for _, c := range []*counted{tl.out, tl.in} {
 		first := c.now() + 1
-		polltest.Until(t, time.Minute, "packets arrive", func() bool { return c.now() > first && c.missing(first, c.now()) < int(c.now()-first) })
+		polltest.Until(t, time.Minute, "packets arrive", func() bool {
+			now := c.now()
+			return now > first && c.missing(first, now) < int(now-first)
+		})
 	}
 	return tl.out.now(), tl.in.now()
 }

@@ -306,6 +306,7 @@ func TestWhatIsRelayedIsBounded(t *testing.T) {
 // The giver doesn't end as long as something that was relayed to it isn't received.
 func TestTheGiverReceivesWhatWasRelayed(t *testing.T) {
 	s := newScene(t)
+	s.old.Limits.Linger = 2 * time.Second
 	var taker engine
 	pairFor(t, s.old, &taker)
 	defer func() { _ = taker.Pair.Close() }()
@@ -323,7 +324,7 @@ func TestTheGiverReceivesWhatWasRelayed(t *testing.T) {
 		}
 	}
 	var taken atomic.Int64
-	late := time.AfterFunc(1200*time.Millisecond, func() { // Nothing else comes for longer than it lingers.
+	late := time.AfterFunc(3*time.Second, func() { // Nothing else comes for longer than it lingers.
 		for range frames {
 			<-g.pair.relayed
 			taken.Add(1)
