@@ -54,7 +54,7 @@ func Able(ctx context.Context, backend, program string) error {
 		}
 		return nil
 	}
-	client, err := control.Dial(ctx, func(string) {})
+	client, err := control.Dial(ctx)
 	if err != nil {
 		return fmt.Errorf("reach the engine: %w", err)
 	}

@@ -21,10 +21,10 @@ import (
 // engine is a connection to the process that serves a userspace device.
 type engine struct {
 	client *control.Client
-	limit  time.Duration // for each answer
-	index  int           // of the link that it serves
-	died   atomic.Bool   // the device has ended by itself
-	closed atomic.Bool   // by close
+	limit  time.Duration       // for each answer
+	index  int                 // of the link that it serves
+	died   atomic.Pointer[int] // index of the link whose device has ended by itself; nil: none
+	closed atomic.Bool         // by close
 	wg     sync.WaitGroup
 }
 
@@ -51,9 +51,9 @@ func connectEngine(ctx context.Context, program, name string, ended func()) (*en
 	dial := func() (err error) {
 		ctx, cancel := context.WithTimeout(ctx, e.limit)
 		defer cancel()
-		e.client, err = control.Dial(ctx, func(died string) {
-			if died == name {
-				e.died.Store(true)
+		e.client, err = control.DialNews(ctx, func(m control.Message) {
+			if m.Op == control.Died && m.Name == name {
+				e.died.Store(&m.Index)
 				ended()
 			}
 		})
@@ -96,7 +96,10 @@ func (e *engine) alive() bool {
 	case <-e.client.Done():
 		return false
 	default:
-		return !e.died.Load()
+		// News of the device of that name before this one may come after this one is served. An
+		// engine of an earlier release doesn't say which it was.
+		died := e.died.Load()
+		return died == nil || *died != 0 && *died != e.index
 	}
 }
 
@@ -172,7 +175,7 @@ func (e *engine) close() {
 func unserve(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, engineLimit)
 	defer cancel()
-	client, err := control.Dial(ctx, func(string) {})
+	client, err := control.Dial(ctx)
 	if control.Absent(err) {
 		return nil
 	}
@@ -193,7 +196,7 @@ func unserve(ctx context.Context, name string) error {
 func EndEngine(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, engineLimit)
 	defer cancel()
-	client, err := control.Dial(ctx, func(string) {})
+	client, err := control.Dial(ctx)
 	if control.Absent(err) {
 		return nil
 	}

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,5 +72,39 @@ func TestAnEngineThatHangs(t *testing.T) {
 	e.limit = 50 * time.Millisecond
 	if _, err := e.up(t.Context(), "wireguard.gcp"); err == nil || !strings.Contains(err.Error(), "the engine hangs") {
 		t.Errorf("got %v, want an error that says so", err)
+	}
+}
+
+// News of an earlier device of a name, which may come late, isn't taken for that of the one
+// that is served.
+func TestTheEndOfAnEarlierDevice(t *testing.T) {
+	var told atomic.Int64
+	playEngine(t, func(c *control.Conn, m control.Message) control.Message {
+		if m.Op == control.List {
+			if err := c.Tell(control.Message{Op: control.Died, Name: "wireguard.gcp", Index: int(told.Load())}); err != nil {
+				t.Error(err)
+			}
+		}
+		return control.Message{}
+	})
+	news := make(chan struct{}, 1)
+	e, err := connectEngine(t.Context(), "", "wireguard.gcp", func() { news <- struct{}{} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	e.index = 8
+	for _, c := range []struct {
+		told  int64
+		alive bool
+	}{{7, true}, {8, false}, {0, false}} { // 0: an engine of an earlier release
+		told.Store(c.told)
+		if _, err := e.serves(t.Context(), "wireguard.gcp"); err != nil {
+			t.Fatal(err)
+		}
+		<-news
+		if got := e.alive(); got != c.alive {
+			t.Errorf("link %d is told to be gone: %d is served: %v, want %v", c.told, e.index, got, c.alive)
+		}
 	}
 }

@@ -59,7 +59,7 @@ func awaitEngine(ctx context.Context) error {
 	defer stop()
 	buffer := make([]byte, 64<<10)
 	for {
-		if client, err := control.Dial(ctx, func(string) {}); err == nil {
+		if client, err := control.Dial(ctx); err == nil {
 			client.Close()
 			return nil
 		}

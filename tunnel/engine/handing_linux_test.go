@@ -72,7 +72,7 @@ func ask(t *testing.T, m control.Message, files ...int) control.Message {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	c, err := control.Dial(ctx, func(string) {})
+	c, err := control.Dial(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

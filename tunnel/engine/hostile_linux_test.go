@@ -126,7 +126,7 @@ func served(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	client, err := control.Dial(ctx, func(string) {})
+	client, err := control.Dial(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

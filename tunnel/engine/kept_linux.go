@@ -247,7 +247,7 @@ func (k *keeper) restore(ctx context.Context, d *kept, s *server) (err error) {
 	if err != nil {
 		return err
 	}
-	_, _, err = s.conn.Ask(ctx, control.Message{Op: opOpen, Name: d.name}, files...)
+	_, _, err = s.conn.Ask(ctx, control.Message{Op: opOpen, Name: d.name, Index: d.index}, files...)
 	files.Close()
 	if err != nil {
 		return err

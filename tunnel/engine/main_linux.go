@@ -182,7 +182,7 @@ func start(name string, options []string) error {
 }
 
 func answers(ctx context.Context) error {
-	client, err := control.Dial(ctx, func(string) {})
+	client, err := control.Dial(ctx)
 	if err == nil {
 		client.Close()
 	}

@@ -80,7 +80,7 @@ func standBy(ctx context.Context, log *slog.Logger) {
 func (k *keeper) begin(ctx context.Context) (*control.Listener, error) {
 	for told, pause := false, standbyPause; ; {
 		limited, cancel := context.WithTimeout(ctx, greetLimit)
-		c, err := control.Dial(limited, func(string) {})
+		c, err := control.Dial(limited)
 		cancel()
 		switch {
 		case err == nil && k.cfg.Temporary:
@@ -238,7 +238,7 @@ func (k *keeper) take(ctx context.Context, d *kept, config []byte, pair int) (er
 	if err != nil {
 		return err
 	}
-	_, _, err = s.conn.Ask(ctx, control.Message{Op: opOpen, Name: d.name}, duplicates...)
+	_, _, err = s.conn.Ask(ctx, control.Message{Op: opOpen, Name: d.name, Index: d.index}, duplicates...)
 	duplicates.Close()
 	if err != nil {
 		return err

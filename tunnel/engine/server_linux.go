@@ -213,7 +213,8 @@ func (k *keeper) fromServer(s *server, m control.Message, files control.Files) {
 		return
 	}
 	files.Close()
-	if d := k.device(m.Name); d != nil && m.Op == control.Died {
+	// Another device may have got that name meanwhile.
+	if d := k.device(m.Name); d != nil && d.index == m.Index && m.Op == control.Died {
 		k.died(d, s)
 	}
 }
@@ -253,7 +254,7 @@ func (k *keeper) giveUp(d *kept) bool {
 	for c := range k.clients {
 		// One that doesn't read is none.
 		k.wg.Go(func() {
-			if err := c.Tell(control.Message{Op: control.Died, Name: d.name}); err != nil {
+			if err := c.Tell(control.Message{Op: control.Died, Name: d.name, Index: d.index}); err != nil {
 				c.Hangup()
 			}
 		})

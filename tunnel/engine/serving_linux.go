@@ -70,7 +70,7 @@ func (s *serving) handle(m control.Message, files *control.Files) error {
 	if m.Op == opOpen {
 		given := *files
 		*files = nil
-		return s.open(m.Name, given)
+		return s.open(m.Name, m.Index, given)
 	}
 	s.mu.Lock()
 	d := s.devices[m.Name]
@@ -108,8 +108,9 @@ func (s *serving) handle(m control.Message, files *control.Files) error {
 	return nil
 }
 
-// open makes a device of the descriptors of a TUN and of UDP sockets, which it owns.
-func (s *serving) open(name string, files control.Files) error {
+// open makes a device, of a link with that index, of the descriptors of its TUN and of UDP
+// sockets, which it owns.
+func (s *serving) open(name string, index int, files control.Files) error {
 	if len(files) == 0 {
 		return errors.New("no TUN")
 	}
@@ -148,7 +149,7 @@ func (s *serving) open(name string, files control.Files) error {
 		delete(s.devices, name)
 		s.mu.Unlock()
 		d.release()
-		_ = s.conn.Tell(control.Message{Op: control.Died, Name: name})
+		_ = s.conn.Tell(control.Message{Op: control.Died, Name: name, Index: index})
 	})
 	return nil
 }

@@ -61,7 +61,7 @@ const (
 
 // What the engine tells.
 const (
-	Died     = "died"     // all clients: the device Name has ended by itself
+	Died     = "died"     // all clients: the device Name, of the link Index, has ended by itself
 	TakeOver = "takeover" // who stands by: this engine ends, take its devices
 )
 
@@ -130,17 +130,11 @@ type Client struct {
 	Handshakes bool
 }
 
-// Dial connects to the engine, and calls died, on a goroutine of its own, with the
-// name of each device that ends by itself from then on.
-func Dial(ctx context.Context, died func(name string)) (*Client, error) {
-	return DialNews(ctx, func(m Message) {
-		if m.Op == Died {
-			died(m.Name)
-		}
-	})
-}
+// Dial connects to the engine.
+func Dial(ctx context.Context) (*Client, error) { return DialNews(ctx, func(Message) {}) }
 
-// DialNews is Dial for all that the engine tells.
+// DialNews is Dial for who wants to know what the engine tells from then on: news is called
+// on a goroutine of its own.
 func DialNews(ctx context.Context, news func(Message)) (*Client, error) {
 	var dialer net.Dialer
 	raw, err := dialer.DialContext(ctx, network, Path)

@@ -56,7 +56,7 @@ func Start(log *slog.Logger) (stop func() error, err error) {
 		return <-ended
 	}
 	for range 2000 {
-		client, err := control.Dial(ctx, func(string) {})
+		client, err := control.Dial(ctx)
 		if err == nil {
 			client.Close()
 			return stop, nil
