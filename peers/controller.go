@@ -85,7 +85,7 @@ type Controller struct {
 	unprobed   atomic.Pointer[string] // why; nil: peers are probed
 	index      int                    // of the link whose peers are in state
 	saveMu     sync.Mutex
-	toSave     []Remembered // nil: nothing new
+	toSave     *applied // nil: nothing new
 }
 
 // State is what a Controller last applied. It is never changed once it is
@@ -95,6 +95,13 @@ type State struct {
 	Peers      []Peer
 	Rejected   []Rejection
 	Configured map[tunnel.Key]time.Time // since when each peer is on the device
+}
+
+// applied is what Reconcile applied, for Save. Nothing of it changes any more.
+type applied struct {
+	accepted Accepted
+	nodes    []Node
+	peers    []Peer
 }
 
 // NewController returns a controller that starts from what the store holds. A
@@ -201,7 +208,9 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	c.paths.set(time.Now(), own, peers, addrs, configured)
 	if source == SourceAPI {
 		if !rules.LocalUnknown && (!c.remembered || changes != (tunnel.Changes{})) {
-			c.remember(nodes, peers)
+			c.saveMu.Lock()
+			c.toSave = &applied{accepted, nodes, peers}
+			c.saveMu.Unlock()
 			c.remembered = true
 		}
 	}
@@ -265,30 +274,22 @@ func (c *Controller) fresh() {
 	}
 }
 
-// remember leaves for Save the nodes that are peers, and what was accepted of them.
-func (c *Controller) remember(nodes []Node, peers []Peer) {
-	keep := c.accepted.remember(nodes, peers)
-	c.saveMu.Lock()
-	c.toSave = keep
-	c.saveMu.Unlock()
-}
-
 // Save writes to disk what Reconcile applied since the last call. It may run
 // beside Reconcile and is meant to run seldom: what it writes grows with the
 // mesh.
 func (c *Controller) Save(context.Context) error {
 	c.saveMu.Lock()
-	nodes := c.toSave
+	last := c.toSave
 	c.toSave = nil
 	c.saveMu.Unlock()
-	if nodes == nil {
+	if last == nil {
 		return nil
 	}
-	err := c.cfg.Store.Save(nodes)
+	err := c.cfg.Store.Save(last.accepted.remember(last.nodes, last.peers))
 	if err != nil {
 		c.saveMu.Lock()
 		if c.toSave == nil {
-			c.toSave = nodes
+			c.toSave = last
 		}
 		c.saveMu.Unlock()
 	}

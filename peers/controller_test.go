@@ -3,13 +3,16 @@ package peers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -307,4 +310,50 @@ func TestControllerTrustsWhatItAccepted(t *testing.T) {
 	if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
 		t.Errorf("from disk (-want +got):\n%s", diff)
 	}
+}
+
+// BenchmarkReconcile has one of the nodes change its key before each pass.
+func BenchmarkReconcile(b *testing.B) {
+	for _, n := range []int{100, 1000, 5000} {
+		b.Run(fmt.Sprintf("%d nodes", n), func(b *testing.B) {
+			all := make(map[string]Node, n) // whose order is another one each time, as a watch's
+			change := func(i int, key byte) {
+				k := tunnel.Key{byte(i), byte(i >> 8), key}
+				one := Node{
+					Name: fmt.Sprintf("node-%d", i), Created: epoch.Add(time.Duration(i%7) * time.Second), PublicKey: k.String(),
+					Endpoint: fmt.Sprintf("192.168.%d.%d:51820", i>>8, i&0xff), PodCIDRs: []string{fmt.Sprintf("10.%d.%d.0/26", 64+i>>8, i&0xff)},
+				}
+				one.read = read(one, 0) // as NodeFor does
+				all[one.Name] = one
+			}
+			for i := range n {
+				change(i, 1)
+			}
+			wide := rules
+			wide.Subnets, wide.MaxPeers = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/10")}, n
+			c := NewController(ControllerConfig{
+				Cluster: "gcp", Device: &changing{}, Store: NewStore(b.TempDir(), "wireguard.gcp", "gcp"), Logger: slog.New(slog.DiscardHandler),
+				Nodes: func() ([]Node, bool) { return slices.Collect(maps.Values(all)), true },
+				Rules: func() Rules { return wide },
+			})
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				change(i%n, byte(2+i/n))
+				if err := c.Reconcile(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if got := len(c.State().Peers); got != n {
+				b.Fatalf("%d peers", got)
+			}
+		})
+	}
+}
+
+// changing is a device of which each pass changes a peer.
+type changing struct{ device }
+
+// Configure implements Device.
+func (*changing) Configure(context.Context, []tunnel.Peer) (tunnel.Changes, error) {
+	return tunnel.Changes{Updated: 1}, nil
 }
