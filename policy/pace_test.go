@@ -129,10 +129,18 @@ func (b *beacon) flash(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	for event := range b.watch.ResultChan() {
-		if c, ok := event.Object.(*corev1.ConfigMap); ok && c.Data["n"] == want {
-			return nil
+	limit := time.After(2 * time.Minute)
+	for {
+		select {
+		case event, open := <-b.watch.ResultChan():
+			if !open {
+				return errors.New("the watch ended")
+			}
+			if c, ok := event.Object.(*corev1.ConfigMap); ok && c.Data["n"] == want {
+				return nil
+			}
+		case <-limit:
+			return errors.New("the watch doesn't show what was written")
 		}
 	}
-	return errors.New("the watch ended")
 }

@@ -180,7 +180,7 @@ func TestAKilledServerIsReplaced(t *testing.T) {
 	t.Logf("longest gap %v", slices.Max(gaps).Round(time.Millisecond))
 	after := a.call(t, request{Call: "status"}).Status
 	if after.ListenPort != before.ListenPort || after.PublicKey != before.PublicKey || len(after.Peers) != 1 {
-		t.Errorf("afterwards: %+v, before: %+v", after, before)
+		t.Fatalf("afterwards: %+v, before: %+v", after, before)
 	}
 	// Which comes last, some peers at a time.
 	polltest.Until(t, time.Minute, "its interval of keepalives", func() bool {

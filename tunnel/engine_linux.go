@@ -183,8 +183,8 @@ func unserve(ctx context.Context, name string) error {
 		return fmt.Errorf("reach the engine: %w", err)
 	}
 	defer client.Close()
-	// Who asks waits until that is done: it would end the device of this name that is served
-	// next.
+	// Who asks waits until that is done, however long it may take itself: it would end the
+	// device of this name that is served next.
 	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), engineLimit)
 	defer cancel()
 	_, err = client.Ask(ctx, control.Message{Op: control.Remove, Name: name})

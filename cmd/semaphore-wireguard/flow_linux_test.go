@@ -36,6 +36,7 @@ type flow struct {
 	to            net.Addr
 	sent, got     atomic.Uint64
 	ends          atomic.Uint64
+	heldBack      time.Duration // the longest time; to be read after the end
 	quit          chan struct{}
 	done, sending sync.WaitGroup
 }
@@ -163,17 +164,20 @@ func startFlow(t *testing.T, ns *nstest.Namespace, from, to netip.AddrPort, burs
 	f.sending.Go(func() {
 		tick := time.NewTicker(flowSpacing)
 		defer tick.Stop()
+		sent := time.Now()
 		for {
 			select {
 			case <-f.quit:
 				return
 			case <-tick.C:
 			}
+			// Who reads the TUN may not get to run: its queue has room for 2000.
+			if burst > 1 && f.sent.Load() >= f.got.Load()+maxUnderWay {
+				f.heldBack = max(f.heldBack, time.Since(sent))
+				continue
+			}
+			sent = time.Now()
 			for range burst {
-				// Who reads the TUN may not get to run: its queue has room for 2000.
-				if burst > 1 && f.sent.Load() >= f.got.Load()+maxUnderWay {
-					break
-				}
 				f.send(f.sent.Add(1))
 			}
 		}
@@ -226,7 +230,7 @@ func (f *flow) end(t *testing.T, what string) (sent, lost uint64) {
 		f.waitPassing(t, what)
 	}
 	lost = sent - f.got.Load()
-	t.Logf("%s: %d of %d packets lost", what, lost, sent)
+	t.Logf("%s: %d of %d packets lost, held back for %v at most", what, lost, sent, f.heldBack)
 	return sent, lost
 }
 

@@ -82,11 +82,11 @@ func TestAStormOfKills(t *testing.T) {
 		if backend == config.BackendKernel {
 			kills, burst = 5, 1
 		}
-		under := func(what string, f func()) uint64 {
+		under := func(what string, f func()) (lost uint64, heldBack time.Duration) {
 			flow := here.flowOf(t, there, burst)
 			f()
-			_, lost := flow.end(t, what)
-			return lost
+			_, lost = flow.end(t, what)
+			return lost, flow.heldBack
 		}
 		undisturbed := func() {
 			select {
@@ -94,8 +94,8 @@ func TestAStormOfKills(t *testing.T) {
 			case <-t.Context().Done():
 			}
 		}
-		before := under("undisturbed", undisturbed)
-		lost := under("kills", func() {
+		before, heldBefore := under("undisturbed", undisturbed)
+		lost, held := under("kills", func() {
 			for i := range kills {
 				here.kill()
 				here.start(t)
@@ -106,9 +106,13 @@ func TestAStormOfKills(t *testing.T) {
 			}
 			here.waitReady(t)
 		})
-		after := under("undisturbed", undisturbed)
+		after, heldAfter := under("undisturbed", undisturbed)
 		if lost > 0 && before+after == 0 {
 			t.Errorf("%d packets are lost", lost)
+		}
+		// What waits isn't lost, but nor is it for a kill to have it wait.
+		if held > 5*time.Second && max(heldBefore, heldAfter) < time.Second {
+			t.Errorf("no packet came back for %v", held)
 		}
 		connection.echo(t, "after the storm")
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -77,7 +78,7 @@ func TestDoctor(t *testing.T) {
 		f.make(t)
 		made := time.Now()
 		var last diagnosis
-		said := ""
+		said, passing := "", map[string]bool{}
 		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 		for ctx.Err() == nil {
 			var d diagnosis
@@ -92,6 +93,9 @@ func TestDoctor(t *testing.T) {
 				break
 			}
 			last = d
+			for _, id := range f.blamed(d) {
+				passing[id] = true
+			}
 			// In the middle of a fault, while an agent restarts, say, others may be seen, too.
 			if len(f.blamed(d)) == 0 && (f.want == "" || slices.Contains(d.ids(), f.want)) {
 				break
@@ -117,6 +121,9 @@ func TestDoctor(t *testing.T) {
 		default:
 			t.Errorf("%s: it isn't named: %+v", f.name, last)
 			said = "not named: " + last.Verdict
+		}
+		if len(passing) > 0 {
+			said += fmt.Sprintf("; for a moment: %v", slices.Sorted(maps.Keys(passing)))
 		}
 		o := outcome{name: f.name, want: f.want, said: said, named: time.Since(made)}
 		f.heal(t)

@@ -230,7 +230,7 @@ func hold(ctx context.Context, conn net.Conn, n int) {
 func patiently(probe func(ctx context.Context) error) error {
 	var errs []error
 	for range 3 {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		err := probe(ctx)
 		cancel()
 		if err == nil {

@@ -171,7 +171,7 @@ func answers(t *testing.T, server *Server, path string) {
 }
 
 func once(ctx context.Context, address, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {

@@ -146,7 +146,9 @@ func (s *serving) open(name string, index int, files control.Files) error {
 			return
 		}
 		s.mu.Lock()
-		delete(s.devices, name)
+		if s.devices[name] == d { // not the next one of that name
+			delete(s.devices, name)
+		}
 		s.mu.Unlock()
 		d.release()
 		_ = s.conn.Tell(control.Message{Op: control.Died, Name: name, Index: index})

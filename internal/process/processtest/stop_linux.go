@@ -18,11 +18,17 @@ const stopLimit = time.Minute
 
 // Stop keeps a process from running, until it gets SIGCONT, and returns when none of its
 // threads runs any more: the signal alone says nothing of that, and on a busy machine a
-// thread goes on for milliseconds. A process that has ended is an error, ESRCH.
-func Stop(pid int) error {
+// thread goes on for milliseconds. A process that has ended and was waited for is an error,
+// ESRCH. With an error it goes on.
+func Stop(pid int) (err error) {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		return fmt.Errorf("stop process %d: %w", pid, err)
 	}
+	defer func() {
+		if err != nil {
+			_ = unix.Kill(pid, unix.SIGCONT)
+		}
+	}()
 	for end := time.Now().Add(stopLimit); ; time.Sleep(time.Millisecond) {
 		runs, err := running(pid)
 		switch {

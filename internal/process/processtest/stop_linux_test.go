@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os/exec"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,8 +47,8 @@ func TestStop(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for range lines {
-		time.Sleep(0)
+	for open := true; open; {
+		_, open = <-lines
 	}
 	_ = cmd.Wait()
 	if err := Stop(pid); !errors.Is(err, unix.ESRCH) {

@@ -133,8 +133,8 @@ type Client struct {
 // Dial connects to the engine.
 func Dial(ctx context.Context) (*Client, error) { return DialNews(ctx, func(Message) {}) }
 
-// DialNews is Dial for who wants to know what the engine tells from then on: news is called
-// on a goroutine of its own.
+// DialNews is Dial for who wants to know what the engine tells from then on: for each, news
+// is called on a goroutine of its own, in any order.
 func DialNews(ctx context.Context, news func(Message)) (*Client, error) {
 	var dialer net.Dialer
 	raw, err := dialer.DialContext(ctx, network, Path)
