@@ -124,15 +124,21 @@ func listen(ns *nstest.Namespace, addr string) (c *net.UDPConn, err error) {
 		if err != nil {
 			return err
 		}
-		raw, err := c.SyscallConn()
-		if err != nil {
-			return err
-		}
-		return raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)
-		})
+		return enlarge(c)
 	})
 	return c, err
+}
+
+// enlarge gives a socket more room than those of an engine have: who reads it may not get to
+// run for a while.
+func enlarge(c *net.UDPConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)
+	})
 }
 
 func (s *stream) receive(packet []byte, now time.Time) {
