@@ -109,6 +109,19 @@ func newHost(t *testing.T, number byte) *host {
 	return h
 }
 
+// No call may wait, see New.
+func TestNewRefusesAFileThatBlocks(t *testing.T) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(fd), "tun")
+	defer file.Close()
+	if _, err := New(file, 1420); !errors.Is(err, errBlocking) {
+		t.Errorf("%v, want %v", err, errBlocking)
+	}
+}
+
 // carry takes packets from one host to the other and checks their checksums.
 func (h *host) carry(to *host) error {
 	bufs, sizes := buffers(), make([]int, 128)

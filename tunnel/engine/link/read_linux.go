@@ -46,7 +46,7 @@ func newReader(raw syscall.RawConn, mtu int) *reader {
 	r := &reader{raw: raw, whole: make([]byte, maxFrame)}
 	r.poll = func(fd uintptr) bool {
 		for {
-			n, _, errno := unix.Syscall(unix.SYS_READV, fd, uintptr(pointer(r.vectors[:])), uintptr(r.used))
+			n, _, errno := unix.RawSyscall(unix.SYS_READV, fd, uintptr(pointer(r.vectors[:])), uintptr(r.used))
 			switch errno {
 			case 0:
 				r.n, r.err = int(n), nil

@@ -30,7 +30,7 @@ func newWriter() *writer {
 			used := w.prepare(&w.frames[0])
 			errno := syscall.EINTR
 			for errno == unix.EINTR {
-				_, _, errno = unix.Syscall(unix.SYS_WRITEV, fd, uintptr(pointer(w.vectors[:])), uintptr(used))
+				_, _, errno = unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(pointer(w.vectors[:])), uintptr(used))
 			}
 			switch errno {
 			case 0:
