@@ -55,6 +55,7 @@ func serve(args []string, ours bool) error {
 	if ours {
 		// As the engine does.
 		process.LimitMemory(slog.New(slog.DiscardHandler))
+		defer process.GiveBack()()
 		if err := process.ScheduleAsBatch(); err != nil {
 			return err
 		}
