@@ -6,13 +6,15 @@ import (
 	"encoding/hex"
 	"strings"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 const (
 	// separator stands between namespace and name, for DNS rewrites to find.
 	separator = "73736d"
 	// globalPrefix stands where the names of mirrors have their remote's.
-	globalPrefix = "gl"
+	globalPrefix = cluster.GlobalPrefix
 	// maxName is what the name of a Service, a label of RFC 1035, may have.
 	maxName = 63
 	// keptName is how much of a name stays before the hash that shortens it.

@@ -101,7 +101,7 @@ const (
 type Base struct {
 	// ClusterName is empty only for the policy program started with
 	// -target-cluster-name, as the original one is.
-	ClusterName string `envconfig:"CLUSTER_NAME" is:"label" file:"local.name" desc:"this cluster: a DNS label, the same in the configuration of all clusters (required)"`
+	ClusterName string `envconfig:"CLUSTER_NAME" is:"cluster" file:"local.name" desc:"this cluster: lower-case letters, digits and dashes, 52 at most, the same in the configuration of all clusters (required)"`
 	// Remotes are in the order in which they were configured.
 	Remotes []Remote `envconfig:"REMOTES" desc:"the remote clusters, comma-separated, as in gcp,merit (required)"`
 	// Local is the access to the local cluster.

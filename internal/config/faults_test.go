@@ -33,7 +33,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		},
 		"cluster name not a DNS label": {
 			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "AWS_1"}, nil,
-			[]string{`SEMAPHORE_CLUSTER_NAME: "AWS_1": a lowercase RFC 1123 label must consist of`},
+			[]string{`SEMAPHORE_CLUSTER_NAME: "AWS_1" is no name of a cluster: it must consist of lower-case letters`},
 		},
 		"name of the pod without its UID": {
 			wireguardError, []string{"SEMAPHORE_POD_NAME", "agent-x"}, nil,
@@ -61,14 +61,26 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		},
 		"remote not a DNS label, and so without settings": {
 			wireguardError, []string{"SEMAPHORE_REMOTES", "gcp,on_prem"}, nil,
-			[]string{`SEMAPHORE_REMOTES: "on_prem": a lowercase RFC 1123 label must consist of`},
+			[]string{`SEMAPHORE_REMOTES: "on_prem" is no name of a cluster: it must consist of lower-case letters`},
+		},
+		"cluster name that begins those of global services": {
+			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "gl"}, nil,
+			[]string{`SEMAPHORE_CLUSTER_NAME: "gl" can't be the name of a cluster: the names of global services begin with it`},
+		},
+		"remotes that are reserved or too long, and so without settings": {
+			wireguardError, []string{"SEMAPHORE_REMOTES", "local,global," + strings.Repeat("a", 59)}, nil,
+			[]string{
+				`SEMAPHORE_REMOTES: "local" can't be the name of a cluster: the zone cluster.local is that of a cluster's own services`,
+				`SEMAPHORE_REMOTES: "global" can't be the name of a cluster: the zone cluster.global is that of global services`,
+				`SEMAPHORE_REMOTES: "` + strings.Repeat("a", 59) + `" is no name of a cluster: it has 59 characters`,
+			},
 		},
 		"trailing comma in the list": {
 			wireguardError, []string{"SEMAPHORE_REMOTES", "gcp,"}, nil,
 			[]string{
 				"SEMAPHORE_REMOTE__KUBECONFIG: required: a kubeconfig for ; or set",
 				"SEMAPHORE_REMOTE__POD_SUBNETS: required",
-				`SEMAPHORE_REMOTES: "": a lowercase RFC 1123 label must consist of`,
+				`SEMAPHORE_REMOTES: "" is no name of a cluster: `,
 			},
 		},
 		"fingerprints that are none, and of no URL": {
@@ -236,13 +248,13 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		"mirror: prefixes": {
 			mirrorError, []string{gcp + "SERVICE_PREFIX", "on-prem", "SEMAPHORE_REMOTES", "gcp,on-prem,merit", "SEMAPHORE_REMOTE_MERIT_KUBECONFIG", "/m", "SEMAPHORE_REMOTE_MERIT_SERVICE_PREFIX", "gl"}, nil,
 			[]string{
-				`SEMAPHORE_REMOTE_MERIT_SERVICE_PREFIX: "gl" is what the names of global services start with`,
+				`SEMAPHORE_REMOTE_MERIT_SERVICE_PREFIX: "gl" can't begin the names of services: those of global services do`,
 				onPrem + `SERVICE_PREFIX: prefix "on-prem" of on-prem is that of gcp too (` + gcp + "SERVICE_PREFIX)",
 			},
 		},
 		"mirror: a prefix that can't start a Service's name": {
 			mirrorError, []string{gcp + "SERVICE_PREFIX", "1g"}, nil,
-			[]string{gcp + `SERVICE_PREFIX: "1g": a DNS-1035 label must consist of`},
+			[]string{gcp + `SERVICE_PREFIX: "1g" can't begin the names of services: `},
 		},
 		"mirror: selectors": {
 			mirrorError, []string{"SEMAPHORE_MIRROR_SELECTOR", "a in", "SEMAPHORE_LEADER_ELECTION", "maybe", "SEMAPHORE_REMOVAL_GRACE", "-1m"}, nil,

@@ -170,7 +170,7 @@ func TestFaultsOfTheFileNameTheirKey(t *testing.T) {
 		"both forms": {`{"local": {"name": "a"}, "remotes": [], "remoteClusters": []}`, []string{
 			"remoteClusters in FILE: not a list of at least one", "remotes in FILE: set together with remoteClusters",
 		}},
-		"bad local name":     {strings.Replace(wireguardFile, "cluster1", "Cluster", 1), []string{`local.name in FILE: "Cluster": a lowercase`}},
+		"bad local name":     {strings.Replace(wireguardFile, "cluster1", "Cluster", 1), []string{`local.name in FILE: "Cluster" is no name of a cluster: `}},
 		"remote without all": {remote(""), []string{"remotes[1].name in FILE: required"}},
 		"remote without access and subnet": {remote(`"name": "x"`), []string{
 			"remotes[1].kubeConfigPath in FILE: required: a kubeconfig for x; or set remotes[1].remoteAPIURL in FILE, remotes[1].remoteCAURL in FILE or remotes[1].remoteCAPath in FILE, and remotes[1].remoteSATokenPath in FILE",

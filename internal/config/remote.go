@@ -3,7 +3,8 @@ package config
 import (
 	"net/netip"
 	"slices"
-	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 const (
@@ -11,8 +12,6 @@ const (
 	firstListenPort = 51820
 	// minMTU6 is the least that an IPv6 link must carry (RFC 8200).
 	minMTU6 = 1280
-	// globalPrefix starts the names of global services.
-	globalPrefix = "gl"
 )
 
 // rawRemote is one remote cluster with its settings.
@@ -35,7 +34,7 @@ func remoteSettings(prefix string, r *Remote) []*setting {
 
 // groupPrefix returns what the variables of a remote start with.
 func groupPrefix(name string) string {
-	return prefix + "_REMOTE_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+	return cluster.Name(name).Variables()
 }
 
 // of returns the setting that a field of r belongs to.
@@ -63,12 +62,8 @@ func (r *rawRemote) parse(f *faults, position int, need needs) {
 	if six := slices.IndexFunc(r.PodSubnets, func(p netip.Prefix) bool { return p.Addr().Is6() }); six >= 0 && r.MTU > 0 && r.MTU < minMTU6 {
 		f.add(r.origin(&r.MTU), "%d is less than %d, which IPv6 needs for %s", r.MTU, minMTU6, r.PodSubnets[six])
 	}
-	if origin := r.origin(&r.ServicePrefix); need.servicePrefix {
-		// It starts the name of a Service, and so with a letter.
-		f.check(origin, r.ServicePrefix, "service")
-		if r.ServicePrefix == globalPrefix {
-			f.add(origin, "%q is what the names of global services start with", globalPrefix)
-		}
+	if need.servicePrefix {
+		f.check(r.origin(&r.ServicePrefix), r.ServicePrefix, "service prefix")
 	}
 }
 
@@ -138,7 +133,7 @@ func checkNames(f *faults, local string, raw []*rawRemote) {
 	seen := map[string]*rawRemote{}
 	for _, r := range raw {
 		before := len(f.all)
-		if f.check(r.nameFrom, r.Name, "label"); len(f.all) > before {
+		if f.check(r.nameFrom, r.Name, "cluster"); len(f.all) > before {
 			continue
 		}
 		if r.Name == local {

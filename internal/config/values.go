@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
@@ -103,8 +104,14 @@ func (f *faults) check(origin, text, kind string) string {
 	switch kind {
 	case "label":
 		complaints = validation.IsDNS1123Label(text)
-	case "service":
-		complaints = validation.IsDNS1035Label(text)
+	case "cluster":
+		if _, err := cluster.ParseName(text); err != nil {
+			f.add(origin, "%w", err)
+		}
+	case "service prefix":
+		if _, err := cluster.ParsePrefix(text); err != nil {
+			f.add(origin, "%w", err)
+		}
 	case "subdomain":
 		complaints = validation.IsDNS1123Subdomain(text)
 	case "label value":

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 const (
@@ -137,8 +139,8 @@ func decode(text string) (map[string]Down, error) {
 	remotes, errs := map[string]Down{}, []error(nil)
 	for _, remote := range slices.Sorted(maps.Keys(all)) {
 		d, err := decodeRemote(all[remote])
-		if err == nil && len(validation.IsDNS1123Label(remote)) > 0 {
-			err = errors.New("no cluster has such a name")
+		if err == nil {
+			_, err = cluster.ParseName(remote)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remote %.80q: %w", remote, err))
