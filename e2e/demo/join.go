@@ -69,7 +69,7 @@ func (s *show) join(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	args := []string{"join", "--no-probe"}
+	args := []string{"join", "--yes", "--no-probe"}
 	for _, c := range s.testbed.Clusters() {
 		args = append(args, "--pod-subnets", fmt.Sprintf("%s=%s %s", c.Name, c.PodSubnets[0], c.PodSubnets[1]))
 	}

@@ -54,7 +54,7 @@ func (l *lab) joined(t *testing.T) {
 			}
 			close(answered)
 		}()
-		out := l.ctl(t, "join", "--image", ourImage(), "aws", "gcp")
+		out := l.ctl(t, "join", "--yes", "--image", ourImage(), "aws", "gcp")
 		t.Logf("FIGURE semaphorectl join took %v", time.Since(started).Round(10*time.Millisecond))
 		first, ok := <-answered
 		if !ok {
@@ -224,7 +224,7 @@ func (l *lab) eachStep(t *testing.T, what string, stopped error, do func(context
 	for {
 		var at []string
 		err := do(within(t, 5*time.Minute), join.Options{
-			Wishes: join.Wishes{Image: ourImage()}, NoProbe: true,
+			Wishes: join.Wishes{Image: ourImage()}, NoProbe: true, Yes: true,
 			AfterStep: func(step string) error {
 				l.mu.Lock()
 				defer l.mu.Unlock()

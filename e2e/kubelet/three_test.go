@@ -33,7 +33,7 @@ func TestThreeClusters(t *testing.T) {
 	}
 
 	began := time.Now()
-	l.ctl(t, with("join", "--image", ourImage())...)
+	l.ctl(t, with("join", "--yes", "--image", ourImage())...)
 	t.Logf("FIGURE semaphorectl join of three took %v", time.Since(began).Round(10*time.Millisecond))
 	l.answerByName(t, 0, 1, 2)
 	t.Logf("FIGURE requests by name answered among three, both ways, %v after the command was started", time.Since(began).Round(10*time.Millisecond))

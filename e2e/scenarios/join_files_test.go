@@ -17,9 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/restmapper"
+	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/join"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
@@ -48,6 +51,7 @@ func TestFilesOfJoin(t *testing.T) {
 		}
 	}
 	const image = "registry.example/kube-semaphore:v1.2.3"
+	t.Run("as kustomize makes them", func(t *testing.T) { rendersAsKustomize(t, clusters[0]) })
 	before := everything(t, clusters)
 	folder := filepath.Join(t.TempDir(), "files")
 	run("join", "--output", "yaml", "--directory", folder, "--image", image, "aws", "gcp")
@@ -73,7 +77,7 @@ func TestFilesOfJoin(t *testing.T) {
 	// Nothing runs here, so there is nothing to wait for.
 	stopped := errors.New("programs are installed")
 	err = join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv), joined, join.Options{
-		Wishes: join.Wishes{Image: image}, NoProbe: true, AfterStep: func(step string) error {
+		Wishes: join.Wishes{Image: image}, NoProbe: true, Yes: true, AfterStep: func(step string) error {
 			if step == "programs" {
 				return stopped
 			}
@@ -95,6 +99,45 @@ func TestFilesOfJoin(t *testing.T) {
 		if applied[want] == nil {
 			t.Errorf("there is no %s", want)
 		}
+	}
+}
+
+// rendersAsKustomize compares what semaphorectl makes of the bases of deploy/ with what
+// kubectl makes of the example, which is made of the same bases.
+func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster) {
+	t.Helper()
+	out, err := cluster.Kubectl(within(t, time.Minute), "kustomize", filepath.Join(deployFolder(t), "example", "aws"))
+	must(t, err)
+	want, settings := map[string]map[string]any{}, map[string]string{}
+	for document := range strings.SplitSeq(out, "\n---\n") {
+		var o unstructured.Unstructured
+		must(t, yaml.Unmarshal([]byte(document), &o.Object))
+		want[o.GetKind()+" "+o.GetName()] = o.Object
+		if o.GetKind() == "ConfigMap" {
+			settings, _, err = unstructured.NestedStringMap(o.Object, "data")
+			must(t, err)
+		}
+	}
+	c := manifests.Cluster{
+		Name: "aws", Tools: manifests.Tools(), Remotes: facts.Settings(settings).Remotes(), Settings: settings, Image: "kube-semaphore:v0.1.0",
+	}
+	objects, err := c.Render()
+	must(t, err)
+	got := map[string]map[string]any{}
+	for _, o := range objects {
+		labels := o.GetLabels()
+		delete(labels, manifests.ManagedLabel)
+		if o.SetLabels(labels); len(labels) == 0 {
+			unstructured.RemoveNestedField(o.Object, "metadata", "labels")
+		}
+		text, err := o.MarshalJSON()
+		must(t, err)
+		var plain map[string]any
+		must(t, yaml.Unmarshal(text, &plain))
+		got[o.GetKind()+" "+o.GetName()] = plain
+	}
+	if diff := cmp.Diff(want, got); diff != "" || len(want) < 50 {
+		t.Errorf("%d objects (-kustomize +semaphorectl):\n%s", len(want), diff)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
@@ -62,22 +62,22 @@ func (s *Session) Clusters(names []string) ([]*Cluster, error) {
 	}
 	var clusters []*Cluster
 	for _, name := range names {
-		cluster, err := s.cluster(config, name)
+		c, err := s.cluster(config, name)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		if cluster.Insecure {
+		if c.Insecure {
 			s.Warn("%s: the kubeconfig has the API server's certificate not verified (insecure-skip-tls-verify); what is installed verifies it", name)
 		}
-		clusters = append(clusters, cluster)
+		clusters = append(clusters, c)
 	}
 	return clusters, errors.Join(errs...)
 }
 
 func validName(name string) error {
-	if faults := validation.IsDNS1123Label(name); len(faults) > 0 {
-		return fmt.Errorf("cluster %q: a name is lower-case letters, digits and dashes, 63 at most; say --context <name>=%s for a context with another name", name, name)
+	if _, err := cluster.ParseName(name); err != nil {
+		return fmt.Errorf("%w; say --context <name>=%s for a context with another name", err, Quote(name))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -26,6 +28,8 @@ type Session struct {
 	// Terminal says how Err is to be used; Out is for results, which other programs
 	// may read.
 	Terminal Terminal
+	// Interactive says that there is a person at In.
+	Interactive bool
 	// Timeout bounds the whole command; 0 leaves it to the command.
 	Timeout time.Duration
 
@@ -36,7 +40,8 @@ type Session struct {
 
 // NewSession takes the standard files and the environment.
 func NewSession(in io.Reader, out, errs io.Writer, lookup func(string) (string, bool)) *Session {
-	return &Session{In: in, Out: out, Err: errs, Terminal: terminal(errs, lookup)}
+	file, is := in.(*os.File)
+	return &Session{In: in, Out: out, Err: errs, Terminal: terminal(errs, lookup), Interactive: is && term.IsTerminal(int(file.Fd()))}
 }
 
 // Flags adds the flags that all commands have.

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
@@ -94,17 +95,12 @@ type Installed struct {
 	// Restricted is the Pod Security Standard that keeps agents out of it.
 	Namespace, Ours bool
 	Restricted      string
-	// Settings are those that the programs read.
-	Settings map[string]string
+	// Settings are those that the programs read, checked.
+	Settings Settings
 	Image    string
 	Tools    []string
 	// Foreign are programs of ours that somebody has installed by other means.
 	Foreign []string
-}
-
-// Remotes are the clusters that are configured.
-func (i Installed) Remotes() []string {
-	return strings.FieldsFunc(i.Settings["SEMAPHORE_REMOTES"], func(r rune) bool { return r == ',' || r == ' ' })
 }
 
 // Misnamed returns the name that what is installed has, where a cluster is asked for by
@@ -168,6 +164,9 @@ func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
 	}
 	for i := range list.Items {
 		n := &list.Items[i]
+		if faults := validation.IsDNS1123Subdomain(n.Name); len(faults) > 0 {
+			return &InvalidError{"a Node", "metadata.name", fmt.Errorf("%.80q is no name of a node", n.Name)}
+		}
 		node := Node{Name: n.Name, Kernel: n.Status.NodeInfo.KernelVersion, OS: n.Status.NodeInfo.OperatingSystem, Locations: map[string]string{}}
 		for _, condition := range n.Status.Conditions {
 			node.Ready = node.Ready || condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
@@ -224,8 +223,15 @@ func (f *Facts) readAuthority(ctx context.Context, c *cli.Cluster) error {
 		return err
 	}
 	f.CA = found.Data["ca.crt"]
+	if len(f.CA) > mostCertificates {
+		f.CA = ""
+		return &InvalidError{"ConfigMap kube-system/kube-root-ca.crt", "ca.crt", fmt.Errorf("more than %d bytes", mostCertificates)}
+	}
 	return nil
 }
+
+// mostCertificates is how many bytes certificates have at most: more than any cluster's.
+const mostCertificates = 65536
 
 func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
 	list, err := c.Client.CoreV1().ConfigMaps("kube-system").List(ctx, metav1.ListOptions{})
@@ -293,7 +299,10 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 				// Without it nobody knows which neighbours there are.
 				return fmt.Errorf("settings of %s: %w", t.Labels["app.kubernetes.io/name"], err)
 			}
-			f.Installed.Settings = settings.Data
+			f.Installed.Settings, err = ParseSettings(cli.Namespace+"/"+settings.Name, settings.Data)
+			if err != nil {
+				return err
+			}
 		}
 		f.Installed.Image = t.Spec.Containers[0].Image
 	}
@@ -326,7 +335,11 @@ func (f *Facts) readServers(ctx context.Context, c *cli.Cluster) {
 				if p.Port == nil || len(e.Addresses) == 0 {
 					continue
 				}
-				server := "https://" + net.JoinHostPort(e.Addresses[0], fmt.Sprint(*p.Port))
+				address, err := netip.ParseAddr(e.Addresses[0])
+				if err != nil || address.Zone() != "" {
+					continue
+				}
+				server := "https://" + net.JoinHostPort(address.String(), fmt.Sprint(*p.Port))
 				if len(f.Servers) < 4 && !slices.Contains(f.Servers, server) {
 					f.Servers = append(f.Servers, server)
 				}

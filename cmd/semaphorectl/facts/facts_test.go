@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 )
 
-func cluster(server string, objects ...runtime.Object) *cli.Cluster {
+func fakeCluster(server string, objects ...runtime.Object) *cli.Cluster {
 	client := fake.NewClientset(objects...)
 	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.36.3", Minor: "36+"}
 	return &cli.Cluster{Name: "aws", Context: "aws", Server: server, Config: &rest.Config{}, Client: client}
@@ -51,7 +51,7 @@ func list(prefixes []netip.Prefix) string {
 
 func TestRead(t *testing.T) {
 	port := int32(6443)
-	f := Read(t.Context(), cluster("https://127.0.0.1:40123",
+	f := Read(t.Context(), fakeCluster("https://127.0.0.1:40123",
 		node("a", "10.66.1.1", "10.2.1.0/24", "fd00:10:2:1::/64"), node("b", "10.66.1.2", "10.2.2.0/24"),
 		config("kube-system", "kube-root-ca.crt", "ca.crt", "PEM"), config("kube-system", "coredns", "Corefile", ".:53 {\n    reload\n}\n"),
 		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.102.0.0/16"}}},
@@ -90,7 +90,7 @@ func TestPodsByConfiguration(t *testing.T) {
 		"nothing that says so":      {config("kube-system", "kube-proxy", "config.conf", "clusterCIDR: \"\"\n"), "10.2.1.0/24", false},
 		"of another of its objects": {config("kube-system", "other", "x", "clusterCIDR: 10.2.0.0/16\n"), "10.2.1.0/24", false},
 	} {
-		f := Read(t.Context(), cluster("https://api.example:6443", node("a", "10.66.1.1", "10.2.1.0/24"), c.config))
+		f := Read(t.Context(), fakeCluster("https://api.example:6443", node("a", "10.66.1.1", "10.2.1.0/24"), c.config))
 		if list(f.Pods) != c.want || f.PodsSure != c.sure {
 			t.Errorf("%s: %s by %s, sure %v, expected %s", name, list(f.Pods), f.PodsFrom, f.PodsSure, c.want)
 		}
@@ -136,7 +136,7 @@ func TestInstalled(t *testing.T) {
 		"settings gone": {[]runtime.Object{namespace, ours}, "", `configmaps "semaphore" not found`},
 	} {
 		f := &Facts{}
-		err := f.readInstalled(t.Context(), cluster("", c.objects...))
+		err := f.readInstalled(t.Context(), fakeCluster("", c.objects...))
 		if got := strings.Join(f.Installed.Foreign, " "); got != c.foreign {
 			t.Errorf("%s: foreign %q", name, got)
 		}
@@ -164,7 +164,7 @@ func TestLocation(t *testing.T) {
 // TestCorefileOfCoreDNS takes it, and none of its copies.
 func TestCorefileOfCoreDNS(t *testing.T) {
 	f := &Facts{}
-	err := f.readDNS(t.Context(), cluster("", config("kube-system", "a-coredns-copy", "Corefile", "old"), config("kube-system", "coredns", "Corefile", "now"), config("kube-system", "coredns-old", "Corefile", "older")))
+	err := f.readDNS(t.Context(), fakeCluster("", config("kube-system", "a-coredns-copy", "Corefile", "old"), config("kube-system", "coredns", "Corefile", "now"), config("kube-system", "coredns-old", "Corefile", "older")))
 	if err != nil || f.DNS == nil || f.DNS.Corefile != "now" {
 		t.Errorf("error %v, DNS %+v", err, f.DNS)
 	}

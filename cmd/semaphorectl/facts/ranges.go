@@ -2,7 +2,6 @@ package facts
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -174,17 +173,21 @@ func compact(all []netip.Prefix) []netip.Prefix {
 	return kept
 }
 
-// Prefixes reads a list of prefixes that somebody wrote.
+// mostPrefixes is how many prefixes a list can have.
+const mostPrefixes = 1000
+
+// Prefixes reads a list of prefixes, separated by commas or spaces, and returns them
+// masked.
 func Prefixes(text string) ([]netip.Prefix, error) {
 	var all []netip.Prefix
-	var errs []error
 	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", \t\n", r) }) {
 		prefix, err := netip.ParsePrefix(word)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%q is no subnet such as 10.4.0.0/16", word))
-			continue
+			return nil, fmt.Errorf("%.80q is no subnet such as 10.4.0.0/16", word)
 		}
-		all = append(all, prefix.Masked())
+		if all = append(all, prefix.Masked()); len(all) > mostPrefixes {
+			return nil, fmt.Errorf("more than %d subnets", mostPrefixes)
+		}
 	}
-	return all, errors.Join(errs...)
+	return all, nil
 }

@@ -1,11 +1,13 @@
 package join
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
@@ -29,6 +31,26 @@ func unreachable(n *facts.Node, remote string, settings map[string]string) strin
 	return ""
 }
 
+// unread are what couldn't be read of a cluster, and what was read and can't be what it
+// says.
+func unread(f *facts.Facts) []fault {
+	var faults []fault
+	for _, err := range f.Unread {
+		remedy := "see that the context " + f.Name + " of the kubeconfig works and may read this"
+		if invalid(err) {
+			remedy = "find out who has written that, and correct it; until then nothing is done with it"
+		}
+		faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: remedy})
+	}
+	return faults
+}
+
+// invalid says whether a cluster has been read, and has something that can't be.
+func invalid(err error) bool {
+	_, is := errors.AsType[*facts.InvalidError](err)
+	return is
+}
+
 // check says what is wrong with a cluster by itself, which is to have these remotes.
 func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 	var faults []fault
@@ -36,9 +58,7 @@ func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 	warn := func(what, remedy string) {
 		faults = append(faults, fault{cluster: f.Name, what: what, remedy: remedy, warning: true})
 	}
-	for _, err := range f.Unread {
-		wrong(err.Error(), "see that the context "+f.Name+" of the kubeconfig works and may read this")
-	}
+	faults = append(faults, unread(f)...)
 	if f.Version == "" {
 		return faults
 	}
@@ -58,7 +78,7 @@ func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 		default:
 			for _, remote := range remotes {
 				if what := unreachable(&n, remote, f.Installed.Settings); what != "" {
-					wrong("node "+n.Name+what, "see to it that its cloud provider or kubelet sets one (--node-ip), or say where it is reached: kubectl annotate node "+n.Name+" wireguard.semaphore.uw.io/endpoint-address=<address>")
+					wrong("node "+n.Name+what, "see to it that its cloud provider or kubelet sets one (--node-ip), or say where it is reached: kubectl annotate node "+cli.Quote(n.Name)+" wireguard.semaphore.uw.io/endpoint-address=<address>")
 					break // Mostly it is the same for all.
 				}
 			}
@@ -132,10 +152,10 @@ func overlaps(all []*facts.Facts, w *Wishes) []fault {
 		}
 	}
 	for _, f := range all {
-		for _, remote := range f.Installed.Remotes() {
-			if prefixes, err := facts.Prefixes(f.Installed.Settings[group(remote)+"_POD_SUBNETS"]); err == nil && !asked[remote] {
-				asked[remote] = true
-				add(remote, "pods (as "+f.Name+" has it)", prefixes)
+		for _, remote := range f.Installed.Settings.Remotes() {
+			if prefixes, err := facts.Prefixes(f.Installed.Settings[remote.Variables()+"_POD_SUBNETS"]); err == nil && !asked[string(remote)] {
+				asked[string(remote)] = true
+				add(string(remote), "pods (as "+f.Name+" has it)", prefixes)
 			}
 		}
 	}

@@ -79,6 +79,7 @@ for kubectl apply -k. Secrets aren't in there: hand them over with semaphorectl 
 	fs.StringToStringVar(&f.machines, "node-subnets", nil, `where a cluster's nodes are, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
 	fs.BoolVar(&f.Adopt, "adopt", false, "take over what was installed by hand")
 	fs.BoolVar(&f.Check, "check", false, "look at everything, and change nothing")
+	fs.BoolVarP(&f.Yes, "yes", "y", false, "take the ranges of pods and nodes that clusters name themselves, without asking")
 	fs.BoolVar(&f.NoProbe, "no-probe", false, "start no temporary pods: what only nodes can find out stays unknown")
 	fs.StringVarP(&f.output, "output", "o", "", "yaml: write files, and change nothing")
 	fs.StringVar(&f.directory, "directory", "kube-semaphore", "where --output yaml writes to")
@@ -119,7 +120,10 @@ func (f *flags) parse(names []string) error {
 		return parsed
 	}
 	f.Pods, f.Machines = subnets("pod-subnets", f.pods), subnets("node-subnets", f.machines)
-	for name := range f.servers {
+	for _, name := range slices.Sorted(maps.Keys(f.servers)) {
+		if _, err := facts.ParseServer(f.servers[name]); err != nil {
+			errs = append(errs, fmt.Errorf("--api-server %s=...: %w", name, err))
+		}
 		if !slices.Contains(names, name) {
 			errs = append(errs, fmt.Errorf("--api-server %s=...: no cluster %s is asked for", name, name))
 		}
@@ -128,34 +132,35 @@ func (f *flags) parse(names []string) error {
 	return errors.Join(errs...)
 }
 
-// write writes the files, and says what to do with them.
+// write writes a folder of files for each cluster, and says what to do with them.
 func (a *all) write(directory string) error {
-	for name, content := range a.tree {
-		file := filepath.Join(directory, filepath.FromSlash(name))
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(file, content, 0o644); err != nil {
-			return err
-		}
-	}
 	for i, f := range a.facts {
-		byRemote, order := prefixes(a.settings[i])
+		files, err := a.wanted[i].Files()
+		if err != nil {
+			return err
+		}
 		corefile := ""
 		if f.DNS != nil {
 			corefile = f.DNS.Corefile
 		}
-		blocks, err := manifests.Blocks(byRemote, order, corefile)
+		blocks, err := blocks(a.settings[i], corefile)
 		if err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+		files["Corefile"] = []byte(blocks + "\n")
+		folder := filepath.Join(directory, f.Name)
+		if err := os.MkdirAll(folder, 0o755); err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(directory, f.Name, "Corefile"), []byte(blocks+"\n"), 0o644); err != nil {
-			return err
+		for name, content := range files {
+			if err := os.WriteFile(filepath.Join(folder, name), content, 0o644); err != nil {
+				return err
+			}
 		}
 	}
 	a.Done("wrote %s; then:", directory)
 	for _, c := range a.clusters {
-		a.Say("  kubectl --context %s apply -k %s", c.Context, filepath.Join(directory, c.Name))
+		a.Say("  %s", cli.Kubectl(c.Context, "apply -k %s", filepath.Join(directory, c.Name)))
 	}
 	a.Say("  semaphorectl tokens %s", strings.ReplaceAll(names(a.clusters), ",", ""))
 	a.Say("and add the server blocks in the files Corefile to CoreDNS's, where they are")
@@ -212,7 +217,11 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 		return err
 	}
 	// Only now it is known which contexts are needed.
-	clusters, err := s.Clusters(append([]string{name}, a.facts[0].Installed.Remotes()...))
+	names := []string{name}
+	for _, remote := range a.facts[0].Installed.Settings.Remotes() {
+		names = append(names, string(remote))
+	}
+	clusters, err := s.Clusters(names)
 	if err != nil {
 		return fmt.Errorf("%w\nneighbours have to have contexts, too, or --alone leaves them as they are", err)
 	}

@@ -87,15 +87,14 @@ func rank(o *unstructured.Unstructured) int {
 // is no mirror.
 func (a *all) nameAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
-		byRemote, order := prefixes(a.settings[i])
 		mirrors := slices.ContainsFunc(a.objects[i], func(o *unstructured.Unstructured) bool {
 			return o.GetKind() == "Deployment" && o.GetName() == "semaphore-service-mirror"
 		})
 		return a.corefile(ctx, i, c, func(before string) (string, error) {
-			if !mirrors || len(order) == 0 {
+			if !mirrors || len(a.settings[i].Remotes()) == 0 {
 				return manifests.WithoutBlock(before), nil
 			}
-			blocks, err := manifests.Blocks(byRemote, order, before)
+			blocks, err := blocks(a.settings[i], before)
 			return manifests.WithBlock(before, blocks), err
 		})
 	})
@@ -171,7 +170,7 @@ func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured
 		return state == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("%w; kubectl --context %s -n %s get pods says more", state, c.Context, cli.Namespace)
+		return fmt.Errorf("%w; %s says more", state, cli.Kubectl(c.Context, "-n %s get pods", cli.Namespace))
 	}
 	return nil
 }

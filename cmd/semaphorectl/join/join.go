@@ -29,6 +29,8 @@ type Options struct {
 	NoProbe bool
 	// Check ends when everything has been looked at.
 	Check bool
+	// Yes takes the bounds that clusters have named themselves, without asking.
+	Yes bool
 	// AfterStep is called after each step that changes something; an error ends the run
 	// there. For tests of interruptions.
 	AfterStep func(step string) error
@@ -40,16 +42,17 @@ type all struct {
 	Options
 	clusters []*cli.Cluster
 	facts    []*facts.Facts
-	settings []map[string]string
+	settings []facts.Settings
+	wanted   []*manifests.Cluster
 	objects  [][]*unstructured.Unstructured
-	tree     manifests.Tree
 	taken    []map[int]bool // ports, by cluster
+	agreed   []agreement
 }
 
 func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) *all {
 	n := len(clusters)
 	a := &all{Session: s, Options: o, clusters: clusters,
-		facts: make([]*facts.Facts, n), settings: make([]map[string]string, n),
+		facts: make([]*facts.Facts, n), settings: make([]facts.Settings, n), wanted: make([]*manifests.Cluster, n),
 		objects: make([][]*unstructured.Unstructured, n), taken: make([]map[int]bool, n),
 	}
 	if a.Servers == nil {
@@ -86,7 +89,27 @@ func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Option
 		s.Done("nothing is in the way")
 		return nil
 	}
+	if err := a.confirm(ctx); err != nil {
+		return err
+	}
 	return a.install(ctx)
+}
+
+// confirm has the administrator agree to bounds that clusters have named themselves.
+func (a *all) confirm(ctx context.Context) error {
+	if a.Yes || !slices.ContainsFunc(a.agreed, agreement.asked) {
+		return nil
+	}
+	agreed, err := a.Confirm(ctx, "Is that right?")
+	switch {
+	case errors.Is(err, cli.ErrNoTerminal):
+		return cli.Usage(errors.New("the ranges above are what the clusters say of themselves, and nothing was changed: confirm them with --yes, or name them with --pod-subnets and --node-subnets"))
+	case err != nil:
+		return err
+	case !agreed:
+		return errors.New("nothing was changed; --pod-subnets and --node-subnets name other ranges")
+	}
+	return nil
 }
 
 func names(clusters []*cli.Cluster) string {
@@ -107,10 +130,18 @@ func (a *all) preflight(ctx context.Context) error {
 			faults = append(faults, fault{cluster: f.Name, what: "there is no Calico, so semaphore-policy has nothing to write to", remedy: "say --tools wireguard,mirror"})
 		}
 		faults = append(faults, check(f, &a.Wishes, a.others(f))...)
-		readable = readable && f.Version != ""
+		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, invalid)
 		a.summary(i)
 	}
 	faults = append(faults, overlaps(a.facts, &a.Wishes)...)
+	for _, f := range a.facts {
+		agreed, refused := agree(f, a.sides(f))
+		faults = append(faults, refused...)
+		for _, one := range agreed {
+			a.Say("%s", one)
+		}
+		a.agreed = append(a.agreed, agreed...)
+	}
 	if readable {
 		if err := a.render(); err != nil {
 			return err
@@ -127,6 +158,16 @@ func (a *all) preflight(ctx context.Context) error {
 			return nil
 		})
 	}
+	if readable {
+		for i, f := range a.facts {
+			if f.DNS == nil || !slices.Contains(a.wanted[i].Tools, manifests.Mirror) {
+				continue
+			}
+			if _, err := blocks(a.settings[i], f.DNS.Corefile); err != nil {
+				faults = append(faults, fault{cluster: f.Name, what: "names of services of other clusters: " + err.Error(), remedy: "give that cluster another name"})
+			}
+		}
+	}
 	if readable && !a.NoProbe {
 		faults = append(faults, a.probe(ctx)...)
 		if err := a.render(); err != nil {
@@ -134,6 +175,17 @@ func (a *all) preflight(ctx context.Context) error {
 		}
 	}
 	return a.tell(faults)
+}
+
+// sides are the clusters that one is joined with.
+func (a *all) sides(f *facts.Facts) []side {
+	var sides []side
+	for _, other := range a.facts {
+		if other != f {
+			sides = append(sides, a.side(other))
+		}
+	}
+	return sides
 }
 
 // others are the names of the clusters that one is joined with.
@@ -166,7 +218,12 @@ func (a *all) summary(i int) {
 func (a *all) tell(faults []fault) error {
 	slices.SortStableFunc(faults, func(x, y fault) int { return strings.Compare(x.cluster, y.cluster) })
 	var errs []error
+	said := map[string]bool{}
 	for _, f := range faults {
+		if said[f.String()] {
+			continue // Of two clusters that a third one is joined with.
+		}
+		said[f.String()] = true
 		if f.warning {
 			a.Warn("%s", f)
 			continue
@@ -181,15 +238,8 @@ func (a *all) tell(faults []fault) error {
 
 // render makes settings and objects of what is known by now.
 func (a *all) render() error {
-	var wanted []manifests.Cluster
 	for i, f := range a.facts {
-		var remotes []side
-		for j, other := range a.facts {
-			if i != j {
-				remotes = append(remotes, a.side(other))
-			}
-		}
-		a.settings[i] = settings(f, remotes, a.taken[i])
+		a.settings[i] = settings(f, a.sides(f), a.taken[i])
 		wishes := a.Wishes
 		if wishes.Tools == nil {
 			wishes.Tools = []string{manifests.WireGuard, manifests.Mirror}
@@ -197,14 +247,9 @@ func (a *all) render() error {
 				wishes.Tools = manifests.Tools()
 			}
 		}
-		wanted = append(wanted, desired(f, &wishes, a.settings[i]))
-	}
-	var err error
-	if a.tree, err = manifests.New(wanted...); err != nil {
-		return err
-	}
-	for i, f := range a.facts {
-		if a.objects[i], err = a.tree.Render(f.Name); err != nil {
+		a.wanted[i] = desired(f, &wishes, a.settings[i])
+		var err error
+		if a.objects[i], err = a.wanted[i].Render(); err != nil {
 			return err
 		}
 	}

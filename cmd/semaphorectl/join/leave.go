@@ -18,12 +18,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/handover"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // leaving is what becomes of a cluster.
 type leaving struct {
-	from     []string // the clusters that it leaves
-	settings map[string]string
+	from     []cluster.Name // the clusters that it leaves
+	settings facts.Settings
 	entirely bool // none is left
 }
 
@@ -59,10 +60,7 @@ func (a *all) mayLeave() error {
 
 // strange says why nothing may be taken out of a cluster.
 func strange(f *facts.Facts) []fault {
-	var faults []fault
-	for _, err := range f.Unread {
-		faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: "see that its context works and may read this"})
-	}
+	faults := unread(f)
 	if misnamed := misnamed(f); misnamed != nil {
 		faults = append(faults, *misnamed)
 	}
@@ -87,37 +85,33 @@ func plan(f *facts.Facts, clusters []*cli.Cluster) leaving {
 	p := leaving{settings: f.Installed.Settings}
 	for _, other := range clusters {
 		if other.Name != f.Name {
-			p.from = append(p.from, other.Name)
+			p.from = append(p.from, cluster.Name(other.Name))
 		}
 	}
 	if len(clusters) == 1 {
-		p.from = f.Installed.Remotes()
+		p.from = f.Installed.Settings.Remotes()
 	}
 	for _, remote := range p.from {
 		if p.settings != nil {
 			p.settings = without(p.settings, remote)
 		}
 	}
-	p.entirely = len((facts.Installed{Settings: p.settings}).Remotes()) == 0
+	p.entirely = len(p.settings.Remotes()) == 0
 	return p
 }
 
 // leaveSome takes some neighbours out of a cluster that has others.
 func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) error {
 	f := a.facts[i]
-	byRemote, _ := prefixes(f.Installed.Settings)
 	a.settings[i] = p.settings
 	wishes := Wishes{Tools: f.Installed.Tools, Image: f.Installed.Image}
-	tree, err := manifests.New(desired(f, &wishes, p.settings))
-	if err != nil {
-		return err
-	}
-	if a.objects[i], err = tree.Render(c.Name); err != nil {
+	var err error
+	if a.objects[i], err = desired(f, &wishes, p.settings).Render(); err != nil {
 		return err
 	}
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
 		settings: a.settings[i : i+1], objects: a.objects[i : i+1]}
-	gone := strings.Join(p.from, ", ")
+	gone := strings.ReplaceAll(list(p.from), ",", ", ")
 	return one.steps(ctx,
 		step{"settings", func(ctx context.Context) error { _, err := apply(ctx, c, a.objects[i]); return err }},
 		step{"names", one.nameAll},
@@ -125,7 +119,7 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 		step{"tokens", func(ctx context.Context) error {
 			var errs []error
 			for _, remote := range p.from {
-				errs = append(errs, handover.Forget(ctx, c, remote))
+				errs = append(errs, handover.Forget(ctx, c, string(remote)))
 			}
 			return errors.Join(errs...)
 		}},
@@ -133,11 +127,11 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 		step{"mirrors and sets", func(ctx context.Context) error {
 			var errs []error
 			for _, remote := range p.from {
-				prefix := byRemote[remote]
-				if prefix == "" {
-					prefix = remote
+				prefix, err := f.Installed.Settings.ServicePrefix(remote)
+				if err != nil {
+					continue // The mirror doesn't start with it, and so has made nothing.
 				}
-				errs = append(errs, forget(ctx, c, f, prefix, remote))
+				errs = append(errs, forget(ctx, c, f, prefix, string(remote)))
 			}
 			if err := errors.Join(errs...); err != nil {
 				return err
@@ -201,9 +195,9 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		}},
 		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
 		step{"everything else", func(ctx context.Context) error {
-			for _, remote := range f.Installed.Remotes() {
+			for _, remote := range f.Installed.Settings.Remotes() {
 				// A Secret that somebody else has made stays.
-				if err := handover.Forget(ctx, c, remote); err != nil {
+				if err := handover.Forget(ctx, c, string(remote)); err != nil {
 					return err
 				}
 			}
@@ -268,11 +262,7 @@ func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *facts.Facts) er
 	wishes := Wishes{Tools: []string{manifests.WireGuard}, Image: f.Installed.Image}
 	wanted := desired(f, &wishes, f.Installed.Settings)
 	wanted.Cleanup, wanted.Pools = true, nil
-	tree, err := manifests.New(wanted)
-	if err != nil {
-		return err
-	}
-	objects, err := tree.Render(c.Name)
+	objects, err := wanted.Render()
 	if err != nil {
 		return err
 	}
@@ -308,8 +298,8 @@ func cleaned(ctx context.Context, c *cli.Cluster) error {
 	}
 	for i := range pods.Items {
 		if p := &pods.Items[i]; !hasCleaned(p) {
-			return fmt.Errorf("%s: node %s: pod %s hasn't removed everything yet: kubectl --context %s -n %s logs %s says why; a node that is gone for good has to be deleted",
-				c.Name, p.Spec.NodeName, p.Name, c.Context, cli.Namespace, p.Name)
+			return fmt.Errorf("%s: node %s: pod %s hasn't removed everything yet: %s says why; a node that is gone for good has to be deleted",
+				c.Name, p.Spec.NodeName, p.Name, cli.Kubectl(c.Context, "-n %s logs %s", cli.Namespace, p.Name))
 		}
 	}
 	nodes, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -359,6 +349,11 @@ func leaveNeighbour(ctx context.Context, s *cli.Session, neighbour, one *cli.Clu
 	a := newAll(ctx, s, []*cli.Cluster{neighbour}, Options{})
 	if err := a.mayLeave(); err != nil {
 		return err
+	}
+	// Which clusters are its neighbours is what a cluster says that may be hostile.
+	if !slices.Contains(a.facts[0].Installed.Settings.Remotes(), cluster.Name(one.Name)) {
+		s.Warn("%s: it has no neighbour %s, and stays as it is", neighbour.Name, one.Name)
+		return nil
 	}
 	p := plan(a.facts[0], []*cli.Cluster{neighbour, one})
 	if p.entirely {

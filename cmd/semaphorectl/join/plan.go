@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // firstPort is the first listen port: not 51820 and 51821, which Calico and flannel take
@@ -33,42 +34,40 @@ type Wishes struct {
 
 // side is one of the clusters that are joined, as others are to see it.
 type side struct {
-	name string
+	name cluster.Name
 	// server is where its API server is, chosen whether somebody has said so, or it was
 	// tried from the others' nodes.
 	server         string
 	chosen         bool
 	pods, machines []netip.Prefix
+	// podsGiven and machinesGiven say that the administrator has named them.
+	podsGiven, machinesGiven bool
 }
 
 func (w *Wishes) side(f *facts.Facts) side {
-	s := side{name: f.Name, server: w.Servers[f.Name], pods: f.Pods, machines: f.Machines}
+	s := side{name: cluster.Name(f.Name), server: w.Servers[f.Name], pods: f.Pods, machines: f.Machines}
 	if s.chosen = s.server != ""; !s.chosen && len(f.Servers) > 0 {
 		s.server = f.Servers[0]
 	}
 	if given := w.Pods[f.Name]; len(given) > 0 {
-		s.pods = given
+		s.pods, s.podsGiven = given, true
 	}
 	if given := w.Machines[f.Name]; len(given) > 0 {
-		s.machines = given
+		s.machines, s.machinesGiven = given, true
 	}
 	return s
 }
 
-// group is what the names of a remote's settings begin with.
-func group(remote string) string {
-	return "SEMAPHORE_REMOTE_" + strings.ToUpper(strings.ReplaceAll(remote, "-", "_"))
-}
-
-// settings are those of a cluster with remotes: what it has stays, unless it is wrong for
-// a remote that is joined now. taken are ports that others on the nodes have.
-func settings(f *facts.Facts, remotes []side, taken map[int]bool) map[string]string {
+// settings are those of a cluster with remotes: what it has stays, bounds of a remote also
+// where the remote has more by now, unless the administrator says otherwise. taken are
+// ports that others on the nodes have.
+func settings(f *facts.Facts, remotes []side, taken map[int]bool) facts.Settings {
 	want := maps.Clone(f.Installed.Settings)
 	if want == nil {
-		want = map[string]string{}
+		want = facts.Settings{}
 	}
 	want["SEMAPHORE_CLUSTER_NAME"] = f.Name
-	names := f.Installed.Remotes()
+	names := f.Installed.Settings.Remotes()
 	ports := maps.Clone(taken)
 	if ports == nil {
 		ports = map[int]bool{}
@@ -79,7 +78,7 @@ func settings(f *facts.Facts, remotes []side, taken map[int]bool) map[string]str
 		}
 	}
 	for _, r := range remotes {
-		prefix := group(r.name)
+		prefix := r.name.Variables()
 		if !slices.Contains(names, r.name) {
 			names = append(names, r.name)
 		}
@@ -87,13 +86,16 @@ func settings(f *facts.Facts, remotes []side, taken map[int]bool) map[string]str
 			if r.chosen || want[prefix+"_API_URL"] == "" {
 				want[prefix+"_API_URL"] = r.server
 			}
-			want[prefix+"_TOKEN_FILE"] = "/etc/semaphore/remotes/" + r.name + ".token"
+			want[prefix+"_TOKEN_FILE"] = "/etc/semaphore/remotes/" + string(r.name) + ".token"
 			if want[prefix+"_CA_URL"] == "" {
-				want[prefix+"_CA_FILE"] = "/etc/semaphore/remotes/" + r.name + ".ca.crt"
+				want[prefix+"_CA_FILE"] = "/etc/semaphore/remotes/" + string(r.name) + ".ca.crt"
 			}
 		}
-		keep(want, prefix+"_POD_SUBNETS", r.pods)
-		keep(want, prefix+"_NODE_SUBNETS", r.machines)
+		for _, b := range r.bounds() {
+			if b.given || want[prefix+b.key] == "" {
+				want[prefix+b.key] = join(b.prefixes)
+			}
+		}
 		if want[prefix+"_WG_LISTEN_PORT"] == "" {
 			port := firstPort
 			for ports[port] {
@@ -103,7 +105,7 @@ func settings(f *facts.Facts, remotes []side, taken map[int]bool) map[string]str
 			want[prefix+"_WG_LISTEN_PORT"] = strconv.Itoa(port)
 		}
 	}
-	want["SEMAPHORE_REMOTES"] = strings.Join(names, ",")
+	want["SEMAPHORE_REMOTES"] = list(names)
 	// Older API servers don't tell the agents.
 	if f.Minor > 0 && f.Minor < 33 && want["SEMAPHORE_LOCAL_SUBNETS"] == "" && len(f.Services) > 0 {
 		want["SEMAPHORE_LOCAL_SUBNETS"] = join(f.Services)
@@ -117,7 +119,7 @@ func configured(all []*facts.Facts) {
 	for _, f := range all {
 		var servers []string
 		for _, other := range all {
-			server := other.Installed.Settings[group(f.Name)+"_API_URL"]
+			server := other.Installed.Settings[cluster.Name(f.Name).Variables()+"_API_URL"]
 			if other != f && strings.HasPrefix(server, "https://") && !slices.Contains(servers, server) {
 				servers = append(servers, server)
 			}
@@ -131,13 +133,13 @@ func configured(all []*facts.Facts) {
 	}
 }
 
-// keep leaves a list of subnets that has all that is needed, and more.
-func keep(settings map[string]string, key string, need []netip.Prefix) {
-	have, err := facts.Prefixes(settings[key])
-	if err == nil && len(have) > 0 && facts.Cover(have, need) {
-		return
+// list is how names are written into settings.
+func list(names []cluster.Name) string {
+	var words []string
+	for _, n := range names {
+		words = append(words, string(n))
 	}
-	settings[key] = join(need)
+	return strings.Join(words, ",")
 }
 
 func join(prefixes []netip.Prefix) string {
@@ -149,23 +151,22 @@ func join(prefixes []netip.Prefix) string {
 }
 
 // without are the settings of a cluster with a remote less.
-func without(have map[string]string, remote string) map[string]string {
+func without(have facts.Settings, remote cluster.Name) facts.Settings {
 	want := maps.Clone(have)
 	for key := range want {
-		if strings.HasPrefix(key, group(remote)+"_") && !belongsToLonger(key, remote, have) {
+		if strings.HasPrefix(key, remote.Variables()+"_") && !belongsToLonger(key, remote, have) {
 			delete(want, key)
 		}
 	}
-	names := facts.Installed{Settings: have}.Remotes()
-	want["SEMAPHORE_REMOTES"] = strings.Join(slices.DeleteFunc(names, func(n string) bool { return n == remote }), ",")
+	want["SEMAPHORE_REMOTES"] = list(slices.DeleteFunc(have.Remotes(), func(n cluster.Name) bool { return n == remote }))
 	return want
 }
 
 // belongsToLonger says whether a setting is that of another remote, whose name begins
 // with this one's.
-func belongsToLonger(key, remote string, have map[string]string) bool {
-	for _, other := range (facts.Installed{Settings: have}).Remotes() {
-		if len(other) > len(remote) && strings.HasPrefix(key, group(other)+"_") {
+func belongsToLonger(key string, remote cluster.Name, have facts.Settings) bool {
+	for _, other := range have.Remotes() {
+		if len(other) > len(remote) && strings.HasPrefix(key, other.Variables()+"_") {
 			return true
 		}
 	}
@@ -173,19 +174,19 @@ func belongsToLonger(key, remote string, have map[string]string) bool {
 }
 
 // pools are Calico's for the pod subnets of all remotes in the settings.
-func pools(f *facts.Facts, settings map[string]string) []*unstructured.Unstructured {
+func pools(f *facts.Facts, settings facts.Settings) []*unstructured.Unstructured {
 	if f.Calico.Version == "" {
 		return nil
 	}
 	var all []*unstructured.Unstructured
-	for _, remote := range (facts.Installed{Settings: settings}).Remotes() {
-		prefixes, err := facts.Prefixes(settings[group(remote)+"_POD_SUBNETS"])
+	for _, remote := range settings.Remotes() {
+		prefixes, err := facts.Prefixes(settings[remote.Variables()+"_POD_SUBNETS"])
 		if err != nil {
 			continue // The agents refuse it, and say so.
 		}
 		count := map[bool]int{}
 		for _, p := range prefixes {
-			name := "remote-" + remote
+			name := "remote-" + string(remote)
 			if p.Addr().Is6() {
 				name += "-ipv6"
 			}
@@ -201,28 +202,38 @@ func pools(f *facts.Facts, settings map[string]string) []*unstructured.Unstructu
 	return all
 }
 
-// prefixes are the service prefixes of the remotes in the settings.
-func prefixes(settings map[string]string) (byRemote map[string]string, order []string) {
-	byRemote, order = map[string]string{}, facts.Installed{Settings: settings}.Remotes()
-	for _, remote := range order {
-		byRemote[remote] = remote
-		if given := settings[group(remote)+"_SERVICE_PREFIX"]; given != "" {
-			byRemote[remote] = given
+// zones are those of the remotes in the settings.
+func zones(settings facts.Settings) ([]manifests.Zone, error) {
+	var all []manifests.Zone
+	for _, remote := range settings.Remotes() {
+		prefix, err := settings.ServicePrefix(remote)
+		if err != nil {
+			return nil, err
 		}
+		all = append(all, manifests.Zone{Remote: remote, Prefix: prefix})
 	}
-	return byRemote, order
+	return all, nil
+}
+
+// blocks are the server blocks for CoreDNS that go with the settings.
+func blocks(settings facts.Settings, corefile string) (string, error) {
+	all, err := zones(settings)
+	if err != nil {
+		return "", err
+	}
+	return manifests.Blocks(all, corefile)
 }
 
 // desired is what a cluster is to have with these settings.
-func desired(f *facts.Facts, w *Wishes, settings map[string]string) manifests.Cluster {
+func desired(f *facts.Facts, w *Wishes, settings facts.Settings) *manifests.Cluster {
 	tools := w.Tools
 	for _, tool := range f.Installed.Tools {
 		if !slices.Contains(tools, tool) {
 			tools = append(slices.Clone(tools), tool)
 		}
 	}
-	return manifests.Cluster{
-		Name: f.Name, Tools: tools, Remotes: facts.Installed{Settings: settings}.Remotes(), Settings: settings,
+	return &manifests.Cluster{
+		Name: cluster.Name(f.Name), Tools: tools, Remotes: settings.Remotes(), Settings: settings,
 		Image: w.Image, Pools: pools(f, settings), Foreign: f.Installed.Namespace && !f.Installed.Ours,
 	}
 }

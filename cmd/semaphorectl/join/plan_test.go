@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -24,13 +25,13 @@ func subnets(t *testing.T, text string) []netip.Prefix {
 
 func remote(t *testing.T, name, pods string) side {
 	t.Helper()
-	return side{name: name, server: "https://api." + name + ".example:6443", pods: subnets(t, pods), machines: subnets(t, "10.66.0.0/16")}
+	return side{name: cluster.Name(name), server: "https://api." + name + ".example:6443", pods: subnets(t, pods), machines: subnets(t, "10.66.0.0/16")}
 }
 
 func TestSettings(t *testing.T) {
 	f := &facts.Facts{Name: "aws", Minor: 36}
 	got := settings(f, []side{remote(t, "gcp", "10.4.0.0/16,fd00:10:4::/48")}, map[int]bool{51840: true})
-	want := map[string]string{
+	want := facts.Settings{
 		"SEMAPHORE_CLUSTER_NAME":              "aws",
 		"SEMAPHORE_REMOTES":                   "gcp",
 		"SEMAPHORE_REMOTE_GCP_API_URL":        "https://api.gcp.example:6443",
@@ -61,7 +62,7 @@ func TestSettings(t *testing.T) {
 	if left := without(two, "gcp"); left["SEMAPHORE_REMOTES"] != "gcp-eu" || left["SEMAPHORE_REMOTE_GCP_EU_API_URL"] == "" || left["SEMAPHORE_REMOTE_GCP_API_URL"] != "" {
 		t.Errorf("without the other one: %v", left)
 	}
-	if diff := cmp.Diff(map[string]string{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "", "SEMAPHORE_LOG_LEVEL": "debug"}, without(got, "gcp")); diff != "" {
+	if diff := cmp.Diff(facts.Settings{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "", "SEMAPHORE_LOG_LEVEL": "debug"}, without(got, "gcp")); diff != "" {
 		t.Errorf("without any (-want +got):\n%s", diff)
 	}
 }
@@ -86,15 +87,6 @@ func TestServersStay(t *testing.T) {
 	again.Servers = map[string]string{"gcp": "https://new.gcp.example:6443"}
 	if got := settings(aws, []side{again.side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != again.Servers["gcp"] {
 		t.Errorf("with a wish: %s", got)
-	}
-}
-
-func TestSubnetsThatAreWrongAreReplaced(t *testing.T) {
-	f := &facts.Facts{Name: "aws", Minor: 36}
-	f.Installed.Settings = settings(f, []side{remote(t, "gcp", "10.8.0.0/16")}, nil)
-	got := settings(f, []side{remote(t, "gcp", "10.4.0.0/16")}, nil)
-	if got["SEMAPHORE_REMOTE_GCP_POD_SUBNETS"] != "10.4.0.0/16" {
-		t.Errorf("settings %v", got)
 	}
 }
 

@@ -2,11 +2,15 @@ package manifests
 
 import (
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/deploy"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // The lines around what is ours in a Corefile. All between them is replaced and
@@ -24,14 +28,25 @@ var zone = regexp.MustCompile(`(?m)^\s*kubernetes[ \t]+([a-z0-9.-]+)`)
 // Domain is the cluster's domain, as its Corefile has it outside of our block.
 func Domain(corefile string) string {
 	if m := zone.FindStringSubmatch(WithoutBlock(corefile)); m != nil {
-		return strings.TrimSuffix(m[1], ".")
+		if domain := strings.TrimSuffix(m[1], "."); len(validation.IsDNS1123Subdomain(domain)) == 0 {
+			return domain
+		}
 	}
 	return "cluster.local"
 }
 
+// A Zone is that of a remote: its services have names in it.
+type Zone struct {
+	Remote cluster.Name
+	// Prefix begins the names of the services that are mirrored from it.
+	Prefix string
+}
+
 // Blocks are the server blocks for names of remotes and of global services, but for those
 // zones that a Corefile has outside of our block: CoreDNS doesn't start with two of one.
-func Blocks(remotes map[string]string, order []string, corefile string) (string, error) {
+// It is an error if a zone would take the cluster's own names: it is the cluster's domain,
+// or one above it.
+func Blocks(zones []Zone, corefile string) (string, error) {
 	domain := Domain(corefile)
 	others := Zones(WithoutBlock(corefile))
 	content, err := deploy.Files.ReadFile("coredns/Corefile")
@@ -45,19 +60,39 @@ func Blocks(remotes map[string]string, order []string, corefile string) (string,
 	}
 	block, rest := strings.TrimSpace(text[first:global]), strings.TrimSpace(text[global:])
 	var blocks []string
-	for _, remote := range order {
-		if others["cluster."+remote] {
+	for _, z := range zones {
+		if _, err := cluster.ParseName(string(z.Remote)); err != nil {
+			return "", err
+		}
+		if _, err := cluster.ParsePrefix(z.Prefix); err != nil {
+			return "", err
+		}
+		if err := takes(z.Remote.Zone(), domain); err != nil {
+			return "", err
+		}
+		if others[z.Remote.Zone()] {
 			continue
 		}
 		blocks = append(blocks, strings.NewReplacer(
-			"cluster.aws", "cluster."+remote, `cluster\.aws`, `cluster\.`+remote,
-			"aws-", remotes[remote]+"-").Replace(block))
+			"cluster.aws", z.Remote.Zone(), `cluster\.aws`, `cluster\.`+string(z.Remote),
+			"aws-", z.Prefix+"-").Replace(block))
+	}
+	if err := takes("cluster.global", domain); err != nil {
+		return "", err
 	}
 	if !others["cluster.global"] {
 		blocks = append(blocks, rest)
 	}
 	local := strings.NewReplacer("cluster.local", domain, `cluster\.local`, regexp.QuoteMeta(domain), "sys-semaphore", cli.Namespace)
 	return local.Replace(strings.Join(blocks, "\n\n")), nil
+}
+
+// takes says whether a server block for a zone would answer for a cluster's own domain.
+func takes(zone, domain string) error {
+	if domain == zone || strings.HasSuffix(domain, "."+zone) {
+		return fmt.Errorf("the zone %s would take the names of the cluster's own domain, which is %s", zone, domain)
+	}
+	return nil
 }
 
 // Zones are those that a Corefile has server blocks for, at any port: a block that is

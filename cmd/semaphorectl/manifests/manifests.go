@@ -1,24 +1,24 @@
-// Package manifests turns what clusters are to have into files, upon the bases of
-// deploy/, and files into objects. What semaphorectl applies and what it writes for a
-// Git repository are the same files.
+// Package manifests makes the objects that a cluster is to have of what deploy/ holds and
+// of its settings. It is computed from values that were checked where they were read, in
+// memory alone: nothing is fetched, no other program runs, and no value becomes a path, a
+// comment or YAML that isn't encoded. What semaphorectl applies and what it writes for a
+// Git repository are the same objects.
 package manifests
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
-	"io/fs"
-	"maps"
-	"path"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
-	"github.com/kube-semaphore/kube-semaphore/deploy"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // ManagedLabel, with the value Manager, is on all that semaphorectl installs, and on
@@ -35,10 +35,17 @@ const (
 	Policy    = "policy"
 )
 
+// Names in deploy/ that are replaced.
+const (
+	imageName    = "kube-semaphore"
+	settingsName = "semaphore"
+)
+
 // Tools are all of them.
 func Tools() []string { return []string{WireGuard, Mirror, Policy} }
 
-// Account is the name of a tool in the names of accounts and Secrets.
+// Account is the name of a tool in the names of accounts and Secrets, and of its folder
+// in deploy/.
 func Account(tool string) string {
 	if tool == Mirror {
 		return "service-mirror"
@@ -48,10 +55,10 @@ func Account(tool string) string {
 
 // Cluster is what one cluster is to have.
 type Cluster struct {
-	Name  string
+	Name  cluster.Name
 	Tools []string
 	// Remotes are the clusters that may read this one.
-	Remotes []string
+	Remotes []cluster.Name
 	// Settings are the ConfigMap that all programs read.
 	Settings map[string]string
 	// Image is the name of the image, with a tag or a digest.
@@ -64,162 +71,130 @@ type Cluster struct {
 	Cleanup bool
 }
 
-// bases is where deploy/ is in a tree.
-const bases = "bases"
-
-// component is the folder of deploy/ with a tool.
-func component(tool string) string {
-	if tool == Mirror {
-		return "service-mirror"
+// Render returns the objects, the namespace first.
+func (c *Cluster) Render() ([]*unstructured.Unstructured, error) {
+	objects, err := c.render()
+	if err != nil {
+		return nil, fmt.Errorf("%s: manifests: %w", c.Name, err)
 	}
-	return tool
+	return objects, nil
 }
 
-// A Tree is files by path, with slashes.
-type Tree map[string][]byte
-
-// New makes the files for clusters: the bases, and a folder for each cluster.
-func New(clusters ...Cluster) (Tree, error) {
-	tree := Tree{}
-	err := fs.WalkDir(deploy.Files, ".", func(file string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || !strings.HasSuffix(file, ".yaml") {
-			return err
+func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
+	for _, name := range append([]cluster.Name{c.Name}, c.Remotes...) {
+		if _, err := cluster.ParseName(string(name)); err != nil {
+			return nil, err
 		}
-		content, err := deploy.Files.ReadFile(file)
-		tree[path.Join(bases, file)] = content
-		return err
-	})
+	}
+	// The namespace is in the base of the agents.
+	folders := []string{"wireguard"}
+	for _, tool := range []string{Mirror, Policy} {
+		if slices.Contains(c.Tools, tool) {
+			folders = append(folders, Account(tool))
+		}
+	}
+	var objects []*unstructured.Unstructured
+	for _, folder := range append(folders, "tokens") {
+		found, err := base(folder)
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, found...)
+	}
+	for _, remote := range c.Remotes {
+		granted, err := base("remote")
+		if err != nil {
+			return nil, err
+		}
+		suffix(granted, "-"+string(remote))
+		objects = append(objects, granted...)
+	}
+	settings, err := settings(c.Settings)
 	if err != nil {
 		return nil, err
 	}
-	for i := range clusters {
-		if err := tree.add(&clusters[i]); err != nil {
-			return nil, fmt.Errorf("%s: %w", clusters[i].Name, err)
-		}
-	}
-	return tree, nil
-}
-
-// object is YAML that is written.
-type object = map[string]any
-
-func (t Tree) add(c *Cluster) error {
-	// The namespace is in the base of the agents.
-	resources := []string{"../" + bases + "/wireguard"}
-	for _, tool := range []string{Mirror, Policy} {
-		if slices.Contains(c.Tools, tool) {
-			resources = append(resources, "../"+bases+"/"+component(tool))
-		}
-	}
-	resources = append(resources, "../"+bases+"/tokens")
-	for _, remote := range c.Remotes {
-		folder := "remote-" + remote
-		resources = append(resources, folder)
-		err := t.write(path.Join(c.Name, folder, "kustomization.yaml"), "What "+remote+" may read here.", object{
-			"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
-			"resources":  []string{"../../" + bases + "/remote"},
-			"nameSuffix": "-" + remote,
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if len(c.Pools) > 0 {
-		var all bytes.Buffer
-		for _, pool := range c.Pools {
-			text, err := yaml.Marshal(pool.Object)
-			if err != nil {
-				return err
-			}
-			all.WriteString("---\n")
-			all.Write(text)
-		}
-		t[path.Join(c.Name, "ippools.yaml")] = all.Bytes()
-		resources = append(resources, "ippools.yaml")
-	}
-	var literals []string
-	for _, key := range slices.Sorted(maps.Keys(c.Settings)) {
-		literals = append(literals, key+"="+c.Settings[key])
-	}
-	kustomization := object{
-		"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
-		"resources": resources,
-		"labels":    []object{{"pairs": object{ManagedLabel: Manager}}},
-		"images":    []object{image(c.Image)},
-		"configMapGenerator": []object{{
-			"name": "semaphore", "namespace": cli.Namespace, "literals": literals,
-		}},
-	}
+	objects = append(append(objects, settings), c.Pools...)
+	objects = slices.DeleteFunc(objects, func(o *unstructured.Unstructured) bool {
+		return c.Foreign && o.GetKind() == "Namespace" || o.GetKind() == "DaemonSet" && !slices.Contains(c.Tools, WireGuard)
+	})
 	if c.Cleanup {
-		kustomization["components"] = []string{"../" + bases + "/wireguard/cleanup"}
-	}
-	var patches []object
-	if c.Foreign {
-		patches = append(patches, remove("v1", "Namespace", cli.Namespace, ""))
-	}
-	if !slices.Contains(c.Tools, WireGuard) {
-		patches = append(patches, remove("apps/v1", "DaemonSet", "semaphore-wireguard", cli.Namespace))
-	}
-	if len(patches) > 0 {
-		kustomization["patches"] = patches
-	}
-	return t.write(path.Join(c.Name, "kustomization.yaml"),
-		"Cluster "+c.Name+", as semaphorectl installs it. Secrets are not here: semaphorectl tokens hands them over.", kustomization)
-}
-
-// remove is a patch that takes an object out.
-func remove(version, kind, name, namespace string) object {
-	meta := object{"name": name}
-	if namespace != "" {
-		meta["namespace"] = namespace
-	}
-	text, err := yaml.Marshal(object{"apiVersion": version, "kind": kind, "metadata": meta, "$patch": "delete"})
-	if err != nil {
-		panic(err) // Of strings alone.
-	}
-	return object{"patch": string(text)}
-}
-
-// image is what kustomize puts in the place of the bases' image.
-func image(name string) object {
-	if before, digest, found := strings.Cut(name, "@"); found {
-		return object{"name": "kube-semaphore", "newName": before, "digest": digest}
-	}
-	at := strings.LastIndexByte(name, ':')
-	if at < 0 || strings.Contains(name[at:], "/") { // A port isn't a tag.
-		return object{"name": "kube-semaphore", "newName": name, "newTag": "latest"}
-	}
-	return object{"name": "kube-semaphore", "newName": name[:at], "newTag": name[at+1:]}
-}
-
-func (t Tree) write(file, comment string, content object) error {
-	text, err := yaml.Marshal(content)
-	if err != nil {
-		return err
-	}
-	t[file] = append([]byte("# "+comment+"\n"), text...)
-	return nil
-}
-
-// Render returns the objects of a cluster of the tree.
-func (t Tree) Render(cluster string) ([]*unstructured.Unstructured, error) {
-	files := filesys.MakeFsInMemory()
-	for name, content := range t {
-		if err := files.WriteFile("/"+name, content); err != nil {
+		if err := patch(objects, "wireguard/cleanup"); err != nil {
 			return nil, err
 		}
 	}
-	found, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(files, "/"+cluster)
-	if err != nil {
-		return nil, fmt.Errorf("render the manifests of %s: %w", cluster, err)
-	}
-	var objects []*unstructured.Unstructured
-	for _, resource := range found.Resources() {
-		content, err := resource.Map()
-		if err != nil {
-			return nil, err
+	image := withTag(c.Image)
+	for i, o := range objects {
+		o = o.DeepCopy() // Pools are the caller's.
+		walk(o.Object, func(key string, value any) any {
+			switch of, isMap := value.(map[string]any); {
+			case key == "image" && value == imageName:
+				return image
+			case isMap && (key == "configMapRef" || key == "configMapKeyRef") && of["name"] == settingsName:
+				of["name"] = settings.GetName()
+			}
+			return value
+		})
+		labels := o.GetLabels()
+		if labels == nil {
+			labels = map[string]string{}
 		}
-		objects = append(objects, &unstructured.Unstructured{Object: content})
+		labels[ManagedLabel] = Manager
+		o.SetLabels(labels)
+		objects[i] = o
 	}
 	return objects, nil
+}
+
+// Files are those of a folder for a Git repository, by name: the objects, and what makes
+// kubectl apply -k take them.
+func (c *Cluster) Files() (map[string][]byte, error) {
+	objects, err := c.Render()
+	if err != nil {
+		return nil, err
+	}
+	const file = "semaphore.yaml"
+	var all bytes.Buffer
+	all.WriteString("# As semaphorectl installs it. Secrets are not here: semaphorectl tokens hands them over.\n")
+	for _, o := range objects {
+		text, err := yaml.Marshal(o.Object)
+		if err != nil {
+			return nil, fmt.Errorf("%s: write %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
+		}
+		all.WriteString("---\n")
+		all.Write(text)
+	}
+	return map[string][]byte{
+		file:                 all.Bytes(),
+		"kustomization.yaml": []byte("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n  - " + file + "\n"),
+	}, nil
+}
+
+// settings is the ConfigMap. Its name has a hash of its content, so that a change of a
+// setting restarts the programs, one node after the other. The hash is kustomize's, for
+// clusters that were installed with it.
+func settings(data map[string]string) (*unstructured.Unstructured, error) {
+	text, err := json.Marshal(map[string]any{"kind": "ConfigMap", "name": "", "data": data}) // Kustomize finds no name.
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(text)
+	const digits = 10
+	hash := strings.NewReplacer("0", "g", "1", "h", "3", "k", "a", "m", "e", "t").Replace(hex.EncodeToString(sum[:])[:digits])
+	content := map[string]any{}
+	for key, value := range data {
+		content[key] = value
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMap", "data": content,
+		"metadata": map[string]any{"name": settingsName + "-" + hash, "namespace": cli.Namespace},
+	}}, nil
+}
+
+// withTag returns the name of an image with the tag latest, if it has neither a tag nor a
+// digest.
+func withTag(name string) string {
+	if strings.Contains(name, "@") || strings.Contains(name[strings.LastIndexByte(name, '/')+1:], ":") { // A port isn't a tag.
+		return name
+	}
+	return name + ":latest"
 }

@@ -1,27 +1,26 @@
 package manifests
 
 import (
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
-func example() Cluster {
-	return Cluster{
-		Name: "aws", Tools: Tools(), Remotes: []string{"gcp", "merit"}, Image: "registry.example:5000/kube-semaphore:v1.2.3",
+func example() *Cluster {
+	return &Cluster{
+		Name: "aws", Tools: Tools(), Remotes: []cluster.Name{"gcp", "merit"}, Image: "registry.example:5000/kube-semaphore:v1.2.3",
 		Settings: map[string]string{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp,merit"},
 	}
 }
 
 // TestRender renders what semaphorectl writes, as kubectl apply -k would.
 func TestRender(t *testing.T) {
-	tree, err := New(example())
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects, err := tree.Render("aws")
+	objects, err := example().Render()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,11 +56,7 @@ func TestRender(t *testing.T) {
 func TestFewerTools(t *testing.T) {
 	c := example()
 	c.Tools, c.Foreign, c.Cleanup = []string{Mirror}, true, false
-	tree, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects, err := tree.Render("aws")
+	objects, err := c.Render()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,13 +69,11 @@ func TestFewerTools(t *testing.T) {
 }
 
 func TestImage(t *testing.T) {
-	for name, want := range map[string]object{
-		"a/b:v1":              {"name": "kube-semaphore", "newName": "a/b", "newTag": "v1"},
-		"a:5000/b":            {"name": "kube-semaphore", "newName": "a:5000/b", "newTag": "latest"},
-		"a:5000/b@sha256:012": {"name": "kube-semaphore", "newName": "a:5000/b", "digest": "sha256:012"},
+	for name, want := range map[string]string{
+		"a/b:v1": "a/b:v1", "a:5000/b": "a:5000/b:latest", "a:5000/b:v1": "a:5000/b:v1", "b": "b:latest", "a:5000/b@sha256:012": "a:5000/b@sha256:012",
 	} {
-		if diff := cmp.Diff(want, image(name)); diff != "" {
-			t.Errorf("%s: (-want +got):\n%s", name, diff)
+		if got := withTag(name); got != want {
+			t.Errorf("%s: %s, expected %s", name, got, want)
 		}
 	}
 }
@@ -144,27 +137,27 @@ func TestBlockIsFound(t *testing.T) {
 // TestBlocksOfOthers leaves zones out that the Corefile has by other means: CoreDNS
 // doesn't start with two server blocks of one.
 func TestBlocksOfOthers(t *testing.T) {
-	byRemote := map[string]string{"gcp": "gcp", "merit": "merit"}
+	both := []Zone{{"gcp", "gcp"}, {"merit", "merit"}}
 	corefile := ".:53 {\n    forward cluster.merit 192.0.2.1\n}\n# cluster.merit:53 {\ndns://cluster.gcp.:53, cluster.global {\n    errors\n}\n"
-	got, err := Blocks(byRemote, []string{"gcp", "merit"}, corefile)
+	got, err := Blocks(both, corefile)
 	if err != nil || strings.Contains(got, "cluster.gcp") || strings.Contains(got, "cluster.global") || !strings.HasPrefix(got, "cluster.merit:53 {") {
 		t.Errorf("error %v, blocks\n%s", err, got)
 	}
 	// Our own don't count, and come again as they were.
-	all, err := Blocks(byRemote, []string{"gcp", "merit"}, "")
+	all, err := Blocks(both, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := Blocks(byRemote, []string{"gcp", "merit"}, WithBlock("", all)); err != nil || again != all {
+	if again, err := Blocks(both, WithBlock("", all)); err != nil || again != all {
 		t.Errorf("error %v, again\n%s", err, again)
 	}
-	if none, err := Blocks(byRemote, []string{"gcp", "merit"}, all); err != nil || WithBlock("x", none) != "x" {
+	if none, err := Blocks(both, all); err != nil || WithBlock("x", none) != "x" {
 		t.Errorf("error %v, blocks of others twice:\n%s", err, none)
 	}
 }
 
 func TestBlocks(t *testing.T) {
-	got, err := Blocks(map[string]string{"gcp": "g", "merit": "merit"}, []string{"gcp", "merit"}, ".:53 {\n    kubernetes k8s.example\n}\n")
+	got, err := Blocks([]Zone{{"gcp", "g"}, {"merit", "merit"}}, ".:53 {\n    kubernetes k8s.example\n}\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,5 +172,79 @@ func TestBlocks(t *testing.T) {
 	}
 	if strings.Contains(got, "aws") || strings.Contains(got, "cluster.local") {
 		t.Errorf("left of the example:\n%s", got)
+	}
+}
+
+// TestBlocksOfTheDomain refuses zones that would take the cluster's own names: a server
+// block for cluster.local answers NXDOMAIN to kubernetes.default.svc.cluster.local.
+func TestBlocksOfTheDomain(t *testing.T) {
+	corefile := func(domain string) string { return ".:53 {\n    kubernetes " + domain + " in-addr.arpa\n}\n" }
+	for name, c := range map[string]struct {
+		zone   Zone
+		domain string
+		ok     bool
+	}{
+		"another":                  {Zone{"gcp", "gcp"}, "cluster.local", true},
+		"beneath the domain":       {Zone{"gcp", "gcp"}, "cluster", true},
+		"the domain":               {Zone{"gcp", "gcp"}, "cluster.gcp", false},
+		"above the domain":         {Zone{"gcp", "gcp"}, "eu.cluster.gcp", false},
+		"a name that ends like it": {Zone{"gcp", "gcp"}, "mycluster.gcp", true},
+		"that of global services":  {Zone{"gcp", "gcp"}, "cluster.global", false},
+		"local":                    {Zone{"local", "x"}, "cluster.local", false},
+		"global":                   {Zone{"global", "x"}, "cluster.local", false},
+		"no name":                  {Zone{"gcp {\n}\n.", "gcp"}, "cluster.local", false},
+		"no prefix":                {Zone{"gcp", "gcp\n}"}, "cluster.local", false},
+	} {
+		if got, err := Blocks([]Zone{c.zone}, corefile(c.domain)); (err == nil) != c.ok || err != nil && got != "" {
+			t.Errorf("%s: error %v, blocks\n%s", name, err, got)
+		}
+	}
+}
+
+// TestNamesAreChecked renders nothing for what isn't a name, whoever has made it one.
+func TestNamesAreChecked(t *testing.T) {
+	for _, name := range []cluster.Name{"", "..", "a/b", "a\nb", "x?ref=--upload-pack=id", "https://x.example/y", "local"} {
+		for _, c := range []*Cluster{{Name: name, Image: "x"}, {Name: "aws", Remotes: []cluster.Name{name}, Image: "x"}} {
+			if objects, err := c.Render(); err == nil || objects != nil {
+				t.Errorf("%q: %d objects", name, len(objects))
+			}
+		}
+	}
+}
+
+// TestFilesAreTheObjects reads back what is written for a Git repository.
+func TestFilesAreTheObjects(t *testing.T) {
+	c := example()
+	c.Settings["SEMAPHORE_X"] = "---\nkind: ClusterRoleBinding\n# \"'\n"
+	want, err := c.Render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := c.Files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decode(files["semaphore.yaml"])
+	if err != nil || len(got) != len(want) {
+		t.Fatalf("%d objects of %d, error %v", len(got), len(want), err)
+	}
+	for i := range got {
+		if diff := cmp.Diff(want[i].Object, got[i].Object); diff != "" {
+			t.Errorf("object %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+// TestNothingIsFetched holds that what renders manifests can't fetch any: kustomize takes a
+// resource that isn't a file for the address of a repository, and runs git.
+func TestNothingIsFetched(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.Lines(string(out)) {
+		if strings.Contains(name, "kustomize") || strings.Contains(name, "go-getter") {
+			t.Errorf("semaphorectl links %s", name)
+		}
 	}
 }

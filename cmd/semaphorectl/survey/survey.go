@@ -5,10 +5,10 @@ package survey
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 )
 
 // Fact is something that was read, or wasn't.
@@ -134,26 +134,9 @@ func (c *Cluster) Workload(name string) (Workload, bool) {
 	return Workload{}, false
 }
 
-// Kubectl returns a command that a person can give: what clusters say is one word of it
-// each.
+// Kubectl is cli.Kubectl for this cluster.
 func (c *Cluster) Kubectl(format string, args ...any) string {
-	for i, arg := range args {
-		if word, is := arg.(string); is {
-			args[i] = quote(word)
-		}
-	}
-	return "kubectl --context " + quote(c.Context) + " " + fmt.Sprintf(format, args...)
-}
-
-// quote returns a word as a shell takes it, for names that come from elsewhere.
-func quote(word string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@", r)
-	}
-	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	return cli.Kubectl(c.Context, format, args...)
 }
 
 func byName[T any](list []T, name func(*T) string) []T {

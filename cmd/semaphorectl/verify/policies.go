@@ -32,8 +32,11 @@ func guard(ctx context.Context, c *cli.Cluster, f *facts.Facts) (g *probe.Guard,
 		return nil, Untried, "there is no Calico"
 	}
 	g = &probe.Guard{
-		API: api, Remotes: f.Installed.Remotes(),
+		API:    api,
 		Domain: cmp.Or(f.Installed.Settings["SEMAPHORE_POLICY_LABEL_DOMAIN"], "policy.semaphore.uw.io"),
+	}
+	for _, remote := range f.Installed.Settings.Remotes() {
+		g.Remotes = append(g.Remotes, string(remote))
 	}
 	lacking, err := c.Lacks(ctx, g.Rights())
 	if err != nil {

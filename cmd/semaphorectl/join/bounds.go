@@ -1,0 +1,127 @@
+package join
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+)
+
+// A bound is a setting that says what a cluster takes from a remote: addresses of pods
+// that are routed into its tunnel, and of nodes that packets of the tunnel are sent to.
+type bound struct {
+	key, flag, what string
+	prefixes        []netip.Prefix
+	given           bool // by the administrator; otherwise they are the remote's own answers
+	most            int  // prefixes of the remote's own answers
+	bits4, bits6    int  // least length of them
+}
+
+// bounds are those of a remote. Its own answers are taken the first time only, and only
+// as far as no cluster is known to need more: kops has pods in a /11, kubeadm in a /48, and
+// the ranges of nodes are made of addresses, with room for more nodes.
+func (s *side) bounds() []bound {
+	return []bound{
+		{"_POD_SUBNETS", "--pod-subnets", "pods", s.pods, s.podsGiven, 256, 11, 48},
+		{"_NODE_SUBNETS", "--node-subnets", "nodes", s.machines, s.machinesGiven, 16, 16, 64},
+	}
+}
+
+// private are the ranges that a remote may name by itself (RFC 1918, RFC 6598, RFC 4193).
+func private() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
+		netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("fc00::/7"),
+	}
+}
+
+// refused says why prefixes of a remote's own answers don't become a bound; empty: they do.
+func (b *bound) refused() string {
+	if len(b.prefixes) > b.most {
+		return fmt.Sprintf("it names %d ranges, more than %d", len(b.prefixes), b.most)
+	}
+	for _, p := range b.prefixes {
+		least := b.bits6
+		if p.Addr().Is4() {
+			least = b.bits4
+		}
+		switch {
+		case !facts.Cover(private(), []netip.Prefix{p}):
+			return p.String() + " isn't inside a private range (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, fc00::/7)"
+		case p.Bits() < least:
+			return fmt.Sprintf("%s is larger than a /%d", p, least)
+		}
+	}
+	return ""
+}
+
+// agreement is what one cluster is going to take from another one that it hasn't taken so
+// far.
+type agreement struct {
+	cluster, remote string
+	bounds          []bound
+}
+
+// String says it to the administrator.
+func (a agreement) String() string {
+	var parts []string
+	for _, b := range a.bounds {
+		parts = append(parts, b.what+" in "+join(b.prefixes))
+	}
+	return fmt.Sprintf("%s takes from %s: %s, and nothing else", a.cluster, a.remote, strings.Join(parts, "; "))
+}
+
+// asked says whether something of it is the remote's own answer.
+func (a agreement) asked() bool {
+	return slices.ContainsFunc(a.bounds, func(b bound) bool { return !b.given })
+}
+
+// agree holds what remotes say of themselves against what a cluster has for them. New
+// bounds are returned, and faults where they can't be taken from the remotes' answers.
+// What is there is never widened by these: where a remote has outgrown it, that is a
+// warning.
+func agree(f *facts.Facts, remotes []side) ([]agreement, []fault) {
+	var all []agreement
+	var faults []fault
+	for i := range remotes {
+		r := &remotes[i]
+		a := agreement{cluster: f.Name, remote: string(r.name)}
+		for _, b := range r.bounds() {
+			have := f.Installed.Settings[r.name.Variables()+b.key]
+			prefixes, err := facts.Prefixes(have)
+			flag := fmt.Sprintf("%s %s=...", b.flag, r.name)
+			switch {
+			case len(b.prefixes) == 0:
+			case b.given && have == join(b.prefixes):
+			case b.given:
+				a.bounds = append(a.bounds, b)
+			case have == "":
+				if why := b.refused(); why != "" {
+					faults = append(faults, fault{cluster: string(r.name), what: b.what + " are in " + shortened(b.prefixes) + ", by its own word, and " + why,
+						remedy: "say which they may be: " + flag})
+					continue
+				}
+				a.bounds = append(a.bounds, b)
+			case err == nil && !facts.Cover(prefixes, b.prefixes):
+				faults = append(faults, fault{cluster: f.Name, warning: true,
+					what:   fmt.Sprintf("it takes %s of %s in %s only, and %s has some in %s: those outside stay unreachable", b.what, r.name, have, r.name, shortened(b.prefixes)),
+					remedy: "when it should take more, say " + flag})
+			}
+		}
+		if len(a.bounds) > 0 {
+			all = append(all, a)
+		}
+	}
+	return all, faults
+}
+
+// shortened is a list of prefixes for people.
+func shortened(prefixes []netip.Prefix) string {
+	const most = 8
+	if len(prefixes) > most {
+		return join(prefixes[:most]) + fmt.Sprintf(" and %d more", len(prefixes)-most)
+	}
+	return join(prefixes)
+}

@@ -1,0 +1,89 @@
+package join
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+)
+
+// TestBoundsAreNotWidened joins with a neighbour that says it has more than the
+// administrator has ever agreed to: 10.4.0.0/16 would become 8.0.0.0/7, which the agents
+// would route into the tunnel.
+func TestBoundsAreNotWidened(t *testing.T) {
+	const pods, nodes = "SEMAPHORE_REMOTE_GCP_POD_SUBNETS", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS"
+	there := facts.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16", nodes: "10.66.0.0/16"}
+	for name, c := range map[string]struct {
+		there       facts.Settings
+		pods, nodes string // by gcp's own word
+		wishes      Wishes
+		wantPods    string
+		wantNodes   string
+		says        string // of faults and agreements
+	}{
+		"as it was": {there, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", ""},
+		"less":      {there, "10.4.7.0/24", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", ""},
+		"everything": {there, "8.0.0.0/7", "10.66.0.0/16,192.168.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16",
+			"! aws: it takes pods of gcp in 10.4.0.0/16 only, and gcp has some in 8.0.0.0/7"},
+		"another range": {there, "10.8.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "--pod-subnets gcp="},
+		"by the administrator's word": {there, "10.8.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.8.0.0/16,10.4.0.0/16")}},
+			"10.8.0.0/16,10.4.0.0/16", "10.66.0.0/16", "+ aws takes from gcp: pods in 10.8.0.0/16,10.4.0.0/16"},
+		"narrower by the administrator's word": {there, "10.4.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.1.0/24")}},
+			"10.4.1.0/24", "10.66.0.0/16", "+ aws takes from gcp: pods in 10.4.1.0/24"},
+		"the first time": {nil, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16",
+			"? aws takes from gcp: pods in 10.4.0.0/16; nodes in 10.66.0.0/16, and nothing else"},
+		"public, the first time": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{}, "10.4.0.0/16", "203.0.113.0/24", "nodes are in 203.0.113.0/24, by its own word, and 203.0.113.0/24 isn't inside a private range"},
+		"public, and named": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{Machines: map[string][]netip.Prefix{"gcp": subnets(t, "203.0.113.0/24")}}, "10.4.0.0/16", "203.0.113.0/24",
+			"? aws takes from gcp: pods in 10.4.0.0/16; nodes in 203.0.113.0/24, and nothing else"},
+		"too large, the first time": {nil, "10.0.0.0/8", "10.66.0.0/16", Wishes{}, "10.0.0.0/8", "10.66.0.0/16", "10.0.0.0/8 is larger than a /11: say which they may be: --pod-subnets gcp="},
+		"across, the first time":    {nil, "8.0.0.0/7", "10.66.0.0/16", Wishes{}, "8.0.0.0/7", "10.66.0.0/16", "isn't inside a private range"},
+		"all, the first time":       {nil, "0.0.0.0/0", "10.66.0.0/16", Wishes{}, "0.0.0.0/0", "10.66.0.0/16", "isn't inside a private range"},
+		"IPv6 too large":            {nil, "fd00::/32", "10.66.0.0/16", Wishes{}, "fd00::/32", "10.66.0.0/16", "larger than a /48"},
+		"many ranges of nodes":      {nil, "10.4.0.0/16", many(17), Wishes{}, "10.4.0.0/16", many(17), "it names 17 ranges, more than 16"},
+		"nodes without, so far":     {facts.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16"}, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "? aws takes from gcp: nodes in 10.66.0.0/16"},
+		"all named, nothing to ask": {nil, "1.0.0.0/8", "2.0.0.0/8", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.0.0/16")}, Machines: map[string][]netip.Prefix{"gcp": subnets(t, "10.66.1.0/24")}}, "10.4.0.0/16", "10.66.1.0/24", "+ aws takes from gcp"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
+			aws.Installed.Settings = c.there
+			gcp := healthy(t, "gcp", c.pods, "10.104.0.0/16", "10.66.2.2")
+			gcp.Pods, gcp.Machines = subnets(t, c.pods), subnets(t, c.nodes)
+			remotes := []side{c.wishes.side(gcp)}
+			got := settings(aws, remotes, nil)
+			if got[pods] != c.wantPods || got[nodes] != c.wantNodes {
+				t.Errorf("pods in %s, nodes in %s; expected %s and %s", got[pods], got[nodes], c.wantPods, c.wantNodes)
+			}
+			var said []string
+			agreed, faults := agree(aws, remotes)
+			for _, f := range faults {
+				mark := ""
+				if f.warning {
+					mark = "! "
+				}
+				said = append(said, mark+f.String())
+			}
+			for _, a := range agreed {
+				mark := "+ "
+				if a.asked() {
+					mark = "? "
+				}
+				said = append(said, mark+a.String())
+			}
+			all := strings.Join(said, "\n")
+			if !strings.Contains(all, c.says) || c.says == "" && all != "" {
+				t.Errorf("it says\n%s\nexpected %q", all, c.says)
+			}
+		})
+	}
+}
+
+// many are so many /16s, apart from each other.
+func many(n int) string {
+	var words []string
+	for i := range n {
+		words = append(words, fmt.Sprintf("10.%d.0.0/16", 100+2*i))
+	}
+	return strings.Join(words, ",")
+}

@@ -1,0 +1,93 @@
+package join
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/version"
+	fakediscovery "k8s.io/client-go/discovery/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+)
+
+// TestConfirm holds that nothing is taken from a neighbour's own answers without a yes.
+func TestConfirm(t *testing.T) {
+	answers := []agreement{{"aws", "gcp", []bound{{what: "pods"}, {what: "nodes", given: true}}}}
+	named := []agreement{{"aws", "gcp", []bound{{what: "pods", given: true}}}}
+	for name, c := range map[string]struct {
+		agreed   []agreement
+		yes      bool
+		terminal bool
+		typed    string
+		says     string // empty: it goes on
+	}{
+		"yes":                       {answers, false, true, "y\n", ""},
+		"the whole word":            {answers, false, true, " YES\n", ""},
+		"no":                        {answers, false, true, "n\n", "nothing was changed"},
+		"nothing":                   {answers, false, true, "\n", "nothing was changed"},
+		"the end of the input":      {answers, false, true, "", "nothing was changed"},
+		"another word":              {answers, false, true, "yesterday\n", "nothing was changed"},
+		"no terminal":               {answers, false, false, "y\n", "--yes"},
+		"in a script":               {answers, true, false, "", ""},
+		"all named":                 {named, false, false, "", ""},
+		"nothing that wasn't there": {nil, false, false, "", ""},
+	} {
+		var out bytes.Buffer
+		s := &cli.Session{In: strings.NewReader(c.typed), Err: &out, Interactive: c.terminal}
+		err := (&all{Session: s, Options: Options{Yes: c.yes}, agreed: c.agreed}).confirm(t.Context())
+		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: error %v, expected %q", name, err, c.says)
+		}
+	}
+	// Nobody answers, and the time is over.
+	reads, writes, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writes.Close()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	over := errors.New("time is over")
+	cancel(over)
+	s := &cli.Session{In: reads, Err: io.Discard, Interactive: true}
+	if err := (&all{Session: s, agreed: answers}).confirm(ctx); !errors.Is(err, over) {
+		t.Errorf("without an answer: %v", err)
+	}
+}
+
+// TestLeaveTouchesNeighboursOnly leaves a cluster whose settings name another one that the
+// administrator has a context for, and that doesn't know it.
+func TestLeaveTouchesNeighboursOnly(t *testing.T) {
+	template := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: "x", EnvFrom: []corev1.EnvFromSource{{
+		ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "semaphore"}},
+	}}}}}}
+	client := fake.NewClientset(
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: cli.Namespace}},
+		&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: agent, Namespace: cli.Namespace, Labels: map[string]string{"app.kubernetes.io/managed-by": "semaphorectl"}}, Spec: appsv1.DaemonSetSpec{Template: template}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore", Namespace: cli.Namespace}, Data: map[string]string{"SEMAPHORE_CLUSTER_NAME": "merit"}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt", Namespace: metav1.NamespaceSystem}})
+	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.36.3", Minor: "36"}
+	merit := &cli.Cluster{Name: "merit", Context: "merit", Config: &rest.Config{}, Client: client}
+	var out bytes.Buffer
+	if err := leaveNeighbour(t.Context(), &cli.Session{Err: &out}, merit, &cli.Cluster{Name: "aws"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, action := range client.Actions() {
+		if !slices.Contains([]string{"get", "list"}, action.GetVerb()) && action.GetSubresource() == "" && action.GetResource().Resource != "services" {
+			t.Errorf("%s %s", action.GetVerb(), action.GetResource().Resource)
+		}
+	}
+	if !strings.Contains(out.String(), "merit: it has no neighbour aws, and stays as it is") {
+		t.Errorf("it says %q", out.String())
+	}
+}
