@@ -7,6 +7,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"strings"
 )
 
 // Bounds of what one remote cluster can make this process hold. The zero value
@@ -27,6 +28,9 @@ const (
 	// maxDecoded is the most bytes that one object may take in memory: two
 	// bytes of protobuf can stand for the whole struct of a container.
 	maxDecoded = 32 << 20
+	// maxAnswerDecoded is the most bytes that an answer that isn't a list or a watch
+	// may take in memory. The largest is discovery, see TestLargeDiscoveryIsTaken.
+	maxAnswerDecoded = 64 << 20
 	// maxErrorBody is how much is read of an answer that isn't a success.
 	maxErrorBody = 64 << 10
 	// maxListHead is the most bytes of a list beside its items.
@@ -81,11 +85,18 @@ const (
 // Compressed answers are refused: nobody asked for them.
 type answerTransport struct {
 	limit int64 // bytes; 0: none
+	// weigh has answers in JSON read and weighed before client-go decodes them, and
+	// protobuf neither asked for nor taken where the object isn't known.
+	weigh bool
 	next  http.RoundTripper
 }
 
 // RoundTrip implements http.RoundTripper.
 func (t *answerTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if t.weigh && requestOf(req.Context()) == nil && strings.Contains(req.Header.Get("Accept"), typeProtobuf) {
+		req = req.Clone(req.Context())
+		req.Header.Set("Accept", typeJSON)
+	}
 	response, err := t.next.RoundTrip(req)
 	if err != nil {
 		return nil, err
@@ -108,6 +119,13 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 	if t.limit <= 0 {
 		return nil
 	}
+	taking := readingOf(req.Context())
+	if response.StatusCode == http.StatusSwitchingProtocols {
+		if taking != nil && taking.stream {
+			return nil
+		}
+		return errors.New("the server switched to another protocol, which was not asked for")
+	}
 	if coding := response.Header.Get("Content-Encoding"); coding != "" && coding != "identity" {
 		return errors.New("the server answered with a compressed body, which was not asked for")
 	}
@@ -120,15 +138,26 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 		replaceBody(response, &readCloser{io.LimitReader(response.Body, maxErrorBody), response.Body})
 		return nil
 	}
-	if media != typeJSON && media != typeProtobuf {
-		return errors.New("the server answered in another format than JSON or protobuf")
+	if taking != nil {
+		replaceBody(response, &readCloser{&allowance{from: response.Body, whole: taking.most, left: taking.most}, response.Body})
+		return nil
 	}
 	asked := requestOf(req.Context())
+	if media != typeJSON && (media != typeProtobuf || t.weigh && asked == nil) {
+		return fmt.Errorf("the server answered in another format than %s", formats(t.weigh && asked == nil))
+	}
 	switch {
 	case watches(req):
 		replaceBody(response, newFrames(response.Body, media == typeProtobuf, asked))
 	case asked != nil && asked.item != nil:
-		head, err := takeList(&allowance{from: response.Body, whole: t.limit, left: maxListHead}, media == typeProtobuf, asked)
+		from := &allowance{from: response.Body, whole: t.limit, left: maxListHead}
+		if asked.left != nil {
+			from.whole = *asked.left
+		}
+		head, err := takeList(from, media == typeProtobuf, asked)
+		if asked.left != nil {
+			*asked.left -= from.read
+		}
 		if err != nil {
 			return fmt.Errorf("read list: %w", err)
 		}
@@ -136,10 +165,29 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 			return fmt.Errorf("read list: %w", err)
 		}
 		replaceBody(response, io.NopCloser(bytes.NewReader(head)))
+	case t.weigh:
+		body, err := io.ReadAll(&allowance{from: response.Body, whole: t.limit, left: t.limit})
+		if err == nil {
+			err = atMost(body, maxAnswerDecoded)
+		}
+		if err != nil {
+			return fmt.Errorf("read answer: %w", err)
+		}
+		if err := response.Body.Close(); err != nil {
+			return fmt.Errorf("read answer: %w", err)
+		}
+		replaceBody(response, io.NopCloser(bytes.NewReader(body)))
 	default:
 		replaceBody(response, &readCloser{&allowance{from: response.Body, whole: t.limit, left: t.limit}, response.Body})
 	}
 	return nil
+}
+
+func formats(jsonOnly bool) string {
+	if jsonOnly {
+		return "JSON"
+	}
+	return "JSON or protobuf"
 }
 
 // replaceBody gives a response another body, whose length isn't known.

@@ -3,6 +3,9 @@ package kube
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -147,12 +150,40 @@ func (t *kubeconfigTransport) CloseIdleConnections() {
 	utilnet.CloseIdleConnectionsFor(t.current.ca)
 }
 
+// ParseKubeconfig returns what a kubeconfig says. The error names the file, and where the
+// line or the field is known, these, but nothing of the content: a token may be where
+// something else is expected, and a parser's error may quote it.
+func ParseKubeconfig(path string, content []byte) (*clientcmdapi.Config, error) {
+	loaded, err := clientcmd.Load(content)
+	if err == nil {
+		return loaded, nil
+	}
+	var mistyped *json.UnmarshalTypeError
+	if errors.As(err, &mistyped) && mistyped.Field != "" {
+		// The field is of the struct, not of the content; a number may follow its type.
+		kind, _, _ := strings.Cut(mistyped.Value, " ")
+		return nil, fmt.Errorf("load kubeconfig %s: %s can't be of type %s", path, mistyped.Field, kind)
+	}
+	var line int
+	if _, after, found := strings.Cut(err.Error(), "yaml: line "); found {
+		_, _ = fmt.Sscanf(after, "%d", &line) // Zero stays without one.
+	}
+	if line > 0 {
+		return nil, fmt.Errorf("load kubeconfig %s: line %d: no valid YAML", path, line)
+	}
+	var encoded base64.CorruptInputError
+	if errors.As(err, &encoded) {
+		return nil, fmt.Errorf("load kubeconfig %s: a field whose name ends in -data isn't base64", path)
+	}
+	return nil, fmt.Errorf("load kubeconfig %s: no valid YAML or JSON of the kind Config, version v1", path)
+}
+
 // readKubeconfig returns how to reach the cluster of the current context, where its
 // authority comes from, and what the file says of both.
 func readKubeconfig(path string, content []byte) (*rest.Config, caSource, said, error) {
-	loaded, err := clientcmd.Load(content)
+	loaded, err := ParseKubeconfig(path, content)
 	if err != nil {
-		return nil, caSource{}, said{}, fmt.Errorf("load kubeconfig %s: %w", path, err)
+		return nil, caSource{}, said{}, err
 	}
 	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
 	if err != nil {

@@ -17,10 +17,14 @@ type request struct {
 	object  reflect.Type // the struct of an object, as in corev1.Node
 	shape   *shape       // the same in protobuf
 	dropped func()       // called for each object that is too large to be decoded
+	whole   bool         // such an object ends a list
 	// begin and item, of lists only, are called at the start of an answer and
 	// for each of its objects. An error ends the list.
 	begin func()
 	item  func(runtime.Object) error
+	// left is how many bytes the answers to all requests of a list may have in all, less
+	// those that were read; nil: each may have as many as any answer.
+	left *int64
 }
 
 type requestKey struct{}
@@ -36,11 +40,14 @@ func requestOf(ctx context.Context) *request {
 }
 
 // take decodes one item of a list and hands it on. One that can't be decoded is
-// left out alone.
+// left out alone, unless the list is wanted whole.
 func (r *request) take(raw []byte, protobuf bool) error {
 	object, err := r.decode(raw, protobuf)
 	if err != nil {
 		r.dropped()
+		if r.whole {
+			return err
+		}
 		return nil
 	}
 	return r.item(object)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"reflect"
 	"strconv"
 	"strings"
@@ -153,36 +154,68 @@ func eachField(message []byte, visit func(number uint64, content []byte) error) 
 // the API that is an element of something has 1 KiB.
 const valueSize = 1 << 10
 
-// checkJSON is checkProtobuf for JSON, where each value counts as the largest,
-// and each number or text as a quantity.
-func checkJSON(text []byte) error {
-	budget := int64(maxDecoded - len(text))
+// maxDepth is how deeply values in JSON may be nested; decoders go no deeper than ten
+// times as far.
+const maxDepth = 1000
+
+var errTooDeep = errors.New("values that are nested too deeply")
+
+// checkJSON is checkProtobuf for JSON.
+func checkJSON(text []byte) error { return atMost(text, maxDecoded) }
+
+// atMost reports whether JSON may be decoded: it has no more than so much Weight.
+func atMost(text []byte, most int64) error {
+	weight, err := Weight(text)
+	if err == nil && weight > most {
+		err = fmt.Errorf("%w: more than %d bytes", errTooHeavy, most)
+	}
+	return err
+}
+
+// Weight returns what JSON may take in memory, in bytes, once it is decoded, whatever it is
+// decoded into: each object, each list and each element of a list counts as the largest
+// struct, each further member of an object as an entry of a map. An error is that it may
+// not be decoded at all.
+func Weight(text []byte) (int64, error) {
+	const memberSize = entrySize + 2*16 // a text, and an interface or another one
+	weight := int64(len(text))
+	var lists []bool // of what is open, which are lists
 	for i := 0; i < len(text); {
 		token := i
 		switch c := text[i]; {
-		case c == '{' || c == '[' || c == ',':
-			budget -= valueSize
+		case c == '{' || c == '[':
+			if lists = append(lists, c == '['); len(lists) > maxDepth {
+				return 0, errTooDeep
+			}
+			weight += valueSize
+			i++
+		case c == '}' || c == ']':
+			lists = lists[:max(0, len(lists)-1)]
+			i++
+		case c == ',':
+			if len(lists) == 0 || lists[len(lists)-1] {
+				weight += valueSize
+			} else {
+				weight += memberSize
+			}
 			i++
 		case c == '"':
 			i = endOfString(text, i+1)
 			if hardQuantity(text[token+1 : max(token+1, i-1)]) {
-				return errQuantity
+				return 0, errQuantity
 			}
 		case partOfNumber(c):
 			for i < len(text) && partOfNumber(text[i]) {
 				i++
 			}
 			if hardQuantity(text[token:i]) {
-				return errQuantity
+				return 0, errQuantity
 			}
 		default:
 			i++
 		}
 	}
-	if budget < 0 {
-		return errTooHeavy
-	}
-	return nil
+	return weight, nil
 }
 
 // endOfString returns where the string that begins at i ends, behind its quote.

@@ -87,6 +87,33 @@ func TestObjectsThatGrowWhenDecodedAreNotTaken(t *testing.T) {
 	}
 }
 
+func TestWeight(t *testing.T) {
+	const value, member = 1 << 10, 96
+	for text, want := range map[string]int64{
+		`{}`: value, `[{},{}]`: 4 * value, `[1,2,3]`: 3 * value, `{"a":1,"b":2}`: value + member,
+		`{"a":[{"b":",[{"},"\"{"],"c":{}}`: 5*value + member, `1,2`: value, `]]`: 0,
+	} {
+		if got, err := Weight([]byte(text)); err != nil || got != want+int64(len(text)) {
+			t.Errorf("%s: %d, want %d: %v", text, got, want+int64(len(text)), err)
+		}
+	}
+	if _, err := Weight(bytes.Repeat([]byte("["), 5000)); !errors.Is(err, errTooDeep) {
+		t.Errorf("5,000 lists in each other: %v", err)
+	}
+}
+
+// TestLargeDiscoveryIsTaken weighs discovery of 2,000 custom resources.
+func TestLargeDiscoveryIsTaken(t *testing.T) {
+	resource := `{"resource":"widgets","responseKind":{"group":"","version":"","kind":"Widget"},"scope":"Namespaced","singularResource":"widget",` +
+		`"verbs":["delete","deletecollection","get","list","patch","create","update","watch"],"shortNames":["w"],"categories":["crossplane","managed","aws"],` +
+		`"subresources":[{"subresource":"status","responseKind":{"group":"","version":"","kind":"Widget"},"verbs":["get","patch","update"]}]}`
+	list := func(one string, n int) string { return "[" + strings.TrimSuffix(strings.Repeat(one+",", n), ",") + "]" }
+	group := `{"metadata":{"name":"a.example.org","creationTimestamp":null},"versions":[{"version":"v1","resources":` + list(resource, 20) + `,"freshness":"Current"}]}`
+	if err := atMost([]byte(`{"kind":"APIGroupDiscoveryList","items":`+list(group, 100)+`}`), maxAnswerDecoded); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestQuantitiesThatTakeForEverAreNotTaken(t *testing.T) {
 	for text, hard := range map[string]bool{
 		"": false, "110": false, "64Gi": false, "0.5": false, "1e3": false, "1e-3": false, "1E9": false, "100m": false, "1e2147483647": false,
