@@ -17,6 +17,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	session := cli.NewSession(os.Stdin, os.Stdout, os.Stderr, os.LookupEnv)
+	session.AdoptLogs()
 	code := cli.Run(ctx, session, newRoot(session, calledAs(os.Args[0])), os.Args[1:])
 	stop()
 	os.Exit(code)

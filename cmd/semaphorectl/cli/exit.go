@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -64,13 +65,50 @@ func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) in
 	case !cmd.HasParent() || strings.HasPrefix(err.Error(), "unknown command"):
 		code = ExitUsage
 	}
-	for line := range strings.Lines(err.Error()) {
-		s.Fail("%s", strings.TrimSuffix(line, "\n"))
+	text := err.Error()
+	if code != ExitUsage {
+		text = joined(err)
+	}
+	lines := slices.Collect(strings.Lines(text))
+	for _, line := range lines[:min(len(lines), mostLines)] {
+		s.Fail("%s", line)
+	}
+	if more := len(lines) - mostLines; more > 0 {
+		s.Fail("and %d lines more", more)
 	}
 	if code == ExitUsage {
 		s.Say("%s --help says more", cmd.CommandPath())
 	}
 	return code
+}
+
+// mostLines is how many lines of an error are printed.
+const mostLines = 200
+
+// joined returns an error's text with the lines that this program has made of it, by joining
+// errors: what is in one error alone is on one line, since a cluster may have said it.
+func joined(err error) string {
+	text := err.Error()
+	var within func(error)
+	within = func(err error) {
+		switch e := err.(type) { //nolint:errorlint // It walks what is wrapped.
+		case interface{ Unwrap() []error }:
+			for _, one := range e.Unwrap() {
+				within(one)
+			}
+			return
+		case interface{ Unwrap() error }:
+			if one := e.Unwrap(); one != nil {
+				within(one)
+				return
+			}
+		}
+		if one := err.Error(); strings.Contains(one, "\n") {
+			text = strings.ReplaceAll(text, one, strings.ReplaceAll(strings.TrimRight(one, "\n"), "\n", "; "))
+		}
+	}
+	within(err)
+	return text
 }
 
 // usage has wrong arguments of all commands exit as such.
