@@ -2,6 +2,7 @@ package kubelet_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
@@ -25,6 +27,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // ourImage is the name of the image that is loaded on the nodes.
@@ -72,6 +75,7 @@ func (l *lab) joined(t *testing.T) {
 			t.Errorf("changed (-before +after):\n%s", diff)
 		}
 	})
+	t.Run("reports are read by commands in pods", l.reported)
 	t.Run("pods try each other", l.verified)
 	t.Run("tokens", func(t *testing.T) {
 		for _, args := range [][]string{{"tokens", "aws", "gcp"}, {"tokens", "--revoke", "aws", "gcp"}} {
@@ -97,6 +101,35 @@ func (l *lab) joined(t *testing.T) {
 		l.same(t, before)
 	})
 	t.Run("interrupted after each step", func(t *testing.T) { l.interrupted(t, before) })
+}
+
+// reported has the agents' command "status" run in their pods, by kubelets.
+func (l *lab) reported(t *testing.T) {
+	for _, c := range l.clusters {
+		config := rest.CopyConfig(c.RESTConfig())
+		kube.Bound(config, 1<<20)
+		one := &cli.Cluster{Name: c.Name, Config: config, Client: c.Client()}
+		agents, err := c.Client().CoreV1().Pods(programs.Namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=semaphore-wireguard"})
+		must(t, err)
+		if len(agents.Items) == 0 {
+			t.Errorf("%s has no agents", c.Name)
+		}
+		for i := range agents.Items {
+			pod := agents.Items[i].Name
+			// The exit code says how things are.
+			report, err := one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/semaphore-wireguard", "status", "-o", "json"}, 1<<20)
+			if !json.Valid(report) || len(report) == 0 {
+				t.Errorf("%s: %s: report %q: %v", c.Name, pod, report, err)
+			}
+			_, err = one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/semaphore-wireguard", "status", "-o", "json"}, 10)
+			if err == nil || !strings.Contains(err.Error(), "output of more than 10 bytes") {
+				t.Errorf("%s: %s: a report of 10 bytes: %v", c.Name, pod, err)
+			}
+			if out, err := one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/none"}, 1<<20); err == nil {
+				t.Errorf("%s: %s: a command that isn't there printed %q", c.Name, pod, out)
+			}
+		}
+	}
 }
 
 // serveMeter makes a service of a cluster's meter, which other clusters are to mirror.

@@ -118,7 +118,8 @@ func TestOtherPrefix(t *testing.T) {
 	}
 }
 
-// TestMalformedKubeconfigIsNotQuoted has a secret where something else is expected.
+// TestMalformedKubeconfigIsNotQuoted parses kubeconfigs with a secret where something else is
+// expected.
 func TestMalformedKubeconfigIsNotQuoted(t *testing.T) {
 	const start = "apiVersion: v1\nkind: Config\nusers:\n- name: u\n  user:\n"
 	for content, want := range map[string]string{

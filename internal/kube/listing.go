@@ -89,8 +89,9 @@ func (l Listing) Each(ctx context.Context, list func(context.Context, metav1.Lis
 			refused = fmt.Errorf("a list of more than %d objects", l.Objects)
 			return refused
 		}
-		if refused = take(object); refused != nil {
-			return refused
+		if err := take(object); err != nil {
+			refused = err
+			return err
 		}
 		return ctx.Err()
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +47,10 @@ func run(t *testing.T, do func(*Session, context.Context, []string) error, args 
 	return Run(t.Context(), s, root, append([]string{"--kubeconfig", file}, args...)), out.String()
 }
 
+func thousand() []error {
+	return slices.Repeat([]error{errors.New("bad")}, 1000)
+}
+
 func TestExitCodes(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
@@ -55,6 +60,8 @@ func TestExitCodes(t *testing.T) {
 	}{
 		"done":             {[]string{"do", "x"}, nil, ExitOK, ""},
 		"failed":           {[]string{"do", "x"}, errors.Join(errors.New("one"), errors.New("two")), ExitFailed, "✗ one\n✗ two\n"},
+		"lines of others":  {[]string{"do", "x"}, fmt.Errorf("%w\nagain", errors.Join(fmt.Errorf("one: %w", errors.New("bad\n✓ well")), fmt.Errorf("%s", "two\n"))), ExitFailed, "✗ one: bad; \\u2713 well\n✗ two\n✗ again\n"},
+		"very many lines":  {[]string{"do", "x"}, errors.Join(thousand()...), ExitFailed, "✗ bad\n✗ and 800 lines more\n"},
 		"unknown":          {[]string{"do", "x"}, Exit(ExitUnknown), ExitUnknown, ""},
 		"wrong use":        {[]string{"do", "x"}, Usage(errors.New("bad")), ExitUsage, "✗ bad\nsemaphorectl do --help says more\n"},
 		"too few":          {[]string{"do"}, nil, ExitUsage, "--help says more"},
@@ -129,6 +136,24 @@ func TestTimeout(t *testing.T) {
 	}, "do", "--timeout", time.Millisecond.String(), "x")
 	if code != ExitFailed || !strings.Contains(printed, "not done within 1ms; --timeout allows more") {
 		t.Errorf("exit code %d, printed %q", code, printed)
+	}
+}
+
+// TestMalformedKubeconfig reads a kubeconfig with a token where something else is expected.
+func TestMalformedKubeconfig(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, []byte(kubeconfig+"- *secret-words\n\t:"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := NewSession(nil, nil, nil, func(string) (string, bool) { return "", false })
+	s.kubeconfig = file
+	_, err := s.Clusters([]string{"aws"})
+	if err == nil || !strings.Contains(err.Error(), file+": line 13: no valid YAML") || strings.Contains(err.Error(), "secret-words") {
+		t.Error(err)
+	}
+	s.kubeconfig = file + "-missing"
+	if _, err := s.Clusters([]string{"aws"}); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Error(err)
 	}
 }
 

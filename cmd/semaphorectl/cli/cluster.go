@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 
@@ -17,6 +16,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
@@ -56,9 +56,9 @@ func (s *Session) Clusters(names []string) ([]*Cluster, error) {
 	if len(errs) > 0 {
 		return nil, Usage(errors.Join(errs...))
 	}
-	config, err := s.rules().Load()
+	config, err := s.load()
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+		return nil, err
 	}
 	var clusters []*Cluster
 	for _, name := range names {
@@ -99,7 +99,7 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 	rest.QPS, rest.Burst = -1, -1
 	rest.UserAgent = "semaphorectl/" + process.Version()
 	rest.WarningHandlerWithContext = noWarnings
-	rest.Wrap(func(next http.RoundTripper) http.RoundTripper { return &bounded{next, mostAnswered} })
+	kube.Bound(rest, mostAnswered)
 	c := &Cluster{Name: name, Context: context, Server: rest.Host, Insecure: rest.Insecure, Config: rest}
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
@@ -117,9 +117,9 @@ func (s *Session) Cluster(name string) (*Cluster, error) {
 	if err := validName(name); err != nil {
 		return nil, Usage(err)
 	}
-	config, err := s.rules().Load()
+	config, err := s.load()
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+		return nil, err
 	}
 	return s.cluster(config, name)
 }

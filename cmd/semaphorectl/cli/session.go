@@ -4,8 +4,10 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -16,6 +18,9 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // Namespace is where the manifests put everything.
@@ -67,10 +72,37 @@ func (s *Session) rules() *clientcmd.ClientConfigLoadingRules {
 	return rules
 }
 
+// load reads the kubeconfig. The error names the file, and says nothing of its content: a
+// token may be where something else is expected.
+func (s *Session) load() (*clientcmdapi.Config, error) {
+	rules := s.rules()
+	config, err := rules.Load()
+	if err == nil {
+		return config, nil
+	}
+	files := rules.GetLoadingPrecedence()
+	if rules.ExplicitPath != "" {
+		files = []string{rules.ExplicitPath}
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) && file != rules.ExplicitPath {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the kubeconfig: %w", err)
+		}
+		if _, err := kube.ParseKubeconfig(file, content); err != nil {
+			return nil, err
+		}
+	}
+	return nil, errors.New("read the kubeconfig: its files, each of which can be read, don't fit together")
+}
+
 // CompleteClusters completes names of clusters by the contexts of the kubeconfig, for
 // ValidArgsFunction.
 func (s *Session) CompleteClusters(_ *cobra.Command, args []string, start string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	config, err := s.rules().Load()
+	config, err := s.load()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

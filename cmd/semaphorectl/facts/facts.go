@@ -13,12 +13,16 @@ import (
 	"strings"
 	"sync"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/discovery"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
@@ -133,7 +137,7 @@ func ReadAll(ctx context.Context, clusters []*cli.Cluster) []*Facts {
 // Read reads all that can be read.
 func Read(ctx context.Context, c *cli.Cluster) *Facts {
 	f := &Facts{Name: c.Name}
-	version, err := c.Client.Discovery().ServerVersion()
+	version, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(ctx)
 	if err != nil {
 		// Whatever else is asked fails, too.
 		f.Unread = append(f.Unread, fmt.Errorf("the API server at %s doesn't answer: %w", c.Server, err))
@@ -158,12 +162,7 @@ func Read(ctx context.Context, c *cli.Cluster) *Facts {
 }
 
 func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
-	list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for i := range list.Items {
-		n := &list.Items[i]
+	err := cli.List(ctx, c.Client.CoreV1().Nodes(), metav1.ListOptions{}, func(n *corev1.Node) error {
 		if faults := validation.IsDNS1123Subdomain(n.Name); len(faults) > 0 {
 			return &InvalidError{"a Node", "metadata.name", fmt.Errorf("%.80q is no name of a node", n.Name)}
 		}
@@ -189,6 +188,11 @@ func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
 			}
 		}
 		f.Nodes = append(f.Nodes, node)
+		return nil
+	})
+	if err != nil {
+		f.Nodes = nil // Some of them are no answer.
+		return err
 	}
 	f.Machines = machines(f.Nodes)
 	return nil
@@ -234,25 +238,20 @@ func (f *Facts) readAuthority(ctx context.Context, c *cli.Cluster) error {
 const mostCertificates = 65536
 
 func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
-	list, err := c.Client.CoreV1().ConfigMaps("kube-system").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for i := range list.Items {
-		m := &list.Items[i]
+	return cli.List(ctx, c.Client.CoreV1().ConfigMaps("kube-system"), metav1.ListOptions{}, func(m *corev1.ConfigMap) error {
 		corefile, has := m.Data["Corefile"]
 		if !has || !strings.Contains(m.Name, "coredns") || strings.Contains(m.Name, "autopath") {
-			continue
+			return nil
 		}
 		if f.DNS != nil && m.Name != "coredns" {
-			continue // A copy, as it may be.
+			return nil // A copy, as it may be.
 		}
 		f.DNS = &DNS{Namespace: m.Namespace, Name: m.Name, Corefile: corefile}
 		for line := range strings.Lines(corefile) {
 			f.DNS.Reloads = f.DNS.Reloads || strings.HasPrefix(strings.TrimSpace(line), "reload")
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // programs are the workloads, by the tool that they are.
@@ -271,19 +270,19 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 		f.Installed.Restricted = level
 	}
 	var templates []corev1.PodTemplateSpec
-	sets, err := c.Client.AppsV1().DaemonSets(cli.Namespace).List(ctx, metav1.ListOptions{})
+	err = cli.List(ctx, c.Client.AppsV1().DaemonSets(cli.Namespace), metav1.ListOptions{}, func(s *appsv1.DaemonSet) error {
+		f.tool(s, &s.Spec.Template, &templates)
+		return nil
+	})
 	if err != nil {
 		return err
 	}
-	for i := range sets.Items {
-		f.tool(&sets.Items[i], &sets.Items[i].Spec.Template, &templates)
-	}
-	deployments, err := c.Client.AppsV1().Deployments(cli.Namespace).List(ctx, metav1.ListOptions{})
+	err = cli.List(ctx, c.Client.AppsV1().Deployments(cli.Namespace), metav1.ListOptions{}, func(d *appsv1.Deployment) error {
+		f.tool(d, &d.Spec.Template, &templates)
+		return nil
+	})
 	if err != nil {
 		return err
-	}
-	for i := range deployments.Items {
-		f.tool(&deployments.Items[i], &deployments.Items[i].Spec.Template, &templates)
 	}
 	slices.Sort(f.Installed.Tools)
 	for _, t := range templates {
@@ -325,11 +324,9 @@ func (f *Facts) readServers(ctx context.Context, c *cli.Cluster) {
 	if u, err := url.Parse(c.Server); err == nil && u.Scheme == "https" && !loopback(u.Hostname()) {
 		f.Servers = append(f.Servers, strings.TrimSuffix(c.Server, "/"))
 	}
-	own, err := c.Client.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
-	if err != nil {
-		return // It is one more way, not one that is needed.
-	}
-	for _, s := range own.Items {
+	// It is one more way, not one that is needed.
+	of := metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"}
+	_ = cli.List(ctx, c.Client.DiscoveryV1().EndpointSlices("default"), of, func(s *discoveryv1.EndpointSlice) error {
 		for _, p := range s.Ports {
 			for _, e := range s.Endpoints {
 				if p.Port == nil || len(e.Addresses) == 0 {
@@ -345,7 +342,8 @@ func (f *Facts) readServers(ctx context.Context, c *cli.Cluster) {
 				}
 			}
 		}
-	}
+		return nil
+	})
 }
 
 func loopback(host string) bool {
@@ -356,15 +354,17 @@ func loopback(host string) bool {
 // readServices finds where ClusterIPs are: ServiceCIDRs of Kubernetes 1.33 on, or what
 // the API server says of an address that can't be.
 func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
-	cidrs, err := c.Client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
-	if err == nil && len(cidrs.Items) > 0 {
-		for _, item := range cidrs.Items {
-			for _, text := range item.Spec.CIDRs {
-				if prefix, err := netip.ParsePrefix(text); err == nil {
-					f.Services = append(f.Services, prefix.Masked())
-				}
+	found := 0
+	err := cli.List(ctx, c.Client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, func(item *networkingv1.ServiceCIDR) error {
+		found++
+		for _, text := range item.Spec.CIDRs {
+			if prefix, err := netip.ParsePrefix(text); err == nil {
+				f.Services = append(f.Services, prefix.Masked())
 			}
 		}
+		return nil
+	})
+	if err == nil && found > 0 {
 		return nil
 	}
 	_, err = c.Client.CoreV1().Services("default").Create(ctx, &corev1.Service{
@@ -387,11 +387,17 @@ func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
 	return nil
 }
 
-// listAll reads objects of a kind that may not be there.
-func listAll(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource) ([]unstructured.Unstructured, error) {
-	found, err := c.Dynamic.Resource(resource).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	return found.Items, nil
+// prefixesOf reads, of the objects of a kind that may not be there, the prefixes that get
+// finds in them.
+func prefixesOf(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource, get func(*unstructured.Unstructured) []string) ([]netip.Prefix, error) {
+	var found []netip.Prefix
+	err := cli.ListUntyped(ctx, c.Dynamic.Resource(resource), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+		for _, text := range get(o) {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				found = append(found, p.Masked())
+			}
+		}
+		return nil
+	})
+	return compact(found), err
 }

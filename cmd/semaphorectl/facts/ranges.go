@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -27,7 +28,7 @@ func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
 // readPlugin finds the network plugin, and what it needs.
 func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
 	for _, api := range kube.CalicoAPIs("auto") {
-		if served(c, PoolsOf(api)) {
+		if served(ctx, c, PoolsOf(api)) {
 			f.Calico, f.Plugin = api, "Calico"
 			break
 		}
@@ -54,8 +55,9 @@ func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
 	}
 }
 
-func served(c *cli.Cluster, resource schema.GroupVersionResource) bool {
-	found, err := c.Client.Discovery().ServerResourcesForGroupVersion(resource.GroupVersion().String())
+func served(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource) bool {
+	all := discovery.ToServerResourcesInterfaceWithContext(c.Client.Discovery())
+	found, err := all.ServerResourcesForGroupVersionWithContext(ctx, resource.GroupVersion().String())
 	if err != nil {
 		return false
 	}
@@ -83,28 +85,19 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) {
 	}
 	nodes = compact(nodes)
 	if f.Calico.Version != "" {
-		if items, err := listAll(ctx, c, PoolsOf(f.Calico)); err == nil {
-			if pools := enabled(items); len(pools) > 0 {
-				f.Pods, f.PodsFrom, f.PodsSure = pools, "Calico's IP pools", true
-				return
-			}
+		if pools, err := prefixesOf(ctx, c, PoolsOf(f.Calico), enabled); err == nil && len(pools) > 0 {
+			f.Pods, f.PodsFrom, f.PodsSure = pools, "Calico's IP pools", true
+			return
 		}
 	}
 	if f.Plugin == "Cilium" {
-		if items, err := listAll(ctx, c, ciliumNodes); err == nil {
-			var found []netip.Prefix
-			for _, item := range items {
-				cidrs, _, _ := unstructured.NestedStringSlice(item.Object, "spec", "ipam", "podCIDRs")
-				for _, cidr := range cidrs {
-					if p, err := netip.ParsePrefix(cidr); err == nil {
-						found = append(found, p.Masked())
-					}
-				}
-			}
-			if len(found) > 0 {
-				f.Pods, f.PodsFrom = compact(found), "CiliumNodes"
-				return
-			}
+		found, err := prefixesOf(ctx, c, ciliumNodes, func(o *unstructured.Unstructured) []string {
+			cidrs, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "ipam", "podCIDRs")
+			return cidrs
+		})
+		if err == nil && len(found) > 0 {
+			f.Pods, f.PodsFrom = found, "CiliumNodes"
+			return
 		}
 	}
 	for _, name := range []string{"kubeadm-config", "kube-proxy"} {
@@ -128,17 +121,14 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) {
 	f.Pods, f.PodsFrom = nodes, "podCIDRs of the nodes"
 }
 
-// enabled are the ranges of the pools that pods get addresses from.
-func enabled(items []unstructured.Unstructured) []netip.Prefix {
-	var pools []netip.Prefix
-	for _, item := range items {
-		disabled, _, _ := unstructured.NestedBool(item.Object, "spec", "disabled")
-		cidr, _, _ := unstructured.NestedString(item.Object, "spec", "cidr")
-		if p, err := netip.ParsePrefix(cidr); err == nil && !disabled {
-			pools = append(pools, p.Masked())
-		}
+// enabled is the range of a pool that pods get addresses from.
+func enabled(pool *unstructured.Unstructured) []string {
+	disabled, _, _ := unstructured.NestedBool(pool.Object, "spec", "disabled")
+	cidr, _, _ := unstructured.NestedString(pool.Object, "spec", "cidr")
+	if disabled {
+		return nil
 	}
-	return compact(pools)
+	return []string{cidr}
 }
 
 // Cover says whether all of the inner prefixes are inside outer ones.

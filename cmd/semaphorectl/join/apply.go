@@ -26,9 +26,9 @@ func workload(o *unstructured.Unstructured) bool {
 }
 
 // resource is where an object of a kind is.
-func resource(c *cli.Cluster, o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
+func resource(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
 	kind := o.GroupVersionKind()
-	mapping, err := c.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	mapping, err := c.Mapper.RESTMappingWithContext(ctx, kind.GroupKind(), kind.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func apply(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruct
 }
 
 func applyOne(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) (changed bool, err error) {
-	objects, err := resource(c, o)
+	objects, err := resource(ctx, c, o)
 	if err != nil {
 		return false, err
 	}
@@ -109,7 +109,7 @@ func ours(o metav1.Object) bool { return o.GetLabels()[manifests.ManagedLabel] =
 func foreign(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) []fault {
 	var faults []fault
 	for _, o := range objects {
-		interfaces, err := resource(c, o)
+		interfaces, err := resource(ctx, c, o)
 		if err != nil {
 			faults = append(faults, fault{cluster: c.Name, what: "it serves no " + o.GroupVersionKind().String(), remedy: "update Kubernetes"})
 			continue
@@ -131,7 +131,7 @@ func foreign(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstru
 // kinds are all that the manifests are made of, Calico's pools, and its network policies,
 // of which a verify that was killed leaves one, in the order in which they are deleted: what
 // works first, then its rights, the namespace last.
-func kinds(c *cli.Cluster) []schema.GroupVersionResource {
+func kinds(ctx context.Context, c *cli.Cluster) []schema.GroupVersionResource {
 	var all []schema.GroupVersionResource
 	for _, text := range []string{
 		"apps/v1/daemonsets", "apps/v1/deployments", "batch/v1/cronjobs", "batch/v1/jobs", "policy/v1/poddisruptionbudgets",
@@ -144,24 +144,35 @@ func kinds(c *cli.Cluster) []schema.GroupVersionResource {
 	} {
 		parts := strings.Split("/"+text, "/")
 		r := schema.GroupVersionResource{Group: parts[len(parts)-3], Version: parts[len(parts)-2], Resource: parts[len(parts)-1]}
-		if _, err := c.Mapper.ResourceFor(r); err == nil {
+		if _, err := c.Mapper.ResourceForWithContext(ctx, r); err == nil {
 			all = append(all, r)
 		}
 	}
 	return all
 }
 
-// owned lists what this tool has made in a cluster, by resource.
+// owned lists what this tool has made in a cluster, by resource: of each object what names
+// it.
 func owned(ctx context.Context, c *cli.Cluster) (map[schema.GroupVersionResource][]unstructured.Unstructured, error) {
 	found := map[schema.GroupVersionResource][]unstructured.Unstructured{}
 	var errs []error
-	for _, r := range kinds(c) {
-		list, err := c.Dynamic.Resource(r).List(ctx, metav1.ListOptions{LabelSelector: manifests.ManagedLabel + "=" + manifests.Manager})
+	for _, r := range kinds(ctx, c) {
+		kind, err := c.Mapper.KindForWithContext(ctx, r)
+		if err == nil {
+			err = cli.ListUntyped(ctx, c.Dynamic.Resource(r), metav1.ListOptions{LabelSelector: manifests.ManagedLabel + "=" + manifests.Manager}, func(o *unstructured.Unstructured) error {
+				var named unstructured.Unstructured
+				named.SetGroupVersionKind(kind)
+				named.SetNamespace(o.GetNamespace())
+				named.SetName(o.GetName())
+				named.SetUID(o.GetUID())
+				found[r] = append(found[r], named)
+				return nil
+			})
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: list %s: %w", c.Name, r.Resource, err))
-			continue
+			delete(found, r)
 		}
-		found[r] = list.Items
 	}
 	return found, errors.Join(errs...)
 }
@@ -175,7 +186,7 @@ func remove(ctx context.Context, c *cli.Cluster, stay []*unstructured.Unstructur
 	}
 	all, err := owned(ctx, c)
 	errs := []error{err}
-	for _, r := range kinds(c) {
+	for _, r := range kinds(ctx, c) {
 		for _, o := range all[r] {
 			if keep[key{o.GetKind(), o.GetNamespace(), o.GetName()}] || len(stay) > 0 && kept(&o) {
 				continue

@@ -155,7 +155,7 @@ func (a *all) waitAll(ctx context.Context) error {
 
 // rolledOut waits until all pods of a workload are of its newest generation, and ready.
 func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) error {
-	objects, err := resource(c, o)
+	objects, err := resource(ctx, c, o)
 	if err != nil {
 		return err
 	}

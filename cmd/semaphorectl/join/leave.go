@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -162,7 +163,11 @@ func deleteSets(ctx context.Context, c *cli.Cluster, f *facts.Facts, selector st
 // served has none.
 func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResource, namespace, selector string) error {
 	objects := c.Dynamic.Resource(r).Namespace(namespace)
-	list, err := objects.List(ctx, metav1.ListOptions{LabelSelector: selector})
+	var found []string
+	err := cli.ListUntyped(ctx, objects, metav1.ListOptions{LabelSelector: selector}, func(o *unstructured.Unstructured) error {
+		found = append(found, o.GetName())
+		return nil
+	})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -170,9 +175,9 @@ func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResourc
 		return fmt.Errorf("%s: list %s: %w", c.Name, r.Resource, err)
 	}
 	var errs []error
-	for _, o := range list.Items {
-		if err := objects.Delete(ctx, o.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("%s: delete %s %s: %w", c.Name, o.GetKind(), o.GetName(), err))
+	for _, name := range found {
+		if err := objects.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: delete %s %s: %w", c.Name, r.Resource, name, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -228,12 +233,10 @@ func stopControllers(ctx context.Context, c *cli.Cluster) error {
 		return err
 	}
 	return poll(ctx, func(ctx context.Context) error {
-		pods, err := c.Client.CoreV1().Pods(cli.Namespace).List(ctx, metav1.ListOptions{
-			LabelSelector: "app.kubernetes.io/name in (semaphore-service-mirror, semaphore-policy)"})
-		if err == nil && len(pods.Items) > 0 {
-			err = fmt.Errorf("pod %s still runs", pods.Items[0].Name)
-		}
-		return err
+		both := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name in (semaphore-service-mirror, semaphore-policy)"}
+		return cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), both, func(p *corev1.Pod) error {
+			return fmt.Errorf("pod %s still runs", p.Name)
+		})
 	})
 }
 
@@ -292,28 +295,25 @@ func cleaned(ctx context.Context, c *cli.Cluster) error {
 	if s := set.Status; s.ObservedGeneration < set.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled {
 		return fmt.Errorf("%s: %d of %d agents were told to", c.Name, s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
 	}
-	pods, err := c.Client.CoreV1().Pods(cli.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + agent})
-	if err != nil {
-		return err
-	}
-	for i := range pods.Items {
-		if p := &pods.Items[i]; !hasCleaned(p) {
+	agents := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + agent}
+	err = cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), agents, func(p *corev1.Pod) error {
+		if !hasCleaned(p) {
 			return fmt.Errorf("%s: node %s: pod %s hasn't removed everything yet: %s says why; a node that is gone for good has to be deleted",
 				c.Name, p.Spec.NodeName, p.Name, cli.Kubectl(c.Context, "-n %s logs %s", cli.Namespace, p.Name))
 		}
-	}
-	nodes, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		return nil
+	})
 	if err != nil {
 		return err
 	}
-	for i := range nodes.Items {
-		for name := range nodes.Items[i].Annotations {
+	return cli.List(ctx, c.Client.CoreV1().Nodes(), metav1.ListOptions{}, func(n *corev1.Node) error {
+		for name := range n.Annotations {
 			if _, administrators := facts.Location(name); !administrators && strings.Contains(name, "wireguard.semaphore.uw.io/") {
-				return fmt.Errorf("%s: node %s has the annotation %s", c.Name, nodes.Items[i].Name, name)
+				return fmt.Errorf("%s: node %s has the annotation %s", c.Name, n.Name, name)
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func hasCleaned(p *corev1.Pod) bool {
@@ -334,7 +334,7 @@ func waitGone(ctx context.Context, c *cli.Cluster) error {
 		if err != nil {
 			return err
 		}
-		for _, r := range kinds(c) {
+		for _, r := range kinds(ctx, c) {
 			for _, o := range all[r] {
 				return fmt.Errorf("%s: %s %s is still there", c.Name, o.GetKind(), o.GetName())
 			}

@@ -24,7 +24,7 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 		{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 	}
 	for _, o := range objects {
-		mapping, err := c.Mapper.RESTMapping(o.GroupVersionKind().GroupKind(), o.GroupVersionKind().Version)
+		mapping, err := c.Mapper.RESTMappingWithContext(ctx, o.GroupVersionKind().GroupKind(), o.GroupVersionKind().Version)
 		if err != nil {
 			continue // That is another fault.
 		}

@@ -348,9 +348,13 @@ func (g *guarding) listed(ctx context.Context, from string, wanted []string) (wh
 	last := errors.New("no answer")
 	for {
 		once, done := context.WithTimeout(ctx, answerWithin)
-		list, err := sets.List(once, metav1.ListOptions{LabelSelector: g.set(g.id, from).String()})
+		missing := wanted
+		err := cli.ListUntyped(once, sets, metav1.ListOptions{LabelSelector: g.set(g.id, from).String()}, func(o *unstructured.Unstructured) error {
+			missing = lacking(o, missing)
+			return nil
+		})
 		done()
-		if err == nil && contains(list.Items, wanted) {
+		if err == nil && len(missing) == 0 && len(wanted) > 0 {
 			return "", nil
 		}
 		if err == nil || ctx.Err() == nil {
@@ -367,18 +371,11 @@ func (g *guarding) listed(ctx context.Context, from string, wanted []string) (wh
 	}
 }
 
-// contains tells whether sets have all addresses.
-func contains(sets []unstructured.Unstructured, wanted []string) bool {
-	var nets []string
-	for i := range sets {
-		some, _, _ := unstructured.NestedStringSlice(sets[i].Object, "spec", "nets")
-		nets = append(nets, some...)
-	}
-	for _, text := range wanted {
+// lacking returns which addresses a set doesn't have.
+func lacking(set *unstructured.Unstructured, wanted []string) []string {
+	nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
+	return slices.DeleteFunc(slices.Clone(wanted), func(text string) bool {
 		ip, err := netip.ParseAddr(text)
-		if err != nil || !slices.Contains(nets, netip.PrefixFrom(ip, ip.BitLen()).String()) {
-			return false
-		}
-	}
-	return len(wanted) > 0
+		return err == nil && slices.Contains(nets, netip.PrefixFrom(ip, ip.BitLen()).String())
+	})
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -176,17 +177,28 @@ func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result,
 		if state.Terminated == nil {
 			return false, nil
 		}
-		var r reach.Result
-		if json.Unmarshal([]byte(state.Terminated.Message), &r) != nil {
-			return false, fmt.Errorf("it ended with code %d: %s", state.Terminated.ExitCode, state.Terminated.Message)
+		if result, err = resultOf(state.Terminated); err != nil {
+			return false, fmt.Errorf("it ended with code %d: %w", state.Terminated.ExitCode, err)
 		}
-		result = &r
 		return true, nil
 	})
 	if wait.Interrupted(err) {
 		err = fmt.Errorf("%w: %s", context.Cause(ctx), last)
 	}
 	return result, err
+}
+
+// mostResult is the most bytes of a result: kubelets take messages of 4 KiB from a
+// container, and of 12 KiB from all of a pod's.
+const mostResult = 16 << 10
+
+// resultOf reads what a pod has found out. An error has what it says instead.
+func resultOf(ended *corev1.ContainerStateTerminated) (*reach.Result, error) {
+	var r reach.Result
+	if len(ended.Message) > mostResult || json.Unmarshal([]byte(ended.Message), &r) != nil {
+		return nil, errors.New(printable.Text(ended.Message, printable.Short))
+	}
+	return &r, nil
 }
 
 // longest is how long a pod may take to be as it is to be.
@@ -215,11 +227,11 @@ func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*core
 				return false, errors.New(w.Reason + " " + w.Message)
 			}
 			if ended := status.State.Terminated; ended != nil {
-				var result reach.Result
-				if json.Unmarshal([]byte(ended.Message), &result) == nil && result.Met != "" {
+				result, err := resultOf(ended)
+				if err == nil && result.Met != "" {
 					return false, errors.New("no answer of pods: " + result.Met)
 				}
-				return false, fmt.Errorf("the temporary pod ended with code %d: %s", ended.ExitCode, ended.Message)
+				return false, fmt.Errorf("the temporary pod ended with code %d: %s", ended.ExitCode, printable.Text(ended.Message, printable.Short))
 			}
 		}
 		return false, nil

@@ -1,7 +1,7 @@
 package survey
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,14 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/remotecommand"
-	"k8s.io/klog/v2"
-
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -90,6 +84,9 @@ func reported[R any](ctx context.Context, t *taker, to *Reported[R], p program, 
 			report := new(R)
 			body, err := get(ctx, to.Pod.Name, p)
 			if err == nil {
+				err = t.weigh(body)
+			}
+			if err == nil {
 				err = json.Unmarshal(body, report)
 			}
 			answers <- answer{way, report, err}
@@ -123,70 +120,42 @@ func reported[R any](ctx context.Context, t *taker, to *Reported[R], p program, 
 // proxied reads the page through the API server.
 func (t *taker) proxied(ctx context.Context, pod string, p program) ([]byte, error) {
 	stream, err := t.client.CoreV1().RESTClient().Get().Namespace(cli.Namespace).Resource("pods").
-		Name(pod + ":" + strconv.Itoa(p.port)).SubResource("proxy").Suffix("status").Stream(ctx)
+		Name(pod + ":" + strconv.Itoa(p.port)).SubResource("proxy").Suffix("status").Stream(kube.WithRaw(ctx, maxReport))
 	if err != nil {
 		return nil, err
 	}
 	defer stream.Close()
-	body, err := io.ReadAll(io.LimitReader(stream, maxReport+1))
-	if err == nil && len(body) > maxReport {
-		err = fmt.Errorf("the report has more than %d bytes", maxReport)
-	}
-	return body, err
+	return io.ReadAll(stream)
 }
 
 // exec runs the program's command "status" in its pod and returns what it prints. Its exit
 // code says that something is wrong, which the report says as well.
 func (t *taker) exec(ctx context.Context, pod string, p program) ([]byte, error) {
-	request := t.client.CoreV1().RESTClient().Post().Namespace(cli.Namespace).Resource("pods").Name(pod).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{
-			Container: p.container, Command: []string{"/bin/" + p.name, "status", "-o", "json"}, Stdout: true, Stderr: true,
-		}, scheme.ParameterCodec)
-	config := rest.CopyConfig(t.access.Config)
-	// WebSockets are what API servers have from 1.31 on, and SPDY before.
-	streams, err := remotecommand.NewWebSocketExecutor(config, "GET", request.URL().String())
-	if err != nil {
-		return nil, err
+	body, err := t.access.Exec(ctx, cli.Namespace, pod, p.container, []string{"/bin/" + p.name, "status", "-o", "json"}, maxReport)
+	if len(body) > 0 {
+		return body, nil
 	}
-	spdy, err := remotecommand.NewSPDYExecutor(config, "POST", request.URL())
-	if err != nil {
-		return nil, err
-	}
-	either, err := remotecommand.NewFallbackExecutor(streams, spdy, func(error) bool { return true })
-	if err != nil {
-		return nil, err
-	}
-	var stdout, stderr bounded
-	stdout.left, stderr.left = maxReport, 4096
-	// What the library logs of a stream that ends early is in the error, too.
-	err = either.StreamWithContext(klog.NewContext(ctx, logr.Discard()), remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr})
+	return nil, cmp.Or(err, io.ErrUnexpectedEOF)
+}
+
+// Bounds of what reports may take in memory, as kube.Weight counts it: each of their
+// values as the largest struct of Kubernetes, which is eight times as large as those here.
+// An agent's report has 7 KiB for each peer.
+const (
+	mostWeight  = 128 << 20 // of one report
+	mostWeights = 8 << 30   // of all reports of a cluster
+)
+
+// weigh reports whether a report may be decoded.
+func (t *taker) weigh(body []byte) error {
+	weight, err := kube.Weight(body)
 	switch {
-	case stdout.full:
-		return nil, fmt.Errorf("the report has more than %d bytes", maxReport)
-	case stdout.Len() > 0:
-		return stdout.Bytes(), nil
-	case err != nil && stderr.Len() > 0:
-		return nil, fmt.Errorf("%w: %s", err, stderr.String())
 	case err != nil:
-		return nil, err
+		return err
+	case weight > mostWeight:
+		return fmt.Errorf("the report takes too much memory: more than %d bytes", mostWeight)
+	case t.weight.Add(weight) > mostWeights:
+		return fmt.Errorf("the reports of this cluster take too much memory: more than %d bytes", int64(mostWeights))
 	}
-	return nil, io.ErrUnexpectedEOF
-}
-
-// bounded keeps so many bytes at most, and ends the stream that has more.
-type bounded struct {
-	bytes.Buffer
-	left int
-	full bool
-}
-
-var errFull = errors.New("too much")
-
-func (b *bounded) Write(p []byte) (int, error) {
-	if len(p) > b.left {
-		b.full = true
-		return 0, errFull
-	}
-	b.left -= len(p)
-	return b.Buffer.Write(p)
+	return nil
 }

@@ -1,6 +1,9 @@
 package survey
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // TestKubectl holds that what a cluster calls its objects is a word of a command that
 // people paste into a shell, and no command of its own.
@@ -9,5 +12,34 @@ func TestKubectl(t *testing.T) {
 	got := c.Kubectl("-n %s get node %s -o yaml", "sys-semaphore", "n; reboot '")
 	if want := `kubectl --context 'prod eu' -n sys-semaphore get node 'n; reboot '\''' -o yaml`; got != want {
 		t.Errorf("%s, expected %s", got, want)
+	}
+}
+
+// TestReportsAreBounded weighs reports: that of an agent with 10,000 peers, of one that says
+// it has millions, and more of them than a cluster may have.
+func TestReportsAreBounded(t *testing.T) {
+	peer := `{"node":"ip-10-0-0-1.eu-west-1.compute.internal","publicKey":"` + strings.Repeat("k", 44) + `","endpoint":"10.66.0.1:51820","allowedIPs":["10.4.1.0/24","fd00:4::/64","fe80::1/128"],` +
+		`"health":"up","path":{"state":"up","since":"2026-01-02T03:04:05Z","sign":"answer","answers":true,"smallOnly":false,"rtt":0.001},` +
+		`"lastHandshake":"2026-01-02T03:04:05Z","lastHeard":"2026-01-02T03:04:05Z","rxBytes":1234567,"txBytes":1234567},`
+	report := func(peer string, n int) []byte {
+		return []byte(`{"version":"v1","remotes":[{"name":"gcp","peers":[` + strings.TrimSuffix(strings.Repeat(peer, n), ",") + `]}]}`)
+	}
+	var honest taker
+	if err := honest.weigh(report(peer, 10_000)); err != nil {
+		t.Error(err)
+	}
+	var hostile taker
+	if err := hostile.weigh(report("{},", 1<<20)); err == nil || !strings.Contains(err.Error(), "too much memory") {
+		t.Errorf("a million peers: %v", err)
+	}
+	large := report("{},", 60_000)
+	var err error
+	for n := 0; err == nil; n++ {
+		if err = hostile.weigh(large); n > 1000 {
+			t.Fatal("a cluster's reports have no bound")
+		}
+	}
+	if !strings.Contains(err.Error(), "reports of this cluster") {
+		t.Error(err)
 	}
 }

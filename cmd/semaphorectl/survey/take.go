@@ -6,14 +6,17 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -26,8 +29,6 @@ import (
 const (
 	readTimeout = 15 * time.Second // of one request
 	askers      = 24               // programs of one cluster that are asked at once
-	page        = 500              // objects of one answer
-	mostObjects = 20000            // of one kind
 	mostEvents  = 200
 )
 
@@ -58,6 +59,7 @@ type taker struct {
 	access *cli.Cluster
 	client kubernetes.Interface
 	clock  *clock
+	weight atomic.Int64 // of all reports
 }
 
 func take(ctx context.Context, access *cli.Cluster) *Cluster {
@@ -67,8 +69,8 @@ func take(ctx context.Context, access *cli.Cluster) *Cluster {
 	if client, err := kubernetes.NewForConfig(config); err == nil {
 		t.client = client
 	}
-	t.Kubernetes = read(ctx, t.Kubectl("version"), func(context.Context) (string, error) {
-		v, err := t.client.Discovery().ServerVersion()
+	t.Kubernetes = read(ctx, t.Kubectl("version"), func(ctx context.Context) (string, error) {
+		v, err := discovery.ToServerVersionInterfaceWithContext(t.client.Discovery()).ServerVersionWithContext(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -114,7 +116,7 @@ func read[T any](ctx context.Context, source string, get func(context.Context) (
 		value T
 		err   error
 	}
-	// Discovery takes no context.
+	// Whatever is done with answers, the survey goes on when the time is over.
 	answered := make(chan answer, 1)
 	go func() {
 		value, err := get(ctx)
@@ -131,46 +133,10 @@ func read[T any](ctx context.Context, source string, get func(context.Context) (
 	}
 }
 
-// all reads a list page by page.
-func all[T any](ctx context.Context, list func(context.Context, metav1.ListOptions) (items []T, next string, err error)) ([]T, error) {
-	var found []T
-	options := metav1.ListOptions{Limit: page}
-	for {
-		items, next, err := list(ctx, options)
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, items...)
-		if next == "" || len(found) >= mostObjects {
-			return found, nil
-		}
-		options.Continue = next
-	}
-}
-
 func (t *taker) nodes(ctx context.Context) ([]Node, error) {
-	objects, err := all(ctx, func(ctx context.Context, o metav1.ListOptions) ([]corev1.Node, string, error) {
-		l, err := t.client.CoreV1().Nodes().List(ctx, o)
-		return l.Items, l.Continue, err
-	})
-	if err != nil {
-		return nil, err
-	}
-	// What kubelets write is a help only.
-	renewed := map[string]time.Time{}
-	if leases, err := t.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).List(ctx, metav1.ListOptions{}); err == nil {
-		for i := range leases.Items {
-			if at := leases.Items[i].Spec.RenewTime; at != nil {
-				renewed[leases.Items[i].Name] = at.Time
-			}
-		}
-	}
-	nodes := make([]Node, 0, len(objects))
-	for i := range objects {
-		o := &objects[i]
-		n := Node{
-			Name: o.Name, Kernel: o.Status.NodeInfo.KernelVersion, PodCIDRs: o.Spec.PodCIDRs, Annotations: map[string]string{}, Renewed: renewed[o.Name],
-		}
+	nodes := []Node{}
+	err := cli.List(ctx, t.client.CoreV1().Nodes(), metav1.ListOptions{}, func(o *corev1.Node) error {
+		n := Node{Name: o.Name, Kernel: o.Status.NodeInfo.KernelVersion, PodCIDRs: o.Spec.PodCIDRs, Annotations: map[string]string{}}
 		for _, c := range o.Status.Conditions {
 			if c.Type == corev1.NodeReady {
 				n.Ready = string(c.Status)
@@ -187,21 +153,28 @@ func (t *taker) nodes(ctx context.Context) ([]Node, error) {
 			}
 		}
 		nodes = append(nodes, n)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	// What kubelets write is a help only.
+	renewed := map[string]time.Time{}
+	_ = cli.List(ctx, t.client.CoordinationV1().Leases(corev1.NamespaceNodeLease), metav1.ListOptions{}, func(l *coordinationv1.Lease) error {
+		if l.Spec.RenewTime != nil {
+			renewed[l.Name] = l.Spec.RenewTime.Time
+		}
+		return nil
+	})
+	for i := range nodes {
+		nodes[i].Renewed = renewed[nodes[i].Name]
 	}
 	return byName(nodes, func(n *Node) string { return n.Name }), nil
 }
 
 func (t *taker) pods(ctx context.Context) ([]Pod, error) {
-	objects, err := all(ctx, func(ctx context.Context, o metav1.ListOptions) ([]corev1.Pod, string, error) {
-		l, err := t.client.CoreV1().Pods(cli.Namespace).List(ctx, o)
-		return l.Items, l.Continue, err
-	})
-	if err != nil {
-		return nil, err
-	}
-	pods := make([]Pod, 0, len(objects))
-	for i := range objects {
-		o := &objects[i]
+	pods := []Pod{}
+	err := cli.List(ctx, t.client.CoreV1().Pods(cli.Namespace), metav1.ListOptions{}, func(o *corev1.Pod) error {
 		p := Pod{
 			Name: o.Name, Node: o.Spec.NodeName, IP: o.Status.PodIP, Program: o.Labels[programLabel],
 			Phase: string(o.Status.Phase), Deleting: o.DeletionTimestamp != nil,
@@ -219,8 +192,9 @@ func (t *taker) pods(ctx context.Context) ([]Pod, error) {
 			}
 		}
 		pods = append(pods, p)
-	}
-	return byName(pods, func(p *Pod) string { return p.Name }), nil
+		return nil
+	})
+	return byName(pods, func(p *Pod) string { return p.Name }), err
 }
 
 func (t *taker) workloads(ctx context.Context) ([]Workload, error) {
@@ -231,24 +205,19 @@ func (t *taker) workloads(ctx context.Context) ([]Workload, error) {
 		}
 		return s.Containers[0].Image
 	}
-	sets, err := t.client.AppsV1().DaemonSets(cli.Namespace).List(ctx, ours)
-	if err != nil {
-		return nil, err
-	}
 	var found []Workload
-	for i := range sets.Items {
-		s := &sets.Items[i]
+	err := cli.List(ctx, t.client.AppsV1().DaemonSets(cli.Namespace), ours, func(s *appsv1.DaemonSet) error {
 		found = append(found, Workload{"DaemonSet", s.Name, s.Status.DesiredNumberScheduled, s.Status.NumberReady, image(&s.Spec.Template.Spec)})
-	}
-	deployments, err := t.client.AppsV1().Deployments(cli.Namespace).List(ctx, ours)
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	for i := range deployments.Items {
-		d := &deployments.Items[i]
+	err = cli.List(ctx, t.client.AppsV1().Deployments(cli.Namespace), ours, func(d *appsv1.Deployment) error {
 		found = append(found, Workload{"Deployment", d.Name, wanted(d), d.Status.ReadyReplicas, image(&d.Spec.Template.Spec)})
-	}
-	return byName(found, func(w *Workload) string { return w.Name }), nil
+		return nil
+	})
+	return byName(found, func(w *Workload) string { return w.Name }), err
 }
 
 func wanted(d *appsv1.Deployment) int32 {
@@ -259,13 +228,11 @@ func wanted(d *appsv1.Deployment) int32 {
 }
 
 func (t *taker) warnings(ctx context.Context) ([]Event, error) {
-	list, err := t.client.CoreV1().Events(cli.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning", Limit: mostEvents})
-	if err != nil {
-		return nil, err
-	}
 	var events []Event
-	for i := range list.Items {
-		e := &list.Items[i]
+	err := cli.List(ctx, t.client.CoreV1().Events(cli.Namespace), metav1.ListOptions{FieldSelector: "type=Warning", Limit: mostEvents}, func(e *corev1.Event) error {
+		if len(events) == mostEvents {
+			return cli.ErrEnough
+		}
 		last := e.LastTimestamp.Time
 		if e.Series != nil {
 			last = e.Series.LastObservedTime.Time
@@ -276,24 +243,24 @@ func (t *taker) warnings(ctx context.Context) ([]Event, error) {
 			Reason: e.Reason, About: e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name,
 			Message: printable.Text(e.Message, printable.Short), Last: last,
 		})
-	}
+		return nil
+	})
 	slices.SortFunc(events, func(a, b Event) int { return b.Last.Compare(a.Last) })
-	return events, nil
+	return events, err
 }
 
 // settings reads the newest ConfigMap with settings of ours: earlier ones stay beside it,
 // as kustomize gives each content a name of its own.
 func (t *taker) settings(ctx context.Context) (map[string]string, error) {
-	list, err := t.client.CoreV1().ConfigMaps(cli.Namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
 	var newest *corev1.ConfigMap
-	for i := range list.Items {
-		m := &list.Items[i]
+	err := cli.List(ctx, t.client.CoreV1().ConfigMaps(cli.Namespace), metav1.ListOptions{}, func(m *corev1.ConfigMap) error {
 		if m.Data["SEMAPHORE_CLUSTER_NAME"] != "" && (newest == nil || newest.CreationTimestamp.Before(&m.CreationTimestamp)) {
 			newest = m
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	if newest == nil {
 		return map[string]string{}, nil
@@ -321,20 +288,19 @@ func (t *taker) corefile(ctx context.Context) (string, error) {
 // pools reads Calico's IP pools in whichever form is served.
 func (t *taker) pools(ctx context.Context) ([]Pool, error) {
 	for _, gv := range kube.CalicoAPIs("auto") {
-		list, err := t.access.Dynamic.Resource(gv.WithResource("ippools")).List(ctx, metav1.ListOptions{Limit: page})
+		pools := []Pool{}
+		err := cli.ListUntyped(ctx, t.access.Dynamic.Resource(gv.WithResource("ippools")), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+			cidr, _, _ := unstructured.NestedString(o.Object, "spec", "cidr")
+			disabled, _, _ := unstructured.NestedBool(o.Object, "spec", "disabled")
+			noExport, _, _ := unstructured.NestedBool(o.Object, "spec", "disableBGPExport")
+			pools = append(pools, Pool{o.GetName(), cidr, disabled, noExport})
+			return nil
+		})
 		switch {
 		case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
 			continue
 		case err != nil:
 			return nil, err
-		}
-		pools := make([]Pool, 0, len(list.Items))
-		for i := range list.Items {
-			o := &list.Items[i]
-			cidr, _, _ := unstructured.NestedString(o.Object, "spec", "cidr")
-			disabled, _, _ := unstructured.NestedBool(o.Object, "spec", "disabled")
-			noExport, _, _ := unstructured.NestedBool(o.Object, "spec", "disableBGPExport")
-			pools = append(pools, Pool{o.GetName(), cidr, disabled, noExport})
 		}
 		return pools, nil
 	}

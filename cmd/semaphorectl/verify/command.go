@@ -13,6 +13,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
@@ -160,23 +161,21 @@ func know(ctx context.Context, c *cli.Cluster, f *facts.Facts) cluster {
 	if !k.mirror {
 		return k
 	}
-	services, err := c.Client.CoreV1().Services(cli.Namespace).List(ctx, metav1.ListOptions{LabelSelector: mirrored, Limit: 500})
-	if err != nil {
-		k.unlisted = "list services of " + cli.Namespace + ": " + err.Error()
-		return k
-	}
-	for i := range services.Items {
-		svc := &services.Items[i]
+	err := cli.List(ctx, c.Client.CoreV1().Services(cli.Namespace), metav1.ListOptions{LabelSelector: mirrored}, func(svc *corev1.Service) error {
 		remote := svc.Annotations[mark+"cluster"]
 		if remote == "" || svc.Annotations[mark+"name"] == "" || k.named[remote] >= mostNames {
-			continue
+			return nil
 		}
 		ip := svc.Spec.ClusterIP
 		if ip == "None" {
-			continue // Without ready pods it has no addresses, and nothing is wrong.
+			return nil // Without ready pods it has no addresses, and nothing is wrong.
 		}
 		k.addresses[svc.Annotations[mark+"name"]+"."+svc.Annotations[mark+"namespace"]+".svc.cluster."+remote] = ip
 		k.named[remote]++
+		return nil
+	})
+	if err != nil {
+		k.unlisted = "list services of " + cli.Namespace + ": " + err.Error()
 	}
 	return k
 }
