@@ -33,12 +33,14 @@ var palette = color.Palette{
 // page's policy lets a browser run and load nothing.
 func (v *View) HTML(to io.Writer) error {
 	parsed, err := template.New("page").Funcs(template.FuncMap{
-		"text":    func(s string) string { return printable.Text(s, printable.Short) },
-		"age":     age,
-		"join":    func(list []string) string { return strings.Join(list, ", ") },
-		"image":   (*Mesh).image,
-		"side":    func(n int) int { return max(n, min(1000, 4*n)) },
-		"asTable": func(m *Mesh) bool { return max(len(m.Rows), len(m.Columns)) <= largest },
+		"text":  func(s string) string { return printable.Text(s, printable.Short) },
+		"age":   age,
+		"join":  func(list []string) string { return strings.Join(list, ", ") },
+		"image": (*Mesh).image,
+		"side":  func(n int) int { return max(n, min(1000, 4*n)) },
+		"asTable": func(m *Mesh) bool {
+			return max(len(m.Rows), len(m.Columns)) <= largest || len(m.Rows)*len(m.Columns) == 0 // No image is empty.
+		},
 		"bad":     (*Mesh).bad,
 		"total":   func(m *Mesh) []total { return m.totals() },
 		"latency": latency,

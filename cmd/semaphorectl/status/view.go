@@ -164,6 +164,11 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 		// What agents know of nodes whose API server we can't ask.
 		m.Columns = peersOf(from, to.Name)
 	}
+	if survey.TooMany(len(m.Rows), len(m.Columns)) {
+		v.unknown("%s to %s: %d nodes and %d have more paths than are looked at", from.Name, to.Name, len(m.Rows), len(m.Columns))
+		m.Rows, m.Columns = nil, nil
+		return m
+	}
 	backends := map[string]bool{}
 	var down, unknown []string
 	for _, row := range m.Rows {
@@ -192,20 +197,24 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 				m.Counts.Up++
 			case Down:
 				m.Counts.Down++
-				down = append(down, row+" to "+column)
+				if len(down) < few {
+					down = append(down, row+" to "+column)
+				}
 			default:
 				m.Counts.Unknown++
-				unknown = append(unknown, row+" to "+column)
+				if len(unknown) < few {
+					unknown = append(unknown, row+" to "+column)
+				}
 			}
 		}
 		m.Paths = append(m.Paths, paths)
 	}
 	m.Backends = slices.Sorted(maps.Keys(backends))
 	if len(down) > 0 {
-		v.wrong("%s to %s: %d of %d paths are down: %s", from.Name, to.Name, len(down), len(m.Rows)*len(m.Columns), some(down))
+		v.wrong("%s to %s: %d of %d paths are down: %s", from.Name, to.Name, m.Counts.Down, len(m.Rows)*len(m.Columns), some(down, m.Counts.Down))
 	}
 	if len(unknown) > 0 {
-		v.unknown("%s to %s: of %d of %d paths there is no sign: %s", from.Name, to.Name, len(unknown), len(m.Rows)*len(m.Columns), some(unknown))
+		v.unknown("%s to %s: of %d of %d paths there is no sign: %s", from.Name, to.Name, m.Counts.Unknown, len(m.Rows)*len(m.Columns), some(unknown, m.Counts.Unknown))
 	}
 	if len(m.Rows)*len(m.Columns) == 0 {
 		v.unknown("%s to %s: no nodes are known", from.Name, to.Name)
@@ -302,7 +311,7 @@ func (v *View) mirrors(c *survey.Cluster) {
 				what = cmp.Or(what, "endpoints of "+cluster+" are refused: "+s.Refused[cluster])
 			}
 			if len(s.Foreign) > 0 {
-				what = cmp.Or(what, "slices of others lead to it: "+some(s.Foreign))
+				what = cmp.Or(what, "slices of others lead to it: "+some(s.Foreign, len(s.Foreign)))
 			}
 			if what != "" {
 				v.wrong("%s: service %s: %s", c.Name, s.Name, what)
@@ -329,7 +338,7 @@ func (v *View) sets(c *survey.Cluster) {
 			continue
 		}
 		for _, remote := range slices.Sorted(maps.Keys(p.Value.Pools.Faults)) {
-			v.wrong("%s: IP pools for %s: %s", c.Name, remote, some(p.Value.Pools.Faults[remote]))
+			v.wrong("%s: IP pools for %s: %s", c.Name, remote, some(p.Value.Pools.Faults[remote], len(p.Value.Pools.Faults[remote])))
 		}
 		for j := range p.Value.Remotes {
 			r := &p.Value.Remotes[j]
@@ -343,11 +352,14 @@ func (v *View) sets(c *survey.Cluster) {
 	}
 }
 
-// some joins the first ones of a list.
-func some(list []string) string {
-	const few = 5
-	if len(list) <= few {
+// few is how many of several things are named.
+const few = 5
+
+// some joins the first ones of a list, which has so many in all.
+func some(list []string, all int) string {
+	list = list[:min(len(list), few)]
+	if all == len(list) {
 		return strings.Join(list, ", ")
 	}
-	return fmt.Sprintf("%s and %d more", strings.Join(list[:few], ", "), len(list)-few)
+	return fmt.Sprintf("%s and %d more", strings.Join(list, ", "), all-len(list))
 }

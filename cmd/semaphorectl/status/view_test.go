@@ -2,6 +2,7 @@ package status
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -124,5 +125,30 @@ func TestJSON(t *testing.T) {
 	}
 	if len(got.Meshes) != 2 || got.Meshes[0].From != "aws" || got.Meshes[0].Paths[0][0].State != "up" {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// TestClusterOfNoNodes prints views of a large cluster beside one of which nothing is known.
+func TestClusterOfNoNodes(t *testing.T) {
+	clusters := surveytest.Pair(largest + 1)
+	clusters[0].Agents, clusters[1].Agents, clusters[1].Nodes.Value = nil, nil, nil
+	view := Of(now, clusters)
+	var page, text strings.Builder
+	if err := errors.Join(view.HTML(&page), view.Text(&text, true)); err != nil {
+		t.Error(err)
+	}
+	if want := "no nodes are known"; !strings.Contains(page.String(), want) || !strings.Contains(text.String(), want) {
+		t.Errorf("it doesn't say so:\n%s", text.String())
+	}
+}
+
+// TestTooManyPaths views clusters whose agents know more nodes of the other one than are
+// looked at.
+func TestTooManyPaths(t *testing.T) {
+	clusters := surveytest.Pair(2)
+	clusters[0].Nodes.Value = make([]survey.Node, 1<<21)
+	view := Of(now, clusters)
+	if m := view.Meshes[0]; len(m.Paths) > 0 || len(view.Unknown) != 2 || !strings.Contains(view.Unknown[0], "more paths than are looked at") {
+		t.Errorf("%d rows, %q", len(m.Paths), view.Unknown)
 	}
 }

@@ -43,3 +43,27 @@ func TestReportsAreBounded(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestPathsAreBounded surveys clusters with more nodes than pairs of them can be looked at.
+func TestPathsAreBounded(t *testing.T) {
+	of := func(nodes int) *Cluster {
+		c := &Cluster{}
+		c.Nodes.Value = make([]Node, nodes)
+		return c
+	}
+	for _, tt := range []struct{ nodes, want []int }{
+		{[]int{10_000, 200}, []int{10_000, 200}}, {[]int{1000, 1000}, []int{1000, 1000}}, {[]int{20_000, 0}, []int{20_000, 0}},
+		{[]int{20_000, 3}, []int{20_000, 3}}, {[]int{20_000, 500, 400}, []int{0, 500, 400}}, {[]int{400, 20_000, 20_000}, []int{400, 0, 0}},
+	} {
+		var clusters []*Cluster
+		for _, n := range tt.nodes {
+			clusters = append(clusters, of(n))
+		}
+		boundPaths(clusters)
+		for i, c := range clusters {
+			if len(c.Nodes.Value) != tt.want[i] || c.Nodes.Known() != (tt.want[i] == tt.nodes[i]) {
+				t.Errorf("%d: cluster %d has %d nodes, %s", tt.nodes, i, len(c.Nodes.Value), c.Nodes.Err)
+			}
+		}
+	}
+}

@@ -2,6 +2,7 @@ package survey
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -50,8 +51,36 @@ func Take(ctx context.Context, clusters []*cli.Cluster) []*Cluster {
 		taking.Go(func() { taken[i] = take(ctx, c) })
 	}
 	taking.Wait()
+	boundPaths(taken)
 	return taken
 }
+
+// mostPaths is how many paths there may be from the nodes of one cluster to those of another
+// one: each is looked at by itself. 10,000 nodes and 200 have 2,000,000.
+const mostPaths = 2 << 20
+
+// TooMany reports whether clusters of so many nodes have more paths than are looked at.
+func TooMany(from, to int) bool { return from > 0 && to > mostPaths/from }
+
+// boundPaths makes the nodes of a cluster unknown of which there are too many beside those of
+// another one.
+func boundPaths(clusters []*Cluster) {
+	for i, a := range clusters {
+		for _, b := range clusters[:i] {
+			larger, n, other := a, len(a.Nodes.Value), len(b.Nodes.Value)
+			if other > n {
+				larger, n, other = b, other, n
+			}
+			if TooMany(n, other) {
+				larger.Nodes.Value = nil
+				larger.Nodes.Err = fmt.Sprintf("%d nodes beside %d: more than %d paths", n, other, mostPaths)
+			}
+		}
+	}
+}
+
+// mostName is the most bytes of an object's name in Kubernetes.
+const mostName = 253
 
 // taker reads one cluster.
 type taker struct {
@@ -136,6 +165,9 @@ func read[T any](ctx context.Context, source string, get func(context.Context) (
 func (t *taker) nodes(ctx context.Context) ([]Node, error) {
 	nodes := []Node{}
 	err := cli.List(ctx, t.client.CoreV1().Nodes(), metav1.ListOptions{}, func(o *corev1.Node) error {
+		if len(o.Name) > mostName {
+			return fmt.Errorf("a node's name of %d bytes", len(o.Name))
+		}
 		n := Node{Name: o.Name, Kernel: o.Status.NodeInfo.KernelVersion, PodCIDRs: o.Spec.PodCIDRs, Annotations: map[string]string{}}
 		for _, c := range o.Status.Conditions {
 			if c.Type == corev1.NodeReady {
@@ -175,6 +207,9 @@ func (t *taker) nodes(ctx context.Context) ([]Node, error) {
 func (t *taker) pods(ctx context.Context) ([]Pod, error) {
 	pods := []Pod{}
 	err := cli.List(ctx, t.client.CoreV1().Pods(cli.Namespace), metav1.ListOptions{}, func(o *corev1.Pod) error {
+		if len(o.Name) > mostName || len(o.Spec.NodeName) > mostName {
+			return fmt.Errorf("names of a pod and its node of %d and %d bytes", len(o.Name), len(o.Spec.NodeName))
+		}
 		p := Pod{
 			Name: o.Name, Node: o.Spec.NodeName, IP: o.Status.PodIP, Program: o.Labels[programLabel],
 			Phase: string(o.Status.Phase), Deleting: o.DeletionTimestamp != nil,
