@@ -100,13 +100,14 @@ func Desired(nodes []Node, rules Rules) ([]Peer, []Rejection) {
 // rejected, sorted by node, and what is accepted now. It changes nothing and
 // depends on nothing but its arguments; the order of nodes doesn't matter. One bad
 // node never changes what another one gets, except where both claim the same key
-// or prefix: then the node of which it was accepted first keeps it for as long as
-// it claims it, and of those of which it never was, the one that was created first.
-// When a node was created is what the remote says.
+// or prefix: then the one keeps it to which the remote's control plane gave it, or of
+// which it was accepted first for as long as it claims it, and of those of which it
+// never was, the one that isn't in conflict with several, or was created first. When a
+// node was created is what the remote says.
 func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejection, Accepted) {
 	claimants := make([]claimant, len(nodes))
 	for i := range nodes {
-		claimants[i] = claimant{&nodes[i], nodes[i].read}
+		claimants[i] = claimant{Node: &nodes[i], reading: nodes[i].read}
 		if claimants[i].reading == nil {
 			claimants[i].reading = read(nodes[i], rules.MaxPrefixes)
 		}
@@ -196,6 +197,8 @@ var errBothHidden = errors.New("neither the node nor this one publishes an endpo
 type claimant struct {
 	*Node
 	*reading
+	several   bool                    // it is in conflict with several others
+	overruled map[netip.Prefix]string // of its prefixes, and which node was given them
 }
 
 // leadsAway checks that packets to an endpoint lead to the remote's nodes, as far

@@ -339,11 +339,14 @@ func TestAnnotationsTooLongAreCut(t *testing.T) {
 }
 
 // BenchmarkDesired has nodes with one prefix each, and with four, as Calico's blocks
-// are, for which a pass and what is kept may take half as much again.
+// are, for which a pass and what is kept may take half as much again, and a node more
+// that claims what all of them do.
 func BenchmarkDesired(b *testing.B) {
 	for _, n := range []int{100, 1000, 5000} {
-		for _, blocks := range []int{1, 4} {
-			b.Run(fmt.Sprintf("%d nodes with %d", n, blocks), func(b *testing.B) {
+		for _, blocks := range []int{1, 4, -1} {
+			hostile := blocks < 0
+			blocks = max(blocks, 1)
+			b.Run(fmt.Sprintf("%d nodes with %d, hostile %v", n, blocks, hostile), func(b *testing.B) {
 				nodes := make([]Node, n)
 				for i := range nodes {
 					var k tunnel.Key
@@ -355,6 +358,9 @@ func BenchmarkDesired(b *testing.B) {
 					for j := range blocks {
 						nodes[i].PodCIDRs = append(nodes[i].PodCIDRs, fmt.Sprintf("10.%d.%d.%d/26", 64+i>>8, i&0xff, 64*j))
 					}
+				}
+				if hostile {
+					nodes = append(nodes, node(9, with("10.64.0.0/11"), aged(1)))
 				}
 				wide := borrowing()
 				wide.Subnets = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/10"), gcp6}

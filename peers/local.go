@@ -51,15 +51,7 @@ func (n LocalNode) Equal(o LocalNode) bool {
 
 // nodePodCIDRs returns the pod prefixes of a node's specification that can be
 // read.
-func nodePodCIDRs(n *corev1.Node) []netip.Prefix {
-	var prefixes []netip.Prefix
-	for _, c := range specPodCIDRs(n) {
-		if p, err := parsePrefix(c); err == nil {
-			prefixes = append(prefixes, p)
-		}
-	}
-	return prefixes
-}
+func nodePodCIDRs(n *corev1.Node) []netip.Prefix { return parseAll(specPodCIDRs(n)) }
 
 // Local holds the addresses of this cluster: those of its nodes, pods and
 // services. It is never changed once it is made.

@@ -55,6 +55,9 @@ type Node struct {
 	// Published says that PodCIDRs are those of the annotation, where none is no
 	// fault, and not of the node's specification.
 	Published bool `json:"published,omitempty"`
+	// Given are the prefixes of the specification of a node that has the annotation:
+	// what its control plane gave it. Those of a node without it are PodCIDRs.
+	Given []string `json:"given,omitempty"`
 
 	read *reading // what Desired reads of the above; nil: not read yet
 }
@@ -74,9 +77,14 @@ func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (Node, bool) {
 		if node.PublicKey == "" && node.Endpoint == "" {
 			return Node{}, false
 		}
-		var texts []string
-		if texts, node.Published = publishedPrefixes(n, maxPrefixes+1); !node.Published {
-			texts = specPodCIDRs(n)
+		given := specPodCIDRs(n)
+		texts, published := publishedPrefixes(n, maxPrefixes+1)
+		if node.Published = published; published {
+			for _, text := range given[:min(len(given), maxPrefixes)] {
+				node.Given = append(node.Given, keepPrefix(text))
+			}
+		} else {
+			texts = given
 		}
 		// One more than count says that there are more.
 		for _, text := range texts[:min(len(texts), maxPrefixes+1)] {
@@ -124,7 +132,7 @@ func keepPrefix(text string) string {
 // Equal tells whether two nodes would become the same peer.
 func (n Node) Equal(o Node) bool {
 	return n.Name == o.Name && n.PublicKey == o.PublicKey && n.Endpoint == o.Endpoint &&
-		n.Created.Equal(o.Created) && n.Published == o.Published && slices.Equal(n.PodCIDRs, o.PodCIDRs)
+		n.Created.Equal(o.Created) && n.Published == o.Published && slices.Equal(n.PodCIDRs, o.PodCIDRs) && slices.Equal(n.Given, o.Given)
 }
 
 // shorten cuts a value that is too long to be right, in a way that it can't

@@ -21,6 +21,7 @@ type reading struct {
 	prefixes    []netip.Prefix // masked, sorted, none of them twice
 	prefixErrs  []error        // of those that are none
 	more        bool           // there are more than count
+	given       []netip.Prefix // masked, those of its specification
 }
 
 // read reads what a node says, of its prefixes so many at most; 0: all.
@@ -43,7 +44,25 @@ func read(n Node, maxPrefixes int) *reading {
 	}
 	slices.SortFunc(r.prefixes, netip.Prefix.Compare)
 	r.prefixes = slices.Compact(r.prefixes)
+	r.given = r.prefixes
+	if n.Published {
+		r.given = parseAll(n.Given)
+	}
 	return r
+}
+
+// wasGiven tells whether a prefix is what the node's control plane gave it, or a part of
+// that.
+func (r *reading) wasGiven(p netip.Prefix) bool { return within(p, r.given) }
+
+// parseAll reads those of the texts that are prefixes.
+func parseAll(texts []string) (prefixes []netip.Prefix) {
+	for _, text := range texts {
+		if p, err := parsePrefix(text); err == nil {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes
 }
 
 func readPublicKey(value string) (tunnel.Key, error) {

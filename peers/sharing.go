@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,19 +13,22 @@ import (
 //
 //	what is claimed                     who gets it
 //	a prefix that overlaps no other     who claims it
-//	prefixes that overlap               of which it was accepted before, else the
-//	                                    oldest node; the others are rejected
+//	prefixes that overlap               to which the control plane gave it, else of
+//	                                    which it was accepted before, else the oldest
+//	                                    node that is in conflict with one other only,
+//	                                    else the oldest; the others are rejected
 //	a single address inside the prefix  who publishes it: the longest prefix decides,
 //	of another node                     as in the kernel
-//	the same single address, twice      in whose own prefix it lies, else of which it
-//	                                    was accepted before, else the oldest; while it
-//	                                    flaps, who has it
+//	the same single address, twice      in whose own prefix it lies, else as above;
+//	                                    while it flaps, who has it
 //
-// Without Rules.Borrowed single addresses are prefixes as any other.
+// Without Rules.Borrowed single addresses are prefixes as any other. What the control
+// plane gave counts where specified says so.
 type sharing struct {
 	before    Accepted
 	rules     *Rules
 	contested map[netip.Prefix]struct{}
+	specified bool
 	wide      *claims
 	single    *claims // of single addresses; the same as wide without Rules.Borrowed
 
@@ -32,7 +36,8 @@ type sharing struct {
 	used, reserved int  // then: given away, and accepted before but not given away yet
 }
 
-// newSharing prepares for what nodes claim, who come in the order of their age.
+// newSharing prepares for what nodes claim, who come in the order of their age. Those
+// that are in conflict with several come after the others then.
 func newSharing(before Accepted, nodes []claimant, rules *Rules) *sharing {
 	s := &sharing{before: before, rules: rules, contested: contested(nodes, !rules.Borrowed)}
 	s.wide = newClaims(s.contested)
@@ -44,9 +49,19 @@ func newSharing(before Accepted, nodes []claimant, rules *Rules) *sharing {
 	for i := range nodes {
 		total += len(nodes[i].prefixes)
 	}
-	if s.bounded = rules.MaxAllowedIPs > 0 && total > rules.MaxAllowedIPs; s.bounded {
+	s.bounded = rules.MaxAllowedIPs > 0 && total > rules.MaxAllowedIPs
+	s.specified = (s.bounded || len(s.contested) > 0) && specified(nodes)
+	if len(s.contested) > 0 {
+		dispute(nodes, s.contested, !rules.Borrowed, s.specified)
+		slices.SortStableFunc(nodes, func(a, b claimant) int { return cmp.Compare(a.rank(), b.rank()) })
+	}
+	if s.bounded {
 		for i := range nodes {
-			s.reserved += len(before.still(&nodes[i], rules))
+			for _, p := range nodes[i].prefixes {
+				if s.first(&nodes[i], p) {
+					s.reserved++
+				}
+			}
 		}
 	}
 	if len(s.contested) == 0 {
@@ -60,6 +75,11 @@ func newSharing(before Accepted, nodes []claimant, rules *Rules) *sharing {
 		s.renew(nodes, func(n *claimant, p netip.Prefix) bool { return s.apart(p) && before.has(n.Name, p) })
 	}
 	return s
+}
+
+// first tells whether a prefix comes before others where all together are too many.
+func (s *sharing) first(n *claimant, p netip.Prefix) bool {
+	return within(p, s.rules.Subnets) && !n.overruledAt(p) && (s.before.has(n.Name, p) || s.specified && n.wasGiven(p))
 }
 
 // apart tells whether what lies around a prefix doesn't matter.
@@ -79,7 +99,7 @@ func (s *sharing) renew(nodes []claimant, first func(*claimant, netip.Prefix) bo
 	for i := range nodes {
 		n := &nodes[i]
 		for _, p := range n.prefixes {
-			if _, is := s.contested[p]; is && within(p, s.rules.Subnets) && first(n, p) {
+			if _, is := s.contested[p]; is && within(p, s.rules.Subnets) && !n.overruledAt(p) && first(n, p) {
 				s.of(p).renew(p, n.Name)
 			}
 		}
@@ -87,17 +107,17 @@ func (s *sharing) renew(nodes []claimant, first func(*claimant, netip.Prefix) bo
 }
 
 // lies tells whether a single address lies in a prefix that is the node's own: one
-// that was accepted of it, or that nobody else claims.
+// that it was given, that was accepted of it, or that no other node claims.
 func (s *sharing) lies(n *claimant, address netip.Prefix) bool {
 	if n.keyErr != nil || n.endpointErr != nil {
 		return false
 	}
 	return slices.ContainsFunc(n.prefixes, func(p netip.Prefix) bool {
-		if single(p) || !p.Contains(address.Addr()) || !within(p, s.rules.Subnets) {
+		if single(p) || !p.Contains(address.Addr()) || !within(p, s.rules.Subnets) || n.overruledAt(p) {
 			return false
 		}
 		_, is := s.contested[p]
-		return !is || s.before.has(n.Name, p)
+		return !is || s.before.has(n.Name, p) || s.specified && n.wasGiven(p)
 	})
 }
 
@@ -155,8 +175,12 @@ func (s *sharing) grant(n *claimant, p netip.Prefix, refuse func(Reason, string,
 		refuse(ReasonPodCIDR, "pod CIDR %s lies outside the remote's pod subnets %s", p, join(s.rules.Subnets))
 		return false
 	}
+	if other, is := n.overruled[p]; is {
+		refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps what the remote's control plane gave to node %q", p, other)
+		return false
+	}
 	if s.bounded {
-		if s.before.has(n.Name, p) {
+		if s.first(n, p) {
 			s.reserved--
 		} else if s.used+s.reserved >= s.rules.MaxAllowedIPs {
 			refuse(ReasonManyPrefixes, "pod CIDR %s is beyond the %d that all nodes may have, and others come first (SEMAPHORE_REMOTE_<NAME>_WG_MAX_ALLOWED_IPS)", p, s.rules.MaxAllowedIPs)

@@ -210,7 +210,7 @@ func TestContested(t *testing.T) {
 				texts = append(texts, fmt.Sprintf("fd04::%d:%d/%d", random.IntN(2), random.IntN(3), []int{128, 112, 64, 48}[random.IntN(4)]))
 			}
 			n := node(i+1, with(texts...))
-			nodes = append(nodes, claimant{&n, read(n, 0)})
+			nodes = append(nodes, claimant{Node: &n, reading: read(n, 0)})
 		}
 		for _, alone := range []bool{false, true} {
 			want := map[netip.Prefix]struct{}{}
@@ -293,7 +293,8 @@ func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 }
 
 // FuzzPodCIDRs has a node publish anything: what is another's stays its own, but for
-// single addresses, and what it gets is within bounds.
+// single addresses, what others were given stays theirs, also without memory, and what it
+// gets is within bounds.
 func FuzzPodCIDRs(f *testing.F) {
 	for _, text := range []string{
 		"", "10.4.7.0/26", "10.4.1.0/24", "10.4.1.7/32", "10.4.0.0/16", "0.0.0.0/0,::/0", ",,,", "::ffff:10.4.1.7/128", "fd04::/48",
@@ -340,6 +341,15 @@ func FuzzPodCIDRs(f *testing.F) {
 				// It may be around what is another's single address.
 				if gcp := netip.MustParsePrefix("10.4.1.0/24"); a.Overlaps(gcp) && (!borrowed || !a.IsSingleIP()) {
 					t.Fatalf("it is allowed %s", a)
+				}
+			}
+		}
+		_, _, accepted = DesiredAfter(Accepted{}, []Node{hostile}, rules)
+		for _, before := range []Accepted{{}, accepted} {
+			peers, rejected, _ := DesiredAfter(before, []Node{hostile, node(1), node(2)}, rules)
+			for _, want := range []Peer{peer(1), peer(2)} {
+				if !slices.ContainsFunc(peers, func(p Peer) bool { return differ(p, want) == "" }) {
+					t.Fatalf("%s has lost what it was given: %+v %+v", want.Node, peers, rejected)
 				}
 			}
 		}

@@ -1,12 +1,16 @@
 package scenarios_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
 // TestHostileNodes puts 40 nodes into the remote cluster, a fifth of which try
@@ -175,5 +180,49 @@ func TestHostileNodes(t *testing.T) {
 		if len(events) != 6 || len(told) != 6 || !told["NodesRejected"] {
 			t.Errorf("Events of %v", slices.Sorted(maps.Keys(told)))
 		}
+	})
+
+	t.Run("an older node publishes what others were given", func(t *testing.T) {
+		allowed := func(ctx context.Context) (map[string][]netip.Prefix, *programs.Status, error) {
+			status, err := agent.Status(ctx)
+			if err != nil {
+				return nil, nil, err
+			}
+			all := map[string][]netip.Prefix{}
+			for _, peer := range status.Remote("gcp").Peers {
+				all[peer.Node] = peer.AllowedIPs
+			}
+			return all, status, nil
+		}
+		before, _, err := allowed(t.Context())
+		must(t, err)
+		// All but the prefix of the real node, which is older still.
+		_, err = p.GCP.Kubectl(t.Context(), "annotate", "--overwrite", "node", bad[0], key+"="+base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{7}, 32)),
+			peers.PodCIDRsAnnotation+"=10.4.2.0/23,10.4.4.0/22,10.4.8.0/21,10.4.16.0/20,10.4.32.0/19,10.4.64.0/18")
+		must(t, err)
+		// A new node of ours has accepted nothing yet.
+		must(t, agent.Stop(within(t, repair)))
+		stored, err := filepath.Glob(filepath.Join(agent.Node.VarLib(), programs.WireGuard, "*.peers.json"))
+		must(t, err)
+		for _, file := range stored {
+			must(t, os.Remove(file))
+		}
+		must(t, agent.Start())
+		eventually(t, time.Minute, "the older node to be rejected alone", func(ctx context.Context) error {
+			after, status, err := allowed(ctx)
+			if err == nil && !maps.EqualFunc(before, after, slices.Equal) {
+				err = fmt.Errorf("peers with prefixes: %v, before: %v", after, before)
+			}
+			if err != nil {
+				return err
+			}
+			for _, r := range status.Remote("gcp").Rejected {
+				if r.Node == bad[0] && r.Reason == string(peers.ReasonDuplicatePrefix) {
+					return nil
+				}
+			}
+			return fmt.Errorf("%s isn't rejected for its prefixes", bad[0])
+		})
+		must(t, programs.WaitReach(within(t, time.Minute), p.Pods[0], p.Pods[1]))
 	})
 }
