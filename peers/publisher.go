@@ -91,13 +91,17 @@ func (p Publication) known() bool { return !p.PublicKey.IsZero() && p.ListenPort
 // Annotations returns the annotations that the node must carry. Of a remote for which
 // this node has no endpoint that others could reach, which an error says, they stay as
 // they are; so does what the node carries of pods while those are nil, because they aren't
-// known. The endpoint of a node that can only be reached after it has spoken is empty:
-// without the annotation agents of the original would not make it a peer.
+// known. A remote for which the node carries nothing yet gets nothing before they are:
+// without the annotation of pods, others would take those of the specification, which may
+// be another node's. The endpoint of a node that can only be reached after it has spoken is
+// empty: without the annotation agents of the original would not make it a peer.
 func Annotations(self Self, publications []Publication, pods *pods.Known) (map[string]string, error) {
 	want := make(map[string]string, 2*len(publications)+1)
-	if carried, is := self.Annotations[PodCIDRsAnnotation]; is && pods == nil {
-		want[PodCIDRsAnnotation] = carried
+	prefixes, settled := self.Annotations[PodCIDRsAnnotation]
+	if settled && pods == nil {
+		want[PodCIDRsAnnotation] = prefixes
 	}
+	settled = settled || pods != nil
 	if pods != nil && pods.Publish {
 		want[PodCIDRsAnnotation] = joinPrefixes(pods.Prefixes)
 	}
@@ -118,7 +122,7 @@ func Annotations(self Self, publications []Publication, pods *pods.Known) (map[s
 				known = false
 			}
 		}
-		if !known {
+		if !known || !settled && !self.carries(p.Remote) {
 			for _, name := range []string{PublicKeyAnnotation(p.Remote), EndpointAnnotation(p.Remote)} {
 				if value, carried := self.Annotations[name]; carried {
 					want[name] = value
@@ -131,6 +135,13 @@ func Annotations(self Self, publications []Publication, pods *pods.Known) (map[s
 		want[EndpointAnnotation(p.Remote)] = at
 	}
 	return want, errors.Join(errs...)
+}
+
+// carries tells whether the node carries anything for a remote.
+func (s Self) carries(remote string) bool {
+	_, key := s.Annotations[PublicKeyAnnotation(remote)]
+	_, endpoint := s.Annotations[EndpointAnnotation(remote)]
+	return key || endpoint
 }
 
 // Nodes are those of a cluster, as kube.Client has them.

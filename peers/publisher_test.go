@@ -72,6 +72,43 @@ func TestAnnotations(t *testing.T) {
 	}
 }
 
+// TestNothingIsPublishedBeforeThePrefixesAreKnown keeps a new node from claiming its
+// specification until it knows that its pods are elsewhere.
+func TestNothingIsPublishedBeforeThePrefixesAreKnown(t *testing.T) {
+	said := publications[:1]
+	published := map[string]string{
+		"gcp.wireguard.semaphore.uw.io/pubKey":   key(1).String(),
+		"gcp.wireguard.semaphore.uw.io/endpoint": "10.66.23.31:51820",
+	}
+	merged := func(prefixes string) map[string]string {
+		m := maps.Clone(published)
+		m[PodCIDRsAnnotation] = prefixes
+		return m
+	}
+	for _, c := range []struct {
+		name    string
+		carried map[string]string
+		pods    *pods.Known
+		want    map[string]string
+	}{
+		{"a new node", nil, nil, map[string]string{}},
+		{"one whose specification is right", nil, &pods.Known{}, published},
+		{"one with other prefixes", nil, &pods.Known{Publish: true, Prefixes: prefixes("10.2.9.0/26")}, merged("10.2.9.0/26")},
+		{"one with none yet", nil, &pods.Known{Publish: true}, merged("")},
+		{"one that has published before", map[string]string{PublicKeyAnnotation("gcp"): "before"}, nil, published},
+		{"one that has published its prefixes", map[string]string{PodCIDRsAnnotation: "10.2.9.0/26"}, nil, merged("10.2.9.0/26")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := kubernetesNode("10.66.23.31")
+			maps.Copy(n.Annotations, c.carried)
+			got, err := Annotations(TrimSelf(n), said, c.pods)
+			if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
 func TestTrimSelf(t *testing.T) {
 	n := kubernetesNode("10.66.23.31")
 	n.Annotations["gcp.wireguard.semaphore.uw.io/pubKey"] = "x"
