@@ -2,6 +2,7 @@ package scenarios_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -118,7 +120,7 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		publisher := peers.NewPublisher(peers.PublisherConfig{
 			Nodes: own, Self: self, Logger: slog.New(slog.DiscardHandler),
 			Pods: func() *pods.Known {
-				return &pods.Known{Publish: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.9.0/26")}}
+				return &pods.Known{Publish: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.1.0/24")}}
 			},
 			Publications: func() []peers.Publication {
 				return []peers.Publication{{Remote: "gcp", PublicKey: tunnel.Key{1}, ListenPort: 51820}, {Remote: "a-b1", PublicKey: tunnel.Key{2}, ListenPort: 51821}}
@@ -128,7 +130,7 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		if !publisher.Published() {
 			t.Error("not published")
 		}
-		if self, _ := self(); self.Annotations[peers.PodCIDRsAnnotation] != "10.2.9.0/26" {
+		if self, _ := self(); self.Annotations[peers.PodCIDRsAnnotation] != "10.2.1.0/24" {
 			t.Errorf("the annotations are %v", self.Annotations)
 		}
 		must(t, publisher.Withdraw(t.Context(), "aws-1"))
@@ -146,7 +148,12 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		{"own annotation", published, ""},
 		{"own annotation, changed", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"other"}}}`, ""},
 		{"own annotation, removed", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":null}}}`, ""},
-		{"prefixes of its pods", `{"metadata":{"annotations":{"wireguard.semaphore.uw.io/podCIDRs":"10.2.9.0/26"}}}`, ""},
+		{"prefixes of its pods", prefixesPatch("10.2.1.0/24"), ""},
+		{"prefixes of its pods, none", prefixesPatch(""), ""},
+		{"prefixes that it wasn't given", prefixesPatch("10.2.9.0/24"), "may not publish 10.2.9.0/24, which this node was not given"},
+		{"prefixes that it wasn't given beside its own", prefixesPatch("10.2.1.0/24,10.2.9.0/26"), "may not publish 10.2.9.0/26"},
+		{"all prefixes of the cluster", prefixesPatch("10.2.0.0/16"), "may not publish 10.2.0.0/16"},
+		{"an address of another node's pod", prefixesPatch("10.2.2.7/32"), "may not publish 10.2.2.7/32"},
 		{"prefixes of its pods, removed", `{"metadata":{"annotations":{"wireguard.semaphore.uw.io/podCIDRs":null}}}`, ""},
 		{"prefixes of pods, of a cluster", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/podCIDRs":"10.2.9.0/26"}}}`, "podCIDRs"},
 		{"a key of no cluster", `{"metadata":{"annotations":{"wireguard.semaphore.uw.io/pubKey":"x"}}}`, "pubKey"},
@@ -176,6 +183,46 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) { refused(t, merge(t.Context(), own, "aws-1", p.patch), p.want) })
 	}
 
+	t.Run("what OVN-Kubernetes has given it", func(t *testing.T) {
+		for annotation, prefixes := range map[string]string{
+			`{"default":["10.2.7.0/24","fd00:2:7::/64"]}`: "10.2.7.0/24,fd00:2:7::/64", `{"default":"10.2.7.0/24"}`: "10.2.7.0/24", "10.2.7.0/24": "10.2.7.0/24",
+		} {
+			must(t, merge(t.Context(), nodes, "aws-1", fmt.Sprintf(`{"metadata":{"annotations":{"k8s.ovn.org/node-subnets":%q}}}`, annotation)))
+			must(t, merge(t.Context(), own, "aws-1", prefixesPatch(prefixes)))
+			refused(t, merge(t.Context(), own, "aws-1", prefixesPatch("10.2.7.0/25")), "may not publish 10.2.7.0/25")
+		}
+		refused(t, merge(t.Context(), own, "aws-1", `{"metadata":{"annotations":{"k8s.ovn.org/node-subnets":"10.2.0.0/16"}}}`), "may not change the annotation k8s.ovn.org/node-subnets")
+		must(t, merge(t.Context(), nodes, "aws-1", `{"metadata":{"annotations":{"k8s.ovn.org/node-subnets":null}}}`))
+	})
+	t.Run("prefixes that are from elsewhere", func(t *testing.T) {
+		must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard", "pods", "prefixes", "rbac.yaml")))
+		must(t, cluster.AwaitRight(t.Context(), systemNamespace, agentAccount,
+			authorizationv1.ResourceAttributes{Verb: "publish", Group: "semaphore.uw.io", Resource: "prefixes"}, true))
+		many := func(n int) string {
+			all := make([]string, n)
+			for i := range all {
+				all[i] = fmt.Sprintf("fd00:2222:3333:4444:5555:6666:7777:%04x/128", i)
+			}
+			return strings.Join(all, ",")
+		}
+		for _, p := range []struct{ prefixes, want string }{
+			{"10.2.9.0/26,10.2.2.7/32,fd00:2:9::/64", ""},
+			{"10.2.0.0/16,fd00:2::/48", ""},
+			{many(pods.MaxPrefixes), ""},
+			{many(pods.MaxPrefixes + 1), "may publish 3000 prefixes"},
+			{strings.Repeat("1", 132001), "may publish 3000 prefixes"},
+			{"10.0.0.0/8", "none of which is larger"},
+			{"0.0.0.0/0", "none of which is larger"},
+			{"::/0", "none of which is larger"},
+			{"fd00::/47", "none of which is larger"},
+			{"10.2.9.0", "may publish prefixes, comma-separated"},
+			{"10.2.9.0/26,", "may publish prefixes, comma-separated"},
+			{"10.2.9.0/26\n", "may publish prefixes, comma-separated"},
+		} {
+			refused(t, merge(t.Context(), own, "aws-1", prefixesPatch(p.prefixes)), p.want)
+		}
+		must(t, merge(t.Context(), own, "aws-1", `{"metadata":{"annotations":{"wireguard.semaphore.uw.io/podCIDRs":null}}}`))
+	})
 	t.Run("own annotation on another node", func(t *testing.T) {
 		refused(t, merge(t.Context(), own, "aws-2", published), "on node aws-1 may not patch node aws-2")
 	})
@@ -200,6 +247,11 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 	t.Run("everybody else goes on", func(t *testing.T) {
 		must(t, merge(t.Context(), nodes, "aws-1", `{"metadata":{"labels":{"more":"x"},"annotations":{"more":"x"}},"spec":{"unschedulable":true}}`))
 	})
+}
+
+// prefixesPatch has a node publish prefixes of pods.
+func prefixesPatch(prefixes string) string {
+	return fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, peers.PodCIDRsAnnotation, prefixes)
 }
 
 // TestAgentTellsOnlyOfItself holds the Events that agents may create against the
