@@ -9,8 +9,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// Accepted says which keys and prefixes were accepted, and of which node. The zero
-// value says that none were. It is never changed.
+// Accepted says which keys, prefixes and endpoints were accepted, and of which node. The
+// zero value says that none were. It is never changed.
 //
 // It is what keeps a node from taking what is another's by stating that it was
 // created earlier: age decides only about what nobody has. What a node no longer
@@ -21,6 +21,7 @@ type Accepted struct {
 	// moved are the single addresses that went from one node to another lately,
 	// while both claimed them.
 	moved map[netip.Prefix]moves
+	peers []Peer // with the endpoints that were accepted
 }
 
 // moves says when an address last went to another node, and how often it did
@@ -47,6 +48,12 @@ func (a Accepted) flaps(p netip.Prefix, now time.Time) bool {
 func (a Accepted) has(node string, p netip.Prefix) bool {
 	_, has := slices.BinarySearchFunc(a.prefixes[node], p, netip.Prefix.Compare)
 	return has
+}
+
+// at tells whether an endpoint with the address was accepted of a node. It looks at all
+// peers, and is asked only about addresses that nodes of this cluster claim.
+func (a Accepted) at(node string, addr netip.Addr) bool {
+	return slices.ContainsFunc(a.peers, func(p Peer) bool { return p.Node == node && p.Endpoint.Addr() == addr })
 }
 
 // Remembered is a node with the prefixes that were accepted of it.
@@ -123,6 +130,11 @@ func recall(all []Remembered) ([]Node, Accepted) {
 		}
 		slices.SortFunc(own, netip.Prefix.Compare)
 		a.prefixes[n.Name] = own
+	}
+	for i := range nodes {
+		if at, err := readEndpoint(nodes[i].Endpoint); err == nil && at.IsValid() {
+			a.peers = append(a.peers, Peer{Node: nodes[i].Name, Peer: tunnel.Peer{Endpoint: at}})
+		}
 	}
 	return nodes, a
 }

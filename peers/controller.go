@@ -72,6 +72,7 @@ type Controller struct {
 	accepted   Accepted
 	remembered bool // since the remote answered
 	rejected   map[Rejection]struct{}
+	disputed   map[string]string // what was logged of peers, by node
 	rejections *rate.Limiter
 	suppressed int
 
@@ -174,6 +175,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		c.accepted = accepted
 	}
 	c.logRejected(rejected)
+	c.logDisputed(peers)
 
 	want := make([]tunnel.Peer, len(peers))
 	for i := range peers {
@@ -318,4 +320,23 @@ func (c *Controller) logRejected(rejected []Rejection) {
 		}
 	}
 	c.rejected = now
+}
+
+// logDisputed logs which peers stay though a node of this cluster claims their addresses.
+func (c *Controller) logDisputed(peers []Peer) {
+	var now map[string]string
+	for i := range peers {
+		p := &peers[i]
+		if p.Disputed == "" {
+			continue
+		}
+		if now == nil {
+			now = map[string]string{}
+		}
+		now[p.Node] = p.Disputed
+		if c.disputed[p.Node] != p.Disputed {
+			c.log.Warn("endpoint disputed: the peer stays, since it was accepted before", "node", p.Node, "endpoint", p.Endpoint, "detail", p.Disputed)
+		}
+	}
+	c.disputed = now
 }

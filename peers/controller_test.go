@@ -297,10 +297,16 @@ func TestControllerTrustsWhatItAccepted(t *testing.T) {
 		save()
 	}
 
+	// A node of ours says that it has the address of one that was accepted.
 	now.LocalUnknown, now.Local = false, NewLocal(LocalConfig{Nodes: []LocalNode{{Name: "own", Addrs: []netip.Addr{peer(1).Endpoint.Addr()}}}})
 	reconcile(t, c)
-	if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
+	if diff := cmp.Diff(probeable(peer(1).Peer, peer(2).Peer), d.peers, comparers); diff != "" {
 		t.Errorf("once it is known (-want +got):\n%s", diff)
+	}
+	now.Local = NewLocal(LocalConfig{Subnets: prefixes("10.22.0.1/32")})
+	reconcile(t, c)
+	if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
+		t.Errorf("in a subnet of ours (-want +got):\n%s", diff)
 	}
 	save()
 	now.LocalUnknown, now.Local = true, nil

@@ -20,6 +20,9 @@ const Keepalive = 25 * time.Second
 type Peer struct {
 	Node string
 	tunnel.Peer
+	// Disputed says which node of this cluster has the endpoint's address by its own
+	// word, since the endpoint was accepted; empty: none has.
+	Disputed string
 }
 
 // Reason says, in a word fit for a metric's label, why something that a node
@@ -63,7 +66,8 @@ type Rules struct {
 	OwnAddrs []netip.Addr
 	// NodeSubnets are where the remote's endpoints may be; empty: anywhere.
 	NodeSubnets []netip.Prefix
-	// Local holds the addresses of this cluster, where no endpoint may be.
+	// Local holds the addresses of this cluster, where no endpoint may be. What nodes
+	// of this cluster say of themselves ends none that was accepted before.
 	Local *Local
 	// Hidden says that this node publishes no endpoint: it can't be reached before it
 	// has spoken.
@@ -148,8 +152,9 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			continue
 		}
 		err = n.endpointErr
+		disputed := ""
 		if err == nil && n.endpoint.IsValid() {
-			err = leadsAway(n.endpoint, ownAddrs, &rules)
+			disputed, err = leadsAway(n, ownAddrs, before, &rules)
 		}
 		if err != nil {
 			reject(ReasonEndpoint, err)
@@ -159,8 +164,8 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			reject(ReasonNoEndpoint, errBothHidden)
 			continue
 		}
-		_, before := keys[key]
-		if rules.MaxPeers > 0 && (!before && places <= 0 || len(peers) >= rules.MaxPeers) {
+		_, known := keys[key]
+		if rules.MaxPeers > 0 && (!known && places <= 0 || len(peers) >= rules.MaxPeers) {
 			reject(ReasonTooManyPeers, fmt.Errorf("there may be %d peers, and others come first (SEMAPHORE_REMOTE_<NAME>_WG_MAX_PEERS)", rules.MaxPeers))
 			continue
 		}
@@ -175,7 +180,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 		if len(allowed) > 0 {
 			accepted[n.Name] = allowed
 		}
-		if !before {
+		if !known {
 			keys[key] = n.Name
 			places--
 		}
@@ -184,11 +189,11 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			Endpoint:   n.endpoint,
 			AllowedIPs: allowed,
 			Keepalive:  Keepalive,
-		}}))
+		}, Disputed: disputed}))
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
-	return peers, rejected, Accepted{keys: keys, prefixes: accepted, moved: before.moves(claimants, share.single.held, rules.Now)}
+	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, moved: before.moves(claimants, share.single.held, rules.Now)}
 }
 
 var errBothHidden = errors.New("neither the node nor this one publishes an endpoint, so that nobody could begin: one of them has to be reachable (SEMAPHORE_WG_ENDPOINT, " + LocationAnnotation + ")")
@@ -201,25 +206,29 @@ type claimant struct {
 	overruled map[netip.Prefix]string // of its prefixes, and which node was given them
 }
 
-// leadsAway checks that packets to an endpoint lead to the remote's nodes, as far
-// as that is known, and not back into this cluster.
-func leadsAway(endpoint netip.AddrPort, own map[netip.Addr]struct{}, rules *Rules) error {
-	addr := endpoint.Addr()
+// leadsAway checks that packets to a node's endpoint lead to the remote's nodes, as far
+// as that is known, and not back into this cluster. Disputed is what a node of this
+// cluster says of itself against an endpoint that was accepted before.
+func leadsAway(n *claimant, own map[netip.Addr]struct{}, before Accepted, rules *Rules) (disputed string, err error) {
+	endpoint, addr := n.endpoint, n.endpoint.Addr()
 	if _, ours := own[addr]; ours {
-		return fmt.Errorf("endpoint %q: the address is this host's own, or that of all hosts on one of its links", endpoint)
+		return "", fmt.Errorf("endpoint %q: the address is this host's own, or that of all hosts on one of its links", endpoint)
 	}
 	for _, p := range rules.Tunneled {
 		if p.Contains(addr) {
-			return fmt.Errorf("endpoint %q: lies in the pod subnet %s, which is reached through a tunnel itself", endpoint, p)
+			return "", fmt.Errorf("endpoint %q: lies in the pod subnet %s, which is reached through a tunnel itself", endpoint, p)
 		}
 	}
-	if err := rules.Local.holds(addr); err != nil {
-		return fmt.Errorf("endpoint %q: %w", endpoint, err)
+	if certain, err := rules.Local.holds(addr); err != nil {
+		if certain || !before.at(n.Name, addr) {
+			return "", fmt.Errorf("endpoint %q: %w", endpoint, err)
+		}
+		disputed = err.Error()
 	}
 	if len(rules.NodeSubnets) > 0 && !within(netip.PrefixFrom(addr, addr.BitLen()), rules.NodeSubnets) {
-		return fmt.Errorf("endpoint %q: lies outside the remote's node subnets %s", endpoint, join(rules.NodeSubnets))
+		return "", fmt.Errorf("endpoint %q: lies outside the remote's node subnets %s", endpoint, join(rules.NodeSubnets))
 	}
-	return nil
+	return disputed, nil
 }
 
 // introduced returns the peer, or one that has to speak first, as long as it isn't

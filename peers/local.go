@@ -16,14 +16,14 @@ type LocalNode struct {
 	PodCIDRs []netip.Prefix // masked
 }
 
+// maxAddrs is how many addresses of one node count. One that lists more keeps endpoints
+// of remotes out.
+const maxAddrs = 64
+
 // TrimLocalNode trims a node of this cluster. Node heartbeats leave the result
-// equal.
+// equal. What it publishes of its pods doesn't count: that is its own word.
 func TrimLocalNode(n *corev1.Node) LocalNode {
-	podCIDRs := nodePodCIDRs(n)
-	if text, published := n.Annotations[PodCIDRsAnnotation]; published {
-		podCIDRs = parsePrefixes(text)
-	}
-	local := LocalNode{Name: n.Name, PodCIDRs: slices.DeleteFunc(podCIDRs, tooWide)}
+	local := LocalNode{Name: n.Name, PodCIDRs: slices.DeleteFunc(nodePodCIDRs(n), tooWide)}
 	for _, a := range n.Status.Addresses {
 		// A host name may be an address.
 		if addr, err := netip.ParseAddr(a.Address); err == nil {
@@ -32,6 +32,7 @@ func TrimLocalNode(n *corev1.Node) LocalNode {
 	}
 	slices.SortFunc(local.Addrs, netip.Addr.Compare)
 	local.Addrs = slices.Compact(local.Addrs)
+	local.Addrs = slices.Clip(local.Addrs[:min(len(local.Addrs), maxAddrs)])
 	return local
 }
 
@@ -59,8 +60,29 @@ type Local struct {
 	nodes map[netip.Addr]string // by address, the node's name
 	// ranges are looked up by length, so that a look-up takes as many steps as
 	// there are lengths (nearly always two per family), not as there are nodes.
-	ranges  map[netip.Prefix]string // what they are, as in `pods of node "a"`
+	ranges  map[netip.Prefix]localRange
 	lengths []int
+}
+
+// localRange is a range of this cluster's addresses.
+type localRange struct {
+	node string // whose pods have it; empty: certain
+	what string // where it is certain
+}
+
+func (r localRange) String() string {
+	if r.node != "" {
+		return fmt.Sprintf("pods of this cluster's node %q", r.node)
+	}
+	return r.what
+}
+
+// less has what is certain come first.
+func (r localRange) less(o localRange) bool {
+	if r.node != o.node {
+		return r.node < o.node
+	}
+	return r.what < o.what
 }
 
 // LocalConfig says what the addresses of this cluster are.
@@ -73,11 +95,11 @@ type LocalConfig struct {
 // NewLocal returns the addresses of this cluster. The order of what it is given
 // doesn't matter.
 func NewLocal(cfg LocalConfig) *Local {
-	l := &Local{nodes: make(map[netip.Addr]string, 2*len(cfg.Nodes)), ranges: make(map[netip.Prefix]string, 2*len(cfg.Nodes))}
+	l := &Local{nodes: make(map[netip.Addr]string, 2*len(cfg.Nodes)), ranges: make(map[netip.Prefix]localRange, 2*len(cfg.Nodes))}
 	var seen [129]bool
-	add := func(p netip.Prefix, what string) {
-		if other, taken := l.ranges[p]; !taken || what < other {
-			l.ranges[p] = what
+	add := func(p netip.Prefix, r localRange) {
+		if other, taken := l.ranges[p]; !taken || r.less(other) {
+			l.ranges[p] = r
 		}
 		seen[p.Bits()] = true
 	}
@@ -89,17 +111,14 @@ func NewLocal(cfg LocalConfig) *Local {
 			}
 		}
 		for _, p := range n.PodCIDRs {
-			add(p, n.Name)
+			add(p, localRange{node: n.Name})
 		}
 	}
-	for p, name := range l.ranges {
-		l.ranges[p] = fmt.Sprintf("pods of this cluster's node %q", name)
-	}
 	for _, p := range cfg.Services {
-		add(p, "services of this cluster")
+		add(p, localRange{what: "services of this cluster"})
 	}
 	for _, p := range cfg.Subnets {
-		add(p, "this cluster itself, by SEMAPHORE_LOCAL_SUBNETS")
+		add(p, localRange{what: "this cluster itself, by SEMAPHORE_LOCAL_SUBNETS"})
 	}
 	for bits, ok := range seen {
 		if ok {
@@ -109,23 +128,27 @@ func NewLocal(cfg LocalConfig) *Local {
 	return l
 }
 
-// holds returns an error that says what of this cluster has the address; nil
-// when nothing has.
-func (l *Local) holds(addr netip.Addr) error {
+// holds returns an error that says what of this cluster has the address; nil when nothing
+// has. Certain is what doesn't come from a Node, which kubelets write.
+func (l *Local) holds(addr netip.Addr) (certain bool, err error) {
 	if l == nil {
-		return nil
+		return false, nil
 	}
 	if node, ours := l.nodes[addr]; ours {
-		return fmt.Errorf("the address is that of this cluster's node %q", node)
+		err = fmt.Errorf("the address is that of this cluster's node %q", node)
 	}
 	for _, bits := range l.lengths {
-		p, err := addr.Prefix(bits)
-		if err != nil {
+		p, bad := addr.Prefix(bits)
+		if bad != nil {
 			break // Lengths of the other family are all that is left.
 		}
-		if what, ours := l.ranges[p]; ours {
-			return fmt.Errorf("%s is for %s", p, what)
+		r, ours := l.ranges[p]
+		if ours && r.node == "" {
+			return true, fmt.Errorf("%s is for %s", p, r)
+		}
+		if ours && err == nil {
+			err = fmt.Errorf("%s is for %s", p, r)
 		}
 	}
-	return nil
+	return false, err
 }

@@ -52,7 +52,7 @@ func TestLocalHolds(t *testing.T) {
 				Spec:       corev1.NodeSpec{PodCIDR: "10.65.7.1/24", PodCIDRs: nil},
 				Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
 					{Type: corev1.NodeHostName, Address: "10.99.0.1"}, {Type: corev1.NodeInternalIP, Address: "none"},
-					{Type: corev1.NodeInternalIP, Address: "fe80::1%eth0"},
+					{Type: corev1.NodeInternalIP, Address: "fe80::1%eth0"}, {Type: corev1.NodeExternalIP, Address: "10.120.0.1"},
 				}},
 			}),
 			TrimLocalNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "bad"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"x", "10.0.0.0/33", "0.0.0.0/0", "10.112.0.0/12", "::/0"}}}),
@@ -64,7 +64,9 @@ func TestLocalHolds(t *testing.T) {
 		"10.32.0.1":      `the address is that of this cluster's node "own-1"`,
 		"fd32::2":        `the address is that of this cluster's node "own-1"`,
 		"192.0.0.1":      `the address is that of this cluster's node "own-1"`,
-		"10.99.0.1":      `the address is that of this cluster's node "odd"`,
+		"10.99.0.1":      "10.96.0.0/12 is for services of this cluster",
+		"10.98.0.1":      "10.96.0.0/12 is for services of this cluster",
+		"10.120.0.1":     `the address is that of this cluster's node "odd"`,
 		"10.64.1.255":    `10.64.1.0/24 is for pods of this cluster's node "own-1"`,
 		"fd00:64:0:1::7": `fd00:64:0:1::/64 is for pods of this cluster's node "own-1"`,
 		"10.65.7.200":    `10.65.7.0/24 is for pods of this cluster's node "odd"`,
@@ -82,7 +84,11 @@ func TestLocalHolds(t *testing.T) {
 		l := NewLocal(config)
 		for addr, want := range tests {
 			got := ""
-			if err := l.holds(netip.MustParseAddr(addr)); err != nil {
+			certain, err := l.holds(netip.MustParseAddr(addr))
+			if want := strings.Contains(want, "services") || strings.Contains(want, "SUBNETS"); certain != want {
+				t.Errorf("%s: certain %v", addr, certain)
+			}
+			if err != nil {
 				got = err.Error()
 			}
 			if got != want {
@@ -90,7 +96,7 @@ func TestLocalHolds(t *testing.T) {
 			}
 		}
 	}
-	if err := (*Local)(nil).holds(netip.MustParseAddr("10.32.0.1")); err != nil {
+	if _, err := (*Local)(nil).holds(netip.MustParseAddr("10.32.0.1")); err != nil {
 		t.Errorf("nothing known: %v", err)
 	}
 }
@@ -166,6 +172,72 @@ func TestDesiredBoundsEndpoints(t *testing.T) {
 	}
 }
 
+// hostileLocals are states of one node of this cluster in which it claims, by what it or
+// its kubelet may write, where the remote's nodes are.
+func hostileLocals() map[string]*corev1.Node {
+	all := map[string]*corev1.Node{"published": {}, "its specification": {Spec: corev1.NodeSpec{PodCIDRs: []string{"10.22.0.0/16"}}}, "its addresses": {}, "all at once": {}}
+	published := map[string]string{PodCIDRsAnnotation: "10.22.0.0/16,10.22.0.0/24,10.22.0.1/32"}
+	all["published"].Annotations, all["all at once"].Annotations = published, published
+	for i := range 200 {
+		all["its addresses"].Status.Addresses = append(all["its addresses"].Status.Addresses,
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("10.22.0.%d", i)})
+	}
+	all["all at once"].Spec, all["all at once"].Status = all["its specification"].Spec, all["its addresses"].Status
+	for _, n := range all {
+		n.Name = "hostile"
+	}
+	return all
+}
+
+// TestOneLocalNodeEndsNoPeer has a node of this cluster claim that the addresses of a
+// remote's nodes are its own, or those of its pods.
+func TestOneLocalNodeEndsNoPeer(t *testing.T) {
+	nodes := []Node{node(1), node(2), node(3)}
+	rules := rules
+	_, _, accepted := DesiredAfter(Accepted{}, nodes, rules)
+	_, fromDisk := recall(accepted.remember(nodes, accepted.peers))
+	for name, hostile := range hostileLocals() {
+		t.Run(name, func(t *testing.T) {
+			rules := rules
+			rules.Local = NewLocal(LocalConfig{Nodes: []LocalNode{TrimLocalNode(localNode(1)), TrimLocalNode(hostile)}})
+			for title, before := range map[string]Accepted{"accepted before": accepted, "read from disk": fromDisk} {
+				for range 3 {
+					var peers []Peer
+					var rejected []Rejection
+					peers, rejected, before = DesiredAfter(before, nodes, rules)
+					if len(peers) != len(nodes) || len(rejected) > 0 {
+						t.Fatalf("%s: %d peers, rejected %+v", title, len(peers), rejected)
+					}
+					for _, p := range peers {
+						if disputed := name != "published"; disputed != strings.Contains(p.Disputed, `"hostile"`) {
+							t.Errorf("%s: disputed %q", title, p.Disputed)
+						}
+						p.Disputed = ""
+					}
+				}
+			}
+			// It is another endpoint, or another node that publishes it.
+			moved := []Node{node(1, func(n *Node) { n.Endpoint = "10.22.0.9:51820" }), node(2), node(4, func(n *Node) { n.Endpoint = nodes[2].Endpoint })}
+			peers, rejected, _ := DesiredAfter(accepted, moved, rules)
+			want := []rejection{{"node-1", ReasonEndpoint, false}, {"node-4", ReasonEndpoint, false}}
+			if name == "published" {
+				want = nil
+			}
+			if diff := cmp.Diff(want, brief(rejected)); diff != "" || len(peers) != len(moved)-len(want) {
+				t.Errorf("%d peers, rejected (-want +got):\n%s", len(peers), diff)
+			}
+			// What doesn't come from Nodes ends what was accepted.
+			rules.Local = NewLocal(LocalConfig{Nodes: []LocalNode{TrimLocalNode(hostile)}, Subnets: prefixes("10.22.0.0/16")})
+			if peers, _, _ := DesiredAfter(accepted, nodes, rules); len(peers) > 0 {
+				t.Errorf("in a subnet of ours: %+v", peers)
+			}
+		})
+	}
+	if n := TrimLocalNode(hostileLocals()["its addresses"]); len(n.Addrs) != maxAddrs {
+		t.Errorf("%d addresses of one node count", len(n.Addrs))
+	}
+}
+
 func TestDesiredWhileTheLocalClusterIsUnknown(t *testing.T) {
 	unknown := rules
 	unknown.LocalUnknown, unknown.known = true, map[netip.Addr]struct{}{netip.MustParseAddr("10.22.0.1"): {}}
@@ -199,7 +271,7 @@ func FuzzEndpoint(f *testing.F) {
 			if !addr.IsValid() && endpoint == "" && peers[i].Node == "node-2" {
 				continue // A node that publishes none speaks first.
 			}
-			if !within(netip.PrefixFrom(addr, addr.BitLen()), limits.NodeSubnets) || limits.Local.holds(addr) != nil {
+			if _, held := limits.Local.holds(addr); held != nil || !within(netip.PrefixFrom(addr, addr.BitLen()), limits.NodeSubnets) {
 				t.Fatalf("%q became the endpoint %s", endpoint, peers[i].Endpoint)
 			}
 		}
@@ -234,7 +306,7 @@ func BenchmarkLocal(b *testing.B) {
 		b.Run(fmt.Sprintf("look-up %d", count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if l.holds(netip.MustParseAddr("10.22.0.1")) != nil {
+				if _, err := l.holds(netip.MustParseAddr("10.22.0.1")); err != nil {
 					b.Fatal("held")
 				}
 			}

@@ -86,6 +86,9 @@ type peerReport struct {
 	LastHeard     *time.Time   `json:"lastHeard,omitempty"` // nil: not since the agent's start
 	RxBytes       int64        `json:"rxBytes"`
 	TxBytes       int64        `json:"txBytes"`
+	// Disputed says which node of this cluster claims the address of its endpoint, which
+	// was accepted before.
+	Disputed string `json:"disputed,omitempty"`
 }
 
 // pathReport is what is known of the way to a peer.
@@ -185,20 +188,23 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	rep.Device.Index, rep.Device.Backend = status.Index, status.Backend
 	rep.Device.ListenPort, rep.Device.MTU = status.ListenPort, status.MTU
 	rep.Device.Unprobed = r.controller.Unprobed()
-	nodes := make(map[tunnel.Key]string, len(state.Peers))
+	known := make(map[tunnel.Key]*peers.Peer, len(state.Peers))
 	for i := range state.Peers {
-		nodes[state.Peers[i].PublicKey] = state.Peers[i].Node
+		known[state.Peers[i].PublicKey] = &state.Peers[i]
 	}
 	now := time.Now()
 	for i := range status.Peers {
 		p := &status.Peers[i]
 		heard := r.controller.Heard(now, p)
 		peer := peerReport{
-			Node: nodes[p.PublicKey], PublicKey: p.PublicKey.String(),
+			PublicKey:     p.PublicKey.String(),
 			Health:        peers.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, heard, p.Endpoint.IsValid()),
 			LastHandshake: some(p.LastHandshake), LastHeard: some(heard), RxBytes: p.RxBytes, TxBytes: p.TxBytes,
 		}
-		if path, known := r.controller.Path(p.PublicKey); known {
+		if of := known[p.PublicKey]; of != nil {
+			peer.Node, peer.Disputed = of.Node, of.Disputed
+		}
+		if path, probed := r.controller.Path(p.PublicKey); probed {
 			peer.Health = path.Health(peer.Health)
 			peer.Path = &pathReport{State: path.State, Since: path.Since, Sign: path.Sign, Answers: path.Answers, SmallOnly: path.SmallOnly, RTT: path.RTT.Seconds()}
 		}

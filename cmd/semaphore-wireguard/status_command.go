@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -130,6 +131,15 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 	}
 	if d := &r.Device; d.LargestMTU > 0 && d.MTU > d.LargestMTU {
 		p.Wrong("%s: an MTU of %d is too large for the way to %s, which fragments: %d fits", what, d.MTU, d.NarrowestEndpoint, d.LargestMTU)
+	}
+	var disputed []string
+	for i := range r.Peers {
+		if peer := &r.Peers[i]; peer.Disputed != "" {
+			disputed = append(disputed, fmt.Sprintf("%s (%s)", peer.Node, peer.Disputed))
+		}
+	}
+	if len(disputed) > 0 {
+		p.Line("%s: nodes of this cluster claim the endpoints of peers, which stay: %s", what, report.Some(disputed))
 	}
 	if len(r.Foreign) > 0 {
 		p.Line("%s: others have routes to its pods, which its packets don't follow: %s", what, report.Some(r.Foreign))

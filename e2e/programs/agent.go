@@ -139,6 +139,7 @@ type PeerStatus struct {
 	LastHandshake time.Time      `json:"lastHandshake"`
 	RxBytes       int64          `json:"rxBytes"`
 	TxBytes       int64          `json:"txBytes"`
+	Disputed      string         `json:"disputed"`
 	Path          struct {
 		State     string `json:"state"`
 		Sign      string `json:"sign"`

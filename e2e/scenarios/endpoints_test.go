@@ -22,6 +22,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
 // What a node of gcp publishes for aws.
@@ -114,9 +115,47 @@ func TestHostileEndpoints(t *testing.T) {
 		nodes := p.AWS.Client().CoreV1().Nodes()
 		_, err := nodes.Create(t.Context(), object, metav1.CreateOptions{})
 		must(t, err)
-		waitPeers(t, agent, "gcp", good...)
-		must(t, nodes.Delete(t.Context(), object.Name, metav1.DeleteOptions{}))
+		// The peer stays: what a node says of itself ends none. No other one comes there.
+		waitDisputed(t, agent, "gcp", map[string]string{"stranger-0": object.Name})
+		publishStrangers(t, p.GCP, "newcomer", 1, func(int) netip.AddrPort { return netip.AddrPortFrom(stranger, 51821) })
+		waitRejected(t, agent, "gcp", "newcomer-0")
 		waitPeers(t, agent, "gcp", append(good, "stranger-0")...)
+		must(t, nodes.Delete(t.Context(), object.Name, metav1.DeleteOptions{}))
+		waitDisputed(t, agent, "gcp", nil)
+		must(t, p.GCP.Client().CoreV1().Nodes().Delete(t.Context(), "newcomer-0", metav1.DeleteOptions{}))
+		waitPeers(t, agent, "gcp", append(good, "stranger-0")...)
+	})
+
+	t.Run("a node of ours claims where the remote's nodes are", func(t *testing.T) {
+		was := other.Addresses()
+		var claimed, addresses []string
+		for _, s := range p.GCP.NodeSubnets {
+			claimed = append(claimed, s.String())
+		}
+		for _, a := range append([]netip.Addr{external}, append(was, append(p.Agents[2].Node.Addresses(), p.Agents[3].Node.Addresses()...)...)...) {
+			addresses = append(addresses, fmt.Sprintf(`{"type":"InternalIP","address":%q}`, a))
+		}
+		// Its own agent would put its annotations right.
+		must(t, p.Agents[1].Stop(within(t, repair)))
+		stop := keepsSession(t, agent, "gcp", p.Agents[2].Node.Name)
+		must(t, other.Patch(t.Context(), prefixesPatch(strings.Join(claimed, ","))))
+		must(t, other.Patch(t.Context(), `{"status":{"addresses":[`+strings.Join(addresses, ",")+`]}}`, "status"))
+		waitDisputed(t, agent, "gcp", map[string]string{"gcp-1": other.Name, "gcp-2": other.Name})
+		waitPeers(t, agent, "gcp", append(good, "stranger-0")...)
+		must(t, programs.WaitReach(within(t, repair), p.Pods[0], p.Pods[2]))
+		stop()
+		must(t, waitStored(t, agent.Node))
+		must(t, agent.Stop(within(t, repair)))
+		must(t, agent.Start())
+		waitDisputed(t, agent, "gcp", map[string]string{"gcp-1": other.Name, "gcp-2": other.Name})
+		waitPeers(t, agent, "gcp", append(good, "stranger-0")...)
+		must(t, programs.WaitReach(within(t, repair), p.Pods[0], p.Pods[2]))
+		must(t, other.Patch(t.Context(), `{"metadata":{"annotations":{"`+peers.PodCIDRsAnnotation+`":null}}}`))
+		must(t, other.Patch(t.Context(), fmt.Sprintf(`{"status":{"addresses":[
+			{"type":"InternalIP","address":%q},{"type":"InternalIP","address":%q},{"type":"ExternalIP","address":%q}]}}`, was[0], was[1], external), "status"))
+		must(t, p.Agents[1].Start())
+		waitDisputed(t, agent, "gcp", nil)
+		must(t, p.WaitConnected(within(t, time.Minute)))
 	})
 
 	t.Run("the local API server is away at start", func(t *testing.T) {
@@ -162,6 +201,48 @@ func TestHostileEndpoints(t *testing.T) {
 			t.Errorf("%d packets went to %s", after-before, stranger)
 		}
 		silent(t)
+	})
+}
+
+// waitDisputed waits until just these peers stay though a node of the agent's cluster
+// claims their addresses.
+func waitDisputed(t *testing.T, a *programs.Agent, remote string, want map[string]string) {
+	t.Helper()
+	eventually(t, time.Minute, fmt.Sprintf("disputed peers %v", want), func(ctx context.Context) error {
+		status, err := a.Status(ctx)
+		if err != nil {
+			return err
+		}
+		disputed := 0
+		for _, peer := range status.Remote(remote).Peers {
+			if peer.Disputed == "" {
+				continue
+			}
+			if disputed++; want[peer.Node] == "" || !strings.Contains(peer.Disputed, strconv.Quote(want[peer.Node])) {
+				return fmt.Errorf("%s is disputed: %s", peer.Node, peer.Disputed)
+			}
+		}
+		if disputed != len(want) {
+			return fmt.Errorf("%d peers are disputed", disputed)
+		}
+		return nil
+	})
+}
+
+// waitRejected waits until an agent rejects a node.
+func waitRejected(t *testing.T, a *programs.Agent, remote, node string) {
+	t.Helper()
+	eventually(t, repair, node+" to be rejected", func(ctx context.Context) error {
+		status, err := a.Status(ctx)
+		if err != nil {
+			return err
+		}
+		for _, r := range status.Remote(remote).Rejected {
+			if r.Node == node {
+				return nil
+			}
+		}
+		return errors.New("it isn't")
 	})
 }
 
