@@ -22,6 +22,9 @@ type Accepted struct {
 	// while both claimed them.
 	moved map[netip.Prefix]moves
 	peers []Peer // with the endpoints that were accepted
+	// disputed says what a node of this cluster says of itself against such an endpoint,
+	// which stays, by the remote's node.
+	disputed map[string]string
 }
 
 // moves says when an address last went to another node, and how often it did

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -96,6 +97,9 @@ type State struct {
 	Peers      []Peer
 	Rejected   []Rejection
 	Configured map[tunnel.Key]time.Time // since when each peer is on the device
+	// Disputed says, by node, which node of this cluster has the address of an endpoint by
+	// its own word, since that was accepted.
+	Disputed map[string]string
 }
 
 // applied is what Reconcile applied, for Save. Nothing of it changes any more.
@@ -175,7 +179,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		c.accepted = accepted
 	}
 	c.logRejected(rejected)
-	c.logDisputed(peers)
+	c.logDisputed(accepted.disputed)
 
 	want := make([]tunnel.Peer, len(peers))
 	for i := range peers {
@@ -206,7 +210,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		defer c.fresh()
 	}
 	c.index = index
-	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured})
+	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured, Disputed: accepted.disputed})
 	c.paths.set(time.Now(), own, peers, addrs, configured)
 	if source == SourceAPI {
 		if !rules.LocalUnknown && (!c.remembered || changes != (tunnel.Changes{})) {
@@ -322,21 +326,13 @@ func (c *Controller) logRejected(rejected []Rejection) {
 	c.rejected = now
 }
 
-// logDisputed logs which peers stay though a node of this cluster claims their addresses.
-func (c *Controller) logDisputed(peers []Peer) {
-	var now map[string]string
-	for i := range peers {
-		p := &peers[i]
-		if p.Disputed == "" {
-			continue
-		}
-		if now == nil {
-			now = map[string]string{}
-		}
-		now[p.Node] = p.Disputed
-		if c.disputed[p.Node] != p.Disputed {
-			c.log.Warn("endpoint disputed: the peer stays, since it was accepted before", "node", p.Node, "endpoint", p.Endpoint, "detail", p.Disputed)
+// logDisputed logs which nodes stay peers though a node of this cluster claims their
+// addresses.
+func (c *Controller) logDisputed(disputed map[string]string) {
+	for _, node := range slices.Sorted(maps.Keys(disputed)) {
+		if claim := disputed[node]; c.disputed[node] != claim {
+			c.log.Warn("endpoint disputed: the peer stays, since it was accepted before", "node", node, "detail", claim)
 		}
 	}
-	c.disputed = now
+	c.disputed = disputed
 }

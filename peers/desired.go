@@ -20,9 +20,6 @@ const Keepalive = 25 * time.Second
 type Peer struct {
 	Node string
 	tunnel.Peer
-	// Disputed says which node of this cluster has the endpoint's address by its own
-	// word, since the endpoint was accepted; empty: none has.
-	Disputed string
 }
 
 // Reason says, in a word fit for a metric's label, why something that a node
@@ -125,6 +122,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 		keys     = before.renewed(claimants, &rules)
 		accepted = make(map[string][]netip.Prefix, len(nodes))
 		ownAddrs = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
+		disputed map[string]string
 	)
 	places := rules.MaxPeers - len(keys) // for those that weren't accepted before
 	for _, a := range rules.OwnAddrs {
@@ -152,9 +150,9 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			continue
 		}
 		err = n.endpointErr
-		disputed := ""
+		claim := ""
 		if err == nil && n.endpoint.IsValid() {
-			disputed, err = leadsAway(n, ownAddrs, before, &rules)
+			claim, err = leadsAway(n, ownAddrs, before, &rules)
 		}
 		if err != nil {
 			reject(ReasonEndpoint, err)
@@ -189,11 +187,17 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			Endpoint:   n.endpoint,
 			AllowedIPs: allowed,
 			Keepalive:  Keepalive,
-		}, Disputed: disputed}))
+		}}))
+		if claim != "" {
+			if disputed == nil {
+				disputed = map[string]string{}
+			}
+			disputed[n.Name] = claim
+		}
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
-	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, moved: before.moves(claimants, share.single.held, rules.Now)}
+	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, disputed: disputed, moved: before.moves(claimants, share.single.held, rules.Now)}
 }
 
 var errBothHidden = errors.New("neither the node nor this one publishes an endpoint, so that nobody could begin: one of them has to be reachable (SEMAPHORE_WG_ENDPOINT, " + LocationAnnotation + ")")
@@ -202,14 +206,13 @@ var errBothHidden = errors.New("neither the node nor this one publishes an endpo
 type claimant struct {
 	*Node
 	*reading
-	several   bool                    // it is in conflict with several others
-	overruled map[netip.Prefix]string // of its prefixes, and which node was given them
+	*conflict // nil: none that counts
 }
 
 // leadsAway checks that packets to a node's endpoint lead to the remote's nodes, as far
-// as that is known, and not back into this cluster. Disputed is what a node of this
+// as that is known, and not back into this cluster. The claim is what a node of this
 // cluster says of itself against an endpoint that was accepted before.
-func leadsAway(n *claimant, own map[netip.Addr]struct{}, before Accepted, rules *Rules) (disputed string, err error) {
+func leadsAway(n *claimant, own map[netip.Addr]struct{}, before Accepted, rules *Rules) (claim string, err error) {
 	endpoint, addr := n.endpoint, n.endpoint.Addr()
 	if _, ours := own[addr]; ours {
 		return "", fmt.Errorf("endpoint %q: the address is this host's own, or that of all hosts on one of its links", endpoint)
@@ -223,12 +226,12 @@ func leadsAway(n *claimant, own map[netip.Addr]struct{}, before Accepted, rules 
 		if certain || !before.at(n.Name, addr) {
 			return "", fmt.Errorf("endpoint %q: %w", endpoint, err)
 		}
-		disputed = err.Error()
+		claim = err.Error()
 	}
 	if len(rules.NodeSubnets) > 0 && !within(netip.PrefixFrom(addr, addr.BitLen()), rules.NodeSubnets) {
 		return "", fmt.Errorf("endpoint %q: lies outside the remote's node subnets %s", endpoint, join(rules.NodeSubnets))
 	}
-	return disputed, nil
+	return claim, nil
 }
 
 // introduced returns the peer, or one that has to speak first, as long as it isn't

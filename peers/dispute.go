@@ -50,21 +50,46 @@ func dispute(nodes []claimant, contested map[netip.Prefix]struct{}, alone, speci
 	}
 	s.leave(0)
 	for i := range nodes {
-		nodes[i].several = s.conflicts[i].count() > 1
+		if s.conflicts[i].count() > 1 {
+			nodes[i].enter().several = true
+		}
 	}
+}
+
+// conflict is what counts of the conflicts of one node with others.
+type conflict struct {
+	several   bool                    // there are several others
+	overruled map[netip.Prefix]string // of its prefixes, and which node was given them
+}
+
+// enter returns what is known of a node's conflicts, to be written.
+func (n *claimant) enter() *conflict {
+	if n.conflict == nil {
+		n.conflict = &conflict{overruled: map[netip.Prefix]string{}}
+	}
+	return n.conflict
 }
 
 // rank has those that are in conflict with several others come after the others.
 func (n *claimant) rank() int {
-	if n.several {
+	if n.conflict != nil && n.several {
 		return 1
 	}
 	return 0
 }
 
+// overruledBy returns which other node was given what a prefix overlaps, if any was.
+func (n *claimant) overruledBy(p netip.Prefix) (other string, is bool) {
+	if n.conflict == nil {
+		return "", false
+	}
+	other, is = n.overruled[p]
+	return other, is
+}
+
 // overruledAt tells whether a prefix overlaps what another node was given.
 func (n *claimant) overruledAt(p netip.Prefix) bool {
-	_, is := n.overruled[p]
+	_, is := n.overruledBy(p)
 	return is
 }
 
@@ -141,10 +166,7 @@ func (s *sweep) settle(c *claimed) {
 		if s.specified && !s.given(claim) {
 			with.given.others(claim.node, func(other int32) {
 				n := &s.nodes[claim.node]
-				if n.overruled == nil {
-					n.overruled = map[netip.Prefix]string{}
-				}
-				n.overruled[n.prefixes[claim.index]] = s.nodes[other].Name
+				n.enter().overruled[n.prefixes[claim.index]] = s.nodes[other].Name
 			})
 		}
 	}

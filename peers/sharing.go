@@ -175,7 +175,7 @@ func (s *sharing) grant(n *claimant, p netip.Prefix, refuse func(Reason, string,
 		refuse(ReasonPodCIDR, "pod CIDR %s lies outside the remote's pod subnets %s", p, join(s.rules.Subnets))
 		return false
 	}
-	if other, is := n.overruled[p]; is {
+	if other, is := n.overruledBy(p); is {
 		refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps what the remote's control plane gave to node %q", p, other)
 		return false
 	}

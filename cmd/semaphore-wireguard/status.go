@@ -188,23 +188,20 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	rep.Device.Index, rep.Device.Backend = status.Index, status.Backend
 	rep.Device.ListenPort, rep.Device.MTU = status.ListenPort, status.MTU
 	rep.Device.Unprobed = r.controller.Unprobed()
-	known := make(map[tunnel.Key]*peers.Peer, len(state.Peers))
+	nodes := make(map[tunnel.Key]string, len(state.Peers))
 	for i := range state.Peers {
-		known[state.Peers[i].PublicKey] = &state.Peers[i]
+		nodes[state.Peers[i].PublicKey] = state.Peers[i].Node
 	}
 	now := time.Now()
 	for i := range status.Peers {
 		p := &status.Peers[i]
 		heard := r.controller.Heard(now, p)
 		peer := peerReport{
-			PublicKey:     p.PublicKey.String(),
+			Node: nodes[p.PublicKey], PublicKey: p.PublicKey.String(), Disputed: state.Disputed[nodes[p.PublicKey]],
 			Health:        peers.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, heard, p.Endpoint.IsValid()),
 			LastHandshake: some(p.LastHandshake), LastHeard: some(heard), RxBytes: p.RxBytes, TxBytes: p.TxBytes,
 		}
-		if of := known[p.PublicKey]; of != nil {
-			peer.Node, peer.Disputed = of.Node, of.Disputed
-		}
-		if path, probed := r.controller.Path(p.PublicKey); probed {
+		if path, known := r.controller.Path(p.PublicKey); known {
 			peer.Health = path.Health(peer.Health)
 			peer.Path = &pathReport{State: path.State, Since: path.Since, Sign: path.Sign, Answers: path.Answers, SmallOnly: path.SmallOnly, RTT: path.RTT.Seconds()}
 		}
