@@ -53,7 +53,7 @@ func (a Accepted) has(node string, p netip.Prefix) bool {
 	return has
 }
 
-// at tells whether an endpoint with the address was accepted of a node. It looks at all
+// at reports whether an endpoint with the address was accepted of a node. It looks at all
 // peers, and is asked only about addresses that nodes of this cluster claim.
 func (a Accepted) at(node string, addr netip.Addr) bool {
 	return slices.ContainsFunc(a.peers, func(p Peer) bool { return p.Node == node && p.Endpoint.Addr() == addr })

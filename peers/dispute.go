@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// specified tells whether the nodes of a remote have their pods' prefixes from its
+// specified reports whether the nodes of a remote have their pods' prefixes from its
 // control plane, in their specifications: whether at least as many nodes claim what they
 // were given as publish something else. A single node can't decide that, but for one of
 // two. Network plugins with an address management of their own leave unused what a
@@ -51,7 +51,7 @@ func dispute(nodes []claimant, contested map[netip.Prefix]struct{}, alone, speci
 	s.leave(0)
 	for i := range nodes {
 		if s.conflicts[i].count() > 1 {
-			nodes[i].enter().several = true
+			nodes[i].noted().several = true
 		}
 	}
 }
@@ -62,8 +62,8 @@ type conflict struct {
 	overruled map[netip.Prefix]string // of its prefixes, and which node was given them
 }
 
-// enter returns what is known of a node's conflicts, to be written.
-func (n *claimant) enter() *conflict {
+// noted returns what is known of a node's conflicts, to be written.
+func (n *claimant) noted() *conflict {
 	if n.conflict == nil {
 		n.conflict = &conflict{overruled: map[netip.Prefix]string{}}
 	}
@@ -87,7 +87,7 @@ func (n *claimant) overruledBy(p netip.Prefix) (other string, is bool) {
 	return other, is
 }
 
-// overruledAt tells whether a prefix overlaps what another node was given.
+// overruledAt reports whether a prefix overlaps what another node was given.
 func (n *claimant) overruledAt(p netip.Prefix) bool {
 	_, is := n.overruledBy(p)
 	return is
@@ -166,7 +166,7 @@ func (s *sweep) settle(c *claimed) {
 		if s.specified && !s.given(claim) {
 			with.given.others(claim.node, func(other int32) {
 				n := &s.nodes[claim.node]
-				n.enter().overruled[n.prefixes[claim.index]] = s.nodes[other].Name
+				n.noted().overruled[n.prefixes[claim.index]] = s.nodes[other].Name
 			})
 		}
 	}

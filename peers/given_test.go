@@ -12,8 +12,8 @@ import (
 // given makes a node's specification say other prefixes than the node publishes.
 func given(prefixes ...string) func(*Node) { return func(n *Node) { n.Given = prefixes } }
 
-// calico is a node whose pods have addresses from a block, which nobody but the node
-// says, beside the prefix of its specification, which nothing uses.
+// calico is a node whose pods have addresses from blocks, which the node alone publishes,
+// and not from the prefix of its specification, which nothing uses.
 func calico(n int, blocks ...string) Node {
 	return node(n, with(blocks...), given(fmt.Sprintf("10.4.%d.0/24", n)))
 }
@@ -55,7 +55,7 @@ func TestWhatTheControlPlaneGave(t *testing.T) {
 			{node(1), node(2), thief("10.4.1.0/24")}, {node(2), thief("10.4.1.0/24")},
 			{node(2), node(3, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24"} }), thief("10.4.1.0/24")},
 		}, []Peer{peer(2), peer(3, "10.4.1.0/24")}, duplicate("node-9"), true},
-		{"nobody was given it", [][]Node{{node(1), thief("10.4.7.0/24")}}, []Peer{peer(1), peer(9, "10.4.7.0/24")}, nil, true},
+		{"what was given to no node", [][]Node{{node(1), thief("10.4.7.0/24")}}, []Peer{peer(1), peer(9, "10.4.7.0/24")}, nil, true},
 		{"a node publishes what it was given", [][]Node{{node(1, with("10.4.1.0/26", "10.4.1.64/26"), given("10.4.1.0/24")), thief("10.4.1.0/26")}},
 			[]Peer{peer(1, "10.4.1.0/26", "10.4.1.64/26")}, duplicate("node-9"), true},
 		{"it was given to two: age decides", [][]Node{{node(1), node(2, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24"} })}},
@@ -70,7 +70,7 @@ func TestWhatTheControlPlaneGave(t *testing.T) {
 			node(1, with("10.4.9.0/26")), node(2, with("10.4.9.64/26")),
 			node(9, aged(100), func(n *Node) { n.PodCIDRs = []string{"10.4.0.0/16"} }),
 		}}, []Peer{peer(1, "10.4.9.0/26"), peer(2, "10.4.9.64/26")}, duplicate("node-9"), true},
-		{"who is in conflict with several comes last", [][]Node{{
+		{"a node in conflict with several comes last", [][]Node{{
 			calico(1, "10.4.101.0/26"), calico(2, "10.4.102.0/26"), calico(3, "10.4.103.0/26"), thief("10.4.101.0/26", "10.4.102.0/28", "10.4.103.0/26"),
 		}}, []Peer{peer(1, "10.4.101.0/26"), peer(2, "10.4.102.0/26"), peer(3, "10.4.103.0/26")}, duplicate("node-9"), true},
 		{"also about all that there is", [][]Node{{calico(1, "10.4.101.0/26"), calico(2, "10.4.102.0/26"), thief("10.4.0.0/16")}},
@@ -96,6 +96,28 @@ func TestWhatTheControlPlaneGave(t *testing.T) {
 				t.Errorf("rejected (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestAKeyIsTakenFromOneNodeAtMost has a node publish the key of another one. It can't
+// complete a handshake with it; where it is older, and nothing was accepted, the other one
+// is rejected, and no third one.
+func TestAKeyIsTakenFromOneNodeAtMost(t *testing.T) {
+	nodes := []Node{node(1), node(2), node(3)}
+	hostile := node(9, aged(100), func(n *Node) { n.PublicKey = node(1).PublicKey })
+	taken := peer(9)
+	taken.PublicKey = key(1)
+	peers, rejected, _ := DesiredAfter(Accepted{}, append(nodes, hostile), borrowing())
+	if diff := cmp.Diff([]Peer{taken, peer(2), peer(3)}, peers, comparers); diff != "" {
+		t.Errorf("without memory (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]rejection{{"node-1", ReasonDuplicateKey, false}}, brief(rejected)); diff != "" {
+		t.Errorf("without memory, rejected (-want +got):\n%s", diff)
+	}
+	_, _, accepted := DesiredAfter(Accepted{}, nodes, borrowing())
+	peers, _, _ = DesiredAfter(accepted, append(nodes, hostile), borrowing())
+	if diff := cmp.Diff([]Peer{peer(1), peer(2), peer(3)}, peers, comparers); diff != "" {
+		t.Errorf("with memory (-want +got):\n%s", diff)
 	}
 }
 

@@ -51,7 +51,7 @@ func read(n Node, maxPrefixes int) *reading {
 	return r
 }
 
-// wasGiven tells whether a prefix is what the node's control plane gave it, or a part of
+// wasGiven reports whether a prefix is what the node's control plane gave it, or a part of
 // that.
 func (r *reading) wasGiven(p netip.Prefix) bool { return within(p, r.given) }
 

@@ -77,7 +77,7 @@ func newSharing(before Accepted, nodes []claimant, rules *Rules) *sharing {
 	return s
 }
 
-// first tells whether a prefix comes before others where all together are too many.
+// first reports whether a prefix comes before others where all together are too many.
 func (s *sharing) first(n *claimant, p netip.Prefix) bool {
 	return within(p, s.rules.Subnets) && !n.overruledAt(p) && (s.before.has(n.Name, p) || s.specified && n.wasGiven(p))
 }

@@ -139,7 +139,7 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 		}
 	}
 	if len(disputed) > 0 {
-		p.Line("%s: nodes of this cluster claim the endpoints of peers, which stay: %s", what, report.Some(disputed))
+		p.Wrong("%s: nodes of this cluster claim the endpoints of peers, which stay: %s", what, report.Some(disputed))
 	}
 	if len(r.Foreign) > 0 {
 		p.Line("%s: others have routes to its pods, which its packets don't follow: %s", what, report.Some(r.Foreign))

@@ -86,6 +86,17 @@ func TestStatusOfAHostWithoutAddress(t *testing.T) {
 	}
 }
 
+// A peer stays whose address a node of the own cluster claims, and that is said.
+func TestStatusNamesDisputedEndpoints(t *testing.T) {
+	rep := wellReport()
+	rep.Remotes[0].Peers[0].Disputed = `the address is that of this cluster's node "aws-2"`
+	got := reporttest.Run(t, statusCommand(), rep)
+	want := rep.Remotes[0].Peers[0].Node + ` (the address is that of this cluster's node "aws-2")`
+	if got.Code != 1 || !strings.Contains(got.Stdout+got.Stderr, want) {
+		t.Errorf("code %d\n%s%s", got.Code, got.Stdout, got.Stderr)
+	}
+}
+
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string
