@@ -23,6 +23,10 @@ const maxAnnotation = 128
 // prefix is shorter.
 const maxPrefix = 64
 
+// maxGiven is how many prefixes of a specification are kept beside those of the
+// annotation. Kubernetes takes one of each family.
+const maxGiven = 2
+
 // PodCIDRsAnnotation names the node annotation with the prefixes whose traffic
 // belongs to the node, sorted and comma-separated, the same for all clusters. A node
 // without it has those of its specification, one with an empty one has none.
@@ -80,7 +84,7 @@ func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (Node, bool) {
 		given := specPodCIDRs(n)
 		texts, published := publishedPrefixes(n, maxPrefixes+1)
 		if node.Published = published; published {
-			for _, text := range given[:min(len(given), maxPrefixes)] {
+			for _, text := range given[:min(len(given), maxGiven)] {
 				node.Given = append(node.Given, keepPrefix(text))
 			}
 		} else {

@@ -21,7 +21,8 @@ type reading struct {
 	prefixes    []netip.Prefix // masked, sorted, none of them twice
 	prefixErrs  []error        // of those that are none
 	more        bool           // there are more than count
-	given       []netip.Prefix // masked, those of its specification
+	given       []netip.Prefix // masked, those of its specification where it publishes others
+	published   bool           // it publishes them itself
 }
 
 // read reads what a node says, of its prefixes so many at most; 0: all.
@@ -44,16 +45,13 @@ func read(n Node, maxPrefixes int) *reading {
 	}
 	slices.SortFunc(r.prefixes, netip.Prefix.Compare)
 	r.prefixes = slices.Compact(r.prefixes)
-	r.given = r.prefixes
-	if n.Published {
-		r.given = parseAll(n.Given)
-	}
+	r.given, r.published = parseAll(n.Given[:min(len(n.Given), maxGiven)]), n.Published
 	return r
 }
 
 // wasGiven reports whether a prefix is what the node's control plane gave it, or a part of
 // that.
-func (r *reading) wasGiven(p netip.Prefix) bool { return within(p, r.given) }
+func (r *reading) wasGiven(p netip.Prefix) bool { return !r.published || within(p, r.given) }
 
 // parseAll reads those of the texts that are prefixes.
 func parseAll(texts []string) (prefixes []netip.Prefix) {

@@ -192,7 +192,13 @@ func TestNodeForReadsTheAnnotation(t *testing.T) {
 			t.Errorf("of %.40q: %v, %v, %q", text, kept, n.Published, n.PodCIDRs)
 		}
 	}
-	if n, _ := NodeFor("aws", 4)(object(nil)); n.Published || !slices.Equal(n.PodCIDRs, []string{"10.4.1.0/24"}) {
+	text := "10.4.7.0/26"
+	much := object(&text)
+	much.Spec.PodCIDRs = slices.Repeat(much.Spec.PodCIDRs, 1000)
+	if n, _ := NodeFor("aws", 4)(much); !slices.Equal(n.Given, []string{"10.4.1.0/24", "10.4.1.0/24"}) || n.Equal(Node{}) {
+		t.Errorf("given: %q", n.Given)
+	}
+	if n, _ := NodeFor("aws", 4)(object(nil)); n.Given != nil || n.Published || !slices.Equal(n.PodCIDRs, []string{"10.4.1.0/24"}) {
 		t.Errorf("without one: %v, %q", n.Published, n.PodCIDRs)
 	}
 }
