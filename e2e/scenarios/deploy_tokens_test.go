@@ -8,9 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -204,10 +206,52 @@ func TestTokens(t *testing.T) {
 			t.Errorf("it says %+v, after %+v", next, claims)
 		}
 	})
+	bound := func() *rbacv1.RoleBinding {
+		binding, err := gcp.Client().RbacV1().RoleBindings(systemNamespace).Get(t.Context(), account, metav1.GetOptions{})
+		must(t, err)
+		binding.ResourceVersion, binding.ManagedFields = "", nil
+		return binding
+	}
+	binding := bound()
+	t.Run("nothing is revoked while something else lets the account ask", func(t *testing.T) {
+		had := anchor() // asksForNoOther has granted it every token.
+		out, err := e.shell(t, "revoke-granted", "semaphorectl tokens --revoke --from gcp aws gcp")
+		if err == nil || !strings.Contains(out, `allowed by ClusterRoleBinding "`+systemNamespace+"-"+account+`"`) || !strings.Contains(out, "no token was revoked") {
+			t.Errorf("ended with %v\n%s", err, out)
+		}
+		if diff := cmp.Diff(binding, bound()); diff != "" || anchor() != had {
+			t.Errorf("the RoleBinding (-want +got):\n%s", diff)
+		}
+		must(t, works(t.Context(), t, gcp, renewed[agents]))
+		must(t, gcp.Client().RbacV1().ClusterRoleBindings().Delete(t.Context(), systemNamespace+"-"+account, metav1.DeleteOptions{}))
+	})
 	t.Run("revoked, with all that came of it", func(t *testing.T) {
+		// The policy asks for the Secret's UID, which no thief knows. Without it, as where
+		// manifests of an earlier release are, the tool alone has to see to it.
+		must(t, gcp.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().
+			Delete(t.Context(), "semaphore-remote-tokens-aws", metav1.DeleteOptions{}))
+		stop := steal(t, gcp, renewed[agents], account)
+		// A Secret that can't be changed can be deleted.
+		_, err := gcp.Client().CoreV1().Secrets(systemNamespace).Patch(t.Context(), account, types.MergePatchType, []byte(`{"immutable":true}`), metav1.PatchOptions{})
+		must(t, err)
+		for _, c := range []struct{ name, command, says string }{
+			{"interrupted", "timeout -s INT 6 semaphorectl tokens --revoke --from gcp aws gcp", "run the command again to go on"},
+			{"meanwhile", "semaphorectl tokens --from gcp aws gcp", "semaphorectl tokens --revoke goes on with it"},
+		} {
+			if out, err := e.shell(t, c.name, c.command); err == nil || !strings.Contains(out, c.says) {
+				t.Errorf("%s: %v\n%s", c.name, err, out)
+			}
+		}
 		out, err := e.shell(t, "revoke", "semaphorectl tokens --revoke --from gcp aws gcp")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
+		}
+		if diff := cmp.Diff(binding, bound()); diff != "" {
+			t.Errorf("the RoleBinding (-want +got):\n%s", diff)
+		}
+		stolen := stop()
+		if len(stolen) == 0 {
+			t.Error("the thief had no token at all")
 		}
 		revoked(t, gcp, "the first token", first[agents])
 		revoked(t, gcp, "the renewed token", renewed[agents])
@@ -217,6 +261,10 @@ func TestTokens(t *testing.T) {
 		_, err = askFor(t.Context(), t, gcp, renewed[agents], account, boundTo(account))
 		if !apierrors.IsUnauthorized(err) {
 			t.Errorf("a revoked token asks for another one: %v", err)
+		}
+		for uid, token := range stolen {
+			t.Logf("the thief had a token that is bound to %s; the Secret is %s", uid, anchor())
+			revoked(t, gcp, "the thief's token", token)
 		}
 	})
 	t.Run("a token that has been taken back is told", func(t *testing.T) {
@@ -228,6 +276,36 @@ func TestTokens(t *testing.T) {
 		}
 	})
 	t.Run("static ones work, and stay", func(t *testing.T) { e.staticTokens(t) })
+}
+
+// steal asks for tokens of an account again and again with one of its tokens, as a thief
+// would, until the function that it returns is called: that returns the last token that was
+// got for each Secret of the account.
+func steal(t *testing.T, c *testbed.Cluster, token, account string) (stop func() map[types.UID]string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	got := map[types.UID]string{}
+	var group sync.WaitGroup
+	group.Go(func() {
+		for ctx.Err() == nil {
+			if stolen, err := askFor(ctx, t, c, token, account, boundTo(account)); err == nil {
+				if claims, err := tokens.Parse(stolen); err == nil {
+					got[claims.Secret.UID] = stolen
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	})
+	t.Cleanup(group.Wait)
+	t.Cleanup(cancel)
+	return func() map[types.UID]string {
+		cancel()
+		group.Wait()
+		return got
+	}
 }
 
 // boundTo is a request as the accounts may make it.
@@ -261,7 +339,16 @@ func (e *example) asksForNoOther(t *testing.T, token string) {
 	}
 	must(t, gcp.Grant(t.Context(), systemNamespace, account,
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"}, Verbs: []string{"*"}}))
-	unbound, long, pod, empty := boundTo(account), boundTo(account), boundTo(account), boundTo("")
+	claims, err := tokens.Parse(token)
+	must(t, err)
+	own := func() authenticationv1.TokenRequestSpec {
+		spec := boundTo(account)
+		spec.BoundObjectRef.UID = claims.Secret.UID
+		return spec
+	}
+	unbound, long, pod, empty, hour, former := own(), own(), boundTo(account), boundTo(""), own(), own()
+	former.BoundObjectRef.UID = "8ea534ec-9afd-4a92-ac15-3d8676905cf3"
+	*hour.ExpirationSeconds = 3607
 	unbound.BoundObjectRef = nil
 	*long.ExpirationSeconds++
 	pod.BoundObjectRef.Kind = "Pod"
@@ -275,7 +362,7 @@ func (e *example) asksForNoOther(t *testing.T, token string) {
 		spec    authenticationv1.TokenRequestSpec
 		want    string
 	}{
-		{"its own", account, boundTo(account), ""},
+		{"its own", account, own(), ""},
 		{"of another account", other, boundTo(other), "may only renew its own token"},
 		{"of an account of another tool of ours, bound to its own Secret", other, boundTo(account), "may only renew its own token"},
 		{"bound to nothing", account, unbound, "must be bound to the Secret of its account"},
@@ -283,6 +370,7 @@ func (e *example) asksForNoOther(t *testing.T, token string) {
 		{"bound to a pod", account, pod, "must be bound to the Secret of its account"},
 		{"bound to a Secret without a name", account, empty, "must be bound to the Secret of its account"},
 		{"that lasts longer", account, long, "must not last longer than 30 days"},
+		{"bound to a Secret that it doesn't know", account, boundTo(account), "by the Secret's UID"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := askFor(t.Context(), t, gcp, token, c.account, c.spec)
@@ -293,6 +381,23 @@ func (e *example) asksForNoOther(t *testing.T, token string) {
 			}
 		})
 	}
+	t.Run("bound to the Secret before this one", func(t *testing.T) {
+		if _, err := askFor(t.Context(), t, gcp, token, account, former); !apierrors.IsConflict(err) {
+			t.Errorf("refused with %v", err)
+		}
+	})
+	// API servers make a year of 3607 seconds (k8s.io/kubernetes,
+	// pkg/serviceaccount/claims.go, WarnOnlyBoundTokenExpirationSeconds): for tokens that are
+	// bound to a pod, which the policy refuses.
+	t.Run("of 3607 seconds, which isn't made a year", func(t *testing.T) {
+		got, err := askFor(t.Context(), t, gcp, token, account, hour)
+		must(t, err)
+		claims, err := tokens.Parse(got)
+		must(t, err)
+		if lasts := claims.Expires.Sub(claims.Issued); lasts != 3607*time.Second {
+			t.Errorf("it lasts %s", lasts)
+		}
+	})
 	t.Run("everybody else goes on", func(t *testing.T) {
 		_, err := gcp.Client().CoreV1().ServiceAccounts(systemNamespace).
 			CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})

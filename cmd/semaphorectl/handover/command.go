@@ -40,7 +40,8 @@ read what that tool reads and nothing else. They last 30 days; semaphore-tokens 
 them in the clusters from then on.
 
 With --revoke all tokens that were handed over before, and what they were renewed to,
-end within some ten seconds.`,
+end first. That takes half a minute: new ones are made when no API server accepts those
+before any longer. Interrupted, the next run goes on.`,
 		Example: `  semaphorectl tokens aws gcp
   semaphorectl tokens --revoke aws gcp
   semaphorectl tokens --revoke --from gcp aws gcp
@@ -62,26 +63,30 @@ end within some ten seconds.`,
 			if err := named(ctx, clusters); err != nil {
 				return err
 			}
-			mode := All
-			if revoke {
-				mode = Revoke
-			}
-			var errs []error
+			var pairs []Pair
 			for _, from := range clusters {
 				for _, to := range clusters {
-					if from == to || len(only) > 0 && !slices.Contains(only, from.Name) {
-						continue
+					if from != to && (len(only) == 0 || slices.Contains(only, from.Name)) {
+						pairs = append(pairs, Pair{from, to})
 					}
-					tools, none, err := Hand(ctx, from, to, mode)
-					if err != nil {
-						errs = append(errs, err)
-						continue
-					}
-					for _, tool := range none {
-						s.Warn("%s: no Secret %s, so %s gets nothing for %s", from.Name, account(tool, to.Name), to.Name, tool)
-					}
-					s.Done("%s has new tokens for %s: %s", to.Name, from.Name, strings.Join(tools, ", "))
 				}
+			}
+			if revoke {
+				if err := Revoke(ctx, s, pairs); err != nil {
+					return err
+				}
+			}
+			var errs []error
+			for _, p := range pairs {
+				tools, none, err := Hand(ctx, p.From, p.To, All)
+				if err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				for _, tool := range none {
+					s.Warn("%s: no Secret %s, so %s gets nothing for %s", p.From.Name, account(tool, p.To.Name), p.To.Name, tool)
+				}
+				s.Done("%s has new tokens for %s: %s", p.To.Name, p.From.Name, strings.Join(tools, ", "))
 			}
 			return errors.Join(errs...)
 		},

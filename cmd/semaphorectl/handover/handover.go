@@ -33,8 +33,6 @@ const (
 	Missing Mode = iota
 	// All hands over a new token in any case.
 	All
-	// Revoke takes all back that were handed over before, then hands over new ones.
-	Revoke
 )
 
 const (
@@ -57,14 +55,17 @@ func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools, none []
 	var names []string // of the tools, in the order of the anchors
 	for _, tool := range manifests.Tools() {
 		anchor, err := from.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, account(tool, to.Name), metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, nil, fmt.Errorf("%s: read the Secret %s: %w", from.Name, account(tool, to.Name), err)
+		}
+		if undone := interrupted(ctx, from, account(tool, to.Name)); undone != nil {
+			return nil, nil, fmt.Errorf("%s: %w", from.Name, undone)
+		}
+		if err != nil {
 			none = append(none, tool)
 			continue
 		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("%s: read the Secret %s: %w", from.Name, account(tool, to.Name), err)
-		}
-		if err := check(anchor, mode); err != nil {
+		if err := check(anchor, false); err != nil {
 			return nil, nil, fmt.Errorf("%s: Secret %s: %w", from.Name, anchor.Name, err)
 		}
 		anchors, names = append(anchors, anchor), append(names, tool)
@@ -98,11 +99,23 @@ func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools, none []
 func account(tool, to string) string { return "semaphore-" + manifests.Account(tool) + "-remote-" + to }
 func secret(tool string) string      { return "semaphore-" + manifests.Account(tool) + "-remotes" }
 
+// interrupted is an error while a revocation of an account's tokens isn't done.
+func interrupted(ctx context.Context, from *cli.Cluster, name string) error {
+	binding, err := from.Client.RbacV1().RoleBindings(cli.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil // Nothing is made here that could undo a revocation.
+	}
+	if _, is := binding.Annotations[revoking]; is {
+		return fmt.Errorf("the revocation of tokens of %s was interrupted: semaphorectl tokens --revoke goes on with it", name)
+	}
+	return nil
+}
+
 // check says whether a Secret is one that tokens can be bound to, or holds one that
-// never expires.
-func check(anchor *corev1.Secret, mode Mode) error {
+// never expires, which can't be revoked.
+func check(anchor *corev1.Secret, revoked bool) error {
 	if anchor.Type == corev1.SecretTypeServiceAccountToken {
-		if mode == Revoke {
+		if revoked {
 			return errors.New("its token never expires: delete the Secret, apply your manifests again, and hand over again")
 		}
 		_, err := static("", anchor)
@@ -122,11 +135,6 @@ func value(ctx context.Context, from, to *cli.Cluster, tool string, anchor *core
 	if mode == Missing {
 		if good, err := has(ctx, to, from.Name, tool, anchor, ca); err != nil || good {
 			return nil, err
-		}
-	}
-	if mode == Revoke {
-		if err := replace(ctx, from, anchor); err != nil {
-			return nil, fmt.Errorf("replace it: %w; join again, then hand over again", err)
 		}
 	}
 	seconds := int64(lifetime / time.Second)
@@ -180,20 +188,6 @@ func has(ctx context.Context, to *cli.Cluster, from, tool string, anchor *corev1
 		return false, nil
 	}
 	return claims.Secret.UID == anchor.UID && time.Until(claims.Expires) > least, nil
-}
-
-// replace puts another anchor in the place of an account's: tokens that are bound to
-// the one before are no longer good.
-func replace(ctx context.Context, c *cli.Cluster, anchor *corev1.Secret) error {
-	secrets := c.Client.CoreV1().Secrets(cli.Namespace)
-	if err := secrets.Delete(ctx, anchor.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(anchor.UID))}); err != nil && !apierrors.IsNotFound(err) {
-		return err
-	}
-	_, err := secrets.Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: anchor.Name, Namespace: anchor.Namespace, Labels: anchor.Labels, Annotations: anchor.Annotations},
-		Type:       anchor.Type,
-	}, metav1.CreateOptions{FieldManager: manifests.Manager})
-	return err
 }
 
 // authority is the authority of a cluster, which Kubernetes puts into each namespace.

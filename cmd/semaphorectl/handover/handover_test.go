@@ -142,20 +142,6 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-func TestRevoke(t *testing.T) {
-	gcp, aws := neighbours(certificate(t), month, secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil))
-	if _, _, err := Hand(t.Context(), gcp, aws, Revoke); err != nil {
-		t.Fatal(err)
-	}
-	anchor, err := gcp.Client.CoreV1().Secrets(cli.Namespace).Get(t.Context(), "semaphore-wireguard-remote-aws", metav1.GetOptions{})
-	if err != nil || anchor.UID == "u" {
-		t.Errorf("the anchor is the one before: %v, %v", anchor, err)
-	}
-	if len(stored(t, aws)) != 2 {
-		t.Error("nothing was handed over")
-	}
-}
-
 // TestRefused has a neighbour answer something else than tokens and certificates: nothing
 // is written, nothing revoked, and no value is told.
 func TestRefused(t *testing.T) {
@@ -193,7 +179,7 @@ func TestRefused(t *testing.T) {
 		"a static token that is none": secretOf(name, corev1.SecretTypeServiceAccountToken, map[string][]byte{"token": []byte("x"), "ca.crt": []byte(ca)}),
 	} {
 		gcp, aws := neighbours(ca, month, second, secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil))
-		if _, _, err := Hand(t.Context(), gcp, aws, Revoke); err == nil || len(stored(t, aws)) > 0 {
+		if err := Revoke(t.Context(), quiet(), []Pair{{gcp, aws}}); err == nil || len(stored(t, aws)) > 0 {
 			t.Errorf("%s: error %v", what, err)
 		}
 		anchor, err := gcp.Client.CoreV1().Secrets(cli.Namespace).Get(t.Context(), "semaphore-wireguard-remote-aws", metav1.GetOptions{})

@@ -46,6 +46,7 @@ func (a *all) steps(ctx context.Context, list ...step) error {
 // install makes clusters what was planned.
 func (a *all) install(ctx context.Context) error {
 	return a.steps(ctx,
+		step{"revocations", a.finishRevocations},
 		step{"accounts and rights", a.applyAll(func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
 		step{"names", a.nameAll},
 		step{"tokens", a.handAll},

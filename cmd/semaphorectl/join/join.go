@@ -360,6 +360,12 @@ func backends(found probe.Answers) (kernel, userspace int) {
 	return kernel, userspace
 }
 
+// finishRevocations completes revocations that were interrupted. What is applied next
+// gives the accounts back their rights and Secrets.
+func (a *all) finishRevocations(ctx context.Context) error {
+	return handover.Finish(ctx, a.Session, a.clusters)
+}
+
 // handAll hands over what is missing.
 func (a *all) handAll(ctx context.Context) error {
 	return a.each(func(_ int, to *cli.Cluster) error {

@@ -114,6 +114,7 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 		settings: a.settings[i : i+1], objects: a.objects[i : i+1]}
 	gone := strings.ReplaceAll(list(p.from), ",", ", ")
 	return one.steps(ctx,
+		step{"revocations", one.finishRevocations},
 		step{"settings", func(ctx context.Context) error { _, err := apply(ctx, c, a.objects[i]); return err }},
 		step{"names", one.nameAll},
 		step{"rollout", one.waitAll},

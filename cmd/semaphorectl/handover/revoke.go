@@ -1,0 +1,432 @@
+package handover
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
+)
+
+// A revocation takes the right to ask for tokens from an account, deletes the Secret that
+// its tokens are bound to, waits until no API server accepts them any longer, makes
+// another Secret, and gives the right back. In any other order a token that was stolen
+// gets one that is bound to the new Secret: API servers accept a token for some seconds
+// after its Secret is gone.
+//
+// What is under way is written on the RoleBinding of the account, whose subject is taken
+// out. A run that ends in the middle leaves it so: the account has no right, and the next
+// run begins again, with all of the wait.
+const revoking = "semaphore.uw.io/revoking"
+
+const (
+	// remembered is how long a kube-apiserver accepts a token without looking at it again:
+	// TokenSuccessCacheTTL, which no flag changes (k8s.io/kubernetes 1.36,
+	// pkg/kubeapiserver/options/authentication.go, NewBuiltInAuthenticationOptions).
+	remembered = 10 * time.Second
+	// late is how much later than the one that was written to any other API server of the
+	// cluster may have read from its watches that right and Secret are gone.
+	late = 10 * time.Second
+	// patience is how long a Secret may take to be gone, and the API server that is asked to
+	// refuse its tokens.
+	patience = time.Minute
+	// undoing is how long an undoing may take that goes on after an interruption.
+	undoing = 20 * time.Second
+)
+
+// mark is the value of the annotation, as JSON.
+type mark struct {
+	Begun time.Time `json:"begun"` // for people
+	// Labels and Annotations are those that the next Secret has from the one before.
+	Labels      map[string]string `json:"labels,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// Pair is a cluster whose tokens another one has.
+type Pair struct{ From, To *cli.Cluster }
+
+// revocation is that of all tokens of one account.
+type revocation struct {
+	in   *cli.Cluster
+	name string // of the account, its Secret and its RoleBinding
+	// before is the Secret that is to go; nil: it has gone already.
+	before *corev1.Secret
+	token  string // the last one that was handed over; empty: it isn't known
+	mark   mark
+	// begun is whether an earlier run has, held whether the account has a RoleBinding.
+	begun, held bool
+}
+
+// Revoke takes back all tokens that clusters were handed over before. Nothing is changed
+// unless all of it can be; all of it waits once.
+func Revoke(ctx context.Context, s *cli.Session, pairs []Pair) error {
+	var all []*revocation
+	var errs []error
+	for _, p := range pairs {
+		for _, tool := range manifests.Tools() {
+			r, err := planned(ctx, p, tool)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", p.From.Name, err))
+			}
+			if r != nil {
+				all = append(all, r)
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w\nno token was revoked", err)
+	}
+	return revoke(ctx, s, all)
+}
+
+// Finish completes the revocations that earlier runs have begun in clusters.
+func Finish(ctx context.Context, s *cli.Session, clusters []*cli.Cluster) error {
+	var all []*revocation
+	for _, c := range clusters {
+		list, err := c.Client.RbacV1().RoleBindings(cli.Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("%s: list RoleBindings in %s, to see whether a revocation was interrupted: %w", c.Name, cli.Namespace, err)
+		}
+		for i := range list.Items {
+			if _, is := list.Items[i].Annotations[revoking]; !is {
+				continue
+			}
+			r, err := read(ctx, c, list.Items[i].Name)
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.Name, err)
+			}
+			for _, to := range clusters {
+				for _, tool := range manifests.Tools() {
+					if r.name == account(tool, to.Name) {
+						if r.token, err = last(ctx, to, c.Name, tool, r); err != nil {
+							return fmt.Errorf("%s: %w", to.Name, err)
+						}
+					}
+				}
+			}
+			s.Say("%s: the revocation of tokens of %s was interrupted, and goes on", c.Name, r.name)
+			all = append(all, r)
+		}
+	}
+	return revoke(ctx, s, all)
+}
+
+// planned looks at an account; nil: there is none, and nothing to be revoked.
+func planned(ctx context.Context, p Pair, tool string) (*revocation, error) {
+	r, err := read(ctx, p.From, account(tool, p.To.Name))
+	if err != nil || r.before == nil && !r.begun {
+		return nil, err
+	}
+	r.token, err = last(ctx, p.To, p.From.Name, tool, r)
+	return r, err
+}
+
+// read looks at the Secret and the RoleBinding of an account.
+func read(ctx context.Context, c *cli.Cluster, name string) (*revocation, error) {
+	r := &revocation{in: c, name: name, mark: mark{Begun: time.Now().UTC().Truncate(time.Second)}}
+	secret, err := c.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		if err := check(secret, true); err != nil {
+			return nil, fmt.Errorf("Secret %s: %w", name, err)
+		}
+		r.before, r.mark.Labels, r.mark.Annotations = secret, secret.Labels, secret.Annotations
+	case !apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("read the Secret %s: %w", name, err)
+	}
+	binding, err := r.binding(ctx)
+	if err != nil || binding == nil {
+		return r, err
+	}
+	text, begun := binding.Annotations[revoking]
+	if begun {
+		r.begun, r.mark.Labels = true, binding.Labels
+		_ = json.Unmarshal([]byte(text), &r.mark) // What can't be read is made as the RoleBinding is.
+	}
+	r.held = begun || slices.Contains(binding.Subjects, r.subject())
+	return r, nil
+}
+
+// last is the token that a cluster has, if it is one that is to be revoked. Nothing else
+// is shown to the API server.
+func last(ctx context.Context, to *cli.Cluster, from, tool string, r *revocation) (string, error) {
+	have, err := to.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, secret(tool), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the Secret %s of %s: %w", secret(tool), to.Name, err)
+	}
+	token := strings.TrimSpace(string(have.Data[from+".token"]))
+	claims, err := tokens.Parse(token)
+	if err != nil || claims.Secret.Name != r.name || r.before != nil && claims.Secret.UID != r.before.UID {
+		return "", nil
+	}
+	return token, nil
+}
+
+func (r *revocation) subject() rbacv1.Subject {
+	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: r.name, Namespace: cli.Namespace}
+}
+
+// binding is the account's; nil: there is none.
+func (r *revocation) binding(ctx context.Context) (*rbacv1.RoleBinding, error) {
+	binding, err := r.in.Client.RbacV1().RoleBindings(cli.Namespace).Get(ctx, r.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the RoleBinding %s: %w", r.name, err)
+	}
+	return binding, nil
+}
+
+// change writes the account's RoleBinding, unless another one has just done so: then it
+// begins again with that.
+func (r *revocation) change(ctx context.Context, to func(*rbacv1.RoleBinding)) error {
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		binding, err := r.in.Client.RbacV1().RoleBindings(cli.Namespace).Get(ctx, r.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		to(binding)
+		_, err = r.in.Client.RbacV1().RoleBindings(cli.Namespace).Update(ctx, binding, metav1.UpdateOptions{FieldManager: manifests.Manager})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("change the RoleBinding %s: %w", r.name, err)
+	}
+	return nil
+}
+
+// revoke does all of it, for all accounts at once.
+func revoke(ctx context.Context, s *cli.Session, all []*revocation) error {
+	if len(all) == 0 {
+		return nil
+	}
+	err := each(all, func(r *revocation) error { return r.take(ctx) })
+	if err == nil {
+		err = each(all, func(r *revocation) error { return r.denied(ctx) })
+	}
+	if err != nil { // This run has deleted no Secret.
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
+		defer cancel()
+		return errors.Join(err, each(all, func(r *revocation) error {
+			if r.begun {
+				return nil
+			}
+			return r.give(undo)
+		}), errors.New("no token was revoked"))
+	}
+	steps := []func(*revocation) error{
+		func(r *revocation) error { return r.remove(ctx) },
+		func(r *revocation) error { return r.refused(ctx) },
+		func(r *revocation) error { return r.renew(ctx) },
+	}
+	for i, step := range steps {
+		err := each(all, step)
+		if err == nil && i == 0 {
+			err = pause(ctx, s, remembered+late)
+		}
+		if err != nil {
+			return fmt.Errorf("%w\nthe accounts get no tokens until this is done: run the command again to go on", err)
+		}
+	}
+	for _, r := range all {
+		s.Done("%s: tokens of %s are revoked", r.in.Name, r.name)
+	}
+	return nil
+}
+
+// each does something for all accounts at once.
+func each(all []*revocation, do func(*revocation) error) error {
+	errs := make([]error, len(all))
+	var group sync.WaitGroup
+	for i, r := range all {
+		group.Go(func() {
+			if err := do(r); err != nil {
+				errs[i] = fmt.Errorf("%s: %w", r.in.Name, err)
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// take takes the right to ask for tokens from the account, and writes down that it has.
+func (r *revocation) take(ctx context.Context) error {
+	if !r.held {
+		return nil
+	}
+	text, err := json.Marshal(r.mark)
+	if err != nil {
+		return err
+	}
+	return r.change(ctx, func(b *rbacv1.RoleBinding) {
+		if b.Annotations == nil {
+			b.Annotations = map[string]string{}
+		}
+		b.Annotations[revoking] = string(text)
+		b.Subjects = slices.DeleteFunc(b.Subjects, func(s rbacv1.Subject) bool { return s == r.subject() })
+	})
+}
+
+// give gives it back, and ends the revocation.
+func (r *revocation) give(ctx context.Context) error {
+	if !r.held {
+		return nil
+	}
+	return r.change(ctx, func(b *rbacv1.RoleBinding) {
+		if _, is := b.Annotations[revoking]; !is {
+			return // It has never been taken.
+		}
+		delete(b.Annotations, revoking)
+		if !slices.Contains(b.Subjects, r.subject()) {
+			b.Subjects = append(b.Subjects, r.subject())
+		}
+	})
+}
+
+// denied waits until the account may not ask for tokens. Another binding than the one of
+// deploy/remote may let it.
+func (r *revocation) denied(ctx context.Context) error {
+	return poll(ctx, late, func(ctx context.Context) error {
+		review, err := r.in.Client.AuthorizationV1().LocalSubjectAccessReviews(cli.Namespace).Create(ctx, &authorizationv1.LocalSubjectAccessReview{
+			ObjectMeta: metav1.ObjectMeta{Namespace: cli.Namespace},
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User:   "system:serviceaccount:" + cli.Namespace + ":" + r.name,
+				Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + cli.Namespace, "system:authenticated"},
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Namespace: cli.Namespace, Verb: "create", Resource: "serviceaccounts", Subresource: "token", Name: r.name,
+				},
+			},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("see whether the account %s may still ask for tokens: %w", r.name, err)
+		}
+		if review.Status.Allowed {
+			return fmt.Errorf("the account %s may ask for tokens by something else than the RoleBinding %s; take that away first: %s",
+				r.name, r.name, cmp.Or(review.Status.Reason, "the API server doesn't say by what"))
+		}
+		return nil
+	})
+}
+
+// remove deletes the Secret, and waits until it is gone.
+func (r *revocation) remove(ctx context.Context) error {
+	if r.before == nil {
+		return nil
+	}
+	secrets := r.in.Client.CoreV1().Secrets(cli.Namespace)
+	err := secrets.Delete(ctx, r.name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(r.before.UID))})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete the Secret %s: %w", r.name, err)
+	}
+	return poll(ctx, patience, func(ctx context.Context) error {
+		still, err := secrets.Get(ctx, r.name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return fmt.Errorf("read the Secret %s: %w", r.name, err)
+		case still.UID != r.before.UID:
+			return r.restored("Secret")
+		}
+		return fmt.Errorf("the Secret %s is deleted and stays for its finalizers: %s", r.name, strings.Join(still.Finalizers, ", "))
+	})
+}
+
+func (r *revocation) restored(what string) error {
+	return fmt.Errorf("something else has restored the %s %s meanwhile: stop what applies it", what, r.name)
+}
+
+// refused waits until the token that was handed over last is refused.
+func (r *revocation) refused(ctx context.Context) error {
+	if r.token == "" {
+		return nil
+	}
+	return poll(ctx, patience, func(ctx context.Context) error {
+		review, err := r.in.Client.AuthenticationV1().TokenReviews().Create(ctx,
+			&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: r.token}}, metav1.CreateOptions{})
+		switch {
+		case apierrors.IsForbidden(err):
+			return nil // The wait has to do.
+		case err != nil:
+			return fmt.Errorf("see whether tokens of %s are refused: %w", r.name, err)
+		case review.Status.Authenticated:
+			return fmt.Errorf("the API server still accepts tokens of %s whose Secret is gone", r.name)
+		}
+		return nil
+	})
+}
+
+// renew makes the next Secret, unless Secret or RoleBinding were restored meanwhile, and
+// gives the right back.
+func (r *revocation) renew(ctx context.Context) error {
+	if r.held {
+		binding, err := r.binding(ctx)
+		if err != nil {
+			return err
+		}
+		if binding == nil || binding.Annotations[revoking] == "" || slices.Contains(binding.Subjects, r.subject()) {
+			return r.restored("RoleBinding")
+		}
+	}
+	_, err := r.in.Client.CoreV1().Secrets(cli.Namespace).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: r.name, Namespace: cli.Namespace, Labels: r.mark.Labels, Annotations: r.mark.Annotations},
+		Type:       corev1.SecretTypeOpaque,
+	}, metav1.CreateOptions{FieldManager: manifests.Manager})
+	if apierrors.IsAlreadyExists(err) {
+		return r.restored("Secret")
+	}
+	if err != nil {
+		return fmt.Errorf("make the Secret %s: %w", r.name, err)
+	}
+	return r.give(ctx)
+}
+
+// pause waits, and says how long it still does.
+func pause(ctx context.Context, s *cli.Session, long time.Duration) error {
+	const often = 5 * time.Second
+	s.Say("the Secrets that tokens are bound to are gone; API servers may accept the tokens for %s yet, which is waited for", long)
+	for left := long; left > 0; left -= often {
+		if left < long {
+			s.Say("%s are left", left)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(min(left, often)):
+		}
+	}
+	return nil
+}
+
+// poll asks until there is no error; the last one is returned when that takes too long.
+func poll(ctx context.Context, limit time.Duration, ask func(context.Context) error) error {
+	var state error
+	err := wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, limit, true, func(ctx context.Context) (bool, error) {
+		if err := ask(ctx); ctx.Err() == nil {
+			state = err
+		}
+		return state == nil && ctx.Err() == nil, nil
+	})
+	return cmp.Or(errors.Join(state, context.Cause(ctx)), err)
+}
