@@ -302,6 +302,8 @@ var stays = []string{
 	"ls -A /var/lib/semaphore-wireguard",
 	"validatingadmissionpolicies.admissionregistration.k8s.io /semaphore-wireguard-leases",
 	"validatingadmissionpolicybindings.admissionregistration.k8s.io /semaphore-wireguard-leases",
+	"validatingadmissionpolicies.admissionregistration.k8s.io /semaphore-tokens",
+	"validatingadmissionpolicybindings.admissionregistration.k8s.io /semaphore-tokens",
 }
 
 // compare holds that an earlier release finds what it left, and what may stay.

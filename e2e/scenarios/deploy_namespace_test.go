@@ -32,6 +32,7 @@ resources:
   - BASE/wireguard
   - BASE/service-mirror
   - BASE/policy
+  - BASE/tokens
 `, "BASE", base)), 0o644))
 
 	cluster := startCluster(t)
@@ -50,9 +51,14 @@ resources:
 		_, err := cluster.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		must(t, err)
 	}
-	rule := rbacv1.PolicyRule{APIGroups: []string{"", "projectcalico.org"}, Resources: []string{"nodes", "services", "globalnetworksets"}, Verbs: []string{"*"}}
+	const renewer, handed = "semaphore-tokens", "semaphore-policy-remotes"
+	_, err = cluster.Client().CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: handed}, Data: map[string][]byte{"gcp.token": []byte("x")},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	rule := rbacv1.PolicyRule{APIGroups: []string{"", "projectcalico.org"}, Resources: []string{"nodes", "services", "globalnetworksets", "secrets"}, Verbs: []string{"*"}}
 	token := map[string]string{}
-	for _, account := range []string{agentAccount, mirrorAccount, policyAccount} {
+	for _, account := range []string{agentAccount, mirrorAccount, policyAccount, renewer} {
 		must(t, cluster.Grant(t.Context(), namespace, account+"-two", rule))
 		token[account] = accountToken(t, cluster, namespace, account+"-two", "aws-1")
 	}
@@ -69,6 +75,10 @@ resources:
 		_, err := setsWith(t, cluster, token[policyAccount], 0).Create(ctx, networkSet(0, "gcp-default-web", change), dryCreate)
 		return err
 	}
+	replace := func(ctx context.Context, patch string) error {
+		_, err := clientWith(t, cluster, token[renewer]).CoreV1().Secrets(namespace).Patch(ctx, handed, types.MergePatchType, []byte(patch), dryPatch)
+		return err
+	}
 	for _, c := range []struct {
 		account string
 		bad     func(context.Context) error
@@ -83,6 +93,8 @@ resources:
 		{policyAccount, func(ctx context.Context) error {
 			return put(ctx, func(s *unstructured.Unstructured) { s.SetLabels(nil) })
 		}, "may not mark a network set", func(ctx context.Context) error { return put(ctx, nil) }},
+		{renewer, func(ctx context.Context) error { return replace(ctx, `{"immutable":true}`) }, "may only replace tokens",
+			func(ctx context.Context) error { return replace(ctx, `{"data":{"gcp.token":"eQ=="}}`) }},
 	} {
 		t.Run(c.account, func(t *testing.T) {
 			untilRefused(t, c.bad)

@@ -234,6 +234,9 @@ func TestTokens(t *testing.T) {
 		// A Secret that can't be changed can be deleted.
 		_, err := gcp.Client().CoreV1().Secrets(systemNamespace).Patch(t.Context(), account, types.MergePatchType, []byte(`{"immutable":true}`), metav1.PatchOptions{})
 		must(t, err)
+		_, err = aws.Client().CoreV1().Secrets(systemNamespace).Patch(t.Context(), agents, types.MergePatchType,
+			[]byte(`{"immutable":true,"metadata":{"labels":{"kept":"yes"}},"stringData":{"merit.token":"another"}}`), metav1.PatchOptions{})
+		must(t, err)
 		for _, c := range []struct{ name, command, says string }{
 			{"interrupted", "timeout -s INT 6 semaphorectl tokens --revoke --from gcp aws gcp", "run the command again to go on"},
 			{"meanwhile", "semaphorectl tokens --from gcp aws gcp", "semaphorectl tokens --revoke goes on with it"},
@@ -248,6 +251,11 @@ func TestTokens(t *testing.T) {
 		}
 		if diff := cmp.Diff(binding, bound()); diff != "" {
 			t.Errorf("the RoleBinding (-want +got):\n%s", diff)
+		}
+		had, err := aws.Client().CoreV1().Secrets(systemNamespace).Get(t.Context(), agents, metav1.GetOptions{})
+		must(t, err)
+		if string(had.Data["merit.token"]) != "another" || had.Labels["kept"] != "yes" || had.Immutable != nil || !strings.Contains(out, agents+" was immutable") {
+			t.Errorf("the Secret that was immutable is %v, with %d keys\n%s", had.ObjectMeta, len(had.Data), out)
 		}
 		stolen := stop()
 		if len(stolen) == 0 {
@@ -283,6 +291,10 @@ func TestTokens(t *testing.T) {
 // got for each Secret of the account.
 func steal(t *testing.T, c *testbed.Cluster, token, account string) (stop func() map[types.UID]string) {
 	t.Helper()
+	eventually(t, time.Minute, "the thief to get a token", func(ctx context.Context) error {
+		_, err := askFor(ctx, t, c, token, account, boundTo(account))
+		return err
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	got := map[types.UID]string{}
 	var group sync.WaitGroup
@@ -431,6 +443,32 @@ func (e *example) renewsOnly(t *testing.T) {
 			t.Errorf("it may %s: %v", what, err)
 		}
 	}
+	const policies = "semaphore-policy-remotes"
+	write := func(ctx context.Context, text string) error {
+		_, err := secrets.Patch(ctx, policies, types.MergePatchType, []byte(text), dryPatch)
+		return err
+	}
+	for _, c := range []struct{ name, patch string }{
+		{"no change any more", `{"immutable":true}`},
+		{"another authority", `{"data":{"gcp.ca.crt":"eA=="}}`},
+		{"no authority", `{"data":{"gcp.ca.crt":null}}`},
+		{"no token", `{"data":{"gcp.token":null}}`},
+		{"the token of another neighbour", `{"data":{"merit.token":"eA=="}}`},
+		{"a label", `{"metadata":{"labels":{"a":"b"}}}`},
+		{"no label", `{"metadata":{"labels":null}}`},
+		{"an annotation", `{"metadata":{"annotations":{"a":"b"}}}`},
+		{"a finalizer", `{"metadata":{"finalizers":["example.com/stay"]}}`},
+		{"an owner", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"gone","uid":"gone"}]}}`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			refused(t, write(t.Context(), c.patch), "semaphore-tokens may only replace tokens")
+		})
+	}
+	t.Run("another token", func(t *testing.T) { must(t, write(t.Context(), `{"data":{"gcp.token":"eA=="}}`)) })
+	t.Run("an administrator may", func(t *testing.T) {
+		_, err := aws.Client().CoreV1().Secrets(systemNamespace).Patch(t.Context(), policies, types.MergePatchType, []byte(`{"immutable":true}`), dryPatch)
+		must(t, err)
+	})
 }
 
 // staticTokens goes over to tokens that never expire.

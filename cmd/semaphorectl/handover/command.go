@@ -78,7 +78,7 @@ before any longer. Interrupted, the next run goes on.`,
 			}
 			var errs []error
 			for _, p := range pairs {
-				tools, none, err := Hand(ctx, p.From, p.To, All)
+				tools, none, err := Hand(ctx, s, p.From, p.To, All)
 				if err != nil {
 					errs = append(errs, err)
 					continue

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -18,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
@@ -50,7 +48,7 @@ type handed struct{ tool, token, ca string }
 // Hand gives the cluster to what its programs need to read the cluster from, and says
 // which tools got something, and which are granted nothing. Nothing is written unless
 // all of it is there.
-func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools, none []string, err error) {
+func Hand(ctx context.Context, s *cli.Session, from, to *cli.Cluster, mode Mode) (tools, none []string, err error) {
 	var anchors []*corev1.Secret
 	var names []string // of the tools, in the order of the anchors
 	for _, tool := range manifests.Tools() {
@@ -88,7 +86,7 @@ func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools, none []
 		}
 	}
 	for _, h := range all {
-		if err := store(ctx, to, from.Name, h); err != nil {
+		if err := store(ctx, s, to, from.Name, h); err != nil {
 			return tools, none, fmt.Errorf("%s: write the Secret %s: %w", to.Name, secret(h.tool), err)
 		}
 		tools = append(tools, h.tool)
@@ -236,39 +234,4 @@ func Certificates(text []byte) (string, error) {
 		return "", errors.New("these are no certificates")
 	}
 	return out.String(), nil
-}
-
-// store writes two keys of a Secret; those of other neighbours stay.
-func store(ctx context.Context, to *cli.Cluster, from string, h handed) error {
-	secrets := to.Client.CoreV1().Secrets(cli.Namespace)
-	data := map[string][]byte{from + ".token": []byte(h.token), from + ".ca.crt": []byte(h.ca)}
-	_, err := secrets.Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: secret(h.tool), Labels: map[string]string{manifests.ManagedLabel: manifests.Manager}},
-		Data:       data,
-	}, metav1.CreateOptions{FieldManager: manifests.Manager})
-	if !apierrors.IsAlreadyExists(err) {
-		return err
-	}
-	patch, err := json.Marshal(map[string]any{"data": data})
-	if err != nil {
-		return err
-	}
-	_, err = secrets.Patch(ctx, secret(h.tool), types.MergePatchType, patch, metav1.PatchOptions{FieldManager: manifests.Manager})
-	return err
-}
-
-// Forget takes what a cluster has of another one out of its Secrets.
-func Forget(ctx context.Context, c *cli.Cluster, other string) error {
-	var errs []error
-	for _, tool := range manifests.Tools() {
-		patch, err := json.Marshal(map[string]any{"data": map[string]any{other + ".token": nil, other + ".ca.crt": nil}})
-		if err != nil {
-			return err
-		}
-		_, err = c.Client.CoreV1().Secrets(cli.Namespace).Patch(ctx, secret(tool), types.MergePatchType, patch, metav1.PatchOptions{FieldManager: manifests.Manager})
-		if err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("%s: take %s out of the Secret %s: %w", c.Name, other, secret(tool), err))
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -99,7 +99,7 @@ func TestHand(t *testing.T) {
 		secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque, map[string][]byte{"merit.token": []byte("x")}), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	tools, none, err := Hand(t.Context(), gcp, aws, All)
+	tools, none, err := Hand(t.Context(), quiet(), gcp, aws, All)
 	if err != nil || !cmp.Equal(tools, []string{"wireguard", "policy"}) || !cmp.Equal(none, []string{"mirror"}) {
 		t.Errorf("handed over %q, not %q, error %v", tools, none, err)
 	}
@@ -132,7 +132,7 @@ func TestMissing(t *testing.T) {
 			map[string][]byte{"gcp.token": []byte(c.token), "gcp.ca.crt": []byte(c.ca)}), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		tools, _, err := Hand(t.Context(), gcp, aws, Missing)
+		tools, _, err := Hand(t.Context(), quiet(), gcp, aws, Missing)
 		if err != nil || (len(tools) == 0) != c.stays {
 			t.Errorf("%s: handed over %q, error %v", name, tools, err)
 		}
@@ -164,7 +164,7 @@ func TestRefused(t *testing.T) {
 		"a huge authority":            {good, strings.Repeat(ca, 1000)},
 	} {
 		gcp, aws := neighbours(c.ca, func(string) string { return c.token }, secretOf(name, corev1.SecretTypeOpaque, nil))
-		_, _, err := Hand(t.Context(), gcp, aws, All)
+		_, _, err := Hand(t.Context(), quiet(), gcp, aws, All)
 		if err == nil || !strings.HasPrefix(err.Error(), "gcp: ") || strings.Contains(err.Error(), "secret words") || strings.Contains(err.Error(), "eyJ") {
 			t.Errorf("%s: error %v", what, err)
 		}
@@ -188,7 +188,7 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	gcp, aws := neighbours(ca, month)
-	if _, _, err := Hand(t.Context(), gcp, aws, All); err == nil || !strings.Contains(err.Error(), "gcp: it grants nothing to aws") {
+	if _, _, err := Hand(t.Context(), quiet(), gcp, aws, All); err == nil || !strings.Contains(err.Error(), "gcp: it grants nothing to aws") {
 		t.Errorf("without any Secret: %v", err)
 	}
 }

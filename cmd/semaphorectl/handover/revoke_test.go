@@ -144,7 +144,7 @@ func (j *journal) state(t *testing.T, name string) string {
 // store has aws have a token of an account.
 func (j *journal) store(t *testing.T, tool, token string) {
 	t.Helper()
-	if err := store(t.Context(), j.aws, "gcp", handed{tool, token, "ca"}); err != nil {
+	if err := store(t.Context(), quiet(), j.aws, "gcp", handed{tool, token, "ca"}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -180,7 +180,7 @@ func TestRevoke(t *testing.T) {
 				t.Errorf("%s is %s", name, got)
 			}
 		}
-		tools, _, err := Hand(t.Context(), j.gcp, j.aws, All)
+		tools, _, err := Hand(t.Context(), quiet(), j.gcp, j.aws, All)
 		if err != nil || len(tools) != 2 {
 			t.Errorf("handed over %q: %v", tools, err)
 		}
@@ -249,7 +249,7 @@ func TestRevokeInterrupted(t *testing.T) {
 					if got := j.state(t, agents); got != at.state {
 						t.Errorf("left %s, want %s", got, at.state)
 					}
-					if _, _, err := Hand(t.Context(), j.gcp, j.aws, All); err == nil || !strings.Contains(err.Error(), at.hand) {
+					if _, _, err := Hand(t.Context(), quiet(), j.gcp, j.aws, All); err == nil || !strings.Contains(err.Error(), at.hand) {
 						t.Errorf("handed over meanwhile: %v", err)
 					}
 					j.stop, j.lines, j.began = nil, nil, time.Now()

@@ -374,7 +374,7 @@ func (a *all) handAll(ctx context.Context) error {
 			if from == to {
 				continue
 			}
-			tools, _, err := handover.Hand(ctx, from, to, handover.Missing)
+			tools, _, err := handover.Hand(ctx, a.Session, from, to, handover.Missing)
 			errs = append(errs, err)
 			if len(tools) > 0 {
 				a.Done("%s: tokens for %s: %s", to.Name, from.Name, strings.Join(tools, ", "))

@@ -121,7 +121,7 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 		step{"tokens", func(ctx context.Context) error {
 			var errs []error
 			for _, remote := range p.from {
-				errs = append(errs, handover.Forget(ctx, c, string(remote)))
+				errs = append(errs, handover.Forget(ctx, a.Session, c, string(remote)))
 			}
 			return errors.Join(errs...)
 		}},
@@ -203,7 +203,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		step{"everything else", func(ctx context.Context) error {
 			for _, remote := range f.Installed.Settings.Remotes() {
 				// A Secret that somebody else has made stays.
-				if err := handover.Forget(ctx, c, string(remote)); err != nil {
+				if err := handover.Forget(ctx, a.Session, c, string(remote)); err != nil {
 					return err
 				}
 			}
