@@ -290,6 +290,7 @@ func TestAgentTellsOnlyOfItself(t *testing.T) {
 	}
 	const refusal, inItsName, asItSays = "only create events about its own pod", "only create warnings, in its own name", "has to tell of what that says"
 	untilRefused(t, func(ctx context.Context) error { return tell(ctx, own, told(another)) })
+	eventsWith(t, own, told(nil))
 	named := func(name, reason, message string) func(*corev1.Event) {
 		return func(e *corev1.Event) { e.Name, e.Reason, e.Message = name, reason, message }
 	}

@@ -162,4 +162,9 @@ func policyEvents(t *testing.T, own, admin kubernetes.Interface) {
 			refused(t, err, c.want)
 		})
 	}
+	eventsWith(t, own, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Name: "semaphore-policy.gcp.0123456789abcdef"},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: systemNamespace, Name: pod.Name, UID: pod.UID},
+		Type:           corev1.EventTypeWarning, Reason: "NameTaken", Source: corev1.EventSource{Component: policyAccount}, FirstTimestamp: metav1.Now(),
+	})
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
 
 const (
@@ -323,6 +324,19 @@ func mirrorEndpoints(t *testing.T, own, admin kubernetes.Interface) {
 	refused(t, api.Delete(t.Context(), made.Name, dryDelete), notOurs)
 }
 
+// metadata are changes that no program of ours makes to its Leases and Events: what makes
+// them stay, go with others, be taken for others, or be found by others.
+func metadata() map[string]func(*metav1.ObjectMeta) {
+	return map[string]func(*metav1.ObjectMeta){
+		"a label":       func(m *metav1.ObjectMeta) { m.Labels = map[string]string{paths.Label: paths.LabelValue} },
+		"an annotation": func(m *metav1.ObjectMeta) { m.Annotations = map[string]string{paths.Annotation: "{}"} },
+		"a finalizer":   func(m *metav1.ObjectMeta) { m.Finalizers = []string{"example.com/stay"} },
+		"an owner": func(m *metav1.ObjectMeta) {
+			m.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "another", UID: "another"}}
+		},
+	}
+}
+
 func mirrorReplicas(t *testing.T, own, admin kubernetes.Interface) {
 	leases(t, own, admin, mirrorAccount, policyAccount, "only write its own lease")
 	const aboutServices, inItsName = "only create events about its services", "only create warnings, in its own name"
@@ -352,6 +366,26 @@ func mirrorReplicas(t *testing.T, own, admin kubernetes.Interface) {
 			refused(t, err, c.want)
 		})
 	}
+	eventsWith(t, own, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Name: ourService + ".18a"},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: systemNamespace, Name: ourService, UID: "u"},
+		Type:           corev1.EventTypeWarning, Reason: "Conflict", Source: corev1.EventSource{Component: mirrorAccount}, FirstTimestamp: metav1.Now(),
+	})
+}
+
+const onlyData = "may change neither labels, annotations, finalizers nor owners"
+
+// eventsWith checks that an Event that an account may create may have no metadata besides.
+func eventsWith(t *testing.T, own kubernetes.Interface, event *corev1.Event) {
+	t.Helper()
+	for name, change := range metadata() {
+		t.Run("event with "+name, func(t *testing.T) {
+			e := event.DeepCopy()
+			change(&e.ObjectMeta)
+			_, err := own.CoreV1().Events(systemNamespace).Create(t.Context(), e, dryCreate)
+			refused(t, err, onlyData)
+		})
+	}
 }
 
 // leases checks that an account can write its own Lease and not another one's.
@@ -370,6 +404,14 @@ func leases(t *testing.T, own, admin kubernetes.Interface, name, another, want s
 		return err
 	})
 	refused(t, create(another), want)
+	for what, change := range metadata() {
+		t.Run("lease created with "+what, func(t *testing.T) {
+			l := lease(name)
+			change(&l.ObjectMeta)
+			_, err := api.Create(t.Context(), l, dryCreate)
+			refused(t, err, onlyData)
+		})
+	}
 	refused(t, create(name), "")
 	taken, err := admin.CoordinationV1().Leases(systemNamespace).Create(t.Context(), lease(another), metav1.CreateOptions{})
 	must(t, err)
@@ -382,6 +424,25 @@ func leases(t *testing.T, own, admin kubernetes.Interface, name, another, want s
 	mine, err := api.Get(t.Context(), name, metav1.GetOptions{})
 	must(t, err)
 	mine.Spec.HolderIdentity = &holder
+	_, err = api.Update(t.Context(), mine, metav1.UpdateOptions{})
+	must(t, err)
+	for what, change := range metadata() {
+		t.Run("lease changed with "+what, func(t *testing.T) {
+			mine, err := api.Get(t.Context(), name, metav1.GetOptions{})
+			must(t, err)
+			change(&mine.ObjectMeta)
+			_, err = api.Update(t.Context(), mine, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			refused(t, err, onlyData)
+		})
+	}
+	// What others have added stays, and is no hindrance.
+	_, err = admin.CoordinationV1().Leases(systemNamespace).Patch(t.Context(), name, types.MergePatchType,
+		[]byte(`{"metadata":{"labels":{"a":"b"},"annotations":{"c":"d"}}}`), metav1.PatchOptions{})
+	must(t, err)
+	mine, err = api.Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	next := "another"
+	mine.Spec.HolderIdentity = &next
 	_, err = api.Update(t.Context(), mine, metav1.UpdateOptions{})
 	must(t, err)
 }
