@@ -47,6 +47,8 @@ type all struct {
 	objects  [][]*unstructured.Unstructured
 	taken    []map[int]bool // ports, by cluster
 	agreed   []agreement
+	// stays says which cluster goes on to reach which other one where it does.
+	stays map[[2]string]bool
 }
 
 func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) *all {
@@ -54,6 +56,7 @@ func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Opti
 	a := &all{Session: s, Options: o, clusters: clusters,
 		facts: make([]*facts.Facts, n), settings: make([]facts.Settings, n), wanted: make([]*manifests.Cluster, n),
 		objects: make([][]*unstructured.Unstructured, n), taken: make([]map[int]bool, n),
+		stays: map[[2]string]bool{},
 	}
 	if a.Servers == nil {
 		a.Servers = map[string]string{}
@@ -63,7 +66,6 @@ func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Opti
 		a.facts[i] = facts.Read(ctx, c)
 		return nil
 	})
-	configured(a.facts)
 	return a
 }
 
@@ -182,7 +184,9 @@ func (a *all) sides(f *facts.Facts) []side {
 	var sides []side
 	for _, other := range a.facts {
 		if other != f {
-			sides = append(sides, a.side(other))
+			r := a.side(other)
+			r.chosen = r.chosen && !a.stays[[2]string{f.Name, other.Name}]
+			sides = append(sides, r)
 		}
 	}
 	return sides
@@ -276,7 +280,7 @@ func (a *all) probe(ctx context.Context) []fault {
 			if i == j {
 				continue
 			}
-			for _, server := range a.candidates(other) {
+			for _, server := range a.candidates(a.facts[i], other) {
 				request.Servers = append(request.Servers, reach.Server{URL: server, CA: other.CA})
 			}
 		}
@@ -301,24 +305,36 @@ func (a *all) probe(ctx context.Context) []fault {
 	return faults
 }
 
-func (a *all) candidates(f *facts.Facts) []string {
-	if given := a.Servers[f.Name]; given != "" {
+// candidates are where a cluster is to try another one's API server.
+func (a *all) candidates(f, other *facts.Facts) []string {
+	if given := a.Servers[other.Name]; given != "" {
 		return []string{given}
 	}
-	return f.Servers
+	if have := configured(f, other); have != "" && !slices.Contains(other.Servers, have) {
+		return append([]string{have}, other.Servers...)
+	}
+	return other.Servers
 }
 
-// choose takes the address of an API server that the others' nodes reach.
+// choose takes the address of an API server that the others' nodes reach, but for those
+// that reach the one that they have.
 func (a *all) choose(j int, other *facts.Facts, found []probe.Answers) []fault {
 	merged := probe.Answers{}
 	for i, nodes := range found {
+		if have := configured(a.facts[i], other); i != j && a.Servers[other.Name] == "" && have != "" && len(nodes) > 0 {
+			if server, _ := outside([]string{have}, nodes); server != "" {
+				a.stays[[2]string{a.facts[i].Name, other.Name}] = true
+				a.Done("%s: it reaches the API server of %s at %s, as before", a.facts[i].Name, other.Name, have)
+				continue
+			}
+		}
 		for node, result := range nodes {
 			if i != j {
 				merged[a.facts[i].Name+"/"+node] = result
 			}
 		}
 	}
-	candidates := a.candidates(other)
+	candidates := a.candidates(other, other) // It has no settings for itself.
 	if len(merged) == 0 || len(candidates) == 0 {
 		return nil // That has been told.
 	}

@@ -113,24 +113,14 @@ func settings(f *facts.Facts, remotes []side, taken map[int]bool) facts.Settings
 	return want
 }
 
-// configured adds the ways to API servers that other clusters have already, before those
-// that are guessed.
-func configured(all []*facts.Facts) {
-	for _, f := range all {
-		var servers []string
-		for _, other := range all {
-			server := other.Installed.Settings[cluster.Name(f.Name).Variables()+"_API_URL"]
-			if other != f && strings.HasPrefix(server, "https://") && !slices.Contains(servers, server) {
-				servers = append(servers, server)
-			}
-		}
-		for _, guessed := range f.Servers {
-			if !slices.Contains(servers, guessed) {
-				servers = append(servers, guessed)
-			}
-		}
-		f.Servers = servers
+// configured is the address of another cluster's API server that a cluster has already,
+// "": none. It counts for that cluster alone: by it one cluster would say where others send
+// their tokens for a third one.
+func configured(f, other *facts.Facts) string {
+	if server := f.Installed.Settings[cluster.Name(other.Name).Variables()+"_API_URL"]; strings.HasPrefix(server, "https://") {
+		return server
 	}
+	return ""
 }
 
 // list is how names are written into settings.

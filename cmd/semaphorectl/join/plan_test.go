@@ -1,14 +1,18 @@
 package join
 
 import (
+	"io"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
@@ -75,11 +79,16 @@ func TestServersStay(t *testing.T) {
 	merit := healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2")
 	first := Wishes{Servers: map[string]string{"gcp": own}}
 	aws.Installed.Settings = settings(aws, []side{first.side(gcp)}, nil)
-	configured([]*facts.Facts{aws, gcp, merit})
-	if diff := cmp.Diff([]string{own, "https://api.gcp.example:6443"}, gcp.Servers); diff != "" {
-		t.Errorf("candidates (-want +got):\n%s", diff)
+	// What aws has counts for aws alone, and none of it for merit.
+	const guessed = "https://api.gcp.example:6443"
+	for f, want := range map[*facts.Facts][]string{aws: {own, guessed}, merit: {guessed}} {
+		if diff := cmp.Diff(want, (&all{}).candidates(f, gcp)); diff != "" {
+			t.Errorf("candidates of %s (-want +got):\n%s", f.Name, diff)
+		}
 	}
-	gcp.Servers = []string{"https://api.gcp.example:6443"}
+	if got := settings(merit, []side{(&Wishes{}).side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != guessed {
+		t.Errorf("merit, without having tried: %s", got)
+	}
 	var again Wishes
 	if got := settings(aws, []side{again.side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != own {
 		t.Errorf("without a wish and without having tried: %s", got)
@@ -87,6 +96,42 @@ func TestServersStay(t *testing.T) {
 	again.Servers = map[string]string{"gcp": "https://new.gcp.example:6443"}
 	if got := settings(aws, []side{again.side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != again.Servers["gcp"] {
 		t.Errorf("with a wish: %s", got)
+	}
+}
+
+// TestServersAreChosen has aws reach gcp where it does already, which merit doesn't: it
+// stays for aws while it works, and is never taken for merit.
+func TestServersAreChosen(t *testing.T) {
+	const own, guessed = "https://internal.gcp.example:6443", "https://api.gcp.example:6443"
+	for name, c := range map[string]struct {
+		aws, merit map[string]string // why not, by server
+		given      string
+		want       [2]string // of aws and merit
+	}{
+		"both work":                     {map[string]string{own: "", guessed: ""}, map[string]string{guessed: ""}, "", [2]string{own, guessed}},
+		"what aws has doesn't any more": {map[string]string{own: "away", guessed: ""}, map[string]string{guessed: ""}, "", [2]string{guessed, guessed}},
+		"the administrator says":        {map[string]string{guessed: ""}, map[string]string{guessed: ""}, guessed, [2]string{guessed, guessed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			aws, gcp, merit := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2"), healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2")
+			aws.Installed.Settings = settings(aws, []side{(&Wishes{Servers: map[string]string{"gcp": own}}).side(gcp)}, nil)
+			a := &all{Session: cli.NewSession(nil, io.Discard, io.Discard, func(string) (string, bool) { return "", false }),
+				facts: []*facts.Facts{aws, gcp, merit}, settings: make([]facts.Settings, 3), wanted: make([]*manifests.Cluster, 3), objects: make([][]*unstructured.Unstructured, 3),
+				taken: make([]map[int]bool, 3), stays: map[[2]string]bool{}}
+			a.Servers = map[string]string{}
+			if c.given != "" {
+				a.Servers["gcp"] = c.given
+			}
+			if faults := a.choose(1, gcp, []probe.Answers{{"a": {Servers: c.aws}}, {}, {"m": {Servers: c.merit}}}); len(faults) > 0 {
+				t.Fatal(faults)
+			}
+			if err := a.render(); err != nil {
+				t.Fatal(err)
+			}
+			if got := [2]string{a.settings[0]["SEMAPHORE_REMOTE_GCP_API_URL"], a.settings[2]["SEMAPHORE_REMOTE_GCP_API_URL"]}; got != c.want {
+				t.Errorf("they reach it at %q, want %q", got, c.want)
+			}
+		})
 	}
 }
 
