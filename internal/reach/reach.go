@@ -6,6 +6,7 @@ package reach
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -20,8 +21,10 @@ import (
 	"time"
 )
 
-// Request is what is asked. It is the program's argument, as JSON, and holds no secret.
+// Request is what is asked. It is the program's argument, as JSON.
 type Request struct {
+	// Secret is what pods that meet, serve and try have in common.
+	Secret Secret `json:"secret,omitempty"`
 	// Servers are API servers, each with the certificates that its own is verified
 	// with.
 	Servers []Server `json:"servers,omitempty"`
@@ -142,6 +145,7 @@ const ReadyPath = "/ready"
 
 // Meeting is a pod that meets others.
 type Meeting struct {
+	secret Secret
 	own    []string // addresses
 	known  []string // from the beginning
 	await  int
@@ -154,11 +158,11 @@ type Meeting struct {
 	wake  chan struct{}
 }
 
-// NewMeeting takes the pod's own addresses, those of the pods that it is to ask, and how
-// many more are to ask it.
-func NewMeeting(own, others []string, await int) *Meeting {
+// NewMeeting takes what all pods know, the pod's own addresses, those of the pods that it is
+// to ask, and how many more are to ask it.
+func NewMeeting(secret Secret, own, others []string, await int) *Meeting {
 	m := &Meeting{
-		own: own, known: others, await: await, met: map[string]error{}, asked: map[string]struct{}{}, wake: make(chan struct{}, 1),
+		secret: secret, own: own, known: others, await: await, met: map[string]error{}, asked: map[string]struct{}{}, wake: make(chan struct{}, 1),
 		client: &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 	m.add(others)
@@ -221,7 +225,13 @@ func (m *Meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
-	says := strings.Split(r.URL.Query().Get("from"), ",")
+	from, nonce := r.URL.Query().Get("from"), r.Header.Get(nonceHeader)
+	if m.secret != "" && !slices.ContainsFunc(m.own, func(own string) bool { return m.secret.proven(r.Header, "ask", nonce, plain(own), from) }) {
+		http.Error(w, "the request isn't of this run", http.StatusForbidden)
+		return
+	}
+	m.secret.prove(w.Header(), "answer", nonce)
+	says := strings.Split(from, ",")
 	m.add(says)
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	for _, address := range says {
@@ -276,11 +286,14 @@ func (m *Meeting) missing() []string {
 }
 
 func (m *Meeting) ask(ctx context.Context, address string) error {
-	url := "http://" + net.JoinHostPort(address, strconv.Itoa(MeetPort)) + "/?from=" + strings.Join(m.own, ",")
+	from, nonce := strings.Join(m.own, ","), rand.Text()
+	url := "http://" + net.JoinHostPort(address, strconv.Itoa(MeetPort)) + "/?from=" + from
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return err
 	}
+	request.Header.Set(nonceHeader, nonce)
+	m.secret.prove(request.Header, "ask", nonce, plain(address), from)
 	response, err := m.client.Do(request)
 	if err != nil {
 		return err
@@ -290,5 +303,10 @@ func (m *Meeting) ask(ctx context.Context, address string) error {
 	if response.StatusCode != http.StatusOK {
 		return fmt.Errorf("answered %s: %s", response.Status, strings.TrimSpace(string(body)))
 	}
+	if !m.secret.proven(response.Header, "answer", nonce) {
+		return errStranger
+	}
 	return nil
 }
+
+var errStranger = errors.New("what answers there isn't a pod of this run")

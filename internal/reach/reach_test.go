@@ -74,7 +74,7 @@ func ask(m *Meeting, from, says string) *httptest.ResponseRecorder {
 }
 
 func TestMeeting(t *testing.T) {
-	m := NewMeeting([]string{"10.2.1.7"}, nil, 1)
+	m := NewMeeting("", []string{"10.2.1.7"}, nil, 1)
 	if err := m.State(); err == nil || !strings.Contains(err.Error(), "1 pods haven't asked") {
 		t.Errorf("state %v", err)
 	}
@@ -108,7 +108,7 @@ func TestMeeting(t *testing.T) {
 // Of three pods the first one is ready when both others have asked it and have answered
 // it, not when one has.
 func TestMeetingOfThree(t *testing.T) {
-	m := NewMeeting([]string{"10.2.1.7"}, []string{"10.8.1.7"}, 2)
+	m := NewMeeting("", []string{"10.2.1.7"}, []string{"10.8.1.7"}, 2)
 	met := func(address string) {
 		m.mu.Lock()
 		defer m.mu.Unlock()

@@ -18,7 +18,7 @@ func Meet(ctx context.Context, r Request) error {
 	if err != nil {
 		return err
 	}
-	meeting := NewMeeting(own, r.Meet, r.Await)
+	meeting := NewMeeting(r.Secret, own, r.Meet, r.Await)
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", ":"+strconv.Itoa(MeetPort))
 	if err != nil {
 		return err

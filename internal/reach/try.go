@@ -3,6 +3,8 @@ package reach
 import (
 	"cmp"
 	"context"
+	"crypto/hmac"
+	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -92,7 +94,7 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 				result.Tried[i].Error = text(err)
 				return
 			}
-			result.Tried[i] = try(ctx, address, own, limit)
+			result.Tried[i] = r.Secret.try(ctx, address, own, limit)
 		})
 	}
 	for i, name := range r.Names {
@@ -101,14 +103,14 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 	group.Wait()
 	if r.Stream != "" {
 		// When nothing else is on the way.
-		rate, err := stream(ctx, r.Stream)
+		rate, err := r.Secret.stream(ctx, r.Stream)
 		result.Streamed = &Stream{Error: text(err), Rate: rate}
 	}
 }
 
-func try(ctx context.Context, address string, own []string, limit time.Duration) Try {
+func (s Secret) try(ctx context.Context, address string, own []string, limit time.Duration) Try {
 	var t Try
-	seen, err := until(ctx, limit, func(ctx context.Context) (string, error) { return whoAmI(ctx, address) })
+	seen, err := until(ctx, limit, func(ctx context.Context) (string, error) { return s.whoAmI(ctx, address) })
 	if err != nil {
 		return Try{Error: text(err)}
 	}
@@ -123,7 +125,7 @@ func try(ctx context.Context, address string, own []string, limit time.Duration)
 	defer func() { _ = conn.Close() }() // Nothing is left to be sent.
 	var times []time.Duration
 	for range 7 {
-		if rtt, err := echo(conn.UDPConn, smallest, time.Second); err == nil {
+		if rtt, err := s.echo(conn.UDPConn, smallest, time.Second); err == nil {
 			times = append(times, rtt)
 		}
 	}
@@ -135,7 +137,7 @@ func try(ctx context.Context, address string, own []string, limit time.Duration)
 	t.RTT = max(1, times[len(times)/2].Microseconds())
 	t.MTU, t.Carries = measure(conn.header, conn.mtu, func(size int, times int) bool {
 		for range times {
-			if _, err := echo(conn.UDPConn, size, 700*time.Millisecond); err == nil {
+			if _, err := s.echo(conn.UDPConn, size, 700*time.Millisecond); err == nil {
 				return true
 			}
 		}
@@ -190,11 +192,14 @@ func until(ctx context.Context, limit time.Duration, do func(context.Context) (s
 	}
 }
 
-func get(ctx context.Context, method, url string, body io.Reader) (string, error) {
-	request, err := http.NewRequestWithContext(ctx, method, url, body)
+// get asks a pod, which proves its answer.
+func (s Secret) get(ctx context.Context, method, address, path string, body io.Reader) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://"+at(address)+path, body)
 	if err != nil {
 		return "", err
 	}
+	nonce := rand.Text()
+	request.Header.Set(nonceHeader, nonce)
 	transport := &http.Transport{DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
 	response, err := transport.RoundTrip(request)
@@ -206,19 +211,29 @@ func get(ctx context.Context, method, url string, body io.Reader) (string, error
 	if err == nil && response.StatusCode != http.StatusOK {
 		err = fmt.Errorf("answered %s", response.Status)
 	}
+	if err == nil && !s.proven(response.Header, path, nonce, plain(address), string(answer)) {
+		err = errStranger
+	}
 	return strings.TrimSpace(string(answer)), err
+}
+
+// answer answers such a request.
+func (s Secret) answer(w http.ResponseWriter, r *http.Request, what any) {
+	text := fmt.Sprintln(what)
+	s.prove(w.Header(), r.URL.Path, r.Header.Get(nonceHeader), local(r), text)
+	_, _ = io.WriteString(w, text) // Who has gone needs no answer.
 }
 
 func at(address string) string { return net.JoinHostPort(address, strconv.Itoa(MeetPort)) }
 
 // whoAmI asks a pod at which address it sees this one.
-func whoAmI(ctx context.Context, address string) (string, error) {
-	seen, err := get(ctx, http.MethodGet, "http://"+at(address)+"/seen", http.NoBody)
+func (s Secret) whoAmI(ctx context.Context, address string) (string, error) {
+	seen, err := s.get(ctx, http.MethodGet, address, "/seen", http.NoBody)
 	if err != nil {
 		return "", err
 	}
 	if _, err := netip.ParseAddr(seen); err != nil {
-		return "", errors.New("somebody else answers there")
+		return "", errStranger
 	}
 	return seen, nil
 }
@@ -234,11 +249,11 @@ func (z zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func stream(ctx context.Context, address string) (float64, error) {
+func (s Secret) stream(ctx context.Context, address string) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, streamFor+10*time.Second)
 	defer cancel()
 	began := time.Now()
-	answer, err := get(ctx, http.MethodPost, "http://"+at(address)+"/stream", zeros{began.Add(streamFor)})
+	answer, err := s.get(ctx, http.MethodPost, address, "/stream", zeros{began.Add(streamFor)})
 	if err != nil {
 		return 0, err
 	}
@@ -256,32 +271,38 @@ func resolve(ctx context.Context, name string, limit time.Duration) Name {
 	return Name{Error: text(err), Addresses: strings.Fields(answer)}
 }
 
-// echo sends a datagram and waits for its answer: its number, and how long it was.
-func echo(conn *net.UDPConn, size int, wait time.Duration) (time.Duration, error) {
+// echo sends a datagram and waits for its answer: its number, how long it was, and a proof.
+func (s Secret) echo(conn *net.UDPConn, size int, wait time.Duration) (time.Duration, error) {
 	began := time.Now()
 	packet := make([]byte, size)
-	number := uint64(began.UnixNano())
-	binary.BigEndian.PutUint64(packet, number)
+	_, _ = rand.Read(packet[:8]) // Its number; it never fails.
+	want := s.datagram(packet)
 	if err := conn.SetDeadline(began.Add(wait)); err != nil {
 		return 0, err
 	}
 	if _, err := conn.Write(packet); err != nil {
 		return 0, err
 	}
-	answer := make([]byte, 64)
+	answer := make([]byte, smallest)
 	for {
 		n, err := conn.Read(answer)
 		if err != nil {
 			return 0, err
 		}
-		if n == answerSize && binary.BigEndian.Uint64(answer) == number && int(binary.BigEndian.Uint32(answer[8:])) == size {
+		if hmac.Equal(answer[:n], want) {
 			return time.Since(began), nil
 		}
 	}
 }
 
-// answerSize is how long the answer to a datagram is: shorter than any that is answered.
-const answerSize = 12
+// datagram is the answer to one, shorter than any that is answered.
+func (s Secret) datagram(packet []byte) []byte {
+	answer := binary.BigEndian.AppendUint32(slices.Clone(packet[:8]), uint32(len(packet)))
+	if s != "" {
+		answer = append(answer, s.sum("datagram", string(answer))...)
+	}
+	return answer
+}
 
 // Serve has the pod answer what other pods try, until its time is over.
 func Serve(ctx context.Context, r Request) error {
@@ -300,25 +321,26 @@ func Serve(ctx context.Context, r Request) error {
 		return errors.Join(err, listener.Close())
 	}
 	mux := http.NewServeMux()
+	secret := r.Secret
 	mux.HandleFunc("GET /seen", func(w http.ResponseWriter, r *http.Request) {
 		from, _ := netip.ParseAddrPort(r.RemoteAddr)
-		_, _ = fmt.Fprintln(w, from.Addr().Unmap().WithZone("")) // Who has gone needs no answer.
+		secret.answer(w, r, from.Addr().Unmap().WithZone(""))
 	})
 	mux.HandleFunc("POST /stream", func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body) // What came counts.
-		_, _ = fmt.Fprintln(w, n)
+		secret.answer(w, r, n)
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute}
 	var group sync.WaitGroup
 	group.Go(func() { _ = server.Serve(listener) }) // Ends when it is closed.
-	group.Go(func() { answerDatagrams(packets) })
+	group.Go(func() { secret.answerDatagrams(packets) })
 	<-ctx.Done()
 	err = errors.Join(server.Close(), packets.Close())
 	group.Wait()
 	return err
 }
 
-func answerDatagrams(packets net.PacketConn) {
+func (s Secret) answerDatagrams(packets net.PacketConn) {
 	buffer := make([]byte, 1<<16)
 	for {
 		n, from, err := packets.ReadFrom(buffer)
@@ -328,7 +350,6 @@ func answerDatagrams(packets net.PacketConn) {
 		if err != nil || n < smallest {
 			continue
 		}
-		answer := binary.BigEndian.AppendUint32(slices.Clone(buffer[:8]), uint32(n))
-		_, _ = packets.WriteTo(answer, from) // It is asked again.
+		_, _ = packets.WriteTo(s.datagram(buffer[:n]), from) // It is asked again.
 	}
 }

@@ -221,8 +221,10 @@ func (a *all) meet(ctx context.Context) error {
 	started := time.Now()
 	var pods []*corev1.Pod
 	var addresses []string
+	// Without it any pod that reaches these could ask and answer in others' places.
+	secret := reach.NewSecret()
 	for i, c := range a.clusters {
-		pod, err := a.meetingPod(ctx, c, addresses, len(a.clusters)-1-i)
+		pod, err := a.meetingPod(ctx, c, reach.Request{Secret: secret, Meet: addresses, Await: len(a.clusters) - 1 - i})
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.Name, err)
 		}
@@ -243,8 +245,9 @@ func (a *all) meet(ctx context.Context) error {
 	return nil
 }
 
-func (a *all) meetingPod(ctx context.Context, c *cli.Cluster, others []string, await int) (*corev1.Pod, error) {
-	pod := probe.Pod(a.Image, "", reach.Request{Meet: others, Await: await, MeetFor: int(meetLimit / time.Second)})
+func (a *all) meetingPod(ctx context.Context, c *cli.Cluster, request reach.Request) (*corev1.Pod, error) {
+	request.MeetFor = int(meetLimit / time.Second)
+	pod := probe.Pod(a.Image, "", request)
 	pod, err := c.Client.CoreV1().Pods(probe.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err

@@ -165,7 +165,7 @@ func guard(ctx context.Context, clusters []*cli.Cluster, servers []server, plan 
 	found, errs := make([][]Guarded, len(clusters)), make([]error, len(clusters))
 	var group sync.WaitGroup
 	for i, to := range clusters {
-		g := guarding{Guard: plan.Guards[to.Name], id: id, to: to, servers: of[to.Name], images: images}
+		g := guarding{Guard: plan.Guards[to.Name], id: id, to: to, servers: of[to.Name], images: images, secret: plan.secret}
 		if g.Guard == nil {
 			continue
 		}
@@ -190,6 +190,7 @@ type guarding struct {
 	servers []server
 	// images are those of pods, by cluster.
 	images map[string]string
+	secret reach.Secret
 }
 
 // try guards pods that were reached before, and has both kinds of pods of other clusters
@@ -275,7 +276,7 @@ func guarded(from, to string, reached []Leg) Guarded {
 // ask has a pod that is in no set try the guarded ones until they deny it, and then one
 // that is. Both orders matter: who is let in before others are denied says nothing.
 func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
-	request := reach.Request{Patience: deniedAfter}
+	request := reach.Request{Secret: g.secret, Patience: deniedAfter}
 	for _, l := range found.Legs {
 		request.Try = append(request.Try, l.Address)
 	}

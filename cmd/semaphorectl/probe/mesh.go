@@ -78,6 +78,9 @@ type Plan struct {
 	Names map[[2]string][]string
 	// Guards are how the pods of clusters are guarded after that, by cluster.
 	Guards map[string]*Guard
+
+	// secret is what pods of this run prove to each other that they are; empty: they don't.
+	secret reach.Secret
 }
 
 // image is the one that pods of a cluster have: the one that its nodes have anyway.
@@ -89,6 +92,17 @@ func (p *Plan) image(f *facts.Facts) (string, error) {
 		return f.Installed.Image, nil
 	}
 	return "", errors.New("nothing of ours is installed, so there is no image; --image names one")
+}
+
+// alike tells whether pods of all clusters have one image. In the middle of an upgrade one
+// image may know nothing of secrets yet, and would pass for a stranger.
+func (p *Plan) alike(all []*facts.Facts) bool {
+	images := map[string]bool{}
+	for _, f := range all {
+		image, _ := p.image(f)
+		images[image] = true
+	}
+	return len(images) == 1
 }
 
 // server is a pod that waits to be asked.
@@ -109,6 +123,9 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan
 	}
 	defer func() { err = errors.Join(err, Sweep(ctx, clusters)) }()
 	id := rand.String(8)
+	if plan.alike(all) {
+		plan.secret = reach.NewSecret()
+	}
 	servers := serve(ctx, clusters, all, &plan, id)
 	var askers []*asker
 	for i := range servers {
@@ -147,7 +164,7 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, pla
 		s := &servers[i]
 		group.Go(func() {
 			if s.image, s.err = plan.image(all[s.cluster]); s.err == nil {
-				s.addresses, s.err = s.start(ctx, clusters[s.cluster], id)
+				s.addresses, s.err = s.start(ctx, clusters[s.cluster], id, plan.secret)
 			}
 		})
 	}
@@ -155,8 +172,8 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, pla
 	return servers
 }
 
-func (s *server) start(ctx context.Context, c *cli.Cluster, id string) ([]string, error) {
-	pod := OnNode(s.image, s.Node, reach.Request{ServeFor: int(serveFor.Seconds())})
+func (s *server) start(ctx context.Context, c *cli.Cluster, id string, secret reach.Secret) ([]string, error) {
+	pod := OnNode(s.image, s.Node, reach.Request{Secret: secret, ServeFor: int(serveFor.Seconds())})
 	pod.Labels[run] = id
 	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
@@ -196,7 +213,7 @@ type asker struct {
 // newAsker decides what a pod beside one that serves is to try: each pod of the remote at
 // each address of a family that pods have on both nodes.
 func newAsker(from *server, remote string, servers []server, plan *Plan) *asker {
-	a := &asker{from: from, remote: remote}
+	a := &asker{from: from, remote: remote, request: reach.Request{Secret: plan.secret}}
 	var without []Leg
 	for i := range servers {
 		to := &servers[i]

@@ -90,3 +90,32 @@ func TestImage(t *testing.T) {
 		}
 	}
 }
+
+// TestSecretWhereImagesAreAlike holds that pods prove who they are where all can.
+func TestSecretWhereImagesAreAlike(t *testing.T) {
+	installed := func(images ...string) []*facts.Facts {
+		var all []*facts.Facts
+		for _, image := range images {
+			all = append(all, &facts.Facts{Installed: facts.Installed{Image: image}})
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		plan Plan
+		all  []*facts.Facts
+		want bool
+	}{
+		"one image":             {Plan{}, installed("a", "a"), true},
+		"one upgraded":          {Plan{}, installed("a", "b"), false},
+		"one that is given":     {Plan{Image: "c"}, installed("a", "b"), true},
+		"one without our image": {Plan{}, installed("a", ""), false},
+	} {
+		if got := c.plan.alike(c.all); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7")}
+	if got := newAsker(&servers[0], "gcp", servers, &Plan{secret: "s"}).request.Secret; got != "s" {
+		t.Error("a pod that tries doesn't know it")
+	}
+}
