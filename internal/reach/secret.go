@@ -11,8 +11,9 @@ import (
 )
 
 // Secret is what the pods of one run know and others don't: by it they prove to each other
-// that they are of the run. It isn't sent. Whoever may read the pods' specifications in
-// their namespace may read it, and could run such pods as well; with the run it ends.
+// that they are of the run. It isn't sent. It is in the pods' specifications: an account that may
+// read pods in their namespace can read it. That is fine: most of these can run pods there,
+// too, and with the run it ends.
 //
 // Without one nothing is proven. So it is with an image of before this, which doesn't look
 // at it: such pods take any answer for one of theirs.

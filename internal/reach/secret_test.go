@@ -26,8 +26,8 @@ func asked(m *Meeting, secret Secret, from, to string) *httptest.ResponseRecorde
 	return w
 }
 
-// TestStrangerAsks holds that a pod counts the requests of its run alone, and asks nobody
-// else back.
+// TestStrangerAsks holds that a pod counts the requests of its run alone, and asks no other
+// pod back.
 func TestStrangerAsks(t *testing.T) {
 	for name, c := range map[string]struct {
 		secret Secret

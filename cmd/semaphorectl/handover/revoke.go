@@ -25,15 +25,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
-// A revocation takes the right to ask for tokens from an account, deletes the Secret that
-// its tokens are bound to, waits until no API server accepts them any longer, makes
-// another Secret, and gives the right back. In any other order a token that was stolen
-// gets one that is bound to the new Secret: API servers accept a token for some seconds
-// after its Secret is gone.
+// revoking is the annotation of an account's RoleBinding while its tokens are revoked.
 //
-// What is under way is written on the RoleBinding of the account, whose subject is taken
-// out. A run that ends in the middle leaves it so: the account has no right, and the next
-// run begins again, with all of the wait.
+// A revocation takes the right to ask for tokens from an account, deletes the Secret that
+// its tokens are bound to, waits until no API server accepts them any longer, makes another
+// Secret, and gives the right back. In any other order a token that was stolen gets one that
+// is bound to the new Secret: API servers accept a token for some seconds after its Secret
+// is gone.
+//
+// The right is taken by taking the subject out of the RoleBinding. A run that ends in the
+// middle leaves it so: the account has no right, and the next run begins again, with all of
+// the wait.
 const revoking = "semaphore.uw.io/revoking"
 
 const (
@@ -105,12 +107,18 @@ func Finish(ctx context.Context, s *cli.Session, clusters []*cli.Cluster) error 
 			return fmt.Errorf("%s: list RoleBindings in %s, to see whether a revocation was interrupted: %w", c.Name, cli.Namespace, err)
 		}
 		for i := range list.Items {
-			if _, is := list.Items[i].Annotations[revoking]; !is {
+			b := &list.Items[i]
+			if _, is := b.Annotations[revoking]; !is || !slices.ContainsFunc(manifests.Tools(), func(tool string) bool {
+				return strings.HasPrefix(b.Name, account(tool, ""))
+			}) {
 				continue
 			}
-			r, err := read(ctx, c, list.Items[i].Name)
+			r, err := read(ctx, c, b.Name)
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.Name, err)
+			}
+			if !r.begun {
+				continue // It grants something else.
 			}
 			for _, to := range clusters {
 				for _, tool := range manifests.Tools() {
@@ -152,8 +160,8 @@ func read(ctx context.Context, c *cli.Cluster, name string) (*revocation, error)
 		return nil, fmt.Errorf("read the Secret %s: %w", name, err)
 	}
 	binding, err := r.binding(ctx)
-	if err != nil || binding == nil {
-		return r, err
+	if err != nil || binding == nil || binding.RoleRef != r.role() {
+		return r, err // The account may do nothing by it, or something else, which is asked for.
 	}
 	text, begun := binding.Annotations[revoking]
 	if begun {
@@ -184,6 +192,10 @@ func last(ctx context.Context, to *cli.Cluster, from, tool string, r *revocation
 
 func (r *revocation) subject() rbacv1.Subject {
 	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: r.name, Namespace: cli.Namespace}
+}
+
+func (r *revocation) role() rbacv1.RoleRef {
+	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: r.name}
 }
 
 // binding is the account's; nil: there is none.
@@ -405,10 +417,10 @@ func (r *revocation) renew(ctx context.Context) error {
 // pause waits, and says how long it still does.
 func pause(ctx context.Context, s *cli.Session, long time.Duration) error {
 	const often = 5 * time.Second
-	s.Say("the Secrets that tokens are bound to are gone; API servers may accept the tokens for %s yet, which is waited for", long)
+	s.Say("waiting %s until API servers no longer accept tokens whose Secrets are gone", long)
 	for left := long; left > 0; left -= often {
 		if left < long {
-			s.Say("%s are left", left)
+			s.Say("%s left", left)
 		}
 		select {
 		case <-ctx.Done():

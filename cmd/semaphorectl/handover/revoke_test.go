@@ -337,6 +337,19 @@ func TestRevokeIsRefused(t *testing.T) {
 			})
 		})
 	}
+	t.Run("the mark is on something else", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			marked := func(name, role string) *rbacv1.RoleBinding {
+				b := bindingOf(name)
+				b.RoleRef.Name, b.Annotations = role, map[string]string{revoking: "{}"}
+				return b
+			}
+			j := newJournal(t, marked(agents, "admin"), marked("mine", "mine"), secretOf("mine", corev1.SecretTypeOpaque, nil), secretOf(agents, corev1.SecretTypeOpaque, nil))
+			if err := Finish(t.Context(), quiet(), []*cli.Cluster{j.gcp}); err != nil || len(j.lines) > 0 {
+				t.Errorf("error %v, after %q", err, j.lines)
+			}
+		})
+	})
 	t.Run("nothing binds the account", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			j := newJournal(t, other, secretOf(agents, corev1.SecretTypeOpaque, nil))
