@@ -153,7 +153,7 @@ func read(ctx context.Context, c *cli.Cluster, name string) (*revocation, error)
 	switch {
 	case err == nil:
 		if err := check(secret, true); err != nil {
-			return nil, fmt.Errorf("Secret %s: %w", name, err)
+			return nil, fmt.Errorf("the Secret %s: %w", name, err)
 		}
 		r.before, r.mark.Labels, r.mark.Annotations = secret, secret.Labels, secret.Annotations
 	case !apierrors.IsNotFound(err):
