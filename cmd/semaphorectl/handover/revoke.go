@@ -102,18 +102,19 @@ func Revoke(ctx context.Context, s *cli.Session, pairs []Pair) error {
 func Finish(ctx context.Context, s *cli.Session, clusters []*cli.Cluster) error {
 	var all []*revocation
 	for _, c := range clusters {
-		list, err := c.Client.RbacV1().RoleBindings(cli.Namespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return fmt.Errorf("%s: list RoleBindings in %s, to see whether a revocation was interrupted: %w", c.Name, cli.Namespace, err)
-		}
-		for i := range list.Items {
-			b := &list.Items[i]
-			if _, is := b.Annotations[revoking]; !is || !slices.ContainsFunc(manifests.Tools(), func(tool string) bool {
+		var names []string
+		if err := cli.List(ctx, c.Client.RbacV1().RoleBindings(cli.Namespace), metav1.ListOptions{}, func(b *rbacv1.RoleBinding) error {
+			if _, is := b.Annotations[revoking]; is && slices.ContainsFunc(manifests.Tools(), func(tool string) bool {
 				return strings.HasPrefix(b.Name, account(tool, ""))
 			}) {
-				continue
+				names = append(names, b.Name)
 			}
-			r, err := read(ctx, c, b.Name)
+			return nil
+		}); err != nil {
+			return fmt.Errorf("%s: list RoleBindings in %s, to see whether a revocation was interrupted: %w", c.Name, cli.Namespace, err)
+		}
+		for _, name := range names {
+			r, err := read(ctx, c, name)
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.Name, err)
 			}
