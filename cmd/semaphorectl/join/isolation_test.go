@@ -5,15 +5,13 @@ import (
 	"strings"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 )
 
-// others are what aws and merit are to get, as JSON and as files, where gcp has these
-// settings.
+// others are what aws and merit are to get, where gcp has these settings: all that objects
+// and files are made of, and the server blocks.
 func others(t *testing.T, gcps facts.Settings, image string) string {
 	t.Helper()
 	a := &all{Session: &cli.Session{}, facts: []*facts.Facts{
@@ -24,33 +22,19 @@ func others(t *testing.T, gcps facts.Settings, image string) string {
 	a.Image = "registry.example/kube-semaphore:v1"
 	n := len(a.facts)
 	a.settings, a.wanted, a.taken = make([]facts.Settings, n), make([]*manifests.Cluster, n), make([]map[int]bool, n)
-	a.objects = make([][]*unstructured.Unstructured, n)
 	a.facts[1].Installed = facts.Installed{Namespace: true, Settings: gcps, Image: image, Tools: manifests.Tools()}
-	if err := a.render(); err != nil {
-		t.Fatal(err)
-	}
+	a.want()
 	var text strings.Builder
 	for _, i := range []int{0, 2} {
-		for _, o := range a.objects[i] {
-			one, err := json.Marshal(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text.Write(one)
-		}
-		files, err := a.wanted[i].Files()
+		wanted, err := json.Marshal(a.wanted[i])
 		if err != nil {
 			t.Fatal(err)
 		}
-		one, err := json.Marshal(files)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text.Write(one)
 		blocks, err := blocks(a.settings[i], "")
 		if err != nil {
 			t.Fatal(err)
 		}
+		text.Write(wanted)
 		text.WriteString(blocks)
 	}
 	return text.String()

@@ -242,6 +242,18 @@ func (a *all) tell(faults []fault) error {
 
 // render makes settings and objects of what is known by now.
 func (a *all) render() error {
+	a.want()
+	for i, wanted := range a.wanted {
+		var err error
+		if a.objects[i], err = wanted.Render(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// want makes settings of what is known by now, and says what clusters are to have.
+func (a *all) want() {
 	for i, f := range a.facts {
 		a.settings[i] = settings(f, a.sides(f), a.taken[i])
 		wishes := a.Wishes
@@ -252,12 +264,7 @@ func (a *all) render() error {
 			}
 		}
 		a.wanted[i] = desired(f, &wishes, a.settings[i])
-		var err error
-		if a.objects[i], err = a.wanted[i].Render(); err != nil {
-			return err
-		}
 	}
-	return nil
 }
 
 // probe asks from nodes of each cluster what only they can find out.
