@@ -16,6 +16,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A second signal ends the process, whatever it does.
+	context.AfterFunc(ctx, stop)
 	session := cli.NewSession(os.Stdin, os.Stdout, os.Stderr, os.LookupEnv)
 	session.AdoptLogs()
 	code := cli.Run(ctx, session, newRoot(session, calledAs(os.Args[0])), os.Args[1:])

@@ -58,17 +58,21 @@ func TestExitCodes(t *testing.T) {
 		want int
 		says string
 	}{
-		"done":             {[]string{"do", "x"}, nil, ExitOK, ""},
-		"failed":           {[]string{"do", "x"}, errors.Join(errors.New("one"), errors.New("two")), ExitFailed, "✗ one\n✗ two\n"},
-		"lines of others":  {[]string{"do", "x"}, fmt.Errorf("%w\nagain", errors.Join(fmt.Errorf("one: %w", errors.New("bad\n✓ well")), fmt.Errorf("%s", "two\n"))), ExitFailed, "✗ one: bad; \\u2713 well\n✗ two\n✗ again\n"},
-		"very many lines":  {[]string{"do", "x"}, errors.Join(thousand()...), ExitFailed, "✗ bad\n✗ and 800 lines more\n"},
-		"unknown":          {[]string{"do", "x"}, Exit(ExitUnknown), ExitUnknown, ""},
-		"wrong use":        {[]string{"do", "x"}, Usage(errors.New("bad")), ExitUsage, "✗ bad\nsemaphorectl do --help says more\n"},
-		"too few":          {[]string{"do"}, nil, ExitUsage, "--help says more"},
-		"an unknown flag":  {[]string{"do", "--bad"}, nil, ExitUsage, "unknown flag: --bad"},
-		"an unknown word":  {[]string{"bad"}, nil, ExitUsage, "unknown command"},
-		"a bad time":       {[]string{"do", "--timeout", "x", "y"}, nil, ExitUsage, "invalid argument"},
-		"help is no fault": {[]string{"do", "--help"}, nil, ExitOK, "Usage:"},
+		"done":                {[]string{"do", "x"}, nil, ExitOK, ""},
+		"failed":              {[]string{"do", "x"}, errors.Join(errors.New("one"), errors.New("two")), ExitFailed, "✗ one\n✗ two\n"},
+		"lines of others":     {[]string{"do", "x"}, Hint(errors.Join(fmt.Errorf("one: %w", errors.New("bad\n✓ well")), fmt.Errorf("%s", "two\n")), "again"), ExitFailed, "✗ one: bad; \\u2713 well\n✗ two\n✗ again\n"},
+		"a line break alone":  {[]string{"do", "x"}, errors.Join(fmt.Errorf("gcp: %w", errors.New("\n")), errors.New("aws: down"), errors.New("merit: down")), ExitFailed, "✗ aws: down\n✗ merit: down\n"},
+		"a line in a name":    {[]string{"do", "x"}, errors.Join(fmt.Errorf("delete %s: %w", "a\nmerit: all is well", errors.New("no"))), ExitFailed, "✗ delete a; merit: all is well: no\n"},
+		"joined and wrapped":  {[]string{"do", "x"}, Hint(fmt.Errorf("tokens: %w", errors.Join(errors.New("one"), errors.New("two"))), "again"), ExitFailed, "✗ tokens: one\n✗ two\n✗ again\n"},
+		"the text of another": {[]string{"do", "x"}, errors.Join(fmt.Errorf("a: %w", errors.Join(errors.New("b"), errors.New("c"))), errors.New("b\nc")), ExitFailed, "✗ a: b\n✗ c\n✗ b; c\n"},
+		"very many lines":     {[]string{"do", "x"}, errors.Join(thousand()...), ExitFailed, "✗ bad\n✗ and 800 lines more\n"},
+		"unknown":             {[]string{"do", "x"}, Exit(ExitUnknown), ExitUnknown, ""},
+		"wrong use":           {[]string{"do", "x"}, Usage(errors.New("bad")), ExitUsage, "✗ bad\nsemaphorectl do --help says more\n"},
+		"too few":             {[]string{"do"}, nil, ExitUsage, "--help says more"},
+		"an unknown flag":     {[]string{"do", "--bad"}, nil, ExitUsage, "unknown flag: --bad"},
+		"an unknown word":     {[]string{"bad"}, nil, ExitUsage, "unknown command"},
+		"a bad time":          {[]string{"do", "--timeout", "x", "y"}, nil, ExitUsage, "invalid argument"},
+		"help is no fault":    {[]string{"do", "--help"}, nil, ExitOK, "Usage:"},
 	} {
 		code, printed := run(t, func(*Session, context.Context, []string) error { return c.err }, c.args...)
 		if code != c.want || !strings.Contains(printed, c.says) || c.says == "" && printed != "" {

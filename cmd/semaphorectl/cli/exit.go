@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -65,11 +64,7 @@ func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) in
 	case !cmd.HasParent() || strings.HasPrefix(err.Error(), "unknown command"):
 		code = ExitUsage
 	}
-	text := err.Error()
-	if code != ExitUsage {
-		text = joined(err)
-	}
-	lines := slices.Collect(strings.Lines(text))
+	lines := texts(err)
 	for _, line := range lines[:min(len(lines), mostLines)] {
 		s.Fail("%s", line)
 	}
@@ -85,30 +80,60 @@ func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) in
 // mostLines is how many lines of an error are printed.
 const mostLines = 200
 
-// joined returns an error's text with the lines that this program has made of it, by joining
-// errors: what is in one error alone is on one line, since a cluster may have said it.
-func joined(err error) string {
-	text := err.Error()
-	var within func(error)
-	within = func(err error) {
-		switch e := err.(type) { //nolint:errorlint // It walks what is wrapped.
-		case interface{ Unwrap() []error }:
-			for _, one := range e.Unwrap() {
-				within(one)
-			}
-			return
-		case interface{ Unwrap() error }:
-			if one := e.Unwrap(); one != nil {
-				within(one)
-				return
-			}
+// hinted is an error with a line of its own that says what to do.
+type hinted struct {
+	error
+	hint string
+}
+
+// Hint returns an error with a line behind it that says what to do.
+func Hint(err error, hint string) error { return hinted{err, hint} }
+
+// Error returns both.
+func (h hinted) Error() string { return h.error.Error() + "\n" + h.hint }
+
+// Unwrap returns the error.
+func (h hinted) Unwrap() error { return h.error }
+
+// texts returns the lines of an error: one for each that this program has joined, and its
+// hints. A line break within what is left is somebody else's, as a cluster's that chose
+// the name of an object, and makes no line.
+func texts(err error) []string {
+	switch e := err.(type) { //nolint:errorlint // It walks what is wrapped.
+	case hinted:
+		return append(texts(e.error), single(e.hint))
+	case exit:
+		return texts(e.error)
+	case interface{ Unwrap() []error }:
+		var all, plain []string
+		for _, one := range e.Unwrap() {
+			all, plain = append(all, texts(one)...), append(plain, one.Error())
 		}
-		if one := err.Error(); strings.Contains(one, "\n") {
-			text = strings.ReplaceAll(text, one, strings.ReplaceAll(strings.TrimRight(one, "\n"), "\n", "; "))
+		if err.Error() == strings.Join(plain, "\n") { // Of errors.Join.
+			return all
 		}
+	case interface{ Unwrap() error }:
+		within := e.Unwrap()
+		if within == nil {
+			break
+		}
+		lines := texts(within)
+		before, after, found := strings.Cut(err.Error(), within.Error())
+		if len(lines) < 2 || !found {
+			break
+		}
+		lines[0], lines[len(lines)-1] = single(before)+lines[0], lines[len(lines)-1]+single(after)
+		return lines
 	}
-	within(err)
-	return text
+	if text := single(err.Error()); text != "" {
+		return []string{text}
+	}
+	return nil
+}
+
+// single returns a text as one line.
+func single(text string) string {
+	return strings.ReplaceAll(strings.Trim(text, "\n"), "\n", "; ")
 }
 
 // usage has wrong arguments of all commands exit as such.

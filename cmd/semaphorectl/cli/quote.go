@@ -6,10 +6,14 @@ import (
 )
 
 // Kubectl returns a command for a context that a person can give: what clusters say is
-// one word of it each.
+// one word of it each, and none an option: kubectl takes the last --kubeconfig, and runs
+// what that says.
 func Kubectl(context, format string, args ...any) string {
 	for i, arg := range args {
-		if word, is := arg.(string); is {
+		switch word, is := arg.(string); {
+		case is && strings.HasPrefix(word, "-"):
+			args[i] = "'<a name that begins with a dash>'"
+		case is:
 			args[i] = Quote(word)
 		}
 	}

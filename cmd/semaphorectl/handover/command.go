@@ -22,7 +22,7 @@ func named(ctx context.Context, clusters []*cli.Cluster) error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: read what is installed, to see that it is this cluster: %w", c.Name, err))
 		} else if name := installed.Misnamed(c.Name); name != "" {
-			errs = append(errs, fmt.Errorf("%s: it is installed as cluster %s: call it so, as in --context %s=<its context>", c.Name, name, name))
+			errs = append(errs, fmt.Errorf("%s: it is installed as cluster %s: see that its context is that of the cluster that you mean", c.Name, name))
 		}
 	}
 	return errors.Join(errs...)

@@ -93,7 +93,7 @@ func Revoke(ctx context.Context, s *cli.Session, pairs []Pair) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w\nno token was revoked", err)
+		return cli.Hint(err, "no token was revoked")
 	}
 	return revoke(ctx, s, all)
 }
@@ -259,7 +259,7 @@ func revoke(ctx context.Context, s *cli.Session, all []*revocation) error {
 			err = pause(ctx, s, remembered+late)
 		}
 		if err != nil {
-			return fmt.Errorf("%w\nthe accounts get no tokens until this is done: run the command again to go on", err)
+			return cli.Hint(err, "the accounts get no tokens until this is done: run the command again to go on")
 		}
 	}
 	for _, r := range all {

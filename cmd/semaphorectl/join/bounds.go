@@ -2,9 +2,9 @@ package join
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 )
@@ -15,17 +15,20 @@ type bound struct {
 	key, flag, what string
 	prefixes        []netip.Prefix
 	given           bool // by the administrator; otherwise they are the remote's own answers
-	most            int  // prefixes of the remote's own answers
-	bits4, bits6    int  // least length of them
+	most            most
 }
 
-// bounds are those of a remote. Its own answers are taken the first time only, and only
-// as far as no cluster is known to need more: kops has pods in a /11, kubeadm in a /48, and
-// the ranges of nodes are made of addresses, with room for more nodes.
+// most is how much of a remote's own answers is taken: so many prefixes, and as many
+// addresses in all as a prefix of this length has.
+type most struct{ prefixes, bits4, bits6 int }
+
+// bounds are those of a remote. Its own answers are taken the first time only, and only as
+// far as clusters are known to need: kops has pods in a /11, kubeadm in a /48; ranges of
+// nodes are made of addresses, with room for more nodes.
 func (s *side) bounds() []bound {
 	return []bound{
-		{"_POD_SUBNETS", "--pod-subnets", "pods", s.pods, s.podsGiven, 256, 11, 48},
-		{"_NODE_SUBNETS", "--node-subnets", "nodes", s.machines, s.machinesGiven, 16, 16, 64},
+		{"_POD_SUBNETS", "--pod-subnets", "pods", s.pods, s.podsGiven, most{16, 11, 48}},
+		{"_NODE_SUBNETS", "--node-subnets", "nodes", s.machines, s.machinesGiven, most{8, 14, 62}},
 	}
 }
 
@@ -39,20 +42,25 @@ func private() []netip.Prefix {
 
 // refused says why prefixes of a remote's own answers don't become a bound; empty: they do.
 func (b *bound) refused() string {
-	if len(b.prefixes) > b.most {
-		return fmt.Sprintf("it names %d ranges, more than %d", len(b.prefixes), b.most)
+	if len(b.prefixes) > b.most.prefixes {
+		return fmt.Sprintf("are %d ranges, more than %d", len(b.prefixes), b.most.prefixes)
 	}
+	var all4, all6 float64 // addresses, as a part of what there may be
 	for _, p := range b.prefixes {
-		least := b.bits6
+		if !facts.Cover(private(), []netip.Prefix{p}) {
+			return "has " + p.String() + ", and that isn't inside a private range (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, fc00::/7)"
+		}
 		if p.Addr().Is4() {
-			least = b.bits4
+			all4 += math.Ldexp(1, b.most.bits4-p.Bits())
+		} else {
+			all6 += math.Ldexp(1, b.most.bits6-p.Bits())
 		}
-		switch {
-		case !facts.Cover(private(), []netip.Prefix{p}):
-			return p.String() + " isn't inside a private range (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, fc00::/7)"
-		case p.Bits() < least:
-			return fmt.Sprintf("%s is larger than a /%d", p, least)
-		}
+	}
+	switch {
+	case all4 > 1:
+		return fmt.Sprintf("has more addresses than a /%d", b.most.bits4)
+	case all6 > 1:
+		return fmt.Sprintf("has more addresses than a /%d", b.most.bits6)
 	}
 	return ""
 }
@@ -64,13 +72,18 @@ type agreement struct {
 	bounds          []bound
 }
 
-// String says it to the administrator.
-func (a agreement) String() string {
-	var parts []string
+// lines say it to the administrator. What a remote has named itself has a line of its own
+// that is short enough to be printed whole.
+func (a agreement) lines() []string {
+	lines := []string{fmt.Sprintf("%s takes from %s, and nothing else:", a.cluster, a.remote)}
 	for _, b := range a.bounds {
-		parts = append(parts, b.what+" in "+join(b.prefixes))
+		by := "by its own word"
+		if b.given {
+			by = "as you say"
+		}
+		lines = append(lines, fmt.Sprintf("  %s in %s (%s)", b.what, join(b.prefixes), by))
 	}
-	return fmt.Sprintf("%s takes from %s: %s, and nothing else", a.cluster, a.remote, strings.Join(parts, "; "))
+	return lines
 }
 
 // asked says whether something of it is the remote's own answer.
@@ -99,7 +112,7 @@ func agree(f *facts.Facts, remotes []side) ([]agreement, []fault) {
 				a.bounds = append(a.bounds, b)
 			case have == "":
 				if why := b.refused(); why != "" {
-					faults = append(faults, fault{cluster: string(r.name), what: b.what + " are in " + shortened(b.prefixes) + ", by its own word, and " + why,
+					faults = append(faults, fault{cluster: string(r.name), what: b.what + " are in " + shortened(b.prefixes) + ", by its own word, which " + why,
 						remedy: "say which they may be: " + flag})
 					continue
 				}

@@ -29,20 +29,23 @@ func TestBoundsAreNotWidened(t *testing.T) {
 			"! aws: it takes pods of gcp in 10.4.0.0/16 only, and gcp has some in 8.0.0.0/7"},
 		"another range": {there, "10.8.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "--pod-subnets gcp="},
 		"by the administrator's word": {there, "10.8.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.8.0.0/16,10.4.0.0/16")}},
-			"10.8.0.0/16,10.4.0.0/16", "10.66.0.0/16", "+ aws takes from gcp: pods in 10.8.0.0/16,10.4.0.0/16"},
+			"10.8.0.0/16,10.4.0.0/16", "10.66.0.0/16", "+ aws takes from gcp, and nothing else:\n  pods in 10.8.0.0/16,10.4.0.0/16 (as you say)"},
 		"narrower by the administrator's word": {there, "10.4.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.1.0/24")}},
-			"10.4.1.0/24", "10.66.0.0/16", "+ aws takes from gcp: pods in 10.4.1.0/24"},
+			"10.4.1.0/24", "10.66.0.0/16", "+ aws takes from gcp, and nothing else:\n  pods in 10.4.1.0/24 (as you say)"},
 		"the first time": {nil, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16",
-			"? aws takes from gcp: pods in 10.4.0.0/16; nodes in 10.66.0.0/16, and nothing else"},
-		"public, the first time": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{}, "10.4.0.0/16", "203.0.113.0/24", "nodes are in 203.0.113.0/24, by its own word, and 203.0.113.0/24 isn't inside a private range"},
+			"? aws takes from gcp, and nothing else:\n  pods in 10.4.0.0/16 (by its own word)\n  nodes in 10.66.0.0/16 (by its own word)"},
+		"public, the first time": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{}, "10.4.0.0/16", "203.0.113.0/24", "nodes are in 203.0.113.0/24, by its own word, which has 203.0.113.0/24, and that isn't inside a private range"},
 		"public, and named": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{Machines: map[string][]netip.Prefix{"gcp": subnets(t, "203.0.113.0/24")}}, "10.4.0.0/16", "203.0.113.0/24",
-			"? aws takes from gcp: pods in 10.4.0.0/16; nodes in 203.0.113.0/24, and nothing else"},
-		"too large, the first time": {nil, "10.0.0.0/8", "10.66.0.0/16", Wishes{}, "10.0.0.0/8", "10.66.0.0/16", "10.0.0.0/8 is larger than a /11: say which they may be: --pod-subnets gcp="},
+			"? aws takes from gcp, and nothing else:\n  pods in 10.4.0.0/16 (by its own word)\n  nodes in 203.0.113.0/24 (as you say)"},
+		"too large, the first time": {nil, "10.0.0.0/8", "10.66.0.0/16", Wishes{}, "10.0.0.0/8", "10.66.0.0/16", "which has more addresses than a /11: say which they may be: --pod-subnets gcp="},
 		"across, the first time":    {nil, "8.0.0.0/7", "10.66.0.0/16", Wishes{}, "8.0.0.0/7", "10.66.0.0/16", "isn't inside a private range"},
 		"all, the first time":       {nil, "0.0.0.0/0", "10.66.0.0/16", Wishes{}, "0.0.0.0/0", "10.66.0.0/16", "isn't inside a private range"},
-		"IPv6 too large":            {nil, "fd00::/32", "10.66.0.0/16", Wishes{}, "fd00::/32", "10.66.0.0/16", "larger than a /48"},
-		"many ranges of nodes":      {nil, "10.4.0.0/16", many(17), Wishes{}, "10.4.0.0/16", many(17), "it names 17 ranges, more than 16"},
-		"nodes without, so far":     {facts.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16"}, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "? aws takes from gcp: nodes in 10.66.0.0/16"},
+		"IPv6 too large":            {nil, "fd00::/32", "10.66.0.0/16", Wishes{}, "fd00::/32", "10.66.0.0/16", "more addresses than a /48"},
+		"many ranges of nodes":      {nil, "10.4.0.0/16", many(9), Wishes{}, "10.4.0.0/16", many(9), "are 9 ranges, more than 8"},
+		"many ranges of pods":       {nil, many(17), "10.66.0.0/16", Wishes{}, many(17), "10.66.0.0/16", "are 17 ranges, more than 16"},
+		"much in all":               {nil, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", Wishes{}, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", "more addresses than a /11"},
+		"much of nodes in all":      {nil, "10.4.0.0/16", many(5), Wishes{}, "10.4.0.0/16", many(5), "more addresses than a /14"},
+		"nodes without, so far":     {facts.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16"}, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "? aws takes from gcp, and nothing else:\n  nodes in 10.66.0.0/16 (by its own word)"},
 		"all named, nothing to ask": {nil, "1.0.0.0/8", "2.0.0.0/8", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.0.0/16")}, Machines: map[string][]netip.Prefix{"gcp": subnets(t, "10.66.1.0/24")}}, "10.4.0.0/16", "10.66.1.0/24", "+ aws takes from gcp"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +72,7 @@ func TestBoundsAreNotWidened(t *testing.T) {
 				if a.asked() {
 					mark = "? "
 				}
-				said = append(said, mark+a.String())
+				said = append(said, mark+strings.Join(a.lines(), "\n"))
 			}
 			all := strings.Join(said, "\n")
 			if !strings.Contains(all, c.says) || c.says == "" && all != "" {
@@ -86,4 +89,18 @@ func many(n int) string {
 		words = append(words, fmt.Sprintf("10.%d.0.0/16", 100+2*i))
 	}
 	return strings.Join(words, ",")
+}
+
+// TestOneClusterHidesNoOther tells the faults of a cluster that has very many, and those of
+// another one.
+func TestOneClusterHidesNoOther(t *testing.T) {
+	var faults []fault
+	for i := range 5000 {
+		faults = append(faults, fault{cluster: "gcp", what: fmt.Sprintf("node n-%d isn't ready", i), warning: true})
+	}
+	faults = append(faults, fault{cluster: "merit", what: "it has no nodes"}, fault{cluster: "merit", what: "it has no nodes"}, fault{cluster: "aws", what: "it is old"})
+	got := few(faults)
+	if len(got) != mostTold+3 || got[0].cluster != "aws" || got[len(got)-1].what != "it has no nodes" || got[len(got)-2].what != "and 4960 more of that" {
+		t.Errorf("%d faults: %v", len(got), got)
+	}
 }

@@ -223,7 +223,7 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 	}
 	clusters, err := s.Clusters(names)
 	if err != nil {
-		return fmt.Errorf("%w\nneighbours have to have contexts, too, or --alone leaves them as they are", err)
+		return cli.Hint(err, "neighbours have to have contexts, too, or --alone leaves them as they are")
 	}
 	one, neighbours := clusters[0], clusters[1:]
 	if err := newAll(ctx, s, neighbours, Options{}).mayLeave(); err != nil {

@@ -32,7 +32,7 @@ func (a *all) steps(ctx context.Context, list ...step) error {
 			if context.Cause(ctx) != nil {
 				err = fmt.Errorf("%w (%w)", err, context.Cause(ctx))
 			}
-			return fmt.Errorf("%s: %w\nrun the command again to go on", s.name, err)
+			return cli.Hint(fmt.Errorf("%s: %w", s.name, err), "run the command again to go on")
 		}
 		if a.AfterStep != nil {
 			if err := a.AfterStep(s.name); err != nil {

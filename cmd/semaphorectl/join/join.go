@@ -139,9 +139,6 @@ func (a *all) preflight(ctx context.Context) error {
 	for _, f := range a.facts {
 		agreed, refused := agree(f, a.sides(f))
 		faults = append(faults, refused...)
-		for _, one := range agreed {
-			a.Say("%s", one)
-		}
 		a.agreed = append(a.agreed, agreed...)
 	}
 	if readable {
@@ -176,7 +173,16 @@ func (a *all) preflight(ctx context.Context) error {
 			return err
 		}
 	}
-	return a.tell(faults)
+	if err := a.tell(faults); err != nil {
+		return err
+	}
+	// Behind all that clusters can make long.
+	for _, one := range a.agreed {
+		for _, line := range one.lines() {
+			a.Say("%s", line)
+		}
+	}
+	return nil
 }
 
 // sides are the clusters that one is joined with.
@@ -220,14 +226,8 @@ func (a *all) summary(i int) {
 
 // tell prints faults, and is an error when one is in the way.
 func (a *all) tell(faults []fault) error {
-	slices.SortStableFunc(faults, func(x, y fault) int { return strings.Compare(x.cluster, y.cluster) })
 	var errs []error
-	said := map[string]bool{}
-	for _, f := range faults {
-		if said[f.String()] {
-			continue // Of two clusters that a third one is joined with.
-		}
-		said[f.String()] = true
+	for _, f := range few(faults) {
 		if f.warning {
 			a.Warn("%s", f)
 			continue
@@ -238,6 +238,37 @@ func (a *all) tell(faults []fault) error {
 		errs = append(errs, fmt.Errorf("%d faults are in the way, and nothing was changed", len(errs)))
 	}
 	return errors.Join(errs...)
+}
+
+// mostTold is how many faults of one cluster are printed, and how many warnings: a cluster
+// must not hide those of another one behind its own.
+const mostTold = 40
+
+// few are faults by cluster, each once, though two clusters may have it of a third one, and
+// no more of each cluster than are printed.
+func few(faults []fault) []fault {
+	slices.SortStableFunc(faults, func(x, y fault) int { return strings.Compare(x.cluster, y.cluster) })
+	type kind struct {
+		cluster string
+		warning bool
+	}
+	count, said, kept := map[kind]int{}, map[string]bool{}, []fault(nil)
+	for _, f := range faults {
+		if said[f.String()] {
+			continue
+		}
+		said[f.String()] = true
+		if count[kind{f.cluster, f.warning}]++; count[kind{f.cluster, f.warning}] <= mostTold {
+			kept = append(kept, f)
+		}
+	}
+	for of, n := range count {
+		if n > mostTold {
+			kept = append(kept, fault{cluster: of.cluster, what: fmt.Sprintf("and %d more of that", n-mostTold), warning: of.warning})
+		}
+	}
+	slices.SortStableFunc(kept, func(x, y fault) int { return strings.Compare(x.cluster, y.cluster) })
+	return kept
 }
 
 // render makes settings and objects of what is known by now.

@@ -78,7 +78,7 @@ func misnamed(f *facts.Facts) *fault {
 	if name == "" {
 		return nil
 	}
-	return &fault{cluster: f.Name, what: "it is installed as cluster " + name, remedy: "call it so, as in --context " + name + "=<its context>"}
+	return &fault{cluster: f.Name, what: "it is installed as cluster " + name, remedy: "see that its context is that of the cluster that you mean: nothing is done to one in the name of another"}
 }
 
 // plan says what a cluster is to have without others.

@@ -13,6 +13,9 @@ func TestKubectl(t *testing.T) {
 	if want := `kubectl --context 'prod eu' -n sys-semaphore get node 'n; reboot '\''' -o yaml`; got != want {
 		t.Errorf("%s, expected %s", got, want)
 	}
+	if got := c.Kubectl("describe node %s", `--kubeconfig=\\evil.example\s\k`); strings.Contains(got, "kubeconfig") {
+		t.Errorf("a name is an option: %s", got)
+	}
 }
 
 // TestReportsAreBounded weighs reports: that of an agent with 10,000 peers, of one that says
