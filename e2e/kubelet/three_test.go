@@ -60,7 +60,8 @@ func TestThreeClusters(t *testing.T) {
 		l.ctl(t, with("doctor", "--probe")...)
 	})
 	t.Run("one leaves", func(t *testing.T) {
-		l.ctl(t, "leave", "merit")
+		// The others forget it, without asking it; then it finds no neighbour left.
+		l.ctl(t, "leave", "--gone", "merit", "aws", "gcp")
 		l.answerByName(t, 0, 1)
 		l.ctl(t, "doctor", "--probe", "aws", "gcp")
 		for i := range 2 {
@@ -68,6 +69,10 @@ func TestThreeClusters(t *testing.T) {
 				t.Errorf("%s still reaches merit", names[i])
 			}
 		}
+		if out := l.ctl(t, "leave", "merit"); strings.Count(out, "it has no neighbour merit, and stays as it is") != 2 {
+			t.Errorf("merit has left by itself:\n%s", out)
+		}
+		l.answerByName(t, 0, 1)
 	})
 	t.Run("nothing is left", func(t *testing.T) {
 		l.ctl(t, "leave", "aws", "gcp")

@@ -102,7 +102,14 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 	}
 	group.Wait()
 	if r.Stream != "" {
-		// When nothing else is on the way.
+		// When nothing else is on the way, and to nobody that hasn't answered.
+		if i := slices.Index(r.Try, r.Stream); i < 0 || result.Tried[i].Error != "" {
+			result.Streamed = &Stream{Error: "not tried"}
+			if i >= 0 {
+				result.Streamed.Error += ": " + result.Tried[i].Error
+			}
+			return
+		}
 		rate, err := r.Secret.stream(ctx, r.Stream)
 		result.Streamed = &Stream{Error: text(err), Rate: rate}
 	}

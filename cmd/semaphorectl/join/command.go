@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
@@ -170,12 +171,14 @@ func (a *all) write(directory string) error {
 // LeaveCommand is "semaphorectl leave".
 func LeaveCommand(s *cli.Session) *cobra.Command {
 	var alone bool
+	var gone string
 	cmd := &cobra.Command{
 		Use:   "leave CLUSTER...",
 		Short: "Take clusters apart, and what was installed out",
 		Long: `Takes clusters apart, each from each, and waits until that is done. One cluster alone
 leaves all of its neighbours; they have to have contexts, too, unless --alone says that
-they are to be left as they are.
+they are to be left as they are. A cluster that no longer answers, or isn't trusted any
+longer, is taken out of others with --gone: it isn't asked.
 
 A cluster that has no neighbour left keeps nothing: first its agents remove devices,
 routes, rules and annotations from their nodes, then all objects go. Private keys stay on
@@ -185,12 +188,16 @@ From then on packets to the other clusters' pods take the ordinary way, unencryp
 there is one.`,
 		Example: `  semaphorectl leave aws gcp
   semaphorectl leave merit
-  semaphorectl leave --alone merit`,
+  semaphorectl leave --alone merit
+  semaphorectl leave --gone merit aws gcp`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: s.CompleteClusters,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			ctx, cancel := s.Context(cmd.Context())
 			defer cancel()
+			if gone != "" {
+				return forgetGone(ctx, s, gone, names)
+			}
 			if len(names) == 1 && !alone {
 				return leaveAll(ctx, s, names[0])
 			}
@@ -201,7 +208,9 @@ there is one.`,
 			return Leave(ctx, s, clusters, Options{})
 		},
 	}
+	cmd.Flags().StringVar(&gone, "gone", "", "a cluster that these are to forget, and that isn't asked")
 	cmd.Flags().BoolVar(&alone, "alone", false, "take out a single cluster, and leave its neighbours as they are")
+	cmd.MarkFlagsMutuallyExclusive("alone", "gone")
 	return cmd
 }
 
@@ -216,10 +225,14 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 	if err := a.mayLeave(); err != nil {
 		return err
 	}
-	// Only now it is known which contexts are needed.
+	// Only now it is known which contexts are needed, by the word of the cluster that leaves.
+	remotes := a.facts[0].Installed.Settings.Remotes()
 	names := []string{name}
-	for _, remote := range a.facts[0].Installed.Settings.Remotes() {
+	for _, remote := range remotes {
 		names = append(names, string(remote))
+	}
+	if len(remotes) > 0 {
+		s.Say("its neighbours, by its own word: %s", strings.Join(names[1:], ", "))
 	}
 	clusters, err := s.Clusters(names)
 	if err != nil {
@@ -234,5 +247,34 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 			return err
 		}
 	}
-	return Leave(ctx, s, []*cli.Cluster{one}, Options{})
+	if err := Leave(ctx, s, []*cli.Cluster{one}, Options{}); err != nil {
+		return err
+	}
+	if len(remotes) == 0 {
+		s.Warn("%s names no neighbours: if others have it, semaphorectl leave --gone %s <cluster>... takes it out of them", name, name)
+		return cli.Judged(false, true)
+	}
+	return nil
+}
+
+// forgetGone takes a cluster out of others, without asking it.
+func forgetGone(ctx context.Context, s *cli.Session, gone string, names []string) error {
+	if _, err := cluster.ParseName(gone); err != nil {
+		return cli.Usage(fmt.Errorf("--gone: %w", err))
+	}
+	if slices.Contains(names, gone) {
+		return cli.Usage(fmt.Errorf("--gone %s: name the clusters that are to forget it", gone))
+	}
+	clusters, err := s.Clusters(names)
+	if err != nil {
+		return err
+	}
+	if err := newAll(ctx, s, clusters, Options{}).mayLeave(); err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range clusters {
+		errs = append(errs, leaveNeighbour(ctx, s, c, &cli.Cluster{Name: gone}))
+	}
+	return errors.Join(errs...)
 }

@@ -91,3 +91,21 @@ func TestLeaveTouchesNeighboursOnly(t *testing.T) {
 		t.Errorf("it says %q", out.String())
 	}
 }
+
+// TestGoneIsAName refuses to forget what can't be, or all there is.
+func TestGoneIsAName(t *testing.T) {
+	s := &cli.Session{Err: io.Discard}
+	for name, c := range map[string]struct {
+		gone  string
+		names []string
+		says  string
+	}{
+		"no name":              {"../aws", []string{"aws"}, "is no name of a cluster"},
+		"itself":               {"gcp", []string{"aws", "gcp"}, "name the clusters that are to forget it"},
+		"no name of the other": {"gcp", []string{"local"}, "can't be the name of a cluster"},
+	} {
+		if err := forgetGone(t.Context(), s, c.gone, c.names); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, expected %q", name, err, c.says)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -220,10 +221,18 @@ func (a *all) meet(ctx context.Context) error {
 	a.Say("waiting until pods of %s reach each other", names(a.clusters))
 	started := time.Now()
 	var pods []*corev1.Pod
-	var addresses []string
 	// Without it any pod that reaches these could ask and answer in others' places.
 	secret := reach.NewSecret()
 	for i, c := range a.clusters {
+		var addresses []string
+		for j, other := range pods {
+			taken := probe.Taken(probe.Addresses(other), a.settings[i], a.clusters[j].Name)
+			if len(taken) == 0 {
+				return fmt.Errorf("%s: a pod of %s is at %s, outside of what it takes from there: --pod-subnets %s=... says more", c.Name, a.clusters[j].Name,
+					strings.Join(probe.Addresses(other), " and "), a.clusters[j].Name)
+			}
+			addresses = append(addresses, taken...)
+		}
 		pod, err := a.meetingPod(ctx, c, reach.Request{Secret: secret, Meet: addresses, Await: len(a.clusters) - 1 - i})
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.Name, err)
@@ -234,7 +243,6 @@ func (a *all) meet(ctx context.Context) error {
 			}
 		}
 		pods = append(pods, pod)
-		addresses = append(addresses, probe.Addresses(pod)...)
 	}
 	for i, c := range a.clusters {
 		if _, err := probe.Wait(ctx, c, pods[i], podReady); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -131,7 +134,7 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan
 	for i := range servers {
 		for j, c := range clusters {
 			if j != servers[i].cluster {
-				askers = append(askers, newAsker(&servers[i], c.Name, servers, &plan))
+				askers = append(askers, newAsker(&servers[i], c.Name, servers, &plan, all[servers[i].cluster].Installed.Settings))
 			}
 		}
 	}
@@ -186,13 +189,30 @@ func (s *server) start(ctx context.Context, c *cli.Cluster, id string, secret re
 	return Addresses(pod), nil
 }
 
-// Addresses are a pod's.
+// Addresses are a pod's, one of each family at most. Those that no other host could have
+// are left out: pods of other clusters are to ask there.
 func Addresses(pod *corev1.Pod) []string {
 	var all []string
 	for _, ip := range pod.Status.PodIPs {
-		all = append(all, ip.IP)
+		address, err := netip.ParseAddr(ip.IP)
+		if err == nil && endpoint.Check(address) == nil && !address.Is4In6() && !has(all, address.String()) {
+			all = append(all, address.String())
+		}
 	}
 	return all
+}
+
+// Taken are those addresses of a remote's pod that a cluster with these settings takes from
+// it. A cluster without bounds for it takes all.
+func Taken(addresses []string, settings facts.Settings, remote string) []string {
+	bounds, err := facts.Prefixes(settings[cluster.Name(remote).Variables()+"_POD_SUBNETS"])
+	if err != nil || len(bounds) == 0 {
+		return addresses
+	}
+	return slices.DeleteFunc(slices.Clone(addresses), func(address string) bool {
+		ip, err := netip.ParseAddr(address)
+		return err != nil || !facts.Cover(bounds, []netip.Prefix{netip.PrefixFrom(ip, ip.BitLen())})
+	})
 }
 
 // Meets tells whether two pods have addresses of one family.
@@ -212,7 +232,7 @@ type asker struct {
 
 // newAsker decides what a pod beside one that serves is to try: each pod of the remote at
 // each address of a family that pods have on both nodes.
-func newAsker(from *server, remote string, servers []server, plan *Plan) *asker {
+func newAsker(from *server, remote string, servers []server, plan *Plan, settings facts.Settings) *asker {
 	a := &asker{from: from, remote: remote, request: reach.Request{Secret: plan.secret}}
 	var without []Leg
 	for i := range servers {
@@ -222,7 +242,8 @@ func newAsker(from *server, remote string, servers []server, plan *Plan) *asker 
 		}
 		leg := Leg{From: from.Place, To: to.Place}
 		shared := false
-		for _, address := range to.addresses {
+		taken := Taken(to.addresses, settings, remote)
+		for _, address := range taken {
 			if has(from.addresses, address) {
 				shared, leg.Address = true, address
 				a.request.Try, a.legs = append(a.request.Try, address), append(a.legs, leg)
@@ -230,6 +251,9 @@ func newAsker(from *server, remote string, servers []server, plan *Plan) *asker 
 		}
 		if !shared {
 			leg.Address, leg.Untried = "", "their pods have no address of one family"
+			if len(taken) < len(to.addresses) {
+				leg.Untried = fmt.Sprintf("its pod is at %s, outside of what %s takes from %s", strings.Join(to.addresses, " and "), from.Cluster, remote)
+			}
 			for _, s := range []*server{from, to} {
 				if s.err != nil {
 					leg.Untried = fmt.Sprintf("no pod runs on %s: %v", s.Place, s.err)

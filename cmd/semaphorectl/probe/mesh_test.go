@@ -2,9 +2,11 @@ package probe
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
@@ -23,7 +25,7 @@ func TestAsker(t *testing.T) {
 		place("aws", "aws-1", "10.2.1.7", "fd00:2::7"), place("gcp", "gcp-1", "10.4.1.7", "fd00:4::7"),
 		place("gcp", "gcp-2", "10.4.2.7"), dead, place("merit", "merit-1", "10.6.1.7"),
 	}
-	a := newAsker(&servers[0], "gcp", servers, &Plan{Names: map[[2]string][]string{{"aws", "gcp"}: {"web"}, {"aws", "merit"}: {"db"}}})
+	a := newAsker(&servers[0], "gcp", servers, &Plan{Names: map[[2]string][]string{{"aws", "gcp"}: {"web"}, {"aws", "merit"}: {"db"}}}, nil)
 	if diff := cmp.Diff(reach.Request{Try: []string{"10.4.1.7", "fd00:4::7", "10.4.2.7"}, Names: []string{"web"}}, a.request); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
@@ -48,7 +50,7 @@ func TestAsker(t *testing.T) {
 // TestAskerThatSaysNothing holds that nothing is known then, and why is told.
 func TestAskerThatSaysNothing(t *testing.T) {
 	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7"), place("gcp", "gcp-2", "fd00:4::7")}
-	a := newAsker(&servers[0], "gcp", servers, &Plan{})
+	a := newAsker(&servers[0], "gcp", servers, &Plan{}, nil)
 	a.err = errors.New("not within 90s")
 	var got Tried
 	a.tell(&got)
@@ -115,7 +117,41 @@ func TestSecretWhereImagesAreAlike(t *testing.T) {
 		}
 	}
 	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7")}
-	if got := newAsker(&servers[0], "gcp", servers, &Plan{secret: "s"}).request.Secret; got != "s" {
+	if got := newAsker(&servers[0], "gcp", servers, &Plan{secret: "s"}, nil).request.Secret; got != "s" {
 		t.Error("a pod that tries doesn't know it")
+	}
+}
+
+// TestAddressesAreThoseOfPods takes nothing from a cluster's answers that would have another
+// cluster's pods ask whom it likes.
+func TestAddressesAreThoseOfPods(t *testing.T) {
+	for _, c := range []struct {
+		says, want, taken string // taken within 10.4.0.0/16 and fd00:10:4::/48
+	}{
+		{"10.4.1.2 fd00:10:4:1::2", "10.4.1.2 fd00:10:4:1::2", "10.4.1.2 fd00:10:4:1::2"},
+		{"169.254.169.254", "", ""}, {"127.0.0.1", "", ""}, {"::1", "", ""}, {"fe80::1", "", ""}, {"224.0.0.1", "", ""}, {"0.0.0.0", "", ""}, {"x", "", ""},
+		{"10.4.1.2 10.4.1.3 10.4.1.4", "10.4.1.2", "10.4.1.2"}, {"::ffff:10.4.1.2", "", ""},
+		{"10.66.1.2 fd00:10:4:1::2", "10.66.1.2 fd00:10:4:1::2", "fd00:10:4:1::2"}, {"203.0.113.9", "203.0.113.9", ""},
+	} {
+		pod := &corev1.Pod{}
+		for word := range strings.FieldsSeq(c.says) {
+			pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: word})
+		}
+		got := Addresses(pod)
+		taken := Taken(got, facts.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16,fd00:10:4::/48"}, "gcp")
+		if strings.Join(got, " ") != c.want || strings.Join(taken, " ") != c.taken {
+			t.Errorf("of %s: %q, taken %q", c.says, got, taken)
+		}
+		if all := Taken(got, nil, "gcp"); len(all) != len(got) {
+			t.Errorf("without bounds: %q of %q", all, got)
+		}
+	}
+	servers := []server{
+		{Place: Place{"aws", "a"}, addresses: []string{"10.2.1.2"}},
+		{Place: Place{"gcp", "g"}, cluster: 1, addresses: []string{"10.66.1.2"}},
+	}
+	a := newAsker(&servers[0], "gcp", servers, &Plan{}, facts.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"})
+	if len(a.request.Try) > 0 || len(a.legs) != 1 || !strings.Contains(a.legs[0].Untried, "outside of what aws takes from gcp") {
+		t.Errorf("it tries %q, and says %+v", a.request.Try, a.legs)
 	}
 }

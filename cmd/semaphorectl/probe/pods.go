@@ -244,7 +244,7 @@ func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*core
 
 // Running tells whether a pod runs and has addresses.
 func Running(p *corev1.Pod) bool {
-	return len(p.Status.PodIPs) > 0 && p.Status.Phase == corev1.PodRunning
+	return len(Addresses(p)) > 0 && p.Status.Phase == corev1.PodRunning
 }
 
 // imageless tells whether a container doesn't start because of its image.
