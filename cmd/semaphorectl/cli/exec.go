@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
@@ -76,8 +77,12 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 	return out, ended(ctx, err)
 }
 
-// ended prefers that the time is over to what came of that.
+// ended prefers that the time is over to what came of that: the connection has the same
+// deadline, and may notice it before ctx does.
 func ended(ctx context.Context, err error) error {
+	if at, limited := ctx.Deadline(); err != nil && limited && time.Until(at) <= 0 {
+		<-ctx.Done()
+	}
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
