@@ -250,7 +250,7 @@ func TestHostileAnswersTakeLittleMemory(t *testing.T) {
 		for what, ask := range requests(c) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			err := ask(ctx)
 			cancel()
 			runtime.ReadMemStats(&after)
@@ -292,6 +292,9 @@ func TestListsAreBounded(t *testing.T) {
 		for what, ask := range requests(cluster) {
 			if !strings.HasSuffix(what, " list") && what != "list" || what == "a plain list" {
 				continue
+			}
+			if raceEnabled && what != "list" && name == "large objects without an end" {
+				continue // 256 MiB are read once.
 			}
 			if err := ask(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%s, %s: %v", name, what, err)
