@@ -17,9 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/join"
@@ -238,7 +236,6 @@ func (l *lab) interrupted(t *testing.T, before []string) {
 	for _, c := range l.clusters {
 		clusters = append(clusters, &cli.Cluster{
 			Name: c.Name, Context: c.Name, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
-			Mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.Client().Discovery())),
 		})
 	}
 	session := cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv)

@@ -15,8 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery/cached/memory"
-	"k8s.io/client-go/restmapper"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
@@ -71,7 +69,6 @@ func TestFilesOfJoin(t *testing.T) {
 	for _, c := range clusters {
 		joined = append(joined, &cli.Cluster{
 			Name: c.Name, Context: c.Name, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
-			Mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.Client().Discovery())),
 		})
 	}
 	// Nothing runs here, so there is nothing to wait for.

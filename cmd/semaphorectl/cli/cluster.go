@@ -7,11 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -33,7 +31,8 @@ type Cluster struct {
 	Config  *rest.Config
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
-	Mapper  *restmapper.DeferredDiscoveryRESTMapper
+
+	resources resources
 }
 
 // Clusters makes clients for clusters, which it doesn't ask yet. All that is wrong is
@@ -106,7 +105,6 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 		return nil, fmt.Errorf("%s: context %s of the kubeconfig: %w", name, context, err)
 	}
 	c.Client = client
-	c.Mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
 	c.Dynamic, err = dynamic.NewForConfig(rest)
 	return c, err
 }

@@ -76,7 +76,7 @@ func requests(c *Cluster) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"version": func(context.Context) error { _, err := c.Client.Discovery().ServerVersion(); return err },
 		"discovery": func(ctx context.Context) error {
-			_, err := c.Mapper.RESTMappingWithContext(ctx, schema.GroupKind{Kind: "Pod"}, "v1")
+			_, err := c.ResourceOf(ctx, schema.GroupVersionKind{Version: "v1", Kind: "Pod"})
 			return err
 		},
 		"get": func(ctx context.Context) error {

@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -28,7 +27,7 @@ func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
 // readPlugin finds the network plugin, and what it needs.
 func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
 	for _, api := range kube.CalicoAPIs("auto") {
-		if served(ctx, c, PoolsOf(api)) {
+		if _, err := c.Resource(ctx, PoolsOf(api)); err == nil {
 			f.Calico, f.Plugin = api, "Calico"
 			break
 		}
@@ -53,20 +52,6 @@ func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
 	if config("kube-system", "ip-masq-agent") != nil {
 		f.Masquerade = append(f.Masquerade, "ip-masq-agent masquerades: put the other clusters' pod subnets into nonMasqueradeCIDRs of kube-system/ip-masq-agent")
 	}
-}
-
-func served(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource) bool {
-	all := discovery.ToServerResourcesInterfaceWithContext(c.Client.Discovery())
-	found, err := all.ServerResourcesForGroupVersionWithContext(ctx, resource.GroupVersion().String())
-	if err != nil {
-		return false
-	}
-	for _, r := range found.APIResources {
-		if r.Name == resource.Resource {
-			return true
-		}
-	}
-	return false
 }
 
 // clusterCIDR finds the range in the configuration of kubeadm and kube-proxy.

@@ -27,15 +27,14 @@ func workload(o *unstructured.Unstructured) bool {
 
 // resource is where an object of a kind is.
 func resource(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
-	kind := o.GroupVersionKind()
-	mapping, err := c.Mapper.RESTMappingWithContext(ctx, kind.GroupKind(), kind.Version)
+	r, err := c.ResourceOf(ctx, o.GroupVersionKind())
 	if err != nil {
 		return nil, err
 	}
-	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-		return c.Dynamic.Resource(mapping.Resource).Namespace(o.GetNamespace()), nil
+	if r.Namespaced {
+		return c.Dynamic.Resource(r.GroupVersionResource).Namespace(o.GetNamespace()), nil
 	}
-	return c.Dynamic.Resource(mapping.Resource), nil
+	return c.Dynamic.Resource(r.GroupVersionResource), nil
 }
 
 // apply applies objects server-side, in the name of the tool. It returns how many have
@@ -110,8 +109,12 @@ func foreign(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstru
 	var faults []fault
 	for _, o := range objects {
 		interfaces, err := resource(ctx, c, o)
-		if err != nil {
+		if meta.IsNoMatchError(err) {
 			faults = append(faults, fault{cluster: c.Name, what: "it serves no " + o.GroupVersionKind().String(), remedy: "update Kubernetes"})
+			continue
+		}
+		if err != nil {
+			faults = append(faults, fault{cluster: c.Name, what: err.Error(), remedy: "see that the API server at " + c.Server + " answers"})
 			continue
 		}
 		have, err := interfaces.Get(ctx, o.GetName(), metav1.GetOptions{})
@@ -131,7 +134,7 @@ func foreign(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstru
 // kinds are all that the manifests are made of, Calico's pools, and its network policies,
 // of which a verify that was killed leaves one, in the order in which they are deleted: what
 // works first, then its rights, the namespace last.
-func kinds(ctx context.Context, c *cli.Cluster) []schema.GroupVersionResource {
+func kinds() []schema.GroupVersionResource {
 	var all []schema.GroupVersionResource
 	for _, text := range []string{
 		"apps/v1/daemonsets", "apps/v1/deployments", "batch/v1/cronjobs", "batch/v1/jobs", "policy/v1/poddisruptionbudgets",
@@ -143,10 +146,7 @@ func kinds(ctx context.Context, c *cli.Cluster) []schema.GroupVersionResource {
 		"projectcalico.org/v3/ippools", "crd.projectcalico.org/v1/ippools", "v1/namespaces",
 	} {
 		parts := strings.Split("/"+text, "/")
-		r := schema.GroupVersionResource{Group: parts[len(parts)-3], Version: parts[len(parts)-2], Resource: parts[len(parts)-1]}
-		if _, err := c.Mapper.ResourceForWithContext(ctx, r); err == nil {
-			all = append(all, r)
-		}
+		all = append(all, schema.GroupVersionResource{Group: parts[len(parts)-3], Version: parts[len(parts)-2], Resource: parts[len(parts)-1]})
 	}
 	return all
 }
@@ -156,12 +156,15 @@ func kinds(ctx context.Context, c *cli.Cluster) []schema.GroupVersionResource {
 func owned(ctx context.Context, c *cli.Cluster) (map[schema.GroupVersionResource][]unstructured.Unstructured, error) {
 	found := map[schema.GroupVersionResource][]unstructured.Unstructured{}
 	var errs []error
-	for _, r := range kinds(ctx, c) {
-		kind, err := c.Mapper.KindForWithContext(ctx, r)
+	for _, r := range kinds() {
+		served, err := c.Resource(ctx, r)
+		if meta.IsNoMatchError(err) {
+			continue
+		}
 		if err == nil {
 			err = cli.ListUntyped(ctx, c.Dynamic.Resource(r), metav1.ListOptions{LabelSelector: manifests.ManagedLabel + "=" + manifests.Manager}, func(o *unstructured.Unstructured) error {
 				var named unstructured.Unstructured
-				named.SetGroupVersionKind(kind)
+				named.SetGroupVersionKind(r.GroupVersion().WithKind(served.Kind))
 				named.SetNamespace(o.GetNamespace())
 				named.SetName(o.GetName())
 				named.SetUID(o.GetUID())
@@ -186,7 +189,7 @@ func remove(ctx context.Context, c *cli.Cluster, stay []*unstructured.Unstructur
 	}
 	all, err := owned(ctx, c)
 	errs := []error{err}
-	for _, r := range kinds(ctx, c) {
+	for _, r := range kinds() {
 		for _, o := range all[r] {
 			if keep[key{o.GetKind(), o.GetNamespace(), o.GetName()}] || len(stay) > 0 && kept(&o) {
 				continue

@@ -335,7 +335,7 @@ func waitGone(ctx context.Context, c *cli.Cluster) error {
 		if err != nil {
 			return err
 		}
-		for _, r := range kinds(ctx, c) {
+		for _, r := range kinds() {
 			for _, o := range all[r] {
 				return fmt.Errorf("%s: %s %s is still there", c.Name, o.GetKind(), o.GetName())
 			}

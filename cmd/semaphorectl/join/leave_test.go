@@ -11,16 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery/cached/memory"
-	fakediscovery "k8s.io/client-go/discovery/fake"
 	fakedynamic "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/restmapper"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
+	internalcluster "github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // TestStrangersStay holds that nothing is taken out of a cluster that isn't the one that
@@ -94,9 +93,9 @@ func TestForeign(t *testing.T) {
 		if c.err != nil {
 			client.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, c.err })
 		}
-		discovery := fake.NewClientset().Discovery().(*fakediscovery.FakeDiscovery)
-		discovery.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "serviceaccounts", Kind: "ServiceAccount", Namespaced: true}}}}
-		cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(discovery))}
+		clientset := fake.NewClientset()
+		clientset.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "serviceaccounts", Kind: "ServiceAccount", Namespaced: true}}}}
+		cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Client: clientset}
 		faults := foreign(t.Context(), cluster, []*unstructured.Unstructured{object(nil)})
 		if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.want)) {
 			t.Errorf("%s: faults %v", name, faults)
@@ -117,9 +116,9 @@ func TestPolicyOfAKilledRun(t *testing.T) {
 	foreign := policy("default.of-somebody-else", nil)
 	client := fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme,
 		map[schema.GroupVersionResource]string{policies: "NetworkPolicyList"}, left, foreign)
-	discovery := fake.NewClientset().Discovery().(*fakediscovery.FakeDiscovery)
-	discovery.Resources = []*metav1.APIResourceList{{GroupVersion: version, APIResources: []metav1.APIResource{{Name: "networkpolicies", Kind: "NetworkPolicy", Namespaced: true}}}}
-	cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(discovery))}
+	clientset := fake.NewClientset()
+	clientset.Resources = []*metav1.APIResourceList{{GroupVersion: version, APIResources: []metav1.APIResource{{Name: "networkpolicies", Kind: "NetworkPolicy", Namespaced: true}}}}
+	cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Client: clientset}
 	removed, err := remove(t.Context(), cluster, nil)
 	if err != nil || removed != 1 {
 		t.Errorf("removed %d objects, %v", removed, err)
@@ -127,5 +126,46 @@ func TestPolicyOfAKilledRun(t *testing.T) {
 	stays, err := client.Resource(policies).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(stays.Items) != 1 || stays.Items[0].GetName() != foreign.GetName() {
 		t.Errorf("what is there now: %v, %v", stays, err)
+	}
+}
+
+// TestDiscoveryIsNarrow looks for all that a cluster is to have, and for all that it may
+// have: it is asked for each group version once, and never for all that there are.
+func TestDiscoveryIsNarrow(t *testing.T) {
+	client := fakedynamic.NewSimpleDynamicClient(scheme.Scheme)
+	clientset := fake.NewClientset()
+	cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Client: clientset}
+	pool := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": map[string]any{"name": "remote-gcp"}}}
+	objects, err := (&manifests.Cluster{Name: "aws", Tools: manifests.Tools(), Remotes: []internalcluster.Name{"gcp"}, Image: "i", Pools: []*unstructured.Unstructured{pool}}).Render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		faults := foreign(t.Context(), cluster, objects)
+		if len(faults) != len(objects) || !strings.Contains(faults[0].String(), "it serves no ") {
+			t.Errorf("%d objects, faults %v", len(objects), faults)
+		}
+		rights(t.Context(), cluster, objects)
+		if removed, err := remove(t.Context(), cluster, nil); err != nil || removed > 0 {
+			t.Errorf("removed %d objects, %v", removed, err)
+		}
+	}
+	versions, asked := map[schema.GroupVersion]bool{}, 0
+	for _, o := range objects {
+		versions[o.GroupVersionKind().GroupVersion()] = true
+	}
+	for _, r := range kinds() {
+		versions[r.GroupVersion()] = true
+	}
+	for _, action := range clientset.Actions() {
+		switch action.GetResource().Resource {
+		case "resource":
+			asked++
+		case "group":
+			t.Error("it is asked for all groups")
+		}
+	}
+	if asked != len(versions) || asked > 12 {
+		t.Errorf("%d group versions were asked for %d times", len(versions), asked)
 	}
 }

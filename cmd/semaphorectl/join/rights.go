@@ -24,12 +24,12 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 		{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 	}
 	for _, o := range objects {
-		mapping, err := c.Mapper.RESTMappingWithContext(ctx, o.GroupVersionKind().GroupKind(), o.GroupVersionKind().Version)
+		r, err := c.ResourceOf(ctx, o.GroupVersionKind())
 		if err != nil {
 			continue // That is another fault.
 		}
 		for _, verb := range []string{"get", "create", "patch"} {
-			a := authorizationv1.ResourceAttributes{Verb: verb, Group: mapping.Resource.Group, Resource: mapping.Resource.Resource, Namespace: o.GetNamespace()}
+			a := authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.GroupVersionResource.Resource, Namespace: o.GetNamespace()}
 			if !slices.Contains(wanted, a) {
 				wanted = append(wanted, a)
 			}
