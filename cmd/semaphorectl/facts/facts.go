@@ -19,7 +19,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/discovery"
@@ -153,7 +152,9 @@ func Read(ctx context.Context, c *cli.Cluster) *Facts {
 		}
 	}
 	f.readPlugin(ctx, c)
-	f.readPods(ctx, c)
+	if err := f.readPods(ctx, c); err != nil {
+		f.Unread = append(f.Unread, fmt.Errorf("read where pods are: %w", err))
+	}
 	if err := f.readServices(ctx, c); err != nil {
 		f.Unread = append(f.Unread, fmt.Errorf("read the range of services: %w", err))
 	}
@@ -173,7 +174,10 @@ func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
 		for _, address := range n.Status.Addresses {
 			ip, err := netip.ParseAddr(address.Address)
 			if err == nil && address.Type == corev1.NodeInternalIP {
-				node.Addresses = append(node.Addresses, ip)
+				node.Addresses = append(node.Addresses, ip.Unmap())
+			}
+			if len(node.Addresses) > mostOfNode {
+				return tooMany("Node", n.Name, "status.addresses", mostOfNode, "InternalIPs")
 			}
 			node.External = node.External || err == nil && address.Type == corev1.NodeExternalIP
 		}
@@ -181,6 +185,9 @@ func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
 			if remote, is := Location(name); is {
 				node.Locations[remote] = text
 			}
+		}
+		if len(n.Spec.PodCIDRs) > mostOfNode {
+			return tooMany("Node", n.Name, "spec.podCIDRs", mostOfNode, "prefixes")
 		}
 		for _, cidr := range n.Spec.PodCIDRs {
 			if prefix, err := netip.ParsePrefix(cidr); err == nil {
@@ -214,7 +221,7 @@ func machines(nodes []Node) []netip.Prefix {
 			all = append(all, netip.PrefixFrom(a, bits).Masked())
 		}
 	}
-	return compact(all)
+	return Compact(all)
 }
 
 func (f *Facts) readAuthority(ctx context.Context, c *cli.Cluster) error {
@@ -354,17 +361,24 @@ func loopback(host string) bool {
 // readServices finds where ClusterIPs are: ServiceCIDRs of Kubernetes 1.33 on, or what
 // the API server says of an address that can't be.
 func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
-	found := 0
+	found, all := 0, []netip.Prefix(nil)
 	err := cli.List(ctx, c.Client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, func(item *networkingv1.ServiceCIDR) error {
 		found++
 		for _, text := range item.Spec.CIDRs {
 			if prefix, err := netip.ParsePrefix(text); err == nil {
-				f.Services = append(f.Services, prefix.Masked())
+				all = append(all, prefix.Masked())
 			}
+		}
+		if len(all) > mostPrefixes {
+			return tooMany("ServiceCIDR", item.Name, "spec.cidrs", mostPrefixes, "prefixes, with those of others")
 		}
 		return nil
 	})
+	if isInvalid(err) {
+		return err
+	}
 	if err == nil && found > 0 {
+		f.Services = Compact(all)
 		return nil
 	}
 	_, err = c.Client.CoreV1().Services("default").Create(ctx, &corev1.Service{
@@ -374,30 +388,19 @@ func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
 	if err == nil {
 		return nil
 	}
+	all = nil
 	if _, text, found := strings.Cut(err.Error(), "range of valid IPs is "); found {
 		for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", ", r) }) {
 			if prefix, parsed := netip.ParsePrefix(strings.TrimSuffix(word, ".")); parsed == nil {
-				f.Services = append(f.Services, prefix.Masked())
+				all = append(all, prefix.Masked())
+			}
+			if len(all) > mostPrefixes {
+				return &InvalidError{"what the API server says of a ClusterIP", "range of valid IPs", fmt.Errorf("more than %d prefixes", mostPrefixes)}
 			}
 		}
 	}
-	if len(f.Services) == 0 {
+	if f.Services = Compact(all); len(all) == 0 {
 		return err
 	}
 	return nil
-}
-
-// prefixesOf reads, of the objects of a kind that may not be there, the prefixes that get
-// finds in them.
-func prefixesOf(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource, get func(*unstructured.Unstructured) []string) ([]netip.Prefix, error) {
-	var found []netip.Prefix
-	err := cli.ListUntyped(ctx, c.Dynamic.Resource(resource), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
-		for _, text := range get(o) {
-			if p, err := netip.ParsePrefix(text); err == nil {
-				found = append(found, p.Masked())
-			}
-		}
-		return nil
-	})
-	return compact(found), err
 }

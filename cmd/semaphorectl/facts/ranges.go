@@ -1,7 +1,9 @@
 package facts
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 // ciliumNodes tell where pods are.
@@ -63,26 +66,35 @@ var clusterCIDR = regexp.MustCompile(`(?m)^\s*(?:podSubnet|clusterCIDR):\s*"?([0
 //	CiliumNodes                            where Cilium does
 //	kubeadm's and kube-proxy's settings    the whole range that nodes get theirs of
 //	nodes' podCIDRs                        nothing is known of nodes to come
-func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) {
+//
+// One that can't be is an InvalidError; one that can't be read is no sign.
+func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	var nodes []netip.Prefix
 	for _, n := range f.Nodes {
 		nodes = append(nodes, n.Pods...)
 	}
-	nodes = compact(nodes)
+	nodes = Compact(nodes)
 	if f.Calico.Version != "" {
-		if pools, err := prefixesOf(ctx, c, PoolsOf(f.Calico), enabled); err == nil && len(pools) > 0 {
+		pools, err := prefixesOf(ctx, c, PoolsOf(f.Calico), mostPrefixes, enabled)
+		if isInvalid(err) {
+			return err
+		}
+		if err == nil && len(pools) > 0 {
 			f.Pods, f.PodsFrom, f.PodsSure = pools, "Calico's IP pools", true
-			return
+			return nil
 		}
 	}
 	if f.Plugin == "Cilium" {
-		found, err := prefixesOf(ctx, c, ciliumNodes, func(o *unstructured.Unstructured) []string {
+		found, err := prefixesOf(ctx, c, ciliumNodes, noLimit, func(o *unstructured.Unstructured) []string {
 			cidrs, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "ipam", "podCIDRs")
 			return cidrs
 		})
+		if isInvalid(err) {
+			return err
+		}
 		if err == nil && len(found) > 0 {
 			f.Pods, f.PodsFrom = found, "CiliumNodes"
-			return
+			return nil
 		}
 	}
 	for _, name := range []string{"kubeadm-config", "kube-proxy"} {
@@ -97,13 +109,19 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) {
 			}
 		}
 		prefixes, err := Prefixes(strings.Join(all, ","))
-		prefixes = compact(prefixes)
+		prefixes = Compact(prefixes)
 		if err == nil && len(prefixes) > 0 && Cover(prefixes, nodes) {
 			f.Pods, f.PodsFrom, f.PodsSure = prefixes, "ConfigMap kube-system/"+name, true
-			return
+			return nil
 		}
 	}
 	f.Pods, f.PodsFrom = nodes, "podCIDRs of the nodes"
+	return nil
+}
+
+func isInvalid(err error) bool {
+	_, is := errors.AsType[*InvalidError](err)
+	return is
 }
 
 // enabled is the range of a pool that pods get addresses from.
@@ -116,40 +134,88 @@ func enabled(pool *unstructured.Unstructured) []string {
 	return []string{cidr}
 }
 
-// Cover says whether all of the inner prefixes are inside outer ones.
+// Cover says whether all of the inner prefixes are inside outer ones, which several may be
+// together.
 func Cover(outer, inner []netip.Prefix) bool {
+	outer = Compact(outer)
 	for _, i := range inner {
-		inside := false
-		for _, o := range outer {
-			inside = inside || o.Bits() <= i.Bits() && o.Contains(i.Addr())
-		}
-		if !inside {
+		// The outer ones have no address in common: the last one that begins before it.
+		at, _ := slices.BinarySearchFunc(outer, i.Addr(), func(o netip.Prefix, first netip.Addr) int {
+			if o.Addr().Compare(first) <= 0 {
+				return -1
+			}
+			return 1
+		})
+		if at == 0 || outer[at-1].Bits() > i.Bits() || !outer[at-1].Contains(i.Addr()) {
 			return false
 		}
 	}
 	return true
 }
 
-// compact leaves out prefixes that are inside others, and doubles.
-func compact(all []netip.Prefix) []netip.Prefix {
+// Compact returns the prefixes that hold the same addresses, by address: without those
+// that are inside others, and with one for its two halves, as the podCIDRs of nodes are.
+func Compact(all []netip.Prefix) []netip.Prefix {
+	all = slices.Clone(all)
 	slices.SortFunc(all, func(a, b netip.Prefix) int {
-		if a.Bits() != b.Bits() {
-			return a.Bits() - b.Bits()
-		}
-		return a.Addr().Compare(b.Addr())
+		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 	})
 	var kept []netip.Prefix
 	for _, p := range all {
-		if !slices.ContainsFunc(kept, func(k netip.Prefix) bool { return k.Overlaps(p) }) {
-			kept = append(kept, p)
+		if n := len(kept); n > 0 && kept[n-1].Overlaps(p) {
+			continue // It begins after that one, and so it is inside.
+		}
+		kept = append(kept, p)
+		for n := len(kept); n > 1 && halves(kept[n-2], kept[n-1]); n = len(kept) {
+			kept = append(kept[:n-2], netip.PrefixFrom(kept[n-2].Addr(), kept[n-2].Bits()-1))
 		}
 	}
-	slices.SortFunc(kept, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	return kept
 }
 
-// mostPrefixes is how many prefixes a list can have.
-const mostPrefixes = 1000
+// halves says whether two prefixes, of which the first one has the lower addresses, are
+// those of a prefix.
+func halves(a, b netip.Prefix) bool {
+	whole := netip.PrefixFrom(a.Addr(), a.Bits()-1)
+	return a.Bits() == b.Bits() && whole == whole.Masked() && whole.Contains(b.Addr())
+}
+
+const (
+	// mostPrefixes is how many prefixes a list can have.
+	mostPrefixes = 1000
+	// mostOfNode is how many addresses, or prefixes of pods, a node can have: two are
+	// common, one of each family.
+	mostOfNode = 16
+	// noLimit is that of prefixes of which each node has some: those of a list of objects.
+	noLimit = 0
+)
+
+// tooMany is the error for a value that there are too many of in an object.
+func tooMany(kind, name, key string, most int, what string) error {
+	return &InvalidError{kind + " " + printable.Text(name, printable.Short), key, fmt.Errorf("more than %d %s", most, what)}
+}
+
+// prefixesOf reads, of the objects of a kind that may not be there, the prefixes that get
+// finds in them: so many in all, and of one object as many as a node can have.
+func prefixesOf(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource, most int, get func(*unstructured.Unstructured) []string) ([]netip.Prefix, error) {
+	var found []netip.Prefix
+	err := cli.ListUntyped(ctx, c.Dynamic.Resource(resource), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+		texts := get(o)
+		if len(texts) > mostOfNode {
+			return tooMany(resource.GroupResource().String(), o.GetName(), "spec", mostOfNode, "prefixes")
+		}
+		for _, text := range texts {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				found = append(found, p.Masked())
+			}
+		}
+		if most != noLimit && len(found) > most {
+			return tooMany(resource.GroupResource().String(), o.GetName(), "spec", most, "prefixes, with those of others")
+		}
+		return nil
+	})
+	return Compact(found), err
+}
 
 // Prefixes reads a list of prefixes, separated by commas or spaces, and returns them
 // masked.

@@ -90,7 +90,7 @@ func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 	if len(s.pods) == 0 {
 		wrong("where its pods are isn't known", "say --pod-subnets "+f.Name+"=10.4.0.0/16")
 	} else if len(w.Pods[f.Name]) == 0 && !f.PodsSure {
-		warn("pods are in "+join(s.pods)+", by "+f.PodsFrom, "when more nodes may have others, say --pod-subnets "+f.Name+"=<the whole range>")
+		warn("pods are in "+shortened(s.pods)+", by "+f.PodsFrom, "when more nodes may have others, say --pod-subnets "+f.Name+"=<the whole range>")
 	}
 	if s.server == "" {
 		wrong("its API server is at "+strings.TrimPrefix(strings.Join(f.Servers, ", "), ", ")+", which no other cluster reaches", "say --api-server "+f.Name+"=https://...")

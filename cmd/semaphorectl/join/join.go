@@ -221,7 +221,7 @@ func (a *all) summary(i int) {
 	}
 	side := a.side(f)
 	a.Done("%s: Kubernetes %s, %d nodes, %s, pods in %s, services in %s, nodes in %s",
-		f.Name, f.Version, len(f.Nodes), plugin, join(side.pods), join(f.Services), join(side.machines))
+		f.Name, f.Version, len(f.Nodes), plugin, shortened(side.pods), shortened(f.Services), shortened(side.machines))
 }
 
 // tell prints faults, and is an error when one is in the way.
