@@ -3,7 +3,6 @@ package join
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -118,59 +117,6 @@ func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 			wrong("ConfigMap "+f.DNS.Namespace+"/"+f.DNS.Name+": "+manifests.Whole(f.DNS.Corefile).Error(), "then join again")
 		case !f.DNS.Reloads:
 			warn("CoreDNS has no plugin reload", "restart it afterwards: kubectl -n kube-system rollout restart deployment coredns")
-		}
-	}
-	return faults
-}
-
-// span is a range with what it is.
-type span struct {
-	cluster, what string
-	prefix        netip.Prefix
-}
-
-// overlaps holds the ranges of clusters against each other, and against what is
-// configured for clusters that aren't asked for.
-func overlaps(all []*facts.Facts, w *Wishes) []fault {
-	var spans []span
-	add := func(cluster, what string, prefixes []netip.Prefix) {
-		for _, p := range prefixes {
-			spans = append(spans, span{cluster, what, p})
-		}
-	}
-	asked := map[string]bool{}
-	for _, f := range all {
-		asked[f.Name] = true
-		s := w.side(f)
-		add(f.Name, "pods", s.pods)
-		add(f.Name, "services", f.Services)
-		// Addresses, as what there is room for may be anywhere around.
-		for _, n := range f.Nodes {
-			for _, a := range n.Addresses {
-				add(f.Name, "node "+n.Name, []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
-			}
-		}
-	}
-	for _, f := range all {
-		for _, remote := range f.Installed.Settings.Remotes() {
-			if prefixes, err := facts.Prefixes(f.Installed.Settings[remote.Variables()+"_POD_SUBNETS"]); err == nil && !asked[string(remote)] {
-				asked[string(remote)] = true
-				add(string(remote), "pods (as "+f.Name+" has it)", prefixes)
-			}
-		}
-	}
-	var faults []fault
-	for i, a := range spans {
-		for _, b := range spans[:i] {
-			if a.cluster == b.cluster || !a.prefix.Overlaps(b.prefix) || a.what == "services" && b.what == "services" {
-				continue // ClusterIPs never leave their cluster.
-			}
-			remedy := "one of the clusters must get others; where a tool has found them wrong, --pod-subnets says what is right"
-			if strings.HasPrefix(a.what, "node") && strings.HasPrefix(b.what, "node") {
-				remedy = "nodes must reach each other without address translation"
-			}
-			faults = append(faults, fault{cluster: b.cluster + ", " + a.cluster,
-				what: fmt.Sprintf("%s %s of %s overlap %s %s of %s", b.what, b.prefix, b.cluster, a.what, a.prefix, a.cluster), remedy: remedy})
 		}
 	}
 	return faults
