@@ -227,22 +227,17 @@ func machines(nodes []Node) []netip.Prefix {
 func (f *Facts) readAuthority(ctx context.Context, c *cli.Cluster) error {
 	found, err := c.Client.CoreV1().ConfigMaps("kube-system").Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) && len(c.Config.CAData) > 0 {
-		f.CA = string(c.Config.CAData)
-		return nil
-	}
-	if err != nil {
+		f.CA, err = Certificates(c.Config.CAData)
 		return err
 	}
-	f.CA = found.Data["ca.crt"]
-	if len(f.CA) > mostCertificates {
-		f.CA = ""
-		return &InvalidError{"ConfigMap kube-system/kube-root-ca.crt", "ca.crt", fmt.Errorf("more than %d bytes", mostCertificates)}
+	if err != nil || found.Data["ca.crt"] == "" {
+		return err
+	}
+	if f.CA, err = Certificates([]byte(found.Data["ca.crt"])); err != nil {
+		return &InvalidError{"ConfigMap kube-system/kube-root-ca.crt", "ca.crt", err}
 	}
 	return nil
 }
-
-// mostCertificates is how many bytes certificates have at most: more than any cluster's.
-const mostCertificates = 65536
 
 func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
 	return cli.List(ctx, c.Client.CoreV1().ConfigMaps("kube-system"), metav1.ListOptions{}, func(m *corev1.ConfigMap) error {
@@ -340,7 +335,7 @@ func (f *Facts) readServers(ctx context.Context, c *cli.Cluster) {
 					continue
 				}
 				address, err := netip.ParseAddr(e.Addresses[0])
-				if err != nil || address.Zone() != "" {
+				if address = address.Unmap(); err != nil || endpoint.Check(address) != nil || *p.Port < 1 || *p.Port > 65535 {
 					continue
 				}
 				server := "https://" + net.JoinHostPort(address.String(), fmt.Sprint(*p.Port))

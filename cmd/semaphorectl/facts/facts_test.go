@@ -50,10 +50,10 @@ func list(prefixes []netip.Prefix) string {
 }
 
 func TestRead(t *testing.T) {
-	port := int32(6443)
+	port, ca := int32(6443), certificate(t)
 	f := Read(t.Context(), fakeCluster("https://127.0.0.1:40123",
 		node("a", "10.66.1.1", "10.2.1.0/24", "fd00:10:2:1::/64"), node("b", "10.66.1.2", "10.2.2.0/24"),
-		config("kube-system", "kube-root-ca.crt", "ca.crt", "PEM"), config("kube-system", "coredns", "Corefile", ".:53 {\n    reload\n}\n"),
+		config("kube-system", "kube-root-ca.crt", "ca.crt", ca), config("kube-system", "coredns", "Corefile", ".:53 {\n    reload\n}\n"),
 		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.102.0.0/16"}}},
 		&discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default", Labels: map[string]string{"kubernetes.io/service-name": "kubernetes"}},
@@ -62,7 +62,7 @@ func TestRead(t *testing.T) {
 	if len(f.Unread) > 0 {
 		t.Fatalf("unread: %v", f.Unread)
 	}
-	if f.Minor != 36 || f.CA != "PEM" || f.DNS == nil || !f.DNS.Reloads || len(f.Nodes) != 2 || !f.Nodes[0].Ready {
+	if f.Minor != 36 || f.CA != ca || f.DNS == nil || !f.DNS.Reloads || len(f.Nodes) != 2 || !f.Nodes[0].Ready {
 		t.Errorf("facts %+v", f)
 	}
 	for what, c := range map[string][2]string{
@@ -167,5 +167,24 @@ func TestCorefileOfCoreDNS(t *testing.T) {
 	err := f.readDNS(t.Context(), fakeCluster("", config("kube-system", "a-coredns-copy", "Corefile", "old"), config("kube-system", "coredns", "Corefile", "now"), config("kube-system", "coredns-old", "Corefile", "older")))
 	if err != nil || f.DNS == nil || f.DNS.Corefile != "now" {
 		t.Errorf("error %v, DNS %+v", err, f.DNS)
+	}
+}
+
+// TestServersOfOthers takes addresses of an API server that other hosts can reach.
+func TestServersOfOthers(t *testing.T) {
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default", Labels: map[string]string{"kubernetes.io/service-name": "kubernetes"}}}
+	for _, port := range []int32{-1, 0, 65536, 6443} {
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Port: &port})
+	}
+	for _, address := range []string{
+		"127.0.0.1", "0.0.0.0", "0.1.2.3", "169.254.169.254", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "ff02::1", "::ffff:127.0.0.1",
+		"api.example", "10.66.0.11", "::ffff:10.66.0.12", "fd00:66::13",
+	} {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}})
+	}
+	f := &Facts{}
+	f.readServers(t.Context(), fakeCluster("https://localhost:40123", slice))
+	if diff := cmp.Diff([]string{"https://10.66.0.11:6443", "https://10.66.0.12:6443", "https://[fd00:66::13]:6443"}, f.Servers); diff != "" {
+		t.Errorf("servers (-want +got):\n%s", diff)
 	}
 }

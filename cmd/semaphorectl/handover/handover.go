@@ -4,10 +4,7 @@
 package handover
 
 import (
-	"bytes"
 	"context"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"strings"
@@ -19,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
@@ -36,8 +34,6 @@ const (
 const (
 	// lifetime is the longest that deploy/remote lets an account renew a token for.
 	lifetime = 30 * 24 * time.Hour
-	// mostCertificates is in bytes: more than any cluster has.
-	mostCertificates = 65536
 	// least is how long a token must still be good for not to be replaced.
 	least = 24 * time.Hour
 )
@@ -164,7 +160,7 @@ func static(tool string, anchor *corev1.Secret) (*handed, error) {
 	if _, err := tokens.Parse(token); err != nil {
 		return nil, fmt.Errorf("what it has as token is none: %w; nothing is handed over", err)
 	}
-	ca, err := Certificates(anchor.Data["ca.crt"])
+	ca, err := facts.Certificates(anchor.Data["ca.crt"])
 	if err != nil {
 		return nil, fmt.Errorf("its ca.crt: %w; nothing is handed over", err)
 	}
@@ -200,38 +196,9 @@ func authority(ctx context.Context, c *cli.Cluster) (string, error) {
 			text = []byte(found.Data["ca.crt"])
 		}
 	}
-	ca, err := Certificates(text)
+	ca, err := facts.Certificates(text)
 	if err != nil {
 		return "", fmt.Errorf("the cluster's authorities: %w; nothing is handed over", err)
 	}
 	return ca, nil
-}
-
-// Certificates returns the certificates of a text in PEM, and nothing else that is in
-// it. It is an error if there are none, or what isn't one, such as a key.
-func Certificates(text []byte) (string, error) {
-	if len(text) > mostCertificates {
-		return "", fmt.Errorf("more than %d bytes", mostCertificates)
-	}
-	var out bytes.Buffer
-	for {
-		block, rest := pem.Decode(text)
-		if block == nil {
-			break
-		}
-		text = rest
-		if block.Type != "CERTIFICATE" {
-			return "", errors.New("something else than certificates is in it")
-		}
-		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return "", errors.New("what it has as certificate is none")
-		}
-		if err := pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes}); err != nil {
-			return "", err
-		}
-	}
-	if out.Len() == 0 || bytes.Contains(text, []byte("-----")) {
-		return "", errors.New("these are no certificates")
-	}
-	return out.String(), nil
 }

@@ -1,7 +1,6 @@
 package handover
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -191,15 +190,4 @@ func TestRefused(t *testing.T) {
 	if _, _, err := Hand(t.Context(), quiet(), gcp, aws, All); err == nil || !strings.Contains(err.Error(), "gcp: it grants nothing to aws") {
 		t.Errorf("without any Secret: %v", err)
 	}
-}
-
-// FuzzCertificates holds that only certificates get through.
-func FuzzCertificates(f *testing.F) {
-	f.Add([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"))
-	f.Fuzz(func(t *testing.T, text []byte) {
-		got, err := Certificates(text)
-		if err == nil && !x509.NewCertPool().AppendCertsFromPEM([]byte(got)) || bytes.Contains([]byte(got), []byte("KEY")) {
-			t.Errorf("%q", got)
-		}
-	})
 }

@@ -1,0 +1,65 @@
+package facts
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"strings"
+	"testing"
+)
+
+// certificate is one, in PEM.
+func certificate(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+// TestAuthority reads a cluster's certificates, and nothing else that is among them.
+func TestAuthority(t *testing.T) {
+	one, two := certificate(t), certificate(t)
+	key := string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: []byte("secret words")}))
+	for name, c := range map[string]struct {
+		text, want string
+		invalid    bool
+	}{
+		"two":              {one + two, one + two, false},
+		"text around them": {"# ours\n" + one + "\n# of before\n" + two + "words", one + two, false},
+		"none":             {"", "", false},
+		"words":            {"PEM", "", true},
+		"a key":            {one + key, "", true},
+		"half of one":      {one + two[:100], "", true},
+		"no certificate":   {string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("secret words")})), "", true},
+		"too many":         {strings.Repeat(one, 1+mostCertificates/len(one)), "", true},
+	} {
+		f := &Facts{}
+		err := f.readAuthority(t.Context(), fakeCluster("", config("kube-system", "kube-root-ca.crt", "ca.crt", c.text)))
+		if _, invalid := errors.AsType[*InvalidError](err); f.CA != c.want || invalid != c.invalid || (err == nil) == c.invalid {
+			t.Errorf("%s: %q, %v", name, f.CA, err)
+		}
+	}
+}
+
+// FuzzCertificates holds that only certificates get through.
+func FuzzCertificates(f *testing.F) {
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		got, err := Certificates(text)
+		if err == nil && !x509.NewCertPool().AppendCertsFromPEM([]byte(got)) || bytes.Contains([]byte(got), []byte("KEY")) {
+			t.Errorf("%q", got)
+		}
+	})
+}
