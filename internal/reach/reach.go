@@ -51,10 +51,10 @@ type Request struct {
 	Patience int `json:"patience,omitempty"`
 }
 
-// Server is one way to an API server.
+// Server is an API server, with where it may be reached.
 type Server struct {
-	URL string `json:"url"`
-	CA  string `json:"ca"` // PEM
+	URLs []string `json:"urls"`
+	CA   string   `json:"ca"` // PEM
 }
 
 // Result is the answer, as JSON in the container's termination message.
@@ -86,12 +86,14 @@ func Look(ctx context.Context, r Request) Result {
 	var mu sync.Mutex
 	var group sync.WaitGroup
 	for _, server := range r.Servers {
-		group.Go(func() {
-			err := server.ask(ctx)
-			mu.Lock()
-			defer mu.Unlock()
-			result.Servers[server.URL] = text(err)
-		})
+		for _, url := range server.URLs {
+			group.Go(func() {
+				err := server.ask(ctx, url)
+				mu.Lock()
+				defer mu.Unlock()
+				result.Servers[url] = text(err)
+			})
+		}
 	}
 	group.Wait()
 	for _, port := range r.Ports {
@@ -105,9 +107,9 @@ func Look(ctx context.Context, r Request) Result {
 	return result
 }
 
-// ask connects to an API server. Any answer will do, also that nobody may ask: the
+// ask connects to an API server at one of its addresses. Any answer will do, also that nobody may ask: the
 // certificate was verified.
-func (s Server) ask(ctx context.Context) error {
+func (s Server) ask(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, serverLimit)
 	defer cancel()
 	roots := x509.NewCertPool()
@@ -116,7 +118,7 @@ func (s Server) ask(ctx context.Context) error {
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(s.URL, "/")+"/version", http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(url, "/")+"/version", http.NoBody)
 	if err != nil {
 		return err
 	}

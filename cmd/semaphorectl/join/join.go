@@ -308,18 +308,15 @@ func (a *all) probe(ctx context.Context) []fault {
 	a.Say("asking nodes of %s, with temporary pods in %s", names(a.clusters), probe.Namespace)
 	found := make([]probe.Answers, len(a.clusters))
 	var mu sync.Mutex
-	var faults []fault
+	servers, faults := a.servers()
 	_ = a.each(func(i int, c *cli.Cluster) error {
 		request := reach.Request{Kernel: true}
 		for port := firstPort; port < firstPort+2*len(a.clusters)+8; port++ {
 			request.Ports = append(request.Ports, port)
 		}
 		for j, other := range a.facts {
-			if i == j {
-				continue
-			}
-			for _, server := range a.candidates(a.facts[i], other) {
-				request.Servers = append(request.Servers, reach.Server{URL: server, CA: other.CA})
+			if i != j && servers[j] {
+				request.Servers = append(request.Servers, reach.Server{URLs: a.candidates(a.facts[i], other), CA: other.CA})
 			}
 		}
 		answers, failed := probe.Ask(ctx, c, a.facts[i], a.Image, request)
@@ -338,9 +335,41 @@ func (a *all) probe(ctx context.Context) []fault {
 		a.Done("%s: WireGuard of the kernel on %d nodes, of semaphore-engine on %d", f.Name, kernel, userspace)
 	}
 	for j, other := range a.facts {
-		faults = append(faults, a.choose(j, other, found)...)
+		if servers[j] {
+			faults = append(faults, a.choose(j, other, found)...)
+		}
 	}
 	return faults
+}
+
+const (
+	// mostAuthority is how many bytes of certificates a pod gets of one cluster: some
+	// kilobytes are common.
+	mostAuthority = 16 << 10
+	// mostServers is how many bytes a pod gets of all clusters' API servers, and largestURLs
+	// what the addresses of one take. All is one argument, and Linux takes 128 KiB.
+	mostServers = 100 << 10
+	largestURLs = 2 << 10
+)
+
+// servers says which clusters' API servers the others' nodes are to try, and which can't be
+// tried.
+func (a *all) servers() ([]bool, []fault) {
+	try, total := make([]bool, len(a.facts)), 0
+	var faults []fault
+	for i, f := range a.facts {
+		take := len(f.CA) + largestURLs
+		switch {
+		case len(f.CA) > mostAuthority:
+			faults = append(faults, fault{cluster: f.Name, what: fmt.Sprintf("its API server's certificates have %d bytes, and temporary pods take %d", len(f.CA), mostAuthority),
+				remedy: "see that the ConfigMap kube-system/kube-root-ca.crt has those alone that are needed; --no-probe leaves this out"})
+		case total+take > mostServers:
+			faults = append(faults, fault{cluster: f.Name, what: "temporary pods don't take certificates of so many API servers", remedy: "join fewer clusters at a time; --no-probe leaves this out"})
+		default:
+			try[i], total = true, total+take
+		}
+	}
+	return try, faults
 }
 
 // candidates are where a cluster is to try another one's API server.

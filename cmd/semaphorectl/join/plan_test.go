@@ -1,8 +1,11 @@
 package join
 
 import (
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -263,5 +266,43 @@ func TestOutside(t *testing.T) {
 	// An answer that says nothing of a server isn't one that it is reached.
 	if got, _ := outside([]string{"https://one"}, probe.Answers{"aws/a": {}}); got != "" {
 		t.Errorf("chose %q without a sign", got)
+	}
+}
+
+// TestServersOfPods has clusters with large certificates, and many of them: what pods are
+// to try goes into an argument of a program.
+func TestServersOfPods(t *testing.T) {
+	for name, c := range map[string]struct {
+		bytes  []int // of the certificates of each cluster
+		want   []bool
+		faults string
+	}{
+		"as they are":     {[]int{1100, 4000}, []bool{true, true}, ""},
+		"as many as fit":  {[]int{mostAuthority, 1100}, []bool{true, true}, ""},
+		"one has more":    {[]int{mostAuthority + 1, 1100}, []bool{false, true}, "c0: its API server's certificates have 16385 bytes"},
+		"many have many":  {slices.Repeat([]int{mostAuthority}, 6), []bool{true, true, true, true, true, false}, "c5: temporary pods don't take"},
+		"thirty clusters": {slices.Repeat([]int{1300}, 30), slices.Repeat([]bool{true}, 30), ""},
+	} {
+		a := &all{}
+		request := reach.Request{Kernel: true}
+		for i, n := range c.bytes {
+			f := &facts.Facts{Name: fmt.Sprintf("c%d", i), CA: strings.Repeat(strings.Repeat("x", 64)+"\n", n/65+1)[:n]}
+			for range 5 {
+				f.Servers = append(f.Servers, "https://"+strings.Repeat("x", 290))
+			}
+			a.facts = append(a.facts, f)
+		}
+		try, faults := a.servers()
+		if !slices.Equal(try, c.want) || (len(faults) > 0) != (c.faults != "") || len(faults) > 0 && (len(faults) > 1 || !strings.HasPrefix(faults[0].String(), c.faults)) {
+			t.Errorf("%s: %v, faults %v", name, try, faults)
+		}
+		for i, f := range a.facts {
+			if try[i] {
+				request.Servers = append(request.Servers, reach.Server{URLs: f.Servers, CA: f.CA})
+			}
+		}
+		if argument, err := json.Marshal(request); err != nil || len(argument) > 112<<10 {
+			t.Errorf("%s: an argument of %d bytes, %v", name, len(argument), err)
+		}
 	}
 }

@@ -29,7 +29,7 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 			continue // That is another fault.
 		}
 		for _, verb := range []string{"get", "create", "patch"} {
-			a := authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.GroupVersionResource.Resource, Namespace: o.GetNamespace()}
+			a := authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.Resource, Namespace: o.GetNamespace()}
 			if !slices.Contains(wanted, a) {
 				wanted = append(wanted, a)
 			}
