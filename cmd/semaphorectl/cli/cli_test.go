@@ -61,7 +61,7 @@ func TestExitCodes(t *testing.T) {
 		"done":                {[]string{"do", "x"}, nil, ExitOK, ""},
 		"failed":              {[]string{"do", "x"}, errors.Join(errors.New("one"), errors.New("two")), ExitFailed, "✗ one\n✗ two\n"},
 		"lines of others":     {[]string{"do", "x"}, Hint(errors.Join(fmt.Errorf("one: %w", errors.New("bad\n✓ well")), fmt.Errorf("%s", "two\n")), "again"), ExitFailed, "✗ one: bad; \\u2713 well\n✗ two\n✗ again\n"},
-		"a line break alone":  {[]string{"do", "x"}, errors.Join(fmt.Errorf("gcp: %w", errors.New("\n")), errors.New("aws: down"), errors.New("merit: down")), ExitFailed, "✗ aws: down\n✗ merit: down\n"},
+		"a line break alone":  {[]string{"do", "x"}, errors.Join(fmt.Errorf("gcp: %w", fmt.Errorf("%s", "\n")), errors.New("aws: down"), errors.New("merit: down")), ExitFailed, "✗ aws: down\n✗ merit: down\n"},
 		"a line in a name":    {[]string{"do", "x"}, errors.Join(fmt.Errorf("delete %s: %w", "a\nmerit: all is well", errors.New("no"))), ExitFailed, "✗ delete a; merit: all is well: no\n"},
 		"joined and wrapped":  {[]string{"do", "x"}, Hint(fmt.Errorf("tokens: %w", errors.Join(errors.New("one"), errors.New("two"))), "again"), ExitFailed, "✗ tokens: one\n✗ two\n✗ again\n"},
 		"the text of another": {[]string{"do", "x"}, errors.Join(fmt.Errorf("a: %w", errors.Join(errors.New("b"), errors.New("c"))), errors.New("b\nc")), ExitFailed, "✗ a: b\n✗ c\n✗ b; c\n"},
