@@ -22,7 +22,7 @@ others, in both directions, and what is wrong with mirrors and network sets.
 
 Agents and controllers are asked through the API servers: their command "status" is run
 in their pods, or where that isn't possible the API server fetches the page. The kubeconfig
-needs the rights to list nodes, and pods, Events, ConfigMaps, DaemonSets and Deployments of
+needs the rights to list nodes, and pods, Events, DaemonSets and Deployments of
 sys-semaphore, and to create pods/exec or get pods/proxy there.
 
 Exit codes: 0 nothing is known to be wrong, 1 something is, 2 something isn't known.`

@@ -121,8 +121,12 @@ func (v *View) cluster(c *survey.Cluster) Cluster {
 		v.unknown("%s: its API server can't be asked: %s", c.Name, c.Kubernetes.Err)
 		return shown
 	}
-	if !c.Workloads.Known() {
-		v.unknown("%s: what is installed: %s", c.Name, c.Workloads.Err)
+	for _, unread := range []struct{ what, err string }{
+		{"its nodes", c.Nodes.Err}, {"its pods of ours", c.Pods.Err}, {"what is installed", c.Workloads.Err},
+	} {
+		if unread.err != "" {
+			v.unknown("%s: %s: %s", c.Name, unread.what, unread.err)
+		}
 	}
 	versions := map[string]map[string]bool{}
 	note := func(program, version string) {

@@ -63,6 +63,13 @@ func TestView(t *testing.T) {
 			},
 			unknown: []string{"gcp: its API server can't be asked: refused", "gcp to aws: no nodes are known"},
 		},
+		"nodes and pods that can't be read": {
+			change: func(_, gcp *survey.Cluster) {
+				gcp.Nodes.Value, gcp.Nodes.Err = nil, `a Node: metadata.name: "--all"`
+				gcp.Agents, gcp.Pods.Value, gcp.Pods.Err = nil, nil, "forbidden"
+			},
+			unknown: []string{`gcp: its nodes: a Node: metadata.name: "--all"`, "gcp: its pods of ours: forbidden", "gcp to aws: no nodes are known"},
+		},
 		"a node that is rejected": {
 			change: func(aws, _ *survey.Cluster) {
 				r := &aws.Agents[0].Value.Remotes[0]

@@ -37,8 +37,6 @@ type Cluster struct {
 	Pods       Fact[[]Pod] // those of our namespace
 	Workloads  Fact[[]Workload]
 	Warnings   Fact[[]Event]
-	// Settings are those of the ConfigMap that the programs read.
-	Settings Fact[map[string]string]
 	// Corefile is all of CoreDNS's configuration.
 	Corefile Fact[string]
 	// Pools are Calico's; nil when Calico's API isn't served.

@@ -1,9 +1,47 @@
 package survey
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 )
+
+// TestHostileNames lists nodes and pods whose names no API server accepts: none becomes a
+// word of a command that is printed, where "--kubeconfig=" would be an option.
+func TestHostileNames(t *testing.T) {
+	for name, valid := range map[string]bool{
+		"ip-10-0-0-1.eu-west-1.compute.internal": true, `--kubeconfig=\\evil.example\s\k`: false, "-n": false, "n; reboot '": false, "\x1b[2J": false,
+		strings.Repeat("n", 254): false,
+	} {
+		object := metav1.ObjectMeta{Name: name, Namespace: cli.Namespace}
+		pod := metav1.ObjectMeta{Name: "agent", Namespace: cli.Namespace}
+		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, &corev1.Pod{ObjectMeta: object})
+		placed := fake.NewClientset(&corev1.Pod{ObjectMeta: pod, Spec: corev1.PodSpec{NodeName: name}})
+		nodes, err := (&taker{client: client}).nodes(t.Context())
+		pods, errPods := (&taker{client: client}).pods(t.Context())
+		on, errPlaced := (&taker{client: placed}).pods(t.Context())
+		if valid {
+			if len(nodes) != 1 || len(pods) != 1 || len(on) != 1 || err != nil || errPods != nil || errPlaced != nil {
+				t.Errorf("%.80q: %v, %v, %v", name, err, errPods, errPlaced)
+			}
+			continue
+		}
+		for want, err := range map[string]error{"a Node: metadata.name: ": err, "a Pod: metadata.name: ": errPods, "Pod agent: spec.nodeName: ": errPlaced} {
+			if want += fmt.Sprintf("%.80q", name); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("no %s in %v", want, err)
+			}
+		}
+		if len(nodes)+len(pods)+len(on) > 0 {
+			t.Errorf("%.80q: some of them are returned", name)
+		}
+	}
+}
 
 // TestKubectl holds that what a cluster calls its objects is a word of a command that
 // people paste into a shell, and no command of its own.

@@ -17,11 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
@@ -79,9 +81,6 @@ func boundPaths(clusters []*Cluster) {
 	}
 }
 
-// mostName is the most bytes of an object's name in Kubernetes.
-const mostName = 253
-
 // taker reads one cluster.
 type taker struct {
 	*Cluster
@@ -118,9 +117,6 @@ func take(ctx context.Context, access *cli.Cluster) *Cluster {
 		t.Warnings = read(ctx, t.Kubectl("-n %s get events --field-selector type=Warning", cli.Namespace), t.warnings)
 	})
 	reading.Go(func() {
-		t.Settings = read(ctx, t.Kubectl("-n %s get configmaps -o yaml", cli.Namespace), t.settings)
-	})
-	reading.Go(func() {
 		t.Corefile = read(ctx, t.Kubectl("-n kube-system get configmap coredns -o yaml"), t.corefile)
 	})
 	reading.Go(func() { t.Pools = read(ctx, t.Kubectl("get ippools -o yaml"), t.pools) })
@@ -134,7 +130,7 @@ func take(ctx context.Context, access *cli.Cluster) *Cluster {
 // nothing notes why nothing is known of the cluster.
 func (t *taker) nothing(why string) {
 	t.Clock.Err, t.Nodes.Err, t.Pods.Err, t.Workloads.Err = why, why, why, why
-	t.Warnings.Err, t.Settings.Err, t.Corefile.Err, t.Pools.Err = why, why, why, why
+	t.Warnings.Err, t.Corefile.Err, t.Pools.Err = why, why, why
 }
 
 // read makes a fact of what get returns.
@@ -162,11 +158,20 @@ func read[T any](ctx context.Context, source string, get func(context.Context) (
 	}
 }
 
+// checkName refuses a name that no API server accepts: names become words of commands that
+// people are to run, where quoting doesn't keep a word from being an option.
+func checkName(object, key, name string) error {
+	if faults := validation.IsDNS1123Subdomain(name); len(faults) > 0 {
+		return &facts.InvalidError{Object: object, Key: key, Err: fmt.Errorf("%.80q: %s", name, faults[0])}
+	}
+	return nil
+}
+
 func (t *taker) nodes(ctx context.Context) ([]Node, error) {
 	nodes := []Node{}
 	err := cli.List(ctx, t.client.CoreV1().Nodes(), metav1.ListOptions{}, func(o *corev1.Node) error {
-		if len(o.Name) > mostName {
-			return fmt.Errorf("a node's name of %d bytes", len(o.Name))
+		if err := checkName("a Node", "metadata.name", o.Name); err != nil {
+			return err
 		}
 		n := Node{Name: o.Name, Kernel: o.Status.NodeInfo.KernelVersion, PodCIDRs: o.Spec.PodCIDRs, Annotations: map[string]string{}}
 		for _, c := range o.Status.Conditions {
@@ -207,8 +212,13 @@ func (t *taker) nodes(ctx context.Context) ([]Node, error) {
 func (t *taker) pods(ctx context.Context) ([]Pod, error) {
 	pods := []Pod{}
 	err := cli.List(ctx, t.client.CoreV1().Pods(cli.Namespace), metav1.ListOptions{}, func(o *corev1.Pod) error {
-		if len(o.Name) > mostName || len(o.Spec.NodeName) > mostName {
-			return fmt.Errorf("names of a pod and its node of %d and %d bytes", len(o.Name), len(o.Spec.NodeName))
+		if err := checkName("a Pod", "metadata.name", o.Name); err != nil {
+			return err
+		}
+		if o.Spec.NodeName != "" {
+			if err := checkName("Pod "+o.Name, "spec.nodeName", o.Spec.NodeName); err != nil {
+				return err
+			}
 		}
 		p := Pod{
 			Name: o.Name, Node: o.Spec.NodeName, IP: o.Status.PodIP, Program: o.Labels[programLabel],
@@ -229,7 +239,10 @@ func (t *taker) pods(ctx context.Context) ([]Pod, error) {
 		pods = append(pods, p)
 		return nil
 	})
-	return byName(pods, func(p *Pod) string { return p.Name }), err
+	if err != nil {
+		return nil, err // Some of them are no answer.
+	}
+	return byName(pods, func(p *Pod) string { return p.Name }), nil
 }
 
 func (t *taker) workloads(ctx context.Context) ([]Workload, error) {
@@ -282,25 +295,6 @@ func (t *taker) warnings(ctx context.Context) ([]Event, error) {
 	})
 	slices.SortFunc(events, func(a, b Event) int { return b.Last.Compare(a.Last) })
 	return events, err
-}
-
-// settings reads the newest ConfigMap with settings of ours: earlier ones stay beside it,
-// as kustomize gives each content a name of its own.
-func (t *taker) settings(ctx context.Context) (map[string]string, error) {
-	var newest *corev1.ConfigMap
-	err := cli.List(ctx, t.client.CoreV1().ConfigMaps(cli.Namespace), metav1.ListOptions{}, func(m *corev1.ConfigMap) error {
-		if m.Data["SEMAPHORE_CLUSTER_NAME"] != "" && (newest == nil || newest.CreationTimestamp.Before(&m.CreationTimestamp)) {
-			newest = m
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	if newest == nil {
-		return map[string]string{}, nil
-	}
-	return newest.Data, nil
 }
 
 func (t *taker) corefile(ctx context.Context) (string, error) {
