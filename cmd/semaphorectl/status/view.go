@@ -22,6 +22,15 @@ type View struct {
 	// Wrong is what isn't as it should be, and Unknown that of which nothing is known.
 	Wrong   []string `json:"wrong,omitempty"`
 	Unknown []string `json:"unknown,omitempty"`
+
+	lines map[lineKind]int
+}
+
+// lineKind is what lines are counted by: whether they are of what is wrong, and the cluster
+// that says so.
+type lineKind struct {
+	wrong   bool
+	cluster string
 }
 
 // Cluster is one of them.
@@ -80,12 +89,12 @@ type Path struct {
 	SmallOnly bool       `json:"smallOnly,omitempty"`
 }
 
-// maxTold bounds each of the lists of what is wrong.
+// maxTold bounds what is said of each cluster, or by its programs, in each of the lists.
 const maxTold = 200
 
 // Of makes a view of a survey.
 func Of(now time.Time, clusters []*survey.Cluster) *View {
-	v := &View{Taken: now}
+	v := &View{Taken: now, lines: map[lineKind]int{}}
 	for _, c := range clusters {
 		v.Clusters = append(v.Clusters, v.cluster(c))
 	}
@@ -100,32 +109,53 @@ func Of(now time.Time, clusters []*survey.Cluster) *View {
 		v.mirrors(c)
 		v.sets(c)
 	}
+	for _, c := range clusters {
+		v.omitted(c.Name)
+	}
 	return v
 }
 
-func (v *View) wrong(format string, args ...any) {
-	if len(v.Wrong) < maxTold {
+// wrong adds a line about a cluster, or of what its programs report. One cluster's lines
+// leave those of the others alone.
+func (v *View) wrong(cluster, format string, args ...any) {
+	if kind := (lineKind{true, cluster}); v.room(kind) {
 		v.Wrong = append(v.Wrong, fmt.Sprintf(format, args...))
 	}
 }
 
-func (v *View) unknown(format string, args ...any) {
-	if len(v.Unknown) < maxTold {
+func (v *View) unknown(cluster, format string, args ...any) {
+	if kind := (lineKind{false, cluster}); v.room(kind) {
 		v.Unknown = append(v.Unknown, fmt.Sprintf(format, args...))
+	}
+}
+
+// room counts a line, and reports whether it is to be shown.
+func (v *View) room(kind lineKind) bool {
+	v.lines[kind]++
+	return v.lines[kind] <= maxTold
+}
+
+// omitted says how many lines of a cluster aren't shown.
+func (v *View) omitted(cluster string) {
+	if n := v.lines[lineKind{true, cluster}] - maxTold; n > 0 {
+		v.Wrong = append(v.Wrong, fmt.Sprintf("%s: and %d more", cluster, n))
+	}
+	if n := v.lines[lineKind{false, cluster}] - maxTold; n > 0 {
+		v.Unknown = append(v.Unknown, fmt.Sprintf("%s: and %d more", cluster, n))
 	}
 }
 
 func (v *View) cluster(c *survey.Cluster) Cluster {
 	shown := Cluster{Name: c.Name, Context: c.Context, Kubernetes: c.Kubernetes.Value, Error: c.Kubernetes.Err}
 	if !c.Kubernetes.Known() {
-		v.unknown("%s: its API server can't be asked: %s", c.Name, c.Kubernetes.Err)
+		v.unknown(c.Name, "%s: its API server can't be asked: %s", c.Name, c.Kubernetes.Err)
 		return shown
 	}
 	for _, unread := range []struct{ what, err string }{
 		{"its nodes", c.Nodes.Err}, {"its pods of ours", c.Pods.Err}, {"what is installed", c.Workloads.Err},
 	} {
 		if unread.err != "" {
-			v.unknown("%s: %s: %s", c.Name, unread.what, unread.err)
+			v.unknown(c.Name, "%s: %s: %s", c.Name, unread.what, unread.err)
 		}
 	}
 	versions := map[string]map[string]bool{}
@@ -153,11 +183,11 @@ func (v *View) cluster(c *survey.Cluster) Cluster {
 	for _, w := range c.Workloads.Value {
 		shown.Tools = append(shown.Tools, Tool{w.Name, w.Ready, w.Wanted, slices.Sorted(maps.Keys(versions[w.Name]))})
 		if w.Ready < w.Wanted {
-			v.wrong("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name)
+			v.wrong(c.Name, "%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name)
 		}
 	}
 	if c.Workloads.Known() && len(c.Workloads.Value) == 0 {
-		v.wrong("%s: nothing of Kube-Semaphore is installed", c.Name)
+		v.wrong(c.Name, "%s: nothing of Kube-Semaphore is installed", c.Name)
 	}
 	return shown
 }
@@ -169,16 +199,16 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 		m.Columns = peersOf(from, to.Name)
 	}
 	if survey.TooMany(len(m.Rows), len(m.Columns)) {
-		v.unknown("%s to %s: %d nodes and %d have more paths than are looked at", from.Name, to.Name, len(m.Rows), len(m.Columns))
+		v.unknown(from.Name, "%s to %s: %d nodes and %d have more paths than are looked at", from.Name, to.Name, len(m.Rows), len(m.Columns))
 		m.Rows, m.Columns = nil, nil
 		return m
 	}
-	backends := map[string]bool{}
+	backends, agents := map[string]bool{}, from.Acting()
 	var down, unknown []string
 	for _, row := range m.Rows {
 		var remote *survey.Remote
 		why := ""
-		if agent := from.Agent(row); agent == nil {
+		if agent := agents[row]; agent == nil {
 			why = "no agent answers on " + row
 		} else if remote = agent.Remote(to.Name); remote == nil {
 			why = "the agent of " + row + " knows no remote " + to.Name
@@ -189,12 +219,13 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 				m.Contact = at
 			}
 			if err := cmp.Or(remote.Refused, remote.API.Error, remote.Device.Error); err != "" {
-				v.wrong("%s: remote %s: %s", row, to.Name, err)
+				v.wrong(from.Name, "%s: remote %s: %s", row, to.Name, err)
 			}
 		}
+		known := index(remote)
 		paths := make([]Path, len(m.Columns))
 		for i, column := range m.Columns {
-			p := pathTo(remote, why, column)
+			p := known.path(why, column)
 			paths[i] = p
 			switch p.State {
 			case Up:
@@ -215,30 +246,54 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 	}
 	m.Backends = slices.Sorted(maps.Keys(backends))
 	if len(down) > 0 {
-		v.wrong("%s to %s: %d of %d paths are down: %s", from.Name, to.Name, m.Counts.Down, len(m.Rows)*len(m.Columns), some(down, m.Counts.Down))
+		v.wrong(from.Name, "%s to %s: %d of %d paths are down: %s", from.Name, to.Name, m.Counts.Down, len(m.Rows)*len(m.Columns), some(down, m.Counts.Down))
 	}
 	if len(unknown) > 0 {
-		v.unknown("%s to %s: of %d of %d paths there is no sign: %s", from.Name, to.Name, m.Counts.Unknown, len(m.Rows)*len(m.Columns), some(unknown, m.Counts.Unknown))
+		v.unknown(from.Name, "%s to %s: of %d of %d paths there is no sign: %s", from.Name, to.Name, m.Counts.Unknown, len(m.Rows)*len(m.Columns), some(unknown, m.Counts.Unknown))
 	}
 	if len(m.Rows)*len(m.Columns) == 0 {
-		v.unknown("%s to %s: no nodes are known", from.Name, to.Name)
+		v.unknown(from.Name, "%s to %s: no nodes are known", from.Name, to.Name)
 	}
 	return m
 }
 
-// pathTo returns the path to a node, by the report of an agent; without one, why not.
-func pathTo(remote *survey.Remote, why, node string) Path {
+// peers are what an agent knows of the nodes of a remote, by node.
+type peers struct {
+	remote   *survey.Remote
+	peers    map[string]*survey.Peer
+	rejected map[string]*survey.Rejection
+}
+
+// index returns what an agent's view of a remote says of its nodes; nil: it has none.
+func index(remote *survey.Remote) *peers {
 	if remote == nil {
+		return nil
+	}
+	known := &peers{remote, map[string]*survey.Peer{}, map[string]*survey.Rejection{}}
+	for i := range remote.Peers {
+		if p := &remote.Peers[i]; known.peers[p.Node] == nil {
+			known.peers[p.Node] = p
+		}
+	}
+	for i := range remote.Rejected {
+		if r := &remote.Rejected[i]; !r.Partial && known.rejected[r.Node] == nil {
+			known.rejected[r.Node] = r
+		}
+	}
+	return known
+}
+
+// path returns the path to a node, by the report of an agent; without one, why not.
+func (known *peers) path(why, node string) Path {
+	if known == nil {
 		return Path{State: Unknown, Why: why}
 	}
-	peer := remote.Peer(node)
+	peer := known.peers[node]
 	if peer == nil {
-		for _, r := range remote.Rejected {
-			if r.Node == node && !r.Partial {
-				return Path{State: Down, Sign: "rejected", Why: r.Reason + ": " + r.Detail}
-			}
+		if r := known.rejected[node]; r != nil {
+			return Path{State: Down, Sign: "rejected", Why: r.Reason + ": " + r.Detail}
 		}
-		return Path{State: Down, Sign: "no_peer", Why: cmp.Or(remote.Refused, remote.Device.Error, "the node isn't a peer")}
+		return Path{State: Down, Sign: "no_peer", Why: cmp.Or(known.remote.Refused, known.remote.Device.Error, "the node isn't a peer")}
 	}
 	p := Path{Endpoint: peer.Endpoint}
 	if peer.Path != nil {
@@ -292,7 +347,7 @@ func led[R any](v *View, c *survey.Cluster, program string, replicas []survey.Re
 		}
 	}
 	if len(replicas) > 0 {
-		v.unknown("%s: what %s does: %s", c.Name, program, why)
+		v.unknown(c.Name, "%s: what %s does: %s", c.Name, program, why)
 	}
 }
 
@@ -318,16 +373,16 @@ func (v *View) mirrors(c *survey.Cluster) {
 				what = cmp.Or(what, "slices of others lead to it: "+some(s.Foreign, len(s.Foreign)))
 			}
 			if what != "" {
-				v.wrong("%s: service %s: %s", c.Name, s.Name, what)
+				v.wrong(c.Name, "%s: service %s: %s", c.Name, s.Name, what)
 			}
 		}
 		for _, r := range m.Value.Rejected {
-			v.wrong("%s: %s isn't mirrored: %s", c.Name, r.Origin, r.Reason)
+			v.wrong(c.Name, "%s: %s isn't mirrored: %s", c.Name, r.Origin, r.Reason)
 		}
 		for _, of := range m.Value.Clusters {
 			for _, w := range of.Watches {
 				if w.Error != "" {
-					v.wrong("%s: service mirror: cluster %s, %s: %s", c.Name, of.Name, w.Kind, w.Error)
+					v.wrong(c.Name, "%s: service mirror: cluster %s, %s: %s", c.Name, of.Name, w.Kind, w.Error)
 				}
 			}
 		}
@@ -342,15 +397,15 @@ func (v *View) sets(c *survey.Cluster) {
 			continue
 		}
 		for _, remote := range slices.Sorted(maps.Keys(p.Value.Pools.Faults)) {
-			v.wrong("%s: IP pools for %s: %s", c.Name, remote, some(p.Value.Pools.Faults[remote], len(p.Value.Pools.Faults[remote])))
+			v.wrong(c.Name, "%s: IP pools for %s: %s", c.Name, remote, some(p.Value.Pools.Faults[remote], len(p.Value.Pools.Faults[remote])))
 		}
 		for j := range p.Value.Remotes {
 			r := &p.Value.Remotes[j]
 			if r.API.Error != "" {
-				v.wrong("%s: network sets of %s: %s", c.Name, r.Name, r.API.Error)
+				v.wrong(c.Name, "%s: network sets of %s: %s", c.Name, r.Name, r.API.Error)
 			}
 			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
-				v.wrong("%s: network set %s: %s", c.Name, name, r.Failing[name])
+				v.wrong(c.Name, "%s: network set %s: %s", c.Name, name, r.Failing[name])
 			}
 		}
 	}

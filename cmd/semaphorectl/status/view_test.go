@@ -3,6 +3,8 @@ package status
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -157,5 +159,29 @@ func TestTooManyPaths(t *testing.T) {
 	view := Of(now, clusters)
 	if m := view.Meshes[0]; len(m.Paths) > 0 || len(view.Unknown) != 2 || !strings.Contains(view.Unknown[0], "more paths than are looked at") {
 		t.Errorf("%d rows, %q", len(m.Paths), view.Unknown)
+	}
+}
+
+// TestClusterHidesNoOther views a cluster that says of more than is shown that it is wrong:
+// what is wrong with the other one is shown as without it, and what isn't shown is counted.
+func TestClusterHidesNoOther(t *testing.T) {
+	clusters := surveytest.Pair(2)
+	aws, gcp := clusters[0], clusters[1]
+	gcp.Workloads.Value = nil
+	for i := range maxTold + 50 {
+		gcp.Workloads.Value = append(gcp.Workloads.Value, survey.Workload{Kind: "DaemonSet", Name: fmt.Sprint("x", i), Wanted: 1})
+	}
+	leads := &survey.Mirror{Leading: true, Services: []survey.Service{{Name: "shop/web", Error: "no room"}}}
+	aws.Mirrors = []survey.Reported[survey.Mirror]{{Fact: survey.Fact[*survey.Mirror]{Value: leads}}}
+	for _, order := range [][]*survey.Cluster{{aws, gcp}, {gcp, aws}} {
+		wrong := Of(now, order).Wrong
+		for _, want := range []string{"aws: service shop/web: no room", "gcp: 0 of 1 pods of x0 are ready", "gcp: and 50 more"} {
+			if !slices.Contains(wrong, want) {
+				t.Errorf("no %q in %d lines that end with %q", want, len(wrong), wrong[len(wrong)-1])
+			}
+		}
+		if len(wrong) != maxTold+2 {
+			t.Errorf("%d lines", len(wrong))
+		}
 	}
 }

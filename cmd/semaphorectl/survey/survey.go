@@ -109,8 +109,19 @@ func (c *Cluster) Node(name string) (*Node, bool) {
 	return nil, false
 }
 
-// Agent returns the report of the agent that acts on a node; nil: none is known. Of two
-// on a node the one that stands by doesn't count.
+// Acting returns the reports of the agents that act, by their pods' nodes. Of two on a node
+// the one that stands by doesn't count.
+func (c *Cluster) Acting() map[string]*Agent {
+	acting := map[string]*Agent{}
+	for i := range c.Agents {
+		if a := &c.Agents[i]; a.Known() && (acting[a.Pod.Node] == nil || a.Value.Standby == nil) {
+			acting[a.Pod.Node] = a.Value
+		}
+	}
+	return acting
+}
+
+// Agent returns the report of the agent that acts on a node; nil: none is known.
 func (c *Cluster) Agent(node string) *Agent {
 	var found *Agent
 	for i := range c.Agents {
