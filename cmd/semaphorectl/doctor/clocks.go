@@ -12,15 +12,14 @@ const tolerated = 5 * time.Minute
 // clocksApart compares the API servers' clocks with each other, and those of the kubelets
 // with their API server's: what they renew they date themselves, and one that is ready has
 // done so within a minute.
-func clocksApart(f *Facts) []Finding {
-	var found []Finding
+func clocksApart(f *Facts, found func(Finding)) {
 	for i, c := range f.Clusters {
 		for _, other := range f.Clusters[:i] {
 			if !c.Clock.Known() || !other.Clock.Known() {
 				continue
 			}
 			if apart := c.Clock.Value - other.Clock.Value; apart.Abs() > tolerated {
-				found = append(found, Finding{
+				found(Finding{
 					Scope{Cluster: c.Name, Remote: other.Name}, fmt.Sprintf("the clocks of %s and %s are %s apart", c.Name, other.Name, apart.Abs().Round(time.Minute)),
 					[]Evidence{{fmt.Sprintf("ahead of ours: %s by %s, %s by %s", c.Name, c.Clock.Value, other.Name, other.Clock.Value), c.Clock.Source}},
 				})
@@ -35,12 +34,11 @@ func clocksApart(f *Facts) []Finding {
 				continue
 			}
 			if apart := n.Renewed.Sub(c.Taken.Add(c.Clock.Value)); apart.Abs() > tolerated {
-				found = append(found, Finding{
+				found(Finding{
 					Scope{Cluster: c.Name, Node: n.Name}, fmt.Sprintf("the clock of %s is wrong by %s", n.Name, apart.Round(time.Minute)),
 					[]Evidence{{"its kubelet dates its lease " + n.Renewed.UTC().Format(time.RFC3339), c.Kubectl("-n kube-node-lease get lease %s -o yaml", n.Name)}},
 				})
 			}
 		}
 	}
-	return found
 }

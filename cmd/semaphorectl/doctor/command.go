@@ -68,7 +68,10 @@ func Command(session *cli.Session) *cobra.Command {
 					return context.Cause(ctx)
 				}
 			}
-			d := Diagnose(taken, tried, !pathsOnly)
+			d, err := Diagnose(ctx, taken, tried, !pathsOnly)
+			if err != nil {
+				return err
+			}
 			if err := d.print(session.Out, output); err != nil {
 				return fmt.Errorf("print: %w", err)
 			}

@@ -16,25 +16,25 @@ func controllerRules() []Rule {
 		{
 			ID:     "mirror-not-running",
 			Remedy: "see why its pods don't run, or scale it up: kubectl -n sys-semaphore scale deployment semaphore-service-mirror --replicas=2",
-			Find:   func(f *Facts) []Finding { return notRunning(f, survey.ServiceMirror) },
+			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.ServiceMirror, found) },
 		},
 		{
 			ID:     "policy-not-running",
 			Remedy: "see why its pods don't run, or scale it up: kubectl -n sys-semaphore scale deployment semaphore-policy --replicas=2",
-			Find:   func(f *Facts) []Finding { return notRunning(f, survey.NetworkPolicy) },
+			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.NetworkPolicy, found) },
 		},
 		{
-			ID:     "coredns-block-missing",
+			ID: "coredns-block-missing", Local: true,
 			Remedy: "add the server blocks of deploy/coredns to CoreDNS's ConfigMap, one for each remote; semaphorectl join does it",
 			Find:   blockMissing,
 		},
 		{
-			ID:     "calico-pools-missing",
+			ID: "calico-pools-missing", Local: true,
 			Remedy: "give Calico the remote's pod subnets as IP pools with disabled: true and disableBGPExport: true (docs/policy.md, \"IP pools for remote subnets\"): without them it masquerades what pods send there",
 			Find:   poolsMissing,
 		},
 		{
-			ID:     "set-name-taken",
+			ID: "set-name-taken", Local: true,
 			Remedy: "rename or remove the network set that somebody else has made, or select by labels instead of by name",
 			Find:   nameTaken,
 		},
@@ -44,15 +44,14 @@ func controllerRules() []Rule {
 			Find:   services,
 		},
 		{
-			ID: "set-not-written", After: []string{"policy-not-running"},
+			ID: "set-not-written", Local: true, After: []string{"policy-not-running"},
 			Remedy: "see docs/troubleshooting.md, \"A network set is empty\"",
 			Find:   sets,
 		},
 	}
 }
 
-func notRunning(f *Facts, program string) []Finding {
-	var found []Finding
+func notRunning(f *Facts, program string, found func(Finding)) {
 	for _, c := range f.Clusters {
 		w, installed := c.Workload(program)
 		if !installed || w.Ready > 0 {
@@ -65,85 +64,86 @@ func notRunning(f *Facts, program string) []Finding {
 				break
 			}
 		}
-		found = append(found, Finding{Scope{Cluster: c.Name}, program + " doesn't run in " + c.Name, evidence})
+		found(Finding{Scope{Cluster: c.Name}, program + " doesn't run in " + c.Name, evidence})
 	}
-	return found
 }
 
 // blockMissing looks for a server block for the names of each remote where the mirror is
 // installed.
-func blockMissing(f *Facts) []Finding {
-	var found []Finding
+func blockMissing(f *Facts, found func(Finding)) {
 	for _, c := range f.Clusters {
 		if _, installed := c.Workload(survey.ServiceMirror); !installed || !c.Corefile.Known() {
 			continue
 		}
 		for _, other := range f.Clusters {
 			if other != c && !manifests.Zones(c.Corefile.Value)["cluster."+other.Name] {
-				found = append(found, Finding{
+				found(Finding{
 					Scope{Cluster: c.Name, Remote: other.Name}, fmt.Sprintf("CoreDNS of %s serves no names of %s", c.Name, other.Name),
 					[]Evidence{{"no server block for cluster." + other.Name, c.Corefile.Source}},
 				})
 			}
 		}
 	}
-	return found
 }
 
 // poolsMissing holds Calico's pools against the remotes' pod subnets: by the word of
 // semaphore-policy, and by the pools and settings themselves where it isn't there.
-func poolsMissing(f *Facts) []Finding {
-	var found []Finding
-	for _, c := range f.Clusters {
-		told := map[string]bool{}
-		for of, p := range f.policies() {
-			for _, remote := range slices.Sorted(maps.Keys(p.Value.Pools.Faults)) {
-				if of == c && !told[remote] {
-					told[remote] = true
-					found = append(found, Finding{
-						Scope{Cluster: c.Name, Remote: remote}, fmt.Sprintf("Calico of %s lacks IP pools for %s", c.Name, remote),
-						[]Evidence{{strings.Join(p.Value.Pools.Faults[remote], "; "), p.Source}},
-					})
-				}
-			}
+func poolsMissing(f *Facts, found func(Finding)) {
+	told := map[Scope]bool{}
+	missing := func(c *survey.Cluster, remote string, evidence Evidence) {
+		scope := Scope{Cluster: c.Name, Remote: remote}
+		if told[scope] {
+			return
 		}
-		if !c.Pools.Known() || len(c.Pools.Value) == 0 {
+		told[scope] = true
+		found(Finding{scope, fmt.Sprintf("Calico of %s lacks IP pools for %s", c.Name, remote), []Evidence{evidence}})
+	}
+	for c, p := range f.policies() {
+		for _, remote := range slices.Sorted(maps.Keys(p.Value.Pools.Faults)) {
+			missing(c, remote, Evidence{strings.Join(p.Value.Pools.Faults[remote], "; "), p.Source})
+		}
+	}
+	pooled := map[*survey.Cluster]map[netip.Prefix]bool{}
+	for _, c := range f.Clusters {
+		pooled[c] = pools(c)
+	}
+	for v := range f.views() {
+		if len(v.cluster.Pools.Value) == 0 {
 			continue // Not Calico's addresses.
 		}
-		for _, v := range f.views() {
-			if v.cluster != c || told[v.Remote] {
-				continue
-			}
-			for _, subnet := range v.remote.PodSubnets {
-				if !pooled(c.Pools.Value, subnet) {
-					told[v.Remote] = true
-					found = append(found, Finding{
-						Scope{Cluster: c.Name, Remote: v.Remote}, fmt.Sprintf("Calico of %s lacks IP pools for %s", c.Name, v.Remote),
-						[]Evidence{{"no disabled pool without BGP export holds " + subnet, c.Pools.Source}},
-					})
-					break
-				}
+		for _, subnet := range v.remote.PodSubnets {
+			if !holds(pooled[v.cluster], subnet) {
+				missing(v.cluster, v.Remote, Evidence{"no disabled pool without BGP export holds " + subnet, v.cluster.Pools.Source})
+				break
 			}
 		}
 	}
-	return found
 }
 
-// pooled tells whether a disabled pool that isn't exported holds a subnet.
-func pooled(pools []survey.Pool, subnet string) bool {
-	want, err := netip.ParsePrefix(subnet)
-	if err != nil {
-		return false
+// pools are the prefixes of a cluster's disabled pools that aren't exported.
+func pools(c *survey.Cluster) map[netip.Prefix]bool {
+	all := map[netip.Prefix]bool{}
+	for _, p := range c.Pools.Value {
+		if prefix, err := netip.ParsePrefix(p.CIDR); err == nil && p.Disabled && p.NoExport {
+			all[prefix.Masked()] = true
+		}
 	}
-	return slices.ContainsFunc(pools, func(p survey.Pool) bool {
-		have, err := netip.ParsePrefix(p.CIDR)
-		return err == nil && p.Disabled && p.NoExport && have.Bits() <= want.Bits() && have.Overlaps(want)
-	})
+	return all
+}
+
+// holds reports whether one of the prefixes holds a subnet.
+func holds(prefixes map[netip.Prefix]bool, subnet string) bool {
+	want, err := netip.ParsePrefix(subnet)
+	for bits := want.Bits(); err == nil && bits >= 0; bits-- {
+		if prefixes[netip.PrefixFrom(want.Addr(), bits).Masked()] {
+			return true
+		}
+	}
+	return false
 }
 
 // nameTaken finds network sets that have another name than theirs.
-func nameTaken(f *Facts) []Finding {
-	var found []Finding
+func nameTaken(f *Facts, found func(Finding)) {
 	for c, p := range f.policies() {
 		if !p.Value.Leading {
 			continue
@@ -154,7 +154,7 @@ func nameTaken(f *Facts) []Finding {
 				natural := r.Name + "-" + s.Namespace + "-" + s.Name
 				// Large sets have parts, whose names say so; what is too long is no fault.
 				if strings.HasPrefix(s.Object, natural+"-") && told(c, natural) != "" {
-					found = append(found, Finding{
+					found(Finding{
 						Scope{Cluster: c.Name, Remote: r.Name}, fmt.Sprintf("the name of the network set %s is taken in %s", natural, c.Name),
 						[]Evidence{{told(c, natural), c.Warnings.Source}, {"the set is " + s.Object, p.Source}},
 					})
@@ -162,7 +162,6 @@ func nameTaken(f *Facts) []Finding {
 			}
 		}
 	}
-	return found
 }
 
 // told is what an Event says of a set's name.
@@ -175,8 +174,7 @@ func told(c *survey.Cluster, natural string) string {
 	return ""
 }
 
-func services(f *Facts) []Finding {
-	var found []Finding
+func services(f *Facts, found func(Finding)) {
 	for c, m := range f.mirrors() {
 		if !m.Value.Leading {
 			continue
@@ -196,24 +194,25 @@ func services(f *Facts) []Finding {
 				what = append(what, "endpoints of "+cluster+" refused: "+s.Refused[cluster])
 			}
 			if len(what) > 0 {
-				found = append(found, Finding{Scope{Cluster: c.Name}, "service " + s.Name + " isn't in order", []Evidence{{strings.Join(what, "; "), m.Source}}})
+				scope := Scope{Cluster: c.Name}
+				if origin, _, _ := strings.Cut(s.Origin, "/"); len(s.Clusters) <= 1 && origin != c.Name {
+					scope.Remote = origin // It is that one's alone.
+				}
+				found(Finding{scope, "service " + s.Name + " isn't in order", []Evidence{{strings.Join(what, "; "), m.Source}}})
 			}
 		}
 	}
-	return found
 }
 
-func sets(f *Facts) []Finding {
-	var found []Finding
+func sets(f *Facts, found func(Finding)) {
 	for c, p := range f.policies() {
 		for j := range p.Value.Remotes {
 			r := &p.Value.Remotes[j]
 			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
-				found = append(found, Finding{Scope{Cluster: c.Name, Remote: r.Name}, "network set " + name + " can't be written", []Evidence{{r.Failing[name], p.Source}}})
+				found(Finding{Scope{Cluster: c.Name, Remote: r.Name}, "network set " + name + " can't be written", []Evidence{{r.Failing[name], p.Source}}})
 			}
 		}
 	}
-	return found
 }
 
 // restRules find what no rule before explains, so that nothing is well that isn't.
@@ -231,50 +230,52 @@ func restRules() []Rule {
 			ID:     "agent-failing",
 			After:  all,
 			Remedy: "the error says what; docs/troubleshooting.md has more about most of them",
-			Find: func(f *Facts) []Finding {
-				var found []Finding
+			Find: func(f *Facts, found func(Finding)) {
 				for c, a := range f.agents() {
 					scope := Scope{Cluster: c.Name, Node: a.Pod.Node}
+					remotes := map[string]bool{}
+					for i := range a.Value.Remotes {
+						remotes[a.Value.Remotes[i].Name] = true
+					}
 					for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
-						found = append(found, Finding{scope, "the agent of " + a.Pod.Node + " fails: " + what, []Evidence{{a.Value.Failing[what], statusOf(c, a.Pod.Node)}}})
+						scope := scope
+						if remote := lastWord(what); remotes[remote] {
+							scope.Remote = remote
+						}
+						found(Finding{scope, "the agent of " + a.Pod.Node + " fails: " + what, []Evidence{{a.Value.Failing[what], statusOf(a)}}})
 					}
 					if s := a.Value.Filter; s.State != "" && s.State != "enforced" && s.State != "off" {
-						found = append(found, Finding{scope, "plaintext packets that claim remote pods' addresses aren't dropped on " + a.Pod.Node, []Evidence{{s.State + " " + s.Error, statusOf(c, a.Pod.Node)}}})
+						found(Finding{scope, "plaintext packets that claim remote pods' addresses aren't dropped on " + a.Pod.Node, []Evidence{{s.State + " " + s.Error, statusOf(a)}}})
 					}
 					if a.Value.Networkd {
-						found = append(found, Finding{scope, "systemd-networkd removes rules and routes on " + a.Pod.Node, []Evidence{{"10-semaphore.conf isn't in /etc/systemd/networkd.conf.d", statusOf(c, a.Pod.Node)}}})
+						found(Finding{scope, "systemd-networkd removes rules and routes on " + a.Pod.Node, []Evidence{{"10-semaphore.conf isn't in /etc/systemd/networkd.conf.d", statusOf(a)}}})
 					}
 				}
-				return found
 			},
 		},
 		{
 			ID:     "not-ready",
 			After:  append([]string{"agent-failing"}, all...),
 			Remedy: "see why these pods aren't ready: kubectl -n sys-semaphore describe pods",
-			Find: func(f *Facts) []Finding {
-				var found []Finding
+			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
 					for _, w := range c.Workloads.Value {
 						if w.Ready < w.Wanted {
-							found = append(found, Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name), []Evidence{{"", c.Workloads.Source}}})
+							found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name), []Evidence{{"", c.Workloads.Source}}})
 						}
 					}
 				}
-				return found
 			},
 		},
 		{
 			ID:     "not-installed",
 			Remedy: "semaphorectl join installs it",
-			Find: func(f *Facts) []Finding {
-				var found []Finding
+			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
 					if c.Kubernetes.Known() && c.Workloads.Known() && len(c.Workloads.Value) == 0 {
-						found = append(found, Finding{Scope{Cluster: c.Name}, "nothing of Kube-Semaphore is installed in " + c.Name, []Evidence{{"no DaemonSet or Deployment of ours", c.Workloads.Source}}})
+						found(Finding{Scope{Cluster: c.Name}, "nothing of Kube-Semaphore is installed in " + c.Name, []Evidence{{"no DaemonSet or Deployment of ours", c.Workloads.Source}}})
 					}
 				}
-				return found
 			},
 		},
 	}

@@ -11,6 +11,7 @@ package doctor
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 
@@ -30,15 +31,6 @@ type Scope struct {
 // turned is the same seen from the other side.
 func (s Scope) turned() Scope { return Scope{s.Remote, s.Peer, s.Cluster, s.Node} }
 
-// covers tells whether what is wrong in s can explain what is wrong in o: where both
-// speak of a place it is the same one.
-func (s Scope) covers(o Scope) bool { return s.meets(o) || s.meets(o.turned()) }
-
-func (s Scope) meets(o Scope) bool {
-	same := func(a, b string) bool { return a == "" || b == "" || a == b }
-	return same(s.Cluster, o.Cluster) && same(s.Node, o.Node) && same(s.Remote, o.Remote) && same(s.Peer, o.Peer)
-}
-
 // Evidence is a fact that speaks for a finding.
 type Evidence struct {
 	Text    string `json:"text"`
@@ -57,9 +49,12 @@ type Rule struct {
 	ID string
 	// Remedy says what to do.
 	Remedy string
-	// After are rules whose findings explain this one's where they cover it.
+	// After are rules whose findings explain this one's where they are at the same place.
 	After []string
-	Find  func(f *Facts) []Finding
+	// Local says that no remote has a part in what is found of it, neither by its word nor
+	// by what it does. So it also explains what is wrong in the cluster by itself.
+	Local bool
+	Find  func(f *Facts, found func(Finding))
 }
 
 // Cause is a reason for what is wrong, with all findings of one rule between the same
@@ -97,41 +92,52 @@ type Diagnosis struct {
 	Unknown      []Open `json:"unknown"`
 }
 
-// mostEvidence and mostOpen bound what is told of one cause, and of what isn't known.
+// mostEvidence and mostOpen bound what is told of one cause, and of what isn't known of one
+// cluster.
 const (
 	mostEvidence = 6
 	mostOpen     = 50
 )
 
 // Diagnose applies the rules to a survey, and to what temporary pods have tried, nil where
-// there were none. With pods it counts as unknown that no request of a pod was tried.
-func Diagnose(clusters []*survey.Cluster, tried *probe.Tried, pods bool) *Diagnosis {
-	f := &Facts{Clusters: clusters, Tried: tried}
+// there were none. With pods it counts as unknown that no request of a pod was tried. It
+// ends with the context.
+func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Tried, pods bool) (*Diagnosis, error) {
+	f := &Facts{Clusters: clusters, Tried: tried, Done: ctx.Done()}
 	d := &Diagnosis{Causes: []Cause{}, Unknown: []Open{}}
-	found := map[string][]Finding{}
+	found, anything := map[string]places{}, places{}
+	told := newCauses(d, clusters)
 	for _, rule := range Rules() {
-		for _, finding := range rule.Find(f) {
-			explained := slices.ContainsFunc(rule.After, func(id string) bool {
-				return slices.ContainsFunc(found[id], func(root Finding) bool { return root.covers(finding.Scope) })
-			})
-			if explained {
-				d.Consequences++
-				continue
+		var after []places
+		for _, id := range rule.After {
+			if len(found[id]) > 0 {
+				after = append(after, found[id])
 			}
-			found[rule.ID] = append(found[rule.ID], finding)
-			d.add(&rule, finding)
+		}
+		found[rule.ID] = places{}
+		rule.Find(f, func(finding Finding) {
+			if slices.ContainsFunc(after, func(p places) bool { return p.explain(finding.Scope) }) {
+				d.Consequences++
+				return
+			}
+			found[rule.ID].add(finding.Scope, rule.Local)
+			anything.add(finding.Scope, rule.Local)
+			told.add(&rule, finding)
+		})
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
 		}
 	}
-	d.Unknown = append(d.Unknown, open(f, found)...)
+	d.Unknown = append(d.Unknown, open(f, anything)...)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	if pods && tried == nil {
 		d.Unknown = append(d.Unknown, Open{
 			What:    "whether pods' own packets get through",
 			Why:     "only paths between nodes were looked at: what masquerades or drops packets of pods, as a FORWARD chain or a network policy, isn't seen there",
 			Command: "semaphorectl doctor --probe",
 		})
-	}
-	if len(d.Unknown) > mostOpen {
-		d.Unknown = append(d.Unknown[:mostOpen], Open{What: fmt.Sprintf("%d things more", len(d.Unknown)-mostOpen), Why: "the list is too long"})
 	}
 	switch {
 	case len(d.Causes) > 0:
@@ -141,44 +147,68 @@ func Diagnose(clusters []*survey.Cluster, tried *probe.Tried, pods bool) *Diagno
 	default:
 		d.Verdict = Well
 	}
-	return d
+	return d, nil
 }
 
-// add makes a finding a cause, or more evidence of one between the same clusters.
-func (d *Diagnosis) add(rule *Rule, finding Finding) {
-	for i := range d.Causes {
-		c := &d.Causes[i]
-		if c.ID != rule.ID || c.Where.Cluster != finding.Cluster || c.Where.Remote != finding.Remote {
-			continue
-		}
-		if c.Where.Node != finding.Node {
-			c.Where.Node = ""
-		}
-		if c.Where.Peer != finding.Peer {
-			c.Where.Peer = ""
-		}
-		for _, e := range append([]Evidence{{Text: finding.What}}, finding.Evidence...) {
-			if len(c.Evidence) >= mostEvidence {
-				c.More++
-				break
-			}
-			c.Evidence = append(c.Evidence, e)
-		}
+// causes makes causes of findings: one of each rule between the same clusters. Remotes that
+// weren't asked for, of which a report can have any number, are one there.
+type causes struct {
+	*Diagnosis
+	asked map[string]bool
+	at    map[cause]int
+}
+
+type cause struct{ rule, cluster, remote string }
+
+func newCauses(d *Diagnosis, clusters []*survey.Cluster) *causes {
+	c := &causes{d, map[string]bool{"": true}, map[cause]int{}}
+	for _, asked := range clusters {
+		c.asked[asked.Name] = true
+	}
+	return c
+}
+
+// add makes a finding a cause, or more evidence of one.
+func (c *causes) add(rule *Rule, finding Finding) {
+	which := cause{rule.ID, finding.Cluster, finding.Remote}
+	if !c.asked[which.remote] {
+		which.remote = whichever
+	}
+	at, known := c.at[which]
+	if !known {
+		c.at[which] = len(c.Causes)
+		c.Causes = append(c.Causes, Cause{ID: rule.ID, Where: finding.Scope, What: finding.What, Evidence: finding.Evidence, Remedy: rule.Remedy})
 		return
 	}
-	d.Causes = append(d.Causes, Cause{ID: rule.ID, Where: finding.Scope, What: finding.What, Evidence: finding.Evidence, Remedy: rule.Remedy})
+	told := &c.Causes[at]
+	for _, place := range []struct {
+		told    *string
+		another string
+	}{{&told.Where.Node, finding.Node}, {&told.Where.Remote, finding.Remote}, {&told.Where.Peer, finding.Peer}} {
+		if *place.told != place.another {
+			*place.told = ""
+		}
+	}
+	for _, e := range append([]Evidence{{Text: finding.What}}, finding.Evidence...) {
+		if len(told.Evidence) >= mostEvidence {
+			told.More++
+			break
+		}
+		told.Evidence = append(told.Evidence, e)
+	}
 }
 
-// open lists what isn't known.
-func open(f *Facts, found map[string][]Finding) []Open {
+// open lists what isn't known, but where something is wrong anyway, and that is told.
+func open(f *Facts, wrong places) []Open {
 	var all []Open
-	add := func(s Scope, what, why, command string) {
-		for _, findings := range found {
-			if slices.ContainsFunc(findings, func(root Finding) bool { return root.covers(s) && root.Cluster != "" }) {
-				return // Something is wrong there anyway, and that is told.
-			}
+	of := map[string]int{} // by the cluster
+	add := func(s Scope, say func() Open) {
+		if wrong.explain(s) {
+			return
 		}
-		all = append(all, Open{what, why, command})
+		if of[s.Cluster]++; of[s.Cluster] <= mostOpen {
+			all = append(all, say())
+		}
 	}
 	for _, c := range f.Clusters {
 		if !c.Kubernetes.Known() {
@@ -199,12 +229,14 @@ func open(f *Facts, found map[string][]Finding) []Open {
 		}
 		for _, fact := range facts {
 			if fact.err != "" {
-				add(Scope{Cluster: c.Name}, c.Name+": "+fact.what, fact.err, fact.from)
+				add(Scope{Cluster: c.Name}, func() Open { return Open{c.Name + ": " + fact.what, fact.err, fact.from} })
 			}
 		}
 		unanswered := func(pod survey.Pod, err, from string) {
 			if err != "" && !pod.Deleting {
-				add(Scope{Cluster: c.Name, Node: cmp.Or(pod.Node, "none")}, fmt.Sprintf("%s: what %s on %s knows", c.Name, pod.Name, pod.Node), err, from)
+				add(Scope{Cluster: c.Name, Node: cmp.Or(pod.Node, "none")}, func() Open {
+					return Open{fmt.Sprintf("%s: what %s on %s knows", c.Name, pod.Name, pod.Node), err, from}
+				})
 			}
 		}
 		for i := range c.Agents {
@@ -217,29 +249,40 @@ func open(f *Facts, found map[string][]Finding) []Open {
 			unanswered(c.Policies[i].Pod, c.Policies[i].Err, c.Policies[i].Source)
 		}
 		if c.Nodes.Known() && len(c.Nodes.Value) == 0 {
-			add(Scope{Cluster: c.Name}, c.Name+": whether anything works there", "it has no nodes", c.Nodes.Source)
+			add(Scope{Cluster: c.Name}, func() Open { return Open{c.Name + ": whether anything works there", "it has no nodes", c.Nodes.Source} })
 		}
 	}
 	for c, a := range f.agents() {
 		if a.Value.Standby == nil && len(a.Value.Pending) > 0 {
-			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, fmt.Sprintf("%s: the agent of %s", c.Name, a.Pod.Node), fmt.Sprintf("not done since its start: %v", a.Value.Pending), a.Source)
+			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, func() Open {
+				return Open{fmt.Sprintf("%s: the agent of %s", c.Name, a.Pod.Node), fmt.Sprintf("not done since its start: %v", a.Value.Pending), a.Source}
+			})
 		}
 	}
-	for _, p := range f.Pairs() {
+	for p := range f.Pairs() {
 		if state := p.state(); state != "up" && state != "down" {
-			add(p.Scope, fmt.Sprintf("the path from %s to %s", p.Node, p.Peer), cmp.Or(p.why(), "no sign for or against it yet"), p.source)
+			add(p.Scope, func() Open {
+				return Open{fmt.Sprintf("the path from %s to %s", p.Node, p.Peer), cmp.Or(p.why(), "no sign for or against it yet"), p.source}
+			})
 		}
 	}
 	for i := range f.legs() {
 		if l := &f.legs()[i]; l.Untried != "" {
-			add(legScope(l), fmt.Sprintf("whether a pod on %s reaches one on %s", l.From.Node, l.To.Node), l.Untried, tryAgain(l))
+			add(legScope(l), func() Open {
+				return Open{fmt.Sprintf("whether a pod on %s reaches one on %s", l.From.Node, l.To.Node), l.Untried, tryAgain(l)}
+			})
 		}
 	}
 	if f.Tried != nil && len(f.legs()) == 0 {
-		add(Scope{}, "whether pods' own packets get through", "there were no pods to try it", "")
+		all = append(all, Open{"whether pods' own packets get through", "there were no pods to try it", ""})
 	}
-	if len(f.Pairs()) == 0 {
-		add(Scope{}, "the paths between nodes", "no nodes of two clusters are known: name the others, too", "")
+	if len(f.pairs) == 0 {
+		all = append(all, Open{"the paths between nodes", "no nodes of two clusters are known: name the others, too", ""})
+	}
+	for _, c := range f.Clusters {
+		if more := of[c.Name] - mostOpen; more > 0 {
+			all = append(all, Open{fmt.Sprintf("%s: %d things more", c.Name, more), "the list is too long", ""})
+		}
 	}
 	return all
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
 )
@@ -41,6 +42,22 @@ func (p *patient) policy() *survey.Policy {
 	report := &survey.Policy{Leading: true, Remotes: []survey.PolicyRemote{{Name: "gcp"}}}
 	p.aws.Policies = append(p.aws.Policies, survey.Reported[survey.Policy]{Fact: survey.Fact[*survey.Policy]{Value: report}})
 	return report
+}
+
+func diagnose(t *testing.T, clusters []*survey.Cluster, tried *probe.Tried, pods bool) *Diagnosis {
+	t.Helper()
+	d, err := Diagnose(t.Context(), clusters, tried, pods)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// outdated are what oldAgents finds.
+func outdated(clusters []*survey.Cluster) []Finding {
+	var all []Finding
+	oldAgents(&Facts{Clusters: clusters}, func(f Finding) { all = append(all, f) })
+	return all
 }
 
 func TestCauses(t *testing.T) {
@@ -197,7 +214,7 @@ func TestCauses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clusters := surveytest.Pair(2)
 			tt.change(&patient{clusters[0], clusters[1]})
-			d := Diagnose(clusters, nil, false)
+			d := diagnose(t, clusters, nil, false)
 			var ids []string
 			for _, c := range d.Causes {
 				ids = append(ids, c.ID)
@@ -238,12 +255,12 @@ func TestUnknownIsNotWell(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clusters := surveytest.Pair(2)
 			change(&patient{clusters[0], clusters[1]})
-			if d := Diagnose(clusters, nil, false); d.Verdict != Unknown || len(d.Unknown) == 0 {
+			if d := diagnose(t, clusters, nil, false); d.Verdict != Unknown || len(d.Unknown) == 0 {
 				t.Errorf("got %+v", d)
 			}
 		})
 	}
-	if d := Diagnose(surveytest.Pair(2), nil, true); d.Verdict != Unknown {
+	if d := diagnose(t, surveytest.Pair(2), nil, true); d.Verdict != Unknown {
 		t.Errorf("without a request of a pod it is %s", d.Verdict)
 	}
 	// Few nodes have few paths, or none, of which nothing can be seen.
@@ -251,14 +268,14 @@ func TestUnknownIsNotWell(t *testing.T) {
 		"one cluster": surveytest.Pair(1)[:1], "no nodes": surveytest.Pair(0), "one of them has none": {surveytest.Pair(0)[0], surveytest.Pair(1)[1]},
 		"of three one has none": append(surveytest.Pair(1), &survey.Cluster{Name: "merit", Workloads: surveytest.Pair(0)[0].Workloads}),
 	} {
-		if d := Diagnose(clusters, nil, false); d.Verdict == Well {
+		if d := diagnose(t, clusters, nil, false); d.Verdict == Well {
 			t.Errorf("%s: all is well, it says", name)
 		}
 	}
-	if d := Diagnose(surveytest.Pair(1), nil, false); d.Verdict != Well {
+	if d := diagnose(t, surveytest.Pair(1), nil, false); d.Verdict != Well {
 		t.Errorf("a node in each of two clusters: %+v", d)
 	}
-	if d := Diagnose(nil, nil, false); d.Verdict == Wrong {
+	if d := diagnose(t, nil, nil, false); d.Verdict == Wrong {
 		t.Errorf("nothing is wrong with nothing: %+v", d)
 	}
 }
@@ -283,7 +300,7 @@ func TestPrintedForPeople(t *testing.T) {
 	clusters := surveytest.Pair(2)
 	clusters[0].Agents[0].Value.Remotes[0].API.Error = "Unauthorized \x1b[2J"
 	var b strings.Builder
-	if err := Diagnose(clusters, nil, true).print(&b, ""); err != nil {
+	if err := diagnose(t, clusters, nil, true).print(&b, ""); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"✗ token-refused: aws to gcp: the token is refused\n", `Unauthorized \x1b[2J`, "$ status of aws-1", "→ hand over", "? not known: whether pods' own packets"} {
@@ -328,7 +345,7 @@ func TestOldAgents(t *testing.T) {
 				}
 			}
 			var got []string
-			for _, f := range oldAgents(&Facts{Clusters: clusters}) {
+			for _, f := range outdated(clusters) {
 				got = append(got, f.What+": "+f.Evidence[0].Text)
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -345,9 +362,9 @@ func TestOldAgentsOfAnyVersions(t *testing.T) {
 	for i, version := range []string{"v1.9.0", "v1.10.0", "v1.2-devel", "v1.10.0-1-gabcdef"} {
 		clusters[i/2].Agents[i%2].Value.Version = version
 	}
-	first := oldAgents(&Facts{Clusters: clusters})
+	first := outdated(clusters)
 	for range 100 {
-		if diff := cmp.Diff(first, oldAgents(&Facts{Clusters: clusters})); diff != "" {
+		if diff := cmp.Diff(first, outdated(clusters)); diff != "" {
 			t.Fatalf("another time (-first +got):\n%s", diff)
 		}
 	}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,9 +16,59 @@ type Facts struct {
 	Clusters []*survey.Cluster
 	// Tried is what temporary pods have found out; nil: there were none.
 	Tried *probe.Tried
+	// Done ends all that goes through reports and pairs when it is closed: there may be
+	// millions of them. nil: nothing does.
+	Done <-chan struct{}
 
+	sites map[*survey.Cluster]*site
 	pairs []Pair
-	at    map[Scope]int // of pairs
+	first map[[2]*survey.Cluster]int // of pairs
+}
+
+// done reports whether the time is over.
+func (f *Facts) done() bool {
+	select {
+	case <-f.Done:
+		return true
+	default:
+		return false
+	}
+}
+
+// site is a cluster by its nodes.
+type site struct {
+	acting map[string]*survey.Agent
+	status map[string]string // the commands that show what agents report
+	nodes  map[string]*survey.Node
+	number map[string]int // of nodes
+}
+
+func (f *Facts) site(c *survey.Cluster) *site {
+	if s := f.sites[c]; s != nil {
+		return s
+	}
+	s := &site{c.Acting(), map[string]string{}, map[string]*survey.Node{}, map[string]int{}}
+	for i := range c.Agents {
+		if a := &c.Agents[i]; s.status[a.Pod.Node] == "" {
+			s.status[a.Pod.Node] = statusOf(a)
+		}
+	}
+	for i := range c.Nodes.Value {
+		n := &c.Nodes.Value[i]
+		s.nodes[n.Name], s.number[n.Name] = n, i
+	}
+	if f.sites == nil {
+		f.sites = map[*survey.Cluster]*site{}
+	}
+	f.sites[c] = s
+	return s
+}
+
+// status is the command that shows what the agent of a node reports.
+func (f *Facts) status(c *survey.Cluster, node string) string { return f.site(c).status[node] }
+
+func statusOf(a *survey.Reported[survey.Agent]) string {
+	return strings.TrimSuffix(a.Source, " -o json")
 }
 
 // reports are the reports of programs that are known, each with its cluster.
@@ -26,7 +77,7 @@ func reports[R any](f *Facts, of func(*survey.Cluster) []survey.Reported[R]) ite
 		for _, c := range f.Clusters {
 			all := of(c)
 			for i := range all {
-				if all[i].Known() && !yield(c, &all[i]) {
+				if all[i].Known() && (f.done() || !yield(c, &all[i])) {
 					return
 				}
 			}
@@ -57,52 +108,87 @@ type Pair struct {
 	remote *survey.Remote
 	peer   *survey.Peer
 	source string // of these
+	turn   int    // which of the pairs it is, seen from the other side
 }
 
 // Pairs are those of all clusters' nodes, each in both directions.
-func (f *Facts) Pairs() []Pair {
-	if f.pairs != nil {
-		return f.pairs
+func (f *Facts) Pairs() iter.Seq[*Pair] {
+	f.makePairs()
+	return func(yield func(*Pair) bool) {
+		for i := range f.pairs {
+			if f.done() || !yield(&f.pairs[i]) {
+				return
+			}
+		}
 	}
-	f.at = map[Scope]int{}
+}
+
+// makePairs makes the pairs of clusters one after the other, and of each the nodes of the
+// first one by those of the second one.
+func (f *Facts) makePairs() {
+	if f.first != nil {
+		return
+	}
+	f.first = map[[2]*survey.Cluster]int{}
+	all := 0
+	for _, from := range f.Clusters {
+		for _, to := range f.Clusters {
+			if from != to {
+				f.first[[2]*survey.Cluster{from, to}] = all
+				all += len(from.Nodes.Value) * len(to.Nodes.Value)
+			}
+		}
+	}
+	f.pairs = make([]Pair, 0, all)
 	for _, from := range f.Clusters {
 		for _, to := range f.Clusters {
 			if from == to {
 				continue
 			}
+			back := f.first[[2]*survey.Cluster{to, from}]
 			for i := range from.Nodes.Value {
 				name := from.Nodes.Value[i].Name
-				agent := from.Agent(name)
+				p := Pair{from: from, to: to, agent: f.site(from).acting[name], source: f.status(from, name)}
 				peers := map[string]*survey.Peer{}
-				if agent != nil && agent.Remote(to.Name) != nil {
-					known := agent.Remote(to.Name).Peers
-					for j := range known {
-						peers[known[j].Node] = &known[j]
+				if p.agent != nil {
+					p.remote = p.agent.Remote(to.Name)
+				}
+				if p.remote != nil {
+					for j := range p.remote.Peers {
+						peers[p.remote.Peers[j].Node] = &p.remote.Peers[j]
 					}
 				}
 				for j := range to.Nodes.Value {
-					node := &to.Nodes.Value[j]
-					p := Pair{Scope: Scope{from.Name, name, to.Name, node.Name}, from: from, to: to, node: node, agent: agent, source: statusOf(from, name)}
-					if agent != nil {
-						p.remote, p.peer = agent.Remote(to.Name), peers[node.Name]
-					}
-					f.at[p.Scope] = len(f.pairs)
+					p.node = &to.Nodes.Value[j]
+					p.Scope, p.peer = Scope{from.Name, name, to.Name, p.node.Name}, peers[p.node.Name]
+					p.turn = back + j*len(from.Nodes.Value) + i
 					f.pairs = append(f.pairs, p)
 				}
 			}
 		}
 	}
-	return f.pairs
 }
 
-// statusOf is the command that shows what the agent of a node reports.
-func statusOf(c *survey.Cluster, node string) string {
-	for i := range c.Agents {
-		if c.Agents[i].Pod.Node == node {
-			return strings.TrimSuffix(c.Agents[i].Source, " -o json")
+// pair returns that of a scope; nil: there is none.
+func (f *Facts) pair(s Scope) *Pair {
+	f.makePairs()
+	named := func(name string) *survey.Cluster {
+		i := slices.IndexFunc(f.Clusters, func(c *survey.Cluster) bool { return c.Name == name })
+		if i < 0 {
+			return nil
 		}
+		return f.Clusters[i]
 	}
-	return ""
+	from, to := named(s.Cluster), named(s.Remote)
+	if from == nil || to == nil || from == to {
+		return nil
+	}
+	i, known := f.site(from).number[s.Node]
+	j, peer := f.site(to).number[s.Peer]
+	if !known || !peer {
+		return nil
+	}
+	return &f.pairs[f.first[[2]*survey.Cluster{from, to}]+i*len(to.Nodes.Value)+j]
 }
 
 // state is that of the path: up, down, unknown, none for a node that is no peer, or
@@ -140,13 +226,8 @@ func (p *Pair) why() string {
 	return p.sign()
 }
 
-// back is the same pair seen from the other side; nil: it isn't known.
-func (f *Facts) back(p *Pair) *Pair {
-	if i, known := f.at[p.turned()]; known {
-		return &f.pairs[i]
-	}
-	return nil
-}
+// back is the same pair seen from the other side.
+func (f *Facts) back(p *Pair) *Pair { return &f.pairs[p.turn] }
 
 // annotation is what a node publishes for a cluster.
 func annotation(n *survey.Node, cluster, what string) string {
@@ -164,22 +245,42 @@ type view struct {
 	agent   *survey.Agent
 	remote  *survey.Remote
 	source  string
+	// failing are the failures of the agent that concern this remote, inTheWay the one of
+	// a route of others.
+	failing  map[string]string
+	inTheWay string
 }
 
-// views are all agents' remotes; those of agents that stand by don't count.
-func (f *Facts) views() []view {
-	var all []view
-	for c, a := range f.agents() {
-		if a.Value.Standby != nil {
-			continue
-		}
-		for j := range a.Value.Remotes {
-			r := &a.Value.Remotes[j]
-			all = append(all, view{Scope{Cluster: c.Name, Node: a.Value.Node, Remote: r.Name}, c, a.Value, r, statusOf(c, a.Value.Node)})
+// views are all agents' remotes; those of agents that stand by don't count. Where an agent
+// is its pod says, and not its report.
+func (f *Facts) views() iter.Seq[*view] {
+	return func(yield func(*view) bool) {
+		for c, a := range f.agents() {
+			if a.Value.Standby != nil {
+				continue
+			}
+			failing := map[string]map[string]string{} // by remote
+			for what, err := range a.Value.Failing {
+				remote := lastWord(what)
+				if failing[remote] == nil {
+					failing[remote] = map[string]string{}
+				}
+				failing[remote][what] = err
+			}
+			_, inTheWay := first(a.Value.Failing, " is in the way")
+			for j := range a.Value.Remotes {
+				r := &a.Value.Remotes[j]
+				v := &view{Scope{Cluster: c.Name, Node: a.Pod.Node, Remote: r.Name}, c, a.Value, r, statusOf(a), failing[r.Name], inTheWay}
+				if f.done() || !yield(v) {
+					return
+				}
+			}
 		}
 	}
-	return all
 }
+
+// lastWord is the remote in what an agent says that fails, where it is about one.
+func lastWord(what string) string { return what[strings.LastIndexByte(what, ' ')+1:] }
 
 // contact is what a program says of its contact with a remote's API server.
 type contact struct {
@@ -187,25 +288,31 @@ type contact struct {
 	program, err, source string
 }
 
-func (f *Facts) contacts() []contact {
-	var all []contact
-	for _, v := range f.views() {
-		all = append(all, contact{v.Scope, survey.WireGuard, v.remote.API.Error, v.source})
-	}
-	for c, m := range f.mirrors() {
-		for _, of := range m.Value.Clusters {
-			for _, w := range of.Watches {
-				all = append(all, contact{Scope{Cluster: c.Name, Remote: of.Name}, survey.ServiceMirror, w.Error, m.Source})
+func (f *Facts) contacts() iter.Seq[contact] {
+	return func(yield func(contact) bool) {
+		for v := range f.views() {
+			if !yield(contact{v.Scope, survey.WireGuard, v.remote.API.Error, v.source}) {
+				return
+			}
+		}
+		for c, m := range f.mirrors() {
+			for _, of := range m.Value.Clusters {
+				for _, w := range of.Watches {
+					if !yield(contact{Scope{Cluster: c.Name, Remote: of.Name}, survey.ServiceMirror, w.Error, m.Source}) {
+						return
+					}
+				}
+			}
+		}
+		for c, p := range f.policies() {
+			for j := range p.Value.Remotes {
+				r := &p.Value.Remotes[j]
+				if !yield(contact{Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, r.API.Error, p.Source}) {
+					return
+				}
 			}
 		}
 	}
-	for c, p := range f.policies() {
-		for j := range p.Value.Remotes {
-			r := &p.Value.Remotes[j]
-			all = append(all, contact{Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, r.API.Error, p.Source})
-		}
-	}
-	return all
 }
 
 // kinds of errors of API servers, by what is in them, as client-go and crypto/x509 write

@@ -65,12 +65,9 @@ func pathRules() []Rule {
 	firewall := "let UDP through, from the nodes of the one cluster to the listen ports of the other one's nodes: firewalls of hosts, security groups of clouds, network policies for hosts"
 	after := append([]string{"peers-outdated", "port-taken"}, unpeered...)
 	blocked := func(id, what string, is func(p, back *Pair) (Scope, bool), after ...string) Rule {
-		return Rule{ID: id, Remedy: firewall, After: after, Find: func(f *Facts) []Finding {
-			var found []Finding
+		return Rule{ID: id, Remedy: firewall, After: after, Find: func(f *Facts, found func(Finding)) {
 			seen := map[Scope]bool{}
-			pairs := f.Pairs()
-			for i := range pairs {
-				p := &pairs[i]
+			for p := range f.Pairs() {
 				back := f.back(p)
 				scope, yes := is(p, back)
 				if !yes || seen[scope] {
@@ -81,9 +78,8 @@ func pathRules() []Rule {
 				if back != nil && back.peer != nil {
 					evidence = append(evidence, Evidence{fmt.Sprintf("%s to %s at %s: %s %s", back.Node, back.Peer, back.peer.Endpoint, back.state(), back.sign()), back.source})
 				}
-				found = append(found, Finding{scope, fmt.Sprintf(what, scope.Node, scope.Peer), evidence})
+				found(Finding{scope, fmt.Sprintf(what, scope.Node, scope.Peer), evidence})
 			}
-			return found
 		}}
 	}
 	return []Rule{
@@ -111,14 +107,12 @@ func pathRules() []Rule {
 		{
 			ID: "path-down", After: append([]string{"udp-one-way", "udp-blocked"}, after...),
 			Remedy: "look at both agents' status, and at what drops UDP between these nodes",
-			Find: func(f *Facts) []Finding {
-				var found []Finding
-				for _, p := range f.Pairs() {
+			Find: func(f *Facts, found func(Finding)) {
+				for p := range f.Pairs() {
 					if s := p.state(); s == "down" || s == "none" {
-						found = append(found, Finding{p.Scope, fmt.Sprintf("%s doesn't reach %s", p.Node, p.Peer), []Evidence{{p.why(), p.source}}})
+						found(Finding{p.Scope, fmt.Sprintf("%s doesn't reach %s", p.Node, p.Peer), []Evidence{{p.why(), p.source}}})
 					}
 				}
-				return found
 			},
 		},
 		{
@@ -129,26 +123,24 @@ func pathRules() []Rule {
 	}
 }
 
-func tooLarge(f *Facts) []Finding {
-	var found []Finding
-	for _, p := range f.Pairs() {
+func tooLarge(f *Facts, found func(Finding)) {
+	for p := range f.Pairs() {
 		if p.peer == nil {
 			continue
 		}
 		d := &p.remote.Device
 		switch {
 		case p.peer.Path != nil && p.peer.Path.SmallOnly:
-			found = append(found, Finding{p.Scope, fmt.Sprintf("small packets only get from %s to %s and back", p.Node, p.Peer), []Evidence{{fmt.Sprintf("probes as large as %s, of %d bytes, get lost", d.Name, d.MTU), p.source}}})
+			found(Finding{p.Scope, fmt.Sprintf("small packets only get from %s to %s and back", p.Node, p.Peer), []Evidence{{fmt.Sprintf("probes as large as %s, of %d bytes, get lost", d.Name, d.MTU), p.source}}})
 		case d.LargestMTU > 0 && d.MTU > d.LargestMTU && p.node == &p.to.Nodes.Value[0]:
-			found = append(found, Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, "the MTU of " + d.Name + " on " + p.Node + " is too large", []Evidence{{fmt.Sprintf("%d, and the way to %s carries %d", d.MTU, d.NarrowestEndpoint, d.LargestMTU), p.source}}})
+			found(Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, "the MTU of " + d.Name + " on " + p.Node + " is too large", []Evidence{{fmt.Sprintf("%d, and the way to %s carries %d", d.MTU, d.NarrowestEndpoint, d.LargestMTU), p.source}}})
 		}
 	}
-	return found
 }
 
 // oldAgents finds agents whose version isn't the one that most have, and those that report
 // no paths, also where all are of one version.
-func oldAgents(f *Facts) []Finding {
+func oldAgents(f *Facts, found func(Finding)) {
 	of := map[string]*generation{}
 	total := 0
 	for _, a := range f.agents() {
@@ -164,26 +156,24 @@ func oldAgents(f *Facts) []Finding {
 		}
 	}
 	if total == 0 {
-		return nil
+		return
 	}
 	// In order: what has no number isn't ordered as one with those that have.
 	byName := slices.SortedFunc(maps.Values(of), func(a, b *generation) int { return strings.Compare(a.version, b.version) })
 	most := slices.MaxFunc(byName, (*generation).compare)
-	var found []Finding
 	for c, a := range f.agents() {
-		scope, source := Scope{Cluster: c.Name, Node: a.Pod.Node}, statusOf(c, a.Pod.Node)
+		scope, source := Scope{Cluster: c.Name, Node: a.Pod.Node}, statusOf(a)
 		switch version := a.Value.Version; {
 		case version != most.version:
 			evidence := fmt.Sprintf("it is %s; %s is that of %d of %d agents", version, most.version, most.agents, total)
 			if pathless(a.Value) {
 				evidence += "; it reports no paths"
 			}
-			found = append(found, Finding{scope, "the agent of " + a.Pod.Node + " is of another version", []Evidence{{evidence, source}}})
+			found(Finding{scope, "the agent of " + a.Pod.Node + " is of another version", []Evidence{{evidence, source}}})
 		case pathless(a.Value):
-			found = append(found, Finding{scope, "the agent of " + a.Pod.Node + " is of a version that reports no paths", []Evidence{{"it is " + version, source}}})
+			found(Finding{scope, "the agent of " + a.Pod.Node + " is of a version that reports no paths", []Evidence{{"it is " + version, source}}})
 		}
 	}
-	return found
 }
 
 // generation is the agents of one version.

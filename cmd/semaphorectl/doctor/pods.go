@@ -26,10 +26,8 @@ func tryAgain(l *probe.Leg) string {
 // up tells whether nodes reach each other in both directions: what is wrong then is
 // between a pod and its node's tunnel.
 func (f *Facts) up(s Scope) bool {
-	f.Pairs()
-	there, known := f.at[s]
-	back, knownBack := f.at[s.turned()]
-	return known && knownBack && f.pairs[there].state() == "up" && f.pairs[back].state() == "up"
+	there, back := f.pair(s), f.pair(s.turned())
+	return there != nil && back != nil && there.state() == "up" && back.state() == "up"
 }
 
 // podRules reason from what pods have tried of each other. Of a pair of nodes whose paths
@@ -45,8 +43,7 @@ func podRules() []Rule {
 		"port-taken", "peers-outdated", "foreign-route", "udp-one-way", "udp-blocked", "mtu-too-large", "path-down", "calico-pools-missing",
 	}, unpeered...)
 	rule := func(id, remedy string, after []string, mutual bool, find func(f *Facts, l *probe.Leg) (what, evidence string)) Rule {
-		return Rule{ID: id, Remedy: remedy, After: after, Find: func(f *Facts) []Finding {
-			var found []Finding
+		return Rule{ID: id, Remedy: remedy, After: after, Find: func(f *Facts, found func(Finding)) {
 			for i := range f.legs() {
 				l := &f.legs()[i]
 				if what, evidence := find(f, l); what != "" && l.Untried == "" {
@@ -54,10 +51,9 @@ func podRules() []Rule {
 					if mutual && scope.Cluster > scope.Remote {
 						scope = scope.turned() // An answer takes both ways: it is one cause.
 					}
-					found = append(found, Finding{scope, what, []Evidence{{evidence, tryAgain(l)}}})
+					found(Finding{scope, what, []Evidence{{evidence, tryAgain(l)}}})
 				}
 			}
-			return found
 		}}
 	}
 	return []Rule{

@@ -54,7 +54,7 @@ func TestWhatPodsTry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clusters, tried := surveytest.Pair(2), tries()
 			tt.change(&patient{clusters[0], clusters[1]}, tried)
-			d := Diagnose(clusters, tried, true)
+			d := diagnose(t, clusters, tried, true)
 			var ids []string
 			for _, c := range d.Causes {
 				ids = append(ids, c.ID)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
@@ -34,19 +33,19 @@ var rejections = []struct{ rule, reason, remedy string }{
 func nodeRules() []Rule {
 	rules := []Rule{
 		{
-			ID:     "subnets-overlap",
+			ID: "subnets-overlap", Local: true,
 			Remedy: "write the pod subnets of the remote more narrowly, or give one of the clusters other ones: no two may share addresses",
-			Find: func(f *Facts) []Finding {
-				return f.eachView(func(v *view) (string, string) { return v.remote.Refused, "the remote is refused" })
+			Find: func(f *Facts, found func(Finding)) {
+				f.eachView(found, func(v *view) (string, string) { return v.remote.Refused, "the remote " + v.Remote + " is refused" })
 			},
 		},
 		{
-			ID: "annotations-gone", After: agentGone,
+			ID: "annotations-gone", Local: true, After: agentGone,
 			Remedy: "let the agent publish them: its ServiceAccount needs the right to patch its node (deploy/wireguard/rbac.yaml), and nothing else may remove them",
 			Find:   annotationsGone,
 		},
 		{
-			ID: "key-changed", After: []string{"agent-crash-loop"},
+			ID: "key-changed", Local: true, After: []string{"agent-crash-loop"},
 			Remedy: "let the agent publish its key: its ServiceAccount needs the right to patch its node (deploy/wireguard/rbac.yaml); deleting the annotation makes it publish anew",
 			Find:   keyChanged,
 		},
@@ -54,94 +53,75 @@ func nodeRules() []Rule {
 	var before []string
 	for _, r := range rejections {
 		after := append([]string{"annotations-gone", "key-changed", "subnets-overlap"}, before...)
-		rules = append(rules, Rule{ID: r.rule, Remedy: r.remedy, After: after, Find: func(f *Facts) []Finding { return rejected(f, r.reason) }})
+		rules = append(rules, Rule{ID: r.rule, Remedy: r.remedy, After: after, Find: func(f *Facts, found func(Finding)) { rejected(f, r.reason, found) }})
 		before = append(before, r.rule)
 	}
 	return append(rules,
 		Rule{
-			ID:     "port-taken",
+			ID: "port-taken", Local: true,
 			Remedy: "end the process that has the port, or choose another one with SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT; remotes learn of it by themselves",
-			Find: func(f *Facts) []Finding {
-				return f.eachView(func(v *view) (string, string) {
-					_, err := first(v.failing(), "listen port is taken")
+			Find: func(f *Facts, found func(Finding)) {
+				f.eachView(found, func(v *view) (string, string) {
+					_, err := first(v.failing, "listen port is taken")
 					return err, "the listen port of " + v.remote.Device.Name + " is taken"
 				})
 			},
 		},
 		Rule{
-			ID: "device-missing", After: []string{"port-taken", "subnets-overlap"},
+			ID: "device-missing", Local: true, After: []string{"port-taken", "subnets-overlap"},
 			Remedy: "the agent makes the device as soon as it can: remove what its error names, as a foreign link of that name or a missing capability",
-			Find: func(f *Facts) []Finding {
-				return f.eachView(func(v *view) (string, string) {
+			Find: func(f *Facts, found func(Finding)) {
+				f.eachView(found, func(v *view) (string, string) {
 					err := cmp.Or(v.remote.Device.Error, v.agent.Failing["device "+v.remote.Name])
 					return err, "the device " + v.remote.Device.Name + " isn't there"
 				})
 			},
 		},
 		Rule{
-			ID:     "foreign-route",
+			ID: "foreign-route", Local: true,
 			Remedy: "find out who made that route, and have them leave the remote's pod subnets and table 115115 alone; it is never overwritten",
-			Find: func(f *Facts) []Finding {
-				return f.eachView(func(v *view) (string, string) {
-					_, err := first(v.agent.Failing, " is in the way")
-					return err, "a route of others is in the way"
+			Find: func(f *Facts, found func(Finding)) {
+				f.eachView(found, func(v *view) (string, string) {
+					return v.inTheWay, "a route of others is in the way"
 				})
 			},
 		},
 		Rule{
-			ID: "remote-missing", After: agentGone,
+			ID: "remote-missing", Local: true, After: agentGone,
 			Remedy: "name each cluster among SEMAPHORE_REMOTES of the other one",
-			Find: func(f *Facts) []Finding {
-				var found []Finding
-				for _, p := range f.Pairs() {
+			Find: func(f *Facts, found func(Finding)) {
+				for p := range f.Pairs() {
 					if p.agent != nil && p.remote == nil && p.node == &p.to.Nodes.Value[0] {
-						found = append(found, Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, p.why(), []Evidence{{"it isn't in the agent's report", p.source}}})
+						found(Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, p.why(), []Evidence{{"it isn't in the agent's report", p.source}}})
 					}
 				}
-				return found
 			},
 		},
 		Rule{
 			ID: "peers-outdated", After: []string{"wrong-ca", "token-refused", "rights-missing", "credentials-missing", "api-away", "api-failing"},
 			Remedy: "the agent reads the remote's nodes as soon as it can: see why it hasn't in its log",
-			Find: func(f *Facts) []Finding {
-				var found []Finding
-				for _, p := range f.Pairs() {
+			Find: func(f *Facts, found func(Finding)) {
+				for p := range f.Pairs() {
 					key := annotation(p.node, p.Cluster, "pubKey")
 					if p.peer != nil && key != "" && p.peer.PublicKey != key {
-						found = append(found, Finding{p.Scope, p.Node + " has another key of " + p.Peer + " than that publishes", []Evidence{{"key in use " + p.peer.PublicKey + ", published " + key, p.source}}})
+						found(Finding{p.Scope, p.Node + " has another key of " + p.Peer + " than that publishes", []Evidence{{"key in use " + p.peer.PublicKey + ", published " + key, p.source}}})
 					}
 				}
-				return found
 			},
 		},
 	)
 }
 
-// failing are the failures of the agent that concern this remote.
-func (v *view) failing() map[string]string {
-	of := map[string]string{}
-	for what, err := range v.agent.Failing {
-		if strings.HasSuffix(what, " "+v.remote.Name) {
-			of[what] = err
-		}
-	}
-	return of
-}
-
 // eachView makes a finding of each agent's remote for which say returns something.
-func (f *Facts) eachView(say func(v *view) (fact, what string)) []Finding {
-	var found []Finding
-	for _, v := range f.views() {
-		if fact, what := say(&v); fact != "" {
-			found = append(found, Finding{v.Scope, fmt.Sprintf("%s: %s", v.Node, what), []Evidence{{fact, v.source}}})
+func (f *Facts) eachView(found func(Finding), say func(v *view) (fact, what string)) {
+	for v := range f.views() {
+		if fact, what := say(v); fact != "" {
+			found(Finding{v.Scope, fmt.Sprintf("%s: %s", v.Node, what), []Evidence{{fact, v.source}}})
 		}
 	}
-	return found
 }
 
-func annotationsGone(f *Facts) []Finding {
-	var found []Finding
+func annotationsGone(f *Facts, found func(Finding)) {
 	for _, c := range f.Clusters {
 		for _, other := range f.Clusters {
 			for i := range c.Nodes.Value {
@@ -152,26 +132,24 @@ func annotationsGone(f *Facts) []Finding {
 					continue
 				}
 				evidence := []Evidence{{"the node has no key or no endpoint for " + other.Name, c.Kubectl("get node %s -o yaml", n.Name)}}
-				agent := c.Agent(n.Name)
+				agent := f.site(c).acting[n.Name]
 				if agent != nil && agent.Standby != nil {
 					continue
 				}
 				if agent != nil && agent.Failing["publish"] != "" {
-					evidence = append(evidence, Evidence{agent.Failing["publish"], statusOf(c, n.Name)})
+					evidence = append(evidence, Evidence{agent.Failing["publish"], f.status(c, n.Name)})
 				}
-				found = append(found, Finding{Scope{Cluster: c.Name, Node: n.Name, Remote: other.Name}, "the annotations of " + n.Name + " are gone", evidence})
+				found(Finding{Scope{Cluster: c.Name, Node: n.Name, Remote: other.Name}, "the annotations of " + n.Name + " are gone", evidence})
 			}
 		}
 	}
-	return found
 }
 
 // keyChanged compares the key of a device with what its node publishes.
-func keyChanged(f *Facts) []Finding {
-	var found []Finding
-	for _, v := range f.views() {
-		node, there := v.cluster.Node(v.Node)
-		if !there || v.remote.Device.PublicKey == "" {
+func keyChanged(f *Facts, found func(Finding)) {
+	for v := range f.views() {
+		node := f.site(v.cluster).nodes[v.Node]
+		if node == nil || v.remote.Device.PublicKey == "" {
 			continue
 		}
 		published := annotation(node, v.Remote, "pubKey")
@@ -185,24 +163,21 @@ func keyChanged(f *Facts) []Finding {
 		if err := v.agent.Failing["publish"]; err != "" {
 			evidence = append(evidence, Evidence{err, v.source})
 		}
-		found = append(found, Finding{v.Scope, v.Node + " has another key than it publishes", evidence})
+		found(Finding{v.Scope, v.Node + " has another key than it publishes", evidence})
 	}
-	return found
 }
 
 // rejected are the rejections with a reason, or with any.
-func rejected(f *Facts, reason string) []Finding {
-	var found []Finding
-	for _, v := range f.views() {
+func rejected(f *Facts, reason string, found func(Finding)) {
+	for v := range f.views() {
 		for _, r := range v.remote.Rejected {
 			if reason == "" || r.Reason == reason {
-				found = append(found, Finding{
+				found(Finding{
 					Scope{v.Cluster, v.Node, v.Remote, r.Node}, fmt.Sprintf("%s of %s is rejected: %s", r.Node, v.Remote, r.Reason), []Evidence{{r.Detail, v.source}},
 				})
 			}
 		}
 	}
-	return found
 }
 
 func contactRules() []Rule {
@@ -216,14 +191,12 @@ func contactRules() []Rule {
 	}
 	rules := make([]Rule, len(remedies))
 	for i, r := range remedies {
-		rules[i] = Rule{ID: r.id, Remedy: r.remedy, Find: func(f *Facts) []Finding {
-			var found []Finding
-			for _, c := range f.contacts() {
+		rules[i] = Rule{ID: r.id, Remedy: r.remedy, Find: func(f *Facts, found func(Finding)) {
+			for c := range f.contacts() {
 				if c.err != "" && kindOf(c.err) == r.id {
-					found = append(found, Finding{c.Scope, fmt.Sprintf("%s to %s: %s", c.Cluster, c.Remote, r.what), []Evidence{{c.program + ": " + c.err, c.source}}})
+					found(Finding{c.Scope, fmt.Sprintf("%s to %s: %s", c.Cluster, c.Remote, r.what), []Evidence{{c.program + ": " + c.err, c.source}}})
 				}
 			}
-			return found
 		}}
 	}
 	return rules
@@ -239,16 +212,14 @@ func clusterRules() []Rule {
 		{
 			ID:     "node-not-ready",
 			Remedy: "see what is wrong with the machine or its kubelet; when it is gone for good delete its Node",
-			Find: func(f *Facts) []Finding {
-				var found []Finding
+			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
 					for i := range c.Nodes.Value {
 						if n := &c.Nodes.Value[i]; n.Ready != "" && n.Ready != "True" {
-							found = append(found, Finding{Scope{Cluster: c.Name, Node: n.Name}, n.Name + " isn't ready", []Evidence{{"the condition Ready is " + n.Ready, c.Kubectl("describe node %s", n.Name)}}})
+							found(Finding{Scope{Cluster: c.Name, Node: n.Name}, n.Name + " isn't ready", []Evidence{{"the condition Ready is " + n.Ready, c.Kubectl("describe node %s", n.Name)}}})
 						}
 					}
 				}
-				return found
 			},
 		},
 		{
@@ -259,37 +230,36 @@ func clusterRules() []Rule {
 		{
 			ID: "agent-missing", After: []string{"node-not-ready", "agent-crash-loop"},
 			Remedy: "see why the DaemonSet makes no pod there, or take the node's annotations away when it isn't to have one (semaphorectl leave)",
-			Find: func(f *Facts) []Finding {
-				var found []Finding
+			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
 					if _, installed := c.Workload(survey.WireGuard); !installed || !c.Pods.Known() {
 						continue
 					}
+					has := map[string]bool{}
+					for _, p := range c.Pods.Value {
+						has[p.Node] = has[p.Node] || p.Program == survey.WireGuard
+					}
 					for i := range c.Nodes.Value {
-						node := c.Nodes.Value[i].Name
-						if !slices.ContainsFunc(c.Pods.Value, func(p survey.Pod) bool { return p.Node == node && p.Program == survey.WireGuard }) {
-							found = append(found, Finding{Scope{Cluster: c.Name, Node: node}, "there is no agent on " + node, []Evidence{{"no pod of the DaemonSet is there", c.Pods.Source}}})
+						if node := c.Nodes.Value[i].Name; !has[node] {
+							found(Finding{Scope{Cluster: c.Name, Node: node}, "there is no agent on " + node, []Evidence{{"no pod of the DaemonSet is there", c.Pods.Source}}})
 						}
 					}
 				}
-				return found
 			},
 		},
 	}
 }
 
 // crashing finds pods of agents that don't come to run.
-func crashing(f *Facts) []Finding {
-	var found []Finding
+func crashing(f *Facts, found func(Finding)) {
 	for _, c := range f.Clusters {
 		for _, p := range c.Pods.Value {
 			if p.Program == survey.WireGuard && p.Waiting != "" && p.Waiting != "ContainerCreating" {
 				what := fmt.Sprintf("%s, %d restarts; ended with: %s", p.Waiting, p.Restarts, cmp.Or(p.Ended, "not known"))
-				found = append(found, Finding{
+				found(Finding{
 					Scope{Cluster: c.Name, Node: p.Node}, "the agent of " + p.Node + " doesn't run", []Evidence{{what, c.Kubectl("-n sys-semaphore logs %s --previous", p.Name)}},
 				})
 			}
 		}
 	}
-	return found
 }

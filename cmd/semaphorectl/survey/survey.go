@@ -99,16 +99,6 @@ type Reported[R any] struct {
 	Fact[*R]
 }
 
-// Node returns the node of a name, and whether there is one.
-func (c *Cluster) Node(name string) (*Node, bool) {
-	for i := range c.Nodes.Value {
-		if c.Nodes.Value[i].Name == name {
-			return &c.Nodes.Value[i], true
-		}
-	}
-	return nil, false
-}
-
 // Acting returns the reports of the agents that act, by their pods' nodes. Of two on a node
 // the one that stands by doesn't count.
 func (c *Cluster) Acting() map[string]*Agent {
@@ -119,18 +109,6 @@ func (c *Cluster) Acting() map[string]*Agent {
 		}
 	}
 	return acting
-}
-
-// Agent returns the report of the agent that acts on a node; nil: none is known.
-func (c *Cluster) Agent(node string) *Agent {
-	var found *Agent
-	for i := range c.Agents {
-		a := &c.Agents[i]
-		if a.Pod.Node == node && a.Known() && (found == nil || a.Value.Standby == nil) {
-			found = a.Value
-		}
-	}
-	return found
 }
 
 // Workload returns one of ours, and whether it is known to be there.

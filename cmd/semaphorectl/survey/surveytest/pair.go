@@ -15,43 +15,47 @@ var Now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func Key(node, remote string) string { return "key of " + node + " for " + remote }
 
 // Pair are the clusters aws and gcp with so many nodes each, in which all is well.
-func Pair(nodes int) []*survey.Cluster {
-	names := []string{"aws", "gcp"}
-	clusters := make([]*survey.Cluster, 2)
+func Pair(nodes int) []*survey.Cluster { return Mesh(nodes, "aws", "gcp") }
+
+// Mesh are clusters of these names with so many nodes each, in which all is well.
+func Mesh(nodes int, names ...string) []*survey.Cluster {
+	clusters := make([]*survey.Cluster, len(names))
 	for i, name := range names {
-		other := names[1-i]
 		c := &survey.Cluster{Name: name, Context: "the-" + name, Taken: Now}
 		c.Kubernetes.Value = "v1.36.3"
 		c.Workloads.Value = []survey.Workload{{Kind: "DaemonSet", Name: survey.WireGuard, Wanted: int32(nodes), Ready: int32(nodes)}}
 		for n := range nodes {
-			node := fmt.Sprintf("%s-%d", name, n+1)
-			group := other + "." + survey.AnnotationGroup
-			c.Nodes.Value = append(c.Nodes.Value, survey.Node{
-				Name: node, Ready: "True", Renewed: Now.Add(-5 * time.Second),
-				Annotations: map[string]string{group + "/pubKey": Key(node, other), group + "/endpoint": "10.66.0.1:51820"},
-			})
-			remote := survey.Remote{
-				Name: other, Source: "api", PodSubnets: []string{"10.4.0.0/16"},
-				Device: survey.Device{Name: "wireguard." + other, Backend: "kernel", PublicKey: Key(node, other), Index: 7, MTU: 1420},
+			node := survey.Node{Name: fmt.Sprintf("%s-%d", name, n+1), Ready: "True", Renewed: Now.Add(-5 * time.Second), Annotations: map[string]string{}}
+			agent := &survey.Agent{Version: "v1", Cluster: name, Node: node.Name, Published: true, Failing: map[string]string{}}
+			for _, other := range names {
+				if other != name {
+					group := other + "." + survey.AnnotationGroup
+					node.Annotations[group+"/pubKey"], node.Annotations[group+"/endpoint"] = Key(node.Name, other), "10.66.0.1:51820"
+					agent.Remotes = append(agent.Remotes, remote(node.Name, name, other, nodes))
+				}
 			}
-			remote.API.Synced, remote.API.LastContact = true, &Now
-			for p := range nodes {
-				peer := fmt.Sprintf("%s-%d", other, p+1)
-				remote.Peers = append(remote.Peers, survey.Peer{
-					Node: peer, Health: "up", Endpoint: "10.66.0.1:51820", PublicKey: Key(peer, name), RxBytes: 1, TxBytes: 1,
-					Path: &survey.Path{State: "up", Sign: "answer", Answers: true, Since: Now, RTT: 0.0123},
-				})
-			}
-			pod := survey.Pod{Name: "agent-" + node, Node: node, Program: survey.WireGuard, Phase: "Running", Ready: true, IP: "10.66.0.1"}
-			c.Pods.Value = append(c.Pods.Value, pod)
-			c.Agents = append(c.Agents, survey.Reported[survey.Agent]{
-				Pod: pod,
-				Fact: survey.Fact[*survey.Agent]{Source: "status of " + node, Value: &survey.Agent{
-					Version: "v1", Cluster: name, Node: node, Published: true, Failing: map[string]string{}, Remotes: []survey.Remote{remote},
-				}},
-			})
+			pod := survey.Pod{Name: "agent-" + node.Name, Node: node.Name, Program: survey.WireGuard, Phase: "Running", Ready: true, IP: "10.66.0.1"}
+			c.Nodes.Value, c.Pods.Value = append(c.Nodes.Value, node), append(c.Pods.Value, pod)
+			c.Agents = append(c.Agents, survey.Reported[survey.Agent]{Pod: pod, Fact: survey.Fact[*survey.Agent]{Source: "status of " + node.Name, Value: agent}})
 		}
 		clusters[i] = c
 	}
 	return clusters
+}
+
+// remote is what the agent of a node reports of another cluster.
+func remote(node, cluster, other string, nodes int) survey.Remote {
+	r := survey.Remote{
+		Name: other, Source: "api", PodSubnets: []string{"10.4.0.0/16"},
+		Device: survey.Device{Name: "wireguard." + other, Backend: "kernel", PublicKey: Key(node, other), Index: 7, MTU: 1420},
+	}
+	r.API.Synced, r.API.LastContact = true, &Now
+	for p := range nodes {
+		peer := fmt.Sprintf("%s-%d", other, p+1)
+		r.Peers = append(r.Peers, survey.Peer{
+			Node: peer, Health: "up", Endpoint: "10.66.0.1:51820", PublicKey: Key(peer, cluster), RxBytes: 1, TxBytes: 1,
+			Path: &survey.Path{State: "up", Sign: "answer", Answers: true, Since: Now, RTT: 0.0123},
+		})
+	}
+	return r
 }
