@@ -185,3 +185,34 @@ func TestClusterHidesNoOther(t *testing.T) {
 		}
 	}
 }
+
+// TestWorkIsBounded views agents that report of many peers, none of which is a node: looking
+// for each node among all of them takes minutes. The deadline is one that a busy machine
+// keeps.
+func TestWorkIsBounded(t *testing.T) {
+	const rows, columns, peers = 500, 4000, 20_000
+	aws, gcp := &survey.Cluster{Name: "aws"}, &survey.Cluster{Name: "gcp"}
+	for i := range columns {
+		aws.Nodes.Value = append(aws.Nodes.Value, survey.Node{Name: fmt.Sprintf("node-%05d", i)})
+	}
+	report := &survey.Agent{Remotes: []survey.Remote{{Name: "aws"}}}
+	for i := range peers {
+		report.Remotes[0].Peers = append(report.Remotes[0].Peers, survey.Peer{Node: fmt.Sprintf("node-%05d", columns+i)})
+		report.Remotes[0].Rejected = append(report.Remotes[0].Rejected, survey.Rejection{Node: fmt.Sprintf("node-%05d", columns+i)})
+	}
+	for i := range rows {
+		name := fmt.Sprint("gcp-", i)
+		gcp.Nodes.Value = append(gcp.Nodes.Value, survey.Node{Name: name})
+		gcp.Agents = append(gcp.Agents, survey.Reported[survey.Agent]{Pod: survey.Pod{Node: name}, Fact: survey.Fact[*survey.Agent]{Value: report}})
+	}
+	seen := make(chan *View, 1)
+	go func() { seen <- Of(now, []*survey.Cluster{aws, gcp}) }()
+	select {
+	case v := <-seen:
+		if down := v.Meshes[1].Counts.Down; down != rows*columns {
+			t.Errorf("%d paths are down", down)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("it goes on")
+	}
+}
