@@ -1,16 +1,18 @@
 package peers
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 )
 
 // specified reports whether the nodes of a remote have their pods' prefixes from its
 // control plane, in their specifications: whether at least as many nodes claim what they
-// were given as publish something else. A single node can't decide that, but for one of
-// two. Network plugins with an address management of their own leave unused what a
-// specification says.
-func specified(nodes []claimant) bool {
+// were given as publish something else. Network plugins with an address management of their
+// own leave unused what a specification says. It is firm when the others say so without
+// one of those that claim, which can change its own word. Of two nodes neither has more
+// weight than the other; then it is so for what a node claims that has a specification.
+func specified(nodes []claimant) (is, firm, two bool) {
 	claim, depart := 0, 0
 	for i := range nodes {
 		n := &nodes[i]
@@ -22,7 +24,7 @@ func specified(nodes []claimant) bool {
 			claim++
 		}
 	}
-	return claim > 0 && claim >= depart
+	return claim > 0 && claim >= depart, claim > depart, claim+depart == 2
 }
 
 // dispute says of the nodes with which others they are in conflict, and which of their
@@ -68,6 +70,18 @@ func (n *claimant) noted() *conflict {
 		n.conflict = &conflict{overruled: map[netip.Prefix]string{}}
 	}
 	return n.conflict
+}
+
+// unspecified reports whether the control plane gave a node nothing: then it may have given
+// nothing to others, too, and a kubelet can write into a specification that is empty.
+func (n *claimant) unspecified() bool { return n.published && len(n.given) == 0 }
+
+// keepAccepted takes back that prefixes are another node's, of those that were accepted of
+// this one before.
+func (n *claimant) keepAccepted(before Accepted) {
+	if n.conflict != nil {
+		maps.DeleteFunc(n.overruled, func(p netip.Prefix, _ string) bool { return before.has(n.Name, p) })
+	}
 }
 
 // rank has those that are in conflict with several others come after the others.

@@ -142,7 +142,8 @@ func TestOneHostileNodeTakesNothingThatWasGiven(t *testing.T) {
 			published = append(published, fmt.Sprintf("10.4.%d.%d/%d", random.IntN(8), 64*random.IntN(4), []int{16, 20, 23, 24, 25, 28, 31, 32}[random.IntN(8)]))
 		}
 		hostile := node(9, with(published...), aged(random.IntN(100)), given("10.4.9.0/24"))
-		if random.IntN(4) == 0 {
+		// Of two nodes one without a specification keeps what was accepted of it.
+		if len(victims) > 1 && random.IntN(4) == 0 {
 			hostile.Given = nil
 		}
 		_, _, first := DesiredAfter(Accepted{}, []Node{hostile}, rules)
@@ -160,6 +161,53 @@ func TestOneHostileNodeTakesNothingThatWasGiven(t *testing.T) {
 				i := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == v.Name })
 				if i < 0 || !slices.Equal(peers[i].AllowedIPs, prefixes(v.PodCIDRs...)) {
 					t.Fatalf("%s, %s has lost something to %v: %+v", name, v.Name, published, rejected)
+				}
+			}
+		}
+	}
+}
+
+// TestASpecificationThatIsWrittenLater has a node claim what was accepted of others, with a
+// specification that its kubelet has written where the control plane gives none, or by
+// which the votes are even.
+func TestASpecificationThatIsWrittenLater(t *testing.T) {
+	calicos := func(n, given int) []Node {
+		var nodes []Node
+		for i := range n {
+			own := node(i+1, func(n *Node) { n.Published = true })
+			if i < given {
+				own.Given = own.PodCIDRs
+			}
+			nodes = append(nodes, own)
+		}
+		return nodes
+	}
+	nothing := calico(8)
+	nothing.Published, nothing.PodCIDRs = true, nil
+	for name, c := range map[string]struct {
+		nodes  []Node
+		claims string
+	}{
+		"of two":                             {calicos(2, 0), "10.4.1.0/24"},
+		"all around, of two":                 {calicos(2, 0), "10.4.0.0/16"},
+		"wider than any is given":            {calicos(2, 0), "10.0.0.0/8"},
+		"of two, and one with nothing":       {append(calicos(2, 0), nothing), "10.4.1.0/24"},
+		"of ten, where four claim their own": {calicos(10, 4), "10.4.9.0/24"},
+	} {
+		for _, borrowed := range []bool{true, false} {
+			rules := borrowing()
+			rules.Borrowed = borrowed
+			before, _, accepted := DesiredAfter(Accepted{}, c.nodes, rules)
+			nodes := slices.Clone(c.nodes)
+			thief := 1
+			if len(nodes) == 10 {
+				thief = 9
+			}
+			nodes[thief].PodCIDRs, nodes[thief].Given, nodes[thief].read = []string{c.claims}, []string{c.claims}, nil
+			after, rejected, _ := DesiredAfter(accepted, nodes, rules)
+			for _, p := range before {
+				if p.Node != nodes[thief].Name && !slices.ContainsFunc(after, func(q Peer) bool { return q.Node == p.Node && slices.Equal(q.AllowedIPs, p.AllowedIPs) }) {
+					t.Errorf("%s, borrowed %v: %s has lost something of %v: %+v", name, borrowed, p.Node, p.AllowedIPs, rejected)
 				}
 			}
 		}

@@ -45,13 +45,17 @@ func read(n Node, maxPrefixes int) *reading {
 	}
 	slices.SortFunc(r.prefixes, netip.Prefix.Compare)
 	r.prefixes = slices.Compact(r.prefixes)
-	r.given, r.published = parseAll(n.Given[:min(len(n.Given), maxGiven)]), n.Published
+	r.given = slices.DeleteFunc(parseAll(n.Given[:min(len(n.Given), maxGiven)]), tooWide)
+	r.published = n.Published
 	return r
 }
 
 // wasGiven reports whether a prefix is what the node's control plane gave it, or a part of
-// that.
-func (r *reading) wasGiven(p netip.Prefix) bool { return !r.published || within(p, r.given) }
+// that. No control plane gives one that is too wide for the pods of a node: a kubelet may
+// write it into a specification that is empty.
+func (r *reading) wasGiven(p netip.Prefix) bool {
+	return !tooWide(p) && (!r.published || within(p, r.given))
+}
 
 // parseAll reads those of the texts that are prefixes.
 func parseAll(texts []string) (prefixes []netip.Prefix) {

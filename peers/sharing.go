@@ -13,8 +13,10 @@ import (
 //
 //	what is claimed                     who gets it
 //	a prefix that overlaps no other     who claims it
-//	prefixes that overlap               to which the control plane gave it, else of
-//	                                    which it was accepted before, else the oldest
+//	prefixes that overlap               to which the control plane gave it, where that is
+//	                                    firm and the others have specifications, too; else
+//	                                    of which it was accepted before, else to which it
+//	                                    was given, else the oldest
 //	                                    node that is in conflict with one other only,
 //	                                    else the oldest; the others are rejected
 //	a single address inside the prefix  who publishes it: the longest prefix decides,
@@ -29,6 +31,7 @@ type sharing struct {
 	rules     *Rules
 	contested map[netip.Prefix]struct{}
 	specified bool
+	firm      bool // specified is
 	wide      *claims
 	single    *claims // of single addresses; the same as wide without Rules.Borrowed
 
@@ -50,9 +53,17 @@ func newSharing(before Accepted, nodes []claimant, rules *Rules) *sharing {
 		total += len(nodes[i].prefixes)
 	}
 	s.bounded = rules.MaxAllowedIPs > 0 && total > rules.MaxAllowedIPs
-	s.specified = (s.bounded || len(s.contested) > 0) && specified(nodes)
+	two := false
+	if s.bounded || len(s.contested) > 0 {
+		s.specified, s.firm, two = specified(nodes)
+	}
 	if len(s.contested) > 0 {
 		dispute(nodes, s.contested, !rules.Borrowed, s.specified)
+		for i := range nodes {
+			if !s.firm && (!two || nodes[i].unspecified()) {
+				nodes[i].keepAccepted(before)
+			}
+		}
 		slices.SortStableFunc(nodes, func(a, b claimant) int { return cmp.Compare(a.rank(), b.rank()) })
 	}
 	if s.bounded {
