@@ -2,11 +2,14 @@ package scenarios_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -100,6 +103,43 @@ resources:
 			untilRefused(t, c.bad)
 			refused(t, c.bad(t.Context()), c.refusal)
 			must(t, c.good(t.Context()))
+		})
+	}
+}
+
+// TestPolicyFollowsNamesOfNeighbours has accounts of neighbours with other names, as
+// kustomize makes them, ask for tokens that outlive a revocation.
+func TestPolicyFollowsNamesOfNeighbours(t *testing.T) {
+	t.Parallel()
+	cluster := startCluster(t)
+	for name, c := range map[string]struct{ names, account, policy string }{
+		"a prefix":            {"namePrefix: eu-\nnameSuffix: -aws\n", "eu-semaphore-wireguard-remote-aws", "eu-semaphore-remote-tokens-aws"},
+		"without a dash":      {"namePrefix: eu\nnameSuffix: aws\n", "eusemaphore-wireguard-remoteaws", "eusemaphore-remote-tokensaws"},
+		"a suffix with a dot": {"nameSuffix: -aws.eu\n", "semaphore-wireguard-remote-aws.eu", "semaphore-remote-tokens-aws.eu"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			overlay := t.TempDir()
+			base, err := filepath.Rel(overlay, filepath.Join(deployFolder(t), "remote"))
+			must(t, err)
+			must(t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"),
+				[]byte("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"+c.names+"resources:\n  - "+base+"\n"), 0o600))
+			must(t, cluster.Apply(t.Context(), overlay))
+			// Each policy is about the names of all.
+			defer func() {
+				must(t, cluster.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), c.policy, metav1.DeleteOptions{}))
+			}()
+			first, err := cluster.Client().CoreV1().ServiceAccounts(systemNamespace).CreateToken(t.Context(), c.account,
+				&authenticationv1.TokenRequest{Spec: boundTo(c.account)}, metav1.CreateOptions{})
+			must(t, err)
+			spec := boundTo(c.account)
+			spec.BoundObjectRef = nil
+			eventually(t, time.Minute, "a token that is bound to nothing to be refused", func(ctx context.Context) error {
+				_, err := askFor(ctx, t, cluster, first.Status.Token, c.account, spec)
+				if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+c.policy+"'") {
+					return fmt.Errorf("it isn't: %v", err)
+				}
+				return nil
+			})
 		})
 	}
 }

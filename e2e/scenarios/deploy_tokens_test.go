@@ -230,6 +230,15 @@ func TestTokens(t *testing.T) {
 		// manifests of an earlier release are, the tool alone has to see to it.
 		must(t, gcp.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().
 			Delete(t.Context(), "semaphore-remote-tokens-aws", metav1.DeleteOptions{}))
+		// And a thief may have got one that is bound to nothing, and outlives its Secret.
+		var unbound string
+		eventually(t, time.Minute, "a token that is bound to nothing", func(ctx context.Context) (err error) {
+			spec := boundTo(account)
+			spec.BoundObjectRef = nil
+			unbound, err = askFor(ctx, t, gcp, renewed[agents], account, spec)
+			return err
+		})
+		must(t, works(t.Context(), t, gcp, unbound))
 		stop := steal(t, gcp, renewed[agents], account)
 		// A Secret that can't be changed can be deleted.
 		_, err := gcp.Client().CoreV1().Secrets(systemNamespace).Patch(t.Context(), account, types.MergePatchType, []byte(`{"immutable":true}`), metav1.PatchOptions{})
@@ -263,6 +272,7 @@ func TestTokens(t *testing.T) {
 		}
 		revoked(t, gcp, "the first token", first[agents])
 		revoked(t, gcp, "the renewed token", renewed[agents])
+		revoked(t, gcp, "the token that is bound to nothing", unbound)
 		eventually(t, time.Minute, "the new token to work", func(ctx context.Context) error {
 			return works(ctx, t, gcp, e.handed(t, aws, "gcp")[agents])
 		})

@@ -67,6 +67,9 @@ func neighbours(ca string, issue func(account string) string, secrets ...runtime
 	server := fake.NewClientset(objects...)
 	server.PrependReactor("create", "serviceaccounts", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		create := action.(clienttesting.CreateActionImpl)
+		if create.Subresource != "token" {
+			return false, nil, nil
+		}
 		return true, &authenticationv1.TokenRequest{Status: authenticationv1.TokenRequestStatus{Token: issue(create.Name)}}, nil
 	})
 	return &cli.Cluster{Name: "gcp", Client: server, Config: &rest.Config{}}, &cli.Cluster{Name: "aws", Client: fake.NewClientset(), Config: &rest.Config{}}

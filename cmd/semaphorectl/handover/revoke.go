@@ -17,6 +17,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 
@@ -28,8 +29,9 @@ import (
 // revoking is the annotation of an account's RoleBinding while its tokens are revoked.
 //
 // A revocation takes the right to ask for tokens from an account, deletes the Secret that
-// its tokens are bound to, waits until no API server accepts them any longer, makes another
-// Secret, and gives the right back. In any other order a token that was stolen gets one that
+// its tokens are bound to and the account itself, of which there may be tokens that are
+// bound to nothing, waits until no API server accepts them any longer, makes another account
+// of that name and another Secret, and gives the right back. In any other order a token that was stolen gets one that
 // is bound to the new Secret: API servers accept a token for some seconds after its Secret
 // is gone.
 //
@@ -59,6 +61,8 @@ type mark struct {
 	// Labels and Annotations are those that the next Secret has from the one before.
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
+	// Account is the next ServiceAccount; nil: it is made by nobody here.
+	Account *corev1.ServiceAccount `json:"account,omitempty"`
 }
 
 // Pair is a cluster whose tokens another one has.
@@ -68,10 +72,12 @@ type Pair struct{ From, To *cli.Cluster }
 type revocation struct {
 	in   *cli.Cluster
 	name string // of the account, its Secret and its RoleBinding
-	// before is the Secret that is to go; nil: it has gone already.
-	before *corev1.Secret
-	token  string // the last one that was handed over; empty: it isn't known
-	mark   mark
+	// before is the Secret that is to go, and account the ServiceAccount; nil: it has gone
+	// already.
+	before  *corev1.Secret
+	account *corev1.ServiceAccount
+	token   string // the last one that was handed over; empty: it isn't known
+	mark    mark
 	// begun is whether an earlier run has, held whether the account has a RoleBinding.
 	begun, held bool
 }
@@ -140,8 +146,11 @@ func Finish(ctx context.Context, s *cli.Session, clusters []*cli.Cluster) error 
 // planned looks at an account; nil: there is none, and nothing to be revoked.
 func planned(ctx context.Context, p Pair, tool string) (*revocation, error) {
 	r, err := read(ctx, p.From, account(tool, p.To.Name))
-	if err != nil || r.before == nil && !r.begun {
+	switch {
+	case err != nil || r.before == nil && r.account == nil && !r.begun:
 		return nil, err
+	case r.before == nil && !r.begun:
+		return nil, fmt.Errorf("the account %s has no Secret that its tokens are bound to: join again, then revoke", r.name)
 	}
 	r.token, err = last(ctx, p.To, p.From.Name, tool, r)
 	return r, err
@@ -160,6 +169,13 @@ func read(ctx context.Context, c *cli.Cluster, name string) (*revocation, error)
 	case !apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("read the Secret %s: %w", name, err)
 	}
+	account, err := c.Client.CoreV1().ServiceAccounts(cli.Namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		r.account, r.mark.Account = account, successor(account)
+	case !apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("read the ServiceAccount %s: %w", name, err)
+	}
 	binding, err := r.binding(ctx)
 	if err != nil || binding == nil || binding.RoleRef != r.role() {
 		return r, err // The account may do nothing by it, or something else, which is asked for.
@@ -171,6 +187,15 @@ func read(ctx context.Context, c *cli.Cluster, name string) (*revocation, error)
 	}
 	r.held = begun || slices.Contains(binding.Subjects, r.subject())
 	return r, nil
+}
+
+// successor is the account that comes in the place of one.
+func successor(a *corev1.ServiceAccount) *corev1.ServiceAccount {
+	return &corev1.ServiceAccount{
+		ObjectMeta:                   metav1.ObjectMeta{Name: a.Name, Namespace: a.Namespace, Labels: a.Labels, Annotations: a.Annotations},
+		ImagePullSecrets:             a.ImagePullSecrets,
+		AutomountServiceAccountToken: a.AutomountServiceAccountToken,
+	}
 }
 
 // last is the token that a cluster has, if it is one that is to be revoked. Nothing else
@@ -265,6 +290,7 @@ func revoke(ctx context.Context, s *cli.Session, all []*revocation) error {
 	for _, r := range all {
 		s.Done("%s: tokens of %s are revoked", r.in.Name, r.name)
 	}
+	s.Warn("watches that were opened with these tokens go on for as long as their clients have asked for: if one was stolen, restart the API servers")
 	return nil
 }
 
@@ -342,27 +368,43 @@ func (r *revocation) denied(ctx context.Context) error {
 	})
 }
 
-// remove deletes the Secret, and waits until it is gone.
+// remove deletes the Secret and the account, and waits until they are gone.
 func (r *revocation) remove(ctx context.Context) error {
-	if r.before == nil {
-		return nil
+	secrets, accounts := r.in.Client.CoreV1().Secrets(cli.Namespace), r.in.Client.CoreV1().ServiceAccounts(cli.Namespace)
+	var errs []error
+	if r.before != nil {
+		errs = append(errs, r.gone(ctx, "Secret", r.before.UID, secrets.Delete, func(ctx context.Context) (metav1.Object, error) {
+			return secrets.Get(ctx, r.name, metav1.GetOptions{})
+		}))
 	}
-	secrets := r.in.Client.CoreV1().Secrets(cli.Namespace)
-	err := secrets.Delete(ctx, r.name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(r.before.UID))})
+	if r.account != nil {
+		errs = append(errs, r.gone(ctx, "ServiceAccount", r.account.UID, accounts.Delete, func(ctx context.Context) (metav1.Object, error) {
+			return accounts.Get(ctx, r.name, metav1.GetOptions{})
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// gone deletes an object of the account's name, and waits until it is gone.
+func (r *revocation) gone(ctx context.Context, kind string, uid types.UID, remove func(context.Context, string, metav1.DeleteOptions) error,
+	get func(context.Context) (metav1.Object, error)) error {
+	err := remove(ctx, r.name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("delete the Secret %s: %w", r.name, err)
+		return fmt.Errorf("delete the %s %s: %w", kind, r.name, err)
 	}
 	return poll(ctx, patience, func(ctx context.Context) error {
-		still, err := secrets.Get(ctx, r.name, metav1.GetOptions{})
+		still, err := get(ctx)
 		switch {
 		case apierrors.IsNotFound(err):
 			return nil
 		case err != nil:
-			return fmt.Errorf("read the Secret %s: %w", r.name, err)
-		case still.UID != r.before.UID:
-			return r.restored("Secret")
+			return fmt.Errorf("read the %s %s: %w", kind, r.name, err)
+		case still.GetUID() != uid && kind == "ServiceAccount":
+			return nil // Another one, whose tokens are others.
+		case still.GetUID() != uid:
+			return r.restored(kind)
 		}
-		return fmt.Errorf("the Secret %s is deleted and stays for its finalizers: %s", r.name, strings.Join(still.Finalizers, ", "))
+		return fmt.Errorf("the %s %s is deleted and stays for its finalizers: %s", kind, r.name, strings.Join(still.GetFinalizers(), ", "))
 	})
 }
 
@@ -390,7 +432,7 @@ func (r *revocation) refused(ctx context.Context) error {
 	})
 }
 
-// renew makes the next Secret, unless Secret or RoleBinding were restored meanwhile, and
+// renew makes the next account and the next Secret, unless Secret or RoleBinding were restored meanwhile, and
 // gives the right back.
 func (r *revocation) renew(ctx context.Context) error {
 	if r.held {
@@ -400,6 +442,12 @@ func (r *revocation) renew(ctx context.Context) error {
 		}
 		if binding == nil || binding.Annotations[revoking] == "" || slices.Contains(binding.Subjects, r.subject()) {
 			return r.restored("RoleBinding")
+		}
+	}
+	if next := r.mark.Account; next != nil {
+		_, err := r.in.Client.CoreV1().ServiceAccounts(cli.Namespace).Create(ctx, next, metav1.CreateOptions{FieldManager: manifests.Manager})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make the ServiceAccount %s: %w", r.name, err)
 		}
 	}
 	_, err := r.in.Client.CoreV1().Secrets(cli.Namespace).Create(ctx, &corev1.Secret{
@@ -418,7 +466,7 @@ func (r *revocation) renew(ctx context.Context) error {
 // pause waits, and says how long it still does.
 func pause(ctx context.Context, s *cli.Session, long time.Duration) error {
 	const often = 5 * time.Second
-	s.Say("waiting %s until API servers no longer accept tokens whose Secrets are gone", long)
+	s.Say("waiting %s until API servers no longer accept tokens of accounts that are gone", long)
 	for left := long; left > 0; left -= often {
 		if left < long {
 			s.Say("%s left", left)

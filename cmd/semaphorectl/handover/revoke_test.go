@@ -45,6 +45,13 @@ func bindingOf(name string) *rbacv1.RoleBinding {
 	}
 }
 
+// accountOf is an account that deploy/remote makes.
+func accountOf(name string) *corev1.ServiceAccount {
+	return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Namespace: cli.Namespace, UID: "a", Labels: map[string]string{"i": "j"}, Annotations: map[string]string{"k": "l"},
+	}}
+}
+
 func labelled(s *corev1.Secret) *corev1.Secret {
 	s.Labels, s.Annotations = map[string]string{"e": "f"}, map[string]string{"g": "h"}
 	return s
@@ -77,8 +84,8 @@ func newJournal(t *testing.T, objects ...runtime.Object) *journal {
 			b := a.Object.(*rbacv1.RoleBinding)
 			line += fmt.Sprintf(" %s of %d, marked %t", b.Name, len(b.Subjects), b.Annotations[revoking] != "")
 		case clienttesting.CreateActionImpl:
-			if s, is := a.Object.(*corev1.Secret); is {
-				line += " " + s.Name
+			if named, is := a.Object.(metav1.Object); is {
+				line += " " + named.GetName()
 			}
 		case clienttesting.DeleteActionImpl:
 			line += " " + a.Name
@@ -154,30 +161,36 @@ func (j *journal) store(t *testing.T, tool, token string) {
 func TestRevoke(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := newJournal(t, labelled(secretOf(agents, corev1.SecretTypeOpaque, nil)), labelled(secretOf(mirrors, corev1.SecretTypeOpaque, nil)),
-			bindingOf(agents), bindingOf(mirrors))
+			bindingOf(agents), bindingOf(mirrors), accountOf(agents), accountOf(mirrors))
 		if err := Revoke(t.Context(), quiet(), []Pair{{j.gcp, j.aws}}); err != nil {
 			t.Fatal(err)
 		}
 		slices.Sort(j.lines[0:2]) // Both at once.
-		slices.Sort(j.lines[2:4])
+		slices.Sort(j.lines[2:6])
 		want := []string{
 			"0 update rolebindings " + mirrors + " of 0, marked true", "0 update rolebindings " + agents + " of 0, marked true",
-			"0 delete secrets " + mirrors, "0 delete secrets " + agents,
+			"0 delete secrets " + mirrors, "0 delete secrets " + agents, "0 delete serviceaccounts " + mirrors, "0 delete serviceaccounts " + agents,
 		}
-		if diff := cmp.Diff(want, j.lines[:4]); diff != "" {
+		if diff := cmp.Diff(want, j.lines[:6]); diff != "" {
 			t.Errorf("at first (-want +got):\n%s", diff)
 		}
-		slices.Sort(j.lines[4:])
+		slices.Sort(j.lines[6:])
 		want = []string{
 			"20 create secrets " + mirrors, "20 create secrets " + agents,
+			"20 create serviceaccounts " + mirrors, "20 create serviceaccounts " + agents,
 			"20 update rolebindings " + mirrors + " of 1, marked false", "20 update rolebindings " + agents + " of 1, marked false",
 		}
-		if diff := cmp.Diff(want, j.lines[4:]); diff != "" {
+		if diff := cmp.Diff(want, j.lines[6:]); diff != "" {
 			t.Errorf("then (-want +got):\n%s", diff)
 		}
 		for _, name := range []string{agents, mirrors} {
 			if got := j.state(t, name); got != "as it was, later" {
 				t.Errorf("%s is %s", name, got)
+			}
+			// Tokens that are bound to nothing end with the account.
+			next, err := j.gcp.Client.CoreV1().ServiceAccounts(cli.Namespace).Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil || next.UID == "a" || next.Labels["i"] != "j" || next.Annotations["k"] != "l" {
+				t.Errorf("%s: the account is %v, %v", name, next, err)
 			}
 		}
 		tools, _, err := Hand(t.Context(), quiet(), j.gcp, j.aws, All)
@@ -228,6 +241,8 @@ func TestRevokeWaitsForTheToken(t *testing.T) {
 func TestRevokeInterrupted(t *testing.T) {
 	for _, at := range []struct{ line, state, hand string }{
 		{"delete secrets", "taken, first", "was interrupted"},
+		{"delete serviceaccounts", "taken, none", "was interrupted"},
+		{"create serviceaccounts", "taken, none", "was interrupted"},
 		{"create secrets", "taken, none", "was interrupted"},
 		{"update rolebindings " + agents + " of 1", "taken, later", "was interrupted"},
 	} {
@@ -239,7 +254,7 @@ func TestRevokeInterrupted(t *testing.T) {
 		} {
 			t.Run(at.line+", "+name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					j := newJournal(t, labelled(secretOf(agents, corev1.SecretTypeOpaque, nil)), bindingOf(agents))
+					j := newJournal(t, labelled(secretOf(agents, corev1.SecretTypeOpaque, nil)), bindingOf(agents), accountOf(agents))
 					j.store(t, "wireguard", token(agents, "u", time.Now().Add(time.Hour)))
 					j.stop = func(line string) bool { return strings.HasPrefix(line, at.line) }
 					err := Revoke(t.Context(), quiet(), []Pair{{j.gcp, j.aws}})
@@ -258,6 +273,9 @@ func TestRevokeInterrupted(t *testing.T) {
 					}
 					if got := j.state(t, agents); got != "as it was, later" {
 						t.Errorf("completed: %s", got)
+					}
+					if next, err := j.gcp.Client.CoreV1().ServiceAccounts(cli.Namespace).Get(t.Context(), agents, metav1.GetOptions{}); err != nil || next.Labels["i"] != "j" {
+						t.Errorf("completed: the account is %v, %v", next, err)
 					}
 					if back := j.lines[len(j.lines)-1]; back != "20 update rolebindings "+agents+" of 1, marked false" {
 						t.Errorf("the right is given back without another wait: %q", j.lines)
