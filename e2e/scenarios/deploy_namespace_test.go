@@ -2,6 +2,7 @@ package scenarios_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -135,8 +136,11 @@ func TestPolicyFollowsNamesOfNeighbours(t *testing.T) {
 			spec.BoundObjectRef = nil
 			eventually(t, time.Minute, "a token that is bound to nothing to be refused", func(ctx context.Context) error {
 				_, err := askFor(ctx, t, cluster, first.Status.Token, c.account, spec)
-				if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+c.policy+"'") {
-					return fmt.Errorf("it isn't: %v", err)
+				switch {
+				case err == nil:
+					return errors.New("it isn't")
+				case !strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+c.policy+"'"):
+					return fmt.Errorf("it is by something else: %w", err)
 				}
 				return nil
 			})
