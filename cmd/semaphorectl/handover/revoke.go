@@ -184,6 +184,11 @@ func read(ctx context.Context, c *cli.Cluster, name string) (*revocation, error)
 	if begun {
 		r.begun, r.mark.Labels = true, binding.Labels
 		_ = json.Unmarshal([]byte(text), &r.mark) // What can't be read is made as the RoleBinding is.
+		if next := r.mark.Account; next != nil {
+			// Of what is written there only this account is made.
+			next.Name, next.Namespace = name, cli.Namespace
+			r.mark.Account = successor(next)
+		}
 	}
 	r.held = begun || slices.Contains(binding.Subjects, r.subject())
 	return r, nil

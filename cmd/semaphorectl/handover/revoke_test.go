@@ -380,3 +380,23 @@ func TestRevokeIsRefused(t *testing.T) {
 		})
 	})
 }
+
+// TestRevokeMakesNoOtherAccount goes on with a revocation whose mark somebody has written.
+func TestRevokeMakesNoOtherAccount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		binding := bindingOf(agents)
+		binding.Subjects = nil
+		binding.Annotations[revoking] = `{"account":{"metadata":{"name":"semaphore-tokens","namespace":"kube-system","finalizers":["x"],"ownerReferences":[{"name":"y"}]},"secrets":[{"name":"z"}]}}`
+		j := newJournal(t, binding)
+		if err := Finish(t.Context(), quiet(), []*cli.Cluster{j.aws, j.gcp}); err != nil {
+			t.Fatal(err)
+		}
+		all, err := j.gcp.Client.CoreV1().ServiceAccounts(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(all.Items) != 1 {
+			t.Fatalf("accounts %v, %v", all, err)
+		}
+		if a := all.Items[0]; a.Name != agents || a.Namespace != cli.Namespace || len(a.Finalizers)+len(a.OwnerReferences)+len(a.Secrets) > 0 {
+			t.Errorf("account %v", a)
+		}
+	})
+}
