@@ -10,9 +10,8 @@ import (
 // control plane, in their specifications: whether at least as many nodes claim what they
 // were given as publish something else. Network plugins with an address management of their
 // own leave unused what a specification says. It is firm when the others say so without
-// one of those that claim, which can change its own word. Of two nodes neither has more
-// weight than the other; then it is so for what a node claims that has a specification.
-func specified(nodes []claimant) (is, firm, two bool) {
+// one of those that claim, which can change its own word.
+func specified(nodes []claimant) (is, firm bool) {
 	claim, depart := 0, 0
 	for i := range nodes {
 		n := &nodes[i]
@@ -24,7 +23,7 @@ func specified(nodes []claimant) (is, firm, two bool) {
 			claim++
 		}
 	}
-	return claim > 0 && claim >= depart, claim > depart, claim+depart == 2
+	return claim > 0 && claim >= depart, claim > depart
 }
 
 // dispute says of the nodes with which others they are in conflict, and which of their

@@ -214,6 +214,23 @@ func TestASpecificationThatIsWrittenLater(t *testing.T) {
 	}
 }
 
+// TestWhatIsGivenLaterWithAnEvenVote has a node that claims what nobody has yet, and then the
+// one to which the control plane gives it, where as many nodes claim what they were given as
+// publish something else.
+func TestWhatIsGivenLaterWithAnEvenVote(t *testing.T) {
+	for _, borrowed := range []bool{true, false} {
+		rules := borrowing()
+		rules.Borrowed = borrowed
+		thief := node(9, with("10.4.1.0/24"), given("10.4.9.0/24"))
+		others := []Node{node(2), node(3, with("10.4.3.0/24", "10.4.33.0/24"), given("10.4.3.0/24"))}
+		_, _, accepted := DesiredAfter(Accepted{}, append(slices.Clone(others), thief), rules)
+		peers, rejected, _ := DesiredAfter(accepted, append(slices.Clone(others), thief, node(1)), rules)
+		if !slices.ContainsFunc(peers, func(p Peer) bool { return p.Node == "node-1" && slices.Equal(p.AllowedIPs, prefixes("10.4.1.0/24")) }) {
+			t.Errorf("borrowed %v: node-1 hasn't got what it was given: %+v", borrowed, rejected)
+		}
+	}
+}
+
 // TestOneHostileNodeTakesFromOneAtMost has one node publish what it likes in a cluster
 // whose control plane gives prefixes to no node: of several others that are there, it
 // takes larger prefixes from one at most, also without memory.

@@ -53,14 +53,13 @@ func newSharing(before Accepted, nodes []claimant, rules *Rules) *sharing {
 		total += len(nodes[i].prefixes)
 	}
 	s.bounded = rules.MaxAllowedIPs > 0 && total > rules.MaxAllowedIPs
-	two := false
 	if s.bounded || len(s.contested) > 0 {
-		s.specified, s.firm, two = specified(nodes)
+		s.specified, s.firm = specified(nodes)
 	}
 	if len(s.contested) > 0 {
 		dispute(nodes, s.contested, !rules.Borrowed, s.specified)
 		for i := range nodes {
-			if !s.firm && (!two || nodes[i].unspecified()) {
+			if !s.firm && nodes[i].unspecified() {
 				nodes[i].keepAccepted(before)
 			}
 		}

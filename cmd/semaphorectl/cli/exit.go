@@ -122,7 +122,10 @@ func texts(err error) []string {
 		if len(lines) < 2 || !found {
 			break
 		}
-		lines[0], lines[len(lines)-1] = single(before)+lines[0], lines[len(lines)-1]+single(after)
+		for i := range lines {
+			lines[i] = single(before) + lines[i] // Each has its cluster.
+		}
+		lines[len(lines)-1] += single(after)
 		return lines
 	}
 	if text := single(err.Error()); text != "" {

@@ -179,13 +179,15 @@ func read(ctx context.Context, c *cli.Cluster, name string) (*revocation, error)
 	}
 	text, begun := binding.Annotations[revoking]
 	if begun {
-		r.begun, r.mark.Labels = true, binding.Labels
-		_ = json.Unmarshal([]byte(text), &r.mark) // What can't be read is made as the RoleBinding is.
-		if next := r.mark.Account; next != nil {
-			// Of what is written there only this account is made.
-			next.Name, next.Namespace = name, cli.Namespace
-			r.mark.Account = successor(next)
+		r.begun = true
+		written := mark{Labels: binding.Labels, Account: &corev1.ServiceAccount{}}
+		_ = json.Unmarshal([]byte(text), &written) // What can't be read is made as the RoleBinding is.
+		if r.mark = written; r.mark.Account == nil {
+			r.mark.Account = &corev1.ServiceAccount{}
 		}
+		// Of what is written there only this account is made.
+		r.mark.Account.Name, r.mark.Account.Namespace = name, cli.Namespace
+		r.mark.Account = successor(r.mark.Account)
 	}
 	r.held = begun || slices.Contains(binding.Subjects, r.subject())
 	return r, nil
@@ -280,24 +282,38 @@ func revoke(ctx context.Context, s *cli.Session, all []*revocation) error {
 		func(r *revocation) error { return r.refused(ctx) },
 		func(r *revocation) error { return r.renew(ctx) },
 	}
+	// One cluster must not leave the accounts of another one taken.
+	var errs []error
 	for i, step := range steps {
-		err := each(all, step)
-		if err == nil && i == 0 {
-			err = pause(ctx, s, remembered+late)
-		}
-		if err != nil {
-			return cli.Hint(err, "the accounts get no tokens until this is done: run the command again to go on")
+		var failed error
+		all, failed = those(all, step)
+		errs = append(errs, failed)
+		if i == 0 && len(all) > 0 {
+			if err := pause(ctx, s, remembered+late); err != nil {
+				return cli.Hint(errors.Join(append(errs, err)...), unfinished)
+			}
 		}
 	}
 	for _, r := range all {
 		s.Done("%s: tokens of %s are revoked", r.in.Name, r.name)
 	}
+	if err := errors.Join(errs...); err != nil {
+		return cli.Hint(err, unfinished)
+	}
 	s.Warn("watches that were opened with these tokens go on for as long as their clients have asked for: if one was stolen, restart the API servers")
 	return nil
 }
 
+const unfinished = "these accounts get no tokens until this is done: run the command again to go on"
+
 // each does something for all accounts at once.
 func each(all []*revocation, do func(*revocation) error) error {
+	_, err := those(all, do)
+	return err
+}
+
+// those is each, and returns the accounts for which it was done.
+func those(all []*revocation, do func(*revocation) error) ([]*revocation, error) {
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, r := range all {
@@ -308,7 +324,13 @@ func each(all []*revocation, do func(*revocation) error) error {
 		})
 	}
 	group.Wait()
-	return errors.Join(errs...)
+	var done []*revocation
+	for i, r := range all {
+		if errs[i] == nil {
+			done = append(done, r)
+		}
+	}
+	return done, errors.Join(errs...)
 }
 
 // pause waits, and says how long it still does.

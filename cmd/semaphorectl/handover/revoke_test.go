@@ -400,3 +400,23 @@ func TestRevokeMakesNoOtherAccount(t *testing.T) {
 		}
 	})
 }
+
+// TestRevokeLeavesNoneTaken revokes of two clusters, one of which lets nothing be deleted:
+// the account of the other one is renewed.
+func TestRevokeLeavesNoneTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gcp := newJournal(t, labelled(secretOf(agents, corev1.SecretTypeOpaque, nil)), bindingOf(agents), accountOf(agents))
+		evil := newJournal(t, labelled(secretOf(agents, corev1.SecretTypeOpaque, nil)), bindingOf(agents), accountOf(agents))
+		evil.stop = func(line string) bool { return strings.HasPrefix(line, "delete secrets") }
+		err := Revoke(t.Context(), quiet(), []Pair{{evil.gcp, evil.aws}, {gcp.gcp, gcp.aws}})
+		if !errors.Is(err, errInterrupted) || !strings.Contains(err.Error(), "run the command again to go on") {
+			t.Errorf("error %v", err)
+		}
+		if got := gcp.state(t, agents); got != "as it was, later" {
+			t.Errorf("the account of the other cluster is %s", got)
+		}
+		if got := evil.state(t, agents); got != "taken, first" {
+			t.Errorf("the account of the hostile one is %s", got)
+		}
+	})
+}

@@ -31,7 +31,7 @@ func (a *all) steps(ctx context.Context, list ...step) error {
 	for _, s := range list {
 		if err := s.do(ctx); err != nil {
 			if context.Cause(ctx) != nil {
-				err = fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+				err = errors.Join(err, context.Cause(ctx))
 			}
 			return cli.Hint(fmt.Errorf("%s: %w", s.name, err), "run the command again to go on")
 		}

@@ -156,6 +156,9 @@ func (a *all) preflight(ctx context.Context) error {
 	}
 	if readable {
 		for i, f := range a.facts {
+			faults = append(faults, collisions(f, a.settings[i], a.agreed, a.facts)...)
+		}
+		for i, f := range a.facts {
 			if f.DNS == nil || !slices.Contains(a.wanted[i].Tools, manifests.Mirror) {
 				continue
 			}

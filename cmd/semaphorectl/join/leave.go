@@ -227,7 +227,7 @@ func stopControllers(ctx context.Context, c *cli.Cluster) error {
 	for _, name := range []string{"semaphore-service-mirror", "semaphore-policy"} {
 		err := c.Client.AppsV1().Deployments(cli.Namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &foreground})
 		if err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, err)
+			errs = append(errs, fmt.Errorf("%s: delete Deployment %s: %w", c.Name, name, err))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -1,0 +1,74 @@
+package join
+
+import (
+	"fmt"
+	"net/netip"
+	"net/url"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+)
+
+// collisions holds ranges of pods that a cluster is going to take from a remote against
+// what it then has for its other remotes, also those that are joined again and have said
+// less by now, and against the API servers of all: packets for these would go into the
+// remote's tunnel. An agent refuses settings in which pods of two remotes overlap. What the
+// administrator has named is held against other pods alone.
+func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*facts.Facts) []fault {
+	var faults []fault
+	for _, a := range agreed {
+		for _, b := range a.bounds {
+			if a.cluster != f.Name || b.key != "_POD_SUBNETS" {
+				continue
+			}
+			hold := func(what, of string, others []netip.Prefix) {
+				for _, p := range b.prefixes {
+					for _, other := range others {
+						if of != a.remote && p.Overlaps(other) {
+							faults = append(faults, fault{cluster: a.remote, what: fmt.Sprintf("pods %s of it overlap the %s of %s at %s, as %s has it", p, what, of, other, f.Name),
+								remedy: "one of the clusters must get others; where they are found wrong, --pod-subnets " + a.remote + "=... says what is right"})
+						}
+					}
+				}
+			}
+			for _, remote := range want.Remotes() {
+				hold("pods", string(remote), configuredPrefixes(want, remote, "_POD_SUBNETS"))
+				if !b.given {
+					hold("nodes", string(remote), configuredPrefixes(want, remote, "_NODE_SUBNETS"))
+					hold("API server", string(remote), literal(want[remote.Variables()+"_API_URL"]))
+				}
+			}
+			for _, other := range all {
+				for _, server := range other.Servers {
+					if !b.given {
+						hold("API server", other.Name, literal(server))
+					}
+				}
+			}
+		}
+	}
+	return faults
+}
+
+// configuredPrefixes are those of a setting of a remote.
+func configuredPrefixes(settings facts.Settings, remote cluster.Name, key string) []netip.Prefix {
+	prefixes, err := facts.Prefixes(settings[remote.Variables()+key])
+	if err != nil {
+		return nil // Where it is read it is refused.
+	}
+	return prefixes
+}
+
+// literal is where a server is, if that is an address.
+func literal(server string) []netip.Prefix {
+	u, err := url.Parse(server)
+	if err != nil {
+		return nil
+	}
+	address, err := netip.ParseAddr(u.Hostname())
+	if err != nil {
+		return nil
+	}
+	address = address.Unmap().WithZone("")
+	return []netip.Prefix{netip.PrefixFrom(address, address.BitLen())}
+}

@@ -1,0 +1,46 @@
+package join
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+)
+
+// TestCollisions joins aws and gcp again with a third cluster, which names what aws has for
+// gcp already, though gcp says less of itself by now.
+func TestCollisions(t *testing.T) {
+	for name, c := range map[string]struct {
+		pods  string // of evil, by its own word
+		given bool
+		want  string
+	}{
+		"apart":                       {"10.20.0.0/16", false, ""},
+		"pods that gcp had":           {"10.9.0.0/16", false, "evil: pods 10.9.0.0/16 of it overlap the pods of gcp at 10.8.0.0/14, as aws has it"},
+		"pods, named":                 {"10.9.0.0/16", true, "the pods of gcp"},
+		"nodes that gcp had":          {"10.67.128.0/17", false, "the nodes of gcp"},
+		"nodes, named":                {"10.67.128.0/17", true, ""},
+		"the API server that gcp had": {"10.50.0.0/24", false, "the API server of gcp at 10.50.0.5/32"},
+		"the own API server":          {"10.51.0.0/24", false, "the API server of aws at 10.51.0.5/32"},
+	} {
+		aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
+		aws.Servers = []string{"https://api.aws.example:6443", "https://10.51.0.5:6443"}
+		aws.Installed.Settings = facts.Settings{
+			"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.8.0.0/14",
+			"SEMAPHORE_REMOTE_GCP_NODE_SUBNETS": "10.67.0.0/16", "SEMAPHORE_REMOTE_GCP_API_URL": "https://10.50.0.5:6443",
+		}
+		gcp := healthy(t, "gcp", "10.8.0.0/24", "10.104.0.0/16", "10.66.2.2")
+		evil := healthy(t, "evil", c.pods, "10.106.0.0/16", "10.66.3.2")
+		var w Wishes
+		if c.given {
+			w.Pods = map[string][]netip.Prefix{"evil": subnets(t, c.pods)}
+		}
+		remotes := []side{w.side(gcp), w.side(evil)}
+		agreed, _ := agree(aws, remotes)
+		faults := collisions(aws, settings(aws, remotes, nil), agreed, []*facts.Facts{aws, gcp, evil})
+		if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.want)) {
+			t.Errorf("%s: %v, expected %q", name, faults, c.want)
+		}
+	}
+}
