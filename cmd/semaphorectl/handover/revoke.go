@@ -277,27 +277,27 @@ func revoke(ctx context.Context, s *cli.Session, all []*revocation) error {
 			return r.give(undo)
 		}), errors.New("no token was revoked"))
 	}
-	steps := []func(*revocation) error{
-		func(r *revocation) error { return r.remove(ctx) },
-		func(r *revocation) error { return r.refused(ctx) },
-		func(r *revocation) error { return r.renew(ctx) },
-	}
-	// One cluster must not leave the accounts of another one taken.
-	var errs []error
-	for i, step := range steps {
-		var failed error
-		all, failed = those(all, step)
-		errs = append(errs, failed)
-		if i == 0 && len(all) > 0 {
-			if err := pause(ctx, s, remembered+late); err != nil {
-				return cli.Hint(errors.Join(append(errs, err)...), unfinished)
-			}
+	s.Say("waiting %s until API servers no longer accept tokens of accounts that are gone", remembered+late)
+	// Each by itself: a cluster that refuses, or is slow, must not leave the accounts of
+	// another one taken.
+	all, err = those(all, func(r *revocation) error {
+		if err := r.remove(ctx); err != nil {
+			return err
 		}
-	}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(remembered + late):
+		}
+		if err := r.refused(ctx); err != nil {
+			return err
+		}
+		return r.renew(ctx)
+	})
 	for _, r := range all {
 		s.Done("%s: tokens of %s are revoked", r.in.Name, r.name)
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return cli.Hint(err, unfinished)
 	}
 	s.Warn("watches that were opened with these tokens go on for as long as their clients have asked for: if one was stolen, restart the API servers")
@@ -331,23 +331,6 @@ func those(all []*revocation, do func(*revocation) error) ([]*revocation, error)
 		}
 	}
 	return done, errors.Join(errs...)
-}
-
-// pause waits, and says how long it still does.
-func pause(ctx context.Context, s *cli.Session, long time.Duration) error {
-	const often = 5 * time.Second
-	s.Say("waiting %s until API servers no longer accept tokens of accounts that are gone", long)
-	for left := long; left > 0; left -= often {
-		if left < long {
-			s.Say("%s left", left)
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(min(left, often)):
-		}
-	}
-	return nil
 }
 
 // poll asks until there is no error; the last one is returned when that takes too long.

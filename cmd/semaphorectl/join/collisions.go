@@ -11,11 +11,11 @@ import (
 
 // collisions holds ranges of pods that a cluster is going to take from a remote against
 // what it then has for its other remotes, also those that are joined again and have said
-// less by now, and against the API servers of all: packets for these would go into the
-// remote's tunnel. An agent refuses settings in which pods of two remotes overlap. What the
+// less by now, and all pods against the nodes and API servers of all: packets for these
+// would go into the remote's tunnel. An agent refuses settings in which pods of two remotes overlap. What the
 // administrator has named is held against other pods alone.
 func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*facts.Facts) []fault {
-	var faults []fault
+	faults := nodesAmongPods(f, want, all)
 	for _, a := range agreed {
 		for _, b := range a.bounds {
 			if a.cluster != f.Name || b.key != "_POD_SUBNETS" {
@@ -38,11 +38,37 @@ func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*
 					hold("API server", string(remote), literal(want[remote.Variables()+"_API_URL"]))
 				}
 			}
-			for _, other := range all {
-				for _, server := range other.Servers {
-					if !b.given {
-						hold("API server", other.Name, literal(server))
-					}
+		}
+	}
+	return faults
+}
+
+// nodesAmongPods holds the nodes and API servers of all clusters against the pods that one
+// has for a remote of them, which may have said more once than it says now.
+func nodesAmongPods(f *facts.Facts, want facts.Settings, all []*facts.Facts) []fault {
+	var faults []fault
+	for _, remote := range all {
+		pods := facts.Compact(configuredPrefixes(want, cluster.Name(remote.Name), "_POD_SUBNETS"))
+		hold := func(of *facts.Facts, what string, address netip.Addr) {
+			for _, p := range pods {
+				if p.Contains(address.WithZone("")) {
+					faults = append(faults, fault{cluster: f.Name, what: fmt.Sprintf("%s of %s is inside the pods %s that it has for %s", what, of.Name, p, remote.Name),
+						remedy: "one of the clusters must get others, or --pod-subnets " + remote.Name + "=... says what is right"})
+				}
+			}
+		}
+		for _, other := range all {
+			if other == remote || remote == f || len(pods) == 0 {
+				continue
+			}
+			for _, server := range other.Servers {
+				for _, at := range literal(server) {
+					hold(other, "the API server "+at.Addr().String(), at.Addr())
+				}
+			}
+			for _, n := range other.Nodes {
+				for _, address := range n.Addresses {
+					hold(other, "node "+n.Name, address)
 				}
 			}
 		}

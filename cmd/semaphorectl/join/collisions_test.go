@@ -22,7 +22,7 @@ func TestCollisions(t *testing.T) {
 		"nodes that gcp had":          {"10.67.128.0/17", false, "the nodes of gcp"},
 		"nodes, named":                {"10.67.128.0/17", true, ""},
 		"the API server that gcp had": {"10.50.0.0/24", false, "the API server of gcp at 10.50.0.5/32"},
-		"the own API server":          {"10.51.0.0/24", false, "the API server of aws at 10.51.0.5/32"},
+		"the own API server":          {"10.51.0.0/24", false, "the API server 10.51.0.5 of aws is inside the pods 10.51.0.0/24"},
 	} {
 		aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 		aws.Servers = []string{"https://api.aws.example:6443", "https://10.51.0.5:6443"}
@@ -42,5 +42,31 @@ func TestCollisions(t *testing.T) {
 		if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.want)) {
 			t.Errorf("%s: %v, expected %q", name, faults, c.want)
 		}
+	}
+}
+
+// TestNodesAmongPods joins a cluster whose nodes and API server are where another one has
+// said once that its pods are, and says less by now.
+func TestNodesAmongPods(t *testing.T) {
+	aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
+	aws.Installed.Settings = facts.Settings{"SEMAPHORE_REMOTES": "evil", "SEMAPHORE_REMOTE_EVIL_POD_SUBNETS": "10.66.0.0/16", "SEMAPHORE_REMOTE_EVIL_NODE_SUBNETS": "10.77.0.0/16"}
+	evil := healthy(t, "evil", "10.20.0.0/24", "10.106.0.0/16", "10.77.3.2")
+	gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+	gcp.Servers = []string{"https://10.66.2.3:6443"}
+	all := []*facts.Facts{aws, gcp, evil}
+	var w Wishes
+	remotes := []side{w.side(gcp), w.side(evil)}
+	agreed, _ := agree(aws, remotes)
+	var said []string
+	for _, f := range collisions(aws, settings(aws, remotes, nil), agreed, all) {
+		said = append(said, f.String())
+	}
+	for _, want := range []string{"node n of gcp is inside the pods 10.66.0.0/16 that it has for evil", "node n of aws is inside", "the API server 10.66.2.3 of gcp is inside"} {
+		if !strings.Contains(strings.Join(said, "\n"), want) {
+			t.Errorf("no %q in %q", want, said)
+		}
+	}
+	if len(said) != 3 {
+		t.Errorf("%d faults: %q", len(said), said)
 	}
 }
