@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -96,8 +97,8 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 // else here.
 var remoteSettings = map[string]func(value string) error{
 	"_SERVICE_PREFIX": func(value string) error { _, err := cluster.ParsePrefix(value); return err },
-	"_POD_SUBNETS":    func(value string) error { _, err := Prefixes(value); return err },
-	"_NODE_SUBNETS":   func(value string) error { _, err := Prefixes(value); return err },
+	PodSubnets:        func(value string) error { _, err := Prefixes(value); return err },
+	NodeSubnets:       func(value string) error { _, err := Prefixes(value); return err },
 	"_API_URL":        func(value string) error { _, err := ParseServer(value); return err },
 	"_WG_LISTEN_PORT": func(value string) error {
 		if port, err := strconv.Atoi(value); err != nil || port < 1 || port > 65535 {
@@ -128,6 +129,23 @@ func (s Settings) Remotes() []cluster.Name {
 		}
 	}
 	return names
+}
+
+// The settings of a remote that bound where its pods and nodes are, behind what the names of
+// all of its settings begin with.
+const (
+	PodSubnets  = "_POD_SUBNETS"
+	NodeSubnets = "_NODE_SUBNETS"
+)
+
+// Prefixes are those of a setting of a remote. ParseSettings refuses what can't be read, and
+// so there are none then.
+func (s Settings) Prefixes(remote cluster.Name, key string) []netip.Prefix {
+	prefixes, err := Prefixes(s[remote.Variables()+key])
+	if err != nil {
+		return nil
+	}
+	return prefixes
 }
 
 // ServicePrefix is what the names of services mirrored from a remote begin with.

@@ -27,8 +27,8 @@ type most struct{ prefixes, bits4, bits6 int }
 // nodes are made of addresses, with room for more nodes.
 func (s *side) bounds() []bound {
 	return []bound{
-		{"_POD_SUBNETS", "--pod-subnets", "pods", s.pods, s.podsGiven, most{16, 11, 48}},
-		{"_NODE_SUBNETS", "--node-subnets", "nodes", s.machines, s.machinesGiven, most{8, 14, 62}},
+		{facts.PodSubnets, "--pod-subnets", "pods", s.pods, s.podsGiven, most{16, 11, 48}},
+		{facts.NodeSubnets, "--node-subnets", "nodes", s.machines, s.machinesGiven, most{8, 14, 62}},
 	}
 }
 
@@ -103,7 +103,6 @@ func agree(f *facts.Facts, remotes []side) ([]agreement, []fault) {
 		a := agreement{cluster: f.Name, remote: string(r.name)}
 		for _, b := range r.bounds() {
 			have := f.Installed.Settings[r.name.Variables()+b.key]
-			prefixes, err := facts.Prefixes(have)
 			flag := fmt.Sprintf("%s %s=...", b.flag, r.name)
 			switch {
 			case len(b.prefixes) == 0:
@@ -117,7 +116,7 @@ func agree(f *facts.Facts, remotes []side) ([]agreement, []fault) {
 					continue
 				}
 				a.bounds = append(a.bounds, b)
-			case err == nil && !facts.Cover(prefixes, b.prefixes):
+			case !facts.Cover(f.Installed.Settings.Prefixes(r.name, b.key), b.prefixes):
 				faults = append(faults, fault{cluster: f.Name, warning: true,
 					what:   fmt.Sprintf("it takes %s of %s in %s only, and %s has some in %s: those outside stay unreachable", b.what, r.name, have, r.name, shortened(b.prefixes)),
 					remedy: "when it should take more, say " + flag})

@@ -12,13 +12,14 @@ import (
 // collisions holds ranges of pods that a cluster is going to take from a remote against
 // what it then has for its other remotes, also those that are joined again and have said
 // less by now, and all pods against the nodes and API servers of all: packets for these
-// would go into the remote's tunnel. An agent refuses settings in which pods of two remotes overlap. What the
-// administrator has named is held against other pods alone.
+// would go into the remote's tunnel. An agent refuses settings in which pods of two remotes
+// overlap. What the administrator has named isn't held against room for nodes and API
+// servers in the settings.
 func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*facts.Facts) []fault {
 	faults := nodesAmongPods(f, want, all)
 	for _, a := range agreed {
 		for _, b := range a.bounds {
-			if a.cluster != f.Name || b.key != "_POD_SUBNETS" {
+			if a.cluster != f.Name || b.key != facts.PodSubnets {
 				continue
 			}
 			hold := func(what, of string, others []netip.Prefix) {
@@ -32,9 +33,9 @@ func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*
 				}
 			}
 			for _, remote := range want.Remotes() {
-				hold("pods", string(remote), configuredPrefixes(want, remote, "_POD_SUBNETS"))
+				hold("pods", string(remote), want.Prefixes(remote, facts.PodSubnets))
 				if !b.given {
-					hold("nodes", string(remote), configuredPrefixes(want, remote, "_NODE_SUBNETS"))
+					hold("nodes", string(remote), want.Prefixes(remote, facts.NodeSubnets))
 					hold("API server", string(remote), literal(want[remote.Variables()+"_API_URL"]))
 				}
 			}
@@ -48,7 +49,7 @@ func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*
 func nodesAmongPods(f *facts.Facts, want facts.Settings, all []*facts.Facts) []fault {
 	var faults []fault
 	for _, remote := range all {
-		pods := facts.Compact(configuredPrefixes(want, cluster.Name(remote.Name), "_POD_SUBNETS"))
+		pods := facts.Compact(want.Prefixes(cluster.Name(remote.Name), facts.PodSubnets))
 		hold := func(of *facts.Facts, what string, address netip.Addr) {
 			for _, p := range pods {
 				if p.Contains(address.WithZone("")) {
@@ -74,15 +75,6 @@ func nodesAmongPods(f *facts.Facts, want facts.Settings, all []*facts.Facts) []f
 		}
 	}
 	return faults
-}
-
-// configuredPrefixes are those of a setting of a remote.
-func configuredPrefixes(settings facts.Settings, remote cluster.Name, key string) []netip.Prefix {
-	prefixes, err := facts.Prefixes(settings[remote.Variables()+key])
-	if err != nil {
-		return nil // Where it is read it is refused.
-	}
-	return prefixes
 }
 
 // literal is where a server is, if that is an address.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"net/url"
 	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
@@ -101,27 +100,18 @@ func spans(all []*facts.Facts, w *Wishes) []span {
 			if asked[string(remote)] {
 				continue
 			}
-			setting := func(key string) string { return f.Installed.Settings[remote.Variables()+key] }
+			settings := f.Installed.Settings
 			of := func(kind kind, what string, prefixes []netip.Prefix) {
 				add(span{cluster: string(remote), number: len(all) + i, kind: kind, what: what + " (as " + f.Name + " has it)", by: f.Name}, prefixes)
 			}
-			// Settings that can't be are refused where they are read.
-			if prefixes, err := facts.Prefixes(setting("_POD_SUBNETS")); err == nil {
-				// What several clusters have is one fault.
-				of(ofPods, "pods", slices.DeleteFunc(facts.Compact(prefixes), func(p netip.Prefix) bool {
-					before := same[view{remote, p}]
-					same[view{remote, p}] = true
-					return before
-				}))
-			}
-			if prefixes, err := facts.Prefixes(setting("_NODE_SUBNETS")); err == nil {
-				of(ofRoom, "nodes", prefixes)
-			}
-			if u, err := url.Parse(setting("_API_URL")); err == nil {
-				if a, err := netip.ParseAddr(u.Hostname()); err == nil {
-					of(ofRoom, "API server", []netip.Prefix{netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen())})
-				}
-			}
+			// What several clusters have is one fault.
+			of(ofPods, "pods", slices.DeleteFunc(facts.Compact(settings.Prefixes(remote, facts.PodSubnets)), func(p netip.Prefix) bool {
+				before := same[view{remote, p}]
+				same[view{remote, p}] = true
+				return before
+			}))
+			of(ofRoom, "nodes", settings.Prefixes(remote, facts.NodeSubnets))
+			of(ofRoom, "API server", literal(settings[remote.Variables()+"_API_URL"]))
 		}
 	}
 	return spans

@@ -170,12 +170,8 @@ func pools(f *facts.Facts, settings facts.Settings) []*unstructured.Unstructured
 	}
 	var all []*unstructured.Unstructured
 	for _, remote := range settings.Remotes() {
-		prefixes, err := facts.Prefixes(settings[remote.Variables()+"_POD_SUBNETS"])
-		if err != nil {
-			continue // The agents refuse it, and say so.
-		}
 		count := map[bool]int{}
-		for _, p := range prefixes {
+		for _, p := range settings.Prefixes(remote, facts.PodSubnets) {
 			name := "remote-" + string(remote)
 			if p.Addr().Is6() {
 				name += "-ipv6"

@@ -205,8 +205,8 @@ func Addresses(pod *corev1.Pod) []string {
 // Taken are those addresses of a remote's pod that a cluster with these settings takes from
 // it. A cluster without bounds for it takes all.
 func Taken(addresses []string, settings facts.Settings, remote string) []string {
-	bounds, err := facts.Prefixes(settings[cluster.Name(remote).Variables()+"_POD_SUBNETS"])
-	if err != nil || len(bounds) == 0 {
+	bounds := settings.Prefixes(cluster.Name(remote), facts.PodSubnets)
+	if len(bounds) == 0 {
 		return addresses
 	}
 	return slices.DeleteFunc(slices.Clone(addresses), func(address string) bool {
