@@ -20,7 +20,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/discovery"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
@@ -164,8 +163,8 @@ func Read(ctx context.Context, c *cli.Cluster) *Facts {
 
 func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
 	err := cli.List(ctx, c.Client.CoreV1().Nodes(), metav1.ListOptions{}, func(n *corev1.Node) error {
-		if faults := validation.IsDNS1123Subdomain(n.Name); len(faults) > 0 {
-			return &InvalidError{"a Node", "metadata.name", fmt.Errorf("%.80q is no name of a node", n.Name)}
+		if err := CheckName("a Node", "metadata.name", n.Name); err != nil {
+			return err
 		}
 		node := Node{Name: n.Name, Kernel: n.Status.NodeInfo.KernelVersion, OS: n.Status.NodeInfo.OperatingSystem, Locations: map[string]string{}}
 		for _, condition := range n.Status.Conditions {
@@ -369,7 +368,7 @@ func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
 		}
 		return nil
 	})
-	if isInvalid(err) {
+	if IsInvalid(err) {
 		return err
 	}
 	if err == nil && found > 0 {

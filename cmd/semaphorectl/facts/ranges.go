@@ -3,7 +3,6 @@ package facts
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -76,7 +75,7 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	nodes = Compact(nodes)
 	if f.Calico.Version != "" {
 		pools, err := prefixesOf(ctx, c, PoolsOf(f.Calico), mostPrefixes, enabled)
-		if isInvalid(err) {
+		if IsInvalid(err) {
 			return err
 		}
 		if err == nil && len(pools) > 0 {
@@ -89,7 +88,7 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 			cidrs, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "ipam", "podCIDRs")
 			return cidrs
 		})
-		if isInvalid(err) {
+		if IsInvalid(err) {
 			return err
 		}
 		if err == nil && len(found) > 0 {
@@ -117,11 +116,6 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	}
 	f.Pods, f.PodsFrom = nodes, "podCIDRs of the nodes"
 	return nil
-}
-
-func isInvalid(err error) bool {
-	_, is := errors.AsType[*InvalidError](err)
-	return is
 }
 
 // enabled is the range of a pool that pods get addresses from.

@@ -2,6 +2,7 @@ package facts
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -36,6 +37,22 @@ func (e *InvalidError) Error() string {
 
 // Unwrap returns what is wrong with the value.
 func (e *InvalidError) Unwrap() error { return e.Err }
+
+// IsInvalid reports whether an error is an InvalidError: a cluster has been read, and has
+// something that can't be.
+func IsInvalid(err error) bool {
+	_, is := errors.AsType[*InvalidError](err)
+	return is
+}
+
+// CheckName refuses a name of an object that no API server accepts: names become words of
+// commands that people are to run, where quoting doesn't keep a word from being an option.
+func CheckName(object, key, name string) error {
+	if faults := validation.IsDNS1123Subdomain(name); len(faults) > 0 {
+		return &InvalidError{object, key, fmt.Errorf("%.80q: %s", name, faults[0])}
+	}
+	return nil
+}
 
 // ParseSettings returns the content of a ConfigMap of this name as settings, if all that
 // becomes something else here is what it must be: names of clusters, service prefixes,

@@ -1,7 +1,6 @@
 package join
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,18 +35,12 @@ func unread(f *facts.Facts) []fault {
 	var faults []fault
 	for _, err := range f.Unread {
 		remedy := "see that the context " + f.Name + " of the kubeconfig works and may read this"
-		if invalid(err) {
+		if facts.IsInvalid(err) {
 			remedy = "find out who has written that, and correct it; until then nothing is done with it"
 		}
 		faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: remedy})
 	}
 	return faults
-}
-
-// invalid says whether a cluster has been read, and has something that can't be.
-func invalid(err error) bool {
-	_, is := errors.AsType[*facts.InvalidError](err)
-	return is
 }
 
 // check says what is wrong with a cluster by itself, which is to have these remotes.

@@ -129,7 +129,7 @@ func (a *all) preflight(ctx context.Context) error {
 			faults = append(faults, fault{cluster: f.Name, what: "there is no Calico, so semaphore-policy has nothing to write to", remedy: "say --tools wireguard,mirror"})
 		}
 		faults = append(faults, check(f, &a.Wishes, a.others(f))...)
-		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, invalid)
+		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, facts.IsInvalid)
 		a.summary(i)
 	}
 	faults = append(faults, overlaps(a.facts, &a.Wishes)...)

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -158,19 +157,10 @@ func read[T any](ctx context.Context, source string, get func(context.Context) (
 	}
 }
 
-// checkName refuses a name that no API server accepts: names become words of commands that
-// people are to run, where quoting doesn't keep a word from being an option.
-func checkName(object, key, name string) error {
-	if faults := validation.IsDNS1123Subdomain(name); len(faults) > 0 {
-		return &facts.InvalidError{Object: object, Key: key, Err: fmt.Errorf("%.80q: %s", name, faults[0])}
-	}
-	return nil
-}
-
 func (t *taker) nodes(ctx context.Context) ([]Node, error) {
 	nodes := []Node{}
 	err := cli.List(ctx, t.client.CoreV1().Nodes(), metav1.ListOptions{}, func(o *corev1.Node) error {
-		if err := checkName("a Node", "metadata.name", o.Name); err != nil {
+		if err := facts.CheckName("a Node", "metadata.name", o.Name); err != nil {
 			return err
 		}
 		n := Node{Name: o.Name, Kernel: o.Status.NodeInfo.KernelVersion, PodCIDRs: o.Spec.PodCIDRs, Annotations: map[string]string{}}
@@ -212,11 +202,11 @@ func (t *taker) nodes(ctx context.Context) ([]Node, error) {
 func (t *taker) pods(ctx context.Context) ([]Pod, error) {
 	pods := []Pod{}
 	err := cli.List(ctx, t.client.CoreV1().Pods(cli.Namespace), metav1.ListOptions{}, func(o *corev1.Pod) error {
-		if err := checkName("a Pod", "metadata.name", o.Name); err != nil {
+		if err := facts.CheckName("a Pod", "metadata.name", o.Name); err != nil {
 			return err
 		}
 		if o.Spec.NodeName != "" {
-			if err := checkName("Pod "+o.Name, "spec.nodeName", o.Spec.NodeName); err != nil {
+			if err := facts.CheckName("Pod "+o.Name, "spec.nodeName", o.Spec.NodeName); err != nil {
 				return err
 			}
 		}
