@@ -2,35 +2,18 @@ package facts
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"math/big"
 	"strings"
 	"testing"
-)
 
-// certificate is one, in PEM.
-func certificate(t *testing.T) string {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-}
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts/factstest"
+)
 
 // TestAuthority reads a cluster's certificates, and nothing else that is among them.
 func TestAuthority(t *testing.T) {
-	one, two := certificate(t), certificate(t)
+	one, two := factstest.Certificate(t), factstest.Certificate(t)
 	key := string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: []byte("secret words")}))
 	for name, c := range map[string]struct {
 		text, want string

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts/factstest"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 )
 
@@ -50,7 +51,7 @@ func list(prefixes []netip.Prefix) string {
 }
 
 func TestRead(t *testing.T) {
-	port, ca := int32(6443), certificate(t)
+	port, ca := int32(6443), factstest.Certificate(t)
 	f := Read(t.Context(), fakeCluster("https://127.0.0.1:40123",
 		node("a", "10.66.1.1", "10.2.1.0/24", "fd00:10:2:1::/64"), node("b", "10.66.1.2", "10.2.2.0/24"),
 		config("kube-system", "kube-root-ca.crt", "ca.crt", ca), config("kube-system", "coredns", "Corefile", ".:53 {\n    reload\n}\n"),

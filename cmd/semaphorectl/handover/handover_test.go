@@ -1,14 +1,9 @@
 package handover
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
-	"math/big"
 	"strings"
 	"testing"
 	"time"
@@ -23,22 +18,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts/factstest"
 )
-
-// certificate is one, in PEM.
-func certificate(t *testing.T) string {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-}
 
 // token is one of an account, bound to the Secret of its name.
 func token(account, uid string, expires time.Time) string {
@@ -93,7 +74,7 @@ func stored(t *testing.T, aws *cli.Cluster) map[string]string {
 func month(account string) string { return token(account, "u", time.Now().Add(30*24*time.Hour)) }
 
 func TestHand(t *testing.T) {
-	ca := certificate(t)
+	ca := factstest.Certificate(t)
 	gcp, aws := neighbours("# a comment\n"+ca+ca, month,
 		secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil),
 		secretOf("semaphore-policy-remote-aws", corev1.SecretTypeServiceAccountToken, map[string][]byte{"token": []byte(endless("p")), "ca.crt": []byte(ca)}))
@@ -118,7 +99,7 @@ func TestHand(t *testing.T) {
 
 // TestMissing hands over what isn't there, or won't do for long.
 func TestMissing(t *testing.T) {
-	ca, later := certificate(t), time.Now().Add(20*24*time.Hour)
+	ca, later := factstest.Certificate(t), time.Now().Add(20*24*time.Hour)
 	for name, c := range map[string]struct {
 		token, ca string
 		stays     bool
@@ -127,7 +108,7 @@ func TestMissing(t *testing.T) {
 		"of an anchor before": {token("semaphore-wireguard-remote-aws", "v", later), ca, false},
 		"about to expire":     {token("semaphore-wireguard-remote-aws", "u", time.Now().Add(time.Hour)), ca, false},
 		"words":               {"words", ca, false},
-		"another authority":   {token("semaphore-wireguard-remote-aws", "u", later), certificate(t), false},
+		"another authority":   {token("semaphore-wireguard-remote-aws", "u", later), factstest.Certificate(t), false},
 	} {
 		gcp, aws := neighbours(ca, month, secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil))
 		if _, err := aws.Client.CoreV1().Secrets(cli.Namespace).Create(t.Context(), secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque,
@@ -147,7 +128,7 @@ func TestMissing(t *testing.T) {
 // TestRefused has a neighbour answer something else than tokens and certificates: nothing
 // is written, nothing revoked, and no value is told.
 func TestRefused(t *testing.T) {
-	ca, name := certificate(t), "semaphore-policy-remote-aws"
+	ca, name := factstest.Certificate(t), "semaphore-policy-remote-aws"
 	key := string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: []byte("secret words")}))
 	good := month("semaphore-policy-remote-aws")
 	for what, c := range map[string]struct{ token, ca string }{

@@ -23,6 +23,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts/factstest"
 )
 
 const (
@@ -75,7 +76,7 @@ func newJournal(t *testing.T, objects ...runtime.Object) *journal {
 	t.Helper()
 	j := &journal{began: time.Now()}
 	// An anchor that is made anew has no UID here, which is another one.
-	j.gcp, j.aws = neighbours(certificate(t), func(account string) string { return token(account, "", time.Now().Add(30*24*time.Hour)) }, objects...)
+	j.gcp, j.aws = neighbours(factstest.Certificate(t), func(account string) string { return token(account, "", time.Now().Add(30*24*time.Hour)) }, objects...)
 	j.server = j.gcp.Client.(*fake.Clientset)
 	j.server.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		line := action.GetVerb() + " " + action.GetResource().Resource
