@@ -27,13 +27,9 @@ import (
 func TestHostileNeighbourOfAnAdministrator(t *testing.T) {
 	t.Parallel()
 	nstest.Root(t)
-	tb := testbed.Start(t, testbed.Config{})
-	clusters, err := tb.StartClusters(within(t, 3*time.Minute), testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
-	must(t, err)
+	tb, clusters := startTwo(t)
 	for _, c := range clusters {
-		_, err := c.AddNode(t.Context(), testbed.NodeConfig{})
-		must(t, err)
-		_, err = c.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}}, metav1.CreateOptions{})
+		_, err := c.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}}, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +23,19 @@ import (
 type administrator struct {
 	testbed            *testbed.Testbed
 	binary, kubeconfig string
+}
+
+// startTwo starts the API servers of aws and gcp, with a node each, and no program of ours.
+func startTwo(t *testing.T) (*testbed.Testbed, []*testbed.Cluster) {
+	t.Helper()
+	tb := testbed.Start(t, testbed.Config{})
+	clusters, err := tb.StartClusters(within(t, 3*time.Minute), testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
+	must(t, err)
+	for _, c := range clusters {
+		_, err := c.AddNode(t.Context(), testbed.NodeConfig{})
+		must(t, err)
+	}
+	return tb, clusters
 }
 
 func newAdministrator(t *testing.T, tb *testbed.Testbed) *administrator {

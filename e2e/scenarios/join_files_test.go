@@ -31,13 +31,7 @@ import (
 func TestFilesOfJoin(t *testing.T) {
 	t.Parallel()
 	nstest.Root(t)
-	tb := testbed.Start(t, testbed.Config{})
-	clusters, err := tb.StartClusters(within(t, 3*time.Minute), testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
-	must(t, err)
-	for _, c := range clusters {
-		_, err := c.AddNode(t.Context(), testbed.NodeConfig{})
-		must(t, err)
-	}
+	tb, clusters := startTwo(t)
 	for _, file := range []string{"v3.yaml", "pools.yaml"} {
 		must(t, clusters[0].Apply(t.Context(), "../../policy/testdata/"+file))
 	}
@@ -73,7 +67,7 @@ func TestFilesOfJoin(t *testing.T) {
 	}
 	// Nothing runs here, so there is nothing to wait for.
 	stopped := errors.New("programs are installed")
-	err = join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv), joined, join.Options{
+	err := join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv), joined, join.Options{
 		Wishes: join.Wishes{Image: image}, NoProbe: true, Yes: true, AfterStep: func(step string) error {
 			if step == "programs" {
 				return stopped

@@ -224,6 +224,14 @@ type away struct{}
 
 func (away) Error() string { return "away" }
 
+// only holds that there is one fault that says something; empty: none.
+func only(t *testing.T, name string, faults []fault, want string) {
+	t.Helper()
+	if want == "" && len(faults) > 0 || want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), want)) {
+		t.Errorf("%s: faults %v, expected %q", name, faults, want)
+	}
+}
+
 func TestOverlaps(t *testing.T) {
 	for name, c := range map[string]struct {
 		pods, services, node string // of gcp
@@ -243,9 +251,7 @@ func TestOverlaps(t *testing.T) {
 			aws.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_POD_SUBNETS": c.third}
 		}
 		faults := overlaps([]*facts.Facts{aws, healthy(t, "gcp", c.pods, c.services, c.node)}, &Wishes{})
-		if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.want)) {
-			t.Errorf("%s: faults %v", name, faults)
-		}
+		only(t, name, faults, c.want)
 	}
 }
 
