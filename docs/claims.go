@@ -92,12 +92,53 @@ func Claims(text string) (held []Held, wrong []error) {
 	return held, wrong
 }
 
-// Missing says why a test isn't there, from the sources below root; nil: it is.
-// A subtest is there when its name stands in the tests of the package as it is
-// written in the document.
-func (h Held) Missing(root string) error {
+// Tests are the tests of the repository, from its sources. Each package is parsed once.
+type Tests struct {
+	root     string
+	packages map[string]tests // by folder
+}
+
+// tests are the names of a package's functions and the texts in its test files.
+type tests struct{ functions, texts map[string]bool }
+
+// NewTests returns the tests below root.
+func NewTests(root string) *Tests { return &Tests{root: root, packages: map[string]tests{}} }
+
+// of parses the test files of a folder.
+func (t *Tests) of(folder string) (tests, error) {
+	if found, ok := t.packages[folder]; ok {
+		return found, nil
+	}
+	packages, err := parser.ParseDir(token.NewFileSet(), filepath.Join(t.root, filepath.FromSlash(folder)), //nolint:staticcheck // Build tags don't matter here.
+		func(f fs.FileInfo) bool { return strings.HasSuffix(f.Name(), "_test.go") }, parser.SkipObjectResolution)
+	if err != nil {
+		return tests{}, err
+	}
+	found := tests{functions: map[string]bool{}, texts: map[string]bool{}}
+	for _, p := range packages {
+		for _, f := range p.Files {
+			ast.Inspect(f, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.FuncDecl:
+					found.functions[n.Name.Name] = true
+				case *ast.BasicLit:
+					if text, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING {
+						found.texts[text] = true
+					}
+				}
+				return true
+			})
+		}
+	}
+	t.packages[folder] = found
+	return found, nil
+}
+
+// Missing returns an error when the repository lacks the test. A subtest exists when its
+// name is a string in the package's test files, as it is written in the document.
+func (t *Tests) Missing(h Held) error {
 	if h.Target != "" {
-		makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+		makefile, err := os.ReadFile(filepath.Join(t.root, "Makefile"))
 		if err == nil && !strings.Contains(string(makefile), "\n"+h.Target+":") {
 			err = errors.New("no such target")
 		}
@@ -106,33 +147,15 @@ func (h Held) Missing(root string) error {
 		}
 		return nil
 	}
-	files := token.NewFileSet()
-	packages, err := parser.ParseDir(files, filepath.Join(root, filepath.FromSlash(h.Package)), //nolint:staticcheck // Build tags don't matter here.
-		func(f fs.FileInfo) bool { return strings.HasSuffix(f.Name(), "_test.go") }, parser.SkipObjectResolution)
+	found, err := t.of(h.Package)
 	if err != nil {
 		return fmt.Errorf("%v: %w", h, err)
 	}
-	var functions, texts []string
-	for _, p := range packages {
-		for _, f := range p.Files {
-			ast.Inspect(f, func(n ast.Node) bool {
-				switch n := n.(type) {
-				case *ast.FuncDecl:
-					functions = append(functions, n.Name.Name)
-				case *ast.BasicLit:
-					if text, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING {
-						texts = append(texts, text)
-					}
-				}
-				return true
-			})
-		}
-	}
-	if !slices.Contains(functions, h.Test) {
+	if !found.functions[h.Test] {
 		return fmt.Errorf("%v: no such test", h)
 	}
 	for _, name := range h.Subtests {
-		if !slices.Contains(texts, name) {
+		if !found.texts[name] {
 			return fmt.Errorf("%v: no such subtest as %q", h, name)
 		}
 	}

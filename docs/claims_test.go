@@ -28,8 +28,9 @@ func TestEachClaimIsHeldByATest(t *testing.T) {
 	if len(held) == 0 {
 		t.Error("no claim found")
 	}
+	tests := NewTests(root)
 	for _, h := range held {
-		if err := h.Missing(root); err != nil {
+		if err := tests.Missing(h); err != nil {
 			t.Error(err)
 		}
 	}
@@ -74,7 +75,7 @@ func TestMissing(t *testing.T) {
 		{"a folder that was moved", Held{Package: "docss", Test: "TestMissing"}, "no such file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := c.held.Missing(root)
+			err := NewTests(root).Missing(c.held)
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
