@@ -158,6 +158,9 @@ func TestPathsInTime(t *testing.T) {
 		down, used time.Duration
 	}{{2, 3 * time.Second, 3 * time.Second}, {500, 4 * time.Second, 3 * time.Second}, {5000, 30 * time.Second, 3 * time.Second}} {
 		t.Run(fmt.Sprint(c.size), func(t *testing.T) {
+			if testing.Short() && c.size > 500 {
+				t.Skip("left out by -short: minutes with the race detector")
+			}
 			m := newMesh(t, c.size)
 			m.meet()
 			m.until("all up", time.Minute, PathUp, upTo(c.size)...)

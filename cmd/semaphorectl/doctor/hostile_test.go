@@ -113,7 +113,10 @@ func TestExplain(t *testing.T) {
 // TestWorkIsBounded diagnoses what a cluster can say, each of which takes minutes where all
 // is compared with all. The deadline is one that a busy machine keeps.
 func TestWorkIsBounded(t *testing.T) {
-	const n = 20_000
+	n := 20_000
+	if testing.Short() {
+		n = 2_000
+	}
 	report := func(change func(a *survey.Agent)) []*survey.Cluster {
 		clusters := surveytest.Pair(1)
 		change(clusters[1].Agents[0].Value)

@@ -117,6 +117,9 @@ func TestCover(t *testing.T) {
 // of 20,000 nodes with 16 of each, of which no two are in one network.
 func TestRangesOfManyNodes(t *testing.T) {
 	nodes := make([]Node, 20_000)
+	if testing.Short() {
+		nodes = nodes[:2_000]
+	}
 	var pods []netip.Prefix
 	for i := range nodes {
 		for k := range mostOfNode {
