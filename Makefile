@@ -34,8 +34,16 @@ demo-down: ## remove what `make demo KEEP=1` left
 	$(GO) run ./e2e/demo -down
 
 .PHONY: test
-test: ## everything that guards main, on one machine (root); PARTS="unit e2e" for some of it
+test: ## the gate: what must pass before a change lands (root); PARTS="unit demo" for some of it
 	.ci/run $(PARTS)
+
+.PHONY: test-all
+test-all: ## what must pass before a release, an hour and more (root); SHARDS="kernel fuzz" for some of it
+	.ci/run $(or $(SHARDS),all)
+
+.PHONY: flakes
+flakes: deps ## tests of the packages changed since a revision, 20 times under load (root); SINCE=REV
+	.ci/flakes $(SINCE)
 
 .PHONY: test-fast
 test-fast: ## tests that need neither root nor a cluster: the inner loop
