@@ -113,6 +113,10 @@ lint: ## tidy modules and golangci-lint, which vets, too
 	$(GO) mod tidy -diff
 	"$$($(GO) run ./e2e/tools/build golangci-lint)" run --allow-parallel-runners ./...
 
+.PHONY: settings
+settings: ## docs/settings.md, from internal/config
+	$(GO) test ./docs -run TestSettingsPage -update
+
 .PHONY: fmt
 fmt: ## format everything
 	"$$($(GO) run ./e2e/tools/build golangci-lint)" fmt ./...

@@ -1,6 +1,9 @@
 package docs
 
 import (
+	"errors"
+	"flag"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
 func commands(t *testing.T, by ...Runner) []Command {
@@ -127,50 +132,74 @@ func TestCommandsOfTheRepository(t *testing.T) {
 }
 
 // TestSettingsExist looks for settings and flags that the documents name and no
-// program has, and for settings that no document names.
+// program has. TestSettingsPage sees to it that all settings are documented.
 func TestSettingsExist(t *testing.T) {
-	root, documents := texts(t)
-	var all strings.Builder
-	known := map[string]bool{}
-	for _, path := range glob(t, filepath.Join(root, "cmd", "semaphore-*")) {
-		help := shell(t, "go run ./cmd/"+filepath.Base(path)+" -help")
-		all.WriteString(help)
-		for _, m := range regexp.MustCompile(`(?m)^  (SEMAPHORE_[A-Z_<>]+)`).FindAllStringSubmatch(help, -1) {
-			known[m[1]] = false
+	_, documents := texts(t)
+	// Not a setting, but how those of remotes begin.
+	known := map[string]bool{"SEMAPHORE_REMOTE": true}
+	for _, d := range config.RemoteSettings() {
+		known[d.Variable] = true
+	}
+	for _, p := range config.Programs() {
+		for _, d := range p.Settings {
+			known[d.Variable] = true
 		}
 	}
+	all := help(t)
 	var (
-		variable = regexp.MustCompile(`SEMAPHORE_[A-Z_<>]*[A-Z]`)
+		variable = regexp.MustCompile(`SEMAPHORE_[A-Z0-9_<>]*[A-Z0-9]`)
 		remote   = regexp.MustCompile(`^SEMAPHORE_REMOTE_(GCP|AWS)_`)
 		// What stands for several: _POD_SUBNETS, of a remote.
-		suffix  = regexp.MustCompile("`(_[A-Z_]+)[`=]")
+		suffix  = regexp.MustCompile("`(_[A-Z0-9_]+)[`=]")
 		command = regexp.MustCompile("`semaphore-(?:wireguard|service-mirror|policy) (-[a-z-]+)")
 	)
 	for name, text := range documents {
 		for _, found := range variable.FindAllString(text, -1) {
 			found = remote.ReplaceAllString(found, "SEMAPHORE_REMOTE_<NAME>_")
-			if _, exists := known[found]; !exists {
+			if !known[found] {
 				t.Errorf("%s names %s, which no program reads", name, found)
 			}
-			known[found] = true
 		}
 		for _, m := range suffix.FindAllStringSubmatch(text, -1) {
-			if _, exists := known["SEMAPHORE_REMOTE_<NAME>"+m[1]]; !exists {
+			if !known["SEMAPHORE_REMOTE_<NAME>"+m[1]] {
 				t.Errorf("%s names %s, which is no setting of a remote", name, m[1])
 			}
-			known["SEMAPHORE_REMOTE_<NAME>"+m[1]] = true
 		}
 		for _, m := range command.FindAllStringSubmatch(text, -1) {
-			if !strings.Contains(all.String(), "  "+m[1]+"\n") && !strings.Contains(all.String(), ", "+m[1]+"\n") {
+			if !strings.Contains(all, "  "+m[1]+"\n") && !strings.Contains(all, ", "+m[1]+"\n") {
 				t.Errorf("%s names the flag %s, which no program has", name, m[1])
 			}
 		}
 	}
-	for name, documented := range known {
-		if !documented {
-			t.Errorf("no document names %s", name)
+}
+
+// help returns what the programs print with -help.
+func help(t *testing.T) string {
+	t.Helper()
+	stdout := os.Stdout
+	t.Cleanup(func() { os.Stdout = stdout })
+	file, err := os.CreateTemp(t.TempDir(), "help")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	os.Stdout = file
+	arguments := []string{"-help"}
+	_, _, wireguard := config.LoadWireguard(arguments)
+	_, _, mirror := config.LoadMirror(arguments)
+	_, _, policy := config.LoadPolicy(arguments)
+	_, _, tokens := config.LoadTokens(arguments)
+	os.Stdout = stdout
+	for _, err := range []error{wireguard, mirror, policy, tokens} {
+		if !errors.Is(err, flag.ErrHelp) {
+			t.Fatal(err)
 		}
 	}
+	text, err := os.ReadFile(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // TestMetricsExist looks for metrics that other documents name and
@@ -270,14 +299,25 @@ func TestTargetsOfMake(t *testing.T) {
 	}
 }
 
+// headings returns the headings of a document.
+func headings(text string) []string {
+	var all []string
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+		all = append(all, m[1])
+	}
+	return all
+}
+
+// anchor returns the anchor that GitHub makes of a heading.
+func anchor(heading string) string {
+	dropped := regexp.MustCompile(`[^a-z0-9 _-]`)
+	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
+}
+
 // TestLinksLeadSomewhere follows the links between documents, to files, folders
 // and chapters.
 func TestLinksLeadSomewhere(t *testing.T) {
-	var (
-		link    = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
-		heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
-		dropped = regexp.MustCompile(`[^a-z0-9 _-]`)
-	)
+	link := regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
 	root, documents := texts(t)
 	for name, text := range documents {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
@@ -291,14 +331,84 @@ func TestLinksLeadSomewhere(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(root, target)); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
-			// As GitHub makes them of headings.
 			anchors := []string{""}
-			for _, h := range heading.FindAllStringSubmatch(documents[target], -1) {
-				anchors = append(anchors, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-"))
+			for _, h := range headings(documents[target]) {
+				anchors = append(anchors, anchor(h))
 			}
 			if !slices.Contains(anchors, m[2]) {
 				t.Errorf("%s: %s has no chapter %q", name, target, m[2])
 			}
+		}
+	}
+}
+
+// TestReferencesOfCode looks for the documents and chapters that code, manifests and
+// tests name, as in: docs/operating.md, "Tokens".
+func TestReferencesOfCode(t *testing.T) {
+	root, documents := texts(t)
+	reference := regexp.MustCompile(`\bdocs/([a-z0-9/-]+)\.md(?:, (?:\\?["'])([A-Z][^"\\]+)\\?")?`)
+	ours := regexp.MustCompile(`(^|[^a-z/.])$`) // Not a part of an address.
+	found := 0
+	must := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "bin" || entry.Name() == "dist") {
+			return filepath.SkipDir
+		}
+		switch filepath.Ext(path) {
+		case ".go", ".yaml", ".json", ".conf", "":
+		default:
+			return nil
+		}
+		if !entry.Type().IsRegular() || entry.Name() == "docs_test.go" {
+			return nil
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		text := string(content)
+		for _, m := range reference.FindAllStringSubmatchIndex(text, -1) {
+			if !ours.MatchString(text[max(0, m[0]-1):m[0]]) {
+				continue
+			}
+			found++
+			name := "docs/" + text[m[2]:m[3]] + ".md"
+			document, exists := documents[name]
+			switch {
+			case !exists:
+				t.Errorf("%s names %s, which doesn't exist", path, name)
+			case m[4] >= 0 && !slices.Contains(headings(document), text[m[4]:m[5]]):
+				t.Errorf("%s: %s has no chapter %q", path, name, text[m[4]:m[5]])
+			}
+		}
+		return nil
+	}))
+	if found < 20 {
+		t.Errorf("found %d references: are they written in another way than before?", found)
+	}
+}
+
+// TestPagesSayForWhom looks at how each page of docs begins: for whom it is, and a link
+// to the index.
+func TestPagesSayForWhom(t *testing.T) {
+	_, documents := texts(t)
+	for name, text := range documents {
+		if filepath.Dir(name) != "docs" || name == "docs/README.md" {
+			continue
+		}
+		preface, _, _ := strings.Cut(text, "\n## ")
+		if !strings.Contains(preface, "\nFor ") || !strings.Contains(preface, "[All pages](README.md)") {
+			t.Errorf("%s: its beginning doesn't say for whom it is, or doesn't link to README.md", name)
+		}
+		if !strings.Contains(documents["docs/README.md"], "]("+filepath.Base(name)+")") {
+			t.Errorf("docs/README.md doesn't link to %s", name)
 		}
 	}
 }

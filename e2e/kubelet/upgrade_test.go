@@ -41,7 +41,7 @@ type upgrade struct {
 
 // TestUpgrade moves two clusters from an earlier release to this one, and back, one
 // after the other, each time with a while between in which both releases make one mesh:
-// by `kubectl apply`, as docs/operations.md says, under traffic.
+// by `kubectl apply`, as docs/upgrade.md says, under traffic.
 func TestUpgrade(t *testing.T) {
 	if *from == "" {
 		t.Skip("NOT RUN: it needs a revision of the repository's history to move from: make e2e-upgrade")
@@ -294,7 +294,7 @@ func (u *upgrade) state(t *testing.T) []string {
 var renamed = []string{" pods ", " pods.metrics", " replicasets.apps ", " controllerrevisions.apps ", " jobs.batch ", ": veth", ": Error"}
 
 // stays are beginnings of lines about what this release adds and an earlier one leaves there,
-// for each cluster. docs/operations.md lists them.
+// for each cluster. docs/upgrade.md lists them.
 var stays = []string{
 	"address: wireguard.", // Its link-local one.
 	"link: wireguard.",    // With a longer queue.

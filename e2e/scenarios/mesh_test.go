@@ -251,7 +251,7 @@ func TestMesh(t *testing.T) {
 		delete(aws1.Env, "SEMAPHORE_WG_ENGINE") // It starts one itself, which -cleanup ends.
 		must(t, aws1.Start())
 		// Until the agent has run once after a boot nothing guards the node's
-		// pods: docs/operations.md says so.
+		// pods: docs/install.md says so.
 		eventually(t, repair, "the agent to be ready", aws1.Ready)
 		must(t, p.WaitConnected(within(t, time.Minute)))
 		status, err = aws1.Status(t.Context())

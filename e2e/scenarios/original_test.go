@@ -23,7 +23,7 @@ import (
 )
 
 // TestMovingOver takes a mesh from the original tool to ours, node by node and
-// one node back again, as docs/operations.md tells an operator to. What the
+// one node back again, as docs/moving-from-the-original.md tells an operator to. What the
 // original leaves in a kernel's WireGuard is the matter of the tests of tunnel and
 // routes: here is none.
 func TestMovingOver(t *testing.T) {

@@ -36,8 +36,10 @@ func (l *loader) unknownVariables(environ []string) []string {
 // and of the remotes that are configured by variables.
 func (l *loader) knownVariables() []string {
 	var all []*setting
-	for _, vars := range []any{new(sources), new(agentSources), new(Wireguard), new(Mirror), new(Policy), new(Tokens)} {
-		all = append(all, inspect(prefix, vars)...)
+	for _, p := range programs {
+		for _, vars := range p.vars() {
+			all = append(all, inspect(prefix, vars)...)
+		}
 	}
 	if !l.setting(&l.ClustersConfig).set {
 		for _, r := range l.remotes {

@@ -49,7 +49,7 @@ func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
 	}
 	if config("kube-flannel", "kube-flannel-cfg") != nil || config("kube-system", "kube-flannel-cfg") != nil {
 		f.Plugin = "flannel"
-		f.Masquerade = append(f.Masquerade, "flannel masquerades what pods send to other clusters, when it runs with --ip-masq: give their pod subnets an exception, as docs/operations.md says")
+		f.Masquerade = append(f.Masquerade, "flannel masquerades what pods send to other clusters, when it runs with --ip-masq: give their pod subnets an exception, as docs/network-plugins.md says")
 	}
 	if config("kube-system", "ip-masq-agent") != nil {
 		f.Masquerade = append(f.Masquerade, "ip-masq-agent masquerades: put the other clusters' pod subnets into nonMasqueradeCIDRs of kube-system/ip-masq-agent")

@@ -76,7 +76,7 @@ func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 			}
 		}
 		if len(n.Pods) == 0 && f.Plugin == "" {
-			warn("node "+n.Name+" has no podCIDR, and its network plugin isn't known", "see SEMAPHORE_WG_POD_CIDRS in docs/operations.md")
+			warn("node "+n.Name+" has no podCIDR, and its network plugin isn't known", "see SEMAPHORE_WG_POD_CIDRS in docs/network-plugins.md")
 		}
 	}
 	if len(s.pods) == 0 {
