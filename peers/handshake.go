@@ -11,7 +11,7 @@ import (
 )
 
 // turns are how long after a peer was configured we look whether it needs help,
-// see docs/decisions/0005-handshakes-are-begun-anew.md:
+// see docs/decisions/0005-first-handshakes.md:
 //
 //	0     70    157     266       403         574           788             1200 ms, 2, 4, 8 s
 //	|-----|------|-------|---------|-----------|-------------|----------------|--- ...

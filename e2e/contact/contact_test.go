@@ -246,7 +246,7 @@ func TestSideThatIsNotKnown(t *testing.T) {
 	})
 }
 
-// Flags for measuring, see docs/decisions/0005-handshakes-are-begun-anew.md.
+// Flags for measuring, see docs/decisions/0005-first-handshakes.md.
 var (
 	contacts = flag.Int("contacts", 6, "first contacts that TestFirstContacts makes of each kind")
 	slow     = flag.Duration("slow", time.Second, "tell how those went that took longer")

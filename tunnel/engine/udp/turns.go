@@ -36,7 +36,7 @@ const (
 // turns hands one handshake message after the other from each address to
 // wireguard-go, whose workers mix up an initiation and the answer to one's own when
 // they have both at the same time: the session that comes of it is received under an
-// index that nobody knows, see docs/decisions/0005-handshakes-are-begun-anew.md.
+// index that nobody knows, see docs/decisions/0005-first-handshakes.md.
 //
 // A message has been handled when its answer is sent: to an initiation, a response;
 // to a response, a transport message in the new session. Messages are delayed, by
