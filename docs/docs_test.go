@@ -404,7 +404,9 @@ func TestPagesSayForWhom(t *testing.T) {
 			continue
 		}
 		preface, _, _ := strings.Cut(text, "\n## ")
-		if !strings.Contains(preface, "\nFor ") || !strings.Contains(preface, "[All pages](README.md)") {
+		saysFor := strings.Contains(preface, "\nFor ")
+		preface = strings.Join(strings.Fields(preface), " ")
+		if !saysFor || !strings.Contains(preface, "[All pages](README.md)") {
 			t.Errorf("%s: its beginning doesn't say for whom it is, or doesn't link to README.md", name)
 		}
 		if !strings.Contains(documents["docs/README.md"], "]("+filepath.Base(name)+")") {
