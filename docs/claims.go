@@ -17,19 +17,19 @@ import (
 	"strings"
 )
 
-// Held is what a document says of the test that holds one of its statements.
-// In a document the statement ends with ✓ and the name of a footnote, as in
-// "✓[^keys]", and the footnote lists tests in backquotes, as in
-// "[^keys]: `peers.TestDesired`, `e2e/scenarios.TestHostileNodes/a subtest`". What no test
-// can look at is held by a target of make, as in "`make image-check`".
+// Held is a reference of a document to a test that shows one of its statements. In a
+// document the statement ends with ✓ and the name of a footnote, as in "✓[^keys]", and the
+// footnote lists tests in backquotes, as in
+// "[^keys]: `peers.TestDesired`, `e2e/scenarios.TestHostileNodes/a subtest`". A target of
+// make may take the place of a test, as in "`make image-check`".
 type Held struct {
-	// Footnote is the name that statement and tests share.
+	// Footnote is the name of the footnote.
 	Footnote string
-	// Target is of the Makefile; where it is set the rest is empty.
+	// Target is a target of the Makefile; if it is set the other fields are empty.
 	Target string
 	// Package is the folder of a test, from the root of the repository.
 	Package string
-	// Test is its function, Subtests are the names behind it, outermost first.
+	// Test is its function, Subtests are the names after it, outermost first.
 	Test     string
 	Subtests []string
 }
@@ -48,9 +48,9 @@ var (
 	testName = regexp.MustCompile("`([a-z0-9/_-]+)\\.(Test[A-Za-z0-9]*)((?:/[^`/]+)*)`")
 )
 
-// Claims returns the tests that a document names for its marked statements, and
-// what is wrong with how it does so: a mark without a footnote, a footnote that
-// is missing, names no test, or belongs to no mark.
+// Claims returns the tests that a document names for its marked statements, and the
+// faults of these references: a mark without a footnote, a footnote that is missing,
+// names no test, or belongs to no mark.
 func Claims(text string) (held []Held, wrong []error) {
 	preface, _, _ := strings.Cut(text, "\n## ")
 	body := strings.TrimPrefix(text, preface) // Before it, ✓ is explained.
@@ -134,8 +134,8 @@ func (t *Tests) of(folder string) (tests, error) {
 	return found, nil
 }
 
-// Missing returns an error when the repository lacks the test. A subtest exists when its
-// name is a string in the package's test files, as it is written in the document.
+// Missing returns an error if the repository lacks the test. A subtest exists if the
+// package's test files contain its name as a string.
 func (t *Tests) Missing(h Held) error {
 	if h.Target != "" {
 		makefile, err := os.ReadFile(filepath.Join(t.root, "Makefile"))

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestEachClaimIsHeldByATest keeps docs/security.md from claiming more than
-// tests show.
+// TestEachClaimIsHeldByATest checks that the tests exist that docs/security.md names for
+// its statements.
 func TestEachClaimIsHeldByATest(t *testing.T) {
 	root, err := Root()
 	if err != nil {

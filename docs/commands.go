@@ -1,8 +1,8 @@
-// Package docs holds the documents of the repository against what is there. It
-// finds their commands and says which test runs each of them; those tests take
-// their commands from here, so that a document can't tell a user to run what
-// nothing has run, unless it says that it takes a real cluster. It finds the tests
-// that hold statements, and the metrics.
+// Package docs compares the documents of the repository with the code. It finds their
+// commands and the test that runs each of them; those tests take their commands from
+// here, so every documented command is run by a test, unless the document says that it
+// needs a real cluster. It also finds the tests that show marked statements, and the
+// documented metrics.
 package docs
 
 import (
@@ -14,20 +14,20 @@ import (
 	"strings"
 )
 
-// Runner is what runs a command, or as much of it as can be run.
+// Runner is the test that runs a command, or as much of it as can be run.
 type Runner string
 
 // The runners.
 const (
-	// Here is the test of this package: make with -n, our tools with -h. What semaphorectl
-	// does is in e2e/kubelet: TestKubelet.
+	// Here is the test of this package: make with -n, our tools with -h. TestKubelet in
+	// e2e/kubelet tests semaphorectl itself.
 	Here Runner = "docs"
 	// Example is TestExample: kubectl and semaphorectl tokens, against two API servers with
 	// deploy/example in them.
 	Example Runner = "e2e/scenarios: TestExample"
-	// Operator is TestOperatorsView: what an operator types on a node.
+	// Operator is TestOperatorsView: commands on a node.
 	Operator Runner = "e2e/scenarios: TestOperatorsView"
-	// RealCluster is nobody: it takes kubelets, a registry, or a network. The
+	// RealCluster is no test: the command needs kubelets, a registry, or a network. The
 	// document must say so.
 	RealCluster Runner = "a real cluster"
 )
@@ -40,8 +40,8 @@ type Command struct {
 	// Text is the command, without the indentation; a command of several lines
 	// has line breaks.
 	Text string
-	// Marked tells whether its chapter, or what stands before the first chapter
-	// of its document, says that a real cluster or a registry is needed.
+	// Marked is whether its chapter, or the text before the first chapter of its
+	// document, says that it needs a real cluster or a registry.
 	Marked bool
 }
 
@@ -65,7 +65,7 @@ var runners = []struct {
 	{regexp.MustCompile(`^(docker|cosign|tcpdump|ping|curl) `), RealCluster},
 }
 
-// By says who runs the command; "" when nobody was thought of.
+// By returns the runner of the command, "" if it has none.
 func (c Command) By() Runner {
 	text := strings.ReplaceAll(c.Text, "\n", " ")
 	for _, r := range runners {
@@ -143,15 +143,15 @@ func documents(root string) ([]string, error) {
 	return files, nil
 }
 
-// In our documents commands are indented by four spaces more than the text
-// around them, and what is fenced is something else: files and pictures.
+// In our documents commands are indented by four spaces more than the text around
+// them. Fenced blocks are files and pictures.
 var (
 	item = regexp.MustCompile(`^( *)(- |\d+\. )`)
-	// data is what is indented, too: settings, labels, what a command prints.
+	// data matches other indented lines: settings, labels, output of commands.
 	data = regexp.MustCompile(`^([A-Z_]+=\S*|[a-z0-9./-]+: "?\w+"?|\d+: .*)$`)
 )
 
-// needs is how a document says that a command can't be tried just so.
+// needs matches the text by which a document says that a command can't be tested.
 var needs = regexp.MustCompile(`real cluster|needs a registry`)
 
 func parse(file, text string) []Command {
@@ -204,8 +204,8 @@ func parse(file, text string) []Command {
 	return found
 }
 
-// markings tells of each line whether its chapter, of the second level, or the
-// document's beginning says what is needed.
+// markings returns for each line whether its chapter, of the second level, or the
+// beginning of the document matches needs.
 func markings(lines []string) []bool {
 	marks := make([]bool, len(lines))
 	preface, begin := false, 0

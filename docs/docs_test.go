@@ -107,16 +107,16 @@ func TestCommandsOfTheRepository(t *testing.T) {
 				t.Errorf("%s\nmakes %+v, %v", c, object, err)
 			}
 		case semaphorectl.MatchString(c.Text):
-			// The flags before it are read, and nothing is done. The file that it would
-			// write stays unwritten.
+			// With --help the flags are parsed, and nothing else happens. The output file is
+			// not written.
 			command, _, _ := strings.Cut(c.Text, " > ")
 			shell(t, semaphorectl.ReplaceAllString(command, tool+" ")+" --help")
 		case strings.Contains(c.Text, "./e2e/kernel "):
-			// Its package comes last, behind the flags.
+			// Its package is the last argument.
 			flags := c.Text[:strings.LastIndexByte(c.Text, ' ')]
 			shell(t, strings.Replace(flags, "go run ./e2e/kernel", kernel, 1)+" -h")
 		default:
-			// With -h behind them the flags are read, and nothing is done.
+			// With -h at the end the flags are parsed, and nothing else happens.
 			m := release.FindStringSubmatch(c.Text)
 			if m == nil {
 				t.Errorf("not understood: %s", c)
@@ -124,15 +124,15 @@ func TestCommandsOfTheRepository(t *testing.T) {
 			}
 			arguments := m[2]
 			if m[1] == "notes" {
-				arguments = "" // A version, behind which no flag is read.
+				arguments = "" // A version: flags after it aren't parsed.
 			}
 			shell(t, releaser+" "+m[1]+" "+arguments+" -h")
 		}
 	}
 }
 
-// TestSettingsExist looks for settings and flags that the documents name and no
-// program has. TestSettingsPage sees to it that all settings are documented.
+// TestSettingsExist checks that the settings and flags of the documents exist.
+// TestSettingsPage checks that all settings are documented.
 func TestSettingsExist(t *testing.T) {
 	_, documents := texts(t)
 	// Not a setting, but how those of remotes begin.
@@ -149,7 +149,7 @@ func TestSettingsExist(t *testing.T) {
 	var (
 		variable = regexp.MustCompile(`SEMAPHORE_[A-Z0-9_<>]*[A-Z0-9]`)
 		remote   = regexp.MustCompile(`^SEMAPHORE_REMOTE_(GCP|AWS)_`)
-		// What stands for several: _POD_SUBNETS, of a remote.
+		// Suffixes of a remote's settings, as in _POD_SUBNETS.
 		suffix  = regexp.MustCompile("`(_[A-Z0-9_]+)[`=]")
 		command = regexp.MustCompile("`semaphore-(?:wireguard|service-mirror|policy) (-[a-z-]+)")
 	)
@@ -202,8 +202,8 @@ func help(t *testing.T) string {
 	return string(text)
 }
 
-// TestMetricsExist looks for metrics that other documents name and
-// docs/metrics.md doesn't, which the tests of the programs hold against them.
+// TestMetricsExist checks that docs/metrics.md has the metrics of other documents. The
+// tests of the programs compare docs/metrics.md with their registries.
 func TestMetricsExist(t *testing.T) {
 	metrics, err := Metrics()
 	if err != nil {
@@ -213,7 +213,7 @@ func TestMetricsExist(t *testing.T) {
 	for _, m := range metrics {
 		known[m.Name] = true
 	}
-	// Of the original tool, with a word about where it went.
+	// Of the original tool; moving-from-the-original.md says that it was removed.
 	known["semaphore_wg_sync_queue_full_failures_total"] = true
 	_, documents := texts(t)
 	found := 0
@@ -239,7 +239,7 @@ func glob(t *testing.T, pattern string) []string {
 	return found
 }
 
-// TestArgumentsOfTheImage looks at what the image's build is told.
+// TestArgumentsOfTheImage checks that the Dockerfile has the documented build arguments.
 func TestArgumentsOfTheImage(t *testing.T) {
 	root, documents := texts(t)
 	dockerfile, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
@@ -282,7 +282,7 @@ func texts(t *testing.T) (root string, byName map[string]string) {
 	return root, found
 }
 
-// TestTargetsOfMake looks for targets that are named in the text or in tables.
+// TestTargetsOfMake checks that the targets in texts and tables exist.
 func TestTargetsOfMake(t *testing.T) {
 	named := map[string]bool{}
 	_, documents := texts(t)
@@ -314,8 +314,8 @@ func anchor(heading string) string {
 	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
 }
 
-// TestLinksLeadSomewhere follows the links between documents, to files, folders
-// and chapters.
+// TestLinksLeadSomewhere checks the links between documents, to files, folders and
+// chapters.
 func TestLinksLeadSomewhere(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
 	root, documents := texts(t)
@@ -342,8 +342,8 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-// TestReferencesOfCode looks for the documents and chapters that code, manifests and
-// tests name, as in: docs/operating.md, "Tokens".
+// TestReferencesOfCode checks that the documents and chapters exist that code, manifests
+// and tests name, as in: docs/operating.md, "Tokens".
 func TestReferencesOfCode(t *testing.T) {
 	root, documents := texts(t)
 	reference := regexp.MustCompile(`\bdocs/([a-z0-9/-]+)\.md(?:, (?:\\?["'])([A-Z][^"\\]+)\\?")?`)
@@ -395,8 +395,8 @@ func TestReferencesOfCode(t *testing.T) {
 	}
 }
 
-// TestPagesSayForWhom looks at how each page of docs begins: for whom it is, and a link
-// to the index.
+// TestPagesSayForWhom checks the beginning of each page of docs: its readers, and a link to
+// the index.
 func TestPagesSayForWhom(t *testing.T) {
 	_, documents := texts(t)
 	for name, text := range documents {
@@ -411,6 +411,25 @@ func TestPagesSayForWhom(t *testing.T) {
 		}
 		if !strings.Contains(documents["docs/README.md"], "]("+filepath.Base(name)+")") {
 			t.Errorf("docs/README.md doesn't link to %s", name)
+		}
+	}
+}
+
+// TestPlainEnglish finds banned words outside of quotations. docs/settings.md has the words
+// of internal/config.
+func TestPlainEnglish(t *testing.T) {
+	quoted := regexp.MustCompile("`[^`]*`|\"[^\"]*\"")
+	banned := regexp.MustCompile(`(?i)\b(tells?|told|telling|whoever|nobody|somebody|trouble|anew|by and by|for who|of who)\b`)
+	_, documents := texts(t)
+	for name, text := range documents {
+		if name != "CHANGELOG.md" && !strings.HasPrefix(name, "docs/") || name == "docs/settings.md" {
+			continue
+		}
+		text = quoted.ReplaceAllStringFunc(text, func(s string) string { return strings.Repeat("\n", strings.Count(s, "\n")) })
+		for i, line := range strings.Split(text, "\n") {
+			if word := banned.FindString(line); word != "" {
+				t.Errorf("%s:%d: %q", name, i+1, word)
+			}
 		}
 	}
 }

@@ -13,11 +13,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metric is a metric as it is documented or registered.
+// Metric is a documented or registered metric.
 type Metric struct {
 	Name string
-	// Type is counter, gauge or histogram; empty for a registered one that has
-	// no values yet.
+	// Type is counter, gauge or histogram; empty for a registered metric without values.
 	Type string
 	// Labels are sorted.
 	Labels []string
@@ -48,8 +47,7 @@ func Metrics(prefixes ...string) ([]Metric, error) {
 	return sorted(found), nil
 }
 
-// described is a descriptor as its String method writes it, the only way to
-// read one.
+// described matches the String method of a descriptor, the only way to read one.
 var described = regexp.MustCompile(`^Desc\{fqName: "([^"]+)", .*constLabels: \{(.*?)\}, variableLabels: \{(.*?)\}\}$`)
 
 // CheckMetrics fails the test unless the registry has just the metrics that are
@@ -78,8 +76,8 @@ func CheckMetrics(t testing.TB, registry *prometheus.Registry, prefixes ...strin
 	}
 }
 
-// registered returns the metrics that a registry has, whether or not they have
-// values, sorted by name.
+// registered returns the metrics of a registry, also those without values, sorted by
+// name.
 func registered(registry *prometheus.Registry) ([]Metric, error) {
 	types, err := typesOf(registry)
 	if err != nil {
@@ -97,7 +95,7 @@ func registered(registry *prometheus.Registry) ([]Metric, error) {
 			err = fmt.Errorf("descriptor is written in another way than expected: %s", d)
 			continue
 		}
-		// What every Go program has.
+		// Those of every Go program.
 		if strings.HasPrefix(m[1], "go_") || strings.HasPrefix(m[1], "process_") {
 			continue
 		}
