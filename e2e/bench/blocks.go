@@ -60,9 +60,9 @@ func (b *bench) manyBlocks(ctx context.Context, a *arena) error {
 	}
 	beside := "with one prefix each"
 	half := goal{atMost: 1.5}
-	b.table.add(row{what: fmt.Sprintf("start to %d peers with %d blocks", b.nodes, blocks), beside: beside, pairs: took, unit: seconds, goal: half})
-	b.table.add(row{what: "memory with them", beside: beside, pairs: share, unit: megabytes, goal: half})
-	b.table.add(row{what: "memory, peak", beside: beside, pairs: peak, unit: megabytes, goal: half})
+	b.table.add(row{what: fmt.Sprintf("start to %d peers with %d blocks", b.nodes, blocks), beside: beside, pairs: took, unit: duration, goal: half})
+	b.table.add(row{what: "memory with them", beside: beside, pairs: share, unit: size, goal: half})
+	b.table.add(row{what: "memory, peak", beside: beside, pairs: peak, unit: size, goal: half})
 	return nil
 }
 

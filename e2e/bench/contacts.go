@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/contact"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -56,6 +57,9 @@ func (b *bench) contacts(ctx context.Context) error {
 		b.say("%s: %s", l, contact.Distribution(took))
 	}
 	b.table.note("first contacts, %.0f %% of packets lost, each direction: %s", 100*contactLoss, contact.Distribution(all))
+	took := measure.Latencies(all)
+	b.table.alone = append(b.table.alone, took.Results("first contact")...)
+	b.table.alone = append(b.table.alone, measure.Alone("first contact, longest", "s", took.Quantile(1).Seconds()))
 	return nil
 }
 

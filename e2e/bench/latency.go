@@ -147,8 +147,8 @@ func (s *scale) reportLatency(all []changed) {
 		middle = append(middle, pair{measure.Quantile(device, 0.5), measure.Quantile(watch, 0.5)})
 		worst = append(worst, pair{measure.Quantile(device, 0.99), measure.Quantile(watch, 0.99)})
 	}
-	s.table.add(row{what: "API write sent to device, p50", beside: "bare watch", pairs: middle, unit: seconds})
-	s.table.add(row{what: "API write sent to device, p99", beside: "bare watch", pairs: worst, unit: seconds})
+	s.table.add(row{what: "API write sent to device, p50", beside: "bare watch", pairs: middle, unit: duration})
+	s.table.add(row{what: "API write sent to device, p99", beside: "bare watch", pairs: worst, unit: duration})
 	answered := latencies(all, func(c changed) time.Duration { return c.applied.Sub(c.answered) })
 	s.table.note("from the API server's answer to the device: p50 %s, p99 %s, at most %s",
 		seconds(measure.Quantile(answered, 0.5)), seconds(measure.Quantile(answered, 0.99)), seconds(answered[len(answered)-1]))

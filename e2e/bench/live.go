@@ -117,7 +117,7 @@ func (b *bench) live(ctx context.Context, a *arena) error {
 	}
 	what := fmt.Sprintf("CPU, %d live peers", b.nodes)
 	for i, part := range []string{", agent", ", engine"} {
-		b.table.add(row{what: what + part, beside: "without probes", pairs: []pair{{with[i], without[i]}}, unit: share})
+		b.table.add(row{what: what + part, beside: "without probes", pairs: []pair{{with[i], without[i]}}, unit: processorTime})
 	}
 	probes := with[0] + with[1] - without[0] - without[1]
 	b.say("%s: %s with probes, of which %s for them (wanted: %s)", what, share(with[0]+with[1]), share(probes), share(liveGoal))

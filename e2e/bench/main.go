@@ -25,6 +25,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/contact"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -41,6 +42,7 @@ type options struct {
 	contactCount int
 	against      string
 	agent        string
+	json         string
 }
 
 // bench is one run.
@@ -95,6 +97,7 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&opts.against, "against", "",
 		"another build of semaphore-wireguard to compare the throughput with, instead of wireguard-go")
 	flags.StringVar(&opts.agent, "agent", "", "build of semaphore-wireguard to measure, instead of the tree's")
+	flags.StringVar(&opts.json, "json", "", "file to append the rows to, one JSON object per line")
 	if err := flags.Parse(args); err != nil {
 		return opts, err
 	}
@@ -145,8 +148,9 @@ func run(ctx context.Context, opts options) (err error) {
 	}
 	// What was measured before an error, or ^C, is worth its print.
 	_, printErr := b.table.WriteTo(os.Stdout)
+	jsonErr := measure.Append(b.json, "./e2e/bench", b.table.results())
 	b.say("took %s", time.Since(started).Round(time.Second))
-	return errors.Join(err, printErr)
+	return errors.Join(err, printErr, jsonErr)
 }
 
 func (b *bench) wants(part string) bool { return slices.Contains(b.only, part) }

@@ -210,7 +210,7 @@ func (s *scale) soon(what, than string, ours, beside []float64) {
 	slices.Sort(ours)
 	slices.Sort(beside)
 	for name, q := range map[string]float64{"p50": 0.5, "p99": 0.99} {
-		s.table.add(row{what: what + ", " + name, beside: than, pairs: []pair{{measure.Quantile(ours, q), measure.Quantile(beside, q)}}, unit: seconds})
+		s.table.add(row{what: what + ", " + name, beside: than, pairs: []pair{{measure.Quantile(ours, q), measure.Quantile(beside, q)}}, unit: duration})
 	}
 	verdict := "met"
 	if measure.Quantile(ours, 0.99) > reachedWithin.Seconds() {

@@ -41,7 +41,7 @@ func (b *bench) narrow(ctx context.Context, s *side) error {
 	}
 	b.table.add(row{
 		what: "TCP, in fragments over " + strconv.Itoa(narrowMTU), beside: "over " + strconv.Itoa(fittingMTU),
-		pairs: speed, unit: gigabits,
+		pairs: speed, unit: bandwidth,
 	})
 	return nil
 }

@@ -142,13 +142,13 @@ func (s *scale) startup(ctx context.Context) error {
 			megabytes(oursMemory.rest.peak), megabytes(besideMemory.rest.peak))
 	}
 	what := fmt.Sprintf("start to %d peers", len(s.crowd.members))
-	s.table.add(row{what: what, beside: "wireguard-go, one request", pairs: took, unit: seconds})
-	s.table.add(row{what: what, beside: "the same and a bare list", pairs: whole, unit: seconds})
-	s.table.add(row{what: fmt.Sprintf("memory with them, after %v", settling), beside: "wireguard-go", pairs: soon, unit: megabytes})
-	s.table.add(row{what: fmt.Sprintf("memory, mean of %v from then", atRest), beside: "wireguard-go", pairs: mean, unit: megabytes, goal: goal{atMost: 1.2}})
-	s.table.add(row{what: fmt.Sprintf("memory, after %v", settling+atRest), beside: "wireguard-go", pairs: rest, unit: megabytes, goal: goal{atMost: 1.2}})
-	s.table.add(row{what: "of that the engine", beside: "wireguard-go", pairs: engine, unit: megabytes, goal: goal{atMost: 1.2}})
-	s.table.add(row{what: "memory, peak", beside: "wireguard-go", pairs: peak, unit: megabytes, goal: goal{atMost: 1.2}})
+	s.table.add(row{what: what, beside: "wireguard-go, one request", pairs: took, unit: duration})
+	s.table.add(row{what: what, beside: "the same and a bare list", pairs: whole, unit: duration})
+	s.table.add(row{what: fmt.Sprintf("memory with them, after %v", settling), beside: "wireguard-go", pairs: soon, unit: size})
+	s.table.add(row{what: fmt.Sprintf("memory, mean of %v from then", atRest), beside: "wireguard-go", pairs: mean, unit: size, goal: goal{atMost: 1.2}})
+	s.table.add(row{what: fmt.Sprintf("memory, after %v", settling+atRest), beside: "wireguard-go", pairs: rest, unit: size, goal: goal{atMost: 1.2}})
+	s.table.add(row{what: "of that the engine", beside: "wireguard-go", pairs: engine, unit: size, goal: goal{atMost: 1.2}})
+	s.table.add(row{what: "memory, peak", beside: "wireguard-go", pairs: peak, unit: size, goal: goal{atMost: 1.2}})
 	return nil
 }
 
@@ -284,6 +284,6 @@ func (s *scale) compareCPU(ctx context.Context, what string, do func(round int, 
 		})
 		s.say("%s, %d of %d: %s and %s", what, i+1, s.pairs, share(used[i].ours), share(used[i].beside))
 	}
-	s.table.add(row{what: what, beside: "wireguard-go, idle", pairs: used, unit: share})
+	s.table.add(row{what: what, beside: "wireguard-go, idle", pairs: used, unit: processorTime})
 	return nil
 }

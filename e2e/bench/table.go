@@ -21,7 +21,7 @@ type row struct {
 	what   string
 	beside string // what it is compared with
 	pairs  []pair
-	unit   func(float64) string
+	unit   unit
 	goal   goal
 }
 
@@ -58,6 +58,8 @@ func (g goal) verdict(ratio float64) string {
 type table struct {
 	rows  []row
 	notes []string
+	// alone are figures of notes, for results.
+	alone []measure.Result
 }
 
 func (t *table) add(r row) { t.rows = append(t.rows, r) }
@@ -76,7 +78,7 @@ func (t *table) WriteTo(w io.Writer) (int64, error) {
 		ours := spreadOf(r.pairs, func(p pair) float64 { return p.ours })
 		beside := spreadOf(r.pairs, func(p pair) float64 { return p.beside })
 		ratio := spreadOf(r.pairs, pair.ratio)
-		fmt.Fprintf(aligned, "%s\t%s\t%s\t%s\t%.2f\t%.2f..%.2f\t%d\t%s\n", r.what, r.unit(ours.median), r.unit(beside.median),
+		fmt.Fprintf(aligned, "%s\t%s\t%s\t%s\t%.2f\t%.2f..%.2f\t%d\t%s\n", r.what, r.unit.text(ours.median), r.unit.text(beside.median),
 			r.beside, ratio.median, ratio.min, ratio.max, len(r.pairs), r.goal.verdict(ratio.median))
 	}
 	// Writing to memory doesn't fail.
@@ -86,6 +88,19 @@ func (t *table) WriteTo(w io.Writer) (int64, error) {
 	}
 	n, err := io.WriteString(w, text.String())
 	return int64(n), err
+}
+
+// results returns the rows as -json writes them.
+func (t *table) results() []measure.Result {
+	var all []measure.Result
+	for _, r := range t.rows {
+		var ours, beside, ratios []float64
+		for _, p := range r.pairs {
+			ours, beside, ratios = append(ours, p.ours*r.unit.scale), append(beside, p.beside*r.unit.scale), append(ratios, p.ratio())
+		}
+		all = append(all, measure.Compared(r.what, r.unit.name, r.beside, ours, beside, ratios))
+	}
+	return append(all, t.alone...)
 }
 
 func (p pair) ratio() float64 { return p.ours / p.beside }
@@ -106,7 +121,21 @@ func spreadOf[T any](series []T, value func(T) float64) spread {
 	return spread{measure.Quantile(values, 0.5), values[0], values[len(values)-1]}
 }
 
+// unit is what the values of a row are.
+type unit struct {
+	name  string  // in results
+	scale float64 // from a value to that
+	text  func(float64) string
+}
+
 // Units of the table.
+var (
+	bandwidth     = unit{"Gbit/s", 1e-9, gigabits}
+	duration      = unit{"s", 1, seconds}
+	size          = unit{"MB", 1e-6, megabytes}
+	processorTime = unit{"cores", 1, share}
+	number        = unit{"", 1, count}
+)
 
 func gigabits(bitsPerSecond float64) string { return fmt.Sprintf("%.2f Gbit/s", bitsPerSecond/1e9) }
 

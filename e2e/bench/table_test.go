@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 )
 
 func TestSpreadOfIsMedianAndExtremes(t *testing.T) {
@@ -34,10 +36,10 @@ func TestSpreadOfIsMedianAndExtremes(t *testing.T) {
 func TestTablePrintsMedianOfRatios(t *testing.T) {
 	var tab table
 	tab.add(row{
-		what: "speed", beside: "theirs", unit: count, goal: goal{atLeast: 0.98},
+		what: "speed", beside: "theirs", unit: number, goal: goal{atLeast: 0.98},
 		pairs: []pair{{100, 100}, {10, 10}, {300, 200}},
 	})
-	tab.add(row{what: "memory", beside: "theirs", unit: megabytes, goal: goal{atMost: 2}, pairs: []pair{{3e6, 1e6}}})
+	tab.add(row{what: "memory", beside: "theirs", unit: size, goal: goal{atMost: 2}, pairs: []pair{{3e6, 1e6}}})
 	tab.note("%d things", 3)
 	var got strings.Builder
 	if _, err := tab.WriteTo(&got); err != nil {
@@ -51,6 +53,15 @@ func TestTablePrintsMedianOfRatios(t *testing.T) {
 		"",
 	}, "\n")
 	if diff := cmp.Diff(want, got.String()); diff != "" {
+		t.Error(diff)
+	}
+	tab.alone = []measure.Result{measure.Alone("things", "", 3)}
+	results := []measure.Result{
+		{Name: "speed", With: "theirs", Ours: new(100.0), Beside: new(100.0), Ratio: new(1.0), Spread: []float64{1, 1.5}, Pairs: 3},
+		{Name: "memory", Unit: "MB", With: "theirs", Ours: new(3.0), Beside: new(1.0), Ratio: new(3.0), Spread: []float64{3, 3}, Pairs: 1},
+		{Name: "things", Ours: new(3.0)},
+	}
+	if diff := cmp.Diff(results, tab.results()); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -48,8 +48,8 @@ func (b *bench) throughput(ctx context.Context, ours, beside *side) error {
 			b.say("streams: %d, pair %d of %d: %s and %s, ratio %.3f; CPU %.3f", streams, i+1, b.pairs,
 				gigabits(x.bitsPerSecond), gigabits(y.bitsPerSecond), speed[i].ratio(), cpu[i].ratio())
 		}
-		b.table.add(row{what: "TCP, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: speed, unit: gigabits, goal: atLeast})
-		b.table.add(row{what: "CPU per GB, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: cpu, unit: seconds})
+		b.table.add(row{what: "TCP, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: speed, unit: bandwidth, goal: atLeast})
+		b.table.add(row{what: "CPU per GB, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: cpu, unit: duration})
 	}
 	return nil
 }

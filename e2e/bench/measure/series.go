@@ -42,6 +42,14 @@ func (l Latencies) String() string {
 	return fmt.Sprintf("p50 %v, p99 %v", l.Quantile(0.5), l.Quantile(0.99))
 }
 
+// Results returns the same as two results, in seconds.
+func (l Latencies) Results(name string) []Result {
+	return []Result{
+		Alone(name+", p50", "s", l.Quantile(0.5).Seconds()),
+		Alone(name+", p99", "s", l.Quantile(0.99).Seconds()),
+	}
+}
+
 // Counter returns the sum over all labels of a counter in the text of /metrics, 0
 // when it isn't there.
 func Counter(metrics, name string) (int, error) {

@@ -93,6 +93,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if len(ours) == 0 {
 		return errors.New("no change arrived")
 	}
+	b.results = append(b.results, ours.Results(fmt.Sprintf("endpoint changes, %d/s", rate))...)
 	b.row(fmt.Sprintf("%d changes/s for %v", rate, b.load), "%v from event to event; %v from the request; missing %d of %d; %.2f writes a change; %s",
 		ours, whole, total-len(ours), total, float64(after-before)/float64(total), cost)
 	return nil

@@ -29,6 +29,7 @@ func main() {
 	flag.DurationVar(&b.load, "load", 30*time.Second, "how long each load lasts")
 	flag.IntVar(&b.runs, "runs", 3, "how often to mirror from nothing")
 	flag.IntVar(&b.large, "large", 10000, "services for the measurement of memory; 0: none")
+	flag.StringVar(&b.json, "json", "", "file to append the figures to, one JSON object per line")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := b.run(ctx)
@@ -42,11 +43,13 @@ func main() {
 type bench struct {
 	services, endpoints, runs, large int
 	load                             time.Duration
+	json                             string
 
 	*measure.Stage
 	local, remote kubernetes.Interface
 	mirrors       metadata.ResourceInterface // slices of the local cluster
 	table         []string
+	results       []measure.Result
 }
 
 func (b *bench) row(what, format string, args ...any) {
@@ -89,7 +92,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	for _, line := range b.table {
 		fmt.Println(line)
 	}
-	return nil
+	return measure.Append(b.json, "./e2e/bench/mirror", b.results)
 }
 
 // clients reaches both clusters.

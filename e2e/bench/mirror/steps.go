@@ -146,6 +146,7 @@ func (b *bench) fromNothing(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.results = append(b.results, measure.Alone(fmt.Sprintf("mirror %d services of %d endpoints", b.services, b.endpoints), "s", ours.Quantile(0.5).Seconds()))
 	b.row(fmt.Sprintf("%d services x %d from nothing", b.services, b.endpoints), "%.2f s (%v); %.2f requests per object; %s",
 		ours.Quantile(0.5).Seconds(), rounded(ours), float64(writes)/float64(2*b.services), cost)
 	return nil
@@ -222,6 +223,7 @@ func (b *bench) memory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.results = append(b.results, measure.Alone(fmt.Sprintf("memory with %d services of %d endpoints, after a restart", b.large, b.endpoints), "MiB", float64(megabytes(fresh))))
 	b.row(fmt.Sprintf("memory with %d services x %d", b.large, b.endpoints), "%d MB after a restart (%d writes), %d MB after mirroring them; with %d: %d MB",
 		megabytes(fresh), writes, megabytes(peak), b.services, megabytes(small))
 	return nil

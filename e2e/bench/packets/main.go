@@ -18,6 +18,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -48,6 +49,7 @@ type options struct {
 	seconds    time.Duration
 	rate       int
 	only       string
+	json       string
 }
 
 func run(ctx context.Context, args []string) error {
@@ -64,6 +66,7 @@ func run(ctx context.Context, args []string) error {
 	flags.DurationVar(&opts.seconds, "time", 3*time.Second, "how long one transfer takes")
 	flags.IntVar(&opts.rate, "rate", 100000, "datagrams of 200 bytes offered per second, and once twice as many")
 	flags.StringVar(&opts.only, "only", "", "measurements to make, a part of their names")
+	flags.StringVar(&opts.json, "json", "", "file to append the figures to, one JSON object per line")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -139,24 +142,36 @@ func (b *bench) measure(ctx context.Context) error {
 			}
 		}
 		for _, name := range sorted(found) {
-			fmt.Println(line(m.name, name, found[name]))
+			r := measure.Compared(m.name, name, b.sides[1].name, found[name][0], found[name][1], ratios(found[name]))
+			fmt.Println(line(&r))
+			if err := measure.Append(b.json, "./e2e/bench/packets", []measure.Result{r}); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-func line(what, name string, both [2][]float64) string {
-	ratios := make([]float64, len(both[0]))
-	for i := range ratios {
-		ratios[i] = both[0][i] / both[1][i]
+// ratios returns that of each pair.
+func ratios(both [2][]float64) []float64 {
+	all := make([]float64, len(both[0]))
+	for i := range all {
+		all[i] = both[0][i] / both[1][i]
 	}
-	median := func(values []float64) float64 {
-		values = slices.Clone(values)
-		slices.Sort(values)
-		return measure.Quantile(values, 0.5)
+	return all
+}
+
+func line(r *measure.Result) string {
+	value := func(v *float64) float64 {
+		if v == nil {
+			return math.NaN()
+		}
+		return *v
 	}
+	spread := [2]float64{math.NaN(), math.NaN()}
+	copy(spread[:], r.Spread)
 	return fmt.Sprintf("%-17s %-28s ours %9.2f  beside %9.2f  ratio %.2f [%.2f-%.2f] of %d",
-		what, name, median(both[0]), median(both[1]), median(ratios), slices.Min(ratios), slices.Max(ratios), len(ratios))
+		r.Name, r.Unit, value(r.Ours), value(r.Beside), value(r.Ratio), spread[0], spread[1], r.Pairs)
 }
 
 func sorted[K cmp.Ordered, V any](m map[K]V) (keys []K) {

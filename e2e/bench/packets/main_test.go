@@ -1,9 +1,15 @@
 package main
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
+)
 
 func TestLine(t *testing.T) {
-	got := line("TCP", "Gbit/s", [2][]float64{{2, 3, 8}, {1, 2, 2}})
+	both := [2][]float64{{2, 3, 8}, {1, 2, 2}}
+	r := measure.Compared("TCP", "Gbit/s", "wireguard-go", both[0], both[1], ratios(both))
+	got := line(&r)
 	want := "TCP               Gbit/s                       ours      3.00  beside      2.00  ratio 2.00 [1.50-4.00] of 3"
 	if got != want {
 		t.Errorf("got  %q\nwant %q", got, want)

@@ -37,6 +37,7 @@ type options struct {
 	period time.Duration
 	rates  []int
 	bare   int
+	json   string
 }
 
 func main() {
@@ -45,6 +46,7 @@ func main() {
 	flag.IntVar(&opts.memory, "memory", 50000, "pods to measure the memory with; 0: don't")
 	flag.DurationVar(&opts.period, "time", 20*time.Second, "how long pods change at each rate")
 	flag.IntVar(&opts.bare, "bare", 200, "changes a second for a bare controller of client-go, to compare with; 0: none")
+	flag.StringVar(&opts.json, "json", "", "file to append the figures to, one JSON object per line")
 	rates := flag.String("rates", "20,200,1000", "changes a second")
 	flag.Parse()
 	for text := range strings.SplitSeq(*rates, ",") {
@@ -76,6 +78,8 @@ type bench struct {
 	sets  policy.SetClient
 	pods  *crowd
 	table *tabwriter.Writer
+	// results are the figures of the table.
+	results []measure.Result
 }
 
 func run(ctx context.Context, opts options) (err error) {
@@ -105,7 +109,7 @@ func run(ctx context.Context, opts options) (err error) {
 	}
 	fmt.Fprintln(b.table, "WHAT\tMEASURED\tORIGINAL")
 	err = b.measure(ctx)
-	return errors.Join(err, b.table.Flush())
+	return errors.Join(err, b.table.Flush(), measure.Append(opts.json, "./e2e/bench/policy", b.results))
 }
 
 func (b *bench) measure(ctx context.Context) error {

@@ -102,6 +102,7 @@ func (b *bench) firstSync(ctx context.Context) error {
 		return err
 	}
 	what := fmt.Sprintf("first sync, %d pods in %d sets", b.pods.count(), apps)
+	b.results = append(b.results, measure.Alone(what, "s", last.Sub(first).Seconds()))
 	original := ""
 	if b.pods.count() == 5000 {
 		original = "38.7 s"
@@ -208,6 +209,7 @@ func (b *bench) changes(ctx context.Context, rate int, who string) error {
 		return err
 	}
 	seen := rec.latencies()
+	b.results = append(b.results, seen.Results(fmt.Sprintf("%spod changes, %d/s", who, rate))...)
 	fmt.Fprintf(b.table, "%s%d changes a second (made: %.0f)\t%v, %d of %d seen, ", who, rate, float64(count)/took.Seconds(), seen, len(seen), count)
 	if !counted {
 		fmt.Fprintf(b.table, "%s\t\n", usage)
@@ -233,6 +235,7 @@ func (b *bench) resident(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.results = append(b.results, measure.Alone(fmt.Sprintf("memory, %d pods in %d sets", b.pods.count(), apps), "MB", now/1e6))
 	fmt.Fprintf(b.table, "memory, %d pods in %d sets\t%.0f MB resident, %.0f MB at most\t\n", b.pods.count(), apps, now/1e6, peak/1e6)
 	return nil
 }
