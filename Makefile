@@ -88,6 +88,10 @@ bench: deps ## speed, each line a ratio against something run beside it (root)
 	$(GO) test -count 1 -run CostOfProbes -v ./tunnel -args -probe-seconds=20 | grep 'of a core'
 	$(GO) test -run '^$$' -bench Paths -benchtime 300x ./peers | grep core
 
+.PHONY: plots
+plots: ## draw docs/images/bench-*.svg from the figures in docs/benchmarks, which -json of the benchmarks appends to
+	$(GO) run ./e2e/bench/plot docs/benchmarks/*.jsonl
+
 .PHONY: image-check
 image-check: deps ## build the image upon a stand-in base and run its programs (root); ARCH=arm64 for another
 	$(GO) run ./deploy/release/image $(if $(ARCH),-arch $(ARCH))
