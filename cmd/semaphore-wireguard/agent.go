@@ -36,21 +36,20 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// How often each loop looks at the whole state without an event, and how close
-// two of its passes may follow each other.
+// Intervals of the loops: full resync without an event, and minimum spacing of passes.
 const (
 	slowPass     = 30 * time.Second
 	burstSpacing = 20 * time.Millisecond
 	saveSpacing  = 5 * time.Second
-	// publishSpacing has a burst, such as of a node that is drained, take a handful of
-	// writes, and holds nothing up for longer than that.
+	// publishSpacing is the minimum interval between annotation writes; it batches bursts
+	// such as a node drain.
 	publishSpacing = 100 * time.Millisecond
-	// linkRetry is how soon a device is looked at again after a failure, when the kernel
-	// or the engine tells something: also what the failed pass did itself.
+	// linkRetry is the first back-off of a device's loop. Events of the kernel or the
+	// engine, also those caused by the failed pass itself, retry no sooner.
 	linkRetry = 100 * time.Millisecond
-	// restShare is how many times as long as a pass over its nodes took the next
-	// one waits: a remote with many that change all the time takes no more than a
-	// fifth of a processor with that.
+	// restShare is the minimum pause after a pass over a remote's nodes, as a multiple of
+	// the pass's duration: a large remote that keeps changing uses at most a fifth of a
+	// processor.
 	restShare = 4
 )
 
@@ -65,29 +64,26 @@ type agent struct {
 	local     *local
 	publisher *peers.Publisher
 	prefixes  *pods.Source    // of this node's pods
-	events    *event.Recorder // nil: nothing for Events to be about is known
-	reporter  *peers.Reporter // of paths; nil: there is no pod for a report to go with
+	events    *event.Recorder // nil: the pod that Events refer to is not configured
+	reporter  *peers.Reporter // of paths; nil: no pod to own the report
 	table     *routes.Table
 	filter    *routes.Filter
 	ports     tunnel.Ports // of the remotes' devices
 	underlay  *routes.Underlay
-	filtering *reconcile.Loop // that keeps the filter; nil before tasks
+	filtering *reconcile.Loop // of the source filter; nil before tasks
 	apiAddrs  []netip.Addr    // of the local API server
-	lastSelf  peers.Self      // this node as it was last known, for judge
-	verdicts  *errlog.Log     // of judge, by remote
+	lastSelf  peers.Self      // last known state of this node, for checkSubnets
+	refusals  *errlog.Log     // of checkSubnets, by remote
 	remotes   []*remote
 	loops     []*reconcile.Loop
 	guard     func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers   run.Servers
-	turn      *run.Turn // of the agents of this node; one acts
+	turn      *run.Turn // host lock: one agent of this node is active
 
-	// hostAddrs are the addresses of this host, as last seen.
-	hostAddrs atomic.Pointer[[]netip.Addr]
+	hostAddrs atomic.Pointer[[]netip.Addr] // last read
+	sources   atomic.Pointer[[]netip.Addr] // preferred source addresses of routes, last computed
 
-	// sources are the source addresses of routes, as last found out.
-	sources atomic.Pointer[[]netip.Addr]
-
-	publishing, routing, addressing, sourcing, judging, fitting, surveying, filterTrigger, reporting, forgetting *reconcile.Trigger
+	publishing, routing, addressing, sourcing, checking, fitting, foreignRoutes, filterTrigger, reporting, forgettingAttempts *reconcile.Trigger
 
 	attempts attempts
 }
@@ -102,18 +98,18 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		routing:    reconcile.NewTrigger(),
 		addressing: reconcile.NewTrigger(),
 		sourcing:   reconcile.NewTrigger(),
-		judging:    reconcile.NewTrigger(), filterTrigger: reconcile.NewTrigger(),
-		fitting:   reconcile.NewTrigger(),
-		underlay:  routes.NewUnderlay(),
-		surveying: reconcile.NewTrigger(),
-		reporting: reconcile.NewTrigger(), forgetting: reconcile.NewTrigger(),
-		verdicts: &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
+		checking:   reconcile.NewTrigger(), filterTrigger: reconcile.NewTrigger(),
+		fitting:       reconcile.NewTrigger(),
+		underlay:      routes.NewUnderlay(),
+		foreignRoutes: reconcile.NewTrigger(),
+		reporting:     reconcile.NewTrigger(), forgettingAttempts: reconcile.NewTrigger(),
+		refusals: &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.sources.Store(&[]netip.Addr{})
 	a.metrics, a.filter = newLoopMetrics(), routes.NewFilter(log)
 	a.turn = run.NewTurn(run.TurnConfig{
-		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.removeUnfinished, End: a.letGo, Grace: turnGrace, Logger: log,
+		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.removeUnfinished, End: a.release, Grace: turnGrace, Logger: log,
 	})
 	watchMetrics := kube.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
@@ -165,7 +161,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	}
 	a.apiAddrs = apiAddrs(local.Host)
 	a.local = newLocal(&cfg, client, server, watchMetrics, log, func() {
-		a.judging.Fire()
+		a.checking.Fire()
 		a.firePeering()
 	})
 
@@ -196,8 +192,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		})
 	}
 	a.reporter = a.newReporter(client)
-	// Before anything is touched.
-	if _, err := a.judge(context.Background()); err != nil {
+	// Before the kernel is changed.
+	if _, err := a.checkSubnets(context.Background()); err != nil {
 		return nil, errors.Join(err, a.close())
 	}
 	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a), newForeignCollector(a),
@@ -209,8 +205,7 @@ func (a *agent) userAgent() string {
 	return fmt.Sprintf("semaphore-wireguard/%s (%s)", process.Version(), a.cfg.ClusterName)
 }
 
-// publications is what this node tells each remote that isn't refused, as its devices
-// are now.
+// publications returns what this node publishes for each admitted remote.
 func (a *agent) publications() []peers.Publication {
 	var all []peers.Publication
 	for _, r := range a.admitted() {
@@ -222,9 +217,9 @@ func (a *agent) publications() []peers.Publication {
 	return all
 }
 
-// letGo ends what this process does about devices, and keeps what is known for the next
-// one. The network stays as it is.
-func (a *agent) letGo() error {
+// release stops probing, saves the peers for the next process and closes the devices,
+// whose links stay up.
+func (a *agent) release() error {
 	var errs []error
 	for _, r := range a.remotes {
 		errs = append(errs, r.controller.StopProbing(), r.controller.Save(context.Background()), r.device.Close())
@@ -232,23 +227,23 @@ func (a *agent) letGo() error {
 	return errors.Join(errs...)
 }
 
-// close is letGo, for good.
+// close releases the devices and the routing table.
 func (a *agent) close() error {
-	err := a.letGo()
+	err := a.release()
 	if a.table != nil {
 		a.table.Close()
 	}
 	return err
 }
 
-// tasks returns everything that runs until the process ends. While another agent of
-// this node acts, this one reads what it will need, and changes nothing.
+// tasks returns all tasks of the process. While another agent of this node is active,
+// this one stands by: its watches run, and it changes nothing.
 func (a *agent) tasks() []run.Task {
 	a.servers = run.NewServers(run.ServersConfig{
 		ProbeAddress: a.cfg.ProbeAddress, ProbeSocket: a.cfg.ProbeSocket, ListenAddress: a.cfg.ListenAddress,
 		Guard: a.guard, Gatherer: a.registry, Health: a.health, Ready: a.ready, Status: a.status, Logger: a.log,
 	})
-	// The agent that acts has the ports.
+	// Only the active agent listens on the ports.
 	tasks := []run.Task{a.turn.Then(a.servers.Probes), a.turn.Then(a.servers.Status)}
 	if a.servers.Socket != nil {
 		tasks = append(tasks, a.servers.Socket)
@@ -259,20 +254,20 @@ func (a *agent) tasks() []run.Task {
 		tasks = append(tasks, r.nodes)
 	}
 	tasks = append(tasks, a.loop(reconcile.Config{
-		Name: "subnets of remotes", Reconcile: a.rejudge, Trigger: a.judging,
+		Name: "subnets of remotes", Reconcile: a.recheckSubnets, Trigger: a.checking,
 		MinInterval: time.Second, Resync: slowPass,
 	}), a.loop(reconcile.Config{
 		Name: "host addresses", Reconcile: a.readHostAddrs, Trigger: a.addressing,
 		MinInterval: time.Second, Resync: slowPass,
 	}))
-	a.turn.Add(a.acts()...)
+	a.turn.Add(a.activeTasks()...)
 	return tasks
 }
 
-// acts returns what runs while this agent acts.
-func (a *agent) acts() []run.Task {
+// activeTasks returns the tasks that run while this agent is active.
+func (a *agent) activeTasks() []run.Task {
 	tasks := []run.Task{a.newMonitor(), routes.NewFilterMonitor(a.log, a.filterTrigger.Fire)}
-	// The guards come first: from here on nothing leaks.
+	// First, because the guard routes keep packets from leaving in plaintext.
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "routes", Reconcile: a.syncRoutes, Trigger: a.routing,
 		MinInterval: burstSpacing, Resync: slowPass,
@@ -287,8 +282,8 @@ func (a *agent) acts() []run.Task {
 		MinInterval: burstSpacing, Resync: slowPass,
 	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
-		Name: "foreign routes", Reconcile: a.readForeign, Trigger: a.surveying,
-		MinInterval: surveySpacing, Resync: surveyPeriod,
+		Name: "foreign routes", Reconcile: a.readForeign, Trigger: a.foreignRoutes,
+		MinInterval: foreignSpacing, Resync: foreignPeriod,
 	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "orphans", Reconcile: a.removeOrphans, Trigger: reconcile.NewTrigger(),
@@ -307,7 +302,7 @@ func (a *agent) acts() []run.Task {
 		}))
 	}
 	tasks = append(tasks, a.loop(reconcile.Config{
-		Name: "attempts to connect", Reconcile: a.forgetAttempts, Trigger: a.forgetting,
+		Name: "attempts to connect", Reconcile: a.forgetAttempts, Trigger: a.forgettingAttempts,
 		MinInterval: attemptsSpacing, RestShare: attemptsRest, Due: func() time.Time { return a.attempts.due },
 	}))
 	tasks = append(tasks, routes.NewUnderlayMonitor(a.log, a.underlay, a.fitting.Fire), a.loop(reconcile.Config{
@@ -319,7 +314,7 @@ func (a *agent) acts() []run.Task {
 	return tasks
 }
 
-// loop makes a loop that logs, counts and is asked by health.
+// loop returns a loop with logger and metrics that health checks.
 func (a *agent) loop(cfg reconcile.Config) *reconcile.Loop {
 	cfg.Logger = a.log
 	cfg.Observe = a.metrics.observer(cfg.Name, cfg.Observe)
@@ -328,8 +323,8 @@ func (a *agent) loop(cfg reconcile.Config) *reconcile.Loop {
 	return l
 }
 
-// knownSelf returns this node's object and whether the local API server has
-// told it since start.
+// knownSelf returns this node's object; false before the first sync with the local
+// API server.
 func (a *agent) knownSelf() (peers.Self, bool) {
 	nodes, synced := a.self.Snapshot()
 	if !synced || len(nodes) == 0 {
@@ -338,8 +333,8 @@ func (a *agent) knownSelf() (peers.Self, bool) {
 	return nodes[0], true
 }
 
-// readHostAddrs notices when this host's addresses change: a remote node's
-// endpoint must not be one of them.
+// readHostAddrs updates hostAddrs and triggers the peers loops on a change: a remote
+// node's endpoint must not be an address of this host.
 func (a *agent) readHostAddrs(context.Context) error {
 	addrs, err := hostAddrs()
 	if err != nil {
@@ -353,15 +348,15 @@ func (a *agent) readHostAddrs(context.Context) error {
 	return nil
 }
 
-// firePeering has the peers of all remotes checked again.
+// firePeering triggers the peers loops of all remotes.
 func (a *agent) firePeering() {
 	for _, r := range a.remotes {
 		r.peering.Fire()
 	}
 }
 
-// hostAddrs returns the addresses of this host and those of all hosts on its links,
-// sorted.
+// hostAddrs returns the addresses of this host and the broadcast addresses of its
+// links, sorted.
 func hostAddrs() ([]netip.Addr, error) {
 	found, err := net.InterfaceAddrs()
 	if err != nil {
@@ -377,23 +372,22 @@ func hostAddrs() ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// removeUnfinished removes files that an earlier process left half made. That one
-// can't be removed doesn't keep a device from working.
+// removeUnfinished removes temporary files of interrupted writes. Failures are only
+// logged: devices work without it.
 func (a *agent) removeUnfinished() {
 	keys, keysErr := tunnel.RemoveUnfinished(a.cfg.KeyPath)
 	stores, storesErr := peers.RemoveUnfinished(a.cfg.KeyPath)
 	if removed := slices.Concat(keys, stores); len(removed) > 0 {
-		a.log.Info("removed what an earlier process left unfinished", "files", removed)
+		a.log.Info("removed temporary files of an earlier process", "files", removed)
 	}
 	if err := errors.Join(keysErr, storesErr); err != nil {
-		a.log.Warn("what an earlier process left unfinished stays", "err", err)
+		a.log.Warn("removing temporary files of an earlier process failed", "err", err)
 	}
 }
 
 // removeOrphans removes the devices and the stored peers of remotes that are no
-// longer configured: devices would go on accepting packets from their peers. It also
-// removes the link that an earlier process may have left when it looked what the
-// kernel knows.
+// longer configured, since devices would go on accepting packets from their peers. It
+// also removes a leftover link of an earlier probe for kernel WireGuard.
 func (a *agent) removeOrphans(ctx context.Context) error {
 	configured := func(device string) bool {
 		return slices.ContainsFunc(a.remotes, func(r *remote) bool { return r.device.Name() == device })
@@ -418,9 +412,8 @@ func (a *agent) removeOrphans(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// cleanup removes all that this and earlier runs set up on this node and on its
-// object. Private keys stay: they are of no use to anybody else, and a node that
-// comes back is known by its key.
+// cleanup removes everything that this and earlier runs set up on this node and on its
+// Node object, except private keys: a node that joins again keeps its identity.
 func (a *agent) cleanup(ctx context.Context) error {
 	var errs []error
 	for _, r := range a.remotes {

@@ -35,12 +35,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
-// insideVariable says to a test process that it has namespaces of its own.
+// insideVariable is set for a test process in its own namespaces.
 const insideVariable = "SEMAPHORE_TEST_INSIDE"
 
-// TestMain runs the tests again as a process with a network and a mount
-// namespace of its own: an agent's goroutines are on any thread, so all of them
-// must be in the namespace. Without root the tests that need it say so.
+// TestMain reruns the tests as a process in its own network and mount namespaces: an
+// agent's goroutines run on any thread, so the whole process must be in them. Without
+// root, tests that need them are skipped.
 func TestMain(m *testing.M) {
 	enginetest.Main()
 	switch os.Getenv(roleVariable) {
@@ -57,7 +57,7 @@ func TestMain(m *testing.M) {
 				fmt.Fprintln(os.Stderr, err)
 				os.Exit(1)
 			}
-			// For the agents in this process. Those that are processes have their own.
+			// For agents within this process; agents that are processes have their own.
 			runtime.LockOSThread()
 			cmd := enginetest.Command()
 			cmd.Stderr, cmd.SysProcAttr = os.Stderr, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -80,7 +80,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// furnish sets up the namespaces that the process has got.
+// furnish sets up the process's namespaces.
 func furnish() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -93,8 +93,8 @@ func furnish() error {
 	)
 }
 
-// testConfig is that of an agent in this process. Its devices are removed at the end
-// of the test.
+// testConfig returns the configuration of an agent within this process, whose devices are
+// removed at the end of the test.
 func testConfig(t *testing.T) config.Wireguard {
 	t.Helper()
 	t.Cleanup(func() {
@@ -119,9 +119,9 @@ func testConfig(t *testing.T) config.Wireguard {
 	}
 }
 
-// TestAgentAlone runs an agent whose API servers are all away: it guards the
-// remote subnets, has its devices, says that it isn't ready and why, and leaves
-// nothing running when it ends.
+// TestAgentAlone runs an agent whose API servers are all unreachable: it guards the
+// remote subnets, has its devices, reports why it isn't ready, and leaves nothing running
+// when it ends.
 func TestAgentAlone(t *testing.T) {
 	nstest.Root(t)
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
@@ -140,7 +140,7 @@ func TestAgentAlone(t *testing.T) {
 		found, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL)
 		return err == nil && len(found) == 4 && a.remotes[0].present() && a.remotes[1].present()
 	})
-	// The remotes were asked and didn't answer, which keeps no node unready.
+	// Unreachable remotes don't make a node unready.
 	polltest.Until(t, time.Minute, "readiness", func() bool { return a.ready() == nil })
 	if err := a.health(); err != nil {
 		t.Errorf("health: %v", err)
@@ -151,7 +151,7 @@ func TestAgentAlone(t *testing.T) {
 	})
 	enforced := func() bool { return a.status().(agentReport).Filter.State == filterEnforced }
 	polltest.Until(t, time.Minute, "the source filter", enforced)
-	if _, err := routes.NewFilter(a.log).Sync(t.Context(), nil); err != nil { // as somebody who flushes all
+	if _, err := routes.NewFilter(a.log).Sync(t.Context(), nil); err != nil { // as "nft flush ruleset" would
 		t.Fatal(err)
 	}
 	polltest.Until(t, time.Minute, "the source filter to come back", enforced)

@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	// attemptsFor is for how long after a path went down attempts to connect over it are
-	// forgotten: as long as it may take until no endpoint there is chosen any more.
+	// attemptsFor is how long after a path went down unreplied connections over it are
+	// deleted: the longest time until kube-proxy has stopped choosing endpoints there.
 	attemptsFor     = 15 * time.Second
 	attemptsSpacing = time.Second
-	// attemptsRest is how many times as long as a pass there is none, on a node with very
-	// many connections.
+	// attemptsRest is the minimum pause after a pass, as a multiple of its duration, for
+	// nodes with very many connections.
 	attemptsRest = 20
 )
 
-// attempts belongs to forgetAttempts.
+// attempts is the state of forgetAttempts.
 type attempts struct {
 	due    time.Time
-	unable bool // it was told that they can't be forgotten
+	unable bool // the failure was logged
 }
 
-// forgetAttempts has the kernel forget attempts to connect to pods of nodes to which
-// the path has just gone down, so that they go to endpoints that are left as soon as
-// kube-proxy knows which these are; see [routes.ForgetAttempts]. It is a help: that it
-// can't be done is no fault of the agent's.
+// forgetAttempts deletes the conntrack entries of unreplied connections to pods of
+// nodes whose path has just gone down, so that retries reach the remaining endpoints as
+// soon as kube-proxy knows them; see [routes.ForgetAttempts]. It is best effort: a
+// failure is logged once and is no fault of the agent.
 func (a *agent) forgetAttempts(ctx context.Context) error {
 	a.attempts.due = time.Time{}
 	now := time.Now()
@@ -44,16 +44,16 @@ func (a *agent) forgetAttempts(ctx context.Context) error {
 	n, err := routes.ForgetAttempts(lost)
 	if err != nil && !a.attempts.unable {
 		a.attempts.unable = true
-		a.log.WarnContext(ctx, "attempts to connect to pods of nodes that are gone end with their time-outs", "err", err)
+		a.log.WarnContext(ctx, "deleting unreplied connections to unreachable nodes failed: they end with their timeouts", "err", err)
 	}
 	if n > 0 {
-		a.log.DebugContext(ctx, "attempts to connect to pods of nodes that are gone were forgotten", "connections", n)
+		a.log.DebugContext(ctx, "deleted unreplied connections to unreachable nodes", "connections", n)
 	}
 	return nil
 }
 
-// justLost returns the prefixes of the nodes to which the path went down less than
-// attemptsFor ago.
+// justLost returns the allowed IPs of peers whose path went down less than attemptsFor
+// ago.
 func justLost(now time.Time, paths []peers.Path, all []peers.Peer) (lost []netip.Prefix) {
 	down := map[tunnel.Key]bool{}
 	for i := range paths {

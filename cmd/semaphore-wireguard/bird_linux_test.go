@@ -24,12 +24,11 @@ import (
 // protocolBIRD is the mark of BIRD's routes (rtnetlink(7), RTPROT_BIRD).
 const protocolBIRD = 12
 
-// TestBesideBGP has BIRD on three nodes, set up as Calico does it: it learns what is
-// in the kernel's main table, tells its neighbours what lies in the pools, and
-// installs what they tell. The pool of the remote is one whose export nobody has
-// disabled, and one node tells of the remote's subnet by itself, as a whole and in
-// part. Whatever that brings into the main table, nothing leaves in plaintext, and
-// BIRD's routes stay.
+// TestBesideBGP runs BIRD on three nodes, configured like Calico's: it learns routes from
+// the kernel's main table, announces those in the pools to its neighbours, and installs
+// theirs. Export of the remote's pool is not disabled, and one node announces the
+// remote's subnet itself, as a whole and in part. Whatever BIRD installs in the main
+// table, nothing leaves in plaintext, and BIRD's routes stay.
 func TestBesideBGP(t *testing.T) {
 	nstest.Root(t)
 	program := birdBinary(t)
@@ -87,7 +86,7 @@ func TestBesideBGP(t *testing.T) {
 	sealed("with BIRD's routes")
 	allConnected()
 
-	// A new process finds BIRD's routes where the old one has found none.
+	// The new process starts with BIRD's routes in the main table.
 	here.stop(t)
 	here.start(t)
 	here.waitReady(t)
@@ -111,7 +110,7 @@ func TestBesideBGP(t *testing.T) {
 		}
 	}
 
-	// The capture would have seen it.
+	// Proves that the capture sees plaintext.
 	direct := startFlow(t, here.ns, netip.AddrPortFrom(here.podCIDR.Addr().Next(), 0), netip.MustParseAddrPort("10.99.0.1:9"), 1)
 	await(t, "the capture to see plaintext", func() bool { return wire.plain.Load() > 0 })
 	direct.pause()
@@ -132,12 +131,12 @@ func birdBinary(t *testing.T) string {
 	return program
 }
 
-// startBIRD starts BIRD on a node, with sessions to the others. One that tells
-// announces the remote's subnet, and the pods of the node there, by itself.
-func (n *testNode) startBIRD(t *testing.T, program string, nodes []*testNode, there *testNode, tells bool) {
+// startBIRD starts BIRD on a node, with sessions to the others. With announce it
+// announces the remote's subnet, and the pods of the node there, as its own.
+func (n *testNode) startBIRD(t *testing.T, program string, nodes []*testNode, there *testNode, announce bool) {
 	t.Helper()
 	var statics, sessions strings.Builder
-	if tells {
+	if announce {
 		fmt.Fprintf(&statics, "route %s blackhole; route %s blackhole;", there.cluster.subnets[0], there.podCIDR)
 	}
 	for i, other := range nodes {
@@ -154,12 +153,12 @@ func (n *testNode) startBIRD(t *testing.T, program string, nodes []*testNode, th
 	config := filepath.Join(dir, "bird.conf")
 	check(t, os.WriteFile(config, fmt.Appendf(nil, `router id %s;
 filter to_neighbours {
-	if proto = "told" || proto = "own" || net ~ %s then accept;
+	if proto = "announced" || proto = "own" || net ~ %s then accept;
 	reject;
 }
 protocol device {}
 protocol static own { ipv4; route %s blackhole; }
-protocol static told { ipv4; %s }
+protocol static announced { ipv4; %s }
 protocol kernel {
 	learn; persist; scan time 1; metric 0;
 	ipv4 { import all; export where source = RTS_BGP; };

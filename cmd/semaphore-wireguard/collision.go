@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
-// apiAddrs returns the addresses at which this process reaches the local API server:
-// that of its configuration, when it is no name, and that of the service in pods.
+// apiAddrs returns the addresses by which this process reaches the local API server:
+// the configured one unless it is a host name, and KUBERNETES_SERVICE_HOST.
 func apiAddrs(configured string) (addrs []netip.Addr) {
 	host := configured
 	if u, err := url.Parse(configured); err == nil && u.Hostname() != "" {
@@ -30,7 +30,8 @@ func apiAddrs(configured string) (addrs []netip.Addr) {
 	return addrs
 }
 
-// occupiedBy returns what a node depends on, as far as the API server has told.
+// occupiedBy returns the addresses and prefixes that this node depends on, as known from
+// the API server.
 func occupiedBy(api []netip.Addr, self peers.Self, services []netip.Prefix) []routes.Occupied {
 	var occupied []routes.Occupied
 	single := func(addrs []netip.Addr, what string) {
@@ -49,14 +50,14 @@ func occupiedBy(api []netip.Addr, self peers.Self, services []netip.Prefix) []ro
 	return occupied
 }
 
-// judge refuses the remotes whose pod subnets have something that this node depends
-// on, by all that is known now, and admits the others. What was known stays known
-// while an API server is away. It reports whether the judgement of any changed.
+// checkSubnets refuses remotes whose pod subnets overlap something that this node
+// depends on, and admits the others. It reports whether the result changed for any of
+// them. While the API server can't be reached, the last known state counts.
 //
-// What the host says refuses a remote when the agent starts only: an address that comes
-// to a link later, as those of services do, may be anybody's choice, and takes no tunnel
-// away that works.
-func (a *agent) judge(ctx context.Context) (changed bool, err error) {
+// Addresses of the host refuse a remote only at start. An address that appears on a link
+// later, such as that of a service, may have been chosen by any user and must not take
+// down a working tunnel.
+func (a *agent) checkSubnets(ctx context.Context) (changed bool, err error) {
 	host, err := routes.OccupiedByHost()
 	if err != nil {
 		return false, err
@@ -70,16 +71,16 @@ func (a *agent) judge(ctx context.Context) (changed bool, err error) {
 	}
 	self := a.lastSelf
 	var services []netip.Prefix
-	if told := a.local.services.Load(); told != nil {
-		services = *told
+	if ranges := a.local.services.Load(); ranges != nil {
+		services = *ranges
 	}
-	told := occupiedBy(a.apiAddrs, self, services)
-	// What has a name comes before what is only an address.
-	all := append(slices.Clone(told), host...)
+	named := occupiedBy(a.apiAddrs, self, services)
+	// Named first, for the better error: an address may be in both.
+	all := append(slices.Clone(named), host...)
 	for _, r := range a.remotes {
-		judged, before, occupied := r.refusal.Load() != nil, r.refused(), all
-		if judged && before == nil {
-			occupied = told
+		checked, before, occupied := r.refusal.Load() != nil, r.refused(), all
+		if checked && before == nil {
+			occupied = named
 		}
 		err := routes.Collision(r.cfg.PodSubnets, occupied)
 		free := slices.DeleteFunc(slices.Clone(r.cfg.PodSubnets), func(s netip.Prefix) bool {
@@ -89,23 +90,23 @@ func (a *agent) judge(ctx context.Context) (changed bool, err error) {
 			changed = true
 		}
 		if err != nil {
-			err = fmt.Errorf("%s: %w: name only what the pods of %s have", r.cfg.PodSubnetsFrom, err, r.cfg.Name)
+			err = fmt.Errorf("%s: %w: list only the pod subnets of %s", r.cfg.PodSubnetsFrom, err, r.cfg.Name)
 		}
 		r.refusal.Store(&err)
-		changed = a.verdicts.NoteOf(ctx, r.cfg.Name, err, "cluster", r.cfg.Name) || changed
+		changed = a.refusals.NoteOf(ctx, r.cfg.Name, err, "cluster", r.cfg.Name) || changed
 	}
 	return changed, nil
 }
 
-// rejudge judges, and has everything follow.
-func (a *agent) rejudge(ctx context.Context) error {
-	changed, err := a.judge(ctx)
+// recheckSubnets runs checkSubnets and triggers all dependent loops on a change.
+func (a *agent) recheckSubnets(ctx context.Context) error {
+	changed, err := a.checkSubnets(ctx)
 	if changed {
 		a.publishing.Fire()
 		a.routing.Fire()
 		a.sourcing.Fire()
 		a.filterTrigger.Fire()
-		a.surveying.Fire()
+		a.foreignRoutes.Fire()
 		for _, r := range a.remotes {
 			r.linking.Fire()
 			r.peering.Fire()
@@ -114,8 +115,9 @@ func (a *agent) rejudge(ctx context.Context) error {
 	return err
 }
 
-// guarded returns the subnets whose packets leave through a tunnel or not at all: those
-// of the remotes, but what this node depends on of those that are refused.
+// guarded returns the subnets whose packets leave through a tunnel or not at all: the
+// pod subnets of all remotes, for refused ones without those that overlap something this
+// node depends on.
 func (a *agent) guarded() []netip.Prefix {
 	var subnets []netip.Prefix
 	for _, r := range a.remotes {
@@ -131,7 +133,7 @@ func (r *remote) guarded() []netip.Prefix {
 	return r.cfg.PodSubnets
 }
 
-// admitted returns the remotes that aren't refused.
+// admitted returns the remotes that are not refused.
 func (a *agent) admitted() []*remote {
 	var admitted []*remote
 	for _, r := range a.remotes {
@@ -142,7 +144,7 @@ func (a *agent) admitted() []*remote {
 	return admitted
 }
 
-// refused says why nothing is set up for this remote; nil when that isn't so.
+// refused returns why nothing is set up for this remote; nil if it is admitted.
 func (r *remote) refused() error {
 	if err := r.refusal.Load(); err != nil {
 		return *err
@@ -150,7 +152,7 @@ func (r *remote) refused() error {
 	return nil
 }
 
-// unlessRefused runs a pass, which a remote that is refused doesn't need.
+// unlessRefused wraps a pass that is skipped while the remote is refused.
 func (r *remote) unlessRefused(pass func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if r.refused() != nil {

@@ -14,12 +14,12 @@ import (
 
 // Reasons of the agent's Events.
 const (
-	eventNode    = "NodeRejected"   // a remote node is no peer
+	eventNode    = "NodeRejected"   // a remote node is not a peer
 	eventPrefix  = "PrefixRejected" // a remote node is a peer without one of its prefixes
-	eventSummary = "NodesRejected"  // there is more than is written one by one
+	eventSummary = "NodesRejected"  // one Event instead of many single ones
 )
 
-// conditions returns what is rejected of each remote.
+// conditions returns the rejections of each remote.
 func (a *agent) conditions() []event.Remote {
 	remotes := make([]event.Remote, len(a.remotes))
 	for i, r := range a.remotes {
@@ -28,15 +28,14 @@ func (a *agent) conditions() []event.Remote {
 	return remotes
 }
 
-// rejections makes conditions of what is rejected of a remote. A node that is
-// rejected for another reason than before is another condition; a change of the
-// detail alone is none, and need not be the same on each of our nodes.
+// rejections turns the rejections of a remote into conditions. Another reason makes
+// another condition; the detail doesn't, since it may differ between our nodes.
 func rejections(remote string, rejected []peers.Rejection) event.Remote {
 	all := make([]event.Condition, len(rejected))
 	for i, r := range rejected {
 		node := r.Node
 		if !possible(node) {
-			// It may be endless, and what comes behind it has to be seen.
+			// An invalid name may be very long and would hide the reason after it.
 			node = node[:min(len(node), longestNode)]
 		}
 		all[i] = event.Condition{
@@ -53,18 +52,18 @@ func rejections(remote string, rejected []peers.Rejection) event.Remote {
 	}}
 }
 
-// longestNode is how much of a node's name stands in that of an Event, which may
-// have 253 characters.
+// longestNode is how many characters of a node's name an Event's name contains, which
+// is limited to 253.
 const longestNode = 120
 
-// shortestCut is how much of a name that was cut must be there for the admission
-// policy to take it for a part of one.
+// shortestCut is the minimum length of a truncated node name that the admission policy
+// accepts.
 const shortestCut = 100
 
-// eventName is how the name of a rejection's Event ends. It says what the message
-// begins with: deploy/wireguard/admission.yaml refuses Events where it doesn't, so
-// that an agent can't keep the others from writing of a node. Of a name that no
-// node can have nothing is in it.
+// eventName returns the suffix of a rejection's Event name. It repeats the start of the
+// message: deploy/wireguard/admission.yaml refuses Events whose name and message differ,
+// so that one agent can't occupy the names of other agents' Events. Invalid node names
+// are left out.
 func eventName(what string, r peers.Rejection) string {
 	name := what + "." + strings.ReplaceAll(string(r.Reason), "_", "-")
 	if !possible(r.Node) {
@@ -77,10 +76,10 @@ func eventName(what string, r peers.Rejection) string {
 	return name + "." + node
 }
 
-// possible reports whether a node can have a name.
+// possible reports whether node is a valid node name.
 func possible(node string) bool { return len(validation.IsDNS1123Subdomain(node)) == 0 }
 
-// summary counts what is rejected of a remote.
+// summary counts the rejections of a remote by reason.
 func summary(remote string, rejected []peers.Rejection) string {
 	nodes, counts := map[string]bool{}, map[peers.Reason]int{}
 	for _, r := range rejected {

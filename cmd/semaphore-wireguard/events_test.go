@@ -33,7 +33,7 @@ func TestRejectionsAreConditions(t *testing.T) {
 	}
 }
 
-// TestWhatIsTheSameCondition says for which changes a node has an Event again.
+// TestWhatIsTheSameCondition lists the changes for which an Event is written again.
 func TestWhatIsTheSameCondition(t *testing.T) {
 	before := peers.Rejection{Node: "gcp-1", Reason: peers.ReasonPublicKey, Detail: "x"}
 	for _, c := range []struct {
@@ -79,12 +79,12 @@ func TestNamesOfEventsAreValid(t *testing.T) {
 			if faults := validation.IsDNS1123Subdomain(name); len(faults) > 0 {
 				t.Errorf("node %q: %s: %v", node, name, faults)
 			}
-			// What the admission policy takes for a part of a name.
+			// The admission policy accepts a truncated name.
 			_, part, _ := strings.Cut(remote.Conditions[0].Name, "duplicate-prefix.")
 			if part != "" && part != node && len(part) < 100 {
 				t.Errorf("node %q: cut to %q", node, part)
 			}
-			// Behind that an Event is cut off.
+			// Events are truncated after that.
 			message := remote.Conditions[0].Message
 			if !strings.Contains(message[:min(len(message), 1000)], `" of `+remote.Name+" is rejected, duplicate_prefix: ") {
 				t.Errorf("node %q: message %q", node, message)

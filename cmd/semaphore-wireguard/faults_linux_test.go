@@ -21,9 +21,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// TestOneUnusableKeyFile runs an agent that can't have the key of one remote: the
-// other one works, the status says what is wrong, and the key is taken as soon as
-// it can be read.
+// TestOneUnusableKeyFile runs an agent that can't read the key of one remote: the other
+// one works, the status shows the error, and the key is used as soon as it can be read.
 func TestOneUnusableKeyFile(t *testing.T) {
 	nstest.Root(t)
 	cfg := testConfig(t)
@@ -55,8 +54,8 @@ func TestOneUnusableKeyFile(t *testing.T) {
 	})
 }
 
-// TestATakenListenPort runs an agent whose first port is somebody else's: the device
-// works at another one, which is published, until its own is free.
+// TestATakenListenPort runs an agent whose first port is taken by another process: the
+// device listens on another port, which is published, until its own is free.
 func TestATakenListenPort(t *testing.T) {
 	nstest.Root(t)
 	socket, err := net.ListenPacket("udp", ":51820")
@@ -80,7 +79,7 @@ func TestATakenListenPort(t *testing.T) {
 		t.Errorf("the other remote: port %d, %s", port, rep.Failing["device merit"])
 	}
 	if pid := fmt.Sprintf("(pid %d)", os.Getpid()); !strings.Contains(rep.Failing["device gcp"], pid) || !strings.Contains(logs.String(), pid) {
-		t.Errorf("it isn't told that %s has the port: %s\n%s", pid, rep.Failing["device gcp"], logs.String())
+		t.Errorf("the status doesn't name %s as the owner of the port: %s\n%s", pid, rep.Failing["device gcp"], logs.String())
 	}
 	free()
 	polltest.Until(t, 2*time.Minute, "the device to take its port", func() bool {
@@ -89,8 +88,7 @@ func TestATakenListenPort(t *testing.T) {
 	})
 }
 
-// startAgent runs an agent until the test ends, and checks that nothing of it is
-// left running then.
+// startAgent runs an agent until the test ends, and checks that it leaves nothing running.
 func startAgent(t *testing.T, cfg config.Wireguard, logs io.Writer) *agent {
 	t.Helper()
 	running := goleak.IgnoreCurrent()

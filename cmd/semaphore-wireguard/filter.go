@@ -9,8 +9,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
-// filterState says whether packets are dropped that claim a remote pod's address
-// without having come through the tunnel.
+// filterState is the state of the source filter, which drops packets with a remote pod's
+// source address that did not arrive through the tunnel.
 type filterState string
 
 const (
@@ -22,12 +22,12 @@ const (
 
 type filterReport struct {
 	State filterState `json:"state"`
-	// Error says why it isn't enforced, or isn't known to be.
+	// Error is set when State is not enforced or unknown.
 	Error string `json:"error,omitempty"`
 }
 
-// origins returns the devices that packets of each remote may come by; none when
-// the filter is switched off.
+// origins returns the device and pod subnets of each admitted remote; nil when the
+// filter is switched off.
 func (a *agent) origins() []routes.Origin {
 	if !a.cfg.SourceFilter {
 		return nil
@@ -40,15 +40,13 @@ func (a *agent) origins() []routes.Origin {
 	return origins
 }
 
-// syncFilter brings the source filter to what it must be.
 func (a *agent) syncFilter(ctx context.Context) error {
 	_, err := a.filter.Sync(ctx, a.origins())
 	return err
 }
 
-// lookAtFilter returns what the kernel says of the filter, and how many packets
-// it has dropped by device.
-func (a *agent) lookAtFilter(ctx context.Context) (filterReport, routes.Dropped) {
+// filterStatus reads the filter's state and its counts of dropped packets by device.
+func (a *agent) filterStatus(ctx context.Context) (filterReport, routes.Dropped) {
 	if !a.cfg.SourceFilter {
 		return filterReport{State: filterOff}, nil
 	}
@@ -64,7 +62,7 @@ func (a *agent) lookAtFilter(ctx context.Context) (filterReport, routes.Dropped)
 	}
 	rep := filterReport{State: filterNotEnforced}
 	if a.filtering != nil && a.filtering.Err() != nil {
-		err = a.filtering.Err() // whoever installs it knows more than who looks
+		err = a.filtering.Err() // why the installation failed
 	}
 	if err != nil {
 		rep.Error = err.Error()
@@ -72,7 +70,7 @@ func (a *agent) lookAtFilter(ctx context.Context) (filterReport, routes.Dropped)
 	return rep, nil
 }
 
-// filterCollector reads the metrics of the source filter when they are asked for.
+// filterCollector reads the metrics of the source filter at each scrape.
 type filterCollector struct {
 	agent             *agent
 	enforced, dropped *prometheus.Desc
@@ -82,9 +80,9 @@ func newFilterCollector(a *agent) *filterCollector {
 	return &filterCollector{
 		agent: a,
 		enforced: prometheus.NewDesc("semaphore_wg_source_filter_enforced",
-			"1 if packets are dropped that claim a remote pod's address and didn't come through the tunnel, else 0; absent when that is switched off.", nil, nil),
+			"1 if packets with a remote pod's source address that did not arrive through the tunnel are dropped, else 0; absent when that is switched off.", nil, nil),
 		dropped: prometheus.NewDesc("semaphore_wg_forged_packets_total",
-			"Packets dropped because they claimed the address of a pod of this remote and didn't come through its device.",
+			"Packets dropped because they had the source address of a pod of this remote and did not arrive through its device.",
 			[]string{"cluster", "device"}, nil),
 	}
 }
@@ -99,7 +97,7 @@ func (c *filterCollector) Describe(ch chan<- *prometheus.Desc) {
 func (c *filterCollector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
-	rep, dropped := c.agent.lookAtFilter(ctx)
+	rep, dropped := c.agent.filterStatus(ctx)
 	switch rep.State {
 	case filterEnforced:
 		ch <- prometheus.MustNewConstMetric(c.enforced, prometheus.GaugeValue, 1)
@@ -107,7 +105,7 @@ func (c *filterCollector) Collect(ch chan<- prometheus.Metric) {
 		return
 	default:
 		ch <- prometheus.MustNewConstMetric(c.enforced, prometheus.GaugeValue, 0)
-		return // how many there were isn't known
+		return // The counters were not read.
 	}
 	for _, r := range c.agent.remotes {
 		device := r.device.Name()

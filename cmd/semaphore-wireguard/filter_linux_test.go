@@ -56,7 +56,7 @@ func TestStateOfTheSourceFilter(t *testing.T) {
 	}
 	expect("after it", filterEnforced, map[string]float64{enforced: 1, forged: 0})
 
-	// A remote that leaves the configuration takes its rules along.
+	// The rules of a remote that is no longer configured are removed.
 	all, remotes := a.origins(), a.remotes
 	a.remotes = remotes[:1]
 	defer func() { a.remotes = remotes }()
@@ -78,8 +78,7 @@ func TestStateOfTheSourceFilter(t *testing.T) {
 	}
 }
 
-// A kernel without nf_tables costs the source filter, which is told, and nothing
-// else.
+// Without nf_tables in the kernel only the source filter fails, which is reported.
 func TestNodeWithoutNetfilter(t *testing.T) {
 	nstest.Root(t)
 	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))
@@ -91,13 +90,13 @@ func TestNodeWithoutNetfilter(t *testing.T) {
 		if err := a.syncFilter(t.Context()); !errors.Is(err, routes.ErrNoFilter) {
 			t.Errorf("error %v, want %v", err, routes.ErrNoFilter)
 		}
-		rep, _ := a.lookAtFilter(t.Context())
+		rep, _ := a.filterStatus(t.Context())
 		if rep.State != filterNotEnforced || !strings.Contains(rep.Error, "nf_tables") {
 			t.Errorf("%+v", rep)
 		}
 		return errors.Join(a.syncRoutes(t.Context()), a.cleanup(t.Context()))
 	})
-	// The API server is away; nothing else may be wrong.
+	// Only the unreachable API server may fail.
 	if err == nil || strings.Contains(err.Error(), "nf_tables") {
 		t.Errorf("cleanup: %v", err)
 	}

@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	// flowPort is where pods echo.
+	// flowPort is the port on which pods echo.
 	flowPort = 7
-	// flowSpacing is between two packets of a flow, each of which comes back.
+	// flowSpacing is the interval between two packets of a flow.
 	flowSpacing = 5 * time.Millisecond
-	// flowBuffer holds what arrives while a busy machine doesn't get round to it.
+	// flowBuffer is the receive buffer in bytes, for a busy machine.
 	flowBuffer = 8 << 20
-	// flowEnd, in place of a number, asks whether what was sent before has come back.
+	// flowEnd replaces the number of a packet that checks whether the earlier ones are back.
 	flowEnd = 1<<64 - 1
 )
 
-// flow sends numbered packets from a pod to another, which echoes them, and counts
-// what doesn't come back.
+// flow sends numbered packets from a pod to another, which echoes them, and counts those
+// that are lost.
 type flow struct {
 	conn          net.PacketConn
 	to            net.Addr
@@ -132,17 +132,17 @@ func (n *testNode) flowTo(t *testing.T, to *testNode) *flow {
 	return n.flowOf(t, to, 1)
 }
 
-// flowOf is flowTo with so many packets at once.
+// flowOf is flowTo with burst packets at once.
 func (n *testNode) flowOf(t *testing.T, to *testNode, burst int) *flow {
 	t.Helper()
 	return startFlow(t, n.pod, netip.AddrPortFrom(n.podIP, 0), netip.AddrPortFrom(to.podIP, flowPort), burst)
 }
 
-// maxUnderWay is how many packets a flow of several at once has under way, and lost, at most.
+// maxUnderWay bounds the packets in flight, and lost, of a flow in bursts.
 const maxUnderWay = 1000
 
-// startFlow starts a flow between two addresses, the first of them in a namespace, of
-// so many packets at once.
+// startFlow starts a flow from an address in a namespace to another one, of burst packets
+// at once.
 func startFlow(t *testing.T, ns *nstest.Namespace, from, to netip.AddrPort, burst int) *flow {
 	t.Helper()
 	f := &flow{conn: openUDP(t, ns, from), to: net.UDPAddrFromAddrPort(to), quit: make(chan struct{})}
@@ -171,7 +171,7 @@ func startFlow(t *testing.T, ns *nstest.Namespace, from, to netip.AddrPort, burs
 				return
 			case <-tick.C:
 			}
-			// Who reads the TUN may not get to run: its queue has room for 2000.
+			// The reader of the TUN may be preempted: its queue holds 2000 packets.
 			if burst > 1 && f.sent.Load() >= f.got.Load()+maxUnderWay {
 				f.heldBack = max(f.heldBack, time.Since(sent))
 				continue
@@ -190,12 +190,12 @@ func startFlow(t *testing.T, ns *nstest.Namespace, from, to netip.AddrPort, burs
 	return f
 }
 
-// send sends one packet. One that the network refuses is one that is lost.
+// send sends one packet. An error counts as a lost packet.
 func (f *flow) send(number uint64) {
 	_, _ = f.conn.WriteTo(binary.BigEndian.AppendUint64(nil, number), f.to)
 }
 
-// pause ends the sending. When it returns, all that is sent has been counted.
+// pause stops sending. When it returns, all sent packets have been counted.
 func (f *flow) pause() {
 	select {
 	case <-f.quit:
@@ -221,7 +221,7 @@ func (f *flow) end(t *testing.T, what string) (sent, lost uint64) {
 	t.Helper()
 	f.pause()
 	f.waitPassing(t, what)
-	// Processors overtake each other: one answer to the question isn't enough.
+	// Packets are reordered across processors: one echo of flowEnd isn't enough.
 	sent = f.sent.Load()
 	for range 100 {
 		if f.got.Load() == sent {

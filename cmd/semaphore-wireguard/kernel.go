@@ -12,15 +12,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
-// How often the main table is searched for routes of others. It may have many, and
-// what is found is for people.
+// How often the main table is searched for foreign routes. The search is expensive in
+// large tables, and its result is informational.
 const (
-	surveySpacing = 10 * time.Second
-	surveyPeriod  = 5 * time.Minute
+	foreignSpacing = 10 * time.Second
+	foreignPeriod  = 5 * time.Minute
 )
 
-// newMonitor has the loops look at the kernel again when something there changed
-// that concerns them.
+// newMonitor returns a monitor that triggers the loops on events of the kernel.
 func (a *agent) newMonitor() *routes.Monitor {
 	cfg := routes.MonitorConfig{Logger: a.log, Source: a.mayBeSource}
 	for _, r := range a.remotes {
@@ -34,10 +33,10 @@ func (a *agent) newMonitor() *routes.Monitor {
 		}
 		if c&routes.ConcernAddresses != 0 {
 			a.addressing.Fire()
-			a.judging.Fire()
+			a.checking.Fire()
 		}
 		if c&routes.ConcernForeign != 0 {
-			a.surveying.Fire()
+			a.foreignRoutes.Fire()
 		}
 		if c&routes.ConcernLinks != 0 {
 			for _, r := range a.remotes {
@@ -48,8 +47,8 @@ func (a *agent) newMonitor() *routes.Monitor {
 	return routes.NewMonitor(cfg)
 }
 
-// mayBeSource reports whether routes may need another source because an address of
-// this host came or went.
+// mayBeSource reports whether the appearance or removal of an address of this host may
+// change the preferred source of routes.
 func (a *agent) mayBeSource(addr netip.Addr) bool {
 	if slices.Contains(*a.sources.Load(), addr) {
 		return true
@@ -65,7 +64,7 @@ func (a *agent) mayBeSource(addr netip.Addr) bool {
 	return err != nil || addr == wanted
 }
 
-// readForeign looks for routes of others to the remotes' pods.
+// readForeign lists foreign routes to the pod subnets of the remotes.
 func (a *agent) readForeign(context.Context) error {
 	var subnets []netip.Prefix
 	var devices []int
@@ -84,23 +83,23 @@ func (a *agent) readForeign(context.Context) error {
 			r.foreign.Store(nil)
 			continue
 		}
-		lies := func(f routes.Foreign) bool {
+		inside := func(f routes.Foreign) bool {
 			return slices.ContainsFunc(r.cfg.PodSubnets, func(s netip.Prefix) bool { return s.Contains(f.Prefix.Addr()) })
 		}
 		var own []string
 		for _, f := range found {
-			if lies(f) {
+			if inside(f) {
 				own = append(own, f.Text)
 			}
 		}
 		if before := r.foreign.Swap(&own); before != nil && len(*before) != len(own) || before == nil && len(own) > 0 {
-			a.log.Info("routes of others to pods of a remote: its packets don't follow them", "cluster", r.cfg.Name, "routes", len(own))
+			a.log.Info("foreign routes to pod subnets of a remote: packets don't follow them", "cluster", r.cfg.Name, "routes", len(own))
 		}
 	}
 	return nil
 }
 
-// foreignCollector counts routes of others when metrics are asked for.
+// foreignCollector counts foreign routes at each scrape.
 type foreignCollector struct {
 	agent *agent
 	count *prometheus.Desc
@@ -108,7 +107,7 @@ type foreignCollector struct {
 
 func newForeignCollector(a *agent) *foreignCollector {
 	return &foreignCollector{agent: a, count: prometheus.NewDesc("semaphore_wg_foreign_routes",
-		"Routes of others in the main table to pod subnets of this remote or parts of them; packets don't follow them.", []string{"cluster"}, nil)}
+		"Foreign routes in the main table to pod subnets of this remote or parts of them; packets don't follow them.", []string{"cluster"}, nil)}
 }
 
 // Describe implements prometheus.Collector.

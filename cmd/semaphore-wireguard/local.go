@@ -24,14 +24,14 @@ import (
 const (
 	// Nodes come and go in bursts, and nothing waits for the result.
 	localSpacing = time.Second
-	// Ranges of services are added about never, and every agent asks.
+	// Service ranges rarely change, and every agent of the cluster polls them.
 	servicesPeriod  = 10 * time.Minute
 	servicesTimeout = 30 * time.Second
 )
 
-// local keeps the addresses of this cluster, at which no remote has its nodes. It
-// has a watch of its own beside that of this node, so that publishing doesn't wait
-// until all nodes have been read.
+// local tracks the addresses of this cluster, which no endpoint of a remote may have. It
+// has its own watch beside that of this node, so that publishing doesn't wait for a list
+// of all nodes.
 type local struct {
 	subnets  []netip.Prefix // as configured
 	client   kube.Client
@@ -39,15 +39,15 @@ type local struct {
 	log      *slog.Logger
 	changed  func() // called when known has changed
 	building *reconcile.Trigger
-	asking   *reconcile.Trigger
+	listing  *reconcile.Trigger
 
-	services atomic.Pointer[[]netip.Prefix] // nil: never answered
-	known    atomic.Pointer[peers.Local]    // nil: not known yet
-	untold   bool                           // that the ranges of services aren't known
+	services atomic.Pointer[[]netip.Prefix] // nil: not read yet
+	known    atomic.Pointer[peers.Local]    // nil: not read yet
+	unlogged bool                           // missing service ranges were not logged yet
 }
 
 func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, metrics *kube.Metrics, log *slog.Logger, changed func()) *local {
-	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, changed: changed, building: reconcile.NewTrigger(), asking: reconcile.NewTrigger(), untold: true}
+	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, changed: changed, building: reconcile.NewTrigger(), listing: reconcile.NewTrigger(), unlogged: true}
 	l.nodes = kube.NewWatch(kube.WatchConfig[peers.LocalNode]{
 		Cluster: cfg.ClusterName, Server: server, Kind: "nodes", Object: &corev1.Node{},
 		ListWatch: kube.ListWatch(kube.Of(func() (kube.Client, error) { return client, nil }, kube.Nodes), nil),
@@ -72,18 +72,17 @@ func (l *local) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task {
 			Name: "addresses of this cluster", Reconcile: l.build, Trigger: l.building, MinInterval: localSpacing,
 		}),
 		loop(reconcile.Config{
-			Name: "service ranges", Reconcile: l.readServices, Trigger: l.asking, Resync: servicesPeriod,
+			Name: "service ranges", Reconcile: l.readServices, Trigger: l.listing, Resync: servicesPeriod,
 		}),
 	}
 }
 
-// build puts together what is known, once the nodes have been read and the service
-// ranges asked for.
+// build computes known, once nodes and service ranges have been read.
 func (l *local) build(context.Context) error {
 	nodes, synced := l.nodes.Snapshot()
 	services := l.services.Load()
 	if synced && services == nil {
-		l.asking.Fire() // The API server answers.
+		l.listing.Fire() // The API server answers.
 	}
 	if !synced || services == nil {
 		return nil
@@ -93,10 +92,10 @@ func (l *local) build(context.Context) error {
 	return nil
 }
 
-// readServices reads the ranges of services from the ServiceCIDR objects that the
-// API server keeps. Kubernetes before 1.33 has none: then they aren't known, which
-// is no error. An API server that has just been started knows no roles, and refuses
-// everything for a moment: its refusal counts once it has let us read the nodes.
+// readServices reads the service ranges from ServiceCIDR objects. Kubernetes before 1.33
+// has none, which is no error: the ranges stay unknown. An API server that has just
+// started may forbid everything until it has loaded its roles, so "forbidden" counts only
+// once the nodes have been read.
 func (l *local) readServices(ctx context.Context) error {
 	settled := l.nodes.Synced()
 	asking, cancel := context.WithTimeout(ctx, servicesTimeout)
@@ -106,13 +105,13 @@ func (l *local) readServices(ctx context.Context) error {
 		if !settled || !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
 			return fmt.Errorf("read the ranges of services: %w", err)
 		}
-		// That is an answer, too; what was known stays.
+		// Keep the ranges of an earlier response.
 		if l.services.CompareAndSwap(nil, &[]netip.Prefix{}) {
 			l.building.Fire()
 		}
-		if l.untold {
-			l.untold = false
-			l.log.Info("the API server doesn't tell the ranges of services: SEMAPHORE_LOCAL_SUBNETS can", "err", err)
+		if l.unlogged {
+			l.unlogged = false
+			l.log.Info("service ranges of this cluster unknown: set SEMAPHORE_LOCAL_SUBNETS to check endpoints against them", "err", err)
 		}
 		return nil
 	}
@@ -131,8 +130,8 @@ func (l *local) readServices(ctx context.Context) error {
 	return nil
 }
 
-// onLink returns the addresses of all hosts on a link of ours (RFC 919, and the one
-// that 4.2BSD had): what is sent there reaches nodes of this cluster, too.
+// onLink returns the IPv4 broadcast addresses of a link (RFC 919, and that of 4.2BSD):
+// packets to them reach nodes of this cluster, too.
 func onLink(p netip.Prefix) []netip.Addr {
 	if !p.Addr().Is4() || p.Bits() >= 31 {
 		return nil

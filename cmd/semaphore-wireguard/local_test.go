@@ -48,8 +48,8 @@ func TestOnLink(t *testing.T) {
 	}
 }
 
-// TestServiceRanges asks API servers that tell the ranges of services and ones that
-// don't.
+// TestServiceRanges reads the service ranges from API servers with and without
+// ServiceCIDRs.
 func TestServiceRanges(t *testing.T) {
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
 	var (
@@ -103,7 +103,7 @@ func TestServiceRanges(t *testing.T) {
 	}{
 		{"no answer yet", errors.New("connection refused"), true, false, nil},
 		{"an API server that has no such objects", apierrors.NewNotFound(resource, ""), false, true, []netip.Prefix{}},
-		{"one that tells", nil, false, true, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd96::/112")}},
+		{"an API server with ServiceCIDRs", nil, false, true, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd96::/112")}},
 		{"the same again", nil, false, false, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd96::/112")}},
 		{"a right that was taken: what was known stays", apierrors.NewForbidden(resource, "", nil), false, false, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd96::/112")}},
 		{"no answer: what was known stays", errors.New("connection refused"), true, false, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd96::/112")}},
@@ -113,7 +113,7 @@ func TestServiceRanges(t *testing.T) {
 			t.Errorf("%s: %v", step.name, err)
 		}
 		if got := built(); got != step.built {
-			t.Errorf("%s: to be put together anew: %v", step.name, got)
+			t.Errorf("%s: triggered a build: %v", step.name, got)
 		}
 		var got []netip.Prefix
 		if known := l.services.Load(); known != nil {
@@ -123,7 +123,7 @@ func TestServiceRanges(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", step.name, diff)
 		}
 	}
-	if n := strings.Count(log.String(), "doesn't tell the ranges of services"); n != 1 {
-		t.Errorf("told %d times:\n%s", n, log.String())
+	if n := strings.Count(log.String(), "service ranges of this cluster unknown"); n != 1 {
+		t.Errorf("logged %d times:\n%s", n, log.String())
 	}
 }

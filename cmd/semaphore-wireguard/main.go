@@ -15,12 +15,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// grace is how long tasks may take to end after a signal.
+// grace bounds the shutdown of tasks after a signal.
 const grace = 10 * time.Second
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "reach" {
-		os.Exit(lookAround(os.Args[2:]))
+		os.Exit(runReach(os.Args[2:]))
 	}
 	program := run.Program[config.Wireguard]{
 		Name: "semaphore-wireguard", Load: config.LoadWireguard, Run: serve, Status: statusCommand().Main, Probe: statusCommand().Probe,
@@ -28,7 +28,7 @@ func main() {
 	os.Exit(program.Main(os.Args[1:]))
 }
 
-// garbage is how much of it the heap may hold, in percent of what is alive in it.
+// garbage is GOGC: garbage in percent of the live heap.
 const garbage = 50
 
 func serve(cfg config.Wireguard, log *slog.Logger) (err error) {
@@ -38,12 +38,12 @@ func serve(cfg config.Wireguard, log *slog.Logger) (err error) {
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
 	if cfg.Cleanup {
-		return run.Alone(context.Background(), turnFile(cfg.KeyPath), describe(&cfg), turnPatience, func() error {
+		return run.Alone(context.Background(), turnFile(cfg.KeyPath), describe(&cfg), cleanupTimeout, func() error {
 			a.removeUnfinished()
 			return a.cleanup(context.Background())
 		})
 	}
-	// It handles no packets: collecting more often costs less than what garbage takes.
+	// The agent handles no packets: memory matters more than the time of collections.
 	process.LimitGarbage(garbage)
 	defer process.GiveBack()()
 	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "node", cfg.NodeName)

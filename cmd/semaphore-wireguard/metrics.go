@@ -18,12 +18,12 @@ func newLoopMetrics() *loopMetrics {
 	return &loopMetrics{
 		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_wg_reconcile_seconds",
-			Help:    "How long the passes of a loop took.",
+			Help:    "Duration of a loop's passes in seconds.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5},
 		}, []string{"loop"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_reconcile_failures_total",
-			Help: "Passes of a loop that failed, at least in part, and are repeated.",
+			Help: "Passes of a loop that failed, at least in part, and are retried.",
 		}, []string{"loop"}),
 		syncPeers: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_sync_peers_total",
@@ -31,7 +31,7 @@ func newLoopMetrics() *loopMetrics {
 		}, []string{"device", "success"}),
 		requeue: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_sync_requeue_total",
-			Help: "Number of attempts to sync the peers of a device that failed and are repeated.",
+			Help: "Number of attempts to sync the peers of a device that failed and are retried.",
 		}, []string{"device"}),
 	}
 }
@@ -54,8 +54,8 @@ func (m *loopMetrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.passes, m.failures, m.syncPeers, m.requeue}
 }
 
-// observer returns what a loop calls after each pass; then, unless it is nil,
-// comes after it.
+// observer returns the callback for the end of a loop's passes. It calls then, unless
+// that is nil.
 func (m *loopMetrics) observer(loop string, then func(time.Duration, error)) func(time.Duration, error) {
 	passes, failures := m.passes.WithLabelValues(loop), m.failures.WithLabelValues(loop)
 	return func(took time.Duration, err error) {
@@ -69,8 +69,8 @@ func (m *loopMetrics) observer(loop string, then func(time.Duration, error)) fun
 	}
 }
 
-// peerSync returns what the loop that syncs a device's peers calls after each
-// pass, for the metrics that the original tool has.
+// peerSync returns the callback of a peers loop for the metrics that the original tool
+// has.
 func (m *loopMetrics) peerSync(device string) func(time.Duration, error) {
 	good, bad := m.syncPeers.WithLabelValues(device, "1"), m.syncPeers.WithLabelValues(device, "0")
 	requeue := m.requeue.WithLabelValues(device)

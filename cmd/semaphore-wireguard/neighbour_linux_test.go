@@ -14,11 +14,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
-// TestAnotherHasTheListenPort starts an agent on a node where somebody else has the
-// listen port of its first remote: with the kernel's WireGuard another device, as
-// that of Calico, in userspace a socket. The other one's traffic goes on without
-// loss, the agent says what is wrong and serves the second remote, and the first one
-// as soon as the port is free.
+// TestAnotherHasTheListenPort starts an agent on a node where the listen port of its
+// first remote is taken: with the kernel backend by another device, such as Calico's, in
+// userspace by a socket. Foreign traffic goes on without loss, the agent reports the
+// fault and serves the second remote, and the first one as soon as the port is free.
 func TestAnotherHasTheListenPort(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp", "merit")
@@ -54,7 +53,7 @@ func TestAnotherHasTheListenPort(t *testing.T) {
 		})
 		connected(t, here, merit)
 		if _, lost := others.end(t, "the other one's traffic"); lost > 0 {
-			t.Errorf("%d packets of somebody else's are lost", lost)
+			t.Errorf("%d foreign packets are lost", lost)
 		}
 		leave()
 		connected(t, here, gcp)
@@ -65,8 +64,8 @@ func TestAnotherHasTheListenPort(t *testing.T) {
 	})
 }
 
-// joinWireGuard joins two nodes by devices that aren't ours, and returns the
-// addresses in their tunnel. The first one's listens on a port.
+// joinWireGuard joins two nodes by foreign devices, of which the first listens on the
+// given port, and returns their addresses in the tunnel.
 func joinWireGuard(t *testing.T, a, b *testNode, port netip.AddrPort) (inside [2]netip.Addr) {
 	t.Helper()
 	var keys [2]wgtypes.Key

@@ -12,16 +12,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// neighbourStats is where the kernel counts what became of its tables of neighbours, those
-// of all network namespaces. It shows that in the first namespace only, the node's.
+// neighbourStats is the directory of the kernel's statistics of its neighbour tables. They
+// cover all network namespaces, and exist in the initial namespace, that of the node, only.
 const neighbourStats = "/proc/net/stat"
 
-// neighbourTables are the kernel's, by the family of addresses.
+// neighbourTables returns the file names of the statistics by address family.
 func neighbourTables() map[string]string {
 	return map[string]string{"ipv4": "arp_cache", "ipv6": "ndisc_cache"}
 }
 
-// neighbourCollector reads how often a table of neighbours was full when it is asked for.
+// neighbourCollector reads the overflows of the neighbour tables at each scrape.
 type neighbourCollector struct {
 	stats fs.FS // of neighbourStats
 	full  *prometheus.Desc
@@ -29,7 +29,7 @@ type neighbourCollector struct {
 
 func newNeighbourCollector(stats fs.FS) *neighbourCollector {
 	return &neighbourCollector{stats: stats, full: prometheus.NewDesc("semaphore_wg_neighbour_table_full_total",
-		"How often the node's kernel had no room for another neighbour, whose packets it threw away; absent where it doesn't say.", []string{"family"}, nil)}
+		"How often the neighbour table of the node's kernel was full, so that packets were dropped; absent where the kernel doesn't expose it.", []string{"family"}, nil)}
 }
 
 // Describe implements prometheus.Collector.
@@ -40,7 +40,7 @@ func (c *neighbourCollector) Collect(ch chan<- prometheus.Metric) {
 	for family, name := range neighbourTables() {
 		content, err := fs.ReadFile(c.stats, name)
 		if err != nil {
-			continue // Without IPv6, or in a namespace that isn't the first one.
+			continue // No IPv6, or not the initial network namespace.
 		}
 		if full, err := tableFull(content); err == nil {
 			ch <- prometheus.MustNewConstMetric(c.full, prometheus.CounterValue, float64(full), family)
@@ -48,7 +48,7 @@ func (c *neighbourCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// tableFull adds up a column of such a file: names, then a line for each processor, in
+// tableFull sums the column table_fulls: a line of names, then a line per processor, in
 // hexadecimal (net/core/neighbour.c, neigh_stat_seq_show).
 func tableFull(content []byte) (sum uint64, err error) {
 	lines := bufio.NewScanner(bytes.NewReader(content))

@@ -14,7 +14,7 @@ func TestNeighbourTables(t *testing.T) {
 	const (
 		header = "entries  allocs   destroys hash_grows lookups  hits     res_failed rcv_probes_mcast rcv_probes_ucast periodic_gc_runs forced_gc_runs unresolved_discards table_fulls\n"
 		line   = "00000400 000001dd 000001e2 00000002   00000821 00000242 00000019   00000000         00000000         00000000         00000012       00000000            "
-		help   = "# HELP semaphore_wg_neighbour_table_full_total How often the node's kernel had no room for another neighbour, whose packets it threw away; absent where it doesn't say.\n" +
+		help   = "# HELP semaphore_wg_neighbour_table_full_total How often the neighbour table of the node's kernel was full, so that packets were dropped; absent where the kernel doesn't expose it.\n" +
 			"# TYPE semaphore_wg_neighbour_table_full_total counter\n"
 		ipv4, ipv6 = `semaphore_wg_neighbour_table_full_total{family="ipv4"} `, `semaphore_wg_neighbour_table_full_total{family="ipv6"} `
 	)
@@ -43,8 +43,8 @@ func TestNeighbourTables(t *testing.T) {
 	}
 }
 
-// TestNeighbourTablesOfThisKernel reads what there is here, as the agent sees it in the
-// node's namespace: tests have one of their own.
+// TestNeighbourTablesOfThisKernel reads this kernel's statistics in the initial network
+// namespace, as the agent does; tests have their own namespace.
 func TestNeighbourTablesOfThisKernel(t *testing.T) {
 	const first = "/proc/1/net/stat"
 	want := 0

@@ -7,21 +7,20 @@ import (
 	"strings"
 )
 
-// Where systemd-networkd keeps its state while it runs, and where the files are that
-// add to its configuration (networkd.conf(5)). In a pod they are those of the host
-// with deploy/networkd.
+// The runtime state and the configuration drop-ins of systemd-networkd
+// (networkd.conf(5)). deploy/networkd mounts those of the host.
 const (
 	networkdState   = "run/systemd/netif/state"
 	networkdDropIns = "etc/systemd/networkd.conf.d/*.conf"
 )
 
-// networkdRemoves reports whether systemd-networkd has run since boot and no file has
-// it leave routes and rules of others alone. It is false where that can't be seen.
+// networkdRemoves reports whether systemd-networkd has run since boot and is not
+// configured to keep foreign routes and rules. It is false when the files can't be read.
 func networkdRemoves(root string) bool {
 	if _, err := os.Stat(filepath.Join(root, networkdState)); err != nil {
 		return false
 	}
-	// Glob sorts; the last file that says something counts.
+	// Glob sorts; the last file with a setting wins.
 	files, err := filepath.Glob(filepath.Join(root, networkdDropIns))
 	if err != nil {
 		return false

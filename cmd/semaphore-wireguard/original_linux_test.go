@@ -22,14 +22,13 @@ import (
 const (
 	// sessionAge is after how long WireGuard renews a session by itself.
 	sessionAge = 120 * time.Second
-	// sessionSettles is how old a session is when no other one comes of how it began: both
-	// sides may have begun it, and repeat that after 5 s and a third.
+	// sessionSettles is the age after which a session isn't replaced by a handshake that
+	// the other side initiated at the same time, and retries after 5.3 s.
 	sessionSettles = 6 * time.Second
 )
 
-// TestBesideTheOriginal has the original, ours on the kernel's WireGuard and ours in
-// userspace in one mesh, and takes the original's device over, and gives it back,
-// under traffic.
+// TestBesideTheOriginal runs the original, our kernel backend and our userspace backend
+// in one mesh, takes over the original's device and hands it back, under traffic.
 func TestBesideTheOriginal(t *testing.T) {
 	needKernel(t)
 	s := newSite(t, "aws", "gcp")
@@ -81,7 +80,7 @@ func TestBesideTheOriginal(t *testing.T) {
 			c.echo(t, what)
 		}
 		if now := old.device(t, "gcp").Attrs().Index; now != index {
-			t.Errorf("%s: the device was made anew: index %d, was %d", what, now, index)
+			t.Errorf("%s: the device was recreated: index %d, was %d", what, now, index)
 		}
 		after := original.device(t)
 		if after.PrivateKey != before.PrivateKey || after.ListenPort != before.ListenPort || old.key(t, "gcp") != original.key.String() {
@@ -90,7 +89,7 @@ func TestBesideTheOriginal(t *testing.T) {
 		for _, p := range before.Peers {
 			for _, q := range after.Peers {
 				if renewed := q.LastHandshakeTime.Sub(p.LastHandshakeTime); q.PublicKey == p.PublicKey && renewed != 0 && renewed < sessionAge && sessionsStay {
-					t.Errorf("%s: the session with %s was made anew after %v", what, p.PublicKey, renewed)
+					t.Errorf("%s: the session with %s was renewed after %v", what, p.PublicKey, renewed)
 				}
 			}
 		}
@@ -110,9 +109,9 @@ func TestBesideTheOriginal(t *testing.T) {
 	for _, other := range others {
 		other.awaitPath(t, old, "answers probes", answers)
 	}
-	// The original rewrites its peers without the addresses of probes. Those with our
-	// agent find out by a handshake that the path is well nevertheless, by a second one
-	// where that was read late, which may lose what is on its way just then.
+	// The original rewrites its peers without the addresses for probes. Our agents verify
+	// the path by a handshake instead; a second one, after a late reading, may lose packets
+	// in flight.
 	under("given back", false, func() {
 		old.stop(t)
 		original.start(t)
@@ -127,9 +126,9 @@ func TestBesideTheOriginal(t *testing.T) {
 	})
 }
 
-// original stands for the original agent of a node. It leaves what that one leaves,
-// in the forms of its documents: a device of the kernel's, a key file without a line
-// break, a route without a mark, two annotations.
+// original simulates the original agent of a node by the state that it leaves according
+// to its documents: a kernel device, a key file without a line break, a route without our
+// protocol, two annotations.
 type original struct {
 	node   *testNode
 	remote *testCluster
@@ -146,7 +145,7 @@ func newOriginal(t *testing.T, node *testNode, remote *testCluster) *original {
 	return o
 }
 
-// start makes the device and the route, where they aren't there, and publishes.
+// start creates the device and the route, unless they exist, and publishes.
 func (o *original) start(t *testing.T) {
 	t.Helper()
 	port := 51820
@@ -179,19 +178,19 @@ func (o *original) annotations() map[string]string {
 	}
 }
 
-// peerWith configures other nodes as they have published themselves. The original
-// rewrites all of its peers whenever it syncs.
+// peerWith configures other nodes as peers from their annotations. The original rewrites
+// all of its peers whenever it syncs.
 func (o *original) peerWith(t *testing.T, others ...*testNode) {
 	t.Helper()
 	keepalive := 25 * time.Second
 	cfg := wgtypes.Config{}
 	for _, other := range others {
-		told := o.remote.Node(other.name)
-		key, err := wgtypes.ParseKey(told.Annotations[peers.PublicKeyAnnotation(o.node.cluster.name)])
+		object := o.remote.Node(other.name)
+		key, err := wgtypes.ParseKey(object.Annotations[peers.PublicKeyAnnotation(o.node.cluster.name)])
 		check(t, err)
-		endpoint, err := netip.ParseAddrPort(told.Annotations[peers.EndpointAnnotation(o.node.cluster.name)])
+		endpoint, err := netip.ParseAddrPort(object.Annotations[peers.EndpointAnnotation(o.node.cluster.name)])
 		check(t, err)
-		_, subnet, err := net.ParseCIDR(told.Spec.PodCIDR)
+		_, subnet, err := net.ParseCIDR(object.Spec.PodCIDR)
 		check(t, err)
 		cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{
 			PublicKey: key, Endpoint: net.UDPAddrFromAddrPort(endpoint), AllowedIPs: []net.IPNet{*subnet},
@@ -209,7 +208,7 @@ func (o *original) configure(cfg wgtypes.Config) error {
 	return errors.Join(client.ConfigureDevice(o.name, cfg), client.Close())
 }
 
-// waitSettled waits until no other session comes of how those that there are began.
+// waitSettled waits until all sessions are older than sessionSettles.
 func (o *original) waitSettled(t *testing.T) {
 	t.Helper()
 	await(t, "sessions that stay", func() bool {
@@ -217,7 +216,7 @@ func (o *original) waitSettled(t *testing.T) {
 	})
 }
 
-// device returns what the kernel has.
+// device reads the device from the kernel.
 func (o *original) device(t *testing.T) (device *wgtypes.Device) {
 	t.Helper()
 	check(t, o.node.ns.Do(func() error {

@@ -8,8 +8,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
-// newReporter returns what reports the paths that are down, for whoever chooses
-// endpoints in this cluster. The report goes with the pod; outside of one there is none.
+// newReporter returns the reporter of paths that are down, by which the service mirror
+// withdraws endpoints. The report is owned by the agent's pod; outside of a pod it is nil.
 func (a *agent) newReporter(client kube.Client) *peers.Reporter {
 	pod := a.cfg.Pod
 	if !pod.Known() {
@@ -22,8 +22,7 @@ func (a *agent) newReporter(client kube.Client) *peers.Reporter {
 	})
 }
 
-// paths returns what is known of the paths to the nodes of each remote that isn't
-// refused.
+// paths returns the paths to the nodes of each admitted remote.
 func (a *agent) paths() map[string][]peers.Path {
 	all := map[string][]peers.Path{}
 	for _, r := range a.admitted() {
@@ -32,9 +31,8 @@ func (a *agent) paths() map[string][]peers.Path {
 	return all
 }
 
-// pathChanged is called when the state of a path to some remote's node has changed.
-// It doesn't block.
+// pathChanged is called when the state of a path has changed. It doesn't block.
 func (a *agent) pathChanged() {
 	a.reporting.Fire()
-	a.forgetting.Fire()
+	a.forgettingAttempts.Fire()
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
-// said returns what an agent says of the path to another node, if it says something.
+// said returns the path to another node in an agent's report, if it has one.
 func (n *testNode) said(to *testNode) (path pathReport, ok bool) {
 	if rep := n.status(); rep != nil {
 		for _, r := range rep.Remotes {
@@ -25,8 +25,8 @@ func (n *testNode) said(to *testNode) (path pathReport, ok bool) {
 	return pathReport{}, false
 }
 
-// path waits until an agent says something of the path to another node: on a busy machine
-// it may not do so in time once.
+// path waits until an agent reports the path to another node: on a busy machine a single
+// request may time out.
 func (n *testNode) path(t *testing.T, to *testNode) (path pathReport) {
 	t.Helper()
 	await(t, n.name+" to say something of its path to "+to.name, func() (ok bool) {
@@ -36,8 +36,8 @@ func (n *testNode) path(t *testing.T, to *testNode) (path pathReport) {
 	return path
 }
 
-// awaitPath waits until the path from one node to another is as holds says, and
-// returns what the agent says of it.
+// awaitPath waits until holds accepts the reported path from one node to another, and
+// returns the report.
 func (n *testNode) awaitPath(t *testing.T, to *testNode, what string, holds func(pathReport) bool) (path pathReport) {
 	t.Helper()
 	defer func() {
@@ -68,7 +68,7 @@ var (
 	gone    = is(peers.PathDown, peers.SignNoAnswer, peers.SignOneWay)
 )
 
-// plug has the cable of a node in its switch, or not.
+// plug connects or disconnects a node's cable.
 func (s *site) plug(t *testing.T, n *testNode, in bool) {
 	t.Helper()
 	check(t, s.lan.Do(func() error {
@@ -77,7 +77,7 @@ func (s *site) plug(t *testing.T, n *testNode, in bool) {
 			return err
 		}
 		if in {
-			// By hand: the node doesn't see a link that is down.
+			// Not by setting the link down, which the node would notice.
 			bridge, err := netlink.LinkByName("lan")
 			return errors.Join(err, netlink.LinkSetMaster(port, bridge))
 		}
@@ -85,8 +85,8 @@ func (s *site) plug(t *testing.T, n *testNode, in bool) {
 	}))
 }
 
-// mislead has what a node sends to another one get to nobody, or right again. What
-// comes from there arrives.
+// mislead sends a node's packets to another one astray, or repairs that. The reverse
+// direction works.
 func (n *testNode) mislead(t *testing.T, to *testNode, wrong bool) {
 	t.Helper()
 	check(t, n.ns.Do(func() error {
@@ -105,7 +105,7 @@ func (n *testNode) mislead(t *testing.T, to *testNode, wrong bool) {
 	}))
 }
 
-// TestPaths breaks the way between nodes, and looks when that is known.
+// TestPaths breaks the path between nodes, and measures when that is detected.
 func TestPaths(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
@@ -127,7 +127,7 @@ func TestPaths(t *testing.T) {
 			}
 		}
 		whole()
-		// broken says when a path was found out, and healed that it is up again.
+		// broken logs how soon a path is reported down, healed how soon it is up again.
 		broken := func(what string, since time.Time, from, to *testNode, by func(pathReport) bool) {
 			t.Helper()
 			p := from.awaitPath(t, to, "to be down: "+what, by)
@@ -213,11 +213,11 @@ func TestPaths(t *testing.T) {
 			t.Logf("%s: large packets again: known after %.0f s", backend, time.Since(at).Seconds())
 		})
 
-		t.Run("an agent is away", func(t *testing.T) {
+		t.Run("an agent is stopped", func(t *testing.T) {
 			whole()
 			since := a.path(t, b).Since
 			b.stop(t)
-			// As many packets as pass in the time in which a path would be found down.
+			// Packets for longer than it takes to detect that a path is down.
 			passed := flow.got.Load() + uint64(8*time.Second/flowSpacing)
 			await(t, "packets to pass", func() bool { return flow.got.Load() >= passed })
 			if p := a.path(t, b); p.State != peers.PathUp || p.Sign != peers.SignAnswer || !p.Since.Equal(since) {

@@ -29,46 +29,45 @@ func newPrefixes(a *agent, local *rest.Config, client kube.Client, server *kube.
 	}), nil
 }
 
-// podsChanged has all look again that depends on this node and on the prefixes of its
-// pods.
+// podsChanged triggers the loops that depend on this node and on its pod prefixes.
 func (a *agent) podsChanged() {
 	a.publishing.Fire()
 	a.routing.Fire()
 	a.sourcing.Fire()
-	a.judging.Fire()
+	a.checking.Fire()
 }
 
-// pods is what this node says of the addresses of its pods; nil: not known.
+// pods returns the pod prefixes of this node; nil: not read yet.
 func (a *agent) pods() *pods.Known {
 	known, _ := a.prefixes.Look() // The error is in the status.
 	return known
 }
 
 // podCIDRs returns the prefixes of this node's pods, and whether they are known. Until
-// they have been read, those count that the node has published before.
+// they have been read, the published ones count.
 func (a *agent) podCIDRs() (prefixes []netip.Prefix, known bool) {
-	self, told := a.knownSelf()
+	self, synced := a.knownSelf()
 	switch now := a.pods(); {
 	case now != nil && now.Publish:
 		return now.Prefixes, true
 	case now != nil:
-		return self.PodCIDRs, told
+		return self.PodCIDRs, synced
 	}
 	carried, published := self.Published()
-	return carried, told && published
+	return carried, synced && published
 }
 
-// podsReport says which prefixes the pods of this node have.
+// podsReport describes the pod prefixes of this node.
 type podsReport struct {
-	Source string `json:"source"` // where they come from; empty: not decided yet
+	Source string `json:"source"` // empty: not decided yet
 	Why    string `json:"why"`
 	Known  bool   `json:"known"`
 	Count  int    `json:"count"`
-	// Prefixes are the first of them.
+	// Prefixes are the first maxPodPrefixes.
 	Prefixes []string `json:"prefixes,omitempty"`
 }
 
-// maxPodPrefixes is how many prefixes of this node are named; the annotation has all.
+// maxPodPrefixes bounds the prefixes in the report; the annotation has all.
 const maxPodPrefixes = 100
 
 func (a *agent) podsStatus() podsReport {

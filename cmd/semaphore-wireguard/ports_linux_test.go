@@ -46,8 +46,8 @@ func TestListenPortsChangePlaces(t *testing.T) {
 				if r.Device.Error != "" || r.Device.ListenPort != want[r.Name] {
 					return false
 				}
-				told := here.cluster.Node(here.name).Annotations[peers.EndpointAnnotation(r.Name)]
-				if told != fmt.Sprintf("%s:%d", here.address, want[r.Name]) {
+				published := here.cluster.Node(here.name).Annotations[peers.EndpointAnnotation(r.Name)]
+				if published != fmt.Sprintf("%s:%d", here.address, want[r.Name]) {
 					return false
 				}
 			}
@@ -58,7 +58,7 @@ func TestListenPortsChangePlaces(t *testing.T) {
 			flows[i].waitPassing(t, what)
 			flows[i].end(t, what)
 			streams[i].echo(t, what)
-			// And from the other side, which has to follow.
+			// And from the other side, which has to learn the new endpoint.
 			back := other.flowTo(t, here)
 			back.waitPassing(t, other.name+" to "+here.name)
 			back.pause()

@@ -12,17 +12,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// terminationLog is where the kubelet reads what a container leaves
-// (terminationMessagePath of the Pod API).
+// terminationLog is the default terminationMessagePath of the Pod API, where the kubelet
+// reads the container's result.
 const terminationLog = "/dev/termination-log"
 
-// lookAround answers the word "reach": it finds out what semaphorectl asks from a pod
-// of its own, and touches nothing of the agent's. The only argument is a
-// reach.Request.
-func lookAround(args []string) int {
+// runReach runs the subcommand "reach", which semaphorectl starts in a temporary pod. It
+// doesn't touch the agent's state. Its only argument is a reach.Request in JSON.
+func runReach(args []string) int {
 	var request reach.Request
 	if len(args) != 1 || json.Unmarshal([]byte(args[0]), &request) != nil {
-		fmt.Fprintln(os.Stderr, "reach: expected one argument, what semaphorectl asks as JSON")
+		fmt.Fprintln(os.Stderr, "reach: expected one argument, a request of semaphorectl in JSON")
 		return 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

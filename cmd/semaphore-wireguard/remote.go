@@ -20,8 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// remote is everything that belongs to one remote cluster. Nothing in it waits
-// for another remote.
+// remote is the state of one remote cluster. It never waits for another remote.
 type remote struct {
 	agent      *agent
 	cfg        config.Remote
@@ -31,22 +30,23 @@ type remote struct {
 	controller *peers.Controller
 
 	fit    atomic.Pointer[fit] // nil: not known
-	fitted int                 // MTU that the device was given, by the loop that does
+	fitted int                 // last MTU given to the device by fitMTU
 
-	linking, peering, contacting, renewing *reconcile.Trigger
+	linking, peering, handshaking, renewing *reconcile.Trigger
 
-	refusal atomic.Pointer[error]          // see agent.judge; nil: not judged yet
-	free    atomic.Pointer[[]netip.Prefix] // its subnets that have nothing that this node depends on
+	refusal atomic.Pointer[error]          // see agent.checkSubnets; nil: not checked yet
+	free    atomic.Pointer[[]netip.Prefix] // its subnets without those that collide with this node
 
-	// fenced says that its subnets' rules have been there since start.
+	// fenced is set once the policy rules of its subnets were installed since start.
 	fenced atomic.Bool
-	// foreign are the routes of others to its subnets; nil: not looked yet.
+	// foreign are the foreign routes to its subnets; nil: not read yet.
 	foreign atomic.Pointer[[]string]
 
 	failed atomic.Bool // see unreachable
 }
 
-// unreachable reports whether the remote's API server was seen to fail since start.
+// unreachable reports whether requests to the remote's API server have failed since
+// start.
 func (r *remote) unreachable() bool {
 	if r.nodes.Err() != nil {
 		r.failed.Store(true)
@@ -55,7 +55,7 @@ func (r *remote) unreachable() bool {
 }
 
 func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, error) {
-	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), contacting: reconcile.NewTrigger(), renewing: reconcile.NewTrigger()}
+	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), handshaking: reconcile.NewTrigger(), renewing: reconcile.NewTrigger()}
 	var err error
 	r.device, err = tunnel.Open(tunnel.Config{
 		Name:       tunnel.DeviceName(cfg.Name),
@@ -96,14 +96,13 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	})
 	r.store = peers.NewStore(a.cfg.KeyPath, r.device.Name(), cfg.Name)
 	r.controller = peers.NewController(peers.ControllerConfig{
-		Cluster: cfg.Name, Device: r.device, Nodes: r.nodes.Snapshot, Rules: r.rules, Fresh: r.contacting.Fire,
+		Cluster: cfg.Name, Device: r.device, Nodes: r.nodes.Snapshot, Rules: r.rules, Fresh: r.handshaking.Fire,
 		Prober: r.prober, PathChanged: a.pathChanged, Renew: r.renewing.Fire, Store: r.store, Logger: a.log,
 	})
 	return r, nil
 }
 
-// enginePath is the program that is started where no engine answers, empty when
-// none is.
+// enginePath returns the program to start when no engine runs; empty: none.
 func enginePath(setting string) string {
 	self, err := os.Executable()
 	if setting != config.EngineStart || err != nil {
@@ -112,7 +111,7 @@ func enginePath(setting string) string {
 	return filepath.Join(filepath.Dir(self), "semaphore-engine")
 }
 
-// tasks returns what runs for the remote while this agent acts.
+// tasks returns the remote's tasks while this agent is active.
 func (r *remote) tasks() []run.Task {
 	resync := slowPass
 	if r.cfg.ResyncPeriod > 0 {
@@ -128,7 +127,7 @@ func (r *remote) tasks() []run.Task {
 			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, Observe: r.agent.metrics.peerSync(r.device.Name()),
 		}),
 		r.agent.loop(reconcile.Config{
-			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.contacting,
+			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.handshaking,
 			MinInterval: burstSpacing, Due: r.handshakeDue,
 		}),
 		r.agent.loop(reconcile.Config{
@@ -150,7 +149,7 @@ func (r *remote) tasks() []run.Task {
 	}
 }
 
-// prober returns what asks the remote's nodes for signs of life.
+// prober returns a prober of the remote's nodes.
 func (r *remote) prober() (peers.Prober, error) {
 	p, err := r.device.Prober()
 	if err != nil {
@@ -159,8 +158,8 @@ func (r *remote) prober() (peers.Prober, error) {
 	return p, nil
 }
 
-// handshakeDue says when new peers are to be looked at next. Those of a remote that is
-// refused aren't; when it is admitted again, all of its peers are new.
+// handshakeDue returns when the next handshake pass is due; never for a refused remote,
+// all of whose peers are new when it is admitted again.
 func (r *remote) handshakeDue() time.Time {
 	if r.refused() != nil {
 		return time.Time{}
@@ -168,9 +167,8 @@ func (r *remote) handshakeDue() time.Time {
 	return r.controller.RehandshakeDue()
 }
 
-// ensureDevice keeps the device there, and lets those who build on it know when
-// it is another one, or is known for the first time. That of a remote that is
-// refused goes.
+// ensureDevice creates or repairs the device, and triggers the dependent loops when its
+// link or listen port changes. The device of a refused remote is deleted.
 func (r *remote) ensureDevice(ctx context.Context) error {
 	if r.refused() != nil {
 		return r.device.Delete(ctx)
@@ -188,9 +186,9 @@ func (r *remote) ensureDevice(ctx context.Context) error {
 	return err
 }
 
-// link returns the index of the link that has the device's name now, 0 when there
-// is none. seen is false while nobody has found that link to be the device: since
-// start, or since it was made anew. With an error nothing is known.
+// link returns the index of the link with the device's name; 0: none. seen is false
+// until [tunnel.Device.Ensure] has verified, since start or since the link was recreated,
+// that it is our device.
 func (r *remote) link() (index int, seen bool, err error) {
 	if index, err = tunnel.Index(r.device.Name()); err != nil {
 		return 0, false, err
@@ -199,13 +197,13 @@ func (r *remote) link() (index int, seen bool, err error) {
 	return index, index == 0 || index == known, nil
 }
 
-// present reports whether the device is there.
+// present reports whether the device exists and was verified.
 func (r *remote) present() bool {
 	index, seen, err := r.link()
 	return err == nil && seen && index != 0
 }
 
-// rules returns the bounds within which this remote is trusted, as they are now.
+// rules returns the current bounds within which this remote is trusted.
 func (r *remote) rules() peers.Rules {
 	local := r.agent.local.known.Load()
 	rules := peers.Rules{
@@ -216,7 +214,7 @@ func (r *remote) rules() peers.Rules {
 	}
 	if self, known := r.agent.knownSelf(); known {
 		rules.OwnAddrs = append(append([]netip.Addr{}, rules.OwnAddrs...), self.InternalIPs...)
-		// What the publisher rejects leaves published what was.
+		// An invalid annotation leaves the published endpoint in place.
 		rules.Hidden = self.Hidden(r.cfg.Name, r.agent.location)
 	}
 	for _, other := range r.agent.remotes {

@@ -26,10 +26,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// TestRestartWritesNoRoutes starts an agent where an earlier one has been, with all
-// API servers away. What the earlier one found out, as the source of its routes, the
-// new one can't know: it must neither remove nor rewrite them, also when a device
-// listens on another port because its own is taken.
+// TestRestartWritesNoRoutes restarts an agent while all API servers are unreachable. The
+// new process can't compute the sources of routes: it must neither remove nor rewrite
+// them, even when a device listens on another port because its own is taken.
 func TestRestartWritesNoRoutes(t *testing.T) {
 	nstest.Root(t)
 	const port, key = "a port is taken at the start", "a key can't be read at the start"
@@ -43,7 +42,7 @@ func TestRestartWritesNoRoutes(t *testing.T) {
 			polltest.Until(t, time.Minute, "the devices", func() bool { return first.remotes[0].present() && first.remotes[1].present() })
 			polltest.Until(t, time.Minute, "all routes", func() bool { return strings.Count(routesOf(t), "\n") == 8 })
 			for _, r := range first.remotes {
-				// The kernel makes a route of it, and not always at once.
+				// The kernel adds the local route of an address asynchronously.
 				polltest.Until(t, time.Minute, "the route of the address for probes", func() bool { return hasLocal(t, tunnel.LinkLocal(r.device.PublicKey())) })
 			}
 			stop()
@@ -71,7 +70,7 @@ func TestRestartWritesNoRoutes(t *testing.T) {
 			if fault != key {
 				polltest.Until(t, time.Minute, "the device", second.remotes[0].present)
 			}
-			// A pass for whatever has been found out since.
+			// One more pass, with all that is known by now.
 			if err := second.syncRoutes(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -127,7 +126,7 @@ func addLocal(t *testing.T, address string) {
 	}
 }
 
-// hasLocal reports whether the kernel has its own route of an address of some link.
+// hasLocal reports whether the kernel has the local route of an address.
 func hasLocal(t *testing.T, address netip.Addr) bool {
 	t.Helper()
 	to := ipNet(netip.PrefixFrom(address, address.BitLen()).String())
@@ -143,7 +142,7 @@ func ipNet(text string) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// routesOf shows the routes of ours, a line each.
+// routesOf formats our routes, a line each.
 func routesOf(t *testing.T) string {
 	t.Helper()
 	found, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
@@ -172,9 +171,9 @@ func takePort(t *testing.T) int {
 	return conn.LocalAddr().(*net.UDPAddr).Port
 }
 
-// watchWrites records the kernel's events about routes and policy rules, of anybody,
-// until the returned function is called. That a link was named again isn't looked at:
-// that of an embedded device loses its carrier with its process.
+// watchWrites records all of the kernel's events about routes and policy rules until the
+// returned function is called. Link events are left out: the link of an embedded device
+// loses its carrier with its process.
 func watchWrites(t *testing.T) (written func() []string) {
 	t.Helper()
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE,
@@ -185,7 +184,7 @@ func watchWrites(t *testing.T) (written func() []string) {
 	t.Cleanup(socket.Close)
 	return func() (events []string) {
 		t.Helper()
-		// Events come in order, so that of a last change ends the record.
+		// Events arrive in order, so a marker route ends the record.
 		mark := netlink.NewRule()
 		mark.Priority, mark.Table = 77, unix.RT_TABLE_MAIN
 		if err := netlink.RuleAdd(mark); err != nil {

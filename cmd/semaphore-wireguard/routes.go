@@ -11,9 +11,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
-// syncRoutes brings the routes of all remotes to what they must be. What an earlier
-// process left stays as it is until more is known: a device route until the device
-// has been looked at, its source until this node's addresses are known.
+// syncRoutes reconciles the routes and policy rules of all remotes. Routes of an earlier
+// process are retained until their inputs are known: a device route until the device has
+// been verified, its source until this node's pod prefixes have been read.
 func (a *agent) syncRoutes(ctx context.Context) error {
 	want, err := a.wantedRoutes()
 	errs := []error{err}
@@ -21,7 +21,7 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 		_, err := a.table.Sync(ctx, want)
 		errs = append(errs, err)
 	}
-	// The rules come second: from the first of them on only our table decides.
+	// The rules come second: once one is installed, only our own table decides.
 	fenced, err := a.table.Fence(ctx, a.guarded())
 	for _, r := range a.remotes {
 		missing := func(s netip.Prefix) bool { return !slices.Contains(fenced.Subnets, s) }
@@ -32,12 +32,12 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// wantedRoutes returns the routes that all remotes need, as far as that is known.
-// They are nil when so little is known that all must stay as it is.
+// wantedRoutes returns the routes that all remotes need. With an error they may be nil:
+// then all routes are retained.
 func (a *agent) wantedRoutes() ([]routes.Route, error) {
 	var (
-		all   []routes.Route // if everything that is there were as it should be
-		unset []bool         // remotes that nobody has looked at the device of
+		all   []routes.Route // as if every link with a device's name were our device
+		unset []bool         // by remote: its device was not verified yet
 		index []int
 	)
 	for _, r := range a.remotes {
@@ -46,7 +46,7 @@ func (a *agent) wantedRoutes() ([]routes.Route, error) {
 			return nil, err
 		}
 		if r.refused() != nil {
-			i, seen = 0, true // Its device goes; guards stay.
+			i, seen = 0, true // Its device is deleted; the guards stay.
 		}
 		index, unset = append(index, i), append(unset, !seen)
 		all = append(all, routes.Desired(r.guarded(), i, nil)...)
@@ -68,9 +68,8 @@ func (a *agent) wantedRoutes() ([]routes.Route, error) {
 	return want, srcErr
 }
 
-// routeSources returns the preferred source addresses that the configuration asks
-// for, at most one per family. They aren't settled when they are the best that is
-// known, and installed routes may have better ones.
+// routeSources returns the configured preferred source addresses, at most one per
+// family. settled is false while they are provisional: then installed routes keep theirs.
 func (a *agent) routeSources(installed []routes.Route) (src []netip.Addr, settled bool, err error) {
 	switch a.cfg.RouteSrc {
 	case config.RouteSrcNone:
@@ -80,8 +79,7 @@ func (a *agent) routeSources(installed []routes.Route) (src []netip.Addr, settle
 			src, err = routes.Source(prefixes)
 			return src, err == nil, err
 		}
-		// Until the prefixes of our pods are known, what an earlier process
-		// found out is the best there is.
+		// Until the prefixes of our pods are known, use those of installed routes.
 		src, err = routes.Sources(installed)
 		return src, false, err
 	}

@@ -34,11 +34,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// patience is how long something may take on a machine that is emulated, or busy.
+// patience is the timeout of waits, for an emulated or busy machine.
 const patience = time.Minute
 
-// kernelVariable says that the kernel of this machine has WireGuard, so that tests
-// which need it must not be left out.
+// kernelVariable is set where the kernel has WireGuard, so that tests which need it must
+// not be skipped.
 const kernelVariable = "SEMAPHORE_TEST_KERNEL"
 
 // needKernel skips a test where the kernel has no WireGuard.
@@ -175,9 +175,9 @@ func (s *site) addNode(t *testing.T, c *testCluster, backend string) *testNode {
 	}), n.ns.Do(func() error {
 		return errors.Join(
 			addAddress("eth0", n.address.String()+"/24"),
-			// As a bridge of a network plugin has it: what the node itself sends has it as its source.
+			// The address of a network plugin's bridge, the source of what the node itself sends.
 			addAddress("cni0", n.podCIDR.Addr().Next().String()+"/24"), addAddress("cni0", podCIDR6+"1/64"),
-			// What the tunnels don't take goes out in plaintext, where there is nobody.
+			// Packets that bypass the tunnels leave in plaintext, to an unused address.
 			addRoute("0.0.0.0/0", "192.0.2.1"),
 			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
 			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0),
@@ -223,13 +223,13 @@ const (
 	roleMounted  = "mounted agent" // be it, where the mounts are as they must be
 	roleEngine   = "engine"        // be semaphore-engine
 	runVariable  = "AGENT_TEST_RUN"
-	// dropVariable, set to anything, has the agent go without NET_ADMIN.
+	// dropVariable, set to any value, drops NET_ADMIN from the agent.
 	dropVariable = "AGENT_TEST_DROP"
 )
 
-// beAgent is a program of ours in a mount namespace of its own, in which /run is
-// the folder that the environment names. It ends, too, when its standard input does:
-// whoever started it is gone.
+// beAgent runs a program of ours in its own mount namespace, with /run from the folder
+// that the environment names. It exits when its standard input ends, that is, when its
+// parent has died.
 func beAgent(program func()) {
 	err := errors.Join(
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
@@ -240,7 +240,7 @@ func beAgent(program func()) {
 		os.Exit(1)
 	}
 	if os.Getenv(dropVariable) != "" && os.Getenv(roleVariable) == roleAgent {
-		// Root gets at exec what the bounding set has.
+		// At exec root gets the capabilities of the bounding set.
 		runtime.LockOSThread()
 		err = errors.Join(
 			unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_NET_ADMIN, 0, 0, 0), os.Setenv(roleVariable, roleMounted),
@@ -275,8 +275,8 @@ func (n *testNode) startProgram(t *testing.T, role string) (*exec.Cmd, io.Closer
 	return cmd, stdin
 }
 
-// start starts the node's agent, and before that its engine, if that isn't there yet and
-// the agent may want it. With the kernel backend it has to do without.
+// start starts the node's agent, and before that its engine, unless that runs already or
+// the backend is the kernel.
 func (n *testNode) start(t *testing.T) {
 	t.Helper()
 	if n.engine == nil && n.env["SEMAPHORE_WG_BACKEND"] != config.BackendKernel {
@@ -295,7 +295,7 @@ func (n *testNode) start(t *testing.T) {
 	})
 }
 
-// stop ends the agent as the kubelet does, and checks that it ends in peace.
+// stop ends the agent as the kubelet does, and checks its exit code.
 func (n *testNode) stop(t *testing.T) {
 	t.Helper()
 	cmd := n.agent
@@ -313,7 +313,7 @@ func (n *testNode) kill() {
 	n.agent = nil
 }
 
-// ask makes a request of the agent, from its own node.
+// ask sends a request to the agent, from its own node.
 func (n *testNode) ask(path string) (body []byte, code int, err error) {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, address string) (conn net.Conn, err error) {
 		if n.socket != "" {
@@ -335,7 +335,7 @@ func (n *testNode) ask(path string) (body []byte, code int, err error) {
 	return body, response.StatusCode, err
 }
 
-// status returns what the agent says of itself, nil when it says nothing.
+// status returns the agent's report; nil when it doesn't respond.
 func (n *testNode) status() *agentReport {
 	body, _, err := n.ask("/status")
 	var rep agentReport
@@ -345,7 +345,7 @@ func (n *testNode) status() *agentReport {
 	return &rep
 }
 
-// report waits until the agent says what it does.
+// report waits for the agent's report.
 func (n *testNode) report(t *testing.T) (rep *agentReport) {
 	t.Helper()
 	await(t, n.name+" to say what it does", func() bool {
@@ -355,8 +355,8 @@ func (n *testNode) report(t *testing.T) (rep *agentReport) {
 	return rep
 }
 
-// waitReady waits until the agent is ready and all is done that it does after a
-// start: published with its local API server there, told of its absence without.
+// waitReady waits until the agent is ready and has completed its start: it has published,
+// or, without a local API server, reports that error.
 func (n *testNode) waitReady(t *testing.T) {
 	t.Helper()
 	last, ready := "", false
@@ -400,8 +400,8 @@ func (n *testNode) key(t *testing.T, remote string) string {
 	return string(bytes.TrimSpace(key))
 }
 
-// await waits until a condition holds that takes some work to ask for: an emulated
-// machine would have no time left for what is awaited.
+// await polls an expensive condition, seldom enough to leave an emulated machine time for
+// what is awaited.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	asked := time.Time{}
@@ -466,7 +466,7 @@ func delRoute(prefix string) error {
 	return netlink.RouteDel(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE})
 }
 
-// backends returns those that the devices of a node have, sorted and once each.
+// backends returns the backends of a node's devices, sorted, without duplicates.
 func (rep *agentReport) backends() (names []string) {
 	for i := range rep.Remotes {
 		names = append(names, rep.Remotes[i].Device.Backend)

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// syncSources puts the source addresses of our routes on our devices as well, for
-// kube-proxy to masquerade with. What is there stays while they aren't known.
+// syncSources assigns the source addresses of our routes to our devices, too, for
+// kube-proxy to masquerade with. While they are unknown, assigned addresses are retained.
 func (a *agent) syncSources(ctx context.Context) error {
 	src, settled, err := a.routeSources(nil)
 	if err != nil || !settled {
@@ -35,9 +35,9 @@ func (a *agent) syncSources(ctx context.Context) error {
 	return err
 }
 
-// withoutSource says of which families this node has pods and remotes have some,
-// too, but which this host has no source address of: what it sends itself isn't
-// answered. Empty when there are none, or when that isn't known.
+// withoutSource returns the pod prefixes of this node in whose family remotes have pods
+// but this host has no source address, so that responses to the host itself get lost.
+// Empty when there are none, or when the prefixes are unknown.
 func (a *agent) withoutSource() string {
 	prefixes, known := a.podCIDRs()
 	if !known || a.cfg.RouteSrc != config.RouteSrcAuto {
@@ -54,11 +54,11 @@ func (a *agent) withoutSource() string {
 	return unsourced(prefixes, subnets, src)
 }
 
-// maxNamed is how many prefixes are named in a line.
+// maxNamed bounds the prefixes listed in a line.
 const maxNamed = 4
 
-// unsourced lists those of a node's podCIDRs whose family remotes have and src hasn't,
-// the first of them.
+// unsourced lists the podCIDRs whose family is among subnets but not in src, at most
+// maxNamed of them.
 func unsourced(podCIDRs, subnets []netip.Prefix, src []netip.Addr) string {
 	var lacking []string
 	for _, p := range podCIDRs {
@@ -74,7 +74,7 @@ func unsourced(podCIDRs, subnets []netip.Prefix, src []netip.Addr) string {
 	return strings.Join(lacking, ",")
 }
 
-// hostLine says what doesn't work for want of a source address.
+// hostLine describes the consequence of a missing source address.
 func hostLine(podCIDRs string) string {
-	return fmt.Sprintf("host without an address in %s: pods reach remote pods, the node itself and hostNetwork pods don't", podCIDRs)
+	return fmt.Sprintf("host has no address in %s: pods reach remote pods, the node itself and hostNetwork pods don't", podCIDRs)
 }

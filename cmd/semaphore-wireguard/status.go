@@ -12,10 +12,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// statusTimeout bounds how long reading the devices may hold up /status.
+// statusTimeout bounds reading the devices for /status.
 const statusTimeout = 5 * time.Second
 
-// maxForeign is how many routes of others are named; the metric counts all.
+// maxForeign bounds the foreign routes in the report; the metric counts all.
 const maxForeign = 100
 
 // agentReport is what /status serves. It holds nothing secret.
@@ -23,18 +23,18 @@ type agentReport struct {
 	Version   string            `json:"version"`
 	Cluster   string            `json:"cluster"`
 	Node      string            `json:"node"`
-	Published bool              `json:"published"`  // this node carries our annotations
-	Local     bool              `json:"localKnown"` // the addresses of the own cluster are
+	Published bool              `json:"published"`  // this node has all our annotations
+	Local     bool              `json:"localKnown"` // the addresses of this cluster have been read
 	Pods      podsReport        `json:"pods"`
 	Failing   map[string]string `json:"failing,omitempty"`
-	Pending   []string          `json:"pending,omitempty"` // what hasn't been done once since start
-	// Standby says which agent acts instead of this one; nil: this one does.
+	Pending   []string          `json:"pending,omitempty"` // loops without a completed pass since start
+	// Standby names the active agent; nil: this one is active.
 	Standby *standbyReport `json:"standby,omitempty"`
 	Filter  filterReport   `json:"sourceFilter"`
 	// Unsourced are podCIDRs of this node in which the host has no address, so that
-	// nobody answers what it sends to remote pods itself.
+	// responses of remote pods to the host itself get lost.
 	Unsourced string `json:"podCIDRsWithoutHostAddress,omitempty"`
-	// Networkd says that systemd-networkd removes rules and routes of ours.
+	// Networkd is set when systemd-networkd removes our rules and routes.
 	Networkd bool           `json:"networkdRemovesRoutes,omitempty"`
 	Remotes  []remoteReport `json:"remotes"`
 }
@@ -45,10 +45,10 @@ type remoteReport struct {
 	Refused    string            `json:"refused,omitempty"` // why nothing is set up for it
 	API        apiReport         `json:"api"`
 	Device     deviceReport      `json:"device"`
-	Source     peers.Source      `json:"source"` // on whose word the peers are: api, disk or none
+	Source     peers.Source      `json:"source"` // of the peers: api, disk or none
 	Peers      []peerReport      `json:"peers"`
 	Rejected   []peers.Rejection `json:"rejected"`
-	Foreign    []string          `json:"foreignRoutes,omitempty"` // of others, to its subnets or parts of them
+	Foreign    []string          `json:"foreignRoutes,omitempty"` // to its subnets or parts of them
 	Forged     *uint64           `json:"forgedPackets,omitempty"` // dropped by the source filter; nil: not known
 }
 
@@ -65,40 +65,40 @@ type deviceReport struct {
 	PublicKey  string `json:"publicKey"`
 	ListenPort int    `json:"listenPort"`
 	MTU        int    `json:"mtu"`
-	// LargestMTU is what the way to NarrowestEndpoint carries without fragments, and
-	// those to all others; 0: not known.
+	// LargestMTU is the largest MTU without fragmentation on the paths to all endpoints,
+	// of which that to NarrowestEndpoint is the smallest; 0: not known.
 	LargestMTU        int    `json:"largestMtu,omitempty"`
 	NarrowestEndpoint string `json:"narrowestEndpoint,omitempty"`
-	// Unprobed says why its peers can't be probed, so that a path that breaks is noticed
-	// after minutes only.
+	// Unprobed is why its peers can't be probed, so that a broken path is detected only
+	// after minutes.
 	Unprobed string `json:"unprobed,omitempty"`
 	Error    string `json:"error,omitempty"`
 }
 
 type peerReport struct {
-	Node          string       `json:"node"` // empty for a peer that no known node published
+	Node          string       `json:"node"` // empty for a peer without a known node
 	PublicKey     string       `json:"publicKey"`
-	Endpoint      string       `json:"endpoint"` // where the peer is now, empty if that isn't known
+	Endpoint      string       `json:"endpoint"` // current, may have roamed; empty: not known
 	AllowedIPs    []string     `json:"allowedIPs"`
 	Health        peers.Health `json:"health"`
-	Path          *pathReport  `json:"path,omitempty"` // nil: a peer that no known node published
+	Path          *pathReport  `json:"path,omitempty"` // nil: a peer without a known node
 	LastHandshake *time.Time   `json:"lastHandshake,omitempty"`
 	LastHeard     *time.Time   `json:"lastHeard,omitempty"` // nil: not since the agent's start
 	RxBytes       int64        `json:"rxBytes"`
 	TxBytes       int64        `json:"txBytes"`
-	// Disputed says which node of this cluster claims the address of its endpoint, which
-	// was accepted before.
+	// Disputed is the node of this cluster that claims the address of its endpoint after
+	// that was accepted.
 	Disputed string `json:"disputed,omitempty"`
 }
 
-// pathReport is what is known of the way to a peer.
+// pathReport is the state of the path to a peer.
 type pathReport struct {
 	State     peers.PathState `json:"state"`
 	Since     time.Time       `json:"since"`
 	Sign      peers.Sign      `json:"sign"`
 	Answers   bool            `json:"answers"`             // the peer answers probes
 	SmallOnly bool            `json:"smallOnly,omitempty"` // full-size packets get lost
-	RTT       float64         `json:"rtt,omitempty"`       // seconds from a probe to its answer, smoothed; 0: not known
+	RTT       float64         `json:"rtt,omitempty"`       // smoothed round trip of probes in seconds; 0: not known
 }
 
 func (a *agent) status() any {
@@ -122,7 +122,7 @@ func (a *agent) status() any {
 			rep.Pending = append(rep.Pending, l.String())
 		}
 	}
-	// Those of the local cluster; those of remotes are told with each.
+	// Watches of the local cluster; those of remotes are in their reports.
 	if err := a.self.Err(); err != nil {
 		rep.Failing[a.self.String()] = err.Error()
 	}
@@ -133,8 +133,8 @@ func (a *agent) status() any {
 		rep.Failing[a.local.nodes.String()] = err.Error()
 	}
 	var dropped routes.Dropped
-	rep.Filter, dropped = a.lookAtFilter(ctx)
-	// At once: a device that doesn't answer must not take the others' time.
+	rep.Filter, dropped = a.filterStatus(ctx)
+	// Concurrently, so that a device that hangs doesn't use up the timeout of the others.
 	rep.Remotes = make([]remoteReport, len(a.remotes))
 	var reading sync.WaitGroup
 	for i, r := range a.remotes {
@@ -216,7 +216,7 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	return rep
 }
 
-// observed returns the remotes as the collector of metrics sees them.
+// observed returns the remotes for the metrics collector.
 func (a *agent) observed() []peers.Observed {
 	var all []peers.Observed
 	for _, r := range a.remotes {
@@ -228,7 +228,7 @@ func (a *agent) observed() []peers.Observed {
 	return all
 }
 
-// some returns nil for the zero time, which JSON would show as the year 1.
+// some returns nil for the zero time, which JSON would encode as the year 1.
 func some(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil

@@ -12,27 +12,27 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
-// statusCommand is what "semaphore-wireguard status" does.
+// statusCommand is "semaphore-wireguard status".
 func statusCommand() report.Command[agentReport] {
 	return report.Command[agentReport]{Program: "semaphore-wireguard", Address: "127.0.0.1:7774", Show: showReport}
 }
 
-// showReport shows remotes, peers and what was rejected.
+// showReport shows remotes, peers and rejections.
 func showReport(p *report.Page, rep *agentReport) {
 	p.Line("semaphore-wireguard %s", rep.Version)
 	p.Line("cluster %s, node %s", rep.Cluster, rep.Node)
 	if rep.Standby != nil {
-		p.Unknown("this agent stands by, another one of this node acts: %s", cmp.Or(rep.Standby.Holder, "not known which"))
+		p.Unknown("this agent stands by, another agent of this node is active: %s", cmp.Or(rep.Standby.Holder, "unknown"))
 	}
 	if !rep.Published && rep.Standby == nil {
 		p.Wrong("the node object of %s does not have all keys and endpoints of this agent", rep.Node)
 	}
 	p.Failures(rep.Failing)
 	if len(rep.Pending) > 0 {
-		p.Unknown("not done yet since start: %s", strings.Join(rep.Pending, ", "))
+		p.Unknown("not completed since start: %s", strings.Join(rep.Pending, ", "))
 	}
 	if !rep.Local {
-		p.Unknown("the addresses of the own cluster have not been read yet, at which no remote node may be")
+		p.Unknown("addresses of this cluster not read yet: endpoints of remote nodes can't be checked against them")
 	}
 	showPods(p, &rep.Pods)
 	showFilter(p, rep.Filter)
@@ -59,15 +59,15 @@ func showReport(p *report.Page, rep *agentReport) {
 	}
 }
 
-// showPods says which prefixes the node's pods have, and why these.
+// showPods shows the pod prefixes of the node and their source.
 func showPods(p *report.Page, pods *podsReport) {
 	if pods.Source == "" {
-		p.Unknown("where the prefixes of this node's pods come from isn't known yet")
+		p.Unknown("source of this node's pod prefixes not decided yet")
 		return
 	}
 	switch {
 	case !pods.Known:
-		p.Unknown("the prefixes of this node's pods haven't been read yet, by %s: %s", pods.Source, pods.Why)
+		p.Unknown("pod prefixes of this node not read yet, by %s: %s", pods.Source, pods.Why)
 	case pods.Count == 0:
 		p.Line("pods of this node: no prefixes, by %s: %s", pods.Source, pods.Why)
 	default:
@@ -75,8 +75,8 @@ func showPods(p *report.Page, pods *podsReport) {
 	}
 }
 
-// showFilter says so when packets with forged sources aren't dropped. The reason is
-// shown with the loop that fails.
+// showFilter reports when packets with forged sources are not dropped. The reason is
+// shown with the failing loop.
 func showFilter(p *report.Page, f filterReport) {
 	switch f.State {
 	case filterEnforced:
@@ -85,11 +85,11 @@ func showFilter(p *report.Page, f filterReport) {
 	case filterUnknown:
 		p.Failing("source filter", f.Error)
 	default:
-		p.Wrong("plaintext packets that claim a remote pod's address are not dropped")
+		p.Wrong("plaintext packets with a remote pod's source address are not dropped")
 	}
 }
 
-// forged shows how many packets the source filter has dropped.
+// forged formats the packets dropped by the source filter.
 func forged(packets *uint64) string {
 	if packets == nil {
 		return "-"
@@ -130,7 +130,7 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 		p.Wrong("%s: none of its nodes is a peer", what)
 	}
 	if d := &r.Device; d.LargestMTU > 0 && d.MTU > d.LargestMTU {
-		p.Wrong("%s: an MTU of %d is too large for the way to %s, which fragments: %d fits", what, d.MTU, d.NarrowestEndpoint, d.LargestMTU)
+		p.Wrong("%s: an MTU of %d exceeds the path to %s, which fragments: %d fits", what, d.MTU, d.NarrowestEndpoint, d.LargestMTU)
 	}
 	var disputed []string
 	for i := range r.Peers {
@@ -142,7 +142,7 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 		p.Wrong("%s: nodes of this cluster claim the endpoints of peers, which stay: %s", what, report.Some(disputed))
 	}
 	if len(r.Foreign) > 0 {
-		p.Line("%s: others have routes to its pods, which its packets don't follow: %s", what, report.Some(r.Foreign))
+		p.Line("%s: foreign routes to its pods, which packets don't follow: %s", what, report.Some(r.Foreign))
 	}
 	if len(r.Rejected) > 0 {
 		names := make([]string, len(r.Rejected))
@@ -153,7 +153,7 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 	}
 }
 
-// showPeers shows the peers of a remote, those that need a look first.
+// showPeers shows the peers of a remote, those with the worst health first.
 func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
 	urgency := peers.Healths()
 	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b peerReport) int {
@@ -164,7 +164,7 @@ func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
 	var narrow, oneWay, unanswered []string
 	for i := range sorted {
 		peer := &sorted[i]
-		// A peer that an earlier process knew and this one doesn't yet.
+		// A peer of an earlier process whose node isn't known yet.
 		name := cmp.Or(peer.Node, "key "+peer.PublicKey)
 		since, sign := "-", "-"
 		if peer.Path != nil {
@@ -190,18 +190,18 @@ func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
 		}
 	}
 	say(p.Wrong, "no session with", names[peers.HealthDown])
-	say(p.Wrong, "no answer any more from", unanswered)
-	say(p.Wrong, "packets get here but not there, one way, with", oneWay)
-	say(p.Wrong, "small packets only get there and back, with", narrow)
+	say(p.Wrong, "no more answers from", unanswered)
+	say(p.Wrong, "packets arrive from but do not reach (one way)", oneWay)
+	say(p.Wrong, "only small packets reach", narrow)
 	say(p.Unknown, "no session yet with", names[peers.HealthConnecting])
-	say(p.Unknown, "no endpoint of, and nothing heard yet from", names[peers.HealthWaiting])
-	say(p.Unknown, "nothing heard lately from", names[peers.HealthSilent])
+	say(p.Unknown, "no endpoint and nothing received yet from", names[peers.HealthWaiting])
+	say(p.Unknown, "nothing received lately from", names[peers.HealthSilent])
 	if d := &r.Device; d.Unprobed != "" {
-		p.Line("remote %s: its nodes can't be probed, and one that is gone is noticed after minutes: %s", r.Name, d.Unprobed)
+		p.Line("remote %s: its nodes can't be probed, so a lost node is detected only after minutes: %s", r.Name, d.Unprobed)
 	}
 }
 
-// podCIDRs are a peer's allowed IPs without the address that it answers probes from.
+// podCIDRs returns a peer's allowed IPs without its link-local address for probes.
 func podCIDRs(allowedIPs []string) []string {
 	return slices.DeleteFunc(slices.Clone(allowedIPs), func(s string) bool {
 		p, err := netip.ParsePrefix(s)

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// TestStatusOfARealAgent asks an agent whose API servers are all away.
+// TestStatusOfARealAgent queries an agent whose API servers are all unreachable.
 func TestStatusOfARealAgent(t *testing.T) {
 	nstest.Root(t)
 	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))

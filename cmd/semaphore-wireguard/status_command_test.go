@@ -12,7 +12,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
-// wellReport is a report in which nothing is wrong.
+// wellReport is a report without faults.
 func wellReport() agentReport {
 	ago := func(d time.Duration) *time.Time {
 		at := reporttest.Now.Add(-d)
@@ -65,7 +65,7 @@ all is well
 	}
 }
 
-// What was switched off on purpose is said and isn't wrong.
+// A filter that is switched off is shown and is no fault.
 func TestStatusWithoutSourceFilter(t *testing.T) {
 	rep := wellReport()
 	rep.Filter = filterReport{State: filterOff}
@@ -75,18 +75,18 @@ func TestStatusWithoutSourceFilter(t *testing.T) {
 	}
 }
 
-// Nor is what a network plugin doesn't have.
+// Nor is a host without an address, as with some network plugins.
 func TestStatusOfAHostWithoutAddress(t *testing.T) {
 	rep := wellReport()
 	rep.Unsourced = "10.2.1.0/24"
 	got := reporttest.Run(t, statusCommand(), rep)
-	const want = "\nhost without an address in 10.2.1.0/24: pods reach remote pods, the node itself and hostNetwork pods don't\n"
+	const want = "\nhost has no address in 10.2.1.0/24: pods reach remote pods, the node itself and hostNetwork pods don't\n"
 	if got.Code != 0 || !strings.Contains(got.Stdout, want) {
 		t.Errorf("code %d\n%s", got.Code, got.Stdout)
 	}
 }
 
-// A peer stays whose address a node of the own cluster claims, and that is said.
+// A peer whose address a node of the local cluster claims is retained, and shown.
 func TestStatusNamesDisputedEndpoints(t *testing.T) {
 	rep := wellReport()
 	rep.Remotes[0].Peers[0].Disputed = `the address is that of this cluster's node "aws-2"`
@@ -116,7 +116,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				peer := &rep.Remotes[0].Peers[0]
 				peer.Health, peer.Path.State, peer.Path.Sign = peers.HealthDown, peers.PathDown, peers.SignNoAnswer
 			},
-			[]string{"remote gcp: no answer any more from 1 of 2 peers: gcp-2"},
+			[]string{"remote gcp: no more answers from 1 of 2 peers: gcp-2"},
 			"no_answer",
 		},
 		{
@@ -125,13 +125,13 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				peer := &rep.Remotes[0].Peers[0]
 				peer.Health, peer.Path.State, peer.Path.Sign = peers.HealthDown, peers.PathDown, peers.SignOneWay
 			},
-			[]string{"remote gcp: packets get here but not there, one way, with 1 of 2 peers: gcp-2"},
+			[]string{"remote gcp: packets arrive from but do not reach (one way) 1 of 2 peers: gcp-2"},
 			"one_way",
 		},
 		{
 			"a path that carries small packets",
 			func(rep *agentReport) { rep.Remotes[0].Peers[1].Path.SmallOnly = true },
-			[]string{"remote gcp: small packets only get there and back, with 1 of 2 peers: gcp-1"},
+			[]string{"remote gcp: only small packets reach 1 of 2 peers: gcp-1"},
 			"gcp-1",
 		},
 		{
@@ -201,7 +201,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			func(rep *agentReport) {
 				rep.Remotes[0].Device.LargestMTU, rep.Remotes[0].Device.NarrowestEndpoint = 1340, "10.66.0.4"
 			},
-			[]string{"remote gcp: an MTU of 1420 is too large for the way to 10.66.0.4, which fragments: 1340 fits"}, "",
+			[]string{"remote gcp: an MTU of 1420 exceeds the path to 10.66.0.4, which fragments: 1340 fits"}, "",
 		},
 		{
 			"a remote without agents",
@@ -225,7 +225,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				rep.Failing = map[string]string{"source filter": "no nf_tables"}
 				rep.Remotes[0].Forged = nil
 			},
-			[]string{"source filter: no nf_tables", "plaintext packets that claim a remote pod's address are not dropped"},
+			[]string{"source filter: no nf_tables", "plaintext packets with a remote pod's source address are not dropped"},
 			"2   0           0        0       0     0         -\n",
 		},
 		{
@@ -253,7 +253,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// What isn't known isn't well, and isn't wrong either.
+// Unknown state has an exit code of its own, between well and wrong.
 func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -268,7 +268,7 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 		{
 			"a peer that isn't heard any more",
 			func(rep *agentReport) { rep.Remotes[0].Peers[1].Health = peers.HealthSilent },
-			"remote gcp: nothing heard lately from 1 of 2 peers: gcp-1",
+			"remote gcp: nothing received lately from 1 of 2 peers: gcp-1",
 		},
 		{
 			"an API server that isn't heard any more",
@@ -286,12 +286,12 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 		{
 			"loops that haven't turned yet",
 			func(rep *agentReport) { rep.Pending = []string{"routes", "device gcp"} },
-			"not done yet since start: routes, device gcp",
+			"not completed since start: routes, device gcp",
 		},
 		{
 			"the own cluster's addresses",
 			func(rep *agentReport) { rep.Local = false },
-			"the addresses of the own cluster have not been read yet, at which no remote node may be",
+			"addresses of this cluster not read yet: endpoints of remote nodes can't be checked against them",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// traceMark is the destination of a route that a trace makes to know that it has
-// seen everything before it.
+// traceMark is the destination of a marker route: once a trace has seen it, it has seen
+// all earlier events.
 const traceMark = "203.0.113.77/32"
 
 // trace is what "ip monitor route rule link" prints in the namespace of a node.

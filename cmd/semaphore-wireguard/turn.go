@@ -17,30 +17,30 @@ import (
 )
 
 const (
-	// turnGrace is how long an agent's loops may take to end: less than the process may.
+	// turnGrace bounds the shutdown of the agent's loops, within that of the process.
 	turnGrace = grace - 2*time.Second
-	// turnPatience is how long -cleanup waits for an agent that ends.
-	turnPatience = 2 * grace
+	// cleanupTimeout is how long -cleanup waits for a running agent to end.
+	cleanupTimeout = 2 * grace
 )
 
-// turnFile is the file whose lock the agent of this node has that acts.
+// turnFile is the file that the active agent of this node holds a lock on.
 func turnFile(keyPath string) string { return filepath.Join(keyPath, "acting.lock") }
 
-// describe says which agent this is, for the status of others.
+// describe identifies this agent in the status of standby agents.
 func describe(cfg *config.Wireguard) string {
-	who := fmt.Sprintf("process %d", os.Getpid())
+	name := fmt.Sprintf("process %d", os.Getpid())
 	if cfg.Pod.Name != "" {
-		who = "pod " + cfg.Pod.Name
+		name = "pod " + cfg.Pod.Name
 	}
-	return fmt.Sprintf("%s, version %s", who, process.Build())
+	return fmt.Sprintf("%s, version %s", name, process.Build())
 }
 
-// standbyReport is what an agent reports that doesn't act.
+// standbyReport is part of the report of an agent that stands by.
 type standbyReport struct {
-	Holder string `json:"holder,omitempty"` // the agent that acts, in its own words
+	Holder string `json:"holder,omitempty"` // describe of the active agent
 }
 
-// failingServers returns which servers don't serve that should.
+// failingServers returns the errors of servers that should be listening.
 func (a *agent) failingServers() map[string]string {
 	if a.turn.StandsBy() {
 		return run.Servers{Socket: a.servers.Socket}.Failing()
@@ -48,7 +48,7 @@ func (a *agent) failingServers() map[string]string {
 	return a.servers.Failing()
 }
 
-// health says whether the process is worth keeping: whether its loops turn.
+// health is the liveness check: it fails when a loop is stuck.
 func (a *agent) health() error {
 	var errs []error
 	for _, l := range a.loops {
@@ -57,32 +57,31 @@ func (a *agent) health() error {
 	return errors.Join(errs...)
 }
 
-// ready says whether this node takes part in the mesh with every remote that can be
-// asked, or, while another agent acts, whether this one could take its place: in a
-// rollout that one ends, and the next node follows, when this one is ready.
+// ready is the readiness check. The active agent is ready when this node takes part in
+// the mesh with every reachable remote, a standby agent when it could take over: a
+// rollout ends the active agent, and goes on to the next node, once the new one is ready.
 //
-//	                                                          acts  stands by
-//	no remote is refused                                       x        x
-//	each one's nodes are known, or its API server has failed   x        x
-//	the rules and the device of each are there                 x
-//	this host, and an engine, let this process have devices             x
-//	the local API server has told this node's object                    x
+//	                                                           active  standby
+//	no remote is refused                                       x       x
+//	its nodes are synced, or its API server has failed         x       x
+//	policy rules and device of each remote exist               x
+//	host and engine allow this process to have devices                 x
+//	this node's object was read from the local API server              x
 //
-// A remote that can't be asked is told in the status, and doesn't hold up a rollout. The
-// local API server is away from no rollout. An agent of a release without turns acts
-// beside this one until it ends: a device that it serves counts as one that is to be
-// taken over.
+// An unreachable remote is shown in the status and doesn't block a rollout; the local API
+// server is always reachable during one. An agent of a release without standby runs
+// beside this one until it ends: a device that it serves counts as to be taken over.
 func (a *agent) ready() error {
-	standby, able := a.turn.StandsBy(), sync.OnceValue(func() error {
+	standby, preflight := a.turn.StandsBy(), sync.OnceValue(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 		defer cancel()
 		return tunnel.Able(ctx, a.cfg.Backend, enginePath(a.cfg.Engine))
 	})
 	var errs []error
 	if standby {
-		errs = append(errs, able())
+		errs = append(errs, preflight())
 		if !a.self.Synced() {
-			errs = append(errs, errors.New("the API server hasn't told of this node yet"))
+			errs = append(errs, errors.New("this node's object not read from the API server yet"))
 		}
 	}
 	for _, r := range a.remotes {
@@ -96,9 +95,9 @@ func (a *agent) ready() error {
 				errs = append(errs, fmt.Errorf("remote %s: not synced since start", r.cfg.Name))
 			}
 		case !r.fenced.Load():
-			errs = append(errs, fmt.Errorf("remote %s: packets to its pods aren't kept from leaving in plaintext yet", r.cfg.Name))
+			errs = append(errs, fmt.Errorf("remote %s: policy rules that keep packets to its pods from leaving in plaintext not installed yet", r.cfg.Name))
 		case !r.present():
-			if !r.succeeds() || able() != nil {
+			if !r.servedElsewhere() || preflight() != nil {
 				errs = append(errs, fmt.Errorf("remote %s: no device %s", r.cfg.Name, r.device.Name()))
 			}
 		case r.controller.State().Source == peers.SourceNone && !r.unreachable():
@@ -108,8 +107,8 @@ func (a *agent) ready() error {
 	return errors.Join(errs...)
 }
 
-// succeeds reports whether another process serves the device, with our key.
-func (r *remote) succeeds() bool {
+// servedElsewhere reports whether another process serves the device, with our key.
+func (r *remote) servedElsewhere() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
 	status, err := r.device.Status(ctx)

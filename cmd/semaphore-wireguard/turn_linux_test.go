@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
-// another is a second agent of the node, as a rollout with surge starts one. It is
-// asked at a socket of its own.
+// another returns a second agent of the node, as a rollout with surge starts one, with a
+// socket of its own.
 func (n *testNode) another(t *testing.T) *testNode {
 	t.Helper()
 	next := *n
@@ -29,7 +29,7 @@ func (n *testNode) another(t *testing.T) *testNode {
 	return &next
 }
 
-// standsBy waits until the agent waits for another one, and says whether it is ready.
+// standsBy waits until the agent stands by, and is ready or not, with the reason.
 func (n *testNode) standsBy(t *testing.T, ready bool, why string) {
 	t.Helper()
 	last := ""
@@ -47,7 +47,7 @@ func (n *testNode) standsBy(t *testing.T, ready bool, why string) {
 	})
 }
 
-// acts waits until the agent acts and is ready.
+// acts waits until the agent is active and ready.
 func (n *testNode) acts(t *testing.T) {
 	t.Helper()
 	n.waitReady(t)
@@ -56,9 +56,8 @@ func (n *testNode) acts(t *testing.T) {
 	}
 }
 
-// TestAgentsTakeTurns rolls agents out as a DaemonSet with surge does: the new one is
-// there, and ready, before the old one ends. Only one acts at any time, and the data
-// plane doesn't notice.
+// TestAgentsTakeTurns rolls out agents as a DaemonSet with surge does: the new one is
+// ready before the old one ends. Only one is active at any time, and no packet is lost.
 func TestAgentsTakeTurns(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
@@ -71,8 +70,8 @@ func TestAgentsTakeTurns(t *testing.T) {
 		there.waitReady(t)
 		connection := connected(t, here, there)
 		watched := here.watch(t)
-		told := func() map[string]string { return maps.Clone(here.cluster.Node(here.name).Annotations) }
-		published := told()
+		annotations := func() map[string]string { return maps.Clone(here.cluster.Node(here.name).Annotations) }
+		published := annotations()
 
 		old := here
 		for _, how := range []struct {
@@ -104,7 +103,7 @@ func TestAgentsTakeTurns(t *testing.T) {
 			if diff := cmp.Diff([]string(nil), lines); diff != "" {
 				t.Errorf("%s: ip monitor route rule link prints\n%s", how.name, strings.Join(lines, "\n"))
 			}
-			if diff := cmp.Diff(published, told()); diff != "" {
+			if diff := cmp.Diff(published, annotations()); diff != "" {
 				t.Errorf("%s: annotations (-before +after):\n%s", how.name, diff)
 			}
 			connection.echo(t, how.name)
@@ -113,8 +112,8 @@ func TestAgentsTakeTurns(t *testing.T) {
 	})
 }
 
-// TestBadRolloutsStopAtTheFirstNode starts agents beside one that acts, none of which
-// could do its work: none becomes ready, and the one that acts isn't disturbed.
+// TestBadRolloutsStopAtTheFirstNode starts misconfigured agents beside an active one:
+// none becomes ready, and the active one isn't disturbed.
 func TestBadRolloutsStopAtTheFirstNode(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
@@ -154,7 +153,7 @@ func TestBadRolloutsStopAtTheFirstNode(t *testing.T) {
 		}
 		connection.echo(t, "after bad rollouts")
 		f.waitPassing(t, "after bad rollouts")
-		// Nobody touched the tunnel, whichever process serves it.
+		// The tunnel was not touched, in either backend.
 		if _, lost := f.end(t, "bad rollouts"); lost > 0 {
 			t.Errorf("%d packets are lost", lost)
 		}

@@ -9,17 +9,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// underlaySpacing is how close two looks at the ways to the peers follow each other.
+// underlaySpacing is the minimum interval between passes over the paths to the peers.
 const underlaySpacing = 2 * time.Second
 
-// fit is what is known of the room for a remote's device.
+// fit is the result of the path MTUs for a remote's device.
 type fit struct {
-	largest   int        // MTU that isn't fragmented, in bytes
-	narrowest netip.Addr // the endpoint that allows no more
+	largest   int        // MTU without fragmentation, in bytes
+	narrowest netip.Addr // the endpoint that limits it
 }
 
-// fitMTUs gives the devices the MTUs that suit the ways to their peers, where the
-// configuration doesn't say, and notices where it says too much.
+// fitMTUs sets the devices' MTUs by the paths to their peers, unless configured, and
+// warns of configured ones that are too large.
 func (a *agent) fitMTUs(context.Context) error {
 	of := make([][]netip.Addr, len(a.remotes))
 	var all []netip.Addr
@@ -36,19 +36,19 @@ func (a *agent) fitMTUs(context.Context) error {
 		paths[p.To] = p
 	}
 	for i, r := range a.remotes {
-		mine := make([]tunnel.Path, 0, len(of[i]))
+		own := make([]tunnel.Path, 0, len(of[i]))
 		for _, to := range of[i] {
 			if p, known := paths[to]; known {
-				mine = append(mine, p)
+				own = append(own, p)
 			}
 		}
-		r.fitMTU(mine)
+		r.fitMTU(own)
 	}
 	return nil
 }
 
-// endpoints returns where the remote's nodes say that they are. Of peers that say
-// nothing it is anywhere, where the default routes lead.
+// endpoints returns the published endpoint addresses of the remote's peers. When none is
+// published, peers may be anywhere: then it returns addresses behind the default routes.
 func (r *remote) endpoints() []netip.Addr {
 	peers := r.controller.State().Peers
 	var addrs []netip.Addr
@@ -63,8 +63,8 @@ func (r *remote) endpoints() []netip.Addr {
 	return addrs
 }
 
-// fitMTU considers the paths to the remote's nodes. While none is known the device's
-// MTU stays as it is: a restart must not change it for a moment.
+// fitMTU applies the paths to the remote's nodes. Without any, the device keeps its MTU:
+// a restart must not change it for a moment.
 func (r *remote) fitMTU(paths []tunnel.Path) {
 	mtu, known := tunnel.MTUFor(paths)
 	if !known {
@@ -81,14 +81,13 @@ func (r *remote) fitMTU(paths []tunnel.Path) {
 	largest, narrowest, _ := tunnel.LargestMTU(paths)
 	now := fit{largest: largest, narrowest: narrowest.To}
 	if before := r.fit.Load(); mtu > largest && (before == nil || *before != now) {
-		r.agent.log.Warn("MTU is larger than what the way to a peer carries: packets are fragmented",
+		r.agent.log.Warn("MTU exceeds the path to a peer: packets are fragmented",
 			"cluster", r.cfg.Name, "device", r.device.Name(), "mtu", mtu, "largest", largest, "endpoint", now.narrowest)
 	}
 	r.fit.Store(&now)
 }
 
-// syncPeers brings the peers to what they must be, and has the ways to them looked
-// at.
+// syncPeers reconciles the peers, and triggers the check of the paths to them.
 func (r *remote) syncPeers(ctx context.Context) error {
 	err := r.controller.Reconcile(ctx)
 	r.agent.fitting.Fire()

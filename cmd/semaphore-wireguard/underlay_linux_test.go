@@ -31,8 +31,8 @@ func store(t *testing.T, keyPath, remote, endpoint, prefix string) {
 	}
 }
 
-// Devices get the MTU that fits the way to their peers and follow it. One whose MTU
-// is configured keeps that, and the status says what would fit.
+// The MTU of devices follows the paths to their peers. A configured MTU stays, and the
+// status shows the one that fits.
 func TestDevicesFitTheUnderlay(t *testing.T) {
 	nstest.Root(t)
 	attrs := netlink.NewLinkAttrs()
@@ -114,7 +114,7 @@ func TestDevicesFitTheUnderlay(t *testing.T) {
 		if got := devices[1].NarrowestEndpoint; got != "198.51.100.8" {
 			t.Errorf("on %d: the narrowest endpoint is %q", c.underlay, got)
 		}
-		warned := bytes.Contains([]byte(logs.Take()), []byte("MTU is larger than what the way to a peer carries"))
+		warned := bytes.Contains([]byte(logs.Take()), []byte("MTU exceeds the path to a peer"))
 		if warned != c.tooLarge {
 			t.Errorf("on %d: warned of an MTU that is too large: %v, want %v", c.underlay, warned, c.tooLarge)
 		}

@@ -11,9 +11,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
-// TestRestartsGoUnnoticed restarts the agent of a node in the ways in which it is
-// restarted, under traffic: nothing changes in the kernel, and not one packet is
-// lost.
+// TestRestartsGoUnnoticed restarts the agent of a node under traffic, by rollout and by
+// kill: nothing changes in the kernel, and no packet is lost.
 func TestRestartsGoUnnoticed(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
@@ -27,7 +26,7 @@ func TestRestartsGoUnnoticed(t *testing.T) {
 		connection := connected(t, here, there)
 		watched := here.watch(t)
 
-		// A rollout's new process starts when the old one has ended.
+		// A rollout without surge: the new process starts when the old one has ended.
 		terminate := func() { here.stop(t) }
 		for _, how := range []struct {
 			name string
@@ -60,13 +59,13 @@ func TestRestartsGoUnnoticed(t *testing.T) {
 	})
 }
 
-// With the race detector two cores on which a hundred agents start don't always read
-// 10,000 packets a second; without it -args -storm-burst 50 is that rate.
+// With the race detector, two cores that start a hundred agents can't always read 10,000
+// packets a second; without it, -args -storm-burst 50 is that rate.
 var stormBurst = flag.Int("storm-burst", 10, "how many packets TestAStormOfKills sends each 5 ms")
 
-// TestAStormOfKills kills the agent of a node a hundred times, at any moment of its
-// start, under packets in both directions: none may be lost, unless
-// this machine loses some without that, too. The emulated machine gets fewer of both.
+// TestAStormOfKills kills the agent of a node a hundred times at random moments of its
+// start, under packets in both directions: none may be lost, unless this machine loses
+// packets without kills, too. The emulated machine gets fewer of both.
 func TestAStormOfKills(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
@@ -110,7 +109,7 @@ func TestAStormOfKills(t *testing.T) {
 		if lost > 0 && before+after == 0 {
 			t.Errorf("%d packets are lost", lost)
 		}
-		// What waits isn't lost, but nor is it for a kill to have it wait.
+		// Kills must not delay packets either.
 		if held > 5*time.Second && max(heldBefore, heldAfter) < time.Second {
 			t.Errorf("no packet came back for %v", held)
 		}

@@ -68,7 +68,7 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				want := "SEMAPHORE_REMOTE_BAD_POD_SUBNETS: " + tt.subnet + " " + tt.why + ": name only what the pods of bad have"
+				want := "SEMAPHORE_REMOTE_BAD_POD_SUBNETS: " + tt.subnet + " " + tt.why + ": list only the pod subnets of bad"
 				if refused := status.Remote("bad").Refused; refused != want {
 					return fmt.Errorf("refused %q, want %q", refused, want)
 				}

@@ -67,7 +67,7 @@ func TestMTUFollowsTheUnderlay(t *testing.T) {
 		a.Env[programs.Variable(remote, "WG_MTU")] = "1420"
 		must(t, a.Start())
 		eventually(t, time.Minute, "status to tell of the MTU", func(ctx context.Context) error {
-			return tellsOfMTU(ctx, p, a, fmt.Sprintf("is too large for the way to %s, which fragments: 1340 fits", p.Agents[1-i].Node.Addresses()[0]))
+			return tellsOfMTU(ctx, p, a, fmt.Sprintf("exceeds the path to %s, which fragments: 1340 fits", p.Agents[1-i].Node.Addresses()[0]))
 		})
 	}
 	waitMTU(t, p, 1420)

@@ -88,7 +88,7 @@ func TestOperatorsView(t *testing.T) {
 	// The API servers answer, and there are sessions.
 	t.Run("a node that was unplugged is not well", func(t *testing.T) {
 		must(t, p.Testbed.Drop(aws.Node, gcp.Node))
-		waitWrong(t, status, "remote gcp: no answer any more from 1 of 1 peers: "+gcp.Node.Name)
+		waitWrong(t, status, "remote gcp: no more answers from 1 of 1 peers: "+gcp.Node.Name)
 		must(t, p.Testbed.Restore(aws.Node, gcp.Node))
 		eventually(t, repair, "a status without complaint", func(ctx context.Context) error {
 			_, err := status(ctx)
