@@ -1,6 +1,6 @@
 // Command semaphore-engine serves WireGuard devices on nodes whose kernel has no
-// WireGuard, for semaphore-wireguard, which may end and begin anew meanwhile. It
-// needs the capability NET_ADMIN and nothing of Kubernetes.
+// WireGuard. semaphore-wireguard configures them and may restart meanwhile. The engine
+// needs the capability NET_ADMIN and no access to Kubernetes.
 package main
 
 import (

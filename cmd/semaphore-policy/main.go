@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// grace is how long tasks may take to end after a signal.
+// grace bounds the shutdown of tasks after a signal.
 const grace = 10 * time.Second
 
 func main() {

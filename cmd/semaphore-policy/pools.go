@@ -10,11 +10,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// poolsPeriod is how often Calico's IP pools are read: few objects, that change
-// about never.
+// poolsPeriod is the interval of reading Calico's IP pools: few objects that rarely
+// change.
 const poolsPeriod = time.Minute
 
-// pools looks whether Calico's IP pools are as the remotes' pod subnets need them.
+// pools checks Calico's IP pools against the remotes' pod subnets.
 type pools struct {
 	calico  *policy.Calico
 	remotes []config.Remote
@@ -23,9 +23,9 @@ type pools struct {
 	report poolReport
 }
 
-// poolReport is what is known of Calico's IP pools.
+// poolReport is the result of checking Calico's IP pools.
 type poolReport struct {
-	// Unknown says why nothing is known; empty: something is.
+	// Unknown is why the pools could not be read; empty: they were.
 	Unknown string `json:"unknown,omitempty"`
 	// Faults are by remote.
 	Faults map[string][]string `json:"faults,omitempty"`
@@ -35,7 +35,7 @@ func newPools(calico *policy.Calico, remotes []config.Remote) *pools {
 	return &pools{calico: calico, remotes: remotes, report: poolReport{Unknown: "not read since start"}}
 }
 
-// read reads the pools. Not being allowed to is no error, but leaves them unknown.
+// read reads the pools. Missing permission is no error, but leaves them unknown.
 func (p *pools) read(ctx context.Context) error {
 	found, err := p.calico.Pools(ctx)
 	report := poolReport{Faults: map[string][]string{}}

@@ -71,7 +71,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	}
 	var events *event.Recorder
 	if pod := cfg.Pod; pod.Known() {
-		// Only the replica that leads tells anything: it needn't wait.
+		// No spread: only the leader writes Events.
 		events = event.NewRecorder(event.Config{
 			Client: client, Component: "semaphore-policy", About: event.Pod(pod.Namespace, pod.Name, pod.UID),
 		})
@@ -85,7 +85,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 		Remotes:          remotes,
 		FullResyncPeriod: cfg.FullResyncPeriod,
 		RemovalGrace:     cfg.RemovalGrace,
-		// With the flags of the original there is a process for each remote.
+		// The flags of the original mean a process for each remote: strays may be another's.
 		KeepStrays: cfg.ClusterName == "",
 		Events:     events,
 		Logger:     log, Metrics: metrics, Watches: watches,
@@ -102,8 +102,8 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	return p, nil
 }
 
-// localName is the local cluster's name, for people: the flags of the original
-// program don't give one.
+// localName is the local cluster's name for logs and status: the flags of the original
+// program have none.
 func (p *program) localName() string {
 	if p.cfg.ClusterName == "" {
 		return "local"
@@ -111,9 +111,8 @@ func (p *program) localName() string {
 	return p.cfg.ClusterName
 }
 
-// newReplica makes the replicas of one installation agree. Where the flags of the
-// original program are used there is one process for each remote, and each must be able
-// to lead.
+// newReplica sets up leader election. With the flags of the original program there is one
+// process for each remote, so each remote has its own Lease.
 func (p *program) newReplica(client kube.Client) (*replica.Replica, error) {
 	name := "semaphore-policy"
 	if p.cfg.ClusterName == "" {
@@ -126,7 +125,7 @@ func (p *program) newReplica(client kube.Client) (*replica.Replica, error) {
 	})
 }
 
-// tasks returns everything that runs until the process ends.
+// tasks returns all tasks of the process.
 func (p *program) tasks() []run.Task {
 	p.servers = run.NewServers(run.ServersConfig{
 		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
@@ -143,13 +142,12 @@ func (p *program) tasks() []run.Task {
 type policyReport struct {
 	Version string `json:"version"`
 	Cluster string `json:"cluster"`
-	// Leading says whether this replica is the one that writes, Leader which
-	// one is.
+	// Leading is set on the replica that writes, whose name is Leader.
 	Leading bool   `json:"leading"`
 	Leader  string `json:"leader,omitempty"`
 	// ElectionError is why the last request for the lease failed.
 	ElectionError string `json:"electionError,omitempty"`
-	// NotServed says which of its addresses it doesn't serve, and why.
+	// NotServed are the errors of addresses that are not listened on.
 	NotServed map[string]string `json:"notServed,omitempty"`
 	// Pools are Calico's IP pools, as far as remotes need them.
 	Pools poolReport `json:"ipPools"`

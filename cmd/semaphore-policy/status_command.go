@@ -12,12 +12,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// statusCommand is what "semaphore-policy status" does.
+// statusCommand is "semaphore-policy status".
 func statusCommand() report.Command[policyReport] {
 	return report.Command[policyReport]{Program: "semaphore-policy", Address: ":8081", Show: showReport}
 }
 
-// showReport shows remotes, their sets, and which pods are skipped.
+// showReport shows remotes, their sets and skipped pods.
 func showReport(p *report.Page, rep *policyReport) {
 	p.Line("semaphore-policy %s", rep.Version)
 	p.Line("cluster %s, Calico's API %s", rep.Cluster, rep.CalicoAPI)
@@ -53,7 +53,7 @@ func showReport(p *report.Page, rep *policyReport) {
 		for _, reason := range slices.Sorted(maps.Keys(r.Skipped)) {
 			pods := r.Skipped[reason]
 			skipped.Row(r.Name, strconv.Itoa(pods.Pods), string(reason), strings.Join(pods.Examples, ", "))
-			// These two are on their way in or out.
+			// Both are temporary: the pod is starting or ending.
 			if reason != policy.ReasonFinished && reason != policy.ReasonNoAddress {
 				p.Wrong("remote %s: %d pods are skipped: %s", r.Name, pods.Pods, reason)
 			}

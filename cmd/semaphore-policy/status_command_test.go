@@ -101,7 +101,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		shown string   // something in a table
 	}{
 		{
-			"nobody leads",
+			"no leader",
 			func(rep *policyReport) { rep.Leading, rep.Leader, rep.ElectionError = false, "", "forbidden" },
 			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
 		},

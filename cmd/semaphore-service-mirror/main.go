@@ -1,5 +1,5 @@
-// Command semaphore-service-mirror gives services of other clusters names in
-// this one. It runs as a Deployment of two replicas, one of which writes.
+// Command semaphore-service-mirror mirrors services of other clusters into this one. It
+// runs as a Deployment of two replicas, one of which writes.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// grace is how long tasks may take to end after a signal.
+// grace bounds the shutdown of tasks after a signal.
 const grace = 10 * time.Second
 
 func main() {
@@ -23,7 +23,7 @@ func main() {
 	os.Exit(program.Main(os.Args[1:]))
 }
 
-// load adds warnings about prefixes to those about settings.
+// load loads the settings, with warnings about service prefixes.
 func load(args []string) (cfg config.Mirror, warnings []string, err error) {
 	cfg, warnings, err = config.LoadMirror(args)
 	return cfg, append(warnings, prefixWarnings(cfg.Remotes)...), err

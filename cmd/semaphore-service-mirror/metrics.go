@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// requestMetrics count and time the requests to the local API server, under
-// the names that they have in the original tool.
+// requestMetrics count and time the requests to the local API server. The names are those
+// of the original tool.
 type requestMetrics struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -23,7 +23,7 @@ func newRequestMetrics() *requestMetrics {
 		}, []string{"host", "code", "method"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_service_mirror_kube_http_request_duration_seconds",
-			Help:    "How long HTTP requests to the local API server took to their answer's header, by host and method.",
+			Help:    "Duration of HTTP requests to the local API server until the response header in seconds, by host and method.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 		}, []string{"host", "method"}),
 	}
@@ -41,7 +41,7 @@ func (m *requestMetrics) Collect(ch chan<- prometheus.Metric) {
 	m.duration.Collect(ch)
 }
 
-// wrap counts what passes through a transport.
+// wrap returns a transport that counts and times requests.
 func (m *requestMetrics) wrap(next http.RoundTripper) http.RoundTripper {
 	return &counted{metrics: m, next: next}
 }
@@ -64,5 +64,5 @@ func (c *counted) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// WrappedRoundTripper lets client-go find the transport below.
+// WrappedRoundTripper implements client-go's RoundTripperWrapper.
 func (c *counted) WrappedRoundTripper() http.RoundTripper { return c.next }

@@ -23,10 +23,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
-// lease is the name of the Lease that replicas elect their leader with.
+// lease is the name of the Lease for leader election.
 const lease = "semaphore-service-mirror"
 
-// program is the process: the controller, and what runs around it.
+// program is the process: the controller and its servers.
 type program struct {
 	cfg        config.Mirror
 	log        *slog.Logger
@@ -105,12 +105,12 @@ func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, 
 	}
 	access.ContentType = "application/vnd.kubernetes.protobuf"
 	access.Wrap(requests.wrap)
-	// Each answer about Endpoints says that the API is deprecated.
+	// Each response about Endpoints warns that the API is deprecated.
 	access.WarningHandlerWithContext = rest.NoWarnings{}
 	return kube.NewClient(access)
 }
 
-// tasks returns everything that runs until the process ends.
+// tasks returns all tasks of the process.
 func (p *program) tasks() []run.Task {
 	p.servers = run.NewServers(run.ServersConfig{
 		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
@@ -127,7 +127,7 @@ type mirrorReport struct {
 	Election *electionReport `json:"election,omitempty"`
 	mirror.Status
 	NotReady string `json:"notReady,omitempty"`
-	// NotServed says which of its addresses it doesn't serve, and why.
+	// NotServed are the errors of addresses that are not listened on.
 	NotServed map[string]string `json:"notServed,omitempty"`
 }
 
@@ -150,7 +150,8 @@ func (p *program) status() any {
 	return r
 }
 
-// prefixWarnings names pairs of remotes for whose mirrors there can be one name.
+// prefixWarnings returns a warning for each pair of remotes whose mirrors can have the
+// same name.
 func prefixWarnings(remotes []config.Remote) []string {
 	var warnings []string
 	for i := range remotes {

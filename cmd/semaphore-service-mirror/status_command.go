@@ -12,12 +12,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
-// statusCommand is what "semaphore-service-mirror status" does.
+// statusCommand is "semaphore-service-mirror status".
 func statusCommand() report.Command[mirrorReport] {
 	return report.Command[mirrorReport]{Program: "semaphore-service-mirror", Address: ":8081", Show: showReport}
 }
 
-// showReport shows clusters, and the services that are not in order.
+// showReport shows clusters and the services with problems.
 func showReport(p *report.Page, rep *mirrorReport) {
 	p.Line("semaphore-service-mirror %s", rep.Version)
 	p.Line("cluster %s", rep.Cluster)
@@ -38,11 +38,11 @@ func showReport(p *report.Page, rep *mirrorReport) {
 	var wrong []string
 	for i := range rep.Services {
 		s := &rep.Services[i]
-		matters := mattersOf(s, p.Now)
-		for _, m := range matters {
+		problems := problemsOf(s, p.Now)
+		for _, m := range problems {
 			services.Row(s.Name, s.Origin, m.what, m.detail)
 		}
-		if len(matters) > 0 {
+		if len(problems) > 0 {
 			wrong = append(wrong, s.Name)
 		}
 	}
@@ -64,8 +64,8 @@ func showReport(p *report.Page, rep *mirrorReport) {
 	}
 }
 
-// showPaths shows the nodes whose endpoints are withdrawn, and what is wrong with what
-// says so.
+// showPaths shows the nodes whose endpoints are withdrawn, and faults of the reports of
+// paths.
 func showPaths(p *report.Page, rep *mirrorReport) {
 	paths := &rep.Paths
 	withdrawn, nodes := p.Table("WITHDRAWN", "NODE", "SINCE", "REPORTED BY", "SERVICES"), map[string][]string{}
@@ -88,7 +88,7 @@ func showPaths(p *report.Page, rep *mirrorReport) {
 	}
 }
 
-// showCluster shows what is known of a cluster, by the watch that is worst.
+// showCluster shows a cluster by the oldest contact of its watches.
 func showCluster(p *report.Page, t *report.Table, c *mirror.ClusterStatus) {
 	last, synced := &p.Now, 0
 	for i := range c.Watches {
@@ -112,14 +112,14 @@ func showCluster(p *report.Page, t *report.Table, c *mirror.ClusterStatus) {
 		strconv.Itoa(c.Services), strconv.Itoa(c.Endpoints), strconv.Itoa(c.Refused))
 }
 
-// matter is something about a service that is not in order.
-type matter struct{ what, detail string }
+// problem is a problem of a service.
+type problem struct{ what, detail string }
 
-func mattersOf(s *mirror.ServiceStatus, now time.Time) []matter {
-	var all []matter
+func problemsOf(s *mirror.ServiceStatus, now time.Time) []problem {
+	var all []problem
 	add := func(what, detail string) {
 		if detail != "" {
-			all = append(all, matter{what, detail})
+			all = append(all, problem{what, detail})
 		}
 	}
 	add("failing", s.Error)

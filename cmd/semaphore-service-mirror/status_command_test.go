@@ -82,7 +82,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		shown string   // something in a table
 	}{
 		{
-			"nobody leads",
+			"no leader",
 			func(rep *mirrorReport) { rep.Leading, rep.Election = false, &electionReport{Error: "forbidden"} },
 			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
 		},

@@ -1,5 +1,5 @@
-// Command semaphore-tokens renews the tokens with which this cluster reads its
-// neighbours, those that are due, and ends.
+// Command semaphore-tokens renews the tokens with which this cluster reads its remotes,
+// where due, and ends.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
-// limit is for all neighbours together, which are asked at the same time.
+// limit bounds the renewal for all remotes, which runs concurrently.
 const limit = 5 * time.Minute
 
 func main() {
@@ -41,7 +41,7 @@ func serve(cfg config.Tokens, log *slog.Logger) error {
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
 		if r.Access.APIURL == "" {
-			log.Debug("its kubeconfig is not ours to renew", "cluster", r.Name)
+			log.Debug("token not renewed: the remote is configured by a kubeconfig", "cluster", r.Name)
 			continue
 		}
 		renewer.Remotes = append(renewer.Remotes, tokens.Remote{Name: r.Name, Access: r.Access})
