@@ -9,66 +9,65 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// Accepted says which keys, prefixes and endpoints were accepted, and of which node. The
-// zero value says that none were. It is never changed.
+// Accepted holds the keys, prefixes and endpoints that were accepted, by node. The zero
+// value has none. It is immutable.
 //
-// It is what keeps a node from taking what is another's by stating that it was
-// created earlier: age decides only about what nobody has. What a node no longer
-// claims, because it is gone, has another key or other prefixes, is free at once.
+// It keeps a node from taking over what another node has by claiming an earlier creation
+// time: age decides only between new claims. What a node no longer claims, because it was
+// deleted or has another key or other prefixes, is free at once.
 type Accepted struct {
 	keys     map[tunnel.Key]string
 	prefixes map[string][]netip.Prefix // of a node, sorted
-	// moved are the single addresses that went from one node to another lately,
-	// while both claimed them.
+	// moved are the single addresses that recently moved between nodes that both claimed
+	// them.
 	moved map[netip.Prefix]moves
-	peers []Peer // with the endpoints that were accepted
-	// disputed says what a node of this cluster says of itself against such an endpoint,
-	// which stays, by the remote's node.
+	peers []Peer // with the accepted endpoints
+	// disputed holds, by the remote's node, the claim of a node of this cluster to its
+	// accepted endpoint, which is retained.
 	disputed map[string]string
 }
 
-// moves says when an address last went to another node, and how often it did
-// without staying for flapping.
+// moves counts the moves of an address, each within flapping of the one before.
 type moves struct {
 	last  time.Time
 	count int
 }
 
-// An address that went to another node maxMoves times, each time within flapping of
-// the time before, stays where it is until it has been there for that long.
+// After maxMoves moves, each within flapping of the one before, an address stays at its
+// node until flapping has passed.
 const (
 	maxMoves = 3
 	flapping = time.Minute
 )
 
-// flaps tells whether an address stays where it is.
-func (a Accepted) flaps(p netip.Prefix, now time.Time) bool {
+// isFlapping reports whether an address may not move now.
+func (a Accepted) isFlapping(p netip.Prefix, now time.Time) bool {
 	m := a.moved[p]
 	return m.count >= maxMoves && now.Sub(m.last) < flapping
 }
 
-// has tells whether a prefix was accepted of a node.
-func (a Accepted) has(node string, p netip.Prefix) bool {
+// hasPrefix reports whether a prefix was accepted from a node.
+func (a Accepted) hasPrefix(node string, p netip.Prefix) bool {
 	_, has := slices.BinarySearchFunc(a.prefixes[node], p, netip.Prefix.Compare)
 	return has
 }
 
-// at reports whether an endpoint with the address was accepted of a node. It looks at all
-// peers, and is asked only about addresses that nodes of this cluster claim.
-func (a Accepted) at(node string, addr netip.Addr) bool {
+// hasEndpoint reports whether an endpoint with the address was accepted from a node. It
+// searches all peers, since it is called only for addresses that nodes of this cluster
+// claim.
+func (a Accepted) hasEndpoint(node string, addr netip.Addr) bool {
 	return slices.ContainsFunc(a.peers, func(p Peer) bool { return p.Node == node && p.Endpoint.Addr() == addr })
 }
 
-// Remembered is a node with the prefixes that were accepted of it.
+// Remembered is a node with the prefixes that were accepted from it.
 type Remembered struct {
 	Node
-	// Prefixes are sorted. Nil where a version wrote it that didn't keep them.
+	// Prefixes are sorted; nil in files of versions that did not store them.
 	Prefixes []netip.Prefix `json:"accepted"`
 }
 
-// renewed returns the keys that were accepted before and are still claimed by the
-// node of which they were, and whose they are.
-func (a Accepted) renewed(nodes []claimant, rules *Rules) map[tunnel.Key]string {
+// retainedKeys returns the accepted keys that their nodes still claim, with these nodes.
+func (a Accepted) retainedKeys(nodes []claimant, rules *Rules) map[tunnel.Key]string {
 	keys := make(map[tunnel.Key]string, len(nodes))
 	for _, n := range nodes {
 		if owner, known := a.keys[n.key]; known && owner == n.Name && n.keyErr == nil && !slices.Contains(rules.OwnKeys, n.key) {
@@ -78,21 +77,21 @@ func (a Accepted) renewed(nodes []claimant, rules *Rules) map[tunnel.Key]string 
 	return keys
 }
 
-// still returns which of a node's prefixes were accepted of it before and are still
-// within bounds.
-func (a Accepted) still(n *claimant, rules *Rules) []netip.Prefix {
+// retainedPrefixes returns the accepted prefixes that the node still claims and that are
+// still within the remote's pod subnets.
+func (a Accepted) retainedPrefixes(n *claimant, rules *Rules) []netip.Prefix {
 	before := a.prefixes[n.Name]
 	if len(before) == 0 {
 		return nil
 	}
-	gone := func(p netip.Prefix) bool { return !a.has(n.Name, p) || !within(p, rules.Subnets) }
+	gone := func(p netip.Prefix) bool { return !a.hasPrefix(n.Name, p) || !within(p, rules.Subnets) }
 	if !slices.ContainsFunc(n.prefixes, gone) {
 		return n.prefixes
 	}
 	return slices.DeleteFunc(slices.Clone(n.prefixes), gone)
 }
 
-// remember returns those of the nodes that are peers, with what was accepted of them.
+// remember returns the nodes that are peers, with their accepted prefixes.
 func (a Accepted) remember(nodes []Node, peers []Peer) []Remembered {
 	of := make(map[string]struct{}, len(peers))
 	for i := range peers {
@@ -107,8 +106,8 @@ func (a Accepted) remember(nodes []Node, peers []Peer) []Remembered {
 	return all
 }
 
-// recall returns what was accepted of nodes that remember returned, and the nodes.
-// Those of which a version before wrote no prefixes come after the others, by age.
+// recall is the inverse of remember. Nodes stored without prefixes count as not accepted
+// yet.
 func recall(all []Remembered) ([]Node, Accepted) {
 	nodes := make([]Node, len(all))
 	a := Accepted{keys: map[tunnel.Key]string{}, prefixes: map[string][]netip.Prefix{}}
@@ -135,15 +134,14 @@ func recall(all []Remembered) ([]Node, Accepted) {
 		a.prefixes[n.Name] = own
 	}
 	for i := range nodes {
-		if at, err := readEndpoint(nodes[i].Endpoint); err == nil && at.IsValid() {
+		if at, err := parseEndpoint(nodes[i].Endpoint); err == nil && at.IsValid() {
 			a.peers = append(a.peers, Peer{Node: nodes[i].Name, Peer: tunnel.Peer{Endpoint: at}})
 		}
 	}
 	return nodes, a
 }
 
-// moves returns which of the contested single addresses went from one node to
-// another lately. Held are their holders now.
+// moves updates moved, given the current holders of the contested single addresses.
 func (a Accepted) moves(nodes []claimant, held map[netip.Prefix]string, now time.Time) map[netip.Prefix]moves {
 	if len(held)+len(a.moved) == 0 {
 		return nil
@@ -154,7 +152,7 @@ func (a Accepted) moves(nodes []claimant, held map[netip.Prefix]string, now time
 		n := &nodes[i]
 		for _, p := range n.prefixes {
 			holder, contested := held[p]
-			if !contested || holder == n.Name || !single(p) || !a.has(n.Name, p) || a.has(holder, p) {
+			if !contested || holder == n.Name || !single(p) || !a.hasPrefix(n.Name, p) || a.hasPrefix(holder, p) {
 				continue
 			}
 			if moved == nil {

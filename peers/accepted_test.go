@@ -14,14 +14,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// backdated makes a node claim what is another's, and to have been there before it.
+// backdated makes a node claim another one's key or prefixes and an earlier creation time.
 func backdated(n int, of Node) Node {
 	return node(n, func(n *Node) {
 		n.Created, n.PodCIDRs = epoch.Add(-time.Hour), slices.Concat(of.PodCIDRs, n.PodCIDRs)
 	})
 }
 
-func TestWhatWasAcceptedFirstStays(t *testing.T) {
+func TestAcceptedPrefixesAreRetained(t *testing.T) {
 	thief := backdated(9, node(1))
 	keyThief := node(9, func(n *Node) { n.Created, n.PublicKey = epoch.Add(-time.Hour), node(1).PublicKey })
 	without := peer(9)
@@ -32,7 +32,7 @@ func TestWhatWasAcceptedFirstStays(t *testing.T) {
 		want     []Peer
 		rejected []rejection
 	}{
-		{"nobody was there before: age decides", [][]Node{{node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
+		{"no node was accepted before: age decides", [][]Node{{node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
 		{"a prefix", [][]Node{{node(1)}, {node(1), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
 		{"a part of a prefix", [][]Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.7/32"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
 		{"a prefix around it", [][]Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.0.0/21"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
@@ -52,7 +52,7 @@ func TestWhatWasAcceptedFirstStays(t *testing.T) {
 			func() Peer { p := peer(9); p.PublicKey = key(1); return p }(),
 			func() Peer { p := peer(1); p.PublicKey = key(2); return p }(),
 		}, nil},
-		{"a node that is made anew with its name", [][]Node{{node(1)}, {node(1, func(n *Node) { n.Created = epoch.Add(time.Hour) }), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"a node that is recreated with its name", [][]Node{{node(1)}, {node(1, func(n *Node) { n.Created = epoch.Add(time.Hour) }), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
 		{"one that takes its place under another name", [][]Node{
 			{node(1)}, {node(2, func(n *Node) { n.PodCIDRs = node(1).PodCIDRs })},
 		}, []Peer{peer(2, "10.4.1.0/24")}, nil},
@@ -80,9 +80,9 @@ func TestWhatWasAcceptedFirstStays(t *testing.T) {
 	}
 }
 
-// TestNothingMovesWhileItIsClaimed takes random histories of nodes that claim what
-// others have, at random ages: a key or prefix leaves a node only when the node no
-// longer claims it, and what was decided once is decided again.
+// TestNothingMovesWhileItIsClaimed generates random histories of nodes of random ages that
+// claim keys and prefixes of others: a key or prefix leaves a node only when the node no
+// longer claims it, and repeating a decision doesn't change it.
 func TestNothingMovesWhileItIsClaimed(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 100 {
@@ -111,17 +111,17 @@ func TestNothingMovesWhileItIsClaimed(t *testing.T) {
 			}
 			peers, rejected, now := DesiredAfter(accepted, nodes, rules)
 			checkPeers(t, peers, rules)
-			claims := func(name string, claims func(*reading) bool) bool {
-				return slices.ContainsFunc(nodes, func(n Node) bool { return n.Name == name && claims(read(n, 0)) })
+			claims := func(name string, claims func(*parsed) bool) bool {
+				return slices.ContainsFunc(nodes, func(n Node) bool { return n.Name == name && claims(parse(n, 0)) })
 			}
 			for k, owner := range accepted.keys {
-				if next := now.keys[k]; next != owner && claims(owner, func(r *reading) bool { return r.keyErr == nil && r.key == k }) {
+				if next := now.keys[k]; next != owner && claims(owner, func(r *parsed) bool { return r.keyErr == nil && r.key == k }) {
 					t.Fatalf("key %s went from %s to %q", k, owner, next)
 				}
 			}
 			for owner, prefixes := range accepted.prefixes {
 				for _, p := range prefixes {
-					if !now.has(owner, p) && claims(owner, func(r *reading) bool { return slices.Contains(r.prefixes, p) }) {
+					if !now.hasPrefix(owner, p) && claims(owner, func(r *parsed) bool { return slices.Contains(r.prefixes, p) }) {
 						t.Fatalf("prefix %s has left %s, which claims it", p, owner)
 					}
 				}
@@ -132,7 +132,7 @@ func TestNothingMovesWhileItIsClaimed(t *testing.T) {
 				if diff := differ(peers, peersAgain); diff != "" {
 					t.Fatalf("%s, other peers:\n%s", title, diff)
 				}
-				// A node whose own prefixes overlap may be told of another overlap.
+				// The reported overlap may differ for a node whose own prefixes overlap.
 				if diff := cmp.Diff(brief(rejected), brief(rejectedAgain)); diff != "" && title == "in another order" {
 					t.Fatalf("%s, other rejections:\n%s", title, diff)
 				}
@@ -145,7 +145,7 @@ func TestNothingMovesWhileItIsClaimed(t *testing.T) {
 	}
 }
 
-func TestControllerRemembersWhatItAccepted(t *testing.T) {
+func TestControllerStoresAccepted(t *testing.T) {
 	dir := t.TempDir()
 	store := func() *Store { return NewStore(dir, "wireguard.gcp", "gcp") }
 	thief := backdated(9, node(1))
@@ -165,15 +165,15 @@ func TestControllerRemembersWhatItAccepted(t *testing.T) {
 	reconcile(t, c)
 	r.nodes = []Node{node(1), thief}
 	expect(c, SourceAPI)
-	// A process that starts while the remote's API server is away, and one that
-	// hears of it first.
+	// A process that starts while the remote's API server is unreachable, and one that syncs
+	// first.
 	r.synced = false
 	c = start(t, &device{}, r, store(), io.Discard)
 	expect(c, SourceDisk)
 	r.synced = true
 	expect(c, SourceAPI)
 	expect(start(t, &device{}, r, store(), io.Discard), SourceAPI)
-	// One whose first attempt fails.
+	// A process whose first attempt fails.
 	d := &device{err: os.ErrPermission}
 	c = start(t, d, r, store(), io.Discard)
 	if err := c.Reconcile(t.Context()); err == nil {
@@ -181,14 +181,13 @@ func TestControllerRemembersWhatItAccepted(t *testing.T) {
 	}
 	d.err = nil
 	expect(c, SourceAPI)
-	// It is gone for good.
+	// The node was deleted.
 	r.nodes = []Node{thief}
 	want = []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}
 	expect(c, SourceAPI)
 }
 
-// TestStoreOfOtherVersions holds that a version before finds in the file what it
-// looks for, and that its file is understood.
+// TestStoreOfOtherVersions checks that an earlier version can read our file, and we its.
 func TestStoreOfOtherVersions(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "wireguard.gcp.peers.json")
@@ -221,7 +220,7 @@ func TestStoreOfOtherVersions(t *testing.T) {
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// It kept no more than the nodes: those were accepted, by age.
+	// It stored the nodes only: they are accepted by age.
 	r.nodes = append(r.nodes, backdated(9, node(1)))
 	c = start(t, &device{}, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
 	reconcile(t, c)

@@ -19,9 +19,8 @@ func named(peers []Peer) (names []string) {
 	return names
 }
 
-// TestNumberOfPeersIsBounded has nodes come that say they are older than those that
-// are peers: whoever was accepted first keeps its place, and of the others the oldest
-// get what is left.
+// TestNumberOfPeersIsBounded adds nodes that claim to be older than the peers: accepted
+// nodes stay peers, and the oldest of the others become peers up to the bound.
 func TestNumberOfPeersIsBounded(t *testing.T) {
 	bounded := rules
 	bounded.MaxPeers = 3
@@ -52,7 +51,7 @@ func TestNumberOfPeersIsBounded(t *testing.T) {
 	bounded.MaxPeers = 1
 	peers, rejected, _ = DesiredAfter(accepted, crowd[1:], bounded)
 	want("a smaller bound", peers, rejected, "node-10")
-	// What is recalled from disk is bounded, too.
+	// Nodes from disk are bounded, too.
 	stored := accepted.remember(crowd[1:], peers)
 	nodes, recalled := recall(stored)
 	peers, rejected, _ = DesiredAfter(recalled, nodes, bounded)

@@ -5,25 +5,25 @@ import (
 	"slices"
 )
 
-// claims tells who holds which of the contested prefixes, in time that depends on
-// how many different prefix lengths there are, not on how many prefixes. Single
-// addresses have claims of their own where the longest prefix decides: what lies
-// around them doesn't matter there.
+// claims maps contested prefixes to the nodes that hold them. The cost of a claim grows
+// with the number of distinct prefix lengths, not of prefixes. Single addresses have
+// claims of their own where the longest prefix decides: enclosing prefixes don't matter
+// there.
 type claims struct {
-	lengths []int                   // that occur, ascending
-	held    map[netip.Prefix]string // prefix -> node
-	inside  map[netip.Prefix]held   // prefix that isn't held -> what is held inside it
-	renewed map[netip.Prefix]struct{}
+	lengths  []int                   // distinct, ascending
+	held     map[netip.Prefix]string // by prefix, the node
+	inside   map[netip.Prefix]holder // by enclosing prefix, one held inside it
+	reserved map[netip.Prefix]struct{}
 }
 
-type held struct {
+type holder struct {
 	prefix netip.Prefix
 	node   string
 }
 
 // newClaims prepares for claims of the given prefixes.
 func newClaims(contested map[netip.Prefix]struct{}) *claims {
-	c := &claims{held: map[netip.Prefix]string{}, inside: map[netip.Prefix]held{}, renewed: map[netip.Prefix]struct{}{}}
+	c := &claims{held: map[netip.Prefix]string{}, inside: map[netip.Prefix]holder{}, reserved: map[netip.Prefix]struct{}{}}
 	var seen [129]bool
 	for p := range contested {
 		seen[p.Bits()] = true
@@ -36,21 +36,21 @@ func newClaims(contested map[netip.Prefix]struct{}) *claims {
 	return c
 }
 
-// renew claims a prefix ahead of others, for the node to take it when it is its
-// turn. Where it is taken nothing changes.
-func (c *claims) renew(p netip.Prefix, node string) {
-	if _, _, taken := c.take(p, node); !taken {
-		c.renewed[p] = struct{}{}
+// reserve claims a prefix for a node ahead of the regular order. A prefix that is taken
+// already stays as it is.
+func (c *claims) reserve(p netip.Prefix, node string) {
+	if _, _, taken := c.claim(p, node); !taken {
+		c.reserved[p] = struct{}{}
 	}
 }
 
-// take claims a prefix for a node. When the prefix, a part of it or a larger
-// one around it is taken, it changes nothing and returns by whom and as what.
-func (c *claims) take(p netip.Prefix, node string) (owner string, other netip.Prefix, taken bool) {
+// claim claims a prefix for a node. When the prefix, a part of it or an enclosing one is
+// taken, it changes nothing and returns that prefix and its owner.
+func (c *claims) claim(p netip.Prefix, node string) (owner string, other netip.Prefix, taken bool) {
 	shorter := c.lengths[:min(len(c.lengths), c.index(p.Bits()))]
 	if owner, taken = c.held[p]; taken {
-		if _, renewed := c.renewed[p]; renewed && owner == node {
-			delete(c.renewed, p)
+		if _, renewed := c.reserved[p]; renewed && owner == node {
+			delete(c.reserved, p)
 			return "", netip.Prefix{}, false
 		}
 		return owner, p, true
@@ -59,7 +59,7 @@ func (c *claims) take(p netip.Prefix, node string) (owner string, other netip.Pr
 		return h.node, h.prefix, true
 	}
 	for _, bits := range shorter {
-		if around := c.at(p, bits); around.IsValid() {
+		if around := c.enclosing(p, bits); around.IsValid() {
 			if owner, taken = c.held[around]; taken {
 				return owner, around, true
 			}
@@ -67,22 +67,22 @@ func (c *claims) take(p netip.Prefix, node string) (owner string, other netip.Pr
 	}
 	c.held[p] = node
 	for _, bits := range shorter {
-		if around := c.at(p, bits); around.IsValid() {
-			c.inside[around] = held{prefix: p, node: node}
+		if around := c.enclosing(p, bits); around.IsValid() {
+			c.inside[around] = holder{prefix: p, node: node}
 		}
 	}
 	return "", netip.Prefix{}, false
 }
 
-// index returns how many of the lengths are shorter than bits.
+// index returns the number of lengths shorter than bits.
 func (c *claims) index(bits int) int {
 	i, _ := slices.BinarySearch(c.lengths, bits)
 	return i
 }
 
-// at returns the prefix of the given length around p; invalid when p's family
-// has no such length.
-func (c *claims) at(p netip.Prefix, bits int) netip.Prefix {
+// enclosing returns the prefix of the given length that contains p; invalid when p's
+// family has no such length.
+func (c *claims) enclosing(p netip.Prefix, bits int) netip.Prefix {
 	around, err := p.Addr().Prefix(bits)
 	if err != nil {
 		return netip.Prefix{}

@@ -12,31 +12,30 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// scrapeTimeout bounds how long reading one device may hold up a scrape.
+// scrapeTimeout bounds reading the devices in a scrape.
 const scrapeTimeout = 5 * time.Second
 
-// What bounds, beside the number of peers with series of their own, how many
-// series one remote can make us expose.
+// Bounds of the series of one remote, beside the number of peers with series of their own.
 const (
 	maxRejectedSeries  = 500
 	maxAllowedIPSeries = 16 // of one peer
 )
 
-// Observed is one remote's device and peers, as a Collector sees them.
+// Observed gives a Collector access to one remote's device and peers.
 type Observed struct {
 	Cluster string // the remote
 	Device  string
 	Status  func(context.Context) (tunnel.Status, error)
 	State   func() *State
-	// Heard returns when a peer last gave a sign of life, see [Controller.Heard].
+	// Heard returns when a peer was last heard, see [Controller.Heard].
 	Heard func(now time.Time, p *tunnel.PeerStatus) time.Time
-	// Paths returns what is known of the ways to the peers; nil: nothing is.
+	// Paths returns the paths to the peers; may be nil.
 	Paths func() []Path
 }
 
-// Collector exposes the devices and peers of all remotes. A device that isn't
-// there is reported as that, and the others as ever. The names of metrics that
-// the original tool has are the same here, so that its dashboards go on working.
+// Collector exposes the devices and peers of all remotes. A missing device doesn't affect
+// the others. Metrics of the original tool keep their names, so that its dashboards go on
+// working.
 type Collector struct {
 	remotes    []Observed
 	peerSeries int
@@ -46,8 +45,8 @@ type Collector struct {
 	peers, peersWithout, rejected, rejectedInfo, source, paths, pathsSmall, peerPath, peerRTT *prometheus.Desc
 }
 
-// NewCollector returns a collector for the given remotes. So many peers of each have
-// series of their own.
+// NewCollector returns a collector for the given remotes. At most peerSeries peers of
+// each have series of their own.
 func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("semaphore_wg_"+name, help, labels, nil)
@@ -56,22 +55,22 @@ func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collec
 		remotes:         remotes,
 		peerSeries:      peerSeries,
 		log:             log,
-		deviceUp:        desc("device_up", "1 if the device to a remote cluster exists and answers, else 0.", "cluster", "device"),
+		deviceUp:        desc("device_up", "1 if the device to a remote cluster exists and responds, else 0.", "cluster", "device"),
 		deviceInfo:      desc("device_info", "Metadata about a device.", "device", "public_key", "cluster", "backend"),
 		peerInfo:        desc("peer_info", "Metadata about a peer. The public_key label on peer metrics refers to the peer's public key; not the device's public key.", "device", "public_key", "endpoint", "cluster", "node"),
 		peerAllowedIPs:  desc("peer_allowed_ips_info", "Metadata about each of a peer's allowed IP subnets for a given device.", "device", "public_key", "allowed_ips"),
 		peerReceived:    desc("peer_receive_bytes_total", "Number of bytes received from a given peer.", "device", "public_key"),
 		peerTransmitted: desc("peer_transmit_bytes_total", "Number of bytes transmitted to a given peer.", "device", "public_key"),
 		peerHandshake:   desc("peer_last_handshake_seconds", "UNIX timestamp for the last handshake with a given peer, 0 if there was none.", "device", "public_key"),
-		peers:           desc("peers", "Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), waiting (it publishes no endpoint, and has to speak first), silent (a session, and not heard for 45 s) or down.", "cluster", "device", "health"),
-		peersWithout:    desc("peers_without_metrics", "Number of peers of a remote cluster that have no metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.", "cluster", "device"),
-		rejected:        desc("rejected_nodes", "Number of a remote cluster's nodes of which something was rejected, by reason.", "cluster", "reason"),
-		rejectedInfo:    desc("rejected_node_info", "A remote node of which something was rejected. /status says what exactly.", "cluster", "node", "reason"),
-		paths:           desc("paths", "Number of ways to peers of a remote cluster by state (up, unknown or down) and by the sign by which that is known: answer (to a probe), received (bytes), handshake, no_answer, one_way (the peer is heard and doesn't hear us), no_handshake, silence or none.", "cluster", "device", "state", "sign"),
-		pathsSmall:      desc("paths_small_only", "Number of ways to peers of a remote cluster that carry small packets and lose those of the device's full size.", "cluster", "device"),
-		peerPath:        desc("peer_path_since_seconds", "UNIX timestamp since when the way to a peer is in this state, with the sign by which that is known.", "device", "public_key", "state", "sign"),
-		peerRTT:         desc("peer_rtt_seconds", "Time from a probe of a peer to its answer through the tunnel, smoothed. Not there for one that doesn't answer probes.", "device", "public_key"),
-		source:          desc("peers_source_info", "On whose word the peers of a remote cluster are: api, disk (last applied ones, the remote has not answered since start) or none.", "cluster", "source"),
+		peers:           desc("peers", "Number of peers of a remote cluster by health: up (packets pass in both directions), connecting (configured less than 90 s ago, no handshake yet), waiting (it publishes no endpoint, and has to send first), silent (a session, but nothing received for 45 s) or down.", "cluster", "device", "health"),
+		peersWithout:    desc("peers_without_metrics", "Number of peers of a remote cluster without metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.", "cluster", "device"),
+		rejected:        desc("rejected_nodes", "Number of a remote cluster's nodes that were rejected, in whole or in part, by reason.", "cluster", "reason"),
+		rejectedInfo:    desc("rejected_node_info", "A remote node that was rejected, in whole or in part. /status has the details.", "cluster", "node", "reason"),
+		paths:           desc("paths", "Number of paths to peers of a remote cluster by state (up, unknown or down) and by the sign that it was derived from: answer (to a probe), received (bytes), handshake, no_answer, one_way (packets from the peer arrive, ours don't), no_handshake, silence or none.", "cluster", "device", "state", "sign"),
+		pathsSmall:      desc("paths_small_only", "Number of paths to peers of a remote cluster that carry small packets and lose those of the device's full size.", "cluster", "device"),
+		peerPath:        desc("peer_path_since_seconds", "UNIX timestamp since when the path to a peer is in this state, with the sign that it was derived from.", "device", "public_key", "state", "sign"),
+		peerRTT:         desc("peer_rtt_seconds", "Smoothed round trip time in seconds of probes through the tunnel. Absent for a peer that doesn't answer probes.", "device", "public_key"),
+		source:          desc("peers_source_info", "Source of the peers of a remote cluster: api, disk (last applied peers, the remote's API server has not been read since start) or none.", "cluster", "source"),
 	}
 }
 
@@ -89,7 +88,7 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
-	// At once: one that doesn't answer must not take the others' time.
+	// Concurrently, so that a device that hangs doesn't use up the timeout of the others.
 	statuses, errs := make([]tunnel.Status, len(c.remotes)), make([]error, len(c.remotes))
 	var reading sync.WaitGroup
 	for i, r := range c.remotes {
@@ -100,7 +99,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		state := r.State()
 		c.collectState(ch, r, state)
 		if err := errs[i]; err != nil {
-			c.log.Debug("device can't be read for metrics", "cluster", r.Cluster, "device", r.Device, "err", err)
+			c.log.Debug("reading device for metrics failed", "cluster", r.Cluster, "device", r.Device, "err", err)
 			ch <- prometheus.MustNewConstMetric(c.deviceUp, prometheus.GaugeValue, 0, r.Cluster, r.Device)
 			continue
 		}
@@ -172,7 +171,7 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 	}
 }
 
-// collectPaths counts the paths, and returns them.
+// collectPaths exposes the counts of paths, and returns the paths by key.
 func (c *Collector) collectPaths(ch chan<- prometheus.Metric, r Observed) map[tunnel.Key]Path {
 	if r.Paths == nil {
 		return nil
@@ -217,9 +216,9 @@ func (c *Collector) collectPeer(ch chan<- prometheus.Metric, r Observed, p *tunn
 	ch <- prometheus.MustNewConstMetric(c.peerHandshake, prometheus.GaugeValue, handshake, r.Device, key)
 }
 
-// longest returns those peers that have been configured for longest, at most so
-// many, of the same age those whose keys come first. So a peer that comes later
-// never takes the place of another one.
+// longest returns the peers that have been configured for longest, at most most of them,
+// and of the same age those whose keys sort first. So a new peer never displaces another
+// one.
 func longest(peers []tunnel.PeerStatus, configured map[tunnel.Key]time.Time, most int) []tunnel.PeerStatus {
 	if len(peers) <= most {
 		return peers

@@ -16,8 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// crowd is a remote with so many peers, as a collector sees it; the later ones came
-// later.
+// crowd is a remote with many peers, in the order in which they were configured.
 type crowd struct {
 	state  State
 	status tunnel.Status
@@ -39,8 +38,8 @@ func (c *crowd) add(first, count int, since time.Time, allowedIPs int) {
 	slices.SortFunc(c.status.Peers, func(a, b tunnel.PeerStatus) int { return a.PublicKey.Compare(b.PublicKey) })
 }
 
-// gather returns the nodes whose peers have series, and how many series of peers
-// there are. It fails when the metric that tells of the others isn't as expected.
+// gather returns the nodes whose peers have series, and the number of series of peers. It
+// fails when semaphore_wg_peers_without_metrics isn't as expected.
 func (c *crowd) gather(t *testing.T, most, without int) (nodes []string, series int) {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -49,10 +48,10 @@ func (c *crowd) gather(t *testing.T, most, without int) (nodes []string, series 
 		Status: func(context.Context) (tunnel.Status, error) { return c.status, nil },
 	}))
 	want := fmt.Sprintf(`
-# HELP semaphore_wg_peers_without_metrics Number of peers of a remote cluster that have no metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.
+# HELP semaphore_wg_peers_without_metrics Number of peers of a remote cluster without metrics of their own, because there are more than SEMAPHORE_WG_PEER_METRICS.
 # TYPE semaphore_wg_peers_without_metrics gauge
 semaphore_wg_peers_without_metrics{cluster="gcp",device="wireguard.gcp"} %d
-# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), waiting (it publishes no endpoint, and has to speak first), silent (a session, and not heard for 45 s) or down.
+# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (packets pass in both directions), connecting (configured less than 90 s ago, no handshake yet), waiting (it publishes no endpoint, and has to send first), silent (a session, but nothing received for 45 s) or down.
 # TYPE semaphore_wg_peers gauge
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="connecting"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="down"} %d
@@ -99,7 +98,7 @@ func TestCollectorBoundsPeers(t *testing.T) {
 			t.Errorf("%d series of %v", series, nodes)
 		}
 	})
-	t.Run("who comes later takes nobody's place", func(t *testing.T) {
+	t.Run("later peers displace no others", func(t *testing.T) {
 		var c crowd
 		c.add(20, 3, epoch, 0)
 		before, _ := c.gather(t, 3, 0)
@@ -119,5 +118,5 @@ func TestCollectorBoundsPeers(t *testing.T) {
 	})
 }
 
-// unheardOf is the sign of life of peers that give none.
+// unheardOf is Observed.Heard for peers that were never heard.
 func unheardOf(time.Time, *tunnel.PeerStatus) time.Time { return time.Time{} }

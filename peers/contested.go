@@ -7,12 +7,12 @@ import (
 	"slices"
 )
 
-// contested returns the prefixes that more than one decision is about: those that
-// two nodes claim, and those that overlap others. All else belongs to who claims
-// it, and needs no looking up, which in a mesh is nearly everything.
+// contested returns the prefixes that two nodes claim and those that overlap others. All
+// other prefixes, nearly all in a mesh, belong to the node that claims them and need no
+// lookup.
 //
-// Of single addresses only those count that are claimed twice, unless alone is set.
-// Where they lie is for the longest prefix to decide, as it does in the kernel.
+// Single addresses count only when claimed twice, unless alone is set: inside another
+// prefix the longest prefix decides, as in the kernel.
 func contested(nodes []claimant, alone bool) map[netip.Prefix]struct{} {
 	total := 0
 	for i := range nodes {
@@ -28,7 +28,7 @@ func contested(nodes []claimant, alone bool) map[netip.Prefix]struct{} {
 
 	found := map[netip.Prefix]struct{}{}
 	mark := func(s span) { found[nodes[s.node].prefixes[s.index]] = struct{}{} }
-	var around []span // that hold what comes next, the narrowest last
+	var around []span // enclosing the current one, the narrowest last
 	for i, s := range all {
 		if i > 0 && all[i-1].same(s) {
 			mark(s) // The one before is the same prefix.
@@ -37,7 +37,7 @@ func contested(nodes []claimant, alone bool) map[netip.Prefix]struct{} {
 		if s.single() && !alone {
 			continue
 		}
-		for len(around) > 0 && !around[len(around)-1].holds(s) {
+		for len(around) > 0 && !around[len(around)-1].contains(s) {
 			around = around[:len(around)-1]
 		}
 		if len(around) > 0 {
@@ -51,9 +51,9 @@ func contested(nodes []claimant, alone bool) map[netip.Prefix]struct{} {
 	return found
 }
 
-// span is a prefix in a form that is compared fast, and where it is from. IPv4 has
-// the place that IPv6 has for it (RFC 4291, section 2.5.5.2), where no IPv6 prefix
-// of a node is.
+// span is a prefix in a form that compares fast, with its origin: indexes of node and
+// prefix. IPv4 is mapped into IPv6 (RFC 4291, section 2.5.5.2), where no node has an IPv6
+// prefix.
 type span struct {
 	high, low   uint64
 	bits        int32
@@ -72,7 +72,7 @@ func spanOf(p netip.Prefix, node, index int) span {
 	}
 }
 
-// compare has what holds another one come before it.
+// compare sorts an enclosing span before those inside it.
 func (s span) compare(o span) int {
 	if s.high != o.high {
 		return cmp.Compare(s.high, o.high)
@@ -87,13 +87,13 @@ func (s span) same(o span) bool { return s.high == o.high && s.low == o.low && s
 
 func (s span) single() bool { return s.bits == 128 }
 
-// holds tells whether o, which comes later or is the same, lies inside.
-func (s span) holds(o span) bool {
+// contains reports whether o, which sorts later or is equal, lies inside s.
+func (s span) contains(o span) bool {
 	if s.bits > 64 {
 		return s.high == o.high && (s.low^o.low)>>(128-s.bits) == 0
 	}
 	return (s.high^o.high)>>(64-s.bits) == 0
 }
 
-// single tells whether a prefix is one address.
+// single reports whether a prefix is a single address.
 func single(p netip.Prefix) bool { return p.IsSingleIP() }

@@ -16,46 +16,45 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// Source says on whose word the peers of a device are.
+// Source is where the peers of a device come from.
 type Source string
 
-// Where the peers of a device come from.
+// Sources of peers.
 const (
-	SourceNone Source = "none" // nothing known yet: the device's peers are left as they are
-	SourceDisk Source = "disk" // the last applied ones: the remote hasn't answered since start
+	SourceNone Source = "none" // not known yet: the device's peers are retained
+	SourceDisk Source = "disk" // last applied: the remote's nodes are not synced since start
 	SourceAPI  Source = "api"
 )
 
 // Device is what a Controller configures: a tunnel.Device.
 type Device interface {
 	Name() string
-	// Index tells whether the device exists now.
+	// Index returns the link's index, and false while the device doesn't exist.
 	Index() (int, bool)
 	Configure(ctx context.Context, want []tunnel.Peer) (tunnel.Changes, error)
-	// Published tells what an earlier process had applied.
-	Published(endpoints map[tunnel.Key]netip.AddrPort)
+	// RestoreEndpoints sets the endpoints that an earlier process had applied.
+	RestoreEndpoints(endpoints map[tunnel.Key]netip.AddrPort)
 	PublicKey() tunnel.Key
-	// Contact does with each peer on the device what decide says.
-	Contact(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Contact) (tunnel.Contacts, error)
+	// Nudge applies decide's result to each peer of the device.
+	Nudge(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Nudge) (tunnel.Nudges, error)
 }
 
 // ControllerConfig is what a Controller needs.
 type ControllerConfig struct {
 	Cluster string // the remote
 	Device  Device
-	// Nodes returns the remote's nodes and whether they are all of them, as the
-	// remote's API server said since start.
+	// Nodes returns the remote's nodes, and whether they are synced since start.
 	Nodes func() ([]Node, bool)
-	// Rules returns the bounds of trust as they are now.
+	// Rules returns the current bounds of trust.
 	Rules func() Rules
 	// Fresh, unless nil, is called when Reconcile has configured new peers, for
 	// Rehandshake. It must not block.
 	Fresh func()
-	// Prober returns what asks the device's peers for signs of life; nil: nothing
-	// does. It is closed after use.
+	// Prober opens a prober of the device's peers, which the Controller closes; nil: peers
+	// are not probed.
 	Prober func() (Prober, error)
-	// PathChanged, unless nil, is called when Probe has found that the state of a path
-	// is another one, and Renew when Renew has something to do. They must not block.
+	// PathChanged, unless nil, is called when Probe has changed the state of a path,
+	// and Renew when the method Renew is due. They must not block.
 	PathChanged, Renew func()
 
 	Store  *Store
@@ -68,19 +67,19 @@ type Controller struct {
 	cfg ControllerConfig
 	log *slog.Logger
 
-	restored   []Node                  // last applied, from disk
-	known      map[netip.Addr]struct{} // endpoints of the same
-	accepted   Accepted
-	remembered bool // since the remote answered
-	rejected   map[Rejection]struct{}
-	disputed   map[string]string // what was logged of peers, by node
-	rejections *rate.Limiter
-	suppressed int
+	restored          []Node                  // last applied, from disk
+	restoredEndpoints map[netip.Addr]struct{} // endpoints of restored
+	accepted          Accepted
+	queued            bool // nodes of the API were queued for Save since start
+	rejected          map[Rejection]struct{}
+	disputed          map[string]string // logged, by node
+	rejections        *rate.Limiter
+	suppressed        int
 
 	state atomic.Pointer[State]
 
 	handshakes handshakes
-	signs      signs
+	activity   activity
 	paths      paths
 	probing    probing
 	renewing   renewing
@@ -90,65 +89,64 @@ type Controller struct {
 	toSave     *applied // nil: nothing new
 }
 
-// State is what a Controller last applied. It is never changed once it is
-// handed out.
+// State is what a Controller last applied. It is immutable.
 type State struct {
 	Source     Source
 	Peers      []Peer
 	Rejected   []Rejection
 	Configured map[tunnel.Key]time.Time // since when each peer is on the device
-	// Disputed says, by node, which node of this cluster has the address of an endpoint by
-	// its own word, since that was accepted.
+	// Disputed holds, by node, the claim of a node of this cluster to an endpoint that was
+	// accepted before.
 	Disputed map[string]string
 }
 
-// applied is what Reconcile applied, for Save. Nothing of it changes any more.
+// applied is what Reconcile applied, for Save. It is immutable.
 type applied struct {
 	accepted Accepted
 	nodes    []Node
 	peers    []Peer
 }
 
-// NewController returns a controller that starts from what the store holds. A
-// store that can't be read is logged and counts as empty.
+// NewController returns a controller that starts from the stored nodes. A store that
+// can't be read is logged and counts as empty.
 func NewController(cfg ControllerConfig) *Controller {
 	c := &Controller{
 		cfg:      cfg,
 		log:      cfg.Logger.With("cluster", cfg.Cluster, "device", cfg.Device.Name()),
 		rejected: map[Rejection]struct{}{},
-		// A remote decides how often its nodes change; it must not fill our disk.
+		// The remote controls how often its nodes change; it must not flood the log.
 		rejections: rate.NewLimiter(rate.Every(time.Second), 50),
 	}
-	c.handshakes.fresh = map[tunnel.Key]*contact{}
+	c.handshakes.fresh = map[tunnel.Key]*newPeer{}
 	c.state.Store(&State{Source: SourceNone})
 	last, err := cfg.Store.Load()
 	if err != nil {
-		c.log.Warn("last applied peers are lost: the mesh starts when the remote's API server answers", "err", err)
+		c.log.Warn("reading last applied peers failed: the mesh starts when the remote's API server has been read", "err", err)
 		return c
 	}
 	nodes, accepted := recall(last)
 	c.restored, c.accepted = nodes, accepted
 	published := make(map[tunnel.Key]netip.AddrPort, len(nodes))
-	c.known = make(map[netip.Addr]struct{}, len(nodes))
+	c.restoredEndpoints = make(map[netip.Addr]struct{}, len(nodes))
 	for _, n := range nodes {
 		key, keyErr := tunnel.ParseKey(n.PublicKey)
 		endpoint, endpointErr := netip.ParseAddrPort(n.Endpoint)
 		if keyErr == nil && endpointErr == nil {
 			published[key] = netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())
-			c.known[endpoint.Addr().Unmap()] = struct{}{}
+			c.restoredEndpoints[endpoint.Addr().Unmap()] = struct{}{}
 		}
 	}
-	cfg.Device.Published(published)
+	cfg.Device.RestoreEndpoints(published)
 	return c
 }
 
-// State returns what was last applied.
+// State returns the last applied state.
 func (c *Controller) State() *State { return c.state.Load() }
 
-// Reconcile computes the desired peers and applies the difference. Until the
-// remote's nodes are synced the last applied ones from disk stand in; without
-// any it leaves the device as it is. While the device isn't there it does
-// nothing. It must not be called twice at the same time.
+// Reconcile computes the desired peers and applies the difference. Until the remote's
+// nodes are synced it uses the last applied ones from disk; without those it retains the
+// device's peers. While the device doesn't exist it does nothing. It must not be called
+// concurrently.
 func (c *Controller) Reconcile(ctx context.Context) error {
 	index, exists := c.cfg.Device.Index()
 	if !exists {
@@ -164,18 +162,18 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	}
 	rules := c.cfg.Rules()
 	if rules.LocalUnknown {
-		rules.known = c.known
+		rules.known = c.restoredEndpoints
 	} else {
-		c.known = nil
+		c.restoredEndpoints = nil
 	}
 	if synced && len(c.restored) > 0 {
-		// What an earlier process accepted counts before what is new.
+		// Nodes that an earlier process accepted take precedence over new ones.
 		_, _, c.accepted = DesiredAfter(c.accepted, c.restored, rules)
 		c.restored = nil
 	}
 	peers, rejected, accepted := DesiredAfter(c.accepted, nodes, rules)
 	if !rules.LocalUnknown {
-		// What isn't checked yet must not count as accepted later.
+		// Unchecked endpoints must not count as accepted later.
 		c.accepted = accepted
 	}
 	c.logRejected(rejected)
@@ -201,32 +199,32 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	configured := previous.Configured
 	if changes != (tunnel.Changes{}) || index != c.index || len(configured) != len(peers) {
 		var fresh []Peer
-		configured, fresh = since(before, previous, peers, index == c.index)
+		configured, fresh = configuredSince(before, previous, peers, index == c.index)
 		if changes.Added > len(fresh) {
-			// The device has lost its peers.
-			configured, fresh = since(before, previous, peers, false)
+			// The device lost its peers.
+			configured, fresh = configuredSince(before, previous, peers, false)
 		}
 		c.handshakes.add(before, fresh)
-		defer c.fresh()
+		defer c.notifyFresh()
 	}
 	c.index = index
 	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured, Disputed: accepted.disputed})
 	c.paths.set(time.Now(), own, peers, addrs, configured)
 	if source == SourceAPI {
-		if !rules.LocalUnknown && (!c.remembered || changes != (tunnel.Changes{})) {
+		if !rules.LocalUnknown && (!c.queued || changes != (tunnel.Changes{})) {
 			c.saveMu.Lock()
 			c.toSave = &applied{accepted, nodes, peers}
 			c.saveMu.Unlock()
-			c.remembered = true
+			c.queued = true
 		}
 	}
 	return nil
 }
 
-// probeAddresses returns where each peer is probed, invalid where it isn't: the address
-// is this device's own, or another peer's. Of two with the same one, which somebody has
-// worked hard for, the first has it, in the allowed IPs as in the paths, so that no peer
-// answers in another one's name.
+// probeAddresses returns the address by which each peer is probed; invalid when it is
+// this device's own or an earlier peer's. Of two peers with the same address, which takes
+// a search for such keys, only the first has it in its allowed IPs and is probed, so that
+// no peer answers for another one.
 func probeAddresses(own tunnel.Key, peers []Peer, derive func(tunnel.Key) netip.Addr) []netip.Addr {
 	addrs := make([]netip.Addr, len(peers))
 	taken := make(map[netip.Addr]struct{}, len(peers)+1)
@@ -240,20 +238,19 @@ func probeAddresses(own tunnel.Key, peers []Peer, derive func(tunnel.Key) netip.
 	return addrs
 }
 
-// allowProbes adds to each peer's allowed IPs the address that it answers probes from.
+// allowProbes adds each peer's address for probes to its allowed IPs.
 func allowProbes(peers []tunnel.Peer, addrs []netip.Addr) {
 	for i, addr := range addrs {
 		if addr.IsValid() {
-			// Not in place: the list is that of the desired peer, too.
+			// Not in place: the slice is shared with the desired peer.
 			peers[i].AllowedIPs = append(slices.Clone(peers[i].AllowedIPs), netip.PrefixFrom(addr, addr.BitLen()))
 		}
 	}
 }
 
-// since returns since when each of the peers is configured: as before on the same
-// device, or now, and those of the latter. One that had to speak first and is
-// called from now on counts as new, too.
-func since(now time.Time, before *State, peers []Peer, same bool) (configured map[tunnel.Key]time.Time, fresh []Peer) {
+// configuredSince returns since when each peer is configured, and the new ones. On another
+// device all are new. So is a peer that now has an endpoint and had none before.
+func configuredSince(now time.Time, before *State, peers []Peer, same bool) (configured map[tunnel.Key]time.Time, fresh []Peer) {
 	configured = make(map[tunnel.Key]time.Time, len(peers))
 	mute := map[tunnel.Key]bool{}
 	for i := range before.Peers {
@@ -273,16 +270,15 @@ func since(now time.Time, before *State, peers []Peer, same bool) (configured ma
 	return configured, fresh
 }
 
-// fresh says that there may be new peers.
-func (c *Controller) fresh() {
+// notifyFresh signals new peers.
+func (c *Controller) notifyFresh() {
 	if c.cfg.Fresh != nil {
 		c.cfg.Fresh()
 	}
 }
 
 // Save writes to disk what Reconcile applied since the last call. It may run
-// beside Reconcile and is meant to run seldom: what it writes grows with the
-// mesh.
+// concurrently with Reconcile. It should run seldom: its cost grows with the mesh.
 func (c *Controller) Save(context.Context) error {
 	c.saveMu.Lock()
 	last := c.toSave
@@ -302,7 +298,7 @@ func (c *Controller) Save(context.Context) error {
 	return err
 }
 
-// logRejected logs what is rejected now and wasn't before, and the reverse.
+// logRejected logs new rejections, and those that are gone.
 func (c *Controller) logRejected(rejected []Rejection) {
 	now := make(map[Rejection]struct{}, len(rejected))
 	for _, r := range rejected {
@@ -315,7 +311,7 @@ func (c *Controller) logRejected(rejected []Rejection) {
 			continue
 		}
 		c.log.Warn("remote node rejected", "node", r.Node, "reason", r.Reason, "detail", r.Detail, "partial", r.Partial,
-			"not_logged_before", c.suppressed)
+			"suppressed", c.suppressed)
 		c.suppressed = 0
 	}
 	for r := range c.rejected {
@@ -326,12 +322,12 @@ func (c *Controller) logRejected(rejected []Rejection) {
 	c.rejected = now
 }
 
-// logDisputed logs which nodes stay peers though a node of this cluster claims their
-// addresses.
+// logDisputed logs new disputes: peers that are retained although a node of this cluster
+// claims their endpoint's address.
 func (c *Controller) logDisputed(disputed map[string]string) {
 	for _, node := range slices.Sorted(maps.Keys(disputed)) {
 		if claim := disputed[node]; c.disputed[node] != claim {
-			c.log.Warn("endpoint disputed: the peer stays, since it was accepted before", "node", node, "detail", claim)
+			c.log.Warn("endpoint disputed: peer retained, it was accepted before", "node", node, "detail", claim)
 		}
 	}
 	c.disputed = disputed

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// device records what is configured; it decides nothing.
+// device records what is configured.
 type device struct {
 	gone      bool
 	err       error
@@ -29,37 +29,37 @@ type device struct {
 	peers     []tunnel.Peer
 	published map[tunnel.Key]netip.AddrPort
 
-	reads int
-	anew  []tunnel.Key
-	// confirmed are those that were sent a keepalive.
-	confirmed []tunnel.Key
-	statuses  map[tunnel.Key]tunnel.PeerStatus // of peers that aren't silent
+	reads  int
+	resets []tunnel.Key
+	// keepalives are the peers that were sent a keepalive.
+	keepalives []tunnel.Key
+	statuses   map[tunnel.Key]tunnel.PeerStatus // empty for silent peers
 }
 
-func (d *device) Contact(_ context.Context, decide func(tunnel.PeerStatus) tunnel.Contact) (tunnel.Contacts, error) {
+func (d *device) Nudge(_ context.Context, decide func(tunnel.PeerStatus) tunnel.Nudge) (tunnel.Nudges, error) {
 	d.reads++
 	if d.err != nil {
-		return tunnel.Contacts{}, d.err
+		return tunnel.Nudges{}, d.err
 	}
 	for _, p := range d.peers {
 		status := d.statuses[p.PublicKey]
 		status.Peer = p
 		switch decide(status) {
-		case tunnel.ContactAnew:
-			d.anew = append(d.anew, p.PublicKey)
-		case tunnel.ContactConfirm:
-			d.confirmed = append(d.confirmed, p.PublicKey)
-		case tunnel.ContactNone:
+		case tunnel.NudgeReset:
+			d.resets = append(d.resets, p.PublicKey)
+		case tunnel.NudgeKeepalive:
+			d.keepalives = append(d.keepalives, p.PublicKey)
+		case tunnel.NudgeNone:
 		}
 	}
-	return tunnel.Contacts{Anew: len(d.anew)}, nil
+	return tunnel.Nudges{Resets: len(d.resets)}, nil
 }
 
-func (d *device) PublicKey() tunnel.Key { return tunnel.Key{} } // The least: we lead.
+func (d *device) PublicKey() tunnel.Key { return tunnel.Key{} } // The smallest: we initiate.
 
-func (d *device) Name() string                              { return "wireguard.gcp" }
-func (d *device) Index() (int, bool)                        { return 7, !d.gone }
-func (d *device) Published(e map[tunnel.Key]netip.AddrPort) { d.published = e }
+func (d *device) Name() string                                     { return "wireguard.gcp" }
+func (d *device) Index() (int, bool)                               { return 7, !d.gone }
+func (d *device) RestoreEndpoints(e map[tunnel.Key]netip.AddrPort) { d.published = e }
 func (d *device) keys() (keys []tunnel.Key) {
 	for _, p := range d.peers {
 		keys = append(keys, p.PublicKey)
@@ -77,7 +77,7 @@ func (d *device) Configure(_ context.Context, want []tunnel.Peer) (tunnel.Change
 	return changes, nil
 }
 
-// remote is what a test lets the remote's API server say.
+// remote is the state of the remote's API server.
 type remote struct {
 	nodes  []Node
 	synced bool
@@ -93,7 +93,7 @@ func start(t *testing.T, d *device, r *remote, store *Store, logs io.Writer) *Co
 	})
 }
 
-// probeable are the peers with the addresses that they answer probes from.
+// probeable adds the addresses for probes to peers.
 func probeable(peers ...tunnel.Peer) []tunnel.Peer {
 	for i := range peers {
 		peers[i].AllowedIPs = append(slices.Clone(peers[i].AllowedIPs), netip.PrefixFrom(tunnel.LinkLocal(peers[i].PublicKey), 128))
@@ -199,7 +199,7 @@ func TestControllerStartsFromDisk(t *testing.T) {
 	}
 }
 
-func TestControllerKeepsWhatCouldNotBeApplied(t *testing.T) {
+func TestControllerRetriesAfterAnError(t *testing.T) {
 	d, r := &device{err: os.ErrPermission}, &remote{nodes: []Node{node(1)}, synced: true}
 	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), io.Discard)
 	if err := c.Reconcile(t.Context()); !errors.Is(err, os.ErrPermission) {
@@ -231,21 +231,21 @@ func TestCollector(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(c)
 	const want = `
-# HELP semaphore_wg_device_up 1 if the device to a remote cluster exists and answers, else 0.
+# HELP semaphore_wg_device_up 1 if the device to a remote cluster exists and responds, else 0.
 # TYPE semaphore_wg_device_up gauge
 semaphore_wg_device_up{cluster="gcp",device="wireguard.gcp"} 1
 semaphore_wg_device_up{cluster="merit",device="wireguard.merit"} 0
 # HELP semaphore_wg_peer_receive_bytes_total Number of bytes received from a given peer.
 # TYPE semaphore_wg_peer_receive_bytes_total counter
 semaphore_wg_peer_receive_bytes_total{device="wireguard.gcp",public_key="AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="} 3
-# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (packets get there and back), connecting (configured less than 90 s ago, no handshake yet), waiting (it publishes no endpoint, and has to speak first), silent (a session, and not heard for 45 s) or down.
+# HELP semaphore_wg_peers Number of peers of a remote cluster by health: up (packets pass in both directions), connecting (configured less than 90 s ago, no handshake yet), waiting (it publishes no endpoint, and has to send first), silent (a session, but nothing received for 45 s) or down.
 # TYPE semaphore_wg_peers gauge
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="connecting"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="down"} 1
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="silent"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="up"} 0
 semaphore_wg_peers{cluster="gcp",device="wireguard.gcp",health="waiting"} 0
-# HELP semaphore_wg_rejected_node_info A remote node of which something was rejected. /status says what exactly.
+# HELP semaphore_wg_rejected_node_info A remote node that was rejected, in whole or in part. /status has the details.
 # TYPE semaphore_wg_rejected_node_info gauge
 semaphore_wg_rejected_node_info{cluster="gcp",node="bad",reason="endpoint"} 1
 `
@@ -255,8 +255,8 @@ semaphore_wg_rejected_node_info{cluster="gcp",node="bad",reason="endpoint"} 1
 	}
 }
 
-// TestControllerTrustsWhatItAccepted starts while the local API server, which tells
-// where no endpoint may be, hasn't answered.
+// TestControllerTrustsWhatItAccepted starts while the addresses of the local cluster are
+// unknown, against which endpoints are checked.
 func TestControllerTrustsWhatItAccepted(t *testing.T) {
 	dir := t.TempDir()
 	d, r := &device{}, &remote{nodes: []Node{node(1)}, synced: true}
@@ -283,7 +283,7 @@ func TestControllerTrustsWhatItAccepted(t *testing.T) {
 	}
 	silent := peer(2).Peer
 	silent.Endpoint, silent.Keepalive = netip.AddrPort{}, 0
-	// What wasn't checked isn't accepted at the next start either.
+	// Unchecked endpoints are not accepted at the next start either.
 	for range 2 {
 		restart()
 		reconcile(t, c)
@@ -291,13 +291,13 @@ func TestControllerTrustsWhatItAccepted(t *testing.T) {
 			t.Errorf("while the local cluster is unknown (-want +got):\n%s", diff)
 		}
 		turn(t, c)
-		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.anew); diff != "" {
-			t.Errorf("handshakes begun anew (-want +got):\n%s", diff)
+		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" {
+			t.Errorf("handshakes restarted (-want +got):\n%s", diff)
 		}
 		save()
 	}
 
-	// A node of ours says that it has the address of one that was accepted.
+	// A node of ours claims the address of an accepted endpoint.
 	now.LocalUnknown, now.Local = false, NewLocal(LocalConfig{Nodes: []LocalNode{{Name: "own", Addrs: []netip.Addr{peer(1).Endpoint.Addr()}}}})
 	reconcile(t, c)
 	if diff := cmp.Diff(probeable(peer(1).Peer, peer(2).Peer), d.peers, comparers); diff != "" {
@@ -318,18 +318,18 @@ func TestControllerTrustsWhatItAccepted(t *testing.T) {
 	}
 }
 
-// BenchmarkReconcile has one of the nodes change its key before each pass.
+// BenchmarkReconcile changes the key of one node before each pass.
 func BenchmarkReconcile(b *testing.B) {
 	for _, n := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprintf("%d nodes", n), func(b *testing.B) {
-			all := make(map[string]Node, n) // whose order is another one each time, as a watch's
+			all := make(map[string]Node, n) // in random order, as of a watch
 			change := func(i int, key byte) {
 				k := tunnel.Key{byte(i), byte(i >> 8), key}
 				one := Node{
 					Name: fmt.Sprintf("node-%d", i), Created: epoch.Add(time.Duration(i%7) * time.Second), PublicKey: k.String(),
 					Endpoint: fmt.Sprintf("192.168.%d.%d:51820", i>>8, i&0xff), PodCIDRs: []string{fmt.Sprintf("10.%d.%d.0/26", 64+i>>8, i&0xff)},
 				}
-				one.read = read(one, 0) // as NodeFor does
+				one.cache = parse(one, 0) // as NodeFor does
 				all[one.Name] = one
 			}
 			for i := range n {
@@ -356,7 +356,7 @@ func BenchmarkReconcile(b *testing.B) {
 	}
 }
 
-// changing is a device of which each pass changes a peer.
+// changing is a device that reports a changed peer in each pass.
 type changing struct{ device }
 
 // Configure implements Device.

@@ -38,7 +38,7 @@ func key(b byte) tunnel.Key {
 	return k
 }
 
-// node returns a good node that was created after n-1 others.
+// node returns a valid node that was created after n-1 others.
 func node(n int, change ...func(*Node)) Node {
 	node := Node{
 		Name:      fmt.Sprintf("node-%d", n),
@@ -75,8 +75,8 @@ var comparers = cmp.Options{
 	cmpopts.IgnoreUnexported(Node{}),
 }
 
-// differ says how two values differ by comparers and more options; empty: they don't.
-// What is equal to the last bit, as most is in random histories, costs next to nothing.
+// differ returns the difference of two values; empty: none. It is cheap for values that
+// are deeply equal, as most are in random histories.
 func differ(a, b any, options ...cmp.Option) string {
 	if reflect.DeepEqual(a, b) {
 		return ""
@@ -84,7 +84,7 @@ func differ(a, b any, options ...cmp.Option) string {
 	return cmp.Diff(a, b, append(options, comparers)...)
 }
 
-// rejection is a Rejection without its text.
+// rejection is a Rejection without its detail.
 type rejection struct {
 	Node    string
 	Reason  Reason
@@ -103,7 +103,7 @@ func TestDesired(t *testing.T) {
 	cidrs := func(c ...string) func(*Node) { return func(n *Node) { n.PodCIDRs = c } }
 	endpoint := func(e string) func(*Node) { return func(n *Node) { n.Endpoint = e } }
 	publicKey := func(k string) func(*Node) { return func(n *Node) { n.PublicKey = k } }
-	// An endpoint or key that is refused on node 1 leaves node 2 alone.
+	// A rejected endpoint or key of node 1 doesn't affect node 2.
 	refused := func(reason Reason) []rejection { return []rejection{{"node-1", reason, false}} }
 
 	tests := map[string]struct {
@@ -206,13 +206,13 @@ func TestDesired(t *testing.T) {
 	}
 }
 
-// waiting is a peer that has to speak first.
+// waiting is a peer that has to send first.
 func waiting(p Peer) Peer {
 	p.Endpoint, p.Keepalive = netip.AddrPort{}, 0
 	return p
 }
 
-// TestDesiredOfHiddenNodes has no endpoint at either end: nobody could begin.
+// TestDesiredOfHiddenNodes has no endpoint on either side: no side can initiate.
 func TestDesiredOfHiddenNodes(t *testing.T) {
 	hidden := rules
 	hidden.Hidden = true
@@ -226,8 +226,7 @@ func TestDesiredOfHiddenNodes(t *testing.T) {
 	}
 }
 
-// checkPeers fails unless the peers are within the rules and apart from each
-// other, whatever the nodes said.
+// checkPeers fails unless the peers are within the rules and disjoint.
 func checkPeers(t *testing.T, peers []Peer, rules Rules) {
 	t.Helper()
 	for i := range peers {
@@ -338,9 +337,8 @@ func TestAnnotationsTooLongAreCut(t *testing.T) {
 	}
 }
 
-// BenchmarkDesired has nodes with one prefix each, and with four, as Calico's blocks
-// are, for which a pass and what is kept may take half as much again, and a node more
-// that claims what all of them do.
+// BenchmarkDesired measures nodes with one prefix each; with four, like Calico's blocks,
+// for which time and memory may grow by half; and with one node that claims all prefixes.
 func BenchmarkDesired(b *testing.B) {
 	for _, n := range []int{100, 1000, 5000} {
 		for _, blocks := range []int{1, 4, -1} {
@@ -366,7 +364,7 @@ func BenchmarkDesired(b *testing.B) {
 				wide.Subnets = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/10"), gcp6}
 				wide.Tunneled = wide.Subnets
 				for i := range nodes {
-					nodes[i].read = read(nodes[i], 0) // as NodeFor does
+					nodes[i].cache = parse(nodes[i], 0) // as NodeFor does
 				}
 				_, _, accepted := DesiredAfter(Accepted{}, nodes, wide)
 				b.ReportAllocs()

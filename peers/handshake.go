@@ -10,19 +10,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// turns are how long after a peer was configured we look whether it needs help,
-// see docs/decisions/0005-first-handshakes.md:
+// attemptTimes returns when a new peer is checked, after it was configured, and its
+// handshake restarted if needed, see docs/decisions/0005:
 //
 //	0     70    157     266       403         574           788             1200 ms, 2, 4, 8 s
 //	|-----|------|-------|---------|-----------|-------------|----------------|--- ...
 //	configured: WireGuard sends its own initiation
 //
-// The gaps grow, because an attempt that follows sooner than an answer can come
-// back undoes the one before: at any round trip time there is soon a gap that is
-// longer. Before 1 s there are six attempts, so that one packet lost in ten makes
-// all of them fail once in 20,000 peers. From the last turn on WireGuard's own
-// retries have to do: the peer may not be there.
-func turns() []time.Duration {
+// The gaps grow, because a new attempt invalidates the one before, whose response may be
+// on its way: for any round trip time there is soon a longer gap. With six attempts
+// before 1 s and 10 % packet loss, all of them fail for one in 20,000 peers. After the
+// last attempt WireGuard's own retries go on: the peer may be down.
+func attemptTimes() []time.Duration {
 	const ms = time.Millisecond
 	return []time.Duration{
 		70 * ms, 157 * ms, 266 * ms, 403 * ms, 574 * ms, 788 * ms, 1200 * ms, 2 * time.Second, 4 * time.Second, 8 * time.Second,
@@ -30,68 +29,66 @@ func turns() []time.Duration {
 }
 
 const (
-	// confirmations are how many keepalives confirm a session, one a turn.
+	// confirmations is the number of keepalives that confirm a session, one per attempt.
 	confirmations = 3
-	// unheard is after how many of them a session in which nothing comes back
-	// is given up: the other side, when it is an agent like this one, has sent
-	// as many. renewals is how often that is done.
-	unheard  = 2
-	renewals = 2
-	// slowestConfirm is the longest time from one to the next.
+	// unheardAfter is the number of confirmations without anything received after which a
+	// session is given up: an agent on the other side has sent as many. maxResets bounds
+	// how often that happens.
+	unheardAfter = 2
+	maxResets    = 2
+	// slowestConfirm is the longest interval between confirmations.
 	slowestConfirm = 300 * time.Millisecond
-	// standBack is how many turns in a row the side that doesn't lead leaves to
-	// one that has called before.
+	// standBack is the number of consecutive attempts that the responder skips in favour
+	// of an initiator that has sent something.
 	standBack = 2
-	// contactBurst bounds how many peers are begun anew with in a pass. With
-	// thousands of new ones an answer that is late is more likely than one
-	// that doesn't come.
-	contactBurst = 64
-	// A pass reads the whole device. For so many times as long as that took
-	// there is no other. On a busy machine most of that may have been waiting,
-	// so each peer on the device accounts for pausePerPeer at most: among few, the
-	// next turn isn't held up. It is never longer than longestPause.
-	contactPause = 20
+	// nudgeBurst bounds the peers that are reset in a pass. With thousands of new peers
+	// a late response is more likely than a lost one.
+	nudgeBurst = 64
+	// A pass reads the whole device. passPause is the minimum pause after it, as a
+	// multiple of its duration. On a busy machine most of the duration may be waiting, so
+	// the pause is bounded by pausePerPeer for each peer on the device, which doesn't delay
+	// attempts on small devices, and by longestPause.
+	passPause    = 20
 	pausePerPeer = time.Millisecond
 	longestPause = time.Second
 )
 
-// Rehandshake sees to the first sessions with peers that this process has
-// configured: with those that are silent it begins anew, and it confirms sessions
-// until both sides have heard each other, see [tunnel.Device.Contact]. Peers that
-// had a session when they were configured are left alone. It is meant to be called
-// when ControllerConfig.Fresh was, and when RehandshakeDue says; it may run beside
-// Reconcile, but not beside itself.
+// Rehandshake establishes the first sessions with peers that this process has configured:
+// it restarts the handshake with silent peers, and confirms sessions until both sides have
+// received something, see [tunnel.Device.Nudge]. Peers that had a session when they were
+// configured are left alone. Call it after ControllerConfig.Fresh and at RehandshakeDue.
+// It may run concurrently with Reconcile, but not with itself.
 func (c *Controller) Rehandshake(ctx context.Context) error {
 	if _, exists := c.cfg.Device.Index(); !exists {
 		return nil
 	}
-	c.handshakes.welcome(c.cfg.Device.PublicKey())
+	c.handshakes.takeArrivals(c.cfg.Device.PublicKey())
 	started := time.Now()
-	due := c.handshakes.turn(started)
+	due := c.handshakes.due(started)
 	if len(due) == 0 {
 		return nil
 	}
 	seen, read := make(map[tunnel.Key]bool, len(due)), 0
-	done, err := c.cfg.Device.Contact(ctx, func(p tunnel.PeerStatus) tunnel.Contact {
+	done, err := c.cfg.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {
 		read++
 		c.readPath(started, &p)
 		peer, ours := due[p.PublicKey]
 		if !ours {
-			return tunnel.ContactNone
+			return tunnel.NudgeNone
 		}
 		seen[p.PublicKey] = true
-		return peer.look(started, &p)
+		return peer.attempt(started, &p)
 	})
 	ended := time.Now()
 	c.handshakes.rest = ended.Add(pause(ended.Sub(started), read))
-	if done.Anew > 0 {
-		c.log.Debug("handshakes begun anew", "peers", done.Anew)
+	if done.Resets > 0 {
+		c.log.Debug("handshakes restarted", "peers", done.Resets)
 	}
 	if err != nil {
 		return err
 	}
 	for key, peer := range due {
-		peer.acted(started, ended)
+		peer.done(started, ended)
 		if !seen[key] || peer.over {
 			delete(c.handshakes.fresh, key)
 		}
@@ -99,49 +96,49 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 	return nil
 }
 
-// RehandshakeDue returns when Rehandshake has something to do, and zero when
-// there are no new peers. It may not run beside Rehandshake.
-func (c *Controller) RehandshakeDue() time.Time { return c.handshakes.due() }
+// RehandshakeDue returns when Rehandshake is due; zero when there are no new peers. It
+// must not run concurrently with Rehandshake.
+func (c *Controller) RehandshakeDue() time.Time { return c.handshakes.nextDue() }
 
-// handshakes are the first contacts with new peers.
+// handshakes is the state of the first handshakes with new peers.
 type handshakes struct {
 	mu       sync.Mutex
 	arrivals []arrival
 
-	// What follows belongs to Rehandshake.
+	// Owned by Rehandshake.
 
-	fresh map[tunnel.Key]*contact
-	rest  time.Time // nothing is done before
+	fresh map[tunnel.Key]*newPeer
+	rest  time.Time // earliest next pass
 }
 
-// arrival is that peers were configured.
+// arrival are peers that were configured at a time.
 type arrival struct {
 	at    time.Time
 	peers []Peer
 }
 
-// add begins with peers that were configured at the given time.
+// add queues peers that were configured at the given time.
 func (h *handshakes) add(at time.Time, peers []Peer) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.arrivals = append(h.arrivals, arrival{at, peers})
 }
 
-// welcome takes in those that arrived.
-func (h *handshakes) welcome(own tunnel.Key) {
+// takeArrivals moves queued peers to fresh.
+func (h *handshakes) takeArrivals(own tunnel.Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, a := range h.arrivals {
 		for i := range a.peers {
 			key := a.peers[i].PublicKey
-			h.fresh[key] = &contact{since: a.at, next: a.at.Add(turns()[0]), mute: !a.peers[i].Endpoint.IsValid(), leads: own.Compare(key) < 0}
+			h.fresh[key] = &newPeer{since: a.at, next: a.at.Add(attemptTimes()[0]), passive: !a.peers[i].Endpoint.IsValid(), initiator: own.Compare(key) < 0}
 		}
 	}
 	h.arrivals = nil
 }
 
-// due returns when the next turn is, zero when there is none.
-func (h *handshakes) due() time.Time {
+// nextDue returns when the next attempt is due; zero: none.
+func (h *handshakes) nextDue() time.Time {
 	var first time.Time
 	for _, c := range h.fresh {
 		if first.IsZero() || c.next.Before(first) {
@@ -154,8 +151,9 @@ func (h *handshakes) due() time.Time {
 	return first
 }
 
-// turn returns the peers whose turn it is, those first that had fewest.
-func (h *handshakes) turn(now time.Time) map[tunnel.Key]*contact {
+// due returns the peers whose attempt is due, at most nudgeBurst, those with the fewest
+// attempts first.
+func (h *handshakes) due(now time.Time) map[tunnel.Key]*newPeer {
 	if now.Before(h.rest) {
 		return nil
 	}
@@ -166,113 +164,115 @@ func (h *handshakes) turn(now time.Time) map[tunnel.Key]*contact {
 		}
 	}
 	slices.SortFunc(keys, func(a, b tunnel.Key) int {
-		return cmp.Or(cmp.Compare(h.fresh[a].turn, h.fresh[b].turn), a.Compare(b))
+		return cmp.Or(cmp.Compare(h.fresh[a].attempts, h.fresh[b].attempts), a.Compare(b))
 	})
-	due := map[tunnel.Key]*contact{}
-	for _, key := range keys[:min(len(keys), contactBurst)] {
+	due := map[tunnel.Key]*newPeer{}
+	for _, key := range keys[:min(len(keys), nudgeBurst)] {
 		due[key] = h.fresh[key]
 	}
 	return due
 }
 
-// pause is how long there is no other pass after one that took so long and read so
-// many peers.
+// pause returns the minimum pause after a pass, by its duration and the number of peers
+// read.
 func pause(took time.Duration, read int) time.Duration {
-	return min(contactPause*took, time.Duration(read)*pausePerPeer, longestPause)
+	return min(passPause*took, time.Duration(read)*pausePerPeer, longestPause)
 }
 
-// contact is what was seen of and done about a new peer.
-type contact struct {
-	since time.Time // configured
-	next  time.Time // turn
-	mute  bool      // we don't know where it is: it has to speak first
-	leads bool      // this side goes on when both have called
-	over  bool
-	began bool // anew, at the last turn
+// newPeer is the state of the first handshake with a new peer.
+type newPeer struct {
+	since     time.Time // configured
+	next      time.Time // attempt
+	passive   bool      // no endpoint: the peer has to send first
+	initiator bool      // this side initiates when both have sent
+	over      bool
+	wasReset  bool // reset at the last attempt
 
-	turn      int
-	heard     int64 // bytes that it had sent at the last turn; with a session, when that was seen
-	quiet     int   // turns since it was heard
-	session   bool  // seen
-	confirmed int   // times since the session was seen
-	renewed   int
+	attempts       int
+	heard          int64 // received bytes at the last attempt; with a session, when that was first seen
+	silentAttempts int   // attempts since something was received
+	session        bool  // seen
+	confirmed      int   // confirmations since the session was seen
+	resets         int   // resets of a session
 }
 
-// look takes a turn at the time now, and says what to do.
+// attempt evaluates a peer's status at the time now, and returns what to do.
 //
-//	session                heard                  leads  do
-//	none                   -                      yes    begin anew
-//	none                   never                  no     begin anew
-//	none                   yes                    no     nothing: the other side is about to call again
-//	none                   not for standBack      no     begin anew: it isn't
+//	session                received               leads  do
+//	none                   -                      yes    reset
+//	none                   never                  no     reset
+//	none                   yes                    no     nothing: the other side will retry
+//	none                   not for standBack      no     reset: it didn't
 //	before we configured   -                      -      nothing, over
-//	yes                    since it was seen      -      confirm, over after confirmations
-//	yes                    not for unheard turns  -      begin anew: it doesn't reach us
-func (c *contact) look(now time.Time, p *tunnel.PeerStatus) tunnel.Contact {
-	c.turn++
-	c.began = false
-	// A pass that came late must not make the next gap short.
-	c.next = latest(c.since.Add(turns()[c.last()]), now.Add(c.gap()))
+//	yes                    since it was seen      -      keepalive, over after confirmations
+//	yes                    not for unheardAfter   -      reset: its packets don't arrive
+func (c *newPeer) attempt(now time.Time, p *tunnel.PeerStatus) tunnel.Nudge {
+	c.attempts++
+	c.wasReset = false
+	// A late pass must not shorten the next gap.
+	c.next = latest(c.since.Add(attemptTimes()[c.last()]), now.Add(c.gap()))
 	switch {
 	case p.LastHandshake.IsZero():
-		c.over = c.turn >= len(turns())
-		return c.silent(p)
+		c.over = c.attempts >= len(attemptTimes())
+		return c.withoutSession(p)
 	case p.LastHandshake.Before(c.since):
 		c.over = true
-		return tunnel.ContactNone
+		return tunnel.NudgeNone
 	}
-	return c.connected(now, p)
+	return c.withSession(now, p)
 }
 
-// last is the turn that comes next, and gap the least time until then.
-func (c *contact) last() int          { return min(c.turn, len(turns())-1) }
-func (c *contact) gap() time.Duration { return (turns()[c.last()] - turns()[c.last()-1]) * 3 / 4 }
+// last is the index of the next attempt, and gap the minimum time until then.
+func (c *newPeer) last() int { return min(c.attempts, len(attemptTimes())-1) }
+func (c *newPeer) gap() time.Duration {
+	return (attemptTimes()[c.last()] - attemptTimes()[c.last()-1]) * 3 / 4
+}
 
-// acted is told how long it took to do what look said. A new attempt has all of its
-// gap from then on, and on a machine that is slow as much time as it took here: the
-// other side may be on the same.
-func (c *contact) acted(started, ended time.Time) {
-	if c.began {
+// done records how long it took to apply an attempt. The gap counts from its end, and on
+// a slow machine is as long as the attempt took: the other side may be on the same
+// machine.
+func (c *newPeer) done(started, ended time.Time) {
+	if c.wasReset {
 		c.next = latest(c.next, ended.Add(max(c.gap(), min(ended.Sub(started), longestPause))))
 	}
 }
 
-func (c *contact) silent(p *tunnel.PeerStatus) tunnel.Contact {
+func (c *newPeer) withoutSession(p *tunnel.PeerStatus) tunnel.Nudge {
 	if p.RxBytes > c.heard {
-		c.heard, c.quiet = p.RxBytes, 0
+		c.heard, c.silentAttempts = p.RxBytes, 0
 	} else {
-		c.quiet++
+		c.silentAttempts++
 	}
-	if c.mute || !c.leads && c.heard > 0 && c.quiet < standBack {
-		return tunnel.ContactNone
+	if c.passive || !c.initiator && c.heard > 0 && c.silentAttempts < standBack {
+		return tunnel.NudgeNone
 	}
-	return c.anew()
+	return c.reset()
 }
 
-func (c *contact) connected(now time.Time, p *tunnel.PeerStatus) tunnel.Contact {
+func (c *newPeer) withSession(now time.Time, p *tunnel.PeerStatus) tunnel.Nudge {
 	if !c.session {
 		c.session, c.heard, c.confirmed = true, p.RxBytes, 0
 	}
 	heard := p.RxBytes > c.heard
 	switch {
-	case !heard && c.confirmed == unheard && c.renewed < renewals && !c.mute:
-		c.renewed++
-		return c.anew()
+	case !heard && c.confirmed == unheardAfter && c.resets < maxResets && !c.passive:
+		c.resets++
+		return c.reset()
 	case c.confirmed == confirmations:
 		c.over = true
-		return tunnel.ContactNone
+		return tunnel.NudgeNone
 	}
 	c.confirmed++
 	if soon := now.Add(slowestConfirm); soon.Before(c.next) {
 		c.next = soon
 	}
-	return tunnel.ContactConfirm
+	return tunnel.NudgeKeepalive
 }
 
-// anew forgets what a peer that is added again has forgotten, too.
-func (c *contact) anew() tunnel.Contact {
-	c.session, c.heard, c.began = false, 0, true
-	return tunnel.ContactAnew
+// reset clears the state that the device loses when the peer is removed and added.
+func (c *newPeer) reset() tunnel.Nudge {
+	c.session, c.heard, c.wasReset = false, 0, true
+	return tunnel.NudgeReset
 }
 
 func latest(a, b time.Time) time.Time {

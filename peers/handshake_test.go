@@ -12,10 +12,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// turn has the controller do what is due within the next quarter of a second.
+// turn makes the controller do what is due within the next quarter of a second.
 func turn(t *testing.T, c *Controller) {
 	t.Helper()
-	c.handshakes.welcome(c.cfg.Device.PublicKey())
+	c.handshakes.takeArrivals(c.cfg.Device.PublicKey())
 	for _, peer := range c.handshakes.fresh {
 		peer.next = peer.next.Add(-time.Second / 4)
 	}
@@ -25,8 +25,8 @@ func turn(t *testing.T, c *Controller) {
 	}
 }
 
-// What is done about a new peer, by what is seen of it turn by turn.
-func TestContact(t *testing.T) {
+// TestAttempts lists the attempts for a new peer by its status at each.
+func TestAttempts(t *testing.T) {
 	start := time.Unix(1_800_000_000, 0)
 	var (
 		silent  = tunnel.PeerStatus{}
@@ -44,49 +44,49 @@ func TestContact(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		peer contact
+		peer newPeer
 		seen []tunnel.PeerStatus
-		want string // A: begin anew, C: confirm, -: nothing, a full stop at the end
+		want string // A: reset, C: keepalive, -: nothing, a full stop when over
 	}{
-		{"it never answers, and we lead", contact{leads: true}, repeat(silent, 20), "AAAAAAAAAA."},
-		{"it never answers, and would lead", contact{}, repeat(silent, 20), "AAAAAAAAAA."},
-		{"it has to speak first", contact{mute: true}, repeat(silent, 20), "----------."},
+		{"it never answers, and we lead", newPeer{initiator: true}, repeat(silent, 20), "AAAAAAAAAA."},
+		{"it never answers, and would lead", newPeer{}, repeat(silent, 20), "AAAAAAAAAA."},
+		{"it has to speak first", newPeer{passive: true}, repeat(silent, 20), "----------."},
 		{
-			"it has called, and we lead", contact{leads: true},
+			"it has called, and we lead", newPeer{initiator: true},
 			[]tunnel.PeerStatus{called, silent, called, session, heard, heard, heard}, "AAACCC-.",
 		},
 		{
-			"it has called, and goes on calling", contact{},
+			"it has called, and goes on calling", newPeer{},
 			[]tunnel.PeerStatus{called, twice, session, heard, heard, heard}, "--CCC-.",
 		},
 		{
-			"it has called, and doesn't go on", contact{},
+			"it has called, and doesn't go on", newPeer{},
 			[]tunnel.PeerStatus{called, called, called, silent, session, heard, heard, heard}, "--AACCC-.",
 		},
-		{"a session that is older", contact{leads: true}, repeat(old, 3), "-."},
-		{"a session that both sides have", contact{leads: true}, []tunnel.PeerStatus{session, heard, heard, heard}, "CCC-."},
+		{"a session that is older", newPeer{initiator: true}, repeat(old, 3), "-."},
+		{"a session that both sides have", newPeer{initiator: true}, []tunnel.PeerStatus{session, heard, heard, heard}, "CCC-."},
 		{
-			"a session in which nothing comes back", contact{},
+			"a session in which nothing comes back", newPeer{},
 			[]tunnel.PeerStatus{session, session, session, silent, session, heard, heard, heard}, "CCAACCC-.",
 		},
 		{
-			"an agent that doesn't confirm", contact{leads: true}, repeat(session, 20), "CCACCACCC-.",
+			"an agent that doesn't confirm", newPeer{initiator: true}, repeat(session, 20), "CCACCACCC-.",
 		},
 		{
-			"a session with one that had to speak first", contact{mute: true}, repeat(session, 20), "CCC-.",
+			"a session with one that had to speak first", newPeer{passive: true}, repeat(session, 20), "CCC-.",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			peer, got, now := c.peer, "", start
 			peer.since = start
 			for _, p := range c.seen {
-				got += map[tunnel.Contact]string{tunnel.ContactNone: "-", tunnel.ContactAnew: "A", tunnel.ContactConfirm: "C"}[peer.look(now, &p)]
+				got += map[tunnel.Nudge]string{tunnel.NudgeNone: "-", tunnel.NudgeReset: "A", tunnel.NudgeKeepalive: "C"}[peer.attempt(now, &p)]
 				if peer.over {
 					got += "."
 					break
 				}
-				if gap := peer.next.Sub(now); gap < turns()[0]/2 {
-					t.Errorf("turn %d comes %v after the one before", peer.turn+1, gap)
+				if gap := peer.next.Sub(now); gap < attemptTimes()[0]/2 {
+					t.Errorf("turn %d comes %v after the one before", peer.attempts+1, gap)
 				}
 				now = peer.next
 			}
@@ -97,29 +97,29 @@ func TestContact(t *testing.T) {
 	}
 }
 
-// What is done takes its time on a busy machine, and the attempt begins when it is
-// done: another one at once would undo it.
+// On a busy machine an attempt takes time, and the gap counts from its end: another one
+// right after it would invalidate it.
 func TestAttemptsHaveTheirGapOnASlowMachine(t *testing.T) {
 	start := time.Unix(1_800_000_000, 0)
-	peer := contact{since: start, leads: true}
-	now := start.Add(turns()[0])
-	for peer.turn < len(turns()) {
-		if peer.look(now, &tunnel.PeerStatus{}) != tunnel.ContactAnew {
-			t.Fatalf("nothing is done at turn %d", peer.turn)
+	peer := newPeer{since: start, initiator: true}
+	now := start.Add(attemptTimes()[0])
+	for peer.attempts < len(attemptTimes()) {
+		if peer.attempt(now, &tunnel.PeerStatus{}) != tunnel.NudgeReset {
+			t.Fatalf("nothing is done at turn %d", peer.attempts)
 		}
 		done := now.Add(365 * time.Millisecond)
-		peer.acted(now, done)
+		peer.done(now, done)
 		if gap := peer.next.Sub(done); gap < 365*time.Millisecond {
-			t.Errorf("turn %d comes %v after the attempt before", peer.turn+1, gap)
+			t.Errorf("turn %d comes %v after the attempt before", peer.attempts+1, gap)
 		}
 		now = peer.next
 	}
 }
 
-// An attempt that takes longer than the gap to the next one is undone by that. So
-// the gaps grow, and the last attempts leave time for any answer.
-func TestTurnsGrow(t *testing.T) {
-	all := turns()
+// An attempt whose response takes longer than the gap is invalidated by the next one. So
+// the gaps grow, and the last ones are longer than any round trip.
+func TestGapsOfAttemptsGrow(t *testing.T) {
+	all := attemptTimes()
 	gap := all[0]
 	withinASecond := 0
 	for i := 1; i < len(all); i++ {
@@ -136,21 +136,21 @@ func TestTurnsGrow(t *testing.T) {
 	}
 }
 
-func TestManyNewPeersTakeTurns(t *testing.T) {
+func TestResetsPerPassAreBounded(t *testing.T) {
 	d, r := &device{}, &remote{synced: true}
-	for n := range 3 * contactBurst {
+	for n := range 3 * nudgeBurst {
 		r.nodes = append(r.nodes, node(n+1))
 	}
 	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), new(strings.Builder))
 	reconcile(t, c)
 	seen := map[tunnel.Key]int{}
 	for range 3 {
-		d.anew = nil
+		d.resets = nil
 		turn(t, c)
-		if len(d.anew) != contactBurst {
-			t.Fatalf("%d at once, want %d", len(d.anew), contactBurst)
+		if len(d.resets) != nudgeBurst {
+			t.Fatalf("%d at once, want %d", len(d.resets), nudgeBurst)
 		}
-		for _, k := range d.anew {
+		for _, k := range d.resets {
 			seen[k]++
 		}
 	}
@@ -159,9 +159,9 @@ func TestManyNewPeersTakeTurns(t *testing.T) {
 	}
 }
 
-// A pass that was slow because the machine was busy must not cost the first contact
-// its next turns: it did so for up to a second, among few peers.
-func TestSlowLooksHoldUpCrowdsOnly(t *testing.T) {
+// A pass that was slow because the machine was busy must not delay the next attempts on a
+// small device, as it did for up to a second.
+func TestSlowPassesDelayLargeDevicesOnly(t *testing.T) {
 	for _, c := range []struct {
 		took time.Duration
 		read int
@@ -180,7 +180,7 @@ func TestSlowLooksHoldUpCrowdsOnly(t *testing.T) {
 	}
 }
 
-func TestControllerSeesToNewPeersOnly(t *testing.T) {
+func TestRehandshakeOfNewPeersOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []Node{node(1)}, synced: true}
 		var logs strings.Builder
@@ -195,11 +195,11 @@ func TestControllerSeesToNewPeersOnly(t *testing.T) {
 		if err := rehandshake(); err != nil || d.reads != 0 || fired != 1 {
 			t.Fatalf("%v, %d reads, fired %d times: the peer had no time to answer", err, d.reads, fired)
 		}
-		if due := time.Until(c.RehandshakeDue()); due > turns()[0] {
+		if due := time.Until(c.RehandshakeDue()); due > attemptTimes()[0] {
 			t.Errorf("the first turn is in %v", due)
 		}
 		turn(t, c)
-		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.anew); diff != "" {
+		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 
@@ -227,10 +227,10 @@ func TestControllerSeesToNewPeersOnly(t *testing.T) {
 			t.Error("a pass that changes nothing finds new peers")
 		}
 
-		r.nodes, d.anew = append(r.nodes, node(2)), nil
+		r.nodes, d.resets = append(r.nodes, node(2)), nil
 		reconcile(t, c)
 		turn(t, c)
-		if diff := cmp.Diff([]tunnel.Key{key(2)}, d.anew); diff != "" || fired != 2 {
+		if diff := cmp.Diff([]tunnel.Key{key(2)}, d.resets); diff != "" || fired != 2 {
 			t.Errorf("a second one (-want +got):\n%s", diff)
 		}
 		r.nodes = r.nodes[:1]
@@ -238,14 +238,14 @@ func TestControllerSeesToNewPeersOnly(t *testing.T) {
 		if turn(t, c); len(c.handshakes.fresh) != 0 {
 			t.Errorf("%d peers that left are remembered", len(c.handshakes.fresh))
 		}
-		// The device was made anew, or its engine was.
+		// The device or its engine was recreated.
 		before := c.State().Configured[key(1)]
-		time.Sleep(time.Second) // The test's clock stands still otherwise.
-		d.peers, d.anew = nil, nil
+		time.Sleep(time.Second) // of the bubble's clock
+		d.peers, d.resets = nil, nil
 		delete(d.statuses, key(1))
 		reconcile(t, c)
 		turn(t, c)
-		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.anew); diff != "" || !c.State().Configured[key(1)].After(before) {
+		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" || !c.State().Configured[key(1)].After(before) {
 			t.Errorf("peers that the device had lost (-want +got):\n%s", diff)
 		}
 	})

@@ -2,11 +2,11 @@ package peers
 
 import "time"
 
-// Health says how a peer is, judged by its last handshake and by when it was last
-// heard.
+// Health is the state of a peer, derived from its last handshake and from when it was
+// last heard.
 type Health string
 
-// A peer's way, with keepalives in both directions:
+// The states of a peer, with keepalives in both directions:
 //
 //	configured    handshake            next due       session ends     given up
 //	    |--- connecting ---|--------- up ---------|------ up ------|---- down ...
@@ -14,19 +14,18 @@ type Health string
 //
 // WireGuard renews a session after 120 s when there is traffic, which keepalives
 // guarantee, and refuses to use one after 180 s (WireGuard whitepaper, section
-// 6.1). A handshake is tried for 90 s before it is given up, so that a peer that
-// was never heard for that long isn't there. A peer with a session that hasn't been
-// heard for silentAfter is silent: it may be there or not. One of which it isn't known
-// where it is, as it is behind address translation, is waited for until it speaks.
+// 6.1). It tries a handshake for 90 s before it gives up: a peer without one by then is
+// down. A peer with a session from which nothing was received for silentAfter is silent:
+// it may be up or down. A peer without endpoint, behind NAT, is waiting until it sends.
 const (
-	HealthConnecting Health = "connecting" // configured a moment ago, no handshake yet
-	HealthWaiting    Health = "waiting"    // it publishes no endpoint, and hasn't spoken yet
+	HealthConnecting Health = "connecting" // configured less than 90 s ago, no handshake yet
+	HealthWaiting    Health = "waiting"    // publishes no endpoint, nothing received yet
 	HealthUp         Health = "up"
-	HealthSilent     Health = "silent" // there is a session, and no sign of life
+	HealthSilent     Health = "silent" // has a session, nothing received for silentAfter
 	HealthDown       Health = "down"
 )
 
-// Healths are all of them, the worst first.
+// Healths returns all states, the worst first.
 func Healths() []Health {
 	return []Health{HealthDown, HealthSilent, HealthWaiting, HealthConnecting, HealthUp}
 }
@@ -34,19 +33,19 @@ func Healths() []Health {
 const (
 	sessionEnds      = 180 * time.Second
 	handshakeGivenUp = 90 * time.Second
-	// silentAfter has room for one keepalive that is lost: see Listen.
+	// silentAfter tolerates one lost keepalive, see Listen.
 	silentAfter = 45 * time.Second
 )
 
-// inSession reports whether a peer has a session at the time now that last shook hands
-// at the given one; zero: never.
+// inSession reports whether a peer with the given last handshake (zero: never) has a
+// session at the time now.
 func inSession(now, handshake time.Time) bool {
 	return !handshake.IsZero() && now.Sub(handshake) < sessionEnds
 }
 
-// HealthAt returns the health at the time now of a peer that was configured, last
-// shook hands and was last heard at the given times; a zero time is never. Located says
-// that the device knows an endpoint of it.
+// HealthAt returns the health at the time now of a peer, by the times when it was
+// configured, of its last handshake and when it was last heard (zero: never), and by
+// whether the device knows an endpoint of it.
 func HealthAt(now, configured, handshake, heard time.Time, located bool) Health {
 	switch {
 	case handshake.IsZero() && !located:

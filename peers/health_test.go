@@ -22,7 +22,7 @@ func TestHealthAt(t *testing.T) {
 		"a peer that isn't heard any more":        {time.Hour, 50 * time.Second, 46 * time.Second, false, HealthSilent},
 		"a session of which nothing is known":     {time.Second, time.Minute, never, false, HealthSilent},
 		"a peer that has to speak first":          {time.Hour, never, never, true, HealthWaiting},
-		"one that spoke, on a device made anew":   {time.Hour, time.Minute, never, true, HealthSilent},
+		"one that sent, on a recreated device":    {time.Hour, time.Minute, never, true, HealthSilent},
 	}
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for name, tt := range tests {

@@ -16,12 +16,11 @@ type LocalNode struct {
 	PodCIDRs []netip.Prefix // masked
 }
 
-// maxAddrs is how many addresses of one node count. One that lists more keeps endpoints
-// of remotes out.
+// maxAddrs bounds the addresses of one node, each of which may reject endpoints of remotes.
 const maxAddrs = 64
 
-// TrimLocalNode trims a node of this cluster. Node heartbeats leave the result
-// equal. What it publishes of its pods doesn't count: that is its own word.
+// TrimLocalNode trims a node of this cluster. Heartbeats leave the result equal. The pod
+// prefixes that the node publishes itself are ignored.
 func TrimLocalNode(n *corev1.Node) LocalNode {
 	local := LocalNode{Name: n.Name, PodCIDRs: slices.DeleteFunc(nodePodCIDRs(n), tooWide)}
 	for _, a := range n.Status.Addresses {
@@ -36,8 +35,8 @@ func TrimLocalNode(n *corev1.Node) LocalNode {
 	return local
 }
 
-// tooWide tells of a prefix that it can't be for the pods of one node. One that is
-// wrong there would end the peers of all remotes.
+// tooWide reports whether a prefix is too wide for the pods of one node: a bogus one
+// would reject the peers of all remotes.
 func tooWide(p netip.Prefix) bool {
 	if p.Addr().Is4() {
 		return p.Bits() < 16
@@ -45,29 +44,27 @@ func tooWide(p netip.Prefix) bool {
 	return p.Bits() < 48
 }
 
-// Equal tells whether two states of a node take the same addresses.
+// Equal reports whether two states of a node have the same addresses.
 func (n LocalNode) Equal(o LocalNode) bool {
 	return n.Name == o.Name && slices.Equal(n.Addrs, o.Addrs) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
 }
 
-// nodePodCIDRs returns the pod prefixes of a node's specification that can be
-// read.
+// nodePodCIDRs returns the valid prefixes of a node's spec.podCIDRs.
 func nodePodCIDRs(n *corev1.Node) []netip.Prefix { return parseAll(specPodCIDRs(n)) }
 
-// Local holds the addresses of this cluster: those of its nodes, pods and
-// services. It is never changed once it is made.
+// Local holds the addresses of this cluster's nodes, pods and services. It is immutable.
 type Local struct {
 	nodes map[netip.Addr]string // by address, the node's name
-	// ranges are looked up by length, so that a look-up takes as many steps as
-	// there are lengths (nearly always two per family), not as there are nodes.
+	// ranges are looked up by length, so that the cost of a lookup grows with the number
+	// of lengths (nearly always two per family), not of nodes.
 	ranges  map[netip.Prefix]localRange
 	lengths []int
 }
 
 // localRange is a range of this cluster's addresses.
 type localRange struct {
-	node string // whose pods have it; empty: certain
-	what string // where it is certain
+	node string // whose pods have it; empty: not stated by a node
+	what string // if node is empty
 }
 
 func (r localRange) String() string {
@@ -77,7 +74,7 @@ func (r localRange) String() string {
 	return r.what
 }
 
-// less has what is certain come first.
+// less sorts ranges that are not stated by a node first.
 func (r localRange) less(o localRange) bool {
 	if r.node != o.node {
 		return r.node < o.node
@@ -85,15 +82,14 @@ func (r localRange) less(o localRange) bool {
 	return r.what < o.what
 }
 
-// LocalConfig says what the addresses of this cluster are.
+// LocalConfig are the addresses of this cluster.
 type LocalConfig struct {
 	Nodes    []LocalNode
-	Services []netip.Prefix // that addresses of services are taken from
-	Subnets  []netip.Prefix // as configured, for what the API doesn't tell
+	Services []netip.Prefix // service ranges
+	Subnets  []netip.Prefix // configured, for addresses that the API doesn't have
 }
 
-// NewLocal returns the addresses of this cluster. The order of what it is given
-// doesn't matter.
+// NewLocal returns a Local. The order of its input doesn't matter.
 func NewLocal(cfg LocalConfig) *Local {
 	l := &Local{nodes: make(map[netip.Addr]string, 2*len(cfg.Nodes)), ranges: make(map[netip.Prefix]localRange, 2*len(cfg.Nodes))}
 	var seen [129]bool
@@ -128,19 +124,19 @@ func NewLocal(cfg LocalConfig) *Local {
 	return l
 }
 
-// holds returns an error that says what of this cluster has the address; nil when nothing
-// has. Certain is what doesn't come from a Node, which kubelets write.
-func (l *Local) holds(addr netip.Addr) (certain bool, err error) {
+// check returns an error if the address belongs to this cluster. certain is false if only
+// a Node object says so, which kubelets write.
+func (l *Local) check(addr netip.Addr) (certain bool, err error) {
 	if l == nil {
 		return false, nil
 	}
 	if node, ours := l.nodes[addr]; ours {
-		err = fmt.Errorf("the address is that of this cluster's node %q", node)
+		err = fmt.Errorf("an address of this cluster's node %q", node)
 	}
 	for _, bits := range l.lengths {
 		p, bad := addr.Prefix(bits)
 		if bad != nil {
-			break // Lengths of the other family are all that is left.
+			break // The remaining lengths are of IPv6.
 		}
 		r, ours := l.ranges[p]
 		if ours && r.node == "" {

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// localNode is a node of this cluster with a good deal of what a kubelet reports.
+// localNode is a node of this cluster as a kubelet reports it.
 func localNode(i int) *corev1.Node {
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("own-%d", i), Annotations: map[string]string{"a": strings.Repeat("b", 200)}},
@@ -43,7 +43,7 @@ func prefixes(texts ...string) (all []netip.Prefix) {
 	return all
 }
 
-func TestLocalHolds(t *testing.T) {
+func TestLocalCheck(t *testing.T) {
 	config := LocalConfig{
 		Nodes: []LocalNode{
 			TrimLocalNode(localNode(1)),
@@ -61,12 +61,12 @@ func TestLocalHolds(t *testing.T) {
 		Subnets:  prefixes("172.16.0.0/12"),
 	}
 	tests := map[string]string{
-		"10.32.0.1":      `the address is that of this cluster's node "own-1"`,
-		"fd32::2":        `the address is that of this cluster's node "own-1"`,
-		"192.0.0.1":      `the address is that of this cluster's node "own-1"`,
+		"10.32.0.1":      `an address of this cluster's node "own-1"`,
+		"fd32::2":        `an address of this cluster's node "own-1"`,
+		"192.0.0.1":      `an address of this cluster's node "own-1"`,
 		"10.99.0.1":      "10.96.0.0/12 is for services of this cluster",
 		"10.98.0.1":      "10.96.0.0/12 is for services of this cluster",
-		"10.120.0.1":     `the address is that of this cluster's node "odd"`,
+		"10.120.0.1":     `an address of this cluster's node "odd"`,
 		"10.64.1.255":    `10.64.1.0/24 is for pods of this cluster's node "own-1"`,
 		"fd00:64:0:1::7": `fd00:64:0:1::/64 is for pods of this cluster's node "own-1"`,
 		"10.65.7.200":    `10.65.7.0/24 is for pods of this cluster's node "odd"`,
@@ -84,7 +84,7 @@ func TestLocalHolds(t *testing.T) {
 		l := NewLocal(config)
 		for addr, want := range tests {
 			got := ""
-			certain, err := l.holds(netip.MustParseAddr(addr))
+			certain, err := l.check(netip.MustParseAddr(addr))
 			if want := strings.Contains(want, "services") || strings.Contains(want, "SUBNETS"); certain != want {
 				t.Errorf("%s: certain %v", addr, certain)
 			}
@@ -96,7 +96,7 @@ func TestLocalHolds(t *testing.T) {
 			}
 		}
 	}
-	if _, err := (*Local)(nil).holds(netip.MustParseAddr("10.32.0.1")); err != nil {
+	if _, err := (*Local)(nil).check(netip.MustParseAddr("10.32.0.1")); err != nil {
 		t.Errorf("nothing known: %v", err)
 	}
 }
@@ -125,7 +125,7 @@ func TestLocalNodeIsEqualAfterHeartbeats(t *testing.T) {
 	}
 }
 
-// bounded are the rules with everything that bounds endpoints.
+// bounded are rules with all bounds of endpoints.
 func bounded() Rules {
 	r := rules
 	r.NodeSubnets = prefixes("10.22.0.0/24", "10.32.0.0/16", "10.64.0.0/16", "10.96.0.0/16", "fd22::/64")
@@ -144,11 +144,11 @@ func TestDesiredBoundsEndpoints(t *testing.T) {
 		"a node subnet":               {"10.22.0.1:51820", ""},
 		"a node subnet of IPv6":       {"[fd22::9]:51820", ""},
 		"any port":                    {"10.22.0.1:53", ""},
-		"outside of the node subnets": {"10.22.1.1:51820", "lies outside the remote's node subnets 10.22.0.0/24"},
-		"outside of those of IPv6":    {"[fd22:0:0:1::1]:51820", "lies outside"},
-		"a node of ours":              {"10.32.0.1:22", `the address is that of this cluster's node "own-1"`},
-		"a node of ours, mapped":      {"[::ffff:10.32.0.1]:22", `the address is that of this cluster's node "own-1"`},
-		"a node of ours of their own": {"10.22.0.5:51820", `the address is that of this cluster's node "shared"`},
+		"outside of the node subnets": {"10.22.1.1:51820", "outside the remote's node subnets 10.22.0.0/24"},
+		"outside of those of IPv6":    {"[fd22:0:0:1::1]:51820", "outside the remote"},
+		"a node of ours":              {"10.32.0.1:22", `an address of this cluster's node "own-1"`},
+		"a node of ours, mapped":      {"[::ffff:10.32.0.1]:22", `an address of this cluster's node "own-1"`},
+		"a node of ours of their own": {"10.22.0.5:51820", `an address of this cluster's node "shared"`},
 		"a pod of ours":               {"10.64.1.9:80", "10.64.1.0/24 is for pods"},
 		"a service of ours":           {"10.96.0.10:53", "10.96.0.0/12 is for services"},
 	}
@@ -172,8 +172,8 @@ func TestDesiredBoundsEndpoints(t *testing.T) {
 	}
 }
 
-// hostileLocals are states of one node of this cluster in which it claims, by what it or
-// its kubelet may write, where the remote's nodes are.
+// hostileLocals are states of a node of this cluster in which it claims the remote's
+// endpoints, by the fields that it or its kubelet may write.
 func hostileLocals() map[string]*corev1.Node {
 	all := map[string]*corev1.Node{"published": {}, "its specification": {Spec: corev1.NodeSpec{PodCIDRs: []string{"10.22.0.0/16"}}}, "its addresses": {}, "all at once": {}}
 	published := map[string]string{PodCIDRsAnnotation: "10.22.0.0/16,10.22.0.0/24,10.22.0.1/32"}
@@ -189,8 +189,8 @@ func hostileLocals() map[string]*corev1.Node {
 	return all
 }
 
-// TestOneLocalNodeEndsNoPeer has a node of this cluster claim that the addresses of a
-// remote's nodes are its own, or those of its pods.
+// TestOneLocalNodeEndsNoPeer makes a node of this cluster claim the addresses of a remote's
+// nodes for itself or its pods.
 func TestOneLocalNodeEndsNoPeer(t *testing.T) {
 	nodes := []Node{node(1), node(2), node(3)}
 	rules := rules
@@ -215,7 +215,7 @@ func TestOneLocalNodeEndsNoPeer(t *testing.T) {
 					}
 				}
 			}
-			// It is another endpoint, or another node that publishes it.
+			// Another endpoint, or the same one of another node.
 			moved := []Node{node(1, func(n *Node) { n.Endpoint = "10.22.0.9:51820" }), node(2), node(4, func(n *Node) { n.Endpoint = nodes[2].Endpoint })}
 			peers, rejected, _ := DesiredAfter(accepted, moved, rules)
 			want := []rejection{{"node-1", ReasonEndpoint, false}, {"node-4", ReasonEndpoint, false}}
@@ -225,7 +225,7 @@ func TestOneLocalNodeEndsNoPeer(t *testing.T) {
 			if diff := cmp.Diff(want, brief(rejected)); diff != "" || len(peers) != len(moved)-len(want) {
 				t.Errorf("%d peers, rejected (-want +got):\n%s", len(peers), diff)
 			}
-			// What doesn't come from Nodes ends what was accepted.
+			// Addresses that don't come from Nodes reject accepted endpoints.
 			rules.Local = NewLocal(LocalConfig{Nodes: []LocalNode{TrimLocalNode(hostile)}, Subnets: prefixes("10.22.0.0/16")})
 			if peers, _, _ := DesiredAfter(accepted, nodes, rules); len(peers) > 0 {
 				t.Errorf("in a subnet of ours: %+v", peers)
@@ -268,18 +268,17 @@ func FuzzEndpoint(f *testing.F) {
 		for i := range peers {
 			addr := peers[i].Endpoint.Addr()
 			if !addr.IsValid() && endpoint == "" && peers[i].Node == "node-2" {
-				continue // A node that publishes none speaks first.
+				continue // It publishes none: it sends first.
 			}
-			if _, held := limits.Local.holds(addr); held != nil || !within(netip.PrefixFrom(addr, addr.BitLen()), limits.NodeSubnets) {
+			if _, held := limits.Local.check(addr); held != nil || !within(netip.PrefixFrom(addr, addr.BitLen()), limits.NodeSubnets) {
 				t.Fatalf("%q became the endpoint %s", endpoint, peers[i].Endpoint)
 			}
 		}
 	})
 }
 
-// BenchmarkLocal is what an agent does when a node of its own cluster changes:
-// trimming for each event, the rest at most once a second, and only after addresses
-// have changed.
+// BenchmarkLocal measures the work for a changed node of the local cluster: trimming for
+// each event, the rest at most once a second, and only after addresses have changed.
 func BenchmarkLocal(b *testing.B) {
 	b.Run("event", func(b *testing.B) {
 		n, before := localNode(1), TrimLocalNode(localNode(1))
@@ -305,7 +304,7 @@ func BenchmarkLocal(b *testing.B) {
 		b.Run(fmt.Sprintf("look-up %d", count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := l.holds(netip.MustParseAddr("10.22.0.1")); err != nil {
+				if _, err := l.check(netip.MustParseAddr("10.22.0.1")); err != nil {
 					b.Fatal("held")
 				}
 			}

@@ -9,14 +9,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
-// LocationAnnotation names the node annotation with which an administrator says, of a
-// single node, what SEMAPHORE_WG_ENDPOINT says of all: at which address the nodes of
-// other clusters reach it. One whose name begins with a cluster and a dot says so for
-// that cluster alone, which is for ports: each cluster's device has another one.
+// LocationAnnotation is the node annotation with which an administrator overrides
+// SEMAPHORE_WG_ENDPOINT, the address at which nodes of other clusters reach a node, for a
+// single node. Prefixed with a cluster's name and a dot it holds for that cluster alone,
+// since each cluster's device has its own port.
 const LocationAnnotation = annotationGroup + "/endpoint-address"
 
-// Location returns what this node's endpoint for a remote is made of: what its
-// annotations say, or else what is configured. An error names the annotation.
+// Location returns the source of this node's endpoint for a remote, from its annotations
+// or else as configured. An error names the annotation.
 func (s *Self) Location(remote string, configured endpoint.Source) (endpoint.Source, error) {
 	for _, name := range []string{remote + "." + LocationAnnotation, LocationAnnotation} {
 		text, annotated := s.Annotations[name]
@@ -32,8 +32,7 @@ func (s *Self) Location(remote string, configured endpoint.Source) (endpoint.Sou
 	return configured, nil
 }
 
-// endpointFor returns the endpoint that this node publishes, as text: empty for a
-// location of none.
+// endpointFor returns the endpoint that this node publishes; empty for endpoint.None.
 func (s *Self) endpointFor(p *Publication) (string, error) {
 	location, err := s.Location(p.Remote, p.Location)
 	if err != nil {
@@ -56,13 +55,13 @@ func (s *Self) endpointFor(p *Publication) (string, error) {
 
 func (s *Self) first(kind corev1.NodeAddressType, addrs []netip.Addr) (netip.Addr, error) {
 	if len(addrs) == 0 {
-		return netip.Addr{}, fmt.Errorf("node %q has no %s in its status: remote nodes would have no endpoint", s.Name, kind)
+		return netip.Addr{}, fmt.Errorf("node %q has no %s in its status to publish as endpoint", s.Name, kind)
 	}
 	return addrs[0], nil
 }
 
-// Hidden reports whether this node publishes no endpoint for a remote, so that it has
-// to speak first. Where its annotations can't be read, what it published stays.
+// Hidden reports whether this node publishes no endpoint for a remote, so that it has to
+// send first. With an invalid annotation the published endpoint counts.
 func (s *Self) Hidden(remote string, configured endpoint.Source) bool {
 	location, err := s.Location(remote, configured)
 	if err != nil {

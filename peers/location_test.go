@@ -24,7 +24,7 @@ func TestPublishedEndpoint(t *testing.T) {
 		configured  string
 		annotations map[string]string
 		want        string // of gcp, whose device listens on 51820, and of merit, 51821
-		wrong       string // what an error must say
+		wrong       string // part of the error
 	}{
 		"InternalIP":                         {"InternalIP", nil, "10.66.23.31:51820 10.66.23.31:51821", ""},
 		"ExternalIP":                         {"ExternalIP", nil, "192.0.2.1:51820 192.0.2.1:51821", ""},

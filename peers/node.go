@@ -1,7 +1,6 @@
-// Package peers decides who is on the other side of a tunnel: it turns the
-// nodes of a remote cluster into WireGuard peers, publishes this node to the
-// remote clusters, remembers the last applied peers on disk and tells from
-// handshakes how each peer is.
+// Package peers turns the nodes of a remote cluster into WireGuard peers, publishes this
+// node to the remote clusters, stores the last applied peers on disk, and monitors peers
+// by handshakes and probes.
 package peers
 
 import (
@@ -13,62 +12,61 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// maxAnnotation is how much of an annotation's value is kept, in bytes. The
-// longest value that can be right is an IPv6 endpoint of 47 bytes; the API
-// server stores up to 256 KiB, so a remote could otherwise make every node of
-// ours hold that much for each of its own.
+// maxAnnotation bounds the stored bytes of an annotation's value. The longest valid value
+// is an IPv6 endpoint of 47 bytes; the API server stores up to 256 KiB, which a remote
+// could otherwise make every node of ours hold for each of its own.
 const maxAnnotation = 128
 
-// maxPrefix is how much of one prefix's text is kept, in bytes: the longest IPv6
-// prefix is shorter.
+// maxPrefix bounds the stored bytes of one prefix's text; the longest IPv6 prefix is
+// shorter.
 const maxPrefix = 64
 
-// maxGiven is how many prefixes of a specification are kept beside those of the
-// annotation. Kubernetes takes one of each family.
-const maxGiven = 2
+// maxAllocated bounds the stored prefixes of spec.podCIDRs beside those of the annotation.
+// Kubernetes allows one per family.
+const maxAllocated = 2
 
-// PodCIDRsAnnotation names the node annotation with the prefixes whose traffic
-// belongs to the node, sorted and comma-separated, the same for all clusters. A node
-// without it has those of its specification, one with an empty one has none.
+// PodCIDRsAnnotation is the node annotation with the pod prefixes of the node, sorted and
+// comma-separated, the same for all clusters. A node without it has those of
+// spec.podCIDRs; an empty one means none.
 const PodCIDRsAnnotation = annotationGroup + "/podCIDRs"
 
-// annotationGroup is what the names of our annotations begin with, after a cluster's
-// name where they are about one.
+// annotationGroup is the prefix of our annotations' names, after a cluster's name where
+// they are specific to one.
 const annotationGroup = "wireguard.semaphore.uw.io"
 
-// PublicKeyAnnotation names the node annotation with the public key of the
-// device that talks to the given cluster.
+// PublicKeyAnnotation returns the node annotation with the public key of the device to
+// the given cluster.
 func PublicKeyAnnotation(cluster string) string {
 	return cluster + "." + annotationGroup + "/pubKey"
 }
 
-// EndpointAnnotation names the node annotation with the endpoint, "address:port",
-// of the device that talks to the given cluster.
+// EndpointAnnotation returns the node annotation with the endpoint, "address:port", of
+// the device to the given cluster.
 func EndpointAnnotation(cluster string) string {
 	return cluster + "." + annotationGroup + "/endpoint"
 }
 
-// Node is what a remote node says of itself, unchecked: the parts of a
-// Kubernetes Node that decide whether and how it becomes a peer.
+// Node is a Kubernetes Node of a remote, unchecked, trimmed to the parts that make it a
+// peer.
 type Node struct {
 	Name      string    `json:"name"`
 	Created   time.Time `json:"created"`
 	PublicKey string    `json:"publicKey"`
 	Endpoint  string    `json:"endpoint"`
 	PodCIDRs  []string  `json:"podCIDRs"`
-	// Published says that PodCIDRs are those of the annotation, where none is no
-	// fault, and not of the node's specification.
+	// Published is set when PodCIDRs are from the annotation, where none is no fault,
+	// instead of spec.podCIDRs.
 	Published bool `json:"published,omitempty"`
-	// Given are the prefixes of the specification of a node that has the annotation:
-	// what its control plane gave it. Those of a node without it are PodCIDRs.
-	Given []string `json:"given,omitempty"`
+	// Given is spec.podCIDRs of a node with the annotation: what its control plane
+	// allocated. For a node without it that is PodCIDRs.
+	Allocated []string `json:"given,omitempty"`
 
-	read *reading // what Desired reads of the above; nil: not read yet
+	cache *parsed // of the fields above; nil: not parsed yet
 }
 
-// NodeFor returns a function that trims Kubernetes Nodes to what the agent of
-// the cluster local reads of them, of each so many prefixes at most. Nodes that
-// publish nothing for that cluster are left out.
+// NodeFor returns a function that trims Kubernetes Nodes to what the agent of the cluster
+// local needs, with at most maxPrefixes prefixes each. Nodes that publish nothing for that
+// cluster are left out.
 func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (Node, bool) {
 	key, endpoint := PublicKeyAnnotation(local), EndpointAnnotation(local)
 	return func(n *corev1.Node) (Node, bool) {
@@ -84,24 +82,24 @@ func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (Node, bool) {
 		given := specPodCIDRs(n)
 		texts, published := publishedPrefixes(n, maxPrefixes+1)
 		if node.Published = published; published {
-			for _, text := range given[:min(len(given), maxGiven)] {
-				node.Given = append(node.Given, keepPrefix(text))
+			for _, text := range given[:min(len(given), maxAllocated)] {
+				node.Allocated = append(node.Allocated, keepPrefix(text))
 			}
 		} else {
 			texts = given
 		}
-		// One more than count says that there are more.
+		// One more than the bound marks that there are more.
 		for _, text := range texts[:min(len(texts), maxPrefixes+1)] {
 			node.PodCIDRs = append(node.PodCIDRs, keepPrefix(text))
 		}
-		// Once for each change of the node, instead of at each pass.
-		node.read = read(node, maxPrefixes)
+		// Parsed here, once per change of the node, instead of in each pass.
+		node.cache = parse(node, maxPrefixes)
 		return node, true
 	}
 }
 
-// publishedPrefixes returns the parts of a node's annotation, at most so many, and
-// whether it has one. They hold on to its text.
+// publishedPrefixes returns at most most parts of a node's annotation, and whether it has
+// one. The parts alias its text.
 func publishedPrefixes(n *corev1.Node, most int) (parts []string, published bool) {
 	text, published := n.Annotations[PodCIDRsAnnotation]
 	if strings.TrimSpace(text) == "" {
@@ -116,7 +114,7 @@ func publishedPrefixes(n *corev1.Node, most int) (parts []string, published bool
 	return parts, published
 }
 
-// specPodCIDRs returns the podCIDRs of a node's specification.
+// specPodCIDRs returns the podCIDRs of a node's spec.
 func specPodCIDRs(n *corev1.Node) []string {
 	if len(n.Spec.PodCIDRs) == 0 && n.Spec.PodCIDR != "" {
 		return []string{n.Spec.PodCIDR}
@@ -124,8 +122,8 @@ func specPodCIDRs(n *corev1.Node) []string {
 	return n.Spec.PodCIDRs
 }
 
-// keepPrefix returns a copy of what may be a prefix, which doesn't keep the text
-// that it is a part of, cut where it is too long to be one.
+// keepPrefix returns a copy of a prefix's text, so that the annotation can be freed,
+// truncated if it is too long to be valid.
 func keepPrefix(text string) string {
 	if len(text) <= maxPrefix {
 		return strings.Clone(text)
@@ -133,14 +131,14 @@ func keepPrefix(text string) string {
 	return fmt.Sprintf("%s... (%d bytes)", text[:maxPrefix/2], len(text))
 }
 
-// Equal tells whether two nodes would become the same peer.
+// Equal reports whether two nodes would become the same peer.
 func (n Node) Equal(o Node) bool {
 	return n.Name == o.Name && n.PublicKey == o.PublicKey && n.Endpoint == o.Endpoint &&
-		n.Created.Equal(o.Created) && n.Published == o.Published && slices.Equal(n.PodCIDRs, o.PodCIDRs) && slices.Equal(n.Given, o.Given)
+		n.Created.Equal(o.Created) && n.Published == o.Published && slices.Equal(n.PodCIDRs, o.PodCIDRs) && slices.Equal(n.Allocated, o.Allocated)
 }
 
-// shorten cuts a value that is too long to be right, in a way that it can't
-// become right by being cut.
+// shorten truncates a value that is too long to be valid, such that the result isn't
+// valid either.
 func shorten(value string) string {
 	if len(value) <= maxAnnotation {
 		return value
@@ -148,8 +146,7 @@ func shorten(value string) string {
 	return fmt.Sprintf("%s... (%d bytes)", value[:maxAnnotation/2], len(value))
 }
 
-// older orders nodes by the time they were created, then by name: of two nodes
-// that claim the same thing the one that comes first keeps it.
+// older compares nodes by creation time, then by name.
 func older(a, b *Node) int {
 	if c := a.Created.Compare(b.Created); c != 0 {
 		return c

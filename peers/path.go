@@ -7,52 +7,51 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// PathState says whether packets get to a peer and back.
+// PathState is whether packets reach a peer and return.
 type PathState string
 
 // The states of a path.
 const (
-	PathUnknown PathState = "unknown" // no sign for or against it
+	PathUnknown PathState = "unknown" // no evidence
 	PathUp      PathState = "up"
 	PathDown    PathState = "down"
 )
 
-// PathStates are all of them, the worst first.
+// PathStates returns all states, the worst first.
 func PathStates() []PathState { return []PathState{PathDown, PathUnknown, PathUp} }
 
-// Sign says by what the state of a path is known, in a word fit for a metric's label.
+// Sign is the evidence for the state of a path; it is a metric's label.
 type Sign string
 
 // The signs of paths.
 const (
-	SignNone        Sign = "none"         // nothing was seen yet
+	SignNone        Sign = "none"         // nothing yet
 	SignReceived    Sign = "received"     // authenticated bytes from the peer
 	SignHandshake   Sign = "handshake"    // a new one
 	SignAnswer      Sign = "answer"       // to a probe
 	SignNoAnswer    Sign = "no_answer"    // to several probes, though the peer answered before
-	SignOneWay      Sign = "one_way"      // the same, and yet the peer is heard: our packets don't get there
+	SignOneWay      Sign = "one_way"      // the same, but bytes are received: our packets don't reach the peer
 	SignNoHandshake Sign = "no_handshake" // no session
-	SignSilence     Sign = "silence"      // a session, and nothing heard
+	SignSilence     Sign = "silence"      // a session, but nothing received
 )
 
-// Path is what is known of the way to a peer.
+// Path is the state of the path to a peer.
 type Path struct {
 	Node      string
 	PublicKey tunnel.Key
 	State     PathState
 	Since     time.Time // when the state came about
 	Sign      Sign
-	// Answers tells whether the peer answers probes, so that a path that breaks is
-	// noticed within seconds.
+	// Answers is set when the peer answers probes, so that a broken path is detected
+	// within seconds.
 	Answers bool
-	// SmallOnly tells that small packets get to the peer and back, and those of the
-	// device's full size don't.
+	// SmallOnly is set when small packets pass, and those of the device's full size don't.
 	SmallOnly bool
-	// RTT is the time from a probe to its answer, smoothed; 0: not known.
+	// RTT is the smoothed round trip time of probes; 0: not known.
 	RTT time.Duration
 }
 
-// Health returns the health of the peer, given the one that WireGuard alone shows.
+// Health returns the health of the peer, given the one derived from WireGuard alone.
 func (p Path) Health(weak Health) Health {
 	switch {
 	case p.State == PathUp:
@@ -65,300 +64,300 @@ func (p Path) Health(weak Health) Health {
 	return HealthConnecting
 }
 
-// path is what decides about one peer. Nothing in it reads a clock.
+// path is the state machine of the path to one peer. It takes the time as an argument.
 //
-// A peer that answers probes; a stroke is one that is sent, with retryAfter in between
-// from the first one on that stays unanswered:
+// Of a peer that answers probes; each stroke is a probe, retryAfter apart from the first
+// unanswered one on:
 //
 //	answer                next      retries       verify          down
 //	  |------ interval -----|----|----|----|----|--|--- handshake? --|-- each second ...
 //	                        0   0.3  0.6  0.9  1.2 1.3              1.9 s
 //
-// Where answers have taken longer lately, as those of starved nodes do, verify and down
-// come later, see [path.patience].
+// Where answers have recently taken longer, as of nodes short of processor time, verify
+// and down are later, see [path.answerTimeout].
 //
-// An answer at any time: up. At verify a handshake is begun: when that succeeds, the
-// way there and back is well, and only probes aren't answered any more, for want of an
-// address, an agent or a rule of a firewall. The session that there is goes on beside it
-// where the device can do that, because it may be well, and answers late. The path stays
-// up, and is judged as that of a peer that never answered:
+// An answer at any time means up. At verify a handshake is sent. If it succeeds, the path
+// works in both directions and only probes are unanswered, because of a missing address, a
+// stopped agent or a firewall. The existing session goes on meanwhile, where the backend
+// can do that, because it may work with late answers. The path stays up, and from then on
+// is evaluated like that of a peer that never answered:
 //
 //	handshake         heard             next due       session ends
 //	    |---- up ------|--- up ----|------ unknown --------|---- down ...
 //	    0              t           t+45 s                180 s
 //
-// and from the time that it is configured unknown for 90 s, then down. WireGuard
-// renews a session after 120 s, which keepalives see to, uses none after 180 s, and
-// gives up a handshake after 90 s (whitepaper, section 6.1).
+// Without a handshake it is unknown for 90 s after it was configured, then down. WireGuard
+// renews a session after 120 s with traffic, which keepalives are, uses none after 180 s,
+// and gives up a handshake after 90 s (whitepaper, section 6.1).
 type path struct {
-	node  string
-	key   tunnel.Key
-	addr  netip.Addr // that it is probed at
-	mute  bool       // it has to speak first: nothing can be begun with it
-	known bool       // where it is, by what was last read of the device
-	leads bool       // this side begins handshakes sooner
+	node      string
+	key       tunnel.Key
+	addr      netip.Addr // for probes
+	passive   bool       // no endpoint configured: the peer has to send first
+	located   bool       // the device knows an endpoint
+	initiator bool       // this side initiates handshakes sooner
 
 	state PathState
 	since time.Time
 	sign  Sign
 
-	// What was read of the device.
+	// Read from the device.
 
-	begun     time.Time // configured, or begun anew
+	startedAt time.Time // configured or reset
 	handshake time.Time
-	heard     time.Time // bytes that were received
+	heard     time.Time // bytes were received
 	rx, tx    int64
-	counted   bool // rx is of a time after which what grows it came
+	counted   bool // rx is a baseline: growth means received since
 
-	lookRx, lookTx int64 // at the last look for traffic
-	used           bool
+	trafficRx, trafficTx int64 // at the last measurement of traffic
+	used                 bool
 
-	// What was asked.
+	// Probes.
 
-	answers    bool      // it does
-	answered   time.Time // last
-	trip       roundTrip
-	asked      int       // probes since
-	askedSince time.Time // the first of them
-	tried      int       // probes that were sent to one that didn't answer in this session
-	next       time.Time // probe
-	suspected  bool      // a neighbour seems to be gone
-	verified   bool      // a handshake was asked for, for want of answers
-	shaken     bool      // one has ended a time in which the path was down, and no answer came since
-	renewed    time.Time // when one was last begun
+	answers         bool
+	answered        time.Time // last
+	trip            roundTrip
+	unanswered      int       // unanswered probes
+	unansweredSince time.Time // the first of them
+	probedInSession int       // probes sent in this session to a peer that doesn't answer
+	next            time.Time // probe
+	suspected       bool      // to be probed because another peer seems to be down
+	handshakeSent   bool      // a handshake was sent because answers are missing
+	upByHandshake   bool      // a handshake ended the state down, and no answer came since
+	nudgedAt        time.Time // last handshake sent
 
 	largeNext   time.Time
-	largeSent   time.Time // zero: none is on its way
+	largeSent   time.Time // zero: none in flight
 	largeMisses int
 	smallOnly   bool
 }
 
-// What the timeline above says.
+// The timeline above.
 const (
 	retryAfter  = 300 * time.Millisecond
 	verifyAfter = 1300 * time.Millisecond
 	downAfter   = 1900 * time.Millisecond
-	// patienceMost is the longest that verify is put off to.
-	patienceMost = 3 * time.Second
-	// giveUpAfter is how long a path is down until the session is given up: whether the peer
-	// still has it isn't known, nor whether it is where it was heard last.
+	// maxAnswerTimeout is the latest time of verify.
+	maxAnswerTimeout = 3 * time.Second
+	// giveUpAfter is how long a path is down until its session is given up: the peer may
+	// have lost it or have moved.
 	giveUpAfter = 15 * time.Second
 
-	enough  = 5 // probes that stay unanswered
-	suspect = 3 // probes after which a path's neighbours are looked at, too
+	minUnanswered = 5 // unanswered probes until verify or down
+	suspectAfter  = 3 // unanswered probes until the paths to other nodes are probed, too
 )
 
-// How often the paths of various kinds are probed, at most.
+// Minimum intervals of probes by the kind of path.
 const (
 	usedInterval    = 750 * time.Millisecond
 	downInterval    = time.Second
 	unheardInterval = 10 * time.Second // of peers that don't answer probes
-	unheardTries    = 5                // that such ones are given first in each session, one a second
+	unheardTries    = 5                // first probes to such peers in each session, one a second
 	largeInterval   = 20 * time.Second
 	largeRetry      = 5 * time.Second
-	largeWait       = 2 * time.Second // for an answer
-	largeEnough     = 3               // full-size probes that stay unanswered while small ones don't
+	largeWait       = 2 * time.Second // timeout
+	minLargeMisses  = 3               // unanswered full-size probes, while small ones are answered
 )
 
-// doubtful tells whether an answer is overdue.
-func (p *path) doubtful() bool { return p.answers && p.asked > 0 && p.state != PathDown }
+// answerOverdue reports whether an answer is overdue.
+func (p *path) answerOverdue() bool { return p.answers && p.unanswered > 0 && p.state != PathDown }
 
-// strange tells whether the peer answers no probes and has no session either.
-func (p *path) strange(now time.Time) bool {
+// sessionless reports whether the peer neither answers probes nor has a session.
+func (p *path) sessionless(now time.Time) bool {
 	return !p.answers && !inSession(now, p.handshake)
 }
 
-// sent notes a probe.
+// sent records a probe.
 func (p *path) sent(now time.Time) {
-	if p.asked == 0 {
-		p.askedSince = now
+	if p.unanswered == 0 {
+		p.unansweredSince = now
 	}
-	p.asked++
-	p.tried++
+	p.unanswered++
+	p.probedInSession++
 }
 
-// answer notes an answer, and how long it took; 0: not known.
+// answer records an answer and its round trip time; 0: not known.
 func (p *path) answer(now time.Time, large bool, rtt time.Duration) {
 	if !large && rtt > 0 { // Larger packets take longer.
 		if p.state != PathUp {
-			p.trip = roundTrip{} // It may be another way by now.
+			p.trip = roundTrip{} // The route may have changed.
 		}
-		p.trip.measured(now, rtt)
+		p.trip.sample(now, rtt)
 	}
-	p.answers, p.answered, p.asked, p.verified, p.shaken = true, now, 0, false, false
+	p.answers, p.answered, p.unanswered, p.handshakeSent, p.upByHandshake = true, now, 0, false, false
 	if large {
 		p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
 	}
-	p.become(now, PathUp, SignAnswer)
+	p.setState(now, PathUp, SignAnswer)
 }
 
-// read notes what the device says of the peer.
-func (p *path) read(now time.Time, handshake, heard time.Time, rx, tx int64) {
+// updateStatus records the peer's status on the device.
+func (p *path) updateStatus(now time.Time, handshake, heard time.Time, rx, tx int64) {
 	if rx < p.rx {
 		p.rx = 0 // The peer was removed and added again.
 	}
 	if handshake.IsZero() && !p.handshake.IsZero() {
-		p.begun = now // The same.
+		p.startedAt = now // Removed and added again, too.
 	}
 	if p.state == PathDown && p.answers && p.counted && rx > p.rx {
 		p.sign = SignOneWay
 	}
 	if !p.answers && handshake.After(p.handshake) {
-		p.tried, p.next = 0, now // It may have begun anew, as one that answers.
+		p.probedInSession, p.next = 0, now // It may have restarted, and answer now.
 	}
 	p.handshake, p.heard, p.rx, p.tx, p.counted = handshake, latest(heard, handshake), rx, tx, true
-	if !p.answers || p.asked < enough || !handshake.After(p.askedSince) {
+	if !p.answers || p.unanswered < minUnanswered || !handshake.After(p.unansweredSince) {
 		return
 	}
-	// There and back.
-	if p.state == PathDown && !p.shaken {
-		p.become(now, PathUp, SignHandshake)
-		p.asked, p.verified, p.shaken, p.next = 0, false, true, now
+	// The handshake proves both directions.
+	if p.state == PathDown && !p.upByHandshake {
+		p.setState(now, PathUp, SignHandshake)
+		p.unanswered, p.handshakeSent, p.upByHandshake, p.next = 0, false, true, now
 		return
 	}
-	// It is the probes that are not answered. Where that is read too late for the path
-	// not to be down, it takes a second handshake to tell it from one that was.
-	p.unanswering(now)
+	// Only probes are unanswered. If the status was read too late, after the path had gone
+	// down, a second handshake is needed to distinguish that from a path that was down.
+	p.fallBack(now)
 }
 
-// unanswering has the path judged by what WireGuard itself shows.
-func (p *path) unanswering(now time.Time) {
-	p.answers, p.asked, p.tried, p.verified, p.shaken, p.next = false, 0, 0, false, false, now
+// fallBack makes the path evaluated by WireGuard's status alone.
+func (p *path) fallBack(now time.Time) {
+	p.answers, p.unanswered, p.probedInSession, p.handshakeSent, p.upByHandshake, p.next = false, 0, 0, false, false, now
 	p.trip = roundTrip{}
 	p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
-	p.judge(now)
+	p.evaluate(now)
 }
 
-// stalled makes time in which nobody looked not count.
-func (p *path) stalled(by time.Duration) {
-	p.askedSince = p.askedSince.Add(by)
+// skipStall discounts time in which this process didn't run.
+func (p *path) skipStall(by time.Duration) {
+	p.unansweredSince = p.unansweredSince.Add(by)
 	if !p.largeSent.IsZero() {
 		p.largeSent = p.largeSent.Add(by)
 	}
 }
 
-// waits reports whether the peer has yet to speak: nothing can be sent to it.
-func (p *path) waits() bool { return p.mute && !p.known && p.handshake.IsZero() }
+// awaitsPeer reports whether the peer has to send first, and hasn't yet.
+func (p *path) awaitsPeer() bool { return p.passive && !p.located && p.handshake.IsZero() }
 
-// judge decides about the state at the time now.
-func (p *path) judge(now time.Time) {
-	p.judgeSize(now)
-	if p.waits() {
+// evaluate sets the state at the time now.
+func (p *path) evaluate(now time.Time) {
+	p.evaluateSize(now)
+	if p.awaitsPeer() {
 		p.answers = false
-		p.become(now, PathUnknown, SignNone)
+		p.setState(now, PathUnknown, SignNone)
 		return
 	}
 	if p.answers {
-		if p.state != PathDown && p.overdue(now, downAfter) {
-			p.become(now, PathDown, SignNoAnswer)
-			p.counted = p.verified
+		if p.state != PathDown && p.passed(now, downAfter) {
+			p.setState(now, PathDown, SignNoAnswer)
+			p.counted = p.handshakeSent
 		}
 		return
 	}
-	switch HealthAt(now, p.begun, p.handshake, p.heard, true) {
+	switch HealthAt(now, p.startedAt, p.handshake, p.heard, true) {
 	case HealthUp:
 		sign := SignHandshake
 		if p.heard.After(p.handshake) {
 			sign = SignReceived
 		}
-		p.become(now, PathUp, sign)
+		p.setState(now, PathUp, sign)
 	case HealthConnecting:
 		if p.state != PathDown {
-			p.become(now, PathUnknown, SignNone)
+			p.setState(now, PathUnknown, SignNone)
 		}
 	case HealthSilent:
-		p.become(now, PathUnknown, SignSilence)
+		p.setState(now, PathUnknown, SignSilence)
 	case HealthDown:
-		p.become(now, PathDown, SignNoHandshake)
+		p.setState(now, PathDown, SignNoHandshake)
 	}
 }
 
-// judgeSize decides whether full-size packets get lost where small ones don't.
-func (p *path) judgeSize(now time.Time) {
+// evaluateSize sets smallOnly.
+func (p *path) evaluateSize(now time.Time) {
 	if p.largeSent.IsZero() || now.Sub(p.largeSent) < largeWait {
 		return
 	}
 	switch {
 	case p.answered.Sub(p.largeSent) > retryAfter:
 		p.largeMisses++
-		p.smallOnly = p.smallOnly || p.largeMisses >= largeEnough
+		p.smallOnly = p.smallOnly || p.largeMisses >= minLargeMisses
 		p.largeNext = now.Add(largeRetry)
 	case now.Sub(p.largeSent) < largeInterval:
-		return // No answer to anything yet.
+		return // Small probes are unanswered as well.
 	}
 	p.largeSent = time.Time{}
 }
 
-func (p *path) become(now time.Time, state PathState, sign Sign) {
+func (p *path) setState(now time.Time, state PathState, sign Sign) {
 	if p.state != state {
 		p.state, p.since = state, now
 	}
 	p.sign = sign
 }
 
-// patience is how long an answer may take: verifyAfter, or what is measured, within bounds.
-func (p *path) patience() time.Duration {
-	return min(max(verifyAfter, p.trip.longest()), patienceMost)
+// answerTimeout is verifyAfter, or longer by the measured round trips, within bounds.
+func (p *path) answerTimeout() time.Duration {
+	return min(max(verifyAfter, p.trip.bound()), maxAnswerTimeout)
 }
 
-// overdue reports whether a point of the timeline, put off by patience, has come.
-func (p *path) overdue(now time.Time, point time.Duration) bool {
-	return p.asked >= enough && now.Sub(p.askedSince) >= p.patience()+point-verifyAfter
+// overdue reports whether a point of the timeline, delayed by answerTimeout, has passed.
+func (p *path) passed(now time.Time, point time.Duration) bool {
+	return p.unanswered >= minUnanswered && now.Sub(p.unansweredSince) >= p.answerTimeout()+point-verifyAfter
 }
 
-// contact tells whether a handshake is to be begun, and how: once to find out why probes
-// aren't answered, and again and again with a peer that is down. WireGuard tries each 5 s
-// by itself, and gives up after 90 s; when both sides begin at once both attempts fail,
-// so that one of them does less often.
+// nudge returns whether and how to send a handshake: once when probes are unanswered, and
+// repeatedly to a peer that is down. WireGuard itself retries every 5 s, and gives up
+// after 90 s. When both sides initiate at once both attempts fail, so one side does it
+// less often.
 //
-//	session  the peer answers probes  down             do
-//	none     -                        -                begin anew
-//	yes      no                       -                nothing: it has just come about
-//	yes      yes                      for giveUpAfter  begin anew
-//	yes      yes                      not so long      verify: it may still work when the way is back
-func (p *path) contact(now time.Time) tunnel.Contact {
-	first := p.answers && !p.verified && p.overdue(now, verifyAfter)
-	again := p.state == PathDown && now.Sub(p.renewed) >= p.renewInterval(now)
+//	session  answers probes  down             do
+//	none     -               -                reset
+//	yes      no              -                nothing: the session is new
+//	yes      yes             for giveUpAfter  reset
+//	yes      yes             shorter          handshake: the session may work again later
+func (p *path) nudge(now time.Time) tunnel.Nudge {
+	first := p.answers && !p.handshakeSent && p.passed(now, verifyAfter)
+	again := p.state == PathDown && now.Sub(p.nudgedAt) >= p.nudgeInterval(now)
 	switch {
-	case p.mute || !first && !again:
-		return tunnel.ContactNone
+	case p.passive || !first && !again:
+		return tunnel.NudgeNone
 	case !inSession(now, p.handshake), p.answers && p.state == PathDown && now.Sub(p.since) >= giveUpAfter:
-		return tunnel.ContactAnew
+		return tunnel.NudgeReset
 	case p.answers:
-		return tunnel.ContactVerify
+		return tunnel.NudgeHandshake
 	}
-	return tunnel.ContactNone
+	return tunnel.NudgeNone
 }
 
 const (
-	renewLeading = 1500 * time.Millisecond
-	renewSeldom  = 4 * time.Second
-	// renewIdle is for those that have been down for longer than renewIdleAfter.
-	renewIdle      = 5 * time.Second
-	renewIdleAfter = 10 * time.Minute
+	nudgeInitiator = 1500 * time.Millisecond
+	nudgeResponder = 4 * time.Second
+	// nudgeIdle is the interval of peers that have been down for longer than nudgeIdleAfter.
+	nudgeIdle      = 5 * time.Second
+	nudgeIdleAfter = 10 * time.Minute
 )
 
-func (p *path) renewInterval(now time.Time) time.Duration {
+func (p *path) nudgeInterval(now time.Time) time.Duration {
 	switch {
-	case now.Sub(p.since) > renewIdleAfter:
-		return renewIdle
-	case p.leads:
-		// An attempt that comes before the answer to the last one undoes that.
-		return max(renewLeading, p.patience())
+	case now.Sub(p.since) > nudgeIdleAfter:
+		return nudgeIdle
+	case p.initiator:
+		// A new attempt before the response to the last one invalidates that.
+		return max(nudgeInitiator, p.answerTimeout())
 	}
-	return renewSeldom
+	return nudgeResponder
 }
 
-// renew notes that a handshake is begun.
-func (p *path) renew(now time.Time, how tunnel.Contact) {
-	p.renewed, p.verified, p.counted, p.next = now, true, true, now
-	if how == tunnel.ContactAnew {
-		p.begun, p.handshake, p.rx, p.tx = now, time.Time{}, 0, 0
+// nudged records that a handshake is sent.
+func (p *path) nudged(now time.Time, how tunnel.Nudge) {
+	p.nudgedAt, p.handshakeSent, p.counted, p.next = now, true, true, now
+	if how == tunnel.NudgeReset {
+		p.startedAt, p.handshake, p.rx, p.tx = now, time.Time{}, 0, 0
 	}
 }
 
-// show returns the path as others see it.
-func (p *path) show() Path {
+// export returns the exported form of the path.
+func (p *path) export() Path {
 	shown := Path{
 		Node: p.node, PublicKey: p.key, State: p.state, Since: p.since, Sign: p.sign,
 		Answers: p.answers, SmallOnly: p.smallOnly,
@@ -369,15 +368,15 @@ func (p *path) show() Path {
 	return shown
 }
 
-// roundTrip is how long answers take, as TCP has it (RFC 6298, section 2).
+// roundTrip estimates the round trip time like TCP (RFC 6298, section 2).
 type roundTrip struct {
 	smoothed, variation time.Duration
 	at                  time.Time // of the last sample
 }
 
-// measured takes one sample of a round trip: of probes that were sent within one the answers
-// say the same.
-func (r *roundTrip) measured(now time.Time, rtt time.Duration) {
+// sample adds a measurement, at most one per round trip: those in between are not
+// independent.
+func (r *roundTrip) sample(now time.Time, rtt time.Duration) {
 	switch {
 	case r.smoothed == 0:
 		r.smoothed, r.variation = rtt, rtt/2
@@ -390,7 +389,8 @@ func (r *roundTrip) measured(now time.Time, rtt time.Duration) {
 	r.at = now
 }
 
-// longest is how long one may take: a quarter more at least, however steady they are.
-func (r *roundTrip) longest() time.Duration {
+// bound returns the longest plausible round trip time: at least a quarter more than the
+// smoothed one.
+func (r *roundTrip) bound() time.Duration {
 	return r.smoothed + max(4*r.variation, r.smoothed/4)
 }

@@ -11,46 +11,43 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// What bounds the probes of one device, in numbers a second. With 5,000 peers each
-// side sends 300 and answers as many; those that come due together, as after an alarm,
-// may be more for a while.
+// Rates of one device's probes, per second. With 5,000 peers each side sends 300 and
+// answers as many; after an alarm there may be more for a while.
 const (
-	routineRate = 300
-	routineMost = 450
-	usedRate    = 200 // of the former, to peers that carry traffic
-	largeRate   = 30  // of it, of full size
-	downRate    = 150
-	unheardRate = 50 // to peers that don't answer
-	// strangeRate is for those of them that have no session either, of which strangeMost may
-	// be asked at once: WireGuard keeps what is sent to them until they have one, and
-	// wireguard-go 64 KiB for each packet of it.
-	strangeRate = 50
-	strangeMost = 100
-	strangeKept = strangeMost * time.Second / strangeRate
-	doubtRate   = 2000
-	// suspectRate is for those that are looked at because another one seems to be gone.
-	// All that have lost that one look at the same time: so many are what a peer is asked
-	// a second, and with routineRate, less than the 1,000 of net.ipv4.icmp_msgs_per_sec that
+	routineRate    = 300
+	maxRoutineRate = 450
+	usedRate       = 200 // of routineRate, to peers that carry traffic
+	largeRate      = 30  // of routineRate, of full size
+	downRate       = 150
+	unheardRate    = 50 // to peers that don't answer
+	// sessionlessRate is for unheard peers without a session, with a burst of sessionlessBurst:
+	// WireGuard queues packets to them until there is a session, wireguard-go in 64 KiB
+	// each.
+	sessionlessRate   = 50
+	sessionlessBurst  = 100
+	sessionlessWindow = sessionlessBurst * time.Second / sessionlessRate
+	overdueRate       = 2000
+	// suspectRate is for peers that are probed because another one seems to be down. All
+	// nodes that have lost it probe at the same time, so that a peer may receive this
+	// rate: with routineRate it is less than the 1,000 of net.ipv4.icmp_msgs_per_sec that
 	// its kernel answers where probes aren't echo requests.
 	suspectRate = 500
 )
 
 const (
-	// pathTick is how often answers are read and probes are sent.
+	// pathTick is the interval of reading answers and sending probes.
 	pathTick = 100 * time.Millisecond
-	// stall is a time between two ticks that counts as one in which this process
-	// didn't run.
-	stall = 3 * pathTick
-	// alarmSpacing is how often the peers of a device are all looked at because one of
-	// them seems to be gone.
+	// stall is the gap between two ticks from which on this process counts as stalled.
+	stallGap = 3 * pathTick
+	// alarmSpacing is the minimum interval of probing all peers because one of them seems
+	// to be down.
 	alarmSpacing = 5 * time.Second
-	// usedBytes is how much has to be sent to or received from a peer from one look
-	// at the device to the next, for the path to count as used: more than probes,
-	// answers, keepalives and handshakes take.
+	// usedBytes is the traffic per ListenSpacing from which on a path counts as used: more
+	// than probes, answers, keepalives and handshakes.
 	usedBytes = 10 << 10
 )
 
-// paths are those to all peers of a device.
+// paths are the paths to all peers of a device.
 type paths struct {
 	mu     sync.Mutex
 	of     map[tunnel.Key]*path
@@ -58,23 +55,23 @@ type paths struct {
 	ticked time.Time
 	alarm  time.Time // last
 
-	routine, doubt, suspects, strange allowance
-	usedEvery                         time.Duration
-	idleEvery                         time.Duration
-	downEvery                         time.Duration
-	unheardEvery                      time.Duration
-	largeEvery                        time.Duration
+	routine, overdue, suspects, sessionless tokenBucket
+	usedEvery                               time.Duration
+	idleEvery                               time.Duration
+	downEvery                               time.Duration
+	unheardEvery                            time.Duration
+	largeEvery                              time.Duration
 }
 
-// allowance is how many probes may be sent now.
-type allowance struct{ left float64 }
+// tokenBucket limits a rate of probes.
+type tokenBucket struct{ left float64 }
 
-// grow adds what a time brings, and leaves no more than what another one does.
-func (a *allowance) grow(rate float64, by, most time.Duration) {
+// refill adds the tokens of the time by, up to those of the time most.
+func (a *tokenBucket) refill(rate float64, by, most time.Duration) {
 	a.left = min(a.left+by.Seconds()*rate, most.Seconds()*rate)
 }
 
-func (a *allowance) take() bool {
+func (a *tokenBucket) take() bool {
 	if a.left < 1 {
 		return false
 	}
@@ -82,7 +79,8 @@ func (a *allowance) take() bool {
 	return true
 }
 
-// set makes the paths those to the given peers, which are probed at addrs, where valid.
+// set replaces the peers, which are probed by addrs, where valid. Known peers keep their
+// state.
 func (ps *paths) set(now time.Time, own tunnel.Key, peers []Peer, addrs []netip.Addr, configured map[tunnel.Key]time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -96,14 +94,14 @@ func (ps *paths) set(now time.Time, own tunnel.Key, peers []Peer, addrs []netip.
 				state: PathUnknown, since: now, sign: SignNone, next: now, largeNext: now.Add(largeRetry),
 			}
 		}
-		if begun := configured[peer.PublicKey]; p.begun.Before(begun) {
-			// The device has it anew, as at first or after the device was made anew.
-			p.begun, p.handshake, p.rx, p.tx, p.counted = begun, time.Time{}, 0, 0, false
+		if begun := configured[peer.PublicKey]; p.startedAt.Before(begun) {
+			// The peer was added to the device, as at first or when that was recreated.
+			p.startedAt, p.handshake, p.rx, p.tx, p.counted = begun, time.Time{}, 0, 0, false
 		}
-		p.node, p.leads, p.mute = peer.Node, own.Compare(peer.PublicKey) < 0, !peer.Endpoint.IsValid()
+		p.node, p.initiator, p.passive = peer.Node, own.Compare(peer.PublicKey) < 0, !peer.Endpoint.IsValid()
 		if p.addr != addrs[i] {
 			p.addr = addrs[i]
-			p.unanswering(now)
+			p.fallBack(now)
 		}
 		of[peer.PublicKey] = p
 		if p.addr.IsValid() {
@@ -111,11 +109,11 @@ func (ps *paths) set(now time.Time, own tunnel.Key, peers []Peer, addrs []netip.
 		}
 	}
 	ps.of, ps.at = of, at
-	ps.spread()
+	ps.updateIntervals()
 }
 
-// spread computes how often paths of each kind are probed. The caller holds ps.mu.
-func (ps *paths) spread() {
+// updateIntervals computes the intervals of probes by kind of path. The caller holds ps.mu.
+func (ps *paths) updateIntervals() {
 	var used, idle, down, unheard int
 	for _, p := range ps.of {
 		switch {
@@ -139,16 +137,16 @@ func (ps *paths) spread() {
 	ps.largeEvery = every(used+idle, largeRate, largeInterval)
 }
 
-// interval returns how long after a probe at the time now a path gets the next.
+// interval returns the time from a probe at the time now to the next one.
 func (ps *paths) interval(now time.Time, p *path) time.Duration {
 	switch {
-	case !p.answers && p.tried < unheardTries && !p.strange(now):
+	case !p.answers && p.probedInSession < unheardTries && !p.sessionless(now):
 		return downInterval
 	case !p.answers:
 		return ps.unheardEvery
 	case p.state == PathDown:
 		return ps.downEvery
-	case p.asked > 1:
+	case p.unanswered > 1:
 		return retryAfter
 	case p.used:
 		return ps.usedEvery
@@ -156,81 +154,80 @@ func (ps *paths) interval(now time.Time, p *path) time.Duration {
 	return ps.idleEvery
 }
 
-// probe is one that is to be sent.
+// probe is a probe to send.
 type probe struct {
 	key   tunnel.Key
 	to    netip.Addr
 	large bool
 }
 
-// tick judges all paths at the time now, after the answers that came until then were
-// noted, and returns what to ask, whether a state has changed, and whether a handshake
-// is wanted.
+// tick evaluates all paths at the time now, after answers until then were recorded. It
+// returns the probes to send, whether a state has changed, and whether a handshake is due.
 //
-//	goes first                                  bound
-//	doubt: an answer is overdue                 doubtRate
-//	suspicion: a neighbour seems to be gone     suspectRate
-//	the others: those in use, then the longest  routineMost
-//	overdue; those of full size
-//	those without a session                     strangeRate
+//	in this order                                 rate
+//	an answer is overdue                          overdueRate
+//	suspected, because another peer seems down    suspectRate
+//	the others: used ones first, then the longest maxRoutineRate
+//	overdue; then those of full size
+//	without a session                             sessionlessRate
 func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	gap := pathTick
 	if ps.ticked.IsZero() {
-		ps.strange.left = strangeMost
+		ps.sessionless.left = sessionlessBurst
 	} else {
 		gap = now.Sub(ps.ticked)
 	}
 	ps.ticked = now
-	ps.routine.grow(routineMost, gap, 2*pathTick)
-	ps.doubt.grow(doubtRate, gap, 2*pathTick)
-	ps.suspects.grow(suspectRate, gap, 2*pathTick)
-	ps.strange.grow(strangeRate, gap, strangeKept)
-	var doubtful, suspected, due, large, strange []*path
+	ps.routine.refill(maxRoutineRate, gap, 2*pathTick)
+	ps.overdue.refill(overdueRate, gap, 2*pathTick)
+	ps.suspects.refill(suspectRate, gap, 2*pathTick)
+	ps.sessionless.refill(sessionlessRate, gap, sessionlessWindow)
+	var overdue, suspected, due, large, sessionless []*path
 	suspicion := false
 	for _, p := range ps.of {
-		if gap > stall {
-			p.stalled(gap - pathTick)
+		if gap > stallGap {
+			p.skipStall(gap - pathTick)
 		}
 		before := p.state
-		p.judge(now)
+		p.evaluate(now)
 		changed = changed || p.state != before
-		handshakes = handshakes || p.contact(now) != tunnel.ContactNone
-		suspicion = suspicion || p.doubtful() && p.asked >= suspect
-		if p.doubtful() && p.asked == 1 && now.Sub(p.askedSince) >= retryAfter {
+		handshakes = handshakes || p.nudge(now) != tunnel.NudgeNone
+		suspicion = suspicion || p.answerOverdue() && p.unanswered >= suspectAfter
+		if p.answerOverdue() && p.unanswered == 1 && now.Sub(p.unansweredSince) >= retryAfter {
 			p.next = now
 		}
-		if !p.next.After(now) && p.addr.IsValid() && !p.waits() {
+		if !p.next.After(now) && p.addr.IsValid() && !p.awaitsPeer() {
 			switch {
-			case p.doubtful():
-				doubtful = append(doubtful, p)
+			case p.answerOverdue():
+				overdue = append(overdue, p)
 			case p.suspected:
 				suspected = append(suspected, p)
-			case p.strange(now):
-				strange = append(strange, p)
+			case p.sessionless(now):
+				sessionless = append(sessionless, p)
 			default:
 				due = append(due, p)
 			}
 		}
-		if p.answers && p.state == PathUp && p.asked == 0 && !p.largeNext.After(now) && p.largeSent.IsZero() {
+		if p.answers && p.state == PathUp && p.unanswered == 0 && !p.largeNext.After(now) && p.largeSent.IsZero() {
 			large = append(large, p)
 		}
 	}
 	if changed {
-		ps.spread()
+		ps.updateIntervals()
 	}
 	if suspicion && now.Sub(ps.alarm) >= alarmSpacing {
 		ps.alarm = now
 		for _, p := range ps.of {
-			if p.answers && p.state == PathUp && p.asked == 0 && p.next.After(now) {
-				// In an order of our own: others look at the same peers.
+			if p.answers && p.state == PathUp && p.unanswered == 0 && p.next.After(now) {
+				// In random order: other nodes probe the same peers.
 				p.next, p.suspected = now.Add(-rand.N(pathTick)), true
 				suspected = append(suspected, p)
 			}
 		}
 	}
-	ask := func(some []*path, bound *allowance, large bool) {
+	ask := func(some []*path, bound *tokenBucket, large bool) {
 		for _, p := range some {
 			if !bound.take() {
 				return
@@ -240,26 +237,26 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	}
 	inOrder := func(some []*path) []*path {
 		slices.SortFunc(some, func(a, b *path) int {
-			if a.asked == b.asked && a.used != b.used {
+			if a.unanswered == b.unanswered && a.used != b.used {
 				if a.used {
 					return -1
 				}
 				return 1
 			}
-			return cmp.Or(cmp.Compare(b.asked, a.asked), a.next.Compare(b.next), a.addr.Compare(b.addr))
+			return cmp.Or(cmp.Compare(b.unanswered, a.unanswered), a.next.Compare(b.next), a.addr.Compare(b.addr))
 		})
 		return some
 	}
-	ask(inOrder(doubtful), &ps.doubt, false)
+	ask(inOrder(overdue), &ps.overdue, false)
 	ask(inOrder(suspected), &ps.suspects, false)
 	ask(inOrder(due), &ps.routine, false)
 	ask(inOrder(large), &ps.routine, true)
-	// In any order: thousands of them may wait for their first probe.
-	ask(strange, &ps.strange, false)
+	// Unsorted: thousands of them may wait for their first probe.
+	ask(sessionless, &ps.sessionless, false)
 	return send, changed, handshakes
 }
 
-// sent notes that one was.
+// sent records a sent probe.
 func (ps *paths) sent(now time.Time, what probe) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -275,7 +272,7 @@ func (ps *paths) sent(now time.Time, what probe) {
 	}
 }
 
-// answer notes that a peer answered, and tells whether that changed a state.
+// answer records an answer, and reports whether a state changed.
 func (ps *paths) answer(now time.Time, a tunnel.Answer) (changed bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -287,65 +284,66 @@ func (ps *paths) answer(now time.Time, a tunnel.Answer) (changed bool) {
 	p.answer(now, a.Large, a.RTT)
 	p.next = now.Add(ps.interval(now, p))
 	if before != p.state {
-		ps.spread()
+		ps.updateIntervals()
 	}
 	return before != p.state
 }
 
-// blind is told that nobody can be asked.
-func (ps *paths) blind(now time.Time) {
+// fallBackAll makes all paths evaluated by WireGuard's status, because no probes can be
+// sent.
+func (ps *paths) fallBackAll(now time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.of {
 		if p.answers {
-			p.unanswering(now)
+			p.fallBack(now)
 		}
 	}
 }
 
-// read notes what the device says of a peer, which was last heard at the given time.
-func (ps *paths) read(now time.Time, s *tunnel.PeerStatus, heard time.Time) {
+// updateStatus records a peer's status on the device, and when it was last heard.
+func (ps *paths) updateStatus(now time.Time, s *tunnel.PeerStatus, heard time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if p, known := ps.of[s.PublicKey]; known {
-		p.known = s.Endpoint.IsValid()
-		p.read(now, s.LastHandshake, heard, s.RxBytes, s.TxBytes)
+		p.located = s.Endpoint.IsValid()
+		p.updateStatus(now, s.LastHandshake, heard, s.RxBytes, s.TxBytes)
 	}
 }
 
-// look is read for all of a device's peers, ListenSpacing apart: it finds out which
-// paths are used.
-func (ps *paths) look(s *tunnel.PeerStatus) {
+// updateTraffic sets whether a path is used, from a peer's counters; it is called every
+// ListenSpacing.
+func (ps *paths) updateTraffic(s *tunnel.PeerStatus) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if p, known := ps.of[s.PublicKey]; known {
-		p.used = p.counted && (s.RxBytes-p.lookRx > usedBytes || s.TxBytes-p.lookTx > usedBytes)
-		p.lookRx, p.lookTx = s.RxBytes, s.TxBytes
+		p.used = p.counted && (s.RxBytes-p.trafficRx > usedBytes || s.TxBytes-p.trafficTx > usedBytes)
+		p.trafficRx, p.trafficTx = s.RxBytes, s.TxBytes
 	}
 }
 
-// contact decides whether a handshake is to be begun with a peer, and how.
-func (ps *paths) contact(now time.Time, key tunnel.Key) tunnel.Contact {
+// nudge decides whether and how to send a handshake to a peer, and records that.
+func (ps *paths) nudge(now time.Time, key tunnel.Key) tunnel.Nudge {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, known := ps.of[key]
 	if !known {
-		return tunnel.ContactNone
+		return tunnel.NudgeNone
 	}
-	how := p.contact(now)
-	if how != tunnel.ContactNone {
-		p.renew(now, how)
+	how := p.nudge(now)
+	if how != tunnel.NudgeNone {
+		p.nudged(now, how)
 	}
 	return how
 }
 
-// show returns all paths, sorted by node.
-func (ps *paths) show() []Path {
+// export returns all paths, sorted by node.
+func (ps *paths) export() []Path {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	all := make([]Path, 0, len(ps.of))
 	for _, p := range ps.of {
-		all = append(all, p.show())
+		all = append(all, p.export())
 	}
 	slices.SortFunc(all, func(a, b Path) int { return cmp.Or(cmp.Compare(a.Node, b.Node), a.PublicKey.Compare(b.PublicKey)) })
 	return all
@@ -359,5 +357,5 @@ func (ps *paths) find(key tunnel.Key) (Path, bool) {
 	if !known {
 		return Path{}, false
 	}
-	return p.show(), true
+	return p.export(), true
 }

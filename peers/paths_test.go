@@ -11,29 +11,29 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// mesh is a device with peers, in a time of its own. Answers come at the next tick.
+// mesh simulates a device with peers, with its own clock. Answers arrive at the next tick.
 type mesh struct {
 	t     *testing.T
 	paths paths
 	now   time.Time
 	peers []Peer
 
-	// cut tells of which peers packets don't get there, or back; deaf of which kernels
-	// don't answer probes, though handshakes succeed.
+	// cut are peers that packets don't reach, or don't return from; deaf are peers whose
+	// kernels don't answer probes, though handshakes succeed.
 	cut, deaf map[tunnel.Key]bool
 	rest      time.Duration // between two reads of the device
 	rested    time.Time
 	large     bool // full-size packets get lost
-	heard     bool // those that are cut are heard all the same
+	heard     bool // packets of cut peers arrive
 	sent      int  // probes
 	begun     int  // handshakes
-	anew      int  // those of them that ended a session
+	resets    int  // resets, which end a session
 
-	late    time.Duration // answers and handshakes take so long; 0: until the next tick
+	late    time.Duration // delay of answers and handshakes; 0: until the next tick
 	pending []answer
 }
 
-// answer is one that arrives at a time.
+// answer is an answer in flight.
 type answer struct {
 	at time.Time
 	tunnel.Answer
@@ -59,32 +59,32 @@ func newMesh(t *testing.T, size int) *mesh {
 	return m
 }
 
-// meet has all peers make a session.
+// meet establishes sessions with all peers.
 func (m *mesh) meet() {
 	for _, p := range m.peers {
-		m.paths.read(m.now, &tunnel.PeerStatus{Peer: p.Peer, LastHandshake: m.now}, time.Time{})
+		m.paths.updateStatus(m.now, &tunnel.PeerStatus{Peer: p.Peer, LastHandshake: m.now}, time.Time{})
 	}
 }
 
-// read has the device read: all that aren't cut have a session.
+// read reads the device: all peers that aren't cut have a session.
 func (m *mesh) read() {
 	for i := range m.peers {
 		key := m.peers[i].PublicKey
 		s := tunnel.PeerStatus{Peer: m.peers[i].Peer}
 		p := m.paths.of[key]
 		switch {
-		case !m.cut[key] && p.renewed.After(p.handshake) && !m.now.Before(p.renewed.Add(m.late)):
+		case !m.cut[key] && p.nudgedAt.After(p.handshake) && !m.now.Before(p.nudgedAt.Add(m.late)):
 			s.LastHandshake = m.now
 		case m.cut[key] && m.heard:
 			s.RxBytes, s.LastHandshake = p.rx+148, p.handshake
 		default:
 			s.LastHandshake = p.handshake
 		}
-		m.paths.read(m.now, &s, time.Time{})
+		m.paths.updateStatus(m.now, &s, time.Time{})
 	}
 }
 
-// step is one tick. Handshakes that are wanted are begun at once.
+// step is one tick. Handshakes that are due are sent at once.
 func (m *mesh) step() {
 	m.now = m.now.Add(pathTick)
 	send, _, handshakes := m.paths.tick(m.now)
@@ -96,12 +96,12 @@ func (m *mesh) step() {
 		m.rested = m.now.Add(m.rest)
 		m.read()
 		for i := range m.peers {
-			switch m.paths.contact(m.now, m.peers[i].PublicKey) {
-			case tunnel.ContactNone, tunnel.ContactConfirm:
-			case tunnel.ContactAnew:
-				m.anew++
+			switch m.paths.nudge(m.now, m.peers[i].PublicKey) {
+			case tunnel.NudgeNone, tunnel.NudgeKeepalive:
+			case tunnel.NudgeReset:
+				m.resets++
 				m.begun++
-			case tunnel.ContactVerify:
+			case tunnel.NudgeHandshake:
 				m.begun++
 			}
 		}
@@ -123,7 +123,7 @@ func (m *mesh) step() {
 	m.pending = rest
 }
 
-// until steps until all that want says are in a state, and returns how long that took.
+// until steps until the given peers are in a state, and returns how long that took.
 func (m *mesh) until(what string, limit time.Duration, state PathState, of ...int) time.Duration {
 	m.t.Helper()
 	started := m.now
@@ -150,8 +150,8 @@ func upTo(n int) (all []int) {
 	return all
 }
 
-// What is promised about how soon a path is known to be down and up, of meshes of
-// several sizes, and what it may cost. All of it is in the mesh's own time.
+// TestPathsInTime checks, for meshes of several sizes, how soon a path is known to be down
+// and up, and the number of probes. All times are of the mesh's clock.
 func TestPathsInTime(t *testing.T) {
 	for _, c := range []struct {
 		size       int
@@ -166,7 +166,7 @@ func TestPathsInTime(t *testing.T) {
 			m.until("all up", time.Minute, PathUp, upTo(c.size)...)
 			m.paths.of[keyOf(1)].used = true
 			m.paths.mu.Lock()
-			m.paths.spread()
+			m.paths.updateIntervals()
 			m.paths.mu.Unlock()
 			for range 300 {
 				m.step()
@@ -177,7 +177,7 @@ func TestPathsInTime(t *testing.T) {
 				m.step()
 			}
 			rate := float64(m.sent) / (quiet * pathTick.Seconds())
-			if rate > routineMost+1 {
+			if rate > maxRoutineRate+1 {
 				t.Errorf("%.0f probes a second", rate)
 			}
 			var worstUsed, worstIdle, worstUp time.Duration
@@ -214,8 +214,8 @@ func TestPathsInTime(t *testing.T) {
 	}
 }
 
-// A path in use doesn't wait for idle ones that all came due at once, as they do after
-// all of them were looked at, nor for probes of full size.
+// A used path doesn't wait for idle ones that are all due at once, as after an alarm, nor
+// for full-size probes.
 func TestUsedPathsGoFirst(t *testing.T) {
 	m := newMesh(t, 500)
 	m.until("all up", time.Minute, PathUp, upTo(500)...)
@@ -230,8 +230,8 @@ func TestUsedPathsGoFirst(t *testing.T) {
 	}
 }
 
-// What never answered isn't down for want of answers, and what stops answering while
-// handshakes succeed stays up.
+// A peer that never answered isn't down for lack of answers, and one that stops answering
+// while handshakes succeed stays up.
 func TestPathsOfPeersThatDontAnswer(t *testing.T) {
 	m := newMesh(t, 2)
 	m.deaf[keyOf(1)] = true
@@ -244,7 +244,7 @@ func TestPathsOfPeersThatDontAnswer(t *testing.T) {
 		t.Errorf("one that was never heard is %s (%s)", p.state, p.sign)
 	}
 	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
-	m.paths.read(m.now, &session, time.Time{})
+	m.paths.updateStatus(m.now, &session, time.Time{})
 	m.step()
 	if p.state != PathUp || p.sign != SignHandshake {
 		t.Errorf("one with a session is %s (%s)", p.state, p.sign)
@@ -264,25 +264,25 @@ func TestPathsOfPeersThatDontAnswer(t *testing.T) {
 	}
 }
 
-// One that hasn't answered is asked seldom, until it has another session: it may have been
-// away, and break again soon.
-func TestPeersAreAskedAnewInEachSession(t *testing.T) {
+// A peer that hasn't answered is probed seldom until it has another session: it may have
+// been down, and go down again soon.
+func TestPeersAreProbedAgainInEachSession(t *testing.T) {
 	m := newMesh(t, 2)
 	m.deaf[keyOf(1)] = true
-	for range 150 { // It was just asked again.
+	for range 150 { // It was just probed again.
 		m.step()
 	}
 	delete(m.deaf, keyOf(1))
 	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
-	m.paths.read(m.now, &session, time.Time{})
+	m.paths.updateStatus(m.now, &session, time.Time{})
 	m.step()
 	if p := m.paths.of[keyOf(1)]; !p.answers {
 		t.Errorf("it is %s (%s), and is asked in %v", p.state, p.sign, p.next.Sub(m.now))
 	}
 }
 
-// Where a device is read seldom, as a large one is, what stopped answering may be taken
-// for down, twice. Its session isn't renewed over and over.
+// Where a device is read seldom, as a large one is, a peer that stopped answering may count
+// as down, twice. Its session isn't renewed repeatedly.
 func TestHandshakeThatIsReadLate(t *testing.T) {
 	m := newMesh(t, 2)
 	m.until("all up", time.Minute, PathUp, 0, 1)
@@ -290,7 +290,7 @@ func TestHandshakeThatIsReadLate(t *testing.T) {
 	p, downs, before := m.paths.of[keyOf(1)], 0, PathUp
 	for range 300 {
 		m.step()
-		if p.renewed.After(p.handshake) && !m.now.Before(m.rested) {
+		if p.nudgedAt.After(p.handshake) && !m.now.Before(m.rested) {
 			m.read()
 		}
 		if p.state == PathDown && before != PathDown {
@@ -303,9 +303,9 @@ func TestHandshakeThatIsReadLate(t *testing.T) {
 	}
 }
 
-// A path that only the other side's packets take is named, and so is one that loses
-// packets of full size.
-func TestPathsThatCarrySome(t *testing.T) {
+// A path with packets in one direction only is detected, and so is one that loses packets
+// of full size.
+func TestPartialPaths(t *testing.T) {
 	m := newMesh(t, 2)
 	m.until("all up", time.Minute, PathUp, 0, 1)
 	p := m.paths.of[keyOf(1)]
@@ -335,9 +335,9 @@ func TestPathsThatCarrySome(t *testing.T) {
 	}
 }
 
-// A peer that answers late, as one on a starved node does, keeps its session, and is up as
-// soon as its answers have shown how late, within bounds. When it is as fast as before, it
-// is soon known to be down again.
+// A peer that answers late, as on a node short of processor time, keeps its session, and is
+// up as soon as its round trip time is measured, within bounds. Once it is fast again, it
+// is soon detected as down again.
 func TestPathsOfSlowPeers(t *testing.T) {
 	for _, c := range []struct {
 		late  time.Duration
@@ -351,7 +351,7 @@ func TestPathsOfSlowPeers(t *testing.T) {
 			p, downs, before := m.paths.of[keyOf(1)], 0, PathUp
 			for range 1000 {
 				m.step()
-				if m.now.Sub(p.renewed) >= m.late {
+				if m.now.Sub(p.nudgedAt) >= m.late {
 					m.read()
 				}
 				if p.state == PathDown && before != PathDown {
@@ -359,8 +359,8 @@ func TestPathsOfSlowPeers(t *testing.T) {
 				}
 				before = p.state
 			}
-			if m.anew > 0 || downs > c.downs {
-				t.Errorf("sessions were ended %d times, and it was down %d times", m.anew, downs)
+			if m.resets > 0 || downs > c.downs {
+				t.Errorf("sessions were ended %d times, and it was down %d times", m.resets, downs)
 			}
 			m.late = 0
 			m.until("up", 10*time.Second, PathUp, 0)
@@ -373,21 +373,20 @@ func TestPathsOfSlowPeers(t *testing.T) {
 	}
 }
 
-// A session that has just come about with a peer that is down, and answers no probes, isn't
-// ended before anybody has judged it. One with a peer that did answer is given up after a
-// while.
+// A new session with a peer that is down and answers no probes isn't ended before it was
+// evaluated. One with a peer that did answer is given up after a while.
 func TestSessionsOfPeersThatAreDown(t *testing.T) {
 	m := newMesh(t, 2)
 	m.cut[keyOf(1)], m.deaf[keyOf(1)] = true, true
 	m.meet()
 	m.until("one that never answered down", 5*time.Minute, PathDown, 0)
-	m.now = m.now.Add(renewSeldom)
-	if how := m.paths.of[keyOf(1)].contact(m.now); how != tunnel.ContactAnew {
+	m.now = m.now.Add(nudgeResponder)
+	if how := m.paths.of[keyOf(1)].nudge(m.now); how != tunnel.NudgeReset {
 		t.Errorf("without a session: %v", how)
 	}
 	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
-	m.paths.read(m.now, &session, time.Time{})
-	if how := m.paths.contact(m.now, keyOf(1)); how != tunnel.ContactNone {
+	m.paths.updateStatus(m.now, &session, time.Time{})
+	if how := m.paths.nudge(m.now, keyOf(1)); how != tunnel.NudgeNone {
 		t.Errorf("in a session that has just come about: %v", how)
 	}
 
@@ -395,15 +394,15 @@ func TestSessionsOfPeersThatAreDown(t *testing.T) {
 	m.until("the other one up", time.Minute, PathUp, 1)
 	m.cut[keyOf(2)] = true
 	m.until("down", 5*time.Second, PathDown, 1)
-	for m.anew = 0; m.anew == 0; {
+	for m.resets = 0; m.resets == 0; {
 		m.step()
 	}
-	if p := m.paths.of[keyOf(2)]; m.now.Sub(p.since) < giveUpAfter || m.now.Sub(p.since) > giveUpAfter+2*renewSeldom {
+	if p := m.paths.of[keyOf(2)]; m.now.Sub(p.since) < giveUpAfter || m.now.Sub(p.since) > giveUpAfter+2*nudgeResponder {
 		t.Errorf("the session is given up after %v", m.now.Sub(p.since))
 	}
 }
 
-// Time in which this process didn't run is nobody's silence.
+// Time in which this process didn't run doesn't count as silence.
 func TestPathsAfterAStall(t *testing.T) {
 	m := newMesh(t, 3)
 	m.until("all up", time.Minute, PathUp, 0, 1, 2)
@@ -425,9 +424,9 @@ func TestPathsAfterAStall(t *testing.T) {
 	}
 }
 
-// Peers without a session are asked seldom, as WireGuard keeps what is sent to them, and
-// as often as others from when they have one.
-func TestPathsToStrangers(t *testing.T) {
+// Peers without a session are probed seldom, because WireGuard queues packets to them, and
+// as often as others once they have one.
+func TestPathsWithoutSession(t *testing.T) {
 	const size, steps = 1000, 300
 	m := newMesh(t, size)
 	for i := range size {
@@ -436,7 +435,7 @@ func TestPathsToStrangers(t *testing.T) {
 	for range steps {
 		m.step()
 	}
-	most := strangeMost + strangeRate*steps*pathTick.Seconds()
+	most := sessionlessBurst + sessionlessRate*steps*pathTick.Seconds()
 	if m.sent == 0 || float64(m.sent) > most {
 		t.Errorf("%d probes in %v, expected some, and at most %v", m.sent, steps*pathTick, most)
 	}
@@ -452,8 +451,8 @@ func TestPathsToStrangers(t *testing.T) {
 	}
 }
 
-// One address is probed for one peer, the first, and this device's own for none: a peer
-// whose key was made to fit says nothing about another one's path.
+// An address is probed for one peer, the first, and this device's own for none: a peer with
+// a key chosen for a collision doesn't affect another one's path.
 func TestPathsOfEqualAddresses(t *testing.T) {
 	m := newMesh(t, 4)
 	own, same, of := tunnel.Key{}, tunnel.LinkLocal(keyOf(1)), map[tunnel.Key]netip.Addr{}
@@ -472,7 +471,7 @@ func TestPathsOfEqualAddresses(t *testing.T) {
 		m.paths.set(m.now, own, m.peers, addrs, map[tunnel.Key]time.Time{})
 		allowProbes(want, addrs)
 		for i, p := range want {
-			// Who is sent a probe is whom the answer is of.
+			// The answer is of the peer that the probe was sent to.
 			probed := m.paths.at[addrs[i]]
 			if len(p.AllowedIPs) == 0 && addrs[i].IsValid() || len(p.AllowedIPs) == 1 && (probed == nil || probed.key != m.peers[i].PublicKey) {
 				t.Errorf("%s: %v, and the path of %v", m.peers[i].Node, p.AllowedIPs, probed)
@@ -482,11 +481,11 @@ func TestPathsOfEqualAddresses(t *testing.T) {
 	set()
 	m.until("those that are alone up", time.Minute, PathUp, 0, 2)
 	for _, i := range []int{1, 3} {
-		if p := m.paths.of[keyOf(i+1)]; p.answers || p.tried > 0 || p.state != PathUnknown {
-			t.Errorf("%s is %s, and was asked %d times", p.node, p.state, p.tried)
+		if p := m.paths.of[keyOf(i+1)]; p.answers || p.probedInSession > 0 || p.state != PathUnknown {
+			t.Errorf("%s is %s, and was asked %d times", p.node, p.state, p.probedInSession)
 		}
 	}
-	// Whose it was before doesn't answer for the one that has it now.
+	// An answer from the former owner of the address doesn't count for the new one.
 	m.peers[0], m.peers[1] = m.peers[1], m.peers[0]
 	set()
 	if p := m.paths.of[keyOf(1)]; p.answers {
@@ -495,13 +494,13 @@ func TestPathsOfEqualAddresses(t *testing.T) {
 	m.until("the one that has the address now up", time.Minute, PathUp, 1)
 }
 
-// Where nobody can be asked any more, WireGuard's own signs decide.
+// When probes can't be sent any more, WireGuard's status decides.
 func TestPathsWithoutProbes(t *testing.T) {
 	m := newMesh(t, 1)
 	m.until("up", time.Minute, PathUp, 0)
 	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
-	m.paths.read(m.now, &session, time.Time{})
-	m.paths.blind(m.now)
+	m.paths.updateStatus(m.now, &session, time.Time{})
+	m.paths.fallBackAll(m.now)
 	if p, _ := m.paths.find(keyOf(1)); p.State != PathUp || p.Sign != SignHandshake || p.Answers {
 		t.Errorf("%+v", p)
 	}
@@ -529,8 +528,7 @@ func BenchmarkPaths(b *testing.B) {
 	}
 }
 
-// What is told of a path's time is that of small packets, of this time that it is up, and
-// smoothed.
+// The round trip time of a path is that of small packets, since it last came up, smoothed.
 func TestTimesOfPaths(t *testing.T) {
 	now := time.Unix(1000, 0)
 	p := &path{state: PathUnknown}
@@ -543,13 +541,13 @@ func TestTimesOfPaths(t *testing.T) {
 		{func() { p.answer(now, true, time.Second) }, 8 * time.Millisecond},
 		{func() { p.answer(now, false, 16*time.Millisecond) }, 9 * time.Millisecond},
 		{func() { p.answer(now, false, time.Millisecond) }, 8 * time.Millisecond},
-		{func() { p.become(now, PathDown, SignNoAnswer) }, 0},
+		{func() { p.setState(now, PathDown, SignNoAnswer) }, 0},
 		{func() { p.answer(now, false, 40*time.Millisecond) }, 40 * time.Millisecond},
-		{func() { p.unanswering(now) }, 0},
+		{func() { p.fallBack(now) }, 0},
 	} {
 		now = now.Add(time.Second)
-		if step.do(); p.show().RTT != step.want {
-			t.Errorf("after step %d: %v, want %v", i+1, p.show().RTT, step.want)
+		if step.do(); p.export().RTT != step.want {
+			t.Errorf("after step %d: %v, want %v", i+1, p.export().RTT, step.want)
 		}
 	}
 }

@@ -10,46 +10,45 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// Prober asks the kernels of a device's peers for signs of life: a [tunnel.Prober].
+// Prober probes the peers of a device: a [tunnel.Prober].
 type Prober interface {
 	Send(to netip.Addr, large bool) error
 	Receive(answered func(tunnel.Answer)) error
-	// Refresh has it work on; an error says that another one is needed.
+	// Refresh checks the device's address and MTU; after an error another prober is needed.
 	Refresh() error
 	Close() error
 }
 
 const (
-	// refreshAfter is how often the device's address is looked after, which a link that
-	// went down and up again has lost, and its MTU.
+	// refreshAfter is the interval of checking the device's MTU and its address for probes,
+	// which a link loses when it goes down.
 	refreshAfter = 30 * time.Second
-	// reopenFailed is the same where there is no prober.
+	// reopenFailed is the retry interval after a prober could not be opened.
 	reopenFailed = 5 * time.Second
-	// verifyAgain is how soon after a handshake was begun we look whether it succeeded.
+	// verifyAgain is the interval of checking whether a handshake succeeded.
 	verifyAgain = 250 * time.Millisecond
-	// lookRest is for how many times as long as a look at the whole device took there
-	// is no other one, for the sake of handshakes.
-	lookRest = 40
+	// readRest is the minimum pause between reads of the whole device for handshakes, as a
+	// multiple of their duration.
+	readRest = 40
 )
 
-// probing is what is open to ask the peers of a device. It belongs to Probe.
+// probing is the open prober of a device. It is owned by Probe.
 type probing struct {
 	prober Prober
-	asked  bool      // it has asked somebody
+	sent   bool      // it has sent a probe
 	index  int       // of the device
-	until  time.Time // it is looked after
+	until  time.Time // next refresh
 }
 
-// Probe judges the paths to all peers, after it has taken their answers, and asks those
-// whose turn it is. It is meant to be called when ProbeDue says, and may run beside
-// everything but itself. Where the device can't have an address for probes, paths are
-// judged by what WireGuard shows.
+// Probe records answers, evaluates the paths to all peers, and sends the probes that are
+// due. Call it at ProbeDue. It may run concurrently with everything but itself. Where the
+// device can't have an address for probes, paths are evaluated by WireGuard's status.
 func (c *Controller) Probe(context.Context) error {
 	prober, err := c.prober()
 	now := time.Now()
 	changed := false
 	if prober == nil {
-		c.paths.blind(now)
+		c.paths.fallBackAll(now)
 	} else if err = prober.Receive(func(a tunnel.Answer) {
 		changed = c.paths.answer(now, a) || changed
 	}); err != nil {
@@ -63,14 +62,14 @@ func (c *Controller) Probe(context.Context) error {
 		}
 		sendErr := prober.Send(p.to, p.large)
 		if errors.Is(sendErr, tunnel.ErrNoProbes) {
-			err = c.refused(sendErr)
+			err = c.probesFailed(sendErr)
 			break
 		}
-		if sendErr == nil && !c.probing.asked {
-			c.probing.asked = true
+		if sendErr == nil && !c.probing.sent {
+			c.probing.sent = true
 			c.unprobed.Store(nil)
 		}
-		// One that the device has no way for is one without an answer.
+		// A probe that can't be routed counts as unanswered.
 		c.paths.sent(now, p)
 	}
 	if (changed || judged) && c.cfg.PathChanged != nil {
@@ -82,11 +81,11 @@ func (c *Controller) Probe(context.Context) error {
 	return err
 }
 
-// ProbeDue returns when Probe is to be called next.
+// ProbeDue returns when Probe is due.
 func (c *Controller) ProbeDue() time.Time { return time.Now().Add(pathTick) }
 
-// prober returns what there is to ask with, nil when there is nothing. That a device
-// can't have an address is no error.
+// prober returns the open prober, or opens one; nil if that fails. It is no error that a
+// device can't have an address for probes.
 func (c *Controller) prober() (Prober, error) {
 	p := &c.probing
 	index, exists := c.cfg.Device.Index()
@@ -97,7 +96,7 @@ func (c *Controller) prober() (Prober, error) {
 	if index == p.index && now.Before(p.until) {
 		return p.prober, nil
 	}
-	// Answers that are on their way are to this one.
+	// Keep the prober if possible: answers in flight would be lost.
 	if p.prober != nil && index == p.index && p.prober.Refresh() == nil {
 		p.until = now.Add(refreshAfter)
 		return p.prober, nil
@@ -109,9 +108,9 @@ func (c *Controller) prober() (Prober, error) {
 	case openErr == nil:
 		p.prober, p.until = opened, now.Add(refreshAfter)
 	case errors.Is(openErr, tunnel.ErrNoProbes):
-		c.cannotProbe(openErr)
+		c.logUnprobed(openErr)
 	case errors.Is(openErr, os.ErrNotExist):
-		// The device is being made, and others ask it for the first time in a moment.
+		// The device is being created: retry in the next pass.
 		p.until = now
 	default:
 		err = errors.Join(err, openErr)
@@ -119,27 +118,27 @@ func (c *Controller) prober() (Prober, error) {
 	return p.prober, err
 }
 
-// refused is told that nobody could be asked. The address, the device or its MTU is
-// another one, which a new prober knows. When that hasn't asked anybody either it is of no
-// use for a while.
-func (c *Controller) refused(why error) error {
+// probesFailed closes the prober after [tunnel.ErrNoProbes]: the address, the device or
+// its MTU may have changed, which a new prober detects. If this one never sent a probe,
+// the next one is opened only after reopenFailed.
+func (c *Controller) probesFailed(why error) error {
 	before := c.probing
 	err := c.stopProbing()
-	if !before.asked {
+	if !before.sent {
 		c.probing.index, c.probing.until = before.index, time.Now().Add(reopenFailed)
-		c.cannotProbe(why)
+		c.logUnprobed(why)
 	}
 	return err
 }
 
-func (c *Controller) cannotProbe(because error) {
+func (c *Controller) logUnprobed(because error) {
 	why := because.Error()
 	if c.unprobed.Swap(&why) == nil {
-		c.log.Warn("peers can't be probed: paths are judged by handshakes and by what is received, in minutes", "err", because)
+		c.log.Warn("peers can't be probed: broken paths are detected by missing handshakes only, after minutes", "err", because)
 	}
 }
 
-// StopProbing closes what Probe has opened. Probe must not be running.
+// StopProbing closes the prober. Probe must not be running.
 func (c *Controller) StopProbing() error { return c.stopProbing() }
 
 func (c *Controller) stopProbing() error {
@@ -151,7 +150,7 @@ func (c *Controller) stopProbing() error {
 	return p.Close()
 }
 
-// Unprobed says why peers can't be probed; empty when they are.
+// Unprobed returns why peers can't be probed; empty: they are probed.
 func (c *Controller) Unprobed() string {
 	if why := c.unprobed.Load(); why != nil {
 		return *why
@@ -159,47 +158,46 @@ func (c *Controller) Unprobed() string {
 	return ""
 }
 
-// Renew begins handshakes with peers that don't answer probes any more, or that are down,
-// see [Device.Contact]. It reads the whole device, and may run beside
-// everything but itself. It is meant to be called when ControllerConfig.Renew was, and
-// when RenewDue says.
+// Renew sends handshakes to peers that no longer answer probes, or that are down, see
+// [Device.Nudge]. It reads the whole device, and may run concurrently with everything but
+// itself. Call it after ControllerConfig.Renew and at RenewDue.
 func (c *Controller) Renew(ctx context.Context) error {
 	if _, exists := c.cfg.Device.Index(); !exists || time.Now().Before(c.renewing.rest) {
 		return nil
 	}
 	started := time.Now()
 	begun, read := 0, 0
-	_, err := c.cfg.Device.Contact(ctx, func(p tunnel.PeerStatus) tunnel.Contact {
+	_, err := c.cfg.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {
 		read++
 		c.readPath(started, &p)
-		if begun >= contactBurst {
-			return tunnel.ContactNone
+		if begun >= nudgeBurst {
+			return tunnel.NudgeNone
 		}
-		do := c.paths.contact(started, p.PublicKey)
-		if do != tunnel.ContactNone {
+		do := c.paths.nudge(started, p.PublicKey)
+		if do != tunnel.NudgeNone {
 			begun++
 		}
 		return do
 	})
 	took := time.Since(started)
-	c.renewing.rest = started.Add(max(verifyAgain, min(lookRest*took, time.Duration(read)*pausePerPeer)))
+	c.renewing.rest = started.Add(max(verifyAgain, min(readRest*took, time.Duration(read)*pausePerPeer)))
 	c.renewing.due = time.Time{}
 	if begun > 0 {
-		c.log.Debug("handshakes begun with peers that don't answer", "peers", begun)
+		c.log.Debug("handshakes sent to unresponsive peers", "peers", begun)
 		c.renewing.due = c.renewing.rest
 	}
 	return err
 }
 
-// renewing is when Renew may and should be called. It belongs to Renew.
+// renewing is the earliest and the next time of Renew, which owns it.
 type renewing struct{ rest, due time.Time }
 
-// RenewDue returns when Renew has something to do without being told; zero: never. It
-// may not run beside Renew.
+// RenewDue returns when Renew is due without ControllerConfig.Renew; zero: never. It must
+// not run concurrently with Renew.
 func (c *Controller) RenewDue() time.Time { return c.renewing.due }
 
-// Paths returns what is known of the ways to all peers, sorted by node.
-func (c *Controller) Paths() []Path { return c.paths.show() }
+// Paths returns the paths to all peers, sorted by node.
+func (c *Controller) Paths() []Path { return c.paths.export() }
 
-// Path returns what is known of the way to one peer.
+// Path returns the path to one peer.
 func (c *Controller) Path(key tunnel.Key) (Path, bool) { return c.paths.find(key) }

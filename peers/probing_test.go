@@ -12,7 +12,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// prober answers what it is asked at the next look.
+// prober answers probes at the next Receive.
 type prober struct {
 	refuses, outdated error
 	asked             []netip.Addr
@@ -41,13 +41,13 @@ func (p *prober) Receive(answered func(tunnel.Answer)) error {
 
 func (p *prober) Refresh() error { return p.outdated }
 
-// Close loses what would be answered.
+// Close drops pending answers.
 func (p *prober) Close() error {
 	p.asked = nil
 	return nil
 }
 
-// asking returns a controller of a device with one peer, which opens its prober so.
+// asking returns a controller of a device with one peer, with open for its prober.
 func asking(t *testing.T, logs slog.Handler, open func() (Prober, error)) *Controller {
 	t.Helper()
 	r := &remote{nodes: []Node{node(1)}, synced: true}
@@ -60,10 +60,10 @@ func asking(t *testing.T, logs slog.Handler, open func() (Prober, error)) *Contr
 	return c
 }
 
-// A host that lets nobody be asked, by a rule of its firewall or a route, though the
-// device has its address, is as one that can't have it: no peer is thought to be up, or
-// down, for want of an answer, and what can't be used isn't opened over and over.
-func TestHostThatLetsNobodyBeAsked(t *testing.T) {
+// A host that blocks probes, by its firewall or a route, is handled like one whose device
+// can't have the address: missing answers mean neither up nor down, and the prober isn't
+// reopened in each pass.
+func TestHostThatBlocksProbes(t *testing.T) {
 	var logs strings.Builder
 	p := &prober{}
 	c := asking(t, slog.NewTextHandler(&logs, nil), p.open)
@@ -100,8 +100,8 @@ func TestHostThatLetsNobodyBeAsked(t *testing.T) {
 	}
 }
 
-// What is of use is kept: answers that are on their way are to it, and a slow peer would be
-// taken for one that doesn't answer.
+// A working prober is kept: reopening it would lose answers in flight, and a slow peer would
+// count as one that doesn't answer.
 func TestProberIsKept(t *testing.T) {
 	p := &prober{}
 	c := asking(t, slog.DiscardHandler, p.open)
@@ -128,8 +128,8 @@ func TestProberIsKept(t *testing.T) {
 	}
 }
 
-// A device that is just being made has no key yet. Others ask it from then on, and take what
-// doesn't answer for one that never does.
+// A device that is being created has no key yet. It has to answer as soon as it has, since
+// other nodes probe it from then on.
 func TestProbesBeginWithTheDevice(t *testing.T) {
 	p := &prober{}
 	c := asking(t, slog.DiscardHandler, func() (Prober, error) {

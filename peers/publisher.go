@@ -23,31 +23,28 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// FieldManager is who owns our annotations in a Node's managedFields. It lets
-// the API server remove what we published for a remote that is no longer
-// configured and leave what others wrote.
+// FieldManager owns our annotations in a Node's managedFields, so that the API server
+// removes those of remotes that are no longer configured and keeps foreign ones.
 const FieldManager = "semaphore-wireguard"
 
-// Self is this node as the local API server has it, trimmed to what publishing
-// needs.
+// Self is this node's object, trimmed to the parts that publishing needs.
 type Self struct {
 	Name        string
 	UID         types.UID
 	InternalIPs []netip.Addr
 	ExternalIPs []netip.Addr
-	Annotations map[string]string // ours and those that look like ours
-	PodCIDRs    []netip.Prefix    // of its specification
+	Annotations map[string]string // of annotationGroup
+	PodCIDRs    []netip.Prefix    // of its spec
 	Noted       pods.Noted
 }
 
-// Published returns the prefixes that the node's annotation says, and whether it has
-// one.
+// Published returns the prefixes of the node's annotation, and whether it has one.
 func (s Self) Published() ([]netip.Prefix, bool) {
 	text, carried := s.Annotations[PodCIDRsAnnotation]
 	return parsePrefixes(text), carried
 }
 
-// TrimSelf trims this node's object. Node heartbeats leave the result equal.
+// TrimSelf trims this node's object. Heartbeats leave the result equal.
 func TrimSelf(n *corev1.Node) Self {
 	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n), Noted: pods.Note(n)}
 	for _, a := range n.Status.Addresses {
@@ -68,33 +65,34 @@ func TrimSelf(n *corev1.Node) Self {
 	return s
 }
 
-// Equal tells whether two states of this node are the same to us.
+// Equal reports whether two states of this node are equal in the trimmed parts.
 func (s Self) Equal(o Self) bool {
 	return s.Name == o.Name && s.UID == o.UID && slices.Equal(s.InternalIPs, o.InternalIPs) &&
 		slices.Equal(s.ExternalIPs, o.ExternalIPs) && maps.Equal(s.Annotations, o.Annotations) && slices.Equal(s.PodCIDRs, o.PodCIDRs) && s.Noted.Equal(o.Noted)
 }
 
-// Publication is what this node tells one remote cluster. While the key is zero or
-// the port 0, because the device isn't there yet, what the node carries for that
-// remote stays as it is.
+// Publication is what this node publishes for one remote cluster. While the key is zero
+// or the port 0, because the device doesn't exist yet, the published annotations are
+// retained.
 type Publication struct {
 	Remote     string
 	PublicKey  tunnel.Key
-	ListenPort int // that the device listens on
-	// Location is what the endpoint is made of, unless the node's annotations say
-	// something else.
+	ListenPort int // of the device
+	// Location is the source of the endpoint, unless the node's annotations override it.
 	Location endpoint.Source
 }
 
 func (p Publication) known() bool { return !p.PublicKey.IsZero() && p.ListenPort != 0 }
 
-// Annotations returns the annotations that the node must carry. Of a remote for which
-// this node has no endpoint that others could reach, which an error says, they stay as
-// they are; so does what the node carries of pods while those are nil, because they aren't
-// known. A remote for which the node carries nothing yet gets nothing before they are:
-// without the annotation of pods, others would take those of the specification, which may
-// be another node's. The endpoint of a node that can only be reached after it has spoken is
-// empty: without the annotation agents of the original would not make it a peer.
+// Annotations returns the desired annotations of the node.
+//
+// The annotations for a remote are retained while this node has no endpoint for it, which
+// is an error; that of pods is retained while pods is nil, that is, not known. Until pods
+// is known nothing is published for a new remote: without the annotation of pods, its
+// nodes would use spec.podCIDRs, which may be another node's.
+//
+// A node that has to send first publishes an empty endpoint: without the annotation,
+// agents of the original would not make it a peer.
 func Annotations(self Self, publications []Publication, pods *pods.Known) (map[string]string, error) {
 	want := make(map[string]string, 2*len(publications)+1)
 	prefixes, settled := self.Annotations[PodCIDRsAnnotation]
@@ -115,7 +113,7 @@ func Annotations(self Self, publications []Publication, pods *pods.Known) (map[s
 			var err error
 			at, err = self.endpointFor(p)
 			if other, taken := remotes[at]; err == nil && taken && at != "" {
-				err = fmt.Errorf("endpoint %s is that for %s already: each remote's device has a port of its own, also outside; annotations whose names begin with the remote tell them apart", at, other)
+				err = fmt.Errorf("endpoint %s is already that for %s: each remote's device needs its own port, also outside; use annotations prefixed with the remote's name", at, other)
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("publish for %s: %w", p.Remote, err))
@@ -137,22 +135,22 @@ func Annotations(self Self, publications []Publication, pods *pods.Known) (map[s
 	return want, errors.Join(errs...)
 }
 
-// carries tells whether the node carries anything for a remote.
+// carries reports whether the node has an annotation for a remote.
 func (s Self) carries(remote string) bool {
 	_, key := s.Annotations[PublicKeyAnnotation(remote)]
 	_, endpoint := s.Annotations[EndpointAnnotation(remote)]
 	return key || endpoint
 }
 
-// Nodes are those of a cluster, as kube.Client has them.
+// Nodes is the subset of kube.Client's Nodes that a Publisher needs.
 type Nodes interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Node, error)
 	Patch(ctx context.Context, name string, of types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (*corev1.Node, error)
 }
 
-// Publisher keeps our annotations on this node's object: it puts them back when
-// somebody changes or removes them, when the node object is made anew and when
-// its address changes.
+// Publisher keeps our annotations on this node's object: it restores them when they are
+// changed or removed, or the object is recreated, and updates them when the node's address
+// changes.
 type Publisher struct {
 	nodes        Nodes
 	self         func() (Self, bool)
@@ -161,9 +159,9 @@ type Publisher struct {
 	log          *slog.Logger
 
 	spacing   time.Duration
-	applied   bool      // once since start, for what an earlier configuration left
+	applied   bool      // once since start, to remove annotations of an earlier configuration
 	written   time.Time // last
-	due       time.Time // when a change that was put off is written; zero: none was
+	due       time.Time // of a delayed write; zero: none
 	published atomic.Bool
 }
 
@@ -171,31 +169,28 @@ type Publisher struct {
 type PublisherConfig struct {
 	Nodes        Nodes                // of the local cluster; needs the verbs get and patch
 	Self         func() (Self, bool)  // this node, and whether it is known
-	Publications func() []Publication // for each configured remote, as it is now
-	Pods         func() *pods.Known   // those of this node; nil: not known
-	// Spacing is how close two writes follow each other: what changes sooner is put off
-	// until Due. A pass that writes nothing holds up none that does.
+	Publications func() []Publication // current, for each admitted remote
+	Pods         func() *pods.Known   // of this node; nil: not known
+	// Spacing is the minimum interval between writes; a change that comes sooner is delayed
+	// until Due.
 	Spacing time.Duration
 	Logger  *slog.Logger
 }
 
-// NewPublisher returns a publisher that has done nothing yet.
+// NewPublisher returns a publisher.
 func NewPublisher(cfg PublisherConfig) *Publisher {
 	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, spacing: cfg.Spacing, log: cfg.Logger}
 }
 
-// Published tells whether the node carried all our annotations after the last
-// pass.
+// Published reports whether the node had all our annotations after the last pass.
 func (p *Publisher) Published() bool { return p.published.Load() }
 
-// Due returns when Reconcile has something to write that it has put off; the zero time:
-// it hasn't.
+// Due returns when Reconcile has a delayed write; zero: none.
 func (p *Publisher) Due() time.Time { return p.due }
 
-// Reconcile brings the node's annotations to what they must be. It writes only
-// when one differs, and once after start, so that the API server drops those of
-// remotes that are no longer configured. While the node isn't known it does
-// nothing. It must not be called twice at the same time.
+// Reconcile applies the desired annotations. It writes when one differs, and once after
+// start, so that the API server removes those of remotes that are no longer configured.
+// Until the node is known it does nothing. It must not be called concurrently.
 func (p *Publisher) Reconcile(ctx context.Context) error {
 	p.due = time.Time{}
 	self, known := p.self()
@@ -219,7 +214,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		p.published.Store(complete)
 		return wrong
 	}
-	// After an error nobody asks when something is due, and the next pass is later anyway.
+	// Due is ignored after an error, whose back-off is longer anyway.
 	if next := p.written.Add(p.spacing); wrong == nil && time.Now().Before(next) {
 		p.due = next
 		return nil
@@ -238,9 +233,9 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 	return wrong
 }
 
-// apply has the node carry these annotations of ours and no others, as kubectl apply
-// --server-side does. The UID makes sure that a node that was deleted meanwhile isn't
-// created. Client-go's own types for this bring along the schema of all of Kubernetes.
+// apply sets our annotations to exactly these by server-side apply. The UID keeps a node
+// that was deleted meanwhile from being created. Client-go's apply configurations would
+// link the schema of all of Kubernetes.
 func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annotations map[string]string) error {
 	type metadata struct {
 		Name        string            `json:"name"`
@@ -259,12 +254,11 @@ func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annot
 	return err
 }
 
-// Withdraw removes from the node what this and earlier configurations
-// published. That the node is gone is no error.
+// Withdraw removes from the node what this and earlier configurations published. A
+// missing node is no error.
 func (p *Publisher) Withdraw(ctx context.Context, node string) error {
-	// Applying nothing gives up what we own, for remotes of earlier
-	// configurations; the patch removes the configured ones whoever wrote them
-	// last.
+	// An empty apply removes what we own, also for remotes of earlier configurations; the
+	// patch removes those of configured remotes even when another manager owns them.
 	self, err := p.nodes.Get(ctx, node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil

@@ -73,7 +73,7 @@ func TestAnnotations(t *testing.T) {
 }
 
 // TestNothingIsPublishedBeforeThePrefixesAreKnown keeps a new node from claiming its
-// specification until it knows that its pods are elsewhere.
+// spec.podCIDRs while its pods may have other prefixes.
 func TestNothingIsPublishedBeforeThePrefixesAreKnown(t *testing.T) {
 	said := publications[:1]
 	published := map[string]string{
@@ -128,11 +128,11 @@ func TestTrimSelf(t *testing.T) {
 	}
 	n.UID = "u2"
 	if TrimSelf(n).Equal(want) {
-		t.Error("a node made anew is taken for the old one")
+		t.Error("a recreated node is taken for the old one")
 	}
 }
 
-// writes counts the requests that change something.
+// writes counts the write requests.
 func writes(c *fake.Clientset) (n int) {
 	for _, a := range c.Actions() {
 		switch a.GetVerb() {
@@ -199,7 +199,7 @@ func TestPublisher(t *testing.T) {
 	n := get()
 	delete(n.Annotations, "gcp.wireguard.semaphore.uw.io/pubKey")
 	n.Annotations["merit.wireguard.semaphore.uw.io/endpoint"] = "203.0.113.9:1"
-	if _, err := nodes.Update(t.Context(), n, metav1.UpdateOptions{FieldManager: "somebody"}); err != nil {
+	if _, err := nodes.Update(t.Context(), n, metav1.UpdateOptions{FieldManager: "another-manager"}); err != nil {
 		t.Fatal(err)
 	}
 	pass(1)
@@ -213,7 +213,7 @@ func TestPublisher(t *testing.T) {
 	if got, published := TrimSelf(get()).Published(); !published || !slices.Equal(got, here.Prefixes) {
 		t.Errorf("the node says %v, %v", got, published)
 	}
-	// What changes sooner than that is put off, and what isn't changed puts off nothing.
+	// A change within Spacing is delayed, and a pass without a change delays nothing.
 	p.spacing = time.Hour
 	last := here
 	here = &pods.Known{Publish: true, Prefixes: prefixes("10.2.3.0/26")}
@@ -228,7 +228,7 @@ func TestPublisher(t *testing.T) {
 		t.Errorf("nothing is to be written, at %v", due)
 	}
 	p.spacing = 0
-	// What isn't known isn't gone.
+	// Unknown prefixes retain the annotation.
 	published := here
 	here = nil
 	pass(0)
@@ -273,10 +273,8 @@ func TestPublisher(t *testing.T) {
 	}
 }
 
-// A device that isn't there, or that has no key, listens nowhere. What an earlier
-// process published about it may still be right: its kernel device works on.
 // TestPublisherAppliesAsClientGoDoes compares the request with that of client-go's own
-// types, to the last byte.
+// types, byte by byte.
 func TestPublisherAppliesAsClientGoDoes(t *testing.T) {
 	type request struct {
 		Method, URL, Body string
@@ -338,7 +336,9 @@ func TestPublisherAppliesAsClientGoDoes(t *testing.T) {
 		`"merit.wireguard.semaphore.uw.io/endpoint":"10.66.23.31:51821","merit.wireguard.semaphore.uw.io/pubKey":"` + key(2).String() + `"}}}`)
 }
 
-func TestPublisherLeavesWhatIsNotKnown(t *testing.T) {
+// A missing device, or one without a key, has no endpoint. The annotations of an earlier
+// process are retained: its kernel device may still work.
+func TestPublisherRetainsUnknown(t *testing.T) {
 	before := kubernetesNode("10.66.23.31")
 	carried := map[string]string{
 		"gcp.wireguard.semaphore.uw.io/pubKey":   key(7).String(),

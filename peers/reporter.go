@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// upFor is how long a path must have been up for it to be reported no more.
+	// upFor is how long a path must have been up until it is no longer reported.
 	upFor = 2 * time.Second
-	// reportSpacing is the least time between two writes of a report.
+	// reportSpacing is the minimum interval between two writes of a report.
 	reportSpacing = 500 * time.Millisecond
-	// What one node sees all see. They write within a millisecond for each of them,
-	// and within reportSpread at most.
+	// All nodes notice the same failure at the same time. Their writes are spread over
+	// reportShare per node, at most reportSpread.
 	reportSpread, reportShare = time.Second, time.Millisecond
-	// settling is for how long after its start a process may not know what its
-	// predecessor knew: peers that aren't configured yet, or that seem to be up by a
-	// handshake of before. The latter lasts no longer than silentAfter.
+	// settling is the time after start in which the report of an earlier process counts:
+	// peers may not be configured yet, or seem up by an earlier handshake, which lasts no
+	// longer than silentAfter.
 	settling = time.Minute
-	// A report changes changesBurst times without delay, and after that as often as all
-	// nodes together may by the rate at which their kubelets renew their own Leases, each
-	// 10 s. What comes up again leaves changesKept of them, so that in a mesh that flaps
-	// what is down is still told at once.
+	// A report may change changesBurst times without delay, then every changesShare per
+	// node: all nodes together write at a rate below that of their kubelets' Leases, each
+	// every 10 s. Changes to up leave changesKept of the burst, so that when paths flap a
+	// path that goes down is still reported at once.
 	changesBurst, changesKept       = 12, 6
 	changesShare, changesEveryLeast = 10 * time.Millisecond, 2 * time.Second
-	// Room of a report that isn't for names: for each remote its own name and fields.
+	// reportFrame is the size in bytes reserved per remote for its name and fields.
 	reportFrame = 200
 )
 
@@ -46,16 +46,16 @@ type ReporterConfig struct {
 	Leases    kube.Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
 	Namespace string
 	Node      string // this one
-	// Owner is this process's pod, with which the report goes.
+	// Owner is this process's pod: the report is deleted with it.
 	Owner metav1.OwnerReference
-	// Paths returns what is known of all paths, by remote.
+	// Paths returns all paths, by remote.
 	Paths func() map[string][]Path
-	// Reporters returns how many nodes may report at the same time.
+	// Reporters returns the number of nodes that may report at the same time.
 	Reporters func() int
 	Logger    *slog.Logger
 }
 
-// Reporter keeps the report of this node: it is there while a path is down.
+// Reporter maintains the report of this node, a Lease that exists while a path is down.
 //
 //	a path        up ____/---- down ----\__________ up
 //	reported      _______/--------------------\____
@@ -63,81 +63,80 @@ type ReporterConfig struct {
 type Reporter struct {
 	cfg ReporterConfig
 
-	begun   time.Time // when what an earlier process reported was read
-	written reports.Report
-	there   bool      // an object is
-	at      time.Time // when it was last written; zero: not by this process
-	wait    time.Time // when a change may be written; zero: there is none
-	changes *rate.Limiter
-	due     time.Time
+	loadedAt   time.Time // when the report of an earlier process was read
+	written    reports.Report
+	exists     bool      // the object exists
+	writtenAt  time.Time // last write; zero: not by this process
+	writeAfter time.Time // earliest write of a pending change; zero: none
+	changes    *rate.Limiter
+	due        time.Time
 }
 
-// NewReporter returns a reporter that has done nothing yet.
+// NewReporter returns a reporter.
 func NewReporter(cfg ReporterConfig) *Reporter {
 	return &Reporter{cfg: cfg, written: reports.Report{Node: cfg.Node}, changes: rate.NewLimiter(rate.Every(changesEveryLeast), changesBurst)}
 }
 
-// Due says when to call Reconcile although nothing has happened.
+// Due returns when Reconcile is due without a trigger; zero: never.
 func (r *Reporter) Due() time.Time { return r.due }
 
-// Reconcile brings the report to what it must be. It must not be called twice at the
-// same time.
+// Reconcile writes the report if needed. It must not be called concurrently.
 func (r *Reporter) Reconcile(ctx context.Context) error {
 	now := time.Now()
-	if r.begun.IsZero() {
-		if err := r.begin(ctx, now); err != nil {
+	if r.loadedAt.IsZero() {
+		if err := r.load(ctx, now); err != nil {
 			return err
 		}
 	}
 	return r.pass(ctx, now)
 }
 
-// begin reads what an earlier process has reported. What that knew to be down and this
-// one knows nothing of stays so, until it does.
-func (r *Reporter) begin(ctx context.Context, now time.Time) error {
+// load reads the report of an earlier process. Paths that it reported stay reported until
+// this process knows their state.
+func (r *Reporter) load(ctx context.Context, now time.Time) error {
 	l, err := r.cfg.Leases.Get(ctx, reports.Name(r.cfg.Node), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 	case err != nil:
 		return fmt.Errorf("read the report of paths: %w", err)
 	default:
-		r.there = true
+		r.exists = true
 		if report, err := reports.Read(l); err == nil && report.Node == r.cfg.Node {
 			r.written = report
 		}
 	}
-	r.begun = now
+	r.loadedAt = now
 	return nil
 }
 
 func (r *Reporter) pass(ctx context.Context, now time.Time) error {
-	settled := r.begun.Add(settling)
+	settled := r.loadedAt.Add(settling)
 	all := r.cfg.Paths()
 	want, due := reportAt(now, r.cfg.Node, &r.written, all, now.Before(settled))
 	r.due = due
 	if now.Before(settled) && len(want.Remotes) > 0 {
 		r.remind(settled)
 	}
-	if !r.there && len(want.Remotes) == 0 {
-		r.wait = time.Time{}
+	if !r.exists && len(want.Remotes) == 0 {
+		r.writeAfter = time.Time{}
 		return nil
 	}
-	same := r.there && !r.at.IsZero() && want.Equal(&r.written)
-	renew := r.at.Add(reports.Renewal)
+	same := r.exists && !r.writtenAt.IsZero() && want.Equal(&r.written)
+	renew := r.writtenAt.Add(reports.Renewal)
 	if same && now.Before(renew) {
-		r.wait = time.Time{}
+		r.writeAfter = time.Time{}
 		r.remind(renew)
 		return nil
 	}
-	if !same && r.wait.IsZero() {
-		r.wait = latest(now.Add(spread(r.cfg.Reporters())), r.at.Add(reportSpacing))
+	if !same && r.writeAfter.IsZero() {
+		r.writeAfter = latest(now.Add(writeDelay(r.cfg.Reporters())), r.writtenAt.Add(reportSpacing))
 	}
 	change := !want.Equal(&r.written)
-	until := r.wait
+	until := r.writeAfter
 	if change {
 		until = latest(until, r.allowed(now, worse(&r.written, &want, all)))
 	}
-	if r.there && !r.at.IsZero() && renew.Before(until) {
+	if r.exists && !r.writtenAt.IsZero() && renew.Before(until) {
 		until = renew
 	}
 	if now.Before(until) {
@@ -150,15 +149,14 @@ func (r *Reporter) pass(ctx context.Context, now time.Time) error {
 	if change {
 		r.changes.ReserveN(now, 1)
 	}
-	r.wait = time.Time{}
-	if r.there {
+	r.writeAfter = time.Time{}
+	if r.exists {
 		r.remind(now.Add(reports.Renewal))
 	}
 	return nil
 }
 
-// allowed returns when a change may be written for the sake of how many there were. It
-// isn't later than the report would be renewed in any case.
+// allowed returns when the rate limit permits a change.
 func (r *Reporter) allowed(now time.Time, worse bool) time.Time {
 	every := max(changesEveryLeast, time.Duration(r.cfg.Reporters())*changesShare)
 	r.changes.SetLimitAt(now, rate.Every(every))
@@ -169,7 +167,7 @@ func (r *Reporter) allowed(now time.Time, worse bool) time.Time {
 	return now.Add(time.Duration(max(0, missing) * float64(every)))
 }
 
-// worse reports whether something is down that wasn't reported before.
+// worse reports whether a path is newly reported as down.
 func worse(before, now *reports.Report, all map[string][]Path) bool {
 	for remote, known := range all {
 		was, is := before.Remotes[remote], now.Remotes[remote]
@@ -182,7 +180,7 @@ func worse(before, now *reports.Report, all map[string][]Path) bool {
 	return false
 }
 
-// remind has Due be no later than a time.
+// remind makes Due no later than at.
 func (r *Reporter) remind(at time.Time) {
 	if r.due.IsZero() || at.Before(r.due) {
 		r.due = at
@@ -193,11 +191,11 @@ func (r *Reporter) write(ctx context.Context, now time.Time, want *reports.Repor
 	if len(want.Remotes) == 0 {
 		return r.Withdraw(ctx)
 	}
-	// Neither is server-side apply, which costs the API server several times as much:
-	// when a cluster dies, all nodes write within a second.
+	// Not by server-side apply, which costs the API server several times as much: when a
+	// cluster fails, all nodes write within a second.
 	lease := want.Lease(r.cfg.Namespace, r.cfg.Owner, now)
 	var err error
-	if r.there {
+	if r.exists {
 		var patch []byte
 		if patch, err = reports.Patch(lease); err == nil {
 			_, err = r.cfg.Leases.Patch(ctx, lease.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager})
@@ -207,34 +205,34 @@ func (r *Reporter) write(ctx context.Context, now time.Time, want *reports.Repor
 	}
 	switch {
 	case apierrors.IsNotFound(err):
-		r.there = false
+		r.exists = false
 	case apierrors.IsAlreadyExists(err):
-		r.there = true
+		r.exists = true
 	}
 	if err != nil {
 		return fmt.Errorf("report paths that are down: %w", err)
 	}
-	if !want.Equal(&r.written) || !r.there {
+	if !want.Equal(&r.written) || !r.exists {
 		for remote, down := range want.Remotes {
 			r.cfg.Logger.DebugContext(ctx, "paths reported", "cluster", remote, "all_but", down.AllBut, "nodes", down.Nodes)
 		}
 	}
-	r.written, r.there, r.at = *want, true, now
+	r.written, r.exists, r.writtenAt = *want, true, now
 	return nil
 }
 
-// Withdraw removes the report. That there is none is no error.
+// Withdraw deletes the report; a missing one is no error.
 func (r *Reporter) Withdraw(ctx context.Context) error {
 	err := r.cfg.Leases.Delete(ctx, reports.Name(r.cfg.Node), metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("withdraw the report of paths: %w", err)
 	}
-	r.written, r.there, r.at = reports.Report{Node: r.cfg.Node}, false, time.Time{}
+	r.written, r.exists, r.writtenAt = reports.Report{Node: r.cfg.Node}, false, time.Time{}
 	return nil
 }
 
-// spread is how long a node waits with what so many see.
-func spread(reporters int) time.Duration {
+// spread returns a random delay by the number of nodes that report at the same time.
+func writeDelay(reporters int) time.Duration {
 	most := min(reportSpread, time.Duration(reporters)*reportShare)
 	if most <= 0 {
 		return 0
@@ -242,21 +240,21 @@ func spread(reporters int) time.Duration {
 	return rand.N(most)
 }
 
-// reportAt returns what a node must report at a moment, when it last reported before,
-// and when that will be different although no path changes; zero: not known.
+// reportAt returns the desired report of a node at the time now, given its last one, and
+// when it changes without a change of paths; zero: not known.
 //
 //	| a path                                        | is reported |
 //	| --------------------------------------------- | ----------- |
 //	| is down                                       | yes         |
 //	| is up, for upFor                              | no          |
 //	| is up, for less                               | if it was   |
-//	| isn't known                                   | if it was   |
-//	| settling: isn't there, or is up by a          |             |
+//	| is unknown                                    | if it was   |
+//	| settling: doesn't exist, or is up by a        |             |
 //	| handshake, which may be an old one            | if it was   |
 func reportAt(now time.Time, node string, before *reports.Report, all map[string][]Path, settling bool) (want reports.Report, due time.Time) {
 	type state struct {
 		down, others []string
-		more         bool // there are nodes of which this process doesn't know yet
+		more         bool // down has nodes that this process doesn't know yet
 	}
 	states := map[string]*state{}
 	want = reports.Report{Node: node, Remotes: map[string]reports.Down{}}

@@ -21,7 +21,7 @@ import (
 	reports "github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
 
-// reporting is a reporter with an API server in memory, and paths as a test has them.
+// reporting is a reporter with an API server in memory and paths set by the test.
 type reporting struct {
 	*Reporter
 	client *fake.Clientset
@@ -36,7 +36,7 @@ func newReporting(t *testing.T) *reporting {
 	return b
 }
 
-// again starts the process anew.
+// again restarts the process.
 func (b *reporting) again() {
 	b.Reporter = NewReporter(ReporterConfig{
 		Leases: b.client.CoordinationV1().Leases("sys"), Namespace: "sys", Node: "gcp-1",
@@ -45,21 +45,21 @@ func (b *reporting) again() {
 	})
 }
 
-// set has a path of aws be in a state from now on.
+// set sets the state of a path of aws from now on.
 func (b *reporting) set(node string, state PathState) {
 	all := slices.DeleteFunc(b.all["aws"], func(p Path) bool { return p.Node == node })
 	b.all["aws"] = append(all, Path{Node: node, State: state, Since: b.now, Sign: SignAnswer})
 }
 
-// pass goes forward so many seconds, as the loop does, and returns how many requests
-// to write there were.
+// pass advances the clock, running passes as the loop does, and returns the number of write
+// requests.
 func (b *reporting) pass(t *testing.T, seconds float64) (writes int) {
 	t.Helper()
 	end := b.now.Add(time.Duration(seconds * float64(time.Second)))
 	before := len(b.client.Actions())
 	for {
-		if b.begun.IsZero() {
-			if err := b.begin(t.Context(), b.now); err != nil {
+		if b.loadedAt.IsZero() {
+			if err := b.load(t.Context(), b.now); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -83,7 +83,7 @@ func (b *reporting) pass(t *testing.T, seconds float64) (writes int) {
 	return writes
 }
 
-// says returns what is reported of aws; nil: there is no report.
+// says returns the reported nodes of aws; nil: there is no report.
 func (b *reporting) says(t *testing.T) *reports.Down {
 	t.Helper()
 	l, err := b.client.CoordinationV1().Leases("sys").Get(t.Context(), "semaphore-paths-gcp-1", metav1.GetOptions{})
@@ -140,7 +140,7 @@ func TestReporter(t *testing.T) {
 	}
 }
 
-// TestFlappingPathIsReportedOnce has a path come and go each second.
+// TestFlappingPathIsReportedOnce has a path that flaps each second.
 func TestFlappingPathIsReportedOnce(t *testing.T) {
 	b, writes := newReporting(t), 0
 	for second := range 300 {
@@ -154,8 +154,8 @@ func TestFlappingPathIsReportedOnce(t *testing.T) {
 	}
 }
 
-// TestMeshThatFlapsIsBounded has paths come and go slowly enough for each change to be
-// one of the report, in a cluster in which many nodes report at the same time.
+// TestMeshThatFlapsIsBounded has paths that flap slowly enough for each change to change
+// the report, in a cluster in which many nodes report at the same time.
 func TestMeshThatFlapsIsBounded(t *testing.T) {
 	const size = 1000
 	b, writes := newReporting(t), 0
@@ -188,7 +188,7 @@ func TestMeshThatFlapsIsBounded(t *testing.T) {
 	b.expect(t, "all are up", nil)
 }
 
-// TestReportIsTakenOver has another process begin while paths are down.
+// TestReportIsTakenOver restarts the process while paths are down.
 func TestReportIsTakenOver(t *testing.T) {
 	b := newReporting(t)
 	b.set("aws-1", PathDown)
@@ -207,7 +207,7 @@ func TestReportIsTakenOver(t *testing.T) {
 	b.pass(t, 5)
 	b.expect(t, "both are up", nil)
 
-	// One that was left behind, of peers that are gone: some may only come yet.
+	// A leftover report of peers that don't exist: they may still be configured.
 	b.set("aws-1", PathDown)
 	b.pass(t, 1)
 	b.again()
@@ -218,7 +218,7 @@ func TestReportIsTakenOver(t *testing.T) {
 	b.expect(t, "its peers are gone", nil)
 }
 
-// TestOldHandshakeIsNoSign has another process begin that sees a handshake of before.
+// TestOldHandshakeIsNoSign restarts the process, which sees a handshake of before.
 func TestOldHandshakeIsNoSign(t *testing.T) {
 	b := newReporting(t)
 	b.set("aws-1", PathDown)
@@ -235,7 +235,7 @@ func TestOldHandshakeIsNoSign(t *testing.T) {
 	b.expect(t, "a new handshake", nil)
 }
 
-func TestReporterThatIsRefused(t *testing.T) {
+func TestReporterForbidden(t *testing.T) {
 	b := newReporting(t)
 	refuse := true
 	b.client.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -253,7 +253,7 @@ func TestReporterThatIsRefused(t *testing.T) {
 	b.expect(t, "it is allowed again", &reports.Down{AllBut: true, Nodes: []string{}})
 }
 
-// TestReportSaysWhatIsDown compares reports of random paths with a look at each path.
+// TestReportSaysWhatIsDown compares reports of random paths with the state of each path.
 func TestReportSaysWhatIsDown(t *testing.T) {
 	states := []PathState{PathUnknown, PathUp, PathDown}
 	for seed := range uint64(300) {

@@ -16,29 +16,28 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/durable"
 )
 
-// storeVersion is the format of the file. A file of another one is ignored: the
-// remote's API server has the truth.
+// storeVersion is the version of the file format. Files of other versions are ignored, as
+// the remote's API server is authoritative.
 const storeVersion = 1
 
-// A store is <device>storeSuffix.
+// storeSuffix follows the device's name in the file name.
 const storeSuffix = ".peers.json"
 
-// maxStored is the most bytes of the file that are read: several times what the
-// peers take that there may be by default.
+// maxStored bounds the bytes read from the file: several times the size for the default
+// maximum of peers.
 const maxStored = 64 << 20
 
-// Store keeps on disk the nodes whose peers were last applied, so that a node
-// that boots while the remote's API server is away joins the mesh all the same.
-// It holds what the remote's nodes publish, nothing secret, and what was accepted
-// of it, which versions before ours leave unread. What is read back goes through
-// the same checks as what a remote says, so that a subnet that is no longer
-// configured doesn't come back from disk.
+// Store keeps on disk the nodes whose peers were last applied, so that a node that boots
+// while the remote's API server is unreachable joins the mesh. It holds what the remote's
+// nodes publish, which isn't secret, and what was accepted from them, which earlier
+// versions ignore. Stored nodes pass the same checks as those of the API server, so that
+// a subnet that is no longer configured doesn't return from disk.
 type Store struct {
 	path    string
 	cluster string
 
 	mu   sync.Mutex
-	last [sha256.Size]byte // of what the file holds, as far as we know
+	last [sha256.Size]byte // of the file's content; zero: not known
 }
 
 type stored struct {
@@ -47,15 +46,14 @@ type stored struct {
 	Nodes   []Remembered `json:"nodes"`
 }
 
-// NewStore returns the store of the peers of one device. The file is
-// "<dir>/<device>.peers.json"; it isn't touched yet.
+// NewStore returns the store of the peers of one device, the file
+// "<dir>/<device>.peers.json".
 func NewStore(dir, device, cluster string) *Store {
 	return &Store{path: filepath.Join(dir, device+storeSuffix), cluster: cluster}
 }
 
-// Load returns the stored nodes. A file that isn't there is no error: no nodes.
-// A file that can't be understood is an error that names it; it is overwritten
-// by the next Save.
+// Load returns the stored nodes, none if the file doesn't exist. An invalid file is an
+// error that names it; the next Save overwrites it.
 func (s *Store) Load() ([]Remembered, error) {
 	data, err := readBounded(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,7 +77,7 @@ func readBounded(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Nothing was written to it.
+	// Read only: nothing can be lost.
 	defer func() { _ = file.Close() }()
 	data, err := io.ReadAll(io.LimitReader(file, maxStored+1))
 	if err == nil && len(data) > maxStored {
@@ -102,8 +100,7 @@ func parseStored(data []byte, cluster string) ([]Remembered, error) {
 	return st.Nodes, nil
 }
 
-// Save writes the nodes if they differ from what the file holds. The file is
-// replaced in one step, so that a crash leaves the old or the new one, whole.
+// Save writes the nodes if they differ from the file. It replaces the file atomically.
 func (s *Store) Save(nodes []Remembered) error {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, func(a, b Remembered) int { return strings.Compare(a.Name, b.Name) })
@@ -127,7 +124,7 @@ func (s *Store) Save(nodes []Remembered) error {
 	return nil
 }
 
-// Remove deletes the file. That it isn't there is no error.
+// Remove deletes the file; a missing one is no error.
 func (s *Store) Remove() error {
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove last applied peers: %w", err)
@@ -135,15 +132,14 @@ func (s *Store) Remove() error {
 	return nil
 }
 
-// RemoveUnfinished removes from the directory of the stores what processes of ours
-// left when they were killed while writing. No store may be written meanwhile. It
-// returns what it removed.
+// RemoveUnfinished removes temporary files of stores that were left by processes killed
+// while writing, and returns their paths. No store may be written meanwhile.
 func RemoveUnfinished(dir string) (removed []string, err error) {
 	found, err := filepath.Glob(filepath.Join(dir, "*"+storeSuffix+durable.Unfinished))
 	errs := []error{err}
 	for _, path := range found {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("remove what an earlier run left: %w", err))
+			errs = append(errs, fmt.Errorf("remove a temporary file of an earlier run: %w", err))
 			continue
 		}
 		removed = append(removed, path)
@@ -151,14 +147,14 @@ func RemoveUnfinished(dir string) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// Forget removes from a folder the files of stores of devices for which keep is
-// false, such as those of remotes that are no longer configured: what was accepted
-// of one mustn't count when it is configured again, months later. It returns their
-// devices. That the folder isn't there is no error.
+// Forget removes the stores of devices for which keep is false, such as those of remotes
+// that are no longer configured, and returns these devices: what was accepted from such a
+// remote must not count when it is configured again later. A missing directory is no
+// error.
 func Forget(dir string, keep func(device string) bool) (forgotten []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("look for last applied peers: %w", err)
+		return nil, fmt.Errorf("list last applied peers: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {

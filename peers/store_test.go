@@ -64,7 +64,7 @@ func TestStoreWritesOnlyChanges(t *testing.T) {
 	}
 }
 
-func TestStoreOfAnotherFormIsRefused(t *testing.T) {
+func TestInvalidStores(t *testing.T) {
 	for name, data := range map[string]string{
 		"empty":           ``,
 		"half-written":    `{"version":1,"cluster":"gcp","nodes":[{"na`,

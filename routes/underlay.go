@@ -33,14 +33,14 @@ type Underlay struct {
 
 // way is a path and the links that it may take.
 type way struct {
-	path  tunnel.Path
+	path  tunnel.UnderlayPath
 	links map[int]int // MTU by index
 	known bool        // looked up; there may still be no path
 }
 
 // Paths returns what is known of the ways to addresses, less those to which there is
 // none. It forgets all others.
-func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.Path, error) {
+func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.UnderlayPath, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if now := u.now(); now.Sub(u.looked) >= trustedFor {
@@ -56,7 +56,7 @@ func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.Path, error) {
 	}
 	slices.SortFunc(u.sorted, netip.Addr.Compare)
 
-	var paths []tunnel.Path
+	var paths []tunnel.UnderlayPath
 	mtus := make(map[int]int) // read since the lock was taken, after any event
 	for _, addr := range u.sorted {
 		w := ways[addr]

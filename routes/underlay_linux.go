@@ -52,7 +52,7 @@ func lookUp(to netip.Addr, mtus map[int]int) (way, error) {
 	case err != nil:
 		return way{}, fmt.Errorf("look up the route to %s: %w", to, err)
 	}
-	w := way{path: tunnel.Path{To: to}, links: make(map[int]int)}
+	w := way{path: tunnel.UnderlayPath{To: to}, links: make(map[int]int)}
 	for i := range found {
 		route := &found[i]
 		if route.Type != unix.RTN_UNICAST {

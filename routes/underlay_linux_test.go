@@ -65,7 +65,7 @@ func TestPathsOverRealRoutes(t *testing.T) {
 		addRoute(t, netlink.Route{Type: unix.RTN_UNREACHABLE}, "10.8.0.0/16")
 		addRoute(t, netlink.Route{LinkIndex: eth0, MTU: 5000}, "10.7.0.0/16") // more than the link carries
 
-		want := map[string]tunnel.Path{
+		want := map[string]tunnel.UnderlayPath{
 			"192.0.2.7":    {MTU: 1500},
 			"198.51.100.7": {MTU: 9000},
 			"fd00:198::7":  {MTU: 9000},
@@ -80,10 +80,10 @@ func TestPathsOverRealRoutes(t *testing.T) {
 			"fd00:192::1":  {},
 		}
 		for to, path := range want {
-			var wanted []tunnel.Path
+			var wanted []tunnel.UnderlayPath
 			if path.MTU > 0 {
 				path.To = netip.MustParseAddr(to)
-				wanted = []tunnel.Path{path}
+				wanted = []tunnel.UnderlayPath{path}
 			}
 			// The kernel may be a moment late with what belongs to an IPv6 address.
 			polltest.Until(t, time.Minute, "the path to "+to, func() bool {
@@ -235,7 +235,7 @@ func TestUnderlayLooksUpOnceWhatDoesntChange(t *testing.T) {
 	looked := 0
 	u := &Underlay{now: func() time.Time { return now }, look: func(to netip.Addr, _ map[int]int) (way, error) {
 		looked++
-		return way{path: tunnel.Path{To: to, MTU: 1500}, links: map[int]int{2: 1500}}, nil
+		return way{path: tunnel.UnderlayPath{To: to, MTU: 1500}, links: map[int]int{2: 1500}}, nil
 	}}
 	want := func(lookups, paths int, to ...string) {
 		t.Helper()

@@ -18,7 +18,7 @@ import (
 // there is no program to start. It changes nothing,
 // so that a process can ask while another one has the devices; like [Device.Ensure], it
 // makes a link for a moment where the kernel has to load its WireGuard first.
-func Able(ctx context.Context, backend, program string) error {
+func Preflight(ctx context.Context, backend, program string) error {
 	if err := checkBackend(backend); err != nil {
 		return err
 	}

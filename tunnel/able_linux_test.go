@@ -31,10 +31,10 @@ func TestAbleChangesNothing(t *testing.T) {
 		}
 		before := links()
 		for _, b := range []string{backend, Auto} {
-			if err := Able(t.Context(), b, ""); err != nil {
+			if err := Preflight(t.Context(), b, ""); err != nil {
 				t.Errorf("%s: %v", b, err)
 			}
-			if err := withoutCapabilities(func() error { return Able(t.Context(), b, "") }); err == nil || !strings.Contains(err.Error(), "NET_ADMIN") {
+			if err := withoutCapabilities(func() error { return Preflight(t.Context(), b, "") }); err == nil || !strings.Contains(err.Error(), "NET_ADMIN") {
 				t.Errorf("%s without capabilities: %v", b, err)
 			}
 		}
@@ -42,7 +42,7 @@ func TestAbleChangesNothing(t *testing.T) {
 			t.Errorf("links (-before +after):\n%s", diff)
 		}
 	})
-	if err := Able(t.Context(), "wishful", ""); err == nil {
+	if err := Preflight(t.Context(), "wishful", ""); err == nil {
 		t.Error("an unknown backend is one that can be had")
 	}
 }
@@ -53,7 +53,7 @@ func TestAbleTellsOfAKernelWithout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Able(t.Context(), Kernel, ""); (err == nil) != kernel {
+	if err := Preflight(t.Context(), Kernel, ""); (err == nil) != kernel {
 		t.Errorf("kernel WireGuard is there: %v; able: %v", kernel, err)
 	}
 }
@@ -62,11 +62,11 @@ func TestAbleTellsOfAKernelWithout(t *testing.T) {
 // would be ready, and a rollout go on, without any.
 func TestAbleAsksForAnEngine(t *testing.T) {
 	nstest.TUN(t)
-	if err := withoutSockets(func() error { return Able(t.Context(), Userspace, "") }); err == nil || !strings.Contains(err.Error(), "engine") {
+	if err := withoutSockets(func() error { return Preflight(t.Context(), Userspace, "") }); err == nil || !strings.Contains(err.Error(), "engine") {
 		t.Errorf("no engine answers: %v", err)
 	}
 	for program, able := range map[string]bool{"/proc/self/exe": true, "/nowhere/semaphore-engine": false} {
-		err := withoutSockets(func() error { return Able(t.Context(), Userspace, program) })
+		err := withoutSockets(func() error { return Preflight(t.Context(), Userspace, program) })
 		if (err == nil) != able {
 			t.Errorf("an engine would be started as %s: %v", program, err)
 		}

@@ -23,7 +23,7 @@ type request struct {
 	Config    Config                 // open
 	Peers     []Peer                 // configure
 	Published map[Key]netip.AddrPort // published
-	Contacts  map[Key]Contact        // contact
+	Contacts  map[Key]Nudge          // contact
 }
 
 // A response is what the call returned.
@@ -31,7 +31,7 @@ type response struct {
 	Error   string
 	Changed bool
 	Changes Changes
-	Done    Contacts
+	Done    Nudges
 	Key     Key
 	Status  Status
 }
@@ -83,9 +83,9 @@ func serveRequest(d **Device, req request) (res response, err error) {
 	case "configure":
 		res.Changes, err = (*d).Configure(ctx, req.Peers)
 	case "contact":
-		res.Done, err = (*d).Contact(ctx, func(p PeerStatus) Contact { return req.Contacts[p.PublicKey] })
+		res.Done, err = (*d).Nudge(ctx, func(p PeerStatus) Nudge { return req.Contacts[p.PublicKey] })
 	case "published":
-		(*d).Published(req.Published)
+		(*d).RestoreEndpoints(req.Published)
 	case "status":
 		res.Status, err = (*d).Status(ctx)
 	case "park":
@@ -169,9 +169,9 @@ func (a *agent) configure(t *testing.T, peers ...Peer) Changes {
 }
 
 // contact has the agent do something about a peer, and returns whether it did.
-func (a *agent) contact(t *testing.T, key Key, what Contact) Contacts {
+func (a *agent) contact(t *testing.T, key Key, what Nudge) Nudges {
 	t.Helper()
-	return a.call(t, request{Call: "contact", Contacts: map[Key]Contact{key: what}}).Done
+	return a.call(t, request{Call: "contact", Contacts: map[Key]Nudge{key: what}}).Done
 }
 
 // peer returns the agent's view of the peer with that key.

@@ -49,7 +49,7 @@ func TestClockThatIsBehindHeals(t *testing.T) {
 		a.configure(t, b.peerOf(0))
 		for range 3 {
 			polltest.Until(t, time.Minute, "an initiation", func() bool { return a.peer(t, b.key).TxBytes > 0 })
-			a.contact(t, b.key, ContactAnew)
+			a.contact(t, b.key, NudgeReset)
 		}
 		// What came before this one was refused.
 		takes(2062)

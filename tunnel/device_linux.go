@@ -158,7 +158,7 @@ func (d *Device) SetMTU(mtu int) { d.mtu.Store(int64(mtu)) }
 // Peers that roamed since then keep where they are now. It takes effect with
 // the next full comparison and is meant to be called before the first
 // [Device.Configure].
-func (d *Device) Published(endpoints map[Key]netip.AddrPort) {
+func (d *Device) RestoreEndpoints(endpoints map[Key]netip.AddrPort) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for key, endpoint := range endpoints {

@@ -22,17 +22,17 @@ func TestContact(t *testing.T) {
 		b.configure(t, somebody)
 		a.configure(t, b.peerOf(0)) // Too late: the initiation is on its way to nowhere.
 
-		if got := b.contact(t, a.key, ContactConfirm); got != (Contacts{}) {
+		if got := b.contact(t, a.key, NudgeKeepalive); got != (Nudges{}) {
 			t.Errorf("%+v, want nothing to be sent to a peer without keepalives", got)
 		}
-		if got := a.contact(t, b.key, ContactAnew); got != (Contacts{Anew: 1}) {
+		if got := a.contact(t, b.key, NudgeReset); got != (Nudges{Resets: 1}) {
 			t.Errorf("%+v, want one peer to be begun anew with", got)
 		}
 		polltest.Until(t, time.Minute, "a session", func() bool { return !a.peer(t, b.key).LastHandshake.IsZero() })
 		polltest.Until(t, time.Minute, "its confirmation", func() bool { return !b.peer(t, a.key).LastHandshake.IsZero() })
 		for range 3 {
 			heard, before := b.peer(t, a.key).RxBytes, a.peer(t, b.key)
-			if got := a.contact(t, b.key, ContactConfirm); got != (Contacts{Confirmed: 1}) {
+			if got := a.contact(t, b.key, NudgeKeepalive); got != (Nudges{Keepalives: 1}) {
 				t.Errorf("%+v, want one session to be confirmed", got)
 			}
 			polltest.Until(t, time.Minute, "a keepalive", func() bool { return b.peer(t, a.key).RxBytes > heard })
@@ -44,7 +44,7 @@ func TestContact(t *testing.T) {
 		somebody.Endpoint = netip.AddrPort{} // By now b knows where a is.
 		b.configure(t, somebody)
 		heard := a.peer(t, b.key).RxBytes
-		if got := b.contact(t, a.key, ContactConfirm); got != (Contacts{Confirmed: 1}) {
+		if got := b.contact(t, a.key, NudgeKeepalive); got != (Nudges{Keepalives: 1}) {
 			t.Errorf("%+v, want a keepalive for a peer that has spoken", got)
 		}
 		polltest.Until(t, time.Minute, "a keepalive of the side that was spoken to", func() bool { return a.peer(t, b.key).RxBytes > heard })
@@ -65,12 +65,12 @@ func TestVerify(t *testing.T) {
 		conn := dial(t, a, b, 0)
 		echo(t, conn, 100_000)
 		before := a.peer(t, b.key)
-		want := Contacts{Verified: 1}
+		want := Nudges{Handshakes: 1}
 		if backend == Kernel {
-			want = Contacts{Anew: 1}
+			want = Nudges{Resets: 1}
 		}
 		polltest.Until(t, time.Minute, "another handshake", func() bool {
-			if got := a.contact(t, b.key, ContactVerify); got != want {
+			if got := a.contact(t, b.key, NudgeHandshake); got != want {
 				t.Fatalf("%+v, want %+v", got, want)
 			}
 			echo(t, conn, 1000)

@@ -18,17 +18,17 @@ func TestContactDoesWhatIsAsked(t *testing.T) {
 	}
 	peers[1].Keepalive = 0
 	s.apply(t, peers)
-	ask := map[Key]Contact{}
+	ask := map[Key]Nudge{}
 	for i := range peers {
-		ask[peers[i].PublicKey] = []Contact{ContactAnew, ContactConfirm, ContactNone}[i%3]
+		ask[peers[i].PublicKey] = []Nudge{NudgeReset, NudgeKeepalive, NudgeNone}[i%3]
 	}
 	stranger := testPeer(1000, "192.0.2.1:51820", "10.200.0.0/24").PublicKey
 	s.device.configure(wgtypes.PeerConfig{PublicKey: wgtypes.Key(stranger)})
-	ask[stranger] = ContactAnew
+	ask[stranger] = NudgeReset
 
 	s.device.writes = nil
-	done, err := s.contact(t.Context(), new(sync.Mutex), nil, func(p PeerStatus) Contact { return ask[p.PublicKey] })
-	if err != nil || done != (Contacts{Anew: 20, Confirmed: 19}) {
+	done, err := s.nudge(t.Context(), new(sync.Mutex), nil, func(p PeerStatus) Nudge { return ask[p.PublicKey] })
+	if err != nil || done != (Nudges{Resets: 20, Keepalives: 19}) {
 		t.Fatalf("%+v, %v, want 20 and 19", done, err)
 	}
 	for pair := range slices.Chunk(s.device.writes, 2) {
@@ -37,12 +37,12 @@ func TestContactDoesWhatIsAsked(t *testing.T) {
 			t.Fatalf("%+v, %+v, want two steps of one peer", first, second)
 		}
 		switch ask[Key(first.PublicKey)] {
-		case ContactAnew:
+		case NudgeReset:
 			if !first.Remove || second.Remove || second.UpdateOnly || second.Endpoint == nil || len(second.AllowedIPs) != 2 ||
 				second.PersistentKeepaliveInterval == nil {
 				t.Errorf("%+v, %+v, want a peer removed and added as it was", first, second)
 			}
-		case ContactConfirm:
+		case NudgeKeepalive:
 			off, on := first.PersistentKeepaliveInterval, second.PersistentKeepaliveInterval
 			if !first.UpdateOnly || !second.UpdateOnly || off == nil || *off != 0 || on == nil || *on != 25*time.Second ||
 				len(first.AllowedIPs)+len(second.AllowedIPs) > 0 || first.ReplaceAllowedIPs || second.Endpoint != nil {
@@ -58,7 +58,7 @@ func TestContactDoesWhatIsAsked(t *testing.T) {
 }
 
 func TestContactThatFailsIsMended(t *testing.T) {
-	for _, what := range []Contact{ContactAnew, ContactConfirm} {
+	for _, what := range []Nudge{NudgeReset, NudgeKeepalive} {
 		s := newState()
 		peers := thousands(3)
 		for i := range peers {
@@ -75,11 +75,11 @@ func TestContactThatFailsIsMended(t *testing.T) {
 			return fault
 		}
 		key := s.applied[1].PublicKey
-		_, err := s.contact(t.Context(), new(sync.Mutex), nil, func(p PeerStatus) Contact {
+		_, err := s.nudge(t.Context(), new(sync.Mutex), nil, func(p PeerStatus) Nudge {
 			if p.PublicKey == key {
 				return what
 			}
-			return ContactNone
+			return NudgeNone
 		})
 		if !errors.Is(err, fault) {
 			t.Fatalf("%v, want %v", err, fault)

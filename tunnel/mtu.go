@@ -21,7 +21,7 @@ const (
 )
 
 // Path is what this host knows of the way to an endpoint.
-type Path struct {
+type UnderlayPath struct {
 	To netip.Addr
 	// MTU is the least of the link's and the route's, in bytes.
 	MTU int
@@ -34,7 +34,7 @@ type Path struct {
 // presumed returns what the path is presumed to carry to its end. Behind a router,
 // the large packets of the own link may come to an end: those of a cloud's network
 // (9001, 8896) do at its border. So there it is 1500, unless a route says more.
-func (p Path) presumed() int {
+func (p UnderlayPath) presumed() int {
 	if p.Routed && !p.Stated {
 		return min(p.MTU, defaultUnderlay)
 	}
@@ -44,7 +44,7 @@ func (p Path) presumed() int {
 // MTUFor returns the MTU of a device whose packets fit into all of the paths, from
 // MinMTU to MaxMTU, and false when there are none. As wg-quick does, it counts the
 // overhead of IPv6 also over IPv4, so that it is the same in a mesh over both.
-func MTUFor(paths []Path) (mtu int, known bool) {
+func MTUFor(paths []UnderlayPath) (mtu int, known bool) {
 	mtu = MaxMTU
 	for _, p := range paths {
 		mtu = min(mtu, p.presumed()-overhead6)
@@ -54,7 +54,7 @@ func MTUFor(paths []Path) (mtu int, known bool) {
 
 // LargestMTU returns the largest MTU of a device whose packets aren't fragmented on
 // this host, and the path that allows no more. It is false when there are none.
-func LargestMTU(paths []Path) (mtu int, narrowest Path, known bool) {
+func LargestMTU(paths []UnderlayPath) (mtu int, narrowest UnderlayPath, known bool) {
 	mtu = MaxMTU
 	for _, p := range paths {
 		overhead := overhead6

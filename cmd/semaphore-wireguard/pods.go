@@ -39,7 +39,7 @@ func (a *agent) podsChanged() {
 
 // pods returns the pod prefixes of this node; nil: not read yet.
 func (a *agent) pods() *pods.Known {
-	known, _ := a.prefixes.Look() // The error is in the status.
+	known, _ := a.prefixes.Current() // The error is in the status.
 	return known
 }
 

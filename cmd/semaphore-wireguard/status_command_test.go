@@ -89,9 +89,9 @@ func TestStatusOfAHostWithoutAddress(t *testing.T) {
 // A peer whose address a node of the local cluster claims is retained, and shown.
 func TestStatusNamesDisputedEndpoints(t *testing.T) {
 	rep := wellReport()
-	rep.Remotes[0].Peers[0].Disputed = `the address is that of this cluster's node "aws-2"`
+	rep.Remotes[0].Peers[0].Disputed = `an address of this cluster's node "aws-2"`
 	got := reporttest.Run(t, statusCommand(), rep)
-	want := rep.Remotes[0].Peers[0].Node + ` (the address is that of this cluster's node "aws-2")`
+	want := rep.Remotes[0].Peers[0].Node + ` (an address of this cluster's node "aws-2")`
 	if got.Code != 1 || !strings.Contains(got.Stdout+got.Stderr, want) {
 		t.Errorf("code %d\n%s%s", got.Code, got.Stdout, got.Stderr)
 	}

@@ -75,7 +75,7 @@ func (a *agent) ready() error {
 	standby, preflight := a.turn.StandsBy(), sync.OnceValue(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 		defer cancel()
-		return tunnel.Able(ctx, a.cfg.Backend, enginePath(a.cfg.Engine))
+		return tunnel.Preflight(ctx, a.cfg.Backend, enginePath(a.cfg.Engine))
 	})
 	var errs []error
 	if standby {

@@ -31,12 +31,12 @@ func (a *agent) fitMTUs(context.Context) error {
 	if err != nil {
 		return err
 	}
-	paths := make(map[netip.Addr]tunnel.Path, len(found))
+	paths := make(map[netip.Addr]tunnel.UnderlayPath, len(found))
 	for _, p := range found {
 		paths[p.To] = p
 	}
 	for i, r := range a.remotes {
-		own := make([]tunnel.Path, 0, len(of[i]))
+		own := make([]tunnel.UnderlayPath, 0, len(of[i]))
 		for _, to := range of[i] {
 			if p, known := paths[to]; known {
 				own = append(own, p)
@@ -65,7 +65,7 @@ func (r *remote) endpoints() []netip.Addr {
 
 // fitMTU applies the paths to the remote's nodes. Without any, the device keeps its MTU:
 // a restart must not change it for a moment.
-func (r *remote) fitMTU(paths []tunnel.Path) {
+func (r *remote) fitMTU(paths []tunnel.UnderlayPath) {
 	mtu, known := tunnel.MTUFor(paths)
 	if !known {
 		r.fit.Store(nil)

@@ -239,15 +239,15 @@ func (c counted) Configure(ctx context.Context, want []tunnel.Peer) (tunnel.Chan
 }
 
 // Contact implements peers.Device.
-func (c counted) Contact(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Contact) (tunnel.Contacts, error) {
+func (c counted) Nudge(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Nudge) (tunnel.Nudges, error) {
 	c.log.note("looks")
-	done, err := c.Device.Contact(ctx, func(p tunnel.PeerStatus) tunnel.Contact {
+	done, err := c.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {
 		does := decide(p)
 		c.log.note("has sent %d, got %d, session %v: %v", p.TxBytes, p.RxBytes, !p.LastHandshake.IsZero(), does)
 		return does
 	})
 	c.log.note("has looked")
-	c.anew.Add(int64(done.Anew))
+	c.anew.Add(int64(done.Resets))
 	return done, err
 }
 

@@ -147,7 +147,7 @@ func TestPodPrefixes(t *testing.T) {
 	waitPrefixes(t, merit1, "10.6.200.4/31,10.6.201.7/32")
 
 	t.Run("status says what was chosen, and why", func(t *testing.T) {
-		for n, want := range map[*testbed.Node]string{aws1: `"source": "node"`, gcp1: "Calico's address management is in use", gcp2: "SEMAPHORE_WG_POD_CIDRS says so", merit1: "10.6.200.4/31"} {
+		for n, want := range map[*testbed.Node]string{aws1: `"source": "node"`, gcp1: "Calico's address management is in use", gcp2: "configured by SEMAPHORE_WG_POD_CIDRS", merit1: "10.6.200.4/31"} {
 			status, err := agents[n].Get(t.Context(), "/status")
 			must(t, err)
 			if !strings.Contains(strings.ReplaceAll(status, `":"`, `": "`), want) {

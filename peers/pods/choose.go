@@ -5,32 +5,32 @@ import (
 	"slices"
 )
 
-// Seen is what Auto decides by.
+// Seen is the input of Choose.
 type Seen struct {
-	PodCIDRs []netip.Prefix // of the node's specification
-	OVN      bool           // its annotation is there
-	// Cilium are the prefixes of the node's CiliumNode, CiliumIPAM whether there is one.
+	PodCIDRs []netip.Prefix // of the node's spec
+	OVN      bool           // the node has its annotation
+	// Cilium are the prefixes of the node's CiliumNode; CiliumIPAM is set if there is one.
 	Cilium     []netip.Prefix
 	CiliumIPAM bool
 	Calico     bool // there are BlockAffinities, of any node
 	Pods       bool // pods can be read
-	// Forbidden are the kinds that are served and that the agent may not read.
+	// Forbidden are kinds that are served but that the agent may not read.
 	Forbidden []string
 }
 
-// Choice is a source, and why it was chosen.
+// Choice is a source and the reason for it.
 type Choice struct {
 	Source string `json:"source"`
 	Why    string `json:"why"`
 }
 
-// Choose is what Auto does: the first that is there.
+// Choose returns the source for the setting Auto.
 func Choose(s Seen) Choice {
 	switch {
 	case s.OVN:
 		return Choice{OVN, "the node has OVN-Kubernetes' annotation"}
 	case len(s.Cilium) > 0 && slices.Equal(s.Cilium, sorted(slices.Clone(s.PodCIDRs))):
-		return Choice{Node, "Cilium takes the node's podCIDRs"}
+		return Choice{Node, "Cilium uses the node's podCIDRs"}
 	case len(s.Cilium) > 0:
 		return Choice{Cilium, "the node's CiliumNode has prefixes"}
 	case s.Calico:
@@ -38,13 +38,13 @@ func Choose(s Seen) Choice {
 	case s.CiliumIPAM && s.Pods:
 		return Choice{Pods, "the node's CiliumNode has no prefixes"}
 	case len(s.PodCIDRs) > 0 && len(s.Forbidden) > 0:
-		return Choice{Node, "the node has podCIDRs, and the agent may not read " + s.Forbidden[0] + ", which are there: see deploy/wireguard/pods"}
+		return Choice{Node, "the node has podCIDRs, and the agent may not read " + s.Forbidden[0] + ", which exist: see deploy/wireguard/pods"}
 	case len(s.PodCIDRs) > 0:
 		return Choice{Node, "the node has podCIDRs"}
 	case s.Pods:
 		return Choice{Pods, "the node has no podCIDRs"}
 	case len(s.Forbidden) > 0:
-		return Choice{Node, "the agent may not read " + s.Forbidden[0] + ", which are there: see deploy/wireguard/pods"}
+		return Choice{Node, "the agent may not read " + s.Forbidden[0] + ", which exist: see deploy/wireguard/pods"}
 	}
-	return Choice{Node, "the node has no podCIDRs, and nothing else says which prefixes it has: SEMAPHORE_WG_POD_CIDRS can"}
+	return Choice{Node, "the node has no podCIDRs, and no other source of its prefixes was found: set SEMAPHORE_WG_POD_CIDRS"}
 }

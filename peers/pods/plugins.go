@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// calicoAffinities are the resources that Calico keeps in which node has which block of
-// addresses, the better one first: what is served as v3 beside v1 is either made of v1 or
-// what Calico has kept since it left v1 behind.
+// calicoAffinities are the resources in which Calico may store the blocks of nodes, the
+// preferred one first: v3 beside v1 is either an aggregated API over v1, or what Calico
+// has used since it was migrated from v1.
 func calicoAffinities() []schema.GroupVersionResource {
 	return []schema.GroupVersionResource{
 		{Group: "projectcalico.org", Version: "v3", Resource: "blockaffinities"},
@@ -23,29 +23,28 @@ func calicoAffinities() []schema.GroupVersionResource {
 	}
 }
 
-// ciliumNodes is the resource that Cilium keeps in which prefixes a node has.
+// ciliumNodes is the resource in which Cilium stores the prefixes of nodes.
 func ciliumNodes() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "cilium.io", Version: "v2", Resource: "ciliumnodes"}
 }
 
-// hostnameHash is the label by which BlockAffinities are found on the server, from
-// Calico 3.31 on.
+// hostnameHash is the label of BlockAffinities with the node, from Calico 3.31 on.
 const hostnameHash = "projectcalico.org/hostname-hash"
 
-// hashOf is the value of hostnameHash: node names are longer than labels.
+// hashOf returns the value of hostnameHash; node names may be longer than labels.
 func hashOf(node string) string {
 	sum := sha3.Sum256([]byte(node))
 	return base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:])
 }
 
-// block returns the prefix of a BlockAffinity, when it is confirmed and that of the
-// node. Its field deleted is a text in one group and a boolean in the other.
+// block returns the prefix of a BlockAffinity, if it is confirmed and of the node. Its
+// field deleted is a string in one group and a boolean in the other.
 func block(object *unstructured.Unstructured, node string) (netip.Prefix, bool) {
 	spec, _, _ := unstructured.NestedMap(object.Object, "spec")
 	if spec["node"] != node || spec["state"] != "confirmed" || spec["deleted"] == true || spec["deleted"] == "true" {
 		return netip.Prefix{}, false
 	}
-	// A node's name may be that of a host which isn't one.
+	// Another kind of owner may have the name of a node.
 	if kind, given := spec["type"].(string); given && kind != "" && kind != "host" {
 		return netip.Prefix{}, false
 	}
@@ -53,8 +52,8 @@ func block(object *unstructured.Unstructured, node string) (netip.Prefix, bool) 
 	return parse(text)
 }
 
-// ciliumPrefixes returns what a CiliumNode has of its cluster's pools: none where
-// addresses are those of a cloud.
+// ciliumPrefixes returns the prefixes of a CiliumNode; none where addresses come from a
+// cloud provider.
 func ciliumPrefixes(object *unstructured.Unstructured) []netip.Prefix {
 	texts, _, _ := unstructured.NestedStringSlice(object.Object, "spec", "ipam", "podCIDRs")
 	pools, _, _ := unstructured.NestedSlice(object.Object, "spec", "ipam", "pools", "allocated")
@@ -76,11 +75,11 @@ func ciliumPrefixes(object *unstructured.Unstructured) []netip.Prefix {
 	return sorted(all)
 }
 
-// ovnSubnets is the annotation in which OVN-Kubernetes says which prefixes a node has.
+// ovnSubnets is the annotation in which OVN-Kubernetes stores the prefixes of a node.
 const ovnSubnets = "k8s.ovn.org/node-subnets"
 
-// ovnPrefixes reads the annotation: an object of networks, each with a prefix or a list
-// of them, of which the default one counts; or, of old releases, a prefix alone.
+// ovnPrefixes parses the annotation: an object of networks, each with a prefix or a list
+// of prefixes, of which "default" counts; or, in old releases, a single prefix.
 func ovnPrefixes(text string) ([]netip.Prefix, error) {
 	if p, ok := parse(text); ok {
 		return []netip.Prefix{p}, nil
@@ -103,15 +102,15 @@ func ovnPrefixes(text string) ([]netip.Prefix, error) {
 	for _, item := range list {
 		p, ok := parse(item)
 		if !ok {
-			return nil, fmt.Errorf("annotation %s: %q is no prefix", ovnSubnets, item)
+			return nil, fmt.Errorf("annotation %s: %q is not a prefix", ovnSubnets, item)
 		}
 		all = append(all, p)
 	}
 	return sorted(all), nil
 }
 
-// calicoTunnels are the annotations in which Calico says which addresses of its pools a
-// node's tunnels have.
+// calicoTunnels are the annotations in which Calico stores the addresses of a node's
+// tunnels, which are from its pools.
 func calicoTunnels() []string {
 	return []string{
 		"projectcalico.org/IPv4IPIPTunnelAddr",
@@ -120,13 +119,13 @@ func calicoTunnels() []string {
 	}
 }
 
-// Noted is what network plugins note on the object of a node.
+// Noted holds the annotations of network plugins on a node.
 type Noted struct {
 	OVN     string       // ovnSubnets
-	Tunnels []netip.Addr // addresses that Calico has given to its tunnels
+	Tunnels []netip.Addr // of Calico's tunnels
 }
 
-// Note reads what network plugins note on a node.
+// Note reads the annotations of network plugins.
 func Note(n *corev1.Node) Noted {
 	noted := Noted{OVN: n.Annotations[ovnSubnets]}
 	for _, name := range calicoTunnels() {
@@ -137,5 +136,5 @@ func Note(n *corev1.Node) Noted {
 	return noted
 }
 
-// Equal tells whether the same is noted.
+// Equal reports whether the annotations are equal.
 func (n Noted) Equal(o Noted) bool { return n.OVN == o.OVN && slices.Equal(n.Tunnels, o.Tunnels) }

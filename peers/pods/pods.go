@@ -1,7 +1,7 @@
-// Package pods finds out which prefixes the pods of this node have, from wherever the
-// cluster's network plugin keeps that.
+// Package pods determines the pod prefixes of this node from where the cluster's network
+// plugin stores them.
 //
-//	source        where it is                                     right
+//	source        stored in                                       permissions
 //	node          podCIDRs of the node's specification            none
 //	calico        BlockAffinities of the node, addresses of its   list, watch blockaffinities,
 //	              pods and tunnels outside of them                pods
@@ -28,14 +28,14 @@ const (
 	Pods   = "pods"
 )
 
-// Aggregate returns the fewest prefixes that hold the addresses and no others, sorted.
+// Aggregate returns the fewest prefixes that cover exactly the addresses, sorted.
 func Aggregate(addrs []netip.Addr) []netip.Prefix {
 	sorted := slices.Clone(addrs)
 	slices.SortFunc(sorted, netip.Addr.Compare)
 	var all []netip.Prefix
 	for _, a := range slices.Compact(sorted) {
 		all = append(all, netip.PrefixFrom(a, a.BitLen()))
-		// Two halves are the whole, which may be one half of a larger one.
+		// Merge two halves; the result may be half of a larger prefix.
 		for len(all) > 1 {
 			low, high := all[len(all)-2], all[len(all)-1]
 			whole := netip.PrefixFrom(low.Addr(), low.Bits()-1).Masked()
@@ -48,8 +48,8 @@ func Aggregate(addrs []netip.Addr) []netip.Prefix {
 	return all
 }
 
-// Beside returns the prefixes, and those of the addresses that lie in none of them as
-// prefixes of their own, sorted.
+// Beside returns the prefixes, and the addresses outside of all of them as single-address
+// prefixes, sorted.
 func Beside(prefixes []netip.Prefix, addrs []netip.Addr) []netip.Prefix {
 	all := slices.Clone(prefixes)
 	for _, a := range addrs {
@@ -60,17 +60,17 @@ func Beside(prefixes []netip.Prefix, addrs []netip.Addr) []netip.Prefix {
 	return sorted(all)
 }
 
-// sorted returns prefixes sorted, and none twice.
+// sorted returns prefixes sorted, without duplicates.
 func sorted(prefixes []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(prefixes, netip.Prefix.Compare)
 	return slices.Compact(prefixes)
 }
 
-// Pod is what counts of a pod.
+// Pod is a pod trimmed to its addresses.
 type Pod struct{ Addrs []netip.Addr }
 
-// Trim trims a pod. Those on the host's network have its addresses, and those that
-// have finished none any more.
+// Trim trims a pod; false for pods on the host's network and finished ones, which have no
+// addresses of their own.
 func Trim(p *corev1.Pod) (Pod, bool) {
 	if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return Pod{}, false
@@ -84,10 +84,10 @@ func Trim(p *corev1.Pod) (Pod, bool) {
 	return pod, len(pod.Addrs) > 0
 }
 
-// Equal tells whether two states of a pod are the same to us.
+// Equal reports whether two states of a pod have the same addresses.
 func (p Pod) Equal(o Pod) bool { return slices.Equal(p.Addrs, o.Addrs) }
 
-// addresses are those of all pods.
+// addresses returns the addresses of all pods.
 func addresses(pods []Pod) (all []netip.Addr) {
 	for _, p := range pods {
 		all = append(all, p.Addrs...)
@@ -95,7 +95,7 @@ func addresses(pods []Pod) (all []netip.Addr) {
 	return all
 }
 
-// parse reads a prefix, masked.
+// parse parses and masks a prefix.
 func parse(text string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil || p.Addr().Is4In6() {

@@ -61,8 +61,8 @@ func TestAggregate(t *testing.T) {
 	}
 }
 
-// TestAggregateIsExact holds that the prefixes have the addresses and no others, and
-// that no two of them could be one.
+// TestAggregateIsExact checks that the prefixes cover exactly the addresses, and that no
+// two of them can be merged.
 func TestAggregateIsExact(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
@@ -160,7 +160,7 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// TestHashOf has a value of another implementation of the same hash.
+// TestHashOf compares with the value of another implementation of the hash.
 func TestHashOf(t *testing.T) {
 	if got := hashOf("aws-1"); got != "BZG3OI4VTUFPLZ4KFEDNYRPOASK3YBGTJY364H3QFG5TUCX6Z3ZQ" {
 		t.Errorf("got %q", got)
@@ -243,31 +243,31 @@ func TestChoose(t *testing.T) {
 }
 
 func TestPrefer(t *testing.T) {
-	away := apierrors.NewServiceUnavailable("the server is currently unable to handle the request")
+	unavailable := apierrors.NewServiceUnavailable("the server is currently unable to handle the request")
 	broken := errors.New("broken")
 	empty, others, own := candidate{served: true}, candidate{served: true, any: true}, candidate{served: true, any: true, own: true}
 	for name, c := range map[string]struct {
 		v3, v1 candidate
 		want   string // empty: an error
 	}{
-		"v3 alone":                               {v3: own, want: "v3"},
-		"v1 alone":                               {v1: own, want: "v1"},
-		"v3 is made of v1":                       {v3: own, v1: own, want: "v3"},
-		"v3 isn't in use":                        {v3: empty, v1: own, want: "v1"},
-		"v1 isn't in use":                        {v3: own, v1: empty, want: "v3"},
-		"v1 is left over, of other nodes":        {v3: own, v1: others, want: "v3"},
-		"v3 is left over, of other nodes":        {v3: others, v1: own, want: "v1"},
-		"a new node":                             {v3: others, v1: others, want: "v3"},
-		"a new node, v3 isn't in use":            {v3: empty, v1: others, want: "v1"},
-		"a new cluster":                          {v3: empty, v1: empty},
-		"a new cluster with one of them":         {v1: empty, want: "v1"},
-		"the server of v3 is away":               {v3: candidate{err: away}, v1: own, want: "v1"},
-		"the server of v3 is away, v1 is empty":  {v3: candidate{err: away}, v1: empty, want: "v1"},
-		"the server of v3 is away, there's none": {v3: candidate{err: away}},
-		"v3 can't be read":                       {v3: candidate{served: true, err: broken}, v1: own},
-		"v1 can't be read, and doesn't matter":   {v3: own, v1: candidate{served: true, err: broken}, want: "v3"},
-		"v1 can't be read":                       {v3: others, v1: candidate{served: true, err: broken}},
-		"no Calico":                              {},
+		"v3 alone":                             {v3: own, want: "v3"},
+		"v1 alone":                             {v1: own, want: "v1"},
+		"v3 is made of v1":                     {v3: own, v1: own, want: "v3"},
+		"v3 isn't in use":                      {v3: empty, v1: own, want: "v1"},
+		"v1 isn't in use":                      {v3: own, v1: empty, want: "v3"},
+		"v1 is left over, of other nodes":      {v3: own, v1: others, want: "v3"},
+		"v3 is left over, of other nodes":      {v3: others, v1: own, want: "v1"},
+		"a new node":                           {v3: others, v1: others, want: "v3"},
+		"a new node, v3 isn't in use":          {v3: empty, v1: others, want: "v1"},
+		"a new cluster":                        {v3: empty, v1: empty},
+		"a new cluster with one of them":       {v1: empty, want: "v1"},
+		"v3 unavailable":                       {v3: candidate{err: unavailable}, v1: own, want: "v1"},
+		"v3 unavailable, v1 empty":             {v3: candidate{err: unavailable}, v1: empty, want: "v1"},
+		"v3 unavailable, v1 not served":        {v3: candidate{err: unavailable}},
+		"v3 can't be read":                     {v3: candidate{served: true, err: broken}, v1: own},
+		"v1 can't be read, and doesn't matter": {v3: own, v1: candidate{served: true, err: broken}, want: "v3"},
+		"v1 can't be read":                     {v3: others, v1: candidate{served: true, err: broken}},
+		"no Calico":                            {},
 	} {
 		c.v3.resource.Version, c.v1.resource.Version = "v3", "v1"
 		got, err := prefer([]candidate{c.v3, c.v1})
@@ -280,7 +280,7 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
-// What can't be found out is asked less and less often: all nodes of a cluster ask.
+// Failed attempts to choose back off exponentially, since all nodes of a cluster make them.
 func TestChooseBacksOff(t *testing.T) {
 	s := New(Config{Setting: Auto, Node: "aws-1", Self: func() (Self, bool) { return Self{}, false }, Logger: slog.New(slog.DiscardHandler)})
 	least := chooseAgain

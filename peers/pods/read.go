@@ -23,7 +23,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// objects are, for kube.ListWatch, those of a kind that only its cluster knows.
+// objects is a resource without Go types, for kube.ListWatch.
 type objects = kube.Resource[*unstructured.UnstructuredList]
 
 func watch[T any](s *Source, kind string, object runtime.Object, from cache.ListerWatcher, equal func(a, b T) bool, keep func(runtime.Object) (T, bool)) *kube.Watch[T] {
@@ -35,7 +35,7 @@ func watch[T any](s *Source, kind string, object runtime.Object, from cache.List
 
 func samePrefixes(a, b []netip.Prefix) bool { return slices.Equal(a, b) }
 
-// podsOf reads the pods of one node.
+// podsOf lists and watches the pods of one node.
 func podsOf(client kube.Client, node string) cache.ListerWatcher {
 	return kube.ListWatch(func(context.Context) (kube.Resource[*corev1.PodList], error) {
 		return client.Pods(metav1.NamespaceAll), nil
@@ -46,7 +46,7 @@ func ofNode(options *metav1.ListOptions, node string) {
 	options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 }
 
-// ciliumNodeOf reads the CiliumNode of one node.
+// ciliumNodeOf lists and watches the CiliumNode of one node.
 func ciliumNodeOf(client dynamic.Interface, node string) cache.ListerWatcher {
 	return kube.ListWatch(func(context.Context) (objects, error) {
 		return client.Resource(ciliumNodes()), nil
@@ -57,9 +57,9 @@ func named(options *metav1.ListOptions, name string) {
 	options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 }
 
-// affinities reads BlockAffinities, of one node where Calico labels them. Calico makes
-// one for 64 addresses, and those that it made before it labelled them, which are then
-// missed, don't matter: their pods are published one by one.
+// affinities lists and watches BlockAffinities, of one node only where Calico labels them.
+// Unlabelled ones of an earlier Calico are then missed, which doesn't matter: a block has
+// 64 addresses, and their pods are published as single addresses.
 type affinities struct {
 	client    dynamic.Interface
 	discovery rest.Interface
@@ -84,13 +84,13 @@ func (a *affinities) listWatch() cache.ListerWatcher {
 	})
 }
 
-// errNoCalico says that Calico keeps no BlockAffinities here.
+// errNoCalico means that the API server has no BlockAffinities.
 var errNoCalico = errors.New("no BlockAffinities are served: Calico isn't installed")
 
-// errNoBlocks says that it can't be told yet where Calico keeps them.
-var errNoBlocks = errors.New("there are no BlockAffinities yet, in either of Calico's groups that are served")
+// errNoBlocks means that it can't be decided yet in which group Calico stores them.
+var errNoBlocks = errors.New("no BlockAffinities exist yet in either of Calico's API groups")
 
-// find returns the resource that counts, and whether there are any of it.
+// find returns the resource in use, and whether any object of it exists.
 func (a *affinities) find(ctx context.Context) (resource schema.GroupVersionResource, found bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -99,7 +99,7 @@ func (a *affinities) find(ctx context.Context) (resource schema.GroupVersionReso
 	}
 	var seen []candidate
 	for _, r := range calicoAffinities() {
-		c := a.see(ctx, r)
+		c := a.inspect(ctx, r)
 		if seen = append(seen, c); c.own {
 			break
 		}
@@ -111,35 +111,34 @@ func (a *affinities) find(ctx context.Context) (resource schema.GroupVersionReso
 	return best.resource, best.any, err
 }
 
-// candidate is what was seen of one of Calico's resources of BlockAffinities.
+// candidate is the state of one of Calico's BlockAffinity resources.
 type candidate struct {
 	resource schema.GroupVersionResource
 	served   bool
-	any, own bool   // there are some, and some of this node
-	selector string // finds those of this node
-	err      error  // it couldn't be read
+	any, own bool   // objects exist, of any node or of this one
+	selector string // for those of this node
+	err      error  // of reading it
 }
 
-// prefer decides which of them counts, the better one being first:
+// prefer decides which resource is in use; the preferred one is first:
 //
-//	one that has blocks of this node      what the other has is left over from before
-//	                                      Calico went over to another one
-//	none has: one that has any            the node is new
-//	none has any: the only one            there are none yet
-//	none has any of several               not decided yet: an error
+//	blocks of this node in one     that one: the other's are left over from a migration
+//	blocks of other nodes in one   that one: this node is new
+//	no blocks, one is served       that one
+//	no blocks, several are served  not decided yet: an error
 //
-// The better one may be made of the other by a server of Calico's, which alone can be
-// unavailable: then the other one is what Calico keeps.
+// The preferred one may be served by Calico's own API server from the other, and be
+// unavailable alone: then the other one is used.
 func prefer(seen []candidate) (candidate, error) {
 	var best candidate
-	var away error
+	var unavailable error
 	served := 0
 	for _, c := range seen {
 		switch {
 		case c.own:
 			return c, nil
 		case apierrors.IsServiceUnavailable(c.err):
-			away = c.err
+			unavailable = c.err
 		case c.err != nil:
 			return c, c.err
 		case c.served:
@@ -153,14 +152,14 @@ func prefer(seen []candidate) (candidate, error) {
 		return best, nil
 	case served > 1:
 		return candidate{}, errNoBlocks
-	case away != nil:
-		return candidate{}, away
+	case unavailable != nil:
+		return candidate{}, unavailable
 	}
 	return candidate{}, errNoCalico
 }
 
-// see looks at one resource.
-func (a *affinities) see(ctx context.Context, r schema.GroupVersionResource) candidate {
+// inspect reads the state of one resource.
+func (a *affinities) inspect(ctx context.Context, r schema.GroupVersionResource) candidate {
 	c := candidate{resource: r}
 	if c.served, c.err = serves(ctx, a.discovery, r); !c.served || c.err != nil {
 		return c
@@ -184,8 +183,8 @@ func (a *affinities) see(ctx context.Context, r schema.GroupVersionResource) can
 	return c
 }
 
-// serves reports whether the API server has a resource. Everybody may ask who has an
-// account; a list of one that isn't there is forbidden where no role names it.
+// serves reports whether the API server has a resource. Discovery is allowed to every
+// account, while a list of a missing resource is forbidden unless a role names it.
 func serves(ctx context.Context, client rest.Interface, r schema.GroupVersionResource) (bool, error) {
 	answer, err := client.Get().AbsPath("/apis", r.Group, r.Version).SetHeader("Accept", "application/json").Do(ctx).Raw()
 	if apierrors.IsNotFound(err) {
@@ -196,13 +195,13 @@ func serves(ctx context.Context, client rest.Interface, r schema.GroupVersionRes
 		err = json.Unmarshal(answer, &list)
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for %s: %w", r.GroupVersion(), err)
+		return false, fmt.Errorf("discover %s: %w", r.GroupVersion(), err)
 	}
 	return slices.ContainsFunc(list.APIResources, func(have metav1.APIResource) bool { return have.Name == r.Resource }), nil
 }
 
-// see looks what there is for Auto to decide by.
-func (s *Source) see(ctx context.Context) (Seen, error) {
+// inspect collects the input of Choose.
+func (s *Source) inspect(ctx context.Context) (Seen, error) {
 	self, known := s.cfg.Self()
 	if !known {
 		return Seen{}, errUnread
@@ -211,7 +210,7 @@ func (s *Source) see(ctx context.Context) (Seen, error) {
 	if seen.OVN {
 		return seen, nil
 	}
-	if err := s.seeCilium(ctx, &seen); err != nil {
+	if err := s.inspectCilium(ctx, &seen); err != nil {
 		return Seen{}, err
 	}
 	_, found, err := s.calico.find(ctx)
@@ -225,7 +224,7 @@ func (s *Source) see(ctx context.Context) (Seen, error) {
 		seen.Calico = found
 	}
 	if len(seen.PodCIDRs) > 0 && (!seen.CiliumIPAM || len(seen.Cilium) > 0) {
-		return allowed(seen, self.Carries) // Nothing depends on whether pods can be read.
+		return allowed(seen, self.Carries) // Choose ignores seen.Pods.
 	}
 	options := metav1.ListOptions{Limit: 1}
 	ofNode(&options, s.cfg.Node)
@@ -239,8 +238,9 @@ func (s *Source) see(ctx context.Context) (Seen, error) {
 	return allowed(seen, self.Carries)
 }
 
-// allowed returns what was seen, unless the node publishes prefixes already and the agent
-// may not read what they may be from: an API server that has just started knows no roles.
+// allowed returns seen, or an error if the node publishes prefixes already and the agent
+// may not read their possible source: an API server that has just started may not have
+// loaded its roles yet.
 func allowed(seen Seen, carries bool) (Seen, error) {
 	if carries && len(seen.Forbidden) > 0 {
 		return Seen{}, fmt.Errorf("the node publishes prefixes, and the agent may not read %s: see deploy/wireguard/pods, or set SEMAPHORE_WG_POD_CIDRS", seen.Forbidden[0])
@@ -248,7 +248,7 @@ func allowed(seen Seen, carries bool) (Seen, error) {
 	return seen, nil
 }
 
-func (s *Source) seeCilium(ctx context.Context, seen *Seen) error {
+func (s *Source) inspectCilium(ctx context.Context, seen *Seen) error {
 	served, err := serves(ctx, s.calico.discovery, ciliumNodes())
 	if err != nil || !served {
 		return err

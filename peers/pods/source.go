@@ -21,42 +21,41 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
-// MaxPrefixes is how many prefixes a node publishes. They take half of the room that an
-// API server has for annotations at most.
+// MaxPrefixes bounds the prefixes that a node publishes, to at most half of the size that
+// an API server allows for annotations.
 const MaxPrefixes = 3000
 
-// Self is what the API server has told of this node.
+// Self is this node's object, trimmed.
 type Self struct {
-	PodCIDRs []netip.Prefix // of its specification
+	PodCIDRs []netip.Prefix // of its spec
 	Noted
 	Carries bool // it has our annotation
 }
 
 // Config is what a Source needs.
 type Config struct {
-	Setting string // one of the names above, or prefixes, comma-separated
-	Cluster string // this one
-	Node    string // this one
-	Client  kube.Client
-	Dynamic dynamic.Interface
-	// Discovery is asked what is served.
+	Setting   string // one of the names above, or prefixes, comma-separated
+	Cluster   string // this one
+	Node      string // this one
+	Client    kube.Client
+	Dynamic   dynamic.Interface
 	Discovery rest.Interface
 	Server    *kube.Server
 	Metrics   *kube.Metrics
 	// Self returns this node, and whether it is known.
 	Self func() (Self, bool)
-	// Changed is called when Look may return something else. It must not block.
+	// Changed is called when the result of Current may have changed. It must not block.
 	Changed func()
 	Logger  *slog.Logger
 }
 
-// Source knows the prefixes of this node's pods. Until all that they are made of has
-// been read they aren't known, which isn't the same as none.
+// Source provides the pod prefixes of this node. They are unknown, which is not the same
+// as none, until all inputs have been read.
 type Source struct {
 	cfg    Config
 	list   []netip.Prefix // of the setting
 	choice atomic.Pointer[Choice]
-	err    atomic.Pointer[error] // of the last attempt to choose
+	err    atomic.Pointer[error] // of the last choose
 	woken  chan struct{}
 	again  reconcile.Backoff // of choose
 
@@ -66,23 +65,22 @@ type Source struct {
 	calico *affinities
 }
 
-// Known is what is known: prefixes, and whether the node has to publish them, which
-// it hasn't where they are its podCIDRs.
+// Known are the known prefixes.
 type Known struct {
 	Prefixes []netip.Prefix // sorted
-	Publish  bool
+	Publish  bool           // false: the node's podCIDRs hold, and need no annotation
 }
 
-// errUnread is an error that isn't one: nothing is wrong yet.
+// errUnread means that inputs have not been read yet. It is not reported as a fault.
 var errUnread = errors.New("not read yet")
 
-// New returns a source that has read nothing.
+// New returns a source.
 func New(cfg Config) *Source {
 	s := &Source{cfg: cfg, woken: make(chan struct{}, 1), again: reconcile.Backoff{Min: chooseAgain, Max: lookAgain}}
 	switch cfg.Setting {
 	case Auto:
 	case Node, Calico, Cilium, OVN, Pods:
-		s.choice.Store(&Choice{cfg.Setting, "SEMAPHORE_WG_POD_CIDRS says so"})
+		s.choice.Store(&Choice{cfg.Setting, "configured by SEMAPHORE_WG_POD_CIDRS"})
 	default:
 		for text := range strings.SplitSeq(cfg.Setting, ",") {
 			if p, ok := parse(strings.TrimSpace(text)); ok {
@@ -90,7 +88,7 @@ func New(cfg Config) *Source {
 			}
 		}
 		s.list = sorted(s.list)
-		s.choice.Store(&Choice{"prefixes", "SEMAPHORE_WG_POD_CIDRS lists them"})
+		s.choice.Store(&Choice{"prefixes", "listed in SEMAPHORE_WG_POD_CIDRS"})
 	}
 	s.calico = &affinities{client: cfg.Dynamic, discovery: cfg.Discovery, node: cfg.Node}
 	s.pods = watch(s, "pods", &corev1.Pod{}, podsOf(cfg.Client, cfg.Node), Pod.Equal, func(o runtime.Object) (Pod, bool) {
@@ -122,7 +120,7 @@ func New(cfg Config) *Source {
 // String names the source as a task.
 func (s *Source) String() string { return "prefixes of pods" }
 
-// Choice returns where the prefixes come from, and whether that is decided.
+// Choice returns the source of the prefixes, and whether it is decided.
 func (s *Source) Choice() (Choice, bool) {
 	if c := s.choice.Load(); c != nil {
 		return *c, true
@@ -130,8 +128,8 @@ func (s *Source) Choice() (Choice, bool) {
 	return Choice{}, false
 }
 
-// Err returns why the prefixes aren't known, or not all of them; nil: they are, or
-// nothing has gone wrong yet.
+// Err returns why the prefixes are unknown or incomplete; nil also if they just have not
+// been read yet.
 func (s *Source) Err() error {
 	if _, decided := s.Choice(); !decided {
 		if err := s.err.Load(); err != nil && !errors.Is(*err, errUnread) {
@@ -139,15 +137,15 @@ func (s *Source) Err() error {
 		}
 		return nil
 	}
-	if _, err := s.Look(); err != nil && !errors.Is(err, errUnread) {
+	if _, err := s.Current(); err != nil && !errors.Is(err, errUnread) {
 		return err
 	}
 	return nil
 }
 
-// Look returns the prefixes of this node's pods, nil as long as they aren't known. An
-// error says why they aren't, or aren't complete. It reads only what is in memory.
-func (s *Source) Look() (*Known, error) {
+// Current returns the pod prefixes of this node from memory; nil: unknown. The error is
+// why they are unknown or incomplete.
+func (s *Source) Current() (*Known, error) {
 	choice, decided := s.Choice()
 	if !decided {
 		return nil, errUnread
@@ -178,7 +176,7 @@ func (s *Source) Look() (*Known, error) {
 		case !synced:
 			return nil, unread(s.cilium.Err())
 		case len(nodes) == 0:
-			return nil, fmt.Errorf("there is no CiliumNode %s", s.cfg.Node)
+			return nil, fmt.Errorf("no CiliumNode %s exists", s.cfg.Node)
 		}
 		return bounded(nodes[0])
 	}
@@ -196,7 +194,7 @@ func (s *Source) Look() (*Known, error) {
 	return bounded(Beside(sorted(blocks), append(addresses(pods), self.Tunnels...)))
 }
 
-// unread is the error of what hasn't been read yet.
+// unread returns err, or errUnread if that is nil.
 func unread(err error) error {
 	if err == nil {
 		return errUnread
@@ -204,7 +202,7 @@ func unread(err error) error {
 	return err
 }
 
-// bounded returns as many prefixes as a node may publish.
+// bounded truncates the prefixes to MaxPrefixes, with an error.
 func bounded(prefixes []netip.Prefix) (*Known, error) {
 	if len(prefixes) > MaxPrefixes {
 		return &Known{prefixes[:MaxPrefixes], true}, fmt.Errorf("the node has %d prefixes: the first %d are published", len(prefixes), MaxPrefixes)
@@ -212,16 +210,16 @@ func bounded(prefixes []netip.Prefix) (*Known, error) {
 	return &Known{prefixes, true}, nil
 }
 
-// How soon Auto looks again what there is: while something of it can't be read, or the
-// node has no prefixes, less and less often; then as seldom, while nothing but the node's
-// podCIDRs is there. All nodes of a cluster ask.
+// Intervals of choosing again: with exponential back-off while inputs can't be read or the
+// node has no prefixes, then every lookAgain while the choice is the node's podCIDRs. All
+// nodes of a cluster do so.
 const (
 	chooseAgain = 2 * time.Second
 	lookAgain   = 5 * time.Minute
 	lookTimeout = 30 * time.Second
 )
 
-// Run reads until ctx ends.
+// Run chooses the source and runs its watches until ctx ends.
 func (s *Source) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		choice, decided := s.Choice()
@@ -230,7 +228,7 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 		again := time.After(s.choose(ctx))
 		if choice, decided := s.Choice(); decided && choice.Source == Node {
-			// Nobody waits for another choice.
+			// The prefixes are known: limit how often Wake leads to a new choice.
 			select {
 			case <-ctx.Done():
 			case <-time.After(chooseAgain):
@@ -245,7 +243,7 @@ func (s *Source) Run(ctx context.Context) error {
 	return nil
 }
 
-// Wake has Auto look again, because the node is another than before.
+// Wake makes Auto choose again, because this node's object has changed.
 func (s *Source) Wake() {
 	select {
 	case s.woken <- struct{}{}:
@@ -253,13 +251,13 @@ func (s *Source) Wake() {
 	}
 }
 
-// choose decides, as far as it can, and returns when to look again.
+// choose updates the choice, and returns when to choose again.
 func (s *Source) choose(ctx context.Context) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	seen, err := s.see(ctx)
+	seen, err := s.inspect(ctx)
 	if err != nil {
-		// What is there once doesn't go because a request fails.
+		// A failed request doesn't change the choice.
 		s.err.Store(&err)
 		return s.again.Next()
 	}
@@ -274,13 +272,13 @@ func (s *Source) choose(ctx context.Context) time.Duration {
 	case choice.Source != Node:
 		return 0
 	case len(seen.Forbidden) > 0 || len(seen.PodCIDRs) == 0:
-		return s.again.Next() // It may be that rights come, or prefixes.
+		return s.again.Next() // Permissions or prefixes may be added.
 	}
 	s.again.Reset()
 	return lookAgain
 }
 
-// follow reads what a source is made of until ctx ends.
+// follow runs the watches of a source until ctx ends.
 func (s *Source) follow(ctx context.Context, source string) error {
 	var watches []func(context.Context) error
 	switch source {

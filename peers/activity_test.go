@@ -10,7 +10,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-func TestSignsOfLife(t *testing.T) {
+func TestActivity(t *testing.T) {
 	now := time.Now()
 	d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []Node{node(1), node(2), node(3)}, synced: true}
 	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), new(strings.Builder))
@@ -20,11 +20,11 @@ func TestSignsOfLife(t *testing.T) {
 	}
 	listen := func(want ...tunnel.Key) {
 		t.Helper()
-		d.confirmed = nil
+		d.keepalives = nil
 		if err := c.Listen(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, d.confirmed); diff != "" {
+		if diff := cmp.Diff(want, d.keepalives); diff != "" {
 			t.Errorf("keepalives (-want +got):\n%s", diff)
 		}
 	}
@@ -40,8 +40,8 @@ func TestSignsOfLife(t *testing.T) {
 	if at := heard(1); !at.Equal(ago) {
 		t.Errorf("what was received before we looked is no sign since the handshake: %v", at)
 	}
-	see(1, 1032, 1000, ago) // hears, and sends nothing
-	see(2, 1000, 1500, ago) // the reverse
+	see(1, 1032, 1000, ago) // received only
+	see(2, 1000, 1500, ago) // sent only
 	listen(key(1))
 	if at := heard(1); at.Before(now) {
 		t.Errorf("heard at %v, want now", at)
@@ -49,15 +49,15 @@ func TestSignsOfLife(t *testing.T) {
 	if at := heard(2); !at.Equal(ago) {
 		t.Errorf("heard at %v, want the handshake", at)
 	}
-	listen(key(1), key(2)) // and not the one without a session
+	listen(key(1), key(2)) // not the one without a session
 	see(2, 1001, 1500, ago)
 	if at := heard(2); !at.Equal(now) {
 		t.Errorf("between two looks: heard at %v, want now", at)
 	}
 	before := heard(1)
-	see(1, 92, 180, now.Add(-50*time.Second)) // begun anew with
+	see(1, 92, 180, now.Add(-50*time.Second)) // after a reset
 	if at := heard(1); !at.Equal(before) {
-		t.Errorf("counters that begin anew are a sign at %v", at)
+		t.Errorf("reset counters count as activity at %v", at)
 	}
 	see(2, 1001, 1500, now.Add(-sessionEnds))
 	listen()
@@ -65,8 +65,8 @@ func TestSignsOfLife(t *testing.T) {
 	r.nodes = r.nodes[:1]
 	reconcile(t, c)
 	listen(key(1))
-	if len(c.signs.peers) != 1 {
-		t.Errorf("%d peers are remembered", len(c.signs.peers))
+	if len(c.activity.peers) != 1 {
+		t.Errorf("%d peers are remembered", len(c.activity.peers))
 	}
 	reads := d.reads
 	d.gone = true

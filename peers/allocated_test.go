@@ -9,11 +9,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// given makes a node's specification say other prefixes than the node publishes.
-func given(prefixes ...string) func(*Node) { return func(n *Node) { n.Given = prefixes } }
+// given sets the allocation of a node that publishes other prefixes.
+func given(prefixes ...string) func(*Node) { return func(n *Node) { n.Allocated = prefixes } }
 
-// calico is a node whose pods have addresses from blocks, which the node alone publishes,
-// and not from the prefix of its specification, which nothing uses.
+// calico is a node that publishes its pods' address blocks and doesn't use its allocation.
 func calico(n int, blocks ...string) Node {
 	return node(n, with(blocks...), given(fmt.Sprintf("10.4.%d.0/24", n)))
 }
@@ -23,7 +22,7 @@ func thief(prefixes ...string) Node {
 	return node(9, with(prefixes...), given("10.4.9.0/24"), aged(100))
 }
 
-func TestWhatTheControlPlaneGave(t *testing.T) {
+func TestAllocations(t *testing.T) {
 	duplicate := func(nodes ...string) (all []rejection) {
 		for _, n := range nodes {
 			all = append(all, rejection{n, ReasonDuplicatePrefix, false})
@@ -99,9 +98,9 @@ func TestWhatTheControlPlaneGave(t *testing.T) {
 	}
 }
 
-// TestAKeyIsTakenFromOneNodeAtMost has a node publish the key of another one. It can't
-// complete a handshake with it; where it is older, and nothing was accepted, the other one
-// is rejected, and no third one.
+// TestAKeyIsTakenFromOneNodeAtMost makes a node publish the key of another one, with which
+// it can't complete a handshake. If it is older, and no key was accepted, the other one is
+// rejected, and no third one.
 func TestAKeyIsTakenFromOneNodeAtMost(t *testing.T) {
 	nodes := []Node{node(1), node(2), node(3)}
 	hostile := node(9, aged(100), func(n *Node) { n.PublicKey = node(1).PublicKey })
@@ -121,10 +120,10 @@ func TestAKeyIsTakenFromOneNodeAtMost(t *testing.T) {
 	}
 }
 
-// TestOneHostileNodeTakesNothingThatWasGiven has one node publish anything, be as old as
-// it likes, and have been there first: the others keep what their control plane gave
-// them, single addresses included where none are borrowed, with and without memory.
-func TestOneHostileNodeTakesNothingThatWasGiven(t *testing.T) {
+// TestOneHostileNodeTakesNoAllocation makes one node publish anything, with any age,
+// before the others: the others keep their allocations, single addresses included unless
+// Rules.Borrowed is set, with and without accepted state.
+func TestOneHostileNodeTakesNoAllocation(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 12))
 	for range 2000 {
 		rules := borrowing()
@@ -134,7 +133,7 @@ func TestOneHostileNodeTakesNothingThatWasGiven(t *testing.T) {
 		for i := range victims {
 			victims[i] = node(i+1, aged(random.IntN(50)))
 			if random.IntN(3) == 0 {
-				victims[i].Published, victims[i].Given = true, victims[i].PodCIDRs
+				victims[i].Published, victims[i].Allocated = true, victims[i].PodCIDRs
 			}
 		}
 		var published []string
@@ -142,9 +141,9 @@ func TestOneHostileNodeTakesNothingThatWasGiven(t *testing.T) {
 			published = append(published, fmt.Sprintf("10.4.%d.%d/%d", random.IntN(8), 64*random.IntN(4), []int{16, 20, 23, 24, 25, 28, 31, 32}[random.IntN(8)]))
 		}
 		hostile := node(9, with(published...), aged(random.IntN(100)), given("10.4.9.0/24"))
-		// Of two nodes one without a specification keeps what was accepted of it.
+		// Of two nodes, one without an allocation keeps its accepted prefixes.
 		if len(victims) > 1 && random.IntN(4) == 0 {
-			hostile.Given = nil
+			hostile.Allocated = nil
 		}
 		_, _, first := DesiredAfter(Accepted{}, []Node{hostile}, rules)
 		_, _, some := DesiredAfter(first, slices.Concat([]Node{hostile}, victims[:len(victims)/2]), rules)
@@ -167,16 +166,16 @@ func TestOneHostileNodeTakesNothingThatWasGiven(t *testing.T) {
 	}
 }
 
-// TestASpecificationThatIsWrittenLater has a node claim what was accepted of others, with a
-// specification that its kubelet has written where the control plane gives none, or by
-// which the votes are even.
-func TestASpecificationThatIsWrittenLater(t *testing.T) {
+// TestAllocationWrittenLater makes a node claim accepted prefixes of others, with
+// spec.podCIDRs written by its kubelet where the control plane allocates none, or with
+// which as many nodes use their allocation as don't.
+func TestAllocationWrittenLater(t *testing.T) {
 	calicos := func(n, given int) []Node {
 		var nodes []Node
 		for i := range n {
 			own := node(i+1, func(n *Node) { n.Published = true })
 			if i < given {
-				own.Given = own.PodCIDRs
+				own.Allocated = own.PodCIDRs
 			}
 			nodes = append(nodes, own)
 		}
@@ -203,7 +202,7 @@ func TestASpecificationThatIsWrittenLater(t *testing.T) {
 			if len(nodes) == 10 {
 				thief = 9
 			}
-			nodes[thief].PodCIDRs, nodes[thief].Given, nodes[thief].read = []string{c.claims}, []string{c.claims}, nil
+			nodes[thief].PodCIDRs, nodes[thief].Allocated, nodes[thief].cache = []string{c.claims}, []string{c.claims}, nil
 			after, rejected, _ := DesiredAfter(accepted, nodes, rules)
 			for _, p := range before {
 				if p.Node != nodes[thief].Name && !slices.ContainsFunc(after, func(q Peer) bool { return q.Node == p.Node && slices.Equal(q.AllowedIPs, p.AllowedIPs) }) {
@@ -214,10 +213,9 @@ func TestASpecificationThatIsWrittenLater(t *testing.T) {
 	}
 }
 
-// TestWhatIsGivenLaterWithAnEvenVote has a node that claims what nobody has yet, and then the
-// one to which the control plane gives it, where as many nodes claim what they were given as
-// publish something else.
-func TestWhatIsGivenLaterWithAnEvenVote(t *testing.T) {
+// TestLaterAllocationWithAnEvenVote makes a node claim a free prefix before the node to
+// which it is allocated joins, where as many nodes use their allocation as don't.
+func TestLaterAllocationWithAnEvenVote(t *testing.T) {
 	for _, borrowed := range []bool{true, false} {
 		rules := borrowing()
 		rules.Borrowed = borrowed
@@ -231,9 +229,9 @@ func TestWhatIsGivenLaterWithAnEvenVote(t *testing.T) {
 	}
 }
 
-// TestOneHostileNodeTakesFromOneAtMost has one node publish what it likes in a cluster
-// whose control plane gives prefixes to no node: of several others that are there, it
-// takes larger prefixes from one at most, also without memory.
+// TestOneHostileNodeTakesFromOneAtMost makes one node publish anything in a cluster without
+// allocations: it takes larger prefixes from at most one other node, also without accepted
+// state.
 func TestOneHostileNodeTakesFromOneAtMost(t *testing.T) {
 	random := rand.New(rand.NewPCG(13, 14))
 	for range 2000 {
@@ -250,7 +248,7 @@ func TestOneHostileNodeTakesFromOneAtMost(t *testing.T) {
 		}
 		hostile := node(9, with(published...), aged(random.IntN(100)), given("10.4.0.0/16"))
 		if random.IntN(4) == 0 {
-			hostile.Published, hostile.PodCIDRs = false, hostile.Given
+			hostile.Published, hostile.PodCIDRs = false, hostile.Allocated
 		}
 		peers, _, _ := DesiredAfter(Accepted{}, append(victims, hostile), rules)
 		var lost []string

@@ -19,7 +19,7 @@ func with(prefixes ...string) func(*Node) {
 	return func(n *Node) { n.PodCIDRs, n.Published = prefixes, true }
 }
 
-// aged makes a node older than those of node, by hours.
+// aged makes a node older than those of node, in hours.
 func aged(hours int) func(*Node) {
 	return func(n *Node) { n.Created = epoch.Add(-time.Duration(hours) * time.Hour) }
 }
@@ -30,7 +30,7 @@ func borrowing() Rules {
 	return r
 }
 
-func TestWhoGetsASingleAddress(t *testing.T) {
+func TestSingleAddresses(t *testing.T) {
 	const address = "10.4.1.7/32"
 	none := peer(1)
 	none.AllowedIPs = nil
@@ -47,9 +47,9 @@ func TestWhoGetsASingleAddress(t *testing.T) {
 			[][]Node{{node(1, with("fd04::1:0/112")), node(2, with("fd04::1:9/128"))}}, []Peer{peer(1, "fd04::1:0/112"), peer(2, "fd04::1:9/128")}, nil},
 		{"accepted before the prefix around it",
 			[][]Node{{node(2, with(address))}, {node(1), node(2, with(address))}}, []Peer{peer(1), peer(2, address)}, nil},
-		{"in nobody's prefix", [][]Node{{node(2, with(address))}}, []Peer{peer(2, address)}, nil},
+		{"outside of all prefixes", [][]Node{{node(2, with(address))}}, []Peer{peer(2, address)}, nil},
 		{"which ends", [][]Node{{node(1), node(2, with("10.4.2.0/24", address))}, {node(1), node(2)}}, []Peer{peer(1), peer(2)}, nil},
-		{"twice, in nobody's prefix, at first: the older",
+		{"twice, outside of all prefixes, at first: the older",
 			[][]Node{{node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(2, address)}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
 		{"twice: who had it",
 			[][]Node{{node(1, with(address))}, {node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(1, address)}, []rejection{{"node-2", ReasonDuplicatePrefix, false}}},
@@ -86,8 +86,8 @@ func TestWhoGetsASingleAddress(t *testing.T) {
 	}
 }
 
-// TestAddressesThatFlapStay has the node in whose prefix an address lies claim it on
-// and off, while another one claims it all the time.
+// TestAddressesThatFlapStay makes the node in whose prefix an address lies claim it on and
+// off, while another one claims it all the time.
 func TestAddressesThatFlapStay(t *testing.T) {
 	rules := borrowing()
 	on := []Node{node(1, with("10.4.1.0/24", "10.4.1.7/32")), node(2, with("10.4.1.7/32"))}
@@ -104,7 +104,7 @@ func TestAddressesThatFlapStay(t *testing.T) {
 				return p.Node
 			}
 		}
-		return "nobody"
+		return "no node"
 	}
 	for i := range maxMoves {
 		if got := decide(off, time.Second); got != "node-2" {
@@ -145,7 +145,7 @@ func TestPrefixesOfAllNodesAreBounded(t *testing.T) {
 	if len(peers) != 1 || len(rejected) != 0 {
 		t.Fatalf("%+v %+v", peers, rejected)
 	}
-	// An older one comes: what was accepted stays, and it gets what is left.
+	// An older node joins: accepted prefixes stay, and it gets the rest.
 	all := slices.Concat(first, []Node{node(1, with(singles(1, 3)...))})
 	peers, rejected, accepted = DesiredAfter(accepted, all, rules)
 	if want := []Peer{peer(1, singles(1, 1)...), peer(5, singles(5, 3)...)}; !cmp.Equal(want, peers, comparers) {
@@ -195,16 +195,15 @@ func TestNodeForReadsTheAnnotation(t *testing.T) {
 	text := "10.4.7.0/26"
 	much := object(&text)
 	much.Spec.PodCIDRs = slices.Repeat(much.Spec.PodCIDRs, 1000)
-	if n, _ := NodeFor("aws", 4)(much); !slices.Equal(n.Given, []string{"10.4.1.0/24", "10.4.1.0/24"}) || n.Equal(Node{}) {
-		t.Errorf("given: %q", n.Given)
+	if n, _ := NodeFor("aws", 4)(much); !slices.Equal(n.Allocated, []string{"10.4.1.0/24", "10.4.1.0/24"}) || n.Equal(Node{}) {
+		t.Errorf("given: %q", n.Allocated)
 	}
-	if n, _ := NodeFor("aws", 4)(object(nil)); n.Given != nil || n.Published || !slices.Equal(n.PodCIDRs, []string{"10.4.1.0/24"}) {
+	if n, _ := NodeFor("aws", 4)(object(nil)); n.Allocated != nil || n.Published || !slices.Equal(n.PodCIDRs, []string{"10.4.1.0/24"}) {
 		t.Errorf("without one: %v, %q", n.Published, n.PodCIDRs)
 	}
 }
 
-// TestContested compares what is found in one sweep with what comparing each prefix
-// with each other one finds.
+// TestContested compares the sweep with a comparison of all pairs.
 func TestContested(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for range 500 {
@@ -216,7 +215,7 @@ func TestContested(t *testing.T) {
 				texts = append(texts, fmt.Sprintf("fd04::%d:%d/%d", random.IntN(2), random.IntN(3), []int{128, 112, 64, 48}[random.IntN(4)]))
 			}
 			n := node(i+1, with(texts...))
-			nodes = append(nodes, claimant{Node: &n, reading: read(n, 0)})
+			nodes = append(nodes, claimant{Node: &n, parsed: parse(n, 0)})
 		}
 		for _, alone := range []bool{false, true} {
 			want := map[netip.Prefix]struct{}{}
@@ -239,9 +238,9 @@ func TestContested(t *testing.T) {
 	}
 }
 
-// TestRandomHistoriesOfSingleAddresses holds over random histories that no address is
-// at two peers, that one which is claimed is at somebody, and that what was decided
-// once is decided again, in any order.
+// TestRandomHistoriesOfSingleAddresses checks for random histories that no address is at
+// two peers, that every claimed one is at a peer, and that repeating a decision, in any
+// order, doesn't change it.
 func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 8))
 	for range 100 {
@@ -277,9 +276,9 @@ func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 				}
 			}
 			for i := range nodes {
-				for _, p := range read(nodes[i], 0).prefixes {
+				for _, p := range parse(nodes[i], 0).prefixes {
 					if _, held := holders[p]; !held && p.IsSingleIP() {
-						t.Fatalf("%s is at nobody: %+v", p, rejected)
+						t.Fatalf("%s is at no peer: %+v", p, rejected)
 					}
 				}
 			}
@@ -298,9 +297,9 @@ func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 	}
 }
 
-// FuzzPodCIDRs has a node publish anything: what is another's stays its own, but for
-// single addresses, what others were given stays theirs, also without memory, and what it
-// gets is within bounds.
+// FuzzPodCIDRs makes a node publish anything: other nodes keep their accepted prefixes,
+// except for single addresses, and their allocations, also without accepted state, and the
+// prefixes that it gets are within bounds.
 func FuzzPodCIDRs(f *testing.F) {
 	for _, text := range []string{
 		"", "10.4.7.0/26", "10.4.1.0/24", "10.4.1.7/32", "10.4.0.0/16", "0.0.0.0/0,::/0", ",,,", "::ffff:10.4.1.7/128", "fd04::/48",
@@ -344,7 +343,7 @@ func FuzzPodCIDRs(f *testing.F) {
 				if !within(a, rules.Subnets) || a != a.Masked() {
 					t.Fatalf("it is allowed %s", a)
 				}
-				// It may be around what is another's single address.
+				// It may contain another node's single address.
 				if gcp := netip.MustParsePrefix("10.4.1.0/24"); a.Overlaps(gcp) && (!borrowed || !a.IsSingleIP()) {
 					t.Fatalf("it is allowed %s", a)
 				}

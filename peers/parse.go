@@ -11,29 +11,28 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// reading is what a node's strings say, as far as that depends on nothing else.
-// It is never changed.
-type reading struct {
+// parsed holds a node's parsed strings. It is immutable.
+type parsed struct {
 	key         tunnel.Key
 	keyErr      error
 	endpoint    netip.AddrPort // invalid: it publishes none
 	endpointErr error
-	prefixes    []netip.Prefix // masked, sorted, none of them twice
-	prefixErrs  []error        // of those that are none
-	more        bool           // there are more than count
-	given       []netip.Prefix // masked, those of its specification where it publishes others
-	published   bool           // it publishes them itself
+	prefixes    []netip.Prefix // masked, sorted, unique
+	prefixErrs  []error        // of invalid ones
+	more        bool           // there are more than maxPrefixes
+	allocated   []netip.Prefix // masked, of its spec, if published is set
+	published   bool           // prefixes are those of the annotation
 }
 
-// read reads what a node says, of its prefixes so many at most; 0: all.
-func read(n Node, maxPrefixes int) *reading {
+// parse parses a node, with at most maxPrefixes prefixes; 0: all.
+func parse(n Node, maxPrefixes int) *parsed {
 	texts := n.PodCIDRs
 	if maxPrefixes > 0 {
 		texts = texts[:min(len(texts), maxPrefixes)]
 	}
-	r := &reading{more: len(texts) < len(n.PodCIDRs)}
-	r.key, r.keyErr = readPublicKey(n.PublicKey)
-	r.endpoint, r.endpointErr = readEndpoint(n.Endpoint)
+	r := &parsed{more: len(texts) < len(n.PodCIDRs)}
+	r.key, r.keyErr = parsePublicKey(n.PublicKey)
+	r.endpoint, r.endpointErr = parseEndpoint(n.Endpoint)
 	r.prefixes = make([]netip.Prefix, 0, len(texts))
 	for _, text := range texts {
 		p, err := parsePrefix(text)
@@ -45,19 +44,19 @@ func read(n Node, maxPrefixes int) *reading {
 	}
 	slices.SortFunc(r.prefixes, netip.Prefix.Compare)
 	r.prefixes = slices.Compact(r.prefixes)
-	r.given = slices.DeleteFunc(parseAll(n.Given[:min(len(n.Given), maxGiven)]), tooWide)
+	r.allocated = slices.DeleteFunc(parseAll(n.Allocated[:min(len(n.Allocated), maxAllocated)]), tooWide)
 	r.published = n.Published
 	return r
 }
 
-// wasGiven reports whether a prefix is what the node's control plane gave it, or a part of
-// that. No control plane gives one that is too wide for the pods of a node: a kubelet may
-// write it into a specification that is empty.
-func (r *reading) wasGiven(p netip.Prefix) bool {
-	return !tooWide(p) && (!r.published || within(p, r.given))
+// isAllocated reports whether the node's control plane allocated the prefix, or one that
+// contains it. A prefix that is too wide for one node doesn't count: a kubelet may have
+// written it into an empty spec.podCIDRs.
+func (r *parsed) isAllocated(p netip.Prefix) bool {
+	return !tooWide(p) && (!r.published || within(p, r.allocated))
 }
 
-// parseAll reads those of the texts that are prefixes.
+// parseAll returns the valid prefixes of the texts.
 func parseAll(texts []string) (prefixes []netip.Prefix) {
 	for _, text := range texts {
 		if p, err := parsePrefix(text); err == nil {
@@ -67,7 +66,7 @@ func parseAll(texts []string) (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-func readPublicKey(value string) (tunnel.Key, error) {
+func parsePublicKey(value string) (tunnel.Key, error) {
 	if value == "" {
 		return tunnel.Key{}, errors.New("no public key annotation: expected 32 bytes in base64")
 	}
@@ -78,9 +77,9 @@ func readPublicKey(value string) (tunnel.Key, error) {
 	return key, nil
 }
 
-// readEndpoint reads an address and a port that another host may have. Nothing, or no
-// annotation at all, is what a node behind address translation publishes.
-func readEndpoint(value string) (netip.AddrPort, error) {
+// parseEndpoint parses and checks an endpoint. An empty one is valid: a node behind NAT
+// publishes it, or no annotation.
+func parseEndpoint(value string) (netip.AddrPort, error) {
 	if value == "" {
 		return netip.AddrPort{}, nil
 	}
@@ -98,8 +97,8 @@ func readEndpoint(value string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr, ap.Port()), nil
 }
 
-// parsePrefixes reads the prefixes of an annotation of this cluster. What is none is
-// left out: the annotation is written anew.
+// parsePrefixes returns the valid prefixes of an annotation of this cluster. Invalid ones
+// are left out: the annotation will be overwritten.
 func parsePrefixes(text string) (prefixes []netip.Prefix) {
 	for part := range strings.SplitSeq(text, ",") {
 		if p, err := parsePrefix(strings.TrimSpace(part)); err == nil {
@@ -109,7 +108,7 @@ func parsePrefixes(text string) (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-// joinPrefixes is what an annotation says of prefixes.
+// joinPrefixes formats prefixes for an annotation.
 func joinPrefixes(prefixes []netip.Prefix) string {
 	var text []byte
 	for i, p := range prefixes {
@@ -121,8 +120,7 @@ func joinPrefixes(prefixes []netip.Prefix) string {
 	return string(text)
 }
 
-// parsePrefix reads a prefix in the form in which it is compared: masked, and
-// IPv4 never mapped into IPv6.
+// parsePrefix parses a prefix in comparable form: masked, not IPv4-mapped.
 func parsePrefix(value string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(value)
 	if err != nil {
