@@ -7,20 +7,20 @@ import (
 	"slices"
 )
 
-// Target is a device of ours and what is reached through it.
+// Target is one of our devices and the subnets reached through it.
 type Target struct {
-	Device  int            // index of its link, 0: there is none
+	Device  int            // index of its link, 0: none
 	Subnets []netip.Prefix // of the remote's pods
 }
 
-// Address is an address of this host on a device of ours, with all its bits as
-// prefix: nothing is reached through it.
+// Address is an address of this host on one of our devices, a single-address prefix: no
+// connected route comes with it.
 type Address struct {
 	Device int // index of the link
 	Addr   netip.Addr
 }
 
-// String describes the address in the words of ip-address(8).
+// String formats the address like ip-address(8).
 func (a Address) String() string {
 	return fmt.Sprintf("%s dev %d", netip.PrefixFrom(a.Addr, a.Addr.BitLen()), a.Device)
 }
@@ -29,17 +29,17 @@ func compareAddresses(a, b Address) int {
 	return cmp.Or(cmp.Compare(a.Device, b.Device), a.Addr.Compare(b.Addr))
 }
 
-// DesiredAddresses returns the addresses that devices of ours need besides routes
-// with a preferred source: the same one, on each device with subnets of its family.
+// DesiredAddresses returns the addresses that our devices need besides routes with a
+// preferred source: the same source, on each device with subnets of its family.
 //
-// The preferred source of a route is for sockets only. kube-proxy masquerades what
-// this host sends to a service, and the kernel then takes an address of the link
-// that the packet leaves by (inet_select_addr and ipv6_dev_get_saddr); of a link
-// without one it takes any of the host's, mostly the one of the uplink, which the
-// other side drops because no node has it in its allowed IPs.
+// The preferred source of a route is for sockets only. kube-proxy masquerades packets of
+// this host to a service, for which the kernel chooses an address of the outgoing link
+// (inet_select_addr and ipv6_dev_get_saddr). For a link without one it chooses any of the
+// host's, usually the uplink's, which the other side drops because no node has it in its
+// allowed IPs.
 //
-// The address is one that this host has already, so nothing about which addresses
-// are this host's changes, and no link with addresses of its own prefers it.
+// This host has the address already, so the set of its addresses doesn't change, and no
+// link with addresses of its own prefers it.
 func DesiredAddresses(targets []Target, src []netip.Addr) []Address {
 	var want []Address
 	for _, t := range targets {
@@ -54,7 +54,7 @@ func DesiredAddresses(targets []Target, src []netip.Addr) []Address {
 	return slices.Compact(want)
 }
 
-// diffAddresses returns what leads from have to want.
+// diffAddresses returns the changes from have to want.
 func diffAddresses(have, want []Address) (add, remove []Address) {
 	for _, a := range want {
 		if !slices.Contains(have, a) {

@@ -15,16 +15,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// SyncAddresses makes the addresses of ours on devices of ours exactly want. Ours
-// are those with all bits as prefix, link-local ones aside; others that somebody
-// put there stay. When nothing is to be done nothing is written or logged, and a
-// fault with one address doesn't stop the others.
+// SyncAddresses makes our addresses on our devices exactly want. Ours are single-address
+// prefixes except link-local ones; foreign ones stay. Without a difference it neither
+// writes nor logs anything, and a fault with one address doesn't stop the others.
 //
-// An address that a route of ours still names as its source stays, because the
-// kernel may remove the route together with it: once the routes have been changed,
-// SyncAddresses is to be called again.
+// An address that is still the source of one of our routes stays, because the kernel may
+// remove the route with it: call SyncAddresses again after the routes have changed.
 //
-// IPv6 addresses aren't checked for duplicates, so they can be used at once: the
+// Duplicate address detection is off, so that IPv6 addresses can be used at once: the
 // devices have no neighbours, and the address is on another link of this host.
 func (t *Table) SyncAddresses(ctx context.Context, want []Address) (Changes, error) {
 	have, err := addressesOfOurs()
@@ -45,7 +43,7 @@ func (t *Table) SyncAddresses(ctx context.Context, want []Address) (Changes, err
 		}
 		switch err := t.handle.AddrAdd(a.link(), a.message()); {
 		case errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENODEV):
-			// Somebody else was faster, or the device has just gone.
+			// Added concurrently, or the device was just removed.
 		case err != nil:
 			errs = append(errs, fmt.Errorf("address %s: install: %w", a, err))
 		default:
@@ -79,12 +77,12 @@ func (t *Table) SyncAddresses(ctx context.Context, want []Address) (Changes, err
 	return changes, errors.Join(errs...)
 }
 
-// link is the device in the form that the library asks for.
+// link returns the device as a netlink.Link.
 func (a Address) link() netlink.Link {
 	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: a.Device}}
 }
 
-// message is the rtnetlink form of a. Its scope must be global: the kernel doesn't
+// message returns the rtnetlink form of a. Its scope is global, since the kernel doesn't
 // masquerade with a narrower one.
 func (a Address) message() *netlink.Addr {
 	msg := &netlink.Addr{
@@ -97,7 +95,7 @@ func (a Address) message() *netlink.Addr {
 	return msg
 }
 
-// addressesOfOurs reads the addresses of ours on devices of ours.
+// addressesOfOurs reads our addresses on our devices.
 func addressesOfOurs() ([]Address, error) {
 	devices, err := devicesOfOurs()
 	if err != nil || len(devices) == 0 {
@@ -120,9 +118,9 @@ func addressesOfOurs() ([]Address, error) {
 	return ours, nil
 }
 
-// devicesOfOurs returns the indexes of the links that are ours by their alias.
+// devicesOfOurs returns the indexes of the links with our alias.
 func devicesOfOurs() (map[int]bool, error) {
-	links, err := whole(netlink.LinkList)
+	links, err := retryInterrupted(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -136,7 +134,7 @@ func devicesOfOurs() (map[int]bool, error) {
 }
 
 func dumpAddresses() ([]netlink.Addr, error) {
-	addrs, err := whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := retryInterrupted(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

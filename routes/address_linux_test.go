@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// addTunnel creates a link that tunnel.List takes for ours, and returns its index.
+// addTunnel creates a link with our alias, and returns its index.
 func addTunnel(t *testing.T, remote string) int {
 	t.Helper()
 	nstest.TUN(t)
@@ -29,7 +29,7 @@ func addTunnel(t *testing.T, remote string) int {
 	return link(t, attrs.Name).Attrs().Index
 }
 
-// addressesOf lists the addresses of a link, link-local ones aside.
+// addressesOf lists the addresses of a link except link-local ones.
 func addressesOf(t *testing.T, name string) (texts []string) {
 	t.Helper()
 	addrs, err := netlink.AddrList(link(t, name), netlink.FAMILY_ALL)
@@ -50,8 +50,8 @@ func mustSyncAddresses(t *testing.T, table *Table, want []Address) Changes {
 	return changes
 }
 
-// dualStack is a host of which the network plugin has cni0, and devices of ours
-// towards gcp, with both families, and merit, with IPv6 only.
+// dualStack is a host with a network plugin's cni0, and our devices to gcp, with both
+// families, and merit, with IPv6 only.
 func dualStack(t *testing.T) (src []netip.Addr, targets []Target) {
 	t.Helper()
 	addDevice(t, "eth0")
@@ -71,7 +71,7 @@ func TestAddressesFollowWhatIsWanted(t *testing.T) {
 		table := newTable(t)
 		src, targets := dualStack(t)
 		want := DesiredAddresses(targets, src)
-		addAddress(t, "wireguard.gcp", "10.200.0.1/24") // somebody else's
+		addAddress(t, "wireguard.gcp", "10.200.0.1/24") // foreign
 		for _, tt := range []struct {
 			name       string
 			want       []Address
@@ -96,8 +96,8 @@ func TestAddressesFollowWhatIsWanted(t *testing.T) {
 	})
 }
 
-// What the address of the network plugin's bridge is for goes on with and without
-// ours: the bridge's own routes, and which address other links are left by.
+// The effects of the bridge's address are the same with and without ours: the bridge's own
+// routes, and the source address on other links.
 func TestAddressesChangeNothingElse(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		table := newTable(t)
@@ -128,7 +128,7 @@ func TestAddressesChangeNothingElse(t *testing.T) {
 			return all
 		}
 		var before map[string]way
-		// The kernel makes it some time after the address.
+		// The kernel adds it asynchronously.
 		polltest.Until(t, time.Minute, "the kernel's own route of the bridge's address", func() bool {
 			before = ways()
 			return before["fd01:0:0:3::1"].Link == "local"
@@ -153,8 +153,8 @@ func TestAddressesChangeNothingElse(t *testing.T) {
 	})
 }
 
-// Without the bridge our own address isn't taken for one of the network plugin's,
-// but keeps the routes that an earlier process made.
+// Without the bridge our own address doesn't count as one of the network plugin's, but
+// stays for the routes of an earlier process.
 func TestAddressesOfOursAreNoSource(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		table := newTable(t)
@@ -180,7 +180,7 @@ func TestAddressesOfOursAreNoSource(t *testing.T) {
 	})
 }
 
-func TestAddressesOfAFamilyThatIsOffAreAFaultAlone(t *testing.T) {
+func TestAddressesOfADisabledFamily(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		table := newTable(t)
 		src, targets := dualStack(t)

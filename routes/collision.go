@@ -11,9 +11,9 @@ type Occupied struct {
 	What   string // as in "the pods of this node"
 }
 
-// CollisionError says that a pod subnet of a remote has something that this node
-// depends on: with routes for the subnet this node would be cut off from it, and the
-// source filter would drop what comes from there.
+// CollisionError means that a pod subnet of a remote overlaps something that this node
+// depends on: routes for the subnet would cut this node off from it, and the source filter
+// would drop packets from there.
 type CollisionError struct {
 	Subnet netip.Prefix
 	With   Occupied
@@ -21,13 +21,12 @@ type CollisionError struct {
 
 func (e *CollisionError) Error() string {
 	if e.With.Prefix.IsSingleIP() {
-		return fmt.Sprintf("%s holds %s, %s", e.Subnet, e.With.Prefix.Addr(), e.With.What)
+		return fmt.Sprintf("%s contains %s, %s", e.Subnet, e.With.Prefix.Addr(), e.With.What)
 	}
 	return fmt.Sprintf("%s overlaps %s, %s", e.Subnet, e.With.Prefix, e.With.What)
 }
 
-// Collision returns a [CollisionError] for the first of the subnets that overlaps
-// something occupied; nil when none does.
+// Collision returns a [CollisionError] for the first overlap; nil: none.
 func Collision(subnets []netip.Prefix, occupied []Occupied) error {
 	for _, s := range subnets {
 		for _, o := range occupied {
@@ -39,8 +38,8 @@ func Collision(subnets []netip.Prefix, occupied []Occupied) error {
 	return nil
 }
 
-// Nowhere returns an address of each family that nobody has (RFC 5737, RFC 3849): what
-// is sent there goes to the default gateway.
-func Nowhere() []netip.Addr {
+// DocumentationAddrs returns an address of each family reserved for documentation
+// (RFC 5737, RFC 3849), which is routed to the default gateway.
+func DocumentationAddrs() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 }

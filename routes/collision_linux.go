@@ -7,11 +7,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// OccupiedByHost returns the addresses of this host and of its default gateways, as
-// the kernel knows them now. What is on devices of ours doesn't count, nor what is on
-// bridges and dummies that lead to no gateway: the former hold addresses of local
-// containers, which the node doesn't depend on unless they are its pods, and the
-// latter those of services, some of which any user may choose (externalIPs).
+// OccupiedByHost returns the current addresses of this host and of its default gateways,
+// except those on our devices, and on bridges and dummies that lead to no gateway: bridges
+// have addresses of local containers, which the node doesn't depend on unless they are
+// its pods, and dummies those of services, some of which any user may choose
+// (externalIPs).
 func OccupiedByHost() ([]Occupied, error) {
 	addrs, err := dumpAddresses()
 	if err != nil {
@@ -22,7 +22,7 @@ func OccupiedByHost() ([]Occupied, error) {
 		return nil, err
 	}
 	gateways, uplinks := defaultGateways()
-	names := map[int]string{} // by index; empty: doesn't count
+	names := map[int]string{} // by index; empty: ignored
 	for index := range ours {
 		names[index] = ""
 	}
@@ -39,7 +39,7 @@ func OccupiedByHost() ([]Occupied, error) {
 		if !known {
 			l, err := netlink.LinkByIndex(a.LinkIndex)
 			if err != nil {
-				continue // it has just gone
+				continue // just removed
 			}
 			if inner := l.Type() == "bridge" || l.Type() == "dummy"; !inner || slices.Contains(uplinks, a.LinkIndex) {
 				name = l.Attrs().Name
@@ -56,10 +56,10 @@ func OccupiedByHost() ([]Occupied, error) {
 	return occupied, nil
 }
 
-// defaultGateways returns the gateways that packets to anywhere go to, and the indexes
-// of the links that they leave by. A family without any has none.
+// defaultGateways returns the default gateways of both families and the indexes of their
+// links.
 func defaultGateways() (gateways []netip.Addr, links []int) {
-	for _, to := range Nowhere() {
+	for _, to := range DocumentationAddrs() {
 		found, err := netlink.RouteGet(to.AsSlice())
 		if err != nil {
 			continue

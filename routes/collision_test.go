@@ -20,9 +20,9 @@ func TestCollision(t *testing.T) {
 		"narrower":                 {[]string{"10.1.3.128/25"}, "10.1.3.128/25 overlaps 10.1.3.0/24, the pods of this node"},
 		"IPv6":                     {[]string{"10.4.0.0/16", "fd01::/32"}, "fd01::/32 overlaps fd01:0:0:3::/64, the pods of this node"},
 		"services":                 {[]string{"10.100.0.0/16"}, "10.100.0.0/16 overlaps 10.96.0.0/12, the services of this cluster"},
-		"an address":               {[]string{"192.0.2.0/28"}, "192.0.2.0/28 holds 192.0.2.10, the InternalIP of this node"},
-		"an address of IPv6":       {[]string{"2001:db8::/64"}, "2001:db8::/64 holds 2001:db8::1, the default gateway of this node"},
-		"several, the first":       {[]string{"192.0.0.0/16", "10.0.0.0/8"}, "192.0.0.0/16 holds 192.0.2.10, the InternalIP of this node"},
+		"an address":               {[]string{"192.0.2.0/28"}, "192.0.2.0/28 contains 192.0.2.10, the InternalIP of this node"},
+		"an address of IPv6":       {[]string{"2001:db8::/64"}, "2001:db8::/64 contains 2001:db8::1, the default gateway of this node"},
+		"several, the first":       {[]string{"192.0.0.0/16", "10.0.0.0/8"}, "192.0.0.0/16 contains 192.0.2.10, the InternalIP of this node"},
 		"nothing at all is needed": {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

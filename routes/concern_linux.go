@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watcher sorts the kernel's events by what they concern.
+// watcher classifies the kernel's events.
 type watcher struct {
 	MonitorConfig
-	indices map[int32]bool // of links that had one of our names
+	indices map[int32]bool // of links that had the name of a device of ours
 }
 
 func (w *watcher) concerns(msg syscall.NetlinkMessage) Concern {
@@ -31,8 +31,8 @@ func (w *watcher) concerns(msg syscall.NetlinkMessage) Concern {
 	}
 }
 
-// attribute returns the value of an attribute behind a header of that size, nil when
-// there is none. ok is false when the message can't be read.
+// attribute returns the value of an attribute after a header of the given size; nil: none.
+// ok is false when the message is invalid.
 func attribute(data []byte, header int, kind uint16) (value []byte, ok bool) {
 	if len(data) < header {
 		return nil, false
@@ -49,7 +49,7 @@ func attribute(data []byte, header int, kind uint16) (value []byte, ok bool) {
 	return nil, true
 }
 
-// ofLink knows a link of ours by its name, and by its index after it was renamed.
+// ofLink recognizes our links by name, and by index after a renaming.
 func (w *watcher) ofLink(data []byte) Concern {
 	name, ok := attribute(data, unix.SizeofIfInfomsg, unix.IFLA_IFNAME)
 	if !ok || name == nil {
@@ -67,7 +67,7 @@ func (w *watcher) ofLink(data []byte) Concern {
 
 func (w *watcher) ofAddress(data []byte) Concern {
 	local, ok := attribute(data, unix.SizeofIfAddrmsg, unix.IFA_LOCAL)
-	if ok && local == nil { // as all of IPv6 that have no peer
+	if ok && local == nil { // as of IPv6 without a peer address
 		local, ok = attribute(data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)
 	}
 	addr, valid := netip.AddrFromSlice(local)
@@ -77,8 +77,8 @@ func (w *watcher) ofAddress(data []byte) Concern {
 	return ConcernAddresses
 }
 
-// ofRule knows our rules by their mark. Kernels that tell none (before 4.17) tell
-// nothing that could rule them out.
+// ofRule recognizes our rules by their protocol. Kernels before 4.17 don't send it: then
+// any rule may be ours.
 func ofRule(data []byte) Concern {
 	mark, ok := attribute(data, unix.SizeofRtMsg, nl.FRA_PROTOCOL)
 	if ok && len(mark) == 1 && mark[0] != Protocol {

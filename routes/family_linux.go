@@ -7,25 +7,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// families returns the address families that the kernel has. One that was switched
-// off at boot (ipv6.disable=1) has neither routes nor rules, and no packets that
-// could leave in plaintext. In doubt a family is there.
+// families returns the address families that the kernel supports. One that is disabled at
+// boot (ipv6.disable=1) has neither routes nor rules, and no packets that could leave in
+// plaintext. If in doubt, a family counts as supported.
 func (t *Table) families() []int {
 	all := []int{unix.AF_INET, unix.AF_INET6}
-	var there []int
+	var supported []int
 	for _, family := range all {
 		if !errors.Is(t.probe(family), unix.EAFNOSUPPORT) {
-			there = append(there, family)
+			supported = append(supported, family)
 		}
 	}
-	if told := len(all) - len(there); told != t.told {
-		t.told = told
-		t.log.Info("address families of the kernel", "ipv4", has(there, netip.IPv4Unspecified()), "ipv6", has(there, netip.IPv6Unspecified()))
+	if missing := len(all) - len(supported); missing != t.missing {
+		t.missing = missing
+		t.log.Info("address families of the kernel", "ipv4", has(supported, netip.IPv4Unspecified()), "ipv6", has(supported, netip.IPv6Unspecified()))
 	}
-	return there
+	return supported
 }
 
-// probe asks the kernel for a family by what needs no rights.
+// probe checks a family by opening a socket, which needs no privileges.
 func probe(family int) error {
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// TestKernelWithoutIPv6 is for a machine that was booted with ipv6.disable=1, as
-// make test-kernel does with one of its own. Anywhere else it has nothing to say.
+// TestKernelWithoutIPv6 is for a machine booted with ipv6.disable=1, as make test-kernel
+// does. It is skipped elsewhere.
 func TestKernelWithoutIPv6(t *testing.T) {
 	cmdline, err := os.ReadFile("/proc/cmdline")
 	must(t, err)
@@ -23,7 +23,7 @@ func TestKernelWithoutIPv6(t *testing.T) {
 		t.Skip("NOT TESTED HERE: this kernel has IPv6; go run ./e2e/kernel -append ipv6.disable=1 -run IPv6 ./routes")
 	}
 	nstest.Run(t, func(t *testing.T) {
-		// Here the kernel says so by itself.
+		// The kernel itself returns the error.
 		if _, err := netlink.RuleList(unix.AF_INET6); err == nil {
 			t.Error("the kernel lists rules of IPv6")
 		}
@@ -54,7 +54,7 @@ func TestKernelWithoutIPv6(t *testing.T) {
 		if _, err := filter.Sync(t.Context(), origins); err != nil {
 			t.Errorf("source filter: %v", err)
 		}
-		if _, enforced, err := filter.Look(t.Context(), origins); err != nil || !enforced {
+		if _, enforced, err := filter.Status(t.Context(), origins); err != nil || !enforced {
 			t.Errorf("source filter: enforced %t, %v", enforced, err)
 		}
 		events := start(t, NewMonitor(MonitorConfig{Logger: table.log, Subnets: subnets}))

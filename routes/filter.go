@@ -7,35 +7,35 @@ import (
 	"slices"
 )
 
-// FilterTable is the name of the nftables table of ours, of the family inet. As
-// is the custom with nftables the name says whose it is: a table of this name is
-// made what it must be, and no other table is touched.
+// FilterTable is the name of our nftables table, of the family inet. As is the convention
+// with nftables, the name marks ownership: a table of this name is overwritten, and no
+// other table is touched.
 const FilterTable = "semaphore-wireguard"
 
-// ErrNoFilter says that the kernel can't filter packets by their source, because
-// it has no nf_tables or lacks a part of it.
+// ErrNoFilter means that the kernel can't filter packets by their source, because it lacks
+// nf_tables or a part of it.
 var ErrNoFilter = errors.New("the kernel lacks nf_tables, or its part nft_fib_inet")
 
-// Origin says where the packets of one remote cluster come in.
+// Origin is where packets of one remote cluster arrive.
 type Origin struct {
 	// Device is the name of the link. It need not exist.
 	Device string
-	// Subnets hold the source addresses of these packets.
+	// Subnets contain the source addresses of these packets.
 	Subnets []netip.Prefix
 }
 
-// Dropped counts the packets that a filter has dropped since it was installed,
-// by the device that they should have come through.
+// Dropped counts the packets that a filter has dropped since it was installed, by the
+// device through which they should have arrived.
 type Dropped map[string]uint64
 
-// claim is one subnet and the device that its packets come through.
+// claim is a subnet and the device through which its packets arrive.
 type claim struct {
 	subnet netip.Prefix
 	device string
 }
 
-// claims returns what the origins claim, sorted. A subnet inside an earlier one
-// is left out: no two of a configuration overlap.
+// claims returns the claims of the origins, sorted. Overlapping subnets, which a valid
+// configuration doesn't have, are left out.
 func claims(origins []Origin) []claim {
 	var all []claim
 	for _, o := range origins {

@@ -14,23 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Filter keeps out packets that claim the address of a remote pod without having
-// come through the tunnel. Routes and rules look at destinations only. Where
-// rp_filter doesn't check, as over IPv6 always, such a packet would be delivered
-// and would count as the remote pod's with network policies.
+// Filter drops packets with the source address of a remote pod that did not arrive through
+// the tunnel. Routes and rules match destinations only. Without rp_filter, which IPv6
+// doesn't have, such a packet would be delivered, and network policies would take it for
+// one of the remote pod.
 //
-// The rules are a table of ours in nf_tables ([FilterTable]), of the network
-// namespace of whoever calls. It outlives the process. Its methods may be called
-// from several goroutines, but Sync only from one at a time.
+// The rules are in our own nf_tables table ([FilterTable]), in the network namespace of
+// the calling thread. It outlives the process. The methods may be called concurrently,
+// except Sync.
 type Filter struct{ log *slog.Logger }
 
 // NewFilter returns a filter. It changes nothing in the kernel.
 func NewFilter(log *slog.Logger) *Filter { return &Filter{log: log} }
 
-// Sync makes the table what the origins need, all at once: no packet finds it
-// half made. Without origins it removes the table. When nothing is to be done
-// nothing is written or logged; counts of dropped packets begin anew only when
-// something is written. The error is [ErrNoFilter] where the kernel can't.
+// Sync installs the rules for the origins atomically. Without origins it removes the
+// table. Without a difference it neither writes nor logs anything; only a write resets the
+// counts of dropped packets. The error wraps [ErrNoFilter] where the kernel lacks support.
 func (f *Filter) Sync(ctx context.Context, origins []Origin) (changed bool, err error) {
 	have, err := readTable(ctx)
 	if len(origins) == 0 && errors.Is(err, ErrNoFilter) {
@@ -41,7 +40,7 @@ func (f *Filter) Sync(ctx context.Context, origins []Origin) (changed bool, err 
 	}
 	want := claims(origins)
 	switch {
-	case len(want) == 0 && !have.there():
+	case len(want) == 0 && !have.exists():
 		return false, nil
 	case len(want) == 0:
 		err := commit(ctx, object{unix.NFT_MSG_DELTABLE, tableObject().attrs[:1]})
@@ -50,30 +49,29 @@ func (f *Filter) Sync(ctx context.Context, origins []Origin) (changed bool, err 
 		}
 		f.log.Info("source filter removed", "table", FilterTable)
 		return true, nil
-	case have.sound() && have.refuses(want):
+	case have.valid() && have.hasRules(want):
 		return false, nil
 	}
-	if err := commit(ctx, have.toRefuse(want)...); err != nil {
-		// Of a table that is made anew only an expression can be missing.
-		if errors.Is(err, unix.ENOENT) && !have.sound() {
+	if err := commit(ctx, have.transaction(want)...); err != nil {
+		// In a transaction that recreates the table only an expression can be missing.
+		if errors.Is(err, unix.ENOENT) && !have.valid() {
 			err = fmt.Errorf("%w: %w", ErrNoFilter, err)
 		}
 		return false, fmt.Errorf("install table inet %s: %w", FilterTable, err)
 	}
-	f.log.Info("source filter installed", "table", FilterTable, "replaced", have.there())
+	f.log.Info("source filter installed", "table", FilterTable, "replaced", have.exists())
 	return true, nil
 }
 
-// Look reads whether the table is what the origins need now, and what it has
-// dropped. enforced is false without an error when there is no such table, or
-// another one.
-func (f *Filter) Look(ctx context.Context, origins []Origin) (dropped Dropped, enforced bool, err error) {
+// Status reads whether the table enforces the origins, and its counts of dropped packets.
+// enforced is false without an error when the table is missing or differs.
+func (f *Filter) Status(ctx context.Context, origins []Origin) (dropped Dropped, enforced bool, err error) {
 	have, err := readTable(ctx)
 	if err != nil {
 		return nil, false, err
 	}
 	want := claims(origins)
-	if !have.sound() || !have.refuses(want) {
+	if !have.valid() || !have.hasRules(want) {
 		return nil, false, nil
 	}
 	dropped = Dropped{}
@@ -83,16 +81,15 @@ func (f *Filter) Look(ctx context.Context, origins []Origin) (dropped Dropped, e
 	return dropped, true, nil
 }
 
-// dialFilter opens a connection to nf_tables in the network namespace of the
-// calling thread. It is for one operation: what a failed one leaves unread ends
-// with it.
+// dialFilter opens a connection to nf_tables in the network namespace of the calling
+// thread. It is for one operation, so that unread responses of a failed one are dropped.
 func dialFilter(ctx context.Context) (*netlink.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return nil, fmt.Errorf("connect to nf_tables: %w", lacking(err))
+		return nil, fmt.Errorf("connect to nf_tables: %w", withErrNoFilter(err))
 	}
 	if err := conn.SetDeadline(time.Now().Add(netlinkTimeout)); err != nil {
 		return nil, errors.Join(fmt.Errorf("set netlink timeout: %w", err), conn.Close())
@@ -100,9 +97,9 @@ func dialFilter(ctx context.Context) (*netlink.Conn, error) {
 	return conn, nil
 }
 
-// lacking adds ErrNoFilter to the errors by which the kernel says that it has no
-// nf_tables, no such table family or no such expression.
-func lacking(err error) error {
+// withErrNoFilter wraps errors that mean a missing nf_tables, table family or expression with
+// ErrNoFilter.
+func withErrNoFilter(err error) error {
 	for _, sign := range []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL} {
 		if errors.Is(err, sign) {
 			return fmt.Errorf("%w: %w", ErrNoFilter, err)
@@ -111,31 +108,31 @@ func lacking(err error) error {
 	return err
 }
 
-// seen is the table as the kernel shows it: the attributes of each object.
-// Without a table it is empty.
-type seen struct{ tables, chains, rules [][]netlink.Attribute }
+// installedTable is the table as read from the kernel: the attributes of each object. It is empty if
+// the table doesn't exist.
+type installedTable struct{ tables, chains, rules [][]netlink.Attribute }
 
-func (s seen) there() bool { return len(s.tables) > 0 }
+func (s installedTable) exists() bool { return len(s.tables) > 0 }
 
-// sound reports whether the table is one that works once its chain has rules.
-func (s seen) sound() bool {
-	return s.there() && shows(s.tables[0], tableObject().attrs) && len(s.chains) == 1 && shows(s.chains[0], chainObject().attrs)
+// valid reports whether table and chain are as we create them.
+func (s installedTable) valid() bool {
+	return s.exists() && matches(s.tables[0], tableObject().attrs) && len(s.chains) == 1 && matches(s.chains[0], chainObject().attrs)
 }
 
-// refuses reports whether the chain has exactly the rules for the claims.
-func (s seen) refuses(want []claim) bool {
-	return slices.EqualFunc(s.rules, want, func(have []netlink.Attribute, c claim) bool { return shows(have, ruleObject(c).attrs) })
+// hasRules reports whether the chain has exactly the rules for the claims.
+func (s installedTable) hasRules(want []claim) bool {
+	return slices.EqualFunc(s.rules, want, func(have []netlink.Attribute, c claim) bool { return matches(have, ruleObject(c).attrs) })
 }
 
-// toRefuse returns what makes the table the one for the claims. In a sound table
-// only the rules are replaced. Another one is made anew: it must be there before
-// it is removed, since there is no other way to say "if it exists".
-func (s seen) toRefuse(want []claim) []object {
+// transaction returns the messages that install the rules for the claims. In a valid table
+// only the rules are replaced. Another one is recreated: it is created before it is
+// deleted, since a deletion "if it exists" is not supported.
+func (s installedTable) transaction(want []claim) []object {
 	table, chain := tableObject(), chainObject()
 	objects := []object{{unix.NFT_MSG_DELRULE, []attr{
 		label(unix.NFTA_RULE_TABLE, FilterTable), label(unix.NFTA_RULE_CHAIN, filterChain),
 	}}}
-	if !s.sound() {
+	if !s.valid() {
 		objects = []object{table, {unix.NFT_MSG_DELTABLE, table.attrs[:1]}, table, chain}
 	}
 	for _, c := range want {
@@ -145,16 +142,16 @@ func (s seen) toRefuse(want []claim) []object {
 }
 
 // readTable reads the table.
-func readTable(ctx context.Context) (s seen, err error) {
+func readTable(ctx context.Context) (s installedTable, err error) {
 	conn, err := dialFilter(ctx)
 	if err != nil {
-		return seen{}, err
+		return installedTable{}, err
 	}
 	defer conn.Close()
 	for _, part := range []struct {
 		objects    *[][]netlink.Attribute
 		ask, table uint16
-		filter     []attr // what the kernel leaves out by itself
+		filter     []attr // applied by the kernel
 	}{
 		{&s.tables, unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil},
 		{&s.chains, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil},
@@ -162,19 +159,19 @@ func readTable(ctx context.Context) (s seen, err error) {
 	} {
 		objects, err := ask(conn, part.ask, part.filter...)
 		if err != nil {
-			return seen{}, err
+			return installedTable{}, err
 		}
 		*part.objects = ofKind(objects, func(o []netlink.Attribute) bool { return textOf(o, part.table) == FilterTable })
 	}
 	return s, nil
 }
 
-// textOf returns an attribute that is a text, without the zero byte at its end.
+// textOf returns a string attribute without its terminating zero byte.
 func textOf(attrs []netlink.Attribute, kind uint16) string {
 	return string(bytes.TrimRight(find(attrs, kind), "\x00"))
 }
 
-// countOf returns how many packets the counter of a rule has counted.
+// countOf returns the packets counted by a rule.
 func countOf(rule []netlink.Attribute) uint64 {
 	expressions, err := netlink.UnmarshalAttributes(find(rule, unix.NFTA_RULE_EXPRESSIONS))
 	if err != nil {
@@ -193,7 +190,7 @@ func countOf(rule []netlink.Attribute) uint64 {
 	return 0
 }
 
-// ask returns the attributes of all objects of a kind in tables of the family.
+// ask lists the objects of a kind in tables of the family inet, by their attributes.
 func ask(conn *netlink.Conn, question uint16, attrs ...attr) ([][]netlink.Attribute, error) {
 	message, err := request(question, netlink.Dump, attrs)
 	if err != nil {
@@ -201,12 +198,12 @@ func ask(conn *netlink.Conn, question uint16, attrs ...attr) ([][]netlink.Attrib
 	}
 	answers, err := conn.Execute(message)
 	if err != nil {
-		return nil, fmt.Errorf("read nf_tables: %w", lacking(err))
+		return nil, fmt.Errorf("read nf_tables: %w", withErrNoFilter(err))
 	}
 	objects := make([][]netlink.Attribute, len(answers))
 	for i, answer := range answers {
 		if len(answer.Data) < genHeader {
-			return nil, fmt.Errorf("read nf_tables: an answer of %d bytes", len(answer.Data))
+			return nil, fmt.Errorf("read nf_tables: response of %d bytes is too short", len(answer.Data))
 		}
 		if objects[i], err = netlink.UnmarshalAttributes(answer.Data[genHeader:]); err != nil {
 			return nil, fmt.Errorf("read nf_tables: %w", err)
@@ -252,7 +249,7 @@ func commit(ctx context.Context, objects ...object) error {
 		}
 		batch = append(batch, message)
 	}
-	// The last one is answered when all are done. A fault is told before that.
+	// The last message is acknowledged after all are processed; errors arrive before that.
 	last := len(batch) - 1
 	batch[last].Header.Flags |= netlink.Acknowledge
 	batch = append(batch, limit(unix.NFNL_MSG_BATCH_END))
@@ -263,7 +260,7 @@ func commit(ctx context.Context, objects ...object) error {
 	for {
 		answers, err := conn.Receive()
 		if err != nil {
-			return lacking(err)
+			return withErrNoFilter(err)
 		}
 		for _, answer := range answers {
 			if answer.Header.Type == netlink.Error && answer.Header.Sequence == sent[last].Header.Sequence {

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// gcpOrigin is the remote that the tests of the filter know.
+// gcpOrigin is the remote of the filter's tests.
 func gcpOrigin() []Origin {
 	return []Origin{{Device: "wireguard.gcp", Subnets: prefixes(subnet4, subnet6)}}
 }
@@ -52,7 +52,7 @@ func TestFilterIsInstalledOnceAndRemoved(t *testing.T) {
 			if got := mustFilter(t, step.origins); got != step.changed {
 				t.Errorf("step %d: changed %v, want %v", i, got, step.changed)
 			}
-			_, enforced, err := newFilter(t).Look(t.Context(), step.origins)
+			_, enforced, err := newFilter(t).Status(t.Context(), step.origins)
 			if err != nil || enforced != (len(step.origins) > 0) {
 				t.Errorf("step %d: enforced %v, %v", i, enforced, err)
 			}
@@ -60,7 +60,7 @@ func TestFilterIsInstalledOnceAndRemoved(t *testing.T) {
 	})
 }
 
-// What others do to the table is undone, and what they do elsewhere isn't touched.
+// Foreign changes of the table are undone, and those elsewhere are not touched.
 func TestFilterIsRepaired(t *testing.T) {
 	const table = "inet " + FilterTable
 	for name, script := range map[string]string{
@@ -77,7 +77,7 @@ func TestFilterIsRepaired(t *testing.T) {
 				mustFilter(t, gcpOrigin())
 				nft(t, "add table ip others; add chain ip others raw { type filter hook prerouting priority raw; }")
 				nft(t, script)
-				if _, enforced, err := newFilter(t).Look(t.Context(), gcpOrigin()); err != nil || enforced {
+				if _, enforced, err := newFilter(t).Status(t.Context(), gcpOrigin()); err != nil || enforced {
 					t.Errorf("enforced: %v, %v", enforced, err)
 				}
 				others := nft(t, "list tables ip")
@@ -95,8 +95,8 @@ func TestFilterIsRepaired(t *testing.T) {
 	}
 }
 
-// nft runs a script of nft(8), which the emulated machine doesn't have, in the
-// calling thread's namespace.
+// nft runs an nft(8) script in the calling thread's namespace. The emulated machine has
+// no nft.
 func nft(t *testing.T, script string) string {
 	t.Helper()
 	program, err := exec.LookPath("nft")
@@ -115,7 +115,7 @@ func nft(t *testing.T, script string) string {
 	return string(out)
 }
 
-// An operator reads the table with nft(8).
+// The table as nft(8) prints it.
 func TestFilterAsAnOperatorSeesIt(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		mustFilter(t, append(gcpOrigin(), Origin{Device: "wg.a2345.0123ab", Subnets: prefixes("10.5.0.0/16", "10.6.3.0/27")}))
@@ -134,15 +134,14 @@ func TestFilterAsAnOperatorSeesIt(t *testing.T) {
 	})
 }
 
-// A packet from outside the tunnel that claims a remote pod's address reaches
-// neither pod nor host, whichever way it comes, and the remote's own packets and
-// all others do.
+// A packet from outside the tunnel with a remote pod's source address reaches neither pod
+// nor host, by whichever link it arrives; the remote's own packets and all others do.
 func TestForgedSourcesAreDropped(t *testing.T) {
 	b := newForgeBed(t)
 	forged := map[string]sender{
 		"from outside": b.sender(t, b.uplink, "10.4.1.1", "fd04::1"),
 		"from a pod":   b.sender(t, b.pod2, "10.4.1.1", "fd04::1"),
-		// Its device is one of ours, but another's.
+		// Through the device of another remote.
 		"from another remote": b.sender(t, b.merit, "10.4.1.1", "fd04::1"),
 	}
 	honest := map[string]sender{
@@ -185,10 +184,10 @@ func TestForgedSourcesAreDropped(t *testing.T) {
 			}
 		}
 		arrive(what, honest)
-		b.waitDropped(t, origins, want) // and nothing of the others'
+		b.waitDropped(t, origins, want) // and no others
 	}
 	refused("with everything there")
-	// The filter needs the routes or the rules, not both, and no device.
+	// The filter works with either the routes or the rules, and without a device.
 	b.do(t, b.host, func() error {
 		table := newTable(t)
 		_, err := table.Fence(t.Context(), prefixes(subnet4, subnet6, "10.5.0.0/16", "fd05::/48"))
@@ -212,8 +211,7 @@ func TestForgedSourcesAreDropped(t *testing.T) {
 	}
 }
 
-// A table that is replaced is never away: not one packet of a stream slips
-// through.
+// A table is replaced atomically: no packet of a stream slips through.
 func TestFilterIsReplacedWithoutAGap(t *testing.T) {
 	b := newForgeBed(t)
 	forged := b.sender(t, b.uplink, "10.4.1.1", "fd04::1")
@@ -257,8 +255,8 @@ func TestFilterIsReplacedWithoutAGap(t *testing.T) {
 	}
 }
 
-// forgeBed is a node with two remotes' devices, two pods and an uplink. In pod
-// and host everything that comes to a port is counted.
+// forgeBed is a node with two remotes' devices, two pods and an uplink. Packets that
+// arrive at a port of pod and host are counted.
 type forgeBed struct {
 	*node
 	gcp, merit, pod2 *nstest.Namespace
@@ -269,8 +267,8 @@ type forgeBed struct {
 func newForgeBed(t *testing.T) *forgeBed {
 	t.Helper()
 	b := &forgeBed{node: newNode(t), gcp: nstest.New(t), merit: nstest.New(t), pod2: nstest.New(t)}
-	// Each is a link with someone behind it: name in the host, the host's
-	// addresses on it, the other's addresses, and what leads back to those.
+	// Each is a link with another host behind it: its name, our addresses on it, the other
+	// host's addresses, and the routes back to those.
 	for _, l := range []struct {
 		name   string
 		space  *nstest.Namespace
@@ -323,9 +321,9 @@ func newForgeBed(t *testing.T) *forgeBed {
 	return b
 }
 
-// looseReversePath switches off the kernel's own check of sources, on all links
-// of the calling thread's namespace. The stricter value of "all" and of the link
-// counts (kernel documentation, networking/ip-sysctl).
+// looseReversePath switches off the kernel's own source check (rp_filter) on all links of
+// the calling thread's namespace. The stricter of the values of "all" and the link applies
+// (kernel documentation, networking/ip-sysctl).
 func looseReversePath() error {
 	files, err := filepath.Glob("/proc/sys/net/ipv4/conf/*/rp_filter")
 	for _, file := range files {
@@ -337,7 +335,7 @@ func looseReversePath() error {
 // sender sends from a source address in each family.
 type sender []*net.UDPConn
 
-// sender makes one in a namespace, which gets the addresses when it hasn't them.
+// sender opens a sender in a namespace, adding the addresses if missing.
 func (b *forgeBed) sender(t *testing.T, space *nstest.Namespace, addrs ...string) sender {
 	t.Helper()
 	var s sender
@@ -395,14 +393,14 @@ func (b *forgeBed) delivered(t *testing.T, s sender, to netip.AddrPort) int64 {
 	return b.received.Load() - before
 }
 
-// waitDropped waits until the filter has dropped as many packets in all.
+// waitDropped waits until the filter has dropped the given numbers of packets in total.
 func (b *forgeBed) waitDropped(t *testing.T, origins []Origin, want uint64) {
 	t.Helper()
 	var got uint64
 	polltest.Until(t, time.Minute, "the packet to be counted", func() bool {
 		got = 0
 		b.do(t, b.host, func() error {
-			dropped, enforced, err := newFilter(t).Look(t.Context(), origins)
+			dropped, enforced, err := newFilter(t).Status(t.Context(), origins)
 			if err == nil && !enforced {
 				err = errors.New("the filter is not enforced")
 			}

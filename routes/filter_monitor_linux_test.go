@@ -23,7 +23,7 @@ func TestFlushedFilterIsBackWithinASecond(t *testing.T) {
 				nft(t, "add table ip others")
 				events := start(t, NewFilterMonitor(slog.New(slog.NewTextHandler(t.Output(), nil)), nil))
 				quiet(t, events)
-				// What others do to tables of theirs is no event.
+				// Changes of foreign tables cause no notification.
 				nft(t, "add chain ip others one { type filter hook input priority 0; }; add rule ip others one counter")
 				nft(t, "add table inet "+FilterTable+"-other; delete table inet "+FilterTable+"-other")
 				select {
@@ -42,7 +42,7 @@ func TestFlushedFilterIsBackWithinASecond(t *testing.T) {
 						t.Fatalf("not back after %s", repairTime)
 					}
 					var err error
-					_, enforced, err = newFilter(t).Look(t.Context(), gcpOrigin())
+					_, enforced, err = newFilter(t).Status(t.Context(), gcpOrigin())
 					must(t, err)
 				}
 			})
@@ -50,13 +50,13 @@ func TestFlushedFilterIsBackWithinASecond(t *testing.T) {
 	}
 }
 
-// Without nf_tables there is no filter, which is said; all else goes on.
+// Without nf_tables only the filter fails, with its error.
 func TestKernelWithoutNetfilter(t *testing.T) {
 	host := nstest.New(t)
 	err := nstest.WithoutNetfilter(host, func() error {
 		f := newFilter(t)
 		_, syncErr := f.Sync(t.Context(), gcpOrigin())
-		_, enforced, lookErr := f.Look(t.Context(), gcpOrigin())
+		_, enforced, lookErr := f.Status(t.Context(), gcpOrigin())
 		_, removeErr := f.Sync(t.Context(), nil)
 		table := newTable(t)
 		_, fenceErr := table.Fence(t.Context(), prefixes(subnet4))
@@ -72,7 +72,7 @@ func TestKernelWithoutNetfilter(t *testing.T) {
 func TestFilterWithoutTheCapability(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		f := newFilter(t)
-		// A thread of its own, which ends with what it gave up.
+		// On its own thread, which ends with its dropped capabilities.
 		must(t, nstest.Current(t).Do(func() error {
 			header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 			var data [2]unix.CapUserData
@@ -92,7 +92,7 @@ func TestFilterWithoutTheCapability(t *testing.T) {
 	})
 }
 
-// NET_ADMIN is all that it takes.
+// NET_ADMIN is sufficient.
 func TestFilterWithNothingButTheCapability(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		must(t, nstest.Current(t).Do(func() error {
@@ -107,7 +107,7 @@ func TestFilterWithNothingButTheCapability(t *testing.T) {
 			if err == nil {
 				_, err = f.Sync(t.Context(), nil)
 			}
-			// The way back out of the namespace takes more.
+			// Leaving the namespace again needs more capabilities.
 			data[0].Effective = data[0].Permitted
 			return errors.Join(err, unix.Capset(&header, &data[0]))
 		}))

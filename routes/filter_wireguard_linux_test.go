@@ -19,8 +19,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// What the kernel's WireGuard has decrypted passes; the same in plaintext
-// doesn't. That the embedded one's packets pass is the matter of the scenarios.
+// Packets decrypted by the kernel's WireGuard pass; the same in plaintext don't. Scenarios
+// cover the userspace backend.
 func TestFilterBesideTheKernelsWireGuard(t *testing.T) {
 	host, remote := nstest.New(t), nstest.New(t)
 	if err := host.Do(func() error { return addWireGuard("probe") }); errors.Is(err, unix.EOPNOTSUPP) && os.Getenv("SEMAPHORE_TEST_KERNEL") == "" {
@@ -87,7 +87,7 @@ func TestFilterBesideTheKernelsWireGuard(t *testing.T) {
 	dropped := func() (n uint64) {
 		t.Helper()
 		must(t, host.Do(func() error {
-			counts, enforced, err := newFilter(t).Look(t.Context(), gcpOrigin())
+			counts, enforced, err := newFilter(t).Status(t.Context(), gcpOrigin())
 			if err == nil && !enforced {
 				err = errors.New("not enforced")
 			}
@@ -116,7 +116,7 @@ func addWireGuard(name string) error {
 	return nil
 }
 
-// newKeys makes the private keys of two devices that are each other's peer.
+// newKeys generates the private keys of two devices that are each other's peer.
 func newKeys(t *testing.T) (keys [2]wgtypes.Key) {
 	t.Helper()
 	for i := range keys {
@@ -127,8 +127,8 @@ func newKeys(t *testing.T) (keys [2]wgtypes.Key) {
 	return keys
 }
 
-// addPeer creates a WireGuard device with one peer, which is at the endpoint and may
-// send from the allowed prefixes, in the current namespace.
+// addPeer creates a WireGuard device with one peer, with its endpoint and allowed IPs, in
+// the current namespace.
 func addPeer(device string, own, other wgtypes.Key, endpoint string, allowed ...string) error {
 	if err := addWireGuard(device); err != nil {
 		return err

@@ -11,16 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Foreign is a route of somebody else in the main table.
+// Foreign is a route in the main table that isn't ours.
 type Foreign struct {
 	Prefix netip.Prefix
-	Text   string // in the words of ip-route(8)
+	Text   string // formatted like ip-route(8)
 }
 
-// Foreign returns the routes of others in the main table that lead to the subnets, or
-// to parts of them, sorted. Routes through devices, the indices of links, are left
-// out: packets end where they should. Packets don't follow what is left as long as
-// our policy rules are there.
+// Foreign returns the foreign routes in the main table to the subnets, or to parts of
+// them, sorted, except those through devices (link indices), which lead into the tunnel.
+// Packets don't follow them as long as our policy rules exist.
 func (t *Table) Foreign(subnets []netip.Prefix, devices ...int) ([]Foreign, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -32,7 +31,7 @@ func (t *Table) Foreign(subnets []netip.Prefix, devices ...int) ([]Foreign, erro
 		}
 		found = append(found, Foreign{Prefix: to, Text: t.describe(msg)})
 	})
-	// A dump that was interrupted is as good as the next one.
+	// An interrupted dump is good enough: the result is informational.
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("read routing table: %w", err)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// Routes of others for a remote pod subnet, for a part of one and by rules that come
-// after ours take no packet, whether the device is there or not.
+// Foreign routes to a remote pod subnet, to a part of one, and through rules after ours
+// take no packet, with and without the device.
 func TestForeignRoutesTakeNoPacket(t *testing.T) {
 	n := newNode(t)
 	targets := []string{"10.4.9.1:80", "[fd04:0:0:9::1]:80"}
@@ -76,7 +76,7 @@ func TestForeignRoutesTakeNoPacket(t *testing.T) {
 		}
 	})
 	closed("without any route of ours")
-	// Others' routes are others'.
+	// Foreign routes are left in place.
 	mustSync(t, table, nil)
 	_, err = table.Fence(t.Context(), nil)
 	must(t, err)
@@ -86,8 +86,8 @@ func TestForeignRoutesTakeNoPacket(t *testing.T) {
 	}
 }
 
-// Rules are flushed, too. Then what we have in the main table holds, as far as others
-// left room for it.
+// When rules are flushed, too, our routes in the main table apply, unless a foreign route
+// is in the way.
 func TestRoutesHoldWithoutRules(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		table := newTable(t)

@@ -7,9 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Installed returns the routes of ours that are there, and those of others through a
-// device to a prefix of want, as the original tool leaves them. Those of our own table
-// come first.
+// Installed returns our installed routes, and foreign routes through a device to a prefix
+// of want, as the original tool leaves them. Those of our own table come first.
 func (t *Table) Installed(want []Route) ([]Route, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -31,9 +30,9 @@ func (t *Table) Installed(want []Route) ([]Route, error) {
 	return all, nil
 }
 
-// Sources returns the preferred source addresses of installed routes, at most one
-// per family: what an earlier process found out. Those that are no longer addresses
-// of this host are left out, because the kernel would refuse them.
+// Sources returns the preferred source addresses of installed routes, at most one per
+// family. Those that are no longer addresses of this host are left out, because the kernel
+// would refuse them.
 func Sources(installed []Route) ([]netip.Addr, error) {
 	local, err := localAddresses()
 	if err != nil {
@@ -50,7 +49,7 @@ func Sources(installed []Route) ([]netip.Addr, error) {
 	return sources, nil
 }
 
-// routedSources returns the preferred sources of the routes of ours.
+// routedSources returns the preferred sources of our routes.
 func (t *Table) routedSources() ([]netip.Addr, error) {
 	installed, err := t.Installed(nil)
 	if err != nil {

@@ -39,7 +39,7 @@ func TestSourcesAreThoseOfInstalledRoutes(t *testing.T) {
 		if diff := cmp.Diff([]string{"10.2.1.1", "fd02::1"}, sources()); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		// Without its address the kernel takes the IPv4 routes away as well.
+		// With the address the kernel removes its IPv4 routes, too.
 		must(t, netlink.LinkDel(link(t, "cni0")))
 		if got := sources(); got != nil {
 			t.Errorf("sources that are no longer addresses of the host: %v", got)

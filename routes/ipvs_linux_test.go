@@ -23,11 +23,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// A host asks for a remote pod by a ClusterIP, which kube-proxy in IPVS mode has on
+// A host connects to a remote pod by a ClusterIP, which kube-proxy in IPVS mode has on
 // kube-ipvs0. Without our addresses the masqueraded packets have a source that the
-// remote's WireGuard doesn't take from this node; with them the pod sees, as it
-// does without a service, the address that only this node has in the mesh. When the
-// endpoint is withdrawn, the service refuses.
+// remote's WireGuard doesn't accept from this node; with them the pod sees, as it does
+// without a service, this node's address in the mesh. When the endpoint is withdrawn, the
+// service refuses connections.
 func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 	kubeProxy, err := exec.LookPath("kube-proxy")
 	if err != nil {
@@ -54,7 +54,7 @@ func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 			addRoute(t, netlink.Route{LinkIndex: device}, "fd01:0:0:3::/64")
 			return serveSources(t, netip.MustParseAddrPort("10.4.1.1:8888"), netip.MustParseAddrPort("[fd04::1]:8888"))
 		}))
-		// What WireGuard decrypts and doesn't take from its sender counts as frame errors.
+		// Decrypted packets outside the sender's allowed IPs count as frame errors.
 		refused := func() (n uint64) {
 			must(t, remote.Do(func() error {
 				n = link(t, "wireguard.aws").Attrs().Statistics.RxFrameErrors
@@ -102,7 +102,7 @@ func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 			}
 			t.Logf("%s with our addresses: the pod sees %s", service, seen)
 		}
-		link(t, "kube-ipvs0") // It is in that mode.
+		link(t, "kube-ipvs0") // Proves IPVS mode.
 
 		withdrawn := time.Now()
 		withdraw()
@@ -134,16 +134,16 @@ func startKubeProxy(t *testing.T, program, api string) {
 	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // It was killed.
+		_ = cmd.Wait() // It was killed: the error is expected.
 		if t.Failed() {
 			t.Logf("kube-proxy said:\n%s", output.String())
 		}
 	})
 }
 
-// stubAPI answers as an API server with one node of that address and one service does,
-// whose ClusterIPs have an endpoint each, as far as kube-proxy asks. It returns the URL,
-// and what withdraws all endpoints as the mirror does.
+// stubAPI serves the part of an API server that kube-proxy needs, with one node and one
+// service, whose ClusterIPs have an endpoint each. It returns the URL, and a function that
+// withdraws all endpoints like the mirror.
 func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) (url string, withdraw func()) {
 	t.Helper()
 	type object = map[string]any
@@ -199,7 +199,7 @@ func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) (ur
 			w.WriteHeader(http.StatusNotFound)
 			answer = object{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": http.StatusNotFound}
 		case query.Has("sendInitialEvents"):
-			// It doesn't stream lists, so that it is asked for one.
+			// No streaming lists, so that clients list.
 			w.WriteHeader(http.StatusUnprocessableEntity)
 			answer = object{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Invalid", "code": http.StatusUnprocessableEntity}
 		case query.Get("watch") == "true" || query.Get("watch") == "1":
@@ -224,7 +224,7 @@ func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) (ur
 			<-r.Context().Done()
 			return
 		}
-		_ = json.NewEncoder(w).Encode(answer) // Who has gone doesn't read it.
+		_ = json.NewEncoder(w).Encode(answer) // The client may have gone.
 	}))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
@@ -233,7 +233,7 @@ func stubAPI(t *testing.T, node string, endpoints map[netip.Addr]netip.Addr) (ur
 	return server.URL, func() { close(withdrawn) }
 }
 
-// serveSources answers each connection with the address that it comes from.
+// serveSources answers each connection with its source address.
 func serveSources(t *testing.T, at ...netip.AddrPort) error {
 	for _, a := range at {
 		listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(a))
@@ -255,7 +255,7 @@ func serveSources(t *testing.T, at ...netip.AddrPort) error {
 	return nil
 }
 
-// sourceAt asks a server of serveSources which address it sees.
+// sourceAt returns the source address that a serveSources server sees.
 func sourceAt(server netip.AddrPort, limit time.Duration) (netip.Addr, error) {
 	conn, err := net.DialTimeout("tcp", server.String(), limit)
 	if err != nil {

@@ -11,17 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The library keeps metrics in an int, which must hold the guard's. Where int has
-// 32 bits it would become metric 0, a guard that shuts out the device route:
-// there the package must not build.
+// The library stores metrics in an int. With 32 bits the guard's would overflow to metric
+// 0, so that the guard would win over the device route: there the package must not build.
 const _ int = guardMetric
 
-// dumpAttempts is how often a dump that the kernel marked as inconsistent,
-// because routes changed meanwhile, is taken again.
+// dumpAttempts bounds the retries of a dump that the kernel marked as inconsistent,
+// because objects changed meanwhile.
 const dumpAttempts = 10
 
-// whole lists what the kernel has until the list is one of a single moment.
-func whole[T any](list func() ([]T, error)) ([]T, error) {
+// retryInterrupted retries an interrupted list until it is consistent.
+func retryInterrupted[T any](list func() ([]T, error)) ([]T, error) {
 	for attempt := 1; ; attempt++ {
 		found, err := list()
 		if err == nil {
@@ -33,29 +32,29 @@ func whole[T any](list func() ([]T, error)) ([]T, error) {
 	}
 }
 
-// snapshot is the part of a table that a Sync looks at.
+// snapshot is the part of a table that a Sync needs.
 type snapshot struct {
 	ours    []Route         // as we install them
-	stray   []netlink.Route // marked as ours, but of another form
+	stray   []netlink.Route // with our protocol, but of another form
 	foreign map[netip.Prefix][]netlink.Route
-	// places are the slots of all our routes and of those that we may take over.
-	places map[slot]bool
+	// slots are those of all our routes and of those that we may replace.
+	slots map[slot]bool
 }
 
-// occupied reports whether r has a route of ours to replace.
-func (s snapshot) occupied(r Route) bool { return s.places[r.slot()] }
+// occupied reports whether there is a route for r to replace.
+func (s snapshot) occupied(r Route) bool { return s.slots[r.slot()] }
 
-// read takes a snapshot of a table: all routes of ours and, when not all that is
-// wanted is among them, those of others that have the prefix of a wanted one. The
-// main table of a router has hundreds of thousands of routes that need no look.
+// read returns a snapshot of a table: all our routes and, unless they include all wanted
+// ones, foreign routes with the prefix of a wanted one. The main table of a router may
+// have hundreds of thousands of other routes.
 func (t *Table) read(table int, want []Route) (snapshot, error) {
 	device := make(map[netip.Prefix]int, len(want))
 	for _, r := range want {
 		device[r.Prefix] = max(device[r.Prefix], r.Device)
 	}
-	ours := table != OwnTable // everything there is worth a look
+	ours := table != OwnTable // list only our routes; the own table is small
 	for attempt := 1; ; attempt++ {
-		s := snapshot{foreign: make(map[netip.Prefix][]netlink.Route), places: make(map[slot]bool)}
+		s := snapshot{foreign: make(map[netip.Prefix][]netlink.Route), slots: make(map[slot]bool)}
 		err := t.dump(table, ours, func(msg *netlink.Route) { s.add(msg, device) })
 		switch missing, _ := Diff(s.ours, want); {
 		case err == nil && (!ours || len(missing) == 0):
@@ -68,8 +67,8 @@ func (t *Table) read(table int, want []Route) (snapshot, error) {
 	}
 }
 
-// dump calls add for the routes of a table, or only for ours in it. Kernels from
-// 4.20 on leave the others out themselves.
+// dump calls add for the routes of a table, or only for ours. Kernels before 4.20 don't
+// filter, and the library does.
 func (t *Table) dump(table int, ours bool, add func(*netlink.Route)) error {
 	filter, mask := &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE
 	if ours {
@@ -80,7 +79,7 @@ func (t *Table) dump(table int, ours bool, add func(*netlink.Route)) error {
 			add(&msg)
 			return true
 		})
-		// A table that has never had a route isn't there.
+		// A table that never had a route doesn't exist.
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
@@ -94,22 +93,21 @@ func (s *snapshot) add(msg *netlink.Route, device map[netip.Prefix]int) {
 	switch {
 	case msg.Protocol == Protocol && canonical(msg, r):
 		s.ours = append(s.ours, r)
-		s.places[r.slot()] = true
+		s.slots[r.slot()] = true
 	case msg.Protocol == Protocol:
 		s.stray = append(s.stray, *msg)
-		s.places[slotOf(msg)] = true
+		s.slots[slotOf(msg)] = true
 	case wanted && msg.Tos == 0:
 		s.foreign[r.Prefix] = append(s.foreign[r.Prefix], *msg)
 		if index != 0 && msg.LinkIndex == index {
-			s.places[slotOf(msg)] = true
+			s.slots[slotOf(msg)] = true
 		}
 	}
 }
 
-// takesPrecedence reports whether the kernel would refuse want, or not use it,
-// because of a foreign route to the same prefix. A better metric wins; with the
-// same metric there is room for one. A route through the wanted device does no
-// harm: packets end where they should.
+// takesPrecedence reports whether a foreign route to the same prefix makes the kernel
+// refuse want or not use it. The lower metric wins, and only one route has the same
+// metric. A route through the wanted device is fine: it leads into the tunnel.
 func takesPrecedence(foreign *netlink.Route, want Route) bool {
 	if want.Device != 0 && foreign.LinkIndex == want.Device {
 		return false
@@ -120,7 +118,7 @@ func takesPrecedence(foreign *netlink.Route, want Route) bool {
 	return uint32(foreign.Priority) <= want.metric()
 }
 
-// message is the rtnetlink form of r in a table.
+// message returns the rtnetlink form of r in a table.
 func message(table int, r Route) *netlink.Route {
 	msg := &netlink.Route{
 		Dst: &net.IPNet{
@@ -143,8 +141,7 @@ func message(table int, r Route) *netlink.Route {
 	return msg
 }
 
-// fromMessage is the inverse of message. Only for canonical messages it keeps
-// everything.
+// fromMessage is the inverse of message. It is lossless only for canonical messages.
 func fromMessage(msg *netlink.Route) Route {
 	r := Route{Prefix: prefixOf(msg), Guard: msg.Type == unix.RTN_UNREACHABLE}
 	if !r.Guard {
@@ -155,9 +152,9 @@ func fromMessage(msg *netlink.Route) Route {
 	return r
 }
 
-// canonical reports whether msg, which reads as r, is what the kernel makes of
-// message(r). State that the kernel adds, such as "linkdown" of a device
-// without carrier, doesn't count.
+// canonical reports whether msg, of which r is fromMessage, is message(r) as the kernel
+// returns it. State that the kernel adds, such as "linkdown" of a device without carrier,
+// is ignored.
 func canonical(msg *netlink.Route, r Route) bool {
 	want := message(msg.Table, r)
 	return msg.Type == want.Type &&
@@ -181,7 +178,7 @@ func slotOf(msg *netlink.Route) slot {
 	return slot{prefix: prefixOf(msg), metric: uint32(msg.Priority)}
 }
 
-// describe names a route in the words of ip-route(8), with the device by name.
+// describe formats a route like ip-route(8), with the device's name.
 func (t *Table) describe(msg *netlink.Route) string {
 	words := []string{prefixOf(msg).String()}
 	if kind, special := routeType(msg.Type); special {
@@ -210,7 +207,7 @@ func (t *Table) describe(msg *netlink.Route) string {
 	return strings.Join(words, " ")
 }
 
-// routeType names the types of routes that lead nowhere, as ip-route(8) does.
+// routeType returns ip-route(8)'s names of the types of routes that drop packets.
 func routeType(kind int) (name string, special bool) {
 	switch kind {
 	case unix.RTN_UNREACHABLE:

@@ -16,13 +16,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// The original tool's fault: with the device gone, packets to remote pods leave
-// unencrypted through the default route.
+// The original tool's fault: without the device, packets to remote pods leave unencrypted
+// through the default route.
 func TestNothingLeavesThroughTheDefaultRouteWhenTheDeviceIsGone(t *testing.T) {
 	n := newNode(t)
 	targets := []string{"10.4.1.1:80", "[fd04::1]:80"}
 
-	// Without routes of ours all probes leave in plaintext, and the capture sees
+	// Without our routes all probes leave in plaintext, which proves that the capture sees
 	// them. All must have arrived before the next step.
 	n.probe(t, targets)
 	for seen := 0; seen < 2*len(targets); {
@@ -48,7 +48,7 @@ func TestNothingLeavesThroughTheDefaultRouteWhenTheDeviceIsGone(t *testing.T) {
 	n.do(t, n.host, func() error {
 		for _, target := range targets {
 			start := time.Now()
-			err := dial(target) // One that waits ends with another error.
+			err := dial(target) // A timeout has another error.
 			if !errors.Is(err, unix.EHOSTUNREACH) {
 				t.Errorf("%s: got %v, want %v", target, err, unix.EHOSTUNREACH)
 			}
@@ -56,9 +56,8 @@ func TestNothingLeavesThroughTheDefaultRouteWhenTheDeviceIsGone(t *testing.T) {
 		}
 		return nil
 	})
-	// The pod is told by ICMP. (Its TCP needs one retransmission to give up over
-	// IPv6, where an answer that comes while connect(2) still holds the socket
-	// counts as soft.)
+	// The pod receives ICMP. (Its TCP needs one retransmission to give up over IPv6, where
+	// an ICMP error that arrives while connect(2) holds the socket is only a soft error.)
 	n.do(t, n.pod, func() error {
 		answers, err := newCapture(link(t, "eth0").Attrs().Index)
 		if err != nil {
@@ -68,10 +67,10 @@ func TestNothingLeavesThroughTheDefaultRouteWhenTheDeviceIsGone(t *testing.T) {
 		for _, target := range targets {
 			start := time.Now()
 			send(target)
-			for told := false; !told; {
-				told = unreachable(answers.next(t))
+			for received := false; !received; {
+				received = unreachable(answers.next(t))
 			}
-			t.Logf("the pod was told after %s that %s is unreachable", time.Since(start), target)
+			t.Logf("the pod received \"unreachable\" for %[2]s after %[1]s", time.Since(start), target)
 		}
 		return nil
 	})
@@ -80,7 +79,7 @@ func TestNothingLeavesThroughTheDefaultRouteWhenTheDeviceIsGone(t *testing.T) {
 		t.Errorf("%d packets leaked after the device was deleted", leaked)
 	}
 
-	// A pass without the device leaves the guards, and nothing else, in place.
+	// A pass without the device leaves only the guards in place.
 	mustSync(t, table, Desired(prefixes(subnet4, subnet6), 0, nil))
 	n.probe(t, targets)
 	if leaked := n.capture.leaked(t, n); leaked != 0 {
@@ -88,7 +87,7 @@ func TestNothingLeavesThroughTheDefaultRouteWhenTheDeviceIsGone(t *testing.T) {
 	}
 }
 
-// uplinkTargets are addresses of the uplink on ports where nobody listens.
+// uplinkTargets are addresses of the uplink with closed ports.
 var uplinkTargets = []string{"192.0.2.2:9", "[2001:db8::2]:9"}
 
 // node is a host with a pod behind it and a default route to an uplink, on whose
@@ -127,8 +126,8 @@ func newNode(t *testing.T) *node {
 		addRoute(t, netlink.Route{Gw: net.ParseIP("fd01:0:0:3::1")}, "::/0")
 		return nil
 	})
-	// An answer from the uplink shows that every neighbour is known: packets that
-	// wait for that could come late, in the middle of another step.
+	// An answer from the uplink proves that all neighbours are resolved: packets that wait
+	// for that could arrive in the middle of another step.
 	for _, namespace := range []*nstest.Namespace{n.host, n.pod} {
 		for _, target := range uplinkTargets {
 			polltest.Until(t, time.Minute, "the uplink to answer", func() bool {
@@ -139,8 +138,8 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// do runs f in a namespace. f runs on another goroutine than the test: a failed
-// must ends it and shows as an error here.
+// do runs f in a namespace, on another goroutine than the test: a failed must ends that
+// goroutine, and is an error here.
 func (n *node) do(t *testing.T, namespace *nstest.Namespace, f func() error) {
 	t.Helper()
 	must(t, namespace.Do(f))
@@ -159,7 +158,7 @@ func (n *node) probe(t *testing.T, targets []string) {
 	}
 }
 
-// send sends a UDP packet. That it can't be sent is a result, not a fault.
+// send sends a UDP packet. An error is a result, not a fault.
 func send(target string) {
 	conn, err := net.Dial("udp", target)
 	if err != nil {
@@ -205,16 +204,16 @@ func (c *capture) next(t *testing.T) []byte {
 	for {
 		size, _, err := unix.Recvfrom(c.fd, packet, 0)
 		if errors.Is(err, unix.EINTR) {
-			continue // by Go's own signals, as there is a time-out
+			continue // interrupted by a signal of Go's runtime
 		}
 		must(t, err)
 		return packet[:size]
 	}
 }
 
-// leaked counts the packets for the remote pod subnets that were captured since
-// it was called last. Packets that host and pod send now to the uplink, on the
-// way that a leak would take, mark the end.
+// leaked counts the packets for the remote pod subnets that were captured since the last
+// call. Packets that host and pod send to the uplink now, by the same path as a leak, mark
+// the end.
 func (c *capture) leaked(t *testing.T, n *node) (count int) {
 	t.Helper()
 	n.probe(t, uplinkTargets)

@@ -17,82 +17,78 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
-// A subscription that breaks is renewed after the first of these times, which
-// doubles up to the second while it goes on breaking.
+// Back-off of renewing a failed subscription.
 const (
 	resubscribeFirst   = 50 * time.Millisecond
 	resubscribeLongest = 5 * time.Second
 )
 
-// monitorBuffer is the size in bytes of the queue of events in the kernel. A
-// burst, such as the removal of a bridge with hundreds of links, should fit.
+// monitorBuffer is the size in bytes of the kernel's queue of events, for bursts such as
+// the removal of a bridge with hundreds of links.
 const monitorBuffer = 1 << 20
 
-// Concern says what an event of the kernel may mean work for. More than one may be
-// set.
+// Concern is a set of what an event of the kernel may affect.
 type Concern uint8
 
 // Concerns.
 const (
-	// Routes of ours or policy rules of ours, or their sources.
+	// ConcernRoutes are our routes and policy rules, and their sources.
 	ConcernRoutes Concern = 1 << iota
-	// Links, those of our devices.
+	// ConcernLinks are the links of our devices.
 	ConcernLinks
-	// Addresses of this host, any of them.
+	// ConcernAddresses are all addresses of this host.
 	ConcernAddresses
-	// Foreign routes to a remote pod subnet or a part of one.
+	// ConcernForeign are foreign routes to a remote pod subnet or a part of one.
 	ConcernForeign
-	// Filter stands for the table of [Filter].
+	// ConcernFilter is the table of [Filter].
 	ConcernFilter
-	// Underlay stands for the ways that an [Underlay] knows.
+	// ConcernUnderlay are the paths of an [Underlay].
 	ConcernUnderlay
 
-	// ConcernAll is all that a monitor of routes knows: what happened isn't known.
+	// ConcernAll is everything that a monitor of routes watches, after lost events.
 	ConcernAll = ConcernRoutes | ConcernLinks | ConcernAddresses | ConcernForeign
 )
 
-// Monitor tells when something in the kernel changed in a way that may concern
-// what is ours there.
+// Monitor notifies of events of the kernel that may affect our objects there.
 type Monitor struct {
 	name   string
 	log    *slog.Logger
 	notify func(Concern)
 	buffer int
-	// subscribed returns a socket that has the events, and concerns tells those
-	// that may mean work for us. In doubt they do.
+	// subscribed opens a socket for the events, and concerns classifies them; when in
+	// doubt, an event concerns us.
 	subscribed func() (*nl.NetlinkSocket, error)
 	concerns   func(syscall.NetlinkMessage) Concern
-	everything Concern // what a gap between events may concern
+	everything Concern // after lost events
 }
 
-// MonitorConfig is what a monitor looks for.
+// MonitorConfig configures a monitor of routes.
 type MonitorConfig struct {
 	Logger *slog.Logger
-	// Notify is called on the goroutine of Run and must not block. It carries no
-	// state: whoever is notified looks at the kernel.
+	// Notify is called on the goroutine of Run and must not block. It carries no state:
+	// the receiver reads the kernel.
 	Notify  func(Concern)
 	Subnets []netip.Prefix // the remote pod subnets
 	Devices []string       // names of our links
-	// Source reports whether an address that came or went may change the source of
-	// routes. nil: any may.
+	// Source reports whether adding or removing an address may change the source of
+	// routes; nil: always.
 	Source func(netip.Addr) bool
 }
 
-// NewMonitor prepares a monitor of links, addresses, routes and policy rules that
-// calls Notify
+// NewMonitor returns a monitor of links, addresses, routes and policy rules that calls
+// Notify
 //
-//   - when a link of ours changed, was added or removed, also under another name:
-//     together with these the kernel takes routes off the device, without an event
-//     for the route;
-//   - when an address changed, was added or removed: with it the kernel takes IPv4
-//     routes that have it as their source, and the source off IPv6 routes;
-//   - when a route of ours changed, or one in our table, or anybody's route to a
-//     remote pod subnet: it may have replaced ours;
-//   - when somebody has a route to a part of a remote pod subnet;
-//   - when a policy rule of ours was added or removed;
-//   - each time it has subscribed, because earlier events are unknown.
+//   - when one of our links changed, was added or removed, also under another name: with
+//     it the kernel removes routes, without an event for them;
+//   - when an address changed, was added or removed: with it the kernel removes IPv4
+//     routes with that source, and the source of IPv6 routes;
+//   - when one of our routes changed, or one in our table, or any route to a remote pod
+//     subnet, which may have replaced ours;
+//   - when a foreign route to a part of a remote pod subnet changed;
+//   - when one of our policy rules was added or removed;
+//   - after each subscription, because earlier events are unknown.
 //
-// Other events cost their reception and nothing more, however many there are.
+// Other events cost only their reception.
 func NewMonitor(cfg MonitorConfig) *Monitor {
 	w := &watcher{MonitorConfig: cfg, indices: map[int32]bool{}}
 	return &Monitor{
@@ -101,9 +97,9 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 	}
 }
 
-// NewFilterMonitor prepares a monitor that calls notify when anybody changed the
-// table of [Filter], and each time it has subscribed. notify must not block. Where
-// the kernel has no nf_tables it goes on trying.
+// NewFilterMonitor returns a monitor that calls notify when the table of [Filter] changed,
+// and after each subscription. notify must not block. Where the kernel has no nf_tables it
+// keeps retrying.
 func NewFilterMonitor(log *slog.Logger, notify func()) *Monitor {
 	return &Monitor{
 		name: "source filter monitor", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
@@ -119,7 +115,7 @@ func (m *Monitor) String() string { return m.name }
 // netlink(7)) is logged and renewed.
 func (m *Monitor) Run(ctx context.Context) error {
 	wait := resubscribeFirst
-	losses := errlog.Log{Logger: m.log, Level: slog.LevelWarn, Failing: "lost a subscription to events of the kernel"}
+	losses := errlog.Log{Logger: m.log, Level: slog.LevelWarn, Failing: "subscription to kernel events lost"}
 	for {
 		healthy, err := m.watch(ctx)
 		if ctx.Err() != nil {
@@ -139,16 +135,15 @@ func (m *Monitor) Run(ctx context.Context) error {
 	}
 }
 
-// watch subscribes and reads events until something fails. It reports whether
-// anything was received.
+// watch subscribes and reads events until it fails. healthy is set if any was received.
 func (m *Monitor) watch(ctx context.Context) (healthy bool, err error) {
 	socket, err := m.subscribe()
 	if err != nil {
 		return false, err
 	}
 	defer socket.Close()
-	// The library's Receive takes 64 KiB of memory anew for each event, which a storm
-	// of them makes the collector's work. A copy of the descriptor is read here.
+	// The library's Receive allocates 64 KiB per event, too much garbage in a storm of
+	// events. Read a copy of the descriptor instead.
 	fd, err := unix.FcntlInt(uintptr(socket.GetFd()), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return false, fmt.Errorf("copy the socket: %w", err)
@@ -159,7 +154,7 @@ func (m *Monitor) watch(ctx context.Context) (healthy bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read events: %w", err)
 	}
-	// Closing the file is what ends a read that waits.
+	// Closing the file unblocks a pending read.
 	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
 	m.notify(m.everything)
 	buffer := make([]byte, nl.RECEIVE_BUFFER_SIZE)
@@ -182,7 +177,7 @@ func (m *Monitor) watch(ctx context.Context) (healthy bool, err error) {
 	}
 }
 
-// receive waits for events. They are in the buffer, until the next call.
+// receive waits for events, which alias the buffer.
 func receive(conn syscall.RawConn, buffer []byte) (messages []syscall.NetlinkMessage, fromKernel bool, err error) {
 	var (
 		size     int
@@ -218,8 +213,7 @@ func (m *Monitor) subscribe() (*nl.NetlinkSocket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("subscribe: %w", err)
 	}
-	// Going beyond net.core.rmem_max takes NET_ADMIN; without it the kernel
-	// grants what it allows to everybody.
+	// Exceeding net.core.rmem_max needs NET_ADMIN; without it the kernel caps the size.
 	err = socket.SetReceiveBufferSize(m.buffer, true)
 	if errors.Is(err, unix.EPERM) {
 		err = socket.SetReceiveBufferSize(m.buffer, false)
@@ -231,8 +225,8 @@ func (m *Monitor) subscribe() (*nl.NetlinkSocket, error) {
 	return socket, nil
 }
 
-// concernsFilter reports whether an event is of the table of ours. The first
-// attribute of all events but that of a new generation is the name of the table.
+// concernsFilter classifies events of nf_tables. The first attribute of all events, except
+// that of a new generation, is the name of the table.
 func concernsFilter(msg syscall.NetlinkMessage) Concern {
 	switch {
 	case msg.Header.Type&0xff == unix.NFT_MSG_NEWGEN:

@@ -21,11 +21,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// repairTime bounds the wait for a notification and what follows from it. It takes
-// milliseconds; a busy machine gets more.
+// repairTime bounds the wait for a notification and the repair. Both take milliseconds; a
+// busy machine gets more.
 const repairTime = time.Minute
 
-func TestMonitorLetsDisturbedRoutesBeRepairedWithinASecond(t *testing.T) {
+func TestDisturbedRoutesAreRepairedWithinASecond(t *testing.T) {
 	tests := map[string]func(t *testing.T, table *Table){
 		"all routes of ours deleted": func(t *testing.T, table *Table) {
 			var ours []netlink.Route
@@ -78,8 +78,7 @@ func testRepair(t *testing.T, subnet string, disturb func(t *testing.T, table *T
 		addDevice(t, "cni0")
 		addAddress(t, "cni0", "10.1.3.1/24", "10.1.3.2/32", "fd01:0:0:3::1/64", "fd01:0:0:3::2/128")
 		table := newTable(t)
-		// What the agent's loop does, on the goroutine of the test because
-		// that is the one in the namespace.
+		// The work of the agent's loop, on the test's goroutine, which is in the namespace.
 		pass := func() {
 			device := 0
 			if l, err := netlink.LinkByName("wireguard.gcp"); err == nil {
@@ -118,8 +117,7 @@ func installed(t *testing.T, table *Table) (to []*net.IPNet) {
 	return to
 }
 
-// repaired reports whether guard and route of the subnet are there, through the
-// device as it is now.
+// repaired reports whether guard and route of the subnet exist, through the current device.
 func repaired(t *testing.T, table *Table, subnet string) bool {
 	t.Helper()
 	l, err := netlink.LinkByName("wireguard.gcp")
@@ -139,12 +137,12 @@ func repaired(t *testing.T, table *Table, subnet string) bool {
 	return true
 }
 
-func TestMonitorIsSilentAboutRoutesThatDoNotConcernUs(t *testing.T) {
+func TestMonitorIgnoresUnrelatedRoutes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0 := addDevice(t, "eth0")
 		events := start(t, NewMonitor(MonitorConfig{
 			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Subnets: prefixes(subnet4, subnet6),
-			// Links get addresses of their own, late.
+			// Links get link-local addresses asynchronously.
 			Source: func(netip.Addr) bool { return false },
 		}))
 		quiet(t, events)
@@ -171,7 +169,7 @@ func TestMonitorRenewsASubscriptionThatLostEvents(t *testing.T) {
 		eth0 := addDevice(t, "eth0")
 		var log logtest.Buffer
 		monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		monitor.buffer = 1 // the kernel makes the least it can of that
+		monitor.buffer = 1 // the kernel uses its minimum
 		blocked, release := make(chan struct{}), make(chan struct{})
 		var once sync.Once
 		events := make(chan struct{}, 1)
@@ -203,7 +201,7 @@ func TestMonitorRenewsASubscriptionThatLostEvents(t *testing.T) {
 	})
 }
 
-func TestMonitorTakesWhatItCannotReadForAConcern(t *testing.T) {
+func TestMonitorNotifiesOfInvalidEvents(t *testing.T) {
 	monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.DiscardHandler), Subnets: prefixes(subnet4)})
 	const both = ConcernRoutes | ConcernForeign
 	tests := map[string]struct {
@@ -230,9 +228,9 @@ func TestMonitorTakesWhatItCannotReadForAConcern(t *testing.T) {
 	}
 }
 
-func TestMonitorSortsEventsByWhatTheyConcern(t *testing.T) {
+func TestMonitorClassifiesEvents(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		// Left down: a link that comes up has more events, when the kernel gets to it.
+		// Left down: a link that comes up causes more events asynchronously.
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "wireguard.gcp"
 		must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "gcp-peer"}))
@@ -277,11 +275,11 @@ func TestMonitorSortsEventsByWhatTheyConcern(t *testing.T) {
 			{"a route of ours", func() { mustSync(t, table, Desired(prefixes(subnet6), 0, nil)) }, ConcernRoutes},
 		} {
 			step.do()
-			// Events come in order, so that of a last change ends those of the step.
+			// Events arrive in order, so a marker ends those of the step.
 			mark := foreign("203.0.113.0/24", 0)
 			add(mark)
 			must(t, netlink.RouteDel(&mark))
-			// Links get addresses of their own, late.
+			// Links get link-local addresses asynchronously.
 			got := concernsUntil(t, monitor, socket, mark.Dst.IP)
 			if got&^ConcernAddresses != step.want&^ConcernAddresses || got&step.want != step.want {
 				t.Errorf("%s: %b, want %b", step.name, got, step.want)
@@ -330,8 +328,8 @@ func fire(events chan<- struct{}) {
 	}
 }
 
-// run runs the monitor in the namespace of the test. At the end of the test it
-// must return with its context and leave no goroutine.
+// run runs the monitor in the namespace of the test. At the end of the test it must return
+// when its context ends, and leave no goroutine.
 func run(t *testing.T, monitor *Monitor) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addDevice creates a link that stands for a WireGuard device in the current
-// namespace, up and with carrier, and returns its index. It is one end of a veth
-// pair; peerOf names the other.
+// addDevice creates a link in place of a WireGuard device in the current namespace, up and
+// with carrier, and returns its index. It is one end of a veth pair; peerOf is the other's
+// name.
 func addDevice(t *testing.T, name string) int {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -45,7 +45,7 @@ func addAddress(t *testing.T, name string, addresses ...string) {
 	for _, address := range addresses {
 		addr, err := netlink.ParseAddr(address)
 		must(t, err)
-		addr.Flags = unix.IFA_F_NODAD // else IPv6 addresses are tentative for a moment
+		addr.Flags = unix.IFA_F_NODAD // otherwise IPv6 addresses are tentative at first
 		must(t, netlink.AddrAdd(link(t, name), addr))
 	}
 }
@@ -71,8 +71,8 @@ func mustSync(t *testing.T, table *Table, want []Route) Changes {
 	return changes
 }
 
-// shown lists the routes to the prefixes in the main table, by anybody, in the
-// kernel's order. Those of ours must be in our own table as well, and nothing else.
+// shown lists all routes to the prefixes in the main table, in the kernel's order. Exactly
+// ours must be in our own table as well.
 func shown(t *testing.T, table *Table, to ...string) []string {
 	t.Helper()
 	lines := list(t, table, unix.RT_TABLE_MAIN, to...)
@@ -106,7 +106,7 @@ func list(t *testing.T, table *Table, number int, to ...string) []string {
 	return lines
 }
 
-// lookup asks the kernel where a packet to target would go.
+// lookup returns the kernel's route for a packet to target.
 func lookup(handle *netlink.Handle, target netip.Addr) (device int, err error) {
 	found, err := handle.RouteGet(target.AsSlice())
 	if err != nil {
@@ -118,8 +118,8 @@ func lookup(handle *netlink.Handle, target netip.Addr) (device int, err error) {
 	return found[0].LinkIndex, nil
 }
 
-// countEvents counts the kernel's events about routes of ours in the current
-// namespace until the returned function is called.
+// countEvents counts the kernel's events about our routes in the current namespace until
+// the returned function is called.
 func countEvents(t *testing.T) (stop func() int) {
 	t.Helper()
 	monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.DiscardHandler)})
@@ -128,7 +128,7 @@ func countEvents(t *testing.T) (stop func() int) {
 	t.Cleanup(socket.Close)
 	return func() int {
 		t.Helper()
-		// Events come in order, so the one of a last change ends the count.
+		// Events arrive in order, so a marker ends the count.
 		addAddress(t, "lo", "198.51.100.1/32")
 		for n := 0; ; {
 			messages, _, err := socket.Receive()

@@ -15,12 +15,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// networkd is where Debian's package systemd has it.
+// networkd is its path in Debian's package systemd.
 const networkd = "/lib/systemd/systemd-networkd"
 
-// startNetworkd runs systemd-networkd in the namespace of the calling thread, with
-// a /run of its own, for one link. It begins with what a host without udev has: a
-// /sys that can't be written. dropIn is a file for networkd.conf.d, empty for none.
+// startNetworkd runs systemd-networkd in the namespace of the calling thread, with its own
+// /run, for one link. /sys is read-only, as on a host without udev. dropIn is the content
+// of a file in networkd.conf.d; empty: none.
 func startNetworkd(t *testing.T, link, dropIn string) {
 	t.Helper()
 	if _, err := os.Stat(networkd); err != nil {
@@ -49,10 +49,10 @@ exec "$0"`
 	})
 }
 
-// systemd-networkd that configures a link removes what isn't its own: with the
-// drop-in file of deploy/networkd it leaves rules and guards alone.
+// When systemd-networkd configures a link it removes foreign routes and rules. With the
+// drop-in file of deploy/networkd it keeps rules and guards.
 func TestNetworkdLeavesOursWithTheDropIn(t *testing.T) {
-	nstest.Root(t) // Becomes another user.
+	nstest.Root(t) // networkd switches to another user.
 	if os.Getenv("SEMAPHORE_TEST_KERNEL") != "" {
 		t.Skip("the emulated machine has no systemd: this is proven outside of it")
 	}
@@ -73,8 +73,8 @@ func TestNetworkdLeavesOursWithTheDropIn(t *testing.T) {
 				mustSync(t, table, want)
 				mustFence(t, table, subnets...)
 				startNetworkd(t, "eth1", tt.dropIn)
-				// Of a link that is there before it has read rules and routes it thinks
-				// that there are none. One that comes later has it look.
+				// For a link that exists before networkd has read rules and routes, it assumes
+				// none. Adding one later makes it read them.
 				for range 2 {
 					addDevice(t, "eth1")
 					polltest.Until(t, time.Minute, "systemd-networkd to configure the link", func() bool {

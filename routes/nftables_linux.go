@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attr is one attribute of a message to or from nf_tables (see
-// include/uapi/linux/netfilter/nf_tables.h of the kernel), numbers in network
-// order. One with children holds those instead of a value.
+// attr is an attribute of a message to or from nf_tables (see
+// include/uapi/linux/netfilter/nf_tables.h), with numbers in network order. It has a value
+// or children.
 type attr struct {
 	kind     uint16
 	value    []byte
@@ -27,7 +27,7 @@ func number(kind uint16, n uint32) attr {
 
 func nest(kind uint16, children ...attr) attr { return attr{kind: kind, children: children} }
 
-// encode returns the attributes as they go to the kernel.
+// encode returns the attributes in wire format.
 func encode(attrs []attr) ([]byte, error) {
 	list := make([]netlink.Attribute, len(attrs))
 	for i, a := range attrs {
@@ -43,10 +43,10 @@ func encode(attrs []attr) ([]byte, error) {
 	return netlink.MarshalAttributes(list)
 }
 
-// shows reports whether what the kernel shows is what want asked for. The kernel
-// adds attributes, such as handles and counts; those that were asked for it shows
-// with the same value, and lists in the same order.
-func shows(have []netlink.Attribute, want []attr) bool {
+// matches reports whether have, read from the kernel, matches the requested attributes. The
+// kernel adds attributes, such as handles and counts; requested ones have the same value,
+// and lists the same order.
+func matches(have []netlink.Attribute, want []attr) bool {
 	for _, w := range want {
 		wanted := ofKind(want, func(a attr) bool { return a.kind == w.kind })
 		shown := ofKind(have, func(a netlink.Attribute) bool { return kindOf(a) == w.kind })
@@ -54,7 +54,7 @@ func shows(have []netlink.Attribute, want []attr) bool {
 			return false
 		}
 		for i := range wanted {
-			if !showsOne(shown[i], wanted[i]) {
+			if !matchesOne(shown[i], wanted[i]) {
 				return false
 			}
 		}
@@ -62,24 +62,24 @@ func shows(have []netlink.Attribute, want []attr) bool {
 	return true
 }
 
-func showsOne(have netlink.Attribute, want attr) bool {
+func matchesOne(have netlink.Attribute, want attr) bool {
 	if want.children == nil {
 		return bytes.Equal(have.Data, want.value)
 	}
 	inner, err := netlink.UnmarshalAttributes(have.Data)
-	return err == nil && shows(inner, want.children)
+	return err == nil && matches(inner, want.children)
 }
 
 func ofKind[T any](attrs []T, is func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(attrs), func(a T) bool { return !is(a) })
 }
 
-// kindOf leaves out the flags that come with a kind (netlink(7)).
+// kindOf strips the flags in an attribute's type (netlink(7)).
 func kindOf(a netlink.Attribute) uint16 {
 	return a.Type &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 }
 
-// find returns the value of the first attribute of a kind, nil without one.
+// find returns the value of the first attribute of a kind; nil: none.
 func find(attrs []netlink.Attribute, kind uint16) []byte {
 	for _, a := range attrs {
 		if kindOf(a) == kind {
@@ -89,8 +89,8 @@ func find(attrs []netlink.Attribute, kind uint16) []byte {
 	return nil
 }
 
-// object is a part of the table: the message that creates it, which is also what
-// the kernel shows of it.
+// object is a table, chain or rule: the message that creates it, whose attributes the
+// kernel also returns.
 type object struct {
 	message uint16
 	attrs   []attr
@@ -99,9 +99,9 @@ type object struct {
 // filterChain is the only chain of the table.
 const filterChain = "prerouting"
 
-// filterPriority puts the chain before connection tracking (-200), so that a
-// forged packet leaves no trace there, and before the raw tables (-300), where
-// others decide which packets are tracked.
+// filterPriority is before connection tracking (-200), so that forged packets don't create
+// entries there, and before the raw tables (-300), where other programs decide which
+// packets are tracked.
 const filterPriority = -310
 
 func tableObject() object {
@@ -124,17 +124,17 @@ const (
 	verdictAccept = 1
 )
 
-// ruleObject is the rule that refuses packets which make a claim wrongly. In the
-// words of nft(8):
+// ruleObject is the rule that drops packets with a source in the subnet that arrived
+// through another device. In nft(8) syntax:
 //
 //	ip saddr 10.4.0.0/16 iifname != "wireguard.gcp" iifname != "lo" fib saddr . iif oif 0 counter drop
 //
-// There is one rule for each subnet rather than a map of all: the rules of a
-// chain are replaced in one step for every packet, the elements of a map are not.
+// There is one rule per subnet instead of a map of all, because the rules of a chain are
+// replaced atomically, and the elements of a map are not.
 //
-// The condition fib holds when packets to the source would not leave where this
-// one came in: for a forged one always, since what leads to the source is the
-// device, the guard or the policy rule.
+// The condition fib matches when packets to the source would not leave through the link by
+// which this one arrived. That always holds for a forged one, since the source is routed
+// to the device, the guard or the policy rule.
 func ruleObject(c claim) object {
 	family, offset := byte(unix.NFPROTO_IPV6), uint32(8) // RFC 8200, section 3
 	if c.subnet.Addr().Is4() {
@@ -183,7 +183,7 @@ func data(kind uint16, value []byte) attr {
 	return nest(kind, attr{kind: unix.NFTA_DATA_VALUE, value: value})
 }
 
-// linkName is a name as the kernel holds it.
+// linkName pads a name like the kernel.
 func linkName(name string) []byte {
 	padded := make([]byte, unix.IFNAMSIZ)
 	copy(padded, name)

@@ -8,9 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is shown as it was asked for is recognised, with more around it; and
-// nothing else is.
-func TestShownObjectsAreRecognised(t *testing.T) {
+// Objects with the requested attributes match, also with additional ones; others don't.
+func TestMatches(t *testing.T) {
 	rule := func(subnet, device string) object {
 		return ruleObject(claim{subnet: prefixes(subnet)[0], device: device})
 	}
@@ -20,19 +19,19 @@ func TestShownObjectsAreRecognised(t *testing.T) {
 		"another device": rule("10.4.0.0/16", "wireguard.merit"), "IPv6": rule("fd04::/48", "wireguard.gcp"),
 	}
 	for shown, o := range objects {
-		body, err := encode(append(o.attrs, number(unix.NFTA_RULE_HANDLE+100, 7))) // something of the kernel's
+		body, err := encode(append(o.attrs, number(unix.NFTA_RULE_HANDLE+100, 7))) // added by the kernel
 		must(t, err)
 		attrs, err := netlink.UnmarshalAttributes(body)
 		must(t, err)
 		for wanted, want := range objects {
-			if got := shows(attrs, want.attrs); got != (shown == wanted) {
+			if got := matches(attrs, want.attrs); got != (shown == wanted) {
 				t.Errorf("%s shows %s: %v", shown, wanted, got)
 			}
 		}
 	}
 }
 
-func TestFilterMonitorKnowsItsTable(t *testing.T) {
+func TestConcernsFilter(t *testing.T) {
 	event := func(name string) []byte {
 		body, err := encode([]attr{label(unix.NFTA_TABLE_NAME, name)})
 		must(t, err)

@@ -130,9 +130,9 @@ func TestSyncLeavesForeignRoutesAlone(t *testing.T) {
 	}
 }
 
-// A foreign route can come to stand before ours in the same place. To replace
-// ours then would overwrite that one.
-func TestSyncDoesNotReplaceAForeignRouteThatStandsBeforeOurs(t *testing.T) {
+// A foreign route may be inserted before ours in the same slot. Replacing ours would then
+// overwrite it.
+func TestSyncDoesNotReplaceAForeignRouteBeforeOurs(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0, gcp := addDevice(t, "eth0"), addDevice(t, "wireguard.gcp")
 		addAddress(t, "lo", "10.1.3.1/32")
@@ -159,8 +159,8 @@ func TestSyncDoesNotReplaceAForeignRouteThatStandsBeforeOurs(t *testing.T) {
 	})
 }
 
-// In our own table nobody else has anything to do, and what is there would decide.
-func TestSyncTellsOfARouteInItsWay(t *testing.T) {
+// A foreign route in our own table is a fault, since it would take effect.
+func TestSyncReportsARouteInTheWay(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0, gcp := addDevice(t, "eth0"), addDevice(t, "wireguard.gcp")
 		foreign := netlink.Route{LinkIndex: eth0, Scope: unix.RT_SCOPE_LINK, Protocol: unix.RTPROT_STATIC, Table: OwnTable}
@@ -204,8 +204,8 @@ func TestForeignRoutesAreFound(t *testing.T) {
 	})
 }
 
-// The original tool calls RouteReplace with link, destination and scope only,
-// which the kernel stores with the protocol boot.
+// The original tool calls RouteReplace with link, destination and scope only, which the
+// kernel stores with protocol boot.
 func TestSyncTakesOverTheRouteOfTheOriginalTool(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gcp := addDevice(t, "wireguard.gcp")
@@ -238,7 +238,7 @@ func TestSyncTakesOverTheRouteOfTheOriginalTool(t *testing.T) {
 	})
 }
 
-func TestSyncRemovesRoutesThatCarryOurMarkInAnotherForm(t *testing.T) {
+func TestSyncRemovesStrayRoutes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0, gcp := addDevice(t, "eth0"), addDevice(t, "wireguard.gcp")
 		addAddress(t, "eth0", "192.0.2.1/24", "2001:db8::1/64")

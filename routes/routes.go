@@ -1,30 +1,27 @@
-// Package routes leads packets for remote pod subnets into the tunnel, and
-// nowhere else.
+// Package routes routes packets for remote pod subnets into the tunnel, and nowhere else.
 //
-// Every remote pod subnet has two routes. The device route sends its packets into
-// the remote's WireGuard device. The guard, the same prefix as unreachable with the
-// worst metric there is, takes over when the device route is gone: the kernel
-// removes that one together with its device, and without a guard the packets would
-// leave unencrypted through the default route.
+// Every remote pod subnet has two routes. The device route sends its packets into the
+// remote's WireGuard device. The guard, an unreachable route to the same prefix with the
+// worst metric, takes effect when the device route is gone: the kernel removes that with
+// its device, and without a guard the packets would leave unencrypted through the default
+// route.
 //
-// Both are in a table of our own, [OwnTable], to which policy rules send the packets
-// before they come to the main table (see [Table.Fence]): what others have in the
-// main table, inside a remote pod subnet or for exactly one, decides nothing. The
-// same routes are in the main table as well, as far as there is room for them. They
-// hold when somebody removes the rules, and are what the version before looks for.
+// Both are in our own table, [OwnTable], to which policy rules send the packets before the
+// main table (see [Table.Fence]): foreign routes in the main table, to a remote pod subnet
+// or a part of one, have no effect. The same routes are also installed in the main table
+// unless a foreign route is in the way. They are the fallback when the rules are removed,
+// and the previous version expects them there.
 //
-// All carry the route protocol [Protocol]. It is the mark of ownership: routes
-// with it are kept as wanted, including removal of those that are no longer
-// wanted, and routes without it are never changed. The one exception is a route
-// to exactly a wanted prefix through exactly the wanted device. The original
-// tool leaves such routes (protocol boot) behind; they are replaced in place by
-// ours.
+// All have the route protocol [Protocol], which marks ownership: routes with it are
+// reconciled, including the removal of unwanted ones, and routes without it are never
+// changed. The one exception is a route to exactly a wanted prefix through exactly the
+// wanted device. The original tool leaves such routes (protocol boot); they are replaced
+// in place by ours.
 //
-// What claims to come from a remote pod subnet must have come out of the tunnel, see
+// Packets with a source in a remote pod subnet must have arrived through the tunnel, see
 // [Filter].
 //
-// Rules of others before ours, and the tables that these lead to, are the business
-// of whoever made them.
+// Foreign rules before ours, and the tables that they refer to, are out of scope.
 package routes
 
 import (
@@ -35,19 +32,19 @@ import (
 	"slices"
 )
 
-// Protocol is the route protocol (rtm_protocol in rtnetlink(7)) that marks
-// routes as ours. User space may choose freely from numbers above 4; the value
-// is the one of the design, fixed so that every version recognises its routes.
+// Protocol is the route protocol (rtm_protocol in rtnetlink(7)) that marks routes as ours.
+// User space may use any number above 4. The value must not change, so that every version
+// recognises its routes.
 const Protocol = 115
 
-// OwnTable is the number of the routing table of ours. It holds nothing else. Small
-// numbers are others': network plugins count theirs up from 1 or from 1000, often by
-// the index of a link, and the kernel's own end at 255.
+// OwnTable is the number of our routing table, which has no other routes. Small numbers
+// are in use: network plugins count from 1 or from 1000, often by the index of a link, and
+// the kernel's own end at 255.
 const OwnTable = 115115
 
-// Metrics of our routes. IPv4 knows metric 0 and prefers it to all others.
-// IPv6 turns 0 into 1024 (IP6_RT_PRIO_USER), so that is named here to recognise
-// the route when it is read back. The guard's is the worst possible one.
+// Metrics of our routes. IPv4 has metric 0 and prefers it to all others. IPv6 turns 0 into
+// 1024 (IP6_RT_PRIO_USER), which is set explicitly to recognise the route when it is read
+// back. The guard's is the worst possible one.
 const (
 	deviceMetric4 = 0
 	deviceMetric6 = 1024
@@ -58,18 +55,17 @@ const (
 type Route struct {
 	// Prefix is the destination, masked.
 	Prefix netip.Prefix
-	// Device is the index of the link that packets leave through, 0 for a guard.
+	// Device is the index of the outgoing link, 0 for a guard.
 	Device int
-	// Src is the preferred source address of packets that this host itself
-	// sends; the zero Addr leaves the choice to the kernel. Forwarded packets
-	// keep theirs.
+	// Src is the preferred source address of packets from this host itself; the zero Addr
+	// leaves the choice to the kernel. Forwarded packets keep theirs.
 	Src netip.Addr
-	// Guard marks the route that makes packets fail at once with "host
-	// unreachable" when no device route is there to take them.
+	// Guard marks the route that makes packets fail at once with "host unreachable" when
+	// there is no device route.
 	Guard bool
 }
 
-// String describes the route in the words of ip-route(8).
+// String formats the route like ip-route(8).
 func (r Route) String() string {
 	if r.Guard {
 		return fmt.Sprintf("unreachable %s metric %d", r.Prefix, r.metric())
@@ -92,8 +88,8 @@ func (r Route) metric() uint32 {
 	}
 }
 
-// slot is what at most one of our routes may occupy. It is also what the kernel
-// looks at to find the route that another one replaces.
+// slot identifies a route in a table: at most one of our routes has a slot, and the kernel
+// replaces the route with the same one.
 type slot struct {
 	prefix netip.Prefix
 	metric uint32
@@ -101,8 +97,8 @@ type slot struct {
 
 func (r Route) slot() slot { return slot{prefix: r.Prefix, metric: r.metric()} }
 
-// compare orders guards before device routes, then by prefix: a guard that is
-// there first leaves no moment without one.
+// compare sorts guards before device routes, then by prefix, so that guards are installed
+// first.
 func compare(a, b Route) int {
 	if a.Guard != b.Guard {
 		if a.Guard {
@@ -118,11 +114,9 @@ func compare(a, b Route) int {
 	)
 }
 
-// Desired returns the routes that a remote cluster with these pod subnets
-// needs: a guard for each subnet and, when device is a link index (above 0), a
-// route into the device. src holds at most one preferred source address per
-// family; a subnet without one of its family gets none. The result is sorted
-// and free of duplicates.
+// Desired returns the routes for the pod subnets of a remote cluster: a guard for each
+// subnet and, when device is a link index (above 0), a route into the device. src has at
+// most one preferred source address per family. The result is sorted and unique.
 func Desired(subnets []netip.Prefix, device int, src []netip.Addr) []Route {
 	want := make([]Route, 0, 2*len(subnets))
 	for _, subnet := range subnets {
@@ -135,10 +129,9 @@ func Desired(subnets []netip.Prefix, device int, src []netip.Addr) []Route {
 	return normalise(want)
 }
 
-// Retain adapts want to what isn't known yet. Device routes that are installed, to
-// the same prefix through the same device, stay as they are, with their source. The
-// others go in only with add: without it nobody has looked yet whether the device is
-// the one that packets may go into, and a route that isn't there isn't needed.
+// Retain adapts want while its inputs are provisional. Installed device routes to the same
+// prefix through the same device are retained with their source. Missing ones are added
+// only with add: without it the device has not been verified yet.
 func Retain(want, installed []Route, add bool) []Route {
 	var kept []Route
 	for _, w := range want {
@@ -163,11 +156,10 @@ func sourceFor(prefix netip.Prefix, src []netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// Diff returns what leads from have to want. All of add goes in before any of
-// remove goes out. An added route takes the place of the removed one with the
-// same prefix and kind in one step, so the prefix is never without a route.
-// Guards come first in add and last in remove. The arguments may be in any
-// order and are left as they are.
+// Diff returns the changes from have to want. All of add is to be applied before remove.
+// An added route replaces the removed one with the same slot atomically, so the prefix is
+// never without a route. Guards come first in add and last in remove. The arguments may be
+// in any order and are not modified.
 func Diff(have, want []Route) (add, remove []Route) {
 	have, want = normalise(have), normalise(want)
 	for len(have) > 0 || len(want) > 0 {
@@ -202,8 +194,7 @@ func normalise(routes []Route) []Route {
 	return slices.Compact(sorted)
 }
 
-// Error is a fault with one route. The joined error of a Sync holds one for
-// each route that isn't as it should be.
+// Error is a fault with one route. The error of a Sync joins one for each faulty route.
 type Error struct {
 	Route Route
 	Err   error
@@ -211,13 +202,12 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("route %s: %v", e.Route, e.Err) }
 
-// Unwrap returns the fault itself: ErrInTheWay or the error of the kernel, such
-// as unix.ENETDOWN for a device that is down.
+// Unwrap returns ErrInTheWay or the error of the kernel, such as unix.ENETDOWN for a device
+// that is down.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Changes counts what a Sync did.
 type Changes struct {
-	// Added, Replaced and Removed are numbers of routes. Replaced ones took the
-	// place of an earlier route without a gap.
+	// Added, Replaced and Removed are numbers of routes. Replacing is atomic.
 	Added, Replaced, Removed int
 }

@@ -102,9 +102,9 @@ func TestDiffPutsGuardsFirstInAndLastOut(t *testing.T) {
 	}
 }
 
-// TestDiffProperties holds for all routes: applied, the difference gives what
-// was wanted; it touches nothing that both sides have; a second one is empty;
-// and neither order nor repetition in the arguments matters.
+// TestDiffProperties checks for random routes: applying the difference yields the wanted
+// routes; it has no routes of both sides; a second one is empty; and neither order nor
+// repetition in the arguments matters.
 func TestDiffProperties(t *testing.T) {
 	for seed := range uint64(2000) {
 		random := rand.New(rand.NewPCG(seed, 1))

@@ -13,27 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Priorities of our policy rules. They come after the rules by which network plugins
-// and service meshes deliver marked packets to this host (Calico's and Istio's are
-// about 100, Cilium's end at 111), and before those that choose a way out by source or
-// for a VPN (512 to 1536 of Amazon's plugin, 5210 and more of Tailscale, 32765 and less
-// of what was added without a priority). See docs/decisions/0010.
+// Priorities of our policy rules: after the rules by which network plugins and service
+// meshes deliver marked packets to this host (Calico's and Istio's are about 100, Cilium's
+// end at 111), and before those that choose a route by source or for a VPN (512 to 1536 of
+// Amazon's plugin, from 5210 on of Tailscale, 32765 and below of rules added without a
+// priority). See docs/decisions/0010.
 const (
 	lookupPriority = 400
 	denyPriority   = 401
 )
 
-// fence is one of the two policy rules that keep packets to a remote pod subnet
-// off routes that aren't meant for it.
+// fence is one of the two policy rules that keep packets to a remote pod subnet off other
+// routes: a lookup in our own table, then a denial.
 type fence struct {
 	prefix netip.Prefix
-	// deny is set for the rule that refuses. The other one, before it, looks
-	// into our own table.
-	deny bool
+	deny   bool
 }
 
 func compareFences(a, b fence) int {
-	// Lookups come first: a refusal without its lookup would stop good packets.
+	// Lookups come first: a denial without its lookup would block all packets.
 	if a.deny != b.deny {
 		if b.deny {
 			return -1
@@ -43,20 +41,20 @@ func compareFences(a, b fence) int {
 	return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
 }
 
-// Fenced is what Fence has done, and for which subnets the rules are there now.
+// Fenced is the result of Fence: the changes, and the subnets whose rules are installed.
 type Fenced struct {
 	Changes
 	Subnets []netip.Prefix
 }
 
-// Fence makes the policy rules of ours exactly those that the remote pod subnets
-// need. A packet to the subnet follows a route of our own table, and otherwise fails
-// at once, whatever other tables say: also when somebody flushes all routes.
+// Fence makes our policy rules exactly those for the remote pod subnets. A packet to such
+// a subnet follows a route of our own table or fails at once, whatever other tables
+// contain, even when all routes are flushed.
 //
-// Without subnets it removes all rules of ours. When nothing is to be done
-// nothing is written or logged. Rules of ours are those with [Protocol]. Others with
-// it, such as those of the version before, go after the new ones have come. A subnet of
-// a family that the kernel doesn't have counts as fenced.
+// Without subnets it removes all our rules. Without a difference it neither writes nor logs
+// anything. Our rules are those with [Protocol]; those of another form, such as of the
+// previous version, are removed after the new ones were installed. A subnet of a family
+// that the kernel doesn't support counts as fenced.
 func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -78,16 +76,16 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 		fenced Fenced
 		errs   []error
 	)
-	broken := map[netip.Prefix]bool{} // prefixes of which a rule can't be had
+	failed := map[netip.Prefix]bool{} // prefixes with a rule that could not be installed
 	for _, f := range want {
-		if slices.Contains(have, f) || f.deny && broken[f.prefix] {
+		if slices.Contains(have, f) || f.deny && failed[f.prefix] {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return fenced, errors.Join(append(errs, err)...)
 		}
 		if err := t.handle.RuleAdd(f.message()); err != nil && !errors.Is(err, unix.EEXIST) {
-			broken[f.prefix] = true
+			failed[f.prefix] = true
 			errs = append(errs, fmt.Errorf("rule for %s: install: %w", f.prefix, err))
 			continue
 		}
@@ -95,26 +93,26 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 		t.log.Info("rule installed", "prefix", f.prefix, "deny", f.deny)
 	}
 	for _, s := range subnets {
-		if !broken[s.Masked()] {
+		if !failed[s.Masked()] {
 			fenced.Subnets = append(fenced.Subnets, s)
 		}
 	}
-	// In the reverse order, for the same reason.
+	// In reverse order, for the same reason.
 	for _, f := range slices.Backward(have) {
 		if !slices.Contains(want, f) {
 			stray = append(stray, *f.message())
 		}
 	}
 	for i := range stray {
-		if broken[prefixOfRule(&stray[i])] {
-			continue // it is better than nothing
+		if failed[prefixOfRule(&stray[i])] {
+			continue // Better than no rule.
 		}
 		if err := ctx.Err(); err != nil {
 			return fenced, errors.Join(append(errs, err)...)
 		}
 		switch err := t.handle.RuleDel(&stray[i]); {
 		case errors.Is(err, unix.ENOENT):
-			// Somebody else was faster.
+			// Removed concurrently.
 		case err != nil:
 			errs = append(errs, fmt.Errorf("rule %v: remove: %w", stray[i], err))
 		default:
@@ -125,8 +123,8 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 	return fenced, errors.Join(errs...)
 }
 
-// fences reads the rules of ours, sorted, and those that carry our mark in
-// another form, or twice.
+// fences reads our rules, sorted, and stray ones: with our protocol in another form, or
+// duplicates.
 func (t *Table) fences(families []int) (have []fence, stray []netlink.Rule, err error) {
 	for _, family := range families {
 		rules, err := t.rules(family)
@@ -149,14 +147,14 @@ func (t *Table) fences(families []int) (have []fence, stray []netlink.Rule, err 
 }
 
 func (t *Table) rules(family int) ([]netlink.Rule, error) {
-	rules, err := whole(func() ([]netlink.Rule, error) { return t.handle.RuleList(family) })
+	rules, err := retryInterrupted(func() ([]netlink.Rule, error) { return t.handle.RuleList(family) })
 	if err != nil {
 		return nil, fmt.Errorf("read policy rules: %w", err)
 	}
 	return rules, nil
 }
 
-// message is the rtnetlink form of f.
+// message returns the rtnetlink form of f.
 func (f fence) message() *netlink.Rule {
 	rule := netlink.NewRule()
 	rule.Family = unix.AF_INET
@@ -176,8 +174,8 @@ func (f fence) message() *netlink.Rule {
 	return rule
 }
 
-// fenceOf is the inverse of message. The library doesn't read a rule's type,
-// which the table tells: a rule that refuses has none.
+// fenceOf is the inverse of message. The library doesn't read a rule's type; a denial is
+// recognized by having no table.
 func fenceOf(rule *netlink.Rule) (fence, bool) {
 	prefix := prefixOfRule(rule)
 	if !prefix.IsValid() {
@@ -190,7 +188,7 @@ func fenceOf(rule *netlink.Rule) (fence, bool) {
 	return f, same
 }
 
-// prefixOfRule returns the destination, the zero Prefix without one.
+// prefixOfRule returns the destination; the zero Prefix: none.
 func prefixOfRule(rule *netlink.Rule) netip.Prefix {
 	if rule.Dst == nil {
 		return netip.Prefix{}

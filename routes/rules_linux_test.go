@@ -59,7 +59,7 @@ func TestFenceInstallsBothFamiliesAndThenWritesNothing(t *testing.T) {
 	})
 }
 
-func TestFenceRemovesRulesThatCarryOurMarkInAnotherForm(t *testing.T) {
+func TestFenceRemovesStrayRules(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		table := newTable(t)
 		rule := netlink.NewRule()
@@ -106,7 +106,7 @@ func TestFenceLetsOnlyRoutesForTheSubnetDecide(t *testing.T) {
 		leads(wg)
 		mustSync(t, table, nil)
 		leads(0)
-		// Nor does a route of somebody else for a part of the subnet, or for all of it.
+		// Nor does a foreign route to a part of the subnet, or to all of it.
 		for _, narrow := range []string{"10.4.7.0/24", "10.4.0.0/16", "fd04::/64", "fd04::/48"} {
 			addRoute(t, netlink.Route{LinkIndex: eth, Scope: unix.RT_SCOPE_LINK}, narrow)
 		}
@@ -118,8 +118,8 @@ func TestFenceLetsOnlyRoutesForTheSubnetDecide(t *testing.T) {
 	})
 }
 
-// The version before had its routes in the main table only, and its rules behind
-// those of others.
+// The previous version had its routes in the main table only, and its rules after foreign
+// ones.
 func TestUpgradeFromRulesThatLookIntoTheMainTable(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		table := newTable(t)
@@ -147,9 +147,9 @@ func TestUpgradeFromRulesThatLookIntoTheMainTable(t *testing.T) {
 	})
 }
 
-// ipv6.disable=1 can't be had in a namespace: here the kernel has IPv6, and the table
-// is told that it doesn't. That nothing of IPv6 is asked for shows in what would fail.
-func TestOneFamilyThatIsNotThereTakesOnlyItselfWithIt(t *testing.T) {
+// ipv6.disable=1 is not possible in a namespace: here the table's probe reports a missing
+// IPv6, and any request for it would fail.
+func TestUnsupportedFamilyIsSkipped(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		table := newTable(t)
 		table.probe = func(family int) error {

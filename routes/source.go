@@ -10,14 +10,13 @@ import (
 type localAddress struct {
 	addr  netip.Addr
 	index int // of its link
-	// usable is false for addresses that the kernel doesn't accept or doesn't
-	// like to use as a source.
+	// usable is false for addresses that the kernel refuses or avoids as a source.
 	usable bool
-	ours   bool // on a device of ours, put there by us
+	ours   bool // on one of our devices
 }
 
-// choose returns, per family, the usable address inside one of the prefixes that
-// stands on the link with the lowest index and is the lowest there, IPv4 first.
+// choose returns, per family, the lowest usable address inside one of the prefixes on the
+// link with the lowest index, IPv4 first.
 func choose(local []localAddress, within []netip.Prefix) []netip.Addr {
 	var fit []localAddress
 	for _, l := range local {

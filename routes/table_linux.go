@@ -13,24 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrInTheWay says that a route which isn't ours has the place of ours, or is
-// preferred to it.
+// ErrInTheWay means that a foreign route has the slot of ours, or is preferred to it.
 var ErrInTheWay = errors.New("in the way")
 
-// netlinkTimeout bounds the wait for one answer of the kernel. Answers take
-// microseconds; the bound keeps a fault from holding a pass for ever.
+// netlinkTimeout bounds the wait for one response of the kernel. Responses take
+// microseconds; the bound keeps a fault from blocking a pass for ever.
 const netlinkTimeout = 10 * time.Second
 
-// Table is our routing table, our part of the main one and our policy rules, of the
-// network namespace it was opened in. Its methods may be called from several
-// goroutines.
+// Table is our routing table, our part of the main one and our policy rules, in the network
+// namespace it was opened in. It is safe for concurrent use.
 type Table struct {
-	log    *slog.Logger
-	mu     sync.Mutex
-	handle *netlink.Handle
-	dumps  *netlink.Handle // has the kernel filter what it lists, where it can
-	probe  func(family int) error
-	told   int // how many families were told to be missing
+	log     *slog.Logger
+	mu      sync.Mutex
+	handle  *netlink.Handle
+	dumps   *netlink.Handle // with lists filtered by the kernel, where supported
+	probe   func(family int) error
+	missing int // missing families, last logged
 }
 
 // NewTable opens the routing tables of the network namespace that the calling
@@ -45,8 +43,8 @@ func NewTable(log *slog.Logger) (*Table, error) {
 		handle.Close()
 		return nil, err
 	}
-	// Kernels before 4.20 can't, and list more than they were asked for. The other
-	// handle does without: the library lists rules in a form that this refuses.
+	// Kernels before 4.20 don't support it, and list more than requested. Not set on the
+	// other handle, since it rejects the library's request for rules.
 	_ = dumps.SetStrictCheck(true)
 	return &Table{log: log, handle: handle, dumps: dumps, probe: probe}, nil
 }
@@ -63,27 +61,25 @@ func openHandle() (*netlink.Handle, error) {
 	return handle, nil
 }
 
-// Close releases the connection to the kernel. Routes stay as they are.
+// Close closes the connection to the kernel. Routes are not changed.
 func (t *Table) Close() {
 	t.handle.Close()
 	t.dumps.Close()
 }
 
-// Sync makes the routes of ours exactly want, which is what all remotes
-// together want: a route of ours that isn't in it is removed, and Sync with
-// nothing removes them all. Those of a family that the kernel doesn't have are left
-// out.
+// Sync makes our routes exactly want, the routes of all remotes together: others of ours
+// are removed, and all of them without want. Routes of a family that the kernel doesn't
+// support are left out.
 //
-// When nothing is to be done nothing is written or logged. A fault with one
-// route doesn't stop the others; the error joins an [Error] for each. A foreign
-// route in the place of ours stays. In our own table it is such a fault
-// ([ErrInTheWay]), in the main table, which decides only when our rules are gone,
-// it isn't. As long as a route can't be installed, an older route of ours for the
-// same prefix stays too.
+// Without a difference it neither writes nor logs anything. A fault with one route doesn't
+// stop the others; the error joins an [Error] for each. A foreign route in the slot of ours
+// stays. In our own table that is a fault ([ErrInTheWay]), in the main table, which only
+// matters without our rules, it isn't. As long as a route can't be installed, an older
+// route of ours for the same prefix stays, too.
 //
-// A route is replaced in one step: no packet takes another way meanwhile. What
-// the kernel doesn't rule out over IPv6 is that a packet which has just found
-// the old route fails with "network is unreachable" when that is released.
+// A route is replaced atomically: no packet takes another route meanwhile. Over IPv6, a
+// packet that has just found the old route may fail with "network is unreachable" when the
+// kernel releases that.
 func (t *Table) Sync(ctx context.Context, want []Route) (Changes, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,7 +90,7 @@ func (t *Table) Sync(ctx context.Context, want []Route) (Changes, error) {
 		errs    []error
 	)
 	for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
-		p := pass{table: t, number: number, held: make(map[slot]bool)}
+		p := pass{table: t, number: number, blocked: make(map[slot]bool)}
 		errs = append(errs, p.sync(ctx, want))
 		changes.Added += p.changes.Added
 		changes.Replaced += p.changes.Replaced
@@ -117,8 +113,8 @@ func (p *pass) sync(ctx context.Context, want []Route) error {
 		return errors.Join(p.faults...)
 	}
 
-	// A replaced route is gone already, and asking for its removal could hit
-	// its successor: IPv4 takes an absent source in such a request for "any".
+	// Read again: a replaced route is gone, and deleting it could hit its replacement, as
+	// IPv4 takes a missing source in the request for "any".
 	after, err := p.table.read(p.number, want)
 	if err != nil {
 		return errors.Join(append(p.faults, err)...)
@@ -134,24 +130,24 @@ type pass struct {
 	number  int
 	changes Changes
 	faults  []error
-	// held are the slots whose wanted route isn't in place: what we have there
-	// stays, and what others have there isn't touched.
-	held map[slot]bool
+	// blocked are the slots whose wanted route could not be installed: routes there stay, ours
+	// and foreign ones.
+	blocked map[slot]bool
 }
 
 func (p *pass) fault(r Route, err error) {
 	p.faults = append(p.faults, &Error{Route: r, Err: err})
 }
 
-// inspect reports foreign routes that keep wanted ones from being installed or
-// from being effective.
+// inspect records foreign routes that keep wanted ones from being installed or from taking
+// effect.
 func (p *pass) inspect(have snapshot, want []Route) {
 	for _, r := range normalise(want) {
 		others := have.foreign[r.Prefix]
 		for i := range others {
 			foreign := &others[i]
 			if takesPrecedence(foreign, r) {
-				p.held[r.slot()] = uint32(foreign.Priority) == r.metric()
+				p.blocked[r.slot()] = uint32(foreign.Priority) == r.metric()
 				if p.number == OwnTable {
 					p.fault(r, fmt.Errorf("%s is %w", p.table.describe(foreign), ErrInTheWay))
 				}
@@ -163,14 +159,14 @@ func (p *pass) inspect(have snapshot, want []Route) {
 
 func (p *pass) install(ctx context.Context, have snapshot, add []Route) error {
 	for _, r := range add {
-		if p.held[r.slot()] {
+		if p.blocked[r.slot()] {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		// Without anything to replace, the kernel is asked to refuse instead:
-		// what somebody else installed since have was read isn't overwritten.
+		// With nothing to replace, add exclusively: a foreign route that was installed since
+		// have was read must not be overwritten.
 		apply, count := p.table.handle.RouteAdd, &p.changes.Added
 		replaces := have.occupied(r)
 		if replaces {
@@ -178,7 +174,7 @@ func (p *pass) install(ctx context.Context, have snapshot, add []Route) error {
 		}
 		msg := message(p.number, r)
 		if err := apply(msg); err != nil {
-			p.held[r.slot()] = true
+			p.blocked[r.slot()] = true
 			p.fault(r, fmt.Errorf("install: %w", err))
 			continue
 		}
@@ -205,7 +201,7 @@ func (p *pass) remove(ctx context.Context, ours []Route, stray []netlink.Route) 
 // delete removes one route. Only the end of ctx is returned; other errors are
 // faults of that route.
 func (p *pass) delete(ctx context.Context, r Route, msg *netlink.Route) error {
-	if p.held[slotOf(msg)] {
+	if p.blocked[slotOf(msg)] {
 		return nil
 	}
 	if err := ctx.Err(); err != nil {
@@ -213,7 +209,7 @@ func (p *pass) delete(ctx context.Context, r Route, msg *netlink.Route) error {
 	}
 	switch err := p.table.handle.RouteDel(msg); {
 	case errors.Is(err, unix.ESRCH):
-		// Gone since it was read, most likely together with its device.
+		// Removed since it was read, most likely with its device.
 	case err != nil:
 		p.fault(r, fmt.Errorf("remove: %w", err))
 	default:

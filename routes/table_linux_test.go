@@ -52,7 +52,7 @@ func TestSyncInstallsBothFamiliesAndThenWritesNothing(t *testing.T) {
 	})
 }
 
-func TestSyncTakesTheWholeWantForGranted(t *testing.T) {
+func TestSyncRemovesUnwantedRoutes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gcp, merit := addDevice(t, "wireguard.gcp"), addDevice(t, "wireguard.merit")
 		table := newTable(t)
@@ -110,7 +110,7 @@ func TestSyncReplacesWithoutAGap(t *testing.T) {
 	})
 }
 
-func TestSyncGoesOnPastARouteThatTheKernelRefuses(t *testing.T) {
+func TestSyncContinuesAfterARefusedRoute(t *testing.T) {
 	absent := netip.MustParseAddr("10.99.0.1")
 	tests := map[string]struct {
 		prepare func(t *testing.T, device int)
@@ -174,7 +174,7 @@ func TestSyncKeepsTheOldRouteWhenTheNewOneIsRefused(t *testing.T) {
 	})
 }
 
-func TestSyncIsContentWithADeviceWithoutCarrier(t *testing.T) {
+func TestSyncAcceptsADeviceWithoutCarrier(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gcp := addDevice(t, "wireguard.gcp")
 		table := newTable(t)
@@ -203,10 +203,9 @@ func TestSyncStopsWhenItsContextEnds(t *testing.T) {
 	})
 }
 
-// watchLookups gives the namespace default routes and then asks for the routes
-// to the targets over and over. The returned function stops that and returns how
-// often it asked. The test fails when a packet would not have gone to one of the
-// devices.
+// watchLookups adds default routes to the namespace, and then looks up the routes to the
+// targets in a loop. The returned function stops that and returns the number of lookups.
+// The test fails when a packet would not have gone to one of the devices.
 func watchLookups(t *testing.T, devices []int, targets ...netip.Addr) (stop func() int) {
 	t.Helper()
 	uplink := addDevice(t, "uplink")
@@ -228,12 +227,11 @@ func watchLookups(t *testing.T, devices []int, targets ...netip.Addr) (stop func
 				}
 				device, err := lookup(handle, target)
 				for tries := 0; target.Is6() && errors.Is(err, unix.ENETUNREACH) && tries < 100; tries++ {
-					// A reader of the IPv6 table that has just found a route which
-					// is released meanwhile gets the kernel's null route, with this
-					// error. It is no hole in the table: with a default route a
-					// search that finds nothing else ends there, not in an error,
-					// and the next search finds the new route, unless that is
-					// being replaced just then as well.
+					// A lookup in the IPv6 table whose result is released meanwhile returns
+					// the kernel's null route, with this error. That is no gap in the table:
+					// a lookup without a match would end at the default route, not in an
+					// error. The next lookup finds the new route, unless that is being
+					// replaced as well.
 					device, err = lookup(handle, target)
 				}
 				asked++

@@ -9,49 +9,47 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// trustedFor is how long what is known of the underlay counts without a look. Most
-// changes are told at once; that the kernel took routes off a link that went down
-// isn't.
+// trustedFor is how long cached paths are valid. Most changes cause events; the removal of
+// routes from a link that goes down doesn't.
 const trustedFor = 10 * time.Minute
 
-// Underlay knows the ways to the endpoints of peers, and which events may have
-// changed one. An endpoint is looked up once, and again after such an event, so that
-// neither a pass nor an event costs more in a larger mesh. Its methods may be called
-// by several goroutines at once.
+// Underlay caches the paths to the endpoints of peers, and knows which events may change
+// them. An endpoint is looked up once, and again after such an event, so that the cost of
+// a pass or an event doesn't grow with the mesh. It is safe for concurrent use.
 type Underlay struct {
-	// look asks the kernel, for links only when their MTUs aren't in mtus, by index,
-	// where it leaves them. A way that isn't there has no MTU.
-	look func(to netip.Addr, mtus map[int]int) (way, error)
-	now  func() time.Time
+	// lookUp queries the kernel. mtus caches MTUs of links by index. Without a path the
+	// result has no MTU.
+	lookUp func(to netip.Addr, mtus map[int]int) (cachedPath, error)
+	now    func() time.Time
 
-	mu     sync.Mutex
-	ways   map[netip.Addr]way // the zero way: to be looked up
-	sorted []netip.Addr       // keys of ways
-	mtus   map[int]int        // of the links of ways, by index
-	looked time.Time          // when all were last to be looked up
+	mu          sync.Mutex
+	paths       map[netip.Addr]cachedPath // the zero cachedPath: to be looked up
+	sorted      []netip.Addr              // keys of paths
+	mtus        map[int]int               // of the links of paths, by index
+	invalidated time.Time                 // last time that all were invalidated
 }
 
-// way is a path and the links that it may take.
-type way struct {
+// cachedPath is a cached path and its links.
+type cachedPath struct {
 	path  tunnel.UnderlayPath
 	links map[int]int // MTU by index
-	known bool        // looked up; there may still be no path
+	known bool        // looked up; there may be no path
 }
 
-// Paths returns what is known of the ways to addresses, less those to which there is
-// none. It forgets all others.
+// Paths returns the paths to the addresses, without those that have none. The cache keeps
+// only these addresses.
 func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.UnderlayPath, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if now := u.now(); now.Sub(u.looked) >= trustedFor {
-		u.ways, u.looked = nil, now
+	if now := u.now(); now.Sub(u.invalidated) >= trustedFor {
+		u.paths, u.invalidated = nil, now
 	}
-	ways := make(map[netip.Addr]way, len(to))
+	entries := make(map[netip.Addr]cachedPath, len(to))
 	for _, addr := range to {
-		ways[addr] = u.ways[addr]
+		entries[addr] = u.paths[addr]
 	}
-	u.ways, u.sorted = ways, make([]netip.Addr, 0, len(ways))
-	for addr := range ways {
+	u.paths, u.sorted = entries, make([]netip.Addr, 0, len(entries))
+	for addr := range entries {
 		u.sorted = append(u.sorted, addr)
 	}
 	slices.SortFunc(u.sorted, netip.Addr.Compare)
@@ -59,21 +57,21 @@ func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.UnderlayPath, error) {
 	var paths []tunnel.UnderlayPath
 	mtus := make(map[int]int) // read since the lock was taken, after any event
 	for _, addr := range u.sorted {
-		w := ways[addr]
+		w := entries[addr]
 		if !w.known {
 			var err error
-			if w, err = u.look(addr, mtus); err != nil {
+			if w, err = u.lookUp(addr, mtus); err != nil {
 				return nil, err
 			}
 			w.known = true
-			ways[addr] = w
+			entries[addr] = w
 		}
 		if w.path.MTU > 0 {
 			paths = append(paths, w.path)
 		}
 	}
 	u.mtus = make(map[int]int)
-	for _, w := range ways {
+	for _, w := range entries {
 		for index, mtu := range w.links {
 			u.mtus[index] = mtu
 		}
@@ -81,33 +79,33 @@ func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.UnderlayPath, error) {
 	return paths, nil
 }
 
-// distrust has all ways looked up again.
-func (u *Underlay) distrust() {
+// invalidate drops all cached paths.
+func (u *Underlay) invalidate() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.ways = nil
-	u.looked = u.now()
+	u.paths = nil
+	u.invalidated = u.now()
 }
 
-// linkChanged notes that a link has an MTU now, 0 when it is gone or down, and
-// reports whether a way may have changed by it.
+// linkChanged records the MTU of a link, 0 when it was removed or is down, and reports
+// whether that may change a path.
 func (u *Underlay) linkChanged(index, mtu int) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if before, used := u.mtus[index]; !used || before == mtu {
 		return false
 	}
-	delete(u.mtus, index) // until it is looked up
-	for addr, w := range u.ways {
+	delete(u.mtus, index) // until the next lookup
+	for addr, w := range u.paths {
 		if _, uses := w.links[index]; uses {
-			u.ways[addr] = way{}
+			u.paths[addr] = cachedPath{}
 		}
 	}
 	return true
 }
 
-// routeChanged notes that a route to a prefix was added, changed or removed, and
-// reports whether it may lead to one of the endpoints.
+// routeChanged records that a route to a prefix was added, changed or removed, and reports
+// whether that may change a path.
 func (u *Underlay) routeChanged(prefix netip.Prefix) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -117,8 +115,8 @@ func (u *Underlay) routeChanged(prefix netip.Prefix) bool {
 		if !prefix.Contains(addr) {
 			break
 		}
-		if _, wanted := u.ways[addr]; wanted {
-			u.ways[addr] = way{}
+		if _, wanted := u.paths[addr]; wanted {
+			u.paths[addr] = cachedPath{}
 		}
 		changed = true
 	}

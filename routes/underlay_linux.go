@@ -16,19 +16,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// NewUnderlay returns an underlay that knows nothing yet, of the network namespace
-// of whoever calls [Underlay.Paths].
-func NewUnderlay() *Underlay { return &Underlay{look: lookUp, now: time.Now} }
+// NewUnderlay returns an empty underlay, of the network namespace of the threads that call
+// [Underlay.Paths].
+func NewUnderlay() *Underlay { return &Underlay{lookUp: lookUp, now: time.Now} }
 
-// NewUnderlayMonitor prepares a monitor that calls notify when a link or a route has
-// changed by which u's endpoints are reached, and each time it has subscribed. About
-// notify NewMonitor says more.
+// NewUnderlayMonitor returns a monitor that calls notify when a link or a route of u's paths
+// changed, and after each subscription. See [MonitorConfig] for notify.
 func NewUnderlayMonitor(log *slog.Logger, u *Underlay, notify func()) *Monitor {
 	return &Monitor{
 		name: "underlay monitor", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
 		subscribed: func() (*nl.NetlinkSocket, error) {
 			socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-			u.distrust() // Whatever happens from here on is told.
+			u.invalidate() // Changes from here on cause events.
 			return socket, err
 		},
 		concerns: func(msg syscall.NetlinkMessage) Concern {
@@ -41,29 +40,29 @@ func NewUnderlayMonitor(log *slog.Logger, u *Underlay, notify func()) *Monitor {
 	}
 }
 
-// lookUp asks for the route that leads to an address, and for its links. MTUs that
-// the kernel has learnt from routers' answers don't count: anybody can send these.
-func lookUp(to netip.Addr, mtus map[int]int) (way, error) {
+// lookUp reads the route to an address, and its links. Path MTUs that the kernel learned
+// from ICMP are ignored, since they can be forged.
+func lookUp(to netip.Addr, mtus map[int]int) (cachedPath, error) {
 	found, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES),
 		errors.Is(err, unix.EINVAL), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
-		return way{}, nil // none, or none of that address family
+		return cachedPath{}, nil // none, or none of that address family
 	case err != nil:
-		return way{}, fmt.Errorf("look up the route to %s: %w", to, err)
+		return cachedPath{}, fmt.Errorf("look up the route to %s: %w", to, err)
 	}
-	w := way{path: tunnel.UnderlayPath{To: to}, links: make(map[int]int)}
+	w := cachedPath{path: tunnel.UnderlayPath{To: to}, links: make(map[int]int)}
 	for i := range found {
 		route := &found[i]
 		if route.Type != unix.RTN_UNICAST {
 			continue
 		}
 		if err := w.add(mtus, route.LinkIndex, route.Gw != nil || route.Via != nil); err != nil {
-			return way{}, err
+			return cachedPath{}, err
 		}
 		for _, hop := range route.MultiPath {
 			if err := w.add(mtus, hop.LinkIndex, hop.Gw != nil || hop.Via != nil); err != nil {
-				return way{}, err
+				return cachedPath{}, err
 			}
 		}
 		if route.MTU > 0 && w.path.MTU > 0 {
@@ -73,8 +72,8 @@ func lookUp(to netip.Addr, mtus map[int]int) (way, error) {
 	return w, nil
 }
 
-// add adds a link that the way may take.
-func (w *way) add(mtus map[int]int, index int, routed bool) error {
+// add adds a link of the path.
+func (w *cachedPath) add(mtus map[int]int, index int, routed bool) error {
 	if index == 0 {
 		return nil
 	}
@@ -82,7 +81,7 @@ func (w *way) add(mtus map[int]int, index int, routed bool) error {
 	if !known {
 		link, err := netlink.LinkByIndex(index)
 		if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
-			return nil // just gone
+			return nil // just removed
 		}
 		if err != nil {
 			return fmt.Errorf("read the link with index %d: %w", index, err)
@@ -98,7 +97,7 @@ func (w *way) add(mtus map[int]int, index int, routed bool) error {
 	return nil
 }
 
-// concerns reports whether an event may have changed a way. In doubt it does.
+// concerns reports whether an event may have changed a path; true if in doubt.
 func (u *Underlay) concerns(msg syscall.NetlinkMessage) bool {
 	switch msg.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -115,7 +114,7 @@ func (u *Underlay) concernsLink(msg syscall.NetlinkMessage) bool {
 	}
 	header := nl.DeserializeIfInfomsg(msg.Data)
 	if msg.Header.Type == unix.RTM_DELLINK || header.Flags&unix.IFF_UP == 0 {
-		// The kernel takes IPv4 routes off it without an event.
+		// The kernel removes its IPv4 routes without an event.
 		return u.linkChanged(int(header.Index), 0)
 	}
 	attrs, err := nl.ParseRouteAttr(msg.Data[unix.SizeofIfInfomsg:])

@@ -75,8 +75,8 @@ func TestPathsOverRealRoutes(t *testing.T) {
 			"fd00:203::7":  {MTU: 1350, Routed: true, Stated: true},
 			"10.9.0.1":     {MTU: 1500, Routed: true},
 			"10.7.0.1":     {MTU: 1500, Stated: true},
-			"10.8.0.1":     {}, // no way
-			"192.0.2.1":    {}, // ourselves
+			"10.8.0.1":     {}, // no route
+			"192.0.2.1":    {}, // this host
 			"fd00:192::1":  {},
 		}
 		for to, path := range want {
@@ -85,7 +85,7 @@ func TestPathsOverRealRoutes(t *testing.T) {
 				path.To = netip.MustParseAddr(to)
 				wanted = []tunnel.UnderlayPath{path}
 			}
-			// The kernel may be a moment late with what belongs to an IPv6 address.
+			// The kernel adds routes of an IPv6 address asynchronously.
 			polltest.Until(t, time.Minute, "the path to "+to, func() bool {
 				found, err := NewUnderlay().Paths(addrs(to))
 				must(t, err)
@@ -109,9 +109,8 @@ func TestNoPathsWithoutRoutes(t *testing.T) {
 	})
 }
 
-// What a router said that a packet was too large for doesn't count: anybody may have
-// sent that.
-func TestAnswersOfRoutersDontCount(t *testing.T) {
+// Path MTUs from routers' "packet too big" messages are ignored, since these can be forged.
+func TestLearnedPathMTUsAreIgnored(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		router, far := nstest.New(t), nstest.New(t)
 		nstest.Pair(t, nstest.Current(t), router, "eth0", "near")
@@ -129,7 +128,7 @@ func TestAnswersOfRoutersDontCount(t *testing.T) {
 		must(t, err)
 		defer conn.Close()
 		polltest.Until(t, time.Minute, "the kernel to learn the path's MTU", func() bool {
-			_, _ = conn.Write(make([]byte, 1450)) // refused once it has
+			_, _ = conn.Write(make([]byte, 1450)) // refused once the kernel has learned it
 			found, err := netlink.RouteGet(to[0].AsSlice())
 			must(t, err)
 			return found[0].MTU == 1400
@@ -154,13 +153,13 @@ func giveAddress(name, address string) error {
 	return netlink.AddrAdd(l, addr)
 }
 
-// Changes of the ways that are used are noticed, and only these.
-func TestUnderlayMonitorFollowsTheWays(t *testing.T) {
+// Only changes of the cached paths cause notifications.
+func TestUnderlayMonitorFollowsPaths(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		onUnderlay(t)
 		u := NewUnderlay()
 		looked := map[netip.Addr]int{}
-		u.look = func(to netip.Addr, mtus map[int]int) (way, error) {
+		u.lookUp = func(to netip.Addr, mtus map[int]int) (cachedPath, error) {
 			looked[to]++
 			return lookUp(to, mtus)
 		}
@@ -183,32 +182,32 @@ func TestUnderlayMonitorFollowsTheWays(t *testing.T) {
 			wanted := map[netip.Addr]int{near: mtu4near, far: mtu4far, six: mtu6}
 			polltest.Until(t, time.Minute, "the MTUs", func() bool { return cmp.Equal(wanted, mtus(), cmpopts.EquateComparable(netip.Addr{})) })
 		}
-		told := func(what string) {
+		notifiedOf := func(what string) {
 			t.Helper()
 			select {
 			case <-notified:
 			case <-time.After(time.Minute):
-				t.Fatalf("%s: nobody was told", what)
+				t.Fatalf("%s: no notification", what)
 			}
 		}
 		want(1500, 1500, 1500)
 
 		setMTU(t, "eth0", 1400)
-		told("a smaller MTU of the link")
+		notifiedOf("a smaller MTU of the link")
 		want(1400, 1400, 1400)
 
 		addRoute(t, netlink.Route{LinkIndex: link(t, "eth1").Attrs().Index, Gw: addrs("198.51.100.254")[0].AsSlice()}, "8.0.0.0/8")
-		told("a route over another link")
+		notifiedOf("a route over another link")
 		want(1400, 9000, 1400)
 
 		must(t, netlink.RouteDel(&netlink.Route{Dst: mustNet(t, "8.0.0.0/8")}))
-		told("a route that is gone")
+		notifiedOf("a route that is gone")
 		want(1400, 1400, 1400)
 
 		must(t, netlink.RouteReplace(&netlink.Route{
 			LinkIndex: link(t, "eth0").Attrs().Index, Gw: addrs("fd00:192::254")[0].AsSlice(), MTU: 1360, Dst: mustNet(t, "::/0"),
 		}))
-		told("an MTU of a route")
+		notifiedOf("an MTU of a route")
 		want(1400, 1400, 1360)
 
 		// Pods come and go, and others announce routes.
@@ -217,25 +216,25 @@ func TestUnderlayMonitorFollowsTheWays(t *testing.T) {
 		setMTU(t, "eth1", 1500)
 		addRoute(t, netlink.Route{LinkIndex: link(t, "cali1").Attrs().Index}, "10.1.0.9/32")
 		addRoute(t, netlink.Route{LinkIndex: link(t, "eth1").Attrs().Index}, "10.2.0.0/16")
-		setMTU(t, "eth0", 1401) // the sign that all before were read
-		told("another MTU of the link")
+		setMTU(t, "eth0", 1401) // marks that all earlier events were read
+		notifiedOf("another MTU of the link")
 		want(1401, 1401, 1360)
 		if looked[near] != 1 || looked[far] != 1 || looked[six] != 1 {
 			t.Errorf("looked up after one change that concerns each: %v", looked)
 		}
 
 		must(t, netlink.LinkSetDown(link(t, "eth0")))
-		told("a link that is down")
+		notifiedOf("a link that is down")
 		polltest.Until(t, time.Minute, "no path", func() bool { return len(mtus()) == 0 })
 	})
 }
 
-func TestUnderlayLooksUpOnceWhatDoesntChange(t *testing.T) {
+func TestUnderlayCachesPaths(t *testing.T) {
 	now := time.Now()
 	looked := 0
-	u := &Underlay{now: func() time.Time { return now }, look: func(to netip.Addr, _ map[int]int) (way, error) {
+	u := &Underlay{now: func() time.Time { return now }, lookUp: func(to netip.Addr, _ map[int]int) (cachedPath, error) {
 		looked++
-		return way{path: tunnel.UnderlayPath{To: to, MTU: 1500}, links: map[int]int{2: 1500}}, nil
+		return cachedPath{path: tunnel.UnderlayPath{To: to, MTU: 1500}, links: map[int]int{2: 1500}}, nil
 	}}
 	want := func(lookups, paths int, to ...string) {
 		t.Helper()
@@ -250,7 +249,7 @@ func TestUnderlayLooksUpOnceWhatDoesntChange(t *testing.T) {
 	want(0, 2, "192.0.2.1", "192.0.2.2")
 	want(1, 3, "192.0.2.1", "192.0.2.2", "198.51.100.1")
 	want(0, 1, "198.51.100.1")
-	want(1, 2, "198.51.100.1", "192.0.2.1") // was forgotten
+	want(1, 2, "198.51.100.1", "192.0.2.1") // was dropped from the cache
 	for _, c := range []struct {
 		prefix  string
 		changed bool
@@ -270,10 +269,10 @@ func TestUnderlayLooksUpOnceWhatDoesntChange(t *testing.T) {
 	want(2, 2, "198.51.100.1", "192.0.2.1")
 	now = now.Add(trustedFor)
 	want(2, 2, "198.51.100.1", "192.0.2.1")
-	u.distrust()
+	u.invalidate()
 	want(2, 2, "198.51.100.1", "192.0.2.1")
 
-	u.look = func(netip.Addr, map[int]int) (way, error) { return way{}, errors.New("no netlink") }
+	u.lookUp = func(netip.Addr, map[int]int) (cachedPath, error) { return cachedPath{}, errors.New("no netlink") }
 	if _, err := u.Paths(addrs("192.0.2.9")); err == nil {
 		t.Error("no error")
 	}

@@ -83,9 +83,9 @@ type agent struct {
 	hostAddrs atomic.Pointer[[]netip.Addr] // last read
 	sources   atomic.Pointer[[]netip.Addr] // preferred source addresses of routes, last computed
 
-	publishing, routing, addressing, sourcing, checking, fitting, foreignRoutes, filterTrigger, reporting, forgettingAttempts *reconcile.Trigger
+	publishing, routing, addressing, sourcing, checking, fitting, foreignRoutes, filterTrigger, reporting, unreplied *reconcile.Trigger
 
-	attempts attempts
+	unrepliedState unrepliedState
 }
 
 // newAgent reads or creates the keys and prepares everything else. It changes
@@ -102,7 +102,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		fitting:       reconcile.NewTrigger(),
 		underlay:      routes.NewUnderlay(),
 		foreignRoutes: reconcile.NewTrigger(),
-		reporting:     reconcile.NewTrigger(), forgettingAttempts: reconcile.NewTrigger(),
+		reporting:     reconcile.NewTrigger(), unreplied: reconcile.NewTrigger(),
 		refusals: &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
@@ -302,8 +302,8 @@ func (a *agent) activeTasks() []run.Task {
 		}))
 	}
 	tasks = append(tasks, a.loop(reconcile.Config{
-		Name: "attempts to connect", Reconcile: a.forgetAttempts, Trigger: a.forgettingAttempts,
-		MinInterval: attemptsSpacing, RestShare: attemptsRest, Due: func() time.Time { return a.attempts.due },
+		Name: "attempts to connect", Reconcile: a.deleteUnreplied, Trigger: a.unreplied,
+		MinInterval: unrepliedSpacing, RestShare: unrepliedRest, Due: func() time.Time { return a.unrepliedState.due },
 	}))
 	tasks = append(tasks, routes.NewUnderlayMonitor(a.log, a.underlay, a.fitting.Fire), a.loop(reconcile.Config{
 		Name: "MTU", Reconcile: a.fitMTUs, Trigger: a.fitting, MinInterval: underlaySpacing,

@@ -53,7 +53,7 @@ func (a *agent) filterStatus(ctx context.Context) (filterReport, routes.Dropped)
 	if len(a.origins()) == 0 {
 		return filterReport{State: filterEnforced}, routes.Dropped{} // All remotes are refused.
 	}
-	dropped, enforced, err := a.filter.Look(ctx, a.origins())
+	dropped, enforced, err := a.filter.Status(ctx, a.origins())
 	switch {
 	case enforced:
 		return filterReport{State: filterEnforced}, dropped

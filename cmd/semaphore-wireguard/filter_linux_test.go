@@ -63,7 +63,7 @@ func TestStateOfTheSourceFilter(t *testing.T) {
 	if err := a.syncFilter(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, still, err := a.filter.Look(t.Context(), all); err != nil || still {
+	if _, still, err := a.filter.Status(t.Context(), all); err != nil || still {
 		t.Errorf("the rules of a remote that is gone: %v, %v", still, err)
 	}
 	expect("with one remote less", filterEnforced, map[string]float64{enforced: 1, forged: 0})
@@ -73,7 +73,7 @@ func TestStateOfTheSourceFilter(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("switched off", filterOff, map[string]float64{})
-	if _, still, err := a.filter.Look(t.Context(), all[:1]); err != nil || still {
+	if _, still, err := a.filter.Status(t.Context(), all[:1]); err != nil || still {
 		t.Errorf("switched off, and the rules are there: %v, %v", still, err)
 	}
 }

@@ -34,5 +34,5 @@ func (a *agent) paths() map[string][]peers.Path {
 // pathChanged is called when the state of a path has changed. It doesn't block.
 func (a *agent) pathChanged() {
 	a.reporting.Fire()
-	a.forgettingAttempts.Fire()
+	a.unreplied.Fire()
 }

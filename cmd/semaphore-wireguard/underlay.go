@@ -58,7 +58,7 @@ func (r *remote) endpoints() []netip.Addr {
 		}
 	}
 	if len(addrs) == 0 && len(peers) > 0 {
-		return routes.Nowhere()
+		return routes.DocumentationAddrs()
 	}
 	return addrs
 }

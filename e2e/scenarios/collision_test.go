@@ -49,8 +49,8 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 	for name, tt := range map[string]struct{ subnet, why string }{
 		"pods of this node":      {"10.4.0.0/16", "overlaps " + node.PodCIDRs[0].String() + ", the pods of this node"},
 		"IPv6 pods of this node": {"fd00:10:4::/48", "overlaps " + node.PodCIDRs[1].String() + ", the pods of this node"},
-		"InternalIP":             {netip.PrefixFrom(node.Addresses()[0], 28).Masked().String(), "holds " + node.Addresses()[0].String() + ", the InternalIP of this node"},
-		"API server":             {"10.66.0.0/24", "holds 10.66.0.12, the API server of this cluster"},
+		"InternalIP":             {netip.PrefixFrom(node.Addresses()[0], 28).Masked().String(), "contains " + node.Addresses()[0].String() + ", the InternalIP of this node"},
+		"API server":             {"10.66.0.0/24", "contains 10.66.0.12, the API server of this cluster"},
 		"services":               {"10.104.0.0/14", "overlaps 10.104.0.0/16, the services of this cluster"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,27 +11,27 @@ import (
 )
 
 const (
-	// attemptsFor is how long after a path went down unreplied connections over it are
+	// unrepliedWindow is how long after a path went down unreplied connections over it are
 	// deleted: the longest time until kube-proxy has stopped choosing endpoints there.
-	attemptsFor     = 15 * time.Second
-	attemptsSpacing = time.Second
-	// attemptsRest is the minimum pause after a pass, as a multiple of its duration, for
+	unrepliedWindow  = 15 * time.Second
+	unrepliedSpacing = time.Second
+	// unrepliedRest is the minimum pause after a pass, as a multiple of its duration, for
 	// nodes with very many connections.
-	attemptsRest = 20
+	unrepliedRest = 20
 )
 
-// attempts is the state of forgetAttempts.
-type attempts struct {
+// unrepliedState is the state of deleteUnreplied.
+type unrepliedState struct {
 	due    time.Time
 	unable bool // the failure was logged
 }
 
-// forgetAttempts deletes the conntrack entries of unreplied connections to pods of
+// deleteUnreplied deletes the conntrack entries of unreplied connections to pods of
 // nodes whose path has just gone down, so that retries reach the remaining endpoints as
-// soon as kube-proxy knows them; see [routes.ForgetAttempts]. It is best effort: a
+// soon as kube-proxy knows them; see [routes.DeleteUnreplied]. It is best effort: a
 // failure is logged once and is no fault of the agent.
-func (a *agent) forgetAttempts(ctx context.Context) error {
-	a.attempts.due = time.Time{}
+func (a *agent) deleteUnreplied(ctx context.Context) error {
+	a.unrepliedState.due = time.Time{}
 	now := time.Now()
 	var lost []netip.Prefix
 	for _, r := range a.admitted() {
@@ -40,10 +40,10 @@ func (a *agent) forgetAttempts(ctx context.Context) error {
 	if len(lost) == 0 {
 		return nil
 	}
-	a.attempts.due = now.Add(attemptsSpacing)
-	n, err := routes.ForgetAttempts(lost)
-	if err != nil && !a.attempts.unable {
-		a.attempts.unable = true
+	a.unrepliedState.due = now.Add(unrepliedSpacing)
+	n, err := routes.DeleteUnreplied(lost)
+	if err != nil && !a.unrepliedState.unable {
+		a.unrepliedState.unable = true
 		a.log.WarnContext(ctx, "deleting unreplied connections to unreachable nodes failed: they end with their timeouts", "err", err)
 	}
 	if n > 0 {
@@ -52,12 +52,12 @@ func (a *agent) forgetAttempts(ctx context.Context) error {
 	return nil
 }
 
-// justLost returns the allowed IPs of peers whose path went down less than attemptsFor
+// justLost returns the allowed IPs of peers whose path went down less than unrepliedWindow
 // ago.
 func justLost(now time.Time, paths []peers.Path, all []peers.Peer) (lost []netip.Prefix) {
 	down := map[tunnel.Key]bool{}
 	for i := range paths {
-		if p := &paths[i]; p.State == peers.PathDown && now.Sub(p.Since) < attemptsFor {
+		if p := &paths[i]; p.State == peers.PathDown && now.Sub(p.Since) < unrepliedWindow {
 			down[p.PublicKey] = true
 		}
 	}

@@ -12,37 +12,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What linux/netfilter/nf_conntrack_common.h and nfnetlink_conntrack.h have and the
-// packages that we use don't.
+// Constants of linux/netfilter/nf_conntrack_common.h and nfnetlink_conntrack.h that our
+// libraries lack.
 const (
 	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY
-	ctaStatusMask   = 26     // CTA_STATUS_MASK, since Linux 5.18; older ones hand out everything
+	ctaStatusMask   = 26     // CTA_STATUS_MASK, since Linux 5.18; older ones ignore it
 	nestedMask      = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 )
 
-// ForgetAttempts has the kernel forget the TCP connections to addresses within the
-// prefixes that nobody has answered yet, and returns how many it were. Such an entry of
-// the connection tracking lives for two minutes, and longer with each packet: a client
-// that tries again, or anew from the same port, is sent to the endpoint that was chosen
-// for the first packet, although kube-proxy would choose another one by now. It does so
-// for the next packet once the entry is gone. Connections that were answered stay.
+// DeleteUnreplied deletes the conntrack entries of unreplied TCP connections to addresses
+// within the prefixes, and returns their number. Such an entry lives for two minutes,
+// renewed by each packet: retries of the client, or a new attempt from the same port, go
+// to the endpoint that was chosen for the first packet. Without the entry, kube-proxy
+// chooses again for the next packet. Replied connections stay.
 //
-// It works in the network namespace of the calling thread. Where no connections are
-// tracked there is nothing to forget.
-func ForgetAttempts(prefixes []netip.Prefix) (forgotten int, err error) {
+// It works in the network namespace of the calling thread, and does nothing where no
+// connections are tracked.
+func DeleteUnreplied(prefixes []netip.Prefix) (forgotten int, err error) {
 	count, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
 	if err != nil || strings.TrimSpace(string(count)) == "0" {
-		return 0, nil //nolint:nilerr // Nothing tracks connections here, and asking would load what does.
+		return 0, nil //nolint:nilerr // No connection tracking here, and a request would load its module.
 	}
 	within := newPrefixSet(prefixes)
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		var found [][]byte
-		request := attemptsRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
+		request := conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
 		request.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, 0)))
 		request.AddData(nl.NewRtAttr(ctaStatusMask, binary.BigEndian.AppendUint32(nil, statusSeenReply)))
-		// A table that changes meanwhile is read as far as it goes: there is a next time.
+		// An interrupted dump is good enough: the next call reads the rest.
 		readErr := request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-			if to, attempt := readAttempt(message, family); attempt != nil && within.contains(to) {
+			if to, attempt := parseUnreplied(message, family); attempt != nil && within.contains(to) {
 				found = append(found, attempt)
 			}
 			return true
@@ -51,7 +50,7 @@ func ForgetAttempts(prefixes []netip.Prefix) (forgotten int, err error) {
 			return forgotten, fmt.Errorf("read the kernel's connection tracking: %w", readErr)
 		}
 		for _, attempt := range found {
-			request := attemptsRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, family)
+			request := conntrackRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, family)
 			request.AddRawData(attempt)
 			switch _, deleteErr := request.Execute(unix.NETLINK_NETFILTER, 0); {
 			case deleteErr == nil:
@@ -64,15 +63,15 @@ func ForgetAttempts(prefixes []netip.Prefix) (forgotten int, err error) {
 	return forgotten, err
 }
 
-func attemptsRequest(operation, flags int, family uint8) *nl.NetlinkRequest {
+func conntrackRequest(operation, flags int, family uint8) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
 	return request
 }
 
-// readAttempt reads an entry of the connection tracking. It returns where its packets
-// go, after translation, and what names it: nil when it is no attempt.
-func readAttempt(message []byte, family uint8) (to netip.Addr, name []byte) {
+// parseUnreplied parses a conntrack entry. It returns its destination after NAT, and the
+// attributes that identify it; nil when it is not an unreplied TCP connection.
+func parseUnreplied(message []byte, family uint8) (to netip.Addr, name []byte) {
 	const header = 4 // struct nfgenmsg
 	if len(message) < header {
 		return to, nil
@@ -89,7 +88,7 @@ func readAttempt(message []byte, family uint8) (to netip.Addr, name []byte) {
 				return to, nil
 			}
 		case nl.CTA_TUPLE_REPLY:
-			to, tcp = readReply(a.Value, family)
+			to, tcp = parseReply(a.Value, family)
 		case nl.CTA_TUPLE_ORIG, nl.CTA_ID, nl.CTA_ZONE:
 			name = append(name, nl.NewRtAttr(int(a.Attr.Type), a.Value).Serialize()...)
 		}
@@ -100,8 +99,8 @@ func readAttempt(message []byte, family uint8) (to netip.Addr, name []byte) {
 	return to, name
 }
 
-// readReply reads from where answers would come, and whether they were TCP's.
-func readReply(tuple []byte, family uint8) (from netip.Addr, tcp bool) {
+// parseReply returns the source of the reply tuple, and whether it is TCP.
+func parseReply(tuple []byte, family uint8) (from netip.Addr, tcp bool) {
 	source := uint16(nl.CTA_IP_V4_SRC)
 	if family == unix.AF_INET6 {
 		source = nl.CTA_IP_V6_SRC
@@ -135,7 +134,7 @@ func each(attributes []byte, do func(kind uint16, value []byte)) {
 	}
 }
 
-// prefixSet finds out fast whether an address is within one of many prefixes.
+// prefixSet is a set of prefixes with fast lookup of addresses.
 type prefixSet struct {
 	all  map[netip.Prefix]struct{}
 	bits map[int]struct{}

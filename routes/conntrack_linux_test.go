@@ -16,9 +16,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// A client that tries anew from a port whose last attempt got no answer is sent where
-// that one was, whatever endpoint its service has by now, unless it is forgotten.
-func TestAttemptsAreForgotten(t *testing.T) {
+// A client that connects again from the same port after an unreplied attempt goes to the
+// same endpoint, whatever its service has by now, unless the entry is deleted.
+func TestDeleteUnreplied(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		addDevice(t, "away")
 		must(t, netlink.LinkSetARPOff(link(t, "away")))
@@ -34,7 +34,7 @@ func TestAttemptsAreForgotten(t *testing.T) {
 			{"ip", "10.96.0.10", "10.4.1.0/24", "10.4.1.1", "10.4.2.1", "10.1.3.1", "192.0.2.1"},
 			{"ip6", "fd96::10", "fd04:0:0:1::/64", "fd04:0:0:1::1", "fd04:0:0:2::1", "fd01::1", "fd05::1"},
 		} {
-			func() { // Not a test of its own, which would be in another namespace.
+			func() { // Not a subtest, which would be in another namespace.
 				addRoute(t, netlink.Route{LinkIndex: device, Scope: netlink.SCOPE_LINK}, netip.PrefixFrom(netip.MustParseAddr(c.service), netip.MustParseAddr(c.service).BitLen()).String())
 				listener, err := net.Listen("tcp", net.JoinHostPort(c.here, "8888"))
 				must(t, err)
@@ -87,14 +87,14 @@ table %[1]s nat {
 				leadsTo(c.here)
 				open := answered(2002)
 				lost(2000)
-				t.Log("an attempt anew goes where the last one went")
+				t.Log("another attempt goes to the same endpoint")
 
-				n, err := ForgetAttempts(prefixes(c.prefix))
+				n, err := DeleteUnreplied(prefixes(c.prefix))
 				if err != nil || n != 1 {
 					t.Fatalf("%d attempts forgotten, want 1: %v", n, err)
 				}
 				answered(2000)
-				lost(2001) // It is another node's.
+				lost(2001) // of another node
 				if _, err := open.Write([]byte("x")); err != nil {
 					t.Error(err)
 				}
@@ -102,7 +102,7 @@ table %[1]s nat {
 					t.Errorf("a connection that was answered: %v", err)
 				}
 				here := []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr(c.here), netip.MustParseAddr(c.here).BitLen())}
-				if n, err := ForgetAttempts(here); n != 0 || err != nil {
+				if n, err := DeleteUnreplied(here); n != 0 || err != nil {
 					t.Errorf("%d connections that were answered forgotten: %v", n, err)
 				}
 			}()
@@ -110,9 +110,9 @@ table %[1]s nat {
 	})
 }
 
-func TestAttemptsThatAreNone(t *testing.T) {
+func TestParseUnrepliedOfOthers(t *testing.T) {
 	for _, message := range [][]byte{nil, {1}, make([]byte, 4), {2, 0, 0, 0, 255, 255, 3, 0}, {2, 0, 0, 0, 8, 0, 3, 0, 0, 0}} {
-		if to, name := readAttempt(message, unix.AF_INET); name != nil {
+		if to, name := parseUnreplied(message, unix.AF_INET); name != nil {
 			t.Errorf("%v reads as an attempt to reach %v", message, to)
 		}
 	}

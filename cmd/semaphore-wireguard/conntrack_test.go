@@ -17,7 +17,7 @@ func TestJustLost(t *testing.T) {
 	var all []peers.Peer
 	for i, p := range []peers.Path{
 		{State: peers.PathDown, Since: now.Add(-time.Second)},
-		{State: peers.PathDown, Since: now.Add(-attemptsFor)},
+		{State: peers.PathDown, Since: now.Add(-unrepliedWindow)},
 		{State: peers.PathUp, Since: now},
 		{State: peers.PathUnknown, Since: now},
 		{State: peers.PathDown, Since: now},
