@@ -41,7 +41,7 @@ func TestSingleAddresses(t *testing.T) {
 		want     []Peer
 		rejected []rejection
 	}{
-		{"in another node's prefix: who publishes it",
+		{"in another node's prefix: the node that publishes it",
 			[][]Node{{node(1), node(2, with("10.4.2.0/24", address))}}, []Peer{peer(1), peer(2, address, "10.4.2.0/24")}, nil},
 		{"of IPv6, too",
 			[][]Node{{node(1, with("fd04::1:0/112")), node(2, with("fd04::1:9/128"))}}, []Peer{peer(1, "fd04::1:0/112"), peer(2, "fd04::1:9/128")}, nil},
@@ -51,7 +51,7 @@ func TestSingleAddresses(t *testing.T) {
 		{"which ends", [][]Node{{node(1), node(2, with("10.4.2.0/24", address))}, {node(1), node(2)}}, []Peer{peer(1), peer(2)}, nil},
 		{"twice, outside of all prefixes, at first: the older",
 			[][]Node{{node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(2, address)}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
-		{"twice: who had it",
+		{"twice: the former owner",
 			[][]Node{{node(1, with(address))}, {node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(1, address)}, []rejection{{"node-2", ReasonDuplicatePrefix, false}}},
 		{"twice: in whose prefix it lies, though the other had it",
 			[][]Node{{node(1), node(2, with(address))}, {node(1, with("10.4.1.0/24", address)), node(2, with(address), aged(1))}},

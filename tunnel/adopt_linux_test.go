@@ -11,7 +11,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// kernelLink creates a WireGuard link of the kernel's as another program would.
+// kernelLink creates a WireGuard link in the kernel as another program would.
 func kernelLink(t *testing.T, name, alias string, key *PrivateKey, peers ...Peer) link {
 	t.Helper()
 	if err := createKernelLink(name, 1420); err != nil {
@@ -19,7 +19,7 @@ func kernelLink(t *testing.T, name, alias string, key *PrivateKey, peers ...Peer
 	}
 	l := mustFind(t, name)
 	if alias != "" {
-		if err := l.mark(alias); err != nil {
+		if err := l.setAlias(alias); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -37,9 +37,9 @@ func kernelLink(t *testing.T, name, alias string, key *PrivateKey, peers ...Peer
 	return l
 }
 
-// The original tool leaves wireguard.<remote>, without alias, with the key in
-// the file where we look for it. Moving over keeps link and sessions.
-func TestTheOriginalToolsLinkIsAdopted(t *testing.T) {
+// The original tool leaves wireguard.<remote>, without alias, and the key in the same file
+// as ours. Migrating keeps link and sessions.
+func TestLinkOfTheOriginalToolIsTakenOver(t *testing.T) {
 	needKernel(t)
 	cfg := config(t, "gcp", Auto)
 	key := newPrivateKey()
@@ -58,9 +58,9 @@ func TestTheOriginalToolsLinkIsAdopted(t *testing.T) {
 	}
 }
 
-// A process that ends between creating and marking a link leaves one that
-// nobody else can be using.
-func TestABlankKernelLinkIsAdopted(t *testing.T) {
+// A process that ends between creating a link and setting its alias leaves a blank one,
+// which no other program can be using.
+func TestABlankKernelLinkIsTakenOver(t *testing.T) {
 	needKernel(t)
 	cfg := config(t, "gcp", Kernel)
 	before := kernelLink(t, cfg.Name, "", nil)
@@ -106,7 +106,7 @@ func TestForeignKernelLinksAreLeftAlone(t *testing.T) {
 	}
 }
 
-// With the key as proof, an alias that somebody changed is put right.
+// A link with our key gets its alias back after that was changed.
 func TestAKernelLinkWithOurKeyGetsItsAliasBack(t *testing.T) {
 	needKernel(t)
 	d := open(t, config(t, "gcp", Kernel))
@@ -122,7 +122,7 @@ func TestAKernelLinkWithOurKeyGetsItsAliasBack(t *testing.T) {
 		d.check(t)
 	}
 	if after, _ := d.Index(); after != index {
-		t.Error("the link was made anew")
+		t.Error("the link was recreated")
 	}
 	if err := d.Close(); err != nil {
 		t.Fatal(err)

@@ -17,16 +17,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
-// A request tells an agent what to call.
+// A request is a call for an agent.
 type request struct {
 	Call      string
 	Config    Config                 // open
 	Peers     []Peer                 // configure
-	Published map[Key]netip.AddrPort // published
-	Contacts  map[Key]Nudge          // contact
+	Published map[Key]netip.AddrPort // restore
+	Nudges    map[Key]Nudge          // nudge
 }
 
-// A response is what the call returned.
+// A response is the result of a call.
 type response struct {
 	Error   string
 	Changed bool
@@ -36,8 +36,8 @@ type response struct {
 	Status  Status
 }
 
-// runAgent is a process that has one device, and an engine, and does what its standard input
-// says, until that ends. It returns the exit code.
+// runAgent runs a process with one device and an engine, which executes requests from its
+// standard input until that ends. It returns the exit code.
 func runAgent() int {
 	if err := isolate(); err != nil {
 		fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
@@ -82,9 +82,9 @@ func serveRequest(d **Device, req request) (res response, err error) {
 		res.Changed, err = (*d).Ensure(ctx)
 	case "configure":
 		res.Changes, err = (*d).Configure(ctx, req.Peers)
-	case "contact":
-		res.Done, err = (*d).Nudge(ctx, func(p PeerStatus) Nudge { return req.Contacts[p.PublicKey] })
-	case "published":
+	case "nudge":
+		res.Done, err = (*d).Nudge(ctx, func(p PeerStatus) Nudge { return req.Nudges[p.PublicKey] })
+	case "restore":
 		(*d).RestoreEndpoints(req.Published)
 	case "status":
 		res.Status, err = (*d).Status(ctx)
@@ -115,7 +115,7 @@ func startAgent(t *testing.T, n *nstest.Namespace, cfg Config) *agent {
 	t.Helper()
 	cmd := command(roleAgent)
 	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS
-	// The thread that starts it ends at once. The agent ends with its input.
+	// Without Pdeathsig: the starting thread ends at once, and the agent ends with its input.
 	cmd.SysProcAttr.Pdeathsig = 0
 	cmd.Stderr = t.Output()
 	stdin, err := cmd.StdinPipe()
@@ -168,13 +168,13 @@ func (a *agent) configure(t *testing.T, peers ...Peer) Changes {
 	return a.call(t, request{Call: "configure", Peers: peers}).Changes
 }
 
-// contact has the agent do something about a peer, and returns whether it did.
-func (a *agent) contact(t *testing.T, key Key, what Nudge) Nudges {
+// nudge makes the agent nudge a peer, and returns the counts.
+func (a *agent) nudge(t *testing.T, key Key, what Nudge) Nudges {
 	t.Helper()
-	return a.call(t, request{Call: "contact", Contacts: map[Key]Nudge{key: what}}).Done
+	return a.call(t, request{Call: "nudge", Nudges: map[Key]Nudge{key: what}}).Done
 }
 
-// peer returns the agent's view of the peer with that key.
+// peer returns the status of the peer with that key.
 func (a *agent) peer(t *testing.T, key Key) PeerStatus {
 	t.Helper()
 	for _, p := range a.call(t, request{Call: "status"}).Status.Peers {

@@ -2,8 +2,8 @@ package tunnel
 
 import "fmt"
 
-// The backends: who runs the WireGuard protocol. Auto is only ever a wish,
-// which prefers the kernel; a device has one of the other two.
+// The implementations of the WireGuard protocol. Auto is a setting only, which prefers the
+// kernel; a device has one of the other two.
 const (
 	Auto      = "auto"
 	Kernel    = "kernel"
@@ -15,5 +15,5 @@ func checkBackend(backend string) error {
 	case Auto, Kernel, Userspace:
 		return nil
 	}
-	return fmt.Errorf("backend %q is none of %s, %s, %s", backend, Auto, Kernel, Userspace)
+	return fmt.Errorf("backend %q is not one of %s, %s, %s", backend, Auto, Kernel, Userspace)
 }

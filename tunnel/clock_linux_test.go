@@ -19,21 +19,20 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// A node whose clock is behind after a boot sends initiations that are older than
-// those before it, and peers refuse them as replays (WireGuard whitepaper, section
-// 5.1). Theirs are accepted: as soon as one has something to send, there is a session
-// for both directions.
+// A node whose clock is behind after a boot sends initiations with older timestamps than
+// before, which peers refuse as replays (WireGuard whitepaper, section 5.1). The peers' own
+// are accepted: once a peer has something to send, there is a session for both directions.
 func TestClockThatIsBehindHeals(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, Userspace, backend)
 		quiet := a.peerOf(0)
-		quiet.Keepalive = 0 // It begins when it has something to send.
+		quiet.Keepalive = 0 // It initiates when it has something to send.
 		b.configure(t, quiet)
 		private, err := loadKey(a.cfg.KeyPath, a.cfg.Name, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
-		// One that follows within 20 ms of the last that was taken isn't.
+		// An initiation within 20 ms of the last accepted one is refused.
 		takes := func(year int) {
 			t.Helper()
 			before, second := b.peer(t, a.key).RxBytes, 0
@@ -43,21 +42,21 @@ func TestClockThatIsBehindHeals(t *testing.T) {
 				return b.peer(t, a.key).RxBytes > before
 			})
 		}
-		// Before the boot a's clock was right; now it is decades behind.
+		// Before the boot a's clock was correct; now it is decades behind.
 		takes(2061)
 
 		a.configure(t, b.peerOf(0))
 		for range 3 {
 			polltest.Until(t, time.Minute, "an initiation", func() bool { return a.peer(t, b.key).TxBytes > 0 })
-			a.contact(t, b.key, NudgeReset)
+			a.nudge(t, b.key, NudgeReset)
 		}
-		// What came before this one was refused.
+		// All earlier ones were refused.
 		takes(2062)
 		if p := a.peer(t, b.key); !p.LastHandshake.IsZero() {
 			t.Fatalf("an old initiation was accepted: %+v", p)
 		}
 
-		// The two from before the boot came from another port.
+		// The two from before the boot had another source port.
 		elsewhere := quiet
 		elsewhere.Endpoint = netip.MustParseAddrPort("192.0.2.77:7")
 		b.configure(t, elsewhere)
@@ -67,8 +66,8 @@ func TestClockThatIsBehindHeals(t *testing.T) {
 	})
 }
 
-// initiationAt is the initiation that a node would send when its clock shows that
-// time: the first message of WireGuard whitepaper, section 5.4.2, by its names.
+// initiationAt returns the initiation that a node would send at that time, with the names of
+// the WireGuard whitepaper, section 5.4.2.
 func initiationAt(t *testing.T, from PrivateKey, to Key, at time.Time) []byte {
 	t.Helper()
 	fail := func(err error) {

@@ -13,21 +13,19 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// recheck is how long a device may go without being compared in full with
-// what it should be. In between, we trust that it holds what we gave it.
+// recheck is the interval of comparing a device in full with its desired state. In between
+// it is assumed to hold what was written.
 const recheck = 30 * time.Second
 
-// A request carries at most this many peers and allowed IPs. Larger ones would
-// be split by wgctrl, one peer a message; these also fit one netlink message,
-// and a reader waits for one request at most.
+// Bounds of a request. wgctrl would split larger ones, one peer per message; these also fit
+// one netlink message, and a reader waits for one request at most.
 const (
 	requestPeers      = 32
 	requestAllowedIPs = 256
 )
 
-// peerState brings a device's peers to the wanted ones and remembers what it
-// has written, so that a small change costs little on a large device: at 5,000
-// peers a full reading is 2 MB of text.
+// peerState reconciles a device's peers and caches what it has written, so that a small
+// change is cheap on a large device: with 5,000 peers a full read is 2 MB of text.
 //
 // It isn't safe for concurrent use.
 type peerState struct {
@@ -35,21 +33,20 @@ type peerState struct {
 	control controller
 	now     func() time.Time
 
-	// applied is what the device holds, sorted, as far as we wrote it.
+	// applied are the peers that were written, sorted.
 	applied []Peer
-	// published are the endpoints that were wanted when the peers were last
-	// written, possibly by an earlier process.
+	// published are the endpoints that were wanted when the peers were last written,
+	// possibly by an earlier process.
 	published map[Key]netip.AddrPort
-	// verified is when the device was last read in full; zero when it has to
-	// be read next time.
+	// verified is when the device was last read in full; zero: read it next time.
 	verified time.Time
 }
 
-// distrust makes the next call compare the device in full.
-func (s *peerState) distrust() { s.verified = time.Time{} }
+// invalidate makes the next call compare the device in full.
+func (s *peerState) invalidate() { s.verified = time.Time{} }
 
-// configure applies normalized peers. After an error the device is somewhere
-// between the old and the new peers; the next call finds out where.
+// configure applies normalized peers. After an error the device may have any mix of the old
+// and the new peers; the next call reads it.
 func (s *peerState) configure(ctx context.Context, want []Peer) (Changes, error) {
 	verified := s.verified
 	have, full, err := s.have()
@@ -59,7 +56,7 @@ func (s *peerState) configure(ctx context.Context, want []Peer) (Changes, error)
 	if full {
 		verified = s.now()
 	}
-	s.distrust()
+	s.invalidate()
 
 	var done Changes
 	changes := Diff(have, want, s.published)
@@ -67,13 +64,13 @@ func (s *peerState) configure(ctx context.Context, want []Peer) (Changes, error)
 	if taking < 0 {
 		taking = len(changes)
 	}
-	// What can't be given doesn't hold up what is to be taken away.
+	// A failed addition doesn't hold up removals.
 	given := s.write(ctx, changes[:taking], &done)
 	if err := errors.Join(given, s.write(ctx, changes[taking:], &done)); err != nil {
 		return done, err
 	}
 	s.applied = want
-	s.settle(want)
+	s.updatePublished(want)
 	s.verified = verified
 	return done, nil
 }
@@ -92,13 +89,13 @@ func (s *peerState) write(ctx context.Context, changes []PeerChange, done *Chang
 			return fmt.Errorf("write %d peers: %w", len(batch), err)
 		}
 		for _, change := range batch {
-			s.note(change, done)
+			s.record(change, done)
 		}
 	}
 	return nil
 }
 
-// have returns the peers the device has, from memory where that can be trusted.
+// have returns the device's peers, from the cache while that is valid.
 func (s *peerState) have() (peers []PeerStatus, full bool, err error) {
 	if !s.verified.IsZero() && s.now().Sub(s.verified) < recheck {
 		peers = make([]PeerStatus, len(s.applied))
@@ -114,8 +111,8 @@ func (s *peerState) have() (peers []PeerStatus, full bool, err error) {
 	return peersOf(device), true, nil
 }
 
-// note records one change that the device has taken.
-func (s *peerState) note(change PeerChange, done *Changes) {
+// note records a change that was written.
+func (s *peerState) record(change PeerChange, done *Changes) {
 	key := change.Peer.PublicKey
 	switch change.Op {
 	case OpRemove:
@@ -134,10 +131,10 @@ func (s *peerState) note(change PeerChange, done *Changes) {
 	}
 }
 
-// settle makes published hold exactly the wanted peers' endpoints.
-func (s *peerState) settle(want []Peer) {
+// updatePublished makes published hold exactly the wanted peers' endpoints.
+func (s *peerState) updatePublished(want []Peer) {
 	for _, p := range want {
-		// One that has to speak first has none for a while.
+		// A peer that has to send first has no endpoint for a while.
 		if p.Endpoint.IsValid() && s.published[p.PublicKey] != p.Endpoint {
 			s.published[p.PublicKey] = p.Endpoint
 		}
@@ -152,7 +149,7 @@ func (s *peerState) settle(want []Peer) {
 	maps.DeleteFunc(s.published, func(key Key, _ netip.AddrPort) bool { return !kept[key] })
 }
 
-// size returns how many peers and allowed IPs the change takes in a request.
+// size returns the number of peers and allowed IPs of the change in a request.
 func (c PeerChange) size() (peers, ips int) {
 	switch c.Op {
 	case OpRemove:
@@ -165,7 +162,7 @@ func (c PeerChange) size() (peers, ips int) {
 	return 1, len(c.Peer.AllowedIPs)
 }
 
-// batches cuts the changes into requests, in order.
+// batches splits the changes into requests, in order.
 func batches(changes []PeerChange) iter.Seq[[]PeerChange] {
 	return func(yield func([]PeerChange) bool) {
 		for len(changes) > 0 {

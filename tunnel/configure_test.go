@@ -13,7 +13,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// state is a peerState on a device in memory, with a clock that stands still.
+// state is a peerState on a device in memory, with a manual clock.
 type state struct {
 	*peerState
 	device *fakeControl
@@ -31,7 +31,7 @@ func newState() *state {
 	return s
 }
 
-// apply configures the peers and returns what reached the device.
+// apply configures the peers and returns the writes to the device.
 func (s *state) apply(t *testing.T, want []Peer) []wgtypes.PeerConfig {
 	t.Helper()
 	s.device.writes = nil
@@ -85,7 +85,7 @@ func TestConfigureSendsOneChangeOf5000AndReadsNothing(t *testing.T) {
 	}
 }
 
-func TestConfigureRepairsWhatSomebodyElseChanged(t *testing.T) {
+func TestConfigureRepairsForeignChanges(t *testing.T) {
 	s := newState()
 	peers := thousands(4)
 	s.apply(t, peers)
@@ -128,7 +128,7 @@ func TestConfigureLeavesRoamingAlone(t *testing.T) {
 	}
 }
 
-func TestConfigureKnowsWhatAnEarlierProcessPublished(t *testing.T) {
+func TestConfigureWithRestoredEndpoints(t *testing.T) {
 	before := newState()
 	peers := thousands(2)
 	before.apply(t, peers)
@@ -142,9 +142,9 @@ func TestConfigureKnowsWhatAnEarlierProcessPublished(t *testing.T) {
 	}
 }
 
-// A peer that leaves and comes back is a new peer: its endpoint is written
-// although it is the one that was published before.
-func TestConfigureForgetsWhatARemovedPeerPublished(t *testing.T) {
+// A peer that is removed and added again is a new peer: its endpoint is written although it
+// is the one that was published before.
+func TestConfigureOfARemovedPeer(t *testing.T) {
 	s := newState()
 	peers := thousands(2)
 	s.apply(t, peers)
@@ -185,8 +185,8 @@ func TestConfigureRecoversFromAnErrorHalfWay(t *testing.T) {
 	}
 }
 
-// A peer that can't be added doesn't keep one that has to go.
-func TestConfigureRemovesAlthoughItCannotAdd(t *testing.T) {
+// A peer that can't be added doesn't prevent the removal of another one.
+func TestConfigureRemovesAfterAFailedAddition(t *testing.T) {
 	s := newState()
 	peers := thousands(3)
 	s.apply(t, peers[:2])

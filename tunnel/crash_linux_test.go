@@ -69,7 +69,7 @@ func startFlow(t *testing.T, from, to *site) *flow {
 			f.sent = append(f.sent, time.Now())
 			f.mu.Unlock()
 			binary.BigEndian.PutUint32(packet, uint32(n))
-			_, _ = sender.WriteToUDPAddrPort(packet, target) // While nobody serves, it may be refused.
+			_, _ = sender.WriteToUDPAddrPort(packet, target) // It may fail between two servers.
 		}
 	})
 	wg.Go(func() {
@@ -86,7 +86,7 @@ func startFlow(t *testing.T, from, to *site) *flow {
 	return f
 }
 
-// goesOn waits until packets that were sent after a moment have arrived.
+// goesOn waits until packets that were sent after the given time have arrived.
 func (f *flow) goesOn(t *testing.T, after time.Time) {
 	t.Helper()
 	polltest.Until(t, time.Minute, "packets to arrive", func() bool {
@@ -100,8 +100,8 @@ func (f *flow) goesOn(t *testing.T, after time.Time) {
 	})
 }
 
-// gap returns the longest time without arrivals after a moment, and how many of the
-// packets that were sent in it arrived later, of how many.
+// gap returns the longest time without arrivals after the given time, and the numbers of
+// packets sent in it, and of those that arrived later.
 func (f *flow) gap(after time.Time) (longest time.Duration, waited, sent int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -126,7 +126,7 @@ func (f *flow) gap(after time.Time) (longest time.Duration, waited, sent int) {
 	return longest, waited, sent
 }
 
-// childOf returns the process that a process has started; 0: there is none.
+// childOf returns the child process of a process; 0: none.
 func childOf(t *testing.T, pid int) int {
 	t.Helper()
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
@@ -142,9 +142,8 @@ func childOf(t *testing.T, pid int) int {
 	return 0
 }
 
-// TestAKilledServerIsReplaced kills the process that serves ten times in a row, as
-// soon as packets arrive again each time. The keeper starts another one at once, with
-// what it held.
+// TestAKilledServerIsReplaced kills the serving process ten times in a row, each time as
+// soon as packets arrive again. The engine restarts it at once, with the retained state.
 func TestAKilledServerIsReplaced(t *testing.T) {
 	nstest.Namespaces(t)
 	a, b := twoSites(t, Userspace, Userspace)
@@ -182,7 +181,7 @@ func TestAKilledServerIsReplaced(t *testing.T) {
 	if after.ListenPort != before.ListenPort || after.PublicKey != before.PublicKey || len(after.Peers) != 1 {
 		t.Fatalf("afterwards: %+v, before: %+v", after, before)
 	}
-	// Which comes last, some peers at a time.
+	// Allowed IPs are restored last, some peers at a time.
 	polltest.Until(t, time.Minute, "its interval of keepalives", func() bool {
 		return a.call(t, request{Call: "status"}).Status.Peers[0].Keepalive == before.Peers[0].Keepalive
 	})

@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// Config is what a device is made of. Nothing in it has a default but the MTU,
-// Engine and Ports.
+// Config configures a device. Only MTU, Engine and Ports are optional.
 type Config struct {
 	Name       string // see [DeviceName]
 	Alias      string // see [Alias]
@@ -21,8 +20,8 @@ type Config struct {
 	Backend    string // Auto, Kernel or Userspace
 	ListenPort int    // UDP, 1 to 65535
 	MTU        int    // of the link in bytes, 576 to 65535; 0: see [Device.SetMTU]
-	Engine     string // program to start where no engine answers; empty: one has to be there
-	Ports      *Ports // shared with the other devices of this process; nil: there are none
+	Engine     string // program to start when no engine runs; empty: one has to run
+	Ports      *Ports // shared with the other devices of this process; nil: none
 	Logger     *slog.Logger
 }
 
@@ -43,47 +42,46 @@ func (c Config) check() error {
 	if c.ListenPort < 1 || c.ListenPort > 65535 {
 		errs = append(errs, fmt.Errorf("listen port %d is not between 1 and 65535", c.ListenPort))
 	}
-	// RFC 791: every host takes 576 bytes. IPv6 asks for 1280, but a device
-	// may carry IPv4 only.
+	// RFC 791: every host accepts 576 bytes. IPv6 requires 1280, but a device may carry
+	// IPv4 only.
 	if c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535) {
 		errs = append(errs, fmt.Errorf("MTU %d is not between 576 and 65535", c.MTU))
 	}
 	return errors.Join(errs...)
 }
 
-// Device is a WireGuard device. Its methods may be called by several goroutines
-// at once; those that change the device wait for each other, reading it doesn't.
+// Device is a WireGuard device. It is safe for concurrent use; methods that change the
+// device are serialized, reading it isn't.
 type Device struct {
 	cfg     Config
 	log     *slog.Logger
-	control *patient
+	control *timeoutController
 	now     func() time.Time
 
 	notify atomic.Pointer[func()]
 	key    atomic.Pointer[keyPair] // nil: not known
 	index  atomic.Int64            // 0: not known
-	port   atomic.Int64            // that it listens on; 0: not known
-	parked atomic.Bool             // another device took its port
+	port   atomic.Int64            // current listen port; 0: not known
+	parked atomic.Bool             // another device of ours took its port
 	mtu    atomic.Int64            // wanted; 0: any
 
-	mu        sync.Mutex // guards what follows
-	backend   string     // the one chosen; empty before the first Ensure
-	engine    *engine    // nil with the kernel backend, or when not connected
-	expecting func()     // ends the wait for an engine; nil: there is none
-	checked   time.Time  // when the key and port were last compared; zero: due
-	peers     peerState
-	closed    bool
+	mu           sync.Mutex // guards what follows
+	backend      string     // empty before the first Ensure
+	engine       *engine    // nil with the kernel backend, or when not connected
+	stopAwaiting func()     // stops waiting for an engine; nil: not waiting
+	checked      time.Time  // when key and port were last compared; zero: due
+	peers        peerState
+	closed       bool
 }
 
-// keyPair is a private key and what belongs to it.
+// keyPair is a private key with its public key.
 type keyPair struct {
 	private PrivateKey
 	public  Key
 }
 
-// Open checks the configuration and reads the device's private key, or creates
-// one. A key file that can't be used is no error yet: [Device.Ensure] reads it
-// again. Open touches no link.
+// Open checks the configuration and reads or creates the device's private key. An unusable
+// key file is no error yet: [Device.Ensure] reads it again. Open touches no link.
 func Open(cfg Config) (*Device, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("open device %s: %w", cfg.Name, err)
@@ -91,10 +89,10 @@ func Open(cfg Config) (*Device, error) {
 	d := &Device{
 		cfg:     cfg,
 		log:     cfg.Logger.With("device", cfg.Name),
-		control: newPatient(protocol{}, answerLimit),
+		control: newTimeoutController(protocol{}, requestTimeout),
 		now:     time.Now,
 	}
-	// Ensure tells what is wrong with the key.
+	// Ensure returns the error.
 	_, _ = d.identity()
 	if d.cfg.Ports == nil {
 		d.cfg.Ports = new(Ports)
@@ -113,8 +111,7 @@ func Open(cfg Config) (*Device, error) {
 // Name returns the name of the device's link.
 func (d *Device) Name() string { return d.cfg.Name }
 
-// PublicKey returns the key by which the other side knows this device; zero while
-// the key file can't be used.
+// PublicKey returns the device's public key; zero while the key file can't be used.
 func (d *Device) PublicKey() Key {
 	if key := d.key.Load(); key != nil {
 		return key.public
@@ -122,8 +119,8 @@ func (d *Device) PublicKey() Key {
 	return Key{}
 }
 
-// identity returns the device's keys, and reads or creates them when they aren't
-// known. After Open, the caller holds d.mu.
+// identity returns the device's keys, reading or creating them if needed. After Open, the
+// caller holds d.mu.
 func (d *Device) identity() (*keyPair, error) {
 	if key := d.key.Load(); key != nil {
 		return key, nil
@@ -137,27 +134,25 @@ func (d *Device) identity() (*keyPair, error) {
 	return key, nil
 }
 
-// Index returns the link's ifindex as [Device.Ensure] last saw it, and false
-// before that.
+// Index returns the link's ifindex at the last [Device.Ensure]; false before that.
 func (d *Device) Index() (int, bool) {
 	index := int(d.index.Load())
 	return index, index != 0
 }
 
-// Notify sets a function that is called, on any goroutine, when the device wants
-// [Device.Ensure]: its link isn't served any more, an engine answers where none did, or
-// another device of ours took its listen port. It must not block.
+// Notify sets a function that is called, on any goroutine, when [Device.Ensure] is needed:
+// the link is no longer served, an engine has started, or another device of ours took the
+// listen port. It must not block.
 func (d *Device) Notify(f func()) { d.notify.Store(&f) }
 
-// SetMTU sets what [Device.Ensure] makes the link's MTU from now on, in bytes.
-// Without a configured MTU and before the first call, a link keeps the one that it
-// has, and a new one gets [DefaultMTU].
+// SetMTU sets the MTU in bytes that [Device.Ensure] applies. Before the first call and
+// without a configured MTU, an existing link keeps its MTU, and a new one gets
+// [DefaultMTU].
 func (d *Device) SetMTU(mtu int) { d.mtu.Store(int64(mtu)) }
 
-// Published tells the device which endpoints an earlier process had applied.
-// Peers that roamed since then keep where they are now. It takes effect with
-// the next full comparison and is meant to be called before the first
-// [Device.Configure].
+// RestoreEndpoints sets the endpoints that an earlier process had applied, so that peers
+// that have roamed since keep their current ones. It takes effect with the next full
+// comparison; call it before the first [Device.Configure].
 func (d *Device) RestoreEndpoints(endpoints map[Key]netip.AddrPort) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,17 +161,16 @@ func (d *Device) RestoreEndpoints(endpoints map[Key]netip.AddrPort) {
 	}
 }
 
-// Configure makes the device's peers exactly those wanted, in any order. It
-// sends what differs and nothing else, so the sessions of other peers go on.
+// Configure makes the device's peers exactly those wanted, in any order. It writes only
+// differences, so the sessions of other peers go on.
 //
-// An endpoint is written when the wanted one has changed since it was last
-// written, and not when the peer roamed. Peers without a key or listed twice,
-// and allowed IPs that two peers claim, are an error before anything is
-// written.
+// An endpoint is written when the wanted one has changed since it was last written, not
+// when the peer roamed. Peers without a key or listed twice, and allowed IPs of two peers,
+// are an error before anything is written.
 //
-// What differs is found by comparing with what was written before; the device
-// itself is read at the first call, after any error, after its link was made
-// anew and every 30 s. The error wraps os.ErrNotExist when the device is gone.
+// The difference is computed from what was written before. The device itself is read at
+// the first call, after any error, after its link was recreated and every 30 s. The error
+// wraps os.ErrNotExist when the device doesn't exist.
 func (d *Device) Configure(ctx context.Context, want []Peer) (Changes, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -197,14 +191,13 @@ func (d *Device) Configure(ctx context.Context, want []Peer) (Changes, error) {
 	return changes, nil
 }
 
-// serving reports whether there is a device to configure, as far as we know. The
-// caller holds d.mu.
+// serving reports whether the device is known to exist. The caller holds d.mu.
 func (d *Device) serving() bool {
 	return d.backend == Kernel || d.engine != nil && d.engine.alive()
 }
 
-// Status reads link and device. The error wraps os.ErrNotExist when one of them
-// is gone. It returns when ctx ends, also when the device doesn't answer.
+// Status reads link and device. The error wraps os.ErrNotExist when one of them doesn't
+// exist. It returns when ctx ends, even if the device hangs.
 func (d *Device) Status(ctx context.Context) (Status, error) {
 	if err := ctx.Err(); err != nil {
 		return Status{}, fmt.Errorf("read device %s: %w", d.cfg.Name, err)
@@ -228,7 +221,7 @@ func (d *Device) Status(ctx context.Context) (Status, error) {
 	}, nil
 }
 
-// Close ends what this process does about the device, which goes on working.
+// Close disconnects from the device, which goes on working.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -238,8 +231,8 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Remove closes the device and deletes its link and socket. The private key
-// file stays, see [Remove].
+// Remove closes the device and deletes its link and socket, but not the private key file,
+// see [Remove].
 func (d *Device) Remove(ctx context.Context) error {
 	if err := d.Close(); err != nil {
 		return err
@@ -247,8 +240,8 @@ func (d *Device) Remove(ctx context.Context) error {
 	return d.Delete(ctx)
 }
 
-// Delete deletes the link and its socket, as Remove does, but doesn't close the
-// device: Ensure makes it anew.
+// Delete deletes the link and its socket like Remove, but doesn't close the device: Ensure
+// creates it again.
 func (d *Device) Delete(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -260,13 +253,13 @@ func (d *Device) Delete(ctx context.Context) error {
 	if err != nil {
 		return Remove(ctx, d.cfg.Name, d.cfg.Alias)
 	}
-	// More than the alias says that a link is ours: the key does as well.
+	// The link may be ours by its key, without the alias that Remove checks.
 	ours, err := d.owns(l)
 	switch {
 	case err != nil:
 		return fmt.Errorf("remove device %s: %w", d.cfg.Name, err)
 	case ours && l.alias != d.cfg.Alias:
-		if err := l.mark(d.cfg.Alias); err != nil {
+		if err := l.setAlias(d.cfg.Alias); err != nil {
 			return fmt.Errorf("remove device %s: %w", d.cfg.Name, err)
 		}
 	}

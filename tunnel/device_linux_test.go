@@ -46,7 +46,7 @@ func withoutNetAdmin(f func() error) error {
 	done := make(chan error)
 	go func() {
 		done <- func() error {
-			runtime.LockOSThread() // and never unlock it
+			runtime.LockOSThread() // Never unlocked: the thread ends with the goroutine.
 			header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 			var data [2]unix.CapUserData
 			if err := unix.Capget(&header, &data[0]); err != nil {
@@ -78,8 +78,8 @@ func TestDeviceNodeIsCreatedWhereItIsMissing(t *testing.T) {
 	d.check(t)
 }
 
-// The manifest mounts the host's /dev/net, which may be empty. Only who needs the
-// device node there misses it.
+// The manifest mounts the host's /dev/net, which may be empty. Only the userspace backend
+// needs the device node there.
 func TestADeviceNodeThatTheHostDoesNotHave(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		cfg := config(t, "gcp", backend)
@@ -192,8 +192,8 @@ func TestOrphansAreListedAndRemoved(t *testing.T) {
 	})
 }
 
-// A call that is given up half way, at any step, keeps none after it from succeeding.
-func TestEnsureIsGivenUp(t *testing.T) {
+// A call that is cancelled at any step doesn't prevent later ones from succeeding.
+func TestEnsureIsCancelled(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		d := open(t, config(t, "gcp", backend))
 		began := time.Now()
@@ -212,8 +212,8 @@ func TestEnsureIsGivenUp(t *testing.T) {
 	})
 }
 
-// All calls at once, while somebody keeps deleting the link: for the race
-// detector, and for deadlocks.
+// All calls concurrently, while the link is deleted repeatedly: for the race detector, and
+// for deadlocks.
 func TestCallsFromSeveralGoroutines(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		d := open(t, config(t, "gcp", backend))

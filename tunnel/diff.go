@@ -8,27 +8,24 @@ import (
 // Op is the kind of a [PeerChange].
 type Op int
 
-// The kinds of change, in the order in which they are applied. Who gets an allowed IP
-// takes it from who has it, in one step that no packet falls into; so what moves is given
-// before anything is taken away.
+// The kinds of change, in the order in which they are applied. Adding an allowed IP to a
+// peer moves it atomically from the peer that has it, so additions come before removals.
 const (
 	OpUpdate Op = iota
 	OpAdd
-	// OpFree takes allowed IPs that nobody gets from whoever has them.
+	// OpFree removes allowed IPs that no peer shall have.
 	OpFree
 	OpRemove
 )
 
-// PeerChange is one step from the peers a device has to those it should have.
+// PeerChange is a change of a device's peers.
 type PeerChange struct {
-	// Op says what happens to the peer.
 	Op Op
-	// Peer is the peer as wanted; of a removed one, as it was. Of OpFree it is
-	// nobody, with the allowed IPs.
+	// Peer is the peer as wanted; as it was, for OpRemove. For OpFree it has only the
+	// allowed IPs.
 	Peer Peer
 
-	// The rest says which attributes an update writes. Attributes that aren't
-	// named here are not sent to the device.
+	// The attributes that OpUpdate writes.
 
 	SetEndpoint       bool
 	SetKeepalive      bool
@@ -37,20 +34,20 @@ type PeerChange struct {
 	AddAllowedIPs []netip.Prefix
 }
 
-// Diff returns the smallest set of changes that turns the peers a device has
-// into those wanted. Both lists are sorted by key, allowed IPs by prefix.
+// Diff returns the smallest set of changes from the peers a device has to those wanted.
+// Both lists are sorted by key, allowed IPs by prefix.
 //
-// An allowed IP that stays, and one that moves, is at a peer all the time:
+// An allowed IP that stays or moves is at some peer all the time:
 //
-//	had by    wanted for  what is sent
-//	nobody    A           added to A
-//	A         A           nothing
+//	had by    wanted for  change
+//	-         A           added to A
+//	A         A           none
 //	A         B           added to B
-//	A         nobody      freed, unless A is removed, which frees it
+//	A         -           freed, unless A is removed, which frees it
 //
-// The endpoint of a peer that roamed is left alone: it is written only when
-// the wanted one isn't the one in published, which holds the endpoints that
-// were applied last. Changes of one kind stay together, in the order of Op.
+// The endpoint of a peer that roamed is retained: the wanted one is written only if it
+// differs from that in published, the endpoints that were last applied. Changes are sorted
+// by Op.
 func Diff(have []PeerStatus, want []Peer, published map[Key]netip.AddrPort) []PeerChange {
 	var updated, added, freed, removed []PeerChange
 	var lost []netip.Prefix
@@ -77,7 +74,7 @@ func Diff(have []PeerStatus, want []Peer, published map[Key]netip.AddrPort) []Pe
 	return slices.Concat(updated, added, freed, removed)
 }
 
-// unclaimed returns those of the lost prefixes that no peer gets, sorted.
+// unclaimed returns the lost prefixes that no other peer gains, sorted.
 func unclaimed(lost []netip.Prefix, updated, added []PeerChange) []netip.Prefix {
 	if len(lost) == 0 {
 		return nil
@@ -101,7 +98,7 @@ func unclaimed(lost []netip.Prefix, updated, added []PeerChange) []netip.Prefix 
 	return lost
 }
 
-// order compares the heads of two lists, of which one may be empty.
+// order compares the first peers of two lists, of which one may be empty.
 func order(have []PeerStatus, want []Peer) int {
 	switch {
 	case len(want) == 0:
@@ -112,8 +109,8 @@ func order(have []PeerStatus, want []Peer) int {
 	return have[0].PublicKey.Compare(want[0].PublicKey)
 }
 
-// update compares a peer with the wanted one. It returns what to write, whether that is
-// anything, and the allowed IPs that aren't the peer's any more.
+// update compares a peer with the wanted one. It returns the change, whether there is one,
+// and the allowed IPs that the peer loses.
 func update(have PeerStatus, want Peer, published map[Key]netip.AddrPort) (change PeerChange, differs bool, lost []netip.Prefix) {
 	lost, gained := compare(have.AllowedIPs, want.AllowedIPs)
 	change = PeerChange{
@@ -131,17 +128,17 @@ func update(have PeerStatus, want Peer, published map[Key]netip.AddrPort) (chang
 // moved decides whether to write a peer's endpoint.
 //
 //	have        want        published
-//	any         none        any         no: there is nothing to write
+//	any         none        any         no
 //	none        1.2.3.4     any         yes
 //	1.2.3.4     1.2.3.4     any         no
-//	9.9.9.9     1.2.3.4     1.2.3.4     no: the peer roamed, and knows better
-//	9.9.9.9     1.2.3.4     other       yes: the peer says that it moved
+//	9.9.9.9     1.2.3.4     1.2.3.4     no: the peer roamed
+//	9.9.9.9     1.2.3.4     other       yes: the peer published a new endpoint
 func moved(have, want, published netip.AddrPort) bool {
 	return want.IsValid() && have != want && (!have.IsValid() || published != want)
 }
 
-// compare merges two sorted lists of prefixes. It returns those that only have
-// holds, and those that only want does.
+// compare merges two sorted lists of prefixes. It returns those only in have, and those
+// only in want.
 func compare(have, want []netip.Prefix) (lost, gained []netip.Prefix) {
 	for len(have) > 0 && len(want) > 0 {
 		switch c := have[0].Compare(want[0]); {

@@ -90,7 +90,7 @@ func TestDiff(t *testing.T) {
 			have: []PeerStatus{{Peer: moved}}, want: []Peer{base}, published: netip.MustParseAddrPort("203.0.113.1:1"),
 			changes: updateOf(base, PeerChange{SetEndpoint: true}),
 		},
-		"nobody remembers what was published": {
+		"published endpoints unknown": {
 			have: []PeerStatus{{Peer: moved}}, want: []Peer{base},
 			changes: updateOf(base, PeerChange{SetEndpoint: true}),
 		},
@@ -98,9 +98,9 @@ func TestDiff(t *testing.T) {
 			have: []PeerStatus{{Peer: silent}}, want: []Peer{base}, published: base.Endpoint,
 			changes: updateOf(base, PeerChange{SetEndpoint: true}),
 		},
-		"no endpoint is published":     {have: []PeerStatus{{Peer: base}}, want: []Peer{silent}, published: base.Endpoint},
-		"another keepalive":            {have: []PeerStatus{{Peer: base}}, want: []Peer{slower}, changes: updateOf(slower, PeerChange{SetKeepalive: true})},
-		"somebody set a preshared key": {have: []PeerStatus{{Peer: base, PresharedKey: true}}, want: []Peer{base}, changes: updateOf(base, PeerChange{ClearPresharedKey: true})},
+		"no endpoint is published": {have: []PeerStatus{{Peer: base}}, want: []Peer{silent}, published: base.Endpoint},
+		"another keepalive":        {have: []PeerStatus{{Peer: base}}, want: []Peer{slower}, changes: updateOf(slower, PeerChange{SetKeepalive: true})},
+		"a foreign preshared key":  {have: []PeerStatus{{Peer: base, PresharedKey: true}}, want: []Peer{base}, changes: updateOf(base, PeerChange{ClearPresharedKey: true})},
 		"an allowed IP more": {
 			have: []PeerStatus{{Peer: base}}, want: []Peer{wider},
 			changes: updateOf(wider, PeerChange{AddAllowedIPs: wider.AllowedIPs[2:]}),
@@ -144,8 +144,8 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// randomPeers returns up to n peers with keys out of n. A prefix, out of 2n,
-// belongs to one peer at most.
+// randomPeers returns up to n peers with keys out of n. A prefix, out of 2n, belongs to at
+// most one peer.
 func randomPeers(r *rand.Rand, n int) []Peer {
 	free := r.Perm(2 * n)
 	var peers []Peer
@@ -176,10 +176,9 @@ func apply(f *fakeControl, changes []PeerChange) {
 	}
 }
 
-// Applying Diff(have, want) to have gives want, and then there is nothing left
-// to do; whatever the device had before, also allowed IPs that move between
-// peers, in both directions at once.
-func TestDiffLeadsFromAnythingToAnything(t *testing.T) {
+// Applying Diff(have, want) to have yields want, after which the difference is empty, for
+// random devices, also with allowed IPs that move between peers in both directions.
+func TestDiffOfRandomPeers(t *testing.T) {
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		n := 1 + r.IntN(12)
@@ -214,9 +213,9 @@ func TestDiffLeadsFromAnythingToAnything(t *testing.T) {
 	}
 }
 
-// Whatever is wanted and was there is, after each step, at the peer that had it or at the
-// one that gets it; never at nobody, nor at somebody else.
-func TestDiffLeavesNothingToNobody(t *testing.T) {
+// An allowed IP that was there and is wanted is, after each step, at the peer that had it or
+// at the one that gets it; never at no peer, nor at another one.
+func TestDiffNeverDropsAnAllowedIP(t *testing.T) {
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		n := 1 + r.IntN(12)
@@ -239,7 +238,7 @@ func TestDiffLeavesNothingToNobody(t *testing.T) {
 					}
 				}
 				if cfg.ReplaceAllowedIPs && change.Op != OpAdd {
-					t.Fatalf("seed %d: all allowed IPs of a peer are written anew: %+v", seed, cfg)
+					t.Fatalf("seed %d: all allowed IPs of a peer are rewritten: %+v", seed, cfg)
 				}
 			}
 		}
@@ -304,7 +303,7 @@ func TestNormalize(t *testing.T) {
 	}
 }
 
-// A prefix that two claim is found whichever of them has changed, and also when both have.
+// A prefix of two peers is found whichever of them has changed, and also when both have.
 func TestNormalizeComparesWithBefore(t *testing.T) {
 	before, err := normalize([]Peer{testPeer(1, "", "10.1.0.0/16"), testPeer(3, "", "10.3.0.0/16"), testPeer(5, "", "10.5.0.0/16")}, Key{}, nil)
 	if err != nil {

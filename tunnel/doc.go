@@ -1,12 +1,10 @@
-// Package tunnel runs one WireGuard device towards one remote cluster.
+// Package tunnel manages WireGuard devices, one for each remote cluster.
 //
-// A [Device] is served by the kernel where the kernel knows WireGuard, and by the
-// engine elsewhere, a process that goes on when this one ends. Both are configured through the
-// same protocol (wgctrl: generic netlink or the UAPI socket), so callers can't
-// tell them apart, and neither can wg(8).
+// A [Device] is served by the kernel where that supports WireGuard, elsewhere by the engine,
+// a process that outlives this one. Both are configured through wgctrl (generic netlink or
+// the UAPI socket), and look the same to callers and to wg(8).
 //
-// The caller drives a device with two idempotent calls: [Device.Ensure] makes
-// the link what it should be, [Device.Configure] makes its peers what they
-// should be. Both read before they write; when there is nothing to do they
-// write nothing and log nothing.
+// A device is reconciled by two idempotent calls: [Device.Ensure] for its link and
+// [Device.Configure] for its peers. Both read before they write; without a difference they
+// neither write nor log anything.
 package tunnel

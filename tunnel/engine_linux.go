@@ -20,21 +20,21 @@ import (
 
 // engine is a connection to the process that serves a userspace device.
 type engine struct {
-	client *control.Client
-	limit  time.Duration       // for each answer
-	index  int                 // of the link that it serves
-	died   atomic.Pointer[int] // index of the link whose device has ended by itself; nil: none
-	closed atomic.Bool         // by close
-	wg     sync.WaitGroup
+	client  *control.Client
+	timeout time.Duration       // for each response
+	index   int                 // of the link that it serves
+	died    atomic.Pointer[int] // index of the link whose device ended unexpectedly; nil: none
+	closed  atomic.Bool         // by close
+	wg      sync.WaitGroup
 }
 
-// engineLimit is how long an engine may take for an answer: longer than it waits itself
-// for the process that serves. One that hangs goes on serving, and takes no changes.
-const engineLimit = 30 * time.Second
+// engineTimeout bounds a response of the engine, longer than the engine's own timeout for its
+// serving process. An engine that hangs goes on serving, but accepts no changes.
+const engineTimeout = 30 * time.Second
 
-// ask asks the engine for something.
+// ask sends a request to the engine.
 func (e *engine) ask(ctx context.Context, m control.Message, files ...int) (control.Message, error) {
-	limited, cancel := context.WithTimeout(ctx, e.limit)
+	limited, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
 	answer, err := e.client.Ask(limited, m, files...)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
@@ -43,13 +43,13 @@ func (e *engine) ask(ctx context.Context, m control.Message, files ...int) (cont
 	return answer, err
 }
 
-// connectEngine connects to the engine, and starts the program when none answers,
-// unless that is empty. ended is called when the device of that name ends by itself,
-// and when the connection does.
+// connectEngine connects to the engine, and starts the program, unless empty, when none
+// runs. ended is called when the device of that name ends unexpectedly, and when the
+// connection ends.
 func connectEngine(ctx context.Context, program, name string, ended func()) (*engine, error) {
-	e := &engine{limit: engineLimit}
+	e := &engine{timeout: engineTimeout}
 	dial := func() (err error) {
-		ctx, cancel := context.WithTimeout(ctx, e.limit)
+		ctx, cancel := context.WithTimeout(ctx, e.timeout)
 		defer cancel()
 		e.client, err = control.DialNews(ctx, func(m control.Message) {
 			if m.Op == control.Died && m.Name == name {
@@ -62,14 +62,14 @@ func connectEngine(ctx context.Context, program, name string, ended func()) (*en
 	err := dial()
 	if control.Absent(err) {
 		if program == "" {
-			return nil, fmt.Errorf("no engine answers: %w", err)
+			return nil, fmt.Errorf("no engine is running: %w", err)
 		}
 		if err = startEngine(ctx, program); err == nil {
 			err = dial()
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reach the engine: %w", err)
+		return nil, fmt.Errorf("connect to the engine: %w", err)
 	}
 	e.wg.Go(func() {
 		<-e.client.Done()
@@ -80,7 +80,7 @@ func connectEngine(ctx context.Context, program, name string, ended func()) (*en
 	return e, nil
 }
 
-// startEngine starts an engine that outlives this process, unless there is one.
+// startEngine starts an engine that outlives this process, unless one runs already.
 func startEngine(ctx context.Context, program string) error {
 	cmd := exec.CommandContext(ctx, program, "start")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
@@ -90,21 +90,20 @@ func startEngine(ctx context.Context, program string) error {
 	return nil
 }
 
-// alive reports whether the device is served, as far as we know.
+// alive reports whether the device is known to be served.
 func (e *engine) alive() bool {
 	select {
 	case <-e.client.Done():
 		return false
 	default:
-		// News of the device of that name before this one may come after this one is served. An
-		// engine of an earlier release doesn't say which it was.
+		// A late event may be about an earlier device of the same name. An engine of an
+		// earlier release doesn't send the index.
 		died := e.died.Load()
 		return died == nil || *died != 0 && *died != e.index
 	}
 }
 
-// serves returns the index of the link that the engine serves as the device of that
-// name; 0: none.
+// serves returns the index of the link that the engine serves under that name; 0: none.
 func (e *engine) serves(ctx context.Context, name string) (index int, err error) {
 	answer, err := e.ask(ctx, control.Message{Op: control.List})
 	if err != nil {
@@ -118,14 +117,14 @@ func (e *engine) serves(ctx context.Context, name string) (index int, err error)
 	return 0, nil
 }
 
-// serve has the engine serve the TUN link that file is attached to.
+// serve passes the TUN link that file is attached to to the engine.
 func (e *engine) serve(ctx context.Context, l link, file *os.File) error {
 	raw, err := file.SyscallConn()
 	if err := errors.Join(err, ctx.Err()); err != nil {
 		return err
 	}
-	// Who has given the TUN away waits until the engine says that it has it, or hasn't: what
-	// is asked next may overtake this, and tell of no device while the TUN is taken.
+	// Not cancelled: a later request could overtake this one, and find no device while the
+	// engine takes over the TUN.
 	ctx = context.WithoutCancel(ctx)
 	var askErr error
 	err = raw.Control(func(fd uintptr) {
@@ -139,8 +138,8 @@ func (e *engine) serve(ctx context.Context, l link, file *os.File) error {
 	return nil
 }
 
-// up opens the device's UDP sockets, if they aren't open, and brings back a UAPI
-// socket whose file somebody has removed, which is told by restored.
+// up opens the device's UDP sockets, unless open, and restores its UAPI socket if the file
+// was removed.
 func (e *engine) up(ctx context.Context, name string) (restored bool, err error) {
 	answer, err := e.ask(ctx, control.Message{Op: control.Up, Name: name})
 	if err != nil {
@@ -149,8 +148,7 @@ func (e *engine) up(ctx context.Context, name string) (restored bool, err error)
 	return answer.Changed, nil
 }
 
-// handshake begins handshakes with some of a device's peers, beside the sessions that they
-// have.
+// handshake sends handshakes to some of a device's peers, which keep their sessions.
 func (e *engine) handshake(ctx context.Context, name string, peers []Key) error {
 	for some := range slices.Chunk(peers, control.MaxKeys) {
 		m := control.Message{Op: control.Handshake, Name: name}
@@ -164,48 +162,46 @@ func (e *engine) handshake(ctx context.Context, name string, peers []Key) error 
 	return nil
 }
 
-// close ends the connection, and nothing else.
+// close ends the connection. The device stays.
 func (e *engine) close() {
 	e.closed.Store(true)
 	e.client.Close()
 	e.wg.Wait()
 }
 
-// unserve has the engine end a device, if there is an engine and it has that.
+// unserve makes the engine end a device, if an engine runs and has it.
 func unserve(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, engineLimit)
+	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
 	client, err := control.Dial(ctx)
 	if control.Absent(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("reach the engine: %w", err)
+		return fmt.Errorf("connect to the engine: %w", err)
 	}
 	defer client.Close()
-	// Who asks waits until that is done, however long it may take itself: it would end the
-	// device of this name that is served next.
-	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), engineLimit)
+	// Not cancelled: a pending request could end the next device of this name.
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
 	defer cancel()
 	_, err = client.Ask(ctx, control.Message{Op: control.Remove, Name: name})
 	return err
 }
 
-// EndEngine ends an engine that was started by a device of ours and serves none any
-// more. Others stay.
+// EndEngine ends an engine that was started by one of our devices and no longer serves any.
 func EndEngine(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, engineLimit)
+	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
 	client, err := control.Dial(ctx)
 	if control.Absent(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("reach the engine: %w", err)
+		return fmt.Errorf("connect to the engine: %w", err)
 	}
 	defer client.Close()
 	answer, err := client.Ask(ctx, control.Message{Op: control.End})
-	// One that ends may be gone before its answer is sent.
+	// It may end before its response is sent.
 	gone := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
 	if !gone && (err != nil || !answer.Changed) {
 		return err

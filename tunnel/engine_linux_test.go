@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// playEngine puts an engine in the place of the test's own that answers as a test says, to
-// all but hello.
+// playEngine replaces the test's engine by one that answers all requests except hello with
+// the given function.
 func playEngine(t *testing.T, handle func(c *control.Conn, m control.Message) control.Message) {
 	t.Helper()
 	withoutEngine(t)
@@ -44,7 +44,7 @@ func playEngine(t *testing.T, handle func(c *control.Conn, m control.Message) co
 	})
 }
 
-func TestAnEngineThatEndsBeforeItAnswersHasEnded(t *testing.T) {
+func TestAnEngineThatEndsWithoutAnAnswer(t *testing.T) {
 	playEngine(t, func(c *control.Conn, m control.Message) control.Message {
 		if m.Op == control.End {
 			c.Hangup()
@@ -56,7 +56,7 @@ func TestAnEngineThatEndsBeforeItAnswersHasEnded(t *testing.T) {
 	}
 }
 
-// An engine that hangs is told as one, and doesn't have the agent wait for ever.
+// An engine that hangs is reported, and doesn't block the agent for ever.
 func TestAnEngineThatHangs(t *testing.T) {
 	hang := make(chan struct{})
 	playEngine(t, func(*control.Conn, control.Message) control.Message {
@@ -69,42 +69,42 @@ func TestAnEngineThatHangs(t *testing.T) {
 	}
 	defer e.close()
 	defer close(hang)
-	e.limit = 50 * time.Millisecond
+	e.timeout = 50 * time.Millisecond
 	if _, err := e.up(t.Context(), "wireguard.gcp"); err == nil || !strings.Contains(err.Error(), "the engine hangs") {
 		t.Errorf("got %v, want an error that says so", err)
 	}
 }
 
-// News of an earlier device of a name, which may come late, isn't taken for that of the one
-// that is served.
+// A late event about an earlier device of the same name isn't taken for one about the served
+// device.
 func TestTheEndOfAnEarlierDevice(t *testing.T) {
-	var told atomic.Int64
+	var died atomic.Int64
 	playEngine(t, func(c *control.Conn, m control.Message) control.Message {
 		if m.Op == control.List {
-			if err := c.Tell(control.Message{Op: control.Died, Name: "wireguard.gcp", Index: int(told.Load())}); err != nil {
+			if err := c.Tell(control.Message{Op: control.Died, Name: "wireguard.gcp", Index: int(died.Load())}); err != nil {
 				t.Error(err)
 			}
 		}
 		return control.Message{}
 	})
-	news := make(chan struct{}, 1)
-	e, err := connectEngine(t.Context(), "", "wireguard.gcp", func() { news <- struct{}{} })
+	events := make(chan struct{}, 1)
+	e, err := connectEngine(t.Context(), "", "wireguard.gcp", func() { events <- struct{}{} })
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer e.close()
 	e.index = 8
 	for _, c := range []struct {
-		told  int64
+		died  int64
 		alive bool
 	}{{7, true}, {8, false}, {0, false}} { // 0: an engine of an earlier release
-		told.Store(c.told)
+		died.Store(c.died)
 		if _, err := e.serves(t.Context(), "wireguard.gcp"); err != nil {
 			t.Fatal(err)
 		}
-		<-news
+		<-events
 		if got := e.alive(); got != c.alive {
-			t.Errorf("link %d is told to be gone: %d is served: %v, want %v", c.told, e.index, got, c.alive)
+			t.Errorf("after the end of link %d: %d is alive: %v, want %v", c.died, e.index, got, c.alive)
 		}
 	}
 }

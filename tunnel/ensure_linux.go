@@ -13,24 +13,22 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// Ensure makes the link what it should be: there, ours, of the chosen backend,
-// with our key, listen port and MTU, and up. It touches none before it has the key. It creates a link that is gone,
-// takes over one that an earlier run left, and replaces one that an earlier run
-// left with the other backend. A foreign link of that name is an error and is
-// left alone.
+// Ensure reconciles the link: its existence, backend, alias, key, listen port and MTU, and
+// that it is up. It does nothing before it has the key. It creates a missing link, takes
+// over one of an earlier run, and replaces one of an earlier run with the other backend. A
+// foreign link of that name is an error and is left alone.
 //
-// A link is ours when it carries our alias, or when we serve it. A kernel
-// WireGuard link is ours too when it has our private key, which is how the
-// original tool leaves it, or no alias, no key and no peers, which is what a
-// crash right after its creation leaves.
+// A link is ours when it has our alias, or when we serve it. A kernel WireGuard link is ours
+// too when it has our private key, as the original tool leaves it, or no alias, no key and
+// no peers, as a crash right after its creation leaves it.
 //
-// A listen port that another device of ours has changes hands. One that somebody
-// else has is an error that says who, returned after everything else was done:
-// the device listens on another port meanwhile, see [Device.ListenPort], and
-// takes its own with the first call that finds it free.
+// A listen port of another device of ours is moved to this one. A listen port that is taken
+// otherwise is an error that names the owner, returned after everything else was done: the
+// device listens on another port meanwhile, see [Device.ListenPort], and takes its own with
+// the first call that finds it free.
 //
-// changed reports whether something was changed. Link attributes are compared
-// each time, key and listen port after any change, any error, and every 30 s.
+// changed reports whether something was changed. Link attributes are compared each time,
+// key and listen port after any change, any error, and every 30 s.
 func (d *Device) Ensure(ctx context.Context) (changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -52,7 +50,7 @@ func (d *Device) ensure(ctx context.Context) (changed bool, err error) {
 	if _, err := d.identity(); err != nil {
 		return false, err
 	}
-	if err := d.choose(); err != nil {
+	if err := d.chooseBackend(); err != nil {
 		return false, err
 	}
 	l, claimed, err := d.claim(ctx)
@@ -65,20 +63,19 @@ func (d *Device) ensure(ctx context.Context) (changed bool, err error) {
 		changed, err = d.ensureUserspace(ctx, &l)
 	}
 	changed = changed || claimed
-	// A device that listens on another port than its own, or that the kernel
-	// serves, forwards all the same.
+	// A device with another listen port, or one of the kernel, works despite the error.
 	if err != nil && !errors.Is(err, errPortTaken) && (d.backend != Kernel || l.index == 0) {
 		return changed, err
 	}
 	if d.index.Swap(int64(l.index)) != int64(l.index) {
-		// Another link than the one that we configured, or none was before.
-		d.peers.distrust()
+		// A new link: peers have not been configured on it.
+		d.peers.invalidate()
 	}
 	return changed, err
 }
 
-// choose settles the backend, once.
-func (d *Device) choose() error {
+// chooseBackend sets the backend, once.
+func (d *Device) chooseBackend() error {
 	if d.backend != "" {
 		return nil
 	}
@@ -98,9 +95,8 @@ func (d *Device) choose() error {
 	return nil
 }
 
-// claim returns our link of the chosen backend, the zero link when there is
-// none, and an error when the name is taken. Other links of ours that are in
-// the way are removed.
+// claim returns our link of the chosen backend; the zero link if it doesn't exist. A foreign
+// link of that name is an error. Conflicting links of ours are removed.
 func (d *Device) claim(ctx context.Context) (l link, changed bool, err error) {
 	l, err = findLink(d.cfg.Name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -124,7 +120,7 @@ func (d *Device) claim(ctx context.Context) (l link, changed bool, err error) {
 		d.log.Info("removed link of the other backend", "backend", l.backend)
 		return link{}, true, nil
 	case l.alias != d.cfg.Alias:
-		if err := l.mark(d.cfg.Alias); err != nil {
+		if err := l.setAlias(d.cfg.Alias); err != nil {
 			return link{}, false, err
 		}
 		d.log.Info("marked link as ours", "alias_before", l.alias)
@@ -152,8 +148,8 @@ func (d *Device) owns(l link) (bool, error) {
 	return blank || !key.IsZero() && key == d.PublicKey(), nil
 }
 
-// removeStrays removes links with our alias and another name: somebody renamed
-// the link. It still holds the listen port.
+// removeStrays removes links with our alias and another name, which have been renamed: they
+// still have the listen port.
 func (d *Device) removeStrays(ctx context.Context) (changed bool, err error) {
 	strays, err := findLinks(ctx, func(l link) bool { return l.alias == d.cfg.Alias && l.backend != "" })
 	if err != nil {
@@ -177,19 +173,19 @@ func (d *Device) ensureKernel(ctx context.Context, l *link) (changed bool, err e
 		if *l, err = findLink(d.cfg.Name); err != nil {
 			return true, err
 		}
-		if err := l.mark(d.cfg.Alias); err != nil {
+		if err := l.setAlias(d.cfg.Alias); err != nil {
 			return true, err
 		}
 		d.checked = time.Time{}
 		d.log.Info("created link", "backend", Kernel, "index", l.index)
 		changed = true
 	}
-	// Before the link goes up, so that it never has another port or key.
+	// Before the link goes up, so that it is never up with another port or key.
 	identified, taken, err := d.identify(ctx, l.up)
 	if err != nil {
 		return changed || identified, err
 	}
-	settled, err := l.settle(int(d.mtu.Load()), d.log)
+	settled, err := l.configure(int(d.mtu.Load()), d.log)
 	if err == nil && taken != nil {
 		err = d.learnPort(taken)
 	}
@@ -198,7 +194,7 @@ func (d *Device) ensureKernel(ctx context.Context, l *link) (changed bool, err e
 
 func (d *Device) ensureUserspace(ctx context.Context, l *link) (changed bool, err error) {
 	if d.engine != nil && (!d.engine.alive() || d.engine.index != l.index) {
-		d.log.Warn("link or engine is gone: serving it anew")
+		d.log.Warn("link or engine is gone: serving the link again")
 		d.disconnect()
 	}
 	if d.engine == nil {
@@ -206,9 +202,9 @@ func (d *Device) ensureUserspace(ctx context.Context, l *link) (changed bool, er
 			return changed, err
 		}
 		d.checked = time.Time{}
-		d.peers.distrust()
+		d.peers.invalidate()
 	}
-	settled, err := l.settle(int(d.mtu.Load()), d.log)
+	settled, err := l.configure(int(d.mtu.Load()), d.log)
 	if err != nil {
 		return changed || settled, err
 	}
@@ -226,14 +222,14 @@ func (d *Device) ensureUserspace(ctx context.Context, l *link) (changed bool, er
 	return changed || settled || restored || identified, err
 }
 
-// connect has the engine serve the link l, and creates it when it is the zero link.
-// An engine that serves it already goes on.
+// connect makes the engine serve the link l, which is created if it is the zero link. An
+// engine that serves it already goes on.
 func (d *Device) connect(ctx context.Context, l *link) (changed bool, err error) {
-	d.expectNoMore()
+	d.stopAwaitingEngine()
 	e, err := connectEngine(ctx, d.cfg.Engine, d.cfg.Name, d.wake)
 	if err != nil {
 		if d.cfg.Engine == "" && control.Absent(err) {
-			d.expect(ctx)
+			d.awaitEngineStart(ctx)
 		}
 		return false, err
 	}
@@ -260,7 +256,7 @@ func (d *Device) serve(ctx context.Context, e *engine, l *link) (changed bool, e
 			return false, err
 		}
 	}
-	// Before there is a link: the agent of an earlier release, which serves it
+	// Before creating a link: the agent of an earlier release, which serves the device
 	// itself, may still be ending.
 	if err := control.Unserved(control.DevicePath(d.cfg.Name)); err != nil {
 		return false, err
@@ -277,29 +273,30 @@ func (d *Device) serve(ctx context.Context, e *engine, l *link) (changed bool, e
 	case created:
 		d.log.Info("created link", "backend", Userspace, "index", l.index)
 	default:
-		d.log.Info("serving the link that an earlier run left", "backend", Userspace, "index", l.index)
+		d.log.Info("serving the link of an earlier run", "backend", Userspace, "index", l.index)
 	}
 	return true, nil
 }
 
-// wake asks for a call of Ensure.
+// wake requests a call of Ensure, see Notify.
 func (d *Device) wake() {
 	if f := d.notify.Load(); f != nil {
 		(*f)()
 	}
 }
 
-// disconnect ends the connection to the engine, which goes on. The caller holds d.mu.
+// disconnect ends the connection to the engine, which goes on serving. The caller holds
+// d.mu.
 func (d *Device) disconnect() {
-	d.expectNoMore()
+	d.stopAwaitingEngine()
 	if d.engine != nil {
 		d.engine.close()
 		d.engine = nil
 	}
 }
 
-// identify gives the device our key and listen port, when a look is due. taken
-// says why it has to listen on another port, see takePort.
+// identify sets the device's key and listen port, if a comparison is due. taken is why it
+// has to listen on another port, see takePort.
 func (d *Device) identify(ctx context.Context, up bool) (changed bool, taken, err error) {
 	if !d.parked.Swap(false) && !d.checked.IsZero() && d.now().Sub(d.checked) < recheck {
 		return false, nil, nil
@@ -318,8 +315,8 @@ func (d *Device) identify(ctx context.Context, up bool) (changed bool, taken, er
 		if err := d.control.ConfigureDevice(d.cfg.Name, wgtypes.Config{PrivateKey: &secret}); err != nil {
 			return false, nil, fmt.Errorf("set key: %w", explain(err))
 		}
-		// A device forgets peers that have the key it gets.
-		d.peers.distrust()
+		// Setting a key removes the peer with the same key.
+		d.peers.invalidate()
 		d.log.Info("configured device", "public_key", key.public)
 		changed = true
 	}

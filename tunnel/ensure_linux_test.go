@@ -56,7 +56,7 @@ func TestEnsureRepairs(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		for name, fault := range faults {
 			if backend == Kernel && name == "no alias" {
-				continue // Has a test of its own: the key says whose link it is.
+				continue // In a test of its own: the key determines the owner of the link.
 			}
 			t.Run(name, func(t *testing.T) {
 				d := open(t, config(t, "gcp", backend))
@@ -71,14 +71,14 @@ func TestEnsureRepairs(t *testing.T) {
 				}
 				d.check(t)
 				if after, _ := d.Index(); after != index {
-					t.Error("the link was made anew")
+					t.Error("the link was recreated")
 				}
 			})
 		}
 	})
 }
 
-func TestEnsureMakesADeletedLinkAnew(t *testing.T) {
+func TestEnsureRecreatesADeletedLink(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		d := open(t, config(t, "gcp", backend))
 		d.ensure(t)
@@ -95,7 +95,7 @@ func TestEnsureMakesADeletedLinkAnew(t *testing.T) {
 			select {
 			case <-d.notified:
 			case <-time.After(time.Minute):
-				t.Error("nobody is notified")
+				t.Error("no notification")
 			}
 		}
 		if _, err := d.Configure(t.Context(), peers[:2]); !errors.Is(err, os.ErrNotExist) {
@@ -184,7 +184,7 @@ func foreignTAP(name string) error {
 	return errors.Join(netlink.LinkAdd(tap), netlink.LinkSetAlias(tap, Alias("gcp")))
 }
 
-func TestARestartTakesTheLinkOver(t *testing.T) {
+func TestARestartTakesOverTheLink(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		cfg := config(t, "gcp", backend)
 		first := open(t, cfg)

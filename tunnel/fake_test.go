@@ -10,15 +10,15 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// fakeControl is a WireGuard device in memory, with the rules of the kernel's
-// (drivers/net/wireguard/netlink.c): an allowed IP belongs to one peer at most,
-// and who gets it takes it from the other.
+// fakeControl is a WireGuard device in memory, with the kernel's semantics
+// (drivers/net/wireguard/netlink.c): an allowed IP belongs to at most one peer, and adding
+// it to another one moves it.
 type fakeControl struct {
 	peers map[wgtypes.Key]wgtypes.Peer
 	owner map[string]wgtypes.Key // of each allowed IP
 
 	reads  int                  // Device calls
-	writes []wgtypes.PeerConfig // everything that reached the device
+	writes []wgtypes.PeerConfig // all writes to the device
 	fail   func(wgtypes.PeerConfig) error
 	gone   bool
 }
@@ -99,7 +99,7 @@ func (f *fakeControl) have() []PeerStatus {
 	return peersOf(&wgtypes.Device{Peers: slices.Collect(maps.Values(f.peers))})
 }
 
-// roam moves a peer's endpoint, as a packet from another address does.
+// roam changes a peer's endpoint, like a packet from another address.
 func (f *fakeControl) roam(key Key, endpoint string) {
 	p := f.peers[wgtypes.Key(key)]
 	p.Endpoint = net.UDPAddrFromAddrPort(netip.MustParseAddrPort(endpoint))

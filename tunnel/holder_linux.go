@@ -15,19 +15,19 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// portHolder is who has a UDP port of this network namespace.
+// portHolder is the owner of a UDP port in this network namespace.
 type portHolder struct {
-	known  bool   // somebody has it
+	known  bool   // the port is taken
 	device string // a WireGuard device; empty: a process
-	ours   bool   // the device carries an alias of ours
+	ours   bool   // the device has an alias of ours
 
-	pid  int // 0: a process that can't be seen from here
+	pid  int // 0: not visible from here
 	name string
 	uid  int
 	port int
 }
 
-// String says who it is, for an operator.
+// String describes the owner for an operator.
 func (h portHolder) String() string {
 	switch {
 	case h.device != "":
@@ -35,18 +35,18 @@ func (h portHolder) String() string {
 	case h.pid != 0:
 		return fmt.Sprintf("the process %s (pid %d)", printable.Text(h.name, printable.Short), h.pid)
 	}
-	return fmt.Sprintf("another process or kernel device of this host (user %d; 'ss -ulnp sport = :%d' there tells which)", h.uid, h.port)
+	return fmt.Sprintf("another process or kernel device of this host (user %d; run 'ss -ulnp sport = :%d' there)", h.uid, h.port)
 }
 
-// portHolder finds out who has the device's port. It only reads: to try whether
-// a port can be had would take it from whoever tries at the same moment.
+// portHolder returns the owner of the device's port. It only reads: a trial bind would take
+// the port from a process that binds it at the same moment.
 func (d *Device) portHolder(ctx context.Context) (portHolder, error) {
 	sockets, err := boundSockets(d.cfg.ListenPort)
 	if err != nil || len(sockets) == 0 {
 		return portHolder{}, err
 	}
-	// A socket of the kernel's has no process, and one of this process's belongs
-	// to one of our devices.
+	// A socket of the kernel has no process, and one of this process belongs to one of our
+	// devices.
 	links, err := findLinks(ctx, func(l link) bool {
 		_, ours := remoteOf(l.alias)
 		return l.name != d.cfg.Name && (l.backend == Kernel || ours && l.backend == Userspace)
@@ -77,9 +77,8 @@ type boundSocket struct {
 	uid   int
 }
 
-// boundSockets returns the sockets of this network namespace that are bound to a
-// port, whatever their address and family: any of them keeps us from listening
-// on all addresses.
+// boundSockets returns the sockets of this network namespace that are bound to a port, with
+// any address and family: each of them prevents listening on all addresses.
 func boundSockets(port int) ([]boundSocket, error) {
 	var found []boundSocket
 	for _, table := range []string{"udp", "udp6"} {
@@ -105,9 +104,9 @@ func boundSockets(port int) ([]boundSocket, error) {
 	return found, nil
 }
 
-// parseBoundSocket reads a line as Documentation/networking/proc_net_tcp.rst
-// describes it: the second column is the local address and port in hexadecimal,
-// the eighth the user, the tenth the inode.
+// parseBoundSocket parses a line (Documentation/networking/proc_net_tcp.rst): the second
+// column is the local address and port in hexadecimal, the eighth the user, the tenth the
+// inode.
 func parseBoundSocket(line string, port int) (boundSocket, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 {
@@ -125,8 +124,8 @@ func parseBoundSocket(line string, port int) (boundSocket, bool) {
 	return boundSocket{inode: fields[9], uid: uid}, true
 }
 
-// socketOwner returns the process that holds a socket, among those that can be
-// seen from here: a container sees its own.
+// socketOwner returns the process with a socket, among the visible ones: a container sees
+// its own.
 func socketOwner(inode string) (pid int, found bool) {
 	want := "socket:[" + inode + "]"
 	processes, err := os.ReadDir("/proc")
@@ -140,7 +139,7 @@ func socketOwner(inode string) (pid int, found bool) {
 		}
 		files, err := os.ReadDir(procPath(pid, "fd"))
 		if err != nil {
-			continue // It has ended, or isn't ours to look into.
+			continue // It has ended, or access is denied.
 		}
 		if slices.ContainsFunc(files, func(f fs.DirEntry) bool {
 			target, err := os.Readlink(procPath(pid, "fd", f.Name()))

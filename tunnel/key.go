@@ -83,12 +83,11 @@ func decodeKey(text []byte) ([keySize]byte, error) {
 
 const redacted = "(private key)"
 
-// PrivateKey is a device's secret. Whatever prints, logs or marshals it gets a
-// placeholder; only this package can read the bytes. The zero value is no key.
+// PrivateKey is a device's secret. Printing, logging and marshalling give a placeholder;
+// only this package can read the bytes. The zero value is no key.
 type PrivateKey struct {
-	// Package fmt doesn't call the methods of unexported fields: given a
-	// struct that holds a key it would print the bytes, also behind a pointer
-	// for some verbs. A function has nothing to print but its address.
+	// A function, since package fmt doesn't call the methods of unexported fields: it would
+	// print the bytes of a key within a struct, for some verbs also behind a pointer.
 	reveal func() [keySize]byte
 }
 
@@ -100,8 +99,7 @@ func hide(secret [keySize]byte) PrivateKey {
 func newPrivateKey() PrivateKey {
 	var secret [keySize]byte
 	rand.Read(secret[:]) //nolint:errcheck // crypto/rand.Read never returns an error; it ends the process instead.
-	// The kernel clamps a key when it takes it (RFC 7748 section 5): doing it
-	// here keeps the file and the device equal.
+	// Clamped like the kernel does (RFC 7748 section 5), so that file and device are equal.
 	secret[0] &= 248
 	secret[31] = secret[31]&127 | 64
 	return hide(secret)

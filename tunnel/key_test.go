@@ -123,8 +123,7 @@ func TestParsePrivateKeyRefuses(t *testing.T) {
 	}
 }
 
-// Everything that could carry a private key to a log line, an error or a status
-// page.
+// All ways by which a private key could get into a log line, an error or a status page.
 func TestPrivateKeyRedactsItself(t *testing.T) {
 	key := newPrivateKey()
 	secret := key.reveal()

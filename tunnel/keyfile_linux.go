@@ -15,24 +15,22 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/durable"
 )
 
-// maxKeyFile bounds what is read of a key file: a key and a line break are 45
-// bytes.
+// maxKeyFile bounds the bytes read from a key file: a key and a line break are 45.
 const maxKeyFile = 256
 
 // keySuffix ends the names of key files.
 const keySuffix = ".key"
 
-// errBadKey marks a key file whose contents aren't a key.
+// errBadKey means that a key file has invalid content.
 var errBadKey = errors.New("not a private key")
 
-// loadKey returns the private key in <dir>/<device>.key, and creates directory,
-// file and key when there are none.
+// loadKey returns the private key in <dir>/<device>.key, creating directory, file and key if
+// missing.
 //
-// Our own files are written in one step, so a file without a key in it comes
-// from a broken disk or from an older tool that was cut off while writing. A
-// node heals itself then: the file is kept aside as <file>.bad-<unix time>, and
-// the new key reaches the other side the way every key does, as an annotation.
-// A file that can't be read is an error: there may be a good key in it.
+// Our own files are written atomically, so an invalid file comes from a broken disk or from
+// an older tool that was interrupted while writing. It is renamed to <file>.bad-<unix time>
+// and replaced by a new key, which is published like every key. A file that can't be read is
+// an error, since it may have a valid key.
 func loadKey(dir, device string, log *slog.Logger) (PrivateKey, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return PrivateKey{}, fmt.Errorf("create key directory: %w", err)
@@ -45,9 +43,9 @@ func loadKey(dir, device string, log *slog.Logger) (PrivateKey, error) {
 	case errors.Is(err, errBadKey):
 		aside := fmt.Sprintf("%s.bad-%d", path, time.Now().Unix())
 		if renameErr := os.Rename(path, aside); renameErr != nil {
-			return PrivateKey{}, errors.Join(err, fmt.Errorf("keep bad key file aside: %w", renameErr))
+			return PrivateKey{}, errors.Join(err, fmt.Errorf("rename invalid key file: %w", renameErr))
 		}
-		log.Error("private key file is damaged: this node gets a new key", "device", device, "err", err, "kept", aside)
+		log.Error("private key file is damaged: creating a new key", "device", device, "err", err, "kept", aside)
 	case !errors.Is(err, fs.ErrNotExist):
 		return PrivateKey{}, err
 	}
@@ -80,7 +78,7 @@ func readKey(path string, log *slog.Logger) (PrivateKey, error) {
 		if err := file.Chmod(0o600); err != nil {
 			return PrivateKey{}, fmt.Errorf("restrict key file to its owner: %w", err)
 		}
-		log.Warn("private key file had other permissions than 0600: others may know the key", "file", path, "mode", mode.String())
+		log.Warn("private key file did not have mode 0600: other users may have read the key", "file", path, "mode", mode.String())
 	}
 	text, err := io.ReadAll(io.LimitReader(file, maxKeyFile))
 	if err != nil {

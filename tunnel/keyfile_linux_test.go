@@ -15,7 +15,7 @@ import (
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// recorder is a logger and the place where it writes to.
+// recorder is a logger with its output.
 func recorder() (*slog.Logger, *bytes.Buffer) {
 	var out bytes.Buffer
 	return slog.New(slog.NewTextHandler(&out, nil)), &out
@@ -56,8 +56,7 @@ func TestLoadKeyReadsWhatTheOriginalToolWrote(t *testing.T) {
 	}
 }
 
-// Who goes back takes the key along: the original tool reads the whole file by this
-// function.
+// Going back to the original tool keeps the key: it reads the whole file by this function.
 func TestTheOriginalToolReadsWhatLoadKeyWrote(t *testing.T) {
 	dir := t.TempDir()
 	want, err := loadKey(dir, "wireguard.aws", quiet())

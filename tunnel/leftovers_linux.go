@@ -10,9 +10,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/durable"
 )
 
-// RemoveUnfinished removes files that processes of ours left when they were killed:
-// keys that never got to their places. No device may be in the making
-// meanwhile, so it is called before the first [Open]. It returns what it removed.
+// RemoveUnfinished removes temporary key files that were left by processes killed while
+// writing, and returns their paths. No key may be written meanwhile: call it before the
+// first [Open].
 func RemoveUnfinished(keyPath string) (removed []string, err error) {
 	var errs []error
 	for _, pattern := range []string{
@@ -23,7 +23,7 @@ func RemoveUnfinished(keyPath string) (removed []string, err error) {
 		errs = append(errs, err)
 		for _, path := range found {
 			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, fmt.Errorf("remove what an earlier run left: %w", err))
+				errs = append(errs, fmt.Errorf("remove a temporary file of an earlier run: %w", err))
 				continue
 			}
 			removed = append(removed, path)
@@ -32,9 +32,9 @@ func RemoveUnfinished(keyPath string) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// RemoveProbe removes the link that [Supported] creates for a moment, if a process
-// of ours was killed in that moment. A link of that name that is up, or that has a
-// key, a peer or an alias, is somebody else's and stays.
+// RemoveProbe removes the temporary link of [Supported], which a killed process may have
+// left. A link of that name that is up, or that has a key, a peer or an alias, is foreign
+// and stays.
 func RemoveProbe() (removed bool, err error) {
 	l, err := findLink(probeName)
 	if errors.Is(err, os.ErrNotExist) {
@@ -43,7 +43,7 @@ func RemoveProbe() (removed bool, err error) {
 	if err != nil || l.backend != Kernel || l.up || l.alias != "" {
 		return false, err
 	}
-	found, err := newPatient(protocol{}, answerLimit).Device(probeName)
+	found, err := newTimeoutController(protocol{}, requestTimeout).Device(probeName)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return false, nil

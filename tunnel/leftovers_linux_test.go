@@ -63,7 +63,7 @@ func TestAProbeThatAnEarlierRunLeftIsRemoved(t *testing.T) {
 	}{
 		"as it was created": {func(link) error { return nil }, true},
 		"up":                {func(l link) error { return netlink.LinkSetUp(l.ref()) }, false},
-		"with an alias":     {func(l link) error { return l.mark("uplink") }, false},
+		"with an alias":     {func(l link) error { return l.setAlias("uplink") }, false},
 		"with a key": {func(l link) error {
 			secret := wgtypes.Key(key.reveal())
 			return protocol{}.ConfigureDevice(l.name, wgtypes.Config{PrivateKey: &secret})

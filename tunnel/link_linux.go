@@ -18,18 +18,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// link is what we read of a network link.
+// link is a network link.
 type link struct {
 	index   int
 	name    string
 	alias   string
 	kind    string // IFLA_INFO_KIND: wireguard, tun, bridge, ...
-	backend string // Kernel, Userspace, or empty when we make no such links
+	backend string // Kernel, Userspace, or empty for other kinds
 	mtu     int
 	up      bool // administratively
 }
 
-// findLink returns the link of that name. None is os.ErrNotExist.
+// findLink returns the link of that name. A missing one is os.ErrNotExist.
 func findLink(name string) (link, error) {
 	found, err := netlink.LinkByName(name)
 	if err != nil {
@@ -42,8 +42,7 @@ func findLink(name string) (link, error) {
 	return linkOf(found), nil
 }
 
-// Index returns the index of the link of that name, whoever made it, and 0 when
-// there is none. With an error it isn't known whether there is one.
+// Index returns the index of the link of that name, ours or foreign; 0: none.
 func Index(name string) (int, error) {
 	l, err := findLink(name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -58,7 +57,7 @@ func findLinks(ctx context.Context, keep func(link) bool) ([]link, error) {
 		all, err := netlink.LinkList()
 		switch {
 		case errors.Is(err, netlink.ErrDumpInterrupted) && ctx.Err() == nil:
-			// The list changed while the kernel wrote it: incomplete.
+			// Incomplete: the list changed during the dump.
 			continue
 		case err != nil:
 			return nil, fmt.Errorf("list links: %w", err)
@@ -95,13 +94,13 @@ func linkOf(found netlink.Link) link {
 	return l
 }
 
-// ref is the form in which the netlink library wants a link to be named.
+// ref returns the link as an argument for the netlink library.
 func (l link) ref() netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: l.index, Name: l.name}}
 }
 
-// settle gives the link its MTU, unless that is 0, and brings it up.
-func (l link) settle(mtu int, log *slog.Logger) (changed bool, err error) {
+// configure sets the link's MTU, unless 0, and brings it up.
+func (l link) configure(mtu int, log *slog.Logger) (changed bool, err error) {
 	if mtu != 0 && l.mtu != mtu {
 		if err := netlink.LinkSetMTU(l.ref(), mtu); err != nil {
 			return changed, fmt.Errorf("set MTU to %d: %w", mtu, explain(err))
@@ -119,12 +118,12 @@ func (l link) settle(mtu int, log *slog.Logger) (changed bool, err error) {
 	return changed, nil
 }
 
-// minQueue is how many packets wait in a TUN link, at least, while nobody reads them: the
-// engine hands the link over, or starts another serving process. It is 100 ms at 20,000
-// packets a second; the kernel's default of 500 is a quarter of that.
+// minQueue is the minimum queue length of a TUN link, in packets, for the time in which it
+// has no reader: during a takeover, or a restart of the serving process. It is 100 ms at
+// 20,000 packets a second; the kernel's default of 500 is a quarter of that.
 const minQueue = 2000
 
-// lengthenQueue makes the link's queue that long, unless somebody made it longer.
+// lengthenQueue makes the link's queue at least minQueue long.
 func (l link) lengthenQueue() error {
 	found, err := netlink.LinkByIndex(l.index)
 	if err == nil && found.Attrs().TxQLen < minQueue {
@@ -136,15 +135,15 @@ func (l link) lengthenQueue() error {
 	return nil
 }
 
-// mark sets the alias that says the link is ours.
-func (l link) mark(alias string) error {
+// mark sets the alias that marks the link as ours.
+func (l link) setAlias(alias string) error {
 	if err := netlink.LinkSetAlias(l.ref(), alias); err != nil {
 		return fmt.Errorf("set alias: %w", explain(err))
 	}
 	return nil
 }
 
-// remove deletes the link; one that is gone already is no error.
+// remove deletes the link; a missing one is no error.
 func (l link) remove() error {
 	if err := netlink.LinkDel(l.ref()); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete link %s: %w", l.name, explain(err))
@@ -152,7 +151,7 @@ func (l link) remove() error {
 	return nil
 }
 
-// createKernelLink creates a WireGuard link of the kernel's, still down.
+// createKernelLink creates a WireGuard link in the kernel, down.
 func createKernelLink(name string, mtu int) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = name, mtu
@@ -166,7 +165,7 @@ func createKernelLink(name string, mtu int) error {
 	return nil
 }
 
-// explain adds to an error of the kernel's what an operator can do about it.
+// explain adds a hint for operators to an error of the kernel.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
@@ -177,8 +176,8 @@ func explain(err error) error {
 	return err
 }
 
-// genlHeader is what a message of generic netlink begins with: a command, a version
-// and two bytes that are reserved.
+// genlHeader is the header of a generic netlink message: a command, a version and two
+// reserved bytes.
 type genlHeader [nl.SizeofGenlmsg]byte
 
 // Len implements nl.NetlinkRequestData.
@@ -187,8 +186,8 @@ func (h genlHeader) Len() int { return len(h) }
 // Serialize implements nl.NetlinkRequestData.
 func (h genlHeader) Serialize() []byte { return h[:] }
 
-// findFamily asks for a family of generic netlink. The function that the library has
-// for that sends two bytes from behind its header, which may be somebody else's.
+// findFamily looks up a generic netlink family. The library's function for that reads two
+// bytes beyond its header.
 func findFamily(name string) error {
 	req := nl.NewNetlinkRequest(nl.GENL_ID_CTRL, 0)
 	req.AddData(genlHeader{nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION})
@@ -197,12 +196,11 @@ func findFamily(name string) error {
 	return err
 }
 
-// probeName is the link that Supported creates for a moment.
+// probeName is the temporary link of Supported.
 const probeName = "wg-probe"
 
-// Supported reports whether the kernel knows WireGuard. Where the module isn't
-// loaded yet, it finds out by creating a link of that type, which makes the
-// kernel load the module, and deletes it again.
+// Supported reports whether the kernel supports WireGuard. If the module isn't loaded yet,
+// it creates a link of that type, which makes the kernel load it, and deletes the link.
 func Supported() (kernel bool, err error) {
 	if err := findFamily(unix.WG_GENL_NAME); err == nil {
 		return true, nil
@@ -216,8 +214,8 @@ func Supported() (kernel bool, err error) {
 	case err != nil && !errors.Is(err, unix.EEXIST):
 		return false, fmt.Errorf("probe the kernel for WireGuard: %w", explain(err))
 	}
-	// On EEXIST another device of this process is probing, or an earlier
-	// process ended in between.
+	// EEXIST: another device of this process is probing, or an earlier process was killed
+	// while probing.
 	probe, err := findLink(probeName)
 	if errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -231,18 +229,17 @@ func Supported() (kernel bool, err error) {
 	return true, probe.remove()
 }
 
-// Link is a link that carries one of our aliases.
+// Link is a link with one of our aliases.
 type Link struct {
 	Name    string
 	Alias   string
-	Remote  string // the cluster that the alias names
+	Remote  string // the cluster, from the alias
 	Backend string // Kernel or Userspace
 	Index   int
 }
 
-// List returns the links that are ours by their alias, sorted by name: also
-// those towards remotes that are no longer configured. Links that the original
-// tool made have no alias and are not in the list.
+// List returns the links with our alias, sorted by name, also those to remotes that are no
+// longer configured. Links of the original tool have no alias and are not in the list.
 func List(ctx context.Context) ([]Link, error) {
 	found, err := findLinks(ctx, func(l link) bool {
 		_, ours := remoteOf(l.alias)
@@ -260,12 +257,11 @@ func List(ctx context.Context) ([]Link, error) {
 	return links, nil
 }
 
-// Remove deletes the link of that name, with its peers and routes, and its UAPI
-// socket. It is for -cleanup, when nobody calls [Device.Ensure] any more. A userspace
-// device that another process than the engine serves is an error, because it would
-// create the link again. A link with another alias isn't ours and is an error too. No
-// such link is no error. The private key file stays: a node that comes back is known
-// by its key.
+// Remove deletes the link of that name, with its peers and routes, and its UAPI socket. It
+// must not run concurrently with [Device.Ensure] of that device. A userspace device that is
+// served by another process than the engine is an error, because that would recreate the
+// link. A link with another alias is foreign, and an error too; a missing link isn't. The
+// private key file stays: a node that joins again keeps its identity.
 func Remove(ctx context.Context, name, alias string) error {
 	if err := checkLinkName(name); err != nil {
 		return fmt.Errorf("remove device: %w", err)
@@ -287,7 +283,7 @@ func Remove(ctx context.Context, name, alias string) error {
 	return l.remove()
 }
 
-// removeServed has the engine end the device, and removes a socket that nobody serves.
+// removeServed makes the engine end the device, and removes a stale socket.
 func removeServed(ctx context.Context, name string) error {
 	if err := unserve(ctx, name); err != nil {
 		return err
@@ -303,5 +299,5 @@ func removeServed(ctx context.Context, name string) error {
 }
 
 func foreign(l link) error {
-	return fmt.Errorf("a foreign link has that name (kind %s, alias %q): remove it, or change the remote's name", l.kind, l.alias)
+	return fmt.Errorf("a foreign link has that name (kind %s, alias %q): remove it, or rename the remote", l.kind, l.alias)
 }

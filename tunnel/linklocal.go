@@ -5,10 +5,9 @@ import (
 	"net/netip"
 )
 
-// LinkLocal returns the address that a device with the given public key has besides
-// others: both sides of a tunnel derive it, so that the kernel of each answers probes
-// of the other one without a word about it. It is fe80::/64 with the first 8 bytes of
-// the key's SHA-256.
+// LinkLocal returns the address for probes of a device with the given public key: fe80::/64
+// with the first 8 bytes of the key's SHA-256. Both sides of a tunnel derive it, without
+// publishing it.
 func LinkLocal(key Key) netip.Addr {
 	sum := sha256.Sum256(key[:])
 	addr := [16]byte{0: 0xfe, 1: 0x80}

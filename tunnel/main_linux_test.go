@@ -25,14 +25,13 @@ import (
 // Roles of this test binary, chosen with an environment variable.
 const (
 	roleVariable = "TUNNEL_TEST_ROLE"
-	roleTests    = "tests"  // run the tests: the process has namespaces of its own
+	roleTests    = "tests"  // run the tests, in their own namespaces
 	roleAgent    = "agent"  // serve a device for a test, see agent
-	roleHolder   = "holder" // have a port, see holdPort
+	roleHolder   = "holder" // bind a port, see holdPort
 )
 
-// TestMain runs the tests in a process that has network and mount namespaces of
-// its own. A namespace of a thread, which is all that one process can give a
-// test, doesn't do: wireguard-go opens its sockets on goroutines of its own.
+// TestMain runs the tests in a process with its own network and mount namespaces. The
+// namespace of a thread isn't enough: wireguard-go opens its sockets on other goroutines.
 func TestMain(m *testing.M) {
 	enginetest.Main()
 	switch os.Getenv(roleVariable) {
@@ -41,7 +40,7 @@ func TestMain(m *testing.M) {
 	case roleHolder:
 		os.Exit(runHolder())
 	case roleTests:
-		if nstest.FuzzWorker() { // beside others, in the same place for an engine's socket
+		if nstest.FuzzWorker() { // several at once, with the same path for an engine's socket
 			os.Exit(m.Run())
 		}
 		if err := isolate(); err != nil {
@@ -61,7 +60,7 @@ func TestMain(m *testing.M) {
 	os.Exit(nstest.Again(cmd))
 }
 
-// withEngine runs tests beside an engine.
+// withEngine runs tests with an engine.
 type withEngine struct{ tests *testing.M }
 
 // Run implements goleak.TestingM.
@@ -89,9 +88,9 @@ func startTestEngine() (err error) {
 	return err
 }
 
-// withoutEngine ends the engine of the tests until comes is called, or the test ends. To move
-// its socket away would not do: it looks for that, and brings it back or makes way for
-// another one that it finds there.
+// withoutEngine stops the engine of the tests until comes is called, or the test ends. Moving
+// its socket wouldn't be enough: the engine watches that, and restores it or exits when
+// another engine has it.
 func withoutEngine(t *testing.T) (comes func()) {
 	t.Helper()
 	nstest.Namespaces(t)
@@ -107,11 +106,10 @@ func withoutEngine(t *testing.T) (comes func()) {
 	return comes
 }
 
-// engineLog is what the engine of the tests logs, but for what serves.
+// engineLog is the log of the tests' engine, without its serving process.
 var engineLog logtest.Buffer
 
-// command is this program in another role. It dies with the thread that starts
-// it.
+// command is this program in another role. It is killed when the starting thread ends.
 func command(role string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)
@@ -119,8 +117,8 @@ func command(role string) *exec.Cmd {
 	return cmd
 }
 
-// isolate prepares the namespaces of a new process: no UAPI sockets but its own,
-// loopback up, and addresses that can be used at once.
+// isolate prepares the namespaces of a new process: no foreign UAPI sockets, loopback up, and
+// addresses that can be used at once.
 func isolate() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)

@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// lockstep sends one packet after the other, each as soon as the one before has arrived,
-// so that none is lost for want of room.
+// lockstep sends packets one by one, each as soon as the one before has arrived, so that none
+// is lost in a full queue.
 type lockstep struct {
 	send       net.Conn
 	receive    *net.UDPConn
@@ -25,7 +25,7 @@ type lockstep struct {
 	what       string
 }
 
-// late is when a packet counts as lost. Nothing but a loss takes as long.
+// late is the time after which a packet counts as lost.
 const late = 5 * time.Second
 
 // startLockstep sends from a pod of one site to an address of another.
@@ -59,7 +59,7 @@ func (l *lockstep) run() error {
 		l.sent++
 		binary.BigEndian.PutUint64(packet, uint64(l.sent))
 		if _, err := l.send.Write(packet); err != nil {
-			// The kernel's device says of some packets that they have no peer.
+			// The kernel's device returns an error for packets without a peer.
 			l.lost++
 			continue
 		}
@@ -93,12 +93,12 @@ func (l *lockstep) check(t *testing.T) {
 	}
 }
 
-// A prefix that moves from one peer to another, to and fro, is at one of them all the
-// time; and what stays at a peer isn't touched when it loses something else.
+// A prefix that moves between two peers is at one of them all the time, and a peer's other
+// prefixes aren't affected.
 func TestNothingIsLostWhilePrefixesMove(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, backend, Userspace)
-		// Another device on the same host, so that a packet arrives through either.
+		// Two devices on the same host, so that a packet arrives through either.
 		other := *b
 		other.agent = startAgent(t, b.ns, Config{
 			Name: DeviceName("other"), Alias: Alias("other"), KeyPath: t.TempDir(),
@@ -109,7 +109,7 @@ func TestNothingIsLostWhilePrefixesMove(t *testing.T) {
 		if err := b.ns.Do(func() error {
 			return errors.Join(
 				addAddress("lo", netip.PrefixFrom(staying, 32)), addAddress("lo", netip.PrefixFrom(moving, 32)),
-				// What comes through one device would be answered through another one.
+				// Packets arrive through one device and are answered through the other.
 				os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0o644),
 				os.WriteFile("/proc/sys/net/ipv4/conf/"+DeviceName("other")+"/rp_filter", []byte("0"), 0o644),
 			)
@@ -123,7 +123,7 @@ func TestNothingIsLostWhilePrefixesMove(t *testing.T) {
 		}
 		place := func(round int) []Peer {
 			one, two := one, two
-			one.AllowedIPs = one.AllowedIPs[:len(one.AllowedIPs)-round%2] // The last comes and goes.
+			one.AllowedIPs = one.AllowedIPs[:len(one.AllowedIPs)-round%2] // The last one is added and removed.
 			if round%2 == 0 {
 				one.AllowedIPs = append(one.AllowedIPs[:len(one.AllowedIPs):len(one.AllowedIPs)], netip.PrefixFrom(moving, 32))
 			} else {

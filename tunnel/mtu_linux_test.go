@@ -6,8 +6,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// An MTU that the configuration leaves open is the usual one, then the one that is
-// set, and a restart keeps it until it is set again.
+// Without a configured MTU it is the default, then the one set by SetMTU, which a restart
+// keeps until it is set again.
 func TestAnOpenMTU(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		cfg := config(t, "gcp", backend)

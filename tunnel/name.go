@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// maxLinkName is the length of the longest link name that Linux takes:
-// IFNAMSIZ without the terminating zero byte.
+// maxLinkName is the maximum length of a link name: IFNAMSIZ without the terminating zero
+// byte.
 const maxLinkName = 15
 
 const (
@@ -17,9 +17,9 @@ const (
 	aliasPrefix = "semaphore "
 )
 
-// DeviceName returns the name of the link towards a remote cluster:
-// wireguard.<remote> where that fits a link name, which is the name the
-// original tool uses, else wg.<first 5 of remote>.<6 hex of sha256(remote)>.
+// DeviceName returns the name of the link to a remote cluster: wireguard.<remote>, the name
+// in the original tool, if that fits a link name, else
+// wg.<first 5 of remote>.<6 hex of sha256(remote)>.
 func DeviceName(remote string) string {
 	if name := namePrefix + remote; len(name) <= maxLinkName {
 		return name
@@ -28,14 +28,13 @@ func DeviceName(remote string) string {
 	return shortPrefix + remote[:5] + "." + hex.EncodeToString(sum[:3])
 }
 
-// Alias returns the link alias (IFLA_IFALIAS) that marks the link towards a
-// remote cluster as ours.
+// Alias returns the link alias (IFLA_IFALIAS) that marks the link to a remote cluster as
+// ours.
 func Alias(remote string) string {
 	return aliasPrefix + remote
 }
 
-// CheckNames returns an error when two of the remotes would share a device,
-// because their shortened names are the same.
+// CheckNames returns an error if the shortened device names of two remotes are equal.
 func CheckNames(remotes []string) error {
 	owner := make(map[string]string, len(remotes))
 	for _, remote := range remotes {
@@ -48,15 +47,14 @@ func CheckNames(remotes []string) error {
 	return nil
 }
 
-// remoteOf returns the remote that an alias names, and whether the alias is
-// one of ours.
+// remoteOf returns the remote in an alias, and whether the alias is ours.
 func remoteOf(alias string) (remote string, ours bool) {
 	return strings.CutPrefix(alias, aliasPrefix)
 }
 
 // checkLinkName applies the kernel's rules for link names (dev_valid_name in
-// net/core/dev.c). The name is also a file name here, of the key and of the
-// UAPI socket, so the rule against slashes guards those as well.
+// net/core/dev.c). The name is also part of file names, of the key and of the UAPI socket,
+// for which slashes must be refused, too.
 func checkLinkName(name string) error {
 	switch {
 	case name == "" || name == "." || name == "..":

@@ -42,7 +42,7 @@ func TestCheckNames(t *testing.T) {
 	if err := CheckNames([]string{"gcp", "merit", "exp-1-aws", "exp-1-gcp"}); err != nil {
 		t.Errorf("different names: %v", err)
 	}
-	// Found by search: both hash to the same six digits.
+	// Both hash to the same six digits, see collision.
 	a, b := collision(t)
 	err := CheckNames([]string{"gcp", a, b})
 	if err == nil || !strings.Contains(err.Error(), a) || !strings.Contains(err.Error(), b) {
@@ -50,7 +50,7 @@ func TestCheckNames(t *testing.T) {
 	}
 }
 
-// collision searches two remotes that share a device name.
+// collision searches for two remotes with the same device name.
 func collision(t *testing.T) (a, b string) {
 	t.Helper()
 	seen := make(map[string]string)

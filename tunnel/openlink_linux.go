@@ -8,18 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h: the kernel makes
-// up no link-local address.
+// addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h: no automatic link-local
+// address.
 const addrGenModeNone = 1
 
-// openLink attaches to the TUN link l and brings it up, and creates it when l
-// is the zero link. l is the link as it is afterwards.
+// openLink attaches to the TUN link l, which is created if it is the zero link, brings it
+// up, and updates l.
 func (d *Device) openLink(l *link) (file *os.File, created bool, err error) {
 	created = l.index == 0
 	file, err = openTUN(d.cfg.Name, created)
 	if !created && errors.Is(err, unix.EINVAL) {
-		// Made with flags that it can't be opened with, multi-queue for
-		// instance.
+		// Created with incompatible flags, such as multi-queue.
 		d.log.Warn("replacing a TUN link that can't be attached to", "err", err)
 		if err := l.remove(); err != nil {
 			return nil, false, err
@@ -36,19 +35,19 @@ func (d *Device) openLink(l *link) (file *os.File, created bool, err error) {
 	return file, created, nil
 }
 
-// prepare marks a fresh TUN link as ours before it becomes persistent, so that
-// a crash never leaves one behind that nobody owns.
+// prepare marks a new TUN link as ours before making it persistent, so that a crash never
+// leaves one without our alias.
 func (d *Device) prepare(file *os.File, created bool) (link, error) {
 	l, err := findLink(d.cfg.Name)
 	if err != nil {
 		return l, err
 	}
 	if created {
-		if err := l.mark(d.cfg.Alias); err != nil {
+		if err := l.setAlias(d.cfg.Alias); err != nil {
 			return l, err
 		}
-		// No link-local address, like a WireGuard link of the kernel's: router
-		// solicitations would only wake the tunnel. Kernels without IPv6 refuse.
+		// Like on a WireGuard link of the kernel: router solicitations would only cause
+		// traffic. It fails on kernels without IPv6.
 		_ = netlink.LinkSetIP6AddrGenMode(l.ref(), addrGenModeNone)
 	}
 	if err := persist(file); err != nil {
@@ -61,7 +60,7 @@ func (d *Device) prepare(file *os.File, created bool) (link, error) {
 	if mtu == 0 && created {
 		mtu = DefaultMTU
 	}
-	if _, err := l.settle(mtu, d.log); err != nil {
+	if _, err := l.configure(mtu, d.log); err != nil {
 		return l, err
 	}
 	return findLink(d.cfg.Name)

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// narrowMTU is less than the tunnel's packets of 1420 bytes need.
+// narrowMTU is too small for the tunnel's packets of 1420 bytes.
 const narrowMTU = 1400
 
 func setMTU(n *nstest.Namespace, device string, mtu int) error {
@@ -27,7 +27,7 @@ func setMTU(n *nstest.Namespace, device string, mtu int) error {
 	})
 }
 
-// narrowLink joins two sites by a narrow link of their own.
+// narrowLink joins two sites by a narrow link.
 func narrowLink(t *testing.T, a, b *site) {
 	t.Helper()
 	nstest.Pair(t, a.ns, b.ns, "underlay", "underlay")
@@ -36,8 +36,8 @@ func narrowLink(t *testing.T, a, b *site) {
 	}
 }
 
-// narrowRouter joins two sites by a router, whose link to b is narrow. What a may
-// send it learns only from the router.
+// narrowRouter joins two sites by a router, whose link to b is narrow. Site a learns the path
+// MTU only from the router.
 func narrowRouter(t *testing.T, a, b *site) {
 	t.Helper()
 	router := nstest.New(t)
@@ -71,8 +71,8 @@ func narrowRouter(t *testing.T, a, b *site) {
 	}
 }
 
-// defaultRoutes has a site send everything to a router. Its addresses come later,
-// so the routes don't rest on them.
+// defaultRoutes adds default routes via a router to a site. The site gets its addresses
+// later, so the routes don't depend on them.
 func defaultRoutes(_ *site, via [2]netip.Addr) error {
 	l, err := findLink("underlay")
 	if err != nil {
@@ -87,8 +87,7 @@ func defaultRoutes(_ *site, via [2]netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// counters returns what the kernel counts in a namespace, by the names of
-// nstat(8).
+// counters returns the kernel's counters of a namespace, with the names of nstat(8).
 func counters(t *testing.T, n *nstest.Namespace) map[string]int {
 	t.Helper()
 	found := map[string]int{}
@@ -129,9 +128,8 @@ func counters(t *testing.T, n *nstest.Namespace) map[string]int {
 	return found
 }
 
-// A path whose MTU is less than the tunnel's packets need carries bulk traffic,
-// with either backend: the packets are fragmented, and no batch of them is lost
-// for ever.
+// A path with an MTU too small for the tunnel's packets carries bulk traffic, with either
+// backend: the packets are fragmented, and no batch of them is lost for ever.
 func TestBulkOverAPathThatIsTooNarrow(t *testing.T) {
 	paths := []struct {
 		name string

@@ -17,9 +17,8 @@ var (
 	rateBytes  = flag.Int("rate-bytes", 256<<10, "how many bytes it sends each time")
 )
 
-// What a path that is narrower than the tunnel's packets costs of the rate, for both
-// backends beside each other: in turn on the same link, with either MTU. It only tells;
-// that everything arrives is what it holds.
+// The rate over a path that is narrower than the tunnel's packets, for both backends in turn
+// on the same link, with either MTU. It only logs the rates; it fails only when data is lost.
 func TestRateOverAPathThatIsTooNarrow(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := sitesOver(t, backend, backend, narrowLink)
@@ -29,7 +28,7 @@ func TestRateOverAPathThatIsTooNarrow(t *testing.T) {
 			if err := errors.Join(setMTU(a.ns, "underlay", mtu), setMTU(b.ns, "underlay", mtu)); err != nil {
 				t.Fatal(err)
 			}
-			echo(t, conn, *rateBytes/8) // the path is found out
+			echo(t, conn, *rateBytes/8) // until the path MTU is discovered
 			start := time.Now()
 			echo(t, conn, *rateBytes)
 			return float64(*rateBytes) * 8 / 1e6 / time.Since(start).Seconds()

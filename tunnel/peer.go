@@ -7,34 +7,32 @@ import (
 	"time"
 )
 
-// Peer is a peer as the caller wants it.
+// Peer is a peer as configured.
 type Peer struct {
 	// PublicKey identifies the peer on its device.
 	PublicKey Key
-	// Endpoint is where to send the first packet; zero when the peer has to
-	// speak first. Later packets follow the peer as it roams.
+	// Endpoint is the destination of the first packet; zero: the peer has to send first.
+	// Later packets follow the peer as it roams.
 	Endpoint netip.AddrPort
-	// AllowedIPs are the prefixes behind the peer, masked, sorted, without
-	// duplicates. No two peers of a device share one.
+	// AllowedIPs are masked, sorted and unique. No two peers of a device share one.
 	AllowedIPs []netip.Prefix
 	// Keepalive is the interval of persistent keepalives in whole seconds, at
 	// most 65535; zero switches them off.
 	Keepalive time.Duration
 }
 
-// PeerStatus is a peer as the device has it.
+// PeerStatus is a peer as read from the device.
 type PeerStatus struct {
 	Peer
-	// PresharedKey tells whether the device holds a preshared key for the
-	// peer. We never set one, so it came from somebody else.
+	// PresharedKey is set if the peer has a preshared key. We never set one: it is foreign.
 	PresharedKey bool
-	// LastHandshake is zero when there was none since the peer was added.
+	// LastHandshake is zero if there was none since the peer was added.
 	LastHandshake time.Time
-	// RxBytes and TxBytes count the encrypted packets' bytes.
+	// RxBytes and TxBytes count bytes of encrypted packets.
 	RxBytes, TxBytes int64
 }
 
-// Status is what the device says about itself.
+// Status is a device as read.
 type Status struct {
 	Name    string
 	Index   int    // the link's ifindex
@@ -46,7 +44,7 @@ type Status struct {
 	Peers      []PeerStatus // sorted by key
 }
 
-// Changes counts peers that a call to [Device.Configure] has changed.
+// Changes counts the peers changed by [Device.Configure].
 type Changes struct {
 	Added, Updated, Removed int
 }
@@ -54,11 +52,10 @@ type Changes struct {
 // Any reports whether something was changed.
 func (c Changes) Any() bool { return c != Changes{} }
 
-// normalize returns the peers sorted by key, with masked, sorted and unique
-// allowed IPs, and checks what the device can't represent: then it would never
-// come to rest, because each comparison would find the same difference again. Before are
-// peers that it returned earlier: a prefix that two claim is looked for only among those
-// that aren't as they were, because there may be tens of thousands.
+// normalize returns the peers sorted by key, with masked, sorted and unique allowed IPs. It
+// returns an error for what the device can't represent, since every comparison would find
+// the same difference again. before is the result of an earlier call: a prefix of two peers
+// is searched only among changed peers, because there may be tens of thousands.
 func normalize(peers []Peer, self Key, before []Peer) ([]Peer, error) {
 	out := slices.Clone(peers)
 	slices.SortFunc(out, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
@@ -91,8 +88,7 @@ func normalize(peers []Peer, self Key, before []Peer) ([]Peer, error) {
 	return out, claimedOnce(out, changed)
 }
 
-// claimedOnce returns an error when one of the changed peers claims a prefix that another
-// peer claims. Of the others no two do.
+// claimedOnce returns an error if one of the changed peers has a prefix of another peer.
 func claimedOnce(peers []Peer, changed []int) error {
 	if len(changed) == 0 {
 		return nil
@@ -148,8 +144,8 @@ func sortedPrefixes(prefixes []netip.Prefix) ([]netip.Prefix, error) {
 	return slices.Compact(out), nil
 }
 
-// unmap turns an IPv4-mapped IPv6 address into the IPv4 address it stands for:
-// wireguard-go reports received IPv4 endpoints in that form.
+// unmap turns an IPv4-mapped IPv6 address into IPv4: wireguard-go reports received IPv4
+// endpoints in that form.
 func unmap(endpoint netip.AddrPort) netip.AddrPort {
 	if !endpoint.Addr().Is4In6() {
 		return endpoint

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// plain returns what Configure was given, as far as the device reports it.
+// plain returns a peer as passed to Configure, as far as the device reports it.
 func plain(status Status) []Peer {
 	peers := make([]Peer, 0, len(status.Peers))
 	for _, p := range status.Peers {
@@ -23,8 +23,8 @@ func plain(status Status) []Peer {
 	return peers
 }
 
-// A real device, taken from one random set of peers to the next.
-func TestConfigureLeadsARealDeviceAnywhere(t *testing.T) {
+// A real device, configured with random sets of peers.
+func TestConfigureARealDevice(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		d := open(t, config(t, "gcp", backend))
 		d.ensure(t)
@@ -32,7 +32,7 @@ func TestConfigureLeadsARealDeviceAnywhere(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 2))
 			want := randomPeers(r, 12)
 			for i := range want {
-				// Devices don't forget an endpoint that is no longer published.
+				// Devices keep an endpoint that is no longer published.
 				want[i].Endpoint = netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(r.IntN(250))}), 51820)
 			}
 			d.configure(t, want...)
@@ -40,7 +40,7 @@ func TestConfigureLeadsARealDeviceAnywhere(t *testing.T) {
 				t.Fatalf("seed %d: -want +got:\n%s", seed, diff)
 			}
 			if seed%2 == 0 {
-				d.later() // Every other time, from what the device says.
+				d.later() // Every other time the device is read.
 			}
 			if changes := d.configure(t, want...); changes.Any() {
 				t.Fatalf("seed %d: a second call changes %+v", seed, changes)
@@ -88,7 +88,7 @@ func TestConfigureRepairsARealDevice(t *testing.T) {
 	})
 }
 
-// benchmarkDevice is a device of this machine's with 5,000 peers.
+// benchmarkDevice is a device of this machine with 5,000 peers.
 func benchmarkDevice(b *testing.B) (*Device, []Peer) {
 	b.Helper()
 	nstest.Namespaces(b)

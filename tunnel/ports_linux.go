@@ -9,20 +9,20 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// errPortTaken is what Ensure returns while somebody else has the listen port.
+// errPortTaken is wrapped by Ensure's error while the listen port is taken.
 var errPortTaken = errors.New("listen port is taken")
 
-// Ports lets the devices of one process exchange listen ports, as a change of
-// the configuration may ask for: each of n devices may want the port that
-// another one still has. Their wanted ports differ. The zero value is ready.
+// Ports lets the devices of one process exchange listen ports after a change of the
+// configuration: each may want the port that another one still has. Their wanted ports
+// differ. The zero value is ready to use.
 type Ports struct {
 	mu      sync.Mutex // held while a device takes its port
 	devices sync.Map   // of *Device by name
 }
 
-// park moves a device of ours away from its port, to one of the kernel's choice,
-// where its sessions go on: its peers follow the first packet that comes from
-// there. It takes its own port as soon as it notices. The caller holds p.mu.
+// park moves a device of ours to a port chosen by the kernel, where its sessions go on: its
+// peers follow the first packet from there. It is notified to take its own port. The caller
+// holds p.mu.
 func (p *Ports) park(c controller, name string) error {
 	free := 0
 	if err := c.ConfigureDevice(name, wgtypes.Config{ListenPort: &free}); err != nil {
@@ -30,26 +30,24 @@ func (p *Ports) park(c controller, name string) error {
 	}
 	if found, known := p.devices.Load(name); known {
 		other := found.(*Device)
-		other.port.Store(0) // not known until it looks
+		other.port.Store(0) // not known until its next Ensure
 		other.parked.Store(true)
 		other.wake()
 	}
 	return nil
 }
 
-// ListenPort returns the UDP port that the device listens on, as [Device.Ensure]
-// last saw it, and false before that. It isn't the configured one while somebody
-// else has that.
+// ListenPort returns the UDP port that the device listens on at the last [Device.Ensure];
+// false before that. It differs from the configured one while that is taken.
 func (d *Device) ListenPort() (int, bool) {
 	port := int(d.port.Load())
 	return port, port != 0
 }
 
-// takePort makes the device listen on its configured port. A device of ours that
-// has the port is moved away from it. When somebody else has it, the device
-// listens on another one, where it goes on serving its peers; taken says who has
-// the port then. up tells whether the link is up: a kernel device that isn't has
-// no socket, whatever port it names.
+// takePort makes the device listen on its configured port. Another device of ours with that
+// port is moved away. If the port is taken otherwise, the device listens on another one, and
+// taken is an error with the owner. up is whether the link is up: a kernel device that is
+// down has no socket, although it reports a port.
 func (d *Device) takePort(ctx context.Context, up bool) (changed bool, taken, err error) {
 	d.cfg.Ports.mu.Lock()
 	defer d.cfg.Ports.mu.Unlock()
@@ -59,15 +57,15 @@ func (d *Device) takePort(ctx context.Context, up bool) (changed bool, taken, er
 	}
 	holder, err := d.portHolder(ctx)
 	if err != nil {
-		// Whether the port is free is found out by taking it.
-		d.log.Debug("cannot tell who has the listen port", "err", err)
+		// Try to take the port.
+		d.log.Debug("finding the owner of the listen port failed", "err", err)
 	}
 	switch {
 	case holder.device != "" && holder.ours:
 		if err := d.cfg.Ports.park(d.control, holder.device); err != nil {
 			return false, nil, err
 		}
-		d.log.Info("moved another device of ours away from the listen port", "listen_port", d.cfg.ListenPort, "moved", holder.device)
+		d.log.Info("moved another device of ours to another listen port", "listen_port", d.cfg.ListenPort, "moved", holder.device)
 		changed = true
 	case holder.known:
 		instead := 0
@@ -96,7 +94,7 @@ func (d *Device) takePort(ctx context.Context, up bool) (changed bool, taken, er
 	return true, nil, nil
 }
 
-// listen gives the device a listen port; 0: one of the kernel's choice.
+// listen sets the device's listen port; 0: chosen by the kernel.
 func (d *Device) listen(port int) error {
 	if err := d.control.ConfigureDevice(d.cfg.Name, wgtypes.Config{ListenPort: &port}); err != nil {
 		return fmt.Errorf("set listen port %d: %w", port, explain(err))
@@ -104,8 +102,8 @@ func (d *Device) listen(port int) error {
 	return nil
 }
 
-// learnPort notes which port the device listens on instead of its own, and adds
-// it to the error that says why.
+// learnPort records the port that the device listens on instead of its own, and adds it to
+// the error.
 func (d *Device) learnPort(taken error) error {
 	found, err := d.control.Device(d.cfg.Name)
 	if err != nil {

@@ -18,8 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// permutations are where each of some devices listens next: at the port of the
-// device that it names.
+// permutations lists, for each device, the index of the device whose port it gets.
 var permutations = [][]int{{1, 0}, {1, 2, 0}, {2, 0, 1, 4, 3}, {4, 3, 2, 1, 0}}
 
 func TestListenPortsArePermutedByAnotherConfiguration(t *testing.T) {
@@ -46,7 +45,7 @@ func TestListenPortsArePermutedByAnotherConfiguration(t *testing.T) {
 				for i, d := range after {
 					d.check(t)
 					if index, _ := d.Index(); index != indices[i] {
-						t.Errorf("%s was made anew", d.Name())
+						t.Errorf("%s was recreated", d.Name())
 					}
 				}
 			})
@@ -54,7 +53,7 @@ func TestListenPortsArePermutedByAnotherConfiguration(t *testing.T) {
 	})
 }
 
-func TestListenPortsArePermutedBySomebody(t *testing.T) {
+func TestListenPortsArePermutedByAnotherProgram(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		for _, permutation := range permutations {
 			t.Run(fmt.Sprint(permutation), func(t *testing.T) {
@@ -89,13 +88,13 @@ func TestListenPortsArePermutedBySomebody(t *testing.T) {
 	})
 }
 
-// openSome returns devices that listen on ports of their own.
+// openSome returns devices with different listen ports.
 func openSome(t *testing.T, backend string, n int) (configs []Config, devices []*testDevice) {
 	t.Helper()
 	ports := new(Ports)
 	for i := range n {
 		cfg := config(t, "r"+strconv.Itoa(i), backend)
-		cfg.ListenPort, cfg.Ports = 22000+i, ports // none that the kernel chooses by itself
+		cfg.ListenPort, cfg.Ports = 22000+i, ports // outside the kernel's ephemeral range
 		d := open(t, cfg)
 		d.ensure(t)
 		configs, devices = append(configs, cfg), append(devices, d)
@@ -103,7 +102,7 @@ func openSome(t *testing.T, backend string, n int) (configs []Config, devices []
 	return configs, devices
 }
 
-// comeToRest calls each device once, and then those that ask for it or failed.
+// comeToRest calls Ensure of each device, and again of those that request it or failed.
 func comeToRest(t *testing.T, devices []*testDevice) {
 	t.Helper()
 	for range 3 {
@@ -122,8 +121,8 @@ func comeToRest(t *testing.T, devices []*testDevice) {
 	t.Error("three calls of each device don't suffice")
 }
 
-// A device that is moved to another port, and back, keeps its sessions: the other
-// side follows.
+// A device that is moved to another port, and back, keeps its sessions: the other side learns
+// the new endpoint.
 func TestSessionsGoOnAtAnotherPort(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, backend, Userspace)
@@ -148,7 +147,7 @@ func TestSessionsGoOnAtAnotherPort(t *testing.T) {
 	})
 }
 
-func TestADeviceServesItsPeersWhileAnotherHasItsPort(t *testing.T) {
+func TestADeviceWorksWhileItsPortIsTaken(t *testing.T) {
 	holders := map[string]func(t *testing.T) (name string, free func()){
 		"a process, IPv4": func(t *testing.T) (string, func()) { return holdPort(t, "udp4", "127.0.0.1:51820") },
 		"a process, IPv6": func(t *testing.T) (string, func()) { return holdPort(t, "udp6", "[::]:51820") },
@@ -195,8 +194,8 @@ func TestADeviceServesItsPeersWhileAnotherHasItsPort(t *testing.T) {
 	})
 }
 
-// TestAForeignSocketDoesNotGetOurPort is the other order of start: it is the other
-// one that doesn't get the port, and ours stays as it is.
+// TestAForeignSocketDoesNotGetOurPort starts our device first: the other program doesn't get
+// the port, and ours stays.
 func TestAForeignSocketDoesNotGetOurPort(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		d := open(t, config(t, "gcp", backend))
@@ -222,8 +221,8 @@ func refused(t *testing.T, d *testDevice, name string) {
 	}
 }
 
-// runHolder is a process that has a UDP port until its standard input ends. It
-// returns the exit code.
+// runHolder runs a process that binds a UDP port until its standard input ends. It returns
+// the exit code.
 func runHolder() int {
 	socket, err := net.ListenPacket(os.Args[1], os.Args[2])
 	if err != nil {
@@ -236,12 +235,12 @@ func runHolder() int {
 	return 0
 }
 
-// holdPort has another process take a port, and returns what names that one.
+// holdPort makes another process bind a port, and returns its description.
 func holdPort(t *testing.T, network, address string) (name string, free func()) {
 	t.Helper()
 	cmd := command(roleHolder)
 	cmd.Args = append(cmd.Args, network, address)
-	cmd.SysProcAttr.Pdeathsig = 0 // The thread may end; the process ends with its input.
+	cmd.SysProcAttr.Pdeathsig = 0 // The starting thread may end; the process ends with its input.
 	cmd.Stderr = t.Output()
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -266,7 +265,7 @@ func holdPort(t *testing.T, network, address string) (name string, free func()) 
 	return fmt.Sprintf("(pid %d)", cmd.Process.Pid), free
 }
 
-// foreignWireguard creates a device of the kernel's that isn't ours.
+// foreignWireguard creates a foreign WireGuard device in the kernel.
 func foreignWireguard(t *testing.T, name string, port int) (free func()) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -308,7 +307,7 @@ func TestUDPSocketsAreReadFromTheKernelsTable(t *testing.T) {
 	}
 }
 
-func TestAPortHolderThatCannotBeSeenIsTold(t *testing.T) {
+func TestAnInvisiblePortHolderIsReported(t *testing.T) {
 	nstest.Namespaces(t)
 	if text := (portHolder{known: true, uid: 7, port: 51820}).String(); !strings.Contains(text, "user 7") || !strings.Contains(text, "ss -ulnp") {
 		t.Errorf("%q", text)

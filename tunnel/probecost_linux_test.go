@@ -24,8 +24,8 @@ var (
 	probeRate    = flag.Int("probe-rate", 260, "how many probes each side sends a second: as with 500 and 5,000 peers")
 )
 
-// What it takes to probe, and to answer as many: both sides of a tunnel do. It only
-// tells; that there are answers is what it holds.
+// The processor time for probing, and for answering as many probes, as on both sides of a
+// tunnel. It only logs the cost; it fails only without answers.
 func TestCostOfProbes(t *testing.T) {
 	if families() < 2 {
 		t.Skip("this kernel was booted without IPv6")
@@ -79,7 +79,7 @@ func TestCostOfProbes(t *testing.T) {
 
 const clockTick = 10 * time.Millisecond // USER_HZ is 100 on every machine of today
 
-// withChildren are processes and those that they have started.
+// withChildren returns processes with their child processes.
 func withChildren(pids ...int) []int {
 	for i := 0; i < len(pids); i++ {
 		lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pids[i]))
@@ -95,7 +95,7 @@ func withChildren(pids ...int) []int {
 	return pids
 }
 
-// processorTime is that of this process, of others, and of those that they started.
+// processorTime is the processor time of this process, of others, and of their children.
 func processorTime(t *testing.T, pids ...int) (sum time.Duration) {
 	t.Helper()
 	for _, pid := range withChildren(pids...) {
@@ -114,7 +114,7 @@ func processorTime(t *testing.T, pids ...int) (sum time.Duration) {
 	return sum + time.Duration(self.Utime.Nano()+self.Stime.Nano())
 }
 
-// busy is the time that the machine's processors weren't idle.
+// busy is the total non-idle time of the machine's processors.
 func busy(t *testing.T) (sum time.Duration) {
 	t.Helper()
 	stat, err := os.ReadFile("/proc/stat")

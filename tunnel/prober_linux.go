@@ -16,21 +16,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Prober asks the kernels of a device's peers for signs of life, and hears what they
-// answer by themselves. What it sends depends on what this process may do:
+// Prober sends probes to the peers of a device, which their kernels answer. The method
+// depends on the permissions of this process:
 //
-//	net.ipv4.ping_group_range    asks with             is answered by
-//	holds one of our groups      ICMPv6 echo request   echo reply, of the same size
+//	net.ipv4.ping_group_range    probe                 answer
+//	includes one of our groups   ICMPv6 echo request   echo reply, of the same size
 //	doesn't                      UDP to discardPort    port unreachable, of a kernel that
 //	                                                   sends 4 a second to one host
 //
-// Neither needs CAP_NET_RAW. It may not be used by two goroutines at a time.
+// Neither needs CAP_NET_RAW. A Prober isn't safe for concurrent use.
 type Prober struct {
 	fd    int
 	echo  bool
-	link  link // as it was at first
+	link  link // when opened
 	self  netip.Addr
-	token [8]byte // no other process's answers are ours
+	token [8]byte // distinguishes our answers from other processes'
 
 	small, large []byte
 	in           []byte
@@ -38,8 +38,7 @@ type Prober struct {
 }
 
 const (
-	// discardPort is 9 of RFC 863, where hardly anything listens, and where what
-	// does listen has no harm from it.
+	// discardPort is 9 of RFC 863, which is rarely open and discards packets if it is.
 	discardPort = 9
 
 	echoRequest, echoReply = 128, 129 // RFC 4443, section 4
@@ -47,36 +46,34 @@ const (
 	ipv6Header             = 40
 )
 
-// What tells a full-size probe from a small one, after the token. When it was sent
-// follows.
+// The byte after the token of a probe. The time of sending follows.
 const (
 	sizeSmall byte = iota
 	sizeLarge
 )
 
-// stampSize is that of when a probe was sent: microseconds of this host's clock, whose
-// lowest 32 bits come again after 71 minutes only.
+// stampSize is the size of the time of sending: the lowest 32 bits of this host's clock in
+// microseconds, which wrap after 71 minutes.
 const stampSize = 4
 
-// maxRTT is the longest time that an answer is believed to have taken: longer ones are of
-// a clock that was set.
+// maxRTT is the longest plausible round trip time: longer ones come from a clock that was
+// set.
 const maxRTT = 10 * time.Second
 
-// Answer is that of a peer to a probe.
+// Answer is the answer of a peer to a probe.
 type Answer struct {
 	From  netip.Addr
-	Large bool // to one of full size
-	// RTT is how long after the probe it came, as the kernel saw it; 0: not known.
+	Large bool // to a full-size probe
+	// RTT is the round trip time by the kernel's timestamp; 0: not known.
 	RTT time.Duration
 }
 
-// ErrNoProbes says that nobody can be asked: the kernel or somebody has IPv6 switched
-// off on the device, so that it can't have the address for probes, or the host has a
-// route or a rule of its firewall against them.
+// ErrNoProbes means that no probes can be sent: IPv6 is disabled on the device, so that it
+// can't have the address for probes, or a route or firewall rule of the host blocks them.
 var ErrNoProbes = errors.New("the device can't send probes over IPv6")
 
-// Prober gives the device its link-local address, and returns what sends from it. It
-// is of use for as long as the device has the same index and MTU, see [Prober.Refresh].
+// Prober assigns the device its link-local address, and opens a prober. That works as long
+// as the device has the same index and MTU, see [Prober.Refresh].
 func (d *Device) Prober() (*Prober, error) {
 	l, err := findLink(d.cfg.Name)
 	if err != nil {
@@ -111,17 +108,17 @@ func newProber(l link, self netip.Addr) (*Prober, error) {
 	return p, nil
 }
 
-// Refresh gives the device its link-local address again, which a link that went down and up
-// again has lost. It returns an error when the prober is of no use any more: [os.ErrNotExist]
-// when the device isn't there or has another index or MTU, [ErrNoProbes] when it can't have
-// the address.
+// Refresh assigns the device its link-local address again, which a link loses when it goes
+// down. It returns an error when the prober no longer works: [os.ErrNotExist] when the
+// device doesn't exist or has another index or MTU, [ErrNoProbes] when it can't have the
+// address.
 func (p *Prober) Refresh() error {
 	l, err := findLink(p.link.name)
 	if err != nil {
 		return fmt.Errorf("probe peers: %w", err)
 	}
 	if l.index != p.link.index || l.mtu != p.link.mtu {
-		return fmt.Errorf("probe peers of device %s: it is another one, or has another MTU: %w", l.name, os.ErrNotExist)
+		return fmt.Errorf("probe peers of device %s: its index or MTU has changed: %w", l.name, os.ErrNotExist)
 	}
 	if err := l.assign(p.self); err != nil {
 		return fmt.Errorf("probe peers of device %s: %w", l.name, err)
@@ -129,8 +126,8 @@ func (p *Prober) Refresh() error {
 	return nil
 }
 
-// assign gives the link an address, unless it has it. There are no neighbours on it to
-// have the same one: it can be used at once.
+// assign adds an address to the link, unless it has it. Without duplicate address detection
+// it can be used at once; the link has no neighbours.
 func (l link) assign(addr netip.Addr) error {
 	err := netlink.AddrReplace(l.ref(), &netlink.Addr{
 		IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(64, 128)},
@@ -141,7 +138,7 @@ func (l link) assign(addr netip.Addr) error {
 		// net.ipv6.conf.<device>.disable_ipv6, ipv6.disable=1, an MTU below 1280.
 		return fmt.Errorf("%w: %w", ErrNoProbes, err)
 	case err != nil:
-		return fmt.Errorf("give it the address %s: %w", addr, explain(err))
+		return fmt.Errorf("assign address %s: %w", addr, explain(err))
 	}
 	return nil
 }
@@ -157,11 +154,11 @@ func (p *Prober) open() (err error) {
 	if err != nil {
 		return fmt.Errorf("open a socket: %w", err)
 	}
-	// A link-local source ties the socket to its device.
+	// A link-local source binds the socket to its device.
 	err = errors.Join(
 		unix.SetsockoptInt(p.fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE),
 		unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1<<20),
-		// Answers are read seldom, so it is the kernel that says when they came.
+		// The kernel's timestamps, since answers are read only at intervals.
 		unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
 	)
 	if !p.echo {
@@ -176,8 +173,8 @@ func (p *Prober) open() (err error) {
 	return nil
 }
 
-// payload is what is sent: for ICMPv6 with its header, in which the kernel fills in
-// checksum and identifier.
+// payload returns a probe: for ICMPv6 with its header, in which the kernel fills in checksum
+// and identifier.
 func (p *Prober) payload(kind byte, size int) []byte {
 	b := make([]byte, size)
 	copy(b, p.token[:])
@@ -188,7 +185,7 @@ func (p *Prober) payload(kind byte, size int) []byte {
 	return b
 }
 
-// Method says how peers are asked: "echo" or "udp".
+// Method returns how peers are probed: "echo" or "udp".
 func (p *Prober) Method() string {
 	if p.echo {
 		return "echo"
@@ -196,12 +193,11 @@ func (p *Prober) Method() string {
 	return "udp"
 }
 
-// Close gives the socket back. The address stays.
+// Close closes the socket. The address stays.
 func (p *Prober) Close() error { return unix.Close(p.fd) }
 
-// Send asks the peer with the given link-local address, with a packet as large as the
-// device carries or a small one. When it fails because nobody can be asked,
-// [ErrNoProbes] is in its error.
+// Send sends a probe to the peer with the given link-local address, small or as large as the
+// device's MTU. The error wraps [ErrNoProbes] when no probes can be sent at all.
 func (p *Prober) Send(to netip.Addr, large bool) error {
 	packet := p.small
 	if large {
@@ -217,12 +213,12 @@ func (p *Prober) Send(to netip.Addr, large bool) error {
 	binary.BigEndian.PutUint32(stamp, uint32(time.Now().UnixMicro()))
 	err := unix.Sendto(p.fd, packet, 0, &addr)
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EACCES) {
-		// What an earlier one was answered; it is in the queue of errors, too.
+		// A pending error of an earlier probe, which is in the error queue, too.
 		err = unix.Sendto(p.fd, packet, 0, &addr)
 	}
 	switch {
-	// EPERM is of a rule of the own firewall, or of a full table of connections; EMSGSIZE
-	// of a device whose MTU was reduced.
+	// EPERM comes from a local firewall rule or a full conntrack table, EMSGSIZE from a
+	// reduced MTU.
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EMSGSIZE),
 		errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.ENODEV),
 		errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENXIO):
@@ -231,7 +227,7 @@ func (p *Prober) Send(to netip.Addr, large bool) error {
 	return err
 }
 
-// Receive tells which peers have answered since the last call.
+// Receive calls answered for each answer since the last call.
 func (p *Prober) Receive(answered func(Answer)) error {
 	if err := p.receive(0, answered); err != nil || p.echo {
 		return err
@@ -239,7 +235,7 @@ func (p *Prober) Receive(answered func(Answer)) error {
 	return p.receive(unix.MSG_ERRQUEUE, answered)
 }
 
-// maxAnswers is how many answers one call takes, several times what is asked for.
+// maxAnswers bounds the answers per call, several times the number of probes.
 const maxAnswers = 4096
 
 func (p *Prober) receive(flags int, answered func(Answer)) error {
@@ -250,7 +246,7 @@ func (p *Prober) receive(flags int, answered func(Answer)) error {
 			return nil
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EACCES),
 			errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.EPROTO):
-			continue // What somebody was answered is in the queue of errors.
+			continue // The answer is in the error queue.
 		case err != nil:
 			return fmt.Errorf("receive answers: %w", err)
 		}
@@ -261,7 +257,7 @@ func (p *Prober) receive(flags int, answered func(Answer)) error {
 		addr := netip.AddrFrom16(sender.Addr)
 		offender, arrived := ancillary(p.oob[:oobn])
 		if flags != 0 && offender != addr {
-			continue // The own host says why it didn't send.
+			continue // An error of this host itself.
 		}
 		if large, sent, ok := p.read(p.in[:n]); ok {
 			answered(Answer{From: addr, Large: large, RTT: rtt(sent, arrived)})
@@ -270,7 +266,8 @@ func (p *Prober) receive(flags int, answered func(Answer)) error {
 	return nil
 }
 
-// read reads what an answer is to, when that was sent, and whether we have asked.
+// read parses an answer: whether it is to a large probe, when that was sent, and whether it
+// is ours.
 func (p *Prober) read(b []byte) (large bool, sent uint32, ok bool) {
 	if p.echo {
 		if len(b) < icmpHeader || b[0] != echoReply {
@@ -285,7 +282,7 @@ func (p *Prober) read(b []byte) (large bool, sent uint32, ok bool) {
 	return b[0] == sizeLarge, binary.BigEndian.Uint32(b[1:]), true
 }
 
-// rtt returns how long an answer took; 0: not known.
+// rtt returns the round trip time; 0: not known.
 func rtt(sent uint32, arrived time.Time) time.Duration {
 	if arrived.IsZero() {
 		return 0
@@ -296,8 +293,8 @@ func rtt(sent uint32, arrived time.Time) time.Duration {
 	return 0
 }
 
-// ancillary reads, in what is told with an answer, who sent the ICMPv6 error that it is,
-// the address after a struct sock_extended_err of linux/errqueue.h, and when it came.
+// ancillary parses control messages: the sender of an ICMPv6 error, which is the address
+// after a struct sock_extended_err of linux/errqueue.h, and the time of arrival.
 func ancillary(oob []byte) (offender netip.Addr, arrived time.Time) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

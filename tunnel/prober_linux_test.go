@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// probed has each site take probes of the other one.
+// probed allows probes between two sites.
 func probed(t *testing.T, a, b *site) {
 	t.Helper()
 	for _, s := range []*site{a, b} {
@@ -47,7 +47,7 @@ func proberOf(t *testing.T, s *site) *Prober {
 	return p
 }
 
-// Each kernel answers the other side's probes, of both sizes, by itself.
+// Each kernel answers the other side's probes, of both sizes.
 func TestKernelsAnswerProbes(t *testing.T) {
 	if families() < 2 {
 		t.Skip("this kernel was booted without IPv6")
@@ -56,7 +56,7 @@ func TestKernelsAnswerProbes(t *testing.T) {
 		a, b := twoSites(t, backend, backend)
 		meet(t, a, b, 0)
 		probed(t, a, b)
-		_ = proberOf(t, b) // gives it its address
+		_ = proberOf(t, b) // assigns the address
 		for _, groups := range []string{"1 0", "0 2147483647"} {
 			if err := a.ns.Do(func() error {
 				return os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte(groups), 0)
@@ -90,7 +90,7 @@ func TestKernelsAnswerProbes(t *testing.T) {
 	})
 }
 
-// A device on which IPv6 is switched off has no prober, and says why.
+// Opening a prober of a device with IPv6 disabled fails with the reason.
 func TestNoProbesWithoutIPv6(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, _ := twoSites(t, backend, backend)
@@ -111,9 +111,8 @@ func TestNoProbesWithoutIPv6(t *testing.T) {
 	})
 }
 
-// A prober is of no use any more once the device's MTU is another one: what doesn't fit
-// any more isn't a full-size packet that got lost on the way. When the device has only lost
-// its address it gets it back.
+// A prober fails once the device's MTU has changed, so that a probe that no longer fits isn't
+// taken for a lost full-size packet. If only the address was lost, it is assigned again.
 func TestProberOfADeviceThatChanges(t *testing.T) {
 	if families() < 2 {
 		t.Skip("this kernel was booted without IPv6")
@@ -162,8 +161,8 @@ func TestProberOfADeviceThatChanges(t *testing.T) {
 	})
 }
 
-// What the kernel says of a packet that it didn't send is no answer, nor is one to a
-// packet of another process.
+// An error of the local kernel for an unsent packet is no answer, nor is an answer to another
+// process.
 func TestForeignAnswersDontCount(t *testing.T) {
 	p := &Prober{echo: true, token: [8]byte{1, 2, 3}}
 	reply := p.payload(sizeSmall, 8+1+stampSize)
@@ -179,7 +178,7 @@ func TestForeignAnswersDontCount(t *testing.T) {
 	}
 	reply[icmpHeader]++
 	if _, _, ok := p.read(reply); ok {
-		t.Error("an answer to somebody else counts")
+		t.Error("an answer to another process counts")
 	}
 	local := make([]byte, unix.CmsgSpace(16+28))
 	if got, _ := ancillary(local); got.IsValid() {

@@ -6,7 +6,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Packets wait in the TUN while nobody reads it. Who made the queue longer keeps that.
+// Packets queue in the TUN while it has no reader. A longer queue is kept.
 func TestQueueOfTheTUN(t *testing.T) {
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)

@@ -24,7 +24,7 @@ func TestTheSocketGoesWithTheDevice(t *testing.T) {
 	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
-	// A client that says nothing must not hold up the end.
+	// An idle client must not block the end.
 	conn, err := net.Dial("unix", control.DevicePath(d.Name()))
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestASocketOfADeadProcessIsReplaced(t *testing.T) {
 	d.check(t)
 }
 
-func TestWhatIsInTheSocketsPlaceIsNamed(t *testing.T) {
+func TestAFileInPlaceOfTheSocketIsReported(t *testing.T) {
 	nstest.Namespaces(t)
 	path := control.DevicePath(DeviceName("gcp"))
 	tests := map[string]struct {
@@ -138,13 +138,13 @@ func TestWhatIsInTheSocketsPlaceIsNamed(t *testing.T) {
 	}
 }
 
-// Two agents on one node, an old one that is still ending and a new one: the
-// first keeps the device until it is gone.
+// Two agents on one node, an old one that is still ending and a new one: the old one keeps
+// the device until it has ended.
 func TestASecondProcessWaitsForTheFirst(t *testing.T) {
 	nstest.Namespaces(t)
 	cfg := config(t, "gcp", Userspace)
 	n := nstest.New(t)
-	first := startAgent(t, n, cfg) // has a mount namespace, and so sockets, of its own
+	first := startAgent(t, n, cfg) // with its own mount namespace, and so its own sockets
 	err := n.Do(func() error {
 		file, err := openTUN(cfg.Name, false)
 		if err == nil {
@@ -162,7 +162,7 @@ func TestASecondProcessWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-func TestClosingNotifiesNobody(t *testing.T) {
+func TestClosingDoesNotNotify(t *testing.T) {
 	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)

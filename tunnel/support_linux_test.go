@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// kernelVariable says that this machine has kernel WireGuard, so that tests
-// which need it must not be left out.
+// kernelVariable is set where the kernel has WireGuard, so that tests which need it must not
+// be skipped.
 const kernelVariable = "SEMAPHORE_TEST_KERNEL"
 
 // needKernel skips a test where the kernel has no WireGuard.
@@ -44,7 +44,7 @@ func eachBackend(t *testing.T, f func(t *testing.T, backend string)) {
 	t.Run(Userspace, func(t *testing.T) { f(t, Userspace) })
 }
 
-// testDevice is a device whose clock the test holds and whose log it reads.
+// testDevice is a device with a manual clock and a recorded log.
 type testDevice struct {
 	*Device
 	log      *logtest.Buffer
@@ -52,8 +52,8 @@ type testDevice struct {
 	notified chan struct{}
 }
 
-// config is that of a device named after the test's remote. The link is deleted
-// at the end of the test.
+// config returns the configuration of a device of the test's remote. The link is deleted at
+// the end of the test.
 func config(t *testing.T, remote, backend string) Config {
 	t.Helper()
 	if backend != Kernel {
@@ -134,7 +134,7 @@ func (d *testDevice) status(t *testing.T) Status {
 	return status
 }
 
-// later makes the next look at key, port and peers a full one.
+// later advances the clock, so that key, port and peers are compared in full next time.
 func (d *testDevice) later() { d.clock.Add(int64(recheck)) }
 
 // check compares the device with its configuration.

@@ -25,17 +25,17 @@ func contextWithTimeout() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), time.Minute)
 }
 
-// site is one end of a tunnel: a namespace with an underlay link, addresses of
-// its own that stand for pods, and an agent.
+// site is one end of a tunnel: a namespace with an underlay link, addresses in place of pods,
+// and an agent.
 type site struct {
 	*agent
 	ns       *nstest.Namespace
 	underlay [2]netip.Addr   // IPv4, IPv6
 	pods     [2]netip.Addr   // one of each family
-	subnets  [2]netip.Prefix // what the other site routes here
+	subnets  [2]netip.Prefix // routed here by the other site
 }
 
-// peerOf is the site as the other one configures it.
+// peerOf is the site as a peer of the other one.
 func (s *site) peerOf(family int) Peer {
 	return Peer{
 		PublicKey:  s.key,
@@ -45,7 +45,7 @@ func (s *site) peerOf(family int) Peer {
 	}
 }
 
-// twoSites builds two sites whose agents don't know each other yet.
+// twoSites builds two sites that aren't configured as peers yet.
 func twoSites(t *testing.T, backendA, backendB string) (a, b *site) {
 	t.Helper()
 	return sitesOver(t, backendA, backendB, func(t *testing.T, a, b *site) {
@@ -54,8 +54,7 @@ func twoSites(t *testing.T, backendA, backendB string) (a, b *site) {
 	})
 }
 
-// sitesOver builds two sites on an underlay that join makes. It may change their
-// addresses there.
+// sitesOver builds two sites on an underlay created by join, which may change their addresses.
 func sitesOver(t *testing.T, backendA, backendB string, join func(t *testing.T, a, b *site)) (a, b *site) {
 	t.Helper()
 	if backendA != Kernel || backendB != Kernel {
@@ -93,8 +92,8 @@ func sitesOver(t *testing.T, backendA, backendB string, join func(t *testing.T, 
 
 func addr(format string, n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, n)) }
 
-// families returns how many address families this kernel has, IPv4 first: one that
-// was booted with ipv6.disable=1 has no other.
+// families returns the number of address families of this kernel: 1, IPv4 only, when booted
+// with ipv6.disable=1.
 func families() int {
 	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {
 		return 1
@@ -135,7 +134,7 @@ func (s *site) routes(other *site) error {
 	return errors.Join(errs...)
 }
 
-// link returns the site's device as the kernel has it.
+// link reads the site's device from the kernel.
 func (s *site) link(t *testing.T) (l link) {
 	t.Helper()
 	err := s.ns.Do(func() (err error) {
@@ -148,9 +147,8 @@ func (s *site) link(t *testing.T) (l link) {
 	return l
 }
 
-// meet has two sites configure each other, and returns when there is a session.
-// One side speaks first: initiations that cross cost seconds, see
-// [Device.Contact].
+// meet configures two sites as peers, and returns when there is a session. One side initiates
+// first: initiations that cross cost seconds, see [Device.Nudge].
 func meet(t *testing.T, a, b *site, family int) {
 	t.Helper()
 	quiet := a.peerOf(family)
@@ -163,8 +161,7 @@ func meet(t *testing.T, a, b *site, family int) {
 	b.configure(t, a.peerOf(family))
 }
 
-// dial opens a TCP connection from a pod of one site to one of the other. What
-// is written to it comes back.
+// dial opens a TCP connection from a pod of one site to one of the other, which echoes.
 func dial(t *testing.T, from, to *site, family int) net.Conn {
 	t.Helper()
 	var listener net.Listener
@@ -193,7 +190,7 @@ func dial(t *testing.T, from, to *site, family int) net.Conn {
 		conn, err = (&net.Dialer{LocalAddr: local, Timeout: time.Minute}).Dial("tcp", listener.Addr().String())
 		return err
 	})
-	// Each end is closed by itself: the tunnel may be gone by then.
+	// Each end is closed separately: the tunnel may be gone by then.
 	t.Cleanup(func() {
 		_ = listener.Close()
 		if conn != nil {
@@ -210,7 +207,7 @@ func dial(t *testing.T, from, to *site, family int) net.Conn {
 	return conn
 }
 
-// echo sends n bytes and wants them back.
+// echo sends n bytes and reads them back.
 func echo(t *testing.T, conn net.Conn, n int) {
 	t.Helper()
 	if err := conn.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
@@ -235,7 +232,7 @@ func echo(t *testing.T, conn net.Conn, n int) {
 	}
 }
 
-// Both backends talk to each other, over and inside both address families.
+// Both backends interoperate, over and inside both address families.
 func TestTraffic(t *testing.T) {
 	nstest.Namespaces(t)
 	for _, backends := range [][2]string{{Userspace, Userspace}, {Kernel, Userspace}, {Kernel, Kernel}} {
@@ -269,8 +266,8 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// Killed and started again, an agent finds its link, index, routes and key, and
-// connections through the tunnel live on.
+// After a kill and restart, an agent finds its link, index, routes and key, and connections
+// through the tunnel go on.
 func TestConnectionsSurviveAKilledAgent(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, Userspace, backend)
@@ -281,7 +278,7 @@ func TestConnectionsSurviveAKilledAgent(t *testing.T) {
 
 		b.kill()
 		if l := b.link(t); l.index != before.index || !l.up {
-			t.Errorf("while nobody serves it: link %+v, want it as before: %+v", l, before)
+			t.Errorf("without a serving process: link %+v, want it as before: %+v", l, before)
 		}
 		b.agent = startAgent(t, b.ns, b.cfg)
 		b.configure(t, a.peerOf(0))
@@ -296,8 +293,8 @@ func TestConnectionsSurviveAKilledAgent(t *testing.T) {
 	})
 }
 
-// A site that moves, as behind a NAT, is followed, and configuring the other
-// side again doesn't send it back.
+// The new endpoint of a site that roams, as behind NAT, is learned, and configuring the other
+// side again keeps it.
 func TestRoamingIsFollowedAndKept(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, backend, Userspace)
@@ -316,14 +313,14 @@ func TestRoamingIsFollowedAndKept(t *testing.T) {
 			if changes := a.configure(t, published); changes.Any() {
 				t.Errorf("configuring the same peers: %+v", changes)
 			}
-			a.call(t, request{Call: "later"}) // The second time, the device is read.
+			a.call(t, request{Call: "later"}) // The second time the device is read.
 		}
 		if got := a.peer(t, b.key).Endpoint; got != moved {
 			t.Errorf("the endpoint is %s, want %s, where b roamed to", got, moved)
 		}
 		echo(t, dial(t, a, b, 0), 1000)
 
-		// Whatever b sends, late as it may come, has a follow it there.
+		// Any late packet of b makes a learn that endpoint.
 		b.kill()
 		read := int64(-1)
 		polltest.Until(t, time.Minute, "a has read what b sent", func() bool {
@@ -339,8 +336,7 @@ func TestRoamingIsFollowedAndKept(t *testing.T) {
 	})
 }
 
-// Changes to other peers leave a session alone: no new handshake, no new
-// endpoint, nothing lost.
+// Changes to other peers don't affect a session: no new handshake, no new endpoint, no loss.
 func TestSessionsOfUnchangedPeersGoOn(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, backend, Userspace)
@@ -374,7 +370,7 @@ func TestSessionsOfUnchangedPeersGoOn(t *testing.T) {
 	})
 }
 
-// wg(8) shows a userspace device as it shows one of the kernel's.
+// wg(8) shows a userspace device like one of the kernel.
 func TestWgShowsTheDevice(t *testing.T) {
 	nstest.Namespaces(t)
 	if _, err := os.Stat("/usr/bin/wg"); err != nil {
@@ -392,7 +388,7 @@ func TestWgShowsTheDevice(t *testing.T) {
 	})
 }
 
-// wgShow returns what wg shows before anything was sent or received.
+// wgShow returns the output of wg before any traffic.
 func wgShow(t *testing.T, device string) string {
 	t.Helper()
 	out, err := exec.Command("/usr/bin/wg", "show", device).CombinedOutput()

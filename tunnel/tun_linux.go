@@ -16,12 +16,12 @@ const (
 	tunMinor = 200
 )
 
-// openTUN attaches to the TUN link of that name and creates it when there is
-// none; with mustCreate an existing one is an error. A created link goes with
-// the file unless [persist] is called.
+// openTUN attaches to the TUN link of that name, creating it if missing; with mustCreate an
+// existing one is an error. A created link is removed with the file unless [persist] is
+// called.
 //
-// IFF_VNET_HDR lets the kernel hand over and take packets of up to 64 KiB,
-// which is where wireguard-go's throughput comes from.
+// IFF_VNET_HDR allows packets of up to 64 KiB (GSO and GRO), which wireguard-go's throughput
+// depends on.
 func openTUN(name string, mustCreate bool) (*os.File, error) {
 	if err := makeTUNNode(); err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func openTUN(name string, mustCreate bool) (*os.File, error) {
 	if err := attach(fd, name, flags); err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	// Only now: the runtime's poller takes no TUN that isn't attached.
+	// Not earlier: the runtime's poller refuses a TUN that isn't attached.
 	return os.NewFile(uintptr(fd), tunPath), nil
 }
 
@@ -60,8 +60,8 @@ func attach(fd int, name string, flags uint16) error {
 	return nil
 }
 
-// persist makes the link outlive the file and this process, so that index and
-// routes are still there for the next one.
+// persist makes the link outlive the file and this process, so that the next process finds
+// index and routes unchanged.
 func persist(file *os.File) error {
 	conn, err := file.SyscallConn()
 	if err != nil {
@@ -75,18 +75,18 @@ func persist(file *os.File) error {
 	return nil
 }
 
-// makeTUNNode creates the device node where a container has none.
+// makeTUNNode creates the device node if missing, as in a container.
 func makeTUNNode() error {
 	_, err := os.Stat(tunPath)
 	if !errors.Is(err, fs.ErrNotExist) {
-		return nil // There, or opening it gives the better error.
+		return nil // It exists, or opening it returns the better error.
 	}
 	if err := os.MkdirAll(filepath.Dir(tunPath), 0o755); err != nil {
 		return fmt.Errorf("create %s: %w", tunPath, err)
 	}
 	err = unix.Mknod(tunPath, unix.S_IFCHR|0o600, int(unix.Mkdev(tunMajor, tunMinor)))
 	if errors.Is(err, unix.EROFS) {
-		// The host's folder, as our manifest mounts it.
+		// The host's directory, mounted by our manifest.
 		return fmt.Errorf("this host has no %s: load the kernel module tun, or wireguard", tunPath)
 	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {

@@ -19,8 +19,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// unconnected is a bind without sockets, and without room for 128 packets each, which takes
-// longer to get than all that is asked of a device.
+// unconnected is a bind without sockets and without their buffers for 128 packets each, whose
+// allocation would take most of the time.
 type unconnected struct {
 	conn.Bind // for its endpoints
 	closed    chan struct{}
@@ -48,8 +48,8 @@ func (*unconnected) BatchSize() int                     { return 1 }
 func (*unconnected) SetMark(uint32) error               { return nil }
 func (*unconnected) Send([][]byte, conn.Endpoint) error { return nil }
 
-// FuzzUAPI gives a userspace device any configuration that root could write to
-// its socket, and reads it back the way Status and Configure do.
+// FuzzUAPI writes any configuration to a userspace device's socket, as root could, and reads
+// it back like Status and Configure.
 func FuzzUAPI(f *testing.F) {
 	nstest.Namespaces(f)
 	peer := "public_key=" + strings.Repeat("ab", 32) + "\n"
@@ -91,7 +91,7 @@ func FuzzUAPI(f *testing.F) {
 		_ = dev.IpcSet(config)
 		found, err := protocol{}.Device(name)
 		if err != nil {
-			return // wgctrl may refuse it, but not panic
+			return // wgctrl may return an error, but must not panic
 		}
 		have := peersOf(found)
 		checkPeers(t, have)

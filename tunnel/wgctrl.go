@@ -19,9 +19,9 @@ type controller interface {
 	ConfigureDevice(name string, cfg wgtypes.Config) error
 }
 
-// protocol is a controller over generic netlink and UAPI sockets. Each call opens
-// its own connection: one that is kept would not know the kernel module when
-// that is loaded later, and a long read would hold up a write.
+// protocol is a controller over generic netlink and UAPI sockets. Each call opens its own
+// connection: a kept one would not find a kernel module that is loaded later, and a long
+// read would delay a write.
 type protocol struct{}
 
 // Device implements controller.
@@ -43,8 +43,8 @@ func (protocol) ConfigureDevice(name string, cfg wgtypes.Config) error {
 	return errors.Join(client.ConfigureDevice(name, cfg), client.Close())
 }
 
-// publicKeyOf returns the zero key for a device without a private key. wgctrl
-// computes a public key even then.
+// publicKeyOf returns the device's public key; zero without a private key, for which wgctrl
+// computes a public key, too.
 func publicKeyOf(device *wgtypes.Device) Key {
 	if device.PrivateKey == (wgtypes.Key{}) {
 		return Key{}
@@ -85,7 +85,7 @@ func prefixesOf(nets []net.IPNet) []netip.Prefix {
 		if bits == 8*net.IPv4len {
 			ip = ip.To4()
 		}
-		// A mask that isn't a prefix has no bits, and then no length fits.
+		// A non-canonical mask has 0 bits, which equals no length.
 		if addr, ok := netip.AddrFromSlice(ip); ok && addr.BitLen() == bits {
 			prefixes = append(prefixes, netip.PrefixFrom(addr, ones).Masked())
 		}
@@ -105,23 +105,23 @@ func netsOf(prefixes []netip.Prefix) []net.IPNet {
 	return nets
 }
 
-// configs returns what the change sends to the device, in one request.
+// configs returns the change as peers of one request.
 func (c PeerChange) configs() []wgtypes.PeerConfig {
 	if c.Op != OpFree {
 		return []wgtypes.PeerConfig{c.config()}
 	}
-	// There is no request to take a single allowed IP from a peer which all kernels know,
-	// and writing all that the peer keeps anew has packets to them dropped. Somebody else
-	// may take it, and go. The key is one that nobody can have chosen as theirs.
-	var nobody wgtypes.Key
-	_, _ = rand.Read(nobody[:]) // It never returns an error.
+	// Not all kernels can remove a single allowed IP from a peer, and rewriting the others
+	// would drop packets to them. Instead a temporary peer takes it, and is removed. Its key
+	// is random, so that it can't be that of a peer.
+	var temporary wgtypes.Key
+	_, _ = rand.Read(temporary[:]) // It never returns an error.
 	return []wgtypes.PeerConfig{
-		{PublicKey: nobody, AllowedIPs: netsOf(c.Peer.AllowedIPs)},
-		{PublicKey: nobody, Remove: true},
+		{PublicKey: temporary, AllowedIPs: netsOf(c.Peer.AllowedIPs)},
+		{PublicKey: temporary, Remove: true},
 	}
 }
 
-// config returns what a change of one peer sends to the device.
+// config returns the change of one peer for a request.
 func (c PeerChange) config() wgtypes.PeerConfig {
 	cfg := wgtypes.PeerConfig{PublicKey: wgtypes.Key(c.Peer.PublicKey)}
 	switch c.Op {
@@ -129,7 +129,7 @@ func (c PeerChange) config() wgtypes.PeerConfig {
 		cfg.Remove = true
 		return cfg
 	case OpUpdate:
-		// A peer that somebody has removed must not come back by halves; the
+		// A peer that was removed by another program must not be added incompletely; the
 		// next full comparison adds it.
 		cfg.UpdateOnly = true
 	case OpAdd:

@@ -11,13 +11,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// expect has Ensure asked for as soon as an engine answers: how long Ensure waits
-// after a failure is how long nothing goes through the device. The caller holds d.mu.
-func (d *Device) expect(ctx context.Context) {
-	d.expectNoMore()
+// awaitEngineStart requests Ensure as soon as an engine starts, since no packets pass until
+// the next Ensure after a failure. The caller holds d.mu.
+func (d *Device) awaitEngineStart(ctx context.Context) {
+	d.stopAwaitingEngine()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
-	d.expecting = func() {
+	d.stopAwaiting = func() {
 		cancel()
 		<-done
 	}
@@ -27,21 +27,21 @@ func (d *Device) expect(ctx context.Context) {
 		case err == nil:
 			d.wake()
 		case ctx.Err() == nil:
-			d.log.Debug("not told when an engine comes: it is looked for now and then", "err", err)
+			d.log.Debug("watching for the start of an engine failed: retrying at intervals", "err", err)
 		}
 	}()
 }
 
-// expectNoMore ends what expect began. The caller holds d.mu.
-func (d *Device) expectNoMore() {
-	if d.expecting != nil {
-		d.expecting()
-		d.expecting = nil
+// stopAwaitingEngine stops awaitEngineStart. The caller holds d.mu.
+func (d *Device) stopAwaitingEngine() {
+	if d.stopAwaiting != nil {
+		d.stopAwaiting()
+		d.stopAwaiting = nil
 	}
 }
 
-// awaitEngine returns when an engine answers. An engine that starts moves its socket
-// to its place, see control.Listen, which inotify(7) tells.
+// awaitEngine returns when an engine runs. An engine that starts renames its socket into
+// place, see control.Listen, which inotify(7) reports.
 func awaitEngine(ctx context.Context) error {
 	if err := os.MkdirAll(control.Dir, 0o700); err != nil {
 		return err
@@ -63,7 +63,7 @@ func awaitEngine(ctx context.Context) error {
 			client.Close()
 			return nil
 		}
-		// Which file it was doesn't matter: an engine answers now, or it doesn't.
+		// The file's name doesn't matter: dial again.
 		if _, err := events.Read(buffer); err != nil {
 			return fmt.Errorf("watch %s: %w", control.Dir, err)
 		}

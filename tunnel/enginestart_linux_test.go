@@ -8,7 +8,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-func TestADeviceIsToldThatAnEngineHasCome(t *testing.T) {
+func TestADeviceIsNotifiedOfTheStartOfAnEngine(t *testing.T) {
 	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	comes := withoutEngine(t)
@@ -19,13 +19,13 @@ func TestADeviceIsToldThatAnEngineHasCome(t *testing.T) {
 	select {
 	case <-d.notified:
 	case <-time.After(time.Minute):
-		t.Fatal("not told within a minute")
+		t.Fatal("not notified within a minute")
 	}
 	d.ensure(t)
 	d.status(t)
 }
 
-func TestNoEngineIsAwaitedPastTheEnd(t *testing.T) {
+func TestCloseStopsAwaitingAnEngine(t *testing.T) {
 	comes := withoutEngine(t)
 	d := open(t, config(t, "gcp", Userspace))
 	_, err := d.Ensure(t.Context())

@@ -13,18 +13,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// Able returns why this process can't have devices of a backend on this host: it lacks
-// NET_ADMIN, the kernel has no WireGuard, TUN can't be opened, or no engine answers and
-// there is no program to start. It changes nothing,
-// so that a process can ask while another one has the devices; like [Device.Ensure], it
-// makes a link for a moment where the kernel has to load its WireGuard first.
+// Preflight returns why this process can't have devices of a backend on this host: it lacks
+// NET_ADMIN, the kernel has no WireGuard, TUN can't be opened, or no engine runs and there
+// is no program to start. It changes nothing, so that a process can check while another one
+// has the devices. Like [Device.Ensure], it creates a temporary link where the kernel has
+// to load its WireGuard module first.
 func Preflight(ctx context.Context, backend, program string) error {
 	if err := checkBackend(backend); err != nil {
 		return err
 	}
-	// Permission is checked before the link is looked for (rtnetlink_rcv_msg).
-	nobody := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: math.MaxInt32}}
-	if err := netlink.LinkDel(nobody); !errors.Is(err, unix.ENODEV) {
+	// The kernel checks permissions before it looks up the link (rtnetlink_rcv_msg).
+	missing := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: math.MaxInt32}}
+	if err := netlink.LinkDel(missing); !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("change links: %w", explain(err))
 	}
 	if backend != Userspace {
@@ -56,7 +56,7 @@ func Preflight(ctx context.Context, backend, program string) error {
 	}
 	client, err := control.Dial(ctx)
 	if err != nil {
-		return fmt.Errorf("reach the engine: %w", err)
+		return fmt.Errorf("connect to the engine: %w", err)
 	}
 	client.Close()
 	return nil

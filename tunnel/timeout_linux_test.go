@@ -15,8 +15,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// silence takes the place of a device's UAPI socket, accepts connections and
-// never answers. stop closes it and them.
+// silence replaces a device's UAPI socket by one that accepts connections and never responds.
+// stop closes the socket and its connections.
 func silence(t *testing.T, name string) (open *atomic.Int64, stop func()) {
 	t.Helper()
 	path := control.DevicePath(name)
@@ -54,33 +54,33 @@ func silence(t *testing.T, name string) (open *atomic.Int64, stop func()) {
 	return open, stop
 }
 
-func TestADeviceThatDoesNotAnswerHoldsNobodyUp(t *testing.T) {
+func TestADeviceThatHangsDoesNotBlock(t *testing.T) {
 	nstest.Namespaces(t)
 	d := open(t, config(t, "gcp", Userspace))
 	d.ensure(t)
 	held := d.control
 	connections, stop := silence(t, d.Name())
-	for range 3 * silentCalls {
+	for range 3 * maxPendingCalls {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		_, err := d.Status(ctx)
 		cancel()
-		if !errors.Is(err, errSilent) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("got %v, want %v", err, errSilent)
+		if !errors.Is(err, errTimeout) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("got %v, want %v", err, errTimeout)
 		}
 	}
-	if n := connections.Load(); n > silentCalls {
-		t.Errorf("%d connections are open, want %d at most", n, silentCalls)
+	if n := connections.Load(); n > maxPendingCalls {
+		t.Errorf("%d connections are open, want %d at most", n, maxPendingCalls)
 	}
 
-	// What changes the device gives up as well, and lets the next one try.
+	// Calls that change the device time out as well, and release its lock.
 	d.later()
 	held.limit = 20 * time.Millisecond
-	if _, err := d.Configure(t.Context(), thousands(1)); !errors.Is(err, errSilent) {
-		t.Errorf("Configure: %v, want %v", err, errSilent)
+	if _, err := d.Configure(t.Context(), thousands(1)); !errors.Is(err, errTimeout) {
+		t.Errorf("Configure: %v, want %v", err, errTimeout)
 	}
-	held.limit = answerLimit
+	held.limit = requestTimeout
 	stop()
-	polltest.Until(t, time.Minute, "the calls that were given up to end", func() bool { return len(held.turns) == 0 })
+	polltest.Until(t, time.Minute, "the calls that were given up to end", func() bool { return len(held.slots) == 0 })
 	d.ensure(t)
 	d.configure(t, thousands(1)...)
 	d.check(t)

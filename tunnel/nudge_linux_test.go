@@ -8,31 +8,30 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// A peer whose initiation was lost is sent another one when it is begun anew with,
-// without a wait for WireGuard's own retries, and one that has a session can be
-// sent a keepalive at any time.
-func TestContact(t *testing.T) {
+// A peer whose initiation was lost is sent another one after a reset, without waiting for
+// WireGuard's own retries, and a peer with a session can be sent a keepalive at any time.
+func TestNudge(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, backend, Userspace)
-		nobody := b.peerOf(0)
-		nobody.Endpoint = netip.MustParseAddrPort("192.0.2.77:7")
-		a.configure(t, nobody)
-		somebody := a.peerOf(0)
-		somebody.Keepalive = 0 // It never speaks first.
-		b.configure(t, somebody)
-		a.configure(t, b.peerOf(0)) // Too late: the initiation is on its way to nowhere.
+		unreachable := b.peerOf(0)
+		unreachable.Endpoint = netip.MustParseAddrPort("192.0.2.77:7")
+		a.configure(t, unreachable)
+		passive := a.peerOf(0)
+		passive.Keepalive = 0 // b never initiates.
+		b.configure(t, passive)
+		a.configure(t, b.peerOf(0)) // Too late: the initiation was sent to the wrong endpoint.
 
-		if got := b.contact(t, a.key, NudgeKeepalive); got != (Nudges{}) {
+		if got := b.nudge(t, a.key, NudgeKeepalive); got != (Nudges{}) {
 			t.Errorf("%+v, want nothing to be sent to a peer without keepalives", got)
 		}
-		if got := a.contact(t, b.key, NudgeReset); got != (Nudges{Resets: 1}) {
-			t.Errorf("%+v, want one peer to be begun anew with", got)
+		if got := a.nudge(t, b.key, NudgeReset); got != (Nudges{Resets: 1}) {
+			t.Errorf("%+v, want one reset", got)
 		}
 		polltest.Until(t, time.Minute, "a session", func() bool { return !a.peer(t, b.key).LastHandshake.IsZero() })
 		polltest.Until(t, time.Minute, "its confirmation", func() bool { return !b.peer(t, a.key).LastHandshake.IsZero() })
 		for range 3 {
 			heard, before := b.peer(t, a.key).RxBytes, a.peer(t, b.key)
-			if got := a.contact(t, b.key, NudgeKeepalive); got != (Nudges{Keepalives: 1}) {
+			if got := a.nudge(t, b.key, NudgeKeepalive); got != (Nudges{Keepalives: 1}) {
 				t.Errorf("%+v, want one session to be confirmed", got)
 			}
 			polltest.Until(t, time.Minute, "a keepalive", func() bool { return b.peer(t, a.key).RxBytes > heard })
@@ -41,13 +40,13 @@ func TestContact(t *testing.T) {
 				t.Errorf("the session was touched: %+v, before %+v", after, before)
 			}
 		}
-		somebody.Endpoint = netip.AddrPort{} // By now b knows where a is.
-		b.configure(t, somebody)
+		passive.Endpoint = netip.AddrPort{} // By now b has learned a's endpoint.
+		b.configure(t, passive)
 		heard := a.peer(t, b.key).RxBytes
-		if got := b.contact(t, a.key, NudgeKeepalive); got != (Nudges{Keepalives: 1}) {
-			t.Errorf("%+v, want a keepalive for a peer that has spoken", got)
+		if got := b.nudge(t, a.key, NudgeKeepalive); got != (Nudges{Keepalives: 1}) {
+			t.Errorf("%+v, want a keepalive for a peer that has sent", got)
 		}
-		polltest.Until(t, time.Minute, "a keepalive of the side that was spoken to", func() bool { return a.peer(t, b.key).RxBytes > heard })
+		polltest.Until(t, time.Minute, "a keepalive of the responder", func() bool { return a.peer(t, b.key).RxBytes > heard })
 		if got := b.peer(t, a.key); got.Keepalive != 0 || !got.Endpoint.IsValid() {
 			t.Errorf("the peer was touched: %+v", got)
 		}
@@ -55,8 +54,7 @@ func TestContact(t *testing.T) {
 	})
 }
 
-// Where the device can, a handshake with a peer that may be well is begun beside the session
-// that it has.
+// With the userspace backend, a handshake can be sent while the peer's session goes on.
 func TestVerify(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, backend, Userspace)
@@ -70,7 +68,7 @@ func TestVerify(t *testing.T) {
 			want = Nudges{Resets: 1}
 		}
 		polltest.Until(t, time.Minute, "another handshake", func() bool {
-			if got := a.contact(t, b.key, NudgeHandshake); got != want {
+			if got := a.nudge(t, b.key, NudgeHandshake); got != want {
 				t.Fatalf("%+v, want %+v", got, want)
 			}
 			echo(t, conn, 1000)

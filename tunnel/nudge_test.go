@@ -10,7 +10,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-func TestContactDoesWhatIsAsked(t *testing.T) {
+func TestNudgeAppliesDecisions(t *testing.T) {
 	s := newState()
 	peers := thousands(60)
 	for i := range peers {
@@ -57,7 +57,7 @@ func TestContactDoesWhatIsAsked(t *testing.T) {
 	}
 }
 
-func TestContactThatFailsIsMended(t *testing.T) {
+func TestNudgeRecoversFromAnError(t *testing.T) {
 	for _, what := range []Nudge{NudgeReset, NudgeKeepalive} {
 		s := newState()
 		peers := thousands(3)

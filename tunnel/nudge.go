@@ -10,51 +10,48 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// Contact is something that brings a new peer's session about.
+// Nudge is an action on a peer that establishes or checks a session.
 type Nudge int
 
 const (
-	// ContactNone leaves the peer alone.
+	// NudgeNone does nothing.
 	NudgeNone Nudge = iota
-	// ContactAnew removes the peer and adds it again. It loses what session it
-	// has and what waits to be sent to it, and is sent an initiation at once:
-	// WireGuard's own limit of one in 5 s (REKEY_TIMEOUT, section 6.1 of the
-	// whitepaper) counts from the last one that the removed peer was sent.
+	// NudgeReset removes the peer and adds it again. It loses its session and queued
+	// packets, and is sent an initiation at once: WireGuard's own limit of one in 5 s
+	// (REKEY_TIMEOUT, section 6.1 of the whitepaper) ends with the removed peer.
 	NudgeReset
-	// ContactConfirm sends the peer a keepalive, where it has persistent ones, or had to
-	// speak first and has.
-	// A side that answered a handshake can't send before it has received a
-	// packet in the new session.
+	// NudgeKeepalive sends the peer a keepalive, if it has persistent ones, or had to send
+	// first and has done so. The responder of a handshake can't send before it has received
+	// a packet in the new session.
 	NudgeKeepalive
-	// ContactVerify begins a handshake beside the session that the peer has, which goes on,
-	// unless the device has sent a message of one within REKEY_TIMEOUT, 5 s. Only the
-	// userspace backend can: on the kernel's, which has no request for it, this is
-	// ContactAnew.
+	// NudgeHandshake sends a handshake while the peer's session goes on, unless the device
+	// has sent a handshake message within REKEY_TIMEOUT, 5 s. Only the userspace backend
+	// supports it; with the kernel backend it is NudgeReset.
 	NudgeHandshake
 )
 
-// Contacts counts what [Device.Contact] did.
+// Nudges counts the actions of [Device.Nudge].
 type Nudges struct{ Resets, Keepalives, Handshakes int }
 
-// Contact reads the device and does with each of its peers what decide says, as
-// far as Configure wanted the peer. When it returns an error some of it may have
-// been done. Configure isn't held up for longer than one request takes: with many peers
-// that don't answer there is a lot to read and to do.
+// Nudge reads the device and applies decide to each of its peers that was wanted by
+// Configure. After an error some of the actions may have been done. It delays Configure by
+// at most one request, although with many silent peers there is a lot to do.
 func (d *Device) Nudge(ctx context.Context, decide func(PeerStatus) Nudge) (Nudges, error) {
 	d.mu.Lock()
 	exists, verify := d.serving(), d.handshaker()
 	d.mu.Unlock()
 	if !exists {
-		return Nudges{}, fmt.Errorf("contact peers of device %s: %w", d.cfg.Name, os.ErrNotExist)
+		return Nudges{}, fmt.Errorf("nudge peers of device %s: %w", d.cfg.Name, os.ErrNotExist)
 	}
 	done, err := d.peers.nudge(ctx, &d.mu, verify, decide)
 	if err != nil {
-		return done, fmt.Errorf("contact peers of device %s: %w", d.cfg.Name, err)
+		return done, fmt.Errorf("nudge peers of device %s: %w", d.cfg.Name, err)
 	}
 	return done, nil
 }
 
-// verifier returns what does ContactVerify; nil: nothing can. The caller holds d.mu.
+// handshaker returns the function for NudgeHandshake; nil: not supported. The caller holds
+// d.mu.
 func (d *Device) handshaker() func(context.Context, []Key) error {
 	engine := d.engine
 	if engine == nil || !engine.client.Handshakes {
@@ -63,7 +60,7 @@ func (d *Device) handshaker() func(context.Context, []Key) error {
 	return func(ctx context.Context, peers []Key) error { return engine.handshake(ctx, d.cfg.Name, peers) }
 }
 
-// contact takes the lock for what it does with s. verify may be nil.
+// nudge implements [Device.Nudge]. It locks mu for each access to s. verify may be nil.
 func (s *peerState) nudge(ctx context.Context, mu sync.Locker, verify func(context.Context, []Key) error, decide func(PeerStatus) Nudge) (done Nudges, err error) {
 	mu.Lock()
 	applied := s.applied
@@ -72,7 +69,7 @@ func (s *peerState) nudge(ctx context.Context, mu sync.Locker, verify func(conte
 	if err != nil {
 		return done, fmt.Errorf("read peers: %w", err)
 	}
-	var changes []nudge
+	var changes []peerNudge
 	var verified []Key
 	for _, peer := range peersOf(device) {
 		at, wanted := find(applied, peer.PublicKey)
@@ -85,14 +82,14 @@ func (s *peerState) nudge(ctx context.Context, mu sync.Locker, verify func(conte
 		}
 		switch what {
 		case NudgeReset:
-			changes = append(changes, nudge{peer.PublicKey, what})
+			changes = append(changes, peerNudge{peer.PublicKey, what})
 			done.Resets++
 		case NudgeHandshake:
 			verified = append(verified, peer.PublicKey)
 			done.Handshakes++
 		case NudgeKeepalive:
 			if spoke := !applied[at].Endpoint.IsValid() && peer.Endpoint.IsValid(); spoke || applied[at].Keepalive > 0 {
-				changes = append(changes, nudge{peer.PublicKey, what})
+				changes = append(changes, peerNudge{peer.PublicKey, what})
 				done.Keepalives++
 			}
 		case NudgeNone:
@@ -111,21 +108,21 @@ func (s *peerState) nudge(ctx context.Context, mu sync.Locker, verify func(conte
 	}
 	if len(verified) > 0 {
 		if err := verify(ctx, verified); err != nil {
-			return done, fmt.Errorf("begin handshakes: %w", err)
+			return done, fmt.Errorf("send handshakes: %w", err)
 		}
 	}
 	return done, nil
 }
 
-// contacted is a peer and what is to be done with it.
-type nudge struct {
+// peerNudge is an action on a peer.
+type peerNudge struct {
 	key Key
 	how Nudge
 }
 
-// carryOut does it in one request, both steps of a peer included, with peers as they are
-// wanted by now.
-func (s *peerState) apply(batch []nudge) error {
+// apply applies a batch in one request, with both steps of each peer, as peers are wanted by
+// now.
+func (s *peerState) apply(batch []peerNudge) error {
 	cfg := wgtypes.Config{}
 	for _, c := range batch {
 		at, wanted := find(s.applied, c.key)
@@ -143,23 +140,23 @@ func (s *peerState) apply(batch []nudge) error {
 	}
 	err := s.control.ConfigureDevice(s.name, cfg)
 	if err != nil {
-		s.distrust()
+		s.invalidate()
 	}
 	return err
 }
 
-// find returns where a peer is among those sorted by key.
+// find returns the index of a peer in a list sorted by key.
 func find(peers []Peer, key Key) (at int, found bool) {
 	return slices.BinarySearchFunc(peers, key, func(p Peer, key Key) int { return p.PublicKey.Compare(key) })
 }
 
-// anew removes a peer and adds it as it was.
+// resetConfigs removes a peer and adds it again.
 func resetConfigs(p Peer) [2]wgtypes.PeerConfig {
 	return [2]wgtypes.PeerConfig{PeerChange{Op: OpRemove, Peer: p}.config(), PeerChange{Op: OpAdd, Peer: p}.config()}
 }
 
-// confirm switches the persistent keepalives of a peer off and on, or the reverse where
-// it has none: both implementations send one at once when they are switched on.
+// keepaliveConfigs switches the persistent keepalives of a peer off and on, or the reverse
+// where it has none: both implementations send one at once when they are switched on.
 func keepaliveConfigs(p Peer) [2]wgtypes.PeerConfig {
 	other := p
 	other.Keepalive = 0

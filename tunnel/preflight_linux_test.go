@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// TestAbleChangesNothing asks on a host that can, and as a process that may not.
-func TestAbleChangesNothing(t *testing.T) {
+// TestPreflightChangesNothing checks a host with support, with and without permissions.
+func TestPreflightChangesNothing(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		nstest.TUN(t)
 		links := func() (names []string) {
@@ -47,7 +47,7 @@ func TestAbleChangesNothing(t *testing.T) {
 	}
 }
 
-func TestAbleTellsOfAKernelWithout(t *testing.T) {
+func TestPreflightWithoutKernelWireGuard(t *testing.T) {
 	nstest.Namespaces(t)
 	kernel, err := Supported()
 	if err != nil {
@@ -58,12 +58,12 @@ func TestAbleTellsOfAKernelWithout(t *testing.T) {
 	}
 }
 
-// TestAbleAsksForAnEngine asks where no engine answers: an agent that is to wait for one
-// would be ready, and a rollout go on, without any.
-func TestAbleAsksForAnEngine(t *testing.T) {
+// TestPreflightNeedsAnEngine fails without an engine: otherwise an agent that waits for one
+// would be ready, and a rollout would go on.
+func TestPreflightNeedsAnEngine(t *testing.T) {
 	nstest.TUN(t)
 	if err := withoutSockets(func() error { return Preflight(t.Context(), Userspace, "") }); err == nil || !strings.Contains(err.Error(), "engine") {
-		t.Errorf("no engine answers: %v", err)
+		t.Errorf("without an engine: %v", err)
 	}
 	for program, able := range map[string]bool{"/proc/self/exe": true, "/nowhere/semaphore-engine": false} {
 		err := withoutSockets(func() error { return Preflight(t.Context(), Userspace, program) })
@@ -73,7 +73,7 @@ func TestAbleAsksForAnEngine(t *testing.T) {
 	}
 }
 
-// withoutSockets calls f on a thread that sees no sockets of devices and engines.
+// withoutSockets calls f on a thread without access to the sockets of devices and engines.
 func withoutSockets(f func() error) error {
 	return onThread(func() error {
 		return errors.Join(
@@ -84,7 +84,7 @@ func withoutSockets(f func() error) error {
 	}, f)
 }
 
-// withoutCapabilities calls f on a thread that has none.
+// withoutCapabilities calls f on a thread without capabilities.
 func withoutCapabilities(f func() error) error {
 	return onThread(func() error {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -93,7 +93,7 @@ func withoutCapabilities(f func() error) error {
 	}, f)
 }
 
-// onThread calls f on a thread of its own that has been prepared.
+// onThread calls f on its own thread, after prepare.
 func onThread(prepare, f func() error) error {
 	done := make(chan error)
 	go func() {
