@@ -300,7 +300,7 @@ func (p *path) answerTimeout() time.Duration {
 	return min(max(verifyAfter, p.trip.bound()), maxAnswerTimeout)
 }
 
-// overdue reports whether a point of the timeline, delayed by answerTimeout, has passed.
+// passed reports whether a point of the timeline, delayed by answerTimeout, has passed.
 func (p *path) passed(now time.Time, point time.Duration) bool {
 	return p.unanswered >= minUnanswered && now.Sub(p.unansweredSince) >= p.answerTimeout()+point-verifyAfter
 }

@@ -37,7 +37,7 @@ const (
 const (
 	// pathTick is the interval of reading answers and sending probes.
 	pathTick = 100 * time.Millisecond
-	// stall is the gap between two ticks from which on this process counts as stalled.
+	// stallGap is the gap between two ticks from which on this process counts as stalled.
 	stallGap = 3 * pathTick
 	// alarmSpacing is the minimum interval of probing all peers because one of them seems
 	// to be down.

@@ -231,7 +231,7 @@ func (r *Reporter) Withdraw(ctx context.Context) error {
 	return nil
 }
 
-// spread returns a random delay by the number of nodes that report at the same time.
+// writeDelay returns a random delay by the number of nodes that report at the same time.
 func writeDelay(reporters int) time.Duration {
 	most := min(reportSpread, time.Duration(reporters)*reportShare)
 	if most <= 0 {

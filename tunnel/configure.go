@@ -111,7 +111,7 @@ func (s *peerState) have() (peers []PeerStatus, full bool, err error) {
 	return peersOf(device), true, nil
 }
 
-// note records a change that was written.
+// record records a change that was written.
 func (s *peerState) record(change PeerChange, done *Changes) {
 	key := change.Peer.PublicKey
 	switch change.Op {

@@ -135,7 +135,7 @@ func (l link) lengthenQueue() error {
 	return nil
 }
 
-// mark sets the alias that marks the link as ours.
+// setAlias sets the alias that marks the link as ours.
 func (l link) setAlias(alias string) error {
 	if err := netlink.LinkSetAlias(l.ref(), alias); err != nil {
 		return fmt.Errorf("set alias: %w", explain(err))
