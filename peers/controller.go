@@ -252,16 +252,16 @@ func allowProbes(peers []tunnel.Peer, addrs []netip.Addr) {
 // device all are new. So is a peer that now has an endpoint and had none before.
 func configuredSince(now time.Time, before *State, peers []Peer, same bool) (configured map[tunnel.Key]time.Time, fresh []Peer) {
 	configured = make(map[tunnel.Key]time.Time, len(peers))
-	mute := map[tunnel.Key]bool{}
+	passive := map[tunnel.Key]bool{}
 	for i := range before.Peers {
 		if !before.Peers[i].Endpoint.IsValid() {
-			mute[before.Peers[i].PublicKey] = true
+			passive[before.Peers[i].PublicKey] = true
 		}
 	}
 	for i := range peers {
 		key := peers[i].PublicKey
 		at, known := before.Configured[key]
-		if !known || !same || mute[key] && peers[i].Endpoint.IsValid() {
+		if !known || !same || passive[key] && peers[i].Endpoint.IsValid() {
 			at = now
 			fresh = append(fresh, peers[i])
 		}

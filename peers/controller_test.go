@@ -290,7 +290,7 @@ func TestControllerTrustsWhatItAccepted(t *testing.T) {
 		if diff := cmp.Diff(probeable(peer(1).Peer, silent), d.peers, comparers); diff != "" {
 			t.Errorf("while the local cluster is unknown (-want +got):\n%s", diff)
 		}
-		turn(t, c)
+		runDue(t, c)
 		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" {
 			t.Errorf("handshakes restarted (-want +got):\n%s", diff)
 		}

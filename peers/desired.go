@@ -120,7 +120,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 		ownAddrs    = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
 		disputed    map[string]string
 	)
-	places := rules.MaxPeers - len(keys) // for new nodes
+	remaining := rules.MaxPeers - len(keys) // for new nodes
 	for _, a := range rules.OwnAddrs {
 		ownAddrs[a.Unmap().WithZone("")] = struct{}{}
 	}
@@ -159,7 +159,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			continue
 		}
 		_, known := keys[key]
-		if rules.MaxPeers > 0 && (!known && places <= 0 || len(peers) >= rules.MaxPeers) {
+		if rules.MaxPeers > 0 && (!known && remaining <= 0 || len(peers) >= rules.MaxPeers) {
 			reject(ReasonTooManyPeers, fmt.Errorf("at most %d peers are allowed, and others take precedence (SEMAPHORE_REMOTE_<NAME>_WG_MAX_PEERS)", rules.MaxPeers))
 			continue
 		}
@@ -176,7 +176,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 		}
 		if !known {
 			keys[key] = n.Name
-			places--
+			remaining--
 		}
 		peers = append(peers, rules.withEndpoint(Peer{Node: n.Name, Peer: tunnel.Peer{
 			PublicKey:  key,

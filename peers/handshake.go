@@ -80,7 +80,7 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 		return peer.attempt(started, &p)
 	})
 	ended := time.Now()
-	c.handshakes.rest = ended.Add(pause(ended.Sub(started), read))
+	c.handshakes.notBefore = ended.Add(pause(ended.Sub(started), read))
 	if done.Resets > 0 {
 		c.log.Debug("handshakes restarted", "peers", done.Resets)
 	}
@@ -107,8 +107,8 @@ type handshakes struct {
 
 	// Owned by Rehandshake.
 
-	fresh map[tunnel.Key]*newPeer
-	rest  time.Time // earliest next pass
+	fresh     map[tunnel.Key]*newPeer
+	notBefore time.Time // earliest next pass
 }
 
 // arrival are peers that were configured at a time.
@@ -145,8 +145,8 @@ func (h *handshakes) nextDue() time.Time {
 			first = c.next
 		}
 	}
-	if !first.IsZero() && first.Before(h.rest) {
-		return h.rest
+	if !first.IsZero() && first.Before(h.notBefore) {
+		return h.notBefore
 	}
 	return first
 }
@@ -154,7 +154,7 @@ func (h *handshakes) nextDue() time.Time {
 // due returns the peers whose attempt is due, at most nudgeBurst, those with the fewest
 // attempts first.
 func (h *handshakes) due(now time.Time) map[tunnel.Key]*newPeer {
-	if now.Before(h.rest) {
+	if now.Before(h.notBefore) {
 		return nil
 	}
 	var keys []tunnel.Key
@@ -198,7 +198,7 @@ type newPeer struct {
 
 // attempt evaluates a peer's status at the time now, and returns what to do.
 //
-//	session                received               leads  do
+//	session                received               init.  do
 //	none                   -                      yes    reset
 //	none                   never                  no     reset
 //	none                   yes                    no     nothing: the other side will retry

@@ -12,14 +12,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// turn makes the controller do what is due within the next quarter of a second.
-func turn(t *testing.T, c *Controller) {
+// runDue makes the controller do what is due within the next quarter of a second.
+func runDue(t *testing.T, c *Controller) {
 	t.Helper()
 	c.handshakes.takeArrivals(c.cfg.Device.PublicKey())
 	for _, peer := range c.handshakes.fresh {
 		peer.next = peer.next.Add(-time.Second / 4)
 	}
-	c.handshakes.rest = time.Time{}
+	c.handshakes.notBefore = time.Time{}
 	if err := c.Rehandshake(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestResetsPerPassAreBounded(t *testing.T) {
 	seen := map[tunnel.Key]int{}
 	for range 3 {
 		d.resets = nil
-		turn(t, c)
+		runDue(t, c)
 		if len(d.resets) != nudgeBurst {
 			t.Fatalf("%d at once, want %d", len(d.resets), nudgeBurst)
 		}
@@ -198,13 +198,13 @@ func TestRehandshakeOfNewPeersOnly(t *testing.T) {
 		if due := time.Until(c.RehandshakeDue()); due > attemptTimes()[0] {
 			t.Errorf("the first turn is in %v", due)
 		}
-		turn(t, c)
+		runDue(t, c)
 		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 
 		d.err = errors.New("no buffer space")
-		c.handshakes.rest = time.Time{}
+		c.handshakes.notBefore = time.Time{}
 		c.handshakes.fresh[key(1)].next = time.Time{}
 		if err := rehandshake(); !errors.Is(err, d.err) {
 			t.Errorf("error %v, want the reason", err)
@@ -216,10 +216,10 @@ func TestRehandshakeOfNewPeersOnly(t *testing.T) {
 		d.gone = false
 		for n := range 10 {
 			d.statuses[key(1)] = tunnel.PeerStatus{LastHandshake: time.Now(), RxBytes: int64(100 + n)}
-			turn(t, c)
+			runDue(t, c)
 		}
 		reads := d.reads
-		if turn(t, c); d.reads != reads || !c.RehandshakeDue().IsZero() || len(c.handshakes.fresh) != 0 {
+		if runDue(t, c); d.reads != reads || !c.RehandshakeDue().IsZero() || len(c.handshakes.fresh) != 0 {
 			t.Errorf("a peer with a session is looked at for ever: %d reads, due %v", d.reads-reads, c.RehandshakeDue())
 		}
 		reconcile(t, c)
@@ -229,13 +229,13 @@ func TestRehandshakeOfNewPeersOnly(t *testing.T) {
 
 		r.nodes, d.resets = append(r.nodes, node(2)), nil
 		reconcile(t, c)
-		turn(t, c)
+		runDue(t, c)
 		if diff := cmp.Diff([]tunnel.Key{key(2)}, d.resets); diff != "" || fired != 2 {
 			t.Errorf("a second one (-want +got):\n%s", diff)
 		}
 		r.nodes = r.nodes[:1]
 		reconcile(t, c)
-		if turn(t, c); len(c.handshakes.fresh) != 0 {
+		if runDue(t, c); len(c.handshakes.fresh) != 0 {
 			t.Errorf("%d peers that left are remembered", len(c.handshakes.fresh))
 		}
 		// The device or its engine was recreated.
@@ -244,7 +244,7 @@ func TestRehandshakeOfNewPeersOnly(t *testing.T) {
 		d.peers, d.resets = nil, nil
 		delete(d.statuses, key(1))
 		reconcile(t, c)
-		turn(t, c)
+		runDue(t, c)
 		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" || !c.State().Configured[key(1)].After(before) {
 			t.Errorf("peers that the device had lost (-want +got):\n%s", diff)
 		}

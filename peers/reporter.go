@@ -293,11 +293,11 @@ func reportAt(now time.Time, node string, before *reports.Report, all map[string
 	for remote, s := range states {
 		slices.Sort(s.down)
 		slices.Sort(s.others)
-		room := reports.MaxSize/len(states) - reportFrame
+		size := reports.MaxSize/len(states) - reportFrame
 		if s.more {
-			want.Remotes[remote] = reports.Listed(s.down, room)
+			want.Remotes[remote] = reports.Listed(s.down, size)
 		} else {
-			want.Remotes[remote] = reports.NewDown(s.down, s.others, room)
+			want.Remotes[remote] = reports.NewDown(s.down, s.others, size)
 		}
 	}
 	return want, due

@@ -181,7 +181,7 @@ func TestAKilledServerIsReplaced(t *testing.T) {
 	if after.ListenPort != before.ListenPort || after.PublicKey != before.PublicKey || len(after.Peers) != 1 {
 		t.Fatalf("afterwards: %+v, before: %+v", after, before)
 	}
-	// Allowed IPs are restored last, some peers at a time.
+	// Keepalive intervals are restored last, some peers at a time.
 	polltest.Until(t, time.Minute, "its interval of keepalives", func() bool {
 		return a.call(t, request{Call: "status"}).Status.Peers[0].Keepalive == before.Peers[0].Keepalive
 	})

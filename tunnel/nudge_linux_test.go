@@ -55,7 +55,7 @@ func TestNudge(t *testing.T) {
 }
 
 // With the userspace backend, a handshake can be sent while the peer's session goes on.
-func TestVerify(t *testing.T) {
+func TestNudgeHandshake(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, backend, Userspace)
 		a.configure(t, b.peerOf(0))

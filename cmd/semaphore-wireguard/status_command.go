@@ -125,7 +125,7 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 	case r.Device.Error != "":
 		p.Failing(what+": device "+r.Device.Name, r.Device.Error)
 	case r.API.Synced && r.Source != peers.SourceAPI:
-		p.Unknown("%s: its nodes have not been made peers yet", what)
+		p.Unknown("%s: its nodes are not configured as peers yet", what)
 	case r.Source == peers.SourceAPI && len(r.Peers) == 0:
 		p.Wrong("%s: none of its nodes is a peer", what)
 	}

@@ -266,12 +266,12 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 			"remote gcp: no session yet with 1 of 2 peers: gcp-1",
 		},
 		{
-			"a peer that isn't heard any more",
+			"a silent peer",
 			func(rep *agentReport) { rep.Remotes[0].Peers[1].Health = peers.HealthSilent },
 			"remote gcp: nothing received lately from 1 of 2 peers: gcp-1",
 		},
 		{
-			"an API server that isn't heard any more",
+			"an API server without recent contact",
 			func(rep *agentReport) {
 				at := reporttest.Now.Add(-3 * time.Minute)
 				rep.Remotes[0].API.LastContact = &at
@@ -279,17 +279,17 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 			"remote gcp: the API server was last heard 3m0s ago",
 		},
 		{
-			"nodes that were read and aren't peers yet",
+			"nodes read but not configured as peers yet",
 			func(rep *agentReport) { rep.Remotes[0].Source, rep.Remotes[0].Peers = peers.SourceNone, nil },
-			"remote gcp: its nodes have not been made peers yet",
+			"remote gcp: its nodes are not configured as peers yet",
 		},
 		{
-			"loops that haven't turned yet",
+			"loops without a completed pass",
 			func(rep *agentReport) { rep.Pending = []string{"routes", "device gcp"} },
 			"not completed since start: routes, device gcp",
 		},
 		{
-			"the own cluster's addresses",
+			"unknown addresses of the local cluster",
 			func(rep *agentReport) { rep.Local = false },
 			"addresses of this cluster not read yet: endpoints of remote nodes can't be checked against them",
 		},

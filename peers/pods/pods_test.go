@@ -286,10 +286,10 @@ func TestChooseBacksOff(t *testing.T) {
 	least := chooseAgain
 	for attempt := range 20 {
 		wait := s.choose(t.Context())
-		if wait < least || wait > lookAgain {
-			t.Fatalf("after %d attempts another one follows after %v, want %v to %v", attempt+1, wait, least, lookAgain)
+		if wait < least || wait > rechooseInterval {
+			t.Fatalf("after %d attempts another one follows after %v, want %v to %v", attempt+1, wait, least, rechooseInterval)
 		}
-		least = min(2*least, lookAgain/2)
+		least = min(2*least, rechooseInterval/2)
 	}
 }
 

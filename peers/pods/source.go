@@ -76,7 +76,7 @@ var errUnread = errors.New("not read yet")
 
 // New returns a source.
 func New(cfg Config) *Source {
-	s := &Source{cfg: cfg, woken: make(chan struct{}, 1), again: reconcile.Backoff{Min: chooseAgain, Max: lookAgain}}
+	s := &Source{cfg: cfg, woken: make(chan struct{}, 1), again: reconcile.Backoff{Min: chooseAgain, Max: rechooseInterval}}
 	switch cfg.Setting {
 	case Auto:
 	case Node, Calico, Cilium, OVN, Pods:
@@ -211,12 +211,12 @@ func bounded(prefixes []netip.Prefix) (*Known, error) {
 }
 
 // Intervals of choosing again: with exponential back-off while inputs can't be read or the
-// node has no prefixes, then every lookAgain while the choice is the node's podCIDRs. All
+// node has no prefixes, then every rechooseInterval while the choice is the node's podCIDRs. All
 // nodes of a cluster do so.
 const (
-	chooseAgain = 2 * time.Second
-	lookAgain   = 5 * time.Minute
-	lookTimeout = 30 * time.Second
+	chooseAgain      = 2 * time.Second
+	rechooseInterval = 5 * time.Minute
+	chooseTimeout    = 30 * time.Second
 )
 
 // Run chooses the source and runs its watches until ctx ends.
@@ -253,7 +253,7 @@ func (s *Source) Wake() {
 
 // choose updates the choice, and returns when to choose again.
 func (s *Source) choose(ctx context.Context) time.Duration {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	ctx, cancel := context.WithTimeout(ctx, chooseTimeout)
 	defer cancel()
 	seen, err := s.inspect(ctx)
 	if err != nil {
@@ -275,7 +275,7 @@ func (s *Source) choose(ctx context.Context) time.Duration {
 		return s.again.Next() // Permissions or prefixes may be added.
 	}
 	s.again.Reset()
-	return lookAgain
+	return rechooseInterval
 }
 
 // follow runs the watches of a source until ctx ends.
