@@ -19,8 +19,8 @@ WORKDIR /src
 COPY . .
 ARG VERSION=
 ARG REVISION=
-# What .dockerignore leaves out, or was deleted, isn't a change. Without .git, as in
-# the context of a linked worktree, nobody knows what this is.
+# Files that .dockerignore leaves out, or that were deleted, are no change. Without .git, as
+# in the context of a linked worktree, the version is unknown.
 RUN if number=$(git describe --tags --always) && revision=$(git rev-parse HEAD) && \
       changed=$(git -c core.fileMode=false diff --name-only --diff-filter=d HEAD && git ls-files --others --exclude-standard); then \
       if [ -n "$changed" ]; then number=$number-dirty revision=$revision-dirty; fi; \
@@ -59,6 +59,5 @@ COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certifica
 COPY --from=build /src/LICENSE /LICENSE
 COPY --from=build /doc/ /usr/share/doc/kube-semaphore/
 COPY --from=build /out/ /bin/
-# Nobody in particular. The agent's manifest asks for root, which its capability
-# needs.
+# An unprivileged user. The agent's manifest asks for root, which its capability needs.
 USER 65532:65532

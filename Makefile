@@ -13,10 +13,9 @@ GO       ?= go
 # A number of runs, not a time: with a time a busy machine fails for no fault
 # (golang/go#75804, mended in Go 1.27).
 FUZZTIME ?= 50000x
-# Whose branches lead the search, as go test -fuzz has it for all packages: ours, and those
-# that decode for us. The counters of all that is linked would be looked through after each
-# run, which took ten times as long as the run. All that imports a decoder is compiled anew
-# for it: DECODERS= does without.
+# Packages whose branches guide the fuzzer: ours and the decoders'. go test -fuzz counts all
+# linked packages' branches, and reads the counters after each run, which took ten times as
+# long as the run. Packages that import a decoder are compiled again: DECODERS= avoids that.
 DECODERS ?= encoding sigs.k8s.io
 FUZZED = $(foreach of,$(MODULE) $(DECODERS),-gcflags=$(of)/...=-d=libfuzzer)
 

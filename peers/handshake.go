@@ -11,7 +11,7 @@ import (
 )
 
 // attemptTimes returns when a new peer is checked, after it was configured, and its
-// handshake restarted if needed, see docs/decisions/0005:
+// handshake restarted if needed, see docs/decisions/0005-first-handshakes.md:
 //
 //	0     70    157     266       403         574           788             1200 ms, 2, 4, 8 s
 //	|-----|------|-------|---------|-----------|-------------|----------------|--- ...
