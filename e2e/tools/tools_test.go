@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -253,4 +255,46 @@ func TestCatalogueMatchesTheModules(t *testing.T) {
 			t.Errorf("%s: %s/go.mod requires no version of %s", tool.name, tool.module, tool.of)
 		}
 	}
+}
+
+// TestModulesShareVersions checks that packages which our programs, the control planes and
+// promtool have in common are compiled once. With -trimpath, Go's build cache shares a package
+// between modules that require the same version of it, and of all that it imports.
+func TestModulesShareVersions(t *testing.T) {
+	unshared := []string{ // imported by few packages
+		"github.com/mdlayher/netlink",
+		"github.com/mdlayher/socket",
+		"github.com/prometheus/client_golang", // promtool needs the API of 1.24
+	}
+	root, kubernetes, prometheus := filepath.Join("..", ".."), "kubernetes", "prometheus"
+	for _, dirs := range [][2]string{{root, kubernetes}, {root, prometheus}, {kubernetes, prometheus}} {
+		wanted, versions := requirements(t, dirs[0]), requirements(t, dirs[1])
+		for _, module := range slices.Sorted(maps.Keys(versions)) {
+			want := wanted[module]
+			if got := versions[module]; want != "" && got != want && !slices.Contains(unshared, module) {
+				t.Errorf("%s requires %s %s, %s requires %s: raise the older one with go get, and run go mod tidy", dirs[0], module, want, dirs[1], got)
+			}
+		}
+	}
+}
+
+// requirements are the versions that the go.mod of a folder requires, by module.
+func requirements(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	gomod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := map[string]string{}
+	for line := range strings.Lines(string(gomod)) {
+		if fields := strings.Fields(strings.TrimPrefix(line, "require ")); len(fields) > 0 {
+			if version := moduleVersion(line, fields[0]); version != "" {
+				versions[fields[0]] = version
+			}
+		}
+	}
+	if len(versions) == 0 {
+		t.Fatalf("%s/go.mod: no requirement found", dir)
+	}
+	return versions
 }
