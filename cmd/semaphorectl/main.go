@@ -1,6 +1,6 @@
-// Command semaphorectl joins clusters, takes them apart, and says what is wrong with
-// them. It runs where an administrator has a kubeconfig, on Linux, macOS and Windows,
-// also as the kubectl plugin "kubectl semaphore", and is no part of the image.
+// Command semaphorectl joins and separates clusters, and diagnoses their faults. It runs on
+// administrators' machines with Linux, macOS or Windows, also as the kubectl plugin
+// "kubectl semaphore", and isn't part of the image.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second signal ends the process, whatever it does.
+	// A second signal kills the process.
 	context.AfterFunc(ctx, stop)
 	session := cli.NewSession(os.Stdin, os.Stdout, os.Stderr, os.LookupEnv)
 	session.AdoptLogs()
@@ -25,8 +25,8 @@ func main() {
 	os.Exit(code)
 }
 
-// calledAs is how the user has called us: kubectl finds plugins by the names of their
-// files (https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/).
+// calledAs returns the name that the user has called the program by: kubectl finds plugins
+// by their file names (https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/).
 func calledAs(file string) string {
 	if strings.HasPrefix(filepath.Base(file), "kubectl-") {
 		return "kubectl semaphore"

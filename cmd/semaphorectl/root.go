@@ -14,23 +14,23 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
-const about = `Joins Kubernetes clusters, so that their pods reach each other: encrypted, by name and
-under network policies.
+const about = `Joins Kubernetes clusters, so that their pods can reach each other: encrypted, by name and
+subject to network policies.
 
-Clusters are named as in their configuration. A cluster's kubeconfig context has its
-name, unless --context says otherwise.
+Arguments are the names of clusters, as in their configuration. By default a cluster's
+kubeconfig context has the same name; --context selects another one.
 
 Exit codes:
-  0   done, or all is well
-  1   something failed, or is wrong
-  2   nothing is known to be wrong, and something couldn't be found out
+  0   success, or no faults found
+  1   an error occurred, or faults were found
+  2   no faults found, and something couldn't be checked
   64  wrong arguments`
 
-// newRoot makes the command with all that are beneath it.
+// newRoot returns the command with its subcommands.
 func newRoot(session *cli.Session, name string) *cobra.Command {
 	root := &cobra.Command{
 		Use:         "semaphorectl",
-		Short:       "Joins Kubernetes clusters, and says what is wrong with them",
+		Short:       "Joins Kubernetes clusters and diagnoses their faults",
 		Long:        about,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: name},
 		Version:     process.Build(),
@@ -55,7 +55,7 @@ func newRoot(session *cli.Session, name string) *cobra.Command {
 func versionCommand(session *cli.Session) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print which build this is",
+		Short: "Print the version of this build",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			_, err := fmt.Fprintln(session.Out, "semaphorectl", process.Build())

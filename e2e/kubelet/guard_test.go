@@ -51,14 +51,14 @@ func (l *lab) guards(ctx context.Context) ([]string, error) {
 	return all, nil
 }
 
-// verifyUnenforced has nobody enforce policies in aws, and nobody fill sets in gcp.
+// verifyUnenforced runs without policy enforcement in aws, and without semaphore-policy in gcp.
 func (l *lab) verifyUnenforced(t *testing.T) {
 	defer l.enforce(t, 1)()
 	l.kubectl(t, 1, "-n", programs.Namespace, "scale", "deployment", programs.Policy, "--replicas=0")
 	l.replicas(t, 0)
 	out := l.fails(t, "verify", "aws", "gcp", "--skip", "throughput,name", "--nodes", "1")
 	l.says(t, out,
-		"✗ wrong: answered: the policy isn't enforced on aws-1 (no Felix there, or another network plugin)", "? not known: everybody is",
+		"✗ wrong: admitted: the policy isn't enforced on aws-1 (without Felix, or with another network plugin)", "? not known: all pods are",
 		"✗ wrong: not within 15s: semaphore-policy of gcp doesn't run", "? not known: its address is in no network set")
 	l.kubectl(t, 1, "-n", programs.Namespace, "scale", "deployment", programs.Policy, "--replicas=2")
 	l.replicas(t, 2)

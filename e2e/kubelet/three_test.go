@@ -48,7 +48,7 @@ func TestThreeClusters(t *testing.T) {
 		began := time.Now()
 		out := l.ctl(t, with("verify", "--skip", "throughput")...)
 		t.Logf("FIGURE semaphorectl verify of three took %v", time.Since(began).Round(10*time.Millisecond))
-		for what, times := range map[string]int{"✓ it does": 12 + 6, "✓ its own": 12, "without the label: denied": 12, "with the label: let in": 12} {
+		for what, times := range map[string]int{"✓ it does": 12 + 6, "✓ its own": 12, "without the label: denied": 12, "with the label: admitted": 12} {
 			// Six directions with two families; each direction has a set.
 			if n := strings.Count(out, what); n != times {
 				t.Errorf("%q is there %d times, want %d", what, n, times)

@@ -27,7 +27,7 @@ func (l *lab) verified(t *testing.T) {
 		out := l.ctl(t, "verify", "aws", "gcp")
 		t.Logf("FIGURE semaphorectl verify took %v", time.Since(began).Round(10*time.Millisecond))
 		l.says(t, out, "✓ it does", "✓ its own", "✓ they do", "Mbit/s", "meter.default.svc.cluster.gcp is ", "meter.default.svc.cluster.aws is ")
-		for what, times := range map[string]int{"without the label: denied": 4, "with the label: let in": 4, "it gets the address of a pod with the label": 2} {
+		for what, times := range map[string]int{"without the label: denied": 4, "with the label: admitted": 4, "it contains the address of the pod with the label": 2} {
 			// Of two clusters with two families.
 			if n := strings.Count(out, what); n != times {
 				t.Errorf("%q is there %d times, want %d", what, n, times)

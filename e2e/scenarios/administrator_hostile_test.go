@@ -105,13 +105,13 @@ func TestHostileNeighbourOfAnAdministrator(t *testing.T) {
 		before := everything(t, clusters)
 		// The first time.
 		for _, command := range []string{"check", "join", "files"} {
-			if out, code := run(commands[command]...); code == 0 || !strings.Contains(out, "gcp: pods are in 8.0.0.0/7,10.4.0.0/16,fd00:10:4::/48, by its own word") || !strings.Contains(out, "--pod-subnets gcp=") {
+			if out, code := run(commands[command]...); code == 0 || !strings.Contains(out, "gcp: it reports pods in 8.0.0.0/7,10.4.0.0/16,fd00:10:4::/48: ") || !strings.Contains(out, "--pod-subnets gcp=") {
 				t.Errorf("%s: exit code %d:\n%s", command, code, out)
 			}
 		}
 		// With ranges that the administrator has named, but for those of nodes.
 		named := []string{"join", "--no-probe", "--image", image, "--pod-subnets", "gcp=10.4.0.0/16", "--pod-subnets", "aws=10.2.0.0/16", "aws", "gcp"}
-		if out, code := run(named...); code != 64 || !strings.Contains(out, "  pods in 10.4.0.0/16 (as you say)\n  nodes in 10.66.0.0/16,fd00:66::/64 (by its own word)\n") || !strings.Contains(out, "--yes") {
+		if out, code := run(named...); code != 64 || !strings.Contains(out, "  pods in 10.4.0.0/16 (as you specified)\n  nodes in 10.66.0.0/16,fd00:66::/64 (as it reports)\n") || !strings.Contains(out, "--yes") {
 			t.Errorf("without a terminal: exit code %d:\n%s", code, out)
 		}
 		if diff := cmp.Diff(before, everything(t, clusters)); diff != "" {
@@ -124,7 +124,7 @@ func TestHostileNeighbourOfAnAdministrator(t *testing.T) {
 		})
 		out, code := run(append(slices.Clone(commands["files"]), "--pod-subnets", "aws=10.2.0.0/16")...)
 		content, err := os.ReadFile(filepath.Join(files, "aws", "semaphore.yaml"))
-		if code != 0 || err != nil || !strings.Contains(out, "it takes pods of gcp in 10.4.0.0/16 only, and gcp has some in 8.0.0.0/7") {
+		if code != 0 || err != nil || !strings.Contains(out, "it accepts pods of gcp only in 10.4.0.0/16, and gcp has some in 8.0.0.0/7") {
 			t.Errorf("exit code %d, %v:\n%s", code, err, out)
 		}
 		for _, want := range []string{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS: 10.4.0.0/16\n", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS: 10.66.0.0/17\n"} {

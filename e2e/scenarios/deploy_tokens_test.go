@@ -247,8 +247,8 @@ func TestTokens(t *testing.T) {
 			[]byte(`{"immutable":true,"metadata":{"labels":{"kept":"yes"}},"stringData":{"merit.token":"another"}}`), metav1.PatchOptions{})
 		must(t, err)
 		for _, c := range []struct{ name, command, says string }{
-			{"interrupted", "timeout -s INT 6 semaphorectl tokens --revoke --from gcp aws gcp", "run the command again to go on"},
-			{"meanwhile", "semaphorectl tokens --from gcp aws gcp", "semaphorectl tokens --revoke goes on with it"},
+			{"interrupted", "timeout -s INT 6 semaphorectl tokens --revoke --from gcp aws gcp", "run the command again to continue"},
+			{"meanwhile", "semaphorectl tokens --from gcp aws gcp", "semaphorectl tokens --revoke continues it"},
 		} {
 			if out, err := e.shell(t, c.name, c.command); err == nil || !strings.Contains(out, c.says) {
 				t.Errorf("%s: %v\n%s", c.name, err, out)

@@ -28,7 +28,7 @@ users:
 - {name: u, user: {token: secret-words}}
 `
 
-// run runs a command beneath a root and returns the exit code and what was printed.
+// run runs a subcommand and returns the exit code and its output.
 func run(t *testing.T, do func(*Session, context.Context, []string) error, args ...string) (code int, printed string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
@@ -60,15 +60,15 @@ func TestExitCodes(t *testing.T) {
 	}{
 		"done":                {[]string{"do", "x"}, nil, ExitOK, ""},
 		"failed":              {[]string{"do", "x"}, errors.Join(errors.New("one"), errors.New("two")), ExitFailed, "✗ one\n✗ two\n"},
-		"lines of others":     {[]string{"do", "x"}, Hint(errors.Join(fmt.Errorf("one: %w", errors.New("bad\n✓ well")), fmt.Errorf("%s", "two\n")), "again"), ExitFailed, "✗ one: bad; \\u2713 well\n✗ two\n✗ again\n"},
+		"foreign lines":       {[]string{"do", "x"}, Hint(errors.Join(fmt.Errorf("one: %w", errors.New("bad\n✓ well")), fmt.Errorf("%s", "two\n")), "again"), ExitFailed, "✗ one: bad; \\u2713 well\n✗ two\n✗ again\n"},
 		"a line break alone":  {[]string{"do", "x"}, errors.Join(fmt.Errorf("gcp: %w", fmt.Errorf("%s", "\n")), errors.New("aws: down"), errors.New("merit: down")), ExitFailed, "✗ aws: down\n✗ merit: down\n"},
 		"a line in a name":    {[]string{"do", "x"}, errors.Join(fmt.Errorf("delete %s: %w", "a\nmerit: all is well", errors.New("no"))), ExitFailed, "✗ delete a; merit: all is well: no\n"},
 		"joined and wrapped":  {[]string{"do", "x"}, Hint(fmt.Errorf("tokens: %w", errors.Join(errors.New("one"), errors.New("two"))), "again"), ExitFailed, "✗ tokens: one\n✗ tokens: two\n✗ again\n"},
 		"the text of another": {[]string{"do", "x"}, errors.Join(fmt.Errorf("a: %w", errors.Join(errors.New("b"), errors.New("c"))), errors.New("b\nc")), ExitFailed, "✗ a: b\n✗ a: c\n✗ b; c\n"},
 		"very many lines":     {[]string{"do", "x"}, errors.Join(thousand()...), ExitFailed, "✗ bad\n✗ and 800 lines more\n"},
 		"unknown":             {[]string{"do", "x"}, Exit(ExitUnknown), ExitUnknown, ""},
-		"wrong use":           {[]string{"do", "x"}, Usage(errors.New("bad")), ExitUsage, "✗ bad\nsemaphorectl do --help says more\n"},
-		"too few":             {[]string{"do"}, nil, ExitUsage, "--help says more"},
+		"wrong use":           {[]string{"do", "x"}, Usage(errors.New("bad")), ExitUsage, "✗ bad\nsee semaphorectl do --help\n"},
+		"too few":             {[]string{"do"}, nil, ExitUsage, "--help"},
 		"an unknown flag":     {[]string{"do", "--bad"}, nil, ExitUsage, "unknown flag: --bad"},
 		"an unknown word":     {[]string{"bad"}, nil, ExitUsage, "unknown command"},
 		"a bad time":          {[]string{"do", "--timeout", "x", "y"}, nil, ExitUsage, "invalid argument"},
@@ -94,11 +94,11 @@ func TestClusters(t *testing.T) {
 		code int
 		says []string
 	}{
-		"by its context":       {[]string{"aws"}, ExitOK, []string{"! aws: the kubeconfig has the API server's certificate not verified", "aws is aws at https://a.example:6443, insecure true"}},
+		"by its context":       {[]string{"aws"}, ExitOK, []string{"! aws: the kubeconfig skips verification of the API server's certificate", "aws is aws at https://a.example:6443, insecure true"}},
 		"by another one":       {[]string{"--context", "gcp=prod/gcp", "gcp"}, ExitOK, []string{"gcp is prod/gcp at https://g.example:6443, insecure false"}},
-		"none":                 {[]string{"merit", "aws"}, ExitFailed, []string{`merit: the kubeconfig has no context "merit"; it has: aws, prod/gcp; say --context merit=<context>`}},
+		"none":                 {[]string{"merit", "aws"}, ExitFailed, []string{`merit: the kubeconfig has no context "merit"; it has: aws, prod/gcp; use --context merit=<context>`}},
 		"no name":              {[]string{"prod/gcp"}, ExitUsage, []string{"--context <name>=prod/gcp"}},
-		"twice, and one extra": {[]string{"--context", "gcp=x", "aws", "aws"}, ExitUsage, []string{"cluster aws is named twice", "--context gcp=x: no cluster gcp is asked for"}},
+		"twice, and one extra": {[]string{"--context", "gcp=x", "aws", "aws"}, ExitUsage, []string{"cluster aws is named twice", "--context gcp=x: cluster gcp isn't among the arguments"}},
 	} {
 		code, printed := run(t, clusters, append([]string{"do"}, c.args...)...)
 		for _, want := range c.says {
@@ -112,7 +112,7 @@ func TestClusters(t *testing.T) {
 	}
 }
 
-// TestNeighbours takes contexts of clusters that only the first one tells.
+// TestNeighbours uses contexts of clusters that the first one names as its neighbours.
 func TestNeighbours(t *testing.T) {
 	neighbours := func(s *Session, _ context.Context, args []string) error {
 		if _, err := s.Cluster(args[0]); err != nil {
@@ -129,7 +129,7 @@ func TestNeighbours(t *testing.T) {
 		t.Errorf("exit code %d:\n%s", code, printed)
 	}
 	if code, printed := run(t, neighbours, "do", "prod/gcp"); code != ExitUsage {
-		t.Errorf("a name that can't be: exit code %d:\n%s", code, printed)
+		t.Errorf("an invalid name: exit code %d:\n%s", code, printed)
 	}
 }
 
@@ -138,12 +138,12 @@ func TestTimeout(t *testing.T) {
 		<-ctx.Done()
 		return fmt.Errorf("%w", context.Cause(ctx))
 	}, "do", "--timeout", time.Millisecond.String(), "x")
-	if code != ExitFailed || !strings.Contains(printed, "not done within 1ms; --timeout allows more") {
+	if code != ExitFailed || !strings.Contains(printed, "timed out after 1ms, see --timeout") {
 		t.Errorf("exit code %d, printed %q", code, printed)
 	}
 }
 
-// TestMalformedKubeconfig reads a kubeconfig with a token where something else is expected.
+// TestMalformedKubeconfig reads a kubeconfig with a token where another value is expected.
 func TestMalformedKubeconfig(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(file, []byte(kubeconfig+"- *secret-words\n\t:"), 0o600); err != nil {
@@ -161,9 +161,9 @@ func TestMalformedKubeconfig(t *testing.T) {
 	}
 }
 
-// TestTerminalIsKept prints what a cluster says: on a terminal with colours, and
+// TestControlSequencesAreEscaped prints text from a cluster on a terminal with colours, and
 // without.
-func TestTerminalIsKept(t *testing.T) {
+func TestControlSequencesAreEscaped(t *testing.T) {
 	for _, plain := range []bool{true, false} {
 		var out bytes.Buffer
 		s := NewSession(nil, &out, &out, func(string) (string, bool) { return "", false })

@@ -18,14 +18,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
-// Cluster is one that the administrator has access to.
+// Cluster is a cluster that the administrator has access to.
 type Cluster struct {
-	// Name is what the clusters call it, Context what the kubeconfig does.
+	// Name is its name in the clusters' configuration, Context that of its kubeconfig context.
 	Name, Context string
-	// Server is the API server's address as the administrator has it.
+	// Server is the API server's address in the kubeconfig.
 	Server string
-	// Insecure says that the kubeconfig has the API server's certificate not verified.
-	// It counts for the administrator's own requests only.
+	// Insecure is the kubeconfig's insecure-skip-tls-verify. It applies to the
+	// administrator's own requests only.
 	Insecure bool
 
 	Config  *rest.Config
@@ -35,8 +35,8 @@ type Cluster struct {
 	resources resources
 }
 
-// Clusters makes clients for clusters, which it doesn't ask yet. All that is wrong is
-// in the error, by cluster.
+// Clusters makes clients for clusters, without sending a request. The error joins all
+// faults.
 func (s *Session) Clusters(names []string) ([]*Cluster, error) {
 	var errs []error
 	for i, name := range names {
@@ -49,7 +49,7 @@ func (s *Session) Clusters(names []string) ([]*Cluster, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.contexts)) {
 		if !slices.Contains(names, name) {
-			errs = append(errs, fmt.Errorf("--context %s=%s: no cluster %s is asked for", name, s.contexts[name], name))
+			errs = append(errs, fmt.Errorf("--context %s=%s: cluster %s isn't among the arguments", name, s.contexts[name], name))
 		}
 	}
 	if len(errs) > 0 {
@@ -67,7 +67,7 @@ func (s *Session) Clusters(names []string) ([]*Cluster, error) {
 			continue
 		}
 		if c.Insecure {
-			s.Warn("%s: the kubeconfig has the API server's certificate not verified (insecure-skip-tls-verify); what is installed verifies it", name)
+			s.Warn("%s: the kubeconfig skips verification of the API server's certificate (insecure-skip-tls-verify); the installed programs verify it", name)
 		}
 		clusters = append(clusters, c)
 	}
@@ -76,7 +76,7 @@ func (s *Session) Clusters(names []string) ([]*Cluster, error) {
 
 func validName(name string) error {
 	if _, err := cluster.ParseName(name); err != nil {
-		return fmt.Errorf("%w; say --context <name>=%s for a context with another name", err, Quote(name))
+		return fmt.Errorf("%w; for a context with another name use --context <name>=%s", err, Quote(name))
 	}
 	return nil
 }
@@ -88,17 +88,17 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 	}
 	if config.Contexts[context] == nil {
 		known := strings.Join(slices.Sorted(maps.Keys(config.Contexts)), ", ")
-		return nil, fmt.Errorf("%s: the kubeconfig has no context %q; it has: %s; say --context %s=<context>", name, context, known, name)
+		return nil, fmt.Errorf("%s: the kubeconfig has no context %q; it has: %s; use --context %s=<context>", name, context, known, name)
 	}
 	rest, err := clientcmd.NewNonInteractiveClientConfig(*config, context, nil, s.rules()).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("%s: context %s of the kubeconfig: %w", name, context, err)
 	}
-	// Requests of a person, and not many: no need to slow them down.
+	// A person sends few requests: no client-side rate limit.
 	rest.QPS, rest.Burst = -1, -1
 	rest.UserAgent = "semaphorectl/" + process.Version()
 	rest.WarningHandlerWithContext = noWarnings
-	kube.Bound(rest, mostAnswered)
+	kube.Bound(rest, maxResponse)
 	c := &Cluster{Name: name, Context: context, Server: rest.Host, Insecure: rest.Insecure, Config: rest}
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
@@ -109,8 +109,8 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 	return c, err
 }
 
-// Cluster is Clusters for one whose neighbours it has to say: --context may be about
-// those, too.
+// Cluster makes the client of one cluster. Other than Clusters it accepts --context of
+// clusters that aren't arguments: they may be its neighbours.
 func (s *Session) Cluster(name string) (*Cluster, error) {
 	if err := validName(name); err != nil {
 		return nil, Usage(err)

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// ErrNoTerminal says that there is no person to ask.
-var ErrNoTerminal = errors.New("standard input is no terminal")
+// ErrNoTerminal is the error of a question when standard input isn't a terminal.
+var ErrNoTerminal = errors.New("standard input is not a terminal")
 
 // Confirm asks a question and returns whether the answer is yes. Without a terminal the
 // error is ErrNoTerminal; it ends with ctx.
@@ -20,7 +20,7 @@ func (s *Session) Confirm(ctx context.Context, question string) (bool, error) {
 	s.printing.Lock()
 	fmt.Fprint(s.Err, question+" [y/N] ")
 	s.printing.Unlock()
-	// Reading can't be interrupted: it ends with the process.
+	// A read of standard input can't be interrupted: it ends with the process.
 	answered := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(s.In).ReadString('\n') // No answer is no.

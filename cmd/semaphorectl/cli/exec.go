@@ -31,15 +31,15 @@ const (
 	channelState = 3
 )
 
-// mostSaid is the most bytes of what is kept of a command's errors.
-const mostSaid = 4096
+// maxErrorOutput bounds what is kept of a command's standard error, in bytes.
+const maxErrorOutput = 4096
 
-// Exec runs a command in a container and returns what it prints, at most so many bytes,
-// also when it ends with an error, which has what it prints to standard error.
+// Exec runs a command in a container and returns its standard output, at most so many
+// bytes, also when it fails. The error contains its standard error.
 //
-// Client-go's executors connect by themselves, and read headers, and with SPDY frames, of
-// any size. This one counts all that comes over the connection. API servers take exec as a
-// WebSocket, of which the output needs nothing newer than version 4 of the protocol.
+// Client-go's executors open their own connections, and accept headers and SPDY frames of
+// any size. This one bounds the bytes of the connection. It uses the WebSocket protocol of
+// exec, version 4 or later.
 func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command []string, most int) ([]byte, error) {
 	address := c.Client.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
@@ -68,8 +68,8 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 	}
 	if up.connection == nil {
 		defer response.Body.Close()
-		said, err := io.ReadAll(io.LimitReader(response.Body, mostSaid))
-		return nil, errors.Join(fmt.Errorf("the API server answered %s: %s", response.Status, message(said)), err)
+		body, err := io.ReadAll(io.LimitReader(response.Body, maxErrorOutput))
+		return nil, errors.Join(fmt.Errorf("the API server answered %s: %s", response.Status, message(body)), err)
 	}
 	defer up.connection.Close()
 	defer context.AfterFunc(ctx, func() { _ = up.connection.Close() })()
@@ -77,8 +77,8 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 	return out, ended(ctx, err)
 }
 
-// ended prefers that the time is over to what came of that: the connection has the same
-// deadline, and may notice it before ctx does.
+// ended replaces the error of a connection with that of the context when its deadline has
+// passed: the connection has the same deadline, and may fail before ctx is done.
 func ended(ctx context.Context, err error) error {
 	if at, limited := ctx.Deadline(); err != nil && limited && time.Until(at) <= 0 {
 		<-ctx.Done()
@@ -89,15 +89,15 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// read takes the messages of a command until it has ended.
+// read reads the messages of a command until it has ended.
 func read(from *websocket.Conn, most int) ([]byte, error) {
-	var out, said, state bytes.Buffer
+	var out, errOut, state bytes.Buffer
 	for {
 		_, message, err := from.NextReader()
 		if err != nil {
 			switch {
 			case state.Len() > 0:
-				return out.Bytes(), outcome(state.Bytes(), said.String())
+				return out.Bytes(), outcome(state.Bytes(), errOut.String())
 			case websocket.IsCloseError(err, websocket.CloseNormalClosure):
 				return out.Bytes(), nil
 			}
@@ -105,15 +105,15 @@ func read(from *websocket.Conn, most int) ([]byte, error) {
 		}
 		channel := make([]byte, 1)
 		if _, err := io.ReadFull(message, channel); err != nil {
-			continue // An empty message says that there is a connection.
+			continue // Each channel begins with an empty message.
 		}
 		to, bound := &out, most
 		switch channel[0] {
 		case channelOut:
 		case channelErr:
-			to, bound = &said, mostSaid
+			to, bound = &errOut, maxErrorOutput
 		case channelState:
-			to, bound = &state, mostSaid
+			to, bound = &state, maxErrorOutput
 		default:
 			continue
 		}
@@ -125,24 +125,24 @@ func read(from *websocket.Conn, most int) ([]byte, error) {
 			if to == &out {
 				return nil, fmt.Errorf("output of more than %d bytes", most)
 			}
-			to.Truncate(bound) // The rest is left out.
+			to.Truncate(bound)
 		}
 	}
 }
 
-// outcome is how a command has ended.
-func outcome(state []byte, said string) error {
+// outcome decodes the final status of a command.
+func outcome(state []byte, errOut string) error {
 	var status metav1.Status
 	if err := json.Unmarshal(state, &status); err != nil {
-		return errors.New("the API server doesn't say how the command has ended")
+		return errors.New("the API server sent no valid exit status of the command")
 	}
 	if status.Status == metav1.StatusSuccess {
 		return nil
 	}
-	return errors.New(strings.TrimSuffix(status.Message+": "+said, ": "))
+	return errors.New(strings.TrimSuffix(status.Message+": "+errOut, ": "))
 }
 
-// message is what an API server says of an error.
+// message returns the message of an API server's error response.
 func message(body []byte) string {
 	var status metav1.Status
 	if json.Unmarshal(body, &status) == nil && status.Message != "" {
@@ -151,7 +151,7 @@ func message(body []byte) string {
 	return string(body)
 }
 
-// upgrade makes one request, which becomes a WebSocket.
+// upgrade is a RoundTripper for one request, which it upgrades to a WebSocket.
 type upgrade struct {
 	dialer     websocket.Dialer
 	proxy      func(*http.Request) (*url.URL, error)
@@ -172,7 +172,7 @@ func (u *upgrade) RoundTrip(request *http.Request) (*http.Response, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The headers, what TLS and frames add, and what is left out.
+		// Headers, the overhead of TLS and frames, and standard error.
 		return &metered{Conn: connection, left: u.most + u.most/8 + 1<<20}, nil
 	}
 	address := *request.URL
@@ -188,13 +188,13 @@ func (u *upgrade) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// metered ends a connection over which more comes than may.
+// metered fails reads of a connection after so many bytes.
 type metered struct {
 	net.Conn
 	left int64
 }
 
-var errMetered = errors.New("more came over the connection than the output may have")
+var errMetered = errors.New("the response exceeds the bound of the output")
 
 // Read implements io.Reader.
 func (m *metered) Read(p []byte) (int, error) {

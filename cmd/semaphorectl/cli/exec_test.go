@@ -17,7 +17,7 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// webSocket answers exec with what write sends, and closes the connection then.
+// webSocket answers exec with the messages that write sends, and closes the connection.
 func webSocket(t *testing.T, protocol string, write func(channel func(byte, string) error)) http.HandlerFunc {
 	t.Helper()
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -34,7 +34,7 @@ func webSocket(t *testing.T, protocol string, write func(channel func(byte, stri
 			return connection.WriteMessage(websocket.BinaryMessage, append([]byte{to}, text...))
 		})
 		_ = connection.WriteMessage(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""))
-		_, _, _ = connection.NextReader() // It is closed by the client.
+		_, _, _ = connection.NextReader() // Wait until the client closes it.
 	}
 }
 
@@ -70,8 +70,8 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// TestHostileExec answers exec in ways with which client-go's executors would take all of
-// the memory, or wait without an end.
+// TestHostileExec answers exec with responses that make client-go's executors exhaust the
+// memory or block forever.
 func TestHostileExec(t *testing.T) {
 	raw := func(begin, part string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -125,7 +125,7 @@ func TestHostileExec(t *testing.T) {
 	}
 }
 
-// TestExecThroughAProxy connects through the proxy that the kubeconfig names.
+// TestExecThroughAProxy connects through the kubeconfig's proxy.
 func TestExecThroughAProxy(t *testing.T) {
 	var asked bytes.Buffer
 	c, _, _ := hostile(t, webSocket(t, "v5.channel.k8s.io", func(send func(byte, string) error) { _ = send(1, "one") }))
@@ -137,7 +137,7 @@ func TestExecThroughAProxy(t *testing.T) {
 	}
 }
 
-// proxyServer is a proxy that notes what it is asked.
+// proxyServer is a proxy that records its requests.
 func proxyServer(t *testing.T, asked io.Writer) *url.URL {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -155,7 +155,7 @@ func proxyServer(t *testing.T, asked io.Writer) *url.URL {
 			return
 		}
 		defer from.Close()
-		go func() { _, _ = io.Copy(to, buffered) }() // It ends with the connections.
+		go func() { _, _ = io.Copy(to, buffered) }() // Ends with the connections.
 		_, _ = io.Copy(from, to)
 	}))
 	t.Cleanup(server.Close)

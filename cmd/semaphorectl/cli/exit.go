@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Exit codes; the help of the root command tells users.
+// Exit codes, documented in the help of the root command.
 const (
 	ExitOK      = 0
 	ExitFailed  = 1
@@ -24,14 +24,14 @@ type exit struct {
 
 func (e exit) Unwrap() error { return e.error }
 
-// Usage marks an error as one of the arguments.
+// Usage marks an error as caused by the arguments.
 func Usage(err error) error { return exit{err, ExitUsage} }
 
-// Exit ends the command with a code, when all that there is to say has been printed.
+// Exit ends the command with a code and no further message.
 func Exit(code int) error { return exit{code: code, error: errors.New("")} }
 
-// Judged ends a command that has printed what it found. What is wrong counts more than
-// what isn't known.
+// Judged returns the exit code of a command that has printed its findings. A fault takes
+// precedence over an unknown.
 func Judged(wrong, unknown bool) error {
 	switch {
 	case wrong:
@@ -42,8 +42,7 @@ func Judged(wrong, unknown bool) error {
 	return nil
 }
 
-// Run runs a command and returns the exit code. Errors are printed line by line: each
-// says what is wrong and what would be right.
+// Run runs a command and returns the exit code. Errors are printed line by line.
 func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) int {
 	root.SetArgs(args)
 	root.SetIn(s.In)
@@ -65,28 +64,28 @@ func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) in
 		code = ExitUsage
 	}
 	lines := texts(err)
-	for _, line := range lines[:min(len(lines), mostLines)] {
+	for _, line := range lines[:min(len(lines), maxLines)] {
 		s.Fail("%s", line)
 	}
-	if more := len(lines) - mostLines; more > 0 {
+	if more := len(lines) - maxLines; more > 0 {
 		s.Fail("and %d lines more", more)
 	}
 	if code == ExitUsage {
-		s.Say("%s --help says more", cmd.CommandPath())
+		s.Say("see %s --help", cmd.CommandPath())
 	}
 	return code
 }
 
-// mostLines is how many lines of an error are printed.
-const mostLines = 200
+// maxLines is how many lines of an error are printed.
+const maxLines = 200
 
-// hinted is an error with a line of its own that says what to do.
+// hinted is an error with a separate line that says what to do.
 type hinted struct {
 	error
 	hint string
 }
 
-// Hint returns an error with a line behind it that says what to do.
+// Hint appends a line to an error that says what to do.
 func Hint(err error, hint string) error { return hinted{err, hint} }
 
 // Error returns both.
@@ -95,9 +94,9 @@ func (h hinted) Error() string { return h.error.Error() + "\n" + h.hint }
 // Unwrap returns the error.
 func (h hinted) Unwrap() error { return h.error }
 
-// texts returns the lines of an error: one for each that this program has joined, and its
-// hints. A line break within what is left is somebody else's, as a cluster's that chose
-// the name of an object, and makes no line.
+// texts returns the lines of an error: one for each error that this program has joined, and
+// their hints. Any other line break comes from outside, such as from a cluster that chose the
+// name of an object, and starts no line.
 func texts(err error) []string {
 	switch e := err.(type) { //nolint:errorlint // It walks what is wrapped.
 	case hinted:
@@ -123,7 +122,7 @@ func texts(err error) []string {
 			break
 		}
 		for i := range lines {
-			lines[i] = single(before) + lines[i] // Each has its cluster.
+			lines[i] = single(before) + lines[i] // Each line begins with its cluster.
 		}
 		lines[len(lines)-1] += single(after)
 		return lines
@@ -139,7 +138,7 @@ func single(text string) string {
 	return strings.ReplaceAll(strings.Trim(text, "\n"), "\n", "; ")
 }
 
-// usage has wrong arguments of all commands exit as such.
+// usage marks the errors of all commands' argument checks with Usage.
 func usage(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {

@@ -36,7 +36,7 @@ import (
 
 const secretToken = "secret-words"
 
-// hostile is a session with access to one cluster, whose API server answers as it likes.
+// hostile returns a session with access to one cluster with a hostile API server.
 func hostile(t *testing.T, answer http.HandlerFunc) (*Cluster, *Session, *bytes.Buffer) {
 	t.Helper()
 	return clusterOf(t, answer, "{token: "+secretToken+"}")
@@ -71,7 +71,7 @@ users: [{name: u, user: %s}], contexts: [{name: aws, context: {cluster: c, user:
 
 var things = schema.GroupVersionResource{Group: "example.org", Version: "v1", Resource: "things"}
 
-// requests are one of each way in which a cluster is asked.
+// requests returns one request of each kind.
 func requests(c *Cluster) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"version": func(context.Context) error { _, err := c.Client.Discovery().ServerVersion(); return err },
@@ -124,8 +124,8 @@ func requests(c *Cluster) map[string]func(context.Context) error {
 	}
 }
 
-// TestNoRequestIsRedirected asks a cluster that redirects each request: to another server
-// of its own, and to one without TLS.
+// TestNoRequestIsRedirected redirects each request to another server of the cluster, and to
+// one without TLS.
 func TestNoRequestIsRedirected(t *testing.T) {
 	var elsewhere atomic.Int64
 	other := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) })
@@ -144,12 +144,12 @@ func TestNoRequestIsRedirected(t *testing.T) {
 		}
 	}
 	if n := elsewhere.Load(); n > 0 {
-		t.Errorf("%d requests went elsewhere", n)
+		t.Errorf("%d requests were redirected", n)
 	}
 }
 
-// TestCredentialPlugin takes the token of a program of the user's, and a new one when the
-// first one is refused.
+// TestCredentialPlugin uses the token of the kubeconfig's exec plugin, and a new one when
+// the first one is refused.
 func TestCredentialPlugin(t *testing.T) {
 	if _, err := exec.LookPath("sh"); err != nil {
 		t.Skip("there is no sh: ", err)
@@ -174,7 +174,7 @@ func TestCredentialPlugin(t *testing.T) {
 		_, _ = io.WriteString(w, `{"gitVersion":"v1"}`)
 	}, fmt.Sprintf("{exec: {apiVersion: client.authentication.k8s.io/v1, command: sh, args: [-c, %q], interactiveMode: Never}}", script))
 	if _, err := c.Client.Discovery().ServerVersion(); err == nil {
-		t.Error("the first token was taken")
+		t.Error("the first token was accepted")
 	}
 	if v, err := c.Client.Discovery().ServerVersion(); err != nil || v.GitVersion != "v1" {
 		t.Error(v, err)
@@ -187,7 +187,7 @@ func TestCredentialPlugin(t *testing.T) {
 	}
 }
 
-// endless writes a beginning, and a part for ever.
+// endless writes begin, and then part forever.
 func endless(w io.Writer, begin, part string) {
 	_, err := io.WriteString(w, begin)
 	for whole := strings.Repeat(part, 1+(64<<10)/len(part)); err == nil; {
@@ -195,10 +195,9 @@ func endless(w io.Writer, begin, part string) {
 	}
 }
 
-// TestHostileAnswersTakeLittleMemory asks a cluster that answers so that the answer, or
-// what is decoded of it, would take gigabytes. All that is allocated counts, also what is
-// free again.
-func TestHostileAnswersTakeLittleMemory(t *testing.T) {
+// TestHostileResponsesTakeLittleMemory sends responses that would take gigabytes, raw or
+// decoded. It measures all allocations, including freed ones.
+func TestHostileResponsesTakeLittleMemory(t *testing.T) {
 	const most = 256 << 20
 	status := func(code int, media string, write func(io.Writer)) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -211,7 +210,7 @@ func TestHostileAnswersTakeLittleMemory(t *testing.T) {
 	var bomb bytes.Buffer
 	z := gzip.NewWriter(&bomb)
 	for range 256 {
-		_, _ = z.Write(make([]byte, 1<<20)) // A buffer takes everything.
+		_, _ = z.Write(make([]byte, 1<<20)) // A buffer returns no errors.
 	}
 	_ = z.Close()
 	answers := map[string]http.HandlerFunc{
@@ -269,7 +268,7 @@ func TestHostileAnswersTakeLittleMemory(t *testing.T) {
 	t.Logf("%d MiB at most for one request", peak>>20)
 }
 
-// TestListsAreBounded lists of a cluster that always has more.
+// TestListsAreBounded lists objects of a cluster that always has another page.
 func TestListsAreBounded(t *testing.T) {
 	page := func(items string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -342,7 +341,7 @@ func TestListOfALargeCluster(t *testing.T) {
 	}
 }
 
-// TestSlowServerEndsWithTheCommand asks one that sends a byte now and then.
+// TestSlowServerEndsWithTheCommand lets a server send single bytes.
 func TestSlowServerEndsWithTheCommand(t *testing.T) {
 	c, s, _ := hostile(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -355,7 +354,7 @@ func TestSlowServerEndsWithTheCommand(t *testing.T) {
 	s.Timeout = 200 * time.Millisecond
 	for name, ask := range requests(c) {
 		if name == "version" {
-			continue // It is asked without a context here alone.
+			continue // Only this test calls it without a context.
 		}
 		ctx, cancel := s.Context(t.Context())
 		done := make(chan error, 1)
@@ -366,14 +365,14 @@ func TestSlowServerEndsWithTheCommand(t *testing.T) {
 				t.Errorf("%s: no error", name)
 			}
 		case <-time.After(30 * time.Second):
-			t.Errorf("%s: it goes on after the command's time", name)
+			t.Errorf("%s: it continues after the command's timeout", name)
 		}
 		cancel()
 	}
 }
 
-// TestLogsOfLibraries captures what client-go, at its highest verbosity, and net/http log of
-// a cluster's answers.
+// TestLogsOfLibraries captures what client-go, at its highest verbosity, and net/http log
+// about a cluster's responses.
 func TestLogsOfLibraries(t *testing.T) {
 	var flags flag.FlagSet
 	klog.InitFlags(&flags)
@@ -408,10 +407,10 @@ func TestLogsOfLibraries(t *testing.T) {
 	if strings.Contains(printed, "\x1b") || strings.Contains(printed, secretToken) || strings.Contains(printed, "\nforged") {
 		t.Errorf("printed %q", printed)
 	}
-	if n := strings.Count(printed, "\n"); n != mostLogged {
-		t.Errorf("%d lines, expected %d:\n%s", n, mostLogged, printed)
+	if n := strings.Count(printed, "\n"); n != maxLogged {
+		t.Errorf("%d lines, expected %d:\n%s", n, maxLogged, printed)
 	}
 	if !strings.Contains(printed, `! \x1b[2J: \x1b[2J; forged`) {
-		t.Errorf("client-go's error isn't there:\n%s", printed)
+		t.Errorf("client-go's error is missing:\n%s", printed)
 	}
 }

@@ -15,19 +15,19 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// Bounds of what one cluster's answers may make this program hold.
+// Bounds of one cluster's responses.
 const (
-	// mostAnswered is the most bytes of one answer that isn't a list: etcd takes objects
-	// of 1.5 MiB, and discovery of 2,000 custom resources has 1 MB.
-	mostAnswered = 16 << 20
-	// mostListed is the most bytes of one list. Of 10,000 nodes, which is the longest list
-	// that is read, there are some 150 MB.
-	mostListed = 256 << 20
-	// mostObjects is the most objects of one list.
-	mostObjects = 20_000
+	// maxResponse bounds a response that isn't a list, in bytes: etcd accepts objects of
+	// 1.5 MiB, and discovery of 2,000 custom resources is 1 MB.
+	maxResponse = 16 << 20
+	// maxList bounds a list, in bytes. The longest one is that of nodes: 10,000 have some
+	// 150 MB.
+	maxList = 256 << 20
+	// maxObjects bounds the objects of a list.
+	maxObjects = 20_000
 )
 
-// ErrEnough is what take returns to List when it needs no more objects.
+// ErrEnough is returned to List by a callback that needs no more objects.
 var ErrEnough = errors.New("enough")
 
 // Lister lists objects of a kind, as client-go's typed clients do.
@@ -35,47 +35,47 @@ type Lister[L runtime.Object] interface {
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
 }
 
-// List reads a list page by page, and calls take for each object of it. Take should keep
-// no more than it needs: all of a list may be 256 MiB. A list of more than that, or of more
-// than 20,000 objects, is an error.
-func List[T, L runtime.Object](ctx context.Context, from Lister[L], options metav1.ListOptions, take func(T) error) error {
+// List reads a list page by page, and calls each for every object. The callback should
+// retain no more than it needs: a list may have 256 MiB. A list of more than that, or of
+// more than 20,000 objects, is an error.
+func List[T, L runtime.Object](ctx context.Context, from Lister[L], options metav1.ListOptions, each func(T) error) error {
 	of, _ := reflect.New(reflect.TypeFor[T]().Elem()).Interface().(T)
 	return list(ctx, of, from, options, func(object runtime.Object) error {
 		typed, ok := object.(T)
 		if !ok {
 			return fmt.Errorf("%T in a list of %T", object, of)
 		}
-		return take(typed)
+		return each(typed)
 	})
 }
 
-// ListUntyped is List for a dynamic client. Objects of Kubernetes' own kinds have no kind:
-// API servers say it of the list alone.
-func ListUntyped(ctx context.Context, from dynamic.ResourceInterface, options metav1.ListOptions, take func(*unstructured.Unstructured) error) error {
+// ListUntyped is List for a dynamic client. Objects of Kubernetes' built-in types come
+// without a kind: API servers send only that of the list.
+func ListUntyped(ctx context.Context, from dynamic.ResourceInterface, options metav1.ListOptions, each func(*unstructured.Unstructured) error) error {
 	return list(ctx, &untyped{}, from, options, func(object runtime.Object) error {
 		switch o := object.(type) {
 		case *untyped:
-			return take(&o.Unstructured)
-		case *unstructured.Unstructured: // of a fake
-			return take(o)
+			return each(&o.Unstructured)
+		case *unstructured.Unstructured: // from a fake client
+			return each(o)
 		default:
 			return fmt.Errorf("%T in an untyped list", object)
 		}
 	})
 }
 
-func list[L runtime.Object](ctx context.Context, of runtime.Object, from Lister[L], options metav1.ListOptions, take func(runtime.Object) error) error {
-	listing := kube.Listing{Of: of, Options: options, Objects: mostObjects, Bytes: mostListed}
+func list[L runtime.Object](ctx context.Context, of runtime.Object, from Lister[L], options metav1.ListOptions, each func(runtime.Object) error) error {
+	listing := kube.Listing{Of: of, Options: options, Objects: maxObjects, Bytes: maxList}
 	err := listing.Each(ctx, func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return from.List(ctx, options)
-	}, take)
+	}, each)
 	if errors.Is(err, ErrEnough) {
 		return nil
 	}
 	return err
 }
 
-// untyped is an object that may have no kind, which Unstructured refuses.
+// untyped decodes objects without a kind, which Unstructured rejects.
 type untyped struct{ unstructured.Unstructured }
 
 // UnmarshalJSON implements json.Unmarshaler.

@@ -11,15 +11,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// mostLogged is how many lines of libraries are printed: the errors that they return come
-// besides.
-const mostLogged = 20
+// maxLogged bounds the lines that libraries log. The errors that they return are printed
+// apart from these.
+const maxLogged = 20
 
-// AdoptLogs prints what libraries log by themselves as warnings of this session, in so many
-// lines, printable and of bounded length: client-go's errors, and what net/http says
-// through package log. All else that client-go logs, requests and answers above all, is
-// discarded at any verbosity. Both have one logger for the process, so that only main
-// should call this.
+// AdoptLogs prints what libraries log as warnings of this session, at most so many lines,
+// printable and of bounded length: client-go's errors, and what net/http writes to package
+// log. Everything else that client-go logs, such as requests and responses, is discarded at
+// any verbosity. Both loggers are global, so only main should call this.
 func (s *Session) AdoptLogs() {
 	to := &logs{session: s}
 	klog.SetSlogLogger(slog.New(to))
@@ -27,7 +26,7 @@ func (s *Session) AdoptLogs() {
 	log.SetOutput(to)
 }
 
-// logs takes what libraries log.
+// logs is the destination of both loggers.
 type logs struct {
 	session *Session
 	lines   atomic.Int64
@@ -66,9 +65,9 @@ func (l *logs) Write(entry []byte) (int, error) {
 
 func (l *logs) print(text string) {
 	switch n := l.lines.Add(1); {
-	case n < mostLogged:
+	case n < maxLogged:
 		l.session.Warn("%s", printable.Text(text, printable.Short))
-	case n == mostLogged:
-		l.session.Warn("more that libraries log is left out")
+	case n == maxLogged:
+		l.session.Warn("further log lines of libraries are omitted")
 	}
 }

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// Kubectl returns a command for a context that a person can give: what clusters say is
-// one word of it each, and none an option: kubectl takes the last --kubeconfig, and runs
-// what that says.
+// Kubectl returns a kubectl command for a person to run. Each string from a cluster becomes
+// one word, and never an option: of several --kubeconfig kubectl uses the last one, and runs
+// its exec plugins.
 func Kubectl(context, format string, args ...any) string {
 	for i, arg := range args {
 		switch word, is := arg.(string); {
@@ -20,7 +20,7 @@ func Kubectl(context, format string, args ...any) string {
 	return "kubectl --context " + Quote(context) + " " + fmt.Sprintf(format, args...)
 }
 
-// Quote returns a word as a shell takes it, for names that come from elsewhere.
+// Quote quotes a word for a shell.
 func Quote(word string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@", r)

@@ -2,5 +2,5 @@
 
 package cli
 
-// raceEnabled tells that bytes take ten times as long.
+// raceEnabled is whether the race detector is on, which makes processing ten times slower.
 const raceEnabled = true

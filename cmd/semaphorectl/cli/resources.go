@@ -13,26 +13,26 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// mostResources is the most resources of one group version: Kubernetes' largest has 60,
-// with subresources.
-const mostResources = 1000
+// maxResources bounds the resources of a group version: Kubernetes' largest has 60, with
+// subresources.
+const maxResources = 1000
 
-// Resource is where the objects of a kind are.
+// Resource is the API resource of a kind.
 type Resource struct {
 	schema.GroupVersionResource
 	Kind       string
 	Namespaced bool
 }
 
-// resources are those of the group versions that a cluster was asked for. client-go's
-// RESTMapper asks for all that there are, at once, and a cluster can say that there are
-// thousands, each with an answer as large as one may be.
+// resources caches discovery of group versions. client-go's RESTMapper requests all group
+// versions at once, and a hostile cluster can list thousands, each with a response of the
+// maximum size.
 type resources struct {
 	mu    sync.Mutex
 	known map[schema.GroupVersion][]Resource
 }
 
-// ResourceOf returns the resource of a kind. If it isn't served, the error is one of
+// ResourceOf returns the resource of a kind. If it isn't served, the error satisfies
 // meta.IsNoMatchError.
 func (c *Cluster) ResourceOf(ctx context.Context, kind schema.GroupVersionKind) (Resource, error) {
 	all, err := c.resourcesOf(ctx, kind.GroupVersion())
@@ -61,8 +61,8 @@ func (c *Cluster) Resource(ctx context.Context, resource schema.GroupVersionReso
 	return Resource{}, &meta.NoResourceMatchError{PartialResource: resource}
 }
 
-// resourcesOf asks for a group version once, and keeps the answer, which is none where it
-// isn't served.
+// resourcesOf requests a group version once and caches the response. A group version that
+// isn't served has no resources.
 func (c *Cluster) resourcesOf(ctx context.Context, version schema.GroupVersion) ([]Resource, error) {
 	c.resources.mu.Lock()
 	defer c.resources.mu.Unlock()
@@ -71,15 +71,15 @@ func (c *Cluster) resourcesOf(ctx context.Context, version schema.GroupVersion) 
 	}
 	list, err := discovery.ToServerResourcesInterfaceWithContext(c.Client.Discovery()).ServerResourcesForGroupVersionWithContext(ctx, version.String())
 	if err != nil && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("ask which resources %s has: %w", version, err)
+		return nil, fmt.Errorf("discover the resources of %s: %w", version, err)
 	}
 	var all []Resource
 	if err == nil {
-		if len(list.APIResources) > mostResources {
-			return nil, fmt.Errorf("ask which resources %s has: more than %d", version, mostResources)
+		if len(list.APIResources) > maxResources {
+			return nil, fmt.Errorf("discover the resources of %s: more than %d", version, maxResources)
 		}
 		for i := range list.APIResources {
-			// They become paths. The others are subresources.
+			// Names become URL paths. Names with a slash are subresources.
 			if r := &list.APIResources[i]; len(validation.IsDNS1123Label(r.Name)) == 0 && len(validation.IsDNS1035Label(strings.ToLower(r.Kind))) == 0 {
 				all = append(all, Resource{version.WithResource(r.Name), r.Kind, r.Namespaced})
 			}

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// TestOnlyWhatIsNeededIsDiscovered asks a cluster that names 400 groups for resources of
-// three group versions, one of which it doesn't serve and one of which it doesn't answer for.
+// TestOnlyWhatIsNeededIsDiscovered requests resources of three group versions from a cluster
+// that lists 400 groups; it doesn't serve one of them, and fails for another one.
 func TestOnlyWhatIsNeededIsDiscovered(t *testing.T) {
 	var mu sync.Mutex
 	var asked []string
@@ -70,11 +70,11 @@ func TestOnlyWhatIsNeededIsDiscovered(t *testing.T) {
 	}
 }
 
-// TestResourcesAreBounded asks a cluster that has more resources than any.
+// TestResourcesAreBounded discovers a group version with too many resources.
 func TestResourcesAreBounded(t *testing.T) {
 	c, _, _ := hostile(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"kind":"APIResourceList","groupVersion":"v1","resources":[`+strings.Repeat(`{},`, mostResources)+`{}]}`)
+		_, _ = io.WriteString(w, `{"kind":"APIResourceList","groupVersion":"v1","resources":[`+strings.Repeat(`{},`, maxResources)+`{}]}`)
 	})
 	_, err := c.ResourceOf(t.Context(), schema.GroupVersionKind{Version: "v1", Kind: "Pod"})
 	if err == nil || !strings.Contains(err.Error(), "more than 1000") {

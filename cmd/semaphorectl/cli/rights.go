@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Lacks names the rights among wanted that the administrator doesn't have, sorted; empty:
-// none. An error is that the API server doesn't say.
+// Lacks returns the rights among wanted that the administrator lacks, sorted; empty: none.
+// The error is that of the access reviews.
 func (c *Cluster) Lacks(ctx context.Context, wanted []authorizationv1.ResourceAttributes) (string, error) {
 	var failed error
 	may := func(a authorizationv1.ResourceAttributes) bool {
@@ -36,7 +36,7 @@ func (c *Cluster) Lacks(ctx context.Context, wanted []authorizationv1.ResourceAt
 		}
 	}
 	if failed != nil {
-		return "", fmt.Errorf("what the context %s may do: %w", c.Context, failed)
+		return "", fmt.Errorf("review the rights of context %s: %w", c.Context, failed)
 	}
 	slices.Sort(missing)
 	return strings.Join(slices.Compact(missing), ", "), nil

@@ -10,8 +10,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// TestLacks holds that rights are lacking by the word of an API server only, not when it
-// doesn't answer.
+// TestLacks checks that a right is lacking only if the API server denies it, not if the
+// request fails.
 func TestLacks(t *testing.T) {
 	wanted := []authorizationv1.ResourceAttributes{
 		{Verb: "list", Resource: "nodes"}, {Verb: "create", Group: "projectcalico.org", Resource: "networkpolicies"},

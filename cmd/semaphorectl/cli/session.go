@@ -1,5 +1,5 @@
-// Package cli is what the commands of semaphorectl share: access to clusters by
-// kubeconfig contexts, what is printed how, and exit codes.
+// Package cli is shared by the commands of semaphorectl: access to clusters by kubeconfig
+// contexts, output, and exit codes.
 package cli
 
 import (
@@ -23,24 +23,23 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// Namespace is where the manifests put everything.
+// Namespace is the namespace of the manifests.
 const Namespace = "sys-semaphore"
 
-// Session is one run of the tool: where it prints, and the flags of all commands.
+// Session is one run of the tool: its standard files and the flags of all commands.
 type Session struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Terminal says how Err is to be used; Out is for results, which other programs
-	// may read.
+	// Terminal describes Err. Out is for results, which other programs may read.
 	Terminal Terminal
-	// Interactive says that there is a person at In.
+	// Interactive is whether In is a terminal.
 	Interactive bool
 	// Timeout bounds the whole command; 0 leaves it to the command.
 	Timeout time.Duration
 
 	printing   sync.Mutex // lines come from several goroutines
 	kubeconfig string
-	contexts   map[string]string // by cluster, where it isn't the cluster's name
+	contexts   map[string]string // by cluster, where the names differ
 }
 
 // NewSession takes the standard files and the environment.
@@ -52,28 +51,28 @@ func NewSession(in io.Reader, out, errs io.Writer, lookup func(string) (string, 
 // Flags adds the flags that all commands have.
 func (s *Session) Flags(flags *pflag.FlagSet) {
 	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "path of the kubeconfig (default: KUBECONFIG, or ~/.kube/config)")
-	flags.StringToStringVar(&s.contexts, "context", nil, "kubeconfig context of a cluster whose context hasn't its name, as in aws=prod-eu")
-	flags.DurationVar(&s.Timeout, "timeout", 5*time.Minute, "how long the command may take at most")
-	flags.BoolVar(&s.Terminal.off, "no-color", false, "print without colours; NO_COLOR does the same")
+	flags.StringToStringVar(&s.contexts, "context", nil, "kubeconfig context of a cluster, where it differs from the cluster's name, as in aws=prod-eu")
+	flags.DurationVar(&s.Timeout, "timeout", 5*time.Minute, "maximum duration of the command")
+	flags.BoolVar(&s.Terminal.off, "no-color", false, "print without colours, as does the variable NO_COLOR")
 }
 
-// Context returns a context that ends with the command's time.
+// Context returns a context with the command's timeout.
 func (s *Session) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	if s.Timeout <= 0 {
 		return context.WithCancel(parent)
 	}
-	return context.WithTimeoutCause(parent, s.Timeout, fmt.Errorf("not done within %s; --timeout allows more", s.Timeout))
+	return context.WithTimeoutCause(parent, s.Timeout, fmt.Errorf("timed out after %s, see --timeout", s.Timeout))
 }
 
-// rules say which kubeconfig is read, as for kubectl.
+// rules are kubectl's rules for which kubeconfig files are read.
 func (s *Session) rules() *clientcmd.ClientConfigLoadingRules {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = s.kubeconfig
 	return rules
 }
 
-// load reads the kubeconfig. The error names the file, and says nothing of its content: a
-// token may be where something else is expected.
+// load reads the kubeconfig. The error names the file and omits its content: a token may
+// stand where another value is expected.
 func (s *Session) load() (*clientcmdapi.Config, error) {
 	rules := s.rules()
 	config, err := rules.Load()
@@ -96,11 +95,11 @@ func (s *Session) load() (*clientcmdapi.Config, error) {
 			return nil, err
 		}
 	}
-	return nil, errors.New("read the kubeconfig: its files, each of which can be read, don't fit together")
+	return nil, errors.New("read the kubeconfig: each file is valid, and they can't be merged")
 }
 
-// CompleteClusters completes names of clusters by the contexts of the kubeconfig, for
-// ValidArgsFunction.
+// CompleteClusters is a ValidArgsFunction that completes names of clusters with the
+// contexts of the kubeconfig.
 func (s *Session) CompleteClusters(_ *cobra.Command, args []string, start string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	config, err := s.load()
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// Terminal says how text for people is printed.
+// Terminal says whether output is coloured.
 type Terminal struct {
-	plain bool // it has no colours
-	off   bool // nobody wants them
+	plain bool // not a terminal with colours
+	off   bool // --no-color
 }
 
-// terminal looks at what a file is. NO_COLOR is https://no-color.org.
+// terminal finds out whether a file is a terminal. NO_COLOR is https://no-color.org.
 func terminal(file io.Writer, lookup func(string) (string, bool)) Terminal {
 	noColour, _ := lookup("NO_COLOR")
 	kind, _ := lookup("TERM")
@@ -29,7 +29,7 @@ func terminal(file io.Writer, lookup func(string) (string, bool)) Terminal {
 // A Colour is an ANSI colour (ECMA-48, SGR).
 type Colour string
 
-// The colours that text may have.
+// The colours of text.
 const (
 	Red    Colour = "31"
 	Green  Colour = "32"
@@ -45,13 +45,13 @@ func (t Terminal) Paint(colour Colour, text string) string {
 	return "\x1b[" + string(colour) + "m" + text + "\x1b[0m"
 }
 
-// most is how many characters of one message are printed: what clusters say is in it.
-const most = 4000
+// maxMessage bounds a printed message, in characters: it may contain text from clusters.
+const maxMessage = 4000
 
 // Say prints a line about progress.
 func (s *Session) Say(format string, args ...any) { s.line("", format, args...) }
 
-// Done prints a line about something that is as it should be.
+// Done prints a line about something that succeeded.
 func (s *Session) Done(format string, args ...any) {
 	s.line(s.Terminal.Paint(Green, "✓ "), format, args...)
 }
@@ -61,7 +61,7 @@ func (s *Session) Warn(format string, args ...any) {
 	s.line(s.Terminal.Paint(Yellow, "! "), format, args...)
 }
 
-// Fail prints a line about what is wrong.
+// Fail prints a line about an error.
 func (s *Session) Fail(format string, args ...any) {
 	s.line(s.Terminal.Paint(Red, "✗ "), format, args...)
 }
@@ -69,10 +69,10 @@ func (s *Session) Fail(format string, args ...any) {
 func (s *Session) line(mark, format string, args ...any) {
 	s.printing.Lock()
 	defer s.printing.Unlock()
-	fmt.Fprintln(s.Err, mark+printable.Text(fmt.Sprintf(format, args...), most))
+	fmt.Fprintln(s.Err, mark+printable.Text(fmt.Sprintf(format, args...), maxMessage))
 }
 
-// ignore leaves out warnings of API servers, which are for developers.
+// ignore drops warnings of API servers, which are for developers.
 type ignore struct{}
 
 func (ignore) HandleWarningHeaderWithContext(context.Context, int, string, string) {}

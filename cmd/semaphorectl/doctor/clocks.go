@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// tolerated is how far apart clocks may be. Tokens and certificates are good for hours;
-// kubelets renew their leases each ten seconds, and count as gone after 40.
+// tolerated is the largest accepted difference of clocks. Tokens and certificates are valid
+// for hours; kubelets renew their leases every 10 s, and their nodes are not ready after 40 s.
 const tolerated = 5 * time.Minute
 
-// clocksApart compares the API servers' clocks with each other, and those of the kubelets
-// with their API server's: what they renew they date themselves, and one that is ready has
-// done so within a minute.
+// clocksApart compares the API servers' clocks with each other, and each kubelet's clock
+// with its API server's: kubelets date the renewals of their leases, and a node that is ready
+// has renewed its lease within a minute.
 func clocksApart(f *Facts, found func(Finding)) {
 	for i, c := range f.Clusters {
 		for _, other := range f.Clusters[:i] {
@@ -35,7 +35,7 @@ func clocksApart(f *Facts, found func(Finding)) {
 			}
 			if apart := n.Renewed.Sub(c.Taken.Add(c.Clock.Value)); apart.Abs() > tolerated {
 				found(Finding{
-					Scope{Cluster: c.Name, Node: n.Name}, fmt.Sprintf("the clock of %s is wrong by %s", n.Name, apart.Round(time.Minute)),
+					Scope{Cluster: c.Name, Node: n.Name}, fmt.Sprintf("the clock of %s is off by %s", n.Name, apart.Round(time.Minute)),
 					[]Evidence{{"its kubelet dates its lease " + n.Renewed.UTC().Format(time.RFC3339), c.Kubectl("-n kube-node-lease get lease %s -o yaml", n.Name)}},
 				})
 			}

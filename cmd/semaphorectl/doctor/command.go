@@ -17,24 +17,25 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-const about = `Says why clusters aren't joined as they should be: causes, each with its evidence, the
-command that shows it, and what to do. What a cause explains isn't told again.
+const about = `Finds out why joined clusters don't work. It prints causes, each with its evidence, the
+command that shows it, and a remedy. Faults that follow from a printed cause are only
+counted.
 
-It reads what the agents, the controllers and the API servers know, and makes nothing in
-the clusters. Agents probe the paths between all nodes all the time, with small and
-full-size packets: it asks them. Whether pods' own packets get through they don't know.
---probe tries it, with temporary pods in kube-system on some nodes, as semaphorectl verify
-does; --paths-only leaves it open without counting it.
+It reads the reports of agents and controllers and objects of the API servers, and changes
+nothing. Agents continuously probe the paths between all nodes, with small and full-size
+packets. They can't see whether pods' own packets arrive: --probe tests it with temporary
+pods in kube-system on some nodes, as semaphorectl verify does; with --paths-only it isn't
+reported as unknown.
 
-Exit codes: 0 all is well, of everything that was looked at there is a sign; 1 something
-is wrong; 2 nothing is known to be wrong, and something isn't known.`
+Exit codes: 0 no fault, and everything could be checked; 1 faults were found; 2 no fault
+was found, and something couldn't be checked.`
 
 // Command returns the command.
 func Command(session *cli.Session) *cobra.Command {
 	output, pathsOnly, try, plan := "", false, false, probe.Plan{}
 	cmd := &cobra.Command{
 		Use:   "doctor CLUSTER...",
-		Short: "Say what is wrong with clusters that are joined, and why",
+		Short: "Find faults of joined clusters and their causes",
 		Long:  about,
 		Example: `  semaphorectl doctor aws gcp
   semaphorectl doctor aws gcp --probe
@@ -45,8 +46,8 @@ func Command(session *cli.Session) *cobra.Command {
 			if output != "" && output != "json" {
 				return cli.Usage(fmt.Errorf("-o %q: json", output))
 			}
-			if plan.Nodes < 1 || plan.Nodes > probe.MostNodes {
-				return cli.Usage(fmt.Errorf("--nodes %d: 1 to %d", plan.Nodes, probe.MostNodes))
+			if plan.Nodes < 1 || plan.Nodes > probe.MaxNodes {
+				return cli.Usage(fmt.Errorf("--nodes %d: 1 to %d", plan.Nodes, probe.MaxNodes))
 			}
 			clusters, err := session.Clusters(args)
 			if err != nil {
@@ -54,13 +55,13 @@ func Command(session *cli.Session) *cobra.Command {
 			}
 			ctx, cancel := session.Context(cmd.Context())
 			defer cancel()
-			taken := survey.Take(ctx, clusters)
+			taken := survey.Collect(ctx, clusters)
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
 			var tried *probe.Tried
 			if try && len(clusters) > 1 {
-				session.Say("trying what pods reach, with temporary pods in %s", probe.Namespace)
+				session.Say("testing connections with temporary pods in %s", probe.Namespace)
 				if tried, err = probe.Mesh(ctx, clusters, facts.ReadAll(ctx, clusters), plan); err != nil {
 					return err
 				}
@@ -78,11 +79,11 @@ func Command(session *cli.Session) *cobra.Command {
 			return cli.Judged(d.Verdict == Wrong, d.Verdict == Unknown)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "json")
-	cmd.Flags().BoolVar(&pathsOnly, "paths-only", false, "don't count as unknown that no pod's own request was tried")
-	cmd.Flags().BoolVar(&try, "probe", false, "have temporary pods try what pods reach")
-	cmd.Flags().IntVar(&plan.Nodes, "nodes", 3, fmt.Sprintf("with --probe: on how many nodes of each cluster pods run, %d at most", probe.MostNodes))
-	cmd.Flags().StringVar(&plan.Image, "image", "", "with --probe: the pods' image (default: the one that is installed)")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "output format: json")
+	cmd.Flags().BoolVar(&pathsOnly, "paths-only", false, "don't report as unknown that connections of pods weren't tested")
+	cmd.Flags().BoolVar(&try, "probe", false, "test connections between clusters with temporary pods")
+	cmd.Flags().IntVar(&plan.Nodes, "nodes", 3, fmt.Sprintf("with --probe: number of nodes of each cluster that run pods, at most %d", probe.MaxNodes))
+	cmd.Flags().StringVar(&plan.Image, "image", "", "with --probe: image of the pods (default: the installed image)")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -111,22 +112,22 @@ func (d *Diagnosis) print(to io.Writer, output string) error {
 			}
 		}
 		if c.More > 0 {
-			line("    ", "and %d more of the kind", c.More)
+			line("    ", "and %d more of this cause", c.More)
 		}
 		line("    → ", "%s", c.Remedy)
 		b.WriteString("\n")
 	}
 	if d.Consequences > 0 {
-		line("", "%d things more are wrong that follow from these", d.Consequences)
+		line("", "%d further faults follow from these", d.Consequences)
 	}
 	for _, o := range d.Unknown {
-		line("? ", "not known: %s: %s", o.What, cmp.Or(o.Why, "no evidence"))
+		line("? ", "unknown: %s: %s", o.What, cmp.Or(o.Why, "no evidence"))
 		if o.Command != "" {
 			line("      ", "$ %s", o.Command)
 		}
 	}
 	if d.Verdict == Well {
-		line("✓ ", "all is well, as far as agents and API servers see")
+		line("✓ ", "no faults found by agents and API servers")
 	}
 	_, err := io.WriteString(to, b.String())
 	return err

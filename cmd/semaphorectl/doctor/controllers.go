@@ -15,32 +15,32 @@ func controllerRules() []Rule {
 	return []Rule{
 		{
 			ID:     "mirror-not-running",
-			Remedy: "see why its pods don't run, or scale it up: kubectl -n sys-semaphore scale deployment semaphore-service-mirror --replicas=2",
+			Remedy: "find out why its pods don't run, or scale it up: kubectl -n sys-semaphore scale deployment semaphore-service-mirror --replicas=2",
 			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.ServiceMirror, found) },
 		},
 		{
 			ID:     "policy-not-running",
-			Remedy: "see why its pods don't run, or scale it up: kubectl -n sys-semaphore scale deployment semaphore-policy --replicas=2",
+			Remedy: "find out why its pods don't run, or scale it up: kubectl -n sys-semaphore scale deployment semaphore-policy --replicas=2",
 			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.NetworkPolicy, found) },
 		},
 		{
 			ID: "coredns-block-missing", Local: true,
-			Remedy: "add the server blocks of deploy/coredns to CoreDNS's ConfigMap, one for each remote; semaphorectl join does it",
+			Remedy: "add the server blocks of deploy/coredns to CoreDNS's ConfigMap, one for each remote, or run semaphorectl join, which adds them",
 			Find:   blockMissing,
 		},
 		{
 			ID: "calico-pools-missing", Local: true,
-			Remedy: "give Calico the remote's pod subnets as IP pools with disabled: true and disableBGPExport: true (docs/policy.md, \"IP pools for remote subnets\"): without them it masquerades what pods send there",
+			Remedy: "create IP pools for the remote's pod subnets with disabled: true and disableBGPExport: true (docs/policy.md, \"IP pools for remote subnets\"): without them Calico masquerades pods' packets to these subnets",
 			Find:   poolsMissing,
 		},
 		{
 			ID: "set-name-taken", Local: true,
-			Remedy: "rename or remove the network set that somebody else has made, or select by labels instead of by name",
+			Remedy: "rename or delete the foreign network set, or select network sets by labels instead of by name",
 			Find:   nameTaken,
 		},
 		{
 			ID: "service-not-in-order", After: []string{"mirror-not-running", "wrong-ca", "token-refused", "rights-missing", "credentials-missing", "api-away", "api-failing"},
-			Remedy: "see docs/service-mirror.md for what each of them means",
+			Remedy: "docs/service-mirror.md explains each error",
 			Find:   services,
 		},
 		{
@@ -68,8 +68,7 @@ func notRunning(f *Facts, program string, found func(Finding)) {
 	}
 }
 
-// blockMissing looks for a server block for the names of each remote where the mirror is
-// installed.
+// blockMissing looks for the server blocks of all remotes where the mirror is installed.
 func blockMissing(f *Facts, found func(Finding)) {
 	for _, c := range f.Clusters {
 		if _, installed := c.Workload(survey.ServiceMirror); !installed || !c.Corefile.Known() {
@@ -86,16 +85,16 @@ func blockMissing(f *Facts, found func(Finding)) {
 	}
 }
 
-// poolsMissing holds Calico's pools against the remotes' pod subnets: by the word of
-// semaphore-policy, and by the pools and settings themselves where it isn't there.
+// poolsMissing looks for IP pools of Calico that contain the remotes' pod subnets: in the
+// report of semaphore-policy, and in the pools and settings themselves.
 func poolsMissing(f *Facts, found func(Finding)) {
-	told := map[Scope]bool{}
+	reported := map[Scope]bool{}
 	missing := func(c *survey.Cluster, remote string, evidence Evidence) {
 		scope := Scope{Cluster: c.Name, Remote: remote}
-		if told[scope] {
+		if reported[scope] {
 			return
 		}
-		told[scope] = true
+		reported[scope] = true
 		found(Finding{scope, fmt.Sprintf("Calico of %s lacks IP pools for %s", c.Name, remote), []Evidence{evidence}})
 	}
 	for c, p := range f.policies() {
@@ -109,18 +108,18 @@ func poolsMissing(f *Facts, found func(Finding)) {
 	}
 	for v := range f.views() {
 		if len(v.cluster.Pools.Value) == 0 {
-			continue // Not Calico's addresses.
+			continue // Calico doesn't allocate the addresses.
 		}
 		for _, subnet := range v.remote.PodSubnets {
-			if !holds(pooled[v.cluster], subnet) {
-				missing(v.cluster, v.Remote, Evidence{"no disabled pool without BGP export holds " + subnet, v.cluster.Pools.Source})
+			if !contains(pooled[v.cluster], subnet) {
+				missing(v.cluster, v.Remote, Evidence{"no disabled pool without BGP export contains " + subnet, v.cluster.Pools.Source})
 				break
 			}
 		}
 	}
 }
 
-// pools are the prefixes of a cluster's disabled pools that aren't exported.
+// pools returns the prefixes of a cluster's disabled pools that aren't exported.
 func pools(c *survey.Cluster) map[netip.Prefix]bool {
 	all := map[netip.Prefix]bool{}
 	for _, p := range c.Pools.Value {
@@ -131,8 +130,8 @@ func pools(c *survey.Cluster) map[netip.Prefix]bool {
 	return all
 }
 
-// holds reports whether one of the prefixes holds a subnet.
-func holds(prefixes map[netip.Prefix]bool, subnet string) bool {
+// contains reports whether one of the prefixes contains a subnet.
+func contains(prefixes map[netip.Prefix]bool, subnet string) bool {
 	want, err := netip.ParsePrefix(subnet)
 	for bits := want.Bits(); err == nil && bits >= 0; bits-- {
 		if prefixes[netip.PrefixFrom(want.Addr(), bits).Masked()] {
@@ -142,7 +141,7 @@ func holds(prefixes map[netip.Prefix]bool, subnet string) bool {
 	return false
 }
 
-// nameTaken finds network sets that have another name than theirs.
+// nameTaken finds network sets whose name was taken by a foreign one.
 func nameTaken(f *Facts, found func(Finding)) {
 	for c, p := range f.policies() {
 		if !p.Value.Leading {
@@ -152,11 +151,11 @@ func nameTaken(f *Facts, found func(Finding)) {
 			r := &p.Value.Remotes[j]
 			for _, s := range r.Sets {
 				natural := r.Name + "-" + s.Namespace + "-" + s.Name
-				// Large sets have parts, whose names say so; what is too long is no fault.
-				if strings.HasPrefix(s.Object, natural+"-") && told(c, natural) != "" {
+				// Shards of large sets and names that are too long have other names, too, but no Event.
+				if strings.HasPrefix(s.Object, natural+"-") && takenEvent(c, natural) != "" {
 					found(Finding{
 						Scope{Cluster: c.Name, Remote: r.Name}, fmt.Sprintf("the name of the network set %s is taken in %s", natural, c.Name),
-						[]Evidence{{told(c, natural), c.Warnings.Source}, {"the set is " + s.Object, p.Source}},
+						[]Evidence{{takenEvent(c, natural), c.Warnings.Source}, {"the set is " + s.Object, p.Source}},
 					})
 				}
 			}
@@ -164,8 +163,8 @@ func nameTaken(f *Facts, found func(Finding)) {
 	}
 }
 
-// told is what an Event says of a set's name.
-func told(c *survey.Cluster, natural string) string {
+// takenEvent returns the message of the Event NameTaken about a set's name, if there is one.
+func takenEvent(c *survey.Cluster, natural string) string {
 	for _, e := range c.Warnings.Value {
 		if e.Reason == "NameTaken" && strings.Contains(e.Message, natural) {
 			return e.Message
@@ -196,9 +195,9 @@ func services(f *Facts, found func(Finding)) {
 			if len(what) > 0 {
 				scope := Scope{Cluster: c.Name}
 				if origin, _, _ := strings.Cut(s.Origin, "/"); len(s.Clusters) <= 1 && origin != c.Name {
-					scope.Remote = origin // It is that one's alone.
+					scope.Remote = origin // No other cluster has this service.
 				}
-				found(Finding{scope, "service " + s.Name + " isn't in order", []Evidence{{strings.Join(what, "; "), m.Source}}})
+				found(Finding{scope, "service " + s.Name + " has errors", []Evidence{{strings.Join(what, "; "), m.Source}}})
 			}
 		}
 	}
@@ -215,10 +214,10 @@ func sets(f *Facts, found func(Finding)) {
 	}
 }
 
-// restRules find what no rule before explains, so that nothing is well that isn't.
+// restRules report faults that no earlier rule explains, so that none is left out.
 func restRules() []Rule {
 	var all []string
-	for _, rules := range [][]Rule{clusterRules(), contactRules(), nodeRules(), pathRules(), controllerRules(), podRules()} {
+	for _, rules := range [][]Rule{clusterRules(), apiRules(), nodeRules(), pathRules(), controllerRules(), podRules()} {
 		for i := range rules {
 			if rules[i].ID != "old-agent" {
 				all = append(all, rules[i].ID)
@@ -229,7 +228,7 @@ func restRules() []Rule {
 		{
 			ID:     "agent-failing",
 			After:  all,
-			Remedy: "the error says what; docs/troubleshooting.md has more about most of them",
+			Remedy: "docs/troubleshooting.md explains most of these errors",
 			Find: func(f *Facts, found func(Finding)) {
 				for c, a := range f.agents() {
 					scope := Scope{Cluster: c.Name, Node: a.Pod.Node}
@@ -245,10 +244,10 @@ func restRules() []Rule {
 						found(Finding{scope, "the agent of " + a.Pod.Node + " fails: " + what, []Evidence{{a.Value.Failing[what], statusOf(a)}}})
 					}
 					if s := a.Value.Filter; s.State != "" && s.State != "enforced" && s.State != "off" {
-						found(Finding{scope, "plaintext packets that claim remote pods' addresses aren't dropped on " + a.Pod.Node, []Evidence{{s.State + " " + s.Error, statusOf(a)}}})
+						found(Finding{scope, "the source filter isn't enforced on " + a.Pod.Node + ": plaintext packets with remote pods' source addresses aren't dropped", []Evidence{{s.State + " " + s.Error, statusOf(a)}}})
 					}
 					if a.Value.Networkd {
-						found(Finding{scope, "systemd-networkd removes rules and routes on " + a.Pod.Node, []Evidence{{"10-semaphore.conf isn't in /etc/systemd/networkd.conf.d", statusOf(a)}}})
+						found(Finding{scope, "systemd-networkd removes rules and routes on " + a.Pod.Node, []Evidence{{"10-semaphore.conf is missing in /etc/systemd/networkd.conf.d", statusOf(a)}}})
 					}
 				}
 			},
@@ -256,7 +255,7 @@ func restRules() []Rule {
 		{
 			ID:     "not-ready",
 			After:  append([]string{"agent-failing"}, all...),
-			Remedy: "see why these pods aren't ready: kubectl -n sys-semaphore describe pods",
+			Remedy: "find out why these pods aren't ready: kubectl -n sys-semaphore describe pods",
 			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
 					for _, w := range c.Workloads.Value {
@@ -269,11 +268,11 @@ func restRules() []Rule {
 		},
 		{
 			ID:     "not-installed",
-			Remedy: "semaphorectl join installs it",
+			Remedy: "install it with semaphorectl join",
 			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
 					if c.Kubernetes.Known() && c.Workloads.Known() && len(c.Workloads.Value) == 0 {
-						found(Finding{Scope{Cluster: c.Name}, "nothing of Kube-Semaphore is installed in " + c.Name, []Evidence{{"no DaemonSet or Deployment of ours", c.Workloads.Source}}})
+						found(Finding{Scope{Cluster: c.Name}, "Kube-Semaphore isn't installed in " + c.Name, []Evidence{{"no DaemonSet or Deployment of Kube-Semaphore", c.Workloads.Source}}})
 					}
 				}
 			},

@@ -1,12 +1,10 @@
-// Package doctor is the command that says why clusters aren't joined as they should be:
-// from what was read of them it reasons to causes, each with its evidence, the command
-// that shows it, and the remedy.
+// Package doctor implements "semaphorectl doctor". It derives causes from the facts of a
+// survey, each with its evidence, the command that shows it, and the remedy.
 //
-//	facts ──▶ rules, roots first ──▶ findings ──▶ those that an earlier one explains ──▶ diagnosis
-//	          pure, one cause each                go: consequences are counted only
+//	facts ──▶ rules, roots first ──▶ findings ──▶ drop those that an earlier  ──▶ diagnosis
+//	          pure, one cause each                one explains, count them
 //
-// Nothing is well by default: what couldn't be read is unknown, and so is what wasn't
-// tried.
+// The default is unknown: facts that couldn't be read, and connections that weren't tested.
 package doctor
 
 import (
@@ -19,8 +17,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
-// Scope says where something is: in a cluster, at one of its nodes, towards a remote, and
-// a node of that. Empty: all of them.
+// Scope is where a fault is: in a cluster, at one of its nodes, towards a remote, and one of
+// the remote's nodes. Empty: all of them.
 type Scope struct {
 	Cluster string `json:"cluster,omitempty"`
 	Node    string `json:"node,omitempty"`
@@ -28,48 +26,47 @@ type Scope struct {
 	Peer    string `json:"peer,omitempty"`
 }
 
-// turned is the same seen from the other side.
+// turned is the scope seen from the other side.
 func (s Scope) turned() Scope { return Scope{s.Remote, s.Peer, s.Cluster, s.Node} }
 
-// Evidence is a fact that speaks for a finding.
+// Evidence is a fact that supports a finding.
 type Evidence struct {
 	Text    string `json:"text"`
-	Command string `json:"command,omitempty"` // that shows it
+	Command string `json:"command,omitempty"` // shows the fact
 }
 
-// Finding is what a rule finds.
+// Finding is a fault that a rule has found.
 type Finding struct {
 	Scope
 	What     string
 	Evidence []Evidence
 }
 
-// Rule reasons from facts to one cause.
+// Rule derives one cause from facts.
 type Rule struct {
 	ID string
 	// Remedy says what to do.
 	Remedy string
-	// After are rules whose findings explain this one's where they are at the same place.
+	// After are earlier rules, whose findings explain those of this one in the same scope.
 	After []string
-	// Local says that no remote has a part in what is found of it, neither by its word nor
-	// by what it does. So it also explains what is wrong in the cluster by itself.
+	// Local is set where no remote can cause these findings, neither by its objects nor by
+	// its behaviour. They also explain faults of the cluster itself.
 	Local bool
 	Find  func(f *Facts, found func(Finding))
 }
 
-// Cause is a reason for what is wrong, with all findings of one rule between the same
-// clusters.
+// Cause is the cause of faults: all findings of one rule between the same clusters.
 type Cause struct {
 	ID       string     `json:"id"`
 	Where    Scope      `json:"where"`
 	What     string     `json:"what"`
 	Evidence []Evidence `json:"evidence"`
-	// More is how many findings more there are than evidence is given of.
+	// More counts the findings whose evidence is omitted.
 	More   int    `json:"more,omitempty"`
 	Remedy string `json:"remedy"`
 }
 
-// Open is something of which isn't known whether it is well.
+// Open is something that couldn't be checked.
 type Open struct {
 	What    string `json:"what"`
 	Why     string `json:"why"`
@@ -83,46 +80,44 @@ const (
 	Unknown = "unknown"
 )
 
-// Diagnosis is what the doctor says.
+// Diagnosis is the result of the command.
 type Diagnosis struct {
 	Verdict string  `json:"verdict"`
 	Causes  []Cause `json:"causes"`
-	// Consequences is how many findings the causes explain.
+	// Consequences counts the findings that the causes explain.
 	Consequences int    `json:"consequences"`
 	Unknown      []Open `json:"unknown"`
 }
 
-// mostEvidence and mostOpen bound what is told of one cause, and of what isn't known of one
-// cluster.
+// maxEvidence bounds the evidence of a cause, maxOpen the unknowns of a cluster.
 const (
-	mostEvidence = 6
-	mostOpen     = 50
+	maxEvidence = 6
+	maxOpen     = 50
 )
 
-// Diagnose applies the rules to a survey, and to what temporary pods have tried, nil where
-// there were none. With pods it counts as unknown that no request of a pod was tried. It
-// ends with the context.
+// Diagnose applies the rules to a survey, and to the results of temporary pods; nil: none ran.
+// With pods, and without such results, connections of pods are reported as unknown.
 func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Tried, pods bool) (*Diagnosis, error) {
 	f := &Facts{Clusters: clusters, Tried: tried, Done: ctx.Done()}
 	d := &Diagnosis{Causes: []Cause{}, Unknown: []Open{}}
-	found, anything := map[string]places{}, places{}
-	told := newCauses(d, clusters)
+	found, anything := map[string]scopes{}, scopes{}
+	causes := newCauses(d, clusters)
 	for _, rule := range Rules() {
-		var after []places
+		var after []scopes
 		for _, id := range rule.After {
 			if len(found[id]) > 0 {
 				after = append(after, found[id])
 			}
 		}
-		found[rule.ID] = places{}
+		found[rule.ID] = scopes{}
 		rule.Find(f, func(finding Finding) {
-			if slices.ContainsFunc(after, func(p places) bool { return p.explain(finding.Scope) }) {
+			if slices.ContainsFunc(after, func(p scopes) bool { return p.explain(finding.Scope) }) {
 				d.Consequences++
 				return
 			}
 			found[rule.ID].add(finding.Scope, rule.Local)
 			anything.add(finding.Scope, rule.Local)
-			told.add(&rule, finding)
+			causes.add(&rule, finding)
 		})
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -135,7 +130,7 @@ func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Trie
 	if pods && tried == nil {
 		d.Unknown = append(d.Unknown, Open{
 			What:    "whether pods' own packets get through",
-			Why:     "only paths between nodes were looked at: what masquerades or drops packets of pods, as a FORWARD chain or a network policy, isn't seen there",
+			Why:     "only paths between nodes were checked: masquerading, FORWARD chains and network policies affect pods' packets only",
 			Command: "semaphorectl doctor --probe",
 		})
 	}
@@ -150,8 +145,8 @@ func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Trie
 	return d, nil
 }
 
-// causes makes causes of findings: one of each rule between the same clusters. Remotes that
-// weren't asked for, of which a report can have any number, are one there.
+// causes groups findings into causes: one for each rule and pair of clusters. All remotes
+// that aren't among the arguments count as one, as a report can have any number of them.
 type causes struct {
 	*Diagnosis
 	asked map[string]bool
@@ -168,11 +163,11 @@ func newCauses(d *Diagnosis, clusters []*survey.Cluster) *causes {
 	return c
 }
 
-// add makes a finding a cause, or more evidence of one.
+// add adds a finding as a new cause, or as further evidence of one.
 func (c *causes) add(rule *Rule, finding Finding) {
 	which := cause{rule.ID, finding.Cluster, finding.Remote}
 	if !c.asked[which.remote] {
-		which.remote = whichever
+		which.remote = anyNode
 	}
 	at, known := c.at[which]
 	if !known {
@@ -180,40 +175,40 @@ func (c *causes) add(rule *Rule, finding Finding) {
 		c.Causes = append(c.Causes, Cause{ID: rule.ID, Where: finding.Scope, What: finding.What, Evidence: finding.Evidence, Remedy: rule.Remedy})
 		return
 	}
-	told := &c.Causes[at]
-	for _, place := range []struct {
-		told    *string
-		another string
-	}{{&told.Where.Node, finding.Node}, {&told.Where.Remote, finding.Remote}, {&told.Where.Peer, finding.Peer}} {
-		if *place.told != place.another {
-			*place.told = ""
+	same := &c.Causes[at]
+	for _, field := range []struct {
+		have  *string
+		other string
+	}{{&same.Where.Node, finding.Node}, {&same.Where.Remote, finding.Remote}, {&same.Where.Peer, finding.Peer}} {
+		if *field.have != field.other {
+			*field.have = ""
 		}
 	}
 	for _, e := range append([]Evidence{{Text: finding.What}}, finding.Evidence...) {
-		if len(told.Evidence) >= mostEvidence {
-			told.More++
+		if len(same.Evidence) >= maxEvidence {
+			same.More++
 			break
 		}
-		told.Evidence = append(told.Evidence, e)
+		same.Evidence = append(same.Evidence, e)
 	}
 }
 
-// open lists what isn't known, but where something is wrong anyway, and that is told.
-func open(f *Facts, wrong places) []Open {
+// open lists what couldn't be checked, except in scopes with a reported fault.
+func open(f *Facts, wrong scopes) []Open {
 	var all []Open
 	of := map[string]int{} // by the cluster
 	add := func(s Scope, say func() Open) {
 		if wrong.explain(s) {
 			return
 		}
-		if of[s.Cluster]++; of[s.Cluster] <= mostOpen {
+		if of[s.Cluster]++; of[s.Cluster] <= maxOpen {
 			all = append(all, say())
 		}
 	}
 	for _, c := range f.Clusters {
 		if !c.Kubernetes.Known() {
-			// Always told: everything that the API server would say is missing.
-			all = append(all, Open{c.Name + ": everything that its API server knows", c.Kubernetes.Err, c.Kubernetes.Source})
+			// Reported in any case: no fact of this cluster is known.
+			all = append(all, Open{c.Name + ": everything, as its API server can't be read", c.Kubernetes.Err, c.Kubernetes.Source})
 			continue
 		}
 		facts := []struct {
@@ -221,8 +216,8 @@ func open(f *Facts, wrong places) []Open {
 			err  string
 			from string
 		}{
-			{"its nodes", c.Nodes.Err, c.Nodes.Source}, {"its pods of ours", c.Pods.Err, c.Pods.Source},
-			{"what is installed", c.Workloads.Err, c.Workloads.Source}, {"its clock", c.Clock.Err, c.Clock.Source},
+			{"its nodes", c.Nodes.Err, c.Nodes.Source}, {"its pods of Kube-Semaphore", c.Pods.Err, c.Pods.Source},
+			{"its DaemonSets and Deployments", c.Workloads.Err, c.Workloads.Source}, {"its clock", c.Clock.Err, c.Clock.Source},
 		}
 		if _, installed := c.Workload(survey.ServiceMirror); installed {
 			facts = append(facts, struct{ what, err, from string }{"CoreDNS's configuration", c.Corefile.Err, c.Corefile.Source})
@@ -235,7 +230,7 @@ func open(f *Facts, wrong places) []Open {
 		unanswered := func(pod survey.Pod, err, from string) {
 			if err != "" && !pod.Deleting {
 				add(Scope{Cluster: c.Name, Node: cmp.Or(pod.Node, "none")}, func() Open {
-					return Open{fmt.Sprintf("%s: what %s on %s knows", c.Name, pod.Name, pod.Node), err, from}
+					return Open{fmt.Sprintf("%s: the report of %s on %s", c.Name, pod.Name, pod.Node), err, from}
 				})
 			}
 		}
@@ -249,39 +244,39 @@ func open(f *Facts, wrong places) []Open {
 			unanswered(c.Policies[i].Pod, c.Policies[i].Err, c.Policies[i].Source)
 		}
 		if c.Nodes.Known() && len(c.Nodes.Value) == 0 {
-			add(Scope{Cluster: c.Name}, func() Open { return Open{c.Name + ": whether anything works there", "it has no nodes", c.Nodes.Source} })
+			add(Scope{Cluster: c.Name}, func() Open { return Open{c.Name + ": whether anything works", "it has no nodes", c.Nodes.Source} })
 		}
 	}
 	for c, a := range f.agents() {
 		if a.Value.Standby == nil && len(a.Value.Pending) > 0 {
 			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, func() Open {
-				return Open{fmt.Sprintf("%s: the agent of %s", c.Name, a.Pod.Node), fmt.Sprintf("not done since its start: %v", a.Value.Pending), a.Source}
+				return Open{fmt.Sprintf("%s: the agent of %s", c.Name, a.Pod.Node), fmt.Sprintf("still pending since its start: %v", a.Value.Pending), a.Source}
 			})
 		}
 	}
 	for p := range f.Pairs() {
 		if state := p.state(); state != "up" && state != "down" {
 			add(p.Scope, func() Open {
-				return Open{fmt.Sprintf("the path from %s to %s", p.Node, p.Peer), cmp.Or(p.why(), "no sign for or against it yet"), p.source}
+				return Open{fmt.Sprintf("the path from %s to %s", p.Node, p.Peer), cmp.Or(p.why(), "no result of probes yet"), p.source}
 			})
 		}
 	}
 	for i := range f.legs() {
 		if l := &f.legs()[i]; l.Untried != "" {
 			add(legScope(l), func() Open {
-				return Open{fmt.Sprintf("whether a pod on %s reaches one on %s", l.From.Node, l.To.Node), l.Untried, tryAgain(l)}
+				return Open{fmt.Sprintf("whether a pod on %s reaches a pod on %s", l.From.Node, l.To.Node), l.Untried, tryAgain(l)}
 			})
 		}
 	}
 	if f.Tried != nil && len(f.legs()) == 0 {
-		all = append(all, Open{"whether pods' own packets get through", "there were no pods to try it", ""})
+		all = append(all, Open{"whether pods' own packets get through", "no temporary pod ran", ""})
 	}
 	if len(f.pairs) == 0 {
-		all = append(all, Open{"the paths between nodes", "no nodes of two clusters are known: name the others, too", ""})
+		all = append(all, Open{"the paths between nodes", "nodes of fewer than two clusters are known: pass the other clusters as arguments, too", ""})
 	}
 	for _, c := range f.Clusters {
-		if more := of[c.Name] - mostOpen; more > 0 {
-			all = append(all, Open{fmt.Sprintf("%s: %d things more", c.Name, more), "the list is too long", ""})
+		if more := of[c.Name] - maxOpen; more > 0 {
+			all = append(all, Open{fmt.Sprintf("%s: %d more", c.Name, more), "the list is too long", ""})
 		}
 	}
 	return all

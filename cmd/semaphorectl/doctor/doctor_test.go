@@ -12,14 +12,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
 )
 
-// patient is a survey that faults are made in.
+// patient is a survey to which tests add faults.
 type patient struct{ aws, gcp *survey.Cluster }
 
 func (p *patient) agent(node int) *survey.Agent { return p.aws.Agents[node].Value }
 
 func (p *patient) remote(node int) *survey.Remote { return &p.agent(node).Remotes[0] }
 
-// path is that from a node of aws to one of gcp, and back the other way.
+// path is the path from a node of aws to a node of gcp, back the reverse one.
 func (p *patient) path(node, peer int) *survey.Peer { return &p.remote(node).Peers[peer] }
 
 func (p *patient) back(node, peer int) *survey.Peer {
@@ -53,7 +53,7 @@ func diagnose(t *testing.T, clusters []*survey.Cluster, tried *probe.Tried, pods
 	return d
 }
 
-// outdated are what oldAgents finds.
+// outdated returns the findings of oldAgents.
 func outdated(clusters []*survey.Cluster) []Finding {
 	var all []Finding
 	oldAgents(&Facts{Clusters: clusters}, func(f Finding) { all = append(all, f) })
@@ -71,7 +71,7 @@ func TestCauses(t *testing.T) {
 		where  Scope
 	}{
 		"all is well": {change: func(*patient) {}},
-		"a node that is to speak first": {change: func(p *patient) {
+		"a node that initiates handshakes": {change: func(p *patient) {
 			p.aws.Nodes.Value[0].Annotations["gcp."+survey.AnnotationGroup+"/endpoint"] = ""
 		}},
 		"UDP dropped in one direction": {func(p *patient) {
@@ -98,11 +98,11 @@ func TestCauses(t *testing.T) {
 			Scope{Cluster: "aws", Node: "aws-2", Remote: "gcp"}},
 		"wrong CA": {api("Get \"https://10.66.0.2\": tls: failed to verify certificate: x509: certificate signed by unknown authority"),
 			"wrong-ca", Scope{Cluster: "aws", Remote: "gcp"}},
-		"expired token":               {api("list nodes: Unauthorized"), "token-refused", Scope{Cluster: "aws", Remote: "gcp"}},
-		"too few rights":              {api(`nodes is forbidden: User "x" cannot list resource`), "rights-missing", Scope{Cluster: "aws", Remote: "gcp"}},
-		"API server away":             {api("dial tcp 10.66.0.2:6443: connect: connection refused"), "api-away", Scope{Cluster: "aws", Remote: "gcp"}},
-		"no token":                    {api("open /etc/semaphore/remotes/gcp.token: no such file or directory"), "credentials-missing", Scope{Cluster: "aws", Remote: "gcp"}},
-		"an answer that nobody knows": {api("teapot"), "api-failing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"expired token":    {api("list nodes: Unauthorized"), "token-refused", Scope{Cluster: "aws", Remote: "gcp"}},
+		"too few rights":   {api(`nodes is forbidden: User "x" cannot list resource`), "rights-missing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"API server down":  {api("dial tcp 10.66.0.2:6443: connect: connection refused"), "api-away", Scope{Cluster: "aws", Remote: "gcp"}},
+		"no token":         {api("open /etc/semaphore/remotes/gcp.token: no such file or directory"), "credentials-missing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"an unknown error": {api("teapot"), "api-failing", Scope{Cluster: "aws", Remote: "gcp"}},
 		"pod subnet configured wrong": {func(p *patient) {
 			for n := range 2 {
 				r := p.remote(n)
@@ -203,9 +203,9 @@ func TestCauses(t *testing.T) {
 			down(p.path(0, 0), "no_handshake", 0)
 			down(p.back(0, 0), "no_handshake", 0)
 		}, "clocks-apart", Scope{Cluster: "aws", Node: "aws-1"}},
-		"nothing installed":            {func(p *patient) { p.aws.Workloads.Value = nil }, "not-installed", Scope{Cluster: "aws"}},
-		"something that no rule knows": {func(p *patient) { p.agent(0).Failing["orphans"] = "no" }, "agent-failing", Scope{Cluster: "aws", Node: "aws-1"}},
-		"two causes that have nothing to do with each other": {func(p *patient) {
+		"nothing installed":        {func(p *patient) { p.aws.Workloads.Value = nil }, "not-installed", Scope{Cluster: "aws"}},
+		"a failure without a rule": {func(p *patient) { p.agent(0).Failing["orphans"] = "no" }, "agent-failing", Scope{Cluster: "aws", Node: "aws-1"}},
+		"two independent causes": {func(p *patient) {
 			down(p.path(0, 0), "one_way", 9)
 			down(p.back(0, 0), "no_answer", 9)
 			api("list nodes: Unauthorized")(p)
@@ -244,11 +244,11 @@ func TestCauses(t *testing.T) {
 func TestUnknownIsNotWell(t *testing.T) {
 	for name, change := range map[string]func(p *patient){
 		"an agent that doesn't answer": func(p *patient) { p.aws.Agents[0].Value, p.aws.Agents[0].Err = nil, "exec: no" },
-		"an API server that is away": func(p *patient) {
+		"an API server that is down": func(p *patient) {
 			*p.gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
 		},
 		"a path without a sign":          func(p *patient) { p.path(0, 0).Path.State = "unknown" },
-		"a state that nobody knows":      func(p *patient) { p.path(0, 0).Path.State = "splendid" },
+		"an unknown state":               func(p *patient) { p.path(0, 0).Path.State = "splendid" },
 		"nodes that can't be read":       func(p *patient) { p.aws.Nodes.Value, p.aws.Nodes.Err = nil, "forbidden" },
 		"an agent that has just started": func(p *patient) { p.agent(0).Pending = []string{"routes"} },
 	} {
@@ -263,34 +263,34 @@ func TestUnknownIsNotWell(t *testing.T) {
 	if d := diagnose(t, surveytest.Pair(2), nil, true); d.Verdict != Unknown {
 		t.Errorf("without a request of a pod it is %s", d.Verdict)
 	}
-	// Few nodes have few paths, or none, of which nothing can be seen.
+	// Without paths nothing can be checked.
 	for name, clusters := range map[string][]*survey.Cluster{
 		"one cluster": surveytest.Pair(1)[:1], "no nodes": surveytest.Pair(0), "one of them has none": {surveytest.Pair(0)[0], surveytest.Pair(1)[1]},
 		"of three one has none": append(surveytest.Pair(1), &survey.Cluster{Name: "merit", Workloads: surveytest.Pair(0)[0].Workloads}),
 	} {
 		if d := diagnose(t, clusters, nil, false); d.Verdict == Well {
-			t.Errorf("%s: all is well, it says", name)
+			t.Errorf("%s: the verdict is %s", name, Well)
 		}
 	}
 	if d := diagnose(t, surveytest.Pair(1), nil, false); d.Verdict != Well {
 		t.Errorf("a node in each of two clusters: %+v", d)
 	}
 	if d := diagnose(t, nil, nil, false); d.Verdict == Wrong {
-		t.Errorf("nothing is wrong with nothing: %+v", d)
+		t.Errorf("without clusters: %+v", d)
 	}
 }
 
-// TestRulesAreInOrder holds the order of rules: roots come first.
+// TestRulesAreInOrder checks that roots come first.
 func TestRulesAreInOrder(t *testing.T) {
 	before := map[string]bool{}
 	for _, r := range Rules() {
 		for _, id := range r.After {
 			if !before[id] {
-				t.Errorf("%s comes after %q, which isn't a rule before it", r.ID, id)
+				t.Errorf("%s: After contains %q, which isn't an earlier rule", r.ID, id)
 			}
 		}
 		if before[r.ID] || r.Remedy == "" {
-			t.Errorf("%s is there twice, or has no remedy", r.ID)
+			t.Errorf("%s is a duplicate, or has no remedy", r.ID)
 		}
 		before[r.ID] = true
 	}
@@ -303,35 +303,35 @@ func TestPrintedForPeople(t *testing.T) {
 	if err := diagnose(t, clusters, nil, true).print(&b, ""); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"✗ token-refused: aws to gcp: the token is refused\n", `Unauthorized \x1b[2J`, "$ status of aws-1", "→ hand over", "? not known: whether pods' own packets"} {
+	for _, want := range []string{"✗ token-refused: aws to gcp: the token is refused\n", `Unauthorized \x1b[2J`, "$ status of aws-1", "→ hand over", "? unknown: whether pods' own packets"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in:\n%s", want, b.String())
 		}
 	}
 }
 
-// TestOldAgents holds who is named where versions differ, and that what is said is so.
+// TestOldAgents checks which agents are reported if versions differ, and with which evidence.
 func TestOldAgents(t *testing.T) {
 	const old = "it reports no paths"
 	for name, tt := range map[string]struct {
-		versions [4]string // of aws-1, aws-2, gcp-1 and gcp-2
+		versions [4]string // aws-1, aws-2, gcp-1 and gcp-2
 		pathless [4]bool
-		want     []string // what is found, and its evidence
+		want     []string // findings and their evidence
 	}{
 		"one version": {versions: [4]string{"v1", "v1", "v1", "v1"}},
 		"one of four": {[4]string{"v1.2.0", "v1.2.0", "v1.1.0", "v1.2.0"}, [4]bool{}, []string{
-			"the agent of gcp-1 is of another version: it is v1.1.0; v1.2.0 is that of 3 of 4 agents"}},
-		"as many, the newer one counts": {[4]string{"v1.9.0", "v1.9.0", "v1.10.0", "v1.10.0"}, [4]bool{}, []string{
-			"the agent of aws-1 is of another version: it is v1.9.0; v1.10.0 is that of 2 of 4 agents",
-			"the agent of aws-2 is of another version: it is v1.9.0; v1.10.0 is that of 2 of 4 agents"}},
-		"as many, who knows more counts": {[4]string{"devel", "devel", "v1.0.0", "v1.0.0"}, [4]bool{false, false, true, true}, []string{
-			"the agent of gcp-1 is of another version: it is v1.0.0; devel is that of 2 of 4 agents; " + old,
-			"the agent of gcp-2 is of another version: it is v1.0.0; devel is that of 2 of 4 agents; " + old}},
+			"the agent of gcp-1 has another version: it has v1.1.0; 3 of 4 agents have v1.2.0"}},
+		"a tie, the newer one wins": {[4]string{"v1.9.0", "v1.9.0", "v1.10.0", "v1.10.0"}, [4]bool{}, []string{
+			"the agent of aws-1 has another version: it has v1.9.0; 2 of 4 agents have v1.10.0",
+			"the agent of aws-2 has another version: it has v1.9.0; 2 of 4 agents have v1.10.0"}},
+		"a tie, the one with paths wins": {[4]string{"devel", "devel", "v1.0.0", "v1.0.0"}, [4]bool{false, false, true, true}, []string{
+			"the agent of gcp-1 has another version: it has v1.0.0; 2 of 4 agents have devel; " + old,
+			"the agent of gcp-2 has another version: it has v1.0.0; 2 of 4 agents have devel; " + old}},
 		"most are old": {[4]string{"v1", "v0", "v0", "v0"}, [4]bool{false, true, true, true}, []string{
-			"the agent of aws-1 is of another version: it is v1; v0 is that of 3 of 4 agents",
-			"the agent of aws-2 is of a version that reports no paths: it is v0",
-			"the agent of gcp-1 is of a version that reports no paths: it is v0",
-			"the agent of gcp-2 is of a version that reports no paths: it is v0"}},
+			"the agent of aws-1 has another version: it has v1; 3 of 4 agents have v0",
+			"the agent of aws-2 has a version that reports no paths: it has v0",
+			"the agent of gcp-1 has a version that reports no paths: it has v0",
+			"the agent of gcp-2 has a version that reports no paths: it has v0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clusters := surveytest.Pair(2)
@@ -355,8 +355,8 @@ func TestOldAgents(t *testing.T) {
 	}
 }
 
-// TestOldAgentsOfAnyVersions holds that the same is said each time, also of versions that
-// have no order.
+// TestOldAgentsOfAnyVersions checks that the result is deterministic, also for versions
+// without an order.
 func TestOldAgentsOfAnyVersions(t *testing.T) {
 	clusters := surveytest.Pair(2)
 	for i, version := range []string{"v1.9.0", "v1.10.0", "v1.2-devel", "v1.10.0-1-gabcdef"} {

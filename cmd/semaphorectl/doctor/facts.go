@@ -11,13 +11,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
-// Facts are what the rules reason from.
+// Facts is the input of the rules.
 type Facts struct {
 	Clusters []*survey.Cluster
-	// Tried is what temporary pods have found out; nil: there were none.
+	// Tried is the results of temporary pods; nil: none ran.
 	Tried *probe.Tried
-	// Done ends all that goes through reports and pairs when it is closed: there may be
-	// millions of them. nil: nothing does.
+	// Done, when closed, ends all iterations over reports and pairs, of which there may be
+	// millions.
 	Done <-chan struct{}
 
 	sites map[*survey.Cluster]*site
@@ -25,7 +25,7 @@ type Facts struct {
 	first map[[2]*survey.Cluster]int // of pairs
 }
 
-// done reports whether the time is over.
+// done reports whether Done is closed.
 func (f *Facts) done() bool {
 	select {
 	case <-f.Done:
@@ -35,10 +35,10 @@ func (f *Facts) done() bool {
 	}
 }
 
-// site is a cluster by its nodes.
+// site indexes the facts of a cluster by node.
 type site struct {
 	acting map[string]*survey.Agent
-	status map[string]string // the commands that show what agents report
+	status map[string]string // commands that show the agents' reports
 	nodes  map[string]*survey.Node
 	number map[string]int // of nodes
 }
@@ -64,14 +64,14 @@ func (f *Facts) site(c *survey.Cluster) *site {
 	return s
 }
 
-// status is the command that shows what the agent of a node reports.
+// status is the command that shows the report of a node's agent.
 func (f *Facts) status(c *survey.Cluster, node string) string { return f.site(c).status[node] }
 
 func statusOf(a *survey.Reported[survey.Agent]) string {
 	return strings.TrimSuffix(a.Source, " -o json")
 }
 
-// reports are the reports of programs that are known, each with its cluster.
+// reports iterates over the reports that could be read, each with its cluster.
 func reports[R any](f *Facts, of func(*survey.Cluster) []survey.Reported[R]) iter.Seq2[*survey.Cluster, *survey.Reported[R]] {
 	return func(yield func(*survey.Cluster, *survey.Reported[R]) bool) {
 		for _, c := range f.Clusters {
@@ -97,21 +97,21 @@ func (f *Facts) policies() iter.Seq2[*survey.Cluster, *survey.Reported[survey.Po
 	return reports(f, func(c *survey.Cluster) []survey.Reported[survey.Policy] { return c.Policies })
 }
 
-// Pair is a node and one of another cluster, seen from the first.
+// Pair is the path from a node to a node of another cluster.
 type Pair struct {
 	Scope
 	from, to *survey.Cluster
-	node     *survey.Node // the other one's
-	// agent is the first one's, nil: it doesn't answer; remote its view of the other
-	// cluster, peer that of the other node.
+	node     *survey.Node // the destination
+	// agent is that of the source node; nil: no report. remote and peer are its view of the
+	// other cluster and node.
 	agent  *survey.Agent
 	remote *survey.Remote
 	peer   *survey.Peer
 	source string // of these
-	turn   int    // which of the pairs it is, seen from the other side
+	turn   int    // index of the reverse pair
 }
 
-// Pairs are those of all clusters' nodes, each in both directions.
+// Pairs iterates over the pairs of all clusters' nodes, each in both directions.
 func (f *Facts) Pairs() iter.Seq[*Pair] {
 	f.makePairs()
 	return func(yield func(*Pair) bool) {
@@ -123,8 +123,8 @@ func (f *Facts) Pairs() iter.Seq[*Pair] {
 	}
 }
 
-// makePairs makes the pairs of clusters one after the other, and of each the nodes of the
-// first one by those of the second one.
+// makePairs fills pairs, ordered by source cluster, destination cluster, source node and
+// destination node.
 func (f *Facts) makePairs() {
 	if f.first != nil {
 		return
@@ -169,7 +169,7 @@ func (f *Facts) makePairs() {
 	}
 }
 
-// pair returns that of a scope; nil: there is none.
+// pair returns the pair of a scope, or nil.
 func (f *Facts) pair(s Scope) *Pair {
 	f.makePairs()
 	named := func(name string) *survey.Cluster {
@@ -191,8 +191,8 @@ func (f *Facts) pair(s Scope) *Pair {
 	return &f.pairs[f.first[[2]*survey.Cluster{from, to}]+i*len(to.Nodes.Value)+j]
 }
 
-// state is that of the path: up, down, unknown, none for a node that is no peer, or
-// empty where nobody says.
+// state is the state of the path: up, down, unknown, none if the destination isn't a peer,
+// or empty without a report.
 func (p *Pair) state() string {
 	switch {
 	case p.remote == nil:
@@ -219,17 +219,17 @@ func (p *Pair) why() string {
 	case p.agent == nil:
 		return "no agent answers on " + p.Node
 	case p.remote == nil:
-		return "the agent of " + p.Node + " has no remote " + p.Remote
+		return "remote " + p.Remote + " isn't configured on " + p.Node
 	case p.peer == nil:
 		return "it isn't a peer"
 	}
 	return p.sign()
 }
 
-// back is the same pair seen from the other side.
+// back is the reverse pair.
 func (f *Facts) back(p *Pair) *Pair { return &f.pairs[p.turn] }
 
-// annotation is what a node publishes for a cluster.
+// annotation returns the value that a node publishes for a cluster.
 func annotation(n *survey.Node, cluster, what string) string {
 	return n.Annotations[annotationName(cluster, what)]
 }
@@ -245,14 +245,14 @@ type view struct {
 	agent   *survey.Agent
 	remote  *survey.Remote
 	source  string
-	// failing are the failures of the agent that concern this remote, inTheWay the one of
-	// a route of others.
+	// failing are the failures of the agent that concern this remote, inTheWay the failure
+	// caused by a foreign route.
 	failing  map[string]string
 	inTheWay string
 }
 
-// views are all agents' remotes; those of agents that stand by don't count. Where an agent
-// is its pod says, and not its report.
+// views iterates over all remotes of all agents that aren't on standby. The node is that of
+// the agent's pod: the report could name another one.
 func (f *Facts) views() iter.Seq[*view] {
 	return func(yield func(*view) bool) {
 		for c, a := range f.agents() {
@@ -279,26 +279,26 @@ func (f *Facts) views() iter.Seq[*view] {
 	}
 }
 
-// lastWord is the remote in what an agent says that fails, where it is about one.
+// lastWord returns the last word of the name of a failure: the remote, if it concerns one.
 func lastWord(what string) string { return what[strings.LastIndexByte(what, ' ')+1:] }
 
-// contact is what a program says of its contact with a remote's API server.
-type contact struct {
+// connection is a program's connection to a remote's API server.
+type connection struct {
 	Scope
 	program, err, source string
 }
 
-func (f *Facts) contacts() iter.Seq[contact] {
-	return func(yield func(contact) bool) {
+func (f *Facts) connections() iter.Seq[connection] {
+	return func(yield func(connection) bool) {
 		for v := range f.views() {
-			if !yield(contact{v.Scope, survey.WireGuard, v.remote.API.Error, v.source}) {
+			if !yield(connection{v.Scope, survey.WireGuard, v.remote.API.Error, v.source}) {
 				return
 			}
 		}
 		for c, m := range f.mirrors() {
 			for _, of := range m.Value.Clusters {
 				for _, w := range of.Watches {
-					if !yield(contact{Scope{Cluster: c.Name, Remote: of.Name}, survey.ServiceMirror, w.Error, m.Source}) {
+					if !yield(connection{Scope{Cluster: c.Name, Remote: of.Name}, survey.ServiceMirror, w.Error, m.Source}) {
 						return
 					}
 				}
@@ -307,7 +307,7 @@ func (f *Facts) contacts() iter.Seq[contact] {
 		for c, p := range f.policies() {
 			for j := range p.Value.Remotes {
 				r := &p.Value.Remotes[j]
-				if !yield(contact{Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, r.API.Error, p.Source}) {
+				if !yield(connection{Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, r.API.Error, p.Source}) {
 					return
 				}
 			}
@@ -315,8 +315,8 @@ func (f *Facts) contacts() iter.Seq[contact] {
 	}
 }
 
-// kinds of errors of API servers, by what is in them, as client-go and crypto/x509 write
-// them.
+// kinds classifies errors of API servers by substrings, as client-go, crypto/x509 and
+// internal/kube word them.
 var kinds = []struct {
 	rule  string
 	parts []string
@@ -331,7 +331,7 @@ var kinds = []struct {
 	}},
 }
 
-// kindOf returns which rule an error belongs to.
+// kindOf returns the rule of an error.
 func kindOf(err string) string {
 	for _, k := range kinds {
 		for _, part := range k.parts {

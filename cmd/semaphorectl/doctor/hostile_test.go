@@ -15,9 +15,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
 )
 
-// TestClusterHidesNoOther has a cluster say what it likes: of what is wrong with another
-// one by itself, or between others, nothing is explained by it, and what isn't known there
-// is still told.
+// TestClusterHidesNoOther checks that nothing that a hostile cluster reports explains faults
+// of another cluster alone, or between others, or hides what is unknown about them.
 func TestClusterHidesNoOther(t *testing.T) {
 	claim := func(node string, remotes ...survey.Remote) func(gcp *survey.Cluster) {
 		return func(gcp *survey.Cluster) {
@@ -33,10 +32,10 @@ func TestClusterHidesNoOther(t *testing.T) {
 		"a remote is refused":        claim("gcp-1", refused("aws")),
 		"an agent of no node":        claim("", refused("aws")),
 		"an agent of others' node":   claim("aws-1", refused("aws"), refused("gcp")),
-		"remotes without a name":     claim("", refused(""), refused(whichever)),
-		"an API server that is away": claim("", survey.Remote{Name: "aws", API: survey.Contact{Error: "connection refused"}}, survey.Remote{Name: "merit", API: survey.Contact{Error: "Unauthorized"}}),
+		"remotes without a name":     claim("", refused(""), refused(anyNode)),
+		"an API server that is down": claim("", survey.Remote{Name: "aws", API: survey.Connection{Error: "connection refused"}}, survey.Remote{Name: "merit", API: survey.Connection{Error: "Unauthorized"}}),
 		"rejected nodes": claim("", survey.Remote{Name: "aws", Rejected: []survey.Rejection{
-			{Node: "aws-1", Reason: "duplicate_key"}, {Node: "", Reason: "pod_cidr"}, {Node: whichever, Reason: "x"},
+			{Node: "aws-1", Reason: "duplicate_key"}, {Node: "", Reason: "pod_cidr"}, {Node: anyNode, Reason: "x"},
 		}}),
 		"a false date": func(gcp *survey.Cluster) { gcp.Clock.Value = -10 * time.Minute },
 		"nodes that aren't ready": func(gcp *survey.Cluster) {
@@ -44,8 +43,8 @@ func TestClusterHidesNoOther(t *testing.T) {
 				gcp.Nodes.Value[i].Ready = "False"
 			}
 		},
-		"more that isn't known than is told": func(gcp *survey.Cluster) {
-			for i := range 10 * mostOpen {
+		"more unknowns than are printed": func(gcp *survey.Cluster) {
+			for i := range 10 * maxOpen {
 				pod := survey.Pod{Name: fmt.Sprint("agent-", i), Node: fmt.Sprint("n", i)}
 				gcp.Agents = append(gcp.Agents, survey.Reported[survey.Agent]{Pod: pod, Fact: survey.Fact[*survey.Agent]{Err: "no"}})
 			}
@@ -70,7 +69,7 @@ func TestClusterHidesNoOther(t *testing.T) {
 					}
 				}
 				if !slices.ContainsFunc(d.Unknown, func(o Open) bool { return o.What == "aws: the agent of aws-2" }) {
-					t.Errorf("in the order %d what isn't known of aws isn't told: %+v", order, d.Unknown)
+					t.Errorf("in the order %d an unknown of aws is missing: %+v", order, d.Unknown)
 				}
 				if d.Verdict != Wrong {
 					t.Errorf("the verdict is %s", d.Verdict)
@@ -94,15 +93,15 @@ func TestExplain(t *testing.T) {
 		{node, false, pair.turned(), true}, {pair, false, pair.turned(), true}, {clusters, false, pair.turned(), true},
 		{Scope{"aws", "aws-1", "gcp", "gcp-2"}, false, pair, false},
 		{Scope{Cluster: "gcp", Node: "gcp-1"}, false, pair, true}, {Scope{Cluster: "gcp", Node: "gcp-2"}, false, pair, false},
-		// What is wrong with a remote is no reason for what is wrong here, unless it is wrong by our word.
+		// A fault of a remote explains none of the cluster itself, unless it is local.
 		{clusters, false, aws, false}, {clusters, true, aws, true}, {clusters, true, node, true}, {pair, false, node, false}, {pair, true, node, true},
 		{clusters, true, Scope{Cluster: "aws", Remote: "merit"}, false},
 		{clusters, true, Scope{Cluster: "gcp"}, false}, {Scope{Cluster: "gcp"}, true, node, false}, {clusters.turned(), true, node, false},
-		// From the other side it is the same between two nodes only.
+		// Seen from the other side, only faults between two nodes are the same.
 		{Scope{Cluster: "gcp"}, false, clusters, false}, {Scope{Cluster: "gcp", Node: "gcp-1"}, false, Scope{"aws", "aws-1", "gcp", ""}, false},
 		{Scope{Cluster: "merit"}, true, pair, false}, {Scope{Cluster: "merit", Remote: "aws"}, true, pair, false},
 	} {
-		wrong := places{}
+		wrong := scopes{}
 		wrong.add(tt.root, tt.local)
 		if got := wrong.explain(tt.of); got != tt.want {
 			t.Errorf("%+v (%t) explains %+v: %t", tt.root, tt.local, tt.of, got)
@@ -110,8 +109,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestWorkIsBounded diagnoses what a cluster can say, each of which takes minutes where all
-// is compared with all. The deadline is one that a busy machine keeps.
+// TestWorkIsBounded diagnoses reports that take minutes with quadratic algorithms. The
+// deadline allows for a busy machine.
 func TestWorkIsBounded(t *testing.T) {
 	n := 20_000
 	if testing.Short() {
@@ -176,14 +175,14 @@ func TestWorkIsBounded(t *testing.T) {
 			for _, c := range d.Causes {
 				evidence = max(evidence, len(c.Evidence))
 			}
-			if len(d.Causes) > 10 || evidence > mostEvidence || len(d.Unknown) > 2*(mostOpen+1) {
+			if len(d.Causes) > 10 || evidence > maxEvidence || len(d.Unknown) > 2*(maxOpen+1) {
 				t.Errorf("%d causes with up to %d evidence, and %d unknown", len(d.Causes), evidence, len(d.Unknown))
 			}
 		})
 	}
 }
 
-// TestEndsWithTheContext holds that no loop over what clusters say goes on after the end.
+// TestEndsWithTheContext checks that loops over reports end with the context.
 func TestEndsWithTheContext(t *testing.T) {
 	over := errors.New("interrupted")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -193,40 +192,40 @@ func TestEndsWithTheContext(t *testing.T) {
 	}
 	f := &Facts{Clusters: surveytest.Pair(2), Done: ctx.Done()}
 	for range f.Pairs() {
-		t.Error("pairs go on")
+		t.Error("pairs continue")
 	}
 	for range f.views() {
-		t.Error("views go on")
+		t.Error("views continue")
 	}
-	for range f.contacts() {
-		t.Error("contacts go on")
+	for range f.connections() {
+		t.Error("connections continue")
 	}
 }
 
-// TestUnknownIsBoundedByCluster holds that what isn't told of one cluster is counted.
+// TestUnknownIsBoundedByCluster checks that omitted unknowns of a cluster are counted.
 func TestUnknownIsBoundedByCluster(t *testing.T) {
-	clusters := surveytest.Pair(mostOpen + 3)
+	clusters := surveytest.Pair(maxOpen + 3)
 	for i := range clusters[1].Agents {
 		clusters[1].Agents[i].Value.Pending = []string{"routes"}
 	}
 	clusters[0].Agents[0].Value.Pending = []string{"routes"}
 	slices.Reverse(clusters)
 	var got []string
-	for _, o := range diagnose(t, clusters, nil, false).Unknown[mostOpen:] {
+	for _, o := range diagnose(t, clusters, nil, false).Unknown[maxOpen:] {
 		got = append(got, o.What)
 	}
-	if diff := cmp.Diff([]string{"aws: the agent of aws-1", "gcp: 3 things more"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"aws: the agent of aws-1", "gcp: 3 more"}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// TestRemotesThatWereNotAskedFor holds that what is wrong with them is told, in one cause
-// of each rule.
-func TestRemotesThatWereNotAskedFor(t *testing.T) {
+// TestOtherRemotes checks that faults of remotes that aren't arguments are reported as one
+// cause of each rule.
+func TestOtherRemotes(t *testing.T) {
 	clusters := surveytest.Pair(1)
 	a := clusters[0].Agents[0].Value
 	for _, name := range []string{"merit", "titan"} {
-		a.Remotes = append(a.Remotes, survey.Remote{Name: name, API: survey.Contact{Error: "Unauthorized"}})
+		a.Remotes = append(a.Remotes, survey.Remote{Name: name, API: survey.Connection{Error: "Unauthorized"}})
 	}
 	a.Remotes[0].API.Error = "Unauthorized"
 	var got []string
@@ -256,7 +255,7 @@ func TestPoolHoldsSubnet(t *testing.T) {
 		"10.4.0.0/15": true, "10.5.255.255/32": true, "10.5.0.0/16": true, "fd00:4:1::/48": true,
 		"10.4.0.0/14": false, "10.6.0.0/16": false, "10.8.0.0/16": false, "10.9.0.0/16": false, "fd00::/16": false, "x": false, "": false,
 	} {
-		if got := holds(pools(c), subnet); got != want {
+		if got := contains(pools(c), subnet); got != want {
 			t.Errorf("%s: %t", subnet, got)
 		}
 	}

@@ -12,17 +12,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
-// A pair of nodes, what each of them sees of the other, and what it means for UDP. A device
-// counts what it receives even where no session comes about of it, and begins to count
-// anew with each handshake that an agent begins.
+// lost is the direction in which UDP packets of a pair of nodes are lost, by the reports of
+// both. A device counts received bytes also without a session, and its counter is reset by
+// each handshake that the agent initiates.
 //
-//	here           there                             packets that get lost
-//	one_way        anything                          from here to there
-//	down           one_way                           from there to here
-//	down, hears 0  down, hears something             from there to here
-//	down, hears 0  down, hears 0                     in both directions
-//	down, hears    down, hears                       not known which
-//	down           nobody reports                    not known which
+//	here            there              lost
+//	one_way         any                from here to there
+//	down            one_way            from there to here
+//	down, rx = 0    down, rx > 0       from there to here
+//	down, rx = 0    down, rx = 0       in both directions
+//	down, rx > 0    down, rx > 0       unknown
+//	down            no report          unknown
 type lost int
 
 const (
@@ -33,7 +33,7 @@ const (
 	lostSomewhere
 )
 
-// loss decides by the table above. back is nil where nobody reports.
+// loss implements the table of lost; back may be nil.
 func loss(p, back *Pair) lost {
 	if p.state() != "down" {
 		return lostNot
@@ -62,7 +62,7 @@ func loss(p, back *Pair) lost {
 }
 
 func pathRules() []Rule {
-	firewall := "let UDP through, from the nodes of the one cluster to the listen ports of the other one's nodes: firewalls of hosts, security groups of clouds, network policies for hosts"
+	firewall := "allow UDP from the nodes of the one cluster to the listen ports of the other one's nodes: in firewalls of hosts, security groups of clouds and network policies for hosts"
 	after := append([]string{"peers-outdated", "port-taken"}, unpeered...)
 	blocked := func(id, what string, is func(p, back *Pair) (Scope, bool), after ...string) Rule {
 		return Rule{ID: id, Remedy: firewall, After: after, Find: func(f *Facts, found func(Finding)) {
@@ -83,7 +83,7 @@ func pathRules() []Rule {
 		}}
 	}
 	return []Rule{
-		blocked("udp-one-way", "packets from %s to %s are dropped on the way, and those back aren't", func(p, back *Pair) (Scope, bool) {
+		blocked("udp-one-way", "packets from %s to %s are dropped, and those in the other direction aren't", func(p, back *Pair) (Scope, bool) {
 			switch loss(p, back) {
 			case lostThere:
 				return p.Scope, true
@@ -101,23 +101,23 @@ func pathRules() []Rule {
 		}, append([]string{"udp-one-way"}, after...)...),
 		{
 			ID: "mtu-too-large", After: append([]string{"udp-one-way", "udp-blocked"}, after...),
-			Remedy: "set SEMAPHORE_REMOTE_<NAME>_WG_MTU on both sides to what the way carries less 80, or let ICMP \"fragmentation needed\" through",
+			Remedy: "set SEMAPHORE_REMOTE_<NAME>_WG_MTU on both sides to the MTU of the path less 80, or allow ICMP \"fragmentation needed\"",
 			Find:   tooLarge,
 		},
 		{
 			ID: "path-down", After: append([]string{"udp-one-way", "udp-blocked"}, after...),
-			Remedy: "look at both agents' status, and at what drops UDP between these nodes",
+			Remedy: "compare both agents' status, and find out what drops UDP between these nodes",
 			Find: func(f *Facts, found func(Finding)) {
 				for p := range f.Pairs() {
 					if s := p.state(); s == "down" || s == "none" {
-						found(Finding{p.Scope, fmt.Sprintf("%s doesn't reach %s", p.Node, p.Peer), []Evidence{{p.why(), p.source}}})
+						found(Finding{p.Scope, fmt.Sprintf("%s can't reach %s", p.Node, p.Peer), []Evidence{{p.why(), p.source}}})
 					}
 				}
 			},
 		},
 		{
 			ID:     "old-agent",
-			Remedy: "bring all agents to one version: older ones work in the mesh, and know less of it",
+			Remedy: "upgrade all agents to one version: older ones work, and report less",
 			Find:   oldAgents,
 		},
 	}
@@ -131,15 +131,15 @@ func tooLarge(f *Facts, found func(Finding)) {
 		d := &p.remote.Device
 		switch {
 		case p.peer.Path != nil && p.peer.Path.SmallOnly:
-			found(Finding{p.Scope, fmt.Sprintf("small packets only get from %s to %s and back", p.Node, p.Peer), []Evidence{{fmt.Sprintf("probes as large as %s, of %d bytes, get lost", d.Name, d.MTU), p.source}}})
+			found(Finding{p.Scope, fmt.Sprintf("only small packets get from %s to %s and back", p.Node, p.Peer), []Evidence{{fmt.Sprintf("probes of %d bytes, the MTU of %s, are lost", d.MTU, d.Name), p.source}}})
 		case d.LargestMTU > 0 && d.MTU > d.LargestMTU && p.node == &p.to.Nodes.Value[0]:
-			found(Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, "the MTU of " + d.Name + " on " + p.Node + " is too large", []Evidence{{fmt.Sprintf("%d, and the way to %s carries %d", d.MTU, d.NarrowestEndpoint, d.LargestMTU), p.source}}})
+			found(Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, "the MTU of " + d.Name + " on " + p.Node + " is too large", []Evidence{{fmt.Sprintf("it is %d, and the path to %s allows %d", d.MTU, d.NarrowestEndpoint, d.LargestMTU), p.source}}})
 		}
 	}
 }
 
-// oldAgents finds agents whose version isn't the one that most have, and those that report
-// no paths, also where all are of one version.
+// oldAgents finds agents whose version differs from the most common one, and those that
+// report no paths.
 func oldAgents(f *Facts, found func(Finding)) {
 	of := map[string]*generation{}
 	total := 0
@@ -158,32 +158,32 @@ func oldAgents(f *Facts, found func(Finding)) {
 	if total == 0 {
 		return
 	}
-	// In order: what has no number isn't ordered as one with those that have.
+	// Sorted first: compare is no total order of versions with and without numbers.
 	byName := slices.SortedFunc(maps.Values(of), func(a, b *generation) int { return strings.Compare(a.version, b.version) })
 	most := slices.MaxFunc(byName, (*generation).compare)
 	for c, a := range f.agents() {
 		scope, source := Scope{Cluster: c.Name, Node: a.Pod.Node}, statusOf(a)
 		switch version := a.Value.Version; {
 		case version != most.version:
-			evidence := fmt.Sprintf("it is %s; %s is that of %d of %d agents", version, most.version, most.agents, total)
+			evidence := fmt.Sprintf("it has %s; %d of %d agents have %s", version, most.agents, total, most.version)
 			if pathless(a.Value) {
 				evidence += "; it reports no paths"
 			}
-			found(Finding{scope, "the agent of " + a.Pod.Node + " is of another version", []Evidence{{evidence, source}}})
+			found(Finding{scope, "the agent of " + a.Pod.Node + " has another version", []Evidence{{evidence, source}}})
 		case pathless(a.Value):
-			found(Finding{scope, "the agent of " + a.Pod.Node + " is of a version that reports no paths", []Evidence{{"it is " + version, source}}})
+			found(Finding{scope, "the agent of " + a.Pod.Node + " has a version that reports no paths", []Evidence{{"it has " + version, source}}})
 		}
 	}
 }
 
-// generation is the agents of one version.
+// generation counts the agents of one version.
 type generation struct {
 	version          string
 	agents, pathless int
 }
 
-// compare says which one the others are to have: the one of more agents; of as many, the
-// one that knows more, then the newer one.
+// compare orders versions by number of agents, then by agents that report paths, then by
+// version number.
 func (g *generation) compare(o *generation) int {
 	newer := strings.Compare(g.version, o.version)
 	a, errA := version.ParseSemantic(g.version)
@@ -199,7 +199,7 @@ func (g *generation) compare(o *generation) int {
 	return cmp.Or(g.agents-o.agents, o.pathless-g.pathless, newer)
 }
 
-// pathless tells whether an agent has peers and doesn't say whether it reaches them.
+// pathless reports whether an agent has peers without reporting paths to them.
 func pathless(a *survey.Agent) bool {
 	return a.Standby == nil && slices.ContainsFunc(a.Remotes, func(r survey.Remote) bool {
 		return slices.ContainsFunc(r.Peers, func(p survey.Peer) bool { return p.Node != "" && p.Path == nil })

@@ -9,14 +9,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
-// tries are what pods on the first node of each cluster find where all is well.
+// tries returns the results of pods on the first node of each cluster, without faults.
 func tries() *probe.Tried {
-	aws, gcp := probe.Place{Cluster: "aws", Node: "aws-1"}, probe.Place{Cluster: "gcp", Node: "gcp-1"}
+	aws, gcp := probe.NodeRef{Cluster: "aws", Node: "aws-1"}, probe.NodeRef{Cluster: "gcp", Node: "gcp-1"}
 	try := reach.Try{RTT: 1234, MTU: 1420, Carries: 1420}
 	return &probe.Tried{Legs: []probe.Leg{{From: aws, To: gcp, Address: "10.4.1.7", Try: try}, {From: gcp, To: aws, Address: "10.2.1.7", Try: try}}}
 }
 
-func TestWhatPodsTry(t *testing.T) {
+func TestResultsOfPods(t *testing.T) {
 	silent := func(f *probe.Tried) {
 		f.Legs[0].Try, f.Legs[1].Try = reach.Try{Error: "i/o timeout"}, reach.Try{Error: "i/o timeout"}
 	}

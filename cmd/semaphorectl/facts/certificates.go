@@ -8,14 +8,14 @@ import (
 	"fmt"
 )
 
-// mostCertificates is how many bytes certificates have at most: more than any cluster's.
-const mostCertificates = 65536
+// maxCertificates bounds the certificates of a cluster, in bytes of PEM.
+const maxCertificates = 65536
 
-// Certificates returns the certificates of a text in PEM, and nothing else that is in
-// it. It is an error if there are none, or what isn't one, such as a key.
+// Certificates returns the certificates of a PEM text, without other text around them. It
+// is an error if the text contains none, or another PEM block such as a key.
 func Certificates(text []byte) (string, error) {
-	if len(text) > mostCertificates {
-		return "", fmt.Errorf("more than %d bytes", mostCertificates)
+	if len(text) > maxCertificates {
+		return "", fmt.Errorf("more than %d bytes", maxCertificates)
 	}
 	var out bytes.Buffer
 	for {
@@ -25,17 +25,17 @@ func Certificates(text []byte) (string, error) {
 		}
 		text = rest
 		if block.Type != "CERTIFICATE" {
-			return "", errors.New("something else than certificates is in it")
+			return "", errors.New("it contains PEM blocks other than certificates")
 		}
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return "", errors.New("what it has as certificate is none")
+			return "", errors.New("it contains an invalid certificate")
 		}
 		if err := pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes}); err != nil {
 			return "", err
 		}
 	}
 	if out.Len() == 0 || bytes.Contains(text, []byte("-----")) {
-		return "", errors.New("these are no certificates")
+		return "", errors.New("it contains no certificates")
 	}
 	return out.String(), nil
 }

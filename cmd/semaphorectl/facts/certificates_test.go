@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts/factstest"
 )
 
-// TestAuthority reads a cluster's certificates, and nothing else that is among them.
+// TestAuthority reads certificates without the text around them.
 func TestAuthority(t *testing.T) {
 	one, two := factstest.Certificate(t), factstest.Certificate(t)
 	key := string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: []byte("secret words")}))
@@ -26,7 +26,7 @@ func TestAuthority(t *testing.T) {
 		"a key":            {one + key, "", true},
 		"half of one":      {one + two[:100], "", true},
 		"no certificate":   {string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("secret words")})), "", true},
-		"too many":         {strings.Repeat(one, 1+mostCertificates/len(one)), "", true},
+		"too many":         {strings.Repeat(one, 1+maxCertificates/len(one)), "", true},
 	} {
 		f := &Facts{}
 		err := f.readAuthority(t.Context(), fakeCluster("", config("kube-system", "kube-root-ca.crt", "ca.crt", c.text)))
@@ -36,7 +36,7 @@ func TestAuthority(t *testing.T) {
 	}
 }
 
-// FuzzCertificates holds that only certificates get through.
+// FuzzCertificates checks that only certificates are returned.
 func FuzzCertificates(f *testing.F) {
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {

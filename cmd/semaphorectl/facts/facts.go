@@ -1,5 +1,5 @@
-// Package facts reads what a cluster is, and changes nothing: its nodes, the ranges of
-// its pods and services, its network plugin, its DNS, and what is installed.
+// Package facts reads the properties of a cluster, without changing it: its nodes, the ranges
+// of its pods and services, its network plugin, its DNS, and the installed programs.
 package facts
 
 import (
@@ -27,14 +27,15 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
-// Facts are those of one cluster. What couldn't be read is empty, and Unread says why.
+// Facts are the facts about one cluster. Fields that couldn't be read are empty, with an
+// error in Unread.
 type Facts struct {
 	Name    string
 	Version string // v1.36.3
 	Minor   int
 	Nodes   []Node
-	// Pods, Services and Machines are where pods, ClusterIPs and nodes are. PodsFrom
-	// says by which sign; PodsSure that new nodes' pods will be inside, too.
+	// Pods, Services and Machines are the ranges of pods, ClusterIPs and nodes. PodsFrom is
+	// the source of Pods; PodsSure is whether they also contain the pods of future nodes.
 	Pods, Services, Machines []netip.Prefix
 	PodsFrom                 string
 	PodsSure                 bool
@@ -42,12 +43,11 @@ type Facts struct {
 	Servers []string
 	// CA verifies them, in PEM.
 	CA string
-	// Plugin is the network plugin, "" when it isn't known.
+	// Plugin is the network plugin; empty: unknown.
 	Plugin string
-	// Calico is the version of Calico's API to write pools with, empty without Calico.
+	// Calico is the version of Calico's API, empty without Calico.
 	Calico schema.GroupVersion
-	// Masquerade says what has pods' packets for other clusters masqueraded, and what
-	// to do.
+	// Masquerade lists what masquerades pods' packets to other clusters, each with a remedy.
 	Masquerade []string
 	DNS        *DNS
 	Installed  Installed
@@ -60,14 +60,14 @@ type Node struct {
 	Ready            bool
 	Addresses        []netip.Addr // its InternalIPs
 	External         bool         // it has an ExternalIP
-	// Locations are what annotations say of where other clusters' nodes reach it, by the
-	// cluster, or empty for all of them. They are the administrator's.
+	// Locations are the administrator's annotations of the endpoint for other clusters'
+	// nodes, by cluster; empty: all of them.
 	Locations map[string]string
 	Pods      []netip.Prefix
 }
 
-// Location is what a node's endpoint for a cluster is made of: what its annotations say,
-// or else the setting.
+// Location is the source of a node's endpoint for a cluster: its annotations, or the
+// setting.
 func (n *Node) Location(remote string, settings map[string]string) (endpoint.Source, error) {
 	for _, name := range []string{remote, ""} {
 		if text, annotated := n.Locations[name]; annotated {
@@ -77,36 +77,36 @@ func (n *Node) Location(remote string, settings map[string]string) (endpoint.Sou
 	return endpoint.Parse(cmp.Or(settings["SEMAPHORE_WG_ENDPOINT"], endpoint.InternalIP))
 }
 
-// Location reads the name of an annotation of a node that says where it is reached: by
-// which cluster, empty for all of them.
+// Location parses the name of a node's endpoint annotation. It returns the cluster that it
+// is for; empty: all of them.
 func Location(annotation string) (remote string, is bool) {
 	before, is := strings.CutSuffix(annotation, "wireguard.semaphore.uw.io/endpoint-address")
 	return strings.TrimSuffix(before, "."), is
 }
 
-// DNS is the cluster's CoreDNS.
+// DNS is the configuration of the cluster's CoreDNS.
 type DNS struct {
 	Namespace, Name string // of the ConfigMap
 	Corefile        string
 	Reloads         bool
 }
 
-// Installed is what there is of ours.
+// Installed is the installation of Kube-Semaphore in a cluster.
 type Installed struct {
-	// Namespace says whether the namespace is there, Ours whether we made it, and
-	// Restricted is the Pod Security Standard that keeps agents out of it.
+	// Namespace is whether the namespace exists, Ours whether semaphorectl created it, and
+	// Restricted its Pod Security Standard, if that doesn't admit agents.
 	Namespace, Ours bool
 	Restricted      string
-	// Settings are those that the programs read, checked.
+	// Settings are the programs' settings, validated.
 	Settings Settings
 	Image    string
 	Tools    []string
-	// Foreign are programs of ours that somebody has installed by other means.
+	// Foreign are our programs that weren't installed by semaphorectl.
 	Foreign []string
 }
 
-// Misnamed returns the name that what is installed has, where a cluster is asked for by
-// another one; empty: it is asked for by its name, or nothing says one.
+// Misnamed returns the configured name of the cluster if it differs from the argument that
+// it was selected with.
 func (i Installed) Misnamed(asked string) string {
 	if name := i.Settings["SEMAPHORE_CLUSTER_NAME"]; name != asked {
 		return name
@@ -114,7 +114,7 @@ func (i Installed) Misnamed(asked string) string {
 	return ""
 }
 
-// ReadInstalled reads what there is of ours, and nothing else.
+// ReadInstalled reads only Facts.Installed.
 func ReadInstalled(ctx context.Context, c *cli.Cluster) (Installed, error) {
 	f := &Facts{Name: c.Name}
 	err := f.readInstalled(ctx, c)
@@ -132,19 +132,19 @@ func ReadAll(ctx context.Context, clusters []*cli.Cluster) []*Facts {
 	return all
 }
 
-// Read reads all that can be read.
+// Read reads all facts of a cluster.
 func Read(ctx context.Context, c *cli.Cluster) *Facts {
 	f := &Facts{Name: c.Name}
 	version, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(ctx)
 	if err != nil {
-		// Whatever else is asked fails, too.
+		// All other requests would fail, too.
 		f.Unread = append(f.Unread, fmt.Errorf("the API server at %s doesn't answer: %w", c.Server, err))
 		return f
 	}
 	f.Version = version.GitVersion
 	_, _ = fmt.Sscanf(version.Minor, "%d", &f.Minor) // Some providers write "30+".
 	for what, read := range map[string]func(context.Context, *cli.Cluster) error{
-		"nodes": f.readNodes, "the API server's authorities": f.readAuthority, "CoreDNS": f.readDNS, "what is installed": f.readInstalled,
+		"nodes": f.readNodes, "the API server's CA": f.readAuthority, "CoreDNS's configuration": f.readDNS, "the installed programs": f.readInstalled,
 	} {
 		if err := read(ctx, c); err != nil {
 			f.Unread = append(f.Unread, fmt.Errorf("read %s: %w", what, err))
@@ -152,10 +152,10 @@ func Read(ctx context.Context, c *cli.Cluster) *Facts {
 	}
 	f.readPlugin(ctx, c)
 	if err := f.readPods(ctx, c); err != nil {
-		f.Unread = append(f.Unread, fmt.Errorf("read where pods are: %w", err))
+		f.Unread = append(f.Unread, fmt.Errorf("read the ranges of pods: %w", err))
 	}
 	if err := f.readServices(ctx, c); err != nil {
-		f.Unread = append(f.Unread, fmt.Errorf("read the range of services: %w", err))
+		f.Unread = append(f.Unread, fmt.Errorf("read the ranges of services: %w", err))
 	}
 	f.readServers(ctx, c)
 	return f
@@ -175,8 +175,8 @@ func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
 			if err == nil && address.Type == corev1.NodeInternalIP {
 				node.Addresses = append(node.Addresses, ip.Unmap())
 			}
-			if len(node.Addresses) > mostOfNode {
-				return tooMany("Node", n.Name, "status.addresses", mostOfNode, "InternalIPs")
+			if len(node.Addresses) > maxOfNode {
+				return tooMany("Node", n.Name, "status.addresses", maxOfNode, "InternalIPs")
 			}
 			node.External = node.External || err == nil && address.Type == corev1.NodeExternalIP
 		}
@@ -185,8 +185,8 @@ func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
 				node.Locations[remote] = text
 			}
 		}
-		if len(n.Spec.PodCIDRs) > mostOfNode {
-			return tooMany("Node", n.Name, "spec.podCIDRs", mostOfNode, "prefixes")
+		if len(n.Spec.PodCIDRs) > maxOfNode {
+			return tooMany("Node", n.Name, "spec.podCIDRs", maxOfNode, "prefixes")
 		}
 		for _, cidr := range n.Spec.PodCIDRs {
 			if prefix, err := netip.ParsePrefix(cidr); err == nil {
@@ -197,15 +197,16 @@ func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
 		return nil
 	})
 	if err != nil {
-		f.Nodes = nil // Some of them are no answer.
+		f.Nodes = nil // A partial list would be wrong.
 		return err
 	}
 	f.Machines = machines(f.Nodes)
 	return nil
 }
 
-// machines are networks that hold the nodes, and leave room for more of them: of private
-// networks 65,536 addresses at least, of others 256, as they end at a neighbour's.
+// machines returns networks that contain the nodes and, probably, future ones: private
+// networks of at least 65,536 addresses, and public ones of 256, which may border on those
+// of other owners.
 func machines(nodes []Node) []netip.Prefix {
 	var all []netip.Prefix
 	for _, n := range nodes {
@@ -245,7 +246,7 @@ func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
 			return nil
 		}
 		if f.DNS != nil && m.Name != "coredns" {
-			return nil // A copy, as it may be.
+			return nil // Probably a copy.
 		}
 		f.DNS = &DNS{Namespace: m.Namespace, Name: m.Name, Corefile: corefile}
 		for line := range strings.Lines(corefile) {
@@ -255,7 +256,7 @@ func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
 	})
 }
 
-// programs are the workloads, by the tool that they are.
+// programs maps names of workloads to tools.
 var programs = map[string]string{"semaphore-wireguard": manifests.WireGuard, "semaphore-service-mirror": manifests.Mirror, "semaphore-policy": manifests.Policy}
 
 func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
@@ -296,7 +297,7 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 				continue
 			}
 			if err != nil {
-				// Without it nobody knows which neighbours there are.
+				// Without them the remotes are unknown.
 				return fmt.Errorf("settings of %s: %w", t.Labels["app.kubernetes.io/name"], err)
 			}
 			f.Installed.Settings, err = ParseSettings(cli.Namespace+"/"+settings.Name, settings.Data)
@@ -319,13 +320,13 @@ func (f *Facts) tool(o metav1.Object, template *corev1.PodTemplateSpec, template
 	}
 }
 
-// readServers finds addresses of the API server: the administrator's, unless it is one
-// of this machine's own, and those that the cluster itself knows.
+// readServers finds addresses of the API server: that of the kubeconfig, unless it is a
+// loopback address, and those of the Service kubernetes.
 func (f *Facts) readServers(ctx context.Context, c *cli.Cluster) {
 	if u, err := url.Parse(c.Server); err == nil && u.Scheme == "https" && !loopback(u.Hostname()) {
 		f.Servers = append(f.Servers, strings.TrimSuffix(c.Server, "/"))
 	}
-	// It is one more way, not one that is needed.
+	// Optional: errors are ignored.
 	of := metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"}
 	_ = cli.List(ctx, c.Client.DiscoveryV1().EndpointSlices("default"), of, func(s *discoveryv1.EndpointSlice) error {
 		for _, p := range s.Ports {
@@ -352,8 +353,8 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsUnspecified())
 }
 
-// readServices finds where ClusterIPs are: ServiceCIDRs of Kubernetes 1.33 on, or what
-// the API server says of an address that can't be.
+// readServices finds the ranges of ClusterIPs: ServiceCIDRs since Kubernetes 1.33, or else
+// the API server's error for an invalid ClusterIP.
 func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
 	found, all := 0, []netip.Prefix(nil)
 	err := cli.List(ctx, c.Client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, func(item *networkingv1.ServiceCIDR) error {
@@ -363,8 +364,8 @@ func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
 				all = append(all, prefix.Masked())
 			}
 		}
-		if len(all) > mostPrefixes {
-			return tooMany("ServiceCIDR", item.Name, "spec.cidrs", mostPrefixes, "prefixes, with those of others")
+		if len(all) > maxPrefixes {
+			return tooMany("ServiceCIDR", item.Name, "spec.cidrs", maxPrefixes, "prefixes, with those of others")
 		}
 		return nil
 	})
@@ -388,8 +389,8 @@ func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
 			if prefix, parsed := netip.ParsePrefix(strings.TrimSuffix(word, ".")); parsed == nil {
 				all = append(all, prefix.Masked())
 			}
-			if len(all) > mostPrefixes {
-				return &InvalidError{"what the API server says of a ClusterIP", "range of valid IPs", fmt.Errorf("more than %d prefixes", mostPrefixes)}
+			if len(all) > maxPrefixes {
+				return &InvalidError{"the API server's error about a ClusterIP", "range of valid IPs", fmt.Errorf("more than %d prefixes", maxPrefixes)}
 			}
 		}
 	}

@@ -75,7 +75,7 @@ func TestRead(t *testing.T) {
 		}
 	}
 	if f.PodsSure {
-		t.Error("pods of nodes to come are said to be known")
+		t.Error("PodsSure is set, though pods of future nodes are unknown")
 	}
 }
 
@@ -111,7 +111,7 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// program is a workload of ours as somebody has installed it.
+// program returns a workload of one of our programs.
 func program(name, settings string, labels map[string]string) *appsv1.DaemonSet {
 	from := []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: settings}}}}
 	return &appsv1.DaemonSet{
@@ -133,7 +133,7 @@ func TestInstalled(t *testing.T) {
 		"nothing": {nil, "", ""},
 		"ours":    {[]runtime.Object{namespace, ours, settings}, "", ""},
 		"by hand": {[]runtime.Object{namespace, byHand, settings}, "semaphore-wireguard", ""},
-		// Else a cluster without settings were one without neighbours.
+		// Otherwise a cluster without settings would look like one without neighbours.
 		"settings gone": {[]runtime.Object{namespace, ours}, "", `configmaps "semaphore" not found`},
 	} {
 		f := &Facts{}
@@ -162,7 +162,7 @@ func TestLocation(t *testing.T) {
 	}
 }
 
-// TestCorefileOfCoreDNS takes it, and none of its copies.
+// TestCorefileOfCoreDNS ignores copies of the ConfigMap.
 func TestCorefileOfCoreDNS(t *testing.T) {
 	f := &Facts{}
 	err := f.readDNS(t.Context(), fakeCluster("", config("kube-system", "a-coredns-copy", "Corefile", "old"), config("kube-system", "coredns", "Corefile", "now"), config("kube-system", "coredns-old", "Corefile", "older")))
@@ -171,7 +171,7 @@ func TestCorefileOfCoreDNS(t *testing.T) {
 	}
 }
 
-// TestServersOfOthers takes addresses of an API server that other hosts can reach.
+// TestServersOfOthers keeps only addresses that other hosts can reach.
 func TestServersOfOthers(t *testing.T) {
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default", Labels: map[string]string{"kubernetes.io/service-name": "kubernetes"}}}
 	for _, port := range []int32{-1, 0, 65536, 6443} {

@@ -18,15 +18,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// ciliumNodes tell where pods are.
+// ciliumNodes hold Cilium's pod CIDRs.
 var ciliumNodes = schema.GroupVersionResource{Group: "cilium.io", Version: "v2", Resource: "ciliumnodes"}
 
-// PoolsOf is the resource of Calico's IP pools in a version of its API.
+// PoolsOf returns the resource of Calico's IP pools in a version of its API.
 func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
 	return version.WithResource("ippools")
 }
 
-// readPlugin finds the network plugin, and what it needs.
+// readPlugin detects the network plugin, and whether it masquerades pods' packets to other
+// clusters.
 func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
 	for _, api := range kube.CalicoAPIs("auto") {
 		if _, err := c.Resource(ctx, PoolsOf(api)); err == nil {
@@ -44,29 +45,29 @@ func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
 	if data := config("kube-system", "cilium-config"); data != nil {
 		f.Plugin = "Cilium"
 		if data["enable-ipv4-masquerade"] != "false" && data["enable-ip-masq-agent"] != "true" {
-			f.Masquerade = append(f.Masquerade, "Cilium masquerades what pods send to other clusters: set ipMasqAgent.enabled and put their pod subnets into nonMasqueradeCIDRs")
+			f.Masquerade = append(f.Masquerade, "Cilium masquerades pods' packets to other clusters: set ipMasqAgent.enabled and add the clusters' pod subnets to nonMasqueradeCIDRs")
 		}
 	}
 	if config("kube-flannel", "kube-flannel-cfg") != nil || config("kube-system", "kube-flannel-cfg") != nil {
 		f.Plugin = "flannel"
-		f.Masquerade = append(f.Masquerade, "flannel masquerades what pods send to other clusters, when it runs with --ip-masq: give their pod subnets an exception, as docs/network-plugins.md says")
+		f.Masquerade = append(f.Masquerade, "flannel with --ip-masq masquerades pods' packets to other clusters: exclude the clusters' pod subnets, see docs/network-plugins.md")
 	}
 	if config("kube-system", "ip-masq-agent") != nil {
-		f.Masquerade = append(f.Masquerade, "ip-masq-agent masquerades: put the other clusters' pod subnets into nonMasqueradeCIDRs of kube-system/ip-masq-agent")
+		f.Masquerade = append(f.Masquerade, "ip-masq-agent masquerades pods' packets: add the other clusters' pod subnets to nonMasqueradeCIDRs of kube-system/ip-masq-agent")
 	}
 }
 
 // clusterCIDR finds the range in the configuration of kubeadm and kube-proxy.
 var clusterCIDR = regexp.MustCompile(`(?m)^\s*(?:podSubnet|clusterCIDR):\s*"?([0-9a-fA-F:./,]+)"?\s*$`)
 
-// readPods finds where pods are: the first sign that there is of
+// readPods finds the ranges of pods, from the first source that exists:
 //
-//	Calico's pools, that aren't disabled   where Calico gives addresses
-//	CiliumNodes                            where Cilium does
-//	kubeadm's and kube-proxy's settings    the whole range that nodes get theirs of
-//	nodes' podCIDRs                        nothing is known of nodes to come
+//	Calico's enabled IP pools              with Calico's IPAM
+//	CiliumNodes                            with Cilium's IPAM; future nodes unknown
+//	kubeadm's and kube-proxy's settings    the range of all nodes' podCIDRs
+//	nodes' podCIDRs                        future nodes unknown
 //
-// One that can't be is an InvalidError; one that can't be read is no sign.
+// An invalid source is an InvalidError; a source that can't be read is skipped.
 func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	var nodes []netip.Prefix
 	for _, n := range f.Nodes {
@@ -74,7 +75,7 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	}
 	nodes = Compact(nodes)
 	if f.Calico.Version != "" {
-		pools, err := prefixesOf(ctx, c, PoolsOf(f.Calico), mostPrefixes, enabled)
+		pools, err := prefixesOf(ctx, c, PoolsOf(f.Calico), maxPrefixes, enabled)
 		if IsInvalid(err) {
 			return err
 		}
@@ -118,7 +119,7 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	return nil
 }
 
-// enabled is the range of a pool that pods get addresses from.
+// enabled returns the range of a pool that isn't disabled.
 func enabled(pool *unstructured.Unstructured) []string {
 	disabled, _, _ := unstructured.NestedBool(pool.Object, "spec", "disabled")
 	cidr, _, _ := unstructured.NestedString(pool.Object, "spec", "cidr")
@@ -128,12 +129,11 @@ func enabled(pool *unstructured.Unstructured) []string {
 	return []string{cidr}
 }
 
-// Cover says whether all of the inner prefixes are inside outer ones, which several may be
-// together.
+// Cover reports whether the union of the outer prefixes contains all inner ones.
 func Cover(outer, inner []netip.Prefix) bool {
 	outer = Compact(outer)
 	for _, i := range inner {
-		// The outer ones have no address in common: the last one that begins before it.
+		// The outer ones are disjoint, so only the last one that begins before it can contain it.
 		at, _ := slices.BinarySearchFunc(outer, i.Addr(), func(o netip.Prefix, first netip.Addr) int {
 			if o.Addr().Compare(first) <= 0 {
 				return -1
@@ -147,8 +147,8 @@ func Cover(outer, inner []netip.Prefix) bool {
 	return true
 }
 
-// Compact returns the prefixes that hold the same addresses, by address: without those
-// that are inside others, and with one for its two halves, as the podCIDRs of nodes are.
+// Compact returns the fewest prefixes with the same addresses, sorted: without those that
+// are inside others, and with adjacent halves merged.
 func Compact(all []netip.Prefix) []netip.Prefix {
 	all = slices.Clone(all)
 	slices.SortFunc(all, func(a, b netip.Prefix) int {
@@ -157,7 +157,7 @@ func Compact(all []netip.Prefix) []netip.Prefix {
 	var kept []netip.Prefix
 	for _, p := range all {
 		if n := len(kept); n > 0 && kept[n-1].Overlaps(p) {
-			continue // It begins after that one, and so it is inside.
+			continue // It is inside that one, as it begins after it.
 		}
 		kept = append(kept, p)
 		for n := len(kept); n > 1 && halves(kept[n-2], kept[n-1]); n = len(kept) {
@@ -167,36 +167,35 @@ func Compact(all []netip.Prefix) []netip.Prefix {
 	return kept
 }
 
-// halves says whether two prefixes, of which the first one has the lower addresses, are
-// those of a prefix.
+// halves reports whether a and b, in this order, are the halves of a prefix.
 func halves(a, b netip.Prefix) bool {
 	whole := netip.PrefixFrom(a.Addr(), a.Bits()-1)
 	return a.Bits() == b.Bits() && whole == whole.Masked() && whole.Contains(b.Addr())
 }
 
 const (
-	// mostPrefixes is how many prefixes a list can have.
-	mostPrefixes = 1000
-	// mostOfNode is how many addresses, or prefixes of pods, a node can have: two are
-	// common, one of each family.
-	mostOfNode = 16
-	// noLimit is that of prefixes of which each node has some: those of a list of objects.
+	// maxPrefixes bounds the prefixes of a list.
+	maxPrefixes = 1000
+	// maxOfNode bounds the addresses, and the pod prefixes, of a node: two are common, one
+	// of each family.
+	maxOfNode = 16
+	// noLimit is for prefixes of nodes, which the number of objects bounds.
 	noLimit = 0
 )
 
-// tooMany is the error for a value that there are too many of in an object.
+// tooMany is the error for an object with too many values.
 func tooMany(kind, name, key string, most int, what string) error {
 	return &InvalidError{kind + " " + printable.Text(name, printable.Short), key, fmt.Errorf("more than %d %s", most, what)}
 }
 
-// prefixesOf reads, of the objects of a kind that may not be there, the prefixes that get
-// finds in them: so many in all, and of one object as many as a node can have.
+// prefixesOf reads the prefixes that get returns for the objects of a resource, at most so
+// many in all, and maxOfNode of one object. The resource may not be served.
 func prefixesOf(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource, most int, get func(*unstructured.Unstructured) []string) ([]netip.Prefix, error) {
 	var found []netip.Prefix
 	err := cli.ListUntyped(ctx, c.Dynamic.Resource(resource), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
 		texts := get(o)
-		if len(texts) > mostOfNode {
-			return tooMany(resource.GroupResource().String(), o.GetName(), "spec", mostOfNode, "prefixes")
+		if len(texts) > maxOfNode {
+			return tooMany(resource.GroupResource().String(), o.GetName(), "spec", maxOfNode, "prefixes")
 		}
 		for _, text := range texts {
 			if p, err := netip.ParsePrefix(text); err == nil {
@@ -211,17 +210,16 @@ func prefixesOf(ctx context.Context, c *cli.Cluster, resource schema.GroupVersio
 	return Compact(found), err
 }
 
-// Prefixes reads a list of prefixes, separated by commas or spaces, and returns them
-// masked.
+// Prefixes parses a list of prefixes, separated by commas or spaces, and masks them.
 func Prefixes(text string) ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", \t\n", r) }) {
 		prefix, err := netip.ParsePrefix(word)
 		if err != nil {
-			return nil, fmt.Errorf("%.80q is no subnet such as 10.4.0.0/16", word)
+			return nil, fmt.Errorf("%.80q is not a subnet such as 10.4.0.0/16", word)
 		}
-		if all = append(all, prefix.Masked()); len(all) > mostPrefixes {
-			return nil, fmt.Errorf("more than %d subnets", mostPrefixes)
+		if all = append(all, prefix.Masked()); len(all) > maxPrefixes {
+			return nil, fmt.Errorf("more than %d subnets", maxPrefixes)
 		}
 	}
 	return all, nil

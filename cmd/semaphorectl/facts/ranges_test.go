@@ -53,8 +53,8 @@ func TestCompact(t *testing.T) {
 	}
 }
 
-// TestCompactHoldsTheSame compares lists of random prefixes of 256 addresses with what is
-// made of them, address by address.
+// TestCompactHoldsTheSame compares random prefixes of 256 addresses with the result, address
+// by address.
 func TestCompactHoldsTheSame(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -78,7 +78,7 @@ func TestCompactHoldsTheSame(t *testing.T) {
 			t.Fatalf("%s became %s", list(all), list(got))
 		}
 		if again := list(Compact(got)); again != list(got) {
-			t.Fatalf("%s became %s at the second time", list(got), again)
+			t.Fatalf("%s became %s when compacted again", list(got), again)
 		}
 		inner := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 4, 0, byte(random.IntN(256))}), 24+random.IntN(9)).Masked()
 		inside := true
@@ -113,8 +113,8 @@ func TestCover(t *testing.T) {
 	}
 }
 
-// TestRangesOfManyNodes has as many addresses and podCIDRs as can be read of a cluster:
-// of 20,000 nodes with 16 of each, of which no two are in one network.
+// TestRangesOfManyNodes compacts the largest number of addresses and podCIDRs: of 20,000
+// nodes with 16 of each, all in different networks.
 func TestRangesOfManyNodes(t *testing.T) {
 	nodes := make([]Node, 20_000)
 	if testing.Short() {
@@ -122,7 +122,7 @@ func TestRangesOfManyNodes(t *testing.T) {
 	}
 	var pods []netip.Prefix
 	for i := range nodes {
-		for k := range mostOfNode {
+		for k := range maxOfNode {
 			a := netip.AddrFrom16([16]byte{0xfd, 0, 0, byte(k), byte(i >> 8), byte(i), 0, 2})
 			nodes[i].Addresses = append(nodes[i].Addresses, a)
 			pods = append(pods, netip.PrefixFrom(a, 64))
@@ -144,11 +144,11 @@ func TestRangesOfManyNodes(t *testing.T) {
 			t.Errorf("%d prefixes of nodes and %d of pods, expected %d", n[0], n[1], len(pods))
 		}
 	case <-ctx.Done():
-		t.Fatal("it goes on for more than a minute")
+		t.Fatal("not done within a minute")
 	}
 }
 
-// TestRangesAreBounded reads clusters that have more of everything than any cluster.
+// TestRangesAreBounded reads clusters that exceed the bounds.
 func TestRangesAreBounded(t *testing.T) {
 	numbered := func(n int) []string {
 		var all []string
@@ -158,19 +158,19 @@ func TestRangesAreBounded(t *testing.T) {
 		return all
 	}
 	addresses := node("a", "10.66.1.1")
-	for range mostOfNode {
+	for range maxOfNode {
 		addresses.Status.Addresses = append(addresses.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.66.1.2"})
 	}
-	services := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "one"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: numbered(mostPrefixes + 1)}}
+	services := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "one"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: numbered(maxPrefixes + 1)}}
 	calico := PoolsOf(schema.GroupVersion{Group: "projectcalico.org", Version: "v3"})
 	var pools []runtime.Object
-	for i, cidr := range numbered(mostPrefixes + 1) {
+	for i, cidr := range numbered(maxPrefixes + 1) {
 		pools = append(pools, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": map[string]any{"name": fmt.Sprintf("p%d", i)}, "spec": map[string]any{"cidr": cidr},
 		}})
 	}
 	var cidrs []any
-	for _, cidr := range numbered(mostOfNode + 1) {
+	for _, cidr := range numbered(maxOfNode + 1) {
 		cidrs = append(cidrs, cidr)
 	}
 	cilium := &unstructured.Unstructured{Object: map[string]any{
@@ -182,10 +182,10 @@ func TestRangesAreBounded(t *testing.T) {
 		want           string
 	}{
 		"InternalIPs of a node":    {[]runtime.Object{addresses}, nil, "read nodes: Node a: status.addresses: more than 16 InternalIPs"},
-		"podCIDRs of a node":       {[]runtime.Object{node("a", "10.66.1.1", numbered(mostOfNode+1)...)}, nil, "read nodes: Node a: spec.podCIDRs: more than 16 prefixes"},
-		"ServiceCIDRs":             {[]runtime.Object{services}, nil, "read the range of services: ServiceCIDR one: spec.cidrs: more than 1000 prefixes"},
-		"pools":                    {nil, pools, "read where pods are: ippools.projectcalico.org p"},
-		"podCIDRs of a CiliumNode": {[]runtime.Object{config("kube-system", "cilium-config", "enable-ipv4-masquerade", "false")}, []runtime.Object{cilium}, "read where pods are: ciliumnodes.cilium.io a: spec: more than 16 prefixes"},
+		"podCIDRs of a node":       {[]runtime.Object{node("a", "10.66.1.1", numbered(maxOfNode+1)...)}, nil, "read nodes: Node a: spec.podCIDRs: more than 16 prefixes"},
+		"ServiceCIDRs":             {[]runtime.Object{services}, nil, "read the ranges of services: ServiceCIDR one: spec.cidrs: more than 1000 prefixes"},
+		"pools":                    {nil, pools, "read the ranges of pods: ippools.projectcalico.org p"},
+		"podCIDRs of a CiliumNode": {[]runtime.Object{config("kube-system", "cilium-config", "enable-ipv4-masquerade", "false")}, []runtime.Object{cilium}, "read the ranges of pods: ciliumnodes.cilium.io a: spec: more than 16 prefixes"},
 	} {
 		cluster := fakeCluster("https://api.example:6443", c.typed...)
 		cluster.Dynamic = fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme, map[schema.GroupVersionResource]string{calico: "IPPoolList", ciliumNodes: "CiliumNodeList"}, c.untyped...)

@@ -17,20 +17,20 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// mostRemotes is how many neighbours one cluster can have here: objects are made for each.
-const mostRemotes = 250
+// maxRemotes bounds the remotes of a cluster: objects are created for each.
+const maxRemotes = 250
 
-// Settings are those of the ConfigMap that the programs of one cluster read, by variable.
-// Those of a cluster come from ParseSettings.
+// Settings is the content of the ConfigMap of a cluster's programs, by variable. Settings
+// that were read from a cluster come from ParseSettings.
 type Settings map[string]string
 
-// InvalidError says that a value of a cluster can't be what it stands for.
+// InvalidError is the error for an invalid value in an object of a cluster.
 type InvalidError struct {
 	Object, Key string
 	Err         error
 }
 
-// Error names the object, the key and the value.
+// Error returns the object, the key and what is wrong with the value.
 func (e *InvalidError) Error() string {
 	return fmt.Sprintf("%s: %s: %v", e.Object, e.Key, e.Err)
 }
@@ -38,15 +38,14 @@ func (e *InvalidError) Error() string {
 // Unwrap returns what is wrong with the value.
 func (e *InvalidError) Unwrap() error { return e.Err }
 
-// IsInvalid reports whether an error is an InvalidError: a cluster has been read, and has
-// something that can't be.
+// IsInvalid reports whether an error is an InvalidError.
 func IsInvalid(err error) bool {
 	_, is := errors.AsType[*InvalidError](err)
 	return is
 }
 
-// CheckName refuses a name of an object that no API server accepts: names become words of
-// commands that people are to run, where quoting doesn't keep a word from being an option.
+// CheckName rejects names of objects that no API server accepts. Names become words of
+// commands for people to run, where a quoted word can still be an option.
 func CheckName(object, key, name string) error {
 	if faults := validation.IsDNS1123Subdomain(name); len(faults) > 0 {
 		return &InvalidError{object, key, fmt.Errorf("%.80q: %s", name, faults[0])}
@@ -54,9 +53,9 @@ func CheckName(object, key, name string) error {
 	return nil
 }
 
-// ParseSettings returns the content of a ConfigMap of this name as settings, if all that
-// becomes something else here is what it must be: names of clusters, service prefixes,
-// subnets, ports and addresses of API servers. An error is an InvalidError.
+// ParseSettings returns the content of a ConfigMap as settings. It validates the values
+// that are used here: names of clusters, service prefixes, subnets, ports and addresses of
+// API servers. An error is an InvalidError.
 func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 	var failed error
 	check := func(key string, err error) {
@@ -66,7 +65,7 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(data)) {
 		if len(validation.IsConfigMapKey(key)) > 0 {
-			check(key, fmt.Errorf("no ConfigMap has such a key"))
+			check(key, fmt.Errorf("not a valid key of a ConfigMap"))
 		}
 	}
 	own := data["SEMAPHORE_CLUSTER_NAME"]
@@ -76,12 +75,12 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 	}
 	const list = "SEMAPHORE_REMOTES"
 	words := remoteWords(data[list])
-	if len(words) > mostRemotes {
-		check(list, fmt.Errorf("%d remotes, and there can be %d", len(words), mostRemotes))
+	if len(words) > maxRemotes {
+		check(list, fmt.Errorf("%d remotes, more than %d", len(words), maxRemotes))
 		words = nil
 	}
 	if domain := data["SEMAPHORE_POLICY_LABEL_DOMAIN"]; domain != "" && len(validation.IsDNS1123Subdomain(domain)) > 0 {
-		check("SEMAPHORE_POLICY_LABEL_DOMAIN", fmt.Errorf("%.80q is no domain", domain))
+		check("SEMAPHORE_POLICY_LABEL_DOMAIN", fmt.Errorf("%.80q is not a domain", domain))
 	}
 	seen := map[string]bool{}
 	for _, word := range words {
@@ -110,8 +109,7 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 	return maps.Clone(data), nil
 }
 
-// remoteSettings say what is wrong with those settings of a remote that become something
-// else here.
+// remoteSettings validate the settings of a remote that are used here.
 var remoteSettings = map[string]func(value string) error{
 	"_SERVICE_PREFIX": func(value string) error { _, err := cluster.ParsePrefix(value); return err },
 	PodSubnets:        func(value string) error { _, err := Prefixes(value); return err },
@@ -119,13 +117,13 @@ var remoteSettings = map[string]func(value string) error{
 	"_API_URL":        func(value string) error { _, err := ParseServer(value); return err },
 	"_WG_LISTEN_PORT": func(value string) error {
 		if port, err := strconv.Atoi(value); err != nil || port < 1 || port > 65535 {
-			return fmt.Errorf("%.20q is no port", value)
+			return fmt.Errorf("%.20q is not a port", value)
 		}
 		return nil
 	},
 }
 
-// remoteWords splits a list of remotes as the programs do.
+// remoteWords splits SEMAPHORE_REMOTES like the programs.
 func remoteWords(text string) []string {
 	if text == "" {
 		return nil
@@ -137,7 +135,7 @@ func remoteWords(text string) []string {
 	return words
 }
 
-// Remotes are the clusters that are configured.
+// Remotes returns the configured remotes.
 func (s Settings) Remotes() []cluster.Name {
 	var names []cluster.Name
 	for _, word := range remoteWords(s["SEMAPHORE_REMOTES"]) {
@@ -148,15 +146,14 @@ func (s Settings) Remotes() []cluster.Name {
 	return names
 }
 
-// The settings of a remote that bound where its pods and nodes are, behind what the names of
-// all of its settings begin with.
+// Suffixes of the variables that bound a remote's pods and nodes.
 const (
 	PodSubnets  = "_POD_SUBNETS"
 	NodeSubnets = "_NODE_SUBNETS"
 )
 
-// Prefixes are those of a setting of a remote. ParseSettings refuses what can't be read, and
-// so there are none then.
+// Prefixes returns the prefixes of a remote's setting; none if it is invalid, which
+// ParseSettings rejects.
 func (s Settings) Prefixes(remote cluster.Name, key string) []netip.Prefix {
 	prefixes, err := Prefixes(s[remote.Variables()+key])
 	if err != nil {
@@ -165,19 +162,19 @@ func (s Settings) Prefixes(remote cluster.Name, key string) []netip.Prefix {
 	return prefixes
 }
 
-// ServicePrefix is what the names of services mirrored from a remote begin with.
+// ServicePrefix returns the name prefix of services mirrored from a remote.
 func (s Settings) ServicePrefix(remote cluster.Name) (string, error) {
 	return cluster.ParsePrefix(cmp.Or(s[remote.Variables()+"_SERVICE_PREFIX"], string(remote)))
 }
 
-// ParseServer returns the address of an API server, which begins with https:// and has a
-// host, and no user, query or fragment.
+// ParseServer validates the URL of an API server: https:// with a host, and without user,
+// query or fragment.
 func ParseServer(text string) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || len(text) > printable.Short ||
 		strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		// What is written may hold a password.
-		return "", fmt.Errorf("no address of an API server that begins with https:// and a host")
+		// The error omits the text, which may contain a password.
+		return "", fmt.Errorf("not the URL of an API server that begins with https:// and a host")
 	}
 	return strings.TrimSuffix(text, "/"), nil
 }

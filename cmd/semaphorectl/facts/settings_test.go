@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
-// numbered is a list of so many names.
+// numbered returns a list of so many names.
 func numbered(n int) string {
 	var words []string
 	for i := range n {
@@ -24,13 +24,13 @@ func numbered(n int) string {
 	return strings.Join(words, ",")
 }
 
-// TestHostileSettings reads settings that somebody has written who may write in one
-// namespace of a neighbour.
+// TestHostileSettings reads settings of an attacker with write access to the namespace of a
+// neighbour.
 func TestHostileSettings(t *testing.T) {
 	const gcp = "SEMAPHORE_REMOTE_GCP_"
 	for name, c := range map[string]struct {
 		data map[string]string
-		says string // empty: they are taken
+		says string // empty: valid
 	}{
 		"none":    {nil, ""},
 		"honest":  {map[string]string{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp, eu-1", gcp + "POD_SUBNETS": "10.4.0.0/16", gcp + "API_URL": "https://x:6443", "SEMAPHORE_X": "any\ntext"}, ""},
@@ -41,17 +41,17 @@ func TestHostileSettings(t *testing.T) {
 		"twice":   {map[string]string{"SEMAPHORE_REMOTES": "gcp,gcp"}, "listed twice"},
 		"itself":  {map[string]string{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "aws"}, "name of this cluster"},
 		"empty":   {map[string]string{"SEMAPHORE_REMOTES": "gcp,"}, `SEMAPHORE_REMOTES: "" is no name`},
-		"many":    {map[string]string{"SEMAPHORE_REMOTES": numbered(251)}, "251 remotes, and there can be 250"},
+		"many":    {map[string]string{"SEMAPHORE_REMOTES": numbered(251)}, "251 remotes, more than 250"},
 		"a few":   {map[string]string{"SEMAPHORE_REMOTES": numbered(250)}, ""},
 		"name":    {map[string]string{"SEMAPHORE_CLUSTER_NAME": "a\x1b[2J"}, `SEMAPHORE_CLUSTER_NAME: "a\x1b[2J"`},
 		"prefix":  {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "SERVICE_PREFIX": "x\n}\n. {"}, gcp + `SERVICE_PREFIX: "x\n}\n. {" can't begin`},
-		"pods":    {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "POD_SUBNETS": "10.4.0.0/16,x"}, gcp + `POD_SUBNETS: "x" is no subnet`},
+		"pods":    {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "POD_SUBNETS": "10.4.0.0/16,x"}, gcp + `POD_SUBNETS: "x" is not a subnet`},
 		"nodes":   {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "NODE_SUBNETS": strings.Repeat("10.0.0.0/8,", 1001)}, "more than 1000 subnets"},
-		"port":    {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "WG_LISTEN_PORT": "70000"}, "no port"},
+		"port":    {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "WG_LISTEN_PORT": "70000"}, "is not a port"},
 		"server":  {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "API_URL": "http://x"}, "begins with https://"},
 		"user":    {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "API_URL": "https://me:secret@x"}, "begins with https://"},
-		"label":   {map[string]string{"SEMAPHORE_POLICY_LABEL_DOMAIN": "a b"}, "no domain"},
-		"key":     {map[string]string{"a\nb": "c"}, "no ConfigMap has such a key"},
+		"label":   {map[string]string{"SEMAPHORE_POLICY_LABEL_DOMAIN": "a b"}, "is not a domain"},
+		"key":     {map[string]string{"a\nb": "c"}, "not a valid key of a ConfigMap"},
 	} {
 		got, err := ParseSettings("sys-semaphore/semaphore", c.data)
 		invalid, is := errors.AsType[*InvalidError](err)
@@ -69,15 +69,15 @@ func TestHostileSettings(t *testing.T) {
 	}
 }
 
-// TestHostileCluster reads a cluster that answers what can't be: it is known by its object
-// and value, and nothing of it is among the facts.
+// TestHostileCluster reads invalid values: the errors name object and value, and no fact
+// contains them.
 func TestHostileCluster(t *testing.T) {
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-wireguard", Namespace: cli.Namespace}}
 	set.Spec.Template.Spec.Containers = []corev1.Container{{Image: "x", EnvFrom: []corev1.EnvFromSource{{
 		ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "semaphore-x"}},
 	}}}}
 	f := Read(t.Context(), fakeCluster("https://127.0.0.1:40123",
-		node("a b; reboot", "10.66.1.1", "10.2.1.0/24"), config("kube-system", "kube-root-ca.crt", "ca.crt", strings.Repeat("x", mostCertificates+1)),
+		node("a b; reboot", "10.66.1.1", "10.2.1.0/24"), config("kube-system", "kube-root-ca.crt", "ca.crt", strings.Repeat("x", maxCertificates+1)),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: cli.Namespace}}, set,
 		config(cli.Namespace, "semaphore-x", "SEMAPHORE_REMOTES", "../gcp")))
 	var said []string

@@ -13,16 +13,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 )
 
-// named is an error unless each cluster is asked for by the name that it is installed with:
-// tokens of another one would be handed over in its name.
+// named returns an error unless the name of each cluster is that of its installation:
+// otherwise tokens of a wrong cluster would be handed over.
 func named(ctx context.Context, clusters []*cli.Cluster) error {
 	var errs []error
 	for _, c := range clusters {
 		installed, err := facts.ReadInstalled(ctx, c)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: read what is installed, to see that it is this cluster: %w", c.Name, err))
+			errs = append(errs, fmt.Errorf("%s: read the installed programs, to check the cluster's name: %w", c.Name, err))
 		} else if name := installed.Misnamed(c.Name); name != "" {
-			errs = append(errs, fmt.Errorf("%s: it is installed as cluster %s: see that its context is that of the cluster that you mean", c.Name, name))
+			errs = append(errs, fmt.Errorf("%s: it is installed as cluster %s: check that its kubeconfig context is that of the intended cluster", c.Name, name))
 		}
 	}
 	return errors.Join(errs...)
@@ -34,14 +34,14 @@ func Command(s *cli.Session) *cobra.Command {
 	var only []string
 	cmd := &cobra.Command{
 		Use:   "tokens CLUSTER CLUSTER...",
-		Short: "Hand joined clusters new tokens for each other",
-		Long: `Hands each of the clusters tokens for reading the others: one for each tool, which may
-read what that tool reads and nothing else. They last 30 days; semaphore-tokens renews
-them in the clusters from then on.
+		Short: "Hand over new tokens between joined clusters",
+		Long: `Hands over tokens with which each of the clusters reads the others: one for each tool, with
+the rights of that tool. They are valid for 30 days, and semaphore-tokens renews them in
+the clusters.
 
-With --revoke all tokens that were handed over before, and what they were renewed to,
-end first. That takes half a minute: new ones are made when no API server accepts those
-before any longer. Interrupted, the next run goes on.`,
+With --revoke all earlier tokens and their renewals are revoked first. This takes half a
+minute: new tokens are issued when no API server accepts the earlier ones any more. After
+an interruption the next run continues.`,
 		Example: `  semaphorectl tokens aws gcp
   semaphorectl tokens --revoke aws gcp
   semaphorectl tokens --revoke --from gcp aws gcp
@@ -53,7 +53,7 @@ before any longer. Interrupted, the next run goes on.`,
 			defer cancel()
 			for _, name := range only {
 				if !slices.Contains(names, name) {
-					return cli.Usage(fmt.Errorf("--from %s: no cluster %s is asked for", name, name))
+					return cli.Usage(fmt.Errorf("--from %s: cluster %s isn't among the arguments", name, name))
 				}
 			}
 			clusters, err := s.Clusters(names)
@@ -84,14 +84,14 @@ before any longer. Interrupted, the next run goes on.`,
 					continue
 				}
 				for _, tool := range none {
-					s.Warn("%s: no Secret %s, so %s gets nothing for %s", p.From.Name, account(tool, p.To.Name), p.To.Name, tool)
+					s.Warn("%s: the Secret %s is missing, so %s gets no token for %s", p.From.Name, account(tool, p.To.Name), p.To.Name, tool)
 				}
 				s.Done("%s has new tokens for %s: %s", p.To.Name, p.From.Name, strings.Join(tools, ", "))
 			}
 			return errors.Join(errs...)
 		},
 	}
-	cmd.Flags().BoolVar(&revoke, "revoke", false, "take back all tokens that were handed over before")
-	cmd.Flags().StringSliceVar(&only, "from", nil, "hand over tokens of these clusters only (default: of all)")
+	cmd.Flags().BoolVar(&revoke, "revoke", false, "revoke all earlier tokens first")
+	cmd.Flags().StringSliceVar(&only, "from", nil, "hand over only tokens of these clusters (default: all)")
 	return cmd
 }

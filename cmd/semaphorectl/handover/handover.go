@@ -1,6 +1,6 @@
-// Package handover gives a cluster the tokens with which it reads another one. What an
-// API server answers must have the form of tokens and certificates, or nothing is
-// written; no value of them is in an error.
+// Package handover hands over the tokens with which clusters read each other, and revokes
+// them. Responses of API servers are validated as tokens and certificates before anything is
+// written, and errors contain no token.
 package handover
 
 import (
@@ -21,29 +21,29 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
-// Mode says which tokens are handed over.
+// Mode selects the tokens to hand over.
 type Mode int
 
 const (
-	// Missing are those that aren't there, or aren't good.
+	// Missing replaces tokens that are missing, invalid or about to expire.
 	Missing Mode = iota
-	// All hands over a new token in any case.
+	// All replaces all tokens.
 	All
 )
 
 const (
-	// lifetime is the longest that deploy/remote lets an account renew a token for.
+	// lifetime is the longest that deploy/remote admits.
 	lifetime = 30 * 24 * time.Hour
-	// least is how long a token must still be good for not to be replaced.
+	// least is the remaining lifetime below which Missing replaces a token.
 	least = 24 * time.Hour
 )
 
-// handed is what one tool gets.
+// handed is the credentials of one tool.
 type handed struct{ tool, token, ca string }
 
-// Hand gives the cluster to what its programs need to read the cluster from, and says
-// which tools got something, and which are granted nothing. Nothing is written unless
-// all of it is there.
+// Hand hands over credentials for cluster from to cluster to. It returns the tools that got
+// new ones, and those without an account in from. Nothing is written unless all credentials
+// are valid.
 func Hand(ctx context.Context, s *cli.Session, from, to *cli.Cluster, mode Mode) (tools, none []string, err error) {
 	var anchors []*corev1.Secret
 	var names []string // of the tools, in the order of the anchors
@@ -65,7 +65,7 @@ func Hand(ctx context.Context, s *cli.Session, from, to *cli.Cluster, mode Mode)
 		anchors, names = append(anchors, anchor), append(names, tool)
 	}
 	if len(anchors) == 0 {
-		return nil, nil, fmt.Errorf("%s: it grants nothing to %s: no Secret %s in %s; semaphorectl join makes them", from.Name, to.Name, account(manifests.WireGuard, to.Name), cli.Namespace)
+		return nil, nil, fmt.Errorf("%s: it has no accounts for %s: no Secret %s in %s; semaphorectl join creates them", from.Name, to.Name, account(manifests.WireGuard, to.Name), cli.Namespace)
 	}
 	ca, err := authority(ctx, from)
 	if err != nil {
@@ -93,35 +93,35 @@ func Hand(ctx context.Context, s *cli.Session, from, to *cli.Cluster, mode Mode)
 func account(tool, to string) string { return "semaphore-" + manifests.Account(tool) + "-remote-" + to }
 func secret(tool string) string      { return "semaphore-" + manifests.Account(tool) + "-remotes" }
 
-// interrupted is an error while a revocation of an account's tokens isn't done.
+// interrupted returns an error if a revocation of an account's tokens was interrupted.
 func interrupted(ctx context.Context, from *cli.Cluster, name string) error {
 	binding, err := from.Client.RbacV1().RoleBindings(cli.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil // Nothing is made here that could undo a revocation.
+		return nil // Without the RoleBinding no revocation is pending.
 	}
 	if _, is := binding.Annotations[revoking]; is {
-		return fmt.Errorf("the revocation of tokens of %s was interrupted: semaphorectl tokens --revoke goes on with it", name)
+		return fmt.Errorf("the revocation of tokens of %s was interrupted: semaphorectl tokens --revoke continues it", name)
 	}
 	return nil
 }
 
-// check says whether a Secret is one that tokens can be bound to, or holds one that
+// check returns an error unless tokens can be bound to a Secret, or it contains a token that
 // never expires, which can't be revoked.
 func check(anchor *corev1.Secret, revoked bool) error {
 	if anchor.Type == corev1.SecretTypeServiceAccountToken {
 		if revoked {
-			return errors.New("its token never expires: delete the Secret, apply your manifests again, and hand over again")
+			return errors.New("its token never expires: delete the Secret, apply your manifests, and hand over again")
 		}
 		_, err := static("", anchor)
 		return err
 	}
 	if anchor.Type != corev1.SecretTypeOpaque || len(anchor.Data) > 0 {
-		return errors.New("it isn't one that deploy/remote makes; nothing is handed over")
+		return errors.New("it isn't as in deploy/remote; nothing was handed over")
 	}
 	return nil
 }
 
-// value is what a tool is to get, nil when it has all of it.
+// value returns the credentials for a tool; nil: it has valid ones.
 func value(ctx context.Context, from, to *cli.Cluster, tool string, anchor *corev1.Secret, ca string, mode Mode) (*handed, error) {
 	if anchor.Type == corev1.SecretTypeServiceAccountToken {
 		return static(tool, anchor)
@@ -139,36 +139,35 @@ func value(ctx context.Context, from, to *cli.Cluster, tool string, anchor *core
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("get a token of the account: %w", err)
+		return nil, fmt.Errorf("request a token of the account: %w", err)
 	}
 	claims, err := tokens.Parse(request.Status.Token)
 	if err != nil {
-		return nil, fmt.Errorf("what was issued is no token: %w; nothing is handed over", err)
+		return nil, fmt.Errorf("the API server issued an invalid token: %w; nothing was handed over", err)
 	}
 	if claims.Account != anchor.Name || claims.Secret.Name != anchor.Name {
-		return nil, errors.New("what was issued is the token of another account, or bound to something else; nothing is handed over")
+		return nil, errors.New("the API server issued a token of another account, or one that isn't bound to this Secret; nothing was handed over")
 	}
 	return &handed{tool, request.Status.Token, ca}, nil
 }
 
-// static takes a token that never expires, as Kubernetes has written it.
+// static returns the token that Kubernetes has written into a Secret, which never expires.
 func static(tool string, anchor *corev1.Secret) (*handed, error) {
 	token := strings.TrimSpace(string(anchor.Data["token"]))
 	if token == "" {
 		return nil, errors.New("it has no token yet")
 	}
 	if _, err := tokens.Parse(token); err != nil {
-		return nil, fmt.Errorf("what it has as token is none: %w; nothing is handed over", err)
+		return nil, fmt.Errorf("its token is invalid: %w; nothing was handed over", err)
 	}
 	ca, err := facts.Certificates(anchor.Data["ca.crt"])
 	if err != nil {
-		return nil, fmt.Errorf("its ca.crt: %w; nothing is handed over", err)
+		return nil, fmt.Errorf("its ca.crt: %w; nothing was handed over", err)
 	}
 	return &handed{tool, token, ca}, nil
 }
 
-// has says whether a cluster has a token that will be good for a while, and the
-// authorities.
+// has reports whether a cluster has the CA and a token that is valid for a while.
 func has(ctx context.Context, to *cli.Cluster, from, tool string, anchor *corev1.Secret, ca string) (bool, error) {
 	have, err := to.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, secret(tool), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -184,9 +183,9 @@ func has(ctx context.Context, to *cli.Cluster, from, tool string, anchor *corev1
 	return claims.Secret.UID == anchor.UID && time.Until(claims.Expires) > least, nil
 }
 
-// authority is the authority of a cluster, which Kubernetes puts into each namespace.
+// authority returns the CA of a cluster, which Kubernetes publishes in each namespace.
 func authority(ctx context.Context, c *cli.Cluster) (string, error) {
-	text := c.Config.CAData // Where no controller has put it anywhere yet.
+	text := c.Config.CAData // If no controller has published it yet.
 	for _, namespace := range []string{"kube-system", cli.Namespace} {
 		found, err := c.Client.CoreV1().ConfigMaps(namespace).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -198,7 +197,7 @@ func authority(ctx context.Context, c *cli.Cluster) (string, error) {
 	}
 	ca, err := facts.Certificates(text)
 	if err != nil {
-		return "", fmt.Errorf("the cluster's authorities: %w; nothing is handed over", err)
+		return "", fmt.Errorf("the cluster's CA: %w; nothing was handed over", err)
 	}
 	return ca, nil
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts/factstest"
 )
 
-// token is one of an account, bound to the Secret of its name.
+// token returns a token of an account, bound to the Secret of the same name.
 func token(account, uid string, expires time.Time) string {
 	part := base64.RawURLEncoding.EncodeToString
 	return part([]byte(`{"alg":"ES256"}`)) + "." + part(fmt.Appendf(nil,
@@ -29,7 +29,7 @@ func token(account, uid string, expires time.Time) string {
 		time.Now().Unix(), expires.Unix(), account, account, uid)) + ".c2lnbmVk"
 }
 
-// endless is one that never expires.
+// endless returns a token that never expires.
 func endless(word string) string {
 	part := base64.RawURLEncoding.EncodeToString
 	return part([]byte(`{"alg":"ES256"}`)) + "." + part(fmt.Appendf(nil, `{"sub":%q}`, word)) + ".c2lnbmVk"
@@ -39,7 +39,7 @@ func secretOf(name string, kind corev1.SecretType, data map[string][]byte) *core
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: cli.Namespace, UID: "u"}, Type: kind, Data: data}
 }
 
-// neighbours are gcp, which answers about its authority and tokens as it likes, and aws.
+// neighbours returns gcp, with this CA and these tokens, and aws.
 func neighbours(ca string, issue func(account string) string, secrets ...runtime.Object) (gcp, aws *cli.Cluster) {
 	objects := append([]runtime.Object{}, secrets...)
 	objects = append(objects, &corev1.ConfigMap{
@@ -97,7 +97,7 @@ func TestHand(t *testing.T) {
 	}
 }
 
-// TestMissing hands over what isn't there, or won't do for long.
+// TestMissing replaces tokens that are missing, invalid or about to expire.
 func TestMissing(t *testing.T) {
 	ca, later := factstest.Certificate(t), time.Now().Add(20*24*time.Hour)
 	for name, c := range map[string]struct {
@@ -125,8 +125,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestRefused has a neighbour answer something else than tokens and certificates: nothing
-// is written, nothing revoked, and no value is told.
+// TestRefused lets a neighbour issue invalid tokens and certificates: nothing is written or
+// revoked, and errors contain no value.
 func TestRefused(t *testing.T) {
 	ca, name := factstest.Certificate(t), "semaphore-policy-remote-aws"
 	key := string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: []byte("secret words")}))
@@ -171,7 +171,7 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	gcp, aws := neighbours(ca, month)
-	if _, _, err := Hand(t.Context(), quiet(), gcp, aws, All); err == nil || !strings.Contains(err.Error(), "gcp: it grants nothing to aws") {
+	if _, _, err := Hand(t.Context(), quiet(), gcp, aws, All); err == nil || !strings.Contains(err.Error(), "gcp: it has no accounts for aws") {
 		t.Errorf("without any Secret: %v", err)
 	}
 }

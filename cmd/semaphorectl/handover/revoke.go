@@ -25,62 +25,63 @@ import (
 
 // revoking is the annotation of an account's RoleBinding while its tokens are revoked.
 //
-// A revocation takes the right to ask for tokens from an account, deletes the Secret that
-// its tokens are bound to and the account itself, of which there may be tokens that are
-// bound to nothing, waits until no API server accepts them any longer, makes another account
-// of that name and another Secret, and gives the right back. In any other order a token that was stolen gets one that
-// is bound to the new Secret: API servers accept a token for some seconds after its Secret
-// is gone.
+// A revocation
 //
-// The right is taken by taking the subject out of the RoleBinding. A run that ends in the
-// middle leaves it so: the account has no right, and the next run begins again, with all of
-// the wait.
+//  1. withdraws the account's right to request tokens, by removing it from the RoleBinding,
+//  2. deletes the Secret that its tokens are bound to, and the account, which may have
+//     tokens that are bound to nothing,
+//  3. waits until no API server accepts these tokens,
+//  4. creates the account and the Secret again, and restores the right.
+//
+// In any other order a stolen token could request one that is bound to the new Secret: API
+// servers accept a token for some seconds after its Secret is deleted.
+//
+// After an interruption the account has no right, and the next run starts from the
+// beginning, including the wait.
 const revoking = "semaphore.uw.io/revoking"
 
 const (
-	// remembered is how long a kube-apiserver accepts a token without looking at it again:
+	// tokenCacheTTL is how long a kube-apiserver accepts a token without checking it again:
 	// TokenSuccessCacheTTL, which no flag changes (k8s.io/kubernetes 1.36,
 	// pkg/kubeapiserver/options/authentication.go, NewBuiltInAuthenticationOptions).
-	remembered = 10 * time.Second
-	// late is how much later than the one that was written to any other API server of the
-	// cluster may have read from its watches that right and Secret are gone.
-	late = 10 * time.Second
-	// patience is how long a Secret may take to be gone, and the API server that is asked to
-	// refuse its tokens.
-	patience = time.Minute
-	// undoing is how long an undoing may take that goes on after an interruption.
-	undoing = 20 * time.Second
+	tokenCacheTTL = 10 * time.Second
+	// watchDelay bounds the delay until the watches of all API servers of the cluster have
+	// received a change of the RoleBinding or the Secret.
+	watchDelay = 10 * time.Second
+	// stepTimeout bounds the deletion of a Secret, and the wait for its tokens to be refused.
+	stepTimeout = time.Minute
+	// undoTimeout bounds the undo of a revocation, which an interruption doesn't end.
+	undoTimeout = 20 * time.Second
 )
 
 // mark is the value of the annotation, as JSON.
 type mark struct {
 	Begun time.Time `json:"begun"` // for people
-	// Labels and Annotations are those that the next Secret has from the one before.
+	// Labels and Annotations are those of the deleted Secret, for the new one.
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// Account is the next ServiceAccount; nil: it is made by nobody here.
+	// Account is the new ServiceAccount; nil: none is created.
 	Account *corev1.ServiceAccount `json:"account,omitempty"`
 }
 
-// Pair is a cluster whose tokens another one has.
+// Pair is a cluster, From, and a cluster that has tokens of it, To.
 type Pair struct{ From, To *cli.Cluster }
 
-// revocation is that of all tokens of one account.
+// revocation is the revocation of all tokens of one account.
 type revocation struct {
 	in   *cli.Cluster
 	name string // of the account, its Secret and its RoleBinding
-	// before is the Secret that is to go, and account the ServiceAccount; nil: it has gone
-	// already.
+	// before is the Secret to delete, and account the ServiceAccount; nil: already deleted.
 	before  *corev1.Secret
 	account *corev1.ServiceAccount
-	token   string // the last one that was handed over; empty: it isn't known
+	token   string // the last one that was handed over; empty: unknown
 	mark    mark
-	// begun is whether an earlier run has, held whether the account has a RoleBinding.
-	begun, held bool
+	// begun is whether an earlier run has begun, bound whether the account has a RoleBinding.
+	begun, bound bool
 }
 
-// Revoke takes back all tokens that clusters were handed over before. Nothing is changed
-// unless all of it can be; all of it waits once.
+// Revoke revokes all tokens of the pairs. Nothing is changed unless all of them can be
+// revoked. They wait at the same time.
 func Revoke(ctx context.Context, s *cli.Session, pairs []Pair) error {
 	var all []*revocation
 	var errs []error
@@ -101,7 +102,7 @@ func Revoke(ctx context.Context, s *cli.Session, pairs []Pair) error {
 	return revoke(ctx, s, all)
 }
 
-// Finish completes the revocations that earlier runs have begun in clusters.
+// Finish completes interrupted revocations of clusters.
 func Finish(ctx context.Context, s *cli.Session, clusters []*cli.Cluster) error {
 	var all []*revocation
 	for _, c := range clusters {
@@ -122,7 +123,7 @@ func Finish(ctx context.Context, s *cli.Session, clusters []*cli.Cluster) error 
 				return fmt.Errorf("%s: %w", c.Name, err)
 			}
 			if !r.begun {
-				continue // It grants something else.
+				continue // The RoleBinding is for another role.
 			}
 			for _, to := range clusters {
 				for _, tool := range manifests.Tools() {
@@ -133,27 +134,27 @@ func Finish(ctx context.Context, s *cli.Session, clusters []*cli.Cluster) error 
 					}
 				}
 			}
-			s.Say("%s: the revocation of tokens of %s was interrupted, and goes on", c.Name, r.name)
+			s.Say("%s: continuing the interrupted revocation of tokens of %s", c.Name, r.name)
 			all = append(all, r)
 		}
 	}
 	return revoke(ctx, s, all)
 }
 
-// planned looks at an account; nil: there is none, and nothing to be revoked.
+// planned reads an account; nil: it doesn't exist and has no tokens.
 func planned(ctx context.Context, p Pair, tool string) (*revocation, error) {
 	r, err := read(ctx, p.From, account(tool, p.To.Name))
 	switch {
 	case err != nil || r.before == nil && r.account == nil && !r.begun:
 		return nil, err
 	case r.before == nil && !r.begun:
-		return nil, fmt.Errorf("the account %s has no Secret that its tokens are bound to: join again, then revoke", r.name)
+		return nil, fmt.Errorf("the Secret of account %s is missing, to which its tokens are bound: run semaphorectl join, then revoke", r.name)
 	}
 	r.token, err = last(ctx, p.To, p.From.Name, tool, r)
 	return r, err
 }
 
-// read looks at the Secret and the RoleBinding of an account.
+// read reads the Secret, the ServiceAccount and the RoleBinding of an account.
 func read(ctx context.Context, c *cli.Cluster, name string) (*revocation, error) {
 	r := &revocation{in: c, name: name, mark: mark{Begun: time.Now().UTC().Truncate(time.Second)}}
 	secret, err := c.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, name, metav1.GetOptions{})
@@ -175,25 +176,25 @@ func read(ctx context.Context, c *cli.Cluster, name string) (*revocation, error)
 	}
 	binding, err := r.binding(ctx)
 	if err != nil || binding == nil || binding.RoleRef != r.role() {
-		return r, err // The account may do nothing by it, or something else, which is asked for.
+		return r, err // Rights by other bindings are checked by denied.
 	}
 	text, begun := binding.Annotations[revoking]
 	if begun {
 		r.begun = true
 		written := mark{Labels: binding.Labels, Account: &corev1.ServiceAccount{}}
-		_ = json.Unmarshal([]byte(text), &written) // What can't be read is made as the RoleBinding is.
+		_ = json.Unmarshal([]byte(text), &written) // The defaults are the labels of the RoleBinding.
 		if r.mark = written; r.mark.Account == nil {
 			r.mark.Account = &corev1.ServiceAccount{}
 		}
-		// Of what is written there only this account is made.
+		// The annotation must not choose another account.
 		r.mark.Account.Name, r.mark.Account.Namespace = name, cli.Namespace
 		r.mark.Account = successor(r.mark.Account)
 	}
-	r.held = begun || slices.Contains(binding.Subjects, r.subject())
+	r.bound = begun || slices.Contains(binding.Subjects, r.subject())
 	return r, nil
 }
 
-// successor is the account that comes in the place of one.
+// successor returns the account that replaces a.
 func successor(a *corev1.ServiceAccount) *corev1.ServiceAccount {
 	return &corev1.ServiceAccount{
 		ObjectMeta:                   metav1.ObjectMeta{Name: a.Name, Namespace: a.Namespace, Labels: a.Labels, Annotations: a.Annotations},
@@ -202,8 +203,8 @@ func successor(a *corev1.ServiceAccount) *corev1.ServiceAccount {
 	}
 }
 
-// last is the token that a cluster has, if it is one that is to be revoked. Nothing else
-// is shown to the API server.
+// last returns the token that a cluster has, if it is of the account to revoke. No other
+// token may be sent to the API server.
 func last(ctx context.Context, to *cli.Cluster, from, tool string, r *revocation) (string, error) {
 	have, err := to.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, secret(tool), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -228,7 +229,7 @@ func (r *revocation) role() rbacv1.RoleRef {
 	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: r.name}
 }
 
-// binding is the account's; nil: there is none.
+// binding returns the account's RoleBinding, or nil.
 func (r *revocation) binding(ctx context.Context) (*rbacv1.RoleBinding, error) {
 	binding, err := r.in.Client.RbacV1().RoleBindings(cli.Namespace).Get(ctx, r.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -240,8 +241,7 @@ func (r *revocation) binding(ctx context.Context) (*rbacv1.RoleBinding, error) {
 	return binding, nil
 }
 
-// change writes the account's RoleBinding, unless another one has just done so: then it
-// begins again with that.
+// change updates the account's RoleBinding, and retries on conflicts.
 func (r *revocation) change(ctx context.Context, to func(*rbacv1.RoleBinding)) error {
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		binding, err := r.in.Client.RbacV1().RoleBindings(cli.Namespace).Get(ctx, r.name, metav1.GetOptions{})
@@ -258,36 +258,36 @@ func (r *revocation) change(ctx context.Context, to func(*rbacv1.RoleBinding)) e
 	return nil
 }
 
-// revoke does all of it, for all accounts at once.
+// revoke revokes the tokens of all accounts at the same time.
 func revoke(ctx context.Context, s *cli.Session, all []*revocation) error {
 	if len(all) == 0 {
 		return nil
 	}
-	err := each(all, func(r *revocation) error { return r.take(ctx) })
+	err := each(all, func(r *revocation) error { return r.withdraw(ctx) })
 	if err == nil {
 		err = each(all, func(r *revocation) error { return r.denied(ctx) })
 	}
-	if err != nil { // This run has deleted no Secret.
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
+	if err != nil { // This run has deleted nothing yet.
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
 		return errors.Join(err, each(all, func(r *revocation) error {
 			if r.begun {
 				return nil
 			}
-			return r.give(undo)
+			return r.restore(undo)
 		}), errors.New("no token was revoked"))
 	}
-	s.Say("waiting %s until API servers no longer accept tokens of accounts that are gone", remembered+late)
-	// Each by itself: a cluster that refuses, or is slow, must not leave the accounts of
-	// another one taken.
-	all, err = those(all, func(r *revocation) error {
+	s.Say("waiting %s until API servers refuse tokens of deleted accounts", tokenCacheTTL+watchDelay)
+	// Each on its own: a cluster that refuses, or is slow, must not leave the accounts of
+	// another one without rights.
+	all, err = succeeded(all, func(r *revocation) error {
 		if err := r.remove(ctx); err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(remembered + late):
+		case <-time.After(tokenCacheTTL + watchDelay):
 		}
 		if err := r.refused(ctx); err != nil {
 			return err
@@ -300,20 +300,20 @@ func revoke(ctx context.Context, s *cli.Session, all []*revocation) error {
 	if err != nil {
 		return cli.Hint(err, unfinished)
 	}
-	s.Warn("watches that were opened with these tokens go on for as long as their clients have asked for: if one was stolen, restart the API servers")
+	s.Warn("watches that were opened with these tokens continue until the timeout that their clients requested: if a token was stolen, restart the API servers")
 	return nil
 }
 
-const unfinished = "these accounts get no tokens until this is done: run the command again to go on"
+const unfinished = "these accounts get no tokens until the revocation is complete: run the command again to continue"
 
-// each does something for all accounts at once.
+// each calls do for all accounts at the same time.
 func each(all []*revocation, do func(*revocation) error) error {
-	_, err := those(all, do)
+	_, err := succeeded(all, do)
 	return err
 }
 
-// those is each, and returns the accounts for which it was done.
-func those(all []*revocation, do func(*revocation) error) ([]*revocation, error) {
+// succeeded is each, and returns the accounts without an error.
+func succeeded(all []*revocation, do func(*revocation) error) ([]*revocation, error) {
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, r := range all {
@@ -333,7 +333,7 @@ func those(all []*revocation, do func(*revocation) error) ([]*revocation, error)
 	return done, errors.Join(errs...)
 }
 
-// poll asks until there is no error; the last one is returned when that takes too long.
+// poll calls ask until it succeeds, and returns its last error at the limit.
 func poll(ctx context.Context, limit time.Duration, ask func(context.Context) error) error {
 	var state error
 	err := wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, limit, true, func(ctx context.Context) (bool, error) {

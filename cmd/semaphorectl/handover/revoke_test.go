@@ -35,7 +35,7 @@ func quiet() *cli.Session {
 	return cli.NewSession(strings.NewReader(""), io.Discard, io.Discard, func(string) (string, bool) { return "", false })
 }
 
-// bindingOf is an account's RoleBinding, as deploy/remote makes it.
+// bindingOf returns an account's RoleBinding as in deploy/remote.
 func bindingOf(name string) *rbacv1.RoleBinding {
 	return &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{
@@ -46,7 +46,7 @@ func bindingOf(name string) *rbacv1.RoleBinding {
 	}
 }
 
-// accountOf is an account that deploy/remote makes.
+// accountOf returns an account as in deploy/remote.
 func accountOf(name string) *corev1.ServiceAccount {
 	return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
 		Name: name, Namespace: cli.Namespace, UID: "a", Labels: map[string]string{"i": "j"}, Annotations: map[string]string{"k": "l"},
@@ -58,24 +58,24 @@ func labelled(s *corev1.Secret) *corev1.Secret {
 	return s
 }
 
-// journal notes what is written in gcp and when, in seconds since it began.
+// journal records the writes in gcp, with seconds since the start.
 type journal struct {
 	gcp, aws *cli.Cluster
 	server   *fake.Clientset
 	began    time.Time
 	lines    []string
-	// allowed is why the accounts may ask for tokens without their RoleBindings.
+	// allowed is why the accounts may request tokens without their RoleBindings.
 	allowed string
-	// accepted is how long tokens are accepted after the beginning.
+	// accepted is how long after the start tokens are accepted.
 	accepted time.Duration
-	// stop ends a run at a write; for tests of interruptions.
+	// stop ends a run at a write.
 	stop func(line string) bool
 }
 
 func newJournal(t *testing.T, objects ...runtime.Object) *journal {
 	t.Helper()
 	j := &journal{began: time.Now()}
-	// An anchor that is made anew has no UID here, which is another one.
+	// The fake client gives no UID to an anchor that is created again, so its UID differs.
 	j.gcp, j.aws = neighbours(factstest.Certificate(t), func(account string) string { return token(account, "", time.Now().Add(30*24*time.Hour)) }, objects...)
 	j.server = j.gcp.Client.(*fake.Clientset)
 	j.server.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -121,8 +121,8 @@ func newJournal(t *testing.T, objects ...runtime.Object) *journal {
 
 var errInterrupted = errors.New("interrupted")
 
-// state is what of an account there is in gcp: whether its RoleBinding is as it was, and
-// whether there is its first Secret, or a later one.
+// state describes an account in gcp: whether its RoleBinding is unchanged, and whether its
+// Secret is the first one, a later one or missing.
 func (j *journal) state(t *testing.T, name string) string {
 	t.Helper()
 	binding, err := j.gcp.Client.RbacV1().RoleBindings(cli.Namespace).Get(t.Context(), name, metav1.GetOptions{})
@@ -149,7 +149,7 @@ func (j *journal) state(t *testing.T, name string) string {
 	return state + ", another"
 }
 
-// store has aws have a token of an account.
+// store stores a token of an account in aws.
 func (j *journal) store(t *testing.T, tool, token string) {
 	t.Helper()
 	if err := store(t.Context(), quiet(), j.aws, "gcp", handed{tool, token, "ca"}); err != nil {
@@ -157,8 +157,8 @@ func (j *journal) store(t *testing.T, tool, token string) {
 	}
 }
 
-// TestRevoke holds the order: the right goes, then the Secret; nothing comes back before
-// API servers have forgotten; all accounts wait at once.
+// TestRevoke checks the order: the right is withdrawn, then the Secret deleted; nothing is
+// restored before the wait, which is the same for all accounts.
 func TestRevoke(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := newJournal(t, labelled(secretOf(agents, corev1.SecretTypeOpaque, nil)), labelled(secretOf(mirrors, corev1.SecretTypeOpaque, nil)),
@@ -201,7 +201,7 @@ func TestRevoke(t *testing.T) {
 	})
 }
 
-// TestRevokeWaitsForTheToken has an API server accept tokens for longer.
+// TestRevokeWaitsForTheToken lets an API server accept tokens for longer.
 func TestRevokeWaitsForTheToken(t *testing.T) {
 	for _, c := range []struct {
 		accepted time.Duration
@@ -237,8 +237,8 @@ func TestRevokeWaitsForTheToken(t *testing.T) {
 	}
 }
 
-// TestRevokeInterrupted ends a run at each of its writes, and has another one go on: it
-// waits again, whichever it is.
+// TestRevokeInterrupted interrupts a run at each of its writes, and completes it with another
+// one, which waits again.
 func TestRevokeInterrupted(t *testing.T) {
 	for _, at := range []struct{ line, state, hand string }{
 		{"delete secrets", "taken, first", "was interrupted"},
@@ -259,7 +259,7 @@ func TestRevokeInterrupted(t *testing.T) {
 					j.store(t, "wireguard", token(agents, "u", time.Now().Add(time.Hour)))
 					j.stop = func(line string) bool { return strings.HasPrefix(line, at.line) }
 					err := Revoke(t.Context(), quiet(), []Pair{{j.gcp, j.aws}})
-					if !errors.Is(err, errInterrupted) || !strings.Contains(err.Error(), "run the command again to go on") {
+					if !errors.Is(err, errInterrupted) || !strings.Contains(err.Error(), "run the command again to continue") {
 						t.Errorf("error %v", err)
 					}
 					if got := j.state(t, agents); got != at.state {
@@ -287,7 +287,7 @@ func TestRevokeInterrupted(t *testing.T) {
 	}
 }
 
-// TestRevokeCancelled ends a run in its wait.
+// TestRevokeCancelled cancels a run during its wait.
 func TestRevokeCancelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := newJournal(t, labelled(secretOf(agents, corev1.SecretTypeOpaque, nil)), bindingOf(agents))
@@ -302,7 +302,7 @@ func TestRevokeCancelled(t *testing.T) {
 	})
 }
 
-// TestRevokeIsRefused holds that nothing is half done.
+// TestRevokeIsRefused checks the state after errors.
 func TestRevokeIsRefused(t *testing.T) {
 	other := bindingOf(agents)
 	other.Subjects[0].Namespace = "elsewhere"
@@ -315,7 +315,7 @@ func TestRevokeIsRefused(t *testing.T) {
 	}{
 		"another binding lets the account ask": {
 			objects: []runtime.Object{bindingOf(agents)}, allowed: `RBAC: allowed by RoleBinding "mine/sys-semaphore"`,
-			want: `by something else than the RoleBinding ` + agents + `; take that away first: RBAC: allowed by RoleBinding "mine/sys-semaphore"`, state: "as it was, first",
+			want: `may request tokens without the RoleBinding ` + agents + `; withdraw that right first: RBAC: allowed by RoleBinding "mine/sys-semaphore"`, state: "as it was, first",
 		},
 		"the Secret is restored meanwhile": {
 			objects: []runtime.Object{bindingOf(agents)},
@@ -324,7 +324,7 @@ func TestRevokeIsRefused(t *testing.T) {
 					t.Error(err)
 				}
 			},
-			want: "something else has restored the Secret " + agents, state: "taken, first",
+			want: "the Secret " + agents + " was restored meanwhile", state: "taken, first",
 		},
 		"the RoleBinding is restored meanwhile": {
 			objects: []runtime.Object{bindingOf(agents)},
@@ -333,7 +333,7 @@ func TestRevokeIsRefused(t *testing.T) {
 					t.Error(err)
 				}
 			},
-			want: "something else has restored the RoleBinding " + agents, state: "as it was, none",
+			want: "the RoleBinding " + agents + " was restored meanwhile", state: "as it was, none",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -382,7 +382,7 @@ func TestRevokeIsRefused(t *testing.T) {
 	})
 }
 
-// TestRevokeMakesNoOtherAccount goes on with a revocation whose mark somebody has written.
+// TestRevokeMakesNoOtherAccount continues a revocation with a forged annotation.
 func TestRevokeMakesNoOtherAccount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		binding := bindingOf(agents)
@@ -402,15 +402,15 @@ func TestRevokeMakesNoOtherAccount(t *testing.T) {
 	})
 }
 
-// TestRevokeLeavesNoneTaken revokes of two clusters, one of which lets nothing be deleted:
-// the account of the other one is renewed.
+// TestRevokeLeavesNoneTaken revokes tokens of two clusters, one of which fails all
+// deletions: the account of the other one is renewed.
 func TestRevokeLeavesNoneTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gcp := newJournal(t, labelled(secretOf(agents, corev1.SecretTypeOpaque, nil)), bindingOf(agents), accountOf(agents))
 		evil := newJournal(t, labelled(secretOf(agents, corev1.SecretTypeOpaque, nil)), bindingOf(agents), accountOf(agents))
 		evil.stop = func(line string) bool { return strings.HasPrefix(line, "delete secrets") }
 		err := Revoke(t.Context(), quiet(), []Pair{{evil.gcp, evil.aws}, {gcp.gcp, gcp.aws}})
-		if !errors.Is(err, errInterrupted) || !strings.Contains(err.Error(), "run the command again to go on") {
+		if !errors.Is(err, errInterrupted) || !strings.Contains(err.Error(), "run the command again to continue") {
 			t.Errorf("error %v", err)
 		}
 		if got := gcp.state(t, agents); got != "as it was, later" {

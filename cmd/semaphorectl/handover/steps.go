@@ -21,9 +21,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 )
 
-// take takes the right to ask for tokens from the account, and writes down that it has.
-func (r *revocation) take(ctx context.Context) error {
-	if !r.held {
+// withdraw withdraws the account's right to request tokens, and annotates the RoleBinding.
+func (r *revocation) withdraw(ctx context.Context) error {
+	if !r.bound {
 		return nil
 	}
 	text, err := json.Marshal(r.mark)
@@ -39,14 +39,14 @@ func (r *revocation) take(ctx context.Context) error {
 	})
 }
 
-// give gives it back, and ends the revocation.
-func (r *revocation) give(ctx context.Context) error {
-	if !r.held {
+// restore restores the right, and removes the annotation.
+func (r *revocation) restore(ctx context.Context) error {
+	if !r.bound {
 		return nil
 	}
 	return r.change(ctx, func(b *rbacv1.RoleBinding) {
 		if _, is := b.Annotations[revoking]; !is {
-			return // It has never been taken.
+			return // It wasn't withdrawn.
 		}
 		delete(b.Annotations, revoking)
 		if !slices.Contains(b.Subjects, r.subject()) {
@@ -55,10 +55,10 @@ func (r *revocation) give(ctx context.Context) error {
 	})
 }
 
-// denied waits until the account may not ask for tokens. Another binding than the one of
-// deploy/remote may let it.
+// denied waits until the account may not request tokens. Bindings other than that of
+// deploy/remote may allow it.
 func (r *revocation) denied(ctx context.Context) error {
-	return poll(ctx, late, func(ctx context.Context) error {
+	return poll(ctx, watchDelay, func(ctx context.Context) error {
 		review, err := r.in.Client.AuthorizationV1().LocalSubjectAccessReviews(cli.Namespace).Create(ctx, &authorizationv1.LocalSubjectAccessReview{
 			ObjectMeta: metav1.ObjectMeta{Namespace: cli.Namespace},
 			Spec: authorizationv1.SubjectAccessReviewSpec{
@@ -70,11 +70,11 @@ func (r *revocation) denied(ctx context.Context) error {
 			},
 		}, metav1.CreateOptions{})
 		if err != nil {
-			return fmt.Errorf("see whether the account %s may still ask for tokens: %w", r.name, err)
+			return fmt.Errorf("check whether the account %s may still request tokens: %w", r.name, err)
 		}
 		if review.Status.Allowed {
-			return fmt.Errorf("the account %s may ask for tokens by something else than the RoleBinding %s; take that away first: %s",
-				r.name, r.name, cmp.Or(review.Status.Reason, "the API server doesn't say by what"))
+			return fmt.Errorf("the account %s may request tokens without the RoleBinding %s; withdraw that right first: %s",
+				r.name, r.name, cmp.Or(review.Status.Reason, "the API server gives no reason"))
 		}
 		return nil
 	})
@@ -97,14 +97,14 @@ func (r *revocation) remove(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// gone deletes an object of the account's name, and waits until it is gone.
+// gone deletes an object with the account's name, and waits until it is gone.
 func (r *revocation) gone(ctx context.Context, kind string, uid types.UID, remove func(context.Context, string, metav1.DeleteOptions) error,
 	get func(context.Context) (metav1.Object, error)) error {
 	err := remove(ctx, r.name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the %s %s: %w", kind, r.name, err)
 	}
-	return poll(ctx, patience, func(ctx context.Context) error {
+	return poll(ctx, stepTimeout, func(ctx context.Context) error {
 		still, err := get(ctx)
 		switch {
 		case apierrors.IsNotFound(err):
@@ -112,42 +112,42 @@ func (r *revocation) gone(ctx context.Context, kind string, uid types.UID, remov
 		case err != nil:
 			return fmt.Errorf("read the %s %s: %w", kind, r.name, err)
 		case still.GetUID() != uid && kind == "ServiceAccount":
-			return nil // Another one, whose tokens are others.
+			return nil // A new account doesn't accept tokens of the deleted one.
 		case still.GetUID() != uid:
 			return r.restored(kind)
 		}
-		return fmt.Errorf("the %s %s is deleted and stays for its finalizers: %s", kind, r.name, strings.Join(still.GetFinalizers(), ", "))
+		return fmt.Errorf("the %s %s is being deleted and waits for its finalizers: %s", kind, r.name, strings.Join(still.GetFinalizers(), ", "))
 	})
 }
 
 func (r *revocation) restored(what string) error {
-	return fmt.Errorf("something else has restored the %s %s meanwhile: stop what applies it", what, r.name)
+	return fmt.Errorf("the %s %s was restored meanwhile: stop the program that applies it", what, r.name)
 }
 
-// refused waits until the token that was handed over last is refused.
+// refused waits until the API server refuses the last token.
 func (r *revocation) refused(ctx context.Context) error {
 	if r.token == "" {
 		return nil
 	}
-	return poll(ctx, patience, func(ctx context.Context) error {
+	return poll(ctx, stepTimeout, func(ctx context.Context) error {
 		review, err := r.in.Client.AuthenticationV1().TokenReviews().Create(ctx,
 			&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: r.token}}, metav1.CreateOptions{})
 		switch {
 		case apierrors.IsForbidden(err):
-			return nil // The wait has to do.
+			return nil // The wait alone has to suffice.
 		case err != nil:
-			return fmt.Errorf("see whether tokens of %s are refused: %w", r.name, err)
+			return fmt.Errorf("check whether tokens of %s are refused: %w", r.name, err)
 		case review.Status.Authenticated:
-			return fmt.Errorf("the API server still accepts tokens of %s whose Secret is gone", r.name)
+			return fmt.Errorf("the API server still accepts tokens of %s whose Secret was deleted", r.name)
 		}
 		return nil
 	})
 }
 
-// renew makes the next account and the next Secret, unless Secret or RoleBinding were restored meanwhile, and
-// gives the right back.
+// renew creates the account and the Secret again, unless the Secret or the RoleBinding was
+// restored meanwhile, and restores the right.
 func (r *revocation) renew(ctx context.Context) error {
-	if r.held {
+	if r.bound {
 		binding, err := r.binding(ctx)
 		if err != nil {
 			return err
@@ -159,7 +159,7 @@ func (r *revocation) renew(ctx context.Context) error {
 	if next := r.mark.Account; next != nil {
 		_, err := r.in.Client.CoreV1().ServiceAccounts(cli.Namespace).Create(ctx, next, metav1.CreateOptions{FieldManager: manifests.Manager})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("make the ServiceAccount %s: %w", r.name, err)
+			return fmt.Errorf("create the ServiceAccount %s: %w", r.name, err)
 		}
 	}
 	_, err := r.in.Client.CoreV1().Secrets(cli.Namespace).Create(ctx, &corev1.Secret{
@@ -170,7 +170,7 @@ func (r *revocation) renew(ctx context.Context) error {
 		return r.restored("Secret")
 	}
 	if err != nil {
-		return fmt.Errorf("make the Secret %s: %w", r.name, err)
+		return fmt.Errorf("create the Secret %s: %w", r.name, err)
 	}
-	return r.give(ctx)
+	return r.restore(ctx)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 )
 
-// store writes two keys of a Secret; those of other neighbours stay.
+// store writes the two keys of a neighbour into a Secret.
 func store(ctx context.Context, s *cli.Session, to *cli.Cluster, from string, h handed) error {
 	data := map[string][]byte{from + ".token": []byte(h.token), from + ".ca.crt": []byte(h.ca)}
 	_, err := to.Client.CoreV1().Secrets(cli.Namespace).Create(ctx, &corev1.Secret{
@@ -29,20 +29,19 @@ func store(ctx context.Context, s *cli.Session, to *cli.Cluster, from string, h 
 	return change(ctx, s, to, h.tool, data)
 }
 
-// Forget takes what a cluster has of another one out of its Secrets.
+// Forget removes the credentials for another cluster from a cluster's Secrets.
 func Forget(ctx context.Context, s *cli.Session, c *cli.Cluster, other string) error {
 	var errs []error
 	for _, tool := range manifests.Tools() {
 		err := change(ctx, s, c, tool, map[string][]byte{other + ".token": nil, other + ".ca.crt": nil})
 		if err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("%s: take %s out of the Secret %s: %w", c.Name, other, secret(tool), err))
+			errs = append(errs, fmt.Errorf("%s: remove %s from the Secret %s: %w", c.Name, other, secret(tool), err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// change sets keys of a tool's Secret, and takes out those whose value is nil. The others
-// stay.
+// change sets keys of a tool's Secret, and removes those whose value is nil.
 func change(ctx context.Context, s *cli.Session, c *cli.Cluster, tool string, data map[string][]byte) error {
 	patch, err := json.Marshal(map[string]any{"data": data})
 	if err != nil {
@@ -56,13 +55,13 @@ func change(ctx context.Context, s *cli.Session, c *cli.Cluster, tool string, da
 	if unread != nil || have.Immutable == nil || !*have.Immutable {
 		return err
 	}
-	if err := remake(ctx, c, have, data); err != nil {
-		return fmt.Errorf("it is immutable, and making it again failed: %w; "+
-			"see whether it is there, and hand over again for all neighbours of %s", err, c.Name)
+	if err := replace(ctx, c, have, data); err != nil {
+		return fmt.Errorf("it is immutable, and replacing it failed: %w; "+
+			"check whether it exists, and hand over again for all neighbours of %s", err, c.Name)
 	}
-	// A kubelet doesn't look again at a Secret that was immutable
+	// Kubelets don't watch immutable Secrets
 	// (https://kubernetes.io/docs/concepts/configuration/secret/#secret-immutable).
-	s.Warn("%s: the Secret %s was immutable, and is made again without that; pods read it when they are restarted: kubectl --context %s -n %s rollout restart %s",
+	s.Warn("%s: the Secret %s was immutable and was replaced by a mutable one; restart the pods that use it: kubectl --context %s -n %s rollout restart %s",
 		c.Name, secret(tool), c.Context, cli.Namespace, workload(tool))
 	return nil
 }
@@ -74,13 +73,14 @@ func workload(tool string) string {
 	return "deployment/semaphore-" + manifests.Account(tool)
 }
 
-// remakeLimit is how long the making again of a Secret may take that goes on after an
-// interruption: what other neighbours have handed over is in it.
-const remakeLimit = 20 * time.Second
+// replaceTimeout bounds the replacement of a Secret. An interruption doesn't end it, as the
+// Secret contains the credentials for other neighbours, too.
+const replaceTimeout = 20 * time.Second
 
-// remake puts another Secret in the place of one that is as it was read, with other data.
-func remake(ctx context.Context, c *cli.Cluster, have *corev1.Secret, data map[string][]byte) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), remakeLimit)
+// replace deletes a Secret, unless it has changed since it was read, and creates it with
+// other data.
+func replace(ctx context.Context, c *cli.Cluster, have *corev1.Secret, data map[string][]byte) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), replaceTimeout)
 	defer cancel()
 	next := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: have.Name, Namespace: have.Namespace, Labels: have.Labels, Annotations: have.Annotations},

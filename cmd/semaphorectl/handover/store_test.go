@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 )
 
-// TestImmutable has a Secret with the tokens of two neighbours be immutable: what is
-// handed over and forgotten of one comes and goes, and the other's stays.
+// TestImmutable changes the credentials of one neighbour in an immutable Secret, and keeps
+// those of the other one.
 func TestImmutable(t *testing.T) {
 	fixed := true
 	have := labelled(secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque, map[string][]byte{
@@ -49,7 +49,7 @@ func TestImmutable(t *testing.T) {
 			})
 			server.PrependReactor("delete", "secrets", func(action clienttesting.Action) (bool, runtime.Object, error) {
 				if p := action.(clienttesting.DeleteActionImpl).DeleteOptions.Preconditions; p == nil || *p.UID != "u" || *p.ResourceVersion != "7" {
-					t.Errorf("it is deleted whatever it is by then: %v", p)
+					t.Errorf("it is deleted without preconditions: %v", p)
 				}
 				return false, nil, nil
 			})

@@ -19,13 +19,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 )
 
-// workloads are what begins to work when it is there: they come last, and find their
-// tokens there.
+// workload reports whether an object starts pods. Workloads are applied last, when their
+// tokens exist.
 func workload(o *unstructured.Unstructured) bool {
 	return slices.Contains([]string{"DaemonSet", "Deployment", "CronJob"}, o.GetKind())
 }
 
-// resource is where an object of a kind is.
+// resource returns the client for an object's resource and namespace.
 func resource(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
 	r, err := c.ResourceOf(ctx, o.GroupVersionKind())
 	if err != nil {
@@ -37,8 +37,8 @@ func resource(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured)
 	return c.Dynamic.Resource(r.GroupVersionResource), nil
 }
 
-// apply applies objects server-side, in the name of the tool. It returns how many have
-// changed, and goes on past single failures.
+// apply applies objects server-side. It returns how many have changed, and continues after
+// errors.
 func apply(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) (changed int, err error) {
 	var errs []error
 	for _, o := range objects {
@@ -46,7 +46,7 @@ func apply(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruct
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: apply %s %s: %w", c.Name, o.GetKind(), o.GetName(), err))
 			if o.GetKind() == "Namespace" {
-				break // Nothing else would do.
+				break // All other objects would fail, too.
 			}
 		}
 		if did {
@@ -67,8 +67,8 @@ func applyOne(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured)
 	}
 	options := metav1.ApplyOptions{FieldManager: manifests.Manager, Force: true}
 	if before != nil {
-		// An API server may write an object that it has nothing to change of: the order of
-		// managers who wrote within one second isn't settled (seen of 1.36).
+		// An apply without a change may still write the object: the order of managedFields
+		// entries with the same second isn't stable (seen with 1.36).
 		dry := options
 		dry.DryRun = []string{metav1.DryRunAll}
 		after, err := objects.Apply(ctx, o.GetName(), o, dry)
@@ -80,7 +80,7 @@ func applyOne(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured)
 	return err == nil, err
 }
 
-// same says whether two states of an object differ in nothing but when who wrote.
+// same reports whether two states of an object differ at most in managedFields of others.
 func same(before, after *unstructured.Unstructured) bool {
 	bare := func(o *unstructured.Unstructured) *unstructured.Unstructured {
 		o = o.DeepCopy()
@@ -91,7 +91,7 @@ func same(before, after *unstructured.Unstructured) bool {
 	return reflect.DeepEqual(bare(before).Object, bare(after).Object) && fieldsOfOurs(before) == fieldsOfOurs(after)
 }
 
-// fieldsOfOurs are the fields that this tool has applied.
+// fieldsOfOurs returns the fields that this tool has applied.
 func fieldsOfOurs(o *unstructured.Unstructured) string {
 	for _, entry := range o.GetManagedFields() {
 		if entry.Manager == manifests.Manager && entry.Operation == metav1.ManagedFieldsOperationApply && entry.FieldsV1 != nil {
@@ -101,39 +101,39 @@ func fieldsOfOurs(o *unstructured.Unstructured) string {
 	return ""
 }
 
-// ours says whether an object is one that this tool has made.
+// ours reports whether this tool has created an object.
 func ours(o metav1.Object) bool { return o.GetLabels()[manifests.ManagedLabel] == manifests.Manager }
 
-// foreign finds objects of others in the way of ours.
+// foreign finds objects of the same names that this tool hasn't created.
 func foreign(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) []fault {
 	var faults []fault
 	for _, o := range objects {
 		interfaces, err := resource(ctx, c, o)
 		if meta.IsNoMatchError(err) {
-			faults = append(faults, fault{cluster: c.Name, what: "it serves no " + o.GroupVersionKind().String(), remedy: "update Kubernetes"})
+			faults = append(faults, fault{cluster: c.Name, what: "it doesn't serve " + o.GroupVersionKind().String(), remedy: "upgrade Kubernetes"})
 			continue
 		}
 		if err != nil {
-			faults = append(faults, fault{cluster: c.Name, what: err.Error(), remedy: "see that the API server at " + c.Server + " answers"})
+			faults = append(faults, fault{cluster: c.Name, what: err.Error(), remedy: "check that the API server at " + c.Server + " answers"})
 			continue
 		}
 		have, err := interfaces.Get(ctx, o.GetName(), metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err) || o.GetKind() == "Namespace":
 		case err != nil:
-			faults = append(faults, fault{cluster: c.Name, what: fmt.Sprintf("whose %s %s is isn't known: %v", o.GetKind(), o.GetName(), err),
-				remedy: "see that the context " + c.Context + " may read it"})
+			faults = append(faults, fault{cluster: c.Name, what: fmt.Sprintf("read %s %s: %v", o.GetKind(), o.GetName(), err),
+				remedy: "check that the context " + c.Context + " may read it"})
 		case !ours(have):
-			faults = append(faults, fault{cluster: c.Name, what: fmt.Sprintf("%s %s is there already and isn't ours", o.GetKind(), o.GetName()),
-				remedy: "delete it, or take over what was installed by hand with --adopt"})
+			faults = append(faults, fault{cluster: c.Name, what: fmt.Sprintf("%s %s exists and wasn't created by semaphorectl", o.GetKind(), o.GetName()),
+				remedy: "delete it, or adopt a manual installation with --adopt"})
 		}
 	}
 	return faults
 }
 
-// kinds are all that the manifests are made of, Calico's pools, and its network policies,
-// of which a verify that was killed leaves one, in the order in which they are deleted: what
-// works first, then its rights, the namespace last.
+// kinds returns the resources of all objects that this tool creates, in the order in which
+// they are deleted: workloads first, then their rights, the namespace last. Calico's network
+// policies are among them because a killed verify leaves one.
 func kinds() []schema.GroupVersionResource {
 	var all []schema.GroupVersionResource
 	for _, text := range []string{
@@ -151,8 +151,8 @@ func kinds() []schema.GroupVersionResource {
 	return all
 }
 
-// owned lists what this tool has made in a cluster, by resource: of each object what names
-// it.
+// owned lists the objects that this tool has created in a cluster, by resource, with names
+// and UIDs only.
 func owned(ctx context.Context, c *cli.Cluster) (map[schema.GroupVersionResource][]unstructured.Unstructured, error) {
 	found := map[schema.GroupVersionResource][]unstructured.Unstructured{}
 	var errs []error
@@ -180,7 +180,7 @@ func owned(ctx context.Context, c *cli.Cluster) (map[schema.GroupVersionResource
 	return found, errors.Join(errs...)
 }
 
-// remove deletes what this tool has made and isn't among what is to stay.
+// remove deletes the objects that this tool has created, except those in stay.
 func remove(ctx context.Context, c *cli.Cluster, stay []*unstructured.Unstructured) (removed int, err error) {
 	type key struct{ kind, namespace, name string }
 	keep := map[key]bool{}
@@ -208,8 +208,8 @@ func remove(ctx context.Context, c *cli.Cluster, stay []*unstructured.Unstructur
 	return removed, errors.Join(errs...)
 }
 
-// kept says whether an object isn't from the manifests, and goes with the last remote
-// only: the Secrets with tokens.
+// kept reports whether an object is a Secret with tokens: it isn't in the manifests, and is
+// deleted with the last remote only.
 func kept(o *unstructured.Unstructured) bool {
 	return o.GetKind() == "Secret" && strings.HasSuffix(o.GetName(), "-remotes")
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
-// probe asks from nodes of each cluster what only they can find out.
+// probe runs temporary pods on nodes of each cluster, for the checks that only nodes can do.
 func (a *all) probe(ctx context.Context) []fault {
 	defer func() {
 		if err := probe.Sweep(ctx, a.clusters); err != nil {
 			a.Warn("%v", err)
 		}
 	}()
-	a.Say("asking nodes of %s, with temporary pods in %s", names(a.clusters), probe.Namespace)
+	a.Say("checking nodes of %s with temporary pods in %s", names(a.clusters), probe.Namespace)
 	found := make([]probe.Answers, len(a.clusters))
 	var mu sync.Mutex
 	servers, faults := a.servers()
@@ -41,15 +41,15 @@ func (a *all) probe(ctx context.Context) []fault {
 		defer mu.Unlock()
 		found[i] = answers
 		for _, node := range slices.Sorted(maps.Keys(failed)) {
-			faults = append(faults, fault{cluster: c.Name, what: "a pod on node " + node + " finds nothing out: " + failed[node].Error(),
-				remedy: "see that nodes can pull the image " + a.Image + ", or say --image; --no-probe leaves this out"})
+			faults = append(faults, fault{cluster: c.Name, what: "a temporary pod on node " + node + " failed: " + failed[node].Error(),
+				remedy: "check that nodes can pull the image " + a.Image + ", or set another one with --image; --no-probe skips this check"})
 		}
 		return nil
 	})
 	for i, f := range a.facts {
-		a.takePorts(i, found[i])
+		a.recordPorts(i, found[i])
 		kernel, userspace := backends(found[i])
-		a.Done("%s: WireGuard of the kernel on %d nodes, of semaphore-engine on %d", f.Name, kernel, userspace)
+		a.Done("%s: WireGuard in the kernel on %d nodes, in semaphore-engine on %d", f.Name, kernel, userspace)
 	}
 	for j, other := range a.facts {
 		if servers[j] {
@@ -60,28 +60,27 @@ func (a *all) probe(ctx context.Context) []fault {
 }
 
 const (
-	// mostAuthority is how many bytes of certificates a pod gets of one cluster: some
-	// kilobytes are common.
-	mostAuthority = 16 << 10
-	// mostServers is how many bytes a pod gets of all clusters' API servers, and largestURLs
-	// what the addresses of one take. All is one argument, and Linux takes 128 KiB.
-	mostServers = 100 << 10
+	// maxAuthority bounds the certificates of a cluster, in bytes: some kilobytes are common.
+	maxAuthority = 16 << 10
+	// maxServers bounds the certificates and URLs of all API servers in a pod's request,
+	// largestURLs the URLs of one. The request is one argument, of at most 128 KiB on Linux.
+	maxServers  = 100 << 10
 	largestURLs = 2 << 10
 )
 
-// servers says which clusters' API servers the others' nodes are to try, and which can't be
-// tried.
+// servers selects the clusters whose API servers the others' nodes test, and returns faults
+// for those that don't fit into a request.
 func (a *all) servers() ([]bool, []fault) {
 	try, total := make([]bool, len(a.facts)), 0
 	var faults []fault
 	for i, f := range a.facts {
 		take := len(f.CA) + largestURLs
 		switch {
-		case len(f.CA) > mostAuthority:
-			faults = append(faults, fault{cluster: f.Name, what: fmt.Sprintf("its API server's certificates have %d bytes, and temporary pods take %d", len(f.CA), mostAuthority),
-				remedy: "see that the ConfigMap kube-system/kube-root-ca.crt has those alone that are needed; --no-probe leaves this out"})
-		case total+take > mostServers:
-			faults = append(faults, fault{cluster: f.Name, what: "temporary pods don't take certificates of so many API servers", remedy: "join fewer clusters at a time; --no-probe leaves this out"})
+		case len(f.CA) > maxAuthority:
+			faults = append(faults, fault{cluster: f.Name, what: fmt.Sprintf("the CA certificates of its API server have %d bytes, more than %d", len(f.CA), maxAuthority),
+				remedy: "remove unused certificates from the ConfigMap kube-system/kube-root-ca.crt; --no-probe skips this check"})
+		case total+take > maxServers:
+			faults = append(faults, fault{cluster: f.Name, what: "the CA certificates of so many API servers don't fit into the request of a temporary pod", remedy: "join fewer clusters at a time; --no-probe skips this check"})
 		default:
 			try[i], total = true, total+take
 		}
@@ -89,7 +88,7 @@ func (a *all) servers() ([]bool, []fault) {
 	return try, faults
 }
 
-// candidates are where a cluster is to try another one's API server.
+// candidates returns the URLs at which a cluster tests another one's API server.
 func (a *all) candidates(f, other *facts.Facts) []string {
 	if given := a.Servers[other.Name]; given != "" {
 		return []string{given}
@@ -100,15 +99,15 @@ func (a *all) candidates(f, other *facts.Facts) []string {
 	return other.Servers
 }
 
-// choose takes the address of an API server that the others' nodes reach, but for those
-// that reach the one that they have.
+// choose selects the address at which the others' nodes reach an API server. A cluster that
+// reaches its configured address keeps it.
 func (a *all) choose(j int, other *facts.Facts, found []probe.Answers) []fault {
 	merged := probe.Answers{}
 	for i, nodes := range found {
 		if have := configured(a.facts[i], other); i != j && a.Servers[other.Name] == "" && have != "" && len(nodes) > 0 {
 			if server, _ := outside([]string{have}, nodes); server != "" {
 				a.stays[[2]string{a.facts[i].Name, other.Name}] = true
-				a.Done("%s: it reaches the API server of %s at %s, as before", a.facts[i].Name, other.Name, have)
+				a.Done("%s: its nodes reach the API server of %s at %s, as configured", a.facts[i].Name, other.Name, have)
 				continue
 			}
 		}
@@ -118,22 +117,22 @@ func (a *all) choose(j int, other *facts.Facts, found []probe.Answers) []fault {
 			}
 		}
 	}
-	candidates := a.candidates(other, other) // It has no settings for itself.
+	candidates := a.candidates(other, other) // A cluster has no settings for itself.
 	if len(merged) == 0 || len(candidates) == 0 {
-		return nil // That has been told.
+		return nil // Already reported.
 	}
 	server, why := outside(candidates, merged)
 	if server != "" {
 		a.Servers[other.Name] = server
-		a.Done("%s: the others reach its API server at %s", other.Name, server)
+		a.Done("%s: the other clusters' nodes reach its API server at %s", other.Name, server)
 		return nil
 	}
 	return []fault{{cluster: other.Name, what: "its API server: " + strings.Join(why, "; "),
-		remedy: "let the other clusters' nodes through to it, or say where they reach it: --api-server " + other.Name + "=https://..."}}
+		remedy: "allow connections from the other clusters' nodes, or set the address at which they reach it: --api-server " + other.Name + "=https://..."}}
 }
 
-// takePorts remembers ports that others have, on any node.
-func (a *all) takePorts(i int, found probe.Answers) {
+// recordPorts records the ports that foreign processes use on any node.
+func (a *all) recordPorts(i int, found probe.Answers) {
 	a.taken[i] = map[int]bool{}
 	for _, result := range found {
 		for port := range result.Taken {
@@ -142,7 +141,7 @@ func (a *all) takePorts(i int, found probe.Answers) {
 	}
 	for key, value := range a.facts[i].Installed.Settings {
 		if port, err := strconv.Atoi(value); err == nil && strings.HasSuffix(key, "_WG_LISTEN_PORT") {
-			delete(a.taken[i], port) // By our own agents.
+			delete(a.taken[i], port) // Used by our agents.
 		}
 	}
 }
@@ -160,15 +159,15 @@ func backends(found probe.Answers) (kernel, userspace int) {
 	return kernel, userspace
 }
 
-// outside says which of a cluster's servers its neighbour's nodes reach: the first one
-// that all of them do, "" for none, and why not.
+// outside returns the first of a cluster's servers that all nodes reach, or none and why
+// not.
 func outside(servers []string, found probe.Answers) (server string, faults []string) {
 	for _, s := range servers {
 		var failed []string
 		for _, node := range slices.Sorted(maps.Keys(found)) {
 			why, tried := found[node].Servers[s]
 			if !tried {
-				why = "the temporary pod doesn't say"
+				why = "the temporary pod reports nothing about it"
 			}
 			if why != "" {
 				failed = append(failed, "not reached from node "+node+": "+why)

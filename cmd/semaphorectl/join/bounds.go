@@ -9,30 +9,31 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 )
 
-// A bound is a setting that says what a cluster takes from a remote: addresses of pods
-// that are routed into its tunnel, and of nodes that packets of the tunnel are sent to.
+// A bound is a setting that restricts the addresses that a cluster accepts of a remote:
+// those of pods, which are routed into its tunnel, and of nodes, to which the tunnel's packets
+// are sent.
 type bound struct {
 	key, flag, what string
 	prefixes        []netip.Prefix
-	given           bool // by the administrator; otherwise they are the remote's own answers
-	most            most
+	given           bool // by the administrator; otherwise reported by the remote
+	limit           limit
 }
 
-// most is how much of a remote's own answers is taken: so many prefixes, and as many
-// addresses in all as a prefix of this length has.
-type most struct{ prefixes, bits4, bits6 int }
+// limit bounds the prefixes that are accepted from a remote's own report: their number, and
+// in sum the addresses of a prefix of this length.
+type limit struct{ prefixes, bits4, bits6 int }
 
-// bounds are those of a remote. Its own answers are taken the first time only, and only as
-// far as clusters are known to need: kops has pods in a /11, kubeadm in a /48; ranges of
-// nodes are made of addresses, with room for more nodes.
+// bounds returns the bounds of a remote. Ranges that the remote reports are accepted only
+// the first time, and only up to what clusters need: kops has pods in a /11, kubeadm in a
+// /48; ranges of nodes are derived from their addresses, see facts.Facts.
 func (s *side) bounds() []bound {
 	return []bound{
-		{facts.PodSubnets, "--pod-subnets", "pods", s.pods, s.podsGiven, most{16, 11, 48}},
-		{facts.NodeSubnets, "--node-subnets", "nodes", s.machines, s.machinesGiven, most{8, 14, 62}},
+		{facts.PodSubnets, "--pod-subnets", "pods", s.pods, s.podsGiven, limit{16, 11, 48}},
+		{facts.NodeSubnets, "--node-subnets", "nodes", s.machines, s.machinesGiven, limit{8, 14, 62}},
 	}
 }
 
-// private are the ranges that a remote may name by itself (RFC 1918, RFC 6598, RFC 4193).
+// private are the ranges that a remote may report (RFC 1918, RFC 6598, RFC 4193).
 func private() []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
@@ -40,61 +41,58 @@ func private() []netip.Prefix {
 	}
 }
 
-// refused says why prefixes of a remote's own answers don't become a bound; empty: they do.
+// refused returns why prefixes that a remote reports aren't accepted; empty: they are.
 func (b *bound) refused() string {
-	if len(b.prefixes) > b.most.prefixes {
-		return fmt.Sprintf("are %d ranges, more than %d", len(b.prefixes), b.most.prefixes)
+	if len(b.prefixes) > b.limit.prefixes {
+		return fmt.Sprintf("these are %d ranges, more than %d", len(b.prefixes), b.limit.prefixes)
 	}
-	var all4, all6 float64 // addresses, as a part of what there may be
+	var all4, all6 float64 // addresses, as a share of the limit
 	for _, p := range b.prefixes {
 		if !facts.Cover(private(), []netip.Prefix{p}) {
-			return "has " + p.String() + ", and that isn't inside a private range (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, fc00::/7)"
+			return p.String() + " isn't inside a private range (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, fc00::/7)"
 		}
 		if p.Addr().Is4() {
-			all4 += math.Ldexp(1, b.most.bits4-p.Bits())
+			all4 += math.Ldexp(1, b.limit.bits4-p.Bits())
 		} else {
-			all6 += math.Ldexp(1, b.most.bits6-p.Bits())
+			all6 += math.Ldexp(1, b.limit.bits6-p.Bits())
 		}
 	}
 	switch {
 	case all4 > 1:
-		return fmt.Sprintf("has more addresses than a /%d", b.most.bits4)
+		return fmt.Sprintf("these are more addresses than a /%d has", b.limit.bits4)
 	case all6 > 1:
-		return fmt.Sprintf("has more addresses than a /%d", b.most.bits6)
+		return fmt.Sprintf("these are more addresses than a /%d has", b.limit.bits6)
 	}
 	return ""
 }
 
-// agreement is what one cluster is going to take from another one that it hasn't taken so
-// far.
+// agreement is what one cluster is going to accept of another one, and doesn't yet.
 type agreement struct {
 	cluster, remote string
 	bounds          []bound
 }
 
-// lines say it to the administrator. What a remote has named itself has a line of its own
-// that is short enough to be printed whole.
+// lines describes the agreement. Each bound has its own line, so that none is truncated.
 func (a agreement) lines() []string {
-	lines := []string{fmt.Sprintf("%s takes from %s, and nothing else:", a.cluster, a.remote)}
+	lines := []string{fmt.Sprintf("%s will accept only these addresses of %s:", a.cluster, a.remote)}
 	for _, b := range a.bounds {
-		by := "by its own word"
+		by := "as it reports"
 		if b.given {
-			by = "as you say"
+			by = "as you specified"
 		}
 		lines = append(lines, fmt.Sprintf("  %s in %s (%s)", b.what, join(b.prefixes), by))
 	}
 	return lines
 }
 
-// asked says whether something of it is the remote's own answer.
+// asked reports whether a bound comes from the remote's own report, and has to be confirmed.
 func (a agreement) asked() bool {
 	return slices.ContainsFunc(a.bounds, func(b bound) bool { return !b.given })
 }
 
-// agree holds what remotes say of themselves against what a cluster has for them. New
-// bounds are returned, and faults where they can't be taken from the remotes' answers.
-// What is there is never widened by these: where a remote has outgrown it, that is a
-// warning.
+// agree compares the ranges that remotes report with a cluster's settings for them. It
+// returns new bounds, and faults for ranges that aren't accepted. Reported ranges never widen
+// an existing bound: a remote that has outgrown it is a warning.
 func agree(f *facts.Facts, remotes []side) ([]agreement, []fault) {
 	var all []agreement
 	var faults []fault
@@ -111,15 +109,15 @@ func agree(f *facts.Facts, remotes []side) ([]agreement, []fault) {
 				a.bounds = append(a.bounds, b)
 			case have == "":
 				if why := b.refused(); why != "" {
-					faults = append(faults, fault{cluster: string(r.name), what: b.what + " are in " + shortened(b.prefixes) + ", by its own word, which " + why,
-						remedy: "say which they may be: " + flag})
+					faults = append(faults, fault{cluster: string(r.name), what: "it reports " + b.what + " in " + shortened(b.prefixes) + ": " + why,
+						remedy: "specify the ranges: " + flag})
 					continue
 				}
 				a.bounds = append(a.bounds, b)
 			case !facts.Cover(f.Installed.Settings.Prefixes(r.name, b.key), b.prefixes):
 				faults = append(faults, fault{cluster: f.Name, warning: true,
-					what:   fmt.Sprintf("it takes %s of %s in %s only, and %s has some in %s: those outside stay unreachable", b.what, r.name, have, r.name, shortened(b.prefixes)),
-					remedy: "when it should take more, say " + flag})
+					what:   fmt.Sprintf("it accepts %s of %s only in %s, and %s has some in %s: those outside stay unreachable", b.what, r.name, have, r.name, shortened(b.prefixes)),
+					remedy: "to accept more, use " + flag})
 			}
 		}
 		if len(a.bounds) > 0 {
@@ -129,7 +127,7 @@ func agree(f *facts.Facts, remotes []side) ([]agreement, []fault) {
 	return all, faults
 }
 
-// shortened is a list of prefixes for people.
+// shortened formats the first prefixes of a list for people.
 func shortened(prefixes []netip.Prefix) string {
 	const most = 8
 	if len(prefixes) > most {

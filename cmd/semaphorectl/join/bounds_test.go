@@ -9,44 +9,43 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 )
 
-// TestBoundsAreNotWidened joins with a neighbour that says it has more than the
-// administrator has ever agreed to: 10.4.0.0/16 would become 8.0.0.0/7, which the agents
-// would route into the tunnel.
+// TestBoundsAreNotWidened joins with a neighbour that reports more than the administrator has
+// accepted: 10.4.0.0/16 would become 8.0.0.0/7, which agents would route into the tunnel.
 func TestBoundsAreNotWidened(t *testing.T) {
 	const pods, nodes = "SEMAPHORE_REMOTE_GCP_POD_SUBNETS", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS"
 	there := facts.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16", nodes: "10.66.0.0/16"}
 	for name, c := range map[string]struct {
 		there       facts.Settings
-		pods, nodes string // by gcp's own word
+		pods, nodes string // as gcp reports them
 		wishes      Wishes
 		wantPods    string
 		wantNodes   string
-		says        string // of faults and agreements
+		says        string // faults and agreements
 	}{
 		"as it was": {there, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", ""},
 		"less":      {there, "10.4.7.0/24", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", ""},
 		"everything": {there, "8.0.0.0/7", "10.66.0.0/16,192.168.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16",
-			"! aws: it takes pods of gcp in 10.4.0.0/16 only, and gcp has some in 8.0.0.0/7"},
+			"! aws: it accepts pods of gcp only in 10.4.0.0/16, and gcp has some in 8.0.0.0/7"},
 		"another range": {there, "10.8.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "--pod-subnets gcp="},
-		"by the administrator's word": {there, "10.8.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.8.0.0/16,10.4.0.0/16")}},
-			"10.8.0.0/16,10.4.0.0/16", "10.66.0.0/16", "+ aws takes from gcp, and nothing else:\n  pods in 10.8.0.0/16,10.4.0.0/16 (as you say)"},
-		"narrower by the administrator's word": {there, "10.4.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.1.0/24")}},
-			"10.4.1.0/24", "10.66.0.0/16", "+ aws takes from gcp, and nothing else:\n  pods in 10.4.1.0/24 (as you say)"},
+		"by the administrator": {there, "10.8.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.8.0.0/16,10.4.0.0/16")}},
+			"10.8.0.0/16,10.4.0.0/16", "10.66.0.0/16", "+ aws will accept only these addresses of gcp:\n  pods in 10.8.0.0/16,10.4.0.0/16 (as you specified)"},
+		"narrower by the administrator": {there, "10.4.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.1.0/24")}},
+			"10.4.1.0/24", "10.66.0.0/16", "+ aws will accept only these addresses of gcp:\n  pods in 10.4.1.0/24 (as you specified)"},
 		"the first time": {nil, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16",
-			"? aws takes from gcp, and nothing else:\n  pods in 10.4.0.0/16 (by its own word)\n  nodes in 10.66.0.0/16 (by its own word)"},
-		"public, the first time": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{}, "10.4.0.0/16", "203.0.113.0/24", "nodes are in 203.0.113.0/24, by its own word, which has 203.0.113.0/24, and that isn't inside a private range"},
+			"? aws will accept only these addresses of gcp:\n  pods in 10.4.0.0/16 (as it reports)\n  nodes in 10.66.0.0/16 (as it reports)"},
+		"public, the first time": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{}, "10.4.0.0/16", "203.0.113.0/24", "it reports nodes in 203.0.113.0/24: 203.0.113.0/24 isn't inside a private range"},
 		"public, and named": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{Machines: map[string][]netip.Prefix{"gcp": subnets(t, "203.0.113.0/24")}}, "10.4.0.0/16", "203.0.113.0/24",
-			"? aws takes from gcp, and nothing else:\n  pods in 10.4.0.0/16 (by its own word)\n  nodes in 203.0.113.0/24 (as you say)"},
-		"too large, the first time": {nil, "10.0.0.0/8", "10.66.0.0/16", Wishes{}, "10.0.0.0/8", "10.66.0.0/16", "which has more addresses than a /11: say which they may be: --pod-subnets gcp="},
+			"? aws will accept only these addresses of gcp:\n  pods in 10.4.0.0/16 (as it reports)\n  nodes in 203.0.113.0/24 (as you specified)"},
+		"too large, the first time": {nil, "10.0.0.0/8", "10.66.0.0/16", Wishes{}, "10.0.0.0/8", "10.66.0.0/16", "these are more addresses than a /11 has: specify the ranges: --pod-subnets gcp="},
 		"across, the first time":    {nil, "8.0.0.0/7", "10.66.0.0/16", Wishes{}, "8.0.0.0/7", "10.66.0.0/16", "isn't inside a private range"},
 		"all, the first time":       {nil, "0.0.0.0/0", "10.66.0.0/16", Wishes{}, "0.0.0.0/0", "10.66.0.0/16", "isn't inside a private range"},
-		"IPv6 too large":            {nil, "fd00::/32", "10.66.0.0/16", Wishes{}, "fd00::/32", "10.66.0.0/16", "more addresses than a /48"},
-		"many ranges of nodes":      {nil, "10.4.0.0/16", many(9), Wishes{}, "10.4.0.0/16", many(9), "are 9 ranges, more than 8"},
-		"many ranges of pods":       {nil, many(17), "10.66.0.0/16", Wishes{}, many(17), "10.66.0.0/16", "are 17 ranges, more than 16"},
-		"much in all":               {nil, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", Wishes{}, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", "more addresses than a /11"},
-		"much of nodes in all":      {nil, "10.4.0.0/16", many(5), Wishes{}, "10.4.0.0/16", many(5), "more addresses than a /14"},
-		"nodes without, so far":     {facts.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16"}, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "? aws takes from gcp, and nothing else:\n  nodes in 10.66.0.0/16 (by its own word)"},
-		"all named, nothing to ask": {nil, "1.0.0.0/8", "2.0.0.0/8", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.0.0/16")}, Machines: map[string][]netip.Prefix{"gcp": subnets(t, "10.66.1.0/24")}}, "10.4.0.0/16", "10.66.1.0/24", "+ aws takes from gcp"},
+		"IPv6 too large":            {nil, "fd00::/32", "10.66.0.0/16", Wishes{}, "fd00::/32", "10.66.0.0/16", "more addresses than a /48 has"},
+		"many ranges of nodes":      {nil, "10.4.0.0/16", many(9), Wishes{}, "10.4.0.0/16", many(9), "these are 9 ranges, more than 8"},
+		"many ranges of pods":       {nil, many(17), "10.66.0.0/16", Wishes{}, many(17), "10.66.0.0/16", "these are 17 ranges, more than 16"},
+		"much in all":               {nil, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", Wishes{}, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", "more addresses than a /11 has"},
+		"much of nodes in all":      {nil, "10.4.0.0/16", many(5), Wishes{}, "10.4.0.0/16", many(5), "more addresses than a /14 has"},
+		"nodes without, so far":     {facts.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16"}, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "? aws will accept only these addresses of gcp:\n  nodes in 10.66.0.0/16 (as it reports)"},
+		"all named, nothing to ask": {nil, "1.0.0.0/8", "2.0.0.0/8", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.0.0/16")}, Machines: map[string][]netip.Prefix{"gcp": subnets(t, "10.66.1.0/24")}}, "10.4.0.0/16", "10.66.1.0/24", "+ aws will accept only these addresses of gcp"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
@@ -82,7 +81,7 @@ func TestBoundsAreNotWidened(t *testing.T) {
 	}
 }
 
-// many are so many /16s, apart from each other.
+// many returns so many /16s that aren't adjacent.
 func many(n int) string {
 	var words []string
 	for i := range n {
@@ -91,8 +90,7 @@ func many(n int) string {
 	return strings.Join(words, ",")
 }
 
-// TestOneClusterHidesNoOther tells the faults of a cluster that has very many, and those of
-// another one.
+// TestOneClusterHidesNoOther reports very many faults of a cluster, and those of another one.
 func TestOneClusterHidesNoOther(t *testing.T) {
 	var faults []fault
 	for i := range 5000 {
@@ -100,7 +98,7 @@ func TestOneClusterHidesNoOther(t *testing.T) {
 	}
 	faults = append(faults, fault{cluster: "merit", what: "it has no nodes"}, fault{cluster: "merit", what: "it has no nodes"}, fault{cluster: "aws", what: "it is old"})
 	got := few(faults)
-	if len(got) != mostTold+3 || got[0].cluster != "aws" || got[len(got)-1].what != "it has no nodes" || got[len(got)-2].what != "and 4960 more of that" {
+	if len(got) != maxFaults+3 || got[0].cluster != "aws" || got[len(got)-1].what != "it has no nodes" || got[len(got)-2].what != "and 4960 more" {
 		t.Errorf("%d faults: %v", len(got), got)
 	}
 }

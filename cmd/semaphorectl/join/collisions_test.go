@@ -8,21 +8,21 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 )
 
-// TestCollisions joins aws and gcp again with a third cluster, which names what aws has for
-// gcp already, though gcp says less of itself by now.
+// TestCollisions joins aws and gcp again with a third cluster, which reports ranges that are
+// in aws's settings for gcp, though gcp reports less now.
 func TestCollisions(t *testing.T) {
 	for name, c := range map[string]struct {
-		pods  string // of evil, by its own word
+		pods  string // as evil reports them
 		given bool
 		want  string
 	}{
 		"apart":                       {"10.20.0.0/16", false, ""},
-		"pods that gcp had":           {"10.9.0.0/16", false, "evil: pods 10.9.0.0/16 of it overlap the pods of gcp at 10.8.0.0/14, as aws has it"},
+		"pods that gcp had":           {"10.9.0.0/16", false, "evil: its pods 10.9.0.0/16 overlap the pods of gcp at 10.8.0.0/14, in the settings of aws"},
 		"pods, named":                 {"10.9.0.0/16", true, "the pods of gcp"},
 		"nodes that gcp had":          {"10.67.128.0/17", false, "the nodes of gcp"},
 		"nodes, named":                {"10.67.128.0/17", true, ""},
 		"the API server that gcp had": {"10.50.0.0/24", false, "the API server of gcp at 10.50.0.5/32"},
-		"the own API server":          {"10.51.0.0/24", false, "the API server 10.51.0.5 of aws is inside the pods 10.51.0.0/24"},
+		"the own API server":          {"10.51.0.0/24", false, "the API server 10.51.0.5 of aws is inside the pod subnet 10.51.0.0/24"},
 	} {
 		aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 		aws.Servers = []string{"https://api.aws.example:6443", "https://10.51.0.5:6443"}
@@ -43,8 +43,8 @@ func TestCollisions(t *testing.T) {
 	}
 }
 
-// TestNodesAmongPods joins a cluster whose nodes and API server are where another one has
-// said once that its pods are, and says less by now.
+// TestNodesAmongPods joins a cluster whose nodes and API server are inside the pod subnets
+// that another one has reported earlier.
 func TestNodesAmongPods(t *testing.T) {
 	aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 	aws.Installed.Settings = facts.Settings{"SEMAPHORE_REMOTES": "evil", "SEMAPHORE_REMOTE_EVIL_POD_SUBNETS": "10.66.0.0/16", "SEMAPHORE_REMOTE_EVIL_NODE_SUBNETS": "10.77.0.0/16"}
@@ -59,7 +59,7 @@ func TestNodesAmongPods(t *testing.T) {
 	for _, f := range collisions(aws, settings(aws, remotes, nil), agreed, all) {
 		said = append(said, f.String())
 	}
-	for _, want := range []string{"node n of gcp is inside the pods 10.66.0.0/16 that it has for evil", "node n of aws is inside", "the API server 10.66.2.3 of gcp is inside"} {
+	for _, want := range []string{"node n of gcp is inside the pod subnet 10.66.0.0/16 in its settings for evil", "node n of aws is inside", "the API server 10.66.2.3 of gcp is inside"} {
 		if !strings.Contains(strings.Join(said, "\n"), want) {
 			t.Errorf("no %q in %q", want, said)
 		}

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
-// flags are those of join as they are written.
+// flags are the flags of join, unparsed.
 type flags struct {
 	Options
 	servers, pods, machines map[string]string
@@ -32,18 +32,19 @@ func Command(s *cli.Session) *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
 		Use:   "join CLUSTER CLUSTER...",
-		Short: "Join clusters, so that their pods reach each other",
-		Long: `Joins clusters, each with each. It looks at all of them first, also from their nodes, and
-says all that is in the way at once. Then it installs what is missing, and waits until
-pods of the clusters reach each other. Run again, it changes nothing; interrupted, the
-next run goes on.
+		Short: "Join clusters, so that their pods can reach each other",
+		Long: `Joins clusters, each with each other. First it checks all clusters, also from their nodes,
+and prints all faults at once. Then it installs what is missing, and waits until pods of
+the clusters reach each other. A second run changes nothing; after an interruption the next
+run continues.
 
-Clusters that are joined already stay joined. The tools are wireguard (encrypted tunnels
-between nodes), mirror (names of services of other clusters) and policy (network sets for
-Calico); by default the first two, and the third where Calico is.
+Clusters that are already joined stay joined. The tools are wireguard (encrypted tunnels
+between nodes), mirror (services of other clusters by name) and policy (network sets for
+Calico). The default is the first two, and policy in clusters with Calico.
 
-With --output yaml it changes nothing, and writes the same as files for a Git repository,
-for kubectl apply -k. Secrets aren't in there: hand them over with semaphorectl tokens.`,
+With --output yaml it changes nothing, and writes the manifests to files for a Git
+repository and kubectl apply -k. These contain no Secrets: hand tokens over with
+semaphorectl tokens.`,
 		Example: `  semaphorectl join aws gcp
   semaphorectl join --context aws=prod-eu --context gcp=prod-us aws gcp merit
   semaphorectl join --check aws gcp
@@ -73,19 +74,19 @@ for kubectl apply -k. Secrets aren't in there: hand them over with semaphorectl 
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringSliceVar(&f.Tools, "tools", nil, "what to install: wireguard, mirror, policy")
-	fs.StringVar(&f.Image, "image", DefaultImage(), "the image, with a tag or a digest")
-	fs.StringToStringVar(&f.servers, "api-server", nil, "where other clusters' nodes reach an API server, as in aws=https://api.aws.example:6443")
-	fs.StringToStringVar(&f.pods, "pod-subnets", nil, `where a cluster's pods are, as in "aws=10.2.0.0/16 fd00:10:2::/48"`)
-	fs.StringToStringVar(&f.machines, "node-subnets", nil, `where a cluster's nodes are, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
-	fs.BoolVar(&f.Adopt, "adopt", false, "take over what was installed by hand")
-	fs.BoolVar(&f.Check, "check", false, "look at everything, and change nothing")
-	fs.BoolVarP(&f.Yes, "yes", "y", false, "take the ranges of pods and nodes that clusters name themselves, without asking")
-	fs.BoolVar(&f.NoProbe, "no-probe", false, "start no temporary pods: what only nodes can find out stays unknown")
-	fs.StringVarP(&f.output, "output", "o", "", "yaml: write files, and change nothing")
-	fs.StringVar(&f.directory, "directory", "kube-semaphore", "where --output yaml writes to")
+	fs.StringSliceVar(&f.Tools, "tools", nil, "tools to install: wireguard, mirror, policy")
+	fs.StringVar(&f.Image, "image", DefaultImage(), "image of the programs, with a tag or a digest")
+	fs.StringToStringVar(&f.servers, "api-server", nil, "URL at which other clusters' nodes reach an API server, as in aws=https://api.aws.example:6443")
+	fs.StringToStringVar(&f.pods, "pod-subnets", nil, `pod subnets of a cluster, as in "aws=10.2.0.0/16 fd00:10:2::/48"`)
+	fs.StringToStringVar(&f.machines, "node-subnets", nil, `subnets of a cluster's nodes, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
+	fs.BoolVar(&f.Adopt, "adopt", false, "adopt a manual installation")
+	fs.BoolVar(&f.Check, "check", false, "run all checks, and change nothing")
+	fs.BoolVarP(&f.Yes, "yes", "y", false, "accept the ranges of pods and nodes that clusters report, without confirmation")
+	fs.BoolVar(&f.NoProbe, "no-probe", false, "skip the checks that need temporary pods")
+	fs.StringVarP(&f.output, "output", "o", "", "yaml: write manifests to files, and change nothing")
+	fs.StringVar(&f.directory, "directory", "kube-semaphore", "directory of the files of --output yaml")
 	for name, words := range map[string][]string{"tools": manifests.Tools(), "output": {"yaml"}} {
-		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // Both flags are there.
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // Both flags exist.
 	}
 	return cmd
 }
@@ -114,7 +115,7 @@ func (f *flags) parse(names []string) error {
 				errs = append(errs, fmt.Errorf("--%s %s: %w", flag, name, err))
 			}
 			if !slices.Contains(names, name) {
-				errs = append(errs, fmt.Errorf("--%s %s=...: no cluster %s is asked for", flag, name, name))
+				errs = append(errs, fmt.Errorf("--%s %s=...: cluster %s isn't among the arguments", flag, name, name))
 			}
 			parsed[name] = prefixes
 		}
@@ -126,14 +127,14 @@ func (f *flags) parse(names []string) error {
 			errs = append(errs, fmt.Errorf("--api-server %s=...: %w", name, err))
 		}
 		if !slices.Contains(names, name) {
-			errs = append(errs, fmt.Errorf("--api-server %s=...: no cluster %s is asked for", name, name))
+			errs = append(errs, fmt.Errorf("--api-server %s=...: cluster %s isn't among the arguments", name, name))
 		}
 	}
 	f.Servers = f.servers
 	return errors.Join(errs...)
 }
 
-// write writes a folder of files for each cluster, and says what to do with them.
+// write writes a folder of files for each cluster, and prints the next steps.
 func (a *all) write(directory string) error {
 	for i, f := range a.facts {
 		files, err := a.wanted[i].Files()
@@ -159,12 +160,12 @@ func (a *all) write(directory string) error {
 			}
 		}
 	}
-	a.Done("wrote %s; then:", directory)
+	a.Done("wrote %s; next steps:", directory)
 	for _, c := range a.clusters {
 		a.Say("  %s", cli.Kubectl(c.Context, "apply -k %s", filepath.Join(directory, c.Name)))
 	}
 	a.Say("  semaphorectl tokens %s", strings.ReplaceAll(names(a.clusters), ",", ""))
-	a.Say("and add the server blocks in the files Corefile to CoreDNS's, where they are")
+	a.Say("and add the server blocks in the files named Corefile to CoreDNS's configuration")
 	return nil
 }
 
@@ -174,18 +175,18 @@ func LeaveCommand(s *cli.Session) *cobra.Command {
 	var gone string
 	cmd := &cobra.Command{
 		Use:   "leave CLUSTER...",
-		Short: "Take clusters apart, and what was installed out",
-		Long: `Takes clusters apart, each from each, and waits until that is done. One cluster alone
-leaves all of its neighbours; they have to have contexts, too, unless --alone says that
-they are to be left as they are. A cluster that no longer answers, or isn't trusted any
-longer, is taken out of others with --gone: it isn't asked.
+		Short: "Separate clusters, and uninstall what they no longer need",
+		Long: `Separates clusters, each from each other, and waits until that is complete. A single
+cluster leaves all of its neighbours. These need kubeconfig contexts, too, unless --alone
+leaves them unchanged. --gone removes a cluster that doesn't answer any more, or isn't
+trusted, from the settings of others, without connecting to it.
 
-A cluster that has no neighbour left keeps nothing: first its agents remove devices,
-routes, rules and annotations from their nodes, then all objects go. Private keys stay on
-the nodes, in /var/lib/semaphore-wireguard, so that a node that comes back is known.
+A cluster without remaining neighbours is uninstalled: its agents remove devices, routes,
+rules and annotations from their nodes, then all objects are deleted. Private keys stay on
+the nodes, in /var/lib/semaphore-wireguard, so that a node keeps its key if it joins again.
 
-From then on packets to the other clusters' pods take the ordinary way, unencrypted if
-there is one.`,
+After that, packets to the other clusters' pods follow the ordinary routes, unencrypted if
+there are any.`,
 		Example: `  semaphorectl leave aws gcp
   semaphorectl leave merit
   semaphorectl leave --alone merit
@@ -208,35 +209,35 @@ there is one.`,
 			return Leave(ctx, s, clusters, Options{})
 		},
 	}
-	cmd.Flags().StringVar(&gone, "gone", "", "a cluster that these are to forget, and that isn't asked")
-	cmd.Flags().BoolVar(&alone, "alone", false, "take out a single cluster, and leave its neighbours as they are")
+	cmd.Flags().StringVar(&gone, "gone", "", "cluster to remove from the settings of the others, without connecting to it")
+	cmd.Flags().BoolVar(&alone, "alone", false, "uninstall a single cluster, and leave its neighbours unchanged")
 	cmd.MarkFlagsMutuallyExclusive("alone", "gone")
 	return cmd
 }
 
-// leaveAll takes one cluster from each of its neighbours, which stay with each other.
+// leaveAll separates one cluster from all of its neighbours, which stay joined.
 func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 	one, err := s.Cluster(name)
 	if err != nil {
 		return err
 	}
-	s.Say("looking for the neighbours of %s", name)
+	s.Say("reading the neighbours of %s", name)
 	a := newAll(ctx, s, []*cli.Cluster{one}, Options{})
 	if err := a.mayLeave(); err != nil {
 		return err
 	}
-	// Only now it is known which contexts are needed, by the word of the cluster that leaves.
+	// The settings of the leaving cluster determine which contexts are needed.
 	remotes := a.facts[0].Installed.Settings.Remotes()
 	names := []string{name}
 	for _, remote := range remotes {
 		names = append(names, string(remote))
 	}
 	if len(remotes) > 0 {
-		s.Say("its neighbours, by its own word: %s", strings.Join(names[1:], ", "))
+		s.Say("its neighbours, according to its settings: %s", strings.Join(names[1:], ", "))
 	}
 	clusters, err := s.Clusters(names)
 	if err != nil {
-		return cli.Hint(err, "neighbours have to have contexts, too, or --alone leaves them as they are")
+		return cli.Hint(err, "neighbours need contexts, too, or --alone leaves them unchanged")
 	}
 	one, neighbours := clusters[0], clusters[1:]
 	if err := newAll(ctx, s, neighbours, Options{}).mayLeave(); err != nil {
@@ -251,19 +252,19 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 		return err
 	}
 	if len(remotes) == 0 {
-		s.Warn("%s names no neighbours: if others have it, semaphorectl leave --gone %s <cluster>... takes it out of them", name, name)
+		s.Warn("%s has no neighbours in its settings: if others have it in theirs, remove it there: semaphorectl leave --gone %s <cluster>...", name, name)
 		return cli.Judged(false, true)
 	}
 	return nil
 }
 
-// forgetGone takes a cluster out of others, without asking it.
+// forgetGone removes a cluster from the settings of others, without connecting to it.
 func forgetGone(ctx context.Context, s *cli.Session, gone string, names []string) error {
 	if _, err := cluster.ParseName(gone); err != nil {
 		return cli.Usage(fmt.Errorf("--gone: %w", err))
 	}
 	if slices.Contains(names, gone) {
-		return cli.Usage(fmt.Errorf("--gone %s: name the clusters that are to forget it", gone))
+		return cli.Usage(fmt.Errorf("--gone %s: the arguments must be the other clusters", gone))
 	}
 	clusters, err := s.Clusters(names)
 	if err != nil {

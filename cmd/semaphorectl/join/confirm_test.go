@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 )
 
-// TestConfirm holds that nothing is taken from a neighbour's own answers without a yes.
+// TestConfirm checks that ranges that a neighbour reports are accepted only after a yes.
 func TestConfirm(t *testing.T) {
 	answers := []agreement{{"aws", "gcp", []bound{{what: "pods"}, {what: "nodes", given: true}}}}
 	named := []agreement{{"aws", "gcp", []bound{{what: "pods", given: true}}}}
@@ -30,7 +30,7 @@ func TestConfirm(t *testing.T) {
 		yes      bool
 		terminal bool
 		typed    string
-		says     string // empty: it goes on
+		says     string // empty: it continues
 	}{
 		"yes":                       {answers, false, true, "y\n", ""},
 		"the whole word":            {answers, false, true, " YES\n", ""},
@@ -50,14 +50,14 @@ func TestConfirm(t *testing.T) {
 			t.Errorf("%s: error %v, expected %q", name, err, c.says)
 		}
 	}
-	// Nobody answers, and the time is over.
+	// No answer until the timeout.
 	reads, writes, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer writes.Close()
 	ctx, cancel := context.WithCancelCause(t.Context())
-	over := errors.New("time is over")
+	over := errors.New("timeout")
 	cancel(over)
 	s := &cli.Session{In: reads, Err: io.Discard, Interactive: true}
 	if err := (&all{Session: s, agreed: answers}).confirm(ctx); !errors.Is(err, over) {
@@ -65,8 +65,8 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
-// TestLeaveTouchesNeighboursOnly leaves a cluster whose settings name another one that the
-// administrator has a context for, and that doesn't know it.
+// TestLeaveTouchesNeighboursOnly leaves a cluster whose settings name a cluster that has a
+// context, and isn't its neighbour.
 func TestLeaveTouchesNeighboursOnly(t *testing.T) {
 	template := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: "x", EnvFrom: []corev1.EnvFromSource{{
 		ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "semaphore"}},
@@ -87,12 +87,12 @@ func TestLeaveTouchesNeighboursOnly(t *testing.T) {
 			t.Errorf("%s %s", action.GetVerb(), action.GetResource().Resource)
 		}
 	}
-	if !strings.Contains(out.String(), "merit: it has no neighbour aws, and stays as it is") {
+	if !strings.Contains(out.String(), "merit: aws isn't its neighbour, nothing was changed") {
 		t.Errorf("it says %q", out.String())
 	}
 }
 
-// TestGoneIsAName refuses to forget what can't be, or all there is.
+// TestGoneIsAName rejects invalid names for --gone, and those among the arguments.
 func TestGoneIsAName(t *testing.T) {
 	s := &cli.Session{Err: io.Discard}
 	for name, c := range map[string]struct {
@@ -101,7 +101,7 @@ func TestGoneIsAName(t *testing.T) {
 		says  string
 	}{
 		"no name":              {"../aws", []string{"aws"}, "is no name of a cluster"},
-		"itself":               {"gcp", []string{"aws", "gcp"}, "name the clusters that are to forget it"},
+		"itself":               {"gcp", []string{"aws", "gcp"}, "the arguments must be the other clusters"},
 		"no name of the other": {"gcp", []string{"local"}, "can't be the name of a cluster"},
 	} {
 		if err := forgetGone(t.Context(), s, c.gone, c.names); err == nil || !strings.Contains(err.Error(), c.says) {

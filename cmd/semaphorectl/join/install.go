@@ -20,20 +20,20 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
-// step is one that changes something, or waits for it.
+// step changes something, or waits for it.
 type step struct {
 	name string
 	do   func(context.Context) error
 }
 
-// steps does one after the other, each for all clusters at once.
+// steps runs steps one after the other, each for all clusters at the same time.
 func (a *all) steps(ctx context.Context, list ...step) error {
 	for _, s := range list {
 		if err := s.do(ctx); err != nil {
 			if context.Cause(ctx) != nil {
 				err = errors.Join(err, context.Cause(ctx))
 			}
-			return cli.Hint(fmt.Errorf("%s: %w", s.name, err), "run the command again to go on")
+			return cli.Hint(fmt.Errorf("%s: %w", s.name, err), "run the command again to continue")
 		}
 		if a.AfterStep != nil {
 			if err := a.AfterStep(s.name); err != nil {
@@ -44,7 +44,7 @@ func (a *all) steps(ctx context.Context, list ...step) error {
 	return nil
 }
 
-// install makes clusters what was planned.
+// install brings the clusters into the planned state.
 func (a *all) install(ctx context.Context) error {
 	return a.steps(ctx,
 		step{"revocations", a.finishRevocations},
@@ -67,7 +67,7 @@ func (a *all) applyAll(which func(*unstructured.Unstructured) bool, what string)
 					objects = append(objects, o)
 				}
 			}
-			// Others are in the namespace.
+			// The namespace first, as other objects are in it.
 			slices.SortStableFunc(objects, func(x, y *unstructured.Unstructured) int { return rank(x) - rank(y) })
 			changed, err := apply(ctx, c, objects)
 			if err == nil {
@@ -85,8 +85,8 @@ func rank(o *unstructured.Unstructured) int {
 	return 1
 }
 
-// nameAll puts our blocks into CoreDNS's configuration, or takes them out where there
-// is no mirror.
+// nameAll puts our server blocks into CoreDNS's configuration, or removes them where the
+// mirror isn't installed.
 func (a *all) nameAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		mirrors := slices.ContainsFunc(a.objects[i], func(o *unstructured.Unstructured) bool {
@@ -102,8 +102,7 @@ func (a *all) nameAll(ctx context.Context) error {
 	})
 }
 
-// corefile changes CoreDNS's configuration, unless somebody else has just done so: then
-// it begins again with that.
+// corefile changes CoreDNS's configuration, and retries on conflicts.
 func (a *all) corefile(ctx context.Context, i int, c *cli.Cluster, change func(string) (string, error)) error {
 	dns := a.facts[i].DNS
 	if dns == nil {
@@ -117,7 +116,7 @@ func (a *all) corefile(ctx context.Context, i int, c *cli.Cluster, change func(s
 			return err
 		}
 		if m.Data["Corefile"] == "" {
-			return errors.New("it has no Corefile any more")
+			return errors.New("its key Corefile is missing")
 		}
 		if err := manifests.Whole(m.Data["Corefile"]); err != nil {
 			return err
@@ -134,12 +133,12 @@ func (a *all) corefile(ctx context.Context, i int, c *cli.Cluster, change func(s
 		return fmt.Errorf("%s: ConfigMap %s/%s: %w", c.Name, dns.Namespace, dns.Name, err)
 	}
 	if changed {
-		a.Done("%s: server blocks for other clusters' names in ConfigMap %s/%s", c.Name, dns.Namespace, dns.Name)
+		a.Done("%s: updated the server blocks for other clusters in ConfigMap %s/%s", c.Name, dns.Namespace, dns.Name)
 	}
 	return nil
 }
 
-// waitAll waits until all programs run as they are to.
+// waitAll waits until all workloads are rolled out.
 func (a *all) waitAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		for _, o := range a.objects[i] {
@@ -155,13 +154,13 @@ func (a *all) waitAll(ctx context.Context) error {
 	})
 }
 
-// rolledOut waits until all pods of a workload are of its newest generation, and ready.
+// rolledOut waits until all pods of a workload are of its latest generation, and ready.
 func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) error {
 	objects, err := resource(ctx, c, o)
 	if err != nil {
 		return err
 	}
-	state := errors.New("not looked yet")
+	state := errors.New("not read yet")
 	err = wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		now, err := objects.Get(ctx, o.GetName(), metav1.GetOptions{})
 		if err != nil {
@@ -172,7 +171,7 @@ func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured
 		return state == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("%w; %s says more", state, cli.Kubectl(c.Context, "-n %s get pods", cli.Namespace))
+		return fmt.Errorf("%w; see %s", state, cli.Kubectl(c.Context, "-n %s get pods", cli.Namespace))
 	}
 	return nil
 }
@@ -188,27 +187,27 @@ func rollout(o *unstructured.Unstructured) error {
 	}
 	total := number("status", "replicas")
 	if number("status", "observedGeneration") < o.GetGeneration() || updated < want || ready < want || o.GetKind() == "Deployment" && total > want {
-		return fmt.Errorf("%d of %d pods are of the newest version, %d ready", updated, want, ready)
+		return fmt.Errorf("%d of %d pods are updated, %d ready", updated, want, ready)
 	}
 	return nil
 }
 
-// pruneAll deletes what earlier versions needed.
+// pruneAll deletes objects of earlier versions.
 func (a *all) pruneAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		removed, err := remove(ctx, c, a.objects[i])
 		if removed > 0 {
-			a.Done("%s: deleted %d objects that nothing needs any more", c.Name, removed)
+			a.Done("%s: deleted %d obsolete objects", c.Name, removed)
 		}
 		return err
 	})
 }
 
-// meetLimit is how long pods have for it.
+// meetLimit is the timeout of the pods of meet.
 const meetLimit = 2 * time.Minute
 
-// meet has a pod of each cluster ask one of each other cluster, and be asked back: none is
-// ready before it has had an answer of each other one, and each other one of it.
+// meet runs a pod in each cluster. A pod becomes ready when it and the pods of all other
+// clusters have received a response from each other.
 func (a *all) meet(ctx context.Context) error {
 	if a.NoProbe {
 		return nil
@@ -221,14 +220,14 @@ func (a *all) meet(ctx context.Context) error {
 	a.Say("waiting until pods of %s reach each other", names(a.clusters))
 	started := time.Now()
 	var pods []*corev1.Pod
-	// Without it any pod that reaches these could ask and answer in others' places.
+	// It authenticates the pods of this run to each other.
 	secret := reach.NewSecret()
 	for i, c := range a.clusters {
 		var addresses []string
 		for j, other := range pods {
 			taken := probe.Taken(probe.Addresses(other), a.settings[i], a.clusters[j].Name)
 			if len(taken) == 0 {
-				return fmt.Errorf("%s: a pod of %s is at %s, outside of what it takes from there: --pod-subnets %s=... says more", c.Name, a.clusters[j].Name,
+				return fmt.Errorf("%s: a pod of %s has the address %s, which is outside the accepted pod subnets; accept more with --pod-subnets %s=...", c.Name, a.clusters[j].Name,
 					strings.Join(probe.Addresses(other), " and "), a.clusters[j].Name)
 			}
 			addresses = append(addresses, taken...)
@@ -239,17 +238,17 @@ func (a *all) meet(ctx context.Context) error {
 		}
 		for j, other := range pods {
 			if !probe.Meets(pod, other) {
-				return fmt.Errorf("%s, %s: their pods have no address of one family", a.clusters[j].Name, c.Name)
+				return fmt.Errorf("%s, %s: their pods have no common address family", a.clusters[j].Name, c.Name)
 			}
 		}
 		pods = append(pods, pod)
 	}
 	for i, c := range a.clusters {
 		if _, err := probe.Wait(ctx, c, pods[i], podReady); err != nil {
-			return fmt.Errorf("%s: %w; semaphorectl doctor says why", c.Name, err)
+			return fmt.Errorf("%s: %w; find out why with semaphorectl doctor", c.Name, err)
 		}
 	}
-	a.Done("pods of %s reach each other, %s after they were started", names(a.clusters), time.Since(started).Round(100*time.Millisecond))
+	a.Done("pods of %s reach each other, %s after their start", names(a.clusters), time.Since(started).Round(100*time.Millisecond))
 	return nil
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 )
 
-// others are what aws and merit are to get, where gcp has these settings: all that objects
-// and files are made of, and the server blocks.
+// others returns everything that is rendered for aws and merit if gcp has these settings:
+// objects, files and server blocks.
 func others(t *testing.T, gcps facts.Settings, image string) string {
 	t.Helper()
 	a := &all{Session: &cli.Session{}, facts: []*facts.Facts{
@@ -40,8 +40,8 @@ func others(t *testing.T, gcps facts.Settings, image string) string {
 	return text.String()
 }
 
-// FuzzSettingsOfAnother holds that nothing in the settings of one cluster changes a byte
-// of what another one gets. A line is a variable and its value.
+// FuzzSettingsOfAnother checks that the settings of one cluster don't change a byte of what is
+// rendered for others. A line is a variable and its value.
 func FuzzSettingsOfAnother(f *testing.F) {
 	for _, text := range []string{
 		"SEMAPHORE_REMOTES=aws,merit\nSEMAPHORE_REMOTE_MERIT_API_URL=https://evil.example:6443",
@@ -60,7 +60,7 @@ func FuzzSettingsOfAnother(f *testing.F) {
 		}
 		parsed, err := facts.ParseSettings("sys-semaphore/semaphore", data)
 		if err != nil {
-			return // Nothing is done with them.
+			return // Rejected.
 		}
 		if want == "" {
 			want = others(t, nil, "")

@@ -20,20 +20,20 @@ import (
 // Options are the flags of join.
 type Options struct {
 	Wishes
-	// Adopt takes over what was installed by other means.
+	// Adopt accepts existing objects of a manual installation.
 	Adopt bool
-	// NoProbe leaves out what takes temporary pods.
+	// NoProbe skips the checks that need temporary pods.
 	NoProbe bool
-	// Check ends when everything has been looked at.
+	// Check ends after the checks.
 	Check bool
-	// Yes takes the bounds that clusters have named themselves, without asking.
+	// Yes accepts the ranges that clusters report, without confirmation.
 	Yes bool
 	// AfterStep is called after each step that changes something; an error ends the run
 	// there. For tests of interruptions.
 	AfterStep func(step string) error
 }
 
-// all are the clusters that something is done to.
+// all is the state of a run for all clusters.
 type all struct {
 	*cli.Session
 	Options
@@ -44,7 +44,7 @@ type all struct {
 	objects  [][]*unstructured.Unstructured
 	taken    []map[int]bool // ports, by cluster
 	agreed   []agreement
-	// stays says which cluster goes on to reach which other one where it does.
+	// stays are the pairs of clusters for which the configured API server is kept.
 	stays map[[2]string]bool
 }
 
@@ -66,7 +66,7 @@ func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Opti
 	return a
 }
 
-// each does something for all clusters at once.
+// each calls do for all clusters at the same time.
 func (a *all) each(do func(i int, c *cli.Cluster) error) error {
 	errs := make([]error, len(a.clusters))
 	var group sync.WaitGroup
@@ -77,15 +77,15 @@ func (a *all) each(do func(i int, c *cli.Cluster) error) error {
 	return errors.Join(errs...)
 }
 
-// Join joins clusters, each with each.
+// Join joins clusters, each with each other.
 func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
-	s.Say("looking at %s", names(clusters))
+	s.Say("checking %s", names(clusters))
 	a := newAll(ctx, s, clusters, o)
 	if err := a.preflight(ctx); err != nil {
 		return err
 	}
 	if o.Check {
-		s.Done("nothing is in the way")
+		s.Done("no faults found")
 		return nil
 	}
 	if err := a.confirm(ctx); err != nil {
@@ -94,19 +94,19 @@ func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Option
 	return a.install(ctx)
 }
 
-// confirm has the administrator agree to bounds that clusters have named themselves.
+// confirm asks the administrator to accept the ranges that clusters report.
 func (a *all) confirm(ctx context.Context) error {
 	if a.Yes || !slices.ContainsFunc(a.agreed, agreement.asked) {
 		return nil
 	}
-	agreed, err := a.Confirm(ctx, "Is that right?")
+	agreed, err := a.Confirm(ctx, "Are these ranges correct?")
 	switch {
 	case errors.Is(err, cli.ErrNoTerminal):
-		return cli.Usage(errors.New("the ranges above are what the clusters say of themselves, and nothing was changed: confirm them with --yes, or name them with --pod-subnets and --node-subnets"))
+		return cli.Usage(errors.New("the ranges above are as the clusters report them, and nothing was changed: confirm them with --yes, or specify them with --pod-subnets and --node-subnets"))
 	case err != nil:
 		return err
 	case !agreed:
-		return errors.New("nothing was changed; --pod-subnets and --node-subnets name other ranges")
+		return errors.New("nothing was changed; specify the ranges with --pod-subnets and --node-subnets")
 	}
 	return nil
 }
@@ -119,14 +119,14 @@ func names(clusters []*cli.Cluster) string {
 	return strings.Join(list, ", ")
 }
 
-// preflight looks at everything and changes nothing but for temporary pods. All that is
-// in the way is told at once.
+// preflight runs all checks, and reports all faults at once. It changes nothing except for
+// temporary pods.
 func (a *all) preflight(ctx context.Context) error {
 	var faults []fault
 	readable := true
 	for i, f := range a.facts {
 		if f.Calico.Version == "" && f.Version != "" && slices.Contains(a.Tools, manifests.Policy) {
-			faults = append(faults, fault{cluster: f.Name, what: "there is no Calico, so semaphore-policy has nothing to write to", remedy: "say --tools wireguard,mirror"})
+			faults = append(faults, fault{cluster: f.Name, what: "Calico isn't installed, which semaphore-policy needs", remedy: "use --tools wireguard,mirror"})
 		}
 		faults = append(faults, check(f, &a.Wishes, a.others(f))...)
 		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, facts.IsInvalid)
@@ -173,10 +173,10 @@ func (a *all) preflight(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := a.tell(faults); err != nil {
+	if err := a.report(faults); err != nil {
 		return err
 	}
-	// Behind all that clusters can make long.
+	// After everything whose length clusters influence.
 	for _, one := range a.agreed {
 		for _, line := range one.lines() {
 			a.Say("%s", line)
@@ -185,7 +185,7 @@ func (a *all) preflight(ctx context.Context) error {
 	return nil
 }
 
-// sides are the clusters that one is joined with.
+// sides returns the clusters that a cluster is joined with.
 func (a *all) sides(f *facts.Facts) []side {
 	var sides []side
 	for _, other := range a.facts {
@@ -198,7 +198,7 @@ func (a *all) sides(f *facts.Facts) []side {
 	return sides
 }
 
-// others are the names of the clusters that one is joined with.
+// others returns the names of the clusters that a cluster is joined with.
 func (a *all) others(f *facts.Facts) []string {
 	var names []string
 	for _, other := range a.facts {
@@ -209,7 +209,7 @@ func (a *all) others(f *facts.Facts) []string {
 	return names
 }
 
-// summary says what was found.
+// summary prints the facts of a cluster.
 func (a *all) summary(i int) {
 	f := a.facts[i]
 	if f.Version == "" {
@@ -224,8 +224,8 @@ func (a *all) summary(i int) {
 		f.Name, f.Version, len(f.Nodes), plugin, shortened(side.pods), shortened(f.Services), shortened(side.machines))
 }
 
-// tell prints faults, and is an error when one is in the way.
-func (a *all) tell(faults []fault) error {
+// report prints warnings, and returns an error for the other faults.
+func (a *all) report(faults []fault) error {
 	var errs []error
 	for _, f := range few(faults) {
 		if f.warning {
@@ -235,17 +235,16 @@ func (a *all) tell(faults []fault) error {
 		errs = append(errs, errors.New(f.String()))
 	}
 	if len(errs) > 0 {
-		errs = append(errs, fmt.Errorf("%d faults are in the way, and nothing was changed", len(errs)))
+		errs = append(errs, fmt.Errorf("%d faults, nothing was changed", len(errs)))
 	}
 	return errors.Join(errs...)
 }
 
-// mostTold is how many faults of one cluster are printed, and how many warnings: a cluster
-// must not hide those of another one behind its own.
-const mostTold = 40
+// maxFaults bounds the printed faults of a cluster, and its warnings: a cluster must not
+// hide those of another one behind its own.
+const maxFaults = 40
 
-// few are faults by cluster, each once, though two clusters may have it of a third one, and
-// no more of each cluster than are printed.
+// few sorts faults by cluster, removes duplicates and applies maxFaults.
 func few(faults []fault) []fault {
 	slices.SortStableFunc(faults, func(x, y fault) int { return strings.Compare(x.cluster, y.cluster) })
 	type kind struct {
@@ -258,20 +257,20 @@ func few(faults []fault) []fault {
 			continue
 		}
 		said[f.String()] = true
-		if count[kind{f.cluster, f.warning}]++; count[kind{f.cluster, f.warning}] <= mostTold {
+		if count[kind{f.cluster, f.warning}]++; count[kind{f.cluster, f.warning}] <= maxFaults {
 			kept = append(kept, f)
 		}
 	}
 	for of, n := range count {
-		if n > mostTold {
-			kept = append(kept, fault{cluster: of.cluster, what: fmt.Sprintf("and %d more of that", n-mostTold), warning: of.warning})
+		if n > maxFaults {
+			kept = append(kept, fault{cluster: of.cluster, what: fmt.Sprintf("and %d more", n-maxFaults), warning: of.warning})
 		}
 	}
 	slices.SortStableFunc(kept, func(x, y fault) int { return strings.Compare(x.cluster, y.cluster) })
 	return kept
 }
 
-// render makes settings and objects of what is known by now.
+// render computes settings and objects from the facts so far.
 func (a *all) render() error {
 	a.want()
 	for i, wanted := range a.wanted {
@@ -283,7 +282,7 @@ func (a *all) render() error {
 	return nil
 }
 
-// want makes settings of what is known by now, and says what clusters are to have.
+// want computes settings and manifests from the facts so far.
 func (a *all) want() {
 	for i, f := range a.facts {
 		a.settings[i] = settings(f, a.sides(f), a.taken[i])
@@ -298,13 +297,13 @@ func (a *all) want() {
 	}
 }
 
-// finishRevocations completes revocations that were interrupted. What is applied next
-// gives the accounts back their rights and Secrets.
+// finishRevocations completes interrupted revocations. The next step would restore the
+// accounts' rights and Secrets.
 func (a *all) finishRevocations(ctx context.Context) error {
 	return handover.Finish(ctx, a.Session, a.clusters)
 }
 
-// handAll hands over what is missing.
+// handAll hands over missing tokens.
 func (a *all) handAll(ctx context.Context) error {
 	return a.each(func(_ int, to *cli.Cluster) error {
 		var errs []error

@@ -22,17 +22,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
-// leaving is what becomes of a cluster.
+// leaving is the plan for a cluster.
 type leaving struct {
 	from     []cluster.Name // the clusters that it leaves
-	settings facts.Settings
-	entirely bool // none is left
+	settings facts.Settings // afterwards
+	entirely bool           // no remote remains
 }
 
-// Leave takes clusters apart, each from each; one alone from all of its neighbours. A
-// cluster that has no neighbour left keeps nothing of ours but the keys on its nodes.
+// Leave separates clusters, each from each other; a single one from all of its neighbours.
+// A cluster without remaining neighbours is uninstalled, except for the keys on its nodes.
 func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
-	s.Say("looking at %s", names(clusters))
+	s.Say("checking %s", names(clusters))
 	a := newAll(ctx, s, clusters, o)
 	if err := a.mayLeave(); err != nil {
 		return err
@@ -49,39 +49,38 @@ func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Optio
 	})
 }
 
-// mayLeave looks whether clusters are those that are meant, and what is there is ours to
-// change.
+// mayLeave checks that the clusters are the intended ones, and were installed by this tool.
 func (a *all) mayLeave() error {
 	var faults []fault
 	for _, f := range a.facts {
 		faults = append(faults, strange(f)...)
 	}
-	return a.tell(faults)
+	return a.report(faults)
 }
 
-// strange says why nothing may be taken out of a cluster.
+// strange returns the faults that prevent changes of a cluster.
 func strange(f *facts.Facts) []fault {
 	faults := unread(f)
 	if misnamed := misnamed(f); misnamed != nil {
 		faults = append(faults, *misnamed)
 	}
 	if len(f.Installed.Foreign) > 0 {
-		faults = append(faults, fault{cluster: f.Name, what: strings.Join(f.Installed.Foreign, ", ") + ": installed by other means",
-			remedy: "take it out by those, or take it over with semaphorectl join --adopt before"})
+		faults = append(faults, fault{cluster: f.Name, what: strings.Join(f.Installed.Foreign, ", ") + ": not installed by semaphorectl",
+			remedy: "uninstall it as it was installed, or adopt it first with semaphorectl join --adopt"})
 	}
 	return faults
 }
 
-// misnamed says that what is installed has another name than the cluster is asked for by.
+// misnamed returns a fault if the cluster's name differs from that of its installation.
 func misnamed(f *facts.Facts) *fault {
 	name := f.Installed.Misnamed(f.Name)
 	if name == "" {
 		return nil
 	}
-	return &fault{cluster: f.Name, what: "it is installed as cluster " + name, remedy: "see that its context is that of the cluster that you mean: nothing is done to one in the name of another"}
+	return &fault{cluster: f.Name, what: "it is installed as cluster " + name, remedy: "check that its kubeconfig context is that of the intended cluster"}
 }
 
-// plan says what a cluster is to have without others.
+// plan computes a cluster's settings without the others.
 func plan(f *facts.Facts, clusters []*cli.Cluster) leaving {
 	p := leaving{settings: f.Installed.Settings}
 	for _, other := range clusters {
@@ -101,7 +100,7 @@ func plan(f *facts.Facts, clusters []*cli.Cluster) leaving {
 	return p
 }
 
-// leaveSome takes some neighbours out of a cluster that has others.
+// leaveSome removes some neighbours from a cluster that has others.
 func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) error {
 	f := a.facts[i]
 	a.settings[i] = p.settings
@@ -131,7 +130,7 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 			for _, remote := range p.from {
 				prefix, err := f.Installed.Settings.ServicePrefix(remote)
 				if err != nil {
-					continue // The mirror doesn't start with it, and so has made nothing.
+					continue // The mirror doesn't start with this setting, so there are no mirrors.
 				}
 				errs = append(errs, forget(ctx, c, f, prefix, string(remote)))
 			}
@@ -144,8 +143,8 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 	)
 }
 
-// forget deletes what mirror and policy made for a remote. They no longer know it, and
-// would do so by themselves when their time of grace is over.
+// forget deletes the mirrors and network sets of a remote. The programs would delete them,
+// too, after their grace period for removed remotes.
 func forget(ctx context.Context, c *cli.Cluster, f *facts.Facts, prefix, remote string) error {
 	return errors.Join(
 		deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, cli.Namespace, "mirrored-svc=true,mirror-svc-prefix-sync="+prefix),
@@ -160,8 +159,8 @@ func deleteSets(ctx context.Context, c *cli.Cluster, f *facts.Facts, selector st
 	return deleteAll(ctx, c, f.Calico.WithResource("globalnetworksets"), "", selector)
 }
 
-// deleteAll deletes the objects of a kind that a selector finds. A kind that isn't
-// served has none.
+// deleteAll deletes the objects of a resource that match a selector. The resource may not be
+// served.
 func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResource, namespace, selector string) error {
 	objects := c.Dynamic.Resource(r).Namespace(namespace)
 	var found []string
@@ -184,8 +183,8 @@ func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResourc
 	return errors.Join(errs...)
 }
 
-// leaveEntirely takes everything out of a cluster: first the agents remove what they
-// set up on their nodes, then the rest goes.
+// leaveEntirely uninstalls a cluster: first the agents clean up their nodes, then all
+// objects are deleted.
 func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 	f := a.facts[i]
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
@@ -202,7 +201,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
 		step{"everything else", func(ctx context.Context) error {
 			for _, remote := range f.Installed.Settings.Remotes() {
-				// A Secret that somebody else has made stays.
+				// Secrets that semaphorectl hasn't created are kept, without these keys.
 				if err := handover.Forget(ctx, a.Session, c, string(remote)); err != nil {
 					return err
 				}
@@ -214,13 +213,13 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 			if err := waitGone(ctx, c); err != nil {
 				return err
 			}
-			a.Done("%s: %d objects deleted, nothing is left but the private keys in /var/lib/semaphore-wireguard of its nodes", c.Name, removed)
+			a.Done("%s: deleted %d objects; only the private keys remain, in /var/lib/semaphore-wireguard on its nodes", c.Name, removed)
 			return nil
 		}},
 	)
 }
 
-// stopControllers ends the programs that would make again what is deleted.
+// stopControllers stops the programs that would create deleted objects again.
 func stopControllers(ctx context.Context, c *cli.Cluster) error {
 	foreground := metav1.DeletePropagationForeground
 	var errs []error
@@ -241,9 +240,9 @@ func stopControllers(ctx context.Context, c *cli.Cluster) error {
 	})
 }
 
-// poll asks until there is no error; the last one is told when the time is over.
+// poll calls ask until it succeeds, and returns its last error when ctx is done.
 func poll(ctx context.Context, ask func(context.Context) error) error {
-	state := errors.New("not looked yet")
+	state := errors.New("not read yet")
 	err := wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		if err := ask(ctx); ctx.Err() == nil {
 			state = err
@@ -258,7 +257,7 @@ func poll(ctx context.Context, ask func(context.Context) error) error {
 
 const agent = "semaphore-wireguard"
 
-// cleanNodes has the agents remove what they set up, and waits until all of them have.
+// cleanNodes lets the agents clean up their nodes, and waits until all of them have.
 func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *facts.Facts) error {
 	if !slices.Contains(f.Installed.Tools, manifests.WireGuard) {
 		return nil
@@ -278,28 +277,28 @@ func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *facts.Facts) er
 			return fmt.Errorf("%s: apply %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
 		}
 	}
-	a.Say("%s: the agents remove what they set up on %d nodes", c.Name, len(f.Nodes))
+	a.Say("%s: the agents clean up %d nodes", c.Name, len(f.Nodes))
 	if err := poll(ctx, func(ctx context.Context) error { return cleaned(ctx, c) }); err != nil {
 		return err
 	}
-	a.Done("%s: devices, routes, rules and annotations are gone from all nodes", c.Name)
+	a.Done("%s: devices, routes, rules and annotations are removed from all nodes", c.Name)
 	return nil
 }
 
-// cleaned says what isn't removed yet: of each node the agent has to have said so, and
-// its annotations have to be gone.
+// cleaned returns an error until the agents of all nodes have exited with success, and all
+// annotations of the agents are removed.
 func cleaned(ctx context.Context, c *cli.Cluster) error {
 	set, err := c.Client.AppsV1().DaemonSets(cli.Namespace).Get(ctx, agent, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	if s := set.Status; s.ObservedGeneration < set.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled {
-		return fmt.Errorf("%s: %d of %d agents were told to", c.Name, s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
+		return fmt.Errorf("%s: %d of %d pods of the agents are updated", c.Name, s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
 	}
 	agents := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + agent}
 	err = cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), agents, func(p *corev1.Pod) error {
 		if !hasCleaned(p) {
-			return fmt.Errorf("%s: node %s: pod %s hasn't removed everything yet: %s says why; a node that is gone for good has to be deleted",
+			return fmt.Errorf("%s: node %s: pod %s hasn't cleaned up yet: see %s; if the node was removed for good, delete its Node",
 				c.Name, p.Spec.NodeName, p.Name, cli.Kubectl(c.Context, "-n %s logs %s", cli.Namespace, p.Name))
 		}
 		return nil
@@ -310,7 +309,7 @@ func cleaned(ctx context.Context, c *cli.Cluster) error {
 	return cli.List(ctx, c.Client.CoreV1().Nodes(), metav1.ListOptions{}, func(n *corev1.Node) error {
 		for name := range n.Annotations {
 			if _, administrators := facts.Location(name); !administrators && strings.Contains(name, "wireguard.semaphore.uw.io/") {
-				return fmt.Errorf("%s: node %s has the annotation %s", c.Name, n.Name, name)
+				return fmt.Errorf("%s: node %s still has the annotation %s", c.Name, n.Name, name)
 			}
 		}
 		return nil
@@ -328,7 +327,7 @@ func hasCleaned(p *corev1.Pod) bool {
 	return false
 }
 
-// waitGone waits until nothing of ours is there.
+// waitGone waits until all objects of this tool are deleted.
 func waitGone(ctx context.Context, c *cli.Cluster) error {
 	return poll(ctx, func(ctx context.Context) error {
 		all, err := owned(ctx, c)
@@ -337,23 +336,23 @@ func waitGone(ctx context.Context, c *cli.Cluster) error {
 		}
 		for _, r := range kinds() {
 			for _, o := range all[r] {
-				return fmt.Errorf("%s: %s %s is still there", c.Name, o.GetKind(), o.GetName())
+				return fmt.Errorf("%s: %s %s isn't deleted yet", c.Name, o.GetKind(), o.GetName())
 			}
 		}
 		return nil
 	})
 }
 
-// leaveNeighbour takes a cluster out of one of its neighbours, and leaves it itself as it
-// is.
+// leaveNeighbour removes a cluster from the settings of its neighbour, without changing the
+// cluster.
 func leaveNeighbour(ctx context.Context, s *cli.Session, neighbour, one *cli.Cluster) error {
 	a := newAll(ctx, s, []*cli.Cluster{neighbour}, Options{})
 	if err := a.mayLeave(); err != nil {
 		return err
 	}
-	// Which clusters are its neighbours is what a cluster says that may be hostile.
+	// The list of neighbours comes from the leaving cluster, which may be hostile.
 	if !slices.Contains(a.facts[0].Installed.Settings.Remotes(), cluster.Name(one.Name)) {
-		s.Warn("%s: it has no neighbour %s, and stays as it is", neighbour.Name, one.Name)
+		s.Warn("%s: %s isn't its neighbour, nothing was changed", neighbour.Name, one.Name)
 		return nil
 	}
 	p := plan(a.facts[0], []*cli.Cluster{neighbour, one})

@@ -22,8 +22,8 @@ import (
 	internalcluster "github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
-// TestStrangersStay holds that nothing is taken out of a cluster that isn't the one that
-// is meant, or whose programs somebody else has installed.
+// TestStrangersStay checks that a cluster with another name, or with programs that
+// semaphorectl hasn't installed, isn't changed.
 func TestStrangersStay(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*facts.Facts)
@@ -47,8 +47,8 @@ func TestStrangersStay(t *testing.T) {
 	}
 }
 
-// TestCleaned looks at a node whose administrator has said where it is reached: that stays,
-// and isn't waited for.
+// TestCleaned checks that the administrator's endpoint annotation of a node is kept, and
+// isn't waited for.
 func TestCleaned(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{
 		"wireguard.semaphore.uw.io/endpoint-address": "203.0.113.9", "gcp.wireguard.semaphore.uw.io/endpoint-address": "none",
@@ -68,7 +68,7 @@ func TestCleaned(t *testing.T) {
 	}
 }
 
-// TestForeign finds what isn't ours, and what may not be.
+// TestForeign finds objects that semaphorectl hasn't created, or that can't be read.
 func TestForeign(t *testing.T) {
 	object := func(labels map[string]any) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
@@ -80,10 +80,10 @@ func TestForeign(t *testing.T) {
 		err  error
 		want string
 	}{
-		"nothing is there":      {nil, nil, ""},
-		"ours":                  {object(map[string]any{"app.kubernetes.io/managed-by": "semaphorectl"}), nil, ""},
-		"somebody else's":       {object(nil), nil, "isn't ours"},
-		"it can't be found out": {object(nil), errors.New("etcdserver: request timed out"), "request timed out"},
+		"none exists":      {nil, nil, ""},
+		"ours":             {object(map[string]any{"app.kubernetes.io/managed-by": "semaphorectl"}), nil, ""},
+		"foreign":          {object(nil), nil, "wasn't created by semaphorectl"},
+		"it can't be read": {object(nil), errors.New("etcdserver: request timed out"), "request timed out"},
 	} {
 		var there []runtime.Object
 		if c.have != nil {
@@ -103,7 +103,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestPolicyOfAKilledRun has verify leave its policy, which is in a namespace that stays.
+// TestPolicyOfAKilledRun deletes the policy of a killed verify, in a namespace that is kept.
 func TestPolicyOfAKilledRun(t *testing.T) {
 	const version = "crd.projectcalico.org/v1"
 	policies := schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "networkpolicies"}
@@ -113,7 +113,7 @@ func TestPolicyOfAKilledRun(t *testing.T) {
 		}}
 	}
 	left := policy("default.semaphorectl-verify", map[string]any{"app.kubernetes.io/managed-by": "semaphorectl", "semaphore.uw.io/temporary": "true"})
-	foreign := policy("default.of-somebody-else", nil)
+	foreign := policy("default.foreign", nil)
 	client := fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme,
 		map[schema.GroupVersionResource]string{policies: "NetworkPolicyList"}, left, foreign)
 	clientset := fake.NewClientset()
@@ -125,12 +125,12 @@ func TestPolicyOfAKilledRun(t *testing.T) {
 	}
 	stays, err := client.Resource(policies).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(stays.Items) != 1 || stays.Items[0].GetName() != foreign.GetName() {
-		t.Errorf("what is there now: %v, %v", stays, err)
+		t.Errorf("remaining policies: %v, %v", stays, err)
 	}
 }
 
-// TestDiscoveryIsNarrow looks for all that a cluster is to have, and for all that it may
-// have: it is asked for each group version once, and never for all that there are.
+// TestDiscoveryIsNarrow reads all objects that a cluster gets, and lists all that it may have:
+// each group version is requested once, and never the list of groups.
 func TestDiscoveryIsNarrow(t *testing.T) {
 	client := fakedynamic.NewSimpleDynamicClient(scheme.Scheme)
 	clientset := fake.NewClientset()
@@ -142,7 +142,7 @@ func TestDiscoveryIsNarrow(t *testing.T) {
 	}
 	for range 2 {
 		faults := foreign(t.Context(), cluster, objects)
-		if len(faults) != len(objects) || !strings.Contains(faults[0].String(), "it serves no ") {
+		if len(faults) != len(objects) || !strings.Contains(faults[0].String(), "it doesn't serve ") {
 			t.Errorf("%d objects, faults %v", len(objects), faults)
 		}
 		rights(t.Context(), cluster, objects)

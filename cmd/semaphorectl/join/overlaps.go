@@ -10,62 +10,62 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
-// mostOverlaps is how many overlaps of two clusters are faults of their own, and how many
-// of one with what another one has for clusters that aren't asked for.
-const mostOverlaps = 10
+// maxOverlaps bounds the reported overlaps of two clusters, and those of a cluster with
+// another one's settings for clusters that aren't among the arguments.
+const maxOverlaps = 10
 
-// kind is what a range is.
+// kind is the use of a range.
 type kind int
 
 const (
 	ofPods kind = iota
 	ofServices
-	ofNode // its address
-	ofRoom // for nodes of a cluster that isn't asked for, and where its API server is
+	ofNode     // its address
+	ofSettings // node subnets and API server of a cluster that isn't among the arguments
 )
 
-// span is a range with what it is.
+// span is a range with its use.
 type span struct {
 	cluster string
-	number  int // of the cluster that says it, and as many more as there are clusters if it says it of another one
+	number  int // index of the cluster; plus the number of clusters for ranges in its settings
 	kind    kind
 	what    string
 	prefix  netip.Prefix
 	by      string // the cluster in whose settings it is
-	order   int    // in which clusters and ranges are shown
+	order   int    // of output
 }
 
-// apart says whether two ranges must have no address in common. ClusterIPs never leave
-// their cluster. Nodes of several clusters may be in one network, so room for them is held
-// against pods and services alone; and not against those of the cluster that has it in its
-// settings, which came to have both when the nodes themselves were asked for.
-func apart(a, b *span) bool {
+// disjoint reports whether two ranges must not overlap. ClusterIPs never leave their
+// cluster. Nodes of several clusters may share a network, so node subnets in settings are
+// compared with pods and services only; and not with those of the cluster that has them in
+// its settings, where they were checked when the remote was joined.
+func disjoint(a, b *span) bool {
 	switch {
 	case a.kind == ofServices && b.kind == ofServices:
 		return false
-	case a.kind == ofRoom:
+	case a.kind == ofSettings:
 		return b.kind < ofNode && a.by != b.cluster
-	case b.kind == ofRoom:
+	case b.kind == ofSettings:
 		return a.kind < ofNode && b.by != a.cluster
 	}
 	return a.number != b.number
 }
 
-// remedy is what to do about two ranges that overlap.
+// remedy returns the remedy for two ranges that overlap.
 func remedy(a, b *span) string {
 	for _, s := range []*span{a, b} {
-		if s.kind == ofRoom {
-			return fmt.Sprintf("one of the clusters must get others; when %[2]s has no nodes there, semaphorectl join %[1]s %[2]s --node-subnets %[2]s=... says where it has some", s.by, s.cluster)
+		if s.kind == ofSettings {
+			return fmt.Sprintf("move one of the clusters to other addresses; if %[2]s has no nodes there, narrow its subnets: semaphorectl join %[1]s %[2]s --node-subnets %[2]s=...", s.by, s.cluster)
 		}
 	}
 	if a.kind == ofNode && b.kind == ofNode {
 		return "nodes must reach each other without address translation"
 	}
-	return "one of the clusters must get others; where a tool has found them wrong, --pod-subnets says what is right"
+	return "move one of the clusters to other addresses; if the detected ones are wrong, use --pod-subnets"
 }
 
-// spans returns the ranges of clusters, and what is configured in them for clusters that
-// aren't asked for. Those of one cluster that are the same thing have no address in common.
+// spans returns the ranges of clusters, and those in their settings for clusters that
+// aren't among the arguments. Ranges of one cluster and kind are disjoint.
 func spans(all []*facts.Facts, w *Wishes) []span {
 	var spans []span
 	add := func(s span, prefixes []netip.Prefix) {
@@ -79,7 +79,7 @@ func spans(all []*facts.Facts, w *Wishes) []span {
 		asked[f.Name] = true
 		add(span{cluster: f.Name, number: i, kind: ofPods, what: "pods"}, w.side(f).pods)
 		add(span{cluster: f.Name, number: i, kind: ofServices, what: "services"}, f.Services)
-		// Addresses, as what there is room for may be anywhere around.
+		// Single addresses: the node subnets are only an estimate.
 		seen := map[netip.Addr]bool{}
 		for _, n := range f.Nodes {
 			for _, a := range n.Addresses {
@@ -102,37 +102,37 @@ func spans(all []*facts.Facts, w *Wishes) []span {
 			}
 			settings := f.Installed.Settings
 			of := func(kind kind, what string, prefixes []netip.Prefix) {
-				add(span{cluster: string(remote), number: len(all) + i, kind: kind, what: what + " (as " + f.Name + " has it)", by: f.Name}, prefixes)
+				add(span{cluster: string(remote), number: len(all) + i, kind: kind, what: what + " (in the settings of " + f.Name + ")", by: f.Name}, prefixes)
 			}
-			// What several clusters have is one fault.
+			// A range in the settings of several clusters is one fault.
 			of(ofPods, "pods", slices.DeleteFunc(facts.Compact(settings.Prefixes(remote, facts.PodSubnets)), func(p netip.Prefix) bool {
 				before := same[view{remote, p}]
 				same[view{remote, p}] = true
 				return before
 			}))
-			of(ofRoom, "nodes", settings.Prefixes(remote, facts.NodeSubnets))
-			of(ofRoom, "API server", literal(settings[remote.Variables()+"_API_URL"]))
+			of(ofSettings, "nodes", settings.Prefixes(remote, facts.NodeSubnets))
+			of(ofSettings, "API server", literal(settings[remote.Variables()+"_API_URL"]))
 		}
 	}
 	return spans
 }
 
-// overlaps holds the ranges of clusters against each other, and against what is
-// configured for clusters that aren't asked for.
+// overlaps compares the ranges of clusters with each other, and with those in the settings
+// for clusters that aren't among the arguments.
 func overlaps(all []*facts.Facts, w *Wishes) []fault {
 	n := len(all)
 	spans := spans(all, w)
-	// By the numbers of two spans, of which the smaller one is of a cluster that is asked for.
+	// By the numbers of two spans; the smaller one is that of a cluster.
 	found, faults := make([]int, n*2*n), make([][]fault, n*2*n)
 	meet := func(a, b *span) {
 		if a.order > b.order {
 			a, b = b, a
 		}
-		if !apart(a, b) {
+		if !disjoint(a, b) {
 			return
 		}
 		pair := min(a.number, b.number)*2*n + max(a.number, b.number)
-		if found[pair]++; found[pair] > mostOverlaps {
+		if found[pair]++; found[pair] > maxOverlaps {
 			return
 		}
 		faults[pair] = append(faults[pair], fault{cluster: a.cluster + ", " + b.cluster,
@@ -141,9 +141,9 @@ func overlaps(all []*facts.Facts, w *Wishes) []fault {
 	slices.SortFunc(spans, func(a, b span) int {
 		return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), a.prefix.Bits()-b.prefix.Bits(), a.order-b.order)
 	})
-	// Of two prefixes that overlap one holds the other. Sorted like this, all that hold one
-	// come before it and hold each other: they are a stack, with one at most of each set of
-	// ranges. Two clusters that aren't asked for are not held against each other.
+	// Of two overlapping prefixes one contains the other. In this order all prefixes that
+	// contain one come before it and contain each other: they are a stack, with at most one
+	// of each set of disjoint ranges. Ranges in settings aren't compared with each other.
 	var outer, others []*span
 	for i := range spans {
 		s := &spans[i]
@@ -167,11 +167,11 @@ func overlaps(all []*facts.Facts, w *Wishes) []fault {
 	var list []fault
 	for pair, some := range faults {
 		list = append(list, some...)
-		if more := found[pair] - mostOverlaps; more > 0 {
+		if more := found[pair] - maxOverlaps; more > 0 {
 			of, by := all[pair/(2*n)].Name, all[pair%n].Name
 			what := fmt.Sprintf("and %d more of their ranges overlap", more)
 			if pair%(2*n) >= n {
-				what = fmt.Sprintf("and %d more of what %s has of clusters that aren't asked for", more, by)
+				what = fmt.Sprintf("and %d more ranges in the settings of %s overlap", more, by)
 			}
 			list = append(list, fault{cluster: of + ", " + by, what: what, remedy: "see above"})
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 )
 
-// TestOverlapsWithRemotes joins aws, which has merit already, with gcp.
+// TestOverlapsWithRemotes joins aws, which is joined with merit, with gcp.
 func TestOverlapsWithRemotes(t *testing.T) {
 	const merit = "SEMAPHORE_REMOTE_MERIT_"
 	for name, c := range map[string]struct {
@@ -20,15 +20,15 @@ func TestOverlapsWithRemotes(t *testing.T) {
 		want           string // of the only fault; empty: none
 	}{
 		"none":                       {"10.4.0.0/16", "10.104.0.0/16", "NODE_SUBNETS", "10.77.0.0/16", ""},
-		"pods":                       {"10.4.0.0/16", "10.104.0.0/16", "POD_SUBNETS", "10.4.0.0/17", "pods 10.4.0.0/16 of gcp overlap pods (as aws has it) 10.4.0.0/17 of merit"},
+		"pods":                       {"10.4.0.0/16", "10.104.0.0/16", "POD_SUBNETS", "10.4.0.0/17", "pods 10.4.0.0/16 of gcp overlap pods (in the settings of aws) 10.4.0.0/17 of merit"},
 		"nodes among pods":           {"10.77.0.0/16", "10.104.0.0/16", "NODE_SUBNETS", "10.77.0.0/16", "join aws merit --node-subnets merit="},
-		"nodes among services":       {"10.4.0.0/16", "10.77.128.0/20", "NODE_SUBNETS", "10.76.0.0/15", "services 10.77.128.0/20 of gcp overlap nodes (as aws has it) 10.76.0.0/15 of merit"},
-		"the API server among pods":  {"10.77.0.0/16", "10.104.0.0/16", "API_URL", "https://10.77.0.1:6443", "pods 10.77.0.0/16 of gcp overlap API server (as aws has it) 10.77.0.1/32 of merit"},
-		"of IPv6":                    {"fd00:77::/48", "10.104.0.0/16", "API_URL", "https://[fd00:77::1]:6443", "API server (as aws has it) fd00:77::1/128 of merit"},
+		"nodes among services":       {"10.4.0.0/16", "10.77.128.0/20", "NODE_SUBNETS", "10.76.0.0/15", "services 10.77.128.0/20 of gcp overlap nodes (in the settings of aws) 10.76.0.0/15 of merit"},
+		"the API server among pods":  {"10.77.0.0/16", "10.104.0.0/16", "API_URL", "https://10.77.0.1:6443", "pods 10.77.0.0/16 of gcp overlap API server (in the settings of aws) 10.77.0.1/32 of merit"},
+		"of IPv6":                    {"fd00:77::/48", "10.104.0.0/16", "API_URL", "https://[fd00:77::1]:6443", "API server (in the settings of aws) fd00:77::1/128 of merit"},
 		"the API server has a name":  {"10.77.0.0/16", "10.104.0.0/16", "API_URL", "https://api.merit.example:6443", ""},
 		"nodes beside nodes":         {"10.4.0.0/16", "10.104.0.0/16", "NODE_SUBNETS", "10.66.0.0/16", ""},
 		"nodes among pods of aws":    {"10.4.0.0/16", "10.104.0.0/16", "NODE_SUBNETS", "10.2.0.0/16", ""},
-		"its pods among gcp's nodes": {"10.4.0.0/16", "10.104.0.0/16", "POD_SUBNETS", "10.66.2.0/24", "node n 10.66.2.2/32 of gcp overlap pods (as aws has it) 10.66.2.0/24 of merit"},
+		"its pods among gcp's nodes": {"10.4.0.0/16", "10.104.0.0/16", "POD_SUBNETS", "10.66.2.0/24", "node n 10.66.2.2/32 of gcp overlap pods (in the settings of aws) 10.66.2.0/24 of merit"},
 	} {
 		aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", c.pods, c.services, "10.66.2.2")
 		aws.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", merit + c.key: c.value}
@@ -36,7 +36,7 @@ func TestOverlapsWithRemotes(t *testing.T) {
 			faults := overlaps(all, &Wishes{})
 			only(t, name+", aws "+order, faults, c.want)
 		}
-		// What gcp has for merit doesn't hide what aws has.
+		// gcp's settings for merit don't hide those of aws.
 		gcp.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", merit + c.key: "192.168.7.0/24"}
 		if faults := overlaps([]*facts.Facts{gcp, aws}, &Wishes{}); len(faults) > 0 != (c.want != "") {
 			t.Errorf("%s, gcp has others for it: faults %v", name, faults)
@@ -44,7 +44,7 @@ func TestOverlapsWithRemotes(t *testing.T) {
 	}
 }
 
-// TestOverlapsAreBounded has a cluster with the nodes of another one.
+// TestOverlapsAreBounded joins a cluster with the same node addresses as another one.
 func TestOverlapsAreBounded(t *testing.T) {
 	aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.1.2")
 	for i := range 29 {
@@ -58,13 +58,13 @@ func TestOverlapsAreBounded(t *testing.T) {
 			gcps = append(gcps, f.what)
 		}
 	}
-	if len(gcps) != mostOverlaps+1 || gcps[mostOverlaps] != "and 20 more of their ranges overlap" || len(faults) != mostOverlaps+2 {
+	if len(gcps) != maxOverlaps+1 || gcps[maxOverlaps] != "and 20 more of their ranges overlap" || len(faults) != maxOverlaps+2 {
 		t.Errorf("faults %v", faults)
 	}
 }
 
-// TestOverlapsOfManyNodes has two clusters of 20,000 nodes, each with 16 addresses, that
-// are among the pods of a third one, and of 250 remotes.
+// TestOverlapsOfManyNodes joins two clusters of 20,000 nodes, each with 16 addresses inside
+// the pod subnets of a third cluster and of 250 remotes.
 func TestOverlapsOfManyNodes(t *testing.T) {
 	aws, gcp, merit := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2"), healthy(t, "merit", "fd00::/16", "10.106.0.0/16", "10.66.3.2")
 	nodes := make([]facts.Node, 20_000)
@@ -90,11 +90,11 @@ func TestOverlapsOfManyNodes(t *testing.T) {
 	go func() { done <- len(overlaps([]*facts.Facts{aws, gcp, merit}, &Wishes{})) }()
 	select {
 	case n := <-done:
-		// Of three pairs, and of each of them with merit's remotes.
-		if want := (3 + 3) * (mostOverlaps + 1); n != want {
+		// Three pairs, and each of them with merit's remotes.
+		if want := (3 + 3) * (maxOverlaps + 1); n != want {
 			t.Errorf("%d faults, expected %d", n, want)
 		}
 	case <-ctx.Done():
-		t.Fatal("it goes on for more than a minute")
+		t.Fatal("not done within a minute")
 	}
 }

@@ -1,7 +1,6 @@
-// Package join joins clusters and takes them apart: it looks at all of them first, says
-// all that is in the way, and then changes them step by step. Each step does nothing
-// where all is as it must be, so that a run that was interrupted is completed by the
-// next one.
+// Package join joins and separates clusters: it checks all of them first, reports all
+// faults, and then changes them step by step. Steps are idempotent, so that the next run
+// completes an interrupted one.
 package join
 
 import (
@@ -19,11 +18,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
-// firstPort is the first listen port: not 51820 and 51821, which Calico and flannel take
-// for WireGuard of their own.
+// firstPort is the first listen port: not 51820 and 51821, which WireGuard of Calico and
+// flannel uses.
 const firstPort = 51840
 
-// Wishes are what the administrator has said of clusters, by their names.
+// Wishes are the administrator's choices; the maps are by cluster.
 type Wishes struct {
 	Tools    []string
 	Image    string
@@ -32,15 +31,15 @@ type Wishes struct {
 	Machines map[string][]netip.Prefix
 }
 
-// side is one of the clusters that are joined, as others are to see it.
+// side is a cluster in the settings of the others.
 type side struct {
 	name cluster.Name
-	// server is where its API server is, chosen whether somebody has said so, or it was
-	// tried from the others' nodes.
+	// server is the URL of its API server, chosen whether it comes from the administrator
+	// or was tested from the others' nodes.
 	server         string
 	chosen         bool
 	pods, machines []netip.Prefix
-	// podsGiven and machinesGiven say that the administrator has named them.
+	// podsGiven and machinesGiven are whether these come from the administrator.
 	podsGiven, machinesGiven bool
 }
 
@@ -58,9 +57,9 @@ func (w *Wishes) side(f *facts.Facts) side {
 	return s
 }
 
-// settings are those of a cluster with remotes: what it has stays, bounds of a remote also
-// where the remote has more by now, unless the administrator says otherwise. taken are
-// ports that others on the nodes have.
+// settings returns the settings of a cluster with these remotes. Existing settings are kept,
+// including bounds of remotes that report more now, unless the administrator has specified
+// others. taken are ports that foreign processes use on the nodes.
 func settings(f *facts.Facts, remotes []side, taken map[int]bool) facts.Settings {
 	want := maps.Clone(f.Installed.Settings)
 	if want == nil {
@@ -106,16 +105,16 @@ func settings(f *facts.Facts, remotes []side, taken map[int]bool) facts.Settings
 		}
 	}
 	want["SEMAPHORE_REMOTES"] = list(names)
-	// Older API servers don't tell the agents.
+	// Older API servers have no ServiceCIDRs, from which agents read them.
 	if f.Minor > 0 && f.Minor < 33 && want["SEMAPHORE_LOCAL_SUBNETS"] == "" && len(f.Services) > 0 {
 		want["SEMAPHORE_LOCAL_SUBNETS"] = join(f.Services)
 	}
 	return want
 }
 
-// configured is the address of another cluster's API server that a cluster has already,
-// "": none. It counts for that cluster alone: by it one cluster would say where others send
-// their tokens for a third one.
+// configured returns the address of another cluster's API server in the settings of f, or
+// none. It must be used for f only: otherwise one cluster could redirect others' tokens for
+// a third one.
 func configured(f, other *facts.Facts) string {
 	if server := f.Installed.Settings[cluster.Name(other.Name).Variables()+"_API_URL"]; strings.HasPrefix(server, "https://") {
 		return server
@@ -123,7 +122,7 @@ func configured(f, other *facts.Facts) string {
 	return ""
 }
 
-// list is how names are written into settings.
+// list formats names for settings.
 func list(names []cluster.Name) string {
 	var words []string
 	for _, n := range names {
@@ -140,7 +139,7 @@ func join(prefixes []netip.Prefix) string {
 	return strings.Join(words, ",")
 }
 
-// without are the settings of a cluster with a remote less.
+// without returns the settings of a cluster without a remote.
 func without(have facts.Settings, remote cluster.Name) facts.Settings {
 	want := maps.Clone(have)
 	for key := range want {
@@ -152,7 +151,7 @@ func without(have facts.Settings, remote cluster.Name) facts.Settings {
 	return want
 }
 
-// belongsToLonger says whether a setting is that of another remote, whose name begins
+// belongsToLonger reports whether a setting belongs to another remote, whose name begins
 // with this one's.
 func belongsToLonger(key string, remote cluster.Name, have facts.Settings) bool {
 	for _, other := range have.Remotes() {
@@ -163,7 +162,7 @@ func belongsToLonger(key string, remote cluster.Name, have facts.Settings) bool 
 	return false
 }
 
-// pools are Calico's for the pod subnets of all remotes in the settings.
+// pools returns Calico's IP pools for the pod subnets of all remotes in the settings.
 func pools(f *facts.Facts, settings facts.Settings) []*unstructured.Unstructured {
 	if f.Calico.Version == "" {
 		return nil
@@ -188,7 +187,7 @@ func pools(f *facts.Facts, settings facts.Settings) []*unstructured.Unstructured
 	return all
 }
 
-// zones are those of the remotes in the settings.
+// zones returns the DNS zones of the remotes in the settings.
 func zones(settings facts.Settings) ([]manifests.Zone, error) {
 	var all []manifests.Zone
 	for _, remote := range settings.Remotes() {
@@ -201,7 +200,7 @@ func zones(settings facts.Settings) ([]manifests.Zone, error) {
 	return all, nil
 }
 
-// blocks are the server blocks for CoreDNS that go with the settings.
+// blocks returns the server blocks for CoreDNS for the settings.
 func blocks(settings facts.Settings, corefile string) (string, error) {
 	all, err := zones(settings)
 	if err != nil {
@@ -210,7 +209,7 @@ func blocks(settings facts.Settings, corefile string) (string, error) {
 	return manifests.Blocks(all, corefile)
 }
 
-// desired is what a cluster is to have with these settings.
+// desired returns the manifests of a cluster with these settings.
 func desired(f *facts.Facts, w *Wishes, settings facts.Settings) *manifests.Cluster {
 	tools := w.Tools
 	for _, tool := range f.Installed.Tools {
@@ -224,7 +223,7 @@ func desired(f *facts.Facts, w *Wishes, settings facts.Settings) *manifests.Clus
 	}
 }
 
-// fault is something that is in the way, or should be known.
+// fault prevents the operation, unless it is a warning.
 type fault struct {
 	cluster, what, remedy string
 	warning               bool

@@ -51,7 +51,7 @@ func TestSettings(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
 	}
-	// What somebody has set stays, and another remote comes beside it.
+	// Changed settings are kept when another remote is added.
 	got["SEMAPHORE_LOG_LEVEL"], got["SEMAPHORE_REMOTE_GCP_POD_SUBNETS"] = "debug", "10.4.0.0/15,fd00:10:4::/48"
 	f.Installed.Settings = got
 	again := settings(f, []side{remote(t, "gcp", "10.4.0.0/16,fd00:10:4::/48")}, nil)
@@ -62,7 +62,7 @@ func TestSettings(t *testing.T) {
 	if two["SEMAPHORE_REMOTES"] != "gcp,gcp-eu" || two["SEMAPHORE_REMOTE_GCP_EU_WG_LISTEN_PORT"] != "51840" {
 		t.Errorf("two remotes: %v", two)
 	}
-	// And goes again, without a trace, also where its name is the beginning of another's.
+	// It is removed without a trace, also if its name is a prefix of another one's.
 	if diff := cmp.Diff(got, without(two, "gcp-eu")); diff != "" {
 		t.Errorf("without one (-want +got):\n%s", diff)
 	}
@@ -74,7 +74,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestServersStay joins again, without saying anew where an API server is.
+// TestServersStay joins again without --api-server.
 func TestServersStay(t *testing.T) {
 	const own = "https://internal.gcp.example:6443"
 	aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
@@ -82,7 +82,7 @@ func TestServersStay(t *testing.T) {
 	merit := healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2")
 	first := Wishes{Servers: map[string]string{"gcp": own}}
 	aws.Installed.Settings = settings(aws, []side{first.side(gcp)}, nil)
-	// What aws has counts for aws alone, and none of it for merit.
+	// The settings of aws apply to aws only, and not to merit.
 	const guessed = "https://api.gcp.example:6443"
 	for f, want := range map[*facts.Facts][]string{aws: {own, guessed}, merit: {guessed}} {
 		if diff := cmp.Diff(want, (&all{}).candidates(f, gcp)); diff != "" {
@@ -90,26 +90,26 @@ func TestServersStay(t *testing.T) {
 		}
 	}
 	if got := settings(merit, []side{(&Wishes{}).side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != guessed {
-		t.Errorf("merit, without having tried: %s", got)
+		t.Errorf("merit, untested: %s", got)
 	}
 	var again Wishes
 	if got := settings(aws, []side{again.side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != own {
-		t.Errorf("without a wish and without having tried: %s", got)
+		t.Errorf("without --api-server, untested: %s", got)
 	}
 	again.Servers = map[string]string{"gcp": "https://new.gcp.example:6443"}
 	if got := settings(aws, []side{again.side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != again.Servers["gcp"] {
-		t.Errorf("with a wish: %s", got)
+		t.Errorf("with --api-server: %s", got)
 	}
 }
 
-// TestServersAreChosen has aws reach gcp where it does already, which merit doesn't: it
-// stays for aws while it works, and is never taken for merit.
+// TestServersAreChosen has a configured address of gcp in aws that merit can't reach: aws
+// keeps it while it works, and merit never uses it.
 func TestServersAreChosen(t *testing.T) {
 	const own, guessed = "https://internal.gcp.example:6443", "https://api.gcp.example:6443"
 	for name, c := range map[string]struct {
-		aws, merit map[string]string // why not, by server
+		aws, merit map[string]string // errors, by server
 		given      string
-		want       [2]string // of aws and merit
+		want       [2]string // aws and merit
 	}{
 		"both work":                     {map[string]string{own: "", guessed: ""}, map[string]string{guessed: ""}, "", [2]string{own, guessed}},
 		"what aws has doesn't any more": {map[string]string{own: "away", guessed: ""}, map[string]string{guessed: ""}, "", [2]string{guessed, guessed}},
@@ -156,7 +156,7 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// healthy are facts that nothing is wrong with.
+// healthy returns facts without faults.
 func healthy(t *testing.T, name, pods, services, node string) *facts.Facts {
 	t.Helper()
 	return &facts.Facts{
@@ -172,7 +172,7 @@ func TestCheck(t *testing.T) {
 		want   string // of the only fault; empty: none
 	}{
 		"healthy":       {func(*facts.Facts) {}, ""},
-		"too old":       {func(f *facts.Facts) { f.Minor, f.Version = 29, "v1.29.1" }, "update it to 1.30"},
+		"too old":       {func(f *facts.Facts) { f.Minor, f.Version = 29, "v1.29.1" }, "upgrade to 1.30"},
 		"no nodes":      {func(f *facts.Facts) { f.Nodes = nil }, "it has no nodes"},
 		"no InternalIP": {func(f *facts.Facts) { f.Nodes[0].Addresses = nil }, "has no InternalIP"},
 		"an ExternalIP": {func(f *facts.Facts) {
@@ -192,19 +192,19 @@ func TestCheck(t *testing.T) {
 		"an address for another one": {func(f *facts.Facts) {
 			f.Nodes[0].Addresses, f.Nodes[0].Locations = nil, map[string]string{"merit": "203.0.113.9:4000"}
 		}, "has no InternalIP"},
-		"an address that is none": {func(f *facts.Facts) { f.Nodes[0].Locations = map[string]string{"": "words"} }, "where other clusters' nodes reach it"},
+		"an address that is none": {func(f *facts.Facts) { f.Nodes[0].Locations = map[string]string{"": "words"} }, "its endpoint for other clusters"},
 		"no pods":                 {func(f *facts.Facts) { f.Pods = nil }, "--pod-subnets aws="},
 		"loopback":                {func(f *facts.Facts) { f.Servers = nil }, "--api-server aws="},
-		"plain HTTP":              {func(f *facts.Facts) { f.Servers = []string{"http://a"} }, "isn't asked over https"},
+		"plain HTTP":              {func(f *facts.Facts) { f.Servers = []string{"http://a"} }, "doesn't begin with https"},
 		"another name":            {func(f *facts.Facts) { f.Installed.Settings = map[string]string{"SEMAPHORE_CLUSTER_NAME": "x"} }, "it is installed as cluster x"},
 		"restricted":              {func(f *facts.Facts) { f.Installed.Restricted = "baseline" }, "kubectl label namespace sys-semaphore"},
-		"maybe more pods":         {func(f *facts.Facts) { f.PodsSure = false }, "! when more nodes may have others"},
+		"maybe more pods":         {func(f *facts.Facts) { f.PodsSure = false }, "! if future nodes may have other subnets"},
 		"masqueraded":             {func(f *facts.Facts) { f.Masquerade = []string{"do this"} }, "! do this"},
 		"Windows":                 {func(f *facts.Facts) { f.Nodes[0].OS = "windows" }, "! node n runs windows"},
-		"no CoreDNS":              {func(f *facts.Facts) { f.DNS = nil }, "! no ConfigMap of CoreDNS"},
+		"no CoreDNS":              {func(f *facts.Facts) { f.DNS = nil }, "! kube-system has no ConfigMap of CoreDNS"},
 		"CoreDNS stays":           {func(f *facts.Facts) { f.DNS.Reloads = false }, "! rollout restart deployment coredns"},
 		"no answer":               {func(f *facts.Facts) { *f = facts.Facts{Name: "aws", Unread: []error{errAway}} }, "away"},
-		"nobody verifies it":      {func(f *facts.Facts) { f.CA = "" }, "kube-root-ca.crt"},
+		"no CA":                   {func(f *facts.Facts) { f.CA = "" }, "kube-root-ca.crt"},
 	} {
 		f := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 		c.change(f)
@@ -224,7 +224,7 @@ type away struct{}
 
 func (away) Error() string { return "away" }
 
-// only holds that there is one fault that says something; empty: none.
+// only checks that there is one fault with this text; empty: none.
 func only(t *testing.T, name string, faults []fault, want string) {
 	t.Helper()
 	if want == "" && len(faults) > 0 || want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), want)) {
@@ -269,14 +269,14 @@ func TestOutside(t *testing.T) {
 	if got != "" || !cmp.Equal(want, why) {
 		t.Errorf("chose %q, because of %q", got, why)
 	}
-	// An answer that says nothing of a server isn't one that it is reached.
+	// A result that doesn't mention a server doesn't mean that it is reached.
 	if got, _ := outside([]string{"https://one"}, probe.Answers{"aws/a": {}}); got != "" {
-		t.Errorf("chose %q without a sign", got)
+		t.Errorf("chose %q without a result", got)
 	}
 }
 
-// TestServersOfPods has clusters with large certificates, and many of them: what pods are
-// to try goes into an argument of a program.
+// TestServersOfPods checks that requests fit into an argument, with large certificates and
+// with many clusters.
 func TestServersOfPods(t *testing.T) {
 	for name, c := range map[string]struct {
 		bytes  []int // of the certificates of each cluster
@@ -284,9 +284,9 @@ func TestServersOfPods(t *testing.T) {
 		faults string
 	}{
 		"as they are":     {[]int{1100, 4000}, []bool{true, true}, ""},
-		"as many as fit":  {[]int{mostAuthority, 1100}, []bool{true, true}, ""},
-		"one has more":    {[]int{mostAuthority + 1, 1100}, []bool{false, true}, "c0: its API server's certificates have 16385 bytes"},
-		"many have many":  {slices.Repeat([]int{mostAuthority}, 6), []bool{true, true, true, true, true, false}, "c5: temporary pods don't take"},
+		"as many as fit":  {[]int{maxAuthority, 1100}, []bool{true, true}, ""},
+		"one has more":    {[]int{maxAuthority + 1, 1100}, []bool{false, true}, "c0: the CA certificates of its API server have 16385 bytes"},
+		"many have many":  {slices.Repeat([]int{maxAuthority}, 6), []bool{true, true, true, true, true, false}, "c5: the CA certificates of so many API servers"},
 		"thirty clusters": {slices.Repeat([]int{1300}, 30), slices.Repeat([]bool{true}, 30), ""},
 	} {
 		a := &all{}

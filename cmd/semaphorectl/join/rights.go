@@ -10,7 +10,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 )
 
-// rights says what the administrator must not do of what has to be done.
+// rights returns a fault if the administrator lacks rights to apply the objects.
 func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) []fault {
 	wanted := []authorizationv1.ResourceAttributes{
 		{Verb: "list", Resource: "nodes"},
@@ -19,14 +19,14 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 		{Verb: "update", Resource: "configmaps", Namespace: "kube-system"},
 		{Verb: "create", Resource: "serviceaccounts", Subresource: "token", Namespace: cli.Namespace},
 		{Verb: "patch", Resource: "secrets", Namespace: cli.Namespace},
-		// Roles are made that grant what the administrator may not do.
+		// The roles may grant more than the administrator has.
 		{Verb: "escalate", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 		{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 	}
 	for _, o := range objects {
 		r, err := c.ResourceOf(ctx, o.GroupVersionKind())
 		if err != nil {
-			continue // That is another fault.
+			continue // Reported by foreign.
 		}
 		for _, verb := range []string{"get", "create", "patch"} {
 			a := authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.Resource, Namespace: o.GetNamespace()}
@@ -37,11 +37,11 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 	}
 	missing, err := c.Lacks(ctx, wanted)
 	if err != nil {
-		return []fault{{cluster: c.Name, what: err.Error(), remedy: "see that the API server at " + c.Server + " answers"}}
+		return []fault{{cluster: c.Name, what: err.Error(), remedy: "check that the API server at " + c.Server + " answers"}}
 	}
 	if missing == "" {
 		return nil
 	}
 	return []fault{{cluster: c.Name, what: "the context " + c.Context + " may not " + missing,
-		remedy: "take one that may, such as one of the ClusterRole cluster-admin"}}
+		remedy: "use one with these rights, such as the ClusterRole cluster-admin"}}
 }

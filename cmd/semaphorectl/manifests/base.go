@@ -17,13 +17,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/deploy"
 )
 
-// kustomization is what is read of a kustomization.yaml of deploy/. One that has more is
-// refused, so that a base can't come to have what this package leaves out.
+// kustomization is a kustomization.yaml of deploy/. Unknown fields are an error, so that
+// none is ignored silently.
 type kustomization struct {
 	APIVersion     string   `json:"apiVersion"`
 	Kind           string   `json:"kind"`
 	Resources      []string `json:"resources,omitempty"`
-	Configurations []string `json:"configurations,omitempty"` // which names a suffix is for: suffix finds them
+	Configurations []string `json:"configurations,omitempty"` // fields with names for nameSuffix; suffix needs none
 	Patches        []struct {
 		Target struct {
 			Kind string `json:"kind"`
@@ -78,7 +78,7 @@ func decode(content []byte) ([]*unstructured.Unstructured, error) {
 			document, err = yaml.YAMLToJSON(document)
 		}
 		if err == nil && string(document) == "null" {
-			continue // Comments alone.
+			continue // Only comments.
 		}
 		o := &unstructured.Unstructured{}
 		if err == nil {
@@ -91,8 +91,8 @@ func decode(content []byte) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// suffix renames objects, and whatever refers to one of them: in what it is used for no
-// other text is the name of one.
+// suffix renames objects and all references to them. It replaces every string that equals
+// one of the names: in deploy/remote no other string does.
 func suffix(objects []*unstructured.Unstructured, suffix string) {
 	names := map[any]bool{}
 	for _, o := range objects {
@@ -108,8 +108,8 @@ func suffix(objects []*unstructured.Unstructured, suffix string) {
 	}
 }
 
-// walk replaces each value in an object by what change returns for it, where the last
-// key before it is given, and goes on in what that holds.
+// walk replaces each value in an object, recursively, by what change returns for it and its
+// key.
 func walk(in any, change func(key string, value any) any) {
 	switch in := in.(type) {
 	case map[string]any:
@@ -131,7 +131,7 @@ func walk(in any, change func(key string, value any) any) {
 	}
 }
 
-// patch applies the patches of a component of deploy/, which are of DaemonSets.
+// patch applies the patches of a component of deploy/, which patch DaemonSets.
 func patch(objects []*unstructured.Unstructured, component string) error {
 	k, err := read(component)
 	if err != nil {

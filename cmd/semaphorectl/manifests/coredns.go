@@ -13,19 +13,19 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
-// The lines around what is ours in a Corefile. All between them is replaced and
-// removed, and nothing else.
+// The lines around our block in a Corefile. They must not change: they mark the blocks of
+// earlier versions, too.
 const (
 	begin = "# BEGIN semaphorectl: names of services of other clusters. What is in here is overwritten."
-	// beginJoined comes behind a last line that had no end.
+	// beginJoined is for a Corefile whose last line had no line break.
 	beginJoined = "# BEGIN semaphorectl, on a line of its own: names of services of other clusters. What is in here is overwritten."
 	end         = "# END semaphorectl"
 )
 
-// zone finds the domain of the cluster's own names.
+// zone matches the cluster's domain.
 var zone = regexp.MustCompile(`(?m)^\s*kubernetes[ \t]+([a-z0-9.-]+)`)
 
-// Domain is the cluster's domain, as its Corefile has it outside of our block.
+// Domain returns the cluster's domain from its Corefile outside of our block.
 func Domain(corefile string) string {
 	if m := zone.FindStringSubmatch(WithoutBlock(corefile)); m != nil {
 		if domain := strings.TrimSuffix(m[1], "."); len(validation.IsDNS1123Subdomain(domain)) == 0 {
@@ -35,17 +35,16 @@ func Domain(corefile string) string {
 	return "cluster.local"
 }
 
-// A Zone is that of a remote: its services have names in it.
+// A Zone is the DNS zone of a remote's services.
 type Zone struct {
 	Remote cluster.Name
-	// Prefix begins the names of the services that are mirrored from it.
+	// Prefix is the name prefix of services mirrored from the remote.
 	Prefix string
 }
 
-// Blocks are the server blocks for names of remotes and of global services, but for those
-// zones that a Corefile has outside of our block: CoreDNS doesn't start with two of one.
-// It is an error if a zone would take the cluster's own names: it is the cluster's domain,
-// or one above it.
+// Blocks returns the server blocks for the zones of remotes and of global services, except
+// zones that the Corefile serves outside of our block: CoreDNS refuses two server blocks for
+// one zone. It is an error if a zone contains the cluster's own domain.
 func Blocks(zones []Zone, corefile string) (string, error) {
 	domain := Domain(corefile)
 	others := Zones(WithoutBlock(corefile))
@@ -67,7 +66,7 @@ func Blocks(zones []Zone, corefile string) (string, error) {
 		if _, err := cluster.ParsePrefix(z.Prefix); err != nil {
 			return "", err
 		}
-		if err := takes(z.Remote.Zone(), domain); err != nil {
+		if err := shadows(z.Remote.Zone(), domain); err != nil {
 			return "", err
 		}
 		if others[z.Remote.Zone()] {
@@ -77,7 +76,7 @@ func Blocks(zones []Zone, corefile string) (string, error) {
 			"cluster.aws", z.Remote.Zone(), `cluster\.aws`, `cluster\.`+string(z.Remote),
 			"aws-", z.Prefix+"-").Replace(block))
 	}
-	if err := takes("cluster.global", domain); err != nil {
+	if err := shadows("cluster.global", domain); err != nil {
 		return "", err
 	}
 	if !others["cluster.global"] {
@@ -87,16 +86,17 @@ func Blocks(zones []Zone, corefile string) (string, error) {
 	return local.Replace(strings.Join(blocks, "\n\n")), nil
 }
 
-// takes says whether a server block for a zone would answer for a cluster's own domain.
-func takes(zone, domain string) error {
+// shadows returns an error if a server block for a zone would answer for the cluster's own
+// domain.
+func shadows(zone, domain string) error {
 	if domain == zone || strings.HasSuffix(domain, "."+zone) {
-		return fmt.Errorf("the zone %s would take the names of the cluster's own domain, which is %s", zone, domain)
+		return fmt.Errorf("the zone %s would shadow the cluster's own domain %s", zone, domain)
 	}
 	return nil
 }
 
-// Zones are those that a Corefile has server blocks for, at any port: a block that is
-// inside of no other one is a server's, behind the names of what it serves.
+// Zones returns the zones of a Corefile's server blocks, at any port: those before each
+// block that isn't inside another one.
 func Zones(corefile string) map[string]bool {
 	found, depth := map[string]bool{}, 0
 	var keys []string
@@ -121,7 +121,7 @@ func Zones(corefile string) map[string]bool {
 	return found
 }
 
-// WithBlock puts blocks into a Corefile, in the place of those that are there.
+// WithBlock inserts server blocks into a Corefile, or replaces those in our block.
 func WithBlock(corefile, blocks string) string {
 	if blocks == "" {
 		return WithoutBlock(corefile)
@@ -139,8 +139,7 @@ func WithBlock(corefile, blocks string) string {
 	return corefile + mark + "\n" + blocks + "\n" + end + "\n"
 }
 
-// WithoutBlock takes our block out and leaves the rest as it was before it came, byte
-// for byte.
+// WithoutBlock removes our block, and restores the Corefile byte for byte.
 func WithoutBlock(corefile string) string {
 	before, after, found := cut(corefile)
 	if !found {
@@ -152,8 +151,8 @@ func WithoutBlock(corefile string) string {
 	return before + after
 }
 
-// Whole says what is wrong with our block in a Corefile: what isn't ours might be taken
-// for it.
+// Whole returns an error if the lines around our block aren't a pair, so that foreign lines
+// could be removed with it.
 func Whole(corefile string) error {
 	before, after, found := cut(corefile)
 	block := corefile[len(before):]
@@ -161,16 +160,16 @@ func Whole(corefile string) error {
 		block = strings.TrimSuffix(block, after)
 	}
 	if block != "" && (!found || strings.Count(block, "# BEGIN semaphorectl") > 1) {
-		return errors.New("the lines \"# BEGIN semaphorectl\" and \"" + end + "\" in its Corefile aren't a pair any more: delete what is between them, and these lines")
+		return errors.New("the lines \"# BEGIN semaphorectl\" and \"" + end + "\" in its Corefile aren't a pair: delete them and the lines between them")
 	}
 	return nil
 }
 
-// cut finds what is before and behind our block.
+// cut returns what is before and after our block.
 func cut(corefile string) (before, after string, found bool) {
 	for _, mark := range []string{begin, beginJoined} {
 		if at := strings.Index(corefile, mark+"\n"); at == 0 || at > 0 && corefile[at-1] == '\n' {
-			// Editors take a last line's end away.
+			// An editor may have removed the last line break.
 			_, after, found = strings.Cut(strings.TrimSuffix(corefile[at:], "\n")+"\n", "\n"+end+"\n")
 			return corefile[:at], after, found
 		}

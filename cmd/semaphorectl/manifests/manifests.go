@@ -1,8 +1,7 @@
-// Package manifests makes the objects that a cluster is to have of what deploy/ holds and
-// of its settings. It is computed from values that were checked where they were read, in
-// memory alone: nothing is fetched, no other program runs, and no value becomes a path, a
-// comment or YAML that isn't encoded. What semaphorectl applies and what it writes for a
-// Git repository are the same objects.
+// Package manifests renders the objects of a cluster from deploy/ and its settings. It works
+// in memory on validated values: it fetches nothing, runs no other program, and no value
+// becomes a path, a comment or unencoded YAML. semaphorectl applies the same objects that it
+// writes for a Git repository.
 package manifests
 
 import (
@@ -21,31 +20,31 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
-// ManagedLabel, with the value Manager, is on all that semaphorectl installs, and on
-// nothing else.
+// ManagedLabel, with the value Manager, is set on all objects that semaphorectl creates, and
+// on no others.
 const (
 	ManagedLabel = "app.kubernetes.io/managed-by"
 	Manager      = "semaphorectl"
 )
 
-// The tools, by the names that --tools has.
+// The tools, as in --tools.
 const (
 	WireGuard = "wireguard"
 	Mirror    = "mirror"
 	Policy    = "policy"
 )
 
-// Names in deploy/ that are replaced.
+// Names in deploy/ to replace.
 const (
 	imageName    = "kube-semaphore"
 	settingsName = "semaphore"
 )
 
-// Tools are all of them.
+// Tools returns all tools.
 func Tools() []string { return []string{WireGuard, Mirror, Policy} }
 
-// Account is the name of a tool in the names of accounts and Secrets, and of its folder
-// in deploy/.
+// Account returns the name of a tool in the names of its accounts and Secrets and of its
+// folder in deploy/.
 func Account(tool string) string {
 	if tool == Mirror {
 		return "service-mirror"
@@ -53,21 +52,21 @@ func Account(tool string) string {
 	return tool
 }
 
-// Cluster is what one cluster is to have.
+// Cluster is the desired installation of a cluster.
 type Cluster struct {
 	Name  cluster.Name
 	Tools []string
 	// Remotes are the clusters that may read this one.
 	Remotes []cluster.Name
-	// Settings are the ConfigMap that all programs read.
+	// Settings is the content of the programs' ConfigMap.
 	Settings map[string]string
 	// Image is the name of the image, with a tag or a digest.
 	Image string
-	// Pools are Calico's, for the remotes' pod subnets.
+	// Pools are Calico's IP pools for the remotes' pod subnets.
 	Pools []*unstructured.Unstructured
-	// Foreign says that the namespace is somebody else's and stays as it is.
+	// Foreign is whether the namespace wasn't created by semaphorectl, and isn't rendered.
 	Foreign bool
-	// Cleanup has the agents remove what they set up, and end.
+	// Cleanup makes the agents clean up their nodes and exit.
 	Cleanup bool
 }
 
@@ -124,7 +123,7 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 	}
 	image := withTag(c.Image)
 	for i, o := range objects {
-		o = o.DeepCopy() // Pools are the caller's.
+		o = o.DeepCopy() // Pools belong to the caller.
 		walk(o.Object, func(key string, value any) any {
 			switch of, isMap := value.(map[string]any); {
 			case key == "image" && value == imageName:
@@ -145,8 +144,8 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 	return objects, nil
 }
 
-// Files are those of a folder for a Git repository, by name: the objects, and what makes
-// kubectl apply -k take them.
+// Files returns the files of a folder for a Git repository, by name: the objects and a
+// kustomization for kubectl apply -k.
 func (c *Cluster) Files() (map[string][]byte, error) {
 	objects, err := c.Render()
 	if err != nil {
@@ -154,7 +153,7 @@ func (c *Cluster) Files() (map[string][]byte, error) {
 	}
 	const file = "semaphore.yaml"
 	var all bytes.Buffer
-	all.WriteString("# As semaphorectl installs it. Secrets are not here: semaphorectl tokens hands them over.\n")
+	all.WriteString("# As installed by semaphorectl, without Secrets: semaphorectl tokens hands them over.\n")
 	for _, o := range objects {
 		text, err := yaml.Marshal(o.Object)
 		if err != nil {
@@ -169,11 +168,11 @@ func (c *Cluster) Files() (map[string][]byte, error) {
 	}, nil
 }
 
-// settings is the ConfigMap. Its name has a hash of its content, so that a change of a
-// setting restarts the programs, one node after the other. The hash is kustomize's, for
-// clusters that were installed with it.
+// settings returns the ConfigMap. Its name contains a hash of its content, so that a change
+// rolls the programs out again. The hash is that of kustomize, for clusters that were
+// installed with it.
 func settings(data map[string]string) (*unstructured.Unstructured, error) {
-	text, err := json.Marshal(map[string]any{"kind": "ConfigMap", "name": "", "data": data}) // Kustomize finds no name.
+	text, err := json.Marshal(map[string]any{"kind": "ConfigMap", "name": "", "data": data}) // As kustomize: its name is empty.
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ func example() *Cluster {
 	}
 }
 
-// TestRender renders what semaphorectl writes, as kubectl apply -k would.
+// TestRender checks the rendered objects.
 func TestRender(t *testing.T) {
 	objects, err := example().Render()
 	if err != nil {
@@ -78,23 +78,23 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestBlock holds that what is ours in a Corefile comes and goes without a trace.
+// TestBlock checks that our block is added and removed without a trace.
 func TestBlock(t *testing.T) {
 	const main = ".:53 {\n    errors\n    kubernetes k8s.example in-addr.arpa {\n    }\n    reload\n}\n"
 	for name, before := range map[string]string{
-		"ordinary": main, "empty": "", "without a last line's end": strings.TrimSuffix(main, "\n"),
+		"ordinary": main, "empty": "", "without a last line break": strings.TrimSuffix(main, "\n"),
 		"spaces and returns": main + "\r\n  \t\n\n", "comments": main + "# END semaphorectl\n# BEGIN something\n",
 	} {
 		one, two := WithBlock(before, "one {\n}"), WithBlock(WithBlock(before, "one {\n}"), "two {\n}")
 		if !strings.Contains(one, "\none {\n}\n") || strings.Contains(two, "one") || WithBlock(two, "two {\n}") != two {
 			t.Errorf("%s: %q, then %q", name, one, two)
 		}
-		for _, changed := range []string{one, two, two + "# more of others\n"} {
+		for _, changed := range []string{one, two, two + "# foreign lines\n"} {
 			want := before
-			if strings.HasSuffix(changed, "others\n") {
-				want = before + "# more of others\n"
+			if strings.HasSuffix(changed, "foreign lines\n") {
+				want = before + "# foreign lines\n"
 			}
-			if got := WithoutBlock(changed); got != want && name != "without a last line's end" || !strings.HasPrefix(got, before) {
+			if got := WithoutBlock(changed); got != want && name != "without a last line break" || !strings.HasPrefix(got, before) {
 				t.Errorf("%s: %q, expected %q", name, got, want)
 			}
 		}
@@ -107,10 +107,10 @@ func TestBlock(t *testing.T) {
 	}
 }
 
-// TestBlockIsFound changes a Corefile that somebody has edited since.
+// TestBlockIsFound changes a Corefile that was edited since.
 func TestBlockIsFound(t *testing.T) {
 	const main = ".:53 {\n    reload\n}\n"
-	// An editor has taken the last line's end away: a second block would be one too much.
+	// An editor has removed the last line break: a second block must not be added.
 	trimmed := strings.TrimSuffix(WithBlock(main, "one {\n}"), "\n")
 	if got := WithBlock(trimmed, "one {\n}"); strings.Count(got, "one {") != 1 || Whole(trimmed) != nil {
 		t.Errorf("with a block: %q", got)
@@ -134,8 +134,8 @@ func TestBlockIsFound(t *testing.T) {
 	}
 }
 
-// TestBlocksOfOthers leaves zones out that the Corefile has by other means: CoreDNS
-// doesn't start with two server blocks of one.
+// TestBlocksOfOthers skips zones that the Corefile already serves: CoreDNS doesn't start with
+// two server blocks of one zone.
 func TestBlocksOfOthers(t *testing.T) {
 	both := []Zone{{"gcp", "gcp"}, {"merit", "merit"}}
 	corefile := ".:53 {\n    forward cluster.merit 192.0.2.1\n}\n# cluster.merit:53 {\ndns://cluster.gcp.:53, cluster.global {\n    errors\n}\n"
@@ -143,7 +143,7 @@ func TestBlocksOfOthers(t *testing.T) {
 	if err != nil || strings.Contains(got, "cluster.gcp") || strings.Contains(got, "cluster.global") || !strings.HasPrefix(got, "cluster.merit:53 {") {
 		t.Errorf("error %v, blocks\n%s", err, got)
 	}
-	// Our own don't count, and come again as they were.
+	// Our own blocks don't count, and are rendered again.
 	all, err := Blocks(both, "")
 	if err != nil {
 		t.Fatal(err)
@@ -171,12 +171,12 @@ func TestBlocks(t *testing.T) {
 		}
 	}
 	if strings.Contains(got, "aws") || strings.Contains(got, "cluster.local") {
-		t.Errorf("left of the example:\n%s", got)
+		t.Errorf("remains of the example:\n%s", got)
 	}
 }
 
-// TestBlocksOfTheDomain refuses zones that would take the cluster's own names: a server
-// block for cluster.local answers NXDOMAIN to kubernetes.default.svc.cluster.local.
+// TestBlocksOfTheDomain rejects zones that shadow the cluster's domain: a server block for
+// cluster.local answers NXDOMAIN to kubernetes.default.svc.cluster.local.
 func TestBlocksOfTheDomain(t *testing.T) {
 	corefile := func(domain string) string { return ".:53 {\n    kubernetes " + domain + " in-addr.arpa\n}\n" }
 	for name, c := range map[string]struct {
@@ -201,7 +201,7 @@ func TestBlocksOfTheDomain(t *testing.T) {
 	}
 }
 
-// TestNamesAreChecked renders nothing for what isn't a name, whoever has made it one.
+// TestNamesAreChecked renders nothing for invalid names.
 func TestNamesAreChecked(t *testing.T) {
 	for _, name := range []cluster.Name{"", "..", "a/b", "a\nb", "x?ref=--upload-pack=id", "https://x.example/y", "local"} {
 		for _, c := range []*Cluster{{Name: name, Image: "x"}, {Name: "aws", Remotes: []cluster.Name{name}, Image: "x"}} {
@@ -212,7 +212,7 @@ func TestNamesAreChecked(t *testing.T) {
 	}
 }
 
-// TestFilesAreTheObjects reads back what is written for a Git repository.
+// TestFilesAreTheObjects reads back the files for a Git repository.
 func TestFilesAreTheObjects(t *testing.T) {
 	c := example()
 	c.Settings["SEMAPHORE_X"] = "---\nkind: ClusterRoleBinding\n# \"'\n"
@@ -235,8 +235,8 @@ func TestFilesAreTheObjects(t *testing.T) {
 	}
 }
 
-// TestNothingIsFetched holds that what renders manifests can't fetch any: kustomize takes a
-// resource that isn't a file for the address of a repository, and runs git.
+// TestNothingIsFetched checks that kustomize isn't linked: it treats a resource that isn't a
+// file as the URL of a repository, and runs git.
 func TestNothingIsFetched(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl").Output()
 	if err != nil {

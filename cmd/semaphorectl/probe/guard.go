@@ -23,54 +23,54 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
-// Guard is how a cluster's pods are guarded while others try them: by a policy of Calico
-// that lets in who is in a network set, and nobody else.
+// Guard describes the network policy of Calico that guards a cluster's pods for a test: it
+// admits only the pods of a network set.
 type Guard struct {
 	API    schema.GroupVersion // of Calico
-	Domain string              // what stands before the slash of labels
+	Domain string              // prefix of labels
 	// Remotes are the clusters whose labelled pods are in sets of this one.
 	Remotes []string
 }
 
-// Guarded is what pods of one cluster found out of guarded ones of another.
+// Guarded is the result of testing guarded pods of a cluster from pods of another one.
 type Guarded struct {
-	From Place
+	From NodeRef
 	To   string
-	// Untried says why nothing is known; empty: it is.
+	// Untried is why there is no result; empty: there is.
 	Untried string
-	// Set says why the labelled pod's address was in no network set, and Unlisted why that
-	// isn't known; both empty: it was.
+	// Set is why the labelled pod's address was in no network set, Unlisted why the network
+	// sets couldn't be read; both empty: it was in one.
 	Set, Unlisted string
 	Legs          []GuardedLeg
 }
 
-// GuardedLeg is about one guarded pod, which unlabelled ones had reached without the
-// policy.
+// GuardedLeg is the result for one guarded pod, which unlabelled pods have reached without
+// the policy.
 type GuardedLeg struct {
-	To      Place
+	To      NodeRef
 	Address string
-	// Unlabelled is what a pod found out that is in no set, Labelled what one did that is.
+	// Unlabelled is the result of a pod without the label of the set, Labelled of one with it.
 	Unlabelled, Labelled reach.Try
-	// Unknown says why Labelled isn't known; empty: it is.
+	// Unknown is why Labelled is missing; empty: it isn't.
 	Unknown string
 }
 
 const (
-	// guardName is the policy's.
+	// guardName is the name of the policy.
 	guardName = "semaphorectl-verify"
-	// run is a label of pods that says which run they are of. A policy that a killed run
-	// has left is about its pods alone.
+	// run is a label of the guarded pods with the ID of the run. The policy selects it, so
+	// that one of a killed run affects no other pods.
 	run = "semaphore.uw.io/run"
-	// enforcedWithin is how long a new policy may take to be in force.
+	// enforcedWithin bounds the time until a new policy is enforced.
 	enforcedWithin = 15 * time.Second
-	// listedWithin is how long a pod's address may take to be in a network set.
+	// listedWithin bounds the time until a pod's address is in a network set.
 	listedWithin = 15 * time.Second
-	// answerWithin is how long an API server may take to say what is in network sets.
+	// answerWithin bounds a request to an API server.
 	answerWithin = 5 * time.Second
-	// deniedAfter is how many seconds a pod asks until it takes itself to be denied.
+	// deniedAfter is how many seconds a pod tries before the result is denied.
 	deniedAfter = 5
-	// stays is how many seconds a labelled pod is there before it asks, so that its set is
-	// seen, and admittedWithin how many seconds it asks then.
+	// stays is how many seconds a labelled pod waits before it tries, so that its address
+	// gets into the set, admittedWithin how many seconds it then tries.
 	stays, admittedWithin = 2, 30
 )
 
@@ -78,8 +78,8 @@ func (g *Guard) policies(c *cli.Cluster) dynamic.ResourceInterface {
 	return c.Dynamic.Resource(g.API.WithResource("networkpolicies")).Namespace(Namespace)
 }
 
-// name is the policy's: the custom resources that Calico's own API server keeps its objects
-// in have the tier before it.
+// name returns the name of the policy. In the custom resources that back Calico's API server
+// names begin with the tier.
 func (g *Guard) name() string {
 	if g.native() {
 		return guardName
@@ -87,10 +87,10 @@ func (g *Guard) name() string {
 	return "default." + guardName
 }
 
-// native tells whether the API is that which users write.
+// native reports whether the API is that of Calico's API server.
 func (g *Guard) native() bool { return g.API.Group == "projectcalico.org" }
 
-// Rights are what the administrator needs to have pods guarded.
+// Rights returns the rights that the administrator needs for the test.
 func (g *Guard) Rights() []authorizationv1.ResourceAttributes {
 	wanted := []authorizationv1.ResourceAttributes{{Verb: "list", Group: g.API.Group, Resource: "globalnetworksets"}}
 	for _, verb := range []string{"get", "create", "delete"} {
@@ -99,12 +99,13 @@ func (g *Guard) Rights() []authorizationv1.ResourceAttributes {
 	return wanted
 }
 
-// set is what is selected of network sets by: their labels.
+// set returns the labels of the network set for labelled pods of a cluster.
 func (g *Guard) set(id, from string) labels.Set {
 	return labels.Set{g.Domain + "/name": "semaphorectl-" + id, g.Domain + "/namespace": Namespace, g.Domain + "/cluster": from}
 }
 
-// policy lets into the pods of a run who is in a set of the clusters from.
+// policy returns the policy for the pods of a run, which admits the pods in the sets of the
+// clusters from.
 func (g *Guard) policy(id string, from []string) *unstructured.Unstructured {
 	var rules []any
 	for _, name := range from {
@@ -121,7 +122,7 @@ func (g *Guard) policy(id string, from []string) *unstructured.Unstructured {
 		})
 	}
 	spec := map[string]any{
-		// Before those that let in, as others may do in this namespace.
+		// Before other policies in this namespace, which may admit more.
 		"order": int64(0), "selector": fmt.Sprintf("%s == '%s'", run, id), "types": []any{"Ingress"}, "ingress": rules,
 	}
 	if !g.native() {
@@ -137,14 +138,14 @@ func (g *Guard) policy(id string, from []string) *unstructured.Unstructured {
 	}}
 }
 
-// remove deletes the policy, also one that an earlier run has left, and also when our time
-// is over. What isn't ours stays.
+// remove deletes the policy of this or an earlier run, also when ctx is done, unless it
+// wasn't created by this tool.
 func (g *Guard) remove(ctx context.Context, c *cli.Cluster) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
 	found, err := g.policies(c).Get(ctx, g.name(), metav1.GetOptions{})
 	if err == nil && found.GetLabels()[temporary] != "true" {
-		return fmt.Errorf("%s: NetworkPolicy %s/%s is there and isn't of an earlier run: delete it if nobody needs it", c.Name, Namespace, g.name())
+		return fmt.Errorf("%s: NetworkPolicy %s/%s exists and wasn't created by an earlier run: delete it if it is unused", c.Name, Namespace, g.name())
 	}
 	if err == nil {
 		err = g.policies(c).Delete(ctx, g.name(), metav1.DeleteOptions{})
@@ -155,7 +156,7 @@ func (g *Guard) remove(ctx context.Context, c *cli.Cluster) error {
 	return nil
 }
 
-// guard has the pods that serve guarded, those of all clusters at once, and tried again.
+// guard guards the pods of all clusters at the same time, and tests them again.
 func guard(ctx context.Context, clusters []*cli.Cluster, servers []server, plan *Plan, id string, reached []Leg) ([]Guarded, error) {
 	images, of := map[string]string{}, map[string][]server{}
 	for i := range servers {
@@ -180,21 +181,21 @@ func guard(ctx context.Context, clusters []*cli.Cluster, servers []server, plan 
 	return slices.Concat(found...), errors.Join(errs...)
 }
 
-// guarding is a run's attempt to have a cluster's pods guarded.
+// guarding is the test of one cluster's guarded pods.
 type guarding struct {
 	*Guard
 	id   string
 	to   *cli.Cluster
 	from []*cli.Cluster
-	// servers are the pods of the cluster that are tried.
+	// servers are the guarded pods.
 	servers []server
-	// images are those of pods, by cluster.
+	// images are the images of pods, by cluster.
 	images map[string]string
 	secret reach.Secret
 }
 
-// try guards pods that were reached before, and has both kinds of pods of other clusters
-// try them again. An error is about what it leaves.
+// try guards the pods that were reached before, and tests them from labelled and unlabelled
+// pods of the other clusters. The error is that of the cleanup.
 func (g *guarding) try(ctx context.Context, reached []Leg) (all []Guarded, err error) {
 	all = make([]Guarded, len(g.from))
 	for i, c := range g.from {
@@ -235,32 +236,32 @@ func (g *guarding) try(ctx context.Context, reached []Leg) (all []Guarded, err e
 	return all, nil
 }
 
-// ended is an error unless the pods that were tried serve still: that one which has ended
-// doesn't answer says nothing about policies.
+// ended returns an error unless the tested pods still run: that a terminated pod doesn't
+// answer proves nothing about policies.
 func (g *guarding) ended(ctx context.Context, legs []GuardedLeg) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	for i := range g.servers {
 		s := &g.servers[i]
-		if !slices.ContainsFunc(legs, func(l GuardedLeg) bool { return l.To == s.Place }) {
+		if !slices.ContainsFunc(legs, func(l GuardedLeg) bool { return l.To == s.NodeRef }) {
 			continue
 		}
 		pod, err := g.to.Client.CoreV1().Pods(Namespace).Get(ctx, s.pod, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("whether the pod that was tried on %s still runs: %w", s.Place, err)
+			return fmt.Errorf("check whether the tested pod on %s still runs: %w", s.NodeRef, err)
 		}
 		if err != nil || pod.DeletionTimestamp != nil || !Running(pod) {
-			return fmt.Errorf("the pod that was tried on %s has ended meanwhile", s.Place)
+			return fmt.Errorf("the tested pod on %s has ended meanwhile", s.NodeRef)
 		}
 	}
 	return nil
 }
 
-// guarded begins with what a pod of a cluster has reached without the policy: of that
-// which reached the most.
+// guarded returns the legs to test: those of the node whose pod has reached the most pods
+// without the policy.
 func guarded(from, to string, reached []Leg) Guarded {
-	g := Guarded{From: Place{Cluster: from}, To: to, Untried: "none of its pods was answered without a policy"}
-	by := map[Place][]GuardedLeg{}
+	g := Guarded{From: NodeRef{Cluster: from}, To: to, Untried: "none of its pods got a response without a policy"}
+	by := map[NodeRef][]GuardedLeg{}
 	for _, l := range reached {
 		if l.From.Cluster != from || l.To.Cluster != to || l.Untried != "" || l.Error != "" {
 			continue
@@ -273,8 +274,8 @@ func guarded(from, to string, reached []Leg) Guarded {
 	return g
 }
 
-// ask has a pod that is in no set try the guarded ones until they deny it, and then one
-// that is. Both orders matter: who is let in before others are denied says nothing.
+// ask tests the guarded pods from an unlabelled pod until the policy denies it, and then
+// from a labelled one: before the policy is enforced, a response to it proves nothing.
 func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
 	request := reach.Request{Secret: g.secret, Patience: deniedAfter}
 	for _, l := range found.Legs {
@@ -284,7 +285,7 @@ func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
 		pod := OnNode(g.images[c.Name], found.From.Node, request)
 		result, err := askOne(ctx, c, pod)
 		if result, err = complete(pod, &request, result, err); err != nil {
-			found.Untried = "a pod without the label finds nothing out: " + err.Error()
+			found.Untried = "the pod without the label failed: " + err.Error()
 			return
 		}
 		for i := range found.Legs {
@@ -313,7 +314,7 @@ func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
 		case found.Set != "":
 			found.Legs[i].Unknown = "its address is in no network set"
 		case err != nil:
-			found.Legs[i].Unknown = "a pod with the label finds nothing out: " + err.Error()
+			found.Legs[i].Unknown = "the pod with the label failed: " + err.Error()
 		default:
 			found.Legs[i].Labelled = result.Tried[i]
 		}
@@ -340,8 +341,8 @@ func (g *guarding) labelled(ctx context.Context, c *cli.Cluster, pod *corev1.Pod
 	return pod, err
 }
 
-// listed waits until addresses of a cluster's pod are in a network set, or says why they
-// aren't. An error is that nobody knows.
+// listed waits until addresses of a cluster's pod are in a network set, or returns why they
+// aren't. The error is that of reading network sets.
 func (g *guarding) listed(ctx context.Context, from string, wanted []string) (why string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, listedWithin, errors.New("not within "+listedWithin.String()))
 	defer cancel()
@@ -372,7 +373,7 @@ func (g *guarding) listed(ctx context.Context, from string, wanted []string) (wh
 	}
 }
 
-// lacking returns which addresses a set doesn't have.
+// lacking returns the addresses that a set lacks.
 func lacking(set *unstructured.Unstructured, wanted []string) []string {
 	nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
 	return slices.DeleteFunc(slices.Clone(wanted), func(text string) bool {

@@ -22,8 +22,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
-// TestGuardsPolicy holds that the policy is about pods of its run alone, lets in who is in
-// the sets of the named clusters, and has the form that each API takes.
+// TestGuardsPolicy checks that the policy selects only pods of its run, admits only the sets
+// of the named clusters, and has the form of each API.
 func TestGuardsPolicy(t *testing.T) {
 	for _, tt := range []struct {
 		api  schema.GroupVersion
@@ -45,7 +45,7 @@ func TestGuardsPolicy(t *testing.T) {
 		if tt.tier != nil {
 			spec["tier"] = tt.tier
 		}
-		// By these leave finds one that a killed run has left.
+		// By these leave finds the policy of a killed run.
 		if labels := got.GetLabels(); labels["app.kubernetes.io/managed-by"] != "semaphorectl" || got.GetNamespace() != "kube-system" {
 			t.Errorf("it is in %s, with labels %v", got.GetNamespace(), labels)
 		}
@@ -55,23 +55,23 @@ func TestGuardsPolicy(t *testing.T) {
 	}
 }
 
-// TestGuardedAreThoseThatWereReached holds that only what was reached without a policy is
-// tried with one, from the node that reached the most.
+// TestGuardedAreThoseThatWereReached checks that only pods that were reached without a policy
+// are tested with one, from the node that reached the most.
 func TestGuardedAreThoseThatWereReached(t *testing.T) {
-	one, two := Place{"aws", "aws-1"}, Place{"aws", "aws-2"}
-	gcp1, gcp2 := Place{"gcp", "gcp-1"}, Place{"gcp", "gcp-2"}
+	one, two := NodeRef{"aws", "aws-1"}, NodeRef{"aws", "aws-2"}
+	gcp1, gcp2 := NodeRef{"gcp", "gcp-1"}, NodeRef{"gcp", "gcp-2"}
 	failed := reach.Try{Error: "i/o timeout"}
 	reached := []Leg{
 		{From: one, To: gcp1, Address: "10.4.1.7"}, {From: one, To: gcp2, Address: "10.4.2.7", Try: failed},
 		{From: two, To: gcp1, Address: "10.4.1.7"}, {From: two, To: gcp2, Address: "10.4.2.7"},
-		{From: two, To: Place{"merit", "merit-1"}, Address: "10.6.1.7"}, {From: two, To: gcp2, Untried: "no pod"},
+		{From: two, To: NodeRef{"merit", "merit-1"}, Address: "10.6.1.7"}, {From: two, To: gcp2, Untried: "no pod"},
 	}
 	want := Guarded{From: two, To: "gcp", Legs: []GuardedLeg{{To: gcp1, Address: "10.4.1.7"}, {To: gcp2, Address: "10.4.2.7"}}}
 	if diff := cmp.Diff(want, guarded("aws", "gcp", reached)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if g := guarded("gcp", "aws", reached); g.Untried == "" || len(g.Legs) > 0 {
-		t.Errorf("nobody was reached, and it is %+v", g)
+		t.Errorf("no pod was reached, and it is %+v", g)
 	}
 }
 
@@ -97,8 +97,8 @@ func TestSetsContain(t *testing.T) {
 	}
 }
 
-// lab is a cluster of a guarded pod, gcp, and one whose pods try it, aws. Of these those
-// with the label are in a network set and let in, and others are denied.
+// lab is gcp with a guarded pod, and aws, whose pods test it. Those with the label are in a
+// network set and admitted, others denied.
 type lab struct {
 	aws, gcp *cli.Cluster
 	guarding
@@ -120,10 +120,10 @@ func newLab(t *testing.T) *lab {
 		gcp: &cli.Cluster{Name: "gcp", Client: fake.NewClientset(serves), Dynamic: fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme,
 			map[schema.GroupVersionResource]string{sets: "GlobalNetworkSetList", api.WithResource("networkpolicies"): "NetworkPolicyList"})},
 	}
-	aws, gcp := Place{"aws", "aws-1"}, Place{"gcp", "gcp-1"}
+	aws, gcp := NodeRef{"aws", "aws-1"}, NodeRef{"gcp", "gcp-1"}
 	l.guarding = guarding{
 		Guard: &Guard{API: api, Domain: "policy.example.org", Remotes: []string{"aws"}}, id: "abc", to: l.gcp, from: []*cli.Cluster{l.aws},
-		servers: []server{{Place: gcp, pod: serves.Name}}, images: map[string]string{"aws": "ours"},
+		servers: []server{{NodeRef: gcp, pod: serves.Name}}, images: map[string]string{"aws": "ours"},
 	}
 	l.reached = []Leg{{From: aws, To: gcp, Address: address}}
 	l.clientOf(l.aws).PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -147,12 +147,12 @@ func newLab(t *testing.T) *lab {
 				return true, nil, err
 			}
 		}
-		told, err := result.Tell()
+		message, err := result.Tell()
 		if err != nil {
 			return true, nil, err
 		}
 		pod.Status = corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.2.1.9"}}, ContainerStatuses: []corev1.ContainerStatus{{
-			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(told)}},
+			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(message)}},
 		}}}
 		return false, nil, nil
 	})
@@ -161,8 +161,8 @@ func newLab(t *testing.T) *lab {
 
 func (l *lab) clientOf(c *cli.Cluster) *fake.Clientset { return c.Client.(*fake.Clientset) }
 
-// TestGuarding holds what is known of a guarded pod, and that the policy is gone afterwards.
-// Of what nobody has seen nothing is said, least of all that a policy or a set is wrong.
+// TestGuarding checks the results for a guarded pod, and that the policy is deleted. An error
+// makes them unknown, and doesn't blame the policy or the set.
 func TestGuarding(t *testing.T) {
 	away := errors.New("connection refused")
 	fails := func(when func(clienttesting.Action) bool) clienttesting.ReactionFunc {
@@ -173,7 +173,7 @@ func TestGuarding(t *testing.T) {
 	const unread = "read network sets of gcp: connection refused"
 	for name, c := range map[string]struct {
 		change func(*lab)
-		want   Guarded // but for its places
+		want   Guarded // without From and To
 	}{
 		"all is well": {func(*lab) {}, Guarded{Legs: []GuardedLeg{{Unlabelled: denied}}}},
 		"sets without the address": {func(l *lab) {
@@ -182,7 +182,7 @@ func TestGuarding(t *testing.T) {
 			})
 		}, Guarded{Set: "not within 15s", Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "its address is in no network set"}}}},
 		"sets that can't be read": {func(l *lab) { l.dynamic().PrependReactor("list", "globalnetworksets", fails(always)) },
-			Guarded{Unlisted: unread, Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "a pod with the label finds nothing out: " + unread}}}},
+			Guarded{Unlisted: unread, Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "the pod with the label failed: " + unread}}}},
 		"sets that can no longer be read": {func(l *lab) {
 			read := 0
 			l.dynamic().PrependReactor("list", "globalnetworksets", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -191,26 +191,26 @@ func TestGuarding(t *testing.T) {
 				}
 				return true, &unstructured.UnstructuredList{}, nil
 			})
-		}, Guarded{Unlisted: unread, Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "a pod with the label finds nothing out: " + unread}}}},
+		}, Guarded{Unlisted: unread, Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "the pod with the label failed: " + unread}}}},
 		"no pod with the label": {func(l *lab) {
 			l.clientOf(l.aws).PrependReactor("create", "pods", fails(func(a clienttesting.Action) bool {
 				return a.(clienttesting.CreateAction).GetObject().(*corev1.Pod).Labels[l.Domain+"/name"] != ""
 			}))
-		}, Guarded{Unlisted: away.Error(), Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "a pod with the label finds nothing out: connection refused"}}}},
+		}, Guarded{Unlisted: away.Error(), Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "the pod with the label failed: connection refused"}}}},
 		"no pod without the label": {func(l *lab) { l.clientOf(l.aws).PrependReactor("create", "pods", fails(always)) },
-			Guarded{Untried: "a pod without the label finds nothing out: connection refused", Legs: []GuardedLeg{{}}}},
+			Guarded{Untried: "the pod without the label failed: connection refused", Legs: []GuardedLeg{{}}}},
 		"the guarded pod has ended": {func(l *lab) {
 			l.clientOf(l.gcp).PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 				return true, &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodSucceeded, PodIPs: []corev1.PodIP{{IP: "10.4.1.7"}}}}, nil
 			})
-		}, Guarded{Untried: "the pod that was tried on gcp/gcp-1 has ended meanwhile", Legs: []GuardedLeg{{Unlabelled: denied}}}},
-		"somebody has deleted it": {func(l *lab) {
+		}, Guarded{Untried: "the tested pod on gcp/gcp-1 has ended meanwhile", Legs: []GuardedLeg{{Unlabelled: denied}}}},
+		"the guarded pod was deleted": {func(l *lab) {
 			if err := l.clientOf(l.gcp).Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), Namespace, "serves"); err != nil {
 				t.Fatal(err)
 			}
-		}, Guarded{Untried: "the pod that was tried on gcp/gcp-1 has ended meanwhile", Legs: []GuardedLeg{{Unlabelled: denied}}}},
-		"nobody says whether it has": {func(l *lab) { l.clientOf(l.gcp).PrependReactor("get", "pods", fails(always)) },
-			Guarded{Untried: "whether the pod that was tried on gcp/gcp-1 still runs: connection refused", Legs: []GuardedLeg{{Unlabelled: denied}}}},
+		}, Guarded{Untried: "the tested pod on gcp/gcp-1 has ended meanwhile", Legs: []GuardedLeg{{Unlabelled: denied}}}},
+		"the guarded pod can't be read": {func(l *lab) { l.clientOf(l.gcp).PrependReactor("get", "pods", fails(always)) },
+			Guarded{Untried: "check whether the tested pod on gcp/gcp-1 still runs: connection refused", Legs: []GuardedLeg{{Unlabelled: denied}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -227,7 +227,7 @@ func TestGuarding(t *testing.T) {
 				}
 				left, err := l.policies(l.gcp).List(t.Context(), metav1.ListOptions{})
 				if err != nil || len(left.Items) > 0 {
-					t.Errorf("what is left: %v, %v", left, err)
+					t.Errorf("remaining policies: %v, %v", left, err)
 				}
 			})
 		})

@@ -21,47 +21,47 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
-// MostNodes is how many nodes of a cluster pods may run on: what a pod that asks as many
-// can say must fit into its termination message.
-const MostNodes = 10
+// MaxNodes bounds the nodes of a cluster that run pods: the results of a pod must fit into
+// its termination message.
+const MaxNodes = 10
 
-// serveFor is how long pods wait to be asked.
+// serveFor is how long pods serve requests.
 const serveFor = 4 * time.Minute
 
-// Place is a node of a cluster.
-type Place struct {
+// NodeRef is a node of a cluster.
+type NodeRef struct {
 	Cluster string `json:"cluster"`
 	Node    string `json:"node"`
 }
 
-func (p Place) String() string { return p.Cluster + "/" + p.Node }
+func (p NodeRef) String() string { return p.Cluster + "/" + p.Node }
 
-// Leg is what a pod on one node found out of one on another cluster's, at one address.
+// Leg is the connection from a pod to an address of a pod of another cluster.
 type Leg struct {
-	From, To Place
+	From, To NodeRef
 	Address  string
 	reach.Try
-	// Untried says why that isn't known; empty: it is.
+	// Untried is why there is no result; empty: there is.
 	Untried string
 }
 
-// Name is a name that was resolved in a pod.
+// Name is a DNS name that was resolved in a pod.
 type Name struct {
-	From   Place
+	From   NodeRef
 	Remote string
 	Name   string
 	Found  reach.Name
-	// Untried says why that isn't known; empty: it is.
+	// Untried is why there is no result; empty: there is.
 	Untried string
 }
 
-// Stream is what was sent from one pod to another one.
+// Stream is the throughput from one pod to another one.
 type Stream struct {
-	From, To Place
+	From, To NodeRef
 	reach.Stream
 }
 
-// Tried is all that pods found out.
+// Tried is the results of all pods.
 type Tried struct {
 	Legs    []Leg
 	Names   []Name
@@ -69,24 +69,25 @@ type Tried struct {
 	Guarded []Guarded
 }
 
-// Plan says what pods are to try.
+// Plan selects the tests.
 type Plan struct {
-	// Nodes is how many nodes of each cluster get pods.
+	// Nodes is the number of nodes of each cluster that run pods.
 	Nodes int
-	// Image is that of the pods; empty: the one that is installed.
+	// Image is the image of the pods; empty: the installed one.
 	Image string
-	// Throughput has a stream sent between the first pair of pods.
+	// Throughput sends a stream between the first pair of pods.
 	Throughput bool
-	// Names are resolved by pods, by their cluster and the remote.
+	// Names are the DNS names to resolve, by cluster and remote.
 	Names map[[2]string][]string
-	// Guards are how the pods of clusters are guarded after that, by cluster.
+	// Guards are the network policies to test, by cluster.
 	Guards map[string]*Guard
 
-	// secret is what pods of this run prove to each other that they are; empty: they don't.
+	// secret authenticates the pods of this run to each other; empty: not authenticated.
 	secret reach.Secret
 }
 
-// image is the one that pods of a cluster have: the one that its nodes have anyway.
+// image returns the image for pods of a cluster: by default the installed one, which its
+// nodes already have.
 func (p *Plan) image(f *facts.Facts) (string, error) {
 	switch {
 	case p.Image != "":
@@ -94,11 +95,11 @@ func (p *Plan) image(f *facts.Facts) (string, error) {
 	case f.Installed.Image != "":
 		return f.Installed.Image, nil
 	}
-	return "", errors.New("nothing of ours is installed, so there is no image; --image names one")
+	return "", errors.New("Kube-Semaphore isn't installed, so the image is unknown; set it with --image")
 }
 
-// alike tells whether pods of all clusters have one image. In the middle of an upgrade one
-// image may know nothing of secrets yet, and would pass for a stranger.
+// alike reports whether pods of all clusters have the same image. During an upgrade the
+// older image may not support secrets.
 func (p *Plan) alike(all []*facts.Facts) bool {
 	images := map[string]bool{}
 	for _, f := range all {
@@ -108,9 +109,9 @@ func (p *Plan) alike(all []*facts.Facts) bool {
 	return len(images) == 1
 }
 
-// server is a pod that waits to be asked.
+// server is a pod that serves requests.
 type server struct {
-	Place
+	NodeRef
 	cluster   int
 	image     string
 	pod       string // its name
@@ -118,8 +119,9 @@ type server struct {
 	err       error
 }
 
-// Mesh has pods of clusters, on several nodes of each, try those of the other clusters.
-// It leaves no pod behind, also when ctx ends before that; an error is about that alone.
+// Mesh tests connections between pods on several nodes of each cluster and those of the
+// other clusters. It deletes its pods, also when ctx is done; the error is that of the
+// cleanup.
 func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan Plan) (tried *Tried, err error) {
 	if err := Sweep(ctx, clusters); err != nil {
 		return nil, err
@@ -148,9 +150,9 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan
 	group.Wait()
 	tried = &Tried{}
 	for _, a := range askers {
-		a.tell(tried)
+		a.collect(tried)
 	}
-	// When nobody else tries those that are guarded.
+	// Last, as the policy would deny the other tests.
 	tried.Guarded, err = guard(ctx, clusters, servers, &plan, id, tried.Legs)
 	return tried, err
 }
@@ -158,8 +160,8 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan
 func serve(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan *Plan, id string) []server {
 	var servers []server
 	for i, f := range all {
-		for _, node := range Pick(f, min(plan.Nodes, MostNodes)) {
-			servers = append(servers, server{Place: Place{f.Name, node}, cluster: i})
+		for _, node := range Pick(f, min(plan.Nodes, MaxNodes)) {
+			servers = append(servers, server{NodeRef: NodeRef{f.Name, node}, cluster: i})
 		}
 	}
 	var group sync.WaitGroup
@@ -189,8 +191,8 @@ func (s *server) start(ctx context.Context, c *cli.Cluster, id string, secret re
 	return Addresses(pod), nil
 }
 
-// Addresses are a pod's, one of each family at most. Those that no other host could have
-// are left out: pods of other clusters are to ask there.
+// Addresses returns the addresses of a pod, at most one of each family. It drops special
+// addresses such as loopback ones, as pods of other clusters will connect to them.
 func Addresses(pod *corev1.Pod) []string {
 	var all []string
 	for _, ip := range pod.Status.PodIPs {
@@ -202,8 +204,8 @@ func Addresses(pod *corev1.Pod) []string {
 	return all
 }
 
-// Taken are those addresses of a remote's pod that a cluster with these settings takes from
-// it. A cluster without bounds for it takes all.
+// Taken returns the addresses of a remote's pod that a cluster with these settings accepts:
+// those in its pod subnets, or all without such a setting.
 func Taken(addresses []string, settings facts.Settings, remote string) []string {
 	bounds := settings.Prefixes(cluster.Name(remote), facts.PodSubnets)
 	if len(bounds) == 0 {
@@ -215,23 +217,23 @@ func Taken(addresses []string, settings facts.Settings, remote string) []string 
 	})
 }
 
-// Meets tells whether two pods have addresses of one family.
+// Meets reports whether two pods have addresses of the same family.
 func Meets(a, b *corev1.Pod) bool {
 	return slices.ContainsFunc(Addresses(b), func(address string) bool { return has(Addresses(a), address) })
 }
 
-// asker is a pod that tries those of one remote.
+// asker is a pod that tests the pods of one remote.
 type asker struct {
 	from    *server
 	remote  string
 	request reach.Request
-	legs    []Leg // the first ones in the order of the request
+	legs    []Leg // begin with those of the request, in its order
 	result  *reach.Result
 	err     error
 }
 
-// newAsker decides what a pod beside one that serves is to try: each pod of the remote at
-// each address of a family that pods have on both nodes.
+// newAsker returns an asker on the node of a server. It tests each address of each pod of
+// the remote, if the server has an address of the same family.
 func newAsker(from *server, remote string, servers []server, plan *Plan, settings facts.Settings) *asker {
 	a := &asker{from: from, remote: remote, request: reach.Request{Secret: plan.secret}}
 	var without []Leg
@@ -240,7 +242,7 @@ func newAsker(from *server, remote string, servers []server, plan *Plan, setting
 		if to.Cluster != remote {
 			continue
 		}
-		leg := Leg{From: from.Place, To: to.Place}
+		leg := Leg{From: from.NodeRef, To: to.NodeRef}
 		shared := false
 		taken := Taken(to.addresses, settings, remote)
 		for _, address := range taken {
@@ -250,13 +252,13 @@ func newAsker(from *server, remote string, servers []server, plan *Plan, setting
 			}
 		}
 		if !shared {
-			leg.Address, leg.Untried = "", "their pods have no address of one family"
+			leg.Address, leg.Untried = "", "their pods have no common address family"
 			if len(taken) < len(to.addresses) {
-				leg.Untried = fmt.Sprintf("its pod is at %s, outside of what %s takes from %s", strings.Join(to.addresses, " and "), from.Cluster, remote)
+				leg.Untried = fmt.Sprintf("the address %s of its pod is outside the pod subnets of %s in the settings of %s", strings.Join(to.addresses, " and "), remote, from.Cluster)
 			}
 			for _, s := range []*server{from, to} {
 				if s.err != nil {
-					leg.Untried = fmt.Sprintf("no pod runs on %s: %v", s.Place, s.err)
+					leg.Untried = fmt.Sprintf("no pod runs on %s: %v", s.NodeRef, s.err)
 				}
 			}
 			without = append(without, leg)
@@ -280,7 +282,7 @@ func has(own []string, address string) bool {
 func (a *asker) ask(ctx context.Context, c *cli.Cluster) {
 	switch {
 	case a.from.err != nil:
-		a.err = fmt.Errorf("no pod runs on %s: %w", a.from.Place, a.from.err)
+		a.err = fmt.Errorf("no pod runs on %s: %w", a.from.NodeRef, a.from.err)
 	case len(a.request.Try)+len(a.request.Names) > 0:
 		pod := OnNode(a.from.image, a.from.Node, a.request)
 		result, err := askOne(ctx, c, pod)
@@ -288,10 +290,10 @@ func (a *asker) ask(ctx context.Context, c *cli.Cluster) {
 	}
 }
 
-// complete is a pod's result where it says all that was asked.
+// complete returns a pod's result, or an error if it lacks part of the request.
 func complete(pod *corev1.Pod, request *reach.Request, result *reach.Result, err error) (*reach.Result, error) {
 	if err == nil && (len(result.Tried) != len(request.Try) || len(result.Named) != len(request.Names)) {
-		err = fmt.Errorf("the image %s is too old to try this; --image names another one", pod.Spec.Containers[0].Image)
+		err = fmt.Errorf("the image %s is too old for this test; set another one with --image", pod.Spec.Containers[0].Image)
 	}
 	if err != nil {
 		return nil, err
@@ -299,8 +301,8 @@ func complete(pod *corev1.Pod, request *reach.Request, result *reach.Result, err
 	return result, nil
 }
 
-// tell adds what the pod found out.
-func (a *asker) tell(tried *Tried) {
+// collect adds the pod's results.
+func (a *asker) collect(tried *Tried) {
 	for i := range a.legs {
 		leg := &a.legs[i]
 		switch {
@@ -308,12 +310,12 @@ func (a *asker) tell(tried *Tried) {
 		case a.result != nil:
 			leg.Try = a.result.Tried[i]
 		default:
-			leg.Untried = fmt.Sprintf("a pod on %s finds nothing out: %v", a.from.Place, a.err)
+			leg.Untried = fmt.Sprintf("the pod on %s failed: %v", a.from.NodeRef, a.err)
 		}
 	}
 	tried.Legs = append(tried.Legs, a.legs...)
 	for i, name := range a.request.Names {
-		n := Name{From: a.from.Place, Remote: a.remote, Name: name}
+		n := Name{From: a.from.NodeRef, Remote: a.remote, Name: name}
 		if a.result != nil {
 			n.Found = a.result.Named[i]
 		} else {
@@ -322,6 +324,6 @@ func (a *asker) tell(tried *Tried) {
 		tried.Names = append(tried.Names, n)
 	}
 	if a.request.Stream != "" && a.result != nil && a.result.Streamed != nil {
-		tried.Streams = append(tried.Streams, Stream{a.from.Place, a.legs[0].To, *a.result.Streamed})
+		tried.Streams = append(tried.Streams, Stream{a.from.NodeRef, a.legs[0].To, *a.result.Streamed})
 	}
 }

@@ -13,11 +13,11 @@ import (
 )
 
 func place(cluster, node string, addresses ...string) server {
-	return server{Place: Place{cluster, node}, image: "ours", addresses: addresses}
+	return server{NodeRef: NodeRef{cluster, node}, image: "ours", addresses: addresses}
 }
 
-// TestAsker holds that each pod of a remote is tried at each address of a shared family,
-// and that what isn't tried is told.
+// TestAsker checks that each pod of a remote is tested at each address of a shared family,
+// and that others are reported with a reason.
 func TestAsker(t *testing.T) {
 	dead := place("gcp", "gcp-3")
 	dead.err = errors.New("no image")
@@ -31,35 +31,35 @@ func TestAsker(t *testing.T) {
 	}
 	a.result = &reach.Result{Tried: []reach.Try{{RTT: 1}, {RTT: 2}, {Error: "no"}}, Named: []reach.Name{{Addresses: []string{"10.96.0.7"}}}}
 	var got Tried
-	a.tell(&got)
-	aws, gcp := servers[0].Place, "gcp"
+	a.collect(&got)
+	aws, gcp := servers[0].NodeRef, "gcp"
 	want := Tried{
 		Legs: []Leg{
-			{From: aws, To: Place{gcp, "gcp-1"}, Address: "10.4.1.7", Try: reach.Try{RTT: 1}},
-			{From: aws, To: Place{gcp, "gcp-1"}, Address: "fd00:4::7", Try: reach.Try{RTT: 2}},
-			{From: aws, To: Place{gcp, "gcp-2"}, Address: "10.4.2.7", Try: reach.Try{Error: "no"}},
-			{From: aws, To: Place{gcp, "gcp-3"}, Untried: "no pod runs on gcp/gcp-3: no image"},
+			{From: aws, To: NodeRef{gcp, "gcp-1"}, Address: "10.4.1.7", Try: reach.Try{RTT: 1}},
+			{From: aws, To: NodeRef{gcp, "gcp-1"}, Address: "fd00:4::7", Try: reach.Try{RTT: 2}},
+			{From: aws, To: NodeRef{gcp, "gcp-2"}, Address: "10.4.2.7", Try: reach.Try{Error: "no"}},
+			{From: aws, To: NodeRef{gcp, "gcp-3"}, Untried: "no pod runs on gcp/gcp-3: no image"},
 		},
 		Names: []Name{{From: aws, Remote: gcp, Name: "web", Found: reach.Name{Addresses: []string{"10.96.0.7"}}}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+		t.Errorf("collected (-want +got):\n%s", diff)
 	}
 }
 
-// TestAskerThatSaysNothing holds that nothing is known then, and why is told.
-func TestAskerThatSaysNothing(t *testing.T) {
+// TestAskerWithoutResult checks that the reason is reported.
+func TestAskerWithoutResult(t *testing.T) {
 	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7"), place("gcp", "gcp-2", "fd00:4::7")}
 	a := newAsker(&servers[0], "gcp", servers, &Plan{}, nil)
 	a.err = errors.New("not within 90s")
 	var got Tried
-	a.tell(&got)
+	a.collect(&got)
 	var why []string
 	for _, leg := range got.Legs {
 		why = append(why, leg.To.Node+": "+leg.Untried)
 	}
-	if diff := cmp.Diff([]string{"gcp-1: a pod on aws/aws-1 finds nothing out: not within 90s", "gcp-2: their pods have no address of one family"}, why); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+	if diff := cmp.Diff([]string{"gcp-1: the pod on aws/aws-1 failed: not within 90s", "gcp-2: their pods have no common address family"}, why); diff != "" {
+		t.Errorf("collected (-want +got):\n%s", diff)
 	}
 }
 
@@ -70,7 +70,7 @@ func TestPick(t *testing.T) {
 	}
 }
 
-// TestPodsOfPods holds that pods that try have no more than they need.
+// TestPodsOfPods checks that the pods have minimal privileges.
 func TestPodsOfPods(t *testing.T) {
 	pod := OnNode("ours", "aws-1", reach.Request{ServeFor: 9})
 	c := pod.Spec.Containers[0]
@@ -93,7 +93,7 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestSecretWhereImagesAreAlike holds that pods prove who they are where all can.
+// TestSecretWhereImagesAreAlike checks that pods authenticate if all support it.
 func TestSecretWhereImagesAreAlike(t *testing.T) {
 	installed := func(images ...string) []*facts.Facts {
 		var all []*facts.Facts
@@ -118,12 +118,12 @@ func TestSecretWhereImagesAreAlike(t *testing.T) {
 	}
 	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7")}
 	if got := newAsker(&servers[0], "gcp", servers, &Plan{secret: "s"}, nil).request.Secret; got != "s" {
-		t.Error("a pod that tries doesn't know it")
+		t.Error("the request of an asker has no secret")
 	}
 }
 
-// TestAddressesAreThoseOfPods takes nothing from a cluster's answers that would have another
-// cluster's pods ask whom it likes.
+// TestAddressesAreThoseOfPods checks that a hostile cluster can't direct another cluster's
+// pods to arbitrary addresses.
 func TestAddressesAreThoseOfPods(t *testing.T) {
 	for _, c := range []struct {
 		says, want, taken string // taken within 10.4.0.0/16 and fd00:10:4::/48
@@ -147,11 +147,11 @@ func TestAddressesAreThoseOfPods(t *testing.T) {
 		}
 	}
 	servers := []server{
-		{Place: Place{"aws", "a"}, addresses: []string{"10.2.1.2"}},
-		{Place: Place{"gcp", "g"}, cluster: 1, addresses: []string{"10.66.1.2"}},
+		{NodeRef: NodeRef{"aws", "a"}, addresses: []string{"10.2.1.2"}},
+		{NodeRef: NodeRef{"gcp", "g"}, cluster: 1, addresses: []string{"10.66.1.2"}},
 	}
 	a := newAsker(&servers[0], "gcp", servers, &Plan{}, facts.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"})
-	if len(a.request.Try) > 0 || len(a.legs) != 1 || !strings.Contains(a.legs[0].Untried, "outside of what aws takes from gcp") {
+	if len(a.request.Try) > 0 || len(a.legs) != 1 || !strings.Contains(a.legs[0].Untried, "outside the pod subnets of gcp in the settings of aws") {
 		t.Errorf("it tries %q, and says %+v", a.request.Try, a.legs)
 	}
 }

@@ -1,5 +1,5 @@
-// Package probe starts temporary pods in clusters, with our image, that find out what only
-// pods and nodes can, and takes them away again.
+// Package probe runs temporary pods with our image in clusters, for checks that only pods
+// and nodes can do, and deletes them.
 package probe
 
 import (
@@ -23,25 +23,25 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
-// Namespace is that of temporary pods: there before ours is, and open to the host's
-// network in most clusters.
+// Namespace is the namespace of temporary pods: it exists before ours, and most clusters
+// admit host networking there.
 const Namespace = "kube-system"
 
-// temporary is a label of such pods.
+// temporary is a label of these pods.
 const temporary = "semaphore.uw.io/temporary"
 
-// mostProbed is how many nodes of a cluster are asked.
-const mostProbed = 10
+// maxProbed bounds the nodes of a cluster that run pods for Ask.
+const maxProbed = 10
 
-// limit is how long a pod may take, with its image.
+// limit is the timeout of a pod, including the pull of its image.
 const limit = 90 * time.Second
 
-// Pod is a pod that answers a request, on a node, or anywhere. On a node it is in the
-// host's network; see OnNode for one that isn't.
+// Pod returns a pod for a request, on a node or, without one, anywhere. On a node it uses
+// the host's network; see OnNode.
 func Pod(image, node string, request reach.Request) *corev1.Pod {
 	argument, err := json.Marshal(request)
 	if err != nil {
-		panic(err) // Of strings and numbers.
+		panic(err) // A struct of strings and numbers.
 	}
 	no, root, seconds := false, int64(0), int64(300)
 	pod := &corev1.Pod{
@@ -52,7 +52,7 @@ func Pod(image, node string, request reach.Request) *corev1.Pod {
 		Spec: corev1.PodSpec{
 			NodeName: node, HostNetwork: node != "", RestartPolicy: corev1.RestartPolicyNever,
 			AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
-			// Whatever becomes of us, it doesn't stay for long.
+			// Should this process be killed, the pod ends by itself.
 			ActiveDeadlineSeconds: &seconds, TerminationGracePeriodSeconds: new(int64),
 			Containers: []corev1.Container{{
 				Name: "reach", Image: image, Command: []string{"/bin/semaphore-wireguard", "reach", string(argument)},
@@ -80,16 +80,16 @@ func Pod(image, node string, request reach.Request) *corev1.Pod {
 	return pod
 }
 
-// OnNode is Pod in the network of pods.
+// OnNode is Pod without the host's network.
 func OnNode(image, node string, request reach.Request) *corev1.Pod {
 	pod := Pod(image, node, request)
 	pod.Spec.HostNetwork = false
 	return pod
 }
 
-// Sweep deletes temporary pods, also those that an earlier run left.
+// Sweep deletes temporary pods, including those of earlier runs.
 func Sweep(ctx context.Context, clusters []*cli.Cluster) error {
-	// Also when our time is over, or the user has had enough.
+	// Also after a timeout or an interruption.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
 	errs := make([]error, len(clusters))
@@ -107,10 +107,10 @@ func Sweep(ctx context.Context, clusters []*cli.Cluster) error {
 	return errors.Join(errs...)
 }
 
-// Answers are those of a cluster's nodes, by node.
+// Answers are the results of pods on a cluster's nodes, by node.
 type Answers map[string]reach.Result
 
-// Pick returns names of nodes that pods can run on, most at most.
+// Pick returns the names of nodes that can run pods, at most so many.
 func Pick(f *facts.Facts, most int) []string {
 	var picked []string
 	for _, n := range f.Nodes {
@@ -121,12 +121,12 @@ func Pick(f *facts.Facts, most int) []string {
 	return picked
 }
 
-// Ask has the nodes of a cluster asked. Errors are of those that don't answer, by node.
+// Ask runs a request in pods on nodes of a cluster. It returns results and errors by node.
 func Ask(ctx context.Context, c *cli.Cluster, f *facts.Facts, image string, request reach.Request) (Answers, map[string]error) {
 	found, failed := Answers{}, map[string]error{}
 	var mu sync.Mutex
 	var group sync.WaitGroup
-	for _, node := range Pick(f, mostProbed) {
+	for _, node := range Pick(f, maxProbed) {
 		group.Go(func() {
 			result, err := askOne(ctx, c, Pod(image, node, request))
 			mu.Lock()
@@ -152,20 +152,20 @@ func askOne(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result
 	return await(ctx, c, pod)
 }
 
-// await waits until a pod has ended, and returns what it has found out.
+// await waits until a pod has ended, and returns its result.
 func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result, error) {
 	last := "not started"
 	var result *reach.Result
 	err := wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		now, err := c.Client.CoreV1().Pods(Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			return false, errors.New("somebody has deleted it")
+			return false, errors.New("the temporary pod was deleted")
 		}
 		if err != nil || len(now.Status.ContainerStatuses) == 0 {
 			if now != nil && now.Status.Phase == corev1.PodFailed {
 				return false, errors.New(now.Status.Reason + " " + now.Status.Message)
 			}
-			return false, nil // The next time.
+			return false, nil // Retry.
 		}
 		state := now.Status.ContainerStatuses[0].State
 		if w := state.Waiting; w != nil {
@@ -178,7 +178,7 @@ func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result,
 			return false, nil
 		}
 		if result, err = resultOf(state.Terminated); err != nil {
-			return false, fmt.Errorf("it ended with code %d: %w", state.Terminated.ExitCode, err)
+			return false, fmt.Errorf("the temporary pod exited with code %d: %w", state.Terminated.ExitCode, err)
 		}
 		return true, nil
 	})
@@ -188,24 +188,25 @@ func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result,
 	return result, err
 }
 
-// mostResult is the most bytes of a result: kubelets take messages of 4 KiB from a
-// container, and of 12 KiB from all of a pod's.
-const mostResult = 16 << 10
+// maxResult bounds a result in bytes: kubelets accept termination messages of 4 KiB of a
+// container, and of 12 KiB of a pod.
+const maxResult = 16 << 10
 
-// resultOf reads what a pod has found out. An error has what it says instead.
+// resultOf decodes a pod's result from its termination message. Anything else in the
+// message is returned as an error.
 func resultOf(ended *corev1.ContainerStateTerminated) (*reach.Result, error) {
 	var r reach.Result
-	if len(ended.Message) > mostResult || json.Unmarshal([]byte(ended.Message), &r) != nil {
+	if len(ended.Message) > maxResult || json.Unmarshal([]byte(ended.Message), &r) != nil {
 		return nil, errors.New(printable.Text(ended.Message, printable.Short))
 	}
 	return &r, nil
 }
 
-// longest is how long a pod may take to be as it is to be.
+// longest is the timeout of Wait.
 const longest = 150 * time.Second
 
-// Wait waits until a temporary pod is as it is to be. When it ends before that, it has
-// said why.
+// Wait waits until a temporary pod is ready. If it ends before that, the error contains its
+// termination message.
 func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*corev1.Pod) bool) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, longest, errors.New("not in time"))
 	defer cancel()
@@ -214,7 +215,7 @@ func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*core
 		found, err := c.Client.CoreV1().Pods(Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		if err != nil {
 			if apierrors.IsNotFound(err) {
-				return false, errors.New("somebody has deleted the temporary pod")
+				return false, errors.New("the temporary pod was deleted")
 			}
 			return false, nil
 		}
@@ -229,9 +230,9 @@ func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*core
 			if ended := status.State.Terminated; ended != nil {
 				result, err := resultOf(ended)
 				if err == nil && result.Met != "" {
-					return false, errors.New("no answer of pods: " + result.Met)
+					return false, errors.New("no response from pods: " + result.Met)
 				}
-				return false, fmt.Errorf("the temporary pod ended with code %d: %s", ended.ExitCode, printable.Text(ended.Message, printable.Short))
+				return false, fmt.Errorf("the temporary pod exited with code %d: %s", ended.ExitCode, printable.Text(ended.Message, printable.Short))
 			}
 		}
 		return false, nil
@@ -242,12 +243,12 @@ func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*core
 	return now, err
 }
 
-// Running tells whether a pod runs and has addresses.
+// Running reports whether a pod runs and has addresses.
 func Running(p *corev1.Pod) bool {
 	return len(Addresses(p)) > 0 && p.Status.Phase == corev1.PodRunning
 }
 
-// imageless tells whether a container doesn't start because of its image.
+// imageless reports whether a container can't start because of its image.
 func imageless(w *corev1.ContainerStateWaiting) bool {
 	return w.Reason == "ErrImageNeverPull" || w.Reason == "InvalidImageName" || w.Reason == "ImagePullBackOff"
 }

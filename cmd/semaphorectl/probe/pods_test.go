@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestResultsAreBounded reads what temporary pods say when they end, which a cluster writes.
+// TestResultsAreBounded decodes termination messages, which a hostile cluster can forge.
 func TestResultsAreBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		message, want string

@@ -14,12 +14,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
 )
 
-// hostile is what a remote could call itself: each would run where it isn't escaped for
-// its place.
+// hostile is a name that would run scripts if it weren't escaped for its context.
 const hostile = `x"><script>document.title='owned'</script><img src=x onerror="document.title='owned'">`
 
-// TestPageInABrowser opens pages of 5 and of 500 nodes in Chromium, as Debian has it.
-// e2e/tools/deps installs it.
+// TestPageInABrowser opens pages of 5 and of 500 nodes in Debian's Chromium, which
+// e2e/tools/deps installs.
 func TestPageInABrowser(t *testing.T) {
 	browser, err := exec.LookPath("chromium-headless-shell")
 	if err != nil {
@@ -31,7 +30,7 @@ func TestPageInABrowser(t *testing.T) {
 				t.Skip("left out by -short: a page of 500 nodes takes the browser seconds")
 			}
 			clusters := surveytest.Pair(nodes)
-			for i := range nodes { // So many of the first node's paths are down.
+			for i := range nodes { // Paths of the first node that are down.
 				clusters[0].Agents[0].Value.Remotes[0].Peers[i].Path.State = "down"
 			}
 			clusters[0].Agents[1].Value.Remotes[0].Peers[2].Path.Sign = hostile
@@ -59,7 +58,7 @@ func TestPageInABrowser(t *testing.T) {
 			if !strings.Contains(dom, "<title>Clusters: aws gcp</title>") {
 				t.Error("the title isn't the page's: a script has run")
 			}
-			// What the browser has made of it: no elements of others.
+			// The parsed document has no foreign elements.
 			for _, element := range []string{"<script", "<img src=\"x"} {
 				if strings.Contains(dom, element) {
 					t.Errorf("the browser has found %s", element)
@@ -96,14 +95,14 @@ func TestPageInABrowser(t *testing.T) {
 	}
 }
 
-// chromium runs the browser, which finds nothing but the page: no network is up where
-// names aren't resolved.
+// chromium runs the browser without name resolution, so that it can load nothing but the
+// page.
 func chromium(t *testing.T, browser string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	profile := t.TempDir()
-	// Its sandbox doesn't work for root in a container.
+	// Its sandbox doesn't work as root in a container.
 	args = append([]string{
 		"--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--user-data-dir=" + profile,
 		"--host-resolver-rules=MAP * ~NOTFOUND",
@@ -119,7 +118,7 @@ func chromium(t *testing.T, browser string, args ...string) string {
 	return string(out)
 }
 
-// count returns how many pixels of a picture have the colours of up and of down.
+// count returns the number of pixels in the colours of up and down.
 func count(t *testing.T, path string) (green, red int) {
 	t.Helper()
 	file, err := os.Open(path)

@@ -14,25 +14,25 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// watchPeriod is how long --watch waits between two views.
+// watchPeriod is the pause between two views of --watch.
 const watchPeriod = 2 * time.Second
 
-const about = `Shows clusters in one view: what runs there, whether each node reaches each node of the
-others, in both directions, and what is wrong with mirrors and network sets.
+const about = `Shows clusters in one view: the installed programs, the paths between all nodes of different
+clusters in both directions, and faults of mirrors and network sets.
 
-Agents and controllers are asked through the API servers: their command "status" is run
-in their pods, or where that isn't possible the API server fetches the page. The kubeconfig
-needs the rights to list nodes, and pods, Events, DaemonSets and Deployments of
-sys-semaphore, and to create pods/exec or get pods/proxy there.
+The reports of agents and controllers are read through the API servers: by running their
+command "status" in their pods, or by fetching their status page through the API server's
+proxy. The kubeconfig needs rights to list nodes, and pods, Events, DaemonSets and
+Deployments in sys-semaphore, and to create pods/exec or get pods/proxy there.
 
-Exit codes: 0 nothing is known to be wrong, 1 something is, 2 something isn't known.`
+Exit codes: 0 no faults found, 1 faults found, 2 no faults found, and something is unknown.`
 
 // Command returns the command.
 func Command(session *cli.Session) *cobra.Command {
 	output, watch := "", false
 	cmd := &cobra.Command{
 		Use:   "status CLUSTER...",
-		Short: "Show clusters in one view, with the paths between their nodes",
+		Short: "Show joined clusters and the paths between their nodes",
 		Long:  about,
 		Example: `  semaphorectl status aws gcp
   semaphorectl status aws gcp --watch
@@ -58,14 +58,14 @@ func Command(session *cli.Session) *cobra.Command {
 			return repeat(cmd.Context(), session, clusters, output)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "wide: each path by itself; json; html: one page for a browser")
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again and again, until interrupted")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "output format: wide (a line for each path), json, html (a page for browsers)")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh the view until interrupted")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"wide", "json", "html"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
 func show(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, output string) error {
-	view := Of(time.Now(), survey.Take(ctx, clusters))
+	view := Of(time.Now(), survey.Collect(ctx, clusters))
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
@@ -87,16 +87,16 @@ func show(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, ou
 	return cli.Judged(len(view.Wrong) > 0, len(view.Unknown) > 0)
 }
 
-// repeat shows the view until it is interrupted, on a screen that is cleared before.
+// repeat refreshes the view on a cleared screen until ctx is done.
 func repeat(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, output string) error {
 	for {
 		bounded, cancel := session.Context(ctx)
-		view := Of(time.Now(), survey.Take(bounded, clusters))
+		view := Of(time.Now(), survey.Collect(bounded, clusters))
 		cancel()
 		if ctx.Err() != nil {
 			return nil
 		}
-		// ECMA-48: the cursor to the upper left, and what is below away.
+		// ECMA-48: move the cursor to the upper left, and clear the screen.
 		if _, err := fmt.Fprint(session.Out, "\x1b[H\x1b[2J"); err != nil {
 			return err
 		}

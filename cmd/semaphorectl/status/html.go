@@ -15,22 +15,21 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// largest is how many nodes a matrix has that is a table, in which each path has a cell
-// with its own words. Larger ones are an image with a dot for each path: a browser has
-// no trouble with 250,000 of these.
+// largest is the number of nodes up to which a matrix is a table with a cell for each path.
+// Larger ones are images with a dot for each path, which browsers render fast with 250,000
+// of them.
 const largest = 40
 
 //go:embed page.html
 var page string
 
-// Colours of states, the same in the page's styles.
+// Colours of states, as in the page's styles.
 var palette = color.Palette{
 	color.RGBA{0xd0, 0xd0, 0xd0, 0xff}, color.RGBA{0x2e, 0x9e, 0x4f, 0xff}, color.RGBA{0xd0, 0x2b, 0x2b, 0xff},
 }
 
-// HTML prints a view as one page, which needs nothing else: no scripts, and no files of
-// other places. What clusters say of themselves is escaped by html/template, and the
-// page's policy lets a browser run and load nothing.
+// HTML prints a view as one self-contained page without scripts. html/template escapes text
+// from clusters, and the page's content security policy forbids scripts and other files.
 func (v *View) HTML(to io.Writer) error {
 	parsed, err := template.New("page").Funcs(template.FuncMap{
 		"text":  func(s string) string { return printable.Text(s, printable.Short) },
@@ -63,7 +62,7 @@ func (v *View) HTML(to io.Writer) error {
 	return err
 }
 
-// image returns the matrix as an address that holds it.
+// image returns the matrix as a data URL.
 func (m *Mesh) image() (template.URL, error) {
 	dots := image.NewPaletted(image.Rect(0, 0, len(m.Columns), len(m.Rows)), palette)
 	for y := range m.Rows {
@@ -80,34 +79,34 @@ func (m *Mesh) image() (template.URL, error) {
 	if err := png.Encode(&b, dots); err != nil {
 		return "", err
 	}
-	// Ours: it holds nothing that anybody else has written.
+	// Safe: it contains no text from clusters.
 	return template.URL("data:image/png;base64," + base64.StdEncoding.EncodeToString(b.Bytes())), nil
 }
 
-// told is a path by its nodes' names.
-type told struct {
+// namedPath is a path with the names of its nodes.
+type namedPath struct {
 	From, To string
 	Path
 }
 
-// bad returns the paths that aren't up, the first ones.
-func (m *Mesh) bad() []told {
-	var found []told
+// bad returns the first maxLines paths that aren't up.
+func (m *Mesh) bad() []namedPath {
+	var found []namedPath
 	for i, row := range m.Rows {
 		for j, column := range m.Columns {
-			if len(found) < maxTold && m.Paths[i][j].State != Up {
-				found = append(found, told{row, column, m.Paths[i][j]})
+			if len(found) < maxLines && m.Paths[i][j].State != Up {
+				found = append(found, namedPath{row, column, m.Paths[i][j]})
 			}
 		}
 	}
 	return found
 }
 
-// total is how one node reaches all of the others.
+// total summarizes the paths from one node.
 type total struct {
 	Node string
 	Counts
-	// Median and Slowest are of the latencies that are known, in seconds; 0: none is.
+	// Median and Slowest are those of the measured latencies, in seconds; 0: none.
 	Median, Slowest float64
 }
 

@@ -11,11 +11,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// widest is how many nodes a matrix has that is printed as one: more don't fit into a
-// line.
+// widest is the largest number of columns of a printed matrix: more don't fit into a line.
 const widest = 16
 
-// Text prints a view for people. Wide adds a line for each path.
+// Text prints a view for people; wide adds a line for each path.
 func (v *View) Text(to io.Writer, wide bool) error {
 	var b strings.Builder
 	v.clusters(&b)
@@ -23,15 +22,15 @@ func (v *View) Text(to io.Writer, wide bool) error {
 		v.Meshes[i].text(&b, v.Taken, wide)
 	}
 	list(&b, "wrong", v.Wrong)
-	list(&b, "not known", v.Unknown)
+	list(&b, "unknown", v.Unknown)
 	if len(v.Wrong)+len(v.Unknown) == 0 {
-		b.WriteString("\nnothing is known to be wrong\n")
+		b.WriteString("\nno faults found\n")
 	}
 	_, err := io.WriteString(to, b.String())
 	return err
 }
 
-// table prints rows, whose cells may hold anything.
+// table prints rows; cells may contain any text.
 func table(b *strings.Builder, rows [][]string) {
 	b.WriteString("\n")
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
@@ -39,7 +38,7 @@ func table(b *strings.Builder, rows [][]string) {
 		for i, cell := range row {
 			row[i] = printable.Text(cmp.Or(cell, "-"), 80)
 		}
-		_, _ = fmt.Fprintln(w, strings.Join(row, "\t")) // A builder takes everything.
+		_, _ = fmt.Fprintln(w, strings.Join(row, "\t")) // A strings.Builder returns no errors.
 	}
 	_ = w.Flush()
 }
@@ -69,7 +68,7 @@ func (v *View) clusters(b *strings.Builder) {
 }
 
 func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {
-	fmt.Fprintf(b, "\n%s to %s: %d paths up, %d down, %d unknown; backend %s; API server heard %s\n",
+	fmt.Fprintf(b, "\n%s to %s: %d paths up, %d down, %d unknown; backend %s; last contact with API server %s\n",
 		m.From, m.To, m.Counts.Up, m.Counts.Down, m.Counts.Unknown, printable.Text(cmp.Or(strings.Join(m.Backends, ", "), "-"), 80), age(now, m.Contact))
 	if len(m.Columns) <= widest && len(m.Rows) > 0 {
 		rows := [][]string{append([]string{"FROM \\ TO"}, m.Columns...)}
@@ -86,7 +85,7 @@ func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {
 	for i, row := range m.Rows {
 		for j, column := range m.Columns {
 			p := &m.Paths[i][j]
-			if wide || p.State != Up && len(m.Columns) > widest && len(rows) <= maxTold {
+			if wide || p.State != Up && len(m.Columns) > widest && len(rows) <= maxLines {
 				rows = append(rows, []string{row, column, p.State, p.Sign, age(now, p.Since), latency(p.RTT), p.Endpoint, p.Why})
 			}
 		}
@@ -96,7 +95,7 @@ func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {
 	}
 }
 
-// short is a path in a cell.
+// short returns the text of a path's cell.
 func (p *Path) short() string {
 	switch {
 	case p.State == Up:
@@ -114,7 +113,7 @@ func latency(seconds float64) string {
 	return fmt.Sprintf("%.1f ms", seconds*1000)
 }
 
-// age is how long ago something was.
+// age formats a time relative to now.
 func age(now time.Time, at *time.Time) string {
 	if at == nil || at.IsZero() {
 		return "never"

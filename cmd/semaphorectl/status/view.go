@@ -1,6 +1,6 @@
-// Package status is the command that shows joined clusters in one view: what runs there,
-// whether each node reaches each node of the others, and what is wrong with mirrors and
-// network sets.
+// Package status implements "semaphorectl status". It shows joined clusters in one view: the
+// installed programs, the paths between all nodes of different clusters, and faults of
+// mirrors and network sets.
 package status
 
 import (
@@ -14,26 +14,26 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
-// View is what is shown of several clusters.
+// View is the view of several clusters.
 type View struct {
 	Taken    time.Time `json:"taken"`
 	Clusters []Cluster `json:"clusters"`
 	Meshes   []Mesh    `json:"meshes"`
-	// Wrong is what isn't as it should be, and Unknown that of which nothing is known.
+	// Wrong are faults, Unknown is what couldn't be found out.
 	Wrong   []string `json:"wrong,omitempty"`
 	Unknown []string `json:"unknown,omitempty"`
 
 	lines map[lineKind]int
 }
 
-// lineKind is what lines are counted by: whether they are of what is wrong, and the cluster
-// that says so.
+// lineKind is the key by which lines are counted: the list, and the cluster that they come
+// from.
 type lineKind struct {
 	wrong   bool
 	cluster string
 }
 
-// Cluster is one of them.
+// Cluster is one cluster of a view.
 type Cluster struct {
 	Name       string `json:"name"`
 	Context    string `json:"context"`
@@ -50,21 +50,21 @@ type Tool struct {
 	Versions []string `json:"versions"`
 }
 
-// Mesh is how the nodes of one cluster reach those of another one, seen from the first.
+// Mesh is the paths from the nodes of one cluster to those of another one.
 type Mesh struct {
 	From    string   `json:"from"`
 	To      string   `json:"to"`
 	Rows    []string `json:"rows"` // nodes of From
 	Columns []string `json:"columns"`
-	// Contact is when the oldest news of To's API server came, of all agents.
+	// Contact is the oldest of all agents' last contacts with To's API server.
 	Contact  *time.Time `json:"contact,omitempty"`
 	Backends []string   `json:"backends"`
 	Counts   Counts     `json:"counts"`
-	// Paths are by row and column.
+	// Paths are indexed by row and column.
 	Paths [][]Path `json:"paths"`
 }
 
-// Counts is how many paths are in which state.
+// Counts is the number of paths in each state.
 type Counts struct {
 	Up      int `json:"up"`
 	Down    int `json:"down"`
@@ -78,19 +78,19 @@ const (
 	Unknown = "unknown"
 )
 
-// Path is that from one node to another one.
+// Path is the path from one node to another one.
 type Path struct {
 	State     string     `json:"state"`
 	Sign      string     `json:"sign,omitempty"`
-	Why       string     `json:"why,omitempty"` // where no agent knows of this path
+	Why       string     `json:"why,omitempty"` // if no agent reports this path
 	Since     *time.Time `json:"since,omitempty"`
 	Endpoint  string     `json:"endpoint,omitempty"`
 	RTT       float64    `json:"rtt,omitempty"` // in seconds; 0: not measured
 	SmallOnly bool       `json:"smallOnly,omitempty"`
 }
 
-// maxTold bounds what is said of each cluster, or by its programs, in each of the lists.
-const maxTold = 200
+// maxLines bounds the lines from each cluster in each of the lists.
+const maxLines = 200
 
 // Of makes a view of a survey.
 func Of(now time.Time, clusters []*survey.Cluster) *View {
@@ -115,32 +115,32 @@ func Of(now time.Time, clusters []*survey.Cluster) *View {
 	return v
 }
 
-// wrong adds a line about a cluster, or of what its programs report. One cluster's lines
-// leave those of the others alone.
+// wrong adds a line from a cluster or its programs. They are bounded by cluster, so that one
+// can't crowd out the lines of another.
 func (v *View) wrong(cluster, format string, args ...any) {
-	if kind := (lineKind{true, cluster}); v.room(kind) {
+	if kind := (lineKind{true, cluster}); v.count(kind) {
 		v.Wrong = append(v.Wrong, fmt.Sprintf(format, args...))
 	}
 }
 
 func (v *View) unknown(cluster, format string, args ...any) {
-	if kind := (lineKind{false, cluster}); v.room(kind) {
+	if kind := (lineKind{false, cluster}); v.count(kind) {
 		v.Unknown = append(v.Unknown, fmt.Sprintf(format, args...))
 	}
 }
 
-// room counts a line, and reports whether it is to be shown.
-func (v *View) room(kind lineKind) bool {
+// count counts a line, and reports whether to show it.
+func (v *View) count(kind lineKind) bool {
 	v.lines[kind]++
-	return v.lines[kind] <= maxTold
+	return v.lines[kind] <= maxLines
 }
 
-// omitted says how many lines of a cluster aren't shown.
+// omitted adds lines with the number of a cluster's omitted lines.
 func (v *View) omitted(cluster string) {
-	if n := v.lines[lineKind{true, cluster}] - maxTold; n > 0 {
+	if n := v.lines[lineKind{true, cluster}] - maxLines; n > 0 {
 		v.Wrong = append(v.Wrong, fmt.Sprintf("%s: and %d more", cluster, n))
 	}
-	if n := v.lines[lineKind{false, cluster}] - maxTold; n > 0 {
+	if n := v.lines[lineKind{false, cluster}] - maxLines; n > 0 {
 		v.Unknown = append(v.Unknown, fmt.Sprintf("%s: and %d more", cluster, n))
 	}
 }
@@ -148,11 +148,11 @@ func (v *View) omitted(cluster string) {
 func (v *View) cluster(c *survey.Cluster) Cluster {
 	shown := Cluster{Name: c.Name, Context: c.Context, Kubernetes: c.Kubernetes.Value, Error: c.Kubernetes.Err}
 	if !c.Kubernetes.Known() {
-		v.unknown(c.Name, "%s: its API server can't be asked: %s", c.Name, c.Kubernetes.Err)
+		v.unknown(c.Name, "%s: its API server can't be read: %s", c.Name, c.Kubernetes.Err)
 		return shown
 	}
 	for _, unread := range []struct{ what, err string }{
-		{"its nodes", c.Nodes.Err}, {"its pods of ours", c.Pods.Err}, {"what is installed", c.Workloads.Err},
+		{"its nodes", c.Nodes.Err}, {"its pods of Kube-Semaphore", c.Pods.Err}, {"its DaemonSets and Deployments", c.Workloads.Err},
 	} {
 		if unread.err != "" {
 			v.unknown(c.Name, "%s: %s: %s", c.Name, unread.what, unread.err)
@@ -187,7 +187,7 @@ func (v *View) cluster(c *survey.Cluster) Cluster {
 		}
 	}
 	if c.Workloads.Known() && len(c.Workloads.Value) == 0 {
-		v.wrong(c.Name, "%s: nothing of Kube-Semaphore is installed", c.Name)
+		v.wrong(c.Name, "%s: Kube-Semaphore isn't installed", c.Name)
 	}
 	return shown
 }
@@ -195,11 +195,11 @@ func (v *View) cluster(c *survey.Cluster) Cluster {
 func (v *View) mesh(from, to *survey.Cluster) Mesh {
 	m := Mesh{From: from.Name, To: to.Name, Rows: names(from), Columns: names(to)}
 	if len(m.Columns) == 0 {
-		// What agents know of nodes whose API server we can't ask.
+		// If the cluster's API server can't be read, its nodes are known from agents.
 		m.Columns = peersOf(from, to.Name)
 	}
 	if survey.TooMany(len(m.Rows), len(m.Columns)) {
-		v.unknown(from.Name, "%s to %s: %d nodes and %d have more paths than are looked at", from.Name, to.Name, len(m.Rows), len(m.Columns))
+		v.unknown(from.Name, "%s to %s: too many paths between %d and %d nodes", from.Name, to.Name, len(m.Rows), len(m.Columns))
 		m.Rows, m.Columns = nil, nil
 		return m
 	}
@@ -211,7 +211,7 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 		if agent := agents[row]; agent == nil {
 			why = "no agent answers on " + row
 		} else if remote = agent.Remote(to.Name); remote == nil {
-			why = "the agent of " + row + " knows no remote " + to.Name
+			why = "remote " + to.Name + " isn't configured on " + row
 		}
 		if remote != nil {
 			backends[cmp.Or(remote.Device.Backend, "none")] = true
@@ -249,7 +249,7 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 		v.wrong(from.Name, "%s to %s: %d of %d paths are down: %s", from.Name, to.Name, m.Counts.Down, len(m.Rows)*len(m.Columns), some(down, m.Counts.Down))
 	}
 	if len(unknown) > 0 {
-		v.unknown(from.Name, "%s to %s: of %d of %d paths there is no sign: %s", from.Name, to.Name, m.Counts.Unknown, len(m.Rows)*len(m.Columns), some(unknown, m.Counts.Unknown))
+		v.unknown(from.Name, "%s to %s: %d of %d paths are unknown: %s", from.Name, to.Name, m.Counts.Unknown, len(m.Rows)*len(m.Columns), some(unknown, m.Counts.Unknown))
 	}
 	if len(m.Rows)*len(m.Columns) == 0 {
 		v.unknown(from.Name, "%s to %s: no nodes are known", from.Name, to.Name)
@@ -257,14 +257,14 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 	return m
 }
 
-// peers are what an agent knows of the nodes of a remote, by node.
+// peers is an agent's report about the nodes of a remote, by node.
 type peers struct {
 	remote   *survey.Remote
 	peers    map[string]*survey.Peer
 	rejected map[string]*survey.Rejection
 }
 
-// index returns what an agent's view of a remote says of its nodes; nil: it has none.
+// index indexes an agent's report about a remote; nil without one.
 func index(remote *survey.Remote) *peers {
 	if remote == nil {
 		return nil
@@ -283,7 +283,7 @@ func index(remote *survey.Remote) *peers {
 	return known
 }
 
-// path returns the path to a node, by the report of an agent; without one, why not.
+// path returns the path to a node from an agent's report, or an unknown one with why.
 func (known *peers) path(why, node string) Path {
 	if known == nil {
 		return Path{State: Unknown, Why: why}
@@ -300,7 +300,7 @@ func (known *peers) path(why, node string) Path {
 		p.State, p.Sign, p.RTT, p.SmallOnly = peer.Path.State, peer.Path.Sign, peer.Path.RTT, peer.Path.SmallOnly
 		p.Since = &peer.Path.Since
 	} else {
-		// An older agent says how the peer is by handshakes alone.
+		// Older agents report handshakes only.
 		p.State, p.Sign = peer.Health, "handshake"
 	}
 	switch {
@@ -334,8 +334,7 @@ func peersOf(c *survey.Cluster, remote string) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// led tells when nothing is known of what a program does, because no replica that leads has
-// been heard.
+// led adds a line if there is no report of a program's leader.
 func led[R any](v *View, c *survey.Cluster, program string, replicas []survey.Reported[R], leads func(*R) bool) {
 	why := "no replica leads"
 	for i := range replicas {
@@ -347,7 +346,7 @@ func led[R any](v *View, c *survey.Cluster, program string, replicas []survey.Re
 		}
 	}
 	if len(replicas) > 0 {
-		v.unknown(c.Name, "%s: what %s does: %s", c.Name, program, why)
+		v.unknown(c.Name, "%s: no report of the leader of %s: %s", c.Name, program, why)
 	}
 }
 
@@ -370,7 +369,7 @@ func (v *View) mirrors(c *survey.Cluster) {
 				what = cmp.Or(what, "endpoints of "+cluster+" are refused: "+s.Refused[cluster])
 			}
 			if len(s.Foreign) > 0 {
-				what = cmp.Or(what, "slices of others lead to it: "+some(s.Foreign, len(s.Foreign)))
+				what = cmp.Or(what, "foreign EndpointSlices belong to it: "+some(s.Foreign, len(s.Foreign)))
 			}
 			if what != "" {
 				v.wrong(c.Name, "%s: service %s: %s", c.Name, s.Name, what)
@@ -411,10 +410,10 @@ func (v *View) sets(c *survey.Cluster) {
 	}
 }
 
-// few is how many of several things are named.
+// few is the number of items that some names.
 const few = 5
 
-// some joins the first ones of a list, which has so many in all.
+// some joins the first items of a list, and counts the rest of all.
 func some(list []string, all int) string {
 	list = list[:min(len(list), few)]
 	if all == len(list) {

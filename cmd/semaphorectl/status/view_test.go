@@ -34,15 +34,15 @@ func TestView(t *testing.T) {
 		},
 		"an older agent": {
 			change:  func(aws, _ *survey.Cluster) { path(aws).Path, path(aws).Health = nil, "silent" },
-			unknown: []string{"aws to gcp: of 1 of 4 paths there is no sign: aws-1 to gcp-1"},
+			unknown: []string{"aws to gcp: 1 of 4 paths are unknown: aws-1 to gcp-1"},
 		},
 		"a state of a newer agent is not up": {
 			change:  func(aws, _ *survey.Cluster) { path(aws).Path.State = "splendid" },
-			unknown: []string{"aws to gcp: of 1 of 4 paths there is no sign: aws-1 to gcp-1"},
+			unknown: []string{"aws to gcp: 1 of 4 paths are unknown: aws-1 to gcp-1"},
 		},
 		"an agent that doesn't answer": {
 			change:  func(_, gcp *survey.Cluster) { gcp.Agents[0].Value, gcp.Agents[0].Err = nil, "exec: no" },
-			unknown: []string{"gcp to aws: of 2 of 4 paths there is no sign: gcp-1 to aws-1, gcp-1 to aws-2"},
+			unknown: []string{"gcp to aws: 2 of 4 paths are unknown: gcp-1 to aws-1, gcp-1 to aws-2"},
 		},
 		"controllers that don't answer": {
 			change: func(aws, _ *survey.Cluster) {
@@ -51,26 +51,26 @@ func TestView(t *testing.T) {
 				aws.Policies = []survey.Reported[survey.Policy]{{}}
 				aws.Policies[0].Value = &survey.Policy{}
 			},
-			unknown: []string{"aws: what semaphore-service-mirror does: mirror-2: exec: no", "aws: what semaphore-policy does: no replica leads"},
+			unknown: []string{"aws: no report of the leader of semaphore-service-mirror: mirror-2: exec: no", "aws: no report of the leader of semaphore-policy: no replica leads"},
 		},
-		"the one that leads answers": {
+		"the leader answers": {
 			change: func(aws, _ *survey.Cluster) {
 				aws.Policies = []survey.Reported[survey.Policy]{{}, {}}
 				aws.Policies[0].Err, aws.Policies[1].Value = "exec: no", &survey.Policy{Leading: true}
 			},
 		},
-		"an API server that is away": {
+		"an API server that is down": {
 			change: func(_, gcp *survey.Cluster) {
 				*gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
 			},
-			unknown: []string{"gcp: its API server can't be asked: refused", "gcp to aws: no nodes are known"},
+			unknown: []string{"gcp: its API server can't be read: refused", "gcp to aws: no nodes are known"},
 		},
 		"nodes and pods that can't be read": {
 			change: func(_, gcp *survey.Cluster) {
 				gcp.Nodes.Value, gcp.Nodes.Err = nil, `a Node: metadata.name: "--all"`
 				gcp.Agents, gcp.Pods.Value, gcp.Pods.Err = nil, nil, "forbidden"
 			},
-			unknown: []string{`gcp: its nodes: a Node: metadata.name: "--all"`, "gcp: its pods of ours: forbidden", "gcp to aws: no nodes are known"},
+			unknown: []string{`gcp: its nodes: a Node: metadata.name: "--all"`, "gcp: its pods of Kube-Semaphore: forbidden", "gcp to aws: no nodes are known"},
 		},
 		"a node that is rejected": {
 			change: func(aws, _ *survey.Cluster) {
@@ -104,7 +104,7 @@ func TestText(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"aws to gcp: 1 paths up, 3 down, 0 unknown; backend kernel; API server heard 0s ago",
+		"aws to gcp: 1 paths up, 3 down, 0 unknown; backend kernel; last contact with API server 0s ago",
 		"aws-1      12.3 ms           down (no_peer)",
 		"aws-2      down (no_answer)  down (no_peer)", `gcp-2\x1b[2J`,
 		"wrong:\n  aws to gcp: 3 of 4 paths are down",
@@ -114,7 +114,7 @@ func TestText(t *testing.T) {
 		}
 	}
 	if strings.Contains(b.String(), "\x1b") {
-		t.Error("an escape sequence gets through")
+		t.Error("an escape sequence is printed")
 	}
 }
 
@@ -137,7 +137,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestClusterOfNoNodes prints views of a large cluster beside one of which nothing is known.
+// TestClusterOfNoNodes prints views of a large cluster and one that couldn't be read.
 func TestClusterOfNoNodes(t *testing.T) {
 	clusters := surveytest.Pair(largest + 1)
 	clusters[0].Agents, clusters[1].Agents, clusters[1].Nodes.Value = nil, nil, nil
@@ -147,28 +147,27 @@ func TestClusterOfNoNodes(t *testing.T) {
 		t.Error(err)
 	}
 	if want := "no nodes are known"; !strings.Contains(page.String(), want) || !strings.Contains(text.String(), want) {
-		t.Errorf("it doesn't say so:\n%s", text.String())
+		t.Errorf("no \"no nodes are known\" in\n%s", text.String())
 	}
 }
 
-// TestTooManyPaths views clusters whose agents know more nodes of the other one than are
-// looked at.
+// TestTooManyPaths views clusters whose agents report too many nodes of the other one.
 func TestTooManyPaths(t *testing.T) {
 	clusters := surveytest.Pair(2)
 	clusters[0].Nodes.Value = make([]survey.Node, 1<<21)
 	view := Of(now, clusters)
-	if m := view.Meshes[0]; len(m.Paths) > 0 || len(view.Unknown) != 2 || !strings.Contains(view.Unknown[0], "more paths than are looked at") {
+	if m := view.Meshes[0]; len(m.Paths) > 0 || len(view.Unknown) != 2 || !strings.Contains(view.Unknown[0], "too many paths between") {
 		t.Errorf("%d rows, %q", len(m.Paths), view.Unknown)
 	}
 }
 
-// TestClusterHidesNoOther views a cluster that says of more than is shown that it is wrong:
-// what is wrong with the other one is shown as without it, and what isn't shown is counted.
+// TestClusterHidesNoOther views a cluster with more faults than are shown: they are counted,
+// and those of the other one are shown.
 func TestClusterHidesNoOther(t *testing.T) {
 	clusters := surveytest.Pair(2)
 	aws, gcp := clusters[0], clusters[1]
 	gcp.Workloads.Value = nil
-	for i := range maxTold + 50 {
+	for i := range maxLines + 50 {
 		gcp.Workloads.Value = append(gcp.Workloads.Value, survey.Workload{Kind: "DaemonSet", Name: fmt.Sprint("x", i), Wanted: 1})
 	}
 	leads := &survey.Mirror{Leading: true, Services: []survey.Service{{Name: "shop/web", Error: "no room"}}}
@@ -180,15 +179,14 @@ func TestClusterHidesNoOther(t *testing.T) {
 				t.Errorf("no %q in %d lines that end with %q", want, len(wrong), wrong[len(wrong)-1])
 			}
 		}
-		if len(wrong) != maxTold+2 {
+		if len(wrong) != maxLines+2 {
 			t.Errorf("%d lines", len(wrong))
 		}
 	}
 }
 
-// TestWorkIsBounded views agents that report of many peers, none of which is a node: looking
-// for each node among all of them takes minutes. The deadline is one that a busy machine
-// keeps.
+// TestWorkIsBounded views agents that report many peers, none of which is a node: a linear
+// search for each node takes minutes. The deadline allows for a busy machine.
 func TestWorkIsBounded(t *testing.T) {
 	rows, columns, peers := 500, 4000, 20_000
 	if testing.Short() {
@@ -216,6 +214,6 @@ func TestWorkIsBounded(t *testing.T) {
 			t.Errorf("%d paths are down", down)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("it goes on")
+		t.Fatal("not done within the deadline")
 	}
 }

@@ -19,18 +19,18 @@ import (
 // maxReport bounds a report, in bytes; that of an agent with 10,000 peers has 5 MB.
 const maxReport = 32 << 20
 
-// program is how one of ours is asked.
+// program is one of our programs that report their status.
 type program struct {
 	name, container string
 	port            int // of metrics and status
 }
 
-// ask asks all programs of ours for their reports, so many at once.
-func (t *taker) ask(ctx context.Context) {
+// ask reads the reports of all our programs, askers at the same time.
+func (t *collector) ask(ctx context.Context) {
 	agent := program{WireGuard, "agent", 7773}
 	mirror := program{ServiceMirror, "controller", 8080}
 	policy := program{NetworkPolicy, "controller", 8080}
-	places := make(chan struct{}, askers)
+	slots := make(chan struct{}, askers)
 	var asking sync.WaitGroup
 	for i := range t.Pods.Value {
 		switch pod := t.Pods.Value[i]; pod.Program {
@@ -43,35 +43,34 @@ func (t *taker) ask(ctx context.Context) {
 		}
 	}
 	for i := range t.Agents {
-		asking.Go(func() { reported(ctx, t, &t.Agents[i], agent, places) })
+		asking.Go(func() { reported(ctx, t, &t.Agents[i], agent, slots) })
 	}
 	for i := range t.Mirrors {
-		asking.Go(func() { reported(ctx, t, &t.Mirrors[i], mirror, places) })
+		asking.Go(func() { reported(ctx, t, &t.Mirrors[i], mirror, slots) })
 	}
 	for i := range t.Policies {
-		asking.Go(func() { reported(ctx, t, &t.Policies[i], policy, places) })
+		asking.Go(func() { reported(ctx, t, &t.Policies[i], policy, slots) })
 	}
 	asking.Wait()
 }
 
-// hedge is how long the command may take before the page is fetched beside it.
+// hedge is how long the command may take before the page is fetched concurrently.
 const hedge = 2 * time.Second
 
-// reported asks the program of a pod. Its command "status" comes first: it works
-// wherever there is a kubelet, asks the very process of this pod, and needs no token of
-// the program's own. Where it can't be run, or takes long, the API server is asked for the
-// page, which it gets where no firewall or NetworkPolicy is in between, and no token is
-// asked for.
-func reported[R any](ctx context.Context, t *taker, to *Reported[R], p program, places chan struct{}) {
-	places <- struct{}{}
-	defer func() { <-places }()
+// reported reads the report of a pod's program. It first runs the program's command
+// "status": that needs only a kubelet, reaches the process of this pod, and needs no token
+// for the program. If it fails or is slow, the page is fetched through the API server, which
+// works unless a firewall or NetworkPolicy is in between, or the program requires a token.
+func reported[R any](ctx context.Context, t *collector, to *Reported[R], p program, slots chan struct{}) {
+	slots <- struct{}{}
+	defer func() { <-slots }()
 	source := t.Kubectl("-n %s exec %s -c %s -- /bin/%s status -o json", cli.Namespace, to.Pod.Name, p.container, p.name)
 	to.Fact = read(ctx, source, func(ctx context.Context) (*R, error) {
 		if to.Pod.IP == "" || to.Pod.Waiting != "" {
 			return nil, fmt.Errorf("the container doesn't run: %s %s", to.Pod.Phase, to.Pod.Waiting)
 		}
-		// It ends before its reader does, so that one way's error is told although the
-		// other one hangs.
+		// Shorter than the caller's timeout, so that the error of one way is returned even
+		// if the other one hangs.
 		ctx, cancel := context.WithTimeoutCause(ctx, readTimeout-hedge, errors.New("no answer within "+(readTimeout-hedge).String()))
 		defer cancel()
 		type answer struct {
@@ -117,8 +116,8 @@ func reported[R any](ctx context.Context, t *taker, to *Reported[R], p program, 
 	})
 }
 
-// proxied reads the page through the API server.
-func (t *taker) proxied(ctx context.Context, pod string, p program) ([]byte, error) {
+// proxied fetches the page through the API server.
+func (t *collector) proxied(ctx context.Context, pod string, p program) ([]byte, error) {
 	stream, err := t.client.CoreV1().RESTClient().Get().Namespace(cli.Namespace).Resource("pods").
 		Name(pod + ":" + strconv.Itoa(p.port)).SubResource("proxy").Suffix("status").Stream(kube.WithRaw(ctx, maxReport))
 	if err != nil {
@@ -128,9 +127,9 @@ func (t *taker) proxied(ctx context.Context, pod string, p program) ([]byte, err
 	return io.ReadAll(stream)
 }
 
-// exec runs the program's command "status" in its pod and returns what it prints. Its exit
-// code says that something is wrong, which the report says as well.
-func (t *taker) exec(ctx context.Context, pod string, p program) ([]byte, error) {
+// exec runs the program's command "status" in its pod and returns its output. A failure of
+// the command is ignored: its exit code is the state that the report contains.
+func (t *collector) exec(ctx context.Context, pod string, p program) ([]byte, error) {
 	body, err := t.access.Exec(ctx, cli.Namespace, pod, p.container, []string{"/bin/" + p.name, "status", "-o", "json"}, maxReport)
 	if len(body) > 0 {
 		return body, nil
@@ -138,24 +137,24 @@ func (t *taker) exec(ctx context.Context, pod string, p program) ([]byte, error)
 	return nil, cmp.Or(err, io.ErrUnexpectedEOF)
 }
 
-// Bounds of what reports may take in memory, as kube.Weight counts it: each of their
-// values as the largest struct of Kubernetes, which is eight times as large as those here.
-// An agent's report has 7 KiB for each peer.
+// Bounds of the memory of decoded reports, as kube.Weight estimates it: it counts each value
+// as the largest struct of Kubernetes, which is eight times as large as the types here. An
+// agent's report has 7 KiB for each peer.
 const (
-	mostWeight  = 128 << 20 // of one report
-	mostWeights = 8 << 30   // of all reports of a cluster
+	maxWeight  = 128 << 20 // of one report
+	maxWeights = 8 << 30   // of all reports of a cluster
 )
 
-// weigh reports whether a report may be decoded.
-func (t *taker) weigh(body []byte) error {
+// weigh returns an error if a report would take too much memory.
+func (t *collector) weigh(body []byte) error {
 	weight, err := kube.Weight(body)
 	switch {
 	case err != nil:
 		return err
-	case weight > mostWeight:
-		return fmt.Errorf("the report takes too much memory: more than %d bytes", mostWeight)
-	case t.weight.Add(weight) > mostWeights:
-		return fmt.Errorf("the reports of this cluster take too much memory: more than %d bytes", int64(mostWeights))
+	case weight > maxWeight:
+		return fmt.Errorf("the report takes too much memory: more than %d bytes", maxWeight)
+	case t.weight.Add(weight) > maxWeights:
+		return fmt.Errorf("the reports of this cluster take too much memory: more than %d bytes", int64(maxWeights))
 	}
 	return nil
 }

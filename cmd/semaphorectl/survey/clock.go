@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// clock compares the API server's clock with ours, by the dates of its answers (RFC 9110,
-// 6.6.1), which are whole seconds.
+// clock compares the API server's clock with ours, by the Date headers of responses (RFC
+// 9110, 6.6.1), which have whole seconds.
 type clock struct {
 	mu    sync.Mutex
 	known bool
 	ahead time.Duration
-	// width is how long the answer took that this was computed of: the error is no
-	// larger.
+	// width is the duration of the request that ahead comes from, which bounds the error.
 	width time.Duration
 }
 
@@ -44,7 +43,7 @@ func (c *clock) fact(source string) Fact[time.Duration] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.known {
-		return Fact[time.Duration]{Source: source, Err: "no answer has a date"}
+		return Fact[time.Duration]{Source: source, Err: "no response has a Date header"}
 	}
 	return Fact[time.Duration]{Value: c.ahead, Source: source}
 }

@@ -2,8 +2,8 @@ package survey
 
 import "time"
 
-// The reports of the programs, as far as they are needed here. Older and newer programs
-// report less and more: what isn't there stays zero.
+// The fields of the programs' reports that are used here. Fields that an older program
+// doesn't report stay zero.
 
 // Agent is the report of semaphore-wireguard.
 type Agent struct {
@@ -24,12 +24,12 @@ type Agent struct {
 	Remotes  []Remote `json:"remotes"`
 }
 
-// Remote is one in the report of an agent.
+// Remote is a remote in the report of an agent.
 type Remote struct {
 	Name       string      `json:"name"`
 	PodSubnets []string    `json:"podSubnets"`
 	Refused    string      `json:"refused"`
-	API        Contact     `json:"api"`
+	API        Connection  `json:"api"`
 	Device     Device      `json:"device"`
 	Source     string      `json:"source"`
 	Peers      []Peer      `json:"peers"`
@@ -38,14 +38,14 @@ type Remote struct {
 	Forged     *uint64     `json:"forgedPackets"`
 }
 
-// Contact is that with an API server.
-type Contact struct {
+// Connection is the state of the connection to an API server.
+type Connection struct {
 	Synced      bool       `json:"synced"`
 	LastContact *time.Time `json:"lastContact"`
 	Error       string     `json:"error"`
 }
 
-// Device is one of an agent.
+// Device is a WireGuard device of an agent.
 type Device struct {
 	Name              string `json:"name"`
 	Index             int    `json:"index"`
@@ -59,32 +59,32 @@ type Device struct {
 	Error             string `json:"error"`
 }
 
-// Peer is one of a device.
+// Peer is a peer of a device.
 type Peer struct {
 	Node          string     `json:"node"`
 	PublicKey     string     `json:"publicKey"`
 	Endpoint      string     `json:"endpoint"`
 	AllowedIPs    []string   `json:"allowedIPs"`
 	Health        string     `json:"health"`
-	Path          *Path      `json:"path"` // nil of agents that know nothing of paths
+	Path          *Path      `json:"path"` // nil for agents that don't report paths
 	LastHandshake *time.Time `json:"lastHandshake"`
 	LastHeard     *time.Time `json:"lastHeard"`
 	RxBytes       int64      `json:"rxBytes"`
 	TxBytes       int64      `json:"txBytes"`
 }
 
-// Path is what is known of the way to a peer.
+// Path is the state of the path to a peer.
 type Path struct {
 	State     string    `json:"state"`
 	Since     time.Time `json:"since"`
 	Sign      string    `json:"sign"`
 	Answers   bool      `json:"answers"`
 	SmallOnly bool      `json:"smallOnly"`
-	// RTT is the time from a probe to its answer in seconds, where the agent measures it.
+	// RTT is the time from a probe to its response in seconds; 0: not measured.
 	RTT float64 `json:"rtt"`
 }
 
-// Rejection is a node that is no peer, or not with all that it publishes.
+// Rejection is a node that isn't a peer, or part of whose annotations are rejected.
 type Rejection struct {
 	Node    string `json:"node"`
 	Reason  string `json:"reason"`
@@ -92,7 +92,7 @@ type Rejection struct {
 	Partial bool   `json:"partial"`
 }
 
-// Remote returns that of a name; nil: there is none.
+// Remote returns the remote of a name, or nil.
 func (a *Agent) Remote(name string) *Remote {
 	for i := range a.Remotes {
 		if a.Remotes[i].Name == name {
@@ -102,7 +102,7 @@ func (a *Agent) Remote(name string) *Remote {
 	return nil
 }
 
-// Peer returns that of a node; nil: there is none.
+// Peer returns the peer of a node, or nil.
 func (r *Remote) Peer(node string) *Peer {
 	for i := range r.Peers {
 		if r.Peers[i].Node == node {
@@ -127,7 +127,7 @@ type Mirror struct {
 	Omitted int `json:"omitted"`
 }
 
-// MirrorCluster is one in the report of the service mirror.
+// MirrorCluster is a cluster in the report of the service mirror.
 type MirrorCluster struct {
 	Name      string  `json:"name"`
 	Local     bool    `json:"local"`
@@ -139,11 +139,11 @@ type MirrorCluster struct {
 	Bounds    string  `json:"bounds"`
 }
 
-// Watch is what is read of one kind.
+// Watch is the watch of one kind.
 type Watch struct {
 	Kind  string `json:"kind"`
 	Stale bool   `json:"stale"`
-	Contact
+	Connection
 }
 
 // Service is a mirror or a global service.
@@ -163,11 +163,11 @@ type Service struct {
 
 // Policy is the report of semaphore-policy.
 type Policy struct {
-	Version   string  `json:"version"`
-	Cluster   string  `json:"cluster"`
-	Leading   bool    `json:"leading"`
-	CalicoAPI string  `json:"calicoAPI"`
-	Sets      Contact `json:"localSets"`
+	Version   string     `json:"version"`
+	Cluster   string     `json:"cluster"`
+	Leading   bool       `json:"leading"`
+	CalicoAPI string     `json:"calicoAPI"`
+	Sets      Connection `json:"localSets"`
 	Pools     struct {
 		Unknown string              `json:"unknown"`
 		Faults  map[string][]string `json:"faults"`
@@ -175,13 +175,13 @@ type Policy struct {
 	Remotes []PolicyRemote `json:"remotes"`
 }
 
-// PolicyRemote is one in the report of semaphore-policy.
+// PolicyRemote is a remote in the report of semaphore-policy.
 type PolicyRemote struct {
-	Name    string  `json:"name"`
-	API     Contact `json:"api"`
-	Stale   bool    `json:"stale"`
-	Pods    int     `json:"pods"`
-	Sets    []Set   `json:"sets"`
+	Name    string     `json:"name"`
+	API     Connection `json:"api"`
+	Stale   bool       `json:"stale"`
+	Pods    int        `json:"pods"`
+	Sets    []Set      `json:"sets"`
 	Skipped map[string]struct {
 		Pods     int      `json:"pods"`
 		Examples []string `json:"examples"`

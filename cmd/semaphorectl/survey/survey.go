@@ -1,6 +1,6 @@
-// Package survey reads what there is to know of clusters that are joined: what their
-// agents and controllers report, and what the API servers have. It changes nothing and
-// judges nothing. What can't be read is a fact, too, with its reason.
+// Package survey reads the state of joined clusters: the reports of their agents and
+// controllers, and objects of the API servers. It changes nothing and draws no conclusions.
+// What can't be read is a fact with an error.
 package survey
 
 import (
@@ -11,35 +11,35 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 )
 
-// Fact is something that was read, or wasn't.
+// Fact is a value that was read, or the error.
 type Fact[T any] struct {
 	Value T
-	// Source is the command that shows the same to a person.
+	// Source is a command that shows the value to a person.
 	Source string
-	// Err says why it isn't known; empty: it is.
+	// Err is why it couldn't be read; empty: it was.
 	Err string
 }
 
-// Known tells whether it was read.
+// Known reports whether the fact was read.
 func (f Fact[T]) Known() bool { return f.Err == "" }
 
-// Cluster is what is known of one cluster.
+// Cluster is the facts about one cluster.
 type Cluster struct {
-	// Name is what the clusters call it, Context what the kubeconfig does.
+	// Name is its name in the clusters' configuration, Context that of its kubeconfig context.
 	Name, Context string
-	// Taken is when this was read, by our clock.
+	// Taken is the time of the survey, by our clock.
 	Taken time.Time
 	// Clock is by how much the API server's clock is ahead of ours.
 	Clock Fact[time.Duration]
 	// Kubernetes is the API server's version.
 	Kubernetes Fact[string]
 	Nodes      Fact[[]Node]
-	Pods       Fact[[]Pod] // those of our namespace
+	Pods       Fact[[]Pod] // in our namespace
 	Workloads  Fact[[]Workload]
 	Warnings   Fact[[]Event]
-	// Corefile is all of CoreDNS's configuration.
+	// Corefile is CoreDNS's configuration.
 	Corefile Fact[string]
-	// Pools are Calico's; nil when Calico's API isn't served.
+	// Pools are Calico's IP pools; nil if Calico's API isn't served.
 	Pools Fact[[]Pool]
 
 	Agents   []Reported[Agent]
@@ -56,11 +56,11 @@ type Node struct {
 	PodCIDRs  []string
 	// Annotations are those that agents publish.
 	Annotations map[string]string
-	// Renewed is when the kubelet, by its own clock, last renewed its lease; zero: not known.
+	// Renewed is when the kubelet last renewed its lease, by its own clock; zero: unknown.
 	Renewed time.Time
 }
 
-// Pod is a pod of ours.
+// Pod is a pod of our programs.
 type Pod struct {
 	Name, Node, IP string
 	// Program is the value of the label app.kubernetes.io/name.
@@ -69,12 +69,12 @@ type Pod struct {
 	Ready    bool
 	Deleting bool
 	Restarts int32
-	// Waiting is the reason of a container that doesn't run, as CrashLoopBackOff, and
-	// Ended what its last run said of its end.
+	// Waiting is the reason of a waiting container, such as CrashLoopBackOff, Ended the reason
+	// and message of its last termination.
 	Waiting, Ended string
 }
 
-// Workload is a DaemonSet or Deployment of ours.
+// Workload is a DaemonSet or Deployment of our programs.
 type Workload struct {
 	Kind, Name    string
 	Wanted, Ready int32
@@ -99,8 +99,8 @@ type Reported[R any] struct {
 	Fact[*R]
 }
 
-// Acting returns the reports of the agents that act, by their pods' nodes. Of two on a node
-// the one that stands by doesn't count.
+// Acting returns the reports of active agents, by their pods' nodes. Of two agents on a node
+// the one on standby is dropped.
 func (c *Cluster) Acting() map[string]*Agent {
 	acting := map[string]*Agent{}
 	for i := range c.Agents {
@@ -111,7 +111,7 @@ func (c *Cluster) Acting() map[string]*Agent {
 	return acting
 }
 
-// Workload returns one of ours, and whether it is known to be there.
+// Workload returns a workload, and whether it exists.
 func (c *Cluster) Workload(name string) (Workload, bool) {
 	for _, w := range c.Workloads.Value {
 		if w.Name == name {

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 )
 
-// TestHostileNames lists nodes and pods whose names no API server accepts: none becomes a
-// word of a command that is printed, where "--kubeconfig=" would be an option.
+// TestHostileNames lists nodes and pods with invalid names: none becomes a word of a printed
+// command, where "--kubeconfig=" would be an option.
 func TestHostileNames(t *testing.T) {
 	for name, valid := range map[string]bool{
 		"ip-10-0-0-1.eu-west-1.compute.internal": true, `--kubeconfig=\\evil.example\s\k`: false, "-n": false, "n; reboot '": false, "\x1b[2J": false,
@@ -23,9 +23,9 @@ func TestHostileNames(t *testing.T) {
 		pod := metav1.ObjectMeta{Name: "agent", Namespace: cli.Namespace}
 		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, &corev1.Pod{ObjectMeta: object})
 		placed := fake.NewClientset(&corev1.Pod{ObjectMeta: pod, Spec: corev1.PodSpec{NodeName: name}})
-		nodes, err := (&taker{client: client}).nodes(t.Context())
-		pods, errPods := (&taker{client: client}).pods(t.Context())
-		on, errPlaced := (&taker{client: placed}).pods(t.Context())
+		nodes, err := (&collector{client: client}).nodes(t.Context())
+		pods, errPods := (&collector{client: client}).pods(t.Context())
+		on, errPlaced := (&collector{client: placed}).pods(t.Context())
 		if valid {
 			if len(nodes) != 1 || len(pods) != 1 || len(on) != 1 || err != nil || errPods != nil || errPlaced != nil {
 				t.Errorf("%.80q: %v, %v, %v", name, err, errPods, errPlaced)
@@ -38,13 +38,13 @@ func TestHostileNames(t *testing.T) {
 			}
 		}
 		if len(nodes)+len(pods)+len(on) > 0 {
-			t.Errorf("%.80q: some of them are returned", name)
+			t.Errorf("%.80q: a partial list is returned", name)
 		}
 	}
 }
 
-// TestKubectl holds that what a cluster calls its objects is a word of a command that
-// people paste into a shell, and no command of its own.
+// TestKubectl checks that an object's name is one word of a command that people paste into a
+// shell.
 func TestKubectl(t *testing.T) {
 	c := &Cluster{Context: "prod eu"}
 	got := c.Kubectl("-n %s get node %s -o yaml", "sys-semaphore", "n; reboot '")
@@ -56,8 +56,8 @@ func TestKubectl(t *testing.T) {
 	}
 }
 
-// TestReportsAreBounded weighs reports: that of an agent with 10,000 peers, of one that says
-// it has millions, and more of them than a cluster may have.
+// TestReportsAreBounded weighs reports of agents with 10,000 peers, with a million, and more
+// reports than a cluster may have.
 func TestReportsAreBounded(t *testing.T) {
 	peer := `{"node":"ip-10-0-0-1.eu-west-1.compute.internal","publicKey":"` + strings.Repeat("k", 44) + `","endpoint":"10.66.0.1:51820","allowedIPs":["10.4.1.0/24","fd00:4::/64","fe80::1/128"],` +
 		`"health":"up","path":{"state":"up","since":"2026-01-02T03:04:05Z","sign":"answer","answers":true,"smallOnly":false,"rtt":0.001},` +
@@ -65,11 +65,11 @@ func TestReportsAreBounded(t *testing.T) {
 	report := func(peer string, n int) []byte {
 		return []byte(`{"version":"v1","remotes":[{"name":"gcp","peers":[` + strings.TrimSuffix(strings.Repeat(peer, n), ",") + `]}]}`)
 	}
-	var honest taker
+	var honest collector
 	if err := honest.weigh(report(peer, 10_000)); err != nil {
 		t.Error(err)
 	}
-	var hostile taker
+	var hostile collector
 	if err := hostile.weigh(report("{},", 1<<20)); err == nil || !strings.Contains(err.Error(), "too much memory") {
 		t.Errorf("a million peers: %v", err)
 	}
@@ -85,7 +85,7 @@ func TestReportsAreBounded(t *testing.T) {
 	}
 }
 
-// TestPathsAreBounded surveys clusters with more nodes than pairs of them can be looked at.
+// TestPathsAreBounded surveys clusters with too many pairs of nodes.
 func TestPathsAreBounded(t *testing.T) {
 	of := func(nodes int) *Cluster {
 		c := &Cluster{}

@@ -23,22 +23,22 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-const about = `Has temporary pods of clusters that are joined try each other, in both directions, and
-prints what was expected and what was found: whether they answer, whether the source
-address is the asking pod's own, whether full-size packets get through, the latency, what
-one TCP stream carries, and whether names of mirrored services are resolved. Where
-semaphore-policy and Calico are installed it then guards the pods with a network policy
-that lets in a network set: a pod without the label must be denied, and one with it let in.
+const about = `Tests connections between temporary pods of joined clusters, in both directions, and prints
+the expected and the actual results: whether pods answer, whether they see the pod's own
+source address, whether full-size packets get through, the latency, the throughput of a TCP
+stream, and whether names of mirrored services are resolved. With semaphore-policy and
+Calico it then guards the pods with a network policy that admits a network set: a pod
+without the label must be denied, and one with it admitted.
 
-The pods are in kube-system, on --nodes nodes of each cluster, and have the image that is
-installed. The policy is about them alone. All of it is removed at the end, also when you
-interrupt it, and the next run removes what a killed one left.
+The pods run in kube-system, on --nodes nodes of each cluster, with the installed image.
+The policy selects only these pods. Pods and policy are deleted at the end, also after an
+interruption; the next run deletes those of a killed one.
 
-Exit codes: 0 all is as expected; 1 something isn't; 2 something that was to be tried
-couldn't be. What there is nothing to try of, as names without a mirror, is told as not
-tried, and doesn't count.`
+Exit codes: 0 all results are as expected; 1 some aren't; 2 some tests couldn't be run.
+Tests that don't apply, such as names without a mirror, are printed as not tried and don't
+affect the exit code.`
 
-// skippable are what --skip takes.
+// skippable returns the values of --skip.
 func skippable() []string { return []string{throughput, name, "policy"} }
 
 // Command is "semaphorectl verify".
@@ -46,7 +46,7 @@ func Command(s *cli.Session) *cobra.Command {
 	plan, output, skip := probe.Plan{}, "", []string(nil)
 	cmd := &cobra.Command{
 		Use:   "verify CLUSTER CLUSTER...",
-		Short: "Have pods of clusters that are joined try each other",
+		Short: "Test connections between pods of joined clusters",
 		Long:  about,
 		Example: `  semaphorectl verify aws gcp
   semaphorectl verify aws gcp --nodes 10 -o json
@@ -67,7 +67,7 @@ func Command(s *cli.Session) *cobra.Command {
 			if slices.Contains(skip, "policy") {
 				unwanted = append(unwanted, policy)
 			}
-			s.Say("trying %s, with temporary pods in %s", strings.Join(args, ", "), probe.Namespace)
+			s.Say("testing %s with temporary pods in %s", strings.Join(args, ", "), probe.Namespace)
 			report, err := run(ctx, s, clusters, plan, unwanted)
 			if ctx.Err() != nil {
 				return errors.Join(context.Cause(ctx), err)
@@ -82,12 +82,12 @@ func Command(s *cli.Session) *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.IntVar(&plan.Nodes, "nodes", 3, fmt.Sprintf("on how many nodes of each cluster pods run, %d at most", probe.MostNodes))
-	fs.StringVar(&plan.Image, "image", "", "the pods' image (default: the one that is installed)")
-	fs.StringSliceVar(&skip, "skip", nil, "what not to try: "+strings.Join(skippable(), ", "))
-	fs.StringVarP(&output, "output", "o", "", "json")
+	fs.IntVar(&plan.Nodes, "nodes", 3, fmt.Sprintf("number of nodes of each cluster that run pods, at most %d", probe.MaxNodes))
+	fs.StringVar(&plan.Image, "image", "", "image of the pods (default: the installed image)")
+	fs.StringSliceVar(&skip, "skip", nil, "tests to skip: "+strings.Join(skippable(), ", "))
+	fs.StringVarP(&output, "output", "o", "", "output format: json")
 	for flag, words := range map[string][]string{"output": {"json"}, "skip": skippable()} {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // Both flags are there.
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // Both flags exist.
 	}
 	return cmd
 }
@@ -102,13 +102,13 @@ func check(output string, skip []string, nodes int) error {
 			errs = append(errs, fmt.Errorf("--skip %s: expected %s", what, strings.Join(skippable(), ", ")))
 		}
 	}
-	if nodes < 1 || nodes > probe.MostNodes {
-		errs = append(errs, fmt.Errorf("--nodes %d: 1 to %d", nodes, probe.MostNodes))
+	if nodes < 1 || nodes > probe.MaxNodes {
+		errs = append(errs, fmt.Errorf("--nodes %d: 1 to %d", nodes, probe.MaxNodes))
 	}
 	return errors.Join(errs...)
 }
 
-// run looks at clusters, has their pods try each other, and judges.
+// run reads clusters, runs the tests, and judges the results.
 func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan probe.Plan, skip []string) (*Report, error) {
 	known, all := make([]cluster, len(clusters)), facts.ReadAll(ctx, clusters)
 	var group sync.WaitGroup
@@ -116,7 +116,7 @@ func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan prob
 		group.Go(func() {
 			known[i] = know(ctx, c, all[i])
 			if n := len(all[i].Nodes); n > plan.Nodes {
-				s.Say("%s: pods on %d of its %d nodes; --nodes has more", c.Name, min(plan.Nodes, known[i].nodes), n)
+				s.Say("%s: pods on %d of its %d nodes, see --nodes", c.Name, min(plan.Nodes, known[i].nodes), n)
 			}
 		})
 	}
@@ -140,18 +140,18 @@ func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan prob
 	return judge(known, tried, skip), err
 }
 
-// Marks of mirrors (docs/service-mirror.md).
+// Label and annotations of mirrors (docs/service-mirror.md).
 const (
 	mirrored = "mirrored-svc=true"
 	mark     = "mirror.semaphore.uw.io/"
 )
 
-// mostNames is how many names of each remote are resolved.
-const mostNames = 3
+// maxNames bounds the resolved names of each remote.
+const maxNames = 3
 
 func know(ctx context.Context, c *cli.Cluster, f *facts.Facts) cluster {
 	k := cluster{
-		name: c.Name, nodes: len(probe.Pick(f, probe.MostNodes)), mirror: slices.Contains(f.Installed.Tools, manifests.Mirror),
+		name: c.Name, nodes: len(probe.Pick(f, probe.MaxNodes)), mirror: slices.Contains(f.Installed.Tools, manifests.Mirror),
 		addresses: map[string]string{}, named: map[string]int{},
 	}
 	k.guard, k.state, k.unguarded = guard(ctx, c, f)
@@ -163,12 +163,12 @@ func know(ctx context.Context, c *cli.Cluster, f *facts.Facts) cluster {
 	}
 	err := cli.List(ctx, c.Client.CoreV1().Services(cli.Namespace), metav1.ListOptions{LabelSelector: mirrored}, func(svc *corev1.Service) error {
 		remote := svc.Annotations[mark+"cluster"]
-		if remote == "" || svc.Annotations[mark+"name"] == "" || k.named[remote] >= mostNames {
+		if remote == "" || svc.Annotations[mark+"name"] == "" || k.named[remote] >= maxNames {
 			return nil
 		}
 		ip := svc.Spec.ClusterIP
 		if ip == "None" {
-			return nil // Without ready pods it has no addresses, and nothing is wrong.
+			return nil // Headless: without ready pods it has no addresses.
 		}
 		k.addresses[svc.Annotations[mark+"name"]+"."+svc.Annotations[mark+"namespace"]+".svc.cluster."+remote] = ip
 		k.named[remote]++
@@ -180,7 +180,7 @@ func know(ctx context.Context, c *cli.Cluster, f *facts.Facts) cluster {
 	return k
 }
 
-// pick are the names of a remote's services.
+// pick returns the names of a remote's services.
 func (c *cluster) pick(remote string) []string {
 	var picked []string
 	for n := range c.addresses {
@@ -213,7 +213,7 @@ func (r *Report) print(to io.Writer, output string) error {
 			cells[i] = printable.Text(cmp.Or(cell, "-"), printable.Short)
 		}
 		cells[len(cells)-1] = mark + cells[len(cells)-1]
-		_, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) // Flush says it.
+		_, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) // Flush returns the error.
 	}
 	return errors.Join(err, w.Flush())
 }

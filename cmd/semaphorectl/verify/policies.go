@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// guard finds out how network policies are tried in a cluster, or why they aren't, and
-// whether that counts.
+// guard returns how to test network policies in a cluster, or why they can't be tested, and
+// the state of that.
 func guard(ctx context.Context, c *cli.Cluster, f *facts.Facts) (g *probe.Guard, state State, why string) {
 	if len(f.Unread) > 0 {
 		return nil, Unknown, errors.Join(f.Unread...).Error()
@@ -29,7 +29,7 @@ func guard(ctx context.Context, c *cli.Cluster, f *facts.Facts) (g *probe.Guard,
 	case err != nil:
 		return nil, Unknown, err.Error()
 	case api.Empty():
-		return nil, Untried, "there is no Calico"
+		return nil, Untried, "Calico isn't installed"
 	}
 	g = &probe.Guard{
 		API:    api,
@@ -48,14 +48,14 @@ func guard(ctx context.Context, c *cli.Cluster, f *facts.Facts) (g *probe.Guard,
 	return g, Right, ""
 }
 
-// policies judges what pods found of a cluster's pods while those were guarded:
+// policies judges the results for a cluster's guarded pods:
 //
-//	the labelled pod's address in no set    network set wrong; who is let in isn't known
-//	nobody knows whether it is in one       neither is known
-//	answered without the label              network policy wrong; with the label not known
-//	not answered with the label             network policy wrong
+//	labelled pod's address in no set    network set wrong, network policy unknown
+//	network sets can't be read          both unknown
+//	response without the label          network policy wrong; unknown for the labelled pod
+//	no response with the label          network policy wrong
 func policies(c *cluster, clusters []cluster, tried *probe.Tried, skip []string) []Row {
-	row := Row{To: c.name, What: policy, State: Untried, Expected: "a set lets in, and nobody else"}
+	row := Row{To: c.name, What: policy, State: Untried, Expected: "only pods in the set are admitted"}
 	switch {
 	case slices.Contains(skip, policy):
 		row.Found = "--skip"
@@ -77,7 +77,7 @@ func policies(c *cluster, clusters []cluster, tried *probe.Tried, skip []string)
 		case !slices.Contains(c.guard.Remotes, from):
 			row.Found = fmt.Sprintf("%s isn't among the remotes of %s", from, c.name)
 		case at < 0:
-			row.State, row.Found = Unknown, "no pod was there for it"
+			row.State, row.Found = Unknown, "no pod ran"
 		case tried.Guarded[at].Untried != "":
 			row.State, row.Found = Unknown, tried.Guarded[at].Untried
 		default:
@@ -90,23 +90,23 @@ func policies(c *cluster, clusters []cluster, tried *probe.Tried, skip []string)
 }
 
 func guarded(g *probe.Guarded) []Row {
-	listed := Row{From: g.From.String(), To: g.To, What: set, State: Right, Expected: "it gets the address of a pod with the label", Found: "it does"}
+	listed := Row{From: g.From.String(), To: g.To, What: set, State: Right, Expected: "it contains the address of the pod with the label", Found: "it does"}
 	switch {
 	case g.Unlisted != "":
 		listed.State, listed.Found = Unknown, g.Unlisted
 	case g.Set != "":
 		listed.State = Wrong
-		listed.Found = g.Set + ": semaphore-policy of " + g.To + " doesn't run, doesn't reach " + g.From.Cluster + ", or may not write; semaphorectl doctor says more"
+		listed.Found = g.Set + ": semaphore-policy of " + g.To + " doesn't run, can't reach " + g.From.Cluster + ", or lacks rights; find out with semaphorectl doctor"
 	}
 	rows := []Row{listed}
 	for _, l := range g.Legs {
 		without := Row{From: g.From.String(), To: l.To.String(), Address: l.Address, What: policy, State: Right, Expected: "without the label: denied", Found: "it is"}
 		with := without
-		with.Expected = "with the label: let in"
+		with.Expected = "with the label: admitted"
 		open := l.Unlabelled.Error == ""
 		if open {
 			without.State = Wrong
-			without.Found = "answered: the policy isn't enforced on " + l.To.Node + " (no Felix there, or another network plugin), or another one before it lets in"
+			without.Found = "admitted: the policy isn't enforced on " + l.To.Node + " (without Felix, or with another network plugin), or an earlier policy admits the pod"
 		}
 		switch {
 		case l.Unknown != "":
@@ -114,7 +114,7 @@ func guarded(g *probe.Guarded) []Row {
 		case l.Labelled.Error != "":
 			with.State, with.Found = Wrong, l.Labelled.Error+", though its address is in a network set"
 		case open:
-			with.State, with.Found = Unknown, "everybody is"
+			with.State, with.Found = Unknown, "all pods are"
 		}
 		rows = append(rows, without, with)
 	}

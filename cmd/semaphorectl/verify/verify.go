@@ -1,10 +1,10 @@
-// Package verify is the command that has temporary pods of clusters that are joined try
-// each other, and holds what they find against what is expected.
+// Package verify implements "semaphorectl verify". It tests connections between temporary
+// pods of joined clusters, and compares the results with what is expected.
 //
-//	clusters ──▶ pods that try ──▶ rows: expected, found, and a state ──▶ table, exit code
-//	             probe.Mesh        pure
+//	clusters ──▶ pods        ──▶ rows: expected, found, and a state ──▶ table, exit code
+//	             probe.Mesh      pure
 //
-// Nothing is right by default: what wasn't tried is told as that.
+// Without a result the state is Unknown or Untried.
 package verify
 
 import (
@@ -16,20 +16,20 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 )
 
-// State is what a row comes to.
+// State is the state of a row.
 type State string
 
 // The states of rows.
 const (
 	Right State = "right"
 	Wrong State = "wrong"
-	// Unknown is what was to be tried, and wasn't.
+	// Unknown is the state of a test that couldn't be run.
 	Unknown State = "not known"
-	// Untried is what there is nothing to try of, or nobody wants.
+	// Untried is the state of a test that doesn't apply, or was skipped.
 	Untried State = "not tried"
 )
 
-// What is tried.
+// The tests.
 const (
 	answer     = "answer"
 	source     = "source address"
@@ -41,47 +41,46 @@ const (
 	set        = "network set"
 )
 
-// Row is one thing that was to be tried.
+// Row is the result of one test.
 type Row struct {
 	From     string `json:"from"`
 	To       string `json:"to"`
-	Address  string `json:"address,omitempty"` // of the pod that is tried
+	Address  string `json:"address,omitempty"` // of the tested pod
 	What     string `json:"what"`
 	State    State  `json:"state"`
 	Expected string `json:"expected,omitempty"`
 	Found    string `json:"found"`
 }
 
-// Report is what the command says.
+// Report is the result of the command.
 type Report struct {
 	Verdict State `json:"verdict"` // right, wrong or not known
 	Rows    []Row `json:"rows"`
 }
 
-// cluster is what has to be known of a cluster to judge what its pods find.
+// cluster is the facts about a cluster that are needed to judge the results of its pods.
 type cluster struct {
 	name string
-	// unread says why its nodes aren't known.
+	// unread is why its facts couldn't be read.
 	unread string
-	// nodes is how many could have pods.
+	// nodes is the number of nodes that can run pods.
 	nodes int
-	// mirror tells whether semaphore-service-mirror is installed.
+	// mirror is whether semaphore-service-mirror is installed.
 	mirror bool
-	// guard is how network policies are tried here; without it unguarded says why they
-	// aren't, and state whether that counts.
+	// guard is how to test network policies; without it unguarded is why they can't be
+	// tested, and state the state of that.
 	guard     *probe.Guard
 	unguarded string
 	state     State
-	// unlisted says why its mirrors couldn't be listed.
+	// unlisted is why its mirrors couldn't be listed.
 	unlisted string
 	// addresses are the ClusterIPs of its mirrors, by name.
 	addresses map[string]string
-	// named is how many names were to be resolved, by remote.
+	// named is the number of names to resolve, by remote.
 	named map[string]int
 }
 
-// judge holds what pods have found against what is expected. skip are things that nobody
-// wants to know.
+// judge compares the results of pods with what is expected. skip are the skipped tests.
 func judge(clusters []cluster, tried *probe.Tried, skip []string) *Report {
 	r := &Report{Verdict: Right, Rows: []Row{}}
 	for i := range tried.Legs {
@@ -110,19 +109,19 @@ func judge(clusters []cluster, tried *probe.Tried, skip []string) *Report {
 			r.Verdict = s
 		}
 	}
-	// Pods that nobody made found nothing.
+	// No pod ran.
 	if len(tried.Legs) == 0 && r.Verdict == Right {
 		r.Verdict = Unknown
 	}
 	return r
 }
 
-// leg judges what one pod has found out of another one:
+// leg judges the connection of a pod to another one:
 //
-//	no answer over TCP             answer wrong, nothing else is known
-//	seen from another address      source address wrong
-//	no answer over UDP             full-size packets wrong
-//	carries less than its MTU      full-size packets wrong
+//	no response over TCP            answer wrong, no further rows
+//	other source address            source address wrong
+//	no response over UDP            full-size packets wrong
+//	carries less than its MTU       full-size packets wrong
 func leg(l *probe.Leg) []Row {
 	row := func(what string, right bool, expected, found string) Row {
 		state := Right
@@ -141,7 +140,7 @@ func leg(l *probe.Leg) []Row {
 		return []Row{row(answer, false, answers, l.Error)}
 	}
 	rows := []Row{row(answer, true, answers, "it does")}
-	const own = "the asking pod's own"
+	const own = "the pod's own"
 	if l.Seen == "" {
 		rows = append(rows, row(source, true, own, "its own"))
 	} else {
@@ -152,11 +151,11 @@ func leg(l *probe.Leg) []Row {
 	}
 	full := fmt.Sprintf("%d bytes get through", l.MTU)
 	if l.Carries < l.MTU {
-		rows = append(rows, row(mtu, false, full, fmt.Sprintf("%d at most; larger ones get lost without a word", l.Carries)))
+		rows = append(rows, row(mtu, false, full, fmt.Sprintf("%d at most; larger ones are lost silently", l.Carries)))
 	} else {
 		rows = append(rows, row(mtu, l.MTU > 0, full, "they do"))
 	}
-	return append(rows, row(latency, true, "an answer to datagrams", fmt.Sprintf("%.1f ms", float64(l.RTT)/1000)))
+	return append(rows, row(latency, true, "a response to datagrams", fmt.Sprintf("%.1f ms", float64(l.RTT)/1000)))
 }
 
 func streams(tried *probe.Tried, skip []string) []Row {
@@ -167,12 +166,12 @@ func streams(tried *probe.Tried, skip []string) []Row {
 	for _, s := range tried.Streams {
 		r := Row{From: s.From.String(), To: s.To.String(), What: throughput, State: Right, Expected: "a stream is received", Found: fmt.Sprintf("%.0f Mbit/s", s.Rate/1e6)}
 		if s.Error != "" || s.Rate <= 0 {
-			r.State, r.Found = Wrong, cmp.Or(s.Error, "nothing of it")
+			r.State, r.Found = Wrong, cmp.Or(s.Error, "nothing was received")
 		}
 		rows = append(rows, r)
 	}
 	if len(rows) == 0 {
-		rows = append(rows, Row{What: throughput, State: Unknown, Found: "no pair of pods was there for it"})
+		rows = append(rows, Row{What: throughput, State: Unknown, Found: "no pair of pods ran"})
 	}
 	return rows
 }
@@ -211,7 +210,7 @@ func names(c *cluster, remote string, tried *probe.Tried, skip []string) []Row {
 		rows = append(rows, r)
 	}
 	if len(rows) == 0 {
-		row.State, row.Found = Unknown, "no pod was there for it"
+		row.State, row.Found = Unknown, "no pod ran"
 		rows = append(rows, row)
 	}
 	return rows

@@ -1,4 +1,4 @@
-// Package factstest makes what a cluster says, for tests.
+// Package factstest makes objects of clusters for tests.
 package factstest
 
 import (
@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Certificate is one, in PEM.
+// Certificate returns a self-signed certificate in PEM.
 func Certificate(t *testing.T) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -1,4 +1,4 @@
-// Package surveytest makes surveys for tests.
+// Package surveytest creates surveys for tests.
 package surveytest
 
 import (
@@ -8,16 +8,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
-// Now is when surveys are taken.
+// Now is the time of the surveys.
 var Now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // Key is the public key of a node for a remote.
 func Key(node, remote string) string { return "key of " + node + " for " + remote }
 
-// Pair are the clusters aws and gcp with so many nodes each, in which all is well.
+// Pair returns surveys of aws and gcp with so many nodes each, without faults.
 func Pair(nodes int) []*survey.Cluster { return Mesh(nodes, "aws", "gcp") }
 
-// Mesh are clusters of these names with so many nodes each, in which all is well.
+// Mesh returns surveys of clusters with so many nodes each, without faults.
 func Mesh(nodes int, names ...string) []*survey.Cluster {
 	clusters := make([]*survey.Cluster, len(names))
 	for i, name := range names {
@@ -43,7 +43,7 @@ func Mesh(nodes int, names ...string) []*survey.Cluster {
 	return clusters
 }
 
-// remote is what the agent of a node reports of another cluster.
+// remote returns the report of a node's agent about another cluster.
 func remote(node, cluster, other string, nodes int) survey.Remote {
 	r := survey.Remote{
 		Name: other, Source: "api", PodSubnets: []string{"10.4.0.0/16"},

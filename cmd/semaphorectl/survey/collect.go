@@ -27,14 +27,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// Bounds of one survey: a cluster that is slow, or says too much, costs these at most.
+// Bounds of one survey, for slow or hostile clusters.
 const (
-	readTimeout = 15 * time.Second // of one request
-	askers      = 24               // programs of one cluster that are asked at once
-	mostEvents  = 200
+	readTimeout = 15 * time.Second // of one fact
+	askers      = 24               // concurrent reads of reports of one cluster
+	maxEvents   = 200
 )
 
-// Labels and values of our manifests, and the group of the agents' annotations.
+// Labels and names in our manifests, and the group of the agents' annotations.
 const (
 	programLabel    = "app.kubernetes.io/name"
 	WireGuard       = "semaphore-wireguard"
@@ -43,28 +43,27 @@ const (
 	AnnotationGroup = "wireguard.semaphore.uw.io"
 )
 
-// Take surveys clusters, all at the same time. One that can't be reached leaves its
-// facts without values, and the others alone.
-func Take(ctx context.Context, clusters []*cli.Cluster) []*Cluster {
+// Collect surveys clusters, all at the same time. The facts about a cluster that can't be
+// reached have errors.
+func Collect(ctx context.Context, clusters []*cli.Cluster) []*Cluster {
 	taken := make([]*Cluster, len(clusters))
 	var taking sync.WaitGroup
 	for i, c := range clusters {
-		taking.Go(func() { taken[i] = take(ctx, c) })
+		taking.Go(func() { taken[i] = collect(ctx, c) })
 	}
 	taking.Wait()
 	boundPaths(taken)
 	return taken
 }
 
-// mostPaths is how many paths there may be from the nodes of one cluster to those of another
-// one: each is looked at by itself. 10,000 nodes and 200 have 2,000,000.
-const mostPaths = 2 << 20
+// maxPaths bounds the paths from the nodes of one cluster to those of another one. 10,000 and
+// 200 nodes have 2,000,000.
+const maxPaths = 2 << 20
 
-// TooMany reports whether clusters of so many nodes have more paths than are looked at.
-func TooMany(from, to int) bool { return from > 0 && to > mostPaths/from }
+// TooMany reports whether clusters with so many nodes have more than maxPaths.
+func TooMany(from, to int) bool { return from > 0 && to > maxPaths/from }
 
-// boundPaths makes the nodes of a cluster unknown of which there are too many beside those of
-// another one.
+// boundPaths drops the nodes of the larger one of two clusters with more than maxPaths.
 func boundPaths(clusters []*Cluster) {
 	for i, a := range clusters {
 		for _, b := range clusters[:i] {
@@ -74,14 +73,14 @@ func boundPaths(clusters []*Cluster) {
 			}
 			if TooMany(n, other) {
 				larger.Nodes.Value = nil
-				larger.Nodes.Err = fmt.Sprintf("%d nodes beside %d: more than %d paths", n, other, mostPaths)
+				larger.Nodes.Err = fmt.Sprintf("%d nodes beside %d: more than %d paths", n, other, maxPaths)
 			}
 		}
 	}
 }
 
-// taker reads one cluster.
-type taker struct {
+// collector surveys one cluster.
+type collector struct {
 	*Cluster
 	access *cli.Cluster
 	client kubernetes.Interface
@@ -89,8 +88,8 @@ type taker struct {
 	weight atomic.Int64 // of all reports
 }
 
-func take(ctx context.Context, access *cli.Cluster) *Cluster {
-	t := &taker{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}}
+func collect(ctx context.Context, access *cli.Cluster) *Cluster {
+	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}}
 	config := rest.CopyConfig(access.Config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return t.clock.over(next) })
 	if client, err := kubernetes.NewForConfig(config); err == nil {
@@ -126,13 +125,13 @@ func take(ctx context.Context, access *cli.Cluster) *Cluster {
 	return t.Cluster
 }
 
-// nothing notes why nothing is known of the cluster.
-func (t *taker) nothing(why string) {
+// nothing sets the error of all facts.
+func (t *collector) nothing(why string) {
 	t.Clock.Err, t.Nodes.Err, t.Pods.Err, t.Workloads.Err = why, why, why, why
 	t.Warnings.Err, t.Corefile.Err, t.Pools.Err = why, why, why
 }
 
-// read makes a fact of what get returns.
+// read returns the result of get as a fact.
 func read[T any](ctx context.Context, source string, get func(context.Context) (T, error)) Fact[T] {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -140,7 +139,7 @@ func read[T any](ctx context.Context, source string, get func(context.Context) (
 		value T
 		err   error
 	}
-	// Whatever is done with answers, the survey goes on when the time is over.
+	// The survey continues after the timeout even if get ignores it.
 	answered := make(chan answer, 1)
 	go func() {
 		value, err := get(ctx)
@@ -157,7 +156,7 @@ func read[T any](ctx context.Context, source string, get func(context.Context) (
 	}
 }
 
-func (t *taker) nodes(ctx context.Context) ([]Node, error) {
+func (t *collector) nodes(ctx context.Context) ([]Node, error) {
 	nodes := []Node{}
 	err := cli.List(ctx, t.client.CoreV1().Nodes(), metav1.ListOptions{}, func(o *corev1.Node) error {
 		if err := facts.CheckName("a Node", "metadata.name", o.Name); err != nil {
@@ -185,7 +184,7 @@ func (t *taker) nodes(ctx context.Context) ([]Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What kubelets write is a help only.
+	// Optional: errors are ignored.
 	renewed := map[string]time.Time{}
 	_ = cli.List(ctx, t.client.CoordinationV1().Leases(corev1.NamespaceNodeLease), metav1.ListOptions{}, func(l *coordinationv1.Lease) error {
 		if l.Spec.RenewTime != nil {
@@ -199,7 +198,7 @@ func (t *taker) nodes(ctx context.Context) ([]Node, error) {
 	return byName(nodes, func(n *Node) string { return n.Name }), nil
 }
 
-func (t *taker) pods(ctx context.Context) ([]Pod, error) {
+func (t *collector) pods(ctx context.Context) ([]Pod, error) {
 	pods := []Pod{}
 	err := cli.List(ctx, t.client.CoreV1().Pods(cli.Namespace), metav1.ListOptions{}, func(o *corev1.Pod) error {
 		if err := facts.CheckName("a Pod", "metadata.name", o.Name); err != nil {
@@ -230,12 +229,12 @@ func (t *taker) pods(ctx context.Context) ([]Pod, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, err // Some of them are no answer.
+		return nil, err // A partial list would be wrong.
 	}
 	return byName(pods, func(p *Pod) string { return p.Name }), nil
 }
 
-func (t *taker) workloads(ctx context.Context) ([]Workload, error) {
+func (t *collector) workloads(ctx context.Context) ([]Workload, error) {
 	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=kube-semaphore"}
 	image := func(s *corev1.PodSpec) string {
 		if len(s.Containers) == 0 {
@@ -265,10 +264,10 @@ func wanted(d *appsv1.Deployment) int32 {
 	return *d.Spec.Replicas
 }
 
-func (t *taker) warnings(ctx context.Context) ([]Event, error) {
+func (t *collector) warnings(ctx context.Context) ([]Event, error) {
 	var events []Event
-	err := cli.List(ctx, t.client.CoreV1().Events(cli.Namespace), metav1.ListOptions{FieldSelector: "type=Warning", Limit: mostEvents}, func(e *corev1.Event) error {
-		if len(events) == mostEvents {
+	err := cli.List(ctx, t.client.CoreV1().Events(cli.Namespace), metav1.ListOptions{FieldSelector: "type=Warning", Limit: maxEvents}, func(e *corev1.Event) error {
+		if len(events) == maxEvents {
 			return cli.ErrEnough
 		}
 		last := e.LastTimestamp.Time
@@ -287,7 +286,7 @@ func (t *taker) warnings(ctx context.Context) ([]Event, error) {
 	return events, err
 }
 
-func (t *taker) corefile(ctx context.Context) (string, error) {
+func (t *collector) corefile(ctx context.Context) (string, error) {
 	maps := t.client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
 	main, err := maps.Get(ctx, "coredns", metav1.GetOptions{})
 	if err != nil {
@@ -295,7 +294,7 @@ func (t *taker) corefile(ctx context.Context) (string, error) {
 	}
 	var text strings.Builder
 	text.WriteString(main.Data["Corefile"])
-	// What some distributions have users put beside it.
+	// Some distributions read additional server blocks from it.
 	if more, err := maps.Get(ctx, "coredns-custom", metav1.GetOptions{}); err == nil {
 		for _, part := range more.Data {
 			text.WriteString("\n" + part)
@@ -304,8 +303,8 @@ func (t *taker) corefile(ctx context.Context) (string, error) {
 	return text.String(), nil
 }
 
-// pools reads Calico's IP pools in whichever form is served.
-func (t *taker) pools(ctx context.Context) ([]Pool, error) {
+// pools reads Calico's IP pools from the first served API.
+func (t *collector) pools(ctx context.Context) ([]Pool, error) {
 	for _, gv := range kube.CalicoAPIs("auto") {
 		pools := []Pool{}
 		err := cli.ListUntyped(ctx, t.access.Dynamic.Resource(gv.WithResource("ippools")), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
