@@ -1,10 +1,9 @@
-// Package deploy holds the manifests of this folder, for semaphorectl, which installs
-// these and no others.
+// Package deploy embeds the manifests of this folder for semaphorectl.
 package deploy
 
 import "embed"
 
-// Files are the bases and components, as they are in this folder.
+// Files contains the bases and components.
 //
 //go:embed authenticated coredns networkd policy remote service-mirror tokens wireguard
 var Files embed.FS

@@ -1,6 +1,5 @@
-// Package observability_test checks the alert rules and the dashboard: that
-// they do what they say, by Prometheus' own tool, and that what they ask for is
-// there.
+// Package observability_test tests the alert rules with promtool, and checks that the
+// metrics and labels in rules and dashboard exist.
 package observability_test
 
 import (
@@ -128,7 +127,7 @@ func TestRules(t *testing.T) {
 	promtool(t, "test", "rules", "rules_test.yaml")
 }
 
-// TestEveryAlertIsTested looks for alerts that rules_test.yaml never sees fire.
+// TestEveryAlertIsTested checks that each alert fires in rules_test.yaml.
 func TestEveryAlertIsTested(t *testing.T) {
 	tests := read(t, "rules_test.yaml")
 	for _, r := range readRules(t) {
@@ -141,7 +140,7 @@ func TestEveryAlertIsTested(t *testing.T) {
 	}
 }
 
-// TestAdviceExists looks for advice that leads nowhere.
+// TestAdviceExists checks references to docs/troubleshooting.md.
 func TestAdviceExists(t *testing.T) {
 	guide := read(t, filepath.Join("..", "..", "docs", "troubleshooting.md"))
 	chapter := regexp.MustCompile(`docs/troubleshooting\.md, "([^"]+)"`)
@@ -194,8 +193,8 @@ var (
 // the buckets of histograms.
 var attached = []string{"job", "instance", "le"}
 
-// TestQueriesAskForWhatExists holds the names of metrics and labels against the
-// documented ones, which the tests of the programs hold against real registries.
+// TestQueriesAskForWhatExists compares metrics and labels with the documented ones, which
+// the programs' tests compare with real registries.
 func TestQueriesAskForWhatExists(t *testing.T) {
 	metrics, err := docs.Metrics()
 	if err != nil {

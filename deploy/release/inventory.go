@@ -44,10 +44,9 @@ type inventory struct {
 // architectures are those that releases are built for.
 func architectures() []string { return []string{"amd64", "arm64"} }
 
-// takeInventory asks the Go tool what it links into the programs in cmd/ for
-// Linux, and into semaphorectl for other systems, on any of the architectures, and
-// reads the licences. Its error names
-// all modules whose licence we don't accept.
+// takeInventory asks the Go tool what it links into the programs in cmd/ for Linux, and
+// into semaphorectl for other systems, on all architectures, and reads the licences. Its
+// error names all modules whose licence isn't accepted.
 func takeInventory(ctx context.Context, root string) (inventory, error) {
 	env, err := goOutput(ctx, root, nil, "env", "GOROOT", "GOVERSION")
 	if err != nil {
@@ -109,7 +108,7 @@ type set map[string]bool
 
 func (s set) sorted() []string { return slices.Sorted(maps.Keys(s)) }
 
-// links gathers who links what.
+// links collects which program links which modules.
 type links struct {
 	main     string // path of the main module
 	modules  map[string]module

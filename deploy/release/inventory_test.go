@@ -112,7 +112,7 @@ func TestInventoryOfThisRepository(t *testing.T) {
 	}
 	want := map[string]bool{"semaphore-engine": true, "semaphore-wireguard": false, "semaphore-service-mirror": false, "semaphore-policy": false, "semaphore-tokens": false, "semaphorectl": false}
 	if diff := cmp.Diff(want, wireguard); diff != "" {
-		t.Errorf("who links wireguard-go (-want +got):\n%s", diff)
+		t.Errorf("programs that link wireguard-go (-want +got):\n%s", diff)
 	}
 }
 

@@ -80,7 +80,7 @@ const (
 	gnuReference = "under the terms of the gnu"
 )
 
-// A mark tells a licence by what only its text has in it.
+// A mark identifies a licence by phrases of its text.
 type mark struct {
 	id      string
 	refused bool     // not for programs that are given away under Apache-2.0

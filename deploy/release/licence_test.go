@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Openings by which people, too, tell these licences.
+// Beginnings of the licences' texts.
 const (
 	apache = "                                 Apache License\n                           Version 2.0, January 2004\n"
 	mit    = "Permission is hereby granted, free of charge, to any person obtaining a copy of this software and\nassociated documentation files (the \"Software\"), to deal in the Software"
@@ -75,7 +75,7 @@ func TestReadLicence(t *testing.T) {
 	for path, content := range map[string]string{
 		"LICENSE.md":           mit,
 		"LICENSE-APACHE":       apache,
-		"NOTICE":               "Made by somebody.",
+		"NOTICE":               "Made by others.",
 		"license.go":           "package license",
 		"licenses/GPL":         gnu,
 		"third/LICENCE":        bsd3,
@@ -105,7 +105,7 @@ func TestReadLicence(t *testing.T) {
 func TestReadLicenceWantsOneAtTheTop(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "part", "LICENSE"), mit)
-	write(t, filepath.Join(dir, "NOTICE"), "Made by somebody.")
+	write(t, filepath.Join(dir, "NOTICE"), "Made by others.")
 	if got, err := readLicence(dir, []string{".", "part"}); err == nil || !strings.Contains(err.Error(), "no LICENSE") {
 		t.Errorf("got %+v and error %v, want an error: the module as a whole has no licence", got, err)
 	}
@@ -127,8 +127,8 @@ func TestLicenceTableOfThisRepository(t *testing.T) {
 	}
 }
 
-// hasRow tells whether a line has the first column and the last, and the
-// beginning of the second.
+// hasRow reports whether a line has this first and last column, and this beginning of the
+// second one.
 func hasRow(table string, want []string) bool {
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)

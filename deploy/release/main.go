@@ -1,5 +1,5 @@
-// Command release makes what goes with a release of the three programs, or
-// guards it. It runs anywhere inside the repository.
+// Command release makes and checks the artifacts of a release. It runs anywhere inside the
+// repository.
 //
 //	go run ./deploy/release sbom [-version v1.2.3] [-o file]   CycloneDX 1.6, of what is linked
 //	go run ./deploy/release licences [-texts] [-o file]        whose code that is, on which terms

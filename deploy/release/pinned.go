@@ -7,11 +7,11 @@ import (
 )
 
 // pinnedReference is the name of an image with the digest of its content
-// (github.com/opencontainers/image-spec, descriptor.md). Tags are anything's.
+// (github.com/opencontainers/image-spec, descriptor.md). Tags can be moved.
 var pinnedReference = regexp.MustCompile(`^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?@sha256:[0-9a-f]{64}$`)
 
-// pinnedCommand prints the name of an image, for a command that builds a release
-// upon it, and refuses one that may be another image tomorrow.
+// pinnedCommand prints the name of an image for the build of a release, and rejects one
+// without a digest.
 func pinnedCommand(_ context.Context, in invocation) error {
 	image := in.flags.String("image", "", "`reference` of the image, with @sha256: and its digest")
 	if err := in.parse(0); err != nil {

@@ -50,7 +50,7 @@ func TestBillOfMaterialsOfThisRepository(t *testing.T) {
 		t.Errorf("the document calls itself %s %s, version %d", doc.Format, doc.SpecVersion, doc.Version)
 	}
 	if doc.Metadata.Timestamp != "" {
-		t.Errorf("the document has a time that nobody gave: %s", doc.Metadata.Timestamp)
+		t.Errorf("without SOURCE_DATE_EPOCH the document has a timestamp: %s", doc.Metadata.Timestamp)
 	}
 	gosum := read(t, filepath.Join("..", "..", "go.sum"))
 	refs := map[string]bool{doc.Metadata.Component.Ref: true}
@@ -97,7 +97,7 @@ func TestBillOfMaterialsOfThisRepository(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(refs, said); diff != "" {
-		t.Errorf("who says its dependencies (-want +got):\n%s", diff)
+		t.Errorf("components with dependencies (-want +got):\n%s", diff)
 	}
 }
 

@@ -200,7 +200,7 @@ func newPlugin(version string) *plugin {
 	p.Spec.Version = version
 	p.Spec.Homepage = "https://github.com/kube-semaphore/kube-semaphore"
 	p.Spec.ShortDescription = "Join clusters, encrypted and by name"
-	p.Spec.Description = "Joins Kubernetes clusters, so that their pods reach each other: encrypted, by name and\nunder network policies. Says all that is in the way at once, and takes everything out\nagain.\n"
+	p.Spec.Description = "Joins Kubernetes clusters, so that their pods reach each other: encrypted, by name and\nsubject to network policies. Reports all faults at once, and removes everything\nagain.\n"
 	return p
 }
 

@@ -20,9 +20,8 @@ const database = "https://vuln.go.dev"
 // (https://pkg.go.dev/golang.org/x/vuln/cmd/govulncheck).
 const reached = 3
 
-// vulnerabilitiesCommand looks for known vulnerabilities that our code reaches.
-// A database that can't be reached is no fault of ours, so that it is said, and
-// isn't an error.
+// vulnerabilitiesCommand looks for known vulnerabilities that our code reaches. An
+// unreachable database is reported, and isn't an error.
 func vulnerabilitiesCommand(ctx context.Context, in invocation) error {
 	db := in.flags.String("db", database, "`address` of the vulnerability database")
 	if err := in.parse(0); err != nil {
@@ -52,7 +51,7 @@ func vulnerabilitiesCommand(ctx context.Context, in invocation) error {
 	return fmt.Errorf("govulncheck: %w", err)
 }
 
-// notChecked says why nothing was checked, unless somebody stopped us.
+// notChecked prints why nothing was checked, unless the context is done.
 func notChecked(ctx context.Context, in invocation, reason error) error {
 	if err := ctx.Err(); err != nil {
 		return err

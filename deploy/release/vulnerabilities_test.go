@@ -120,7 +120,7 @@ func TestVulnerabilitiesNotCheckedWithoutDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ name, db, reason string }{
-		{"nobody listens", closed, "refused"},
+		{"a closed port", closed, "refused"},
 		{"something else answers", serve(t, nil), "404"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

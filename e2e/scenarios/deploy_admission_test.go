@@ -209,15 +209,15 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 			{"10.2.9.0/26,10.2.2.7/32,fd00:2:9::/64", ""},
 			{"10.2.0.0/16,fd00:2::/48", ""},
 			{many(pods.MaxPrefixes), ""},
-			{many(pods.MaxPrefixes + 1), "may publish 3000 prefixes"},
-			{strings.Repeat("1", 132001), "may publish 3000 prefixes"},
-			{"10.0.0.0/8", "none of which is larger"},
-			{"0.0.0.0/0", "none of which is larger"},
-			{"::/0", "none of which is larger"},
-			{"fd00::/47", "none of which is larger"},
-			{"10.2.9.0", "may publish prefixes, comma-separated"},
-			{"10.2.9.0/26,", "may publish prefixes, comma-separated"},
-			{"10.2.9.0/26\n", "may publish prefixes, comma-separated"},
+			{many(pods.MaxPrefixes + 1), "may publish at most 3000 pod prefixes"},
+			{strings.Repeat("1", 132001), "may publish at most 3000 pod prefixes"},
+			{"10.0.0.0/8", "of at most /16 for IPv4 and /48 for IPv6"},
+			{"0.0.0.0/0", "of at most /16 for IPv4 and /48 for IPv6"},
+			{"::/0", "of at most /16 for IPv4 and /48 for IPv6"},
+			{"fd00::/47", "of at most /16 for IPv4 and /48 for IPv6"},
+			{"10.2.9.0", "may publish comma-separated prefixes"},
+			{"10.2.9.0/26,", "may publish comma-separated prefixes"},
+			{"10.2.9.0/26\n", "may publish comma-separated prefixes"},
 		} {
 			refused(t, merge(t.Context(), own, "aws-1", prefixesPatch(p.prefixes)), p.want)
 		}
@@ -288,7 +288,7 @@ func TestAgentTellsOnlyOfItself(t *testing.T) {
 	another := func(e *corev1.Event) {
 		e.InvolvedObject.Name, e.InvolvedObject.UID = "agent-aws-2", "another"
 	}
-	const refusal, inItsName, asItSays = "only create events about its own pod", "only create warnings, in its own name", "has to tell of what that says"
+	const refusal, inItsName, asItSays = "only create events about its own pod", "only create warnings, in its own name", "must match its name"
 	untilRefused(t, func(ctx context.Context) error { return tell(ctx, own, told(another)) })
 	eventsWith(t, own, told(nil))
 	named := func(name, reason, message string) func(*corev1.Event) {

@@ -100,7 +100,7 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 	foreign := mirrorService("foreign", func(s *corev1.Service) { s.Labels, s.Annotations = nil, nil })
 	untilRefused(t, func(ctx context.Context) error { return create(ctx, own, foreign) })
 
-	const inTheName, noOtherWay = "has the label mirrored-svc=true, and a mirror's name", "a cluster IP or none, and no other way in"
+	const inTheName, noOtherWay = "must have the label mirrored-svc=true and a mirror's name", "must have type ClusterIP, and no external IPs, load balancer or node port"
 	for _, c := range []struct {
 		name   string
 		change func(*corev1.Service)
@@ -122,7 +122,7 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 		{"that is another name", func(s *corev1.Service) {
 			s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.com"}
 		}, noOtherWay},
-		{"with a selector", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "x"} }, "has no selector"},
+		{"with a selector", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "x"} }, "must not have a selector"},
 		{"with the annotation that GKE adds to each", func(s *corev1.Service) { s.Annotations["cloud.google.com/neg"] = `{"ingress":true}` }, ""},
 		{"with that annotation and something else in it", func(s *corev1.Service) {
 			s.Annotations["cloud.google.com/neg"] = `{"exposed_ports":{"80":{}}}`
@@ -159,7 +159,7 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 	put(mirrorService(original, func(s *corev1.Service) {
 		s.Labels, s.Annotations = map[string]string{"global-svc": "true"}, nil
 	}))
-	const notOurs = "is not one of the service mirror's"
+	const notOurs = "was not created by the service mirror"
 	for _, c := range []struct{ name, service, patch, want string }{
 		{"of a foreign one", "foreign", `{"spec":{"sessionAffinity":"ClientIP"}}`, notOurs},
 		{"that takes a foreign one over", "foreign", `{"metadata":{"labels":{"mirrored-svc":"true"}}}`, notOurs},
@@ -167,7 +167,7 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 		{"that strips the mark", ourService, `{"metadata":{"labels":{"mirrored-svc":null}}}`, inTheName},
 		{"to external addresses", ourService, `{"spec":{"externalIPs":["192.0.2.1"]}}`, noOtherWay},
 		{"to node ports", ourService, `{"spec":{"type":"NodePort"}}`, noOtherWay},
-		{"to a selector", ourService, `{"spec":{"selector":{"app":"x"}}}`, "has no selector"},
+		{"to a selector", ourService, `{"spec":{"selector":{"app":"x"}}}`, "must not have a selector"},
 		{"of a label of others", ourService, `{"metadata":{"labels":{"team":"c"}}}`, "may not change the label team"},
 		{"that removes a label of others", ourService, `{"metadata":{"labels":{"team":null}}}`, "may not change the label team"},
 		{"of an annotation of others", ourService, `{"metadata":{"annotations":{"note":"c"}}}`, "may not change the annotation note"},
@@ -226,7 +226,7 @@ func mirrorEndpoints(t *testing.T, own, admin kubernetes.Interface) {
 		_, err := own.DiscoveryV1().EndpointSlices(systemNamespace).Create(ctx, ofNobody, dryCreate)
 		return err
 	})
-	const labels, noService, addresses, notOurs = "carry its labels", "is none of the service mirror's", "are addresses, and say neither node nor object", "none of the service mirror's"
+	const labels, noService, addresses, notOurs = "must have its labels", "was not created by the service mirror", "must not refer to nodes or objects", "were not created by the service mirror"
 	for _, c := range []struct {
 		name   string
 		change func(*discoveryv1.EndpointSlice)

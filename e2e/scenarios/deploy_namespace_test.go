@@ -93,7 +93,7 @@ resources:
 			func(ctx context.Context) error { return publish(ctx, "aws-1") }},
 		{mirrorAccount, func(ctx context.Context) error {
 			return create(ctx, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1"} })
-		}, "no other way in", func(ctx context.Context) error { return create(ctx, nil) }},
+		}, "must have type ClusterIP", func(ctx context.Context) error { return create(ctx, nil) }},
 		{policyAccount, func(ctx context.Context) error {
 			return put(ctx, func(s *unstructured.Unstructured) { s.SetLabels(nil) })
 		}, "may not mark a network set", func(ctx context.Context) error { return put(ctx, nil) }},

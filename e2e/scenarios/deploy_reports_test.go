@@ -50,7 +50,7 @@ func TestAgentReportsOnlyItsOwnPaths(t *testing.T) {
 		return err
 	}
 	untilRefused(t, func(ctx context.Context) error { return apply(ctx, own, report("aws-2")) })
-	const another, holder, form, owned = "may not write the lease", "held by the node that it is of", "has one label", "is owned by the pod"
+	const another, holder, form, owned = "may not write the lease", "must be held by its node", "must have one label", "must be owned by the agent's pod"
 	for _, c := range []struct {
 		name   string
 		change func(*coordinationv1.Lease)
