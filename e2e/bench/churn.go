@@ -27,7 +27,7 @@ const (
 // it.
 const churnShare = 0.05
 
-// churn measures what an agent takes while somebody else changes routes that don't
+// churn measures what an agent takes while another program changes routes that don't
 // concern it, beside a program that only receives the same events, and beside itself
 // when it is left alone.
 func (b *bench) churn(ctx context.Context, a *arena) error {
@@ -46,7 +46,7 @@ func (b *bench) churn(ctx context.Context, a *arena) error {
 	if err := testbed.Wait(ctx, "the agent to be ready", agent.Ready); err != nil {
 		return err
 	}
-	b.say("adding %d routes of somebody else", foreignRoutes)
+	b.say("adding %d foreign routes", foreignRoutes)
 	handle := node.Space().Netlink
 	for i := range foreignRoutes {
 		if err := handle.RouteAdd(foreignRoute(i)); err != nil {
@@ -117,7 +117,7 @@ func (b *bench) churn(ctx context.Context, a *arena) error {
 	return nil
 }
 
-// foreignRoute is one of the routes of somebody else, to a network that is nobody's.
+// foreignRoute is a foreign route to an unused network.
 func foreignRoute(i int) *netlink.Route {
 	return &netlink.Route{
 		Dst:      &net.IPNet{IP: net.IPv4(198, 18+byte(i>>14), byte(i>>6), byte(i<<2)).To4(), Mask: net.CIDRMask(30, 32)},

@@ -22,7 +22,7 @@ import (
 )
 
 // crowd is a remote cluster of many nodes that have no machine: Node objects
-// on a real API server that publish keys and endpoints where nobody answers.
+// on a real API server that publish keys and endpoints that don't answer.
 type crowd struct {
 	local   string // the cluster that they publish for
 	nodes   kubernetes.Interface
@@ -176,7 +176,7 @@ func (c *crowd) beat(ctx context.Context, i int) error {
 }
 
 // A kubelet reports every 5 minutes when nothing changes; that it is alive it
-// says with leases, which nobody else watches (nodeStatusReportFrequency of the
+// says with leases, which no other program watches (nodeStatusReportFrequency of the
 // KubeletConfiguration).
 const statusReports = 5 * time.Minute
 

@@ -203,7 +203,7 @@ type farBind struct {
 	socket *net.UDPConn
 }
 
-// farEndpoint is where somebody is.
+// farEndpoint is an endpoint that answers.
 type farEndpoint struct{ netip.AddrPort }
 
 func (farEndpoint) ClearSrc()             {}

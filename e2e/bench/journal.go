@@ -108,12 +108,12 @@ type write struct {
 	what string
 }
 
-// writes returns what wireguard-go says that it was told about peers.
+// writes returns the writes about peers that wireguard-go logs.
 func writes(entries []entry) []write {
-	told := regexp.MustCompile(`^peer\(([^)]*)\) - UAPI: (.*)$`)
+	logged := regexp.MustCompile(`^peer\(([^)]*)\) - UAPI: (.*)$`)
 	var all []write
 	for _, e := range entries {
-		if m := told.FindStringSubmatch(e.Message); m != nil {
+		if m := logged.FindStringSubmatch(e.Message); m != nil {
 			all = append(all, write{at: e.Time, peer: m[1], what: m[2]})
 		}
 	}

@@ -41,7 +41,7 @@ func (s *scale) change(ctx context.Context, round int, d time.Duration, note fun
 	})
 }
 
-// latency measures from the API to the device, and what the device is told. The
+// latency measures from the API to the device, and the writes to the device. The
 // agent logs at level debug for that, so this isn't the run in which processor
 // time counts.
 func (s *scale) latency(ctx context.Context) (err error) {
@@ -82,8 +82,8 @@ func (s *scale) latency(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	told := writes(entries)
-	if err := s.judge(all, told, watched); err != nil {
+	written := writes(entries)
+	if err := s.judge(all, written, watched); err != nil {
 		return err
 	}
 
@@ -99,17 +99,17 @@ func (s *scale) latency(ctx context.Context) (err error) {
 	return nil
 }
 
-// judge matches changes with what the device was told.
-func (s *scale) judge(all []changed, told []write, watched *bareWatch) error {
+// judge matches changes with the writes to the device.
+func (s *scale) judge(all []changed, written []write, watched *bareWatch) error {
 	byKey := make(map[string]int, len(s.crowd.members))
 	for i, m := range s.crowd.members {
 		byKey[shortKey(m.peer.key)] = i
 	}
 	applied := map[int][]time.Time{}
-	for _, w := range told {
+	for _, w := range written {
 		member, known := byKey[w.peer]
 		if !known {
-			return fmt.Errorf("the device was told %q of an unknown peer %s", w.what, w.peer)
+			return fmt.Errorf("%q was written about an unknown peer %s", w.what, w.peer)
 		}
 		applied[member] = append(applied[member], w.at)
 	}
@@ -132,7 +132,7 @@ func (s *scale) judge(all []changed, told []write, watched *bareWatch) error {
 		delete(applied, c.member)
 	}
 	s.table.note("%d changed nodes: %d peers touched (%.2f for each) by %d lines of configuration; peers touched that hadn't changed: %d",
-		len(all), touched, float64(touched)/float64(len(all)), len(told), len(applied))
+		len(all), touched, float64(touched)/float64(len(all)), len(written), len(applied))
 	s.reportLatency(all)
 	return nil
 }

@@ -1,6 +1,6 @@
 // Command bench measures semaphore-wireguard and prints one table, each line a
 // ratio against something that ran beside it on the same machine: numbers of
-// their own would tell more of the machine than of the program.
+// their own would depend more on the machine than on the program.
 //
 //	go run ./e2e/bench                        # everything, some minutes
 //	go run ./e2e/bench -only throughput       # one part, or several

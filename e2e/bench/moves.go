@@ -185,16 +185,16 @@ func (s *scale) moveBlocks(ctx context.Context, log *journal) error {
 }
 
 // additions returns when peers got more allowed IPs, without those that got all of theirs
-// because they were made anew, as those are that don't answer; and without those that free
-// what nobody gets.
-func additions(told []write) map[string][]time.Time {
+// because they were replaced, as those are that don't answer; and without those that free
+// unused ones.
+func additions(written []write) map[string][]time.Time {
 	given := map[string][]time.Time{}
 	made := ""
-	for i, w := range told {
+	for i, w := range written {
 		switch {
 		case w.what == "Created":
 			made = w.peer
-		case i > 0 && told[i-1].peer != w.peer:
+		case i > 0 && written[i-1].peer != w.peer:
 			made = ""
 		}
 		if w.what == "Adding allowedip" && made != w.peer {

@@ -20,7 +20,7 @@ const changesPerSecond = 20
 // are looked at.
 const settling = 5 * time.Second
 
-// atRest is how long after that its memory is looked at again: nobody answers in a crowd,
+// atRest is how long after that its memory is measured again: no node of a crowd answers,
 // and with thousands of handshakes that are tried garbage is what takes most of it. Neither
 // program has any yet after settling, and both are about to begin their handshakes again: what
 // they take then says most of when they began. So it is looked at each second in between.
@@ -194,7 +194,7 @@ func memories(ctx context.Context, pids []int) (c course, err error) {
 // doesn't answer (Rekey-Timeout, section 6.1 of the WireGuard paper).
 const scatterTime = 5 * time.Second
 
-// scatter gives all nodes new keys, one after the other. Nobody answers in a
+// scatter gives all nodes new keys, one after the other. No node answers in a
 // crowd, and handshakes with thousands of peers that were added at the same
 // time are repeated at the same times: the processor would be busy with nothing
 // else for most of a second, then idle. Peers that were added one by one make

@@ -64,7 +64,7 @@ func (p *plain) peer() plainPeer {
 
 // start starts the process and sets up all, as fast as it can be done.
 func (p *plain) start(ctx context.Context) error {
-	// Our engine is a session, too: it outlives whoever starts it.
+	// Our engine is a session, too: it outlives its parent.
 	process, err := p.node.Start(sandbox.Command{Name: "wireguard-go", Path: p.binary, Args: []string{"-f", plainLink}, Session: true})
 	if err != nil {
 		return err

@@ -38,8 +38,8 @@ func (b *bench) restart(ctx context.Context, ours, beside *side) error {
 			b.say("%s, pair %d of %d: gap %v and %v, lost %d and %d", how.name, i+1, b.pairs,
 				x.LongestGap.Round(time.Millisecond), y.LongestGap.Round(time.Millisecond), x.Sent-x.Received, y.Sent-y.Received)
 		}
-		b.table.add(row{what: "gap, " + how.name + " and start", beside: beside.name + ", set up anew", pairs: gaps, unit: duration})
-		b.table.add(row{what: "packets lost of 100/s", beside: beside.name + ", set up anew", pairs: lost, unit: number})
+		b.table.add(row{what: "gap, " + how.name + " and start", beside: beside.name + ", set up again", pairs: gaps, unit: duration})
+		b.table.add(row{what: "packets lost of 100/s", beside: beside.name + ", set up again", pairs: lost, unit: number})
 	}
 	return nil
 }

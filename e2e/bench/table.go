@@ -38,7 +38,7 @@ func (g goal) String() string {
 	return ""
 }
 
-// met tells whether a ratio is as it should be.
+// met reports whether a ratio meets its bound.
 func (g goal) met(ratio float64) bool {
 	return (g.atLeast == 0 || ratio >= g.atLeast) && (g.atMost == 0 || ratio <= g.atMost)
 }

@@ -88,7 +88,7 @@ func send(address string, streams int, duration time.Duration) error {
 	})
 }
 
-// dialPatiently waits until somebody listens.
+// dialPatiently retries until the server listens.
 func dialPatiently(address string) (net.Conn, error) {
 	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		conn, err := net.DialTimeout("tcp", address, time.Second)

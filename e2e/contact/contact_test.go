@@ -78,8 +78,8 @@ func part(t *testing.T, p *Pair) {
 	}
 }
 
-// anew returns how often a side began anew since it was opened.
-func anew(t *testing.T, p *Pair, side int) int {
+// retries returns how often a side initiated its handshake again since it was opened.
+func retries(t *testing.T, p *Pair, side int) int {
 	t.Helper()
 	_, _, n, err := p.Look(side)
 	if err != nil {
@@ -104,7 +104,7 @@ func losing(lose map[[2]int]int) Rule {
 }
 
 // Two sides whose initiations cross have a session each that the other one doesn't
-// know, and WireGuard may do nothing about it for 15 s. One begins anew.
+// know, and WireGuard may do nothing about it for 15 s. One side initiates again.
 func TestCrossedInitiations(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		began := 0
@@ -128,15 +128,15 @@ func TestCrossedInitiations(t *testing.T) {
 				}
 				return 0, false
 			})
-			before := anew(t, p, 0) + anew(t, p, 1)
+			before := retries(t, p, 0) + retries(t, p, 1)
 			meet(t, p)
 			connect(t, p)
 			// Mostly the side that leads; the other one when that is slow.
-			began += anew(t, p, 0) + anew(t, p, 1) - before
+			began += retries(t, p, 0) + retries(t, p, 1) - before
 			part(t, p)
 		}
 		if began == 0 {
-			t.Error("neither side ever began anew")
+			t.Error("neither side initiated a handshake again")
 		}
 	})
 }
@@ -161,13 +161,13 @@ func TestFirstPacketsLost(t *testing.T) {
 			}
 			needed := lose[[2]int{0, Initiation}]+lose[[2]int{1, Initiation}] == 2
 			p.Relay(losing(lose))
-			before := anew(t, p, 0) + anew(t, p, 1)
+			before := retries(t, p, 0) + retries(t, p, 1)
 			meet(t, p)
 			connect(t, p)
 			if needed {
 				// It is counted when it has been done.
-				polltest.Until(t, time.Minute, "somebody to begin anew without packets"+name, func() bool {
-					return anew(t, p, 0)+anew(t, p, 1) > before
+				polltest.Until(t, time.Minute, "a side to initiate again without packets"+name, func() bool {
+					return retries(t, p, 0)+retries(t, p, 1) > before
 				})
 			}
 			part(t, p)
@@ -198,11 +198,11 @@ func TestSessionInWhichNothingComesBack(t *testing.T) {
 				}
 				return 0, true
 			})
-			before := anew(t, p, deaf)
+			before := retries(t, p, deaf)
 			meet(t, p)
 			connect(t, p)
 			// It is counted when it has been done.
-			polltest.Until(t, time.Minute, "the deaf side to begin anew", func() bool { return anew(t, p, deaf) > before })
+			polltest.Until(t, time.Minute, "the deaf side to initiate again", func() bool { return retries(t, p, deaf) > before })
 			part(t, p)
 		}
 	})
@@ -224,7 +224,7 @@ func TestRestartedSideGoesOnByItself(t *testing.T) {
 				t.Fatal(err)
 			}
 			connect(t, p)
-			polltest.Until(t, time.Minute, "the restarted side to begin anew", func() bool { return anew(t, p, side) > 0 })
+			polltest.Until(t, time.Minute, "the restarted side to initiate again", func() bool { return retries(t, p, side) > 0 })
 			part(t, p)
 		}
 	})
@@ -237,7 +237,7 @@ func TestSideThatIsNotKnown(t *testing.T) {
 		if err := p.Meet(0, time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		polltest.Until(t, time.Minute, "several attempts", func() bool { return anew(t, p, 0) >= 4 })
+		polltest.Until(t, time.Minute, "several attempts", func() bool { return retries(t, p, 0) >= 4 })
 		if err := p.Meet(1, time.Now()); err != nil {
 			t.Fatal(err)
 		}
@@ -249,7 +249,7 @@ func TestSideThatIsNotKnown(t *testing.T) {
 // Flags for measuring, see docs/decisions/0005-first-handshakes.md.
 var (
 	contacts = flag.Int("contacts", 6, "first contacts that TestFirstContacts makes of each kind")
-	slow     = flag.Duration("slow", time.Second, "tell how those went that took longer")
+	slow     = flag.Duration("slow", time.Second, "print the journal of trials that took longer")
 )
 
 // First contacts as they come, with packets lost.

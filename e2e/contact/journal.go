@@ -34,7 +34,7 @@ func (j *journal) note(format string, args ...any) {
 }
 
 // packet takes down a packet that the relay got. Of requests and answers, which are
-// many, only those that tell of a session.
+// many, only those about a session.
 func (j *journal) packet(p Packet, pass bool) {
 	if j == nil {
 		return
@@ -72,7 +72,7 @@ func (j *journal) watch(stop <-chan struct{}) {
 	}
 }
 
-// take returns what was taken down, and begins anew.
+// take returns the records, and starts over.
 func (j *journal) take() []event {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -220,7 +220,7 @@ func (p *Pair) Open(side int) error {
 	})
 }
 
-// Restart ends a side and starts it again with the same key: it knows nobody, and
+// Restart ends a side and starts it again with the same key: it has no peer, and
 // has lost its sessions, as after a reboot of its machine.
 func (p *Pair) Restart(side int) error {
 	if _, err := p.call(side, command{Call: "remove"}); err != nil {
@@ -229,7 +229,7 @@ func (p *Pair) Restart(side int) error {
 	return p.Open(side)
 }
 
-// Meet tells a side of the other one at the given time.
+// Meet makes the other side known to a side at the given time.
 func (p *Pair) Meet(side int, at time.Time) error {
 	other := 1 - side
 	_, err := p.call(side, command{Call: "meet", At: at, Subnet: subnet(other), Remote: peers.Node{
@@ -251,11 +251,11 @@ func (p *Pair) Relay(rule Rule) { p.relay.set(rule) }
 // Inject delivers a packet to a side as if the other one had sent it.
 func (p *Pair) Inject(to int, data []byte) { p.relay.send(to, data) }
 
-// Look returns how a side sees the other one, and how often it began anew with it
+// Look returns how a side sees the other one, and how often it initiated again
 // since it was opened. There is no peer before the side has learnt of it.
-func (p *Pair) Look(side int) (peer tunnel.PeerStatus, exists bool, anew int, err error) {
+func (p *Pair) Look(side int) (peer tunnel.PeerStatus, exists bool, retries int, err error) {
 	a, err := p.call(side, command{Call: "look"})
-	return a.Peer, a.HasPeers, a.Anew, err
+	return a.Peer, a.HasPeers, a.Retries, err
 }
 
 // Reach sends requests from one side's pod to the other's until one is answered,

@@ -51,7 +51,7 @@ type answer struct {
 	Error    string
 	Key      tunnel.Key
 	At       time.Time // probe: when the first request was answered
-	Anew     int       // count: how often this side began anew
+	Retries  int       // how often this side initiated again
 	Peer     tunnel.PeerStatus
 	HasPeers bool
 	Events   []event // events: what this side did
@@ -113,7 +113,7 @@ type side struct {
 	nodes      atomic.Pointer[[]peers.Node]
 	subnet     atomic.Pointer[netip.Prefix]
 	peering    *reconcile.Trigger
-	anew       atomic.Int64
+	retries    atomic.Int64
 	log        journal
 	halt       func()
 }
@@ -142,7 +142,7 @@ func (s *side) do(c command) (a answer, err error) {
 	case "events":
 		a.Events = s.log.take()
 	case "look":
-		a.Anew = int(s.anew.Load())
+		a.Retries = int(s.retries.Load())
 		a.Peer, a.HasPeers, err = s.look()
 	default:
 		err = fmt.Errorf("no call %q", c.Call)
@@ -163,9 +163,9 @@ func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 	contacting := reconcile.NewTrigger()
 	s.device, s.peering = device, reconcile.NewTrigger()
 	s.nodes.Store(&[]peers.Node{})
-	s.anew.Store(0)
+	s.retries.Store(0)
 	s.controller = peers.NewController(peers.ControllerConfig{
-		Cluster: "other", Device: counted{device, &s.anew, &s.log},
+		Cluster: "other", Device: counted{device, &s.retries, &s.log},
 		Nodes: func() ([]peers.Node, bool) { return *s.nodes.Load(), true },
 		Rules: func() peers.Rules {
 			var rules peers.Rules
@@ -224,11 +224,11 @@ func (s *side) look() (tunnel.PeerStatus, bool, error) {
 	return status.Peers[0], true, nil
 }
 
-// counted counts how often was begun anew, and takes down what is done.
+// counted counts repeated initiations, and records what is done.
 type counted struct {
 	*tunnel.Device
-	anew *atomic.Int64
-	log  *journal
+	retries *atomic.Int64
+	log     *journal
 }
 
 // Configure implements peers.Device.
@@ -247,7 +247,7 @@ func (c counted) Nudge(ctx context.Context, decide func(tunnel.PeerStatus) tunne
 		return does
 	})
 	c.log.note("has looked")
-	c.anew.Add(int64(done.Resets))
+	c.retries.Add(int64(done.Resets))
 	return done, err
 }
 

@@ -48,7 +48,7 @@ func (s *show) dies(ctx context.Context) (string, error) {
 	}
 	failed, last := asking.Failed(at)
 	noticed := fmt.Sprintf("of 10 requests a second %d failed in all, the last one after %.1f s", failed, max(0, last.Sub(at).Seconds()))
-	s.say("%s; without that, half of them would until somebody notices", noticed)
+	s.say("%s; without that, half of them would until an operator intervenes", noticed)
 	out, err := s.pair.GCP.Kubectl(ctx, "-n", programs.Namespace, "get", "leases", "-l", "wireguard.semaphore.uw.io/path-report=true",
 		`--output=jsonpath={range .items[*]}{.metadata.name}: {.metadata.annotations.wireguard\.semaphore\.uw\.io/paths-down}{"\n"}{end}`)
 	if err != nil {

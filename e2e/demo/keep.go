@@ -50,7 +50,7 @@ func leave(ctx context.Context) error {
 	for lines.Scan() {
 		if code, over := strings.CutPrefix(lines.Text(), curtain); over {
 			if code != "0" {
-				return errors.New("a step failed; make demo-down removes what is there")
+				return errors.New("a step failed; make demo-down removes what was set up")
 			}
 			return nil
 		}
@@ -60,7 +60,7 @@ func leave(ctx context.Context) error {
 }
 
 // stay gives the show, says that it is over, and keeps everything until it is
-// told to end.
+// asked to end.
 func stay(ctx context.Context, path string) error {
 	out, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -138,7 +138,7 @@ func running() (pid int, err error) {
 	if err != nil || pid <= 1 {
 		return 0, fmt.Errorf("%s doesn't hold a process number: remove it", pidFile)
 	}
-	// The number may be somebody else's by now.
+	// The number may be that of another process by now.
 	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil || !strings.Contains(string(args), "-background") {
 		return 0, os.Remove(pidFile)

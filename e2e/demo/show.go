@@ -77,7 +77,7 @@ func (s *show) summary() {
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%.1f s\t%s\n", mark, r.step, r.took.Seconds(), note)
 	}
-	_ = w.Flush() // to a terminal or a pipe: nobody is left to tell
+	_ = w.Flush() // to a terminal or a pipe: errors can't be reported
 }
 
 // close removes everything.
@@ -100,7 +100,7 @@ func (s *show) close() {
 	}
 }
 
-// say tells what is going on.
+// say prints what is going on.
 func (s *show) say(format string, args ...any) { fmt.Fprintf(s.out, "   "+format+"\n", args...) }
 
 // print shows what a command printed.

@@ -149,7 +149,7 @@ func (s *show) broken(ctx context.Context) (string, error) {
 // connectLimit is how long a pod is given to be reached, on a machine that is busy, too.
 const connectLimit = 5 * time.Second
 
-// send connects from a pod to another, tells what that gives, and sends 200
+// send connects from a pod to another, prints the result, and sends 200
 // datagrams. In this order, because the kernel limits how often it says that a
 // destination is unreachable (icmp(7), icmp_ratelimit).
 func (s *show) send(ctx context.Context, from, to *testbed.Pod) (outcome string, reached bool) {

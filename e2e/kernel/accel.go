@@ -16,7 +16,7 @@ const (
 	accelTCG  = "tcg"
 )
 
-// usableKVM tells whether this machine can run others itself: its processor
+// usableKVM reports whether this machine can run others itself: its processor
 // says so in cpuinfo (the content of /proc/cpuinfo), and the file at device
 // (/dev/kvm) makes a machine. The device alone isn't enough: virtual machines
 // exist that have one for guests made for them only, where Debian's kernel

@@ -134,7 +134,7 @@ func parseOptions(args []string, stderr io.Writer) (options, error) {
 	return opts, nil
 }
 
-// runTests builds the machine, runs it and tells whether all tests passed. An
+// runTests builds the machine, runs it and reports whether all tests passed. An
 // error means that this isn't known.
 func runTests(ctx context.Context, opts options, out io.Writer) (ok bool, err error) {
 	if runtime.GOARCH != "amd64" {

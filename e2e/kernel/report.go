@@ -23,7 +23,7 @@ type result struct {
 	ended                   bool
 }
 
-// ok tells whether the package proves something: it ended well, and a test
+// ok reports whether the package proves something: it ended well, and a test
 // that wasn't skipped ran.
 func (r result) ok() bool { return r.ended && r.code == 0 && r.failed == 0 && r.passed > 0 }
 
@@ -89,7 +89,7 @@ func (r *reporter) finish() {
 	}
 }
 
-// failed tells whether anything went wrong, given how many packages were to run.
+// failed reports whether anything went wrong, given how many packages were to run.
 func (r *reporter) failed(want int) bool {
 	for _, result := range r.results {
 		if !result.ok() {

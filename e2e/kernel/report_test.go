@@ -20,13 +20,13 @@ const (
 // story is what a machine says of one package that prints output in pieces of
 // n bytes and exits with code.
 func story(pkg, output string, n, code int) []wire.Message {
-	told := []wire.Message{{Kind: wire.KindStart, Program: pkg}}
+	messages := []wire.Message{{Kind: wire.KindStart, Program: pkg}}
 	for len(output) > 0 {
 		piece := output[:min(n, len(output))]
 		output = output[len(piece):]
-		told = append(told, wire.Message{Kind: wire.KindOutput, Program: pkg, Output: []byte(piece)})
+		messages = append(messages, wire.Message{Kind: wire.KindOutput, Program: pkg, Output: []byte(piece)})
 	}
-	return append(told, wire.Message{Kind: wire.KindExit, Program: pkg, Code: code, Took: 1500 * time.Millisecond})
+	return append(messages, wire.Message{Kind: wire.KindExit, Program: pkg, Code: code, Took: 1500 * time.Millisecond})
 }
 
 func TestReportCounts(t *testing.T) {

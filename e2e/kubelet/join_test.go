@@ -44,7 +44,7 @@ func (l *lab) joined(t *testing.T) {
 		l.ctl(t, "join", "--check", "--image", ourImage(), "aws", "gcp")
 		l.same(t, before)
 	})
-	t.Run("faults are told at once", l.faults)
+	t.Run("all faults are reported at once", l.faults)
 	t.Run("one command", func(t *testing.T) {
 		started := time.Now()
 		answered := make(chan time.Time, 1)
@@ -199,7 +199,7 @@ func (l *lab) faults(t *testing.T) {
 	}
 }
 
-// noSecrets holds that nothing is printed that somebody could use.
+// noSecrets checks that no credentials are printed.
 func (l *lab) noSecrets(t *testing.T, out string) {
 	t.Helper()
 	for key, token := range l.handedTokens(t) {
@@ -322,7 +322,7 @@ var passing = []string{"events", "leases", "componentstatuses", "pods.metrics.k8
 var reporting = []string{"daemonsets", "deployments", "cronjobs", "poddisruptionbudgets"}
 
 // objects are those of a cluster: names, and content where it is configuration; with
-// versions those of all but what comes and goes, or tells of what happens.
+// versions those of all but what comes and goes, or records what happens.
 func (l *lab) objects(t *testing.T, cluster int, versions bool) []string {
 	t.Helper()
 	c := l.clusters[cluster]

@@ -94,7 +94,7 @@ func TestKubelet(t *testing.T) {
 	t.Run("taken out", l.takeOut)
 }
 
-// only tells whether -run asks for parts of TestKubelet with a name alone: the others need
+// only reports whether -run asks for parts of TestKubelet with a name alone: the others need
 // what the first of them installs.
 func only(t *testing.T, part string) bool {
 	_, parts, _ := strings.Cut(flag.Lookup("test.run").Value.String(), "/")

@@ -254,7 +254,7 @@ func startMeter(ctx context.Context, c *testbed.Cluster) (*corev1.Pod, error) {
 					// With a processor to spare, Go looks for something to do there at each packet.
 					Env:       []corev1.EnvVar{{Name: "GOMAXPROCS", Value: "1"}},
 					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m")}},
-					// For a socket that holds what comes while nobody reads.
+					// For a socket that buffers packets until they are read.
 					SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}}},
 				}},
 			},

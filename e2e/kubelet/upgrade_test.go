@@ -246,7 +246,7 @@ func (u *upgrade) watchMirrored(t *testing.T, cluster int) {
 					continue
 				}
 				if t.Logf("FIGURE %s: %s is withdrawn (%s)", u.clusters[cluster].Name, s.Name, event.Type); !u.gap.Load() {
-					t.Error("it was withdrawn when nothing was away")
+					t.Error("it was withdrawn without an outage")
 				}
 			}
 		}

@@ -53,7 +53,7 @@ func StartDNSWith(ctx context.Context, binary string, node *testbed.Node, corefi
 	return &DNS{net.JoinHostPort(node.Addresses()[0].String(), "53")}, err
 }
 
-// askAgain is how long Ask waits for an answer before it sends its query anew, as
+// askAgain is how long Ask waits for an answer before it sends its query again, as
 // resolvers do (resolv.conf(5)): a packet may be lost.
 const askAgain = 3 * time.Second
 

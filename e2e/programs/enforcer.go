@@ -173,7 +173,7 @@ func allowed(spec map[string]any, sets []unstructured.Unstructured) ([]string, e
 	return nets, nil
 }
 
-// selects tells whether a selector of Calico's holds for labels. It knows key == 'value',
+// selects reports whether a selector of Calico matches labels. It knows key == 'value',
 // and && between them.
 func selects(selector any, of labels.Set) (bool, error) {
 	text, _ := selector.(string)

@@ -27,7 +27,7 @@ type Pair struct {
 const PodPort = 80
 
 // StartPair builds the pair with so many nodes in each cluster. Progress is
-// told to say, which may be nil. The agents are started, not yet connected.
+// asked for, which may be nil. The agents are started, not yet connected.
 func StartPair(ctx context.Context, tb *testbed.Testbed, binary string, nodes int, say func(string)) (*Pair, error) {
 	if say == nil {
 		say = func(string) {}
@@ -127,7 +127,7 @@ func Reach(ctx context.Context, from Host, to *testbed.Pod) error {
 	return nil
 }
 
-// answerWait is after how long without an answer WaitReach asks anew, on another connection.
+// answerWait is after how long without an answer WaitReach asks again, on another connection.
 const answerWait = 2 * time.Second
 
 // WaitReach waits until a pod says its name over each of its addresses.

@@ -72,7 +72,7 @@ type Config struct {
 	// sys-semaphore/<name> in its own cluster and sys-semaphore/<name>-remote in
 	// the others.
 	Name string
-	// Replica tells several of one node apart; it names the log. Default: Name.
+	// Replica distinguishes several of one node; it names the log. Default: Name.
 	Replica string
 	// Binary is the path of the program.
 	Binary string

@@ -78,7 +78,7 @@ func (p *standInPod) fill(ctx context.Context) error {
 	return nil
 }
 
-// runs tells whether all programs do.
+// runs reports whether all programs run.
 func (p *standInPod) runs() bool {
 	return !slices.ContainsFunc(p.programs, func(program *Program) bool { return !program.process.Running() })
 }

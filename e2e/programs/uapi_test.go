@@ -86,7 +86,7 @@ func TestASocketThatIsNotListenedOnYetStays(t *testing.T) {
 	defer cancel()
 	if conn, err := programs.DialUAPI(refused, process, "late"); err == nil {
 		_ = conn.Close()
-		t.Error("nobody listens, but somebody answers")
+		t.Error("no process listens, and there is an answer")
 	}
 	if err := os.WriteFile(listen, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// TestHostileNeighbourOfAnAdministrator has somebody who may write in one namespace of gcp
+// TestHostileNeighbourOfAnAdministrator lets an attacker with write access to one namespace of gcp
 // attack the administrator of gcp and aws, and aws, by way of semaphorectl.
 func TestHostileNeighbourOfAnAdministrator(t *testing.T) {
 	t.Parallel()
@@ -40,7 +40,7 @@ func TestHostileNeighbourOfAnAdministrator(t *testing.T) {
 	ran := filepath.Join(dir, "ran")
 	must(t, os.WriteFile(filepath.Join(dir, "git"), []byte("#!/bin/sh\necho \"$@\" >>"+ran+"\nexit 1\n"), 0o700))
 	files := filepath.Join(dir, "files")
-	// run has our git before any other one.
+	// run puts our git first in PATH.
 	run := func(args ...string) (string, int) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -109,7 +109,7 @@ func TestHostileNeighbourOfAnAdministrator(t *testing.T) {
 				t.Errorf("%s: exit code %d:\n%s", command, code, out)
 			}
 		}
-		// With ranges that the administrator has named, but for those of nodes.
+		// With pod ranges of the administrator.
 		named := []string{"join", "--no-probe", "--image", image, "--pod-subnets", "gcp=10.4.0.0/16", "--pod-subnets", "aws=10.2.0.0/16", "aws", "gcp"}
 		if out, code := run(named...); code != 64 || !strings.Contains(out, "  pods in 10.4.0.0/16 (as you specified)\n  nodes in 10.66.0.0/16,fd00:66::/64 (as it reports)\n") || !strings.Contains(out, "--yes") {
 			t.Errorf("without a terminal: exit code %d:\n%s", code, out)
@@ -117,7 +117,7 @@ func TestHostileNeighbourOfAnAdministrator(t *testing.T) {
 		if diff := cmp.Diff(before, everything(t, clusters)); diff != "" {
 			t.Errorf("something has changed (-before +after):\n%s", diff)
 		}
-		// And when there are bounds.
+		// With existing bounds.
 		installed(t, aws, map[string]string{
 			"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp",
 			"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS": "10.66.0.0/17",
@@ -135,7 +135,7 @@ func TestHostileNeighbourOfAnAdministrator(t *testing.T) {
 	})
 }
 
-// installed makes what semaphorectl takes for an installation: agents with these settings.
+// installed creates a minimal installation for semaphorectl: a DaemonSet with these settings.
 func installed(t *testing.T, c *testbed.Cluster, settings map[string]string) {
 	t.Helper()
 	_, err := c.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: programs.Namespace,

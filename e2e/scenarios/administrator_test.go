@@ -25,7 +25,7 @@ type administrator struct {
 	binary, kubeconfig string
 }
 
-// startTwo starts the API servers of aws and gcp, with a node each, and no program of ours.
+// startTwo starts the API servers of aws and gcp, with a node each, without our programs.
 func startTwo(t *testing.T) (*testbed.Testbed, []*testbed.Cluster) {
 	t.Helper()
 	tb := testbed.Start(t, testbed.Config{})
@@ -42,7 +42,7 @@ func newAdministrator(t *testing.T, tb *testbed.Testbed) *administrator {
 	t.Helper()
 	kubeconfig, err := tb.Kubeconfig()
 	must(t, err)
-	// Without the race detector, with which all that it links takes minutes to build.
+	// Without the race detector, which makes the build take minutes.
 	binary, err := programs.Build(t.Context(), "semaphorectl", t.TempDir())
 	must(t, err)
 	return &administrator{tb, binary, kubeconfig}
@@ -57,7 +57,7 @@ func (a *administrator) run(ctx context.Context, args ...string) (out string, co
 	return out, 0, err
 }
 
-// ask runs a command with -o json and reads its answer.
+// ask runs a command with -o json and decodes its output.
 func (a *administrator) ask(ctx context.Context, into any, args ...string) (code int, err error) {
 	out, code, err := a.run(ctx, append(args, "-o", "json")...)
 	if err == nil {
@@ -69,8 +69,8 @@ func (a *administrator) ask(ctx context.Context, into any, args ...string) (code
 	return code, err
 }
 
-// object makes, for a program of the testbed, the objects that a cluster with kubelets
-// has: its pod, in which it can be asked through the API server.
+// object creates the pod of a program of the testbed, as in a cluster with kubelets, so that
+// the program can be reached through the API server.
 func (a *administrator) object(t *testing.T, p *programs.Program, name, app string) {
 	t.Helper()
 	pods := p.Node.Cluster.Client().CoreV1().Pods(programs.Namespace)
@@ -116,7 +116,7 @@ func template(labels map[string]string) corev1.PodTemplateSpec {
 	}
 }
 
-// administered makes what a pair of the testbed has no kubelets for.
+// administered creates the objects that kubelets and controllers would create for a pair.
 func administered(t *testing.T, p *programs.Pair) *administrator {
 	t.Helper()
 	a := newAdministrator(t, p.Testbed)
@@ -129,7 +129,7 @@ func administered(t *testing.T, p *programs.Pair) *administrator {
 	return a
 }
 
-// statusView is what is read of "semaphorectl status -o json".
+// statusView is part of the output of "semaphorectl status -o json".
 type statusView struct {
 	Meshes []struct {
 		From, To string
@@ -139,7 +139,7 @@ type statusView struct {
 	Wrong, Unknown []string
 }
 
-// counts is the paths between the clusters, by direction.
+// counts formats the paths between the clusters, by direction.
 func (v *statusView) counts() string {
 	var b strings.Builder
 	for _, m := range v.Meshes {
@@ -149,7 +149,7 @@ func (v *statusView) counts() string {
 	return b.String()
 }
 
-// unmeasured is how many paths have no latency.
+// unmeasured counts the paths without latency.
 func (v *statusView) unmeasured() (n int) {
 	for _, m := range v.Meshes {
 		for _, row := range m.Paths {

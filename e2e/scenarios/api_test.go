@@ -15,14 +15,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// TestRemoteAPIServerAway takes the remote's API server away, in the ways in
-// which that happens.
+// TestRemoteAPIServerAway makes the remote's API server unreachable in several ways.
 func TestRemoteAPIServerAway(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
 	agent, from, to := p.Agents[0], p.Pods[0], p.Pods[1]
 
-	t.Run("later: nothing changes, and metrics tell", func(t *testing.T) {
+	t.Run("later: nothing changes, and metrics show it", func(t *testing.T) {
 		before, err := agent.Status(t.Context())
 		must(t, err)
 		p.GCP.StopAPI()
@@ -85,12 +84,12 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		watched()
 	})
 
-	t.Run("an expired token is told and a new one is used", func(t *testing.T) {
+	t.Run("an expired token is reported and a new one is used", func(t *testing.T) {
 		credentials := agent.Remote["gcp"]
 		must(t, credentials.Expire(t.Context()))
 		p.GCP.StopAPI()
 		must(t, p.GCP.StartAPI(within(t, 3*time.Minute)))
-		eventually(t, time.Minute, "the expired token to be told", func(ctx context.Context) error {
+		eventually(t, time.Minute, "the expired token to be reported", func(ctx context.Context) error {
 			return hasAPIError(ctx, agent, "gcp", "Unauthorized")
 		})
 		must(t, programs.Reach(within(t, repair), from, to))
@@ -108,8 +107,8 @@ func TestRemoteAPIServerAway(t *testing.T) {
 	})
 }
 
-// TestOneRemoteFails gives an agent of aws three remotes, two of which can't be
-// used, and expects the third to work as ever.
+// TestOneRemoteFails gives an agent of aws three remotes, two of which fail, and expects the
+// third to work.
 func TestOneRemoteFails(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
@@ -147,11 +146,11 @@ func TestOneRemoteFails(t *testing.T) {
 			must(t, agent.Start())
 			must(t, programs.WaitReach(within(t, time.Minute), pod, p.Pods[1]))
 			must(t, programs.WaitReach(within(t, time.Minute), p.Pods[1], pod))
-			eventually(t, time.Minute, "the failure to be told", func(ctx context.Context) error {
+			eventually(t, time.Minute, "the failure to be reported", func(ctx context.Context) error {
 				return hasAPIError(ctx, agent, "merit")
 			})
 			must(t, agent.Healthy(t.Context()))
-			// A rollout that waits for this node goes on to the next one.
+			// A rollout that waits for this node continues with the next one.
 			eventually(t, time.Minute, "the agent to be ready", agent.Ready)
 			if !agent.Process().Running() {
 				t.Error("the agent has ended")
@@ -234,7 +233,7 @@ func TestThreeClusters(t *testing.T) {
 	})
 }
 
-// hasAPIError tells whether the agent reports that a remote's API server can't
+// hasAPIError returns nil if the agent reports that a remote's API server can't
 // be used, with one of the words if there are any.
 func hasAPIError(ctx context.Context, a *programs.Agent, remote string, words ...string) error {
 	status, err := a.Status(ctx)

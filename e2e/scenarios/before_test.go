@@ -22,9 +22,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// TestMovingFromTheReleaseBefore puts an agent in the place of one of the release
-// before, which knows nothing of turns, and takes it back, under a TCP connection. The
-// way there is with surge: both act for a while.
+// TestMovingFromTheReleaseBefore replaces an agent of the previous release, which doesn't
+// support takeover, and moves back, under a TCP connection. The upgrade surges: both are
+// active for a while.
 func TestMovingFromTheReleaseBefore(t *testing.T) {
 	t.Parallel()
 	nstest.Root(t)
@@ -37,7 +37,7 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 	next, from, to := p.Agents[0], p.Pods[0], p.Pods[1]
 	next.Env["SEMAPHORE_PROBE_SOCKET"] = "/run/probe.sock"
 	must(t, next.Stop(within(t, time.Minute)))
-	// It ends the engine that the agent has started. From here on there is one as in a pod.
+	// It ends the engine that the agent has started. From now on the engine runs as in a pod.
 	must(t, next.Cleanup(within(t, time.Minute)))
 	old, err := programs.PrepareAgent(t.Context(), before, next.Node, p.GCP)
 	must(t, err)
@@ -64,7 +64,7 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 		must(t, programs.WaitReach(within(t, time.Minute), from, to))
 		must(t, conn.exchange("on the new agent"))
 		eventually(t, time.Minute, "the new agent to be ready alone", func(ctx context.Context) error {
-			status, err := next.Status(ctx) // at the port, which the old one had
+			status, err := next.Status(ctx) // at the port of the old one
 			if err == nil && (len(status.Failing) > 0 || !status.Published || status.Remote("gcp").Device.Error != "") {
 				err = fmt.Errorf("%+v", status)
 			}
@@ -72,15 +72,14 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 		})
 		must(t, probe(within(t, time.Minute), next, p.Binary, "/readyz"))
 
-		// The older manifest has no surge, so one ends before the other one starts.
+		// The older manifest doesn't surge, so one ends before the other one starts.
 		must(t, next.StopPod(within(t, time.Minute)))
 		must(t, old.Start())
 		must(t, programs.WaitReach(within(t, time.Minute), from, to))
 		must(t, conn.exchange("on the old agent again"))
 		eventually(t, time.Minute, "the old agent to be ready again", old.Ready)
 
-		// The new agent gives the device the address at which others ask for a sign, which
-		// the old one leaves there.
+		// The new agent adds the address for probes to the device, which the old one keeps.
 		lines := slices.DeleteFunc(written(), func(line string) bool { return round == 0 && strings.Contains(line, " fe80::") })
 		if len(lines) > 0 {
 			t.Errorf("round %d: ip monitor:\n%s", round, strings.Join(lines, "\n"))
@@ -97,7 +96,7 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 	noPlaintext(t, capture)
 }
 
-// probe asks an agent as the kubelet does, with its own program.
+// probe runs an agent's probe like the kubelet, with its own program.
 func probe(ctx context.Context, a *programs.Agent, binary, path string) error {
 	process, err := a.Node.Start(sandbox.Command{
 		Name: "probe", Path: binary, Args: []string{"probe", path}, Env: []string{"SEMAPHORE_PROBE_SOCKET=" + a.Env["SEMAPHORE_PROBE_SOCKET"]},
@@ -116,8 +115,8 @@ func probe(ctx context.Context, a *programs.Agent, binary, path string) error {
 	return nil
 }
 
-// TestManifestsOfTheReleaseBefore applies the DaemonSet of the release before, ours, and
-// that one again: the strategy and the sidecar must be what each of them asks for.
+// TestManifestsOfTheReleaseBefore applies the DaemonSet of the previous release, ours, and
+// the previous one again: strategy and sidecar must be those of the applied manifest.
 func TestManifestsOfTheReleaseBefore(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)

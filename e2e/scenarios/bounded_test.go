@@ -73,11 +73,11 @@ func boundedKinds() []bounded {
 // unbounded stands among formats for a client as one has of one's own cluster.
 const unbounded = "unbounded"
 
-// TestBoundedWatchSeesWhatIsThere compares what a watch with the bounds of a
-// remote, and one without, has with what the API server of an older release, which
-// can't stream lists, and of a newer one answers, in both formats: objects are the
-// same to the last field, and nobody logs of a failure.
-func TestBoundedWatchSeesWhatIsThere(t *testing.T) {
+// TestBoundedWatchSeesAllObjects compares the objects of a watch with the bounds of a
+// remote, and of one without, with those of the API server, of an older release, which can't
+// stream lists, and of a newer one, in both formats: all fields are equal, and no failure is
+// logged.
+func TestBoundedWatchSeesAllObjects(t *testing.T) {
 	t.Parallel()
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{})

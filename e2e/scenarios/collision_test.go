@@ -11,9 +11,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
-// TestSubnetsAgainstThisNode gives an agent a second remote whose pod subnets, by a
-// mistake, have what the node depends on. The node keeps its network, the other
-// remote its tunnel, and nothing stays of what an earlier configuration installed.
+// TestSubnetsAgainstThisNode gives an agent a second remote whose pod subnets contain, by
+// mistake, addresses that the node depends on. The node keeps its network, the other remote
+// its tunnel, and nothing of an earlier configuration remains.
 func TestSubnetsAgainstThisNode(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
@@ -28,7 +28,7 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 		agent.Env[programs.Variable("bad", "POD_SUBNETS")] = subnets
 		must(t, agent.Start())
 	}
-	// traces lists what of our rules, routes and devices is there for a subnet.
+	// traces lists our rules, routes and devices for a subnet.
 	traces := func(ctx context.Context, subnet string) (found []string, err error) {
 		for _, command := range [][]string{
 			{"ip", "-4", "rule"}, {"ip", "-6", "rule"}, {"ip", "-4", "route", "show", "table", "all"},

@@ -113,7 +113,7 @@ func (m mirrors) read(ctx context.Context, list *unstructured.UnstructuredList) 
 	return all, nil
 }
 
-func (m mirrors) trouble(ctx context.Context, p *programs.Program, remote, name string) (string, error) {
+func (m mirrors) fault(ctx context.Context, p *programs.Program, remote, name string) (string, error) {
 	var status mirror.Status
 	err := p.Status(ctx, &status)
 	for i := range status.Services {
@@ -135,17 +135,17 @@ func (m mirrors) removedAt(ctx context.Context, p *programs.Program, remote stri
 	return nil, err
 }
 
-func (mirrors) contact(ctx context.Context, p *programs.Program, remote string) (stale bool, trouble string, err error) {
+func (mirrors) contact(ctx context.Context, p *programs.Program, remote string) (stale bool, fault string, err error) {
 	var status mirror.Status
 	err = p.Status(ctx, &status)
 	for i := range status.Clusters {
 		if c := &status.Clusters[i]; c.Name == remote {
 			for _, w := range c.Watches {
-				stale, trouble = stale || w.Stale, trouble+w.Error
+				stale, fault = stale || w.Stale, fault+w.Error
 			}
 		}
 	}
-	return stale, trouble, err
+	return stale, fault, err
 }
 
 func (mirrors) bounded(ctx context.Context, p *programs.Program, remote string) (said string, err error) {
@@ -240,7 +240,7 @@ func (sets) read(_ context.Context, list *unstructured.UnstructuredList) (map[st
 	return all, nil
 }
 
-// remote returns what a replica says of a remote.
+// remote returns a replica's report about a remote.
 func (sets) remote(ctx context.Context, p *programs.Program, name string) (r policy.RemoteStatus, all policy.Status, err error) {
 	err = p.Status(ctx, &all)
 	if at := slices.IndexFunc(all.Remotes, func(r policy.RemoteStatus) bool { return r.Name == name }); at >= 0 {
@@ -249,7 +249,7 @@ func (sets) remote(ctx context.Context, p *programs.Program, name string) (r pol
 	return r, all, err
 }
 
-func (s sets) trouble(ctx context.Context, p *programs.Program, remote, name string) (string, error) {
+func (s sets) fault(ctx context.Context, p *programs.Program, remote, name string) (string, error) {
 	r, _, err := s.remote(ctx, p, remote)
 	natural := s.local(remote, name)
 	for _, set := range r.Sets {
@@ -268,7 +268,7 @@ func (s sets) removedAt(ctx context.Context, p *programs.Program, remote string)
 	return nil, err
 }
 
-func (s sets) contact(ctx context.Context, p *programs.Program, remote string) (stale bool, trouble string, err error) {
+func (s sets) contact(ctx context.Context, p *programs.Program, remote string) (stale bool, fault string, err error) {
 	r, _, err := s.remote(ctx, p, remote)
 	return r.Stale, r.API.Error, err
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// testByHand changes one of our objects, deletes it, and then sees that nothing is
-// written when nothing happens.
+// testByHand changes one of our objects, deletes it, and then checks that nothing is written
+// without a change.
 func (f *controllers) testByHand(t *testing.T) {
 	for _, s := range f.subjects {
 		local := s.local("aws", "hand")
@@ -48,7 +48,7 @@ func (f *controllers) testByHand(t *testing.T) {
 		counts[s] = f.writes(t, s)
 	}
 	select {
-	case <-time.After(10 * time.Second): // Long enough for whatever is done again and again.
+	case <-time.After(10 * time.Second): // Long enough for periodic writes.
 	case <-t.Context().Done():
 	}
 	for _, s := range f.subjects {
@@ -79,7 +79,7 @@ func (f *controllers) testForeign(t *testing.T) {
 	}
 }
 
-// testRefused has the API server deny one name, as admission policies and webhooks do.
+// testRefused lets the API server deny one name, as admission policies and webhooks do.
 func (f *controllers) testRefused(t *testing.T) {
 	group := schema.GroupVersion{Group: "admissionregistration.k8s.io", Version: "v1"}
 	policies, bindings := "validatingadmissionpolicies", "validatingadmissionpolicybindings"
@@ -125,7 +125,7 @@ func (f *controllers) testRefused(t *testing.T) {
 	}
 }
 
-// testFinalizer has something hold up the end of our object.
+// testFinalizer delays the deletion of our object.
 func (f *controllers) testFinalizer(t *testing.T) {
 	for _, s := range f.subjects {
 		local := s.local("aws", "held")
@@ -153,8 +153,8 @@ func (f *controllers) testFinalizer(t *testing.T) {
 	}
 }
 
-// testAway has the API server of a remote end.
-func (f *controllers) testAway(t *testing.T) {
+// testUnreachable has the API server of a remote end.
+func (f *controllers) testUnreachable(t *testing.T) {
 	var unchanged []func(*testing.T)
 	for _, s := range f.subjects {
 		f.has(t, s, f.aws, "away", 6)
@@ -164,10 +164,10 @@ func (f *controllers) testAway(t *testing.T) {
 	f.aws.StopAPI()
 	for i, s := range f.subjects {
 		f.has(t, s, f.merit, "there", 7)
-		eventually(t, patient, s.program()+" to say that aws is away", func(ctx context.Context) error {
-			_, trouble, err := s.contact(ctx, s.Program, "aws")
-			if err == nil && trouble == "" {
-				err = errors.New("no trouble")
+		eventually(t, patient, s.program()+" to report that aws is unreachable", func(ctx context.Context) error {
+			_, fault, err := s.contact(ctx, s.Program, "aws")
+			if err == nil && fault == "" {
+				err = errors.New("no fault")
 			}
 			return err
 		})
@@ -207,7 +207,7 @@ func (f *controllers) backup(t *testing.T, of *testbed.Cluster, name string) str
 	return dir
 }
 
-// testRemoteRestored has a remote forget what it did of late: what there is follows.
+// testRemoteRestored restores a remote from a backup: our objects follow.
 func (f *controllers) testRemoteRestored(t *testing.T) {
 	dir := f.backup(t, f.aws, "remote")
 	var unchanged []func(*testing.T)
@@ -225,8 +225,7 @@ func (f *controllers) testRemoteRestored(t *testing.T) {
 	}
 }
 
-// testLocalRestored has the local cluster forget what was written of late: it is
-// written again.
+// testLocalRestored restores the local cluster from a backup: our objects are written again.
 func (f *controllers) testLocalRestored(t *testing.T) {
 	dir := f.backup(t, f.gcp, "local")
 	must(t, f.gcp.RestoreBackup(within(t, patient), dir))
@@ -252,7 +251,7 @@ func (f *controllers) without(t *testing.T, s *subject, grace string) {
 	s.base = base
 }
 
-// testUnconfigured takes a remote out of the configuration, in vain and for good.
+// testUnconfigured removes a remote from the configuration, temporarily and for good.
 func (f *controllers) testUnconfigured(t *testing.T) {
 	for _, s := range f.subjects {
 		f.has(t, s, f.aws, "lingers", 30)
@@ -303,7 +302,7 @@ func (f *controllers) localOf(t *testing.T, s *subject, remote string) (names []
 	return names
 }
 
-// testStale has a remote say nothing, then answer with errors only.
+// testStale makes a remote silent, and then answer with errors only.
 func (f *controllers) testStale(t *testing.T) {
 	r := newRelay(t, f.aws)
 	const port = 16443
@@ -334,8 +333,8 @@ func (f *controllers) testStale(t *testing.T) {
 	r.set(failing)
 	for _, s := range f.subjects {
 		eventually(t, patient, s.program()+" to have had each error", func(context.Context) error { return r.had(s.program()) })
-		if stale, trouble, err := s.contact(t.Context(), s.Program, "aws"); !stale || err != nil {
-			t.Errorf("%s: errors ended its being stale: %s, %v", s.program(), trouble, err)
+		if stale, fault, err := s.contact(t.Context(), s.Program, "aws"); !stale || err != nil {
+			t.Errorf("%s: errors ended its being stale: %s, %v", s.program(), fault, err)
 		}
 		f.holds(t, s, local[s], merged[s]...)
 		s.alive(t)
@@ -345,9 +344,9 @@ func (f *controllers) testStale(t *testing.T) {
 	for _, s := range f.subjects {
 		f.holds(t, s, local[s], append(merged[s], addressOf(f.aws, 40))...)
 		eventually(t, patient, "aws not to be stale", func(ctx context.Context) error {
-			stale, trouble, err := s.contact(ctx, s.Program, "aws")
-			if err == nil && (stale || trouble != "") {
-				err = fmt.Errorf("stale %t, %s", stale, trouble)
+			stale, fault, err := s.contact(ctx, s.Program, "aws")
+			if err == nil && (stale || fault != "") {
+				err = fmt.Errorf("stale %t, %s", stale, fault)
 			}
 			return err
 		})
@@ -359,7 +358,7 @@ func (f *controllers) testStale(t *testing.T) {
 	}
 }
 
-// testFlood has one remote come with more than it may have, at once.
+// testFlood creates more objects in one remote than it may have, at once.
 func (f *controllers) testFlood(t *testing.T) {
 	const flood, bound = 3000, 500
 	for _, s := range f.subjects {
@@ -394,9 +393,9 @@ func (f *controllers) testFlood(t *testing.T) {
 	}
 }
 
-// flooded starts a controller, to which aws comes with as much as it may have, has another
-// remote change something meanwhile, and fails if that waits for the end of the flood. When
-// next to all of the flood came before the change, it takes the flood back and returns false.
+// flooded starts a controller with the maximum number of objects in aws, changes an object of
+// another remote meanwhile, and fails if that change waits for the end of the flood. If nearly
+// all of the flood was handled before the change, it deletes the flood and returns false.
 func (f *controllers) flooded(t *testing.T, s *subject, settings map[string]string, name string, bound int) bool {
 	t.Helper()
 	f.restart(t, s, settings)

@@ -45,7 +45,7 @@ func (f *controllers) leads(t *testing.T, p *programs.Program) {
 	})
 }
 
-// uids returns what tells whether origins that move have still the same objects.
+// uids returns the UIDs of the objects of moving origins.
 func (f *controllers) uids(t *testing.T, s *subject) map[string]string {
 	t.Helper()
 	all, err := f.observe(t.Context(), s)
@@ -94,8 +94,8 @@ func (f *controllers) testHandOver(t *testing.T) {
 	}
 }
 
-// handOver has each of two replicas hand over to the other one, and returns how many
-// changes there were meanwhile.
+// handOver makes each of two replicas hand over to the other one, and returns the number of
+// changes meanwhile.
 func (f *controllers) handOver(t *testing.T, s *subject) int {
 	t.Helper()
 	type result struct {
@@ -121,8 +121,8 @@ func (f *controllers) handOver(t *testing.T, s *subject) int {
 	return moves.changes
 }
 
-// testLostLeader has the local API server answer nobody, until the leader has given up
-// with writes that it has begun.
+// testLostLeader stops the local API server from answering, until the leader has given up
+// with writes in flight.
 func (f *controllers) testLostLeader(t *testing.T) {
 	uids := map[*subject]map[string]string{}
 	for _, s := range f.subjects {

@@ -26,7 +26,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// controllerFaults are what service mirror and policy must both withstand.
+// controllerFaults are faults that service mirror and policy must both withstand.
 var controllerFaults = []struct {
 	name string
 	test func(*controllers, *testing.T)
@@ -35,7 +35,7 @@ var controllerFaults = []struct {
 	{"a foreign object is in the way", (*controllers).testForeign},
 	{"the API refuses one object", (*controllers).testRefused},
 	{"a finalizer holds an object", (*controllers).testFinalizer},
-	{"a remote is away", (*controllers).testAway},
+	{"a remote is unreachable", (*controllers).testUnreachable},
 	{"a remote is restored from a backup", (*controllers).testRemoteRestored},
 	{"the local cluster is restored from a backup", (*controllers).testLocalRestored},
 	{"a remote is no longer configured", (*controllers).testUnconfigured},
@@ -45,40 +45,39 @@ var controllerFaults = []struct {
 	{"a flood from one remote", (*controllers).testFlood},
 }
 
-// copies is what a controller makes of origins: one object of the local cluster for
-// each.
+// copies are the objects that a controller creates in the local cluster, one for each origin.
 type copies interface {
 	// program is the name of its program.
 	program() string
-	// kind is that of the object that there is one of for each origin.
+	// kind is the kind of these objects.
 	kind() schema.GroupVersionResource
 	// kinds are the resources that it writes.
 	kinds() []string
 	// local is the name of the object.
 	local(remote, name string) string
-	// put has an origin of a remote lead to an address; it creates it if need be.
+	// put sets the address of an origin of a remote, and creates it if needed.
 	put(ctx context.Context, c *testbed.Cluster, name, address string) error
 	// shared does the same for an origin that loses its address when the remote is
 	// stale. It returns the name of the object that has that of aws, and whether that
 	// is merged with those of other remotes.
 	shared(ctx context.Context, c *testbed.Cluster, name, address string) (local string, merged bool, err error)
-	// bare is put of an origin that takes as few requests as can be.
+	// bare is put with as few requests as possible.
 	bare(ctx context.Context, c *testbed.Cluster, name, address string) error
 	remove(ctx context.Context, c *testbed.Cluster, name string) error
-	// spoil is a patch of the object that must be put right.
+	// spoil is a patch of the object that must be reverted.
 	spoil() string
-	// foreign is an object of somebody else.
+	// foreign is a foreign object.
 	foreign(name string) *unstructured.Unstructured
 	// read returns the addresses of all objects that are ours, by name.
 	read(ctx context.Context, list *unstructured.UnstructuredList) (map[string][]string, error)
-	// trouble returns what a replica says is wrong with an origin's object.
-	trouble(ctx context.Context, p *programs.Program, remote, name string) (string, error)
+	// fault returns what a replica says is wrong with an origin's object.
+	fault(ctx context.Context, p *programs.Program, remote, name string) (string, error)
 	// removedAt returns when the objects of a remote go.
 	removedAt(ctx context.Context, p *programs.Program, remote string) (*time.Time, error)
 	// contact returns whether a remote is stale, and why it can't be read.
-	contact(ctx context.Context, p *programs.Program, remote string) (stale bool, trouble string, err error)
-	// bounded returns what the status says of a remote's bounds; bound the setting of
-	// how many objects it may have, and the metric that counts what is beyond.
+	contact(ctx context.Context, p *programs.Program, remote string) (stale bool, fault string, err error)
+	// bounded returns what the status reports about a remote's bounds; bound the setting for
+	// the number of its objects, and the metric that counts those beyond it.
 	bounded(ctx context.Context, p *programs.Program, remote string) (said string, err error)
 	bound(remote string) (setting, metric string)
 }
@@ -107,7 +106,7 @@ type controllers struct {
 	subjects        []*subject
 }
 
-// TestControllers has faults happen to service mirror and policy at the same time.
+// TestControllers causes faults for service mirror and policy at the same time.
 func TestControllers(t *testing.T) {
 	t.Parallel()
 	nstest.Root(t)
@@ -139,7 +138,7 @@ func TestControllers(t *testing.T) {
 	}
 	for _, fault := range controllerFaults {
 		if !t.Run(fault.name, func(t *testing.T) { fault.test(f, t) }) {
-			break // the next one would begin with what this one left
+			break // the next one would start from this one's state
 		}
 	}
 }
@@ -147,8 +146,8 @@ func TestControllers(t *testing.T) {
 // origins is the namespace of all origins.
 const origins = "shop"
 
-// patient is how long something may take on a machine that is busy: watches try again
-// every half minute at the latest, after an outage.
+// patient is the timeout on a busy machine: after an outage, watches retry at least every
+// half minute.
 const patient = 2 * time.Minute
 
 // replica prepares another replica of a controller.
@@ -184,7 +183,7 @@ func (f *controllers) ready(t *testing.T, p *programs.Program) {
 	})
 }
 
-// alive fails unless a controller has run all the while and is ready.
+// alive fails unless a controller has run without a restart and is ready.
 func (s *subject) alive(t *testing.T) {
 	t.Helper()
 	if !s.Process().Running() {
@@ -200,7 +199,7 @@ func addressOf(c *testbed.Cluster, n int) string {
 	return netip.AddrFrom4(a).String()
 }
 
-// puts has an origin lead to address number n.
+// puts sets the address of an origin to number n.
 func (f *controllers) puts(t *testing.T, s *subject, c *testbed.Cluster, name string, n int) {
 	t.Helper()
 	must(t, s.put(within(t, time.Minute), c, name, addressOf(c, n)))
@@ -269,7 +268,7 @@ func (f *controllers) goes(t *testing.T, s *subject, c *testbed.Cluster, name st
 	})
 }
 
-// namespace is where the objects are; empty where they have none.
+// namespace is the namespace of the objects; empty if they are cluster-scoped.
 func (s *subject) namespace() string {
 	if s.kind().Group == "" {
 		return programs.Namespace
@@ -289,7 +288,7 @@ func ignoreNotFound(err error) error {
 func (f *controllers) says(t *testing.T, s *subject, c *testbed.Cluster, name, want string) {
 	t.Helper()
 	eventually(t, patient, fmt.Sprintf("%s to say %q of %s", s.program(), want, name), func(ctx context.Context) error {
-		got, err := s.trouble(ctx, s.Program, c.Name, name)
+		got, err := s.fault(ctx, s.Program, c.Name, name)
 		if err == nil && (want == "" && got != "" || !strings.Contains(got, want)) {
 			err = fmt.Errorf("it says %q", got)
 		}

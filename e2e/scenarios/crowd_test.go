@@ -32,11 +32,11 @@ import (
 // allowed is how many peers a remote may have by default.
 const allowed = 2000
 
-// podMemory is what deploy/wireguard/daemonset.yaml gives an agent, and its engine.
+// podMemory is the memory limit of an agent, and its engine, in deploy/wireguard/daemonset.yaml.
 const podMemory = 512 << 20
 
-// crowd is the API server of a remote that says it has count nodes, each with more
-// prefixes than one may have, and changes one after the other.
+// crowd is the API server of a remote with count nodes, each with more prefixes than allowed,
+// which changes one after the other.
 type crowd struct {
 	count    int
 	prefixes int
@@ -90,8 +90,7 @@ func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveTLS serves over TLS on a node until the test ends, and returns the path of what
-// vouches for it.
+// serveTLS serves over TLS on a node until the test ends, and returns the path of its CA.
 func serveTLS(t *testing.T, handler http.Handler, node *testbed.Node, port int) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -129,7 +128,7 @@ func newGroup(t *testing.T, name string) *testbed.MemoryGroup {
 	t.Helper()
 	group, err := testbed.NewMemoryGroup("semaphore-crowd-"+name+"-"+strconv.Itoa(os.Getpid()), podMemory)
 	if err != nil {
-		// What the programs have taken is compared with the limit all the same.
+		// The programs' memory is compared with the limit in any case.
 		t.Logf("NO CONTROL GROUP ON THIS MACHINE: %v", err)
 		return nil
 	}
@@ -141,11 +140,10 @@ func newGroup(t *testing.T, name string) *testbed.MemoryGroup {
 	return group
 }
 
-// TestRemoteWithTwentyThousandNodes gives an agent, and the engine beside it, each in
-// the memory that its container has, a remote which says that it has 20,000 nodes with
-// 40 prefixes each, and changes 200 of them a second. Both live, also when the agent
-// starts again with the stored peers, and the other remote's pods are reached all the
-// while.
+// TestRemoteWithTwentyThousandNodes runs an agent and its engine, each with the memory of its
+// container, with a remote of 20,000 nodes with 40 prefixes each, of which 200 change each
+// second. Both survive, also when the agent restarts with the stored peers, and the other
+// remote's pods stay reachable.
 func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 	nstest.Root(t)
 	dir, limited := t.TempDir(), t.TempDir()
@@ -213,7 +211,7 @@ func TestRemoteWithTwentyThousandNodes(t *testing.T) {
 			}
 			return programs.Reach(ctx, p.Pods[0], p.Pods[1])
 		})
-		// Stored peers are as many as those that are told: a pass comes after both.
+		// All reported peers are stored after the pass.
 		for _, want := range []string{
 			`semaphore_wg_rejected_nodes{cluster="evil",reason="too_many_peers"} 8000`,
 			`semaphore_wg_rejected_nodes{cluster="evil",reason="many_prefixes"} 2000`,

@@ -31,8 +31,8 @@ const (
 	agentAccount    = "semaphore-wireguard"
 )
 
-// agentToken returns a token of the agents' account that is bound to a pod on the
-// node, as the kubelet gets one for the agent; unbound if the node is empty.
+// agentToken returns a token of the agents' account, bound to a pod on the node, like those
+// that the kubelet requests; unbound if the node is empty.
 func agentToken(t *testing.T, cluster *testbed.Cluster, node string) string {
 	t.Helper()
 	return accountToken(t, cluster, systemNamespace, agentAccount, node)
@@ -67,7 +67,7 @@ func accountToken(t *testing.T, cluster *testbed.Cluster, namespace, account, no
 	return token.Status.Token
 }
 
-// clientWith returns a client that has nothing but a token.
+// clientWith returns a client with a token only.
 func clientWith(t *testing.T, cluster *testbed.Cluster, token string) kubernetes.Interface {
 	t.Helper()
 	cfg := rest.AnonymousClientConfig(cluster.RESTConfig())
@@ -77,9 +77,8 @@ func clientWith(t *testing.T, cluster *testbed.Cluster, token string) kubernetes
 	return client
 }
 
-// TestNodeSpeaksOnlyForItself holds tokens of agents on two nodes against the
-// admission policy. The account gets every right on nodes first, so that what is
-// refused is refused by the policy and not for want of a right.
+// TestNodeSpeaksOnlyForItself tests the admission policy with tokens of agents on two nodes.
+// The account gets every right on nodes first, so that the policy refuses and not RBAC.
 func TestNodeSpeaksOnlyForItself(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)
@@ -109,7 +108,7 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 	untilRefused(t, func(ctx context.Context) error { return merge(ctx, own, "aws-2", published) })
 
 	t.Run("an agent publishes and withdraws", func(t *testing.T) {
-		// The original tool owns a field that ours takes over.
+		// The original tool owns a field that our agent writes.
 		must(t, merge(t.Context(), nodes, "aws-1", published))
 		self := func() (peers.Self, bool) {
 			node, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
@@ -249,14 +248,14 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 	})
 }
 
-// prefixesPatch has a node publish prefixes of pods.
+// prefixesPatch is a patch with which a node publishes pod prefixes.
 func prefixesPatch(prefixes string) string {
 	return fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, peers.PodCIDRsAnnotation, prefixes)
 }
 
-// TestAgentTellsOnlyOfItself holds the Events that agents may create against the
-// admission policy. Where the agents have more rights, it is it that refuses.
-func TestAgentTellsOnlyOfItself(t *testing.T) {
+// TestAgentEventsOnlyAboutItself tests the admission policy for Events, with agents that may
+// create any Event by RBAC.
+func TestAgentEventsOnlyAboutItself(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)
 	must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard")))
@@ -268,8 +267,8 @@ func TestAgentTellsOnlyOfItself(t *testing.T) {
 	must(t, err)
 	itself := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: systemNamespace, Name: pod.Name, UID: pod.UID}
 	const honest = "semaphore-wireguard.gcp.node.public-key.gcp-1"
-	// told is what an agent tells, about itself, and what is different about it.
-	told := func(change func(*corev1.Event)) *corev1.Event {
+	// event is an Event of an agent about itself, changed.
+	event := func(change func(*corev1.Event)) *corev1.Event {
 		e := &corev1.Event{
 			ObjectMeta: metav1.ObjectMeta{Name: honest}, InvolvedObject: itself,
 			Type: corev1.EventTypeWarning, Reason: "NodeRejected", Message: `node "gcp-1" of gcp is rejected, public_key: not a key`,
@@ -281,7 +280,7 @@ func TestAgentTellsOnlyOfItself(t *testing.T) {
 		return e
 	}
 	dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
-	tell := func(ctx context.Context, client kubernetes.Interface, e *corev1.Event) error {
+	create := func(ctx context.Context, client kubernetes.Interface, e *corev1.Event) error {
 		_, err := client.CoreV1().Events(systemNamespace).Create(ctx, e, dryRun)
 		return err
 	}
@@ -289,8 +288,8 @@ func TestAgentTellsOnlyOfItself(t *testing.T) {
 		e.InvolvedObject.Name, e.InvolvedObject.UID = "agent-aws-2", "another"
 	}
 	const refusal, inItsName, asItSays = "only create events about its own pod", "only create warnings, in its own name", "must match its name"
-	untilRefused(t, func(ctx context.Context) error { return tell(ctx, own, told(another)) })
-	eventsWith(t, own, told(nil))
+	untilRefused(t, func(ctx context.Context) error { return create(ctx, own, event(another)) })
+	eventsWith(t, own, event(nil))
 	named := func(name, reason, message string) func(*corev1.Event) {
 		return func(e *corev1.Event) { e.Name, e.Reason, e.Message = name, reason, message }
 	}
@@ -334,9 +333,9 @@ func TestAgentTellsOnlyOfItself(t *testing.T) {
 			"12 nodes of gcp are rejected, or prefixes of them: public_key 12; semaphore-wireguard status names all"), ""},
 		{"of many, with another message", named("semaphore-wireguard.gcp.all", "NodesRejected", "all is well"), asItSays},
 	} {
-		t.Run(c.name, func(t *testing.T) { refused(t, tell(t.Context(), own, told(c.change)), c.want) })
+		t.Run(c.name, func(t *testing.T) { refused(t, create(t.Context(), own, event(c.change)), c.want) })
 	}
-	t.Run("with a token that is bound to no pod", func(t *testing.T) { refused(t, tell(t.Context(), unbound, told(nil)), refusal) })
+	t.Run("with a token that is bound to no pod", func(t *testing.T) { refused(t, create(t.Context(), unbound, event(nil)), refusal) })
 	t.Run("of itself, through the other API", func(t *testing.T) {
 		_, err := own.EventsV1().Events(systemNamespace).Create(t.Context(), &eventsv1.Event{
 			ObjectMeta: metav1.ObjectMeta{Name: honest}, EventTime: metav1.NowMicro(), Regarding: itself,
@@ -345,26 +344,26 @@ func TestAgentTellsOnlyOfItself(t *testing.T) {
 		}, dryRun)
 		refused(t, err, refusal)
 	})
-	t.Run("a change of what is told", func(t *testing.T) {
-		_, err := own.CoreV1().Events(systemNamespace).Create(t.Context(), told(nil), metav1.CreateOptions{})
+	t.Run("a change of the message", func(t *testing.T) {
+		_, err := own.CoreV1().Events(systemNamespace).Create(t.Context(), event(nil), metav1.CreateOptions{})
 		must(t, err)
 		patch := []byte(`{"message":"all is well"}`)
 		_, err = own.CoreV1().Events(systemNamespace).Patch(t.Context(), honest, types.MergePatchType, patch, metav1.PatchOptions{})
 		refused(t, err, refusal)
 	})
 	t.Run("everybody else goes on", func(t *testing.T) {
-		refused(t, tell(t.Context(), cluster.Client(), told(func(e *corev1.Event) {
+		refused(t, create(t.Context(), cluster.Client(), event(func(e *corev1.Event) {
 			another(e)
 			e.Name = "other"
 		})), "")
 	})
 }
 
-// ofOurPolicy is in what the API server says of a request that one of our policies refused.
+// ofOurPolicy is part of the API server's error if one of our policies refused a request.
 const ofOurPolicy = "ValidatingAdmissionPolicy 'semaphore-"
 
-// refused checks that our policy refused a request with a message, or, with an
-// empty one, that nobody did.
+// refused checks that our policy refused a request with a message, or, with an empty one,
+// that the request succeeded.
 func refused(t *testing.T, err error, message string) {
 	t.Helper()
 	if message == "" {

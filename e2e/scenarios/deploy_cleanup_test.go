@@ -13,8 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// takeOut does what the example and the documentation tell an operator to do who
-// wants to be rid of it.
+// takeOut uninstalls the example as documented.
 func (e *example) takeOut(t *testing.T) {
 	for i, c := range e.clusters {
 		e.kubectl(t, c, "apply", "-k", filepath.Join(e.folder, c.Name+"-cleanup"))
@@ -36,14 +35,14 @@ func (e *example) takeOut(t *testing.T) {
 			must(t, programs.Clean(t.Context(), node))
 		}
 		e.kubectl(t, c, "delete", calico[i].GroupResource().String(), "-l", "managed-by=semaphore-policy")
-		// Without a controller manager the namespace would wait for ever.
+		// Without a controller manager the deletion of the namespace never ends.
 		e.kubectl(t, c, "delete", "--wait=false", "-k", filepath.Join(e.folder, c.Name))
 		e.gone(t, c)
 	}
 }
 
-// gone checks that no object of ours is left in a cluster, but for what goes with
-// the namespace.
+// gone checks that no object of ours remains in a cluster, except for those in the
+// namespace.
 func (e *example) gone(t *testing.T, c *testbed.Cluster) {
 	t.Helper()
 	namespace, err := c.Client().CoreV1().Namespaces().Get(t.Context(), systemNamespace, metav1.GetOptions{})

@@ -16,7 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// networkSet is a network set as semaphore-policy makes it, changed.
+// networkSet is a network set like those of semaphore-policy, changed.
 func networkSet(api int, name string, change func(*unstructured.Unstructured)) *unstructured.Unstructured {
 	s := &unstructured.Unstructured{Object: map[string]any{
 		"metadata": map[string]any{"name": name},
@@ -42,8 +42,8 @@ func setsWith(t *testing.T, cluster *testbed.Cluster, token string, api int) dyn
 	return client.Resource(calico[api])
 }
 
-// TestPolicyWritesOnlyItsOwn holds semaphore-policy's account against its admission
-// policies, in both of Calico's APIs as custom resources have them.
+// TestPolicyWritesOnlyItsOwn tests the admission policies of semaphore-policy's account, with
+// the custom resources of both of Calico's APIs.
 func TestPolicyWritesOnlyItsOwn(t *testing.T) {
 	t.Parallel()
 	testdata := filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata")
@@ -86,7 +86,7 @@ func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 	}{
 		{"as it is", nil, ""},
 		{"without a mark", func(s *unstructured.Unstructured) { s.SetLabels(nil) }, mark},
-		{"with another one's mark", label("managed-by", "somebody"), mark},
+		{"with another one's mark", label("managed-by", "other"), mark},
 		{"with another label", label("role", "db"), "may not change the labels"},
 		{"with a label of another domain", label("app.kubernetes.io/name", "db"), "may not change the labels"},
 		{"with an annotation", func(s *unstructured.Unstructured) {

@@ -27,10 +27,9 @@ const (
 	ourService = "gcp-default-73736d-web"
 )
 
-// confined starts a cluster with an account of ours and its admission policies. The
-// account gets every right first, so that what is refused is refused by the policies
-// and not for want of a right. Other is an account of that name in another
-// namespace, with the same rights: the original tools may have one.
+// confined starts a cluster with an account of ours and its admission policies. The account
+// gets every right first, so that the policies refuse and not RBAC. Other is an account of
+// that name in another namespace, with the same rights: the original tools may have one.
 func confined(t *testing.T, folder, account string, definitions ...string) (cluster *testbed.Cluster, token, other string) {
 	t.Helper()
 	cluster = startCluster(t)
@@ -52,7 +51,7 @@ var (
 	dryDelete = metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
 )
 
-// mirrorService is a Service as the service mirror makes it, changed.
+// mirrorService is a Service like those of the service mirror, changed.
 func mirrorService(name string, change func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
@@ -70,8 +69,8 @@ func mirrorService(name string, change func(*corev1.Service)) *corev1.Service {
 	return s
 }
 
-// untilRefused waits until one of our policies refuses what it is there to refuse. The API
-// server notices each policy after a moment, and not all of them at once.
+// untilRefused waits until one of our policies refuses a request. API servers enforce new
+// policies with a delay, and not all of them at once.
 func untilRefused(t *testing.T, act func(context.Context) error) {
 	t.Helper()
 	eventually(t, time.Minute, "the policy to count", func(ctx context.Context) error {
@@ -86,8 +85,8 @@ func untilRefused(t *testing.T, act func(context.Context) error) {
 	})
 }
 
-// TestServiceMirrorWritesOnlyMirrors holds the service mirror's account against its
-// admission policies.
+// TestServiceMirrorWritesOnlyMirrors tests the admission policies of the service mirror's
+// account.
 func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 	t.Parallel()
 	cluster, token, elsewhere := confined(t, "service-mirror", mirrorAccount)
@@ -222,8 +221,8 @@ func mirrorEndpoints(t *testing.T, own, admin kubernetes.Interface) {
 		return s
 	}
 	untilRefused(t, func(ctx context.Context) error {
-		ofNobody := slice(ourService+"-1", func(s *discoveryv1.EndpointSlice) { s.Labels = nil })
-		_, err := own.DiscoveryV1().EndpointSlices(systemNamespace).Create(ctx, ofNobody, dryCreate)
+		unlabelled := slice(ourService+"-1", func(s *discoveryv1.EndpointSlice) { s.Labels = nil })
+		_, err := own.DiscoveryV1().EndpointSlices(systemNamespace).Create(ctx, unlabelled, dryCreate)
 		return err
 	})
 	const labels, noService, addresses, notOurs = "must have its labels", "was not created by the service mirror", "must not refer to nodes or objects", "were not created by the service mirror"
@@ -234,8 +233,8 @@ func mirrorEndpoints(t *testing.T, own, admin kubernetes.Interface) {
 	}{
 		{"as it is", nil, ""},
 		{"without endpoints", func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }, ""},
-		{"of nobody", func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) }, labels},
-		{"of somebody else", func(s *discoveryv1.EndpointSlice) {
+		{"without a manager", func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) }, labels},
+		{"of another manager", func(s *discoveryv1.EndpointSlice) {
 			s.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io"
 		}, labels},
 		{"for a foreign service", func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "foreign" }, noService},
@@ -324,8 +323,8 @@ func mirrorEndpoints(t *testing.T, own, admin kubernetes.Interface) {
 	refused(t, api.Delete(t.Context(), made.Name, dryDelete), notOurs)
 }
 
-// metadata are changes that no program of ours makes to its Leases and Events: what makes
-// them stay, go with others, be taken for others, or be found by others.
+// metadata are changes of Leases and Events that no program of ours makes: finalizers,
+// owners, labels and annotations.
 func metadata() map[string]func(*metav1.ObjectMeta) {
 	return map[string]func(*metav1.ObjectMeta){
 		"a label":       func(m *metav1.ObjectMeta) { m.Labels = map[string]string{paths.Label: paths.LabelValue} },
@@ -375,7 +374,7 @@ func mirrorReplicas(t *testing.T, own, admin kubernetes.Interface) {
 
 const onlyData = "may change neither labels, annotations, finalizers nor owners"
 
-// eventsWith checks that an Event that an account may create may have no metadata besides.
+// eventsWith checks that Events with further metadata are refused.
 func eventsWith(t *testing.T, own kubernetes.Interface, event *corev1.Event) {
 	t.Helper()
 	for name, change := range metadata() {
@@ -415,7 +414,7 @@ func leases(t *testing.T, own, admin kubernetes.Interface, name, another, want s
 	refused(t, create(name), "")
 	taken, err := admin.CoordinationV1().Leases(systemNamespace).Create(t.Context(), lease(another), metav1.CreateOptions{})
 	must(t, err)
-	holder := "somebody"
+	holder := "another"
 	taken.Spec.HolderIdentity = &holder
 	_, err = api.Update(t.Context(), taken, metav1.UpdateOptions{})
 	refused(t, err, want)
@@ -435,7 +434,7 @@ func leases(t *testing.T, own, admin kubernetes.Interface, name, another, want s
 			refused(t, err, onlyData)
 		})
 	}
-	// What others have added stays, and is no hindrance.
+	// Metadata of other writers is kept, and isn't refused.
 	_, err = admin.CoordinationV1().Leases(systemNamespace).Patch(t.Context(), name, types.MergePatchType,
 		[]byte(`{"metadata":{"labels":{"a":"b"},"annotations":{"c":"d"}}}`), metav1.PatchOptions{})
 	must(t, err)

@@ -25,9 +25,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
-// example is the pair of clusters of deploy/example. They differ in what there is
-// a choice of, so that all of it is tried: the Calico of the second one has only the
-// older API, and its service mirror writes objects of the deprecated Endpoints API.
+// example is the pair of clusters of deploy/example, with different options: Calico in the
+// second one has only the older API, and its service mirror writes Endpoints.
 type example struct {
 	testbed  *testbed.Testbed
 	folder   string // deploy/example
@@ -49,8 +48,8 @@ func (e *example) sets(cluster int) dynamic.ResourceInterface {
 	return e.clusters[cluster].Dynamic().Resource(calico[cluster])
 }
 
-// startExample starts the clusters, with two nodes each, and does what the
-// example tells an operator to do.
+// startExample starts the clusters, with two nodes each, and installs the example as
+// documented.
 func startExample(t *testing.T) *example {
 	t.Helper()
 	tb := testbed.Start(t, testbed.Config{})
@@ -136,7 +135,7 @@ func (e *example) shell(t *testing.T, name, command string) (string, error) {
 	return process.Log(), process.Err()
 }
 
-// handOverLess hands over to a neighbour that isn't to run all of the tools.
+// handOverLess hands over to a neighbour without some of the tools.
 func (e *example) handOverLess(t *testing.T) {
 	const command = "semaphorectl tokens --from gcp aws gcp"
 	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-policy-remote-aws")
@@ -150,9 +149,8 @@ func (e *example) handOverLess(t *testing.T) {
 	}
 }
 
-// documents runs what the documents tell an operator to run against the API
-// servers: kubectl, and semaphorectl tokens. What takes the example out comes last, in
-// takeOut.
+// documents runs the documented commands against the API servers: kubectl, and semaphorectl
+// tokens. Those that uninstall the example are in takeOut.
 func (e *example) documents(t *testing.T) {
 	commands, err := docs.Commands(docs.Example)
 	must(t, err)
@@ -162,13 +160,13 @@ func (e *example) documents(t *testing.T) {
 		if regexp.MustCompile(`--context[ =]` + e.clusters[1].Name).MatchString(c.Text) {
 			node = e.clusters[1].Nodes()[0].Name
 		}
-		// What a command hands to another one is text.
+		// Commands in pipelines need other arguments.
 		command, _, _ := strings.Cut(strings.NewReplacer("NODE", node, "MIRROR", "aws-default-73736d-fluentd").Replace(c.Text), " | ")
 		if strings.Contains(command, "-cleanup") || strings.Contains(command, " delete -k ") {
 			continue
 		}
 		if strings.HasPrefix(command, "kubectl ") {
-			// Not for ever, as a delete would without a controller manager.
+			// Without a controller manager a delete waits forever.
 			command += " --request-timeout=30s"
 		}
 		if out, err := e.shell(t, fmt.Sprintf("document-%d", i), command); err != nil {
@@ -177,8 +175,7 @@ func (e *example) documents(t *testing.T) {
 	}
 }
 
-// originalDaemonSet makes the one that an operator has who moves over from the
-// original tool.
+// originalDaemonSet creates the DaemonSet of the original tool.
 func (e *example) originalDaemonSet(t *testing.T) {
 	t.Helper()
 	labels := map[string]string{"app": programs.WireGuard}
@@ -208,7 +205,7 @@ func (e *example) kubelet(c *testbed.Cluster, node int) *kubelet {
 	}
 }
 
-// agents runs the DaemonSet, as the API server has it, on all nodes of a cluster.
+// agents runs the DaemonSet from the API server on all nodes of a cluster.
 func (e *example) agents(t *testing.T, c *testbed.Cluster, name string) []*runningPod {
 	t.Helper()
 	set, err := c.Client().AppsV1().DaemonSets(systemNamespace).Get(t.Context(), programs.WireGuard, metav1.GetOptions{})
@@ -220,8 +217,8 @@ func (e *example) agents(t *testing.T, c *testbed.Cluster, name string) []*runni
 	return running
 }
 
-// follow replaces an agent as the DaemonSet's strategy has it: the next one is ready
-// before the old one ends. It returns the next one.
+// follow replaces an agent with the DaemonSet's strategy: the next one is ready before the
+// old one ends. It returns the next one.
 func (e *example) follow(t *testing.T, old *runningPod) *runningPod {
 	t.Helper()
 	c := old.kubelet.node.Cluster
@@ -248,7 +245,7 @@ func (e *example) follow(t *testing.T, old *runningPod) *runningPod {
 	return next
 }
 
-// deployment runs one replica of a Deployment, as the API server has it, on a node.
+// deployment runs one replica of a Deployment from the API server on a node.
 func (e *example) deployment(t *testing.T, c *testbed.Cluster, name string, node int) *runningPod {
 	t.Helper()
 	deployment, err := c.Client().AppsV1().Deployments(systemNamespace).Get(t.Context(), name, metav1.GetOptions{})
@@ -256,8 +253,7 @@ func (e *example) deployment(t *testing.T, c *testbed.Cluster, name string, node
 	return e.kubelet(c, node).run(t, name, &deployment.Spec.Template)
 }
 
-// TestExample installs the example in two clusters, runs what it deploys as it is
-// deployed, and takes it out again.
+// TestExample installs the example in two clusters, runs its pods, and uninstalls it.
 func TestExample(t *testing.T) {
 	t.Parallel()
 	e := startExample(t)
@@ -279,9 +275,9 @@ func TestExample(t *testing.T) {
 		to := e.clusters[1-i]
 		t.Run("a service of "+from.Name+" has a name in "+to.Name, func(t *testing.T) { e.mirrors(t, i) })
 		t.Run("a pod of "+from.Name+" is in a network set in "+to.Name, func(t *testing.T) { e.guards(t, i) })
-		t.Run("somebody else changes that set in "+to.Name, func(t *testing.T) { e.contested(t, i) })
+		t.Run("another writer changes that set in "+to.Name, func(t *testing.T) { e.contested(t, i) })
 	}
-	t.Run("what an operator must know is told in Events", e.tells)
+	t.Run("Events inform operators", e.events)
 	t.Run("agents are rolled out", func(t *testing.T) {
 		for i, old := range agents {
 			next := e.follow(t, old)
@@ -303,7 +299,7 @@ func TestExample(t *testing.T) {
 		must(t, pod.Stop(within(t, time.Minute)))
 	}
 	if _, err := onlyEvent(t.Context(), e.clusters[0], "NodeRejected"); err != nil {
-		t.Errorf("both agents tell of one node: %v", err)
+		t.Errorf("both agents report one node: %v", err)
 	}
 	t.Run("the documents' commands work", e.documents)
 	t.Run("a neighbour that gets less, or nothing", e.handOverLess)
@@ -312,8 +308,8 @@ func TestExample(t *testing.T) {
 	t.Run("every right was needed", func(t *testing.T) { compareRights(t, granted, used(t, e.audits[:]...)) })
 }
 
-// reports breaks all paths between the clusters, each node's one after the other, so that
-// each has to change what it reported first, and mends them.
+// reports breaks all paths between the clusters, node by node, so that each has to update its
+// report, and repairs them.
 func (e *example) reports(t *testing.T) {
 	each := func(do func(a, b *testbed.Node) error, chosen func(i, j int) bool) {
 		for i, a := range e.clusters[0].Nodes() {

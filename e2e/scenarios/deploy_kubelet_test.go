@@ -26,13 +26,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
-// kubelet runs pods on a node of the testbed as their templates say, as far as
-// our manifests make use of it: environment, arguments, user and capabilities,
-// volumes, a token that is bound to the pod. What it doesn't know fails the test.
-// The file system of the image, and that it is read-only, are not part of it.
+// kubelet runs pods on a node of the testbed from their templates, with the features that our
+// manifests use: environment, arguments, user and capabilities, volumes, a token that is
+// bound to the pod. Unknown features fail the test. It doesn't use the image's file system.
 type kubelet struct {
 	node *testbed.Node
-	// override replaces settings that only a real cluster has a true value for.
+	// override replaces settings that have other values in the testbed.
 	override map[string]string
 }
 
@@ -45,8 +44,7 @@ type runningPod struct {
 	address   string // of the pod, where the kubelet probes it by default
 }
 
-// run creates a pod in the API, past the admission that our namespace asks for,
-// and starts its container.
+// run creates a pod in the API, subject to Pod Security admission, and starts its container.
 func (k *kubelet) run(t *testing.T, name string, template *corev1.PodTemplateSpec) *runningPod {
 	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
@@ -123,7 +121,7 @@ func (p *runningPod) stopSidecars(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// environment is what the container's process finds in its environment.
+// environment is the environment of the container's process.
 func (k *kubelet) environment(t *testing.T, pod *corev1.Pod, container *corev1.Container) []string {
 	t.Helper()
 	if pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks {
@@ -163,10 +161,10 @@ func (k *kubelet) environment(t *testing.T, pod *corev1.Pod, container *corev1.C
 	}
 	for key, value := range k.override {
 		if len(container.EnvFrom) == 0 {
-			break // It is told nothing of remotes.
+			break // It has no settings for remotes.
 		}
 		if _, set := env[key]; !set {
-			t.Errorf("pod %s isn't told %s", pod.Name, key)
+			t.Errorf("pod %s lacks the setting %s", pod.Name, key)
 		}
 		env[key] = value
 	}
@@ -177,8 +175,8 @@ func (k *kubelet) environment(t *testing.T, pod *corev1.Pod, container *corev1.C
 	return list
 }
 
-// volumes are the mounts that the container's process finds. The token is what the
-// kubelet gives a pod, and dirs are the empty folders of its containers, by volume.
+// volumes are the mounts of the container's process. The token is like the kubelet's, and
+// dirs are the empty folders of its containers, by volume.
 func (k *kubelet) volumes(t *testing.T, pod *corev1.Pod, container *corev1.Container, token sandbox.Mount, dirs map[string]string) []sandbox.Mount {
 	t.Helper()
 	var mounts []sandbox.Mount
@@ -207,7 +205,7 @@ func (k *kubelet) volumes(t *testing.T, pod *corev1.Pod, container *corev1.Conta
 	return mounts
 }
 
-// projectsToken checks that a volume has what the kubelet mounts by default.
+// projectsToken checks that a volume is like the kubelet's default one.
 func projectsToken(t *testing.T, pod *corev1.Pod, volume *corev1.ProjectedVolumeSource) {
 	t.Helper()
 	var files []string
@@ -247,8 +245,7 @@ func (k *kubelet) hostPath(t *testing.T, volume *corev1.HostPathVolumeSource) st
 	return volume.Path
 }
 
-// secret writes the files of a Secret, with the group and the permissions that its
-// pod asks for.
+// secret writes the files of a Secret, with the group and the permissions of its pod.
 func (k *kubelet) secret(t *testing.T, pod *corev1.Pod, volume *corev1.SecretVolumeSource) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -271,8 +268,7 @@ func (k *kubelet) secret(t *testing.T, pod *corev1.Pod, volume *corev1.SecretVol
 	return dir
 }
 
-// privileges are arguments of setpriv(1) that make it give a process no more than
-// the container's security context does.
+// privileges are the arguments of setpriv(1) for the container's security context.
 func privileges(t *testing.T, pod *corev1.Pod, container *corev1.Container) []string {
 	t.Helper()
 	if container.SecurityContext == nil || container.SecurityContext.Capabilities == nil {
@@ -308,7 +304,7 @@ func privileges(t *testing.T, pod *corev1.Pod, container *corev1.Container) []st
 	return append(args, "--clear-groups")
 }
 
-// waitReady waits for what the manifest's readiness probe asks for.
+// waitReady waits until the manifest's readiness probe succeeds.
 func (p *runningPod) waitReady(t *testing.T, limit time.Duration) {
 	t.Helper()
 	probe := p.probe(t, p.container.ReadinessProbe)
@@ -320,7 +316,7 @@ func (p *runningPod) waitReady(t *testing.T, limit time.Duration) {
 	})
 }
 
-// probe returns what makes a probe: a request, or a command in the container.
+// probe returns a function for a probe: a request, or a command in the container.
 func (p *runningPod) probe(t *testing.T, probe *corev1.Probe) func(context.Context) error {
 	t.Helper()
 	if probe.Exec != nil {
@@ -341,8 +337,8 @@ func (p *runningPod) probe(t *testing.T, probe *corev1.Probe) func(context.Conte
 	}
 }
 
-// exec runs a command of the container's own program beside it, and returns what it
-// printed. It is an error when it doesn't end with exit code 0.
+// exec runs a command of the container's own program beside it, and returns its output, or an
+// error unless its exit code is 0.
 func (p *runningPod) exec(ctx context.Context, command []string) (out string, err error) {
 	if command[0] != p.container.Command[0] {
 		return "", fmt.Errorf("%q isn't the program of the container", command)

@@ -18,9 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestPoliciesFollowTheNamespace installs everything by an overlay that puts it
-// into another namespace, with another suffix, and sees the admission policies
-// refuse there what they have to.
+// TestPoliciesFollowTheNamespace installs everything by an overlay into another namespace,
+// with another suffix, and checks that the admission policies work there.
 func TestPoliciesFollowTheNamespace(t *testing.T) {
 	t.Parallel()
 	const namespace = "mesh-of-ours"
@@ -108,8 +107,8 @@ resources:
 	}
 }
 
-// TestPolicyFollowsNamesOfNeighbours has accounts of neighbours with other names, as
-// kustomize makes them, ask for tokens that outlive a revocation.
+// TestPolicyFollowsNamesOfNeighbours requests tokens that survive a revocation, for accounts
+// of neighbours with kustomize's name prefixes and suffixes.
 func TestPolicyFollowsNamesOfNeighbours(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// mirrors makes a service in one of the clusters, waits for it in the other one,
-// changes it and deletes it.
+// mirrors creates a service in one cluster, waits for its mirror in the other one, changes it
+// and deletes it.
 func (e *example) mirrors(t *testing.T, from int) {
 	remote, local := e.clusters[from].Client(), e.clusters[1-from].Client()
 	mirror := e.clusters[from].Name + "-default-73736d-fluentd"
@@ -83,7 +83,7 @@ func (e *example) mirrors(t *testing.T, from int) {
 	})
 }
 
-// absent is nil for the error of reading an object that isn't there.
+// absent returns nil for a NotFound error.
 func absent(err error) error {
 	switch {
 	case err == nil:
@@ -110,8 +110,8 @@ func holds(sets dynamic.ResourceInterface, name string, n int) func(context.Cont
 	}
 }
 
-// guards makes labelled pods in one of the clusters, waits for their network set in
-// the other one, and deletes them.
+// guards creates labelled pods in one cluster, waits for their network set in the other one,
+// and deletes them.
 func (e *example) guards(t *testing.T, from int) {
 	sets, name := e.sets(1-from), e.clusters[from].Name+"-default-forwarder"
 	var pods []string

@@ -15,9 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// TestStrangersReachNoProbe checks what the manifests say of ports: whom the
-// NetworkPolicies of the two Deployments let in, where the kubelet asks, and that
-// both are about ports that there are.
+// TestStrangersReachNoProbe checks the ports in the manifests: those that the NetworkPolicies
+// of the two Deployments admit, those of the kubelet's probes, and that all of them exist.
 func TestStrangersReachNoProbe(t *testing.T) {
 	read := func(name string, object any) {
 		t.Helper()
@@ -68,8 +67,8 @@ func TestStrangersReachNoProbe(t *testing.T) {
 			t.Errorf("%s: lets in (-want +got):\n%s", name, diff)
 		}
 	}
-	// A port of the agent's would be one of the host, where its successor has no room
-	// for it beside; and one of the loopback doesn't say which of the two answers.
+	// A host port would block the next agent during a rollout, and a port on the loopback
+	// could belong to either agent.
 	var agents appsv1.DaemonSet
 	read("wireguard/daemonset.yaml", &agents)
 	agent := &agents.Spec.Template.Spec.Containers[0]

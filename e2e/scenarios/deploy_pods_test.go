@@ -41,9 +41,9 @@ type sourced struct {
 	agent   *runningPod
 }
 
-// TestPodComponents puts each component for a network plugin into the example, as the
-// documents say, applies it, and has the agent publish what that plugin says, also when
-// it changes, with the rights that the component gives and no others.
+// TestPodComponents adds each component for a network plugin to the example, as documented,
+// and checks that the agent publishes the plugin's prefixes and their changes, with the rights
+// of the component only.
 func TestPodComponents(t *testing.T) {
 	t.Parallel()
 	s := &sourced{audit: filepath.Join(t.TempDir(), "audit.log")}
@@ -122,8 +122,8 @@ func (s *sourced) deploy(t *testing.T, component string) {
 	}
 }
 
-// start starts an agent as it is deployed, in the place of the one before, of which
-// nothing that it has published is left.
+// start starts an agent as it is deployed, instead of the previous one, whose published
+// annotations are removed.
 func (s *sourced) start(t *testing.T) {
 	t.Helper()
 	if s.agent != nil && s.agent.Running() {
@@ -132,7 +132,7 @@ func (s *sourced) start(t *testing.T) {
 	must(t, s.node.Patch(t.Context(), fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, peers.PodCIDRsAnnotation)))
 	set, err := s.cluster.Client().AppsV1().DaemonSets(systemNamespace).Get(t.Context(), programs.WireGuard, metav1.GetOptions{})
 	must(t, err)
-	// Nobody is at the other end.
+	// The remote doesn't exist.
 	k := &kubelet{node: s.node, override: map[string]string{programs.Variable("gcp", "API_URL"): s.cluster.APIURL()}}
 	s.agent = k.run(t, fmt.Sprintf("agent-%d", time.Now().UnixNano()), &set.Spec.Template)
 }
@@ -157,8 +157,8 @@ func (s *sourced) pod(t *testing.T, name, address string) {
 	must(t, err)
 }
 
-// calico has first the older of Calico's groups alone, then both, then the newer one
-// alone, as where Calico goes over to it.
+// calico serves first only the older one of Calico's API groups, then both, then only the
+// newer one, as in a migration.
 func (s *sourced) calico(t *testing.T) {
 	v1, v3 := blockAffinities, nativeAffinities
 	must(t, s.cluster.Apply(t.Context(), s.testdata(t, "calico-v1.yaml")))
@@ -216,7 +216,7 @@ func (s *sourced) pods(t *testing.T) {
 	waitPrefixes(t, s.node, "10.2.103.9/32,10.2.103.11/32")
 }
 
-// ovn needs no right besides, and no setting.
+// ovn needs no further right, and no setting.
 func (s *sourced) ovn(t *testing.T) {
 	annotate := func(value string) {
 		t.Helper()

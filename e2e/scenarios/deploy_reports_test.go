@@ -19,8 +19,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
 
-// TestAgentReportsOnlyItsOwnPaths holds the Leases that agents may write against the
-// admission policy. Where the agents have more rights, it is it that refuses.
+// TestAgentReportsOnlyItsOwnPaths tests the admission policy for Leases, with agents that may
+// write any Lease by RBAC.
 func TestAgentReportsOnlyItsOwnPaths(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)

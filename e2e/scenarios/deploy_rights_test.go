@@ -25,8 +25,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 )
 
-// auditArgs are arguments that make an API server write down who asks for what.
-// It can't stream lists, as those of older releases, whose clients list and watch.
+// auditArgs are arguments for an audit log of all requests, without streaming of lists, as in
+// older releases, whose clients list and watch.
 func auditArgs(t *testing.T, log string) []string {
 	t.Helper()
 	policy := filepath.Join(t.TempDir(), "audit.yaml")
@@ -39,8 +39,7 @@ rules:
 	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + log, "--feature-gates=WatchList=false"}
 }
 
-// right is a right of one of our accounts: one that it has been granted, or one
-// that it has made use of.
+// right is a right of one of our accounts, granted or used.
 type right struct {
 	account, verb string
 	resource      string // with its group, as in "leases.coordination.k8s.io"
@@ -59,14 +58,13 @@ func (r right) String() string {
 	return text
 }
 
-// covers reports whether who has r may do what other says.
+// covers reports whether r includes other.
 func (r right) covers(other right) bool {
 	return r.account == other.account && r.verb == other.verb && r.resource == other.resource &&
 		(r.namespace == "" || r.namespace == other.namespace) && (r.name == "" || r.name == other.name)
 }
 
-// namesUsed returns the names, empty where a request has none, for which who has r made use
-// of it.
+// namesUsed returns the names of the requests that used r, empty for requests without one.
 func (r right) namesUsed(used map[right]bool) map[string]bool {
 	names := map[string]bool{}
 	for u := range used {
@@ -77,13 +75,13 @@ func (r right) namesUsed(used map[right]bool) map[string]bool {
 	return names
 }
 
-// used returns the rights that our accounts made use of, by the audit logs.
+// used returns the rights that our accounts have used, from the audit logs.
 func used(t *testing.T, logs ...string) map[right]bool {
 	t.Helper()
 	return usedSince(t, time.Time{}, logs...)
 }
 
-// usedSince is used for what was asked for from then on.
+// usedSince is used for requests since a time.
 func usedSince(t *testing.T, since time.Time, logs ...string) map[right]bool {
 	t.Helper()
 	rights := map[right]bool{}
@@ -128,11 +126,11 @@ func readAudit(t *testing.T, log string, since time.Time, rights map[right]bool)
 		r := right{account: account, verb: event.Verb, namespace: object.Namespace, name: object.Name}
 		r.resource = qualified(object.Resource, object.Subresource, object.APIGroup)
 		if r.verb == "create" && object.Subresource == "" {
-			r.name = "" // Which the request doesn't have when it is authorized.
+			r.name = "" // Authorization of a create doesn't know the name.
 		}
 		rights[r] = true
 		if r.verb == "patch" && event.ResponseStatus.Code == http.StatusCreated {
-			// Server-side apply of an object that isn't there needs both.
+			// Server-side apply that creates an object needs both.
 			r.verb, r.name = "create", ""
 			rights[r] = true
 		}
@@ -204,7 +202,7 @@ func readRoles(t *testing.T, c *testbed.Cluster, rights map[right]bool) {
 	}
 }
 
-// rightsOf returns what a rule grants, without whom and where.
+// rightsOf returns the rights of a rule, without account and namespace.
 func rightsOf(rule *rbacv1.PolicyRule) []right {
 	names := rule.ResourceNames
 	if len(names) == 0 {
@@ -213,7 +211,7 @@ func rightsOf(rule *rbacv1.PolicyRule) []right {
 	var rights []right
 	for _, group := range rule.APIGroups {
 		if group == "semaphore.uw.io" {
-			continue // What the admission policies know an account by.
+			continue // Admission policies identify accounts by it.
 		}
 		for _, resource := range rule.Resources {
 			for _, verb := range rule.Verbs {
@@ -226,9 +224,8 @@ func rightsOf(rule *rbacv1.PolicyRule) []right {
 	return rights
 }
 
-// compareRights checks that every right that is granted was used, where and for
-// what it is granted: what was used in one namespace only, or only for an object
-// whose name the manifests know, could be less.
+// compareRights checks that every granted right was used with its full scope: a right that
+// was used in one namespace, or for one name, could be narrower.
 func compareRights(t *testing.T, granted, used map[right]bool) {
 	t.Helper()
 	byText := func(a, b right) int { return strings.Compare(a.String(), b.String()) }
@@ -256,9 +253,9 @@ func compareRights(t *testing.T, granted, used map[right]bool) {
 	}
 }
 
-// TestMissingRightIsTold takes one right after the other from the agents and from
-// their neighbours, and looks for where an operator gets to know of it.
-func TestMissingRightIsTold(t *testing.T) {
+// TestMissingRightIsReported withdraws one right after the other from the agents and their
+// neighbours, and checks that status, logs or metrics report it.
+func TestMissingRightIsReported(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
 	agent := p.Agents[0]
@@ -272,7 +269,7 @@ func TestMissingRightIsTold(t *testing.T) {
 		name       string
 		cluster    *testbed.Cluster
 		role, verb string
-		told       func(context.Context) error
+		reported   func(context.Context) error
 	}{
 		{"to publish", p.AWS, "semaphore-wireguard", "patch", func(ctx context.Context) error {
 			status, err := agent.Status(ctx)
@@ -304,10 +301,10 @@ func TestMissingRightIsTold(t *testing.T) {
 			restore := withoutVerb(t, c.cluster, c.role, c.verb)
 			defer restore()
 			must(t, agent.Start())
-			eventually(t, repair, "the failure to be told", c.told)
+			eventually(t, repair, "the failure to be reported", c.reported)
 		})
 	}
-	t.Run("to tell of a rejected node", func(t *testing.T) {
+	t.Run("to emit Events about a rejected node", func(t *testing.T) {
 		bindings := p.AWS.Client().RbacV1().RoleBindings(systemNamespace)
 		binding, err := bindings.Get(t.Context(), "semaphore-wireguard", metav1.GetOptions{})
 		must(t, err)
@@ -319,7 +316,7 @@ func TestMissingRightIsTold(t *testing.T) {
 			Name: "gcp-bad", Annotations: map[string]string{"aws.wireguard.semaphore.uw.io/pubKey": "not a key"},
 		}}, metav1.CreateOptions{})
 		must(t, err)
-		eventually(t, repair+event.Spread, "the failure to be told", func(ctx context.Context) error {
+		eventually(t, repair+event.Spread, "the failure to be reported", func(ctx context.Context) error {
 			status, err := agent.Status(ctx)
 			if err != nil {
 				return err
@@ -356,8 +353,8 @@ func TestMissingRightIsTold(t *testing.T) {
 // failedWatch is a count of failures to watch the local cluster's nodes.
 var failedWatch = regexp.MustCompile(`(?m)^semaphore_wg_node_watcher_failures_total\{cluster="aws",kind="nodes",verb="watch"\} [1-9]`)
 
-// withoutVerb takes a verb on nodes from a role, which has the name of its account,
-// and returns what gives it back. When it returns the API server knows.
+// withoutVerb removes a verb on nodes from a role, which has the name of its account, waits
+// until the API server enforces it, and returns a function that restores it.
 func withoutVerb(t *testing.T, c *testbed.Cluster, role, verb string) (restore func()) {
 	t.Helper()
 	roles := c.Client().RbacV1().ClusterRoles()

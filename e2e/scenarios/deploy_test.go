@@ -76,8 +76,8 @@ func TestManifestsAreValid(t *testing.T) {
 	}
 }
 
-// TestExamplesAgree checks that each side of the example says of the other what
-// that says of itself: swapping the names makes one out of the other.
+// TestExamplesAgree checks that each side of the example is configured for the other one:
+// swapping the names makes one out of the other.
 func TestExamplesAgree(t *testing.T) {
 	swap := strings.NewReplacer("aws", "gcp", "gcp", "aws", "AWS", "GCP", "GCP", "AWS",
 		"10.2.", "10.4.", "10.4.", "10.2.", "10:2:", "10:4:", "10:4:", "10:2:",
@@ -101,8 +101,8 @@ func TestExamplesAgree(t *testing.T) {
 	}
 }
 
-// TestControllersAreRestricted checks all pods but the agents' against the
-// strictest of the Pod Security Standards, in a namespace that enforces it.
+// TestControllersAreRestricted checks that a namespace with the restricted Pod Security
+// Standard admits all pods but the agents'.
 func TestControllersAreRestricted(t *testing.T) {
 	cluster := startCluster(t)
 	_, err := cluster.Kubectl(t.Context(), "label", "--overwrite", "namespace", systemNamespace, "pod-security.kubernetes.io/enforce=restricted")
@@ -140,7 +140,7 @@ func TestControllersAreRestricted(t *testing.T) {
 			t.Errorf("%s: %v", folder, err)
 		}
 	}
-	// The agent needs more, which shows that the namespace does enforce it.
+	// It refuses the agent, so the standard is enforced.
 	_, err = pods.Create(t.Context(), template("wireguard", "DaemonSet"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err == nil || !strings.Contains(err.Error(), "violates PodSecurity") {
 		t.Errorf("the agent: %v, expected a violation", err)

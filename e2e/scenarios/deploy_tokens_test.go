@@ -24,8 +24,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
-// publishAuthority does what the controller manager of a cluster does in each
-// namespace: it says which authority the API server's certificate chains to.
+// publishAuthority publishes the CA of the API server like the controller manager.
 func publishAuthority(t *testing.T, c *testbed.Cluster) {
 	t.Helper()
 	ca, err := os.ReadFile(c.CAFile())
@@ -36,8 +35,7 @@ func publishAuthority(t *testing.T, c *testbed.Cluster) {
 	must(t, err)
 }
 
-// issueTokens does what the token controller of a cluster's controller manager
-// does: it fills Secrets that ask for the token of an account.
+// issueTokens fills Secrets for tokens of accounts like the controller manager.
 func issueTokens(t *testing.T, c *testbed.Cluster) {
 	t.Helper()
 	ca, err := os.ReadFile(c.CAFile())
@@ -63,7 +61,7 @@ func issueTokens(t *testing.T, c *testbed.Cluster) {
 	}
 }
 
-// handOver hands a cluster tokens of another one.
+// handOver hands over tokens of one cluster to another one.
 func (e *example) handOver(t *testing.T, from, to string) {
 	t.Helper()
 	out, err := e.shell(t, "hand-over-"+from, "semaphorectl tokens --from "+from+" "+from+" "+to)
@@ -100,7 +98,7 @@ func (e *example) renew(t *testing.T, c *testbed.Cluster, name string, args ...s
 	return nil
 }
 
-// handed are the tokens that a cluster has got from another one, by Secret.
+// handed returns a cluster's tokens of another one, by Secret.
 func (e *example) handed(t *testing.T, c *testbed.Cluster, from string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -133,15 +131,14 @@ func startTokens(t *testing.T) *example {
 	return e
 }
 
-// works says whether an API server takes a token: agents' tokens list nodes.
+// works reports whether an API server accepts a token: agents' tokens list nodes.
 func works(ctx context.Context, t *testing.T, c *testbed.Cluster, token string) error {
 	t.Helper()
 	_, err := clientWith(t, c, token).CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	return err
 }
 
-// revoked waits until an API server, which remembers tokens for some seconds, takes
-// one no more.
+// revoked waits until an API server, which caches tokens for some seconds, refuses one.
 func revoked(t *testing.T, c *testbed.Cluster, what, token string) {
 	t.Helper()
 	eventually(t, time.Minute, what+" to be refused", func(ctx context.Context) error {
@@ -152,8 +149,7 @@ func revoked(t *testing.T, c *testbed.Cluster, what, token string) {
 	})
 }
 
-// TestTokens hands tokens over between two API servers, renews them, and takes
-// them back.
+// TestTokens hands over tokens between two API servers, renews and revokes them.
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	e := startTokens(t)
@@ -226,8 +222,8 @@ func TestTokens(t *testing.T) {
 		must(t, gcp.Client().RbacV1().ClusterRoleBindings().Delete(t.Context(), systemNamespace+"-"+account, metav1.DeleteOptions{}))
 	})
 	t.Run("revoked, with all that came of it", func(t *testing.T) {
-		// The policy asks for the Secret's UID, which no thief knows. Without it, as where
-		// manifests of an earlier release are, the tool alone has to see to it.
+		// The policy requires the Secret's UID, which a thief doesn't know. Without that
+		// policy, as with manifests of an earlier release, the tool alone has to prevent it.
 		must(t, gcp.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().
 			Delete(t.Context(), "semaphore-remote-tokens-aws", metav1.DeleteOptions{}))
 		// And a thief may have got one that is bound to nothing, and outlives its Secret.
@@ -240,7 +236,7 @@ func TestTokens(t *testing.T) {
 		})
 		must(t, works(t.Context(), t, gcp, unbound))
 		stop := steal(t, gcp, renewed[agents], account)
-		// A Secret that can't be changed can be deleted.
+		// An immutable Secret can be deleted.
 		_, err := gcp.Client().CoreV1().Secrets(systemNamespace).Patch(t.Context(), account, types.MergePatchType, []byte(`{"immutable":true}`), metav1.PatchOptions{})
 		must(t, err)
 		_, err = aws.Client().CoreV1().Secrets(systemNamespace).Patch(t.Context(), agents, types.MergePatchType,
@@ -285,7 +281,7 @@ func TestTokens(t *testing.T) {
 			revoked(t, gcp, "the thief's token", token)
 		}
 	})
-	t.Run("a token that has been taken back is told", func(t *testing.T) {
+	t.Run("a revoked token is reported", func(t *testing.T) {
 		must(t, gcp.Client().CoreV1().Secrets(systemNamespace).Delete(t.Context(), account, metav1.DeleteOptions{}))
 		revoked(t, gcp, "the token", e.handed(t, aws, "gcp")[agents])
 		err := e.renew(t, aws, "tokens-revoked", "-all")
@@ -296,9 +292,9 @@ func TestTokens(t *testing.T) {
 	t.Run("static ones work, and stay", func(t *testing.T) { e.staticTokens(t) })
 }
 
-// steal asks for tokens of an account again and again with one of its tokens, as a thief
-// would, until the function that it returns is called: that returns the last token that was
-// got for each Secret of the account.
+// steal keeps requesting tokens of an account with one of its tokens, like a thief, until the
+// function that it returns is called, which returns the last token for each Secret of the
+// account.
 func steal(t *testing.T, c *testbed.Cluster, token, account string) (stop func() map[types.UID]string) {
 	t.Helper()
 	eventually(t, time.Minute, "the thief to get a token", func(ctx context.Context) error {
@@ -330,7 +326,7 @@ func steal(t *testing.T, c *testbed.Cluster, token, account string) (stop func()
 	}
 }
 
-// boundTo is a request as the accounts may make it.
+// boundTo is a request that the accounts may make.
 func boundTo(secret string) authenticationv1.TokenRequestSpec {
 	seconds := int64(30 * 24 * 60 * 60)
 	return authenticationv1.TokenRequestSpec{
@@ -339,7 +335,7 @@ func boundTo(secret string) authenticationv1.TokenRequestSpec {
 	}
 }
 
-// askFor asks an API server for a token of an account, by means of another token.
+// askFor requests a token of an account with another token.
 func askFor(ctx context.Context, t *testing.T, c *testbed.Cluster, token, account string, spec authenticationv1.TokenRequestSpec) (string, error) {
 	t.Helper()
 	answer, err := clientWith(t, c, token).CoreV1().ServiceAccounts(systemNamespace).
@@ -350,8 +346,8 @@ func askFor(ctx context.Context, t *testing.T, c *testbed.Cluster, token, accoun
 	return answer.Status.Token, nil
 }
 
-// asksForNoOther holds the token of a neighbour against the role of its account,
-// and then against the admission policy: the account gets the right to every token.
+// asksForNoOther tests the role of a neighbour's account, and then the admission policy, with
+// an account that may request every token by RBAC.
 func (e *example) asksForNoOther(t *testing.T, token string) {
 	gcp := e.clusters[1]
 	const account, other = "semaphore-wireguard-remote-aws", "semaphore-policy-remote-aws"
@@ -420,14 +416,14 @@ func (e *example) asksForNoOther(t *testing.T, token string) {
 			t.Errorf("it lasts %s", lasts)
 		}
 	})
-	t.Run("everybody else goes on", func(t *testing.T) {
+	t.Run("all others continue", func(t *testing.T) {
 		_, err := gcp.Client().CoreV1().ServiceAccounts(systemNamespace).
 			CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 		must(t, err)
 	})
 }
 
-// renewsOnly holds the account of semaphore-tokens against what it isn't for.
+// renewsOnly tests the role and the admission policy of semaphore-tokens.
 func (e *example) renewsOnly(t *testing.T) {
 	aws := e.clusters[0]
 	token, err := aws.Client().CoreV1().ServiceAccounts(systemNamespace).
@@ -481,7 +477,7 @@ func (e *example) renewsOnly(t *testing.T) {
 	})
 }
 
-// staticTokens goes over to tokens that never expire.
+// staticTokens moves to tokens that never expire.
 func (e *example) staticTokens(t *testing.T) {
 	aws, gcp := e.clusters[0], e.clusters[1]
 	folder := t.TempDir()

@@ -20,8 +20,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
-// faults are those that the testbed can make cheaply. Agents are aws-1, aws-2, gcp-1 and
-// gcp-2, in this order.
+// faults are those that are cheap in the testbed. Agents are aws-1, aws-2, gcp-1 and gcp-2,
+// in this order.
 func (s *surgery) faults() []fault {
 	aws1, gcp1 := s.Agents[0].Node, s.Agents[2].Node
 	subnets := s.Agents[0].Env[programs.Variable("gcp", "POD_SUBNETS")]
@@ -75,7 +75,7 @@ func (s *surgery) faults() []fault {
 		},
 		{
 			name: "API server away", want: "api-away",
-			// The agents of gcp can't be asked, nor reach it themselves.
+			// The agents of gcp can't be read, and can't reach it themselves.
 			make: func(*testing.T) { s.GCP.StopAPI() },
 			heal: func(t *testing.T) { must(t, s.GCP.StartAPI(within(t, 3*time.Minute))) },
 		},
@@ -183,8 +183,7 @@ func (s *surgery) faults() []fault {
 	}
 }
 
-// unbind takes an account's rights away in the cluster of an agent. The binding has the
-// account's name.
+// unbind deletes the binding of an account, which has its name, in the cluster of an agent.
 func (s *surgery) unbind(t *testing.T, agent int, account string) {
 	t.Helper()
 	c := s.Agents[agent].Node.Cluster
@@ -192,7 +191,7 @@ func (s *surgery) unbind(t *testing.T, agent int, account string) {
 	must(t, c.AwaitRight(t.Context(), systemNamespace, account, authorizationv1.ResourceAttributes{Verb: "watch", Resource: "nodes"}, false))
 }
 
-// grant gives all rights back.
+// grant restores all rights.
 func (s *surgery) grant(t *testing.T) {
 	t.Helper()
 	must(t, programs.Grant(t.Context(), programs.WireGuard, s.AWS, s.GCP))
@@ -211,7 +210,7 @@ func (s *surgery) key(t *testing.T, from, to int) {
 	must(t, s.Agents[to].Start())
 }
 
-// container has the pod of the first agent wait for a reason; none: it runs.
+// container sets the waiting reason of the first agent's pod; empty: it runs.
 func (s *surgery) container(t *testing.T, reason string) {
 	t.Helper()
 	status := corev1.ContainerStatus{Name: "agent", Image: "none", ImageID: "none"}
@@ -228,8 +227,8 @@ func (s *surgery) container(t *testing.T, reason string) {
 	must(t, err)
 }
 
-// mirrorObjects makes the service mirror's Deployment in aws, with so many pods ready,
-// and CoreDNS's configuration.
+// mirrorObjects creates the service mirror's Deployment in aws, with so many ready pods, and
+// CoreDNS's configuration.
 func (s *surgery) mirrorObjects(t *testing.T, ready int32, corefile string) {
 	t.Helper()
 	ctx, client := t.Context(), s.AWS.Client()
@@ -253,7 +252,7 @@ func (s *surgery) mirrorObjects(t *testing.T, ready int32, corefile string) {
 	must(t, err)
 }
 
-// lease is what the kubelet of the first node renews, by a clock that is ahead.
+// lease is renewed by the kubelet of the first node, with a clock that is ahead.
 func (s *surgery) lease(t *testing.T, ahead time.Duration) {
 	t.Helper()
 	ctx, client := context.WithoutCancel(t.Context()), s.AWS.Client()

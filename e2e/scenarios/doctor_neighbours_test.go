@@ -19,8 +19,8 @@ var (
 	poolsResource       = schema.GroupVersionResource{Group: "projectcalico.org", Version: "v3", Resource: "ippools"}
 )
 
-// neighbourFaults are those of what runs beside agents: Calico, network sets, agents of
-// another version. The clusters know Calico's resources from then on.
+// neighbourFaults are faults of Calico, network sets and agents of another version. Calico's
+// resources are served from then on.
 func (s *surgery) neighbourFaults() []fault {
 	const taken, own = "gcp-shop-web", "own"
 	var policy *programs.Program
@@ -38,7 +38,7 @@ func (s *surgery) neighbourFaults() []fault {
 				old, err = programs.PrepareAgent(t.Context(), before, now.Node, s.GCP)
 				must(t, err)
 				must(t, old.Start())
-				// Until then its annotations are gone indeed.
+				// Until then its annotations are missing.
 				must(t, s.WaitConnected(within(t, time.Minute)))
 			},
 			heal: func(t *testing.T) {
@@ -85,7 +85,7 @@ func (s *surgery) neighbourFaults() []fault {
 	}
 }
 
-// custom makes a custom object in aws, whose kind may not be served at once.
+// custom creates a custom object in aws, whose kind may not be served at once.
 func (s *surgery) custom(t *testing.T, of schema.GroupVersionResource, kind, name string, spec map[string]any) {
 	t.Helper()
 	eventually(t, time.Minute, "a "+kind, func(ctx context.Context) error {

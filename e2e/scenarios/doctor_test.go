@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
-// diagnosis is what is read of "semaphorectl doctor -o json".
+// diagnosis is part of the output of "semaphorectl doctor -o json".
 type diagnosis struct {
 	Verdict string
 	Causes  []struct {
@@ -23,7 +23,7 @@ type diagnosis struct {
 	Unknown []struct{ What, Why string }
 }
 
-// ids are the causes, without those named twice.
+// ids returns the causes, without duplicates.
 func (d *diagnosis) ids() []string {
 	var all []string
 	for _, c := range d.Causes {
@@ -34,25 +34,25 @@ func (d *diagnosis) ids() []string {
 	return all
 }
 
-// fault is one that is made, asked about and taken away again.
+// fault is a fault that is caused, diagnosed and healed.
 type fault struct {
 	name string
-	// want is the cause that doctor must name; empty: it can't see this one, and must say
-	// that it doesn't know.
+	// want is the cause that doctor must report; empty: it can't detect this one, and must
+	// report unknown.
 	want string
-	// besides are causes that are true, too: what the fault is made of.
+	// besides are further causes that are true, too.
 	besides []string
 	make    func(t *testing.T)
 	heal    func(t *testing.T)
 }
 
-// blamed returns causes that are named and aren't true.
+// blamed returns reported causes that aren't true.
 func (f *fault) blamed(d diagnosis) []string {
 	return slices.DeleteFunc(d.ids(), func(id string) bool { return id == f.want || slices.Contains(f.besides, id) })
 }
 
-// TestDoctor asks, of clusters to which one thing after the other is done, what is wrong.
-// It prints what was said, and how much of it was right.
+// TestDoctor causes one fault after the other, and runs doctor. It prints the diagnoses, and
+// how many of them were right.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 2)
@@ -97,7 +97,7 @@ func TestDoctor(t *testing.T) {
 			for _, id := range untrue {
 				passing[id] = true
 			}
-			// In the middle of a fault, while an agent restarts, say, others may be seen, too.
+			// During a fault, such as while an agent restarts, other causes may be reported, too.
 			if len(untrue) == 0 && (f.want == "" || slices.Contains(d.ids(), f.want)) {
 				break
 			}
@@ -139,13 +139,13 @@ func TestDoctor(t *testing.T) {
 	t.Logf("%d of %d faults are named right, %d blamed on something else; %d more take pods to be seen, see TestKubelet", right, len(table)-pods, blamed, pods)
 }
 
-// surgery makes faults.
+// surgery causes faults.
 type surgery struct {
 	*programs.Pair
 	*administrator
 }
 
-// healthy waits until doctor has nothing to say.
+// healthy waits until doctor finds no faults.
 func (s *surgery) healthy(t *testing.T) {
 	t.Helper()
 	eventually(t, 90*time.Second, "doctor to find all well", func(ctx context.Context) error {
@@ -174,7 +174,7 @@ func (s *surgery) shell(t *testing.T, agent int, line string) {
 	}
 }
 
-// restart starts an agent anew, with other settings for its remote.
+// restart restarts an agent with other settings for its remote.
 func (s *surgery) restart(t *testing.T, agent int, settings map[string]string) {
 	t.Helper()
 	a := s.Agents[agent]

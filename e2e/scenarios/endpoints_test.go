@@ -28,9 +28,9 @@ import (
 // What a node of gcp publishes for aws.
 const gcpKey, gcpEndpoint = "aws.wireguard.semaphore.uw.io/pubKey", "aws.wireguard.semaphore.uw.io/endpoint"
 
-// TestHostileEndpoints lets a remote publish endpoints that are none of its own:
-// addresses of this cluster's nodes, pods and services, and others. No packet goes
-// there, counted where it would leave the node; the remote's other nodes stay peers.
+// TestHostileEndpoints lets a remote publish foreign endpoints: addresses of this cluster's
+// nodes, pods and services, and others. No packet is sent there, counted where it would leave
+// the node; the remote's other nodes stay peers.
 func TestHostileEndpoints(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 2)
@@ -62,9 +62,9 @@ func TestHostileEndpoints(t *testing.T) {
 		"all that are on a link of us": netip.MustParseAddr("10.66.255.255"),
 	}
 	names := slices.Sorted(maps.Keys(forbidden))
-	// What the agent knows of without any API server.
+	// Addresses that the agent knows without any API server.
 	evident := "hostile-" + strconv.Itoa(slices.Index(names, "all that are on a link of us"))
-	// What is allowed until there are node subnets.
+	// Allowed without node subnets.
 	stranger := netip.MustParseAddr("198.51.100.9")
 	watched := append(slices.Collect(maps.Values(forbidden)), stranger, p.Agents[2].Node.Addresses()[0])
 	sent := countSent(t, agent.Node, watched...)
@@ -73,7 +73,7 @@ func TestHostileEndpoints(t *testing.T) {
 	publishStrangers(t, p.GCP, "hostile", len(names), func(i int) netip.AddrPort { return netip.AddrPortFrom(forbidden[names[i]], 51820) })
 	publishStrangers(t, p.GCP, "stranger", 1, func(int) netip.AddrPort { return netip.AddrPortFrom(stranger, 51820) })
 	waitPeers(t, agent, "gcp", append(good, "stranger-0")...)
-	// Once the stranger has been spoken to, the others would have been.
+	// Once a packet to the stranger was sent, those to the others would have been.
 	eventually(t, repair, "a packet to the stranger", func(ctx context.Context) error {
 		if sent(ctx)[stranger] == 0 {
 			return errors.New("none yet")
@@ -115,7 +115,8 @@ func TestHostileEndpoints(t *testing.T) {
 		nodes := p.AWS.Client().CoreV1().Nodes()
 		_, err := nodes.Create(t.Context(), object, metav1.CreateOptions{})
 		must(t, err)
-		// The peer stays: what a node says of itself ends none. No other one comes there.
+		// The peer is retained: a node's own annotations remove no peer. No other peer gets
+		// this endpoint.
 		waitDisputed(t, agent, "gcp", map[string]string{"stranger-0": object.Name})
 		publishStrangers(t, p.GCP, "newcomer", 1, func(int) netip.AddrPort { return netip.AddrPortFrom(stranger, 51821) })
 		waitRejected(t, agent, "gcp", "newcomer-0")
@@ -135,7 +136,7 @@ func TestHostileEndpoints(t *testing.T) {
 		for _, a := range append([]netip.Addr{external}, append(was, append(p.Agents[2].Node.Addresses(), p.Agents[3].Node.Addresses()...)...)...) {
 			addresses = append(addresses, fmt.Sprintf(`{"type":"InternalIP","address":%q}`, a))
 		}
-		// Its own agent would put its annotations right.
+		// Its own agent would restore its annotations.
 		must(t, p.Agents[1].Stop(within(t, repair)))
 		stop := keepsSession(t, agent, "gcp", p.Agents[2].Node.Name)
 		must(t, other.Patch(t.Context(), prefixesPatch(strings.Join(claimed, ","))))
@@ -158,13 +159,13 @@ func TestHostileEndpoints(t *testing.T) {
 		must(t, p.WaitConnected(within(t, time.Minute)))
 	})
 
-	t.Run("the local API server is away at start", func(t *testing.T) {
+	t.Run("the local API server is down at start", func(t *testing.T) {
 		must(t, waitStored(t, agent.Node))
 		must(t, agent.Stop(within(t, repair)))
 		p.AWS.StopAPI()
 		publishStrangers(t, p.GCP, "later", 1, func(int) netip.AddrPort { return netip.AddrPortFrom(other.Addresses()[0], 443) })
 		must(t, agent.Start())
-		// Who comes new is a peer that has to speak first.
+		// A new node becomes a peer that has to initiate.
 		unchecked := append(slices.Clone(good), "later-0", "stranger-0")
 		for i := range names {
 			if node := fmt.Sprintf("hostile-%d", i); node != evident {
@@ -204,8 +205,8 @@ func TestHostileEndpoints(t *testing.T) {
 	})
 }
 
-// waitDisputed waits until just these peers stay though a node of the agent's cluster
-// claims their addresses.
+// waitDisputed waits until exactly these peers are retained though a node of the agent's
+// cluster claims their addresses.
 func waitDisputed(t *testing.T, a *programs.Agent, remote string, want map[string]string) {
 	t.Helper()
 	eventually(t, time.Minute, fmt.Sprintf("disputed peers %v", want), func(ctx context.Context) error {
@@ -258,8 +259,8 @@ func publishStrangers(t *testing.T, gcp *testbed.Cluster, name string, count int
 	}))
 }
 
-// countSent counts the packets that a node sends to addresses, before anything else
-// can happen to them. What it returns reads the counts.
+// countSent counts the packets that a node sends to addresses, before other rules apply. It
+// returns a function that reads the counts.
 func countSent(t *testing.T, node *testbed.Node, to ...netip.Addr) func(context.Context) map[netip.Addr]int {
 	t.Helper()
 	var rules strings.Builder

@@ -20,8 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
 
-// events are what agents and the mirror wrote into a cluster, so that a request which
-// fails late explains itself.
+// events are the writes of agents and the mirror to a cluster, to explain failed requests.
 type events struct {
 	mu  sync.Mutex
 	all []noted
@@ -32,8 +31,8 @@ type noted struct {
 	what string
 }
 
-// watchFailover notes what becomes of the reports of the cluster's own nodes and of the
-// slices of one service, until the test ends.
+// watchFailover records the changes of the cluster's reports of paths and of the slices of
+// one service, until the test ends.
 func watchFailover(t *testing.T, c *testbed.Cluster, service string) *events {
 	t.Helper()
 	e := &events{}
@@ -104,7 +103,7 @@ func (e *events) note(what string) {
 	e.all = append(e.all, noted{time.Now(), what})
 }
 
-// since returns what was noted since a moment, each with how long after.
+// since returns the records since a time, each with the time elapsed.
 func (e *events) since(at time.Time) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

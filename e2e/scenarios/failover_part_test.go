@@ -16,8 +16,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// oneDirection loses what the nodes of gcp send those of aws, and not what comes back:
-// nobody is answered, and the paths are down on both sides.
+// oneDirection drops packets from the nodes of gcp to those of aws, and not the reverse:
+// no request is answered, and the paths are down on both sides.
 func (f *failover) oneDirection(t *testing.T) {
 	nodes := f.GCP.Nodes()
 	f.outage(t, "one direction", func() { f.each(t, f.Testbed.DropOneWay, nodes...) }, func() {
@@ -28,7 +28,7 @@ func (f *failover) oneDirection(t *testing.T) {
 	})
 }
 
-// awaitPaths waits until the agents of gcp say something of all their paths.
+// awaitPaths waits until the agents of gcp report a state for all their paths.
 func (f *failover) awaitPaths(t *testing.T, what string, is func(p *programs.PeerStatus) bool) {
 	t.Helper()
 	for _, agent := range f.Agents[2:] {
@@ -46,12 +46,12 @@ func (f *failover) awaitPaths(t *testing.T, what string, is func(p *programs.Pee
 	}
 }
 
-// largePackets loses packets of more than 1,000 bytes between the clusters. That is
-// named, and nothing is withdrawn for it: what is small gets through.
+// largePackets drops packets of more than 1,000 bytes between the clusters. That is reported,
+// and nothing is withdrawn, as small packets get through.
 func (f *failover) largePackets(t *testing.T) {
 	const port = 88
 	large := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write(bytes.Repeat([]byte("x"), 4000)) // Who has gone doesn't read it.
+		_, _ = w.Write(bytes.Repeat([]byte("x"), 4000)) // The client may have gone.
 	})
 	must(t, f.Pods[0].Serve(t.Context(), port, large))
 	ask := ask(t, f.Pods[2], f.url(t, "gl-shop-73736d-web"))
@@ -93,8 +93,8 @@ func (f *failover) largePackets(t *testing.T) {
 	t.Logf("large packets restored: known after %s", seconds(at, time.Now()))
 }
 
-// attempts asks for a service from some ports, each once and for a quarter of a second,
-// and returns those that got no answer.
+// attempts connects to a service once from each of some ports, for a quarter of a second, and
+// returns those without an answer.
 func (f *failover) attempts(t *testing.T, url string) (lost []int) {
 	t.Helper()
 	for range 8 {
@@ -106,9 +106,9 @@ func (f *failover) attempts(t *testing.T, url string) (lost []int) {
 	return lost
 }
 
-// attempt connects to a service from a port of a pod on the first node. A kernel sends
-// what comes from a port of which an attempt got no answer where that one was sent,
-// unless the agent has it forget that.
+// attempt connects to a service from a port of a pod on the first node. After an attempt
+// without an answer, conntrack keeps sending packets from this port to the same endpoint,
+// unless the agent deletes the entry.
 func (f *failover) attempt(t *testing.T, url string, port int, limit time.Duration) error {
 	t.Helper()
 	from := f.Pods[2]

@@ -32,7 +32,7 @@ type failover struct {
 	*programs.Pair
 	mirror *programs.Program
 	local  []*testbed.Pod // of the global service, in gcp
-	ports  int            // of which attempts were made
+	ports  int            // used for attempts
 }
 
 func startFailover(t *testing.T) *failover {
@@ -73,7 +73,7 @@ func (f *failover) url(t *testing.T, name string) string {
 	return "http://" + net.JoinHostPort(n.clusterIP(t, name), "8888") + "/"
 }
 
-// asking is a client of a test.
+// asking is a test's client.
 type asking struct{ *programs.Client }
 
 func ask(t *testing.T, from *testbed.Pod, url string) *asking {
@@ -83,9 +83,8 @@ func ask(t *testing.T, from *testbed.Pod, url string) *asking {
 	return a
 }
 
-// settled waits until all requests of so many seconds were answered, by exactly these
-// pods, and returns when the last one before that failed, or was answered by another
-// one; zero: none.
+// settled waits until all requests of so many seconds were answered by exactly these pods. It
+// returns when the last one failed, or was answered by another pod; zero: none.
 func (a *asking) settled(t *testing.T, since time.Time, seconds int, pods ...*testbed.Pod) (failed int, last time.Time) {
 	t.Helper()
 	want := map[string]bool{}
@@ -109,7 +108,7 @@ func (a *asking) settled(t *testing.T, since time.Time, seconds int, pods ...*te
 	return a.Failed(since)
 }
 
-// even returns when each of these pods had answered a request since a moment.
+// even returns when each of these pods had answered a request since a time.
 func (a *asking) even(since time.Time, pods ...*testbed.Pod) time.Time {
 	var last time.Time
 	for _, pod := range pods {
@@ -146,8 +145,8 @@ func (f *failover) status(ctx context.Context) (s mirror.Status, err error) {
 	return s, err
 }
 
-// says waits until the mirror says that nothing is withdrawn, for so many reports: a stall
-// of this machine for two seconds is an outage of its own, which passes.
+// says waits until the mirror reports so many reports and no withdrawn endpoint: a stall of
+// this machine for two seconds is a temporary outage, too.
 func (f *failover) says(t *testing.T, reports int) {
 	t.Helper()
 	eventually(t, repair, "nothing to be withdrawn", func(ctx context.Context) error {
@@ -159,8 +158,8 @@ func (f *failover) says(t *testing.T, reports int) {
 	})
 }
 
-// outage unplugs something, waits until no request fails and plugs it in again, and
-// prints how long that took for a client on each node.
+// outage unplugs something, waits until no request fails, plugs it in again, and prints how
+// long that took for a client on each node.
 func (f *failover) outage(t *testing.T, what string, unplug, plugIn func()) {
 	t.Helper()
 	url := f.url(t, "gl-shop-73736d-web")
@@ -168,7 +167,7 @@ func (f *failover) outage(t *testing.T, what string, unplug, plugIn func()) {
 	clients := []*asking{ask(t, f.Pods[2], url), ask(t, f.Pods[3], url)}
 	modes := []string{"nftables", "iptables"}
 	events := watchFailover(t, f.GCP, "gl-shop-73736d-web")
-	// It would hold what was withdrawn some minutes ago for longer.
+	// Endpoints that were withdrawn some minutes ago would be held for longer.
 	must(t, f.mirror.Stop(within(t, repair)))
 	must(t, f.mirror.Start())
 	eventually(t, repair, "the mirror to be ready", f.mirror.Ready)
@@ -190,7 +189,7 @@ func (f *failover) outage(t *testing.T, what string, unplug, plugIn func()) {
 			t.Errorf("from port %d, of which an attempt got no answer before: %v", port, err)
 		}
 	}
-	t.Logf("attempts anew from %d ports of which attempts got no answer were answered", len(lost))
+	t.Logf("new attempts from %d ports of which attempts got no answer were answered", len(lost))
 	f.refuses(t)
 	defer func() { t.Logf("meanwhile: %s", events.since(at)) }()
 	at = time.Now()
@@ -210,7 +209,7 @@ func (f *failover) outage(t *testing.T, what string, unplug, plugIn func()) {
 	})
 }
 
-// refuses asks for the service that has endpoints in aws only: it refuses at once.
+// refuses connects to the service with endpoints in aws only, which refuses at once.
 func (f *failover) refuses(t *testing.T) {
 	t.Helper()
 	url := f.url(t, "aws-shop-73736d-only")
@@ -229,7 +228,7 @@ func (f *failover) refuses(t *testing.T) {
 	}
 }
 
-// TestFailover unplugs one thing after the other, and counts requests that fail.
+// TestFailover causes one outage after the other, and counts failed requests.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	f := startFailover(t)
@@ -305,8 +304,8 @@ func (f *failover) restarted(t *testing.T) {
 	t.Logf("both agents restarted while all is down: %d requests failed, the last one after %s", failed, seconds(at, last))
 }
 
-// crowd has 1,000 more nodes in gcp, with agents that are simulated: each reports that
-// all of aws is down as an agent would, some seconds after it is.
+// crowd adds 1,000 nodes with simulated agents to gcp, which report that all of aws is down
+// some seconds after it is.
 func (f *failover) crowd(t *testing.T) {
 	const crowd = 1000
 	name := func(i int) string { return fmt.Sprintf("gcp-crowd-%04d", i) }
@@ -326,7 +325,7 @@ func (f *failover) crowd(t *testing.T) {
 	})
 	leases := f.GCP.Client().CoordinationV1().Leases(systemNamespace)
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: "crowd", UID: "crowd"}
-	// Found out after 1.9 to 2.7 s, and written within a second.
+	// Detected after 1.9 to 2.7 s, and written within a second.
 	agents := func(detect time.Duration, do func(ctx context.Context, i int) error) (done func()) {
 		var wg sync.WaitGroup
 		ctx := t.Context()
@@ -367,7 +366,7 @@ func (f *failover) crowd(t *testing.T) {
 	}))
 }
 
-// drained drains aws and takes it back by an annotation, with no request failing.
+// drained drains aws by an annotation and ends that, with no request failing.
 func (f *failover) drained(t *testing.T) {
 	mark := func(value string) {
 		patch := []byte(`{"metadata":{"annotations":{"mirror.semaphore.uw.io/drained":` + value + `}}}`)
@@ -387,7 +386,7 @@ func (f *failover) drained(t *testing.T) {
 		}
 	}
 	t.Logf("drained: the last request went there after %s; %d failed", seconds(at, last), failed)
-	// The API server looks after that Service, and leaves the mark alone.
+	// The API server reconciles that Service, and keeps the annotation.
 	at = time.Now()
 	client.settled(t, at, 15, f.local...)
 	at = time.Now()

@@ -18,9 +18,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
-// TestForgedSources sends plaintext from the underlay that claims to come from a
-// remote pod, to a pod and to the host, on a node that doesn't check sources
-// itself.
+// TestForgedSources sends plaintext with a remote pod's source address from the underlay to a
+// pod and to the host, on a node without reverse path filter.
 func TestForgedSources(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
@@ -43,13 +42,13 @@ func TestForgedSources(t *testing.T) {
 	for i, claimed := range remotePod.Addresses {
 		atOnce := ""
 		if claimed.Is6() {
-			atOnce = "nodad" // else a kernel's worker makes it usable, in its own time
+			atOnce = "nodad" // otherwise duplicate address detection delays it
 		}
 		shell(outsider, fmt.Sprintf("ip addr add %s/%d dev lo %s; ip route replace %s via %s",
 			claimed, claimed.BitLen(), atOnce, node.PodCIDRs[i], node.Addresses()[i]))
 	}
 	var arrived atomic.Int64
-	const port = 4242 // not 9, at which agents ask kernels for a sign
+	const port = 4242 // not 9, the port of agents' probes
 	count(t, pod.Space(), port, &arrived)
 	count(t, node.Space(), port, &arrived)
 	sent := 0
@@ -66,8 +65,8 @@ func TestForgedSources(t *testing.T) {
 			}
 		}
 	}
-	// refused sends and waits until the agent has counted each packet: then none
-	// is on its way any more.
+	// refused sends packets and waits until the agent has counted all of them, so that none
+	// is in flight.
 	refused := func(t *testing.T) {
 		t.Helper()
 		var before int
@@ -101,7 +100,7 @@ func TestForgedSources(t *testing.T) {
 	t.Run("flushed and back", func(t *testing.T) {
 		shell(node, "nft flush ruleset")
 		eventually(t, repair, "the table", table)
-		// What was counted before the flush is shown for a second more.
+		// The count before the flush is reported for another second.
 		eventually(t, repair, "the count to begin again", func(ctx context.Context) error {
 			n, err := forgedPackets(ctx, agent)
 			if err == nil && n != 0 {
@@ -140,7 +139,7 @@ func TestForgedSources(t *testing.T) {
 		if got := arrived.Load(); got != 0 {
 			t.Errorf("%d of %d forged packets arrived", got, sent)
 		}
-		// What would have arrived without the table.
+		// Packets that would have arrived without the table.
 		shell(node, "nft delete table inet "+routes.FilterTable)
 		sent = 0
 		forge()

@@ -14,9 +14,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
-// TestEngineThatTheAgentStarts runs the agent as by hand, without a container that is
-// an engine: the agent starts one, which outlives it, whichever way it ends; the next
-// agent finds it and starts another one only when it is gone; -cleanup ends it.
+// TestEngineThatTheAgentStarts runs the agent without an engine's container: the agent starts
+// an engine, which survives any exit of the agent; the next agent reuses it, and starts
+// another one only if it has ended; -cleanup ends it.
 func TestEngineThatTheAgentStarts(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
@@ -42,7 +42,7 @@ func TestEngineThatTheAgentStarts(t *testing.T) {
 		t.Errorf("the engine is %v, and was %v before the agent was killed", got, first)
 	}
 
-	// With the agent there, and without.
+	// With and without a running agent.
 	must(t, syscall.Kill(first[0], syscall.SIGKILL))
 	second := nextEngine(t, agent, first)
 	must(t, conn.exchange("with another engine"))
@@ -72,8 +72,8 @@ func TestEngineThatTheAgentStarts(t *testing.T) {
 	})
 }
 
-// engineOf returns the process ids of the one engine on an agent's node: of what holds
-// the devices, and of what serves them.
+// engineOf returns the process ids of the engine on an agent's node: of the process that
+// holds the devices, and of the one that serves them.
 func engineOf(t *testing.T, a *programs.Agent) []int {
 	t.Helper()
 	pids, err := oneEngine(a)

@@ -21,9 +21,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// putAbroad creates in c what the service mirror creates: a service of both
-// families without a selector, and slices with the addresses of a pod of the other
-// cluster. It returns the service's URLs.
+// putAbroad creates objects in c like the service mirror: a dual-stack service without a
+// selector, and slices with the addresses of a pod of the other cluster. It returns the
+// service's URLs.
 func putAbroad(t *testing.T, c *testbed.Cluster, pod *testbed.Pod) (urls []string) {
 	t.Helper()
 	both := corev1.IPFamilyPolicyRequireDualStack
@@ -52,8 +52,7 @@ func putAbroad(t *testing.T, c *testbed.Cluster, pod *testbed.Pod) (urls []strin
 	return urls
 }
 
-// seenBy returns the address that a pod sees as that of a client which asks it by a
-// service's URL.
+// seenBy returns the source address that a pod sees of a request to a service's URL.
 func seenBy(ctx context.Context, pod *testbed.Pod, client programs.Host, url string) (netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -69,11 +68,10 @@ func seenBy(ctx context.Context, pod *testbed.Pod, client programs.Host, url str
 	return addr.Addr().Unmap(), err
 }
 
-// TestHostReachesServicesAbroad asks for a service whose endpoints are in the other
-// cluster from a node itself, as a pod with hostNetwork does, and from a pod: over
-// both families and by each mode of kube-proxy that this kernel can. A pod's own
-// address must be what the endpoint sees, and of the node the one that only this
-// node has in the mesh.
+// TestHostReachesServicesAbroad requests a service with endpoints in the other cluster from a
+// node, like a pod with hostNetwork, and from a pod: over both families and with each mode of
+// kube-proxy that this kernel supports. The endpoint must see the pod's own address, or the
+// node's address in the mesh.
 func TestHostReachesServicesAbroad(t *testing.T) {
 	t.Parallel()
 	nstest.Root(t)
@@ -91,7 +89,7 @@ func TestHostReachesServicesAbroad(t *testing.T) {
 				t.Skip("NOT TESTED HERE: this kernel has no IPVS for kube-proxy; it is tested by " +
 					"go run ./e2e/kernel -programs kube-proxy,iptables,ipset -run TestHostReachesRemotePodsThroughIPVS ./routes")
 			}
-			// A node of its own, with no rules of another mode.
+			// A separate node, without rules of other modes.
 			node, err := p.GCP.AddNode(t.Context(), testbed.NodeConfig{})
 			must(t, err)
 			pod, err := node.AddPod(t.Context(), testbed.PodConfig{})

@@ -23,9 +23,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
-// TestHostileNodes puts 40 nodes into the remote cluster, a fifth of which try
-// to harm: none of these gets what it wants, all others become peers, and the
-// pods of real nodes go on talking.
+// TestHostileNodes adds 40 nodes to the remote cluster, a fifth of which are hostile: none of
+// these succeeds, all others become peers, and connections between pods of real nodes
+// continue.
 func TestHostileNodes(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
@@ -49,7 +49,7 @@ func TestHostileNodes(t *testing.T) {
 		30: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "10.4.1.0/24", []string{"10.4.1.0/24"} }, // the victim's
 		33: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "10.2.1.0/24", []string{"10.2.1.0/24"} }, // the agent's own
 		36: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil },
-		// Without any it would be a peer that has to speak first.
+		// Without any endpoint it would be a peer that has to initiate.
 		39: func(n *corev1.Node) { n.Annotations[endpoint] = "not an endpoint" },
 	}
 	good, bad := []string{victim.Node}, []string{}
@@ -119,7 +119,7 @@ func TestHostileNodes(t *testing.T) {
 	})
 
 	t.Run("a node that changes all the time costs the others nothing", func(t *testing.T) {
-		// What its status shows an agent may write to its log a moment later.
+		// The log entry may follow the status with a delay.
 		eventually(t, repair, "the change before to be in the log", func(context.Context) error {
 			if !strings.Contains(agent.Process().Log(), fmt.Sprintf(" total=%d ", len(good))) {
 				return errors.New("it isn't")
@@ -148,7 +148,7 @@ func TestHostileNodes(t *testing.T) {
 		t.Logf("%d changes", flips)
 	})
 
-	t.Run("a handful of Events tells of them", func(t *testing.T) {
+	t.Run("a handful of Events reports them", func(t *testing.T) {
 		var events []corev1.Event
 		eventually(t, time.Minute, "the Events", func(ctx context.Context) error {
 			list, err := p.AWS.Client().CoreV1().Events(programs.Namespace).List(ctx, metav1.ListOptions{})
@@ -160,7 +160,7 @@ func TestHostileNodes(t *testing.T) {
 			}
 			return nil
 		})
-		told := map[string]bool{}
+		reported := map[string]bool{}
 		for i := range events {
 			e := &events[i]
 			if e.InvolvedObject.Kind != "Pod" || e.InvolvedObject.Name != programs.PodName(agent.Node) || e.InvolvedObject.UID == "" {
@@ -175,10 +175,10 @@ func TestHostileNodes(t *testing.T) {
 					what += " " + node
 				}
 			}
-			told[what] = true
+			reported[what] = true
 		}
-		if len(events) != 6 || len(told) != 6 || !told["NodesRejected"] {
-			t.Errorf("Events of %v", slices.Sorted(maps.Keys(told)))
+		if len(events) != 6 || len(reported) != 6 || !reported["NodesRejected"] {
+			t.Errorf("Events of %v", slices.Sorted(maps.Keys(reported)))
 		}
 	})
 
@@ -196,7 +196,7 @@ func TestHostileNodes(t *testing.T) {
 		}
 		before, _, err := allowed(t.Context())
 		must(t, err)
-		// All but the prefix of the real node, which is older still.
+		// All but the prefix of the real node, which is older.
 		_, err = p.GCP.Kubectl(t.Context(), "annotate", "--overwrite", "node", bad[0], key+"="+base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{7}, 32)),
 			peers.PodCIDRsAnnotation+"=10.4.2.0/23,10.4.4.0/22,10.4.8.0/21,10.4.16.0/20,10.4.32.0/19,10.4.64.0/18")
 		must(t, err)

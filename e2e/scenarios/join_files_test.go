@@ -25,9 +25,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// TestFilesOfJoin applies what "semaphorectl join --output yaml" writes with kubectl to
-// clusters that have nothing of ours, hands over tokens, and then has join itself make
-// everything: it has to be what is there already.
+// TestFilesOfJoin applies the files of "semaphorectl join --output yaml" with kubectl to empty
+// clusters, hands over tokens, and then runs join itself, which must change nothing.
 func TestFilesOfJoin(t *testing.T) {
 	t.Parallel()
 	nstest.Root(t)
@@ -65,7 +64,7 @@ func TestFilesOfJoin(t *testing.T) {
 			Name: c.Name, Context: c.Name, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
 		})
 	}
-	// Nothing runs here, so there is nothing to wait for.
+	// No pods run here, so join can't wait for the rollout.
 	stopped := errors.New("programs are installed")
 	err := join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv), joined, join.Options{
 		Wishes: join.Wishes{Image: image}, NoProbe: true, Yes: true, AfterStep: func(step string) error {
@@ -93,8 +92,8 @@ func TestFilesOfJoin(t *testing.T) {
 	}
 }
 
-// rendersAsKustomize compares what semaphorectl makes of the bases of deploy/ with what
-// kubectl makes of the example, which is made of the same bases.
+// rendersAsKustomize compares the objects that semaphorectl renders from the bases of deploy/
+// with those that kubectl renders from the example, which uses the same bases.
 func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster) {
 	t.Helper()
 	out, err := cluster.Kubectl(within(t, time.Minute), "kustomize", filepath.Join(deployFolder(t), "example", "aws"))
@@ -132,7 +131,7 @@ func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster) {
 	}
 }
 
-// noSecretFiles holds that files for a repository have no secrets.
+// noSecretFiles checks that files for a repository contain no secrets.
 func noSecretFiles(t *testing.T, folder string) {
 	t.Helper()
 	must(t, filepath.WalkDir(folder, func(path string, entry os.DirEntry, err error) error {
@@ -147,8 +146,8 @@ func noSecretFiles(t *testing.T, folder string) {
 	}))
 }
 
-// everything is all that clusters have, by where it is, without what an API server writes
-// of its own, who wrote it, and values of Secrets.
+// everything returns all objects of clusters by name, without fields that the API server sets,
+// managedFields and values of Secrets.
 func everything(t *testing.T, clusters []*testbed.Cluster) map[string]map[string]any {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -10,9 +10,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// TestNoPlaintext sends packets from a pod without pause while everything that
-// leads them into the tunnel is taken away, and counts what reaches the
-// underlay outside of one.
+// TestNoPlaintext sends packets from a pod continuously while devices, routes and rules for
+// the tunnel are removed, and counts plaintext packets on the underlay.
 func TestNoPlaintext(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
@@ -20,7 +19,7 @@ func TestNoPlaintext(t *testing.T) {
 	capture, err := p.Testbed.Capture()
 	must(t, err)
 	t.Cleanup(func() { must(t, capture.Close()) })
-	// Somebody else has routes that would take the packets, all of them and a part.
+	// Foreign routes that would take the packets, all of them and a part.
 	for _, gateway := range []struct{ family, via string }{{"-4", p.Agents[1].Node.Addresses()[0].String()}, {"-6", p.Agents[1].Node.Addresses()[1].String()}} {
 		for _, dst := range foreignTo(gateway.family, to) {
 			_, err := agent.Node.Run(t.Context(), "ip", gateway.family, "route", "add", dst, "via", gateway.via, "proto", "bird", "metric", "50")
@@ -51,7 +50,7 @@ func TestNoPlaintext(t *testing.T) {
 			if tt.away {
 				agent.Kill()
 			}
-			// Often, because the time to hit is short while the agent is there.
+			// Often, because a running agent repairs within a short time.
 			for range 5 {
 				for _, f := range tt.breaks {
 					f(t)
@@ -83,7 +82,7 @@ func TestNoPlaintext(t *testing.T) {
 	})
 }
 
-// foreignTo returns what somebody else may have routes to: a cluster's pod subnet of
+// foreignTo returns what foreign routes may lead to: a cluster's pod subnet of
 // a family, and the part of it that a pod is in.
 func foreignTo(family string, pod *testbed.Pod) (to []string) {
 	for _, addr := range pod.Addresses {
@@ -123,8 +122,8 @@ func (f flow) wait(t *testing.T, packets int) {
 	}
 }
 
-// sendWithoutPause sends a datagram over each family every millisecond from one
-// pod to another, for as long as the test runs, whatever the kernel says to it.
+// sendWithoutPause sends a datagram over each family every millisecond from one pod to
+// another until the test ends, and ignores errors.
 func sendWithoutPause(t *testing.T, from, to *testbed.Pod) flow {
 	t.Helper()
 	f := flow{count: make(chan int)}
@@ -145,8 +144,8 @@ func sendWithoutPause(t *testing.T, from, to *testbed.Pod) flow {
 			case f.count <- n:
 			case <-ticker.C:
 				for _, addr := range to.Addresses {
-					// A new socket each time, so that an error that the
-					// kernel keeps for one doesn't hold up the next packet.
+					// A new socket each time, so that a pending error of the
+					// socket doesn't affect the next packet.
 					conn, err := from.Dial(ctx, "udp", netip.AddrPortFrom(addr, 9).String())
 					if err != nil {
 						continue

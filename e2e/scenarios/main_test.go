@@ -64,8 +64,7 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// within bounds a part of a test. A machine that is busy with other things gets
-// ten times what an idle one needs; what counts is that the bound is there.
+// within bounds a part of a test, with ten times what an idle machine needs.
 func within(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), d, errors.New("not within "+d.String()))
@@ -96,7 +95,7 @@ func soundLogs(t *testing.T, tb *testbed.Testbed) {
 	if len(agents) == 0 {
 		t.Error("there are no logs of agents")
 	}
-	// Those that an agent has started write to the agent's log.
+	// Engines that an agent has started write to the agent's log.
 	engines, err := filepath.Glob(tb.LogPath("*-engine"))
 	must(t, err)
 	for _, path := range slices.Concat(agents, engines) {

@@ -16,13 +16,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// repair bounds how long what somebody broke may stay broken. The agent aims at
+// repair bounds the repair of what was broken from outside. The agent aims at
 // a second; a busy machine gets more.
 const repair = time.Minute
 
-// TestMesh takes a mesh of two nodes in each of two clusters through what
-// happens to one. Each part leaves it whole; a capture on the underlay counts
-// plaintext over all of them.
+// TestMesh runs faults and changes on a mesh of two nodes in each of two clusters. Each part
+// leaves it intact; a capture on the underlay counts plaintext during all of them.
 func TestMesh(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 2)
@@ -104,7 +103,7 @@ func TestMesh(t *testing.T) {
 		for _, how := range []string{"kill -9", "SIGTERM"} {
 			t.Run(how, func(t *testing.T) { testRestart(t, aws1, awsPod, gcpPod, how) })
 		}
-		t.Run("the local API server is away", func(t *testing.T) {
+		t.Run("the local API server is down", func(t *testing.T) {
 			must(t, p.AWS.CutAPI())
 			defer func() { must(t, p.AWS.RestoreAPI()) }()
 			testRestart(t, aws1, awsPod, gcpPod, "kill -9")
@@ -121,13 +120,13 @@ func TestMesh(t *testing.T) {
 		eventually(t, repair, "eight routes", func(ctx context.Context) error { return hasRoutes(ctx, aws1.Node, 8) })
 	})
 
-	part("routes of others take nothing and are told", func(t *testing.T) {
+	part("foreign routes take nothing and are reported", func(t *testing.T) {
 		via := gcp1.Node.Addresses()[0].String()
 		for _, to := range []string{"10.4.1.0/24", "10.4.0.0/16"} {
 			_, err := aws1.Node.Run(t.Context(), "ip", "route", "add", to, "via", via, "proto", "bird", "metric", "50")
 			must(t, err)
 		}
-		eventually(t, time.Minute, "status to tell", func(ctx context.Context) error {
+		eventually(t, time.Minute, "status to report it", func(ctx context.Context) error {
 			out, err := aws1.Node.Run(ctx, p.Binary, "status")
 			if err == nil && !strings.Contains(out, "10.4.1.0/24 via "+via) {
 				err = errors.New(out)
@@ -175,7 +174,7 @@ func TestMesh(t *testing.T) {
 		})
 	})
 
-	part("a node object made anew gets its annotations", func(t *testing.T) {
+	part("a recreated node object gets its annotations", func(t *testing.T) {
 		before, err := aws1.Node.Object(t.Context())
 		must(t, err)
 		nodes := p.AWS.Client().CoreV1().Nodes()
@@ -217,7 +216,7 @@ func TestMesh(t *testing.T) {
 
 	part("a node whose first address is IPv6", func(t *testing.T) {
 		old := aws1.Node.Addresses()
-		// Else it comes back to IPv4 with the node's next packet to an IPv4 endpoint.
+		// Otherwise it roams back to IPv4 with the node's next packet.
 		nft := func(command string) {
 			_, err := aws1.Node.Run(t.Context(), "nft", command)
 			must(t, err)
@@ -248,7 +247,7 @@ func TestMesh(t *testing.T) {
 		key := status.Remote("gcp").Device.PublicKey
 		must(t, aws1.Node.Reboot())
 		must(t, awsPod.Serve(t.Context(), programs.PodPort, nil))
-		delete(aws1.Env, "SEMAPHORE_WG_ENGINE") // It starts one itself, which -cleanup ends.
+		delete(aws1.Env, "SEMAPHORE_WG_ENGINE") // The agent starts an engine, which -cleanup ends.
 		must(t, aws1.Start())
 		// Until the agent has run once after a boot nothing guards the node's
 		// pods: docs/install.md says so.
@@ -266,8 +265,8 @@ func TestMesh(t *testing.T) {
 	t.Run("-cleanup leaves nothing", func(t *testing.T) { testCleanup(t, aws1) })
 }
 
-// noPlaintext fails when a packet from or to a pod left a node outside of a
-// tunnel since the capture began, or when the capture can't tell.
+// noPlaintext fails if a packet from or to a pod left a node outside of a tunnel since the
+// capture began, or if the capture is incomplete.
 func noPlaintext(t *testing.T, capture *testbed.Capture) {
 	t.Helper()
 	counts, err := capture.Counts(t.Context())
@@ -278,7 +277,7 @@ func noPlaintext(t *testing.T, capture *testbed.Capture) {
 	}
 }
 
-// testCleanup stops an agent, lets it clean up and looks for what is left.
+// testCleanup stops an agent, runs its cleanup and checks that nothing remains.
 func testCleanup(t *testing.T, a *programs.Agent) {
 	must(t, a.Stop(within(t, repair)))
 	must(t, a.Cleanup(within(t, repair)))

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// hasRoutes tells whether a node has so many routes of the agent's.
+// hasRoutes returns nil if a node has so many routes of the agent.
 func hasRoutes(ctx context.Context, node *testbed.Node, want int) error {
 	v4, err := node.Run(ctx, "ip", "-4", "route", "show", "table", "all", "proto", "115")
 	if err != nil {
@@ -30,8 +30,7 @@ func hasRoutes(ctx context.Context, node *testbed.Node, want int) error {
 	return nil
 }
 
-// hasAnnotations tells whether a node has the annotations of the agent's that
-// are in want.
+// hasAnnotations returns nil if a node has the agent's annotations that are in want.
 func hasAnnotations(ctx context.Context, node *testbed.Node, want map[string]string) error {
 	object, err := node.Object(ctx)
 	if err != nil {
@@ -66,9 +65,9 @@ func waitPeers(t *testing.T, a *programs.Agent, remote string, nodes ...string) 
 	})
 }
 
-// keepsSession watches what an agent says of a peer until the function that it returns is
-// called, which fails when the peer was removed and added again: what a device counts of it
-// begins anew then. It begins when first contact is over, in which that may be.
+// keepsSession watches an agent's report of a peer until the function that it returns is
+// called, which fails if the peer was removed and added again: its counters are reset then. It
+// starts after first contact, in which that is allowed.
 func keepsSession(t *testing.T, a *programs.Agent, remote, node string) (stop func()) {
 	t.Helper()
 	of := func(ctx context.Context) (programs.PeerStatus, error) {
@@ -122,7 +121,7 @@ func keepsSession(t *testing.T, a *programs.Agent, remote, node string) (stop fu
 	return stop
 }
 
-// hasEndpoint tells whether a node's peer has the endpoint on the device.
+// hasEndpoint returns nil if a node's peer has the endpoint on the device.
 func hasEndpoint(ctx context.Context, a *programs.Agent, remote, node, want string) error {
 	status, err := a.Status(ctx)
 	if err != nil {

@@ -22,9 +22,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// naming is a mesh of one node in each of two clusters, and in gcp all that
-// names need: the service mirror, kube-proxy, and CoreDNS with the server
-// blocks of deploy/coredns.
+// naming is a mesh of one node in each of two clusters, and in gcp the service mirror,
+// kube-proxy, and CoreDNS with the server blocks of deploy/coredns.
 type naming struct {
 	*programs.Pair
 	client *testbed.Pod // in gcp
@@ -69,8 +68,7 @@ func (n *naming) answers(t *testing.T, name string, kind dnsmessage.Type, want .
 	})
 }
 
-// putService creates a service with one slice, in the form that Kubernetes'
-// controllers give it.
+// putService creates a service with one slice like those of Kubernetes' controllers.
 func putService(t *testing.T, c *testbed.Cluster, namespace string, s *corev1.Service, pods ...*testbed.Pod) {
 	t.Helper()
 	_, err := c.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
@@ -140,8 +138,8 @@ func (n *naming) clusterIP(t *testing.T, name string) string {
 	return ip
 }
 
-// request asks for a service by name from the pod in gcp: CoreDNS, kube-proxy,
-// and the tunnel. It returns who answered.
+// request sends a request to a service by name from the pod in gcp: by CoreDNS, kube-proxy,
+// and the tunnel. It returns the pod that answered.
 func (n *naming) request(ctx context.Context, name string, port int) (string, error) {
 	records, err := n.dns.Ask(ctx, n.client, name, dnsmessage.TypeA)
 	if err != nil {
@@ -198,7 +196,7 @@ func (n *naming) testService(t *testing.T) {
 	const name = "fluentd.sys-log.svc.cluster.aws"
 	putService(t, n.AWS, "sys-log", service("fluentd", "mirror-service=true"), n.server)
 	ip := n.clusterIP(t, "aws-sys-log-73736d-fluentd")
-	// The answer carries the name that was asked for.
+	// The response contains the requested name.
 	n.answers(t, name, dnsmessage.TypeA, name+". A "+ip)
 	n.answers(t, "_http._tcp."+name, dnsmessage.TypeSRV, fmt.Sprintf("_http._tcp.%s. SRV 8888 %s.", name, name))
 	n.served(t, name, n.server)
@@ -228,8 +226,7 @@ func (n *naming) testNoSuchName(t *testing.T) {
 	}
 }
 
-// testRollout replaces pods while requests go on; none may fail, and in the
-// end the new ones answer.
+// testRollout replaces pods during requests; none may fail, and finally the new pods answer.
 func (n *naming) testRollout(t *testing.T) {
 	const name = "fluentd.sys-log.svc.cluster.aws"
 	s := service("fluentd", "mirror-service=true")
@@ -239,7 +236,7 @@ func (n *naming) testRollout(t *testing.T) {
 	go func() {
 		defer close(failed)
 		for ctx.Err() == nil {
-			// A late answer is one: it is the machine's.
+			// Slow responses count: the machine may be busy.
 			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), repair)
 			_, err := n.request(late, name, 8888)
 			cancel()
@@ -267,8 +264,8 @@ func (n *naming) testRollout(t *testing.T) {
 	n.served(t, name, n.server)
 }
 
-// testLocalFirst proves with a real kube-proxy that local endpoints are
-// preferred while there are any, on nodes with a zone and without.
+// testLocalFirst checks with a real kube-proxy that local endpoints are preferred, on nodes
+// with a zone and without.
 func (n *naming) testLocalFirst(t *testing.T) {
 	const name = "web.shop.svc.cluster.global"
 	here, err := n.client.Node.AddPod(t.Context(), testbed.PodConfig{})

@@ -22,14 +22,14 @@ const (
 
 // Agents give their devices the MTU that fits the underlay and follow it: on one of
 // 1400 pods exchange more than fits into a packet and nothing is fragmented. With an
-// MTU that is too large they do too, in fragments, and status tells of it.
+// MTU that is too large they do too, in fragments, and status reports it.
 func TestMTUFollowsTheUnderlay(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
 	large := strings.Repeat("0123456789abcdef", largeSize/16)
 	for _, pod := range p.Pods {
 		must(t, pod.Serve(t.Context(), largePort, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = w.Write([]byte(large)) // whoever asked notices
+			_, _ = w.Write([]byte(large)) // the client notices
 		})))
 	}
 	exchange := func() {
@@ -66,14 +66,14 @@ func TestMTUFollowsTheUnderlay(t *testing.T) {
 		must(t, a.Stop(within(t, time.Minute)))
 		a.Env[programs.Variable(remote, "WG_MTU")] = "1420"
 		must(t, a.Start())
-		eventually(t, time.Minute, "status to tell of the MTU", func(ctx context.Context) error {
-			return tellsOfMTU(ctx, p, a, fmt.Sprintf("exceeds the path to %s, which fragments: 1340 fits", p.Agents[1-i].Node.Addresses()[0]))
+		eventually(t, time.Minute, "status to report the MTU", func(ctx context.Context) error {
+			return reportsMTU(ctx, p, a, fmt.Sprintf("exceeds the path to %s, which fragments: 1340 fits", p.Agents[1-i].Node.Addresses()[0]))
 		})
 	}
 	waitMTU(t, p, 1420)
 	for _, pod := range p.Pods {
 		for _, family := range []string{"-4", "-6"} {
-			// What they were told of the tunnel before counts for ten minutes.
+			// The kernel caches the earlier path MTU for ten minutes.
 			_, err := pod.Run(t.Context(), "ip", family, "route", "flush", "cache")
 			must(t, err)
 		}
@@ -86,7 +86,7 @@ func TestMTUFollowsTheUnderlay(t *testing.T) {
 	underlay("1500")
 	for _, a := range p.Agents {
 		eventually(t, time.Minute, "all to be well", func(ctx context.Context) error {
-			return tellsOfMTU(ctx, p, a, "all is well")
+			return reportsMTU(ctx, p, a, "all is well")
 		})
 	}
 }
@@ -106,11 +106,11 @@ func waitMTU(t *testing.T, p *programs.Pair, mtu int) {
 	}
 }
 
-// tellsOfMTU is nil when "semaphore-wireguard status" on the agent's node says this.
-func tellsOfMTU(ctx context.Context, p *programs.Pair, a *programs.Agent, what string) error {
+// reportsMTU is nil when "semaphore-wireguard status" on the agent's node says this.
+func reportsMTU(ctx context.Context, p *programs.Pair, a *programs.Agent, what string) error {
 	out, err := a.Node.Run(ctx, p.Binary, "status")
 	if err != nil {
-		out += err.Error() // its code says that something is wrong
+		out += err.Error() // its exit code is non-zero if there are faults
 	}
 	if !strings.Contains(out, what) {
 		return errors.New(out)

@@ -16,14 +16,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// TestOperatorsView looks at a mesh with what an operator has: the command
-// "status" and the commands of the documents.
+// TestOperatorsView inspects a mesh with the command "status" and the documented commands.
 func TestOperatorsView(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
 	aws, gcp := p.Agents[0], p.Agents[1]
 	binary := program(t, programs.WireGuard)
-	// What the command prints; it ends with code 1 exactly if something is wrong.
+	// The command exits with code 1 exactly if there are faults.
 	status := func(ctx context.Context, args ...string) (string, error) {
 		return aws.Node.Run(ctx, binary, append([]string{"status"}, args...)...)
 	}
@@ -76,7 +75,7 @@ func TestOperatorsView(t *testing.T) {
 			})
 		}
 		if len(commands) < 4 {
-			t.Errorf("found %d commands, want those that tell how far a packet gets", len(commands))
+			t.Errorf("found %d commands, want those that show how far a packet gets", len(commands))
 		}
 		out, err := aws.Node.Run(t.Context(), "ip", "route", "get", "10.4.1.7")
 		must(t, err)
@@ -96,8 +95,8 @@ func TestOperatorsView(t *testing.T) {
 		})
 	})
 
-	t.Run("a rejected node and an API server that is away are wrong", func(t *testing.T) {
-		// An agent that runs would put it right.
+	t.Run("a rejected node and an API server that is down are wrong", func(t *testing.T) {
+		// A running agent would repair it.
 		must(t, gcp.Stop(within(t, time.Minute)))
 		_, err := p.GCP.Kubectl(t.Context(), "annotate", "--overwrite", "node", gcp.Node.Name,
 			"aws.wireguard.semaphore.uw.io/endpoint=127.0.0.1:51820")
@@ -107,13 +106,13 @@ func TestOperatorsView(t *testing.T) {
 		waitWrong(t, status, "remote gcp: API server: ", "rejected, in whole or in part: "+gcp.Node.Name)
 	})
 
-	t.Run("an agent that is away is wrong", func(t *testing.T) {
+	t.Run("an agent that is down is wrong", func(t *testing.T) {
 		aws.Kill()
 		waitWrong(t, status, "ask 127.0.0.1:7774: ")
 	})
 }
 
-// TestStatusOfEachProgram asks for the status of programs that don't run.
+// TestStatusOfEachProgram runs the status command without a running program.
 func TestStatusOfEachProgram(t *testing.T) {
 	t.Parallel()
 	nstest.Root(t) // As the other tests of this package, which build the programs too.

@@ -23,7 +23,7 @@ import (
 )
 
 // TestMovingOver takes a mesh from the original tool to ours, node by node and
-// one node back again, as docs/moving-from-the-original.md tells an operator to. What the
+// one node back again, as described in docs/moving-from-the-original.md. What the
 // original leaves in a kernel's WireGuard is the matter of the tests of tunnel and
 // routes: here is none.
 func TestMovingOver(t *testing.T) {
@@ -75,11 +75,11 @@ func TestMovingOver(t *testing.T) {
 		t.Errorf("no guard: %v\n%s", err, out)
 	}
 
-	// And back, with the guards that ours leaves, and again without anything of ours.
+	// And back, with the guards that our agent leaves, and again after a cleanup.
 	for _, leave := range []func(){
 		func() {
 			must(t, agent.StopPod(within(t, repair)))
-			// It stays, and lets pass what the original decrypts.
+			// It is kept, and lets packets pass that the original decrypts.
 			_, err := agent.Node.Run(t.Context(), "nft", "list", "table", "inet", routes.FilterTable)
 			must(t, err)
 		},
@@ -103,15 +103,15 @@ func TestMovingOver(t *testing.T) {
 	})
 }
 
-// original stands for the original agent of a node: it leaves what that one
-// leaves, in the forms of the source documents. It doesn't watch.
+// original stands for the original agent of a node: it creates the same state, in the forms of
+// the source documents. It doesn't watch.
 type original struct {
 	node   *testbed.Node
 	remote *testbed.Cluster
 	device string
 	key    wgtypes.Key
 	binary string
-	roots  string // file of the CAs that vouch for the servers of CAs
+	roots  string // file of the CAs of the servers of CA URLs
 
 	process *sandbox.Process
 }
@@ -127,7 +127,7 @@ func newOriginal(t *testing.T, node *testbed.Node, remote *testbed.Cluster) *ori
 	return o
 }
 
-// keyFile is where the key file is for us; the node has it in /var/lib.
+// keyFile is the path of the key file outside of the node, which has it in /var/lib.
 func (o *original) keyFile() string {
 	return filepath.Join(o.node.VarLib(), programs.WireGuard, o.device+".key")
 }
@@ -162,7 +162,7 @@ func (o *original) endpoint() string {
 	return netip.AddrPortFrom(o.node.Addresses()[0], 51821).String()
 }
 
-// peerWith configures the other one as it has published itself.
+// peerWith adds the other one as a peer, from its published annotations.
 func (o *original) peerWith(t *testing.T, other *original) {
 	t.Helper()
 	object, err := other.node.Object(t.Context())
@@ -181,8 +181,8 @@ func (o *original) run(t *testing.T, program string, args ...string) {
 	}
 }
 
-// moved ends the original on a node, starts our agent with the original's
-// configuration, and checks that it has taken over what there is.
+// moved ends the original on a node, starts our agent with the original's configuration, and
+// checks that it has taken over its state.
 func moved(t *testing.T, o *original) *programs.Agent {
 	t.Helper()
 	before, err := o.node.Object(t.Context())

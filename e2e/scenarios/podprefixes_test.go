@@ -22,10 +22,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
-// blockAffinities are Calico's, in the older of its APIs.
+// blockAffinities is a resource of Calico's older API.
 var blockAffinities = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "blockaffinities"}
 
-// affinity is a BlockAffinity as Calico's address management writes it.
+// affinity is a BlockAffinity as written by Calico's IPAM.
 func affinity(resource schema.GroupVersionResource, node, cidr string) *unstructured.Unstructured {
 	spec := map[string]any{"cidr": cidr, "node": node, "state": "confirmed", "deleted": "false"}
 	if resource.Version == "v3" {
@@ -38,7 +38,7 @@ func affinity(resource schema.GroupVersionResource, node, cidr string) *unstruct
 	return u
 }
 
-// prefixesOf is what a node publishes.
+// prefixesOf returns the prefixes that a node publishes.
 func prefixesOf(ctx context.Context, n *testbed.Node) (string, error) {
 	object, err := n.Object(ctx)
 	if err != nil {
@@ -62,8 +62,8 @@ func waitPrefixes(t *testing.T, n *testbed.Node, want string) {
 	})
 }
 
-// TestPodPrefixes has three clusters, of which one has its pods' addresses from
-// podCIDRs, one from Calico's address management, and one wherever they are.
+// TestPodPrefixes joins three clusters, with pod addresses from podCIDRs, from Calico's IPAM,
+// and with single published addresses.
 func TestPodPrefixes(t *testing.T) {
 	t.Parallel()
 	nstest.Root(t)
@@ -132,7 +132,7 @@ func TestPodPrefixes(t *testing.T) {
 				if from.Node.Cluster == to.Node.Cluster {
 					continue
 				}
-				// One that has no address of a family has no route of it either.
+				// Without an address of a family there is no route of it.
 				if len(from.Addresses) >= len(to.Addresses) {
 					must(t, programs.WaitReach(bound, from, to))
 				}
@@ -221,7 +221,7 @@ func TestPodPrefixes(t *testing.T) {
 		granted, err := bindings.Get(t.Context(), binding, metav1.GetOptions{})
 		must(t, err)
 		must(t, bindings.Delete(t.Context(), binding, metav1.DeleteOptions{}))
-		for _, verb := range []string{"list", "watch"} { // Once it is begun, a watch goes on without the right.
+		for _, verb := range []string{"list", "watch"} { // A running watch continues without the right.
 			must(t, gcp.AwaitRight(t.Context(), systemNamespace, agentAccount, authorizationv1.ResourceAttributes{
 				Verb: verb, Group: "crd.projectcalico.org", Resource: "blockaffinities",
 			}, false))
@@ -257,7 +257,7 @@ func TestPodPrefixes(t *testing.T) {
 	})
 }
 
-// finish has a pod say that it has ended.
+// finish sets the phase of a pod to Succeeded.
 func finish(t *testing.T, c *testbed.Cluster, name string) {
 	t.Helper()
 	pods := c.Client().CoreV1().Pods("default")

@@ -20,13 +20,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// fluentdPort is where the policy of the documents lets forwarder in.
+// fluentdPort is the port of the documented policy.
 const fluentdPort = 8889
 
-// TestPolicy is the scenario of the documents on the mesh: forwarder pods in
-// gcp may reach fluentd in aws, as the network set says who they are. Calico
-// can't run here: a packet filter in the fluentd pod takes its place, made of
-// the nets of the sets that the policy's selector selects.
+// TestPolicy is the documented scenario: forwarder pods in gcp may reach fluentd in aws, by
+// their network set. Calico can't run here: instead, the fluentd pod has a packet filter with
+// the nets of the sets that match the policy's selector.
 func TestPolicy(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 1)
@@ -46,7 +45,7 @@ func TestPolicy(t *testing.T) {
 	checkReach(t, first, fluentd, true)
 	checkReach(t, stranger, fluentd, false)
 
-	// A rollout: the new pod gets in, the old one's address is let in no more.
+	// A rollout: the new pod is admitted, the old one's address isn't any more.
 	second := forwarder(t, p.Agents[1].Node, "forwarder-2")
 	await(t, sets, first, second)
 	now := int64(0)
@@ -132,7 +131,7 @@ func await(t *testing.T, sets policy.SetClient, pods ...*testbed.Pod) {
 	})
 }
 
-// filter lets into the pod, on fluentd's port, what the sets of forwarder hold.
+// filter admits the addresses in forwarder's sets to the pod, on fluentd's port.
 func filter(t *testing.T, pod *testbed.Pod, sets policy.SetClient) {
 	t.Helper()
 	list, err := sets.List(t.Context(), metav1.ListOptions{LabelSelector: "policy.semaphore.uw.io/name=forwarder," +

@@ -15,14 +15,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// What a relay does.
+// Modes of a relay.
 const (
 	passing = iota // passes everything on
 	silent         // breaks every connection
-	failing        // passes signs of life on, and answers all else with errors
+	failing        // passes pings on, and answers all else with errors
 )
 
-// relay stands before the API server of a cluster.
+// relay is a proxy before the API server of a cluster.
 type relay struct {
 	pass *httputil.ReverseProxy
 
@@ -51,10 +51,10 @@ func newRelay(t *testing.T, c *testbed.Cluster) *relay {
 	}
 }
 
-// relayed are the errors of a relay that fails: too old, forbidden, internal.
+// relayed are the errors of a failing relay: too old, forbidden, internal.
 var relayed = []int{http.StatusGone, http.StatusForbidden, http.StatusInternalServerError}
 
-// set has the relay do something else. Connections break.
+// set changes the mode, and breaks connections.
 func (r *relay) set(mode int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 )
 
 // allRoutes shows the agent's routes on a node. "linkdown" is the kernel's word for
-// a link that nobody serves.
+// a link that no process serves.
 func allRoutes(ctx context.Context, node *testbed.Node) (string, error) {
 	var all string
 	for _, family := range []string{"-4", "-6"} {
@@ -28,7 +28,7 @@ func allRoutes(ctx context.Context, node *testbed.Node) (string, error) {
 	return all, nil
 }
 
-// testRestart ends and starts an agent under an established connection.
+// testRestart restarts an agent with an established connection.
 func testRestart(t *testing.T, a *programs.Agent, from, to *testbed.Pod, how string) {
 	ctx := within(t, 2*time.Minute)
 	before, err := a.Status(ctx)
@@ -45,12 +45,12 @@ func testRestart(t *testing.T, a *programs.Agent, from, to *testbed.Pod, how str
 		a.Kill()
 	}
 	if got, err := allRoutes(ctx, a.Node); err != nil || got != routes {
-		t.Errorf("routes while the agent is away: %v\n%s\nbefore:\n%s", err, got, routes)
+		t.Errorf("routes while the agent is down: %v\n%s\nbefore:\n%s", err, got, routes)
 	}
-	// What is sent meanwhile is lost or waits; the connection isn't.
-	must(t, conn.send("while it is away"))
+	// Data that is sent meanwhile may wait; the connection survives.
+	must(t, conn.send("while it is down"))
 	must(t, a.Start())
-	must(t, conn.receive("while it is away"))
+	must(t, conn.receive("while it is down"))
 	must(t, conn.exchange("after"))
 	eventually(t, time.Minute, "the agent to be ready", a.Ready)
 
@@ -68,14 +68,14 @@ func testRestart(t *testing.T, a *programs.Agent, from, to *testbed.Pod, how str
 	}
 }
 
-// testRestartWithoutPort starts an agent, and an engine, while somebody else has the port,
-// and later hasn't. The device has another one meanwhile; routes, and the source in them,
+// testRestartWithoutPort starts an agent, and an engine, while another process has the port,
+// and after that. The device has another one meanwhile; routes, and the source in them,
 // stay as they are.
 func testRestartWithoutPort(t *testing.T, a *programs.Agent, from, to *testbed.Pod) {
 	ctx := within(t, 4*time.Minute)
 	routes, err := allRoutes(ctx, a.Node)
 	must(t, err)
-	// As in a pod. It takes over from the one that the agent has started, which ends.
+	// As in a pod. It takes over from the engine that the agent has started, which ends.
 	must(t, a.StartEngine())
 	eventually(t, time.Minute, "the engine to serve", func(context.Context) error {
 		if !strings.Contains(a.Engine().Log(), "msg=starting") {
@@ -99,7 +99,7 @@ func testRestartWithoutPort(t *testing.T, a *programs.Agent, from, to *testbed.P
 			return err
 		}
 	}
-	eventually(t, time.Minute, "the status to tell of the port", failing(true))
+	eventually(t, time.Minute, "the status to report the port", failing(true))
 	must(t, programs.WaitReach(within(t, time.Minute), from, to))
 	thief()
 	// The loop tries again after a minute at most.
@@ -118,7 +118,7 @@ func testRestartWithoutPort(t *testing.T, a *programs.Agent, from, to *testbed.P
 func newThief(t *testing.T, node *testbed.Node) (giveBack func()) {
 	t.Helper()
 	var conn net.PacketConn
-	// A moment after its processes have ended the port is free.
+	// The port becomes free shortly after its processes have ended.
 	eventually(t, time.Minute, "the port", func(context.Context) error {
 		return node.Space().Do(func() (err error) {
 			conn, err = net.ListenPacket("udp", "[::]:51820")
@@ -131,12 +131,10 @@ func newThief(t *testing.T, node *testbed.Node) (giveBack func()) {
 // monitor records what "ip monitor link route rule" prints on a node, until the
 // returned function is called, which returns it, a line each.
 //
-// Left out is what the kernel itself says of wireguard.gcp as a link: as a TUN it has
-// a carrier while a process holds it, and loses and gets that (NO-CARRIER, LOWER_UP,
-// state) when the process goes and the next one comes, which also sets its offloads
-// (FEATURE CHANGE). Such a line names the index that the link had before; its deletion,
-// or another index, isn't left out. Left out, too, is what the bridge of the node's pods
-// says of its ports, at any time: ours never are some.
+// Carrier changes of wireguard.gcp are left out: as a TUN it has a carrier while a process
+// holds it, which changes (NO-CARRIER, LOWER_UP, state) with the process, as do its offloads
+// (FEATURE CHANGE). Its deletion, or another index, isn't left out. Messages about the ports
+// of the bridge of the node's pods are left out, too.
 func monitor(t *testing.T, node *testbed.Node) (written func() []string) {
 	t.Helper()
 	index, err := node.Run(t.Context(), "cat", "/sys/class/net/wireguard.gcp/ifindex")
@@ -145,7 +143,7 @@ func monitor(t *testing.T, node *testbed.Node) (written func() []string) {
 	process, err := node.Start(sandbox.Command{Name: fmt.Sprintf("ip-monitor-%d", time.Now().UnixNano()), Path: "/usr/sbin/ip", Args: []string{"-ts", "-o", "monitor", "link", "route", "rule"}})
 	must(t, err)
 	t.Cleanup(process.Kill)
-	// The monitor prints in order: a rule of somebody else's marks begin and end.
+	// The monitor prints in order: a foreign rule marks begin and end.
 	mark := func(priority int) {
 		t.Helper()
 		eventually(t, time.Minute, "the monitor", func(ctx context.Context) error {

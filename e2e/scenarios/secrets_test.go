@@ -12,9 +12,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
-// testPrivateKeysStay looks for the private keys of an agent's devices wherever an
-// agent says or writes something, in the forms that WireGuard's tools and its
-// socket have for them.
+// testPrivateKeysStay looks for the private keys of an agent's devices in all its output, in
+// the encodings of WireGuard's tools and its socket.
 func testPrivateKeysStay(t *testing.T, agents ...*programs.Agent) {
 	for _, a := range agents {
 		folder := filepath.Join(a.Node.VarLib(), programs.WireGuard)

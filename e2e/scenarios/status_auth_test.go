@@ -19,8 +19,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// TestStatusAuthentication has a program ask a real API server who may read its
-// metrics, with the rights of deploy/authenticated.
+// TestStatusAuthentication checks access to a program's metrics with a real API server, with
+// the rights of deploy/authenticated.
 func TestStatusAuthentication(t *testing.T) {
 	t.Parallel()
 	log := filepath.Join(t.TempDir(), "audit.log")
@@ -43,7 +43,7 @@ func TestStatusAuthentication(t *testing.T) {
 	}, node)
 	must(t, err)
 	replica.Env["SEMAPHORE_LISTEN_AUTH"] = "token"
-	// A remote that there has to be.
+	// A remote is required.
 	replica.Env["SEMAPHORE_REMOTES"] = "gcp"
 	replica.Env[programs.Variable("gcp", "KUBECONFIG")] = replica.Local.Kubeconfig()
 	must(t, replica.Start())
@@ -81,7 +81,7 @@ func TestStatusAuthentication(t *testing.T) {
 	}
 	good := token(reader.TokenFile())
 	expect("no token", "", "/metrics", http.StatusUnauthorized)
-	expect("a token that nobody gave", "x.y.z", "/metrics", http.StatusUnauthorized)
+	expect("an invalid token", "x.y.z", "/metrics", http.StatusUnauthorized)
 	expect("another account", token(stranger.TokenFile()), "/metrics", http.StatusForbidden)
 	expect("the account of Prometheus", good, "/metrics", http.StatusOK)
 	expect("what it may not get", good, "/status", http.StatusForbidden)
@@ -91,7 +91,7 @@ func TestStatusAuthentication(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Before it starts again: at first it knows no roles, and forbids everything.
+	// Before it restarts: at first it has no roles, and forbids everything.
 	have, used := granted(t, c), used(t, log)
 	for _, r := range []right{
 		{account: programs.ServiceMirror, verb: "create", resource: "tokenreviews.authentication.k8s.io"},
@@ -107,14 +107,14 @@ func TestStatusAuthentication(t *testing.T) {
 		}
 	}
 
-	// A token that hasn't been reviewed yet, and an API server that is away.
+	// A token that hasn't been reviewed yet, and an API server that is down.
 	must(t, reader.Rotate(t.Context()))
 	fresh := token(reader.TokenFile())
 	if fresh == good {
 		t.Fatal("it is the token from before")
 	}
 	c.StopAPI()
-	expect("a new token while the API server is away", fresh, "/metrics", http.StatusServiceUnavailable)
+	expect("a new token while the API server is down", fresh, "/metrics", http.StatusServiceUnavailable)
 	must(t, c.StartAPI(within(t, 3*time.Minute)))
 	expect("the same when it is back", fresh, "/metrics", http.StatusOK)
 
@@ -126,7 +126,7 @@ func TestStatusAuthentication(t *testing.T) {
 	must(t, replica.Stop(within(t, time.Minute)))
 }
 
-// getWith asks for a page with a token, and returns the status of the answer.
+// getWith requests a page with a token, and returns the status code.
 func getWith(ctx context.Context, from *testbed.Node, url, token string) (int, error) {
 	transport := &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
@@ -145,8 +145,8 @@ func getWith(ctx context.Context, from *testbed.Node, url, token string) (int, e
 	return response.StatusCode, err
 }
 
-// TestAuthenticatedComponent puts the component, and that for systemd-networkd, into
-// the example, and into one that has one program alone.
+// TestAuthenticatedComponent adds the component, and that for systemd-networkd, to the
+// example, and to a kustomization with one program.
 func TestAuthenticatedComponent(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)

@@ -19,15 +19,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// TestStatusPort has pods of the own and of the remote cluster look for the
-// agent's ports, and then tie them up. It isn't run beside others: what a thousand
-// clients do here is more than what they take of the agent.
+// TestStatusPort lets pods of the own and of the remote cluster scan for the agent's ports,
+// and then exhaust them. It isn't run in parallel: a thousand clients load this machine.
 func TestStatusPort(t *testing.T) {
 	p := startPair(t, 1)
 	agent, local, remote := p.Agents[0], p.Pods[0], p.Pods[1]
 	node := agent.Node
 	must(t, p.WaitConnected(within(t, time.Minute)))
-	// Control: the gateway is an address of the node that remote pods do reach.
+	// Control: remote pods do reach the gateway, an address of the node.
 	must(t, node.Serve(t.Context(), 7999, nil))
 	internal := node.Addresses()[0]
 
@@ -65,7 +64,7 @@ func TestStatusPort(t *testing.T) {
 	})
 
 	t.Run("a flood of one port leaves the other one alone", func(t *testing.T) {
-		// Fewer than the flood opens.
+		// Fewer than the flood's connections.
 		limitFiles(t, agent, 800)
 		calm, err := node.AddPod(t.Context(), testbed.PodConfig{})
 		must(t, err)
@@ -111,8 +110,8 @@ func closedPort(t *testing.T, from interface {
 	}
 }
 
-// routeLoopback makes a pod send what it has for 127.0.0.1 to its node, whose
-// kernel takes it in, as kube-proxy has kernels do.
+// routeLoopback makes a pod send packets for 127.0.0.1 to its node, whose kernel accepts
+// them, as with kube-proxy.
 func routeLoopback(t *testing.T, pod *testbed.Pod) *testbed.Pod {
 	t.Helper()
 	node := pod.Node
@@ -146,14 +145,14 @@ func limitFiles(t *testing.T, agent *programs.Agent, most uint64) {
 	t.Helper()
 	var limit unix.Rlimit
 	must(t, unix.Prlimit(agent.Process().PID(), unix.RLIMIT_NOFILE, nil, &limit))
-	// Who isn't the host's root may not raise Max again.
+	// Only the host's root may raise Max again.
 	limit.Cur = most
 	must(t, unix.Prlimit(agent.Process().PID(), unix.RLIMIT_NOFILE, &limit, nil))
 }
 
-// tieUp holds connections open until the test ends, in all the ways in which they
-// cost a server something: silent, with a request that doesn't end, with answers
-// that nobody reads. One that is closed is opened again.
+// tieUp holds connections open until the test ends, in all ways that cost a server
+// resources: silent, with a request that doesn't end, with responses
+// that aren't read. One that is closed is opened again.
 func tieUp(t *testing.T, from *testbed.Host, to netip.AddrPort, connections int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -172,8 +171,8 @@ func tieUp(t *testing.T, from *testbed.Host, to netip.AddrPort, connections int)
 					}
 					hold(ctx, conn, n)
 				}
-				// What is scarce must be connections, not processors, which a thousand
-				// clients on this machine would share with the agent.
+				// Connections must be the scarce resource, not processors, which a
+				// thousand clients on this machine share with the agent.
 				select {
 				case <-time.After(500 * time.Millisecond):
 				case <-ctx.Done():
@@ -226,7 +225,7 @@ func hold(ctx context.Context, conn net.Conn, n int) {
 	}
 }
 
-// patiently tries as often as a kubelet does before it acts on a probe.
+// patiently retries as often as a kubelet before it acts on a failed probe.
 func patiently(probe func(ctx context.Context) error) error {
 	var errs []error
 	for range 3 {

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 )
 
-// TestManyAgentsMakeFewEvents has 300 agents tell the same at the same moment,
+// TestManyAgentsMakeFewEvents lets 300 agents report the same at the same moment,
 // without the wait that spreads them, with the rights of our manifests: one Event
 // comes of one rejected node, and a handful of thousands.
 func TestManyAgentsMakeFewEvents(t *testing.T) {

@@ -16,9 +16,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
-// testTranslation puts a node behind address translation, without an endpoint, and has
-// it reach all others, and be reached, also after what one of the ways was built on has
-// gone. Then it has nobody to begin with another one.
+// testTranslation puts a node behind address translation, without an endpoint. It reaches all
+// others, and is reached, also after its mapping was lost. Then neither side can initiate.
 func testTranslation(t *testing.T, p *programs.Pair) {
 	hidden, open := p.Agents[2], p.Agents[0]
 	locate(t, hidden, `"none"`)
@@ -26,8 +25,8 @@ func testTranslation(t *testing.T, p *programs.Pair) {
 	eventually(t, repair, "the endpoint to be empty", func(ctx context.Context) error {
 		return hasAnnotations(ctx, hidden.Node, map[string]string{peers.EndpointAnnotation("aws"): ""})
 	})
-	// A part before may have left the two at each other's IPv6 addresses, where they follow
-	// each other, and where nothing is translated. New devices begin at what is published.
+	// An earlier part may have left both at each other's IPv6 addresses, by roaming, where
+	// nothing is translated. New devices start from the published endpoints.
 	must(t, open.Node.DeleteLink("wireguard.gcp"))
 	must(t, hidden.Node.DeleteLink("wireguard.aws"))
 	step := func(what string, do func(*testing.T)) {
@@ -69,7 +68,7 @@ func testTranslation(t *testing.T, p *programs.Pair) {
 		locate(t, open, `"none"`)
 		defer locate(t, open, "null")
 		for _, pair := range [][2]*programs.Agent{{open, hidden}, {hidden, open}} {
-			eventually(t, repair, "status to say that nobody can begin", func(ctx context.Context) error {
+			eventually(t, repair, "status to report that neither side can initiate", func(ctx context.Context) error {
 				return rejects(ctx, pair[0], pair[1], "no_endpoint")
 			})
 		}
@@ -78,9 +77,8 @@ func testTranslation(t *testing.T, p *programs.Pair) {
 	})
 }
 
-// testForwarding puts a node where it is reached at an address and port that aren't its
-// own only: a port that is forwarded to it, and an ExternalIP as clouds have them, which
-// the node itself doesn't know of.
+// testForwarding makes a node reachable at a forwarded port, and at an ExternalIP like those
+// of clouds, which the node itself doesn't have.
 func testForwarding(t *testing.T, p *programs.Pair) {
 	inside, open := p.Agents[2], p.Agents[0]
 	defer locate(t, inside, "null")
@@ -124,14 +122,14 @@ func testForwarding(t *testing.T, p *programs.Pair) {
 	}
 }
 
-// locate sets, in JSON, what an administrator says of where a node is.
+// locate sets an administrator's endpoint annotation of a node, in JSON.
 func locate(t *testing.T, a *programs.Agent, value string) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, peers.LocationAnnotation, value)
 	must(t, a.Node.Patch(context.WithoutCancel(t.Context()), patch))
 }
 
-// inPorts tells whether an agent has the node of another one at one of the ports.
+// inPorts returns nil if an agent has the node of another one at one of the ports.
 func inPorts(ctx context.Context, a, other *programs.Agent, from, to int) error {
 	status, err := a.Status(ctx)
 	if err != nil {
@@ -147,7 +145,7 @@ func inPorts(ctx context.Context, a, other *programs.Agent, from, to int) error 
 	return fmt.Errorf("%s has %+v", a.Node.Name, has)
 }
 
-// rejects tells whether an agent rejects the node of another one for a reason.
+// rejects returns nil if an agent rejects the node of another one for a reason.
 func rejects(ctx context.Context, a, other *programs.Agent, reason string) error {
 	status, err := a.Status(ctx)
 	if err != nil {

@@ -21,7 +21,7 @@ type Traffic struct {
 	Packets, Bytes int64
 }
 
-// Counts tells what machines have sent onto the underlay, by kind.
+// Counts counts what machines have sent onto the underlay, by kind.
 type Counts struct {
 	// WireGuard counts WireGuard messages.
 	WireGuard Traffic
@@ -317,7 +317,7 @@ func (c *Capture) Close() error {
 	return err
 }
 
-// classifier tells kinds of packets apart by the addresses of the clusters.
+// classifier classifies packets by the addresses of the clusters.
 type classifier struct {
 	clusters []*Cluster
 	nodes    map[netip.Addr]*Cluster

@@ -16,7 +16,7 @@ func netlinkNet(prefix netip.Prefix) (net.IP, *net.IPNet, error) {
 	return net.ParseCIDR(prefix.String())
 }
 
-func TestCaptureTellsPacketsApart(t *testing.T) {
+func TestCaptureClassifiesPackets(t *testing.T) {
 	p := startPair(t)
 	capture, err := p.tb.Capture()
 	if err != nil {
@@ -115,7 +115,7 @@ func TestCaptureTellsPacketsApart(t *testing.T) {
 		route(t, p.gcp1.Node, p.aws1.Node)
 		mustGet(t, p.aws1, p.gcp1)
 		// At least two handshakes, two requests, two answers, and their ends, some of
-		// which may come late.
+		// which may be delayed.
 		if counts := since(t); counts.Plaintext.Packets < 12 || counts.WireGuard.Packets > 0 {
 			t.Errorf("%s, want plaintext only", counts)
 		}

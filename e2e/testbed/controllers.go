@@ -6,7 +6,7 @@ import (
 )
 
 // startControllers runs kube-controller-manager and kube-scheduler where the
-// cluster is to have them. Both wait for the API server whenever it is away.
+// cluster is to have them. Both wait for the API server while it is down.
 func (p *controlPlane) startControllers() error {
 	if !p.config.Controllers {
 		return nil

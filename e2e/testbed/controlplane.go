@@ -36,7 +36,7 @@ const (
 const issuer = "https://kubernetes.default.svc.cluster.local"
 
 // oneProcessor has a program of Go use one processor at a time: an API server takes a tenth
-// less time of it so, and etcd a quarter, as nobody looks for work that isn't there.
+// less time of it so, and etcd a quarter, as garbage collectors spin less.
 var oneProcessor = []string{"GOMAXPROCS=1"}
 
 // controlPlane is the machine that runs etcd and kube-apiserver. As it has a
@@ -210,7 +210,7 @@ func (p *controlPlane) apiArgs() []string {
 		"--profiling=false",
 	}
 	if p.config.Controllers {
-		// Kubelets are reached by address, as nobody resolves names of nodes, and know who
+		// Kubelets are reached by address, as names of nodes aren't resolved, and know who
 		// asks: kubectl exec and logs go this way.
 		args = append(args, "--enable-admission-plugins=NodeRestriction", "--kubelet-preferred-address-types=InternalIP",
 			"--kubelet-client-certificate="+p.file("admin.crt"), "--kubelet-client-key="+p.file("admin.key"))
@@ -330,7 +330,7 @@ func (p *controlPlane) restore(dir string) error {
 	if err := os.CopyFS(data, os.DirFS(dir)); err != nil {
 		return err
 	}
-	// etcd wants that nobody else reads it.
+	// etcd requires that no other user can read it.
 	if err := os.Chmod(data, 0o700); err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // groupsFile is the file of a testbed's folder that lists its control groups: the
-// folders that whoever cleans up removes, with all below them.
+// folders that the cleanup removes, with all below them.
 const groupsFile = "control-groups"
 
 // groups are the control groups of one machine, one in each hierarchy: in version 1

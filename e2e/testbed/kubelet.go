@@ -103,7 +103,7 @@ func (k *Kubelet) start(ctx context.Context, cfg KubeletConfig) error {
 	})
 }
 
-// ready says whether the kubelet, and nobody else, has said that its node is.
+// ready reports whether the kubelet itself has set its node's condition.
 func (k *Kubelet) ready(ctx context.Context) error {
 	object, err := k.node.Object(ctx)
 	if err != nil {

@@ -37,7 +37,7 @@ for setting in vm/overcommit_memory kernel/panic kernel/panic_on_oops; do
   mount -n --bind "/run/${setting#*/}" "/proc/sys/$setting"
 done
 $CONTAINERD >>"$CONTAINERD_LOG" 2>&1 &
-# A kubelet ends that finds nobody at the socket.
+# A kubelet exits if the socket isn't served.
 until [ -S "$CONTAINERD_SOCKET" ] && $CTR --address "$CONTAINERD_SOCKET" version >/dev/null 2>&1; do
   kill -0 $! # ends this, too, when containerd has ended
   sleep 0.05

@@ -97,7 +97,7 @@ func TestNodesAndPods(t *testing.T) {
 	ctx := t.Context()
 	node1, node2 := p.aws1.Node, p.aws2.Node
 
-	t.Run("the node object tells podCIDRs and addresses", func(t *testing.T) {
+	t.Run("the node object has podCIDRs and addresses", func(t *testing.T) {
 		object, err := node1.Object(ctx)
 		if err != nil {
 			t.Fatal(err)

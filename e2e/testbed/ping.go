@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// PingResult tells what came back of a series of echo requests.
+// PingResult is the result of a series of echo requests.
 type PingResult struct {
 	Sent, Received int
 	// LongestGap is the longest time in which no reply came, from the first
@@ -62,7 +62,7 @@ func pingProtocolOf(to netip.Addr) pingProtocol {
 	return pingProtocol{"ip6:ipv6-icmp", 58, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply}
 }
 
-// pingID tells the series of one process apart: raw sockets hear everything.
+// pingID distinguishes the series of one process: raw sockets receive all replies.
 func (tb *Testbed) pingID() int { return int(uint16(tb.pings.Add(1))) }
 
 func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval time.Duration, onReply func()) (PingResult, error) {

@@ -9,7 +9,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-func TestPingSeriesTellsTheLongestGap(t *testing.T) {
+func TestPingSeriesReportsTheLongestGap(t *testing.T) {
 	p := startPair(t)
 	from, to := p.aws1.Node, p.aws2.Node
 	const outage = 400 * time.Millisecond

@@ -29,7 +29,7 @@ func (n *Node) Translate(ctx context.Context, port int, others string) error {
 }
 
 // Forward puts the node behind a router that sends on to one of its UDP ports what
-// arrives at an address and port outside, and lets nobody begin otherwise, neither the
+// arrives at an address and port outside, and admits no other initiation, neither the
 // node nor those outside. An address that isn't the node's is reached by way of the node
 // from all nodes of the other clusters.
 func (n *Node) Forward(ctx context.Context, outside netip.AddrPort, port int) error {

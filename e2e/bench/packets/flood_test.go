@@ -22,7 +22,7 @@ const dead = 20
 
 // An engine that is flooded takes no more memory than a small container has, and goes on
 // carrying traffic: by one pod, to peers of which one answers and the others never did, and
-// by somebody who sends garbage from outside.
+// by a sender of garbage from outside.
 func TestFloods(t *testing.T) {
 	nstest.Root(t)
 	b := &bench{options: options{pairs: 1, seconds: 2 * time.Second, rate: 200_000}, dir: t.TempDir()}

@@ -244,7 +244,7 @@ func flood(to []net.Conn, buf []byte, rate int, long time.Duration) error {
 			return nil
 		}
 		for ; sent < int(since.Seconds()*float64(rate)); sent++ {
-			_, _ = to[sent%len(to)].Write(buf) // nobody may listen yet
+			_, _ = to[sent%len(to)].Write(buf) // the receiver may not listen yet
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
@@ -333,7 +333,7 @@ func ping(args []string) error {
 		}
 		sent := fmt.Sprintf("%064d", len(took)+lost)
 		_, err := io.WriteString(to, sent)
-		for clear(buf); err == nil && string(buf) != sent; { // not one that comes late
+		for clear(buf); err == nil && string(buf) != sent; { // skip delayed ones
 			_, err = to.Read(buf)
 		}
 		if err != nil {

@@ -81,7 +81,7 @@ func (b *bench) close() error {
 }
 
 // open joins two namespaces by a link, and serves a device in each, with so many peers that
-// nobody answers for.
+// no side answers for.
 func (s *side) open(dir string, programs [2][]string, dead int) (err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err

@@ -2,7 +2,7 @@
 
 // Command guest is process 1 of the emulated machine. It mounts what programs
 // expect, loads the kernel modules of its plan, runs the plan's programs one
-// after another, tells the runner on the second serial port what happens, and
+// after another, reports to the runner on the second serial port, and
 // powers the machine off.
 package main
 

@@ -74,7 +74,7 @@ func execute(s *sender, p wire.Program) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// Nobody holds the other end of the pipe any more, so this ends.
+	// The other end of the pipe is closed, so this ends.
 	if err := <-forwarded; err != nil {
 		return 0, err
 	}

@@ -1,4 +1,4 @@
 // Package selftest has the tests of the emulated machine itself. They say
 // whether the machine offers what the tests of other packages take for granted,
-// so that a broken machine is told from a broken product.
+// so that a broken machine isn't mistaken for a broken product.
 package selftest

@@ -20,7 +20,7 @@ import (
 )
 
 // inMachine skips a test everywhere but in the emulated machine: here it would
-// judge the kernel of whoever runs it.
+// judge the kernel of the machine that runs them.
 func inMachine(t *testing.T) {
 	t.Helper()
 	if os.Getenv("SEMAPHORE_TEST_KERNEL") == "" {
@@ -207,7 +207,7 @@ func TestOrphansAreCollected(t *testing.T) {
 	for !errors.Is(unix.Kill(orphan, 0), unix.ESRCH) {
 		select {
 		case <-deadline:
-			t.Fatalf("process %d ended and nobody collected it", orphan)
+			t.Fatalf("process %d ended and wasn't reaped", orphan)
 		case <-poll.C:
 		}
 	}

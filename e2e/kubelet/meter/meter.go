@@ -1,6 +1,6 @@
 // Package meter measures what gets from one pod to another: numbered UDP packets at
 // a steady rate, of which each that is lost is known, and beside them a TCP stream,
-// whose stalls are. A pod serves it; a test tells it by HTTP what to send, and asks
+// whose stalls are. A pod serves it; a test requests by HTTP what to send, and asks
 // for what has arrived.
 //
 //	POST   /streams/ID?to=ADDRESS&rate=10000   send to a meter from now on
@@ -107,7 +107,7 @@ func get(w http.ResponseWriter, r *http.Request) {
 	}
 	defer func() { _ = response.Body.Close() }()
 	w.WriteHeader(response.StatusCode)
-	// Whoever asked may have gone away.
+	// The client may have gone.
 	_, _ = io.Copy(w, response.Body)
 }
 
@@ -122,7 +122,7 @@ func id(w http.ResponseWriter, r *http.Request) (uint64, bool) {
 
 func answer(w http.ResponseWriter, what any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(what) // Whoever asked may have gone away.
+	_ = json.NewEncoder(w).Encode(what) // The client may have gone.
 }
 
 func (m *Meter) start(w http.ResponseWriter, r *http.Request) {

@@ -15,7 +15,7 @@ import (
 // socketBuffer is room for what comes while the receiver doesn't run: some seconds.
 const socketBuffer = 64 << 20
 
-// mostPackets bounds a stream, for whoever sends nonsense.
+// mostPackets bounds a stream, against invalid requests.
 const mostPackets = 100_000_000
 
 // receiver holds what has arrived of one stream.

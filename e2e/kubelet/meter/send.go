@@ -67,7 +67,7 @@ func (s *sender) stop() Sent {
 	return s.sent
 }
 
-// sendPackets sends packets at a rate. A turn that comes late is not made up for:
+// sendPackets sends packets at a rate. A delayed turn is not made up for:
 // a burst would fill queues that no steady stream fills.
 func (s *sender) sendPackets(ctx context.Context, conn net.PacketConn, id uint64, rate int) {
 	ticker := time.NewTicker(tick)

@@ -44,12 +44,11 @@ func (e *example) labelledPod(t *testing.T, cluster int, name, set string, addre
 // setLabel is the label of pods with the name of their set.
 const setLabel = "policy.semaphore.uw.io/name"
 
-// outdated counts the writes of semaphore-policy that somebody else was faster than.
+// outdated counts the writes of semaphore-policy that conflicted with another writer.
 var outdated = regexp.MustCompile(`(?m)^semaphore_policy_outdated_writes_total\{cluster="[a-z]+"\} [1-9]`)
 
-// contested changes a network set in one of the clusters all the time, as does a
-// pod of the other one, until the two got in each other's way. Neither change is
-// lost.
+// contested changes a network set in one cluster continuously, and pods of the other one,
+// until both writers conflict. Neither change is lost.
 func (e *example) contested(t *testing.T, from int) {
 	sets, name := e.sets(1-from), e.clusters[from].Name+"-default-contested"
 	pods := e.clusters[from].Client().CoreV1().Pods("default")
@@ -103,9 +102,9 @@ func (e *example) contested(t *testing.T, from int) {
 	eventually(t, time.Minute, "the network set", holds(sets, name, 2))
 }
 
-// tells has happen in gcp, or between the clusters, what the programs of aws tell
-// in Events.
-func (e *example) tells(t *testing.T) {
+// events causes faults in gcp, or between the clusters, that the programs of aws report in
+// Events.
+func (e *example) events(t *testing.T) {
 	aws, gcp := e.clusters[0], e.clusters[1]
 	_, err := gcp.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: "gcp-bad", Annotations: map[string]string{"aws.wireguard.semaphore.uw.io/pubKey": "not a key"},
