@@ -238,7 +238,7 @@ func (c counted) Configure(ctx context.Context, want []tunnel.Peer) (tunnel.Chan
 	return done, err
 }
 
-// Contact implements peers.Device.
+// Nudge implements peers.Device.
 func (c counted) Nudge(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Nudge) (tunnel.Nudges, error) {
 	c.log.note("looks")
 	done, err := c.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {
