@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,52 +18,44 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
-
-func bubble(t *testing.T, test func(t *testing.T)) {
-	t.Helper()
-	synctest.Test(t, test)
-}
-
-func (r *rig) writes() []string {
-	return slices.DeleteFunc(r.sets.seen(), func(request string) bool { return strings.HasPrefix(request, "get") })
-}
 
 func TestSetsFollowPods(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, newFakeSets(), nil)
+		r := startRig(t, kubetest.NewAPI(), nil)
 		r.put(t, "1", "a", "10.4.0.1")
 		r.put(t, "2", "b", "10.4.0.2")
 		elapse(passSpacing)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-b": "10.4.0.2/32"})
 		elapse(time.Second)
 		r.put(t, "3", "a", "10.4.0.3")
-		r.drop(t, "gcp", "2")
+		r.drop("2")
 		elapse(time.Second)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 10.4.0.3/32"})
-		if n := len(r.sets.seen()); n != 4 {
-			t.Errorf("requests %v, want four", r.sets.seen())
+		if n := len(requests(r.sets)); n != 4 {
+			t.Errorf("requests %v, want four", requests(r.sets))
 		}
 		r.stop()
 		// Somebody who starts with nothing to do writes nothing.
 		again := startRig(t, r.sets, func(cfg *Config) { cfg.Remotes[0].Client = r.Remotes[0].Client })
 		elapse(time.Hour)
-		if n := len(again.sets.seen()); n != 4 || again.Ready() != nil || again.Health() != nil {
-			t.Errorf("requests %v, ready %v, health %v", again.sets.seen(), again.Ready(), again.Health())
+		if n := len(requests(again.sets)); n != 4 || again.Ready() != nil || again.Health() != nil {
+			t.Errorf("requests %v, ready %v, health %v", requests(again.sets), again.Ready(), again.Health())
 		}
 	})
 }
 
 func TestWriterMakesOneWriteOfManyQuickChanges(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, newFakeSets(), nil)
+		r := startRig(t, kubetest.NewAPI(), nil)
 		for i := range 100 {
 			r.put(t, "p", "a", fmt.Sprintf("10.4.0.%d", i+1))
 			elapse(time.Millisecond)
 		}
 		elapse(time.Second)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.100/32"})
-		if n := len(r.sets.seen()); n < 4 || n > 6 {
+		if n := len(requests(r.sets)); n < 4 || n > 6 {
 			t.Errorf("%d requests for 100 changes in 100 ms, want about one each %v", n, writeSpacing)
 		}
 	})
@@ -70,15 +63,10 @@ func TestWriterMakesOneWriteOfManyQuickChanges(t *testing.T) {
 
 func TestWriterDoesNotLetFailuresHoldUpOthers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		sets := newFakeSets()
+		sets := kubetest.NewAPI()
 		var broken atomic.Bool
 		broken.Store(true)
-		sets.fail = func(_, name string) error {
-			if broken.Load() && strings.HasPrefix(name, "gcp-ns-bad") {
-				return errors.New("refused")
-			}
-			return nil
-		}
+		refuse(sets, func(_, name string) bool { return broken.Load() && strings.HasPrefix(name, "gcp-ns-bad") })
 		r := startRig(t, sets, nil)
 		const count = 24
 		want := map[string]string{}
@@ -87,7 +75,7 @@ func TestWriterDoesNotLetFailuresHoldUpOthers(t *testing.T) {
 			r.put(t, fmt.Sprint("good-", i), fmt.Sprint("good-", i), "10.4.0.2")
 			want[fmt.Sprint("gcp-ns-good-", i)] = "10.4.0.2/32"
 		}
-		r.putOf(t, "merit", "p", "1", "app", "10.6.0.1")
+		r.putOf(t, "merit", "p", "app", "10.6.0.1")
 		want["merit-ns-app"] = "10.6.0.1/32"
 		elapse(50 * time.Millisecond)
 		r.wantSets(t, want)
@@ -99,7 +87,7 @@ func TestWriterDoesNotLetFailuresHoldUpOthers(t *testing.T) {
 			r.put(t, "bad-0", "bad-0", fmt.Sprintf("10.4.1.%d", i%250))
 			elapse(100 * time.Millisecond)
 		}
-		attempts := slices.DeleteFunc(sets.seen(), func(request string) bool { return request != "create gcp-ns-bad-0" })
+		attempts := slices.DeleteFunc(requests(sets), func(request string) bool { return request != "create gcp-ns-bad-0" })
 		if n := len(attempts); n < 5 || n > 12 {
 			t.Errorf("%d attempts in a minute, want a few", n)
 		}
@@ -108,8 +96,8 @@ func TestWriterDoesNotLetFailuresHoldUpOthers(t *testing.T) {
 		}
 		broken.Store(false)
 		elapse(2 * lastRetry)
-		if status := r.Status().Remotes[0]; len(sets.content()) != 2*count+1 || len(status.Failing) > 0 || status.Pending > 0 {
-			t.Errorf("%d sets, failures %v, %d to write", len(sets.content()), status.Failing, status.Pending)
+		if status := r.Status().Remotes[0]; len(content(sets)) != 2*count+1 || len(status.Failing) > 0 || status.Pending > 0 {
+			t.Errorf("%d sets, failures %v, %d to write", len(content(sets)), status.Failing, status.Pending)
 		}
 	})
 }
@@ -117,15 +105,14 @@ func TestWriterDoesNotLetFailuresHoldUpOthers(t *testing.T) {
 // TestAWriteThatWasWithdrawnIsNotRepeated has a pod end while its set can't be written.
 func TestAWriteThatWasWithdrawnIsNotRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		sets := newFakeSets()
-		attempts := 0
-		sets.fail = func(string, string) error { attempts++; return errors.New("refused") }
+		sets := kubetest.NewAPI()
+		refuse(sets, func(string, string) bool { return true })
 		r := startRig(t, sets, nil)
 		r.put(t, "p", "a", "10.4.0.1")
 		synctest.Wait()
-		r.drop(t, "gcp", "p")
+		r.drop("p")
 		elapse(time.Minute)
-		if seen := sets.seen(); attempts != 1 || len(seen) != 1 {
+		if seen := requests(sets); len(seen) != 1 {
 			t.Errorf("requests %v, want the first alone", seen)
 		}
 	})
@@ -133,38 +120,39 @@ func TestAWriteThatWasWithdrawnIsNotRepeated(t *testing.T) {
 
 func TestWriterFindsOutWhatSomebodyElseDid(t *testing.T) {
 	for name, test := range map[string]struct {
-		meddle func(f *fakeSets)
+		meddle func(t *testing.T, sets *kubetest.API)
 		want   map[string]string
 	}{
 		"edited before our patch": {
-			func(f *fakeSets) { f.put(networkSetNamed("a", labelsOf("a"), "0.0.0.0/0")) },
+			func(t *testing.T, sets *kubetest.API) {
+				putSet(t, sets, networkSetNamed("a", labelsOf("a"), "0.0.0.0/0"))
+			},
 			map[string]string{"gcp-ns-a": "10.4.0.2/32"},
 		},
 		"deleted before our patch": {
-			func(f *fakeSets) { f.gone("gcp-ns-a") },
+			func(_ *testing.T, sets *kubetest.API) { removeSet(sets, "gcp-ns-a") },
 			map[string]string{"gcp-ns-a": "10.4.0.2/32"},
 		},
 		"taken before our patch": {
-			func(f *fakeSets) { f.put(networkSetNamed("a", nil, "192.0.2.0/24")) },
+			func(t *testing.T, sets *kubetest.API) { putSet(t, sets, networkSetNamed("a", nil, "192.0.2.0/24")) },
 			map[string]string{"gcp-ns-a": "192.0.2.0/24", gcp("a").candidate(1, 1): "10.4.0.2/32"},
 		},
 	} {
 		for _, mute := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", the watch lags: ", mute), func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
-					r := startRig(t, newFakeSets(), nil)
+					r := startRig(t, kubetest.NewAPI(), nil)
 					r.put(t, "p", "a", "10.4.0.1")
 					elapse(time.Second)
-					once := false
-					r.sets.mu.Lock()
-					r.sets.mute = mute
-					r.sets.meddle = func(f *fakeSets, verb, _ string) {
-						if verb == verbPatch && !once {
-							once = true
-							test.meddle(f)
+					var once sync.Once
+					r.sets.Hook(func(h *kubetest.Hooks) {
+						h.Mute = mute
+						h.Before = func(request kubetest.Request) {
+							if request.Verb == verbPatch {
+								once.Do(func() { test.meddle(t, r.sets) })
+							}
 						}
-					}
-					r.sets.mu.Unlock()
+					})
 					r.put(t, "p", "a", "10.4.0.2")
 					elapse(time.Second)
 					r.wantSets(t, test.want)
@@ -179,15 +167,13 @@ func TestWriterFindsOutWhatSomebodyElseDid(t *testing.T) {
 
 func TestWriterNeverTouchesWhatTurnedForeign(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, newFakeSets(), nil)
+		r := startRig(t, kubetest.NewAPI(), nil)
 		r.put(t, "p", "a", "10.4.0.1")
 		elapse(time.Second)
-		// Nobody sees that somebody takes the object over.
-		r.sets.mu.Lock()
-		r.sets.mute = true
-		r.sets.put(networkSetNamed("a", nil, "10.4.0.1/32"))
-		r.sets.mu.Unlock()
-		r.drop(t, "gcp", "p")
+		// No watch shows that another client takes the object over.
+		r.sets.Hook(func(h *kubetest.Hooks) { h.Mute = true })
+		putSet(t, r.sets, networkSetNamed("a", nil, "10.4.0.1/32"))
+		r.drop("p")
 		elapse(time.Minute)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32"})
 	})
@@ -195,72 +181,69 @@ func TestWriterNeverTouchesWhatTurnedForeign(t *testing.T) {
 
 func TestWriterWithAWatchThatLagsWritesOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		sets := newFakeSets()
-		sets.mute = true
+		sets := kubetest.NewAPI()
+		sets.Hook(func(h *kubetest.Hooks) { h.Mute = true })
 		r := startRig(t, sets, nil)
 		r.put(t, "p", "a", "10.4.0.1")
 		for range 100 {
 			r.everything()
 			elapse(10 * time.Millisecond)
 		}
-		if diff := cmp.Diff([]string{"create gcp-ns-a"}, sets.seen()); diff != "" {
+		if diff := cmp.Diff([]string{"create gcp-ns-a"}, requests(sets)); diff != "" {
 			t.Errorf("requests (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// TestDriftIsRepaired has somebody change sets in all ways: a while after they were
+// TestDriftIsRepaired has another client change sets in all ways: a while after they were
 // written, and before that was answered.
 func TestDriftIsRepaired(t *testing.T) {
-	edited := func(edit func(*calico.GlobalNetworkSet)) func(*fakeSets) {
-		return func(f *fakeSets) {
-			set := f.sets["gcp-ns-a"].DeepCopy()
-			edit(set)
-			f.put(set)
+	const name = "gcp-ns-a"
+	edited := func(change func(*calico.GlobalNetworkSet)) func(*testing.T, *kubetest.API) {
+		return func(t *testing.T, sets *kubetest.API) {
+			t.Helper()
+			edit(t, sets, name, change)
 		}
 	}
-	for name, meddle := range map[string]func(*fakeSets){
+	for drift, meddle := range map[string]func(*testing.T, *kubetest.API){
 		"a net added":     edited(func(s *calico.GlobalNetworkSet) { s.Spec.Nets = append(s.Spec.Nets, "0.0.0.0/0") }),
 		"no nets":         edited(func(s *calico.GlobalNetworkSet) { s.Spec.Nets = nil }),
 		"a label changed": edited(func(s *calico.GlobalNetworkSet) { s.Labels[domain().Domain+"/name"] = "other" }),
 		"a label removed": edited(func(s *calico.GlobalNetworkSet) { delete(s.Labels, domain().Domain+"/namespace") }),
-		"deleted":         func(f *fakeSets) { f.gone("gcp-ns-a") },
+		"deleted":         func(_ *testing.T, sets *kubetest.API) { removeSet(sets, name) },
 	} {
 		check := func(t *testing.T, r *rig) {
 			t.Helper()
-			r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32"})
-			if set := r.sets.sets["gcp-ns-a"]; set != nil && !maps.Equal(set.Labels, labelsOf("a")) || slices.Contains(r.sets.seen(), "delete gcp-ns-a") {
-				t.Errorf("set %v, requests %v", set, r.sets.seen())
+			r.wantSets(t, map[string]string{name: "10.4.0.1/32"})
+			var set calico.GlobalNetworkSet
+			if exists := r.sets.Get(kube.NetworkSets, "", name, &set); exists && !maps.Equal(set.Labels, labelsOf("a")) || slices.Contains(requests(r.sets), "delete "+name) {
+				t.Errorf("set %v, requests %v", set, requests(r.sets))
 			}
 		}
-		t.Run(name, func(t *testing.T) {
+		t.Run(drift, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				r := startRig(t, newFakeSets(), nil)
+				r := startRig(t, kubetest.NewAPI(), nil)
 				r.put(t, "p", "a", "10.4.0.1")
 				elapse(time.Second)
-				r.sets.mu.Lock()
-				meddle(r.sets)
-				r.sets.mu.Unlock()
+				meddle(t, r.sets)
 				elapse(time.Second)
 				check(t, r)
 			})
 		})
 		for _, verb := range []string{verbCreate, verbPatch} {
-			t.Run(name+" before the answer to its "+verb, func(t *testing.T) {
+			t.Run(drift+" before the answer to its "+verb, func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
-					r := startRig(t, newFakeSets(), nil)
+					r := startRig(t, kubetest.NewAPI(), nil)
 					if verb == verbPatch {
 						r.put(t, "p", "a", "10.4.0.9")
 						elapse(time.Second)
 					}
-					r.sets.mu.Lock()
-					r.sets.hurry = func(f *fakeSets, _, _ string) {
-						f.hurry = nil
-						meddle(f)
-					}
-					r.sets.mu.Unlock()
+					var once sync.Once
+					r.sets.Hook(func(h *kubetest.Hooks) {
+						h.Answer = func(kubetest.Request) { once.Do(func() { meddle(t, r.sets) }) }
+					})
 					r.put(t, "p", "a", "10.4.0.1")
-					// The watch doesn't say in which version something was deleted.
+					// A watch doesn't show at which version an object was deleted.
 					elapse(time.Second + keep.DefaultExpiry)
 					check(t, r)
 				})
@@ -276,23 +259,18 @@ func TestAnAddressThatAnotherPodHasLeavesAtOnce(t *testing.T) {
 	for _, order := range []string{"the old pod goes first", "the new pod comes first"} {
 		t.Run(order, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				sets := newFakeSets()
-				sets.fail = func(verb, name string) error {
-					if name == "gcp-ns-b" && verb == verbCreate {
-						return errors.New("quota")
-					}
-					return nil
-				}
+				sets := kubetest.NewAPI()
+				refuse(sets, func(verb, name string) bool { return name == "gcp-ns-b" && verb == verbCreate })
 				r := startRig(t, sets, nil)
 				r.put(t, "old", "a", "10.4.0.1")
 				r.put(t, "other", "a", "10.4.0.9")
 				elapse(time.Second)
 				if order == "the old pod goes first" {
-					r.drop(t, "gcp", "old")
+					r.drop("old")
 					r.put(t, "new", "b", "10.4.0.1")
 				} else {
 					r.put(t, "new", "b", "10.4.0.1")
-					r.drop(t, "gcp", "old")
+					r.drop("old")
 				}
 				elapse(100 * time.Millisecond)
 				r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.9/32"})
@@ -303,24 +281,20 @@ func TestAnAddressThatAnotherPodHasLeavesAtOnce(t *testing.T) {
 
 func TestARelabelledPodIsInOneOfItsSetsAtAnyTime(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		sets := newFakeSets()
+		sets := kubetest.NewAPI()
 		var broken atomic.Bool
-		sets.fail = func(_, name string) error {
-			if broken.Load() && name == "gcp-ns-b" {
-				return errors.New("quota")
+		refuse(sets, func(_, name string) bool { return broken.Load() && name == "gcp-ns-b" })
+		var written atomic.Bool
+		var lost atomic.Int32
+		sets.Hook(func(h *kubetest.Hooks) {
+			h.Before = func(kubetest.Request) {
+				if strings.Contains(fmt.Sprint(content(sets)), "10.4.0.1/32") {
+					written.Store(true)
+				} else if written.Load() {
+					lost.Add(1)
+				}
 			}
-			return nil
-		}
-		nowhere := 0
-		sets.meddle = func(f *fakeSets, _, _ string) {
-			there := false
-			for _, s := range f.sets {
-				there = there || slices.Contains(s.Spec.Nets, "10.4.0.1/32")
-			}
-			if f.version > 1 && !there {
-				nowhere++
-			}
-		}
+		})
 		r := startRig(t, sets, nil)
 		r.put(t, "p", "a", "10.4.0.1")
 		elapse(time.Second)
@@ -332,8 +306,8 @@ func TestARelabelledPodIsInOneOfItsSetsAtAnyTime(t *testing.T) {
 		r.put(t, "p", "a", "10.4.0.1")
 		elapse(time.Second)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-c": "10.4.0.2/32"})
-		if nowhere > 0 {
-			t.Errorf("the address was nowhere %d times", nowhere)
+		if !written.Load() || lost.Load() > 0 {
+			t.Errorf("before %d writes no set held the address", lost.Load())
 		}
 		// As long as the new set can't be written the old one has it, but not for ever.
 		broken.Store(true)
@@ -349,8 +323,8 @@ func TestARelabelledPodIsInOneOfItsSetsAtAnyTime(t *testing.T) {
 // whoever computes anything of it needs.
 func TestAWriteOfOneRemoteComputesNothingOfAnother(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, newFakeSets(), nil)
-		r.putOf(t, "merit", "p", "1", "app", "10.6.0.1")
+		r := startRig(t, kubetest.NewAPI(), nil)
+		r.putOf(t, "merit", "p", "app", "10.6.0.1")
 		elapse(time.Second)
 		merit := r.remotes["merit"]
 		merit.mu.Lock()
@@ -358,7 +332,7 @@ func TestAWriteOfOneRemoteComputesNothingOfAnother(t *testing.T) {
 		time.Sleep(time.Second)
 		r.put(t, "q", "a", "10.4.0.2")
 		time.Sleep(time.Second)
-		got := r.sets.content()["gcp-ns-a"]
+		got := content(r.sets)["gcp-ns-a"]
 		merit.mu.Unlock()
 		if got != "10.4.0.1/32 10.4.0.2/32" {
 			t.Errorf("gcp's set holds %q", got)
@@ -370,7 +344,7 @@ func TestAWriteOfOneRemoteComputesNothingOfAnother(t *testing.T) {
 // what is known of the other one is written, and the status tells.
 func TestReadyDoesNotWaitForRemotes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, newFakeSets(), func(cfg *Config) {
+		r := startRig(t, kubetest.NewAPI(), func(cfg *Config) {
 			cfg.Remotes[1].Client = func() (kube.Client, error) { return nil, errors.New("no route") }
 		})
 		r.put(t, "p", "a", "10.4.0.1")
@@ -390,7 +364,7 @@ func TestReadyDoesNotWaitForRemotes(t *testing.T) {
 func TestStaleSetsComeBackWhenAllHasBeenRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var down atomic.Bool
-		r := startRig(t, newFakeSets(), func(cfg *Config) {
+		r := startRig(t, kubetest.NewAPI(), func(cfg *Config) {
 			cfg.Remotes[0].StaleAfter = 30 * time.Second
 			client, err := cfg.Remotes[0].Client()
 			if err != nil {
@@ -404,7 +378,7 @@ func TestStaleSetsComeBackWhenAllHasBeenRead(t *testing.T) {
 			}
 		})
 		r.put(t, "p", "a", "10.4.0.1")
-		r.putOf(t, "merit", "p", "1", "app", "10.6.0.1")
+		r.putOf(t, "merit", "p", "app", "10.6.0.1")
 		elapse(time.Second)
 		down.Store(true)
 		elapse(3 * time.Minute)
@@ -436,18 +410,18 @@ func TestSetsOfAClusterThatIsNotConfiguredGoAfterAWhile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				sets := newFakeSets()
-				sets.take(stray("a", "old"))
-				sets.take(stray("b", "old"))
-				sets.take(stray("a", "older"))
-				sets.take(stray("nowhere", ""))
+				sets := kubetest.NewAPI()
+				putSet(t, sets, stray("a", "old"))
+				putSet(t, sets, stray("b", "old"))
+				putSet(t, sets, stray("a", "older"))
+				putSet(t, sets, stray("nowhere", ""))
 				theirs := stray("a", "old")
 				theirs.Name, theirs.Labels = "foreign", map[string]string{domain().Domain + "/cluster": "old"}
-				sets.take(theirs)
+				putSet(t, sets, theirs)
 				r := startRig(t, sets, func(cfg *Config) { cfg.KeepStrays = c.keep })
 				r.put(t, "p", "a", "10.4.0.1")
 				elapse(8 * time.Minute)
-				if n := len(sets.content()); n != 6 {
+				if n := len(content(sets)); n != 6 {
 					t.Errorf("%d sets before their time is over, want all of them", n)
 				}
 				status := r.Status()
@@ -456,12 +430,12 @@ func TestSetsOfAClusterThatIsNotConfiguredGoAfterAWhile(t *testing.T) {
 				}
 				edited := stray("a", "older") // which doesn't put its end off
 				edited.Spec.Nets = []string{"10.9.0.2/32"}
-				sets.take(edited)
+				putSet(t, sets, edited)
 				if at, goes := status.RemovedAt["old"]; goes == c.keep || goes && time.Until(at) > 2*time.Minute {
 					t.Errorf("the status says that they go in %v (%v)", time.Until(at), goes)
 				}
 				elapse(3 * time.Minute)
-				if diff := cmp.Diff(c.want, slices.Sorted(maps.Keys(sets.content()))); diff != "" {
+				if diff := cmp.Diff(c.want, slices.Sorted(maps.Keys(content(sets)))); diff != "" {
 					t.Errorf("sets (-want +got):\n%s", diff)
 				}
 			})
@@ -473,12 +447,10 @@ func TestSetsOfAClusterThatIsNotConfiguredGoAfterAWhile(t *testing.T) {
 // while nobody sees it.
 func TestALocalServerThatIsRestoredFromABackup(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, newFakeSets(), nil)
+		r := startRig(t, kubetest.NewAPI(), nil)
 		r.put(t, "1", "a", "10.4.0.1")
 		elapse(time.Second)
-		r.sets.mu.Lock()
-		version, backup := r.sets.version, maps.Clone(r.sets.sets)
-		r.sets.mu.Unlock()
+		backup := r.sets.Save()
 		r.put(t, "2", "b", "10.4.0.2")
 		for n := range 50 {
 			r.put(t, "1", "a", fmt.Sprintf("10.4.0.%d", 10+n))
@@ -486,10 +458,9 @@ func TestALocalServerThatIsRestoredFromABackup(t *testing.T) {
 		}
 		want := map[string]string{"gcp-ns-a": "10.4.0.59/32", "gcp-ns-b": "10.4.0.2/32"}
 		r.wantSets(t, want)
-		r.sets.mu.Lock()
-		r.sets.opening = 100 * time.Millisecond // what was lost is written before the watch is open
-		r.sets.mu.Unlock()
-		r.sets.restore(version, backup)
+		// What was lost is written before the watch is open.
+		r.sets.Hook(func(h *kubetest.Hooks) { h.Opening = 100 * time.Millisecond })
+		r.sets.Restore(backup)
 		elapse(time.Minute)
 		r.wantSets(t, want)
 		r.put(t, "2", "a", "10.4.0.2")
@@ -498,25 +469,27 @@ func TestALocalServerThatIsRestoredFromABackup(t *testing.T) {
 	})
 }
 
-// TestARemoteServerThatIsRestoredFromABackup has pods be what they were before, and
-// nothing be known until they have been read.
+// TestARemoteServerThatIsRestoredFromABackup changes pods back to what they were. Sets stay
+// until all pods have been read.
 func TestARemoteServerThatIsRestoredFromABackup(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, newFakeSets(), nil)
+		r := startRig(t, kubetest.NewAPI(), nil)
+		gcp := r.pods["gcp"]
+		r.put(t, "1", "a", "10.4.0.1")
+		r.put(t, "3", "c", "10.4.0.3")
+		backup := gcp.Save()
 		r.put(t, "1", "a", "10.4.0.5")
 		r.put(t, "2", "b", "10.4.0.2")
-		r.putOf(t, "merit", "p", "1", "app", "10.6.0.1")
+		r.drop("3")
+		r.putOf(t, "merit", "p", "app", "10.6.0.1")
 		elapse(time.Second)
 		want := map[string]string{"gcp-ns-a": "10.4.0.5/32", "gcp-ns-b": "10.4.0.2/32", "merit-ns-app": "10.6.0.1/32"}
 		r.wantSets(t, want)
-		start := r.pods["gcp"].stop()
-		synctest.Wait()
-		r.drop(t, "gcp", "2")
-		r.put(t, "1", "a", "10.4.0.1")
-		r.put(t, "3", "c", "10.4.0.3")
+		gcp.Stop()
+		gcp.Restore(backup)
 		elapse(time.Minute)
 		r.wantSets(t, want)
-		start()
+		gcp.Start()
 		elapse(2 * time.Minute)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-c": "10.4.0.3/32", "merit-ns-app": "10.6.0.1/32"})
 		r.put(t, "1", "c", "10.4.0.1")
@@ -527,34 +500,33 @@ func TestARemoteServerThatIsRestoredFromABackup(t *testing.T) {
 
 func TestAFinalizerCostsNoRequests(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, newFakeSets(), nil)
+		r := startRig(t, kubetest.NewAPI(), nil)
 		r.put(t, "1", "a", "10.4.0.1")
 		elapse(time.Second)
-		r.sets.mu.Lock() // Nobody deletes it before.
-		r.drop(t, "gcp", "1")
-		leaving := r.sets.sets["gcp-ns-a"].DeepCopy()
-		now := metav1.Now()
-		leaving.DeletionTimestamp = &now
-		r.sets.put(leaving)
-		r.sets.mu.Unlock()
+		edit(t, r.sets, "gcp-ns-a", func(s *calico.GlobalNetworkSet) { s.Finalizers = []string{"example.org/slow"} })
+		r.drop("1")
 		elapse(time.Second)
-		before := len(r.sets.seen())
+		var set calico.GlobalNetworkSet
+		if r.sets.Get(kube.NetworkSets, "", "gcp-ns-a", &set); set.DeletionTimestamp == nil {
+			t.Fatalf("not being deleted: %v", set)
+		}
+		before := len(requests(r.sets))
 		elapse(time.Minute)
-		if n := len(r.sets.seen()) - before; n > 0 {
-			t.Errorf("%d requests for a set that somebody else's finalizer keeps", n)
+		if n := len(requests(r.sets)) - before; n > 0 {
+			t.Errorf("%d requests for a set that a finalizer keeps", n)
 		}
 	})
 }
 
 func TestAStrayThatIsBeingDeletedCostsNoRequests(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		sets, now := newFakeSets(), metav1.Now()
+		sets, now := kubetest.NewAPI(), metav1.Now()
 		leaving := networkSetNamed("a", labelsOf("a"), "10.9.0.1/32")
 		leaving.Labels[domain().Domain+"/cluster"], leaving.DeletionTimestamp = "old", &now
-		sets.take(leaving)
+		putSet(t, sets, leaving)
 		startRig(t, sets, nil)
 		elapse(time.Hour)
-		if seen := sets.seen(); len(seen) > 0 {
+		if seen := requests(sets); len(seen) > 0 {
 			t.Errorf("requests %v for a set that somebody's finalizer keeps", seen)
 		}
 	})
@@ -563,8 +535,8 @@ func TestAStrayThatIsBeingDeletedCostsNoRequests(t *testing.T) {
 // TestWhatIsThereStaysWithinBounds starts with fewer sets than there are pods for.
 func TestWhatIsThereStaysWithinBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		sets := newFakeSets()
-		sets.take(networkSetNamed("z", labelsOf("z"), "10.4.0.26/32"))
+		sets := kubetest.NewAPI()
+		putSet(t, sets, networkSetNamed("z", labelsOf("z"), "10.4.0.26/32"))
 		r := startRig(t, sets, func(cfg *Config) {
 			pods := cfg.Remotes[0].Client
 			cfg.Remotes[0].Rules.MaxSets, cfg.Remotes[0].Rules.MaxAddresses = 3, 4
@@ -579,7 +551,7 @@ func TestWhatIsThereStaysWithinBounds(t *testing.T) {
 				}
 			}
 		})
-		got := r.sets.content()
+		got := content(r.sets)
 		if len(got) != 3 || got["gcp-ns-z"] != "10.4.0.26/32" {
 			t.Errorf("sets %v, want the one that was there and two more", got)
 		}

@@ -184,7 +184,7 @@ func TestDiffLeadsToWhatIsDesired(t *testing.T) {
 	pool := randomAddrs(random, 60)
 	id := gcp("app")
 	have, names := map[string]*Observed{}, map[int]string{}
-	for range 2000 {
+	for range rounds(2000, 200) {
 		if random.IntN(5) == 0 { // somebody edits or deletes an object
 			for name, o := range have {
 				if edited := *o; random.IntN(2) == 0 {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 // BenchmarkEvent is all that is computed when one pod of many gets another address,
@@ -20,7 +21,7 @@ func BenchmarkEvent(b *testing.B) {
 
 func benchmarkEvent(b *testing.B, count int) {
 	c := New(Config{
-		Cluster: "aws", Labels: domain(), Calico: &Calico{client: newFakeSets()}, Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler),
+		Cluster: "aws", Labels: domain(), Calico: access(b, kubetest.NewAPI()), Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler),
 		Remotes: []RemoteConfig{{Rules: rules("10.0.0.0/8"), Client: func() (kube.Client, error) { return nil, nil }}},
 	})
 	r := c.remotes["gcp"]

@@ -84,7 +84,7 @@ func TestPodKeepsWhatItsSetNeeds(t *testing.T) {
 		"an empty label":                   {podObject("ns", "p", "", running, "10.4.0.1"), is(func(p *Pod) { p.Set, p.Fault = "", ReasonBadName })},
 		"a label that no API server takes": {podObject("ns", "p", "ünïcode", running, "10.4.0.1"), is(func(p *Pod) { p.Set, p.Fault = "ünïcode", ReasonBadName })},
 		"a label value of a megabyte": {
-			podObject("ns", "p", strings.Repeat("x", 1<<20), running, "10.4.0.1"),
+			podObject("ns", "p", strings.Repeat("x", rounds(1<<20, 1<<16)), running, "10.4.0.1"),
 			is(func(p *Pod) { p.Set, p.Fault = strings.Repeat("x", maxReportedNameLen), ReasonBadName }),
 		},
 		"a namespace that is none": {podObject("n/s", "p", "app", running, "10.4.0.1"), is(func(p *Pod) { p.Namespace, p.Fault = "n/s", ReasonBadName })},

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,12 +13,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 // still returns a controller of the remotes gcp and merit of which nothing runs, with
 // all pods read.
-func still(adjust func(*Config)) *Controller {
-	cfg := Config{Cluster: "aws", Labels: domain(), Calico: &Calico{client: newFakeSets()}, Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler)}
+func still(t *testing.T, adjust func(*Config)) *Controller {
+	cfg := Config{Cluster: "aws", Labels: domain(), Calico: access(t, kubetest.NewAPI()), Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler)}
 	for _, name := range []string{"gcp", "merit"} {
 		cfg.Remotes = append(cfg.Remotes, RemoteConfig{Rules: Rules{Cluster: name}, Client: func() (kube.Client, error) { return nil, nil }})
 	}
@@ -33,7 +35,7 @@ func still(adjust func(*Config)) *Controller {
 
 // TestNobodyWaitsForAPassOfARemote has one be in the middle of a long pass.
 func TestNobodyWaitsForAPassOfARemote(t *testing.T) {
-	c := still(nil)
+	c := still(t, nil)
 	r := c.remotes["merit"]
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -53,7 +55,7 @@ func TestNobodyWaitsForAPassOfARemote(t *testing.T) {
 
 // TestWhatWasToldOfSetsIsTakenInOnce has a pass take in what came before it.
 func TestWhatWasToldOfSetsIsTakenInOnce(t *testing.T) {
-	r := still(nil).remotes["gcp"]
+	r := still(t, nil).remotes["gcp"]
 	o := &Observed{Object: Object{Name: "gcp-ns-a", Identity: gcp("a")}, Owned: true}
 	r.tell([]kube.Change[Observed]{{Key: o.Name, After: o}}, false)
 	r.tell(nil, true)
@@ -69,7 +71,7 @@ func TestWhatWasToldOfSetsIsTakenInOnce(t *testing.T) {
 // TestSetsWithoutRoomCostNothing has a remote have many more sets than it may.
 func TestSetsWithoutRoomCostNothing(t *testing.T) {
 	const most = 3
-	r := still(func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = most }).remotes["gcp"]
+	r := still(t, func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = most }).remotes["gcp"]
 	for i := range 1000 {
 		p := podWith(fmt.Sprint("p-", i), fmt.Sprint("a-", i), "10.4.0.1")
 		r.members.Update(nil, &p, time.Now())
@@ -86,7 +88,7 @@ func TestSetsWithoutRoomCostNothing(t *testing.T) {
 // TestWhatWasCreatedIsKnownAtOnce looks at a set again and again before a pass has
 // heard of its objects.
 func TestWhatWasCreatedIsKnownAtOnce(t *testing.T) {
-	c := still(func(cfg *Config) { cfg.ShardSize = 2 })
+	c := still(t, func(cfg *Config) { cfg.ShardSize = 2 })
 	r := c.remotes["gcp"]
 	version := 0
 	write := func() (changes []string) {
@@ -129,7 +131,7 @@ func TestWhatWasCreatedIsKnownAtOnce(t *testing.T) {
 // TestANameIsClaimedUntilItsSetIsGone looks at two sets that would have the same name,
 // neither of which has been created.
 func TestANameIsClaimedUntilItsSetIsGone(t *testing.T) {
-	c := still(nil)
+	c := still(t, nil)
 	r := c.remotes["gcp"]
 	one, two := Identity{"gcp", "n", "s-a"}, Identity{"gcp", "n-s", "a"}
 	pods := map[Identity]*Pod{}
@@ -181,7 +183,7 @@ func TestANameIsClaimedUntilItsSetIsGone(t *testing.T) {
 // set has already: another pod on its node has it.
 func TestAnAddressIsHeldOnlyUntilTheOtherSetHasIt(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, newFakeSets(), nil)
+		r := startRig(t, kubetest.NewAPI(), nil)
 		r.put(t, "p", "a", "10.4.0.1")
 		r.put(t, "other", "a", "10.4.0.9")
 		r.put(t, "q", "b", "10.4.0.1")
@@ -198,23 +200,26 @@ func TestAnAddressIsHeldOnlyUntilTheOtherSetHasIt(t *testing.T) {
 func TestNoEventWaitsLongerThanAPass(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const sets, events = 100, 1000
-		api := newFakeSets()
+		api := kubetest.NewAPI()
+		var mu sync.Mutex
 		since := map[string]time.Time{} // when a set's pod changed, until it is written
 		var longest time.Duration
 		writes := 0
 		r := startRig(t, api, nil)
-		api.mu.Lock()
-		api.meddle = func(_ *fakeSets, _, name string) {
-			longest = max(longest, time.Since(since[name]))
-			delete(since, name)
-			writes++
-		}
-		api.mu.Unlock()
+		api.Hook(func(h *kubetest.Hooks) {
+			h.Before = func(r kubetest.Request) {
+				mu.Lock()
+				defer mu.Unlock()
+				longest = max(longest, time.Since(since[r.Name]))
+				delete(since, r.Name)
+				writes++
+			}
+		})
 		for n := range events {
 			set := fmt.Sprint("app-", n%sets)
-			api.mu.Lock()
+			mu.Lock()
 			since["gcp-ns-"+set] = time.Now()
-			api.mu.Unlock()
+			mu.Unlock()
 			r.put(t, set, set, netip.AddrFrom4([4]byte{10, 4, byte(n >> 8), byte(n)}).String())
 			elapse(time.Second / 200)
 		}
@@ -254,7 +259,7 @@ func TestOwnPatchesAreNotComparedAgain(t *testing.T) {
 		"new":                         {nil, state("2", nil, "10.4.0.2"), true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := still(nil).remotes["gcp"]
+			r := still(t, nil).remotes["gcp"]
 			r.patched(patched)
 			changes := []kube.Change[Observed]{{Key: "gcp-ns-a", Before: tt.before, After: tt.after}}
 			r.setsChanged(changes)

@@ -8,12 +8,15 @@ import (
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // askedSets answers with an error.
 type askedSets struct {
-	fakeSets
+	SetClient
 	err error
 }
 
@@ -34,8 +37,8 @@ func TestAPIThatHasGoneIsForgotten(t *testing.T) {
 		want int // times, of two requests
 	}{
 		"served":  {nil, 0},
-		"refused": {apierrors.NewForbidden(resource(), "", nil), 0},
-		"gone":    {apierrors.NewNotFound(resource(), ""), 2},
+		"refused": {apierrors.NewForbidden(schema.GroupResource{Group: "projectcalico.org", Resource: kube.NetworkSets}, "", nil), 0},
+		"gone":    {apierrors.NewNotFound(schema.GroupResource{Group: "projectcalico.org", Resource: kube.NetworkSets}, ""), 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			forgotten := 0

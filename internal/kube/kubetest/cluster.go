@@ -286,10 +286,7 @@ func answer(w http.ResponseWriter, code int, object any) {
 }
 
 func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {
-	answer(w, code, &metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
-		Status:   metav1.StatusFailure, Code: int32(code), Reason: reason, Message: http.StatusText(code),
-	})
+	answer(w, code, Failure(code, reason))
 }
 
 // writeKubeconfig writes a kubeconfig with Token.
