@@ -148,7 +148,7 @@ func TestIncrementalDesiredIsDesired(t *testing.T) {
 	bounded := testClusters()
 	bounded[1].bounds = Bounds{Services: 4, Slices: 3, Addresses: 5}
 	bounded[2].bounds = Bounds{Services: 2, Slices: 50, Addresses: 2}
-	for round := range 40 {
+	for round := range rounds(40, 8) {
 		r := rand.New(rand.NewPCG(uint64(round), 7))
 		clusters := testClusters()
 		if round%2 == 1 {

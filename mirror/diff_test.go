@@ -15,7 +15,7 @@ import (
 // TestDiffMakesWhatMustBe applies differences of random histories, with foreign
 // objects among what is there.
 func TestDiffMakesWhatMustBe(t *testing.T) {
-	for round := range 30 {
+	for round := range rounds(30, 6) {
 		r := rand.New(rand.NewPCG(uint64(round), 11))
 		w := newWorld()
 		w.legacy = round%2 == 0

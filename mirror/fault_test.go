@@ -1,13 +1,10 @@
 package mirror
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,47 +12,40 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-const webName = "aws-shop-73736d-web"
-
-// refusing has requests fail whose verb, resource and name contain a text.
-func refusing(text string) func(verb, resource, name string) *metav1.Status {
-	return func(verb, resource, name string) *metav1.Status {
-		if strings.Contains(verb+" "+resource+" "+name, text) {
-			return failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
-		}
-		return nil
-	}
+// TestEndpointsFollowWhileTheServiceIsRefused has the API server refuse each change of a
+// Service.
+func TestEndpointsFollowWhileTheServiceIsRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		i := f.start(t, nil)
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
+		refuse(f.gcp, "patch services")
+		other := ports(corev1.ServicePort{Name: "http", Port: 81, Protocol: corev1.ProtocolTCP})
+		put(t, f.aws, "shop", svc("web", other), [2]string{"web-1", "10.4.0.2"})
+		leadsTo(t, f.gcp, webName, "10.4.0.2")
+		i.listed(t, webName, func(s ServiceStatus) bool { return strings.Contains(s.Error, "patch service") })
+		f.gcp.Hook(func(h *kubetest.Hooks) { h.Fail = nil })
+		i.listed(t, webName, func(s ServiceStatus) bool { return s.Error == "" })
+	})
 }
 
-// TestARefusedServiceHasItsEndpoints has the API server refuse each change to a
-// Service. What it leads to changes nevertheless.
-func TestARefusedServiceHasItsEndpoints(t *testing.T) {
-	f, s := newFakes(t), svc("web")
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.1"))
-	i := f.start(t, nil)
-	f.gcp.comes(t, webName, "10.4.0.1")
-	f.gcp.fails(refusing("patch services"))
-	f.aws.has(t, "shop", svc("web", ports(corev1.ServicePort{Name: "http", Port: 81, Protocol: corev1.ProtocolTCP})), slice(s, "web-1", "10.4.0.2"))
-	f.gcp.comes(t, webName, "10.4.0.2")
-	i.listed(t, webName, func(s ServiceStatus) bool { return strings.Contains(s.Error, "patch service") })
-	f.gcp.fails(nil)
-	i.listed(t, webName, func(s ServiceStatus) bool { return s.Error == "" })
-}
-
-// TestDeadPodsLoseTrafficWithoutRoomForNewOnes has the API server refuse new slices,
-// as with a quota.
-func TestDeadPodsLoseTrafficWithoutRoomForNewOnes(t *testing.T) {
-	f, s := newFakes(t), svc("web")
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.1"), slice(s, "web-2", "10.4.0.2"))
-	f.start(t, nil)
-	f.gcp.comes(t, webName, "10.4.0.1", "10.4.0.2")
-	f.gcp.fails(refusing("create endpointslices"))
-	f.aws.has(t, "shop", s, slice(s, "web-3", "10.4.0.3"))
-	f.aws.take("endpointslices", "shop", "web-1")
-	f.gcp.comes(t, webName, "10.4.0.2")
+// TestEndpointsLeaveWhileNewSlicesAreRefused has the API server refuse new slices, as with
+// a quota.
+func TestEndpointsLeaveWhileNewSlicesAreRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		s := svc("web")
+		put(t, f.aws, "shop", s, [2]string{"web-1", "10.4.0.1"}, [2]string{"web-2", "10.4.0.2"})
+		f.start(t, nil)
+		leadsTo(t, f.gcp, webName, "10.4.0.1", "10.4.0.2")
+		refuse(f.gcp, "create endpointslices")
+		put(t, f.aws, "shop", s, [2]string{"web-3", "10.4.0.3"})
+		f.aws.Remove("endpointslices", "shop", "web-1")
+		leadsTo(t, f.gcp, webName, "10.4.0.2")
+	})
 }
 
 // TestABadPartIsRejectedAlone has a remote take part in a global service with what no
@@ -231,284 +221,292 @@ func TestRoomThatBecomesFreeIsUsed(t *testing.T) {
 	}
 }
 
-// TestOneRemotesFailuresDontDelayAnothers has the local API server answer requests
-// about one remote's services never, or with errors.
-func TestOneRemotesFailuresDontDelayAnothers(t *testing.T) {
-	for name, happens := range map[string]func(f *fakeAPI){
-		"errors": func(f *fakeAPI) { f.fail = refusing(" aws-") },
-		"never": func(f *fakeAPI) {
-			f.silent = func(_, _, name string) bool { return strings.HasPrefix(name, "aws-") }
+// TestFailuresOfOneRemotesServicesDontDelayAnothers has the local API server answer writes
+// of one remote's services never, or with errors.
+func TestFailuresOfOneRemotesServicesDontDelayAnothers(t *testing.T) {
+	for name, interfere := range map[string]func(api *kubetest.API){
+		"errors": func(api *kubetest.API) { refuse(api, " aws-") },
+		"never": func(api *kubetest.API) {
+			api.Hook(func(h *kubetest.Hooks) {
+				h.Silent = func(r kubetest.Request) bool { return strings.HasPrefix(r.Name, "aws-") }
+			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFakes(t)
-			happens(f.gcp)
-			for n := range 4 * DefaultWorkers {
-				s := svc(fmt.Sprintf("web-%d", n))
-				f.aws.has(t, "shop", s, slice(s, s.Name, "10.4.0.1"))
-			}
-			i := f.start(t, nil)
-			wait(t, "services of aws", func() error {
-				if len(i.Status().Services) < 4*DefaultWorkers {
-					return errors.New("not yet")
+			bubble(t, func(t *testing.T, f *fakes) {
+				interfere(f.gcp)
+				for n := range 4 * DefaultWorkers {
+					name := fmt.Sprintf("web-%d", n)
+					put(t, f.aws, "shop", svc(name), [2]string{name, "10.4.0.1"})
 				}
-				return nil
+				i := f.start(t, nil)
+				wait(t, "services of aws", func() error {
+					if n := len(i.Status().Services); n < 4*DefaultWorkers {
+						return fmt.Errorf("%d", n)
+					}
+					return nil
+				})
+				put(t, f.merit, "shop", svc("web"), [2]string{"web-1", "10.6.0.1"})
+				leadsTo(t, f.gcp, "merit-shop-73736d-web", "10.6.0.1")
 			})
-			s := svc("web")
-			f.merit.has(t, "shop", s, slice(s, "web-1", "10.6.0.1"))
-			f.gcp.comes(t, "merit-shop-73736d-web", "10.6.0.1")
 		})
 	}
 }
 
-// TestOneRemotesFloodOfEventsDoesntDelayAnothers has one remote say more at once than a
-// pass takes in, and another one a single thing after that: it is in the next pass, and
-// the flood in as many as it takes, each of which asks for the one after it.
-func TestOneRemotesFloodOfEventsDoesntDelayAnothers(t *testing.T) {
-	const flood = 3*partOfTap + 1
-	f := newFakes(t)
-	c := f.controller(t, nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	for _, task := range c.Tasks() {
-		if task != run.Task(c.loop) {
-			running.Go(func() { _ = task.Run(ctx) })
+// TestEventsOfOneRemoteDontDelayAnothers has one remote send more events than a pass takes,
+// and then another remote one event. The next pass takes that one. The others take as many
+// passes as they need, each of which asks for the next.
+func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		const flood = 3*partOfTap + 1
+		c := f.controller(t, nil)
+		kubetest.Run(t, slices.DeleteFunc(c.Tasks(), func(task run.Task) bool { return task == run.Task(c.loop) }), nil)
+		source := func(cluster string) *source {
+			return c.sources[slices.IndexFunc(c.sources, func(s *source) bool { return s.id.cluster == cluster })]
 		}
-	}
-	source := func(cluster string) *source {
-		return c.sources[slices.IndexFunc(c.sources, func(s *source) bool { return s.id.cluster == cluster })]
-	}
-	wait(t, "all to be read", func() error {
-		c.pass(time.Now())
-		if !c.ready || !source("aws").origins.synced || !source("merit").origins.synced {
-			return errors.New("not yet")
+		wait(t, "all to be read", func() error {
+			c.pass(time.Now())
+			if !c.ready || !source("aws").origins.synced || !source("merit").origins.synced {
+				return errors.New("not synced")
+			}
+			return nil
+		})
+		for n := range flood {
+			put(t, f.aws, "shop", svc(fmt.Sprintf("web-%d", n)))
 		}
-		return nil
-	})
-	for n := range flood {
-		f.aws.has(t, "shop", svc(fmt.Sprintf("web-%d", n)))
-	}
-	wait(t, "the flood", func() error {
-		if n := source("aws").origins.Len(); n < flood {
-			return fmt.Errorf("%d of %d", n, flood)
-		}
-		return nil
-	})
-	f.merit.has(t, "shop", svc("web"))
-	wait(t, "the single one", func() error {
-		if source("merit").origins.Len() == 0 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	for n := range flood/partOfTap + 1 {
-		c.trigger.Fire()
-		<-c.trigger.C()
-		names, _ := c.pass(time.Now())
-		var more bool
-		select {
-		case <-c.trigger.C():
-			more = true
-		default:
-		}
-		left := flood - n*partOfTap
-		if aws := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, "aws-") }); len(aws) != min(left, partOfTap) {
-			t.Errorf("pass %d has %d services of the flood", n, len(aws))
-		}
-		if has := slices.Contains(names, "merit-shop-73736d-web"); has != (n == 0) {
-			t.Errorf("pass %d has the other remote's service: %v", n, has)
-		}
-		if !more && left > partOfTap {
-			t.Errorf("pass %d doesn't ask for another one", n)
-		}
-	}
-}
-
-// TestADeadRemoteKeepsNobodyFromWork starts with a remote that never answers and has
-// left nothing here.
-func TestADeadRemoteKeepsNobodyFromWork(t *testing.T) {
-	f, s := newFakes(t), svc("web")
-	f.merit.server.Close()
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.1"))
-	i := f.start(t, nil)
-	f.gcp.comes(t, webName, "10.4.0.1")
-	if err := i.Ready(); err != nil {
-		t.Errorf("not ready: %v", err)
-	}
-	wait(t, "the status of merit", func() error {
-		if services, _ := i.watches(t, "merit"); services.Synced || services.Error == "" {
-			return fmt.Errorf("%+v", services)
-		}
-		return nil
-	})
-}
-
-// TestWhatIsReadIsNotOld holds that no list is one that the server had at some time:
-// what a former leader made seconds ago would be missing.
-func TestWhatIsReadIsNotOld(t *testing.T) {
-	f, s := newFakes(t), svc("web")
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.1"))
-	f.start(t, nil)
-	f.gcp.comes(t, webName, "10.4.0.1")
-	for _, api := range []*fakeAPI{f.gcp, f.aws} {
-		api.mu.Lock()
-		for _, from := range api.lists {
-			if from == "0" {
-				t.Error("a list at version 0")
+		wait(t, "the services of aws", func() error {
+			if n := source("aws").origins.Len(); n < flood {
+				return fmt.Errorf("%d of %d", n, flood)
+			}
+			return nil
+		})
+		put(t, f.merit, "shop", svc("web"))
+		wait(t, "the service of merit", func() error {
+			if source("merit").origins.Len() == 0 {
+				return errors.New("not read")
+			}
+			return nil
+		})
+		for n := range flood/partOfTap + 1 {
+			c.trigger.Fire()
+			<-c.trigger.C()
+			names, _ := c.pass(time.Now())
+			var more bool
+			select {
+			case <-c.trigger.C():
+				more = true
+			default:
+			}
+			left := flood - n*partOfTap
+			if aws := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, "aws-") }); len(aws) != min(left, partOfTap) {
+				t.Errorf("pass %d takes %d services of aws, want %d", n, len(aws), min(left, partOfTap))
+			}
+			if has := slices.Contains(names, "merit-shop-73736d-web"); has != (n == 0) {
+				t.Errorf("pass %d takes the service of merit: %v", n, has)
+			}
+			if !more && left > partOfTap {
+				t.Errorf("pass %d doesn't ask for the next", n)
 			}
 		}
-		api.mu.Unlock()
-	}
+	})
 }
 
-// TestATakenServiceLosesOurSlices has a person take a mirror over.
-func TestATakenServiceLosesOurSlices(t *testing.T) {
-	f, s := newFakes(t), svc("web")
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.1"))
-	i := f.start(t, nil)
-	taken := f.gcp.comes(t, webName, "10.4.0.1")
-	taken.Labels, taken.Annotations = nil, map[string]string{"owner": "me"}
-	f.gcp.put(t, "services", taken)
-	f.gcp.comes(t, webName)
-	i.listed(t, webName, func(s ServiceStatus) bool { return strings.Contains(s.Error, errForeign.Error()) })
-	var now corev1.Service
-	if f.gcp.get("services", home, webName, &now); now.Annotations["owner"] != "me" || len(now.Labels) > 0 {
-		t.Errorf("changed: %v %v", now.Labels, now.Annotations)
-	}
-	// When it is gone, ours takes its place at once.
-	f.gcp.take("services", home, webName)
-	f.gcp.comes(t, webName, "10.4.0.1")
+// TestUnreachableRemoteDelaysNoOther starts with a remote that never answers and has no
+// mirrors.
+func TestUnreachableRemoteDelaysNoOther(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		f.merit.Stop()
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		i := f.start(t, nil)
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
+		if err := i.Ready(); err != nil {
+			t.Errorf("not ready: %v", err)
+		}
+		wait(t, "the status of merit", func() error {
+			for _, c := range i.Status().Clusters {
+				if c.Name != "merit" {
+					continue
+				}
+				if services := c.Watches[0]; services.Synced || services.Error == "" {
+					return fmt.Errorf("%+v", services)
+				}
+				return nil
+			}
+			return errors.New("not listed")
+		})
+	})
 }
 
-// TestARemovedRemoteLingers takes a remote out of the configuration.
-func TestARemovedRemoteLingers(t *testing.T) {
-	f, s := newFakes(t), svc("web")
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.1"))
-	both := svc("both", global)
-	f.aws.has(t, "shop", both, slice(both, "both-1", "10.4.0.2"))
-	f.merit.has(t, "shop", both, slice(both, "both-1", "10.6.0.2"))
-	merge := func(cfg *Config) { cfg.GlobalSelector = selector(t, globalMark+"=true") }
-	const bothName = "gl-shop-73736d-both"
-	i := f.start(t, merge)
-	uid := f.gcp.comes(t, webName, "10.4.0.1").UID
-	f.gcp.comes(t, bothName, "10.4.0.2", "10.6.0.2")
-	i.stop()
+// TestListsAreCurrent holds that no list may come from an API server's cache: it would lack
+// what another leader wrote seconds ago.
+func TestListsAreCurrent(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		f.start(t, nil)
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
+		for _, api := range []*kubetest.API{f.gcp, f.aws} {
+			if lists := api.Lists(); len(lists) == 0 || slices.Contains(lists, "0") {
+				t.Errorf("lists at the versions %q", lists)
+			}
+		}
+	})
+}
 
-	without := func(grace time.Duration) func(*Config) {
-		return func(cfg *Config) {
+// TestServiceThatTurnsForeignLosesOurSlices has a person take over a mirror.
+func TestServiceThatTurnsForeignLosesOurSlices(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		i := f.start(t, nil)
+		foreign := leadsTo(t, f.gcp, webName, "10.4.0.1")
+		foreign.Labels, foreign.Annotations = nil, map[string]string{"owner": "me"}
+		f.gcp.Put(t, "services", foreign)
+		leadsTo(t, f.gcp, webName)
+		i.listed(t, webName, func(s ServiceStatus) bool { return strings.Contains(s.Error, errForeign.Error()) })
+		var now corev1.Service
+		if f.gcp.Get("services", home, webName, &now); now.Annotations["owner"] != "me" || len(now.Labels) > 0 {
+			t.Errorf("changed: %v %v", now.Labels, now.Annotations)
+		}
+		// Once it is deleted, ours is created at once.
+		f.gcp.Remove("services", home, webName)
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
+	})
+}
+
+// TestMirrorsOfARemovedRemoteLinger removes a remote from the configuration.
+func TestMirrorsOfARemovedRemoteLinger(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		put(t, f.aws, "shop", svc("both", global), [2]string{"both-1", "10.4.0.2"})
+		put(t, f.merit, "shop", svc("both", global), [2]string{"both-1", "10.6.0.2"})
+		merge := func(cfg *Config) { cfg.GlobalSelector = selector(t, globalMark+"=true") }
+		const bothName = "gl-shop-73736d-both"
+		i := f.start(t, merge)
+		uid := leadsTo(t, f.gcp, webName, "10.4.0.1").UID
+		leadsTo(t, f.gcp, bothName, "10.4.0.2", "10.6.0.2")
+		i.stop()
+
+		without := func(grace time.Duration) func(*Config) {
+			return func(cfg *Config) {
+				merge(cfg)
+				cfg.Remotes, cfg.RemovalGrace = cfg.Remotes[1:], grace
+			}
+		}
+		i = f.start(t, without(time.Hour))
+		i.listed(t, webName, func(s ServiceStatus) bool {
+			return s.RemovedAt != nil && time.Until(*s.RemovedAt) > 0 && strings.Contains(s.Held, "aws, which is no longer configured")
+		})
+		leadsTo(t, f.gcp, bothName, "10.4.0.2", "10.6.0.2")
+		i.stop()
+
+		// With another name the remote is the same: its mirrors keep their addresses.
+		i = f.start(t, func(cfg *Config) {
 			merge(cfg)
-			cfg.Remotes, cfg.RemovalGrace = cfg.Remotes[1:], grace
-		}
-	}
-	i = f.start(t, without(time.Hour))
-	i.listed(t, webName, func(s ServiceStatus) bool {
-		return s.RemovedAt != nil && time.Until(*s.RemovedAt) > 0 && strings.Contains(s.Held, "aws, which is no longer configured")
-	})
-	f.gcp.comes(t, bothName, "10.4.0.2", "10.6.0.2")
-	i.stop()
+			cfg.Remotes[0].Name, cfg.RemovalGrace = "amazon", time.Hour
+		})
+		wait(t, "the new name", func() error {
+			var s corev1.Service
+			if f.gcp.Get("services", home, webName, &s); s.UID != uid {
+				t.Fatalf("created again: %s", s.UID)
+			} else if s.Annotations[annotCluster] != "amazon" {
+				return fmt.Errorf("%v", s.Annotations)
+			}
+			return nil
+		})
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
+		i.stop()
 
-	// Called another name, it is the same: its mirrors keep their addresses.
-	i = f.start(t, func(cfg *Config) {
-		merge(cfg)
-		cfg.Remotes[0].Name, cfg.RemovalGrace = "amazon", time.Hour
+		f.start(t, without(time.Millisecond))
+		wait(t, "its removal", func() error {
+			if f.gcp.Get("services", home, webName, &corev1.Service{}) {
+				return errors.New("it exists")
+			}
+			return nil
+		})
+		leadsTo(t, f.gcp, bothName, "10.6.0.2")
 	})
-	wait(t, "the new name", func() error {
-		var s corev1.Service
-		if f.gcp.get("services", home, webName, &s); s.UID != uid {
-			t.Fatalf("made anew: %s", s.UID)
-		} else if s.Annotations[annotCluster] != "amazon" {
-			return fmt.Errorf("%v", s.Annotations)
-		}
-		return nil
-	})
-	f.gcp.comes(t, webName, "10.4.0.1")
-	i.stop()
-
-	i = f.start(t, without(time.Millisecond))
-	wait(t, "its end", func() error {
-		if f.gcp.get("services", home, webName, &corev1.Service{}) {
-			return errors.New("still there")
-		}
-		return nil
-	})
-	f.gcp.comes(t, bothName, "10.6.0.2")
-	i.stop()
 }
 
-// TestAFinalizerCostsOneRequest has something hold up the end of a mirror.
-func TestAFinalizerCostsOneRequest(t *testing.T) {
-	f, s := newFakes(t), svc("web")
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.1"))
-	i := f.start(t, nil)
-	held := f.gcp.comes(t, webName, "10.4.0.1")
-	held.Finalizers = []string{"example.org/slow"}
-	f.gcp.put(t, "services", held)
-	f.aws.take("endpointslices", "shop", "web-1")
-	f.aws.take("services", "shop", "web")
-	i.listed(t, webName, func(s ServiceStatus) bool { return strings.Contains(s.Held, "finalizer") })
-	// Who asks with a version that is outdated asks again; from here on all know that it goes.
-	asked := f.gcp.written("delete services " + webName)
-	other := svc("other")
-	for n := range 10 {
-		f.aws.has(t, "shop", other, slice(other, "other-1", fmt.Sprintf("10.4.1.%d", n)))
-		f.gcp.comes(t, "aws-shop-73736d-other", fmt.Sprintf("10.4.1.%d", n))
-	}
-	if n := f.gcp.written("delete services " + webName); asked == 0 || asked > 10 || n > asked {
-		t.Errorf("%d requests to delete it until it was known to go, %d afterwards", asked, n-asked)
-	}
-	// Its origin is back before it is gone: then it must be made anew.
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.3"))
-	f.gcp.mu.Lock()
-	f.gcp.objects[key("services", home, webName)].SetFinalizers(nil)
-	f.gcp.remove("services", f.gcp.objects[key("services", home, webName)])
-	f.gcp.mu.Unlock()
-	if again := f.gcp.comes(t, webName, "10.4.0.3"); again.UID == held.UID {
-		t.Error("the one that went is still there")
-	}
+// TestFinalizerCostsOneRequest has a finalizer delay the deletion of a mirror.
+func TestFinalizerCostsOneRequest(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		i := f.start(t, nil)
+		held := leadsTo(t, f.gcp, webName, "10.4.0.1")
+		held.Finalizers = []string{"example.org/slow"}
+		f.gcp.Put(t, "services", held)
+		f.aws.Remove("endpointslices", "shop", "web-1")
+		f.aws.Remove("services", "shop", "web")
+		i.listed(t, webName, func(s ServiceStatus) bool { return strings.Contains(s.Held, "finalizer") })
+		deletions := func() (n int) {
+			for _, r := range f.gcp.Writes() {
+				if r.Verb == kubetest.Delete && r.Resource == "services" && r.Name == webName {
+					n++
+				}
+			}
+			return n
+		}
+		// A request with an outdated version is repeated. From here on the deletion is known.
+		asked := deletions()
+		for n := range 10 {
+			put(t, f.aws, "shop", svc("other"), [2]string{"other-1", fmt.Sprintf("10.4.1.%d", n)})
+			leadsTo(t, f.gcp, "aws-shop-73736d-other", fmt.Sprintf("10.4.1.%d", n))
+		}
+		if n := deletions(); asked == 0 || asked > 10 || n > asked {
+			t.Errorf("%d requests to delete it until the deletion was known, %d afterwards", asked, n-asked)
+		}
+		// Its origin exists again before it is gone: it must be created again.
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.3"})
+		f.gcp.Get("services", home, webName, held)
+		held.Finalizers = nil
+		f.gcp.Put(t, "services", held)
+		f.gcp.Remove("services", home, webName)
+		if again := leadsTo(t, f.gcp, webName, "10.4.0.3"); again.UID == held.UID {
+			t.Error("the one that was deleted still exists")
+		}
+	})
 }
 
-// TestEndpointsGoWhenNobodyAsksForThem switches the deprecated kind off.
-func TestEndpointsGoWhenNobodyAsksForThem(t *testing.T) {
-	f, s := newFakes(t), svc("web")
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.1"))
-	others := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "others"}} //nolint:staticcheck // See observedEndpoints.
-	f.gcp.put(t, "endpoints", others)
-	i := f.start(t, func(cfg *Config) { cfg.LegacyEndpoints = true })
-	there := func(name string) bool { return f.gcp.get("endpoints", home, name, &metav1.PartialObjectMetadata{}) }
-	wait(t, "endpoints", func() error {
-		if !there(webName) {
-			return errors.New("none")
+// TestEndpointsObjectsGoWhenSwitchedOff switches the deprecated kind off.
+func TestEndpointsObjectsGoWhenSwitchedOff(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		f.gcp.Put(t, "endpoints", &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "foreign"}}) //nolint:staticcheck // See observedEndpoints.
+		exist := func(name string) bool {
+			return f.gcp.Get("endpoints", home, name, &metav1.PartialObjectMetadata{})
 		}
-		return nil
-	})
-	i.stop()
-	f.start(t, nil)
-	wait(t, "their end", func() error {
-		if there(webName) {
-			return errors.New("still there")
+		await := func(want bool) {
+			t.Helper()
+			wait(t, "the Endpoints of "+webName, func() error {
+				if exist(webName) != want {
+					return fmt.Errorf("they exist: %v", !want)
+				}
+				return nil
+			})
 		}
-		return nil
+		i := f.start(t, func(cfg *Config) { cfg.LegacyEndpoints = true })
+		await(true)
+		i.stop()
+		f.start(t, nil)
+		await(false)
+		if !exist("foreign") {
+			t.Error("foreign Endpoints are gone")
+		}
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
 	})
-	if !there("others") {
-		t.Error("somebody else's are gone")
-	}
-	f.gcp.comes(t, webName, "10.4.0.1")
 }
 
-// TestALocalServerFromABackupConverges has the local API server forget what it did
-// of late.
-func TestALocalServerFromABackupConverges(t *testing.T) {
-	f, s := newFakes(t), svc("web")
-	f.aws.has(t, "shop", s, slice(s, "web-1", "10.4.0.1"))
-	f.start(t, nil)
-	f.gcp.comes(t, webName, "10.4.0.1")
-	backup := f.gcp.save()
-	for n := range 20 {
-		f.aws.has(t, "shop", s, slice(s, "web-1", fmt.Sprintf("10.4.1.%d", n)))
-		f.gcp.comes(t, webName, fmt.Sprintf("10.4.1.%d", n))
-	}
-	f.gcp.restore(backup)
-	f.gcp.comes(t, webName, "10.4.1.19")
+// TestLocalServerFromABackupConverges restores the local API server from a backup.
+func TestLocalServerFromABackupConverges(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		f.start(t, nil)
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
+		backup := f.gcp.Save()
+		for n := range 20 {
+			put(t, f.aws, "shop", svc("web"), [2]string{"web-1", fmt.Sprintf("10.4.1.%d", n)})
+			leadsTo(t, f.gcp, webName, fmt.Sprintf("10.4.1.%d", n))
+		}
+		f.gcp.Restore(backup)
+		leadsTo(t, f.gcp, webName, "10.4.1.19")
+	})
 }

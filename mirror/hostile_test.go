@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestSliceNamesHaveNoSecondOrigin holds how much of a hash there is: whoever
@@ -242,90 +240,4 @@ func TestANameThatIsTakenFromOutsideGoesToWhoHasIt(t *testing.T) {
 	if got := w.memo.services[name].Origin; got != (ID{"aws", second}) {
 		t.Errorf("%s is made that of %v again", name, got)
 	}
-}
-
-// testUpgradeOfSliceNames starts where a version left slices with the names that
-// it gave them.
-func testUpgradeOfSliceNames(t *testing.T, b *bed) {
-	web, api := svc("web", global), svc("api")
-	must(t, put(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.aws, "shop", api, slice(api, "api-1", "10.4.0.2")))
-	i := b.start(t, nil)
-	b.quiet(t, i)
-	i.stop()
-	names := map[string]string{globalName: "10.4.0.1", "aws-shop-73736d-api": "10.4.0.2"}
-	client := b.gcp.Client().DiscoveryV1().EndpointSlices(home)
-	var old []string
-	for name := range names {
-		for _, sl := range b.slices(t, name) {
-			before := sl.DeepCopy()
-			before.ObjectMeta = metav1.ObjectMeta{
-				Name: name + "-" + hash(sl.Name, hashLength), Labels: sl.Labels, Annotations: sl.Annotations,
-			}
-			_, err := client.Create(t.Context(), before, metav1.CreateOptions{})
-			must(t, err)
-			must(t, client.Delete(t.Context(), sl.Name, metav1.DeleteOptions{}))
-			old = append(old, before.Name)
-		}
-	}
-
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	w, err := client.Watch(ctx, metav1.ListOptions{})
-	must(t, err)
-	gap := make(chan string, 1)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		// By service and slice.
-		there := map[string]map[string]bool{}
-		for event := range w.ResultChan() {
-			sl, ok := event.Object.(*discoveryv1.EndpointSlice)
-			if !ok {
-				continue
-			}
-			service := sl.Labels[discoveryv1.LabelServiceName]
-			if there[service] == nil {
-				there[service] = map[string]bool{}
-			}
-			has := event.Type != "DELETED" && slices.ContainsFunc(sl.Endpoints, func(e discoveryv1.Endpoint) bool {
-				return slices.Contains(e.Addresses, names[service])
-			})
-			if there[service][sl.Name] = has; has {
-				continue
-			}
-			if !anyOf(there[service]) {
-				select {
-				case gap <- service:
-				default:
-				}
-			}
-		}
-	}()
-	i = b.start(t, nil)
-	b.inOrder(t, i)
-	for name, address := range names {
-		b.leadsTo(t, name, address)
-		for _, sl := range b.slices(t, name) {
-			if slices.Contains(old, sl.Name) {
-				t.Errorf("slice %s is left", sl.Name)
-			}
-		}
-	}
-	cancel()
-	<-done
-	select {
-	case service := <-gap:
-		t.Errorf("%s was without its endpoint for a moment", service)
-	default:
-	}
-}
-
-func anyOf(m map[string]bool) bool {
-	for _, v := range m {
-		if v {
-			return true
-		}
-	}
-	return false
 }

@@ -201,10 +201,10 @@ func TestLocalMinimum(t *testing.T) {
 	}
 }
 
-// TestOnlyConcernedServicesAreComputed has 1,000 local nodes report at once, with
-// 10,000 services of which few are concerned.
+// TestOnlyConcernedServicesAreComputed has 1,000 local nodes report at once that a node of
+// ten services is down, among 10,000 services.
 func TestOnlyConcernedServicesAreComputed(t *testing.T) {
-	const services, local = 10000, 1000
+	services, local := rounds(10000, 1000), rounds(1000, 100)
 	w, id := newWorld(), setID{"aws", mirrored}
 	for i := range services {
 		k := Key{"shop", fmt.Sprintf("web-%d", i)}
@@ -228,14 +228,14 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	if len(changed) != 10 {
 		t.Errorf("%d services were looked at, want 10", len(changed))
 	}
-	// Each of them is renewed: nothing is to be done.
+	// Renewed reports change nothing.
 	for i := range local {
 		node := fmt.Sprintf("local-%d", i)
 		w.paths.report(node, down(node, "a7"), w.clock.Add(30*time.Second))
 	}
 	w.judge(w.clock.Add(30*time.Second), nil)
 	if changed := Desired(w.Snapshot, w.memo); len(changed) > 0 {
-		t.Errorf("%d services were looked at for reports that say the same", len(changed))
+		t.Errorf("%d services were looked at for reports with the same contents", len(changed))
 	}
 }
 

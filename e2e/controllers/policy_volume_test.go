@@ -1,4 +1,4 @@
-package policy_test
+package controllers_test
 
 import (
 	"context"
@@ -6,42 +6,30 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// requests sums what the controller counted of its writes, by verb.
-func (i *instance) requests(t *testing.T) map[string]int {
+// requests returns how many writes an instance made, by verb, and how many of them were
+// outdated or failed.
+func (i *policyInstance) requests(t *testing.T) map[string]int {
 	t.Helper()
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(i.metrics)
-	families, err := registry.Gather()
-	must(t, err)
-	verbs := map[string]int{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			switch f.GetName() {
-			case "semaphore_policy_writes_total":
-				for _, l := range m.GetLabel() {
-					if l.GetName() == "verb" {
-						verbs[l.GetValue()] += int(m.GetCounter().GetValue())
-					}
-				}
-			case "semaphore_policy_outdated_writes_total":
-				verbs["outdated"] += int(m.GetCounter().GetValue())
-			case "kube_policy_semaphore_calico_client_failures":
-				verbs["failed"] += int(m.GetCounter().GetValue())
-			}
+	all := map[string]int{}
+	writes, _ := samples(t, i.metrics, "semaphore_policy_writes_total")
+	for _, s := range writes {
+		all[s.labels["verb"]] += int(s.value)
+	}
+	for name, metric := range map[string]string{"outdated": "semaphore_policy_outdated_writes_total", "failed": "kube_policy_semaphore_calico_client_failures"} {
+		if _, sum := samples(t, i.metrics, metric); sum > 0 {
+			all[name] = int(sum)
 		}
 	}
-	return verbs
+	return all
 }
 
-// testVolume makes 100 sets of 2,000 pods, from empty: each is written once.
-// Then all pods move at once.
-func testVolume(t *testing.T, b *bed) {
+// testVolume expects one write for each of 100 sets of 2,000 pods that exist at the start.
+// Then all pods are relabelled at once.
+func (b *policyBed) testVolume(t *testing.T) {
 	const pods, apps = 2000, 100
 	createNamespace(t, b.merit, "ns")
 	pod := func(i int) podSpec {
@@ -84,6 +72,6 @@ func testVolume(t *testing.T, b *bed) {
 		return complete(apps)()
 	})
 	if got := i.requests(t); got["outdated"] > 0 || got["failed"] > 0 {
-		t.Errorf("writes %v: some were for nothing", got)
+		t.Errorf("writes %v: some were needless", got)
 	}
 }

@@ -1,4 +1,4 @@
-package mirror
+package controllers_test
 
 import (
 	"slices"
@@ -7,48 +7,52 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
-// TestOnAPIServers runs the controller, with the rights that our manifests
-// give it, on three real API servers.
-func TestOnAPIServers(t *testing.T) {
-	b := newBed(t)
+// TestServiceMirror runs the controller of the service mirror on three API servers.
+func TestServiceMirror(t *testing.T) {
+	t.Parallel()
+	b := newMirrorBed(t)
 	for _, c := range []struct {
 		name string
-		test func(t *testing.T, b *bed)
+		test func(b *mirrorBed, t *testing.T)
 	}{
-		{"mirror of a service", testMirror},
-		{"headless service of a stateful set", testHeadless},
-		{"what can't be mirrored is refused alone", testRefusals},
-		{"long and colliding names", testNames},
-		{"drift is repaired", testDrift},
-		{"what isn't ours stays", testForeign},
-		{"deprecated endpoints", testLegacyEndpoints},
-		{"global service", testGlobal},
-		{"conflicts of a global service", testConflicts},
-		{"local first", testLocalFirst},
-		{"stale remote", testStale},
-		{"watches of a remote that come back apart", testContactApart},
-		{"quiet remote", testContactQuiet},
-		{"restart", testRestart},
-		{"restart while a remote is down", testRestartBlind},
-		{"remotes and parts that are no longer configured", testOrphans},
-		{"objects of the original tool", testTakeover},
-		{"random histories", testRandom},
-		{"killed again and again", testKills},
-		{"remote that comes and goes", testFlapping},
-		{"two replicas", testReplicas},
-		{"upgrade from short names of slices", testUpgradeOfSliceNames},
+		{"a shadow finds what is left to write", (*mirrorBed).testShadow},
+		{"mirror of a service", (*mirrorBed).testMirror},
+		{"headless service of a stateful set", (*mirrorBed).testHeadless},
+		{"what can't be mirrored is refused alone", (*mirrorBed).testRefusals},
+		{"long and colliding names", (*mirrorBed).testNames},
+		{"drift is repaired", (*mirrorBed).testDrift},
+		{"what isn't ours stays", (*mirrorBed).testForeign},
+		{"deprecated endpoints", (*mirrorBed).testLegacyEndpoints},
+		{"global service", (*mirrorBed).testGlobal},
+		{"conflicts of a global service", (*mirrorBed).testConflicts},
+		{"local first", (*mirrorBed).testLocalFirst},
+		{"stale remote", (*mirrorBed).testStale},
+		{"watches of a remote that come back apart", (*mirrorBed).testContactApart},
+		{"quiet remote", (*mirrorBed).testContactQuiet},
+		{"restart", (*mirrorBed).testRestart},
+		{"restart while a remote is down", (*mirrorBed).testRestartBlind},
+		{"remotes and parts that are no longer configured", (*mirrorBed).testOrphans},
+		{"objects of the original tool", (*mirrorBed).testTakeover},
+		{"random histories", (*mirrorBed).testRandom},
+		{"killed again and again", (*mirrorBed).testKills},
+		{"remote that comes and goes", (*mirrorBed).testFlapping},
+		{"two replicas", (*mirrorBed).testReplicas},
+		{"upgrade from short names of slices", (*mirrorBed).testUpgradeOfSliceNames},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			// After the controllers have ended.
 			t.Cleanup(func() { b.clean(t) })
-			c.test(t, b)
+			c.test(b, t)
 		})
 	}
 }
 
-func testMirror(t *testing.T, b *bed) {
+func (b *mirrorBed) testMirror(t *testing.T) {
 	i := b.start(t, nil)
 	timeout, grpc := int32(600), "kubernetes.io/h2c"
 	s := svc("fluentd", func(s *corev1.Service) {
@@ -65,7 +69,7 @@ func testMirror(t *testing.T, b *bed) {
 	four, six := slice(s, "fluentd-abc", "10.4.0.2", "10.4.0.3"), slice(s, "fluentd-six", "fd00:10:4::2")
 	no := false
 	four.Endpoints[1].Conditions.Ready = &no
-	must(t, put(t.Context(), b.aws, "sys-log", s, four, six))
+	must(t, putService(t.Context(), b.aws, "sys-log", s, four, six))
 
 	got := b.service(t, "aws-sys-log-73736d-fluentd")
 	b.leadsTo(t, got.Name, "10.4.0.2", "10.4.0.3", "fd00:10:4::2")
@@ -91,7 +95,7 @@ func testMirror(t *testing.T, b *bed) {
 	}
 	yes := true
 	for _, sl := range b.slices(t, got.Name) {
-		if sl.Labels[discoveryv1.LabelManagedBy] != managedBy {
+		if sl.Labels[discoveryv1.LabelManagedBy] != programs.ServiceMirror {
 			t.Errorf("slice %s is managed by %q", sl.Name, sl.Labels[discoveryv1.LabelManagedBy])
 		}
 		for i := range sl.Endpoints {
@@ -115,34 +119,34 @@ func testMirror(t *testing.T, b *bed) {
 
 	// One endpoint more is one request.
 	before := b.quiet(t, i)
-	four.Endpoints = append(four.Endpoints, endpoints("10.4.0.4")...)
+	four.Endpoints = append(four.Endpoints, kubetest.Endpoints("10.4.0.4")...)
 	must(t, putSlice(t.Context(), b.aws, "sys-log", four))
 	b.leadsTo(t, got.Name, "10.4.0.2", "10.4.0.3", "10.4.0.4", "fd00:10:4::2")
 	if n := b.quiet(t, i) - before; n != 1 {
 		t.Errorf("%d writes for one endpoint, want 1", n)
 	}
-	// Nor does what isn't taken over cost any.
+	// Changes of what isn't mirrored cost none.
 	before = b.quiet(t, i)
 	four.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-01T00:00:00Z"}
 	slices.Reverse(four.Endpoints)
 	must(t, putSlice(t.Context(), b.aws, "sys-log", four))
-	patch(t, b.aws, "sys-log", "fluentd", `{"metadata":{"annotations":{"irrelevant":"here"}}}`)
+	patchService(t, b.aws, "sys-log", "fluentd", `{"metadata":{"annotations":{"irrelevant":"here"}}}`)
 	if n := b.quiet(t, i) - before; n != 0 {
 		t.Errorf("%d writes for what is not mirrored, want none", n)
 	}
 
-	must(t, remove(t.Context(), b.aws, "sys-log", "fluentd"))
+	must(t, removeService(t.Context(), b.aws, "sys-log", "fluentd"))
 	b.gone(t, got.Name)
 }
 
-func testHeadless(t *testing.T, b *bed) {
+func (b *mirrorBed) testHeadless(t *testing.T) {
 	b.start(t, nil)
 	s := svc("db", headless, ports())
 	sl := slice(s, "db-1", "10.4.0.2", "10.4.0.3")
 	for i, name := range []string{"db-0", "db-1"} {
 		sl.Endpoints[i].Hostname = &name
 	}
-	must(t, put(t.Context(), b.aws, "data", s, sl))
+	must(t, putService(t.Context(), b.aws, "data", s, sl))
 	got := b.service(t, "aws-data-73736d-db")
 	if got.Spec.ClusterIP != corev1.ClusterIPNone {
 		t.Errorf("address %s, want none", got.Spec.ClusterIP)
@@ -150,7 +154,7 @@ func testHeadless(t *testing.T, b *bed) {
 	b.leadsTo(t, got.Name, "10.4.0.2", "10.4.0.3")
 	local := b.slices(t, got.Name)[0]
 	if _, ok := local.Labels[corev1.IsHeadlessService]; !ok {
-		t.Errorf("labels %v, want one that keeps kube-proxy away", local.Labels)
+		t.Errorf("labels %v, want the one that kube-proxy ignores", local.Labels)
 	}
 	for i, name := range []string{"db-0", "db-1"} {
 		if h := local.Endpoints[i].Hostname; h == nil || *h != name {
@@ -158,9 +162,9 @@ func testHeadless(t *testing.T, b *bed) {
 		}
 	}
 
-	// Whether a service has an address is for life: it must be another one.
-	must(t, remove(t.Context(), b.aws, "data", "db"))
-	must(t, put(t.Context(), b.aws, "data", svc("db"), slice(svc("db"), "db-2", "10.4.0.4")))
+	// A service can't become headless, nor stop to be: it must be replaced.
+	must(t, removeService(t.Context(), b.aws, "data", "db"))
+	must(t, putService(t.Context(), b.aws, "data", svc("db"), slice(svc("db"), "db-2", "10.4.0.4")))
 	b.leadsTo(t, got.Name, "10.4.0.4")
 	if now := b.service(t, got.Name); now.Spec.ClusterIP == corev1.ClusterIPNone || now.UID == got.UID {
 		t.Errorf("address %s of %s", now.Spec.ClusterIP, now.UID)

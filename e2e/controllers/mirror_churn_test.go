@@ -1,4 +1,4 @@
-package mirror
+package controllers_test
 
 import (
 	"context"
@@ -18,16 +18,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// churn makes random changes to services and slices of the three clusters,
-// from a seed that is logged. Services of one name take turns at being to
-// mirror, global, headless, without ports in common, or gone.
+// churn makes random changes to services and slices of the three clusters, from a seed that
+// is logged. A service of one name is by turns to mirror, global, headless, without ports in
+// common, or deleted.
 type churn struct {
-	b    *bed
+	b    *mirrorBed
 	rand *rand.Rand
 	uid  int
 }
 
-func (b *bed) newChurn(t *testing.T) *churn {
+func (b *mirrorBed) newChurn(t *testing.T) *churn {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -41,7 +41,7 @@ func (c *churn) step(ctx context.Context) error {
 	namespace := fmt.Sprintf("churn-%d", c.rand.IntN(2))
 	name := fmt.Sprintf("s%d", c.rand.IntN(4))
 	if c.rand.IntN(6) == 0 {
-		return remove(ctx, cluster, namespace, name)
+		return removeService(ctx, cluster, namespace, name)
 	}
 	s := svc(name)
 	switch {
@@ -66,7 +66,7 @@ func (c *churn) step(ctx context.Context) error {
 		var ips []string
 		for range c.rand.IntN(5) {
 			c.uid++
-			// Some are another cluster's.
+			// Some are addresses of another cluster.
 			of := at
 			if c.rand.IntN(10) == 0 {
 				of = c.rand.IntN(3)
@@ -80,10 +80,10 @@ func (c *churn) step(ctx context.Context) error {
 		}
 		all = append(all, sl)
 	}
-	err := put(ctx, cluster, namespace, s, all...)
+	err := putService(ctx, cluster, namespace, s, all...)
 	if err != nil && strings.Contains(err.Error(), "may not change once set") {
-		// Headless or not is for life; so are the ports' uniqueness rules.
-		return remove(ctx, cluster, namespace, name)
+		// A service can't become headless, nor stop to be.
+		return removeService(ctx, cluster, namespace, name)
 	}
 	if err != nil && strings.Contains(err.Error(), "is invalid") {
 		return nil
@@ -91,16 +91,15 @@ func (c *churn) step(ctx context.Context) error {
 	return err
 }
 
-// testRandom runs random histories, each from where the last one ended, and
-// compares what is there in the end with a computation from nothing.
-func testRandom(t *testing.T, b *bed) {
+// testRandom runs random histories, each from the end of the last one.
+func (b *mirrorBed) testRandom(t *testing.T) {
 	c := b.newChurn(t)
 	i := b.start(t, nil)
 	for range 6 {
 		for range 40 {
 			must(t, c.step(t.Context()))
 		}
-		b.inOrder(t, i)
+		b.settled(t, i)
 		if c.rand.IntN(2) == 0 {
 			i.stop()
 			i = b.start(t, nil)
@@ -108,9 +107,9 @@ func testRandom(t *testing.T, b *bed) {
 	}
 }
 
-// steady creates services that stay, in all three clusters, and returns their
+// steady creates services in all three clusters that are never deleted, and returns their
 // names.
-func (b *bed) steady(t *testing.T) []string {
+func (b *mirrorBed) steady(t *testing.T) []string {
 	t.Helper()
 	var names []string
 	for n := range 12 {
@@ -120,64 +119,45 @@ func (b *bed) steady(t *testing.T) []string {
 		}
 		names = append(names, s.Name)
 		for i, c := range []*testbed.Cluster{b.aws, b.merit, b.gcp} {
-			must(t, put(t.Context(), c, "steady", s.DeepCopy(), slice(s, s.Name, fmt.Sprintf("10.%d.200.%d", []int{4, 6, 2}[i], 1+n))))
+			must(t, putService(t.Context(), c, "steady", s.DeepCopy(), slice(s, s.Name, fmt.Sprintf("10.%d.200.%d", []int{4, 6, 2}[i], 1+n))))
 		}
 	}
 	return names
 }
 
-// replica prepares the built program on a node of gcp.
-func (b *bed) replica(t *testing.T, name string, port int) *programs.Program {
+// mirrorReplica prepares a replica of the program in gcp.
+func (b *mirrorBed) mirrorReplica(t *testing.T, name string, port int) *programs.Program {
 	t.Helper()
-	b.once.Do(func() {
-		var err error
-		b.binary, err = programs.Build(t.Context(), "semaphore-service-mirror", b.tb.Dir(), "-race")
-		must(t, err)
-		b.node, err = b.gcp.AddNode(t.Context(), testbed.NodeConfig{})
-		must(t, err)
-	})
-	r, err := programs.Prepare(t.Context(), programs.Config{
-		Name: programs.ServiceMirror, Replica: name, Binary: b.binary, Port: port,
-	}, b.node, b.aws, b.merit)
-	must(t, err)
-	t.Cleanup(func() {
-		if p := r.Process(); p != nil {
-			p.Kill()
-			if log := p.Log(); strings.Contains(log, "DATA RACE") || strings.Contains(log, "panic:") {
-				t.Errorf("%s:\n%s", name, log)
-			}
-		}
-	})
-	return r
+	return b.replica(t, programs.ServiceMirror, name, port, b.gcp, b.aws, b.merit)
 }
 
-// testKills kills the program again and again while its clusters change.
-func testKills(t *testing.T, b *bed) {
+// testKills kills the program a dozen times while services change.
+func (b *mirrorBed) testKills(t *testing.T) {
 	names := b.steady(t)
-	r := b.replica(t, "killed", 8081)
+	r := b.mirrorReplica(t, "killed", 8081)
 	must(t, r.Start())
 	cfg := b.config(t)
-	wait(t, "what must be", func() error { return b.differs(t.Context(), cfg) })
-	seen := b.record(t, func(string) bool { return false })
+	b.settledWith(t, cfg)
+	seen := b.record(t)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- b.shuffle(ctx, names) }()
 	for range 12 {
-		// From before it has read anything to in the midst of writing.
+		// From before it has read anything to while it writes.
 		<-time.After(time.Duration(50+rand.IntN(900)) * time.Millisecond)
 		r.Kill()
 		must(t, r.Start())
 	}
 	cancel()
 	must(t, <-done)
-	wait(t, "what must be", func() error { return b.differs(t.Context(), cfg) })
-	seen.check(t)
+	b.settledWith(t, cfg)
+	b.undisturbed(t, seen, false)
 }
 
-// shuffle changes ports and endpoints of services that stay until ctx ends.
-func (b *bed) shuffle(ctx context.Context, names []string) error {
+// shuffle changes ports and endpoints of the services of steady until ctx ends.
+func (b *mirrorBed) shuffle(ctx context.Context, names []string) error {
 	for n := 0; ctx.Err() == nil; n++ {
 		i := rand.IntN(3)
 		c, subnet := []*testbed.Cluster{b.aws, b.merit, b.gcp}[i], []int{4, 6, 2}[i]
@@ -200,15 +180,15 @@ func (b *bed) shuffle(ctx context.Context, names []string) error {
 	return nil
 }
 
-// testFlapping has the API server of merit come and go: killed, which breaks
-// connections, and cut off, which leaves them hanging.
-func testFlapping(t *testing.T, b *bed) {
+// testFlapping kills the API server of merit, which breaks connections, and cuts it off,
+// which doesn't, several times.
+func (b *mirrorBed) testFlapping(t *testing.T) {
 	b.steady(t)
-	r := b.replica(t, "flapped", 8082)
+	r := b.mirrorReplica(t, "flapped", 8082)
 	must(t, r.Start())
 	cfg := b.config(t)
-	wait(t, "what must be", func() error { return b.differs(t.Context(), cfg) })
-	seen := b.record(t, func(string) bool { return true })
+	b.settledWith(t, cfg)
+	seen := b.record(t)
 	for round := range 6 {
 		b.merit.StopAPI()
 		<-time.After(time.Duration(rand.IntN(3000)) * time.Millisecond)
@@ -218,59 +198,40 @@ func testFlapping(t *testing.T, b *bed) {
 		<-time.After(time.Duration(rand.IntN(3000)) * time.Millisecond)
 		must(t, b.merit.RestoreAPI())
 		if round%2 == 0 {
-			// The cut may have come before it has heard of merit at all.
+			// The cut may have come before the replica has read merit at all.
 			r.Kill()
 			must(t, r.Start())
 		}
 	}
-	// It is heard of again, and what changes there counts.
+	// In contact again, its changes count.
 	s := svc("late")
-	must(t, put(t.Context(), b.merit, "steady", s, slice(s, "late", "10.6.0.1")))
+	must(t, putService(t.Context(), b.merit, "steady", s, slice(s, "late", "10.6.0.1")))
 	b.leadsTo(t, "merit-steady-73736d-late", "10.6.0.1")
-	seen.check(t, "service merit-steady-73736d-late ADDED")
-	// Nobody has to wait until its lease has expired.
+	b.undisturbed(t, seen, true, "merit-steady-73736d-late")
+	// The next leader need not wait until the lease has expired.
 	must(t, r.Stop(t.Context()))
 }
 
-// testReplicas has two replicas agree on one that writes, and hand over.
-func testReplicas(t *testing.T, b *bed) {
-	replicas := []*programs.Program{b.replica(t, "one", 8083), b.replica(t, "two", 8084)}
-	// A replica that doesn't answer in time, or has just lost the lease to the other one,
-	// is asked again.
-	leader := func() (leads *programs.Program) {
-		t.Helper()
-		wait(t, "one leader", func() error {
-			count := 0
-			for _, r := range replicas {
-				if yes, err := r.Leads(t.Context()); err == nil && yes {
-					leads = r
-					count++
-				}
-			}
-			if count != 1 {
-				return fmt.Errorf("%d leaders", count)
-			}
-			return nil
-		})
-		return leads
-	}
+// testReplicas stops the leader of two replicas.
+func (b *mirrorBed) testReplicas(t *testing.T) {
+	replicas := []*programs.Program{b.mirrorReplica(t, "one", 8083), b.mirrorReplica(t, "two", 8084)}
 	for _, r := range replicas {
 		must(t, r.Start())
 	}
-	leader()
+	oneLeader(t, replicas...)
 	s := svc("web")
-	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web", "10.4.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web", "10.4.0.1")))
 	b.leadsTo(t, "aws-shop-73736d-web", "10.4.0.1")
 
 	lease := func() *coordinationv1.LeaseSpec {
 		t.Helper()
-		l, err := b.gcp.Client().CoordinationV1().Leases(home).Get(t.Context(), managedBy, metav1.GetOptions{})
+		l, err := b.gcp.Client().CoordinationV1().Leases(home).Get(t.Context(), programs.ServiceMirror, metav1.GetOptions{})
 		must(t, err)
 		return &l.Spec
 	}
-	first, held := leader(), lease()
+	first, held := oneLeader(t, replicas...), lease()
 	must(t, first.Stop(t.Context()))
-	// It has expired only when nobody gave it up, and nobody else took it since.
+	// Unless it was given up, or another replica has it by now, it must expire first.
 	if now := lease(); held.HolderIdentity == nil || *held.HolderIdentity == "" || cmp.Diff(held.HolderIdentity, now.HolderIdentity) == "" &&
 		cmp.Diff(held.AcquireTime, now.AcquireTime) == "" {
 		t.Errorf("the lease was not given up: %+v", now)
@@ -278,7 +239,7 @@ func testReplicas(t *testing.T, b *bed) {
 	must(t, putSlice(t.Context(), b.aws, "shop", slice(s, "web", "10.4.0.1", "10.4.0.2")))
 	b.leadsTo(t, "aws-shop-73736d-web", "10.4.0.1", "10.4.0.2")
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
-		if _, err := leader().Get(t.Context(), path); err != nil {
+		if _, err := oneLeader(t, replicas...).Get(t.Context(), path); err != nil {
 			t.Error(err)
 		}
 	}

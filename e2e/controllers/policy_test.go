@@ -1,4 +1,4 @@
-package policy_test
+package controllers_test
 
 import (
 	"context"
@@ -19,43 +19,43 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// TestOnAPIServers runs the controller between real API servers, with the
-// service accounts and roles of deploy/.
-func TestOnAPIServers(t *testing.T) {
-	b := newBed(t)
+// TestPolicy runs the controller of semaphore-policy on three API servers.
+func TestPolicy(t *testing.T) {
+	t.Parallel()
+	b := newPolicyBed(t)
 	for _, test := range []struct {
 		name string
-		run  func(*testing.T, *bed)
+		run  func(*policyBed, *testing.T)
 	}{
-		{"sets follow pods, through both APIs", testLife},
-		{"an address that another pod reuses stays", testReuse},
-		{"a relabelled pod is in one of its sets at any time", testRelabel},
-		{"identities that share a name, and foreign sets", testCollisions},
-		{"Events of names that are taken", testEvents},
-		{"edited and deleted sets are repaired", testDrift},
-		{"labels in Calico's annotation are recognised", testAnnotation},
-		{"a restart with nothing to do writes nothing", testRestart},
-		{"a remote out of contact", testContact},
-		{"Calico that comes later", testNoCalico},
-		{"random histories", testHistory},
-		{"a hostile remote", testHostile},
-		{"many pods at once", testVolume},
-		{"kill -9 under churn", testKill},
-		{"two replicas", testReplicas},
-		{"the original's flags and labels", testOriginal},
-		{"a set that is refused holds up no other", testRefused},
+		{"sets follow pods, through both APIs", (*policyBed).testLife},
+		{"an address that another pod reuses stays", (*policyBed).testReuse},
+		{"a relabelled pod is in one of its sets at any time", (*policyBed).testRelabel},
+		{"identities that share a name, and foreign sets", (*policyBed).testCollisions},
+		{"Events of names that are taken", (*policyBed).testEvents},
+		{"edited and deleted sets are repaired", (*policyBed).testDrift},
+		{"labels in Calico's annotation are recognised", (*policyBed).testAnnotation},
+		{"a restart with nothing to do writes nothing", (*policyBed).testRestart},
+		{"a remote out of contact", (*policyBed).testContact},
+		{"Calico that comes later", (*policyBed).testNoCalico},
+		{"random histories", (*policyBed).testHistory},
+		{"a hostile remote", (*policyBed).testHostile},
+		{"many pods at once", (*policyBed).testVolume},
+		{"kill -9 under churn", (*policyBed).testKill},
+		{"two replicas", (*policyBed).testReplicas},
+		{"the original's flags and labels", (*policyBed).testOriginal},
+		{"a set that is refused holds up no other", (*policyBed).testRefused},
 	} {
-		t.Run(test.name, func(t *testing.T) { test.run(t, b) })
+		t.Run(test.name, func(t *testing.T) { test.run(b, t) })
 		b.clean(t)
 	}
 }
 
-func testLife(t *testing.T, b *bed) {
+func (b *policyBed) testLife(t *testing.T) {
 	for _, local := range []*testbed.Cluster{b.aws, b.gcp} {
 		t.Run(local.Name, func(t *testing.T) {
 			remote := b.merit
 			sets := b.sets(t, local)
-			put(t, remote,
+			putPods(t, remote,
 				running("sys-log", "forwarder-a", "forwarder", "10.6.0.1", "fd00:10:6::1"),
 				running("sys-log", "forwarder-b", "forwarder", "10.6.0.10"),
 				podSpec{namespace: "sys-log", name: "pending", set: "forwarder", phase: corev1.PodPending},
@@ -67,7 +67,7 @@ func testLife(t *testing.T, b *bed) {
 			expect(t, sets, contents{object: set("merit", "sys-log", "forwarder", "10.6.0.1", "fd00:10:6::1", "10.6.0.10")})
 
 			// A rollout.
-			put(t, remote, running("sys-log", "forwarder-c", "forwarder", "10.6.0.11"))
+			putPods(t, remote, running("sys-log", "forwarder-c", "forwarder", "10.6.0.11"))
 			must(t, deletePod(t.Context(), remote, "sys-log", "forwarder-a"))
 			expect(t, sets, contents{object: set("merit", "sys-log", "forwarder", "10.6.0.10", "10.6.0.11")})
 
@@ -84,42 +84,42 @@ func testLife(t *testing.T, b *bed) {
 				return nil
 			})
 			if err := errors.Join(i.Ready(), i.Health()); err != nil {
-				t.Errorf("not well: %v", err)
+				t.Errorf("ready and health: %v", err)
 			}
 
-			// The last ones go.
+			// The last pods go.
 			deletePods(t, remote)
 			expect(t, sets, contents{})
 		})
 	}
 }
 
-func testReuse(t *testing.T, b *bed) {
+func (b *policyBed) testReuse(t *testing.T) {
 	sets := b.sets(t, b.aws)
-	put(t, b.gcp, running("ns", "old", "app", "10.4.0.1"))
+	putPods(t, b.gcp, running("ns", "old", "app", "10.4.0.1"))
 	b.start(t, b.aws, nil, b.gcp)
 	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")})
 
-	r := record(t, sets)
-	put(t, b.gcp, running("ns", "new", "app", "10.4.0.1"), running("ns", "other", "app", "10.4.0.2"))
+	r := recordSets(t, sets)
+	putPods(t, b.gcp, running("ns", "new", "app", "10.4.0.1"), running("ns", "other", "app", "10.4.0.2"))
 	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1", "10.4.0.2")})
-	// The old one is deleted after the new one has its address.
+	// The old pod is deleted after the new one has its address.
 	must(t, deletePod(t.Context(), b.gcp, "ns", "old"), deletePod(t.Context(), b.gcp, "ns", "other"))
 	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")})
 	r.end(t)
-	r.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
-		if !holds(state, policy.Identity{Cluster: "gcp", Namespace: "ns", Name: "app"}, "10.4.0.1") {
-			t.Errorf("version %s lacks the address", v.set.ResourceVersion)
+	r.replay(func(v version, s state) {
+		if !holds(s, policy.Identity{Cluster: "gcp", Namespace: "ns", Name: "app"}, "10.4.0.1") {
+			t.Errorf("version %s lacks the address", v.object.GetResourceVersion())
 		}
 	})
 }
 
-func testRelabel(t *testing.T, b *bed) {
+func (b *policyBed) testRelabel(t *testing.T) {
 	sets := b.sets(t, b.aws)
-	put(t, b.gcp, running("ns", "pod", "set-0", "10.4.0.1"), running("ns", "stays", "set-0", "10.4.0.2"))
+	putPods(t, b.gcp, running("ns", "pod", "set-0", "10.4.0.1"), running("ns", "stays", "set-0", "10.4.0.2"))
 	b.start(t, b.aws, nil, b.gcp)
 	expect(t, sets, contents{"gcp-ns-set-0": set("gcp", "ns", "set-0", "10.4.0.1", "10.4.0.2")})
-	r := record(t, sets)
+	r := recordSets(t, sets)
 	for n := 1; n < 20; n++ {
 		to := fmt.Sprintf("set-%d", n%3)
 		must(t, relabel(t.Context(), b.gcp, "ns", "pod", to))
@@ -132,21 +132,21 @@ func testRelabel(t *testing.T, b *bed) {
 	}
 	versions := 0
 	r.end(t)
-	r.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
+	r.replay(func(v version, s state) {
 		versions++
 		for _, name := range []string{"set-0", "set-1", "set-2"} {
-			if holds(state, policy.Identity{Cluster: "gcp", Namespace: "ns", Name: name}, "10.4.0.1") {
+			if holds(s, policy.Identity{Cluster: "gcp", Namespace: "ns", Name: name}, "10.4.0.1") {
 				return
 			}
 		}
-		t.Errorf("version %s of %s: the pod is in none of its sets", v.set.ResourceVersion, v.name)
+		t.Errorf("version %s of %s: the pod is in none of its sets", v.object.GetResourceVersion(), v.object.GetName())
 	})
 	if versions < 38 {
 		t.Errorf("saw %d versions, want two for each move at least", versions)
 	}
 }
 
-func testCollisions(t *testing.T, b *bed) {
+func (b *policyBed) testCollisions(t *testing.T) {
 	sets := b.sets(t, b.aws)
 	theirs := &calico.GlobalNetworkSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "gcp-ns-taken", Labels: map[string]string{"team": "network"}},
@@ -154,7 +154,7 @@ func testCollisions(t *testing.T, b *bed) {
 	}
 	_, err := sets.Create(t.Context(), theirs, metav1.CreateOptions{})
 	must(t, err)
-	put(t, b.gcp,
+	putPods(t, b.gcp,
 		running("a-b", "p", "c", "10.4.0.1"),
 		running("a", "p", "b-c", "10.4.0.2"),
 		running("ns", "p", "taken", "10.4.0.3"),
@@ -165,7 +165,7 @@ func testCollisions(t *testing.T, b *bed) {
 	check := func(want map[string]string) {
 		t.Helper()
 		wait(t, "the sets by their labels", func() error {
-			all, err := read(t.Context(), sets)
+			all, err := readSets(t.Context(), sets)
 			if err != nil {
 				return err
 			}
@@ -193,7 +193,7 @@ func testCollisions(t *testing.T, b *bed) {
 		"gcp/a-b/c": "10.4.0.1/32", "gcp/a/b-c": "10.4.0.2/32", "gcp/ns/taken": "10.4.0.3/32",
 		"gcp/ns/Upper_Case": "10.4.0.4/32", "gcp/ns/upper-case": "10.4.0.5/32",
 	})
-	// The status learns of a write with the next pass.
+	// A write is in the status after the next pass.
 	wait(t, "all sets in the status", func() error {
 		if n := len(i.status(t, "gcp").Sets); n != 5 {
 			return fmt.Errorf("%d", n)
@@ -212,7 +212,7 @@ func testCollisions(t *testing.T, b *bed) {
 	if natural != 1 {
 		t.Errorf("%d sets have the natural name, want one", natural)
 	}
-	// One of the two goes; the other one is not affected.
+	// Without one of the two, the other is not affected.
 	must(t, deletePod(t.Context(), b.gcp, "a-b", "p"))
 	check(map[string]string{
 		"gcp/a/b-c": "10.4.0.2/32", "gcp/ns/taken": "10.4.0.3/32",
@@ -220,12 +220,12 @@ func testCollisions(t *testing.T, b *bed) {
 	})
 }
 
-func testDrift(t *testing.T, b *bed) {
+func (b *policyBed) testDrift(t *testing.T) {
 	for _, local := range []*testbed.Cluster{b.aws, b.gcp} {
 		t.Run(local.Name, func(t *testing.T) {
 			sets := b.sets(t, local)
 			deletePods(t, b.merit)
-			put(t, b.merit, running("ns", "p", "app", "10.6.0.1"), running("ns", "q", "app", "fd00::1"))
+			putPods(t, b.merit, running("ns", "p", "app", "10.6.0.1"), running("ns", "q", "app", "fd00::1"))
 			replica := b.start(t, local, nil, b.merit)
 			want := contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.1", "fd00::1")}
 			expect(t, sets, want)
@@ -245,7 +245,7 @@ func testDrift(t *testing.T, b *bed) {
 			must(t, sets.Delete(t.Context(), "merit-ns-app", metav1.DeleteOptions{}))
 			expect(t, sets, want)
 
-			// Who set which field isn't kept for us alone.
+			// Objects that only we write have no managed fields.
 			_, err := sets.Patch(t.Context(), "merit-ns-app", types.MergePatchType, []byte(`{"spec":{"nets":[]}}`), metav1.PatchOptions{FieldManager: "semaphore-policy"})
 			must(t, err)
 			expect(t, sets, want)
@@ -255,7 +255,7 @@ func testDrift(t *testing.T, b *bed) {
 				t.Errorf("managed fields of an object that is ours alone: %v", got.ManagedFields)
 			}
 
-			// What others add and doesn't concern us stays, and what they apply stays theirs.
+			// What others add stays, and what they apply stays in their name.
 			_, err = sets.Patch(t.Context(), "merit-ns-app", types.ApplyYAMLPatchType,
 				[]byte(`{"apiVersion":"`+replica.Status().CalicoAPI+`","kind":"GlobalNetworkSet","metadata":{"name":"merit-ns-app","labels":{"team":"a"}}}`), metav1.PatchOptions{FieldManager: "them"})
 			must(t, err)
@@ -268,10 +268,10 @@ func testDrift(t *testing.T, b *bed) {
 			if !slices.ContainsFunc(got.ManagedFields, func(f metav1.ManagedFieldsEntry) bool {
 				return f.Manager == "them" && f.Operation == metav1.ManagedFieldsOperationApply
 			}) {
-				t.Errorf("what somebody applied is no longer theirs: %v", got.ManagedFields)
+				t.Errorf("what another client applied is no longer in its name: %v", got.ManagedFields)
 			}
 			if got.Labels["team"] != "a" || got.Annotations["note"] != "b" {
-				t.Errorf("labels %v, annotations %v: somebody else's are gone", got.Labels, got.Annotations)
+				t.Errorf("labels %v, annotations %v: those of others are gone", got.Labels, got.Annotations)
 			}
 			deletePods(t, b.merit)
 			expect(t, sets, contents{})
@@ -279,7 +279,7 @@ func testDrift(t *testing.T, b *bed) {
 	}
 }
 
-func testAnnotation(t *testing.T, b *bed) {
+func (b *policyBed) testAnnotation(t *testing.T) {
 	sets := b.sets(t, b.aws)
 	old := &calico.GlobalNetworkSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "gcp-ns-app", Annotations: map[string]string{
@@ -295,19 +295,19 @@ func testAnnotation(t *testing.T, b *bed) {
 		_, err := sets.Create(t.Context(), s, metav1.CreateOptions{})
 		must(t, err)
 	}
-	put(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
+	putPods(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
 	b.start(t, b.aws, nil, b.gcp)
 	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")})
 	got, err := sets.Get(t.Context(), "gcp-ns-app", metav1.GetOptions{})
 	must(t, err)
 	if annotation := got.Annotations["projectcalico.org/metadata"]; !strings.Contains(annotation, "c7569765") {
-		t.Errorf("annotation %s: what else was in it is gone", annotation)
+		t.Errorf("annotation %s: the rest of it is gone", annotation)
 	}
 }
 
-func testRestart(t *testing.T, b *bed) {
+func (b *policyBed) testRestart(t *testing.T) {
 	sets := b.sets(t, b.aws)
-	put(t, b.gcp, running("ns", "p", "app", "10.4.0.1"), running("ns", "q", "other", "10.4.0.2"))
+	putPods(t, b.gcp, running("ns", "p", "app", "10.4.0.1"), running("ns", "q", "other", "10.4.0.2"))
 	first := b.start(t, b.aws, nil, b.gcp)
 	want := contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1"), "gcp-ns-other": set("gcp", "ns", "other", "10.4.0.2")}
 	expect(t, sets, want)
@@ -318,7 +318,7 @@ func testRestart(t *testing.T, b *bed) {
 	second := b.start(t, b.aws, nil, b.gcp)
 	wait(t, "the second run to be ready", second.Ready)
 	// A change that it must make shows that it has looked at everything.
-	put(t, b.gcp, running("ns", "r", "third", "10.4.0.3"))
+	putPods(t, b.gcp, running("ns", "r", "third", "10.4.0.3"))
 	want["gcp-ns-third"] = set("gcp", "ns", "third", "10.4.0.3")
 	expect(t, sets, want)
 	for i := range before.Items {
@@ -329,7 +329,7 @@ func testRestart(t *testing.T, b *bed) {
 		}
 	}
 
-	// What happens while nobody is there is caught up with.
+	// Changes while no controller runs are made up for.
 	second.stop()
 	must(t, deletePod(t.Context(), b.gcp, "ns", "p"), relabel(t.Context(), b.gcp, "ns", "q", "app"))
 	b.start(t, b.aws, nil, b.gcp)
@@ -338,10 +338,10 @@ func testRestart(t *testing.T, b *bed) {
 	expect(t, sets, want)
 }
 
-func testContact(t *testing.T, b *bed) {
+func (b *policyBed) testContact(t *testing.T) {
 	sets := b.sets(t, b.aws)
-	put(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
-	put(t, b.merit, running("ns", "p", "app", "10.6.0.1"))
+	putPods(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
+	putPods(t, b.merit, running("ns", "p", "app", "10.6.0.1"))
 	stale := func(c *policy.Config) { c.Remotes[0].StaleAfter = 3 * time.Second }
 	first := b.start(t, b.aws, nil, b.gcp, b.merit)
 	both := contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1"), "merit-ns-app": set("merit", "ns", "app", "10.6.0.1")}
@@ -365,8 +365,8 @@ func testContact(t *testing.T, b *bed) {
 		}
 		return nil
 	})
-	// The other remote goes on, and nothing of the first changes.
-	put(t, b.merit, running("ns", "q", "app", "10.6.0.2"))
+	// Sets of the other remote follow its pods, and those of the first don't change.
+	putPods(t, b.merit, running("ns", "q", "app", "10.6.0.2"))
 	both["merit-ns-app"] = set("merit", "ns", "app", "10.6.0.1", "10.6.0.2")
 	expect(t, sets, both)
 	if err := first.Ready(); err != nil {
@@ -374,13 +374,13 @@ func testContact(t *testing.T, b *bed) {
 	}
 	first.stop()
 
-	// A process that never reached it changes nothing either.
+	// Nor do they in a process that never reached it.
 	second := b.start(t, b.aws, nil, b.gcp, b.merit)
 	must(t, deletePod(t.Context(), b.merit, "ns", "p"))
 	both["merit-ns-app"] = set("merit", "ns", "app", "10.6.0.2")
 	expect(t, sets, both)
 	if err := second.Ready(); err != nil {
-		t.Errorf("not ready although the sets of an earlier run stand: %v", err)
+		t.Errorf("not ready although the sets of an earlier run stay: %v", err)
 	}
 	second.stop()
 
@@ -394,7 +394,7 @@ func testContact(t *testing.T, b *bed) {
 	restart()
 	expect(t, sets, both)
 
-	// And again, in the life of one process.
+	// The same without a restart.
 	b.gcp.StopAPI()
 	stopped = true
 	expect(t, sets, empty)
@@ -402,8 +402,8 @@ func testContact(t *testing.T, b *bed) {
 	expect(t, sets, both)
 }
 
-func testNoCalico(t *testing.T, b *bed) {
-	put(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
+func (b *policyBed) testNoCalico(t *testing.T) {
+	putPods(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
 	i := b.start(t, b.merit, nil, b.gcp)
 	wait(t, "a clear error", func() error {
 		if err := i.Ready(); err == nil || !errors.Is(err, policy.ErrNoCalico) && !strings.Contains(err.Error(), policy.ErrNoCalico.Error()) {
@@ -411,7 +411,7 @@ func testNoCalico(t *testing.T, b *bed) {
 		}
 		return nil
 	})
-	must(t, b.merit.Apply(t.Context(), "testdata/v1.yaml"))
+	must(t, b.merit.Apply(t.Context(), "../../policy/testdata/v1.yaml"))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), settle)
 		defer cancel()
@@ -426,10 +426,10 @@ func testNoCalico(t *testing.T, b *bed) {
 		t.Errorf("uses %s", api)
 	}
 
-	// Calico moves to native v3 resources: the old ones go.
-	must(t, b.merit.Apply(t.Context(), "testdata/v3.yaml"))
+	// Calico moves to native v3 resources, without the old ones.
+	must(t, b.merit.Apply(t.Context(), "../../policy/testdata/v3.yaml"))
 	for api, want := range map[string]string{"auto": "projectcalico.org/v3", "v3": "projectcalico.org/v3", "v1": "crd.projectcalico.org/v1"} {
-		access, err := policy.NewCalico(as(b.merit, b.accounts["merit"]), api)
+		access, err := policy.NewCalico(as(b.merit, b.local(t, b.merit)), api)
 		must(t, err)
 		if _, err := access.Sets(t.Context()); err != nil || access.API() != want {
 			t.Errorf("with both APIs served %s means %q (%v), want %s", api, access.API(), err, want)
@@ -446,11 +446,10 @@ func testNoCalico(t *testing.T, b *bed) {
 	expect(t, b.sets(t, b.merit), want)
 }
 
-// testRefused has the API server refuse one set, as an admission webhook or a
-// quota might.
-func testRefused(t *testing.T, b *bed) {
+// testRefused makes the API server refuse one set, as an admission webhook or a quota may.
+func (b *policyBed) testRefused(t *testing.T) {
 	sets := b.sets(t, b.gcp)
-	must(t, b.gcp.Apply(t.Context(), "testdata/refuse.yaml"))
+	must(t, b.gcp.Apply(t.Context(), "../../policy/testdata/refuse.yaml"))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), settle)
 		defer cancel()
@@ -466,7 +465,7 @@ func testRefused(t *testing.T, b *bed) {
 		}
 		return nil
 	})
-	put(t, b.merit, running("ns", "p", "refused", "10.6.0.1"), running("ns", "q", "app", "10.6.0.2"))
+	putPods(t, b.merit, running("ns", "p", "refused", "10.6.0.1"), running("ns", "q", "app", "10.6.0.2"))
 	i := b.start(t, b.gcp, nil, b.merit)
 	expect(t, sets, contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.2")})
 	wait(t, "the refusal in the status", func() error {
@@ -475,7 +474,7 @@ func testRefused(t *testing.T, b *bed) {
 		}
 		return nil
 	})
-	// A pod that moves to the refused set leaves its old one, if late.
+	// A pod that moves to the refused set leaves its old one, after a while.
 	must(t, relabel(t.Context(), b.merit, "ns", "q", "refused"))
 	expect(t, sets, contents{})
 	must(t, relabel(t.Context(), b.merit, "ns", "q", "app"))

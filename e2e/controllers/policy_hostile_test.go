@@ -1,4 +1,4 @@
-package policy_test
+package controllers_test
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -24,7 +23,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// evil is a remote's API server that sends what no real one would.
+// evil is a remote's API server that sends objects that no real one accepts.
 type evil struct {
 	pods  []corev1.Pod
 	flips time.Duration // between two labels of the first pod; 0: never
@@ -45,7 +44,7 @@ func (e *evil) serve(t *testing.T) *rest.Config {
 			return
 		}
 		if r.URL.Query().Get("watch") == "" {
-			// A client that is gone needs no answer.
+			// The client may be gone.
 			_, _ = w.Write(list)
 			return
 		}
@@ -98,9 +97,9 @@ func evilPod(name, set string, ips ...string) corev1.Pod {
 	return p
 }
 
-// testHostile has a remote send 100,000 sets, bad addresses and names, and a
-// pod that changes its label a hundred times a second, next to a good remote.
-func testHostile(t *testing.T, b *bed) {
+// testHostile has a remote send 100,000 sets, bad addresses and names, and a pod whose label
+// changes a hundred times a second, beside a good remote.
+func (b *policyBed) testHostile(t *testing.T) {
 	const most = 50
 	sets := b.sets(t, b.aws)
 	e := &evil{flips: 10 * time.Millisecond}
@@ -123,9 +122,9 @@ func testHostile(t *testing.T, b *bed) {
 		e.pods = append(e.pods, evilPod(fmt.Sprintf("flood-%d", i), fmt.Sprintf("flood-%d", i), "10.4.0.3"))
 	}
 	cfg := e.serve(t)
-	put(t, b.merit, running("ns", "p", "app", "10.6.0.1"))
+	putPods(t, b.merit, running("ns", "p", "app", "10.6.0.1"))
 
-	r := record(t, sets)
+	r := recordSets(t, sets)
 	i := b.start(t, b.aws, func(c *policy.Config) {
 		c.Remotes[0].Client = func() (kube.Client, error) { return kube.NewClient(cfg) }
 		c.Remotes[0].Rules.Subnets = []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}
@@ -138,13 +137,13 @@ func testHostile(t *testing.T, b *bed) {
 		}
 		return nil
 	})
-	// While it goes on, the good one is served, nearly as soon as its API server
-	// and ours are.
+	// Meanwhile sets of the good remote follow its pods, at nearly the pace of the API
+	// servers.
 	pace, stop := keepPace(t, b.aws, b.merit)
 	for n := 2; n < 12; n++ {
 		ip := fmt.Sprintf("10.6.0.%d", n)
 		began := time.Now()
-		put(t, b.merit, running("ns", fmt.Sprintf("p-%d", n), "app", ip))
+		putPods(t, b.merit, running("ns", fmt.Sprintf("p-%d", n), "app", ip))
 		wait(t, "the good remote's set", func() error {
 			got, err := membersOf(t.Context(), sets)
 			if err != nil {
@@ -182,16 +181,16 @@ func testHostile(t *testing.T, b *bed) {
 
 	allowed := netip.MustParsePrefix("10.4.0.0/16")
 	flips := 0
-	r.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
+	r.replay(func(v version, s state) {
 		ours := 0
-		for _, s := range state {
+		for _, s := range networkSets(s) {
 			if s.Labels[domain+"/cluster"] != "gcp" {
 				continue
 			}
 			ours++
 			for _, n := range s.Spec.Nets {
 				if prefix, err := netip.ParsePrefix(n); err != nil || !prefix.IsSingleIP() || !allowed.Contains(prefix.Addr()) {
-					t.Errorf("version %s of %s lets %s in", v.set.ResourceVersion, v.name, n)
+					t.Errorf("version %s of %s lets %s in", v.object.GetResourceVersion(), v.object.GetName(), n)
 				}
 			}
 		}
@@ -199,7 +198,7 @@ func testHostile(t *testing.T, b *bed) {
 		if ours > most+1 {
 			t.Errorf("%d sets of the hostile remote, want %d at most", ours, most)
 		}
-		if strings.HasPrefix(v.name, "gcp-ns-flip-") {
+		if strings.HasPrefix(v.object.GetName(), "gcp-ns-flip-") {
 			flips++
 		}
 	})

@@ -1,4 +1,4 @@
-package mirror
+package controllers_test
 
 import (
 	"context"
@@ -20,16 +20,17 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
-// gate stands before an API server, and says which requests come through.
+// gate is a proxy of an API server that refuses requests.
 type gate struct {
 	server *httptest.Server
 
 	mu     sync.Mutex
-	shut   func(path string) bool
-	change context.CancelFunc // ends what is going on
-	ctx    context.Context
+	refuse func(path string) bool
+	change context.CancelFunc // ends the requests that are being answered
+	ctx    context.Context    // of requests
 }
 
 func newGate(t *testing.T, c *testbed.Cluster) *gate {
@@ -49,10 +50,10 @@ func newGate(t *testing.T, c *testbed.Cluster) *gate {
 	}
 	g.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		g.mu.Lock()
-		ctx, shut := g.ctx, g.shut(r.URL.Path)
+		ctx, refused := g.ctx, g.refuse(r.URL.Path)
 		g.mu.Unlock()
-		if shut {
-			http.Error(w, "shut", http.StatusBadGateway)
+		if refused {
+			http.Error(w, "refused", http.StatusBadGateway)
 			return
 		}
 		through, cancel := context.WithCancel(r.Context())
@@ -69,29 +70,29 @@ func newGate(t *testing.T, c *testbed.Cluster) *gate {
 	return g
 }
 
-// set ends what is going on, and lets through what is not shut.
-func (g *gate) set(shut func(path string) bool) {
+// set ends all requests, and from now on refuses some.
+func (g *gate) set(refuse func(path string) bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.change != nil {
 		g.change()
 	}
-	g.shut = shut
+	g.refuse = refuse
 	g.ctx, g.change = context.WithCancel(context.Background())
 }
 
-// open lets everything through from now on, and breaks nothing.
+// open ends no requests, and from now on refuses none.
 func (g *gate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.shut = func(string) bool { return false }
+	g.refuse = func(string) bool { return false }
 }
 
-// through has a remote be reached through a gate.
-func (b *bed) through(t *testing.T, g *gate, r *Remote) {
+// through makes a remote's client use a gate.
+func (b *mirrorBed) through(t *testing.T, g *gate, r *mirror.Remote) {
 	t.Helper()
 	client, err := kube.NewClient(&rest.Config{
-		Host: g.server.URL, BearerTokenFile: b.accounts[r.Name].TokenFile(),
+		Host: g.server.URL, BearerTokenFile: b.credentials(t, b.cluster(r.Name)).TokenFile(),
 		TLSClientConfig: rest.TLSClientConfig{
 			CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: g.server.Certificate().Raw}),
 		},
@@ -101,7 +102,7 @@ func (b *bed) through(t *testing.T, g *gate, r *Remote) {
 }
 
 // watches returns the state of a remote's watches of global services.
-func (i *instance) watches(t *testing.T, name string) (services, slices WatchStatus) {
+func (i *mirrorInstance) watches(t *testing.T, name string) (services, slices mirror.WatchStatus) {
 	t.Helper()
 	for _, c := range i.Status().Clusters {
 		if c.Name == name {
@@ -112,25 +113,25 @@ func (i *instance) watches(t *testing.T, name string) (services, slices WatchSta
 	return services, slices
 }
 
-// testContactApart has the watches of a remote that was away come back one
-// after the other, further apart than the time after which it is stale.
-func testContactApart(t *testing.T, b *bed) {
+// testContactApart lets the watches of a remote that was out of contact recover one after
+// the other, further apart than the time after which it is stale.
+func (b *mirrorBed) testContactApart(t *testing.T) {
 	const staleAfter = 3 * time.Second
 	g := newGate(t, b.merit)
-	i := b.start(t, func(cfg *Config) {
+	i := b.start(t, func(cfg *mirror.Config) {
 		cfg.Remotes[1].StaleAfter = staleAfter
 		b.through(t, g, &cfg.Remotes[1])
 	})
 	s := svc("web", global)
-	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.merit, "shop", s, slice(s, "web-1", "10.6.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", s, slice(s, "web-1", "10.6.0.1")))
 	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
 
 	g.set(func(string) bool { return true })
 	b.leadsTo(t, globalName, "10.4.0.1")
 	g.set(func(path string) bool { return strings.HasSuffix(path, "/endpointslices") })
-	var back time.Time
-	wait(t, "one watch to be back for long", func() error {
+	var since time.Time
+	wait(t, "one watch to be in contact for long", func() error {
 		services, slices := i.watches(t, "merit")
 		if slices.Error == "" || !slices.Stale {
 			return fmt.Errorf("endpoint slices aren't stale: %+v", slices)
@@ -138,11 +139,11 @@ func testContactApart(t *testing.T, b *bed) {
 		switch {
 		case services.Error != "":
 			return errors.New(services.Error)
-		case back.IsZero():
-			back = time.Now()
+		case since.IsZero():
+			since = time.Now()
 		}
-		if since := time.Since(back); since < 2*staleAfter {
-			return fmt.Errorf("for %v", since)
+		if contact := time.Since(since); contact < 2*staleAfter {
+			return fmt.Errorf("for %v", contact)
 		}
 		return nil
 	})
@@ -150,19 +151,19 @@ func testContactApart(t *testing.T, b *bed) {
 	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
 }
 
-// testContactQuiet has a remote where nothing happens for longer than the time
-// after which it is stale.
-func testContactQuiet(t *testing.T, b *bed) {
+// testContactQuiet has a remote in which nothing changes for longer than the time after
+// which it is stale.
+func (b *mirrorBed) testContactQuiet(t *testing.T) {
 	const staleAfter = 10 * time.Second
 	s := svc("web", global)
-	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.merit, "shop", s, slice(s, "web-1", "10.6.0.1")))
-	i := b.start(t, func(cfg *Config) { cfg.Remotes[1].StaleAfter = staleAfter })
+	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", s, slice(s, "web-1", "10.6.0.1")))
+	i := b.start(t, func(cfg *mirror.Config) { cfg.Remotes[1].StaleAfter = staleAfter })
 	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
 	begin := time.Now()
 	wait(t, "the end of the quiet", func() error {
 		services, slices := i.watches(t, "merit")
-		for _, w := range []WatchStatus{services, slices} {
+		for _, w := range []mirror.WatchStatus{services, slices} {
 			if w.Stale {
 				t.Fatalf("stale in spite of contact: %+v", w)
 			}

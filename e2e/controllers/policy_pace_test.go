@@ -1,4 +1,4 @@
-package policy_test
+package controllers_test
 
 import (
 	"context"
@@ -19,9 +19,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// pace knows how long this machine and the API servers took, at any time, for
-// what every change has to go through: a write to a remote, its watch, a write
-// to the local cluster, its watch. No controller can be faster than that.
+// pace measures how long this machine and the API servers take for the path of every change:
+// a write to a remote, its watch, a write to the local cluster, its watch. No controller can
+// be faster.
 type pace struct {
 	mu     sync.Mutex
 	rounds []*round
@@ -29,7 +29,7 @@ type pace struct {
 
 type round struct{ from, to time.Time } // to: zero while it goes on
 
-// keepPace measures all the time until the function that it returns is called.
+// keepPace measures until the function that it returns is called.
 func keepPace(t *testing.T, local *testbed.Cluster, remotes ...*testbed.Cluster) (p *pace, stop func()) {
 	t.Helper()
 	p = &pace{}
@@ -74,8 +74,7 @@ func (p *pace) end(r *round) {
 	r.to = time.Now()
 }
 
-// slowest returns how long the longest round took that has a part between two
-// times.
+// slowest returns how long the longest round took of those that overlap with a time.
 func (p *pace) slowest(from, to time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,7 +103,7 @@ func newBeacon(ctx context.Context, t *testing.T, c *testbed.Cluster, name strin
 	api := c.Client().CoreV1().ConfigMaps(metav1.NamespaceDefault)
 	object, err := api.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	must(t, err)
-	// It goes on where it was when the API server ends it.
+	// It resumes where it was when the API server ends it.
 	w, err := watchtools.NewRetryWatcherWithContext(ctx, object.ResourceVersion, &cache.ListWatch{
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
@@ -140,7 +139,7 @@ func (b *beacon) flash(ctx context.Context, n int) error {
 				return nil
 			}
 		case <-limit:
-			return errors.New("the watch doesn't show what was written")
+			return errors.New("the watch doesn't show the write")
 		}
 	}
 }

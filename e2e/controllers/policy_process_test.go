@@ -1,121 +1,59 @@
-package policy_test
+package controllers_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// replica is a process of the program on a node, with the service accounts of
-// deploy/.
-type replica struct {
-	node *testbed.Node
-	port int
-	cmd  sandbox.Command
-	*sandbox.Process
-}
-
-// build compiles the program.
-func build(t *testing.T) string {
+// policyReplica starts a replica of the program in aws that reads gcp and merit by
+// kubeconfigs, and accepts any address of them.
+func (b *policyBed) policyReplica(t *testing.T, name string, port int) *programs.Program {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "semaphore-policy")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", path, "../cmd/semaphore-policy").CombinedOutput()
-	if err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	r := b.replica(t, programs.Policy, name, port, b.aws, b.gcp, b.merit)
+	for _, c := range []*testbed.Cluster{b.gcp, b.merit} {
+		for _, setting := range []string{"API_URL", "CA_FILE", "TOKEN_FILE", "POD_SUBNETS"} {
+			delete(r.Env, programs.Variable(c.Name, setting))
+		}
+		r.Env[programs.Variable(c.Name, "KUBECONFIG")] = b.remote(t, c).Kubeconfig()
 	}
-	return path
-}
-
-// replica prepares a process in aws that watches gcp and merit.
-func (b *bed) replica(t *testing.T, node *testbed.Node, binary string, port int) *replica {
-	t.Helper()
-	mount, env := b.accounts["aws"].InCluster()
-	r := &replica{node: node, port: port, cmd: sandbox.Command{
-		Name: fmt.Sprintf("policy-%d", port), Path: binary, Mounts: []sandbox.Mount{mount},
-		Env: append(env,
-			"SEMAPHORE_CLUSTER_NAME=aws", "SEMAPHORE_REMOTES=gcp,merit", "SEMAPHORE_LOG_FORMAT=text",
-			fmt.Sprintf("SEMAPHORE_LISTEN_ADDRESS=:%d", port), fmt.Sprintf("SEMAPHORE_PROBE_ADDRESS=:%d", port+1000),
-			"SEMAPHORE_REMOTE_GCP_KUBECONFIG="+b.remote["gcp"].Kubeconfig(),
-			"SEMAPHORE_REMOTE_MERIT_KUBECONFIG="+b.remote["merit"].Kubeconfig(),
-		),
-	}}
-	r.start(t)
-	t.Cleanup(func() { r.Kill() })
+	must(t, r.Start())
 	return r
 }
 
-func (r *replica) start(t *testing.T) {
-	t.Helper()
-	p, err := r.node.Start(r.cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Process = p
-}
-
-// get asks the process for a page.
-func (r *replica) get(ctx context.Context, page string) (string, error) {
-	return r.node.Get(ctx, fmt.Sprintf("http://127.0.0.1:%d%s", r.port+1000, page))
-}
-
-// leads reports whether the process is the one that writes.
-func (r *replica) leads(ctx context.Context) bool {
-	page, err := r.get(ctx, "/status")
-	var status struct{ Leading bool }
-	return err == nil && json.Unmarshal([]byte(page), &status) == nil && status.Leading
-}
-
-// addNode is where the replicas run.
-func (b *bed) addNode(t *testing.T) *testbed.Node {
-	t.Helper()
-	if nodes := b.aws.Nodes(); len(nodes) > 0 {
-		return nodes[0]
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), settle)
-	defer cancel()
-	node, err := b.aws.AddNode(ctx, testbed.NodeConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return node
-}
-
-// testKill kills the process again and again while pods come and go. Some pods
-// are there all the time, and must be in every version of their sets.
-func testKill(t *testing.T, b *bed) {
+// testKill kills the process several times while pods are created, relabelled and deleted.
+// Some pods stay, and must be in every version of their sets.
+func (b *policyBed) testKill(t *testing.T) {
 	sets := b.sets(t, b.aws)
 	var stable []*livePod
 	for n := range 6 {
 		remote := []*testbed.Cluster{b.gcp, b.merit}[n%2]
 		p := &livePod{cluster: remote, podSpec: running("ns", fmt.Sprintf("stable-%d", n), fmt.Sprintf("app-%d", n/2), fmt.Sprintf("10.9.0.%d", n+1))}
-		put(t, remote, p.podSpec)
+		putPods(t, remote, p.podSpec)
 		stable = append(stable, p)
 	}
-	r := b.replica(t, b.addNode(t), build(t), 8080)
+	r := b.policyReplica(t, "killed", 8080)
 	expectMembers(t, sets, stable)
-	rec := record(t, sets)
+	rec := recordSets(t, sets)
 
 	churning, stop := context.WithCancel(t.Context())
 	defer stop()
 	churned := make(chan []*livePod, 1)
-	go func() { churned <- churn(churning, t, b) }()
+	go func() { churned <- b.churn(churning, t) }()
 
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
 	kills := 0
@@ -126,8 +64,8 @@ func testKill(t *testing.T, b *bed) {
 		case <-t.Context().Done():
 		}
 		if kills%3 == 2 {
-			// However slowly it starts here, sometimes it comes to write.
-			wait(t, "a version more", func() error {
+			// On a slow machine, too, it writes now and then.
+			wait(t, "one more version", func() error {
 				if n := len(rec.all()); n == before {
 					return fmt.Errorf("%d", n)
 				}
@@ -135,26 +73,25 @@ func testKill(t *testing.T, b *bed) {
 			})
 		}
 		r.Kill()
-		r.start(t)
+		must(t, r.Start())
 	}
 	stop()
 	expectMembers(t, sets, append(stable, <-churned...))
 	rec.end(t)
 	versions := 0
-	rec.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
+	rec.replay(func(v version, s state) {
 		versions++
 		for _, p := range stable {
-			if !holds(state, p.membership().id, p.ips[0]) {
-				t.Errorf("version %s of %s: %s has lost %s", v.set.ResourceVersion, v.name, p.name, p.ips[0])
+			if !holds(s, p.membership().id, p.ips[0]) {
+				t.Errorf("version %s of %s: %s has lost %s", v.object.GetResourceVersion(), v.object.GetName(), p.name, p.ips[0])
 			}
 		}
 	})
 	t.Logf("%d kills, %d versions", kills, versions)
 }
 
-// churn lets pods come, move and go until ctx ends, and returns those that are
-// left.
-func churn(ctx context.Context, t *testing.T, b *bed) []*livePod {
+// churn creates, relabels and deletes pods until ctx ends, and returns those that are left.
+func (b *policyBed) churn(ctx context.Context, t *testing.T) []*livePod {
 	var live []*livePod
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
 	step := context.WithoutCancel(ctx)
@@ -186,31 +123,26 @@ func churn(ctx context.Context, t *testing.T, b *bed) []*livePod {
 	return live
 }
 
-// testReplicas has the leader end, first as Kubernetes ends it and then for
-// good, and looks at what the program says about itself.
-func testReplicas(t *testing.T, b *bed) {
+// testReplicas ends the leader, by SIGTERM and by SIGKILL, and checks the program's metrics and
+// status.
+func (b *policyBed) testReplicas(t *testing.T) {
 	sets := b.sets(t, b.aws)
-	binary, node := build(t), b.addNode(t)
 	pods := []*livePod{{cluster: b.gcp, podSpec: running("ns", "p-0", "app", "10.4.0.1")}}
-	put(t, b.gcp, pods[0].podSpec)
-	first := b.replica(t, node, binary, 8080)
+	putPods(t, b.gcp, pods[0].podSpec)
+	first := b.policyReplica(t, "one", 8081)
 	expectMembers(t, sets, pods)
-	second := b.replica(t, node, binary, 8081)
+	second := b.policyReplica(t, "two", 8082)
 	wait(t, "the standby to be ready", func() error {
-		_, err := second.get(t.Context(), "/readyz")
-		return err
+		return second.Ready(t.Context())
 	})
-	wait(t, "the first process to lead, and only that", func() error {
-		if !first.leads(t.Context()) || second.leads(t.Context()) {
-			return errors.New("it doesn't")
-		}
-		return nil
-	})
+	if oneLeader(t, first, second) != first {
+		t.Error("the second process leads")
+	}
 	more := func() {
 		t.Helper()
 		n := len(pods)
 		pods = append(pods, &livePod{cluster: b.gcp, podSpec: running("ns", fmt.Sprintf("p-%d", n), "app", fmt.Sprintf("10.4.0.%d", n+1))})
-		put(t, b.gcp, pods[n].podSpec)
+		putPods(t, b.gcp, pods[n].podSpec)
 		expectMembers(t, sets, pods)
 	}
 	more()
@@ -219,21 +151,22 @@ func testReplicas(t *testing.T, b *bed) {
 	must(t, first.Stop(ctx))
 	began := time.Now()
 	more()
-	t.Logf("with a SIGTERM the standby had taken over after %v", time.Since(began).Round(time.Millisecond))
+	t.Logf("after a SIGTERM the standby wrote within %v", time.Since(began).Round(time.Millisecond))
 
-	first.start(t)
+	must(t, first.Start())
 	second.Kill()
 	more()
 	wait(t, "the first process to lead again", func() error {
-		if !first.leads(t.Context()) {
-			return errors.New("it doesn't")
+		leads, err := first.Leads(t.Context())
+		if err == nil && !leads {
+			err = errors.New("it doesn't")
 		}
-		return nil
+		return err
 	})
 
-	// What was written is counted, and told, when the API server's answer has come.
+	// A write is counted once the API server has answered.
 	wait(t, "the metrics", func() error {
-		page, err := first.get(t.Context(), "/metrics")
+		page, err := first.Metrics(t.Context())
 		if err != nil {
 			return err
 		}
@@ -249,31 +182,23 @@ func testReplicas(t *testing.T, b *bed) {
 		}
 		return nil
 	})
-	for _, check := range []string{"/healthz", "/readyz"} {
-		if _, err := first.get(t.Context(), check); err != nil {
-			t.Errorf("%s: %v", check, err)
-		}
-	}
+	must(t, first.Healthy(t.Context()), first.Ready(t.Context()))
 	wait(t, "the status", func() error {
-		page, err := first.get(t.Context(), "/status")
-		if err != nil {
-			return err
-		}
 		var status policy.Status
-		if err := json.Unmarshal([]byte(page), &status); err != nil {
+		if err := first.Status(t.Context(), &status); err != nil {
 			return err
 		}
 		if status.CalicoAPI != "crd.projectcalico.org/v1" || len(status.Remotes) != 2 || status.Remotes[0].Sets[0].Addresses != 4 {
-			return fmt.Errorf("status:\n%s", page)
+			return fmt.Errorf("status: %+v", status)
 		}
 		return nil
 	})
 	must(t, first.Stop(ctx))
 }
 
-// testOriginal runs the program with the flags of the oldest document, and with
-// its labels: the set comes out as written there.
-func testOriginal(t *testing.T, b *bed) {
+// testOriginal runs the program with the flags and labels of the oldest document, and expects
+// the set that is shown there.
+func (b *policyBed) testOriginal(t *testing.T) {
 	const oldDomain, oldMark = "semaphore.uw.systems", "calico-global-network-sync-operator"
 	sets := b.sets(t, b.aws)
 	createNamespace(t, b.gcp, "my-ns")
@@ -284,12 +209,12 @@ func testOriginal(t *testing.T, b *bed) {
 	must(t, err)
 
 	otherMark(t, b.aws, oldMark, oldDomain, "semaphore-policy-my-cluster")
-	mount, env := b.accounts["aws"].InCluster()
-	process, err := b.addNode(t).Start(sandbox.Command{
-		Name: "policy-original", Path: build(t), Mounts: []sandbox.Mount{mount},
+	mount, env := b.local(t, b.aws).InCluster()
+	process, err := b.node(t, b.aws).Start(sandbox.Command{
+		Name: "policy-original", Path: b.binary(t, programs.Policy), Mounts: []sandbox.Mount{mount},
 		Args: []string{
 			"-target-cluster-name=my-cluster", "-remote-api-url=" + b.gcp.APIURL(), "-remote-ca-url=" + b.gcp.CAURL(),
-			"-remote-sa-token-path=" + b.remote["gcp"].TokenFile(), "-full-store-resync-period=1s", "-pod-resync-period=1s", "-log-level=debug",
+			"-remote-sa-token-path=" + b.remote(t, b.gcp).TokenFile(), "-full-store-resync-period=1s", "-pod-resync-period=1s", "-log-level=debug",
 		},
 		Env: append(env, "SSL_CERT_FILE="+b.tb.PublicCAFile(), "SEMAPHORE_LISTEN_ADDRESS=:8082", "SEMAPHORE_PROBE_ADDRESS=:9082",
 			"SEMAPHORE_POLICY_LABEL_DOMAIN="+oldDomain, "SEMAPHORE_POLICY_MANAGED_BY="+oldMark),
@@ -309,15 +234,15 @@ func testOriginal(t *testing.T, b *bed) {
 		}
 		return nil
 	})
-	all, err := read(t.Context(), sets)
+	all, err := readSets(t.Context(), sets)
 	must(t, err)
 	if len(all) != 1 {
 		t.Errorf("sets:\n%v", all)
 	}
 }
 
-// otherMark gives semaphore-policy another mark, domain and Lease in a cluster, as
-// docs/policy.md tells, until the test ends.
+// otherMark gives semaphore-policy another mark, domain and Lease in a cluster, as described
+// in docs/policy.md, until the test ends.
 func otherMark(t *testing.T, c *testbed.Cluster, mark, domain, lease string) {
 	t.Helper()
 	rbac := c.Client().RbacV1()
@@ -331,6 +256,6 @@ func otherMark(t *testing.T, c *testbed.Cluster, mark, domain, lease string) {
 	}
 	set(t.Context(), mark, domain, lease)
 	t.Cleanup(func() {
-		set(context.WithoutCancel(t.Context()), managedBy, "policy.semaphore.uw.io", "semaphore-policy")
+		set(context.WithoutCancel(t.Context()), programs.Policy, domain, programs.Policy)
 	})
 }

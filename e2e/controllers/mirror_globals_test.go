@@ -1,4 +1,4 @@
-package mirror
+package controllers_test
 
 import (
 	"context"
@@ -13,12 +13,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
-const globalName = "gl-shop-73736d-web"
-
-// clusters waits until a global service is said to be in these clusters.
-func (b *bed) in(t *testing.T, want string) *corev1.Service {
+// in waits until a global service is annotated with these clusters.
+func (b *mirrorBed) in(t *testing.T, want string) *corev1.Service {
 	t.Helper()
 	var got *corev1.Service
 	wait(t, "the clusters of "+globalName, func() error {
@@ -31,10 +32,10 @@ func (b *bed) in(t *testing.T, want string) *corev1.Service {
 	return got
 }
 
-func testGlobal(t *testing.T, b *bed) {
+func (b *mirrorBed) testGlobal(t *testing.T) {
 	i := b.start(t, nil)
 	s := svc("web", global)
-	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
 	b.leadsTo(t, globalName, "10.4.0.1")
 	first := b.in(t, "aws")
 	more := svc("web", global, ports(
@@ -42,12 +43,12 @@ func testGlobal(t *testing.T, b *bed) {
 		corev1.ServicePort{Name: "metrics", Port: 9090, Protocol: corev1.ProtocolTCP},
 	))
 	// The slices of all three have one name.
-	must(t, put(t.Context(), b.merit, "shop", more, slice(more, "web-1", "10.6.0.1")))
-	must(t, put(t.Context(), b.gcp, "shop", s, slice(s, "web-1", "10.2.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", more, slice(more, "web-1", "10.6.0.1")))
+	must(t, putService(t.Context(), b.gcp, "shop", s, slice(s, "web-1", "10.2.0.1")))
 	b.leadsTo(t, globalName, "10.2.0.1", "10.4.0.1", "10.6.0.1")
 	got := b.in(t, "aws,gcp,merit")
 	if got.UID != first.UID {
-		t.Error("made anew")
+		t.Error("created again")
 	}
 	if len(got.Spec.Ports) != 2 {
 		t.Errorf("ports %+v", got.Spec.Ports)
@@ -60,42 +61,42 @@ func testGlobal(t *testing.T, b *bed) {
 		}
 	}
 	// A global service isn't mirrored as well.
-	b.inOrder(t, i)
+	b.settled(t, i)
 
-	must(t, remove(t.Context(), b.aws, "shop", "web"))
+	must(t, removeService(t.Context(), b.aws, "shop", "web"))
 	b.leadsTo(t, globalName, "10.2.0.1", "10.6.0.1")
 	b.in(t, "gcp,merit")
-	must(t, remove(t.Context(), b.merit, "shop", "web"))
+	must(t, removeService(t.Context(), b.merit, "shop", "web"))
 	b.leadsTo(t, globalName, "10.2.0.1")
 	if got := b.in(t, "gcp"); len(got.Spec.Ports) != 1 {
 		t.Errorf("ports %+v", got.Spec.Ports)
 	}
 	// Without the label it is no longer global.
-	patch(t, b.gcp, "shop", "web", `{"metadata":{"labels":{"mirror.semaphore.uw.io/global-service":null}}}`)
+	patchService(t, b.gcp, "shop", "web", `{"metadata":{"labels":{"mirror.semaphore.uw.io/global-service":null}}}`)
 	b.gone(t, globalName)
 }
 
-func testConflicts(t *testing.T, b *bed) {
+func (b *mirrorBed) testConflicts(t *testing.T) {
 	i := b.start(t, nil)
 	younger := svc("web", global, headless, ports(corev1.ServicePort{Name: "http", Port: 81, Protocol: corev1.ProtocolTCP}))
 	older := svc("web", global)
-	must(t, put(t.Context(), b.merit, "shop", older, slice(older, "web-1", "10.6.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", older, slice(older, "web-1", "10.6.0.1")))
 	anotherSecond(t)
-	must(t, put(t.Context(), b.aws, "shop", younger, slice(younger, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", younger, slice(younger, "web-1", "10.4.0.1")))
 	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
 	b.in(t, "aws,merit")
 	check := func() {
 		t.Helper()
-		b.inOrder(t, i)
+		b.settled(t, i)
 		if got := b.service(t, globalName); len(got.Spec.Ports) != 1 || got.Spec.Ports[0].Port != 80 || got.Spec.ClusterIP == corev1.ClusterIPNone {
 			t.Errorf("address %s, ports %+v: not those of the oldest", got.Spec.ClusterIP, got.Spec.Ports)
 		}
 	}
 	check()
-	i.listed(t, globalName, func(s ServiceStatus) bool {
-		return slices.Equal(s.Conflicts, []Conflict{{"aws", "headless or not"}, {"aws", "port http 81/TCP: http 80/TCP elsewhere"}})
+	i.listed(t, globalName, func(s mirror.ServiceStatus) bool {
+		return slices.Equal(s.Conflicts, []mirror.Conflict{{Cluster: "aws", What: "headless or not"}, {Cluster: "aws", What: "port http 81/TCP: http 80/TCP elsewhere"}})
 	})
-	b.told(t, globalName, "Conflict")
+	b.recorded(t, globalName, "Conflict")
 	accepted := func(want string) {
 		t.Helper()
 		wait(t, "the order of acceptance", func() error {
@@ -106,30 +107,30 @@ func testConflicts(t *testing.T, b *bed) {
 		})
 	}
 	accepted("merit,aws")
-	// Whatever the order in which they are heard of.
+	// In whichever order the remotes are read.
 	for range 3 {
 		i.stop()
 		i = b.start(t, nil)
 		check()
 	}
-	// Whoever joins last decides nothing, however old the object is that says so.
-	must(t, remove(t.Context(), b.aws, "shop", "web"))
+	// The remote that joins last decides nothing, however old its object is.
+	must(t, removeService(t.Context(), b.aws, "shop", "web"))
 	accepted("merit")
-	must(t, remove(t.Context(), b.merit, "shop", "web"))
+	must(t, removeService(t.Context(), b.merit, "shop", "web"))
 	b.gone(t, globalName)
 	private := younger.DeepCopy()
 	private.Labels = nil
-	must(t, put(t.Context(), b.merit, "shop", private))
+	must(t, putService(t.Context(), b.merit, "shop", private))
 	anotherSecond(t)
-	must(t, put(t.Context(), b.aws, "shop", older, slice(older, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", older, slice(older, "web-1", "10.4.0.1")))
 	b.leadsTo(t, globalName, "10.4.0.1")
 	uid := b.service(t, globalName).UID
-	must(t, put(t.Context(), b.merit, "shop", younger, slice(younger, "web-1", "10.6.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", younger, slice(younger, "web-1", "10.6.0.1")))
 	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
 	check()
 	accepted("aws,merit")
 	if b.service(t, globalName).UID != uid {
-		t.Error("made anew for the sake of who came last")
+		t.Error("created again for the remote that came last")
 	}
 }
 
@@ -146,7 +147,7 @@ func anotherSecond(t *testing.T) {
 	})
 }
 
-func testLocalFirst(t *testing.T, b *bed) {
+func (b *mirrorBed) testLocalFirst(t *testing.T) {
 	node := func(name, zone string) {
 		t.Helper()
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -183,15 +184,15 @@ func testLocalFirst(t *testing.T, b *bed) {
 	}
 	b.start(t, nil)
 	s := svc("web", global, localFirst)
-	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.gcp, "shop", s, slice(s, "web-1", "10.2.0.1")))
-	// Nodes without a zone, or none at all, are in the one without a name.
-	hinted(map[string][]string{"10.2.0.1": {""}, "10.4.0.1": {remoteZone}})
+	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.gcp, "shop", s, slice(s, "web-1", "10.2.0.1")))
+	// Without nodes, or with nodes without a zone, the zone is the one without a name.
+	hinted(map[string][]string{"10.2.0.1": {""}, "10.4.0.1": {"remote.mirror.semaphore.uw.io"}})
 	node("one", "b")
-	hinted(map[string][]string{"10.2.0.1": {"b"}, "10.4.0.1": {remoteZone}})
+	hinted(map[string][]string{"10.2.0.1": {"b"}, "10.4.0.1": {"remote.mirror.semaphore.uw.io"}})
 	node("two", "a")
 	node("three", "")
-	hinted(map[string][]string{"10.2.0.1": {"", "a", "b"}, "10.4.0.1": {remoteZone}})
+	hinted(map[string][]string{"10.2.0.1": {"", "a", "b"}, "10.4.0.1": {"remote.mirror.semaphore.uw.io"}})
 	if d := b.service(t, globalName).Spec.TrafficDistribution; d == nil || *d != corev1.ServiceTrafficDistributionPreferClose {
 		t.Errorf("traffic distribution %v", d)
 	}
@@ -213,15 +214,15 @@ func testLocalFirst(t *testing.T, b *bed) {
 	})
 }
 
-func testStale(t *testing.T, b *bed) {
-	i := b.start(t, func(cfg *Config) { cfg.Remotes[1].StaleAfter = 3 * time.Second })
+func (b *mirrorBed) testStale(t *testing.T) {
+	i := b.start(t, func(cfg *mirror.Config) { cfg.Remotes[1].StaleAfter = 3 * time.Second })
 	s := svc("web", global)
-	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.merit, "shop", s, slice(s, "web-1", "10.6.0.1")))
-	must(t, put(t.Context(), b.merit, "shop", svc("own"), slice(svc("own"), "own-1", "10.6.0.2")))
+	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", s, slice(s, "web-1", "10.6.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", svc("own"), slice(svc("own"), "own-1", "10.6.0.2")))
 	b.leadsTo(t, "merit-shop-73736d-own", "10.6.0.2")
 	only := svc("only", global)
-	must(t, put(t.Context(), b.merit, "shop", only, slice(only, "only-1", "10.6.0.3")))
+	must(t, putService(t.Context(), b.merit, "shop", only, slice(only, "only-1", "10.6.0.3")))
 	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
 	b.leadsTo(t, "gl-shop-73736d-only", "10.6.0.3")
 
@@ -231,7 +232,7 @@ func testStale(t *testing.T, b *bed) {
 	// The last ones of a service, and mirrors, stay.
 	b.leadsTo(t, "gl-shop-73736d-only", "10.6.0.3")
 	b.leadsTo(t, "merit-shop-73736d-own", "10.6.0.2")
-	// Those in contact have no endpoint left: better outdated ones than none.
+	// The clusters in contact have no ready endpoint: outdated ones are better than none.
 	sl := slice(s, "web-1", "10.4.0.1")
 	no := false
 	sl.Endpoints[0].Conditions.Ready = &no
@@ -245,13 +246,13 @@ func testStale(t *testing.T, b *bed) {
 	i.stop()
 }
 
-func testRestart(t *testing.T, b *bed) {
+func (b *mirrorBed) testRestart(t *testing.T) {
 	i := b.start(t, nil)
 	web, api := svc("web", global), svc("api")
-	must(t, put(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.gcp, "shop", web, slice(web, "web-1", "10.2.0.1")))
-	must(t, put(t.Context(), b.aws, "shop", api, slice(api, "api-1", "10.4.0.2"), slice(api, "api-2", "10.4.0.3")))
-	must(t, put(t.Context(), b.merit, "shop", svc("old"), slice(svc("old"), "old-1", "10.6.0.4")))
+	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.gcp, "shop", web, slice(web, "web-1", "10.2.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", api, slice(api, "api-1", "10.4.0.2"), slice(api, "api-2", "10.4.0.3")))
+	must(t, putService(t.Context(), b.merit, "shop", svc("old"), slice(svc("old"), "old-1", "10.6.0.4")))
 	b.quiet(t, i)
 	i.stop()
 
@@ -261,9 +262,9 @@ func testRestart(t *testing.T, b *bed) {
 	}
 	i.stop()
 
-	// What ended meanwhile goes, and nothing else is touched.
+	// What was deleted meanwhile goes, and nothing else changes.
 	must(t, b.aws.Client().DiscoveryV1().EndpointSlices("shop").Delete(t.Context(), "api-2", metav1.DeleteOptions{}))
-	must(t, remove(t.Context(), b.merit, "shop", "old"))
+	must(t, removeService(t.Context(), b.merit, "shop", "old"))
 	uid := b.service(t, globalName).UID
 	i = b.start(t, nil)
 	b.leadsTo(t, "aws-shop-73736d-api", "10.4.0.2")
@@ -272,59 +273,59 @@ func testRestart(t *testing.T, b *bed) {
 		t.Errorf("%d writes, want 3 deletions", n)
 	}
 	if b.service(t, globalName).UID != uid {
-		t.Error("made anew")
+		t.Error("created again")
 	}
 }
 
-func testRestartBlind(t *testing.T, b *bed) {
+func (b *mirrorBed) testRestartBlind(t *testing.T) {
 	i := b.start(t, nil)
 	both, only := svc("web", global), svc("only", global)
-	must(t, put(t.Context(), b.aws, "shop", both, slice(both, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.merit, "shop", both, slice(both, "web-1", "10.6.0.1")))
-	must(t, put(t.Context(), b.merit, "shop", only, slice(only, "only-1", "10.6.0.2")))
-	must(t, put(t.Context(), b.merit, "shop", svc("api"), slice(svc("api"), "api-1", "10.6.0.3")))
+	must(t, putService(t.Context(), b.aws, "shop", both, slice(both, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", both, slice(both, "web-1", "10.6.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", only, slice(only, "only-1", "10.6.0.2")))
+	must(t, putService(t.Context(), b.merit, "shop", svc("api"), slice(svc("api"), "api-1", "10.6.0.3")))
 	b.quiet(t, i)
 	i.stop()
 
 	b.merit.StopAPI()
 	i = b.start(t, nil)
-	// What merit serves stays, also where the other cluster changes.
-	must(t, put(t.Context(), b.aws, "shop", both, slice(both, "web-1", "10.4.0.1", "10.4.0.2")))
+	// Endpoints of merit stay, also where the other cluster changes.
+	must(t, putService(t.Context(), b.aws, "shop", both, slice(both, "web-1", "10.4.0.1", "10.4.0.2")))
 	b.leadsTo(t, globalName, "10.4.0.1", "10.4.0.2", "10.6.0.1")
 	b.in(t, "aws,merit")
-	must(t, remove(t.Context(), b.aws, "shop", "web"))
+	must(t, removeService(t.Context(), b.aws, "shop", "web"))
 	b.leadsTo(t, globalName, "10.6.0.1")
 	b.in(t, "merit")
 	b.leadsTo(t, "gl-shop-73736d-only", "10.6.0.2")
 	b.leadsTo(t, "merit-shop-73736d-api", "10.6.0.3")
 	if err := i.Ready(); err != nil {
-		t.Errorf("not ready although all that is known is here: %v", err)
+		t.Errorf("not ready although everything known is written: %v", err)
 	}
-	i.listed(t, "merit-shop-73736d-api", func(s ServiceStatus) bool { return s.Held != "" })
+	i.listed(t, "merit-shop-73736d-api", func(s mirror.ServiceStatus) bool { return s.Held != "" })
 	i.stop()
 
-	// A second restart, and then merit comes back.
+	// After a second restart merit is in contact again.
 	i = b.start(t, nil)
 	wait(t, "the local state", i.Ready)
 	must(t, b.merit.StartAPI(t.Context()))
-	must(t, remove(t.Context(), b.merit, "shop", "only"))
+	must(t, removeService(t.Context(), b.merit, "shop", "only"))
 	b.gone(t, "gl-shop-73736d-only")
 	b.leadsTo(t, globalName, "10.6.0.1")
-	b.inOrder(t, i)
+	b.settled(t, i)
 }
 
-func testOrphans(t *testing.T, b *bed) {
+func (b *mirrorBed) testOrphans(t *testing.T) {
 	i := b.start(t, nil)
 	web := svc("web", global)
-	must(t, put(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.merit, "shop", web, slice(web, "web-1", "10.6.0.1")))
-	must(t, put(t.Context(), b.aws, "shop", svc("api"), slice(svc("api"), "api-1", "10.4.0.2")))
-	must(t, put(t.Context(), b.merit, "shop", svc("api"), slice(svc("api"), "api-1", "10.6.0.2")))
+	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", web, slice(web, "web-1", "10.6.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", svc("api"), slice(svc("api"), "api-1", "10.4.0.2")))
+	must(t, putService(t.Context(), b.merit, "shop", svc("api"), slice(svc("api"), "api-1", "10.6.0.2")))
 	b.quiet(t, i)
 	i.stop()
 
 	// The prefix of aws is another one, and merit is no longer configured.
-	without := func(cfg *Config) {
+	without := func(cfg *mirror.Config) {
 		cfg.Remotes = cfg.Remotes[:1]
 		cfg.Remotes[0].Prefix = "amazon"
 	}
@@ -334,23 +335,23 @@ func testOrphans(t *testing.T, b *bed) {
 	b.gone(t, "merit-shop-73736d-api")
 	b.leadsTo(t, globalName, "10.4.0.1")
 	b.in(t, "aws")
-	b.inOrder(t, i)
+	b.settled(t, i)
 	i.stop()
 
-	i = b.start(t, func(cfg *Config) { cfg.GlobalSelector = nil })
+	i = b.start(t, func(cfg *mirror.Config) { cfg.GlobalSelector = nil })
 	b.gone(t, globalName)
 	b.leadsTo(t, "merit-shop-73736d-api", "10.6.0.2")
 	b.leadsTo(t, "aws-shop-73736d-api", "10.4.0.2")
 	i.stop()
 }
 
-func testTakeover(t *testing.T, b *bed) {
-	// As the original tool leaves them.
+func (b *mirrorBed) testTakeover(t *testing.T) {
+	// Objects as the original tool leaves them.
 	left := func(name string, mark labels.Set, annotations map[string]string) *corev1.Service {
 		s := svc(name, func(s *corev1.Service) {
 			s.Labels, s.Annotations, s.Spec.Selector = mark, annotations, nil
 		})
-		must(t, put(t.Context(), b.gcp, home, s))
+		must(t, putService(t.Context(), b.gcp, home, s))
 		return b.service(t, name)
 	}
 	prefixed := func(prefix string) labels.Set { return labels.Set{labelMirrored: "true", labelPrefix: prefix} }
@@ -360,23 +361,23 @@ func testTakeover(t *testing.T, b *bed) {
 	merged := left(globalName, labels.Set{labelGlobal: "true"}, map[string]string{annotClusters: "aws,gcp"})
 	old := slice(svc("web"), "gl-web-1", "10.4.0.1")
 	old.Labels = map[string]string{
-		discoveryv1.LabelServiceName: globalName, discoveryv1.LabelManagedBy: managedBy,
-		"mirrored-endpoint-slice": "true", legacySliceFrom: "aws",
+		discoveryv1.LabelServiceName: globalName, discoveryv1.LabelManagedBy: programs.ServiceMirror,
+		"mirrored-endpoint-slice": "true", "mirror-endpointslice-sync-name": "aws",
 	}
 	must(t, putSlice(t.Context(), b.gcp, home, old))
 
 	web, api := svc("web", global), svc("api")
-	must(t, put(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.aws, "shop", api, slice(api, "api-1", "10.4.0.2")))
+	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", api, slice(api, "api-1", "10.4.0.2")))
 	i := b.start(t, nil)
-	b.inOrder(t, i)
+	b.settled(t, i)
 	b.gone(t, "aws-shop-73736d-gone")
 	b.gone(t, "ancient-shop-73736d-api")
 	if got := b.service(t, kept.Name); got.UID != kept.UID || got.Annotations[annotName] != "api" {
-		t.Errorf("mirror made anew, or not marked: %v", got.Annotations)
+		t.Errorf("mirror created again, or not marked: %v", got.Annotations)
 	}
 	if got := b.in(t, "aws"); got.UID != merged.UID {
-		t.Error("global service made anew")
+		t.Error("global service created again")
 	}
 	b.leadsTo(t, globalName, "10.4.0.1")
 }

@@ -1,4 +1,4 @@
-package policy_test
+package controllers_test
 
 import (
 	"context"
@@ -10,15 +10,14 @@ import (
 	"testing"
 	"time"
 
-	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// lag is how far behind the truth a network set may be, beyond the pace at which
-// the API servers work.
+// lag is how far behind the pods a network set may be, beyond the pace of the API servers.
 const lag = time.Second
 
 // membership is an address in a set.
@@ -34,7 +33,7 @@ type span struct {
 	to, ending    time.Time // ending: before the request that ended it
 }
 
-// chronicle is what really happened in the remotes.
+// chronicle is what happened in the remotes.
 type chronicle struct {
 	spans map[membership][]*span
 	pace  *pace
@@ -79,22 +78,22 @@ func (c *chronicle) check(t *testing.T, r *recorder, end time.Time) {
 			t.Errorf(format, args...)
 		}
 	}
-	r.replay(func(v version, state map[string]*calico.GlobalNetworkSet) {
+	r.replay(func(v version, s state) {
 		n++
 		until := end
 		if n < len(versions) {
 			until = versions[n].at
 		}
 		held := map[membership]bool{}
-		for _, s := range state {
-			id := policy.Identity{Cluster: s.Labels[domain+"/cluster"], Namespace: s.Labels[domain+"/namespace"], Name: s.Labels[domain+"/name"]}
+		for _, s := range networkSets(s) {
+			id := identity(s)
 			for _, net := range s.Spec.Nets {
 				ip, _, _ := strings.Cut(net, "/")
 				m := membership{id, ip}
 				held[m] = true
 				for _, at := range []time.Time{v.at, until} {
 					if !c.mayHold(m, at) {
-						fault("version %s: %v holds %s, which no pod has or had in the last second", v.set.ResourceVersion, id, ip)
+						fault("version %s: %v holds %s, which no pod has or had in the last second", v.object.GetResourceVersion(), id, ip)
 					}
 				}
 			}
@@ -102,7 +101,7 @@ func (c *chronicle) check(t *testing.T, r *recorder, end time.Time) {
 		for m := range c.spans {
 			for _, at := range []time.Time{v.at, until} {
 				if !held[m] && c.mustHold(m, at) {
-					fault("version %s: %v lacks %s, which a pod has had for more than a second", v.set.ResourceVersion, m.id, m.ip)
+					fault("version %s: %v lacks %s, which a pod has had for more than a second", v.object.GetResourceVersion(), m.id, m.ip)
 				}
 			}
 		}
@@ -124,16 +123,16 @@ func (p *livePod) membership() membership {
 	return membership{policy.Identity{Cluster: p.cluster.Name, Namespace: p.namespace, Name: p.set}, p.ips[0]}
 }
 
-// testHistory lets pods of two remotes come, go, finish, move between sets and
-// take over each other's addresses, at random.
-func testHistory(t *testing.T, b *bed) {
+// testHistory creates, deletes, finishes and relabels pods of two remotes at random, and gives
+// them addresses of other pods.
+func (b *policyBed) testHistory(t *testing.T) {
 	sets := b.sets(t, b.aws)
 	for _, c := range []*testbed.Cluster{b.gcp, b.merit} {
 		createNamespace(t, c, "ns-a")
 		createNamespace(t, c, "ns-b")
 	}
 	b.start(t, b.aws, func(c *policy.Config) { c.ShardSize = 4 }, b.gcp, b.merit)
-	r := record(t, sets)
+	r := recordSets(t, sets)
 
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -198,7 +197,7 @@ func testHistory(t *testing.T, b *bed) {
 	c.check(t, r, ended)
 }
 
-// expectMembers waits until the sets hold exactly what the pods have.
+// expectMembers waits until the sets hold exactly the addresses of the pods.
 func expectMembers(t *testing.T, sets policy.SetClient, live []*livePod) {
 	t.Helper()
 	want := map[policy.Identity][]netip.Addr{}
@@ -217,7 +216,7 @@ func expectMembers(t *testing.T, sets policy.SetClient, live []*livePod) {
 			want[id] = m.Addrs(id)
 		}
 	}
-	wait(t, "the sets to hold what the pods have", func() error {
+	wait(t, "the sets to hold the addresses of the pods", func() error {
 		got, err := membersOf(t.Context(), sets)
 		if err != nil {
 			return err
@@ -229,16 +228,16 @@ func expectMembers(t *testing.T, sets policy.SetClient, live []*livePod) {
 	})
 }
 
-// membersOf reads the sets by identity; shards are put together.
+// membersOf reads the addresses of sets by identity, in all of their objects.
 func membersOf(ctx context.Context, sets policy.SetClient) (map[policy.Identity][]netip.Addr, error) {
-	list, err := sets.List(ctx, listAll)
+	list, err := sets.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
 	got := map[policy.Identity][]netip.Addr{}
 	for i := range list.Items {
 		s := &list.Items[i]
-		id := policy.Identity{Cluster: s.Labels[domain+"/cluster"], Namespace: s.Labels[domain+"/namespace"], Name: s.Labels[domain+"/name"]}
+		id := identity(s)
 		for _, net := range s.Spec.Nets {
 			prefix, err := netip.ParsePrefix(net)
 			if err != nil {

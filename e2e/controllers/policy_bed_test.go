@@ -1,181 +1,100 @@
-package policy_test
+package controllers_test
 
 import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// settle is how long something may take to happen on a machine that is busy
-// with other things.
-const settle = 2 * time.Minute
+const domain = "policy.semaphore.uw.io"
 
-const (
-	domain    = "policy.semaphore.uw.io"
-	managedBy = "semaphore-policy"
-)
+// policyBed is a bed where aws has Calico's custom resources, gcp its native v3 ones, and
+// merit none. Each cluster is also a remote of the others.
+type policyBed struct{ *bed }
 
-var listAll metav1.ListOptions
-
-// bed is the clusters of the tests: aws has Calico's custom resources, gcp its
-// native v3 ones, and merit none. Each is also a remote of the others.
-type bed struct {
-	tb               *testbed.Testbed
-	aws, gcp, merit  *testbed.Cluster
-	accounts, remote map[string]*testbed.Credentials // by cluster
-}
-
-func newBed(t *testing.T) *bed {
+func newPolicyBed(t *testing.T) *policyBed {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
-	b := &bed{tb: testbed.Start(t, testbed.Config{}), accounts: map[string]*testbed.Credentials{}, remote: map[string]*testbed.Credentials{}}
-	clusters, err := b.tb.StartClusters(ctx, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"}, testbed.ClusterConfig{Name: "merit"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.aws, b.gcp, b.merit = clusters[0], clusters[1], clusters[2]
-	for _, c := range clusters {
-		createNamespace(t, c, "sys-semaphore")
-		manifests := []string{"../deploy/policy/rbac.yaml", "../deploy/policy/admission.yaml", "../deploy/remote/policy.yaml"}
-		switch c {
-		case b.aws:
-			manifests = append(manifests, "testdata/v1.yaml")
-		case b.gcp:
-			manifests = append(manifests, "testdata/v3.yaml")
-		}
-		if err := c.Apply(ctx, manifests...); err != nil {
-			t.Fatal(err)
-		}
-		if b.accounts[c.Name], err = c.Credentials(ctx, "sys-semaphore", "semaphore-policy"); err != nil {
-			t.Fatal(err)
-		}
-		if b.remote[c.Name], err = c.Credentials(ctx, "sys-semaphore", "semaphore-policy-remote"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return b
+	all := []string{"deploy/policy/rbac.yaml", "deploy/policy/admission.yaml", "deploy/remote/policy.yaml"}
+	return &policyBed{newBed(t, map[string][]string{
+		"aws": append(slices.Clone(all), "policy/testdata/v1.yaml"), "gcp": append(slices.Clone(all), "policy/testdata/v3.yaml"), "merit": all,
+	})}
 }
 
-// as is a client configuration with the rights of a service account only.
-func as(c *testbed.Cluster, cr *testbed.Credentials) *rest.Config {
-	cfg := c.RESTConfig()
-	cfg.CertData, cfg.KeyData = nil, nil
-	cfg.BearerTokenFile = cr.TokenFile()
-	cfg.UserAgent = "semaphore-policy/test"
-	return cfg
-}
-
-func createNamespace(t *testing.T, c *testbed.Cluster, name string) {
+// local and remote return the credentials of the controller for its own cluster and for others.
+func (b *policyBed) local(t *testing.T, c *testbed.Cluster) *testbed.Credentials {
 	t.Helper()
-	_, err := c.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		t.Fatal(err)
-	}
+	return b.account(t, c, programs.Policy)
 }
 
-// sets is the administrator's client of a cluster's network sets.
-func (b *bed) sets(t *testing.T, c *testbed.Cluster) policy.SetClient {
+func (b *policyBed) remote(t *testing.T, c *testbed.Cluster) *testbed.Credentials {
+	t.Helper()
+	return b.account(t, c, programs.Policy+"-remote")
+}
+
+// sets returns the administrator's client of a cluster's network sets.
+func (b *policyBed) sets(t *testing.T, c *testbed.Cluster) policy.SetClient {
 	t.Helper()
 	access, err := policy.NewCalico(c.RESTConfig(), "auto")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client, err := access.Sets(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return client
 }
 
-// instance is a controller that runs in this process.
-type instance struct {
+// policyInstance is a controller that runs in this process, as the leader.
+type policyInstance struct {
 	*policy.Controller
 	metrics *policy.Metrics
 	stop    func()
 }
 
-// start runs a controller in the local cluster until the test ends.
-func (b *bed) start(t *testing.T, local *testbed.Cluster, adjust func(*policy.Config), remotes ...*testbed.Cluster) *instance {
+// start runs a controller in the local cluster until the test ends or stop is called.
+func (b *policyBed) start(t *testing.T, local *testbed.Cluster, adjust func(*policy.Config), remotes ...*testbed.Cluster) *policyInstance {
 	t.Helper()
-	access, err := policy.NewCalico(as(local, b.accounts[local.Name]), "auto")
-	if err != nil {
-		t.Fatal(err)
-	}
+	access, err := policy.NewCalico(as(local, b.local(t, local)), "auto")
+	must(t, err)
 	cfg := policy.Config{
 		Cluster: local.Name, Calico: access,
-		Labels:  policy.Labels{Domain: domain, ManagedBy: managedBy},
+		Labels:  policy.Labels{Domain: domain, ManagedBy: programs.Policy},
 		Metrics: policy.NewMetrics(),
 		Logger:  slog.New(slog.NewTextHandler(t.Output(), nil)).With("local", local.Name),
 	}
 	for _, r := range remotes {
+		remote := as(r, b.remote(t, r))
+		remote.ContentType, remote.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"
 		cfg.Remotes = append(cfg.Remotes, policy.RemoteConfig{
-			Rules: policy.Rules{Cluster: r.Name},
-			Client: func() (kube.Client, error) {
-				c := as(r, b.remote[r.Name])
-				c.ContentType, c.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"
-				return kube.NewClient(c)
-			},
+			Rules:  policy.Rules{Cluster: r.Name},
+			Client: func() (kube.Client, error) { return kube.NewClient(remote) },
 		})
 	}
 	if adjust != nil {
 		adjust(&cfg)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	i := &instance{Controller: policy.New(cfg), metrics: cfg.Metrics}
-	var wg sync.WaitGroup
-	for _, task := range i.Watches() {
-		wg.Go(func() {
-			if err := task.Run(ctx); err != nil {
-				t.Errorf("%v: %v", task, err)
-			}
-		})
-	}
-	wg.Go(func() {
-		if err := i.Lead(ctx); err != nil {
-			t.Errorf("lead: %v", err)
-		}
-	})
-	i.stop = sync.OnceFunc(func() {
-		cancel()
-		wg.Wait()
-	})
-	t.Cleanup(i.stop)
-	return i
+	c := policy.New(cfg)
+	return &policyInstance{c, cfg.Metrics, kubetest.Run(t, c.Watches(), c.Lead)}
 }
 
-// wait fails the test when the condition doesn't come true.
-func wait(t *testing.T, what string, condition func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), settle)
-	defer cancel()
-	if err := testbed.Wait(ctx, what, func(context.Context) error { return condition() }); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// podSpec is a pod as a test wants it to be.
+// podSpec describes a pod.
 type podSpec struct {
 	namespace, name, set string
 	ips                  []string
@@ -232,40 +151,28 @@ func deletePod(ctx context.Context, c *testbed.Cluster, namespace, name string) 
 	return c.Client().CoreV1().Pods(namespace).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 }
 
-func put(t *testing.T, c *testbed.Cluster, pods ...podSpec) {
+func putPods(t *testing.T, c *testbed.Cluster, pods ...podSpec) {
 	t.Helper()
 	for _, p := range pods {
 		createNamespace(t, c, p.namespace)
-		if err := putPod(t.Context(), c, p); err != nil {
-			t.Fatal(err)
-		}
+		must(t, putPod(t.Context(), c, p))
 	}
 }
 
-// must is for calls that only return an error.
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// deletePods removes all pods of the tests from a cluster, and waits.
+// deletePods deletes all pods of a cluster.
 func deletePods(t *testing.T, c *testbed.Cluster) {
 	t.Helper()
 	now := int64(0)
-	namespaces, err := c.Client().CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	for i := range namespaces.Items {
-		must(t, c.Client().CoreV1().Pods(namespaces.Items[i].Name).DeleteCollection(t.Context(),
+	for _, namespace := range namespaces(t.Context(), t, c) {
+		must(t, c.Client().CoreV1().Pods(namespace).DeleteCollection(t.Context(),
 			metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}))
 	}
 }
 
 // clean removes everything that a test left in the clusters.
-func (b *bed) clean(t *testing.T) {
+func (b *policyBed) clean(t *testing.T) {
 	t.Helper()
-	for _, c := range []*testbed.Cluster{b.aws, b.gcp, b.merit} {
+	for _, c := range b.all() {
 		deletePods(t, c)
 		if c == b.merit {
 			continue
@@ -290,7 +197,7 @@ func text(set *calico.GlobalNetworkSet) string {
 		strings.Join(set.Spec.Nets, " "))
 }
 
-func read(ctx context.Context, client policy.SetClient) (contents, error) {
+func readSets(ctx context.Context, client policy.SetClient) (contents, error) {
 	list, err := client.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -306,7 +213,7 @@ func read(ctx context.Context, client policy.SetClient) (contents, error) {
 func expect(t *testing.T, client policy.SetClient, want contents) {
 	t.Helper()
 	wait(t, "the network sets", func() error {
-		got, err := read(t.Context(), client)
+		got, err := readSets(t.Context(), client)
 		if err != nil {
 			return err
 		}
@@ -325,7 +232,7 @@ func (c contents) String() string {
 	return s.String()
 }
 
-// set is what expect wants of a set of gcp.
+// set returns the content of a network set that expect wants.
 func set(cluster, namespace, name string, ips ...string) string {
 	var list []netip.Addr
 	for _, ip := range ips {
@@ -336,11 +243,11 @@ func set(cluster, namespace, name string, ips ...string) string {
 	for _, a := range list {
 		nets = append(nets, netip.PrefixFrom(a, a.BitLen()).String())
 	}
-	return fmt.Sprintf("%s %s/%s/%s %s", managedBy, cluster, namespace, name, strings.Join(nets, " "))
+	return fmt.Sprintf("%s %s/%s/%s %s", programs.Policy, cluster, namespace, name, strings.Join(nets, " "))
 }
 
-// status returns what a controller says of one of its remotes.
-func (i *instance) status(t *testing.T, cluster string) policy.RemoteStatus {
+// status returns the status of a remote.
+func (i *policyInstance) status(t *testing.T, cluster string) policy.RemoteStatus {
 	t.Helper()
 	all := i.Status().Remotes
 	at := slices.IndexFunc(all, func(r policy.RemoteStatus) bool { return r.Name == cluster })
@@ -349,4 +256,35 @@ func (i *instance) status(t *testing.T, cluster string) policy.RemoteStatus {
 	}
 	slices.SortFunc(all[at].Sets, func(a, b policy.SetStatus) int { return cmp.Compare(a.Object, b.Object) })
 	return all[at]
+}
+
+// recordSets records the network sets of a cluster.
+func recordSets(t *testing.T, client policy.SetClient) *recorder {
+	t.Helper()
+	return record(t, recorded{"set", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) }, client.Watch})
+}
+
+// networkSets returns the network sets of a state.
+func networkSets(s state) (all []*calico.GlobalNetworkSet) {
+	for _, o := range s {
+		if set, is := o.(*calico.GlobalNetworkSet); is {
+			all = append(all, set)
+		}
+	}
+	return all
+}
+
+func identity(s *calico.GlobalNetworkSet) policy.Identity {
+	return policy.Identity{Cluster: s.Labels[domain+"/cluster"], Namespace: s.Labels[domain+"/namespace"], Name: s.Labels[domain+"/name"]}
+}
+
+// holds reports whether any object of the set holds the address.
+func holds(s state, id policy.Identity, ip string) bool {
+	net := ip + "/32"
+	if strings.Contains(ip, ":") {
+		net = ip + "/128"
+	}
+	return slices.ContainsFunc(networkSets(s), func(set *calico.GlobalNetworkSet) bool {
+		return identity(set) == id && slices.Contains(set.Spec.Nets, net)
+	})
 }

@@ -1,4 +1,4 @@
-package policy_test
+package controllers_test
 
 import (
 	"fmt"
@@ -11,26 +11,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// told waits until the Events about a pod have these messages, in any order.
-func told(t *testing.T, c *testbed.Cluster, pod string, want ...string) {
+// messages waits until the Events about a pod have these messages, in any order.
+func messages(t *testing.T, c *testbed.Cluster, pod string, want ...string) {
 	t.Helper()
 	slices.Sort(want)
 	wait(t, "the Events", func() error {
-		list, err := c.Client().CoreV1().Events("sys-semaphore").List(t.Context(), listAll)
-		if err != nil {
-			return err
-		}
 		var got []string
-		for i := range list.Items {
-			if e := &list.Items[i]; e.InvolvedObject.Name == pod {
-				got = append(got, e.Message)
-			}
+		for _, e := range eventsAbout(t, c, pod) {
+			got = append(got, e.Message)
 		}
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
@@ -40,9 +35,9 @@ func told(t *testing.T, c *testbed.Cluster, pod string, want ...string) {
 	})
 }
 
-// testEvents has a foreign object and another set in the way of names, and looks
-// for the word of it; another leader doesn't tell it again.
-func testEvents(t *testing.T, b *bed) {
+// testEvents creates objects with the names of network sets, and expects Events about that.
+// The next leader doesn't repeat them.
+func (b *policyBed) testEvents(t *testing.T) {
 	const pod = "semaphore-policy-0"
 	sets := b.sets(t, b.aws)
 	foreign := func(name string) {
@@ -61,19 +56,19 @@ func testEvents(t *testing.T, b *bed) {
 	must(t, account.RotateFor(t.Context(), authenticationv1.TokenRequestSpec{
 		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod, UID: object.UID},
 	}))
-	start := func() *instance {
+	start := func() *policyInstance {
 		t.Helper()
 		client, err := kube.NewClient(as(b.aws, account))
 		must(t, err)
 		return b.start(t, b.aws, func(cfg *policy.Config) {
-			cfg.Events = event.NewRecorder(event.Config{Client: client, Component: managedBy, About: event.Pod("sys-semaphore", pod, string(object.UID))})
+			cfg.Events = event.NewRecorder(event.Config{Client: client, Component: programs.Policy, About: event.Pod("sys-semaphore", pod, string(object.UID))})
 		}, b.merit)
 	}
 	named := func(set string) string {
 		t.Helper()
 		var name string
 		wait(t, "the object of "+set, func() error {
-			list, err := sets.List(t.Context(), listAll)
+			list, err := sets.List(t.Context(), metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
@@ -90,18 +85,18 @@ func testEvents(t *testing.T, b *bed) {
 	}
 
 	foreign("merit-shop-web")
-	put(t, b.merit, running("shop", "web", "web", "10.6.0.1"), running("a", "x", "b-c", "10.6.0.2"))
+	putPods(t, b.merit, running("shop", "web", "web", "10.6.0.1"), running("a", "x", "b-c", "10.6.0.2"))
 	i := start()
 	named("merit/a/b-c") // first come, first served
-	put(t, b.merit, running("a-b", "x", "c", "10.6.0.3"))
+	putPods(t, b.merit, running("a-b", "x", "c", "10.6.0.3"))
 	web := fmt.Sprintf("the network set of merit/shop/web is %s: an object that isn't ours has the name merit-shop-web", named("merit/shop/web"))
 	c := fmt.Sprintf("the network set of merit/a-b/c is %s: merit/a/b-c has the name merit-a-b-c", named("merit/a-b/c"))
-	told(t, b.aws, pod, web, c)
+	messages(t, b.aws, pod, web, c)
 
 	i.stop()
 	foreign("merit-zoo-web")
-	put(t, b.merit, running("zoo", "web", "web", "10.6.0.4"))
+	putPods(t, b.merit, running("zoo", "web", "web", "10.6.0.4"))
 	start()
 	zoo := fmt.Sprintf("the network set of merit/zoo/web is %s: an object that isn't ours has the name merit-zoo-web", named("merit/zoo/web"))
-	told(t, b.aws, pod, web, c, zoo)
+	messages(t, b.aws, pod, web, c, zoo)
 }

@@ -1,4 +1,4 @@
-package mirror
+package controllers_test
 
 import (
 	"errors"
@@ -12,44 +12,32 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
-// listed waits until a service's entry in the status is as it must be.
-func (i *instance) listed(t *testing.T, name string, check func(s ServiceStatus) bool) {
-	t.Helper()
-	wait(t, "the status of "+name, func() error {
-		for _, s := range i.Status().Services {
-			if s.Name == name {
-				if check(s) {
-					return nil
-				}
-				return fmt.Errorf("%+v", s)
-			}
-		}
-		return errors.New("not listed")
-	})
-}
-
-func testRefusals(t *testing.T, b *bed) {
+func (b *mirrorBed) testRefusals(t *testing.T) {
 	i := b.start(t, nil)
 	named := svc("elsewhere", func(s *corev1.Service) {
 		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"}
 	})
-	must(t, put(t.Context(), b.aws, "web", named))
+	must(t, putService(t.Context(), b.aws, "web", named))
 	hostile := svc("hostile")
 	names := slice(hostile, "names")
 	names.AddressType = discoveryv1.AddressTypeFQDN
-	names.Endpoints = endpoints("db.example.org")
-	must(t, put(t.Context(), b.aws, "web", hostile, names, slice(hostile, "mixed",
+	names.Endpoints = kubetest.Endpoints("db.example.org")
+	must(t, putService(t.Context(), b.aws, "web", hostile, names, slice(hostile, "mixed",
 		"10.4.1.1", // the only one that is a pod of aws
 		"10.2.0.1", "10.6.0.1", "10.102.0.1", "192.0.2.1", "8.8.8.8",
 	)))
-	must(t, put(t.Context(), b.aws, "web", svc("good"), slice(svc("good"), "good", "10.4.1.2")))
+	must(t, putService(t.Context(), b.aws, "web", svc("good"), slice(svc("good"), "good", "10.4.1.2")))
 	b.leadsTo(t, "aws-web-73736d-good", "10.4.1.2")
 	b.leadsTo(t, "aws-web-73736d-hostile", "10.4.1.1")
-	i.listed(t, "aws-web-73736d-hostile", func(s ServiceStatus) bool { return s.Refused["aws"] != "" })
+	i.listed(t, "aws-web-73736d-hostile", func(s mirror.ServiceStatus) bool { return s.Refused["aws"] != "" })
 	status := i.Status()
-	if diff := cmp.Diff([]RejectedStatus{{"aws/web/elsewhere", "type ExternalName: it has a name elsewhere, and no endpoints"}}, status.Rejected); diff != "" {
+	if diff := cmp.Diff([]mirror.RejectedStatus{{Origin: "aws/web/elsewhere", Reason: "type ExternalName: it has a name elsewhere, and no endpoints"}}, status.Rejected); diff != "" {
 		t.Errorf("rejected (-want +got):\n%s", diff)
 	}
 	for _, c := range status.Clusters {
@@ -59,14 +47,13 @@ func testRefusals(t *testing.T, b *bed) {
 	}
 }
 
-func testNames(t *testing.T, b *bed) {
-	// The rest of aws's prefix is a namespace in merit: "c1" + "x-y" and
-	// "c1-x" + "y" make one name.
-	b2 := func(cfg *Config) { cfg.Remotes[0].Prefix, cfg.Remotes[1].Prefix = "c1", "c1-x" }
-	i := b.start(t, b2)
-	must(t, put(t.Context(), b.aws, "x-y", svc("n"), slice(svc("n"), "n", "10.4.0.1")))
+func (b *mirrorBed) testNames(t *testing.T) {
+	// Prefix and namespace make one name: "c1" and "x-y", "c1-x" and "y".
+	prefixes := func(cfg *mirror.Config) { cfg.Remotes[0].Prefix, cfg.Remotes[1].Prefix = "c1", "c1-x" }
+	i := b.start(t, prefixes)
+	must(t, putService(t.Context(), b.aws, "x-y", svc("n"), slice(svc("n"), "n", "10.4.0.1")))
 	b.leadsTo(t, "c1-x-y-73736d-n", "10.4.0.1")
-	must(t, put(t.Context(), b.merit, "y", svc("n"), slice(svc("n"), "n", "10.6.0.1")))
+	must(t, putService(t.Context(), b.merit, "y", svc("n"), slice(svc("n"), "n", "10.6.0.1")))
 	var second string
 	wait(t, "another name for the second", func() error {
 		for _, s := range i.Status().Services {
@@ -80,27 +67,27 @@ func testNames(t *testing.T, b *bed) {
 	b.leadsTo(t, second, "10.6.0.1")
 	b.leadsTo(t, "c1-x-y-73736d-n", "10.4.0.1")
 	b.quiet(t, i)
-	// The first gone, the name is free.
-	must(t, remove(t.Context(), b.aws, "x-y", "n"))
+	// Without the first, the name is free.
+	must(t, removeService(t.Context(), b.aws, "x-y", "n"))
 	b.leadsTo(t, "c1-x-y-73736d-n", "10.6.0.1")
 	b.gone(t, second)
-	b.inOrder(t, i)
+	b.settled(t, i)
 
 	long := svc(strings.Repeat("n", 63))
 	namespace := strings.Repeat("s", 63)
-	must(t, put(t.Context(), b.aws, namespace, long, slice(long, "long", "10.4.0.9")))
-	name := Name("c1", Key{namespace, long.Name})
-	if len(name) != maxName {
+	must(t, putService(t.Context(), b.aws, namespace, long, slice(long, "long", "10.4.0.9")))
+	name := mirror.Name("c1", mirror.Key{Namespace: namespace, Name: long.Name})
+	if len(name) != 63 {
 		t.Errorf("%s has %d characters", name, len(name))
 	}
 	b.leadsTo(t, name, "10.4.0.9")
-	b.inOrder(t, i)
+	b.settled(t, i)
 }
 
-func testDrift(t *testing.T, b *bed) {
+func (b *mirrorBed) testDrift(t *testing.T) {
 	i := b.start(t, nil)
 	s := svc("web")
-	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
 	const name = "aws-shop-73736d-web"
 	made := b.service(t, name)
 	b.leadsTo(t, name, "10.4.0.1")
@@ -118,10 +105,10 @@ func testDrift(t *testing.T, b *bed) {
 		{"another origin", `{"metadata":{"annotations":{"mirror.semaphore.uw.io/name":"other"}}}`},
 		{"one family", `{"spec":{"ipFamilyPolicy":"SingleStack"}}`},
 	} {
-		patch(t, b.gcp, home, name, c.body)
-		b.inOrder(t, i)
+		patchService(t, b.gcp, home, name, c.body)
+		b.settled(t, i)
 		if got := b.service(t, name); got.UID != made.UID || got.Spec.ClusterIP != made.Spec.ClusterIP {
-			t.Errorf("%s: repaired by deletion", c.what)
+			t.Errorf("%s: replaced instead of repaired", c.what)
 		}
 	}
 	for _, body := range []string{
@@ -137,53 +124,53 @@ func testDrift(t *testing.T, b *bed) {
 		} else {
 			t.Fatalf("%d slices", len(all))
 		}
-		b.inOrder(t, i)
+		b.settled(t, i)
 	}
-	// A slice with our marks that we didn't make is one to remove.
+	// A slice with our marks that another client created is removed.
 	planted := slice(s, "planted", "10.4.0.66")
-	planted.Labels = map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: managedBy}
+	planted.Labels = map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: programs.ServiceMirror}
 	_, err := api.Create(t.Context(), planted, metav1.CreateOptions{})
 	must(t, err)
-	b.inOrder(t, i)
+	b.settled(t, i)
 	b.leadsTo(t, name, "10.4.0.1")
 
 	must(t, api.Delete(t.Context(), b.slices(t, name)[0].Name, metav1.DeleteOptions{}))
-	b.inOrder(t, i)
+	b.settled(t, i)
 	must(t, b.gcp.Client().CoreV1().Services(home).Delete(t.Context(), name, metav1.DeleteOptions{}))
-	b.inOrder(t, i)
-	// Who set which field isn't kept for us alone.
+	b.settled(t, i)
+	// Objects that only we write have no managed fields.
 	const other = "aws-shop-73736d-other"
 	o := svc("other")
-	must(t, put(t.Context(), b.aws, "shop", o, slice(o, "other-1", "10.4.0.2")))
+	must(t, putService(t.Context(), b.aws, "shop", o, slice(o, "other-1", "10.4.0.2")))
 	b.leadsTo(t, other, "10.4.0.2")
-	must(t, put(t.Context(), b.aws, "shop", o, slice(o, "other-1", "10.4.0.3")))
+	must(t, putService(t.Context(), b.aws, "shop", o, slice(o, "other-1", "10.4.0.3")))
 	b.leadsTo(t, other, "10.4.0.3")
 	if all := b.slices(t, other); len(all) != 1 || len(all[0].ManagedFields) > 0 {
 		t.Errorf("slices that are ours alone, with managed fields: %v", all)
 	}
-	// Other people's marks stay.
-	patch(t, b.gcp, home, name, `{"metadata":{"labels":{"team":"a"},"annotations":{"note":"b"}},"spec":{"selector":{"app":"other"}}}`)
-	b.inOrder(t, i)
+	// Labels and annotations of others stay.
+	patchService(t, b.gcp, home, name, `{"metadata":{"labels":{"team":"a"},"annotations":{"note":"b"}},"spec":{"selector":{"app":"other"}}}`)
+	b.settled(t, i)
 	if got := b.service(t, name); got.Labels["team"] != "a" || got.Annotations["note"] != "b" {
 		t.Errorf("labels %v, annotations %v", got.Labels, got.Annotations)
 	}
 }
 
-func testForeign(t *testing.T, b *bed) {
+func (b *mirrorBed) testForeign(t *testing.T) {
 	const name = "aws-shop-73736d-web"
 	mine := svc(name, func(s *corev1.Service) { s.Labels = nil })
-	must(t, put(t.Context(), b.gcp, home, mine))
+	must(t, putService(t.Context(), b.gcp, home, mine))
 	other := svc("other", func(s *corev1.Service) { s.Labels = map[string]string{"app": "other"} })
-	must(t, put(t.Context(), b.gcp, home, other, slice(other, "other-1", "10.2.0.1")))
+	must(t, putService(t.Context(), b.gcp, home, other, slice(other, "other-1", "10.2.0.1")))
 	before := b.service(t, name)
 
 	i := b.start(t, nil)
 	s := svc("web")
-	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
-	must(t, put(t.Context(), b.aws, "shop", svc("fine"), slice(svc("fine"), "fine-1", "10.4.0.2")))
+	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", svc("fine"), slice(svc("fine"), "fine-1", "10.4.0.2")))
 	b.leadsTo(t, "aws-shop-73736d-fine", "10.4.0.2")
-	i.listed(t, name, func(s ServiceStatus) bool { return strings.Contains(s.Error, errForeign.Error()) })
-	must(t, remove(t.Context(), b.aws, "shop", "web"))
+	i.listed(t, name, func(s mirror.ServiceStatus) bool { return strings.Contains(s.Error, "in the way and not ours") })
+	must(t, removeService(t.Context(), b.aws, "shop", "web"))
 	wait(t, "no more error", func() error {
 		for _, s := range i.Status().Services {
 			if s.Name == name {
@@ -193,49 +180,44 @@ func testForeign(t *testing.T, b *bed) {
 		return nil
 	})
 	if diff := cmp.Diff(before, b.service(t, name)); diff != "" {
-		t.Errorf("somebody else's service (-before +after):\n%s", diff)
+		t.Errorf("the foreign service (-before +after):\n%s", diff)
 	}
 	b.leadsTo(t, "other", "10.2.0.1")
 
-	// With the other one gone, ours takes its place.
-	must(t, put(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
-	i.listed(t, name, func(s ServiceStatus) bool { return s.Error != "" })
-	must(t, remove(t.Context(), b.gcp, home, name))
+	// Without the foreign service, ours takes its place.
+	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
+	i.listed(t, name, func(s mirror.ServiceStatus) bool { return s.Error != "" })
+	must(t, removeService(t.Context(), b.gcp, home, name))
 	b.leadsTo(t, name, "10.4.0.1")
 
-	// Endpoints that somebody adds to a service of ours are told, and stay.
+	// Endpoints that another client adds to a service of ours are reported, and stay.
 	planted := slice(s, "planted", "10.2.0.66")
 	planted.Labels[discoveryv1.LabelServiceName] = name
 	must(t, putSlice(t.Context(), b.gcp, home, planted))
-	i.listed(t, name, func(s ServiceStatus) bool { return slices.Equal(s.Foreign, []string{"planted"}) })
-	b.told(t, name, "ForeignEndpoints")
+	i.listed(t, name, func(s mirror.ServiceStatus) bool { return slices.Equal(s.Foreign, []string{"planted"}) })
+	b.recorded(t, name, "ForeignEndpoints")
 	b.leadsTo(t, name, "10.2.0.66", "10.4.0.1")
 }
 
-// told waits for an Event about a local service.
-func (b *bed) told(t *testing.T, name, reason string) {
+// recorded waits for an Event about a local service.
+func (b *mirrorBed) recorded(t *testing.T, name, reason string) {
 	t.Helper()
 	wait(t, "event "+reason+" of "+name, func() error {
-		list, err := b.gcp.Client().CoreV1().Events(home).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			return err
+		all := eventsAbout(t, b.gcp, name)
+		if !slices.ContainsFunc(all, func(e corev1.Event) bool { return e.Reason == reason }) {
+			return fmt.Errorf("%d others", len(all))
 		}
-		for i := range list.Items {
-			if e := &list.Items[i]; e.InvolvedObject.Name == name && e.Reason == reason {
-				return nil
-			}
-		}
-		return fmt.Errorf("%d others", len(list.Items))
+		return nil
 	})
 }
 
-func testLegacyEndpoints(t *testing.T, b *bed) {
-	i := b.start(t, func(cfg *Config) { cfg.LegacyEndpoints = true })
+func (b *mirrorBed) testLegacyEndpoints(t *testing.T) {
+	i := b.start(t, func(cfg *mirror.Config) { cfg.LegacyEndpoints = true })
 	s := svc("fluentd")
 	sl := slice(s, "fluentd-1", "10.4.0.2", "10.4.0.3")
 	no := false
 	sl.Endpoints[1].Conditions.Ready = &no
-	must(t, put(t.Context(), b.aws, "sys-log", s, sl))
+	must(t, putService(t.Context(), b.aws, "sys-log", s, sl))
 	const name = "aws-sys-log-73736d-fluentd"
 	api := b.gcp.Client().CoreV1().Endpoints(home)
 	read := func() (string, error) {
@@ -275,17 +257,17 @@ func testLegacyEndpoints(t *testing.T, b *bed) {
 	must(t, err)
 	is("skip-mirror=true 10.4.0.2:8080 10.4.0.3:8080")
 
-	// Nor does a restart write anything.
+	// A restart writes nothing.
 	i.stop()
-	i = b.start(t, func(cfg *Config) { cfg.LegacyEndpoints = true })
+	i = b.start(t, func(cfg *mirror.Config) { cfg.LegacyEndpoints = true })
 	if n := b.quiet(t, i); n != 0 {
 		t.Errorf("%d writes after a restart", n)
 	}
-	must(t, remove(t.Context(), b.aws, "sys-log", "fluentd"))
+	must(t, removeService(t.Context(), b.aws, "sys-log", "fluentd"))
 	b.gone(t, name)
-	wait(t, "the end of the endpoints", func() error {
+	wait(t, "the removal of the Endpoints", func() error {
 		if _, err := read(); err == nil {
-			return errors.New("still there")
+			return errors.New("they exist")
 		}
 		return nil
 	})
