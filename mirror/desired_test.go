@@ -16,15 +16,15 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
 
-// longName is too long to stay as it is, and twin the name of a service whose
-// copy would be called like that of another one in the same namespace.
+// longName must be shortened. twin returns the name of a service whose mirror would have the same
+// name as that of another service in the same namespace.
 var longName = strings.Repeat("n", 60)
 
 func twin(prefix, namespace, name string) string {
 	return strings.TrimPrefix(shortened(fullName(prefix, Key{namespace, name})), fullName(prefix, Key{Namespace: namespace}))
 }
 
-// step changes one thing that a cluster says, or that is known of it.
+// step changes one object, or the state of contact, of a cluster.
 func (w *world) step(r *rand.Rand) {
 	id := w.order[r.IntN(len(w.order))]
 	s := w.sets[id]
@@ -66,7 +66,7 @@ func (w *world) step(r *rand.Rand) {
 		o := newOrigin(k, int64(r.IntN(3)), 80+r.Int32N(2), Traits{Headless: r.IntN(4) == 0})
 		o.LocalFirst, o.LocalMinimum = r.IntN(2) == 0, r.IntN(3)
 		if r.IntN(8) == 0 {
-			o.Reject = "for the sake of it"
+			o.Reject = "rejected"
 		}
 		w.origin(id, k, o)
 	case 8:
@@ -97,7 +97,7 @@ func (w *world) step(r *rand.Rand) {
 	}
 }
 
-// drift is what somebody does in the mirror namespace.
+// drift changes one object of the mirror namespace.
 func (w *world) drift(r *rand.Rand) {
 	names := slices.Sorted(maps.Keys(w.services))
 	parts := slices.Sorted(maps.Keys(w.slices))
@@ -141,9 +141,9 @@ func contents(all []Service) map[string]string {
 	return texts
 }
 
-// TestIncrementalDesiredIsDesired has a memo follow random histories. What is
-// desired by it is what is desired from nothing, nothing changes by coming true, and
-// no two origins share a name.
+// TestIncrementalDesiredIsDesired holds, for random histories, that a memo which follows them
+// gives the same desired services as an empty one, that applying them changes none of them, and
+// that no two origins share a name.
 func TestIncrementalDesiredIsDesired(t *testing.T) {
 	bounded := testClusters()
 	bounded[1].bounds = Bounds{Services: 4, Slices: 3, Addresses: 5}
@@ -186,7 +186,7 @@ func TestIncrementalDesiredIsDesired(t *testing.T) {
 	}
 }
 
-// checkSurvey holds what is kept of how services are against a look at all of them.
+// checkSurvey compares the survey that follows changes with one of all services.
 func (w *world) checkSurvey(all []Service) error {
 	y := newSurvey()
 	for i := range all {
@@ -207,12 +207,12 @@ func (w *world) checkSurvey(all []Service) error {
 	diff += cmp.Diff(y.totals, w.survey.totals, cmp.AllowUnexported(totals{}, clusterTotals{}))
 	diff += cmp.Diff(slices.Sorted(maps.Keys(y.blocked)), slices.Sorted(maps.Keys(w.survey.blocked)))
 	if diff != "" {
-		return fmt.Errorf("(-looked at +kept):\n%s", diff)
+		return fmt.Errorf("(-from nothing +followed):\n%s", diff)
 	}
 	return nil
 }
 
-// checkRooms holds the counts of what is made for remotes against what is.
+// checkRooms compares the counts of objects that are made for remotes with the objects.
 func (w *world) checkRooms(t *testing.T) {
 	t.Helper()
 	want := map[string]Bounds{}

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
-// TestDiffMakesWhatMustBe applies differences of random histories, with foreign
-// objects among what is there.
+// TestDiffMakesWhatMustBe applies the differences of random histories, with foreign objects among
+// the observed ones.
 func TestDiffMakesWhatMustBe(t *testing.T) {
 	for round := range rounds(30, 6) {
 		r := rand.New(rand.NewPCG(uint64(round), 11))
@@ -25,7 +25,7 @@ func TestDiffMakesWhatMustBe(t *testing.T) {
 				w.meddle(r)
 			}
 			foreign := w.foreign()
-			for range 2 { // Endpoints follow when their Service is there
+			for range 2 { // Endpoints follow once their Service exists
 				for _, desired := range Desired(w.Snapshot, w.memo) {
 					want, have := w.want(w.memo, desired.Name)
 					changes := Diff(have, want)
@@ -50,7 +50,7 @@ func TestDiffMakesWhatMustBe(t *testing.T) {
 	}
 }
 
-// is holds what there is of a service against what must be, not by Diff's means.
+// is compares an observed service with a desired one, without Diff.
 func (w *world) is(t *testing.T, want *Service, have *Observed) {
 	t.Helper()
 	s := w.services[want.Name]
@@ -88,7 +88,7 @@ func (w *world) is(t *testing.T, want *Service, have *Observed) {
 	}
 }
 
-// meddle has somebody take something over.
+// meddle makes one object foreign, or adds a foreign one.
 func (w *world) meddle(r *rand.Rand) {
 	for name, s := range w.services {
 		if r.IntN(2) == 0 {
@@ -119,8 +119,8 @@ func (w *world) foreign() map[string]string {
 	return all
 }
 
-// TestRemovalsDontDependOnAdditions has everything fail that isn't a removal: what is
-// to go is gone after the first attempt.
+// TestRemovalsDontDependOnAdditions makes all changes fail but removals, which the first attempt
+// makes.
 func TestRemovalsDontDependOnAdditions(t *testing.T) {
 	w, k := newWorld(), Key{"shop", "web"}
 	id := setID{"aws", mirrored}
@@ -181,7 +181,7 @@ func TestDiffOfOneService(t *testing.T) {
 			w.show()
 			w.origin(id, k, nil)
 		}, []string{"delete endpointslice", "delete endpoints"}},
-		{"it is being deleted, and must be", func(w *world) {
+		{"it is being deleted, and must exist", func(w *world) {
 			s := w.services[name].DeepCopy()
 			s.DeletionTimestamp = &now
 			w.put(s)
@@ -191,7 +191,7 @@ func TestDiffOfOneService(t *testing.T) {
 		{"both families", func(w *world) {
 			w.origin(id, k, newOrigin(k, 1, 80, Traits{IPv6: true}))
 		}, []string{"patch service"}},
-		{"the other family, and nobody knows which it has", func(w *world) {
+		{"the other family, while the present one is unknown", func(w *world) {
 			s := w.services[name].DeepCopy()
 			w.put(s)
 			s.Spec.IPFamilies = nil
@@ -211,7 +211,7 @@ func TestDiffOfOneService(t *testing.T) {
 			w.show()
 			w.has(id, k, "web-1", "10.4.0.2")
 		}, nil},
-		{"a person made its next slice", func(w *world) {
+		{"a person created its next slice", func(w *world) {
 			sl := &OriginSlice{Name: "web-2", Service: k, Family: discoveryv1.AddressTypeIPv4}
 			w.slice(id, nil, sl)
 			w.putSlice(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: sliceName(name, "aws", sl), Labels: map[string]string{corev1.IsHeadlessService: ""}}})

@@ -184,7 +184,7 @@ func leadsTo(t *testing.T, api *kubetest.API, service string, want ...string) *c
 	return &s
 }
 
-// refuse has an API server refuse writes whose verb, resource and name contain a text.
+// refuse makes an API server refuse writes whose verb, resource and name contain a text.
 func refuse(api *kubetest.API, text string) {
 	api.Hook(func(h *kubetest.Hooks) {
 		h.Fail = func(r kubetest.Request) *metav1.Status {

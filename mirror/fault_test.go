@@ -16,8 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// TestEndpointsFollowWhileTheServiceIsRefused has the API server refuse each change of a
-// Service.
+// TestEndpointsFollowWhileTheServiceIsRefused makes the API server refuse changes of a Service.
 func TestEndpointsFollowWhileTheServiceIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
@@ -33,8 +32,8 @@ func TestEndpointsFollowWhileTheServiceIsRefused(t *testing.T) {
 	})
 }
 
-// TestEndpointsLeaveWhileNewSlicesAreRefused has the API server refuse new slices, as with
-// a quota.
+// TestEndpointsLeaveWhileNewSlicesAreRefused makes the API server refuse new slices, as with a
+// quota.
 func TestEndpointsLeaveWhileNewSlicesAreRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		s := svc("web")
@@ -48,9 +47,8 @@ func TestEndpointsLeaveWhileNewSlicesAreRefused(t *testing.T) {
 	})
 }
 
-// TestABadPartIsRejectedAlone has a remote take part in a global service with what no
-// API server takes.
-func TestABadPartIsRejectedAlone(t *testing.T) {
+// TestBadPartIsRejectedAlone adds a part to a global service that no API server accepts.
+func TestBadPartIsRejectedAlone(t *testing.T) {
 	web, app := Key{"shop", "web"}, "a/b/c"
 	aws, merit := setID{"aws", merged}, setID{"merit", merged}
 	for name, bad := range map[string]corev1.ServicePort{
@@ -85,8 +83,8 @@ func TestABadPartIsRejectedAlone(t *testing.T) {
 	}
 }
 
-// TestARemoteIsBounded has one remote have more than it may.
-func TestARemoteIsBounded(t *testing.T) {
+// TestRemoteIsBounded adds more objects to a remote than its bounds allow.
+func TestRemoteIsBounded(t *testing.T) {
 	clusters := testClusters()
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
 	key := func(n int) Key { return Key{"shop", fmt.Sprintf("web-%02d", n)} }
@@ -132,7 +130,7 @@ func TestARemoteIsBounded(t *testing.T) {
 			if check("after a restart"); w.version != before {
 				t.Errorf("a restart wrote %d objects", w.version-before)
 			}
-			// What goes makes room for what waits.
+			// The room of a service that goes is used by others.
 			for name, s := range w.memo.services {
 				if s.Origin.Cluster == "aws" && len(s.Slices) > 0 {
 					t.Logf("%s goes", name)
@@ -143,11 +141,11 @@ func TestARemoteIsBounded(t *testing.T) {
 			}
 			w.settle(t)
 			if c.name != "all within" && (addresses(w) != c.addresses || c.bounds.Services > 0 && len(w.services) != c.services+1) {
-				t.Errorf("the room that became free is not used: %d services, %d addresses", len(w.services)-1, addresses(w))
+				t.Errorf("free room is not used: %d services, %d addresses", len(w.services)-1, addresses(w))
 			}
 		})
 	}
-	t.Run("what is there stays", func(t *testing.T) {
+	t.Run("existing services stay", func(t *testing.T) {
 		w := newWorld(clusters...)
 		fill(w, 0, 10)
 		w.settle(t)
@@ -172,7 +170,7 @@ func TestARemoteIsBounded(t *testing.T) {
 		if len(w.services) != 10 || addresses(w) != 20 || w.services[Name("c1", key(9))].UID != uid {
 			t.Errorf("%d services and %d addresses of 10 and 20", len(w.services), addresses(w))
 		}
-		// What is there goes on to follow its origin, without new addresses.
+		// Existing services follow their origins, without new addresses.
 		sl := w.sets[aws].slices[key(1)]["slice-01"]
 		w.slice(aws, sl, nil)
 		w.has(aws, key(1), "slice-01", "10.4.0.2", "10.4.9.9")
@@ -183,9 +181,9 @@ func TestARemoteIsBounded(t *testing.T) {
 	})
 }
 
-// TestRoomThatBecomesFreeIsUsed has one service go that took the room of many others:
-// more than are tried again at a time.
-func TestRoomThatBecomesFreeIsUsed(t *testing.T) {
+// TestFreeRoomIsUsed deletes a service with the room of many others, more than are tried again
+// at a time.
+func TestFreeRoomIsUsed(t *testing.T) {
 	const bound, others = 2 * refillings, 5 * refillings
 	for name, bounds := range map[string]Bounds{"slices": {Slices: bound}, "addresses": {Addresses: bound}, "both": {Slices: bound, Addresses: bound}} {
 		t.Run(name, func(t *testing.T) {
@@ -221,8 +219,8 @@ func TestRoomThatBecomesFreeIsUsed(t *testing.T) {
 	}
 }
 
-// TestFailuresOfOneRemotesServicesDontDelayAnothers has the local API server answer writes
-// of one remote's services never, or with errors.
+// TestFailuresOfOneRemotesServicesDontDelayAnothers makes the local API server answer writes of
+// one remote's services never, or with errors.
 func TestFailuresOfOneRemotesServicesDontDelayAnothers(t *testing.T) {
 	for name, interfere := range map[string]func(api *kubetest.API){
 		"errors": func(api *kubetest.API) { refuse(api, " aws-") },
@@ -253,8 +251,8 @@ func TestFailuresOfOneRemotesServicesDontDelayAnothers(t *testing.T) {
 	}
 }
 
-// TestEventsOfOneRemoteDontDelayAnothers has one remote send more events than a pass takes,
-// and then another remote one event. The next pass takes that one. The others take as many
+// TestEventsOfOneRemoteDontDelayAnothers sends more events of one remote than a pass takes, and
+// then one event of another remote, which the next pass takes. The other events take as many
 // passes as they need, each of which asks for the next.
 func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
@@ -352,7 +350,8 @@ func TestListsAreCurrent(t *testing.T) {
 	})
 }
 
-// TestServiceThatTurnsForeignLosesOurSlices has a person take over a mirror.
+// TestServiceThatTurnsForeignLosesOurSlices removes our marks from a mirror, as a person does
+// who takes it over.
 func TestServiceThatTurnsForeignLosesOurSlices(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
@@ -426,7 +425,7 @@ func TestMirrorsOfARemovedRemoteLinger(t *testing.T) {
 	})
 }
 
-// TestFinalizerCostsOneRequest has a finalizer delay the deletion of a mirror.
+// TestFinalizerCostsOneRequest delays the deletion of a mirror by a finalizer.
 func TestFinalizerCostsOneRequest(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})

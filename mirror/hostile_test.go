@@ -11,8 +11,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// TestSliceNamesHaveNoSecondOrigin holds how much of a hash there is: whoever
-// takes part in a global service may choose names until one fits.
+// TestSliceNamesHaveNoSecondOrigin holds how long the hash is: a remote that takes part in a
+// global service may choose names until one fits.
 func TestSliceNamesHaveNoSecondOrigin(t *testing.T) {
 	name := sliceName("gl-shop-73736d-web", "aws", &OriginSlice{Name: "web-1", Service: Key{"shop", "web"}, Family: discoveryv1.AddressTypeIPv4})
 	digits, found := strings.CutPrefix(name, "gl-shop-73736d-web-")
@@ -21,8 +21,8 @@ func TestSliceNamesHaveNoSecondOrigin(t *testing.T) {
 	}
 }
 
-// TestWhoJoinsLastDecidesNothing has remotes state whatever date suits them.
-func TestWhoJoinsLastDecidesNothing(t *testing.T) {
+// TestLastToJoinDecidesNothing gives origins of remotes false dates.
+func TestLastToJoinDecidesNothing(t *testing.T) {
 	web := Key{"shop", "web"}
 	aws, merit, gcp := setID{"aws", merged}, setID{"merit", merged}, setID{"gcp", merged}
 	honest := newOrigin(web, 1000, 80, Traits{})
@@ -35,7 +35,7 @@ func TestWhoJoinsLastDecidesNothing(t *testing.T) {
 			t.Fatal("no global service")
 		}
 		if s.Spec.Traits != honest.Spec.Traits || s.LocalFirst || s.Spec.Ports[0].Port != 80 {
-			t.Errorf("%+v, local first %v: not as those have it who were there before", s.Spec, s.LocalFirst)
+			t.Errorf("%+v, local first %v: not as in the clusters that joined before", s.Spec, s.LocalFirst)
 		}
 		if diff := cmp.Diff(accepted, s.Accepted); diff != "" {
 			t.Errorf("accepted (-want +got):\n%s", diff)
@@ -51,7 +51,7 @@ func TestWhoJoinsLastDecidesNothing(t *testing.T) {
 		w.settle(t)
 		check(t, w, "merit", "aws")
 	})
-	t.Run("also while the object is away", func(t *testing.T) {
+	t.Run("also while the object does not exist", func(t *testing.T) {
 		w := newWorld()
 		w.says(t, merit, honest)
 		w.says(t, aws, backdated)
@@ -84,10 +84,10 @@ func TestWhoJoinsLastDecidesNothing(t *testing.T) {
 		w.settle(t)
 		w.says(t, aws)
 		if !w.memo.services[globalName].Spec.Headless {
-			t.Error("nobody agrees with what runs any more, and it stays")
+			t.Error("no cluster wants this kind any more, and it stays")
 		}
 	})
-	t.Run("who goes loses its place", func(t *testing.T) {
+	t.Run("a remote that leaves loses its place", func(t *testing.T) {
 		w := newWorld()
 		w.says(t, aws, backdated)
 		w.says(t, merit, honest)
@@ -96,7 +96,7 @@ func TestWhoJoinsLastDecidesNothing(t *testing.T) {
 		w.says(t, aws, backdated)
 		check(t, w, "merit", "aws")
 	})
-	t.Run("who is out of reach keeps it", func(t *testing.T) {
+	t.Run("a remote out of contact keeps it", func(t *testing.T) {
 		w := newWorld()
 		w.says(t, merit, honest)
 		w.again()
@@ -111,22 +111,22 @@ func TestWhoJoinsLastDecidesNothing(t *testing.T) {
 		w.remember(web, "aws", "merit")
 		w.contact(merit, false, false)
 		w.says(t, aws, newOrigin(web, 2000, 6666, Traits{Headless: true}))
-		check(t, w) // until all have been heard of
+		check(t, w) // until all remotes are synced
 		w.says(t, merit, honest)
-		check(t, w, "merit", "aws") // as that version had it
+		check(t, w, "merit", "aws") // as in that version
 	})
 }
 
-// remember has a global service be there from an earlier run.
+// remember adds a global service of an earlier run.
 func (w *world) remember(k Key, clusters ...string) {
 	s := &Service{Name: GlobalName(k), Origin: ID{Key: k}, Clusters: clusters, Spec: newOrigin(k, 1, 80, Traits{}).Spec}
 	w.put(s.service(home))
 	w.show()
 }
 
-// TestNobodyTakesAnothersName has remotes choose names so that what is made of them
-// would be called like what is made of another.
-func TestNobodyTakesAnothersName(t *testing.T) {
+// TestNoOriginTakesAnothersName gives origins names whose mirrors or global services would have
+// the same name.
+func TestNoOriginTakesAnothersName(t *testing.T) {
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
 	globalAWS, globalMerit, gcp := setID{"aws", merged}, setID{"merit", merged}, setID{"gcp", merged}
 	type claimant struct {
@@ -137,7 +137,7 @@ func TestNobodyTakesAnothersName(t *testing.T) {
 		name   string
 		prefix string // of merit
 		a, b   claimant
-		first  int // who has the name when both come at once
+		first  int // which gets the name when both come at once
 	}{
 		{"a global name that is cut, and one that is that", "c1-x", claimant{globalAWS, Key{"z", longName}}, claimant{globalMerit, Key{"z", twin("gl", "z", longName)}}, 0},
 		{"a mirror's name that is cut, and one that is that", "c1-x", claimant{aws, Key{"z", longName}}, claimant{aws, Key{"z", twin("c1", "z", longName)}}, 0},
@@ -176,18 +176,18 @@ func TestNobodyTakesAnothersName(t *testing.T) {
 					}
 					p := claimants[first]
 					if s := w.memo.services[name]; s == nil || s.Origin != w.sets[p.set].id(p.origin) || w.services[name].UID != uid {
-						t.Fatalf("%s: %s is that of %v, not of %v, who had it", when, name, s.Origin, p)
+						t.Fatalf("%s: %s is that of %v, not of %v, which had it", when, name, s.Origin, p)
 					}
 				}
-				check("both are there")
+				check("both exist")
 				w.again()
 				w.settle(t)
 				check("after a restart")
-				// With the first one gone, the name is free.
+				// Without the first one, the name is free.
 				w.origin(claimants[first].set, claimants[first].origin, nil)
 				w.settle(t)
 				if p := claimants[1-first]; len(w.services) != 1 || w.memo.services[name].Origin != w.sets[p.set].id(p.origin) {
-					t.Errorf("%s doesn't go to the one who is left", name)
+					t.Errorf("%s doesn't go to the remaining origin", name)
 				}
 			})
 		}
@@ -203,9 +203,9 @@ func TestNobodyTakesAnothersName(t *testing.T) {
 	})
 }
 
-// TestWhatIsDesiredStaysAsItIs has the order of those who claim one name change while
-// somebody writes what was desired before.
-func TestWhatIsDesiredStaysAsItIs(t *testing.T) {
+// TestDesiredServicesAreImmutable changes the order of the origins that claim one name while a
+// desired service from before may be being written.
+func TestDesiredServicesAreImmutable(t *testing.T) {
 	w := newWorld()
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
 	first, second := Key{"y", "n"}, Key{"x-y", "n"}
@@ -219,13 +219,13 @@ func TestWhatIsDesiredStaysAsItIs(t *testing.T) {
 	w.says(t, merit)
 	w.says(t, merit, newOrigin(first, 1, 80, Traits{}))
 	if *instead != want {
-		t.Errorf("what was desired says %v by now, not %v", instead, want)
+		t.Errorf("the desired service from before has %v, not %v", instead, want)
 	}
 }
 
-// TestANameThatIsTakenFromOutsideGoesToWhoHasIt has somebody exchange the service whose
-// name two origins claim for one of the other's: who has a name keeps it.
-func TestANameThatIsTakenFromOutsideGoesToWhoHasIt(t *testing.T) {
+// TestNameFollowsTheObject annotates a service whose name two origins claim as that of the other
+// one, which keeps the name.
+func TestNameFollowsTheObject(t *testing.T) {
 	w := newWorld()
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
 	first, second := Key{"y", "n"}, Key{"x-y", "n"}
@@ -238,6 +238,6 @@ func TestANameThatIsTakenFromOutsideGoesToWhoHasIt(t *testing.T) {
 	w.show()
 	w.settle(t)
 	if got := w.memo.services[name].Origin; got != (ID{"aws", second}) {
-		t.Errorf("%s is made that of %v again", name, got)
+		t.Errorf("%s becomes that of %v again", name, got)
 	}
 }

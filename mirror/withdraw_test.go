@@ -58,7 +58,7 @@ func (w *world) hinted(service string) bool {
 	return false
 }
 
-// reports has local nodes report which nodes of aws are down; none: they report nothing.
+// reports makes local nodes report which nodes of aws are down; none: they report nothing.
 func (w *world) reports(t *testing.T, by int, nodes ...string) {
 	t.Helper()
 	for i := range 3 {
@@ -82,9 +82,9 @@ func TestEndpointsOfNodesThatAreDown(t *testing.T) {
 		w.says(t, id, o)
 		w.hasOn(id, k, "web-1", "10.4.0.1@a1", "10.4.0.2@a2", "10.4.0.3")
 	}
-	home := setID{"gcp", merged}
-	w.says(t, home, o)
-	w.hasOn(home, k, "web-1", "10.0.0.1@a1") // one of our own has the same name
+	own := setID{"gcp", merged}
+	w.says(t, own, o)
+	w.hasOn(own, k, "web-1", "10.0.0.1@a1") // a local node has the same name
 	mirror, global := Name("c1", k), GlobalName(k)
 	for _, c := range []struct {
 		name           string
@@ -92,7 +92,7 @@ func TestEndpointsOfNodesThatAreDown(t *testing.T) {
 		down           []string
 		mirror, global string
 	}{
-		{"nobody reports", 0, nil, "10.4.0.1 10.4.0.2 10.4.0.3", "10.0.0.1 10.4.0.1 10.4.0.2 10.4.0.3"},
+		{"no reports", 0, nil, "10.4.0.1 10.4.0.2 10.4.0.3", "10.0.0.1 10.4.0.1 10.4.0.2 10.4.0.3"},
 		{"one of three", 1, []string{"a1", "a2"}, "10.4.0.1 10.4.0.2 10.4.0.3", "10.0.0.1 10.4.0.1 10.4.0.2 10.4.0.3"},
 		{"two of three, of one node", 2, []string{"a1"}, "10.4.0.2 10.4.0.3", "10.0.0.1 10.4.0.2 10.4.0.3"},
 		{"of both", 3, []string{"a1", "a2"}, "10.4.0.3", "10.0.0.1 10.4.0.3"},
@@ -107,16 +107,16 @@ func TestEndpointsOfNodesThatAreDown(t *testing.T) {
 		if got := w.served(global); got != c.global {
 			t.Errorf("%s: the global service serves %s, want %s", c.name, got, c.global)
 		}
-		// They keep their places.
+		// Withdrawn endpoints stay in their slices.
 		if got := w.leads(mirror); len(got) != 3 {
 			t.Errorf("%s: the mirror leads to %v", c.name, got)
 		}
 	}
 }
 
-// TestRemoteAPIThatIsAwayWithdrawsNothing has a remote be out of contact, with reports
-// of its paths and without.
-func TestRemoteAPIThatIsAwayWithdrawsNothing(t *testing.T) {
+// TestRemoteOutOfContactWithdrawsNothing makes a remote stale, with reports of its paths and
+// without.
+func TestRemoteOutOfContactWithdrawsNothing(t *testing.T) {
 	w, k, id := newWorld(), Key{"shop", "web"}, setID{"aws", mirrored}
 	w.says(t, id, newOrigin(k, 1, 80, Traits{}))
 	w.hasOn(id, k, "web-1", "10.4.0.1@a1", "10.4.0.2@a2")
@@ -152,7 +152,7 @@ func TestDrainedCluster(t *testing.T) {
 			t.Errorf("%s: the mirror serves %q", what, got)
 		}
 	}
-	serves("nobody is drained", "10.0.0.1 10.4.0.1 10.6.0.1")
+	serves("no cluster is drained", "10.0.0.1 10.4.0.1 10.6.0.1")
 	w.drain("aws", true)
 	serves("aws is drained", "10.0.0.1 10.6.0.1")
 	w.drain("gcp", true)
@@ -163,7 +163,7 @@ func TestDrainedCluster(t *testing.T) {
 	w.drain("gcp", false)
 	serves("aws alone again", "10.0.0.1 10.6.0.1")
 	w.drain("aws", false)
-	serves("nobody again", "10.0.0.1 10.4.0.1 10.6.0.1")
+	serves("no cluster again", "10.0.0.1 10.4.0.1 10.6.0.1")
 }
 
 func TestLocalMinimum(t *testing.T) {
@@ -172,11 +172,11 @@ func TestLocalMinimum(t *testing.T) {
 		setting, label, n int
 		want              bool
 	}{
-		{"as it always was", 1, 0, 1, true},
+		{"the default", 1, 0, 1, true},
 		{"none", 1, 0, 0, false},
 		{"less than the setting", 2, 0, 1, false},
 		{"as many as the setting", 2, 0, 2, true},
-		{"the label wins", 2, 1, 1, true},
+		{"as many as the label", 2, 1, 1, true},
 		{"less than the label", 1, 3, 2, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -201,8 +201,8 @@ func TestLocalMinimum(t *testing.T) {
 	}
 }
 
-// TestOnlyConcernedServicesAreComputed has 1,000 local nodes report at once that a node of
-// ten services is down, among 10,000 services.
+// TestOnlyConcernedServicesAreComputed takes reports of 1,000 local nodes at once that a node is
+// down, which has endpoints of ten of 10,000 services.
 func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	services, local := rounds(10000, 1000), rounds(1000, 100)
 	w, id := newWorld(), setID{"aws", mirrored}
@@ -239,26 +239,26 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	}
 }
 
-// TestReportsReadAnew holds that a report which is only read anew isn't a renewed one:
-// lists that come again would keep one alive that nobody renews.
-func TestReportsReadAnew(t *testing.T) {
+// TestReportsReadAgain holds that a report which is read again is not renewed: otherwise it would
+// not expire while lists are repeated.
+func TestReportsReadAgain(t *testing.T) {
 	node := "n1"
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 		Name: paths.Name(node), ResourceVersion: "7", Annotations: map[string]string{paths.Annotation: `{"gcp":{"down":["g1"]}}`},
 	}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &node}}
 	first, _ := keepReport(lease)
 	if again, _ := keepReport(lease.DeepCopy()); first.fault != nil || !equalReports(first, again) {
-		t.Errorf("fault %v; the same one counts as renewed", first.fault)
+		t.Errorf("fault %v; read again it counts as renewed", first.fault)
 	}
 	renewed := lease.DeepCopy()
 	renewed.ResourceVersion = "8"
 	if later, _ := keepReport(renewed); equalReports(first, later) {
 		t.Error("a renewed one counts as the same")
 	}
-	// Of another history, as that of a server which was restored.
+	// The same version with other contents, of a server that was restored from a backup.
 	other := lease.DeepCopy()
 	other.Annotations[paths.Annotation] = `{"gcp":{"down":["g2"]}}`
 	if changed, _ := keepReport(other); equalReports(first, changed) {
-		t.Error("another one counts as the same")
+		t.Error("one with other contents counts as the same")
 	}
 }

@@ -37,7 +37,7 @@ func TestSetsFollowPods(t *testing.T) {
 			t.Errorf("requests %v, want four", requests(r.sets))
 		}
 		r.stop()
-		// Somebody who starts with nothing to do writes nothing.
+		// A controller that starts with nothing to do writes nothing.
 		again := startRig(t, r.sets, func(cfg *Config) { cfg.Remotes[0].Client = r.Remotes[0].Client })
 		elapse(time.Hour)
 		if n := len(requests(again.sets)); n != 4 || again.Ready() != nil || again.Health() != nil {
@@ -82,7 +82,7 @@ func TestWriterDoesNotLetFailuresHoldUpOthers(t *testing.T) {
 		if status := r.Status().Remotes; len(status[0].Failing) != count || status[0].Pending != count || len(status[1].Failing) > 0 {
 			t.Errorf("%d fail, %d wait; of merit %d fail", len(status[0].Failing), status[0].Pending, len(status[1].Failing))
 		}
-		// Changes that go on don't shorten the waits, which grow.
+		// More changes don't shorten the back-off.
 		for i := range 600 {
 			r.put(t, "bad-0", "bad-0", fmt.Sprintf("10.4.1.%d", i%250))
 			elapse(100 * time.Millisecond)
@@ -102,8 +102,8 @@ func TestWriterDoesNotLetFailuresHoldUpOthers(t *testing.T) {
 	})
 }
 
-// TestAWriteThatWasWithdrawnIsNotRepeated has a pod end while its set can't be written.
-func TestAWriteThatWasWithdrawnIsNotRepeated(t *testing.T) {
+// TestWithdrawnWriteIsNotRepeated deletes a pod while writes of its set are refused.
+func TestWithdrawnWriteIsNotRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		sets := kubetest.NewAPI()
 		refuse(sets, func(string, string) bool { return true })
@@ -118,7 +118,7 @@ func TestAWriteThatWasWithdrawnIsNotRepeated(t *testing.T) {
 	})
 }
 
-func TestWriterFindsOutWhatSomebodyElseDid(t *testing.T) {
+func TestWriterNoticesWritesOfOthers(t *testing.T) {
 	for name, test := range map[string]struct {
 		meddle func(t *testing.T, sets *kubetest.API)
 		want   map[string]string
@@ -157,7 +157,7 @@ func TestWriterFindsOutWhatSomebodyElseDid(t *testing.T) {
 					elapse(time.Second)
 					r.wantSets(t, test.want)
 					if failing := r.Status().Remotes[0].Failing; len(failing) > 0 {
-						t.Errorf("failures %v: this is none", failing)
+						t.Errorf("failures %v, want none", failing)
 					}
 				})
 			})
@@ -195,7 +195,7 @@ func TestWriterWithAWatchThatLagsWritesOnce(t *testing.T) {
 	})
 }
 
-// TestDriftIsRepaired has another client change sets in all ways: a while after they were
+// TestDriftIsRepaired changes sets in all ways, as another client does: a while after they were
 // written, and before that was answered.
 func TestDriftIsRepaired(t *testing.T) {
 	const name = "gcp-ns-a"
@@ -252,10 +252,9 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 }
 
-// TestAnAddressThatAnotherPodHasLeavesAtOnce is about one that was a pod's of another
-// set, which mustn't let the new pod in as if it were the old one: also while the new
-// one's set can't be written.
-func TestAnAddressThatAnotherPodHasLeavesAtOnce(t *testing.T) {
+// TestReusedAddressLeavesItsOldSetAtOnce gives a pod the address of a pod of another set. That set
+// must not hold it for the new pod, also while the new pod's set can't be written.
+func TestReusedAddressLeavesItsOldSetAtOnce(t *testing.T) {
 	for _, order := range []string{"the old pod goes first", "the new pod comes first"} {
 		t.Run(order, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -309,7 +308,7 @@ func TestARelabelledPodIsInOneOfItsSetsAtAnyTime(t *testing.T) {
 		if !written.Load() || lost.Load() > 0 {
 			t.Errorf("before %d writes no set held the address", lost.Load())
 		}
-		// As long as the new set can't be written the old one has it, but not for ever.
+		// While the new set can't be written the old one holds the address, but not for ever.
 		broken.Store(true)
 		r.put(t, "p", "b", "10.4.0.1")
 		elapse(holdLimit - time.Millisecond)
@@ -319,9 +318,9 @@ func TestARelabelledPodIsInOneOfItsSetsAtAnyTime(t *testing.T) {
 	})
 }
 
-// TestAWriteOfOneRemoteComputesNothingOfAnother holds another remote's lock, which
-// whoever computes anything of it needs.
-func TestAWriteOfOneRemoteComputesNothingOfAnother(t *testing.T) {
+// TestWriteOfOneRemoteComputesNothingOfAnother holds the lock of another remote, which every
+// computation for that remote takes.
+func TestWriteOfOneRemoteComputesNothingOfAnother(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := startRig(t, kubetest.NewAPI(), nil)
 		r.putOf(t, "merit", "p", "app", "10.6.0.1")
@@ -340,8 +339,8 @@ func TestAWriteOfOneRemoteComputesNothingOfAnother(t *testing.T) {
 	})
 }
 
-// TestReadyDoesNotWaitForRemotes has a remote that can't be reached, and never had sets:
-// what is known of the other one is written, and the status tells.
+// TestReadyDoesNotWaitForRemotes starts with a remote that can't be reached and has no sets. Sets
+// of the other remote are written, and the status has the error.
 func TestReadyDoesNotWaitForRemotes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := startRig(t, kubetest.NewAPI(), func(cfg *Config) {
@@ -359,9 +358,8 @@ func TestReadyDoesNotWaitForRemotes(t *testing.T) {
 	})
 }
 
-// TestStaleSetsComeBackWhenAllHasBeenRead takes a remote through the loss of contact:
-// an answer that isn't a list doesn't end it.
-func TestStaleSetsComeBackWhenAllHasBeenRead(t *testing.T) {
+// TestStaleSetsRecoverWithAList makes a remote stale. An event of an open watch doesn't end that.
+func TestStaleSetsRecoverWithAList(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var down atomic.Bool
 		r := startRig(t, kubetest.NewAPI(), func(cfg *Config) {
@@ -386,7 +384,7 @@ func TestStaleSetsComeBackWhenAllHasBeenRead(t *testing.T) {
 		if !r.Status().Remotes[0].Stale || r.Status().Remotes[1].Stale {
 			t.Error("the status doesn't say which remote is stale")
 		}
-		r.put(t, "q", "a", "10.4.0.2") // which the open watch still shows
+		r.put(t, "q", "a", "10.4.0.2") // which the open watch shows
 		elapse(time.Second)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "", "merit-ns-app": "10.6.0.1/32"})
 		down.Store(false)
@@ -395,7 +393,7 @@ func TestStaleSetsComeBackWhenAllHasBeenRead(t *testing.T) {
 	})
 }
 
-func TestSetsOfAClusterThatIsNotConfiguredGoAfterAWhile(t *testing.T) {
+func TestSetsOfAClusterThatIsNotConfiguredAreRemovedAfterAGrace(t *testing.T) {
 	stray := func(name, cluster string) *calico.GlobalNetworkSet {
 		s := networkSetNamed(name, labelsOf(name), "10.9.0.1/32")
 		s.Name, s.Labels[domain().Domain+"/cluster"] = cluster+"-ns-"+name, cluster
@@ -405,8 +403,8 @@ func TestSetsOfAClusterThatIsNotConfiguredGoAfterAWhile(t *testing.T) {
 		keep bool
 		want []string
 	}{
-		"as a rule":                           {false, []string{"-ns-nowhere", "foreign", "gcp-ns-a"}},
-		"where there are processes like this": {true, []string{"-ns-nowhere", "foreign", "gcp-ns-a", "old-ns-a", "old-ns-b", "older-ns-a"}},
+		"by default":               {false, []string{"-ns-nowhere", "foreign", "gcp-ns-a"}},
+		"kept for another process": {true, []string{"-ns-nowhere", "foreign", "gcp-ns-a", "old-ns-a", "old-ns-b", "older-ns-a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -422,17 +420,17 @@ func TestSetsOfAClusterThatIsNotConfiguredGoAfterAWhile(t *testing.T) {
 				r.put(t, "p", "a", "10.4.0.1")
 				elapse(8 * time.Minute)
 				if n := len(content(sets)); n != 6 {
-					t.Errorf("%d sets before their time is over, want all of them", n)
+					t.Errorf("%d sets before the grace is over, want all of them", n)
 				}
 				status := r.Status()
 				if diff := cmp.Diff(map[string]int{"old": 2, "older": 1, "": 1}, status.Unconfigured); diff != "" {
 					t.Errorf("unconfigured (-want +got):\n%s", diff)
 				}
-				edited := stray("a", "older") // which doesn't put its end off
+				edited := stray("a", "older") // which doesn't delay its removal
 				edited.Spec.Nets = []string{"10.9.0.2/32"}
 				putSet(t, sets, edited)
 				if at, goes := status.RemovedAt["old"]; goes == c.keep || goes && time.Until(at) > 2*time.Minute {
-					t.Errorf("the status says that they go in %v (%v)", time.Until(at), goes)
+					t.Errorf("the status has their removal in %v (%v)", time.Until(at), goes)
 				}
 				elapse(3 * time.Minute)
 				if diff := cmp.Diff(c.want, slices.Sorted(maps.Keys(content(sets)))); diff != "" {
@@ -443,9 +441,9 @@ func TestSetsOfAClusterThatIsNotConfiguredGoAfterAWhile(t *testing.T) {
 	}
 }
 
-// TestALocalServerThatIsRestoredFromABackup has versions go back and objects change
-// while nobody sees it.
-func TestALocalServerThatIsRestoredFromABackup(t *testing.T) {
+// TestLocalServerFromABackup restores network sets from a backup: versions go back, and no watch
+// shows that.
+func TestLocalServerFromABackup(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := startRig(t, kubetest.NewAPI(), nil)
 		r.put(t, "1", "a", "10.4.0.1")
@@ -458,7 +456,7 @@ func TestALocalServerThatIsRestoredFromABackup(t *testing.T) {
 		}
 		want := map[string]string{"gcp-ns-a": "10.4.0.59/32", "gcp-ns-b": "10.4.0.2/32"}
 		r.wantSets(t, want)
-		// What was lost is written before the watch is open.
+		// Lost changes are written again before the watch is open.
 		r.sets.Hook(func(h *kubetest.Hooks) { h.Opening = 100 * time.Millisecond })
 		r.sets.Restore(backup)
 		elapse(time.Minute)
@@ -469,9 +467,9 @@ func TestALocalServerThatIsRestoredFromABackup(t *testing.T) {
 	})
 }
 
-// TestARemoteServerThatIsRestoredFromABackup changes pods back to what they were. Sets stay
-// until all pods have been read.
-func TestARemoteServerThatIsRestoredFromABackup(t *testing.T) {
+// TestRemoteServerFromABackup restores pods from a backup. Sets stay until all pods have been
+// read.
+func TestRemoteServerFromABackup(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := startRig(t, kubetest.NewAPI(), nil)
 		gcp := r.pods["gcp"]
@@ -498,7 +496,7 @@ func TestARemoteServerThatIsRestoredFromABackup(t *testing.T) {
 	})
 }
 
-func TestAFinalizerCostsNoRequests(t *testing.T) {
+func TestFinalizerCostsNoRequests(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := startRig(t, kubetest.NewAPI(), nil)
 		r.put(t, "1", "a", "10.4.0.1")
@@ -518,7 +516,7 @@ func TestAFinalizerCostsNoRequests(t *testing.T) {
 	})
 }
 
-func TestAStrayThatIsBeingDeletedCostsNoRequests(t *testing.T) {
+func TestStrayThatIsBeingDeletedCostsNoRequests(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		sets, now := kubetest.NewAPI(), metav1.Now()
 		leaving := networkSetNamed("a", labelsOf("a"), "10.9.0.1/32")
@@ -527,13 +525,14 @@ func TestAStrayThatIsBeingDeletedCostsNoRequests(t *testing.T) {
 		startRig(t, sets, nil)
 		elapse(time.Hour)
 		if seen := requests(sets); len(seen) > 0 {
-			t.Errorf("requests %v for a set that somebody's finalizer keeps", seen)
+			t.Errorf("requests %v for a set that a finalizer keeps", seen)
 		}
 	})
 }
 
-// TestWhatIsThereStaysWithinBounds starts with fewer sets than there are pods for.
-func TestWhatIsThereStaysWithinBounds(t *testing.T) {
+// TestExistingSetsComeFirstWithinBounds starts with one set, and pods of more sets than the bounds
+// allow.
+func TestExistingSetsComeFirstWithinBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		sets := kubetest.NewAPI()
 		putSet(t, sets, networkSetNamed("z", labelsOf("z"), "10.4.0.26/32"))
@@ -553,7 +552,7 @@ func TestWhatIsThereStaysWithinBounds(t *testing.T) {
 		})
 		got := content(r.sets)
 		if len(got) != 3 || got["gcp-ns-z"] != "10.4.0.26/32" {
-			t.Errorf("sets %v, want the one that was there and two more", got)
+			t.Errorf("sets %v, want the existing one and two more", got)
 		}
 		skipped := r.Status().Remotes[0].Skipped[ReasonTooManySets]
 		if skipped == nil || skipped.Pods != 23 || !strings.Contains(r.log.String(), "reason=too_many_sets") {
@@ -562,7 +561,7 @@ func TestWhatIsThereStaysWithinBounds(t *testing.T) {
 	})
 }
 
-// TestWritesAreBoundedInBytes has a large set change all the time, beside a small one.
+// TestWritesAreBoundedInBytes writes a large set and a small one as often as allowed.
 func TestWritesAreBoundedInBytes(t *testing.T) {
 	const seconds = 60
 	var p pace

@@ -30,7 +30,7 @@ func byName(sets ...*Observed) map[string]*Observed {
 	return all
 }
 
-// made is an API server that makes changes.
+// made returns the objects after changes.
 func made(have map[string]*Observed, changes []Change) map[string]*Observed {
 	have = maps.Clone(have)
 	if have == nil {
@@ -94,9 +94,9 @@ func TestASetKeepsItsNames(t *testing.T) {
 		"of two the natural one stays": {
 			byName(ours(hashed, id), ours("gcp-ns-app", id)), nil, nil, "gcp-ns-app", nil,
 		},
-		"one that nobody would give it": {byName(ours("edited", id)), nil, nil, "gcp-ns-app", map[int]string{1: "gcp-ns-app"}},
-		"one that it was given before":  {nil, map[int]string{1: hashed}, nil, hashed, map[int]string{1: hashed}},
-		"somebody took what it was given": {
+		"a name that no rule gives":    {byName(ours("edited", id)), nil, nil, "gcp-ns-app", map[int]string{1: "gcp-ns-app"}},
+		"one that it was given before": {nil, map[int]string{1: hashed}, nil, hashed, map[int]string{1: hashed}},
+		"another client took its given name": {
 			nil, map[int]string{1: "gcp-ns-app"}, []string{"gcp-ns-app"}, hashed, map[int]string{1: hashed},
 		},
 	} {
@@ -175,9 +175,9 @@ func TestDiffTouchesOnlyWhatDiffers(t *testing.T) {
 	}
 }
 
-// TestDiffLeadsToWhatIsDesired has a set grow and shrink at random, with small shards,
-// while others take and free names: after each step what is there holds each address
-// that stays somewhere, in the end everything, and then there is no difference.
+// TestDiffLeadsToWhatIsDesired grows and shrinks a set at random, with small shards, while others
+// take and free names. After each step the objects hold every address that stays, in the end all
+// addresses, and then a diff is empty.
 func TestDiffLeadsToWhatIsDesired(t *testing.T) {
 	const size = 5
 	random := rand.New(rand.NewPCG(9, 9))
@@ -185,7 +185,7 @@ func TestDiffLeadsToWhatIsDesired(t *testing.T) {
 	id := gcp("app")
 	have, names := map[string]*Observed{}, map[int]string{}
 	for range rounds(2000, 200) {
-		if random.IntN(5) == 0 { // somebody edits or deletes an object
+		if random.IntN(5) == 0 { // another client edits or deletes an object
 			for name, o := range have {
 				if edited := *o; random.IntN(2) == 0 {
 					edited.Addrs = randomAddrs(random, 3)
@@ -208,12 +208,12 @@ func TestDiffLeadsToWhatIsDesired(t *testing.T) {
 		var objects []Object
 		for step := 0; ; step++ {
 			if step > 8 {
-				t.Fatal("there are more than eight steps to the goal")
+				t.Fatal("more than eight steps are needed")
 			}
 			v.Have = have
 			objects = desired(t, v)
 			if again := desired(t, v); !reflect.DeepEqual(objects, again) {
-				t.Fatalf("what is desired depends on how often one asks:\n%s", cmp.Diff(objects, again, compareAddrs))
+				t.Fatalf("a second call desires other objects:\n%s", cmp.Diff(objects, again, compareAddrs))
 			}
 			eased, waits := Ease(have, objects)
 			changes := Diff(have, eased)
@@ -229,7 +229,7 @@ func TestDiffLeadsToWhatIsDesired(t *testing.T) {
 				now := held(made(have, changes[:i+1]))
 				for _, addr := range want {
 					if before[addr] && !now[addr] {
-						t.Fatalf("%v is nowhere after the change of %s", addr, changes[i].Name)
+						t.Fatalf("no object holds %v after the change of %s", addr, changes[i].Name)
 					}
 				}
 			}
@@ -260,7 +260,7 @@ func held(have map[string]*Observed) map[netip.Addr]bool {
 	return all
 }
 
-// TestEaseSaysWhetherAnAddressStays has one move between two objects of a set.
+// TestEaseSaysWhetherAnAddressStays moves an address between two objects of a set.
 func TestEaseSaysWhetherAnAddressStays(t *testing.T) {
 	object := func(name string, list ...string) Object {
 		return Object{Name: name, Identity: gcp("a"), Addrs: addrs(list...)}

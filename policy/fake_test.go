@@ -145,7 +145,7 @@ func edit(t *testing.T, api *kubetest.API, name string, change func(*calico.Glob
 // removeSet deletes a network set, as another client would.
 func removeSet(api *kubetest.API, name string) { api.Remove(kube.NetworkSets, "", name) }
 
-// refuse has an API server refuse some writes, as with a quota.
+// refuse makes an API server refuse some writes, as with a quota.
 func refuse(api *kubetest.API, refused func(verb, name string) bool) {
 	api.Hook(func(h *kubetest.Hooks) {
 		h.Fail = func(r kubetest.Request) *metav1.Status {

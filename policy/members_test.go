@@ -132,7 +132,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-func TestWhoCameFirstStaysAndTheNextFollows(t *testing.T) {
+func TestFirstPodStaysAndTheNextFollows(t *testing.T) {
 	m := NewMembers(Rules{Cluster: "gcp", MaxSets: 2, MaxAddresses: 3})
 	pods := map[string]*Pod{}
 	put := func(name, set string, ips ...string) {
@@ -175,8 +175,8 @@ func TestWhoCameFirstStaysAndTheNextFollows(t *testing.T) {
 	want(map[Identity][]netip.Addr{a: addrs("10.4.0.1", "10.4.0.6"), d: addrs("10.4.0.4")}, map[Reason]int{})
 }
 
-// TestOnlyTheSamePodHoldsAnAddress is about who may have an address in a set that it
-// belongs to no longer.
+// TestOnlyTheSamePodHoldsAnAddress holds which pods keep an address in a set that they are no
+// longer members of.
 func TestOnlyTheSamePodHoldsAnAddress(t *testing.T) {
 	const ip = "10.4.0.1"
 	now := time.Unix(1000, 0)
@@ -251,7 +251,7 @@ func TestOnlyTheSamePodHoldsAnAddress(t *testing.T) {
 	}
 }
 
-// TestMembersAreTheSameFromScratch lets pods come, change and go at random.
+// TestMembersAreTheSameFromScratch adds, changes and removes pods at random.
 func TestMembersAreTheSameFromScratch(t *testing.T) {
 	for seed := range rounds(200, 20) {
 		random := rand.New(rand.NewPCG(uint64(seed), 0))
@@ -296,12 +296,12 @@ func TestMembersAreTheSameFromScratch(t *testing.T) {
 			delete(pods, name)
 		}
 		if len(m.sets)+len(m.skipped)+len(m.moves)+len(m.leaving)+len(m.coming)+m.pods+m.admitted+m.addresses > 0 {
-			t.Errorf("seed %d: something is left without pods: %+v", seed, m)
+			t.Errorf("seed %d: state is left without pods: %+v", seed, m)
 		}
 	}
 }
 
-// TestBoundsHoldWhateverHappens has a remote go beyond its bounds all the time.
+// TestBoundsHoldWhateverHappens keeps a remote beyond its bounds.
 func TestBoundsHoldWhateverHappens(t *testing.T) {
 	for seed := range rounds(200, 20) {
 		random := rand.New(rand.NewPCG(uint64(seed), 1))
@@ -326,7 +326,7 @@ func TestBoundsHoldWhateverHappens(t *testing.T) {
 			if len(sets) > 3 || total > 6 || total != m.addresses {
 				t.Fatalf("seed %d: %d sets, %d addresses, counted %d", seed, len(sets), total, m.addresses)
 			}
-			// What was in and is still wanted stays.
+			// Members within bounds that are still wanted stay.
 			for id, list := range before {
 				for _, addr := range list {
 					if s := m.sets[id]; s != nil && s.entries[addr] != nil && !slices.Contains(sets[id], addr) {
@@ -335,7 +335,7 @@ func TestBoundsHoldWhateverHappens(t *testing.T) {
 				}
 			}
 			if waits := m.waitingEntries.Len() > 0; waits && total < 6 || m.waitingSets.Len() > 0 && m.admitted < 3 {
-				t.Fatalf("seed %d: somebody waits although there is room", seed)
+				t.Fatalf("seed %d: a set or an address waits although there is room", seed)
 			}
 		}
 	}

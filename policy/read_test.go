@@ -139,7 +139,7 @@ func FuzzPod(f *testing.F) {
 		for _, id := range members.Touched() {
 			for _, o := range desired(t, view(id, members.Addrs(id))) {
 				if o.Identity.Name != set || o.Identity.Namespace != namespace {
-					t.Fatalf("labels %v don't hold the truth", o.Identity)
+					t.Fatalf("labels %v differ from the object's", o.Identity)
 				}
 			}
 		}

@@ -16,8 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
-// still returns a controller of the remotes gcp and merit of which nothing runs, with
-// all pods read.
+// still returns a controller of the remotes gcp and merit that doesn't run, with all pods read.
 func still(t *testing.T, adjust func(*Config)) *Controller {
 	cfg := Config{Cluster: "aws", Labels: domain(), Calico: access(t, kubetest.NewAPI()), Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler)}
 	for _, name := range []string{"gcp", "merit"} {
@@ -33,8 +32,8 @@ func still(t *testing.T, adjust func(*Config)) *Controller {
 	return c
 }
 
-// TestNobodyWaitsForAPassOfARemote has one be in the middle of a long pass.
-func TestNobodyWaitsForAPassOfARemote(t *testing.T) {
+// TestNewsOfSetsWaitForNoPass holds the lock of a remote, as a long pass does.
+func TestNewsOfSetsWaitForNoPass(t *testing.T) {
 	c := still(t, nil)
 	r := c.remotes["merit"]
 	r.mu.Lock()
@@ -53,8 +52,9 @@ func TestNobodyWaitsForAPassOfARemote(t *testing.T) {
 	}
 }
 
-// TestWhatWasToldOfSetsIsTakenInOnce has a pass take in what came before it.
-func TestWhatWasToldOfSetsIsTakenInOnce(t *testing.T) {
+// TestNewsOfSetsAreTakenOnce holds that a pass takes all changes before it, and the next one none of
+// them.
+func TestNewsOfSetsAreTakenOnce(t *testing.T) {
 	r := still(t, nil).remotes["gcp"]
 	o := &Observed{Object: Object{Name: "gcp-ns-a", Identity: gcp("a")}, Owned: true}
 	r.tell([]kube.Change[Observed]{{Key: o.Name, After: o}}, false)
@@ -68,7 +68,7 @@ func TestWhatWasToldOfSetsIsTakenInOnce(t *testing.T) {
 	}
 }
 
-// TestSetsWithoutRoomCostNothing has a remote have many more sets than it may.
+// TestSetsWithoutRoomCostNothing adds many more sets to a remote than its bounds allow.
 func TestSetsWithoutRoomCostNothing(t *testing.T) {
 	const most = 3
 	r := still(t, func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = most }).remotes["gcp"]
@@ -81,13 +81,13 @@ func TestSetsWithoutRoomCostNothing(t *testing.T) {
 	}
 	r.objects[gcp("a-999")] = map[string]struct{}{"gcp-ns-a-999": {}}
 	if all := r.all(); len(all) != most+1 || !slices.Contains(all, gcp("a-999")) {
-		t.Errorf("%d sets are compared, want those that are in and the one that is there", len(all))
+		t.Errorf("%d sets are compared, want those within bounds and the existing one", len(all))
 	}
 }
 
-// TestWhatWasCreatedIsKnownAtOnce looks at a set again and again before a pass has
-// heard of its objects.
-func TestWhatWasCreatedIsKnownAtOnce(t *testing.T) {
+// TestCreatedObjectsAreKnownAtOnce compares a set several times before a pass takes the watch's
+// events of its objects.
+func TestCreatedObjectsAreKnownAtOnce(t *testing.T) {
 	c := still(t, func(cfg *Config) { cfg.ShardSize = 2 })
 	r := c.remotes["gcp"]
 	version := 0
@@ -124,13 +124,13 @@ func TestWhatWasCreatedIsKnownAtOnce(t *testing.T) {
 	}
 	r.setsChanged(c.ledger.Changes())
 	if write() != nil || len(r.names) > 0 || len(r.claims) > 0 {
-		t.Errorf("names %v, claims %v of what is there", r.names, r.claims)
+		t.Errorf("names %v, claims %v of existing objects", r.names, r.claims)
 	}
 }
 
-// TestANameIsClaimedUntilItsSetIsGone looks at two sets that would have the same name,
-// neither of which has been created.
-func TestANameIsClaimedUntilItsSetIsGone(t *testing.T) {
+// TestNameIsClaimedUntilItsSetIsGone compares two sets that would have the same name, neither of
+// which has been created.
+func TestNameIsClaimedUntilItsSetIsGone(t *testing.T) {
 	c := still(t, nil)
 	r := c.remotes["gcp"]
 	one, two := Identity{"gcp", "n", "s-a"}, Identity{"gcp", "n-s", "a"}
@@ -159,7 +159,7 @@ func TestANameIsClaimedUntilItsSetIsGone(t *testing.T) {
 			t.Errorf("the other one is %s, want %s: its name is claimed", got, hashed)
 		}
 	}
-	// Created, and not told yet: it isn't the other one's, whatever its labels say.
+	// The object exists, before any event of it: it isn't the other one's, whatever its labels.
 	c.ledger.Wrote(&Observed{Object: Object{Name: natural, Identity: two}, Owned: true, UID: "u", ResourceVersion: "1"})
 	if have, _, _ := r.look(two); len(have) > 0 {
 		t.Errorf("the other one has %v, which is claimed", have)
@@ -167,11 +167,11 @@ func TestANameIsClaimedUntilItsSetIsGone(t *testing.T) {
 	c.ledger.Deleted(&Observed{Object: Object{Name: natural}, UID: "u", ResourceVersion: "1"})
 	r.members.Update(pods[one], nil, time.Now())
 	if _, want, err := r.look(one); len(want) > 0 || err != nil {
-		t.Fatalf("what is gone must be %v: %v", want, err)
+		t.Fatalf("a set without pods must be %v: %v", want, err)
 	}
 	r.members.Update(pods[two], nil, time.Now())
 	if _, _, err := r.look(two); err != nil || len(r.claims) > 0 || len(r.names) > 0 {
-		t.Errorf("claims %v, names %v of what is gone: %v", r.claims, r.names, err)
+		t.Errorf("claims %v, names %v of sets without pods: %v", r.claims, r.names, err)
 	}
 	r.members.Update(nil, pods[two], time.Now())
 	if got := name(two); got != natural {
@@ -179,9 +179,9 @@ func TestANameIsClaimedUntilItsSetIsGone(t *testing.T) {
 	}
 }
 
-// TestAnAddressIsHeldOnlyUntilTheOtherSetHasIt relabels a pod whose address the other
-// set has already: another pod on its node has it.
-func TestAnAddressIsHeldOnlyUntilTheOtherSetHasIt(t *testing.T) {
+// TestAddressIsHeldOnlyUntilTheOtherSetHasIt relabels a pod whose address the other set already
+// holds for another pod.
+func TestAddressIsHeldOnlyUntilTheOtherSetHasIt(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := startRig(t, kubetest.NewAPI(), nil)
 		r.put(t, "p", "a", "10.4.0.1")
@@ -194,9 +194,8 @@ func TestAnAddressIsHeldOnlyUntilTheOtherSetHasIt(t *testing.T) {
 	})
 }
 
-// TestNoEventWaitsLongerThanAPass has pods get new addresses 200 times a second, in a
-// hundred sets, with an API server that answers at once: what is left is what waits by
-// design.
+// TestNoEventWaitsLongerThanAPass changes addresses of pods 200 times a second, in a hundred sets.
+// The API server answers at once, so that the delays are those of the design.
 func TestNoEventWaitsLongerThanAPass(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const sets, events = 100, 1000
@@ -231,8 +230,8 @@ func TestNoEventWaitsLongerThanAPass(t *testing.T) {
 	})
 }
 
-// TestOwnPatchesAreNotComparedAgain holds that a set is compared when one of its objects
-// isn't as our patch made it, and only then.
+// TestOwnPatchesAreNotComparedAgain holds that a set is compared if and only if one of its objects
+// differs from the result of our patch.
 func TestOwnPatchesAreNotComparedAgain(t *testing.T) {
 	id := Identity{Cluster: "gcp", Namespace: "ns", Name: "a"}
 	state := func(version string, change func(*Observed), addrs ...string) *Observed {
@@ -266,7 +265,7 @@ func TestOwnPatchesAreNotComparedAgain(t *testing.T) {
 			if touched := r.members.Touched(); len(touched) > 0 != tt.touched {
 				t.Errorf("compared: %v", touched)
 			}
-			// What was seen once doesn't count any more.
+			// A patch is expected once.
 			if r.setsChanged(changes); len(r.members.Touched()) == 0 {
 				t.Error("not compared when it comes again")
 			}

@@ -97,8 +97,8 @@ func evilPod(name, set string, ips ...string) corev1.Pod {
 	return p
 }
 
-// testHostile has a remote send 100,000 sets, bad addresses and names, and a pod whose label
-// changes a hundred times a second, beside a good remote.
+// testHostile serves pods of 100,000 sets, bad addresses and names, and a pod whose label changes
+// a hundred times a second, beside a good remote.
 func (b *policyBed) testHostile(t *testing.T) {
 	const most = 50
 	sets := b.sets(t, b.aws)

@@ -67,7 +67,7 @@ type Hooks struct {
 	Silent func(Request) bool
 	// Before is called before each write that doesn't fail, Answer before its answer.
 	Before, Answer func(Request)
-	// Mute has watches omit what changes while it is set.
+	// Mute makes watches omit changes that are made while it is set.
 	Mute bool
 	// Opening is how long it takes to open a watch.
 	Opening time.Duration
