@@ -469,7 +469,7 @@ func TestFinalizerCostsOneRequest(t *testing.T) {
 func TestEndpointsObjectsGoWhenSwitchedOff(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
-		f.gcp.Put(t, "endpoints", &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "foreign"}}) //nolint:staticcheck // See observedEndpoints.
+		f.gcp.Put(t, "endpoints", &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "foreign"}})
 		exist := func(name string) bool {
 			return f.gcp.Get("endpoints", home, name, &metav1.PartialObjectMetadata{})
 		}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,11 +24,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// API is an API server in memory, for tests of controllers. It has UIDs, resource
-// versions, preconditions, finalizers, label selectors, streamed lists and watches as a
-// real one, in JSON. It validates nothing and defaults only what Services need.
+// API is an API server in memory, for tests of controllers. It has UIDs, resource versions,
+// preconditions, finalizers, selectors, streamed lists and watches as a real one, in JSON. It
+// validates nothing and defaults only what Services need.
 //
-// It is reached without sockets, so that a test may run in a bubble of testing/synctest.
+// Clients of Config reach it without sockets, so that a test may run in a bubble of
+// testing/synctest. A Cluster serves it over TLS.
 type API struct {
 	mu          sync.Mutex
 	version     int
@@ -55,7 +57,7 @@ const (
 // String returns verb, resource and name.
 func (r Request) String() string { return r.Verb + " " + r.Resource + " " + r.Name }
 
-// writes reports whether the request changes something.
+// writes reports whether the request may change the object.
 func (r Request) writes() bool { return r.Verb != "get" }
 
 // Hooks interfere with requests; a nil one doesn't. An API calls them without its lock,
@@ -84,7 +86,6 @@ func Failure(code int, reason metav1.StatusReason) *metav1.Status {
 // event is one change of an object.
 type event struct {
 	version       int
-	kind          watch.EventType
 	resource      string
 	object        *unstructured.Unstructured
 	before, after labels.Set // nil: no object
@@ -168,6 +169,7 @@ func kinds() map[string]metav1.TypeMeta {
 		"leases":            {Kind: "Lease", APIVersion: "coordination.k8s.io/v1"},
 		"nodes":             {Kind: "Node", APIVersion: "v1"},
 		"pods":              {Kind: "Pod", APIVersion: "v1"},
+		"servicecidrs":      {Kind: "ServiceCIDR", APIVersion: "networking.k8s.io/v1"},
 		"services":          {Kind: "Service", APIVersion: "v1"},
 	}
 }
@@ -211,8 +213,6 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request) {
 		discover(w, version)
 	case !served || kinds()[resource].APIVersion != version:
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
-	case query.Get("fieldSelector") != "":
-		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
 	case r.Method == http.MethodGet && name != "":
 		a.get(w, Request{"get", resource, namespace, name})
 	case r.Method == http.MethodGet && query.Get("watch") != "":
@@ -330,18 +330,18 @@ func (a *API) apply(request Request, body []byte) (object *unstructured.Unstruct
 	if have != nil && (object.GetUID() != have.GetUID() || object.GetResourceVersion() != have.GetResourceVersion()) {
 		return nil, http.StatusConflict, metav1.StatusReasonConflict
 	}
-	a.store(request.Resource, object)
+	if have == nil || !reflect.DeepEqual(have.Object, object.Object) {
+		a.store(request.Resource, object)
+	}
 	return object, http.StatusOK, ""
 }
 
 // store stores an object; the caller holds the lock.
 func (a *API) store(resource string, o *unstructured.Unstructured) {
-	k, kind := objectKey(resource, o.GetNamespace(), o.GetName()), watch.Added
+	k := objectKey(resource, o.GetNamespace(), o.GetName())
 	a.version++
 	have := a.objects[k]
-	if have != nil {
-		kind = watch.Modified
-	} else {
+	if have == nil {
 		o.SetUID(types.UID(fmt.Sprintf("uid-%d", a.version)))
 	}
 	o.SetResourceVersion(strconv.Itoa(a.version))
@@ -355,7 +355,7 @@ func (a *API) store(resource string, o *unstructured.Unstructured) {
 		_ = unstructured.SetNestedField(o.Object, "SingleStack", "spec", "ipFamilyPolicy")
 	}
 	a.objects[k] = o
-	a.record(kind, resource, have, o)
+	a.record(resource, o, have, o)
 }
 
 // remove removes an object, or marks one with finalizers; the caller holds the lock.
@@ -370,18 +370,20 @@ func (a *API) remove(resource string, have *unstructured.Unstructured) {
 	a.version++
 	o.SetResourceVersion(strconv.Itoa(a.version))
 	delete(a.objects, objectKey(resource, o.GetNamespace(), o.GetName()))
-	a.record(watch.Deleted, resource, have, o)
+	a.record(resource, o, have, nil)
 }
 
-func (a *API) record(kind watch.EventType, resource string, before, after *unstructured.Unstructured) {
+// record notes an event, in which watches show the object; before and after are nil where there
+// is none. The caller holds the lock.
+func (a *API) record(resource string, object, before, after *unstructured.Unstructured) {
 	if a.hooks.Mute {
 		return
 	}
-	e := event{version: a.version, kind: kind, resource: resource, object: after.DeepCopy()}
+	e := event{version: a.version, resource: resource, object: object.DeepCopy()}
 	if before != nil {
 		e.before = labels.Merge(before.GetLabels(), nil)
 	}
-	if kind != watch.Deleted {
+	if after != nil {
 		e.after = labels.Merge(after.GetLabels(), nil)
 	}
 	a.history = append(a.history, e)
@@ -391,21 +393,29 @@ func (a *API) record(kind watch.EventType, resource string, before, after *unstr
 
 // selection is which objects of a resource a request asks for.
 type selection struct {
-	resource, namespace string
-	labels              labels.Selector
+	resource, namespace, name string // "": any namespace or name
+	labels                    labels.Selector
 }
 
 func selected(w http.ResponseWriter, r *http.Request, resource, namespace string) (selection, bool) {
 	selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
-	if err != nil {
+	fields := r.URL.Query().Get("fieldSelector")
+	name, named := strings.CutPrefix(fields, "metadata.name=")
+	if err != nil || !named && fields != "" {
 		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
+		return selection{}, false
 	}
-	return selection{resource, namespace, selector}, err == nil
+	return selection{resource, namespace, name, selector}, true
+}
+
+// covers reports whether an object is of the selection, but for its labels.
+func (s selection) covers(resource string, o *unstructured.Unstructured) bool {
+	return resource == s.resource && (s.namespace == "" || o.GetNamespace() == s.namespace) && (s.name == "" || o.GetName() == s.name)
 }
 
 // of returns how a watch of the selection shows an event; "": not at all.
 func (s selection) of(e event) watch.EventType {
-	if e.resource != s.resource || s.namespace != "" && e.object.GetNamespace() != s.namespace {
+	if !s.covers(e.resource, e.object) {
 		return ""
 	}
 	was, is := e.before != nil && s.labels.Matches(e.before), e.after != nil && s.labels.Matches(e.after)
@@ -425,7 +435,7 @@ func (a *API) all(s selection) []unstructured.Unstructured {
 	all := []unstructured.Unstructured{}
 	for _, k := range slices.Sorted(maps.Keys(a.objects)) {
 		o := a.objects[k]
-		if of, _, _ := strings.Cut(k, " "); of == s.resource && (s.namespace == "" || o.GetNamespace() == s.namespace) && s.labels.Matches(labels.Set(o.GetLabels())) {
+		if of, _, _ := strings.Cut(k, " "); s.covers(of, o) && s.labels.Matches(labels.Set(o.GetLabels())) {
 			all = append(all, *o.DeepCopy())
 		}
 	}
@@ -511,6 +521,7 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, resource, namespace 
 				send(kind, e.object)
 			}
 		}
+		_ = http.NewResponseController(w).Flush() // which a connection in memory doesn't need
 		select {
 		case <-r.Context().Done():
 		case <-changed:
@@ -521,13 +532,19 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, resource, namespace 
 // Put creates or replaces an object, as another client would.
 func (a *API) Put(t testing.TB, resource string, object metav1.Object) {
 	t.Helper()
+	if err := a.put(resource, object); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (a *API) put(resource string, object metav1.Object) error {
 	raw, err := json.Marshal(object)
 	o := &unstructured.Unstructured{}
 	if err == nil {
 		err = json.Unmarshal(raw, &o.Object)
 	}
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -535,6 +552,7 @@ func (a *API) Put(t testing.TB, resource string, object metav1.Object) {
 		o.SetUID(have.GetUID())
 	}
 	a.store(resource, o)
+	return nil
 }
 
 // Remove deletes an object, as another client would.
@@ -562,7 +580,7 @@ func (a *API) Get(resource, namespace, name string, into any) bool {
 // order of their names.
 func All[T any](a *API, resource, namespace string) []T {
 	a.mu.Lock()
-	objects := a.all(selection{resource, namespace, labels.Everything()})
+	objects := a.all(selection{resource: resource, namespace: namespace, labels: labels.Everything()})
 	a.mu.Unlock()
 	all := make([]T, len(objects))
 	for i := range objects {
