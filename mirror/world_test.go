@@ -17,9 +17,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// world is what is known of three clusters, without any API: gcp is the local one.
-// What is desired comes true at once, as far as changes to the mirror namespace do
-// what they say.
+// world is a snapshot of three clusters without API servers, and the objects of the mirror
+// namespace, which changes are applied to. The cluster gcp is the local one.
 type world struct {
 	*Snapshot
 	memo    *Memo
@@ -40,7 +39,7 @@ func testClusters() []clusterConfig {
 	}
 }
 
-// newWorld returns one in which all clusters have been heard of.
+// newWorld returns one in which all clusters are synced.
 func newWorld(clusters ...clusterConfig) *world {
 	if len(clusters) == 0 {
 		clusters = testClusters()
@@ -57,15 +56,15 @@ func newWorld(clusters ...clusterConfig) *world {
 	return w
 }
 
-// restart forgets what only the process knows, and has a configuration. Nothing has
-// been heard of any cluster yet.
+// restart starts again with a configuration, without the state of the process. No cluster is
+// synced.
 func (w *world) restart(clusters ...clusterConfig) {
 	w.Snapshot = newSnapshot(clusters, []kind{mirrored, merged}, newLocal(func() {}), newSummer())
 	w.zones, w.memo, w.survey = []string{""}, NewMemo(), newSurvey()
 	w.show()
 }
 
-// again restarts, and hears of all clusters what it knew.
+// again restarts with the same configuration, and reads the same origins from all clusters.
 func (w *world) again() {
 	before := w.Snapshot
 	w.restart(configs(before)...)
@@ -94,7 +93,7 @@ func configs(s *Snapshot) []clusterConfig {
 	return all
 }
 
-// show has the ledgers show what is there.
+// show puts the objects into the ledgers.
 func (w *world) show() {
 	observeAll(w.local.services, w.services, w.sums.observedService)
 	observeAll(w.local.slices, w.slices, w.sums.observedSlice)
@@ -119,7 +118,7 @@ func observeAll[O, T any](ledger *keep.Ledger[T], objects map[string]*O, observe
 
 func metaOf(o any) keep.Meta { return o.(interface{ meta() keep.Meta }).meta() }
 
-// marks returns what an API server gives each object that is written.
+// mark returns the UID and the version that an API server gives an object that is written.
 func (w *world) mark(name string, uid types.UID) (types.UID, string) {
 	w.version++
 	if uid == "" {
@@ -128,7 +127,7 @@ func (w *world) mark(name string, uid types.UID) (types.UID, string) {
 	return uid, strconv.Itoa(w.version)
 }
 
-// do makes changes come true. Those for which fails is true fail.
+// do applies changes but those for which fails returns true.
 func (w *world) do(want *Service, changes []Change, fails func(*Change) bool) {
 	for i := range changes {
 		c := &changes[i]
@@ -179,8 +178,8 @@ func (w *world) putSlice(s *discoveryv1.EndpointSlice) {
 	w.slices[s.Name] = s
 }
 
-// settle brings everything to what is desired, and fails the test when that takes
-// more than it should.
+// settle applies changes until there are none, and fails the test when that takes more than
+// five passes.
 func (w *world) settle(t *testing.T) {
 	t.Helper()
 	for range 5 {
@@ -199,16 +198,17 @@ func (w *world) settle(t *testing.T) {
 			return
 		}
 	}
-	t.Fatal("what is desired changes by coming true")
+	t.Fatal("applied changes lead to more changes")
 }
 
-// says has a cluster have these origins of a kind, and no others.
+// says replaces the origins of a kind of a cluster, and settles.
 func (w *world) says(t *testing.T, id setID, all ...*Origin) {
 	t.Helper()
 	w.hears(id, all...)
 	w.settle(t)
 }
 
+// hears replaces the origins of a kind of a cluster.
 func (w *world) hears(id setID, all ...*Origin) {
 	for k := range maps.Clone(w.sets[id].origins) {
 		if !slices.ContainsFunc(all, func(o *Origin) bool { return o.Key == k }) {
@@ -230,7 +230,7 @@ func (w *world) has(id setID, of Key, name string, addresses ...string) {
 	w.slice(id, w.sets[id].slices[of][name], sl)
 }
 
-// leads returns the addresses that a local service leads to, sorted.
+// leads returns the addresses of a local service, sorted.
 func (w *world) leads(service string) []string {
 	var all []string
 	for _, s := range w.slices {
@@ -244,7 +244,7 @@ func (w *world) leads(service string) []string {
 	return all
 }
 
-// origin returns one that its cluster says is of an age.
+// newOrigin returns an origin with the time of its creation, in seconds.
 func newOrigin(k Key, created int64, port int32, traits Traits) *Origin {
 	traits.IPv4 = true
 	return &Origin{Key: k, Created: time.Unix(created, 0), Spec: Spec{traits, []Port{tcp("http", port)}}}

@@ -22,7 +22,7 @@ import (
 // in no log.
 const Token = "very-secret-token"
 
-// DeadAccess names an API server that nobody serves.
+// DeadAccess returns access to an address without an API server.
 func DeadAccess(t testing.TB) config.Access {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
@@ -30,7 +30,7 @@ func DeadAccess(t testing.TB) config.Access {
 	return config.Access{Kubeconfig: path}
 }
 
-// Authority returns the certificate of an authority, in PEM, whose key nobody has.
+// Authority returns the certificate of an authority, in PEM, without its key.
 func Authority(t testing.TB) []byte {
 	t.Helper()
 	return newAuthority(t).pem

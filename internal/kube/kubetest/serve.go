@@ -17,7 +17,7 @@ func Serve(t testing.TB, listener net.Listener, cfg *tls.Config, handler http.Ha
 	_ = server.Listener.Close()
 	server.Listener = listener
 	server.EnableHTTP2 = true
-	// Clients that go away are no news.
+	// Clients that disconnect would be logged.
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.TLS = cfg
 	server.StartTLS()
