@@ -32,7 +32,7 @@ demo demo-down: export GOFLAGS := -trimpath -gcflags=all=-dwarf=false $(GOFLAGS)
 demo: ## two clusters on this machine, encrypted, end to end (root); KEEP=1 leaves it running
 	@./e2e/tools/deps demo
 	@$(GO) run ./e2e/tools/build etcd kube-apiserver kubectl kube-proxy coredns >/dev/null
-	@echo "compiling the demo (a minute at the first time)"
+	@echo "compiling the demo (half a minute at the first time)"
 	$(GO) run ./e2e/demo $(if $(KEEP),-keep)
 
 .PHONY: demo-down

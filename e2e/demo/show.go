@@ -122,7 +122,7 @@ func (s *show) sh(ctx context.Context, node *testbed.Node, program string, args 
 
 // prepare builds what is needed and starts the testbed.
 func (s *show) prepare(ctx context.Context) (string, error) {
-	s.say("building the programs of the control planes and our own (minutes at the first time, cached afterwards)")
+	s.say("building what the cache lacks of the control planes and our own programs")
 	dir, err := os.MkdirTemp("", "kube-semaphore-demo-")
 	if err != nil {
 		return "", err
