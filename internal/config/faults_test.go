@@ -29,11 +29,11 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 	}{
 		"cluster name missing": {
 			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "-"}, nil,
-			[]string{"SEMAPHORE_CLUSTER_NAME: required: the name of this cluster; or SEMAPHORE_CLUSTERS_CONFIG"},
+			[]string{"SEMAPHORE_CLUSTER_NAME: required: the name of this cluster; alternatively set SEMAPHORE_CLUSTERS_CONFIG"},
 		},
 		"cluster name not a DNS label": {
 			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "AWS_1"}, nil,
-			[]string{`SEMAPHORE_CLUSTER_NAME: "AWS_1" is no name of a cluster: it must consist of lower-case letters`},
+			[]string{`SEMAPHORE_CLUSTER_NAME: "AWS_1" is not a valid cluster name: it must consist of lower-case letters`},
 		},
 		"name of the pod without its UID": {
 			wireguardError, []string{"SEMAPHORE_POD_NAME", "agent-x"}, nil,
@@ -49,11 +49,11 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		},
 		"remotes missing": {
 			wireguardError, []string{"SEMAPHORE_REMOTES", "-"}, nil,
-			[]string{"SEMAPHORE_REMOTES: required: the remote clusters, as in gcp,merit; or SEMAPHORE_CLUSTERS_CONFIG"},
+			[]string{"SEMAPHORE_REMOTES: required: the names of the remote clusters, such as gcp,merit; alternatively set SEMAPHORE_CLUSTERS_CONFIG"},
 		},
 		"remote named like the local cluster": {
 			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "gcp"}, nil,
-			[]string{`SEMAPHORE_REMOTES: remote "gcp" is named like this cluster`},
+			[]string{`SEMAPHORE_REMOTES: remote "gcp" has the name of this cluster`},
 		},
 		"remote listed twice": {
 			wireguardError, []string{"SEMAPHORE_REMOTES", "gcp,on-prem,gcp"}, nil,
@@ -61,7 +61,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		},
 		"remote not a DNS label, and so without settings": {
 			wireguardError, []string{"SEMAPHORE_REMOTES", "gcp,on_prem"}, nil,
-			[]string{`SEMAPHORE_REMOTES: "on_prem" is no name of a cluster: it must consist of lower-case letters`},
+			[]string{`SEMAPHORE_REMOTES: "on_prem" is not a valid cluster name: it must consist of lower-case letters`},
 		},
 		"cluster name that begins those of global services": {
 			wireguardError, []string{"SEMAPHORE_CLUSTER_NAME", "gl"}, nil,
@@ -72,15 +72,15 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			[]string{
 				`SEMAPHORE_REMOTES: "local" can't be the name of a cluster: the zone cluster.local is that of a cluster's own services`,
 				`SEMAPHORE_REMOTES: "global" can't be the name of a cluster: the zone cluster.global is that of global services`,
-				`SEMAPHORE_REMOTES: "` + strings.Repeat("a", 59) + `" is no name of a cluster: it has 59 characters`,
+				`SEMAPHORE_REMOTES: "` + strings.Repeat("a", 59) + `" is not a valid cluster name: it has 59 characters`,
 			},
 		},
 		"trailing comma in the list": {
 			wireguardError, []string{"SEMAPHORE_REMOTES", "gcp,"}, nil,
 			[]string{
-				"SEMAPHORE_REMOTE__KUBECONFIG: required: a kubeconfig for ; or set",
+				"SEMAPHORE_REMOTE__KUBECONFIG: required: a kubeconfig for ; alternatively set",
 				"SEMAPHORE_REMOTE__POD_SUBNETS: required",
-				`SEMAPHORE_REMOTES: "" is no name of a cluster: `,
+				`SEMAPHORE_REMOTES: "" is not a valid cluster name: `,
 			},
 		},
 		"fingerprints that are none, and of no URL": {
@@ -113,7 +113,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		},
 		"pod subnets missing": {
 			wireguardError, []string{gcp + "POD_SUBNETS", "-"}, nil,
-			[]string{gcp + "POD_SUBNETS: required: the pod subnets of gcp, as in 10.4.0.0/16"},
+			[]string{gcp + "POD_SUBNETS: required: the pod subnets of gcp, such as 10.4.0.0/16"},
 		},
 		"pod subnet without a length": {
 			wireguardError, []string{gcp + "POD_SUBNETS", "10.4.0.0"}, nil,
@@ -122,16 +122,16 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		"pod subnets that would take the host's traffic along": {
 			wireguardError, []string{gcp + "POD_SUBNETS", "0.0.0.0/0,::/0,127.1.0.0/16,169.254.0.0/16,224.0.0.0/4,fe80::/64,ff00::/8,::1/128,::ffff:10.0.0.0/112,0.0.0.0/4"}, nil,
 			[]string{
-				gcp + "POD_SUBNETS: 0.0.0.0/0 can't hold pods: it is the default route",
-				gcp + "POD_SUBNETS: ::/0 can't hold pods: it is the default route",
-				gcp + "POD_SUBNETS: 127.1.0.0/16 can't hold pods: it overlaps the loopback",
-				gcp + "POD_SUBNETS: 169.254.0.0/16 can't hold pods: it overlaps link-local addresses",
-				gcp + "POD_SUBNETS: 224.0.0.0/4 can't hold pods: it overlaps multicast and reserved addresses",
-				gcp + "POD_SUBNETS: fe80::/64 can't hold pods: it overlaps link-local addresses",
-				gcp + "POD_SUBNETS: ff00::/8 can't hold pods: it overlaps multicast",
-				gcp + "POD_SUBNETS: ::1/128 can't hold pods: it overlaps the unspecified address and the loopback",
-				gcp + "POD_SUBNETS: ::ffff:10.0.0.0/112 can't hold pods: it is an IPv4 subnet written as IPv6",
-				gcp + "POD_SUBNETS: 0.0.0.0/4 can't hold pods: it overlaps the unspecified addresses",
+				gcp + "POD_SUBNETS: 0.0.0.0/0 can't be a subnet of pods: it is the default route",
+				gcp + "POD_SUBNETS: ::/0 can't be a subnet of pods: it is the default route",
+				gcp + "POD_SUBNETS: 127.1.0.0/16 can't be a subnet of pods: it overlaps the loopback",
+				gcp + "POD_SUBNETS: 169.254.0.0/16 can't be a subnet of pods: it overlaps link-local addresses",
+				gcp + "POD_SUBNETS: 224.0.0.0/4 can't be a subnet of pods: it overlaps multicast and reserved addresses",
+				gcp + "POD_SUBNETS: fe80::/64 can't be a subnet of pods: it overlaps link-local addresses",
+				gcp + "POD_SUBNETS: ff00::/8 can't be a subnet of pods: it overlaps multicast",
+				gcp + "POD_SUBNETS: ::1/128 can't be a subnet of pods: it overlaps the unspecified address and the loopback",
+				gcp + "POD_SUBNETS: ::ffff:10.0.0.0/112 can't be a subnet of pods: it is an IPv4 subnet written as IPv6",
+				gcp + "POD_SUBNETS: 0.0.0.0/4 can't be a subnet of pods: it overlaps the unspecified addresses",
 			},
 		},
 		"pod subnets of two remotes overlap": {
@@ -149,16 +149,16 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			}, nil,
 			[]string{
 				gcp + `NODE_SUBNETS: "10.66.0.0" is not a subnet such as 10.4.0.0/16 or fd00:4::/48`,
-				gcp + "NODE_SUBNETS: 0.0.0.0/0 can't hold nodes: it is the default route",
-				onPrem + "NODE_SUBNETS: fe80::/64 can't hold nodes: it overlaps link-local addresses",
+				gcp + "NODE_SUBNETS: 0.0.0.0/0 can't be a subnet of nodes: it is the default route",
+				onPrem + "NODE_SUBNETS: fe80::/64 can't be a subnet of nodes: it overlaps link-local addresses",
 				`SEMAPHORE_WG_PEER_METRICS: "-1" is not a number from 0 to 1000000`,
 				`SEMAPHORE_LOCAL_SUBNETS: "x" is not a subnet`,
-				"SEMAPHORE_LOCAL_SUBNETS: ::/0 can't hold addresses of a cluster: it is the default route",
+				"SEMAPHORE_LOCAL_SUBNETS: ::/0 can't be a subnet of a cluster: it is the default route",
 			},
 		},
 		"listen port that is another's default": {
 			wireguardError, []string{gcp + "WG_LISTEN_PORT", "51821"}, nil,
-			[]string{onPrem + "WG_LISTEN_PORT: port 51821 of on-prem is that of gcp too (" + gcp + "WG_LISTEN_PORT)"},
+			[]string{onPrem + "WG_LISTEN_PORT: port 51821 of on-prem is also that of gcp (" + gcp + "WG_LISTEN_PORT)"},
 		},
 		"listen port out of range": {
 			wireguardError, []string{gcp + "WG_LISTEN_PORT", "65536"}, nil,
@@ -181,17 +181,17 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		},
 		"no access to a remote": {
 			wireguardError, []string{gcp + "KUBECONFIG", "-"}, nil,
-			[]string{gcp + "KUBECONFIG: required: a kubeconfig for gcp; or set " + gcp + "API_URL, " + gcp + "CA_URL or " + gcp + "CA_FILE, and " + gcp + "TOKEN_FILE"},
+			[]string{gcp + "KUBECONFIG: required: a kubeconfig for gcp; alternatively set " + gcp + "API_URL, " + gcp + "CA_URL or " + gcp + "CA_FILE, and " + gcp + "TOKEN_FILE"},
 		},
 		"two ways to a remote": {
 			wireguardError, []string{onPrem + "KUBECONFIG", "/k"}, nil,
-			[]string{onPrem + "KUBECONFIG: set together with " + onPrem + "API_URL; access to on-prem needs one or the other"},
+			[]string{onPrem + "KUBECONFIG: set together with " + onPrem + "API_URL; access to on-prem needs only one of them"},
 		},
 		"half a way to a remote": {
 			wireguardError, []string{onPrem + "API_URL", "-", onPrem + "CA_URL", "-", onPrem + "CA_SHA256", "-"}, nil,
 			[]string{
-				onPrem + "API_URL: required with " + onPrem + "TOKEN_FILE: the https address of the API server",
-				onPrem + "CA_URL: required, or " + onPrem + "CA_FILE: what the certificate of the API server is verified with",
+				onPrem + "API_URL: required with " + onPrem + "TOKEN_FILE: the https URL of the API server",
+				onPrem + "CA_URL: required, or " + onPrem + "CA_FILE: the CA certificates of the API server",
 			},
 		},
 		"token missing": {
@@ -205,8 +205,8 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		"addresses without TLS or with a password, which isn't repeated": {
 			wireguardError, []string{onPrem + "API_URL", "http://secret@api", onPrem + "CA_URL", "https://user:secret@ca"}, nil,
 			[]string{
-				onPrem + "API_URL: not an address that begins with https:// and a host",
-				onPrem + "CA_URL: user and password are not supported in the address",
+				onPrem + "API_URL: not a URL that begins with https:// and a host",
+				onPrem + "CA_URL: user and password are not supported in the URL",
 			},
 		},
 		"settings of the program itself": {
@@ -216,10 +216,10 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			}, nil,
 			[]string{
 				`SEMAPHORE_LISTEN_ADDRESS: "8080" is not an address and port such as :8080 or 127.0.0.1:8080`,
-				`SEMAPHORE_LOG_LEVEL: "loud" is none of debug, info, warn, error`,
-				`SEMAPHORE_LOG_FORMAT: "xml" is none of json, text`,
+				`SEMAPHORE_LOG_LEVEL: "loud" is not one of debug, info, warn, error`,
+				`SEMAPHORE_LOG_FORMAT: "xml" is not one of json, text`,
 				`SEMAPHORE_NODE_NAME: "Node!": a lowercase RFC 1123 subdomain must consist of`,
-				`SEMAPHORE_WG_BACKEND: "fast" is none of auto, kernel, userspace`,
+				`SEMAPHORE_WG_BACKEND: "fast" is not one of auto, kernel, userspace`,
 				`SEMAPHORE_WG_KEY_PATH: "keys" is not an absolute path`,
 				`SEMAPHORE_WG_ENDPOINT: "gateway.example.com": expected InternalIP, ExternalIP, none, an address, or an address and a port like 192.0.2.1:51820`,
 				`SEMAPHORE_WG_ROUTE_SRC: "127.0.0.1" is neither auto, nor none, nor an address of this node`,
@@ -229,7 +229,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			wireguardError, []string{"SEMAPHORE_HOST_IP", "node-1", "SEMAPHORE_LISTEN_AUTH", "basic", "SEMAPHORE_PROBE_ADDRESS", "7774"}, nil,
 			[]string{
 				`SEMAPHORE_HOST_IP: "node-1" is not an IP address of this node`,
-				`SEMAPHORE_LISTEN_AUTH: "basic" is none of none, token`,
+				`SEMAPHORE_LISTEN_AUTH: "basic" is not one of none, token`,
 				`SEMAPHORE_PROBE_ADDRESS: "7774" is not an address and port such as :8080 or 127.0.0.1:8080`,
 			},
 		},
@@ -239,7 +239,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		},
 		"a flag is named as such": {
 			wireguardError, nil, []string{"-log-level=loud", "stray"},
-			[]string{"stray: arguments that aren't flags have no meaning", `-log-level: "loud" is none of debug, info, warn, error`},
+			[]string{"stray: unexpected argument: only flags are allowed", `-log-level: "loud" is not one of debug, info, warn, error`},
 		},
 		"unknown flag": {
 			wireguardError, nil, []string{"-lgo-level=info"},
@@ -249,7 +249,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			mirrorError, []string{gcp + "SERVICE_PREFIX", "on-prem", "SEMAPHORE_REMOTES", "gcp,on-prem,merit", "SEMAPHORE_REMOTE_MERIT_KUBECONFIG", "/m", "SEMAPHORE_REMOTE_MERIT_SERVICE_PREFIX", "gl"}, nil,
 			[]string{
 				`SEMAPHORE_REMOTE_MERIT_SERVICE_PREFIX: "gl" can't begin the names of services: those of global services do`,
-				onPrem + `SERVICE_PREFIX: prefix "on-prem" of on-prem is that of gcp too (` + gcp + "SERVICE_PREFIX)",
+				onPrem + `SERVICE_PREFIX: prefix "on-prem" of on-prem is also that of gcp (` + gcp + "SERVICE_PREFIX)",
 			},
 		},
 		"mirror: a prefix that can't start a Service's name": {
@@ -273,13 +273,13 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			[]string{
 				`SEMAPHORE_POLICY_LABEL_DOMAIN: "a/b": a lowercase RFC 1123 subdomain must consist of`,
 				`SEMAPHORE_POLICY_MANAGED_BY: "a b": a valid label must be`,
-				`SEMAPHORE_POLICY_CALICO_API: "v2" is none of auto, v3, v1`,
+				`SEMAPHORE_POLICY_CALICO_API: "v2" is not one of auto, v3, v1`,
 				`SEMAPHORE_POLICY_FULL_RESYNC_PERIOD: "often" is not a duration`,
 			},
 		},
 		"policy: the flags for one remote beside a list": {
 			policyError, nil, []string{"-target-cluster-name=gcp", "-target-kube-config=/k"},
-			[]string{"SEMAPHORE_REMOTES: set together with -target-cluster-name, which is about the only remote"},
+			[]string{"SEMAPHORE_REMOTES: set together with -target-cluster-name, which defines the only remote"},
 		},
 		"policy: the flags for one remote without its name": {
 			policyError, []string{"SEMAPHORE_REMOTES", "-"}, []string{"-target-kube-config=/k"},
@@ -287,7 +287,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 		},
 		"policy: two ways to the only remote": {
 			policyError, []string{"SEMAPHORE_REMOTES", "-"}, []string{"-target-cluster-name=merit", "-target-kube-config=/k", "-remote-api-url=https://a"},
-			[]string{"-target-kube-config: set together with -remote-api-url; access to merit needs one or the other"},
+			[]string{"-target-kube-config: set together with -remote-api-url; access to merit needs only one of them"},
 		},
 	}
 	for name, tt := range tests {
@@ -307,7 +307,7 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 					missing = append(missing, want)
 				}
 			}
-			// Nothing else may be complained about, but for a remote whose name is the fault.
+			// There are no other errors, except about a remote with an invalid name.
 			if len(missing) > 0 || len(got) != len(tt.want) && !strings.Contains(name, "without settings") {
 				t.Errorf("missing %q\ngot:\n%s", missing, strings.Join(got, "\n"))
 			}

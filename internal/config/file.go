@@ -15,11 +15,11 @@ import (
 
 // The JSON file of the original tools. semaphore-wireguard calls its sections
 // local and remotes, semaphore-service-mirror localCluster, remoteClusters and
-// global; all programs here read both forms. Keys are matched without regard
-// to case, as those tools do. They stand in the tag "file" of the settings; those of a
-// remote that the original tools don't have are ours.
+// global; all programs here read both forms. Keys are case-insensitive, as in those
+// tools. They are in the tag "file" of the settings, some of which the original tools
+// don't have.
 
-// readFile takes the clusters from the file that a setting names.
+// readFile reads the clusters from the file that a setting names.
 func (l *loader) readFile(file *setting) {
 	content, err := os.ReadFile(file.text)
 	if err != nil {
@@ -33,7 +33,7 @@ func (l *loader) parseFile(path string, content []byte) {
 	in := " in " + path
 	var document map[string]json.RawMessage
 	if err := json.Unmarshal(content, &document); err != nil {
-		l.faults.add(path, "not the JSON object that it should be: %s", located(err, content))
+		l.faults.add(path, "not a JSON object: %s", located(err, content))
 		return
 	}
 	var remotesKey string
@@ -85,12 +85,12 @@ func (l *loader) parseRemote(path, in string, value json.RawMessage) {
 	l.remotes = append(l.remotes, remote)
 }
 
-// parseObject writes the settings that a section's keys stand for, but those that a flag
-// or a variable has set. It returns false when the value isn't an object.
+// parseObject sets the settings of a section's keys, except those that a flag or variable
+// has set. It returns false if the value isn't an object.
 func (l *loader) parseObject(section, path, in string, value json.RawMessage, settings []*setting) bool {
 	of := func(s *setting) bool { return strings.HasPrefix(s.tag.Get("file"), section+".") }
 	if !slices.ContainsFunc(settings, of) {
-		return true // It is another program's.
+		return true // a section of another program
 	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(value, &object); err != nil {
@@ -101,7 +101,7 @@ func (l *loader) parseObject(section, path, in string, value json.RawMessage, se
 		origin := path + "." + key + in
 		i := slices.IndexFunc(settings, func(s *setting) bool { return strings.EqualFold(s.tag.Get("file"), section+"."+key) })
 		if i < 0 {
-			// The original could skip its first comparison with the cluster; we never do.
+			// The original tool could skip its initial sync; these programs never do.
 			if skips := []string{"global.servicesync", "global.endpointslicesync"}; !slices.Contains(skips, strings.ToLower(section+"."+key)) {
 				l.warnings = append(l.warnings, origin+": unknown, and has no effect")
 			}
@@ -128,8 +128,8 @@ func (l *loader) parseObject(section, path, in string, value json.RawMessage, se
 	return true
 }
 
-// The forms of values. Nothing, null and 0 leave a setting at its default, as
-// they do in the original tools.
+// The types of values. Empty, null and 0 leave a setting at its default, as in the
+// original tools.
 
 func boolean(value json.RawMessage) (string, error) {
 	var b *bool
@@ -176,7 +176,7 @@ func duration(value json.RawMessage) (string, error) {
 	return n.String(), nil
 }
 
-// located adds the line to an error about JSON.
+// located adds the line number to a JSON syntax error.
 func located(err error, content []byte) string {
 	var syntax *json.SyntaxError
 	if !errors.As(err, &syntax) {

@@ -159,10 +159,10 @@ func TestFaultsOfTheFileNameTheirKey(t *testing.T) {
 		content string
 		want    []string
 	}{
-		"not JSON":         {"{\n\"local\": {\n]", []string{"FILE: not the JSON object that it should be: line 3: invalid character ']'"}},
-		"cut off":          {"{\n", []string{"FILE: not the JSON object that it should be: line 2: unexpected end of JSON input"}},
-		"something behind": {"{} {}", []string{"FILE: not the JSON object that it should be: line 1: invalid character '{' after top-level value"}},
-		"not an object":    {"[]", []string{"FILE: not the JSON object that it should be: json: cannot unmarshal array"}},
+		"not JSON":         {"{\n\"local\": {\n]", []string{"FILE: not a JSON object: line 3: invalid character ']'"}},
+		"cut off":          {"{\n", []string{"FILE: not a JSON object: line 2: unexpected end of JSON input"}},
+		"something behind": {"{} {}", []string{"FILE: not a JSON object: line 1: invalid character '{' after top-level value"}},
+		"not an object":    {"[]", []string{"FILE: not a JSON object: json: cannot unmarshal array"}},
 		"nothing":          {"{}", []string{"local.name in FILE: required", "remotes in FILE: required"}},
 		"sections of other types": {`{"local": 1, "remotes": {}}`, []string{
 			"local in FILE: not a JSON object", "remotes in FILE: not a list", "local.name in FILE: required",
@@ -170,10 +170,10 @@ func TestFaultsOfTheFileNameTheirKey(t *testing.T) {
 		"both forms": {`{"local": {"name": "a"}, "remotes": [], "remoteClusters": []}`, []string{
 			"remoteClusters in FILE: not a list of at least one", "remotes in FILE: set together with remoteClusters",
 		}},
-		"bad local name":     {strings.Replace(wireguardFile, "cluster1", "Cluster", 1), []string{`local.name in FILE: "Cluster" is no name of a cluster: `}},
+		"bad local name":     {strings.Replace(wireguardFile, "cluster1", "Cluster", 1), []string{`local.name in FILE: "Cluster" is not a valid cluster name: `}},
 		"remote without all": {remote(""), []string{"remotes[1].name in FILE: required"}},
 		"remote without access and subnet": {remote(`"name": "x"`), []string{
-			"remotes[1].kubeConfigPath in FILE: required: a kubeconfig for x; or set remotes[1].remoteAPIURL in FILE, remotes[1].remoteCAURL in FILE or remotes[1].remoteCAPath in FILE, and remotes[1].remoteSATokenPath in FILE",
+			"remotes[1].kubeConfigPath in FILE: required: a kubeconfig for x; alternatively set remotes[1].remoteAPIURL in FILE, remotes[1].remoteCAURL in FILE or remotes[1].remoteCAPath in FILE, and remotes[1].remoteSATokenPath in FILE",
 			"remotes[1].podSubnet in FILE: required",
 		}},
 		"remote twice": {remote(`"name": "gcp", "kubeConfigPath": "/x", "podSubnet": "10.9.0.0/16"`), []string{`remotes[1].name in FILE: remote "gcp" is listed twice`}},
@@ -181,7 +181,7 @@ func TestFaultsOfTheFileNameTheirKey(t *testing.T) {
 			"remotes[1].podSubnet in FILE: 10.4.0.0/20 overlaps 10.4.0.0/16 of gcp (remotes[0].podSubnet in FILE)",
 		}},
 		"port twice": {remote(`"name": "x", "kubeConfigPath": "/x", "podSubnet": "10.5.0.0/20", "wgListenPort": 51820`), []string{
-			"remotes[1].wgListenPort in FILE: port 51820 of x is that of gcp too (remotes[0].wgListenPort in FILE)",
+			"remotes[1].wgListenPort in FILE: port 51820 of x is also that of gcp (remotes[0].wgListenPort in FILE)",
 		}},
 		"values of other types": {remote(`"name": "x", "kubeConfigPath": 1, "podSubnet": [], "wgListenPort": "1", "wgDeviceMTU": 1.5, "resyncPeriod": {}`), []string{
 			"remotes[1].kubeConfigPath in FILE: not a text", "remotes[1].podSubnet in FILE: not a text", "remotes[1].resyncPeriod in FILE: neither a duration",
@@ -222,8 +222,8 @@ func TestFileTakesThePlaceOfVariables(t *testing.T) {
 	setenv(t, env("SEMAPHORE_CLUSTERS_CONFIG", path))
 	_, _, err := LoadWireguard(nil)
 	want := []string{
-		"SEMAPHORE_CLUSTER_NAME: set together with SEMAPHORE_CLUSTERS_CONFIG, which takes its place",
-		"SEMAPHORE_REMOTES: set together with SEMAPHORE_CLUSTERS_CONFIG, which takes its place",
+		"SEMAPHORE_CLUSTER_NAME: set together with SEMAPHORE_CLUSTERS_CONFIG, which replaces it",
+		"SEMAPHORE_REMOTES: set together with SEMAPHORE_CLUSTERS_CONFIG, which replaces it",
 	}
 	if diff := cmp.Diff(want, lines(err)); diff != "" {
 		t.Errorf("faults (-want +got):\n%s", diff)
@@ -239,15 +239,15 @@ func TestWhatHasNoEffectBesideAFileIsWarnedAbout(t *testing.T) {
 	}
 	want := []string{
 		"remotes[0].wgMTU in " + path + ": unknown, and has no effect",
-		"SEMAPHORE_REMOTE_CLUSTER2_WG_MTU: has no effect, because SEMAPHORE_CLUSTERS_CONFIG takes its place",
+		"SEMAPHORE_REMOTE_CLUSTER2_WG_MTU: has no effect, because SEMAPHORE_CLUSTERS_CONFIG replaces it",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 }
 
-// FuzzClustersFile checks that no file does harm: either it is refused with
-// faults, or everything that it says holds.
+// FuzzClustersFile checks that a file is either refused with errors or yields a valid
+// configuration.
 func FuzzClustersFile(f *testing.F) {
 	f.Add([]byte(wireguardFile))
 	f.Add([]byte(`{"local":{"name":"a"},"remotes":[{"name":"b","kubeConfigPath":"/b","podSubnet":"10.0.0.0/8,fd00::/8","resyncPeriod":1e9,"staleAfter":"1h"}]}`))

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// help lists every setting with its variable, its flags, default and meaning.
+// help writes the usage message.
 func (l *loader) help(out io.Writer) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s.\n\n", l.program, l.purpose)
 	l.commands(&b)
-	b.WriteString("\nSettings are environment variables; flags win over them.\n\n")
+	b.WriteString("\nSettings are environment variables; flags override them.\n\n")
 	describeAll(&b, l.settings)
-	b.WriteString("\nFor each remote, where <NAME> is its name in capitals, with _ for -:\n\n")
+	b.WriteString("\nFor each remote, where <NAME> is its name in upper case, with _ for -:\n\n")
 	describeAll(&b, remoteSettings(groupPrefix("<name>"), new(Remote)))
 	b.WriteString("\nFlags without a variable:\n\n")
 	describeAll(&b, l.target)
@@ -25,11 +25,11 @@ func (l *loader) help(out io.Writer) {
 	}
 	slices.Sort(rest)
 	b.WriteString(strings.Join(rest, ""))
-	// Nothing is to be done about a stdout that is closed.
+	// An error means that stdout is closed: there is nowhere to report it.
 	_, _ = io.WriteString(out, b.String())
 }
 
-// commands lists what the program can be asked to do.
+// commands lists the subcommands.
 func (l *loader) commands(b *strings.Builder) {
 	command := func(arguments, meaning string) {
 		fmt.Fprintf(b, "  %s%s\n        %s\n", l.program, arguments, meaning)
@@ -38,11 +38,11 @@ func (l *loader) commands(b *strings.Builder) {
 		command("", l.once)
 		return
 	}
-	command("", "work until a signal comes")
-	command(" status", "ask the process that works on this machine, or in this pod, and print a table of how it is,\n"+
-		"        with -o json its whole report; the exit code is 1 if something is wrong")
+	command("", "run until SIGINT or SIGTERM")
+	command(" status", "print the status of the process that runs on this machine, or in this pod, as a table,\n"+
+		"        or with -o json as its full report; exits with 1 if something is wrong")
 	if l.probe {
-		command(" probe /readyz", "ask it, as the kubelet does, for /readyz or /healthz; the exit code is 1 unless the answer is ok")
+		command(" probe /readyz", "request /readyz or /healthz from that process, as the kubelet does; exits with 1 unless the response is ok")
 	}
 	if cleanup := l.flags.Lookup(cleanupFlag); cleanup != nil {
 		command(" -"+cleanup.Name, cleanup.Usage)
@@ -68,7 +68,7 @@ func describeAll(b *strings.Builder, settings []*setting) {
 
 // ownFlags returns the flags that belong to no setting, with their usage.
 func (l *loader) ownFlags() map[string]string {
-	own := map[string]string{"help": "print this, and end"}
+	own := map[string]string{"help": "print this message and exit"}
 	settings := slices.Concat(l.settings, l.target)
 	l.flags.VisitAll(func(f *flag.Flag) {
 		ofSetting := slices.ContainsFunc(settings, func(s *setting) bool { return slices.Contains(s.list("flag"), f.Name) })

@@ -14,17 +14,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
-// podNamespaceFile is where Kubernetes puts a pod's namespace.
+// podNamespaceFile has the pod's namespace; the kubelet mounts it.
 const podNamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// cleanupFlag is the flag of programs that can remove what they set up.
+// cleanupFlag is the flag of programs that can remove their setup.
 const cleanupFlag = "cleanup"
 
 // LoadWireguard reads the configuration of semaphore-wireguard from args (the
 // command line without the program's name) and the process environment.
 //
-// The warnings are about settings that have no effect. The error joins all
-// faults; it is flag.ErrHelp after -help or -version was answered, on stdout.
+// The warnings are about settings without effect. The error joins all errors of the
+// configuration; it is flag.ErrHelp after -help or -version, whose output is on stdout.
 func LoadWireguard(args []string) (cfg Wireguard, warnings []string, err error) {
 	return loadWireguard(args, os.Stdout, podNamespaceFile)
 }
@@ -48,12 +48,12 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 	var own agentSources
 	l := newLoader("semaphore-wireguard", "keeps a WireGuard mesh with the nodes of remote clusters", &cfg.Base, &cfg, &own)
 	l.probe = true
-	l.flags.BoolVar(&cfg.Cleanup, cleanupFlag, false, "remove everything that this program ever set up on the node, but for the keys, and end")
+	l.flags.BoolVar(&cfg.Cleanup, cleanupFlag, false, "remove everything that this program set up on the node, except the keys, and exit")
 	if err := l.load(args, out, needs{wireguard: true}); err != nil {
 		return Wireguard{}, nil, err
 	}
-	// On all addresses metrics and status would also be on those that the node has
-	// inside the podCIDRs, for the pods of remote clusters.
+	// Not on all addresses: those of the node inside the podCIDRs are reachable for pods
+	// of remote clusters.
 	l.addresses(net.JoinHostPort(cmp.Or(own.HostIP, "127.0.0.1"), "7773"), "127.0.0.1:7774")
 	l.pod(&cfg.Pod, cmp.Or(own.Namespace, readPodNamespace(namespaceFile)))
 	return finish(l, cfg)
@@ -61,7 +61,7 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 
 func loadMirror(args []string, out io.Writer, namespaceFile string) (cfg Mirror, warnings []string, err error) {
 	l := newLoader("semaphore-service-mirror", "mirrors services of remote clusters", &cfg.Base, &cfg)
-	l.flags.Func("config", "the same as -clusters-config", func(v string) error {
+	l.flags.Func("config", "alias of -clusters-config", func(v string) error {
 		l.setting(&l.ClustersConfig).write(v, "-config")
 		return nil
 	})
@@ -98,8 +98,8 @@ func loadPolicy(args []string, out io.Writer, namespaceFile string) (cfg Policy,
 
 func loadTokens(args []string, out io.Writer, namespaceFile string) (cfg Tokens, warnings []string, err error) {
 	l := newLoader("semaphore-tokens", "renews the tokens for remote clusters that expire", &cfg.Base, &cfg)
-	l.once = "renew the tokens of which a third of their life is over, and end; the exit code is 1 if one couldn't be renewed"
-	l.flags.BoolVar(&cfg.All, "all", false, "renew the others, too, and end")
+	l.once = "renew the tokens that are past a third of their lifetime, and exit, with 1 if a token couldn't be renewed"
+	l.flags.BoolVar(&cfg.All, "all", false, "renew all tokens, and exit")
 	if err := l.load(args, out, needs{}); err != nil {
 		return Tokens{}, nil, err
 	}
@@ -108,7 +108,7 @@ func loadTokens(args []string, out io.Writer, namespaceFile string) (cfg Tokens,
 	return finish(l, cfg)
 }
 
-// finish returns a configuration that has no fault.
+// finish returns the configuration, or its errors.
 func finish[C any](l *loader, cfg C) (C, []string, error) {
 	if err := errors.Join(l.faults.all...); err != nil {
 		var none C
@@ -117,26 +117,25 @@ func finish[C any](l *loader, cfg C) (C, []string, error) {
 	return cfg, l.warnings, nil
 }
 
-// loader brings the sources of one program's configuration together.
+// loader merges the sources of one program's configuration.
 type loader struct {
 	program, purpose string
-	probe            bool   // whether the program can ask for its own probes
-	once             string // what a program does that doesn't go on until a signal comes
+	probe            bool   // the program has the subcommand probe
+	once             string // usage of a program that runs to completion
 	flags            *flag.FlagSet
 	sources
 	base     *Base
 	settings []*setting // common ones and the program's own
-	target   []*setting // flags of the original policy tool; none unless the program takes them
+	target   []*setting // flags of the original policy tool, for semaphore-policy
 	remotes  []*rawRemote
 	faults   faults
 	warnings []string
 }
 
-// newLoader returns a loader of a configuration: what is common, and the structs of
-// which all fields are settings of the program.
+// newLoader returns a loader of the common settings and of the fields of own.
 func newLoader(program, purpose string, base *Base, own ...any) *loader {
 	l := &loader{program: program, purpose: purpose, base: base, flags: flag.NewFlagSet(program, flag.ContinueOnError)}
-	// What is to be said about flags is in the errors; help has a form of its own.
+	// Errors and usage are reported by load and help.
 	l.flags.SetOutput(io.Discard)
 	for _, vars := range append(own, &l.sources) {
 		l.settings = append(l.settings, inspect(prefix, vars)...)
@@ -144,10 +143,10 @@ func newLoader(program, purpose string, base *Base, own ...any) *loader {
 	return l
 }
 
-// load reads flags, environment and file, in falling order of precedence.
+// load reads flags, environment and file; the first one that has a setting wins.
 func (l *loader) load(args []string, out io.Writer, need needs) error {
 	lookUp(l.settings)
-	showVersion := l.flags.Bool("version", false, "print which build this is, and end")
+	showVersion := l.flags.Bool("version", false, "print the version and exit")
 	for _, s := range slices.Concat(l.settings, l.target) {
 		for _, name := range s.list("flag") {
 			l.flags.Func(name, s.tag.Get("desc"), func(v string) error {
@@ -164,12 +163,12 @@ func (l *loader) load(args []string, out io.Writer, need needs) error {
 		return fmt.Errorf("%w (%s -help lists the settings)", err, l.program)
 	}
 	if *showVersion {
-		// Nothing is to be done about a stdout that is closed.
+		// An error means that stdout is closed: there is nowhere to report it.
 		_, _ = fmt.Fprintln(out, l.program, process.Build())
 		return flag.ErrHelp
 	}
 	if l.flags.NArg() > 0 {
-		l.faults.add(l.flags.Arg(0), "arguments that aren't flags have no meaning")
+		l.faults.add(l.flags.Arg(0), "unexpected argument: only flags are allowed")
 	}
 	l.readClusters()
 	l.decode(need)
@@ -177,21 +176,21 @@ func (l *loader) load(args []string, out io.Writer, need needs) error {
 	return nil
 }
 
-// decode makes the configuration of the texts.
+// decode parses the texts of all settings.
 func (l *loader) decode(need needs) {
 	l.base.Remotes = parseRemotes(&l.faults, l.setting(&l.base.ClusterName).text, l.remotes, need)
 	decode(&l.faults, l.settings)
 	l.base.Local.Kubeconfig = l.Kubeconfig
 }
 
-// readClusters finds the local cluster's name and the remotes, in the one of
-// their three places where they are.
+// readClusters reads the local cluster's name and the remotes from the file, the flags of
+// the original policy tool, or the environment.
 func (l *loader) readClusters() {
 	name, remotes, file := l.setting(&l.base.ClusterName), l.setting(&l.base.Remotes), l.setting(&l.ClustersConfig)
 	if file.set {
 		for _, s := range append([]*setting{name, remotes}, l.target...) {
 			if s.set {
-				l.faults.add(s.origin, "set together with %s, which takes its place", file.origin)
+				l.faults.add(s.origin, "set together with %s, which replaces it", file.origin)
 			}
 		}
 		l.readFile(file)
@@ -199,11 +198,11 @@ func (l *loader) readClusters() {
 	}
 	target := firstSet(l.target)
 	if !name.set && target == nil {
-		l.faults.add(name.origin, "required: the name of this cluster; or %s", file.origin)
+		l.faults.add(name.origin, "required: the name of this cluster; alternatively set %s", file.origin)
 	}
 	switch {
 	case target != nil && remotes.set:
-		l.faults.add(remotes.origin, "set together with %s, which is about the only remote", target.origin)
+		l.faults.add(remotes.origin, "set together with %s, which defines the only remote", target.origin)
 	case target != nil:
 		l.readTarget(target)
 	case remotes.set:
@@ -213,19 +212,19 @@ func (l *loader) readClusters() {
 			l.remotes = append(l.remotes, remote)
 		}
 	default:
-		l.faults.add(remotes.origin, "required: the remote clusters, as in gcp,merit; or %s", file.origin)
+		l.faults.add(remotes.origin, "required: the names of the remote clusters, such as gcp,merit; alternatively set %s", file.origin)
 	}
 }
 
-// setting returns the setting that a field belongs to.
+// setting returns the setting of a field.
 func (l *loader) setting(field any) *setting { return settingOf(l.settings, field) }
 
-// fault notes what is wrong with a field.
+// fault adds an error about a field.
 func (l *loader) fault(field any, format string, args ...any) {
 	l.faults.add(l.setting(field).origin, format, args...)
 }
 
-// addresses fills in the addresses that a program listens on where they aren't set.
+// addresses sets the defaults of the addresses that the program listens on.
 func (l *loader) addresses(listen, probe string) {
 	b := l.base
 	b.ListenAddress, b.ProbeAddress = cmp.Or(b.ListenAddress, listen), cmp.Or(b.ProbeAddress, probe)
@@ -235,8 +234,8 @@ func (l *loader) addresses(listen, probe string) {
 	}
 }
 
-// sameAddress reports whether two addresses can't both be listened on: their
-// ports are the same, and their hosts are or one of them stands for all.
+// sameAddress reports whether one process can't listen on both addresses: the ports are
+// equal, and the hosts are equal or one of them is a wildcard.
 func sameAddress(a, b string) bool {
 	hostA, portA, errA := net.SplitHostPort(a)
 	hostB, portB, errB := net.SplitHostPort(b)
@@ -247,14 +246,14 @@ func sameAddress(a, b string) bool {
 	return hostA == hostB || all(hostA) || all(hostB)
 }
 
-// namespace fills in a namespace where it isn't set.
+// namespace sets the default of a namespace.
 func (l *loader) namespace(field *string, otherwise string) {
 	if *field = cmp.Or(*field, otherwise); *field == "" {
 		l.fault(field, "required outside of a pod: a namespace")
 	}
 }
 
-// pod completes the pod that the process runs in; outside of one there is nothing.
+// pod completes the program's own pod, if its name and UID are set.
 func (l *loader) pod(pod *Pod, namespace string) {
 	name, uid := l.setting(&pod.Name), l.setting(&pod.UID)
 	switch {
@@ -268,7 +267,7 @@ func (l *loader) pod(pod *Pod, namespace string) {
 	pod.Namespace = namespace
 }
 
-// readPodNamespace returns the pod's namespace, or nothing outside of a pod.
+// readPodNamespace returns the pod's namespace, empty outside of a pod.
 func readPodNamespace(file string) string {
 	content, err := os.ReadFile(file)
 	if err != nil {

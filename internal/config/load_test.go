@@ -367,7 +367,7 @@ func TestPodIsKnownByAllThatItTakes(t *testing.T) {
 		known  bool
 	}{
 		{"in a pod", []string{name, "agent-x", uid, "u-1", "SEMAPHORE_NAMESPACE", "-"}, file, Pod{"kube-system", "agent-x", "u-1"}, true},
-		{"in a pod that is told its namespace", []string{name, "agent-x", uid, "u-1"}, file, Pod{"sys-semaphore", "agent-x", "u-1"}, true},
+		{"in a pod with a configured namespace", []string{name, "agent-x", uid, "u-1"}, file, Pod{"sys-semaphore", "agent-x", "u-1"}, true},
 		{"namespace unknown", []string{name, "agent-x", uid, "u-1", "SEMAPHORE_NAMESPACE", "-", "SEMAPHORE_LEADER_ELECTION", "false"}, "", Pod{"", "agent-x", "u-1"}, false},
 		{"outside of a pod", nil, "", Pod{}, false},
 	} {
@@ -396,8 +396,7 @@ func TestVersionAndHelpEndTheProgram(t *testing.T) {
 	}
 }
 
-// TestTokensRun checks what the settings of the other programs mean for the one that
-// renews tokens.
+// TestTokensRun loads the settings of the other programs for semaphore-tokens.
 func TestTokensRun(t *testing.T) {
 	setenv(t, map[string]string{
 		"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_NAMESPACE": "sys-semaphore",
@@ -459,14 +458,14 @@ func TestHelpNamesEverySetting(t *testing.T) {
 			if err := load(&out); !errors.Is(err, flag.ErrHelp) {
 				t.Fatal(err)
 			}
-			commands := []string{" status\n        ask the process", "with -o json its whole report"}
+			commands := []string{" status\n        print the status", "with -o json as its full report"}
 			for _, part := range commands {
 				if has := strings.Contains(out.String(), part); has != (program != "tokens") {
-					t.Errorf("-help tells of %q: %t:\n%s", part, has, &out)
+					t.Errorf("-help contains %q: %t:\n%s", part, has, &out)
 				}
 			}
 			if cleans := strings.Contains(out.String(), "\n  semaphore-wireguard -cleanup\n"); cleans != (program == "wireguard") {
-				t.Errorf("-help tells of -cleanup: %v\n%s", cleans, &out)
+				t.Errorf("-help contains -cleanup: %v\n%s", cleans, &out)
 			}
 			for _, name := range slices.Concat(common, own[program]) {
 				if !strings.Contains(out.String(), "\n  "+name) {

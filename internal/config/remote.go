@@ -8,16 +8,16 @@ import (
 )
 
 const (
-	// firstListenPort is that of the first remote; others count up from it.
+	// firstListenPort is the default of the first remote; it increases by one per remote.
 	firstListenPort = 51820
-	// minMTU6 is the least that an IPv6 link must carry (RFC 8200).
+	// minMTU6 is the minimum MTU of an IPv6 link (RFC 8200).
 	minMTU6 = 1280
 )
 
 // rawRemote is one remote cluster with its settings.
 type rawRemote struct {
 	Remote
-	nameFrom string // origin of the name, for faults
+	nameFrom string // origin of the name, for errors
 	settings []*setting
 }
 
@@ -32,19 +32,19 @@ func remoteSettings(prefix string, r *Remote) []*setting {
 	return append(inspect(prefix, &r.Access), inspect(prefix, r)...)
 }
 
-// groupPrefix returns what the variables of a remote start with.
+// groupPrefix returns the prefix of a remote's variables.
 func groupPrefix(name string) string {
 	return cluster.Name(name).Variables()
 }
 
-// of returns the setting that a field of r belongs to.
+// of returns the setting of a field of r.
 func (r *rawRemote) of(field any) *setting { return settingOf(r.settings, field) }
 
 func (r *rawRemote) origin(field any) string { return r.of(field).origin }
 
-// needs says which of a remote's settings a program uses.
+// needs are the settings of remotes that a program uses.
 type needs struct {
-	wireguard     bool // pod subnets are required, ports and MTUs matter
+	wireguard     bool // pod subnets are required, ports and MTUs are checked
 	servicePrefix bool
 }
 
@@ -57,7 +57,7 @@ func (r *rawRemote) parse(f *faults, position int, need needs) {
 	if subnets.set {
 		r.PodSubnetsFrom = subnets.origin
 	} else if need.wireguard {
-		f.add(subnets.origin, "required: the pod subnets of %s, as in 10.4.0.0/16", r.Name)
+		f.add(subnets.origin, "required: the pod subnets of %s, such as 10.4.0.0/16", r.Name)
 	}
 	if six := slices.IndexFunc(r.PodSubnets, func(p netip.Prefix) bool { return p.Addr().Is6() }); six >= 0 && r.MTU > 0 && r.MTU < minMTU6 {
 		f.add(r.origin(&r.MTU), "%d is less than %d, which IPv6 needs for %s", r.MTU, minMTU6, r.PodSubnets[six])
@@ -67,7 +67,7 @@ func (r *rawRemote) parse(f *faults, position int, need needs) {
 	}
 }
 
-// checkAccess checks that there is one way to the remote, and all that it takes.
+// checkAccess checks that exactly one kind of access is configured, completely.
 func (r *rawRemote) checkAccess(f *faults) {
 	a := &r.Access
 	kubeconfig, server, caURL, caFile := r.of(&a.Kubeconfig), r.of(&a.APIURL), r.of(&a.CAURL), r.of(&a.CAFile)
@@ -75,22 +75,22 @@ func (r *rawRemote) checkAccess(f *faults) {
 	direct := firstSet([]*setting{server, caURL, caFile, token, pins})
 	switch {
 	case kubeconfig.set && direct != nil:
-		f.add(kubeconfig.origin, "set together with %s; access to %s needs one or the other", direct.origin, r.Name)
+		f.add(kubeconfig.origin, "set together with %s; access to %s needs only one of them", direct.origin, r.Name)
 		return
 	case kubeconfig.set:
 		return
 	case direct == nil:
-		f.add(kubeconfig.origin, "required: a kubeconfig for %s; or set %s, %s or %s, and %s", r.Name, server.origin, caURL.origin, caFile.origin, token.origin)
+		f.add(kubeconfig.origin, "required: a kubeconfig for %s; alternatively set %s, %s or %s, and %s", r.Name, server.origin, caURL.origin, caFile.origin, token.origin)
 		return
 	}
 	if !server.set {
-		f.add(server.origin, "required with %s: the https address of the API server", direct.origin)
+		f.add(server.origin, "required with %s: the https URL of the API server", direct.origin)
 	}
 	switch {
 	case caURL.set && caFile.set:
 		f.add(caURL.origin, "set together with %s; use one of them", caFile.origin)
 	case !caURL.set && !caFile.set:
-		f.add(caURL.origin, "required, or %s: what the certificate of the API server is verified with", caFile.origin)
+		f.add(caURL.origin, "required, or %s: the CA certificates of the API server", caFile.origin)
 	}
 	if pins.set {
 		if !caURL.set {
@@ -116,13 +116,13 @@ func parseRemotes(f *faults, local string, raw []*rawRemote, need needs) []Remot
 		remotes[i] = r.Remote
 		for _, other := range raw[:i] {
 			if r.Name == other.Name {
-				continue // the name is the fault
+				continue // reported by checkNames
 			}
 			if need.wireguard && r.ListenPort != 0 && r.ListenPort == other.ListenPort {
-				f.add(r.origin(&r.ListenPort), "port %d of %s is that of %s too (%s)", r.ListenPort, r.Name, other.Name, other.origin(&other.ListenPort))
+				f.add(r.origin(&r.ListenPort), "port %d of %s is also that of %s (%s)", r.ListenPort, r.Name, other.Name, other.origin(&other.ListenPort))
 			}
 			if need.servicePrefix && r.ServicePrefix == other.ServicePrefix {
-				f.add(r.origin(&r.ServicePrefix), "prefix %q of %s is that of %s too (%s)", r.ServicePrefix, r.Name, other.Name, other.origin(&other.ServicePrefix))
+				f.add(r.origin(&r.ServicePrefix), "prefix %q of %s is also that of %s (%s)", r.ServicePrefix, r.Name, other.Name, other.origin(&other.ServicePrefix))
 			}
 		}
 	}
@@ -137,9 +137,9 @@ func checkNames(f *faults, local string, raw []*rawRemote) {
 			continue
 		}
 		if r.Name == local {
-			f.add(r.nameFrom, "remote %q is named like this cluster", r.Name)
+			f.add(r.nameFrom, "remote %q has the name of this cluster", r.Name)
 		}
-		// The variables' names, which is also where equal names meet.
+		// Names that differ can have the same variables: a-b and A_B.
 		group := groupPrefix(r.Name)
 		switch before := seen[group]; {
 		case before == nil:
@@ -152,8 +152,8 @@ func checkNames(f *faults, local string, raw []*rawRemote) {
 	}
 }
 
-// checkSubnets finds prefixes that overlap, inside one remote or between two:
-// an address in both would have two ways to go.
+// checkSubnets finds overlapping prefixes, of one remote or of two: the route to an
+// address in both would be ambiguous.
 func checkSubnets(f *faults, raw []*rawRemote) {
 	type claim struct {
 		prefix netip.Prefix

@@ -12,24 +12,24 @@ import (
 	"github.com/kelseyhightower/envconfig"
 )
 
-// prefix starts the names of all variables.
+// prefix is that of all variables.
 const prefix = "SEMAPHORE"
 
-// setting is one field of a configuration: its text, wherever that comes from, and
-// what it is made of that. envconfig reads the texts and no more: of texts that have no
-// meaning it would report the first alone.
+// setting is one field of a configuration: its text, from whichever source, and a pointer
+// to the parsed value. envconfig only reads the texts: it would stop at the first one that
+// doesn't parse.
 type setting struct {
 	variable string // its name in the environment
-	origin   string // what faults are reported against: the variable, a flag, or a key of the file
+	origin   string // the variable, flag or key of the file, for errors
 	text     string
-	set      bool // text was written by the operator
+	set      bool // text is not a default
 	field    any  // a pointer
 	tag      reflect.StructTag
 }
 
-// inspect lists the fields of a struct that vars points to, under the names that
-// envconfig gives them. envconfig itself hands them out by way of text/template alone:
-// a program that links that keeps the methods of all its types, unused ones included.
+// inspect lists the fields of a struct that vars points to, with the variables that
+// envconfig derives from them. envconfig's own list needs text/template, which would keep
+// all methods of all types in the binary.
 func inspect(prefix string, vars any) []*setting {
 	var found []*setting
 	v := reflect.ValueOf(vars).Elem()
@@ -53,7 +53,7 @@ func inspect(prefix string, vars any) []*setting {
 	return found
 }
 
-// lookUp has envconfig read the texts of the environment.
+// lookUp reads the texts from the environment.
 func lookUp(settings []*setting) {
 	fields := make([]reflect.StructField, len(settings))
 	for i, s := range settings {
@@ -63,7 +63,7 @@ func lookUp(settings []*setting) {
 	}
 	texts := reflect.New(reflect.StructOf(fields))
 	if err := envconfig.Process("", texts.Interface()); err != nil {
-		panic(fmt.Sprintf("read environment: %v", err)) // Any text is one.
+		panic(fmt.Sprintf("read environment: %v", err)) // strings always parse
 	}
 	for i, s := range settings {
 		if text, _ := texts.Elem().Field(i).Interface().(*string); text != nil && (*text != "" || s.tag.Get("empty") == "off") {
@@ -72,16 +72,16 @@ func lookUp(settings []*setting) {
 	}
 }
 
-// write gives a setting its text.
+// write sets the text of a setting.
 func (s *setting) write(text, origin string) { s.text, s.origin, s.set = text, origin, true }
 
-// settingOf returns the setting that a field belongs to, by a pointer to it.
+// settingOf returns the setting of a field, by a pointer to the field.
 func settingOf(settings []*setting, field any) *setting {
 	i := slices.IndexFunc(settings, func(s *setting) bool { return s.field == field })
 	return settings[i]
 }
 
-// list returns the parts of a tag.
+// list returns the comma-separated parts of a tag.
 func (s *setting) list(tag string) []string {
 	if all := s.tag.Get(tag); all != "" {
 		return strings.Split(all, ",")
@@ -89,8 +89,8 @@ func (s *setting) list(tag string) []string {
 	return nil
 }
 
-// decode sets the fields of settings. Where there is neither a text nor a default it
-// leaves what is there.
+// decode sets the fields of settings. A field without a text and a default stays as it
+// is.
 func decode(f *faults, settings []*setting) {
 	for _, s := range settings {
 		if !s.set {

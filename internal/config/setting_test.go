@@ -11,8 +11,8 @@ import (
 	"github.com/kelseyhightower/envconfig"
 )
 
-// TestEverySettingIsComplete holds each field to what a setting is made of: a new one
-// that lacks something would be read in part, or not at all.
+// TestEverySettingIsComplete checks the tags of each field: a new one that lacks some
+// would be read in part, or not at all.
 func TestEverySettingIsComplete(t *testing.T) {
 	groups := map[string][]*setting{"remote": remoteSettings(groupPrefix("gcp"), new(Remote)), "target": inspect("", new(targetVars))}
 	for name, vars := range map[string]any{
@@ -43,7 +43,7 @@ func TestEverySettingIsComplete(t *testing.T) {
 				t.Errorf("%s has %d bounds, want %d", s.variable, got, bounds)
 			}
 			if words := s.list("oneof"); words != nil && !slices.Contains(words, s.tag.Get("default")) {
-				t.Errorf("the default of %s is none of %s", s.variable, words)
+				t.Errorf("the default of %s is not one of %s", s.variable, words)
 			}
 			if kinds := []string{"", "label", "cluster", "subdomain", "label value", "selector", "https", "host:port", "ip", "endpoint", "source", "pod prefixes", "path"}; !slices.Contains(kinds, s.tag.Get("is")) {
 				t.Errorf("%s must be a %s, which nothing checks", s.variable, s.tag.Get("is"))

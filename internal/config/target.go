@@ -2,18 +2,18 @@ package config
 
 import "slices"
 
-// targetVars are the flags of the original policy tool, which knows one remote, and
-// the variables of the remote that they stand for. They have none of their own.
+// targetVars are the flags of the original policy tool, which has one remote, and the
+// variables of the remote that they set.
 type targetVars struct {
-	ClusterName  string `flag:"target-cluster-name" desc:"the only remote, in place of SEMAPHORE_REMOTES; SEMAPHORE_CLUSTER_NAME isn't required then"`
-	Kubeconfig   string `flag:"target-kube-config" of:"_KUBECONFIG" desc:"path of a kubeconfig for it; or the next ones"`
-	APIURL       string `flag:"remote-api-url" of:"_API_URL" desc:"https address of its API server"`
-	CAURL        string `flag:"remote-ca-url" of:"_CA_URL" desc:"https address of its certificate authority"`
-	TokenFile    string `flag:"remote-sa-token-path" of:"_TOKEN_FILE" desc:"path of a service account's token"`
-	ResyncPeriod string `flag:"pod-resync-period" of:"_RESYNC_PERIOD" desc:"how often all of its pods are looked at again without an event"`
+	ClusterName  string `flag:"target-cluster-name" desc:"name of the only remote, instead of SEMAPHORE_REMOTES; SEMAPHORE_CLUSTER_NAME is not required then"`
+	Kubeconfig   string `flag:"target-kube-config" of:"_KUBECONFIG" desc:"path of a kubeconfig for that remote; alternatively set -remote-api-url, -remote-ca-url and -remote-sa-token-path"`
+	APIURL       string `flag:"remote-api-url" of:"_API_URL" desc:"https URL of the remote's API server"`
+	CAURL        string `flag:"remote-ca-url" of:"_CA_URL" desc:"https URL that serves the CA certificates of the remote's API server"`
+	TokenFile    string `flag:"remote-sa-token-path" of:"_TOKEN_FILE" desc:"path of a service account token"`
+	ResyncPeriod string `flag:"pod-resync-period" of:"_RESYNC_PERIOD" desc:"interval at which all of the remote's pods are reconciled without an event (0: never)"`
 }
 
-// firstSet returns the first setting that was written, or nil.
+// firstSet returns the first setting that is set, or nil.
 func firstSet(settings []*setting) *setting {
 	if i := slices.IndexFunc(settings, func(s *setting) bool { return s.set }); i >= 0 {
 		return settings[i]
@@ -21,8 +21,8 @@ func firstSet(settings []*setting) *setting {
 	return nil
 }
 
-// readTarget makes the only remote of these flags, of which one is set. The
-// remote's variables count for what they don't say.
+// readTarget defines the only remote by these flags, of which one is set, and otherwise by
+// the remote's variables.
 func (l *loader) readTarget(set *setting) {
 	name := l.target[0]
 	if name.text == "" {

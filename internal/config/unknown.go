@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// unknownVariables returns warnings about variables of the environment that
-// begin like ours and that no program here reads: most likely a slip of the
-// keyboard, which would otherwise go unnoticed.
+// unknownVariables returns warnings about environment variables with our prefix that no
+// program reads: most likely typing errors.
 func (l *loader) unknownVariables(environ []string) []string {
 	known := l.knownVariables()
 	fromFile := l.setting(&l.ClustersConfig)
@@ -19,12 +18,12 @@ func (l *loader) unknownVariables(environ []string) []string {
 			continue
 		}
 		if fromFile.set && strings.HasPrefix(name, groupPrefix("")) {
-			warnings = append(warnings, name+": has no effect, because "+fromFile.origin+" takes its place")
+			warnings = append(warnings, name+": has no effect, because "+fromFile.origin+" replaces it")
 			continue
 		}
 		warning := name + ": unknown, and has no effect"
 		if near := nearest(name, known); near != "" {
-			warning += "; " + near + " is the nearest known name"
+			warning += "; did you mean " + near + "?"
 		}
 		warnings = append(warnings, warning)
 	}
@@ -32,8 +31,8 @@ func (l *loader) unknownVariables(environ []string) []string {
 	return warnings
 }
 
-// knownVariables are those of all programs, which often share their variables,
-// and of the remotes that are configured by variables.
+// knownVariables returns those of all programs, which often share an environment, and of
+// the remotes that are configured by variables.
 func (l *loader) knownVariables() []string {
 	var all []*setting
 	for _, p := range programs {
@@ -53,9 +52,8 @@ func (l *loader) knownVariables() []string {
 	return known
 }
 
-// serviceLink reports whether Kubernetes derived a variable from the name of a
-// Service, say "semaphore-policy", as it does for pods that don't set
-// enableServiceLinks to false.
+// serviceLink reports whether Kubernetes derived a variable from the name of a Service
+// such as "semaphore-policy", which it does unless a pod sets enableServiceLinks to false.
 // https://kubernetes.io/docs/tutorials/services/connect-applications-service/
 func serviceLink(name, value string) bool {
 	switch {
@@ -64,13 +62,13 @@ func serviceLink(name, value string) bool {
 	case strings.Contains(name, "_PORT_"):
 		return regexp.MustCompile(`_PORT_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?$`).MatchString(name)
 	default:
-		// A mistyped port of ours ends so, too; but isn't an address.
+		// A mistyped setting of ours could end like that, but its value has no scheme.
 		return strings.HasSuffix(name, "_PORT") && strings.Contains(value, "://")
 	}
 }
 
-// nearest returns the known name that takes the fewest edits to get to, or
-// nothing when none is anywhere near.
+// nearest returns the known name with the smallest edit distance, or an empty string if
+// that is more than a third of the name.
 func nearest(name string, known []string) string {
 	best, least := "", 1+len(name)/3
 	for _, candidate := range known {
@@ -81,8 +79,7 @@ func nearest(name string, known []string) string {
 	return best
 }
 
-// distance is Levenshtein's: how many letters to insert, remove or change to
-// make b of a.
+// distance returns the Levenshtein distance of a and b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

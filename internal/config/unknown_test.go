@@ -18,9 +18,9 @@ func TestUnknownVariablesAreWarnedAbout(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"SEMAPHORE_LOGLEVEL: unknown, and has no effect; SEMAPHORE_LOG_LEVEL is the nearest known name",
-		"SEMAPHORE_REMOTE_GCP_WG_LISTN_PORT: unknown, and has no effect; SEMAPHORE_REMOTE_GCP_WG_LISTEN_PORT is the nearest known name",
-		"SEMAPHORE_REMOTE_GPC_POD_SUBNETS: unknown, and has no effect; SEMAPHORE_REMOTE_GCP_POD_SUBNETS is the nearest known name",
+		"SEMAPHORE_LOGLEVEL: unknown, and has no effect; did you mean SEMAPHORE_LOG_LEVEL?",
+		"SEMAPHORE_REMOTE_GCP_WG_LISTN_PORT: unknown, and has no effect; did you mean SEMAPHORE_REMOTE_GCP_WG_LISTEN_PORT?",
+		"SEMAPHORE_REMOTE_GPC_POD_SUBNETS: unknown, and has no effect; did you mean SEMAPHORE_REMOTE_GCP_POD_SUBNETS?",
 		"SEMAPHORE_XYZ: unknown, and has no effect",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

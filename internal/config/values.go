@@ -21,15 +21,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
-// faults collects what is wrong with a configuration.
+// faults collects the errors of a configuration.
 type faults struct{ all []error }
 
 func (f *faults) add(origin, format string, args ...any) {
 	f.all = append(f.all, fmt.Errorf("%s: %w", origin, fmt.Errorf(format, args...)))
 }
 
-// The functions below turn text into values. On a fault they note it and
-// return the zero value.
+// The functions below parse text. They add errors to f, and return the zero value then.
 
 func (f *faults) duration(origin, text string) time.Duration {
 	d, err := time.ParseDuration(text)
@@ -57,7 +56,7 @@ func (f *faults) integer(origin, text string, limits []string) int {
 	return n
 }
 
-// bytes takes a number with one of the suffixes that Kubernetes has.
+// bytes parses a number with one of the suffixes of Kubernetes' quantities.
 func (f *faults) bytes(origin, text string, limits []string) int64 {
 	q, err := resource.ParseQuantity(text)
 	if err != nil || !within(q.Value(), limits) {
@@ -67,14 +66,14 @@ func (f *faults) bytes(origin, text string, limits []string) int64 {
 	return q.Value()
 }
 
-// within reports whether n is neither less than the first limit nor more than the other.
+// within reports whether n is between the two limits, inclusive.
 func within(n int64, limits []string) bool {
 	least, most := resource.MustParse(limits[0]), resource.MustParse(limits[1])
 	return least.Value() <= n && n <= most.Value()
 }
 
-// fingerprints takes SHA-256 fingerprints as openssl and others write them, with
-// and without colons, comma-separated.
+// fingerprints parses SHA-256 fingerprints, comma-separated, with or without colons as
+// openssl and others write them.
 func (f *faults) fingerprints(origin, text string) string {
 	var all []string
 	for item := range strings.SplitSeq(text, ",") {
@@ -92,13 +91,13 @@ func (f *faults) fingerprints(origin, text string) string {
 func (f *faults) oneOf(origin, text string, values []string) string {
 	lower := strings.ToLower(text)
 	if !slices.Contains(values, lower) {
-		f.add(origin, "%q is none of %s", text, strings.Join(values, ", "))
+		f.add(origin, "%q is not one of %s", text, strings.Join(values, ", "))
 		return ""
 	}
 	return lower
 }
 
-// check checks a text of some kind, and returns it as it is handed out.
+// check checks the syntax of a text, and returns it in canonical form.
 func (f *faults) check(origin, text, kind string) string {
 	var complaints []string // of one of apimachinery's functions
 	switch kind {
@@ -123,10 +122,10 @@ func (f *faults) check(origin, text, kind string) string {
 	case "https":
 		switch u, err := url.Parse(text); {
 		case err != nil || u.Scheme != "https" || u.Host == "":
-			// What is written may hold a password; a parser's error would quote it.
-			f.add(origin, "not an address that begins with https:// and a host")
+			// The text may contain a password, which a parser's error would quote.
+			f.add(origin, "not a URL that begins with https:// and a host")
 		case u.User != nil:
-			f.add(origin, "user and password are not supported in the address")
+			f.add(origin, "user and password are not supported in the URL")
 		}
 	case "host:port":
 		_, port, err := net.SplitHostPort(text)
@@ -167,7 +166,7 @@ func (f *faults) check(origin, text, kind string) string {
 	return text
 }
 
-// podPrefixes takes the name of a source of a node's pod prefixes, or a list of them.
+// podPrefixes parses the name of a source of pod prefixes, or a list of prefixes.
 func (f *faults) podPrefixes(origin, text string) string {
 	sources := []string{"auto", "node", "calico", "cilium", "ovn", "pods"}
 	if !strings.ContainsAny(text, "./:") {
@@ -181,8 +180,8 @@ func (f *faults) podPrefixes(origin, text string) string {
 	return strings.Join(texts, ",")
 }
 
-// subnets parses a comma-separated list of prefixes that pods, or whatever what
-// says, may have, and returns them masked and sorted.
+// subnets parses a comma-separated list of prefixes, and returns them masked and sorted.
+// Errors name what the subnets are for, such as "pods".
 func (f *faults) subnets(origin, text, what string) []netip.Prefix {
 	var all []netip.Prefix
 	for item := range strings.SplitSeq(text, ",") {
@@ -194,7 +193,7 @@ func (f *faults) subnets(origin, text, what string) []netip.Prefix {
 		}
 		prefix = prefix.Masked()
 		if reason := unfit(prefix); reason != "" {
-			f.add(origin, "%s can't hold %s: %s", prefix, what, reason)
+			f.add(origin, "%s can't be a subnet of %s: %s", prefix, what, reason)
 			continue
 		}
 		all = append(all, prefix)
@@ -203,9 +202,9 @@ func (f *faults) subnets(origin, text, what string) []netip.Prefix {
 	return all
 }
 
-// unfit says why a prefix can't be a subnet of pods or nodes. Everything inside a
-// pod subnet goes into the tunnel, so that it must not take the node's own traffic
-// along.
+// unfit returns why a prefix can't be a subnet of pods or nodes, or an empty string.
+// Packets to a pod subnet are routed into the tunnel: it must not include addresses that
+// the node itself needs.
 func unfit(prefix netip.Prefix) string {
 	first := prefix.Addr()
 	switch {
@@ -227,7 +226,7 @@ type reservedPrefix struct {
 	name   string
 }
 
-// reserved are the prefixes that no host routes elsewhere (RFC 6890).
+// reserved are the prefixes that aren't routed between hosts (RFC 6890).
 func reserved() []reservedPrefix {
 	return []reservedPrefix{
 		{netip.MustParsePrefix("0.0.0.0/8"), "the unspecified addresses"},
