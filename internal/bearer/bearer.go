@@ -1,5 +1,5 @@
-// Package bearer lets only those read a page who show a token that the local API
-// server knows, and whose account may read it, as kube-rbac-proxy does.
+// Package bearer authenticates and authorizes HTTP requests by bearer token, with
+// TokenReview and SubjectAccessReview of the local API server, as kube-rbac-proxy does.
 package bearer
 
 import (
@@ -22,20 +22,20 @@ import (
 // reviewTimeout bounds both reviews of one token.
 const reviewTimeout = 5 * time.Second
 
-// verdict is what the API server says about a token and a path.
+// verdict is the result of both reviews of a token and a path.
 type verdict int
 
 const (
-	unknown   verdict = iota // it doesn't know the token
+	unknown   verdict = iota // the token is not authenticated
 	forbidden                // the token's account may not get the path
 	allowed
 )
 
-// errBusy is for reviews that aren't made, because there are too many.
+// errBusy is returned when a lane is full.
 var errBusy = errors.New("too many tokens to review")
 
-// Guard stands before a handler. It needs the rights to create TokenReviews and
-// SubjectAccessReviews.
+// Guard authorizes the requests to a handler. Its client must be allowed to create
+// TokenReviews and SubjectAccessReviews.
 type Guard struct {
 	client   kube.Client
 	outcomes *errlog.Log // of reviews
@@ -44,19 +44,19 @@ type Guard struct {
 	others   lane
 }
 
-// New returns a guard that asks the API server of client.
+// New returns a guard that creates reviews with client.
 func New(client kube.Client, log *slog.Logger) *Guard {
 	outcomes := &errlog.Log{
 		Logger: log, Level: slog.LevelWarn,
-		Failing: "tokens can't be reviewed, nobody gets metrics and status", Over: "tokens can be reviewed again",
+		Failing: "tokens can't be reviewed, requests for metrics and status are refused", Over: "tokens can be reviewed again",
 	}
 	return &Guard{client: client, outcomes: outcomes, cache: newCache(), known: newLane(), others: newLane()}
 }
 
-// Wrap returns a handler that lets requests through to next whose bearer token
-// the API server authenticates, and whose account it lets get the request's path,
-// as a nonResourceURL. It answers others with 401 and 403, and with 503 when the
-// API server can't be asked, or is asked too much.
+// Wrap returns a handler that passes a request on to next if the API server
+// authenticates its bearer token, and allows the token's account to get the request's
+// path as a nonResourceURL. Otherwise it responds with 401 or 403, and with 503 if the
+// review fails or too many reviews are under way.
 func (g *Guard) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, ok := tokenOf(r)
@@ -68,12 +68,12 @@ func (g *Guard) Wrap(next http.Handler) http.Handler {
 		v, err := g.verdict(r.Context(), token, r.URL.Path)
 		switch {
 		case err != nil:
-			// What went wrong is none of a stranger's business.
+			// The client is not authenticated: it doesn't get the error.
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "the token can't be reviewed now", http.StatusServiceUnavailable)
 		case v == unknown:
 			w.Header().Set("WWW-Authenticate", `Bearer error="invalid_token"`)
-			http.Error(w, "the token is not known", http.StatusUnauthorized)
+			http.Error(w, "the token is not valid", http.StatusUnauthorized)
 		case v == forbidden:
 			http.Error(w, "the account may not get this path", http.StatusForbidden)
 		default:
@@ -89,14 +89,14 @@ func tokenOf(r *http.Request) (string, bool) {
 	return token, strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
-// verdict returns what was said not long ago, or else asks.
+// verdict returns the cached verdict while it is fresh, and else reviews the token.
 func (g *Guard) verdict(ctx context.Context, token, path string) (verdict, error) {
 	key := keyOf(token, path)
 	v, fresh, before := g.cache.get(key, time.Now())
 	if fresh {
 		return v, nil
 	}
-	// A flood of tokens that nobody knows must not keep out those who are known.
+	// A flood of invalid tokens must not block reviews of tokens that were allowed before.
 	lane := g.others
 	if before && v == allowed {
 		lane = g.known
@@ -112,21 +112,21 @@ func (g *Guard) verdict(ctx context.Context, token, path string) (verdict, error
 	if err == nil {
 		g.cache.put(key, v, time.Now())
 	}
-	g.outcomes.Note(ctx, err) // Unless the client is gone. The API server's answers don't quote tokens.
+	g.outcomes.Note(ctx, err) // Not if the client is gone. Errors of the API server don't quote tokens.
 	return v, err
 }
 
-// review asks the API server whose the token is, and what its account may do.
+// review makes both reviews, without the cache.
 func (g *Guard) review(ctx context.Context, token, path string) (verdict, error) {
-	who, err := g.client.TokenReviews().Create(ctx,
+	authenticated, err := g.client.TokenReviews().Create(ctx,
 		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
 	if err != nil {
 		return unknown, fmt.Errorf("review a token: %w", err)
 	}
-	if !who.Status.Authenticated {
+	if !authenticated.Status.Authenticated {
 		return unknown, nil
 	}
-	user := who.Status.User
+	user := authenticated.Status.User
 	extra := make(map[string]authorizationv1.ExtraValue, len(user.Extra))
 	for key, values := range user.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)

@@ -26,7 +26,7 @@ import (
 // first one may get /metrics.
 type reviewer struct {
 	*fake.Clientset
-	away    atomic.Bool
+	down    atomic.Bool
 	reviews atomic.Int64
 }
 
@@ -34,7 +34,7 @@ func newReviewer() *reviewer {
 	r := &reviewer{Clientset: fake.NewClientset()}
 	r.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		r.reviews.Add(1)
-		if r.away.Load() {
+		if r.down.Load() {
 			return true, nil, errors.New("connection refused")
 		}
 		review := action.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()
@@ -90,10 +90,10 @@ func TestVerdicts(t *testing.T) {
 			if n := r.reviews.Load(); n > 1 {
 				t.Errorf("%d reviews of one token", n)
 			}
-			r.away.Store(true)
+			r.down.Store(true)
 			g.cache = newCache()
 			if got := ask(g, tt.authorization, tt.path); r.reviews.Load() > 0 && got != 503 {
-				t.Errorf("answered %d while the API server is away, want 503", got)
+				t.Errorf("answered %d while the API server is down, want 503", got)
 			}
 		})
 	}
@@ -102,14 +102,14 @@ func TestVerdicts(t *testing.T) {
 func TestFailureIsLoggedOnceAndWithoutToken(t *testing.T) {
 	var logged logtest.Buffer
 	r := newReviewer()
-	r.away.Store(true)
+	r.down.Store(true)
 	g := New(clientset.Client(r), slog.New(slog.NewTextHandler(&logged, nil)))
 	for range 3 {
 		if got := ask(g, "Bearer good", "/metrics"); got != 503 {
 			t.Errorf("answered %d, want 503", got)
 		}
 	}
-	r.away.Store(false)
+	r.down.Store(false)
 	if got := ask(g, "Bearer good", "/metrics"); got != 200 {
 		t.Errorf("afterwards %d", got)
 	}
@@ -154,10 +154,10 @@ func TestCacheIsBounded(t *testing.T) {
 		}
 	}
 	if v, fresh, _ := c.get(good, now.Add(30*time.Second)); v != allowed || !fresh {
-		t.Error("refusals pushed out who was allowed")
+		t.Error("refusals evicted an allowed token")
 	}
 	if _, fresh, before := c.get(good, now.Add(2*allowedFor)); fresh || !before {
-		t.Error("a verdict counts for ever")
+		t.Error("a verdict never expires")
 	}
 	if v, fresh, _ := c.get(keyOf("never", "/metrics"), now); fresh || v == allowed {
 		t.Error("a token that was never reviewed counts")
@@ -167,7 +167,7 @@ func TestCacheIsBounded(t *testing.T) {
 func TestClientThatIsGoneIsNoFailure(t *testing.T) {
 	var logged logtest.Buffer
 	r := newReviewer()
-	r.away.Store(true)
+	r.down.Store(true)
 	g := New(clientset.Client(r), slog.New(slog.NewTextHandler(&logged, nil)))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

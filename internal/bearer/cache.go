@@ -8,18 +8,18 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What is remembered of reviews, and how many are made.
+// Bounds of the cache and of the number of reviews.
 const (
-	allowedFor  = time.Minute      // how long an account that lost its right keeps it
-	refusedFor  = 10 * time.Second // how long one that got it waits
-	rememberFor = time.Hour        // how long a token counts as one that was allowed
+	allowedFor  = time.Minute      // a revoked right ends after this at the latest
+	refusedFor  = 10 * time.Second // a granted right begins after this at the latest
+	rememberFor = time.Hour        // how long a token that was allowed uses the lane of known tokens
 	maxVerdicts = 256
 	maxReviews  = 4 // at once, in each lane
 	reviewRate  = 10
 	reviewBurst = 20
 )
 
-// key is a token and a path, so that no token is kept.
+// key is the hash of a token and a path: the cache holds no tokens.
 type key [sha256.Size]byte
 
 func keyOf(token, path string) key { return sha256.Sum256([]byte(path + "\x00" + token)) }
@@ -29,7 +29,7 @@ type entry struct {
 	at      time.Time
 }
 
-// cache is what the API server said, not more than maxVerdicts.
+// cache holds at most maxVerdicts verdicts.
 type cache struct {
 	mu      sync.Mutex
 	entries map[key]entry
@@ -37,7 +37,7 @@ type cache struct {
 
 func newCache() *cache { return &cache{entries: map[key]entry{}} }
 
-// get returns what was said before, and whether that still counts.
+// get returns the last verdict, whether it is fresh, and whether there was one.
 func (c *cache) get(k key, now time.Time) (v verdict, fresh, before bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -49,8 +49,8 @@ func (c *cache) get(k key, now time.Time) (v verdict, fresh, before bool) {
 	return e.verdict, before && now.Sub(e.at) < limit, before
 }
 
-// put remembers a verdict. When there are too many, those that don't count any
-// more go, then the oldest refusal, then the oldest of all.
+// put stores a verdict. A full cache evicts what has expired, then the oldest refusal,
+// then the oldest entry.
 func (c *cache) put(k key, v verdict, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +93,7 @@ func newLane() lane {
 	return lane{slots: make(chan struct{}, maxReviews), rate: rate.NewLimiter(reviewRate, reviewBurst)}
 }
 
-// enter takes a place, which leave gives back; not ok when there is none.
+// enter takes a slot, which leave releases; ok is false if the lane is full.
 func (l lane) enter() (leave func(), ok bool) {
 	select {
 	case l.slots <- struct{}{}:

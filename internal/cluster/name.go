@@ -1,6 +1,5 @@
-// Package cluster has the rules for what clusters are called. The programs, semaphorectl
-// and whatever else reads a cluster's name take it through ParseName: a name becomes part
-// of paths, names of objects, variables and DNS zones.
+// Package cluster defines the names of clusters. All programs parse them with ParseName:
+// a name becomes part of paths, object names, variables and DNS zones.
 package cluster
 
 import (
@@ -10,33 +9,33 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// MaxName is the most characters of a name and of a service prefix. The mirror of a
+// MaxName is the maximum length of a name and of a service prefix. The mirror of a
 // service is called <prefix>-<namespace>-73736d-<service>, a DNS label of at most 63
 // characters: with a longer prefix no such name can exist.
 const MaxName = 52
 
-// GlobalPrefix begins the names of global services, and so can be no remote's prefix.
+// GlobalPrefix is the prefix of global services, which no remote may have.
 const GlobalPrefix = "gl"
 
-// Name is the name of a cluster, the same in the configuration of all clusters that know
-// it. One that ParseName has returned is a DNS label (RFC 1123) of at most MaxName
-// characters, and none of the reserved words.
+// Name is the name of a cluster, the same in the configuration of all clusters of the
+// mesh. ParseName returns DNS labels (RFC 1123) of at most MaxName characters that are
+// not reserved.
 type Name string
 
-// reserved are labels that have another meaning where names of clusters stand.
+// reserved are labels that have another meaning in DNS zones and object names.
 var reserved = map[string]string{
 	"local":      "the zone cluster.local is that of a cluster's own services",
 	"global":     "the zone cluster.global is that of global services",
 	GlobalPrefix: "the names of global services begin with it",
 }
 
-// ParseName returns text as a name. The error says what would be one.
+// ParseName returns text as a name. The error says what a valid name is.
 func ParseName(text string) (Name, error) {
 	if len(validation.IsDNS1123Label(text)) > 0 {
-		return "", fmt.Errorf("%s is no name of a cluster: it must consist of lower-case letters, digits and dashes, and begin and end with a letter or digit", quote(text))
+		return "", fmt.Errorf("%s is not a valid cluster name: it must consist of lower-case letters, digits and dashes, and begin and end with a letter or digit", quote(text))
 	}
 	if len(text) > MaxName {
-		return "", fmt.Errorf("%q is no name of a cluster: it has %d characters, and names of services leave room for %d", text, len(text), MaxName)
+		return "", fmt.Errorf("%q is not a valid cluster name: it has %d characters, and names of services leave room for %d", text, len(text), MaxName)
 	}
 	if why, is := reserved[text]; is {
 		return "", fmt.Errorf("%q can't be the name of a cluster: %s", text, why)
@@ -44,9 +43,8 @@ func ParseName(text string) (Name, error) {
 	return Name(text), nil
 }
 
-// ParsePrefix returns text as what the names of services mirrored from a remote begin
-// with. It begins the name of a Service, so it is a label of RFC 1035, which begins with a
-// letter.
+// ParsePrefix returns text as a prefix of the names of mirrored services. Names of
+// Services are labels of RFC 1035, which begin with a letter.
 func ParsePrefix(text string) (string, error) {
 	switch {
 	case len(validation.IsDNS1035Label(text)) > 0:
@@ -59,15 +57,15 @@ func ParsePrefix(text string) (string, error) {
 	return text, nil
 }
 
-// Zone is the DNS zone of the services of a cluster, as other clusters ask for them.
+// Zone is the DNS zone under which other clusters resolve the services of the cluster.
 func (n Name) Zone() string { return "cluster." + string(n) }
 
-// Variables is what the names of a remote's settings begin with.
+// Variables is the common prefix of the environment variables of a remote.
 func (n Name) Variables() string {
 	return "SEMAPHORE_REMOTE_" + strings.ToUpper(strings.ReplaceAll(string(n), "-", "_"))
 }
 
-// quote returns the beginning of a text of any length in quotes.
+// quote returns at most the first 80 bytes of text in quotes.
 func quote(text string) string {
 	const most = 80
 	if len(text) > most {

@@ -1,5 +1,5 @@
-// Package durable writes files that are there in full or not at all, whenever the
-// process or the machine stops.
+// Package durable writes files atomically and durably: after a crash of the process or
+// the machine a file has either its old or its new content.
 package durable
 
 import (
@@ -9,14 +9,14 @@ import (
 	"path/filepath"
 )
 
-// Unfinished ends the name of a file while it is written. A process that is killed
-// meanwhile leaves it.
+// Unfinished is the suffix of a file that is being written. A process that is killed
+// meanwhile leaves that file behind.
 const Unfinished = ".new"
 
-// WriteFile puts a file of mode 0600 in the place of path, or of nothing: it writes
-// path + Unfinished, and renames that as rename(2) has it. When it returns, content and
-// name are on disk. It must not be called for one path at the same time; what an
-// interrupted call left is replaced. Errors name the file.
+// WriteFile creates or replaces the file at path, with mode 0600: it writes
+// path + Unfinished and renames it (rename(2)). When it returns, content and directory
+// entry are on disk. Calls for one path must not overlap; it replaces what an
+// interrupted call left. Errors name the file.
 func WriteFile(path string, contents []byte) (err error) {
 	partial := path + Unfinished
 	if err := os.Remove(partial); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -34,7 +34,7 @@ func WriteFile(path string, contents []byte) (err error) {
 	if err != nil {
 		return errors.Join(err, os.Remove(partial))
 	}
-	// The name is in the directory.
+	// The rename is durable once the directory is synced.
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err

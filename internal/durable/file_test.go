@@ -22,7 +22,7 @@ func names(t *testing.T, dir string) (all []string) {
 func TestWriteFile(t *testing.T) {
 	dir := t.TempDir()
 	path, victim := filepath.Join(dir, "f"), filepath.Join(t.TempDir(), "victim")
-	// As an interrupted call, or somebody with a link, leaves it.
+	// Left by an interrupted call, or planted as a symbolic link.
 	for name, leave := range map[string]func() error{
 		"nothing":                func() error { return nil },
 		"half a file, too open":  func() error { return os.WriteFile(path+Unfinished, []byte("half"), 0o644) },

@@ -1,4 +1,5 @@
-// Package endpoint says where a node is reached by the nodes of other clusters.
+// Package endpoint defines which address and port of a node is published as its
+// WireGuard endpoint.
 package endpoint
 
 import (
@@ -8,25 +9,24 @@ import (
 	"strings"
 )
 
-// Words that a Source can be written as, instead of an address.
+// Values of a Source other than an address.
 const (
 	InternalIP = "InternalIP"
 	ExternalIP = "ExternalIP"
 	None       = "none"
 )
 
-// Source says what a node's endpoint is made of. The zero value is none of them.
+// Source defines the endpoint of a node. The zero value is invalid.
 type Source struct {
-	// Type is InternalIP, ExternalIP or None; empty: Addr counts.
+	// Type is InternalIP, ExternalIP or None; empty: Addr is used.
 	Type string
 	Addr netip.Addr
-	// Port is the one that others reach the node's device at; 0: that on which the
-	// device listens.
+	// Port is the published port; 0: the one that the device listens on.
 	Port uint16
 }
 
-// Parse reads one of the words, an address, or an address and a port, such as
-// 192.0.2.1:51820 or [2001:db8::1]:51820.
+// Parse parses InternalIP, ExternalIP, none, an address, or an address and a port such
+// as 192.0.2.1:51820 or [2001:db8::1]:51820.
 func Parse(text string) (Source, error) {
 	for _, word := range []string{InternalIP, ExternalIP, None} {
 		if strings.EqualFold(text, word) {
@@ -46,7 +46,7 @@ func Parse(text string) (Source, error) {
 	return s, Check(s.Addr)
 }
 
-// Check returns why no other host can have an address as that of a node.
+// Check returns an error if other hosts can't reach a node at addr.
 func Check(addr netip.Addr) error {
 	if addr.Zone() != "" {
 		return errors.New("an address with a zone means nothing on another host")

@@ -1,5 +1,5 @@
-// Package errlog logs errors that last: when they appear, when they change and
-// when they are over, however often they are met in between.
+// Package errlog deduplicates log messages about recurring errors: it logs an error when
+// it appears, changes and ends, and not each time it occurs.
 package errlog
 
 import (
@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Log logs the outcomes of something that is done again and again. It is safe for
-// concurrent use; lines come in the order of the outcomes.
+// Log logs the outcomes of a repeated operation. It is safe for concurrent use and keeps
+// the order of the outcomes.
 //
 //	before  now  is logged
 //	-       -    nothing
@@ -22,47 +22,46 @@ import (
 //	a       b    Failing, err=b, at Level
 //	a       -    Over, at level info
 //
-// With Quiet, an error that appears or changes within that time of the last line at
-// Level is logged at level debug, and at Level when it still lasts afterwards. Its end is
-// only logged if it was.
+// Within Quiet of the last line at Level, an error that appears or changes is logged at
+// level debug, and at Level if it persists longer. The end of an error is only logged if
+// the error was logged at Level.
 type Log struct {
 	// Logger is required.
 	Logger *slog.Logger
-	// Level is that of an error that is new; slog.LevelInfo unless it is set.
+	// Level is the level of an error that appears or changes; default slog.LevelInfo.
 	Level slog.Level
-	// Failing is the message of an error, and Over that of its end; empty: the end
-	// isn't logged.
+	// Failing is the message of an error, Over that of its end. With an empty Over the
+	// end isn't logged.
 	Failing, Over string
-	// Kind, unless nil, returns what makes an error another one. Without it that is
-	// its text.
+	// Kind, if set, returns the identity of an error: errors of one kind are repetitions.
+	// The default is the error's text.
 	Kind func(error) string
-	// Quiet is the least time between two lines at Level about one key; 0: none.
+	// Quiet is the minimum interval between two lines at Level about one key.
 	Quiet time.Duration
 
 	mu      sync.Mutex
 	lasting map[string]lasting // by key
 }
 
-// lasting is an error that isn't over, or was logged less than Quiet ago.
+// lasting is an error that persists, or was logged less than Quiet ago.
 type lasting struct {
-	err  error     // nil: it is over
-	told bool      // it was logged at Level since it appeared
-	kind string    // of the one that was logged last
-	at   time.Time // when it was
+	err    error     // nil: it is over
+	logged bool      // at Level since it appeared
+	kind   string    // of the last error logged at Level
+	at     time.Time // when that was logged
 }
 
-// Note logs an outcome, nil for success, together with attributes as [slog.Logger.Log]
-// takes them. It returns true when it logged anything but a repetition: an error
-// appeared, changed, or is over.
+// Note logs an outcome, nil for success, with attributes as for [slog.Logger.Log]. It
+// returns true when the error appeared, changed or ended, and false for a repetition.
 //
-// An error that is met after ctx has ended isn't noted: most likely it is that end.
+// Errors are ignored once ctx has ended, which most likely caused them.
 func (l *Log) Note(ctx context.Context, err error, attrs ...any) (changed bool) {
 	return l.NoteOf(ctx, "", err, attrs...)
 }
 
-// NoteOf is Note for one of many that fail and recover each by itself. The key tells
-// them apart and isn't logged. What succeeded last takes no memory for longer than
-// Quiet.
+// NoteOf is Note for one of several operations that fail independently, identified by
+// key, which isn't logged. A key whose last outcome was success takes no memory for
+// longer than Quiet.
 func (l *Log) NoteOf(ctx context.Context, key string, err error, attrs ...any) (changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,7 +72,7 @@ func (l *Log) NoteOf(ctx context.Context, key string, err error, attrs ...any) (
 		}
 		l.lasting[key] = lasting{kind: before.kind, at: before.at}
 		maps.DeleteFunc(l.lasting, func(_ string, e lasting) bool { return e.err == nil && now.Sub(e.at) >= l.Quiet })
-		if before.told && l.Over != "" {
+		if before.logged && l.Over != "" {
 			l.Logger.InfoContext(ctx, l.Over, attrs...) //nolint:sloglint // The message is the caller's.
 		}
 		return true
@@ -81,10 +80,10 @@ func (l *Log) NoteOf(ctx context.Context, key string, err error, attrs ...any) (
 	if ctx.Err() != nil {
 		return false
 	}
-	after, level := lasting{err: err, told: true, kind: l.kind(err), at: now}, l.Level
-	changed = (!before.told || after.kind != before.kind) && now.Sub(before.at) >= l.Quiet
+	after, level := lasting{err: err, logged: true, kind: l.kind(err), at: now}, l.Level
+	changed = (!before.logged || after.kind != before.kind) && now.Sub(before.at) >= l.Quiet
 	if !changed {
-		after.told, after.kind, after.at, level = before.told, before.kind, before.at, slog.LevelDebug
+		after.logged, after.kind, after.at, level = before.logged, before.kind, before.at, slog.LevelDebug
 	}
 	if l.lasting == nil {
 		l.lasting = map[string]lasting{}
@@ -94,8 +93,7 @@ func (l *Log) NoteOf(ctx context.Context, key string, err error, attrs ...any) (
 	return changed
 }
 
-// Err returns the errors that aren't over, as they were noted last, joined in the order
-// of their keys; nil when there are none.
+// Err returns the last errors of all keys that fail, joined in the order of the keys.
 func (l *Log) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

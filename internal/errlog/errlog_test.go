@@ -89,12 +89,12 @@ func TestKindsAndNoWordAtTheEnd(t *testing.T) {
 		t.Error("an error of the same kind counts as a change")
 	}
 	if !l.Note(t.Context(), nil) || out.Take() != "" {
-		t.Error("the end isn't told, or logged without a message")
+		t.Error("the end is not reported, or logged without a message")
 	}
 }
 
-// TestQuietTime has an error change all the time, as that of a connection does with its
-// port. What it has become is logged in the end, also when it stays that.
+// TestQuietTime notes an error that keeps changing, as that of a connection does with its
+// port. Its last form is logged after Quiet.
 func TestQuietTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, out := newLog()
@@ -118,7 +118,7 @@ func TestQuietTime(t *testing.T) {
 	})
 }
 
-// TestQuietAfterTheEnd has an error come and go, and stay in the end.
+// TestQuietAfterTheEnd notes an error that comes and goes, and finally persists.
 func TestQuietAfterTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, out := newLog()

@@ -15,65 +15,60 @@ import (
 )
 
 const (
-	// Spread is that of programs that run on every node: thousands of them see a
-	// condition at the same moment.
+	// Spread is for programs that run on every node: thousands of them see a condition
+	// at the same time.
 	Spread = 30 * time.Second
-	// period is how often conditions are looked at, and retry how long a failure
-	// holds that up at least.
+	// period is the interval between passes, retry the minimum wait after a failure.
 	period, retry = 2 * time.Second, 5 * time.Second
-	// passTimeout bounds one pass, so that a slow API server doesn't make the
-	// program seem stuck.
+	// passTimeout bounds one pass, so that the liveness check doesn't fail while the API
+	// server is slow.
 	passTimeout = 30 * time.Second
 )
 
-// Bounds of what is written of one remote. However many conditions there are, and
-// however fast they change, one program makes no more requests than these; and
-// as all programs see the same conditions in the same order, all of their requests
-// are about the same few Events.
+// Bounds of the requests per remote and process, however many conditions there are and
+// however fast they change. All processes see the same conditions in the same order, so
+// their requests are about the same few Events.
 const (
-	// mostConditions is how many are written one by one: the first ones.
+	// mostConditions is the number of conditions with an Event each: the first ones.
 	mostConditions = 5
-	// remoteRate and remoteBurst bound those that change. The burst has a place for
-	// the summary.
+	// remoteRate and remoteBurst bound the requests. The burst includes the summary.
 	remoteRate  = rate.Limit(12.0 / 3600)
 	remoteBurst = mostConditions + 1
-	// repeat is after how long a condition that still holds is written again: API
-	// servers keep Events for an hour unless their settings say otherwise.
+	// repeat is the interval at which a condition that still holds is written again: API
+	// servers keep Events for an hour by default.
 	repeat = time.Hour
 )
 
-// Condition is something that an operator should know for as long as it holds.
+// Condition is a problem that operators should know of while it persists.
 type Condition struct {
-	// ID tells conditions of a remote apart; two with one ID are one. It must be the
-	// same in all programs that see the condition.
+	// ID identifies the condition within its remote. It must be the same in all processes
+	// that see the condition.
 	ID string
-	// Name is how the name of the Event ends, as in a DNS subdomain (RFC 1123).
-	// An admission policy can hold it against the message, so that nobody can
-	// take the name and say something else. Empty: a hash of ID, for programs
-	// of which no others take the names.
+	// Name is the suffix of the Event's name, as in a DNS subdomain (RFC 1123). An
+	// admission policy can compare it with the message, so that another account can't
+	// create an Event of that name with another message. Empty: a hash of ID, for programs
+	// whose namespace other accounts can't write Events to.
 	Name string
-	// Reason is that of the Event, in camel case.
-	Reason string
-	// Message is for people.
+	// Reason is the Event's reason, in camel case.
+	Reason  string
 	Message string
 }
 
-// Remote is what holds of one remote cluster. One with a great many conditions, or
-// whose Events are rejected, doesn't hold up those of others.
+// Remote has the conditions of one remote cluster. Many conditions, or rejected Events,
+// of one remote don't delay those of others.
 type Remote struct {
 	// Name is part of the Events' names: a DNS label.
 	Name string
-	// Conditions are all that hold now, in an order that is the same in all programs
-	// that see them.
+	// Conditions are all that hold now, in the same order in all processes.
 	Conditions []Condition
-	// Summary returns what to write beside the first conditions when they are many.
+	// Summary returns the condition to write in addition to the first mostConditions.
 	Summary func(all []Condition) Condition
 }
 
-// Loop describes the loop that writes conditions, each under a name that is the same in
-// all programs: of a thousand that see it one makes the Event, and the others find it.
-// Remotes are read at each pass. The caller adds a logger, which gets failures when they
-// begin, change and end.
+// Loop returns the configuration of a loop that writes conditions. The name of a
+// condition's Event is the same in all processes: of a thousand that see it one creates
+// the Event, the others get AlreadyExists. Each pass calls remotes. The caller sets the
+// Logger.
 func (r *Recorder) Loop(remotes func() []Remote) reconcile.Config {
 	return reconcile.Config{
 		Name: "events", Trigger: reconcile.NewTrigger(), Resync: period, BackoffMin: retry,
@@ -81,8 +76,8 @@ func (r *Recorder) Loop(remotes func() []Remote) reconcile.Config {
 	}
 }
 
-// pass writes what is due of each remote, up to its first failure: as a rule the API
-// server that doesn't take one Event takes no other.
+// pass writes the due conditions of each remote, up to the remote's first failure:
+// usually the API server then rejects the others as well.
 func (r *Recorder) pass(ctx context.Context, now time.Time, remotes []Remote) error {
 	ctx, cancel := context.WithTimeout(ctx, passTimeout)
 	defer cancel()
@@ -105,7 +100,7 @@ func (r *Recorder) pass(ctx context.Context, now time.Time, remotes []Remote) er
 	return errors.Join(errs...)
 }
 
-// name returns the name of the Event of a condition.
+// name returns the name of a condition's Event.
 func (r *Recorder) name(remote string, c Condition) string {
 	end := c.Name
 	if end == "" {
@@ -120,8 +115,8 @@ func (r *Recorder) name(remote string, c Condition) string {
 //	seen        written                         written again
 //	 |-- wait --|------------- repeat -------------|-- wait --|
 //
-// Wait is anything up to the spread. A condition that no longer holds when its time
-// has come isn't written; one that comes back within the hour was written already.
+// Wait is random, up to the spread. A condition that has ended by then isn't written; one
+// that returns within the hour isn't written again.
 type schedule struct {
 	wait  func() time.Duration
 	limit *rate.Limiter
@@ -141,8 +136,8 @@ func newSchedule(spread time.Duration) *schedule {
 	}
 }
 
-// due returns the conditions to write now, in their order, of all that hold. Each that
-// was written is to be reported by wrote.
+// due returns the conditions to write now, in order. The caller calls wrote for each one
+// written.
 func (s *schedule) due(now time.Time, all []Condition, summary func([]Condition) Condition) []Condition {
 	current := map[string]bool{}
 	var first []Condition
@@ -178,7 +173,7 @@ func (s *schedule) due(now time.Time, all []Condition, summary func([]Condition)
 	return due
 }
 
-// wrote notes that a condition was written.
+// wrote records that a condition was written.
 func (s *schedule) wrote(now time.Time, c Condition) {
 	s.limit.AllowN(now, 1)
 	s.plan[c.ID] = planned{at: now.Add(repeat + s.wait()), written: true}

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
 )
 
-// conditions are some with the given IDs.
+// conditions returns conditions with the given IDs.
 func conditions(ids ...string) []Condition {
 	var all []Condition
 	for _, id := range ids {
@@ -29,7 +29,7 @@ func conditions(ids ...string) []Condition {
 	return all
 }
 
-// many are so many conditions, whose IDs begin with the given text.
+// many returns n conditions with a common prefix of their IDs.
 func many(prefix string, n int) []Condition {
 	var ids []string
 	for i := range n {
@@ -60,10 +60,10 @@ func TestConditionsAreWrittenWhenTheyAreDue(t *testing.T) {
 		{"again when the Event has expired", []step{
 			{0, "a", ""}, {10 * time.Second, "a", "a"}, {hour + 19*time.Second, "a", ""}, {hour + 20*time.Second, "a", "a"},
 		}},
-		{"no longer so when its time has come", []step{
+		{"ended before it is due", []step{
 			{0, "a b", ""}, {5 * time.Second, "b", ""}, {10 * time.Second, "b", "b"}, {20 * time.Second, "b", ""},
 		}},
-		{"waits anew when it comes back", []step{
+		{"waits again after it returned", []step{
 			{0, "a", ""}, {5 * time.Second, "", ""}, {8 * time.Second, "a", ""}, {17 * time.Second, "a", ""}, {18 * time.Second, "a", "a"},
 		}},
 		{"goes and comes back: written already", []step{
@@ -103,8 +103,8 @@ func TestConditionsAreWrittenWhenTheyAreDue(t *testing.T) {
 	}
 }
 
-// TestAFloodOfConditionsIsBounded has all conditions of a remote replaced by others every
-// two seconds for six hours.
+// TestAFloodOfConditionsIsBounded replaces all conditions of a remote every two seconds
+// for six hours.
 func TestAFloodOfConditionsIsBounded(t *testing.T) {
 	s, written := newSchedule(0), 0
 	const hours = 6
@@ -152,7 +152,7 @@ func newAPI() *api {
 // written returns the messages of all Events, sorted.
 func (a *api) written() []string { return slices.Sorted(maps.Values(a.messages)) }
 
-// fleet are the recorders of so many programs, and their API server.
+// fleet returns the recorders of n processes, and their API server.
 func fleet(n int) ([]*Recorder, *api) {
 	a := newAPI()
 	recorders := make([]*Recorder, n)
@@ -163,7 +163,7 @@ func fleet(n int) ([]*Recorder, *api) {
 	return recorders, a
 }
 
-// live has all recorders look at the same conditions for a time.
+// live runs all recorders on the same conditions for a time.
 func live(t *testing.T, recorders []*Recorder, from, to time.Duration, remotes []Remote) {
 	t.Helper()
 	for at := from; at < to; at += period {
@@ -241,7 +241,7 @@ func TestOneRemotesEventsDontHoldUpAnothers(t *testing.T) {
 	}
 }
 
-func TestNamesOfEventsTellConditionsApart(t *testing.T) {
+func TestEventNamesAreDistinct(t *testing.T) {
 	h := NewRecorder(Config{Component: "semaphore-test"})
 	names := map[string]bool{}
 	for _, c := range [][2]string{{"gcp", "a/b"}, {"gcp", "a/c"}, {"merit", "a/b"}, {"gcp", `a" "b`}, {"gcp", ""}} {

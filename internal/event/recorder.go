@@ -1,5 +1,4 @@
-// Package event records what operators must know as Kubernetes Events, so that
-// "kubectl describe" shows it.
+// Package event creates Kubernetes Events, which "kubectl describe" shows.
 package event
 
 import (
@@ -19,44 +18,43 @@ import (
 )
 
 const (
-	// maxMessage is how many bytes of a message are written. The API takes 1,024
+	// maxMessage is the maximum length of a message in bytes. The API allows 1,024
 	// (k8s.io/kubernetes, validation of core/v1 Events).
 	maxMessage = 1000
 	// createTimeout bounds one request.
 	createTimeout = 10 * time.Second
-	// Bounds of Warn: a message that stays the same is written once in warnRepeat,
-	// and no more than the API server should be bothered with.
+	// Warn writes a message that stays the same once per warnRepeat.
 	warnRepeat = 30 * time.Minute
 	warnRate   = rate.Limit(5)
 	warnBurst  = 50
 )
 
-// Recorder makes Events of type Warning: of what happens to an object (Warn), which one
-// program knows of, and of what holds for as long as it does (Loop), which many programs
-// may see at the same time. It is safe for concurrent use.
+// Recorder creates Events of type Warning: Warn for what happens to an object and is
+// known to one process, Loop for conditions that hold for a time and that many processes
+// may see at once. It is safe for concurrent use.
 type Recorder struct {
 	Config
 
 	mu      sync.Mutex
 	limit   *rate.Limiter
 	warned  map[warningKey]*warning
-	remotes map[string]*schedule // only Loop uses it
+	remotes map[string]*schedule // used by Loop alone
 }
 
-// Config is what a Recorder needs. About and Spread count for Loop alone.
+// Config describes a Recorder. Only Loop uses About and Spread.
 type Config struct {
-	// Client reaches the cluster. The only right that it needs is to create
-	// Events in the namespaces of the objects that they are about.
+	// Client must be allowed to create Events in the namespaces of the objects that they
+	// are about.
 	Client kube.Client
 	// Component is the name of the program.
 	Component string
-	// About is the object of conditions, as a rule the pod of the program.
+	// About is the object that conditions are about, usually the program's own pod.
 	About corev1.ObjectReference
-	// Spread is how long a condition waits, at random, before it is written.
+	// Spread is the maximum of the random delay before a condition is written.
 	Spread time.Duration
 }
 
-// NewRecorder returns a Recorder that has written nothing yet.
+// NewRecorder returns a Recorder.
 func NewRecorder(cfg Config) *Recorder {
 	return &Recorder{
 		Config: cfg, limit: rate.NewLimiter(warnRate, warnBurst),
@@ -74,14 +72,14 @@ type warningKey struct {
 	reason string
 }
 
-// warning is the last Event of an object and a reason, written or being written.
+// warning is the last Event of an object and a reason, written or in flight.
 type warning struct {
 	message string
 	at      time.Time
 }
 
-// Warn makes an Event of an object, unless it says what the last one of that
-// object and reason said, not long ago. One that couldn't be written is not
+// Warn creates an Event about an object, unless the last one of that object and reason
+// has the same message and is younger than warnRepeat. A failed request doesn't count as
 // the last one.
 func (r *Recorder) Warn(ctx context.Context, about corev1.ObjectReference, reason, message string) error {
 	now, key := time.Now(), warningKey{about.UID, reason}
@@ -100,7 +98,7 @@ func (r *Recorder) Warn(ctx context.Context, about corev1.ObjectReference, reaso
 	return err
 }
 
-// claim returns the warning that is to be written now; nil: none is.
+// claim returns the warning to write now, or nil for a repetition or an exceeded rate.
 func (r *Recorder) claim(now time.Time, key warningKey, message string) *warning {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -120,7 +118,7 @@ func (r *Recorder) claim(now time.Time, key warningKey, message string) *warning
 	return w
 }
 
-// create writes an Event. One of that name that is there already is as good.
+// create writes an Event, and succeeds if one of that name exists.
 func (r *Recorder) create(ctx context.Context, name string, about corev1.ObjectReference, reason, message string) error {
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
@@ -138,7 +136,7 @@ func (r *Recorder) create(ctx context.Context, name string, about corev1.ObjectR
 	return nil
 }
 
-// cut makes a message of what the API takes, and of what can be shown.
+// cut makes a message printable and shortens it to what the API allows.
 func cut(message string) string {
 	text := printable.Text(message, maxMessage)
 	if len(text) <= maxMessage {

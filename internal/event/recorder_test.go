@@ -156,8 +156,8 @@ func TestAWarningThatCouldNotBeWrittenIsWrittenLater(t *testing.T) {
 	}
 }
 
-// TestOneWarningIsWrittenAtATime warns of the same while that is being written, and of
-// something else of the object, which the failure of the former doesn't make forgotten.
+// TestOneWarningIsWrittenAtATime repeats a warning during its request, and warns of
+// something else, which a failure of that request must not make repeatable.
 func TestOneWarningIsWrittenAtATime(t *testing.T) {
 	client, requests := fake.NewClientset(), 0
 	recorder, about := NewRecorder(Config{Client: clientset.Client(client), Component: "semaphore-test"}), Pod("mirrors", "pod", "u-1")

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package flock locks files for processes of one host (flock(2)). The kernel lets a lock
-// go when the file is closed, also by the end of its process.
+// Package flock locks files between processes of one host (flock(2)). The kernel releases
+// a lock when the file is closed, also when the process exits.
 package flock
 
 import (
@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Try locks an open file or directory, unless it is locked, and returns whether it did.
+// Try locks an open file or directory without waiting, and reports whether it did.
 func Try(f *os.File) (locked bool, err error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -29,7 +29,7 @@ func Try(f *os.File) (locked bool, err error) {
 	}
 }
 
-// Wait is Try, again and again after a pause, until it succeeds or ctx ends.
+// Wait calls Try at intervals of pause until it succeeds or ctx ends.
 func Wait(ctx context.Context, f *os.File, pause time.Duration) error {
 	for {
 		locked, err := Try(f)
@@ -38,7 +38,7 @@ func Wait(ctx context.Context, f *os.File, pause time.Duration) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("lock %s, which another process has: %w", f.Name(), context.Cause(ctx))
+			return fmt.Errorf("lock %s, which another process holds: %w", f.Name(), context.Cause(ctx))
 		case <-time.After(pause):
 		}
 	}

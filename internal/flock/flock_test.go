@@ -31,7 +31,7 @@ func TestOneHasTheLock(t *testing.T) {
 		t.Fatalf("the second: %v, %v; want neither a lock nor an error", locked, err)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	why := errors.New("that's enough")
+	why := errors.New("cancelled by the test")
 	time.AfterFunc(10*time.Millisecond, func() { cancel(why) })
 	if err := Wait(ctx, second, time.Millisecond); !errors.Is(err, why) {
 		t.Errorf("waiting for a lock that isn't let go: %v, want %v", err, why)

@@ -100,7 +100,7 @@ func TestGoneIsAName(t *testing.T) {
 		names []string
 		says  string
 	}{
-		"no name":              {"../aws", []string{"aws"}, "is no name of a cluster"},
+		"no name":              {"../aws", []string{"aws"}, "is not a valid cluster name"},
 		"itself":               {"gcp", []string{"aws", "gcp"}, "the arguments must be the other clusters"},
 		"no name of the other": {"gcp", []string{"local"}, "can't be the name of a cluster"},
 	} {
