@@ -132,7 +132,7 @@ func New(cfg Config) *Controller {
 		r := &cfg.Remotes[i]
 		clusters = append(clusters, clusterConfig{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets, bounds: r.Made})
 		c.servers[r.Name] = kube.NewServer(kube.ServerConfig{
-			Cluster: r.Name, StaleAfter: r.StaleAfter, Ask: kube.SignOfLife(r.Client), Logger: c.log,
+			Cluster: r.Name, StaleAfter: r.StaleAfter, Ping: kube.Ping(r.Client), Logger: c.log,
 		})
 	}
 	if cfg.MirrorSelector != nil {

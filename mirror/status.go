@@ -273,7 +273,7 @@ type contact interface {
 	Stale() bool
 	LastContact() time.Time
 	Err() error
-	Crowded() error
+	OverQuota() error
 }
 
 func watchStatus(w contact, kind string) WatchStatus {
@@ -281,7 +281,7 @@ func watchStatus(w contact, kind string) WatchStatus {
 	if last := w.LastContact(); !last.IsZero() {
 		s.LastContact = &last
 	}
-	if err := errors.Join(w.Err(), w.Crowded()); err != nil {
+	if err := errors.Join(w.Err(), w.OverQuota()); err != nil {
 		s.Error = err.Error()
 	}
 	return s

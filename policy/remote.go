@@ -106,7 +106,7 @@ func newRemote(cfg RemoteConfig, c *Controller) *remote {
 		claims: map[string]Identity{}, renamed: map[string]Identity{}, right: map[string]*Observed{},
 	}
 	r.server = kube.NewServer(kube.ServerConfig{
-		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ask: kube.SignOfLife(cfg.Client), Logger: c.Logger,
+		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ping: kube.Ping(cfg.Client), Logger: c.Logger,
 	})
 	r.pods = newPods(&c.Config, &r.RemoteConfig, r.server, r.trigger.Fire)
 	passes := c.Metrics.passes.WithLabelValues(cfg.Rules.Cluster)

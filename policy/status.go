@@ -61,7 +61,7 @@ func apiStatus[T any](f *kube.Feed[T]) APIStatus {
 	if last := f.LastContact(); !last.IsZero() {
 		status.LastContact = &last
 	}
-	if err := errors.Join(f.Err(), f.Crowded()); err != nil {
+	if err := errors.Join(f.Err(), f.OverQuota()); err != nil {
 		status.Error = err.Error()
 	}
 	return status

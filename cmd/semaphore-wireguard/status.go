@@ -171,7 +171,7 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	if err := r.refused(); err != nil {
 		rep.Refused = err.Error()
 	}
-	if err := errors.Join(r.nodes.Err(), r.nodes.Crowded()); err != nil {
+	if err := errors.Join(r.nodes.Err(), r.nodes.OverQuota()); err != nil {
 		rep.API.Error = err.Error()
 	}
 	if rep.Refused != "" {

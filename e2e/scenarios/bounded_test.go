@@ -167,8 +167,8 @@ func compareBounded(t *testing.T, c *testbed.Cluster, access config.Access, form
 		}
 		return nil
 	})
-	if w.Crowded() != nil || strings.Contains(log.String(), "level=WARN") {
-		t.Errorf("Crowded() = %v, log:\n%s", w.Crowded(), log.String())
+	if w.OverQuota() != nil || strings.Contains(log.String(), "level=WARN") {
+		t.Errorf("OverQuota() = %v, log:\n%s", w.OverQuota(), log.String())
 	}
 }
 

@@ -16,46 +16,44 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
-// Connections that don't come about, or lose their other end, are given up in
-// these times. HTTP/2 connections are probed beyond that: client-go's defaults
-// send a ping after 30 s of silence and wait 15 s for its answer.
+// Timeouts of connections. client-go's defaults for HTTP/2 add a ping after 30 s of
+// silence, which times out after 15 s.
 const (
 	dialTimeout      = 10 * time.Second
 	handshakeTimeout = 10 * time.Second
 	keepAlive        = 30 * time.Second
-	// What isn't a watch, and has no deadline of its own, has this one, for the
-	// whole answer: that is when an API server gives up by itself.
+	// requestTimeout bounds requests other than watches that have no deadline, including
+	// the response body. API servers time out after the same time.
 	requestTimeout = time.Minute
 )
 
 // ClientConfig describes a client of one cluster. Only Access and UserAgent are
 // required.
 type ClientConfig struct {
-	// Access says how the cluster is reached.
 	Access config.Access
-	// Token, and CA in PEM, take the place of Access.TokenFile and Access.CAFile for a
-	// caller that has them elsewhere than in files.
+	// Token, and CA in PEM, replace Access.TokenFile and Access.CAFile for callers that
+	// don't have them in files.
 	Token string
 	CA    []byte
 	// UserAgent should name program, version and local cluster.
 	UserAgent string
-	// Bounds are those of a remote. With any, compressed answers, and others than
-	// JSON and protobuf, are refused.
+	// Bounds are those of a remote. With any, compressed responses, and formats other than
+	// JSON and protobuf, are rejected.
 	Bounds Bounds
-	// Dial connects to the cluster's API server; nil: as net.Dialer does.
+	// Dial connects to the cluster's API server; nil: net.Dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Logger is told when the cluster's certificate authority changes.
+	// Logger gets changes of the CA and the kubeconfig.
 	Logger *slog.Logger
 }
 
 // RESTConfig returns the configuration of a client.
 //
-// It makes no request. A certificate authority is loaded before the first
-// request, and again as caTransport says. Token files and kubeconfigs are read at
-// each request, so that a rotated token counts at once. No redirect is followed.
+// It makes no request. The CA is loaded before the first request and reloaded as
+// described at caTransport. Token files and kubeconfigs are checked for changes at each
+// request, so that a rotated token is used at once. Redirects are not followed.
 //
-// Requests aren't limited in rate by the client: the priority and fairness of
-// the API server is the brake. Answers come as protobuf where the server can.
+// The client doesn't limit the rate of requests, which is left to the API server's
+// priority and fairness. It prefers protobuf.
 func RESTConfig(c ClientConfig) (*rest.Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -79,7 +77,7 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 		cfg.Transport, _ = c.reach(base, source)
 	}
 	if c.Bounds.Answer > 0 {
-		// They would be logged, and are the remote's words.
+		// Warnings contain text of the remote and would be logged.
 		cfg.WarningHandler = rest.NoWarnings{}
 	}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -91,12 +89,12 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// reach returns what reaches a server with its authority and credentials.
+// reach returns a transport to a server, with its CA and credentials.
 func (c *ClientConfig) reach(base *rest.Config, source caSource) (http.RoundTripper, *caTransport) {
 	tokenFile := base.BearerTokenFile
 	if tokenFile != "" {
-		// client-go's own reader keeps a token for a minute, even when the
-		// server says that it is no longer valid.
+		// client-go's BearerTokenFile caches a token for a minute, even when the server
+		// rejects it.
 		base.BearerToken, base.BearerTokenFile = "", ""
 	}
 	base.CAFile, base.CAData = "", nil
@@ -111,7 +109,7 @@ func (c *ClientConfig) reach(base *rest.Config, source caSource) (http.RoundTrip
 	return &tokenTransport{file: tokenFile, next: ca}, ca
 }
 
-// builder returns what makes a transport of a configuration and certificates.
+// builder returns a function that makes transports for base with other CA certificates.
 func builder(base *rest.Config) transportBuilder {
 	return func(pem []byte, dial dialFunc) (http.RoundTripper, error) {
 		cfg := rest.CopyConfig(base)
@@ -120,19 +118,19 @@ func builder(base *rest.Config) transportBuilder {
 	}
 }
 
-// inClusterCA is where the kubelet puts the authority of a pod's own cluster.
+// inClusterCA has the CA of a pod's own cluster; the kubelet mounts it.
 const inClusterCA = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
-// base returns how to reach a cluster without a kubeconfig, and where its authority
-// comes from.
+// base returns the configuration for a cluster without a kubeconfig, and the source of
+// its CA.
 func (c *ClientConfig) base() (*rest.Config, caSource, error) {
 	access := c.Access
 	if access.InCluster() {
 		cfg, err := rest.InClusterConfig()
 		if err != nil {
-			return nil, caSource{}, fmt.Errorf("access to the own cluster: %w", err)
+			return nil, caSource{}, fmt.Errorf("in-cluster configuration: %w", err)
 		}
-		// Without the file client-go would take the system's authorities.
+		// If the file is missing, client-go would trust the system's CAs.
 		return cfg, caFile(inClusterCA), nil
 	}
 	if err := requireHTTPS(access.APIURL); err != nil {
@@ -146,7 +144,7 @@ func (c *ClientConfig) base() (*rest.Config, caSource, error) {
 	case c.CA != nil:
 		source = caGiven(c.CA)
 	case access.CAFile != "" && access.CAURL != "":
-		return nil, caSource{}, errors.New("both a file and an URL for the certificate authority")
+		return nil, caSource{}, errors.New("both a file and a URL for the certificate authority")
 	case access.CAFile != "":
 		source = caFile(access.CAFile)
 	case access.CAURL != "":
@@ -178,13 +176,11 @@ func dialer() *net.Dialer {
 	return &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}
 }
 
-// timeoutTransport makes plain errors of timeouts. A watch request that meets
-// one which says Timeout() is tried ten times over by client-go, and then
-// reported as a watch that came about and ended: an unreachable server would
-// go unnoticed for minutes.
+// timeoutTransport hides the method Timeout of errors. client-go retries a watch request
+// with such an error ten times, and then reports a watch that was opened and closed: an
+// unreachable server would go unnoticed for minutes.
 //
-// It also gives a deadline to each request that has none and isn't a watch: a
-// server that takes requests and never answers holds nobody up for ever.
+// It also sets a deadline for requests without one, other than watches.
 type timeoutTransport struct {
 	limit time.Duration
 	next  http.RoundTripper
@@ -204,7 +200,7 @@ func (t *timeoutTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 		end()
 		var timeout interface{ Timeout() bool }
 		if errors.As(err, &timeout) && timeout.Timeout() && asked.Err() == nil {
-			return nil, fmt.Errorf("no contact: %w", err)
+			return nil, fmt.Errorf("timed out: %w", err)
 		}
 		return nil, err
 	}
@@ -212,13 +208,13 @@ func (t *timeoutTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return response, nil
 }
 
-// watches reports whether the answer to a request may go on for as long as it likes.
+// watches reports whether a request is a watch, whose response has no end.
 func watches(req *http.Request) bool {
 	watching := req.URL.Query().Get("watch")
 	return watching == "true" || watching == "1"
 }
 
-// endingBody ends the context of a request whose answer has been read.
+// endingBody cancels the context of a request when its response is closed.
 type endingBody struct {
 	io.ReadCloser
 	end context.CancelFunc
@@ -230,5 +226,5 @@ func (b *endingBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// WrappedRoundTripper lets client-go find the transport below.
+// WrappedRoundTripper implements net.RoundTripperWrapper of apimachinery.
 func (t *timeoutTransport) WrappedRoundTripper() http.RoundTripper { return t.next }

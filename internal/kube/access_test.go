@@ -219,18 +219,18 @@ func TestAuthorityThatCannotBeFetched(t *testing.T) {
 		answer http.HandlerFunc
 		want   string
 	}{
-		"missing": {http.NotFound, "answered 404 Not Found"},
+		"missing": {http.NotFound, "response 404 Not Found"},
 		"a web page": {
-			func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>log in</html>") }, "holds no certificate in PEM",
+			func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>log in</html>") }, "contains no certificate in PEM",
 		},
 		"too much": {
-			func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, caMaxBytes+1)) }, "answered with more than 1048576 bytes",
+			func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, caMaxBytes+1)) }, "response of more than 1048576 bytes",
 		},
 		"led away from https": {
-			func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, plain.URL, http.StatusFound) }, "answered 302 Found: redirects are not followed",
+			func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, plain.URL, http.StatusFound) }, "response 302 Found: redirects are not followed",
 		},
 		"led in circles": {
-			func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) }, "answered 302 Found: redirects are not followed",
+			func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) }, "response 302 Found: redirects are not followed",
 		},
 	}
 	for name, tt := range tests {
@@ -246,7 +246,7 @@ func TestAuthorityThatCannotBeFetched(t *testing.T) {
 	}
 }
 
-func TestAuthorityOfAServerThatNobodyVouchesFor(t *testing.T) {
+func TestAuthorityOfAnUntrustedServer(t *testing.T) {
 	ca := newAuthority()
 	fetch := newTLSServer(t, newAuthority(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(ca.pem) }))
 	_, err := caURL(fetch.URL, nil).load(t.Context())
@@ -307,9 +307,9 @@ func TestAccessThatIsRefused(t *testing.T) {
 		"address without TLS":                {config.Access{APIURL: "http://a", CAFile: "/ca", TokenFile: "/t"}, "does not begin with https://"},
 		"authority without TLS":              {config.Access{APIURL: "https://a", CAURL: "http://ca", TokenFile: "/t"}, "certificate authority: address http://ca does not begin with https://"},
 		"no authority":                       {config.Access{APIURL: "https://a", TokenFile: "/t"}, "no certificate authority"},
-		"two authorities":                    {config.Access{APIURL: "https://a", CAURL: "https://ca", CAFile: "/ca", TokenFile: "/t"}, "both a file and an URL"},
+		"two authorities":                    {config.Access{APIURL: "https://a", CAURL: "https://ca", CAFile: "/ca", TokenFile: "/t"}, "both a file and a URL"},
 		"no token":                           {config.Access{APIURL: "https://a", CAURL: "https://ca"}, "no token file"},
-		"no cluster around":                  {config.Access{}, "access to the own cluster: "},
+		"no cluster around":                  {config.Access{}, "in-cluster configuration: "},
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for name, tt := range tests {
@@ -362,8 +362,8 @@ func TestTokenIsReadAsItRotates(t *testing.T) {
 	}
 }
 
-// TestTokenIsTheOneInTheFile changes a file in ways that show as little of it as they
-// can, when it had been there for long and when it hadn't.
+// TestTokenIsTheOneInTheFile changes old and new files with as few visible signs as
+// possible.
 func TestTokenIsTheOneInTheFile(t *testing.T) {
 	long := time.Now().Add(-time.Hour)
 	aged := func(path string, at time.Time) {
@@ -424,9 +424,8 @@ func TestTokenIsTheOneInTheFile(t *testing.T) {
 	}
 }
 
-// TestTokenOfAFileThatShowsNothing has a file whose content changes while the file system
-// says the same of it as before, as some do that are made by programs: it isn't used for
-// ever what was in it once.
+// TestTokenOfAFileThatShowsNothing changes the content of a file without any change of its
+// metadata, as in some FUSE file systems: the old content isn't used for ever.
 func TestTokenOfAFileThatShowsNothing(t *testing.T) {
 	path := writeTemp(t, "token", nil)
 	synctest.Test(t, func(t *testing.T) {
@@ -459,8 +458,8 @@ func TestTokensThatCannotBeUsed(t *testing.T) {
 	api := newAPIServer(t, ca)
 	for name, tt := range map[string]struct{ content, want string }{
 		"empty":     {" \n", "is empty"},
-		"two lines": {secret + "\n" + secret, "holds more than a token"},
-		"not text":  {secret + "\x00", "holds more than a token"},
+		"two lines": {secret + "\n" + secret, "contains characters that a token can't have"},
+		"not text":  {secret + "\x00", "contains characters that a token can't have"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := clientFor(t, config.Access{APIURL: api.url(), CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(tt.content))})
@@ -496,8 +495,8 @@ func TestWatchThatTimesOutIsAnErrorAtOnce(t *testing.T) {
 	}
 }
 
-// TestRequestsEnd holds that a server which begins to answer, or doesn't, and never
-// ends holds up no request without a deadline, and that watches go on.
+// TestRequestsEnd checks that requests without a deadline end on a server that never
+// responds, or never ends its response, and that watches go on.
 func TestRequestsEnd(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority()

@@ -71,7 +71,7 @@ func (s *apiServer) address() string { return s.http.Listener.Addr().String() }
 
 func (s *apiServer) url() string { return "https://" + s.address() }
 
-// set changes what the server is like.
+// set changes the server under its lock.
 func (s *apiServer) set(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,7 +79,7 @@ func (s *apiServer) set(change func()) {
 	s.wake()
 }
 
-// wake tells all watches to look; the caller holds the lock.
+// wake wakes all watches. Callers hold mu.
 func (s *apiServer) wake() {
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -128,7 +128,7 @@ func (s *apiServer) compact() {
 	s.oldest, s.history = s.version, nil
 }
 
-// restore has the server be at an earlier version, with other nodes, as from a backup.
+// restore sets the server to another version and nodes, as from a backup.
 func (s *apiServer) restore(version int, nodes ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +139,7 @@ func (s *apiServer) restore(version int, nodes ...string) {
 	}
 }
 
-// bookmark tells all watches the current version.
+// bookmark sends the current version to all watches.
 func (s *apiServer) bookmark() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,7 +200,7 @@ func status(code int, reason metav1.StatusReason) *metav1.Status {
 	}
 }
 
-// tooLarge answers a request for a version that the server isn't at yet.
+// tooLarge responds to a request for a future version.
 func tooLarge(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusGatewayTimeout)

@@ -13,8 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// bounded prepares the requests of a watch of a remote, so that what comes of
-// them is bounded. On a nil receiver nothing is.
+// bounded adds bounds to the requests of a remote's watch. A nil receiver adds none.
 type bounded struct {
 	objects int
 	asked   request
@@ -23,8 +22,7 @@ type bounded struct {
 	collect func(obj runtime.Object) (item runtime.Object, wanted bool, err error)
 }
 
-// newBounded returns nil where there are no bounds. Objects are of the kind of
-// the given one.
+// newBounded returns nil without bounds. Object is an object of the kind.
 func newBounded(object runtime.Object, objects int, begin func(bool) func(), dropped func(), collect func(runtime.Object) (runtime.Object, bool, error)) *bounded {
 	if objects <= 0 {
 		return nil
@@ -36,16 +34,16 @@ func newBounded(object runtime.Object, objects int, begin func(bool) func(), dro
 	}
 }
 
-// list returns the context for a list, and what makes of its answer the one with
-// the items that were taken of it. Of clients that don't hand them on, such as
-// fakes, the answer has them.
+// list returns the context of a list request, and a function that adds the collected items
+// to the response. Fake clients, which have no transport, return the items in the
+// response.
 func (b *bounded) list(ctx context.Context, options metav1.ListOptions) (context.Context, func(runtime.Object) (runtime.Object, error)) {
 	if b == nil {
 		return ctx, func(list runtime.Object) (runtime.Object, error) { return list, nil }
 	}
 	again := b.begin(options.Continue != "")
 	handedOn := false
-	taken := &takenList{}
+	taken := &trimmedList{}
 	asked := b.asked
 	asked.begin = func() {
 		again()
@@ -81,7 +79,7 @@ func (b *bounded) watch(ctx context.Context, options metav1.ListOptions) context
 	return withRequest(ctx, &b.asked)
 }
 
-// head returns the context for a list whose only use is its head.
+// head returns the context of a list request of which only the metadata is used.
 func (b *bounded) head(ctx context.Context) context.Context {
 	if b == nil {
 		return ctx
@@ -91,8 +89,7 @@ func (b *bounded) head(ctx context.Context) context.Context {
 	return withRequest(ctx, &asked)
 }
 
-// initial returns what counts the events of a streamed list; nil for other
-// watches.
+// initial returns the counter of the events of a streamed list; nil for other watches.
 func (b *bounded) initial(options metav1.ListOptions) *initialEvents {
 	if !streams(options) {
 		return nil
@@ -100,7 +97,7 @@ func (b *bounded) initial(options metav1.ListOptions) *initialEvents {
 	if b == nil {
 		return &initialEvents{left: math.MaxInt}
 	}
-	const share = 2 // see transit
+	const share = 2 // as in transit.admit
 	return &initialEvents{left: share * b.objects, most: share * b.objects}
 }
 
@@ -108,23 +105,23 @@ func streams(options metav1.ListOptions) bool {
 	return options.SendInitialEvents != nil && *options.SendInitialEvents
 }
 
-// initialEvents ends a watch that streams a list without an end. The reflector
-// collects what comes until the bookmark that ends it.
+// initialEvents bounds the number of events of a streamed list: the reflector collects
+// them until the bookmark at the end of the list.
 type initialEvents struct {
 	left, most int
-	over       bool // the bookmark came
+	over       bool // the bookmark was received
 }
 
-// going reports whether the bookmark that ends the list is still to come.
+// going reports whether the list is still being streamed.
 func (i *initialEvents) going() bool { return i != nil && !i.over }
 
-// count returns the event to hand on, and whether it is the last one.
+// count returns the event to forward, and whether it is the last one.
 func (i *initialEvents) count(event watch.Event) (to watch.Event, last bool) {
 	if i == nil || i.over || event.Type == watch.Error {
 		return event, false
 	}
 	if event.Type == watch.Bookmark {
-		// One without metadata isn't the one that is waited for.
+		// A bookmark without metadata doesn't end the list.
 		if object, err := meta.Accessor(event.Object); err == nil && object.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
 			i.over = true
 			return event, false
@@ -135,6 +132,6 @@ func (i *initialEvents) count(event watch.Event) (to watch.Event, last bool) {
 	}
 	return watch.Event{Type: watch.Error, Object: &metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage,
-		Message: fmt.Sprintf("streamed list of more than %d objects, which is twice as many as are kept", i.most),
+		Message: fmt.Sprintf("streamed list of more than %d objects, twice the maximum", i.most),
 	}}, true
 }

@@ -10,43 +10,43 @@ import (
 	"strings"
 )
 
-// Bounds of what one remote cluster can make this process hold. The zero value
-// is none, for the own cluster.
+// Bounds limit the memory that one remote cluster can use in this process. The zero value
+// is without limits, for the local cluster.
 type Bounds struct {
-	// Answer is the most bytes of one list, and four times as many as are kept
-	// of one kind of object.
+	// Answer is the maximum size of one list in bytes, and four times the maximum size of
+	// the cached objects of one kind.
 	Answer int64
-	// Objects is the most objects of one kind; 0: as many as kindLimits says.
+	// Objects is the maximum number of objects of one kind; 0: the default of the kind.
 	Objects int
 }
 
-// Bounds that hold for everything that a remote sends, whatever is configured.
+// Bounds of everything that a remote sends, independent of the configuration.
 const (
-	// maxObject is the most bytes of one object, or one event of a watch. etcd
-	// takes 1.5 MiB unless told otherwise, which are more in JSON.
+	// maxObject is the maximum size of one object, or one watch event, in bytes. etcd
+	// allows 1.5 MiB by default, and JSON is larger.
 	maxObject = 3 << 20
-	// maxDecoded is the most bytes that one object may take in memory: two
-	// bytes of protobuf can stand for the whole struct of a container.
+	// maxDecoded is the maximum memory of one object in bytes: two bytes of protobuf can
+	// decode to the whole struct of a container.
 	maxDecoded = 32 << 20
-	// maxAnswerDecoded is the most bytes that an answer that isn't a list or a watch
-	// may take in memory. The largest is discovery, see TestLargeDiscoveryIsTaken.
+	// maxAnswerDecoded is the maximum memory of a response other than a list or watch, in
+	// bytes. The largest one is discovery, see TestLargeDiscoveryIsAccepted.
 	maxAnswerDecoded = 64 << 20
-	// maxErrorBody is how much is read of an answer that isn't a success.
+	// maxErrorBody is the maximum size of an error response in bytes.
 	maxErrorBody = 64 << 10
-	// maxListHead is the most bytes of a list beside its items.
+	// maxListHead is the maximum size of a list without its items, in bytes.
 	maxListHead = 64 << 10
-	// keptShare is the part of Bounds.Answer that is kept of one kind.
+	// keptShare: the cached objects of one kind have at most Bounds.Answer/keptShare bytes.
 	keptShare = 4
 )
 
-// How many objects are taken of a kind when nobody says. A mesh of 10,000 nodes
-// is beyond what one node can have as peers.
+// Default maximum number of objects of a kind. A mesh of 10,000 nodes exceeds what one
+// node can have as peers.
 const (
 	maxNodes        = 10_000
 	maxOtherObjects = 50_000
 )
 
-// objects returns the most objects of a kind; 0: any number.
+// objects returns the maximum number of objects of a kind; 0: unlimited.
 func (b Bounds) objects(kind string) int {
 	switch {
 	case b.Answer <= 0:
@@ -60,33 +60,32 @@ func (b Bounds) objects(kind string) int {
 	}
 }
 
-// kindNodes is WatchConfig.Kind of nodes.
+// kindNodes is the WatchConfig.Kind of nodes.
 const kindNodes = "nodes"
 
-// kept returns the most bytes that are kept of a kind; 0: any number.
+// kept returns the maximum size of the cached objects of a kind in bytes; 0: unlimited.
 func (b Bounds) kept() int64 { return b.Answer / keptShare }
 
-// Media types of answers, the only ones that a remote may send.
+// The media types that a remote may send.
 const (
 	typeJSON     = "application/json"
 	typeProtobuf = "application/vnd.kubernetes.protobuf"
 )
 
-// answerTransport refuses redirects: net/http would follow them with the token
-// to wherever the server says. With a limit it bounds what an answer can make
-// of the memory, before client-go reads it:
+// answerTransport rejects redirects: net/http would follow them, with the token. With a
+// limit it bounds the memory that a response can use, before client-go reads it:
 //
-//	list           is taken apart item by item, each of which is given to the
-//	               watch that asked; client-go gets the list without items
-//	watch          passes event by event, each of bounded size
-//	no success     is cut to what an error needs
-//	anything else  is cut off with an error at the limit
+//	list           each item is decoded and passed to the watch that made the request;
+//	               client-go gets the list without items
+//	watch          each event is read whole, with a maximum size
+//	error          is truncated
+//	anything else  ends with an error at the limit
 //
-// Compressed answers are refused: nobody asked for them.
+// Compressed responses, which the client doesn't request, are rejected.
 type answerTransport struct {
 	limit int64 // bytes; 0: none
-	// weigh has answers in JSON read and weighed before client-go decodes them, and
-	// protobuf neither asked for nor taken where the object isn't known.
+	// weigh estimates the memory of JSON responses before client-go decodes them, and
+	// avoids protobuf where the kind of the object is unknown.
 	weigh bool
 	next  http.RoundTripper
 }
@@ -102,7 +101,7 @@ func (t *answerTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if err := t.check(req, response); err != nil {
-		// The connection may be in the middle of an endless answer.
+		// The rest of the response may be endless.
 		_ = response.Body.Close()
 		return nil, err
 	}
@@ -114,7 +113,7 @@ func (t *answerTransport) WrappedRoundTripper() http.RoundTripper { return t.nex
 
 func (t *answerTransport) check(req *http.Request, response *http.Response) error {
 	if code := response.StatusCode; code >= 300 && code < 400 {
-		return fmt.Errorf("the server answered %d %s: redirects are not followed", code, http.StatusText(code))
+		return fmt.Errorf("response %d %s: redirects are not followed", code, http.StatusText(code))
 	}
 	if t.limit <= 0 {
 		return nil
@@ -124,12 +123,12 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 		if taking != nil && taking.stream {
 			return nil
 		}
-		return errors.New("the server switched to another protocol, which was not asked for")
+		return errors.New("unexpected response: protocol switch")
 	}
 	if coding := response.Header.Get("Content-Encoding"); coding != "" && coding != "identity" {
-		return errors.New("the server answered with a compressed body, which was not asked for")
+		return errors.New("unexpected response: compressed body")
 	}
-	// A type that can't be parsed is none of those below.
+	// A type that doesn't parse is rejected below.
 	media, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	if response.StatusCode/100 != 2 {
 		if media != typeJSON && media != typeProtobuf {
@@ -144,7 +143,7 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 	}
 	asked := requestOf(req.Context())
 	if media != typeJSON && (media != typeProtobuf || t.weigh && asked == nil) {
-		return fmt.Errorf("the server answered in another format than %s", formats(t.weigh && asked == nil))
+		return fmt.Errorf("unexpected response format: not %s", formats(t.weigh && asked == nil))
 	}
 	switch {
 	case watches(req):
@@ -154,7 +153,7 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 		if asked.left != nil {
 			from.whole = *asked.left
 		}
-		head, err := takeList(from, media == typeProtobuf, asked)
+		head, err := readList(from, media == typeProtobuf, asked)
 		if asked.left != nil {
 			*asked.left -= from.read
 		}
@@ -171,10 +170,10 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 			err = atMost(body, maxAnswerDecoded)
 		}
 		if err != nil {
-			return fmt.Errorf("read answer: %w", err)
+			return fmt.Errorf("read response: %w", err)
 		}
 		if err := response.Body.Close(); err != nil {
-			return fmt.Errorf("read answer: %w", err)
+			return fmt.Errorf("read response: %w", err)
 		}
 		replaceBody(response, io.NopCloser(bytes.NewReader(body)))
 	default:
@@ -190,7 +189,7 @@ func formats(jsonOnly bool) string {
 	return "JSON or protobuf"
 }
 
-// replaceBody gives a response another body, whose length isn't known.
+// replaceBody replaces the body of a response by one of unknown length.
 func replaceBody(response *http.Response, body io.ReadCloser) {
 	response.Body, response.ContentLength = body, -1
 	response.Header.Del("Content-Length")
@@ -201,7 +200,7 @@ type readCloser struct {
 	io.Closer
 }
 
-// errTooLong ends answers that are beyond their bounds.
+// tooLongError reports a response, or a part of one, that exceeds its bound.
 type tooLongError struct {
 	what string
 	most int64
@@ -209,11 +208,11 @@ type tooLongError struct {
 
 func (e *tooLongError) Error() string { return fmt.Sprintf("%s of more than %d bytes", e.what, e.most) }
 
-// allowance reads from an answer no more than it may have: whole bytes in all,
-// left until the next part begins.
+// allowance bounds the bytes read from a response: whole in total, left for the current
+// part.
 type allowance struct {
 	from  io.Reader
-	whole int64 // of the answer; negative: any number
+	whole int64 // of the response; negative: unlimited
 	left  int64 // of the part
 	read  int64
 }
@@ -222,9 +221,9 @@ type allowance struct {
 func (a *allowance) Read(p []byte) (int, error) {
 	switch {
 	case a.whole >= 0 && a.read >= a.whole:
-		return 0, &tooLongError{"an answer", a.whole}
+		return 0, &tooLongError{"response", a.whole}
 	case a.left <= 0:
-		return 0, &tooLongError{"an object", maxObject}
+		return 0, &tooLongError{"object", maxObject}
 	}
 	if int64(len(p)) > a.left {
 		p = p[:a.left]
@@ -238,5 +237,5 @@ func (a *allowance) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// part begins a part of at most so many bytes.
+// part begins a part of at most that many bytes.
 func (a *allowance) part(most int64) { a.left = most }

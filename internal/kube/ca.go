@@ -19,25 +19,22 @@ import (
 )
 
 const (
-	// caInterval is the least time between two attempts to load that
-	// certificates cause which don't verify.
+	// caInterval is the minimum interval between reloads caused by certificates that don't
+	// verify.
 	caInterval = 5 * time.Second
-	// caRetry is how long after one that failed at most another one follows.
+	// caRetry is the maximum wait after a failed load.
 	caRetry = time.Minute
 )
 
-// caTransport verifies servers against an authority that it loads
+// caTransport verifies servers with CA certificates that it loads
 //
 //   - before the first request,
-//   - again when a server's certificate doesn't verify: the authority may have
-//     been renewed,
-//   - and again from time to time, as the source says: before a request, and
-//     while there are connections. The holder of a key that was taken out of the
-//     authority never causes the second.
+//   - when a server's certificate doesn't verify: the CA may have been renewed,
+//   - and periodically, at the interval of the source, before a request and while
+//     connections are open. The holder of a revoked CA key never causes the second.
 //
-// When certificates are gone, connections that were verified with them are
-// closed, under whatever goes on. While nothing new is to be had the last ones
-// that were loaded stay.
+// When CA certificates are removed, connections that were verified with them are closed,
+// with all their requests. If loading fails, the last certificates stay in use.
 type caTransport struct {
 	source   caSource
 	build    transportBuilder
@@ -45,26 +42,25 @@ type caTransport struct {
 	interval time.Duration
 	period   time.Duration
 	log      *slog.Logger
-	lost     errlog.Log // that what is current can't be loaded again
-
-	// loading holds one value while no load is under way. A channel rather
-	// than a lock, because requests that wait for it may be cancelled.
+	reloads  errlog.Log
+	// loading holds one value while no load is under way. It is a channel rather than a
+	// lock because waiting requests may be cancelled.
 	loading chan struct{}
 
 	mu       sync.Mutex
 	current  *trust   // nil until the first load
-	earlier  []*trust // those that current covers, whose connections stay
+	earlier  []*trust // covered by current: their connections stay
 	tried    time.Time
 	triedErr error // of the last attempt to load
-	armed    bool  // a timer runs
+	armed    bool  // the timer of tick runs
 }
 
 func newCATransport(source caSource, build transportBuilder, log *slog.Logger) *caTransport {
 	t := &caTransport{
 		source: source, build: build, dial: dialer().DialContext, log: log,
-		lost: errlog.Log{
-			Logger: log, Level: slog.LevelWarn, Failing: "certificate authority can't be loaded again, the last one stays", Over: "certificate authority loaded again",
-			Kind: func(error) string { return "" }, // one line, however it fails
+		reloads: errlog.Log{
+			Logger: log, Level: slog.LevelWarn, Failing: "certificate authority can't be reloaded, the last one stays in use", Over: "certificate authority reloaded",
+			Kind: func(error) string { return "" }, // one line, whatever the error
 		},
 		interval: caInterval, period: source.period, loading: make(chan struct{}, 1),
 	}
@@ -76,8 +72,7 @@ func newCATransport(source caSource, build transportBuilder, log *slog.Logger) *
 func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	used, due := t.trusted()
 	if due && used != nil && t.period > t.interval {
-		// A request doesn't wait for a server that serves certificates, as long
-		// as there are some.
+		// Requests don't wait for a periodic reload from a URL.
 		t.refresh(req.Context(), used)
 		due = false
 	}
@@ -88,8 +83,7 @@ func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 			used = loaded
 		case used == nil || req.Context().Err() != nil:
 			if req.Body != nil {
-				// The contract of RoundTrip; its error would say nothing more.
-				_ = req.Body.Close()
+				_ = req.Body.Close() // required by http.RoundTripper
 			}
 			return nil, err
 		}
@@ -112,32 +106,31 @@ func (t *caTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return renewed.transport.RoundTrip(again)
 }
 
-// refresh loads the authority beside what goes on, unless it is being loaded.
+// refresh reloads in the background, unless a load is under way.
 func (t *caTransport) refresh(ctx context.Context, used *trust) {
 	if len(t.loading) == 0 {
 		return
 	}
-	go t.reloadBeside(context.WithoutCancel(ctx), used, t.wait())
+	go t.reloadBackground(context.WithoutCancel(ctx), used, t.wait())
 }
 
-// reloadBeside is reload for nobody in particular: others need it, too, when a request
-// is over.
-func (t *caTransport) reloadBeside(ctx context.Context, used *trust, least time.Duration) {
+// reloadBackground reloads with a timeout of its own. Errors are logged by reload, and
+// returned by the next request that fails to verify.
+func (t *caTransport) reloadBackground(ctx context.Context, used *trust, least time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, 2*caTimeout)
 	defer cancel()
-	// It is logged, and shows in the next request that fails for it.
 	_, _ = t.reload(ctx, used, least)
 }
 
-// CloseIdleConnections closes those of the current authority; others have been
-// closed already.
+// CloseIdleConnections closes idle connections of the current trust; those of earlier ones
+// are closed already.
 func (t *caTransport) CloseIdleConnections() {
 	if current, _ := t.trusted(); current != nil {
 		utilnet.CloseIdleConnectionsFor(current.transport)
 	}
 }
 
-// trusted returns the current authority, and whether it is time to load it.
+// trusted returns the current trust, and whether a load is due.
 func (t *caTransport) trusted() (current *trust, due bool) {
 	wait := t.wait()
 	t.mu.Lock()
@@ -145,7 +138,7 @@ func (t *caTransport) trusted() (current *trust, due bool) {
 	return t.current, t.current == nil || time.Since(t.tried) >= wait
 }
 
-// wait is how long after an attempt to load another one is due.
+// wait returns the time between the last attempt to load and the next one.
 func (t *caTransport) wait() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -159,9 +152,9 @@ func (t *caTransport) wait() time.Duration {
 	}
 }
 
-// reload returns another authority than the given one, when somebody loaded one
-// meanwhile or the source has something new, and the given one otherwise. It
-// asks the source only if the last attempt is long enough ago.
+// reload returns the current trust if it is no longer used, loaded by another goroutine.
+// Otherwise it loads from the source, if the last attempt is at least that long ago, and
+// returns used if the certificates are the same.
 func (t *caTransport) reload(ctx context.Context, used *trust, least time.Duration) (*trust, error) {
 	select {
 	case <-ctx.Done():
@@ -181,7 +174,7 @@ func (t *caTransport) reload(ctx context.Context, used *trust, least time.Durati
 	}
 	fresh, err := t.load(ctx, current)
 	if ctx.Err() != nil {
-		return nil, ctx.Err() // says nothing about the source
+		return nil, ctx.Err() // not a failure of the source
 	}
 	t.mu.Lock()
 	t.tried, t.triedErr = time.Now(), err
@@ -189,17 +182,17 @@ func (t *caTransport) reload(ctx context.Context, used *trust, least time.Durati
 	switch {
 	case err != nil:
 		if current != nil {
-			t.lost.Note(ctx, err, "source", t.source.name)
+			t.reloads.Note(ctx, err, "source", t.source.name)
 		}
 		return nil, err
 	case fresh != current:
 		t.replace(ctx, current, fresh)
 	}
-	t.lost.Note(ctx, nil, "source", t.source.name)
+	t.reloads.Note(ctx, nil, "source", t.source.name)
 	return fresh, nil
 }
 
-// load returns the current authority when the source has the same certificates.
+// load returns current if the source has the same certificates.
 func (t *caTransport) load(ctx context.Context, current *trust) (*trust, error) {
 	content, err := t.source.load(ctx)
 	if err != nil {
@@ -220,8 +213,8 @@ func (t *caTransport) load(ctx context.Context, current *trust) (*trust, error) 
 	return &trust{transport: transport, certs: certs, conns: conns}, nil
 }
 
-// replace makes another authority the current one, and closes connections that
-// it may not vouch for.
+// replace makes fresh the current trust, and closes the connections of earlier ones unless
+// fresh has all of the old certificates.
 func (t *caTransport) replace(ctx context.Context, old, fresh *trust) {
 	t.mu.Lock()
 	t.current = fresh
@@ -244,8 +237,7 @@ func (t *caTransport) replace(ctx context.Context, old, fresh *trust) {
 	t.log.InfoContext(ctx, "certificate authority replaced", "source", t.source.name, "closed_connections", closed)
 }
 
-// revoke closes all connections, and has no more come about. It returns how many
-// there were.
+// revoke closes all connections, prevents new ones, and returns how many were closed.
 func (t *caTransport) revoke() int {
 	t.mu.Lock()
 	all := t.all()
@@ -257,7 +249,7 @@ func (t *caTransport) revoke() int {
 	return closed
 }
 
-// all returns the current authority and those whose connections stay; mu is held.
+// all returns the current trust and the earlier ones. Callers hold mu.
 func (t *caTransport) all() []*trust {
 	if t.current == nil {
 		return nil
@@ -265,8 +257,7 @@ func (t *caTransport) all() []*trust {
 	return append([]*trust{t.current}, t.earlier...)
 }
 
-// arm has the authority loaded after a period, and again for as long as there
-// are connections.
+// arm starts periodic reloads, which go on while connections are open.
 func (t *caTransport) arm() {
 	wait := t.wait()
 	t.mu.Lock()
@@ -285,20 +276,19 @@ func (t *caTransport) tick() {
 	if !slices.ContainsFunc(all, func(one *trust) bool { return one.conns.any() }) {
 		return
 	}
-	t.reloadBeside(context.Background(), current, 0)
+	t.reloadBackground(context.Background(), current, 0)
 	t.arm()
 }
 
-// untrusted reports whether another authority might accept the server: the
-// chain of its certificate is at fault, not the name in it.
+// untrusted reports whether err is about the chain of the server's certificate rather than
+// its name: other CA certificates may verify it.
 func untrusted(err error) bool {
 	var verification *tls.CertificateVerificationError
 	var hostname x509.HostnameError
 	return errors.As(err, &verification) && !errors.As(err, &hostname)
 }
 
-// replay returns a request that can be sent after req wasn't, because no
-// connection came about.
+// replay returns a copy of req to send again, after req failed without a connection.
 func replay(req *http.Request) (*http.Request, bool) {
 	again := req.Clone(req.Context())
 	if req.Body == nil || req.Body == http.NoBody {

@@ -118,10 +118,10 @@ func TestAuthorityThatCannotBeLoadedAgainStays(t *testing.T) {
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "warning", func() bool { return strings.Contains(log.String(), "the last one stays") })
+	eventually(t, "warning", func() bool { return strings.Contains(log.String(), "the last one stays in use") })
 	api.apply("a", "v1", "")
 	eventually(t, "an event", func() bool { return b.has(node{"a", "v1"}) })
-	if n := strings.Count(log.String(), "the last one stays"); n != 1 {
+	if n := strings.Count(log.String(), "the last one stays in use"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
 	}
 	if err := b.watch.Err(); err != nil {

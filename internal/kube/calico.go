@@ -10,13 +10,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// NetworkSets is the resource of Calico's global network sets in all of its APIs.
+// NetworkSets is the resource name of Calico's global network sets.
 const NetworkSets = "globalnetworksets"
 
-// CalicoAPIs returns those of Calico's APIs that a setting allows, the better one first:
-// all for "auto", none for a version that there isn't. Where both are served v3 is that of
-// Calico's API server, which validates, and v1 the custom resources that it keeps its
-// objects in. Releases with native v3 resources have no v1.
+// CalicoAPIs returns the Calico APIs that a setting allows, in order of preference: all for
+// "auto", none for an unknown version. If both are served, v3 is that of Calico's API
+// server, which validates, and v1 has the custom resources behind it. Releases with native
+// v3 resources have no v1.
 func CalicoAPIs(setting string) []schema.GroupVersion {
 	var allowed []schema.GroupVersion
 	for _, gv := range []schema.GroupVersion{
@@ -30,9 +30,8 @@ func CalicoAPIs(setting string) []schema.GroupVersion {
 	return allowed
 }
 
-// DetectCalico returns the first of Calico's APIs that serves network sets; empty: none
-// does. One that is registered but doesn't answer is an error, not a reason to take the
-// next. The client is one of the whole API server, as that of discovery.
+// DetectCalico returns the first of apis that serves network sets, or the zero value. An
+// API that is registered but unavailable is an error, not a reason to use the next one.
 func DetectCalico(ctx context.Context, client rest.Interface, apis []schema.GroupVersion) (schema.GroupVersion, error) {
 	for _, gv := range apis {
 		var list metav1.APIResourceList
@@ -41,7 +40,7 @@ func DetectCalico(ctx context.Context, client rest.Interface, apis []schema.Grou
 		case apierrors.IsNotFound(err):
 			continue
 		case err != nil:
-			return schema.GroupVersion{}, fmt.Errorf("look for calico's API %v: %w", gv, err)
+			return schema.GroupVersion{}, fmt.Errorf("discover Calico API %v: %w", gv, err)
 		}
 		for i := range list.APIResources {
 			if list.APIResources[i].Name == NetworkSets {

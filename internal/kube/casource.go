@@ -21,29 +21,29 @@ import (
 const (
 	caTimeout  = 10 * time.Second // of one fetch
 	caMaxBytes = 1 << 20
-	// How often an authority is loaded again without a reason.
+	// Intervals of periodic reloads.
 	caFilePeriod = 5 * time.Second
 	caURLPeriod  = time.Hour
 )
 
-// caSource is where the certificates of a certificate authority come from.
+// caSource is a source of CA certificates.
 type caSource struct {
-	name   string        // for people
-	period time.Duration // how often to load them again
+	name   string // for logs
+	period time.Duration
 	load   func(ctx context.Context) (pem []byte, err error)
 }
 
-// caFile is a file of certificates.
+// caFile is a file in PEM.
 func caFile(path string) caSource {
 	return caSource{path, caFilePeriod, func(context.Context) ([]byte, error) { return os.ReadFile(path) }}
 }
 
-// caGiven is what a caller holds.
+// caGiven is a constant.
 func caGiven(pem []byte) caSource {
-	return caSource{"what was handed over", caURLPeriod, func(context.Context) ([]byte, error) { return pem, nil }}
+	return caSource{"the caller", caURLPeriod, func(context.Context) ([]byte, error) { return pem, nil }}
 }
 
-// caKubeconfig is a kubeconfig that holds the certificates itself.
+// caKubeconfig is a kubeconfig with certificate-authority-data.
 func caKubeconfig(path string) caSource {
 	return caSource{path, caFilePeriod, func(context.Context) ([]byte, error) {
 		loaded, err := clientcmd.LoadFromFile(path)
@@ -58,9 +58,9 @@ func caKubeconfig(path string) caSource {
 	}}
 }
 
-// caURL fetches from an https address, whose own certificate must chain to the
-// authorities that the system trusts. Pins are SHA-256 of certificates in DER, in
-// hexadecimal; without any all count.
+// caURL is an https URL whose own certificate must verify with the system's CAs. Pins are
+// SHA-256 fingerprints of certificates in DER, in hexadecimal; without pins all
+// certificates are trusted.
 func caURL(address string, pins []string) caSource {
 	client := caClient()
 	return caSource{address, caURLPeriod, func(ctx context.Context) ([]byte, error) {
@@ -97,20 +97,19 @@ func fetchCA(ctx context.Context, client *http.Client, address string) ([]byte, 
 	if err != nil {
 		return nil, err
 	}
-	// What matters of it has been read by then.
-	defer func() { _ = response.Body.Close() }()
+	defer func() { _ = response.Body.Close() }() // it was only read
 	switch code := response.StatusCode; {
 	case code >= 300 && code < 400:
-		return nil, fmt.Errorf("%s answered %d %s: redirects are not followed", address, code, http.StatusText(code))
+		return nil, fmt.Errorf("%s: response %d %s: redirects are not followed", address, code, http.StatusText(code))
 	case code != http.StatusOK:
-		return nil, fmt.Errorf("%s answered %d %s", address, code, http.StatusText(code))
+		return nil, fmt.Errorf("%s: response %d %s", address, code, http.StatusText(code))
 	}
 	content, err := io.ReadAll(io.LimitReader(response.Body, caMaxBytes+1))
 	if err != nil {
-		return nil, fmt.Errorf("read the answer of %s: %w", address, err)
+		return nil, fmt.Errorf("read the response of %s: %w", address, err)
 	}
 	if len(content) > caMaxBytes {
-		return nil, fmt.Errorf("%s answered with more than %d bytes", address, caMaxBytes)
+		return nil, fmt.Errorf("%s: response of more than %d bytes", address, caMaxBytes)
 	}
 	return content, nil
 }
@@ -122,7 +121,7 @@ func pinned(content []byte, pins []string) ([]byte, error) {
 	}
 	certs, err := parseCerts(content)
 	if err != nil {
-		return nil, fmt.Errorf("the answer %w", err)
+		return nil, fmt.Errorf("the response %w", err)
 	}
 	var kept bytes.Buffer
 	for cert := range certs {
@@ -132,7 +131,7 @@ func pinned(content []byte, pins []string) ([]byte, error) {
 		}
 	}
 	if kept.Len() == 0 {
-		return nil, errors.New("no certificate of the answer has a SHA-256 fingerprint that is configured")
+		return nil, errors.New("no certificate of the response has a configured SHA-256 fingerprint")
 	}
 	return kept.Bytes(), nil
 }

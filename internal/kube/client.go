@@ -19,11 +19,11 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// Client reaches the resources that the programs use; an empty namespace stands for all.
-// Client-go's clientset, of which package clientset makes a Client, has the types of all
-// groups of Kubernetes, which would be a third of a program.
+// Client has the resources that the programs use; an empty namespace means all namespaces.
+// client-go's clientset, which package clientset adapts to Client, links the types of all
+// groups of Kubernetes, a third of a program's size.
 type Client interface {
-	Endpoints(namespace string) Objects[*corev1.Endpoints, *corev1.EndpointsList] //nolint:staticcheck // The mirror keeps them for who still reads them.
+	Endpoints(namespace string) Objects[*corev1.Endpoints, *corev1.EndpointsList] //nolint:staticcheck // The mirror writes them for clients that still read them.
 	EndpointSlices(namespace string) Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
 	Events(namespace string) Objects[*corev1.Event, *corev1.EventList]
 	Leases(namespace string) Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
@@ -36,11 +36,11 @@ type Client interface {
 	SubjectAccessReviews() Reviews[*authorizationv1.SubjectAccessReview]
 	TokenReviews() Reviews[*authenticationv1.TokenReview]
 
-	// REST makes requests of other kinds. Resources in them are those of the core group.
+	// REST makes other requests. Its resources are those of the core group.
 	REST() rest.Interface
 }
 
-// NewClient returns a client whose groups share connections and the limit of requests.
+// NewClient returns a client whose groups share connections and the rate limit.
 func NewClient(cfg *rest.Config) (Client, error) {
 	shared, err := rest.HTTPClientFor(cfg)
 	if err != nil {
@@ -72,7 +72,7 @@ func newClient(cfg *rest.Config, shared *http.Client) (Client, error) {
 	return g, nil
 }
 
-// builtin returns how the objects of Kubernetes' own groups that Client has are written.
+// builtin returns the serializer of the groups of Client.
 var builtin = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{

@@ -29,13 +29,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// sent is a request as a server has it.
+// sent is a received request.
 type sent struct {
 	Method, URL, Body string
 	Header            http.Header
 }
 
-// recording is an API server that notes requests and refuses them, in a form.
+// recording is an API server that records requests and refuses them, in one format.
 type recording struct {
 	*httptest.Server
 	mu   sync.Mutex
@@ -69,7 +69,7 @@ func (r *recording) take() []sent {
 	return taken
 }
 
-// refusal is what an API server says of a conflict, in JSON and in protobuf.
+// refusal is a conflict response in JSON or protobuf.
 func refusal(t *testing.T) map[string][]byte {
 	t.Helper()
 	status := apierrors.NewConflict(corev1.Resource("nodes"), "a", errors.New("changed meanwhile")).Status()
@@ -84,7 +84,7 @@ func refusal(t *testing.T) map[string][]byte {
 	}
 }
 
-// verbs makes each request that there is for a kind, and returns the errors.
+// verbs makes all requests of a kind, and returns the errors.
 func verbs[T interface {
 	runtime.Object
 	SetName(name string)
@@ -113,8 +113,8 @@ func verbs[T interface {
 	return errs[:]
 }
 
-// TestClientsSendTheSame compares what our client sends for each kind with what client-go's
-// clientset does, to the last byte, and has errors understood in both forms.
+// TestClientsSendTheSame compares the requests of our client with those of client-go's
+// clientset byte by byte, and the errors in both formats.
 func TestClientsSendTheSame(t *testing.T) {
 	t.Parallel()
 	for contentType, refused := range refusal(t) {
@@ -182,7 +182,7 @@ func TestClientsSendTheSame(t *testing.T) {
 	}
 }
 
-// TestClientReadsWhatItWatches serves the events that a watch may have, in both forms.
+// TestClientReadsWhatItWatches serves all types of events, in both formats.
 func TestClientReadsWhatItWatches(t *testing.T) {
 	t.Parallel()
 	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "a", ResourceVersion: "7"}}

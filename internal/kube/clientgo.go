@@ -7,9 +7,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// interruptibleClock is the real one, but for waits that end with a context, and
-// when a server is back: client-go's reflector backs off for up to a minute in a
-// place where it doesn't notice that it should stop.
+// interruptibleClock is the real clock, except that waits end when a context ends or the
+// server responds again: client-go's reflector backs off for up to a minute without
+// watching its context.
 type interruptibleClock struct {
 	clock.RealClock
 	ended  <-chan struct{}
@@ -22,7 +22,7 @@ func interruptible(ctx context.Context, server *Server) clock.Clock {
 
 // After implements clock.Clock.
 func (c interruptibleClock) After(d time.Duration) <-chan time.Time {
-	fired, back := make(chan time.Time, 1), c.server.returns()
+	fired, back := make(chan time.Time, 1), c.server.recovery()
 	go func() {
 		timer := time.NewTimer(d)
 		defer timer.Stop()

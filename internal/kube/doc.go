@@ -1,7 +1,7 @@
-// Package kube reaches the API servers of the local and the remote
-// clusters, and keeps trimmed copies of what is watched there.
+// Package kube has clients of the local and the remote API servers, and watches that
+// cache trimmed objects.
 //
-// A remote cluster is a neighbour that may be down, slow, wrongly configured
-// or gone for good. Nothing in this package ends or blocks the process for
-// that; it shows in [Watch.Err], [Watch.LastContact] and the metrics.
+// A remote cluster may be down, slow, misconfigured, removed or hostile. None of that
+// terminates or blocks the process; it shows in [Watch.Err], [Watch.LastContact] and the
+// metrics.
 package kube

@@ -6,55 +6,52 @@ import (
 	"time"
 )
 
-// Change is what happened to one object since changes were last handed out.
+// Change is the difference of one object between two calls of Feed.Changes.
 type Change[T any] struct {
-	// Key is namespace/name, or the name of an object without a namespace.
+	// Key is namespace/name, or the name of a cluster-scoped object.
 	Key string
-	// Before is the object as it was last handed out, After as it is now; nil:
-	// there was or is none. They are shared and must not be changed. An object
-	// that stays the same keeps its pointer.
+	// Before is the object as it was last returned, After as it is now; nil if it didn't
+	// or doesn't exist. They are shared and must not be modified. An unchanged object
+	// keeps its pointer.
 	Before, After *T
 }
 
-// Feed is a watch that can be renewed, and that hands out what has changed: work
-// per event doesn't grow with what is there. It knows when what it has is stale.
-// Beside Changes, which has one consumer, it is a Watch. It is for who removes things on
-// its word, which another replica may have made a moment ago: it never lists from a cache
-// of the API server.
+// Feed is a Watch that also returns changes, for one consumer, so that the work per event
+// doesn't grow with the number of objects, and that knows when its objects are stale. Its
+// lists are quorum reads, so that a deletion is never based on a stale watch cache.
 //
-//	            all is read                 no contact for StaleAfter
-//	unsynced ----------------> synced <------------------------------> stale
-//	                                  all is read anew since
+//	            listed             no contact for StaleAfter
+//	unsynced ------------> synced <--------------------------> stale
+//	                                listed again since
 //
-// A feed that never had contact is stale StaleAfter after it was made.
+// A feed that never had contact is stale StaleAfter after its creation.
 type Feed[T any] struct {
 	*Watch[*T]
 	started time.Time
 
-	mu     sync.Mutex
-	awaits uint64 // the turn that must have read everything; 0: not stale
-	told   bool   // Notify was called for being stale
+	mu       sync.Mutex
+	awaited  uint64 // generation whose list ends staleness; 0: not stale
+	notified bool   // Notify was called for being stale
 }
 
-// NewFeed returns a feed that is not synced until Run has read all objects.
-// Notify is called after Changes, Synced or Stale may return something else.
+// NewFeed returns a feed that is not synced until Run has listed all objects. Notify is
+// called when the result of Changes, Synced or Stale may have changed.
 func NewFeed[T any](cfg WatchConfig[*T]) *Feed[T] {
 	f := &Feed[T]{Watch: NewWatch(cfg), started: time.Now()}
-	f.current = true
+	f.quorum = true
 	f.store.changes = map[string]*T{}
-	f.store.replaced = f.look
+	f.store.replaced = f.checkStale
 	return f
 }
 
-// Run lists and watches until ctx ends, which is not an error: it returns nil, and
-// never before. It must not be called twice.
+// Run lists and watches until ctx ends, then returns nil. It must not be called twice.
 func (f *Feed[T]) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	looking := make(chan struct{})
 	go func() {
 		defer close(looking)
-		f.keepLooking(ctx)
+		f.pollStaleness(ctx)
 	}()
 	err := f.Watch.Run(ctx)
 	cancel()
@@ -62,8 +59,8 @@ func (f *Feed[T]) Run(ctx context.Context) error {
 	return err
 }
 
-// keepLooking notifies in time when the feed becomes stale.
-func (f *Feed[T]) keepLooking(ctx context.Context) {
+// pollStaleness calls checkStale twenty times per StaleAfter.
+func (f *Feed[T]) pollStaleness(ctx context.Context) {
 	after := f.cfg.Server.StaleAfter()
 	if after <= 0 {
 		return
@@ -75,26 +72,26 @@ func (f *Feed[T]) keepLooking(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-ticker.C:
-			f.look()
+			f.checkStale()
 		}
 	}
 }
 
-// look notifies when the feed has become stale, or is so no more.
-func (f *Feed[T]) look() {
+// checkStale notifies when the result of Stale has changed.
+func (f *Feed[T]) checkStale() {
 	stale := f.staleAt(time.Now())
 	f.mu.Lock()
-	changed := stale != f.told
-	f.told = stale
+	changed := stale != f.notified
+	f.notified = stale
 	f.mu.Unlock()
 	if changed {
 		f.cfg.Notify()
 	}
 }
 
-// Stale reports whether there was no contact for ServerConfig.StaleAfter. That ends
-// when all objects have been read anew, which begins by itself: any other answer says
-// nothing about what happened meanwhile.
+// Stale reports whether there was no contact for ServerConfig.StaleAfter. A stale feed
+// lists again by itself, and is stale until that succeeds: other responses don't show what
+// changed meanwhile.
 func (f *Feed[T]) Stale() bool { return f.staleAt(time.Now()) }
 
 func (f *Feed[T]) staleAt(now time.Time) bool {
@@ -104,11 +101,11 @@ func (f *Feed[T]) staleAt(now time.Time) bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.awaits > 0 {
-		if f.store.lastRead() < f.awaits {
+	if f.awaited > 0 {
+		if f.store.lastReplaced() < f.awaited {
 			return true
 		}
-		f.awaits = 0
+		f.awaited = 0
 	}
 	last := f.LastContact()
 	if last.Before(f.started) {
@@ -117,17 +114,17 @@ func (f *Feed[T]) staleAt(now time.Time) bool {
 	if now.Sub(last) <= limit {
 		return false
 	}
-	f.awaits = f.renew()
+	f.awaited = f.renew()
 	return true
 }
 
-// Renew has everything read anew, as when another API than before serves the kind.
-// Until that is done, what is known stays; then Changes has the differences.
+// Renew lists all objects again, such as when another API serves the kind. The objects
+// stay until the list succeeds; then Changes has the differences.
 func (f *Feed[T]) Renew() { f.renew() }
 
-// Changes returns what has changed since it was last called, in no order: everything
-// the first time. Nothing is known, and false returned, until all objects have been
-// read since start. What is stale is handed out, too.
+// Changes returns the changes since the last call, in no order; the first time, all
+// objects. It returns none, and false, until all objects have been listed since start.
+// Stale objects are included.
 func (f *Feed[T]) Changes() (changes []Change[T], synced bool) {
 	s := f.store
 	s.mu.Lock()
@@ -139,7 +136,7 @@ func (f *Feed[T]) Changes() (changes []Change[T], synced bool) {
 	for key, before := range s.changes {
 		changes = append(changes, Change[T]{Key: key, Before: before, After: s.objects[key]})
 	}
-	// To empty a map takes as long as it ever was large.
+	// A new map, because clearing one takes time in proportion to its largest size.
 	s.changes = map[string]*T{}
 	return changes, true
 }

@@ -96,8 +96,8 @@ func runFeed(t *testing.T, task interface{ Run(context.Context) error }) {
 	})
 }
 
-// Whatever happens, who applies the changes has what the feed has, is told of each
-// difference once, and never of what is equal.
+// TestChangesAddUp applies the changes of random events: the result is that of the feed,
+// each difference is returned once, and equal objects never.
 func TestChangesAddUp(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	f := feedOf((&bench{}).config(nil))
@@ -149,9 +149,9 @@ func TestChangesAddUp(t *testing.T) {
 	}
 }
 
-// TestChangesNobodyTakesAreBounded holds that a feed whose consumer is busy, or gone,
-// remembers nothing of objects that came and went meanwhile.
-func TestChangesNobodyTakesAreBounded(t *testing.T) {
+// TestUnreadChangesAreBounded checks that unread changes don't include objects that were
+// created and deleted meanwhile.
+func TestUnreadChangesAreBounded(t *testing.T) {
 	t.Parallel()
 	_, f := prepareFeed(t)
 	if err := f.store.Replace([]any{nodeAt(1, "stays", "v1", ""), nodeAt(1, "goes", "v1", "")}, "1"); err != nil {
@@ -185,8 +185,8 @@ func TestChangesNobodyTakesAreBounded(t *testing.T) {
 	}
 }
 
-// TestRenewedFeedHandsOutDifferences has everything read anew, while some of it
-// changes: not a word about the rest.
+// TestRenewedFeedHandsOutDifferences renews a feed while some objects change: only these
+// are returned.
 func TestRenewedFeedHandsOutDifferences(t *testing.T) {
 	t.Parallel()
 	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
@@ -222,7 +222,7 @@ func TestFeedsListWhatIsInEtcd(t *testing.T) {
 	t.Parallel()
 	for _, current := range []bool{true, false} {
 		b, f := prepareFeed(t)
-		f.current = current
+		f.quorum = current
 		b.api.set(func() { b.api.stream = false })
 		runFeed(t, f)
 		eventually(t, "sync", f.Synced)
@@ -237,21 +237,21 @@ func TestFeedsListWhatIsInEtcd(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatIsReadAnewEndsStaleness has the server answer in every other way.
-func TestOnlyWhatIsReadAnewEndsStaleness(t *testing.T) {
+// TestOnlyANewListEndsStaleness tries all other responses of a server.
+func TestOnlyANewListEndsStaleness(t *testing.T) {
 	ctx := t.Context()
 	cfg := (&bench{}).config(nil)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 10 * time.Second})
 	f := feedOf(cfg)
-	requests := observe(cfg.ListWatch, f.contact)
+	requests := observe(cfg.ListWatch, f.health)
 	if f.staleAt(f.started.Add(10 * time.Second)) {
 		t.Error("stale at once without contact")
 	}
 	if !f.staleAt(f.started.Add(11 * time.Second)) {
 		t.Error("not stale although there was no contact since start")
 	}
-	f.store.begins(f.turn)
+	f.store.begins(f.generation)
 	must(t, f.store.Replace(nil, "1"))
 	requests.complete(ctx)
 	at := f.LastContact()
@@ -263,8 +263,8 @@ func TestOnlyWhatIsReadAnewEndsStaleness(t *testing.T) {
 	}
 	for what, answer := range map[string]func(){
 		"a version that is gone":       func() { requests.failed(ctx, verbWatch, apierrors.NewResourceExpired("gone")) },
-		"a part of a list":             func() { f.contact.answered(ctx) },
-		"a watch that opens":           func() { f.contact.made(ctx); f.contact.opened() },
+		"a part of a list":             func() { f.health.recordResponse(ctx) },
+		"a watch that opens":           func() { f.health.recordSync(ctx); f.health.streamOpened() },
 		"an event":                     func() { must(t, f.store.Update(bookmarkAt(7))) },
 		"a list that was begun before": func() { must(t, f.store.Replace(nil, "1")) },
 	} {
@@ -272,19 +272,19 @@ func TestOnlyWhatIsReadAnewEndsStaleness(t *testing.T) {
 			t.Errorf("%s ended it", what)
 		}
 	}
-	f.store.begins(f.turn)
+	f.store.begins(f.generation)
 	must(t, f.store.Replace(nil, "1"))
 	if f.staleAt(time.Now()) {
-		t.Error("stale although everything has been read anew")
+		t.Error("stale after a new list")
 	}
 }
 
-// TestServerThatOnlyExpiresIsStale answers each watch that its version is gone.
+// TestServerThatOnlyExpiresIsStale responds to each watch that its version has expired.
 func TestServerThatOnlyExpiresIsStale(t *testing.T) {
 	cfg := (&bench{}).config(nil)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	f := feedOf(cfg)
-	requests := observe(cfg.ListWatch, f.contact)
+	requests := observe(cfg.ListWatch, f.health)
 	requests.complete(t.Context())
 	last := f.LastContact()
 	for range 3 {
@@ -295,8 +295,8 @@ func TestServerThatOnlyExpiresIsStale(t *testing.T) {
 	}
 }
 
-// silentServer answers lists, or doesn't answer at all: errors make client-go sleep in
-// a way that looks at the real clock, which doesn't go with a bubble of time.
+// silentServer responds to lists, or never: after errors client-go sleeps by the real
+// clock, which doesn't work in a synctest bubble.
 type silentServer struct{ up chan chan struct{} }
 
 func newSilentServer() *silentServer {
@@ -317,7 +317,7 @@ func (s *silentServer) set(down bool) {
 	s.up <- gate
 }
 
-func (s *silentServer) ask(ctx context.Context) error {
+func (s *silentServer) ping(ctx context.Context) error {
 	gate := <-s.up
 	s.up <- gate
 	select {
@@ -328,16 +328,16 @@ func (s *silentServer) ask(ctx context.Context) error {
 	}
 }
 
-// plainLists tells client-go's reflector to list in the plain way.
+// plainLists disables streamed lists.
 type plainLists struct{ *cache.ListWatch }
 
-// IsWatchListSemanticsUnSupported is what the reflector asks.
+// IsWatchListSemanticsUnSupported is called by client-go's reflector.
 func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
 func (s *silentServer) listWatch() cache.ListerWatcher {
 	return plainLists{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
-			if err := s.ask(ctx); err != nil {
+			if err := s.ping(ctx); err != nil {
 				return nil, err
 			}
 			return &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []corev1.Node{*nodeAt(1, "a", "v1", "")}}, nil
@@ -346,14 +346,14 @@ func (s *silentServer) listWatch() cache.ListerWatcher {
 	}}
 }
 
-// TestFeedOfAServerThatFallsSilent goes through the loss of contact and its end. What
-// is known stays, and is the same afterwards.
+// TestFeedOfAServerThatFallsSilent loses and regains contact. The objects stay, and are the
+// same afterwards.
 func TestFeedOfAServerThatFallsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilentServer()
 		cfg := (&bench{}).config(nil)
 		cfg.Logger, cfg.ListWatch = slog.New(slog.DiscardHandler), s.listWatch()
-		cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 30 * time.Second, Ask: s.ask, Logger: cfg.Logger})
+		cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 30 * time.Second, Ping: s.ping, Logger: cfg.Logger})
 		notified := make(chan bool, 100)
 		var f *Feed[node]
 		cfg.Notify = func() { notified <- f.Stale() }
@@ -388,7 +388,7 @@ func TestFeedOfAServerThatFallsSilent(t *testing.T) {
 	})
 }
 
-// restorable is a server whose objects a feed has, and whose consumer is as far.
+// restorable is a server with a synced feed and consumer.
 type restorable struct {
 	*bench
 	*consumer
@@ -406,13 +406,13 @@ func startRestorable(t *testing.T, stream bool, adjust func(*Feed[node])) *resto
 	}
 	runFeed(t, f)
 	r.follow(t, "everything", "a=v1 b=v1 c=v1")
-	// A watch that ends without an event has everything listed.
+	// Without an event, the end of a watch would cause a list.
 	b.api.apply("c", "v2", "")
 	r.follow(t, "an event", "a=v1 b=v1 c=v2")
 	return r
 }
 
-// outage has the server go back, or on, to a version with other objects, while it is away.
+// outage restores the server to a version and nodes while it is stopped.
 func (r *restorable) outage(t *testing.T, version int, nodes ...string) {
 	t.Helper()
 	address := r.api.address()
@@ -422,15 +422,15 @@ func (r *restorable) outage(t *testing.T, version int, nodes ...string) {
 	r.api.start(t, address)
 }
 
-// TestServerThatWasRestored goes back to an earlier version, in which a watch that
-// goes on from the later one waits.
+// TestServerThatWasRestored restores an earlier version: a watch that continued from the
+// later one would wait.
 func TestServerThatWasRestored(t *testing.T) {
 	t.Parallel()
 	for _, stream := range []bool{true, false} {
 		for _, current := range []bool{true, false} {
 			t.Run(fmt.Sprintf("streamed %v, current %v", stream, current), func(t *testing.T) {
 				t.Parallel()
-				r := startRestorable(t, stream, func(f *Feed[node]) { f.current = current })
+				r := startRestorable(t, stream, func(f *Feed[node]) { f.quorum = current })
 				r.outage(t, 10, "b", "d")
 				r.follow(t, "what was restored", "b=restored d=restored")
 				r.api.apply("e", "v1", "")
@@ -440,8 +440,8 @@ func TestServerThatWasRestored(t *testing.T) {
 	}
 }
 
-// TestServerThatWasRestoredAndIsPast has written more since than what the backup lacks,
-// as a server does by itself when it starts.
+// TestServerThatWasRestoredAndIsPast restores a server that has passed the last version
+// since, as by its own writes at start.
 func TestServerThatWasRestoredAndIsPast(t *testing.T) {
 	t.Parallel()
 	for _, stream := range []bool{true, false} {
@@ -454,12 +454,12 @@ func TestServerThatWasRestoredAndIsPast(t *testing.T) {
 	}
 }
 
-// TestServerThatWasRestoredUnseen ends the watch, and is past its version or before it
-// when anybody asks again, as when client-go tries a request until it is answered.
+// TestServerThatWasRestoredUnseen restores a server without a failed request, such as when
+// client-go retries internally, to a later or an earlier version.
 func TestServerThatWasRestoredUnseen(t *testing.T) {
 	t.Parallel()
 	for current, version := range map[bool]int{true: 1000, false: 10} {
-		r := startRestorable(t, true, func(f *Feed[node]) { f.current = current })
+		r := startRestorable(t, true, func(f *Feed[node]) { f.quorum = current })
 		r.api.restore(version, "b")
 		r.api.http.CloseClientConnections()
 		r.follow(t, "what was restored", "b=restored")
@@ -467,8 +467,8 @@ func TestServerThatWasRestoredUnseen(t *testing.T) {
 	}
 }
 
-// TestServerThatWasRestoredBehindAProxy is away without a request that fails: the
-// watch ends, and the next one waits.
+// TestServerThatWasRestoredBehindAProxy stops a server without a failed request: the watch
+// ends, and the next one waits.
 func TestServerThatWasRestoredBehindAProxy(t *testing.T) {
 	t.Parallel()
 	r := startRestorable(t, true, func(f *Feed[node]) { f.silence = 100 * time.Millisecond })
@@ -507,7 +507,7 @@ func TestWorkPerEventIsFlat(t *testing.T) {
 	}
 }
 
-// BenchmarkEvent is one event and what is made of it.
+// BenchmarkEvent processes one event.
 func BenchmarkEvent(b *testing.B) {
 	for _, objects := range []int{500, 5_000, 50_000} {
 		b.Run(strconv.Itoa(objects), func(b *testing.B) {

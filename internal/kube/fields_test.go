@@ -16,13 +16,13 @@ func TestTracked(t *testing.T) {
 		fields []metav1.ManagedFieldsEntry
 		want   bool
 	}{
-		"not at all":               {nil, false},
-		"ours":                     {[]metav1.ManagedFieldsEntry{update("us")}, true},
-		"ours, of two versions":    {[]metav1.ManagedFieldsEntry{update("us"), update("us")}, true},
-		"ours and somebody else's": {[]metav1.ManagedFieldsEntry{update("us"), update("them")}, false},
-		"somebody else's":          {[]metav1.ManagedFieldsEntry{update("them")}, false},
-		"applied in our name":      {[]metav1.ManagedFieldsEntry{applied}, false},
-		"being forgotten":          {Untracked(), false},
+		"not at all":             {nil, false},
+		"ours":                   {[]metav1.ManagedFieldsEntry{update("us")}, true},
+		"ours, of two versions":  {[]metav1.ManagedFieldsEntry{update("us"), update("us")}, true},
+		"ours and another one's": {[]metav1.ManagedFieldsEntry{update("us"), update("them")}, false},
+		"another manager's":      {[]metav1.ManagedFieldsEntry{update("them")}, false},
+		"applied in our name":    {[]metav1.ManagedFieldsEntry{applied}, false},
+		"being forgotten":        {Untracked(), false},
 	} {
 		if got := Tracked(&metav1.ObjectMeta{ManagedFields: c.fields}, "us"); got != c.want {
 			t.Errorf("%s: %v", name, got)

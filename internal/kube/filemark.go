@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// fileMark tells which file was read last, so that one that is asked for at each request
-// is read only when there may be another one: to read it each time takes a twentieth of
-// what a controller does for a small write.
+// fileMark identifies the version of a file that was read last, so that a file that is
+// needed for each request is only read after changes. Reading it each time takes a
+// twentieth of a controller's time for a small write.
 type fileMark struct {
-	of   os.FileInfo // nil: nothing counts as read
+	of   os.FileInfo // nil: read again
 	read time.Time
 }
 
 const (
-	// fileSettles is how long after its last change a file may change again and show the
-	// same time: file systems keep it in ticks of a clock, the coarsest of them in 2 s.
+	// fileSettles is the time within which two changes of a file may have the same
+	// modification time: the coarsest file systems have a resolution of 2 s.
 	fileSettles = 3 * time.Second
-	// fileTrusted is how long a file that shows no change counts as the same one: it may be
-	// written in place and given its old time, and file systems that are programs say what
-	// they like.
+	// fileTrusted is the interval at which a file is read without a visible change: it may
+	// be written in place with its old modification time, and FUSE file systems may return
+	// anything.
 	fileTrusted = 10 * time.Second
 )
 
-// stays reports whether what is at a path is what was read last. It is called before the
-// file is read: what replaces it meanwhile is another one next time.
+// stays reports whether the file at path is the one that was read last. It must be called
+// before the file is read, so that a change in between is noticed the next time.
 func (m *fileMark) stays(path string) bool {
 	now, err := os.Stat(path)
 	if err == nil && m.of != nil && time.Since(m.read) < fileTrusted &&
@@ -38,5 +38,5 @@ func (m *fileMark) stays(path string) bool {
 	return false
 }
 
-// forget has the file read again next time.
+// forget makes the next call of stays return false.
 func (m *fileMark) forget() { m.of = nil }

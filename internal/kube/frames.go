@@ -7,17 +7,16 @@ import (
 	"io"
 )
 
-// frames is the body of a watch: it reads an event whole, within bounds, before
-// it hands it on. A watch may go on for ever; an event may not. Events whose
-// objects are too large to be decoded are left out.
+// frames is the body of a watch. It reads each event whole, up to maxObject bytes, before
+// passing it on, and drops events whose objects exceed maxDecoded.
 type frames struct {
 	body     io.ReadCloser
 	from     *allowance
 	protobuf bool
-	asked    *request // nil: not known
+	asked    *request // nil: unknown
 	json     *json.Decoder
-	event    []byte // the buffer
-	rest     []byte // of the event, to be read
+	event    []byte // buffer
+	rest     []byte // unread part of the event
 	err      error
 }
 
@@ -47,7 +46,7 @@ func (f *frames) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// nextProtobuf reads a length of four bytes and as many as it says.
+// nextProtobuf reads an event, after its length in four bytes.
 func (f *frames) nextProtobuf() error {
 	const prefix = 4
 	f.event = append(f.event[:0], make([]byte, prefix)...)
@@ -56,7 +55,7 @@ func (f *frames) nextProtobuf() error {
 	}
 	size := int(binary.BigEndian.Uint32(f.event))
 	if size > maxObject-prefix {
-		return &tooLongError{"an event", maxObject}
+		return &tooLongError{"event", maxObject}
 	}
 	if cap(f.event) < prefix+size {
 		f.event = append(make([]byte, 0, prefix+size), f.event...)
@@ -91,9 +90,8 @@ func (f *frames) passes(err error) bool {
 	return err == nil
 }
 
-// checkEvent reports what is wrong with an event in protobuf. Client-go decodes
-// the object in it as whatever kind it says it is: this must be the one that was
-// asked for, or Status.
+// checkEvent validates an event in protobuf. client-go decodes its object by the kind that
+// it declares: that must be the requested one, or Status.
 func (r *request) checkEvent(event []byte) error {
 	var object, extension, unknown parts
 	if err := object.parse(event); err != nil {
@@ -119,12 +117,12 @@ func (r *request) checkEvent(event []byte) error {
 	case "Status":
 		return checkProtobuf(unknown.only(unknownRaw), statusShape())
 	default:
-		return errors.New("an object of another kind")
+		return errors.New("object of another kind")
 	}
 }
 
-// parts are the fields of a message that have a length, the last one of each
-// number; a second one makes the message invalid.
+// parts are the length-delimited fields of a message by number. A repeated number makes
+// the message invalid.
 type parts map[uint64][]byte
 
 func (p *parts) parse(message []byte) error {

@@ -110,21 +110,21 @@ func attacks() []attack {
 	long := strings.Repeat("k", 100<<10)
 	return []attack{
 		{name: "gzip bomb", list: bomb, media: typeJSON, header: gzipped, want: "compressed body"},
-		{name: "endless list", list: numbered(listJSON, func(i int) string { return hostileNode(i, `"spec":{}`) + "," }), media: typeJSON, want: "objects, which is twice"},
-		{name: "endless list of nothing", list: endless(listJSON, "{},"), media: typeJSON, want: "objects, which is twice"},
-		{name: "list of endless item", list: endless(listJSON+`{"metadata":{"name":"`, "x"), media: typeJSON, want: "an object of more than 3145728 bytes"},
+		{name: "endless list", list: numbered(listJSON, func(i int) string { return hostileNode(i, `"spec":{}`) + "," }), media: typeJSON, want: "objects, twice the maximum"},
+		{name: "endless list of nothing", list: endless(listJSON, "{},"), media: typeJSON, want: "objects, twice the maximum"},
+		{name: "list of endless item", list: endless(listJSON+`{"metadata":{"name":"`, "x"), media: typeJSON, want: "object of more than 3145728 bytes"},
 		{name: "list of endless metadata", list: endless(`{"kind":"NodeList","metadata":{"resourceVersion":"`, "x"), media: typeJSON, want: "of more than"},
-		{name: "endless fields beside the items", list: endless(`{"a":1`, `,"a":"`+strings.Repeat("x", 1000)+`"`), media: typeJSON, want: "an answer of more than"},
+		{name: "endless fields beside the items", list: endless(`{"a":1`, `,"a":"`+strings.Repeat("x", 1000)+`"`), media: typeJSON, want: "response of more than"},
 		{name: "large objects to be kept", list: numbered(listJSON, func(i int) string {
 			return hostileNode(i, `"status":{"nodeInfo":{"kubeletVersion":"`+long+`"}}`) + ","
-		}), media: typeJSON, want: "an answer of more than"},
+		}), media: typeJSON, want: "response of more than"},
 		{name: "endless list, protobuf", list: numbered(listStart(), func(i int) string {
 			return string(appendField(nil, listItems, protobufNode("n"+strconv.Itoa(i), nil)))
-		}), media: typeProtobuf, want: "objects, which is twice"},
-		{name: "items that are nothing but heavy, protobuf", list: endless(listStart(), string(appendField(nil, listItems, heavy))), media: typeProtobuf, want: "an answer of more than"},
-		{name: "endless item, protobuf", list: endless(listStart()+string(binary.AppendUvarint([]byte{listItems<<3 | wireBytes}, 1<<30)), "x"), media: typeProtobuf, want: "an object of more than"},
-		{name: "endless event", watch: endless(`{"type":"ADDED","object":{"kind":"Node","metadata":{"name":"`, "x"), media: typeJSON, want: "an object of more than"},
-		{name: "endless event, protobuf", watch: endless("\xff\xff\xff\xff", "x"), media: typeProtobuf, want: "an event of more than"},
+		}), media: typeProtobuf, want: "objects, twice the maximum"},
+		{name: "items that are nothing but heavy, protobuf", list: endless(listStart(), string(appendField(nil, listItems, heavy))), media: typeProtobuf, want: "response of more than"},
+		{name: "endless item, protobuf", list: endless(listStart()+string(binary.AppendUvarint([]byte{listItems<<3 | wireBytes}, 1<<30)), "x"), media: typeProtobuf, want: "object of more than"},
+		{name: "endless event", watch: endless(`{"type":"ADDED","object":{"kind":"Node","metadata":{"name":"`, "x"), media: typeJSON, want: "object of more than"},
+		{name: "endless event, protobuf", watch: endless("\xff\xff\xff\xff", "x"), media: typeProtobuf, want: "event of more than"},
 		{name: "heavy events, protobuf", watch: endless(string(protobufEvent("Node", heavy)), string(protobufEvent("Node", heavy))), media: typeProtobuf, want: "can't be decoded within bounds"},
 		{name: "heavy events of another kind, protobuf", watch: endless("", string(protobufEvent("Pod", appendField(nil, 2, empty[:1<<20])))), media: typeProtobuf, want: "can't be decoded within bounds"},
 		{name: "quantity that takes for ever", watch: endless("", `{"type":"ADDED","object":`+hostileNode(1, `"status":{"capacity":{"cpu":"1e-2147483647"}}`)+"}\n"), media: typeJSON, want: "can't be decoded within bounds"},
@@ -197,7 +197,7 @@ func TestHostileRemotes(t *testing.T) {
 			lines <- scanner.Text()
 		}
 	}()
-	told := map[string]bool{}
+	heldOff := map[string]bool{}
 	version, seen := 0, 0
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -208,7 +208,7 @@ func TestHostileRemotes(t *testing.T) {
 			open = ok
 			last = append(last, line)
 			if name, found := strings.CutPrefix(line, "held off: "); found {
-				told[name] = true
+				heldOff[name] = true
 			}
 			if text, found := strings.CutPrefix(line, "good: v"); found {
 				if n, err := strconv.Atoi(text); err == nil {
@@ -227,7 +227,7 @@ func TestHostileRemotes(t *testing.T) {
 		t.Fatalf("the process that watches: %v\n%s\n%s", err, strings.Join(last[max(0, len(last)-60):], "\n"), errors.String())
 	}
 	for _, a := range all {
-		if !told[a.name] {
+		if !heldOff[a.name] {
 			t.Errorf("%s: not held off", a.name)
 		}
 	}

@@ -23,34 +23,33 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
-// kubeconfigTransport reaches the server that a kubeconfig names now, with the
-// credentials that it holds now. It looks at the file at each request, as
-// tokenTransport does, and every few seconds while there are connections. When
-// another server or other credentials are in it, connections that are open are
-// closed, under whatever goes on; what is new in the authority alone is left to
-// caTransport. While the file can't be used what it held before stays.
+// kubeconfigTransport reloads a kubeconfig when it changes, which it checks at each
+// request, as tokenTransport does, and every few seconds while connections are open. When
+// the server or the credentials change, it closes open connections with all their
+// requests; a change of the CA alone is left to caTransport. While the file is invalid,
+// its last valid content stays in use.
 type kubeconfigTransport struct {
 	cfg   ClientConfig
 	path  string
-	asked *url.URL // the server that requests are made for
+	asked *url.URL // the server in the URLs of requests
 	fault errlog.Log
 
 	mu      sync.Mutex
 	mark    fileMark
-	sum     [sha256.Size]byte // of the content that was last looked at
+	sum     [sha256.Size]byte // of the last content
 	current *kubeconfigAccess
 }
 
-// kubeconfigAccess is what one content of the file says.
+// kubeconfigAccess is the access that one content of the file defines.
 type kubeconfigAccess struct {
-	said      said
+	spec      kubeconfigSpec
 	server    *url.URL
 	transport http.RoundTripper
 	ca        *caTransport
 }
 
-// said is what a kubeconfig says, but for the certificates that it holds itself.
-type said struct {
+// kubeconfigSpec is the content of a kubeconfig without certificate-authority-data.
+type kubeconfigSpec struct {
 	cluster clientcmdapi.Cluster
 	user    clientcmdapi.AuthInfo
 }
@@ -58,7 +57,7 @@ type said struct {
 func newKubeconfigTransport(c ClientConfig) (*kubeconfigTransport, error) {
 	path := c.Access.Kubeconfig
 	t := &kubeconfigTransport{cfg: c, path: path, fault: errlog.Log{
-		Logger: c.Logger, Level: slog.LevelWarn, Failing: "kubeconfig can't be used, what it held before stays", Over: "kubeconfig can be used again",
+		Logger: c.Logger, Level: slog.LevelWarn, Failing: "kubeconfig is invalid, its last valid content stays in use", Over: "kubeconfig is valid again",
 	}}
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -72,9 +71,9 @@ func newKubeconfigTransport(c ClientConfig) (*kubeconfigTransport, error) {
 	return t, nil
 }
 
-// access makes of a content what reaches the server.
+// access returns the access that a content defines.
 func (t *kubeconfigTransport) access(content []byte) (*kubeconfigAccess, error) {
-	base, source, what, err := readKubeconfig(t.path, content)
+	base, source, spec, err := readKubeconfig(t.path, content)
 	if err != nil {
 		return nil, err
 	}
@@ -82,20 +81,20 @@ func (t *kubeconfigTransport) access(content []byte) (*kubeconfigAccess, error) 
 	if err != nil {
 		return nil, fmt.Errorf("use kubeconfig %s: %w", t.path, err)
 	}
-	a := &kubeconfigAccess{said: what, server: server}
-	// The authority is loaded every few seconds while there are connections. The file
-	// is looked at whenever it is.
+	a := &kubeconfigAccess{spec: spec, server: server}
+	// The CA is reloaded every few seconds while connections are open, and the file is
+	// checked with it.
 	load := source.load
 	source.load = func(ctx context.Context) ([]byte, error) {
-		t.look(ctx)
+		t.reload(ctx)
 		return load(ctx)
 	}
 	a.transport, a.ca = t.cfg.reach(base, source)
 	return a, nil
 }
 
-// look returns what the file says now, or what it said when it could last be used.
-func (t *kubeconfigTransport) look(ctx context.Context) *kubeconfigAccess {
+// reload returns the access that the file defines, or its last valid one.
+func (t *kubeconfigTransport) reload(ctx context.Context) *kubeconfigAccess {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mark.stays(t.path) {
@@ -109,13 +108,13 @@ func (t *kubeconfigTransport) look(ctx context.Context) *kubeconfigAccess {
 	if err == nil && sum == t.sum || err != nil && t.fault.Err() != nil {
 		return t.current
 	}
-	t.sum = sum // of nothing when it can't be read: what comes back is read anew
+	t.sum = sum // of no content if it can't be read: the next content differs
 	var fresh *kubeconfigAccess
 	if err == nil {
 		fresh, err = t.access(content)
 	}
 	t.fault.Note(context.WithoutCancel(ctx), err, "path", t.path)
-	if err != nil || reflect.DeepEqual(fresh.said, t.current.said) {
+	if err != nil || reflect.DeepEqual(fresh.spec, t.current.spec) {
 		return t.current
 	}
 	old := t.current
@@ -127,7 +126,7 @@ func (t *kubeconfigTransport) look(ctx context.Context) *kubeconfigAccess {
 
 // RoundTrip implements http.RoundTripper.
 func (t *kubeconfigTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	now := t.look(req.Context())
+	now := t.reload(req.Context())
 	if *now.server != *t.asked {
 		req = req.Clone(req.Context())
 		req.URL.Scheme, req.URL.Host, req.Host = now.server.Scheme, now.server.Host, now.server.Host
@@ -143,16 +142,16 @@ func otherPrefix(path, from, to string) string {
 	return strings.TrimSuffix(to, "/") + strings.TrimPrefix(path, strings.TrimSuffix(from, "/"))
 }
 
-// CloseIdleConnections closes those that nothing uses.
+// CloseIdleConnections closes idle connections.
 func (t *kubeconfigTransport) CloseIdleConnections() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	utilnet.CloseIdleConnectionsFor(t.current.ca)
 }
 
-// ParseKubeconfig returns what a kubeconfig says. The error names the file, and where the
-// line or the field is known, these, but nothing of the content: a token may be where
-// something else is expected, and a parser's error may quote it.
+// ParseKubeconfig parses a kubeconfig. The error names the file, and if known the line or
+// field, but doesn't quote the content as a parser's error may: a misplaced token could be
+// in it.
 func ParseKubeconfig(path string, content []byte) (*clientcmdapi.Config, error) {
 	loaded, err := clientcmd.Load(content)
 	if err == nil {
@@ -166,55 +165,55 @@ func ParseKubeconfig(path string, content []byte) (*clientcmdapi.Config, error) 
 	}
 	var line int
 	if _, after, found := strings.Cut(err.Error(), "yaml: line "); found {
-		_, _ = fmt.Sscanf(after, "%d", &line) // Zero stays without one.
+		_, _ = fmt.Sscanf(after, "%d", &line) // stays 0 without a number
 	}
 	if line > 0 {
-		return nil, fmt.Errorf("load kubeconfig %s: line %d: no valid YAML", path, line)
+		return nil, fmt.Errorf("load kubeconfig %s: line %d: invalid YAML", path, line)
 	}
 	var encoded base64.CorruptInputError
 	if errors.As(err, &encoded) {
-		return nil, fmt.Errorf("load kubeconfig %s: a field whose name ends in -data isn't base64", path)
+		return nil, fmt.Errorf("load kubeconfig %s: a field whose name ends in -data is not base64", path)
 	}
-	return nil, fmt.Errorf("load kubeconfig %s: no valid YAML or JSON of the kind Config, version v1", path)
+	return nil, fmt.Errorf("load kubeconfig %s: not valid YAML or JSON of kind Config, version v1", path)
 }
 
-// readKubeconfig returns how to reach the cluster of the current context, where its
-// authority comes from, and what the file says of both.
-func readKubeconfig(path string, content []byte) (*rest.Config, caSource, said, error) {
+// readKubeconfig returns the configuration for the cluster of the current context, the
+// source of its CA, and the content of the file.
+func readKubeconfig(path string, content []byte) (*rest.Config, caSource, kubeconfigSpec, error) {
 	loaded, err := ParseKubeconfig(path, content)
 	if err != nil {
-		return nil, caSource{}, said{}, err
+		return nil, caSource{}, kubeconfigSpec{}, err
 	}
 	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
 	if err != nil {
-		return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
+		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
 	}
 	if cfg.Insecure {
-		return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
+		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
 	}
 	if err := requireHTTPS(cfg.Host); err != nil {
-		return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
+		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
 	}
-	var what said
+	var spec kubeconfigSpec
 	if current := loaded.Contexts[loaded.CurrentContext]; current != nil {
 		if c := loaded.Clusters[current.Cluster]; c != nil {
-			what.cluster = *c
-			what.cluster.CertificateAuthorityData = nil
+			spec.cluster = *c
+			spec.cluster.CertificateAuthorityData = nil
 		}
 		if u := loaded.AuthInfos[current.AuthInfo]; u != nil {
-			what.user = *u
+			spec.user = *u
 		}
 	}
 	switch {
-	case len(cfg.CAData) > 0: // wins over the file, as in client-go
+	case len(cfg.CAData) > 0: // overrides the file, as in client-go
 		if _, err := parseCerts(cfg.CAData); err != nil {
-			return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: certificate-authority-data %w", path, err)
+			return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: certificate-authority-data %w", path, err)
 		}
-		return cfg, caKubeconfig(path), what, nil
+		return cfg, caKubeconfig(path), spec, nil
 	case cfg.CAFile != "":
-		return cfg, caFile(cfg.CAFile), what, nil
+		return cfg, caFile(cfg.CAFile), spec, nil
 	default:
-		return nil, caSource{}, said{}, fmt.Errorf("use kubeconfig %s: its cluster has neither certificate-authority-data nor certificate-authority, "+
-			"and the authorities of the system are not trusted instead", path)
+		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: its cluster has neither certificate-authority-data nor certificate-authority, "+
+			"and the CAs of the system are not trusted", path)
 	}
 }

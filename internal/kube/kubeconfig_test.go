@@ -11,8 +11,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
-// TestKubeconfigIsReadAsItChanges has a watch run by a kubeconfig in which the token,
-// the authority or the server becomes another one: it goes on without being made anew.
+// TestKubeconfigIsReadAsItChanges changes the token, the CA or the server in the
+// kubeconfig of a running watch.
 func TestKubeconfigIsReadAsItChanges(t *testing.T) {
 	t.Parallel()
 	type state struct {
@@ -21,7 +21,7 @@ func TestKubeconfigIsReadAsItChanges(t *testing.T) {
 		token string
 	}
 	for name, c := range map[string]struct {
-		// move changes what the server is like, and returns what is to be in the file.
+		// move changes the server, and returns the new content of the file.
 		move func(t *testing.T, before state) state
 	}{
 		"token": {move: func(_ *testing.T, s state) state {
@@ -69,8 +69,8 @@ func TestKubeconfigIsReadAsItChanges(t *testing.T) {
 			eventually(t, "sync", func() bool { return b.has(node{"a", "v1"}) })
 
 			replaceFile(t, file, []byte("{"+secret))
-			eventually(t, "the broken file to be told", func() bool {
-				return strings.Contains(b.log.String(), "kubeconfig can't be used, what it held before stays")
+			eventually(t, "a warning about the invalid file", func() bool {
+				return strings.Contains(b.log.String(), "kubeconfig is invalid, its last valid content stays in use")
 			})
 			before.api.apply("b", "v1", "")
 			eventually(t, "the watch to go on with a broken file", func() bool { return b.has(node{"a", "v1"}, node{"b", "v1"}) })
@@ -118,24 +118,23 @@ func TestOtherPrefix(t *testing.T) {
 	}
 }
 
-// TestMalformedKubeconfigIsNotQuoted parses kubeconfigs with a secret where something else is
-// expected.
+// TestMalformedKubeconfigIsNotQuoted parses kubeconfigs with a misplaced secret.
 func TestMalformedKubeconfigIsNotQuoted(t *testing.T) {
 	const start = "apiVersion: v1\nkind: Config\nusers:\n- name: u\n  user:\n"
 	for content, want := range map[string]string{
 		start + "    token: \"secret-words\n":          "line ",
-		start + "    token: secret-words: x\n":         "line 6: no valid YAML",
+		start + "    token: secret-words: x\n":         "line 6: invalid YAML",
 		start + "    token: [secret-words]\n":          "users.user.token can't be of type array",
 		start + "    token: 12345678901234567890123\n": "users.user.token can't be of type number",
 		start + "    client-key-data: secret-words\n":  "isn't base64",
 		"users:\n- name: u\n  user: secret-words\n":    "users.user can't be of type string",
-		"secret-words":                                   "no valid YAML or JSON of the kind Config",
-		"apiVersion: v1\nkind: secret-words\n":           "no valid YAML or JSON of the kind Config",
-		"apiVersion: secret-words\nkind: Config\n":       "no valid YAML or JSON of the kind Config",
-		"a: *secret-words\n":                             "no valid YAML",
+		"secret-words":                                   "not valid YAML or JSON of kind Config",
+		"apiVersion: v1\nkind: secret-words\n":           "not valid YAML or JSON of kind Config",
+		"apiVersion: secret-words\nkind: Config\n":       "not valid YAML or JSON of kind Config",
+		"a: *secret-words\n":                             "not valid YAML",
 		"a: !!secret-words x\n":                          "",
-		"a: &secret-words\n\tb: secret-words\n":          "line 2: no valid YAML",
-		`{"apiVersion":"v1","users":["secret-words"`:     "line 1: no valid YAML",
+		"a: &secret-words\n\tb: secret-words\n":          "line 2: invalid YAML",
+		`{"apiVersion":"v1","users":["secret-words"`:     "line 1: invalid YAML",
 		start + "    secret-words: secret-words\n  x: 1": "",
 	} {
 		_, err := ParseKubeconfig("/k", []byte(content))

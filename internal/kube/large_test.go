@@ -58,8 +58,8 @@ func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
 	b.watch = NewWatch(cfg)
 	b.run(t)
 	polltest.Until(t, hostilePatience, "sync", b.watch.Synced)
-	if n := len(b.nodes()); n != nodes || b.watch.Crowded() != nil {
-		t.Errorf("%d nodes are kept; %v", n, b.watch.Crowded())
+	if n := len(b.nodes()); n != nodes || b.watch.OverQuota() != nil {
+		t.Errorf("%d nodes are kept; %v", n, b.watch.OverQuota())
 	}
 	b.stop()
 	t.Logf("%d MiB more at the most, %d MiB in all", (peakMemory(os.Getpid())-before)>>20, peakMemory(os.Getpid())>>20)

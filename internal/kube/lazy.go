@@ -4,11 +4,10 @@ import (
 	"sync"
 )
 
-// LazyClient returns a function that makes a client when it is first called,
-// and returns the same one ever after. As long as that isn't possible, because
-// a kubeconfig isn't mounted yet or is broken, each call tries again, so that
-// the configuration of one remote stops neither the process nor its other
-// remotes. The function may be called from any goroutine.
+// LazyClient returns a function that creates a client at the first call, and returns the
+// same one afterwards. After an error, such as for a kubeconfig that is missing or invalid,
+// the next call tries again, so that the configuration of one remote affects neither the
+// process nor other remotes. The function is safe for concurrent use.
 func LazyClient(c ClientConfig) func() (Client, error) {
 	var (
 		mu     sync.Mutex

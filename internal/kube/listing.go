@@ -13,12 +13,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Bound makes a configuration of client-go's one whose answers are bounded, for a program
-// that asks clusters of others for objects of all kinds, and has the configuration of
-// elsewhere. No redirect is followed, compression isn't asked for, a request without a
-// deadline has one, and what an answer makes of the memory is bounded: by Listing for
-// lists, by WithRaw and WithStream where a caller reads by itself, and to so many bytes,
-// as JSON alone, for all others.
+// Bound adds bounds to a configuration of client-go, for a program that requests objects
+// of all kinds from clusters that it doesn't trust. It disables redirects and compression,
+// sets a deadline for requests without one, and bounds the memory of responses: lists by
+// Listing, raw responses and streams by WithRaw and WithStream, all others by most bytes,
+// as JSON only.
 func Bound(cfg *rest.Config, most int64) {
 	cfg.DisableCompression = true
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -29,7 +28,7 @@ func Bound(cfg *rest.Config, most int64) {
 	})
 }
 
-// reading is how a caller reads an answer by itself.
+// reading describes a response that the caller reads itself.
 type reading struct {
 	most   int64
 	stream bool
@@ -37,14 +36,14 @@ type reading struct {
 
 type readingKey struct{}
 
-// WithRaw returns the context for a request whose answer the caller reads as it is, of
-// any type, up to so many bytes. Of a configuration that is Bound.
+// WithRaw returns the context of a request whose response the caller reads itself, of any
+// type and at most that many bytes. It is for configurations with Bound.
 func WithRaw(ctx context.Context, most int64) context.Context {
 	return context.WithValue(ctx, readingKey{}, &reading{most: most})
 }
 
-// WithStream returns the context for a request that switches to another protocol. What
-// comes over the connection is for the caller to bound, and the answer's headers as well.
+// WithStream returns the context of a request that switches to another protocol. The
+// caller must bound the data and the response headers.
 func WithStream(ctx context.Context) context.Context {
 	return context.WithValue(ctx, readingKey{}, &reading{most: maxErrorBody, stream: true})
 }
@@ -54,24 +53,24 @@ func readingOf(ctx context.Context) *reading {
 	return r
 }
 
-// pageSize is how many objects of a list are asked for at once, when nothing else is said.
+// pageSize is the default number of objects per page.
 const pageSize = 500
 
-// Listing lists the objects of a kind page by page, and bounds what a server can make of
-// that. Each object is decoded by itself, and bounded as those of a watch are.
+// Listing lists the objects of a kind page by page, with bounds. Each object is decoded
+// separately, with the bounds of objects of a watch.
 type Listing struct {
 	// Of is an object of the kind.
 	Of runtime.Object
-	// Options select the objects. Their Limit is the size of a page; 0: 500 objects.
+	// Options select the objects. Limit is the size of a page; 0: 500 objects.
 	Options metav1.ListOptions
-	// Objects and Bytes are the most that the whole list may have.
+	// Objects and Bytes are the maximum of the whole list.
 	Objects int
 	Bytes   int64
 }
 
-// Each calls take for each object. List asks for a page, of a client whose configuration
-// is Bound, or of a fake one. A list that has more than it may is an error, as is an error
-// of take; take has had some objects then.
+// Each calls take for each object. List requests a page, from a client with Bound or a fake
+// client. A list that exceeds a bound is an error, as is an error of take, after take was
+// called for some objects.
 func (l Listing) Each(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error), take func(runtime.Object) error) error {
 	left, found := l.Bytes, 0
 	of := reflect.TypeOf(l.Of).Elem()
@@ -81,12 +80,12 @@ func (l Listing) Each(ctx context.Context, list func(context.Context, metav1.Lis
 	asked.begin = func() { handedOn, again = true, handedOn }
 	asked.item = func(object runtime.Object) error {
 		if again {
-			// Client-go asked once more for what take has had a part of.
-			refused = errors.New("a list that broke off")
+			// client-go retried the page after take was called for a part of it.
+			refused = errors.New("list was interrupted")
 			return refused
 		}
 		if found++; found > l.Objects {
-			refused = fmt.Errorf("a list of more than %d objects", l.Objects)
+			refused = fmt.Errorf("list of more than %d objects", l.Objects)
 			return refused
 		}
 		if err := take(object); err != nil {
@@ -97,18 +96,18 @@ func (l Listing) Each(ctx context.Context, list func(context.Context, metav1.Lis
 	}
 	asked.dropped = func() {
 		if refused == nil {
-			refused = fmt.Errorf("an object that can't be decoded, or takes more than %d bytes in memory", maxDecoded)
+			refused = fmt.Errorf("an object can't be decoded, or needs more than %d bytes of memory", maxDecoded)
 		}
 	}
 	options := l.Options
 	if options.Limit == 0 {
 		options.Limit = pageSize
 	}
-	// Pages may have fewer objects than were asked for, but not all of them.
+	// Servers may return smaller pages, but not arbitrarily many of them.
 	const slack = 10
 	for pages := 2*l.Objects/pageSize + slack; ; pages-- {
 		if pages == 0 {
-			return fmt.Errorf("a list that doesn't end: %d pages had %d objects", 2*l.Objects/pageSize+slack, found)
+			return fmt.Errorf("list doesn't end: %d pages with %d objects", 2*l.Objects/pageSize+slack, found)
 		}
 		handedOn, again = false, false
 		page, err := list(withRequest(ctx, asked), options)
@@ -117,12 +116,12 @@ func (l Listing) Each(ctx context.Context, list func(context.Context, metav1.Lis
 		case refused != nil:
 			return refused
 		case errors.As(err, &long) && long.most != maxObject && left <= 0:
-			return fmt.Errorf("a list of more than %d bytes", l.Bytes)
+			return fmt.Errorf("list of more than %d bytes", l.Bytes)
 		case err != nil:
 			return err
 		}
 		if !handedOn {
-			// It is that of a fake.
+			// A fake client has no transport that decodes items.
 			if err := meta.EachListItem(page, asked.item); err != nil {
 				return err
 			}

@@ -19,28 +19,28 @@ import (
 	"k8s.io/client-go/util/watchlist"
 )
 
-// Bounds that hold even where a server accepts requests and never answers.
+// Timeouts and intervals, also for servers that accept requests and never respond.
 const (
-	// The API server gives up on a list after a minute by itself.
+	// API servers time out lists after a minute.
 	listTimeout = 2 * time.Minute
-	// Some proxies pass on the header of an answer only with the first event,
-	// which without changes is the bookmark that comes about once a minute.
+	// Some proxies forward the response header only with the first event, which without
+	// changes is the bookmark, about once a minute.
 	openTimeout = 90 * time.Second
-	// How long after the time that it was asked to last a watch may go on.
+	// A watch may exceed its requested duration by this.
 	watchOvertime = 30 * time.Second
-	// How often a list may be read for objects that there was no room for.
+	// Minimum interval between lists because of rejected objects.
 	relistPeriod = time.Minute
 )
 
-// Resource is what is read of a kind, as of client.Nodes().
+// Resource has the read methods of a kind, such as client.Nodes().
 type Resource[L runtime.Object] interface {
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
 }
 
-// ListWatch makes what WatchConfig wants of a resource. Each request asks for the
-// resource anew, because it may only be there later: an error is that of the
-// request. Restrict, unless nil, adds a selector to the options of requests.
+// ListWatch returns a WatchConfig.ListWatch. It calls resource for each request, because
+// the client may not be available yet: its error fails the request. Restrict, if set, adds
+// a selector to the options.
 func ListWatch[L runtime.Object](resource func(context.Context) (Resource[L], error), restrict func(*metav1.ListOptions)) cache.ListerWatcher {
 	if restrict == nil {
 		restrict = func(*metav1.ListOptions) {}
@@ -65,7 +65,7 @@ func ListWatch[L runtime.Object](resource func(context.Context) (Resource[L], er
 	}
 }
 
-// Of returns, for ListWatch, a resource of a client such as LazyClient makes.
+// Of returns a function for ListWatch, with a client such as that of LazyClient.
 func Of[L runtime.Object](client func() (Client, error), resource func(Client) Resource[L]) func(context.Context) (Resource[L], error) {
 	return func(context.Context) (Resource[L], error) {
 		c, err := client()
@@ -76,41 +76,42 @@ func Of[L runtime.Object](client func() (Client, error), resource func(Client) R
 	}
 }
 
-// Nodes are, for Of, the nodes of a cluster.
+// Nodes is a resource for Of.
 func Nodes(client Client) Resource[*corev1.NodeList] { return client.Nodes() }
 
-// observed passes lists and watches on and notes how they go.
+// observed forwards lists and watches, records their outcome in health, and ends watches
+// that can't be trusted to continue.
 type observed struct {
 	inner   cache.ListerWatcherWithContext
-	contact *contact
-	bounded *bounded // nil: the own cluster's
-	// noWatchList is set for clients, such as the fakes of client-go, that
-	// say that they can't stream the initial list.
+	health  *health
+	bounded *bounded // nil: local cluster
+	// noWatchList is set for clients that don't support streamed lists, such as client-go's
+	// fakes.
 	noWatchList bool
-	// missing reports whether to read a list for objects that there was no room
-	// for; it is asked every period.
+	// missing reports whether to list again because of rejected objects; it is called every
+	// period.
 	missing func() bool
 	period  time.Duration
 	// current has lists be up to date; see Watch.
-	current bool
-	silence time.Duration // after which to ask a server whether it still has what it said
+	quorum  bool
+	silence time.Duration // after which the resource version is verified
 
 	mu    sync.RWMutex // held for reading during a list
 	over  bool
-	doubt atomic.Int32 // whether the server goes on from what was read
+	doubt atomic.Int32 // whether the last resource version needs to be verified
 }
 
-// Doubts, in the order of their weight.
+// Values of doubt, in increasing order.
 const (
-	doubtNone   int32 = iota
-	doubtFailed       // a request failed since the server showed its version
-	doubtAway         // a connection was broken since everything was read
+	doubtNone         int32 = iota
+	doubtFailed             // a request failed since the version was verified
+	doubtDisconnected       // a connection broke since the last list
 )
 
-func observe(inner cache.ListerWatcher, c *contact) *observed {
+func observe(inner cache.ListerWatcher, c *health) *observed {
 	return &observed{
 		inner:       cache.ToListerWatcherWithContext(inner),
-		contact:     c,
+		health:      c,
 		noWatchList: watchlist.DoesClientNotSupportWatchListSemantics(inner),
 		missing:     func() bool { return false },
 		period:      relistPeriod,
@@ -118,16 +119,15 @@ func observe(inner cache.ListerWatcher, c *contact) *observed {
 	}
 }
 
-// end waits for the list that is going on, after whose context has ended: client-go
-// doesn't.
+// end waits for a list whose context has ended: client-go doesn't.
 func (o *observed) end() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.over = true
 }
 
-// IsWatchListSemanticsUnSupported tells client-go's reflector whether to list
-// by streaming.
+// IsWatchListSemanticsUnSupported returns whether client-go's reflector must not use
+// streamed lists.
 func (o *observed) IsWatchListSemanticsUnSupported() bool { return o.noWatchList }
 
 // List implements cache.Lister, which the reflector doesn't use.
@@ -147,7 +147,7 @@ func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptio
 	if o.over {
 		return nil, context.Canceled
 	}
-	if o.current && options.Continue == "" {
+	if o.quorum && options.Continue == "" {
 		options.ResourceVersion, options.ResourceVersionMatch = "", ""
 	}
 	bounded, cancel := context.WithTimeout(ctx, listTimeout)
@@ -162,24 +162,24 @@ func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptio
 		return nil, err
 	}
 	if head, err := meta.ListAccessor(list); err != nil || head.GetContinue() != "" {
-		o.contact.answered(ctx)
+		o.health.recordResponse(ctx)
 		return list, nil
 	}
 	o.complete(ctx)
 	return list, nil
 }
 
-// complete notes that everything has been read.
+// complete records that all objects have been listed.
 func (o *observed) complete(ctx context.Context) {
 	o.doubt.Store(doubtNone)
-	o.contact.made(ctx)
+	o.health.recordSync(ctx)
 }
 
-// restored asks the server for the version that it is at, and returns an error when
-// it can't say, or when that is one before version: the server was restored from a
-// backup, and a watch would silently wait until it is past version again. The error is
-// the one of an API server that has forgotten a version, and has everything listed.
-func (o *observed) restored(ctx context.Context, version string) error {
+// verify requests the server's current resource version, and returns an error if that is
+// older than version: the server was restored from a backup, and a watch from version
+// would silently wait until the server has passed it. The error is that of an expired
+// version, so that the reflector lists again.
+func (o *observed) verify(ctx context.Context, version string) error {
 	bounded, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	list, err := o.inner.ListWithContext(o.bounded.head(bounded), metav1.ListOptions{Limit: 1})
@@ -191,38 +191,38 @@ func (o *observed) restored(ctx context.Context, version string) error {
 	if err != nil {
 		return err
 	}
-	// Versions that aren't numbers can't be compared.
+	// Only numeric versions can be compared.
 	if order, err := resourceversion.CompareResourceVersion(head.GetResourceVersion(), version); err == nil && order < 0 {
 		return apierrors.NewResourceExpired("the server went back to an earlier version")
 	}
 	return nil
 }
 
-// resume returns why a watch can't go on from a version.
+// resume returns an error if a watch can't continue from a version.
 func (o *observed) resume(ctx context.Context, version string) error {
 	if version == "" || version == "0" {
 		return nil
 	}
-	// After so long a time even a server that went back may be past the version.
-	if last, _ := o.contact.state(); o.current && !last.IsZero() && time.Since(last) > o.silence {
-		return apierrors.NewResourceExpired("out of contact for too long")
+	// After that time even a server that was restored may have passed the version.
+	if last, _ := o.health.state(); o.quorum && !last.IsZero() && time.Since(last) > o.silence {
+		return apierrors.NewResourceExpired("no response for too long")
 	}
-	// Nor may one that was started anew from a backup which is a few writes old: the
-	// server itself writes when it starts.
+	// So may one that was restarted from a backup a few writes old: API servers write
+	// objects when they start.
 	doubt := o.doubt.Load()
-	if o.current && doubt == doubtAway {
-		return apierrors.NewResourceExpired("the server was away")
+	if o.quorum && doubt == doubtDisconnected {
+		return apierrors.NewResourceExpired("the connection was interrupted")
 	}
 	if doubt == doubtNone {
 		return nil
 	}
-	return o.restored(ctx, version)
+	return o.verify(ctx, version)
 }
 
 // WatchWithContext implements cache.WatcherWithContext.
 func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	streamed := streams(options)
-	if streamed && o.current {
+	if streamed && o.quorum {
 		options.ResourceVersion = ""
 	}
 	if !streamed {
@@ -237,26 +237,26 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 	inner, err := o.inner.WatchWithContext(o.bounded.watch(bounded, options), options)
 	if !opening.Stop() && err == nil {
 		end(inner)
-		err = errors.New("opened too late")
+		err = errors.New("watch opened after its timeout")
 	}
 	if err != nil {
 		if ctx.Err() == nil && bounded.Err() != nil {
-			err = fmt.Errorf("no answer within %v: %w", openTimeout, err)
+			err = fmt.Errorf("no response within %v: %w", openTimeout, err)
 		}
 		cancel()
-		if !refusesToStream(options, err) {
+		if !streamingUnsupported(options, err) {
 			o.failed(ctx, verbWatch, err)
 		}
 		return nil, err
 	}
 	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), initial: o.bounded.initial(options), version: options.ResourceVersion}
-	// client-go makes a watch that ended at once of one that met a broken
-	// connection; only others are an answer of the server.
+	// client-go reports a broken connection as a watch that is closed already; only other
+	// watches are a response of the server.
 	select {
 	case first, ok := <-inner.ResultChan():
 		if !ok {
 			cancel()
-			o.failed(ctx, verbWatch, errors.New("watch ended as it began"))
+			o.failed(ctx, verbWatch, errors.New("watch ended immediately"))
 			close(w.events)
 			return w, nil
 		}
@@ -276,50 +276,49 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 			defer overtime.Stop()
 		}
 		if w.forward(ctx, o) && (options.TimeoutSeconds == nil || time.Since(began) < time.Duration(*options.TimeoutSeconds)*time.Second) {
-			// Not by what it was asked for. client-go tries again by itself, and so
-			// no request needs to fail while a server is away.
-			o.doubt.Store(doubtAway)
+			// The watch ended before its requested duration. As client-go retries, an outage
+			// may pass without a failed request.
+			o.doubt.Store(doubtDisconnected)
 		}
 		if w.open {
-			o.contact.ended()
+			o.health.streamClosed()
 		}
 	}()
 	return w, nil
 }
 
-// refusesToStream reports whether err is the answer to options of a server that
-// doesn't stream lists, as most before Kubernetes 1.34 don't. The reflector lists
-// in the plain way at once, and only how that goes says something about the server.
-func refusesToStream(options metav1.ListOptions, err error) bool {
+// streamingUnsupported reports whether err means that the server doesn't support streamed
+// lists, which are on by default since Kubernetes 1.34. The reflector then falls back to a
+// plain list at once, so that it is no failure.
+func streamingUnsupported(options metav1.ListOptions, err error) bool {
 	return streams(options) && apierrors.IsInvalid(err)
 }
 
-// failed notes an error unless it belongs to the normal course: the server
-// has forgotten the version to go on from, or isn't at it yet or any more, and the
-// reflector lists anew.
+// failed records an error, unless the resource version has expired or is in the future:
+// then the reflector lists again.
 func (o *observed) failed(ctx context.Context, verb string, err error) {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) {
-		o.contact.answered(ctx)
+		o.health.recordResponse(ctx)
 		return
 	}
 	if status := apierrors.APIStatus(nil); !errors.As(err, &status) {
-		o.doubt.Store(doubtAway)
+		o.doubt.Store(doubtDisconnected)
 	} else {
 		o.doubt.CompareAndSwap(doubtNone, doubtFailed)
 	}
-	o.contact.failed(ctx, verb, err)
+	o.health.recordFailure(ctx, verb, err)
 }
 
-// observedWatch hands on the events of another watch.
+// observedWatch forwards the events of another watch.
 type observedWatch struct {
 	inner    watch.Interface
-	initial  *initialEvents // nil: no list is streamed
+	initial  *initialEvents // nil: not a streamed list
 	version  string         // of the last event
 	first    *watch.Event
 	events   chan watch.Event
 	stopped  chan struct{}
 	stopOnce sync.Once
-	open     bool // the server has shown that it serves the stream
+	open     bool // streamOpened was called
 }
 
 // ResultChan implements watch.Interface.
@@ -333,14 +332,14 @@ func (w *observedWatch) Stop() {
 	})
 }
 
-// forward hands on events until the watch is over. It returns whether the server, or
-// the connection to it, ended it without a word.
+// forward forwards events until the watch ends. It returns whether the server or the
+// connection ended it without an error event.
 func (w *observedWatch) forward(ctx context.Context, o *observed) bool {
 	if w.first != nil && !w.pass(ctx, o, *w.first) {
 		return false
 	}
-	look := time.NewTicker(o.period)
-	defer look.Stop()
+	relist := time.NewTicker(o.period)
+	defer relist.Stop()
 	silent := time.NewTimer(o.silence)
 	defer silent.Stop()
 	for {
@@ -355,15 +354,15 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) bool {
 			silent.Reset(o.silence)
 		case <-silent.C:
 			if !w.initial.going() {
-				if err := o.restored(ctx, w.version); err != nil {
+				if err := o.verify(ctx, w.version); err != nil {
 					w.pass(ctx, o, errorEvent(err))
 					return false
 				}
 			}
 			silent.Reset(o.silence)
-		case <-look.C:
+		case <-relist.C:
 			if !w.initial.going() && o.missing() {
-				w.pass(ctx, o, errorEvent(apierrors.NewResourceExpired("there is room for objects that were rejected")))
+				w.pass(ctx, o, errorEvent(apierrors.NewResourceExpired("there may be quota for rejected objects")))
 				return false
 			}
 		case <-w.stopped:
@@ -372,16 +371,16 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) bool {
 	}
 }
 
-// end stops a watch and takes what it still hands out, as one that filters another
-// ([watch.Filter]) would otherwise wait for ever for somebody to do.
+// end stops a watch and drains it: a filtered watch ([watch.Filter]) would otherwise block
+// on an unread event for ever.
 func end(w watch.Interface) {
 	w.Stop()
-	for range w.ResultChan() { //nolint:revive // Nobody wants these.
+	for range w.ResultChan() { //nolint:revive // Drain.
 	}
 }
 
-// errorEvent is an event that ends a watch for a reason. What an API server says that
-// has forgotten the version to go on from has the reflector list anew.
+// errorEvent returns an event that ends a watch. An expired version makes the reflector
+// list again.
 func errorEvent(err error) watch.Event {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -391,20 +390,20 @@ func errorEvent(err error) watch.Event {
 	return watch.Event{Type: watch.Error, Object: &s}
 }
 
-// alive notes that the server serves the stream.
+// alive records that the server serves the watch.
 func (w *observedWatch) alive(ctx context.Context, o *observed) {
 	if w.initial.going() {
-		o.contact.answered(ctx)
+		o.health.recordResponse(ctx)
 		return
 	}
 	if !w.open {
 		w.open = true
-		o.contact.opened()
+		o.health.streamOpened()
 		if w.initial != nil {
 			o.doubt.Store(doubtNone)
 		}
 	}
-	o.contact.made(ctx)
+	o.health.recordSync(ctx)
 }
 
 func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event) bool {

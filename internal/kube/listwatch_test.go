@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// nodeRequests is a resource that notes what it is asked for.
+// nodeRequests is a resource that records its requests.
 type nodeRequests struct{ options []metav1.ListOptions }
 
 // List implements Resource.
@@ -61,15 +61,14 @@ func TestListWatchAsksForItsResourceEachTime(t *testing.T) {
 	}
 }
 
-// TestWatchThatEndsLeavesNobodyWaiting stops a watch of a filtered one while events are
-// on their way.
-func TestWatchThatEndsLeavesNobodyWaiting(t *testing.T) {
+// TestStoppedWatchLeaksNoGoroutine stops a filtered watch with unread events.
+func TestStoppedWatchLeaksNoGoroutine(t *testing.T) {
 	running := goleak.IgnoreCurrent()
 	inner := watch.NewFakeWithChanSize(10, false)
 	filtered := watch.Filter(inner, func(e watch.Event) (watch.Event, bool) { return e, true })
 	requests := observe(&cache.ListWatch{
 		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return filtered, nil },
-	}, NewWatch(WatchConfig[string]{Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler)}).contact)
+	}, NewWatch(WatchConfig[string]{Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler)}).health)
 	w, err := requests.WatchWithContext(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -6,8 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metrics tell how all watches of a program are. It is a collector, to be
-// registered once and shared by the watches.
+// Metrics is the collector of the metrics of all watches of a program, registered once.
 type Metrics struct {
 	synced      *prometheus.GaugeVec
 	lastContact *prometheus.GaugeVec
@@ -16,17 +15,16 @@ type Metrics struct {
 	dropped     *prometheus.CounterVec
 }
 
-// NewMetrics returns metrics whose names start with prefix, as in
-// "semaphore_wg":
+// NewMetrics returns metrics whose names start with prefix, such as "semaphore_wg":
 //
 //	<prefix>_remote_synced{cluster,kind}                          0 or 1
 //	<prefix>_remote_last_contact_timestamp_seconds{cluster,kind}  0: never
-//	<prefix>_remote_rejected_objects{cluster,kind}                no room for them
-//	<prefix>_remote_dropped_objects_total{cluster,kind}           too large to be decoded
+//	<prefix>_remote_rejected_objects{cluster,kind}                beyond the quota
+//	<prefix>_remote_dropped_objects_total{cluster,kind}           too large to decode
 //	<failures>{cluster,kind,verb}                                 list or watch
 //
-// The counter's name is given in full, because the original tools have one
-// that dashboards know: "semaphore_wg_node_watcher_failures_total".
+// The failure counter has a name of its own, because dashboards use that of the original
+// tools: "semaphore_wg_node_watcher_failures_total".
 func NewMetrics(prefix, failures string) *Metrics {
 	labels := []string{"cluster", "kind"}
 	return &Metrics{
@@ -40,11 +38,11 @@ func NewMetrics(prefix, failures string) *Metrics {
 		}, labels),
 		rejected: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: prefix + "_remote_rejected_objects",
-			Help: "Objects of a kind of a cluster that there is no room for, at least.",
+			Help: "Objects of a kind of a cluster that exceed the quota, at least.",
 		}, labels),
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: prefix + "_remote_dropped_objects_total",
-			Help: "Objects of a kind of a cluster that were left out because they can't be decoded within bounds.",
+			Help: "Objects of a kind of a cluster that were dropped because they can't be decoded within bounds.",
 		}, labels),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: failures,
@@ -80,8 +78,8 @@ type series struct {
 	dropped     prometheus.Counter
 }
 
-// series creates the metrics of a watch with value zero, so that they are
-// there before anything happens. On a nil receiver nobody sees them.
+// series creates the metrics of a watch with value zero, so that they exist before the
+// first event. A nil receiver returns unregistered metrics.
 func (m *Metrics) series(cluster, kind string) *series {
 	if m == nil {
 		m = NewMetrics("unregistered", "unregistered_failures_total")

@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Objects are those of a kind, of the whole cluster or of one namespace. Client-go's
-// clients of a kind, and the fakes of them, are some.
+// Objects has the methods of a kind, in the whole cluster or one namespace. It is
+// implemented by client-go's typed clients and their fakes.
 type Objects[T, L runtime.Object] interface {
 	Create(ctx context.Context, object T, options metav1.CreateOptions) (T, error)
 	Update(ctx context.Context, object T, options metav1.UpdateOptions) (T, error)
@@ -23,13 +23,14 @@ type Objects[T, L runtime.Object] interface {
 	Resource[L]
 }
 
-// Reviews are questions to an API server, which aren't stored.
+// Reviews is a kind of objects that are created for a response and not stored.
 type Reviews[T runtime.Object] interface {
 	Create(ctx context.Context, review T, options metav1.CreateOptions) (T, error)
 }
 
-// NewObjects returns the objects of a kind; an empty namespace stands for all, or for
-// none. They go in protobuf where the configuration of the group doesn't say what they go in.
+// NewObjects returns a client of a kind; an empty namespace means all namespaces, or a
+// cluster-scoped kind. It sends protobuf unless the configuration of the group has a
+// content type.
 func NewObjects[O, L any, T object[O], S list[L]](group rest.Interface, resource, namespace string) Objects[T, S] {
 	return gentype.NewClientWithList(resource, group, metav1.ParameterCodec, namespace,
 		func() T { return new(O) }, func() S { return new(L) }, gentype.PrefersProtobuf[T]())
@@ -50,8 +51,7 @@ type list[L any] interface {
 	runtime.Object
 }
 
-// GroupConfig returns a copy of cfg for a client of a group, as client-go makes it for its
-// own clients.
+// GroupConfig returns a copy of cfg for a client of a group, as in client-go's clients.
 func GroupConfig(cfg *rest.Config, gv schema.GroupVersion, codecs runtime.NegotiatedSerializer) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.GroupVersion, cfg.NegotiatedSerializer = &gv, codecs

@@ -11,19 +11,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/json"
 )
 
-// request is what the transport must know about a list or a watch to bound its
-// answer. It goes along in the request's context.
+// request describes a list or watch to the transport, in the request's context.
 type request struct {
-	object  reflect.Type // the struct of an object, as in corev1.Node
-	shape   *shape       // the same in protobuf
-	dropped func()       // called for each object that is too large to be decoded
-	whole   bool         // such an object ends a list
-	// begin and item, of lists only, are called at the start of an answer and
-	// for each of its objects. An error ends the list.
+	object  reflect.Type // such as corev1.Node
+	shape   *shape       // of object
+	dropped func()       // called for each object that can't be decoded within bounds
+	whole   bool         // such an object is an error of the list
+	// begin and item, of lists only, are called at the start of a response and for each
+	// object. An error ends the list.
 	begin func()
 	item  func(runtime.Object) error
-	// left is how many bytes the answers to all requests of a list may have in all, less
-	// those that were read; nil: each may have as many as any answer.
+	// left is the number of bytes that all pages of a list may still have together; nil:
+	// each has the bound of the transport.
 	left *int64
 }
 
@@ -33,15 +32,15 @@ func withRequest(ctx context.Context, r *request) context.Context {
 	return context.WithValue(ctx, requestKey{}, r)
 }
 
-// requestOf returns nil for a request that isn't one of a watch.
+// requestOf returns nil for requests that aren't made for a watch or Listing.
 func requestOf(ctx context.Context) *request {
 	r, _ := ctx.Value(requestKey{}).(*request)
 	return r
 }
 
-// take decodes one item of a list and hands it on. One that can't be decoded is
-// left out alone, unless the list is wanted whole.
-func (r *request) take(raw []byte, protobuf bool) error {
+// decodeItem decodes one item of a list and passes it to item. It drops one that can't be
+// decoded, unless the list must be whole.
+func (r *request) decodeItem(raw []byte, protobuf bool) error {
 	object, err := r.decode(raw, protobuf)
 	if err != nil {
 		r.dropped()
@@ -57,7 +56,7 @@ func (r *request) decode(raw []byte, protobuf bool) (runtime.Object, error) {
 	made := reflect.New(r.object).Interface()
 	object, ok := made.(runtime.Object)
 	if !ok {
-		return nil, fmt.Errorf("%v is no API object", r.object)
+		return nil, fmt.Errorf("%v is not an API object", r.object)
 	}
 	if !protobuf {
 		if err := checkJSON(raw); err != nil {
@@ -67,7 +66,7 @@ func (r *request) decode(raw []byte, protobuf bool) (runtime.Object, error) {
 	}
 	message, ok := made.(interface{ Unmarshal(data []byte) error })
 	if !ok {
-		return nil, fmt.Errorf("%v has no form in protobuf", r.object)
+		return nil, fmt.Errorf("%v doesn't support protobuf", r.object)
 	}
 	if err := checkProtobuf(raw, r.shape); err != nil {
 		return nil, err
@@ -75,25 +74,24 @@ func (r *request) decode(raw []byte, protobuf bool) (runtime.Object, error) {
 	return object, message.Unmarshal(raw)
 }
 
-// takenList is a list whose items the transport has handed on, as the watch
-// made them.
-type takenList struct {
+// trimmedList is a list with items as collected by the store.
+type trimmedList struct {
 	metav1.TypeMeta
 	metav1.ListMeta
 	Items []runtime.Object
 }
 
-// DeepCopyObject implements runtime.Object. Items aren't changed once made.
-func (l *takenList) DeepCopyObject() runtime.Object {
+// DeepCopyObject implements runtime.Object. Items are immutable.
+func (l *trimmedList) DeepCopyObject() runtime.Object {
 	c := *l
 	c.Items = append([]runtime.Object(nil), l.Items...)
 	return &c
 }
 
-// GetObjectKind makes trimmed an API object, of no kind, that a list can hold.
+// GetObjectKind implements runtime.Object.
 func (t *trimmed[T]) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
 
-// DeepCopyObject implements runtime.Object. What is kept isn't changed once made.
+// DeepCopyObject implements runtime.Object. Values are immutable.
 func (t *trimmed[T]) DeepCopyObject() runtime.Object {
 	c := *t
 	return &c

@@ -16,24 +16,22 @@ import (
 )
 
 const (
-	// minSilence is the least time between two signs of life that a server is
-	// asked for.
+	// minSilence is the minimum interval between pings.
 	minSilence = time.Second
-	// signsPerPeriod is how often a server may be asked before it counts as
-	// stale: one lost request changes nothing.
-	signsPerPeriod = 3
-	// minStaleAfter is the shortest period that signs of life can bridge.
-	minStaleAfter = signsPerPeriod * minSilence
-	// signTimeout is how long a server has for a sign of life at most.
-	signTimeout = 10 * time.Second
-	// maxSign is how much of a sign of life is read, in bytes, so that its
-	// connection can be used again.
-	maxSign = 64 << 10
-	// bookmarkPeriod is how long an open watch may be silent, with some to
-	// spare: API servers send bookmarks about once a minute.
+	// pingsPerPeriod is the number of pings per StaleAfter: a single lost one doesn't make
+	// the server stale.
+	pingsPerPeriod = 3
+	minStaleAfter  = pingsPerPeriod * minSilence
+	// pingTimeout is the maximum duration of a ping.
+	pingTimeout = 10 * time.Second
+	// maxPing is the maximum size of a response that is read, in bytes, to reuse the
+	// connection.
+	maxPing = 64 << 10
+	// bookmarkPeriod is the maximum silence of an open watch: API servers send bookmarks
+	// about once a minute.
 	bookmarkPeriod = 2 * time.Minute
-	// wakeSpacing is the least time between two watches that recover and have the
-	// others ask at once.
+	// wakeSpacing is the minimum interval between two recovered watches that end the
+	// back-off of the others.
 	wakeSpacing = 10 * time.Second
 )
 
@@ -41,62 +39,59 @@ const (
 type ServerConfig struct {
 	// Cluster names the server in logs.
 	Cluster string
-	// StaleAfter is how long without contact what the server said counts; 0:
-	// for ever. Less than 3 s counts as 3 s.
+	// StaleAfter is the time without contact after which objects are stale; 0: never. The
+	// minimum is 3 s.
 	StaleAfter time.Duration
-	// Ask asks the server for a sign of life, as SignOfLife does. It is not
-	// called where StaleAfter is 0.
-	Ask    func(ctx context.Context) error
+	// Ping makes a cheap request, such as that of the function Ping. It is not called if
+	// StaleAfter is 0.
+	Ping   func(ctx context.Context) error
 	Logger *slog.Logger
 }
 
-// Server is what the watches of one API server have in common: when it last
-// answered any of them. While a watch is open, an answer to another one, or a
-// sign of life that the server was asked for, is as good as an event: a watch
-// whose objects don't change says nothing for a minute.
+// Server is shared by the watches of one API server: it has the time of the last response
+// to any of them. While a watch is open, a response to another one, or to a ping, counts
+// like an event: a watch without changes is silent for a minute.
 type Server struct {
 	cfg     ServerConfig
-	silence time.Duration // after which to ask for a sign of life
-	silent  errlog.Log
+	silence time.Duration // after which to ping
+	pings   errlog.Log
 
 	mu      sync.Mutex
-	last    time.Time     // when the server last answered anything
-	back    chan struct{} // closed and replaced when it does so after an outage
-	woken   time.Time     // when a watch that recovered last woke the others
+	last    time.Time     // of the last response
+	back    chan struct{} // closed and replaced at the first response after an outage
+	woken   time.Time     // when a recovered watch last woke the others
 	running bool
 }
 
-// NewServer returns a server that has not answered yet.
+// NewServer returns a server without a response yet.
 func NewServer(cfg ServerConfig) *Server {
 	if cfg.StaleAfter > 0 {
 		cfg.StaleAfter = max(cfg.StaleAfter, minStaleAfter)
 	}
 	return &Server{
-		cfg: cfg, silence: cfg.StaleAfter / signsPerPeriod, back: make(chan struct{}),
-		silent: errlog.Log{
-			Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "no sign of life", Over: "sign of life again",
-			Kind: func(error) string { return "" }, // one line for an outage
+		cfg: cfg, silence: cfg.StaleAfter / pingsPerPeriod, back: make(chan struct{}),
+		pings: errlog.Log{
+			Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "API server ping failed", Over: "API server ping succeeded again",
+			Kind: func(error) string { return "" }, // one line per outage
 		},
 	}
 }
 
-// StaleAfter returns how long without contact what the server said counts; 0:
-// for ever.
+// StaleAfter returns the time without contact after which objects are stale; 0: never.
 func (s *Server) StaleAfter() time.Duration { return s.cfg.StaleAfter }
 
 // String names the server as a task.
-func (s *Server) String() string { return "signs of life of " + s.cfg.Cluster }
+func (s *Server) String() string { return "pings of " + s.cfg.Cluster }
 
-// Run asks the server for a sign of life whenever nothing was heard of it for a
-// third of StaleAfter, until ctx ends, which is not an error. Without
-// StaleAfter it asks for nothing. It must not be called twice.
+// Run pings the server after each third of StaleAfter without a response, until ctx ends,
+// then returns nil. Without StaleAfter it doesn't ping. It must not be called twice.
 func (s *Server) Run(ctx context.Context) error {
 	s.mu.Lock()
 	again := s.running
 	s.running = true
 	s.mu.Unlock()
 	if again {
-		return fmt.Errorf("%v runs already", s)
+		return fmt.Errorf("%v is already running", s)
 	}
 	if s.cfg.StaleAfter <= 0 {
 		<-ctx.Done()
@@ -110,37 +105,36 @@ func (s *Server) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		}
-		wait := s.silence - time.Since(s.heardLast())
+		wait := s.silence - time.Since(s.lastResponse())
 		if wait <= 0 {
 			began := time.Now()
-			s.ask(ctx)
+			s.ping(ctx)
 			wait = max(s.silence-time.Since(began), s.silence/4)
 		}
 		timer.Reset(wait)
 	}
 }
 
-// ask asks for a sign of life, and logs when none comes any more, or one comes
-// again.
-func (s *Server) ask(ctx context.Context) {
-	bounded, cancel := context.WithTimeout(ctx, min(s.silence, signTimeout))
+// ping pings the server once.
+func (s *Server) ping(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(ctx, min(s.silence, pingTimeout))
 	defer cancel()
-	err := s.cfg.Ask(bounded)
+	err := s.cfg.Ping(bounded)
 	if err != nil && ctx.Err() != nil {
 		return
 	}
 	if err == nil {
-		s.heard(time.Now())
+		s.recordResponse(time.Now())
 	}
 	if err != nil {
 		err = withoutURL(err)
 	}
-	s.silent.Note(ctx, err, "cluster", s.cfg.Cluster)
+	s.pings.Note(ctx, err, "cluster", s.cfg.Cluster)
 }
 
-// heard notes that the server answered. The first time after an outage that
-// ends the back-off of its watches.
-func (s *Server) heard(now time.Time) {
+// recordResponse records the time of a response. The first one after an outage ends the
+// back-off of all watches.
+func (s *Server) recordResponse(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.silence > 0 && now.Sub(s.last) > 2*s.silence {
@@ -151,44 +145,42 @@ func (s *Server) heard(now time.Time) {
 	}
 }
 
-// recovered notes that the server answered a watch for the first time, or for the
-// first time after it didn't: what others wait for is likely to be over, too. Each of
-// them waits for its own next request otherwise, up to half a minute. A watch that
-// goes on failing alone is asked no more often for that, because an answer to one
-// that didn't fail changes nothing.
-func (s *Server) recovered() {
+// watchRecovered records the first response to a watch, or the first one after failures:
+// the cause is likely over for the other watches, too, so it ends their back-off, which is
+// up to half a minute. Responses to a watch that didn't fail don't: they must not make a
+// watch that fails alone retry more often.
+func (s *Server) watchRecovered() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Watches whose lists succeed and whose streams don't would wake each other.
+	// Watches whose lists succeed and whose streams fail would wake each other.
 	if now := time.Now(); now.Sub(s.woken) >= wakeSpacing {
 		s.woken = now
 		s.wake()
 	}
 }
 
-// wake ends the back-off of all watches; the caller holds mu.
+// wake ends the back-off of all watches. Callers hold mu.
 func (s *Server) wake() {
 	close(s.back)
 	s.back = make(chan struct{})
 }
 
-func (s *Server) heardLast() time.Time {
+func (s *Server) lastResponse() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
-// returns is closed when the server next answers after an outage.
-func (s *Server) returns() <-chan struct{} {
+// recovery returns a channel that is closed at the next end of an outage.
+func (s *Server) recovery() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.back
 }
 
-// fresh returns up to when what a watch knows is what the server knew. While it
-// is open, that is when the server last answered anything, as long as bookmarks
-// show that the stream is still served; otherwise when it last heard something
-// itself.
+// fresh returns up to when the objects of a watch are current. While the watch is open,
+// that is the time of the server's last response, up to bookmarkPeriod after the watch's
+// own last event; otherwise it is the latter.
 func fresh(own time.Time, open bool, server time.Time) time.Time {
 	if limit := own.Add(bookmarkPeriod); server.After(limit) {
 		server = limit
@@ -199,11 +191,10 @@ func fresh(own time.Time, open bool, server time.Time) time.Time {
 	return own
 }
 
-// SignOfLife returns, for ServerConfig, a request that every authenticated
-// client may make (the roles system:discovery and system:public-info-viewer).
-// That the server limits the rate of requests, or has taken the right away, is
-// a sign of life too: it knows who asks. That it doesn't know is none.
-func SignOfLife(client func() (Client, error)) func(context.Context) error {
+// Ping returns a ServerConfig.Ping: a request that every authenticated client may make (the
+// roles system:discovery and system:public-info-viewer). 403 and 429 count as success, as
+// the server authenticated the client; 401 doesn't.
+func Ping(client func() (Client, error)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := client()
 		if err != nil {
@@ -216,12 +207,12 @@ func SignOfLife(client func() (Client, error)) func(context.Context) error {
 			}
 			var status apierrors.APIStatus
 			if errors.As(err, &status) && status.Status().Code != 0 {
-				// Its text is the server's, and may be anything.
-				return fmt.Errorf("ask for the version: %s", http.StatusText(int(status.Status().Code)))
+				// Its text is that of the remote.
+				return fmt.Errorf("get version: %s", http.StatusText(int(status.Status().Code)))
 			}
 			return err
 		}
-		_, err = io.CopyN(io.Discard, body, maxSign)
+		_, err = io.CopyN(io.Discard, body, maxPing)
 		if errors.Is(err, io.EOF) {
 			err = nil
 		}

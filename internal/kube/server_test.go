@@ -53,7 +53,7 @@ func TestFresh(t *testing.T) {
 // remoteEnd is an API server with two watches, in a bubble of time.
 type remoteEnd struct {
 	*Server
-	one, two *contact
+	one, two *health
 	log      *logtest.Buffer
 
 	mu    sync.Mutex
@@ -61,24 +61,24 @@ type remoteEnd struct {
 	asked []time.Time
 }
 
-var errNobody = errors.New("nobody is there")
+var errRefused = errors.New("connection refused")
 
 func newRemoteEnd(t *testing.T, staleAfter time.Duration) *remoteEnd {
 	t.Helper()
 	r := &remoteEnd{log: &logtest.Buffer{}}
 	log := slog.New(slog.NewTextHandler(r.log, nil))
-	r.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: staleAfter, Logger: log, Ask: func(context.Context) error {
+	r.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: staleAfter, Logger: log, Ping: func(context.Context) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.asked = append(r.asked, time.Now())
 		if r.down {
-			return errNobody
+			return errRefused
 		}
 		return nil
 	}})
 	var m *Metrics
-	watch := func(kind string) *contact {
-		return newContact(r.Server, m.series("gcp", kind), log)
+	watch := func(kind string) *health {
+		return newHealth(r.Server, m.series("gcp", kind), log)
 	}
 	r.one, r.two = watch("services"), watch("slices")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -100,20 +100,20 @@ func (r *remoteEnd) set(down bool) {
 }
 
 // begin opens the stream of a watch.
-func (r *remoteEnd) begin(c *contact) {
-	c.made(context.Background())
-	c.opened()
+func (r *remoteEnd) begin(c *health) {
+	c.recordSync(context.Background())
+	c.streamOpened()
 }
 
-// breaks ends the stream of a watch, and has its next request fail.
-func (r *remoteEnd) breaks(c *contact) {
-	c.ended()
-	c.failed(context.Background(), verbWatch, errNobody)
+// breaks ends the stream of a watch, and fails its next request.
+func (r *remoteEnd) breaks(c *health) {
+	c.streamClosed()
+	c.recordFailure(context.Background(), verbWatch, errRefused)
 }
 
-// stale is what consumers of watches ask.
+// stale reports whether one of the watches is stale.
 func (r *remoteEnd) stale() bool {
-	for _, c := range []*contact{r.one, r.two} {
+	for _, c := range []*health{r.one, r.two} {
 		if last, _ := c.state(); time.Since(last) > r.StaleAfter() {
 			return true
 		}
@@ -126,8 +126,8 @@ func elapse(d time.Duration) {
 	synctest.Wait()
 }
 
-// TestQuietServerIsNotStale has watches that hear bookmarks alone, as those of a
-// healthy remote where nothing changes.
+// TestQuietServerIsNotStale has watches with bookmarks only, as those of a healthy remote
+// without changes.
 func TestQuietServerIsNotStale(t *testing.T) {
 	t.Parallel()
 	for _, staleAfter := range []time.Duration{time.Second, 3 * time.Second, 10 * time.Second, 45 * time.Second, time.Hour} {
@@ -145,8 +145,8 @@ func TestQuietServerIsNotStale(t *testing.T) {
 							t.Fatal("stale although it answers")
 						}
 					}
-					r.one.made(t.Context())
-					r.two.made(t.Context())
+					r.one.recordSync(t.Context())
+					r.two.recordSync(t.Context())
 				}
 				for i := 1; i < len(r.asked); i++ {
 					if pause := r.asked[i].Sub(r.asked[i-1]); pause < minSilence {
@@ -164,7 +164,7 @@ func TestQuietServerIsNotStale(t *testing.T) {
 	}
 }
 
-// TestDeadServerIsFoundInTime has watches whose connections don't break.
+// TestDeadServerIsFoundInTime stops a server without breaking the connections.
 func TestDeadServerIsFoundInTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -188,14 +188,13 @@ func TestDeadServerIsFoundInTime(t *testing.T) {
 			t.Error("stale although it answers and the watches are still open")
 		}
 		log := r.log.String()
-		if strings.Count(log, "level=WARN") != 1 || strings.Count(log, "sign of life again") != 1 {
+		if strings.Count(log, "level=WARN") != 1 || strings.Count(log, "ping succeeded again") != 1 {
 			t.Errorf("want one warning and its end:\n%s", log)
 		}
 	})
 }
 
-// TestWatchesThatRecoverApart is what happens after an outage: each watch has a
-// back-off of its own.
+// TestWatchesThatRecoverApart ends an outage: each watch has a back-off of its own.
 func TestWatchesThatRecoverApart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -227,8 +226,8 @@ func TestWatchesThatRecoverApart(t *testing.T) {
 	})
 }
 
-// TestStreamThatEndsWasFreshUntilThen is what happens each few minutes, when the
-// API server ends a watch and it begins again.
+// TestStreamThatEndsWasFreshUntilThen restarts a watch, as API servers cause every few
+// minutes.
 func TestStreamThatEndsWasFreshUntilThen(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -236,15 +235,15 @@ func TestStreamThatEndsWasFreshUntilThen(t *testing.T) {
 		r.begin(r.one)
 		r.begin(r.two)
 		elapse(50 * time.Second)
-		r.two.ended()
+		r.two.streamClosed()
 		elapse(time.Second)
 		if r.stale() {
 			t.Error("stale between two streams")
 		}
 		r.begin(r.two)
-		// What is left of the stream before doesn't end this one.
-		r.two.opened()
-		r.two.ended()
+		// The end of the previous stream doesn't end this one.
+		r.two.streamOpened()
+		r.two.streamClosed()
 		elapse(10 * time.Second)
 		if r.stale() {
 			t.Error("stale although the stream is open")
@@ -292,7 +291,7 @@ func TestReturnOfAServerEndsTheBackOff(t *testing.T) {
 	})
 }
 
-// TestFirstContactWakesTheOthers has no StaleAfter, as most installations.
+// TestFirstContactWakesTheOthers runs without StaleAfter, which is the default.
 func TestFirstContactWakesTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -307,7 +306,7 @@ func TestFirstContactWakesTheOthers(t *testing.T) {
 				return false
 			}
 		}
-		fails := func(c *contact) { c.failed(t.Context(), verbList, errNobody) }
+		fails := func(c *health) { c.recordFailure(t.Context(), verbList, errRefused) }
 		fails(r.one)
 		fails(r.two)
 		waiting := clock.After(time.Hour)
@@ -324,10 +323,10 @@ func TestFirstContactWakesTheOthers(t *testing.T) {
 		if !woken(waiting) {
 			t.Error("still waiting although the server answers another watch again")
 		}
-		// The first one fails alone, such as for want of a right.
+		// The first one fails alone, such as for a missing permission.
 		waiting = clock.After(time.Hour)
 		for range 100 {
-			r.two.made(t.Context())
+			r.two.recordSync(t.Context())
 			fails(r.one)
 		}
 		if woken(waiting) {
@@ -337,8 +336,8 @@ func TestFirstContactWakesTheOthers(t *testing.T) {
 	})
 }
 
-// TestListsThatFailRecoverTogether has watches of a server that refuses their lists, as
-// before a token is handed over, at moments of their own.
+// TestListsThatFailRecoverTogether runs watches whose lists are refused at different times,
+// as before a token is installed.
 func TestListsThatFailRecoverTogether(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -396,7 +395,7 @@ func TestListsThatFailRecoverTogether(t *testing.T) {
 	})
 }
 
-func TestSignOfLife(t *testing.T) {
+func TestPing(t *testing.T) {
 	t.Parallel()
 	for code, alive := range map[int]bool{
 		http.StatusOK: true, http.StatusForbidden: true, http.StatusTooManyRequests: true,
@@ -420,7 +419,7 @@ func TestSignOfLife(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = SignOfLife(func() (Client, error) { return client, nil })(t.Context())
+			err = Ping(func() (Client, error) { return client, nil })(t.Context())
 			if (err == nil) != alive {
 				t.Errorf("%v, want alive %v", err, alive)
 			}
@@ -433,7 +432,7 @@ func TestSignOfLife(t *testing.T) {
 		})
 	}
 	absent := errors.New("not mounted yet")
-	if err := SignOfLife(func() (Client, error) { return nil, absent })(t.Context()); !errors.Is(err, absent) {
+	if err := Ping(func() (Client, error) { return nil, absent })(t.Context()); !errors.Is(err, absent) {
 		t.Errorf("without a client: %v", err)
 	}
 }

@@ -11,65 +11,64 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// store is what client-go's reflector writes into. It holds trimmed objects by
-// namespace/name and nothing else: no queue, no second copy. The reflector
-// calls it from one goroutine; readers may be others.
+// store implements cache.ReflectorStore. It has trimmed objects by namespace/name, without
+// a queue or a second copy. The reflector calls it from one goroutine; reads are safe for
+// concurrent use.
 type store[T any] struct {
 	keep    func(runtime.Object) (T, bool)
 	equal   func(a, b T) bool // nil: never
 	changed func(firstSync bool)
-	// crowded is called when the number of rejected objects has changed.
-	crowded func(rejected int)
-	// impossible is called for each object of a remote with a name that none can
-	// have, which is left out.
+	// rejectedChanged is called when the number of rejected objects has changed.
+	rejectedChanged func(rejected int)
+	// impossible is called for each object of a remote that is dropped because its name is
+	// invalid.
 	impossible func()
 
-	listing transit // of the reflector's goroutine
+	listing transit // used by the reflector's goroutine only
 
 	// replaced is called after each Replace.
 	replaced func()
 
 	mu      sync.RWMutex
 	objects map[string]T
-	room    room
-	freed   bool // since the last list there is more room
+	quota   quota
+	freed   bool // quota was released since the last list
 	synced  bool
-	// changes has the keys of what changed since a feed last took them, and what
-	// there was before, zero where there was nothing; nil: nobody takes them.
-	changes map[string]T
-	turn    uint64 // of the reflector that writes
-	read    uint64 // the turn of the last Replace
+	// changes has the objects that changed since the last Feed.Changes, as they were then;
+	// nil without a feed.
+	changes    map[string]T
+	generation uint64 // of the reflector that writes
+	replacedIn uint64 // generation of the last Replace
 }
 
 func newStore[T any](keep func(runtime.Object) (T, bool), equal func(a, b T) bool, changed func(firstSync bool)) *store[T] {
 	return &store[T]{
-		keep: keep, equal: equal, changed: changed, crowded: func(int) {}, impossible: func() {}, replaced: func() {},
-		objects: map[string]T{}, room: newRoom("", Bounds{}),
+		keep: keep, equal: equal, changed: changed, rejectedChanged: func(int) {}, impossible: func() {}, replaced: func() {},
+		objects: map[string]T{}, quota: newQuota("", Bounds{}),
 	}
 }
 
-// trimmed is an object on its way into the store. The reflector collects
-// these, rather than whole objects, while it streams the initial list.
+// trimmed is an object on its way into the store. The reflector collects trimmed rather
+// than whole objects while it streams the initial list.
 type trimmed[T any] struct {
 	meta  metav1.ObjectMeta // name and namespace only
 	value T
 	kept  bool
-	// rejected is set for one to be kept that there is no room for.
+	// rejected is set if the quota is exceeded.
 	rejected bool
 }
 
-// GetObjectMeta makes trimmed something that client-go finds the key of.
+// GetObjectMeta implements metav1.ObjectMetaAccessor, for client-go's key function.
 func (t *trimmed[T]) GetObjectMeta() metav1.Object { return &t.meta }
 
-// Transformer implements cache.TransformingStore: the reflector calls what it
-// returns for each object of a streamed list.
+// Transformer implements cache.TransformingStore: the reflector calls the function for
+// each object of a streamed list.
 func (s *store[T]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) { return s.collect(obj) }
 }
 
-// begin is called before a list is read, and before each further part of one. It
-// returns what takes back what was counted since: a request whose answer was cut
-// off is made again.
+// begin is called before each page of a list. It returns a function that resets the counts
+// to the start of the page, for a request that is retried.
 func (s *store[T]) begin(further bool) (again func()) {
 	if !further {
 		s.listing = transit{}
@@ -78,7 +77,7 @@ func (s *store[T]) begin(further bool) (again func()) {
 	return func() { s.listing = before }
 }
 
-// collect trims an object of a list that will replace what there is.
+// collect trims an object of a list, and rejects it beyond the quota.
 func (s *store[T]) collect(obj any) (*trimmed[T], error) {
 	t, err := s.trim(obj)
 	if err != nil {
@@ -93,7 +92,7 @@ func (s *store[T]) collect(obj any) (*trimmed[T], error) {
 		_, held = s.objects[key]
 		s.mu.RUnlock()
 	}
-	admitted, err := s.listing.admit(&s.room, held, size)
+	admitted, err := s.listing.admit(&s.quota, held, size)
 	if err != nil {
 		return nil, err
 	}
@@ -104,9 +103,9 @@ func (s *store[T]) collect(obj any) (*trimmed[T], error) {
 	return t, nil
 }
 
-// take is collect for an object of a plain list, of which only those that are
-// kept or rejected matter.
-func (s *store[T]) take(obj runtime.Object) (item runtime.Object, wanted bool, err error) {
+// collectItem is collect for an object of a plain list. It is wanted if it is kept or
+// rejected.
+func (s *store[T]) collectItem(obj runtime.Object) (item runtime.Object, wanted bool, err error) {
 	t, err := s.collect(obj)
 	if err != nil {
 		return nil, false, err
@@ -114,12 +113,11 @@ func (s *store[T]) take(obj runtime.Object) (item runtime.Object, wanted bool, e
 	return t, t.kept || t.rejected, nil
 }
 
-// maxName is the most bytes of the name of an object in Kubernetes (a DNS
-// subdomain, RFC 1123).
+// maxName is the maximum length of an object's name (a DNS subdomain, RFC 1123).
 const maxName = 253
 
-// possible reports whether an object can have a name, or be in a namespace of it.
-// What a server says in protobuf may hold any bytes.
+// possible reports whether a name or namespace may be valid. In protobuf it may have
+// arbitrary bytes.
 func possible(name string) bool { return len(name) <= maxName && utf8.ValidString(name) }
 
 func (s *store[T]) trim(obj any) (*trimmed[T], error) {
@@ -135,7 +133,7 @@ func (s *store[T]) trim(obj any) (*trimmed[T], error) {
 		return nil, fmt.Errorf("keep %T: %w", obj, err)
 	}
 	name, namespace := accessor.GetName(), accessor.GetNamespace()
-	if s.room.objects > 0 && (name == "" || !possible(name) || !possible(namespace)) {
+	if s.quota.objects > 0 && (name == "" || !possible(name) || !possible(namespace)) {
 		s.impossible()
 		return &trimmed[T]{}, nil
 	}
@@ -161,12 +159,12 @@ func (s *store[T]) Update(obj any) error {
 		return err
 	}
 	s.mu.Lock()
-	before := len(s.room.rejected)
+	before := len(s.quota.rejected)
 	changed := s.put(t)
-	now := len(s.room.rejected)
+	now := len(s.quota.rejected)
 	s.mu.Unlock()
 	if before != now {
-		s.crowded(now)
+		s.rejectedChanged(now)
 	}
 	if changed {
 		s.changed(false)
@@ -174,7 +172,7 @@ func (s *store[T]) Update(obj any) error {
 	return nil
 }
 
-// put stores or drops an object; the caller holds the lock.
+// put stores or drops an object. Callers hold mu.
 func (s *store[T]) put(t *trimmed[T]) (changed bool) {
 	key := t.key()
 	old, held := s.objects[key]
@@ -187,35 +185,33 @@ func (s *store[T]) put(t *trimmed[T]) (changed bool) {
 	return changed
 }
 
-// add stores an object in the place of the one with its key, or drops both; the
-// caller holds the lock.
+// add replaces the object with the same key, or drops both. Callers hold mu.
 func (s *store[T]) add(t *trimmed[T]) (stored bool) {
 	key, freed := t.key(), s.freed
 	before, existed := s.remove(key)
 	switch {
 	case t.rejected:
-		s.room.reject(key)
+		s.quota.reject(key)
 		return false
 	case !t.kept:
-		s.room.forget(key)
+		s.quota.forget(key)
 		return false
-	case !s.room.add(key, len(s.objects), sizeOf(key, t.value)):
+	case !s.quota.add(key, len(s.objects), sizeOf(key, t.value)):
 		return false
 	}
 	s.objects[key] = t.value
-	// The room that it had may be the room that it has.
+	// Replacing an object by one of the same size releases no quota.
 	s.freed = freed || existed && sizeOf(key, t.value) < sizeOf(key, before)
 	return true
 }
 
-// same reports that two states of an object don't differ. The one that is held
-// stays then: whoever was given it may compare pointers.
+// same reports whether two states of an object are equal. The stored one stays then, so
+// that readers can compare pointers.
 func (s *store[T]) same(a, b T) bool { return s.equal != nil && s.equal(a, b) }
 
-// note keeps what there was of an object before the first change since changes were
-// taken, and forgets it when that is what there is again: what comes and goes while
-// nobody takes changes holds no memory. It is called after the change; the caller holds
-// the lock.
+// note records an object as it was before its first change since the last Feed.Changes,
+// and drops the record if the object is back in that state, so that objects which come and
+// go take no memory. It is called after the change. Callers hold mu.
 func (s *store[T]) note(key string, before T) {
 	if s.changes == nil {
 		return
@@ -223,7 +219,7 @@ func (s *store[T]) note(key string, before T) {
 	if first, noted := s.changes[key]; noted {
 		before = first
 	}
-	// A feed's are pointers.
+	// The values of a feed are pointers.
 	if any(before) == any(s.objects[key]) {
 		delete(s.changes, key)
 		return
@@ -231,34 +227,33 @@ func (s *store[T]) note(key string, before T) {
 	s.changes[key] = before
 }
 
-// remove drops an object; the caller holds the lock.
+// remove drops an object. Callers hold mu.
 func (s *store[T]) remove(key string) (before T, existed bool) {
 	if before, existed = s.objects[key]; existed {
 		s.freed = true
 		delete(s.objects, key)
-		s.room.remove(sizeOf(key, before))
+		s.quota.remove(sizeOf(key, before))
 	}
 	return before, existed
 }
 
-// Delete implements cache.ReflectorStore. The object may also be client-go's
-// placeholder for one whose last state was missed.
+// Delete implements cache.ReflectorStore. The object may be a cache.DeletedFinalStateUnknown.
 func (s *store[T]) Delete(obj any) error {
 	key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
 	if err != nil {
 		return fmt.Errorf("delete %T: %w", obj, err)
 	}
 	s.mu.Lock()
-	before := len(s.room.rejected)
+	before := len(s.quota.rejected)
 	value, existed := s.remove(key)
 	if existed {
 		s.note(key, value)
 	}
-	s.room.forget(key)
-	now := len(s.room.rejected)
+	s.quota.forget(key)
+	now := len(s.quota.rejected)
 	s.mu.Unlock()
 	if before != now {
-		s.crowded(now)
+		s.rejectedChanged(now)
 	}
 	if existed {
 		s.changed(false)
@@ -266,7 +261,7 @@ func (s *store[T]) Delete(obj any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore: the list is all there is.
+// Replace implements cache.ReflectorStore.
 func (s *store[T]) Replace(list []any, _ string) error {
 	all := make([]*trimmed[T], 0, len(list))
 	for _, obj := range list {
@@ -277,10 +272,10 @@ func (s *store[T]) Replace(list []any, _ string) error {
 		all = append(all, t)
 	}
 	s.mu.Lock()
-	rejected := len(s.room.rejected)
+	rejected := len(s.quota.rejected)
 	before := s.objects
-	s.objects = make(map[string]T, min(len(all), max(s.room.objects, len(before))))
-	s.room.empty()
+	s.objects = make(map[string]T, min(len(all), max(s.quota.objects, len(before))))
+	s.quota.empty()
 	s.freed = false
 	changed := false
 	add := func(known bool) {
@@ -300,10 +295,10 @@ func (s *store[T]) Replace(list []any, _ string) error {
 			}
 		}
 	}
-	// Where there isn't room for all, those that were there keep their places.
+	// Known objects first: they have precedence within the quota.
 	add(true)
 	add(false)
-	for key := range s.objects { // afterwards: a list may have an object twice
+	for key := range s.objects { // after all are added: a list may have an object twice
 		s.note(key, before[key])
 	}
 	for key, old := range before {
@@ -313,12 +308,12 @@ func (s *store[T]) Replace(list []any, _ string) error {
 		}
 	}
 	first := !s.synced
-	s.synced, s.read = true, s.turn
-	now := len(s.room.rejected)
+	s.synced, s.replacedIn = true, s.generation
+	now := len(s.quota.rejected)
 	s.mu.Unlock()
 	s.begin(false)
 	if rejected != now {
-		s.crowded(now)
+		s.rejectedChanged(now)
 	}
 	if first || changed {
 		s.changed(first)
@@ -327,7 +322,7 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync implements cache.ReflectorStore; Watch.Run does that.
+// Resync implements cache.ReflectorStore. Watches don't use it.
 func (s *store[T]) Resync() error { return nil }
 
 func (s *store[T]) snapshot() ([]T, bool) {
@@ -346,18 +341,18 @@ func (s *store[T]) len() int {
 	return len(s.objects)
 }
 
-// begins notes the turn of the reflector that writes from now on, and lastRead
-// returns that of the one which last read everything.
-func (s *store[T]) begins(turn uint64) {
+// begins sets the generation of the reflector that writes from now on, and lastReplaced
+// returns that of the last complete list.
+func (s *store[T]) begins(generation uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.turn = turn
+	s.generation = generation
 }
 
-func (s *store[T]) lastRead() uint64 {
+func (s *store[T]) lastReplaced() uint64 {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.read
+	return s.replacedIn
 }
 
 func (s *store[T]) isSynced() bool {
@@ -366,16 +361,16 @@ func (s *store[T]) isSynced() bool {
 	return s.synced
 }
 
-// missing reports whether there may be room by now for objects that were rejected.
+// missing reports whether there may be quota by now for rejected objects.
 func (s *store[T]) missing() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.freed && len(s.room.rejected) > 0
+	return s.freed && len(s.quota.rejected) > 0
 }
 
-// rejected returns how many objects there is no room for.
+// rejected returns the number of rejected objects.
 func (s *store[T]) rejected() int {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return len(s.room.rejected)
+	return len(s.quota.rejected)
 }

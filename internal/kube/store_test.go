@@ -100,8 +100,8 @@ func TestStoreWithoutEqualCountsEveryUpdate(t *testing.T) {
 	}
 }
 
-// Whatever happens, the store holds what a plain map would, and tells of a
-// change exactly when there is one.
+// TestStoreAgainstAPlainMap compares the store with a map after random events: it notifies
+// exactly when the map changes.
 func TestStoreAgainstAPlainMap(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	s, changes := newTestStore(sameText)
@@ -150,8 +150,8 @@ func TestStoreAgainstAPlainMap(t *testing.T) {
 		if diff := gocmp.Diff(want, s.objects); diff != "" {
 			t.Fatalf("step %d (-want +got):\n%s", step, diff)
 		}
-		if told, changed := *changes > count, !maps.Equal(before, want); told != changed {
-			t.Fatalf("step %d: told of a change %v, want %v", step, told, changed)
+		if notified, changed := *changes > count, !maps.Equal(before, want); notified != changed {
+			t.Fatalf("step %d: notified of a change %v, want %v", step, notified, changed)
 		}
 	}
 }

@@ -9,16 +9,15 @@ import (
 	"sync"
 )
 
-// tokenTransport adds the bearer token of a file to requests: at each the one that is
-// in the file by then, as the kubelet replaces tokens of pods when they age. The token
-// appears in no error.
+// tokenTransport adds the bearer token of a file to requests, and reloads it when the file
+// changes: the kubelet rotates the tokens of pods. Errors don't contain the token.
 type tokenTransport struct {
 	file string
 	next http.RoundTripper
 
 	mu     sync.Mutex
 	mark   fileMark
-	header string // with the token that was read last
+	header string // with the last token
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -26,8 +25,7 @@ func (t *tokenTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	header, err := t.authorization()
 	if err != nil {
 		if req.Body != nil {
-			// The contract of RoundTrip; its error would say nothing more.
-			_ = req.Body.Close()
+			_ = req.Body.Close() // required by http.RoundTripper
 		}
 		return nil, err
 	}
@@ -36,10 +34,10 @@ func (t *tokenTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return t.next.RoundTrip(req)
 }
 
-// WrappedRoundTripper lets client-go find the transport below.
+// WrappedRoundTripper implements net.RoundTripperWrapper of apimachinery.
 func (t *tokenTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
-// authorization returns the header with the token that is in the file now.
+// authorization returns the header with the current token.
 func (t *tokenTransport) authorization() (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,15 +65,14 @@ func readToken(file string) (string, error) {
 	return token, nil
 }
 
-// checkToken refuses what can't be in a header: a token is one word of
-// printable ASCII (RFC 6750, section 2.1).
+// checkToken checks that a token is one word of printable ASCII (RFC 6750, section 2.1).
 func checkToken(token string) error {
 	if token == "" {
 		return errors.New("is empty")
 	}
 	for i := range len(token) {
 		if c := token[i]; c <= ' ' || c > '~' {
-			return errors.New("holds more than a token")
+			return errors.New("contains characters that a token can't have")
 		}
 	}
 	return nil

@@ -10,14 +10,14 @@ import (
 	"sync"
 )
 
-// trust is an authority and the connections to servers that it vouches for.
+// trust is a set of CA certificates and the connections verified with them.
 type trust struct {
 	transport http.RoundTripper
 	certs     map[string]struct{} // DER
 	conns     *connections
 }
 
-// parseCerts returns the certificates in PEM, in DER.
+// parseCerts converts certificates from PEM to DER.
 func parseCerts(content []byte) (map[string]struct{}, error) {
 	certs := map[string]struct{}{}
 	for {
@@ -33,13 +33,13 @@ func parseCerts(content []byte) (map[string]struct{}, error) {
 		}
 	}
 	if len(certs) == 0 {
-		return nil, errors.New("holds no certificate in PEM")
+		return nil, errors.New("contains no certificate in PEM")
 	}
 	return certs, nil
 }
 
-// covers reports whether all certificates of other are among those of t: whatever
-// was verified with other verifies with t.
+// covers reports whether t has all certificates of other: what verifies with other
+// verifies with t.
 func (t *trust) covers(other *trust) bool {
 	for cert := range other.certs {
 		if _, ok := t.certs[cert]; !ok {
@@ -52,13 +52,13 @@ func (t *trust) covers(other *trust) bool {
 // dialFunc is net.Dialer.DialContext.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// transportBuilder makes what reaches servers that certificates in PEM vouch for.
+// transportBuilder makes a transport that verifies servers with certificates in PEM.
 type transportBuilder func(pem []byte, dial dialFunc) (http.RoundTripper, error)
 
-// connections are those that were dialed under one trust.
+// connections are those dialed under one trust.
 type connections struct {
 	dialer dialFunc
-	dialed func() // called after one more
+	dialed func() // called after each new connection
 
 	mu      sync.Mutex
 	open    map[*connection]struct{}
@@ -91,8 +91,7 @@ func (c *connections) revoke() int {
 	c.open, c.revoked = map[*connection]struct{}{}, true
 	c.mu.Unlock()
 	for made := range open {
-		// Whoever reads from it gets the error.
-		_ = made.Conn.Close()
+		_ = made.Conn.Close() // pending reads return an error
 	}
 	return len(open)
 }
@@ -103,7 +102,7 @@ func (c *connections) any() bool {
 	return len(c.open) > 0
 }
 
-// connection leaves the open ones when it is closed.
+// connection removes itself from the open ones when it is closed.
 type connection struct {
 	net.Conn
 	of *connections

@@ -21,57 +21,52 @@ import (
 // WatchConfig describes a Watch. Server, Equal, Notify, Bounds and Metrics may
 // be left zero.
 type WatchConfig[T any] struct {
-	// Cluster and Kind name the watch in logs and metrics, as in "gcp" and
-	// "nodes".
+	// Cluster and Kind name the watch in logs and metrics, such as "gcp" and "nodes".
 	Cluster, Kind string
-	// Server is shared by the watches of one API server; nil: the watch has
-	// nothing in common with others.
+	// Server is shared by the watches of one API server; nil: no shared Server.
 	Server *Server
 	// ListWatch reads objects of the kind.
 	ListWatch cache.ListerWatcher
-	// Object is one of them, as in &corev1.Node{}.
+	// Object is an object of the kind, such as &corev1.Node{}.
 	Object runtime.Object
-	// Keep makes of an object what is worth keeping of it; false drops it.
-	// What it returns must not hold on to the object. It is called from one
-	// goroutine at a time, and without a lock.
+	// Keep trims an object, or drops it by returning false. Its result must not reference
+	// the object. It is called from one goroutine at a time, without a lock.
 	Keep func(obj runtime.Object) (T, bool)
-	// Equal says that two states of an object don't differ, so that nobody
-	// needs to know that it was updated: nodes report that they are alive
-	// every few seconds. Nil: every update counts.
+	// Equal reports whether two states of an object are equal, so that updates such as
+	// heartbeats of nodes cause no change. Nil: every update is a change.
 	Equal func(a, b T) bool
-	// Notify is called, without a lock, after what Snapshot returns has
-	// changed. It must not block.
+	// Notify is called, without a lock, after the result of Snapshot has changed. It must
+	// not block.
 	Notify func()
-	// Bounds are those of a remote, which its client must have, too. What is
-	// beyond is rejected: what was kept first stays.
+	// Bounds are those of a remote, whose client must have them as well. Objects beyond
+	// them are rejected; accepted ones stay.
 	Bounds Bounds
-	// Logger is given the cluster and the kind along with what is logged.
 	Logger *slog.Logger
 	// Metrics is shared by the watches of a program.
 	Metrics *Metrics
 }
 
-// Watch keeps a copy of all objects of one kind of one cluster, trimmed to
-// what the caller reads of them. It outlives any failure of the cluster: what
-// was last known stays, and requests are repeated with back-off.
+// Watch caches all objects of one kind of one cluster, trimmed by the caller. It survives
+// any failure of the cluster: the last known objects stay, and requests are retried with
+// back-off.
 type Watch[T any] struct {
 	cfg     WatchConfig[T]
 	store   *store[T]
-	contact *contact
+	health  *health
 	series  *series
 	running atomic.Bool
-	full    errlog.Log    // when objects are rejected
-	warned  atomic.Int64  // of dropped objects, in Unix seconds
+	full    errlog.Log    // rejected objects
+	warned  atomic.Int64  // last warning of dropped objects, in Unix seconds
 	relist  time.Duration // see relistPeriod
 	silence time.Duration // see bookmarkPeriod
-	// current has lists be as new as what is in etcd, where an API server may
-	// otherwise answer from a cache, however old. Everything is read anew when the
-	// server was away: it may have been restored from a backup.
-	current bool
+	// quorum makes lists quorum reads, where API servers may otherwise respond from a stale
+	// cache, and lists again after an interruption, in which the server may have been
+	// restored from a backup.
+	quorum bool
 
-	mu   sync.Mutex
-	turn uint64             // how often everything is to be read anew
-	stop context.CancelFunc // ends the turn that runs
+	mu         sync.Mutex
+	generation uint64             // increased by renew
+	stop       context.CancelFunc // ends the current generation
 }
 
 // NewWatch returns a watch that is empty and not synced until Run has read
@@ -85,14 +80,14 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 	}
 	cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster, "kind", cfg.Kind)
 	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind), relist: relistPeriod, silence: bookmarkPeriod, stop: func() {}}
-	w.contact = newContact(cfg.Server, w.series, cfg.Logger)
+	w.health = newHealth(cfg.Server, w.series, cfg.Logger)
 	w.full = errlog.Log{
-		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "too many objects", Over: "there is room for all objects again",
-		Kind: func(error) string { return "" }, // one line, however many
+		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "too many objects", Over: "no more objects are rejected",
+		Kind: func(error) string { return "" }, // one line, whatever the number
 	}
 	w.store = newStore(cfg.Keep, cfg.Equal, w.changed)
-	w.store.room = newRoom(cfg.Kind, cfg.Bounds)
-	w.store.crowded = w.crowded
+	w.store.quota = newQuota(cfg.Kind, cfg.Bounds)
+	w.store.rejectedChanged = w.rejectedChanged
 	w.store.impossible = w.dropped
 	return w
 }
@@ -100,11 +95,10 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 // String names the watch as a task.
 func (w *Watch[T]) String() string { return "watch " + w.cfg.Kind + " of " + w.cfg.Cluster }
 
-// Run lists and watches until ctx ends, which is not an error: it returns nil,
-// and never before. It must not be called twice.
+// Run lists and watches until ctx ends, then returns nil. It must not be called twice.
 func (w *Watch[T]) Run(ctx context.Context) error {
 	if w.running.Swap(true) {
-		return fmt.Errorf("%v runs already", w)
+		return fmt.Errorf("%v is already running", w)
 	}
 	for ctx.Err() == nil {
 		w.follow(ctx)
@@ -118,14 +112,14 @@ func (w *Watch[T]) follow(ctx context.Context) {
 	defer cancel()
 	w.mu.Lock()
 	w.stop = cancel
-	w.store.begins(w.turn)
+	w.store.begins(w.generation)
 	w.mu.Unlock()
-	// What client-go has to say repeats what contact says once.
+	// client-go logs each attempt; health logs failures once.
 	logger := run.ClientLog(w.cfg.Logger)
-	requests := observe(w.cfg.ListWatch, w.contact)
-	requests.bounded = newBounded(w.cfg.Object, w.store.room.objects, w.store.begin, w.dropped, w.store.take)
+	requests := observe(w.cfg.ListWatch, w.health)
+	requests.bounded = newBounded(w.cfg.Object, w.store.quota.objects, w.store.begin, w.dropped, w.store.collectItem)
 	requests.missing, requests.period = w.store.missing, w.relist
-	requests.current, requests.silence = w.current, w.silence
+	requests.quorum, requests.silence = w.quorum, w.silence
 	defer requests.end()
 	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{
 		Name:    w.String(),
@@ -133,62 +127,57 @@ func (w *Watch[T]) follow(ctx context.Context) {
 		Clock:   interruptible(ctx, w.cfg.Server),
 		Backoff: retries(),
 	})
-	// As its RunWithContext does, whose waits can't be ended.
+	// Reflector.RunWithContext without its waits, which can't be interrupted.
 	ctx = klog.NewContext(ctx, logger)
 	waits, wait := interruptible(ctx, w.cfg.Server), retries().DelayWithReset(clock.RealClock{}, retriesForgotten)
 	for ctx.Err() == nil {
-		_ = reflector.ListAndWatchWithContext(ctx) // contact has told why it ended.
+		_ = reflector.ListAndWatchWithContext(ctx) // health has logged the error
 		<-waits.After(wait())
 	}
 }
 
-// renew has everything read anew. What is known stays until then. It returns the
-// number of the turn that does it.
+// renew starts a new list, and returns its generation. The objects stay until it succeeds.
 func (w *Watch[T]) renew() uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.turn++
+	w.generation++
 	w.stop()
-	return w.turn
+	return w.generation
 }
 
-// retriesForgotten is how long after a request the wait for the next one is the first
-// one again.
+// retriesForgotten is the time without a retry after which the back-off is reset.
 const retriesForgotten = 2 * time.Minute
 
-// retries are the waits between requests that fail: from 0.8 to 1.6 s at first,
-// from 15 to 30 s in the end, so that a cluster that comes back is noticed
-// within half a minute.
+// retries returns the back-off of failed requests: 0.8 to 1.6 s at first, 15 to 30 s in
+// the end, so that a cluster that recovers is noticed within half a minute.
 func retries() *wait.Backoff {
 	return &wait.Backoff{Duration: 800 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 20, Cap: 15 * time.Second}
 }
 
-// Snapshot returns all objects, in no order and in a slice of their own, and
-// whether they are complete: until the first sync since start there are none,
-// which says nothing about the cluster.
+// Snapshot returns all objects, in no order and in a new slice, and whether the watch is
+// synced: without that, an object that is missing may exist.
 func (w *Watch[T]) Snapshot() ([]T, bool) { return w.store.snapshot() }
 
-// Len returns how many objects there are.
+// Len returns the number of objects.
 func (w *Watch[T]) Len() int { return w.store.len() }
 
-// Synced reports whether all objects have been read since start. It stays so
-// when contact is lost.
+// Synced reports whether all objects have been listed since start. It stays true when
+// contact is lost.
 func (w *Watch[T]) Synced() bool { return w.store.isSynced() }
 
-// LastContact returns up to when the watch knows what the API server does. While
-// it is open, that is when the server last answered any of the watches that
-// share WatchConfig.Server, or gave a sign of life; otherwise when it last
-// answered this one with a complete list, the start of a watch, an event or a
-// bookmark, which it sends about once a minute when nothing happens. Other answers,
-// such as that the watch can't go on from where it was, don't count. Zero: never.
+// LastContact returns up to when the objects are current. While the watch is open, that is
+// the last response to any of the watches that share WatchConfig.Server, or to a ping;
+// otherwise the last complete list, start of a watch, event or bookmark, which API servers
+// send about once a minute. Other responses, such as an expired resource version, don't
+// count. Zero: never.
 func (w *Watch[T]) LastContact() time.Time {
-	last, _ := w.contact.state()
+	last, _ := w.health.state()
 	return last
 }
 
-// Err returns why the last request failed; nil when it didn't.
+// Err returns the error of the last request; nil if it succeeded.
 func (w *Watch[T]) Err() error {
-	_, err := w.contact.state()
+	_, err := w.health.state()
 	return err
 }
 
@@ -196,36 +185,36 @@ func (w *Watch[T]) Err() error {
 func (w *Watch[T]) changed(firstSync bool) {
 	if firstSync {
 		w.series.synced.Set(1)
-		// An earlier watch may have left another number.
+		// The series may have the value of an earlier watch.
 		w.series.rejected.Set(float64(w.store.rejected()))
 		w.cfg.Logger.Info("synced", "objects", w.store.len())
 	}
 	w.cfg.Notify()
 }
 
-// Crowded returns what is rejected for the sake of Bounds; nil: nothing.
-func (w *Watch[T]) Crowded() error { return w.tooMany(w.store.rejected()) }
+// OverQuota returns an error if objects are rejected because of Bounds.
+func (w *Watch[T]) OverQuota() error { return w.tooMany(w.store.rejected()) }
 
 func (w *Watch[T]) tooMany(rejected int) error {
 	if rejected == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d %s or more are rejected: there is room for %d, and for %d bytes of them",
-		rejected, w.cfg.Kind, w.store.room.objects, w.store.room.bytes)
+	return fmt.Errorf("%d %s or more are rejected: the maximum is %d, of %d bytes",
+		rejected, w.cfg.Kind, w.store.quota.objects, w.store.quota.bytes)
 }
 
-// crowded is called when the number of objects that are rejected has changed.
-func (w *Watch[T]) crowded(rejected int) {
+// rejectedChanged is called when the number of rejected objects has changed.
+func (w *Watch[T]) rejectedChanged(rejected int) {
 	w.series.rejected.Set(float64(rejected))
 	w.full.Note(context.Background(), w.tooMany(rejected))
 }
 
-// dropped is called for each object that is left out because it is too large, or
-// has a name that none can have.
+// dropped is called for each object that is dropped because it is too large, or has an
+// invalid name.
 func (w *Watch[T]) dropped() {
 	w.series.dropped.Inc()
 	now, last := time.Now().Unix(), w.warned.Load()
 	if now-last >= int64(quietPeriod.Seconds()) && w.warned.CompareAndSwap(last, now) {
-		w.cfg.Logger.Warn("left out an object that can't be decoded within bounds, or has an impossible name")
+		w.cfg.Logger.Warn("dropped an object that can't be decoded within bounds, or has an invalid name")
 	}
 }

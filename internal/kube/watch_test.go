@@ -45,8 +45,8 @@ func TestWatchFollowsTheCluster(t *testing.T) {
 	}
 }
 
-// TestServerThatNeitherStreamsNorLists holds that the answer to the attempt to
-// stream counts neither as contact nor as the end of the trouble.
+// TestServerThatNeitherStreamsNorLists checks that the refusal of a streamed list counts
+// neither as contact nor as recovery.
 func TestServerThatNeitherStreamsNorLists(t *testing.T) {
 	t.Parallel()
 	b := prepare(t)
@@ -84,7 +84,7 @@ func TestOnlyChangesOfWhatIsKeptNotify(t *testing.T) {
 	b.api.apply("b", "v1", "")
 	eventually(t, "a new node", func() bool { return b.has(node{"a", "v1"}, node{"b", "v1"}) })
 	if n := b.notified.Load(); n != 2 {
-		t.Errorf("notified %d times: heartbeats woke somebody", n)
+		t.Errorf("notified %d times, also by heartbeats", n)
 	}
 	b.api.remove("b")
 	eventually(t, "a removed node", func() bool { return b.notified.Load() == 3 })
@@ -109,13 +109,13 @@ func TestServerThatIsDownAtStart(t *testing.T) {
 	if n := strings.Count(b.log.String(), "level=WARN"); n != 1 {
 		t.Errorf("%d warnings for one failure:\n%s", n, b.log.String())
 	}
-	if !strings.Contains(b.log.String(), `msg="contact recovered" cluster=gcp kind=nodes`) {
+	if !strings.Contains(b.log.String(), `msg="list and watch recovered" cluster=gcp kind=nodes`) {
 		t.Errorf("recovery not logged:\n%s", b.log.String())
 	}
 }
 
-// TestFailureIsLoggedOnceAtLevelInfo holds that what client-go says of each attempt
-// stays below that level.
+// TestFailureIsLoggedOnceAtLevelInfo checks that client-go logs each attempt below that
+// level.
 func TestFailureIsLoggedOnceAtLevelInfo(t *testing.T) {
 	t.Parallel()
 	b := prepare(t)
@@ -127,12 +127,12 @@ func TestFailureIsLoggedOnceAtLevelInfo(t *testing.T) {
 	}
 	eventually(t, "two lists that fail", func() bool { return failed() >= 2 })
 	b.stop()
-	if log := b.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "level=WARN") || !strings.Contains(log, "no contact") {
+	if log := b.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "level=WARN") || !strings.Contains(log, "list or watch failed") {
 		t.Errorf("want one warning:\n%s", log)
 	}
 }
 
-func TestServerThatGoesAwayAndComesBack(t *testing.T) {
+func TestServerThatIsRestarted(t *testing.T) {
 	t.Parallel()
 	b := prepare(t)
 	b.api.apply("a", "v1", "")
@@ -246,7 +246,7 @@ func TestEndWhileBackingOff(t *testing.T) {
 	b.api.stop()
 	b.run(t)
 	// The third wait, of 3.2 s at least, is beyond what Run may take to end.
-	eventually(t, "some failures", func() bool { return strings.Count(b.log.String(), "no contact") >= 3 })
+	eventually(t, "some failures", func() bool { return strings.Count(b.log.String(), "list or watch failed") >= 3 })
 	begin := time.Now()
 	b.stop()
 	if took := time.Since(begin); took > 3*time.Second {
@@ -259,7 +259,7 @@ func TestSecondRunIsRefused(t *testing.T) {
 	b := prepare(t)
 	b.run(t)
 	eventually(t, "sync", b.watch.Synced)
-	if err := b.watch.Run(t.Context()); err == nil || err.Error() != "watch nodes of gcp runs already" {
+	if err := b.watch.Run(t.Context()); err == nil || err.Error() != "watch nodes of gcp is already running" {
 		t.Errorf("Run() = %v", err)
 	}
 }

@@ -31,7 +31,7 @@ type bench struct {
 	watch    *Watch[node]
 	metrics  *Metrics
 	notified atomic.Int32
-	told     atomic.Pointer[[]node] // what there was when it was last notified
+	seen     atomic.Pointer[[]node] // objects at the last notification
 	token    string                 // file
 	stop     func()
 	log      logtest.Buffer
@@ -57,13 +57,13 @@ func prepare(t *testing.T, detour ...func(address string) string) *bench {
 	return b
 }
 
-// watchBy makes the watch that takes its nodes from a client.
+// watchBy makes a watch with a client.
 func (b *bench) watchBy(client Client) {
 	cfg := b.config(client)
 	cfg.Notify = func() {
 		b.notified.Add(1)
 		all := b.nodes()
-		b.told.Store(&all)
+		b.seen.Store(&all)
 	}
 	b.watch = NewWatch(cfg)
 }
@@ -107,20 +107,20 @@ func (b *bench) run(t *testing.T) {
 	t.Cleanup(b.stop)
 }
 
-// nodes returns what the watch has, sorted.
+// nodes returns the watch's objects, sorted.
 func (b *bench) nodes() []node {
 	all, _ := b.watch.Snapshot()
 	slices.SortFunc(all, func(x, y node) int { return cmp.Compare(x.Name, y.Name) })
 	return all
 }
 
-// synced reports whether the watch has, and has told so: metrics and notifications
-// come after what it has.
-func (b *bench) synced() bool { return b.told.Load() != nil && b.watch.Synced() }
+// synced reports whether the watch has synced and notified: metrics and notifications
+// follow the objects.
+func (b *bench) synced() bool { return b.seen.Load() != nil && b.watch.Synced() }
 
-// has reports whether the watch has these and has told so.
+// has reports whether the watch has exactly these objects and has notified.
 func (b *bench) has(want ...node) bool {
-	return b.synced() && slices.Equal(*b.told.Load(), want) && slices.Equal(b.nodes(), want)
+	return b.synced() && slices.Equal(*b.seen.Load(), want) && slices.Equal(b.nodes(), want)
 }
 
 func (b *bench) wantSeries(t *testing.T, name, labels, want string) {

@@ -15,11 +15,11 @@ import (
 )
 
 var (
-	errTooHeavy = errors.New("an object that takes too much memory")
-	errQuantity = errors.New("a quantity that can't be computed")
+	errTooHeavy = errors.New("object needs too much memory")
+	errQuantity = errors.New("quantity can't be computed")
 )
 
-// Types of fields in protobuf (https://protobuf.dev/programming-guides/encoding).
+// Wire types of protobuf (https://protobuf.dev/programming-guides/encoding).
 const (
 	wireVarint  = 0
 	wireFixed64 = 1
@@ -27,20 +27,18 @@ const (
 	wireFixed32 = 5
 )
 
-// shape says how much memory a message in protobuf takes once it is decoded into
-// a struct of Go: the size of the struct itself, and the shapes of what its
-// fields point to, by number.
+// shape describes the memory of a protobuf message when decoded into a Go struct: the size
+// of the struct, and the shapes of what its fields point to, by field number.
 type shape struct {
 	size     int64
 	fields   map[uint64]*shape
 	quantity bool
 }
 
-// entrySize is what an entry of a map takes beside its key and value.
+// entrySize is the overhead of a map entry in bytes.
 const entrySize = 64
 
-// shapeOf returns the shape of a struct that Kubernetes' generator has written
-// the protobuf tags of.
+// shapeOf returns the shape of a struct with generated protobuf tags.
 func shapeOf(t reflect.Type) *shape { return shapeIn(t, map[reflect.Type]*shape{}) }
 
 func shapeIn(t reflect.Type, seen map[reflect.Type]*shape) *shape {
@@ -79,11 +77,11 @@ func shapeIn(t reflect.Type, seen map[reflect.Type]*shape) *shape {
 	return s
 }
 
-// statusShape is the shape of an answer that isn't a success.
+// statusShape is the shape of an error response.
 var statusShape = sync.OnceValue(func() *shape { return shapeOf(reflect.TypeFor[metav1.Status]()) })
 
-// checkProtobuf reports whether a message may be decoded into a struct of a
-// shape: it takes no more than maxDecoded, and no time to speak of.
+// checkProtobuf returns an error if decoding a message into a struct of a shape may need
+// more than maxDecoded bytes, or too much time.
 func checkProtobuf(message []byte, s *shape) error {
 	budget := int64(maxDecoded - len(message))
 	return s.weigh(message, &budget)
@@ -112,7 +110,7 @@ func (s *shape) weigh(message []byte, budget *int64) error {
 	})
 }
 
-// eachField calls visit for the fields of a message that have a length.
+// eachField calls visit for the length-delimited fields of a message.
 func eachField(message []byte, visit func(number uint64, content []byte) error) error {
 	for len(message) > 0 {
 		tag, n := binary.Uvarint(message)
@@ -140,7 +138,7 @@ func eachField(message []byte, visit func(number uint64, content []byte) error) 
 				return err
 			}
 		default:
-			return errMalformed // groups, which nobody writes
+			return errMalformed // groups, which Kubernetes doesn't use
 		}
 		if skip > len(message) {
 			return errMalformed
@@ -150,20 +148,19 @@ func eachField(message []byte, visit func(number uint64, content []byte) error) 
 	return nil
 }
 
-// valueSize is what a value in JSON may take in memory: the largest struct of
-// the API that is an element of something has 1 KiB.
+// valueSize is the memory that a JSON value may need: the largest struct of the API that
+// is an element of a list or map has 1 KiB.
 const valueSize = 1 << 10
 
-// maxDepth is how deeply values in JSON may be nested; decoders go no deeper than ten
-// times as far.
+// maxDepth is the maximum nesting of JSON values, a tenth of that of decoders.
 const maxDepth = 1000
 
-var errTooDeep = errors.New("values that are nested too deeply")
+var errTooDeep = errors.New("values are nested too deeply")
 
 // checkJSON is checkProtobuf for JSON.
 func checkJSON(text []byte) error { return atMost(text, maxDecoded) }
 
-// atMost reports whether JSON may be decoded: it has no more than so much Weight.
+// atMost returns an error if the Weight of text exceeds most.
 func atMost(text []byte, most int64) error {
 	weight, err := Weight(text)
 	if err == nil && weight > most {
@@ -172,14 +169,13 @@ func atMost(text []byte, most int64) error {
 	return err
 }
 
-// Weight returns what JSON may take in memory, in bytes, once it is decoded, whatever it is
-// decoded into: each object, each list and each element of a list counts as the largest
-// struct, each further member of an object as an entry of a map. An error is that it may
-// not be decoded at all.
+// Weight returns the maximum memory of JSON in bytes when decoded into any type: each
+// object, list and list element counts as the largest struct, each further member of an
+// object as a map entry. It returns an error for text that must not be decoded.
 func Weight(text []byte) (int64, error) {
-	const memberSize = entrySize + 2*16 // a text, and an interface or another one
+	const memberSize = entrySize + 2*16 // a string, and an interface or string
 	weight := int64(len(text))
-	var lists []bool // of what is open, which are lists
+	var lists []bool // the open values; true: a list
 	for i := 0; i < len(text); {
 		token := i
 		switch c := text[i]; {
@@ -218,7 +214,7 @@ func Weight(text []byte) (int64, error) {
 	return weight, nil
 }
 
-// endOfString returns where the string that begins at i ends, behind its quote.
+// endOfString returns the index after the closing quote of the string that begins at i.
 func endOfString(text []byte, i int) int {
 	for i < len(text) && text[i] != '"' {
 		if text[i] == '\\' {
@@ -233,16 +229,15 @@ func partOfNumber(c byte) bool {
 	return c >= '0' && c <= '9' || c == '.' || c == '+' || c == '-' || c == 'e' || c == 'E'
 }
 
-// Quantities beyond these are computed with numbers of as many digits
-// (k8s.io/apimachinery, pkg/api/resource): 1e-2147483647 takes minutes and
-// gigabytes.
+// Larger quantities are computed with that many digits (k8s.io/apimachinery,
+// pkg/api/resource): 1e-2147483647 takes minutes and gigabytes.
 const (
 	maxDigits         = 1000
 	maxExponentDigits = 3
 )
 
-// hardQuantity reports whether content, read as a quantity, has thousands of
-// digits or is a power of ten far below one.
+// hardQuantity reports whether content, parsed as a quantity, has thousands of digits or a
+// large negative exponent.
 func hardQuantity(content []byte) bool {
 	content = bytes.TrimSpace(content)
 	mantissa := bytes.IndexFunc(content, func(r rune) bool {

@@ -102,8 +102,8 @@ func TestWeight(t *testing.T) {
 	}
 }
 
-// TestLargeDiscoveryIsTaken weighs discovery of 2,000 custom resources.
-func TestLargeDiscoveryIsTaken(t *testing.T) {
+// TestLargeDiscoveryIsAccepted weighs discovery of 2,000 custom resources.
+func TestLargeDiscoveryIsAccepted(t *testing.T) {
 	resource := `{"resource":"widgets","responseKind":{"group":"","version":"","kind":"Widget"},"scope":"Namespaced","singularResource":"widget",` +
 		`"verbs":["delete","deletecollection","get","list","patch","create","update","watch"],"shortNames":["w"],"categories":["crossplane","managed","aws"],` +
 		`"subresources":[{"subresource":"status","responseKind":{"group":"","version":"","kind":"Widget"},"verbs":["get","patch","update"]}]}`
@@ -171,7 +171,7 @@ func TestListsAreTakenWhole(t *testing.T) {
 			got = append(got, node.Name)
 			return nil
 		}
-		head, err := takeList(&allowance{from: bytes.NewReader(body), whole: 1 << 20, left: maxListHead}, name == "protobuf", asked)
+		head, err := readList(&allowance{from: bytes.NewReader(body), whole: 1 << 20, left: maxListHead}, name == "protobuf", asked)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -204,7 +204,7 @@ func FuzzTakeList(f *testing.F) {
 		asked := &request{object: reflect.TypeFor[corev1.Node](), shape: nodeShape(), dropped: func() {}, begin: func() {}}
 		asked.item = func(runtime.Object) error { return nil }
 		// Whatever is wrong with it, it ends.
-		_, _ = takeList(&allowance{from: bytes.NewReader(body), whole: 1 << 20, left: maxListHead}, protobuf, asked)
+		_, _ = readList(&allowance{from: bytes.NewReader(body), whole: 1 << 20, left: maxListHead}, protobuf, asked)
 		_ = asked.checkEvent(body)
 		_ = checkJSON(body)
 	})

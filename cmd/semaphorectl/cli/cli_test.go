@@ -152,7 +152,7 @@ func TestMalformedKubeconfig(t *testing.T) {
 	s := NewSession(nil, nil, nil, func(string) (string, bool) { return "", false })
 	s.kubeconfig = file
 	_, err := s.Clusters([]string{"aws"})
-	if err == nil || !strings.Contains(err.Error(), file+": line 13: no valid YAML") || strings.Contains(err.Error(), "secret-words") {
+	if err == nil || !strings.Contains(err.Error(), file+": line 13: invalid YAML") || strings.Contains(err.Error(), "secret-words") {
 		t.Error(err)
 	}
 	s.kubeconfig = file + "-missing"

@@ -285,10 +285,10 @@ func TestListsAreBounded(t *testing.T) {
 		answer http.HandlerFunc
 		want   string
 	}{
-		"pages without an end":         {page(""), "a list that doesn't end: 90 pages had 0 objects"},
-		"objects without an end":       {page(strings.TrimSuffix(strings.Repeat(node+",", 500), ",")), "a list of more than 20000 objects"},
-		"large objects without an end": {page(strings.TrimSuffix(strings.Repeat(`{"metadata":{"name":"`+strings.Repeat("n", 2<<20)+`"}},`, 10), ",")), "a list of more than 268435456 bytes"},
-		"an object that grows":         {page(`{"metadata":{"ownerReferences":[` + strings.Repeat(`{},`, 1<<19) + `{}]}}`), "takes more than 33554432 bytes in memory"},
+		"pages without an end":         {page(""), "list doesn't end: 90 pages with 0 objects"},
+		"objects without an end":       {page(strings.TrimSuffix(strings.Repeat(node+",", 500), ",")), "list of more than 20000 objects"},
+		"large objects without an end": {page(strings.TrimSuffix(strings.Repeat(`{"metadata":{"name":"`+strings.Repeat("n", 2<<20)+`"}},`, 10), ",")), "list of more than 268435456 bytes"},
+		"an object that grows":         {page(`{"metadata":{"ownerReferences":[` + strings.Repeat(`{},`, 1<<19) + `{}]}}`), "needs more than 33554432 bytes of memory"},
 	} {
 		cluster, _, _ := hostile(t, c.answer)
 		for what, ask := range requests(cluster) {

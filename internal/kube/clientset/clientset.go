@@ -1,5 +1,5 @@
-// Package clientset has client-go's clientset be a client of ours, for tests, which have
-// the fake of it. Programs that import it have the code of all groups of Kubernetes.
+// Package clientset adapts client-go's clientset to kube.Client, for tests with the fake
+// clientset. It links the code of all groups of Kubernetes.
 package clientset
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// Client returns a client that makes its requests through all.
+// Client returns a client that uses all for its requests.
 func Client(all kubernetes.Interface) kube.Client { return client{all} }
 
 type client struct{ all kubernetes.Interface }

@@ -15,12 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-func newRoomyStore(objects int) (*store[string], *[]string) {
+func newQuotaStore(objects int) (*store[string], *[]string) {
 	s, _ := newTestStore(sameText)
-	s.room = newRoom("pods", Bounds{Answer: 64 << 10, Objects: objects})
-	var told []string
-	s.crowded = func(rejected int) { told = append(told, fmt.Sprint(rejected)) }
-	return s, &told
+	s.quota = newQuota("pods", Bounds{Answer: 64 << 10, Objects: objects})
+	var notified []string
+	s.rejectedChanged = func(rejected int) { notified = append(notified, fmt.Sprint(rejected)) }
+	return s, &notified
 }
 
 func keysOf(s *store[string]) []string { return slices.Sorted(maps.Keys(s.objects)) }
@@ -32,8 +32,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestWhatIsThereFirstKeepsItsPlace(t *testing.T) {
-	s, told := newRoomyStore(3)
+func TestAcceptedObjectsKeepTheirQuota(t *testing.T) {
+	s, notified := newQuotaStore(3)
 	must(t, s.Replace([]any{pod("n", "m", "1"), pod("n", "z", "1")}, "1"))
 	for _, name := range []string{"a", "b", "c", "b"} {
 		must(t, s.Update(pod("n", name, "1")))
@@ -41,7 +41,7 @@ func TestWhatIsThereFirstKeepsItsPlace(t *testing.T) {
 	if diff := gocmp.Diff([]string{"n/a", "n/m", "n/z"}, keysOf(s)); diff != "" {
 		t.Errorf("after events (-want +got):\n%s", diff)
 	}
-	// A list that puts others first changes nothing of that.
+	// The order of a list doesn't matter.
 	must(t, s.Replace([]any{pod("n", "0", "1"), pod("n", "1", "1"), pod("n", "a", "2"), pod("n", "m", "1"), pod("n", "z", "1")}, "2"))
 	if diff := gocmp.Diff(map[string]string{"n/a": "2", "n/m": "1", "n/z": "1"}, s.objects); diff != "" {
 		t.Errorf("after a list (-want +got):\n%s", diff)
@@ -50,15 +50,15 @@ func TestWhatIsThereFirstKeepsItsPlace(t *testing.T) {
 	must(t, s.Delete(pod("n", "m", "")))
 	must(t, s.Update(pod("n", "1", "1")))
 	if diff := gocmp.Diff([]string{"n/1", "n/a", "n/z"}, keysOf(s)); diff != "" {
-		t.Errorf("after there was room (-want +got):\n%s", diff)
+		t.Errorf("after deletions (-want +got):\n%s", diff)
 	}
-	if diff := gocmp.Diff([]string{"1", "2", "1", "0"}, *told); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+	if diff := gocmp.Diff([]string{"1", "2", "1", "0"}, *notified); diff != "" {
+		t.Errorf("notifications (-want +got):\n%s", diff)
 	}
 }
 
 func TestBytesOfWhatIsKeptAreBounded(t *testing.T) {
-	s, _ := newRoomyStore(1000)
+	s, _ := newQuotaStore(1000)
 	large := strings.Repeat("x", 4000)
 	for i := range 20 {
 		must(t, s.Update(pod("n", fmt.Sprint(i), large)))
@@ -74,19 +74,19 @@ func TestBytesOfWhatIsKeptAreBounded(t *testing.T) {
 	for key := range maps.Clone(s.objects) {
 		must(t, s.Delete(pod("n", strings.TrimPrefix(key, "n/"), "")))
 	}
-	if s.room.used != 0 {
-		t.Errorf("%d bytes are in use by nothing", s.room.used)
+	if s.quota.used != 0 {
+		t.Errorf("%d bytes are in use by nothing", s.quota.used)
 	}
 }
 
 func TestListThatIsReadIsBounded(t *testing.T) {
-	s, _ := newRoomyStore(3)
+	s, _ := newQuotaStore(3)
 	s.begin(false)
 	collected := 0
 	var err error
 	for i := 0; err == nil && i < 100; i++ {
 		var wanted bool
-		if _, wanted, err = s.take(pod("n", fmt.Sprint(i), "1")); wanted {
+		if _, wanted, err = s.collectItem(pod("n", fmt.Sprint(i), "1")); wanted {
 			collected++
 		}
 	}
@@ -95,11 +95,11 @@ func TestListThatIsReadIsBounded(t *testing.T) {
 	}
 }
 
-// TestRequestMadeAgainCountsOnce holds that a list whose answer was cut off, which
-// client-go asks for again by itself, leaves the room that there was.
+// TestRequestMadeAgainCountsOnce checks that a truncated list, which client-go retries,
+// doesn't reduce the quota.
 func TestRequestMadeAgainCountsOnce(t *testing.T) {
-	s, _ := newRoomyStore(10)
-	b := newBounded(pod("", "", ""), 10, s.begin, func() {}, func(o runtime.Object) (runtime.Object, bool, error) { return s.take(o) })
+	s, _ := newQuotaStore(10)
+	b := newBounded(pod("", "", ""), 10, s.begin, func() {}, func(o runtime.Object) (runtime.Object, bool, error) { return s.collectItem(o) })
 	ctx, finish := b.list(t.Context(), metav1.ListOptions{})
 	asked := requestOf(ctx)
 	for range 3 {
@@ -111,7 +111,7 @@ func TestRequestMadeAgainCountsOnce(t *testing.T) {
 	list, err := finish(&corev1.PodList{})
 	must(t, err)
 	var all []any
-	taken, ok := list.(*takenList)
+	taken, ok := list.(*trimmedList)
 	if !ok {
 		t.Fatalf("made %T of it", list)
 	}
@@ -124,14 +124,14 @@ func TestRequestMadeAgainCountsOnce(t *testing.T) {
 	}
 }
 
-// TestImpossibleNamesAreLeftOut has a remote say names that would be too much for
-// metrics and logs, in lists and in events.
+// TestImpossibleNamesAreLeftOut sends names that are invalid in metrics and logs, in lists
+// and in events.
 func TestImpossibleNamesAreLeftOut(t *testing.T) {
-	s, _ := newRoomyStore(10)
+	s, _ := newQuotaStore(10)
 	left := 0
 	s.impossible = func() { left++ }
 	for _, name := range []string{"a\xffb", strings.Repeat("x", 300), ""} {
-		if _, wanted, err := s.take(pod("n", name, "1")); wanted || err != nil {
+		if _, wanted, err := s.collectItem(pod("n", name, "1")); wanted || err != nil {
 			t.Errorf("%.10q of a list: wanted %v, error %v", name, wanted, err)
 		}
 		must(t, s.Add(pod("n", name, "1")))
@@ -148,7 +148,7 @@ func TestRemoteWithTooManyObjects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := prepare(t)
 			b.api.set(func() { b.api.stream = stream })
-			b.watch.store.room = newRoom(kindNodes, Bounds{Answer: 64 << 20, Objects: 2})
+			b.watch.store.quota = newQuota(kindNodes, Bounds{Answer: 64 << 20, Objects: 2})
 			for _, n := range []string{"a", "b", "c"} {
 				b.api.apply(n, "v1", "")
 			}
@@ -157,8 +157,8 @@ func TestRemoteWithTooManyObjects(t *testing.T) {
 			if n := len(b.nodes()); n != 2 {
 				t.Errorf("%d are kept, want 2", n)
 			}
-			if err := b.watch.Crowded(); err == nil || !strings.HasPrefix(err.Error(), "1 nodes or more are rejected: there is room for 2") {
-				t.Errorf("Crowded() = %v", err)
+			if err := b.watch.OverQuota(); err == nil || !strings.HasPrefix(err.Error(), "1 nodes or more are rejected: the maximum is 2") {
+				t.Errorf("OverQuota() = %v", err)
 			}
 			if n := testutil.ToFloat64(b.metrics.rejected.WithLabelValues("gcp", "nodes")); n != 1 {
 				t.Errorf("the metric says %v", n)
@@ -166,9 +166,9 @@ func TestRemoteWithTooManyObjects(t *testing.T) {
 			for _, n := range []string{"a", "b", "c"} {
 				b.api.remove(n)
 			}
-			eventually(t, "room", func() bool { return b.watch.Crowded() == nil && len(b.nodes()) == 0 })
+			eventually(t, "room", func() bool { return b.watch.OverQuota() == nil && len(b.nodes()) == 0 })
 			b.stop()
-			if log := b.log.String(); strings.Count(log, "too many objects") != 1 || strings.Count(log, "room for all objects again") != 1 {
+			if log := b.log.String(); strings.Count(log, "too many objects") != 1 || strings.Count(log, "no more objects are rejected") != 1 {
 				t.Errorf("log:\n%s", log)
 			}
 			b.wantSeries(t, "remote_synced", `cluster="gcp",kind="nodes"`, "1")
@@ -176,8 +176,8 @@ func TestRemoteWithTooManyObjects(t *testing.T) {
 	}
 }
 
-// TestRejectedObjectsComeWhenThereIsRoom has nothing happen to the object that there
-// was no room for.
+// TestRejectedObjectsComeWhenThereIsRoom releases quota without an event of the rejected
+// object.
 func TestRejectedObjectsComeWhenThereIsRoom(t *testing.T) {
 	t.Parallel()
 	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
@@ -185,7 +185,7 @@ func TestRejectedObjectsComeWhenThereIsRoom(t *testing.T) {
 			t.Parallel()
 			b := prepare(t)
 			b.api.set(func() { b.api.stream = stream })
-			b.watch.store.room = newRoom("nodes", Bounds{Answer: 16 << 20, Objects: 2})
+			b.watch.store.quota = newQuota("nodes", Bounds{Answer: 16 << 20, Objects: 2})
 			b.watch.relist = 50 * time.Millisecond
 			for _, name := range []string{"a", "b"} {
 				b.api.apply(name, "v1", "")
@@ -193,10 +193,10 @@ func TestRejectedObjectsComeWhenThereIsRoom(t *testing.T) {
 			b.run(t)
 			eventually(t, "sync", func() bool { return len(b.nodes()) == 2 })
 			b.api.apply("c", "v1", "")
-			eventually(t, "one to be rejected", func() bool { return b.watch.Crowded() != nil })
+			eventually(t, "one to be rejected", func() bool { return b.watch.OverQuota() != nil })
 			requests := len(b.api.seen())
 			b.api.remove("a")
-			eventually(t, "the one that was rejected", func() bool { return b.has(node{"b", "v1"}, node{"c", "v1"}) && b.watch.Crowded() == nil })
+			eventually(t, "the one that was rejected", func() bool { return b.has(node{"b", "v1"}, node{"c", "v1"}) && b.watch.OverQuota() == nil })
 			eventually(t, "the next watch", func() bool { return len(b.api.seen()) > requests })
 			b.api.apply("c", "v2", "")
 			eventually(t, "what comes afterwards", func() bool { return b.has(node{"b", "v1"}, node{"c", "v2"}) })

@@ -9,14 +9,13 @@ import (
 	"io"
 )
 
-var errMalformed = errors.New("malformed answer")
+var errMalformed = errors.New("malformed response")
 
-// protobufMagic starts what Kubernetes writes in protobuf: a runtime.Unknown
-// follows (k8s.io/apimachinery, pkg/runtime/serializer/protobuf).
+// protobufMagic precedes a runtime.Unknown in Kubernetes' protobuf format
+// (k8s.io/apimachinery, pkg/runtime/serializer/protobuf).
 const protobufMagic = "k8s\x00"
 
-// Numbers of fields in generated.proto of apimachinery, all of them messages or
-// bytes.
+// Field numbers in generated.proto of apimachinery; all are messages or bytes.
 const (
 	unknownTypeMeta  = 1
 	unknownRaw       = 2
@@ -27,17 +26,17 @@ const (
 	typeMetaKind     = 2
 )
 
-// takeList gives each item of a list to the request, one at a time, and returns
-// the list without items. The allowance is that of the whole answer.
-func takeList(from *allowance, protobuf bool, r *request) (head []byte, err error) {
+// readList passes each item of a list to the request, and returns the list without items.
+// The allowance is that of the whole response.
+func readList(from *allowance, protobuf bool, r *request) (head []byte, err error) {
 	r.begin()
 	if protobuf {
-		return takeProtobuf(from, r)
+		return readListProtobuf(from, r)
 	}
-	return takeJSON(from, r)
+	return readListJSON(from, r)
 }
 
-func takeJSON(from *allowance, r *request) ([]byte, error) {
+func readListJSON(from *allowance, r *request) ([]byte, error) {
 	d := json.NewDecoder(from)
 	if err := expect(d, '{'); err != nil {
 		return nil, err
@@ -50,7 +49,7 @@ func takeJSON(from *allowance, r *request) ([]byte, error) {
 			return nil, err
 		}
 		if key == "items" {
-			if err := takeItems(d, from, r); err != nil {
+			if err := readItems(d, from, r); err != nil {
 				return nil, err
 			}
 			continue
@@ -63,7 +62,7 @@ func takeJSON(from *allowance, r *request) ([]byte, error) {
 		switch key {
 		case "kind", "apiVersion", "metadata":
 			if len(value) > maxListHead {
-				return nil, &tooLongError{"metadata of a list", maxListHead}
+				return nil, &tooLongError{"list metadata", maxListHead}
 			}
 			head[fmt.Sprint(key)] = value
 		}
@@ -74,7 +73,7 @@ func takeJSON(from *allowance, r *request) ([]byte, error) {
 	return json.Marshal(head)
 }
 
-func takeItems(d *json.Decoder, from *allowance, r *request) error {
+func readItems(d *json.Decoder, from *allowance, r *request) error {
 	from.part(maxObject)
 	start, err := d.Token()
 	switch {
@@ -92,7 +91,7 @@ func takeItems(d *json.Decoder, from *allowance, r *request) error {
 		if err := d.Decode(&item); err != nil {
 			return err
 		}
-		if err := r.take(item, false); err != nil {
+		if err := r.decodeItem(item, false); err != nil {
 			return err
 		}
 		from.part(maxObject)
@@ -111,10 +110,10 @@ func expect(d *json.Decoder, want json.Delim) error {
 	}
 }
 
-// takeProtobuf reads "k8s\0" and an Unknown whose raw field is the list.
-func takeProtobuf(from *allowance, r *request) ([]byte, error) {
+// readListProtobuf reads "k8s\0" and an Unknown whose field raw is the list.
+func readListProtobuf(from *allowance, r *request) ([]byte, error) {
 	s := &stream{from: bufio.NewReader(from), whole: from}
-	magic, err := s.take(int64(len(protobufMagic)), maxListHead)
+	magic, err := s.next(int64(len(protobufMagic)), maxListHead)
 	if err != nil {
 		return nil, err
 	}
@@ -140,11 +139,11 @@ func takeProtobuf(from *allowance, r *request) ([]byte, error) {
 			if raws++; raws > 1 {
 				return nil, errMalformed
 			}
-			if metadata, err = takeRaw(s, size, r); err != nil {
+			if metadata, err = readListMessage(s, size, r); err != nil {
 				return nil, err
 			}
 		default:
-			if _, err := s.take(size, maxListHead); err != nil {
+			if _, err := s.next(size, maxListHead); err != nil {
 				return nil, err
 			}
 		}
@@ -153,8 +152,8 @@ func takeProtobuf(from *allowance, r *request) ([]byte, error) {
 	return appendField(head, unknownRaw, appendField(nil, listMetadata, metadata)), nil
 }
 
-// takeRaw reads the list itself, which ends where size says.
-func takeRaw(s *stream, size int64, r *request) (metadata []byte, err error) {
+// readListMessage reads the list itself, of that size.
+func readListMessage(s *stream, size int64, r *request) (metadata []byte, err error) {
 	for end := s.at + size; s.at < end; {
 		number, size, err := s.field()
 		if err != nil {
@@ -169,15 +168,15 @@ func takeRaw(s *stream, size int64, r *request) (metadata []byte, err error) {
 				return nil, err
 			}
 		case listItems:
-			item, err := s.take(size, maxObject)
+			item, err := s.next(size, maxObject)
 			if err != nil {
 				return nil, err
 			}
-			if err := r.take(item, true); err != nil {
+			if err := r.decodeItem(item, true); err != nil {
 				return nil, err
 			}
 		default:
-			if _, err := s.take(size, maxListHead); err != nil {
+			if _, err := s.next(size, maxListHead); err != nil {
 				return nil, err
 			}
 		}
@@ -185,7 +184,7 @@ func takeRaw(s *stream, size int64, r *request) (metadata []byte, err error) {
 	return metadata, nil
 }
 
-// stream reads protobuf as it comes.
+// stream decodes protobuf incrementally.
 type stream struct {
 	from  *bufio.Reader
 	whole *allowance
@@ -195,7 +194,7 @@ type stream struct {
 
 // ReadByte implements io.ByteReader.
 func (s *stream) ReadByte() (byte, error) {
-	// Reading ahead counts as well, so that it is never too little.
+	// The buffered reader may read ahead by more than the field.
 	s.whole.part(maxObject)
 	b, err := s.from.ReadByte()
 	if err == nil {
@@ -204,8 +203,8 @@ func (s *stream) ReadByte() (byte, error) {
 	return b, err
 }
 
-// field reads the start of a field that has a length; the messages here have no
-// others. The error is io.EOF only when there is nothing more.
+// field reads the tag and length of a length-delimited field; the messages here have no
+// others. The error is io.EOF only at the end of the stream.
 func (s *stream) field() (number uint64, size int64, err error) {
 	tag, err := binary.ReadUvarint(s)
 	if err != nil {
@@ -224,10 +223,10 @@ func (s *stream) field() (number uint64, size int64, err error) {
 	return tag >> 3, int64(length), nil
 }
 
-// take returns the next bytes, which are overwritten by the next call.
-func (s *stream) take(size, most int64) ([]byte, error) {
+// next returns the next bytes, which are overwritten by the next call.
+func (s *stream) next(size, most int64) ([]byte, error) {
 	if size > most {
-		return nil, &tooLongError{"an object", most}
+		return nil, &tooLongError{"object", most}
 	}
 	if int64(cap(s.buf)) < size {
 		s.buf = make([]byte, size)
@@ -240,11 +239,11 @@ func (s *stream) take(size, most int64) ([]byte, error) {
 }
 
 func (s *stream) copy(size, most int64) ([]byte, error) {
-	content, err := s.take(size, most)
+	content, err := s.next(size, most)
 	return append([]byte(nil), content...), err
 }
 
-// notEOF is for places where an answer must not end.
+// notEOF is for positions where the response must not end.
 func notEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

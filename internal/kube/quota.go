@@ -6,25 +6,24 @@ import (
 	"reflect"
 )
 
-// room says how many objects of one kind a store takes, and how many bytes of
-// them. What is there first keeps its place; what finds none is rejected, and
-// counted by a hash of its key, so that a flood of names takes no memory either.
-type room struct {
-	objects int   // 0: any number
-	bytes   int64 // 0: any number
+// quota bounds the number and size of the objects of one kind in a store. Objects are
+// accepted in the order of arrival; those beyond the quota are rejected, and counted by a
+// hash of their keys, so that a flood of long names takes no memory.
+type quota struct {
+	objects int   // 0: unlimited
+	bytes   int64 // 0: unlimited
 
 	used     int64 // bytes
 	rejected map[uint64]struct{}
 	seed     maphash.Seed
 }
 
-func newRoom(kind string, b Bounds) room {
-	return room{objects: b.objects(kind), bytes: b.kept(), rejected: map[uint64]struct{}{}, seed: maphash.MakeSeed()}
+func newQuota(kind string, b Bounds) quota {
+	return quota{objects: b.objects(kind), bytes: b.kept(), rejected: map[uint64]struct{}{}, seed: maphash.MakeSeed()}
 }
 
-// add takes an object of a size, when the store holds so many others, or
-// rejects it.
-func (r *room) add(key string, held int, size int64) bool {
+// add accepts or rejects an object, for a store with held others.
+func (r *quota) add(key string, held int, size int64) bool {
 	if r.objects > 0 && held >= r.objects || r.bytes > 0 && r.used+size > r.bytes {
 		r.reject(key)
 		return false
@@ -34,46 +33,45 @@ func (r *room) add(key string, held int, size int64) bool {
 	return true
 }
 
-// remove gives back what an object took.
-func (r *room) remove(size int64) { r.used -= size }
+// remove releases the size of an object.
+func (r *quota) remove(size int64) { r.used -= size }
 
-func (r *room) reject(key string) {
+func (r *quota) reject(key string) {
 	if len(r.rejected) <= r.objects {
 		r.rejected[r.hash(key)] = struct{}{}
 	}
 }
 
-// forget is for an object that isn't to be kept any more.
-func (r *room) forget(key string) { delete(r.rejected, r.hash(key)) }
+// forget removes an object from the rejected ones.
+func (r *quota) forget(key string) { delete(r.rejected, r.hash(key)) }
 
-func (r *room) hash(key string) uint64 { return maphash.String(r.seed, key) }
+func (r *quota) hash(key string) uint64 { return maphash.String(r.seed, key) }
 
-// empty starts a list of everything.
-func (r *room) empty() {
+// empty resets the quota for a new list.
+func (r *quota) empty() {
 	r.used = 0
 	clear(r.rejected)
 }
 
-// transit counts the objects of a list that is being read, which has not
-// replaced the store's yet. No more of them are collected than twice of what
-// there is room for.
+// transit counts the objects of a list while it is read, before it replaces the store's. It
+// allows twice the quota.
 type transit struct {
-	objects int // all, kept or not
-	fresh   int // that the store doesn't hold
+	objects int // all
+	fresh   int // not in the store
 	bytes   int64
 }
 
 // admit reports whether to collect an object. The error ends the list.
-func (t *transit) admit(r *room, held bool, size int64) (bool, error) {
+func (t *transit) admit(r *quota, held bool, size int64) (bool, error) {
 	if r.objects <= 0 {
 		return true, nil
 	}
 	const share = 2
 	if t.objects++; t.objects > share*r.objects {
-		return false, fmt.Errorf("more than %d objects, which is twice as many as are kept", share*r.objects)
+		return false, fmt.Errorf("more than %d objects, twice the maximum", share*r.objects)
 	}
 	if size == 0 {
-		return true, nil // it isn't kept
+		return true, nil // not kept
 	}
 	most := r.bytes
 	if held {
@@ -88,19 +86,19 @@ func (t *transit) admit(r *room, held bool, size int64) (bool, error) {
 	return true, nil
 }
 
-// Sizes in memory that reflection doesn't tell.
+// Sizes in memory that reflection doesn't return.
 const (
 	objectOverhead = 128 // of an entry of the store
 	sizeOfEntry    = 16  // of an entry of a map, beside key and value
 )
 
-// sizeOf returns about how many bytes what is kept of an object takes.
+// sizeOf returns the approximate memory of a kept object in bytes.
 func sizeOf(key string, value any) int64 {
 	return objectOverhead + 2*int64(len(key)) + deepSize(reflect.ValueOf(value), 0)
 }
 
-// deepSize follows pointers to what only v holds. It ends at a depth that nothing
-// reaches which is made of an API object.
+// deepSize follows pointers, up to a depth that values derived from API objects don't
+// reach.
 func deepSize(v reflect.Value, depth int) int64 {
 	const deepest = 16
 	if !v.IsValid() || depth > deepest {
@@ -132,7 +130,7 @@ func beside(v reflect.Value, depth int) (size int64) {
 			size += sizeOfEntry + deepSize(i.Key(), depth+1) + deepSize(i.Value(), depth+1)
 		}
 	case reflect.Struct:
-		// Time zones and the like, which all share.
+		// Their pointers are to shared values such as time zones.
 		if pkg := v.Type().PkgPath(); pkg == "time" || pkg == "net/netip" {
 			return 0
 		}
