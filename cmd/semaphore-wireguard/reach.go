@@ -26,7 +26,7 @@ func runReach(args []string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	result := reach.Look(ctx, request)
+	result := reach.Check(ctx, request)
 	if request.Kernel {
 		if kernel, err := tunnel.Supported(); err == nil {
 			result.Kernel = &kernel
@@ -46,9 +46,9 @@ func runReach(args []string) int {
 	if len(request.Try)+len(request.Names) > 0 {
 		reach.TryAll(ctx, request, &result)
 	}
-	told, err := result.Tell()
+	encoded, err := result.Encode()
 	if err == nil {
-		err = os.WriteFile(terminationLog, told, 0o644)
+		err = os.WriteFile(terminationLog, encoded, 0o644)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "reach:", err)

@@ -1,17 +1,15 @@
-// Package keep is what a controller needs to keep objects of one cluster as they
-// must be, besides knowing what that is:
+// Package keep has the parts of a controller that reconciles objects of one cluster,
+// except the computation of the desired state:
 //
-//	watch ─► Ledger ─► what changed ─► (the controller: which keys?) ─► Writer ─► Apply
+//	watch ─► Ledger ─► changes ──────► (the controller: which keys?) ─► Writer ─► Apply
 //	           ▲                                                                   │
 //	           └──────────────── Wrote, Deleted ───────────────────────────────────┘
 //
-// A [Ledger] knows the objects that are there: what a watch shows, and over that
-// what was written a moment ago and the watch doesn't show yet. A [Writer] calls
-// Apply for keys that may differ, one at a time for each, and again after
-// failures.
+// A [Ledger] has the observed objects: those of a watch, overlaid with own writes that the
+// watch doesn't show yet. A [Writer] calls Apply for keys that may differ, one call at a
+// time per key, and retries after failures.
 //
 // The mutation cache of client-go (cache.NewIntegerResourceVersionMutationCacheWithOptions)
-// isn't enough for the first: it doesn't say what changed, knows no deletions of
-// our own, and believes its writes against a server restored from a backup until
-// they expire.
+// lacks changes, deletions of its own, and the detection of a server that was restored from
+// a backup.
 package keep

@@ -12,61 +12,61 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
-// job is what there is to do about one key.
+// job is the state of one key.
 //
-//	asked       Apply begins    ends     spacing, or the wait after a failure, is over
+//	Add         Apply begins    ends     end of the spacing, or the back-off
 //	 |-- waiting --|-- running ---|-- waiting --|
 //
-// One that nobody asked for until then is forgotten.
+// A job that wasn't added again until then is deleted.
 type job[K comparable] struct {
 	key    K
 	tenant *tenant[K]
 
-	asked    time.Time // when somebody wants it done; zero: nobody does
-	since    time.Time // when that was first so after it had been done
-	earliest time.Time // it may not be done before
+	asked    time.Time // when it is to run; zero: not added
+	since    time.Time // when it was first added after its last success
+	earliest time.Time // end of spacing and back-off
 
-	lane *lane[K]  // where it waits or runs
-	at   int       // its place there; -1: it doesn't wait
-	due  time.Time // when it is done, while it waits
-	seq  uint64    // orders those that are due at the same time
+	lane *lane[K]  // in which it waits or runs
+	at   int       // index in the lane's queue; -1: not waiting
+	due  time.Time // when it runs, while it waits
+	seq  uint64    // orders jobs that are due at the same time
 
 	running bool
 	started time.Time
-	waited  time.Duration // from when it was due
+	waited  time.Duration // since it was due
 
-	failures int // in a row, being outdated included
+	failures int // consecutive, including ErrOutdated
 	err      error
-	kind     string // of err; empty: none
+	kind     string // of err; empty: no error
 	backoff  reconcile.Backoff
 }
 
-// tenant is what the keys of one tenant have in common.
+// tenant is shared by the keys of one tenant.
 type tenant[K comparable] struct {
 	name             string
-	healthy, failing lane[K] // of keys whose last Apply succeeded, or failed
+	healthy, failing lane[K] // keys whose last Apply succeeded, or failed
 	retries          *rate.Limiter
-	trouble          errlog.Log     // by kind: thousands of keys that fail for one reason make one line
+	failureLog       errlog.Log     // by kind: thousands of keys that fail for one reason make one line
 	kinds            map[string]int // how many keys fail for each
 }
 
-// note notes the outcome of a job that had trouble of some kind before.
+// note records the outcome of a job, whose previous error was of the kind before.
 func (t *tenant[K]) note(ctx context.Context, before string, j *job[K], err error) {
 	if before != "" && before != j.kind {
 		if t.kinds[before]--; t.kinds[before] == 0 {
 			delete(t.kinds, before)
-			t.trouble.NoteOf(ctx, before, nil, "reason", before)
+			t.failureLog.NoteOf(ctx, before, nil, "reason", before)
 		}
 	}
 	if j.kind != "" {
 		if before != j.kind {
 			t.kinds[j.kind]++
 		}
-		t.trouble.NoteOf(ctx, j.kind, err, "reason", j.kind, "key", j.key)
+		t.failureLog.NoteOf(ctx, j.kind, err, "reason", j.kind, "key", j.key)
 	}
 }
 
-// reason is the kind of an error of a request.
+// reason is the default of WriterConfig.Kind.
 func reason(err error) string {
 	if r := apierrors.ReasonForError(err); r != "" {
 		return string(r)
@@ -74,7 +74,7 @@ func reason(err error) string {
 	return "request"
 }
 
-// lane is jobs that share workers.
+// lane has jobs that share workers.
 type lane[K comparable] struct {
 	workers, running int
 	waiting          queue[K]
@@ -87,7 +87,7 @@ func (l *lane[K]) put(j *job[K]) {
 
 func (l *lane[K]) remove(j *job[K]) { heap.Remove(&l.waiting, j.at) }
 
-// queue is a heap of jobs, by when they are due.
+// queue is a heap of jobs by due time.
 type queue[K comparable] []*job[K]
 
 func (q queue[K]) Len() int { return len(q) }

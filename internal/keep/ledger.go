@@ -11,55 +11,54 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// DefaultExpiry is how long a write counts against a watch that doesn't show it.
-// Watches lag by milliseconds; this is for writes that somebody undid at once, or
-// that a server restored from a backup has lost.
+// DefaultExpiry is the time after which an own write that the watch doesn't show is
+// dropped. Watches lag by milliseconds; the expiry is for writes that were reverted at
+// once, or lost by a server that was restored from a backup.
 const DefaultExpiry = 10 * time.Second
 
-// Meta is what a Ledger must know of an object. Name is unique among the objects
-// of a ledger: with the namespace, where they are of several.
+// Meta identifies a version of an object. Name is unique within a ledger: it includes the
+// namespace if there are several.
 type Meta struct{ Name, UID, ResourceVersion string }
 
 // LedgerConfig describes a Ledger. Expiry and Notify may be zero.
 type LedgerConfig[T any] struct {
-	// Meta returns what it must know of an object, which isn't nil.
+	// Meta returns the Meta of an object, which is never nil.
 	Meta func(*T) Meta
-	// Expiry is how long a write counts at most; 0: DefaultExpiry.
+	// Expiry is the maximum time that a write overlays the watch; 0: DefaultExpiry.
 	Expiry time.Duration
-	// Notify is called, without a lock, when Changes may have something new after a
-	// write. It must not block.
+	// Notify is called, without a lock, after a write, for the caller to call Changes. It
+	// must not block.
 	Notify func()
 }
 
-// Ledger knows all objects of one kind: what a watch shows of them, and over that
-// our own writes of late. It keeps writes from being made twice, and decisions
-// from being based on what is known to be over. It is safe for concurrent use.
+// Ledger has all objects of one kind: those of a watch, overlaid with recent own writes. It
+// prevents repeated writes, and decisions on a state that is known to be outdated. It is
+// safe for concurrent use.
 //
-// A write counts until the watch has come as far. Resource versions say so: those
-// of one kind grow with each write of any object (Kubernetes API concepts), and a
-// watch shows them in that order. So a write whose outcome the watch has shown
-// before the answer arrived doesn't count at all, even if the object has been
-// changed or deleted since.
+// A write overlays the watch until the watch has passed its resource version: versions of
+// one kind grow with each write of any object (Kubernetes API concepts), and a watch shows
+// them in that order. A write that the watch has passed before the response arrived has no
+// effect, even if the object has been changed or deleted since.
 type Ledger[T any] struct {
 	cfg LedgerConfig[T]
 
-	mu     sync.Mutex
-	synced bool
-	shown  map[string]*T
-	latest string            // the highest resource version that the watch has shown
-	own    map[string]own[T] // writes that count
-	told   map[string]*T     // what Changes last said of names that it has to look at
-	made   []kube.Change[T]  // what writes did that Changes has not said
+	mu       sync.Mutex
+	synced   bool
+	shown    map[string]*T
+	latest   string            // the highest resource version that the watch has shown
+	own      map[string]own[T] // own writes that overlay the watch
+	reported map[string]*T     // touched objects, as last returned by Changes
+	made     []kube.Change[T]  // by own writes since the last Changes
 }
 
-// own is the outcome of a write of ours.
+// own is the result of an own write.
 type own[T any] struct {
 	object *T   // nil: deleted
-	meta   Meta // of the object, or of what it was when it was deleted
+	meta   Meta // of the object, or of its last state before deletion
 	until  time.Time
 }
 
-// NewLedger returns a ledger that knows nothing and isn't synced.
+// NewLedger returns an empty ledger that isn't synced.
 func NewLedger[T any](cfg LedgerConfig[T]) *Ledger[T] {
 	if cfg.Expiry <= 0 {
 		cfg.Expiry = DefaultExpiry
@@ -67,13 +66,12 @@ func NewLedger[T any](cfg LedgerConfig[T]) *Ledger[T] {
 	if cfg.Notify == nil {
 		cfg.Notify = func() {}
 	}
-	return &Ledger[T]{cfg: cfg, shown: map[string]*T{}, own: map[string]own[T]{}, told: map[string]*T{}}
+	return &Ledger[T]{cfg: cfg, shown: map[string]*T{}, own: map[string]own[T]{}, reported: map[string]*T{}}
 }
 
-// Observe takes in what the watch shows by now: all objects that came, changed or
-// went since the last call, once each and in any order; Before isn't looked at. Keys are
-// those of Meta.
-// Synced says that it has shown all objects at least once.
+// Observe adds changes of the watch: all objects that were created, changed or deleted
+// since the last call, once each and in any order. Before is ignored; keys are Meta.Name.
+// Synced means that the watch has shown all objects at least once.
 func (l *Ledger[T]) Observe(changes []kube.Change[T], synced bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,8 +96,8 @@ func (l *Ledger[T]) Observe(changes []kube.Change[T], synced bool) {
 	switch {
 	case highest == "":
 	case back || older(highest, l.latest):
-		// The server has been restored from a backup: its versions begin at an
-		// earlier one again, and what was written since is lost.
+		// The server has been restored from a backup: its versions continue from an earlier
+		// one, and later writes are lost.
 		l.latest = highest
 		for name := range l.own {
 			l.drop(name)
@@ -115,13 +113,13 @@ func (l *Ledger[T]) Observe(changes []kube.Change[T], synced bool) {
 	}
 }
 
-// Wrote notes that an object is in this state, by an answer to a request.
+// Wrote records the state of an object in the response to an own write.
 func (l *Ledger[T]) Wrote(object *T) {
 	meta := l.cfg.Meta(object)
 	l.note(own[T]{object: object, meta: meta})
 }
 
-// Deleted notes that an object which was in this state has been deleted, or is
+// Deleted records that an object, whose last known state is was, has been deleted or is
 // being deleted.
 func (l *Ledger[T]) Deleted(was *T) {
 	l.note(own[T]{meta: l.cfg.Meta(was)})
@@ -143,7 +141,8 @@ func (l *Ledger[T]) note(w own[T]) {
 	l.cfg.Notify()
 }
 
-// superseded reports whether the watch has come as far as a write; mu is held.
+// superseded reports whether the watch has passed a write, or the write has expired.
+// Callers hold mu.
 func (l *Ledger[T]) superseded(name string, w *own[T], now time.Time) bool {
 	if !now.Before(w.until) {
 		return true
@@ -151,7 +150,7 @@ func (l *Ledger[T]) superseded(name string, w *own[T], now time.Time) bool {
 	if w.object != nil {
 		return notOlder(l.latest, w.meta.ResourceVersion)
 	}
-	// Nobody said in which version it was deleted.
+	// The response to a deletion doesn't have its resource version.
 	shown := l.shown[name]
 	if shown == nil {
 		return notOlder(l.latest, w.meta.ResourceVersion)
@@ -160,27 +159,27 @@ func (l *Ledger[T]) superseded(name string, w *own[T], now time.Time) bool {
 	return meta.UID != w.meta.UID || older(w.meta.ResourceVersion, meta.ResourceVersion)
 }
 
-// Changes returns what isn't as it was when it was last called, by name. Before is
-// what it said then. What a write of ours did is a change of its own, also where that is
-// over already: whoever wrote an object that is another one's by now, or gone, learns it.
+// Changes returns the differences from the last call, by name. Each own write is a change of
+// its own, also if it was reverted meanwhile, so that the writer learns that its object was
+// changed or deleted.
 func (l *Ledger[T]) Changes() []kube.Change[T] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.expire()
 	changes := l.made
-	for name, before := range l.told {
+	for name, before := range l.reported {
 		after := l.get(name)
 		if !l.same(before, after) {
 			changes = append(changes, kube.Change[T]{Key: name, Before: before, After: after})
 		}
 	}
-	l.told, l.made = map[string]*T{}, nil // to empty a map takes as long as it ever was large
+	l.reported, l.made = map[string]*T{}, nil // clearing a map takes time in proportion to its largest size
 	slices.SortStableFunc(changes, func(a, b kube.Change[T]) int { return strings.Compare(a.Key, b.Key) })
 	return changes
 }
 
-// Due returns when Changes is to be called although nothing happens: when a write
-// expires. The zero time is never.
+// Due returns when the next write expires, after which Changes must be called without an
+// event. The zero time is never.
 func (l *Ledger[T]) Due() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -193,7 +192,7 @@ func (l *Ledger[T]) Due() time.Time {
 	return due
 }
 
-// Get returns an object as it is by all that is known; nil: it isn't there.
+// Get returns the observed object, nil if it doesn't exist.
 func (l *Ledger[T]) Get(name string) *T {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -203,7 +202,7 @@ func (l *Ledger[T]) Get(name string) *T {
 	return l.get(name)
 }
 
-// All returns all objects as they are by all that is known, in no order.
+// All returns all observed objects, in no order.
 func (l *Ledger[T]) All() []*T {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -222,15 +221,15 @@ func (l *Ledger[T]) All() []*T {
 	return all
 }
 
-// Synced reports whether the watch has shown all objects at least once. Until then
-// an object that isn't there may be.
+// Synced reports whether the watch has shown all objects at least once. Before that, a
+// missing object may exist.
 func (l *Ledger[T]) Synced() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.synced
 }
 
-// get, same, touch, record, drop and expire are called with mu held.
+// Callers of get, same, touch, record, drop and expire hold mu.
 func (l *Ledger[T]) get(name string) *T {
 	if w, written := l.own[name]; written {
 		return w.object
@@ -238,18 +237,18 @@ func (l *Ledger[T]) get(name string) *T {
 	return l.shown[name]
 }
 
-// touch remembers what was said of an object, before that changes.
+// touch saves an object before a change, as Changes last returned it.
 func (l *Ledger[T]) touch(name string) {
-	if _, touched := l.told[name]; !touched {
-		l.told[name] = l.get(name)
+	if _, touched := l.reported[name]; !touched {
+		l.reported[name] = l.get(name)
 	}
 }
 
-// record notes what a write made of an object that was touched.
+// record adds the change of a touched object by an own write.
 func (l *Ledger[T]) record(name string, object *T) {
-	if before := l.told[name]; !l.same(before, object) {
+	if before := l.reported[name]; !l.same(before, object) {
 		l.made = append(l.made, kube.Change[T]{Key: name, Before: before, After: object})
-		l.told[name] = object
+		l.reported[name] = object
 	}
 }
 
@@ -271,8 +270,7 @@ func (l *Ledger[T]) expire() {
 	}
 }
 
-// older reports whether a version is known to be older than another one. Versions
-// are decimal numbers; anything else can't be compared.
+// older reports whether a is an older version than b. Only decimal numbers can be compared.
 func older(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	return err == nil && order < 0

@@ -94,7 +94,7 @@ func TestLedgerBelievesWritesUntilTheWatchHasComeAsFar(t *testing.T) {
 			func(l *Ledger[thing]) { l.shows(at("9")); l.Deleted(at("9")); l.shows(at("10")) }, "a/1@10",
 		},
 		{
-			"deleted, and somebody made another one",
+			"deleted, and another client created a new one",
 			func(l *Ledger[thing]) {
 				l.shows(at("9"))
 				l.Deleted(at("9"))
@@ -165,8 +165,8 @@ func TestLedgerForgetsWritesThatTheWatchNeverShows(t *testing.T) {
 	})
 }
 
-// Whoever decided on a write has to learn what became of it, however soon.
-func TestLedgerTellsWhatAWriteDidAlsoWhenItIsOver(t *testing.T) {
+// Each own write is returned, also if it was reverted before the call.
+func TestLedgerReturnsEachOwnWriteAsAChange(t *testing.T) {
 	relabelled := &thing{Name: "a", UID: "1", Version: "11", Text: "another one's"}
 	for _, c := range []struct {
 		name string
@@ -177,23 +177,23 @@ func TestLedgerTellsWhatAWriteDidAlsoWhenItIsOver(t *testing.T) {
 		{"the watch shows it, too", func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(at("10")) }, []kube.Change[thing]{{Key: "a", After: at("10")}}},
 		{"the watch showed it first", func(l *Ledger[thing]) { l.shows(at("10")); l.Wrote(at("10")) }, []kube.Change[thing]{{Key: "a", After: at("10")}}},
 		{
-			"somebody changed it", func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(relabelled) },
+			"another client changed it", func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(relabelled) },
 			[]kube.Change[thing]{{Key: "a", After: at("10")}, {Key: "a", Before: at("10"), After: relabelled}},
 		},
 		{
-			"somebody changed it, and the answer came last", func(l *Ledger[thing]) { l.shows(relabelled); l.Wrote(at("10")) },
+			"another client changed it, and the response came last", func(l *Ledger[thing]) { l.shows(relabelled); l.Wrote(at("10")) },
 			[]kube.Change[thing]{{Key: "a", After: at("10")}, {Key: "a", Before: at("10"), After: relabelled}},
 		},
 		{
-			"that was told before the answer came", func(l *Ledger[thing]) { l.shows(relabelled); l.Changes(); l.Wrote(at("10")) },
+			"changed, and returned before the response", func(l *Ledger[thing]) { l.shows(relabelled); l.Changes(); l.Wrote(at("10")) },
 			[]kube.Change[thing]{{Key: "a", Before: relabelled, After: at("10")}, {Key: "a", Before: at("10"), After: relabelled}},
 		},
 		{
-			"somebody deleted it", func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(at("10")); l.loses("a") },
+			"another client deleted it", func(l *Ledger[thing]) { l.Wrote(at("10")); l.shows(at("10")); l.loses("a") },
 			[]kube.Change[thing]{{Key: "a", After: at("10")}, {Key: "a", Before: at("10")}},
 		},
 		{
-			"deleted, and somebody made it again",
+			"deleted, and another client recreated it",
 			func(l *Ledger[thing]) { l.shows(at("9")); l.Changes(); l.Deleted(at("9")); l.shows(relabelled) },
 			[]kube.Change[thing]{{Key: "a", Before: at("9")}, {Key: "a", After: relabelled}},
 		},
@@ -205,23 +205,23 @@ func TestLedgerTellsWhatAWriteDidAlsoWhenItIsOver(t *testing.T) {
 				t.Errorf("changes (-want +got):\n%s", diff)
 			}
 			if again := l.Changes(); len(again) > 0 {
-				t.Errorf("told twice: %v", again)
+				t.Errorf("returned twice: %v", again)
 			}
 		})
 	}
 }
 
-func TestLedgerTellsOfWrites(t *testing.T) {
-	told := 0
-	l := NewLedger(LedgerConfig[thing]{Meta: metaOf, Notify: func() { told++ }})
+func TestLedgerNotifiesOfWrites(t *testing.T) {
+	notified := 0
+	l := NewLedger(LedgerConfig[thing]{Meta: metaOf, Notify: func() { notified++ }})
 	if l.Synced() {
 		t.Error("synced before anything was read")
 	}
 	l.Observe(nil, true)
 	l.Wrote(at("1"))
 	l.Deleted(at("1"))
-	if told != 2 || !l.Synced() {
-		t.Errorf("told %d times, synced %v", told, l.Synced())
+	if notified != 2 || !l.Synced() {
+		t.Errorf("notified %d times, synced %v", notified, l.Synced())
 	}
 }
 
@@ -268,7 +268,7 @@ func (s *server) show(l *Ledger[thing], n int) {
 	l.Observe(slices.Collect(maps.Values(batch)), true)
 }
 
-// restore puts back a backup: the watch lists anew. It reports whether that showed
+// restore puts back a backup: the watch lists again. It reports whether that showed
 // any version at all.
 func (s *server) restore(l *Ledger[thing], version int, backup map[string]*thing) (seen bool) {
 	shown := map[string]*thing{}
@@ -327,7 +327,7 @@ func converges(t *testing.T, random *rand.Rand) {
 			if was := s.delete(name); was != nil {
 				late = append(late, func() { l.Deleted(was); delete(answered, name) })
 			}
-		case 3: // somebody else
+		case 3: // another client
 			s.put(name)
 		case 4:
 			s.delete(name)

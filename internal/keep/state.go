@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Failing returns the keys whose last Apply failed, and how.
+// Failing returns the keys whose last Apply failed, and the errors.
 func (w *Writer[K]) Failing() map[K]error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -20,8 +20,7 @@ func (w *Writer[K]) Failing() map[K]error {
 	return all
 }
 
-// Backlog returns how many keys of each tenant aren't known to be in order: those
-// that wait, are being written, or failed.
+// Backlog returns the number of keys of each tenant that are waiting, running or failed.
 func (w *Writer[K]) Backlog() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -34,7 +33,7 @@ func (w *Writer[K]) Backlog() map[string]int {
 	return count
 }
 
-// Running returns how long each Apply that is running has been.
+// Running returns the durations of all running calls of Apply.
 func (w *Writer[K]) Running(now time.Time) []time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -47,8 +46,8 @@ func (w *Writer[K]) Running(now time.Time) []time.Duration {
 	return ages
 }
 
-// Stuck returns an error while Apply takes longer than it may. Work of a term that
-// has ended doesn't count: it ends by itself, and whoever leads by now does it.
+// Stuck returns an error while a call of Apply takes longer than StuckAfter. After Run has
+// ended, running calls don't count: another leader does the work by then.
 func (w *Writer[K]) Stuck(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

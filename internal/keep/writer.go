@@ -13,33 +13,29 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
-// Apply brings what belongs to a key to what it must be. It looks, at that moment,
-// at what is there and at what must be, and makes the difference: what was so when
-// the key was added doesn't matter, so that nothing is written which isn't wanted
-// any more, and a second call after a failure doesn't repeat the first.
+// Apply reconciles the objects of a key. It compares the desired and the observed state
+// when it is called, not when the key was added, so that it neither writes what is no
+// longer desired nor repeats writes after a failure.
 //
-//   - It is called for one key at a time, for many keys side by side.
-//   - It may be called when there is nothing to do. Then it writes nothing.
-//   - It is called again after an error, by and by less often, and when the key is
-//     added again, but not before the wait after the error is over.
-//   - It goes on past single failures where a key has several objects, and joins
-//     the errors: an addition that fails doesn't hold up a removal.
-//   - An error that wraps [ErrOutdated] says that what is there isn't what the
-//     caller thought, and that it has been noted: it looks again soon, and that is
-//     no failure unless it goes on.
-//   - ctx has a deadline (WriterConfig.Timeout), and ends with Run's. Apply returns
-//     soon after that. What it returns when Run's has ended doesn't count.
+//   - Calls for one key don't overlap; calls for different keys do.
+//   - It may be called without a difference. Then it writes nothing.
+//   - After an error it is called again with back-off, also if the key is added again
+//     meanwhile.
+//   - If a key has several objects, it continues after a failure, and joins the errors: a
+//     failed addition doesn't block a removal.
+//   - An error that wraps [ErrOutdated] means that the observed state was outdated, and has
+//     been updated: it is retried soon, and isn't a failure unless it is repeated.
+//   - ctx has the deadline WriterConfig.Timeout, and ends with Run's context. Apply returns
+//     soon after that. Errors after the end of Run's context are ignored.
 type Apply[K comparable] func(ctx context.Context, key K) error
 
-// ErrOutdated is wrapped by errors of Apply that say that an object isn't what it
-// was thought to be.
+// ErrOutdated is wrapped by errors of Apply when the observed state was outdated.
 var ErrOutdated = errors.New("object has changed meanwhile")
 
-// patience is how often in a row Apply may return ErrOutdated before that is a
-// failure.
+// patience is the number of consecutive ErrOutdated that aren't a failure.
 const patience = 4
 
-// quiet is the least time between two errors in the log for one reason.
+// quiet is the minimum interval between two logged errors of one kind.
 const quiet = time.Minute
 
 // Defaults of a WriterConfig.
@@ -52,55 +48,52 @@ const (
 
 // WriterConfig describes a Writer. Only Name, Apply and Logger are required.
 type WriterConfig[K comparable] struct {
-	// Name says what is written, as in "network sets".
+	// Name is the name of the objects in logs, such as "network sets".
 	Name  string
 	Apply Apply[K]
-	// Tenant returns whose a key is, as a rule the remote's name. Tenants share
-	// nothing: the keys of one never wait for those of another. It is called once
-	// for a key as long as there is something to do about it. Nil: all are of one.
+	// Tenant returns the tenant of a key, usually the remote's name. Tenants don't share
+	// workers: the keys of one never wait for those of another. It is called when a job is
+	// created. Nil: a single tenant.
 	Tenant func(K) string
-	// Workers is how many keys of one tenant are written at the same time. Keys
-	// that failed last time have half as many workers of their own, so that those
-	// that keep failing slowly don't hold up others. 0: DefaultWorkers.
+	// Workers is the number of concurrent calls per tenant. Keys whose last call failed
+	// have half as many workers of their own, so that slow failures don't block other
+	// keys. 0: DefaultWorkers.
 	Workers int
-	// Spacing is asked after each Apply, and after Observe, how long after it began
-	// the next one of that key may begin. Nil: at once.
+	// Spacing returns the minimum time between the starts of two calls for a key. It is
+	// called after each Apply and Observe. Nil: 0.
 	Spacing func(K) time.Duration
 	// Timeout is that of one Apply; 0: DefaultTimeout.
 	Timeout time.Duration
-	// RetryMin and RetryMax bound the waits after failures; 0: those of
-	// reconcile.Backoff. RetryRate bounds the retries of one tenant a second; 0:
-	// DefaultRetryRate.
+	// RetryMin and RetryMax bound the back-off; 0: those of reconcile.Backoff. RetryRate
+	// is the maximum rate of retries per tenant and second; 0: DefaultRetryRate.
 	RetryMin, RetryMax time.Duration
 	RetryRate          rate.Limit
-	// StuckAfter is how long one Apply may take before Stuck says so; 0:
+	// StuckAfter is the duration of one Apply after which Stuck returns an error; 0:
 	// DefaultStuckAfter.
 	StuckAfter time.Duration
-	// Kind says what sort of trouble an error is; a sort is logged when it appears
-	// and ends. Nil: the reason that Kubernetes gives for it.
+	// Kind returns the kind of an error. The first and the last error of a kind are logged.
+	// Nil: the reason of Kubernetes' API errors.
 	Kind func(error) string
-	// Observe, unless nil, is told how each Apply went, without a lock and before
-	// the next one of that key begins.
+	// Observe, if set, is called with the outcome of each Apply, without a lock and before
+	// the next call for that key.
 	Observe func(Outcome[K])
 	Logger  *slog.Logger
 }
 
-// Outcome is how one Apply went.
+// Outcome is the outcome of one Apply.
 type Outcome[K comparable] struct {
 	Key    K
 	Tenant string
-	// Since is when the key was first asked for after it had been in order.
+	// Since is when the key was first added after its last success.
 	Since time.Time
-	// Waited is how long it had been due, which it isn't during spacing and waits
-	// after failures.
+	// Waited is the time since the key was due, without spacing and back-off.
 	Waited, Took time.Duration
 	Err          error
-	// Failures is how many there were in a row, this one included.
+	// Failures is the number of consecutive failures, including this one.
 	Failures int
 }
 
-// Writer calls Apply for the keys that it is given. It is for one term of a leader:
-// Run is called once.
+// Writer calls Apply for added keys. It is for one term of a leader: Run is called once.
 type Writer[K comparable] struct {
 	cfg  WriterConfig[K]
 	wake chan struct{} // one slot
@@ -112,7 +105,7 @@ type Writer[K comparable] struct {
 	ended   bool
 }
 
-// NewWriter returns a writer to which keys can be added at once.
+// NewWriter returns a writer. Keys may be added before Run.
 func NewWriter[K comparable](cfg WriterConfig[K]) *Writer[K] {
 	if cfg.Tenant == nil {
 		cfg.Tenant = func(K) string { return "" }
@@ -141,12 +134,11 @@ func NewWriter[K comparable](cfg WriterConfig[K]) *Writer[K] {
 	return &Writer[K]{cfg: cfg, wake: make(chan struct{}, 1), jobs: map[K]*job[K]{}, tenants: map[string]*tenant[K]{}}
 }
 
-// Add has Apply called for keys, as soon as spacing and waits after failures let
-// it. A key whose Apply is running has another one after it.
+// Add schedules Apply for keys, after spacing and back-off. A key whose Apply is running is
+// scheduled again after it.
 func (w *Writer[K]) Add(keys ...K) { w.AddAfter(0, keys...) }
 
-// AddAfter has Apply called for keys when so much time has gone by, or earlier when
-// there is another reason to.
+// AddAfter schedules Apply for keys after a wait, or earlier if they are added again.
 func (w *Writer[K]) AddAfter(wait time.Duration, keys ...K) {
 	now := time.Now()
 	w.mu.Lock()
@@ -175,10 +167,10 @@ func (w *Writer[K]) tenant(name string) *tenant[K] {
 	if t == nil {
 		t = &tenant[K]{
 			name: name, retries: rate.NewLimiter(w.cfg.RetryRate, max(1, int(w.cfg.RetryRate))), kinds: map[string]int{},
-			trouble: errlog.Log{
+			failureLog: errlog.Log{
 				Logger: w.cfg.Logger.With("writes", w.cfg.Name, "cluster", name), Level: slog.LevelError, Quiet: quiet,
-				Failing: "not written", Over: "no more writes fail for this reason",
-				Kind: func(error) string { return "" }, // its key says that
+				Failing: "write failed", Over: "writes recovered",
+				Kind: func(error) string { return "" }, // the key is the kind
 			},
 		}
 		t.healthy.workers, t.failing.workers = w.cfg.Workers, max(1, w.cfg.Workers/2)
@@ -187,7 +179,7 @@ func (w *Writer[K]) tenant(name string) *tenant[K] {
 	return t
 }
 
-// ask has a job done when it is due; mu is held.
+// ask schedules a job. Callers hold mu.
 func (w *Writer[K]) ask(j *job[K], due time.Time) {
 	if j.asked.IsZero() || due.Before(j.asked) {
 		j.asked = due
@@ -200,7 +192,7 @@ func (w *Writer[K]) ask(j *job[K], due time.Time) {
 	}
 }
 
-// queue puts a job where it waits for its time; mu is held.
+// queue puts a job into the queue of its lane. Callers hold mu.
 func (w *Writer[K]) queue(j *job[K]) {
 	if j.at >= 0 {
 		j.lane.remove(j)
@@ -219,8 +211,8 @@ func (w *Writer[K]) queue(j *job[K]) {
 	l.put(j)
 }
 
-// Run works until ctx ends, and returns when no Apply is running any more. It must
-// not be called twice.
+// Run calls Apply until ctx ends, and returns when all calls have returned. It must not be
+// called twice.
 func (w *Writer[K]) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -229,7 +221,7 @@ func (w *Writer[K]) Run(ctx context.Context) error {
 		defer w.mu.Unlock()
 		w.ended = true
 	}()
-	idle := make(chan *job[K]) // to workers that have nothing to do
+	idle := make(chan *job[K]) // to idle workers
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -254,8 +246,7 @@ func (w *Writer[K]) Run(ctx context.Context) error {
 	}
 }
 
-// take returns the jobs to start now, and when there will be others unless somebody
-// asks for them or a worker becomes free. The zero time is never.
+// take returns the jobs to start now, and when the next one is due. The zero time is never.
 func (w *Writer[K]) take(now time.Time) (start []*job[K], next time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -271,7 +262,7 @@ func (w *Writer[K]) take(now time.Time) (start []*job[K], next time.Time) {
 				}
 				l.remove(j)
 				if j.asked.IsZero() {
-					// It only waited for its spacing to be over.
+					// Its spacing is over, and it wasn't added again.
 					delete(w.jobs, j.key)
 					continue
 				}
@@ -284,9 +275,8 @@ func (w *Writer[K]) take(now time.Time) (start []*job[K], next time.Time) {
 	return start, next
 }
 
-// work runs a job, and others as they come until ctx ends: what a request takes of a
-// stack is more than a goroutine begins with, and to grow it anew for each takes longer
-// than much of what is done on it.
+// work runs a job, and further ones until ctx ends: a request needs more stack than a new
+// goroutine has, and growing it each time costs more than much of the work.
 func (w *Writer[K]) work(ctx context.Context, j *job[K], next <-chan *job[K]) {
 	for {
 		w.run(ctx, j)
@@ -302,7 +292,7 @@ func (w *Writer[K]) run(ctx context.Context, j *job[K]) {
 	bounded, cancel := context.WithTimeout(ctx, w.cfg.Timeout)
 	err := w.cfg.Apply(bounded, j.key)
 	cancel()
-	// Whatever it returned after ctx has ended comes from the end of the term.
+	// After ctx has ended, errors are most likely caused by that.
 	counts := ctx.Err() == nil
 	if counts {
 		outcome := Outcome[K]{Key: j.key, Tenant: j.tenant.name, Since: j.since, Waited: j.waited, Took: time.Since(j.started), Err: err}
@@ -322,7 +312,7 @@ func (w *Writer[K]) run(ctx context.Context, j *job[K]) {
 	w.nudge()
 }
 
-// finish decides when a job is done again; mu is held.
+// finish schedules the next run of a job. Callers hold mu.
 func (w *Writer[K]) finish(ctx context.Context, j *job[K], err error, spacing time.Duration) {
 	now := time.Now()
 	j.earliest = j.started.Add(spacing)

@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // bench runs a writer inside a synctest bubble, where time only passes while
-// everybody waits, and notes when Apply was called.
+// all goroutines are blocked, and records the calls of Apply.
 type bench struct {
 	*Writer[string]
 
@@ -34,20 +34,20 @@ type bench struct {
 	stop  func()
 	ended chan struct{}
 
-	mu    sync.Mutex
-	calls []call
-	busy  map[string]bool                     // by key
-	apply func(context.Context, string) error // nil: succeeds at once
-	told  []Outcome[string]
+	mu       sync.Mutex
+	calls    []call
+	busy     map[string]bool                     // by key
+	apply    func(context.Context, string) error // nil: succeeds at once
+	outcomes []Outcome[string]
 }
 
-// call is one of Apply, so long after the start.
+// call is one call of Apply, and the time since the start.
 type call struct {
 	key string
 	at  time.Duration
 }
 
-// start runs a writer whose tenants are what stands before a slash in their keys.
+// start runs a writer; the tenant is the part of the key before the slash.
 func start(t *testing.T, cfg WriterConfig[string]) *bench {
 	t.Helper()
 	b := &bench{began: time.Now(), busy: map[string]bool{}, ended: make(chan struct{})}
@@ -57,7 +57,7 @@ func start(t *testing.T, cfg WriterConfig[string]) *bench {
 	cfg.Observe = func(o Outcome[string]) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.told = append(b.told, o)
+		b.outcomes = append(b.outcomes, o)
 	}
 	b.Writer = NewWriter(cfg)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -125,13 +125,13 @@ func wantCalls(t *testing.T, b *bench, want ...string) {
 	}
 }
 
-// pass lets so much time go by, and everybody do what is due until then.
+// pass sleeps, and waits until all goroutines are blocked.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// slowly is an Apply that takes so long, or until its context ends.
+// slowly returns an Apply with a duration, or until its context ends.
 func slowly(d time.Duration) func(context.Context, string) error {
 	return func(ctx context.Context, _ string) error {
 		select {
@@ -228,7 +228,7 @@ func TestWriterBacksOffAndEventsDoNotBypassIt(t *testing.T) {
 	})
 }
 
-func TestWriterAsksAnewInsteadOfRepeating(t *testing.T) {
+func TestWriterAppliesTheLatestState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{RetryMin: time.Second})
 		var wanted, written atomic.Value
@@ -244,7 +244,7 @@ func TestWriterAsksAnewInsteadOfRepeating(t *testing.T) {
 		})
 		b.Add("x/a")
 		synctest.Wait()
-		wanted.Store("2") // and nobody says so
+		wanted.Store("2") // without another Add
 		pass(time.Minute)
 		if calls := b.called(); written.Load() != "2" || len(calls) != 2 {
 			t.Errorf("wrote %v with the calls %v", written.Load(), calls)
@@ -357,8 +357,8 @@ func TestWorkOfATermThatEndedIsNotStuck(t *testing.T) {
 		}
 		close(release)
 		<-b.ended
-		if failing := b.Failing(); len(failing) > 0 || len(b.told) > 0 || b.log.String() != "" {
-			t.Errorf("what ended with the term counts: %v, %v, %s", failing, b.told, b.log.String())
+		if failing := b.Failing(); len(failing) > 0 || len(b.outcomes) > 0 || b.log.String() != "" {
+			t.Errorf("what ended with the term counts: %v, %v, %s", failing, b.outcomes, b.log.String())
 		}
 	})
 }
@@ -398,14 +398,13 @@ func TestWriterSaysHowItWent(t *testing.T) {
 			{Key: "x/b", Tenant: "x", Since: now, Waited: time.Second, Took: time.Second, Err: fails, Failures: 1},
 			{Key: "x/b", Tenant: "x", Since: now, Took: time.Second},
 		}
-		if diff := gocmp.Diff(want, b.told, gocmp.Comparer(errors.Is)); diff != "" {
+		if diff := gocmp.Diff(want, b.outcomes, gocmp.Comparer(errors.Is)); diff != "" {
 			t.Errorf("outcomes (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// TestWhatIsObservedComesBeforeTheNextCall has a key that is asked for all the time, and
-// somebody slow who is told of each call.
+// TestWhatIsObservedComesBeforeTheNextCall adds a key all the time, with a slow Observe.
 func TestWhatIsObservedComesBeforeTheNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var order []string
@@ -413,7 +412,7 @@ func TestWhatIsObservedComesBeforeTheNextCall(t *testing.T) {
 		w = NewWriter(WriterConfig[string]{
 			Name: "things", Logger: slog.New(slog.DiscardHandler),
 			Apply:   func(context.Context, string) error { order = append(order, "call"); w.Add("a"); return nil },
-			Observe: func(Outcome[string]) { time.Sleep(time.Second); order = append(order, "told") },
+			Observe: func(Outcome[string]) { time.Sleep(time.Second); order = append(order, "observed") },
 			Spacing: func(string) time.Duration { order = append(order, "asked"); return time.Millisecond },
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
@@ -422,13 +421,13 @@ func TestWhatIsObservedComesBeforeTheNextCall(t *testing.T) {
 		if err := w.Run(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if diff := gocmp.Diff([]string{"call", "told", "asked", "call", "told", "asked"}, order); diff != "" {
+		if diff := gocmp.Diff([]string{"call", "observed", "asked", "call", "observed", "asked"}, order); diff != "" {
 			t.Errorf("order (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// TestSinceIsWhenItWasDueFirst asks for a key by and by, and then at once.
+// TestSinceIsWhenItWasDueFirst adds a key with a wait, and then without.
 func TestSinceIsWhenItWasDueFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{})
@@ -437,24 +436,24 @@ func TestSinceIsWhenItWasDueFirst(t *testing.T) {
 		now := time.Now()
 		b.Add("x/a")
 		synctest.Wait()
-		if got := b.told[0].Since; !got.Equal(now) {
+		if got := b.outcomes[0].Since; !got.Equal(now) {
 			t.Errorf("asked for at once, and since %v later", got.Sub(now))
 		}
 	})
 }
 
-func TestTroubleIsLoggedWhenItAppearsAndEnds(t *testing.T) {
+func TestFailuresAreLoggedWhenTheyAppearAndEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{RetryMin: time.Second, RetryMax: 10 * time.Second, RetryRate: 1000})
-		trouble := errors.New("connection refused")
+		failure := errors.New("connection refused")
 		b.set(func(context.Context, string) error {
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			return trouble
+			return failure
 		})
 		change := func(err error) {
 			b.mu.Lock()
-			trouble = err
+			failure = err
 			b.mu.Unlock()
 			pass(2 * time.Minute)
 		}
@@ -475,8 +474,8 @@ func TestTroubleIsLoggedWhenItAppearsAndEnds(t *testing.T) {
 		want := map[string]int{}
 		for _, tenant := range []string{"x", "y"} {
 			for _, reason := range []string{"request", "InternalError"} {
-				want[`ERROR msg="not written" writes=things cluster=`+tenant+" reason="+reason] = 1
-				want[`INFO msg="no more writes fail for this reason" writes=things cluster=`+tenant+" reason="+reason] = 1
+				want[`ERROR msg="write failed" writes=things cluster=`+tenant+" reason="+reason] = 1
+				want[`INFO msg="writes recovered" writes=things cluster=`+tenant+" reason="+reason] = 1
 			}
 		}
 		if diff := gocmp.Diff(want, got); diff != "" {
@@ -485,10 +484,9 @@ func TestTroubleIsLoggedWhenItAppearsAndEnds(t *testing.T) {
 	})
 }
 
-// TestWriterBringsAllToWhatTheyMustBe has keys change, fail and be slow at random:
-// in the end everything is as it was wanted last, and nothing was done twice at a
-// time.
-func TestWriterBringsAllToWhatTheyMustBe(t *testing.T) {
+// TestWriterConverges changes keys at random, with slow and failing writes: in the end all
+// have their last desired state, and calls for one key never overlapped.
+func TestWriterConverges(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 2))

@@ -1,4 +1,4 @@
-// Package logtest lets tests read what a program logs while it runs.
+// Package logtest has a log buffer for tests that read the log while it is written.
 package logtest
 
 import (
@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Buffer collects a log that several goroutines write: slog locks writes, but not
-// the test's read. The zero value is empty and ready.
+// Buffer is a log buffer that is safe for concurrent reads: slog locks writes only. The
+// zero value is ready to use.
 type Buffer struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -20,14 +20,14 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-// String returns what was written until now, since the last Take.
+// String returns the log since the last Take.
 func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.text.String()
 }
 
-// Take returns what was written since the last call, and forgets it.
+// Take returns the log since the last call, and clears it.
 func (b *Buffer) Take() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

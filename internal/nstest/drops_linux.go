@@ -7,12 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReportDrops has writing to a UDP socket of IPv4 fail with ENOBUFS where the kernel
-// throws the packet away before it is in the queue of a link, which it doesn't say
-// otherwise (udp(7), ip(7): IP_RECVERR). One reason for that has nothing to do with the
-// namespaces of a test: they share the table of neighbours with all others of the machine
-// (arp(7): gc_thresh3), and where that is full, a link without addresses of its own kind,
-// as a TUN link, has no place in it.
+// ReportDrops makes writes to an IPv4 UDP socket fail with ENOBUFS if the kernel drops the
+// packet before the queue of a link, which it doesn't report by default (udp(7), ip(7):
+// IP_RECVERR). One cause is outside of a test: all network namespaces of a machine share
+// the size of the neighbour table (arp(7): gc_thresh3), and if it is full, packets to links
+// such as TUN are dropped.
 func ReportDrops(socket syscall.Conn) error {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -26,7 +25,7 @@ func ReportDrops(socket syscall.Conn) error {
 		err = setErr
 	}
 	if err != nil {
-		return fmt.Errorf("have drops reported: %w", err)
+		return fmt.Errorf("set IP_RECVERR: %w", err)
 	}
 	return nil
 }

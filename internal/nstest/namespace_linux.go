@@ -19,11 +19,10 @@ type Namespace struct {
 	file *os.File
 }
 
-// New creates an empty network namespace with its loopback up, which is
-// released when t ends. IPv6 duplicate address detection is off in it, so
-// addresses are usable within moments. The moment is still one of a kernel
-// worker: a test that uses an IPv6 address at once adds it with IFA_F_NODAD.
-// New calls Namespaces.
+// New creates an empty network namespace with its loopback up, which is released when t
+// ends. IPv6 duplicate address detection is off in it, but a kernel worker still has to
+// make addresses usable: a test that uses an IPv6 address at once adds it with
+// IFA_F_NODAD. New calls Namespaces.
 func New(t testing.TB) *Namespace {
 	t.Helper()
 	Namespaces(t)
@@ -48,8 +47,8 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
-// Current returns the namespace that the calling thread is in: inside Run, the
-// one that Run made. It is for goroutines of a test, which Run leaves outside.
+// Current returns the namespace of the calling thread: inside Run, the one that Run
+// created. It is for goroutines of a test, which are outside of Run's namespace.
 func Current(t testing.TB) *Namespace {
 	t.Helper()
 	file, err := os.Open("/proc/thread-self/ns/net")
@@ -73,8 +72,8 @@ func Run(t *testing.T, f func(t *testing.T)) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// A thread that can't go back stays locked: it dies with the goroutine
-		// of the test instead of carrying the namespace into another one.
+		// A thread that can't go back stays locked: the runtime ends it with the goroutine
+		// of the test, so that no other goroutine runs in the namespace.
 		if err := leave(); err != nil {
 			t.Error(err)
 			return
@@ -129,8 +128,8 @@ func Pair(t testing.TB, a, b *Namespace, nameA, nameB string) {
 	}
 }
 
-// enter moves the calling thread, which must be locked, into the namespace.
-// leave takes it back to where it was.
+// enter moves the calling thread, which must be locked, into the namespace. leave moves it
+// back.
 func (n *Namespace) enter() (leave func() error, err error) {
 	before, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -149,9 +148,8 @@ func (n *Namespace) enter() (leave func() error, err error) {
 	}, nil
 }
 
-// onThread runs f on a locked thread and waits for it. The thread isn't
-// unlocked, so the runtime ends it together with the goroutine: whatever f did
-// to it can't reach other goroutines.
+// onThread runs f on a locked thread and waits for it. The thread isn't unlocked, so that
+// the runtime ends it with the goroutine, and other goroutines aren't affected.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -188,8 +186,8 @@ func linkUp(name string) error {
 	return nil
 }
 
-// operational waits until the link passes packets. A link that has just got its
-// carrier drops them until a kernel worker has taken notice, for up to a second.
+// operational waits until the link passes packets. A link with a new carrier drops them
+// until a kernel worker has handled the change, for up to a second.
 func operational(name string) error {
 	deadline := time.After(carrierWait)
 	tick := time.NewTicker(time.Millisecond)

@@ -8,10 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WithoutNetfilter runs f on a thread to which the kernel says that it knows no
-// netfilter's netlink, as one built without it does, and returns its error. f runs
-// on another goroutine than the caller, like that of Do. When n isn't nil, it runs
-// inside that namespace.
+// WithoutNetfilter runs f on a thread without access to netfilter's netlink, as on a kernel
+// built without it, and returns its error. f runs on another goroutine than the caller,
+// like that of Do, and inside the namespace n unless that is nil.
 func WithoutNetfilter(n *Namespace, f func() error) error {
 	return onThread(func() error {
 		if n != nil {
@@ -26,8 +25,8 @@ func WithoutNetfilter(n *Namespace, f func() error) error {
 	})
 }
 
-// refuseNetfilter installs a filter of seccomp(2) on the calling thread: a socket
-// of NETLINK_NETFILTER isn't supported.
+// refuseNetfilter installs a filter of seccomp(2) on the calling thread: sockets of
+// NETLINK_NETFILTER fail with EPROTONOSUPPORT.
 func refuseNetfilter() error {
 	const number, family, protocol = 0, 16, 32 // in struct seccomp_data; arguments take 8 bytes
 	program, err := bpf.Assemble([]bpf.Instruction{

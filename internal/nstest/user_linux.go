@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// userVariable is in the environment of a process that is root only in a user
-// namespace of this package's.
+// userVariable is in the environment of a process that is root only in a user namespace of
+// this package.
 const userVariable = "NSTEST_USER_NAMESPACE"
 
-// Main runs the tests of a package, for its TestMain, and returns the exit code.
-// Who isn't root is root in a user namespace for them, where the kernel lets that
-// be: network namespaces need no more. Where it doesn't, Main says so, and the
-// tests that want namespaces say it again.
+// Main runs the tests of a package, for its TestMain, and returns the exit code. Without
+// root it runs them as root in a user namespace, if the kernel permits that, which is
+// sufficient for network namespaces. Otherwise it prints why not, and tests that need
+// namespaces are skipped or fail.
 func Main(m *testing.M) int {
 	if os.Geteuid() == 0 {
 		return m.Run()
@@ -38,13 +38,13 @@ func Main(m *testing.M) int {
 	return Again(cmd)
 }
 
-// FuzzWorker reports whether this process fuzzes for another one, whose namespaces it has,
-// with what was prepared in them.
+// FuzzWorker reports whether this process is a worker of go test -fuzz, which runs in the
+// namespaces of its parent.
 func FuzzWorker() bool { return slices.Contains(os.Args, "-test.fuzzworker") }
 
-// AsRoot lets a command, which isn't started and has its attributes and
-// environment, be root: in a user namespace of its own, unless this process is root
-// already. Its error says why that can't be here.
+// AsRoot configures a command, with its SysProcAttr and Env set, to run as root: in a user
+// namespace of its own, unless this process is root. It returns an error if the kernel
+// doesn't permit that.
 func AsRoot(cmd *exec.Cmd) error {
 	if os.Geteuid() == 0 {
 		return nil
@@ -53,7 +53,7 @@ func AsRoot(cmd *exec.Cmd) error {
 	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
 	mapRoot(probe.SysProcAttr)
 	if out, err := probe.CombinedOutput(); err != nil {
-		return fmt.Errorf("network namespaces need root here, because the kernel doesn't let a user namespace have them: %w %s",
+		return fmt.Errorf("network namespaces need root here, because the kernel doesn't permit them in user namespaces: %w %s",
 			err, strings.TrimSpace(string(out)))
 	}
 	mapRoot(cmd.SysProcAttr)
@@ -61,21 +61,21 @@ func AsRoot(cmd *exec.Cmd) error {
 	return nil
 }
 
-// mapRoot makes who starts a process root in a user namespace of its own.
+// mapRoot maps the current user to root in a new user namespace.
 func mapRoot(attr *syscall.SysProcAttr) {
 	attr.Cloneflags |= unix.CLONE_NEWUSER
 	attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 	attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 }
 
-// Again runs this program as a command, usually in namespaces, and returns its exit
-// code. It dies with this process.
+// Again runs a command that executes this program again, usually in namespaces, and returns
+// its exit code. The command is killed when this process ends.
 func Again(cmd *exec.Cmd) int {
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	// The signal for a parent's death comes when the thread that forked ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// The child gets a terminal's signals itself, and decides.
+	// The terminal signals the child as well, which handles the signal.
 	signal.Ignore(os.Interrupt)
 	err := cmd.Run()
 	var exit *exec.ExitError
@@ -89,9 +89,8 @@ func Again(cmd *exec.Cmd) int {
 	return 0
 }
 
-// Root states that a test needs root of this machine. Under -short the test is
-// skipped; otherwise it fails when it isn't root, so that a run that proves nothing
-// is never green by accident.
+// Root declares that a test needs root on this machine. With -short the test is skipped;
+// otherwise it fails without root, so that it is never skipped by accident.
 func Root(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -102,9 +101,8 @@ func Root(t testing.TB) {
 	}
 }
 
-// Namespaces states that a test needs network namespaces, and nothing else of
-// root's: it runs in a user namespace, too, which Main makes. Where there is none it
-// is skipped under -short, and fails otherwise.
+// Namespaces declares that a test needs network namespaces, of which those in Main's user
+// namespace are sufficient. Without them it is skipped with -short, and fails otherwise.
 func Namespaces(t testing.TB) {
 	t.Helper()
 	switch {
@@ -116,8 +114,8 @@ func Namespaces(t testing.TB) {
 	}
 }
 
-// TUN states that a test makes TUN devices: who is root in a user namespace must
-// be let at the file for them, as on most machines everybody is.
+// TUN declares that a test creates TUN devices, for which root in a user namespace needs
+// access to /dev/net/tun.
 func TUN(t testing.TB) {
 	t.Helper()
 	Namespaces(t)
@@ -126,7 +124,7 @@ func TUN(t testing.TB) {
 	}
 	file, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
 	if err == nil {
-		_ = file.Close() // Nothing was done with it.
+		_ = file.Close() // unused
 		return
 	}
 	if testing.Short() {

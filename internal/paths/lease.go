@@ -12,18 +12,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The form of a report. deploy/wireguard/admission.yaml holds agents to it.
+// The form of a report. deploy/wireguard/admission.yaml enforces it.
 const (
-	// Label is that of all reports, by which they are found.
-	Label = "wireguard.semaphore.uw.io/path-report"
-	// LabelValue is the label's.
+	// Label and LabelValue select reports.
+	Label      = "wireguard.semaphore.uw.io/path-report"
 	LabelValue = "true"
-	// Annotation has what a report says.
+	// Annotation has the content of a report.
 	Annotation = "wireguard.semaphore.uw.io/paths-down"
 
 	namePrefix = "semaphore-paths-"
-	// maxName is what the name of an object may have, a DNS subdomain; hashLength is
-	// how much of a SHA-256, in hexadecimal, makes a longer one fit.
+	// maxName is the maximum length of an object's name, a DNS subdomain. A longer one is
+	// truncated, and ends with hashLength characters of a SHA-256 in hexadecimal.
 	maxName, hashLength = 253, 32
 )
 
@@ -37,8 +36,7 @@ func Name(node string) string {
 	return full[:maxName-hashLength-1] + "-" + hex.EncodeToString(sum[:])[:hashLength]
 }
 
-// Lease returns a report as it is written: by the pod that owns it, from when on it
-// counts anew.
+// Lease returns the Lease of a report, owned by the agent's pod and renewed now.
 func (r *Report) Lease(namespace string, owner metav1.OwnerReference, now time.Time) *coordinationv1.Lease {
 	node, seconds, renewed := r.Node, int32(Expiry/time.Second), metav1.NewMicroTime(now)
 	return &coordinationv1.Lease{
@@ -51,7 +49,7 @@ func (r *Report) Lease(namespace string, owner metav1.OwnerReference, now time.T
 	}
 }
 
-// Patch returns the merge patch (RFC 7386) that makes such a Lease of one that there is.
+// Patch returns the merge patch (RFC 7386) that updates an existing Lease to l.
 func Patch(l *coordinationv1.Lease) ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"metadata": map[string]any{"labels": l.Labels, "annotations": l.Annotations, "ownerReferences": l.OwnerReferences},
@@ -59,12 +57,12 @@ func Patch(l *coordinationv1.Lease) ([]byte, error) {
 	})
 }
 
-// Read returns the report that a Lease is. An error says what of it doesn't count;
-// without a node nothing does.
+// Read returns the report in a Lease. With an error, the report has the valid parts: none
+// if Node is empty.
 func Read(l *coordinationv1.Lease) (Report, error) {
 	node := l.Spec.HolderIdentity
 	if node == nil || *node == "" || l.Name != Name(*node) {
-		return Report{}, errors.New("its name and its holder aren't of one node")
+		return Report{}, errors.New("name and holder are not of the same node")
 	}
 	remotes, err := decode(l.Annotations[Annotation])
 	if err != nil {

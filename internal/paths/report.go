@@ -1,11 +1,9 @@
-// Package paths is what an agent reports of the paths from its node to the nodes of
-// other clusters, and in which form: agents write it, whoever chooses endpoints reads
-// it.
+// Package paths defines how agents report broken paths from their nodes to nodes of other
+// clusters. The service mirror reads the reports to choose endpoints.
 //
-// A report is a Lease that is there only while something is down, of the node's name,
-// in the agents' namespace. Leases hold no configuration, so that the right to write
-// them gives none over that, and they have fields for what a report needs beside its
-// content: who it is of, and when it was last renewed.
+// A report is a Lease in the agents' namespace, with the node's name, that exists only
+// while a path is down. Leases have no configuration, so that the permission to write them
+// is harmless, and have the fields that a report needs: its holder and its last renewal.
 package paths
 
 import (
@@ -23,33 +21,33 @@ import (
 )
 
 const (
-	// Renewal is how often an agent renews its report while something is down.
+	// Renewal is the interval at which an agent renews its report while a path is down.
 	Renewal = 30 * time.Second
-	// Expiry is how long a report counts that nobody renews. The reader measures it
-	// by its own clock, from when it saw the report change.
+	// Expiry is the time after which a report without renewal is ignored, by the reader's
+	// clock, since the reader saw the report change.
 	Expiry = 90 * time.Second
-	// MaxSize bounds the content of a report, in bytes. It is half of what all
-	// annotations of an object may have (API reference of ObjectMeta).
+	// MaxSize is the maximum size of a report's content in bytes, half of the maximum of
+	// all annotations of an object (API reference of ObjectMeta).
 	MaxSize = 128 << 10
-	// maxRemotes bounds how many remotes a report may be about.
+	// maxRemotes is the maximum number of remotes in a report.
 	maxRemotes = 1000
 )
 
-// Report is what one node sees as down.
+// Report has the remote nodes that are down for one node.
 type Report struct {
-	// Node is the node that sees it.
+	// Node is the reporting node.
 	Node string
 	// Remotes are those with a node that is down, by name.
 	Remotes map[string]Down
 }
 
-// Down says which nodes of one remote are down.
+// Down is the set of nodes of one remote that are down.
 type Down struct {
-	// AllBut says that all nodes are down but those of Nodes.
+	// AllBut: all nodes are down except Nodes.
 	AllBut bool
 	// Nodes are sorted.
 	Nodes []string
-	// Omitted is how many more are down than there was room for.
+	// Omitted is the number of further nodes that are down, for which there is no space.
 	Omitted int
 }
 
@@ -59,53 +57,51 @@ func (d *Down) Has(node string) bool {
 	return found != d.AllBut
 }
 
-// Equal reports whether two reports say the same.
+// Equal reports whether two reports are equal.
 func (r *Report) Equal(o *Report) bool {
 	return r.Node == o.Node && maps.EqualFunc(r.Remotes, o.Remotes, func(a, b Down) bool {
 		return a.AllBut == b.AllBut && a.Omitted == b.Omitted && slices.Equal(a.Nodes, b.Nodes)
 	})
 }
 
-// NewDown says, in as few names as it takes, which nodes of a remote are down and
-// which aren't; both are sorted. It has room for so many bytes:
+// NewDown returns the shorter form of which nodes of a remote are down, of at most size
+// bytes. Both lists of names are sorted.
 //
 //	| more than half are down, and the others fit | all but the others |
 //	| else                                        | those that are down, as many as fit |
 //
-// One that there is no room for is as if it were up.
-func NewDown(down, others []string, room int) Down {
-	if len(down) > len(others) && fits(others, room) == len(others) {
+// A node that is omitted counts as up.
+func NewDown(down, others []string, size int) Down {
+	if len(down) > len(others) && fits(others, size) == len(others) {
 		return Down{AllBut: true, Nodes: others}
 	}
-	return Listed(down, room)
+	return Listed(down, size)
 }
 
-// Listed says which nodes of a remote are down, by their names, whatever others there
-// may be.
-func Listed(down []string, room int) Down {
-	n := fits(down, room)
+// Listed returns the set of the nodes that are down, by their names, of at most size bytes.
+func Listed(down []string, size int) Down {
+	n := fits(down, size)
 	return Down{Nodes: down[:n], Omitted: len(down) - n}
 }
 
-// fits returns how many of names there is room for.
-func fits(names []string, room int) int {
+// fits returns how many of names fit into size bytes of JSON.
+func fits(names []string, size int) int {
 	for i, name := range names {
-		if room -= len(name) + len(`"",`); room < 0 {
+		if size -= len(name) + len(`"",`); size < 0 {
 			return i
 		}
 	}
 	return len(names)
 }
 
-// content is what a report says of one remote, as it is written. Fields that a reader
-// doesn't know are for later versions: it ignores them.
+// content is the JSON of one remote. Readers ignore unknown fields, for later versions.
 type content struct {
 	Down    []string  `json:"down,omitempty"`
 	AllBut  *[]string `json:"allBut,omitempty"`
 	Omitted int       `json:"omitted,omitempty"`
 }
 
-// encode returns what a report says of remotes.
+// encode returns the content of a report.
 func encode(remotes map[string]Down) string {
 	all := make(map[string]content, len(remotes))
 	for remote, d := range remotes {
@@ -118,23 +114,22 @@ func encode(remotes map[string]Down) string {
 		}
 		all[remote] = c
 	}
-	// Of these types, none can't be encoded.
-	data, _ := json.Marshal(all)
+	data, _ := json.Marshal(all) // never fails for these types
 	return string(data)
 }
 
-// decode reads what encode returned, or what somebody else wrote in its place. What
-// is wrong about one remote is left out alone.
+// decode parses and validates the content of a report, which any writer may have changed. It
+// drops invalid remotes.
 func decode(text string) (map[string]Down, error) {
 	if len(text) > MaxSize {
-		return nil, fmt.Errorf("%d bytes, of which there may be %d", len(text), MaxSize)
+		return nil, fmt.Errorf("%d bytes, more than the maximum of %d", len(text), MaxSize)
 	}
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(text), &all); err != nil {
-		return nil, fmt.Errorf("not what a report says: %w", err)
+		return nil, fmt.Errorf("not the content of a report: %w", err)
 	}
 	if len(all) > maxRemotes {
-		return nil, fmt.Errorf("about %d remotes, of which there may be %d", len(all), maxRemotes)
+		return nil, fmt.Errorf("%d remotes, more than the maximum of %d", len(all), maxRemotes)
 	}
 	remotes, errs := map[string]Down{}, []error(nil)
 	for _, remote := range slices.Sorted(maps.Keys(all)) {
@@ -159,7 +154,7 @@ func decodeRemote(data json.RawMessage) (Down, error) {
 	d := Down{Nodes: c.Down, Omitted: max(0, c.Omitted)}
 	switch {
 	case c.AllBut != nil && len(c.Down) > 0:
-		return Down{}, errors.New("both nodes that are down and all but some")
+		return Down{}, errors.New("both down and allBut are set")
 	case c.AllBut != nil:
 		d.AllBut, d.Nodes = true, *c.AllBut
 	}

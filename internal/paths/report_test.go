@@ -96,7 +96,7 @@ func TestReportIsReadAsItWasWritten(t *testing.T) {
 	}
 	l.Spec.HolderIdentity = nil
 	if got, err := Read(l); err == nil || got.Node != "" {
-		t.Error("a report of nobody counts")
+		t.Error("a report without a node is valid")
 	}
 	l = lease(&want)
 	l.Name = "semaphore-paths-gcp-2"
@@ -117,8 +117,8 @@ func TestDecode(t *testing.T) {
 		{"a name that no node has", `{"aws":{"down":["A b"]}}`, map[string]Down{}, `node "A b"`},
 		{"a name that no cluster has", `{"a/b":{"down":["a"]}}`, map[string]Down{}, `remote "a/b"`},
 		{"both forms", `{"aws":{"down":["a"],"allBut":[]}}`, map[string]Down{}, "both"},
-		{"nothing", ``, nil, "not what a report says"},
-		{"too long", `"` + strings.Repeat("x", MaxSize) + `"`, nil, "of which there may be"},
+		{"nothing", ``, nil, "not the content of a report"},
+		{"too long", `"` + strings.Repeat("x", MaxSize) + `"`, nil, "more than the maximum of"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := decode(c.text)
@@ -132,7 +132,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// FuzzDecode holds what is read of a report against its bounds, whoever wrote it.
+// FuzzDecode checks the bounds of any content.
 func FuzzDecode(f *testing.F) {
 	f.Add(`{"aws":{"down":["aws-1"]},"merit":{"allBut":[],"omitted":2}}`)
 	f.Add(`{"aws":{"down":["b","a"],"later":{}}}`)

@@ -1,4 +1,4 @@
-// Package polltest waits in tests for what is about to happen.
+// Package polltest polls conditions in tests.
 package polltest
 
 import (
@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// Until asks whether a condition holds, on the goroutine of the caller, and returns when it
-// does: each 5 ms at first, and less often the longer it takes, 50 ms at most. It fails the
-// test when that takes longer than the limit.
+// Until polls a condition on the goroutine of the caller until it holds, at intervals that
+// grow from 5 to 50 ms. It fails the test after the limit.
 func Until(t testing.TB, limit time.Duration, what string, holds func() bool) {
 	t.Helper()
 	began := time.Now()

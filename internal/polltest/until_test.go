@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// fatal notes what a test that fails says.
+// fatal records the message of a failing test.
 type fatal struct {
 	testing.TB
 	said string

@@ -1,6 +1,5 @@
-// Package printable makes text of strangers fit to be shown: on terminals, in
-// logs, Events and answers. Much of what the programs say comes from other
-// clusters, errors of their API servers and names of their objects above all.
+// Package printable sanitizes untrusted text for terminals, logs, Events and HTTP responses,
+// such as errors of API servers and names of objects of other clusters.
 package printable
 
 import (
@@ -11,15 +10,13 @@ import (
 	"unicode/utf16"
 )
 
-// Short is how many characters are shown of one text among others.
+// Short is the default maximum number of characters of a text.
 const Short = 300
 
-// Text returns text as it may be printed to a terminal: on one line, in printable
-// ASCII, and its first most characters only. Control characters could move the
-// cursor, change what was printed before or, in some terminals, do worse;
-// characters that look like others or change the direction of writing could
-// pretend to be another node. All of them are shown as Go writes them in a string
-// literal. Lines are joined by semicolons.
+// Text returns the first most characters of text on one line and in printable ASCII.
+// Control characters could move the cursor or change earlier output; homoglyphs and
+// bidirectional characters could imitate another name. They are escaped as in Go string
+// literals. Lines are joined by semicolons.
 func Text(text string, most int) string {
 	text = strings.TrimRight(text, "\n")
 	var b strings.Builder
@@ -44,9 +41,8 @@ func Text(text string, most int) string {
 	return b.String()
 }
 
-// JSON returns the same JSON with all characters outside printable ASCII
-// escaped, so that it can be printed to a terminal. The encoding of the
-// programs escapes the control characters below space only.
+// JSON returns JSON with all characters outside printable ASCII escaped, of which
+// encoding/json escapes only the control characters below space.
 func JSON(text []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(text) {
@@ -63,8 +59,7 @@ func JSON(text []byte) []byte {
 	return b.Bytes()
 }
 
-// Error returns an error whose text is that of err, shortened and made printable.
-// Nil stays nil.
+// Error returns an error with the text of err truncated and made printable; nil for nil.
 func Error(err error) error {
 	if err == nil {
 		return nil
@@ -79,5 +74,5 @@ type shown struct {
 
 func (e *shown) Error() string { return e.text }
 
-// Unwrap returns the error as it was.
+// Unwrap returns the original error.
 func (e *shown) Unwrap() error { return e.err }

@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// How GiveBack decides.
+// Bounds of GiveBack.
 const (
 	givePoll = 5 * time.Second
-	// worthwhile is how many bytes it must give back.
+	// worthwhile is the minimum of reclaimable memory in bytes.
 	worthwhile = 8 << 20
-	// giveShare is what part of a processor it may take, one in so many, and giveBurst how
-	// much of one at once: after a start there is most to give back.
+	// GiveBack uses at most 1/giveShare of a processor, with a burst of giveBurst: most
+	// memory is reclaimable after the start.
 	giveShare = 100
 	giveBurst = time.Second
 )
 
-// GiveBack has garbage collected, and what it took given back to the kernel, every few
-// seconds where that is worth it, until stop is called; it takes a second and a hundredth of
-// a processor at most. The collector alone waits until there is as much garbage as there is
-// alive, and counts as alive what was never touched: with thousands of peers of wireguard-go,
-// each with queues and buffers that no packet was in, that is hundreds of megabytes.
+// GiveBack collects garbage and returns memory to the OS every few seconds if that is
+// worthwhile, until stop is called. It uses at most one second and a hundredth of a
+// processor. By default the collector waits until the garbage is as large as the live heap,
+// which includes untouched memory: with thousands of peers of wireguard-go, with unused
+// queues and buffers, that is hundreds of megabytes.
 func GiveBack() (stop func()) {
 	ctx, stop := context.WithCancel(context.Background())
 	go func() {
@@ -46,20 +46,20 @@ func GiveBack() (stop func()) {
 	return stop
 }
 
-// allowance is how much processor time may be taken.
+// allowance is a budget of processor time.
 type allowance struct {
-	left time.Duration // negative: taken in advance
+	left time.Duration // negative: overdrawn
 	at   time.Time
 }
 
-// any reports whether there is some at a time, which is after those before.
+// any reports whether the budget isn't used up. Calls are in the order of now.
 func (a *allowance) any(now time.Time) bool {
 	a.left = min(a.left+now.Sub(a.at)/giveShare, giveBurst)
 	a.at = now
 	return a.left > 0
 }
 
-// garbage returns about how many bytes could be given back.
+// garbage returns the approximate number of reclaimable bytes.
 func garbage() uint64 {
 	samples := []metrics.Sample{
 		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
@@ -69,8 +69,7 @@ func garbage() uint64 {
 	return free + objects - min(live, objects)
 }
 
-// collecting returns the processor time that all collections and what gave memory back
-// took.
+// collecting returns the total processor time of the garbage collector and the scavenger.
 func collecting() time.Duration {
 	samples := []metrics.Sample{{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/cpu/classes/scavenge/total:cpu-seconds"}}
 	metrics.Read(samples)

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// thrownAway is the last of what TestGarbage throws away.
+// thrownAway is the last garbage of TestGarbage.
 var thrownAway []byte
 
-// TestGarbage holds that what could be given back is seen, and is nothing when it has been:
-// in a process of its own, as others look at the same heap.
+// TestGarbage checks that reclaimable memory is measured, and zero after it was returned,
+// in a process of its own, with a heap of its own.
 func TestGarbage(t *testing.T) {
 	const alone = "KUBE_SEMAPHORE_TEST_GARBAGE"
 	if os.Getenv(alone) == "" {

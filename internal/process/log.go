@@ -1,6 +1,5 @@
-// Package process is what every process of ours has, whatever it does: a log, a
-// bound of its memory, and the knowledge which build it is. It links no Kubernetes
-// code.
+// Package process has what all programs need: a logger, memory limits and the version. It
+// doesn't link Kubernetes code.
 package process
 
 import (
@@ -12,10 +11,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// NewLogger returns a logger that writes to w. The level is one of debug,
-// info, warn and error; the format is json, for machines, or text, for people.
-// Whatever is logged is made printable: much of it are errors and names of other
-// clusters.
+// NewLogger returns a logger that writes to w. The level is debug, info, warn or error; the
+// format is json or text. All text is made printable, as it may come from other clusters.
 func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	options := slog.HandlerOptions{ReplaceAttr: printableAttr}
 	switch level {
@@ -28,7 +25,7 @@ func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	case "error":
 		options.Level = slog.LevelError
 	default:
-		return nil, fmt.Errorf("log level %q is none of debug, info, warn and error", level)
+		return nil, fmt.Errorf("log level %q is not one of debug, info, warn and error", level)
 	}
 	switch format {
 	case "json":
@@ -40,10 +37,10 @@ func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	}
 }
 
-// maxLogText is how many characters are logged of one text.
+// maxLogText is the maximum number of logged characters of one text.
 const maxLogText = 2000
 
-// printableAttr makes texts printable, whatever type they are of.
+// printableAttr makes an attribute of any type printable.
 func printableAttr(_ []string, attr slog.Attr) slog.Attr {
 	switch attr.Value.Kind() {
 	case slog.KindString:

@@ -13,31 +13,29 @@ import (
 	"strings"
 )
 
-// memoryShare is how much of what a container may take the Go heap may, in
-// percent: the rest is for what the runtime doesn't count, and for the kernel.
+// memoryShare is the Go memory limit in percent of the container's: the rest is for the
+// kernel, and for memory that the Go runtime doesn't count.
 const memoryShare = 90
 
-// LimitMemory has the garbage collector stay below the limit of the control group
-// that the process is in, unless GOMEMLIMIT says something else: without that a
-// heap may become twice as large as what is alive in it, and the kernel ends the
-// process for garbage.
+// LimitMemory sets the Go memory limit from that of the process's control group, unless
+// GOMEMLIMIT is set. Without it the heap may grow to twice the live memory, and the kernel
+// kills the process because of garbage.
 func LimitMemory(log *slog.Logger) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
 	limit, err := groupLimit(os.DirFS("/"))
 	if err != nil {
-		log.Debug("limit of memory isn't known", "err", err)
+		log.Debug("read the memory limit of the container", "err", err)
 		return
 	}
 	if limit > 0 {
 		debug.SetMemoryLimit(limit / 100 * memoryShare)
-		log.Debug("memory is limited", "container", limit, "heap", limit/100*memoryShare)
+		log.Debug("memory limit set", "container", limit, "heap", limit/100*memoryShare)
 	}
 }
 
-// LimitGarbage has the heap hold that much garbage, in percent of what is alive in it,
-// unless GOGC says something else.
+// LimitGarbage sets the GC percentage, unless GOGC is set.
 func LimitGarbage(percent int) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(percent)
@@ -47,19 +45,18 @@ func LimitGarbage(percent int) {
 // ballastSize is in bytes.
 const ballastSize = 16 << 20
 
-// Ballast has the garbage collector of a program with a small heap work less often: it
-// begins when there is about that much more garbage than without. What the program takes
-// grows by that at most, however large its heap: the ballast itself is never touched, so
-// that it takes no memory. In mirror and policy that saves a tenth of the processor time
-// where much changes. It is over when release is called.
+// Ballast makes the garbage collector of a program with a small heap run less often, by
+// allowing ballastSize more garbage. The ballast itself is never touched and takes no
+// memory. In mirror and policy it saves a tenth of the processor time at high rates of
+// change. It ends when release is called.
 func Ballast() (release func()) {
 	ballast := make([]byte, ballastSize)
 	return func() { runtime.KeepAlive(ballast) }
 }
 
-// groupLimit returns the least limit, in bytes, of the control group of this
-// process and those around it; 0: there is none. See the kernel's documentation,
-// admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+// groupLimit returns the lowest memory limit, in bytes, of the control group of this process
+// and its parents; 0: none. See the kernel's documentation, admin-guide/cgroup-v2.rst and
+// cgroup-v1/memory.rst.
 func groupLimit(root fs.FS) (int64, error) {
 	content, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
@@ -78,8 +75,7 @@ func groupLimit(root fs.FS) (int64, error) {
 		default:
 			continue
 		}
-		// Where the container has a namespace of groups the root is its own, and
-		// what is mounted may be, too.
+		// In a cgroup namespace the root is that of the container, as is the mount.
 		for group = path.Clean("/" + group); ; group = path.Dir(group) {
 			limit, err := readLimit(root, path.Join(folder, group, name))
 			if err != nil {
@@ -96,7 +92,7 @@ func groupLimit(root fs.FS) (int64, error) {
 	return least, nil
 }
 
-// readLimit returns 0 where there is no limit, or no file.
+// readLimit returns 0 without a limit or file.
 func readLimit(root fs.FS, name string) (int64, error) {
 	content, err := fs.ReadFile(root, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -110,7 +106,7 @@ func readLimit(root fs.FS, name string) (int64, error) {
 		return 0, nil
 	}
 	limit, err := strconv.ParseInt(text, 10, 64)
-	// Version 1 says "none" with the largest number of pages.
+	// Version 1 represents no limit as the largest number of pages.
 	const pages = 64 << 10
 	if err != nil || limit >= math.MaxInt64-pages {
 		return 0, err

@@ -49,7 +49,7 @@ func TestGroupLimit(t *testing.T) {
 	}
 }
 
-// TestBallast holds that garbage is collected later, and that no memory is taken for that.
+// TestBallast checks that garbage is collected later, and that the ballast takes no memory.
 func TestBallast(t *testing.T) {
 	state := func() (goal, resident uint64) {
 		runtime.GC()

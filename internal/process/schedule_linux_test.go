@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestScheduleAsBatch looks at a process of its own: there is no way back for threads that
-// the runtime has.
+// TestScheduleAsBatch runs a process of its own: the policy of threads can't be reset.
 func TestScheduleAsBatch(t *testing.T) {
 	const variable = "TEST_SCHEDULE_AS_BATCH"
 	if os.Getenv(variable) == "" {

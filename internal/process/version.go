@@ -11,7 +11,7 @@ import (
 //	go build -ldflags "-X github.com/kube-semaphore/kube-semaphore/internal/process.number=v1.2.3
 //	  -X github.com/kube-semaphore/kube-semaphore/internal/process.revision=<commit>"
 //
-// Left empty, the answers come from what the Go tool stamped into the binary.
+// Without them, the build information of the Go tool is used.
 var (
 	number   string
 	revision string

@@ -81,7 +81,7 @@ const serverLimit = 10 * time.Second
 const longest = 300
 
 // Look answers what is asked about servers and ports.
-func Look(ctx context.Context, r Request) Result {
+func Check(ctx context.Context, r Request) Result {
 	result := Result{Servers: map[string]string{}, Taken: map[int]string{}}
 	var mu sync.Mutex
 	var group sync.WaitGroup

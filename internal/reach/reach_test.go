@@ -37,14 +37,14 @@ func TestLook(t *testing.T) {
 	port := taken.LocalAddr().(*net.UDPAddr).Port
 	// The certificate that httptest serves is for this name, too; nobody has the port.
 	away := "https://127.0.0.1:1"
-	got := Look(t.Context(), Request{Ports: []int{port}, Servers: []Server{{[]string{server.URL, away}, ca(server)}, {[]string{other.URL}, "no certificate"}}})
+	got := Check(t.Context(), Request{Ports: []int{port}, Servers: []Server{{[]string{server.URL, away}, ca(server)}, {[]string{other.URL}, "no certificate"}}})
 	if got.Servers[server.URL] != "" || !strings.Contains(got.Servers[away], "refused") || !strings.Contains(got.Servers[other.URL], "no certificates") {
 		t.Errorf("servers %q", got.Servers)
 	}
 	if !strings.Contains(got.Taken[port], "in use") {
 		t.Errorf("taken %v", got.Taken)
 	}
-	got = Look(t.Context(), Request{Servers: []Server{{[]string{server.URL}, another(t)}}})
+	got = Check(t.Context(), Request{Servers: []Server{{[]string{server.URL}, another(t)}}})
 	if !strings.Contains(got.Servers[server.URL], "unknown authority") {
 		t.Errorf("with another authority %q", got.Servers)
 	}

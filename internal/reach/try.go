@@ -59,28 +59,28 @@ const (
 	streamFor = 2 * time.Second
 	// smallest is the size of a small datagram.
 	smallest = 32
-	// mostNamed is how many addresses are told of a name.
+	// mostNamed is how many addresses are encoded of a name.
 	mostNamed = 4
 )
 
 // Tell returns the result as text that a termination message has room for.
-func (r *Result) Tell() ([]byte, error) {
-	told, err := json.Marshal(r)
+func (r *Result) Encode() ([]byte, error) {
+	encoded, err := json.Marshal(r)
 	// Of hundreds of errors each says less.
-	for room := longest; err == nil && len(told) > mostTold && room > 10; room /= 2 {
+	for room := longest; err == nil && len(encoded) > maxResult && room > 10; room /= 2 {
 		for i := range r.Tried {
 			r.Tried[i].Error, r.Tried[i].Datagrams = cut(r.Tried[i].Error, room), cut(r.Tried[i].Datagrams, room)
 		}
 		for i := range r.Named {
 			r.Named[i].Error = cut(r.Named[i].Error, room)
 		}
-		told, err = json.Marshal(r)
+		encoded, err = json.Marshal(r)
 	}
-	return told, err
+	return encoded, err
 }
 
-// mostTold is how long a termination message may be.
-const mostTold = 4096
+// maxResult is how long a termination message may be.
+const maxResult = 4096
 
 // TryAll asks pods, resolves names and sends a stream, as the request says.
 func TryAll(ctx context.Context, r Request, result *Result) {

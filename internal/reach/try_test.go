@@ -90,8 +90,8 @@ func TestTellFits(t *testing.T) {
 	for range 3 {
 		r.Named = append(r.Named, Name{Error: strings.Repeat("x", longest)})
 	}
-	told, err := r.Tell()
-	if err != nil || len(told) > mostTold {
+	told, err := r.Encode()
+	if err != nil || len(told) > maxResult {
 		t.Fatalf("%d bytes, %v", len(told), err)
 	}
 	var back Result

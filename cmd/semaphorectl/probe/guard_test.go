@@ -147,12 +147,12 @@ func newLab(t *testing.T) *lab {
 				return true, nil, err
 			}
 		}
-		message, err := result.Tell()
+		encoded, err := result.Encode()
 		if err != nil {
 			return true, nil, err
 		}
 		pod.Status = corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.2.1.9"}}, ContainerStatuses: []corev1.ContainerStatus{{
-			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(message)}},
+			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(encoded)}},
 		}}}
 		return false, nil, nil
 	})

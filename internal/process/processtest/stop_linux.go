@@ -1,4 +1,4 @@
-// Package processtest does to processes what happens to them on busy nodes.
+// Package processtest stops processes, as happens to them on busy nodes.
 package processtest
 
 import (
@@ -13,13 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopLimit is how long a process may take to stop.
+// stopLimit is the maximum time until a process has stopped.
 const stopLimit = time.Minute
 
-// Stop keeps a process from running, until it gets SIGCONT, and returns when none of its
-// threads runs any more: the signal alone says nothing of that, and on a busy machine a
-// thread goes on for milliseconds. A process that has ended and was waited for is an error,
-// ESRCH. With an error it goes on.
+// Stop stops a process until SIGCONT, and returns when all threads have stopped: after
+// SIGSTOP they may run for milliseconds on a busy machine. It returns ESRCH for a process
+// that has been waited for. After an error the process continues.
 func Stop(pid int) (err error) {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		return fmt.Errorf("stop process %d: %w", pid, err)
@@ -37,12 +36,12 @@ func Stop(pid int) (err error) {
 		case runs == "":
 			return nil
 		case time.Now().After(end):
-			return fmt.Errorf("stop process %d: thread %s goes on for %v", pid, runs, stopLimit)
+			return fmt.Errorf("stop process %d: thread %s is still running after %v", pid, runs, stopLimit)
 		}
 	}
 }
 
-// running returns one of a process's threads that isn't stopped; empty: there is none.
+// running returns a thread of a process that isn't stopped; empty: none.
 func running(pid int) (thread string, err error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil {
