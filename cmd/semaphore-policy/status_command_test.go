@@ -60,7 +60,7 @@ func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	rep := wellReport()
 	rep.Leading, rep.Leader = false, "policy-1"
 	got := reporttest.Run(t, statusCommand(), rep)
-	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica policy-1 writes; this one would take over") {
+	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica policy-1 writes; this one stands by") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }
@@ -88,7 +88,7 @@ func TestStatusOfARemoteThatIsNotHeard(t *testing.T) {
 	before := reporttest.Now.Add(-time.Hour)
 	rep.Remotes[0].API.LastContact = &before
 	got := reporttest.Run(t, statusCommand(), rep)
-	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nnot known to be well:\n  remote gcp: pods: the API server was last heard 1h0m ago\n") {
+	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nunknown:\n  remote gcp: pods: last response of the API server: 1h0m ago\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }
@@ -113,7 +113,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				rep.Remotes[0].API, rep.Remotes[0].Stale = policy.APIStatus{}, true
 			},
 			[]string{
-				"network sets: Calico is not installed", "remote gcp: pods: not read since start",
+				"network sets: Calico is not installed", "remote gcp: pods: not synced since start",
 				"remote gcp: its sets are empty, because it has been out of contact for too long",
 			},
 			"gcp     never ",

@@ -58,7 +58,7 @@ func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	rep := wellReport()
 	rep.Leading = false
 	got := reporttest.Run(t, statusCommand(), rep)
-	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica mirror-0 writes; this one would take over") {
+	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica mirror-0 writes; this one stands by") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }
@@ -68,7 +68,7 @@ func TestStatusOfAClusterThatIsNotHeard(t *testing.T) {
 	before := reporttest.Now.Add(-time.Hour)
 	rep.Clusters[0].Watches[0].LastContact = &before
 	got := reporttest.Run(t, statusCommand(), rep)
-	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nnot known to be well:\n  cluster aws: services to mirror: the API server was last heard 1h0m ago\n") {
+	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nunknown:\n  cluster aws: services to mirror: last response of the API server: 1h0m ago\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }
@@ -104,7 +104,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				rep.Clusters[0].Watches[1] = mirror.WatchStatus{Kind: "endpoint slices"}
 				rep.NotReady = "services of aws: not read\nand more"
 			},
-			[]string{"not ready: services of aws: not read; and more", "cluster aws: endpoint slices: not read since start"},
+			[]string{"not ready: services of aws: not read; and more", "cluster aws: endpoint slices: not synced since start"},
 			"aws      aws     never    1 of 2",
 		},
 		{

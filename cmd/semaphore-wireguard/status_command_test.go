@@ -276,7 +276,7 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 				at := reporttest.Now.Add(-3 * time.Minute)
 				rep.Remotes[0].API.LastContact = &at
 			},
-			"remote gcp: the API server was last heard 3m0s ago",
+			"remote gcp: last response of the API server: 3m0s ago",
 		},
 		{
 			"nodes read but not configured as peers yet",
@@ -298,7 +298,7 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 			rep := wellReport()
 			c.spoil(&rep)
 			got := reporttest.Run(t, statusCommand(), rep)
-			if want := "\nnot known to be well:\n  " + c.want + "\n"; got.Code != 3 || !strings.HasSuffix(got.Stdout, want) ||
+			if want := "\nunknown:\n  " + c.want + "\n"; got.Code != 3 || !strings.HasSuffix(got.Stdout, want) ||
 				strings.Contains(got.Stdout, "all is well") {
 				t.Errorf("code %d:\n%s\nwant 3, and at the end:%s", got.Code, got.Stdout, want)
 			}

@@ -143,7 +143,7 @@ func (f *controllers) testLostLeader(t *testing.T) {
 			}
 			return nil
 		})
-		if end := leader.Tail(30); !strings.Contains(end, "lost the lease") || strings.Contains(end, "stuck") {
+		if end := leader.Tail(30); !strings.Contains(end, "leader election lost") || strings.Contains(end, "stuck") {
 			t.Errorf("%s: %v\n%s", s.program(), leader.Err(), end)
 		}
 		if !s.replicas[1].Process().Running() {

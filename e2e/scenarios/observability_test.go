@@ -108,7 +108,7 @@ func TestOperatorsView(t *testing.T) {
 
 	t.Run("an agent that is down is wrong", func(t *testing.T) {
 		aws.Kill()
-		waitWrong(t, status, "ask 127.0.0.1:7774: ")
+		waitWrong(t, status, "request the report from 127.0.0.1:7774: ")
 	})
 }
 

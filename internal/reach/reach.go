@@ -1,7 +1,7 @@
-// Package reach is what a pod finds out for an administrator: whether API servers of
-// other clusters are reached from its node, which ports of the node are free, and
-// whether pods of two clusters answer each other. semaphorectl asks, and a program of
-// our image answers, so that no other image is needed.
+// Package reach has the checks that semaphorectl runs in temporary pods: whether API servers
+// of other clusters are reachable from a node, which of its ports are free, and whether pods
+// of two clusters reach each other. The pods run a program of our own image, so that no
+// other image is needed.
 package reach
 
 import (
@@ -21,66 +21,63 @@ import (
 	"time"
 )
 
-// Request is what is asked. It is the program's argument, as JSON.
+// Request has the checks to run. It is the program's argument, as JSON.
 type Request struct {
-	// Secret is what pods that meet, serve and try have in common.
+	// Secret is shared by the pods that meet, serve and try.
 	Secret Secret `json:"secret,omitempty"`
-	// Servers are API servers, each with the certificates that its own is verified
-	// with.
+	// Servers are API servers to connect to, with their CA certificates.
 	Servers []Server `json:"servers,omitempty"`
-	// Ports are UDP ports that are to be free.
+	// Ports are UDP ports that must be free.
 	Ports []int `json:"ports,omitempty"`
-	// Kernel asks whether the kernel has WireGuard, which takes NET_ADMIN.
+	// Kernel checks whether the kernel has WireGuard, which needs NET_ADMIN.
 	Kernel bool `json:"kernel,omitempty"`
-	// Meet has the pod answer others on MeetPort, and ask those at these addresses
-	// until they answer; it ends after so many seconds. Await is how many pods besides
-	// these are to ask it, which it asks back.
+	// Meet are addresses of pods. The pod serves on MeetPort, and requests those until
+	// they respond, for MeetFor seconds. Await is the number of further pods that must
+	// request this one, which it requests as well.
 	Meet     []string `json:"meet,omitempty"`
 	Await    int      `json:"await,omitempty"`
 	MeetFor  int      `json:"meetFor,omitempty"`
 	MeetFrom []string `json:"-"` // the pod's own addresses
-	// ServeFor has the pod answer for so many seconds what others try.
+	// ServeFor is the number of seconds to serve what other pods try.
 	ServeFor int `json:"serveFor,omitempty"`
-	// Try are addresses of pods that serve, Stream the one of these that a stream is sent
-	// to, and Names those that are resolved.
+	// Try are addresses of pods that serve, Stream is the one of them to send a stream to,
+	// and Names are DNS names to resolve.
 	Try    []string `json:"try,omitempty"`
 	Stream string   `json:"stream,omitempty"`
 	Names  []string `json:"names,omitempty"`
-	// Patience is how many seconds answers may take to come for the first time; 0 leaves
-	// that to the pod.
+	// Patience is the timeout of the first response in seconds; 0: default.
 	Patience int `json:"patience,omitempty"`
 }
 
-// Server is an API server, with where it may be reached.
+// Server is an API server with its URLs.
 type Server struct {
 	URLs []string `json:"urls"`
 	CA   string   `json:"ca"` // PEM
 }
 
-// Result is the answer, as JSON in the container's termination message.
+// Result is the result, as JSON in the container's termination message.
 type Result struct {
-	// Servers says of each URL why it wasn't reached; empty: it was.
+	// Servers has the error of each URL; empty: reachable.
 	Servers map[string]string `json:"servers,omitempty"`
-	// Taken says of each port that isn't free why.
+	// Taken has the errors of the ports that aren't free.
 	Taken map[int]string `json:"taken,omitempty"`
-	// Kernel is nil when nobody has asked, or it couldn't be found out.
+	// Kernel is nil without a request for it, or when the check failed.
 	Kernel *bool `json:"kernel,omitempty"`
-	// Met says why pods didn't answer each other; empty: they did.
+	// Met is the error of meeting; empty: all pods reach each other.
 	Met string `json:"met,omitempty"`
-	// Tried and Named are in the order of what was asked.
+	// Tried and Named are in the order of the request.
 	Tried    []Try   `json:"tried,omitempty"`
 	Named    []Name  `json:"named,omitempty"`
 	Streamed *Stream `json:"streamed,omitempty"`
 }
 
-// serverLimit is how long an API server may take.
+// serverLimit is the timeout of an API server.
 const serverLimit = 10 * time.Second
 
-// longest is how many characters of an error are told: a termination message has 4,096
-// bytes for everything.
+// longest is the maximum length of an error: a termination message has at most 4,096 bytes.
 const longest = 300
 
-// Look answers what is asked about servers and ports.
+// Check checks servers and ports.
 func Check(ctx context.Context, r Request) Result {
 	result := Result{Servers: map[string]string{}, Taken: map[int]string{}}
 	var mu sync.Mutex
@@ -102,13 +99,13 @@ func Check(ctx context.Context, r Request) Result {
 			result.Taken[port] = text(err)
 			continue
 		}
-		_ = conn.Close() // It was only to be had.
+		_ = conn.Close() // unused
 	}
 	return result
 }
 
-// ask connects to an API server at one of its addresses. Any answer will do, also that nobody may ask: the
-// certificate was verified.
+// ask connects to an API server at one of its URLs. Any response is a success, also 401:
+// the certificate was verified.
 func (s Server) ask(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, serverLimit)
 	defer cancel()
@@ -137,15 +134,15 @@ func text(err error) string {
 	return cut(err.Error(), longest)
 }
 
-func cut(message string, room int) string { return message[:min(len(message), room)] }
+func cut(message string, size int) string { return message[:min(len(message), size)] }
 
-// MeetPort is where pods that meet listen.
+// MeetPort is the port of pods that meet or serve.
 const MeetPort = 8642
 
-// ReadyPath answers 200 once the others have been asked and have answered.
+// ReadyPath returns 200 once Meeting.State returns nil.
 const ReadyPath = "/ready"
 
-// Meeting is a pod that meets others.
+// Meeting is a pod that meets others: each requests all others, and is requested by them.
 type Meeting struct {
 	secret Secret
 	own    []string // addresses
@@ -155,13 +152,13 @@ type Meeting struct {
 
 	mu    sync.Mutex
 	met   map[string]error    // by address
-	asked map[string]struct{} // by those who weren't known, by all of their addresses
-	over  bool                // there were more addresses than it may ask
+	asked map[string]struct{} // awaited pods that have requested this one, by their joined addresses
+	over  bool                // there were more than most addresses
 	wake  chan struct{}
 }
 
-// NewMeeting takes what all pods know, the pod's own addresses, those of the pods that it is
-// to ask, and how many more are to ask it.
+// NewMeeting takes the secret of the run, the pod's own addresses, those of known pods, and
+// the number of further pods to await.
 func NewMeeting(secret Secret, own, others []string, await int) *Meeting {
 	m := &Meeting{
 		secret: secret, own: own, known: others, await: await, met: map[string]error{}, asked: map[string]struct{}{}, wake: make(chan struct{}, 1),
@@ -171,12 +168,12 @@ func NewMeeting(secret Secret, own, others []string, await int) *Meeting {
 	return m
 }
 
-var errNotYet = errors.New("hasn't answered yet")
+var errNotYet = errors.New("no response yet")
 
-// most is how many addresses may be asked: of 32 clusters with two families.
+// most is the maximum number of requested addresses: 32 clusters with two families.
 const most = 64
 
-// add has others asked, too, of the families that this pod has.
+// add adds addresses to request, of the families that this pod has.
 func (m *Meeting) add(others []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -200,16 +197,16 @@ func (m *Meeting) add(others []string) {
 	}
 }
 
-// State is an error until all have asked and have answered.
+// State returns an error until all pods have been requested and have requested this one.
 func (m *Meeting) State() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var errs []error
 	if missing := m.await - len(m.asked); missing > 0 {
-		errs = append(errs, fmt.Errorf("%d pods haven't asked yet", missing))
+		errs = append(errs, fmt.Errorf("no request yet from %d pods", missing))
 	}
 	if m.over {
-		errs = append(errs, fmt.Errorf("there are more than %d addresses to ask", most))
+		errs = append(errs, fmt.Errorf("more than %d addresses", most))
 	}
 	for address, err := range m.met {
 		if err != nil {
@@ -219,7 +216,7 @@ func (m *Meeting) State() error {
 	return errors.Join(errs...)
 }
 
-// ServeHTTP answers those who ask, and the kubelet.
+// ServeHTTP serves other pods, and ReadyPath for the kubelet.
 func (m *Meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == ReadyPath {
 		if err := m.State(); err != nil {
@@ -229,7 +226,7 @@ func (m *Meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	from, nonce := r.URL.Query().Get("from"), r.Header.Get(nonceHeader)
 	if m.secret != "" && !slices.ContainsFunc(m.own, func(own string) bool { return m.secret.proven(r.Header, "ask", nonce, plain(own), from) }) {
-		http.Error(w, "the request isn't of this run", http.StatusForbidden)
+		http.Error(w, "request of another run", http.StatusForbidden)
 		return
 	}
 	m.secret.prove(w.Header(), "answer", nonce)
@@ -245,7 +242,7 @@ func (m *Meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, "masqueraded: it came from "+host, http.StatusConflict)
 }
 
-// askedBy notes a pod that it wasn't told of, which has asked from an address of its own.
+// askedBy records a request of an awaited pod from one of its own addresses.
 func (m *Meeting) askedBy(addresses []string) {
 	if slices.ContainsFunc(addresses, func(a string) bool { return slices.Contains(m.known, a) }) {
 		return
@@ -257,7 +254,7 @@ func (m *Meeting) askedBy(addresses []string) {
 	}
 }
 
-// Ask asks the others again and again, until ctx ends.
+// Ask requests all pods that haven't responded, until ctx ends.
 func (m *Meeting) Ask(ctx context.Context) {
 	for {
 		for _, address := range m.missing() {
@@ -300,10 +297,10 @@ func (m *Meeting) ask(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = response.Body.Close() }() // Only read.
+	defer func() { _ = response.Body.Close() }() // it is only read
 	body, _ := io.ReadAll(io.LimitReader(response.Body, longest))
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("answered %s: %s", response.Status, strings.TrimSpace(string(body)))
+		return fmt.Errorf("response %s: %s", response.Status, strings.TrimSpace(string(body)))
 	}
 	if !m.secret.proven(response.Header, "answer", nonce) {
 		return errStranger
@@ -311,4 +308,4 @@ func (m *Meeting) ask(ctx context.Context, address string) error {
 	return nil
 }
 
-var errStranger = errors.New("what answers there isn't a pod of this run")
+var errStranger = errors.New("response without the proof of this run")

@@ -19,7 +19,7 @@ import (
 
 func TestLook(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "nobody may", http.StatusUnauthorized)
+		http.Error(w, "unauthorized", http.StatusUnauthorized)
 	}))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server.StartTLS()
@@ -35,7 +35,7 @@ func TestLook(t *testing.T) {
 	}
 	defer func() { _ = taken.Close() }()
 	port := taken.LocalAddr().(*net.UDPAddr).Port
-	// The certificate that httptest serves is for this name, too; nobody has the port.
+	// The certificate of httptest includes this name; the port is closed.
 	away := "https://127.0.0.1:1"
 	got := Check(t.Context(), Request{Ports: []int{port}, Servers: []Server{{[]string{server.URL, away}, ca(server)}, {[]string{other.URL}, "no certificate"}}})
 	if got.Servers[server.URL] != "" || !strings.Contains(got.Servers[away], "refused") || !strings.Contains(got.Servers[other.URL], "no certificates") {
@@ -75,13 +75,13 @@ func ask(m *Meeting, from, says string) *httptest.ResponseRecorder {
 
 func TestMeeting(t *testing.T) {
 	m := NewMeeting("", []string{"10.2.1.7"}, nil, 1)
-	if err := m.State(); err == nil || !strings.Contains(err.Error(), "1 pods haven't asked") {
+	if err := m.State(); err == nil || !strings.Contains(err.Error(), "no request yet from 1 pods") {
 		t.Errorf("state %v", err)
 	}
 	if w := ask(m, "10.4.1.9", "10.4.1.9,fd00::9"); w.Code != http.StatusOK {
 		t.Errorf("answered %d", w.Code)
 	}
-	// It asks back by the family that it has.
+	// It requests the other pod by its own address family.
 	if got := m.missing(); len(got) != 1 || got[0] != "10.4.1.9" {
 		t.Errorf("it is to ask %q", got)
 	}
@@ -93,7 +93,7 @@ func TestMeeting(t *testing.T) {
 	if ready.Code != http.StatusServiceUnavailable {
 		t.Errorf("ready: %d", ready.Code)
 	}
-	// Whoever else asks can't make it ask everywhere.
+	// Other clients can't make it request arbitrary addresses.
 	for i := range 100 {
 		ask(m, "10.9.9.9", "10.9.9."+strconv.Itoa(i)+",words")
 	}
@@ -105,8 +105,8 @@ func TestMeeting(t *testing.T) {
 	}
 }
 
-// Of three pods the first one is ready when both others have asked it and have answered
-// it, not when one has.
+// Of three pods the first one is ready when both others have requested it and responded,
+// not when one of them has.
 func TestMeetingOfThree(t *testing.T) {
 	m := NewMeeting("", []string{"10.2.1.7"}, []string{"10.8.1.7"}, 2)
 	met := func(address string) {

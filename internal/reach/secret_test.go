@@ -26,8 +26,8 @@ func asked(m *Meeting, secret Secret, from, to string) *httptest.ResponseRecorde
 	return w
 }
 
-// TestStrangerAsks holds that a pod counts the requests of its run alone, and asks no other
-// pod back.
+// TestStrangerAsks checks that a pod only counts requests of its run, and makes none to
+// other pods.
 func TestStrangerAsks(t *testing.T) {
 	for name, c := range map[string]struct {
 		secret Secret
@@ -42,7 +42,7 @@ func TestStrangerAsks(t *testing.T) {
 		if w := asked(m, c.secret, "10.4.1.9", c.to); w.Code != http.StatusForbidden || w.Header().Get(proofHeader) != "" {
 			t.Errorf("%s: answered %d, with the proof %q", name, w.Code, w.Header().Get(proofHeader))
 		}
-		if err := m.State(); err == nil || !strings.Contains(err.Error(), "1 pods haven't asked") || len(m.missing()) > 0 {
+		if err := m.State(); err == nil || !strings.Contains(err.Error(), "no request yet from 1 pods") || len(m.missing()) > 0 {
 			t.Errorf("%s: state %v, and it is to ask %q", name, err, m.missing())
 		}
 	}
@@ -52,7 +52,7 @@ func TestStrangerAsks(t *testing.T) {
 	}
 }
 
-// TestStrangerAnswers has something at a pod's address that answers like one.
+// TestStrangerAnswers responds at a pod's address like a pod.
 func TestStrangerAnswers(t *testing.T) {
 	const there = "127.86.42.3"
 	for name, secret := range map[string]Secret{"without a secret": "", "with another one": theirs} {
@@ -102,7 +102,7 @@ func TestStrangerAnswers(t *testing.T) {
 	})
 }
 
-// TestMeetingsOfOneRun has two pods ask each other.
+// TestMeetingsOfOneRun runs two pods that request each other.
 func TestMeetingsOfOneRun(t *testing.T) {
 	const one, two = "127.86.42.4", "127.86.42.5"
 	listener, err := net.Listen("tcp", at(two))
@@ -119,7 +119,7 @@ func TestMeetingsOfOneRun(t *testing.T) {
 	if err := NewMeeting(ours, []string{one, "127.0.0.1"}, []string{two}, 0).ask(t.Context(), two); err != nil {
 		t.Error(err)
 	}
-	if err := there.State(); err == nil || strings.Contains(err.Error(), "haven't asked") {
+	if err := there.State(); err == nil || strings.Contains(err.Error(), "no request yet") {
 		t.Errorf("it wasn't asked, or needn't ask back: %v", err)
 	}
 }

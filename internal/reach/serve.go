@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Meet has the pod answer others and ask them, until its time is over.
+// Meet runs a Meeting for r.MeetFor.
 func Meet(ctx context.Context, r Request) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.MeetFor)*time.Second)
 	defer cancel()
@@ -25,7 +25,7 @@ func Meet(ctx context.Context, r Request) error {
 	}
 	server := &http.Server{Handler: meeting, ReadHeaderTimeout: 5 * time.Second}
 	var group sync.WaitGroup
-	group.Go(func() { _ = server.Serve(listener) }) // Ends when it is closed.
+	group.Go(func() { _ = server.Serve(listener) }) // returns when the server is closed
 	group.Go(func() { meeting.Ask(ctx) })
 	<-ctx.Done()
 	err = errors.Join(server.Close(), meeting.State())
@@ -33,7 +33,7 @@ func Meet(ctx context.Context, r Request) error {
 	return err
 }
 
-// addresses are the pod's own ones that others may reach.
+// addresses returns the pod's own global addresses.
 func addresses(r Request) ([]string, error) {
 	if len(r.MeetFrom) > 0 {
 		return r.MeetFrom, nil

@@ -20,69 +20,66 @@ import (
 	"time"
 )
 
-// Try is what became of asking one pod of another cluster.
+// Try is the result of trying one pod of another cluster.
 type Try struct {
-	// Error says why it didn't answer over TCP; empty: it did.
+	// Error is the error over TCP; empty: success.
 	Error string `json:"error,omitempty"`
-	// Seen is the address that it saw, where that isn't one of the asking pod's.
+	// Seen is the source address that the other pod saw, if it isn't one of this pod.
 	Seen string `json:"seen,omitempty"`
-	// Datagrams says why it didn't answer over UDP, where it did over TCP; the rest is
-	// unknown then.
+	// Datagrams is the error over UDP after success over TCP; the other fields are empty
+	// then.
 	Datagrams string `json:"datagrams,omitempty"`
-	// RTT is the median time until a small datagram was answered, in microseconds.
+	// RTT is the median round-trip time of small datagrams in microseconds.
 	RTT int64 `json:"rtt,omitempty"`
-	// MTU is what the kernel takes the path to carry, in bytes of IP packets, and Carries
-	// what the largest that was answered had. Where the second is smaller, full-size
-	// packets get lost without a word.
+	// MTU is the kernel's path MTU in bytes of IP packets, Carries the size of the largest
+	// echoed packet. If the latter is smaller, full-size packets are lost silently.
 	MTU     int `json:"mtu,omitempty"`
 	Carries int `json:"carries,omitempty"`
 }
 
-// Name is what a name was resolved to.
+// Name is the result of resolving a name.
 type Name struct {
 	Error     string   `json:"error,omitempty"`
 	Addresses []string `json:"addresses,omitempty"`
 }
 
-// Stream is what a TCP stream carried, in bits a second.
+// Stream is the rate of a TCP stream in bits per second.
 type Stream struct {
 	Error string  `json:"error,omitempty"`
 	Rate  float64 `json:"rate,omitempty"`
 }
 
 const (
-	// patience is how long an answer may take to come for the first time, unless the
-	// request says so: agents learn of a new pod's prefix within seconds where no plugin
-	// says so beforehand.
+	// patience is the default of Request.Patience: agents need seconds to learn the prefix
+	// of a new pod if the network plugin doesn't assign it beforehand.
 	patience = 20 * time.Second
-	// streamFor is how long the stream is sent.
+	// streamFor is the duration of the stream.
 	streamFor = 2 * time.Second
-	// smallest is the size of a small datagram.
+	// smallest is the size of a small datagram in bytes.
 	smallest = 32
-	// mostNamed is how many addresses are encoded of a name.
+	// mostNamed is the maximum number of reported addresses of a name.
 	mostNamed = 4
 )
 
-// Tell returns the result as text that a termination message has room for.
+// Encode returns the result as JSON of at most maxResult bytes.
 func (r *Result) Encode() ([]byte, error) {
 	encoded, err := json.Marshal(r)
-	// Of hundreds of errors each says less.
-	for room := longest; err == nil && len(encoded) > maxResult && room > 10; room /= 2 {
+	for size := longest; err == nil && len(encoded) > maxResult && size > 10; size /= 2 {
 		for i := range r.Tried {
-			r.Tried[i].Error, r.Tried[i].Datagrams = cut(r.Tried[i].Error, room), cut(r.Tried[i].Datagrams, room)
+			r.Tried[i].Error, r.Tried[i].Datagrams = cut(r.Tried[i].Error, size), cut(r.Tried[i].Datagrams, size)
 		}
 		for i := range r.Named {
-			r.Named[i].Error = cut(r.Named[i].Error, room)
+			r.Named[i].Error = cut(r.Named[i].Error, size)
 		}
 		encoded, err = json.Marshal(r)
 	}
 	return encoded, err
 }
 
-// maxResult is how long a termination message may be.
+// maxResult is the maximum length of a termination message in bytes.
 const maxResult = 4096
 
-// TryAll asks pods, resolves names and sends a stream, as the request says.
+// TryAll tries pods, resolves names and sends a stream, as requested.
 func TryAll(ctx context.Context, r Request, result *Result) {
 	own, err := addresses(r)
 	result.Tried, result.Named = make([]Try, len(r.Try)), make([]Name, len(r.Names))
@@ -102,7 +99,7 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 	}
 	group.Wait()
 	if r.Stream != "" {
-		// When nothing else is on the way, and to nobody that hasn't answered.
+		// After all other checks, and only to a pod that responded.
 		if i := slices.Index(r.Try, r.Stream); i < 0 || result.Tried[i].Error != "" {
 			result.Streamed = &Stream{Error: "not tried"}
 			if i >= 0 {
@@ -129,7 +126,7 @@ func (s Secret) try(ctx context.Context, address string, own []string, limit tim
 		t.Datagrams = text(err)
 		return t
 	}
-	defer func() { _ = conn.Close() }() // Nothing is left to be sent.
+	defer func() { _ = conn.Close() }() // no unsent data
 	var times []time.Duration
 	for range 7 {
 		if rtt, err := s.echo(conn.UDPConn, smallest, time.Second); err == nil {
@@ -153,9 +150,8 @@ func (s Secret) try(ctx context.Context, address string, own []string, limit tim
 	return t
 }
 
-// measure finds out what a path carries. believed is what the kernel takes it to carry,
-// which it corrects when a packet comes back as too large; carries tells whether a
-// datagram of a size is answered.
+// measure measures the MTU of a path. believed returns the kernel's path MTU, which the
+// kernel lowers on ICMP errors; carries reports whether a datagram of a size is echoed.
 func measure(header int, believed func() int, carries func(size, times int) bool) (mtu, largest int) {
 	mtu = believed()
 	for range 5 {
@@ -180,7 +176,7 @@ func measure(header int, believed func() int, carries func(size, times int) bool
 	return mtu, fits
 }
 
-// until does something again until it is well, or its time is over.
+// until repeats do until it succeeds or the limit is over.
 func until(ctx context.Context, limit time.Duration, do func(context.Context) (string, error)) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -199,7 +195,7 @@ func until(ctx context.Context, limit time.Duration, do func(context.Context) (s
 	}
 }
 
-// get asks a pod, which proves its answer.
+// get makes a request to a pod, and verifies the proof of the response.
 func (s Secret) get(ctx context.Context, method, address, path string, body io.Reader) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, method, "http://"+at(address)+path, body)
 	if err != nil {
@@ -216,7 +212,7 @@ func (s Secret) get(ctx context.Context, method, address, path string, body io.R
 	defer func() { _ = response.Body.Close() }() // Only read.
 	answer, err := io.ReadAll(io.LimitReader(response.Body, longest))
 	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("answered %s", response.Status)
+		err = fmt.Errorf("response %s", response.Status)
 	}
 	if err == nil && !s.proven(response.Header, path, nonce, plain(address), string(answer)) {
 		err = errStranger
@@ -224,16 +220,16 @@ func (s Secret) get(ctx context.Context, method, address, path string, body io.R
 	return strings.TrimSpace(string(answer)), err
 }
 
-// answer answers such a request.
+// answer responds to a request of get.
 func (s Secret) answer(w http.ResponseWriter, r *http.Request, what any) {
 	text := fmt.Sprintln(what)
 	s.prove(w.Header(), r.URL.Path, r.Header.Get(nonceHeader), local(r), text)
-	_, _ = io.WriteString(w, text) // Who has gone needs no answer.
+	_, _ = io.WriteString(w, text) // fails if the client is gone
 }
 
 func at(address string) string { return net.JoinHostPort(address, strconv.Itoa(MeetPort)) }
 
-// whoAmI asks a pod at which address it sees this one.
+// whoAmI returns the source address that a pod sees of this one.
 func (s Secret) whoAmI(ctx context.Context, address string) (string, error) {
 	seen, err := s.get(ctx, http.MethodGet, address, "/seen", http.NoBody)
 	if err != nil {
@@ -245,7 +241,7 @@ func (s Secret) whoAmI(ctx context.Context, address string) (string, error) {
 	return seen, nil
 }
 
-// zeros is a stream of them that ends at a time.
+// zeros is a reader of zeros until a time.
 type zeros struct{ end time.Time }
 
 func (z zeros) Read(p []byte) (int, error) {
@@ -269,7 +265,7 @@ func (s Secret) stream(ctx context.Context, address string) (float64, error) {
 }
 
 func resolve(ctx context.Context, name string, limit time.Duration) Name {
-	// As it is: no search list.
+	// The final dot prevents the use of the search list.
 	answer, err := until(ctx, limit, func(ctx context.Context) (string, error) {
 		found, err := net.DefaultResolver.LookupHost(ctx, strings.TrimSuffix(name, ".")+".")
 		slices.Sort(found)
@@ -278,11 +274,11 @@ func resolve(ctx context.Context, name string, limit time.Duration) Name {
 	return Name{Error: text(err), Addresses: strings.Fields(answer)}
 }
 
-// echo sends a datagram and waits for its answer: its number, how long it was, and a proof.
+// echo sends a datagram and waits for the response: its number, its length and a proof.
 func (s Secret) echo(conn *net.UDPConn, size int, wait time.Duration) (time.Duration, error) {
 	began := time.Now()
 	packet := make([]byte, size)
-	_, _ = rand.Read(packet[:8]) // Its number; it never fails.
+	_, _ = rand.Read(packet[:8]) // the number; never fails
 	want := s.datagram(packet)
 	if err := conn.SetDeadline(began.Add(wait)); err != nil {
 		return 0, err
@@ -302,7 +298,7 @@ func (s Secret) echo(conn *net.UDPConn, size int, wait time.Duration) (time.Dura
 	}
 }
 
-// datagram is the answer to one, shorter than any that is answered.
+// datagram returns the response to a datagram, shorter than any request.
 func (s Secret) datagram(packet []byte) []byte {
 	answer := binary.BigEndian.AppendUint32(slices.Clone(packet[:8]), uint32(len(packet)))
 	if s != "" {
@@ -311,7 +307,7 @@ func (s Secret) datagram(packet []byte) []byte {
 	return answer
 }
 
-// Serve has the pod answer what other pods try, until its time is over.
+// Serve serves what other pods try, for r.ServeFor.
 func Serve(ctx context.Context, r Request) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.ServeFor)*time.Second)
 	defer cancel()
@@ -334,12 +330,12 @@ func Serve(ctx context.Context, r Request) error {
 		secret.answer(w, r, from.Addr().Unmap().WithZone(""))
 	})
 	mux.HandleFunc("POST /stream", func(w http.ResponseWriter, r *http.Request) {
-		n, _ := io.Copy(io.Discard, r.Body) // What came counts.
+		n, _ := io.Copy(io.Discard, r.Body) // also an incomplete stream has a rate
 		secret.answer(w, r, n)
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute}
 	var group sync.WaitGroup
-	group.Go(func() { _ = server.Serve(listener) }) // Ends when it is closed.
+	group.Go(func() { _ = server.Serve(listener) }) // returns when the server is closed
 	group.Go(func() { secret.answerDatagrams(packets) })
 	<-ctx.Done()
 	err = errors.Join(server.Close(), packets.Close())
@@ -357,6 +353,6 @@ func (s Secret) answerDatagrams(packets net.PacketConn) {
 		if err != nil || n < smallest {
 			continue
 		}
-		_, _ = packets.WriteTo(s.datagram(buffer[:n]), from) // It is asked again.
+		_, _ = packets.WriteTo(s.datagram(buffer[:n]), from) // the other pod retries
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// serve has this machine serve at an address of loopback until the test ends.
+// serve serves at a loopback address until the test ends.
 func serve(t *testing.T, address string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -26,7 +26,7 @@ func serve(t *testing.T, address string) {
 }
 
 func TestPodsThatTry(t *testing.T) {
-	// Nobody else has these, and pods have a machine of their own.
+	// Addresses of this test alone; real pods have their own.
 	const there, self = "127.86.42.1", "127.0.0.1"
 	serve(t, there)
 	var got Result
@@ -43,7 +43,7 @@ func TestPodsThatTry(t *testing.T) {
 	}
 }
 
-func TestNobodyAnswers(t *testing.T) {
+func TestNoResponse(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	var got Result
@@ -63,7 +63,7 @@ func TestMeasure(t *testing.T) {
 		"the path carries what the interface does": {[]int{1500}, 1500, 1500, 1500},
 		"a router says what it carries":            {[]int{1500, 1420}, 1420, 1420, 1420},
 		"two routers do, one after the other":      {[]int{9000, 1500, 1420}, 1420, 1420, 1420},
-		"nobody says so":                           {[]int{1500, 1500}, 1333, 1500, 1333},
+		"no ICMP error":                            {[]int{1500, 1500}, 1333, 1500, 1333},
 		"one does, and another one doesn't":        {[]int{1500, 1420, 1420}, 1300, 1420, 1300},
 		"only small ones get through":              {[]int{1500, 1500}, 28 + smallest, 1500, 28 + smallest},
 	} {
@@ -81,8 +81,8 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestTellFits holds that a termination message has room for the longest result.
-func TestTellFits(t *testing.T) {
+// TestEncodedResultFits checks that the longest result fits into a termination message.
+func TestEncodedResultFits(t *testing.T) {
 	var r Result
 	for range 20 {
 		r.Tried = append(r.Tried, Try{Error: strings.Repeat(`"`, longest), Seen: "fd00:10:2:1111:2222:3333:4444:5555", RTT: 1e6, MTU: 65535, Carries: 65535})
@@ -90,12 +90,12 @@ func TestTellFits(t *testing.T) {
 	for range 3 {
 		r.Named = append(r.Named, Name{Error: strings.Repeat("x", longest)})
 	}
-	told, err := r.Encode()
-	if err != nil || len(told) > maxResult {
-		t.Fatalf("%d bytes, %v", len(told), err)
+	encoded, err := r.Encode()
+	if err != nil || len(encoded) > maxResult {
+		t.Fatalf("%d bytes, %v", len(encoded), err)
 	}
 	var back Result
-	if err := json.Unmarshal(told, &back); err != nil || len(back.Tried) != 20 || back.Tried[0].Error == "" {
+	if err := json.Unmarshal(encoded, &back); err != nil || len(back.Tried) != 20 || back.Tried[0].Error == "" {
 		t.Errorf("%v: %+v", err, back)
 	}
 }

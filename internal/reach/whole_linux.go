@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// whole is a socket whose datagrams aren't cut up on the way: they arrive whole, or come
-// back as too large, or get lost.
+// whole is a socket whose datagrams aren't fragmented: they are delivered, rejected as too
+// large, or lost.
 type whole struct {
 	*net.UDPConn
 	header int // bytes of IP's and UDP's headers
@@ -27,7 +27,7 @@ func dialWhole(ctx context.Context, address string) (*whole, error) {
 	if err != nil {
 		return nil, err
 	}
-	udp := conn.(*net.UDPConn) // Of the network "udp".
+	udp := conn.(*net.UDPConn) // always, for the network "udp"
 	raw, err := udp.SyscallConn()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -43,7 +43,7 @@ func dialWhole(ctx context.Context, address string) (*whole, error) {
 	}
 	return &whole{UDPConn: udp, header: header, mtu: func() (mtu int) {
 		_ = raw.Control(func(fd uintptr) { mtu, _ = unix.GetsockoptInt(int(fd), level, option) })
-		// One datagram holds no more, and loopback says it did.
+		// The MTU of loopback exceeds the maximum size of a datagram.
 		return min(max(mtu, smallest+header), 1<<16-1)
 	}}, nil
 }

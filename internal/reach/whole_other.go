@@ -8,7 +8,7 @@ import (
 	"net"
 )
 
-// whole is there for the types: pods of nodes with Linux try each other.
+// whole is for builds on other systems; pods run on Linux.
 type whole struct {
 	*net.UDPConn
 	header int

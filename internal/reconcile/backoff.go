@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Backoff computes the waits between attempts that keep failing: they double
-// from Min to Max and are spread at random, so that a thousand nodes that lost
-// the same API server don't come back to it in step. Its zero value waits from
-// DefaultFirstWait to DefaultLongestWait. It isn't safe for concurrent use.
+// Backoff computes the waits between failing attempts: they double from Min to Max, with
+// random jitter, so that a thousand nodes that lost the same API server don't reconnect at
+// once. Its zero value waits from DefaultFirstWait to DefaultLongestWait. It isn't safe for
+// concurrent use.
 type Backoff struct {
 	// Min and Max bound every wait.
 	Min, Max time.Duration
@@ -16,14 +16,14 @@ type Backoff struct {
 	failures int
 }
 
-// Waits of a Backoff that leaves its bounds zero.
+// Defaults of a Backoff.
 const (
 	DefaultFirstWait   = 500 * time.Millisecond
 	DefaultLongestWait = time.Minute
 )
 
-// Next returns how long to wait after one more failure: at random between the
-// current step and half as much again, and never outside of Min and Max.
+// Next returns the wait after another failure: a random time between the current step and
+// 1.5 times the step, within Min and Max.
 func (b *Backoff) Next() time.Duration {
 	least, most := b.bounds()
 	step := least
@@ -34,13 +34,12 @@ func (b *Backoff) Next() time.Duration {
 		step *= 2
 	}
 	b.failures++
-	// The spread goes up from the step, hence a step may take two thirds of
-	// what is allowed: waits at the limit must be spread as well.
+	// The last step is two thirds of Max, so that waits at the limit have jitter as well.
 	step = max(least, min(step, most-most/3))
 	return min(most, step+rand.N(step/2+1))
 }
 
-// Reset makes the next failure the first one again.
+// Reset starts again from Min.
 func (b *Backoff) Reset() { b.failures = 0 }
 
 func (b *Backoff) bounds() (least, most time.Duration) {

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
-// maxRest is the longest rest after a pass, and restBurst how much of it may be put
-// off; see Config.RestShare.
+// maxRest is the longest rest after a pass, and restBurst how much rest may be deferred;
+// see Config.RestShare.
 const (
 	maxRest   = 10 * time.Second
 	restBurst = 100 * time.Millisecond
@@ -19,68 +19,63 @@ const (
 
 // Config describes a Loop. Name, Reconcile, Trigger and Logger are required.
 type Config struct {
-	// Name says what is reconciled, as in "peers gcp".
+	// Name names the loop in logs, such as "peers gcp".
 	Name string
-	// Reconcile makes one pass: it compares the whole state with what is
-	// wanted and puts right what differs. It is never called twice at a time.
-	// When nothing differs it writes and logs nothing.
+	// Reconcile makes one pass: it compares the whole observed state with the desired one
+	// and applies the differences. Calls don't overlap. Without differences it writes and
+	// logs nothing.
 	Reconcile func(ctx context.Context) error
-	// Trigger asks for a pass.
+	// Trigger requests a pass.
 	Trigger *Trigger
-	// MinInterval is the least time between the starts of two passes. The
-	// first event after a quiet time isn't held up by it. 0: none.
+	// MinInterval is the minimum time between the starts of two passes. It doesn't delay
+	// the first event after a quiet time. 0: none.
 	MinInterval time.Duration
-	// Burst is how many passes may start after a quiet time before MinInterval counts:
-	// then as many as there were intervals since. 0: one.
+	// Burst is the number of passes that may start without MinInterval after a quiet time;
+	// each interval since allows another one. 0: one.
 	Burst int
-	// RestShare is how many times as long as it took of a processor a pass is followed
-	// by a rest, where that is more than MinInterval: a loop whose passes take as long as
-	// somebody else likes takes no more than one part in RestShare+1 of a processor. On
-	// Linux that doesn't count what the pass waited for: a device, others on a busy
-	// machine. The rest may be put off until restBurst of it is due, and is maxRest at
-	// most. 0: no rest.
+	// RestShare is the rest after a pass as a multiple of its processor time, if that is
+	// longer than MinInterval: a loop whose passes depend on remote input uses at most
+	// 1/(RestShare+1) of a processor. On Linux the time that a pass waits doesn't count.
+	// The rest is deferred until restBurst is due, and is maxRest at most. 0: no rest.
 	RestShare int
-	// Resync is how long after a pass another one follows without any event,
-	// in case an event was lost. 0: never.
+	// Resync is the time after a pass until the next one without an event, in case an
+	// event was lost. 0: never.
 	Resync time.Duration
-	// Due, unless nil, is asked after a pass that succeeded, and says when
-	// another one should start although nothing has happened: beside Resync,
-	// whichever comes first. The zero time is never.
+	// Due, if set, is called after a successful pass, and returns when the next one starts
+	// without an event, unless Resync is earlier. The zero time is never.
 	Due func() time.Time
-	// BackoffMin and BackoffMax bound the wait after a pass that failed; 0:
-	// those of Backoff. An event shortens that wait, because it may be the
-	// end of the trouble, but not to less than BackoffMin.
+	// BackoffMin and BackoffMax bound the wait after a failed pass; 0: those of Backoff. An
+	// event shortens the wait, because it may have fixed the cause, but not below
+	// BackoffMin.
 	BackoffMin, BackoffMax time.Duration
-	// StuckAfter is how long a single pass may take before Stuck reports it.
-	// 0: DefaultStuckAfter.
+	// StuckAfter is the duration of a pass after which Stuck returns an error. 0:
+	// DefaultStuckAfter.
 	StuckAfter time.Duration
-	// Logger gets an error when it appears, when it changes and when it is
-	// over; repetitions only at level debug.
+	// Logger gets an error when it appears, changes and ends; repetitions at level debug.
 	Logger *slog.Logger
-	// Observe, unless nil, is told duration and outcome of each pass.
+	// Observe, if set, is called with duration and outcome of each pass.
 	Observe func(took time.Duration, err error)
 }
 
-// DefaultStuckAfter is how long a pass may take where Config doesn't say.
+// DefaultStuckAfter is the default of Config.StuckAfter.
 const DefaultStuckAfter = 2 * time.Minute
 
-// Loop calls Reconcile whenever its trigger fired, its period went by, or the
-// wait after a failure is over.
+// Loop calls Reconcile on triggers, periodically, and after back-off.
 type Loop struct {
 	cfg      Config
 	backoff  Backoff
 	outcomes *errlog.Log // of passes
-	spaced   time.Time   // when all intervals of passes are over
-	rested   time.Time   // when all rests after passes are over
-	// processor measures what a function takes of a processor.
+	spaced   time.Time   // end of the intervals of all passes
+	rested   time.Time   // end of the rests of all passes
+	// processor measures the processor time of a function.
 	processor func(func()) time.Duration
 
 	mu      sync.Mutex
 	started time.Time // of the pass that is running; zero between passes
-	passed  bool      // one has succeeded
+	passed  bool      // a pass has succeeded
 }
 
-// NewLoop returns a loop that Run starts.
+// NewLoop returns a loop.
 func NewLoop(cfg Config) *Loop {
 	if cfg.StuckAfter <= 0 {
 		cfg.StuckAfter = DefaultStuckAfter
@@ -95,11 +90,11 @@ func NewLoop(cfg Config) *Loop {
 // String returns the loop's name.
 func (l *Loop) String() string { return l.cfg.Name }
 
-// Run makes the first pass at once and goes on until ctx ends, which is not an
-// error: Run returns nil. It must not be called twice.
+// Run makes the first pass at once and runs until ctx ends, then returns nil. It must not be
+// called twice.
 func (l *Loop) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		// What fired until here is covered by the pass that starts now.
+		// The pass that starts now covers all events so far.
 		l.cfg.Trigger.drain()
 		started := time.Now()
 		var took time.Duration
@@ -117,8 +112,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	return nil
 }
 
-// Stuck returns an error while a pass has been running for longer than
-// StuckAfter: the loop doesn't turn any more.
+// Stuck returns an error while a pass has been running for longer than StuckAfter.
 func (l *Loop) Stuck() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,12 +125,11 @@ func (l *Loop) Stuck() error {
 	return nil
 }
 
-// Err returns the error of the last pass that ended; nil when it succeeded,
-// and before the first one.
+// Err returns the error of the last completed pass; nil before the first one.
 func (l *Loop) Err() error { return l.outcomes.Err() }
 
-// Passed tells whether a pass has succeeded since start. Before that nothing is
-// known of what the loop sees to.
+// Passed reports whether a pass has succeeded since start. Before that, the loop's status
+// is unknown.
 func (l *Loop) Passed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,7 +150,7 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	l.mu.Unlock()
 
 	if ctx.Err() != nil {
-		// Whatever it returned comes from the end of the process.
+		// The error is most likely caused by the end of ctx.
 		return err
 	}
 	if l.cfg.Observe != nil {
@@ -166,15 +159,15 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	return err
 }
 
-// wait returns when the next pass is due, after one that took so much of a processor, or
-// ctx has ended.
+// wait returns when the next pass is due, after one with that processor time, or ctx has
+// ended.
 func (l *Loop) wait(ctx context.Context, started time.Time, took time.Duration, err error) {
 	var (
 		ended   = time.Now()
 		unasked <-chan time.Time // when a pass starts without an event
 	)
 	l.spaced = latest(l.spaced, started).Add(l.cfg.MinInterval)
-	// When one that an event asks for may start.
+	// The earliest start of a pass that an event triggers.
 	onEvent := l.spaced.Add(-time.Duration(max(l.cfg.Burst-1, 0)) * l.cfg.MinInterval)
 	l.rested = latest(l.rested.Add(ended.Sub(started)), ended).Add(min(time.Duration(l.cfg.RestShare)*took, maxRest))
 	onEvent = latest(onEvent, l.rested.Add(-restBurst))
@@ -199,8 +192,8 @@ func (l *Loop) wait(ctx context.Context, started time.Time, took time.Duration, 
 	}
 }
 
-// due returns when a pass is due without an event, after one that ended at the
-// given time; the zero time is never.
+// due returns when the next pass is due without an event, after one that ended at that
+// time; the zero time is never.
 func (l *Loop) due(ended time.Time) time.Time {
 	var at time.Time
 	if l.cfg.Due != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // bench runs one loop inside a synctest bubble, where time only passes while
-// everybody waits, and notes when each pass started.
+// all goroutines are blocked, and records the start of each pass.
 type bench struct {
 	trigger *Trigger
 	loop    *Loop
@@ -163,8 +163,8 @@ func TestEventDuringAPassMakesAnother(t *testing.T) {
 	})
 }
 
-// TestLongPassIsFollowedByARest holds that events without end leave most of a
-// processor to others.
+// TestLongPassIsFollowedByARest checks that endless events leave most of a
+// processor idle.
 func TestLongPassIsFollowedByARest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, Config{RestShare: 4, MinInterval: 20 * time.Millisecond})
@@ -179,7 +179,7 @@ func TestLongPassIsFollowedByARest(t *testing.T) {
 	})
 }
 
-// TestPassThatWaitedNeedsNoRest has passes that take long, and little of a processor.
+// TestPassThatWaitedNeedsNoRest makes long passes with little processor time.
 func TestPassThatWaitedNeedsNoRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, Config{RestShare: 4, MinInterval: 20 * time.Millisecond})
@@ -194,7 +194,7 @@ func TestPassThatWaitedNeedsNoRest(t *testing.T) {
 	})
 }
 
-// TestProcessorTime holds that waiting takes nothing of a processor, and work does.
+// TestProcessorTime checks that waiting has no processor time, and work does.
 func TestProcessorTime(t *testing.T) {
 	if took := processorTime(func() { time.Sleep(200 * time.Millisecond) }); took >= 200*time.Millisecond {
 		t.Errorf("to wait took %v", took)

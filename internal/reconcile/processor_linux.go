@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processorTime calls f and returns how long it had a processor. What other goroutines
-// do for f doesn't count.
+// processorTime calls f and returns its processor time, without that of other goroutines.
 func processorTime(f func()) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -17,10 +16,10 @@ func processorTime(f func()) time.Duration {
 	return threadTime() - before
 }
 
-// threadTime is how long the thread had a processor since it began.
+// threadTime returns the processor time of the thread.
 func threadTime() time.Duration {
 	var ts unix.Timespec
-	// With a clock that there is and room for the answer it doesn't fail.
+	// It never fails for this clock.
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
 	return time.Duration(ts.Nano())
 }

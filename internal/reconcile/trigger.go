@@ -1,17 +1,16 @@
-// Package reconcile runs the loop that every component is built around: wait
-// for something to have happened, look at the whole state, put right what
-// differs, back off when that fails.
+// Package reconcile has the reconcile loop of every component: wait for an event, compare
+// the whole observed state with the desired one, apply the differences, and back off after
+// failures.
 package reconcile
 
-// Trigger tells a loop that there may be something to do. It carries no data
-// and holds at most one signal: any number of events before a pass make one
-// pass. All methods may be called from any goroutine.
+// Trigger requests a pass of a loop. It has no data and holds at most one signal: any number
+// of events before a pass cause one pass. It is safe for concurrent use.
 type Trigger struct{ signal chan struct{} }
 
 // NewTrigger returns a trigger that has not fired.
 func NewTrigger() *Trigger { return &Trigger{signal: make(chan struct{}, 1)} }
 
-// Fire leaves a signal unless one is waiting already. It never blocks.
+// Fire sends a signal unless one is pending. It never blocks.
 func (t *Trigger) Fire() {
 	select {
 	case t.signal <- struct{}{}:
@@ -19,11 +18,10 @@ func (t *Trigger) Fire() {
 	}
 }
 
-// C delivers the signal. Receiving takes it away, so that one reader is all a
-// trigger can have.
+// C returns the channel of the signal, for a single reader.
 func (t *Trigger) C() <-chan struct{} { return t.signal }
 
-// drain takes a waiting signal away.
+// drain discards a pending signal.
 func (t *Trigger) drain() {
 	select {
 	case <-t.signal:

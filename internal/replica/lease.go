@@ -18,34 +18,33 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// leases are those of one namespace as client-go's lock wants them. It calls none of the
-// methods that kube.Objects doesn't have.
+// leases adapts the Leases of one namespace to client-go's lock, which calls only methods
+// of kube.Objects.
 type leases struct {
 	kube.Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
 	uncalled
 }
 
-// uncalled has the methods that nobody calls, one level below those that Objects has.
+// uncalled has the methods that are never called, embedded one level below those of Objects.
 type uncalled struct{ coordination.LeaseInterface }
 
 // Leases implements coordination.LeasesGetter.
 func (l leases) Leases(string) coordination.LeaseInterface { return l }
 
-// lease is a Lease that notes how requests for it go and who holds it, and ends the
-// work of the leader in time. client-go's elector does so too late: it goes on trying
-// to renew a lease that another one holds until its deadline, and when that has passed
-// it first tries to give the lease up, which takes as long again where the server
-// doesn't answer.
+// lease is a Lease lock that records failed requests and the holder, and ends the leader's
+// work in time. client-go's elector does so too late: it tries to renew a lease that another
+// replica holds until the renew deadline, and then first tries to release it, which takes
+// as long again if the server doesn't respond.
 type lease struct {
 	resourcelock.Interface
-	deadline time.Duration // of the work, after the last renewal
-	patience time.Duration // with each request when all has ended
+	deadline time.Duration // of the leader's work, after the last renewal
+	patience time.Duration // timeout of requests after the end
 	errors   errlog.Log    // by verb
 	ending   atomic.Bool
 
 	mu     sync.Mutex
 	holder string
-	lost   *time.Timer // ends the work; nil: there is none
+	lost   *time.Timer // ends the leader's work; nil: not leading
 }
 
 const (
@@ -55,12 +54,12 @@ const (
 
 func newLease(inner resourcelock.Interface, deadline, patience time.Duration, log *slog.Logger) *lease {
 	return &lease{Interface: inner, deadline: deadline, patience: patience, errors: errlog.Log{
-		Logger: log, Level: slog.LevelWarn, Failing: "election hindered", Over: "election recovered", Quiet: time.Minute,
+		Logger: log, Level: slog.LevelWarn, Failing: "leader election failing", Over: "leader election recovered", Quiet: time.Minute,
 	}}
 }
 
-// bound has requests be brief when the lease is only to be given up: an API server that
-// doesn't answer must not keep the process from ending. The lease expires by itself.
+// bound sets a short timeout for requests that release the lease: an API server that doesn't
+// respond must not delay the end of the process. The lease expires by itself.
 func (l *lease) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if l.ending.Load() {
 		return context.WithTimeout(ctx, l.patience)
@@ -68,8 +67,8 @@ func (l *lease) bound(ctx context.Context) (context.Context, context.CancelFunc)
 	return ctx, func() {}
 }
 
-// works notes that the work of the leader has begun. Stop is called as soon as the lease
-// is lost, and until the function that works returns is called the lease isn't given up.
+// works records the start of the leader's work. stop is called as soon as the lease is lost.
+// The lease isn't released before ended is called.
 func (l *lease) works(stop func()) (ended func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -96,7 +95,7 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 	if err == nil {
 		l.held(ctx, record.HolderIdentity, false)
 	}
-	if apierrors.IsNotFound(err) { // it is created next
+	if apierrors.IsNotFound(err) { // the elector creates it next
 		l.note(ctx, verbGet, nil)
 	} else {
 		l.note(ctx, verbGet, err)
@@ -109,8 +108,8 @@ func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRe
 	return l.written(ctx, record, l.Interface.Create(ctx, record))
 }
 
-// errNotOurs is why a lease isn't given up.
-var errNotOurs = errors.New("another replica holds the lease, or work goes on")
+// errNotOurs prevents the release of a lease.
+var errNotOurs = errors.New("another replica holds the lease, or the leader's work has not ended")
 
 // Update implements resourcelock.Interface.
 func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
@@ -122,7 +121,7 @@ func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 	return l.written(ctx, record, l.Interface.Update(ctx, record))
 }
 
-// free reports whether the lease may be given up.
+// free reports whether the lease may be released.
 func (l *lease) free() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +133,7 @@ func (l *lease) written(ctx context.Context, record resourcelock.LeaderElectionR
 		l.held(ctx, record.HolderIdentity, true)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		// Somebody was faster, which is what the lock is for.
+		// Another replica was faster.
 		l.note(ctx, verbWrite, nil)
 	} else {
 		l.note(ctx, verbWrite, err)
@@ -142,7 +141,7 @@ func (l *lease) written(ctx context.Context, record resourcelock.LeaderElectionR
 	return err
 }
 
-// held notes who has the lease, and whether that was just written.
+// held records the holder of the lease, and whether it was written by this replica now.
 func (l *lease) held(ctx context.Context, by string, written bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,7 +155,7 @@ func (l *lease) held(ctx context.Context, by string, written bool) {
 		l.lost.Reset(l.deadline)
 	}
 	if by != "" && !ours {
-		// A candidate doesn't write while another one leads.
+		// Candidates don't write while another replica leads.
 		l.note(ctx, verbWrite, nil)
 	}
 }

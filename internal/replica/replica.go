@@ -1,4 +1,4 @@
-// Package replica has one of a program's processes do what two would undo each other's of.
+// Package replica runs leader election for a Deployment.
 package replica
 
 import (
@@ -21,64 +21,57 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// The times of an election where Config leaves them zero; those of
-// Kubernetes' own controllers.
+// Default times of an election, as in Kubernetes' own controllers.
 const (
 	DefaultLeaseDuration = 15 * time.Second
 	DefaultRenewDeadline = 10 * time.Second
 	DefaultRetryPeriod   = 2 * time.Second
 )
 
-// ErrLeaseLost is wrapped by the error of Replica.Run when another replica may lead
-// from now on. The process ends with it: what it had under way is no matter of the
-// next leader's.
-var ErrLeaseLost = errors.New("lost the lease")
+// ErrLeaseLost is wrapped by the error of Replica.Run when another replica may lead from now
+// on. The process must exit: its pending writes must not reach the next leader's objects.
+var ErrLeaseLost = errors.New("leader election lost")
 
 // Config describes a Replica. The three times may be zero; all other fields
 // are required.
 type Config struct {
-	// Election is whether there are other replicas. One that is alone leads without
-	// asking anybody.
+	// Election enables leader election. Without it the replica leads at once.
 	Election bool
-	// Leases are those of Namespace, in the cluster that keeps the Lease.
+	// Leases are those of Namespace.
 	Leases kube.Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
 	// Namespace and Name are those of the Lease. It is created if necessary.
 	Namespace, Name string
-	// Listen is the address that the program listens on.
+	// Listen is the program's listen address, a part of its identity.
 	Listen string
-	// Lead does what only one replica may do, until ctx ends. It must then
-	// return soon: with the lease lost, somebody else begins after
-	// LeaseDuration - RenewDeadline. Returning before ctx ends, with or without an
-	// error, ends Run.
+	// Lead does the leader's work until ctx ends. It must then return soon: after a lost
+	// lease, another replica leads after LeaseDuration - RenewDeadline. Run ends when Lead
+	// returns.
 	Lead func(ctx context.Context) error
-	// Logger gets the beginning of the work, and why requests for the Lease fail.
+	// Logger gets the start of leading, and failed requests for the Lease.
 	Logger *slog.Logger
-
-	// LeaseDuration is how long after the last renewal that it saw another
-	// replica waits before it takes over.
+	// LeaseDuration is the time after the last renewal until another replica takes over.
 	LeaseDuration time.Duration
-	// RenewDeadline is how long a leader that can't renew goes on.
+	// RenewDeadline is the time that a leader continues without a renewal.
 	RenewDeadline time.Duration
-	// RetryPeriod is the time between attempts to get and to renew.
+	// RetryPeriod is the interval between attempts to acquire and to renew.
 	RetryPeriod time.Duration
 
-	identity string // empty: that of the host and of Listen
+	identity string // empty: of the host and Listen
 }
 
-// Replica is one process of a program, one of which leads: it does what two would
-// undo each other's of.
+// Replica is a candidate of the leader election.
 type Replica struct {
 	cfg     Config
-	lease   *lease // nil: alone
+	lease   *lease // nil: no election
 	leading atomic.Bool
 }
 
-// identity returns what tells a replica from others: the name of its host, which is
-// that of the pod, and the address that it listens on, because outside of pods two of
-// them may share a host. One that is restarted with the identity that it had leads at
-// once, another one waits for the lease to expire.
+// identity returns the unique identity of a replica: its host name, which is that of the
+// pod, and its listen address, because outside of pods replicas may share a host. A replica
+// that restarts with the same identity leads at once instead of waiting for the lease to
+// expire.
 func identity(listen string) (string, error) {
-	// Container runtimes put it into the environment, too.
+	// Container runtimes set it in the environment.
 	host := os.Getenv("HOSTNAME")
 	if host == "" {
 		var err error
@@ -89,7 +82,7 @@ func identity(listen string) (string, error) {
 	return host + listen, nil
 }
 
-// New returns a replica that Run runs.
+// New returns a replica.
 func New(cfg Config) (*Replica, error) {
 	r := &Replica{cfg: cfg}
 	if !cfg.Election {
@@ -133,7 +126,7 @@ func (r *Replica) String() string {
 // Leads reports whether Lead is running.
 func (r *Replica) Leads() bool { return r.leading.Load() }
 
-// Leader returns the identity of the last leader seen; empty: none yet, or there is no
+// Leader returns the identity of the last observed leader; empty without one, or without an
 // election.
 func (r *Replica) Leader() string {
 	if r.lease == nil {
@@ -142,10 +135,10 @@ func (r *Replica) Leader() string {
 	return r.lease.lastHolder()
 }
 
-// Elected reports whether there is an election.
+// Elected reports whether leader election is enabled.
 func (r *Replica) Elected() bool { return r.lease != nil }
 
-// Err returns why the last request for the Lease failed; nil when it didn't.
+// Err returns the error of the last request for the Lease; nil if it succeeded.
 func (r *Replica) Err() error {
 	if r.lease == nil {
 		return nil
@@ -165,16 +158,15 @@ func (r *Replica) Collector(prefix string) prometheus.Collector {
 	})
 }
 
-// Run leads when it is this replica's turn, until ctx ends, which is not an error: then
-// it waits for Lead and gives the lease up, so that another replica takes over as soon
-// as it tries, which it does every one to two RetryPeriods. An error comes from Lead, or
-// wraps ErrLeaseLost, or run.ErrStuck where Lead goes on although it must not: only the end
-// of the process can stop its writes then.
+// Run calls Lead when this replica is elected. When ctx ends, it waits for Lead, releases the
+// lease, so that another replica takes over within one to two RetryPeriods, and returns nil.
+// An error is that of Lead, or wraps ErrLeaseLost, or run.ErrStuck if Lead doesn't end:
+// then only the end of the process stops its writes.
 func (r *Replica) Run(ctx context.Context) error {
 	if r.lease == nil {
 		return r.lead(ctx, func(func()) func() { return func() {} }, 0)
 	}
-	// The lease is renewed until Lead has ended, hence beyond ctx.
+	// The lease is renewed until Lead has ended, which is after ctx.
 	holding, release := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), run.ClientLog(r.cfg.Logger)))
 	won, released := make(chan struct{}, 1), make(chan struct{})
 	elector, err := r.elector(func(context.Context) { won <- struct{}{} })
@@ -197,8 +189,8 @@ func (r *Replica) Run(ctx context.Context) error {
 	return err
 }
 
-// lead runs Lead until it ends, or has gone on for too long after it had to. Works is
-// told what ends it, and returns what is to be called when it has ended.
+// lead runs Lead until it ends, or for patience after its context has ended. works gets a
+// function that ends it, and returns one that is called when it has ended.
 func (r *Replica) lead(ctx context.Context, works func(stop func()) (ended func()), patience time.Duration) error {
 	leading, stop := context.WithCancel(ctx)
 	defer stop()
@@ -223,7 +215,7 @@ func (r *Replica) lead(ctx context.Context, works func(stop func()) (ended func(
 		select {
 		case err = <-done:
 		case <-late:
-			return fmt.Errorf("work without the lease: %w", run.ErrStuck)
+			return fmt.Errorf("leader's work continues without the lease: %w", run.ErrStuck)
 		}
 	}
 	asked, lost := ctx.Err() != nil, leading.Err() != nil

@@ -186,7 +186,7 @@ func TestRestartWithTheSameIdentityLeadsAtOnce(t *testing.T) {
 	})
 }
 
-// TestUnreachableServerEndsTheWorkInTime has requests fail, or wait for ever. The process
+// TestUnreachableServerEndsTheWorkInTime makes requests fail or hang. The process
 // ends with the work, even where that needed longer than the next leader's to begin.
 func TestUnreachableServerEndsTheWorkInTime(t *testing.T) {
 	for name, down := range map[string]func(context.Context) error{
@@ -251,11 +251,11 @@ func neverAnswers(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// goesAway has all requests from now on end so.
+// goesAway makes all further requests fail or hang.
 func (r *replica) goesAway(ask func(context.Context) error) { r.away.Store(&ask) }
 
-// TestShutdownDoesNotWaitForAServerThatIsAway gives up to give the lease up.
-func TestShutdownDoesNotWaitForAServerThatIsAway(t *testing.T) {
+// TestShutdownDoesNotWaitForAnUnreachableServer stops trying to release the lease.
+func TestShutdownDoesNotWaitForAnUnreachableServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReplica(t, fake.NewClientset(), "only", leadUntilCancelled)
 		pass(t, time.Second)
@@ -268,7 +268,7 @@ func TestShutdownDoesNotWaitForAServerThatIsAway(t *testing.T) {
 	})
 }
 
-// TestWriteInFlightEndsWithTheProcess has work go on for a while after the lease was
+// TestWriteInFlightEndsWithTheProcess continues work for a while after the lease was
 // lost: nothing of it is left for the process to report as stuck later.
 func TestWriteInFlightEndsWithTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -286,7 +286,7 @@ func TestWriteInFlightEndsWithTheProcess(t *testing.T) {
 	})
 }
 
-// TestReplicaThatIsAlone leads without asking anybody.
+// TestReplicaThatIsAlone leads without a Lease.
 func TestReplicaThatIsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, ended := range []error{nil, context.Canceled} {
@@ -312,7 +312,7 @@ func TestReplicaThatIsAlone(t *testing.T) {
 	})
 }
 
-func TestIdentityTellsReplicasOfAHostApart(t *testing.T) {
+func TestIdentitiesOfReplicasOfAHostDiffer(t *testing.T) {
 	t.Setenv("HOSTNAME", "mirror-7d9f-abcde")
 	one, err := identity(":8080")
 	if err != nil || one != "mirror-7d9f-abcde:8080" {
@@ -417,7 +417,7 @@ func TestMissingPermissionIsLoggedOnce(t *testing.T) {
 			t.Errorf("Err() = %v, want that it is forbidden", err)
 		}
 		r.end(t)
-		if n := strings.Count(r.logged.String(), "election hindered"); n != 1 {
+		if n := strings.Count(r.logged.String(), "leader election failing"); n != 1 {
 			t.Errorf("logged %d times:\n%s", n, r.logged)
 		}
 	})

@@ -104,11 +104,11 @@ wrong:
 SHEEP  HEALTH  AGE
 dolly  away    never
 
-not known to be well:
+unknown:
   dolly isn't seen
 `, ""}},
 		{"what isn't known comes after what is wrong", 200, both, []string{"-o", "json"}, result{
-			1, both, "wrong:\n  shaun is ill\nnot known to be well:\n  dolly isn't seen\n",
+			1, both, "wrong:\n  shaun is ill\nunknown:\n  dolly isn't seen\n",
 		}},
 		{"a report as it is", 200, well, []string{"-o", "json"}, result{0, well, ""}},
 		{
@@ -117,12 +117,12 @@ not known to be well:
 			result{1, strings.ReplaceAll(ill, "\u202e", `\u202e`), "wrong:\n  d\\x1b[2J\\u202e is ill\n"},
 		},
 		{"an error", 500, "encode status: \x1bno", nil, result{
-			1, "", "semaphore-sheep status: ask ADDRESS: the answer is 500 Internal Server Error: encode status: \\x1bno\n",
+			1, "", "semaphore-sheep status: request the report from ADDRESS: response 500 Internal Server Error: encode status: \\x1bno\n",
 		}},
-		{"somebody else", 200, "<html>", nil, result{
-			1, "", "semaphore-sheep status: ADDRESS does not answer as semaphore-sheep does: invalid character '<' looking for beginning of value\n",
+		{"another program", 200, "<html>", nil, result{
+			1, "", "semaphore-sheep status: the response of ADDRESS is not a report of semaphore-sheep: invalid character '<' looking for beginning of value\n",
 		}},
-		{"a redirection is not followed", 302, "", nil, result{1, "", "semaphore-sheep status: ask ADDRESS: the answer is 302 Found: \n"}},
+		{"a redirection is not followed", 302, "", nil, result{1, "", "semaphore-sheep status: request the report from ADDRESS: response 302 Found: \n"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			address := serve(t, c.code, c.body)
@@ -148,10 +148,10 @@ func TestAddressOfTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestNobodyAnswers(t *testing.T) {
+func TestNoResponse(t *testing.T) {
 	t.Setenv("SEMAPHORE_PROBE_ADDRESS", "")
 	got := run(t.Context())
-	if got.Code != 1 || !strings.HasPrefix(got.Stderr, "semaphore-sheep status: ask 127.0.0.1:1: dial tcp 127.0.0.1:1:") {
+	if got.Code != 1 || !strings.HasPrefix(got.Stderr, "semaphore-sheep status: request the report from 127.0.0.1:1: dial tcp 127.0.0.1:1:") {
 		t.Errorf("got %+v, want a refusal by the default address", got)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -197,13 +197,13 @@ func TestProbe(t *testing.T) {
 		code := testCommand().probe(t.Context(), args, &stdout, &stderr)
 		return result{code, stdout.String(), stderr.String()}
 	}
-	usage := result{2, "", "semaphore-sheep probe: one path is expected: /readyz or /healthz\n"}
+	usage := result{2, "", "semaphore-sheep probe: expected one path: /readyz or /healthz\n"}
 	for _, c := range []struct {
 		args []string
 		want result
 	}{
 		{[]string{"/healthz"}, result{0, "ok\n", ""}},
-		{[]string{"/readyz"}, result{1, "the answer is 503 Service Unavailable: no device\\x1b\n", ""}},
+		{[]string{"/readyz"}, result{1, "response 503 Service Unavailable: no device\\x1b\n", ""}},
 		{nil, usage}, {[]string{"readyz"}, usage}, {[]string{"/healthz", "/readyz"}, usage},
 	} {
 		if diff := cmp.Diff(c.want, ask(c.args...)); diff != "" {

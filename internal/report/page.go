@@ -1,6 +1,5 @@
-// Package report is the command "status" of the programs: it asks the process
-// on the same machine for its report and prints it for people, with what is
-// wrong at the end.
+// Package report has the command "status" of the programs: it requests the report of the
+// process on the same machine and prints it, with the problems at the end.
 package report
 
 import (
@@ -16,10 +15,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// Page is a report as it is shown to people. What is put into it needs no
-// care: everything is made fit for a terminal when it is printed.
+// Page is a report in readable form. All text is made printable when it is printed.
 type Page struct {
-	// Now is when the report was asked for; ages count from here.
+	// Now is when the report was requested, for ages.
 	Now time.Time
 
 	parts   []part
@@ -41,26 +39,26 @@ func (p *Page) Line(format string, args ...any) {
 	p.parts = append(p.parts, line(fmt.Sprintf(format, args...)))
 }
 
-// Wrong adds something that is not as it should be. It makes the exit code 1.
+// Wrong adds a problem. The exit code is 1 then.
 func (p *Page) Wrong(format string, args ...any) {
 	p.wrong = append(p.wrong, fmt.Sprintf(format, args...))
 }
 
-// Unknown adds something of which there is no sign that it is as it should be, nor
-// that it isn't. It makes the exit code 3, unless something is wrong.
+// Unknown adds something whose state is unknown. The exit code is 3 then, unless something
+// is wrong.
 func (p *Page) Unknown(format string, args ...any) {
 	p.unknown = append(p.unknown, fmt.Sprintf(format, args...))
 }
 
-// freshContact is for how long the answer of an API server counts. It sends a bookmark
-// about every minute when nothing changes.
+// freshContact is the maximum age of an API server's last response: API servers send
+// bookmarks about once a minute.
 const freshContact = 150 * time.Second
 
-// Contact says so when what was last heard of an API server is too old for the rest of
-// the page to be taken for granted.
+// Contact adds something unknown if the last response of an API server is too old, as the
+// rest of the page may be outdated then.
 func (p *Page) Contact(what string, last *time.Time) {
 	if last == nil || p.Now.Sub(*last) > freshContact {
-		p.Unknown("%s: the API server was last heard %s", what, p.Age(last))
+		p.Unknown("%s: last response of the API server: %s", what, p.Age(last))
 	}
 }
 
@@ -71,27 +69,28 @@ func (p *Page) Failing(what, err string) {
 	}
 }
 
-// Failures adds the errors of several things, by what they are.
+// Failures adds the errors of several things, by name.
 func (p *Page) Failures(errs map[string]string) {
 	for _, what := range slices.Sorted(maps.Keys(errs)) {
 		p.Failing(what, errs[what])
 	}
 }
 
-// Watch says what is wrong with the watch of something, if anything is.
+// Watch adds the problems of a watch.
 func (p *Page) Watch(what string, synced bool, last *time.Time, err string) {
 	switch {
 	case err != "":
 		p.Failing(what, err)
 	case !synced:
-		p.Wrong("%s: not read since start", what)
+		p.Wrong("%s: not synced since start", what)
 	default:
 		p.Contact(what, last)
 	}
 }
 
-// Replica says which replica writes: this one, or the leader, as far as it knows. One
-// that doesn't write knows less than the leader. The error is that of the election.
+// Replica adds which replica writes: this one, or the known leader. A replica that doesn't
+// write has less information than the leader: knowsNot is what it lacks. err is the error of
+// the leader election.
 func (p *Page) Replica(writes bool, leader, knowsNot, err string) {
 	switch {
 	case writes:
@@ -99,7 +98,7 @@ func (p *Page) Replica(writes bool, leader, knowsNot, err string) {
 	case leader == "":
 		p.Wrong("no replica writes, as far as this one knows")
 	default:
-		p.Line("replica %s writes; this one would take over, and doesn't know of %s", leader, knowsNot)
+		p.Line("replica %s writes; this one stands by, and has no information about %s", leader, knowsNot)
 	}
 	p.Failing("election", err)
 }
@@ -111,11 +110,10 @@ func (p *Page) Table(header ...string) *Table {
 	return t
 }
 
-// Age writes how long before Now something was.
+// Age returns the age of a time at Now, such as "3s ago".
 func (p *Page) Age(at *time.Time) string { return Age(p.Now, at) }
 
-// print writes the page: the parts, an empty line before each table, and what
-// is wrong.
+// print writes the page: the parts, an empty line before each table, and the problems.
 func (p *Page) print(w io.Writer) error {
 	var b strings.Builder
 	for _, part := range p.parts {
@@ -130,12 +128,12 @@ func (p *Page) print(w io.Writer) error {
 	return err
 }
 
-// printComplaints writes what is wrong, and what isn't known.
+// printComplaints writes the problems and the unknown states.
 func (p *Page) printComplaints(b *strings.Builder) {
 	for _, part := range []struct {
 		title string
 		texts []string
-	}{{"wrong", p.wrong}, {"not known to be well", p.unknown}} {
+	}{{"wrong", p.wrong}, {"unknown", p.unknown}} {
 		if len(part.texts) > 0 {
 			b.WriteString(part.title + ":\n")
 		}
@@ -162,7 +160,7 @@ func (t *Table) print(b *strings.Builder) {
 		for x, cell := range row {
 			clean[x] = printable.Text(cmp.Or(cell, "-"), printable.Short)
 		}
-		// A strings.Builder takes everything; so does what writes to one.
+		// Writes to a strings.Builder never fail.
 		_, _ = io.WriteString(w, strings.Join(clean, "\t")+"\n")
 	}
 	_ = w.Flush()

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Bytes writes a number of bytes for people: "999 B", "1.5 KiB".
+// Bytes formats a number of bytes: "999 B", "1.5 KiB".
 func Bytes(n int64) string {
 	const step = 1024
 	if n < step {
@@ -15,7 +15,7 @@ func Bytes(n int64) string {
 	}
 	value, unit := float64(n)/step, 0
 	const units = "KMGTPE"
-	// What would be printed as 1024.0 has the next unit.
+	// Use the next unit for what would be printed as 1024.0.
 	for value >= step-0.05 && unit < len(units)-1 {
 		value /= step
 		unit++
@@ -23,14 +23,14 @@ func Bytes(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", value, units[unit])
 }
 
-// Age writes how long ago something was for people, in the two largest units
-// that count: "3s ago", "4m10s ago", "2d5h ago". Nil is "never".
+// Age formats the age of a time in its two largest units: "3s ago", "4m10s ago", "2d5h ago".
+// Nil is "never".
 func Age(now time.Time, at *time.Time) string {
 	if at == nil {
 		return "never"
 	}
 	const day = 24 * time.Hour
-	// Clocks that were set, and a report that is newer than now.
+	// Not negative, if clocks were set or the report is newer than now.
 	age := max(now.Sub(*at), 0)
 	var text string
 	switch {
@@ -46,7 +46,7 @@ func Age(now time.Time, at *time.Time) string {
 	return text + " ago"
 }
 
-// Some joins the first few of many names.
+// Some joins names, the first five if there are more.
 func Some(names []string) string {
 	const few = 5
 	if len(names) <= few {

@@ -7,10 +7,9 @@ import (
 	"syscall"
 )
 
-// setBacklog has the kernel keep as many connections as backlog says.
+// setBacklog sets the listen backlog of a socket.
 func setBacklog(listener *net.TCPListener) {
-	// On a socket that listens already it sets the backlog alone; without it there is
-	// another one.
+	// listen(2) on a listening socket only changes the backlog. An error leaves the default.
 	if conn, err := listener.SyscallConn(); err == nil {
 		_ = conn.Control(func(fd uintptr) { _ = syscall.Listen(int(fd), backlog) })
 	}

@@ -2,5 +2,5 @@ package run
 
 import "net"
 
-// setBacklog leaves it as it is: on Windows there are only programs that serve nobody.
+// setBacklog does nothing: programs on Windows don't serve.
 func setBacklog(*net.TCPListener) {}

@@ -8,18 +8,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// AdoptClientLogs sends what the Kubernetes client library logs on its own
-// account to log, too. That library has one logger for the process, so that
-// only main should call this, before it starts anything.
+// AdoptClientLogs redirects the global logger of the Kubernetes client library to log. Only
+// main should call it, before it starts anything.
 func AdoptClientLogs(log *slog.Logger) { klog.SetSlogLogger(log.With("source", "client-go")) }
 
-// ClientLog returns what Kubernetes' client library logs to about single requests:
-// whoever makes them logs what matters of it once, at a level of its own. It passes to
-// log, at level debug, whatever the library logs at debug or above. Below that it would
-// log the bodies of requests and responses.
+// ClientLog returns a logger for the Kubernetes client library that logs everything from
+// level debug upwards at level debug: callers log the errors of requests themselves. Below
+// debug the library would log bodies of requests and responses.
 func ClientLog(log *slog.Logger) logr.Logger { return logr.FromSlogHandler(demoted{log.Handler()}) }
 
-// demoted makes every record one of level debug.
+// demoted changes the level of all records to debug.
 type demoted struct{ slog.Handler }
 
 // Enabled implements slog.Handler.
@@ -27,8 +25,7 @@ func (d demoted) Enabled(ctx context.Context, level slog.Level) bool {
 	return level >= slog.LevelDebug && d.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
-// Handle implements slog.Handler. It is called for errors without a call of
-// Enabled: logr's are logged at any level.
+// Handle implements slog.Handler. logr calls it for errors without a call of Enabled.
 func (d demoted) Handle(ctx context.Context, record slog.Record) error {
 	if !d.Enabled(ctx, record.Level) {
 		return nil

@@ -10,27 +10,25 @@ import (
 
 // Bounds of one listener. A scraper and a kubelet hold one connection each.
 const (
-	// How many connections may be open at once, and with that how many requests
-	// may be under way: HTTP/1.1 has one of them per connection. Probes come from
-	// the same source as whatever else runs on the host's network, and the more
-	// connections that may hold, the longer one of theirs stays.
+	// Maximum number of open connections, and of concurrent requests: HTTP/1.1 has one per
+	// connection. Probes have the same source as other processes on the host's network: the
+	// more connections are allowed, the longer one of a probe stays.
 	maxConnections      = 256
 	maxProbeConnections = 1024
-	// minStay is what a connection has before it is closed for another one: many
-	// times what a probe takes.
+	// minStay is the minimum time until a connection is closed for another one: many times
+	// the duration of a probe.
 	minStay = 20 * time.Millisecond
-	// backlog is how many connections the kernel keeps that haven't been accepted
-	// yet. With its default of 4,096 a probe in a flood would wait for seconds.
+	// backlog is the number of connections that aren't accepted yet. With the kernel's
+	// default of 4,096 a probe would wait for seconds in a flood.
 	backlog = 128
-	// sendBuffer is what the kernel keeps of an answer for a client that
-	// doesn't read it, in bytes. It doubles that.
+	// sendBuffer is the size of the kernel's send buffer in bytes, which the kernel doubles,
+	// for clients that don't read the response.
 	sendBuffer = 32 << 10
 )
 
-// fairListener accepts every connection and keeps no more than limit of them:
-// one too many closes another one, of the source that holds the most. So who
-// opens many connections, and sends nothing on them or reads nothing, loses
-// connections of its own, and one that somebody else opens is always served.
+// fairListener accepts all connections and keeps at most limit of them: beyond that, it
+// closes one of the source with the most connections. A client that opens many connections
+// without sending or reading loses its own ones, and other clients are always served.
 type fairListener struct {
 	net.Listener
 	limit int
@@ -38,11 +36,11 @@ type fairListener struct {
 	mu    sync.Mutex
 	open  int
 	held  map[netip.Prefix]*holding
-	freed chan struct{} // a connection was closed; holds one
+	freed chan struct{} // signals that a connection was closed; capacity 1
 }
 
-// holding is what one source holds: connections that nobody serves, and those
-// that a handler works for, each in the order in which they became that.
+// holding has the connections of one source: idle ones, and those with a running handler,
+// each in the order in which they became so.
 type holding [2]list.List
 
 func (h *holding) count() int { return h[0].Len() + h[1].Len() }
@@ -62,13 +60,12 @@ type fairConn struct {
 	since  time.Time
 
 	// Guarded by owner.mu.
-	kind  int           // index of a holding
-	place *list.Element // in the owner's lists; nil: closed
+	kind  int           // index into holding
+	place *list.Element // in the list of the holding; nil: closed
 }
 
-// Accept waits for a connection. On the loopback it takes none that comes from
-// another machine: where net.ipv4.conf.all.route_localnet is set, as kube-proxy
-// does, the kernel would deliver it.
+// Accept waits for a connection. On the loopback it rejects connections from other machines,
+// which the kernel delivers if net.ipv4.conf.all.route_localnet is set, as kube-proxy does.
 func (l *fairListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
@@ -81,8 +78,7 @@ func (l *fairListener) Accept() (net.Conn, error) {
 			continue
 		}
 		if tcp, ok := conn.(*net.TCPConn); ok {
-			// Without it answers are sent just as well.
-			_ = tcp.SetWriteBuffer(sendBuffer)
+			_ = tcp.SetWriteBuffer(sendBuffer) // an error leaves the default
 		}
 		c := &fairConn{Conn: conn, owner: l, source: sourceOf(remote)}
 		for {
@@ -101,8 +97,8 @@ func (l *fairListener) Accept() (net.Conn, error) {
 	}
 }
 
-// admit adds c, and returns the connection that has to go for it; or else how
-// long to wait for there to be one.
+// admit adds c, and returns the connection to close for it, if any; or it returns how long
+// to wait before the next attempt.
 func (l *fairListener) admit(c *fairConn) (one *fairConn, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,7 +124,7 @@ func (l *fairListener) add(c *fairConn) {
 	l.open++
 }
 
-// remove takes a connection out of those that are open, if it is one.
+// remove removes a connection if it is open.
 func (l *fairListener) remove(c *fairConn) {
 	if c.place == nil {
 		return
@@ -154,7 +150,7 @@ func (c *fairConn) Close() error {
 	return c.Conn.Close()
 }
 
-// serve says whether a handler works for the connection.
+// serve sets whether the connection has a running handler.
 func (c *fairConn) serve(serving bool) {
 	c.owner.mu.Lock()
 	defer c.owner.mu.Unlock()
@@ -169,11 +165,9 @@ func (c *fairConn) serve(serving bool) {
 	}
 }
 
-// surplus returns which of the open connections is to be closed for another one:
-// among those of the sources that hold the most, of the ones that are served and
-// the ones that aren't, the more numerous; of these, the oldest. Neither
-// connections that send nothing nor those that read nothing can push the other
-// kind out that way.
+// surplus returns the connection to close for another one: of the sources with the most
+// connections, the oldest one of the more numerous kind, idle or with a handler, so that
+// neither kind can displace the other.
 func (l *fairListener) surplus() *fairConn {
 	most := 0
 	for _, h := range l.held {
@@ -202,14 +196,14 @@ func (l *fairListener) surplus() *fairConn {
 	return oldest[0]
 }
 
-// sourceOf returns what counts as one source: an IPv4 address, or the /64 that
-// one host has of IPv6 (RFC 6177).
+// sourceOf returns the source of an address: the IPv4 address, or the IPv6 /64 of a host
+// (RFC 6177).
 func sourceOf(addr netip.Addr) netip.Prefix {
 	bits := addr.BitLen()
 	if addr.Is6() && !addr.IsLoopback() {
 		bits = 64
 	}
-	// An address that isn't valid has the zero prefix.
+	// The zero prefix for an invalid address.
 	prefix, _ := addr.Prefix(bits)
 	return prefix
 }
@@ -222,11 +216,10 @@ func addressOf(addr net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// abort closes a connection without keeping what hasn't been sent yet.
+// abort closes a connection and discards unsent data.
 func abort(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
 	}
-	// Nobody waits for what is lost by that.
-	_ = conn.Close()
+	_ = conn.Close() // unsent data is discarded anyway
 }

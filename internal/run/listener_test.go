@@ -46,7 +46,7 @@ func TestSurplus(t *testing.T) {
 	}
 }
 
-// TestSurplusLeavesTheFewAlone has many sources open connections at random: one
+// TestSurplusLeavesTheFewAlone opens connections of many sources at random: one
 // that holds fewer than another never loses one.
 func TestSurplusLeavesTheFewAlone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -93,7 +93,7 @@ func flood(t *testing.T, address string) {
 				switch (n + client) % 3 {
 				case 1: // A request that never ends.
 					_, _ = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: a\r\nX: ")
-				case 2: // Answers that nobody reads.
+				case 2: // Unread responses.
 					_, _ = io.WriteString(c, strings.Repeat("GET /status HTTP/1.1\r\nHost: a\r\n\r\n", 20))
 				}
 				if n == maxProbeConnections/2 {
@@ -121,7 +121,7 @@ func flood(t *testing.T, address string) {
 	}
 }
 
-// TestFlood ties up one of the servers after the other: both go on answering, and
+// TestFlood floods one server after the other: both continue to respond, and
 // a flood makes neither many connections nor many reports.
 func TestFlood(t *testing.T) {
 	for _, flooded := range []string{"probe", "status"} {

@@ -16,33 +16,30 @@ const (
 	exitMisconfigured = 2
 )
 
-// Configured is a configuration as far as Program.Main reads it.
+// Configured is the part of a configuration that Program.Main uses.
 type Configured interface {
 	// Logging returns the level and the format of the log, see process.NewLogger.
 	Logging() (level, format string)
 }
 
-// Program is one of the programs, as its main function hands it to Main.
+// Program describes a program to Main.
 type Program[C Configured] struct {
 	Name string
-	// Load reads the configuration from the command's arguments and from the
-	// environment. It returns flag.ErrHelp when all that was asked for has been
-	// printed.
+	// Load reads the configuration from the arguments and the environment. It returns
+	// flag.ErrHelp after -help or -version.
 	Load func(args []string) (cfg C, warnings []string, err error)
-	// Run does the work, until the process ends or until it is done.
+	// Run runs the program, until it is terminated or done.
 	Run func(cfg C, log *slog.Logger) error
-	// Status answers the word "status" in front of the arguments, which are
-	// those behind it, and returns the exit code. Nil: the program doesn't go on
-	// working, and has none.
+	// Status runs the command "status" with the arguments after it, and returns the exit
+	// code. Nil: no such command.
 	Status func(args []string) int
-	// Probe is what Status is for the word "probe". Nil: the program has none.
+	// Probe runs the command "probe". Nil: no such command.
 	Probe func(args []string) int
 }
 
-// Main does what the command line asks for. args are the arguments without the
-// program's name. It returns the exit code: that of Status or Probe where the first of
-// them asks for it; else 0, 1 when Run failed, 2 for a configuration that can't
-// be used.
+// Main runs the program with the arguments after its name, and returns the exit code: that
+// of Status or Probe for these commands, else 0, 1 if Run failed, or 2 for an invalid
+// configuration.
 func (p Program[C]) Main(args []string) int {
 	if len(args) > 0 && args[0] == "status" && p.Status != nil {
 		return p.Status(args[1:])

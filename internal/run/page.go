@@ -11,36 +11,35 @@ import (
 	"time"
 )
 
-// Answers to /metrics and /status take at most about a fiftieth of a core, whoever
-// asks and how often: after one that took d to make, the next one begins 50*d later,
-// or maxPause where that is less.
+// Responses of /metrics and /status use at most about a fiftieth of a core, independent of
+// the number of requests: after one that took d to generate, the next one starts 50*d
+// later, maxPause at most.
 const (
 	pauseShare = 50
 	maxPause   = time.Second
 )
 
-// page is a path whose answers are made one at a time and with a pause between them.
-// All who ask before an answer is begun get that one, so nobody is told what was
-// before the question. Answers don't depend on the request, and those that are sent
-// at the same time share their bytes.
+// page is a path whose responses are generated one at a time, with a pause in between. All
+// requests before the start of a generation share its response, which therefore isn't older
+// than the request. Responses don't depend on the request.
 type page struct {
-	// make answers a request that prefers nothing: no encoding, no format.
+	// make handles a request without Accept headers.
 	make http.Handler
 
-	turn     sync.Mutex // held by the request that makes an answer, or is about to
-	earliest time.Time  // when the next answer may be begun; guarded by turn
+	generating sync.Mutex // held by the request that generates a response, or waits to
+	earliest   time.Time  // start of the next generation; guarded by generating
 
 	mu   sync.Mutex
-	next *making // not begun; nil: nobody asks for it yet
+	next *making // not started; nil: not requested
 }
 
-// making is an answer that is being made.
+// making is a response that is being generated.
 type making struct {
 	done   chan struct{}
-	answer *answer // nil: making it went wrong; to be read after done
+	answer *answer // nil: failed; to be read after done
 }
 
-// answer is what everybody gets.
+// answer is a generated response.
 type answer struct {
 	code        int
 	contentType string
@@ -48,11 +47,11 @@ type answer struct {
 	gzipped     func() []byte
 }
 
-// ServeHTTP sends the answer.
+// ServeHTTP implements http.Handler.
 func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a := p.get(r.Context())
 	if a == nil {
-		http.Error(w, "no answer could be made", http.StatusInternalServerError)
+		http.Error(w, "the response could not be generated", http.StatusInternalServerError)
 		return
 	}
 	header, body := w.Header(), a.body
@@ -64,12 +63,11 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		body = a.gzipped()
 	}
 	w.WriteHeader(a.code)
-	// A client that is gone needs no answer.
-	_, _ = w.Write(body)
+	_, _ = w.Write(body) // fails if the client is gone
 }
 
-// get returns an answer that was begun after the call, nil when ctx ends first. The
-// first to ask for it makes it.
+// get returns a response whose generation started after the call, nil if ctx ends first. The
+// first request generates it.
 func (p *page) get(ctx context.Context) *answer {
 	p.mu.Lock()
 	if m := p.next; m != nil {
@@ -84,11 +82,10 @@ func (p *page) get(ctx context.Context) *answer {
 	m := &making{done: make(chan struct{})}
 	p.next = m
 	p.mu.Unlock()
-	// The others wait for this one, also when the one that asked first is gone.
+	// Others wait for this response, so it is generated even if the client is gone.
 	defer close(m.done)
-
-	p.turn.Lock()
-	defer p.turn.Unlock()
+	p.generating.Lock()
+	defer p.generating.Unlock()
 	<-time.After(time.Until(p.earliest))
 	p.mu.Lock()
 	p.next = nil
@@ -103,7 +100,7 @@ func (p *page) get(ctx context.Context) *answer {
 	return m.answer
 }
 
-// record makes an answer. Its request is nobody's.
+// record generates a response to a synthetic request.
 func (p *page) record() *answer {
 	r := recorder{header: http.Header{}, code: http.StatusOK}
 	p.make.ServeHTTP(&r, &http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/"}, Header: http.Header{}, Body: http.NoBody})
@@ -114,7 +111,7 @@ func (p *page) record() *answer {
 	}
 }
 
-// recorder is an http.ResponseWriter that keeps what a handler answers.
+// recorder is an http.ResponseWriter that records the response.
 type recorder struct {
 	header http.Header
 	code   int
@@ -128,13 +125,13 @@ func (r *recorder) Write(text []byte) (int, error) { return r.body.Write(text) }
 func compress(body []byte) []byte {
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
-	// Nothing that is written to memory fails.
+	// Writes to memory never fail.
 	_, _ = w.Write(body)
 	_ = w.Close()
 	return b.Bytes()
 }
 
-// takesGzip reports whether the client says that it reads gzip (RFC 9110, 12.5.3).
+// takesGzip reports whether the client accepts gzip (RFC 9110, 12.5.3).
 func takesGzip(r *http.Request) bool {
 	for _, header := range r.Header.Values("Accept-Encoding") {
 		for part := range strings.SplitSeq(header, ",") {

@@ -18,7 +18,7 @@ func counting(asked *atomic.Int64) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintf(w, "answer %d", asked.Add(1)) }
 }
 
-// TestPageIsMadeOnceForAll has many ask while an answer is being made: they share
+// TestPageIsMadeOnceForAll makes many requests during a generation: they share
 // the next one.
 func TestPageIsMadeOnceForAll(t *testing.T) {
 	var asked atomic.Int64
@@ -43,7 +43,7 @@ func TestPageIsMadeOnceForAll(t *testing.T) {
 		}()
 	}
 	// One of them leads, the others have found it.
-	polltest.Until(t, time.Minute, "somebody to ask for the next answer", func() bool {
+	polltest.Until(t, time.Minute, "a request for the next response", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return p.next != nil
@@ -56,14 +56,14 @@ func TestPageIsMadeOnceForAll(t *testing.T) {
 	for range clients {
 		got[<-bodies]++
 	}
-	// Who is late on a busy machine gets one that was begun later still.
+	// A request that is late on a busy machine gets a later response.
 	if got["answer 1"] > 0 || got["answer 2"] == 0 || len(got) > 3 {
 		t.Errorf("%d clients got %v", clients, got)
 	}
 }
 
-// TestPageTellsNothingFromBefore has each answer begin after its question.
-func TestPageTellsNothingFromBefore(t *testing.T) {
+// TestPageIsNotOlderThanTheRequest checks that each generation starts after its request.
+func TestPageIsNotOlderThanTheRequest(t *testing.T) {
 	var state, asked atomic.Int64
 	p := &page{make: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		asked.Add(1)
@@ -93,7 +93,7 @@ func TestPagePausesByWhatItCosts(t *testing.T) {
 	}
 }
 
-func TestPageThatCannotBeMadeIsNobodyElsesFault(t *testing.T) {
+func TestPageThatFailsDoesNotAffectOthers(t *testing.T) {
 	var asked atomic.Int64
 	p := &page{make: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if asked.Load() == 0 {

@@ -1,5 +1,5 @@
-// Package run is the frame of a long-running program: its tasks, its end,
-// its log, and the HTTP server that tells how it is.
+// Package run has the frame of a long-running program: tasks, shutdown, log, and the HTTP
+// servers for probes, metrics and status.
 package run
 
 import (
@@ -13,9 +13,8 @@ import (
 	"time"
 )
 
-// Task is one thing that a program does all the time. Run returns soon after
-// ctx ended; before that, only because it can't go on. String names the task
-// in logs.
+// Task is a long-running part of a program. Run returns soon after ctx has ended, and
+// before that only if it can't continue. String names the task in logs.
 type Task interface {
 	Run(ctx context.Context) error
 	String() string
@@ -24,15 +23,13 @@ type Task interface {
 // ErrStuck is wrapped by the error of Run when tasks did not end in time.
 var ErrStuck = errors.New("tasks did not end")
 
-// Run runs all tasks until one of them returns, or ctx ends, or the process
-// gets SIGTERM or SIGINT; then it cancels the others and waits for them, but
-// for no longer than grace. A second signal while it waits kills the process,
-// as it would without Run.
+// Run runs all tasks until one of them returns, ctx ends, or the process gets SIGTERM or
+// SIGINT; then it cancels the others and waits for them, for at most grace. A second signal
+// kills the process, as it would without Run.
 //
-// The error joins those that tasks returned, each behind the task's name, and
-// ErrStuck with the names of tasks that were still running. A task that
-// returns nil while nobody asked it to is an error as well; one that returns
-// because it was cancelled is not. A panic in a task is not caught.
+// The error joins those of the tasks, each after the task's name, and ErrStuck with the
+// names of tasks that are still running. A task that returns nil before it was cancelled is
+// an error; one that returns context.Canceled after that isn't. Panics are not recovered.
 func Run(ctx context.Context, log *slog.Logger, grace time.Duration, tasks ...Task) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -42,8 +39,8 @@ func Run(ctx context.Context, log *slog.Logger, grace time.Duration, tasks ...Ta
 	})
 }
 
-// together is Run without signals. It calls ending when the first task has returned or
-// ctx has ended.
+// together is Run without signals. It calls ending when the first task has returned or ctx
+// has ended, before it waits.
 func together(ctx context.Context, grace time.Duration, tasks []Task, ending func(reason error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -53,8 +50,8 @@ func together(ctx context.Context, grace time.Duration, tasks []Task, ending fun
 		go func() {
 			err := task.Run(ctx)
 			asked := ctx.Err() != nil
-			// Cancelled here rather than by the collector, so that no task
-			// that ends because of this one is taken for the first.
+			// Cancel here rather than in collect, so that a task that ends because of this one
+			// isn't reported as the first.
 			cancel(fmt.Errorf("%v ended", task))
 			ends <- end{task: i, err: err, asked: asked}
 		}()
@@ -65,7 +62,7 @@ func together(ctx context.Context, grace time.Duration, tasks []Task, ending fun
 	return collect(ends, tasks, grace)
 }
 
-// end is how a task ended, and whether it had been asked to.
+// end is the outcome of a task, and whether it had been cancelled before.
 type end struct {
 	task  int // index
 	err   error

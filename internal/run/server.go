@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
-// Bounds of one connection to a Server. Scrapers and probes need a fraction;
-// they keep anybody who can reach the port from tying up the process.
+// Bounds of one connection to a Server, against clients that try to block the process.
+// Scrapers and probes need a fraction.
 const (
 	headerTimeout  = 5 * time.Second
 	readTimeout    = 10 * time.Second
@@ -29,18 +29,18 @@ const (
 	shutdownPeriod = 3 * time.Second
 )
 
-// The waits before an address is tried again. Of two processes of a rollout the second
-// one takes it within a second after the first has ended.
+// Bounds of the wait before binding an address again. In a rollout, the new process binds it
+// within a second after the old one has ended.
 const (
 	firstRetry   = 200 * time.Millisecond
 	longestRetry = 800 * time.Millisecond
 )
 
-// unixPrefix is what the address of a Unix socket begins with; its path follows.
+// unixPrefix precedes the path of a Unix socket in addresses.
 const unixPrefix = "unix:"
 
-// Server serves HTTP at one address. An address that is taken or isn't there yet
-// is tried again: nothing else waits for it, and nothing else ends by it.
+// Server serves HTTP at one address. If the address is in use or doesn't exist yet, it
+// retries, independently of other tasks.
 type Server struct {
 	name    string
 	address string
@@ -48,7 +48,7 @@ type Server struct {
 	http    http.Server
 	log     *slog.Logger
 	retry   reconcile.Backoff
-	// outcomes are of binding the address, and of serving.
+	// outcomes are those of binding and of serving.
 	outcomes *errlog.Log
 
 	mu       sync.Mutex
@@ -83,7 +83,7 @@ func newServer(cfg serverConfig) *Server {
 			},
 		},
 		retry:    reconcile.Backoff{Min: firstRetry, Max: longestRetry},
-		outcomes: &errlog.Log{Logger: cfg.log, Level: slog.LevelWarn, Failing: "not listening, trying again"},
+		outcomes: &errlog.Log{Logger: cfg.log, Level: slog.LevelWarn, Failing: "not listening, retrying"},
 		err:      errors.New("not started"),
 	}
 	s.http.SetKeepAlivesEnabled(cfg.keepAlive)
@@ -93,21 +93,21 @@ func newServer(cfg serverConfig) *Server {
 // String names the server as a task.
 func (s *Server) String() string { return s.name + " server " + s.address }
 
-// Addr returns the address that the server is bound to; none while it isn't.
+// Addr returns the bound address, or the zero value.
 func (s *Server) Addr() netip.AddrPort {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.bound
 }
 
-// Err returns why the server doesn't serve; nil while it does.
+// Err returns the error of a server that isn't serving; nil while it serves.
 func (s *Server) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// connections returns how many are open.
+// connections returns the number of open connections.
 func (s *Server) connections() int {
 	s.mu.Lock()
 	listener := s.listener
@@ -120,7 +120,7 @@ func (s *Server) connections() int {
 	return listener.open
 }
 
-// Run serves until ctx ends, then gives requests under way a few seconds.
+// Run serves until ctx ends, then waits shutdownPeriod for running requests.
 func (s *Server) Run(ctx context.Context) error {
 	for {
 		served, err := s.listen(ctx)
@@ -141,8 +141,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// listen binds the address and begins to serve. The end of that, and why, comes
-// from the channel.
+// listen binds the address and starts to serve. The channel returns the error that ends it.
 func (s *Server) listen(ctx context.Context) (<-chan error, error) {
 	listener, err := listen(ctx, s.address)
 	if err != nil {
@@ -165,13 +164,12 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "tcp", address)
 }
 
-// listenUnix listens on a socket that only the own user may connect to. A socket that
-// nobody answers on any more is replaced.
+// listenUnix listens on a Unix socket of mode 0600. It replaces a stale socket.
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == fs.ModeSocket {
 		if conn, err := new(net.Dialer).DialContext(ctx, "unix", path); err == nil {
 			_ = conn.Close()
-			return nil, fmt.Errorf("%s: another process answers there", path)
+			return nil, fmt.Errorf("%s: another process is listening", path)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, err
@@ -187,7 +185,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// note notes whether the server serves, and logs it when that changed.
+// note records whether the server is serving, and logs changes.
 func (s *Server) note(ctx context.Context, address net.Addr, err error) {
 	var bound netip.AddrPort
 	if tcp, ok := address.(*net.TCPAddr); ok {
@@ -204,7 +202,7 @@ func (s *Server) note(ctx context.Context, address net.Addr, err error) {
 }
 
 func (s *Server) shutDown(ctx context.Context, served <-chan error) error {
-	// The parent is over; what it carries besides its end is kept.
+	// The parent has ended; its values are kept.
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownPeriod)
 	defer cancel()
 	err := s.http.Shutdown(grace)
@@ -220,10 +218,10 @@ func (s *Server) shutDown(ctx context.Context, served <-chan error) error {
 	return nil
 }
 
-// connKey finds the connection of a request in its context.
+// connKey is the context key of a request's connection.
 type connKey struct{}
 
-// countServing tells the listener which connections a handler works for.
+// countServing marks the connections with a running handler for the listener.
 func countServing(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if conn, ok := r.Context().Value(connKey{}).(*fairConn); ok {

@@ -209,8 +209,8 @@ func TestGuardStandsBeforeMetricsAndStatusOnly(t *testing.T) {
 	}
 }
 
-// TestTakenPortIsTriedAgain has one of the two ports taken, and an address that
-// this host hasn't got.
+// TestTakenPortIsTriedAgain occupies one of the two ports, or uses an address that
+// doesn't exist on this host.
 func TestTakenPortIsTriedAgain(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -225,10 +225,10 @@ func TestTakenPortIsTriedAgain(t *testing.T) {
 			}))
 			servers.Status.retry = reconcile.Backoff{Min: time.Millisecond, Max: time.Millisecond}
 			run(t, servers.Probes, servers.Status)
-			polltest.Until(t, time.Minute, "the failure to be told", func() bool {
+			polltest.Until(t, time.Minute, "a warning", func() bool {
 				failing := servers.Failing()
 				return len(failing) == 1 && strings.Contains(failing["status server "+address], "listen on "+address) &&
-					strings.Contains(logged.String(), "trying again")
+					strings.Contains(logged.String(), "retrying")
 			})
 			if code, _, _ := get(t, "http://"+servers.Probes.Addr().String()+"/healthz"); code != http.StatusOK {
 				t.Errorf("/healthz = %d meanwhile", code)
@@ -240,8 +240,8 @@ func TestTakenPortIsTriedAgain(t *testing.T) {
 					t.Errorf("/metrics = %d afterwards", code)
 				}
 			}
-			if n := strings.Count(logged.String(), "trying again"); n != 1 {
-				t.Errorf("told %d times, want once:\n%s", n, logged.String())
+			if n := strings.Count(logged.String(), "retrying"); n != 1 {
+				t.Errorf("logged %d times, want once:\n%s", n, logged.String())
 			}
 		})
 	}
@@ -318,14 +318,14 @@ func TestSocketServesWhatTheProbePortDoes(t *testing.T) {
 	second := NewServers(complete(ServersConfig{ProbeAddress: "127.0.0.1:0", ListenAddress: "127.0.0.1:0", ProbeSocket: socket}))
 	run(t, second.Socket)
 	polltest.Until(t, time.Minute, "the complaint", func() bool {
-		return strings.Contains(second.Socket.Err().Error(), "another process answers there")
+		return strings.Contains(second.Socket.Err().Error(), "another process is listening")
 	})
 	if code, _ := askSocket(t, socket, "/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("the first one doesn't answer any more: %d", code)
 	}
 }
 
-// TestPortIsTakenWhenItGetsFree has two processes want the same port, as in a rollout.
+// TestPortIsTakenWhenItGetsFree starts two processes with the same port, as in a rollout.
 func TestPortIsTakenWhenItGetsFree(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	first := NewServers(complete(ServersConfig{ProbeAddress: "127.0.0.1:0", ListenAddress: "127.0.0.1:0"})).Status

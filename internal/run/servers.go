@@ -17,56 +17,53 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// maxProbeText is how many characters of an error a probe shows.
+// maxProbeText is the maximum length of an error in the response to a probe.
 const maxProbeText = 4000
 
-// ServersConfig describes the Servers of a program. Health, Ready, Status and
-// Guard may be nil; the other fields are required. The functions are called from
-// any number of goroutines.
+// ServersConfig describes the Servers of a program. Health, Ready, Status and Guard may be
+// nil; the other fields are required. The functions must be safe for concurrent use.
 type ServersConfig struct {
-	// ProbeAddress and ListenAddress are host:port, of two ports; the host may
-	// be empty for all addresses.
+	// ProbeAddress and ListenAddress are host:port, with different ports; an empty host
+	// means all addresses.
 	ProbeAddress, ListenAddress string
-	// ProbeSocket is the path of a Unix socket, which serves what ProbeAddress does;
-	// empty: there is none.
+	// ProbeSocket is the path of a Unix socket that serves the same as ProbeAddress; empty:
+	// none.
 	ProbeSocket string
-	// Gatherer serves /metrics. When one of its collectors fails, the
-	// metrics of all others are served nevertheless.
+	// Gatherer serves /metrics. If a collector fails, the metrics of all others are served.
 	Gatherer prometheus.Gatherer
-	// Health serves /healthz: nil while the process is worth keeping.
+	// Health serves /healthz. After an error the kubelet restarts the container.
 	Health func() error
-	// Ready serves /readyz: nil while the process does its job.
+	// Ready serves /readyz.
 	Ready func() error
-	// Status serves /status: what it returns, as JSON.
+	// Status serves /status, as JSON.
 	Status func() any
-	// Guard stands before what is served at ListenAddress.
+	// Guard wraps the handlers at ListenAddress.
 	Guard func(http.Handler) http.Handler
 	// Logger gets failures to serve.
 	Logger *slog.Logger
 }
 
-// Servers are what a program answers over plain HTTP, at addresses that share
-// nothing but the answers, so that who ties up one of them doesn't touch the
-// others:
+// Servers are the HTTP servers of a program. They share only the generated responses, so
+// that a client that blocks one of them doesn't affect the others:
 //
-//	            the kubelet, people on the host    Prometheus
+//	            kubelet, users on the host         Prometheus
 //	address     ProbeAddress, ProbeSocket          ListenAddress
-//	/healthz    everybody                          -
-//	/readyz     everybody                          -
-//	/status     the own host                       everybody, past the guard
-//	/metrics    the own host                       everybody, past the guard
+//	/healthz    all clients                        -
+//	/readyz     all clients                        -
+//	/status     same host                          all clients, with Guard
+//	/metrics    same host                          all clients, with Guard
 //
-// Of several processes of one host each has a socket of its own, so that a probe there
-// asks the one that is meant.
+// Several processes of one host each have a socket of their own, so that a probe reaches the
+// right one.
 //
-// The two checks answer 200 with "ok", or 503 with the text of their error. The
-// other two are made for all who ask at the same time, see page.
+// The two checks respond 200 with "ok", or 503 with their error. The other responses are
+// shared by concurrent requests, see page.
 type Servers struct {
 	Probes, Status *Server
-	Socket         *Server // nil: there is none
+	Socket         *Server // nil: none
 }
 
-// NewServers prepares the servers; to run them is up to the caller.
+// NewServers returns the servers; the caller runs them.
 func NewServers(cfg ServersConfig) Servers {
 	metrics := &page{make: metricsHandler(cfg.Gatherer, cfg.Logger)}
 	report := &page{make: status(cfg.Status, cfg.Logger)}
@@ -91,7 +88,7 @@ func NewServers(cfg ServersConfig) Servers {
 	return servers
 }
 
-// Failing returns why a server doesn't serve, by its name; nothing when all do.
+// Failing returns the errors of servers that aren't serving, by name.
 func (s Servers) Failing() map[string]string {
 	failing := map[string]string{}
 	for _, server := range []*Server{s.Probes, s.Status, s.Socket} {
@@ -105,8 +102,8 @@ func (s Servers) Failing() map[string]string {
 	return failing
 }
 
-// ownHost lets requests pass that come from the same host, or pod: those to the
-// loopback, and those whose source is the address that they went to.
+// ownHost rejects requests from other hosts or pods. It accepts those from the loopback, and
+// those whose source is also their destination address.
 func ownHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn, ok := r.Context().Value(connKey{}).(net.Conn)
@@ -140,7 +137,7 @@ func check(probe func() error) http.HandlerFunc {
 				answer = printable.Text(err.Error(), maxProbeText)
 			}
 		}
-		// A client that is gone needs no answer.
+		// It fails if the client is gone.
 		_, _ = io.WriteString(w, answer+"\n")
 	}
 }
@@ -158,13 +155,12 @@ func status(report func() any, log *slog.Logger) http.HandlerFunc {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		// Nothing that is kept in memory fails.
+		// The recorder of page never fails.
 		_, _ = w.Write(append(printable.JSON(body), '\n'))
 	}
 }
 
-// scrapeLog logs what collectors complain about, once for as long as the complaint
-// stays the same: a scrape comes every few seconds.
+// scrapeLog logs the errors of collectors, without repetitions: scrapes are frequent.
 type scrapeLog struct{ complaints *errlog.Log }
 
 // Println implements promhttp.Logger.

@@ -24,36 +24,36 @@ import (
 )
 
 const (
-	// turnSpacing is how often a process that waits for its turn tries the lock.
+	// turnSpacing is the interval at which a process on standby tries the lock.
 	turnSpacing = 50 * time.Millisecond
-	// maxHolder is how many bytes are read of what the holder of a lock says of itself.
+	// maxHolder is the maximum length of the lock holder's description in bytes.
 	maxHolder = 400
 )
 
 // TurnConfig describes a Turn. Begin and End may be nil; the other fields are required.
 type TurnConfig struct {
-	// Path is the lock file, which only root can open. Its folder is made, too.
+	// Path is the lock file, of mode 0600. Its directory is created.
 	Path string
-	// Self says who holds the lock, for people: one line.
+	// Self describes this process in the lock file: one line.
 	Self string
 	// Begin is called before the tasks start.
 	Begin func()
-	// End is called when all tasks have ended, before the lock is let go.
+	// End is called when all tasks have ended, before the lock is released.
 	End func() error
-	// Grace is how long the tasks may take to end.
+	// Grace is the maximum time for the tasks to end.
 	Grace  time.Duration
 	Logger *slog.Logger
 }
 
-// Turn has several processes of one host take turns, as they do when one follows on
-// another in a rollout: only the one that holds a lock does what they are for. The
-// lock is that of flock(2), which the kernel lets go with the process.
+// Turn lets one of several processes of a host act, such as the old and the new one in a
+// rollout: the one that holds a lock. It is a lock of flock(2), which the kernel releases
+// with the process.
 //
-//	process   old    |--- acts ----------| SIGTERM, tasks end, End, lets go
+//	process   old    |--- acts ----------| SIGTERM, tasks end, End, releases
 //	          new         |-- standby ----| Begin, acts -----------------------
 //
-// A folder in which no lock can be had keeps nobody from acting: it is logged, Err
-// tells it, and nothing is waited for.
+// If locking fails, the process acts without the lock: the error is logged and returned by
+// Err.
 type Turn struct {
 	cfg    TurnConfig
 	tasks  []Task
@@ -66,34 +66,34 @@ type Turn struct {
 	holder string
 }
 
-// NewTurn returns a turn that Run waits for.
+// NewTurn returns a turn.
 func NewTurn(cfg TurnConfig) *Turn {
 	return &Turn{cfg: cfg, begun: make(chan struct{}), faults: errlog.Log{
-		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "no lock can be had: acting without it",
+		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "locking failed, acting without the lock",
 	}}
 }
 
-// Add adds tasks that run while it is this process's turn. It is called before Run.
+// Add adds tasks that run while this process acts. It is called before Run.
 func (t *Turn) Add(tasks ...Task) { t.tasks = append(t.tasks, tasks...) }
 
 // String names the turn as a task.
 func (t *Turn) String() string { return "turn" }
 
-// Acting reports whether it is this process's turn.
+// Acting reports whether this process acts.
 func (t *Turn) Acting() bool { return t.acting.Load() }
 
-// StandsBy reports whether another process was found to act, which this one waits for.
+// StandsBy reports whether this process waits for another one that acts.
 func (t *Turn) StandsBy() bool { return t.waits.Load() }
 
-// Holder returns what the process that acts says of itself, as it was last seen; empty
-// while nobody was.
+// Holder returns the TurnConfig.Self of the last observed process that acts; empty without
+// one.
 func (t *Turn) Holder() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.holder
 }
 
-// Err returns why there is no lock, without which this process acts nevertheless.
+// Err returns the error of locking, after which this process acts without the lock.
 func (t *Turn) Err() error { return t.faults.Err() }
 
 // Collector returns a gauge named <prefix>_acting: 1 in the process that acts.
@@ -108,8 +108,7 @@ func (t *Turn) Collector(prefix string) prometheus.Collector {
 	})
 }
 
-// Then returns a task that does nothing until the turn begins, and may go on for longer
-// than it.
+// Then returns a task that starts when this process begins to act, and doesn't end with it.
 func (t *Turn) Then(task Task) Task { return &then{Task: task, begun: t.begun} }
 
 type then struct {
@@ -117,7 +116,7 @@ type then struct {
 	begun <-chan struct{}
 }
 
-// Run waits for the turn, then runs the task.
+// Run waits for the beginning of the turn, then runs the task.
 func (t *then) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -127,9 +126,9 @@ func (t *then) Run(ctx context.Context) error {
 	}
 }
 
-// Run waits for the turn, then runs the tasks until one of them ends or ctx does. The
-// lock is kept when they don't end in time, which is ErrStuck: only the end of the
-// process stops them then.
+// Run waits for the lock, then runs the tasks until one of them or ctx ends. If they don't
+// end in time, it returns ErrStuck and keeps the lock: only the end of the process stops
+// them then.
 func (t *Turn) Run(ctx context.Context) error {
 	lock := t.wait(ctx)
 	defer t.waits.Store(false)
@@ -153,7 +152,7 @@ func (t *Turn) Run(ctx context.Context) error {
 	return errors.Join(err, lock.release())
 }
 
-// wait returns when the lock is held, none can be had, or ctx ends.
+// wait returns when this process holds the lock, locking fails, or ctx ends.
 func (t *Turn) wait(ctx context.Context) *hostLock {
 	for {
 		lock, holder, err := takeLock(t.cfg.Path, t.cfg.Self)
@@ -163,7 +162,7 @@ func (t *Turn) wait(ctx context.Context) *hostLock {
 		}
 		if lock != nil {
 			if t.waits.Load() {
-				t.cfg.Logger.InfoContext(ctx, "acting: the process before has ended")
+				t.cfg.Logger.InfoContext(ctx, "acting: the previous process has ended")
 			}
 			return lock
 		}
@@ -178,7 +177,7 @@ func (t *Turn) wait(ctx context.Context) *hostLock {
 	}
 }
 
-// note notes who acts, and returns whether that is another one than before.
+// note records the process that acts, and reports whether it has changed.
 func (t *Turn) note(holder string) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -187,8 +186,8 @@ func (t *Turn) note(holder string) (changed bool) {
 	return changed
 }
 
-// Alone runs f while this process holds the lock of a Turn, and removes the lock's file
-// afterwards. A process that acts has patience to end.
+// Alone runs f while this process holds the lock of a Turn, and removes the lock file
+// afterwards. It waits for patience until a process that acts has ended.
 func Alone(ctx context.Context, path, self string, patience time.Duration, f func() error) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -199,7 +198,7 @@ func Alone(ctx context.Context, path, self string, patience time.Duration, f fun
 		case lock != nil:
 			return errors.Join(f(), os.Remove(path), lock.release())
 		case time.Now().After(deadline):
-			return fmt.Errorf("another process acts and has to be stopped before: %s", holder)
+			return fmt.Errorf("another process acts and must be stopped first: %s", holder)
 		}
 		select {
 		case <-ctx.Done():
@@ -209,10 +208,10 @@ func Alone(ctx context.Context, path, self string, patience time.Duration, f fun
 	}
 }
 
-// hostLock is a lock that is held. Nil: none is.
+// hostLock is an acquired lock; nil: none.
 type hostLock struct{ file *os.File }
 
-// takeLock takes the lock, or returns nil and what its holder says of itself.
+// takeLock acquires the lock, or returns nil and the description of its holder.
 func takeLock(path, self string) (lock *hostLock, holder string, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, "", fmt.Errorf("lock: %w", err)
@@ -230,12 +229,12 @@ func takeLock(path, self string) (lock *hostLock, holder string, err error) {
 		return nil, printable.Text(string(said), maxHolder), file.Close()
 	}
 	lock = &hostLock{file}
-	// Whoever held it may have removed the file, and somebody else made another one.
+	// The previous holder may have removed the file, and another process created a new one.
 	current, err := inPlace(file, path)
 	if err != nil || !current {
 		return nil, "", errors.Join(err, lock.release())
 	}
-	// What it says is for people; the lock is good without.
+	// The description is informational: errors are ignored.
 	_, _ = file.WriteAt([]byte(self), 0)
 	_ = file.Truncate(int64(len(self)))
 	return lock, "", nil
@@ -262,7 +261,7 @@ func (l *hostLock) release() error {
 		return nil
 	}
 	if err := l.file.Close(); err != nil {
-		return fmt.Errorf("let the lock go: %w", err)
+		return fmt.Errorf("release the lock: %w", err)
 	}
 	return nil
 }

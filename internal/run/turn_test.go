@@ -161,7 +161,7 @@ func TestWithoutALockThereIsWork(t *testing.T) {
 	turn, stop := taking(t, TurnConfig{Path: filepath.Join(file, "lock")}, busy)
 	polltest.Until(t, time.Minute, "work", func() bool { return turn.Acting() && busy.running.Load() == 1 })
 	if turn.Err() == nil {
-		t.Error("nobody tells that there is no lock")
+		t.Error("the error of the lock is not reported")
 	}
 	if err := stop(); err != nil {
 		t.Error(err)
@@ -176,7 +176,7 @@ func TestAlone(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "pod agent-1") {
 		t.Errorf("beside another process: %v", err)
 	}
-	// It ends while one waits, who removes the file for which the next one waits.
+	// It ends while another one waits, which removes the file that a third one waits for.
 	waiting := make(chan error, 1)
 	var next *Turn
 	go func() {

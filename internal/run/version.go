@@ -8,8 +8,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
-// BuildInfo returns the conventional build information metric: a gauge of
-// constant value 1, named <prefix>_build_info, whose labels carry the facts.
+// BuildInfo returns the conventional build information metric: a gauge of constant value 1
+// named <prefix>_build_info.
 func BuildInfo(prefix string) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: prefix + "_build_info",

@@ -7,16 +7,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Collector tells when tokens were issued and when they expire, by the files that a
-// program has them in, which are read at each scrape. A file that isn't there, and a
-// token that never expires, have no values.
+// Collector collects when tokens were issued and when they expire, from the token files,
+// which are read at each scrape. A missing file, and a token that never expires, have no
+// values.
 type Collector struct {
 	files           map[string]string
 	issued, expires *prometheus.Desc
 }
 
-// NewCollector takes the prefix of the metrics' names, and the files by the clusters
-// whose API servers take the tokens.
+// NewCollector takes the prefix of the metrics' names, and the token files by remote.
 func NewCollector(prefix string, files map[string]string) *Collector {
 	return &Collector{
 		files: files,
@@ -38,7 +37,7 @@ func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
 	for cluster, file := range c.files {
 		content, err := os.ReadFile(file)
 		if err != nil {
-			continue // The requests with it fail, and say so.
+			continue // requests with the token fail and are logged
 		}
 		claims, err := Parse(strings.TrimSpace(string(content)))
 		if err != nil || claims.Expires.IsZero() {

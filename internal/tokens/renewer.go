@@ -19,38 +19,37 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// Secrets are those with the neighbours' tokens, one for each of the programs that
-// read neighbours. The keys are <neighbour>.token and <neighbour>.ca.crt.
+// Secrets returns the names of the Secrets with tokens for remotes, one per program. Their
+// keys are <remote>.token and <remote>.ca.crt.
 func Secrets() []string {
 	return []string{"semaphore-wireguard-remotes", "semaphore-service-mirror-remotes", "semaphore-policy-remotes"}
 }
 
-// Remote is a neighbour.
+// Remote is a remote cluster.
 type Remote struct {
 	Name string
-	// Access has the https address of its API server. Certificates of its authority
-	// come from CAURL when there is one, else from beside the token; files don't count.
+	// Access has the URL of its API server. The CA certificates are from CAURL if that is
+	// set, else from the Secret; files are ignored.
 	Access config.Access
 }
 
 // Renewer renews tokens.
 type Renewer struct {
-	// Client is for the own cluster, where the Secrets are in Namespace.
+	// Client is for the local cluster, with the Secrets in Namespace.
 	Client    kube.Client
 	Namespace string
 	Remotes   []Remote
-	// All renews what isn't due yet, too.
+	// All renews tokens that aren't due as well.
 	All bool
 	Now func() time.Time
-	// UserAgent names program, version and own cluster to neighbours.
+	// UserAgent names program, version and local cluster.
 	UserAgent string
 	Logger    *slog.Logger
 }
 
-// Run renews the tokens that are due: those that expire, when a third of their life
-// is over. Tokens that never expire stay, as do those that aren't there. Neighbours
-// don't wait for each other. The error joins what failed, each with neighbour and
-// Secret; a token that couldn't be renewed stays as it is.
+// Run renews the tokens that are due: those that expire, after a third of their lifetime. It
+// skips missing tokens and those that never expire. Remotes are renewed concurrently. The
+// error joins all failures, with remote and Secret; a token that couldn't be renewed stays.
 func (r *Renewer) Run(ctx context.Context) error {
 	errs := make([]error, len(r.Remotes))
 	var group sync.WaitGroup
@@ -67,11 +66,11 @@ func (r *Renewer) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// renew renews the token of one neighbour in one Secret.
+// renew renews the token of one remote in one Secret.
 func (r *Renewer) renew(ctx context.Context, remote Remote, name string) error {
 	secret, err := r.Client.Secrets(r.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil // Nobody has handed over anything for this program.
+		return nil // no tokens are installed for this program
 	}
 	if err != nil {
 		return err
@@ -83,16 +82,16 @@ func (r *Renewer) renew(ctx context.Context, remote Remote, name string) error {
 	present := strings.TrimSpace(string(stored))
 	claims, err := Parse(present)
 	if err != nil {
-		return fmt.Errorf("the present token: %w", err)
+		return fmt.Errorf("current token: %w", err)
 	}
 	now := r.Now()
 	switch {
 	case claims.Expires.IsZero(), !r.All && !claims.due(now):
 		return nil
 	case !now.Before(claims.Expires):
-		return fmt.Errorf("the present token has expired at %s: hand over another one", claims.Expires.UTC().Format(time.RFC3339))
+		return fmt.Errorf("current token expired at %s: install a new one", claims.Expires.UTC().Format(time.RFC3339))
 	case claims.Secret.Name == "":
-		return fmt.Errorf("the present token isn't bound to a Secret, and can't be renewed: hand over another one before %s",
+		return fmt.Errorf("current token is not bound to a Secret and can't be renewed: install a new one before %s",
 			claims.Expires.UTC().Format(time.RFC3339))
 	}
 	neighbour := server{
@@ -110,7 +109,7 @@ func (r *Renewer) renew(ctx context.Context, remote Remote, name string) error {
 	return nil
 }
 
-// replace writes one key of a Secret, if it is still what was read.
+// replace writes one key of a Secret, if it hasn't changed since it was read.
 func (r *Renewer) replace(ctx context.Context, read *corev1.Secret, key string, value []byte) error {
 	type operation struct {
 		Op    string `json:"op"`

@@ -28,8 +28,8 @@ import (
 
 const wireguard = "semaphore-wireguard-remotes"
 
-// neighbour is an API server that answers as it likes. It returns what the Secret
-// holds of it: its authority.
+// neighbour starts the API server of a remote, and returns the CA certificate for the
+// Secret.
 func neighbour(t *testing.T, answer http.HandlerFunc) (remote Remote, ca []byte) {
 	t.Helper()
 	server := httptest.NewUnstartedServer(answer)
@@ -78,7 +78,7 @@ func (f *fixture) stored(t *testing.T, key string) string {
 	return string(secret.Data[key])
 }
 
-// TestRenewal has a good neighbour beside one that is away and one whose token has
+// TestRenewal renews for a good remote, an unreachable one, and one whose token has
 // expired.
 func TestRenewal(t *testing.T) {
 	now := time.Now()
@@ -110,8 +110,8 @@ func TestRenewal(t *testing.T) {
 		t.Errorf("asked for %+v", asked.Spec)
 	}
 	for _, want := range []string{
-		wireguard + " of away: renew the token that expires at ", wireguard + " of late: the present token has expired",
-		wireguard + " of bad: the present token: not a JSON Web Token",
+		wireguard + " of away: renew the token that expires at ", wireguard + " of late: current token expired at",
+		wireguard + " of bad: current token: not a JSON Web Token",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, expected %q", err, want)
@@ -124,7 +124,7 @@ func TestRenewal(t *testing.T) {
 		t.Errorf("log:\n%s", log)
 	}
 	if all := err.Error() + f.log.String(); strings.Contains(all, "eyJ") || strings.Contains(all, "secret words") {
-		t.Error("a token is told")
+		t.Error("a token is in the error")
 	}
 	f.log.Take()
 	f.Remotes = f.Remotes[:1]
@@ -133,7 +133,7 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
-// TestHostileAnswers has a neighbour answer something else than the next token.
+// TestHostileAnswers responds with something else than a new token.
 func TestHostileAnswers(t *testing.T) {
 	now := time.Now()
 	present := agents(now.Add(-11 * 24 * time.Hour))
@@ -159,18 +159,18 @@ func TestHostileAnswers(t *testing.T) {
 		answer http.HandlerFunc
 		want   string
 	}{
-		"nothing":                {token(""), "holds no token"},
-		"words":                  {token("a b\nc"), "holds no token"},
-		"a huge token":           {token(strings.Repeat("x", 20_000)), "holds no token"},
+		"nothing":                {token(""), "invalid token in the response"},
+		"words":                  {token("a b\nc"), "invalid token in the response"},
+		"a huge token":           {token(strings.Repeat("x", 20_000)), "invalid token in the response"},
 		"a token without an end": {token(sign(`{"sub":"x"}`)), "another account"},
 		"another account's":      {changed(func(c *Claims) { c.Account = "x" }), "another account"},
 		"another namespace's":    {changed(func(c *Claims) { c.Namespace = "x" }), "another account"},
-		"bound to nothing":       {changed(func(c *Claims) { c.Secret = Bound{} }), "bound to something else"},
-		"bound to a new Secret":  {changed(func(c *Claims) { c.Secret.UID = "x" }), "bound to something else"},
+		"bound to nothing":       {changed(func(c *Claims) { c.Secret = Bound{} }), "bound to another object"},
+		"bound to a new Secret":  {changed(func(c *Claims) { c.Secret.UID = "x" }), "bound to another object"},
 		"one that ends earlier":  {changed(func(c *Claims) { c.Expires = now.Add(time.Hour) }), "expires no later"},
 		"the same one":           {token(issue(t, present)), "expires no later"},
-		"no JSON":                {text(http.StatusCreated, "{"), "no TokenRequest"},
-		"a list":                 {text(http.StatusCreated, "[]"), "no TokenRequest"},
+		"no JSON":                {text(http.StatusCreated, "{"), "not a TokenRequest"},
+		"a list":                 {text(http.StatusCreated, "[]"), "not a TokenRequest"},
 		"without an end":         {text(http.StatusCreated, strings.Repeat(" ", maxAnswer+1)), "more than 65536 bytes"},
 		"a refusal":              {text(http.StatusForbidden, `{"kind":"Status","message":"no \u001b[2J\u009b right"}`), `code 403: "no \x1b[2J\u009b right"`},
 		"a long refusal":         {text(http.StatusForbidden, `{"message":"`+strings.Repeat("x", 10_000)+`"}`), "xxx"},
@@ -179,7 +179,7 @@ func TestHostileAnswers(t *testing.T) {
 		}, "code 403"},
 		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, trap.URL, http.StatusTemporaryRedirect)
-		}, "answered 307"},
+		}, "response 307"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			remote, ca := neighbour(t, c.answer)
@@ -192,7 +192,7 @@ func TestHostileAnswers(t *testing.T) {
 				t.Error("the token has changed")
 			}
 			if text := err.Error() + f.log.String(); strings.Contains(text, "eyJ") || strings.Contains(text, "\x1b") || len(text) > 1000 {
-				t.Errorf("told: %q", text)
+				t.Errorf("error: %q", text)
 			}
 		})
 	}
@@ -201,7 +201,7 @@ func TestHostileAnswers(t *testing.T) {
 	}
 }
 
-// TestOtherAuthority has a neighbour whose certificate is somebody else's.
+// TestOtherAuthority has a remote with a certificate of another CA.
 func TestOtherAuthority(t *testing.T) {
 	present := agents(time.Now().Add(-11 * 24 * time.Hour))
 	remote, _ := neighbour(t, func(http.ResponseWriter, *http.Request) { t.Error("was asked") })
@@ -252,8 +252,8 @@ func TestAuthorityByURL(t *testing.T) {
 	}
 }
 
-// TestTokenThatWasReplacedMeanwhile keeps what an operator has handed over while a
-// neighbour was asked.
+// TestTokenThatWasReplacedMeanwhile keeps a token that an operator installed during the
+// request.
 func TestTokenThatWasReplacedMeanwhile(t *testing.T) {
 	now := time.Now()
 	present := agents(now.Add(-11 * 24 * time.Hour))

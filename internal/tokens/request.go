@@ -22,26 +22,26 @@ import (
 )
 
 const (
-	// requestTimeout is for all of one request.
+	// requestTimeout bounds a request, including the response.
 	requestTimeout = 30 * time.Second
-	// maxAnswer is the most that is read of an answer, and maxMessage the most of
-	// it that is quoted; both in bytes.
+	// maxAnswer is the maximum size of a response, and maxMessage that of a quoted message,
+	// in bytes.
 	maxAnswer, maxMessage = 64 << 10, 200
-	// minLifetime is the least that an API server issues a token for, maxLifetime
-	// the most that the admission policy of deploy/remote lets it.
+	// minLifetime is the minimum of API servers, maxLifetime the maximum of the admission
+	// policy in deploy/remote.
 	minLifetime, maxLifetime = 10 * time.Minute, 30 * 24 * time.Hour
 )
 
-// server is the API server of a neighbour.
+// server is the API server of a remote.
 type server struct {
 	access config.Access
-	ca     []byte // certificates in PEM, unless access says where they are served
+	ca     []byte // CA certificates in PEM, unless access.CAURL is set
 	agent  string // the requests' User-Agent
 	log    *slog.Logger
 }
 
-// next asks for the token that takes the place of a present one, for as long as
-// that was issued for, and checks that it does.
+// next requests a token that replaces the current one, with the same lifetime, and checks
+// its claims.
 func (s *server) next(ctx context.Context, present string, of *Claims) (token string, claims *Claims, err error) {
 	if token, err = s.request(ctx, present, of); err != nil {
 		return "", nil, err
@@ -49,18 +49,18 @@ func (s *server) next(ctx context.Context, present string, of *Claims) (token st
 	claims, err = Parse(token)
 	switch {
 	case err != nil:
-		return "", nil, fmt.Errorf("the answer holds no token: %w", err)
+		return "", nil, fmt.Errorf("invalid token in the response: %w", err)
 	case claims.Namespace != of.Namespace || claims.Account != of.Account:
-		return "", nil, errors.New("the answer holds a token of another account")
+		return "", nil, errors.New("token in the response is of another account")
 	case claims.Secret != of.Secret:
-		return "", nil, errors.New("the answer holds a token that is bound to something else")
+		return "", nil, errors.New("token in the response is bound to another object")
 	case !claims.Expires.After(of.Expires):
-		return "", nil, fmt.Errorf("the answer holds a token that expires no later, at %s", claims.Expires.UTC().Format(time.RFC3339))
+		return "", nil, fmt.Errorf("token in the response expires no later than the current one, at %s", claims.Expires.UTC().Format(time.RFC3339))
 	}
 	return token, claims, nil
 }
 
-// request makes a TokenRequest. It follows no redirect, and decompresses nothing.
+// request makes a TokenRequest, without redirects and compression.
 func (s *server) request(ctx context.Context, present string, of *Claims) (string, error) {
 	seconds := int64(min(max(of.lifetime(), minLifetime), maxLifetime) / time.Second)
 	body, err := json.Marshal(&authenticationv1.TokenRequest{
@@ -81,13 +81,13 @@ func (s *server) request(ctx context.Context, present string, of *Claims) (strin
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	// What it has to say is in errors, too.
+	// Errors have the same information.
 	ctx = klog.NewContext(ctx, run.ClientLog(s.log))
 	requests := client.REST()
 	if made, ok := requests.(*rest.RESTClient); ok {
 		defer utilnet.CloseIdleConnectionsFor(made.Client.Transport)
 	}
-	// Errors of client-go, and its decoders', may quote the answer.
+	// Errors of client-go and its decoders may quote the response.
 	content, err := requests.Post().MaxRetries(0).
 		Namespace(of.Namespace).Resource("serviceaccounts").Name(of.Account).SubResource("token").
 		SetHeader("Accept", "application/json").SetHeader("Content-Type", "application/json").
@@ -95,18 +95,18 @@ func (s *server) request(ctx context.Context, present string, of *Claims) (strin
 	var status apierrors.APIStatus
 	switch {
 	case errors.As(err, &status):
-		return "", fmt.Errorf("answered with code %d%s", status.Status().Code, quote(content, present))
+		return "", fmt.Errorf("response code %d%s", status.Status().Code, quote(content, present))
 	case err != nil:
 		return "", err
 	}
 	var answer authenticationv1.TokenRequest
 	if err := json.Unmarshal(content, &answer); err != nil {
-		return "", errors.New("the answer is no TokenRequest")
+		return "", errors.New("response is not a TokenRequest")
 	}
 	return answer.Status.Token, nil
 }
 
-// client returns one that trusts the neighbour's authority and nothing else.
+// client returns a client that trusts only the remote's CA.
 func (s *server) client(token string) (kube.Client, error) {
 	given := kube.ClientConfig{
 		Access: s.access, Token: token, UserAgent: s.agent, Bounds: kube.Bounds{Answer: maxAnswer}, Logger: s.log,
@@ -122,7 +122,7 @@ func (s *server) client(token string) (kube.Client, error) {
 	return kube.NewClient(cfg)
 }
 
-// quote is the message of an API server's refusal, fit for a log, or nothing.
+// quote returns the sanitized message of an error response, or an empty string.
 func quote(content []byte, secret string) string {
 	var status metav1.Status
 	if json.Unmarshal(content, &status) != nil || status.Message == "" || strings.Contains(status.Message, secret) {

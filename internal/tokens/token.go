@@ -1,7 +1,7 @@
-// Package tokens renews the tokens with which this cluster reads its neighbours:
-// it asks each neighbour for the next one, with the present one, and puts it where
-// the programs find it. The neighbour is not trusted: its answer is bounded, and
-// taken only if it has the form of the token that was asked for.
+// Package tokens renews the tokens for the API servers of remotes: it requests a new token
+// from each remote with the current one, and stores it in the Secrets that the programs
+// mount. Remotes are not trusted: the response is bounded, and accepted only with the
+// expected claims.
 package tokens
 
 import (
@@ -16,20 +16,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// maxToken is the most that a token may have, in bytes: several times what API
-// servers issue. It is part of each request.
+// maxToken is the maximum length of a token in bytes, several times that of API servers'
+// tokens. It is sent with each request.
 const maxToken = 8192
 
-// Claims are what a token of a Kubernetes service account says of itself. Nobody
-// has verified it.
+// Claims are the unverified claims of a Kubernetes service account token.
 type Claims struct {
-	// Issued and Expires are zero for a token of the old kind, which is good for
-	// as long as its Secret is there.
+	// Issued and Expires are zero for a legacy token, which is valid until its Secret is
+	// deleted.
 	Issued, Expires time.Time
 	// Namespace and Account are its service account.
 	Namespace, Account string
-	// Secret is what the token is bound to: it is good for as long as that is
-	// there. Zero for a token that is bound to none.
+	// Secret is the object that the token is bound to: it is valid until that is deleted.
+	// Zero for an unbound token.
 	Secret Bound
 }
 
@@ -39,21 +38,21 @@ type Bound struct {
 	UID  types.UID
 }
 
-// lifetime is how long the token is good for altogether.
+// lifetime is the total lifetime of the token.
 func (c *Claims) lifetime() time.Duration { return c.Expires.Sub(c.Issued) }
 
-// due reports whether a third of the token's life is over: early enough for a
-// neighbour that is away for days.
+// due reports whether a third of the token's lifetime is over: early enough for a remote
+// that is unreachable for days.
 func (c *Claims) due(now time.Time) bool { return !now.Before(c.Issued.Add(c.lifetime() / 3)) }
 
 // form is that of a signed JWT in its compact form (RFC 7515, section 7.1), whose
 // first two parts are JSON objects.
 var form = regexp.MustCompile(`^eyJ[A-Za-z0-9_-]+\.(eyJ[A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+$`)
 
-// latest is the last time that a claim may give: the end of the year 9999.
+// latest is the latest allowed time: the end of the year 9999.
 const latest = 253402300799
 
-// Parse reads what a token says of itself. No error quotes the token.
+// Parse returns the claims of a token. Errors don't quote the token.
 func Parse(token string) (*Claims, error) {
 	if len(token) > maxToken {
 		return nil, fmt.Errorf("longer than %d bytes", maxToken)
@@ -91,10 +90,10 @@ func Parse(token string) (*Claims, error) {
 	}
 	k := &claims.Kubernetes
 	if len(validation.IsDNS1123Label(k.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(k.Account.Name)) > 0 {
-		return nil, errors.New("it names no service account")
+		return nil, errors.New("it has no valid service account")
 	}
 	if k.Secret.Name != "" && len(validation.IsDNS1123Subdomain(k.Secret.Name)) > 0 {
-		return nil, errors.New("it is bound to a Secret without a proper name")
+		return nil, errors.New("it is bound to a Secret with an invalid name")
 	}
 	return &Claims{
 		Issued: time.Unix(claims.Issued, 0), Expires: time.Unix(claims.Expires, 0),

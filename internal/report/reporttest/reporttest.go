@@ -1,4 +1,4 @@
-// Package reporttest tests what the programs make of their reports.
+// Package reporttest tests the rendering of reports by the status commands.
 package reporttest
 
 import (
@@ -14,10 +14,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 )
 
-// Now is when reports are read, so that ages in them don't depend on how long a test takes.
+// Now is the time of the pages, so that ages don't depend on the duration of a test.
 var Now = time.Now()
 
-// Printed is what a run of a command left.
+// Printed is the result of a command.
 type Printed struct {
 	Code           int
 	Stdout, Stderr string
@@ -42,8 +42,7 @@ func Run[R any](t testing.TB, command report.Command[R], served R, args ...strin
 	return Printed{code, stdout.String(), stderr.String()}
 }
 
-// Wrong returns what a page says is wrong, a line each, and what stands before
-// that.
+// Wrong returns the problems of a page, a line each, and the text before them.
 func (p Printed) Wrong() (lines []string, before string) {
 	before, wrong, found := strings.Cut(p.Stdout, "\nwrong:\n  ")
 	if !found {
@@ -52,8 +51,8 @@ func (p Printed) Wrong() (lines []string, before string) {
 	return strings.Split(strings.TrimSuffix(wrong, "\n"), "\n  "), before
 }
 
-// Finds runs the command on a report and fails the test unless the page says that
-// this is wrong, and nothing else, and shows a text before that.
+// Finds runs the command on a report, and fails the test unless the page has exactly these
+// problems, and contains the text shown before them.
 func Finds[R any](t testing.TB, command report.Command[R], report R, wrong []string, shown string) {
 	t.Helper()
 	got := Run(t, command, report)
