@@ -22,15 +22,15 @@ import (
 )
 
 const (
-	// fieldManager names us in metadata.managedFields.
+	// fieldManager is ours in metadata.managedFields.
 	fieldManager = managedBy
-	// fieldValidation spares the API server looking for fields that it doesn't know.
+	// fieldValidation saves the API server the search for unknown fields.
 	fieldValidation = metav1.FieldValidationIgnore
 )
 
-// applier makes changes to objects of the mirror namespace. Each names the object
-// and the version that it is meant for: one that took its place, or is somebody
-// else's by now, is left alone.
+// applier applies changes to objects of the mirror namespace. Each has the UID and the
+// resource version of its object as preconditions, so that objects that were replaced or
+// changed by others are never overwritten.
 type applier struct {
 	client    kube.Client
 	namespace string
@@ -42,10 +42,10 @@ type applier struct {
 	count     func(kind, verb string)
 }
 
-// apply makes all changes, goes on past those that fail, and joins their errors.
+// apply makes all changes, also after failures, and joins their errors.
 func (a *applier) apply(ctx context.Context, have *Observed, want *Service, changes []Change) error {
 	var errs []error
-	missing := false // there is no service that slices could be of
+	missing := false // the service of the slices doesn't exist
 	for i := range changes {
 		c := &changes[i]
 		if missing && c.Verb == verbCreate {
@@ -82,7 +82,7 @@ func exactly(o identity) metav1.DeleteOptions {
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &o.ResourceVersion}}
 }
 
-// deleted notes a deletion that went well, or found nothing to delete.
+// deleted records a successful deletion, also of an object that doesn't exist.
 func deleted[T any](ledger *keep.Ledger[T], was *T, err error) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
@@ -91,11 +91,11 @@ func deleted[T any](ledger *keep.Ledger[T], was *T, err error) error {
 	return nil
 }
 
-// mergePatch is a JSON merge patch (RFC 7386), in which null takes a field away.
+// mergePatch is a JSON merge patch (RFC 7386), in which null removes a field.
 type mergePatch map[string]any
 
-// marked begins a patch by the object that it is for, and its marks: those that are
-// wanted, and null for the others.
+// marked returns a patch with the preconditions of an object, and its labels and
+// annotations: the desired ones, and null for the others.
 func marked(have identity, object metav1.Object, labels, annotations []string) mergePatch {
 	marks := func(want map[string]string, keys []string) mergePatch {
 		m := mergePatch{}
@@ -218,9 +218,8 @@ func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *
 	return nil
 }
 
-// tell makes Events of what an operator must know of a service of ours. It returns
-// an error when not all of them could be made.
-func (a *applier) tell(ctx context.Context, have *Observed, want *Service) error {
+// warn creates Events about a service of ours, and joins the errors.
+func (a *applier) warn(ctx context.Context, have *Observed, want *Service) error {
 	o := a.local.services.Get(want.Name)
 	if want.Absent || o == nil || !o.ours {
 		return nil
@@ -229,7 +228,7 @@ func (a *applier) tell(ctx context.Context, have *Observed, want *Service) error
 		APIVersion: "v1", Kind: "Service", Namespace: a.namespace, Name: o.Name, UID: types.UID(o.UID),
 	}
 	var errs []error
-	warn := func(reason, message string) {
+	record := func(reason, message string) {
 		if err := a.events.Warn(ctx, about, reason, message); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", reason, err))
 		}
@@ -239,17 +238,17 @@ func (a *applier) tell(ctx context.Context, have *Observed, want *Service) error
 		for _, conflict := range want.Conflicts {
 			lines = append(lines, conflict.Cluster+": "+conflict.What)
 		}
-		warn("Conflict", "who was there first decides, against "+strings.Join(lines, "; "))
+		record("Conflict", "the cluster that was first decides, against "+strings.Join(lines, "; "))
 	}
 	if want.Instead != nil {
-		warn("NameTaken", fmt.Sprintf("%s would have the name of %s and has this one instead", want.Origin, want.Instead))
+		record("NameTaken", fmt.Sprintf("%s has this name because %s has its default name", want.Origin, want.Instead))
 	}
 	if foreign := have.foreign(want); len(foreign) > 0 {
-		warn("ForeignEndpoints", "endpoint slices that are not ours: "+strings.Join(foreign, ", "))
+		record("ForeignEndpoints", "endpoint slices that are not ours: "+strings.Join(foreign, ", "))
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(want.Tallies)) {
 		if t := want.Tallies[cluster]; t.Rejected > 0 {
-			warn("EndpointsRefused", fmt.Sprintf("%d of %s, such as %s", t.Rejected, cluster, t.Example))
+			record("EndpointsRefused", fmt.Sprintf("%d of %s, such as %s", t.Rejected, cluster, t.Example))
 		}
 	}
 	return errors.Join(errs...)

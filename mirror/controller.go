@@ -18,35 +18,34 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// Config describes a Controller. A nil selector switches its part off; a nil
-// LocalFirstSelector has no global service prefer local endpoints.
+// Config describes a Controller. A nil selector disables its part; with a nil
+// LocalFirstSelector no global service prefers local endpoints.
 type Config struct {
 	// Cluster is the name of the local cluster.
 	Cluster string
-	// Namespace is where mirrors and global services live.
+	// Namespace is that of mirrors and global services.
 	Namespace string
-	// Client reaches the local cluster.
+	// Client is for the local cluster.
 	Client kube.Client
 	// Remotes are the other clusters, in the order of configuration.
 	Remotes []Remote
-	// MirrorSelector finds services to mirror, GlobalSelector those to merge.
+	// MirrorSelector selects services to mirror, GlobalSelector those to merge.
 	MirrorSelector, GlobalSelector labels.Selector
-	// LocalFirstSelector finds global services that prefer local endpoints.
+	// LocalFirstSelector selects global services that prefer local endpoints.
 	LocalFirstSelector labels.Selector
-	// LocalMinimum is how many of their local endpoints must be ready for that, unless a
-	// service says so itself.
+	// LocalMinimum is the minimum number of ready local endpoints for that, unless a label
+	// of the service overrides it.
 	LocalMinimum int
-	// ReportNamespace is where agents report which paths are down; empty: nowhere.
+	// ReportNamespace is the namespace of the agents' path reports; empty: none.
 	ReportNamespace string
 	// LegacyEndpoints also writes objects of the deprecated Endpoints API.
 	LegacyEndpoints bool
-	// RemovalGrace is how long after the start that stays which is from remotes that
-	// are no longer configured.
+	// RemovalGrace is the time after the start until services of remotes that are no longer
+	// configured are removed.
 	RemovalGrace time.Duration
-	// Workers is how many services of one remote may be written at a time. 0:
-	// DefaultWorkers.
+	// Workers is the number of concurrent writes per remote. 0: DefaultWorkers.
 	Workers int
-	// WatchMetrics, which may be nil, tell how the watches are.
+	// WatchMetrics may be nil.
 	WatchMetrics *kube.Metrics
 	Logger       *slog.Logger
 }
@@ -54,46 +53,43 @@ type Config struct {
 // Remote is one remote cluster.
 type Remote struct {
 	Name string
-	// Prefix starts the names of its mirrors.
+	// Prefix is that of the names of its mirrors.
 	Prefix string
-	// PodSubnets are where its endpoints may be; none: anywhere.
+	// PodSubnets must contain its endpoints; none: any address.
 	PodSubnets []netip.Prefix
-	// ResyncPeriod is how often to look at everything without an event; 0:
-	// never.
+	// ResyncPeriod is the interval of reconciling everything without an event; 0: never.
 	ResyncPeriod time.Duration
-	// StaleAfter is after how long without contact its endpoints leave global
-	// services that have others; 0: never. See kube.ServerConfig.
+	// StaleAfter is the time without contact after which its endpoints are removed from
+	// global services that have others; 0: never. See kube.ServerConfig.
 	StaleAfter time.Duration
-	// Bounds are those of what it can make us hold; the client has the same. Made
-	// are those of what is made for it.
+	// Bounds are those of cached objects, which the client has as well. Made are those of
+	// the objects created for it.
 	Bounds kube.Bounds
 	Made   Bounds
-	// Client returns its client, or why there is none yet.
+	// Client returns its client, or an error while that is unavailable.
 	Client func() (kube.Client, error)
 }
 
-// DefaultWorkers is how many services of one remote are written at a time by default.
+// DefaultWorkers is the default of Config.Workers.
 const DefaultWorkers = 24
 
 const (
-	// passSpacing is the least time between the starts of two passes. What comes after a
-	// quiet time doesn't wait for it; what comes faster shares passes, and writes that
-	// go out together.
+	// passSpacing is the minimum interval between the starts of two passes: frequent events
+	// share passes and writes. It doesn't delay events after a quiet time.
 	passSpacing = 15 * time.Millisecond
-	// passBurst is how many passes needn't wait after a quiet time: a change and what
-	// comes of it take two or three.
+	// passBurst is the number of passes without passSpacing after a quiet time: a change
+	// and its consequences need two or three.
 	passBurst = 4
-	// slowPass is how often to look for what changed without an event.
+	// slowPass is the interval of passes without an event.
 	slowPass = 30 * time.Second
-	// Retries of a service that can't be written, by itself.
+	// Bounds of the back-off of one service.
 	shortestRetry, longestRetry = 100 * time.Millisecond, time.Minute
-	// stuckAfter is how long one service may take: several writes that each time
-	// out.
+	// stuckAfter is the maximum time for one service: several writes that time out.
 	stuckAfter = 5 * time.Minute
 )
 
-// Controller keeps mirrors and global services. Its feeds, and what it knows to be
-// desired, are there in every replica; only Lead writes.
+// Controller reconciles mirrors and global services. Every replica runs its feeds and
+// computes the desired state; only Lead writes.
 type Controller struct {
 	cfg     Config
 	log     *slog.Logger
@@ -104,16 +100,16 @@ type Controller struct {
 	servers map[string]*kube.Server // of remotes, by name
 	sources []*source
 	local   *localFeeds
-	lingers time.Time // until when what isn't configured any more stays
+	lingers time.Time // when services of remotes that are no longer configured are removed
 
 	mu       sync.Mutex
 	snapshot *Snapshot
 	memo     *Memo
 	ready    bool                 // the mirror namespace has been read
-	full     map[string]time.Time // when everything was last looked at, by remote
-	survey   *survey              // how services are since the last pass
-	over     map[string]string    // remotes beyond their bounds
-	writer   *keep.Writer[string] // nil: this replica doesn't lead
+	full     map[string]time.Time // last full pass, by remote
+	survey   *survey              // status of services at the last pass
+	over     map[string]string    // remotes over their quota
+	writer   *keep.Writer[string] // nil: not leading
 }
 
 // New returns a controller. It makes no request.
@@ -172,10 +168,10 @@ func (c *Controller) remote(name string) *Remote {
 	return nil
 }
 
-// String names the controller as the work of a leader.
+// String names the controller in logs.
 func (c *Controller) String() string { return "service mirror" }
 
-// Tasks returns what runs in every replica until the process ends.
+// Tasks returns the tasks of every replica.
 func (c *Controller) Tasks() []run.Task {
 	tasks := append(c.local.tasks(), c.loop)
 	for _, s := range c.sources {
@@ -190,14 +186,14 @@ func (c *Controller) Tasks() []run.Task {
 	return tasks
 }
 
-// due returns when there is something to do without an event.
+// due returns when the next pass is due without an event.
 func (c *Controller) due() (first time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.ready {
 		return first
 	}
-	// What has become due since the pass is due at once.
+	// Times in the past are due at once.
 	at := func(t time.Time) {
 		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
 			first = t
@@ -217,8 +213,8 @@ func (c *Controller) due() (first time.Time) {
 	return first
 }
 
-// Reconcile is a pass: it finds out which services may differ from what they must
-// be, and has the writer look at them. It makes no request and never fails.
+// Reconcile is a pass: it computes which services may differ from their desired state, and
+// adds them to the writer. It makes no request and never fails.
 func (c *Controller) Reconcile(context.Context) error {
 	names, writer := c.pass(time.Now())
 	if writer != nil {
@@ -230,8 +226,8 @@ func (c *Controller) Reconcile(context.Context) error {
 	return nil
 }
 
-// pass takes in what is new, and returns the services that may differ, and who may
-// write them; nil: this replica may not.
+// pass updates the snapshot, and returns the services that may differ, and the writer; nil:
+// not leading.
 func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,46 +263,46 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 	c.ready = true
 	names := make([]string, 0, len(desired))
 	for i := range desired {
-		w := desired[i] // which keeps none of the others
+		w := desired[i] // a copy, so that the slice can be freed
 		names = append(names, w.Name)
 		c.note(&w)
 	}
-	for cluster, r := range c.memo.rooms {
-		c.over[cluster] = c.crowded(cluster, r, c.over[cluster])
+	for cluster, r := range c.memo.quotas {
+		c.over[cluster] = c.overQuota(cluster, r, c.over[cluster])
 	}
 	return names, c.writer
 }
 
-// note takes in how a service is, and logs which foreign objects are in its way.
+// note updates the status of a service, and logs conflicts with foreign objects.
 func (c *Controller) note(w *Service) {
 	have := c.snapshot.local.get(w.Name, w)
 	before := c.survey.blocked[w.Name]
 	c.survey.note(&have, w)
 	switch now := c.survey.blocked[w.Name]; {
 	case now != nil && (before == nil || before.Error() != now.Error()):
-		c.log.Error("service not in order", "service", w.Name, "err", now)
+		c.log.Error("service blocked by a foreign object", "service", w.Name, "err", now)
 	case now == nil && before != nil:
-		c.log.Info("service in order again", "service", w.Name)
+		c.log.Info("service no longer blocked", "service", w.Name)
 	}
 }
 
-// crowded returns what is left out for the sake of a remote's bounds, and logs when
-// that begins and ends.
-func (c *Controller) crowded(cluster string, r *room, before string) (now string) {
+// overQuota returns what is omitted because of a remote's quota, and logs when that begins
+// and ends.
+func (c *Controller) overQuota(cluster string, r *quota, before string) (now string) {
 	if n := r.missing(); n > 0 {
-		now = fmt.Sprintf("%d services or more are left out or short: %d services, %d slices and %d addresses are made of %d, %d and %d at most",
+		now = fmt.Sprintf("%d services or more are omitted or incomplete: %d services, %d slices and %d addresses of at most %d, %d and %d",
 			n, r.used.Services, r.used.Slices, r.used.Addresses, r.bounds.Services, r.bounds.Slices, r.bounds.Addresses)
 	}
 	switch {
 	case now != "" && before == "":
-		c.log.Warn("a remote is beyond its bounds", "cluster", cluster, "err", now)
+		c.log.Warn("remote over its quota", "cluster", cluster, "err", now)
 	case now == "" && before != "":
-		c.log.Info("a remote is within its bounds again", "cluster", cluster)
+		c.log.Info("remote within its quota again", "cluster", cluster)
 	}
 	return now
 }
 
-// Lead writes until ctx ends. It looks at everything first.
+// Lead writes until ctx ends. It starts with a full pass.
 func (c *Controller) Lead(ctx context.Context) error {
 	writer := keep.NewWriter(keep.WriterConfig[string]{
 		Name: "services", Apply: c.put, Tenant: c.tenant, Workers: c.cfg.Workers,
@@ -325,15 +321,16 @@ func (c *Controller) Lead(ctx context.Context) error {
 	return err
 }
 
-// leading returns who writes; nil: this replica doesn't. It must not be asked for
-// anything with mu held, because it asks for tenants.
+// leading returns the writer; nil: not leading. The writer's methods must not be called
+// with mu held, because they call tenant.
 func (c *Controller) leading() *keep.Writer[string] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.writer
 }
 
-// tenant returns whose a service is: the remote's whose word it is first of all.
+// tenant returns the cluster that a service belongs to: of a global service, the first
+// accepted remote.
 func (c *Controller) tenant(name string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -351,14 +348,14 @@ func (c *Controller) tenant(name string) string {
 	return c.cfg.Cluster
 }
 
-// put brings one local service to what it must be. It implements keep.Apply.
+// put reconciles one local service. It implements keep.Apply.
 func (c *Controller) put(ctx context.Context, name string) error {
 	c.mu.Lock()
 	want, have := c.snapshot.want(c.memo, name)
 	c.mu.Unlock()
 	err := c.apply.apply(ctx, &have, &want, Diff(have, want))
-	if untold := c.apply.tell(ctx, &have, &want); untold != nil {
-		c.log.WarnContext(ctx, "event not made", "service", name, "err", untold)
+	if eventErr := c.apply.warn(ctx, &have, &want); eventErr != nil {
+		c.log.WarnContext(ctx, "create event failed", "service", name, "err", eventErr)
 		if writer := c.leading(); writer != nil {
 			writer.AddAfter(slowPass, name)
 		}
@@ -366,8 +363,7 @@ func (c *Controller) put(ctx context.Context, name string) error {
 	return err
 }
 
-// Health says whether the controller does its work: whether its loop turns and
-// no write has been going on for too long.
+// Health returns an error while the loop or a write is stuck.
 func (c *Controller) Health() error {
 	writer := c.leading()
 	if writer == nil {
@@ -376,8 +372,8 @@ func (c *Controller) Health() error {
 	return errors.Join(c.loop.Stuck(), writer.Stuck(time.Now()))
 }
 
-// Ready says whether the controller may do its work: the local state has been read.
-// What a remote that is away would add is told in the status, and not waited for.
+// Ready returns an error until the mirror namespace has been read. It doesn't wait for
+// remotes, whose state is in Status.
 func (c *Controller) Ready() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

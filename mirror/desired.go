@@ -6,31 +6,31 @@ import (
 	"slices"
 )
 
-// Memo is what Desired remembers from one snapshot to the next, so that it computes
-// anew only what may have changed. The outcome is that of computing everything, as
-// long as what was desired before has been written.
+// Memo caches the results of Desired between snapshots, so that it only recomputes what may
+// have changed. The result is that of computing everything, as long as what was desired
+// before has been written.
 type Memo struct {
 	services map[string]*Service // by name
 	byOrigin map[ID]*Service
-	claims   map[string][]claim // by the name that they are for, sorted
+	claims   map[string][]claim // by claimed name, sorted
 	claimed  map[ID]claim
-	ranks    map[Key][]string // remotes of global services, the first accepted first
-	rooms    map[string]*room // by remote
-	// more says that there may be room for more than was taken in this time.
+	ranks    map[Key][]string  // remotes of global services, the first accepted first
+	quotas   map[string]*quota // by remote
+	// more: another pass may find quota for further services.
 	more bool
 }
 
-// NewMemo returns a memo that knows nothing.
+// NewMemo returns an empty memo.
 func NewMemo() *Memo { return &Memo{} }
 
-// Desired returns what each local service must be of which that may not be what it
-// was with the memo's last snapshot, sorted by name; with a new memo, all of them.
+// Desired returns the desired state of all local services that may have changed since the
+// memo's last snapshot, sorted by name; with a new memo, all of them.
 func Desired(s *Snapshot, m *Memo) []Service {
 	origins, names, all := maps.Clone(s.origins), maps.Clone(s.names), s.all
 	if m.services == nil {
 		*m = Memo{
 			services: map[string]*Service{}, byOrigin: map[ID]*Service{}, claims: map[string][]claim{},
-			claimed: map[ID]claim{}, ranks: map[Key][]string{}, rooms: newRooms(s),
+			claimed: map[ID]claim{}, ranks: map[Key][]string{}, quotas: newQuotas(s),
 		}
 		all = true
 	}
@@ -47,14 +47,14 @@ func Desired(s *Snapshot, m *Memo) []Service {
 	}
 	for name := range names {
 		if rivals := m.claims[name]; len(rivals) > 1 {
-			// Who has the name may be another one by now.
+			// The name may have another holder by now.
 			for _, c := range rivals {
 				origins[c.id] = struct{}{}
 			}
 		}
 	}
 	m.update(s, origins, names)
-	// What was left out may have found room.
+	// There may be quota for omitted services by now.
 	if origins, m.more = m.refill(); len(origins) > 0 {
 		m.update(s, origins, names)
 	}
@@ -66,16 +66,14 @@ func Desired(s *Snapshot, m *Memo) []Service {
 	return changed
 }
 
-// update computes origins anew, and adds the names of local services that this
-// changes.
+// update recomputes origins, and adds the names of local services that change.
 func (m *Memo) update(s *Snapshot, origins map[ID]struct{}, names map[string]struct{}) {
 	m.admit(s, origins)
 	m.reclaim(s, origins)
 	m.compute(s, origins, names)
 }
 
-// reclaim brings the claims for names up to date, and adds those to origins whose
-// name changes with it.
+// reclaim updates the claims of origins, and adds origins whose names change by that.
 func (m *Memo) reclaim(s *Snapshot, origins map[ID]struct{}) {
 	touched := map[string]struct{}{}
 	for id := range origins {
@@ -106,14 +104,14 @@ func (m *Memo) reclaim(s *Snapshot, origins map[ID]struct{}) {
 			m.claims[name][i], m.claimed[c.id] = c, c
 		}
 		slices.SortFunc(m.claims[name], compareClaims)
-		// One that is alone may have been one of several until now.
+		// A single claim may have been one of several before.
 		for _, c := range m.claims[name] {
 			origins[c.id] = struct{}{}
 		}
 	}
 }
 
-// claimOf returns the claim of an origin to a name, if it is one to be copied.
+// claimOf returns the claim of an origin to a name, if the origin is copied.
 func (m *Memo) claimOf(s *Snapshot, id ID) (claim, bool) {
 	c := claim{id: id, prefix: globalPrefix}
 	if id.Global() {
@@ -133,7 +131,7 @@ func (m *Memo) claimOf(s *Snapshot, id ID) (claim, bool) {
 	return c, true
 }
 
-// copied returns an origin, unless it isn't there, not known, or rejected.
+// copied returns an origin, or nil if it doesn't exist, isn't synced, or is rejected.
 func (m *Memo) copied(s *Snapshot, id setID, k Key) *Origin {
 	set := s.sets[id]
 	if set == nil || !set.synced {
@@ -145,8 +143,8 @@ func (m *Memo) copied(s *Snapshot, id setID, k Key) *Origin {
 	return nil
 }
 
-// holds reports whether an origin has the name that it claims: the local object
-// says so, and while there is none, what was decided before.
+// holds reports whether an origin has the name that it claims: by the local object, or
+// without one by the last decision.
 func (m *Memo) holds(s *Snapshot, c claim) bool {
 	name := c.name()
 	if o := s.local.services.Get(name); o != nil {
@@ -159,8 +157,8 @@ func (m *Memo) holds(s *Snapshot, c claim) bool {
 	return before != nil && before.Origin == c.id
 }
 
-// name returns what an origin is called here, and who has the name that it claims
-// instead of it. Empty: it is not copied.
+// name returns the local name of an origin, and the origin that has the claimed name
+// instead, if any. Empty: it is not copied.
 func (m *Memo) name(id ID) (name string, instead *ID) {
 	c, ok := m.claimed[id]
 	if !ok {
@@ -169,14 +167,13 @@ func (m *Memo) name(id ID) (name string, instead *ID) {
 	rivals := m.claims[c.name()]
 	rank := slices.IndexFunc(rivals, func(o claim) bool { return o.id == id })
 	if rank > 0 {
-		first := rivals[0].id // rivals change, and a Service doesn't
+		first := rivals[0].id // a copy: rivals is modified, a Service must not be
 		instead = &first
 	}
 	return c.nameOf(rank), instead
 }
 
-// compute makes the services of origins anew, and adds their names, those that they
-// had before included.
+// compute recomputes the services of origins, and adds their new and previous names.
 func (m *Memo) compute(s *Snapshot, origins map[ID]struct{}, names map[string]struct{}) {
 	ids := slices.SortedFunc(maps.Keys(origins), compareIDs)
 	before := map[ID]*Service{}
@@ -222,7 +219,7 @@ func compareIDs(a, b ID) int {
 	)
 }
 
-// mirror fills in a service that is the mirror of one origin.
+// mirror fills in the mirror of one origin.
 func (b *builder) mirror(w *Service) {
 	set := b.s.sets[setID{w.Origin.Cluster, mirrored}]
 	w.prefix, w.Spec = set.cluster.prefix, set.origins[w.Origin.Key].Spec
@@ -231,8 +228,7 @@ func (b *builder) mirror(w *Service) {
 	}
 }
 
-// parts returns what each cluster adds to a global service, in the order of
-// compareParts.
+// parts returns the parts of a global service by cluster, in the order of compareParts.
 func (m *Memo) parts(s *Snapshot, k Key) []*part {
 	var parts []*part
 	accepted := m.accepted(s, k)
@@ -248,34 +244,34 @@ func (m *Memo) parts(s *Snapshot, k Key) []*part {
 			})
 		}
 	}
-	if own, missing, unheard := remembered(s, k); len(missing) > 0 {
+	if own, missing, configured := remembered(s, k); len(missing) > 0 {
 		parts = append(parts, &part{
 			origin:     &Origin{Key: k, Spec: own.spec, LocalFirst: own.localFirst},
-			remembered: true, lingers: !unheard,
+			remembered: true, lingers: !configured,
 		})
 	}
 	slices.SortFunc(parts, compareParts)
 	return parts
 }
 
-// remembered returns the local service of a global one, which of its clusters are
-// away, and whether any of those is still configured.
-func remembered(s *Snapshot, k Key) (own *ObservedService, missing []string, unheard bool) {
+// remembered returns the local object of a global service, its clusters whose state is
+// unknown, and whether any of those is still configured.
+func remembered(s *Snapshot, k Key) (own *ObservedService, missing []string, configured bool) {
 	if own = s.local.global(k); own == nil {
 		return nil, nil, false
 	}
 	for _, c := range own.clusters {
-		if why, until := s.away(c, merged); why != "" {
+		if why, until := s.unknown(c, merged); why != "" {
 			missing = append(missing, c)
-			unheard = unheard || until.IsZero()
+			configured = configured || until.IsZero()
 		}
 	}
-	return own, missing, unheard
+	return own, missing, configured
 }
 
-// accepted returns the remotes of a global service in the order in which they
-// were accepted: as the local object says, which outlives this process, and then
-// as was decided before, which that may not say yet, or for a moment not be there.
+// accepted returns the remotes of a global service in the order of their acceptance: those
+// in the local object, which survives this process, and then those of the last decision,
+// which may not be written yet.
 func (m *Memo) accepted(s *Snapshot, k Key) []string {
 	before := m.ranks[k]
 	own := s.local.global(k)
@@ -291,10 +287,9 @@ func (m *Memo) accepted(s *Snapshot, k Key) []string {
 	return all
 }
 
-// accept returns the order of acceptance with those that a service has now. Who
-// isn't there any more has lost its place; a cluster that has not been heard of
-// since start keeps it. Versions before left no order: then there is none until
-// all have been heard of.
+// accept updates the order of acceptance: a cluster without the service loses its position;
+// one that hasn't synced since start keeps it. Older versions didn't store the order: then
+// there is none until all clusters have synced.
 func accept(before []string, parts []*part, missing []string) []string {
 	if len(before) == 0 && len(missing) > 0 {
 		return nil
@@ -321,7 +316,7 @@ func accept(before []string, parts []*part, missing []string) []string {
 	return now
 }
 
-// global fills in a service that is merged.
+// global fills in a global service.
 func (b *builder) global(w *Service) {
 	m, s, k := b.m, b.s, w.Origin.Key
 	parts := m.parts(s, k)
@@ -345,7 +340,7 @@ func (b *builder) global(w *Service) {
 		delete(m.ranks, k)
 	}
 
-	// Those that are only remembered may be stale as well.
+	// Clusters that are only remembered may be stale as well.
 	candidates := slices.DeleteFunc(slices.Clone(parts), func(pt *part) bool { return pt.remembered })
 	for _, c := range missing {
 		set := s.sets[setID{c, merged}]
@@ -366,7 +361,7 @@ func (b *builder) global(w *Service) {
 		var zones []string
 		switch {
 		case w.LocalFirst && pt.local && ready(s, pt) < cmp.Or(pt.origin.LocalMinimum, s.localMinimum):
-			// An endpoint that is ready without hints has kube-proxy use them all.
+			// No hints: with a ready endpoint without hints, kube-proxy uses all endpoints.
 		case w.LocalFirst && pt.local:
 			zones = s.zones
 		case w.LocalFirst:
@@ -378,8 +373,7 @@ func (b *builder) global(w *Service) {
 	}
 }
 
-// running returns whether a global service that there is has no address; nil: there
-// is none.
+// running returns whether the existing global service is headless; nil: it doesn't exist.
 func running(own *ObservedService, before *Service) *bool {
 	switch {
 	case own != nil:
@@ -390,7 +384,7 @@ func running(own *ObservedService, before *Service) *bool {
 	return nil
 }
 
-// ready returns how many endpoints of a part take requests.
+// ready returns the number of ready endpoints of a part.
 func ready(s *Snapshot, pt *part) (n int) {
 	if pt.remembered {
 		return 0

@@ -224,7 +224,7 @@ func (w *world) checkRooms(t *testing.T) {
 			want[s.Slices[i].Cluster] = b
 		}
 	}
-	for cluster, r := range w.memo.rooms {
+	for cluster, r := range w.memo.quotas {
 		b := want[cluster]
 		b.Services = len(r.admitted)
 		if r.used != b {

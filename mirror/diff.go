@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Verbs and objects of a Change, as metrics have them.
+// Verbs and objects of a Change, as in metrics.
 const (
 	verbCreate = "create"
 	verbPatch  = "patch"
@@ -21,30 +21,30 @@ const (
 	anEndpoint = "endpoints"
 )
 
-// Change is one thing to do about one object of ours. None needs another one to be
-// made first, but that a service is deleted before it is created with the same name.
+// Change is a change of one object. Changes are independent, except that a service is
+// deleted before it is created with the same name.
 type Change struct {
 	Verb, Object string
 	Name         string
-	// Slice is what a slice must be.
+	// Slice is the desired slice.
 	Slice *Slice
-	// Why says why something is deleted.
+	// Why is the reason of a deletion.
 	Why  string
-	have identity // of what is changed or deleted
+	have identity // of the changed or deleted object
 }
 
-// Diff returns what makes of what there is what must be.
+// Diff returns the changes from the observed to the desired state.
 //
-//	| there is       | must be     | change                                   |
+//	| observed       | desired     | change                                   |
 //	| -------------- | ----------- | ---------------------------------------- |
 //	| anything       | held        | none                                     |
 //	| foreign object | anything    | none                                     |
-//	| ours, going    | anything    | none: it waits for finalizers            |
+//	| ours, deleting | anything    | none: it waits for finalizers            |
 //	| none           | an object   | create                                   |
-//	| ours           | another one | patch; delete and create, if it must be  |
+//	| ours           | another one | patch; or delete and create if immutable |
 //	| ours           | none        | delete                                   |
 //
-// Beside a foreign Service there must be neither slices nor endpoints of ours.
+// If the Service is foreign, slices and endpoints of ours are deleted.
 func Diff(have Observed, want Service) []Change {
 	if want.Hold != "" {
 		return nil
@@ -92,7 +92,7 @@ func diffService(changes []Change, o *ObservedService, want *Service) []Change {
 	case o.sum == want.sum:
 		return changes
 	case mustBeAnother(o, want):
-		c.Verb, c.Why = verbDelete, "its addresses can't become those of its origin"
+		c.Verb, c.Why = verbDelete, "its cluster IP or first IP family is immutable"
 		return append(changes, c, Change{Verb: verbCreate, Object: aService, Name: want.Name})
 	default:
 		c.Verb = verbPatch
@@ -100,8 +100,8 @@ func diffService(changes []Change, o *ObservedService, want *Service) []Change {
 	return append(changes, c)
 }
 
-// mustBeAnother reports whether a Service can't become what it must be:
-// whether it has an address, and the family of its first one, are for life.
+// mustBeAnother reports whether a Service must be deleted and created: whether it is
+// headless, and its first IP family, are immutable.
 func mustBeAnother(have *ObservedService, want *Service) bool {
 	if have.spec.Headless != want.Spec.Headless {
 		return true
@@ -123,11 +123,11 @@ func diffEndpoints(changes []Change, o *ObservedEndpoints, want *Service) []Chan
 	return changes
 }
 
-// errForeign says that somebody else's object is where ours should be. Only a
-// person can decide which of the two may stay.
+// errForeign means that a foreign object has the name of one of ours. An operator must
+// decide which one stays.
 var errForeign = errors.New("in the way and not ours")
 
-// inTheWay returns which foreign objects are where ours should be.
+// inTheWay returns an error for foreign objects with names of ours.
 func inTheWay(have *Observed, want *Service) error {
 	if want.Absent {
 		return nil
@@ -147,8 +147,7 @@ func inTheWay(have *Observed, want *Service) error {
 	return errors.Join(errs...)
 }
 
-// familyOf returns which addresses Endpoints of a service have: those of its first
-// family.
+// familyOf returns the family of the addresses in the Endpoints of a service: its first one.
 func familyOf(o *ObservedService) corev1.IPFamily {
 	if o.family == "" {
 		return corev1.IPv4Protocol

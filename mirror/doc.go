@@ -1,18 +1,16 @@
-// Package mirror gives services of other clusters names in this one.
+// Package mirror mirrors services of other clusters.
 //
-// A mirror is a local Service whose endpoints live in one remote cluster. A
-// global service is one whose endpoints are those of all services of a
-// namespace and name, in any of the clusters, this one included. Both are
-// made of one Service and one EndpointSlice per slice of the origin, so that
-// one changed endpoint there is one write here, and what must be here is a
-// pure function of what is there.
+// A mirror is a local Service with the endpoints of a service of one remote cluster. A
+// global service merges the endpoints of the services with one namespace and name in all
+// clusters, including the local one. Both consist of a Service and one EndpointSlice per
+// slice of the origin, so that one changed endpoint is one write.
 //
 //	feeds ─> pass: Snapshot ─> Desired ─> which services may differ?
 //	                                            │ names
 //	                                            v
 //	                              keep.Writer (leader only): Diff ─> apply
 //
-// A Snapshot is all that is known of origins and of the mirror namespace; Desired
-// and Diff are pure. Feeds hand out what changed and a Memo remembers the rest, so
-// that work grows with the change.
+// A Snapshot has all origins and the objects of the mirror namespace; Desired and Diff are
+// pure. Feeds return changes and a Memo caches the rest, so that the work of a pass grows
+// with the number of changes.
 package mirror

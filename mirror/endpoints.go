@@ -11,13 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// maxEndpoints is how many addresses an Endpoints object may have before
-// Kubernetes' own controller cuts it off, and says so in an annotation.
+// maxEndpoints is the maximum number of addresses of an Endpoints object: Kubernetes' own
+// controller truncates it and adds an annotation.
 const maxEndpoints = 1000
 
-// endpoints returns the object of the deprecated API that says what the slices
-// of a service do, for one family. Its label keeps Kubernetes from making
-// slices of it, which would double each endpoint.
+// endpoints returns the Endpoints object with the addresses of one family of a service's
+// slices. Its label prevents Kubernetes from mirroring it to slices, which would duplicate
+// each endpoint.
 func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.Endpoints { //nolint:staticcheck // See observedEndpoints.
 	e := &corev1.Endpoints{ //nolint:staticcheck // See observedEndpoints.
 		ObjectMeta: metav1.ObjectMeta{
@@ -69,8 +69,8 @@ func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.En
 	return e
 }
 
-// endpoints hashes an Endpoints object whatever the order of its parts, which
-// the API server changes.
+// endpoints hashes an Endpoints object independently of the order of its parts, which the
+// API server changes.
 func (h summer) endpoints(e *corev1.Endpoints) sum { //nolint:staticcheck // See observedEndpoints.
 	var all []string
 	for i := range e.Subsets {

@@ -7,36 +7,35 @@ import (
 	"strings"
 )
 
-// part is what one cluster adds to a global service.
+// part is the service of one cluster in a global service.
 type part struct {
 	cluster    string
 	origin     *Origin
 	slices     map[string]*OriginSlice
 	local      bool
-	rank       int  // among those that were accepted before, from 1 on; 0: it wasn't
-	stale      bool // out of contact for too long
+	rank       int  // position in the order of acceptance, from 1; 0: new
+	stale      bool // no contact for StaleAfter
 	drained    bool
-	remembered bool // the local object, in place of clusters of which nothing is known
-	lingers    bool // those are no longer configured
+	remembered bool // the local object, for clusters whose state is unknown
+	lingers    bool // these clusters are no longer configured
 }
 
-// Conflict is what several services of one global service don't agree on. The
-// first has its way, as compareParts orders them.
+// Conflict is a difference between the services of a global service. The first one in the
+// order of compareParts decides.
 type Conflict struct {
-	Cluster string `json:"cluster"` // whose wish is not granted
+	Cluster string `json:"cluster"` // whose value is ignored
 	What    string `json:"what"`
 }
 
-// compareParts orders parts: who comes first is right.
+// compareParts orders parts by precedence.
 //
-//  1. what is remembered: until the others were heard of, nothing that they may
-//     have asked for is changed
-//  2. the local cluster's
-//  3. those that were accepted before, in that order
-//  4. those that are new, by age, as each cluster states it, then by name
-//  5. what is remembered of clusters that are no longer configured
+//  1. the remembered part: nothing changes before the other clusters have synced
+//  2. the local cluster
+//  3. accepted clusters, in the order of acceptance
+//  4. new clusters, by creation time, which each cluster states itself, then by name
+//  5. the remembered part of clusters that are no longer configured
 //
-// Age alone would let whoever joins last decide: it has but to state an early date.
+// By creation time alone, a new cluster could decide by stating an early time.
 func compareParts(a, b *part) int {
 	return cmp.Or(
 		boolCompare(a.lingers, b.lingers),
@@ -49,11 +48,9 @@ func compareParts(a, b *part) int {
 	)
 }
 
-// merge makes one spec of those of all parts, which are sorted. Whether there is an
-// address is for the first of them to say only where there is no service yet: one
-// that runs keeps its kind as long as any part agrees with it, because another kind
-// would be another service with another address, for all. Running says whether it
-// is headless; nil: there is none.
+// merge merges the specs of sorted parts. An existing service stays headless, or not, as
+// long as one part agrees, because a change would replace the service and its address for
+// all clients. running is whether the existing service is headless; nil: there is none.
 func merge(parts []*part, running *bool) (spec Spec, localFirst bool, conflicts []Conflict) {
 	first := parts[0].origin
 	spec = Spec{Traits: first.Spec.Traits}
@@ -91,7 +88,7 @@ func merge(parts []*part, running *bool) (spec Spec, localFirst bool, conflicts 
 	return spec, localFirst, conflicts
 }
 
-// addPort adds a port unless it is there, and returns what stands against it.
+// addPort adds a port unless spec has it, and returns a conflict, if any.
 func addPort(spec *Spec, port Port) string {
 	for _, have := range spec.Ports {
 		same := have.Protocol == port.Protocol && have.Port == port.Port
@@ -118,16 +115,15 @@ func describe(p Port) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
 }
 
-// counting returns the parts whose endpoints count:
+// counting returns the parts whose endpoints are used, and the others:
 //
-//	| part             | counts                                             |
+//	| part             | used                                               |
 //	| ---------------- | -------------------------------------------------- |
-//	| drained          | where no other one has an endpoint that is ready    |
-//	| out of contact   | where none in contact has one, nor a drained one    |
+//	| drained          | if no other part has a ready endpoint              |
+//	| stale            | if neither fresh nor drained parts have one        |
 //	| any other        | always                                             |
 //
-// An empty service would be worse than an outdated one, or one of a cluster that is
-// drained. The others are those that were left out.
+// An outdated or drained service is better than an empty one.
 func counting(parts []*part, ready func(p *part) bool) (counting, others []*part) {
 	for _, out := range []func(p *part) bool{
 		func(p *part) bool { return p.stale || p.drained },

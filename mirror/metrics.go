@@ -14,8 +14,8 @@ import (
 
 const metricsPrefix = "semaphore_service_mirror_"
 
-// Metrics tell how a controller is doing. Those of watches and of the queue
-// have the names that they have in the original tool.
+// Metrics is the collector of a controller. Metrics of watches and of the queue have the
+// names of the original tool.
 type Metrics struct {
 	controller *Controller
 
@@ -80,7 +80,7 @@ func newMetrics() *Metrics {
 		renamed:        desc("services_renamed", "Services that have another name than the rule says, because a rival has that."),
 		outdated:       desc("global_services_outdated", "Global services without endpoints of clusters out of contact."),
 		failing:        desc("services_failing", "Services that are not what they must be, because writing failed."),
-		blocked:        desc("services_blocked", "Services whose place somebody else's object has; they fail as well."),
+		blocked:        desc("services_blocked", "Services whose name a foreign object has; they count as failing as well."),
 		held:           desc("services_held", "Services that stay as they are until their cluster has been heard of."),
 		lingering:      desc("services_lingering", "Services from remotes that are no longer configured, which go when their grace is over; they are held as well."),
 		over:           desc("over_bounds", "Services of a remote that are left out, or lack slices or addresses, for the sake of its bounds.", "cluster"),
@@ -201,10 +201,10 @@ type clusterTotals struct {
 	services, endpoints, refused, over int
 	withdrawn, withdrawnNodes          int
 	drained                            bool
-	bounds                             string // what is left out for their sake
+	bounds                             string // what is omitted because of the quota
 }
 
-// add counts a service n times: once, or -1 times for one that was counted.
+// add adds a service n times: 1, or -1 to remove it.
 func (t *totals) add(l *surveyed, n int) {
 	w := l.want
 	switch {
@@ -240,7 +240,7 @@ func (t *totals) add(l *surveyed, n int) {
 // queueName is the label of the metrics of what waits to be written.
 const queueName = "services"
 
-// applied notes how writing a service went.
+// applied records the outcome of writing a service.
 func (m *Metrics) applied(o keep.Outcome[string]) {
 	m.latency.WithLabelValues(queueName).Observe(o.Waited.Seconds())
 	m.duration.WithLabelValues(queueName).Observe(o.Took.Seconds())
@@ -249,8 +249,8 @@ func (m *Metrics) applied(o keep.Outcome[string]) {
 	}
 }
 
-// queue returns how many services wait to be written, for how long in all and at
-// most those are that are being written, in seconds.
+// queue returns the number of waiting services, and the total and the longest duration of
+// running writes in seconds.
 func (m *Metrics) queue() (depth int, unfinished, longest float64) {
 	writer := m.controller.leading()
 	if writer == nil {

@@ -15,16 +15,15 @@ const (
 	separator = "73736d"
 	// globalPrefix stands where the names of mirrors have their remote's.
 	globalPrefix = cluster.GlobalPrefix
-	// maxName is what the name of a Service, a label of RFC 1035, may have.
+	// maxName is the maximum length of a Service's name, a label of RFC 1035.
 	maxName = 63
-	// keptName is how much of a name stays before the hash that shortens it.
+	// keptName is the length of the prefix of a shortened name, before the hash.
 	keptName = 52
-	// hashLength is how much of a hash, in hexadecimal, makes a name fit. It is
-	// known to other tools, and so short that somebody who may choose names
-	// finds one with a given hash: such names are compared before they count.
+	// hashLength is the length of the hash of a shortened name, in hexadecimal. Other tools
+	// depend on it. It is short enough to find collisions by choosing names, which is why
+	// claims are compared.
 	hashLength = 10
-	// longHash is how much makes a name that nobody finds another origin for:
-	// 128 bits.
+	// longHash is the length of a hash without feasible collisions: 128 bits.
 	longHash = 32
 )
 
@@ -34,7 +33,7 @@ type Key struct{ Namespace, Name string }
 // String returns namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// ID says where a local service comes from. A global one has no cluster.
+// ID identifies the origin of a local service. A global one has no cluster.
 type ID struct {
 	Cluster string
 	Key
@@ -63,7 +62,7 @@ func fullName(prefix string, origin Key) string {
 	return prefix + "-" + origin.Namespace + "-" + separator + "-" + origin.Name
 }
 
-// shortened returns a name that fits: the full one, or its beginning and a hash.
+// shortened returns the full name, or if it is too long its beginning and a hash.
 func shortened(full string) string {
 	if len(full) <= maxName {
 		return full
@@ -77,10 +76,9 @@ func hash(text string, digits int) string {
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-// sliceName returns the name of the local copy of an EndpointSlice. The type of
-// its addresses can't be changed, so that it is part of what is copied. Clusters
-// that share a global service choose the names of their slices: none may find one
-// whose copy has the name of another's.
+// sliceName returns the name of the local copy of an EndpointSlice. It depends on the
+// address type, which is immutable. It has a long hash because each cluster chooses the
+// names of its slices, and must not be able to collide with those of another one.
 func sliceName(service, cluster string, s *OriginSlice) string {
 	return service + "-" + hash(strings.Join([]string{cluster, s.Service.Namespace, s.Name, string(s.Family)}, "/"), longHash)
 }
@@ -106,22 +104,21 @@ type claim struct {
 
 func (c claim) full() string { return fullName(c.prefix, c.id.Key) }
 
-// name is the one that is claimed.
+// name is the claimed name.
 func (c claim) name() string { return shortened(c.full()) }
 
-// short reports whether that is less than the full one.
+// short reports whether the claimed name is shortened.
 func (c claim) short() bool { return len(c.full()) > maxName }
 
-// compareClaims orders origins that claim one name: the first gets it. Cluster "c1"
-// with namespace "x-y" and cluster "c1-x" with namespace "y" are such, and so is a
-// service whose whole name is what another's is shortened to, which anybody can
-// choose.
+// compareClaims orders claims to one name: the first gets it. Examples are cluster "c1" with
+// namespace "x-y" and cluster "c1-x" with namespace "y", and a service whose full name is
+// the shortened name of another one.
 //
-//  1. a global service that the local cluster takes part in
-//  2. who has the name: what runs isn't replaced by what joins
-//  3. a global service, then the longer prefix: neither is in the hands of a remote
+//  1. a global service with a service of the local cluster
+//  2. the current holder: a new service doesn't replace an existing one
+//  3. a global service, then the longer prefix: remotes can't choose these
 //  4. of one remote, the older service
-//  5. the shortened name, because nobody can choose that
+//  5. the shortened name, because remotes can't choose that
 func compareClaims(a, b claim) int {
 	age := 0
 	if a.id.Cluster == b.id.Cluster {
@@ -145,12 +142,12 @@ func boolCompare(a, b bool) int {
 	}
 }
 
-// keptInstead is how much of prefix and namespace starts a name that is had
-// instead of the one claimed. Such a name is shorter than a shortened one, and
-// without a separator: nobody can claim it, unless by finding the whole hash.
+// keptInstead is the length of the prefix of an alternative name. Such a name is shorter
+// than a shortened one, and has no separator: without a collision of the hash no other
+// origin claims it.
 const keptInstead = maxName - len("-") - longHash - 1
 
-// nameOf returns the name of the claim at a rank among those for its name.
+// nameOf returns the local name for a rank among the claims to the name.
 func (c claim) nameOf(rank int) string {
 	if rank == 0 {
 		return c.name()

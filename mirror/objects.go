@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Marks of what is ours. Labels and annotations of Services are those of the
-// original tool, so that each takes over what the other left.
+// Labels and annotations of our objects. Those of Services are the original tool's, so that
+// each program adopts the objects of the other.
 const (
 	labelMirrored   = "mirrored-svc"
 	labelGlobal     = "global-svc"
@@ -29,17 +29,17 @@ const (
 	legacySliceFrom = "mirror-endpointslice-sync-name"
 )
 
-// What others say to us.
+// Labels and annotations that users set.
 const (
-	// labelLocalMinimum is on local services: how many of their endpoints must be
-	// ready for a global service to prefer them.
+	// labelLocalMinimum of a local service is the minimum number of its ready endpoints for
+	// a global service to prefer them.
 	labelLocalMinimum = annotationFrom + "global-service-local-minimum"
-	// annotDrained is on the Service kubernetes in the namespace default of a cluster
-	// that is drained.
+	// annotDrained is on the Service kubernetes in the namespace default of a drained
+	// cluster.
 	annotDrained = annotationFrom + "drained"
 )
 
-// Marks that are ours to set and to take away.
+// Labels and annotations that we set and remove.
 //
 //nolint:gochecknoglobals // Go has no constants of this type.
 var (
@@ -49,52 +49,50 @@ var (
 	sliceAnnotations   = []string{annotCluster, annotNamespace, annotName}
 )
 
-// remoteZone is a zone that no node is in. kube-proxy honours the hints of a
-// service only where each ready endpoint has one, and one of them is for the
-// zone of its node.
+// remoteZone is a zone without nodes. kube-proxy uses the hints of a service only if each
+// ready endpoint has hints, and one of them has the zone of the node.
 const remoteZone = "remote.mirror.semaphore.uw.io"
 
-// maxZones is how many zones the hints of one endpoint may name.
+// maxZones is the maximum number of zones in the hints of one endpoint.
 const maxZones = 8
 
-// Service is what one local service must be. It is not changed once made.
+// Service is the desired state of one local service. It is immutable.
 type Service struct {
 	Name string
-	// Absent says that there must be none.
+	// Absent: the service must not exist.
 	Absent  bool
 	Origin  ID
-	Instead *ID // who has the name that it would have; nil: it has it
+	Instead *ID // the origin that has the claimed name; nil: this one
 	Spec    Spec
 	// Clusters are those of a global service, sorted, Accepted those of them that
 	// are remote, the first accepted first.
 	Clusters, Accepted []string
 	LocalFirst         bool
 	Slices             []Slice // sorted by name
-	// Endpoints says that there must be an object of that deprecated kind, too.
+	// Endpoints: an object of that deprecated kind must exist as well.
 	Endpoints bool
 	Conflicts []Conflict
 	Tallies   map[string]*Tally // by cluster
-	// Outdated says that endpoints of clusters out of contact are left out, Drained
-	// those of which clusters are because they are drained.
+	// Outdated: endpoints of stale clusters are omitted. Drained are the clusters whose
+	// endpoints are omitted because they are drained.
 	Outdated bool
 	Drained  []string
-
-	// Hold is why everything must stay as it is for now, and Until for how long,
-	// if that is known; Keep has slices that stay although nobody wants them.
+	// Hold is why nothing may be changed for now, and Until the end of that, if known. Keep
+	// has slices to retain that aren't desired.
 	Hold  string
 	Until time.Time
 	Keep  []string
 
 	prefix string   // of the remote; "gl" for a global service
-	keeps  []string // clusters whose slices stay as they are: nothing is known of them
+	keeps  []string // clusters whose slices are retained, because their state is unknown
 	sum    sum
-	// family is that of Endpoints; empty: none are made yet.
+	// family is that of Endpoints; empty: not known yet.
 	family       corev1.IPFamily
 	endpointsSum sum
 }
 
-// Tally counts the endpoints of a cluster that a service takes, those of them that are
-// withdrawn, and those that are rejected, with an example.
+// Tally counts the used endpoints of a cluster in a service, those of them that are
+// withdrawn, and the rejected ones, with an example.
 type Tally struct {
 	Taken, Withdrawn, Rejected int
 	Example                    string
@@ -107,7 +105,7 @@ func (t *Tally) reject(count int, example string) {
 	}
 }
 
-// Slice is what one local EndpointSlice must be.
+// Slice is the desired state of one local EndpointSlice.
 type Slice struct {
 	Name, Cluster string
 	Endpoints     []Endpoint
@@ -118,7 +116,7 @@ type Slice struct {
 	sum      sum
 }
 
-// service returns the object that a service must be.
+// service returns the desired Service object.
 func (t *Service) service(namespace string) *corev1.Service {
 	s := &corev1.Service{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
@@ -167,8 +165,8 @@ func (t *Service) service(namespace string) *corev1.Service {
 	return s
 }
 
-// families asks for the families of the origin. With both, this cluster
-// decides on the order, and a cluster that has only one gives that.
+// families returns the IP families of the origin. With both, the local cluster decides on
+// the order, or on the only family that it has.
 func families(t Traits) (*corev1.IPFamilyPolicy, []corev1.IPFamily) {
 	single, both := corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyPreferDualStack
 	switch {
@@ -183,7 +181,7 @@ func families(t Traits) (*corev1.IPFamilyPolicy, []corev1.IPFamily) {
 	}
 }
 
-// object returns the EndpointSlice of a service that w says.
+// object returns the desired EndpointSlice of a service.
 func (w *Slice) object(namespace, service string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
@@ -201,7 +199,7 @@ func (w *Slice) object(namespace, service string) *discoveryv1.EndpointSlice {
 		Ports:       w.origin.Ports,
 	}
 	if w.headless {
-		// kube-proxy needs nothing of it.
+		// kube-proxy ignores slices with this label.
 		s.Labels[corev1.IsHeadlessService] = ""
 	}
 	for i := range w.Endpoints {
@@ -221,8 +219,8 @@ func (w *Slice) object(namespace, service string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// hints returns those for the endpoint at an index. Where there are more zones
-// than one endpoint may name, the endpoints share them out.
+// hints returns the hints of the endpoint at an index. If there are more than maxZones
+// zones, they are distributed over the endpoints.
 func hints(zones []string, index int) *discoveryv1.EndpointHints {
 	if len(zones) == 0 {
 		return nil
@@ -235,27 +233,26 @@ func hints(zones []string, index int) *discoveryv1.EndpointHints {
 	return h
 }
 
-// summer compares objects by a hash of all that we care about in them, which
-// is a tenth of what the objects are. It is good for one process.
+// summer hashes the fields that we set, to compare objects with a tenth of their memory.
+// Hashes are valid within one process.
 type summer struct{ seed maphash.Seed }
 
 func newSummer() summer { return summer{maphash.MakeSeed()} }
 
-// sum is a hash of an object; zero is no object's.
+// sum is a hash of an object, never zero.
 type sum uint64
 
 func (h summer) of(parts ...any) sum {
 	var m maphash.Hash
 	m.SetSeed(h.seed)
-	// Of these types, none can't be encoded, and a hash can't fail.
+	// Encoding never fails for these types.
 	if err := json.NewEncoder(&m).Encode(parts); err != nil {
 		return 0
 	}
 	return max(1, sum(m.Sum64()))
 }
 
-// service hashes what is set of a Service, and what it leaves unset and
-// somebody else may not set either.
+// service hashes the fields of a Service that we set, and those that must stay unset.
 func (h summer) service(s *corev1.Service) sum {
 	spec := corev1.ServiceSpec{
 		Type:                     s.Spec.Type,
@@ -286,10 +283,9 @@ func (h summer) service(s *corev1.Service) sum {
 		only(s.Annotations, serviceAnnotations...))
 }
 
-// slice hashes all of an EndpointSlice but other people's labels and
-// annotations.
+// slice hashes an EndpointSlice without the labels and annotations of others.
 func (h summer) slice(s *discoveryv1.EndpointSlice) sum {
-	// An empty list and none are the same to the API.
+	// Empty and nil lists are equal in the API.
 	endpoints, ports := s.Endpoints, s.Ports
 	if len(endpoints) == 0 {
 		endpoints = nil

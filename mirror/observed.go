@@ -12,39 +12,39 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// identity is what is known of each object of the mirror namespace.
+// identity has the common fields of objects of the mirror namespace.
 type identity struct {
 	keep.Meta
 	sum sum
-	// ours is whether the object carries our marks; the others are foreign, and
-	// never touched. Going is whether it is being deleted, and waits for finalizers.
+	// ours is whether the object has our labels; foreign objects are never changed. going
+	// is whether it is being deleted, and waits for finalizers.
 	ours, going bool
-	// tracked is whether the API server keeps who set which field, and only we did.
+	// tracked is kube.Tracked.
 	tracked bool
 }
 
-// ObservedService is a Service of the mirror namespace, as it is.
+// ObservedService is a Service of the mirror namespace.
 type ObservedService struct {
 	identity
-	id         ID     // origin; no cluster when it isn't known
-	prefix     string // what is known of a mirror of the original tool
+	id         ID     // origin; without a cluster if unknown
+	prefix     string // identifies the remote of a mirror of the original tool
 	global     bool
 	clusters   []string // of a global service
-	accepted   []string // those of them that are remote, the first accepted first; none: not known
+	accepted   []string // the remote ones, in the order of acceptance; empty: unknown
 	localFirst bool
 	family     corev1.IPFamily // of its first address
 	spec       Spec
 }
 
-// ObservedSlice is an EndpointSlice of the mirror namespace, as it is.
+// ObservedSlice is an EndpointSlice of the mirror namespace.
 type ObservedSlice struct {
 	identity
 	service   string
-	cluster   string // where it is from; empty when it isn't known
+	cluster   string // of the origin; empty if unknown
 	addresses []netip.Addr
 }
 
-// ObservedEndpoints is an Endpoints object of the mirror namespace, as it is.
+// ObservedEndpoints is an Endpoints object of the mirror namespace.
 type ObservedEndpoints struct{ identity }
 
 func (o *ObservedService) meta() keep.Meta   { return o.Meta }
@@ -64,7 +64,7 @@ func (h summer) observedService(s *corev1.Service) *ObservedService {
 		o.family = s.Spec.IPFamilies[0]
 	}
 	if o.global && o.id.Name == "" {
-		// The original tool says it in the name alone.
+		// The original tool has the origin in the name only.
 		rest := strings.TrimPrefix(s.Name, globalPrefix+"-")
 		o.id.Namespace, o.id.Name, _ = strings.Cut(rest, "-"+separator+"-")
 	}
@@ -94,7 +94,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		cluster: cluster,
 	}
 	if o.ours {
-		// Whatever somebody bent its label to.
+		// The name has precedence over the label, which others may have changed.
 		if service, ok := sliceOf(s.Name); ok {
 			o.service = service
 		}
@@ -109,8 +109,8 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 	return o
 }
 
-// observedEndpoints reads an Endpoints object. Those that the original tool left are
-// taken over where they are asked for, and nobody's concern where they aren't.
+// observedEndpoints reads an Endpoints object. Those of the original tool are adopted with
+// legacy, and otherwise foreign.
 func (h summer) observedEndpoints(e *corev1.Endpoints, legacy bool) *ObservedEndpoints { //nolint:staticcheck // Deprecated, and asked for by SEMAPHORE_MIRROR_LEGACY_ENDPOINTS.
 	return &ObservedEndpoints{identity{
 		Meta: keep.Meta{Name: e.Name, UID: string(e.UID), ResourceVersion: e.ResourceVersion}, sum: h.endpoints(e),
@@ -119,19 +119,19 @@ func (h summer) observedEndpoints(e *corev1.Endpoints, legacy bool) *ObservedEnd
 	}}
 }
 
-// Observed is what there is of one local service.
+// Observed is the observed state of one local service.
 type Observed struct {
 	Service   *ObservedService
-	Slices    map[string]*ObservedSlice // by name; foreign ones, too
+	Slices    map[string]*ObservedSlice // by name, including foreign ones
 	Endpoints *ObservedEndpoints
 }
 
-// local is the mirror namespace: what is there, and how it belongs together.
+// local has the objects of the mirror namespace, with indexes.
 type local struct {
 	services  *keep.Ledger[ObservedService]
 	slices    *keep.Ledger[ObservedSlice]
 	endpoints *keep.Ledger[ObservedEndpoints]
-	// members are the names of slices by the service that they are of.
+	// members are the names of slices by service.
 	members map[string]map[string]struct{}
 	// globals are the names of global services by their origin.
 	globals map[Key]map[string]struct{}
@@ -147,8 +147,8 @@ func newLocal(notify func()) *local {
 	}
 }
 
-// update returns the names of the services that have changed, or have slices or
-// endpoints that have, and the origins of the global ones among them.
+// update returns the names of services that have changed, or whose slices or endpoints
+// have, and the origins of the global ones among them.
 func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
 	names, globals = map[string]struct{}{}, map[Key]struct{}{}
 	for _, c := range l.services.Changes() {
@@ -193,7 +193,8 @@ func leave[K comparable](groups map[K]map[string]struct{}, k K, name string) {
 	}
 }
 
-// get returns what there is of a service, and what has the names of its slices.
+// get returns the observed state of a service, and the objects with the names of its
+// desired slices.
 func (l *local) get(name string, want *Service) Observed {
 	o := Observed{Service: l.services.Get(name), Slices: map[string]*ObservedSlice{}, Endpoints: l.endpoints.Get(name)}
 	add := func(slice string) {
@@ -210,8 +211,8 @@ func (l *local) get(name string, want *Service) Observed {
 	return o
 }
 
-// global returns the local service of a global one; nil: there is none. Of
-// several, which can be while a name changes, it is the first by name.
+// global returns the local object of a global service, or nil. While a name changes there
+// may be several: it returns the first one by name.
 func (l *local) global(k Key) *ObservedService {
 	var first *ObservedService
 	for name := range l.globals[k] {
@@ -222,7 +223,7 @@ func (l *local) global(k Key) *ObservedService {
 	return first
 }
 
-// names returns those of all services of which there is anything.
+// names returns the names of all services with any object.
 func (l *local) names() map[string]struct{} {
 	names := map[string]struct{}{}
 	for _, s := range l.services.All() {
@@ -238,7 +239,7 @@ func (l *local) names() map[string]struct{} {
 	return names
 }
 
-// foreign returns the slices of others that lead to a service of ours.
+// foreign returns the foreign slices of a service of ours.
 func (o *Observed) foreign(want *Service) []string {
 	var names []string
 	if want.Absent && (o.Service == nil || !o.Service.ours) {

@@ -17,27 +17,26 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// Origin is what is read of a Service that is copied. It is not changed once
-// made.
+// Origin is a trimmed Service of a cluster. It is immutable.
 type Origin struct {
 	Key
 	Created time.Time
-	// LocalFirst is whether a global service prefers endpoints of its cluster.
+	// LocalFirst is whether a global service prefers local endpoints.
 	LocalFirst bool
-	// LocalMinimum is how many ready local endpoints that takes; 0: as configured.
+	// LocalMinimum is the minimum number of ready local endpoints; 0: as configured.
 	LocalMinimum int
 	Spec         Spec
 	// Reject is why it can't be copied; empty: it can.
 	Reject string
 }
 
-// Spec is what a local Service takes over from its origin.
+// Spec is the part of a spec that is copied from the origin.
 type Spec struct {
 	Traits
 	Ports []Port
 }
 
-// Traits are what of a Spec isn't ports.
+// Traits are the fields of a Spec except ports.
 type Traits struct {
 	Headless        bool
 	PublishNotReady bool
@@ -46,7 +45,7 @@ type Traits struct {
 	IPv4, IPv6      bool
 }
 
-// Port is one port of a Spec. Its nodePort is nobody's business elsewhere.
+// Port is one port of a Spec. Node ports aren't copied.
 type Port struct {
 	Name        string
 	Protocol    corev1.Protocol
@@ -55,7 +54,7 @@ type Port struct {
 	AppProtocol string
 }
 
-// OriginSlice is what is read of an EndpointSlice. It is not changed once made.
+// OriginSlice is a trimmed EndpointSlice. It is immutable.
 type OriginSlice struct {
 	Name    string
 	Service Key
@@ -63,25 +62,24 @@ type OriginSlice struct {
 	Ports   []discoveryv1.EndpointPort
 	// Endpoints are sorted by address.
 	Endpoints []Endpoint
-	// Unreadable are addresses that aren't.
+	// Unreadable are invalid addresses.
 	Unreadable []string
 	// Reject is why it can't be copied; empty: it can.
 	Reject string
 }
 
-// Endpoint is one endpoint of an OriginSlice. Zone and the object behind it mean
-// nothing in another cluster.
+// Endpoint is one endpoint of an OriginSlice. Its zone and target have no meaning in another
+// cluster.
 type Endpoint struct {
 	Address  netip.Addr
 	Hostname string
-	// Node is the one that it is on; empty: not known. It is for what is reported of
-	// the path there, and isn't copied: kube-proxy would take an endpoint for its own
-	// when a local node has the same name.
+	// Node is its node; empty: unknown. It is for path reports and isn't copied: kube-proxy
+	// would treat the endpoint as local if a local node has the same name.
 	Node                        string
 	Ready, Serving, Terminating Condition
 }
 
-// Condition is a boolean that may be left open.
+// Condition is an optional boolean.
 type Condition int8
 
 // Values of a Condition.
@@ -110,11 +108,11 @@ func (c Condition) pointer() *bool {
 	return &value
 }
 
-// maxShown is how much is shown of what isn't what it should be, in characters.
+// maxShown is the maximum length of an invalid value in messages, in characters.
 const maxShown = 80
 
-// trimOrigin reads a Service. The selector finds those that prefer local
-// endpoints; nil finds none.
+// trimOrigin trims a Service. The selector selects those that prefer local endpoints; nil
+// selects none.
 func trimOrigin(s *corev1.Service, localFirst labels.Selector) *Origin {
 	trimmed := &Origin{
 		Key:        Key{s.Namespace, s.Name},
@@ -128,7 +126,7 @@ func trimOrigin(s *corev1.Service, localFirst labels.Selector) *Origin {
 	trimmed.Reject = trimmed.Spec.fault()
 	switch {
 	case len(validation.IsDNS1123Label(s.Name)) > 0 || len(validation.IsDNS1123Label(s.Namespace)) > 0:
-		trimmed.Reject = "no service and namespace have such names"
+		trimmed.Reject = "invalid name or namespace"
 	case s.Spec.Type == corev1.ServiceTypeExternalName:
 		trimmed.Reject = "type ExternalName: it has a name elsewhere, and no endpoints"
 	case !trimmed.Spec.Headless && len(s.Spec.Ports) == 0:
@@ -170,7 +168,7 @@ func trimSpec(s *corev1.ServiceSpec) Spec {
 	return spec
 }
 
-// trimSlice reads an EndpointSlice. False: it belongs to no service.
+// trimSlice trims an EndpointSlice. It returns false if it has no service.
 func trimSlice(s *discoveryv1.EndpointSlice) (*OriginSlice, bool) {
 	service := s.Labels[discoveryv1.LabelServiceName]
 	if service == "" {
@@ -209,7 +207,7 @@ func trimSlice(s *discoveryv1.EndpointSlice) (*OriginSlice, bool) {
 			endpoint.Hostname = *e.Hostname
 		}
 		if e.NodeName != nil && len(*e.NodeName) <= validation.DNS1123SubdomainMaxLength {
-			endpoint.Node = unique.Make(*e.NodeName).Value() // many endpoints are on one
+			endpoint.Node = unique.Make(*e.NodeName).Value() // shared by many endpoints
 		}
 		trimmed.Endpoints = append(trimmed.Endpoints, endpoint)
 	}
@@ -232,18 +230,18 @@ func compareEndpoints(a, b Endpoint) int {
 	)
 }
 
-// Equal reports whether two states of a Service are copied alike.
+// Equal reports whether two origins are equal.
 func (s *Origin) Equal(o *Origin) bool {
 	return s.Key == o.Key && s.Created.Equal(o.Created) && s.LocalFirst == o.LocalFirst &&
 		s.LocalMinimum == o.LocalMinimum && s.Reject == o.Reject && s.Spec.Equal(&o.Spec)
 }
 
-// Equal reports whether two specs say the same.
+// Equal reports whether two specs are equal.
 func (s *Spec) Equal(o *Spec) bool {
 	return s.Traits == o.Traits && slices.Equal(s.Ports, o.Ports)
 }
 
-// Equal reports whether two states of an OriginSlice are copied alike.
+// Equal reports whether two slices are equal.
 func (s *OriginSlice) Equal(o *OriginSlice) bool {
 	return s.Name == o.Name && s.Service == o.Service && s.Family == o.Family && s.Reject == o.Reject &&
 		slices.EqualFunc(s.Ports, o.Ports, equalPorts) &&
@@ -259,8 +257,8 @@ func equalPointers[T comparable](a, b *T) bool {
 	return a == b || a != nil && b != nil && *a == *b
 }
 
-// rejection returns why an address may not come from a cluster with the given
-// pod subnets, of which there may be none; empty: it may.
+// rejection returns why an address of a cluster with these pod subnets, which may be empty,
+// is rejected; empty: it is accepted.
 func rejection(a netip.Addr, family discoveryv1.AddressType, subnets []netip.Prefix) string {
 	switch {
 	case a.Zone() != "" || a.Is4In6() || a.Is4() != (family == discoveryv1.AddressTypeIPv4):

@@ -9,46 +9,45 @@ import (
 // remoteNode is a node of a remote.
 type remoteNode struct{ cluster, node string }
 
-// pathTable is what the local nodes report of the paths to remote nodes, and which of
-// those have their endpoints withdrawn for it:
+// pathTable has the path reports of local nodes, and decides which remote nodes have their
+// endpoints withdrawn:
 //
-//	| a remote node that                                  | its endpoints   |
-//	| --------------------------------------------------- | --------------- |
-//	| more than half of the ready local nodes report down | are withdrawn   |
-//	| fewer do: some have a broken cable                  | stay            |
-//	| nobody reports, or with reports that are too old    | stay            |
+//	| a remote node is reported down by          | its endpoints   |
+//	| ------------------------------------------ | --------------- |
+//	| more than half of the ready local nodes    | are withdrawn   |
+//	| fewer: the fault is likely local           | stay            |
+//	| none, or by expired reports                | stay            |
 //
-// Each change of a report costs what it changes, and not what there is.
+// The work for a changed report is proportional to the change.
 type pathTable struct {
-	ready   map[string]bool // local nodes that are
+	ready   map[string]bool // ready local nodes
 	reports map[string]*pathReport
-	counted map[string]*paths.Report // those that count, by node
+	counted map[string]*paths.Report // valid reports of ready nodes, by node
 	remotes map[string]*pathCount
-	// next is not after the moment when the first report becomes too old.
+	// next is at or before the time when the first report expires.
 	next time.Time
-	// trouble is when reports could last not be read: nobody knows whether they
-	// have been renewed.
-	trouble time.Time
+	// readFailed is when reading reports last failed: renewals may have been missed.
+	readFailed time.Time
 
 	verdicts map[remoteNode]*verdict
-	due      map[remoteNode]time.Time // when to look at a verdict without a change
-	dueNext  time.Time                // not after the first of them; zero: there is none
-	// origins are those with endpoints on a node, and how many slices of each.
+	due      map[remoteNode]time.Time // when to update a verdict without a change
+	dueNext  time.Time                // at or before the first of due; zero: none
+	// origins are those with endpoints on a node, and their number of slices.
 	origins map[remoteNode]map[ID]int
 	nodes   map[string]map[string]struct{} // those of origins, by cluster
 
 	touched map[remoteNode]struct{}
-	all     map[string]struct{} // remotes of which all nodes are to be looked at
+	all     map[string]struct{} // remotes whose nodes are all to be updated
 }
 
-// pathReport is a report as it was last seen.
+// pathReport is a report as last observed.
 type pathReport struct {
 	*paths.Report
-	seen time.Time // when it was last seen to change, by the own clock
+	seen time.Time // of its last change, by the local clock
 }
 
-// pathCount counts reports about one remote: those that say that all of its nodes are
-// down, and how many more, or fewer, say that of a node.
+// pathCount counts the reports about one remote: all counts those of kind AllBut, nodes the
+// difference from that per node.
 type pathCount struct {
 	all   int
 	nodes map[string]int
@@ -63,7 +62,7 @@ func newPathTable() *pathTable {
 	}
 }
 
-// node takes in whether a local node is ready.
+// node updates whether a local node is ready.
 func (p *pathTable) node(name string, ready bool) {
 	if p.ready[name] == ready {
 		return
@@ -75,11 +74,11 @@ func (p *pathTable) node(name string, ready bool) {
 	}
 	p.recount(name)
 	for remote := range p.remotes {
-		p.all[remote] = struct{}{} // half of them are another number
+		p.all[remote] = struct{}{} // the majority has changed
 	}
 }
 
-// report takes in that the report of a local node came or changed; nil: it went.
+// report updates the report of a local node; nil: it was deleted.
 func (p *pathTable) report(node string, r *paths.Report, now time.Time) {
 	if r == nil {
 		delete(p.reports, node)
@@ -94,7 +93,7 @@ func (p *pathTable) report(node string, r *paths.Report, now time.Time) {
 	p.recount(node)
 }
 
-// expire has reports that are too old count no more.
+// expire removes expired reports.
 func (p *pathTable) expire(now time.Time) {
 	if p.next.IsZero() || now.Before(p.next) {
 		return
@@ -102,8 +101,8 @@ func (p *pathTable) expire(now time.Time) {
 	p.next = time.Time{}
 	for node, r := range p.reports {
 		seen := r.seen
-		if p.trouble.After(seen) {
-			seen = p.trouble
+		if p.readFailed.After(seen) {
+			seen = p.readFailed
 		}
 		until := seen.Add(paths.Expiry)
 		if !now.Before(until) {
@@ -116,7 +115,7 @@ func (p *pathTable) expire(now time.Time) {
 	}
 }
 
-// recount counts what a local node reports, and no more what it reported.
+// recount replaces the counted report of a local node by the current one.
 func (p *pathTable) recount(node string) {
 	var now *paths.Report
 	if r := p.reports[node]; r != nil && p.ready[node] {
@@ -162,7 +161,7 @@ func (p *pathTable) count(r *paths.Report, n int) {
 	}
 }
 
-// down returns how many ready local nodes report the path to a remote node as down.
+// down returns the number of ready local nodes that report a remote node as down.
 func (p *pathTable) down(n remoteNode) int {
 	if c := p.remotes[n.cluster]; c != nil {
 		return c.all + c.nodes[n.node]
@@ -170,7 +169,7 @@ func (p *pathTable) down(n remoteNode) int {
 	return 0
 }
 
-// place takes in that a slice of an origin has an endpoint on a node, or no more.
+// place adds change to the number of an origin's slices with an endpoint on a node.
 func (p *pathTable) place(n remoteNode, id ID, change int) {
 	at := p.origins[n]
 	if at == nil {
@@ -181,7 +180,7 @@ func (p *pathTable) place(n remoteNode, id ID, change int) {
 		}
 		p.nodes[n.cluster][n.node] = struct{}{}
 		if len(p.remotes) > 0 {
-			p.touched[n] = struct{}{} // nobody has asked about it yet
+			p.touched[n] = struct{}{} // it has no verdict yet
 		}
 	}
 	if at[id] += change; at[id] <= 0 {
@@ -195,11 +194,10 @@ func (p *pathTable) place(n remoteNode, id ID, change int) {
 	}
 }
 
-// judge brings verdicts up to date, and hands out the nodes of which one is another
-// one than before.
+// judge updates verdicts, and calls changed for the nodes whose verdict has changed.
 func (p *pathTable) judge(now time.Time, changed func(n remoteNode, withdrawn bool)) {
 	p.expire(now)
-	p.remind(now)
+	p.revisit(now)
 	for remote := range p.all {
 		for node := range p.nodes[remote] {
 			p.touched[remoteNode{remote, node}] = struct{}{}
@@ -216,16 +214,16 @@ func (p *pathTable) judge(now time.Time, changed func(n remoteNode, withdrawn bo
 		}
 	}
 	for n := range p.touched {
-		if p.look(now, n) {
+		if p.update(now, n) {
 			changed(n, p.withdrawn(n))
 		}
 	}
 	clear(p.all)
-	p.touched = map[remoteNode]struct{}{} // to empty a map takes as long as it ever was large
+	p.touched = map[remoteNode]struct{}{} // clearing a map takes time in proportion to its largest size
 }
 
-// remind has verdicts looked at whose time has come.
-func (p *pathTable) remind(now time.Time) {
+// revisit adds the nodes whose verdicts are due to touched.
+func (p *pathTable) revisit(now time.Time) {
 	if p.dueNext.IsZero() || now.Before(p.dueNext) {
 		return
 	}
@@ -239,7 +237,7 @@ func (p *pathTable) remind(now time.Time) {
 	}
 }
 
-// earliest returns the earlier one of two times, of which a zero one is never.
+// earliest returns the earlier one of two times; the zero time is never.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -247,8 +245,8 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// look brings one verdict up to date, and reports whether it is another one.
-func (p *pathTable) look(now time.Time, n remoteNode) (changed bool) {
+// update updates one verdict, and reports whether it has changed.
+func (p *pathTable) update(now time.Time, n remoteNode) (changed bool) {
 	down := 2*p.down(n) > len(p.ready) && p.down(n) > 0
 	v := p.verdicts[n]
 	if v == nil && !down {
@@ -270,11 +268,11 @@ func (p *pathTable) look(now time.Time, n remoteNode) (changed bool) {
 	return v.withdrawn != before
 }
 
-// withdrawn reports whether the endpoints on a remote node are.
+// withdrawn reports whether the endpoints on a remote node are withdrawn.
 func (p *pathTable) withdrawn(n remoteNode) bool {
 	v := p.verdicts[n]
 	return v != nil && v.withdrawn
 }
 
-// first returns when judge has something to do without an event; zero: never.
+// first returns when judge is due without an event; zero: never.
 func (p *pathTable) first() time.Time { return earliest(p.next, p.dueNext) }

@@ -115,7 +115,7 @@ func TestReportsExpireByTheOwnClock(t *testing.T) {
 	// While reports can't be read nobody knows whether they are renewed.
 	p = table(1)
 	p.report("l0", down("l0", "a1"), epoch)
-	p.trouble = after(80)
+	p.readFailed = after(80)
 	if got := p.at(after(160)); got != "[a1]" {
 		t.Error("not readable:", got)
 	}

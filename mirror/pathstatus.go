@@ -9,17 +9,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 )
 
-// PathStatus is what the local nodes report of paths.
+// PathStatus is the status of path reports.
 type PathStatus struct {
-	// ReadyNodes is how many local nodes are ready, Reports how many of them report
-	// that something is down.
+	// ReadyNodes is the number of ready local nodes, Reports the number of them with a
+	// report.
 	ReadyNodes int `json:"readyNodes"`
 	Reports    int `json:"reports"`
-	// Withdrawn are remote nodes whose endpoints are sent nothing.
+	// Withdrawn are remote nodes whose endpoints are withdrawn.
 	Withdrawn []WithdrawnNode `json:"withdrawn,omitempty"`
-	// Faults are reports that don't count, or only in part, by their name.
+	// Faults are the errors of invalid or partly invalid reports, by name.
 	Faults map[string]string `json:"faults,omitempty"`
-	// Error is why reports can't be read.
+	// Error is the error of reading reports.
 	Error string `json:"error,omitempty"`
 }
 
@@ -28,14 +28,14 @@ type WithdrawnNode struct {
 	Cluster string    `json:"cluster"`
 	Node    string    `json:"node"`
 	Since   time.Time `json:"since"`
-	// ReportedBy is how many ready local nodes report the path to it as down now.
+	// ReportedBy is the number of ready local nodes that report it as down now.
 	ReportedBy int `json:"reportedBy"`
-	// Services is how many have endpoints there.
+	// Services is the number of services with endpoints on it.
 	Services int `json:"services"`
 }
 
-// judge takes in what reports say now; logs and counts what follows from it, in a line
-// for each remote: with a cluster all of its nodes go. mu is held.
+// judge updates verdicts, and logs and counts changes, with one line per remote, as all nodes
+// of a cluster may change at once. Callers hold mu.
 func (c *Controller) judge(now time.Time) {
 	type nodes struct {
 		cluster   string
@@ -53,12 +53,12 @@ func (c *Controller) judge(now time.Time) {
 			c.metrics.withdrawals.WithLabelValues(k.cluster).Add(float64(len(all)))
 			log.Warn("endpoints withdrawn: most local nodes report the path to their node down")
 		} else {
-			log.Info("endpoints back: the path to their node is up")
+			log.Info("endpoints restored: the path to their node is up")
 		}
 	}
 }
 
-// pathStatus is asked for with mu held.
+// pathStatus returns the status of path reports. Callers hold mu.
 func (c *Controller) pathStatus() PathStatus {
 	p := c.snapshot.paths
 	s := PathStatus{ReadyNodes: len(p.ready), Reports: len(p.counted)}
@@ -84,8 +84,7 @@ func (c *Controller) pathStatus() PathStatus {
 	return s
 }
 
-// withdrawnNodes returns how many nodes of each remote have their endpoints withdrawn.
-// mu is held.
+// withdrawnNodes returns the number of withdrawn nodes of each remote. Callers hold mu.
 func (p *pathTable) withdrawnNodes() map[string]int {
 	count := map[string]int{}
 	for n, v := range p.verdicts {

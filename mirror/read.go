@@ -35,7 +35,7 @@ func (c counted[L]) Watch(ctx context.Context, options metav1.ListOptions) (watc
 	}), nil
 }
 
-// selected reads the objects that match a selector, and has their events counted.
+// selected lists and watches the objects that match a selector, and counts events.
 func selected[L runtime.Object](client func() (kube.Client, error), resource func(kube.Client) kube.Resource[L], selector labels.Selector, count func(watch.EventType)) cache.ListerWatcher {
 	return kube.ListWatch(kube.Of(client, func(c kube.Client) kube.Resource[L] {
 		return counted[L]{resource(c), count}
@@ -61,37 +61,37 @@ func endpointsOf(namespace string) func(kube.Client) kube.Resource[*corev1.Endpo
 	}
 }
 
-// tap hands out what a feed has to say, a part at a time: however much one has to
-// say at once, the others wait no longer than for a part.
+// tap returns the changes of a feed in parts, so that a feed with many changes doesn't delay
+// those of others.
 //
-//	Stale()    ________/-------------\_________
-//	read anew                        |
-//	handed out                       |........|
-//	stale      ________/----------------------\_
+//	Stale()      ________/-------------\_________
+//	listed again                       |
+//	returned                           |........|
+//	stale        ________/----------------------\_
 type tap[T any] struct {
 	feed[T]
 	left   []kube.Change[T]
-	synced bool // everything of the first time has been handed out
-	// stale is whether what has been handed out is; what is left isn't, where renewed.
+	synced bool // all changes of the first list have been returned
+	// stale is whether the returned objects are; renewed is whether left is from a new list.
 	stale, renewed bool
 }
 
 // feed is a kube.Feed.
 type feed[T any] interface {
 	run.Task
-	contact
+	health
 	Len() int
 	Changes() ([]kube.Change[T], bool)
 }
 
-// partOfTap is how many changes are handed out at a time.
+// partOfTap is the maximum number of changes per part.
 const partOfTap = 256
 
 func newTap[T any](cfg kube.WatchConfig[*T]) *tap[T] { return &tap[T]{feed: kube.NewFeed(cfg)} }
 
-// take hands out the next part, and reports whether there is more.
+// take calls each for the next part, and reports whether there are further ones.
 func (t *tap[T]) take(each func(c *kube.Change[T])) (more bool) {
-	// In this order: what isn't stale has been read before it is handed out.
+	// In this order: if it isn't stale, the list is complete before Changes is called.
 	stale, first, fetched := t.Stale(), false, len(t.left) == 0
 	if fetched {
 		t.left, first = t.Changes()
@@ -100,7 +100,7 @@ func (t *tap[T]) take(each func(c *kube.Change[T])) (more bool) {
 	t.renewed = !stale && (t.renewed || fetched)
 	n := min(len(t.left), partOfTap)
 	if first {
-		n = len(t.left) // until it is synced nothing is computed of it
+		n = len(t.left) // nothing is computed before it is synced
 	}
 	for i := range t.left[:n] {
 		each(&t.left[i])
@@ -112,16 +112,15 @@ func (t *tap[T]) take(each func(c *kube.Change[T])) (more bool) {
 	return more
 }
 
-// source reads the origins of one kind of one cluster, and their slices.
+// source has the feeds of the origins of one kind of one cluster, and of their slices.
 type source struct {
 	id      setID
 	origins *tap[Origin]
 	slices  *tap[OriginSlice]
-	drain   *kube.Feed[drainMark] // nil: of mirrored origins
+	drain   *kube.Feed[drainMark] // nil for mirrored origins
 }
 
-// newSource returns a source that Run of its feeds fills. Remote is nil for the
-// local cluster.
+// newSource returns a source. remote is nil for the local cluster.
 func (c *Controller) newSource(id setID, client func() (kube.Client, error), remote *Remote) *source {
 	selector, runner, prefix := c.cfg.MirrorSelector, "mirror-"+id.cluster, ""
 	if id.kind == merged {
@@ -134,7 +133,7 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 		Keep: func(obj runtime.Object) (*Origin, bool) {
 			svc, ok := obj.(*corev1.Service)
 			if !ok || local && svc.Namespace == c.cfg.Namespace && c.snapshot.sums.observedService(svc).ours {
-				return nil, false // one that we made is nobody's origin, whatever its labels
+				return nil, false // our own objects are never origins, whatever their labels
 			}
 			return trimOrigin(svc, c.cfg.LocalFirstSelector), true
 		},
@@ -164,7 +163,7 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 	return src
 }
 
-// read takes in what is new, and reports whether there is more.
+// read updates the snapshot with the next changes, and reports whether there are more.
 func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
 	origins := src.origins.take(func(c *kube.Change[Origin]) {
 		o := c.After
@@ -179,17 +178,16 @@ func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
 	return origins || slices
 }
 
-// localFeeds read what is in the mirror namespace, whoever made it, the nodes, and
-// what agents report of paths.
+// localFeeds are the feeds of the mirror namespace, of the nodes, and of path reports.
 type localFeeds struct {
 	services  *kube.Feed[ObservedService]
 	slices    *kube.Feed[ObservedSlice]
 	endpoints *kube.Feed[ObservedEndpoints]
 	nodes     *kube.Feed[localNode]
-	reports   *kube.Feed[seenReport] // nil: there is no place for them
+	reports   *kube.Feed[seenReport] // nil: no namespace is configured
 	hinted    bool                   // zones are needed
-	zones     map[string]int         // how many nodes each has
-	faults    map[string]error       // of reports, by their name
+	zones     map[string]int         // number of nodes
+	faults    map[string]error       // of reports, by name
 }
 
 // localFeed returns a feed of objects of the local cluster.
@@ -224,7 +222,7 @@ func (c *Controller) newLocalFeeds() *localFeeds {
 		}
 		return nil
 	})
-	// Those that are no longer asked for are found by their marks.
+	// Those of a previous configuration are found by their labels.
 	left := func(options *metav1.ListOptions) {
 		options.LabelSelector = labelMirrored + "=" + labelValue + "," + discoveryv1.LabelSkipMirror + "=" + labelValue
 	}
@@ -249,15 +247,15 @@ func (h *localFeeds) tasks() []run.Task {
 	return tasks
 }
 
-// read takes in what is new of the mirror namespace, and reports whether it is known.
-// Of Endpoints that nobody asks for it need not be.
+// read updates the snapshot of the mirror namespace, and reports whether it is synced.
+// Without legacy, Endpoints needn't be.
 func (h *localFeeds) read(s *Snapshot) (known bool) {
 	services, slices, endpoints := observe(h.services, s.local.services), observe(h.slices, s.local.slices), observe(h.endpoints, s.local.endpoints)
 	s.observe()
 	return services && slices && (endpoints || !s.legacy)
 }
 
-// observe passes on what is new from a feed to a ledger.
+// observe passes the changes of a feed to a ledger.
 func observe[T any](feed *kube.Feed[T], ledger *keep.Ledger[T]) (synced bool) {
 	changes, synced := feed.Changes()
 	if len(changes) == 0 && ledger.Synced() == synced {

@@ -15,18 +15,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
 
-// localNode is what is read of a node of the local cluster.
+// localNode is a trimmed node of the local cluster.
 type localNode struct {
 	name, zone string
 	ready      bool
 }
 
-// seenReport is what is read of a report of paths. Each time that it is renewed is
-// another one, and when it is only read anew, after the API server was away, it isn't:
-// a report that nobody renews is not to count for longer.
+// seenReport is a path report. Each renewal is a new version; another list of the same
+// version, such as after an outage of the API server, is no renewal and doesn't extend the
+// report's validity.
 type seenReport struct {
 	paths.Report
-	fault   error // why it doesn't count, or a part of it
+	fault   error // invalid, at least in part
 	version string
 }
 
@@ -43,7 +43,7 @@ func equalReports(a, b *seenReport) bool {
 	return a.version != "" && a.version == b.version && a.Equal(&b.Report)
 }
 
-// drainMark is what is read of the Service that says whether its cluster is drained.
+// drainMark is the trimmed Service whose annotation marks its cluster as drained.
 type drainMark struct{ drained bool }
 
 func (c *Controller) newNodes() *kube.Feed[localNode] {
@@ -89,9 +89,8 @@ func (c *Controller) newReports() *kube.Feed[seenReport] {
 	})
 }
 
-// newDrain returns a feed of the one Service that each cluster has from its API server,
-// which the mirrors of its neighbours may read as they do others. Who may change it
-// administers the cluster.
+// newDrain returns a feed of the Service kubernetes, which each API server creates, and which
+// the mirrors of other clusters may read. Only administrators of the cluster may change it.
 func (c *Controller) newDrain(id setID, client func() (kube.Client, error), bounds kube.Bounds) *kube.Feed[drainMark] {
 	return kube.NewFeed(kube.WatchConfig[*drainMark]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: "mark of being drained", Object: &corev1.Service{},
@@ -110,8 +109,8 @@ func (c *Controller) newDrain(id setID, client func() (kube.Client, error), boun
 	})
 }
 
-// readDrain takes in whether the cluster is drained, and reports whether that is known,
-// or can't be.
+// readDrain updates whether the cluster is drained, and reports whether that has been read,
+// or reading it has failed.
 func (src *source) readDrain(s *Snapshot) (known bool) {
 	if src.drain == nil {
 		return true
@@ -123,10 +122,9 @@ func (src *source) readDrain(s *Snapshot) (known bool) {
 	return synced || src.drain.Err() != nil
 }
 
-// readNodes takes in the nodes of the local cluster. It returns their zones, and
-// whether they are known. A node without a zone is in the one with the empty name,
-// which is what kube-proxy compares hints with there. So it is where there are no nodes
-// at all.
+// readNodes updates the nodes of the local cluster. It returns their zones, and whether they
+// are synced. A node without a zone has the empty one, which kube-proxy compares with hints
+// there; so has a cluster without nodes.
 func (h *localFeeds) readNodes(s *Snapshot) (zones []string, known bool) {
 	changes, known := h.nodes.Changes()
 	for _, c := range changes {
@@ -150,8 +148,8 @@ func (h *localFeeds) readNodes(s *Snapshot) (zones []string, known bool) {
 	return slices.Sorted(maps.Keys(h.zones)), known
 }
 
-// readReports takes in what agents report of paths. It returns whether they have been
-// read, as the nodes that they are of; what can't be read isn't waited for.
+// readReports updates path reports. It returns whether reports and nodes are synced, or
+// reading them has failed.
 func (h *localFeeds) readReports(s *Snapshot, now time.Time) (known bool) {
 	if h.reports == nil {
 		return true
@@ -173,7 +171,7 @@ func (h *localFeeds) readReports(s *Snapshot, now time.Time) (known bool) {
 		}
 	}
 	if h.reports.Err() != nil {
-		s.paths.trouble = now
+		s.paths.readFailed = now
 	}
 	return (synced || h.reports.Err() != nil) && (h.nodes.Synced() || h.nodes.Err() != nil)
 }

@@ -108,11 +108,11 @@ func TestWhatIsGoneIsNotMissed(t *testing.T) {
 			w.says(t, aws, first)
 			w.has(aws, second.Key, "s", "10.4.0.2")
 			w.says(t, aws, first, second)
-			if n := w.memo.rooms["aws"].missing(); n != 1 {
+			if n := w.memo.quotas["aws"].missing(); n != 1 {
 				t.Errorf("%d services are missed, want the one that there is no room for", n)
 			}
 			w.says(t, aws, first)
-			if n := w.memo.rooms["aws"].missing(); n != 0 {
+			if n := w.memo.quotas["aws"].missing(); n != 0 {
 				t.Errorf("%d services are missed although it is gone", n)
 			}
 			wantLeads(t, w, Name("c1", first.Key), "10.4.0.1")

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// Bounds are how much is made in the local cluster for one remote. What is there
-// already stays; what is beyond is rejected. 0: no bound.
+// Bounds are the maximum numbers of objects in the local cluster for one remote. Existing
+// ones stay; further ones are rejected. 0: unlimited.
 type Bounds struct{ Services, Slices, Addresses int }
 
-// clusterConfig is what must be known of a cluster before it has been heard of.
+// clusterConfig is the configuration of a cluster.
 type clusterConfig struct {
 	name    string
 	local   bool
@@ -19,7 +19,7 @@ type clusterConfig struct {
 	bounds  Bounds
 }
 
-// kind says whether origins are mirrored or merged.
+// kind is whether origins are mirrored or merged.
 type kind int
 
 const (
@@ -27,7 +27,7 @@ const (
 	merged
 )
 
-// String says what origins of a kind are called in logs.
+// String names origins of a kind in logs.
 func (k kind) String() string {
 	if k == merged {
 		return "global services"
@@ -35,18 +35,18 @@ func (k kind) String() string {
 	return "services to mirror"
 }
 
-// setID names the origins of one kind of one cluster.
+// setID identifies the origins of one kind of one cluster.
 type setID struct {
 	cluster string
 	kind    kind
 }
 
-// set is what is known of the origins of one kind of one cluster.
+// set has the origins of one kind of one cluster.
 type set struct {
 	cluster clusterConfig
 	kind    kind
-	// synced is whether everything has been read since start, stale whether the
-	// cluster has been out of contact for too long.
+	// synced is whether all have been listed since start, stale whether there was no contact
+	// for StaleAfter.
 	synced, stale bool
 	origins       map[Key]*Origin
 	slices        map[Key]map[string]*OriginSlice // by origin and name
@@ -59,36 +59,34 @@ func (s *set) id(k Key) ID {
 	return ID{s.cluster.name, k}
 }
 
-// Snapshot is all that is known at one moment, and what of it is new.
+// Snapshot is the observed state of all clusters, and what has changed since the last pass.
 type Snapshot struct {
 	sums  summer
 	order []setID // of configuration
 	sets  map[setID]*set
-	// clusters are those that are configured.
+	// clusters are the configured ones.
 	clusters map[string]bool
 	local    *local
-	// zones are those of the local nodes, sorted; "" stands for nodes without.
+	// zones are those of the local nodes, sorted; "" for nodes without a zone.
 	zones []string
-	// lingers is until when what is from clusters that are no longer configured
-	// stays; zero: it goes.
+	// lingers is when services of clusters that are no longer configured are removed; zero:
+	// now.
 	lingers time.Time
-	// legacy has Endpoints made, too.
+	// legacy: Endpoints are written as well.
 	legacy bool
 	paths  *pathTable
-	// drained are the clusters that are, and localMinimum is how many ready local
-	// endpoints a global service that prefers them must have for that.
+	// drained are the drained clusters. localMinimum is the minimum number of ready local
+	// endpoints for a global service to prefer them.
 	drained      map[string]bool
 	localMinimum int
-
-	// all says that anything may have changed, origins which did, names which
-	// local services did.
+	// all: anything may have changed. origins and names are the changed origins and local
+	// services.
 	all     bool
 	origins map[ID]struct{}
 	names   map[string]struct{}
 }
 
-// newSnapshot returns one in which nothing is known. The kinds are those that
-// are watched.
+// newSnapshot returns an empty snapshot with the given kinds.
 func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summer) *Snapshot {
 	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: newPathTable(), drained: map[string]bool{}}
 	for _, c := range clusters {
@@ -106,12 +104,12 @@ func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summ
 	return s
 }
 
-// seen says that all that is new has been seen.
+// seen resets what has changed.
 func (s *Snapshot) seen() {
 	s.all, s.origins, s.names = false, map[ID]struct{}{}, map[string]struct{}{}
 }
 
-// origin takes in that an origin came, changed or went.
+// origin updates an origin; nil: it was deleted.
 func (s *Snapshot) origin(id setID, k Key, after *Origin) {
 	set := s.sets[id]
 	before := set.origins[k]
@@ -125,7 +123,7 @@ func (s *Snapshot) origin(id setID, k Key, after *Origin) {
 	}
 }
 
-// slice takes in that a slice came, changed or went.
+// slice replaces a slice; nil: none.
 func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
 	set := s.sets[id]
 	if before != nil {
@@ -146,8 +144,8 @@ func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
 	}
 }
 
-// place takes in on which remote nodes a slice has endpoints, or had. Those of the
-// local cluster are reached without a tunnel.
+// place adds or removes the nodes of a slice's endpoints in the path table, except for the
+// local cluster, which is reached without a tunnel.
 func (s *Snapshot) place(set *set, sl *OriginSlice, change int) {
 	if set.cluster.local {
 		return
@@ -161,8 +159,8 @@ func (s *Snapshot) place(set *set, sl *OriginSlice, change int) {
 	}
 }
 
-// judge takes in what reports of paths say at a moment. Changed is called, unless nil,
-// for each remote node whose endpoints are withdrawn from now on, or aren't any more.
+// judge updates the verdicts of the path table. changed, unless nil, is called for each
+// remote node whose verdict has changed.
 func (s *Snapshot) judge(now time.Time, changed func(n remoteNode, withdrawn bool)) {
 	s.paths.judge(now, func(n remoteNode, withdrawn bool) {
 		for id := range s.paths.origins[n] {
@@ -174,12 +172,12 @@ func (s *Snapshot) judge(now time.Time, changed func(n remoteNode, withdrawn boo
 	})
 }
 
-// withdrawn reports whether an endpoint of a cluster is.
+// withdrawn reports whether an endpoint of a cluster is withdrawn.
 func (s *Snapshot) withdrawn(c *clusterConfig, e *Endpoint) bool {
 	return !c.local && e.Node != "" && s.paths.withdrawn(remoteNode{c.name, e.Node})
 }
 
-// drain takes in whether a cluster is drained.
+// drain updates whether a cluster is drained.
 func (s *Snapshot) drain(cluster string, drained bool) {
 	if s.drained[cluster] == drained {
 		return
@@ -192,7 +190,7 @@ func (s *Snapshot) drain(cluster string, drained bool) {
 	}
 }
 
-// mergedOf has the global services looked at that a cluster takes part in.
+// mergedOf marks the global services of a cluster as changed.
 func (s *Snapshot) mergedOf(set *set) {
 	for k := range set.origins {
 		s.origins[ID{Key: k}] = struct{}{}
@@ -204,11 +202,11 @@ func (s *Snapshot) mergedOf(set *set) {
 	}
 }
 
-// contact takes in whether a set has been read, and whether it is stale.
+// contact updates whether a set is synced and stale.
 func (s *Snapshot) contact(id setID, synced, stale bool) {
 	set := s.sets[id]
 	if set.synced != synced {
-		s.all = true // also what was held
+		s.all = true // including held services
 	}
 	if set.stale != stale && set.kind == merged {
 		s.mergedOf(set)
@@ -216,15 +214,14 @@ func (s *Snapshot) contact(id setID, synced, stale bool) {
 	set.synced, set.stale = synced, stale
 }
 
-// nodes takes in the zones of local nodes.
+// nodes updates the zones of local nodes.
 func (s *Snapshot) nodes(zones []string) {
 	if !slices.Equal(zones, s.zones) {
 		s.zones, s.all = zones, true
 	}
 }
 
-// linger takes in until when that stays which is from clusters that aren't
-// configured.
+// linger updates when services of clusters that are no longer configured are removed.
 func (s *Snapshot) linger(until time.Time) {
 	if until.IsZero() != s.lingers.IsZero() {
 		s.all = true
@@ -232,7 +229,7 @@ func (s *Snapshot) linger(until time.Time) {
 	s.lingers = until
 }
 
-// observe takes in what is new in the mirror namespace.
+// observe marks what has changed in the mirror namespace.
 func (s *Snapshot) observe() {
 	names, globals := s.local.update()
 	for name := range names {
@@ -243,20 +240,21 @@ func (s *Snapshot) observe() {
 	}
 }
 
-// away returns why nothing is known of a cluster's origins of a kind: it has not
-// been heard of since start, or isn't configured any more. Empty: they are known.
-func (s *Snapshot) away(cluster string, k kind) (why string, until time.Time) {
+// unknown returns why a cluster's origins of a kind are unknown: they haven't synced since
+// start, or the cluster is no longer configured, until the time returned. Empty: they are
+// known.
+func (s *Snapshot) unknown(cluster string, k kind) (why string, until time.Time) {
 	switch set := s.sets[setID{cluster, k}]; {
 	case set != nil && !set.synced:
-		return cluster + ", which has not been heard of since start", time.Time{}
+		return cluster + ", which has not synced since start", time.Time{}
 	case set == nil && !s.lingers.IsZero():
 		return cluster + ", which is no longer configured", s.lingers
 	}
 	return "", time.Time{}
 }
 
-// clusterOf returns the cluster that a service is a mirror of: the one that it
-// says, or, if that isn't configured, the one that has its prefix now.
+// clusterOf returns the cluster of a mirror: that of its annotation, or, if that isn't
+// configured, the one with its prefix.
 func (s *Snapshot) clusterOf(o *ObservedService) string {
 	if s.clusters[o.id.Cluster] {
 		return o.id.Cluster
@@ -269,7 +267,7 @@ func (s *Snapshot) clusterOf(o *ObservedService) string {
 	return o.id.Cluster
 }
 
-// exists reports whether there is something here already of an origin.
+// exists reports whether an origin has a local service.
 func (s *Snapshot) exists(id setID, k Key) bool {
 	if id.kind == merged {
 		own := s.local.global(k)
@@ -285,8 +283,7 @@ func (s *Snapshot) exists(id setID, k Key) bool {
 	return false
 }
 
-// want returns what must be of a local service at this moment, beside what there
-// is of it.
+// want returns the desired and the observed state of a local service.
 func (s *Snapshot) want(m *Memo, name string) (Service, Observed) {
 	w := Service{Name: name, Absent: true}
 	planned := m.services[name]
@@ -308,8 +305,8 @@ func (s *Snapshot) want(m *Memo, name string) (Service, Observed) {
 	return w, have
 }
 
-// hold returns why a service must stay as it is: else what may still be wanted by a
-// cluster that is away would be overwritten or removed.
+// hold returns why a service must not be changed: it belongs to a cluster whose state is
+// unknown, and may still be desired.
 func (s *Snapshot) hold(o *ObservedService, want *Service) (why string, until time.Time) {
 	if o == nil || !o.ours {
 		return "", time.Time{}
@@ -319,7 +316,7 @@ func (s *Snapshot) hold(o *ObservedService, want *Service) (why string, until ti
 			return "", time.Time{}
 		}
 		for _, cluster := range o.clusters {
-			if why, until = s.away(cluster, merged); why != "" {
+			if why, until = s.unknown(cluster, merged); why != "" {
 				return "global service of " + why, until
 			}
 		}
@@ -329,9 +326,9 @@ func (s *Snapshot) hold(o *ObservedService, want *Service) (why string, until ti
 	if want != nil && want.Origin.Cluster == cluster && (want.Origin.Key == o.id.Key || o.id.Name == "") {
 		return "", time.Time{}
 	}
-	why, until = s.away(cluster, mirrored)
+	why, until = s.unknown(cluster, mirrored)
 	if why == "" && o.id.Cluster != "" {
-		why, until = s.away(o.id.Cluster, mirrored) // its prefix may be another one's by now
+		why, until = s.unknown(o.id.Cluster, mirrored) // another cluster may have its prefix by now
 	}
 	if why == "" {
 		return "", time.Time{}
@@ -339,8 +336,8 @@ func (s *Snapshot) hold(o *ObservedService, want *Service) (why string, until ti
 	return "mirror of " + why, until
 }
 
-// keeps reports whether a slice stays that isn't wanted, because nothing is known of
-// where it is from.
+// keeps reports whether a slice that isn't desired is retained, because the state of its
+// cluster is unknown.
 func (s *Snapshot) keeps(want *Service, o *ObservedSlice) bool {
 	switch {
 	case want != nil && want.Origin.Global():

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// maxListed is how many entries each list of a Status has at most.
+// maxListed is the maximum number of entries of each list in a Status.
 const maxListed = 500
 
-// Status is what a controller knows and does, for people and /status.
+// Status is the status of a controller, for /status.
 type Status struct {
 	Leading  bool            `json:"leading"`
 	Clusters []ClusterStatus `json:"clusters"`
@@ -20,11 +20,11 @@ type Status struct {
 	// Rejected are origins that are not copied.
 	Rejected []RejectedStatus `json:"rejected"`
 	Paths    PathStatus       `json:"paths"`
-	// Omitted counts what the lists are too long for.
+	// Omitted is the number of entries beyond maxListed.
 	Omitted int `json:"omitted,omitempty"`
 }
 
-// ClusterStatus is how one cluster is.
+// ClusterStatus is the status of one cluster.
 type ClusterStatus struct {
 	Name      string        `json:"name"`
 	Local     bool          `json:"local,omitempty"`
@@ -33,15 +33,15 @@ type ClusterStatus struct {
 	Services  int           `json:"services"`
 	Endpoints int           `json:"endpoints"`
 	Refused   int           `json:"refused"`
-	// Withdrawn is how many of the endpoints are on nodes to which paths are down.
+	// Withdrawn is the number of endpoints on nodes with broken paths.
 	Withdrawn int `json:"withdrawn,omitempty"`
-	// Drained says that the cluster says so of itself.
+	// Drained: the cluster is marked as drained.
 	Drained bool `json:"drained,omitempty"`
-	// Bounds is what is left out for their sake.
+	// Bounds is what is omitted because of the quota.
 	Bounds string `json:"bounds,omitempty"`
 }
 
-// WatchStatus is how what is read of one kind in one cluster is.
+// WatchStatus is the status of the watch of one kind in one cluster.
 type WatchStatus struct {
 	Kind        string     `json:"kind"`
 	Synced      bool       `json:"synced"`
@@ -50,25 +50,24 @@ type WatchStatus struct {
 	Error       string     `json:"error,omitempty"`
 }
 
-// ServiceStatus is one local service. Of those that are in order only the
-// first are listed.
+// ServiceStatus is one local service. Services with problems are listed first.
 type ServiceStatus struct {
 	Name      string     `json:"name"`
 	Origin    string     `json:"origin,omitempty"`
 	Clusters  []string   `json:"clusters,omitempty"`
 	Conflicts []Conflict `json:"conflicts,omitempty"`
-	// Instead is whose name this would have been.
+	// Instead is the origin that has this one's default name.
 	Instead string `json:"nameTakenBy,omitempty"`
-	// Refused has an example of the endpoints left out, by cluster.
+	// Refused has an example of the rejected endpoints, by cluster.
 	Refused map[string]string `json:"refused,omitempty"`
-	// Foreign are endpoint slices of others that lead to this service.
+	// Foreign are foreign endpoint slices of this service.
 	Foreign []string `json:"foreignSlices,omitempty"`
-	// Withdrawn is how many endpoints are on nodes to which paths are down, by cluster,
-	// Drained which clusters are left out because they are drained.
+	// Withdrawn is the number of endpoints on nodes with broken paths, by cluster. Drained
+	// are the clusters that are omitted because they are drained.
 	Withdrawn map[string]int `json:"withdrawn,omitempty"`
 	Drained   []string       `json:"drained,omitempty"`
 	Held      string         `json:"held,omitempty"`
-	// RemovedAt is until when it is held.
+	// RemovedAt is the end of being held.
 	RemovedAt *time.Time `json:"removedAt,omitempty"`
 	Error     string     `json:"error,omitempty"`
 }
@@ -87,7 +86,7 @@ func (s *ServiceStatus) inOrder() bool {
 func (c *Controller) Status() Status {
 	t := c.totals()
 	s := Status{Leading: t.leading, Clusters: c.clusterStatus(t), Services: c.services(), Rejected: c.rejected()}
-	// What is wrong comes first, and stays when the list is cut off.
+	// Services with problems are first, and stay when the list is truncated.
 	s.Services, s.Omitted = cut(s.Services, s.Omitted)
 	s.Rejected, s.Omitted = cut(s.Rejected, s.Omitted)
 	c.mu.Lock()
@@ -97,15 +96,15 @@ func (c *Controller) Status() Status {
 	return s
 }
 
-// survey is how all services are, kept by one change after the other: nobody who asks
-// waits for, or holds up, a look at all of them.
+// survey is the status of all services, updated incrementally, so that requests for the
+// status neither wait for nor delay a pass.
 type survey struct {
-	services map[string]*surveyed // those that are, or aren't in order
-	blocked  map[string]error     // those with foreign objects in their way
+	services map[string]*surveyed // that exist, or have problems
+	blocked  map[string]error     // by foreign objects
 	totals   totals
 }
 
-// surveyed is one service. It is not changed once made.
+// surveyed is one service. It is immutable.
 type surveyed struct {
 	status ServiceStatus // without errors
 	want   *Service
@@ -115,7 +114,7 @@ func newSurvey() *survey {
 	return &survey{services: map[string]*surveyed{}, blocked: map[string]error{}, totals: totals{clusters: map[string]clusterTotals{}}}
 }
 
-// note takes in how a service is by now.
+// note updates the status of a service.
 func (y *survey) note(have *Observed, w *Service) {
 	if last := y.services[w.Name]; last != nil {
 		y.totals.add(last, -1)
@@ -132,7 +131,7 @@ func (y *survey) note(have *Observed, w *Service) {
 		e.RemovedAt = &w.Until
 	}
 	if o := have.Service; e.Held == "" && o != nil && o.ours && o.going {
-		e.Held = "being deleted, which something with a finalizer holds up"
+		e.Held = "being deleted, and waiting for a finalizer"
 	}
 	for cluster, tally := range w.Tallies {
 		if tally.Withdrawn > 0 {
@@ -181,7 +180,7 @@ func (c *Controller) totals() totals {
 	for _, id := range c.snapshot.order {
 		of := c.survey.totals.clusters[id.cluster]
 		of.bounds, of.drained, of.withdrawnNodes = c.over[id.cluster], c.snapshot.drained[id.cluster], withdrawn[id.cluster]
-		if r := c.memo.rooms[id.cluster]; r != nil {
+		if r := c.memo.quotas[id.cluster]; r != nil {
 			of.over = r.missing()
 		}
 		t.clusters[id.cluster] = of
@@ -189,8 +188,7 @@ func (c *Controller) totals() totals {
 	return t
 }
 
-// services returns the status of all services: those that aren't in order first, and
-// sorted by name.
+// services returns the status of all services: those with problems first, by name.
 func (c *Controller) services() []ServiceStatus {
 	failing := map[string]error{}
 	if writer := c.leading(); writer != nil {
@@ -229,7 +227,7 @@ func (c *Controller) rejected() []RejectedStatus {
 		for k, o := range c.snapshot.sets[id].origins {
 			reason := o.Reject
 			if reason == "" && c.memo.waits(id, k) {
-				reason = fmt.Sprintf("there are %d services of %s already", c.memo.rooms[id.cluster].bounds.Services, id.cluster)
+				reason = fmt.Sprintf("the maximum of %d services of %s is reached", c.memo.quotas[id.cluster].bounds.Services, id.cluster)
 			}
 			if reason != "" {
 				all = append(all, RejectedStatus{ID{id.cluster, k}.String(), reason})
@@ -267,8 +265,8 @@ func (c *Controller) clusterStatus(t totals) []ClusterStatus {
 	return all
 }
 
-// contact is what a feed knows of its cluster.
-type contact interface {
+// health is the status of a feed.
+type health interface {
 	Synced() bool
 	Stale() bool
 	LastContact() time.Time
@@ -276,7 +274,7 @@ type contact interface {
 	OverQuota() error
 }
 
-func watchStatus(w contact, kind string) WatchStatus {
+func watchStatus(w health, kind string) WatchStatus {
 	s := WatchStatus{Kind: kind, Synced: w.Synced(), Stale: w.Stale()}
 	if last := w.LastContact(); !last.IsZero() {
 		s.LastContact = &last

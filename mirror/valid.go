@@ -9,21 +9,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Bounds of what one object may have. Those of slices are the API's (API reference
-// of EndpointSlice). It has none for the ports of a Service but the size of the
-// object, which those of several clusters share in a global one.
+// Bounds of one object. Those of slices are the API's (API reference of EndpointSlice). The
+// API doesn't limit the ports of a Service except by the size of the object, which several
+// clusters share in a global service.
 const (
 	maxServicePorts   = 1000
 	maxSlicePorts     = 20000
 	maxSliceEndpoints = 1000
 )
 
-// maxAffinity is the longest affinity of sessions, in seconds (API reference of
-// ClientIPConfig).
+// maxAffinity is the maximum session affinity in seconds (API reference of ClientIPConfig).
 const maxAffinity = 86400
 
-// fault returns why an API server would take no Service with a spec; empty: it
-// would. One bad part would have the whole of a global service refused.
+// fault returns why an API server would reject a Service with this spec, or an empty string.
+// One invalid part would invalidate a whole global service.
 func (s *Spec) fault() string {
 	if s.AffinityTimeout < 0 || s.AffinityTimeout > maxAffinity {
 		return fmt.Sprintf("session affinity of %d s", s.AffinityTimeout)
@@ -45,7 +44,7 @@ func (s *Spec) fault() string {
 		case p.Name == "" && len(s.Ports) > 1:
 			return "one of several ports has no name"
 		case names[p.Name] || numbers[id]:
-			return fmt.Sprintf("port %.80q is there twice", describe(*p))
+			return fmt.Sprintf("duplicate port %.80q", describe(*p))
 		case p.Target.Type == intstr.Int && len(validation.IsValidPortNum(p.Target.IntValue())) > 0,
 			p.Target.Type == intstr.String && len(validation.IsValidPortName(p.Target.StrVal)) > 0:
 			return fmt.Sprintf("target port %.80q", p.Target.String())
@@ -56,8 +55,8 @@ func (s *Spec) fault() string {
 	return ""
 }
 
-// fault returns why an API server would take no EndpointSlice like this; empty: it
-// would. Addresses are rejected one by one, see rejection.
+// fault returns why an API server would reject this EndpointSlice, or an empty string.
+// Addresses are rejected individually, see rejection.
 func (s *OriginSlice) fault() string {
 	switch {
 	case len(s.Ports) > maxSlicePorts:
@@ -71,7 +70,7 @@ func (s *OriginSlice) fault() string {
 			return why
 		}
 		if names[*s.Ports[i].Name] {
-			return fmt.Sprintf("port %q is there twice", *s.Ports[i].Name)
+			return fmt.Sprintf("duplicate port %q", *s.Ports[i].Name)
 		}
 		names[*s.Ports[i].Name] = true
 	}

@@ -2,21 +2,20 @@ package mirror
 
 import "time"
 
-// verdict is whether the endpoints on one remote node are withdrawn.
+// verdict decides whether the endpoints on one remote node are withdrawn.
 //
 //	most local nodes report it down  ______/-----\____/--\___/----\______________
 //	withdrawn                        ______/-----\____/------\___/-------------\_
 //	                                             ^    at once  ^ hold 4 s, then 8 s ...
 //
-// It is withdrawn at once: each moment costs requests. It comes back as soon as
-// agents say so, who wait until a path has been up for a while. One that is withdrawn
-// again within steadyAfter of having come back is held longer from time to time, so
-// that a path that comes and goes costs few writes.
+// They are withdrawn at once, as each moment costs requests, and restored as soon as agents
+// report the path up, which they do when it has been up for a while. If a node is withdrawn
+// again within steadyAfter, the hold time doubles, so that a flapping path causes few writes.
 type verdict struct {
 	withdrawn bool
-	since     time.Time // when that became so
-	up        time.Time // since when a withdrawn one isn't reported any more; zero: it is
-	again     int       // how often in a row it was withdrawn soon after it had come back
+	since     time.Time // of the last change
+	up        time.Time // end of the reports while withdrawn; zero: still reported
+	again     int       // number of consecutive withdrawals within steadyAfter
 }
 
 const (
@@ -25,7 +24,7 @@ const (
 	longestHold  = time.Minute
 )
 
-// hold is how long a path must have been up, as reports have it, to come back.
+// hold returns how long a path must be reported up before endpoints are restored.
 func (v *verdict) hold() time.Duration {
 	if v.again == 0 {
 		return 0
@@ -33,8 +32,8 @@ func (v *verdict) hold() time.Duration {
 	return min(longestHold, shortestHold<<min(v.again-1, 10))
 }
 
-// step takes in what reports say now, and returns when to look again although they
-// say the same; the zero time is never.
+// step updates the verdict, and returns when the next step is due without a change; the zero
+// time is never.
 func (v *verdict) step(now time.Time, down bool) (due time.Time) {
 	switch {
 	case down && !v.withdrawn:
@@ -61,7 +60,7 @@ func (v *verdict) step(now time.Time, down bool) (due time.Time) {
 	return time.Time{}
 }
 
-// over reports whether nothing need be remembered.
+// over reports whether the verdict can be dropped.
 func (v *verdict) over(now time.Time) bool {
 	return !v.withdrawn && now.Sub(v.since) >= steadyAfter
 }

@@ -129,7 +129,7 @@ func (e *example) events(t *testing.T) {
 	}{
 		{"NodeRejected", "Pod", "agent-aws-", `node "gcp-bad" of gcp is rejected, public_key: `},
 		{"NameTaken", "Pod", "semaphore-policy-aws-", "the network set of gcp/default/taken is gcp-default-taken-"},
-		{"Conflict", "Service", "gl-default-73736d-web", "who was there first decides, against "},
+		{"Conflict", "Service", "gl-default-73736d-web", "the cluster that was first decides, against "},
 	} {
 		eventually(t, time.Minute, "the Event "+want.reason, func(ctx context.Context) error {
 			e, err := onlyEvent(ctx, aws, want.reason)

@@ -11,59 +11,59 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// place is where an origin is read.
-type place struct {
+// originRef identifies an origin in a set.
+type originRef struct {
 	set setID
 	key Key
 }
 
-// room is what is made here for one remote, and what is left out for the sake of
-// its bounds.
-type room struct {
+// quota counts the objects created for one remote, and what is omitted because of its
+// bounds.
+type quota struct {
 	bounds, used, last Bounds
-	admitted           map[place]struct{}
-	waiting            map[place]struct{} // origins that there is no room for
-	// short and tried are services without all of their slices or addresses; those that
-	// were tried found no room since some became free, but for again also since then.
+	admitted           map[originRef]struct{}
+	waiting            map[originRef]struct{} // origins that there is no room for
+	// short and tried are services without all of their slices or addresses: tried ones had
+	// no quota since some was released. again is whether more was released since then.
 	short, tried map[ID]struct{}
 	again        bool
 }
 
-// refillings is how many services that are short are tried again at a time.
+// refillings is the number of incomplete services that are recomputed per pass.
 const refillings = 64
 
-func newRooms(s *Snapshot) map[string]*room {
-	rooms := map[string]*room{}
+func newQuotas(s *Snapshot) map[string]*quota {
+	quotas := map[string]*quota{}
 	for _, set := range s.sets {
 		if !set.cluster.local {
-			rooms[set.cluster.name] = &room{
+			quotas[set.cluster.name] = &quota{
 				bounds:   set.cluster.bounds,
-				admitted: map[place]struct{}{}, waiting: map[place]struct{}{},
+				admitted: map[originRef]struct{}{}, waiting: map[originRef]struct{}{},
 				short: map[ID]struct{}{}, tried: map[ID]struct{}{},
 			}
 		}
 	}
-	return rooms
+	return quotas
 }
 
 func within(used, bound int) bool { return bound <= 0 || used < bound }
 
-// waits reports whether there is no room for an origin.
+// waits reports whether an origin waits for quota.
 func (m *Memo) waits(id setID, k Key) bool {
-	r := m.rooms[id.cluster]
+	r := m.quotas[id.cluster]
 	if r == nil {
 		return false
 	}
-	_, waits := r.waiting[place{id, k}]
+	_, waits := r.waiting[originRef{id, k}]
 	return waits
 }
 
-// admit gives origins their places: first those of which there is something here.
+// admit admits origins within the quota: first those that exist in the local cluster.
 func (m *Memo) admit(s *Snapshot, origins map[ID]struct{}) {
-	var others []place
+	var others []originRef
 	for id := range origins {
-		for _, p := range s.places(id) {
-			r := m.rooms[p.set.cluster]
+		for _, p := range s.originRefs(id) {
+			r := m.quotas[p.set.cluster]
 			if r == nil {
 				continue
 			}
@@ -81,11 +81,11 @@ func (m *Memo) admit(s *Snapshot, origins map[ID]struct{}) {
 			}
 		}
 	}
-	slices.SortFunc(others, func(a, b place) int {
+	slices.SortFunc(others, func(a, b originRef) int {
 		return cmp.Or(cmp.Compare(a.set.kind, b.set.kind), compareIDs(ID{a.set.cluster, a.key}, ID{b.set.cluster, b.key}))
 	})
 	for _, p := range others {
-		if r := m.rooms[p.set.cluster]; within(r.used.Services, r.bounds.Services) {
+		if r := m.quotas[p.set.cluster]; within(r.used.Services, r.bounds.Services) {
 			r.enter(p)
 		} else {
 			r.waiting[p] = struct{}{}
@@ -93,13 +93,13 @@ func (m *Memo) admit(s *Snapshot, origins map[ID]struct{}) {
 	}
 }
 
-func (r *room) enter(p place) {
+func (r *quota) enter(p originRef) {
 	delete(r.waiting, p)
 	r.admitted[p] = struct{}{}
 	r.used.Services++
 }
 
-func (r *room) leave(p place) {
+func (r *quota) leave(p originRef) {
 	delete(r.waiting, p)
 	if _, admitted := r.admitted[p]; admitted {
 		delete(r.admitted, p)
@@ -107,28 +107,28 @@ func (r *room) leave(p place) {
 	}
 }
 
-// places returns where an origin may be read.
-func (s *Snapshot) places(id ID) []place {
+// originRefs returns the sets in which an origin may be.
+func (s *Snapshot) originRefs(id ID) []originRef {
 	if !id.Global() {
-		return []place{{setID{id.Cluster, mirrored}, id.Key}}
+		return []originRef{{setID{id.Cluster, mirrored}, id.Key}}
 	}
-	var all []place
+	var all []originRef
 	for _, in := range s.order {
 		if in.kind == merged {
-			all = append(all, place{in, id.Key})
+			all = append(all, originRef{in, id.Key})
 		}
 	}
 	return all
 }
 
-// missing returns how many services are left out or short.
-func (r *room) missing() int { return len(r.waiting) + len(r.short) + len(r.tried) }
+// missing returns the number of omitted or incomplete services.
+func (r *quota) missing() int { return len(r.waiting) + len(r.short) + len(r.tried) }
 
-// refill returns origins that had to be left out and that there may be room for by
-// now: any, since it is not for a remote to say which. More says that there are others.
+// refill returns omitted origins for which there may be quota by now, in random order, so
+// that a remote can't choose them. more: there are others.
 func (m *Memo) refill() (again map[ID]struct{}, more bool) {
 	again = map[ID]struct{}{}
-	for _, r := range m.rooms {
+	for _, r := range m.quotas {
 		free := r.bounds.Services - r.used.Services
 		for p := range r.waiting {
 			if free <= 0 {
@@ -157,7 +157,7 @@ func (m *Memo) refill() (again map[ID]struct{}, more bool) {
 	return again, more
 }
 
-func (p place) id() ID {
+func (p originRef) id() ID {
 	if p.set.kind == merged {
 		return ID{Key: p.key}
 	}
@@ -170,23 +170,23 @@ type candidate struct {
 	origin  *OriginSlice
 	zones   []string
 	name    string
-	exists  bool // there is a copy already
-	// endpoints are those that may be copied.
+	exists  bool // there is a local copy
+	// endpoints are the accepted ones.
 	endpoints []Endpoint
 }
 
-// builder makes services, one after the other, within the bounds of their clusters.
+// builder builds services, one at a time, within the bounds of their clusters.
 type builder struct {
 	s          *Snapshot
 	m          *Memo
-	before     *Service                // what the service was; nil: nothing
+	before     *Service                // previous state of the service; nil: none
 	prior      map[string]*Slice       // its slices
-	here       map[ID][]*ObservedSlice // of services that weren't, what there is
+	here       map[ID][]*ObservedSlice // existing slices of new services
 	candidates []candidate
 }
 
-// builder returns one for the services that must be now, instead of those before.
-// What is there of them has its room.
+// builder returns a builder for the services now, which replace those before. Existing
+// slices keep their quota.
 func (m *Memo) builder(s *Snapshot, now []*Service, before map[ID]*Service) *builder {
 	b := &builder{s: s, m: m, here: map[ID][]*ObservedSlice{}}
 	gone := maps.Clone(before)
@@ -209,26 +209,26 @@ func (m *Memo) builder(s *Snapshot, now []*Service, before map[ID]*Service) *bui
 
 // occupy counts slices and addresses of a cluster.
 func (m *Memo) occupy(cluster string, slices, addresses int) {
-	if r := m.rooms[cluster]; r != nil {
+	if r := m.quotas[cluster]; r != nil {
 		r.used.Slices += slices
 		r.used.Addresses += addresses
 	}
 }
 
-// vacate counts the slices of a service no more.
+// vacate releases the quota of a service.
 func (m *Memo) vacate(id ID, w *Service) {
 	for i := range w.Slices {
 		m.occupy(w.Slices[i].Cluster, -1, -len(w.Slices[i].Endpoints))
 	}
 	for cluster := range w.Tallies {
-		if r := m.rooms[cluster]; r != nil {
+		if r := m.quotas[cluster]; r != nil {
 			delete(r.short, id)
 			delete(r.tried, id)
 		}
 	}
 }
 
-// begin prepares for the slices of a service.
+// begin begins a service.
 func (b *builder) begin(w *Service, before *Service) {
 	b.before, b.prior, b.candidates = before, map[string]*Slice{}, nil
 	w.Tallies = map[string]*Tally{}
@@ -243,7 +243,7 @@ func (b *builder) begin(w *Service, before *Service) {
 	}
 }
 
-// add adds a slice, less the addresses that can't be copied.
+// add adds a slice without rejected addresses.
 func (b *builder) add(w *Service, c *clusterConfig, sl *OriginSlice, zones []string) {
 	tally := w.Tallies[c.name]
 	if tally == nil {
@@ -277,10 +277,9 @@ func (b *builder) add(w *Service, c *clusterConfig, sl *OriginSlice, zones []str
 	b.candidates = append(b.candidates, e)
 }
 
-// withdraw has nothing sent to the endpoints on nodes to which paths are down. They
-// keep their places: what there is room for doesn't depend on paths. To kube-proxy one
-// that is neither ready nor serving is as one that isn't there; one that is serving
-// would keep its UDP flows.
+// withdraw marks endpoints on nodes with broken paths as neither ready nor serving, which
+// kube-proxy treats like removed ones; a serving endpoint would keep its UDP flows. They stay
+// in the slice, so that the quota doesn't depend on paths.
 func (b *builder) withdraw(endpoints []Endpoint, c *clusterConfig) []Endpoint {
 	is := func(e Endpoint) bool { return b.s.withdrawn(c, &e) }
 	if !slices.ContainsFunc(endpoints, is) {
@@ -295,7 +294,7 @@ func (b *builder) withdraw(endpoints []Endpoint, c *clusterConfig) []Endpoint {
 	return endpoints
 }
 
-// end grants the slices of a service their room: first those that there are.
+// end adds the slices of a service within the quota: first those that exist.
 func (b *builder) end(w *Service) {
 	slices.SortFunc(b.candidates, func(x, y candidate) int {
 		if x.exists != y.exists {
@@ -322,9 +321,9 @@ func (b *builder) end(w *Service) {
 	w.sum = b.s.sums.service(w.service(""))
 }
 
-// grant cuts a slice to what there is room for. Addresses that are there stay.
+// grant truncates a slice to the quota. Existing addresses stay.
 func (b *builder) grant(w *Service, e *candidate, tally *Tally) bool {
-	r := b.m.rooms[e.cluster.name]
+	r := b.m.quotas[e.cluster.name]
 	if r == nil {
 		return true
 	}
@@ -368,7 +367,7 @@ func (b *builder) grant(w *Service, e *candidate, tally *Tally) bool {
 	return e.exists || len(e.endpoints) > 0 || all == 0
 }
 
-// slice returns what a slice must be: what it was, if nothing about it changed.
+// slice returns the desired slice: the previous one if nothing has changed.
 func (b *builder) slice(w *Service, e *candidate) Slice {
 	now := Slice{Name: e.name, Cluster: e.cluster.name, Endpoints: e.endpoints, origin: e.origin, zones: e.zones, headless: w.Spec.Headless}
 	if p := b.prior[e.name]; p != nil && p.origin == now.origin && p.headless == now.headless &&
