@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// kernelVariable says that this machine has kernel WireGuard.
+// kernelVariable is set on machines with kernel WireGuard.
 const kernelVariable = "SEMAPHORE_TEST_KERNEL"
 
 // eachPair runs a test with pairs of all backends that this machine has.
@@ -108,7 +108,7 @@ func losing(lose map[[2]int]int) Rule {
 func TestCrossedInitiations(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		began := 0
-		// Depending on which packet comes first, WireGuard can help itself now and then.
+		// Depending on the order of packets, WireGuard sometimes recovers by itself.
 		for round := 0; round < 5 || began == 0 && round < 50; round++ {
 			var (
 				mu   sync.Mutex
@@ -141,8 +141,8 @@ func TestCrossedInitiations(t *testing.T) {
 	})
 }
 
-// Whichever of the first packets are lost, both directions come to life, and not by
-// WireGuard's retries only.
+// Whichever of the first packets are lost, both directions work, and not only by WireGuard's
+// retries.
 func TestFirstPacketsLost(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		kinds := []int{Initiation, Response, Transport}
@@ -208,8 +208,8 @@ func TestSessionInWhichNothingComesBack(t *testing.T) {
 	})
 }
 
-// A side that lost its sessions can't wait for the other one, which knows nothing of
-// that, whichever of the two leads.
+// A side that lost its sessions must initiate, as the other one doesn't notice, whichever of
+// the two leads.
 func TestRestartedSideGoesOnByItself(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		for side := range 2 {
@@ -218,7 +218,7 @@ func TestRestartedSideGoesOnByItself(t *testing.T) {
 			if err := p.Restart(side); err != nil {
 				t.Fatal(err)
 			}
-			// The other side may still be about to begin by itself, which would do.
+			// The other side may initiate by itself, too.
 			p.Relay(losing(map[[2]int]int{{side, Initiation}: 3, {1 - side, Initiation}: math.MaxInt}))
 			if err := p.Meet(side, time.Now()); err != nil {
 				t.Fatal(err)
@@ -230,8 +230,7 @@ func TestRestartedSideGoesOnByItself(t *testing.T) {
 	})
 }
 
-// A side that knows a node which doesn't know it isn't told that, and goes on for a
-// while only.
+// A side whose peer doesn't know it gets no error, and retries for a limited time.
 func TestSideThatIsNotKnown(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		if err := p.Meet(0, time.Now()); err != nil {
@@ -252,7 +251,7 @@ var (
 	slow     = flag.Duration("slow", time.Second, "print the journal of trials that took longer")
 )
 
-// First contacts as they come, with packets lost.
+// First contacts in random order, with packet loss.
 func TestFirstContacts(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[ipv6], func(t *testing.T) {

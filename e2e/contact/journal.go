@@ -15,14 +15,13 @@ type event struct {
 	Text string
 }
 
-// journal takes down what happens, from several goroutines. One that is nil does
-// nothing.
+// journal records events from several goroutines. A nil journal does nothing.
 type journal struct {
 	mu     sync.Mutex
 	events []event
 }
 
-// note takes down an event that happens now.
+// note records an event with the current time.
 func (j *journal) note(format string, args ...any) {
 	if j == nil {
 		return
@@ -33,7 +32,7 @@ func (j *journal) note(format string, args ...any) {
 	j.events = append(j.events, event{now, fmt.Sprintf(format, args...)})
 }
 
-// packet takes down a packet that the relay got. Of requests and answers, which are
+// packet records a packet that the relay received. Of requests and answers, which are
 // many, only those about a session.
 func (j *journal) packet(p Packet, pass bool) {
 	if j == nil {
@@ -54,8 +53,8 @@ func (j *journal) packet(p Packet, pass bool) {
 	j.note("%d sends %s", p.From, what)
 }
 
-// watch takes down when the machine stood still: this process, which has nothing
-// to do, wasn't run for a while. It ends with stop.
+// watch records stalls of the machine, in which this idle process wasn't scheduled, until
+// stop.
 func (j *journal) watch(stop <-chan struct{}) {
 	const rest, late = 5 * time.Millisecond, 15 * time.Millisecond
 	for before := time.Now(); ; {
@@ -81,7 +80,7 @@ func (j *journal) take() []event {
 	return events
 }
 
-// story writes events in their order, in milliseconds since begin.
+// story formats events in order, in milliseconds since begin.
 func story(begin time.Time, events []event) string {
 	slices.SortFunc(events, func(a, b event) int { return a.At.Compare(b.At) })
 	var text strings.Builder

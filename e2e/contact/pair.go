@@ -1,8 +1,7 @@
 // Package contact makes first contacts between two agents, as far as WireGuard
 // goes: two processes, each with a device, a controller of peers and its loops, on
 // machines of their own with a relay between them that can lose, delay and hold
-// packets. There are no API servers: each side learns of the other one when it is
-// told to.
+// packets. There are no API servers: the test makes the sides known to each other.
 package contact
 
 import (
@@ -67,7 +66,7 @@ func New(cfg Config) (*Pair, error) {
 	return p, nil
 }
 
-// underlay is the address of a side, or of the relay on its link to that side.
+// underlay returns the address of a side, or of the relay on its link to that side.
 func (p *Pair) underlay(side int, relay bool) netip.Addr {
 	host := 1
 	if relay {
@@ -79,7 +78,7 @@ func (p *Pair) underlay(side int, relay bool) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", side*16+host))
 }
 
-// pod is the address of a side's pod, and subnet where it lies.
+// pod returns the address of a side's pod, subnet its prefix.
 func pod(side int) netip.Addr      { return netip.MustParseAddr(fmt.Sprintf("10.%d.0.1", side+1)) }
 func subnet(side int) netip.Prefix { return netip.PrefixFrom(pod(side), 16).Masked() }
 
@@ -179,7 +178,7 @@ func (p *Pair) startSide(side int) error {
 	return nil
 }
 
-// call has a side do something.
+// call sends a command to a side.
 func (p *Pair) call(side int, c command) (answer, error) {
 	var a answer
 	agent := p.agents[side]
@@ -239,20 +238,20 @@ func (p *Pair) Meet(side int, at time.Time) error {
 	return err
 }
 
-// Forget has a side forget the other one.
+// Forget removes the other side from a side's peers.
 func (p *Pair) Forget(side int) error {
 	_, err := p.call(side, command{Call: "forget"})
 	return err
 }
 
-// Relay sets what becomes of packets; nil: all pass.
+// Relay sets the rule for packets; nil: all pass.
 func (p *Pair) Relay(rule Rule) { p.relay.set(rule) }
 
 // Inject delivers a packet to a side as if the other one had sent it.
 func (p *Pair) Inject(to int, data []byte) { p.relay.send(to, data) }
 
 // Look returns how a side sees the other one, and how often it initiated again
-// since it was opened. There is no peer before the side has learnt of it.
+// since it was opened. There is no peer before Meet.
 func (p *Pair) Look(side int) (peer tunnel.PeerStatus, exists bool, retries int, err error) {
 	a, err := p.call(side, command{Call: "look"})
 	return a.Peer, a.HasPeers, a.Retries, err
@@ -265,8 +264,7 @@ func (p *Pair) Reach(from int, timeout time.Duration) (time.Time, error) {
 	return a.At, err
 }
 
-// Story returns what happened since the last trial began, a line for each event. It
-// can be had once.
+// Story returns the events since the last trial began, a line each, and clears them.
 func (p *Pair) Story() (string, error) {
 	events := p.log.take()
 	for side := range p.agents {

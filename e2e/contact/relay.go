@@ -22,8 +22,8 @@ type Packet struct {
 	Data []byte
 }
 
-// Rule says what becomes of a packet: it is thrown away when pass is false, else it
-// is forwarded after the delay.
+// Rule decides about a packet: it is dropped if pass is false, otherwise forwarded after the
+// delay.
 type Rule func(Packet) (delay time.Duration, pass bool)
 
 // relay stands between two sides. Each knows the other one by the relay's address.
@@ -80,7 +80,7 @@ func (r *relay) forward(from int) {
 
 // send delivers a packet to a side.
 func (r *relay) send(to int, data []byte) {
-	// A packet that can't be sent is one that is lost.
+	// An error counts as loss.
 	_, _ = r.conns[to].WriteToUDPAddrPort(data, r.sides[to])
 }
 

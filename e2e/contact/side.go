@@ -24,17 +24,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
-// sideVariable makes this program a side when it is set.
+// sideVariable makes this program a side if set.
 const sideVariable = "SEMAPHORE_CONTACT_SIDE"
 
-// echoPort is where each side sends back what it gets, on its pod's address.
+// echoPort is the port of each side's echo server, on its pod's address.
 const echoPort = 7
 
-// probeSpacing is how often a side that waits for an answer asks again. A request
-// that is lost must not count as a session that isn't there.
+// probeSpacing is the interval of repeated requests: a lost request must not count as a
+// missing session.
 const probeSpacing = 10 * time.Millisecond
 
-// command is what a side is asked to do; the answer comes when it is done.
+// command is a command to a side, which answers when it is done.
 type command struct {
 	Call    string
 	Config  tunnel.Config
@@ -46,7 +46,7 @@ type command struct {
 	Timeout time.Duration // probe
 }
 
-// answer is what came of it.
+// answer is the result of a command.
 type answer struct {
 	Error    string
 	Key      tunnel.Key
@@ -57,8 +57,8 @@ type answer struct {
 	Events   []event // events: what this side did
 }
 
-// RunAsSide ends the process after having been a side, when it was started as one.
-// It has to be called first by each program that calls New.
+// RunAsSide runs a side and exits, if the process was started as one. Programs that call New
+// have to call it first.
 func RunAsSide() {
 	enginetest.Main()
 	if os.Getenv(sideVariable) == "" {
@@ -105,8 +105,8 @@ func runSide(stdin io.Reader, stdout io.Writer) error {
 	}
 }
 
-// side is what an agent has for one remote, with a remote's API server that is a
-// list of nodes.
+// side is an agent's state for one remote, with a list of nodes instead of the remote's API
+// server.
 type side struct {
 	device     *tunnel.Device
 	controller *peers.Controller
@@ -215,7 +215,7 @@ func (s *side) stop() {
 	}
 }
 
-// look returns the only peer.
+// look returns the state of the only peer.
 func (s *side) look() (tunnel.PeerStatus, bool, error) {
 	status, err := s.device.Status(context.Background())
 	if err != nil || len(status.Peers) == 0 {
@@ -270,8 +270,8 @@ func serve(from netip.Addr) error {
 	return nil
 }
 
-// probe sends requests until one is answered, and returns when that was sent: what
-// it took the answer to come back belongs to the way, not to the session.
+// probe sends requests until one is answered, and returns when that was sent: the round-trip
+// time isn't part of the result.
 func probe(from, to netip.Addr, timeout time.Duration) (time.Time, error) {
 	conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
 		net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, echoPort)))

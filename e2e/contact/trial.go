@@ -19,8 +19,8 @@ type Trial struct {
 	Timeout time.Duration
 }
 
-// Took is how long after the later side had learnt of the other one requests came
-// through, from each side.
+// Took is the time until requests succeed in each direction, after both sides have learnt of
+// each other.
 type Took [2]time.Duration
 
 // Run makes a first contact. Afterwards the sides don't know each other.
@@ -81,7 +81,7 @@ func (p *Pair) reach(side int, timeout time.Duration) error {
 	return err
 }
 
-// part has both sides forget each other.
+// part makes both sides forget each other.
 func (p *Pair) part() error {
 	if err := p.each(p.Forget); err != nil {
 		return err
@@ -103,7 +103,7 @@ func (p *Pair) part() error {
 	return nil
 }
 
-// each does something with both sides at the same time.
+// each calls do for both sides at the same time.
 func (p *Pair) each(do func(side int) error) error {
 	var (
 		errs [2]error

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// dies unplugs aws while a pod of gcp asks for a service of both clusters.
+// dies unplugs aws while a pod of gcp requests a service of both clusters.
 func (s *show) dies(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	defer cancel()
@@ -74,7 +74,7 @@ func (s *show) dies(ctx context.Context) (string, error) {
 	return noticed, s.pair.WaitConnected(ctx)
 }
 
-// plug does something to all paths between the clusters, and to the API server of aws.
+// plug cuts or restores all paths between the clusters, and the API server of aws.
 func (s *show) plug(paths func(a, b *testbed.Node) error, api func() error) error {
 	for _, a := range s.pair.AWS.Nodes() {
 		for _, b := range s.pair.GCP.Nodes() {

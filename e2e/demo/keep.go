@@ -15,15 +15,13 @@ import (
 	"time"
 )
 
-// pidFile says which process keeps a demo running.
+// pidFile contains the id of the process that keeps a demo running.
 const pidFile = "/run/kube-semaphore-demo.pid"
 
-// curtain is the line with which the process that stays says that the show is
-// over; what follows is 0 or 1.
+// curtain is the prefix of the last line of the background process, followed by 0 or 1.
 const curtain = "demo ended with "
 
-// leave starts the process that stays, shows what it shows, and returns when the
-// show is over.
+// leave starts the background process, shows its output, and returns when the demo is over.
 func leave(ctx context.Context) error {
 	if pid, err := running(); err != nil || pid != 0 {
 		return errors.Join(err, fmt.Errorf("a demo is running already (process %d): make demo-down removes it", pid))
@@ -59,8 +57,8 @@ func leave(ctx context.Context) error {
 	return errors.Join(lines.Err(), cmd.Wait(), errors.New("the demo ended early"))
 }
 
-// stay gives the show, says that it is over, and keeps everything until it is
-// asked to end.
+// stay runs the demo in the background process, prints curtain, and keeps everything running
+// until it is asked to end.
 func stay(ctx context.Context, path string) error {
 	out, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -91,7 +89,7 @@ func stay(ctx context.Context, path string) error {
 	return nil
 }
 
-// takeDown ends the process that stays and waits until everything is gone.
+// takeDown ends the background process and waits until everything is removed.
 func takeDown(ctx context.Context) error {
 	pid, err := running()
 	if err != nil {

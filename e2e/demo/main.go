@@ -2,11 +2,11 @@
 // with real API servers, two nodes each, encrypted traffic between their pods,
 // a killed agent and its return. It ends by itself and removes everything.
 //
-//	go run ./e2e/demo          the show, then nothing is left
-//	go run ./e2e/demo -keep    leaves the clusters running
-//	go run ./e2e/demo -down    removes what -keep left
+//	go run ./e2e/demo          runs the demo and removes everything
+//	go run ./e2e/demo -keep    keeps the clusters running
+//	go run ./e2e/demo -down    removes the clusters of -keep
 //
-// It needs root. The exit code is 0 when every step went as it should.
+// It needs root. The exit code is 0 if every step succeeded.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// limit bounds the whole show, the first build of the tools included.
+// limit bounds the whole demo, including the first build of the tools.
 const limit = 45 * time.Minute
 
 func main() {
@@ -52,7 +52,7 @@ func run() error {
 	return perform(ctx, os.Stdout)
 }
 
-// perform gives the show and removes everything afterwards.
+// perform runs the demo and removes everything afterwards.
 func perform(ctx context.Context, out io.Writer) error {
 	s := newShow(out)
 	defer s.close()

@@ -21,7 +21,7 @@ import (
 // logNamespace is where fluentd and forwarder are in the source documents.
 const logNamespace = "sys-log"
 
-// names mirrors fluentd of aws into gcp, and asks for it there.
+// names mirrors fluentd of aws into gcp, and requests it there by name.
 func (s *show) names(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -53,7 +53,7 @@ func (s *show) names(ctx context.Context) (string, error) {
 			return err
 		}
 		fields := strings.Fields(records[0])
-		// What was sent before kube-proxy knows the service is never answered.
+		// Requests before kube-proxy has the service aren't answered.
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
 		answer, err = client.Get(ctx, fmt.Sprintf("http://%s:8888/", fields[len(fields)-1]))

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
-// show is the demo: its stage and what has happened so far.
+// show is the state of the demo.
 type show struct {
 	out      io.Writer
 	dir      string // of the built programs
@@ -40,7 +40,7 @@ type result struct {
 	err  error
 }
 
-// step is one act. What it returns goes into the summary.
+// step is one step; its result goes into the summary.
 type step struct {
 	name string
 	do   func(*show, context.Context) (note string, err error)
@@ -103,7 +103,7 @@ func (s *show) close() {
 // say prints what is going on.
 func (s *show) say(format string, args ...any) { fmt.Fprintf(s.out, "   "+format+"\n", args...) }
 
-// print shows what a command printed.
+// print shows a command and its output.
 func (s *show) print(command, output string) {
 	s.say("$ %s", command)
 	for line := range strings.Lines(output) {
@@ -113,7 +113,7 @@ func (s *show) print(command, output string) {
 	}
 }
 
-// sh runs a command on a node and shows what it printed.
+// sh runs a command on a node and shows its output.
 func (s *show) sh(ctx context.Context, node *testbed.Node, program string, args ...string) (string, error) {
 	out, err := node.Run(ctx, program, args...)
 	s.print(node.Name+"# "+program+" "+strings.Join(args, " "), out)
@@ -164,7 +164,7 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 	return "2 API servers, 4 nodes, 4 pods", err
 }
 
-// lookAround says how to look at what is left running.
+// lookAround prints commands for exploring the running clusters.
 func (s *show) lookAround() error {
 	if s.pair == nil {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// patience bounds one step that waits for the mesh. It takes a second or two;
-// a machine that is busy gets more.
+// patience bounds a step that waits for the mesh. It takes a second or two, and longer on a
+// busy machine.
 const patience = time.Minute
 
 var steps = []step{
@@ -146,7 +146,7 @@ func (s *show) broken(ctx context.Context) (string, error) {
 	return "killing the agent stops nothing; 600 packets sent, none leaked", nil
 }
 
-// connectLimit is how long a pod is given to be reached, on a machine that is busy, too.
+// connectLimit is the timeout for reaching a pod, also on a busy machine.
 const connectLimit = 5 * time.Second
 
 // send connects from a pod to another, prints the result, and sends 200
@@ -169,7 +169,7 @@ func (s *show) send(ctx context.Context, from, to *testbed.Pod) (outcome string,
 		for range 100 {
 			conn, err := from.Dial(ctx, "udp", netip.AddrPortFrom(addr, 9).String())
 			if err != nil {
-				continue // The kernel says that there is no way: fine.
+				continue // Unreachable, as expected.
 			}
 			_, _ = conn.Write([]byte("in plaintext"))
 			_ = conn.Close()

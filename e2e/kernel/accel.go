@@ -18,9 +18,8 @@ const (
 
 // usableKVM reports whether this machine can run others itself: its processor
 // says so in cpuinfo (the content of /proc/cpuinfo), and the file at device
-// (/dev/kvm) makes a machine. The device alone isn't enough: virtual machines
-// exist that have one for guests made for them only, where Debian's kernel
-// doesn't boot.
+// (/dev/kvm) can create a machine. The device alone isn't enough: some virtual machines have
+// one for special guests only, on which Debian's kernel doesn't boot.
 func usableKVM(cpuinfo, device string) bool {
 	if !virtualizes(cpuinfo) {
 		return false

@@ -135,12 +135,12 @@ func parseOptions(args []string, stderr io.Writer) (options, error) {
 }
 
 // runTests builds the machine, runs it and reports whether all tests passed. An
-// error means that this isn't known.
+// error means that the result is unknown.
 func runTests(ctx context.Context, opts options, out io.Writer) (ok bool, err error) {
 	if runtime.GOARCH != "amd64" {
 		return false, fmt.Errorf("the machine is an amd64 one; this is %s", runtime.GOARCH)
 	}
-	// Without /proc/cpuinfo nothing is known to be there.
+	// Without /proc/cpuinfo KVM isn't used.
 	cpuinfo, _ := os.ReadFile("/proc/cpuinfo")
 	accels, err := accelerators(opts.accel, usableKVM(string(cpuinfo), "/dev/kvm"))
 	if err != nil {

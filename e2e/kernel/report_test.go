@@ -17,8 +17,8 @@ const (
 	skipped = "\x16=== RUN   TestC\n\x16--- SKIP: TestC (0.00s)\nPASS\n"
 )
 
-// story is what a machine says of one package that prints output in pieces of
-// n bytes and exits with code.
+// story returns the messages about a package that prints output in pieces of n bytes and
+// exits with code.
 func story(pkg, output string, n, code int) []wire.Message {
 	messages := []wire.Message{{Kind: wire.KindStart, Program: pkg}}
 	for len(output) > 0 {

@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// startDNS runs CoreDNS in all clusters, which looks at its configuration as often as
-// where kubeadm has configured it.
+// startDNS runs CoreDNS in all clusters, which reloads its configuration as often as with
+// kubeadm.
 func (l *lab) startDNS(t *testing.T) {
 	t.Helper()
 	l.each(t, func(i int) error {

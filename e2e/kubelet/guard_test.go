@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// enforce has network policies hold in clusters, all by default, until what it returns
-// is called.
+// enforce enforces network policies in clusters, all by default, until the function that it
+// returns is called.
 func (l *lab) enforce(t *testing.T, clusters ...int) (stop func()) {
 	t.Helper()
 	if len(clusters) == 0 {
@@ -36,7 +36,7 @@ func (l *lab) enforce(t *testing.T, clusters ...int) (stop func()) {
 	}
 }
 
-// guards are the policies that semaphorectl has made, by their UIDs.
+// guards returns the UIDs of the policies that semaphorectl has created.
 func (l *lab) guards(ctx context.Context) ([]string, error) {
 	var all []string
 	for i, c := range l.clusters {

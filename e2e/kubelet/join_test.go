@@ -31,8 +31,8 @@ import (
 // ourImage is the name of the image that is loaded on the nodes.
 func ourImage() string { return imageOf(versions[0]) }
 
-// joined does as a new user does: one command joins two fresh clusters, another one
-// takes them apart.
+// joined acts like a new user: one command joins two fresh clusters, another one separates
+// them.
 func (l *lab) joined(t *testing.T) {
 	l.startDNS(t)
 	l.serveCalico(t)
@@ -101,7 +101,7 @@ func (l *lab) joined(t *testing.T) {
 	t.Run("interrupted after each step", func(t *testing.T) { l.interrupted(t, before) })
 }
 
-// reported has the agents' command "status" run in their pods, by kubelets.
+// reported runs the agents' command "status" in their pods, through kubelets.
 func (l *lab) reported(t *testing.T) {
 	for _, c := range l.clusters {
 		config := rest.CopyConfig(c.RESTConfig())
@@ -114,7 +114,7 @@ func (l *lab) reported(t *testing.T) {
 		}
 		for i := range agents.Items {
 			pod := agents.Items[i].Name
-			// The exit code says how things are.
+			// The exit code is the state.
 			report, err := one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/semaphore-wireguard", "status", "-o", "json"}, 1<<20)
 			if !json.Valid(report) || len(report) == 0 {
 				t.Errorf("%s: %s: report %q: %v", c.Name, pod, report, err)
@@ -130,7 +130,7 @@ func (l *lab) reported(t *testing.T) {
 	}
 }
 
-// serveMeter makes a service of a cluster's meter, which other clusters are to mirror.
+// serveMeter creates a service for a cluster's meter, which other clusters mirror.
 func (l *lab) serveMeter(t *testing.T, cluster int) {
 	t.Helper()
 	l.kubectl(t, cluster, "create", "service", "clusterip", "meter", "--tcp=80:"+fmt.Sprint(meter.HTTPPort))
@@ -138,7 +138,7 @@ func (l *lab) serveMeter(t *testing.T, cluster int) {
 	l.kubectl(t, cluster, "label", "pod", "meter", "app=meter")
 }
 
-// byName asks a pod of the other cluster by its service's name.
+// byName sends a request to a pod of the other cluster by its service's name.
 func (l *lab) byName(ctx context.Context, from, to int) error {
 	target := "http://meter.default.svc.cluster." + l.clusters[to].Name + "/"
 	answer, err := l.ask(ctx, from, "/get?url="+url.QueryEscape(target))
@@ -179,7 +179,7 @@ func (l *lab) ctl(t *testing.T, args ...string) string {
 	return out
 }
 
-// faults has several things wrong at once.
+// faults causes several faults at once.
 func (l *lab) faults(t *testing.T) {
 	l.kubectl(t, 0, "create", "clusterrole", "semaphore-wireguard", "--verb=get", "--resource=nodes")
 	defer l.kubectl(t, 0, "delete", "clusterrole", "semaphore-wireguard")
@@ -230,7 +230,7 @@ func (l *lab) handedTokens(t *testing.T) map[string]string {
 	return found
 }
 
-// interrupted joins and leaves with an end after each step in turn.
+// interrupted joins and leaves with an interruption after each step in turn.
 func (l *lab) interrupted(t *testing.T, before []string) {
 	var clusters []*cli.Cluster
 	for _, c := range l.clusters {
@@ -246,8 +246,8 @@ func (l *lab) interrupted(t *testing.T, before []string) {
 	l.same(t, before)
 }
 
-// eachStep runs something until its first step is done, then until its next one, and so
-// on to its end.
+// eachStep runs something with an interruption after its first step, then after the next one,
+// and so on until it completes.
 func (l *lab) eachStep(t *testing.T, what string, stopped error, do func(context.Context, join.Options) error) {
 	t.Helper()
 	done := map[string]bool{}
@@ -278,7 +278,8 @@ func (l *lab) eachStep(t *testing.T, what string, stopped error, do func(context
 	}
 }
 
-// everything is all that there is in the clusters and on their nodes, as lines.
+// everything returns all objects of the clusters and the network state of their nodes, as
+// lines.
 func (l *lab) everything(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -315,10 +316,10 @@ func (l *lab) same(t *testing.T, before []string) {
 	}
 }
 
-// passing are kinds whose objects come and go by themselves.
+// passing are kinds whose objects are created and deleted by themselves.
 var passing = []string{"events", "leases", "componentstatuses", "pods.metrics.k8s.io", "bindings"}
 
-// reporting are kinds whose objects change with what happens to their pods.
+// reporting are kinds whose objects change with their pods.
 var reporting = []string{"daemonsets", "deployments", "cronjobs", "poddisruptionbudgets"}
 
 // objects are those of a cluster: names, and content where it is configuration; with

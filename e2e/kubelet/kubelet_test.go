@@ -19,8 +19,8 @@ import (
 
 var rollouts = flag.Int("rollouts", 4, "how often a new image is rolled out, from one cluster to the other and back")
 
-// TestKubelet installs the product, and has happen to it what happens to it in
-// clusters, under traffic.
+// TestKubelet installs the product, and restarts, upgrades and breaks it as in clusters, under
+// traffic.
 func TestKubelet(t *testing.T) {
 	l := startLab(t, "aws", "gcp")
 	if !t.Run("joined by semaphorectl", l.joined) || only(t, "joined") {
@@ -144,8 +144,8 @@ func (l *lab) kill(t *testing.T, cluster int, container string) {
 	l.waitReach(t)
 }
 
-// deletePod deletes the agent's pod, which the DaemonSet makes again when it is gone:
-// no surge helps there.
+// deletePod deletes the agent's pod, which the DaemonSet recreates after its end, without
+// surge.
 func (l *lab) deletePod(t *testing.T, cluster int) {
 	t.Helper()
 	pod := l.waitRolledOut(t, cluster)
@@ -154,7 +154,7 @@ func (l *lab) deletePod(t *testing.T, cluster int) {
 	l.waitReach(t)
 }
 
-// killChild kills what the engine has started to serve devices.
+// killChild kills the process that the engine has started to serve devices.
 func (l *lab) killChild(t *testing.T, cluster int) {
 	t.Helper()
 	pod := l.waitRolledOut(t, cluster)
@@ -169,8 +169,8 @@ func (l *lab) killChild(t *testing.T, cluster int) {
 	}
 }
 
-// batched holds that what serves devices is scheduled as a batch, under the seccomp profile
-// that the manifests ask for: where one refuses that, the engine goes on without.
+// batched checks that the process that serves devices has the batch scheduling policy, with
+// the manifests' seccomp profile: if a profile denies that, the engine works without.
 func (l *lab) batched(t *testing.T, cluster int) {
 	t.Helper()
 	pod := l.waitRolledOut(t, cluster)
@@ -197,7 +197,7 @@ func (l *lab) batched(t *testing.T, cluster int) {
 	}
 }
 
-// printResumed prints how long after a cluster's engine had started packets came again.
+// printResumed prints the time from the start of a cluster's engine to the first packets.
 func (l *lab) printResumed(t *testing.T, cluster int, results [2]result) {
 	t.Helper()
 	if !l.hasEngine(t) {
@@ -211,7 +211,7 @@ func (l *lab) printResumed(t *testing.T, cluster int, results [2]result) {
 	}
 }
 
-// restarts is how often a container of a pod has been started again.
+// restarts returns the restart count of a pod's container.
 func restarts(pod *corev1.Pod, container string) int32 {
 	for _, status := range append(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses...) {
 		if status.Name == container {
@@ -223,8 +223,7 @@ func restarts(pod *corev1.Pod, container string) int32 {
 
 const listenPort = "_WG_LISTEN_PORT="
 
-// crashLoop applies a configuration that the agent refuses, and waits until it has
-// done so three times.
+// crashLoop applies a configuration that the agent rejects, and waits for three restarts.
 func (l *lab) crashLoop(t *testing.T, cluster int) {
 	t.Helper()
 	l.edit(t, cluster, listenPort, listenPort+"none")
@@ -252,8 +251,8 @@ func (l *lab) mend(t *testing.T, cluster int) {
 	l.waitReach(t)
 }
 
-// takeOut does what the documents say, in both clusters at once, and looks at what is
-// left.
+// takeOut uninstalls the product as documented, in both clusters at once, and checks what
+// remains.
 func (l *lab) takeOut(t *testing.T) {
 	for i, c := range l.clusters {
 		t.Run(c.Name, func(t *testing.T) {

@@ -36,8 +36,8 @@ const (
 	dnsImage   = "testbed.local/coredns:1"
 )
 
-// versions are the tags of our image. The agents of both differ in what they say
-// they are, the other programs don't.
+// versions are the tags of our image. Only their agents differ, in the version that they
+// report.
 var versions = [2]string{"one", "two"}
 
 // source is what a version of our image is built from: a folder with the repository's
@@ -49,7 +49,7 @@ type source struct{ version, root string }
 type lab struct {
 	testbed  *testbed.Testbed
 	root     string   // of the repository
-	dir      string   // for what takes no place in it
+	dir      string   // for files outside of it
 	deploy   []string // for each cluster, the operator's copy of our manifests
 	clusters []*testbed.Cluster
 	nodes    []*testbed.Node
@@ -134,7 +134,7 @@ func closeOnSignal(t *testing.T, tb *testbed.Testbed) {
 	}()
 }
 
-// each does something for each cluster at once.
+// each calls do for all clusters at the same time.
 func (l *lab) each(t *testing.T, do func(cluster int) error) {
 	t.Helper()
 	errs := make([]error, len(l.clusters))
@@ -235,8 +235,7 @@ func (l *lab) startNode(ctx context.Context, i int, archives []string) (err erro
 	return err
 }
 
-// startMeter has the scheduler find a place for a pod that measures, and returns it
-// when it is ready.
+// startMeter creates a meter's pod, and returns it when it is ready.
 func startMeter(ctx context.Context, c *testbed.Cluster) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -251,7 +250,7 @@ func startMeter(ctx context.Context, c *testbed.Cluster) (*corev1.Pod, error) {
 				TerminationGracePeriodSeconds: new(int64),
 				Containers: []corev1.Container{{
 					Name: "meter", Image: meterImage,
-					// With a processor to spare, Go looks for something to do there at each packet.
+					// With a second processor, Go's scheduler searches for work at each packet.
 					Env:       []corev1.EnvVar{{Name: "GOMAXPROCS", Value: "1"}},
 					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m")}},
 					// For a socket that buffers packets until they are read.
@@ -282,12 +281,12 @@ func podReady(pod *corev1.Pod) error {
 	return fmt.Errorf("%s is %s, not ready: %v", pod.Name, pod.Status.Phase, pod.Status.ContainerStatuses)
 }
 
-// ask asks the meter of a cluster, from its node.
+// ask sends a request to the meter of a cluster, from its node.
 func (l *lab) ask(ctx context.Context, cluster int, path string) (string, error) {
 	return l.nodes[cluster].Get(ctx, fmt.Sprintf("http://%s:%d%s", l.meters[cluster].Status.PodIP, meter.HTTPPort, path))
 }
 
-// within bounds a part of a test, generously: what counts is that the bound is there.
+// within bounds a part of a test, generously.
 func within(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), d, errors.New("not within "+d.String()))

@@ -55,7 +55,7 @@ func (l *lab) apply(t *testing.T, cluster int, suffix string) {
 	l.kubectl(t, cluster, "apply", "-k", l.example(cluster, suffix))
 }
 
-// install does in both clusters what the README says.
+// install installs the product in both clusters as in the README.
 func (l *lab) install(t *testing.T, version string) {
 	t.Helper()
 	for i, c := range l.clusters {
@@ -66,8 +66,7 @@ func (l *lab) install(t *testing.T, version string) {
 	l.ctl(t, "tokens", "aws", "gcp")
 }
 
-// configure puts into the operator's copy of a cluster's kustomization what is the
-// operator's to say.
+// configure sets the operator's values in the copy of a cluster's kustomization.
 func (l *lab) configure(t *testing.T, cluster int, version string) {
 	t.Helper()
 	other := l.clusters[1-cluster]
@@ -118,7 +117,7 @@ func (l *lab) waitRolledOut(t *testing.T, cluster int) *corev1.Pod {
 	return pod
 }
 
-// reach asks from a pod of one cluster a pod of the other.
+// reach sends a request from a pod of one cluster to a pod of the other.
 func (l *lab) reach(ctx context.Context, from, to int) error {
 	target := fmt.Sprintf("http://%s:%d/", l.meters[to].Status.PodIP, meter.HTTPPort)
 	answer, err := l.ask(ctx, from, "/get?url="+url.QueryEscape(target))

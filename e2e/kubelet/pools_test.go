@@ -58,9 +58,8 @@ func (l *lab) serveCalico(t *testing.T) {
 	}
 }
 
-// hasPools holds that aws and gcp have pools for each other's pods, as they are known by
-// the other's nodes or pools, which Calico neither gives addresses from nor exports. That
-// they go is seen with all else.
+// hasPools checks that aws and gcp have pools for each other's pods, from which Calico
+// neither allocates addresses nor exports routes.
 func (l *lab) hasPools(t *testing.T) {
 	t.Helper()
 	found, want := map[string]any{}, map[string]any{}

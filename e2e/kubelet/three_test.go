@@ -15,7 +15,7 @@ import (
 
 var three = flag.Bool("three", false, "join three clusters with kubelets, too")
 
-// TestThreeClusters joins three clusters at once, has one leave, and then the others.
+// TestThreeClusters joins three clusters at once; first one of them leaves, then the others.
 func TestThreeClusters(t *testing.T) {
 	if !*three {
 		t.Skip("-three isn't given: three clusters aren't joined")

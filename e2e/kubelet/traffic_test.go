@@ -13,17 +13,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
 )
 
-// rate is how many packets a second each pod sends the other. A machine that does
-// other things beside loses some of 10,000 when nothing happens.
+// rate is the number of packets per second from each pod to the other. A busy machine loses
+// some of 10,000 without a fault.
 var rate = flag.Int("rate", 1000, "packets a second that each pod sends the other")
 
-// traffic is what pods of both clusters send each other until it is stopped.
+// traffic is the traffic between pods of both clusters until it is stopped.
 type traffic struct {
 	l  *lab
 	id uint64 // of the first one's stream, the other's is the next
 }
 
-// result is what became of the traffic from one cluster to the other.
+// result is the result of the traffic from one cluster to the other.
 type result struct {
 	from, to string
 	sent     meter.Sent
@@ -101,7 +101,7 @@ func (l *lab) startTraffic(t *testing.T) *traffic {
 	return tr
 }
 
-// stop ends both streams, waits for what is on its way and says what became of them.
+// stop ends both streams, waits for packets in flight and returns the results.
 func (tr *traffic) stop(t *testing.T) [2]result {
 	t.Helper()
 	var results [2]result
@@ -128,9 +128,9 @@ func (tr *traffic) stop(t *testing.T) [2]result {
 	return results
 }
 
-// under has something happen under traffic and prints what became of that. Where
-// the manifests have an engine, nothing may be lost that isn't lost when nothing
-// happens: a machine that is busy with other things may lose packets by itself.
+// under runs something under traffic and prints the results. With an engine in the manifests
+// nothing may be lost, except for what is lost without doing anything: a busy machine may lose
+// packets by itself.
 func (l *lab) under(t *testing.T, what string, happens func()) {
 	t.Helper()
 	start := time.Now()
@@ -146,7 +146,7 @@ func (l *lab) under(t *testing.T, what string, happens func()) {
 	}
 }
 
-// interrupt is under for what takes devices away for a moment: streams go on
+// interrupt is under for operations that remove devices for a moment: streams continue
 // afterwards.
 func (l *lab) interrupt(t *testing.T, what string, happens func()) [2]result {
 	t.Helper()
@@ -159,7 +159,7 @@ func (l *lab) interrupt(t *testing.T, what string, happens func()) [2]result {
 	return results
 }
 
-// measure has something happen under traffic and prints what became of that.
+// measure runs something under traffic and prints the results.
 func (l *lab) measure(t *testing.T, what string, happens func()) [2]result {
 	t.Helper()
 	tr := l.startTraffic(t)

@@ -124,7 +124,7 @@ func (u *upgrade) move(t *testing.T, cluster int, to release) {
 	}
 }
 
-// encrypted holds that no pod's packet is in plaintext on the wire while something happens.
+// encrypted checks that no packet of pods is in plaintext on the wire while something runs.
 func (u *upgrade) encrypted(t *testing.T, happens func()) {
 	t.Helper()
 	capture, err := u.testbed.Capture()
@@ -139,7 +139,7 @@ func (u *upgrade) encrypted(t *testing.T, happens func()) {
 	must(t, capture.Close())
 }
 
-// settled waits until what a gap has brought about is over.
+// settled waits until the consequences of a gap are over.
 func (u *upgrade) settled(t *testing.T) {
 	t.Helper()
 	u.waitMirrored(t, 0)
@@ -147,7 +147,7 @@ func (u *upgrade) settled(t *testing.T) {
 	u.gap.Store(false)
 }
 
-// sideBySide has both releases in one mesh for a while.
+// sideBySide runs both releases in one mesh for a while.
 func (u *upgrade) sideBySide(t *testing.T) {
 	before := [2]string{u.waitMirrored(t, 0), u.waitMirrored(t, 1)}
 	u.encrypted(t, func() { u.under(t, "both releases side by side", func() { time.Sleep(*mixed) }) })
@@ -162,7 +162,7 @@ func (u *upgrade) sideBySide(t *testing.T) {
 	}
 }
 
-// well holds that doctor finds nothing on two clusters of this release.
+// well checks that doctor finds no faults on two clusters of this release.
 func (u *upgrade) well(t *testing.T) {
 	u.noneDown(t)
 	u.waitMirrored(t, 0)
@@ -173,7 +173,7 @@ func (u *upgrade) well(t *testing.T) {
 	}
 }
 
-// noneDown holds that no agent says, or reports, that a path is down.
+// noneDown checks that no agent's status or report has a path that is down.
 func (u *upgrade) noneDown(t *testing.T) {
 	t.Helper()
 	for i, c := range u.clusters {
@@ -219,9 +219,8 @@ func sends(s *discoveryv1.EndpointSlice, address string) bool {
 	})
 }
 
-// watchMirrored holds, until the test ends, that the other cluster's service has its
-// endpoint here all the time, but for when there is a gap that may be long enough to have
-// it withdrawn.
+// watchMirrored checks, until the test ends, that the other cluster's service has its endpoint
+// here, except during a gap that may be long enough to withdraw it.
 func (u *upgrade) watchMirrored(t *testing.T, cluster int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -253,8 +252,8 @@ func (u *upgrade) watchMirrored(t *testing.T, cluster int) {
 	})
 }
 
-// state is what a release leaves on nodes and in clusters, as lines, but for what has
-// another name each time.
+// state returns the state of a release on nodes and in clusters, as lines, without names that
+// change each time.
 func (u *upgrade) state(t *testing.T) []string {
 	t.Helper()
 	all := u.everything(t)
@@ -306,7 +305,8 @@ var stays = []string{
 	"validatingadmissionpolicybindings.admissionregistration.k8s.io /semaphore-tokens",
 }
 
-// compare holds that an earlier release finds what it left, and what may stay.
+// compare checks that an earlier release finds its own state, and only what may stay of this
+// one.
 func (u *upgrade) compare(t *testing.T, before []string) {
 	t.Helper()
 	after := u.state(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
-// verified has pods try each other where all is well, and where nodes masquerade or drop
-// what pods send, which agents don't see.
+// verified runs verify without faults, and with nodes that masquerade or drop pods' packets,
+// which agents don't see.
 func (l *lab) verified(t *testing.T) {
 	verify := []string{"verify", "aws", "gcp", "--skip", "policy"}
 	t.Run("all is well, and policies hold", func(t *testing.T) {
@@ -53,7 +53,7 @@ func (l *lab) verified(t *testing.T) {
 	t.Run("interrupted", l.verifyInterrupted)
 }
 
-// rules has a node's packets go through rules, until what it returns is called.
+// rules adds nftables rules on a node, until the function that it returns is called.
 func (l *lab) rules(t *testing.T, node int, rules ...string) (remove func()) {
 	t.Helper()
 	for _, rule := range append([]string{"add table ip trial"}, rules...) {
@@ -66,8 +66,8 @@ func (l *lab) rules(t *testing.T, node int, rules ...string) (remove func()) {
 	}
 }
 
-// names has doctor name a fault, and nothing else. It prints a line as of the table of
-// TestDoctor in e2e/scenarios, which is about all those that agents see.
+// names checks that doctor reports a fault, and no others. It prints a line like those of
+// TestDoctor in e2e/scenarios, which covers the faults that agents see.
 func (l *lab) names(t *testing.T, fault, cause string) {
 	t.Helper()
 	var said []string
@@ -94,7 +94,7 @@ func (l *lab) says(t *testing.T, out string, wanted ...string) {
 	}
 }
 
-// fails runs semaphorectl, which finds something wrong.
+// fails runs semaphorectl, which must find a fault.
 func (l *lab) fails(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := l.run(t, args...)
@@ -104,7 +104,7 @@ func (l *lab) fails(t *testing.T, args ...string) string {
 	return out
 }
 
-// probesLeft is how many temporary objects are there.
+// probesLeft counts the remaining temporary objects.
 func (l *lab) probesLeft(ctx context.Context) (int, error) {
 	left := 0
 	for _, c := range l.clusters {
@@ -131,8 +131,8 @@ func (l *lab) probesGone(t *testing.T) {
 	}))
 }
 
-// verifyInterrupted ends the command while its pods run and its policies are there: as
-// kill -9 does, and then as a user does, who finds nothing of both left.
+// verifyInterrupted interrupts the command while its pods run and its policies exist: with
+// SIGKILL, and then like a user, after which none of both remain.
 func (l *lab) verifyInterrupted(t *testing.T) {
 	kubeconfig, err := l.testbed.Kubeconfig()
 	must(t, err)

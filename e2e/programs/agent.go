@@ -24,8 +24,7 @@ type Agent struct {
 	engine *sandbox.Process
 }
 
-// PrepareAgent makes an agent that isn't started. The clusters must have been given
-// Grant.
+// PrepareAgent creates an agent without starting it. The clusters need Grant.
 func PrepareAgent(ctx context.Context, binary string, node *testbed.Node, remotes ...*testbed.Cluster) (*Agent, error) {
 	p, err := Prepare(ctx, Config{
 		Name: WireGuard, Replica: "agent", Binary: binary, Port: StatusPort, ProbePort: ProbePort,
@@ -33,7 +32,7 @@ func PrepareAgent(ctx context.Context, binary string, node *testbed.Node, remote
 	if err != nil {
 		return nil, err
 	}
-	// As our manifest has it, and not all addresses.
+	// As in our manifest, and not all addresses.
 	delete(p.Env, "SEMAPHORE_LISTEN_ADDRESS")
 	if addresses := node.Addresses(); len(addresses) > 0 {
 		p.Env["SEMAPHORE_HOST_IP"] = addresses[0].String()
@@ -43,7 +42,7 @@ func PrepareAgent(ctx context.Context, binary string, node *testbed.Node, remote
 	return &Agent{Program: p}, nil
 }
 
-// PodName is the name of the pod that the agent of a node thinks it is in.
+// PodName is the name of the pod of a node's agent.
 func PodName(node *testbed.Node) string { return WireGuard + "-" + node.Name }
 
 // StartAgent prepares an agent and starts it.
@@ -63,9 +62,9 @@ func (a *Agent) PIDs() ([]int, error) {
 	return append([]int{a.Process().PID()}, engine...), err
 }
 
-// StartEngine starts the engine as our manifest does, beside the agent, which waits for
-// it from its next start on. Devices of an engine that it finds go over to it. env is
-// more of its environment.
+// StartEngine starts the engine as in our manifest, beside the agent, which waits for it from
+// its next start on. It takes over the devices of a running engine. env is additional
+// environment.
 func (a *Agent) StartEngine(env ...string) error {
 	process, err := a.Node.Start(sandbox.Command{
 		Name: "engine", Path: filepath.Join(filepath.Dir(a.binary), Engine), Env: append([]string{"SEMAPHORE_LOG_FORMAT=text"}, env...),
@@ -95,7 +94,7 @@ func (a *Agent) Cleanup(ctx context.Context) error {
 	return runToEnd(ctx, &a.Node.Host, a.command("-cleanup"))
 }
 
-// Status is what we read of the agent's /status.
+// Status is part of the agent's /status.
 type Status struct {
 	Published bool              `json:"published"`
 	Failing   map[string]string `json:"failing"`
@@ -147,7 +146,7 @@ type PeerStatus struct {
 	} `json:"path"`
 }
 
-// Remote returns the status of a remote; the zero status when it isn't there.
+// Remote returns the status of a remote, or a zero status.
 func (s *Status) Remote(name string) RemoteStatus {
 	for i := range s.Remotes {
 		if s.Remotes[i].Name == name {
@@ -157,7 +156,7 @@ func (s *Status) Remote(name string) RemoteStatus {
 	return RemoteStatus{}
 }
 
-// Status asks the agent for its status.
+// Status requests the agent's status.
 func (a *Agent) Status(ctx context.Context) (*Status, error) {
 	var s Status
 	if err := a.Program.Status(ctx, &s); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
-// Before is the last commit whose agents serve devices themselves, know nothing of
-// turns, and are rolled out without surge. Clusters are moved over from there.
+// Before is the last commit whose agents serve devices themselves, don't support takeover, and
+// are rolled out without surge. Clusters are upgraded from it.
 const Before = "b1cc85b2dabfffb24964f4fbfe5319da060c7ad9"
 
 // BuildBefore builds a program of cmd/ as it was at Before, from the repository's

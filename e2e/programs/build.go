@@ -1,6 +1,6 @@
-// Package programs runs our programs on the nodes of a testbed, as they run in
-// a cluster: real processes of the built program, with the service accounts and
-// the rights that our manifests give them. Tests, demo and benchmarks share it.
+// Package programs runs our programs on the nodes of a testbed as in a cluster: as real
+// processes, with the service accounts and rights of our manifests. Tests, demo and benchmarks
+// share it.
 package programs
 
 import (

@@ -9,10 +9,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// Clean reports what the agent left on a node, but for its keys.
+// Clean returns an error with what the agent has left on a node, except for its keys.
 func Clean(ctx context.Context, node *testbed.Node) error {
 	var errs []error
-	// ip complains of pods' links whose other end is just going, and lists them.
+	// ip complains about links of pods whose other end is being deleted, and lists them.
 	for what, command := range map[string][]string{
 		"links":             {"sh", "-c", "ip -o link 2>/dev/null | grep -e wireguard -e 'semaphore ' || true"},
 		"IPv4 routes":       {"sh", "-c", "ip -4 route show table all proto 115"},

@@ -10,15 +10,15 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// Request is one of a Client.
+// Request is a request of a Client.
 type Request struct {
 	At, End time.Time // when it began and ended
 	By      string    // the pod that answered; empty: it failed
 	Err     error
 }
 
-// Client asks for a URL ten times a second, each time over a connection of its own
-// and for a second at most.
+// Client requests a URL ten times a second, each time over a new connection, with a timeout
+// of a second.
 type Client struct {
 	// Stop ends it, and waits until it has.
 	Stop func()
@@ -27,7 +27,7 @@ type Client struct {
 	all []Request
 }
 
-// StartClient has a pod ask until Stop is called or ctx ends.
+// StartClient sends requests from a pod until Stop is called or ctx ends.
 func StartClient(ctx context.Context, from *testbed.Pod, url string) *Client {
 	c := &Client{}
 	ctx, cancel := context.WithCancel(ctx)
@@ -65,7 +65,7 @@ func (c *Client) ask(ctx context.Context, from *testbed.Pod, url string) {
 	c.all = append(c.all, r)
 }
 
-// Since returns the requests that began after a moment and have ended, in their order.
+// Since returns the finished requests that began after a time, in order.
 func (c *Client) Since(at time.Time) []Request {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,8 +74,8 @@ func (c *Client) Since(at time.Time) []Request {
 	return some
 }
 
-// Failed returns how many requests that began after a moment failed, and when the last
-// of them began.
+// Failed returns the number of failed requests that began after a time, and when the last of
+// them began.
 func (c *Client) Failed(since time.Time) (failed int, last time.Time) {
 	for _, r := range c.Since(since) {
 		if r.Err != nil {
@@ -85,8 +85,7 @@ func (c *Client) Failed(since time.Time) (failed int, last time.Time) {
 	return failed, last
 }
 
-// First returns when the first request began, after a moment, that a pod answered;
-// zero: there was none.
+// First returns when the first request after a time that a pod answered began; zero: none.
 func (c *Client) First(since time.Time, pod *testbed.Pod) time.Time {
 	for _, r := range c.Since(since) {
 		if r.By == pod.Name {

@@ -18,10 +18,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// Enforcer stands in for Calico's Felix on a node, as far as semaphorectl and docs/policy.md
-// need it: NetworkPolicies of both forms of Calico's API that allow ingress from
-// GlobalNetworkSets hold for the node's pods, by rules of nftables. Whatever else a policy
-// says is an error. It isn't Felix, and shows nothing about Felix.
+// Enforcer replaces Calico's Felix on a node, as far as semaphorectl and docs/policy.md need
+// it: it enforces NetworkPolicies of both of Calico's APIs that allow ingress from
+// GlobalNetworkSets for the node's pods, with nftables. Other fields of a policy are an error.
+// It proves nothing about Felix itself.
 type Enforcer struct {
 	node *testbed.Node
 	stop context.CancelFunc
@@ -31,7 +31,7 @@ type Enforcer struct {
 	err     error // of the last pass
 }
 
-// StartEnforcer has policies hold on a node, from a moment after it until Stop.
+// StartEnforcer enforces policies on a node, with a short delay, until Stop.
 func StartEnforcer(ctx context.Context, node *testbed.Node) *Enforcer {
 	ctx, stop := context.WithCancel(ctx)
 	e := &Enforcer{node: node, stop: stop, done: make(chan struct{})}
@@ -50,7 +50,7 @@ func StartEnforcer(ctx context.Context, node *testbed.Node) *Enforcer {
 	return e
 }
 
-// Stop takes its rules away. An error is also that of its last pass.
+// Stop removes its rules. It also returns the error of its last pass.
 func (e *Enforcer) Stop(ctx context.Context) error {
 	e.stop()
 	<-e.done
@@ -58,7 +58,7 @@ func (e *Enforcer) Stop(ctx context.Context) error {
 	return errors.Join(e.err, err)
 }
 
-// noRules removes the table, which it makes so that it is there.
+// noRules removes the table; it creates it first, so that the deletion can't fail.
 const noRules = "table inet enforcer\ndelete table inet enforcer\n"
 
 func (e *Enforcer) pass(ctx context.Context) error {
@@ -101,7 +101,7 @@ func (e *Enforcer) calico(ctx context.Context, resource string) ([]unstructured.
 	return all, nil
 }
 
-// enforced is the rules for pods that policies select.
+// enforced returns the rules for pods that policies select.
 func enforced(pods []corev1.Pod, policies, sets []unstructured.Unstructured) (string, error) {
 	var text strings.Builder
 	text.WriteString(noRules + "table inet enforcer {\nchain ingress {\ntype filter hook forward priority 0\nct state established,related accept\n")
@@ -146,7 +146,7 @@ func enforced(pods []corev1.Pod, policies, sets []unstructured.Unstructured) (st
 	return text.String(), nil
 }
 
-// allowed are the nets that a policy lets in.
+// allowed returns the nets that a policy admits.
 func allowed(spec map[string]any, sets []unstructured.Unstructured) ([]string, error) {
 	types, _, _ := unstructured.NestedStringSlice(spec, "types")
 	rules, _, _ := unstructured.NestedSlice(spec, "ingress")

@@ -23,7 +23,7 @@ type Pair struct {
 	Pods   []*testbed.Pod
 }
 
-// PodPort is where the pods of a Pair serve HTTP.
+// PodPort is the HTTP port of the pods of a Pair.
 const PodPort = 80
 
 // StartPair builds the pair with so many nodes in each cluster. Progress is
@@ -52,7 +52,7 @@ func StartPair(ctx context.Context, tb *testbed.Testbed, binary string, nodes in
 	return p, nil
 }
 
-// BarePair builds the pair without anything of ours in its clusters.
+// BarePair builds the pair without our programs and manifests.
 func BarePair(ctx context.Context, tb *testbed.Testbed, nodes int, say func(string)) (*Pair, error) {
 	say("starting the API servers of aws and gcp")
 	clusters, err := tb.StartClusters(ctx, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
@@ -115,9 +115,8 @@ type Host interface {
 	Get(ctx context.Context, url string) (string, error)
 }
 
-// Reach asks a pod for its name once, over each of its addresses. On a busy machine,
-// where seconds pass before an answer comes, ctx has to allow for that: what was lost is
-// sent again by TCP.
+// Reach requests a pod's name once, over each of its addresses. On a busy machine a response
+// may take seconds, which ctx has to allow: TCP retransmits lost packets.
 func Reach(ctx context.Context, from Host, to *testbed.Pod) error {
 	for _, url := range to.URLs(PodPort) {
 		if err := ask(ctx, from, to, url); err != nil {
@@ -130,7 +129,7 @@ func Reach(ctx context.Context, from Host, to *testbed.Pod) error {
 // answerWait is after how long without an answer WaitReach asks again, on another connection.
 const answerWait = 2 * time.Second
 
-// WaitReach waits until a pod says its name over each of its addresses.
+// WaitReach waits until a pod responds with its name over each of its addresses.
 func WaitReach(ctx context.Context, from Host, to *testbed.Pod) error {
 	return testbed.Wait(ctx, to.Name+" to be reached", func(ctx context.Context) error {
 		for _, url := range to.URLs(PodPort) {

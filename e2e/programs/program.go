@@ -28,8 +28,8 @@ const (
 // Namespace is that of our manifests.
 const Namespace = "sys-semaphore"
 
-// Program is one of our programs on a node, as it runs in a pod: with the
-// service account, the environment and the rights that our manifests give it.
+// Program is one of our programs on a node, as it runs in a pod: with the service account,
+// the environment and the rights of our manifests.
 type Program struct {
 	// Name is that of its log and, by default, of the accounts of our manifests.
 	Name string
@@ -38,7 +38,7 @@ type Program struct {
 	// the others, by name.
 	Local  *testbed.Credentials
 	Remote map[string]*testbed.Credentials
-	// Env are its settings. What is changed counts at the next start.
+	// Env are its settings. Changes apply at the next start.
 	Env map[string]string
 
 	host      *testbed.Host // the node, or a pod on it
@@ -48,8 +48,8 @@ type Program struct {
 	process   *sandbox.Process
 }
 
-// Grant applies to clusters what an operator applies for a program: what it may do
-// in its own cluster, and what those of neighbours may read.
+// Grant applies a program's rights in its own cluster, and those of neighbours, as an operator
+// does.
 func Grant(ctx context.Context, program string, clusters ...*testbed.Cluster) error {
 	root, err := tools.Root(ctx)
 	if err != nil {
@@ -66,7 +66,7 @@ func Grant(ctx context.Context, program string, clusters ...*testbed.Cluster) er
 	return nil
 }
 
-// Config says which program to prepare.
+// Config describes the program to prepare.
 type Config struct {
 	// Name is the program's: Policy. Its accounts are
 	// sys-semaphore/<name> in its own cluster and sys-semaphore/<name>-remote in
@@ -76,15 +76,15 @@ type Config struct {
 	Replica string
 	// Binary is the path of the program.
 	Binary string
-	// Port is where it serves metrics and status.
+	// Port is its port for metrics and status.
 	Port int
-	// ProbePort is where it answers probes, and everything else to its own node.
-	// Default: Port and 1000.
+	// ProbePort is its port for probes, and for all pages on the loopback. Default: Port +
+	// 1000.
 	ProbePort int
 }
 
-// Prepare makes a program of a node's cluster that isn't started. The clusters
-// must have been given Grant. The service mirror keeps its mirrors in Namespace.
+// Prepare creates a program on a node without starting it. The clusters need Grant. The
+// service mirror writes its mirrors in Namespace.
 func Prepare(ctx context.Context, cfg Config, node *testbed.Node, remotes ...*testbed.Cluster) (*Program, error) {
 	if cfg.Replica == "" {
 		cfg.Replica = cfg.Name
@@ -178,10 +178,10 @@ func (p *Program) Kill() { p.process.Kill() }
 // error.
 func (p *Program) Stop(ctx context.Context) error { return p.process.Stop(ctx) }
 
-// Ready asks /readyz; nil when it says that it is.
+// Ready requests /readyz; nil if the program is ready.
 func (p *Program) Ready(ctx context.Context) error { return p.probe(ctx, "/readyz") }
 
-// Healthy asks /healthz; nil when it says that it is.
+// Healthy requests /healthz; nil if the program is healthy.
 func (p *Program) Healthy(ctx context.Context) error { return p.probe(ctx, "/healthz") }
 
 func (p *Program) probe(ctx context.Context, path string) error {
@@ -210,15 +210,14 @@ func (p *Program) Status(ctx context.Context, into any) error {
 	return nil
 }
 
-// Leads asks whether this replica is the one that writes.
+// Leads reports whether this replica is the leader.
 func (p *Program) Leads(ctx context.Context) (bool, error) {
 	var status struct{ Leading bool }
 	err := p.Status(ctx, &status)
 	return status.Leading, err
 }
 
-// Get asks for a path such as /metrics. An answer other than 200 is an error with
-// its text.
+// Get requests a path such as /metrics. A response other than 200 is an error with its text.
 func (p *Program) Get(ctx context.Context, path string) (string, error) {
 	body, code, err := p.Ask(ctx, path)
 	if err == nil && code != http.StatusOK {

@@ -9,8 +9,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
 )
 
-// Reports returns what agents of a cluster report of paths that are down, by node. One
-// that can't be read in full is an error.
+// Reports returns the agents' reports of paths that are down in a cluster, by node.
 func Reports(ctx context.Context, c *testbed.Cluster) (map[string]paths.Report, error) {
 	list, err := c.Client().CoordinationV1().Leases(Namespace).List(ctx, metav1.ListOptions{LabelSelector: paths.Label + "=" + paths.LabelValue})
 	if err != nil {

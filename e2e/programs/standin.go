@@ -19,11 +19,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// StandIn does, of what controllers and kubelets do, what it takes to run what is
-// installed in [Namespace] of clusters that have neither: for each DaemonSet and
-// Deployment it makes the pods, starts their containers' programs with the environment,
-// the files and the account that the template gives them, and reports in the status which
-// are ready. What it leaves out: images, restarts, limits, rollouts.
+// StandIn replaces controllers and kubelets for the workloads in [Namespace] of clusters that
+// have neither: for each DaemonSet and Deployment it creates the pods, starts their
+// containers' programs with the template's environment, files and account, and reports which
+// are ready. It doesn't support images, restarts, limits and rollouts.
 //
 //	template             here
 //	hostNetwork          the node's namespaces, else those of a pod of the testbed
@@ -48,13 +47,12 @@ type standInPod struct {
 	cluster  *testbed.Cluster
 	node     *testbed.Node
 	host     *testbed.Host
-	programs []*Program // the last one is that of the container which the probe is of
+	programs []*Program // the last one is that of the container with the probe
 	volumes  map[string]string
 	ready    bool
 }
 
-// StartStandIn runs what is installed in clusters, with these binaries, by their names in
-// the image.
+// StartStandIn runs the workloads of clusters with these binaries, by their names in the image.
 func StartStandIn(ctx context.Context, dir string, binaries map[string]string, clusters ...*testbed.Cluster) *StandIn {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &StandIn{dir: dir, binaries: binaries, pods: map[string]*standInPod{}}
@@ -82,10 +80,10 @@ func StartStandIn(ctx context.Context, dir string, binaries map[string]string, c
 	return s
 }
 
-// Stop ends it. What it has started goes on.
+// Stop ends it. Started programs keep running.
 func (s *StandIn) Stop() { s.stop() }
 
-// Err is why something wasn't done, the last time.
+// Err returns the error of the last pass.
 func (s *StandIn) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +101,7 @@ func (s *StandIn) Agent(node *testbed.Node) (*Agent, error) {
 	return &Agent{Program: p.programs[len(p.programs)-1]}, nil
 }
 
-// pass runs what a cluster has that doesn't run yet, and reports.
+// pass starts the workloads of a cluster that don't run yet, and reports.
 func (s *StandIn) pass(ctx context.Context, c *testbed.Cluster) error {
 	sets, err := c.Client().AppsV1().DaemonSets(Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -149,7 +147,7 @@ func (s *StandIn) pass(ctx context.Context, c *testbed.Cluster) error {
 	return errors.Join(errs...)
 }
 
-// run has a pod run, and returns 1 when it is ready.
+// run makes sure that a pod runs, and returns 1 if it is ready.
 func (s *StandIn) run(ctx context.Context, node *testbed.Node, name string, template *corev1.PodTemplateSpec, errs *[]error) (ready int32) {
 	key := node.Cluster.Name + "/" + name
 	s.mu.Lock()
@@ -234,7 +232,7 @@ func (p *standInPod) start(ctx context.Context, dir, name string, template *core
 	return nil
 }
 
-// environment is that of a container.
+// environment returns the environment of a container.
 func (p *standInPod) environment(ctx context.Context, container *corev1.Container) (map[string]string, error) {
 	env := map[string]string{"HOSTNAME": p.object.Name}
 	read := func(name string, optional *bool) (map[string]string, error) {

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
-// boundTo asks for a token as the kubelet does for a pod.
+// boundTo requests a token for a pod like the kubelet.
 func boundTo(pod *corev1.Pod) authenticationv1.TokenRequestSpec {
 	seconds := int64(3607)
 	return authenticationv1.TokenRequestSpec{
@@ -30,11 +30,11 @@ func boundTo(pod *corev1.Pod) authenticationv1.TokenRequestSpec {
 	}
 }
 
-// mounts are those of a container, but for its token's.
+// mounts returns the mounts of a container, except for that of its token.
 func (p *standInPod) mounts(dir string, container *corev1.Container) []sandbox.Mount {
 	var all []sandbox.Mount
 	if !p.object.Spec.HostNetwork {
-		// A node has these of its own.
+		// Nodes already have these.
 		all = append(all, sandbox.Tmpfs("/run"), sandbox.Overlay("/etc", filepath.Join(dir, "etc-"+container.Name)))
 	}
 	for _, mount := range container.VolumeMounts {
@@ -45,7 +45,7 @@ func (p *standInPod) mounts(dir string, container *corev1.Container) []sandbox.M
 	return all
 }
 
-// fill makes the folders of volumes hold what they are to: Secrets come and change.
+// fill updates the folders of volumes: Secrets are created and changed later.
 func (p *standInPod) fill(ctx context.Context) error {
 	for _, volume := range p.object.Spec.Volumes {
 		folder := p.volumes[volume.Name]
@@ -83,7 +83,7 @@ func (p *standInPod) runs() bool {
 	return !slices.ContainsFunc(p.programs, func(program *Program) bool { return !program.process.Running() })
 }
 
-// probe asks as the readiness probe says.
+// probe runs the readiness probe.
 func (p *standInPod) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -98,8 +98,7 @@ func (cr *Credentials) SetToken(token string) error {
 	return os.Rename(partial, cr.TokenFile())
 }
 
-// InCluster is what makes a process believe that it is a pod of the cluster:
-// the mount and the environment that rest.InClusterConfig reads.
+// InCluster returns the mount and the environment of a pod that rest.InClusterConfig reads.
 func (cr *Credentials) InCluster() (mount sandbox.Mount, env []string) {
 	return sandbox.Bind(cr.dir, "/var/run/secrets/kubernetes.io/serviceaccount"), []string{
 		"KUBERNETES_SERVICE_HOST=" + cr.cluster.plane.addresses[0].String(),
@@ -152,7 +151,7 @@ func (c *Cluster) Grant(ctx context.Context, namespace, name string, rules ...rb
 }
 
 // AwaitRight waits until the API server allows a service account something, or no longer
-// does, for at most a minute: its authorizer hears of a change later than who makes it.
+// does, for at most a minute: its authorizer applies changes with a delay.
 func (c *Cluster) AwaitRight(ctx context.Context, namespace, name string, right authorizationv1.ResourceAttributes, allowed bool) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -190,8 +189,8 @@ func (tb *Testbed) Kubeconfig() (string, error) {
 	return path, clientcmd.WriteToFile(*config, path)
 }
 
-// Run runs a program to its end on a machine that reaches all API servers, past every
-// cut, as an administrator's does, and returns what it printed.
+// Run runs a program to its end on a machine that reaches all API servers despite cuts, like
+// an administrator's, and returns its output.
 func (tb *Testbed) Run(ctx context.Context, program string, args ...string) (string, error) {
 	return tb.underlay.space.Output(ctx, program, args...)
 }

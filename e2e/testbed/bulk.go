@@ -13,8 +13,8 @@ import (
 // AddObjects creates count Node objects without a machine, as fast as the API
 // server takes them. Their names are <cluster>-object-00000 and so on, their
 // podCIDRs the next free ones (the pod subnets must have room: 100.64.0.0/10
-// has for 16,000) and their InternalIPs are of 198.18.0.0/15, which is on no
-// underlay (RFC 2544 reserves it for benchmarks). adjust, when it isn't nil, may
+// suffices for 16,000) and their InternalIPs are in 198.18.0.0/15, which is on no
+// underlay (RFC 2544 reserves it for benchmarks). adjust, unless it is nil, may
 // change object number i before it is created.
 func (c *Cluster) AddObjects(ctx context.Context, count int, adjust func(i int, node *corev1.Node)) error {
 	c.mu.Lock()

@@ -268,7 +268,7 @@ func (c *Capture) flush(ctx context.Context) error {
 	}
 }
 
-// ended says why nothing is read any more.
+// ended returns why the capture has ended.
 func (c *Capture) ended() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -349,8 +349,8 @@ func (c classifier) of(p packet, counts *Counts) *Traffic {
 	case to != nil && to == c.nodes[src]:
 		return &counts.Local
 	case to == nil && c.nodes[dst] != nil && p.wireguard():
-		// Also one from a pods' address: of a node whose own has just gone, the kernel
-		// takes another one, such as that of the pods' bridge.
+		// Also from a pod address: after the loss of its own address, a node's kernel uses
+		// another one, such as that of the pods' bridge.
 		return &counts.WireGuard
 	case from != nil || to != nil:
 		return &counts.Plaintext

@@ -26,7 +26,7 @@ func TestCaptureClassifiesPackets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// since returns what has come on top since it was called last.
+	// since returns the counts since its last call.
 	since := func(t *testing.T) testbed.Counts {
 		t.Helper()
 		now, err := capture.Counts(quick(t))

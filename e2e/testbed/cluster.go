@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ClusterConfig says what one cluster is. All but the name has defaults, which
-// depend on how many clusters the testbed has, so that none overlap.
+// ClusterConfig describes a cluster. All fields but the name have defaults, which depend on
+// the number of clusters, so that none overlap.
 type ClusterConfig struct {
 	// Name is a DNS label, unique in the testbed.
 	Name string
@@ -38,8 +38,8 @@ type ClusterConfig struct {
 	NodeSubnets []netip.Prefix
 	// APIServerArgs are appended to the arguments of kube-apiserver.
 	APIServerArgs []string
-	// Controllers has kube-controller-manager and kube-scheduler run, too, which
-	// nodes with a kubelet need. They are among the tools then.
+	// Controllers also runs kube-controller-manager and kube-scheduler, which nodes with
+	// a kubelet need. They must be among the tools.
 	Controllers bool
 }
 
@@ -62,8 +62,8 @@ type Cluster struct {
 
 	mu       sync.Mutex
 	nodes    []*Node
-	taken    int // how many nodes have got default addresses
-	accounts int // how many credentials have been written
+	taken    int // number of nodes with default addresses
+	accounts int // number of written credentials
 }
 
 // newCluster registers a cluster and completes its configuration.
@@ -151,8 +151,8 @@ func (c *Cluster) start(ctx context.Context) error {
 	return c.plane.startControllers()
 }
 
-// newClients makes the administrator's clients. They connect from the underlay,
-// past every cut, and aren't slowed down.
+// newClients creates the administrator's clients. They connect from the underlay, despite
+// cuts, and without a rate limit.
 func (c *Cluster) newClients() (err error) {
 	c.rest = &rest.Config{
 		Host: c.APIURL(),
@@ -193,7 +193,7 @@ func (c *Cluster) Dynamic() dynamic.Interface { return c.dynamic }
 // kinds and other users.
 func (c *Cluster) RESTConfig() *rest.Config { return rest.CopyConfig(c.rest) }
 
-// APIURL is where nodes reach the API server: on its first underlay address.
+// APIURL is the URL of the API server for nodes: at its first underlay address.
 func (c *Cluster) APIURL() string {
 	return "https://" + net.JoinHostPort(c.plane.addresses[0].String(), apiPort)
 }
@@ -240,7 +240,7 @@ func (c *Cluster) close() error {
 	return errors.Join(append(errs, c.plane.close())...)
 }
 
-// tool is the path of a binary that the caller of New gave us.
+// tool is the path of a binary in Config.Tools.
 func (tb *Testbed) tool(name string) (string, error) {
 	path, ok := tb.config.Tools[name]
 	if !ok {

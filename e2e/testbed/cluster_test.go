@@ -84,7 +84,7 @@ func TestTwoClustersAtTheSameTime(t *testing.T) {
 		if _, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
 			t.Errorf("with an expired token: %v, want unauthorized", err)
 		}
-		// It must be its age that is wrong with it, and nothing else.
+		// It must be refused because it has expired, and for no other reason.
 		review, err := aws.Client().AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 			Spec: authenticationv1.TokenReviewSpec{Token: read(t, cr.TokenFile())},
 		}, metav1.CreateOptions{})

@@ -5,8 +5,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
-// startControllers runs kube-controller-manager and kube-scheduler where the
-// cluster is to have them. Both wait for the API server while it is down.
+// startControllers runs kube-controller-manager and kube-scheduler if configured. Both wait for the API server while it is down.
 func (p *controlPlane) startControllers() error {
 	if !p.config.Controllers {
 		return nil
@@ -32,7 +31,7 @@ func (p *controlPlane) startControllers() error {
 			Args: append(args,
 				"--kubeconfig="+p.cluster.AdminKubeconfig(),
 				"--leader-elect=false",
-				// It serves nothing that anybody here asks for.
+				// Its endpoints aren't used here.
 				"--secure-port=0",
 				"--profiling=false"),
 		})

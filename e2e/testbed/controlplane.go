@@ -35,8 +35,8 @@ const (
 // issuer is the issuer of service account tokens.
 const issuer = "https://kubernetes.default.svc.cluster.local"
 
-// oneProcessor has a program of Go use one processor at a time: an API server takes a tenth
-// less time of it so, and etcd a quarter, as garbage collectors spin less.
+// oneProcessor limits a Go program to one processor: an API server then uses a tenth less
+// processor time, and etcd a quarter, as idle processors don't search for work.
 var oneProcessor = []string{"GOMAXPROCS=1"}
 
 // controlPlane is the machine that runs etcd and kube-apiserver. As it has a
@@ -210,8 +210,8 @@ func (p *controlPlane) apiArgs() []string {
 		"--profiling=false",
 	}
 	if p.config.Controllers {
-		// Kubelets are reached by address, as names of nodes aren't resolved, and know who
-		// asks: kubectl exec and logs go this way.
+		// Kubelets are reached by address, as names of nodes aren't resolved, and
+		// authenticate the API server: for kubectl exec and logs.
 		args = append(args, "--enable-admission-plugins=NodeRestriction", "--kubelet-preferred-address-types=InternalIP",
 			"--kubelet-client-certificate="+p.file("admin.crt"), "--kubelet-client-key="+p.file("admin.key"))
 	} else {
@@ -245,7 +245,7 @@ func (c *Cluster) StartAPI(ctx context.Context) error {
 	err = Wait(ctx, "the API server of "+c.Name, func(ctx context.Context) error {
 		for _, process := range []*sandbox.Process{p.etcd, p.api} {
 			if !process.Running() {
-				cancel() // It won't come any more.
+				cancel() // It has exited.
 				return fmt.Errorf("%s ended: %w\n%s", process.Command().Name, process.Err(), process.Tail(10))
 			}
 		}
@@ -276,7 +276,7 @@ func (c *Cluster) StopAPI() {
 	}
 }
 
-// PauseAPI stops kube-apiserver from running: connections stay, and nothing answers.
+// PauseAPI stops kube-apiserver: connections stay open without answers.
 func (c *Cluster) PauseAPI() error {
 	c.plane.mu.Lock()
 	defer c.plane.mu.Unlock()
@@ -292,7 +292,7 @@ func (c *Cluster) ResumeAPI() error {
 	return c.plane.api.Signal(syscall.SIGCONT)
 }
 
-// Backup copies what etcd has stored, at one moment, and returns where the copy is.
+// Backup copies etcd's data at one point in time, and returns the path of the copy.
 func (c *Cluster) Backup() (dir string, err error) {
 	c.plane.mu.Lock()
 	defer c.plane.mu.Unlock()
@@ -300,7 +300,7 @@ func (c *Cluster) Backup() (dir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	// What a process that doesn't run has written is what it would find after a crash.
+	// The files of a stopped process are consistent like after a crash.
 	if err := processtest.Stop(c.plane.etcd.PID()); err != nil {
 		return "", err
 	}
@@ -308,8 +308,8 @@ func (c *Cluster) Backup() (dir string, err error) {
 	return dir, errors.Join(err, c.plane.etcd.Signal(syscall.SIGCONT))
 }
 
-// RestoreBackup kills the API server and etcd, has etcd begin with a backup, so that
-// resource versions go back, and returns when the API server is ready.
+// RestoreBackup kills the API server and etcd, starts etcd from a backup, so that resource
+// versions go back, and returns when the API server is ready.
 func (c *Cluster) RestoreBackup(ctx context.Context, dir string) error {
 	c.StopAPI()
 	if err := c.plane.restore(dir); err != nil {

@@ -14,9 +14,8 @@ import (
 // routeProtocol marks the routes of the agent.
 const routeProtocol = 115
 
-// Reboot loses what a machine loses without power: processes, links, routes and
-// /run. The Node object, /var/lib and /etc stay. It comes back with its
-// addresses and pods, but nothing runs in either.
+// Reboot loses processes, links, routes and /run. The Node object, /var/lib and /etc are
+// kept. The machine comes back with its addresses and pods, without processes.
 func (n *Node) Reboot() error {
 	n.Cluster.log.Info("node reboots", "node", n.Name)
 	errs := []error{n.tb.underlay.detach(n.Name)}
@@ -109,8 +108,7 @@ func (tb *Testbed) Restore(a, b *Node) error {
 	return tb.underlay.cut(a.Name, b.Name, false)
 }
 
-// DropOneWay drops the datagrams that a node sends another one over UDP, and not those
-// that come back.
+// DropOneWay drops the UDP datagrams from a node to another one, and not the reverse.
 func (tb *Testbed) DropOneWay(from, to *Node) error {
 	tb.log.Info("datagrams dropped one way", "node", from.Name, "peer", to.Name)
 	return tb.underlay.loses("oneway", from.Name, to.Name, true)

@@ -40,7 +40,7 @@ func (tb *Testbed) newGroups(machine string) (groups, error) {
 	if err != nil {
 		return g, err
 	}
-	defer func() { _ = list.Close() }() // It is written without a buffer.
+	defer func() { _ = list.Close() }() // Unbuffered.
 	unified := isUnified()
 	for line := range strings.Lines(string(own)) {
 		_, after, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -95,7 +95,7 @@ func makeGroup(hierarchy, path string) error {
 		for controller := range strings.FieldsSeq(string(controllers)) {
 			enable = append(enable, "+"+controller)
 		}
-		// First: without it the group has no files of a controller's.
+		// First: without it the group has no files of controllers.
 		if err := os.WriteFile(filepath.Join(filepath.Dir(path), "cgroup.subtree_control"), []byte(strings.Join(enable, " ")), 0); err != nil {
 			return err
 		}
@@ -111,8 +111,8 @@ func makeGroup(hierarchy, path string) error {
 			}
 		}
 	}
-	// Before whatever else this machine does: a test that counts packets isn't about
-	// that.
+	// A higher priority than other load of this machine, so that tests that count packets
+	// don't depend on it.
 	for file, most := range map[string]string{"cpu.shares": "262144", "cpu.weight": "10000"} {
 		if err := os.WriteFile(filepath.Join(path, file), []byte(most), 0); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return err

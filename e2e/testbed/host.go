@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
-// Host is what nodes and pods have in common: they run programs and talk on the
-// network. Its methods may be called from any goroutine.
+// Host is a node or a pod: it runs programs and has a network. Its methods may be called
+// from any goroutine.
 type Host struct {
 	// Name is unique in the testbed.
 	Name string
@@ -63,7 +63,7 @@ func (h *Host) Listen(ctx context.Context, network, address string) (net.Listene
 func (h *Host) Serve(ctx context.Context, port int, handler http.Handler) error {
 	if handler == nil {
 		handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			// A client that has gone away is no concern of ours.
+			// The client may have gone.
 			_, _ = fmt.Fprintf(w, "%s asked by %s\n", h.Name, r.RemoteAddr)
 		})
 	}
@@ -82,8 +82,8 @@ func (h *Host) Serve(ctx context.Context, port int, handler http.Handler) error 
 	return nil
 }
 
-// Get asks for a URL, on a connection of its own, and returns the body of an
-// answer with status 200. ctx bounds all of it.
+// Get requests a URL on a new connection, and returns the body of a response with status 200.
+// ctx bounds all of it.
 func (h *Host) Get(ctx context.Context, url string) (string, error) {
 	transport := &http.Transport{DialContext: h.Dial, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()

@@ -20,15 +20,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
-// KubeletConfig says what a node runs pods with.
+// KubeletConfig describes how a node runs pods.
 type KubeletConfig struct {
 	// Runc is the path of runc, which isn't one of package tools.
 	Runc string
 	// PauseImage is the name of the image that holds a pod's namespaces. It is in
 	// one of the archives.
 	PauseImage string
-	// Images are the archives, in OCI's form, of the images that there are: nothing
-	// is pulled from anywhere.
+	// Images are OCI archives of all images: nothing is pulled.
 	Images []string
 }
 
@@ -52,9 +51,8 @@ func KubeletTools() []string {
 // containerdSocket is where containerd listens on each node.
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// StartKubelet has the node run what the scheduler and DaemonSets put there, and
-// returns when the kubelet says that it is ready. Its cluster must have Controllers;
-// kube-proxy is another program.
+// StartKubelet starts a kubelet on the node, and returns when the kubelet reports that the
+// node is ready. The cluster must have Controllers; kube-proxy is separate.
 func (n *Node) StartKubelet(ctx context.Context, cfg KubeletConfig) (*Kubelet, error) {
 	k := &Kubelet{node: n, dir: filepath.Join(n.dir, "kubelet")}
 	if err := k.start(ctx, cfg); err != nil {
@@ -216,9 +214,9 @@ func (k *Kubelet) kubeletConfig() object {
 		"resolvConf":               k.file("resolv.conf"),
 		"clusterDNS":               []string{nth(k.node.Cluster.ServiceSubnets[0], 10).String()},
 		"clusterDomain":            "cluster.local",
-		// Soon after they have changed, pods see Secrets and ConfigMaps.
+		// Update Secrets and ConfigMaps in pods soon.
 		"syncFrequency": "5s",
-		// However full this machine's disk is.
+		// Even if this machine's disk is nearly full.
 		"localStorageCapacityIsolation": false,
 		"imageGCHighThresholdPercent":   100,
 		"evictionHard": object{
@@ -311,8 +309,7 @@ func (k *Kubelet) Load(ctx context.Context, archive string) error {
 	return err
 }
 
-// Logs are the files with what containers of a namespace's pods have printed, those
-// that there still are.
+// Logs returns the existing log files of containers of a namespace's pods.
 func (k *Kubelet) Logs(namespace string) ([]string, error) {
 	return filepath.Glob(k.file("log/pods/" + namespace + "_*/*/*.log"))
 }

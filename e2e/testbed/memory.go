@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// MemoryGroup is a control group whose processes may take so much memory, with
-// what the kernel keeps for them; beyond that it kills them, as it does a pod's.
+// MemoryGroup is a control group with a memory limit, including kernel memory; beyond it the
+// kernel kills its processes, as with a pod's.
 type MemoryGroup struct {
 	path  string // of the group's folder
 	mount string // commands that mount the hierarchy at /sys/fs/cgroup
@@ -21,8 +21,8 @@ type MemoryGroup struct {
 	inner string // path of the group's folder where that is mounted
 }
 
-// NewMemoryGroup makes a group inside that of this process. An error says that this
-// machine doesn't let us.
+// NewMemoryGroup creates a group inside that of this process. An error means that this
+// machine doesn't allow it.
 func NewMemoryGroup(name string, limit int64) (*MemoryGroup, error) {
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -74,9 +74,8 @@ func (g *MemoryGroup) Wrap(dir, program string) (string, error) {
 	return wrapped, os.WriteFile(wrapped, []byte(script), 0o755)
 }
 
-// Peak returns the most bytes that the group has held, 0 where the kernel doesn't
-// tell, and how often the kernel
-// has killed for them.
+// Peak returns the peak memory of the group in bytes, 0 if the kernel doesn't report it, and
+// the number of OOM kills.
 func (g *MemoryGroup) Peak() (bytes int64, kills int, err error) {
 	peak, err := os.ReadFile(filepath.Join(g.path, g.peak))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
-// NodeConfig says what one node is. All of it has defaults.
+// NodeConfig describes a node. All fields have defaults.
 type NodeConfig struct {
 	// Name is the name of the Node object, unique in the testbed. Default: the
 	// cluster's name and a number, such as aws-1.

@@ -20,8 +20,8 @@ const (
 
 const etherHeader = 14
 
-// packet is what the headers of a frame say. Ports are zero when they can't be
-// seen: of other protocols than TCP and UDP, and of later fragments.
+// packet is the headers of a frame. Ports are zero for other protocols than TCP and UDP, and
+// for later fragments.
 type packet struct {
 	ether    uint16
 	src, dst netip.AddrPort

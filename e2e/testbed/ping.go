@@ -94,8 +94,7 @@ func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval time.Dura
 		if err != nil {
 			return PingResult{}, errors.Join(err, socket.Close())
 		}
-		// That nothing gets through is for the result to say: a guard route
-		// makes sending itself fail.
+		// Errors count as lost: a guard route makes sending itself fail.
 		_, _ = socket.WriteTo(packet, &net.IPAddr{IP: to.AsSlice()})
 		select {
 		case <-ctx.Done():

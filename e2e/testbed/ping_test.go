@@ -39,7 +39,7 @@ func pingThroughOutage(t *testing.T, tb *testbed.Testbed, from, to *testbed.Node
 	if err := tb.Drop(from, to); err != nil {
 		t.Error(err)
 	}
-	// A reply from before may be read some time later.
+	// An earlier reply may be read with a delay.
 	<-time.After(2 * outage)
 	if err := tb.Restore(from, to); err != nil {
 		t.Error(err)

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// lifetime of a certificate: longer than anybody keeps a testbed.
+// lifetime of a certificate: longer than a testbed runs.
 const lifetime = 30 * 24 * time.Hour
 
 // authority is a certificate authority.

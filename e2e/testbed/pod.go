@@ -13,13 +13,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
-// PodConfig says what one pod is. All of it has defaults.
+// PodConfig describes a pod. All fields have defaults.
 type PodConfig struct {
 	// Name is that of the pod, unique in the node. Default: pod-1, pod-2.
 	Name string
-	// Addresses are inside the node's podCIDRs, or elsewhere, as where a network
-	// plugin doesn't take those: then the node has a route for each, and the cluster's
-	// other nodes have none. Default: the next free ones of the podCIDRs.
+	// Addresses are inside the node's podCIDRs, or elsewhere, as with network plugins
+	// that ignore podCIDRs: then the node has a route for each, and the cluster's other
+	// nodes have none. Default: the next free ones of the podCIDRs.
 	Addresses []netip.Addr
 	// Object, when it isn't nil, is a Pod to create in the API, bound to the
 	// node and running. What it lacks of name, namespace ("default") and

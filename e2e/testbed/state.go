@@ -15,8 +15,7 @@ import (
 const statePrefix = "kube-semaphore-testbed-"
 
 // state is a testbed's folder. Its process holds a lock on a file in it, which
-// the kernel gives back when the process dies: a folder whose lock is free is
-// of nobody.
+// the kernel releases when the process dies: a folder with a free lock is unused.
 type state struct {
 	parent, dir string
 	lock        *os.File
@@ -27,8 +26,8 @@ func newState(parent string, log *slog.Logger) (*state, error) {
 	if parent == "" {
 		parent = defaultStateParent()
 	}
-	// Under the common lock, so that nobody takes a folder for a dead one that
-	// is only not yet locked.
+	// Under the common lock, so that a folder that isn't locked yet isn't taken for an
+	// unused one.
 	common, err := lockCommon(parent)
 	if err != nil {
 		return nil, err
@@ -72,7 +71,7 @@ func sweep(parent string, log *slog.Logger) error {
 	for _, dir := range dirs {
 		lock, err := lockFile(filepath.Join(dir, "lock"), unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) {
-			continue // In use, or just removed by its owner.
+			continue // In use, or already removed by its owner.
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -84,8 +83,7 @@ func sweep(parent string, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// remove removes the folder, under the common lock, so that nobody sweeps it at
-// the same time.
+// remove removes the folder, under the common lock, so that it isn't swept at the same time.
 func (s *state) remove() error {
 	common, err := lockCommon(s.parent)
 	if err != nil {

@@ -50,7 +50,7 @@ type Config struct {
 	// first of each family also holds the API servers. Default: 10.66.0.0/16,
 	// 10.22.0.0/16, fd00:66::/64.
 	Underlay []netip.Prefix
-	// Logger hears what the testbed does. Default: nothing.
+	// Logger logs the testbed's actions. Default: none.
 	Logger *slog.Logger
 }
 
@@ -121,8 +121,8 @@ func (tb *Testbed) LogPath(name string) string {
 	return filepath.Join(tb.state.dir, "logs", name+".log")
 }
 
-// PublicCAFile holds the CA of the servers behind Cluster.CAURL. It stands for
-// the CAs that a machine trusts; give it to an agent as SSL_CERT_FILE.
+// PublicCAFile contains the CA of the servers behind Cluster.CAURL. It replaces the CAs that
+// a machine trusts; pass it to an agent as SSL_CERT_FILE.
 func (tb *Testbed) PublicCAFile() string {
 	return filepath.Join(tb.state.dir, "public-ca.crt")
 }
@@ -191,10 +191,10 @@ func (tb *Testbed) Close() error {
 	return errors.Join(errs...)
 }
 
-// Wait polls the condition until it returns nil: each 20 ms at first, and less often the
-// longer it takes, so that what is waited for is late by a sixteenth of its time at most
-// and 200 ms, and the waiting takes no processor time from it. When ctx ends first the error
-// names what was waited for and why the condition didn't hold last.
+// Wait polls the condition until it returns nil: every 20 ms at first, and then less often, so
+// that the delay is at most a sixteenth of the time, and 200 ms, and polling uses little
+// processor time. When ctx ends first the error contains the description and the condition's
+// last error.
 func Wait(ctx context.Context, what string, condition func(context.Context) error) error {
 	began := time.Now()
 	var before error
@@ -204,7 +204,7 @@ func Wait(ctx context.Context, what string, condition func(context.Context) erro
 			return nil
 		}
 		if cause := context.Cause(ctx); before == nil || cause == nil || !errors.Is(err, cause) && !errors.Is(err, ctx.Err()) {
-			before = err // Where the end cut a condition off, that says nothing.
+			before = err // The error of a condition that ctx has interrupted doesn't count.
 		}
 		select {
 		case <-ctx.Done():

@@ -13,10 +13,9 @@ import (
 
 const translationTable = "testbed_translation"
 
-// Translate puts the node behind address translation, as a router before it would: what
-// it sends from a UDP port leaves it from one of the others, such as 40000-40099, and
-// nothing reaches that port but answers. Called again it forgets all mappings, as a
-// router does that is restarted.
+// Translate puts the node behind address translation, like a router before it: packets from a
+// UDP port leave it from one of these ports, such as 40000-40099, to which only responses are
+// admitted. Called again it drops all mappings, like a restarted router.
 func (n *Node) Translate(ctx context.Context, port int, others string) error {
 	rules := fmt.Sprintf(`add table ip %[1]s; delete table ip %[1]s; table ip %[1]s {
 		chain out { type nat hook postrouting priority srcnat; udp sport %[2]d masquerade to :%[3]s random; }
@@ -69,8 +68,8 @@ func (n *Node) forgetConnections() error {
 	return n.Space().Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 }
 
-// Masquerade gives what pods send to the underlay the node's address, as the network
-// plugins of most clusters do: machines there know no route to pods.
+// Masquerade masquerades pods' packets to the underlay with the node's address, like most
+// network plugins: machines there have no route to pods.
 func (n *Node) Masquerade(ctx context.Context) error {
 	var rules strings.Builder
 	rules.WriteString("table inet testbed {\n chain pods {\n  type nat hook postrouting priority srcnat + 10;\n")

@@ -92,7 +92,7 @@ func (u *underlay) create() error {
 
 // attach gives the machine in space an uplink with addresses of the underlay
 // and a default route. Its hardware address stays the same when it is attached
-// again, so that neighbours needn't learn.
+// again, so that neighbour entries stay valid.
 func (u *underlay) attach(machine string, space *sandbox.Space, addresses []netip.Addr) error {
 	p := u.portOf(machine)
 	attrs := netlink.NewLinkAttrs()
@@ -222,8 +222,8 @@ func (u *underlay) cut(a, b string, on bool) error {
 	return u.nft(fmt.Sprintf("%s element bridge testbed cut { %q . %q, %q . %q }", verb(on), linkA, linkB, linkB, linkA))
 }
 
-// loses has what one machine sends another be dropped, or no longer, as a set of the
-// ruleset says.
+// loses drops, or no longer drops, packets from one machine to another one, by a set of the
+// ruleset.
 func (u *underlay) loses(set, from, to string, on bool) error {
 	return u.nft(fmt.Sprintf("%s element bridge testbed %s { %q . %q }", verb(on), set, u.portOf(from).link, u.portOf(to).link))
 }
@@ -297,7 +297,7 @@ func plug(h *netlink.Handle, bridge int, name string) error {
 func addAddress(h *netlink.Handle, link netlink.Link, address netip.Prefix) error {
 	n := ipNet(address)
 	n.IP = address.Addr().AsSlice()
-	// Without that it takes a kernel's worker to make an IPv6 address usable, in its own time.
+	// Otherwise duplicate address detection delays the use of an IPv6 address.
 	if err := h.AddrAdd(link, &netlink.Addr{IPNet: n, Flags: unix.IFA_F_NODAD}); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("add %s to %s: %w", address, link.Attrs().Name, err)
 	}

@@ -136,7 +136,7 @@ func watchSlices(ctx context.Context, c kubernetes.Interface, namespace string) 
 func (a *arrivals) end() (map[string]time.Time, error) {
 	select {
 	case <-a.done:
-		// It does so with those who don't keep up.
+		// It does so with slow watchers.
 		return nil, errors.New("the API server ended a watch of endpoint slices before the measurement did")
 	default:
 	}

@@ -113,7 +113,7 @@ func (b *bench) clean(ctx context.Context) error {
 }
 
 // fromNothing measures from the start of the process to the last mirror, and
-// who was busy with it.
+// the processor time of each process.
 func (b *bench) fromNothing(ctx context.Context) error {
 	var ours measure.Latencies
 	var cost string

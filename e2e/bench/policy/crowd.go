@@ -80,7 +80,7 @@ func (c *crowd) grow(ctx context.Context, count int) error {
 		if err != nil {
 			return fmt.Errorf("create pod %s: %w", pod.Name, err)
 		}
-		// To keep who set which field is a fifth of what its API server would have to
+		// Tracking managedFields is a fifth of the work that its API server would have to
 		// do, and that shares the machine with what is measured.
 		created.ManagedFields = []metav1.ManagedFieldsEntry{{}}
 		if created, err = c.api.Update(ctx, created, metav1.UpdateOptions{}); err != nil {

@@ -272,7 +272,7 @@ func (b *bench) record(ctx context.Context) (*recorder, error) {
 	r.end = func() error {
 		select {
 		case <-done:
-			// It does so with those who don't keep up.
+			// It does so with slow watchers.
 			return errors.New("the API server ended the watch of network sets before the measurement did")
 		default:
 		}

@@ -142,7 +142,7 @@ func (s *sender) heartbeat(every time.Duration) (stop func()) {
 			case <-quit:
 				return
 			case <-ticker.C:
-				// A port that fails is silent, which the runner notices.
+				// The runner notices a port that fails by its silence.
 				_ = s.send(wire.Message{Kind: wire.KindAlive})
 			}
 		}

@@ -1,10 +1,9 @@
-// Package wire is what the emulated machine and its runner say to each other.
+// Package wire is the protocol between the emulated machine and its runner.
 //
 // The runner puts a Plan into the machine's file system at PlanPath. The
 // machine answers with one Message a line, as JSON, on a serial port that
-// nothing else writes to. Output of a test travels inside a message, so it can
-// neither be taken for the machine's own word nor be torn by the kernel's log,
-// which has a port of its own.
+// nothing else writes to. Output of a test is inside a message, so that it can't be mistaken
+// for one, or be interleaved with the kernel's log, which has its own port.
 package wire
 
 import (

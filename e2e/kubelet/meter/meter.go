@@ -1,13 +1,12 @@
-// Package meter measures what gets from one pod to another: numbered UDP packets at
-// a steady rate, of which each that is lost is known, and beside them a TCP stream,
-// whose stalls are. A pod serves it; a test requests by HTTP what to send, and asks
+// Package meter measures traffic from one pod to another: numbered UDP packets at a steady
+// rate, to count losses, and a TCP stream, to measure stalls. A pod serves it; a test requests by HTTP what to send, and asks
 // for what has arrived.
 //
 //	POST   /streams/ID?to=ADDRESS&rate=10000   send to a meter from now on
 //	DELETE /streams/ID                         end that; returns Sent
 //	GET    /streams/ID                         what has arrived here; returns Received
-//	GET    /get?url=URL                        ask for a URL; returns what it answers
-//	GET    /                                   who this is, and who asks
+//	GET    /get?url=URL                        requests a URL; returns the response
+//	GET    /                                   returns the names of server and client
 package meter
 
 import (
@@ -30,7 +29,7 @@ const (
 	StreamPort = 9000
 )
 
-// Sent is what a stream was made of.
+// Sent is what was sent of a stream.
 type Sent struct {
 	// Packets were to be sent, Refused of them were not by the kernel.
 	Packets, Refused int64
@@ -63,7 +62,7 @@ type Loss struct {
 	Packets int64
 }
 
-// Meter is one.
+// Meter serves the requests above.
 type Meter struct {
 	streamPort int
 

@@ -1,5 +1,5 @@
-// Command pod is what pods of the tests run: "pod pause" holds namespaces, "pod
-// meter" measures, "pod dns" runs CoreDNS.
+// Command pod is the program of the tests' pods: "pod pause" holds namespaces, "pod meter"
+// measures, "pod dns" runs CoreDNS.
 package main
 
 import (
@@ -41,8 +41,8 @@ func run() error {
 // reloadEvery is how often CoreDNS's plugin reload looks by default.
 const reloadEvery = 30 * time.Second
 
-// serveNames runs CoreDNS, and does what its plugin reload does, which our build of it
-// hasn't: when its configuration has changed, it reads it again.
+// serveNames runs CoreDNS, and restarts it when its configuration has changed: our build lacks
+// the plugin reload.
 func serveNames(ctx context.Context, corefile string) error {
 	cmd := exec.CommandContext(ctx, "/bin/coredns", "-conf", corefile)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr

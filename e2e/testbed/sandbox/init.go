@@ -33,8 +33,7 @@ func (s *Space) Init() (pid int, err error) {
 	return first.cmd.Process.Pid, nil
 }
 
-// initProcess starts the first process when it is wanted first: many a pod has
-// no process at all.
+// initProcess starts the first process on first use: many pods have no processes.
 func (s *Space) initProcess() (*initProcess, error) {
 	s.initOnce.Do(func() {
 		s.init, s.initErr = s.startInit()
@@ -47,8 +46,8 @@ func (s *Space) initProcess() (*initProcess, error) {
 
 // script mounts a /proc that shows the processes of the namespace, which only
 // one of them can do: in the one of this machine a program would find another
-// under its own id. Without -n, mount leaves a note in /run. The line tells that
-// it is done. What loses its parent becomes a child of the first process: one that
+// under its own id. Without -n, mount leaves a note in /run. The printed line means
+// that it is done. What loses its parent becomes a child of the first process: one that
 // ignores SIGCHLD needn't wait for them (wait(2)).
 const script = "mount -n -t proc proc /proc && echo && trap '' CHLD && exec sleep infinity"
 

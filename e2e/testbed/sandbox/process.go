@@ -177,7 +177,7 @@ func (p *Process) Command() Command { return p.command }
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err says how the process ended: nil for exit code 0 and while it runs.
+// Err returns how the process ended: nil for exit code 0 and while it runs.
 func (p *Process) Err() error {
 	select {
 	case <-p.done:

@@ -332,7 +332,7 @@ func TestCloseKillsAndLetsGo(t *testing.T) {
 
 // A witness is one end of a pair of links whose other end is in a namespace: it
 // vanishes when the kernel has destroyed that namespace. No list of namespaces
-// would tell, because one that only a forgotten socket holds is on none.
+// would do, because a namespace that only a leaked socket holds is on none.
 type witness struct {
 	t  *testing.T
 	ns *nstest.Namespace
@@ -368,8 +368,8 @@ func (w witness) gone() bool {
 	return missing
 }
 
-// liveUntilKilled is the child: it keeps a namespace alive in all ways that
-// there are, prints what the parent needs to find it, and waits.
+// liveUntilKilled is the child: it keeps a namespace alive in all possible ways, prints what
+// the parent needs to find it, and waits.
 func liveUntilKilled() error {
 	s, err := sandbox.New("child", sandbox.Tmpfs("/run"))
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package sandbox gives the testbed's machines their walls: a Space is a set of
-// namespaces, for network, mounts and processes, and a Process is a program that
-// runs in one. Linux only; needs root.
+// Package sandbox isolates the testbed's machines: a Space is a set of namespaces, for
+// network, mounts and processes, and a Process is a program that runs in one. Linux only;
+// needs root.
 //
-// Nothing of it outlives the process that made it, however that ends. A
-// namespace exists as long as somebody refers to it: here open files of this
+// Nothing of it outlives the process that created it, however that ends. A
+// namespace exists as long as it is referred to: here by open files of this
 // process, sockets opened through the Space and the processes started in it.
 // The kernel closes the former when this process dies, and kills the latter:
 // they are in a process namespace whose first process gets a signal then.
@@ -229,7 +229,7 @@ func (s *Space) Close() error {
 	s.sockets, s.running = nil, nil
 	s.mu.Unlock()
 
-	// Whoever comes now finds none; whoever came before has finished.
+	// Later callers find none; earlier ones have finished.
 	s.initOnce.Do(func() { s.initErr = fmt.Errorf("%s is closed", s.name) })
 	var errs []error
 	if s.init != nil {
