@@ -47,8 +47,8 @@ func (s *show) dies(ctx context.Context) (string, error) {
 		return "", err
 	}
 	failed, last := asking.Failed(at)
-	noticed := fmt.Sprintf("of 10 requests a second %d failed in all, the last one after %.1f s", failed, max(0, last.Sub(at).Seconds()))
-	s.say("%s; without that, half of them would until an operator intervenes", noticed)
+	noticed := fmt.Sprintf("%d requests failed at 10 per second, the last one after %.1f s", failed, max(0, last.Sub(at).Seconds()))
+	s.say("%s; without failover, half of them would fail until an operator intervenes", noticed)
 	out, err := s.pair.GCP.Kubectl(ctx, "-n", programs.Namespace, "get", "leases", "-l", "wireguard.semaphore.uw.io/path-report=true",
 		`--output=jsonpath={range .items[*]}{.metadata.name}: {.metadata.annotations.wireguard\.semaphore\.uw\.io/paths-down}{"\n"}{end}`)
 	if err != nil {

@@ -60,9 +60,9 @@ func (s *show) join(ctx context.Context) (string, error) {
 			}
 		}
 	}
-	s.say("kubelets, the controllers of DaemonSets and Deployments, and the image are missing here: a stand-in starts the")
-	s.say("programs as their pod templates say, on the nodes, and reports which are ready; so join tries nothing with")
-	s.say("temporary pods (--no-probe). make e2e-kubelet does it with the real ones")
+	s.say("without kubelets, controllers of DaemonSets and Deployments, and an image, a stand-in starts the programs of")
+	s.say("the pod templates on the nodes and reports which are ready. join can't use temporary pods here (--no-probe);")
+	s.say("make e2e-kubelet runs the same with real kubelets")
 	s.standIn = programs.StartStandIn(ctx, filepath.Join(s.dir, "pods"), s.binaries, s.testbed.Clusters()...)
 	defer s.standIn.Stop()
 	kubeconfig, err := s.testbed.Kubeconfig()
@@ -86,7 +86,7 @@ func (s *show) join(ctx context.Context) (string, error) {
 		}
 		s.pair.Agents = append(s.pair.Agents, agent)
 	}
-	return "one command; programs of 3 tools run", nil
+	return "one command; the programs of 3 tools run", nil
 }
 
 // corefile writes the CoreDNS configuration of gcp, as join has left it, to a file.

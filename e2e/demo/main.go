@@ -32,9 +32,9 @@ func main() {
 }
 
 func run() error {
-	keep := flag.Bool("keep", false, "leave the clusters running, in the background")
-	down := flag.Bool("down", false, "remove what an earlier -keep left")
-	background := flag.String("background", "", "internal: be the process that stays, and write what is shown to this file")
+	keep := flag.Bool("keep", false, "keep the clusters running in the background")
+	down := flag.Bool("down", false, "remove the clusters of an earlier -keep")
+	background := flag.String("background", "", "internal: run as the background process, with this file for output")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)

@@ -184,7 +184,7 @@ func (s *show) lookAround() error {
 		s.say("API of %s:   KUBECONFIG=%s, from any node", c.Name, c.AdminKubeconfig())
 	}
 	s.say("logs:         %s", s.testbed.LogPath("*"))
-	s.say("make demo-down removes it all")
+	s.say("make demo-down removes everything")
 	return nil
 }
 

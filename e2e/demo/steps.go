@@ -21,13 +21,13 @@ var steps = []step{
 	{"Two clusters, aws and gcp, with two nodes each", (*show).prepare},
 	{"semaphorectl join aws gcp", (*show).join},
 	{"Nodes publish their keys and endpoints as annotations", (*show).annotations},
-	{"Routes and devices are there", (*show).devices},
+	{"Routes and devices exist", (*show).devices},
 	{"HTTP from pods of gcp to pods of aws, and back", (*show).requests},
-	{"What crossed the network between the nodes", (*show).encrypted},
+	{"Capture of the network between the nodes", (*show).encrypted},
 	{"An agent is killed, its device deleted, its routes flushed", (*show).broken},
 	{"The agent comes back", (*show).recovery},
-	{"A pod of gcp asks for a service of aws by name", (*show).names},
-	{"Cluster aws dies, and a global service goes on in gcp", (*show).dies},
+	{"A pod of gcp requests a service of aws by name", (*show).names},
+	{"Cluster aws fails, and a global service continues in gcp", (*show).dies},
 	{"Pods of gcp become a network set of aws", (*show).sets},
 }
 
@@ -106,7 +106,7 @@ func (s *show) encrypted(ctx context.Context) (string, error) {
 	case counts.Plaintext.Packets > 0:
 		return "", fmt.Errorf("plaintext was seen: %s", s.capture.Plaintext()[0])
 	case counts.Dropped > 0 || counts.WireGuard.Packets == 0:
-		return "", fmt.Errorf("the capture proves nothing: %s", counts)
+		return "", fmt.Errorf("the capture is inconclusive: %s", counts)
 	}
 	return fmt.Sprintf("%d WireGuard packets, none in plaintext", counts.WireGuard.Packets), nil
 }
