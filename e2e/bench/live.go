@@ -80,7 +80,7 @@ func (b *bench) live(ctx context.Context, a *arena) error {
 		}
 		d := s.Remote(remote.Name).Device
 		if device, key = d.Name, d.PublicKey; d.Index == 0 || key == "" {
-			return errors.New("there is none yet")
+			return errors.New("no device yet")
 		}
 		return nil
 	}); err != nil {

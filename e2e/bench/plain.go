@@ -160,6 +160,6 @@ func (p *plain) waitGone(ctx context.Context) error {
 		if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
 			return nil
 		}
-		return errors.Join(err, errors.New("it is there"))
+		return errors.Join(err, errors.New("the link still exists"))
 	})
 }

@@ -163,7 +163,7 @@ func newWatchdog(boot, silence time.Duration, cancel context.CancelCauseFunc) *w
 func (w *watchdog) heard() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.reason = fmt.Errorf("%w: nothing was heard of it for %v", errHung, w.silence)
+	w.reason = fmt.Errorf("%w: no message for %v", errHung, w.silence)
 	w.timer.Reset(w.silence)
 }
 

@@ -52,7 +52,7 @@ func TestKubelet(t *testing.T) {
 				return
 			}
 		}
-		t.Error("packets are lost when nothing happens, what follows says little")
+		t.Error("packets are lost without a fault: the following figures are unreliable")
 	})
 	t.Run("rollouts of a new image", func(t *testing.T) {
 		for n := range *rollouts {
@@ -206,7 +206,7 @@ func (l *lab) printResumed(t *testing.T, cluster int, results [2]result) {
 	started, err := l.engineStarted(cluster)
 	must(t, err)
 	for _, r := range results {
-		t.Logf("FIGURE %s to %s: packets came again %v after the engine of %s had started",
+		t.Logf("FIGURE %s to %s: packets resumed %v after the engine of %s had started",
 			r.from, r.to, r.received.Resumed.Sub(started).Round(time.Millisecond), l.clusters[cluster].Name)
 	}
 }

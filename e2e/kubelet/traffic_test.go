@@ -140,7 +140,7 @@ func (l *lab) under(t *testing.T, what string, happens func()) {
 	case !l.hasEngine(t):
 		t.Logf("NOT HELD, as the manifests have no engine: %s", what)
 	case !held(l.measure(t, "nothing, beside "+what, func() { time.Sleep(min(time.Since(start), 20*time.Second)) })):
-		t.Logf("NOT KNOWN: this machine loses packets when nothing happens, too: %s", what)
+		t.Logf("NOT KNOWN: this machine also loses packets without a fault: %s", what)
 	default:
 		t.Errorf("%s: not held: %v", what, results)
 	}

@@ -66,7 +66,7 @@ func TestOperatorsView(t *testing.T) {
 			eventually(t, repair, c.String(), func(ctx context.Context) error {
 				out, err := aws.Node.Run(ctx, "sh", "-c", c.Text)
 				if silent := strings.Contains(c.Text, " > "); err == nil && silent != (out == "") {
-					err = errors.New("it should print something, or nothing")
+					err = errors.New("unexpected output")
 				}
 				if err != nil {
 					return fmt.Errorf("%w, printed %q", err, out)
@@ -80,7 +80,7 @@ func TestOperatorsView(t *testing.T) {
 		out, err := aws.Node.Run(t.Context(), "ip", "route", "get", "10.4.1.7")
 		must(t, err)
 		if !strings.Contains(out, "dev wireguard.gcp") {
-			t.Errorf("the guide says that the packet goes into the tunnel, but:\n%s", out)
+			t.Errorf("the documented command should show that the packet enters the tunnel:\n%s", out)
 		}
 	})
 

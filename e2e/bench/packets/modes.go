@@ -343,7 +343,7 @@ func ping(args []string) error {
 		took = append(took, time.Since(start))
 	}
 	if len(took) == 0 {
-		return errors.New("nothing comes back")
+		return errors.New("no reply")
 	}
 	slices.Sort(took)
 	fmt.Println(float64(took[len(took)/2]) / 1e3)

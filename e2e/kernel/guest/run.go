@@ -106,7 +106,7 @@ func reap(pid int) (unix.WaitStatus, error) {
 // next one, and returns how many processes that were.
 func killAll() (left int, err error) {
 	if err := unix.Kill(-1, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-		return 0, fmt.Errorf("kill what is left: %w", err)
+		return 0, fmt.Errorf("kill remaining processes: %w", err)
 	}
 	for {
 		var status unix.WaitStatus
