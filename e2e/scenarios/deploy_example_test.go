@@ -139,12 +139,12 @@ func (e *example) shell(t *testing.T, name, command string) (string, error) {
 func (e *example) handOverLess(t *testing.T) {
 	const command = "semaphorectl tokens --from gcp aws gcp"
 	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-policy-remote-aws")
-	if out, err := e.shell(t, "hand-over-less", command); err != nil || !strings.Contains(out, "gcp: no Secret semaphore-policy-remote-aws") ||
+	if out, err := e.shell(t, "hand-over-less", command); err != nil || !strings.Contains(out, "gcp: the Secret semaphore-policy-remote-aws is missing") ||
 		!strings.Contains(out, "aws has new tokens for gcp: wireguard, mirror") {
 		t.Errorf("without the Secret of one tool: %v\n%s", err, out)
 	}
 	e.kubectl(t, e.clusters[1], "-n", systemNamespace, "delete", "secret", "semaphore-wireguard-remote-aws", "semaphore-service-mirror-remote-aws")
-	if out, err := e.shell(t, "hand-over-nothing", command); err == nil || !strings.Contains(out, "gcp: it grants nothing to aws") {
+	if out, err := e.shell(t, "hand-over-nothing", command); err == nil || !strings.Contains(out, "gcp: it has no accounts for aws") {
 		t.Errorf("without any Secret: %v\n%s", err, out)
 	}
 }

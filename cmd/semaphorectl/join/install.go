@@ -227,7 +227,7 @@ func (a *all) meet(ctx context.Context) error {
 		for j, other := range pods {
 			taken := probe.Taken(probe.Addresses(other), a.settings[i], a.clusters[j].Name)
 			if len(taken) == 0 {
-				return fmt.Errorf("%s: a pod of %s has the address %s, which is outside the accepted pod subnets; accept more with --pod-subnets %s=...", c.Name, a.clusters[j].Name,
+				return fmt.Errorf("%s: a pod of %s has the address %s, which is outside the accepted pod subnets; accept more with --pod-subnets %s=<prefixes>", c.Name, a.clusters[j].Name,
 					strings.Join(probe.Addresses(other), " and "), a.clusters[j].Name)
 			}
 			addresses = append(addresses, taken...)
