@@ -58,7 +58,7 @@ func TestSlicesThatSayNoClusterAreKept(t *testing.T) {
 	wantLeads(t, w, GlobalName(web), "10.4.0.1")
 }
 
-// TestSlicesOfARemovedRemoteLingerWithoutTheirService has somebody remove the service.
+// TestSlicesOfARemovedRemoteLingerWithoutTheirService deletes the service.
 func TestSlicesOfARemovedRemoteLingerWithoutTheirService(t *testing.T) {
 	merit, web := setID{"merit", mirrored}, Key{"shop", "web"}
 	w := newWorld()
@@ -122,9 +122,9 @@ func TestWhatIsRememberedOfAStaleRemoteDoesntCount(t *testing.T) {
 	wantLeads(t, w, GlobalName(web), "10.6.0.1")
 }
 
-// TestANameIsKeptWhileItsServiceIsMadeAgain has somebody remove the service of one whose
-// name another one would have, had both come at once.
-func TestANameIsKeptWhileItsServiceIsMadeAgain(t *testing.T) {
+// TestANameIsRetainedWhileItsServiceIsRecreated deletes a service whose
+// name another one would get if both were new.
+func TestANameIsRetainedWhileItsServiceIsRecreated(t *testing.T) {
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
 	first, second := Key{"x-y", "n"}, Key{"y", "n"}
 	name := Name("c1", first)
@@ -139,9 +139,9 @@ func TestANameIsKeptWhileItsServiceIsMadeAgain(t *testing.T) {
 	}
 }
 
-// TestAStaleRemoteCountsWhileNobodyElseIsReady has others have endpoints that take no
+// TestAStaleRemoteIsUsedWhileNoOtherOneIsReady has others have endpoints that take no
 // requests, or that aren't accepted.
-func TestAStaleRemoteCountsWhileNobodyElseIsReady(t *testing.T) {
+func TestAStaleRemoteIsUsedWhileNoOtherOneIsReady(t *testing.T) {
 	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
 	w := newWorld()
 	w.has(merit, web, "s", "10.6.0.1")
@@ -163,9 +163,9 @@ func TestAStaleRemoteCountsWhileNobodyElseIsReady(t *testing.T) {
 	wantLeads(t, w, GlobalName(web), "10.4.0.2")
 }
 
-// TestAGlobalServiceIsMadeAgainAsItWas has somebody remove it while an older origin
-// would have another kind of it.
-func TestAGlobalServiceIsMadeAgainAsItWas(t *testing.T) {
+// TestAGlobalServiceIsRecreatedAsItWas deletes it while an older origin
+// is of another kind.
+func TestAGlobalServiceIsRecreatedAsItWas(t *testing.T) {
 	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
 	w := newWorld()
 	w.says(t, merit, newOrigin(web, 2000, 80, Traits{}))

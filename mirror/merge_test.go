@@ -89,7 +89,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestWhatRunsKeepsItsKind has clusters join that would have another kind of service.
+// TestWhatRunsKeepsItsKind adds clusters with another kind of service.
 func TestWhatRunsKeepsItsKind(t *testing.T) {
 	yes, no := true, false
 	address, none := Traits{IPv4: true}, Traits{IPv4: true, Headless: true}
@@ -104,7 +104,7 @@ func TestWhatRunsKeepsItsKind(t *testing.T) {
 		{"nothing runs: the first decides", none, address, nil, true, []Conflict{{"b", "headless or not"}}},
 		{"the older joiner is the conflict", none, address, &no, false, []Conflict{{"a", "headless or not"}}},
 		{"the other way round", address, none, &yes, true, []Conflict{{"a", "headless or not"}}},
-		{"nobody agrees with what runs", none, none, &no, true, nil},
+		{"no part agrees with the existing service", none, none, &no, true, nil},
 		{"all agree", none, none, &yes, true, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -126,12 +126,12 @@ func TestPartsAreLeftOutWhileOthersAreReady(t *testing.T) {
 		parts []*part
 		want  int
 	}{
-		{"nobody is stale", []*part{{}, {}}, 2},
+		{"none is stale", []*part{{}, {}}, 2},
 		{"another one is ready", []*part{{stale: true}, {local: true}}, 1},
-		{"nobody else is ready", []*part{{stale: true, local: true}, {}}, 2},
+		{"no other one is ready", []*part{{stale: true, local: true}, {}}, 2},
 		{"all are stale", []*part{{stale: true}, {stale: true, local: true}}, 2},
 		{"one is drained", []*part{{drained: true, local: true}, {local: true}}, 1},
-		{"one is drained, and nobody else is ready", []*part{{drained: true, local: true}, {}}, 2},
+		{"one is drained, and no other one is ready", []*part{{drained: true, local: true}, {}}, 2},
 		{"one is drained and another one stale", []*part{{drained: true, local: true}, {stale: true, local: true}}, 1},
 		{"one is drained, one stale and one ready", []*part{{drained: true, local: true}, {stale: true, local: true}, {local: true}}, 1},
 		{"one is drained and not ready, another one stale", []*part{{drained: true}, {stale: true, local: true}}, 2},

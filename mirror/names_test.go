@@ -52,10 +52,10 @@ func FuzzNames(f *testing.F) {
 		second := claim{id: ID{"one", Key{namespace2, name2}}, prefix: prefix}
 		for rank := range 2 {
 			if got := first.nameOf(rank); len(validation.IsDNS1035Label(got)) > 0 {
-				t.Errorf("rank %d: %q is no name of a service: %v", rank, got, validation.IsDNS1035Label(got))
+				t.Errorf("rank %d: %q is not a valid service name: %v", rank, got, validation.IsDNS1035Label(got))
 			}
 		}
-		// Whoever has to give way gets a name that nobody else has.
+		// A losing claim gets a unique name.
 		if first.id != second.id {
 			names := []string{first.nameOf(0), first.nameOf(1), second.nameOf(1)}
 			slices.Sort(names)

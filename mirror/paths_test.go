@@ -59,7 +59,7 @@ func TestMajorityWithdraws(t *testing.T) {
 		reports []*paths.Report
 		want    string
 	}{
-		{"nobody reports", 3, nil, "[]"},
+		{"no reports", 3, nil, "[]"},
 		{"one of one", 1, []*paths.Report{down("l0", "a1")}, "[a1]"},
 		{"one of two: it may be its own cable", 2, []*paths.Report{allBut("l0")}, "[]"},
 		{"two of two", 2, []*paths.Report{allBut("l0"), allBut("l1")}, "[a1 a2 a3]"},
@@ -112,7 +112,7 @@ func TestReportsExpireByTheOwnClock(t *testing.T) {
 	if got := p.at(after(151)); got != "[]" || len(p.counted) != 0 || len(p.reports) != 0 || len(p.remotes) != 0 {
 		t.Error("expired:", got)
 	}
-	// While reports can't be read nobody knows whether they are renewed.
+	// While reading fails, renewals may be missed.
 	p = table(1)
 	p.report("l0", down("l0", "a1"), epoch)
 	p.readFailed = after(80)
@@ -135,7 +135,7 @@ func TestNodesOfWhichNothingWasKnown(t *testing.T) {
 	}
 }
 
-// TestFlappingPathIsHeld has a path come and go in many rhythms, and counts how often
+// TestFlappingPathIsHeld lets a path flap in many rhythms, and counts how often
 // its endpoints do.
 func TestFlappingPathIsHeld(t *testing.T) {
 	for _, period := range []float64{0.5, 1, 2, 3, 5, 8, 13, 21, 34, 70} {
@@ -160,7 +160,7 @@ func TestFlappingPathIsHeld(t *testing.T) {
 	}
 }
 
-// TestWorstFlapping has a path go down again as soon as it is back.
+// TestWorstFlapping takes a path down again as soon as it is restored.
 func TestWorstFlapping(t *testing.T) {
 	p, changes, is := table(1), 0, false
 	for tenths := range 3000 {
@@ -206,7 +206,7 @@ func TestSteadyPathComesBackAtOnceAgain(t *testing.T) {
 	}
 }
 
-// TestPathTable has reports, nodes and endpoints change at random, and compares with
+// TestPathTable changes reports, nodes and endpoints at random, and compares with
 // what a look at all of them says.
 func TestPathTable(t *testing.T) {
 	for seed := range uint64(200) {

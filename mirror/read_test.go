@@ -10,7 +10,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// script is a feed that says what a test has it say.
+// script is a feed with scripted results.
 type script struct {
 	feed[Origin]
 	stale   bool
@@ -43,9 +43,9 @@ func (f *script) adds(n int) {
 	}
 }
 
-// TestWhatIsHandedOutInPartsIsStaleToTheLast has a remote be read anew after it was
-// away. What it said before counts as long as any of what it says now is to come.
-func TestWhatIsHandedOutInPartsIsStaleToTheLast(t *testing.T) {
+// TestPartsAreStaleUntilTheLastOne lists a remote again after an
+// outage. The old objects are used until all changes have been returned.
+func TestPartsAreStaleUntilTheLastOne(t *testing.T) {
 	const parts = 3
 	for _, c := range []struct {
 		name    string
@@ -53,16 +53,16 @@ func TestWhatIsHandedOutInPartsIsStaleToTheLast(t *testing.T) {
 		want    []bool          // stale, take by take
 	}{
 		{"nothing", func(*script) {}, []bool{true, true}},
-		{"read anew", func(f *script) { f.stale = false; f.adds(parts * partOfTap) }, []bool{true, true, false, false}},
-		{"read anew, and the same", func(f *script) { f.stale = false }, []bool{false}},
-		{"read anew at that moment", func(f *script) {
+		{"listed again", func(f *script) { f.stale = false; f.adds(parts * partOfTap) }, []bool{true, true, false, false}},
+		{"listed again, unchanged", func(f *script) { f.stale = false }, []bool{false}},
+		{"listed again at that moment", func(f *script) {
 			f.then = func() { f.stale = false; f.adds(parts * partOfTap) }
 		}, []bool{true, true, true, false}},
 		{"with something left from before", func(f *script) {
 			f.adds(2 * partOfTap)
 			f.then = func() { f.stale = false }
 		}, []bool{true, true, false}},
-		{"and away again", func(f *script) {
+		{"and unreachable again", func(f *script) {
 			f.stale = false
 			f.adds(parts * partOfTap)
 			f.then = func() { f.stale = true }

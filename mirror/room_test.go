@@ -22,9 +22,9 @@ func wantLeads(t *testing.T, w *world, service string, want ...string) {
 	}
 }
 
-// TestWhatIsThereKeepsItsRoomOverARestart has a service come, while nobody works, that
-// is computed before the one that has the room.
-func TestWhatIsThereKeepsItsRoomOverARestart(t *testing.T) {
+// TestExistingServicesKeepTheirQuotaOverARestart creates a service
+// while no process runs, which is computed before the existing one.
+func TestExistingServicesKeepTheirQuotaOverARestart(t *testing.T) {
 	aws := setID{"aws", mirrored}
 	early, late := Key{"a", "n"}, Key{"b", "n"}
 	for name, bounds := range map[string]Bounds{"addresses": {Addresses: 3}, "slices": {Slices: 1}} {
@@ -61,7 +61,7 @@ func TestAMirrorOfTheOriginalToolKeepsItsRoom(t *testing.T) {
 	}
 }
 
-// TestAMirrorWithAnotherNameKeepsItsRoom has one whose name is another remote's.
+// TestAMirrorWithAnotherNameKeepsItsRoom has a mirror whose default name is taken.
 func TestAMirrorWithAnotherNameKeepsItsRoom(t *testing.T) {
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
 	early, renamed := newOrigin(Key{"a", "n"}, 1, 80, Traits{}), newOrigin(Key{"x-y", "n"}, 1, 80, Traits{})
@@ -97,7 +97,7 @@ func TestASliceThatIsThereKeepsItsRoom(t *testing.T) {
 	wantLeads(t, w, Name("c1", web), "10.4.0.1")
 }
 
-// TestWhatIsGoneIsNotMissed has a service that there was no room for go.
+// TestWhatIsGoneIsNotMissed deletes a service beyond the quota.
 func TestWhatIsGoneIsNotMissed(t *testing.T) {
 	aws := setID{"aws", mirrored}
 	first, second := newOrigin(Key{"a", "n"}, 1, 80, Traits{}), newOrigin(Key{"b", "n"}, 1, 80, Traits{})
@@ -120,7 +120,7 @@ func TestWhatIsGoneIsNotMissed(t *testing.T) {
 	}
 }
 
-// TestRoomOfAnAddressThatGoesIsUsed has a slice that stays lose one of its addresses.
+// TestRoomOfAnAddressThatGoesIsUsed removes one address of a slice.
 func TestRoomOfAnAddressThatGoesIsUsed(t *testing.T) {
 	aws := setID{"aws", mirrored}
 	first, second := Key{"a", "n"}, Key{"b", "n"}
@@ -135,7 +135,7 @@ func TestRoomOfAnAddressThatGoesIsUsed(t *testing.T) {
 	wantLeads(t, w, Name("c1", second), "10.4.0.4")
 }
 
-// TestASliceWithoutRoomForItsAddressesStays has an empty slice get an address.
+// TestASliceWithoutRoomForItsAddressesStays adds an address to an empty slice.
 func TestASliceWithoutRoomForItsAddressesStays(t *testing.T) {
 	aws := setID{"aws", mirrored}
 	first, second := Key{"a", "n"}, Key{"b", "n"}

@@ -7,28 +7,28 @@ import (
 	"strings"
 )
 
-// Bounds of a remote where Rules doesn't say. Every set and address costs each node
-// of the local cluster memory and time.
+// Default bounds of a remote. Every set and address uses memory and time on each node of the
+// local cluster.
 const (
 	DefaultMaxSets      = 2000
 	DefaultMaxAddresses = 100_000
 )
 
-// Rules are the bounds within which a remote is trusted.
+// Rules are the bounds of a remote.
 type Rules struct {
 	// Cluster is the remote's name.
 	Cluster string
-	// Subnets are where its pods have their addresses; none: anywhere.
+	// Subnets must contain the addresses of its pods; none: any address.
 	Subnets []netip.Prefix
-	// IncludeHostNetwork lets the addresses of pods on the host network in.
+	// IncludeHostNetwork includes pods on the host network.
 	IncludeHostNetwork bool
-	// MaxSets bounds how many sets the remote may have, MaxAddresses how many
-	// addresses in all of them; 0: the defaults.
+	// MaxSets is the maximum number of sets, MaxAddresses that of addresses in all of them;
+	// 0: the defaults.
 	MaxSets, MaxAddresses int
 }
 
-// admit returns the addresses with which a pod is in its set, and why others are
-// not; empty: nothing is wrong.
+// admit returns the accepted addresses of a pod, and why others are rejected; empty: none
+// are.
 func (r *Rules) admit(p *Pod) (addrs []netip.Addr, reason Reason) {
 	switch {
 	case p.Fault == ReasonBadName:
@@ -58,7 +58,7 @@ func (r *Rules) inside(addr netip.Addr) bool {
 	return len(r.Subnets) == 0 || slices.ContainsFunc(r.Subnets, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// admit lets an address in, or has it wait.
+// admit adds an address to its set, or to the waiting ones beyond the bounds.
 func (m *Members) admit(e *entry) {
 	switch {
 	case e.set.waits != nil:
@@ -71,7 +71,7 @@ func (m *Members) admit(e *entry) {
 	}
 }
 
-// fill lets in who waits first, as long as there is room.
+// fill admits waiting sets and addresses in order, within the bounds.
 func (m *Members) fill() {
 	for m.admitted < m.rules.MaxSets && m.waitingSets.Len() > 0 {
 		s, _ := m.waitingSets.Remove(m.waitingSets.Front()).(*memberSet)
@@ -97,7 +97,7 @@ func (m *Members) judgeAll(e *entry) {
 	}
 }
 
-// judge notes why a pod is in no set, or not with all of its addresses.
+// judge records why a pod is in no set, or not with all of its addresses.
 func (m *Members) judge(p *Pod) {
 	addrs, reason := m.rules.admit(p)
 	if s := m.sets[m.identity(p)]; s != nil && len(addrs) > 0 && reason == "" {
@@ -125,7 +125,7 @@ func (m *Members) judge(p *Pod) {
 	m.skipped[reason][p] = struct{}{}
 }
 
-// maxExamples is how many pods a report names for one reason.
+// maxExamples is the maximum number of examples per reason.
 const maxExamples = 10
 
 // Skipped counts pods by the reason for which they are skipped.
@@ -133,9 +133,9 @@ type Skipped map[Reason]*SkippedPods
 
 // SkippedPods are the pods that are skipped for one reason.
 type SkippedPods struct {
-	// Pods is how many there are.
+	// Pods is their number.
 	Pods int `json:"pods"`
-	// Examples names some, as namespace/name; the first ones in that order.
+	// Examples are the first ones by namespace/name.
 	Examples []string `json:"examples"`
 }
 

@@ -15,24 +15,24 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
-// How sets are written.
+// Intervals and bounds of writes.
 const (
-	// writeSpacing is the least time between the starts of two writes of one
-	// set. What changes meanwhile is written at once.
+	// writeSpacing is the minimum interval between the starts of two writes of one set.
+	// Changes meanwhile share a write.
 	writeSpacing = 25 * time.Millisecond
 	// writeTimeout bounds the writes of one set.
 	writeTimeout = 15 * time.Second
-	// Waits after failures of one set.
+	// Bounds of the back-off of one set.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
-	// mostRounds is how often a set is compared again after writes, because addresses
-	// leave one of its objects only when another one has them.
+	// mostRounds is the maximum number of rounds of Ease: addresses leave an object only
+	// when another one has them.
 	mostRounds = 10
 )
 
 const (
-	// fieldManager names us in the managed fields of objects.
+	// fieldManager is ours in metadata.managedFields.
 	fieldManager = "semaphore-policy"
-	// fieldValidation spares the API server looking for fields that it doesn't know.
+	// fieldValidation saves the API server the search for unknown fields.
 	fieldValidation = metav1.FieldValidationIgnore
 )
 
@@ -53,7 +53,7 @@ func (c *Controller) apply(ctx context.Context, id Identity) error {
 		return c.removeStray(ctx, id)
 	}
 	for range mostRounds {
-		have, want, err := r.look(id)
+		have, want, err := r.state(id)
 		now, eased := Ease(have, want)
 		changes := Diff(have, now)
 		if len(changes) == 0 {
@@ -69,11 +69,10 @@ func (c *Controller) apply(ctx context.Context, id Identity) error {
 			return err
 		}
 	}
-	return fmt.Errorf("network set %v: still not right after %d rounds", id, mostRounds)
+	return fmt.Errorf("network set %v: not converged after %d rounds", id, mostRounds)
 }
 
-// change makes one change, and returns about how many bytes it made the API server
-// store.
+// change makes one change, and returns the approximate number of bytes that it stored.
 func (c *Controller) change(ctx context.Context, cluster string, change Change) (bytes int, err error) {
 	client, err := c.Calico.Sets(ctx)
 	if err != nil {
@@ -101,7 +100,7 @@ func (c *Controller) create(ctx context.Context, client SetClient, want *Object)
 		return c.reread(ctx, client, &Observed{Object: *want}, err)
 	case apierrors.IsNotFound(err):
 		c.Calico.Forget()
-		return fmt.Errorf("%w any more: %w", ErrNoCalico, err)
+		return fmt.Errorf("%w anymore: %w", ErrNoCalico, err)
 	case err != nil:
 		return fmt.Errorf("create network set %s: %w", want.Name, err)
 	}
@@ -144,7 +143,7 @@ func (c *Controller) delete(ctx context.Context, client SetClient, have *Observe
 	return nil
 }
 
-// reread finds out what became of an object, so that the next look can decide anew.
+// reread updates the ledger with the current state of an object, and returns ErrOutdated.
 func (c *Controller) reread(ctx context.Context, client SetClient, was *Observed, why error) error {
 	set, err := client.Get(ctx, was.Name, metav1.GetOptions{})
 	switch {
@@ -158,13 +157,13 @@ func (c *Controller) reread(ctx context.Context, client SetClient, was *Observed
 	return fmt.Errorf("%w: %w", keep.ErrOutdated, why)
 }
 
-// wrote notes the answer to a request.
+// wrote records the response to a write.
 func (c *Controller) wrote(set *calico.GlobalNetworkSet) {
 	o := c.Labels.observe(set)
 	c.ledger.Wrote(&o)
 }
 
-// sizeOf returns about how many bytes an object takes.
+// sizeOf returns the approximate size of an object in bytes.
 func sizeOf(o *Object) int {
 	const rest, v4, v6 = 500, 18, 32
 	bytes := rest
@@ -178,24 +177,22 @@ func sizeOf(o *Object) int {
 	return bytes
 }
 
-// Bounds of what one remote can have written, in bytes a second, once all of it has
-// been: etcd keeps every version of an object for some minutes. Sets that take more
-// than largeSet bytes at a time share a bound of their own, so that they don't hold up
-// others.
+// Bounds of the writes for one remote in bytes per second, after the initial ones: etcd keeps
+// all versions of an object for some minutes. Sets of more than largeSet bytes share a bound
+// of their own, so that they don't delay others.
 const (
 	bytesPerSecond = 1 << 20
 	largeSet       = 16 << 10
 )
 
-// pace spaces the writes of a remote's sets by their size. What is written is paid off
-// at bytesPerSecond. A set isn't written again before what was written until then has
-// been paid; one that hasn't been written for that long is written at once. So small
-// sets that change now and then never wait, and what changes all the time is written,
-// all together, no faster than the bound.
+// pace limits the rate of writes of a remote's sets by size. Written bytes are paid off at
+// bytesPerSecond, and a set is written again when all bytes up to its last write are paid. So
+// small sets that change occasionally never wait, and those that change constantly are
+// written, in total, at the bound.
 type pace struct {
 	mu      sync.Mutex
-	written map[Identity]int // bytes, by an Apply that is running
-	paid    [2]time.Time     // when all will be, of small and large sets
+	written map[Identity]int // bytes, by running calls of Apply
+	paid    [2]time.Time     // when all bytes are paid, of small and large sets
 }
 
 func (p *pace) wrote(id Identity, bytes int) {
@@ -207,8 +204,8 @@ func (p *pace) wrote(id Identity, bytes int) {
 	p.written[id] += bytes
 }
 
-// next returns after how long a set may be written again, when an Apply of it has
-// ended. One that wasn't written may be at once.
+// next returns the wait until a set may be written again, after an Apply; 0 if that wrote
+// nothing.
 func (p *pace) next(id Identity, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,7 +222,7 @@ func (p *pace) next(id Identity, now time.Time) time.Duration {
 	return max(writeSpacing, paid.Sub(now))
 }
 
-// any reports whether an Apply that is about to end wrote anything.
+// any reports whether a running Apply has written anything.
 func (p *pace) any(id Identity) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

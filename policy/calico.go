@@ -20,11 +20,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// detectTimeout bounds asking which API there is.
+// detectTimeout bounds the detection of the API.
 const detectTimeout = 10 * time.Second
 
-// ErrNoCalico is wrapped by errors that say that the cluster has no Calico, or
-// not the API that was asked for. It may yet be installed.
+// ErrNoCalico is wrapped by errors of clusters without Calico, or without the configured API.
+// It may be installed later.
 var ErrNoCalico = errors.New("calico is not installed")
 
 // SetClient reads and writes GlobalNetworkSets through either API.
@@ -37,51 +37,49 @@ type SetClient interface {
 	Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error)
 }
 
-// Calico finds out which API the local cluster's Calico has, and reaches it.
+// Calico detects the API of the local cluster's Calico, and has its client.
 type Calico struct {
 	cfg       *rest.Config
 	wanted    []schema.GroupVersion
-	detecting chan struct{} // one slot: held while asking which API there is
-
-	// mu is never held during a request: status asks what is known meanwhile.
+	detecting chan struct{} // one slot, taken during detection
+	// mu is never held during a request, so that the status doesn't wait for it.
 	mu      sync.Mutex
-	client  SetClient // nil until an API was found
+	client  SetClient // nil before detection
 	version schema.GroupVersion
 }
 
-// NewCalico returns access to Calico in the cluster that cfg reaches. The API
-// is "v3", "v1", or "auto" for the best one that is served. It makes no request.
+// NewCalico returns access to Calico in the cluster of cfg. The API is "v3", "v1", or "auto"
+// for the preferred one that is served. It makes no request.
 func NewCalico(cfg *rest.Config, api string) (*Calico, error) {
 	c := &Calico{cfg: rest.CopyConfig(cfg), wanted: kube.CalicoAPIs(api), detecting: make(chan struct{}, 1)}
-	// Custom resources have no protobuf form, and Calico's server lacks it.
+	// Neither custom resources nor Calico's API server support protobuf.
 	c.cfg.AcceptContentTypes, c.cfg.ContentType = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	if len(c.wanted) == 0 {
-		return nil, fmt.Errorf("calico API %q is none of auto, v3 and v1", api)
+		return nil, fmt.Errorf("calico API %q is not one of auto, v3 and v1", api)
 	}
 	return c, nil
 }
 
-// API returns the group and version in use, without asking the cluster; empty:
-// none was found yet.
+// API returns the detected group and version, without a request; empty: not detected yet.
 func (c *Calico) API() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.version.String()
 }
 
-// Sets returns a client of the API in use. When that isn't known it asks the
-// cluster; an error wraps ErrNoCalico when there is none.
+// Sets returns a client of the API in use, which it detects if necessary. Without an API the
+// error wraps ErrNoCalico.
 func (c *Calico) Sets(ctx context.Context) (SetClient, error) {
 	if client := c.known(); client != nil {
 		return client, nil
 	}
 	select {
 	case <-ctx.Done():
-		return nil, fmt.Errorf("look for calico: %w", ctx.Err())
+		return nil, fmt.Errorf("detect Calico: %w", ctx.Err())
 	case c.detecting <- struct{}{}:
 	}
 	defer func() { <-c.detecting }()
-	// Whoever held it before may have found one.
+	// Another call may have detected it meanwhile.
 	if client := c.known(); client != nil {
 		return client, nil
 	}
@@ -101,14 +99,14 @@ func (c *Calico) Sets(ctx context.Context) (SetClient, error) {
 	return client, nil
 }
 
-// known returns the client of the API in use; nil: none was found yet.
+// known returns the client of the API in use; nil: not detected yet.
 func (c *Calico) known() SetClient {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.client
 }
 
-// Forget makes Sets look again, because the API in use has gone.
+// Forget makes Sets detect the API again, after it was removed.
 func (c *Calico) Forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,7 +117,7 @@ func (c *Calico) Forget() {
 func (c *Calico) detect(ctx context.Context) (schema.GroupVersion, error) {
 	client, err := rest.UnversionedRESTClientFor(withoutGroup(c.cfg))
 	if err != nil {
-		return schema.GroupVersion{}, fmt.Errorf("look for calico: %w", err)
+		return schema.GroupVersion{}, fmt.Errorf("detect Calico: %w", err)
 	}
 	gv, err := kube.DetectCalico(ctx, client, c.wanted)
 	if err == nil && gv.Empty() {
@@ -148,8 +146,8 @@ func withoutGroup(cfg *rest.Config) *rest.Config {
 	return kube.GroupConfig(cfg, metav1.Unversioned, serializer.NewCodecFactory(scheme).WithoutConversion())
 }
 
-// resource returns, for kube.ListWatch, the network sets of the API in use.
-// When that has gone, the next request looks for another one.
+// resource returns the network sets for kube.ListWatch. When the API is removed, the next
+// request detects it again.
 func (c *Calico) resource(ctx context.Context) (kube.Resource[*calico.GlobalNetworkSetList], error) {
 	client, err := c.Sets(ctx)
 	if err != nil {
@@ -158,7 +156,7 @@ func (c *Calico) resource(ctx context.Context) (kube.Resource[*calico.GlobalNetw
 	return mayGo{client, c.Forget}, nil
 }
 
-// mayGo is network sets whose API may have gone, which it reports.
+// mayGo calls gone when the API has been removed.
 type mayGo struct {
 	SetClient
 	gone func()

@@ -55,7 +55,7 @@ func TestStatusDoesNotWaitForCalico(t *testing.T) {
 	select {
 	case <-asked:
 	case err := <-found:
-		t.Fatalf("nobody was asked: %v", err)
+		t.Fatalf("no request was made: %v", err)
 	}
 
 	// Had any of this waited for the answer, asking would have been given up.
@@ -66,7 +66,7 @@ func TestStatusDoesNotWaitForCalico(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	if _, err := access.Sets(ended); !errors.Is(err, context.Canceled) {
-		t.Errorf("somebody else who asks and leaves: %v", err)
+		t.Errorf("another caller that gives up: %v", err)
 	}
 	close(answer)
 	if err := <-found; err != nil {

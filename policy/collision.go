@@ -10,20 +10,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 )
 
-// Collision is an object that has a hash at the end of its name because something
-// else has the name that it would have.
+// Collision is an object with a hash in its name because another object has its natural
+// name.
 type Collision struct {
 	Object   string
 	Natural  string
 	Identity Identity
-	// Holder is the set that has the name; the zero Identity is an object that
-	// isn't ours.
+	// Holder is the set that has the name; the zero Identity is a foreign object.
 	Holder Identity
 }
 
-// collision returns what has the name that an object would have; false: nothing. A
-// name that isn't valid for an object is no collision, nor one that is free by now: an
-// object keeps the name that it has.
+// collision returns the collision of an object; false: none. An invalid natural name is no
+// collision, nor one that has become free: objects keep their names.
 func collision(object string, id Identity, get func(name string) *Observed) (Collision, bool) {
 	if len(validation.IsDNS1123Subdomain(id.Natural(1))) > 0 {
 		return Collision{}, false
@@ -36,7 +34,7 @@ func collision(object string, id Identity, get func(name string) *Observed) (Col
 	return Collision{Object: object, Natural: natural, Identity: id, Holder: o.Identity}, true
 }
 
-// condition is what an Event says of a collision.
+// condition returns the Event's content for a collision.
 func (c Collision) condition() event.Condition {
 	holder := "an object that isn't ours has"
 	if c.Holder != (Identity{}) {
@@ -48,7 +46,7 @@ func (c Collision) condition() event.Condition {
 	}
 }
 
-// conditions returns what Events say of the sets of each remote.
+// conditions returns the conditions of each remote, for Events.
 func (c *Controller) conditions() []event.Remote {
 	remotes := make([]event.Remote, 0, len(c.Remotes))
 	for i := range c.Remotes {

@@ -39,7 +39,7 @@ func TestNamesThatAreTakenAreCollisions(t *testing.T) {
 	}
 }
 
-func TestCollisionsAreToldInWords(t *testing.T) {
+func TestCollisionMessages(t *testing.T) {
 	c := Collision{Object: "gcp-a-b-c-1234567890", Natural: "gcp-a-b-c", Identity: Identity{"gcp", "a-b", "c"}, Holder: Identity{"gcp", "a", "b-c"}}
 	got := []string{c.condition().Message}
 	c.Holder = Identity{}

@@ -20,33 +20,32 @@ import (
 type Config struct {
 	// Cluster is the local cluster's name, for logs and metrics.
 	Cluster string
-	// Labels mark pods and sets.
+	// Labels are those of pods and sets.
 	Labels Labels
-	// Calico reaches the local cluster's network sets.
+	// Calico has the local cluster's network sets.
 	Calico *Calico
 	// Remotes are the clusters whose pods are watched.
 	Remotes []RemoteConfig
-	// FullResyncPeriod is how often all network sets are read anew, in case
-	// the watch missed something; 0: never.
+	// FullResyncPeriod is the interval at which all network sets are listed again, in case
+	// the watch missed a change; 0: never.
 	FullResyncPeriod time.Duration
-	// RemovalGrace is how long sets of a cluster that isn't configured stay after
-	// they were first seen. KeepStrays has them stay for ever: another process may
-	// keep them.
+	// RemovalGrace is the time after which sets of a cluster that isn't configured are
+	// removed. KeepStrays retains them: another process may manage them.
 	RemovalGrace time.Duration
 	KeepStrays   bool
-	// ShardSize is how many nets an object holds; 0: DefaultShardSize.
+	// ShardSize is the maximum number of nets per object; 0: DefaultShardSize.
 	ShardSize int
-	// Events records names that are taken; nil: nobody does.
+	// Events records name collisions; nil: not recorded.
 	Events *event.Recorder
 	// Logger gets changes of state.
 	Logger *slog.Logger
-	// Metrics and Watches are to be registered by the caller.
+	// Metrics and Watches are registered by the caller.
 	Metrics *Metrics
 	Watches *kube.Metrics
 }
 
-// Controller keeps the network sets of all remotes. What it knows is there in every
-// replica; only Lead writes.
+// Controller reconciles the network sets of all remotes. Every replica has the observed
+// state; only Lead writes.
 type Controller struct {
 	Config
 	ledger  *keep.Ledger[Observed]
@@ -54,11 +53,11 @@ type Controller struct {
 	changed *reconcile.Trigger // of sets, or the ledger
 	loop    *reconcile.Loop
 	remotes map[string]*remote // by name
-	known   atomic.Bool        // the local sets have been read, and the remotes told
+	known   atomic.Bool        // the local sets have been listed and passed to the remotes
 
 	mu     sync.Mutex
 	strays map[string]*strays     // by cluster
-	writer *keep.Writer[Identity] // nil: another replica leads
+	writer *keep.Writer[Identity] // nil: not leading
 }
 
 // New returns a controller. It makes no request.
@@ -75,8 +74,8 @@ func New(cfg Config) *Controller {
 	return c
 }
 
-// follow tells each remote what became of its network sets. It makes no request and
-// never fails.
+// follow passes changes of network sets to their remotes. It makes no request and never
+// fails.
 func (c *Controller) follow(ctx context.Context) error {
 	changes, synced := c.sets.Changes()
 	c.ledger.Observe(changes, synced)
@@ -95,7 +94,7 @@ func (c *Controller) follow(ctx context.Context) error {
 	}
 	c.mu.Unlock()
 	for r, changes := range byRemote {
-		r.tell(changes, false)
+		r.enqueue(changes, false)
 	}
 	c.write(strayed...)
 	if !c.known.Swap(true) {
@@ -104,7 +103,7 @@ func (c *Controller) follow(ctx context.Context) error {
 	return nil
 }
 
-// concerned returns the remotes whose sets an object is, or was.
+// concerned returns the remotes that an object belongs or belonged to.
 func (c *Controller) concerned(change kube.Change[Observed]) map[*remote]struct{} {
 	concerned := map[*remote]struct{}{}
 	for _, o := range []*Observed{change.Before, change.After} {
@@ -118,7 +117,7 @@ func (c *Controller) concerned(change kube.Change[Observed]) map[*remote]struct{
 	return concerned
 }
 
-// write has sets compared and written, where this replica leads.
+// write adds sets to the writer, if this replica leads.
 func (c *Controller) write(ids ...Identity) { c.writeAfter(0, ids...) }
 
 func (c *Controller) writeAfter(wait time.Duration, ids ...Identity) {
@@ -127,17 +126,17 @@ func (c *Controller) writeAfter(wait time.Duration, ids ...Identity) {
 	}
 }
 
-// term returns the writer; nil: another replica leads.
+// term returns the writer; nil: not leading.
 func (c *Controller) term() *keep.Writer[Identity] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.writer
 }
 
-// everything has all sets compared. It waits for no remote.
+// everything schedules the reconciliation of all sets. It doesn't block.
 func (c *Controller) everything() {
 	for _, r := range c.remotes {
-		r.tell(nil, true)
+		r.enqueue(nil, true)
 	}
 	var strayed []Identity
 	c.mu.Lock()
@@ -150,7 +149,7 @@ func (c *Controller) everything() {
 	c.write(strayed...)
 }
 
-// Watches returns the tasks that know what is there, which every replica runs.
+// Watches returns the tasks of every replica, which observe the state.
 func (c *Controller) Watches() []run.Task {
 	tasks := []run.Task{c.sets, c.loop, fullResync{period: c.FullResyncPeriod, renew: func() {
 		c.sets.Renew()
@@ -162,7 +161,7 @@ func (c *Controller) Watches() []run.Task {
 	return tasks
 }
 
-// Lead writes network sets until ctx ends. Only one replica may be in it.
+// Lead writes network sets until ctx ends. Only one replica may run it.
 func (c *Controller) Lead(ctx context.Context) error {
 	writer := keep.NewWriter(keep.WriterConfig[Identity]{
 		Name: "network sets", Apply: c.apply, Tenant: func(id Identity) string { return id.Cluster },
@@ -177,7 +176,7 @@ func (c *Controller) Lead(ctx context.Context) error {
 	if c.Events != nil {
 		events := c.Events.Loop(c.conditions)
 		events.Logger = c.Logger
-		// It never fails, other than its passes.
+		// Run never fails, only passes do.
 		wg.Go(func() { _ = reconcile.NewLoop(events).Run(ctx) })
 	}
 	return writer.Run(ctx)
@@ -189,7 +188,7 @@ func (c *Controller) lead(w *keep.Writer[Identity]) {
 	c.writer = w
 }
 
-// spacing is how long a set rests after it was written.
+// spacing returns the wait until a set may be written again.
 func (c *Controller) spacing(id Identity) time.Duration {
 	if r := c.remotes[id.Cluster]; r != nil {
 		return r.pace.next(id, time.Now())
@@ -197,24 +196,24 @@ func (c *Controller) spacing(id Identity) time.Duration {
 	return 0
 }
 
-// observe counts how long sets took from being noticed to being written.
+// observe records the delay from an observed change to its write.
 func (c *Controller) observe(o keep.Outcome[Identity]) {
 	if r := c.remotes[o.Tenant]; r != nil && r.pace.any(o.Key) && o.Err == nil {
 		c.Metrics.delays.WithLabelValues(o.Tenant).Observe(time.Since(o.Since).Seconds())
 	}
 }
 
-// Ready returns nil when this replica may write what it knows: a remote that can't be
-// reached isn't waited for. Status tells of it.
+// Ready returns an error until the local network sets have been listed. It doesn't wait for
+// remotes, whose state is in Status.
 func (c *Controller) Ready() error {
 	if !c.known.Load() {
-		return fmt.Errorf("network sets not read since start: %w", orWaiting(c.sets.Err()))
+		return fmt.Errorf("network sets not synced since start: %w", orWaiting(c.sets.Err()))
 	}
 	return nil
 }
 
-// errWaiting stands for the error of a request that has not been answered yet.
-var errWaiting = errors.New("waiting for an answer")
+// errWaiting is the error before the first response.
+var errWaiting = errors.New("waiting for a response")
 
 func orWaiting(err error) error {
 	if err == nil {
@@ -223,7 +222,7 @@ func orWaiting(err error) error {
 	return err
 }
 
-// Health returns nil while the loops turn.
+// Health returns an error while a loop or a write is stuck.
 func (c *Controller) Health() error {
 	errs := []error{c.loop.Stuck()}
 	for _, r := range c.remotes {
@@ -235,7 +234,7 @@ func (c *Controller) Health() error {
 	return errors.Join(errs...)
 }
 
-// fullResync reads something anew from time to time.
+// fullResync calls renew periodically.
 type fullResync struct {
 	period time.Duration
 	renew  func()
@@ -244,7 +243,7 @@ type fullResync struct {
 // String names the task.
 func (f fullResync) String() string { return "full resync" }
 
-// Run works until ctx ends.
+// Run runs until ctx ends.
 func (f fullResync) Run(ctx context.Context) error {
 	if f.period <= 0 {
 		<-ctx.Done()

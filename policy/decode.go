@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/json"
 )
 
-// setSerializer decodes network sets as the other does, and less often: that one reads
-// each through for its kind first, and again when a watch shows what a write was answered
-// with, which together takes longer than all else that is done with it. What it returns
-// may be shared and must not be changed.
+// setSerializer decodes network sets like the embedded serializer, but faster: that one
+// parses each object twice, for its kind first, and again when a watch shows the response to
+// a write, which dominates the time per object. Returned objects may be shared and must not
+// be modified.
 type setSerializer struct {
 	runtime.NegotiatedSerializer
 	recent *recentSets
@@ -30,7 +30,7 @@ func (s setSerializer) DecoderToVersion(decoder runtime.Decoder, gv runtime.Grou
 	return setDecoder{s.NegotiatedSerializer.DecoderToVersion(decoder, gv), s.recent}
 }
 
-// setDecoder leaves all that isn't a network set to another decoder.
+// setDecoder decodes network sets, and everything else with the embedded decoder.
 type setDecoder struct {
 	runtime.Decoder
 	recent *recentSets
@@ -55,24 +55,22 @@ func (d setDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, into 
 	}
 	*to = *set
 	kind := to.GroupVersionKind()
-	to.TypeMeta = metav1.TypeMeta{} // as the other does
+	to.TypeMeta = metav1.TypeMeta{} // as in the embedded decoder
 	return to, &kind, nil
 }
 
-// recentSets are network sets that were decoded once of late. An API server answers a
-// write with the same bytes that it has watches show, in either order; they hold the
-// version of the object.
+// recentSets caches recently decoded network sets. The response to a write and the watch
+// event, in either order, have the same bytes, which include the resource version.
 type recentSets struct {
 	seed maphash.Seed
 
 	mu    sync.Mutex
 	bySum map[uint64]*calico.GlobalNetworkSet
-	sums  [64]uint64 // as they came
-	next  int        // where in there the oldest one is
+	sums  [64]uint64 // ring buffer
+	next  int        // index of the oldest one
 }
 
-// take returns the set that some bytes stand for, and forgets it: it comes no third time.
-// Nil: it isn't known.
+// take returns the decoded set of some bytes, or nil, and removes it: each is needed once.
 func (r *recentSets) take(data []byte) (*calico.GlobalNetworkSet, uint64) {
 	sum := maphash.Bytes(r.seed, bytes.TrimSpace(data))
 	r.mu.Lock()

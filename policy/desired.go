@@ -8,40 +8,39 @@ import (
 	"slices"
 )
 
-// DefaultShardSize is how many nets one object holds. Calico's aggregated API
-// server takes about twice as many, the custom resources many more.
+// DefaultShardSize is the default number of nets per object. Calico's aggregated API server
+// accepts about twice as many, custom resources many more.
 const DefaultShardSize = 4000
 
-// manyShards is how many objects of a set are told apart by their names at least: the
-// same for a set of any size, or else objects would be taken for others when some of
-// them are gone.
+// manyShards is the minimum number of shards whose names are recognized. It doesn't depend on
+// the size of the set, because objects would be assigned to other shards when some of them
+// are deleted.
 const manyShards = 100
 
-// View is what is known of one set of a remote at one moment.
+// View is the observed state of one set of a remote.
 type View struct {
 	ID Identity
-	// Addrs are those of its pods, Held those that may stay because they are on
-	// their way to another set; both sorted and without duplicates.
+	// Addrs are those of its pods, Held those that may stay because they are moving to
+	// another set; both sorted and without duplicates.
 	Addrs, Held []netip.Addr
-	// Stale says that nothing of that counts: what there is becomes empty.
+	// Stale: existing objects become empty.
 	Stale bool
 	// Have are the objects of the set, by name.
 	Have map[string]*Observed
-	// Names are those of objects that aren't there yet, by shard.
+	// Names are those of objects that don't exist yet, by shard.
 	Names map[int]string
-	// Taken reports whether somebody else has a name.
+	// Taken reports whether another set or a foreign object has a name.
 	Taken func(name string) bool
-	// Size is how many nets an object holds; 0: DefaultShardSize.
+	// Size is the maximum number of nets per object; 0: DefaultShardSize.
 	Size int
 }
 
-// Desired returns which objects must hold a set, the first shard first. It has the
-// names that new ones get in v.Names.
+// Desired returns the desired objects of a set, by shard. It stores the names of new ones in
+// v.Names.
 //
-// A set keeps the objects that it has. A new one gets its natural name, or one with
-// a hash when an object that isn't of this set has that name. Two sets are never
-// merged, and no foreign object is overwritten. The error says that there is no name
-// for an object.
+// A set retains its objects. A new one gets its natural name, or one with a hash if another
+// object has that name. Sets are never merged, and foreign objects never overwritten. It
+// returns an error if all names for an object are taken.
 func Desired(v *View) ([]Object, error) {
 	var objects []Object
 	if v.Stale {
@@ -52,7 +51,7 @@ func Desired(v *View) ([]Object, error) {
 	}
 	addrs := v.Addrs
 	for _, o := range v.Have {
-		// Where it isn't any more it needn't be held.
+		// Hold only addresses that an object still has.
 		for _, addr := range v.Held {
 			if _, there := slices.BinarySearchFunc(o.Addrs, addr, netip.Addr.Compare); there {
 				if at, in := slices.BinarySearchFunc(addrs, addr, netip.Addr.Compare); !in {
@@ -88,8 +87,8 @@ func Desired(v *View) ([]Object, error) {
 	return objects, err
 }
 
-// keep finds out which shard each object of the set is. An object under a name that
-// the set would never give it is none.
+// keep returns the names of the set's objects by shard. It ignores objects with a name that
+// the set never uses.
 func (v *View) keep(needed int) map[int]string {
 	shards := map[int]string{}
 	for _, name := range slices.Sorted(maps.Keys(v.Have)) {
@@ -97,7 +96,7 @@ func (v *View) keep(needed int) map[int]string {
 		if shard == 0 {
 			continue
 		}
-		// Of two objects for one shard that with the natural name stays.
+		// Of two objects for one shard, the one with the natural name stays.
 		if other, doubled := shards[shard]; doubled && other == v.ID.Natural(shard) {
 			continue
 		}
@@ -106,7 +105,7 @@ func (v *View) keep(needed int) map[int]string {
 	return shards
 }
 
-// current returns what the objects hold, by shard.
+// current returns the addresses of the objects by shard.
 func (v *View) current(names map[int]string) [][]netip.Addr {
 	last := 0
 	for shard := range names {
@@ -119,8 +118,8 @@ func (v *View) current(names map[int]string) [][]netip.Addr {
 	return current
 }
 
-// name returns a name for a new object; empty: there is none. The one that it got
-// before stays, as long as nobody else takes it.
+// name returns the name of a new object; empty: all are taken. A name that was chosen before
+// stays unless another object has it.
 func (v *View) name(shard int) string {
 	if name, given := v.Names[shard]; given && !v.Taken(name) {
 		return name
@@ -133,13 +132,12 @@ func (v *View) name(shard int) string {
 	return ""
 }
 
-// shard splits the addresses of a set, which are sorted, among objects of at
-// most size addresses each. Where the objects exist current says what they
-// hold, and an address stays in the one that has it: a set that grows or
-// shrinks by one address changes one object. Only when the last objects are no
-// longer needed by a margin do their addresses move to the others.
+// shard splits the sorted addresses of a set among objects of at most size addresses.
+// current are the addresses of existing objects: an address stays in the object that has it,
+// so that a set that grows or shrinks by one address changes one object. The addresses of
+// the last objects move to the others when these have a margin.
 //
-// The result has no address twice, and each part is sorted. Parts may be empty.
+// The result has no duplicates, and each part is sorted. Parts may be empty.
 func shard(want []netip.Addr, current [][]netip.Addr, size int) [][]netip.Addr {
 	if len(want) <= size && len(current) <= 1 {
 		return [][]netip.Addr{want}

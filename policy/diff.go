@@ -6,54 +6,49 @@ import (
 	"slices"
 )
 
-// Object is a GlobalNetworkSet as it must be. A set of more addresses than
-// fit has several.
+// Object is the desired state of a GlobalNetworkSet. A large set has several objects.
 type Object struct {
 	Name string
-	// Identity is what the object's labels say.
+	// Identity is that of the object's labels.
 	Identity Identity
-	// Addrs are sorted and without duplicates. They stand for the prefixes of
-	// full length.
+	// Addrs are sorted and without duplicates. Nets have them with their full length.
 	Addrs []netip.Addr
 }
 
-// Observed is a GlobalNetworkSet as it is in the local cluster.
+// Observed is a GlobalNetworkSet in the local cluster.
 type Observed struct {
-	// Object has only its name where Owned is false.
+	// Object has only a name unless Owned is true.
 	Object
-	// Owned says that the labels mark it as one of ours. No other object is
-	// ever changed.
+	// Owned: the labels mark it as ours. Other objects are never changed.
 	Owned bool
-	// Exact says that writing Object again would change nothing.
+	// Exact: writing Object again would change nothing.
 	Exact bool
-	// Deleting says that it will be gone when a finalizer has done its work.
+	// Deleting: it is being deleted, and waits for finalizers.
 	Deleting bool
-	// Metadata is Calico's annotation of that name where it holds labels.
+	// Metadata is Calico's metadata annotation, if that has labels.
 	Metadata string
-	// Tracked says that the API server keeps who set which field, and that only we did.
+	// Tracked is kube.Tracked.
 	Tracked bool
 	// UID and ResourceVersion are those of Kubernetes.
 	UID, ResourceVersion string
 }
 
-// of reports whether the object is ours, and about pods of the cluster.
+// of reports whether the object is ours, and of that cluster.
 func (o *Observed) of(cluster string) bool { return o.Owned && o.Identity.Cluster == cluster }
 
 func (o *Observed) matches(want *Object) bool {
 	return o.Exact && o.Identity == want.Identity && slices.Equal(o.Addrs, want.Addrs)
 }
 
-// Change is one object to write. Without Have it is to be created, without Want
-// to be deleted.
+// Change is one object to write. Without Have it is created, without Want deleted.
 type Change struct {
 	Name string
 	Have *Observed
 	Want *Object
 }
 
-// Diff returns the changes that make of the objects of a set what they must be,
-// sorted by name. All of have are ours. After they have been made there is no
-// difference.
+// Diff returns the changes from the observed to the desired objects of a set, sorted by name.
+// All of have are ours.
 func Diff(have map[string]*Observed, want []Object) []Change {
 	var changes []Change
 	wanted := make(map[string]bool, len(want))
@@ -73,11 +68,10 @@ func Diff(have map[string]*Observed, want []Object) []Change {
 	return changes
 }
 
-// Ease returns what to write now on the way from have to want, the objects of one
-// set: the same as want, but an address that leaves one object while another one
-// doesn't hold it yet stays for the time being, so that it is somewhere at any time.
-// It reports whether one does. When all that is new in the result has been written
-// Ease returns want.
+// Ease returns the objects to write in the next round from have to want: want, but an address
+// that moves between objects stays in the old one until the new one has it, so that it is
+// always in the set. stay reports whether there is such an address. After the result has been
+// written Ease returns want.
 func Ease(have map[string]*Observed, want []Object) (eased []Object, stay bool) {
 	gained := map[netip.Addr]bool{}
 	wanted := make(map[string]int, len(want))
@@ -119,7 +113,7 @@ func Ease(have map[string]*Observed, want []Object) (eased []Object, stay bool) 
 	return eased, stay
 }
 
-// eachMissing calls missing with what is in a but not in b, both sorted.
+// eachMissing calls missing for the addresses in a that aren't in b; both are sorted.
 func eachMissing(a, b []netip.Addr, missing func(netip.Addr)) {
 	for _, addr := range a {
 		for len(b) > 0 && b[0].Less(addr) {

@@ -1,17 +1,15 @@
-// Package policy keeps Calico GlobalNetworkSets in the local cluster that hold
-// the addresses of labelled pods in remote clusters, so that local network
-// policies can select those pods by labels.
+// Package policy reconciles Calico GlobalNetworkSets in the local cluster with the addresses
+// of labelled pods in remote clusters, so that local network policies can select those pods
+// by labels.
 //
-// A pod's label gives the name of its set; with its namespace and its cluster
-// that is an [Identity]. Each remote cluster has a loop of its own, which knows
-// nothing of the others:
+// The value of a pod's label is the name of its set; together with the namespace and the
+// cluster it is an [Identity]. Each remote cluster has an independent loop:
 //
-//	pods of the remote ─► Members ─► Plan ─► Ease ─► Diff ─► writer
-//	sets of the local cluster ──────┴────────┴───────┴───────┘
+//	pods of the remote ─► Members ─► Desired ─► Ease ─► Diff ─► writer
+//	sets of the local cluster ──────┴───────────┴───────┴───────┘
 //
-// Members says which addresses each set must hold, Plan which objects hold
-// them, and under which names, Ease keeps an address where it is until the
-// object that it moves to has it, Diff finds the objects to write. All four
-// are pure functions of whole states. The writer does one write at a time for
-// each object, and several objects at the same time.
+// Members has the desired addresses of each set, Desired computes the objects and their
+// names, Ease retains an address until the object that it moves to has it, and Diff returns
+// the objects to write. The last three are pure functions. The writer writes several sets
+// concurrently, each one by one call at a time.
 package policy

@@ -35,7 +35,7 @@ func benchmarkEvent(b *testing.B, count int) {
 	}
 	version := 0
 	write := func(id Identity) (writes int) {
-		have, want, err := r.look(id)
+		have, want, err := r.state(id)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -11,11 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Identity is what a set is about: the pods of a cluster and namespace whose
-// label has the value Name. The labels of a set's objects hold it.
+// Identity identifies a set: the pods of a cluster and namespace whose label has the value
+// Name. It is in the labels of the set's objects.
 type Identity struct{ Cluster, Namespace, Name string }
 
-// String returns the identity for people.
+// String returns cluster/namespace/name.
 func (id Identity) String() string { return id.Cluster + "/" + id.Namespace + "/" + id.Name }
 
 func (id Identity) compare(other Identity) int {
@@ -26,19 +26,18 @@ func (id Identity) compare(other Identity) int {
 	)
 }
 
-// maxCandidates is how many names an object may try.
+// maxCandidates is the number of possible names of an object.
 const maxCandidates = 8
 
-// Lengths of an object's name (RFC 1123, as Kubernetes has it) and of the hash
-// that makes one unique.
+// Lengths of an object's name (RFC 1123) and of the hash in it.
 const (
 	maxNameLen = validation.DNS1123SubdomainMaxLength
 	hashLen    = 10
 )
 
-// Natural returns the name that an object has unless another one has it or it
-// isn't valid as one: <cluster>-<namespace>-<name> for the first shard of a
-// set, followed by -2 for the second, and so on.
+// Natural returns the preferred name of an object, which may be invalid or taken:
+// <cluster>-<namespace>-<name> for the first shard of a set, with -2 for the second, and so
+// on.
 func (id Identity) Natural(shard int) string {
 	natural := id.Cluster + "-" + id.Namespace + "-" + id.Name
 	if shard > 1 {
@@ -57,15 +56,14 @@ func (id Identity) isNatural(name string) bool {
 	return err == nil && name == id.Natural(shard)
 }
 
-// candidate returns the names that an object may have, the best one for try 0.
-// All but the natural one end with a hash of what the object is.
+// candidate returns the possible names of an object, in order of preference. All except the
+// natural one end with a hash of identity, shard and try.
 func (id Identity) candidate(shard, try int) string {
 	natural := id.Natural(shard)
 	if try == 0 && len(validation.IsDNS1123Subdomain(natural)) == 0 {
 		return natural
 	}
-	// The separator can be in none of the parts, so that different ones can't
-	// give the same text.
+	// The parts don't contain the separator, so that different ones have different texts.
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%s/%d/%d", id.Cluster, id.Namespace, id.Name, shard, try))
 	readable := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -77,8 +75,7 @@ func (id Identity) candidate(shard, try int) string {
 	return readable + "-" + hex.EncodeToString(sum[:])[:hashLen]
 }
 
-// shardOf returns which shard's object of this set has the name, among the
-// first shards; 0: none.
+// shardOf returns the shard of a name, among the first shards; 0: none.
 func (id Identity) shardOf(name string, shards int) int {
 	for shard := 1; shard <= shards; shard++ {
 		if name == id.Natural(shard) {

@@ -8,45 +8,45 @@ import (
 	"time"
 )
 
-// Members knows which addresses each set of a remote must hold. It is told of pods
-// one by one, and says which sets that concerns. It isn't safe for concurrent use.
+// Members has the desired addresses of each set of a remote. It is updated pod by pod, and
+// returns the changed sets. It isn't safe for concurrent use.
 //
-// An address is in a set as long as a pod of the set has it. Where there are more
-// sets or addresses than the rules allow, those that came first are in; the others
-// wait, in their order, until one that is in has gone.
+// An address is in a set as long as a pod of the set has it. Sets and addresses are admitted
+// in the order of arrival; those beyond the rules wait, in order, until an admitted one is
+// removed.
 //
-// A pod whose label changes is moving: its addresses are held in the set that it
-// leaves until the other one has them, for holdLimit at most. Only the same pod, by
-// its UID, is: an address that another pod has by now isn't held anywhere.
+// When a pod's label changes, its addresses move: they are held in the old set until the new
+// one has them, for at most holdLimit. This applies to the same pod by UID only: an address
+// that another pod has by now isn't held.
 type Members struct {
 	rules   Rules
 	pods    int
 	sets    map[Identity]*memberSet
-	moves   map[*Pod][]*move                // by the pod as it is now
-	leaving map[Identity]map[*move]struct{} // by what is left
-	coming  map[Identity]map[*move]struct{} // by where to
+	moves   map[*Pod][]*move                // by the current pod
+	leaving map[Identity]map[*move]struct{} // by old set
+	coming  map[Identity]map[*move]struct{} // by new set
 	skipped map[Reason]map[*Pod]struct{}
 	touched map[Identity]struct{}
 
-	admitted, addresses         int // how many are in
+	admitted, addresses         int // numbers of admitted sets and addresses
 	waitingSets, waitingEntries list.List
 }
 
-// memberSet is what pods make of a set.
+// memberSet is a set of pods.
 type memberSet struct {
 	id      Identity
 	entries map[netip.Addr]*entry
-	waits   *list.Element // nil: it is in
+	waits   *list.Element // nil: admitted
 }
 
 // entry is an address of a set.
 type entry struct {
 	set   *memberSet
 	addr  netip.Addr
-	pod   *Pod              // one that has it; nil: none
-	more  map[*Pod]struct{} // the others
+	pod   *Pod              // a pod with the address; nil: none
+	more  map[*Pod]struct{} // further pods
 	in    bool
-	waits *list.Element // nil: it is in, or its set isn't
+	waits *list.Element // nil: admitted, or its set isn't
 }
 
 func (e *entry) put(p *Pod) {
@@ -60,7 +60,7 @@ func (e *entry) put(p *Pod) {
 	}
 }
 
-// drop reports whether there are others. It takes no longer when there are many.
+// drop removes a pod in constant time, and reports whether there are others.
 func (e *entry) drop(p *Pod) bool {
 	delete(e.more, p)
 	if e.pod == p {
@@ -90,7 +90,7 @@ func (m *Members) identity(p *Pod) Identity {
 	return Identity{Cluster: m.rules.Cluster, Namespace: p.Namespace, Name: p.Set}
 }
 
-// Update takes in what became of a pod; nil: it wasn't there, or is gone.
+// Update replaces a pod; nil: none.
 func (m *Members) Update(before, after *Pod, now time.Time) {
 	var had, has []netip.Addr
 	if before != nil {
@@ -108,8 +108,7 @@ func (m *Members) Update(before, after *Pod, now time.Time) {
 	}
 }
 
-// Touched returns the sets that may have to hold something else than when it was
-// last called, in order.
+// Touched returns the sets that may have changed since the last call, in order.
 func (m *Members) Touched() []Identity {
 	ids := make([]Identity, 0, len(m.touched))
 	for id := range m.touched {
@@ -120,7 +119,7 @@ func (m *Members) Touched() []Identity {
 	return ids
 }
 
-// Addrs returns what a set must hold, sorted; none: it must not be.
+// Addrs returns the desired addresses of a set, sorted; none: it must not exist.
 func (m *Members) Addrs(id Identity) []netip.Addr {
 	s := m.sets[id]
 	if s == nil {

@@ -8,9 +8,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
-// Metrics counts what the controller does. It is a collector, to be registered
-// once. What there is at the moment is told by the Controller, which is a
-// collector as well.
+// Metrics is the collector of the controller's actions, registered once. The current state is
+// collected by NewCollector.
 type Metrics struct {
 	passes   *prometheus.HistogramVec
 	delays   *prometheus.HistogramVec
@@ -19,8 +18,7 @@ type Metrics struct {
 	requeues *prometheus.CounterVec
 }
 
-// NewMetrics returns metrics that are zero. Two of them have the names that the
-// original tool gave them.
+// NewMetrics returns metrics. Some have the names of the original tool.
 func NewMetrics() *Metrics {
 	return &Metrics{
 		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -43,7 +41,7 @@ func NewMetrics() *Metrics {
 		}, []string{"type"}),
 		requeues: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_policy_outdated_writes_total",
-			Help: "Writes given up because somebody else had changed the network set meanwhile.",
+			Help: "Writes given up because another client had changed the network set meanwhile.",
 		}, []string{"cluster"}),
 	}
 }

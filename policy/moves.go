@@ -6,19 +6,18 @@ import (
 	"time"
 )
 
-// holdLimit is how long an address may stay in a set for the sake of another one
-// that can't be written.
+// holdLimit is the maximum time that an address is held while its new set can't be written.
 const holdLimit = 5 * time.Second
 
-// move is an address on its way from one set to another.
+// move is an address that moves from one set to another.
 type move struct {
 	addr     netip.Addr
 	from, to Identity
 	until    time.Time
 }
 
-// Held returns what may stay in a set, sorted, because it is on its way to another one
-// that doesn't hold it yet, and when that ends for the first of it.
+// Held returns the addresses, sorted, that may stay in a set because they are moving to
+// another one that doesn't have them yet, and when the first of these ends.
 func (m *Members) Held(id Identity, now time.Time, holds func(Identity, netip.Addr) bool) (addrs []netip.Addr, until time.Time) {
 	for v := range m.leaving[id] {
 		if !now.Before(v.until) || holds(v.to, v.addr) {
@@ -33,7 +32,7 @@ func (m *Members) Held(id Identity, now time.Time, holds func(Identity, netip.Ad
 	return slices.Compact(addrs), until
 }
 
-// Arrived ends the moves of addresses to a set that holds them by now.
+// Arrived ends the moves of addresses that have arrived in a set.
 func (m *Members) Arrived(id Identity, holds func(netip.Addr) bool) {
 	for v := range m.coming[id] {
 		if holds(v.addr) {
@@ -89,7 +88,7 @@ func take(index map[Identity]map[*move]struct{}, id Identity, v *move) {
 	}
 }
 
-// end ends a move, if it goes on.
+// end ends a move.
 func (m *Members) end(v *move) {
 	take(m.leaving, v.from, v)
 	take(m.coming, v.to, v)

@@ -14,23 +14,22 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// metadataAnnotation is where Calico keeps an object's metadata in its custom
-// resources. Objects that older releases wrote have their labels there, and
-// only there.
+// metadataAnnotation has an object's metadata in Calico's custom resources. Objects of older
+// releases have their labels only there.
 const metadataAnnotation = "projectcalico.org/metadata"
 
 // managedByLabel marks network sets as those of a program.
 const managedByLabel = "managed-by"
 
-// Labels are the keys and values by which pods and sets are known.
+// Labels are the label keys and values of pods and sets.
 type Labels struct {
-	// Domain is what stands before the slash: policy.semaphore.uw.io.
+	// Domain is the domain of keys, before the slash: policy.semaphore.uw.io.
 	Domain string
-	// ManagedBy is the value that marks sets as ours.
+	// ManagedBy is the value of managedByLabel for our sets.
 	ManagedBy string
 }
 
-// Pod returns the label that pods carry.
+// Pod returns the label key of pods.
 func (l Labels) Pod() string { return l.Domain + "/name" }
 
 // of returns the labels of a set.
@@ -43,7 +42,7 @@ func (l Labels) of(id Identity) map[string]string {
 	}
 }
 
-// observe makes of a network set what is kept of it.
+// observe trims a network set.
 func (l Labels) observe(set *calico.GlobalNetworkSet) Observed {
 	o := Observed{
 		Object: Object{Name: set.Name}, UID: string(set.UID), ResourceVersion: set.ResourceVersion,
@@ -80,8 +79,7 @@ func (l Labels) observe(set *calico.GlobalNetworkSet) Observed {
 	return o
 }
 
-// annotatedLabels returns the labels in Calico's metadata annotation; nil when
-// it has none.
+// annotatedLabels returns the labels in Calico's metadata annotation, or nil.
 func annotatedLabels(annotation string) map[string]string {
 	if annotation == "" {
 		return nil
@@ -89,15 +87,15 @@ func annotatedLabels(annotation string) map[string]string {
 	var metadata struct {
 		Labels map[string]string `json:"labels"`
 	}
-	// Somebody else's nonsense holds no labels.
+	// An invalid annotation has no labels.
 	if err := json.Unmarshal([]byte(annotation), &metadata); err != nil {
 		return nil
 	}
 	return metadata.Labels
 }
 
-// parseNets returns the addresses among the nets, sorted, and whether we would
-// write these very nets for them.
+// parseNets returns the single addresses among the nets, sorted, and whether nets is exactly
+// what we would write for them.
 func parseNets(nets []string) (addrs []netip.Addr, exact bool) {
 	addrs = make([]netip.Addr, 0, len(nets))
 	exact = true
@@ -117,7 +115,7 @@ func parseNets(nets []string) (addrs []netip.Addr, exact bool) {
 	return unique, exact && len(unique) == len(nets)
 }
 
-// nets returns addresses as Calico wants them, with prefix lengths.
+// nets returns addresses with prefix lengths.
 func nets(addrs []netip.Addr) []string {
 	text := make([]string, len(addrs))
 	for i, addr := range addrs {
@@ -134,9 +132,8 @@ func (l Labels) manifest(o *Object) *calico.GlobalNetworkSet {
 	}
 }
 
-// patch returns a JSON merge patch (RFC 7386) that makes have, in exactly the
-// version that it was seen in, what it must be. Labels and annotations that
-// others have put there stay.
+// patch returns a JSON merge patch (RFC 7386) from have, with its resourceVersion as a
+// precondition, to want. Labels and annotations of others stay.
 func (l Labels) patch(have *Observed, want *Object) ([]byte, error) {
 	labels := l.of(want.Identity)
 	metadata := map[string]any{"resourceVersion": have.ResourceVersion, "labels": labels}
@@ -156,8 +153,7 @@ func (l Labels) patch(have *Observed, want *Object) ([]byte, error) {
 	})
 }
 
-// relabel puts labels into Calico's metadata annotation and leaves all else in
-// it as it is.
+// relabel sets labels in Calico's metadata annotation and retains the rest.
 func relabel(annotation string, labels map[string]string) (string, error) {
 	var metadata map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(annotation), &metadata); err != nil {
@@ -177,8 +173,8 @@ func relabel(annotation string, labels map[string]string) (string, error) {
 	return string(text), nil
 }
 
-// equal reports whether two states of an object are the same to us. Versions
-// don't count for objects that aren't ours: somebody may write them often.
+// equal reports whether two states of an object are equal. It ignores the versions of foreign
+// objects, which may change often.
 func (o *Observed) equal(p *Observed) bool {
 	if !o.Owned || !p.Owned {
 		return o.Owned == p.Owned
@@ -186,7 +182,7 @@ func (o *Observed) equal(p *Observed) bool {
 	return o.UID == p.UID && o.ResourceVersion == p.ResourceVersion
 }
 
-// metaOf is what a ledger must know of an object.
+// metaOf returns the keep.Meta of an object.
 func metaOf(o *Observed) keep.Meta {
 	return keep.Meta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
 }

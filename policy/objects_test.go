@@ -39,7 +39,7 @@ func TestObserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := labelsOf("app")
-	other["managed-by"] = "somebody-else"
+	other["managed-by"] = "another"
 	extra := labelsOf("app")
 	extra["team"] = "a"
 	want := *ours("gcp-ns-app", gcp("app"), "10.4.0.1", "fd00::1")
@@ -79,8 +79,8 @@ func TestObserve(t *testing.T) {
 		"an address without a length":          {networkSet(labelsOf("app"), "", "10.4.0.1/32", "10.4.0.2", "fd00::1/128"), notExact},
 		"fields that are tracked for us":       {managed(fieldManager), tracked},
 		"fields that others have set, too":     {managed(fieldManager, "kubectl"), want},
-		"managed by somebody else":             {networkSet(other, "", nets...), theirs},
-		"nobody's":                             {networkSet(nil, "", nets...), theirs},
+		"managed by another program":           {networkSet(other, "", nets...), theirs},
+		"without one":                          {networkSet(nil, "", nets...), theirs},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := domain().observe(test.set)

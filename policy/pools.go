@@ -12,14 +12,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ipPools is the resource of Calico's IP pools in all of its APIs.
+// ipPools is the resource name of Calico's IP pools.
 const ipPools = "ippools"
 
-// ErrPoolsUnknown is wrapped by errors that say that Calico's IP pools can't be read,
-// for want of the right to or because there is no such resource.
-var ErrPoolsUnknown = errors.New("IP pools aren't known")
+// ErrPoolsUnknown is wrapped by errors of IP pools that can't be read because of a missing
+// permission or resource.
+var ErrPoolsUnknown = errors.New("IP pools are unknown")
 
-// Pool is what counts of an IP pool of Calico's. Its fields are named as there.
+// Pool is a trimmed IP pool of Calico.
 type Pool struct {
 	Name             string
 	CIDR             netip.Prefix
@@ -28,7 +28,7 @@ type Pool struct {
 	DisableBGPExport bool
 }
 
-// Pools reads Calico's IP pools. Pools whose CIDR can't be read are left out.
+// Pools reads Calico's IP pools. It ignores pools with an invalid CIDR.
 func (c *Calico) Pools(ctx context.Context) ([]Pool, error) {
 	if _, err := c.Sets(ctx); err != nil {
 		return nil, fmt.Errorf("read IP pools: %w", err)
@@ -80,14 +80,13 @@ func parsePools(list []byte) ([]Pool, error) {
 	return pools, nil
 }
 
-// PoolFaults says what keeps pods from reaching a remote's pod subnets with their own
-// addresses and through the tunnel alone:
+// PoolFaults returns why pods don't reach a remote's pod subnets with their own addresses and
+// only through the tunnel:
 //
-//   - Pods of a pool with natOutgoing are masqueraded, unless what they send to lies in
-//     a pool, too.
-//   - Routes to what lies in a pool are announced by Calico's BGP, those of the agent
-//     among them, unless the pool says otherwise.
-//   - Of a pool that isn't disabled pods here get addresses.
+//   - Pods of a pool with natOutgoing are masqueraded, unless the destination is in a pool.
+//   - Calico's BGP announces routes to destinations in a pool, including those of the agent,
+//     unless the pool disables that.
+//   - Local pods get addresses of pools that aren't disabled.
 func PoolFaults(subnets []netip.Prefix, pools []Pool) []string {
 	var faults []string
 	for _, s := range subnets {

@@ -15,11 +15,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// Reason says why a pod, or one of its addresses, is in no set. It is the value
-// of a metric's label.
+// Reason is why a pod, or one of its addresses, is in no set. It is a label value of a
+// metric.
 type Reason string
 
-// The reasons. The first two are the normal course of a pod's life.
+// The reasons. The first two are normal phases of a pod.
 const (
 	ReasonFinished    Reason = "finished"             // it succeeded or failed: its address may be another pod's
 	ReasonNoAddress   Reason = "no_address"           // it has none yet
@@ -35,40 +35,36 @@ const (
 	ReasonTooManyAddresses Reason = "too_many_addresses"
 )
 
-// maxReportedNameLen is how much is kept of a name that isn't valid, for reports.
+// maxReportedNameLen is the maximum length of an invalid name in reports.
 const maxReportedNameLen = 64
 
-// normal reports whether pods are skipped for this reason all the time.
+// normal reports whether skipping pods for this reason is normal.
 func (r Reason) normal() bool { return r == ReasonFinished || r == ReasonNoAddress }
 
-// Pod is what is kept of a pod of a remote cluster that carries the label. It
-// holds on to nothing of the object that it was made from.
+// Pod is a trimmed pod of a remote cluster with the label. It doesn't reference the original
+// object.
 type Pod struct {
 	Namespace, Name string
-	// UID tells a pod from another one of that name: a hash of that of Kubernetes,
-	// which nobody outside of this process can compute. 0: it has none.
+	// UID is a hash of the pod's UID that can't be computed outside of this process; 0:
+	// none.
 	UID uint64
 	// Set is the label's value.
 	Set string
-	// V4 and V6 are the pod's addresses, at most one of each family, as
-	// Kubernetes has it; the zero Addr stands for none.
+	// V4 and V6 are the pod's addresses, at most one per family; the zero Addr means none.
 	V4, V6 netip.Addr
-	// Created is when the pod was, in seconds of Unix time.
+	// Created is the creation time in Unix seconds.
 	Created int64
-	// Finished pods have ended for good, and have no address.
+	// Finished pods have terminated, and have no address.
 	Finished bool
-	// HostNetwork pods share the addresses of their node.
+	// HostNetwork pods have the addresses of their node.
 	HostNetwork bool
-	// Fault is what is wrong with the pod's names or with some of its
-	// addresses; empty: nothing.
+	// Fault is what is invalid in the pod's names or addresses; empty: nothing.
 	Fault Reason
 }
 
-// PodFor returns a function that makes a Pod of a pod's object. False means
-// that the pod doesn't carry the label.
+// PodFor returns a function that trims a pod. It returns false without the label.
 //
-// The remote may send anything at all: what its own API server would never
-// accept is cut short here, so that it can't fill memory.
+// A hostile remote may send anything: invalid names are truncated to save memory.
 func PodFor(label string) func(*corev1.Pod) (Pod, bool) {
 	seed := maphash.MakeSeed()
 	return func(pod *corev1.Pod) (Pod, bool) {
@@ -90,7 +86,7 @@ func PodFor(label string) func(*corev1.Pod) (Pod, bool) {
 			p.Fault = ReasonBadName
 			p.Namespace, p.Name, p.Set = cut(p.Namespace), cut(p.Name), cut(p.Set)
 		}
-		// Thousands of pods share these.
+		// Shared by thousands of pods.
 		p.Namespace, p.Set = unique.Make(p.Namespace).Value(), unique.Make(p.Set).Value()
 		if !p.Finished && p.Fault == "" {
 			p.readAddrs(pod)
@@ -99,8 +95,7 @@ func PodFor(label string) func(*corev1.Pod) (Pod, bool) {
 	}
 }
 
-// readAddrs takes the addresses of status.podIPs, or status.podIP where an API
-// server fills only that.
+// readAddrs reads the addresses of status.podIPs, or else of status.podIP.
 func (p *Pod) readAddrs(pod *corev1.Pod) {
 	if len(pod.Status.PodIPs) == 0 && pod.Status.PodIP != "" {
 		p.readAddr(pod.Status.PodIP)
@@ -131,7 +126,7 @@ func (p *Pod) readAddr(text string) {
 	}
 }
 
-// usable reports whether a pod that others can reach may have the address.
+// usable reports whether the address may be that of a reachable pod.
 func usable(addr netip.Addr) bool {
 	return addr.Zone() == "" && !addr.IsUnspecified() && !addr.IsLoopback() && !addr.IsMulticast() &&
 		!addr.IsLinkLocalUnicast() && addr != netip.AddrFrom4([4]byte{255, 255, 255, 255})
@@ -143,7 +138,7 @@ func cut(name string) string {
 	return string(runes[:min(len(runes), maxReportedNameLen)])
 }
 
-// newPods returns a feed of the pods of a remote that carry the label.
+// newPods returns a feed of the pods of a remote with the label.
 func newPods(cfg *Config, r *RemoteConfig, server *kube.Server, notify func()) *kube.Feed[Pod] {
 	label := cfg.Labels.Pod()
 	keep := PodFor(label)

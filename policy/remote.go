@@ -15,39 +15,37 @@ import (
 )
 
 const (
-	// passSpacing is the least time between the starts of two passes over pods. What
-	// comes after a quiet time doesn't wait for it. What comes faster shares passes,
-	// and writes that go out together, which wakes fewer goroutines for each.
+	// passSpacing is the minimum interval between the starts of two passes over pods:
+	// frequent events share passes and writes. It doesn't delay events after a quiet time.
 	passSpacing = 25 * time.Millisecond
-	// passBurst is how many passes needn't wait after a quiet time: a change and what
-	// comes of it take two.
+	// passBurst is the number of passes without passSpacing after a quiet time: a change and
+	// its consequences need two.
 	passBurst = 4
-	// followSpacing is the same for what remotes are told of network sets. An address
-	// that was held for another set's sake leaves after a pass of each kind.
+	// followSpacing is the same for changes of network sets. A held address is removed after
+	// a pass of each kind.
 	followSpacing = 10 * time.Millisecond
-	// restShare is how many times as long as its last pass a remote rests
-	// before the next one: one that changes everything all the time can't take
-	// more than a fifth of a processor.
+	// restShare is reconcile.Config.RestShare: a remote that changes constantly uses at most
+	// a fifth of a processor.
 	restShare = 4
 )
 
 // RemoteConfig describes one remote cluster.
 type RemoteConfig struct {
-	// Rules bound what the remote may do. Their Cluster is its name.
+	// Rules are the remote's bounds, with its name.
 	Rules Rules
-	// Client reaches it. As long as that returns an error it is called again.
+	// Client returns its client. After an error it is called again.
 	Client func() (kube.Client, error)
-	// Bounds are those of what it can make us hold; the client has the same.
+	// Bounds are those of cached objects, which the client has as well.
 	Bounds kube.Bounds
-	// ResyncPeriod is how often to compare everything without an event; 0: never.
+	// ResyncPeriod is the interval of comparing everything without an event; 0: never.
 	ResyncPeriod time.Duration
-	// StaleAfter is how long without contact the remote's sets stay as they
-	// are; after that they become empty. 0: for ever. See kube.ServerConfig.
+	// StaleAfter is the time without contact after which the remote's sets become empty; 0:
+	// never. See kube.ServerConfig.
 	StaleAfter time.Duration
 }
 
-// remote knows the pods of one remote cluster, and which objects of the local one
-// hold them. Nothing in it waits for another remote.
+// remote has the pods of one remote cluster, and the local objects with their addresses.
+// Remotes never wait for each other.
 type remote struct {
 	RemoteConfig
 	c       *Controller
@@ -63,26 +61,26 @@ type remote struct {
 	members  *Members
 	synced   bool // members are complete
 	stale    bool
-	compared time.Time // when everything was added last
+	compared time.Time // of the last full comparison
 	reported map[Reason]bool
-	objects  map[Identity]map[string]struct{} // names of what is there, by set
-	names    map[Identity]map[int]string      // of what isn't there yet, by set and shard
+	objects  map[Identity]map[string]struct{} // names of existing objects, by set
+	names    map[Identity]map[int]string      // names of future objects, by set and shard
 	claims   map[string]Identity              // the same by name
-	renamed  map[string]Identity              // objects with another name than the natural one
-	right    map[string]*Observed             // what patches of ours made as it must be, by name, until a pass sees it
+	renamed  map[string]Identity              // objects without their natural name
+	right    map[string]*Observed             // results of our patches that match the desired state, by name, until the next pass
 }
 
-// inbox is what a remote's next pass takes in of network sets. Whoever fills it never
-// waits for a pass.
+// inbox has the changes of network sets for a remote's next pass. Adding to it doesn't wait
+// for a pass.
 type inbox struct {
 	mu      sync.Mutex
 	changes []kube.Change[Observed]
 	all     bool
 }
 
-// tell has the next pass take in what became of objects in the local cluster that are,
-// or were, of this remote, or compare all sets.
-func (r *remote) tell(changes []kube.Change[Observed], all bool) {
+// enqueue adds changes of this remote's local objects for the next pass, or a comparison of
+// all sets, and triggers the pass.
+func (r *remote) enqueue(changes []kube.Change[Observed], all bool) {
 	r.inbox.mu.Lock()
 	r.inbox.changes = append(r.inbox.changes, changes...)
 	r.inbox.all = r.inbox.all || all
@@ -90,7 +88,7 @@ func (r *remote) tell(changes []kube.Change[Observed], all bool) {
 	r.trigger.Fire()
 }
 
-func (r *remote) told() (changes []kube.Change[Observed], all bool) {
+func (r *remote) drain() (changes []kube.Change[Observed], all bool) {
 	r.inbox.mu.Lock()
 	defer r.inbox.mu.Unlock()
 	changes, all = r.inbox.changes, r.inbox.all
@@ -118,16 +116,16 @@ func newRemote(cfg RemoteConfig, c *Controller) *remote {
 	return r
 }
 
-// pass finds out which sets the pods and objects that changed belong to, and has those
-// written. It makes no request and never fails.
+// pass adds the sets of changed pods and objects to the writer. It makes no request and never
+// fails.
 func (r *remote) pass(ctx context.Context) error {
 	if !r.c.known.Load() {
 		return nil
 	}
-	// In this order: what isn't stale has been read before it is handed out.
+	// In this order: if it isn't stale, the list is complete before Changes is called.
 	stale := r.pods.Stale()
 	changes, synced := r.pods.Changes()
-	sets, all := r.told()
+	sets, all := r.drain()
 	now := time.Now()
 	r.mu.Lock()
 	r.setsChanged(sets)
@@ -148,9 +146,8 @@ func (r *remote) pass(ctx context.Context) error {
 	return nil
 }
 
-// order sorts changes: pods that are gone make room first. When a process starts,
-// what is in the local cluster already stays there, if there isn't room for all; then
-// the oldest pods come first.
+// order sorts changes: deleted pods first, as they release quota. At start, if the quota
+// isn't sufficient, pods with an existing address or set come next, then the oldest ones.
 func (r *remote) order(changes []kube.Change[Pod], first bool) {
 	type rank struct{ address, set bool }
 	there := map[*Pod]rank{}
@@ -189,8 +186,8 @@ func contains(addrs []netip.Addr, addr netip.Addr) bool {
 	return found
 }
 
-// all returns all sets that are or must be, in order; mu is held. Those that there is
-// no room for are neither.
+// all returns all existing and desired sets, in order, without those beyond the quota.
+// Callers hold mu.
 func (r *remote) all() []Identity {
 	ids := map[Identity]struct{}{}
 	for id, s := range r.members.sets {
@@ -204,8 +201,7 @@ func (r *remote) all() []Identity {
 	return slices.SortedFunc(maps.Keys(ids), Identity.compare)
 }
 
-// setsChanged takes in what became of objects in the local cluster that are, or were,
-// of this remote; mu is held.
+// setsChanged processes changes of this remote's local objects. Callers hold mu.
 func (r *remote) setsChanged(changes []kube.Change[Observed]) {
 	name := r.Rules.Cluster
 	for _, c := range changes {
@@ -220,7 +216,7 @@ func (r *remote) setsChanged(changes []kube.Change[Observed]) {
 			}
 			delete(r.renamed, c.Key)
 			if after := c.After; after != nil && after.of(name) && after.Identity != id {
-				// Somebody changed its labels: it is still this set's.
+				// Another client changed its labels: reclaim the name for this set.
 				r.reclaim(id, c.Key)
 			}
 			if !right {
@@ -244,15 +240,15 @@ func (r *remote) setsChanged(changes []kube.Change[Observed]) {
 	}
 }
 
-// patched notes that a patch made an object what it must be: when a pass sees that, its
-// set needn't be compared again.
+// patched records that a patch made an object match the desired state: its change needs no
+// further comparison.
 func (r *remote) patched(o *Observed) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.right[o.Name] = o
 }
 
-// reclaim keeps a name for a set that has lost the object; mu is held.
+// reclaim reserves a name for a set that has lost its object. Callers hold mu.
 func (r *remote) reclaim(id Identity, name string) {
 	shard := id.shardOf(name, len(r.objects[id])+1)
 	if _, claimed := r.claims[name]; shard == 0 || claimed || r.members.sets[id] == nil {
@@ -267,9 +263,9 @@ func (r *remote) reclaim(id Identity, name string) {
 	}
 }
 
-// look returns what there is of a set, and what must be. Nothing is known until the
-// pods have been read: then what an earlier run knew stands.
-func (r *remote) look(id Identity) (have map[string]*Observed, want []Object, err error) {
+// state returns the observed and the desired objects of a set. Both are empty until the pods
+// are synced, so that existing objects stay.
+func (r *remote) state(id Identity) (have map[string]*Observed, want []Object, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.synced && !r.stale {
@@ -307,7 +303,7 @@ func (r *remote) look(id Identity) (have map[string]*Observed, want []Object, er
 	for shard, name := range r.names[id] {
 		delete(r.claims, name)
 		if _, known := r.objects[id][name]; !known && have[name] != nil && names[shard] == "" {
-			names[shard] = name // created, and the next pass will know
+			names[shard] = name // created, but not in objects before the next pass
 		}
 	}
 	delete(r.names, id)
@@ -317,13 +313,13 @@ func (r *remote) look(id Identity) (have map[string]*Observed, want []Object, er
 	for _, name := range names {
 		r.claims[name] = id
 		if o := r.c.ledger.Get(name); o != nil {
-			have[name] = o // taken over
+			have[name] = o // adopted
 		}
 	}
 	return have, want, err
 }
 
-// holds reports whether objects of a set have an address; mu is held.
+// holds reports whether objects of a set have an address. Callers hold mu.
 func (r *remote) holds(id Identity, addr netip.Addr) bool {
 	for name := range r.objects[id] {
 		if o := r.c.ledger.Get(name); o != nil && o.Owned && o.Identity == id && contains(o.Addrs, addr) {
@@ -333,10 +329,9 @@ func (r *remote) holds(id Identity, addr netip.Addr) bool {
 	return false
 }
 
-// taken reports whether a name is somebody else's than that of a set: another set
-// claims it, or an object has it that isn't ours, or is that of another set. One of
-// ours that belongs to no set may be taken over: somebody has changed its labels. mu
-// is held.
+// taken reports whether a name is unavailable for a set: another set claims it, or the object
+// with that name is foreign or of another set. An object of ours without a set may be
+// adopted: another client has changed its labels. Callers hold mu.
 func (r *remote) taken(id Identity, name string) bool {
 	if by, claimed := r.claims[name]; claimed && by != id {
 		return true
@@ -345,14 +340,14 @@ func (r *remote) taken(id Identity, name string) bool {
 	return o != nil && (!o.of(r.Rules.Cluster) || o.Identity != id && r.members.sets[o.Identity] != nil)
 }
 
-// report logs what is new: the beginning and the end of being stale, and of
-// pods being skipped for a reason. mu is held.
+// report logs changes: when the remote becomes stale or recovers, and when the first and the
+// last pod is skipped for a reason. Callers hold mu.
 func (r *remote) report(ctx context.Context, stale bool) {
 	switch {
 	case r.stale && !stale:
-		r.log.WarnContext(ctx, "no contact for too long, network sets become empty", "stale_after", r.server.StaleAfter(), "sets", len(r.objects))
+		r.log.WarnContext(ctx, "remote is stale, network sets become empty", "stale_after", r.server.StaleAfter(), "sets", len(r.objects))
 	case stale && !r.stale:
-		r.log.InfoContext(ctx, "contact again, network sets come back")
+		r.log.InfoContext(ctx, "remote is no longer stale, network sets are restored")
 	}
 	for reason := range r.members.skipped {
 		if !r.reported[reason] && !reason.normal() {

@@ -42,7 +42,7 @@ func TestNewsOfSetsWaitForNoPass(t *testing.T) {
 	go func() {
 		defer close(done)
 		o := &Observed{Object: Object{Name: "merit-ns-a", Identity: Identity{"merit", "ns", "a"}}, Owned: true}
-		r.tell([]kube.Change[Observed]{{Key: o.Name, After: o}}, false)
+		r.enqueue([]kube.Change[Observed]{{Key: o.Name, After: o}}, false)
 		c.everything()
 	}()
 	select {
@@ -57,13 +57,13 @@ func TestNewsOfSetsWaitForNoPass(t *testing.T) {
 func TestNewsOfSetsAreTakenOnce(t *testing.T) {
 	r := still(t, nil).remotes["gcp"]
 	o := &Observed{Object: Object{Name: "gcp-ns-a", Identity: gcp("a")}, Owned: true}
-	r.tell([]kube.Change[Observed]{{Key: o.Name, After: o}}, false)
-	r.tell(nil, true)
-	r.tell([]kube.Change[Observed]{{Key: o.Name, Before: o}}, false)
-	if changes, all := r.told(); len(changes) != 2 || !all {
+	r.enqueue([]kube.Change[Observed]{{Key: o.Name, After: o}}, false)
+	r.enqueue(nil, true)
+	r.enqueue([]kube.Change[Observed]{{Key: o.Name, Before: o}}, false)
+	if changes, all := r.drain(); len(changes) != 2 || !all {
 		t.Errorf("%d changes, everything: %v", len(changes), all)
 	}
-	if changes, all := r.told(); len(changes) > 0 || all {
+	if changes, all := r.drain(); len(changes) > 0 || all {
 		t.Errorf("%d changes, everything: %v, once more", len(changes), all)
 	}
 }
@@ -92,7 +92,7 @@ func TestCreatedObjectsAreKnownAtOnce(t *testing.T) {
 	r := c.remotes["gcp"]
 	version := 0
 	write := func() (changes []string) {
-		have, want, err := r.look(gcp("a"))
+		have, want, err := r.state(gcp("a"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestNameIsClaimedUntilItsSetIsGone(t *testing.T) {
 	}
 	name := func(id Identity) string {
 		t.Helper()
-		_, want, err := r.look(id)
+		_, want, err := r.state(id)
 		if err != nil || len(want) != 1 {
 			t.Fatalf("%v must be %v: %v", id, want, err)
 		}
@@ -161,16 +161,16 @@ func TestNameIsClaimedUntilItsSetIsGone(t *testing.T) {
 	}
 	// The object exists, before any event of it: it isn't the other one's, whatever its labels.
 	c.ledger.Wrote(&Observed{Object: Object{Name: natural, Identity: two}, Owned: true, UID: "u", ResourceVersion: "1"})
-	if have, _, _ := r.look(two); len(have) > 0 {
+	if have, _, _ := r.state(two); len(have) > 0 {
 		t.Errorf("the other one has %v, which is claimed", have)
 	}
 	c.ledger.Deleted(&Observed{Object: Object{Name: natural}, UID: "u", ResourceVersion: "1"})
 	r.members.Update(pods[one], nil, time.Now())
-	if _, want, err := r.look(one); len(want) > 0 || err != nil {
+	if _, want, err := r.state(one); len(want) > 0 || err != nil {
 		t.Fatalf("a set without pods must be %v: %v", want, err)
 	}
 	r.members.Update(pods[two], nil, time.Now())
-	if _, _, err := r.look(two); err != nil || len(r.claims) > 0 || len(r.names) > 0 {
+	if _, _, err := r.state(two); err != nil || len(r.claims) > 0 || len(r.names) > 0 {
 		t.Errorf("claims %v, names %v of sets without pods: %v", r.claims, r.names, err)
 	}
 	r.members.Update(nil, pods[two], time.Now())

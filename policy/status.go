@@ -11,40 +11,39 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// Status is what there is to know about the controller, as JSON.
+// Status is the status of the controller.
 type Status struct {
-	// CalicoAPI is the group and version in use; empty: none was found yet.
+	// CalicoAPI is the group and version in use; empty: not detected yet.
 	CalicoAPI string    `json:"calicoAPI"`
 	Sets      APIStatus `json:"localSets"`
-	// Unconfigured counts sets with our mark by clusters that aren't among
-	// the remotes, RemovedAt says when they go; those that aren't in it stay.
+	// Unconfigured is the number of our sets by cluster that isn't configured. RemovedAt is
+	// when they are removed; those of other clusters stay.
 	Unconfigured map[string]int       `json:"unconfigured,omitempty"`
 	RemovedAt    map[string]time.Time `json:"removedAt,omitempty"`
 	Remotes      []RemoteStatus       `json:"remotes"`
 }
 
-// APIStatus is how the watch of one kind of objects goes.
+// APIStatus is the status of the watch of one kind.
 type APIStatus struct {
-	// Synced says that all objects have been read at least once.
+	// Synced: all objects have been listed at least once.
 	Synced      bool       `json:"synced"`
 	LastContact *time.Time `json:"lastContact,omitempty"`
 	Error       string     `json:"error,omitempty"`
 }
 
-// RemoteStatus is one remote. What is pending and failing only the replica that leads
-// knows.
+// RemoteStatus is the status of one remote. Pending and Failing are known to the leader only.
 type RemoteStatus struct {
 	Name string    `json:"name"`
 	API  APIStatus `json:"api"`
-	// Stale says that the sets are empty for want of contact.
+	// Stale: the sets are empty because of missing contact.
 	Stale bool `json:"stale"`
-	// Pods is how many carry the label.
+	// Pods is the number of labelled pods.
 	Pods    int         `json:"pods"`
 	Sets    []SetStatus `json:"sets"`
 	Skipped Skipped     `json:"skipped,omitempty"`
-	// Pending is how many objects wait to be written.
+	// Pending is the number of waiting writes.
 	Pending int `json:"pending"`
-	// Failing are objects that can't be written, by name.
+	// Failing are the errors of objects that can't be written, by name.
 	Failing map[string]string `json:"failing,omitempty"`
 }
 
@@ -67,7 +66,7 @@ func apiStatus[T any](f *kube.Feed[T]) APIStatus {
 	return status
 }
 
-// Status returns the state of everything.
+// Status returns the controller's status.
 func (c *Controller) Status() Status {
 	status := Status{CalicoAPI: c.Calico.API(), Sets: apiStatus(c.sets), Remotes: []RemoteStatus{}}
 	c.mu.Lock()
@@ -119,14 +118,14 @@ func (r *remote) status() RemoteStatus {
 	return status
 }
 
-// collector tells, as metrics, what there is at the moment.
+// collector collects the current state.
 type collector struct {
 	controller                                        *Controller
 	sets, nets, pods, skipped, stale, pending, failed *prometheus.Desc
 	renamed, unconfigured                             *prometheus.Desc
 }
 
-// NewCollector returns a collector of what the controller's status holds.
+// NewCollector returns a collector of the controller's status.
 func NewCollector(c *Controller) prometheus.Collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("semaphore_policy_"+name, help, append([]string{"cluster"}, labels...), nil)

@@ -9,17 +9,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// strays are network sets with our mark of a cluster that isn't configured: as a rule
-// a remote that has been taken out of the configuration. They go after a while, so
-// that a slip of the configuration can be mended. Those whose labels name no cluster
-// stay: whose they are isn't known.
+// strays are our network sets of a cluster that isn't configured, usually a remote that was
+// removed from the configuration. They are removed after RemovalGrace, so that a mistake in
+// the configuration can be fixed. Sets without a cluster label stay, as their owner is
+// unknown.
 type strays struct {
-	since   time.Time // when the first one was seen
+	since   time.Time // when the first one was observed
 	objects map[string]Identity
 }
 
-// strayed takes in what became of an object of a cluster that isn't configured; the
-// controller's lock is held.
+// strayed processes a change of an object of a cluster that isn't configured. Callers hold
+// mu.
 func (c *Controller) strayed(ctx context.Context, change kube.Change[Observed], now time.Time) (touched []Identity) {
 	of := func(o *Observed) (cluster string, stray bool) {
 		if o == nil || !o.Owned || c.remotes[o.Identity.Cluster] != nil {
@@ -51,8 +51,8 @@ func (c *Controller) strayed(ctx context.Context, change kube.Change[Observed], 
 // removes reports whether sets of a cluster that isn't configured are removed.
 func (c *Controller) removes(cluster string) bool { return !c.KeepStrays && cluster != "" }
 
-// removeStray removes what there is of a set of a cluster that isn't configured, when
-// it is time.
+// removeStray removes the objects of a set of a cluster that isn't configured, after
+// RemovalGrace.
 func (c *Controller) removeStray(ctx context.Context, id Identity) error {
 	c.mu.Lock()
 	s := c.strays[id.Cluster]
