@@ -504,8 +504,8 @@ func TestATakeOverIsTriedAgain(t *testing.T) {
 }
 
 // estate returns what an engine gives that hands a device over, with a UDP socket and its
-// port, and the giver's end of the pair, at which nobody says anything.
-func estate(t *testing.T, name string) (files control.Files, port int, giver *net.UnixConn) {
+// port, and the giver's end of the pair, to which nothing is written.
+func estate(t *testing.T, name string) (files control.Files, port int, giver handover.End) {
 	t.Helper()
 	giving, taker, err := handover.Pair()
 	if err != nil {

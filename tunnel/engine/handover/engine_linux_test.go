@@ -30,7 +30,9 @@ type cable struct {
 	in  chan []byte // from the tunnel to the host
 }
 
-func newCable() *cable { return &cable{out: make(chan []byte, 4096), in: make(chan []byte, 1<<16)} }
+func newCable(room int) *cable {
+	return &cable{out: make(chan []byte, room), in: make(chan []byte, room)}
+}
 
 // plug is one descriptor of it.
 type plug struct {
@@ -104,25 +106,93 @@ func (p *plug) Close() error {
 	return nil
 }
 
+// underlay is where nodes and remotes have their sockets.
+type underlay interface {
+	// room is how many packets wait in a node's link.
+	room() int
+	// add adds a node.
+	add(n *node)
+	// sockets returns those of a node's next engine.
+	sockets(n *node) Sockets
+	// bind returns that of a remote.
+	bind(n *node) conn.Bind
+	// pair returns the ends for two engines.
+	pair(t *testing.T) (giver, taker End)
+	// made is called with each device that has its peers.
+	made(t *testing.T, d *device.Device)
+	// limits returns those of engines.
+	limits() Limits
+}
+
 // node is one end of a tunnel: what outlives its engines.
 type node struct {
 	*cable
-	key     wgtypes.Key
-	addr    netip.Addr // inside
-	port    int
-	config  string
-	sockets []*os.File // of its engine
+	under  underlay
+	key    wgtypes.Key
+	addr   netip.Addr     // inside
+	at     netip.AddrPort // in the underlay; invalid: not known yet
+	port   *port          // in a lan
+	config string
+	files  []*os.File // sockets of its engine, of the kernel's
 }
 
-func newNode(t *testing.T, addr string) *node {
+func newNode(t *testing.T, under underlay, addr string) *node {
 	t.Helper()
 	key, err := wgtypes.GeneratePrivateKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{cable: newCable(), key: key, addr: netip.MustParseAddr(addr)}
+	n := &node{cable: newCable(under.room()), under: under, key: key, addr: netip.MustParseAddr(addr)}
 	n.config = fmt.Sprintf("private_key=%x\n", key[:])
+	under.add(n)
 	return n
+}
+
+// A lan is an underlay in a bubble.
+func (l *lan) room() int { return 256 }
+
+func (l *lan) add(n *node) {
+	n.port = l.listen()
+	n.at = n.port.addrPort()
+}
+
+func (l *lan) sockets(n *node) Sockets { return newPortBind(n.port) }
+
+func (l *lan) bind(n *node) conn.Bind { return newPortBind(n.port) }
+
+func (l *lan) pair(*testing.T) (giver, taker End) { return newMemoryPair() }
+
+func (l *lan) made(t *testing.T, d *device.Device) { keepReachable(t, d) }
+
+func (*lan) limits() Limits { return DefaultLimits }
+
+// loopback is the kernel's underlay.
+type loopback struct{}
+
+func (loopback) room() int { return 1 << 16 }
+
+func (loopback) add(*node) {}
+
+func (loopback) sockets(n *node) Sockets {
+	inherited := n.files
+	n.files = nil // The new engine's bind gives others back.
+	return udp.New(udp.Config{Inherited: inherited, Opened: func(port uint16, files []*os.File) {
+		n.closeFiles()
+		n.at, n.files = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port), files
+	}})
+}
+
+func (loopback) bind(*node) conn.Bind { return conn.NewStdNetBind() }
+
+func (loopback) pair(t *testing.T) (giver, taker End) { return socketPair(t) }
+
+func (loopback) made(*testing.T, *device.Device) {}
+
+// limits returns those that a busy machine keeps.
+func (loopback) limits() Limits {
+	limits := DefaultLimits
+	limits.Answer, limits.Silent, limits.Sessions, limits.Patience = time.Minute, time.Minute, time.Minute, time.Minute
+	return limits
 }
 
 // peer adds a peer to its configuration; its engines get it when they start.
@@ -134,13 +204,6 @@ func (n *node) peer(other *node, endpoint, more string) {
 	}
 }
 
-// slow returns limits that a busy machine keeps.
-func slow() Limits {
-	limits := DefaultLimits
-	limits.Answer, limits.Silent, limits.Sessions, limits.Patience = time.Minute, time.Minute, time.Minute, time.Minute
-	return limits
-}
-
 // engine serves a node.
 type engine struct {
 	Side
@@ -148,7 +211,7 @@ type engine struct {
 }
 
 // start starts an engine, whose device is down.
-func (n *node) start(t *testing.T, inherited []*os.File, shut bool) *engine {
+func (n *node) start(t *testing.T, shut bool) *engine {
 	t.Helper()
 	var logger device.Logger
 	logger.Verbosef, logger.Errorf = device.DiscardLogf, device.DiscardLogf
@@ -157,36 +220,27 @@ func (n *node) start(t *testing.T, inherited []*os.File, shut bool) *engine {
 			fmt.Printf(time.Now().Format("05.000000 ")+n.addr.String()+" "+format+"\n", args...)
 		}
 	}
-	sockets := udp.New(udp.Config{Inherited: inherited, Opened: func(port uint16, files []*os.File) {
-		n.closeSockets()
-		n.port, n.sockets = int(port), files
-	}})
-	e := &engine{node: n, Side: Side{Bind: NewBind(sockets), Tun: NewTun(n.plug(), shut), Limits: slow(), Log: discardLog}}
+	sockets := n.under.sockets(n)
+	e := &engine{node: n, Side: Side{Bind: NewBind(sockets), Tun: NewTun(n.plug(), shut), Limits: n.under.limits(), Log: discardLog}}
 	e.Device = device.NewDevice(e.Tun, e.Bind, &logger)
 	t.Cleanup(e.Device.Close)
 	config := n.config
-	if n.port != 0 {
-		config = strings.Replace(config, "\n", fmt.Sprintf("\nlisten_port=%d\n", n.port), 1)
+	if n.at.IsValid() {
+		config = strings.Replace(config, "\n", fmt.Sprintf("\nlisten_port=%d\n", n.at.Port()), 1)
 	}
 	if err := e.Device.IpcSet(config); err != nil {
 		t.Fatal(err)
 	}
+	n.under.made(t, e.Device)
 	return e
 }
 
-// closeSockets closes the node's own descriptors.
-func (n *node) closeSockets() {
-	for _, file := range n.sockets {
+// closeFiles closes the node's own descriptors.
+func (n *node) closeFiles() {
+	for _, file := range n.files {
 		_ = file.Close()
 	}
-	n.sockets = nil
-}
-
-// inheritance returns descriptors of the sockets for another engine.
-func (n *node) inheritance() []*os.File {
-	files := n.sockets
-	n.sockets = nil // The new engine's bind gives others back.
-	return files
+	n.files = nil
 }
 
 func (e *engine) up(t *testing.T) *engine {
@@ -204,7 +258,7 @@ type remote struct {
 	*spy
 }
 
-// spy is conn.StdNetBind with somebody who listens, and may lose messages.
+// spy is a bind that notes the transport messages that arrive, and may lose messages.
 type spy struct {
 	conn.Bind
 	mu   sync.Mutex
@@ -212,7 +266,7 @@ type spy struct {
 	lose func(in bool, m []byte) bool // nil: none
 }
 
-// sealed says by what key and nonce a message was sealed.
+// sealed is the key, by its receiver's index, and the nonce that a message was sealed with.
 type sealed struct {
 	receiver uint32
 	counter  uint64
@@ -266,27 +320,34 @@ func (s *spy) Send(packets [][]byte, to conn.Endpoint) error {
 // newRemote starts a remote whose only peer is a node, without its endpoint.
 func newRemote(t *testing.T, addr string, of *node, more string) *remote {
 	t.Helper()
-	r := &remote{node: newNode(t, addr), spy: &spy{Bind: conn.NewStdNetBind(), seen: make(map[sealed]int)}}
+	r := &remote{node: newNode(t, of.under, addr)}
+	r.spy = &spy{Bind: of.under.bind(r.node), seen: make(map[sealed]int)}
 	r.peer(of, "", more)
 	r.dev = device.NewDevice(r.plug(), r.spy, device.NewLogger(device.LogLevelSilent, ""))
 	t.Cleanup(r.dev.Close)
 	if err := r.dev.IpcSet(r.config); err != nil {
 		t.Fatal(err)
 	}
+	of.under.made(t, r.dev)
 	if err := r.dev.Up(); err != nil {
 		t.Fatal(err)
+	}
+	if r.at.IsValid() {
+		return r
 	}
 	text, err := r.dev.IpcGet()
 	if err != nil {
 		t.Fatal(err)
 	}
+	var port uint16
 	for line := range strings.Lines(text) {
-		_, _ = fmt.Sscanf(line, "listen_port=%d", &r.port)
+		_, _ = fmt.Sscanf(line, "listen_port=%d", &port)
 	}
+	r.at = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 	return r
 }
 
-func (r *remote) endpoint() string { return fmt.Sprintf("127.0.0.1:%d", r.port) }
+func (r *remote) endpoint() string { return r.at.String() }
 
 // noNonceTwice checks all that arrived at the remote.
 func (r *remote) noNonceTwice(t *testing.T) {
@@ -300,7 +361,7 @@ func (r *remote) noNonceTwice(t *testing.T) {
 	}
 }
 
-// packetOf returns an IPv4 packet with a number in it.
+// packetOf returns an IPv4 packet that carries a number.
 func packetOf(number uint64, from, to netip.Addr) []byte {
 	packet := make([]byte, 28, 64)
 	packet[0], packet[3], packet[8], packet[9] = 0x45, 28, 64, 253 // 253: for experiments (RFC 3692)
@@ -320,7 +381,7 @@ type flow struct {
 	arrived       map[uint64]bool
 }
 
-// startFlow sends packets as fast as one each so often, until the test ends.
+// startFlow sends a packet at each interval, until the test ends.
 func startFlow(t *testing.T, from, to *node, every time.Duration) *flow {
 	f := &flow{stop: make(chan struct{}), stopped: make(chan struct{}), arrived: make(map[uint64]bool)}
 	var wg sync.WaitGroup
@@ -422,16 +483,7 @@ func publicKey(t *testing.T, n *node) (key Key) {
 // pairFor gives each of two engines an end of a pair.
 func pairFor(t *testing.T, giver, taker *engine) {
 	t.Helper()
-	a, b, err := Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if giver.Pair, err = Conn(a); err != nil {
-		t.Fatal(err)
-	}
-	if taker.Pair, err = Conn(b); err != nil {
-		t.Fatal(err)
-	}
+	giver.Pair, taker.Pair = giver.node.under.pair(t)
 }
 
 func verifyNoLeaks(t *testing.T) {

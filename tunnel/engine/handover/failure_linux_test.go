@@ -3,7 +3,6 @@ package handover
 import (
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,7 +13,7 @@ import (
 
 // middle is between the two ends of a pair, and cuts it where a test says so.
 type middle struct {
-	giver, taker *net.UnixConn // the ends that the middle has
+	giver, taker End // the ends that the middle has
 	// at is called with each message before it passes; it drops the message when at
 	// returns false.
 	at      func(kind) bool
@@ -22,7 +21,7 @@ type middle struct {
 	wg      sync.WaitGroup
 }
 
-// refuse makes the taker unable to write, as the giver's end does to the middle.
+// refuse makes writing fail at the taker's end, as the giver's end does for the middle.
 func (m *middle) refuse() {
 	m.refused.Store(true)
 	_ = m.taker.CloseRead()
@@ -32,11 +31,8 @@ func (m *middle) refuse() {
 func between(t *testing.T, giver, taker *engine, at func(kind) bool) *middle {
 	t.Helper()
 	m := &middle{at: at}
-	var hidden engine
-	pairFor(t, giver, &hidden)
-	m.giver = hidden.Pair
-	pairFor(t, &hidden, taker)
-	m.taker = hidden.Pair
+	giver.Pair, m.giver = giver.node.under.pair(t)
+	m.taker, taker.Pair = giver.node.under.pair(t)
 	m.pass(m.giver, m.taker)
 	m.pass(m.taker, m.giver)
 	t.Cleanup(func() {
@@ -46,7 +42,7 @@ func between(t *testing.T, giver, taker *engine, at func(kind) bool) *middle {
 	return m
 }
 
-func (m *middle) pass(from, to *net.UnixConn) {
+func (m *middle) pass(from, to End) {
 	m.wg.Go(func() {
 		buf := make([]byte, maxMessage)
 		for {
@@ -76,21 +72,20 @@ type scene struct {
 	stopTaking func()
 }
 
+// newScene makes one, in a bubble.
 func newScene(t *testing.T) *scene {
 	t.Helper()
-	verifyNoLeaks(t)
-	s := &scene{node: newNode(t, "10.0.0.1"), gave: make(chan error, 1), took: make(chan error, 1), gone: make(chan struct{}), here: make(chan struct{})}
+	s := &scene{node: newNode(t, newLAN(), "10.0.0.1"), gave: make(chan error, 1), took: make(chan error, 1), gone: make(chan struct{}), here: make(chan struct{})}
 	s.taking, s.stopTaking = context.WithCancel(context.Background())
 	t.Cleanup(s.stopTaking)
 	s.remote = newRemote(t, "10.0.0.2", s.node, "")
 	s.peer(s.remote.node, s.remote.endpoint(), "")
-	s.old = s.start(t, nil, false).up(t)
-	t.Cleanup(s.closeSockets)
-	s.out = startFlow(t, s.node, s.remote.node, time.Millisecond)
+	s.old = s.start(t, false).up(t)
+	s.out = startFlow(t, s.node, s.remote.node, interval)
 	connect(t, s.out)
-	s.in = startFlow(t, s.remote.node, s.node, time.Millisecond)
+	s.in = startFlow(t, s.remote.node, s.node, interval)
 	connect(t, s.in)
-	s.fresh = s.start(t, s.inheritance(), true)
+	s.fresh = s.start(t, true)
 	s.old.Limits.Linger, s.fresh.Limits.Linger = 300*time.Millisecond, time.Second
 	return s
 }
@@ -113,6 +108,8 @@ func (s *scene) works(t *testing.T, lossy bool) {
 	t.Helper()
 	s.out.flowing(t)
 	s.in.flowing(t)
+	s.out.end()
+	s.in.end()
 	out, in := s.out.missing(t), s.in.missing(t)
 	t.Logf("lost %d of %d packets out, %d of %d in", out, s.out.sent.Load(), in, s.in.sent.Load())
 	if (out > 0 || in > 0) && !lossy {
@@ -140,12 +137,12 @@ func TestTheTakerDies(t *testing.T) {
 		"while it makes sessions":    {kind: kindRelayed, after: true, lost: true},
 		"before it asks for the TUN": {kind: kindReady, lost: true},
 		"before it has the TUN":      {kind: kindGiven, lost: true},
-		"before it has told so":      {kind: kindTaken, lost: true},
+		"before it has said so":      {kind: kindTaken, lost: true},
 	} {
-		t.Run(name, func(t *testing.T) {
+		runInBubble(t, name, func(t *testing.T) {
 			s := newScene(t)
 			if !when.lost {
-				// The giver needs no handshake, which could take as long as it likes.
+				// The giver needs no handshake.
 				s.remote.losing(func(_ bool, m []byte) bool { return messageType(m) == device.MessageInitiationType })
 			}
 			var m *middle
@@ -156,7 +153,7 @@ func TestTheTakerDies(t *testing.T) {
 			})
 			m = between(t, s.old, s.fresh, func(k kind) bool {
 				if k != when.kind {
-					return !when.after || k != kindReady // However long the death takes.
+					return !when.after || k != kindReady // The taker gets no further.
 				}
 				if !when.after {
 					die()
@@ -193,7 +190,7 @@ func TestTheGiverDies(t *testing.T) {
 		"before it gave":            kindGiven,
 		"when the other one took":   kindTaken,
 	} {
-		t.Run(name, func(t *testing.T) {
+		runInBubble(t, name, func(t *testing.T) {
 			s := newScene(t)
 			var m *middle
 			die := sync.OnceFunc(func() {
@@ -220,15 +217,15 @@ func TestTheGiverDies(t *testing.T) {
 }
 
 // The taker hangs for longer than the giver waits, and then goes on: the giver keeps
-// the device, and the taker learns it.
+// the device, and the taker returns ErrKept.
 func TestTheTakerHangs(t *testing.T) {
 	for name, at := range map[string]kind{
 		"when it has begun":  kindPaused,
 		"when it is to take": kindGiven,
 	} {
-		t.Run(name, func(t *testing.T) {
+		runInBubble(t, name, func(t *testing.T) {
 			s := newScene(t)
-			s.old.Limits.Answer = 5 * time.Second // It is for what the giver does itself, too.
+			s.fresh.Limits.Answer = time.Minute
 			hang := make(chan struct{})
 			m := between(t, s.old, s.fresh, func(k kind) bool {
 				if k == at {
@@ -252,10 +249,10 @@ func TestTheTakerHangs(t *testing.T) {
 	}
 }
 
-// A giver that hangs before it began is given up, and the other one is told; one that
-// hangs later loses the device.
+// A taker gives up when the giver hangs before it began, and the giver returns an error
+// when it goes on; a giver that hangs later loses the device.
 func TestTheGiverHangs(t *testing.T) {
-	t.Run("at the beginning", func(t *testing.T) {
+	runInBubble(t, "at the beginning", func(t *testing.T) {
 		s := newScene(t)
 		s.fresh.Limits.Answer = 100 * time.Millisecond
 		hang := make(chan struct{})
@@ -275,7 +272,7 @@ func TestTheGiverHangs(t *testing.T) {
 		}
 		s.works(t, true)
 	})
-	t.Run("when it is to give", func(t *testing.T) {
+	runInBubble(t, "when it is to give", func(t *testing.T) {
 		s := newScene(t)
 		s.fresh.Limits.Answer = 3 * time.Second
 		hang := make(chan struct{})
@@ -296,5 +293,42 @@ func TestTheGiverHangs(t *testing.T) {
 			t.Errorf("the taker ends with %v", err)
 		}
 		s.works(t, true)
+	})
+}
+
+// The giver doesn't end before it has received everything that was relayed to it.
+func TestTheGiverReceivesRelayedMessages(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newScene(t)
+		s.old.Limits.Linger = 2 * time.Second
+		pairFor(t, s.old, s.fresh)
+		defer func() { _ = s.fresh.Pair.Close() }()
+		g := &giver{Side: s.old.Side, pair: newPair(s.old.Pair)}
+		defer g.pair.close()
+		if err := g.look(); err != nil {
+			t.Fatal(err)
+		}
+		s.out.end()
+		s.in.end()
+		const frames = 100 // more than are read ahead
+		for range frames {
+			if _, err := s.fresh.Pair.Write([]byte{byte(kindRelayed), 0}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var taken atomic.Int64
+		late := time.AfterFunc(3*time.Second, func() { // Nothing else comes for longer than it lingers.
+			for range frames {
+				<-g.pair.relayed
+				taken.Add(1)
+			}
+		})
+		defer late.Stop()
+		if err := g.linger(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := taken.Load(); n != frames {
+			t.Errorf("it ends when %d of %d frames are received", n, frames)
+		}
 	})
 }

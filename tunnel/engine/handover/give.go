@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"time"
 
 	"golang.zx2c4.com/wireguard/device"
@@ -21,7 +20,7 @@ type Side struct {
 	Tun    *Tun
 	// Pair is an end of a SEQPACKET pair, whose other end the other engine has. It is
 	// closed at the end.
-	Pair   *net.UnixConn
+	Pair   End
 	Limits Limits
 	Log    *slog.Logger
 }
@@ -278,7 +277,7 @@ func (g *giver) linger(ctx context.Context) error {
 			g.Log.Debug("the other engine doesn't read", "err", err)
 		}
 		all++
-		if silent++; g.received != last || g.pair.unread() || !g.Bind.idle() {
+		if silent++; g.received != last || g.pair.conn.unread() || !g.Bind.idle() {
 			silent = 0
 		}
 	}

@@ -3,7 +3,6 @@ package handover
 import (
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,53 +15,54 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// passage is a tunnel of a node with a remote behind a network.
+// passage is a tunnel of a node with a remote, and the path between them.
 type passage struct {
-	*network
+	*path
 	e       *engine
 	r       *remote
 	out, in *flow
 }
 
-// newPassage has the tunnel's packets flow, after the remote's first handshake or the
-// node's.
+// newPassage makes packets flow through a tunnel, in a bubble, after the remote's first
+// handshake or the node's.
 func newPassage(t *testing.T, remoteFirst bool) *passage {
 	t.Helper()
-	n := newNode(t, "10.0.0.1")
+	n := newNode(t, newLAN(), "10.0.0.1")
 	p := &passage{r: newRemote(t, "10.0.0.2", n, "")}
-	p.network = newNetwork(t, n, p.r, "")
-	p.e = n.start(t, nil, false).up(t)
-	t.Cleanup(n.closeSockets)
+	p.path = newPath(n.port, p.r.port)
+	n.peer(p.r.node, p.r.endpoint(), "")
+	p.e = n.start(t, false).up(t)
 	key := publicKey(t, n)
 	if remoteFirst {
-		p.found(n.port)
-		if err := p.r.dev.IpcSet(fmt.Sprintf("public_key=%x\nendpoint=%s\n", key[:], p.far.LocalAddr())); err != nil {
+		if err := p.r.dev.IpcSet(fmt.Sprintf("public_key=%x\nendpoint=%s\n", key[:], n.at)); err != nil {
 			t.Fatal(err)
 		}
-		p.in = startFlow(t, p.r.node, n, 2*time.Millisecond)
+		p.in = startFlow(t, p.r.node, n, interval)
 		connect(t, p.in)
 	}
-	p.out = startFlow(t, n, p.r.node, 2*time.Millisecond)
+	p.out = startFlow(t, n, p.r.node, interval)
 	connect(t, p.out)
 	if !remoteFirst {
-		p.in = startFlow(t, p.r.node, n, 2*time.Millisecond)
+		p.in = startFlow(t, p.r.node, n, interval)
 		connect(t, p.in)
 	}
 	return p
 }
 
-// keepWaiting gives the node another remote, which has a session, and has it say nothing
+// keepWaiting gives the node another remote, which has a session, and answers nothing
 // until end is called.
 func (p *passage) keepWaiting(t *testing.T) (end func()) {
 	t.Helper()
 	n := p.e.node
 	other := newRemote(t, "10.0.0.3", n, "")
-	slowly := newNetwork(t, n, other, "")
+	slowly := newPath(n.port, other.port)
+	n.peer(other.node, other.endpoint(), "")
 	if _, peers, _ := strings.Cut(n.config, "\n"); p.e.Device.IpcSet(peers) != nil {
 		t.Fatal("the node doesn't take another peer")
 	}
+	n.under.made(t, p.e.Device)
 	n.out <- packetOf(1, n.addr, other.addr)
-	polltest.Until(t, time.Minute, "the other one has a session", func() bool { return len(other.in) > 0 })
+	polltest.Until(t, time.Minute, "the other remote has a session", func() bool { return len(other.in) > 0 })
 	var over atomic.Bool
 	slowly.behave(func(bool, []byte) time.Duration {
 		if over.Load() {
@@ -78,6 +78,8 @@ func (p *passage) nothingIsLost(t *testing.T) {
 	t.Helper()
 	p.out.flowing(t)
 	p.in.flowing(t)
+	p.out.end()
+	p.in.end()
 	if lost := p.out.missing(t); lost > 0 {
 		t.Errorf("%d of %d packets out are lost", lost, p.out.sent.Load())
 	}
@@ -93,8 +95,7 @@ func TestHandshakesCross(t *testing.T) {
 	const way = 60 * time.Millisecond // for each message
 	for _, giver := range []bool{false, true} {
 		for _, before := range []time.Duration{0, way / 2, way, 3 * way / 2, 5 * way / 2} {
-			t.Run(fmt.Sprintf("of the giver %v, %v before", giver, before), func(t *testing.T) {
-				t.Parallel()
+			runInBubble(t, fmt.Sprintf("of the giver %v, %v before", giver, before), func(t *testing.T) {
 				p := newPassage(t, giver)
 				begins, with := p.r.dev, p.e.node
 				if giver {
@@ -114,12 +115,11 @@ func TestHandshakesCross(t *testing.T) {
 }
 
 // A handshake that the giver has begun is answered at the end of the time that it has, and
-// what the giver sends in its session comes later than the next engine's initiation: the
+// what the giver sends in its session arrives later than the taker's initiation: the
 // remote would forget the session.
-func TestAHandshakeIsAnsweredLate(t *testing.T) {
+func TestHandshakeIsAnsweredLate(t *testing.T) {
 	for _, late := range []time.Duration{-60 * time.Millisecond, -20 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond} {
-		t.Run(late.String(), func(t *testing.T) {
-			t.Parallel()
+		runInBubble(t, late.String(), func(t *testing.T) {
 			p := newPassage(t, true)
 			time.Sleep(device.RekeyTimeout + 100*time.Millisecond)
 			var answers atomic.Int64
@@ -143,7 +143,8 @@ func TestAHandshakeIsAnsweredLate(t *testing.T) {
 
 // Handshakes are slow, or some of their messages are lost. The others go through.
 func TestHandshakesAreSlowOrLost(t *testing.T) {
-	slow := func(by time.Duration) func(bool, []byte) time.Duration {
+	type behaviour = func(bool, []byte) time.Duration
+	slow := func(by time.Duration) behaviour {
 		return func(_ bool, m []byte) time.Duration {
 			if messageType(m) != device.MessageTransportType {
 				return by
@@ -151,7 +152,7 @@ func TestHandshakesAreSlowOrLost(t *testing.T) {
 			return 0
 		}
 	}
-	lose := func(kind uint32, first int) func(bool, []byte) time.Duration {
+	lose := func(kind uint32, first int) behaviour {
 		return func(_ bool, m []byte) time.Duration {
 			if messageType(m) == kind {
 				if first--; first >= 0 {
@@ -161,24 +162,27 @@ func TestHandshakesAreSlowOrLost(t *testing.T) {
 			return 0
 		}
 	}
-	for name, behaves := range map[string]func(bool, []byte) time.Duration{
+	cases := map[string]behaviour{
 		"slow":                           slow(200 * time.Millisecond),
 		"slower than the second attempt": slow(400 * time.Millisecond),
 		"very slow":                      slow(1500 * time.Millisecond),
 		"initiations are lost":           lose(device.MessageInitiationType, 3),
 		"responses are lost":             lose(device.MessageResponseType, 3),
-		"one in three of both is lost, and slow": func(_ bool, m []byte) time.Duration {
+	}
+	for seed := range uint64(3) {
+		dice := rand.New(rand.NewPCG(seed, 0))
+		cases[fmt.Sprintf("one in three of both is lost, and slow, seed %d", seed)] = func(_ bool, m []byte) time.Duration {
 			switch {
 			case messageType(m) == device.MessageTransportType:
 				return 0
-			case rand.N(3) == 0:
+			case dice.IntN(3) == 0:
 				return -1
 			}
 			return 300 * time.Millisecond
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		}
+	}
+	for name, behaves := range cases {
+		runInBubble(t, name, func(t *testing.T) {
 			p := newPassage(t, false)
 			p.behave(behaves)
 			began := time.Now()
@@ -189,141 +193,138 @@ func TestHandshakesAreSlowOrLost(t *testing.T) {
 	}
 }
 
-// For a remote that sends the new engine waits, however unlucky its handshakes are, and
-// not for one that is gone.
-func TestTheNewEngineWaitsForWhoSends(t *testing.T) {
-	p := newPassage(t, false)
-	p.keepWaiting(t)
-	lost := 6
-	p.behave(func(toRemote bool, m []byte) time.Duration {
-		if toRemote && messageType(m) == device.MessageInitiationType {
-			if lost--; lost >= 0 {
-				return -1
+// The taker waits for a remote that sends, however unlucky its handshakes are, and not for
+// one that is gone.
+func TestTakerWaitsForRemotesThatSend(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p := newPassage(t, false)
+		p.keepWaiting(t)
+		lost := 6
+		p.behave(func(toRemote bool, m []byte) time.Duration {
+			if toRemote && messageType(m) == device.MessageInitiationType {
+				if lost--; lost >= 0 {
+					return -1
+				}
 			}
-		}
-		return 0
+			return 0
+		})
+		handOver(t, p.e, func(s *Side) { s.Limits.Patience = 2 * time.Second })
+		p.nothingIsLost(t)
 	})
-	handOver(t, p.e, func(s *Side) {
-		s.Limits = DefaultLimits
-		s.Limits.Answer, s.Limits.Patience = time.Minute, 2*time.Second
-	})
-	p.nothingIsLost(t)
 }
 
 // wireguard-go now and then begins another handshake five seconds after one that was
 // answered in the moment in which it was sent. The remote must not see it as long as the
-// old engine sends.
-func TestTheNewEngineBeginsAnother(t *testing.T) {
-	p := newPassage(t, false)
-	goOn := p.keepWaiting(t)
-	sides := make(chan Side, 2)
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		handOver(t, p.e, func(s *Side) { sides <- *s })
-	}()
-	<-sides
-	fresh := <-sides
-	key := publicKey(t, p.r.node)
-	polltest.Until(t, time.Minute, "the new engine has a session", func() bool {
-		have, err := peersOf(fresh.Device)
-		return err == nil && !have[key].handshake.IsZero()
+// giver sends.
+func TestTakerBeginsAnotherHandshake(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p := newPassage(t, false)
+		goOn := p.keepWaiting(t)
+		sides := make(chan Side, 2)
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			handOver(t, p.e, patiently, func(s *Side) { sides <- *s })
+		}()
+		<-sides
+		fresh := <-sides
+		key := publicKey(t, p.r.node)
+		polltest.Until(t, time.Minute, "the taker has a session", func() bool {
+			have, err := peersOf(fresh.Device)
+			return err == nil && !have[key].handshake.IsZero()
+		})
+		time.Sleep(device.RekeyTimeout + 100*time.Millisecond) // wireguard-go begins none sooner
+		if err := fresh.Device.LookupPeer(key).SendHandshakeInitiation(false); err != nil {
+			t.Fatal(err)
+		}
+		p.out.flowing(t)
+		p.in.flowing(t)
+		goOn()
+		<-over
+		p.nothingIsLost(t)
 	})
-	time.Sleep(device.RekeyTimeout + 100*time.Millisecond) // wireguard-go begins none sooner
-	if err := fresh.Device.LookupPeer(key).SendHandshakeInitiation(false); err != nil {
-		t.Fatal(err)
-	}
-	p.out.flowing(t)
-	p.in.flowing(t)
-	goOn()
-	<-over
-	p.nothingIsLost(t)
 }
 
-// What confirms a session is lost: the remote sends in the one before until it comes.
+// patiently makes the taker wait for remotes that are silent for as long as a test takes.
+func patiently(s *Side) { s.Limits.Silent, s.Limits.Sessions = time.Hour, time.Hour }
+
+// What confirms a session is lost: the remote sends in the one before until it arrives.
 func TestConfirmationsAreLost(t *testing.T) {
-	p := newPassage(t, false)
-	fresh := make(map[uint32]int)
-	began := false
-	p.behave(func(toRemote bool, m []byte) time.Duration {
-		began = began || messageType(m) == device.MessageResponseType
-		if began && toRemote && messageType(m) == device.MessageTransportType && len(m) == device.MessageKeepaliveSize {
-			receiver, _ := index(m)
-			if fresh[receiver]++; fresh[receiver] <= 20 {
-				return -1
+	inBubble(t, func(t *testing.T) {
+		p := newPassage(t, false)
+		fresh := make(map[uint32]int)
+		began := false
+		p.behave(func(toRemote bool, m []byte) time.Duration {
+			began = began || messageType(m) == device.MessageResponseType
+			if began && toRemote && messageType(m) == device.MessageTransportType && len(m) == device.MessageKeepaliveSize {
+				receiver, _ := index(m)
+				if fresh[receiver]++; fresh[receiver] <= 20 {
+					return -1
+				}
 			}
-		}
-		return 0
+			return 0
+		})
+		handOver(t, p.e)
+		p.nothingIsLost(t)
 	})
-	handOver(t, p.e)
-	p.nothingIsLost(t)
 }
 
-// Only the remote sends, and for some seconds nothing gets through to it, when it has
-// answered: it doesn't use a session until something has come in it.
-func TestTheWayToTheRemoteIsInterrupted(t *testing.T) {
-	p := newPassage(t, true)
-	p.out.end()
-	var over time.Time
-	p.behave(func(toRemote bool, m []byte) time.Duration {
-		switch messageType(m) {
-		case device.MessageResponseType:
-			over = time.Now().Add(3 * time.Second)
-		case device.MessageTransportType:
-			if toRemote && time.Now().Before(over) {
-				return -1
+// Only the remote sends, and for some seconds nothing arrives at it, when it has answered:
+// it doesn't use a session until something has arrived in it.
+func TestPathToTheRemoteIsInterrupted(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p := newPassage(t, true)
+		p.out.end()
+		var over time.Time
+		p.behave(func(toRemote bool, m []byte) time.Duration {
+			switch messageType(m) {
+			case device.MessageResponseType:
+				over = time.Now().Add(3 * time.Second)
+			case device.MessageTransportType:
+				if toRemote && time.Now().Before(over) {
+					return -1
+				}
 			}
+			return 0
+		})
+		handOver(t, p.e, func(s *Side) { s.Limits.Linger = 2 * time.Second })
+		p.in.flowing(t)
+		if lost := p.in.missing(t); lost > 0 {
+			t.Errorf("%d of %d packets in are lost", lost, p.in.sent.Load())
 		}
-		return 0
 	})
-	handOver(t, p.e, func(s *Side) { s.Limits.Linger = 2 * time.Second })
-	p.in.flowing(t)
-	if lost := p.in.missing(t); lost > 0 {
-		t.Errorf("%d of %d packets in are lost", lost, p.in.sent.Load())
-	}
 }
 
 // A remote under load answers with cookies, which cost another attempt.
-func TestTheRemoteIsUnderLoad(t *testing.T) {
-	p := newPassage(t, false)
-	var cookies atomic.Int32
-	p.behave(func(_ bool, m []byte) time.Duration {
-		if messageType(m) == device.MessageCookieReplyType {
-			cookies.Add(1)
+func TestRemoteUnderLoad(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p := newPassage(t, false)
+		var cookies atomic.Int32
+		p.behave(func(_ bool, m []byte) time.Duration {
+			if messageType(m) == device.MessageCookieReplyType {
+				cookies.Add(1)
+			}
+			return 0
+		})
+		done, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			flood(t, p.r, done)
+		}()
+		end := sync.OnceFunc(func() { close(done); <-stopped })
+		defer end()
+		handOver(t, p.e)
+		if cookies.Load() == 0 {
+			t.Error("the remote has answered with no cookie")
 		}
-		return 0
+		end()
+		p.nothingIsLost(t)
 	})
-	done := make(chan struct{})
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		flood(t, p.r, done)
-	}()
-	end := sync.OnceFunc(func() { close(done); <-stopped })
-	defer end()
-	// A slow machine is under load for as long as that lasts: one cookie is enough.
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for cookies.Load() == 0 {
-			p.e = handOver(t, p.e)
-		}
-	}()
-	polltest.Until(t, 5*time.Minute, "a cookie", func() bool { return cookies.Load() > 0 })
-	end()
-	<-ended
-	p.out.flowing(t)
-	p.in.flowing(t)
 }
 
-// flood sends initiations that only who tries to decrypt them finds to be forged.
+// flood sends initiations that are found to be forged only when they are decrypted.
 func flood(t *testing.T, r *remote, done <-chan struct{}) {
-	c, err := net.Dial("udp4", r.endpoint())
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	defer func() { _ = c.Close() }()
+	from := r.port.lan.listen()
 	public := r.key.PublicKey()
 	secret := blake2s.Sum256(append([]byte(device.WGLabelMAC1), public[:]...))
 	m := wireMessage(device.MessageInitiationType, device.MessageInitiationSize)
@@ -333,15 +334,15 @@ func flood(t *testing.T, r *remote, done <-chan struct{}) {
 		t.Error(err)
 		return
 	}
-	tick := time.NewTicker(200 * time.Millisecond) // An engine is under load for a second after a burst.
+	tick := time.NewTicker(200 * time.Millisecond) // A device is under load for a second after a burst.
 	defer tick.Stop()
-	for i := 0; ; i++ {
+	for {
 		for range 400 {
 			m[20]++
 			mac.Reset()
 			mac.Write(m[:macs])
 			mac.Sum(m[:macs])
-			_, _ = c.Write(m)
+			from.send(m, r.at)
 		}
 		select {
 		case <-tick.C:
@@ -351,16 +352,16 @@ func flood(t *testing.T, r *remote, done <-chan struct{}) {
 	}
 }
 
-// The remote gets another address during the hand-over, while the new engine waits for
-// another peer: before it has a session with that, before it knows that it has, and later.
-func TestTheRemoteRoams(t *testing.T) {
+// The remote gets another address during the hand-over, while the taker waits for another
+// peer: before it has a session with that, before it knows that it has, and later.
+func TestRemoteRoams(t *testing.T) {
 	const (
 		unanswered = iota
 		unconfirmed
 		established
 	)
 	for name, when := range map[string]int{"before it answers": unanswered, "before it uses its new session": unconfirmed, "when it has one": established} {
-		t.Run(name, func(t *testing.T) {
+		runInBubble(t, name, func(t *testing.T) {
 			p := newPassage(t, false)
 			slowly := p.keepWaiting(t)
 			old := make(map[uint32]bool)
@@ -373,7 +374,7 @@ func TestTheRemoteRoams(t *testing.T) {
 				receiver, _ := index(m)
 				switch kind := messageType(m); {
 				case kind == device.MessageInitiationType && !toRemote:
-					t.Error("the remote hears nothing for 15 s")
+					t.Error("nothing arrives at the remote for 15 s")
 				case kind == device.MessageResponseType && when == unanswered && !roamed.Load():
 					return -1
 				case kind == device.MessageResponseType:
@@ -385,11 +386,11 @@ func TestTheRemoteRoams(t *testing.T) {
 			})
 			began := len(p.of(device.MessageInitiationType))
 			ended := make(chan struct{})
-			go func() { defer close(ended); handOver(t, p.e) }()
-			polltest.Until(t, time.Minute, "the new engine begins", func() bool {
+			go func() { defer close(ended); handOver(t, p.e, patiently) }()
+			polltest.Until(t, time.Minute, "the taker begins", func() bool {
 				return len(p.of(device.MessageInitiationType)) > began && (when == unanswered || answered.Load())
 			})
-			p.roam(t)
+			p.roam()
 			roamed.Store(true)
 			p.out.flowing(t)
 			p.in.flowing(t)

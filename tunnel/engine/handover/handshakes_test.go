@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Each step is what happens at a time, in milliseconds, and what is done then.
-func TestHandshakesAreBegunAgain(t *testing.T) {
+// Each step has the time in milliseconds, the state of the peer then, and what is done.
+func TestHandshakeSteps(t *testing.T) {
 	const begin, again, keepalive = "begin", "again", "keepalive"
 	type step struct {
 		at        int
@@ -63,7 +63,7 @@ func TestHandshakesAreBegunAgain(t *testing.T) {
 			{at: 520, handshake: 501, sent: 444, want: []string{keepalive}},
 			{at: 530, handshake: 525, sent: 476},
 		}, done: true},
-		"a session of before doesn't count when it is to be renewed": {renew: true, steps: []step{
+		"an earlier session doesn't count when it is to be renewed": {renew: true, steps: []step{
 			{at: 1000, handshake: 900, sent: 1000, want: []string{again}},
 			{at: 1010, handshake: 900, sent: 1148},
 			{at: 1020, handshake: 1015, sent: 1148, want: []string{keepalive}},
@@ -100,8 +100,8 @@ func TestHandshakesAreBegunAgain(t *testing.T) {
 	}
 }
 
-// An engine that gets many answers at once thinks that it is under load.
-func TestNotTooManyHandshakesAtOnce(t *testing.T) {
+// A device that receives many answers at once counts as under load.
+func TestHandshakesArePaced(t *testing.T) {
 	var order []Key
 	have := make(map[Key]peer)
 	for i := range 1000 {
@@ -131,8 +131,8 @@ func TestNotTooManyHandshakesAtOnce(t *testing.T) {
 	}
 }
 
-// Who waits for whom, and how long.
-func TestWhoIsWaitedFor(t *testing.T) {
+// How long the taker waits for peers without a session.
+func TestTakerWaits(t *testing.T) {
 	const s = time.Second
 	limits := Limits{Silent: 3 * s, Sessions: 40 * s}
 	for name, c := range map[string]struct {
@@ -140,7 +140,7 @@ func TestWhoIsWaitedFor(t *testing.T) {
 		heard          []bool // each without a session
 		want           bool
 	}{
-		"nobody is missing":                     {want: true},
+		"all peers have a session":              {want: true},
 		"one that was never heard, at first":    {waited: 2 * s, silent: 2 * s, heard: []bool{false}},
 		"one that was never heard":              {waited: 3 * s, silent: 3 * s, heard: []bool{false}, want: true},
 		"others answer":                         {waited: 30 * s, silent: s, heard: []bool{false}},
@@ -163,7 +163,7 @@ func TestWhoIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestWhoIsHeard(t *testing.T) {
+func TestHeardPeers(t *testing.T) {
 	r := receipt{bytes: 100}
 	for _, step := range []struct {
 		at    int // seconds

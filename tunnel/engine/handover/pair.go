@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"sync"
 	"syscall"
@@ -56,12 +55,27 @@ type message struct {
 	body []byte
 }
 
-// pair is one end of the SEQPACKET pair.
+// End is an end of a pair of SEQPACKET sockets: one Read returns what one Write wrote.
+// Tests have one in memory.
+type End interface {
+	io.ReadWriteCloser
+	SetWriteDeadline(t time.Time) error
+	// CloseRead makes writing fail at the other end. What was written there before is
+	// still read here.
+	CloseRead() error
+	// try writes a message, unless more than half of the pair's room is taken: the other
+	// half is for messages that don't wait. It returns an error when the other end is shut.
+	try(message []byte) (wrote bool, err error)
+	// unread reports whether the pair holds messages that this end hasn't read.
+	unread() bool
+}
+
+// pair reads and writes an end.
 type pair struct {
-	conn     *net.UnixConn
+	conn     End
 	messages chan message  // all but relayed ones; closed at the end
 	relayed  chan []byte   // frames; closed at the end
-	ended    chan struct{} // closed when nobody takes from the channels any more
+	ended    chan struct{} // closed when the channels aren't read any more
 	end      func()        // closes it
 	pumping  sync.WaitGroup
 
@@ -77,7 +91,7 @@ type pair struct {
 }
 
 // newPair starts to read an end, which belongs to it.
-func newPair(conn *net.UnixConn) *pair {
+func newPair(conn End) *pair {
 	p := &pair{conn: conn, messages: make(chan message, 16), relayed: make(chan []byte, 16), ended: make(chan struct{}), wake: make(chan struct{}, 1)}
 	p.end = sync.OnceFunc(func() { close(p.ended) })
 	p.pumping.Go(p.pump)
@@ -164,7 +178,7 @@ func (p *pair) carry() {
 			return
 		}
 		for message := p.first(); message != nil; {
-			wrote, err := p.try(message)
+			wrote, err := p.conn.try(message)
 			switch {
 			case err != nil:
 				return

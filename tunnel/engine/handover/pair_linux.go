@@ -27,10 +27,12 @@ func Pair() (giver, taker *os.File, err error) {
 	return os.NewFile(uintptr(ends[0]), "giver"), os.NewFile(uintptr(ends[1]), "taker"), nil
 }
 
-// try writes a message, unless more than half of the pair's room is taken: the other half
-// is for messages that don't wait. It returns an error when the other end is shut.
-func (p *pair) try(message []byte) (wrote bool, err error) {
-	err = p.control(func(fd int) error {
+// socketEnd is an [End] of the kernel's.
+type socketEnd struct{ *net.UnixConn }
+
+// try implements [End].
+func (e socketEnd) try(message []byte) (wrote bool, err error) {
+	err = e.control(func(fd int) error {
 		room, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 		if err != nil {
 			return err
@@ -48,10 +50,10 @@ func (p *pair) try(message []byte) (wrote bool, err error) {
 	return wrote, err
 }
 
-// unread reports whether there is anything in the pair that this end hasn't read.
-func (p *pair) unread() bool {
+// unread implements [End].
+func (e socketEnd) unread() bool {
 	n := 0
-	err := p.control(func(fd int) (err error) {
+	err := e.control(func(fd int) (err error) {
 		n, err = unix.IoctlGetInt(fd, unix.SIOCINQ)
 		return err
 	})
@@ -59,8 +61,8 @@ func (p *pair) unread() bool {
 }
 
 // control calls f with this end's descriptor.
-func (p *pair) control(f func(fd int) error) error {
-	raw, err := p.conn.SyscallConn()
+func (e socketEnd) control(f func(fd int) error) error {
+	raw, err := e.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -69,14 +71,14 @@ func (p *pair) control(f func(fd int) error) error {
 }
 
 // Conn returns the connection that an end of a pair is, and closes the file.
-func Conn(end *os.File) (*net.UnixConn, error) {
+func Conn(end *os.File) (End, error) {
 	defer func() { _ = end.Close() }() // The connection has a descriptor of its own.
 	c, err := net.FileConn(end)
 	if err != nil {
 		return nil, fmt.Errorf("use an end of a pair: %w", err)
 	}
 	if u, ok := c.(*net.UnixConn); ok {
-		return u, nil
+		return socketEnd{u}, nil
 	}
 	return nil, errors.Join(fmt.Errorf("an end of a pair is a %T", c), c.Close())
 }

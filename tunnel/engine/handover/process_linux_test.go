@@ -30,7 +30,7 @@ import (
 // role is in the environment of a process of this test program that is an engine.
 const role = "HANDOVER_TEST_ROLE"
 
-// TestMain is an engine, where it is to be one.
+// TestMain serves an engine or a remote where the environment says so.
 func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case "engine":
@@ -190,8 +190,8 @@ func serveRemote() error {
 	if err := d.IpcSet(string(config)); err != nil {
 		return err
 	}
-	// It goes up with its link. One that is up before hears that its link is down, and
-	// opens its socket anew while the one from before may still be in use.
+	// It goes up with its link. One that is up before gets the event that its link is down,
+	// and opens another socket while the one before may still be in use.
 	fmt.Println("here")
 	_, err = receiveEnd() // which is that of its parent
 	return err
@@ -246,7 +246,7 @@ func (p *process) isHere(t *testing.T) {
 	}
 }
 
-// give has an engine give its device to whoever has the other end.
+// give makes an engine give its device to the engine that has the other end.
 func (p *process) give(t *testing.T, end *os.File) {
 	t.Helper()
 	raw, err := p.control.SyscallConn()

@@ -1,7 +1,6 @@
 package handover
 
 import (
-	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,7 +43,7 @@ type steps struct {
 	said    map[string]bool
 }
 
-// newSteps returns nil where nobody wants to know.
+// newSteps returns nil where the environment asks for no steps.
 func newSteps() (*steps, error) {
 	if os.Getenv(stepsVariable) == "" {
 		return nil, nil
@@ -124,8 +122,8 @@ func (s *steppedTUN) SetReadDeadline(at time.Time) error {
 	return s.File().SetReadDeadline(at)
 }
 
-// starved hands over to a new process, and at a step has none of some processes run for
-// a while, as on a node without free processor time.
+// starved hands over to a new process, and stops some processes at a step for a while, as
+// on a node without free processor time.
 func (s *site) starved(t *testing.T, step string, old, fresh bool, pause time.Duration) {
 	t.Helper()
 	giver, taker, err := Pair()
@@ -199,7 +197,7 @@ const patience = 5 * time.Second
 var starvation = flag.Duration("starvation", 0, "how long processes don't run in TestStarvedProcessesHandOver, which measures; 0: it doesn't")
 
 // Engines that don't get to run for a while, at any step, lose nothing that the kernel
-// had room for. That is a measurement of some minutes; the tests below hold what it found:
+// had room for. That is a measurement of some minutes; the tests of relayed messages hold what it found:
 //
 //	go test -v -run TestStarvedProcessesHandOver . -args -rate 8000 -packet-size 1380 -starvation 900ms -under-way 0
 func TestStarvedProcessesHandOver(t *testing.T) {
@@ -217,9 +215,9 @@ func TestStarvedProcessesHandOver(t *testing.T) {
 			defer endIn()
 			polltest.Until(t, time.Minute, "packets arrive", func() bool { return out.lost() < int(out.sent.Load()) && in.lost() < int(in.sent.Load()) })
 			s.starved(t, "", false, false, 0) // by one that says no steps
-			for _, who := range []string{"old", "new", "both"} {
+			for _, stopped := range []string{"old", "new", "both"} {
 				before, firstOut, firstIn := overflows(t, s.near, s.far), out.sent.Load(), in.sent.Load()
-				s.starved(t, step, who != "new", who != "old", *starvation)
+				s.starved(t, step, stopped != "new", stopped != "old", *starvation)
 				lastOut, lastIn := out.sent.Load(), in.sent.Load()
 				var lostOut, lostIn, full int
 				// What waits may come late, on a machine without free processor time.
@@ -232,9 +230,9 @@ func TestStarvedProcessesHandOver(t *testing.T) {
 						least, end = lostOut+lostIn, time.Now().Add(patience)
 					}
 				}
-				t.Logf("%s: lost out %d, in %d; queues of the kernel were full for %d packets", who, lostOut, lostIn, full)
+				t.Logf("%s: lost out %d, in %d; queues of the kernel were full for %d packets", stopped, lostOut, lostIn, full)
 				if lostOut+lostIn > full {
-					t.Errorf("when %s don't run, %d packets out and %d in are lost, of which queues of the kernel had no room for %d", who, lostOut, lostIn, full)
+					t.Errorf("when %s engines don't run, %d packets out and %d in are lost, of which queues of the kernel had no room for %d", stopped, lostOut, lostIn, full)
 				}
 			}
 			endOut()
@@ -242,100 +240,4 @@ func TestStarvedProcessesHandOver(t *testing.T) {
 			wire.check(t)
 		})
 	}
-}
-
-// What is relayed waits for an engine that doesn't run, in order, and keeps no other
-// message waiting.
-func TestWhatIsRelayedWaits(t *testing.T) {
-	var giver, taker engine
-	pairFor(t, &giver, &taker)
-	p := newPair(taker.Pair)
-	defer p.close()
-	const messages, size = 10000, 1500 // more than a pair has room for
-	message := make([]byte, size)
-	message[0] = byte(kindRelayed)
-	for i := range messages {
-		binary.BigEndian.PutUint32(message[1:], uint32(i))
-		p.post(message)
-	}
-	for range 100 {
-		if err := p.send(kindProgress); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := giver.Pair.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	buf := make([]byte, maxMessage)
-	for relayed, others := 0, 0; relayed < messages || others < 100; {
-		n, err := giver.Pair.Read(buf)
-		switch {
-		case err != nil:
-			t.Fatalf("after %d messages: %v", relayed, err)
-		case kind(buf[0]) != kindRelayed:
-			others++
-		case n != size || binary.BigEndian.Uint32(buf[1:]) != uint32(relayed):
-			t.Fatalf("message %d has %d bytes, and number %d", relayed, n, binary.BigEndian.Uint32(buf[1:]))
-		default:
-			relayed++
-		}
-	}
-	if n := p.lost(); n > 0 {
-		t.Errorf("%d messages are lost", n)
-	}
-}
-
-// What is relayed to an engine that hangs for good takes a bounded amount of memory.
-func TestWhatIsRelayedIsBounded(t *testing.T) {
-	var giver, taker engine
-	pairFor(t, &giver, &taker)
-	defer func() { _ = giver.Pair.Close() }()
-	p := newPair(taker.Pair)
-	defer p.close()
-	message := make([]byte, 1<<16)
-	for range 4 * maxPosted / len(message) {
-		p.post(message)
-	}
-	p.posting.Lock()
-	defer p.posting.Unlock()
-	if p.bytes > maxPosted || p.dropped == 0 {
-		t.Errorf("%d bytes wait, and %d messages are lost", p.bytes, p.dropped)
-	}
-}
-
-// The giver doesn't end as long as something that was relayed to it isn't received.
-func TestTheGiverReceivesWhatWasRelayed(t *testing.T) {
-	s := newScene(t)
-	s.old.Limits.Linger = 2 * time.Second
-	var taker engine
-	pairFor(t, s.old, &taker)
-	defer func() { _ = taker.Pair.Close() }()
-	g := &giver{Side: s.old.Side, pair: newPair(s.old.Pair)}
-	defer g.pair.close()
-	if err := g.look(); err != nil {
-		t.Fatal(err)
-	}
-	s.out.end()
-	s.in.end()
-	const frames = 100 // more than are read ahead
-	for range frames {
-		if _, err := taker.Pair.Write([]byte{byte(kindRelayed), 0}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var taken atomic.Int64
-	late := time.AfterFunc(3*time.Second, func() { // Nothing else comes for longer than it lingers.
-		for range frames {
-			<-g.pair.relayed
-			taken.Add(1)
-		}
-	})
-	defer late.Stop()
-	if err := g.linger(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if n := taken.Load(); n != frames {
-		t.Errorf("it ends when %d of %d frames are received", n, frames)
-	}
-	s.fresh.Device.Close()
 }

@@ -26,10 +26,10 @@ import (
 )
 
 // marker is in everything that is sent through the tunnel.
-const marker = "nobody may read this in the underlay"
+const marker = "this must not be readable in the underlay"
 
-// stream is UDP through a tunnel, numbered. It waits for who is slow: on a machine that is
-// busy with other things the queues of the kernel have room for all of it.
+// stream is UDP through a tunnel, numbered. It waits for a slow receiver: on a machine that
+// is busy with other things the queues of the kernel have room for all of it.
 type stream struct {
 	sent    atomic.Uint64
 	mu      sync.Mutex
@@ -129,7 +129,7 @@ func listen(ns *nstest.Namespace, addr string) (c *net.UDPConn, err error) {
 	return c, err
 }
 
-// enlarge gives a socket more room than those of an engine have: who reads it may not get to
+// enlarge gives a socket more room than those of an engine have: its reader may not get to
 // run for a while.
 func enlarge(c *net.UDPConn) error {
 	raw, err := c.SyscallConn()
@@ -244,7 +244,7 @@ type capture struct {
 	messages  int
 }
 
-// wireNonce is which key, by who gets it, and nonce a message was sealed with.
+// wireNonce is the key, by its receiver, and the nonce that a message was sealed with.
 type wireNonce struct {
 	to      [16]byte
 	session uint32
@@ -374,7 +374,7 @@ func (c *capture) check(t *testing.T) {
 }
 
 // overflows returns how many packets the kernel had no room for: in the queues of TUN
-// links and of UDP sockets, because nobody read them in time.
+// links and of UDP sockets, because they weren't read in time.
 func overflows(t *testing.T, namespaces ...*nstest.Namespace) (n int) {
 	t.Helper()
 	for _, ns := range namespaces {
@@ -432,8 +432,9 @@ var (
 	handOvers  = flag.Int("hand-overs", 5, "how often it hands over")
 )
 
-// Packets in both directions, and TCP beside them, while one process
-// hands over to the next. The remote is a plain wireguard-go.
+// Packets in both directions, and TCP beside them, while one process hands over to the
+// next, with real sockets and TUN devices. The remote is a plain wireguard-go. Under -short
+// it hands over once in each case.
 func TestProcessesHandOver(t *testing.T) {
 	ipv4 := [2]string{"192.0.2.1/24", "192.0.2.2/24"}
 	for name, c := range map[string]struct {
@@ -441,14 +442,22 @@ func TestProcessesHandOver(t *testing.T) {
 		handOvers int
 		remote    []string // environment
 		perSecond int
+		long      bool // left out by -short
 	}{
-		"IPv4": {ipv4, *handOvers, nil, *fullRate},
-		"IPv6": {[2]string{"2001:db8::1/64", "2001:db8::2/64"}, 3, nil, *fullRate},
+		"IPv4": {ipv4, *handOvers, nil, *fullRate, false},
+		"IPv6": {[2]string{"2001:db8::1/64", "2001:db8::2/64"}, 3, nil, *fullRate, false},
 		// These go on for seconds, with messages passed on: more than a busy machine can.
-		"a remote that answers slowly": {ipv4, 3, []string{slowVariable + "=700ms"}, *slowRate},
-		"most handshakes are in vain":  {ipv4, 3, []string{unsureVariable + "=1"}, *slowRate},
+		"a remote that answers slowly": {ipv4, 3, []string{slowVariable + "=700ms"}, *slowRate, false},
+		"most handshakes are in vain":  {ipv4, 3, []string{unsureVariable + "=1"}, *slowRate, true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() {
+				if c.long {
+					t.Skip("left out by -short; runs in make test-all")
+				}
+				t.Parallel()
+				c.handOvers, c.perSecond = 1, *slowRate
+			}
 			s := newSite(t, c.underlay, c.remote...)
 			wire := startCapture(t, s.far, "under0")
 			chat, endTCP := startTCP(t, s.near, s.far, "10.9.0.2:7000")
