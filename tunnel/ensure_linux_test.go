@@ -59,6 +59,9 @@ func TestEnsureRepairs(t *testing.T) {
 				continue // In a test of its own: the key determines the owner of the link.
 			}
 			t.Run(name, func(t *testing.T) {
+				if name != "the MTU" && name != "the listen port" {
+					long(t)
+				}
 				d := open(t, config(t, "gcp", backend))
 				d.ensure(t)
 				index, _ := d.Index()

@@ -139,6 +139,9 @@ func TestBulkOverAPathThatIsTooNarrow(t *testing.T) {
 		for _, path := range paths {
 			for underlay, family := range []string{"IPv4", "IPv6"} {
 				t.Run(fmt.Sprintf("%s %s", family, path.name), func(t *testing.T) {
+					if underlay != 0 {
+						long(t)
+					}
 					a, b := sitesOver(t, backend, Userspace, path.join)
 					meet(t, a, b, underlay)
 					before := [2]map[string]int{counters(t, a.ns), counters(t, b.ns)}

@@ -25,6 +25,9 @@ func TestListenPortsArePermutedByAnotherConfiguration(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		for _, permutation := range permutations {
 			t.Run(fmt.Sprint(permutation), func(t *testing.T) {
+				if len(permutation) > 2 {
+					long(t)
+				}
 				configs, before := openSome(t, backend, len(permutation))
 				var indices []int
 				for _, d := range before {
@@ -57,6 +60,9 @@ func TestListenPortsArePermutedByAnotherProgram(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		for _, permutation := range permutations {
 			t.Run(fmt.Sprint(permutation), func(t *testing.T) {
+				if len(permutation) > 2 {
+					long(t)
+				}
 				configs, devices := openSome(t, backend, len(permutation))
 				for _, d := range devices {
 					d.configure(t, thousands(2)...)

@@ -114,6 +114,7 @@ func TestAControlSocketIsRemoved(t *testing.T) {
 // An engine that hung, and whose place another one has taken, makes way for that when it
 // goes on.
 func TestAnEngineThatHungMakesWay(t *testing.T) {
+	long(t)
 	first := start(t)
 	first.says(t, "msg=starting")
 	newTunnel(t).works(t)
@@ -157,6 +158,7 @@ func TestSeveralStandBy(t *testing.T) {
 // A serving process that hangs during a hand-over, at either side, is replaced as at any
 // other time, and the hand-over is made then.
 func TestAServerHangsDuringAHandOver(t *testing.T) {
+	long(t)
 	for name, hangs := range map[string]func(first, second *running) *running{
 		"old": func(first, _ *running) *running { return first },
 		"new": func(_, second *running) *running { return second },

@@ -445,8 +445,9 @@ func TestAnEngineEndsAfterAHandOver(t *testing.T) {
 	}
 }
 
-// An engine that is told to end doesn't wait for one that stood by and has ended.
+// An engine that gets SIGTERM doesn't wait for one that stood by and has ended.
 func TestAnEngineEndsWithoutTheOneThatStoodBy(t *testing.T) {
+	long(t)
 	first := start(t)
 	first.says(t, "msg=starting")
 	told := make(chan struct{})

@@ -59,3 +59,11 @@ func loopbackUp() error {
 	}
 	return netlink.LinkSetUp(loopback)
 }
+
+// long leaves a test out under -short: others hold what it does in less time, or with less.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out by -short; runs in make test-all")
+	}
+}

@@ -32,19 +32,22 @@ func dropped(t *testing.T, port int) (n int) {
 	return n
 }
 
-// Processes of both engines that don't get to run for a while lose nothing: neither those
-// that serve, nor those that keep.
+// Processes of both engines that don't get to run for a while lose nothing: neither serving
+// processes nor keepers.
 func TestStarvedEnginesHandOver(t *testing.T) {
 	for name, stopped := range map[string]func(first, second *running) []int{
-		"what serves, old":  func(first, _ *running) []int { return []int{first.server(t)} },
-		"what serves, both": func(first, second *running) []int { return []int{first.server(t), second.server(t)} },
-		"what keeps, old":   func(first, _ *running) []int { return []int{first.Process.Pid} },
-		"what keeps, new":   func(_, second *running) []int { return []int{second.Process.Pid} },
+		"serving, old":  func(first, _ *running) []int { return []int{first.server(t)} },
+		"serving, both": func(first, second *running) []int { return []int{first.server(t), second.server(t)} },
+		"keeping, old":  func(first, _ *running) []int { return []int{first.Process.Pid} },
+		"keeping, new":  func(_, second *running) []int { return []int{second.Process.Pid} },
 		"all of them": func(first, second *running) []int {
 			return []int{first.Process.Pid, second.Process.Pid, first.server(t), second.server(t)}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "serving, old" {
+				long(t)
+			}
 			first := start(t)
 			first.says(t, "msg=starting")
 			tl := newTunnel(t)
