@@ -166,7 +166,12 @@ var crowdSize = flag.Int("crowd", 100, "number of remotes in TestManyRemotes; wi
 // since: nothing of the others is lost.
 func TestManyRemotes(t *testing.T) {
 	gone := *crowdSize / 20
-	runInBubble(t, "all are there", func(t *testing.T) { testCrowd(t, newLAN(), 0, 3*time.Millisecond) })
+	t.Run("all are there", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("left out by -short; runs in make test-all")
+		}
+		inBubble(t, func(t *testing.T) { testCrowd(t, newLAN(), 0, 3*time.Millisecond) })
+	})
 	runInBubble(t, "some are gone", func(t *testing.T) { testCrowd(t, newLAN(), gone, 3*time.Millisecond) })
 	t.Run("some are gone, with sockets of the kernel", func(t *testing.T) {
 		if testing.Short() {

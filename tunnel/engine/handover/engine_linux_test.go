@@ -374,7 +374,8 @@ func packetOf(number uint64, from, to netip.Addr) []byte {
 // flow is a stream of numbered packets from one node to another.
 type flow struct {
 	stop, stopped chan struct{}
-	end           func() // of sending
+	end           func()      // of sending
+	rests         atomic.Bool // sends nothing meanwhile
 	sent          atomic.Uint64
 	connected     uint64 // sent when the first had arrived
 	mu            sync.Mutex
@@ -393,6 +394,9 @@ func startFlow(t *testing.T, from, to *node, every time.Duration) *flow {
 			case <-f.stop:
 				return
 			case <-tick.C:
+				if f.rests.Load() {
+					continue
+				}
 				from.out <- packetOf(f.sent.Add(1), from.addr, to.addr)
 			}
 		}

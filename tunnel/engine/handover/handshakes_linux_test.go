@@ -49,6 +49,15 @@ func newPassage(t *testing.T, remoteFirst bool) *passage {
 	return p
 }
 
+// rest sends nothing for so long that wireguard-go may begin another handshake.
+func (p *passage) rest() {
+	for _, f := range []*flow{p.out, p.in} {
+		f.rests.Store(true)
+		defer f.rests.Store(false)
+	}
+	time.Sleep(device.RekeyTimeout + 100*time.Millisecond)
+}
+
 // keepWaiting gives the node another remote, which has a session, and answers nothing
 // until end is called.
 func (p *passage) keepWaiting(t *testing.T) (end func()) {
@@ -102,7 +111,7 @@ func TestHandshakesCross(t *testing.T) {
 					begins, with = p.e.Device, p.r.node
 				}
 				p.behave(func(bool, []byte) time.Duration { return way })
-				time.Sleep(device.RekeyTimeout + 100*time.Millisecond) // wireguard-go begins none sooner
+				p.rest()
 				if err := begins.LookupPeer(publicKey(t, with)).SendHandshakeInitiation(false); err != nil {
 					t.Fatal(err)
 				}
@@ -121,7 +130,7 @@ func TestHandshakeIsAnsweredLate(t *testing.T) {
 	for _, late := range []time.Duration{-60 * time.Millisecond, -20 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond} {
 		runInBubble(t, late.String(), func(t *testing.T) {
 			p := newPassage(t, true)
-			time.Sleep(device.RekeyTimeout + 100*time.Millisecond)
+			p.rest()
 			var answers atomic.Int64
 			p.behave(func(toRemote bool, m []byte) time.Duration {
 				switch kind := messageType(m); {
