@@ -123,7 +123,7 @@ func testConfig(t *testing.T) config.Wireguard {
 // remote subnets, has its devices, reports why it isn't ready, and leaves nothing running
 // when it ends.
 func TestAgentAlone(t *testing.T) {
-	nstest.Root(t)
+	nstest.QuickRoot(t)
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	var logs logtest.Buffer
 	a, err := newAgent(testConfig(t), slog.New(slog.NewTextHandler(&logs, nil)))
@@ -189,7 +189,7 @@ func TestAgentAlone(t *testing.T) {
 }
 
 func TestStatusOfAnAgentThatHasNotRun(t *testing.T) {
-	nstest.Root(t)
+	nstest.QuickRoot(t)
 	before, err := netlink.LinkList()
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestStatusOfAnAgentThatHasNotRun(t *testing.T) {
 }
 
 func TestServedStatus(t *testing.T) {
-	nstest.Root(t)
+	nstest.QuickRoot(t)
 	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

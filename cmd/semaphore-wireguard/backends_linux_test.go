@@ -10,6 +10,7 @@ import (
 // TestBackendChangesUnderTraffic restarts an agent with the other backend, and back
 // again: the device is another one, with the same key, and connections go on.
 func TestBackendChangesUnderTraffic(t *testing.T) {
+	long(t)
 	needKernel(t)
 	s := newSite(t, "aws", "gcp")
 	here := s.addNode(t, s.clusters["aws"], config.BackendKernel)

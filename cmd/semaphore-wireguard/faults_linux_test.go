@@ -57,7 +57,7 @@ func TestOneUnusableKeyFile(t *testing.T) {
 // TestATakenListenPort runs an agent whose first port is taken by another process: the
 // device listens on another port, which is published, until its own is free.
 func TestATakenListenPort(t *testing.T) {
-	nstest.Root(t)
+	nstest.QuickRoot(t)
 	socket, err := net.ListenPacket("udp", ":51820")
 	if err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 // userspace by a socket. Foreign traffic goes on without loss, the agent reports the
 // fault and serves the second remote, and the first one as soon as the port is free.
 func TestAnotherHasTheListenPort(t *testing.T) {
+	long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp", "merit")
 		var nodes []*testNode

@@ -30,6 +30,7 @@ const (
 // TestBesideTheOriginal runs the original, our kernel backend and our userspace backend
 // in one mesh, takes over the original's device and hands it back, under traffic.
 func TestBesideTheOriginal(t *testing.T) {
+	long(t)
 	needKernel(t)
 	s := newSite(t, "aws", "gcp")
 	aws, gcp := s.clusters["aws"], s.clusters["gcp"]

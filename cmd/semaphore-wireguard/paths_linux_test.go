@@ -107,6 +107,7 @@ func (n *testNode) mislead(t *testing.T, to *testNode, wrong bool) {
 
 // TestPaths breaks the path between nodes, and measures when that is detected.
 func TestPaths(t *testing.T) {
+	long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
 		a := s.addNode(t, s.clusters["aws"], backend)

@@ -10,6 +10,7 @@ import (
 // TestListenPortsChangePlaces restarts an agent whose remotes are listed in another
 // order, so that their devices have each other's listen port.
 func TestListenPortsChangePlaces(t *testing.T) {
+	long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp", "merit")
 		var nodes []*testNode

@@ -41,10 +41,18 @@ const patience = time.Minute
 // not be skipped.
 const kernelVariable = "SEMAPHORE_TEST_KERNEL"
 
+// long leaves a test out under -short: others hold what it does in less time, or with less.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out by -short; runs in make test-all")
+	}
+}
+
 // needKernel skips a test where the kernel has no WireGuard.
 func needKernel(t *testing.T) {
 	t.Helper()
-	nstest.Root(t)
+	nstest.QuickRoot(t)
 	kernel, err := tunnel.Supported()
 	switch {
 	case err != nil:
@@ -59,7 +67,7 @@ func needKernel(t *testing.T) {
 // eachBackend runs a test with both backends.
 func eachBackend(t *testing.T, f func(t *testing.T, backend string)) {
 	t.Helper()
-	nstest.Root(t)
+	nstest.QuickRoot(t)
 	t.Run(config.BackendKernel, func(t *testing.T) {
 		needKernel(t)
 		f(t, config.BackendKernel)

@@ -13,7 +13,7 @@ import (
 
 // TestStatusOfARealAgent queries an agent whose API servers are all unreachable.
 func TestStatusOfARealAgent(t *testing.T) {
-	nstest.Root(t)
+	nstest.QuickRoot(t)
 	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

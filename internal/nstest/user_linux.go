@@ -96,10 +96,25 @@ func Root(t testing.TB) {
 	if testing.Short() {
 		t.Skip("needs root: left out by -short")
 	}
-	if os.Geteuid() != 0 || os.Getenv(userVariable) != "" {
+	if !isRoot() {
 		t.Fatal("needs root; run as root, or with -short to leave such tests out")
 	}
 }
+
+// QuickRoot states that a test needs root of this machine, as Root does, and takes seconds:
+// under -short it runs where it has root.
+func QuickRoot(t testing.TB) {
+	t.Helper()
+	if !isRoot() && testing.Short() {
+		t.Skip("NOT RUN: needs root")
+	}
+	if !isRoot() {
+		t.Fatal("needs root; run as root, or with -short to leave such tests out")
+	}
+}
+
+// isRoot reports whether this process is root of this machine.
+func isRoot() bool { return os.Geteuid() == 0 && os.Getenv(userVariable) == "" }
 
 // Namespaces declares that a test needs network namespaces, of which those in Main's user
 // namespace are sufficient. Without them it is skipped with -short, and fails otherwise.
