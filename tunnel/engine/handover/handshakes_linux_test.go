@@ -51,11 +51,11 @@ func newPassage(t *testing.T, remoteFirst bool) *passage {
 
 // rest sends nothing for so long that wireguard-go may begin another handshake.
 func (p *passage) rest() {
-	for _, f := range []*flow{p.out, p.in} {
-		f.rests.Store(true)
-		defer f.rests.Store(false)
-	}
+	p.out.rests.Store(true)
+	p.in.rests.Store(true)
 	time.Sleep(device.RekeyTimeout + 100*time.Millisecond)
+	p.out.rests.Store(false)
+	p.in.rests.Store(false)
 }
 
 // keepWaiting gives the node another remote, which has a session, and answers nothing
