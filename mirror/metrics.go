@@ -158,7 +158,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.leading, truth(t.leading))
 }
 
-// truth is 1 for what is true.
+// truth converts a bool to a gauge value.
 func truth(is bool) int {
 	if is {
 		return 1

@@ -22,7 +22,7 @@ type originRef struct {
 type quota struct {
 	bounds, used, last Bounds
 	admitted           map[originRef]struct{}
-	waiting            map[originRef]struct{} // origins that there is no room for
+	waiting            map[originRef]struct{} // origins beyond the quota
 	// short and tried are services without all of their slices or addresses: tried ones had
 	// no quota since some was released. again is whether more was released since then.
 	short, tried map[ID]struct{}

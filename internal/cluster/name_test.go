@@ -35,7 +35,7 @@ func TestParsePrefix(t *testing.T) {
 	}
 }
 
-// FuzzParseName holds what users of names rely on, by checks of their own.
+// FuzzParseName checks the guarantees of names with independent checks.
 func FuzzParseName(f *testing.F) {
 	for _, text := range []string{"aws", "..", "a/b", "gl", "a\nb: c", "a?ref=x"} {
 		f.Add(text)

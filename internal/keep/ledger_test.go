@@ -257,8 +257,7 @@ func (s *server) delete(name string) *thing {
 	return was
 }
 
-// show has the ledger observe the first n of what the watch has not shown, the last
-// state of each name only.
+// show passes the first n unseen events to the ledger, with the last state of each name.
 func (s *server) show(l *Ledger[thing], n int) {
 	batch := map[string]kube.Change[thing]{}
 	for _, c := range s.behind[:n] {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// blackhole passes bytes between a client and a server until it is closed, and
-// from then on swallows them, as a network does whose other end is gone.
+// blackhole forwards bytes between a client and a server until it is closed, and drops them
+// afterwards, as a broken network does.
 type blackhole struct {
 	listener net.Listener
 	closed   atomic.Bool

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
-// watchOver watches by a transport that looks for another authority so often.
+// watchOver starts a watch through a transport that reloads the CA at an interval.
 func watchOver(t *testing.T, api *apiServer, source caSource, period time.Duration) (*bench, *logtest.Buffer) {
 	t.Helper()
 	var log logtest.Buffer
@@ -45,8 +45,8 @@ func kubeconfigFor(t *testing.T, path, url string, ca *authority) {
 		base64.StdEncoding.EncodeToString(ca.pem)+"}}]\n"))
 }
 
-// TestConnectionOfAReplacedAuthorityIsClosed holds that the owner of a key that
-// was replaced doesn't keep a watch that lives on for ever.
+// TestConnectionOfAReplacedAuthorityIsClosed checks that the holder of a revoked CA key
+// doesn't keep a watch open.
 func TestConnectionOfAReplacedAuthorityIsClosed(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"file", "kubeconfig", "URL"} {
@@ -100,7 +100,7 @@ func TestConnectionStaysWhenAnAuthorityIsAdded(t *testing.T) {
 	if n := len(api.seen()); n != requests {
 		t.Errorf("%d requests more", n-requests)
 	}
-	// The one that is left vouches for nothing that is open.
+	// The remaining certificate verifies no open connection.
 	replaceFile(t, file, after.pem)
 	eventually(t, "the old one's end", func() bool { return strings.Contains(log.String(), "closed_connections=1") })
 	api.set(func() { api.cert = after.issue() })
@@ -129,7 +129,7 @@ func TestAuthorityThatCannotBeLoadedAgainStays(t *testing.T) {
 	}
 }
 
-// hanging serves an authority once, and hangs ever after.
+// hanging serves CA certificates once, and hangs afterwards.
 type hanging struct {
 	pem   []byte
 	loads atomic.Int64
@@ -148,8 +148,8 @@ func (h *hanging) load(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// TestRequestsDoNotWaitForAnAuthorityThatIsThere holds that a server of
-// certificates that hangs holds up no request to the API server.
+// TestRequestsDoNotWaitForAnAuthorityThatIsThere checks that a hanging reload of the CA
+// doesn't delay requests to the API server.
 func TestRequestsDoNotWaitForAnAuthorityThatIsThere(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority()
@@ -177,7 +177,7 @@ func TestPinnedAuthority(t *testing.T) {
 	if err := listNodes(t.Context(), clientFor(t, access)); err != nil {
 		t.Errorf("with the fingerprint of one of two: %v", err)
 	}
-	// What isn't pinned vouches for nothing.
+	// A certificate without a pin is not trusted.
 	forger := newAPIServer(t, other)
 	access.APIURL = forger.url()
 	if err := listNodes(t.Context(), clientFor(t, access)); err == nil || len(forger.seen()) > 0 {
@@ -189,8 +189,7 @@ func TestPinnedAuthority(t *testing.T) {
 	}
 }
 
-// TestRedirectIsNotFollowed holds that a server can't send us, and the token,
-// elsewhere.
+// TestRedirectIsNotFollowed checks that a server can't redirect requests with the token.
 func TestRedirectIsNotFollowed(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority()
@@ -213,8 +212,8 @@ func TestRedirectIsNotFollowed(t *testing.T) {
 	}
 }
 
-// TestErrorsOfAServerArePrintable holds that what an API server answers moves no
-// cursor, wherever it is shown.
+// TestErrorsOfAServerArePrintable checks that errors of an API server contain no control
+// characters.
 func TestErrorsOfAServerArePrintable(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority()

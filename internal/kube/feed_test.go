@@ -49,7 +49,7 @@ type consumer struct {
 	took int // changes
 }
 
-// take takes changes, which must go on from what was handed out before.
+// take applies the next changes, and checks that they continue from the previous ones.
 func (c *consumer) take(t *testing.T) (synced bool) {
 	t.Helper()
 	changes, synced := c.feed.Changes()
@@ -168,7 +168,7 @@ func TestUnreadChangesAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// As lists have it, in which an object may be twice.
+	// Lists may have an object twice.
 	for i := range 10 {
 		if err := f.store.Replace([]any{nodeAt(1, "stays", "v1", ""), nodeAt(i, fmt.Sprint("listed", i), "v1", ""),
 			nodeAt(i, fmt.Sprint("twice", i), "v1", ""), nodeAt(i, fmt.Sprint("twice", i), "unwanted", "")}, "1"); err != nil {

@@ -25,11 +25,11 @@ import (
 // hostileBounds are small, so that most of them are reached in seconds.
 var hostileBounds = Bounds{Answer: 16 << 20, Objects: 2000}
 
-// memoryLimit is what TestHostileRemotes lets the process have that watches
-// hostile remotes: half of what the manifests give to an agent.
+// memoryLimit is the limit of the process that watches hostile remotes: half of the agent's
+// limit in the manifests.
 const memoryLimit = 256 << 20
 
-// hostilePatience is for a machine that does a lot else.
+// hostilePatience is for a busy machine.
 const hostilePatience = 2 * time.Minute
 
 // hostileEnv makes this test binary the process that is measured.
@@ -156,9 +156,8 @@ func (a attack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(w)
 }
 
-// TestHostileRemotes has a process of its own watch a good remote and hostile
-// ones, all at once, and measures its memory. The good one is followed all the
-// while.
+// TestHostileRemotes runs a process that watches a good remote and hostile ones at the same
+// time, and measures its memory. The good one must be followed throughout.
 func TestHostileRemotes(t *testing.T) {
 	if os.Getenv(hostileEnv) != "" {
 		watchHostileRemotes(t)
@@ -258,8 +257,7 @@ func withoutRace(t *testing.T) {
 	}
 }
 
-// peakMemory is the most resident memory that a process has had; 0 when it is
-// gone.
+// peakMemory returns the peak resident memory of a process; 0 when it has ended.
 func peakMemory(pid int) int64 {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

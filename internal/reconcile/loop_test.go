@@ -204,8 +204,7 @@ func TestProcessorTime(t *testing.T) {
 	}
 }
 
-// TestShortPassHoldsUpNoEvent has one pass of many take as long as on a machine that
-// does something else meanwhile.
+// TestShortPassHoldsUpNoEvent makes one pass of many as long as on a busy machine.
 func TestShortPassHoldsUpNoEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, Config{RestShare: 4, MinInterval: 5 * time.Millisecond})

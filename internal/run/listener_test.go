@@ -68,8 +68,8 @@ func TestSurplusLeavesTheFewAlone(t *testing.T) {
 	}
 }
 
-// flood holds connections to an address open from the loopback, in all the ways
-// that tie up a server, and opens new ones until the test ends.
+// flood opens connections to an address from the loopback until the test ends, and blocks
+// the server in all known ways.
 func flood(t *testing.T, address string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -289,7 +289,7 @@ func askSocket(t *testing.T, socket, path string) (code int, body string) {
 
 func TestSocketServesWhatTheProbePortDoes(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "probe.sock")
-	// As a process leaves it that is killed.
+	// Left by a killed process.
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)

@@ -215,8 +215,8 @@ func TestOtherAuthority(t *testing.T) {
 	}
 }
 
-// TestAuthorityByURL has a neighbour's certificates where SEMAPHORE_REMOTE_<NAME>_CA_URL
-// says, and none, or another one's, beside the token.
+// TestAuthorityByURL serves the CA certificates at SEMAPHORE_REMOTE_<NAME>_CA_URL, with none,
+// or others, in the Secret.
 func TestAuthorityByURL(t *testing.T) {
 	now := time.Now()
 	present, next := agents(now.Add(-11*24*time.Hour)), agents(now)
