@@ -96,7 +96,7 @@ func (m *member) published() string {
 	return strings.Join(texts, ",")
 }
 
-// publish has node i say which prefixes it has now.
+// publish publishes the prefixes of node i.
 func (c *crowd) publish(ctx context.Context, i int) error {
 	m := &c.members[i]
 	return c.annotate(ctx, m.name, peers.PodCIDRsAnnotation, m.published())

@@ -31,13 +31,13 @@ const (
 	blocks      = 4
 )
 
-// reachedWithin is how soon a pod that has moved should be reached from the other
-// cluster, but for one of a hundred.
+// reachedWithin bounds the time until a moved pod is reached from the other cluster, at the
+// 99th percentile.
 const reachedWithin = 200 * time.Millisecond
 
-// moves measures how soon what moves is where it has to be: blocks and single addresses
-// that a remote's nodes publish on our device, and pods that start there with an address
-// out of another node's block, from the write of their status to the first answer.
+// moves measures how soon moved prefixes work: blocks and single addresses from their
+// publication by a remote's nodes to our device, and pods with an address of another node's
+// block from the write of their status to the first answer.
 func (b *bench) moves(ctx context.Context, a *arena) error {
 	clusters, err := b.clusters(ctx, a, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{
 		Name: "gcp", PodSubnets: []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10")},
@@ -106,7 +106,7 @@ func (b *bench) moves(ctx context.Context, a *arena) error {
 	return s.startPods(ctx, remote, here, there)
 }
 
-// moveBlocks has nodes of the crowd publish blocks that others have given up just now,
+// moveBlocks lets nodes of the crowd publish blocks that others have just given up,
 // and in turn single addresses out of others' blocks.
 func (s *scale) moveBlocks(ctx context.Context, log *journal) error {
 	watched, err := s.crowd.watch(ctx)
@@ -229,8 +229,8 @@ type start struct {
 	reached   time.Time // from the other cluster
 }
 
-// startPods has pods start on nodes that have agents, and asks them from the other
-// cluster until they answer.
+// startPods starts pods on nodes with agents, and sends requests from the other cluster until
+// they answer.
 func (s *scale) startPods(ctx context.Context, remote *testbed.Cluster, here *testbed.Node, there []*testbed.Node) error {
 	const starts = 20 * changesPerSecond
 	s.say("preparing %d pods", starts+publishers)

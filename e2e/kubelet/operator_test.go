@@ -135,7 +135,7 @@ func (l *lab) waitReach(t *testing.T) {
 	}))
 }
 
-// hasEngine says whether the manifests have a container that serves devices past
+// hasEngine reports whether the manifests have a container that serves devices past
 // the agent's life.
 func (l *lab) hasEngine(t *testing.T) bool {
 	t.Helper()

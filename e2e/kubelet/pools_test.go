@@ -24,8 +24,8 @@ func calicoOf(cluster int) schema.GroupVersion {
 	return schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}
 }
 
-// serveCalico has API servers serve what is needed of Calico's API, and makes the pools that
-// pods of aws would have their addresses from. Calico itself doesn't run.
+// serveCalico makes API servers serve the needed part of Calico's API, and creates the pools
+// for pods of aws. Calico itself doesn't run.
 func (l *lab) serveCalico(t *testing.T) {
 	t.Helper()
 	l.each(t, func(i int) error {

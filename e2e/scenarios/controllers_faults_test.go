@@ -153,7 +153,7 @@ func (f *controllers) testFinalizer(t *testing.T) {
 	}
 }
 
-// testUnreachable has the API server of a remote end.
+// testUnreachable stops the API server of a remote.
 func (f *controllers) testUnreachable(t *testing.T) {
 	var unchanged []func(*testing.T)
 	for _, s := range f.subjects {
