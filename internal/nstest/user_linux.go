@@ -101,7 +101,7 @@ func Root(t testing.TB) {
 	}
 }
 
-// QuickRoot states that a test needs root of this machine, as Root does, and takes seconds:
+// QuickRoot declares that a test needs root of this machine, as Root does, and takes seconds:
 // under -short it runs where it has root.
 func QuickRoot(t testing.TB) {
 	t.Helper()
