@@ -10,6 +10,8 @@ REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 MODULE   := github.com/kube-semaphore/kube-semaphore
 LDFLAGS  := -s -w -X $(MODULE)/internal/process.number=$(VERSION) -X $(MODULE)/internal/process.revision=$(REVISION)
 GO       ?= go
+# sudo may set a PATH without it.
+export PATH := $(PATH):/usr/local/go/bin
 # A number of runs, not a time: with a time a busy machine fails for no fault
 # (golang/go#75804, mended in Go 1.27).
 FUZZTIME ?= 50000x
