@@ -143,7 +143,7 @@ func (s *show) broken(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("%s: connecting: %s", fault.name, outcome)
 		}
 	}
-	return "killing the agent stops nothing; 600 packets sent, none leaked", nil
+	return "traffic continues without the agent; none of 600 packets leaked", nil
 }
 
 // connectLimit is the timeout for reaching a pod, also on a busy machine.
@@ -201,5 +201,5 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	if counts.Plaintext.Packets > 0 || counts.Dropped > 0 {
 		return "", fmt.Errorf("on the underlay: %s", counts)
 	}
-	return fmt.Sprintf("back after %s; over all %d WireGuard packets, 0 in plaintext", took, counts.WireGuard.Packets), nil
+	return fmt.Sprintf("back after %s; %d WireGuard packets in total, 0 in plaintext", took, counts.WireGuard.Packets), nil
 }
