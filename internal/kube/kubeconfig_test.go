@@ -98,7 +98,7 @@ func TestKubeconfigIsReadAsItChanges(t *testing.T) {
 				}
 				return false
 			})
-			if log := b.log.String(); strings.Count(log, "kubeconfig can't be used") != 1 || strings.Contains(log, secret) || strings.Contains(log, "the-next-token") {
+			if log := b.log.String(); strings.Count(log, "kubeconfig is invalid") != 1 || strings.Contains(log, secret) || strings.Contains(log, "the-next-token") {
 				t.Errorf("log:\n%s", log)
 			}
 		})
@@ -126,7 +126,7 @@ func TestMalformedKubeconfigIsNotQuoted(t *testing.T) {
 		start + "    token: secret-words: x\n":         "line 6: invalid YAML",
 		start + "    token: [secret-words]\n":          "users.user.token can't be of type array",
 		start + "    token: 12345678901234567890123\n": "users.user.token can't be of type number",
-		start + "    client-key-data: secret-words\n":  "isn't base64",
+		start + "    client-key-data: secret-words\n":  "is not base64",
 		"users:\n- name: u\n  user: secret-words\n":    "users.user can't be of type string",
 		"secret-words":                                   "not valid YAML or JSON of kind Config",
 		"apiVersion: v1\nkind: secret-words\n":           "not valid YAML or JSON of kind Config",
