@@ -51,7 +51,7 @@ func connectEngine(ctx context.Context, program, name string, ended func()) (*en
 	dial := func() (err error) {
 		ctx, cancel := context.WithTimeout(ctx, e.timeout)
 		defer cancel()
-		e.client, err = control.DialNews(ctx, func(m control.Message) {
+		e.client, err = control.Subscribe(ctx, func(m control.Message) {
 			if m.Op == control.Died && m.Name == name {
 				e.died.Store(&m.Index)
 				ended()

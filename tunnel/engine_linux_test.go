@@ -81,7 +81,7 @@ func TestTheEndOfAnEarlierDevice(t *testing.T) {
 	var died atomic.Int64
 	playEngine(t, func(c *control.Conn, m control.Message) control.Message {
 		if m.Op == control.List {
-			if err := c.Tell(control.Message{Op: control.Died, Name: "wireguard.gcp", Index: int(died.Load())}); err != nil {
+			if err := c.Notify(control.Message{Op: control.Died, Name: "wireguard.gcp", Index: int(died.Load())}); err != nil {
 				t.Error(err)
 			}
 		}

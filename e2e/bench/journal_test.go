@@ -106,7 +106,7 @@ func TestWritesUnderstandsWireguardGo(t *testing.T) {
 	binds := bindtest.NewChannelBinds()
 	dev := device.NewDevice(tuntest.NewChannelTUN().TUN(), binds[0], &device.Logger{
 		Verbosef: func(format string, args ...any) {
-			logger.Info("wireguard-go says", "message", fmt.Sprintf(format, args...))
+			logger.Info("wireguard-go", "message", fmt.Sprintf(format, args...))
 		},
 		Errorf: t.Errorf,
 	})

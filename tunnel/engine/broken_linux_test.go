@@ -20,8 +20,8 @@ import (
 func (r *running) server(t *testing.T) (pid int) {
 	t.Helper()
 	// Before it starts a process for the first time, Go has one of a moment try whether the
-	// kernel knows pidfds: it is the keeper's program still.
-	keeper, err := commandOf(r.Process.Pid)
+	// kernel knows pidfds: it is the supervisor's program still.
+	supervisor, err := commandOf(r.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func (r *running) server(t *testing.T) (pid int) {
 				if pid, err = strconv.Atoi(child); err != nil {
 					t.Fatal(err)
 				}
-				if command, err := commandOf(pid); err == nil && command != "" && command != keeper {
+				if command, err := commandOf(pid); err == nil && command != "" && command != supervisor {
 					return true
 				}
 			}

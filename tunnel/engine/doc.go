@@ -1,15 +1,17 @@
-// Package engine serves WireGuard devices in user space, with wireguard-go, and goes
-// on when whoever configures them has ended. It is two processes:
+// Package engine serves WireGuard devices in user space, with wireguard-go, and
+// continues to serve them when the agent that configured them has ended. It consists of
+// two processes:
 //
-//	agent --control socket--> keeper --socket pair--> server (child of it)
-//	wg    --UAPI sockets----> keeper
+//	agent --control socket--> supervisor --socket pair--> server (its child)
+//	wg    --UAPI sockets----> supervisor
 //
-// The keeper holds what must not get lost: the descriptors of TUNs and UDP sockets,
-// in which packets wait while nobody reads them, and each device's configuration, in
-// memory only. It handles no packets, and starts another server when one ends. That
-// gets descriptors and configuration, and begins handshakes with the peers that had
-// sessions. No session key leaves the process that it was made in.
+// The supervisor owns the state that must survive the server: the descriptors of TUNs
+// and UDP sockets, which queue packets while no process reads them, and the
+// configuration of each device, in memory only. It handles no packets. When the server
+// ends, it starts another one, passes descriptors and configuration to it, and the new
+// server begins handshakes with the peers that had sessions. Session keys never leave
+// the process that made them.
 //
-// The engine knows nothing of Kubernetes, of remote clusters, or of links: who has it
-// serve a device makes the TUN, and deletes it.
+// The engine knows nothing of Kubernetes or remote clusters. Its client creates and
+// deletes the TUN links.
 package engine

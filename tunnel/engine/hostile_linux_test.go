@@ -39,7 +39,7 @@ func startEngine(t *testing.T) *logtest.Buffer {
 	return log
 }
 
-// descriptors returns how many this process has open, in which the keeper is.
+// descriptors returns how many this process has open, in which the supervisor is.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -156,7 +156,7 @@ func TestOtherUsersMayNot(t *testing.T) {
 		t.Error("another user gets an answer")
 	}
 	_ = conn.Close()
-	polltest.Until(t, time.Minute, "the refusal in the log", func() bool { return strings.Contains(log.String(), "user 65534 may not") })
+	polltest.Until(t, time.Minute, "the refusal in the log", func() bool { return strings.Contains(log.String(), "user 65534: operation not permitted") })
 	served(t)
 }
 

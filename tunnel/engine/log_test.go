@@ -70,7 +70,7 @@ func TestRefusedRequestsDoNotShowKeys(t *testing.T) {
 		}
 		_ = ours.Close()
 		handling.Wait()
-		// The keeper's own reading of it.
+		// The supervisor's own reading of it.
 		if err := newModel().set(strings.NewReader(request)); err != nil && strings.Contains(err.Error(), secret[:16]) {
 			t.Errorf("a key is in an error: %v", err)
 		}

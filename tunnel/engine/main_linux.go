@@ -19,7 +19,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// background is for what the process does until it ends.
 var background = context.Background()
 
 // Exit codes.
@@ -28,27 +27,27 @@ const (
 	exitMisconfigured = 2
 )
 
-// The process is one of these, by its first argument; the keeper without one.
+// Roles of the process, selected by its first argument. Without one it is the supervisor.
 const (
-	// roleStart starts a keeper that outlives it, where none answers, and ends when
-	// one does.
+	// roleStart starts a supervisor in the background if none answers, and returns as soon
+	// as one does.
 	roleStart = "start"
-	// roleTemporary is the keeper that roleStart starts.
+	// roleTemporary is the supervisor that roleStart starts.
 	roleTemporary = "temporary"
 	roleServer    = "server"
 )
 
-// Main is the program: it does what the command line asks for and returns the exit
-// code. args are the arguments with the program's name.
+// Main runs the program and returns its exit code. args are the command line's arguments,
+// with the program's name.
 func Main(args []string) int {
 	role := ""
 	if len(args) > 1 && args[1] != "" && args[1][0] != '-' {
 		role = args[1]
 	}
 	flags := flag.NewFlagSet("semaphore-engine", flag.ContinueOnError)
-	level := flags.String("log-level", env("SEMAPHORE_LOG_LEVEL", "info"), "least `level` of what is logged: debug, info, warn or error (SEMAPHORE_LOG_LEVEL)")
-	format := flags.String("log-format", env("SEMAPHORE_LOG_FORMAT", "json"), "`format` of the log: json, or text for people (SEMAPHORE_LOG_FORMAT)")
-	version := flags.Bool("version", false, "print which build this is")
+	level := flags.String("log-level", env("SEMAPHORE_LOG_LEVEL", "info"), "minimum `level` of log messages: debug, info, warn or error (SEMAPHORE_LOG_LEVEL)")
+	format := flags.String("log-format", env("SEMAPHORE_LOG_FORMAT", "json"), "`format` of log messages: json or text (SEMAPHORE_LOG_FORMAT)")
+	version := flags.Bool("version", false, "print the version")
 	flags.Usage = func() {
 		fmt.Fprint(flags.Output(), usage)
 		flags.PrintDefaults()
@@ -74,13 +73,13 @@ func Main(args []string) int {
 	server := []string{args[0], roleServer, "-log-level=" + *level, "-log-format=" + *format}
 	switch role {
 	case "", roleTemporary:
-		err = keep(Config{Build: process.Build(), Server: server, Temporary: role == roleTemporary, Logger: log})
+		err = runSupervisor(Config{Build: process.Build(), Server: server, Temporary: role == roleTemporary, Logger: log})
 	case roleServer:
-		err = runServing(log)
+		err = runDeviceServer(log)
 	case roleStart:
 		err = start(args[0], rest)
 	default:
-		err = fmt.Errorf("%q is neither an option nor %s", role, roleStart)
+		err = fmt.Errorf("unknown command %q: want an option or %q", role, roleStart)
 	}
 	if err != nil {
 		log.Error("ended", "err", err)
@@ -91,9 +90,9 @@ func Main(args []string) int {
 
 const usage = `Usage: semaphore-engine [start] [options]
 
-Serves WireGuard devices where the kernel has none, for semaphore-wireguard, which
-tells it over a socket in /var/run/wireguard what to serve. With "start" it starts
-one in the background, where none answers.
+Serves WireGuard devices in user space where the kernel doesn't support WireGuard.
+semaphore-wireguard controls it over a socket in /var/run/wireguard. With "start" it
+starts an engine in the background, unless one answers already.
 
 `
 
@@ -104,50 +103,48 @@ func env(name, otherwise string) string {
 	return otherwise
 }
 
-func keep(cfg Config) error {
+func runSupervisor(cfg Config) error {
 	ctx, stop := signal.NotifyContext(background, unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	// Who reads the log may end before this process does, and so may the terminal
-	// that it was started at.
+	// The log's reader and the terminal may end before this process.
 	signal.Ignore(unix.SIGPIPE, unix.SIGHUP)
-	// It handles no packets, so that collecting garbage often costs nothing.
-	process.LimitGarbage(keeperGarbage)
+	// The supervisor handles no packets, so frequent garbage collection is cheap.
+	process.LimitGarbage(supervisorGarbage)
 	return Run(ctx, cfg)
 }
 
-// keeperGarbage is how much garbage the keeper's heap may hold, in percent of what is
-// alive in it.
-const keeperGarbage = 10
+// supervisorGarbage is the supervisor's GOGC: garbage in percent of the live heap.
+const supervisorGarbage = 10
 
-// serverSocket is the descriptor of the socket that leads to the keeper.
+// serverSocket is the descriptor of the server's connection to the supervisor.
 const serverSocket = 3
 
-func runServing(log *slog.Logger) error {
-	signal.Ignore(unix.SIGPIPE, unix.SIGHUP, unix.SIGTERM, unix.SIGINT) // The keeper says when to end.
-	file := os.NewFile(serverSocket, "keeper")
+func runDeviceServer(log *slog.Logger) error {
+	signal.Ignore(unix.SIGPIPE, unix.SIGHUP, unix.SIGTERM, unix.SIGINT) // The supervisor ends this process.
+	file := os.NewFile(serverSocket, "supervisor")
 	conn, err := net.FileConn(file)
 	_ = file.Close()
 	socket, ok := conn.(*net.UnixConn)
 	if err != nil || !ok {
-		return fmt.Errorf("this is for the engine itself: %w", errors.Join(err, unix.ENOTSOCK))
+		return fmt.Errorf("only the engine itself starts its server: %w", errors.Join(err, unix.ENOTSOCK))
 	}
 	process.LimitMemory(log)
 	defer process.GiveBack()()
 	if err := process.ScheduleAsBatch(); err != nil {
-		log.Info("packets take more processor time than they could", "err", err)
+		log.Info("cannot set the batch scheduling policy: packets cost more CPU time", "err", err)
 	}
 	serve(socket, log)
 	return nil
 }
 
-// startLimit is how long an engine may take to answer. startPoll is how often it is
-// asked.
+// startLimit bounds how long start waits for an engine to answer, startPoll is the
+// interval of its attempts.
 const (
 	startLimit = 20 * time.Second
 	startPoll  = 5 * time.Millisecond
 )
 
-// start makes sure that an engine answers. Several who call it at once start one.
+// start makes sure that an engine answers. Concurrent calls start one engine.
 func start(name string, options []string) error {
 	ctx, cancel := context.WithTimeout(background, startLimit)
 	defer cancel()
@@ -171,7 +168,7 @@ func start(name string, options []string) error {
 		select {
 		case err := <-ended:
 			if answers(ctx) == nil {
-				return nil // one that somebody else started
+				return nil // Another process started it.
 			}
 			return fmt.Errorf("the engine has ended: %w", err)
 		case <-ctx.Done():

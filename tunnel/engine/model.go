@@ -31,9 +31,9 @@ func parseKey[T string | []byte](text T) (k key, err error) {
 	return k, nil
 }
 
-// model is a device's configuration, as wireguard-go has it after the same "set"
-// requests (https://www.wireguard.com/xplatform/). What it has of peers besides is
-// what wireguard-go told last, see observe. It isn't safe for concurrent use.
+// model is the configuration that wireguard-go has after the same "set" requests
+// (https://www.wireguard.com/xplatform/), with the endpoints and handshake times of
+// peers that observe read last. It isn't safe for concurrent use.
 type model struct {
 	private, public key
 	port            uint16
@@ -47,17 +47,16 @@ type peer struct {
 	allowed   []netip.Prefix
 	endpoint  string
 	keepalive uint16
-	// handshake is when the last one was; zero: none is known.
-	handshake time.Time
+	handshake time.Time // of the last handshake; zero: none
 }
 
 func newModel() *model {
 	return &model{peers: make(map[key]*peer), owner: make(map[netip.Prefix]key)}
 }
 
-// set does what a "set" request says that was carried out, without its first line.
-// A request that wireguard-go refuses may leave both in different states: then the
-// model is to be read anew, see read.
+// set applies a "set" request that wireguard-go has carried out, without its first line.
+// A request that wireguard-go refuses may have been applied in part: then the model must
+// be read again, see read.
 func (m *model) set(request io.Reader) error {
 	return eachLine(request, m.setLine(new(section)))
 }
@@ -99,7 +98,7 @@ func (m *model) setLine(at *section) func(name, line []byte) error {
 // section is the part of a request about one peer.
 type section struct {
 	key     key
-	peer    *peer // nil: what follows counts for nobody
+	peer    *peer // nil: the following lines are ignored
 	created bool  // by this section
 }
 
@@ -137,7 +136,8 @@ func (m *model) setPeer(at *section, name, value string) (err error) {
 	return err
 }
 
-// setPrivate also removes the peer that has the new key, as wireguard-go does.
+// setPrivate sets the private key and, as wireguard-go does, removes the peer whose public
+// key belongs to it.
 func (m *model) setPrivate(value string) error {
 	private, err := parseKey(value)
 	if err != nil {
@@ -160,33 +160,33 @@ func (m *model) setPrivate(value string) error {
 	return nil
 }
 
-func (m *model) allow(who key, value string) error {
-	text, taken := strings.CutPrefix(value, "-")
+func (m *model) allow(peer key, value string) error {
+	text, removed := strings.CutPrefix(value, "-")
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
 		return err
 	}
 	prefix = prefix.Masked()
 	owner, owned := m.owner[prefix]
-	if owned && (owner == who) == taken {
+	if owned && (owner == peer) == removed {
 		m.peers[owner].allowed = slices.DeleteFunc(m.peers[owner].allowed, func(p netip.Prefix) bool { return p == prefix })
 		delete(m.owner, prefix)
 		owned = false
 	}
-	if !taken && !owned {
-		m.peers[who].allowed = append(m.peers[who].allowed, prefix)
-		m.owner[prefix] = who
+	if !removed && !owned {
+		m.peers[peer].allowed = append(m.peers[peer].allowed, prefix)
+		m.owner[prefix] = peer
 	}
 	return nil
 }
 
-func (m *model) remove(who key) {
-	m.disown(who)
-	delete(m.peers, who)
+func (m *model) remove(peer key) {
+	m.disown(peer)
+	delete(m.peers, peer)
 }
 
-func (m *model) disown(who key) {
-	p := m.peers[who]
+func (m *model) disown(peer key) {
+	p := m.peers[peer]
 	if p == nil {
 		return
 	}
@@ -196,7 +196,7 @@ func (m *model) disown(who key) {
 	p.allowed = nil
 }
 
-// read makes the model what wireguard-go answers to a "get" request.
+// read replaces the model by wireguard-go's answer to a "get" request.
 func (m *model) read(answer io.Reader) error {
 	fresh := newModel()
 	err := eachAnswered(answer, fresh.setLine(new(section)))
@@ -206,8 +206,8 @@ func (m *model) read(answer io.Reader) error {
 	return err
 }
 
-// observe takes from the answer to a "get" request where peers are now, and when
-// they last shook hands.
+// observe updates endpoints and handshake times of peers from the answer to a "get"
+// request.
 func (m *model) observe(answer io.Reader) error {
 	var p *peer
 	return eachAnswered(answer, func(name, value []byte) error {
@@ -231,8 +231,9 @@ func (m *model) observe(answer io.Reader) error {
 	})
 }
 
-// request is the "set" request that makes a new device what the model is, on that port, but for
-// intervals of keepalives: a device sends one to each peer that gets an interval.
+// request returns the "set" request that configures a new device like the model, on that
+// port, without keepalive intervals: a device sends a keepalive at once to each peer that
+// gets an interval.
 func (m *model) request(port uint16) []byte {
 	var b bytes.Buffer
 	b.WriteString("set=1\n")
@@ -256,9 +257,9 @@ func (m *model) request(port uint16) []byte {
 	return b.Bytes()
 }
 
-// keepalives is the request that gives some peers their intervals, nil when they
-// have none. With those that never shook hands it is as if they were new: what would
-// wait for them doesn't, see [window.Answer].
+// keepalives returns the request that sets the keepalive intervals of some peers, nil when
+// they have none. For peers without a handshake it also sets the endpoint, so that
+// [window.Answer] discards the keepalive that would wait for a session.
 func (m *model) keepalives(keys []key) []byte {
 	var b bytes.Buffer
 	for _, k := range keys {
@@ -279,8 +280,8 @@ func (m *model) keepalives(keys []key) []byte {
 // rejectAfter is how long a session lasts (WireGuard whitepaper, section 6.1).
 const rejectAfter = 180 * time.Second
 
-// recent returns the peers, those of the latest handshakes first, and how many of
-// them had a session at that time.
+// recent returns the peers, ordered from the latest handshake, and how many of them had a
+// session at that time.
 func (m *model) recent(now time.Time) (keys []key, live int) {
 	keys = slices.SortedFunc(maps.Keys(m.peers), func(a, b key) int {
 		return cmp.Or(m.peers[b].handshake.Compare(m.peers[a].handshake), bytes.Compare(a[:], b[:]))
@@ -295,8 +296,8 @@ func (m *model) recent(now time.Time) (keys []key, live int) {
 }
 
 // eachLine calls f for the lines name=value of a request or an answer, up to the
-// empty line. What f is given is overwritten by the next line: thousands of peers are
-// read every few seconds.
+// empty line. The arguments of f are valid until it returns: the answer about thousands
+// of peers is read every few seconds, without an allocation per line.
 func eachLine(r io.Reader, f func(name, value []byte) error) error {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() && len(lines.Bytes()) > 0 {
@@ -308,8 +309,8 @@ func eachLine(r io.Reader, f func(name, value []byte) error) error {
 	return lines.Err()
 }
 
-// eachAnswered is eachLine for an answer, which is an error when it is cut off, as one
-// of a process that ends, or says that there was one.
+// eachAnswered is eachLine for an answer. It returns an error if the answer reports one,
+// or is truncated, as that of a process that ends.
 func eachAnswered(r io.Reader, f func(name, value []byte) error) error {
 	whole := false
 	err := eachLine(r, func(name, value []byte) error {

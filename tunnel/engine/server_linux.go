@@ -20,36 +20,35 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// What the keeper asks the serving process for, by the device's name.
+// Requests of the supervisor to the serving process, each with the device's Name.
 const (
-	opOpen      = "open"      // the descriptors of the TUN and of UDP sockets: have the device, down
-	opUAPI      = "uapi"      // the descriptor of a socket: answer requests that come there
+	opOpen      = "open"      // descriptors of the TUN and of UDP sockets: create the device, down
+	opUAPI      = "uapi"      // descriptor of a socket: answer UAPI requests from it
 	opUp        = "up"        // open UDP sockets
-	opGreet     = "greet"     // Keys: begin handshakes with these peers, which had sessions
+	opGreet     = "greet"     // Keys: peers that had sessions, with which opStart begins handshakes
 	opHandshake = "handshake" // Keys: begin handshakes with these peers, which have sessions
-	opStart     = "start"     // read the TUN
-	opClose     = "close"     // end
-	opGive      = "give"      // the descriptor of a pair: hand the device over, and end
-	opTake      = "take"      // the descriptor of a pair: take the device over
+	opStart     = "start"     // begin handshakes, then read the TUN
+	opClose     = "close"     // close the device
+	opGive      = "give"      // descriptor of a pair: hand over the device and close it
+	opTake      = "take"      // descriptor of a pair: take over the device
 )
 
-// opSockets is what the serving process tells the keeper, and waits for: a device's
-// Port and UDP sockets, as they are from now on. The keeper's duplicates of those
-// before are closed then.
+// opSockets is a request of the serving process, which waits for the answer: Port and the
+// UDP sockets of a device have changed, the supervisor replaces its duplicates.
 const opSockets = "sockets"
 
-// server is a process that serves, as the keeper knows it.
+// server is the supervisor's view of a serving process.
 type server struct {
 	conn    *control.Conn
 	process *os.Process
 	stop    func()
-	ready   atomic.Bool // it had all devices once
+	ready   atomic.Bool // all devices were restored
 }
 
 func (s *server) gone() bool { return s.conn.Err() != nil }
 
-// goneSoon reports whether the process has ended, or does so at this moment, which
-// is what a failed request may be the first sign of.
+// goneSoon reports whether the process ends within a second: a failed request may be the
+// first sign of it.
 func (s *server) goneSoon(ctx context.Context) bool {
 	select {
 	case <-s.conn.Done():
@@ -60,8 +59,8 @@ func (s *server) goneSoon(ctx context.Context) bool {
 	return false
 }
 
-// Deaths in a row that come within shortLife, or before all devices are served, are
-// followed by a pause when there are more than freeDeaths of them.
+// Back-off: a server that ends within shortLife, or before it serves all devices, counts
+// as a death. After more than freeDeaths in a row the next start waits.
 const (
 	shortLife  = 200 * time.Millisecond
 	freeDeaths = 20
@@ -69,18 +68,18 @@ const (
 	maxPause   = time.Second
 )
 
-// nurse has a process serve while there are devices, and starts another one when it
-// ends.
-func (k *keeper) nurse() {
-	// The child is killed when the thread ends that started it.
+// superviseServer runs the serving process while there are devices, and restarts it when it
+// exits.
+func (sup *supervisor) superviseServer() {
+	// Pdeathsig is sent when the thread that started the child ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	deaths := 0
-	for k.waitDevices() {
+	for sup.waitDevices() {
 		began := time.Now()
-		ready, err := k.runServer()
+		ready, err := sup.runServer()
 		switch {
-		case k.ctx.Err() != nil:
+		case sup.ctx.Err() != nil:
 			return
 		case err == nil:
 			continue
@@ -92,47 +91,47 @@ func (k *keeper) nurse() {
 			deaths = 0
 		}
 		pause := min(max(0, time.Duration(deaths-freeDeaths)*deathPause), maxPause)
-		k.log.Warn("the serving process has ended: starting another one", "err", err, "lived", time.Since(began), "pause", pause)
+		sup.log.Warn("the serving process has ended: restarting it", "err", err, "lived", time.Since(began), "pause", pause)
 		select {
-		case <-k.ctx.Done():
+		case <-sup.ctx.Done():
 		case <-time.After(pause):
 		}
 	}
 }
 
-// waitDevices returns when there are devices; false: the keeper ends.
-func (k *keeper) waitDevices() bool {
+// waitDevices waits until there are devices. It returns false when the supervisor ends.
+func (sup *supervisor) waitDevices() bool {
 	for {
-		k.mu.Lock()
-		n, changed := len(k.devices), k.changed
-		k.mu.Unlock()
+		sup.mu.Lock()
+		n, changed := len(sup.devices), sup.changed
+		sup.mu.Unlock()
 		if n > 0 {
-			return k.ctx.Err() == nil
+			return sup.ctx.Err() == nil
 		}
 		select {
 		case <-changed:
-		case <-k.ctx.Done():
+		case <-sup.ctx.Done():
 			return false
 		}
 	}
 }
 
-// runServer runs a process that serves all devices, until it ends or is needed no
-// more. Then there is no error.
-func (k *keeper) runServer() (ready bool, err error) {
+// runServer runs a process that serves all devices. It returns nil when the process was
+// stopped because there are no devices, and an error when it ended by itself.
+func (sup *supervisor) runServer() (ready bool, err error) {
 	ours, theirs, err := socketpair()
 	if err != nil {
 		return false, err
 	}
-	ctx, stop := context.WithCancel(k.ctx)
+	ctx, stop := context.WithCancel(sup.ctx)
 	defer stop()
 	s := &server{stop: stop}
 	s.conn = control.NewConn(ours, func(m control.Message, files control.Files) (control.Message, control.Files) {
-		k.fromServer(s, m, files)
+		sup.handleServer(s, m, files)
 		return control.Message{}, nil
 	})
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
-	cmd.Args = k.cfg.Server
+	cmd.Args = sup.cfg.Server
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -146,17 +145,17 @@ func (k *keeper) runServer() (ready bool, err error) {
 	}
 	s.process = cmd.Process
 	s.conn.Start()
-	k.setServer(s)
-	k.wg.Go(func() { k.restoreAll(ctx, s) })
+	sup.setServer(s)
+	sup.wg.Go(func() { sup.restoreAll(ctx, s) })
 	err = cmd.Wait()
 	stopped := ctx.Err() != nil
-	k.setServer(nil)
+	sup.setServer(nil)
 	s.conn.Close()
 	if stopped {
 		return true, nil
 	}
 	if err == nil {
-		err = errors.New("it ended by itself")
+		err = errors.New("exited unexpectedly")
 	}
 	return s.ready.Load(), err
 }
@@ -167,7 +166,7 @@ func socketpair() (*net.UnixConn, *os.File, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a socket pair: %w", err)
 	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "server"), os.NewFile(uintptr(fds[1]), "keeper")
+	ours, theirs := os.NewFile(uintptr(fds[0]), "server"), os.NewFile(uintptr(fds[1]), "supervisor")
 	conn, err := net.FileConn(ours)
 	_ = ours.Close()
 	if err != nil {
@@ -177,22 +176,22 @@ func socketpair() (*net.UnixConn, *os.File, error) {
 	return conn.(*net.UnixConn), theirs, nil
 }
 
-func (k *keeper) setServer(s *server) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.server = s
-	k.notify()
+func (sup *supervisor) setServer(s *server) {
+	sup.mu.Lock()
+	defer sup.mu.Unlock()
+	sup.server = s
+	sup.notify()
 }
 
-// restoreAll gives all devices to a new server, none waiting for another.
-func (k *keeper) restoreAll(ctx context.Context, s *server) {
+// restoreAll restores all devices concurrently on a new server.
+func (sup *supervisor) restoreAll(ctx context.Context, s *server) {
 	failed := make(chan bool)
-	devices := k.list()
+	devices := sup.list()
 	for _, d := range devices {
-		k.wg.Go(func() {
-			limited, cancel := context.WithTimeout(ctx, askLimit)
+		sup.wg.Go(func() {
+			limited, cancel := context.WithTimeout(ctx, requestTimeout)
 			defer cancel()
-			err := k.with(limited, d, s, nothing)
+			err := sup.with(limited, d, s, noChange)
 			if err != nil && d.ctx.Err() == nil && ctx.Err() == nil {
 				d.log.Warn("cannot serve", "err", err)
 			}
@@ -206,21 +205,20 @@ func (k *keeper) restoreAll(ctx context.Context, s *server) {
 	s.ready.Store(ready)
 }
 
-// fromServer handles what the serving process tells.
-func (k *keeper) fromServer(s *server, m control.Message, files control.Files) {
+// handleServer handles messages of the serving process.
+func (sup *supervisor) handleServer(s *server, m control.Message, files control.Files) {
 	if m.Op == opSockets {
-		k.setSockets(m.Name, m.Port, files)
+		sup.setSockets(m.Name, m.Port, files)
 		return
 	}
 	files.Close()
-	// Another device may have got that name meanwhile.
-	if d := k.device(m.Name); d != nil && d.index == m.Index && m.Op == control.Died {
-		k.died(d, s)
+	// Another device may have the name by now.
+	if d := sup.device(m.Name); d != nil && d.index == m.Index && m.Op == control.Died {
+		sup.deviceDied(d, s)
 	}
 }
 
-// endDevice has the process end a device. It is no error when that has ended already, or the
-// process has.
+// endDevice closes a device of the process. It returns nil if device or process have ended.
 func (s *server) endDevice(ctx context.Context, name string) error {
 	_, _, err := s.conn.Ask(ctx, control.Message{Op: opClose, Name: name})
 	if errors.Is(err, unix.ENODEV) || s.gone() {
@@ -229,32 +227,32 @@ func (s *server) endDevice(ctx context.Context, name string) error {
 	return err
 }
 
-// died takes notice of a device that has ended by itself: somebody deleted its link, or
-// reading from it broke.
-func (k *keeper) died(d *kept, s *server) {
+// deviceDied handles a device that ended by itself, because its link was deleted or a read
+// failed.
+func (sup *supervisor) deviceDied(d *deviceState, s *server) {
 	d.configuring.Lock()
 	defer d.configuring.Unlock()
-	if d.on != s || k.giveUp(d) || d.ctx.Err() != nil {
+	if d.server != s || sup.dropIfGone(d) || d.ctx.Err() != nil {
 		return
 	}
-	d.log.Warn("the link is there, and can't be read: serving it again")
-	d.on = nil // The next look restores it.
-	d.answers.Store(nil)
+	d.log.Warn("reading the link failed: serving it again")
+	d.server = nil // The monitor restores it.
+	d.ready.Store(nil)
 }
 
-// giveUp gives a device up when its link is gone. The caller holds d.configuring.
-func (k *keeper) giveUp(d *kept) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.devices[d.name] != d || checkTUN(d.tun, d.name) == nil {
+// dropIfGone drops a device whose link doesn't exist any more, and notifies all clients.
+// The caller has locked d.configuring.
+func (sup *supervisor) dropIfGone(d *deviceState) bool {
+	sup.mu.Lock()
+	defer sup.mu.Unlock()
+	if sup.devices[d.name] != d || checkTUN(d.tun, d.name) == nil {
 		return false
 	}
-	k.forget(d)
+	sup.dropDevice(d)
 	d.log.Warn("link is gone or broken")
-	for c := range k.clients {
-		// One that doesn't read is none.
-		k.wg.Go(func() {
-			if err := c.Tell(control.Message{Op: control.Died, Name: d.name, Index: d.index}); err != nil {
+	for c := range sup.clients {
+		sup.wg.Go(func() {
+			if err := c.Notify(control.Message{Op: control.Died, Name: d.name, Index: d.index}); err != nil {
 				c.Hangup()
 			}
 		})
@@ -263,80 +261,78 @@ func (k *keeper) giveUp(d *kept) bool {
 }
 
 const (
-	// watchPause is how often the keeper asks where peers are, unless that takes long.
-	watchPause = 2 * time.Second
-	// watchMost is how long it doesn't ask, at most: a server may hang meanwhile.
-	watchMost = 20 * time.Second
+	// monitorPause is the least pause between two rounds of monitor.
+	monitorPause = 2 * time.Second
+	// maxMonitorPause bounds the pause, in which a hanging server isn't noticed.
+	maxMonitorPause = 20 * time.Second
 )
 
-// watchRest returns how long to rest after a look that took so long: for a hundred times as
-// long, unless a server hung in it.
-func watchRest(took time.Duration) time.Duration {
-	return min(max(watchPause, 100*took), watchMost)
+// pauseAfter returns the pause after a round of that duration: monitoring takes at most 1 %
+// of the time, within the bounds.
+func pauseAfter(took time.Duration) time.Duration {
+	return min(max(monitorPause, 100*took), maxMonitorPause)
 }
 
-// hangLimit is how long the server may take to say where peers are.
-const hangLimit = 10 * time.Second
+// serverTimeout bounds the server's answer to the monitor; beyond it, the server hangs.
+const serverTimeout = 10 * time.Second
 
-// watch keeps the models up to date with what changes without requests. A server that
-// doesn't answer is killed.
-func (k *keeper) watch() {
-	for pause := watchPause; ; {
+// monitor reads endpoints and handshake times into the models, restores devices and the
+// control socket, and kills a server that doesn't answer.
+func (sup *supervisor) monitor() {
+	for pause := monitorPause; ; {
 		select {
 		case <-time.After(pause):
-		case <-k.ctx.Done():
+		case <-sup.ctx.Done():
 			return
 		}
 		began := time.Now()
-		k.holdPlace()
-		for _, d := range k.list() {
-			if err := k.observe(d); err != nil && d.ctx.Err() == nil {
-				d.log.Warn("cannot ask where peers are", "err", err)
+		sup.ensureControlSocket()
+		for _, d := range sup.list() {
+			if err := sup.monitorDevice(d); err != nil && d.ctx.Err() == nil {
+				d.log.Warn("cannot read the state of peers", "err", err)
 			}
 		}
-		pause = watchRest(time.Since(began))
+		pause = pauseAfter(time.Since(began))
 	}
 }
 
-func (k *keeper) observe(d *kept) error {
-	s, err := k.waitServer(d.ctx)
+func (sup *supervisor) monitorDevice(d *deviceState) error {
+	s, err := sup.waitServer(d.ctx)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(d.ctx, hangLimit)
+	ctx, cancel := context.WithTimeout(d.ctx, serverTimeout)
 	defer cancel()
 	if !d.configuring.TryLock() {
-		// Who has it waits for a server, for a minute and more during a hand-over. One that
-		// lives says at once that it has no such device.
-		if _, _, err = s.conn.Ask(ctx, control.Message{Op: opUAPI}); late(err) {
+		// A request or a hand-over is in progress, which may take more than a minute. A
+		// server that runs answers at once that it has no device without a name.
+		if _, _, err = s.conn.Ask(ctx, control.Message{Op: opUAPI}); timedOut(err) {
 			return errors.Join(err, s.process.Kill())
 		}
 		return nil
 	}
 	defer d.configuring.Unlock()
-	err = k.restore(ctx, d, s)
+	err = sup.restore(ctx, d, s)
 	if err == nil {
 		err = s.exchange(ctx, d, getRequest, d.model.observe)
 	}
-	if late(err) {
+	if timedOut(err) {
 		_ = s.process.Kill()
 	}
-	if err != nil && k.giveUp(d) {
+	if err != nil && sup.dropIfGone(d) {
 		return nil
 	}
 	return err
 }
 
-// late reports whether an error says that something wasn't done in time.
-func late(err error) bool {
+func timedOut(err error) bool {
 	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
 }
 
 var getRequest = []byte("get=1\n\n")
 
-// exchange has the server carry out a UAPI request of a device, and read take the
-// answer.
-func (s *server) exchange(ctx context.Context, d *kept, request []byte, take func(io.Reader) error) error {
+// exchange sends a UAPI request of a device, and calls read with the response.
+func (s *server) exchange(ctx context.Context, d *deviceState, request []byte, read func(io.Reader) error) error {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return fmt.Errorf("make a socket pair: %w", err)
@@ -350,7 +346,7 @@ func (s *server) exchange(ctx context.Context, d *kept, request []byte, take fun
 	}
 	deadline, limited := ctx.Deadline()
 	if !limited {
-		deadline = time.Now().Add(askLimit)
+		deadline = time.Now().Add(requestTimeout)
 	}
 	if err := ours.SetDeadline(deadline); err != nil {
 		return err
@@ -361,17 +357,18 @@ func (s *server) exchange(ctx context.Context, d *kept, request []byte, take fun
 	if err := unix.Shutdown(fds[0], unix.SHUT_WR); err != nil {
 		return err
 	}
-	return take(ours)
+	return read(ours)
 }
 
-// uapi is exchange for who wants the whole answer.
-func (s *server) uapi(ctx context.Context, d *kept, request []byte) (answer []byte, err error) {
+// uapi sends a UAPI request and returns the whole response.
+func (s *server) uapi(ctx context.Context, d *deviceState, request []byte) (answer []byte, err error) {
 	question := bytes.HasPrefix(request, []byte("get"))
 	err = s.exchange(ctx, d, request, func(r io.Reader) error {
 		var text bytes.Buffer
 		if question {
-			// Megabytes: what grows to that leaves several times as much behind.
-			last := int(d.answered.Load())
+			// The response may have megabytes: growing the buffer would leave several times
+			// as much garbage.
+			last := int(d.responseSize.Load())
 			text.Grow(last + last/8 + bytes.MinRead)
 		}
 		_, err := text.ReadFrom(r)
@@ -379,7 +376,7 @@ func (s *server) uapi(ctx context.Context, d *kept, request []byte) (answer []by
 		return err
 	})
 	if question {
-		d.answered.Store(int64(len(answer)))
+		d.responseSize.Store(int64(len(answer)))
 	}
 	if n := len(answer); err == nil && (n < 2 || string(answer[n-2:]) != "\n\n") {
 		return nil, io.ErrUnexpectedEOF
@@ -387,19 +384,19 @@ func (s *server) uapi(ctx context.Context, d *kept, request []byte) (answer []by
 	return answer, err
 }
 
-func (s *server) up(ctx context.Context, d *kept) error {
+func (s *server) up(ctx context.Context, d *deviceState) error {
 	_, _, err := s.conn.Ask(ctx, control.Message{Op: opUp, Name: d.name})
 	return err
 }
 
-// handshake has handshakes begun with peers, beside the sessions that they have.
-func (s *server) handshake(ctx context.Context, d *kept, keys []string) error {
+// handshake begins handshakes with peers, which retain their sessions.
+func (s *server) handshake(ctx context.Context, d *deviceState, keys []string) error {
 	_, _, err := s.conn.Ask(ctx, control.Message{Op: opHandshake, Name: d.name, Keys: keys})
 	return err
 }
 
-// greet has handshakes begun with peers that had sessions, and then the TUN read.
-func (s *server) greet(ctx context.Context, d *kept, keys []key) error {
+// greet begins handshakes with peers that had sessions, and then reads the TUN.
+func (s *server) greet(ctx context.Context, d *deviceState, keys []key) error {
 	for len(keys) > 0 {
 		n := min(len(keys), control.MaxKeys)
 		m := control.Message{Op: opGreet, Name: d.name}

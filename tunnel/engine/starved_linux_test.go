@@ -36,10 +36,10 @@ func dropped(t *testing.T, port int) (n int) {
 // processes nor keepers.
 func TestStarvedEnginesHandOver(t *testing.T) {
 	for name, stopped := range map[string]func(first, second *running) []int{
-		"serving, old":  func(first, _ *running) []int { return []int{first.server(t)} },
-		"serving, both": func(first, second *running) []int { return []int{first.server(t), second.server(t)} },
-		"keeping, old":  func(first, _ *running) []int { return []int{first.Process.Pid} },
-		"keeping, new":  func(_, second *running) []int { return []int{second.Process.Pid} },
+		"serving, old":    func(first, _ *running) []int { return []int{first.server(t)} },
+		"serving, both":   func(first, second *running) []int { return []int{first.server(t), second.server(t)} },
+		"supervisor, old": func(first, _ *running) []int { return []int{first.Process.Pid} },
+		"supervisor, new": func(_, second *running) []int { return []int{second.Process.Pid} },
 		"all of them": func(first, second *running) []int {
 			return []int{first.Process.Pid, second.Process.Pid, first.server(t), second.server(t)}
 		},

@@ -14,14 +14,14 @@ import (
 // maxRequest bounds a UAPI request, in bytes: some 50,000 peers.
 const maxRequest = 16 << 20
 
-// acceptUAPI answers what comes to a device's socket, until that is closed.
-func (k *keeper) acceptUAPI(d *kept, listener *control.Listener) {
-	k.wg.Go(func() { k.accept(listener, func(c *net.UnixConn) { k.uapi(d, c) }) })
+// acceptUAPI serves a device's UAPI socket until it is closed.
+func (sup *supervisor) acceptUAPI(d *deviceState, listener *control.Listener) {
+	sup.wg.Go(func() { sup.accept(listener, func(c *net.UnixConn) { sup.uapi(d, c) }) })
 }
 
-// uapi answers the requests of a connection to the device's socket.
-func (k *keeper) uapi(d *kept, conn net.Conn) {
-	k.wg.Go(func() {
+// uapi answers the requests of one connection to a device's UAPI socket.
+func (sup *supervisor) uapi(d *deviceState, conn net.Conn) {
+	sup.wg.Go(func() {
 		stop := context.AfterFunc(d.ctx, func() { _ = conn.Close() })
 		defer stop()
 		defer func() { _ = conn.Close() }()
@@ -34,7 +34,7 @@ func (k *keeper) uapi(d *kept, conn net.Conn) {
 				}
 				return
 			}
-			answer, err := k.configure(d.ctx, d, request)
+			answer, err := sup.configure(d.ctx, d, request)
 			if err != nil {
 				if d.ctx.Err() == nil {
 					d.log.Warn("cannot answer a UAPI request", "err", err)
@@ -48,8 +48,8 @@ func (k *keeper) uapi(d *kept, conn net.Conn) {
 	})
 }
 
-// readRequest reads a UAPI request up to and with its empty line, or the line that
-// isn't name=value: wireguard-go reads no further, either.
+// readRequest reads a UAPI request with its empty line, or up to a line without "=", where
+// wireguard-go stops, too.
 func readRequest(r *bufio.Reader) (request []byte, err error) {
 	for begin := 0; ; {
 		part, err := r.ReadSlice('\n')
@@ -75,9 +75,10 @@ func readRequest(r *bufio.Reader) (request []byte, err error) {
 	}
 }
 
-// configure has a server carry out a UAPI request and returns the answer.
-func (k *keeper) configure(ctx context.Context, d *kept, request []byte) (answer []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+// configure sends a UAPI request to the server, applies changes to the model, and returns
+// the response.
+func (sup *supervisor) configure(ctx context.Context, d *deviceState, request []byte) (answer []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	changes := bytes.HasPrefix(request, []byte("set"))
 	ask := func(s *server) error {
@@ -90,16 +91,16 @@ func (k *keeper) configure(ctx context.Context, d *kept, request []byte) (answer
 				return nil
 			}
 		}
-		// What was carried out is what counts.
+		// The request may have been applied in part.
 		return s.exchange(ctx, d, getRequest, d.model.read)
 	}
 	if changes {
-		return answer, k.withServer(ctx, d, ask)
+		return answer, sup.withServer(ctx, d, ask)
 	}
-	// A question doesn't wait for a change or a hand-over, nor these for it.
-	err = k.retry(ctx, func(s *server) error {
-		if d.answers.Load() != s {
-			return k.with(ctx, d, s, ask)
+	// "get" requests don't lock d.configuring: changes and hand-overs may take long.
+	err = sup.retry(ctx, func(s *server) error {
+		if d.ready.Load() != s {
+			return sup.with(ctx, d, s, ask)
 		}
 		return ask(s)
 	})

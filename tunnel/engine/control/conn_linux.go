@@ -22,28 +22,28 @@ const (
 	MaxMessage = 64 << 10
 	// MaxFiles bounds the descriptors of a message. The kernel closes those beyond.
 	MaxFiles = 16
-	// maxHandling is how many questions of one connection are worked on at once.
+	// maxHandling bounds the requests of one connection that are handled concurrently.
 	maxHandling = 256
-	// sendLimit is how long the other side may read nothing while something is sent.
+	// sendLimit bounds how long a send blocks when the other side doesn't read.
 	sendLimit = 10 * time.Second
 )
 
-// Files are descriptors that came with a message. They aren't os.File: that would
-// have the runtime's poller wake this process for each packet that comes in there.
+// Files are the descriptors of a message. They aren't os.File: the runtime's poller would
+// wake this process for each packet that arrives there.
 type Files []int
 
-// Close closes them all.
+// Close closes all of them.
 func (f Files) Close() {
 	for _, fd := range f {
 		_ = unix.Close(fd)
 	}
 }
 
-// Handler answers a question, or takes news. It owns the descriptors that it gets;
-// those that it returns are closed once they are sent. Calls come at once.
+// Handler handles a request and returns the response, or handles a notification. It owns the
+// descriptors that it gets; those that it returns are closed after they were sent. Calls
+// run concurrently.
 type Handler func(Message, Files) (Message, Files)
 
-// errClosed is the end of a connection by Close.
 var errClosed = errors.New("connection was closed")
 
 // Conn is one end of a connection.
@@ -56,7 +56,7 @@ type Conn struct {
 	mu      sync.Mutex
 	last    uint64
 	waiting map[uint64]chan answer
-	err     error // why the connection has ended
+	err     error // that ended the connection
 }
 
 type answer struct {
@@ -64,33 +64,32 @@ type answer struct {
 	files Files
 }
 
-// NewConn makes a connection of a socket; Start has it read.
+// NewConn returns a connection over a socket, see [Conn.Start].
 func NewConn(c *net.UnixConn, handle Handler) *Conn {
 	return &Conn{unix: c, handle: handle, done: make(chan struct{}), waiting: make(map[uint64]chan answer)}
 }
 
-// Start reads messages until the connection ends. It is called once.
+// Start starts to read messages. It is called once.
 func (c *Conn) Start() { c.wg.Go(c.run) }
 
-// Done is closed when the connection has ended and nothing is handled any more.
+// Done is closed when the connection has ended and all handlers have returned.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err says why the connection has ended; io.EOF when the other side did.
+// Err returns the error that ended the connection, io.EOF if the other side closed it.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Close ends the connection and waits until nothing is handled any more. It must
-// not be called by the handler, see Hangup.
+// Close ends the connection and waits for the handlers. A handler must call Hangup instead.
 func (c *Conn) Close() {
 	c.Hangup()
 	c.wg.Wait()
 }
 
-// Hangup ends the connection: nothing more is read, and the other side sees its end when
-// it has the answers to what was.
+// Hangup stops reading. The connection is closed after the responses to earlier requests
+// were sent.
 func (c *Conn) Hangup() { c.end(errClosed) }
 
 func (c *Conn) end(err error) {
@@ -112,7 +111,7 @@ func (c *Conn) run() {
 	defer func() { _ = c.unix.Close() }()
 	var handling sync.WaitGroup
 	defer handling.Wait()
-	turns := make(chan struct{}, maxHandling)
+	slots := make(chan struct{}, maxHandling)
 	buffer := make([]byte, MaxMessage)
 	for {
 		m, files, err := c.receive(buffer)
@@ -128,9 +127,9 @@ func (c *Conn) run() {
 			c.deliver(m, files)
 			continue
 		}
-		turns <- struct{}{}
+		slots <- struct{}{}
 		handling.Go(func() {
-			defer func() { <-turns }()
+			defer func() { <-slots }()
 			reply, replyFiles := c.handle(m, files)
 			if m.ID != 0 {
 				reply.ID, reply.Op = m.ID, ""
@@ -143,7 +142,7 @@ func (c *Conn) run() {
 	}
 }
 
-// deliver hands an answer to whoever waits for it.
+// deliver passes a response to its request's Ask.
 func (c *Conn) deliver(m Message, files Files) {
 	c.mu.Lock()
 	wait, wanted := c.waiting[m.ID]
@@ -156,8 +155,8 @@ func (c *Conn) deliver(m Message, files Files) {
 	wait <- answer{m, files}
 }
 
-// Ask sends a question and waits for the answer. files stay the caller's; those
-// of the answer become the caller's.
+// Ask sends a request and waits for the response. files still belong to the caller, and so
+// do those of the response.
 func (c *Conn) Ask(ctx context.Context, m Message, files ...int) (Message, Files, error) {
 	wait := make(chan answer, 1)
 	c.mu.Lock()
@@ -180,7 +179,7 @@ func (c *Conn) Ask(ctx context.Context, m Message, files ...int) (Message, Files
 			return Message{}, nil, fmt.Errorf("ask to %s: %w", m.Op, c.Err())
 		case a.Error != "":
 			a.files.Close()
-			return a.Message, nil, &failure{text: a.Error, errno: syscall.Errno(a.Errno)}
+			return a.Message, nil, &remoteError{text: a.Error, errno: syscall.Errno(a.Errno)}
 		}
 		return a.Message, a.files, nil
 	case <-ctx.Done():
@@ -189,7 +188,7 @@ func (c *Conn) Ask(ctx context.Context, m Message, files ...int) (Message, Files
 	}
 }
 
-// forget gives an answer up, which may be there already.
+// forget discards the response to a request, which may have arrived already.
 func (c *Conn) forget(id uint64) {
 	c.mu.Lock()
 	wait, waiting := c.waiting[id]
@@ -205,8 +204,8 @@ func (c *Conn) forget(id uint64) {
 	}
 }
 
-// Tell sends news. It is an error when the other side reads nothing for ten seconds.
-func (c *Conn) Tell(m Message) error { return c.send(m) }
+// Notify sends a notification. It returns an error if the other side doesn't read for 10 s.
+func (c *Conn) Notify(m Message) error { return c.send(m) }
 
 func (c *Conn) send(m Message, files ...int) error {
 	text, err := json.Marshal(m)
@@ -227,7 +226,7 @@ func (c *Conn) send(m Message, files ...int) error {
 	return err
 }
 
-// receive reads a message. One that isn't as the package says is an error.
+// receive reads a message.
 func (c *Conn) receive(buffer []byte) (m Message, files Files, err error) {
 	rights := make([]byte, unix.CmsgSpace(4*MaxFiles))
 	n, rn, flags, _, err := c.unix.ReadMsgUnix(buffer, rights)
@@ -249,7 +248,7 @@ func (c *Conn) receive(buffer []byte) (m Message, files Files, err error) {
 		return m, files, err
 	}
 	if err = json.Unmarshal(buffer[:n], &m); err != nil {
-		return m, files, fmt.Errorf("message isn't understood: %w", err)
+		return m, files, fmt.Errorf("decode message: %w", err)
 	}
 	return m, files, nil
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// connected returns both ends of a connection, of which nobody has started to read yet.
-// Questions to the second one are answered by handle.
+// connected returns both ends of a connection, not started. The second one answers requests
+// by handle.
 func connected(t *testing.T, handle func(other *control.Conn, m control.Message) control.Message) (asks, answers *control.Conn) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "socket")
@@ -39,7 +39,7 @@ func connected(t *testing.T, handle func(other *control.Conn, m control.Message)
 	return asks, answers
 }
 
-// Whoever hangs up has answered what was asked before.
+// Hangup sends the responses to earlier requests.
 func TestAnswersAreSentBeforeTheEnd(t *testing.T) {
 	for range 100 {
 		asks, answers := connected(t, func(c *control.Conn, _ control.Message) control.Message {
@@ -57,11 +57,11 @@ func TestAnswersAreSentBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// Whoever reads nothing doesn't hold up for ever who sends.
+// A side that doesn't read can't block the sender for ever.
 func TestTheOtherSideReadsNothing(t *testing.T) {
 	asks, _ := connected(t, nil)
 	for began := time.Now(); ; {
-		if err := asks.Tell(control.Message{Op: control.Died, Name: "wireguard.gcp"}); err != nil {
+		if err := asks.Notify(control.Message{Op: control.Died, Name: "wireguard.gcp"}); err != nil {
 			t.Logf("after %v: %v", time.Since(began), err)
 			return
 		}

@@ -1,10 +1,10 @@
-// Package control is how a program talks to the engine: messages over a Unix
-// socket, with descriptors beside them. The agent is a client of the engine, and
-// the engine's two processes talk to each other in the same way.
+// Package control is the protocol of the engine's control socket: JSON messages with
+// descriptors over a Unix socket. The agent is a client of the engine, and the engine's
+// two processes use the same protocol.
 //
 // A message is one packet of a SOCK_SEQPACKET socket (unix(7)): a JSON object of at
-// most [MaxMessage] bytes, and the descriptors that go with it. Either side may
-// ask; an answer has the number of its question.
+// most [MaxMessage] bytes, and its descriptors. Either side may send requests; a response
+// has the ID of its request.
 package control
 
 import (
@@ -16,62 +16,61 @@ import (
 	"syscall"
 )
 
-// Dir is where wg(8) and wgctrl look for userspace devices.
+// Dir is the directory in which wg(8) and wgctrl find the sockets of userspace devices.
 const Dir = "/var/run/wireguard"
 
-// Path is the engine's own socket. It doesn't end in .sock, by which wg(8) knows
-// devices.
+// Path is the engine's control socket. It doesn't end in .sock, because wg(8) takes such
+// files for devices.
 const Path = Dir + "/.semaphore-engine"
 
-// Protocol is the version of what is said. Processes of different versions don't
-// understand each other.
+// Protocol is the protocol's version. Processes refuse other versions.
 const Protocol = 1
 
-// What a client asks the engine for. Hello comes first.
+// Requests of clients. Hello is the first one.
 const (
-	Hello  = "hello"  // Protocol; answered with Protocol and Build
-	List   = "list"   // answered with Devices
+	Hello  = "hello"  // Protocol; response: Protocol and Build
+	List   = "list"   // response: Devices
 	Serve  = "serve"  // Name, Index and the descriptor of an attached TUN
-	Up     = "up"     // Name; also brings back a removed UAPI socket, told by Changed
-	Remove = "remove" // Name; a device that isn't there is removed
-	End    = "end"    // end, if it was started by hand and serves nothing
-	// Handshake has the device Name begin handshakes with the peers Keys, at most
-	// [MaxKeys]. They keep the sessions that they have until the new ones are there.
+	Up     = "up"     // Name; response: Changed if a removed UAPI socket was restored
+	Remove = "remove" // Name; response: Changed if the device existed
+	End    = "end"    // end a temporary engine without devices; response: Changed if it ends
+	// Handshake begins handshakes of the device Name with the peers Keys, at most [MaxKeys].
+	// They retain their sessions until they have new ones.
 	Handshake = "handshake"
 )
 
-// MaxKeys is how many keys fit a message.
+// MaxKeys bounds the keys of a message.
 const MaxKeys = 500
 
-// What an engine that starts, or is to go on, asks another one for.
+// Requests of an engine that takes over, to the engine that serves.
 const (
-	// Take begins a hand-over, which lasts as long as the connection. It is answered
-	// with Devices, and nobody else may change these meanwhile.
+	// Take begins a takeover, which lasts as long as the connection. The response has
+	// Devices. Other clients can't change devices during a takeover.
 	Take = "take"
-	// Give has the device Name handed over. It is answered with descriptors: a file
+	// Give begins the hand-over of the device Name. The response has descriptors: a file
 	// with the configuration, an end of a pair for the hand-over, the TUN, and the UDP
 	// sockets, which are bound to Port.
 	Give = "give"
-	// Took says that the device Name has been taken, and without a name, that all
-	// have: the other engine stands by from then on.
+	// Took reports that the device Name was taken over, or without a name, all devices:
+	// the engine that receives this stands by from then on.
 	Took = "took"
-	// Standby says that the other engine stands by.
+	// Standby reports that the sender stands by.
 	Standby = "standby"
 )
 
-// What the engine tells.
+// Notifications of the engine.
 const (
-	Died     = "died"     // all clients: the device Name, of the link Index, has ended by itself
-	TakeOver = "takeover" // who stands by: this engine ends, take its devices
+	Died     = "died"     // to all clients: the device Name, of the link Index, has ended by itself
+	TakeOver = "takeover" // to the engine that stands by: take over, this engine ends
 )
 
-// Message is a question, an answer, or news that nobody answers.
+// Message is a request, a response, or a notification, which has no response.
 type Message struct {
-	ID uint64 `json:"id,omitempty"` // of a question and its answer; 0: no answer is wanted
-	Op string `json:"op,omitempty"` // empty: an answer
+	ID uint64 `json:"id,omitempty"` // of a request and its response; 0: a notification
+	Op string `json:"op,omitempty"` // empty: a response
 
 	Error string `json:"error,omitempty"`
-	Errno int    `json:"errno,omitempty"` // the system's, in Error
+	Errno int    `json:"errno,omitempty"` // the system's error number in Error
 
 	Protocol int      `json:"protocol,omitempty"`
 	Build    string   `json:"build,omitempty"`
@@ -81,18 +80,18 @@ type Message struct {
 	Changed  bool     `json:"changed,omitempty"`
 	Devices  []Device `json:"devices,omitempty"`
 	Keys     []string `json:"keys,omitempty"` // public keys of peers, in hexadecimal
-	// Handshakes is answered to Hello by an engine that knows Handshake.
+	// Handshakes, in the response to Hello, is whether the engine supports Handshake.
 	Handshakes bool `json:"handshakes,omitempty"`
 }
 
-// Device is one that an engine serves.
+// Device is a device that an engine serves.
 type Device struct {
 	Name  string `json:"name"`
 	Index int    `json:"index"`
 }
 
-// Failure is the answer that says so.
-func Failure(err error) Message {
+// ErrorResponse returns the response that reports an error.
+func ErrorResponse(err error) Message {
 	m := Message{Error: err.Error()}
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
@@ -101,41 +100,39 @@ func Failure(err error) Message {
 	return m
 }
 
-// failure is an error that the other side reports.
-type failure struct {
+// remoteError is an error of a response.
+type remoteError struct {
 	text  string
 	errno syscall.Errno
 }
 
-func (f *failure) Error() string { return f.text }
+func (e *remoteError) Error() string { return e.text }
 
-// Unwrap returns the system's error, if there is one in it.
-func (f *failure) Unwrap() error {
-	if f.errno == 0 {
+// Unwrap returns the system's error, nil if there is none.
+func (e *remoteError) Unwrap() error {
+	if e.errno == 0 {
 		return nil
 	}
-	return f.errno
+	return e.errno
 }
 
-// ErrProtocol is returned by Dial about an engine that speaks another version.
+// ErrProtocol is returned by Dial if the engine has another [Protocol].
 var ErrProtocol = errors.New("the engine speaks another version of the protocol")
 
-// Client is a connection to the engine. Its methods may be called by several
-// goroutines at once.
+// Client is a connection to the engine. Its methods are safe for concurrent use.
 type Client struct {
 	conn *Conn
-	// Build is which build the engine is.
+	// Build is the engine's version.
 	Build string
-	// Handshakes tells whether the engine knows Handshake.
+	// Handshakes is whether the engine supports Handshake.
 	Handshakes bool
 }
 
 // Dial connects to the engine.
-func Dial(ctx context.Context) (*Client, error) { return DialNews(ctx, func(Message) {}) }
+func Dial(ctx context.Context) (*Client, error) { return Subscribe(ctx, func(Message) {}) }
 
-// DialNews is Dial for who wants to know what the engine tells from then on: for each, news
-// is called on a goroutine of its own, in any order.
-func DialNews(ctx context.Context, news func(Message)) (*Client, error) {
+// Subscribe is Dial with a callback for notifications. Calls run concurrently, in any order.
+func Subscribe(ctx context.Context, notify func(Message)) (*Client, error) {
 	var dialer net.Dialer
 	raw, err := dialer.DialContext(ctx, network, Path)
 	if err != nil {
@@ -143,7 +140,7 @@ func DialNews(ctx context.Context, news func(Message)) (*Client, error) {
 	}
 	c := &Client{conn: NewConn(raw.(*net.UnixConn), func(m Message, files Files) (Message, Files) {
 		files.Close()
-		news(m)
+		notify(m)
 		return Message{}, nil
 	})}
 	c.conn.Start()
@@ -159,27 +156,26 @@ func DialNews(ctx context.Context, news func(Message)) (*Client, error) {
 	return c, nil
 }
 
-// Absent reports whether an error of Dial says that no engine runs.
+// Absent reports whether an error of Dial means that no engine runs.
 func Absent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// Ask sends a question, with descriptors that stay the caller's, and returns the
-// answer. An error that the engine reports wraps the system's.
+// Ask sends a request, with descriptors that still belong to the caller, and returns the
+// response. An error that the engine reports wraps the system's.
 func (c *Client) Ask(ctx context.Context, m Message, files ...int) (Message, error) {
 	answer, received, err := c.conn.Ask(ctx, m, files...)
 	received.Close()
 	return answer, err
 }
 
-// AskFiles is Ask for answers with descriptors, which become the caller's.
+// AskFiles is Ask for responses with descriptors, which belong to the caller.
 func (c *Client) AskFiles(ctx context.Context, m Message) (Message, Files, error) {
 	return c.conn.Ask(ctx, m)
 }
 
-// Done is closed when the connection has ended: the engine has, or another one
-// took its place.
+// Done is closed when the connection has ended, because the engine ends or is replaced.
 func (c *Client) Done() <-chan struct{} { return c.conn.Done() }
 
-// Close ends the connection. What the engine serves goes on.
+// Close closes the connection. The engine continues to serve its devices.
 func (c *Client) Close() { c.conn.Close() }

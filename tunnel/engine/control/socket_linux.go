@@ -13,32 +13,30 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/flock"
 )
 
-// A socket is created as unfinished<random>/unfinishedName in the directory where
-// it will be.
+// A socket is created as unfinished<random>/unfinishedName in its later directory.
 const (
 	unfinished     = ".new-"
 	unfinishedName = "s"
-	// unfinishedFor is how long one may take to get to its place.
+	// unfinishedFor is the age after which an unfinished socket is removed.
 	unfinishedFor = time.Minute
 )
 
-// DevicePath is the UAPI socket of a device.
+// DevicePath returns the path of a device's UAPI socket.
 func DevicePath(name string) string { return filepath.Join(Dir, name+".sock") }
 
-// ErrServed is wrapped by the error about a socket that another process answers on.
+// ErrServed is wrapped by the error for a socket on which another process listens.
 var ErrServed = errors.New("served by another process")
 
-// Listener is a socket with a file. Only root may connect: who can write to a UAPI
-// socket can read the private key.
+// Listener is a listening socket with a file. Only root may connect, because UAPI requests
+// can read the private key.
 type Listener struct {
 	*net.UnixListener
 	path string
-	file os.FileInfo // identifies our file at path
+	file os.FileInfo // of this listener, at path
 }
 
-// Listen puts a socket at path, in the place of one that nobody serves any more. One that
-// another process answers on is an error; see Replace. Of several who call it at once one
-// gets the place.
+// Listen creates a socket at path, and replaces one on which no process listens. If another
+// process listens, it returns [ErrServed]; see Replace. Of concurrent calls one succeeds.
 func Listen(path string) (*Listener, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -55,13 +53,13 @@ func Listen(path string) (*Listener, error) {
 	return Replace(path)
 }
 
-// Whoever has the lock has it for milliseconds.
+// The lock is held for milliseconds.
 const (
 	lockLimit = 5 * time.Second
 	lockPoll  = 2 * time.Millisecond
 )
 
-// lockDir locks a directory until the file is closed.
+// lockDir locks a directory until the returned file is closed.
 func lockDir(path string) (*os.File, error) {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -73,7 +71,7 @@ func lockDir(path string) (*os.File, error) {
 			return dir, nil
 		}
 		if err == nil && time.Now().After(end) {
-			err = fmt.Errorf("lock %s: another process has it", path)
+			err = fmt.Errorf("lock %s: locked by another process", path)
 		}
 		if err != nil {
 			return nil, errors.Join(err, dir.Close())
@@ -81,9 +79,9 @@ func lockDir(path string) (*os.File, error) {
 	}
 }
 
-// Replace puts a socket at path, whatever is there, in one step. The socket is made
-// in a directory that only root can enter and moved to its place when its mode is
-// right, so at no time can others reach it.
+// Replace creates a socket at path and replaces any file there atomically. The socket is
+// created in a directory that only root can enter, and renamed after its mode is set, so
+// that other users can't connect at any time.
 func Replace(path string) (*Listener, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -118,13 +116,13 @@ func Replace(path string) (*Listener, error) {
 	return l, nil
 }
 
-// InPlace reports whether the file at the socket's path is still ours.
+// InPlace reports whether the file at the listener's path is still its own.
 func (l *Listener) InPlace() bool {
 	info, err := os.Lstat(l.path)
 	return err == nil && os.SameFile(info, l.file)
 }
 
-// Close ends the listener and removes its file if that is still ours.
+// Close closes the listener, and removes its file unless that was replaced.
 func (l *Listener) Close() error {
 	if l.InPlace() {
 		_ = os.Remove(l.path)
@@ -132,8 +130,8 @@ func (l *Listener) Close() error {
 	return l.UnixListener.Close()
 }
 
-// Unserved returns an error unless path is free or a socket that nobody answers
-// on.
+// Unserved returns an error unless path doesn't exist or is a socket on which no process
+// listens.
 func Unserved(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -142,7 +140,7 @@ func Unserved(path string) error {
 	case err != nil:
 		return fmt.Errorf("stat socket: %w", err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("socket %s: a file that isn't a socket is in the way", path)
+		return fmt.Errorf("socket %s: the file exists and isn't a socket", path)
 	}
 	for _, kind := range []string{"unix", network} {
 		conn, err := net.Dial(kind, path)
@@ -154,8 +152,8 @@ func Unserved(path string) error {
 	return nil
 }
 
-// RemoveUnfinished removes sockets that never got to their places, because the
-// process that made them was killed, and returns what it removed.
+// RemoveUnfinished removes the unfinished sockets of processes that were killed, and returns
+// their paths.
 func RemoveUnfinished() (removed []string, err error) {
 	found, err := filepath.Glob(filepath.Join(Dir, unfinished+"*"))
 	errs := []error{err}
@@ -169,7 +167,7 @@ func RemoveUnfinished() (removed []string, err error) {
 			err = os.Remove(path)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("remove what an earlier run left: %w", err))
+			errs = append(errs, fmt.Errorf("remove unfinished socket: %w", err))
 			continue
 		}
 		removed = append(removed, path)

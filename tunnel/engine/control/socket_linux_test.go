@@ -9,8 +9,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// TestOneListensAtAPath has several put a socket in one place at once, as engines do that
-// stood by, in the place of one that has ended.
+// TestOneListensAtAPath calls Listen for one path concurrently, as several engines do that
+// stood by when the engine that served has ended.
 func TestOneListensAtAPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	for range 50 {
@@ -39,7 +39,7 @@ func TestOneListensAtAPath(t *testing.T) {
 			}
 			n++
 			if !l.InPlace() {
-				t.Error("one who listens isn't in its place")
+				t.Error("a listener was replaced")
 			}
 			if err := l.Close(); err != nil {
 				t.Error(err)

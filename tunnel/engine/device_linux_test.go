@@ -31,7 +31,7 @@ func serverThat(t *testing.T, does func(op string, files control.Files) error) *
 	c := control.NewConn(raw.(*net.UnixConn), func(m control.Message, files control.Files) (control.Message, control.Files) {
 		defer files.Close()
 		if err := does(m.Op, files); err != nil {
-			return control.Failure(err), nil
+			return control.ErrorResponse(err), nil
 		}
 		return control.Message{}, nil
 	})
@@ -46,25 +46,25 @@ func serverThat(t *testing.T, does func(op string, files control.Files) error) *
 	return s
 }
 
-// keeping returns a keeper and its only device, which no server has.
-func keeping(t *testing.T) (*keeper, *kept) {
+// newTestDevice returns a supervisor and its only device, which no server has.
+func newTestDevice(t *testing.T) (*supervisor, *deviceState) {
 	t.Helper()
-	k := newKeeper(t.Context(), Config{Logger: slog.New(slog.DiscardHandler)})
+	sup := newSupervisor(t.Context(), Config{Logger: slog.New(slog.DiscardHandler)})
 	tun, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &kept{name: "wg-test", tun: tun, log: k.log, model: newModel()}
-	d.ctx, d.end = context.WithCancel(k.ctx)
-	k.devices[d.name] = d
+	d := &deviceState{name: "wg-test", tun: tun, log: sup.log, model: newModel()}
+	d.ctx, d.end = context.WithCancel(sup.ctx)
+	sup.devices[d.name] = d
 	t.Cleanup(func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if k.devices[d.name] != nil {
-			k.forget(d)
+		sup.mu.Lock()
+		defer sup.mu.Unlock()
+		if sup.devices[d.name] != nil {
+			sup.dropDevice(d)
 		}
 	})
-	return k, d
+	return sup, d
 }
 
 // A device that a server couldn't be given in time, as one without processor time, is given
@@ -73,7 +73,7 @@ func keeping(t *testing.T) (*keeper, *kept) {
 func TestADeviceIsRestoredAgain(t *testing.T) {
 	for _, failing := range []string{opUAPI, opStart} {
 		t.Run(failing, func(t *testing.T) {
-			k, d := keeping(t)
+			sup, d := newTestDevice(t)
 			var mu sync.Mutex
 			has, failed := make(map[string]bool), false
 			s := serverThat(t, func(op string, files control.Files) error {
@@ -106,10 +106,10 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 				}()
 				return nil
 			})
-			if err := k.with(t.Context(), d, s, nothing); err == nil {
+			if err := sup.with(t.Context(), d, s, noChange); err == nil {
 				t.Fatal("it is no error that the server fails")
 			}
-			if err := k.with(t.Context(), d, s, nothing); err != nil {
+			if err := sup.with(t.Context(), d, s, noChange); err != nil {
 				t.Fatal(err)
 			}
 			mu.Lock()
@@ -119,7 +119,7 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 					t.Errorf("the server wasn't asked to %s", op)
 				}
 			}
-			if d.answers.Load() != s {
+			if d.ready.Load() != s {
 				t.Error("the server doesn't count as one that has the device")
 			}
 		})
@@ -129,19 +129,19 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 // A server whose device has ended by itself, as its link is gone, may not have said so yet
 // when the device is removed.
 func TestADeviceIsRemovedThatHasEnded(t *testing.T) {
-	k, d := keeping(t)
+	sup, d := newTestDevice(t)
 	asked := make(chan string, 10)
-	d.on = serverThat(t, func(op string, _ control.Files) error {
+	d.server = serverThat(t, func(op string, _ control.Files) error {
 		asked <- op
 		return fmt.Errorf("device %q: %w", d.name, unix.ENODEV)
 	})
-	if err := k.remove(t.Context(), d); err != nil {
+	if err := sup.remove(t.Context(), d); err != nil {
 		t.Errorf("removed with %v", err)
 	}
 	if op := <-asked; op != opClose {
 		t.Errorf("the server is asked to %s first", op)
 	}
-	if k.device(d.name) != nil {
+	if sup.device(d.name) != nil {
 		t.Error("it is still there")
 	}
 }
@@ -150,9 +150,9 @@ func TestADeviceIsRemovedThatHasEnded(t *testing.T) {
 // by one that may hang, too.
 func TestPausesBetweenLooks(t *testing.T) {
 	for took, want := range map[time.Duration]time.Duration{
-		time.Millisecond: 2 * time.Second, 80 * time.Millisecond: 8 * time.Second, hangLimit: 20 * time.Second,
+		time.Millisecond: 2 * time.Second, 80 * time.Millisecond: 8 * time.Second, serverTimeout: 20 * time.Second,
 	} {
-		if got := watchRest(took); got != want {
+		if got := pauseAfter(took); got != want {
 			t.Errorf("after %v the next look is in %v, want %v", took, got, want)
 		}
 	}

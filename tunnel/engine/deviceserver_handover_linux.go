@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 )
 
-// side is the device as one side of a hand-over over the socket in files.
-func (s *serving) side(d *served, files *control.Files) (handover.Side, error) {
+// side returns the device as one side of a hand-over, over the socket in files.
+func (s *deviceServer) side(d *serverDevice, files *control.Files) (handover.Side, error) {
 	if len(*files) != 1 {
 		return handover.Side{}, errors.New("no socket")
 	}
@@ -24,9 +24,9 @@ func (s *serving) side(d *served, files *control.Files) (handover.Side, error) {
 	}, err
 }
 
-// give hands a device over, and returns when it is closed here.
-func (s *serving) give(d *served, files *control.Files) error {
-	d.rest() // It may be settling what it took itself, or meeting its peers.
+// give hands over a device and closes it.
+func (s *deviceServer) give(d *serverDevice, files *control.Files) error {
+	d.stopTask() // reconnect, or the end of a takeover by this process
 	side, err := s.side(d, files)
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func (s *serving) give(d *served, files *control.Files) error {
 	if err != nil && !errors.Is(err, handover.ErrTakerEnded) {
 		return err
 	}
-	// Who took it has it, also when another process has to serve it there.
+	// The other engine owns the device, even if its serving process has ended.
 	s.mu.Lock()
 	delete(s.devices, d.name)
 	s.mu.Unlock()
@@ -44,16 +44,16 @@ func (s *serving) give(d *served, files *control.Files) error {
 	return nil
 }
 
-// take takes a device over, and returns when it is served here.
-func (s *serving) take(d *served, files *control.Files) error {
+// take takes over a device, and returns when this process serves it.
+func (s *deviceServer) take(d *serverDevice, files *control.Files) error {
 	side, err := s.side(d, files)
 	if err != nil {
 		return err
 	}
-	here, ended := make(chan struct{}), make(chan error, 1)
-	d.work(&s.wg, func(ctx context.Context) { ended <- handover.Take(ctx, side, func() { close(here) }) })
+	owned, ended := make(chan struct{}), make(chan error, 1)
+	d.startTask(&s.wg, func(ctx context.Context) { ended <- handover.Take(ctx, side, func() { close(owned) }) })
 	select {
-	case <-here:
+	case <-owned:
 		return nil
 	case err := <-ended:
 		if err != nil {

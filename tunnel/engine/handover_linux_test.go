@@ -405,7 +405,7 @@ func TestStandbyServes(t *testing.T) {
 // dial connects to the engine as another one does, and calls news with what it tells.
 func dial(t *testing.T, news func(control.Message)) *control.Client {
 	t.Helper()
-	c, err := control.DialNews(t.Context(), news)
+	c, err := control.Subscribe(t.Context(), news)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -433,12 +433,12 @@ func TestAnEngineEndsAfterAHandOver(t *testing.T) {
 	if err := first.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	first.says(t, "msg=\"ending when another engine has taken over\"")
+	first.says(t, "msg=\"waiting for the takeover by another engine")
 	if answer, err := c.Ask(t.Context(), control.Message{Op: control.List}); err != nil || len(answer.Devices) != 1 {
 		t.Errorf("it serves %v: %v", answer.Devices, err)
 	}
 	c.Close()
-	first.says(t, "msg=\"the engine that was taking over has ended")
+	first.says(t, "msg=\"takeover failed")
 	taking(t).Close()
 	if err := <-first.ended; err != nil {
 		t.Errorf("it ends with %v", err)
@@ -498,15 +498,15 @@ func TestATakeOverIsTriedAgain(t *testing.T) {
 	newTunnel(t).works(t)
 	c := taking(t)
 	second := start(t)
-	second.says(t, "cannot take over")
+	second.says(t, "takeover failed: retrying")
 	c.Close()
 	second.says(t, "msg=\"taken over\"")
 	first.says(t, "msg=\"standing by\"")
 }
 
-// estate returns what an engine gives that hands a device over, with a UDP socket and its
+// handoverState returns what an engine gives that hands a device over, with a UDP socket and its
 // port, and the giver's end of the pair, to which nothing is written.
-func estate(t *testing.T, name string) (files control.Files, port int, giver handover.End) {
+func handoverState(t *testing.T, name string) (files control.Files, port int, giver handover.End) {
 	t.Helper()
 	giving, taker, err := handover.Pair()
 	if err != nil {
@@ -559,8 +559,8 @@ func estate(t *testing.T, name string) (files control.Files, port int, giver han
 func TestADeviceThatIsNotTakenIsFree(t *testing.T) {
 	nstest.TUN(t)
 	const other = "wg-fails"
-	taken, _, ended := estate(t, name)
-	fails, port, keeps := estate(t, other)
+	taken, _, ended := handoverState(t, name)
+	fails, port, keeps := handoverState(t, other)
 	// The one has just ended, the other one keeps the device.
 	_ = ended.Close()
 	if _, err := keeps.Write([]byte("xfor a test")); err != nil {

@@ -1,0 +1,285 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/device"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/window"
+)
+
+// deviceServer is the serving process: it runs wireguard-go for all devices.
+type deviceServer struct {
+	conn *control.Conn
+	log  *slog.Logger
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	devices map[string]*serverDevice
+}
+
+// serverDevice is a device.
+type serverDevice struct {
+	name    string
+	dev     *device.Device
+	bind    *handover.Bind
+	tun     *handover.Tun // shut until sessions were made
+	closing atomic.Bool   // this process closes the device
+	// toReconnect are the peers that had sessions.
+	toReconnect []handover.Key
+	inherited   []*os.File // UDP sockets of an earlier process
+
+	mu   sync.Mutex
+	stop func() // ends the task, see startTask
+}
+
+// serve carries out the requests of the supervisor until the connection ends.
+func serve(conn *net.UnixConn, log *slog.Logger) {
+	s := &deviceServer{log: log, devices: make(map[string]*serverDevice)}
+	s.conn = control.NewConn(conn, func(m control.Message, files control.Files) (control.Message, control.Files) {
+		defer func() { files.Close() }()
+		if err := s.handle(m, &files); err != nil {
+			return control.ErrorResponse(err), nil
+		}
+		return control.Message{}, nil
+	})
+	s.conn.Start()
+	<-s.conn.Done()
+	for _, d := range s.devices {
+		d.closing.Store(true)
+		d.dev.Close()
+	}
+	s.wg.Wait()
+}
+
+// handle carries out a request of the supervisor. It removes the descriptors that it retains
+// from files.
+func (s *deviceServer) handle(m control.Message, files *control.Files) error {
+	if m.Op == opOpen {
+		owned := *files
+		*files = nil
+		return s.open(m.Name, m.Index, owned)
+	}
+	s.mu.Lock()
+	d := s.devices[m.Name]
+	s.mu.Unlock()
+	if d == nil {
+		return fmt.Errorf("device %q: %w", m.Name, unix.ENODEV)
+	}
+	switch m.Op {
+	case opUAPI:
+		return s.serveUAPI(d, files)
+	case opUp:
+		if err := d.dev.Up(); err != nil {
+			return fmt.Errorf("open UDP sockets: %w", err)
+		}
+	case opGreet:
+		d.toReconnect = append(d.toReconnect, parseKeys(m.Keys)...)
+	case opHandshake:
+		d.handshake(m.Keys)
+	case opStart:
+		d.startTask(&s.wg, d.reconnect)
+	case opGive:
+		return s.give(d, files)
+	case opTake:
+		return s.take(d, files)
+	case opClose:
+		s.mu.Lock()
+		delete(s.devices, m.Name)
+		s.mu.Unlock()
+		d.closing.Store(true)
+		d.dev.Close()
+		d.release()
+	default:
+		return fmt.Errorf("unknown request %q", m.Op)
+	}
+	return nil
+}
+
+// open creates a device. index is the link's, files are the descriptors of its TUN and of UDP
+// sockets, and belong to open.
+func (s *deviceServer) open(name string, index int, files control.Files) error {
+	if len(files) == 0 {
+		return errors.New("no TUN")
+	}
+	mtu, err := mtuOf(name)
+	if err != nil {
+		files.Close()
+		return err
+	}
+	file := os.NewFile(uintptr(files[0]), "tun "+name)
+	native, err := link.New(file, mtu)
+	if err != nil {
+		files[1:].Close()
+		return errors.Join(err, file.Close())
+	}
+	// Shut: without peers wireguard-go would drop the packets of the TUN, and its link's
+	// events would make it open sockets before the port is configured.
+	d := &serverDevice{name: name, tun: handover.NewTun(native, true)}
+	for _, fd := range files[1:] {
+		d.inherited = append(d.inherited, os.NewFile(uintptr(fd), "udp "+name))
+	}
+	d.bind = handover.NewBind(udp.New(udp.Config{
+		Inherited: d.inherited,
+		Opened:    func(port uint16, sockets []*os.File) { s.sendSockets(name, int(port), sockets) },
+		Closed:    func() { s.sendSockets(name, 0, nil) },
+	}))
+	d.dev = window.NewDevice(d.tun, d.bind, mtu, deviceLog(s.log.With("device", name)))
+	s.mu.Lock()
+	s.devices[name] = d
+	s.mu.Unlock()
+	s.wg.Go(func() {
+		<-d.dev.Wait()
+		if d.closing.Load() {
+			return
+		}
+		s.mu.Lock()
+		if s.devices[name] == d { // else a new device has the name
+			delete(s.devices, name)
+		}
+		s.mu.Unlock()
+		d.release()
+		_ = s.conn.Notify(control.Message{Op: control.Died, Name: name, Index: index})
+	})
+	return nil
+}
+
+// mtuOf returns a link's MTU in bytes.
+func mtuOf(name string) (int, error) {
+	l, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0, fmt.Errorf("read MTU of %s: %w", name, err)
+	}
+	return l.MTU, nil
+}
+
+// sendSockets sends the supervisor a device's sockets, and closes these duplicates.
+func (s *deviceServer) sendSockets(name string, port int, sockets []*os.File) {
+	var fds []int
+	for _, socket := range sockets {
+		// Not Fd, which would make all duplicates of the socket blocking.
+		if raw, err := socket.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) })
+		}
+	}
+	_, _, err := s.conn.Ask(background, control.Message{Op: opSockets, Name: name, Port: port}, fds...)
+	if err != nil && s.conn.Err() == nil {
+		s.log.Warn("cannot send sockets to the supervisor", "device", name, "err", err)
+	}
+	for _, socket := range sockets {
+		_ = socket.Close()
+	}
+}
+
+// serveUAPI answers the UAPI requests of a socket.
+func (s *deviceServer) serveUAPI(d *serverDevice, files *control.Files) error {
+	if len(*files) != 1 {
+		return errors.New("no socket")
+	}
+	file := os.NewFile(uintptr((*files)[0]), "uapi")
+	*files = nil
+	conn, err := net.FileConn(file)
+	_ = file.Close()
+	if err != nil {
+		return err
+	}
+	s.wg.Go(func() { window.Answer(d.dev, conn) })
+	return nil
+}
+
+// parseKeys returns the valid keys, in the same order.
+func parseKeys(texts []string) (keys []handover.Key) {
+	for _, text := range texts {
+		if k, err := parseKey(text); err == nil {
+			keys = append(keys, handover.Key(k))
+		}
+	}
+	return keys
+}
+
+// handshake begins handshakes with the existing peers among keys, while their sessions
+// continue to carry packets. wireguard-go skips peers to which it sent a handshake message
+// within REKEY_TIMEOUT, 5 s.
+func (d *serverDevice) handshake(keys []string) {
+	for _, key := range parseKeys(keys) {
+		if p := d.dev.LookupPeer(key); p != nil {
+			// wireguard-go logs the error, and the agent repeats the request.
+			_ = p.SendHandshakeInitiation(false)
+		}
+	}
+}
+
+const (
+	// reconnectLimit bounds how long packets wait in the TUN for handshakes. Its queue is
+	// full after 200 ms at 10,000 packets a second.
+	reconnectLimit = 100 * time.Millisecond
+	// handshakeLimit bounds how long handshakes are retried here. wireguard-go by itself
+	// retries each 5 s.
+	handshakeLimit = 5 * time.Second
+)
+
+// reconnect begins handshakes with the peers that had sessions, and opens the TUN as soon as
+// all have one, or after reconnectLimit.
+func (d *serverDevice) reconnect(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, handshakeLimit)
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = handover.Succeed(ctx, d.dev, d.bind, d.toReconnect)
+	}()
+	select {
+	case <-done:
+	case <-time.After(reconnectLimit):
+	}
+	d.tun.Open()
+	<-done
+}
+
+// startTask runs f with the device until it ends, the next task starts, or stopTask is
+// called.
+func (d *serverDevice) startTask(wg *sync.WaitGroup, f func(context.Context)) {
+	d.stopTask()
+	ctx, cancel := context.WithCancel(background)
+	ended := make(chan struct{})
+	wg.Go(func() {
+		defer close(ended)
+		f(ctx)
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stop = func() {
+		cancel()
+		<-ended
+	}
+}
+
+// release ends the task of a closed device and closes its inherited sockets.
+func (d *serverDevice) release() {
+	d.stopTask()
+	for _, socket := range d.inherited {
+		_ = socket.Close() // They hold the port of a device that was never up.
+	}
+}
+
+// stopTask ends the task and waits for its end.
+func (d *serverDevice) stopTask() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stop != nil {
+		d.stop()
+	}
+}
