@@ -10,31 +10,30 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// NewDevice returns a device that has a window of its own, on a link with that MTU in
-// bytes.
+// NewDevice returns a device with a window of its own. mtu is the link's, in bytes.
 func NewDevice(native tun.Device, bind conn.Bind, mtu int, log *device.Logger) *device.Device {
 	var s staged
 	w := New(Config{MTU: mtu, Discard: s.discard})
-	dev := device.NewDevice(w.Tun(native), w.Bind(bind), log) // which begins to read
+	dev := device.NewDevice(w.Tun(native), w.Bind(bind), log) // starts reading the TUN
 	s.dev.Store(dev)
 	return dev
 }
 
-// staged throws away packets that wait for sessions. wireguard-go keeps up to 128 reads of
-// up to 128 packets for each peer, and ends that only by itself, after 90 s.
+// staged discards packets that wait for sessions. For each peer wireguard-go stages up to
+// 128 reads of up to 128 packets, and discards them only after 90 s.
 type staged struct {
 	dev     atomic.Pointer[device.Device]
 	peers   atomic.Pointer[[]device.NoisePublicKey]
 	read    time.Time   // when peers were read
-	reading atomic.Bool // somebody does
+	reading atomic.Bool // peers are being read
 }
 
-// peersFor is how long the list of peers is used.
-const peersFor = time.Second
+// peersMaxAge is how long the list of peers is used.
+const peersMaxAge = time.Second
 
-// discard is called by who reads the TUN, between two reads: nothing is staged then but
-// packets that wait. It can't ask for the peers itself, since the device holds the lock for
-// that while it waits for this goroutine to end.
+// discard is called by the goroutine that reads the TUN, between two reads: only packets
+// that wait for a session are staged then. It reads the peers on another goroutine, because
+// the device holds the lock for that while it waits for the TUN's reader to end.
 func (s *staged) discard() {
 	dev := s.dev.Load()
 	if dev == nil {
@@ -45,7 +44,7 @@ func (s *staged) discard() {
 			flush(dev, key)
 		}
 	}
-	if now := time.Now(); now.Sub(s.read) >= peersFor && s.reading.CompareAndSwap(false, true) {
+	if now := time.Now(); now.Sub(s.read) >= peersMaxAge && s.reading.CompareAndSwap(false, true) {
 		s.read = now
 		go func() {
 			defer s.reading.Store(false)
@@ -56,15 +55,15 @@ func (s *staged) discard() {
 	}
 }
 
-// flush throws away what waits for a session with one peer.
+// flush discards the packets that wait for a session with one peer.
 func flush(dev *device.Device, peer device.NoisePublicKey) {
 	if p := dev.LookupPeer(peer); p != nil {
 		p.FlushStagedPackets()
 	}
 }
 
-// peersOf returns a device's peers. Nothing else of the text, which has its private key, is
-// kept.
+// peersOf returns a device's peers. It retains nothing else of the response, which contains
+// the private key.
 func peersOf(dev *device.Device) (peers []device.NoisePublicKey, err error) {
 	var text bytes.Buffer
 	if err := dev.IpcGetOperation(&text); err != nil {

@@ -19,12 +19,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-// flooded is a TUN out of which packets of one peer come as fast as they are read, and then
-// those of a channel.
+// flooded is a TUN that returns a number of packets for one peer as fast as they are read,
+// and then those of a channel.
 type flooded struct {
 	tun.Device
 	packet []byte
-	left   atomic.Int64 // reads of them
+	left   atomic.Int64 // reads of packets for that peer
 }
 
 func (*flooded) BatchSize() int { return 8 }
@@ -40,9 +40,9 @@ func (f *flooded) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	return len(bufs), nil
 }
 
-// wireguard-go uses the buffers as the window needs it: packets that are sent and received
-// aren't inside any more; and those to a peer without a session aren't kept in any number,
-// nor do they keep others from their peers.
+// wireguard-go uses the buffers as the window expects: sent and received packets are no
+// longer in flight. Packets to a peer without a session are bounded, and don't block packets
+// to other peers.
 func TestDevices(t *testing.T) {
 	verifyNoLeaks(t)
 	addresses := [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
@@ -96,10 +96,10 @@ func TestDevices(t *testing.T) {
 		carry()
 	}
 	// A few keepalives and handshake messages are still counted.
-	polltest.Until(t, time.Minute, "all but 10 of 100 packets have left", func() bool {
+	polltest.Until(t, time.Minute, "at most 10 of 100 packets are in flight", func() bool {
 		for _, w := range windows {
 			for i := range w.readers {
-				if w.readers[i].inside.Load() > 10 {
+				if w.readers[i].inflight.Load() > 10 {
 					return false
 				}
 			}
@@ -110,16 +110,16 @@ func TestDevices(t *testing.T) {
 	for range 20 {
 		floods[0].left.Store(1000)
 		carry()
-		if got := windows[0].readers[ofTUN].inside.Load(); got > 2*most+8 {
-			t.Fatalf("%d packets are inside, want %d at most", got, 2*most)
+		if got := windows[0].readers[tunReader].inflight.Load(); got > 2*maxInflight+8 {
+			t.Fatalf("%d packets in flight, want at most %d", got, 2*maxInflight)
 		}
 	}
 	if held[0].peers.Load() == nil {
-		t.Error("what waits for a session was never discarded")
+		t.Error("packets that wait for a session were never discarded")
 	}
 }
 
-// verifyNoLeaks looks, when the test has ended, for what it has left running.
+// verifyNoLeaks fails the test if goroutines of it are still running at its end.
 func verifyNoLeaks(t *testing.T) {
 	t.Helper()
 	ignore := goleak.IgnoreCurrent()

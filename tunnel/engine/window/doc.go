@@ -1,3 +1,4 @@
-// Package window bounds how many packets are inside wireguard-go at a time, see
-// [Window], and what waits there for sessions, see [NewDevice] and [Answer].
+// Package window limits the number of packets that wireguard-go has in flight, see
+// [Window], and the number that it queues for peers without a session, see [NewDevice]
+// and [Answer].
 package window

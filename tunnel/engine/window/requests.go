@@ -7,72 +7,71 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// Answer answers UAPI requests that come on a connection, until it ends.
+// Answer serves UAPI requests on a connection until it ends.
 //
-// A peer that is given an endpoint and an interval of keepalives is sent a keepalive at
-// once, which begins a handshake and waits for its end in a buffer of 64 KiB. It isn't
-// needed, since wireguard-go sends another one then, and is thrown away: with thousands of
-// peers that don't answer these buffers are hundreds of megabytes which the garbage
-// collector takes for alive, and lets as much garbage be. What else waits for that peer at
-// this moment is thrown away, too: packets of the time in which it had no endpoint, or no
-// interval, or wasn't there.
+// When a request sets a peer's endpoint and keepalive interval, wireguard-go sends a
+// keepalive at once. It starts a handshake and stays staged, in a buffer of 64 KiB, until
+// that is complete. Answer discards it, since wireguard-go sends another one then: with
+// thousands of peers that don't answer, these buffers are hundreds of megabytes of live
+// heap, and allow as much garbage. The peer's other staged packets are discarded with it:
+// they are older than the endpoint, the interval or the peer.
 func Answer(dev *device.Device, conn net.Conn) {
 	dev.IpcHandle(&requests{Conn: conn, discard: func(peer device.NoisePublicKey) { flush(dev, peer) }})
 }
 
-// requests is a connection whose reader tells by reading on that it has carried out what it
-// read before.
+// requests is a connection whose reader has executed the lines of a read by the time of its
+// next read.
 type requests struct {
 	net.Conn
 	discard func(device.NoisePublicKey)
 
-	line    []byte                  // as much as was read of it
-	peer    device.NoisePublicKey   // that lines are about
-	placed  bool                    // it was given an endpoint
-	greeted []device.NoisePublicKey // that are sent keepalives, by what was read
+	line        []byte                  // the incomplete last line
+	peer        device.NoisePublicKey   // of the current section
+	hasEndpoint bool                    // the section sets an endpoint
+	pending     []device.NoisePublicKey // peers to which the lines read so far send keepalives
 }
 
-// Read implements [net.Conn]. Of what was read before, the last peer may not be complete.
+// Read implements [net.Conn]. The last peer's section may be incomplete.
 func (r *requests) Read(p []byte) (int, error) {
-	r.discardAll(max(len(r.greeted)-1, 0))
+	r.discardFirst(max(len(r.pending)-1, 0))
 	n, err := r.Conn.Read(p)
 	for rest := p[:n]; len(rest) > 0; {
 		part, after, ended := bytes.Cut(rest, []byte("\n"))
 		r.line, rest = append(r.line, part...), after
 		if ended {
-			r.see(r.line)
+			r.parse(r.line)
 			r.line = r.line[:0]
 		}
 	}
 	return n, err
 }
 
-// Write implements [net.Conn]. The answer comes when a request was carried out.
+// Write implements [net.Conn]. The response is written when the request has been executed.
 func (r *requests) Write(p []byte) (int, error) {
-	r.discardAll(len(r.greeted))
+	r.discardFirst(len(r.pending))
 	return r.Conn.Write(p)
 }
 
-func (r *requests) discardAll(n int) {
-	for _, peer := range r.greeted[:n] {
+func (r *requests) discardFirst(n int) {
+	for _, peer := range r.pending[:n] {
 		r.discard(peer)
 	}
-	r.greeted = append(r.greeted[:0], r.greeted[n:]...)
+	r.pending = append(r.pending[:0], r.pending[n:]...)
 }
 
-func (r *requests) see(line []byte) {
+func (r *requests) parse(line []byte) {
 	name, value, _ := bytes.Cut(line, []byte("="))
 	switch string(name) {
 	case "public_key":
-		r.placed = false
+		r.hasEndpoint = false
 		if err := r.peer.FromHex(string(value)); err != nil {
-			r.peer = device.NoisePublicKey{} // The request is refused.
+			r.peer = device.NoisePublicKey{} // wireguard-go refuses the request.
 		}
 	case "endpoint":
-		r.placed = true
+		r.hasEndpoint = true
 	case "persistent_keepalive_interval":
-		if r.placed && string(value) != "0" {
-			r.greeted = append(r.greeted, r.peer)
+		if r.hasEndpoint && string(value) != "0" {
+			r.pending = append(r.pending, r.peer)
 		}
 	}
 }

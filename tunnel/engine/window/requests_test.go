@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
-func TestWhatIsDiscarded(t *testing.T) {
+func TestRequestsDiscardKeepalives(t *testing.T) {
 	const endpoint, interval = "endpoint=192.0.2.1:51820\n", "persistent_keepalive_interval=25\n"
 	key := func(n int) string { return fmt.Sprintf("public_key=%064x\n", n) }
 	for name, c := range map[string]struct {
@@ -29,14 +29,14 @@ func TestWhatIsDiscarded(t *testing.T) {
 		want    []int
 	}{
 		"peers that are added":              {"private_key=11\n" + key(1) + endpoint + interval + "allowed_ip=10.0.0.0/8\n" + key(2) + endpoint + interval + "allowed_ip=11.0.0.0/8\n", []int{1, 2}},
-		"one that is added again":           {key(1) + "remove=true\n" + key(1) + endpoint + interval, []int{1}},
+		"a peer that is added again":        {key(1) + "remove=true\n" + key(1) + endpoint + interval, []int{1}},
 		"endpoints alone":                   {key(1) + endpoint + key(2) + endpoint, nil},
 		"an interval alone":                 {key(1) + interval, nil},
 		"an interval alone, after a whole":  {key(1) + endpoint + interval + key(2) + interval, []int{1}},
 		"an endpoint and no more intervals": {key(1) + endpoint + "persistent_keepalive_interval=0\n", nil},
-		"what isn't a key":                  {"public_key=1\n" + endpoint + interval, []int{0}},
-		"what is longer than a key":         {"public_key=" + strings.Repeat("0", 70) + "\n" + endpoint, nil},
-		"nothing":                           {"", nil},
+		"an invalid key":                    {"public_key=1\n" + endpoint + interval, []int{0}},
+		"a key that is too long":            {"public_key=" + strings.Repeat("0", 70) + "\n" + endpoint, nil},
+		"empty":                             {"", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for how, pieces := range map[string]func(io.Reader) io.Reader{
@@ -54,7 +54,7 @@ func TestWhatIsDiscarded(t *testing.T) {
 					t.Fatalf("%q, %v", text, err)
 				}
 				if n := len(c.want); n > 0 && slices.Contains(got, c.want[n-1]) {
-					t.Error("what the last peer is sent was discarded before the request had an end")
+					t.Error("the last peer's keepalive was discarded before the end of the request")
 				}
 				if _, err := r.Write([]byte("e")); err != nil || !slices.Equal(got, c.want) {
 					t.Errorf("%s: %d, %v; want %d", how, got, err, c.want)
@@ -65,12 +65,12 @@ func TestWhatIsDiscarded(t *testing.T) {
 	}
 }
 
-// deaf is a conn.Bind that sends nothing.
-type deaf struct{ conn.Bind }
+// mute is a conn.Bind that sends nothing.
+type mute struct{ conn.Bind }
 
-func (deaf) Send([][]byte, conn.Endpoint) error { return nil }
+func (mute) Send([][]byte, conn.Endpoint) error { return nil }
 
-// request has a device carry out one, as a client does.
+// request sends a UAPI request to a device, as a client does.
 func request(t *testing.T, dev *device.Device, text string) {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -93,10 +93,10 @@ func generate(t *testing.T) wgtypes.Key {
 	return key
 }
 
-// A peer that doesn't answer takes what its queues take, and no buffer of 64 KiB.
+// A peer that doesn't answer takes the memory of its queues, and no buffer of 64 KiB.
 func TestSilentPeersHoldNoBuffers(t *testing.T) {
 	verifyNoLeaks(t)
-	dev := device.NewDevice(tuntest.NewChannelTUN().TUN(), deaf{bindtest.NewChannelBinds()[0]}, device.NewLogger(device.LogLevelError, ""))
+	dev := device.NewDevice(tuntest.NewChannelTUN().TUN(), mute{bindtest.NewChannelBinds()[0]}, device.NewLogger(device.LogLevelError, ""))
 	t.Cleanup(dev.Close)
 	if err := dev.IpcSet("private_key=" + hexKey(generate(t))); err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestSilentPeersHoldNoBuffers(t *testing.T) {
 	}
 	alive := func() uint64 {
 		runtime.GC()
-		runtime.GC() // What pools hold goes with the second.
+		runtime.GC() // The second one empties the pools.
 		var stats runtime.MemStats
 		runtime.ReadMemStats(&stats)
 		return stats.HeapAlloc
@@ -125,8 +125,8 @@ func TestSilentPeersHoldNoBuffers(t *testing.T) {
 	runtime.KeepAlive(text)
 }
 
-// A handshake has its keepalive though none waited for it: without that the other side
-// doesn't know that there is a session.
+// wireguard-go sends a keepalive after a handshake although the staged one was discarded:
+// without it the responder can't use the session.
 func TestSessionsOfAddedPeers(t *testing.T) {
 	verifyNoLeaks(t)
 	keys := [2]wgtypes.Key{generate(t), generate(t)}

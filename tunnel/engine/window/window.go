@@ -11,78 +11,78 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// Window bounds how many packets are inside wireguard-go, which bounds neither its
-// queues' sizes in bytes nor its pools: whoever reads packets from a TUN or a socket
-// waits while too many of those that it read before haven't left on the other side. So
-// the same few buffers are used again and again, which stay in the processor's caches,
-// and memory doesn't grow when packets come faster than they can be encrypted. What
-// comes meanwhile stays in the kernel's queues.
+// Window limits the number of packets in flight in wireguard-go, which limits neither its
+// queues in bytes nor its buffer pools. Reads from the TUN and the sockets block while too
+// many packets of earlier reads haven't left on the other side. So the same few buffers are
+// reused and stay in the processor's caches, memory doesn't grow when packets arrive faster
+// than they can be encrypted, and the excess stays in the kernel's queues.
 //
-// A packet is in one buffer of the engine's from Read to Send, and from a function that
-// receives to Write. Which are inside is marked in the buffers themselves, behind the
-// packets, so that one which the engine has thrown away counts no more once its buffer
-// is used again. That may be late, or never, and packets to a peer without a session stay
-// inside until it has one: a reader waits for patience only when nothing leaves
-// meanwhile, then takes all that are inside for lost, and has more room for a while.
+// A packet stays in one of wireguard-go's buffers from Read to Send, or from receive to
+// Write. A mark in that buffer, behind the packet, says that it is in flight. A packet that
+// wireguard-go dropped is uncounted when its buffer is reused, which may be late or never,
+// and packets to a peer without a session stay in flight until it has one. So after
+// stallTimeout without progress, a reader counts all packets in flight as dropped and has a
+// higher limit for widePeriod.
 type Window struct {
-	secret  uint64 // the upper half of all marks
-	place   int    // of the mark in a buffer
-	readers [maxReaders]reader
-	// discard has the engine throw away what waits for sessions, see Config.
-	discard func()
+	secret     uint64 // the upper half of all marks
+	markOffset int    // in a buffer, in bytes
+	readers    [maxReaders]reader
+	discard    func() // see Config
 }
 
-// Config is what a [Window] needs to know.
+// Config configures a [Window].
 type Config struct {
-	// MTU is that of the link, in bytes. Packets that are much larger aren't counted.
+	// MTU of the link, in bytes. Packets that are much larger aren't counted.
 	MTU int
-	// Discard is called by who reads the TUN, between two reads, when what was taken
-	// for lost may be as much as there may be altogether. It has the engine throw away
-	// packets that wait for sessions. If it is nil, they stay.
+	// Discard discards the packets that wireguard-go has staged for sessions. It is called
+	// on the goroutine that reads the TUN, between two reads, when the packets counted as
+	// dropped may be as many as the limit. Optional.
 	Discard func()
 }
 
 const (
-	// perProcessor is how many packets keep one processor busy: three of them share the
-	// work of a frame of 45, and of the next one.
+	// perProcessor is the number of packets that keep one processor busy: three processors
+	// share the work of a frame of 45 packets, and of the next frame.
 	perProcessor = 50
-	// most is how many packets may be inside that one reader read, when it doesn't know
-	// better: each takes 64 KiB of address space, of which 4 to 64 are in memory.
-	most = 512
-	// patience is how long nothing leaves until what is inside is taken for lost.
-	patience = 2 * time.Millisecond
-	// wideFor is how long a reader has most for its bound after that.
-	wideFor = 100 * time.Millisecond
+	// maxInflight is the higher limit of one reader's packets: each takes 64 KiB of address
+	// space, of which 4 to 64 KiB are resident.
+	maxInflight = 512
+	// stallTimeout is the time without progress after which the packets in flight count as
+	// dropped.
+	stallTimeout = 2 * time.Millisecond
+	// widePeriod is how long maxInflight is a reader's limit after that.
+	widePeriod = 100 * time.Millisecond
 
-	// The TUN's, and those of sockets of two address families.
+	// One for the TUN, and one for the socket of each address family.
 	maxReaders = 3
-	ofTUN      = 0
+	tunReader  = 0
 
 	markSize  = 8
 	epochMask = 1<<24 - 1
-	// maxGrowth bounds in bytes what encryption adds to a packet: header, padding, tag.
+	// maxGrowth is the number of bytes that encryption adds to a packet at most: header,
+	// padding, tag.
 	maxGrowth = 16 + 15 + 16
 )
 
 // New returns a window for one device.
 func New(cfg Config) *Window {
 	const step = 2048
-	place := (cfg.MTU+maxGrowth+markSize+step-1)/step*step - markSize
-	w := &Window{secret: rand.Uint64() &^ 0xffffffff, place: place, discard: cfg.Discard}
+	markOffset := (cfg.MTU+maxGrowth+markSize+step-1)/step*step - markSize
+	w := &Window{secret: rand.Uint64() &^ 0xffffffff, markOffset: markOffset, discard: cfg.Discard}
 	for i := range w.readers {
 		w.readers[i].window, w.readers[i].number = w, uint64(i)
-		w.readers[i].narrow = min(perProcessor*int64(runtime.GOMAXPROCS(0)), most)
+		w.readers[i].limit = min(perProcessor*int64(runtime.GOMAXPROCS(0)), maxInflight)
 		w.readers[i].woken = make(chan struct{}, 1)
-		w.readers[i].timer = time.NewTimer(patience)
+		w.readers[i].timer = time.NewTimer(stallTimeout)
 		w.readers[i].timer.Stop()
 	}
 	return w
 }
 
-// Tun returns a device on another one, whose packets the window counts.
+// Tun wraps a device, so that the window counts its packets.
 func (w *Window) Tun(inner tun.Device) tun.Device { return &tunnel{Device: inner, window: w} }
 
-// Bind returns a bind on another one, whose packets the window counts.
+// Bind wraps a bind, so that the window counts its packets.
 func (w *Window) Bind(inner conn.Bind) conn.Bind { return &bind{Bind: inner, window: w} }
 
 type tunnel struct {
@@ -92,18 +92,18 @@ type tunnel struct {
 
 // Read implements [tun.Device].
 func (t *tunnel) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
-	r := &t.window.readers[ofTUN]
-	r.collect(bufs)
+	r := &t.window.readers[tunReader]
+	r.reclaim(bufs)
 	r.wait()
 	n, err := t.Device.Read(bufs, sizes, offset)
-	r.give(bufs, sizes[:n], offset)
+	r.mark(bufs, sizes[:n], offset)
 	return n, err
 }
 
 // Write implements [tun.Device].
 func (t *tunnel) Write(bufs [][]byte, offset int) (int, error) {
 	n, err := t.Device.Write(bufs, offset)
-	t.window.take(bufs)
+	t.window.countLeft(bufs)
 	return n, err
 }
 
@@ -116,17 +116,17 @@ type bind struct {
 func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	functions, actual, err := b.Bind.Open(port)
 	for i, receive := range functions {
-		if ofTUN+1+i >= maxReaders {
-			break // There aren't more families than that.
+		if tunReader+1+i >= maxReaders {
+			break // There are two address families.
 		}
-		// Nobody else uses it: the functions of the last time have ended.
-		r := &b.window.readers[ofTUN+1+i]
+		// The functions of an earlier Open, which used the reader, have returned.
+		r := &b.window.readers[tunReader+1+i]
 		r.filled = 0
 		functions[i] = func(packets [][]byte, sizes []int, from []conn.Endpoint) (int, error) {
-			r.collect(packets)
+			r.reclaim(packets)
 			r.wait()
 			n, err := receive(packets, sizes, from)
-			r.give(packets, sizes[:n], 0)
+			r.mark(packets, sizes[:n], 0)
 			return n, err
 		}
 	}
@@ -136,64 +136,65 @@ func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 // Send implements [conn.Bind].
 func (b *bind) Send(packets [][]byte, to conn.Endpoint) error {
 	err := b.Bind.Send(packets, to)
-	b.window.take(packets)
+	b.window.countLeft(packets)
 	return err
 }
 
-// reader reads packets. One goroutine uses it, but for what is atomic.
+// reader is the state of one source of packets. Its atomic fields are for all goroutines,
+// the others for the one that reads.
 type reader struct {
 	window *Window
 	number uint64
-	narrow int64 // bound of inside
+	limit  int64 // of inflight
 
-	inside  atomic.Int64
-	epoch   atomic.Uint32 // of what is inside: what has another one was taken for lost
-	waiting atomic.Int64  // for inside to be less than that; 0: nobody waits
-	woken   chan struct{}
-	timer   *time.Timer
+	inflight atomic.Int64
+	epoch    atomic.Uint32 // of the packets in flight; those of earlier epochs count as dropped
+	waiting  atomic.Int64  // the reader waits for inflight to fall below this; 0: it doesn't wait
+	woken    chan struct{}
+	timer    *time.Timer
 
-	filled int       // buffers of the last read
-	until  time.Time // bound is most
-	// Since the engine was last made to discard.
-	lost  int64 // taken for lost
-	given int64
+	filled    int       // buffers of the last read
+	wideUntil time.Time // until then the limit is maxInflight
+	// Packets since the last discard.
+	presumedLost int64
+	marked       int64
 }
 
-// collect finds out what the engine has done with the buffers of the last read: those that
-// it had no use for are here still, others have been replaced, maybe by one whose packet it
-// threw away.
-func (r *reader) collect(bufs [][]byte) {
-	r.window.take(bufs[:min(r.filled, len(bufs))])
+// reclaim uncounts packets by the buffers for the next read: wireguard-go passes the buffers
+// of rejected packets again, and the other ones may be those of packets that it dropped
+// earlier.
+func (r *reader) reclaim(bufs [][]byte) {
+	r.window.countLeft(bufs[:min(r.filled, len(bufs))])
 	r.filled = 0
 }
 
-// give marks the packets that the engine gets.
-func (r *reader) give(bufs [][]byte, sizes []int, offset int) {
+// mark marks the packets of a read and counts them as in flight.
+func (r *reader) mark(bufs [][]byte, sizes []int, offset int) {
 	mark := r.window.secret | r.number<<24 | uint64(r.epoch.Load()&epochMask)
 	var count int64
 	for i, size := range sizes {
-		if size > 0 && offset+size+maxGrowth <= r.window.place && r.window.place+markSize <= len(bufs[i]) {
-			binary.NativeEndian.PutUint64(bufs[i][r.window.place:], mark)
+		if size > 0 && offset+size+maxGrowth <= r.window.markOffset && r.window.markOffset+markSize <= len(bufs[i]) {
+			binary.NativeEndian.PutUint64(bufs[i][r.window.markOffset:], mark)
 			count++
 		}
 	}
 	r.filled = len(sizes)
-	r.given += count
-	r.inside.Add(count)
+	r.marked += count
+	r.inflight.Add(count)
 }
 
-// take takes the marks from buffers, whose packets nobody needs any more, and counts those
-// as left.
-func (w *Window) take(bufs [][]byte) {
+// countLeft removes the marks from buffers whose packets have left wireguard-go, and
+// uncounts these packets.
+func (w *Window) countLeft(bufs [][]byte) {
 	var left [maxReaders]int64
 	for _, b := range bufs {
-		if cap(b) < w.place+markSize {
-			continue // Not one of the buffers that packets are read into.
+		if cap(b) < w.markOffset+markSize {
+			continue // Not a buffer that packets are read into.
 		}
-		place := b[w.place : w.place+markSize : w.place+markSize]
-		mark := binary.NativeEndian.Uint64(place)
+		marked := b[w.markOffset : w.markOffset+markSize : w.markOffset+markSize]
+		mark := binary.NativeEndian.Uint64(marked)
 		if number := mark >> 24 & 0xff; mark>>32 == w.secret>>32 && number < maxReaders {
-			clear(place)
+			clear(marked)
 			if uint32(mark)&epochMask == w.readers[number].epoch.Load()&epochMask {
 				left[number]++
 			}
@@ -201,14 +202,14 @@ func (w *Window) take(bufs [][]byte) {
 	}
 	for i, n := range left {
 		if n > 0 {
-			w.readers[i].leave(n)
+			w.readers[i].release(n)
 		}
 	}
 }
 
-func (r *reader) leave(n int64) {
-	inside := r.inside.Add(-n)
-	if limit := r.waiting.Load(); limit > 0 && inside < limit {
+func (r *reader) release(n int64) {
+	inflight := r.inflight.Add(-n)
+	if limit := r.waiting.Load(); limit > 0 && inflight < limit {
 		select {
 		case r.woken <- struct{}{}:
 		default:
@@ -216,37 +217,37 @@ func (r *reader) leave(n int64) {
 	}
 }
 
-// wait waits until there is room for more.
+// wait blocks until the number of packets in flight is below the limit.
 func (r *reader) wait() {
-	inside, limit := r.inside.Load(), r.narrow
-	if inside < limit {
+	inflight, limit := r.inflight.Load(), r.limit
+	if inflight < limit {
 		return
 	}
-	if !r.until.IsZero() && time.Now().Before(r.until) {
-		limit = most
-		if discards := r.number == ofTUN && r.window.discard != nil; discards {
-			// What is thrown away is still counted, until its buffers are used again.
-			limit = 2 * most
-			if inside >= most && r.given >= most/2 {
-				r.given = 0
+	if !r.wideUntil.IsZero() && time.Now().Before(r.wideUntil) {
+		limit = maxInflight
+		if discards := r.number == tunReader && r.window.discard != nil; discards {
+			// Discarded packets count until their buffers are reused.
+			limit = 2 * maxInflight
+			if inflight >= maxInflight && r.marked >= maxInflight/2 {
+				r.marked = 0
 				r.window.discard()
 			}
 		}
 	}
 	for {
 		r.waiting.Store(limit)
-		before := r.inside.Load()
+		before := r.inflight.Load()
 		if before < limit {
 			break
 		}
-		r.timer.Reset(patience)
+		r.timer.Reset(stallTimeout)
 		select {
 		case <-r.woken:
 			continue
 		case <-r.timer.C:
 		}
-		if r.inside.Load() == before {
-			r.forget()
+		if r.inflight.Load() == before {
+			r.resetInflight()
 			break
 		}
 	}
@@ -254,16 +255,16 @@ func (r *reader) wait() {
 	r.timer.Stop()
 }
 
-// forget takes all that is inside for lost.
-func (r *reader) forget() {
+// resetInflight counts all packets in flight as dropped.
+func (r *reader) resetInflight() {
 	r.epoch.Add(1)
-	r.lost += max(r.inside.Swap(0), 0)
-	r.until = time.Now().Add(wideFor)
-	if r.lost < most {
+	r.presumedLost += max(r.inflight.Swap(0), 0)
+	r.wideUntil = time.Now().Add(widePeriod)
+	if r.presumedLost < maxInflight {
 		return
 	}
-	r.lost, r.given = 0, 0
-	if r.number == ofTUN && r.window.discard != nil {
+	r.presumedLost, r.marked = 0, 0
+	if r.number == tunReader && r.window.discard != nil {
 		r.window.discard()
 	}
 }

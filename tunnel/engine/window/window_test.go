@@ -12,7 +12,7 @@ import (
 
 const testOffset = 16
 
-// Of these packets of 100 bytes can be read without end.
+// From these, packets of 100 bytes can be read endlessly.
 type (
 	endlessTun  struct{ tun.Device }
 	endlessBind struct{ conn.Bind }
@@ -36,7 +36,7 @@ func (endlessBind) Open(uint16) ([]conn.ReceiveFunc, uint16, error) {
 	return []conn.ReceiveFunc{receive, receive}, 1, nil
 }
 
-// engine is what wireguard-go does with buffers.
+// engine imitates how wireguard-go uses buffers.
 type engine struct {
 	t         *testing.T
 	w         *Window
@@ -61,7 +61,7 @@ func buffers(n int) (bufs [][]byte) {
 	return bufs
 }
 
-// read returns the packets of one Read, and has new buffers for the next.
+// read returns the packets of one Read, and allocates buffers for the next one.
 func (e *engine) read() (packets [][]byte) {
 	e.t.Helper()
 	n, err := e.tun.Read(e.bufs, make([]int, len(e.bufs)), testOffset)
@@ -82,11 +82,11 @@ func (e *engine) send(packets [][]byte) {
 	}
 }
 
-func (e *engine) inside() int64 { return e.w.readers[ofTUN].inside.Load() }
+func (e *engine) inflight() int64 { return e.w.readers[tunReader].inflight.Load() }
 
-// full reads until the next read has to wait, and returns what is inside.
+// full reads until the next read has to wait, and returns the packets in flight.
 func (e *engine) full() (packets [][]byte) {
-	for e.inside() < e.w.readers[ofTUN].narrow {
+	for e.inflight() < e.w.readers[tunReader].limit {
 		packets = append(packets, e.read()...)
 	}
 	return packets
@@ -97,49 +97,47 @@ func TestReadersWaitUntilPacketsHaveLeft(t *testing.T) {
 		if readersWait(t) {
 			return
 		}
-		t.Log("the machine had no time for the test within patience: once more")
+		t.Log("the machine had no time for the test within stallTimeout: retrying")
 	}
-	t.Error("the reader always waits for the end of its patience")
+	t.Error("the reader always waits until stallTimeout")
 }
 
-// readersWait reports whether the reader waited for packets, and not for the end of its
-// patience.
+// readersWait reports whether the reader waited for packets to leave, and not until
 func readersWait(t *testing.T) bool {
 	t.Helper()
 	e := newEngine(t)
-	e.w.readers[ofTUN].narrow = 100
+	e.w.readers[tunReader].limit = 100
 	packets := e.full()
 	if len(packets) != 100 {
 		t.Fatalf("%d packets are read without waiting, want 100", len(packets))
 	}
 	read := make(chan [][]byte)
 	go func() { read <- e.read() }()
-	for e.w.readers[ofTUN].waiting.Load() == 0 && e.w.readers[ofTUN].epoch.Load() == 0 {
+	for e.w.readers[tunReader].waiting.Load() == 0 && e.w.readers[tunReader].epoch.Load() == 0 {
 		time.Sleep(10 * time.Microsecond) // until it waits
 	}
 	e.send(packets[:50])
 	e.send(packets[50:])
 	<-read
-	if e.w.readers[ofTUN].epoch.Load() != 0 {
+	if e.w.readers[tunReader].epoch.Load() != 0 {
 		return false
 	}
-	if got := e.inside(); got != 10 {
-		t.Errorf("%d are inside, want those of the last read", got)
+	if got := e.inflight(); got != 10 {
+		t.Errorf("%d packets in flight, want the 10 of the last read", got)
 	}
 	return true
 }
 
-// Nobody waits for packets that the engine had no use for, or threw away and used their
-// buffers again.
-func TestPacketsThatAreThrownAwayArentInside(t *testing.T) {
+// No reader waits for packets that the engine rejected, or dropped and reused their buffers.
+func TestDroppedPacketsAreNotInFlight(t *testing.T) {
 	e := newEngine(t)
 	for range 100 {
 		before := e.bufs
 		e.read()
 		e.bufs = before
 	}
-	if got := e.inside(); got != 10 {
-		t.Errorf("with the same buffers each time %d are inside, want 10", got)
+	if got := e.inflight(); got != 10 {
+		t.Errorf("with the same buffers each time: %d packets in flight, want 10", got)
 	}
 	e = newEngine(t)
 	pool := [2][][]byte{buffers(10), buffers(10)}
@@ -148,31 +146,31 @@ func TestPacketsThatAreThrownAwayArentInside(t *testing.T) {
 		e.read()
 		e.bufs = pool[1-i%2]
 	}
-	if got := e.inside(); got > 20 {
-		t.Errorf("with two sets of buffers %d are inside, want at most 20", got)
+	if got := e.inflight(); got > 20 {
+		t.Errorf("with two sets of buffers: %d packets in flight, want at most 20", got)
 	}
-	if e.w.readers[ofTUN].epoch.Load() != 0 {
-		t.Error("somebody waited in vain")
+	if e.w.readers[tunReader].epoch.Load() != 0 {
+		t.Error("a reader waited until stallTimeout")
 	}
 }
 
-// Packets that don't leave hold nobody up for long, and as many as most make the engine
-// discard what waits for sessions. What leaves late isn't counted twice.
-func TestPacketsThatStay(t *testing.T) {
+// Packets that don't leave block a reader only briefly, and maxInflight of them make it
+// discard staged packets. Packets that leave late aren't counted twice.
+func TestStagedPacketsAreDiscarded(t *testing.T) {
 	e := newEngine(t)
 	var packets [][]byte
-	for range 10 * most / 10 {
+	for range 10 * maxInflight / 10 {
 		packets = append(packets, e.read()...)
-		if got := e.inside(); got > 2*most+10 {
-			t.Fatalf("%d are inside, want %d at most", got, 2*most)
+		if got := e.inflight(); got > 2*maxInflight+10 {
+			t.Fatalf("%d packets in flight, want at most %d", got, 2*maxInflight)
 		}
 	}
 	if e.discarded < 3 {
-		t.Errorf("of %d packets that stay the engine was made to discard %d times", len(packets), e.discarded)
+		t.Errorf("%d packets that stay: discarded %d times, want at least 3", len(packets), e.discarded)
 	}
 	e.send(packets)
-	if got := e.inside(); got != 0 {
-		t.Errorf("%d are inside when all have left, want 0", got)
+	if got := e.inflight(); got != 0 {
+		t.Errorf("%d packets in flight after all have left, want 0", got)
 	}
 }
 
@@ -188,19 +186,19 @@ func TestReceivedPacketsLeaveByTheTUN(t *testing.T) {
 		if n, err := receive(bufs, make([]int, 10), make([]conn.Endpoint, 10)); err != nil || n != 10 {
 			t.Fatal(n, err)
 		}
-		if got := r.inside.Load(); got != 10 || e.inside() != 0 {
-			t.Errorf("%d are inside, %d of them of the TUN, want 10, 0", got, e.inside())
+		if got := r.inflight.Load(); got != 10 || e.inflight() != 0 {
+			t.Errorf("%d packets in flight, and %d of the TUN, want 10, 0", got, e.inflight())
 		}
 		if _, err := e.tun.Write(bufs, testOffset); err != nil {
 			t.Error(err)
 		}
-		if got := r.inside.Load(); got != 0 {
-			t.Errorf("%d are inside when they are written, want 0", got)
+		if got := r.inflight.Load(); got != 0 {
+			t.Errorf("%d packets in flight after they were written, want 0", got)
 		}
 	}
 }
 
-// What comes from the wire can be anything behind a packet, too, but no mark.
+// Arbitrary bytes behind a packet are no mark.
 func TestBuffersOfOthers(t *testing.T) {
 	e := newEngine(t)
 	scribbled := buffers(1)
@@ -208,24 +206,24 @@ func TestBuffersOfOthers(t *testing.T) {
 		scribbled[0][i] = byte(i)
 	}
 	e.send(append(scribbled, make([]byte, 148), nil))
-	if got := e.inside(); got != 0 {
-		t.Errorf("%d are inside", got)
+	if got := e.inflight(); got != 0 {
+		t.Errorf("%d packets in flight, want 0", got)
 	}
-	// Too large for a mark behind it.
+	// A packet too large for a mark behind it.
 	large := New(Config{MTU: 1420})
-	r := &large.readers[ofTUN]
-	r.give(buffers(1), []int{large.place}, testOffset)
-	if got := r.inside.Load(); got != 0 {
-		t.Errorf("%d are inside", got)
+	r := &large.readers[tunReader]
+	r.mark(buffers(1), []int{large.markOffset}, testOffset)
+	if got := r.inflight.Load(); got != 0 {
+		t.Errorf("%d packets in flight, want 0", got)
 	}
-	r.collect(nil)
+	r.reclaim(nil)
 }
 
 type broken struct{ endlessTun }
 
 func (broken) Read([][]byte, []int, int) (int, error) { return 0, net.ErrClosed }
 
-func TestErrorsAreHandedOn(t *testing.T) {
+func TestErrorsAreReturned(t *testing.T) {
 	w := New(Config{MTU: 1420})
 	if _, err := w.Tun(broken{}).Read(buffers(1), make([]int, 1), 0); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("got %v", err)
