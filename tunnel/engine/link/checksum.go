@@ -5,12 +5,10 @@ import (
 	"math/bits"
 )
 
-// The Internet checksum (RFC 1071) is a sum of 16-bit words in one's complement. It
-// comes out the same in either byte order, so all sums here are of words in this
-// machine's, and are stored so.
+// The Internet checksum (RFC 1071) is a one's complement sum of 16-bit words. It doesn't
+// depend on the byte order, so all sums here are of words in native order, and stored so.
 
-// sum adds the words of b to a sum. Only the last part of what is summed up may have
-// an odd length.
+// sum adds the words of b to a sum. Only the last b of a sum may have an odd length.
 func sum(b []byte, initial uint64) uint64 {
 	var carry uint64
 	total := initial
@@ -40,7 +38,7 @@ func sum(b []byte, initial uint64) uint64 {
 	return total
 }
 
-// fold makes a word of a sum.
+// fold reduces a sum to 16 bits.
 func fold(total uint64) uint16 {
 	total = total>>32 + total&0xffffffff
 	total = total>>16 + total&0xffff
@@ -49,12 +47,12 @@ func fold(total uint64) uint16 {
 	return uint16(total)
 }
 
-// word is a number of two bytes on the wire as a summand.
+// word converts a big-endian 16-bit field to a summand.
 func word(n uint16) uint64 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], n)
 	return uint64(binary.NativeEndian.Uint16(b[:]))
 }
 
-// long is a number of four bytes on the wire as a summand.
+// long converts a big-endian 32-bit field to a summand.
 func long(n uint32) uint64 { return word(uint16(n>>16)) + word(uint16(n)) }

@@ -1,3 +1,3 @@
-// Package link is the TUN link of a userspace WireGuard device: an implementation of
-// wireguard-go's tun.Device on a descriptor that somebody else has opened.
+// Package link implements wireguard-go's tun.Device on the descriptor of an existing TUN
+// link.
 package link

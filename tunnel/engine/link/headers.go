@@ -2,8 +2,8 @@ package link
 
 import "encoding/binary"
 
-// Sizes in bytes and places of what is read and written in headers (RFC 791, RFC
-// 8200, RFC 9293, RFC 768).
+// Sizes in bytes of headers, and offsets of their fields (RFC 791, RFC 8200, RFC 9293,
+// RFC 768).
 const (
 	ipv4Size, ipv6Size = 20, 40
 	tcpSize, udpSize   = 20, 8
@@ -41,8 +41,8 @@ func get32(b []byte, at int) uint32 { return binary.BigEndian.Uint32(b[at:]) }
 func put16(b []byte, at int, n uint16) { binary.BigEndian.PutUint16(b[at:], n) }
 func put32(b []byte, at int, n uint32) { binary.BigEndian.PutUint32(b[at:], n) }
 
-// putSum stores the checksum of a sum; 0 is stored as its other form, which for UDP
-// doesn't mean that there is none.
+// putSum stores the checksum of a sum. It stores 0 as 0xffff, because 0 means "no checksum"
+// in UDP.
 func putSum(b []byte, at int, total uint64) {
 	checksum := ^fold(total)
 	if checksum == 0 {
@@ -51,8 +51,8 @@ func putSum(b []byte, at int, total uint64) {
 	binary.NativeEndian.PutUint16(b[at:], checksum)
 }
 
-// addressSum is the part of a pseudo header (RFC 9293, 3.1; RFC 8200, 8.1) that is the
-// same for all packets of a flow: all but the length.
+// addressSum is the sum of a pseudo header (RFC 9293, 3.1; RFC 8200, 8.1) without the
+// length, the only field that differs between packets of a flow.
 func addressSum(packet []byte, protocol byte) uint64 {
 	if packet[0]>>4 == 4 {
 		return sum(packet[ipv4Source:ipv4Size], word(uint16(protocol)))

@@ -6,46 +6,45 @@ import (
 	"slices"
 )
 
-// joined is a frame: one packet, or several of one flow that the kernel can take as
-// one, because what it would cut of it are the same packets (see [segmentation]; the
-// identification of IPv4 packets that mustn't be fragmented says nothing, RFC 6864).
+// joined is a frame of one packet, or of several packets of one flow. Segmentation of the
+// frame makes the same packets again (see [segmentation]), except the identification of
+// IPv4 packets that mustn't be fragmented, which has no meaning (RFC 6864).
 type joined struct {
 	first   flow
 	packets []int // their numbers in the batch, in order
 	length  int   // bytes, with the headers of the first
 	next    uint32
 	id      uint16
-	closed  bool // takes no more
+	closed  bool // nothing is appended any more
 	flags   byte // of the last packet
 }
 
-// flow is what the headers of a packet say. The zero flow is none: of a packet that
-// stays alone.
+// flow has the header fields that identify a packet's flow. The zero flow is that of a
+// packet without a known flow, which isn't joined.
 type flow struct {
 	addresses [32]byte
 	ports     uint32
 	headers   int // bytes
 	transport int // where TCP's or UDP's header begins
 	udp, six  bool
-	alone     bool // nothing may be joined to it, nor be before it in a frame behind it
+	alone     bool // the packet isn't joined, and later packets of the flow aren't sent before it
 }
 
 const (
-	// maxOpen bounds the frames that are looked at for each packet.
+	// maxOpen bounds the frames that are compared with each packet.
 	maxOpen = 8
-	// maxDatagrams is how many datagrams one frame may hold in kernels before 6.9
-	// (UDP_MAX_SEGMENTS).
+	// maxDatagrams is UDP_MAX_SEGMENTS in kernels before 6.9.
 	maxDatagrams = 64
 )
 
-// joining makes frames of the packets of a batch. Packets of one flow stay in order.
+// joining joins the packets of a batch to frames. Packets of one flow stay in order.
 type joining struct {
 	frames []joined
-	open   []int // numbers of frames that take more, at most maxOpen
+	open   []int // indices of frames that aren't closed, at most maxOpen
 	spare  [][]int
 }
 
-// join makes frames of packets. They are valid until the next call.
+// join returns the frames of packets. They are valid until the next call.
 func (j *joining) join(packets [][]byte, offset int, joinUDP bool) []joined {
 	for _, f := range j.frames {
 		j.spare = append(j.spare, f.packets[:0])
@@ -65,8 +64,8 @@ func (j *joining) join(packets [][]byte, offset int, joinUDP bool) []joined {
 	return j.frames
 }
 
-// add appends a packet to the frame of its flow, if it fits. Otherwise that frame takes
-// no more, so that no later packet gets before this one.
+// add appends a packet to the open frame of its flow, if it continues that. Otherwise it
+// closes the frame, so that later packets of the flow don't overtake this one.
 func (j *joining) add(f flow, i int, packets [][]byte, offset int) bool {
 	for at, number := range j.open {
 		frame := &j.frames[number]
@@ -74,7 +73,7 @@ func (j *joining) add(f flow, i int, packets [][]byte, offset int) bool {
 			continue
 		}
 		packet := packets[i][offset:]
-		if !f.alone && frame.takes(&f, packet, packets[frame.packets[0]][offset:]) {
+		if !f.alone && frame.continuedBy(&f, packet, packets[frame.packets[0]][offset:]) {
 			frame.append(&f, i, packet, len(packets[frame.packets[0]])-offset)
 			if !frame.closed {
 				return true
@@ -108,9 +107,9 @@ func (j *joining) begin(f flow, ok bool, i int, packet []byte) {
 	}
 }
 
-// takes reports whether a packet, of the same flow, continues the frame whose first
-// packet is given.
-func (frame *joined) takes(f *flow, packet, first []byte) bool {
+// continuedBy reports whether a packet of the same flow can be appended to the frame. first
+// is the frame's first packet.
+func (frame *joined) continuedBy(f *flow, packet, first []byte) bool {
 	payload := len(packet) - f.headers
 	if f.headers != frame.first.headers || payload > len(first)-f.headers || frame.length+payload > maxFrame {
 		return false
@@ -143,7 +142,7 @@ func (frame *joined) append(f *flow, i int, packet []byte, first int) {
 	frame.closed = frame.closed || len(packet) < first
 }
 
-// note keeps what the next packet has to continue.
+// note records the fields that the next packet has to continue.
 func (frame *joined) note(f *flow, packet []byte) {
 	if !f.six {
 		frame.id = get16(packet, ipv4ID) + 1
@@ -155,9 +154,9 @@ func (frame *joined) note(f *flow, packet []byte) {
 	}
 }
 
-// flowOf reads a packet's headers. It reports false for what is neither TCP nor UDP, or
-// has no room for the header, or options of IP: that stays alone, and any other packet
-// may overtake it, as far as it isn't known to be of its flow.
+// flowOf parses a packet's headers. It returns false for packets other than TCP and UDP,
+// truncated ones, and ones with IP options. These aren't joined, and packets whose flow is
+// known may overtake them.
 func flowOf(packet []byte) (f flow, ok bool) {
 	var protocol byte
 	switch {
@@ -196,8 +195,8 @@ func flowOf(packet []byte) (f flow, ok bool) {
 	return f, true
 }
 
-// headers rewrites the headers of a frame of several packets, in its first packet, and
-// returns what the kernel is to do with it.
+// headers rewrites the headers in the first packet for a frame of several packets, and
+// returns the frame's virtio header.
 func (frame *joined) headers(first []byte) virtio {
 	f := &frame.first
 	length := frame.length - f.transport // of the transport header and what follows

@@ -59,7 +59,7 @@ func (s *stream) next(r *rand.Rand) []byte {
 	return packet
 }
 
-// randomStreams are flows that differ in one thing or another.
+// randomStreams are flows that differ in some fields.
 func randomStreams(r *rand.Rand) (streams []*stream) {
 	for host := range byte(1 + r.IntN(10)) {
 		s := &stream{host: host, sequence: r.Uint32(), id: uint16(r.Uint32())}
@@ -78,7 +78,7 @@ func isFlow(packet []byte) bool {
 	return ok
 }
 
-// withoutID is a packet whose identification means nothing, without it.
+// withoutID returns a packet without its identification, if that has no meaning.
 func withoutID(packet []byte) string {
 	packet = bytes.Clone(packet)
 	if packet[0]>>4 == 4 && binary.BigEndian.Uint16(packet[6:]) == dontFragment {
@@ -88,7 +88,7 @@ func withoutID(packet []byte) string {
 	return string(packet)
 }
 
-// hostOf is the flow of a packet of these tests.
+// hostOf returns the flow of a packet of these tests.
 func hostOf(packet []byte) byte {
 	if packet[0]>>4 == 4 {
 		return packet[15]
@@ -96,8 +96,8 @@ func hostOf(packet []byte) byte {
 	return packet[23]
 }
 
-// checkFrames checks that the kernel makes of frames what was to be written: each flow's
-// packets, in order.
+// checkFrames checks that the kernel segments frames to the written packets, with each flow's
+// packets in order.
 func checkFrames(packets [][]byte, frames []kernelFrame) error {
 	want, got := map[byte][]string{}, map[byte][]string{}
 	for _, packet := range packets {
@@ -127,7 +127,7 @@ func checkFrames(packets [][]byte, frames []kernelFrame) error {
 	return nil
 }
 
-// inBuffers copies packets to where wireguard-go has them.
+// inBuffers copies packets to buffers as wireguard-go's.
 func inBuffers(packets [][]byte, offset int) (bufs [][]byte) {
 	for _, packet := range packets {
 		bufs = append(bufs, append(make([]byte, offset), packet...))
@@ -135,8 +135,8 @@ func inBuffers(packets [][]byte, offset int) (bufs [][]byte) {
 	return bufs
 }
 
-// What the kernel cuts of the joined frames are the packets that were joined. Fragments
-// and packets that say something wrong of themselves may be overtaken, and only these.
+// The kernel segments joined frames to the packets that were joined. Only fragments and
+// malformed packets may be overtaken.
 func TestJoinedPacketsAreTheSame(t *testing.T) {
 	var j joining
 	most := 0
@@ -178,11 +178,11 @@ func TestJoinedPacketsAreTheSame(t *testing.T) {
 		}
 	}
 	if most < 4 {
-		t.Errorf("no frame has more than %d packets: nothing was shown", most)
+		t.Errorf("the largest frame has only %d packets", most)
 	}
 }
 
-// A stream, and several beside each other, become as few frames as they can.
+// Single and concurrent streams become as few frames as possible.
 func TestPacketsAreJoined(t *testing.T) {
 	of := func(protocol byte, hosts, each, payload int) (packets [][]byte) {
 		sequence := make([]uint32, hosts)
@@ -215,7 +215,7 @@ func TestPacketsAreJoined(t *testing.T) {
 	}
 }
 
-// FuzzJoin joins what a peer may send.
+// FuzzJoin joins arbitrary packets of a peer.
 func FuzzJoin(f *testing.F) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 20 {

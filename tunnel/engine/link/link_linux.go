@@ -12,20 +12,20 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// Device is the TUN link of a userspace device, for wireguard-go. It differs from the
-// one of wireguard-go in how packets pass, and in that no frame ends the device:
+// Device implements wireguard-go's tun.Device. It differs from wireguard-go's own one:
 //
-//   - The kernel writes what it hands over as one frame into the buffers of its packets.
-//   - Packets of one flow are handed to the kernel as one frame without being copied.
-//     Their checksums aren't verified again: who sent them is authenticated, as the
-//     kernel's WireGuard has it (drivers/net/wireguard/receive.c).
+//   - A frame of several packets is read directly into the packets' buffers.
+//   - Packets of one flow are written as one frame, without copying. Their checksums aren't
+//     verified again, because their sender is authenticated; kernel WireGuard does the same
+//     (drivers/net/wireguard/receive.c).
 //   - Several small packets are read at once.
-//   - A frame of more packets than the engine has room for is read in several steps.
+//   - A frame of more packets than there are buffers is returned by several reads.
+//   - A malformed frame is dropped, and doesn't end the device.
 type Device struct {
 	tun.Device // watches the link
 	raw        syscall.RawConn
 	reader     *reader
-	joinUDP    bool      // the kernel takes frames of several datagrams
+	joinUDP    bool      // the kernel accepts frames of several datagrams
 	writers    sync.Pool // of *writer
 }
 
@@ -34,12 +34,12 @@ var _ tun.Device = (*Device)(nil)
 var errBlocking = errors.New("serve TUN: the file isn't open with O_NONBLOCK")
 
 // New returns the device of the TUN link that file is attached to, with IFF_VNET_HDR
-// and IFF_NO_PI, and sets the link's MTU in bytes. A file that blocks is refused. It
-// belongs to the device from then on, unless there is an error.
+// and IFF_NO_PI, and sets the link's MTU in bytes. Without an error, the device owns the
+// file, which must be non-blocking.
 //
-// Since no call waits, Go's scheduler isn't told of any: it would give the processor to
-// another thread when one takes more than 20 µs, as a frame of 64 KiB does, and that costs
-// more than it gains.
+// Its system calls never block, so they bypass Go's scheduler: that would retake the
+// processor from a call of more than 20 µs, as for a frame of 64 KiB, which costs more than
+// it gains.
 func New(file *os.File, mtu int) (*Device, error) {
 	raw, err := file.SyscallConn()
 	if err != nil {
@@ -54,7 +54,8 @@ func New(file *os.File, mtu int) (*Device, error) {
 	if d.Device, err = tun.CreateTUNFromFile(file, mtu); err != nil {
 		return nil, fmt.Errorf("serve TUN: %w", err)
 	}
-	// In Linux since 6.2. It fails when the file was closed, too, which Read tells.
+	// Linux has USO since 6.2. If this fails because the file was closed, Read returns the
+	// error.
 	_ = raw.Control(func(fd uintptr) {
 		const all = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_USO4 | unix.TUN_F_USO6
 		d.joinUDP = unix.IoctlSetInt(int(fd), unix.TUNSETOFFLOAD, all) == nil
@@ -74,8 +75,8 @@ func (d *Device) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	return d.reader.read(bufs, sizes, offset)
 }
 
-// BatchSize implements [tun.Device]. It is how many packets a frame of 64 KiB is cut into
-// at the least MTU, 1,280 bytes. wireguard-go takes what its bind wants, if that is more.
+// BatchSize implements [tun.Device]. It is the number of packets in a frame of 64 KiB at the
+// minimum MTU, 1,280 bytes. wireguard-go uses the bind's batch size if that is larger.
 func (*Device) BatchSize() int { return 55 }
 
 func vector(b []byte) (v unix.Iovec) {

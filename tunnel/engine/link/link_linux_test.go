@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// A written batch is what the kernel would cut of the frames that it gets.
+// The kernel segments the frames of a batch to the packets of the batch.
 func TestPacketsAreWrittenAsFrames(t *testing.T) {
 	ours, kernel := messages(t)
 	raw, err := ours.SyscallConn()
@@ -35,7 +35,7 @@ func TestPacketsAreWrittenAsFrames(t *testing.T) {
 		s := randomStreams(r)[0]
 		var packets [][]byte
 		for range 1 + r.IntN(10) {
-			// Others may be overtaken.
+			// Other packets may be overtaken.
 			if packet := s.next(r); isFlow(packet) {
 				packets = append(packets, packet)
 			}
@@ -109,7 +109,7 @@ func newHost(t *testing.T, number byte) *host {
 	return h
 }
 
-// No call may wait, see New.
+// No call may block, see New.
 func TestNewRefusesAFileThatBlocks(t *testing.T) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -160,8 +160,8 @@ func checkSums(packet []byte) error {
 	return nil
 }
 
-// TCP and UDP of the kernel, with everything that it leaves to the device, arrive at
-// another kernel.
+// TCP and UDP of one kernel arrive at another one, with the segmentation and checksums that
+// it leaves to the device.
 func TestHostsTalkOverDevices(t *testing.T) {
 	nstest.TUN(t)
 	a, b := newHost(t, 1), newHost(t, 2)
@@ -247,7 +247,7 @@ func talk(a, b *nstest.Namespace, to netip.Addr, size int) error {
 	return errors.Join(all...)
 }
 
-// datagrams sends datagrams by themselves and several in one call.
+// datagrams sends datagrams one by one, and several in one call.
 func datagrams(a, b *nstest.Namespace, to netip.Addr) error {
 	var receiver *net.UDPConn
 	err := b.Do(func() (err error) {

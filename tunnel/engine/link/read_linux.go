@@ -11,22 +11,22 @@ import (
 
 const (
 	maxFrame = 65535
-	// maxVectors is how many parts one frame is read into: what is before it, buffers
-	// of the engine, and what doesn't fit into them.
+	// maxVectors is the number of parts that one frame is read into: the virtio header,
+	// wireguard-go's buffers, and a buffer for the rest.
 	maxVectors = 1 + 128 + 1
-	// Several small frames are returned at once: as many as that, in bytes and frames.
-	// More would only keep the first ones waiting.
-	fewBytes  = 16 << 10
-	fewFrames = 8
+	// One read returns small frames together, up to these numbers of bytes and frames.
+	// More would only delay the first ones.
+	maxReadBytes  = 16 << 10
+	maxReadFrames = 8
 )
 
-// reader reads frames and cuts them into packets. The kernel puts the payload of each
-// packet where it belongs, behind the room for its headers, as far as the frame is cut
-// like the one before. Only one goroutine uses it.
+// reader reads frames and splits them into packets. It predicts the sizes of headers and
+// segments from the previous frame, so that the kernel writes each packet's payload to its
+// place, behind the space for the headers. Only one goroutine uses it.
 type reader struct {
 	raw  syscall.RawConn
 	poll func(fd uintptr) bool // reads into vectors
-	wait bool                  // until there is something
+	wait bool                  // for a frame
 	n    int                   // what poll returns
 	err  error
 
@@ -34,11 +34,11 @@ type reader struct {
 	vectors [maxVectors]unix.Iovec
 	used    int // of vectors
 
-	// What is expected: bytes of headers, and of payload of each packet.
+	// Predicted for the next frame: bytes of headers, and of payload in each packet.
 	headers, segment int
 
-	whole []byte // a frame that was cut in other places, or what was beyond the buffers
-	left  []byte // the part of whole that there was no room for
+	whole []byte // a frame that wasn't as predicted, or the part beyond the buffers
+	left  []byte // the part of whole that isn't returned yet
 	cut   segmentation
 }
 
@@ -72,7 +72,7 @@ func (r *reader) read(bufs [][]byte, sizes []int, offset int) (count int, err er
 		return r.rest(bufs, sizes, offset), nil
 	}
 	total := 0
-	for frames := 0; frames < fewFrames && total < fewBytes && count < len(bufs); frames++ {
+	for frames := 0; frames < maxReadFrames && total < maxReadBytes && count < len(bufs); frames++ {
 		r.wait = count == 0
 		r.prepare(bufs[count:], offset)
 		err := r.raw.Read(r.poll)
@@ -81,21 +81,20 @@ func (r *reader) read(bufs [][]byte, sizes []int, offset int) (count int, err er
 		}
 		if err != nil {
 			if count > 0 {
-				return count, nil // An error comes again.
+				return count, nil // The next read returns the error again.
 			}
 			return 0, readError(err)
 		}
 		total += r.n
 		count += r.packets(bufs[count:], sizes[count:], offset, r.n-virtioSize)
 		if count == 0 {
-			frames-- // It was malformed, others follow.
+			frames-- // The frame was malformed.
 		}
 	}
 	return count, nil
 }
 
-// readError is what an error means for wireguard-go: a device that is closed ends
-// without a word.
+// readError translates an error for wireguard-go, which logs any but os.ErrClosed.
 func readError(err error) error {
 	var errno syscall.Errno
 	switch {
@@ -107,7 +106,7 @@ func readError(err error) error {
 	return fmt.Errorf("read from TUN: %w", err)
 }
 
-// prepare has the next frame read into bufs, as it is expected to be.
+// prepare sets the vectors for the next frame, as predicted.
 func (r *reader) prepare(bufs [][]byte, offset int) {
 	r.vectors[0] = vector(r.virtio[:])
 	r.vectors[1] = vector(bufs[0][offset : offset+r.headers+r.segment])
@@ -121,8 +120,8 @@ func (r *reader) prepare(bufs [][]byte, offset int) {
 	r.used++
 }
 
-// packets makes packets of the frame of that length that was read, and returns how
-// many.
+// packets splits the frame that was read, of that length, and returns the number of its
+// packets.
 func (r *reader) packets(bufs [][]byte, sizes []int, offset, length int) int {
 	if length <= 0 {
 		return 0
@@ -151,7 +150,7 @@ func (r *reader) packets(bufs [][]byte, sizes []int, offset, length int) int {
 		r.left = r.whole[r.cut.size:length]
 		return r.rest(bufs, sizes, offset)
 	}
-	// The payload is in its places, but for what is beyond the buffers.
+	// The payload is in place, except the part beyond the buffers.
 	left, count := length-r.headers, 0
 	for count < min(len(bufs), r.used-2) && left > 0 {
 		n := min(left, r.segment)
@@ -163,7 +162,7 @@ func (r *reader) packets(bufs [][]byte, sizes []int, offset, length int) int {
 	return count
 }
 
-// rest makes packets of what is left of a frame.
+// rest splits the remaining part of a frame.
 func (r *reader) rest(bufs [][]byte, sizes []int, offset int) (count int) {
 	for count < len(bufs) && len(r.left) > 0 {
 		n := copy(bufs[count][offset+r.cut.size:offset+r.cut.size+min(r.cut.segment, len(r.left))], r.left)
@@ -179,14 +178,14 @@ func (r *reader) put(bufs [][]byte, sizes []int, offset, i, payload int, last bo
 	r.cut.put(bufs[i][offset:offset+sizes[i]], last)
 }
 
-// gather copies the frame, as it was read, to one place: to whole, or to the first
-// buffer, where its beginning is.
+// gather copies the parts of the frame to contiguous memory: whole, or the first buffer,
+// which has its beginning.
 func (r *reader) gather(bufs [][]byte, offset int, to []byte) {
 	first, length := r.headers+r.segment, len(to)
 	scattered := r.used - 2 // buffers that were read into
 	within := first + (scattered-1)*r.segment
 	if length > within {
-		// First what is there already, which may overlap.
+		// First, because whole may overlap itself.
 		copy(to[within:], r.whole[:length-within])
 	}
 	copy(to, bufs[0][offset:offset+min(first, length)])

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// messages returns two ends of a channel that keeps messages apart, as a TUN does.
+// messages returns two ends of a channel that preserves message boundaries, as a TUN does.
 func messages(t testing.TB) (ours, theirs *os.File) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -23,7 +23,7 @@ func messages(t testing.TB) (ours, theirs *os.File) {
 	return ours, theirs
 }
 
-// kernelFrame is what the kernel hands over.
+// kernelFrame is a frame of the kernel.
 type kernelFrame struct {
 	virtio
 	data []byte
@@ -35,8 +35,8 @@ func (f kernelFrame) bytes() []byte {
 	return append(b, f.data...)
 }
 
-// randomFrame makes a frame that the kernel may hand over. There are few sizes, so that
-// a frame is often cut like the one before.
+// randomFrame returns a frame that the kernel may send. It uses few sizes, so that a frame
+// often has the same segments as the previous one.
 func randomFrame(r *rand.Rand) kernelFrame {
 	s := shape{six: r.IntN(2) == 0, protocol: 6, flags: byte(r.Uint32()), fragment: []uint16{0, 0x4000}[r.IntN(2)]}
 	s.extra = []int{0, 0, 0, 8, 16}[r.IntN(5)]
@@ -95,7 +95,7 @@ func buffers() [][]byte {
 	return bufs
 }
 
-// readAll reads so many packets through a reader with random room.
+// readAll reads that many packets, with random numbers of buffers.
 func readAll(t *testing.T, d *reader, bufs [][]byte, r *rand.Rand, want int) (packets [][]byte) {
 	t.Helper()
 	const offset = 16
@@ -123,7 +123,7 @@ func openReader(t testing.TB) (*reader, *os.File) {
 	return newReader(raw, 1420), theirs
 }
 
-// What is read are the packets that the kernel would have cut, whatever came before.
+// The packets that are read are those of the kernel's segmentation, for any previous frame.
 func TestFramesAreReadAsPackets(t *testing.T) {
 	bufs := buffers()
 	for seed := range uint64(50) {
@@ -163,7 +163,7 @@ func TestFramesAreReadAsPackets(t *testing.T) {
 	}
 }
 
-// A frame that makes no sense is dropped, and ends nothing.
+// Malformed frames are dropped, and don't end the reader.
 func TestMalformedFramesAreDropped(t *testing.T) {
 	bufs := buffers()
 	d, kernel := openReader(t)
@@ -173,7 +173,7 @@ func TestMalformedFramesAreDropped(t *testing.T) {
 	sealed(good, transport, 6, true)
 	v := virtio{flags: needsChecksum, kind: gsoTCP4, segment: 1000, checksumStart: transport, checksumOffset: 16}
 	for name, f := range map[string]kernelFrame{
-		"nothing":                {v, nil},
+		"empty":                  {v, nil},
 		"a byte":                 {v, good[:1]},
 		"no payload":             {v, good[:40]},
 		"half a header":          {v, good[:30]},
@@ -183,7 +183,7 @@ func TestMalformedFramesAreDropped(t *testing.T) {
 		"another checksum":       {virtio{flags: v.flags, kind: v.kind, segment: 1000, checksumStart: 20, checksumOffset: 6}, good},
 		"a header of 4 bytes":    {v, append(append(append([]byte{}, good[:32]...), 0x10), good[33:]...)},
 		"neither 4 nor 6":        {v, append([]byte{0x50}, good[1:]...)},
-		"headers without end":    {virtio{flags: v.flags, kind: v.kind, segment: 1000, checksumStart: 65535, checksumOffset: 16}, good},
+		"endless headers":        {virtio{flags: v.flags, kind: v.kind, segment: 1000, checksumStart: 65535, checksumOffset: 16}, good},
 	} {
 		if err := writeAll(kernel, f.bytes(), kernelFrame{v, good}.bytes()); err != nil {
 			t.Fatal(err)
@@ -195,7 +195,7 @@ func TestMalformedFramesAreDropped(t *testing.T) {
 	}
 }
 
-// FuzzFrames reads anything that the kernel could hand over, and what comes after it.
+// FuzzFrames reads an arbitrary frame, and a valid one after it.
 func FuzzFrames(f *testing.F) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 20 {

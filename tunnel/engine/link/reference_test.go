@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 )
 
-// The reference: the same as plainly as it can be said, in the words of the RFCs.
+// A plain reference implementation, in the terms of the RFCs.
 
 // onesSum is the Internet checksum's sum, word by word.
 func onesSum(parts ...[]byte) uint16 {
@@ -25,7 +25,7 @@ func onesSum(parts ...[]byte) uint16 {
 	return uint16(total)
 }
 
-// pseudo is the pseudo header of a packet whose transport header begins there.
+// pseudo returns the pseudo header of a packet.
 func pseudo(packet []byte, protocol byte, length int) []byte {
 	tail := []byte{0, protocol, byte(length >> 8), byte(length)}
 	if packet[0]>>4 == 4 {
@@ -111,7 +111,7 @@ func (s shape) packet(r *rand.Rand, host byte) (packet []byte, transport, header
 	return append(packet, random(s.payload)...), transport, headers
 }
 
-// cutFrame is what the kernel makes of a frame: packets.
+// cutFrame segments a frame as the kernel does.
 func cutFrame(v virtio, frame []byte) (packets [][]byte) {
 	frame = append([]byte{}, frame...)
 	if v.kind == gsoNone {

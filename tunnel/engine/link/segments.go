@@ -5,21 +5,21 @@ import (
 	"errors"
 )
 
-// maxHeaders bounds the bytes of headers before the payload of a frame. An IPv4 header
-// and a TCP header have 60 at most; more than this of IPv6's extensions has no use.
+// maxHeaders bounds the headers of a frame, in bytes. IPv4's and TCP's have at most 60 each;
+// the rest is enough for IPv6 extension headers.
 const maxHeaders = 256
 
 var errMalformed = errors.New("malformed frame")
 
-// segmentation makes packets of a frame that the kernel has left to us to cut (TSO,
-// USO): each has the frame's headers, with some fields of its own.
+// segmentation splits a frame that the kernel didn't segment (TSO, USO). Each packet has
+// the frame's headers, except these fields:
 //
-//	IPv4 length, IPv6 length, UDP length  its own
-//	IPv4 identification                   one more than the packet's before
-//	TCP sequence number                   after the packet's before
-//	TCP FIN, PSH                          only the last has them
-//	TCP CWR                               only the first has it (RFC 3168, 6.1.2)
-//	checksums                             its own
+//	IPv4 length, IPv6 length, UDP length  of this packet
+//	IPv4 identification                   of the previous packet, plus 1
+//	TCP sequence number                   of the previous packet, plus its payload's length
+//	TCP FIN, PSH                          only in the last packet
+//	TCP CWR                               only in the first packet (RFC 3168, 6.1.2)
+//	checksums                             of this packet
 type segmentation struct {
 	headers   [maxHeaders]byte
 	size      int // of headers
@@ -27,16 +27,15 @@ type segmentation struct {
 	segment   int // bytes of payload in each packet but the last
 	udp, six  bool
 	checksums bool   // of UDP; TCP always has them
-	ipSum     uint64 // of the IPv4 header, without what differs
-	sum       uint64 // of pseudo header and transport header, without what differs
+	ipSum     uint64 // of the IPv4 header, without the fields that differ
+	sum       uint64 // of pseudo header and transport header, without the fields that differ
 	sequence  uint32
 	id        uint16
 	flags     byte
-	count     int // packets that were made
+	count     int // packets so far
 }
 
-// begin reads the headers of a frame, of which at least as much is there, and length
-// bytes altogether.
+// begin parses the headers of a frame of length bytes. frame has at least its headers.
 func (s *segmentation) begin(v virtio, frame []byte, length int) error {
 	if len(frame) < ipv4Size || v.segment == 0 {
 		return errMalformed
@@ -54,7 +53,7 @@ func (s *segmentation) begin(v virtio, frame []byte, length int) error {
 	s.udp = kind == gsoUDP
 	partial := v.flags&needsChecksum != 0
 	if partial {
-		// With extension headers the kernel knows better.
+		// IPv6 extension headers.
 		s.transport = max(s.transport, v.checksumStart)
 	}
 	least, protocol, checksumAt := tcpSize, byte(protocolTCP), tcpChecksum
@@ -82,13 +81,13 @@ func (s *segmentation) begin(v virtio, frame []byte, length int) error {
 	return nil
 }
 
-// prepare sums up what all packets have in common and clears what they haven't.
+// prepare sums the fields that are the same in all packets, and clears the others.
 func (s *segmentation) prepare(partial bool, protocol byte, checksumAt, length int) {
 	transport := s.headers[s.transport:s.size]
 	stored := uint64(binary.NativeEndian.Uint16(transport[checksumAt:]))
 	s.checksums = !s.udp || partial || stored != 0
 	if partial {
-		// The kernel has stored the sum of the pseudo header of the whole frame.
+		// stored is the sum of the whole frame's pseudo header.
 		s.sum = stored + uint64(^fold(word(uint16(length-s.transport))))
 	} else {
 		s.sum = addressSum(s.headers[:s.size], protocol)
@@ -112,7 +111,7 @@ func (s *segmentation) prepare(partial bool, protocol byte, checksumAt, length i
 	}
 }
 
-// put writes the headers of the next packet, whose payload is there already.
+// put writes the headers of the next packet before its payload.
 func (s *segmentation) put(packet []byte, last bool) {
 	copy(packet, s.headers[:s.size])
 	if s.six {
@@ -148,13 +147,13 @@ func (s *segmentation) put(packet []byte, last bool) {
 	s.count++
 }
 
-// finish stores the checksum of a packet that the kernel has left to us. It does
-// nothing to one whose header doesn't fit.
+// finish completes a packet's checksum that the kernel left partial. It ignores a virtio
+// header that doesn't fit the packet.
 func finish(v virtio, packet []byte) {
 	at := v.checksumStart + v.checksumOffset
 	if v.flags&needsChecksum == 0 || at+2 > len(packet) {
 		return
 	}
-	// What is stored is the pseudo header's sum.
+	// The checksum's field has the pseudo header's sum.
 	putSum(packet, at, sum(packet[v.checksumStart:], 0))
 }

@@ -2,9 +2,8 @@ package link
 
 import "encoding/binary"
 
-// virtioSize is the size in bytes of what is before each frame of a TUN with
-// IFF_VNET_HDR: struct virtio_net_hdr of linux/virtio_net.h, in this machine's byte
-// order.
+// virtioSize is the size in bytes of struct virtio_net_hdr (linux/virtio_net.h), which
+// precedes each frame of a TUN with IFF_VNET_HDR, in native byte order.
 const virtioSize = 10
 
 // Values of virtio's fields.
@@ -15,10 +14,10 @@ const (
 	gsoTCP4 = 1
 	gsoTCP6 = 4
 	gsoUDP  = 5
-	gsoECN  = 0x80 // besides one of TCP: the first segment has CWR
+	gsoECN  = 0x80 // flag of the TCP kinds: the first segment has CWR
 )
 
-// virtio tells what is still to be done with a frame.
+// virtio describes the checksum and segmentation that a frame still needs.
 type virtio struct {
 	flags, kind    byte
 	headers        int // bytes; only a hint

@@ -38,7 +38,7 @@ func newWriter() *writer {
 				w.err = os.ErrClosed
 				return true
 			default:
-				// EAGAIN as well: a TUN has no buffer to wait for.
+				// Also EAGAIN: a TUN has no send buffer to wait for.
 				w.err = errors.Join(w.err, fmt.Errorf("write to TUN: %w", errno))
 			}
 		}
@@ -47,7 +47,7 @@ func newWriter() *writer {
 	return w
 }
 
-// prepare makes the vectors of a frame, and returns how many there are.
+// prepare sets the vectors of a frame, and returns their number.
 func (w *writer) prepare(frame *joined) int {
 	first := w.bufs[frame.packets[0]][w.offset:]
 	var v virtio
@@ -66,7 +66,7 @@ func (w *writer) prepare(frame *joined) int {
 func (d *Device) Write(bufs [][]byte, offset int) (total int, err error) {
 	w, ok := d.writers.Get().(*writer)
 	if !ok {
-		return 0, unix.ENOMEM // can't be: nothing else is in the pool
+		return 0, unix.ENOMEM // unreachable: the pool has only writers
 	}
 	defer d.writers.Put(w)
 	for len(bufs) > 0 {
@@ -85,7 +85,7 @@ func (d *Device) Write(bufs [][]byte, offset int) (total int, err error) {
 		}
 		bufs = bufs[n:]
 	}
-	clear(w.vectors[:]) // keep nobody's packets
+	clear(w.vectors[:]) // don't retain packets
 	w.bufs, w.frames = nil, nil
 	return total, err
 }
