@@ -13,51 +13,47 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 )
 
-// Sizes in bytes of a socket's buffers. The kernel takes twice as much for what a packet
-// takes besides: one of 1,452 bytes counts as 2,304. So there is room for what comes in a
-// second at 10,000 of these a second, while this process doesn't get to run.
+// Sizes in bytes of a socket's buffers. The kernel doubles them for its overhead: a packet
+// of 1,452 bytes counts as 2,304. So the receive buffer holds 10,000 of these packets, those
+// of a second without processor time at 10,000 packets a second.
 const (
 	receiveBuffer = 12 << 20
 	sendBuffer    = 7 << 20
 )
 
-// Config says where a bind's sockets come from and who else has them. Its zero value
-// is that of a bind whose sockets live and end with it.
+// Config is how a bind gets its sockets and shares them with another process. With the zero
+// value they are its own.
 type Config struct {
-	// Inherited are sockets that a bind of an earlier process had opened, with what
-	// arrived meanwhile in them. The bind owns them: those that are bound to the
-	// port that it opens are used, instead of new ones, and the others are closed.
-	// A bind that opens any port, 0, leaves them for the next time.
+	// Inherited are sockets of a bind of an earlier process, with the packets that have
+	// arrived since. The bind owns them. The first Open of a port other than 0 uses those
+	// bound to that port instead of new sockets, and closes the others.
 	Inherited []*os.File
 	// Opened, if not nil, is called before Open returns, with the port and a
-	// duplicate of each socket, which belong to the function. As long as a
-	// duplicate is open the port is taken and the kernel keeps what arrives.
+	// duplicate of each socket. The function owns the duplicates. As long as one is open,
+	// the port is in use and the kernel queues arriving packets.
 	Opened func(port uint16, sockets []*os.File)
-	// Closed, if not nil, is called before Close returns when there was something
-	// to close. Whoever has duplicates of the sockets has to close them by then for
-	// the port to be free.
+	// Closed, if not nil, is called before Close of an open bind returns. To free the port,
+	// it must close the duplicates of the sockets.
 	Closed func()
 }
 
-// Bind is how a userspace device sends and receives: two UDP sockets on one port,
-// or one on a host that has only one address family. It differs from
-// [conn.StdNetBind] in what a mesh over unknown networks needs:
+// Bind is a [conn.Bind] of two UDP sockets on one port, or of one on a host with only one
+// address family. It differs from [conn.StdNetBind] in what a mesh over unknown networks
+// needs:
 //
-//   - Packets larger than the path's MTU arrive, fragmented, as those of kernel
-//     WireGuard do. IPv4 packets may be fragmented by routers, so that nothing
-//     depends on their answers; IPv6 packets only by this host. A batch that
-//     UDP_SEGMENT can't send, because it never fragments, is sent as single
-//     packets, and others to that address as well for a while.
-//   - A message that is refused takes no other of its batch with it.
-//   - The port that Open reports is the real one, also where there is no IPv6.
-//   - wireguard-go gets one handshake message after the other, see [turns].
-//   - What arrives is answered from the address that it was sent to, by whatever
-//     link the routes lead to, until this host doesn't have that address any
-//     more. wireguard-go follows routes only for its own bind, so no link is
-//     chosen here.
+//   - Packets larger than the path MTU arrive, as fragments, like those of kernel
+//     WireGuard. Routers may fragment IPv4 packets, so that this doesn't depend on ICMP
+//     errors; IPv6 packets are fragmented by this host. UDP_SEGMENT never fragments, so
+//     after it has failed, packets to that address are sent one by one for a while.
+//   - A message that the kernel refuses doesn't prevent sending the rest of its batch.
+//   - The port that Open returns is the real one, also on a host without IPv6.
+//   - wireguard-go gets handshake messages one at a time, see [serializer].
+//   - Packets are answered from the address that they were sent to, as long as this host
+//     has it. The route chooses the link: wireguard-go monitors routes only for its own
+//     bind, so no link is pinned here.
 //
-// Wrapping StdNetBind can't do the last two, nor let routers fragment: its sockets
-// and its endpoints' sources are out of reach.
+// A wrapper of StdNetBind couldn't do the last two, nor let routers fragment: its sockets
+// and the source addresses of its endpoints are private.
 type Bind struct {
 	cfg       Config
 	four, six atomic.Pointer[socket] // nil: closed, or no such family here
@@ -80,7 +76,7 @@ func (b *Bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	}
 	var inherited []*net.UDPConn
 	if port != 0 {
-		inherited = adopt(b.cfg.Inherited, port)
+		inherited = inheritedSockets(b.cfg.Inherited, port)
 		b.cfg.Inherited = nil
 	}
 	four, six, err := openPair(port, inherited)
@@ -105,7 +101,7 @@ func (b *Bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	}
 	if err != nil {
 		for _, file := range shared {
-			_ = file.Close() // There is no more in it than in the socket.
+			_ = file.Close() // a duplicate, so nothing is lost
 		}
 		return nil, 0, errors.Join(err, closeSockets(four, six))
 	}
@@ -144,13 +140,13 @@ func (b *Bind) SetMark(mark uint32) error {
 	return errors.Join(errs...)
 }
 
-// Pause makes the functions that receive return os.ErrDeadlineExceeded, at once and
-// each time, when they have nothing left that they had read before, or makes them read
-// again. What arrives meanwhile stays in the sockets. A bind that is opened reads.
+// Pause makes the receive functions return os.ErrDeadlineExceeded at once, after the packets
+// that they have read already, or resumes them. While paused, arriving packets stay in the
+// sockets. Open resumes.
 func (b *Bind) Pause(paused bool) {
 	for _, s := range []*socket{b.four.Load(), b.six.Load()} {
 		if s != nil {
-			s.turns.pause(paused)
+			s.serializer.pause(paused)
 		}
 	}
 }

@@ -25,14 +25,14 @@ type datagram struct {
 	from conn.Endpoint
 }
 
-// opened is a bind and what it receives.
+// opened is a bind and the datagrams that it receives.
 type opened struct {
 	*Bind
 	port uint16
 	got  chan datagram
 }
 
-// openBind opens a bind on the calling thread's network, and reads it until the
+// openBind opens a bind in the calling thread's network namespace, and reads it until the
 // test ends.
 func openBind(t *testing.T, port uint16) *opened {
 	t.Helper()
@@ -116,8 +116,7 @@ func numbered(sizes ...int) [][]byte {
 	return packets
 }
 
-// want checks that exactly these packets arrive next, in order, and returns where
-// they came from.
+// want checks that exactly these packets arrive next, in order, and returns their endpoint.
 func (o *opened) want(t *testing.T, packets [][]byte) conn.Endpoint {
 	t.Helper()
 	var last datagram
@@ -168,8 +167,8 @@ func TestBatchesArriveAndAreAnswered(t *testing.T) {
 	}
 }
 
-// A packet that IP can't carry is told, and takes no other with it.
-func TestTooLargeAPacketIsSentAlone(t *testing.T) {
+// A packet too large for IP is an error, and doesn't prevent sending the others.
+func TestTooLargePacketsAreSkipped(t *testing.T) {
 	nstest.Namespaces(t)
 	a, b := openBind(t, 0), openBind(t, 0)
 	packets := numbered(1452, 1452, 65508, 1452, 1452)
@@ -179,8 +178,8 @@ func TestTooLargeAPacketIsSentAlone(t *testing.T) {
 	b.want(t, append(packets[:2:2], packets[3:]...))
 }
 
-// An address that this host has no more isn't sent from.
-func TestASourceThatIsGoneIsLetGo(t *testing.T) {
+// Packets aren't sent from an address that this host no longer has.
+func TestStaleSourceIsCleared(t *testing.T) {
 	nstest.Namespaces(t)
 	for _, addr := range []string{"127.0.0.1", "::1"} {
 		a, b := openBind(t, 0), openBind(t, 0)
@@ -202,7 +201,7 @@ func TestASourceThatIsGoneIsLetGo(t *testing.T) {
 	}
 }
 
-// A sender that puts more into one message than we do loses nothing.
+// No datagram is lost of a sender with larger messages than ours.
 func TestMessagesOfManyDatagrams(t *testing.T) {
 	nstest.Namespaces(t)
 	b := openBind(t, 0)
@@ -211,11 +210,11 @@ func TestMessagesOfManyDatagrams(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sender.Close()
-	const most = 128 // of kernels since 6.9
+	const most = 128 // segments, in kernels since 6.9
 	packets := numbered(slices.Repeat([]int{100}, most)...)
 	control := appendSegmentSize(nil, 100)
 	if _, _, err := sender.WriteMsgUDP(bytes.Join(packets, nil), control, nil); errors.Is(err, unix.EINVAL) {
-		packets = packets[:maxSegments] // this kernel takes no more
+		packets = packets[:maxSegments] // older kernel
 	} else if err == nil {
 		b.want(t, packets)
 	}
@@ -229,9 +228,9 @@ func TestMessagesOfManyDatagrams(t *testing.T) {
 	}
 }
 
-// Fragments and small packets come as messages of one datagram each: they are read
-// many at once, and nothing is lost when messages of many datagrams come again.
-func TestDatagramsByThemselvesAreReadTogether(t *testing.T) {
+// Fragments and small packets arrive as messages of one datagram each: many are read at once,
+// and nothing is lost when messages of many datagrams arrive again.
+func TestSingleDatagramsAreReadTogether(t *testing.T) {
 	nstest.Root(t)
 	b := New(Config{})
 	receive, port, err := b.Open(0)
@@ -309,7 +308,7 @@ func TestDatagramsByThemselvesAreReadTogether(t *testing.T) {
 	}
 }
 
-// A port is that of both families, and one that is taken is an error.
+// A bind has one port in both families, and a port in use is an error.
 func TestPortOfBothFamilies(t *testing.T) {
 	nstest.Namespaces(t)
 	a := openBind(t, 0)
@@ -320,7 +319,7 @@ func TestPortOfBothFamilies(t *testing.T) {
 		t.Errorf("opened twice: %v", err)
 	}
 	if _, _, err := New(Config{}).Open(a.port); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("a port that is taken: %v", err)
+		t.Errorf("a port in use: %v", err)
 	}
 	six, err := net.ListenUDP("udp6", &net.UDPAddr{})
 	if err != nil {
@@ -329,9 +328,9 @@ func TestPortOfBothFamilies(t *testing.T) {
 	defer six.Close()
 	taken := uint16(six.LocalAddr().(*net.UDPAddr).Port)
 	if _, _, err := New(Config{}).Open(taken); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("a port that is taken over IPv6: %v", err)
+		t.Errorf("a port in use over IPv6: %v", err)
 	}
-	// Nothing is left open of it.
+	// It leaves no socket open.
 	four, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(taken)})
 	if err != nil {
 		t.Fatal(err)
@@ -341,8 +340,7 @@ func TestPortOfBothFamilies(t *testing.T) {
 	}
 }
 
-// On a host without one of the families the other is served, on the port that was
-// asked for, and told.
+// On a host without one of the families, the bind has the other one, on the requested port.
 func TestHostsWithOneFamily(t *testing.T) {
 	nstest.Namespaces(t)
 	for without, c := range map[int]struct{ here, missing string }{
@@ -385,8 +383,8 @@ func TestHostsWithOneFamily(t *testing.T) {
 	}
 }
 
-// refuseFamily has the kernel answer the calling thread, when it asks for a socket
-// of an address family, as a kernel does that doesn't have it (seccomp(2)).
+// refuseFamily makes the kernel refuse sockets of an address family to the calling thread, as
+// a kernel without that family does (seccomp(2)).
 func refuseFamily(family int) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("prctl", err)
@@ -413,27 +411,27 @@ func refuseFamily(family int) error {
 	return nil
 }
 
-// A bind whose process ended leaves its sockets, and what arrived in them, to the next.
+// A bind inherits the sockets of an ended process, with the packets that arrived in them.
 func TestSocketsAreInherited(t *testing.T) {
 	nstest.Namespaces(t)
-	// A port of a process that ended, and the sockets that another one kept.
-	ended := func() (port uint16, kept []*os.File) {
+	// The port of an ended process, and duplicates of its sockets in another process.
+	ended := func() (port uint16, duplicates []*os.File) {
 		t.Helper()
 		closed := false
 		b := New(Config{
-			Opened: func(_ uint16, sockets []*os.File) { kept = sockets },
+			Opened: func(_ uint16, sockets []*os.File) { duplicates = sockets },
 			Closed: func() { closed = true },
 		})
 		_, port, err := b.Open(0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Close(); err != nil || !closed || len(kept) != 2 {
-			t.Fatalf("close: %v; Closed was called: %v; %d sockets are kept, want 2", err, closed, len(kept))
+		if err := b.Close(); err != nil || !closed || len(duplicates) != 2 {
+			t.Fatalf("close: %v; Closed was called: %v; %d duplicates, want 2", err, closed, len(duplicates))
 		}
-		return port, kept
+		return port, duplicates
 	}
-	port, kept := ended()
+	port, duplicates := ended()
 	otherPort, other := ended()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -447,7 +445,7 @@ func TestSocketsAreInherited(t *testing.T) {
 		}
 	}
 
-	b := New(Config{Inherited: append(append(other, null), kept...)})
+	b := New(Config{Inherited: append(append(other, null), duplicates...)})
 	if _, _, err := b.Open(0); err != nil { // leaves them
 		t.Fatal(err)
 	}
@@ -468,7 +466,7 @@ func TestSocketsAreInherited(t *testing.T) {
 		t.Fatal(err)
 	}
 	if from, want := sender.want(t, packets).DstToString(), fmt.Sprint("127.0.0.1:", port); from != want {
-		t.Errorf("it sends from %s, want %s", from, want)
+		t.Errorf("sent from %s, want %s", from, want)
 	}
-	openBind(t, otherPort) // nobody has it any more
+	openBind(t, otherPort) // free again
 }

@@ -1,3 +1,3 @@
-// Package udp is how a userspace WireGuard device sends and receives: an
-// implementation of wireguard-go's conn.Bind, see [Bind].
+// Package udp implements wireguard-go's conn.Bind, through which a userspace WireGuard
+// device sends and receives, see [Bind].
 package udp

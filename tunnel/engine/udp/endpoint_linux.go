@@ -9,21 +9,21 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 )
 
-// source is the local address of a packet, and its link where the address says
-// nothing without. The zero source is none.
+// source is the local address of a packet, with the link's index for link-local addresses.
+// The zero source is none.
 type source struct {
 	addr  netip.Addr
 	index uint32
 }
 
-// endpoint is where packets come from and go to. Only whether its source counts
-// ever changes, so that it may be handed out for many packets.
+// endpoint is a remote address, with the local address to send from. Only chosen ever
+// changes, so many packets share an endpoint.
 type endpoint struct {
 	addr    netip.AddrPort
-	to      socketAddress // the same
+	to      socketAddress // addr in the kernel's form
 	from    source
-	control []byte // that sends from there, for sendmsg
-	chosen  atomic.Bool
+	control []byte      // makes sendmsg send from it
+	chosen  atomic.Bool // send from it
 }
 
 var _ conn.Endpoint = (*endpoint)(nil)
@@ -60,11 +60,11 @@ func (e *endpoint) SrcIP() netip.Addr {
 // SrcToString implements [conn.Endpoint].
 func (e *endpoint) SrcToString() string { return e.SrcIP().String() }
 
-// controlRoom is enough for all control messages that are sent or received.
-var controlRoom = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(4)
+// controlSize is the size in bytes of all control messages of a sent or received message.
+var controlSize = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(4)
 
-// control returns the control message that makes packets leave from s, and nil for
-// none.
+// control returns the control message that makes sendmsg send from s, nil for the zero
+// source.
 func (s source) control() []byte {
 	switch {
 	case s.addr.Is4():
@@ -79,7 +79,7 @@ func (s source) control() []byte {
 	return nil
 }
 
-// unmap turns an IPv4-mapped IPv6 address into the IPv4 address it stands for.
+// unmap converts an IPv4-mapped IPv6 address to the IPv4 address.
 func unmap(addr netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }

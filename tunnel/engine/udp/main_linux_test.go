@@ -14,11 +14,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// isolated is in the environment of a process that has a network of its own.
+// isolated is in the environment of a process with its own network namespace.
 const isolated = "UDP_TEST_ISOLATED"
 
-// TestMain runs the tests in a process that has a network of its own, with nothing
-// but its loopback: wireguard-go opens sockets on goroutines of its own.
+// TestMain runs the tests in a process with its own network namespace, which has only
+// loopback: wireguard-go opens sockets on goroutines of its own.
 func TestMain(m *testing.M) {
 	if os.Getenv(isolated) != "" {
 		if err := loopbackUp(); err != nil {

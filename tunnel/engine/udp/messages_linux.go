@@ -17,10 +17,9 @@ type message struct {
 	length uint32
 }
 
-// exchange calls sendmmsg or recvmmsg with the first of messages. It returns how many were
-// sent or received, and doesn't wait. So Go's scheduler isn't told of the call: it would
-// give the processor to another thread when that takes more than 20 µs, as a message of
-// 64 KiB does, and that costs more than it gains.
+// exchange calls sendmmsg or recvmmsg without blocking, and returns the number of messages
+// sent or received. It bypasses Go's scheduler, which would retake the processor from a call
+// of more than 20 µs, as for a message of 64 KiB, which costs more than it gains.
 func exchange(call, fd uintptr, messages []message) (int, syscall.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall6(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(messages))), uintptr(len(messages)), unix.MSG_DONTWAIT, 0, 0)
@@ -39,7 +38,7 @@ func vector(b []byte) (v unix.Iovec) {
 // socketAddress is struct sockaddr_in or sockaddr_in6 (ip(7), ipv6(7)).
 type socketAddress [unix.SizeofSockaddrInet6]byte
 
-// size is how many bytes of the address the kernel wants.
+// size returns the length of the address for the kernel, in bytes.
 func (a *socketAddress) size() uint32 {
 	if binary.NativeEndian.Uint16(a[:]) == unix.AF_INET {
 		return unix.SizeofSockaddrInet4
@@ -62,7 +61,7 @@ func socketAddressOf(addr netip.AddrPort) (a socketAddress) {
 	return a
 }
 
-// addrPort is the zero one when a isn't an address of IP.
+// addrPort returns the zero AddrPort if a isn't an IP address.
 func (a *socketAddress) addrPort() netip.AddrPort {
 	port := binary.BigEndian.Uint16(a[2:])
 	switch binary.NativeEndian.Uint16(a[:]) {
@@ -78,7 +77,7 @@ func (a *socketAddress) addrPort() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// zoneIndex is the index of a link that an address is of, 0 for none.
+// zoneIndex returns the index of a zone's link, 0 for no zone.
 func zoneIndex(zone string) int {
 	if zone == "" {
 		return 0
@@ -86,7 +85,7 @@ func zoneIndex(zone string) int {
 	if l, err := net.InterfaceByName(zone); err == nil {
 		return l.Index
 	}
-	index, _ := strconv.Atoi(zone) // An address on a link that isn't there can't be sent to.
+	index, _ := strconv.Atoi(zone) // Sending fails if there is no such link.
 	return index
 }
 
@@ -98,7 +97,7 @@ func zoneName(index int) string {
 }
 
 // parseControl returns the address that a message was sent to, and the size of its
-// datagrams, 0 when it is one.
+// datagrams, 0 for a single datagram.
 func parseControl(control []byte) (local source, size int) {
 	for len(control) >= unix.CmsgSpace(0) {
 		header, data, rest, err := unix.ParseOneSocketControlMessage(control)
@@ -121,15 +120,14 @@ func parseControl(control []byte) (local source, size int) {
 	return local, size
 }
 
-// appendSegmentSize appends the control message that cuts a message into datagrams.
+// appendSegmentSize appends the control message with the size of datagrams (UDP_SEGMENT).
 func appendSegmentSize(control []byte, size int) []byte {
 	var data [2]byte
 	binary.NativeEndian.PutUint16(data[:], uint16(size))
 	return appendControl(control, unix.IPPROTO_UDP, unix.UDP_SEGMENT, data[:])
 }
 
-// appendControl appends a control message for sendmsg. What is there already is
-// whole control messages.
+// appendControl appends a control message to complete control messages.
 func appendControl(control []byte, level, kind int32, data []byte) []byte {
 	start := len(control)
 	for range unix.CmsgSpace(len(data)) {

@@ -9,17 +9,16 @@ import (
 	"time"
 )
 
-// What one message with UDP_SEGMENT may hold (udp(7)). Kernels before 6.9 take
-// 64 segments.
+// Limits of one message with UDP_SEGMENT (udp(7)). Kernels before 6.9 accept 64 segments.
 const (
 	maxSegments = 64
 	maxPayload4 = 65535 - 20 - 8 // the length field of IPv4 counts its header
 	maxPayload6 = 65535 - 8
 )
 
-// segments returns how many of the first packets can be one message with
-// UDP_SEGMENT: all of one size but the last, which may be smaller. Packets larger
-// than limit, in bytes, are sent alone. It is 0 when there are no packets.
+// segments returns the number of leading packets that fit one message with UDP_SEGMENT: all
+// have the same size, except a smaller last one. A packet of more than limit bytes is sent
+// alone.
 func segments(packets [][]byte, limit, maxPayload int) int {
 	if len(packets) == 0 {
 		return 0
@@ -43,33 +42,33 @@ func segments(packets [][]byte, limit, maxPayload int) int {
 	return n
 }
 
-// remedy is what is done about a message that the kernel refused.
-type remedy int
+// action is how send continues after a message that the kernel refused.
+type action int
 
 const (
-	giveUp       remedy = iota // on what is left of the batch
-	skipPacket                 // it alone can't be sent
-	separate                   // send its packets one by one, for the kernel to fragment
-	neverSegment               // the same, and with all others of this socket
-	unstick                    // let the kernel choose the source address
+	abort        action = iota // drop the rest of the batch
+	skipPacket                 // drop this packet
+	separate                   // send its packets one by one, so that the kernel fragments them
+	neverSegment               // stop using UDP_SEGMENT on this socket
+	clearSource                // let the kernel choose the source address
 )
 
-// remedyFor is this table. Refused are a number of segments, from a source address
-// that the sender chose, or not; the first line that fits counts.
+// actionFor implements this table, for a refused message of a number of segments, whose
+// source address was chosen by the sender or not. The first matching row counts.
 //
-//	error             segments  source  meaning                               remedy
-//	EMSGSIZE, EINVAL  2..       any     a segment is larger than the path's    separate
-//	                                    MTU: UDP_SEGMENT doesn't fragment
+//	error             segments  source  cause                                action
+//	EMSGSIZE, EINVAL  2..       any     a segment exceeds the path MTU:      separate
+//	                                    UDP_SEGMENT doesn't fragment
 //	                                    (EINVAL in older kernels)
-//	EIO               2..       any     the link doesn't make checksums       neverSegment
-//	EINVAL, ENODEV,   any       chosen  this host has that address no more     unstick
-//	  ENETUNREACH                         (which of them, differs by kernel)
-//	EMSGSIZE          1         any     larger than IP can carry              skipPacket
-//	other             any       any                                           giveUp
-func remedyFor(err error, segments int, chosen bool) remedy {
+//	EIO               2..       any     the link has no checksum offload     neverSegment
+//	EINVAL, ENODEV,   any       chosen  this host no longer has the address  clearSource
+//	  ENETUNREACH                       (the error depends on the kernel)
+//	EMSGSIZE          1         any     exceeds IP's maximum length          skipPacket
+//	other             any       any                                          abort
+func actionFor(err error, segments int, chosen bool) action {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
-		return giveUp
+		return abort
 	}
 	switch {
 	case segments > 1 && (errno == syscall.EMSGSIZE || errno == syscall.EINVAL):
@@ -77,39 +76,37 @@ func remedyFor(err error, segments int, chosen bool) remedy {
 	case segments > 1 && errno == syscall.EIO:
 		return neverSegment
 	case chosen && (errno == syscall.EINVAL || errno == syscall.ENODEV || errno == syscall.ENETUNREACH):
-		return unstick
+		return clearSource
 	case errno == syscall.EMSGSIZE:
 		return skipPacket
 	}
-	return giveUp
+	return abort
 }
 
 const (
-	// narrowFor is how long a path counts as narrow. Then a batch is tried as a
-	// whole again, which costs one refused system call when it still is.
+	// narrowFor is how long a path counts as narrow. After that, a batch is tried with
+	// UDP_SEGMENT again, which costs one refused system call if the path still is.
 	narrowFor = time.Second
-	// maxNarrow bounds the paths that are remembered. Beyond it each batch is
-	// tried and refused first.
+	// maxNarrow bounds the paths in the cache. Beyond it, each batch costs a refused
+	// system call.
 	maxNarrow = 4096
 )
 
-// paths remembers by destination which packets are too large for UDP_SEGMENT,
-// because they are larger than the path's MTU and have to be fragmented. Several
-// goroutines may use it at once. Its zero value knows no path.
+// paths caches by destination the size of packets that exceed the path MTU, and so are too
+// large for UDP_SEGMENT. It is safe for concurrent use. The zero value is empty.
 type paths struct {
-	count atomic.Int32 // of narrow; most hosts never have one
+	count atomic.Int32 // of narrow; 0 on most hosts
 
 	mu     sync.Mutex
 	narrow map[netip.Addr]narrowPath
 }
 
 type narrowPath struct {
-	limit int // bytes of UDP payload that went through, or may
+	limit int // bytes of UDP payload that may pass unfragmented
 	until time.Time
 }
 
-// limit returns the largest packet, in bytes, that may be a segment on its way to
-// an address.
+// limit returns the size in bytes of the largest packet to an address that may be a segment.
 func (p *paths) limit(to netip.Addr, now func() time.Time) int {
 	if p.count.Load() == 0 {
 		return maxPayload6
@@ -128,8 +125,7 @@ func (p *paths) limit(to netip.Addr, now func() time.Time) int {
 	return maxPayload6
 }
 
-// tooLarge notes that a packet of that size can't be a segment on its way to an
-// address.
+// tooLarge records that a packet of that size to an address can't be a segment.
 func (p *paths) tooLarge(to netip.Addr, size int, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -155,20 +151,19 @@ func (p *paths) tooLarge(to netip.Addr, size int, now time.Time) {
 	p.count.Store(int32(len(p.narrow)))
 }
 
-// split calls deliver for each of the datagrams of one size, but the last, that the
-// kernel put together into one message (UDP_GRO), and returns how many bytes it
-// took: deliver returns false when it has no room for more. A size of 0 is that of
-// a message that is one datagram.
-func split(message []byte, size int, deliver func([]byte) bool) (taken int) {
+// split calls deliver for each datagram of a message that the kernel coalesced (UDP_GRO),
+// until deliver returns false, and returns the number of delivered bytes. All datagrams but
+// the last have that size; 0 is for a message of one datagram.
+func split(message []byte, size int, deliver func([]byte) bool) (delivered int) {
 	if size <= 0 {
 		size = len(message)
 	}
-	for taken < len(message) {
-		end := min(taken+size, len(message))
-		if !deliver(message[taken:end]) {
+	for delivered < len(message) {
+		end := min(delivered+size, len(message))
+		if !deliver(message[delivered:end]) {
 			break
 		}
-		taken = end
+		delivered = end
 	}
-	return taken
+	return delivered
 }

@@ -22,7 +22,7 @@ func packetsOf(sizes ...int) [][]byte {
 	return packets
 }
 
-func TestPacketsThatOneMessageCanHold(t *testing.T) {
+func TestSegments(t *testing.T) {
 	for name, c := range map[string]struct {
 		sizes      []int
 		limit, max int
@@ -50,39 +50,39 @@ func TestPacketsThatOneMessageCanHold(t *testing.T) {
 	}
 }
 
-func TestRemedies(t *testing.T) {
+func TestActions(t *testing.T) {
 	for _, c := range []struct {
 		errno    syscall.Errno
 		segments int
 		chosen   bool
-		want     remedy
+		want     action
 	}{
 		{syscall.EMSGSIZE, 2, false, separate},
 		{syscall.EMSGSIZE, 2, true, separate},
 		{syscall.EINVAL, 64, true, separate},
 		{syscall.EIO, 2, false, neverSegment},
-		{syscall.EIO, 1, false, giveUp},
-		{syscall.EINVAL, 1, true, unstick},
-		{syscall.ENODEV, 5, true, unstick},
-		{syscall.ENETUNREACH, 1, true, unstick},
-		{syscall.EINVAL, 1, false, giveUp},
-		{syscall.ENODEV, 5, false, giveUp},
+		{syscall.EIO, 1, false, abort},
+		{syscall.EINVAL, 1, true, clearSource},
+		{syscall.ENODEV, 5, true, clearSource},
+		{syscall.ENETUNREACH, 1, true, clearSource},
+		{syscall.EINVAL, 1, false, abort},
+		{syscall.ENODEV, 5, false, abort},
 		{syscall.EMSGSIZE, 1, true, skipPacket},
 		{syscall.EMSGSIZE, 1, false, skipPacket},
-		{syscall.EPERM, 5, true, giveUp},
-		{syscall.ENETUNREACH, 1, false, giveUp},
+		{syscall.EPERM, 5, true, abort},
+		{syscall.ENETUNREACH, 1, false, abort},
 	} {
 		err := fmt.Errorf("send: %w", os.NewSyscallError("sendmmsg", c.errno))
-		if got := remedyFor(err, c.segments, c.chosen); got != c.want {
+		if got := actionFor(err, c.segments, c.chosen); got != c.want {
 			t.Errorf("%v of %d segments, source chosen: %v: got %d, want %d", c.errno, c.segments, c.chosen, got, c.want)
 		}
 	}
-	if got := remedyFor(errors.New("something else"), 5, true); got != giveUp {
+	if got := actionFor(errors.New("something else"), 5, true); got != abort {
 		t.Errorf("another error: got %d", got)
 	}
 }
 
-func TestNarrowPathsAreForgotten(t *testing.T) {
+func TestNarrowPathsExpire(t *testing.T) {
 	var (
 		p     paths
 		a, b  = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::1")
@@ -115,15 +115,15 @@ func TestNarrowPathsAreBounded(t *testing.T) {
 		p.tooLarge(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 1452, start)
 	}
 	if len(p.narrow) != maxNarrow {
-		t.Errorf("%d paths are remembered, want %d", len(p.narrow), maxNarrow)
+		t.Errorf("%d paths are cached, want %d", len(p.narrow), maxNarrow)
 	}
 	p.tooLarge(netip.MustParseAddr("192.0.2.1"), 1452, start.Add(narrowFor))
 	if len(p.narrow) != 1 {
-		t.Errorf("%d paths are remembered when all but one have passed, want 1", len(p.narrow))
+		t.Errorf("%d paths are cached after all but one have expired, want 1", len(p.narrow))
 	}
 }
 
-func TestMessagesAreCutIntoDatagrams(t *testing.T) {
+func TestMessagesAreSplitIntoDatagrams(t *testing.T) {
 	for name, c := range map[string]struct {
 		message string
 		size    int

@@ -9,8 +9,8 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 )
 
-// What arrives while a bind is paused stays in its sockets, also when a handshake
-// message has to wait for its turn meanwhile.
+// Packets that arrive while a bind is paused stay in its sockets, also while a handshake
+// message is delayed.
 func TestPausedBindsReadNothing(t *testing.T) {
 	b, from := New(Config{}), openBind(t, 0)
 	receive, port, err := b.Open(0)
@@ -32,13 +32,13 @@ func TestPausedBindsReadNothing(t *testing.T) {
 			t.Fatalf("got a message of kind %d, %v, want kind %d", got, err, kind)
 		}
 	}
-	// Nobody's turn ends by itself, however long this machine keeps the test waiting.
-	turns := b.four.Load().turns
+	// No delay ends by time, however slow the host is.
+	serializer := b.four.Load().serializer
 	limited := func(limit time.Duration) {
-		turns.mu.Lock()
-		defer turns.mu.Unlock()
-		turns.limit = limit
-		for _, one := range turns.of {
+		serializer.mu.Lock()
+		defer serializer.mu.Unlock()
+		serializer.limit = limit
+		for _, one := range serializer.of {
 			one.until = time.Now().Add(limit)
 		}
 	}
@@ -49,7 +49,7 @@ func TestPausedBindsReadNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(kindInitiation)
-	// Another one has to wait; one of data doesn't.
+	// Another initiation is delayed, and data isn't.
 	for _, packet := range [][]byte{initiation, data} {
 		if err := from.Send([][]byte{packet}, to); err != nil {
 			t.Fatal(err)
@@ -75,18 +75,18 @@ func TestPausedBindsReadNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(2 * handlingTime); time.Now().Before(end); {
-		// The turn of the initiation may come.
+		// The initiation may be ready.
 		if got, err := next(); got != kindInitiation && !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatalf("a paused bind returns %d, %v, want os.ErrDeadlineExceeded", got, err)
 		}
 	}
 	b.Pause(false)
 	got, err := next()
-	if got == kindInitiation { // Its turn comes now.
+	if got == kindInitiation { // It is ready now.
 		got, err = next()
 	}
 	if err != nil || got != kindTransport {
-		t.Fatalf("got a message of kind %d, %v, want the one that came meanwhile", got, err)
+		t.Fatalf("got a message of kind %d, %v, want the one that arrived meanwhile", got, err)
 	}
 	if err := from.Send([][]byte{data}, to); err != nil {
 		t.Fatal(err)

@@ -11,40 +11,40 @@ import (
 )
 
 const (
-	// grouped is how many messages are read at once that may hold many datagrams each.
+	// grouped is the number of messages read at once when they may have many datagrams each.
 	grouped = 2
-	// atOnce is how many datagrams are read or sent at once: a message of 64 KiB holds 49 of
-	// a link with the least MTU, 1,280 bytes. wireguard-go keeps two lists of that length
-	// for each peer; from 112 on they are of the next size of Go's allocator.
+	// atOnce is the number of datagrams read or sent at once: a message of 64 KiB has 49 of
+	// a link with the minimum MTU, 1,280 bytes. wireguard-go has two lists of that length
+	// for each peer; from 112 on they need the next size class of Go's allocator.
 	atOnce = grouped * 55
-	// The kernel puts no fragments together, nor small packets of many senders. Where
-	// messages hold one datagram each, alone of them are read at once; when they hold
-	// more after all, these are copied twice. So that is done only after all of aloneAfter
-	// reads had no such message.
-	alone      = 32
-	aloneAfter = 8
-	// aloneRoom is how many bytes of each of these go into the engine's buffer, if
-	// datagrams aren't larger. Of one that holds many after all the rest goes elsewhere:
-	// all pages of a buffer that it has filled once would stay in memory.
-	aloneRoom = 4 << 10
+	// GRO coalesces neither fragments nor small packets of many senders. When messages have
+	// one datagram each, single of them are read at once. If one has several datagrams
+	// then, they are copied twice, so this mode starts only after singleAfter reads
+	// without such a message.
+	single      = 32
+	singleAfter = 8
+	// singleSize is the number of bytes of each of these that go into wireguard-go's
+	// buffer, unless datagrams are larger. The rest of a message of several datagrams goes
+	// elsewhere, because all pages of a buffer that it filled would stay resident.
+	singleSize = 4 << 10
 
 	maxMessage = 65535
-	// firstSegment is the size of datagrams that are expected first: those of full packets
-	// in a tunnel over Ethernet.
+	// firstSegment is the size of datagrams expected at first: that of full packets in a
+	// tunnel over Ethernet.
 	firstSegment = 1452
 )
 
-// receiver reads one socket. Where the kernel puts datagrams of one size together, it
-// writes each of them into a buffer of its own, as far as they have the size of those
-// before. Only one goroutine uses it.
+// receiver reads one socket. It predicts the size of coalesced datagrams (UDP_GRO) from the
+// previous message, so that the kernel writes each of them into a buffer of its own. Only one
+// goroutine uses it.
 type receiver struct {
 	socket   *socket
 	messages [atOnce]message
 	names    [atOnce]socketAddress
 	control  [atOnce][]byte
 	vectors  [atOnce + grouped]unix.Iovec
-	beyond   [alone][]byte // what doesn't fit into a message's buffers; nil: not used yet
-	whole    []byte        // a message that is cut in other places
+	beyond   [single][]byte // the rest of a message beyond its buffers; nil: not used yet
+	whole    []byte         // a message whose datagrams aren't of the expected size
 
 	used    int // of messages
 	n       int // what poll returns
@@ -52,29 +52,29 @@ type receiver struct {
 	poll    func(fd uintptr) bool // reads messages
 	slots   int                   // buffers of each message
 	part    int                   // bytes that are read into each of them, at most
-	segment int                   // size of datagrams that is expected
+	segment int                   // expected size of datagrams
 
-	spare   int  // first of the engine's buffers into which nothing was read
-	spilled bool // a message of this read has taken some, those behind it follow
+	spare   int  // index of the first buffer that nothing was read into
+	spilled bool // a message of this read used spare buffers, so later ones must too
 
-	last    *endpoint // where the last packet came from
-	lastOf  origin    // the same
+	last    *endpoint // of the last packet
+	lastOf  origin    // of last
 	origins map[origin]*endpoint
-	held    []heldMessage // what the engine had no room for, in order
-	store   []byte        // of held
-	singles int           // how often in a row all that could be read at once were datagrams by themselves
+	held    []heldMessage // datagrams beyond the caller's buffers, in order
+	store   []byte        // backs held
+	singles int           // successive reads that were full, with one datagram in each message
 }
 
-// origin is where a packet came from, and to.
+// origin is the remote and the local address of a packet.
 type origin struct {
 	from  socketAddress
 	local source
 }
 
-// maxOrigins bounds the endpoints that are remembered. Beyond it they are made again.
+// maxOrigins bounds the cached endpoints.
 const maxOrigins = 256
 
-// heldMessage is what is left of a message of datagrams of one size.
+// heldMessage is the rest of a message of datagrams of one size.
 type heldMessage struct {
 	data []byte
 	size int
@@ -84,7 +84,7 @@ type heldMessage struct {
 func newReceiver(s *socket) *receiver {
 	r := &receiver{socket: s, origins: make(map[origin]*endpoint), whole: make([]byte, maxMessage), segment: firstSegment}
 	for i := range r.control {
-		r.control[i] = make([]byte, controlRoom)
+		r.control[i] = make([]byte, controlSize)
 	}
 	r.poll = func(fd uintptr) bool {
 		r.n, r.errno = exchange(unix.SYS_RECVMMSG, fd, r.messages[:r.used])
@@ -97,17 +97,17 @@ func newReceiver(s *socket) *receiver {
 func (r *receiver) receive(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int, err error) {
 	for count == 0 && err == nil {
 		count, err = r.once(packets, sizes, endpoints)
-		if errors.Is(err, os.ErrDeadlineExceeded) && !r.socket.turns.paused.Load() {
-			err = nil // a handshake message may go on
+		if errors.Is(err, os.ErrDeadlineExceeded) && !r.socket.serializer.paused.Load() {
+			err = nil // The deadline was the serializer's alarm: a handshake message may be ready.
 		}
 	}
 	return count, err
 }
 
-// once reads once, and returns nothing when that was only handshake messages which
-// have to wait. Those may leave packets of size 0 between others.
+// once reads once. It returns 0 if all messages were handshake messages that the serializer
+// delays. Delayed messages may leave packets of size 0 between others.
 func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int, err error) {
-	r.socket.turns.ready(func(from *endpoint, packet []byte) bool {
+	r.socket.serializer.ready(func(from *endpoint, packet []byte) bool {
 		if count == len(packets) {
 			return false
 		}
@@ -123,9 +123,9 @@ func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 	}
 	r.prepare(packets)
 	if err := r.socket.raw.Read(r.poll); err != nil {
-		// wireguard-go stops receiving at once for a net.Error that isn't temporary,
-		// as one that the socket gets from outside and survives (ECONNABORTED). Of
-		// others it takes ten in a row; net.ErrClosed is found in either.
+		// Not a net.Error: wireguard-go stops receiving after one that isn't temporary,
+		// though the socket survives some that are caused from outside (ECONNABORTED). It
+		// stops after ten others in a row, and recognizes a wrapped net.ErrClosed.
 		return 0, fmt.Errorf("receive: %w", err)
 	}
 	if r.errno != 0 {
@@ -134,7 +134,7 @@ func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 	return r.arrived(packets, sizes, endpoints), nil
 }
 
-// rest delivers what there was no room for before.
+// rest delivers held datagrams.
 func (r *receiver) rest(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
 	for len(r.held) > 0 && count < len(packets) {
 		h := &r.held[0]
@@ -151,7 +151,7 @@ func (r *receiver) rest(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 	return count
 }
 
-// arrived delivers what was read into packets.
+// arrived delivers the messages that were read into packets.
 func (r *receiver) arrived(packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
 	if r.n == r.used {
 		r.singles++
@@ -159,18 +159,18 @@ func (r *receiver) arrived(packets [][]byte, sizes []int, endpoints []conn.Endpo
 	clear(sizes)
 	r.spare, r.spilled = r.used*r.slots, false
 	for i := range r.n {
-		count = max(count, r.take(i, packets, sizes, endpoints))
+		count = max(count, r.place(i, packets, sizes, endpoints))
 	}
 	return count
 }
 
-// prepare has messages read into packets, as they are expected to be.
+// prepare sets the messages' vectors to packets, as expected.
 func (r *receiver) prepare(packets [][]byte) {
 	r.used, r.slots, r.part = min(len(packets), len(r.messages)), 1, maxMessage
 	switch {
 	case !r.socket.coalesce || len(packets) <= grouped:
-	case r.singles >= aloneAfter:
-		r.used, r.part = min(r.used, alone), max(r.segment, aloneRoom)
+	case r.singles >= singleAfter:
+		r.used, r.part = min(r.used, single), max(r.segment, singleSize)
 	default:
 		r.used, r.slots, r.part = grouped, min(len(packets), len(r.messages))/grouped, r.segment
 	}
@@ -195,9 +195,9 @@ func (r *receiver) prepare(packets [][]byte) {
 	}
 }
 
-// take delivers a message that was read into its slots of packets, and returns how many
-// packets are filled.
-func (r *receiver) take(i int, packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
+// place delivers message i, which was read into its slots of packets, and returns the number
+// of packets up to the last one that it filled.
+func (r *receiver) place(i int, packets [][]byte, sizes []int, endpoints []conn.Endpoint) (count int) {
 	header, length := &r.messages[i].header, int(r.messages[i].length)
 	local, size := parseControl(r.control[i][:header.Controllen])
 	if size <= 0 || size > length {
@@ -210,9 +210,9 @@ func (r *receiver) take(i int, packets [][]byte, sizes []int, endpoints []conn.E
 	if from == nil || length == 0 {
 		return 0
 	}
-	first, placed := i*r.slots, 0 // bytes that are where they belong
+	first, placed := i*r.slots, 0 // placed: bytes that were read into the right buffers
 	switch {
-	case r.spilled: // Keep the order.
+	case r.spilled: // Preserve the order.
 	case r.slots == 1 && size <= r.part:
 		placed = size
 	case r.slots > 1 && (size == r.part || size == length && size < r.part):
@@ -222,7 +222,7 @@ func (r *receiver) take(i int, packets [][]byte, sizes []int, endpoints []conn.E
 	}
 	for slot, at := first, 0; at < placed; slot, at = slot+1, at+size {
 		n := min(size, placed-at)
-		if r.socket.turns.arrived(from, packets[slot][:n]) {
+		if r.socket.serializer.arrived(from, packets[slot][:n]) {
 			sizes[slot], endpoints[slot] = n, from
 			count = slot + 1
 		}
@@ -230,8 +230,8 @@ func (r *receiver) take(i int, packets [][]byte, sizes []int, endpoints []conn.E
 	if placed == length {
 		return count
 	}
-	// The rest is copied: into the message's own slots when they are free, and then into
-	// buffers that nothing was read into.
+	// The rest is copied: into the message's own slots if they are free, then into spare
+	// buffers, then into held.
 	end := first + r.slots
 	rest := r.gather(i, length, packets[first:end])[placed:length]
 	if placed == 0 && !r.spilled {
@@ -253,8 +253,8 @@ func (r *receiver) take(i int, packets [][]byte, sizes []int, endpoints []conn.E
 	return count
 }
 
-// gather copies a message of that length, which was read into packets, to one place, unless
-// it is in one already.
+// gather returns a message of that length in contiguous memory. It copies it from packets
+// unless the first of these has all of it.
 func (r *receiver) gather(i, length int, packets [][]byte) []byte {
 	if length <= min(r.part, len(packets[0])) {
 		return packets[0]
@@ -267,24 +267,23 @@ func (r *receiver) gather(i, length int, packets [][]byte) []byte {
 	return r.whole
 }
 
-// deliver copies the datagrams of a message into packets, as many as there is room for. It
-// returns the rest of the message, and how many packets were filled.
+// deliver copies the datagrams of a message into packets, as many as fit. It returns the rest
+// of the message, and the number of filled packets.
 func (r *receiver) deliver(data []byte, size int, from *endpoint, packets [][]byte, sizes []int, endpoints []conn.Endpoint) (rest []byte, filled int) {
-	taken := split(data, size, func(datagram []byte) bool {
+	delivered := split(data, size, func(datagram []byte) bool {
 		if filled == len(packets) {
 			return false
 		}
-		if r.socket.turns.arrived(from, datagram) {
+		if r.socket.serializer.arrived(from, datagram) {
 			sizes[filled], endpoints[filled] = copy(packets[filled], datagram), from
 			filled++
 		}
 		return true
 	})
-	return data[taken:], filled
+	return data[delivered:], filled
 }
 
-// endpoint returns where a packet came from, as what answers go to. It is nil when
-// that isn't an address.
+// endpoint returns the endpoint that answers a packet, nil if from isn't an IP address.
 func (r *receiver) endpoint(from *socketAddress, local source) *endpoint {
 	of := origin{*from, local}
 	if r.lastOf != of || r.last == nil {

@@ -11,20 +11,19 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 )
 
-// FuzzMessages: whatever messages the kernel hands over, and however they were expected to
-// be, their datagrams come out whole and in order. Each three bytes are a message: how many
-// bytes it has, in 64s, how large its datagrams are, in fours, and what that is expected to be
-// in the read that begins with it.
+// FuzzMessages checks that the datagrams of any messages are returned whole and in order, with
+// any prediction. Three bytes are a message: its size in units of 64 bytes, the size of its
+// datagrams in units of 4 bytes, and the expected size in the read that starts with it.
 func FuzzMessages(f *testing.F) {
 	f.Add([]byte{100, 50, 50, 100, 50, 50}, false)
 	f.Add([]byte{255, 25, 25, 200, 25, 25, 1, 0, 25}, false)
 	f.Add([]byte{255, 1, 200, 255, 1, 1, 7, 0, 1}, false)
 	f.Add([]byte{9, 0, 0, 9, 0, 0, 255, 9, 0, 9, 0, 0}, true)
 	f.Add([]byte{255, 200, 255, 255, 0, 255}, false)
-	f.Add([]byte{9, 0, 0, 255, 200, 0, 9, 0, 0, 200, 0, 0, 255, 50, 0}, true) // beyond aloneRoom
+	f.Add([]byte{9, 0, 0, 255, 200, 0, 9, 0, 0, 200, 0, 0, 255, 50, 0}, true) // beyond singleSize
 	f.Add([]byte{200, 0, 0, 9, 0, 0, 100, 0, 0, 70, 0, 0, 71, 0, 0}, true)
 	f.Fuzz(func(t *testing.T, shapes []byte, singly bool) {
-		s := &socket{coalesce: true, turns: newTurns(time.Now, func(time.Time) {})}
+		s := &socket{coalesce: true, serializer: newSerializer(time.Now, func(time.Time) {})}
 		r := newReceiver(s)
 		packets, sizes := make([][]byte, atOnce), make([]int, atOnce)
 		endpoints := make([]conn.Endpoint, atOnce)
@@ -32,7 +31,7 @@ func FuzzMessages(f *testing.F) {
 			packets[i] = make([]byte, maxMessage)
 		}
 		var want, got [][]byte
-		var pending []func(i int) // write a message as the kernel does
+		var pending []func(i int) // each writes a message as the kernel does
 		read := func() {
 			r.n = min(len(pending), r.used)
 			for i, write := range pending[:r.n] {
@@ -78,7 +77,7 @@ func FuzzMessages(f *testing.F) {
 			r.segment = expected
 		}
 		if singly {
-			r.singles = aloneAfter
+			r.singles = singleAfter
 		}
 		for len(pending) > 0 || len(r.held) > 0 {
 			count := r.rest(packets, sizes, endpoints)
@@ -104,7 +103,7 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// FuzzControl: what the kernel would say of a message can be anything.
+// FuzzControl parses arbitrary control messages.
 func FuzzControl(f *testing.F) {
 	f.Add(appendSegmentSize(nil, 1452))
 	f.Add(source{addr: endpointOf("192.0.2.1:1").addr.Addr()}.control())
@@ -117,20 +116,20 @@ func TestAddressesOfSockets(t *testing.T) {
 		addr := endpointOf(text).addr
 		raw := socketAddressOf(addr)
 		if got := raw.addrPort(); got != addr {
-			t.Errorf("%s comes back as %s", addr, got)
+			t.Errorf("%s is parsed as %s", addr, got)
 		}
 	}
 	if got := (&socketAddress{}).addrPort(); got.IsValid() {
-		t.Errorf("nothing is the address %s", got)
+		t.Errorf("the zero address is parsed as %s", got)
 	}
 	mapped := socketAddressOf(endpointOf("[::ffff:192.0.2.1]:7").addr)
 	if got := mapped.addrPort().String(); got != "192.0.2.1:7" {
-		t.Errorf("an IPv4 address in IPv6 comes back as %s", got)
+		t.Errorf("an IPv4-mapped address is parsed as %s", got)
 	}
 }
 
-// Who sends in turns with others isn't made anew with each packet.
-func TestEndpointsAreRemembered(t *testing.T) {
+// Alternating senders don't need a new endpoint for each packet.
+func TestEndpointsAreCached(t *testing.T) {
 	r := newReceiver(&socket{})
 	local := source{addr: endpointOf("192.0.2.9:1").addr.Addr()}
 	of := func(text string) *endpoint {
@@ -139,9 +138,9 @@ func TestEndpointsAreRemembered(t *testing.T) {
 	}
 	a, b := of("192.0.2.1:1"), of("192.0.2.2:1")
 	if a == b || of("192.0.2.1:1") != a || of("192.0.2.2:1") != b {
-		t.Error("endpoints are made anew")
+		t.Error("endpoints aren't reused")
 	}
-	a.ClearSrc() // and the kernel shall choose; what comes now says which it is
+	a.ClearSrc() // The kernel chooses the source, until the next packet says which works.
 	if got := of("192.0.2.1:1"); got == a || got.SrcIP() != local.addr {
 		t.Errorf("answered from %s, want %s", got.SrcIP(), local.addr)
 	}
@@ -151,11 +150,11 @@ func TestEndpointsAreRemembered(t *testing.T) {
 		r.endpoint(&raw, local)
 	}
 	if len(r.origins) > maxOrigins {
-		t.Errorf("%d endpoints are remembered", len(r.origins))
+		t.Errorf("%d endpoints are cached", len(r.origins))
 	}
 }
 
-// vectorsOf returns the buffers that a message is read into.
+// vectorsOf returns the buffers of a message.
 func vectorsOf(header *unix.Msghdr) (bufs [][]byte) {
 	for _, v := range unsafe.Slice(header.Iov, header.Iovlen) {
 		bufs = append(bufs, unsafe.Slice(v.Base, v.Len))
@@ -163,10 +162,10 @@ func vectorsOf(header *unix.Msghdr) (bufs [][]byte) {
 	return bufs
 }
 
-// Pages that a large message has filled stay in memory, of each of the engine's many buffers.
+// Large messages don't fill wireguard-go's many buffers: their pages would stay resident.
 func TestOnlyDatagramsFillBuffers(t *testing.T) {
 	r := newReceiver(&socket{coalesce: true})
-	r.singles = aloneAfter
+	r.singles = singleAfter
 	packets := make([][]byte, atOnce)
 	for i := range packets {
 		packets[i] = make([]byte, maxMessage)
@@ -174,7 +173,7 @@ func TestOnlyDatagramsFillBuffers(t *testing.T) {
 	r.prepare(packets)
 	for i := range r.used {
 		bufs := vectorsOf(&r.messages[i].header)
-		if len(bufs) != 2 || &bufs[0][0] != &packets[i][0] || len(bufs[0]) != aloneRoom || len(bufs[1]) != maxMessage {
+		if len(bufs) != 2 || &bufs[0][0] != &packets[i][0] || len(bufs[0]) != singleSize || len(bufs[1]) != maxMessage {
 			t.Fatalf("message %d is read into %d buffers, the first of %d bytes", i, len(bufs), len(bufs[0]))
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 )
 
-// batch is what one sendmmsg takes.
+// batch has the arguments of one sendmmsg.
 type batch struct {
 	messages [atOnce]message
 	vectors  [atOnce]unix.Iovec
@@ -18,13 +18,13 @@ type batch struct {
 
 	used, done int // of messages
 	errno      syscall.Errno
-	poll       func(fd uintptr) bool // sends those that are used but not done
+	poll       func(fd uintptr) bool // sends the messages from done to used
 }
 
 func newBatch() *batch {
 	b := new(batch)
 	for i := range b.control {
-		b.control[i] = make([]byte, 0, controlRoom)
+		b.control[i] = make([]byte, 0, controlSize)
 	}
 	b.poll = func(fd uintptr) bool {
 		for b.done < b.used {
@@ -39,8 +39,8 @@ func newBatch() *batch {
 	return b
 }
 
-// Send implements [conn.Bind]. Of packets that can't be sent the others are sent all
-// the same, unless the reason is none of the packet's; the error tells of all.
+// Send implements [conn.Bind]. It skips packets that the kernel refuses and sends the
+// others, unless the cause isn't the packet. The error joins those of all packets.
 func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
 	e, ok := to.(*endpoint)
 	if !ok {
@@ -58,11 +58,11 @@ func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
 		limit = b.paths.limit(e.addr.Addr(), b.now)
 	}
 	err := b.send(s, e, packets, limit)
-	s.turns.sent(e.addr, packets)
+	s.serializer.sent(e.addr, packets)
 	return err
 }
 
-// send sends packets, those up to limit bytes as segments where that works.
+// send sends packets, those up to limit bytes with UDP_SEGMENT if that works.
 func (b *Bind) send(s *socket, e *endpoint, packets [][]byte, limit int) error {
 	var skipped error
 	for len(packets) > 0 {
@@ -73,10 +73,10 @@ func (b *Bind) send(s *socket, e *endpoint, packets [][]byte, limit int) error {
 		}
 		n := segments(packets, limit, s.maxPayload)
 		chosen := e.chosen.Load()
-		switch remedyFor(err, n, chosen) {
+		switch actionFor(err, n, chosen) {
 		case separate:
 			separateErr := b.send(s, e, packets[:n], 0)
-			if chosen == e.chosen.Load() { // else the source was to blame, and not the size
+			if chosen == e.chosen.Load() { // else the source was the cause, not the size
 				limit = min(limit, len(packets[0])-1)
 				b.paths.tooLarge(e.addr.Addr(), len(packets[0]), b.now())
 			}
@@ -85,7 +85,7 @@ func (b *Bind) send(s *socket, e *endpoint, packets [][]byte, limit int) error {
 		case neverSegment:
 			s.segment.Store(false)
 			limit = 0
-		case unstick:
+		case clearSource:
 			e.ClearSrc()
 		case skipPacket:
 			skipped = errors.Join(skipped, fmt.Errorf("a packet of %d bytes: %w", len(packets[0]), err))
@@ -97,12 +97,12 @@ func (b *Bind) send(s *socket, e *endpoint, packets [][]byte, limit int) error {
 	return skipped
 }
 
-// write sends as many packets as one system call takes, or until a message is refused, and
-// returns how many were sent.
+// write sends the packets of one batch, until a message is refused, and returns the number
+// of sent packets.
 func (b *Bind) write(s *socket, e *endpoint, packets [][]byte, limit int) (sent int, err error) {
 	batch, ok := b.batches.Get().(*batch)
 	if !ok {
-		return 0, unix.ENOMEM // can't be: nothing else is in the pool
+		return 0, unix.ENOMEM // unreachable: the pool has only batches
 	}
 	used := batch.fill(e, packets, limit, s.maxPayload)
 	if err = s.raw.Write(batch.poll); err == nil && batch.errno != 0 {
@@ -111,13 +111,12 @@ func (b *Bind) write(s *socket, e *endpoint, packets [][]byte, limit int) (sent 
 	for _, m := range batch.messages[:batch.done] {
 		sent += int(m.header.Iovlen)
 	}
-	clear(batch.vectors[:used]) // keep nobody's packets
+	clear(batch.vectors[:used]) // don't retain packets
 	b.batches.Put(batch)
 	return sent, err
 }
 
-// fill makes messages of as many packets as there is room for, and returns how many these
-// are.
+// fill sets the messages for as many packets as fit, and returns the number of packets.
 func (b *batch) fill(e *endpoint, packets [][]byte, limit, maxPayload int) (vectors int) {
 	var from []byte
 	if e.chosen.Load() {

@@ -21,16 +21,15 @@ type socket struct {
 	maxPayload int
 	segment    atomic.Bool // UDP_SEGMENT works
 	coalesce   bool        // UDP_GRO is on
-	turns      *turns
+	serializer *serializer
 }
 
-// openAttempts bounds how often a port that is free in one family turns out to be
-// taken in the other.
+// openAttempts bounds the attempts to find a port that is free in both families.
 const openAttempts = 100
 
-// openPair opens the sockets of both families on one port; 0 is any. A family that
-// this host doesn't have has none. One that is inherited, bound to that port, has that.
-// All of inherited are closed when there is an error.
+// openPair opens the sockets of both families on one port; 0 is any. It uses the inherited
+// sockets, bound to that port, instead of new ones. The socket of a family that this host
+// lacks is nil. On error it closes all inherited sockets.
 func openPair(port uint16, inherited []*net.UDPConn) (four, six *socket, err error) {
 	for range openAttempts {
 		if four, six, err = tryPair(port, inherited); port != 0 || !errors.Is(err, unix.EADDRINUSE) {
@@ -52,7 +51,7 @@ func tryPair(port uint16, inherited []*net.UDPConn) (four, six *socket, err erro
 	defer func() {
 		for _, c := range inherited {
 			if c != nil {
-				_ = c.Close() // A third one, or one of a family that wasn't opened.
+				_ = c.Close() // a second one of a family, or one of a family that wasn't opened
 			}
 		}
 	}()
@@ -73,11 +72,11 @@ func tryPair(port uint16, inherited []*net.UDPConn) (four, six *socket, err erro
 	return nil, nil, err6
 }
 
-// openSocket opens a socket, or takes an inherited one if that isn't nil.
+// openSocket opens a socket, or uses the inherited one if that isn't nil.
 func openSocket(network string, port uint16, inherited *net.UDPConn) (*socket, error) {
 	s := &socket{conn: inherited}
-	// A socket that is closed needs no alarm.
-	s.turns = newTurns(time.Now, func(at time.Time) { _ = s.conn.SetReadDeadline(at) })
+	// The error is that of a closed socket, which needs no alarm.
+	s.serializer = newSerializer(time.Now, func(at time.Time) { _ = s.conn.SetReadDeadline(at) })
 	if inherited == nil {
 		if err := s.listen(network, port); err != nil {
 			return nil, err
@@ -116,12 +115,12 @@ func (s *socket) listen(network string, port uint16) error {
 	return nil
 }
 
-// prepare sets the options of a socket that make it faster. They may be refused.
+// prepare sets optional socket options for performance.
 func (s *socket) prepare(fd int) error {
 	for _, buffer := range []struct{ option, size int }{
 		{unix.SO_RCVBUF, receiveBuffer},
 		{unix.SO_SNDBUF, sendBuffer},
-		// These go beyond net.core.*mem_max and take NET_ADMIN.
+		// These may exceed net.core.*mem_max, and need CAP_NET_ADMIN.
 		{unix.SO_RCVBUFFORCE, receiveBuffer},
 		{unix.SO_SNDBUFFORCE, sendBuffer},
 	} {
@@ -130,7 +129,7 @@ func (s *socket) prepare(fd int) error {
 	_, err := unix.GetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT)
 	s.segment.Store(err == nil)
 	if unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) == nil {
-		// Kernels before 5.12, where UDP_GRO had faults, can't tell it.
+		// UDP_GRO has faults in kernels before 5.12, which are recognized by this error.
 		on, err := unix.GetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO)
 		if s.coalesce = err == nil && on == 1; !s.coalesce {
 			_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 0)
@@ -139,18 +138,18 @@ func (s *socket) prepare(fd int) error {
 	return nil
 }
 
-// restrict sets the options that a socket needs, before it gets its port.
+// restrict sets the required options of a socket, before it is bound.
 func restrict(network string, fd int) error {
 	if network == "udp4" {
 		return errors.Join(
 			optional("IP_PKTINFO", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)),
-			// No DF bit: whoever has the narrow link fragments.
+			// No DF bit: routers may fragment.
 			optional("IP_MTU_DISCOVER", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)))
 	}
 	return errors.Join(
 		optional("IPV6_RECVPKTINFO", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)),
 		optional("IPV6_V6ONLY", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)),
-		// Fragment here, by what the link and routers' answers tell.
+		// Fragment on this host, by the path MTU.
 		optional("IPV6_MTU_DISCOVER", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_WANT)))
 }
 
@@ -171,9 +170,9 @@ func control(c *net.UDPConn, f func(fd int) error) error {
 	return errors.Join(controlErr, err)
 }
 
-// adopt makes sockets of the files that are UDP sockets bound to a port, and closes
-// all others and the files.
-func adopt(files []*os.File, port uint16) (adopted []*net.UDPConn) {
+// inheritedSockets returns the UDP sockets among the files that are bound to a port, and
+// closes the others and the files.
+func inheritedSockets(files []*os.File, port uint16) (sockets []*net.UDPConn) {
 	for _, file := range files {
 		packets, err := net.FilePacketConn(file)
 		_ = file.Close() // The socket has a descriptor of its own.
@@ -182,19 +181,19 @@ func adopt(files []*os.File, port uint16) (adopted []*net.UDPConn) {
 		}
 		c, ok := packets.(*net.UDPConn)
 		if !ok || portOf(c) != port {
-			_ = packets.Close() // Nobody asks for what is in it.
+			_ = packets.Close() // The device no longer uses its port.
 			continue
 		}
-		adopted = append(adopted, c)
+		sockets = append(sockets, c)
 	}
-	return adopted
+	return sockets
 }
 
 // duplicate returns another descriptor of the socket.
 func (s *socket) duplicate() (file *os.File, err error) {
 	err = control(s.conn, func(fd int) error {
-		// UDPConn.File would do, but for its Fd, which makes the socket block for
-		// all who have it.
+		// Not UDPConn.File: its Fd makes the socket blocking for all processes that share
+		// it.
 		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("duplicate socket: %w", err)

@@ -15,7 +15,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// handshakeMessage returns a message of a kind and, as far as that has one, of a session.
+// handshakeMessage returns a message of a kind and, if that has one, of a session.
 func handshakeMessage(kind byte, session uint32) []byte {
 	size := map[byte]int{kindInitiation: initiationSize, kindResponse: responseSize, kindTransport: 32}[kind]
 	packet := make([]byte, size)
@@ -24,20 +24,20 @@ func handshakeMessage(kind byte, session uint32) []byte {
 	return packet
 }
 
-// turnTest has turns with a clock that stands still.
-type turnTest struct {
-	*turns
+// serializerTest is a serializer with a manual clock.
+type serializerTest struct {
+	*serializer
 	now   time.Time
 	alarm time.Time
 }
 
-func newTurnTest() *turnTest {
-	t := &turnTest{now: time.Unix(1_800_000_000, 0)}
-	t.turns = newTurns(func() time.Time { return t.now }, func(at time.Time) { t.alarm = at })
+func newSerializerTest() *serializerTest {
+	t := &serializerTest{now: time.Unix(1_800_000_000, 0)}
+	t.serializer = newSerializer(func() time.Time { return t.now }, func(at time.Time) { t.alarm = at })
 	return t
 }
 
-func (t *turnTest) released() (packets [][]byte) {
+func (t *serializerTest) released() (packets [][]byte) {
 	t.ready(func(_ *endpoint, packet []byte) bool {
 		packets = append(packets, packet)
 		return true
@@ -49,7 +49,7 @@ func endpointOf(text string) *endpoint {
 	return newEndpoint(netip.MustParseAddrPort(text), source{})
 }
 
-func TestHandshakeMessagesTakeTurns(t *testing.T) {
+func TestHandshakeMessagesAreSerialized(t *testing.T) {
 	from, other := endpointOf("192.0.2.1:51820"), endpointOf("192.0.2.2:51820")
 	initiation, response := handshakeMessage(kindInitiation, 1), handshakeMessage(kindResponse, 7)
 	answer, data := handshakeMessage(kindResponse, 9), handshakeMessage(kindTransport, 7)
@@ -62,84 +62,84 @@ func TestHandshakeMessagesTakeTurns(t *testing.T) {
 		"an initiation is answered":               {initiation, response, from, answer, true},
 		"a response is answered":                  {response, initiation, from, data, true},
 		"two of one kind":                         {initiation, initiation, from, answer, true},
-		"an answer to somebody else":              {initiation, response, other, answer, false},
+		"an answer to another address":            {initiation, response, other, answer, false},
 		"data of another session":                 {response, initiation, from, handshakeMessage(kindTransport, 8), false},
 		"data doesn't answer an initiation":       {initiation, response, from, data, false},
 		"a response doesn't answer another":       {response, initiation, from, answer, false},
 		"an initiation doesn't answer a response": {response, initiation, from, initiation, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			turns := newTurnTest()
-			if !turns.arrived(from, c.first) || turns.arrived(from, c.second) {
-				t.Fatal("want the first handed on, and the second not")
+			serializer := newSerializerTest()
+			if !serializer.arrived(from, c.first) || serializer.arrived(from, c.second) {
+				t.Fatal("want the first delivered, and the second delayed")
 			}
-			if !turns.arrived(other, c.second) || !turns.arrived(from, data) {
-				t.Error("one of another address, or data, has to wait")
+			if !serializer.arrived(other, c.second) || !serializer.arrived(from, data) {
+				t.Error("a message of another address, or data, is delayed")
 			}
-			if got := turns.released(); len(got) > 0 || !turns.alarm.Equal(turns.now.Add(handlingTime)) {
-				t.Errorf("%d go on at once, the alarm is at %v", len(got), turns.alarm)
+			if got := serializer.released(); len(got) > 0 || !serializer.alarm.Equal(serializer.now.Add(handlingTime)) {
+				t.Errorf("%d delivered at once, the alarm is at %v", len(got), serializer.alarm)
 			}
-			turns.sent(c.to.addr, [][]byte{c.sent})
-			if woken := turns.alarm.Before(turns.now); woken != c.goesOn {
+			serializer.sent(c.to.addr, [][]byte{c.sent})
+			if woken := serializer.alarm.Before(serializer.now); woken != c.goesOn {
 				t.Errorf("receiver woken: %v, want %v", woken, c.goesOn)
 			}
 			if !c.goesOn {
-				turns.now = turns.now.Add(handlingTime)
+				serializer.now = serializer.now.Add(handlingTime)
 			}
-			if got := turns.released(); len(got) != 1 || !bytes.Equal(got[0], c.second) {
-				t.Errorf("%d go on then, want the second", len(got))
+			if got := serializer.released(); len(got) != 1 || !bytes.Equal(got[0], c.second) {
+				t.Errorf("%d delivered then, want the second", len(got))
 			}
-			turns.now = turns.now.Add(handlingTime)
-			if turns.released(); !turns.idle.Load() || !turns.alarm.IsZero() {
-				t.Errorf("%d are remembered, the alarm is at %v", len(turns.of), turns.alarm)
+			serializer.now = serializer.now.Add(handlingTime)
+			if serializer.released(); !serializer.idle.Load() || !serializer.alarm.IsZero() {
+				t.Errorf("%d addresses are stored, the alarm is at %v", len(serializer.of), serializer.alarm)
 			}
 		})
 	}
 }
 
-// Anybody can send messages in another's name: they are neither dropped nor kept in
-// any number, nor do they hold up one for longer than handlingTime.
+// The source address of messages may be forged: they aren't dropped, the number of stored
+// ones is bounded, and none delays another for longer than handlingTime.
 func TestForgedHandshakeMessages(t *testing.T) {
-	turns := newTurnTest()
+	serializer := newSerializerTest()
 	from := endpointOf("192.0.2.1:51820")
 	handed := 0
 	for range 100 {
-		if turns.arrived(from, handshakeMessage(kindInitiation, 1)) {
+		if serializer.arrived(from, handshakeMessage(kindInitiation, 1)) {
 			handed++
 		}
 	}
 	for range maxWaiting {
-		turns.now = turns.now.Add(handlingTime)
-		handed += len(turns.released())
+		serializer.now = serializer.now.Add(handlingTime)
+		handed += len(serializer.released())
 	}
 	if handed != 100 {
-		t.Errorf("%d of 100 were handed on", handed)
+		t.Errorf("%d of 100 were delivered", handed)
 	}
-	for n := range 2 * maxTurns {
-		if !turns.arrived(endpointOf(fmt.Sprintf("192.0.2.2:%d", n+1)), handshakeMessage(kindInitiation, 1)) {
-			t.Fatal("the first of an address has to wait")
+	for n := range 2 * maxHandling {
+		if !serializer.arrived(endpointOf(fmt.Sprintf("192.0.2.2:%d", n+1)), handshakeMessage(kindInitiation, 1)) {
+			t.Fatal("the first message of an address is delayed")
 		}
 	}
-	if len(turns.of) > maxTurns {
-		t.Errorf("%d addresses are remembered, want %d at most", len(turns.of), maxTurns)
+	if len(serializer.of) > maxHandling {
+		t.Errorf("%d addresses are stored, want at most %d", len(serializer.of), maxHandling)
 	}
 	for _, packet := range [][]byte{nil, {kindInitiation}, make([]byte, initiationSize), handshakeMessage(kindTransport, 1)} {
-		if !turns.arrived(from, packet) {
-			t.Errorf("%d bytes of kind %v have to wait", len(packet), packet[:min(1, len(packet))])
+		if !serializer.arrived(from, packet) {
+			t.Errorf("%d bytes of kind %v are delayed", len(packet), packet[:min(1, len(packet))])
 		}
 	}
 }
 
-// party is one of two wireguard-go devices on this machine, with a relay between
-// them that belongs to the test.
+// party is one of two wireguard-go devices on this host, with a relay of the test between
+// them.
 type party struct {
 	dev   *device.Device
 	bind  *Bind
 	tun   *tuntest.ChannelTUN
 	key   wgtypes.Key
 	port  int
-	relay *net.UDPConn // where it sends to
-	addr  netip.Addr   // inside
+	relay *net.UDPConn // its peer's endpoint
+	addr  netip.Addr   // in the tunnel
 }
 
 func newParty(t *testing.T, addr string) *party {
@@ -171,7 +171,7 @@ func newParty(t *testing.T, addr string) *party {
 	return p
 }
 
-// meet makes the other one a new peer, which has an initiation sent to it.
+// meet adds the other one as a new peer, to which the device sends an initiation.
 func (p *party) meet(t *testing.T, other *party) {
 	t.Helper()
 	public := other.key.PublicKey()
@@ -196,7 +196,7 @@ func (p *party) next(t *testing.T) []byte {
 	return buf[:n]
 }
 
-// nextOf returns the next of a kind; others are lost.
+// nextOf returns the next message of a kind, and drops others.
 func (p *party) nextOf(t *testing.T, kind byte) []byte {
 	t.Helper()
 	for {
@@ -215,18 +215,18 @@ func (p *party) deliver(t *testing.T, packets ...[]byte) {
 	}
 }
 
-// The answer to one's initiation, and an initiation of the other side, come at the
-// same moment. Two workers of wireguard-go took one each: either the initiation
-// overtook the answer, and both sides had sessions that the other one didn't know,
-// or they became one session that is received under an index that nobody knows.
-// Both ended with a new handshake only, after 5 s or 15 s.
+// A response and an initiation of the other side arrive together. Without the serializer,
+// two workers of wireguard-go handle them: either the initiation overtakes the response, and
+// both sides have sessions that the other one doesn't know, or they become one session with
+// a receiver index that the other side doesn't know. Either lasts until the next handshake,
+// after 5 s or 15 s.
 func TestHandshakesThatArriveTogether(t *testing.T) {
 	a, b := newParty(t, "10.1.0.1"), newParty(t, "10.2.0.1")
-	// This machine may be slow, and none of a's is refused.
-	turns := a.bind.four.Load().turns
-	turns.mu.Lock()
-	turns.limit = time.Minute
-	turns.mu.Unlock()
+	// No delay of a's ends early, however slow the host is.
+	serializer := a.bind.four.Load().serializer
+	serializer.mu.Lock()
+	serializer.limit = time.Minute
+	serializer.mu.Unlock()
 	for round := range 100 {
 		b.meet(t, a)
 		initiation := b.nextOf(t, kindInitiation)
@@ -237,9 +237,9 @@ func TestHandshakesThatArriveTogether(t *testing.T) {
 		b.tun.Outbound <- tuntest.Ping(a.addr, b.addr)
 		arrived := make(chan []byte, 1)
 		for connected, answered := false, false; !connected || !answered; {
-			// What either sends passes. It ends with the ping and the answer to b's
-			// initiation, which must not come up in the next round, or with the
-			// initiation with which the other side helps itself.
+			// Relay all messages until the ping and the answer to b's initiation, which
+			// must not arrive in the next round, or until the initiation with which the
+			// other side recovers.
 			for _, from := range []*party{a, b} {
 				to := map[*party]*party{a: b, b: a}[from]
 				if err := from.relay.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
