@@ -214,8 +214,8 @@ func goCommandTo(ctx context.Context, said io.Writer, dir string, args ...string
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// lock takes an exclusive lock on a file, which it creates, and waits for
-// whoever holds it. The kernel gives the lock back when its holder dies.
+// lock creates a file and locks it exclusively, after a process that has it locked. The
+// kernel releases the lock when its holder dies.
 func lock(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

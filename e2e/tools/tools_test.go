@@ -60,7 +60,7 @@ func TestBuildOnceForEachKey(t *testing.T) {
 		t.Errorf("the binary prints %q, want one", got)
 	}
 	if !strings.Contains(progress.String(), "building etcd") {
-		t.Errorf("progress doesn't tell of the build: %q", progress.String())
+		t.Errorf("progress doesn't report the build: %q", progress.String())
 	}
 
 	progress.Reset()
