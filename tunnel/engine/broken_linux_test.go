@@ -78,8 +78,8 @@ func TestAServerThatHangsIsReplaced(t *testing.T) {
 	tl.works(t)
 }
 
-// A device whose link is deleted while nothing serves it is given up.
-func TestALinkIsDeletedWhileNobodyServesIt(t *testing.T) {
+// A device whose link is deleted while no process serves it is removed.
+func TestLinkOfAnUnservedDeviceIsDeleted(t *testing.T) {
 	e := start(t)
 	e.says(t, "msg=starting")
 	newTunnel(t).works(t)
@@ -96,7 +96,7 @@ func TestALinkIsDeletedWhileNobodyServesIt(t *testing.T) {
 	polltest.Until(t, time.Minute, "the device is given up", func() bool { return len(ask(t, control.Message{Op: control.List}).Devices) == 0 })
 }
 
-// A control socket that somebody removes comes back.
+// A control socket that is removed is created again.
 func TestAControlSocketIsRemoved(t *testing.T) {
 	e := start(t)
 	e.says(t, "msg=starting")

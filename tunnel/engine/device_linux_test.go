@@ -68,8 +68,8 @@ func newTestDevice(t *testing.T) (*supervisor, *deviceState) {
 }
 
 // A device that a server couldn't be given in time, as one without processor time, is given
-// to it again, all of it: who only has a part of the configuration, and doesn't read the
-// TUN, serves nobody.
+// to it again, all of it: a server with a part of the configuration, which doesn't read the
+// TUN, serves no peer.
 func TestADeviceIsRestoredAgain(t *testing.T) {
 	for _, failing := range []string{opUAPI, opStart} {
 		t.Run(failing, func(t *testing.T) {

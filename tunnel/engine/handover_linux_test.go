@@ -349,7 +349,7 @@ func (tl *tunnel) works(t *testing.T) (out, in uint64) {
 }
 
 // An engine that starts takes over from the one that serves, which stands by, and takes
-// over again when the other one is told to end. No packet is lost.
+// over again when the other one is stopped. No packet is lost.
 func TestEnginesHandOver(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
@@ -402,7 +402,7 @@ func TestStandbyServes(t *testing.T) {
 	newTunnel(t).works(t)
 }
 
-// dial connects to the engine as another one does, and calls news with what it tells.
+// dial connects to the engine as another one does, and calls news with each event.
 func dial(t *testing.T, news func(control.Message)) *control.Client {
 	t.Helper()
 	c, err := control.Subscribe(t.Context(), news)
@@ -423,7 +423,7 @@ func taking(t *testing.T) *control.Client {
 	return c
 }
 
-// An engine that is told to end while another one takes over ends afterwards, or when
+// An engine that is stopped while another one takes over ends afterwards, or when
 // that has failed twice.
 func TestAnEngineEndsAfterAHandOver(t *testing.T) {
 	first := start(t)
@@ -450,10 +450,10 @@ func TestAnEngineEndsWithoutTheOneThatStoodBy(t *testing.T) {
 	long(t)
 	first := start(t)
 	first.says(t, "msg=starting")
-	told := make(chan struct{})
+	notified := make(chan struct{})
 	standby := dial(t, func(m control.Message) {
 		if m.Op == control.TakeOver {
-			close(told)
+			close(notified)
 		}
 	})
 	if _, err := standby.Ask(t.Context(), control.Message{Op: control.Standby}); err != nil {
@@ -462,7 +462,7 @@ func TestAnEngineEndsWithoutTheOneThatStoodBy(t *testing.T) {
 	if err := first.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	<-told
+	<-notified
 	standby.Close()
 	if err := <-first.ended; err != nil {
 		t.Errorf("it ends with %v", err)
@@ -555,7 +555,7 @@ func handoverState(t *testing.T, name string) (files control.Files, port int, gi
 }
 
 // Of several devices that an engine takes over one fails. It can be served when the agent
-// asks for it: nobody holds its link or its port any more.
+// asks for it: its link and its port are free.
 func TestADeviceThatIsNotTakenIsFree(t *testing.T) {
 	nstest.TUN(t)
 	const other = "wg-fails"

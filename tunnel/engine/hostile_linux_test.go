@@ -86,7 +86,7 @@ func TestHostileClients(t *testing.T) {
 		"JSON of another kind":              {messages: []string{`[1,2]`}},
 		"no hello":                          {messages: []string{`{"id":1,"op":"list"}`}, files: many[:1]},
 		"a hello of another protocol":       {messages: []string{`{"id":1,"op":"hello","protocol":99}`, `{"id":2,"op":"list"}`}},
-		"an answer that nobody asked for":   {messages: []string{hello, `{"id":7}`}, files: many[:1]},
+		"an answer without a request":   {messages: []string{hello, `{"id":7}`}, files: many[:1]},
 		"an operation that isn't known":     {messages: []string{hello, `{"id":2,"op":"format"}`}, files: many[:4]},
 		"a descriptor that is no TUN":       {messages: []string{hello, `{"id":2,"op":"serve","name":"wireguard.gcp","index":1}`}, files: many[:1]},
 		"no descriptor":                     {messages: []string{hello, `{"id":2,"op":"serve","name":"wireguard.gcp","index":1}`}},
@@ -137,14 +137,13 @@ func served(t *testing.T) {
 	}
 }
 
-// TestOtherUsersMayNot has a process of another user connect, to whom somebody has
-// opened the socket.
+// TestOtherUsersMayNot connects as another user, whom the socket's mode admits.
 func TestOtherUsersMayNot(t *testing.T) {
 	log := startEngine(t)
 	if err := errors.Join(os.Chmod(control.Path, 0o777), os.Chmod(control.Dir, 0o777)); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := asNobody(func() (net.Conn, error) { return net.Dial("unixpacket", control.Path) })
+	conn, err := asUnprivileged(func() (net.Conn, error) { return net.Dial("unixpacket", control.Path) })
 	if err != nil {
 		if errors.Is(err, syscall.EINVAL) {
 			t.Skip("there is no other user in this namespace; runs as root elsewhere")
@@ -160,14 +159,14 @@ func TestOtherUsersMayNot(t *testing.T) {
 	served(t)
 }
 
-// asNobody calls f on a thread of another user, which ends with it.
-func asNobody(f func() (net.Conn, error)) (conn net.Conn, err error) {
-	const nobody = 65534
+// asUnprivileged calls f on a thread of another user, which ends with it.
+func asUnprivileged(f func() (net.Conn, error)) (conn net.Conn, err error) {
+	const unprivileged = 65534
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // and never unlock it
-		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, unprivileged, unprivileged, unprivileged); errno != 0 {
 			err = errno
 			return
 		}

@@ -19,8 +19,7 @@ import (
 )
 
 // newDevice is a device of wireguard-go, down, with a link and sockets that lead
-// nowhere. Its buffers are 8 MB, and more with the race detector: whoever has it closes
-// it when it is done.
+// nowhere. Its buffers are 8 MB, and more with the race detector: callers close it.
 func newDevice() *device.Device {
 	silent := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
 	return device.NewDevice(handover.NewTun(tuntest.NewChannelTUN().TUN(), true), conn.NewDefaultBind(), silent)
