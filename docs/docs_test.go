@@ -414,22 +414,3 @@ func TestPagesSayForWhom(t *testing.T) {
 		}
 	}
 }
-
-// TestPlainEnglish finds banned words outside of quotations. docs/settings.md has the words
-// of internal/config.
-func TestPlainEnglish(t *testing.T) {
-	quoted := regexp.MustCompile("`[^`]*`|\"[^\"]*\"")
-	banned := regexp.MustCompile(`(?i)\b(tells?|told|telling|whoever|nobody|somebody|trouble|anew|by and by|for who|of who)\b`)
-	_, documents := texts(t)
-	for name, text := range documents {
-		if name != "CHANGELOG.md" && !strings.HasPrefix(name, "docs/") || name == "docs/settings.md" {
-			continue
-		}
-		text = quoted.ReplaceAllStringFunc(text, func(s string) string { return strings.Repeat("\n", strings.Count(s, "\n")) })
-		for i, line := range strings.Split(text, "\n") {
-			if word := banned.FindString(line); word != "" {
-				t.Errorf("%s:%d: %q", name, i+1, word)
-			}
-		}
-	}
-}

@@ -86,7 +86,7 @@ func TestHostileClients(t *testing.T) {
 		"JSON of another kind":              {messages: []string{`[1,2]`}},
 		"no hello":                          {messages: []string{`{"id":1,"op":"list"}`}, files: many[:1]},
 		"a hello of another protocol":       {messages: []string{`{"id":1,"op":"hello","protocol":99}`, `{"id":2,"op":"list"}`}},
-		"an answer without a request":   {messages: []string{hello, `{"id":7}`}, files: many[:1]},
+		"an answer without a request":       {messages: []string{hello, `{"id":7}`}, files: many[:1]},
 		"an operation that isn't known":     {messages: []string{hello, `{"id":2,"op":"format"}`}, files: many[:4]},
 		"a descriptor that is no TUN":       {messages: []string{hello, `{"id":2,"op":"serve","name":"wireguard.gcp","index":1}`}, files: many[:1]},
 		"no descriptor":                     {messages: []string{hello, `{"id":2,"op":"serve","name":"wireguard.gcp","index":1}`}},
