@@ -66,7 +66,7 @@ func TestStrangerAnswers(t *testing.T) {
 			})
 			t.Cleanup(func() { cancel(); group.Wait() })
 			var got Result
-			TryAll(t.Context(), Request{Secret: ours, Patience: 1, Try: []string{there}, Stream: there, MeetFrom: []string{"127.0.0.1"}}, &got)
+			TryAll(t.Context(), Request{Secret: ours, Patience: 3, Try: []string{there}, Stream: there, MeetFrom: []string{"127.0.0.1"}}, &got)
 			if !strings.Contains(got.Tried[0].Error, errStranger.Error()) || !strings.Contains(got.Streamed.Error, errStranger.Error()) {
 				t.Errorf("tried %+v, streamed %+v", got.Tried[0], got.Streamed)
 			}

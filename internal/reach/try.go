@@ -176,10 +176,12 @@ func measure(header int, believed func() int, carries func(size, times int) bool
 	return mtu, fits
 }
 
-// until repeats do until it succeeds or the limit is over.
+// until repeats do until it succeeds or the limit is over. An attempt that the limit cuts off
+// doesn't hide the error of the one before.
 func until(ctx context.Context, limit time.Duration, do func(context.Context) (string, error)) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	var last error
 	for {
 		once, stop := context.WithTimeout(ctx, 3*time.Second)
 		answer, err := do(once)
@@ -187,9 +189,12 @@ func until(ctx context.Context, limit time.Duration, do func(context.Context) (s
 		if err == nil {
 			return answer, nil
 		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
 		select {
 		case <-ctx.Done():
-			return "", err
+			return "", last
 		case <-time.After(300 * time.Millisecond):
 		}
 	}

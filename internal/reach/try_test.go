@@ -3,9 +3,11 @@ package reach
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -98,4 +100,22 @@ func TestEncodedResultFits(t *testing.T) {
 	if err := json.Unmarshal(encoded, &back); err != nil || len(back.Tried) != 20 || back.Tried[0].Error == "" {
 		t.Errorf("%v: %+v", err, back)
 	}
+}
+
+// The second attempt is under way when the limit ends it.
+func TestUntilReturnsTheErrorBeforeTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := errors.New("refused")
+		attempts := 0
+		_, err := until(t.Context(), time.Second, func(ctx context.Context) (string, error) {
+			if attempts++; attempts == 1 {
+				return "", refused
+			}
+			<-ctx.Done()
+			return "", ctx.Err()
+		})
+		if !errors.Is(err, refused) || attempts != 2 {
+			t.Errorf("error %v after %d attempts", err, attempts)
+		}
+	})
 }
