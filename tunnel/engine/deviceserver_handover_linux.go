@@ -32,7 +32,7 @@ func (s *deviceServer) give(d *serverDevice, files *control.Files) error {
 		return err
 	}
 	err = handover.Give(background, side, func() {})
-	if err != nil && !errors.Is(err, handover.ErrTakerEnded) {
+	if err != nil && !errors.Is(err, handover.ErrNewEngineEnded) {
 		return err
 	}
 	// The other engine owns the device, even if its serving process has ended.

@@ -7,49 +7,48 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// answers keeps answers to initiations apart. When an initiation is begun while the
-// answer to the one before is being handled, wireguard-go mixes them up: the session has
-// the keys of one and the index of the other, sends, and never receives. So no attempt
-// is begun when the last one has been answered, and the answer to one that was given up
-// is dropped.
+// answers matches responses with initiations. When an initiation is created while
+// wireguard-go handles the response to the previous one, the session has the keys of one and
+// the index of the other: it sends, and never receives. So no attempt starts after the last
+// one has been answered, and responses to cancelled attempts are dropped.
 type answers struct {
-	mu     sync.Mutex
-	begun  *Key            // whose initiation is being made
-	of     map[uint32]Key  // of the latest initiations, by index
-	latest map[Key]uint32  // the reverse
-	came   map[Key]bool    // answered, and not looked at yet
-	late   map[uint32]bool // given up
+	mu        sync.Mutex
+	current   *Key            // peer whose initiation is being created
+	peers     map[uint32]Key  // peers by the index of their latest initiation
+	latest    map[Key]uint32  // the reverse of peers
+	answered  map[Key]bool    // a response has arrived since the last begin
+	cancelled map[uint32]bool // indices of cancelled attempts
 }
 
 func newAnswers() *answers {
-	return &answers{of: make(map[uint32]Key), latest: make(map[Key]uint32), came: make(map[Key]bool), late: make(map[uint32]bool)}
+	return &answers{peers: make(map[uint32]Key), latest: make(map[Key]uint32), answered: make(map[Key]bool), cancelled: make(map[uint32]bool)}
 }
 
-// begin calls send, which sends an initiation to a peer, unless the last one has just
-// been answered. Before, it calls forget, when there was one.
+// begin calls forget and then send, which sends an initiation to a peer, unless the last one
+// has just been answered.
 func (a *answers) begin(key Key, forget, send func()) {
 	a.mu.Lock()
-	if a.came[key] {
-		delete(a.came, key) // It may have been forged: next time.
+	if a.answered[key] {
+		delete(a.answered, key) // The response may be forged: the next call sends.
 		a.mu.Unlock()
 		return
 	}
 	if index, found := a.latest[key]; found {
-		delete(a.of, index)
+		delete(a.peers, index)
 		delete(a.latest, key)
-		a.late[index] = true
+		a.cancelled[index] = true
 	}
-	a.begun = &key
+	a.current = &key
 	a.mu.Unlock()
 	forget()
 	send()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.begun = nil
+	a.current = nil
 }
 
-// sent notes what is sent, and returns whether that is an initiation that wasn't begun
-// here.
+// sent records an initiation among sent packets. It returns whether it is one that begin
+// didn't cause.
 func (a *answers) sent(packets [][]byte) (foreign bool) {
 	if len(packets) != 1 || messageType(packets[0]) != device.MessageInitiationType {
 		return false
@@ -57,14 +56,14 @@ func (a *answers) sent(packets [][]byte) (foreign bool) {
 	index := binary.LittleEndian.Uint32(packets[0][4:])
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.begun == nil {
+	if a.current == nil {
 		return true
 	}
-	a.of[index], a.latest[*a.begun] = *a.begun, index
+	a.peers[index], a.latest[*a.current] = *a.current, index
 	return false
 }
 
-// arrived notes what has arrived, and makes the size of answers 0 that come too late.
+// arrived records arriving responses, and sets the size of those to cancelled attempts to 0.
 func (a *answers) arrived(packets [][]byte, sizes []int) {
 	for i, size := range sizes {
 		message := packets[i][:size]
@@ -76,10 +75,10 @@ func (a *answers) arrived(packets [][]byte, sizes []int) {
 			continue
 		}
 		a.mu.Lock()
-		if a.late[index] {
+		if a.cancelled[index] {
 			sizes[i] = 0
-		} else if key, found := a.of[index]; found {
-			a.came[key] = true
+		} else if key, found := a.peers[index]; found {
+			a.answered[key] = true
 		}
 		a.mu.Unlock()
 	}

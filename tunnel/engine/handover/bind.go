@@ -14,39 +14,39 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// Sockets is the bind that a [Bind] is made on.
+// Sockets is the bind that a [Bind] wraps.
 type Sockets interface {
 	conn.Bind
-	// Pause makes the functions that receive return os.ErrDeadlineExceeded, at once
-	// and each time, when they have nothing left that they read before; or makes
-	// them read again. Sending goes on.
+	// Pause makes the receive functions return os.ErrDeadlineExceeded at once, after the
+	// packets that they have read already, or resumes them. Sending continues.
 	Pause(paused bool)
 }
 
-// Bind is a conn.Bind that can get its messages from another process instead of from
-// its sockets, or pass those on to another process that are that one's. While it does
-// neither, it adds a few atomic loads to each call.
+// Bind is a conn.Bind that can receive from another process instead of its sockets, or relay
+// another process's messages to that. While it does neither, it costs a few atomic loads in
+// each call.
 type Bind struct {
 	Sockets
-	// muted drops initiations that arrive, and initiations and responses instead of
-	// sending them; deaf drops responses that arrive. shook is when one of these was sent
-	// last, or a response arrived while it was muted, in Unix nanoseconds.
-	muted, deaf atomic.Bool
-	shook       atomic.Int64
-	held        atomic.Pointer[hold]  // gets what another process relays
-	relay       atomic.Pointer[relay] // passes on to another process
+	// muted drops arriving initiations, and sent initiations and responses. dropResponses
+	// drops arriving responses.
+	muted, dropResponses atomic.Bool
+	// lastHandshake is when an initiation or response was last sent, or a response arrived
+	// while muted, in Unix nanoseconds.
+	lastHandshake atomic.Int64
+	held          atomic.Pointer[hold]  // receives from another process
+	relay         atomic.Pointer[relay] // relays to another process
 
-	// answers is there while handshakes are made with many peers.
+	// answers isn't nil while handshakes are made with many peers.
 	answers atomic.Pointer[answers]
 
 	mu      sync.Mutex
-	receive int // functions that receive
+	receive int // number of receive functions
 	closed  chan struct{}
 }
 
 var _ conn.Bind = (*Bind)(nil)
 
-// NewBind returns a bind on another one.
+// NewBind wraps a bind.
 func NewBind(sockets Sockets) *Bind { return &Bind{Sockets: sockets} }
 
 // Open implements [conn.Bind].
@@ -110,16 +110,16 @@ func (b *Bind) arrived(packets [][]byte, sizes []int, from []conn.Endpoint) {
 			case device.MessageInitiationType:
 				sizes[i] = 0
 			case device.MessageResponseType:
-				if b.deaf.Load() {
+				if b.dropResponses.Load() {
 					sizes[i] = 0
 				} else {
-					b.shook.Store(time.Now().UnixNano())
+					b.lastHandshake.Store(time.Now().UnixNano())
 				}
 			}
 		}
 	}
 	if r := b.relay.Load(); r != nil {
-		r.pass(packets, sizes, from)
+		r.forward(packets, sizes, from)
 	}
 	if a := b.answers.Load(); a != nil {
 		a.arrived(packets, sizes)
@@ -134,8 +134,8 @@ func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
 	}
 	if r := b.relay.Load(); r != nil {
 		if foreign && !r.accept.Load() {
-			// wireguard-go begins again what was answered in the moment of sending, after
-			// five seconds. The remote would forget the giver's session.
+			// wireguard-go repeats an initiation after five seconds if the response
+			// arrived while it was sent. The remote would forget the old engine's session.
 			return nil
 		}
 		r.learn(packets)
@@ -146,22 +146,22 @@ func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
 			if b.muted.Load() {
 				return nil
 			}
-			b.shook.Store(time.Now().UnixNano())
+			b.lastHandshake.Store(time.Now().UnixNano())
 		}
 	}
 	return b.Sockets.Send(packets, to)
 }
 
-// mute has the bind take part in no new handshakes, and returns when those that had begun
-// have had their time. One that is answered late in it has it again, because the remote
-// forgets its session when it gets an initiation before anything in that; but who makes up
-// answers gets no more than that. release ends it.
+// mute stops the bind's participation in new handshakes, and returns handshakeTime after the
+// last activity of current ones: a remote forgets its session if it receives an initiation
+// before any message in that session. Forged responses don't extend this beyond twice the
+// time. release ends it.
 func (b *Bind) mute(ctx context.Context) error {
 	b.muted.Store(true)
 	for last := time.Now().Add(2 * handshakeTime); ; {
-		wait := min(time.Until(time.Unix(0, b.shook.Load()).Add(handshakeTime)), time.Until(last))
+		wait := min(time.Until(time.Unix(0, b.lastHandshake.Load()).Add(handshakeTime)), time.Until(last))
 		if wait <= 0 {
-			b.deaf.Store(true)
+			b.dropResponses.Store(true)
 			return nil
 		}
 		select {
@@ -172,9 +172,8 @@ func (b *Bind) mute(ctx context.Context) error {
 	}
 }
 
-// hold makes the bind send no handshake messages and receive what comes through a
-// channel instead of its sockets. It returns when the device has all that was read of
-// them.
+// hold makes the bind send no handshake messages, and receive from a channel instead of its
+// sockets. It returns when the device has all packets that were read from them.
 func (b *Bind) hold(ctx context.Context, relayed <-chan []byte) error {
 	b.muted.Store(true)
 	b.mu.Lock()
@@ -195,14 +194,14 @@ func (b *Bind) hold(ctx context.Context, relayed <-chan []byte) error {
 	}
 }
 
-// idle reports whether the device has taken all that came through the channel of hold.
+// idle reports whether the device has received all messages of hold's channel.
 func (b *Bind) idle() bool {
 	h := b.held.Load()
 	return h == nil || len(h.relayed) == 0 && !h.busy.Load()
 }
 
-// release is the end of hold. What was relayed is received before, when the channel has
-// been closed and the device goes on receiving.
+// release ends hold. If the channel has been closed, it waits until the device has received
+// the relayed messages.
 func (b *Bind) release() {
 	if h := b.held.Load(); h != nil {
 		select {
@@ -217,31 +216,31 @@ func (b *Bind) release() {
 		b.held.Store(nil)
 		close(h.over)
 	}
-	b.deaf.Store(false)
+	b.dropResponses.Store(false)
 	b.muted.Store(false)
 }
 
-// hold is what a bind receives from another process.
+// hold is the state of a bind that receives from another process.
 type hold struct {
 	relayed   <-chan []byte
 	over      chan struct{}
-	drained   chan struct{}            // closed when relayed is, and nothing is left of it
+	drained   chan struct{}            // closed when relayed is closed and empty
 	empty     func()                   // closes drained
-	rest      []byte                   // of what was relayed, of the first function
-	busy      atomic.Bool              // that has a frame, or the device has what was in it
-	endpoints map[string]conn.Endpoint // seen in it, likewise
+	rest      []byte                   // of the current frame; only for the first function
+	busy      atomic.Bool              // the first function or the device has a frame
+	endpoints map[string]conn.Endpoint // by their text; only for the first function
 
 	mu      sync.Mutex
-	in      map[int]bool // functions that receive from here
+	in      map[int]bool // functions that receive from hold
 	missing int
-	all     chan struct{} // closed when none is missing
+	all     chan struct{} // closed when missing is 0
 }
 
-// maxEndpoints bounds the endpoints of relayed messages that are remembered.
+// maxEndpoints bounds the cached endpoints of relayed messages.
 const maxEndpoints = 1 << 12
 
-// receive is what a function that receives does meanwhile: the first gets what is
-// relayed, and the others wait. It returns nothing when it is over.
+// receive implements receive function i during hold: the first one receives relayed messages,
+// and the others wait. It returns 0 at the end of hold.
 func (h *hold) receive(i int, b *Bind, closed <-chan struct{}, packets [][]byte, sizes []int, from []conn.Endpoint) (n int, err error) {
 	h.enter(i)
 	if i > 0 {
@@ -277,7 +276,7 @@ func (h *hold) receive(i int, b *Bind, closed <-chan struct{}, packets [][]byte,
 			known, found := h.endpoints[endpoint]
 			if !found {
 				if known, err = b.ParseEndpoint(endpoint); err != nil {
-					continue // None that it could have come from.
+					continue // not an endpoint of this bind
 				}
 				if len(h.endpoints) >= maxEndpoints {
 					clear(h.endpoints)
@@ -291,7 +290,7 @@ func (h *hold) receive(i int, b *Bind, closed <-chan struct{}, packets [][]byte,
 	return n, nil
 }
 
-// enter notes that a function is here.
+// enter records that a function has stopped reading its socket.
 func (h *hold) enter(i int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,50 +1,49 @@
 // Package handover moves a userspace WireGuard device from one process to another
 // without losing a packet, while wireguard-go and the remotes stay as they are.
 //
-// Session keys never leave a process: wireguard-go has no way to give them away, and
-// two processes that seal with one key could use a nonce twice. So the process that
-// takes over makes sessions of its own while the other one goes on with its own, and
-// each message goes to the one that has its session: the receiver's index in it says
-// which. Both have descriptors of the same TUN and UDP sockets, and a SEQPACKET pair
-// between them.
+// Session keys never leave a process: wireguard-go has no function that exports them, and
+// two processes that encrypt with the same key could use a nonce twice. So the new engine
+// makes sessions of its own while the old engine continues to use its own. Each message
+// goes to the engine that has its session, by the receiver's index in it. Both engines have
+// descriptors of the same TUN and UDP sockets, and a SEQPACKET pair between them.
 //
-//	giver (serves)                       taker (starts)
+//	old engine (serves)                  new engine (starts)
 //	                                     device configured, down; TUN not read
 //	                      <-- begin ---
-//	begins and answers no handshake any more
-//	waits until those that it began are over
+//	stops starting and answering handshakes
+//	waits for the handshakes that it started
 //	stops reading UDP
-//	                      --- peers -->  those with a live session, their endpoints
+//	                      --- peers -->  peers with a live session, their endpoints
 //	                      --- paused ->
 //	                      <- progress -  before its first handshake
-//	                                     device up: reads UDP, and passes on what is
-//	                      <-- relay ---  for no session of its own
-//	decrypts that into the TUN
-//	reads the TUN, sends                 begins a handshake with each of these peers
-//	                      <- progress -  again and again, until all have a session
-//	                      <-- peers -->  endpoints that roamed, who was heard
+//	                                     device up: reads UDP, and relays the messages
+//	                      <-- relay ---  for other sessions than its own
+//	decrypts these into the TUN
+//	reads the TUN, sends                 starts a handshake with each of these peers,
+//	                      <- progress -  and retries until all have a session
+//	                      <-- peers -->  endpoints that roamed, peers that were heard
 //	                      <-- ready ---
 //	stops reading the TUN
-//	                      ---- tun --->
-//	                      <-- taken ---
+//	                      -- released ->
+//	                      <-- owned ---
 //	                                     reads the TUN: sends in its own sessions
-//	lingers for what is still on its way in its sessions, and ends
+//	drains its sessions, and ends
 //
-// The taker owns the device from the moment that it has written "taken", and at no
-// other: when the giver gives up waiting, it first shuts its end for writing by the
-// other one, and then looks whether that message is there already. A giver that goes
-// on after the taker had sessions makes new ones, because remotes send in the latest;
-// what is to be sent meanwhile waits, and is lost beyond the 128 packets for which
-// wireguard-go has room. So the taker says when it begins handshakes: a giver that goes
-// on before goes on in the sessions that it has, and nothing is lost.
+// The new engine owns the device from the moment when it has written "owned". When the old
+// engine times out, it first shuts the pair for writing by the new engine, and then checks
+// whether that message has arrived. An old engine that continues after the new engine made
+// sessions makes new ones itself, because remotes send in the latest session; meanwhile
+// packets wait, and those beyond wireguard-go's queue of 128 are lost. So the new engine
+// announces its handshakes: before that, an old engine that continues does so in its own
+// sessions, and loses nothing.
 //
-// An initiation of the giver after the taker's first would make the giver's session
-// the remote's latest, and the remote would go on sending there when the giver has
-// ended; a response would do the same. So the giver drops what it would send of
-// either. Two handshakes that cross spoil each other, too: a remote that answers an
-// initiation forgets the session before the one that it sends in, and one that it had
-// answered and that nothing has come in. So the giver gives a handshake that had begun a
-// second, and drops initiations of remotes; the taker drops them until it has the TUN,
-// and answers that come later than that. An initiation that was recorded and is sent
-// again would also be believed by a process that doesn't know the remote's last timestamp.
+// An initiation or a response of the old engine after the new engine's first initiation
+// would make the old engine's session the remote's latest, and the remote would send in it
+// after the old engine has ended. So the old engine drops its own initiations and responses.
+// Crossing handshakes break each other, too: a remote that answers an initiation forgets the
+// session before the one that it sends in, and a session that it had answered without
+// receiving anything in it since. So the old engine gives a handshake in progress a second,
+// and drops initiations of remotes. The new engine drops them until it has the TUN, and
+// answers later ones. A replayed initiation would be accepted by a process that doesn't know
+// the remote's last timestamp.
 package handover

@@ -191,13 +191,13 @@ func TestEnds(t *testing.T) {
 func TestRefuseAfterTheTakerEnded(t *testing.T) {
 	eachPair(t, func(t *testing.T, giver, taker End) {
 		writes(t, giver, string(kindPeers))
-		writes(t, taker, string(kindTaken))
+		writes(t, taker, string(kindOwned))
 		if err := taker.Close(); err != nil {
 			t.Fatal(err)
 		}
 		p := newPair(giver)
 		defer p.close()
-		if began, took := p.refuse(); !began || !took {
+		if began, took := p.drain(); !began || !took {
 			t.Errorf("began: %v, took: %v; want both", began, took)
 		}
 	})

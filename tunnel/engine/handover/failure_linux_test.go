@@ -86,7 +86,7 @@ func newScene(t *testing.T) *scene {
 	s.in = startFlow(t, s.remote.node, s.node, interval)
 	connect(t, s.in)
 	s.fresh = s.start(t, true)
-	s.old.Limits.Linger, s.fresh.Limits.Linger = 300*time.Millisecond, time.Second
+	s.old.Limits.Drain, s.fresh.Limits.Drain = 300*time.Millisecond, time.Second
 	return s
 }
 
@@ -136,8 +136,8 @@ func TestTheTakerDies(t *testing.T) {
 		"before it reads":            {kind: kindPaused},
 		"while it makes sessions":    {kind: kindRelayed, after: true, lost: true},
 		"before it asks for the TUN": {kind: kindReady, lost: true},
-		"before it has the TUN":      {kind: kindGiven, lost: true},
-		"before it has said so":      {kind: kindTaken, lost: true},
+		"before it has the TUN":      {kind: kindReleased, lost: true},
+		"before it has said so":      {kind: kindOwned, lost: true},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
 			s := newScene(t)
@@ -163,10 +163,10 @@ func TestTheTakerDies(t *testing.T) {
 				return when.after
 			})
 			s.handOver()
-			if err := <-s.gave; err == nil || errors.Is(err, ErrTakerEnded) {
+			if err := <-s.gave; err == nil || errors.Is(err, ErrNewEngineEnded) {
 				t.Errorf("the giver ends with %v, want it to go on", err)
 			}
-			if err := <-s.took; err == nil && when.kind != kindTaken {
+			if err := <-s.took; err == nil && when.kind != kindOwned {
 				t.Error("the taker ends without an error")
 			}
 			select {
@@ -187,8 +187,8 @@ func TestTheGiverDies(t *testing.T) {
 		"before the other one read": kindPaused,
 		"while it receives":         kindRelayed,
 		"when it is to give":        kindReady,
-		"before it gave":            kindGiven,
-		"when the other one took":   kindTaken,
+		"before it gave":            kindReleased,
+		"when the other one took":   kindOwned,
 	} {
 		runInBubble(t, name, func(t *testing.T) {
 			s := newScene(t)
@@ -207,7 +207,7 @@ func TestTheGiverDies(t *testing.T) {
 			if err := <-s.took; err != nil {
 				t.Fatal(err)
 			}
-			if err := <-s.gave; err == nil && at != kindTaken {
+			if err := <-s.gave; err == nil && at != kindOwned {
 				t.Error("the giver ends without an error")
 			}
 			s.old.Device.Close()
@@ -217,11 +217,11 @@ func TestTheGiverDies(t *testing.T) {
 }
 
 // The taker hangs for longer than the giver waits, and then goes on: the giver keeps
-// the device, and the taker returns ErrKept.
+// the device, and the taker returns ErrNotReleased.
 func TestTheTakerHangs(t *testing.T) {
 	for name, at := range map[string]kind{
 		"when it has begun":  kindPaused,
-		"when it is to take": kindGiven,
+		"when it is to take": kindReleased,
 	} {
 		runInBubble(t, name, func(t *testing.T) {
 			s := newScene(t)
@@ -240,8 +240,8 @@ func TestTheTakerHangs(t *testing.T) {
 			if !errors.Is(err, errNoAnswer) {
 				t.Errorf("the giver ends with %v, want %v", err, errNoAnswer)
 			}
-			if err := <-s.took; !errors.Is(err, ErrKept) {
-				t.Errorf("the taker ends with %v, want %v", err, ErrKept)
+			if err := <-s.took; !errors.Is(err, ErrNotReleased) {
+				t.Errorf("the taker ends with %v, want %v", err, ErrNotReleased)
 			}
 			s.fresh.Device.Close()
 			s.works(t, true)
@@ -300,12 +300,12 @@ func TestTheGiverHangs(t *testing.T) {
 func TestTheGiverReceivesRelayedMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := newScene(t)
-		s.old.Limits.Linger = 2 * time.Second
+		s.old.Limits.Drain = 2 * time.Second
 		pairFor(t, s.old, s.fresh)
 		defer func() { _ = s.fresh.Pair.Close() }()
-		g := &giver{Side: s.old.Side, pair: newPair(s.old.Pair)}
+		g := &oldEngine{Side: s.old.Side, pair: newPair(s.old.Pair)}
 		defer g.pair.close()
-		if err := g.look(); err != nil {
+		if err := g.reportPeers(); err != nil {
 			t.Fatal(err)
 		}
 		s.out.end()
@@ -324,7 +324,7 @@ func TestTheGiverReceivesRelayedMessages(t *testing.T) {
 			}
 		})
 		defer late.Stop()
-		if err := g.linger(t.Context()); err != nil {
+		if err := g.drainSessions(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if n := taken.Load(); n != frames {

@@ -11,123 +11,120 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// Side is one of the two engines: a device of wireguard-go on a [Bind] and a [Tun].
-// While the device is handed over nobody else may configure it, bring it up or down, or
+// Side is one engine's side of a hand-over: a device of wireguard-go on a [Bind] and a [Tun].
+// During the hand-over the caller must not configure the device, bring it up or down, or
 // close it.
 type Side struct {
 	Device *device.Device
 	Bind   *Bind
 	Tun    *Tun
-	// Pair is an end of a SEQPACKET pair, whose other end the other engine has. It is
-	// closed at the end.
+	// Pair is this engine's end of the SEQPACKET pair. It is closed at the end.
 	Pair   End
 	Limits Limits
 	Log    *slog.Logger
 }
 
-// Limits bound how long the steps take.
+// Limits bound the duration of steps.
 type Limits struct {
-	// Answer is for each answer of the other engine: beyond it, that one hangs.
+	// Answer is the time for each answer of the other engine. After it, that one counts as
+	// hanging.
 	Answer time.Duration
-	// Silent is how long the taker waits for a peer that neither answers its
-	// handshake nor sends anything in the giver's session, after the last peer that
-	// answered. Sessions is how long it waits for one that does send, since the
-	// handshakes began: after that sessions of the giver end.
+	// Silent is how long the new engine waits, since a peer last answered, for peers that
+	// neither answer its handshake nor send in the old engine's session. Sessions is how
+	// long it waits, since the start of its handshakes, for those that send: after that,
+	// the old engine's sessions expire.
 	Silent, Sessions time.Duration
-	// Patience is how long an engine that has a device waits for peers without a
-	// session, and for a taker to begin.
+	// Patience is how long the engine that has the device waits for peers without a
+	// session, and for the new engine to begin.
 	Patience time.Duration
-	// Linger is how long the giver goes on receiving for its sessions, at least.
-	// While anything comes it goes on, up to four times as long.
-	Linger time.Duration
+	// Drain is how long the old engine continues to receive in its sessions, at least.
+	// While messages arrive it continues, up to four times as long.
+	Drain time.Duration
 }
 
-// DefaultLimits are for real networks: a peer's handshake may take longer than a
-// second, and be lost many times. Nothing is lost while the taker waits, as long as the
-// giver's sessions last: a session ends after 180 s (RejectAfterTime), and one in which
-// anything is sent or received is followed by another one when 120 s (RekeyAfterTime) and
-// at most a keepalive's 10 s are over, but for the time of the hand-over.
+// DefaultLimits are for real networks: a handshake may take longer than a second, and be
+// lost many times. Nothing is lost while the new engine waits, until the old engine's
+// sessions expire: a session expires after 180 s (RejectAfterTime). Outside of a hand-over,
+// a session in use is renewed after 120 s (RekeyAfterTime) and at most a keepalive's 10 s.
 var DefaultLimits = Limits{
 	Answer: 4 * time.Second, Silent: 3 * time.Second, Sessions: device.RejectAfterTime - device.RekeyAfterTime - device.KeepaliveTimeout - margin,
-	Patience: 10 * time.Second, Linger: 3 * time.Second,
+	Patience: 10 * time.Second, Drain: 3 * time.Second,
 }
 
-// ErrTakerEnded is returned by [Give] when the taker ended after it had taken the
-// device, while the giver lingered. [Resume] makes the giver's device go on.
-var ErrTakerEnded = errors.New("the engine that took the device has ended")
+// ErrNewEngineEnded is returned by [Give] if the new engine ended after it had taken over the
+// device, while the old engine drained its sessions. [Resume] makes the old engine continue.
+var ErrNewEngineEnded = errors.New("the engine that took over the device has ended")
 
 const (
-	progressEvery = 100 * time.Millisecond // taker
-	newsEvery     = 250 * time.Millisecond // giver
-	// margin is for what comes before and after the handshakes.
+	progressInterval = 100 * time.Millisecond // of the new engine
+	reportInterval   = 250 * time.Millisecond // of the old engine
+	// margin is the time for the steps before and after the handshakes.
 	margin = 5 * time.Second
-	// hearing is how long ago a peer may have been heard that is there: who sends and
-	// hears nothing for as long begins a handshake.
+	// hearing is the time without messages after which a peer counts as silent: a peer that
+	// sends and receives nothing for this long starts a handshake.
 	hearing = device.KeepaliveTimeout + device.RekeyTimeout
 )
 
-// Give hands a device over to another engine, which runs [Take]. It returns nil when
-// that has the device and no more is to be expected for the sessions of this one, which
-// should be closed. It calls gone at the moment from which on the other one has it. When
-// Give returns an error other than [ErrTakerEnded] the device goes on here as if nothing
-// had been: with new sessions, when the other engine had made some already.
+// Give hands a device over to another engine, which runs [Take]. It calls gone when the
+// other engine owns the device, and returns nil when this engine's sessions have drained: the
+// caller should close the device then. If Give returns an error other than [ErrNewEngineEnded],
+// the device continues here, with new sessions if the other engine had made some.
 func Give(ctx context.Context, s Side, gone func()) error {
-	g := &giver{Side: s, pair: newPair(s.Pair)}
-	defer g.pair.close()
-	began, err := g.give(ctx)
+	e := &oldEngine{Side: s, pair: newPair(s.Pair)}
+	defer e.pair.close()
+	began, err := e.handOver(ctx)
 	if err == nil {
 		gone()
-		return g.linger(ctx)
+		return e.drainSessions(ctx)
 	}
 	reason := []byte(err.Error())
-	_ = g.pair.send(kindAborted, reason[:min(len(reason), maxNews)]...)
-	begun, took := g.pair.refuse()
-	if took {
-		_ = g.shut(ctx)
+	_ = e.pair.send(kindAborted, reason[:min(len(reason), maxUpdates)]...)
+	begun, owned := e.pair.drain()
+	if owned {
+		_ = e.shut(ctx)
 		gone()
 		if errors.Is(err, io.EOF) {
-			return ErrTakerEnded
+			return ErrNewEngineEnded
 		}
 		return nil
 	}
-	g.Tun.Open()
-	g.Bind.release()
+	e.Tun.Open()
+	e.Bind.release()
 	if began || begun {
-		g.renew(ctx)
+		e.renew(ctx)
 	}
 	return fmt.Errorf("hand over: %w", err)
 }
 
-// Resume makes the device of a giver go on after [ErrTakerEnded].
+// Resume makes an old engine's device continue after [ErrNewEngineEnded].
 func Resume(ctx context.Context, s Side) {
-	g := &giver{Side: s}
+	e := &oldEngine{Side: s}
 	peers, err := peersOf(s.Device)
 	if err == nil {
-		g.live = live(peers, time.Now())
+		e.live = live(peers, time.Now())
 	}
 	s.Tun.Open()
 	s.Bind.release()
-	g.renew(ctx)
+	e.renew(ctx)
 }
 
-type giver struct {
+type oldEngine struct {
 	Side
-	pair *pair
-	live []Key
-	told map[Key]news
-	last map[Key]receipt // of those in live
-	// received is how many bytes came in all sessions, when it was looked last.
-	received uint64
+	pair     *pair
+	live     []Key
+	reported map[Key]peerUpdate
+	last     map[Key]receipt // of the peers in live
+	received uint64          // bytes in all sessions, at the last report
 }
 
-// receipt is when something came from a peer in a session of the giver.
+// receipt records when a message of a peer last arrived in a session of the old engine.
 type receipt struct {
 	bytes uint64
-	at    time.Time // zero: not since the hand-over began
+	at    time.Time // zero: none since the start of the hand-over
 }
 
-// heard returns the receipt that follows when the device says how many bytes came, and
-// whether the peer counts as heard.
+// heard returns the receipt after the device has received that number of bytes, and whether
+// the peer counts as heard.
 func (r receipt) heard(bytes uint64, now time.Time) (receipt, bool) {
 	if bytes > r.bytes {
 		r = receipt{bytes, now}
@@ -135,34 +132,34 @@ func (r receipt) heard(bytes uint64, now time.Time) (receipt, bool) {
 	return r, now.Sub(r.at) < hearing
 }
 
-// give returns nil when the taker has the device, and otherwise whether it may have
-// begun handshakes: it says so before.
-func (g *giver) give(ctx context.Context) (began bool, err error) {
-	first, err := g.pair.next(ctx.Done(), time.After(g.Limits.Patience))
+// handOver returns nil when the new engine owns the device. On error it returns whether the new
+// engine may have started handshakes, which it announces.
+func (e *oldEngine) handOver(ctx context.Context) (began bool, err error) {
+	first, err := e.pair.next(ctx.Done(), time.After(e.Limits.Patience))
 	switch {
 	case err != nil:
 		return false, err
 	case first.kind != kindBegin || len(first.body) != 1 || first.body[0] != version:
 		return false, fmt.Errorf("the other engine begins with %q %x, want %q %x", first.kind, first.body, kindBegin, version)
 	}
-	if err := g.Bind.mute(ctx); err != nil {
+	if err := e.Bind.mute(ctx); err != nil {
 		return false, err
 	}
-	if err := g.look(); err != nil {
+	if err := e.reportPeers(); err != nil {
 		return false, err
 	}
-	step, cancel := context.WithTimeout(ctx, g.Limits.Answer)
-	err = g.Bind.hold(step, g.pair.relayed)
+	step, cancel := context.WithTimeout(ctx, e.Limits.Answer)
+	err = e.Bind.hold(step, e.pair.relayed)
 	cancel()
 	if err != nil {
 		return false, err
 	}
-	if err := g.pair.send(kindPaused); err != nil {
+	if err := e.pair.send(kindPaused); err != nil {
 		return false, err
 	}
-	news := time.NewTicker(newsEvery)
-	defer news.Stop()
-	silence := time.NewTimer(g.Limits.Answer)
+	report := time.NewTicker(reportInterval)
+	defer report.Stop()
+	silence := time.NewTimer(e.Limits.Answer)
 	defer silence.Stop()
 	for {
 		select {
@@ -170,81 +167,81 @@ func (g *giver) give(ctx context.Context) (began bool, err error) {
 			return began, errEnded
 		case <-silence.C:
 			return began, errNoAnswer
-		case <-news.C:
-			if err := g.look(); err != nil {
+		case <-report.C:
+			if err := e.reportPeers(); err != nil {
 				return began, err
 			}
-		case m, more := <-g.pair.messages:
+		case m, more := <-e.pair.messages:
 			if !more {
 				return began, io.EOF
 			}
 			began = true
-			silence.Reset(g.Limits.Answer)
+			silence.Reset(e.Limits.Answer)
 			switch m.kind {
 			case kindPeers:
-				if err := g.moved(m.body); err != nil {
+				if err := e.moved(m.body); err != nil {
 					return true, err
 				}
 			case kindReady:
-				err := g.shut(ctx)
+				err := e.shut(ctx)
 				if err == nil {
-					err = g.pair.send(kindGiven)
+					err = e.pair.send(kindReleased)
 				}
 				if err != nil {
 					return true, err
 				}
-			case kindTaken:
-				_ = g.shut(ctx) // The taker doesn't wait for ever: there may have been no kindReady.
+			case kindOwned:
+				_ = e.shut(ctx) // The new engine may have timed out, or sent no kindReady.
 				return true, nil
 			}
 		}
 	}
 }
 
-// shut ends reading the TUN, also when that takes too long or this engine ends.
-func (g *giver) shut(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.Limits.Answer)
+// shut stops reading the TUN, also if that takes too long or this engine ends.
+func (e *oldEngine) shut(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.Limits.Answer)
 	defer cancel()
-	err := g.Tun.Shut(ctx)
+	err := e.Tun.Shut(ctx)
 	if err != nil {
-		g.Log.Warn("a device doesn't stop reading its TUN", "err", err)
+		e.Log.Warn("cannot stop reading the TUN", "err", err)
 	}
 	return err
 }
 
-// look tells the taker which peers have a session, the first time, and later what has
-// changed of them.
-func (g *giver) look() error {
-	have, err := peersOf(g.Device)
+// reportPeers sends the peers with a session to the new engine at first, and later those that
+// have changed.
+func (e *oldEngine) reportPeers() error {
+	have, err := peersOf(e.Device)
 	if err != nil {
 		return err
 	}
-	g.received = 0
+	e.received = 0
 	for _, p := range have {
-		g.received += p.received
+		e.received += p.received
 	}
 	now := time.Now()
-	if g.told == nil {
-		g.live = live(have, now)
-		g.told, g.last = make(map[Key]news, len(g.live)), make(map[Key]receipt, len(g.live))
-		for _, key := range g.live {
-			g.last[key] = receipt{bytes: have[key].received}
+	if e.reported == nil {
+		e.live = live(have, now)
+		e.reported, e.last = make(map[Key]peerUpdate, len(e.live)), make(map[Key]receipt, len(e.live))
+		for _, key := range e.live {
+			e.last[key] = receipt{bytes: have[key].received}
 		}
 	}
-	var changed []news
-	for _, key := range g.live {
-		n := news{key: key, endpoint: have[key].endpoint}
-		if g.last[key], n.heard = g.last[key].heard(have[key].received, now); n != g.told[key] {
-			g.told[key] = n
+	var changed []peerUpdate
+	for _, key := range e.live {
+		n := peerUpdate{key: key, endpoint: have[key].endpoint}
+		if e.last[key], n.heard = e.last[key].heard(have[key].received, now); n != e.reported[key] {
+			e.reported[key] = n
 			changed = append(changed, n)
 		}
 	}
-	return g.pair.tell(changed)
+	return e.pair.sendPeers(changed)
 }
 
-// moved sends to peers where the taker has heard them.
-func (g *giver) moved(body []byte) error {
-	all, err := parseNews(body)
+// moved sets the endpoints of peers from which the new engine has received messages.
+func (e *oldEngine) moved(body []byte) error {
+	all, err := parseUpdates(body)
 	if err != nil {
 		return err
 	}
@@ -252,44 +249,44 @@ func (g *giver) moved(body []byte) error {
 	for _, n := range all {
 		endpoints[n.key] = n.endpoint
 	}
-	return setEndpoints(g.Device, endpoints)
+	return setEndpoints(e.Device, endpoints)
 }
 
-// linger returns when nothing comes for this engine's sessions any more, and all that was
-// relayed for them has been received. What counts is how often it has looked, not the time:
-// a process that didn't run meanwhile hasn't received anything either.
-func (g *giver) linger(ctx context.Context) error {
-	looks := max(2, int(g.Limits.Linger/newsEvery))
-	tick := time.NewTicker(newsEvery)
+// drainSessions returns when no more messages arrive for this engine's sessions, and it has
+// received all relayed ones. It counts checks instead of time: without processor time, this
+// process receives nothing either.
+func (e *oldEngine) drainSessions(ctx context.Context) error {
+	checks := max(2, int(e.Limits.Drain/reportInterval))
+	tick := time.NewTicker(reportInterval)
 	defer tick.Stop()
-	for all, silent := 0, 0; all < 4*looks && silent < looks; {
-		switch _, err := g.pair.next(ctx.Done(), tick.C); {
+	for all, silent := 0, 0; all < 4*checks && silent < checks; {
+		switch _, err := e.pair.next(ctx.Done(), tick.C); {
 		case err == nil:
 			continue
 		case errors.Is(err, io.EOF):
-			return ErrTakerEnded
+			return ErrNewEngineEnded
 		case !errors.Is(err, errNoAnswer):
 			return nil
 		}
-		last := g.received
-		// A remote that hasn't got the other one's session yet may roam.
-		if err := g.look(); err != nil {
-			g.Log.Debug("the other engine doesn't read", "err", err)
+		last := e.received
+		// A remote that doesn't use the new engine's session yet may roam.
+		if err := e.reportPeers(); err != nil {
+			e.Log.Debug("the other engine doesn't read", "err", err)
 		}
 		all++
-		if silent++; g.received != last || g.pair.conn.unread() || !g.Bind.idle() {
+		if silent++; e.received != last || e.pair.conn.unread() || !e.Bind.idle() {
 			silent = 0
 		}
 	}
 	return nil
 }
 
-// renew makes new sessions: the remotes may send in those of an engine that has ended.
-func (g *giver) renew(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, g.Limits.Patience)
+// renew makes new sessions: remotes may send in sessions of an engine that has ended.
+func (e *oldEngine) renew(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, e.Limits.Patience)
 	defer cancel()
-	if err := Initiate(ctx, g.Device, g.Bind, g.live, true); err != nil {
-		// wireguard-go goes on trying.
-		g.Log.Info("not all peers answered when sessions were made again", "err", err)
+	if err := Initiate(ctx, e.Device, e.Bind, e.live, true); err != nil {
+		// wireguard-go retries.
+		e.Log.Info("not all peers have new sessions after the hand-over", "err", err)
 	}
 }

@@ -12,8 +12,8 @@ func handOver(t *testing.T, old *engine, with ...func(*Side)) *engine {
 	t.Helper()
 	fresh := old.node.start(t, true)
 	pairFor(t, old, fresh)
-	old.Limits.Linger = 500 * time.Millisecond
-	fresh.Limits.Linger = 5 * time.Second
+	old.Limits.Drain = 500 * time.Millisecond
+	fresh.Limits.Drain = 5 * time.Second
 	for _, change := range with {
 		change(&old.Side)
 		change(&fresh.Side)

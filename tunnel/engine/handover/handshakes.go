@@ -7,47 +7,46 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// How handshakes are begun. An engine that gets more than 128 handshake messages at a
-// time thinks that it is under load, and asks for cookies, which cost a second attempt:
-// so this many are begun at once, and the next when they have had their time.
+// Pace of handshakes. wireguard-go assumes that it is under load when more than 128
+// handshake messages are queued, and replies with cookies, which cost a second attempt: so
+// at most atOnce handshakes start within headway.
 const (
-	atOnce   = 64
-	headway  = 100 * time.Millisecond
-	firstTry = 500 * time.Millisecond // handshakes.first, usually
-	lastTry  = 4 * time.Second        // WireGuard itself waits no longer than 5 s (RekeyTimeout)
-	hasty    = 50 * time.Millisecond  // where an earlier process may have begun one just before
-	inVain   = 100                    // keepalives after which a session is spoilt
-	// handshakeTime is how long a handshake usually takes, at most, until both use the
-	// session that it makes.
+	atOnce        = 64
+	headway       = 100 * time.Millisecond
+	minRetry      = 500 * time.Millisecond // handshakes.first, usually
+	maxRetry      = 4 * time.Second        // less than WireGuard's own interval of 5 s (RekeyTimeout)
+	crashRetry    = 50 * time.Millisecond  // minRetry after a process that may just have started a handshake
+	maxKeepalives = 100                    // keepalives after which a session counts as broken
+	// handshakeTime is the usual maximum time until both sides use a handshake's session.
 	handshakeTime = time.Second
 )
 
-// handshakes are those that are to be made with many peers. It takes the time as an
-// argument, and does nothing by itself:
+// handshakes schedules handshakes with many peers. The current time is an argument, and run
+// executes the schedule:
 //
 //	attempt   0      500       1500                3500                7500    8000 ms ...
 //	          |-------|---------|-------------------|-------  -----------|-------|---
-//	          initiation, and again with twice the patience: an attempt ends the one
-//	          before, whose answer may be slow. Then as at first: where messages are
-//	          lost it is the number of attempts that counts
-//	            | handshake: no other attempt, unless all keepalives are in vain
+//	          initiation, repeated after twice the time: an attempt cancels the previous
+//	          one, whose response may be slow. Then from minRetry again: when messages
+//	          are lost, the number of attempts counts
+//	            | handshake: no other attempt, except after maxKeepalives
 //	            |---|---- keepalives, until something is sent in the session
 //	                | done
 //
-// A remote whose peer makes a second session forgets the one that it had before the
-// first, in which the giver still sends: so there is none without need. It is needed when
-// the attempt that ends another one ([device.Peer.ExpireCurrentKeypairs]) comes in the
-// moment in which that succeeds, and spoils it: nothing is sent in such a session. See
-// [answers] for another way to spoil one.
+// When a second session is made, the remote forgets the one before the first, in which the
+// old engine still sends: so a second session is made only if necessary. It is necessary when
+// an attempt cancels another one ([device.Peer.ExpireCurrentKeypairs]) that succeeds at the
+// same moment: nothing is sent in that session. See [answers] for another way to break a
+// session.
 type handshakes struct {
-	renew bool          // the peers have sessions, which are ended by the first attempt
-	first time.Duration // until a handshake is begun again; doubled each time, up to lastTry; then as at first
+	renew bool          // the first attempt ends the peers' sessions
+	first time.Duration // until the first retry; doubled each time up to maxRetry, then first again
 	order []Key
-	of    map[Key]*attempt // of those that have no session yet
-	had   map[Key]bool     // all that there ever were
+	of    map[Key]*attempt // of peers without a session
+	had   map[Key]bool     // all peers that were added
 }
 
-// attempt is the last one.
+// attempt is the last handshake with a peer.
 type attempt struct {
 	number     int // 0: none yet
 	at         time.Time
@@ -55,9 +54,9 @@ type attempt struct {
 	sent       uint64 // bytes, before them
 }
 
-// newHandshakes returns those with some peers, in that order.
+// newHandshakes returns handshakes with some peers, in that order.
 func newHandshakes(order []Key, renew bool) *handshakes {
-	h := &handshakes{renew: renew, first: firstTry, of: make(map[Key]*attempt), had: make(map[Key]bool)}
+	h := &handshakes{renew: renew, first: minRetry, of: make(map[Key]*attempt), had: make(map[Key]bool)}
 	for _, key := range order {
 		h.add(key)
 	}
@@ -72,9 +71,8 @@ func (h *handshakes) add(key Key) {
 	}
 }
 
-// step returns with which peers to begin a handshake now, those that are to forget what
-// they have by then, and to which a keepalive is to be sent, from what the device says
-// of its peers.
+// step returns the peers to start a handshake with, those to start one with after their
+// sessions have been ended, and those to send a keepalive to, for the device's state have.
 func (h *handshakes) step(now time.Time, have map[Key]peer) (begin, again, keepalive []Key) {
 	rest, room := h.order[:0], atOnce
 	for _, key := range h.order {
@@ -94,13 +92,13 @@ func (h *handshakes) step(now time.Time, have map[Key]peer) (begin, again, keepa
 			if first != (a.number == 0) {
 				continue
 			}
-			due := first || !now.Before(a.at.Add(h.patience(a.number)))
+			due := first || !now.Before(a.at.Add(h.timeout(a.number)))
 			if !first && have[key].handshake.After(a.at) {
 				keepalive = append(keepalive, key)
 				if a.keepalives++; a.keepalives == 1 {
 					a.sent = have[key].sent
 				}
-				due = a.keepalives > inVain
+				due = a.keepalives > maxKeepalives
 			}
 			if room <= 0 || !due {
 				continue
@@ -116,25 +114,25 @@ func (h *handshakes) step(now time.Time, have map[Key]peer) (begin, again, keepa
 	return begin, again, keepalive
 }
 
-// patience is how long an attempt has. The first has number 1.
-func (h *handshakes) patience(number int) time.Duration {
-	patience := h.first
+// timeout returns the time for an attempt. The first has number 1.
+func (h *handshakes) timeout(number int) time.Duration {
+	timeout := h.first
 	for range number - 1 {
-		if patience *= 2; patience > lastTry {
-			patience = h.first
+		if timeout *= 2; timeout > maxRetry {
+			timeout = h.first
 		}
 	}
-	return patience
+	return timeout
 }
 
-// established reports whether a peer has a new session that something was sent in:
-// more than initiations.
+// established reports whether a peer has a new session, and other messages than initiations
+// were sent since.
 func (a *attempt) established(p peer) bool {
 	return a.keepalives > 0 && p.handshake.After(a.at) && (p.sent-a.sent)%device.MessageInitiationSize != 0
 }
 
-// run does a step on a device and its bind, which has answers, and returns what the
-// device says of its peers.
+// run executes a step on a device and its bind, which has answers, and returns the state of
+// the device's peers before it.
 func (h *handshakes) run(d *device.Device, b *Bind, now time.Time) (map[Key]peer, error) {
 	have, err := peersOf(d)
 	if err != nil {
@@ -148,7 +146,7 @@ func (h *handshakes) run(d *device.Device, b *Bind, now time.Time) (map[Key]peer
 	}
 	for _, key := range again {
 		if p := d.LookupPeer(key); p != nil {
-			// Without that wireguard-go begins one in five seconds only.
+			// Otherwise wireguard-go starts at most one in five seconds.
 			initiate(key, p, b, p.ExpireCurrentKeypairs)
 		}
 	}
@@ -160,33 +158,33 @@ func (h *handshakes) run(d *device.Device, b *Bind, now time.Time) (map[Key]peer
 	return have, nil
 }
 
-// initiate begins a handshake. That it can't, wireguard-go logs; there is a next attempt.
+// initiate starts a handshake. wireguard-go logs errors, and a later attempt follows.
 func initiate(key Key, p *device.Peer, b *Bind, forget func()) {
 	b.answers.Load().begin(key, forget, func() { _ = p.SendHandshakeInitiation(false) })
 }
 
-// pause returns how long to wait for the next step after one that took so long: what
-// a device with thousands of peers says takes milliseconds to read. Those that have had
-// their headway aren't kept waiting.
+// pause returns the time until the next step, from how long the last one took: reading the
+// state of thousands of peers takes milliseconds. It is at most headway, so that handshakes
+// aren't delayed.
 func pause(took time.Duration) time.Duration { return min(max(5*time.Millisecond, 4*took), headway) }
 
-// Initiate makes handshakes with peers of a device that is up, in that order, until all
-// have a session or the context ends. b is the device's bind. With renew, sessions that they have are ended,
-// packets to them wait for the new ones.
+// Initiate makes handshakes with peers of a device that is up, in that order, until all have
+// a session or the context ends. b is the device's bind. With renew it ends their current
+// sessions, and packets wait for the new ones.
 func Initiate(ctx context.Context, d *device.Device, b *Bind, peers []Key, renew bool) error {
 	return newHandshakes(peers, renew).make(ctx, d, b)
 }
 
-// Succeed is Initiate for a process that follows on one that has ended at any moment: a
-// peer takes no initiation within 20 ms of the last (WireGuard whitepaper, section 5.3),
-// so the second attempt comes soon.
+// Succeed is Initiate after another process has ended unexpectedly: a peer ignores an
+// initiation within 20 ms of the last one (WireGuard whitepaper, section 5.3), so the second
+// attempt follows soon.
 func Succeed(ctx context.Context, d *device.Device, b *Bind, peers []Key) error {
 	h := newHandshakes(peers, false)
-	h.first = hasty
+	h.first = crashRetry
 	return h.make(ctx, d, b)
 }
 
-// make does all steps, until all have a session or the context ends.
+// make runs steps until all peers have a session or the context ends.
 func (h *handshakes) make(ctx context.Context, d *device.Device, b *Bind) error {
 	b.answers.Store(newAnswers())
 	defer b.answers.Store(nil)

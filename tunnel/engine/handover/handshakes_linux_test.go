@@ -296,7 +296,7 @@ func TestPathToTheRemoteIsInterrupted(t *testing.T) {
 			}
 			return 0
 		})
-		handOver(t, p.e, func(s *Side) { s.Limits.Linger = 2 * time.Second })
+		handOver(t, p.e, func(s *Side) { s.Limits.Drain = 2 * time.Second })
 		p.in.flowing(t)
 		if lost := p.in.missing(t); lost > 0 {
 			t.Errorf("%d of %d packets in are lost", lost, p.in.sent.Load())

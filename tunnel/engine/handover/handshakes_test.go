@@ -150,13 +150,13 @@ func TestTakerWaits(t *testing.T) {
 		"several that aren't heard, and others": {waited: 39 * s, silent: 2 * s, heard: []bool{false, false}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tk := &taker{Side: Side{Limits: limits}, heard: make(map[Key]bool), handshakes: newHandshakes(nil, false)}
+			tk := &newEngine{Side: Side{Limits: limits}, heard: make(map[Key]bool), handshakes: newHandshakes(nil, false)}
 			for i, heard := range c.heard {
 				key := Key{byte(i)}
 				tk.handshakes.add(key)
 				tk.heard[key] = heard
 			}
-			if got := tk.enough(c.waited, c.silent); got != c.want {
+			if got := tk.doneWaiting(c.waited, c.silent); got != c.want {
 				t.Errorf("enough: %v, want %v", got, c.want)
 			}
 		})

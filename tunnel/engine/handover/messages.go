@@ -6,8 +6,8 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// index returns the index of the receiver's session or handshake in a message, and
-// false for one that has none.
+// index returns the index of the receiver's session or handshake in a message, and false for
+// a message without one.
 func index(message []byte) (uint32, bool) {
 	switch kind := messageType(message); {
 	case kind == device.MessageResponseType && len(message) == device.MessageResponseSize:
@@ -19,8 +19,7 @@ func index(message []byte) (uint32, bool) {
 	return 0, false
 }
 
-// sender returns the index under which whoever sends a handshake message wants the
-// answer, and false for other messages.
+// sender returns the sender's index in a handshake message, and false for other messages.
 func sender(message []byte) (uint32, bool) {
 	switch kind := messageType(message); {
 	case kind == device.MessageInitiationType && len(message) == device.MessageInitiationSize,
@@ -30,7 +29,7 @@ func sender(message []byte) (uint32, bool) {
 	return 0, false
 }
 
-// messageType returns a message's type, 0 for what is none.
+// messageType returns a message's type, 0 for an invalid message.
 func messageType(message []byte) uint32 {
 	if len(message) < device.MinMessageSize {
 		return 0
@@ -38,11 +37,11 @@ func messageType(message []byte) uint32 {
 	return binary.LittleEndian.Uint32(message)
 }
 
-// maxIndices bounds the indices that are remembered: of 65,536 peers, the most that
-// wireguard-go takes, those of two handshakes each.
+// maxIndices bounds the stored indices: two handshakes for each of 65,536 peers, the maximum
+// of wireguard-go.
 const maxIndices = 1 << 17
 
-// indices are the latest that a device has given to its handshakes.
+// indices are the latest indices of a device's handshakes.
 type indices struct {
 	has   map[uint32]bool
 	order []uint32 // of those in has; a ring when there are maxIndices

@@ -103,22 +103,22 @@ func TestPeersOfADevice(t *testing.T) {
 }
 
 func FuzzNews(f *testing.F) {
-	f.Add(appendNews(appendNews(nil, news{key: Key{1}, heard: true, endpoint: "192.0.2.1:1"}), news{key: Key{2}}))
+	f.Add(appendUpdate(appendUpdate(nil, peerUpdate{key: Key{1}, heard: true, endpoint: "192.0.2.1:1"}), peerUpdate{key: Key{2}}))
 	f.Add(make([]byte, 33))
 	f.Fuzz(func(t *testing.T, message []byte) {
-		all, err := parseNews(message)
+		all, err := parseUpdates(message)
 		if err != nil {
 			return
 		}
 		var again []byte
 		for _, n := range all {
-			again = appendNews(again, n)
+			again = appendUpdate(again, n)
 		}
-		parsed, err := parseNews(again)
+		parsed, err := parseUpdates(again)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(all, parsed, cmp.AllowUnexported(news{})); diff != "" {
+		if diff := cmp.Diff(all, parsed, cmp.AllowUnexported(peerUpdate{})); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -169,7 +169,7 @@ func TestRelay(t *testing.T) {
 	for name, c := range messages {
 		frames = nil
 		sizes := []int{len(c.message)}
-		r.pass([][]byte{c.message}, sizes, []conn.Endpoint{from})
+		r.forward([][]byte{c.message}, sizes, []conn.Endpoint{from})
 		if kept := sizes[0] != 0; kept != c.kept {
 			t.Errorf("%s: kept %v, want %v", name, kept, c.kept)
 		}

@@ -15,82 +15,80 @@ import (
 type kind byte
 
 const (
-	kindBegin    kind = 'b' // taker: | version, 1 byte
-	kindProgress kind = 'p' // taker: it lives; before its first handshake, and later
-	kindRelayed  kind = 'r' // taker: | frame, see relay
-	kindReady    kind = 'y' // taker: has sessions, asks for the TUN
-	kindTaken    kind = 't' // taker: has the TUN
-	kindPeers    kind = 'n' // both: | news, see appendNews
-	kindPaused   kind = 's' // giver: reads no UDP any more
-	kindGiven    kind = 'g' // giver: reads no TUN any more
-	kindAborted  kind = 'x' // giver: keeps the device | reason, text
+	kindBegin    kind = 'b' // new: | version, 1 byte
+	kindProgress kind = 'p' // new: is alive; before its first handshake, and repeated
+	kindRelayed  kind = 'r' // new: | frame, see relay
+	kindReady    kind = 'y' // new: has sessions, requests the TUN
+	kindOwned    kind = 't' // new: owns the device
+	kindPeers    kind = 'n' // both: | updates, see appendUpdate
+	kindPaused   kind = 's' // old: has stopped reading UDP
+	kindReleased kind = 'g' // old: has stopped reading the TUN
+	kindAborted  kind = 'x' // old: continues to own the device | reason, text
 )
 
-// version is that of this protocol.
+// version of this protocol.
 const version = 1
 
-// maxMessage is more bytes than any message has: a relayed message of 64 KiB and its
-// endpoint are the largest.
+// maxMessage exceeds the size of all messages, in bytes: the largest is a relayed message of
+// 64 KiB with its endpoint.
 const maxMessage = 70000
 
-// Writing waits as long as writePatience when the other one takes nothing, and then no
-// longer than stuckPatience, until it takes something again. What is relayed waits in this
-// process, as long as the other one lives: that one may get no processor time for a while.
-// What doesn't fit into maxPosted bytes any more is lost, with those of the pair, that is
-// beyond what comes in a second at 10,000 full packets a second.
+// A write blocks for up to writePatience while the other engine doesn't read, and after such
+// a timeout only for stuckPatience, until a write succeeds again. Relayed messages queue in
+// this process, because the other engine may get no processor time for a while. maxPosted
+// bytes, with the pair's buffer, hold a second of 10,000 full packets a second; messages
+// beyond are lost.
 const (
 	writePatience = 200 * time.Millisecond
 	stuckPatience = time.Millisecond
 	maxPosted     = 16 << 20
-	postPause     = 2 * time.Millisecond // until it is looked again whether there is room
+	postPause     = 2 * time.Millisecond // interval of retries while the pair is full
 )
 
-// drainPatience is how long a device may take for what was relayed to it, when it goes on
-// alone.
+// drainPatience bounds how long a device that continues alone handles relayed messages.
 const drainPatience = 2 * time.Second
 
-// message is one of the other process.
+// message is a message of the other engine.
 type message struct {
 	kind kind
 	body []byte
 }
 
-// End is an end of a pair of SEQPACKET sockets: one Read returns what one Write wrote.
-// Tests have one in memory.
+// End is an end of a pair of SEQPACKET sockets: a Read returns the bytes of one Write. Tests
+// use one in memory.
 type End interface {
 	io.ReadWriteCloser
 	SetWriteDeadline(t time.Time) error
-	// CloseRead makes writing fail at the other end. What was written there before is
-	// still read here.
+	// CloseRead makes writes fail at the other end. Earlier messages can still be read.
 	CloseRead() error
-	// try writes a message, unless more than half of the pair's room is taken: the other
-	// half is for messages that don't wait. It returns an error when the other end is shut.
+	// try writes a message if less than half of the pair's buffer is in use: the other half
+	// is for messages that aren't queued. It returns an error if the other end is shut.
 	try(message []byte) (wrote bool, err error)
-	// unread reports whether the pair holds messages that this end hasn't read.
+	// unread reports whether there are messages that this end hasn't read.
 	unread() bool
 }
 
 // pair reads and writes an end.
 type pair struct {
 	conn     End
-	messages chan message  // all but relayed ones; closed at the end
+	messages chan message  // without relayed ones; closed at the end
 	relayed  chan []byte   // frames; closed at the end
 	ended    chan struct{} // closed when the channels aren't read any more
-	end      func()        // closes it
+	end      func()        // closes ended
 	pumping  sync.WaitGroup
 
 	mu    sync.Mutex
 	stuck bool
 
 	posting sync.Mutex
-	posted  [][]byte // to be written, in order
+	posted  [][]byte // queued messages, in order
 	bytes   int      // of posted
-	dropped int      // messages for which there was no room in it
-	deaf    bool     // the other one has ended
+	dropped int      // messages beyond maxPosted
+	closed  bool     // the pair is closed at one end
 	wake    chan struct{}
 }
 
-// newPair starts to read an end, which belongs to it.
+// newPair starts reading an end, which it owns.
 func newPair(conn End) *pair {
 	p := &pair{conn: conn, messages: make(chan message, 16), relayed: make(chan []byte, 16), ended: make(chan struct{}), wake: make(chan struct{}, 1)}
 	p.end = sync.OnceFunc(func() { close(p.ended) })
@@ -106,7 +104,7 @@ func (p *pair) pump() {
 	for {
 		n, err := p.conn.Read(buf)
 		if errors.Is(err, syscall.ECONNRESET) {
-			continue // The other one left something unread, and what it wrote is still to come.
+			continue // The other end was closed with unread messages; its own are still to be read.
 		}
 		if err != nil || n == 0 {
 			return
@@ -126,8 +124,7 @@ func (p *pair) pump() {
 	}
 }
 
-// write writes a message. It returns an error when the other end is shut or takes
-// nothing for too long.
+// write writes a message. It returns an error if the other end is shut or isn't read in time.
 func (p *pair) write(message []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -143,13 +140,12 @@ func (p *pair) write(message []byte) error {
 	return err
 }
 
-// post has a message written when the other one has room for it, and doesn't wait for that.
-// It doesn't keep the message.
+// post queues a copy of a message without blocking.
 func (p *pair) post(message []byte) {
 	p.posting.Lock()
 	defer p.posting.Unlock()
 	switch {
-	case p.deaf:
+	case p.closed:
 		return
 	case p.bytes+len(message) > maxPosted:
 		p.dropped++
@@ -162,12 +158,12 @@ func (p *pair) post(message []byte) {
 	}
 }
 
-// carry writes what is posted, until the pair is closed at one end.
+// carry writes queued messages until the pair is closed at one end.
 func (p *pair) carry() {
 	defer func() {
 		p.posting.Lock()
 		defer p.posting.Unlock()
-		p.deaf, p.posted, p.bytes = true, nil, 0
+		p.closed, p.posted, p.bytes = true, nil, 0
 	}()
 	timer := time.NewTimer(postPause)
 	defer timer.Stop()
@@ -196,7 +192,7 @@ func (p *pair) carry() {
 	}
 }
 
-// first takes the first message that is posted; nil: there is none.
+// first removes and returns the first queued message, nil if there is none.
 func (p *pair) first() (message []byte) {
 	p.posting.Lock()
 	defer p.posting.Unlock()
@@ -209,7 +205,7 @@ func (p *pair) first() (message []byte) {
 	return message
 }
 
-// lost returns how many messages were lost, because the other one took nothing for so long.
+// lost returns the number of messages lost because the other engine didn't read in time.
 func (p *pair) lost() int {
 	p.posting.Lock()
 	defer p.posting.Unlock()
@@ -223,12 +219,12 @@ func (p *pair) send(k kind, body ...byte) error {
 	return nil
 }
 
-// tell sends news of peers.
-func (p *pair) tell(all []news) error {
+// sendPeers sends updates of peers.
+func (p *pair) sendPeers(all []peerUpdate) error {
 	message := []byte{byte(kindPeers)}
 	for i, n := range all {
-		message = appendNews(message, n)
-		if len(message) > maxNews || i == len(all)-1 {
+		message = appendUpdate(message, n)
+		if len(message) > maxUpdates || i == len(all)-1 {
 			if err := p.write(message); err != nil {
 				return err
 			}
@@ -238,7 +234,7 @@ func (p *pair) tell(all []news) error {
 	return nil
 }
 
-// next returns the next message, io.EOF when the other end is closed.
+// next returns the next message, io.EOF if the other end is closed.
 func (p *pair) next(done <-chan struct{}, timeout <-chan time.Time) (message, error) {
 	select {
 	case m, more := <-p.messages:
@@ -258,20 +254,20 @@ var (
 	errEnded    = errors.New("this engine ends")
 )
 
-// refuse makes the other end, a taker's, unable to write. Then it returns whether that
-// has written that it begins handshakes, and that it took the device.
-func (p *pair) refuse() (began, took bool) {
+// drain makes writes of the new engine fail, and reads its remaining messages. It returns
+// whether it has announced handshakes, and whether it owns the device.
+func (p *pair) drain() (began, owned bool) {
 	_ = p.conn.CloseRead()
-	// A device that has ended takes nothing that was relayed to it.
+	// A closed device doesn't receive relayed messages.
 	defer time.AfterFunc(drainPatience, p.end).Stop()
 	for m := range p.messages {
 		began = began || m.kind != kindBegin
-		took = took || m.kind == kindTaken
+		owned = owned || m.kind == kindOwned
 	}
-	return began, took
+	return began, owned
 }
 
-// close closes this end and waits until nothing is read of it any more.
+// close closes this end and waits until it isn't read any more.
 func (p *pair) close() {
 	p.end()
 	_ = p.conn.Close()

@@ -9,25 +9,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pairBuffer is the size in bytes of what may be in the pair, so that the one doesn't
-// wait when the other one is put aside for a moment.
+// pairBuffer is the pair's buffer in bytes: a writer doesn't wait while the reader is briefly
+// without processor time.
 const pairBuffer = 4 << 20
 
-// Pair returns both ends of a new SEQPACKET pair, to be given to two engines.
-func Pair() (giver, taker *os.File, err error) {
+// Pair returns both ends of a new SEQPACKET pair, one for each engine.
+func Pair() (old, fresh *os.File, err error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a pair of sockets: %w", err)
 	}
 	for _, end := range ends {
-		// Beyond net.core.wmem_max it takes NET_ADMIN; with less it works, too.
+		// More than net.core.wmem_max needs CAP_NET_ADMIN. A smaller buffer works, too.
 		_ = unix.SetsockoptInt(end, unix.SOL_SOCKET, unix.SO_SNDBUF, pairBuffer)
 		_ = unix.SetsockoptInt(end, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, pairBuffer)
 	}
-	return os.NewFile(uintptr(ends[0]), "giver"), os.NewFile(uintptr(ends[1]), "taker"), nil
+	return os.NewFile(uintptr(ends[0]), "old engine"), os.NewFile(uintptr(ends[1]), "new engine"), nil
 }
 
-// socketEnd is an [End] of the kernel's.
+// socketEnd is an [End] on a socket.
 type socketEnd struct{ *net.UnixConn }
 
 // try implements [End].
@@ -37,8 +37,8 @@ func (e socketEnd) try(message []byte) (wrote bool, err error) {
 		if err != nil {
 			return err
 		}
-		taken, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
-		if err != nil || taken > room/2 {
+		used, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		if err != nil || used > room/2 {
 			return err
 		}
 		err = unix.Send(fd, message, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)

@@ -16,15 +16,15 @@ import (
 // Key is the public key of a peer.
 type Key = device.NoisePublicKey
 
-// peer is what a device says of one of its peers.
+// peer is the state of a device's peer.
 type peer struct {
-	endpoint       string // empty: none is known
+	endpoint       string // empty: unknown
 	handshake      time.Time
 	sent, received uint64 // bytes
 	keepalive      int    // persistent, in seconds
 }
 
-// peersOf returns what a device says of its peers.
+// peersOf returns the state of a device's peers.
 func peersOf(d *device.Device) (map[Key]peer, error) {
 	var text bytes.Buffer
 	if err := d.IpcGetOperation(&text); err != nil {
@@ -33,7 +33,7 @@ func peersOf(d *device.Device) (map[Key]peer, error) {
 	return parsePeers(text.Bytes())
 }
 
-// parsePeers reads the answer to "get=1" of
+// parsePeers parses the response to "get=1" of
 // https://www.wireguard.com/xplatform/#configuration-protocol.
 func parsePeers(text []byte) (map[Key]peer, error) {
 	peers := make(map[Key]peer)
@@ -84,7 +84,7 @@ func parsePeers(text []byte) (map[Key]peer, error) {
 	return peers, nil
 }
 
-// live returns those peers that have a session, the latest first.
+// live returns the peers with a session, those with the latest handshakes first.
 func live(peers map[Key]peer, now time.Time) []Key {
 	var keys []Key
 	for key, p := range peers {
@@ -98,7 +98,7 @@ func live(peers map[Key]peer, now time.Time) []Key {
 	return keys
 }
 
-// setEndpoints sets those of peers that the device has.
+// setEndpoints sets the endpoints of existing peers.
 func setEndpoints(d *device.Device, endpoints map[Key]string) error {
 	var set strings.Builder
 	for key, endpoint := range endpoints {
@@ -110,20 +110,20 @@ func setEndpoints(d *device.Device, endpoints map[Key]string) error {
 	return nil
 }
 
-// news is what one of the two tells of a peer.
-type news struct {
+// peerUpdate is what one engine reports about a peer.
+type peerUpdate struct {
 	key      Key
-	heard    bool // by the giver: something valid came from it lately, see hearing
+	heard    bool // the old engine has received a valid message lately, see hearing
 	endpoint string
 }
 
-// maxNews is how many bytes of news are sent in one message.
-const maxNews = 32000
+// maxUpdates is the size in bytes at which a message with updates is sent.
+const maxUpdates = 32000
 
-// appendNews appends one to a message:
+// appendUpdate appends an update to a message:
 //
 //	{ key, 32 bytes | heard, 1 | length of endpoint, 1 | endpoint, text }
-func appendNews(message []byte, n news) []byte {
+func appendUpdate(message []byte, n peerUpdate) []byte {
 	if len(n.endpoint) > 255 {
 		n.endpoint = ""
 	}
@@ -136,15 +136,15 @@ func appendNews(message []byte, n news) []byte {
 	return append(message, n.endpoint...)
 }
 
-// parseNews is the reverse of appendNews, for all of a message.
-func parseNews(message []byte) (all []news, err error) {
+// parseUpdates parses all updates of a message.
+func parseUpdates(message []byte) (all []peerUpdate, err error) {
 	const head = len(Key{}) + 2
 	for len(message) > 0 {
 		if len(message) < head || len(message) < head+int(message[head-1]) {
 			return nil, fmt.Errorf("a message about peers is cut off")
 		}
 		end := head + int(message[head-1])
-		all = append(all, news{key: Key(message[:len(Key{})]), heard: message[head-2] != 0, endpoint: string(message[head:end])})
+		all = append(all, peerUpdate{key: Key(message[:len(Key{})]), heard: message[head-2] != 0, endpoint: string(message[head:end])})
 		message = message[end:]
 	}
 	return all, nil

@@ -79,7 +79,7 @@ func serveEngine() error {
 		return err
 	}
 	limits := DefaultLimits
-	limits.Linger = time.Second
+	limits.Drain = time.Second
 	limits.Answer = time.Minute // this machine may be busy
 	s := Side{Limits: limits, Log: discardLog, Tun: NewTun(&steppedTUN{native, steps}, take)}
 	sockets := udp.New(udp.Config{Inherited: []*os.File{os.NewFile(fdSockets, "udp"), os.NewFile(fdSockets+1, "udp")}})

@@ -9,26 +9,25 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// relay passes those messages on to another process that are for none of the
-// handshakes and sessions of this one.
+// relay forwards messages to the old engine that belong to none of this process's handshakes
+// and sessions.
 type relay struct {
-	send func(frame []byte) // doesn't keep the frame
+	send func(frame []byte) // must not retain the frame
 
-	accept atomic.Bool // initiations, in both directions
+	accept atomic.Bool // send and receive initiations
 
 	mu       sync.RWMutex
 	own      indices
 	sending  sync.Mutex
 	frame    []byte
-	last     conn.Endpoint // of what is in frame
+	last     conn.Endpoint // of the last message in frame
 	lastText string
 }
 
-// maxFrame is how many bytes of relayed messages are passed on together, but for a
-// message that is larger alone.
+// maxFrame bounds a frame of several messages, in bytes.
 const maxFrame = 60000
 
-// learn notes the indices of handshake messages that this process sends.
+// learn records the indices of handshake messages that this process sends.
 func (r *relay) learn(packets [][]byte) {
 	for _, packet := range packets {
 		if index, ok := sender(packet); ok {
@@ -39,8 +38,8 @@ func (r *relay) learn(packets [][]byte) {
 	}
 }
 
-// pass passes on what isn't for this process, and makes its size 0.
-func (r *relay) pass(packets [][]byte, sizes []int, from []conn.Endpoint) {
+// forward forwards messages that aren't for this process, and sets their size to 0.
+func (r *relay) forward(packets [][]byte, sizes []int, from []conn.Endpoint) {
 	r.mu.RLock()
 	foreign := false
 	for i, size := range sizes {
@@ -51,7 +50,7 @@ func (r *relay) pass(packets [][]byte, sizes []int, from []conn.Endpoint) {
 			}
 			sizes[i] = 0
 			if messageType(message) == device.MessageResponseType {
-				continue // It is late: the remote knows an initiation of this process by now.
+				continue // Late: the remote has received an initiation of this process by now.
 			}
 			if !foreign {
 				foreign = true
@@ -91,7 +90,7 @@ func (r *relay) add(message []byte, from conn.Endpoint) {
 	r.frame = append(r.frame, message...)
 }
 
-// flush passes the frame on.
+// flush sends the frame.
 func (r *relay) flush() {
 	if len(r.frame) > 0 {
 		r.send(r.frame)
@@ -99,8 +98,8 @@ func (r *relay) flush() {
 	}
 }
 
-// cutRelayed returns the first message of a frame without its kind, and those behind.
-// The message is nil when there is none.
+// cutRelayed returns the first message of a frame without its kind, and the rest of the
+// frame. The message is nil if the frame has none.
 func cutRelayed(frame []byte) (endpoint string, message, rest []byte) {
 	if len(frame) < 5 {
 		return "", nil, nil

@@ -9,216 +9,215 @@ import (
 	"time"
 )
 
-// ErrKept is returned by [Take] when the giver keeps the device.
-var ErrKept = errors.New("the other engine keeps the device")
+// ErrNotReleased is returned by [Take] if the old engine aborted the hand-over.
+var ErrNotReleased = errors.New("the other engine aborted the hand-over")
 
-// Take takes a device over from another engine, which runs [Give]. The device must be
-// configured as the other one's is, and down, its [Tun] shut, and its sockets those of
-// the other one. Take calls here at the moment from which on this engine has the device,
-// and returns nil when the other one has ended. When that ends before, the device is
-// this engine's, too. When Take returns an error, it isn't, and should be closed.
+// Take takes a device over from another engine, which runs [Give]. The device must have the
+// same configuration and the same sockets as the other engine's, and be down, with its [Tun]
+// shut. Take calls here when this engine owns the device, also if the other engine has ended
+// before it released it, and returns nil when the other engine has ended. If Take returns an
+// error, this engine doesn't own the device, and the caller should close it.
 func Take(ctx context.Context, s Side, here func()) error {
-	t := &taker{Side: s, pair: newPair(s.Pair)}
-	defer t.pair.close()
-	if err := t.take(ctx); err != nil {
+	e := &newEngine{Side: s, pair: newPair(s.Pair)}
+	defer e.pair.close()
+	if err := e.takeOver(ctx); err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
 	here()
-	t.settle(ctx)
+	e.finish(ctx)
 	return nil
 }
 
-type taker struct {
+type newEngine struct {
 	Side
-	pair       *pair
-	relay      *relay
-	keepalives map[Key]int
-	quiet      []Key // have no keepalives yet
-	endpoints  map[Key]string
-	heard      map[Key]bool
-	handshakes *handshakes
-	gone       bool // the giver is
+	pair              *pair
+	relay             *relay
+	keepalives        map[Key]int // as configured, in seconds
+	withoutKeepalives []Key       // whose keepalives aren't restored yet
+	endpoints         map[Key]string
+	heard             map[Key]bool
+	handshakes        *handshakes
+	gone              bool // the old engine has ended
 }
 
-func (t *taker) take(ctx context.Context) error {
-	if err := t.quieten(); err != nil {
+func (e *newEngine) takeOver(ctx context.Context) error {
+	if err := e.disableKeepalives(); err != nil {
 		return err
 	}
-	t.relay = &relay{send: t.pair.post}
-	t.heard, t.handshakes = make(map[Key]bool), newHandshakes(nil, false)
-	if err := t.begin(ctx); err != nil {
+	e.relay = &relay{send: e.pair.post}
+	e.heard, e.handshakes = make(map[Key]bool), newHandshakes(nil, false)
+	if err := e.begin(ctx); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return errEnded
 	}
-	t.Bind.answers.Store(newAnswers())
-	t.Bind.relay.Store(t.relay)
-	if err := t.Device.Up(); err != nil {
+	e.Bind.answers.Store(newAnswers())
+	e.Bind.relay.Store(e.relay)
+	if err := e.Device.Up(); err != nil {
 		return fmt.Errorf("open UDP sockets: %w", err)
 	}
-	if err := t.meet(ctx); err != nil {
+	if err := e.meet(ctx); err != nil {
 		return err
 	}
-	if !t.gone {
-		if err := t.ask(ctx); err != nil {
+	if !e.gone {
+		if err := e.ask(ctx); err != nil {
 			return err
 		}
 	}
-	if t.gone && ctx.Err() != nil {
+	if e.gone && ctx.Err() != nil {
 		return errEnded // Both end.
 	}
-	t.Tun.Open()
-	t.relay.accept.Store(true)
-	now, later := t.established()
-	t.giveKeepalives(now) // Whoever asks from now on is told what was configured.
-	t.quiet = later
+	e.Tun.Open()
+	e.relay.accept.Store(true)
+	now, later := e.established()
+	e.restoreKeepalives(now) // From here on, clients see the configured intervals.
+	e.withoutKeepalives = later
 	return nil
 }
 
-// quieten takes the persistent keepalives from the device: with them it would begin a
-// handshake with all of its peers in the moment when it goes up.
-func (t *taker) quieten() error {
-	have, err := peersOf(t.Device)
+// disableKeepalives removes the persistent keepalives from the device: with them it would
+// start handshakes with all peers when it goes up.
+func (e *newEngine) disableKeepalives() error {
+	have, err := peersOf(e.Device)
 	if err != nil {
 		return err
 	}
-	t.keepalives, t.endpoints = make(map[Key]int), make(map[Key]string)
+	e.keepalives, e.endpoints = make(map[Key]int), make(map[Key]string)
 	var keys []Key
 	for key, p := range have {
-		t.endpoints[key] = p.endpoint
+		e.endpoints[key] = p.endpoint
 		if p.keepalive > 0 {
-			t.keepalives[key] = p.keepalive
+			e.keepalives[key] = p.keepalive
 			keys = append(keys, key)
 		}
 	}
-	return t.setKeepalives(keys, func(Key) int { return 0 })
+	return e.setKeepalives(keys, func(Key) int { return 0 })
 }
 
-// giveKeepalives is the reverse for some of them.
-func (t *taker) giveKeepalives(keys []Key) {
-	if err := t.setKeepalives(keys, func(key Key) int { return t.keepalives[key] }); err != nil {
-		t.Log.Warn("peers without persistent keepalives", "err", err)
+// restoreKeepalives restores the persistent keepalives of some peers.
+func (e *newEngine) restoreKeepalives(keys []Key) {
+	if err := e.setKeepalives(keys, func(key Key) int { return e.keepalives[key] }); err != nil {
+		e.Log.Warn("cannot restore persistent keepalives", "err", err)
 	}
 }
 
-func (t *taker) setKeepalives(keys []Key, seconds func(Key) int) error {
+func (e *newEngine) setKeepalives(keys []Key, seconds func(Key) int) error {
 	var set strings.Builder
 	for _, key := range keys {
 		fmt.Fprintf(&set, "public_key=%x\nupdate_only=true\npersistent_keepalive_interval=%d\n", key[:], seconds(key))
 	}
-	if err := t.Device.IpcSet(set.String()); err != nil {
+	if err := e.Device.IpcSet(set.String()); err != nil {
 		return fmt.Errorf("set persistent keepalives: %w", err)
 	}
 	return nil
 }
 
-// begin returns when the giver reads no messages any more, and is told that handshakes
-// begin: one that goes on without that needs no new sessions.
-func (t *taker) begin(ctx context.Context) error {
-	if err := t.pair.send(kindBegin, version); err != nil {
-		t.gone = true
+// begin returns when the old engine has stopped reading messages. It announces the handshakes
+// then: an old engine that continues without that announcement needs no new sessions.
+func (e *newEngine) begin(ctx context.Context) error {
+	if err := e.pair.send(kindBegin, version); err != nil {
+		e.gone = true
 		return nil
 	}
-	timeout := time.After(2 * t.Limits.Answer) // it may have to wait itself
+	timeout := time.After(2 * e.Limits.Answer) // The old engine may have to wait itself.
 	for {
-		m, err := t.pair.next(ctx.Done(), timeout)
+		m, err := e.pair.next(ctx.Done(), timeout)
 		if errors.Is(err, io.EOF) {
-			t.gone = true
+			e.gone = true
 			return nil
 		}
 		if err != nil {
 			return err
 		}
 		if m.kind == kindPaused {
-			if err := t.pair.send(kindProgress); err != nil {
-				return t.verdict(err)
+			if err := e.pair.send(kindProgress); err != nil {
+				return e.resolveOwner(err)
 			}
 			return nil
 		}
-		if err := t.handle(m); err != nil {
+		if err := e.handle(m); err != nil {
 			return err
 		}
 	}
 }
 
-// handle takes notice of a message.
-func (t *taker) handle(m message) error {
+// handle handles a message of the old engine.
+func (e *newEngine) handle(m message) error {
 	switch m.kind {
 	case kindAborted:
-		return fmt.Errorf("%w: %s", ErrKept, m.body)
+		return fmt.Errorf("%w: %s", ErrNotReleased, m.body)
 	case kindPeers:
-		all, err := parseNews(m.body)
+		all, err := parseUpdates(m.body)
 		if err != nil {
 			return err
 		}
 		moved := make(map[Key]string)
 		for _, n := range all {
-			known, ours := t.endpoints[n.key]
+			known, ours := e.endpoints[n.key]
 			if !ours {
-				continue // Configured here, it would be.
+				continue // Not configured here.
 			}
-			t.heard[n.key] = n.heard
-			t.handshakes.add(n.key)
+			e.heard[n.key] = n.heard
+			e.handshakes.add(n.key)
 			if n.endpoint != "" && n.endpoint != known {
-				t.endpoints[n.key], moved[n.key] = n.endpoint, n.endpoint
+				e.endpoints[n.key], moved[n.key] = n.endpoint, n.endpoint
 			}
 		}
-		return setEndpoints(t.Device, moved)
+		return setEndpoints(e.Device, moved)
 	}
 	return nil
 }
 
-// look tells the giver where peers are that send in sessions with this engine.
-func (t *taker) look(have map[Key]peer) error {
-	var moved []news
+// reportEndpoints sends the changed endpoints of peers with a session to the old engine.
+func (e *newEngine) reportEndpoints(have map[Key]peer) error {
+	var moved []peerUpdate
 	for key, p := range have {
-		if !p.handshake.IsZero() && p.endpoint != t.endpoints[key] {
-			t.endpoints[key] = p.endpoint
-			moved = append(moved, news{key: key, endpoint: p.endpoint})
+		if !p.handshake.IsZero() && p.endpoint != e.endpoints[key] {
+			e.endpoints[key] = p.endpoint
+			moved = append(moved, peerUpdate{key: key, endpoint: p.endpoint})
 		}
 	}
-	return t.pair.tell(moved)
+	return e.pair.sendPeers(moved)
 }
 
-// meet makes sessions with the peers. It returns when all have one, or enough was
-// waited for the others.
-func (t *taker) meet(ctx context.Context) error {
+// meet makes sessions with the peers. It returns when doneWaiting does.
+func (e *newEngine) meet(ctx context.Context) error {
 	began := time.Now()
-	told, answered, missing := began, began, len(t.handshakes.of)
+	reported, answered, missing := began, began, len(e.handshakes.of)
 	step := time.NewTimer(0)
 	defer step.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return errEnded
-		case m, more := <-t.pair.messages:
+		case m, more := <-e.pair.messages:
 			if !more {
-				t.gone = true
+				e.gone = true
 				return nil
 			}
-			if err := t.handle(m); err != nil {
+			if err := e.handle(m); err != nil {
 				return err
 			}
 		case <-step.C:
 			now := time.Now()
-			have, err := t.handshakes.run(t.Device, t.Bind, now)
+			have, err := e.handshakes.run(e.Device, e.Bind, now)
 			if err != nil {
 				return err
 			}
-			if err := t.look(have); err != nil {
-				t.Log.Debug("the other engine doesn't read", "err", err)
+			if err := e.reportEndpoints(have); err != nil {
+				e.Log.Debug("the other engine doesn't read", "err", err)
 			}
-			if n := len(t.handshakes.of); n < missing {
+			if n := len(e.handshakes.of); n < missing {
 				answered, missing = now, n
 			}
-			if t.enough(now.Sub(began), now.Sub(answered)) {
+			if e.doneWaiting(now.Sub(began), now.Sub(answered)) {
 				return nil
 			}
-			if now.Sub(told) >= progressEvery {
-				told = now
-				if err := t.pair.send(kindProgress); err != nil {
-					t.Log.Debug("the other engine doesn't read", "err", err)
+			if now.Sub(reported) >= progressInterval {
+				reported = now
+				if err := e.pair.send(kindProgress); err != nil {
+					e.Log.Debug("the other engine doesn't read", "err", err)
 				}
 			}
 			step.Reset(pause(time.Since(now)))
@@ -226,130 +225,131 @@ func (t *taker) meet(ctx context.Context) error {
 	}
 }
 
-// enough reports whether nobody is to be waited for any more, after some time in all and
-// since a peer answered: peers that are gone won't come back by it. One that is heard has
-// a session of the giver's, and what it is sent in that isn't lost.
-func (t *taker) enough(waited, silent time.Duration) bool {
-	if len(t.handshakes.of) == 0 || waited >= t.Limits.Sessions {
+// doneWaiting reports whether to stop waiting for peers without a session. waited is the time
+// since the start, silent the time since a peer last answered. Peers that are heard use
+// sessions of the old engine, in which nothing is lost, so they get more time.
+func (e *newEngine) doneWaiting(waited, silent time.Duration) bool {
+	if len(e.handshakes.of) == 0 || waited >= e.Limits.Sessions {
 		return true
 	}
-	if silent < t.Limits.Silent {
+	if silent < e.Limits.Silent {
 		return false
 	}
-	for key := range t.handshakes.of {
-		if t.heard[key] {
+	for key := range e.handshakes.of {
+		if e.heard[key] {
 			return false
 		}
 	}
 	return true
 }
 
-// ask asks for the TUN, and takes it.
-func (t *taker) ask(ctx context.Context) error {
-	if err := t.pair.send(kindReady); err != nil {
-		t.Log.Debug("the other engine doesn't read", "err", err)
+// ask requests the TUN, and takes ownership of the device.
+func (e *newEngine) ask(ctx context.Context) error {
+	if err := e.pair.send(kindReady); err != nil {
+		e.Log.Debug("the other engine doesn't read", "err", err)
 	}
-	timeout := time.After(t.Limits.Answer)
+	timeout := time.After(e.Limits.Answer)
 	for {
-		m, err := t.pair.next(ctx.Done(), timeout)
+		m, err := e.pair.next(ctx.Done(), timeout)
 		switch {
 		case errors.Is(err, io.EOF):
-			t.gone = true
+			e.gone = true
 			return nil
 		case errors.Is(err, errEnded):
 			return err
-		case err == nil && m.kind != kindGiven:
-			if err := t.handle(m); err != nil {
+		case err == nil && m.kind != kindReleased:
+			if err := e.handle(m); err != nil {
 				return err
 			}
 			continue
 		}
 		break
 	}
-	// From here on it is this engine's, also when the other one hangs.
-	if err := t.pair.send(kindTaken); err != nil {
-		return t.verdict(err)
+	// From here on this engine owns the device, also if the other one hangs.
+	if err := e.pair.send(kindOwned); err != nil {
+		return e.resolveOwner(err)
 	}
 	return nil
 }
 
-// verdict says whose the device is when nothing can be written to the giver: its own
-// when it has said so, and otherwise it has ended.
-func (t *taker) verdict(err error) error {
+// resolveOwner decides which engine owns the device when writing to the old engine has
+// failed: the old engine if it has sent kindAborted, and otherwise it has ended.
+func (e *newEngine) resolveOwner(err error) error {
 	for {
-		m, nextErr := t.pair.next(nil, time.After(t.Limits.Answer))
+		m, nextErr := e.pair.next(nil, time.After(e.Limits.Answer))
 		switch {
 		case errors.Is(nextErr, io.EOF):
-			t.gone = true
+			e.gone = true
 			return nil
 		case nextErr != nil:
 			return err
 		}
-		if err := t.handle(m); err != nil {
+		if err := e.handle(m); err != nil {
 			return err
 		}
 	}
 }
 
-// settle gives the device what it was spared, and returns when the giver has ended.
-func (t *taker) settle(ctx context.Context) {
+// finish restores the remaining keepalives and handshakes, and returns when the old engine
+// has ended.
+func (e *newEngine) finish(ctx context.Context) {
 	defer func() {
-		if n := t.pair.lost(); n > 0 {
-			t.Log.Warn("the engine before this one didn't run for too long: messages for it are lost", "frames", n)
+		if n := e.pair.lost(); n > 0 {
+			e.Log.Warn("lost relayed messages: the other engine didn't read them in time", "frames", n)
 		}
 	}()
-	defer t.Bind.relay.Store(nil)
-	defer t.Bind.answers.Store(nil)
+	defer e.Bind.relay.Store(nil)
+	defer e.Bind.answers.Store(nil)
 	began := time.Now()
 	pace := time.NewTicker(headway)
 	defer pace.Stop()
-	limit := time.After(5 * t.Limits.Linger) // of the giver; it lingers for four
+	limit := time.After(5 * e.Limits.Drain) // The old engine drains for up to four.
 	for rounds := 0; ; rounds++ {
-		n := min(atOnce, len(t.quiet))
-		t.giveKeepalives(t.quiet[:n])
-		t.quiet = t.quiet[n:]
+		n := min(atOnce, len(e.withoutKeepalives))
+		e.restoreKeepalives(e.withoutKeepalives[:n])
+		e.withoutKeepalives = e.withoutKeepalives[n:]
 		if rounds < 10 || rounds%10 == 0 {
-			// A remote uses a session when something has come in it, and that may
-			// have been lost, also for seconds: as long as the giver is there.
-			t.Device.SendKeepalivesToPeersWithCurrentKeypair()
+			// A remote uses a session once it has received a message in it. The first
+			// ones may be lost, so this repeats until the old engine has ended.
+			e.Device.SendKeepalivesToPeersWithCurrentKeypair()
 		}
-		_, err := t.handshakes.run(t.Device, t.Bind, time.Now())
-		late := err != nil || time.Since(began) >= t.Limits.Patience // wireguard-go goes on trying
-		if t.gone && len(t.quiet) == 0 && (late || len(t.handshakes.of) == 0) {
+		_, err := e.handshakes.run(e.Device, e.Bind, time.Now())
+		late := err != nil || time.Since(began) >= e.Limits.Patience // wireguard-go retries
+		if e.gone && len(e.withoutKeepalives) == 0 && (late || len(e.handshakes.of) == 0) {
 			return
 		}
 	wait:
 		for {
-			messages := t.pair.messages
-			if t.gone {
+			messages := e.pair.messages
+			if e.gone {
 				messages = nil
 			}
 			select {
 			case m, more := <-messages:
 				if !more {
-					t.gone = true
-				} else if err := t.handle(m); err != nil {
-					t.Log.Debug("the other engine says what isn't understood", "err", err)
+					e.gone = true
+				} else if err := e.handle(m); err != nil {
+					e.Log.Debug("cannot parse a message of the other engine", "err", err)
 				}
 			case <-pace.C:
 				break wait
 			case <-limit:
-				t.gone = true
-			case <-t.Device.Wait():
+				e.gone = true
+			case <-e.Device.Wait():
 				return
 			case <-ctx.Done():
-				t.giveKeepalives(t.quiet)
+				e.restoreKeepalives(e.withoutKeepalives)
 				return
 			}
 		}
 	}
 }
 
-// established returns the peers that had persistent keepalives: those that have a
-// session, and those with which the first one would begin a handshake.
-func (t *taker) established() (now, later []Key) {
-	have, err := peersOf(t.Device)
-	for key := range t.keepalives {
+// established returns the peers with persistent keepalives: now those with a session, later
+// those with which a keepalive would start a handshake.
+func (e *newEngine) established() (now, later []Key) {
+	have, err := peersOf(e.Device)
+	for key := range e.keepalives {
 		if err == nil && have[key].handshake.IsZero() {
 			later = append(later, key)
 		} else {

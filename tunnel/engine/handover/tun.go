@@ -12,33 +12,33 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// Tun is a tun.Device that can stop reading without being closed. It adds an atomic
-// load to each Read.
+// Tun is a tun.Device whose reading can be stopped without closing it. This costs an atomic
+// load in each Read.
 type Tun struct {
 	tun.Device
 	events chan tun.Event
 	closed chan struct{}
 
-	shut atomic.Bool // says whether gate does anything
+	shut atomic.Bool // Read waits at gate
 
 	mu      sync.Mutex
 	gate    *gate
 	closing sync.Once
 }
 
-// gate is what Read waits at.
+// gate blocks Read while the device is shut.
 type gate struct {
 	opened  chan struct{}
-	reached chan struct{} // closed when Read is there
+	reached chan struct{} // closed when Read waits
 	once    sync.Once
 }
 
 func newGate() *gate { return &gate{opened: make(chan struct{}), reached: make(chan struct{})} }
 
-// NewTun returns a device on another one. A device that is shut reads nothing, and its
-// link's events are kept back, until it is opened. To be shut later, the other one must
-// have SetReadDeadline, or a file with it, and its Read return os.ErrDeadlineExceeded
-// once a deadline has passed and nothing is left that was read before.
+// NewTun wraps a device. While it is shut, it doesn't read, and holds back the link's events.
+// For a later Shut, the inner device or its file needs SetReadDeadline, and its Read must
+// return os.ErrDeadlineExceeded after the deadline, once all packets that it had read already
+// have been returned.
 func NewTun(inner tun.Device, shut bool) *Tun {
 	t := &Tun{Device: inner, events: make(chan tun.Event), closed: make(chan struct{}), gate: newGate()}
 	if t.shut.Store(shut); !shut {
@@ -51,36 +51,36 @@ func NewTun(inner tun.Device, shut bool) *Tun {
 // Events implements [tun.Device].
 func (t *Tun) Events() <-chan tun.Event { return t.events }
 
-// maxEvents bounds the events that are kept back; the oldest are forgotten.
+// maxEvents bounds the events that are held back; the oldest are dropped.
 const maxEvents = 16
 
-// forward hands on the link's events from the time on that it may. It ends with them.
+// forward forwards the link's events once opened is closed. It returns at their end.
 func (t *Tun) forward(opened <-chan struct{}) {
 	defer close(t.events)
 	var (
-		kept []tun.Event
+		held []tun.Event
 		out  chan tun.Event
 		next tun.Event
 	)
 	for {
-		if out = nil; opened == nil && len(kept) > 0 {
-			out, next = t.events, kept[0]
+		if out = nil; opened == nil && len(held) > 0 {
+			out, next = t.events, held[0]
 		}
 		select {
 		case event, more := <-t.Device.Events():
 			if !more {
 				return
 			}
-			if kept = append(kept, event); len(kept) > maxEvents {
-				kept = kept[1:]
+			if held = append(held, event); len(held) > maxEvents {
+				held = held[1:]
 			}
 		case <-opened:
 			opened = nil
 		case out <- next:
-			kept = kept[1:]
+			held = held[1:]
 		case <-t.closed:
 			for range t.Device.Events() {
-				// Whoever sends them may be waiting.
+				// Unblock the sender.
 			}
 			return
 		}
@@ -118,8 +118,8 @@ func (t *Tun) wait() bool {
 	}
 }
 
-// Shut makes Read wait, and returns when it does: whatever it had read before has been
-// taken over by its caller. That may not happen in time, which is an error.
+// Shut makes Read wait, and returns when it does: its caller has all packets that were read
+// before. It returns an error if ctx ends first.
 func (t *Tun) Shut(ctx context.Context) error {
 	t.mu.Lock()
 	if !t.shut.Load() {
@@ -142,14 +142,14 @@ func (t *Tun) Shut(ctx context.Context) error {
 	return fmt.Errorf("stop reading the TUN: %w", err)
 }
 
-// Open lets Read go on.
+// Open lets Read continue.
 func (t *Tun) Open() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.shut.Load() {
 		return
 	}
-	_ = t.deadline(time.Time{}) // Where it doesn't have that it was never shut.
+	_ = t.deadline(time.Time{}) // It fails only if it also failed in Shut.
 	t.shut.Store(false)
 	close(t.gate.opened)
 }
