@@ -16,11 +16,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// server returns the process that serves for an engine.
+// server returns the pid of an engine's serving process.
 func (r *running) server(t *testing.T) (pid int) {
 	t.Helper()
-	// Before it starts a process for the first time, Go has one of a moment try whether the
-	// kernel knows pidfds: it is the supervisor's program still.
+	// Before the first start of a process, Go forks a short-lived one to check pidfd support:
+	// that one has the supervisor's command line.
 	supervisor, err := commandOf(r.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func commandOf(pid int) (string, error) {
 	return string(text), err
 }
 
-// stop keeps a process from running until it gets SIGCONT.
+// stop stops a process until SIGCONT.
 func stop(t *testing.T, pid int) {
 	t.Helper()
 	if err := processtest.Stop(pid); err != nil {
@@ -78,8 +78,8 @@ func TestAServerThatHangsIsReplaced(t *testing.T) {
 	tl.works(t)
 }
 
-// A device whose link is deleted while no process serves it is removed.
-func TestLinkOfAnUnservedDeviceIsDeleted(t *testing.T) {
+// A device whose link is deleted while no server runs is dropped.
+func TestALinkIsDeletedWithoutAServer(t *testing.T) {
 	e := start(t)
 	e.says(t, "msg=starting")
 	newTunnel(t).works(t)
@@ -93,10 +93,10 @@ func TestLinkOfAnUnservedDeviceIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	signal(t, server, unix.SIGKILL)
-	polltest.Until(t, time.Minute, "the device is given up", func() bool { return len(ask(t, control.Message{Op: control.List}).Devices) == 0 })
+	polltest.Until(t, time.Minute, "the device is dropped", func() bool { return len(ask(t, control.Message{Op: control.List}).Devices) == 0 })
 }
 
-// A control socket that is removed is created again.
+// A control socket that was removed is restored.
 func TestAControlSocketIsRemoved(t *testing.T) {
 	e := start(t)
 	e.says(t, "msg=starting")
@@ -111,9 +111,8 @@ func TestAControlSocketIsRemoved(t *testing.T) {
 	}
 }
 
-// An engine that hung, and whose place another one has taken, makes way for that when it
-// goes on.
-func TestAnEngineThatHungMakesWay(t *testing.T) {
+// An engine that hung and was replaced stands by when it continues.
+func TestAnEngineThatHungStandsBy(t *testing.T) {
 	long(t)
 	first := start(t)
 	first.says(t, "msg=starting")
@@ -126,8 +125,8 @@ func TestAnEngineThatHungMakesWay(t *testing.T) {
 	second.says(t, "msg=\"another engine stands by\"")
 }
 
-// Of those that stand by one serves when the engine is killed, and the others stand by
-// again.
+// When the engine that serves is killed, one of those that stand by serves, and the others
+// stand by again.
 func TestSeveralStandBy(t *testing.T) {
 	engines := []*running{start(t)}
 	engines[0].says(t, "msg=starting")
@@ -155,8 +154,8 @@ func TestSeveralStandBy(t *testing.T) {
 	newTunnel(t).works(t)
 }
 
-// A serving process that hangs during a hand-over, at either side, is replaced as at any
-// other time, and the hand-over is made then.
+// A serving process that hangs during a hand-over is replaced, on either side, and the
+// hand-over succeeds afterwards.
 func TestAServerHangsDuringAHandOver(t *testing.T) {
 	long(t)
 	for name, hangs := range map[string]func(first, second *running) *running{

@@ -16,7 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// serverThat returns a server that does what it is asked for, by name.
+// serverThat returns a server that handles requests with does.
 func serverThat(t *testing.T, does func(op string, files control.Files) error) *server {
 	t.Helper()
 	ours, theirs, err := socketpair()
@@ -46,7 +46,7 @@ func serverThat(t *testing.T, does func(op string, files control.Files) error) *
 	return s
 }
 
-// newTestDevice returns a supervisor and its only device, which no server has.
+// newTestDevice returns a supervisor with one device that no server has.
 func newTestDevice(t *testing.T) (*supervisor, *deviceState) {
 	t.Helper()
 	sup := newSupervisor(t.Context(), Config{Logger: slog.New(slog.DiscardHandler)})
@@ -67,9 +67,8 @@ func newTestDevice(t *testing.T) (*supervisor, *deviceState) {
 	return sup, d
 }
 
-// A device that a server couldn't be given in time, as one without processor time, is given
-// to it again, all of it: a server with a part of the configuration, which doesn't read the
-// TUN, serves no peer.
+// A device whose restoration failed, as on a server without processor time, is restored
+// again as a whole: a server with a part of the configuration wouldn't read the TUN.
 func TestADeviceIsRestoredAgain(t *testing.T) {
 	for _, failing := range []string{opUAPI, opStart} {
 		t.Run(failing, func(t *testing.T) {
@@ -107,7 +106,7 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 				return nil
 			})
 			if err := sup.with(t.Context(), d, s, noChange); err == nil {
-				t.Fatal("it is no error that the server fails")
+				t.Fatal("no error when the server fails")
 			}
 			if err := sup.with(t.Context(), d, s, noChange); err != nil {
 				t.Fatal(err)
@@ -120,14 +119,14 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 				}
 			}
 			if d.ready.Load() != s {
-				t.Error("the server doesn't count as one that has the device")
+				t.Error("the device isn't ready on the server")
 			}
 		})
 	}
 }
 
-// A server whose device has ended by itself, as its link is gone, may not have said so yet
-// when the device is removed.
+// A device can be removed after it has ended by itself, because its link was deleted, and
+// before the server has reported that.
 func TestADeviceIsRemovedThatHasEnded(t *testing.T) {
 	sup, d := newTestDevice(t)
 	asked := make(chan string, 10)
@@ -136,24 +135,24 @@ func TestADeviceIsRemovedThatHasEnded(t *testing.T) {
 		return fmt.Errorf("device %q: %w", d.name, unix.ENODEV)
 	})
 	if err := sup.remove(t.Context(), d); err != nil {
-		t.Errorf("removed with %v", err)
+		t.Errorf("remove: %v", err)
 	}
 	if op := <-asked; op != opClose {
-		t.Errorf("the server is asked to %s first", op)
+		t.Errorf("the first request is %s, want %s", op, opClose)
 	}
 	if sup.device(d.name) != nil {
-		t.Error("it is still there")
+		t.Error("the supervisor still has the device")
 	}
 }
 
-// A large device is looked at seldom. A server that takes long because it hung is followed
-// by one that may hang, too.
-func TestPausesBetweenLooks(t *testing.T) {
+// The pause grows with the duration of a round, up to a bound: after a server that hung,
+// the next one may hang, too.
+func TestMonitorPause(t *testing.T) {
 	for took, want := range map[time.Duration]time.Duration{
 		time.Millisecond: 2 * time.Second, 80 * time.Millisecond: 8 * time.Second, serverTimeout: 20 * time.Second,
 	} {
 		if got := pauseAfter(took); got != want {
-			t.Errorf("after %v the next look is in %v, want %v", took, got, want)
+			t.Errorf("the pause after a round of %v is %v, want %v", took, got, want)
 		}
 	}
 }

@@ -24,8 +24,8 @@ func (s *deviceServer) side(d *serverDevice, files *control.Files) (handover.Sid
 	}, err
 }
 
-// give hands over a device and closes it.
-func (s *deviceServer) give(d *serverDevice, files *control.Files) error {
+// handOver hands over a device and closes it.
+func (s *deviceServer) handOver(d *serverDevice, files *control.Files) error {
 	d.stopTask() // reconnect, or the end of a takeover by this process
 	side, err := s.side(d, files)
 	if err != nil {
@@ -44,8 +44,8 @@ func (s *deviceServer) give(d *serverDevice, files *control.Files) error {
 	return nil
 }
 
-// take takes over a device, and returns when this process serves it.
-func (s *deviceServer) take(d *serverDevice, files *control.Files) error {
+// takeOver takes over a device, and returns when this process serves it.
+func (s *deviceServer) takeOver(d *serverDevice, files *control.Files) error {
 	side, err := s.side(d, files)
 	if err != nil {
 		return err

@@ -93,9 +93,9 @@ func (s *deviceServer) handle(m control.Message, files *control.Files) error {
 	case opStart:
 		d.startTask(&s.wg, d.reconnect)
 	case opGive:
-		return s.give(d, files)
+		return s.handOver(d, files)
 	case opTake:
-		return s.take(d, files)
+		return s.takeOver(d, files)
 	case opClose:
 		s.mu.Lock()
 		delete(s.devices, m.Name)

@@ -63,7 +63,7 @@ func (sup *supervisor) handleTakeover(c *control.Conn, m control.Message) (contr
 		answer, err := sup.answer(control.Message{Op: control.List}, new(control.Files))
 		return answer, nil, errors.Join(err, ctx.Err())
 	case control.Give:
-		return sup.giveDevice(c, sup.device(m.Name))
+		return sup.handOverDevice(c, sup.device(m.Name))
 	case control.Took:
 		return control.Message{}, nil, sup.confirmTakeover(c, m.Name)
 	case control.Standby:
@@ -100,8 +100,8 @@ func (sup *supervisor) beginTakeover(c *control.Conn) error {
 	return nil
 }
 
-// giveDevice starts the hand-over of a device, and returns the device's handoverState.
-func (sup *supervisor) giveDevice(c *control.Conn, d *deviceState) (answer control.Message, files control.Files, err error) {
+// handOverDevice starts the hand-over of a device, and returns the device's handoverState.
+func (sup *supervisor) handOverDevice(c *control.Conn, d *deviceState) (answer control.Message, files control.Files, err error) {
 	sup.mu.Lock()
 	may := sup.successor == c
 	sup.mu.Unlock()

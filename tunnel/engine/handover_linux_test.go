@@ -57,7 +57,7 @@ func start(t *testing.T) *running {
 	return r
 }
 
-// says waits until an engine logs something.
+// says waits until the engine logs what.
 func (r *running) says(t *testing.T, what string) {
 	t.Helper()
 	var all strings.Builder
@@ -86,7 +86,7 @@ func ask(t *testing.T, m control.Message, files ...int) control.Message {
 
 const name = "wg-test"
 
-// openTUN returns a descriptor of a TUN link, which it makes unless there is one.
+// openTUN returns a descriptor of a TUN link, which it creates unless it exists.
 func openTUN(name string) (fd int, err error) {
 	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -103,7 +103,7 @@ func openTUN(name string) (fd int, err error) {
 	return fd, nil
 }
 
-// makeTUN makes a TUN link, which goes with the descriptor.
+// makeTUN creates a TUN link, which is deleted when the descriptor is closed.
 func makeTUN(t *testing.T) (fd, index int) {
 	t.Helper()
 	fd, err := openTUN(name)
@@ -149,7 +149,7 @@ func configure(t *testing.T, request string) (answer string) {
 	return answer
 }
 
-// counted are numbered packets that arrived.
+// counted counts numbered packets that were sent and that arrived.
 type counted struct {
 	mu   sync.Mutex
 	has  map[uint64]bool
@@ -169,7 +169,7 @@ func (c *counted) arrived(number uint64) {
 	c.has[number] = true
 }
 
-// missing returns how many of those between two haven't arrived.
+// missing returns how many of the packets first to last haven't arrived.
 func (c *counted) missing(first, last uint64) (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,8 +187,8 @@ func (c *counted) now() uint64 {
 	return c.sent
 }
 
-// tunnel is a device of the engine, with a plain wireguard-go at its other end, and
-// packets in both directions.
+// tunnel is a device of the engine and a plain wireguard-go as its peer, with packets in
+// both directions.
 type tunnel struct {
 	out, in *counted
 }
@@ -294,7 +294,7 @@ func newTunnel(t *testing.T) *tunnel {
 		_ = send.Close()
 		go func() {
 			for range link.Inbound {
-				// The remote must be able to end.
+				// So that the remote can end.
 			}
 		}()
 		wg.Wait()
@@ -302,8 +302,8 @@ func newTunnel(t *testing.T) *tunnel {
 	return tl
 }
 
-// holdSeconds gives a socket room for all that comes at once when an engine goes on after a
-// while. By default it is room for less than 300 packets.
+// holdSeconds enlarges a socket's receive buffer for the packets that arrive at once when an
+// engine continues after a pause. The default is less than 300 packets.
 func holdSeconds(socket *net.UDPConn) error {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -335,7 +335,7 @@ func fromRemote(number uint64) []byte {
 	return p
 }
 
-// works waits until packets arrive that are sent from now on, in both directions.
+// works waits until packets that are sent from now on arrive, in both directions.
 func (tl *tunnel) works(t *testing.T) (out, in uint64) {
 	t.Helper()
 	for _, c := range []*counted{tl.out, tl.in} {
@@ -348,8 +348,8 @@ func (tl *tunnel) works(t *testing.T) (out, in uint64) {
 	return tl.out.now(), tl.in.now()
 }
 
-// An engine that starts takes over from the one that serves, which stands by, and takes
-// over again when the other one is stopped. No packet is lost.
+// An engine that starts takes over from the one that serves. That one stands by, and takes
+// over again when the other one gets SIGTERM. No packet is lost.
 func TestEnginesHandOver(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
@@ -364,7 +364,7 @@ func TestEnginesHandOver(t *testing.T) {
 		t.Errorf("the second engine serves %v", list)
 	}
 	if answer := configure(t, "get=1\n\n"); !strings.Contains(answer, "persistent_keepalive_interval=25\n") || !strings.Contains(answer, "listen_port=51820\n") {
-		t.Errorf("the device isn't configured as before:\n%s", answer)
+		t.Errorf("the configuration has changed:\n%s", answer)
 	}
 	second.says(t, "msg=\"another engine stands by\"")
 	if err := second.Process.Signal(unix.SIGTERM); err != nil {
@@ -402,10 +402,10 @@ func TestStandbyServes(t *testing.T) {
 	newTunnel(t).works(t)
 }
 
-// dial connects to the engine as another one does, and calls news with each event.
-func dial(t *testing.T, news func(control.Message)) *control.Client {
+// dial connects to the engine as another engine does.
+func dial(t *testing.T, notify func(control.Message)) *control.Client {
 	t.Helper()
-	c, err := control.Subscribe(t.Context(), news)
+	c, err := control.Subscribe(t.Context(), notify)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -413,7 +413,7 @@ func dial(t *testing.T, news func(control.Message)) *control.Client {
 	return c
 }
 
-// taking has an engine hand over, until the connection that it returns ends.
+// taking begins a takeover, which lasts until the returned connection ends.
 func taking(t *testing.T) *control.Client {
 	t.Helper()
 	c := dial(t, func(control.Message) {})
@@ -423,8 +423,8 @@ func taking(t *testing.T) *control.Client {
 	return c
 }
 
-// An engine that is stopped while another one takes over ends afterwards, or when
-// that has failed twice.
+// An engine that gets SIGTERM during a takeover ends after it, or after two failed
+// takeovers.
 func TestAnEngineEndsAfterAHandOver(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
@@ -435,7 +435,7 @@ func TestAnEngineEndsAfterAHandOver(t *testing.T) {
 	}
 	first.says(t, "msg=\"waiting for the takeover by another engine")
 	if answer, err := c.Ask(t.Context(), control.Message{Op: control.List}); err != nil || len(answer.Devices) != 1 {
-		t.Errorf("it serves %v: %v", answer.Devices, err)
+		t.Errorf("the engine serves %v: %v", answer.Devices, err)
 	}
 	c.Close()
 	first.says(t, "msg=\"takeover failed")
@@ -450,10 +450,10 @@ func TestAnEngineEndsWithoutTheOneThatStoodBy(t *testing.T) {
 	long(t)
 	first := start(t)
 	first.says(t, "msg=starting")
-	notified := make(chan struct{})
+	takeOver := make(chan struct{})
 	standby := dial(t, func(m control.Message) {
 		if m.Op == control.TakeOver {
-			close(notified)
+			close(takeOver)
 		}
 	})
 	if _, err := standby.Ask(t.Context(), control.Message{Op: control.Standby}); err != nil {
@@ -462,14 +462,14 @@ func TestAnEngineEndsWithoutTheOneThatStoodBy(t *testing.T) {
 	if err := first.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	<-notified
+	<-takeOver
 	standby.Close()
 	if err := <-first.ended; err != nil {
 		t.Errorf("it ends with %v", err)
 	}
 }
 
-// Questions are answered while a device is handed over, however long that takes.
+// "get" requests are answered during a hand-over, however long it lasts.
 func TestQuestionsAreAnsweredDuringAHandOver(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
@@ -478,20 +478,20 @@ func TestQuestionsAreAnsweredDuringAHandOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer files.Close() // With the pair's end, from which the other one now waits for a word.
+	defer files.Close() // with the pair's end, from which the engine now waits for a message
 	if answer := configure(t, "get=1\n\n"); !strings.Contains(answer, "listen_port=51820\n") {
 		t.Errorf("the device answers:\n%s", answer)
 	}
-	// Who takes the device begins handshakes with all: there is nothing to do, and nothing
-	// that an agent would have to try again.
+	// The engine that takes over begins handshakes with all peers: the request succeeds, so
+	// that the agent doesn't repeat it.
 	ask(t, control.Message{Op: control.Handshake, Name: name, Keys: []string{strings.Repeat("0", 64)}})
 	if log := first.log.String(); strings.Contains(log, "the hand-over failed") {
-		t.Errorf("only when the hand-over was over:\n%s", log)
+		t.Errorf("answered after the hand-over:\n%s", log)
 	}
 }
 
-// An engine that can't take over yet does so later: who started it would only start it
-// again, later and later.
+// An engine that can't take over retries. If it ended, the kubelet would restart it with
+// growing back-off.
 func TestATakeOverIsTriedAgain(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
@@ -504,19 +504,19 @@ func TestATakeOverIsTriedAgain(t *testing.T) {
 	first.says(t, "msg=\"standing by\"")
 }
 
-// handoverState returns what an engine gives that hands a device over, with a UDP socket and its
-// port, and the giver's end of the pair, to which nothing is written.
-func handoverState(t *testing.T, name string) (files control.Files, port int, giver handover.End) {
+// handoverState returns the descriptors of a response to [control.Give], the port of the UDP
+// socket among them, and the old engine's end of the pair.
+func handoverState(t *testing.T, name string) (files control.Files, port int, pair handover.End) {
 	t.Helper()
-	giving, taker, err := handover.Pair()
+	ours, theirs, err := handover.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = taker.Close() }()
-	if giver, err = handover.Conn(giving); err != nil {
+	defer func() { _ = theirs.Close() }()
+	if pair, err = handover.Conn(ours); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = giver.Close() })
+	t.Cleanup(func() { _ = pair.Close() })
 	key, err := wgtypes.GeneratePrivateKey()
 	if err != nil {
 		t.Fatal(err)
@@ -543,7 +543,7 @@ func handoverState(t *testing.T, name string) (files control.Files, port int, gi
 	if err != nil {
 		t.Fatal(err)
 	}
-	end, err := unix.FcntlInt(taker.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	end, err := unix.FcntlInt(theirs.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -551,19 +551,19 @@ func handoverState(t *testing.T, name string) (files control.Files, port int, gi
 	if err != nil {
 		t.Fatal(err)
 	}
-	return control.Files{config, end, tun, duplicate}, port, giver
+	return control.Files{config, end, tun, duplicate}, port, pair
 }
 
-// Of several devices that an engine takes over one fails. It can be served when the agent
-// asks for it: its link and its port are free.
-func TestADeviceThatIsNotTakenIsFree(t *testing.T) {
+// When the takeover of one of several devices fails, the engine releases its link and its
+// port, so that the agent can have it served again.
+func TestAFailedTakeoverReleasesTheDevice(t *testing.T) {
 	nstest.TUN(t)
 	const other = "wg-fails"
-	taken, _, ended := handoverState(t, name)
-	fails, port, keeps := handoverState(t, other)
-	// The one has just ended, the other one keeps the device.
+	succeeds, _, ended := handoverState(t, name)
+	fails, port, aborts := handoverState(t, other)
+	// The old engine ends during the first hand-over, and aborts the second one.
 	_ = ended.Close()
-	if _, err := keeps.Write([]byte("xfor a test")); err != nil {
+	if _, err := aborts.Write([]byte("xfor a test")); err != nil {
 		t.Fatal(err)
 	}
 	l, err := control.Listen(control.Path)
@@ -586,7 +586,7 @@ func TestADeviceThatIsNotTakenIsFree(t *testing.T) {
 			case control.Take:
 				return control.Message{Devices: []control.Device{{Name: name}, {Name: other}}}, nil
 			case control.Give:
-				return control.Message{Name: m.Name}, map[string]control.Files{name: taken, other: fails}[m.Name]
+				return control.Message{Name: m.Name}, map[string]control.Files{name: succeeds, other: fails}[m.Name]
 			}
 			return control.Message{}, nil
 		})

@@ -39,7 +39,8 @@ func startEngine(t *testing.T) *logtest.Buffer {
 	return log
 }
 
-// descriptors returns how many this process has open, in which the supervisor is.
+// descriptors returns the number of open descriptors of this process, which runs the
+// supervisor.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -58,9 +59,8 @@ func connect(t *testing.T) *net.UnixConn {
 	return conn
 }
 
-// TestHostileClients says to the control socket what no client of ours does. The
-// engine ends that connection or answers with an error, loses no descriptor, and
-// serves the next client.
+// TestHostileClients sends malformed messages to the control socket. The engine closes the
+// connection or answers with an error, leaks no descriptor, and serves the next client.
 func TestHostileClients(t *testing.T) {
 	startEngine(t)
 	file, err := os.Open("/dev/null")
@@ -87,15 +87,15 @@ func TestHostileClients(t *testing.T) {
 		"no hello":                          {messages: []string{`{"id":1,"op":"list"}`}, files: many[:1]},
 		"a hello of another protocol":       {messages: []string{`{"id":1,"op":"hello","protocol":99}`, `{"id":2,"op":"list"}`}},
 		"an answer without a request":       {messages: []string{hello, `{"id":7}`}, files: many[:1]},
-		"an operation that isn't known":     {messages: []string{hello, `{"id":2,"op":"format"}`}, files: many[:4]},
+		"an unknown operation":              {messages: []string{hello, `{"id":2,"op":"format"}`}, files: many[:4]},
 		"a descriptor that is no TUN":       {messages: []string{hello, `{"id":2,"op":"serve","name":"wireguard.gcp","index":1}`}, files: many[:1]},
 		"no descriptor":                     {messages: []string{hello, `{"id":2,"op":"serve","name":"wireguard.gcp","index":1}`}},
 		"too many descriptors":              {messages: []string{hello, `{"id":2,"op":"serve","name":"wireguard.gcp","index":1}`}, files: many},
 		"a name that leads elsewhere":       {messages: []string{hello, `{"id":2,"op":"serve","name":"../../etc/passwd","index":1}`}, files: many[:1]},
-		"a device that isn't there":         {messages: []string{hello, `{"id":2,"op":"up","name":"\u0000"}`, `{"id":3,"op":"remove","name":"../x"}`}},
+		"an unknown device":                 {messages: []string{hello, `{"id":2,"op":"up","name":"\u0000"}`, `{"id":3,"op":"remove","name":"../x"}`}},
 		"handshakes of no device":           {messages: []string{hello, `{"id":2,"op":"handshake","name":"x","keys":["","zz"]}`}, files: many[:1]},
 		"the end of an engine of a service": {messages: []string{hello, `{"id":2,"op":"end"}`}},
-		"news of the engine's":              {messages: []string{hello, `{"op":"died","name":"wireguard.gcp"}`, `{"op":"sockets","name":"x"}`}, files: many[:2]},
+		"a notification of the engine":      {messages: []string{hello, `{"op":"died","name":"wireguard.gcp"}`, `{"op":"sockets","name":"x"}`}, files: many[:2]},
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := connect(t)
@@ -137,16 +137,17 @@ func served(t *testing.T) {
 	}
 }
 
-// TestOtherUsersMayNot connects as another user, whom the socket's mode admits.
+// TestOtherUsersMayNot connects as another user, after the modes of socket and directory were
+// changed.
 func TestOtherUsersMayNot(t *testing.T) {
 	log := startEngine(t)
 	if err := errors.Join(os.Chmod(control.Path, 0o777), os.Chmod(control.Dir, 0o777)); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := asUnprivileged(func() (net.Conn, error) { return net.Dial("unixpacket", control.Path) })
+	conn, err := asOtherUser(func() (net.Conn, error) { return net.Dial("unixpacket", control.Path) })
 	if err != nil {
 		if errors.Is(err, syscall.EINVAL) {
-			t.Skip("there is no other user in this namespace; runs as root elsewhere")
+			t.Skip("the user namespace has no other user; runs as root elsewhere")
 		}
 		t.Fatal(err)
 	}
@@ -159,14 +160,14 @@ func TestOtherUsersMayNot(t *testing.T) {
 	served(t)
 }
 
-// asUnprivileged calls f on a thread of another user, which ends with it.
-func asUnprivileged(f func() (net.Conn, error)) (conn net.Conn, err error) {
-	const unprivileged = 65534
+// asOtherUser calls f on a thread of another user, which ends afterwards.
+func asOtherUser(f func() (net.Conn, error)) (conn net.Conn, err error) {
+	const user = 65534
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // and never unlock it
-		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, unprivileged, unprivileged, unprivileged); errno != 0 {
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, user, user, user); errno != 0 {
 			err = errno
 			return
 		}
@@ -176,14 +177,14 @@ func asUnprivileged(f func() (net.Conn, error)) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// TestAnEngineThatRunsIsNotReplaced starts a second one.
+// TestAnEngineThatRunsIsNotReplaced starts a second engine, which must not take over.
 func TestAnEngineThatRunsIsNotReplaced(t *testing.T) {
 	startEngine(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := engine.Run(ctx, engine.Config{Temporary: true, Logger: slog.New(slog.DiscardHandler)})
 	if !strings.Contains(fmt.Sprint(err), "another process") {
-		t.Errorf("got %v, want an error that says who has the socket", err)
+		t.Errorf("got %v, want an error about the socket's other process", err)
 	}
 	served(t)
 }

@@ -46,7 +46,7 @@ func TestDeviceLogPassesDebugMessagesOnWhenAsked(t *testing.T) {
 	}
 }
 
-// What is left of a refused request is logged, and it may hold keys.
+// wireguard-go logs the rest of a refused request, which may contain keys.
 func TestRefusedRequestsDoNotShowKeys(t *testing.T) {
 	var out logtest.Buffer
 	dev := device.NewDevice(handover.NewTun(tuntest.NewChannelTUN().TUN(), true), conn.NewDefaultBind(), deviceLog(slog.New(slog.NewTextHandler(&out, nil))))
@@ -70,7 +70,7 @@ func TestRefusedRequestsDoNotShowKeys(t *testing.T) {
 		}
 		_ = ours.Close()
 		handling.Wait()
-		// The supervisor's own reading of it.
+		// The supervisor parses the request, too.
 		if err := newModel().set(strings.NewReader(request)); err != nil && strings.Contains(err.Error(), secret[:16]) {
 			t.Errorf("a key is in an error: %v", err)
 		}

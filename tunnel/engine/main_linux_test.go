@@ -17,11 +17,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
-// insideVariable says to a test process that it has namespaces of its own.
+// insideVariable is set in a test process with namespaces of its own.
 const insideVariable = "ENGINE_TEST_INSIDE"
 
-// TestMain runs the tests in a process that has network and mount namespaces of its
-// own, and so sockets of its own.
+// TestMain runs the tests in network and mount namespaces of their own, and so with sockets
+// of their own.
 func TestMain(m *testing.M) {
 	enginetest.Main()
 	if os.Getenv(insideVariable) != "" {
@@ -60,7 +60,7 @@ func loopbackUp() error {
 	return netlink.LinkSetUp(loopback)
 }
 
-// long leaves a test out under -short: others hold what it does in less time, or with less.
+// long skips a test under -short. Shorter tests cover the same code.
 func long(t *testing.T) {
 	t.Helper()
 	if testing.Short() {

@@ -18,14 +18,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 )
 
-// newDevice is a device of wireguard-go, down, with a link and sockets that lead
-// nowhere. Its buffers are 8 MB, and more with the race detector: callers close it.
+// newDevice returns a device of wireguard-go that is down, with a link and sockets in
+// memory. Its buffers are 8 MB, and more with the race detector: the caller closes it early.
 func newDevice() *device.Device {
 	silent := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
 	return device.NewDevice(handover.NewTun(tuntest.NewChannelTUN().TUN(), true), conn.NewDefaultBind(), silent)
 }
 
-// copied describes a new device that is made of a model.
+// copied describes a new device with the configuration of a model.
 func copied(t testing.TB, m *model) string {
 	t.Helper()
 	dev := newDevice()
@@ -36,8 +36,8 @@ func copied(t testing.TB, m *model) string {
 	return described(t, dev)
 }
 
-// described is the answer to "get", as text that can be compared: sections and lines
-// are sorted, and what no configuration sets is left out.
+// described returns the answer to "get" for comparison: with sorted sections and lines, and
+// without the lines that no configuration sets.
 func described(t testing.TB, dev *device.Device) string {
 	t.Helper()
 	text, err := dev.IpcGet()
@@ -60,18 +60,18 @@ func described(t testing.TB, dev *device.Device) string {
 	return strings.Join(sections, "\n")
 }
 
-// whole is the request that makes a new device what the model is.
+// whole returns the request that configures a new device like the model.
 func whole(m *model) string {
 	keys, _ := m.recent(time.Time{})
 	return body(m.request(m.port)) + body(m.keepalives(keys))
 }
 
-// body is a request without its first and its last line.
+// body returns a request without its first and its last line.
 func body(request []byte) string {
 	return strings.TrimSuffix(strings.TrimPrefix(string(request), "set=1\n"), "\n")
 }
 
-// someKeys are private keys, and the public ones that belong to them.
+// someKeys returns private keys and their public keys.
 func someKeys(t testing.TB, n int) (private, public []string) {
 	t.Helper()
 	for i := range n {
@@ -85,8 +85,7 @@ func someKeys(t testing.TB, n int) (private, public []string) {
 	return private, public
 }
 
-// randomRequest is a "set" request that wireguard-go carries out, without its first
-// and last line.
+// randomRequest returns a valid "set" request without its first and last line.
 func randomRequest(r *rand.Rand, private, public []string) string {
 	var b strings.Builder
 	one := func(options ...string) string { return options[r.IntN(len(options))] }
@@ -120,8 +119,8 @@ func randomRequest(r *rand.Rand, private, public []string) string {
 	return b.String()
 }
 
-// TestAModelIsWhatTheDeviceIs gives wireguard-go and a model the same requests. After
-// each of them a new device that is made of the model must be like the first.
+// TestAModelIsWhatTheDeviceIs sends the same requests to wireguard-go and a model. After
+// each of them a new device with the model's configuration must equal the first device.
 func TestAModelIsWhatTheDeviceIs(t *testing.T) {
 	private, public := someKeys(t, 5)
 	history := func(seed uint64) {
@@ -153,7 +152,7 @@ func TestAModelIsWhatTheDeviceIs(t *testing.T) {
 				t.Fatalf("seed %d: model, and one read from the device (-want +got):\n%s", seed, diff)
 			}
 			if r.IntN(2) == 0 {
-				m = read // which must do as well
+				m = read // equal, so that the test continues with it
 			}
 		}
 	}
@@ -195,7 +194,7 @@ func TestAModelTakesWherePeersAreNow(t *testing.T) {
 	}
 }
 
-// FuzzModel reads anything that wireguard-go accepts, or that it may answer.
+// FuzzModel reads requests that wireguard-go accepts, and answers of any form.
 func FuzzModel(f *testing.F) {
 	private, public := someKeys(f, 3)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -244,8 +243,8 @@ func TestAnAnswerThatIsCutOffChangesNothing(t *testing.T) {
 	}
 }
 
-// What waits for a peer that was in contact stays; a stranger's endpoint says that nothing
-// does.
+// The keepalives of peers with a handshake are set without an endpoint: a request with an
+// endpoint discards the packets that wait for the peer.
 func TestKeepalivesOfStrangersComeWithTheirEndpoints(t *testing.T) {
 	_, public := someKeys(t, 3)
 	m := newModel()
@@ -259,7 +258,7 @@ func TestKeepalivesOfStrangersComeWithTheirEndpoints(t *testing.T) {
 		m.peers[k] = &peer{endpoint: "192.0.2.1:51820", keepalive: 25}
 	}
 	m.peers[keys[1]].handshake = time.Unix(1, 0)
-	m.peers[keys[2]].endpoint = "" // It speaks first.
+	m.peers[keys[2]].endpoint = "" // The peer connects first.
 	want := fmt.Sprintf("set=1\npublic_key=%s\nupdate_only=true\nendpoint=192.0.2.1:51820\npersistent_keepalive_interval=25\n"+
 		"public_key=%s\nupdate_only=true\npersistent_keepalive_interval=25\npublic_key=%s\nupdate_only=true\npersistent_keepalive_interval=25\n\n",
 		public[0], public[1], public[2])

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropped returns how many packets the kernel had no room for in UDP sockets of a port
-// (/proc/net/udp, the last column).
+// dropped returns how many packets were dropped because the receive buffers of a port's UDP
+// sockets were full (/proc/net/udp, last column).
 func dropped(t *testing.T, port int) (n int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/thread-self/net/udp")
@@ -32,8 +32,7 @@ func dropped(t *testing.T, port int) (n int) {
 	return n
 }
 
-// Processes of both engines that don't get to run for a while lose nothing: neither serving
-// processes nor keepers.
+// No packet is lost when supervisors or serving processes aren't scheduled for a while.
 func TestStarvedEnginesHandOver(t *testing.T) {
 	for name, stopped := range map[string]func(first, second *running) []int{
 		"serving, old":    func(first, _ *running) []int { return []int{first.server(t)} },

@@ -214,7 +214,7 @@ func (sup *supervisor) takeOverDevice(ctx context.Context, c *control.Client, na
 	sup.devices[name] = d
 	sup.notify()
 	sup.mu.Unlock()
-	if err := sup.restoreTaken(ctx, d, config, pair); err != nil {
+	if err := sup.restoreOnTakeover(ctx, d, config, pair); err != nil {
 		sup.mu.Lock()
 		defer sup.mu.Unlock()
 		sup.dropDevice(d)
@@ -226,10 +226,10 @@ func (sup *supervisor) takeOverDevice(ctx context.Context, c *control.Client, na
 	return nil
 }
 
-// restoreTaken makes the server take over a device, and replaces its UAPI socket. If it
+// restoreOnTakeover makes the server take over a device, and replaces its UAPI socket. If it
 // returns an error, no process of this engine has the device's link open. The caller has
 // locked d.configuring.
-func (sup *supervisor) restoreTaken(ctx context.Context, d *deviceState, config []byte, pair int) (err error) {
+func (sup *supervisor) restoreOnTakeover(ctx context.Context, d *deviceState, config []byte, pair int) (err error) {
 	s, err := sup.waitServer(ctx)
 	if err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package enginetest gives test programs an engine: the program itself is it when it
-// is started under the engine's name.
+// Package enginetest runs engines in tests: a test program acts as the engine when it is
+// started under the engine's name.
 package enginetest
 
 import (
@@ -17,16 +17,16 @@ import (
 
 const name = "semaphore-engine"
 
-// Main ends the process after having been an engine, when it was started as one. It
-// has to be called first.
+// Main runs the engine and exits, if the process was started as an engine. It must be
+// called first.
 func Main() {
 	if filepath.Base(os.Args[0]) == name {
 		os.Exit(engine.Main(os.Args))
 	}
 }
 
-// Program makes the test program one that starts engines, in a directory, and returns
-// its path.
+// Program creates a link to the test program in a directory, under the engine's name, and
+// returns its path.
 func Program(dir string) (path string, err error) {
 	path = filepath.Join(dir, name)
 	self, err := os.Executable()
@@ -36,15 +36,15 @@ func Program(dir string) (path string, err error) {
 	return path, os.Symlink(self, path)
 }
 
-// Command is an engine as a process of its own, that isn't started.
+// Command returns the command of an engine in a process of its own.
 func Command() *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = []string{name, "-log-format=text"}
 	return cmd
 }
 
-// Start runs an engine in this process, but for what serves, until stop is called or
-// the process ends. It has the namespaces of this process.
+// Start runs an engine's supervisor in this process and its namespaces, until stop is called
+// or the process ends.
 func Start(log *slog.Logger) (stop func() error, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -220,7 +220,7 @@ func TestStarvedProcessesHandOver(t *testing.T) {
 				s.starved(t, step, stopped != "new", stopped != "old", *starvation)
 				lastOut, lastIn := out.sent.Load(), in.sent.Load()
 				var lostOut, lostIn, full int
-				// What waits may come late, on a machine without free processor time.
+				// Without free processor time, waiting packets arrive later.
 				for end, least := time.Now().Add(patience), math.MaxInt; time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 					lostOut, lostIn, full = out.missing(firstOut, lastOut), in.missing(firstIn, lastIn), overflows(t, s.near, s.far)-before
 					if lostOut+lostIn <= full {
