@@ -53,6 +53,10 @@ test-all: ## what must pass before a release, an hour and more (root); SHARDS="k
 flakes: deps ## tests of the packages changed since a revision, 20 times under load (root); SINCE=REV
 	.ci/flakes $(SINCE)
 
+.PHONY: words
+words: ## words that CONTRIBUTING.md bans, and how many of them 1,000 comment lines have
+	$(GO) test -count 1 -run '^TestWords$$' -v ./docs
+
 .PHONY: test-fast
 test-fast: ## tests that need neither root nor a cluster: the inner loop
 	$(GO) test -short ./...
