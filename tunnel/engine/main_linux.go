@@ -47,7 +47,7 @@ func Main(args []string) int {
 	flags := flag.NewFlagSet("semaphore-engine", flag.ContinueOnError)
 	level := flags.String("log-level", env("SEMAPHORE_LOG_LEVEL", "info"), "minimum `level` of log messages: debug, info, warn or error (SEMAPHORE_LOG_LEVEL)")
 	format := flags.String("log-format", env("SEMAPHORE_LOG_FORMAT", "json"), "`format` of log messages: json or text (SEMAPHORE_LOG_FORMAT)")
-	version := flags.Bool("version", false, "print the version")
+	version := flags.Bool("version", false, "print the version and exit")
 	flags.Usage = func() {
 		fmt.Fprint(flags.Output(), usage)
 		flags.PrintDefaults()
