@@ -31,7 +31,7 @@ func (s *deviceServer) handOver(d *serverDevice, files *control.Files) error {
 	if err != nil {
 		return err
 	}
-	err = handover.Give(background, side, func() {})
+	err = handover.HandOver(background, side, func() {})
 	if err != nil && !errors.Is(err, handover.ErrNewEngineEnded) {
 		return err
 	}
@@ -51,7 +51,7 @@ func (s *deviceServer) takeOver(d *serverDevice, files *control.Files) error {
 		return err
 	}
 	owned, ended := make(chan struct{}), make(chan error, 1)
-	d.startTask(&s.wg, func(ctx context.Context) { ended <- handover.Take(ctx, side, func() { close(owned) }) })
+	d.startTask(&s.wg, func(ctx context.Context) { ended <- handover.TakeOver(ctx, side, func() { close(owned) }) })
 	select {
 	case <-owned:
 		return nil

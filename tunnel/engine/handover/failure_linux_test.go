@@ -60,24 +60,24 @@ func (m *middle) pass(from, to End) {
 	})
 }
 
-// scene is a tunnel with traffic, and a hand-over that a test spoils.
+// scene is a tunnel with traffic, and a hand-over that a test disturbs.
 type scene struct {
 	*node
-	remote     *remote
-	old, fresh *engine
-	out, in    *flow
-	gave, took chan error
-	gone, here chan struct{}
-	taking     context.Context
-	stopTaking func()
+	remote                *remote
+	old, fresh            *engine
+	out, in               *flow
+	handedOver, takenOver chan error
+	released, owned       chan struct{}
+	takeover              context.Context
+	stopTakeover          func()
 }
 
-// newScene makes one, in a bubble.
+// newScene returns a scene in a synctest bubble.
 func newScene(t *testing.T) *scene {
 	t.Helper()
-	s := &scene{node: newNode(t, newLAN(), "10.0.0.1"), gave: make(chan error, 1), took: make(chan error, 1), gone: make(chan struct{}), here: make(chan struct{})}
-	s.taking, s.stopTaking = context.WithCancel(context.Background())
-	t.Cleanup(s.stopTaking)
+	s := &scene{node: newNode(t, newLAN(), "10.0.0.1"), handedOver: make(chan error, 1), takenOver: make(chan error, 1), released: make(chan struct{}), owned: make(chan struct{})}
+	s.takeover, s.stopTakeover = context.WithCancel(context.Background())
+	t.Cleanup(s.stopTakeover)
 	s.remote = newRemote(t, "10.0.0.2", s.node, "")
 	s.peer(s.remote.node, s.remote.endpoint(), "")
 	s.old = s.start(t, false).up(t)
@@ -90,15 +90,15 @@ func newScene(t *testing.T) *scene {
 	return s
 }
 
-// handOver begins the hand-over, with the taker's device closed when it fails.
+// handOver begins the hand-over, and closes the new engine's device when the takeover fails.
 func (s *scene) handOver() {
-	go func() { s.gave <- Give(context.Background(), s.old.Side, func() { close(s.gone) }) }()
+	go func() { s.handedOver <- HandOver(context.Background(), s.old.Side, func() { close(s.released) }) }()
 	go func() {
-		err := Take(s.taking, s.fresh.Side, func() { close(s.here) })
+		err := TakeOver(s.takeover, s.fresh.Side, func() { close(s.owned) })
 		if err != nil {
 			s.fresh.Device.Close()
 		}
-		s.took <- err
+		s.takenOver <- err
 	}()
 }
 
@@ -147,7 +147,7 @@ func TestTheTakerDies(t *testing.T) {
 			}
 			var m *middle
 			die := sync.OnceFunc(func() {
-				s.stopTaking()
+				s.stopTakeover()
 				s.fresh.kill()
 				_ = m.giver.Close()
 			})
@@ -163,14 +163,14 @@ func TestTheTakerDies(t *testing.T) {
 				return when.after
 			})
 			s.handOver()
-			if err := <-s.gave; err == nil || errors.Is(err, ErrNewEngineEnded) {
+			if err := <-s.handedOver; err == nil || errors.Is(err, ErrNewEngineEnded) {
 				t.Errorf("the giver ends with %v, want it to go on", err)
 			}
-			if err := <-s.took; err == nil && when.kind != kindOwned {
+			if err := <-s.takenOver; err == nil && when.kind != kindOwned {
 				t.Error("the taker ends without an error")
 			}
 			select {
-			case <-s.gone:
+			case <-s.released:
 				t.Error("the giver thinks that the taker has the device")
 			default:
 			}
@@ -187,7 +187,7 @@ func TestTheGiverDies(t *testing.T) {
 		"before the other one read": kindPaused,
 		"while it receives":         kindRelayed,
 		"when it is to give":        kindReady,
-		"before it gave":            kindReleased,
+		"before it released":        kindReleased,
 		"when the other one took":   kindOwned,
 	} {
 		runInBubble(t, name, func(t *testing.T) {
@@ -204,10 +204,10 @@ func TestTheGiverDies(t *testing.T) {
 				return k != at
 			})
 			s.handOver()
-			if err := <-s.took; err != nil {
+			if err := <-s.takenOver; err != nil {
 				t.Fatal(err)
 			}
-			if err := <-s.gave; err == nil && at != kindOwned {
+			if err := <-s.handedOver; err == nil && at != kindOwned {
 				t.Error("the giver ends without an error")
 			}
 			s.old.Device.Close()
@@ -234,13 +234,13 @@ func TestTheTakerHangs(t *testing.T) {
 				return true
 			})
 			s.handOver()
-			err := <-s.gave
+			err := <-s.handedOver
 			m.refuse()
 			close(hang)
 			if !errors.Is(err, errNoAnswer) {
 				t.Errorf("the giver ends with %v, want %v", err, errNoAnswer)
 			}
-			if err := <-s.took; !errors.Is(err, ErrNotReleased) {
+			if err := <-s.takenOver; !errors.Is(err, ErrNotReleased) {
 				t.Errorf("the taker ends with %v, want %v", err, ErrNotReleased)
 			}
 			s.fresh.Device.Close()
@@ -263,11 +263,11 @@ func TestTheGiverHangs(t *testing.T) {
 			return true
 		})
 		s.handOver()
-		if err := <-s.took; !errors.Is(err, errNoAnswer) {
+		if err := <-s.takenOver; !errors.Is(err, errNoAnswer) {
 			t.Errorf("the taker ends with %v, want %v", err, errNoAnswer)
 		}
 		close(hang)
-		if err := <-s.gave; err == nil {
+		if err := <-s.handedOver; err == nil {
 			t.Error("the giver ends without an error")
 		}
 		s.works(t, true)
@@ -283,13 +283,13 @@ func TestTheGiverHangs(t *testing.T) {
 			return true
 		})
 		s.handOver()
-		<-s.here
+		<-s.owned
 		close(hang)
-		if err := <-s.gave; err != nil {
+		if err := <-s.handedOver; err != nil {
 			t.Errorf("the giver ends with %v", err)
 		}
 		s.old.Device.Close()
-		if err := <-s.took; err != nil {
+		if err := <-s.takenOver; err != nil {
 			t.Errorf("the taker ends with %v", err)
 		}
 		s.works(t, true)

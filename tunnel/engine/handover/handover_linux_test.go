@@ -18,13 +18,13 @@ func handOver(t *testing.T, old *engine, with ...func(*Side)) *engine {
 		change(&old.Side)
 		change(&fresh.Side)
 	}
-	gave := make(chan error, 1)
+	handedOver := make(chan error, 1)
 	go func() {
-		err := Give(context.Background(), old.Side, func() {})
+		err := HandOver(context.Background(), old.Side, func() {})
 		old.Device.Close()
-		gave <- err
+		handedOver <- err
 	}()
-	err := Take(context.Background(), fresh.Side, func() {
+	err := TakeOver(context.Background(), fresh.Side, func() {
 		have, err := peersOf(fresh.Device)
 		if err != nil {
 			t.Error(err)
@@ -38,7 +38,7 @@ func handOver(t *testing.T, old *engine, with ...func(*Side)) *engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := <-gave; err != nil {
+	if err := <-handedOver; err != nil {
 		t.Fatal(err)
 	}
 	return fresh

@@ -92,7 +92,7 @@ func serveEngine() error {
 		if s.Pair, err = Conn(os.NewFile(fdPair, "pair")); err != nil {
 			return err
 		}
-		err = Take(context.Background(), s, func() {
+		err = TakeOver(context.Background(), s, func() {
 			steps.at(stepHere)
 			fmt.Println("here")
 		})
@@ -109,7 +109,7 @@ func serveEngine() error {
 	if s.Pair, err = Conn(end); err != nil {
 		return err
 	}
-	if err := Give(context.Background(), s, func() { steps.at(stepLinger) }); err != nil {
+	if err := HandOver(context.Background(), s, func() { steps.at(stepLinger) }); err != nil {
 		return err
 	}
 	s.Device.Close()

@@ -51,7 +51,7 @@ var DefaultLimits = Limits{
 	Patience: 10 * time.Second, Drain: 3 * time.Second,
 }
 
-// ErrNewEngineEnded is returned by [Give] if the new engine ended after it had taken over the
+// ErrNewEngineEnded is returned by [HandOver] if the new engine ended after it had taken over the
 // device, while the old engine drained its sessions. [Resume] makes the old engine continue.
 var ErrNewEngineEnded = errors.New("the engine that took over the device has ended")
 
@@ -65,16 +65,17 @@ const (
 	hearing = device.KeepaliveTimeout + device.RekeyTimeout
 )
 
-// Give hands a device over to another engine, which runs [Take]. It calls gone when the
-// other engine owns the device, and returns nil when this engine's sessions have drained: the
-// caller should close the device then. If Give returns an error other than [ErrNewEngineEnded],
-// the device continues here, with new sessions if the other engine had made some.
-func Give(ctx context.Context, s Side, gone func()) error {
+// HandOver hands over a device to another engine, which runs [TakeOver]. It calls released
+// when the other engine owns the device, and returns nil when this engine's sessions have
+// drained: the caller should close the device then. If HandOver returns an error other than
+// [ErrNewEngineEnded], the device continues here, with new sessions if the other engine had
+// made some.
+func HandOver(ctx context.Context, s Side, released func()) error {
 	e := &oldEngine{Side: s, pair: newPair(s.Pair)}
 	defer e.pair.close()
 	began, err := e.handOver(ctx)
 	if err == nil {
-		gone()
+		released()
 		return e.drainSessions(ctx)
 	}
 	reason := []byte(err.Error())
@@ -82,7 +83,7 @@ func Give(ctx context.Context, s Side, gone func()) error {
 	begun, owned := e.pair.drain()
 	if owned {
 		_ = e.shut(ctx)
-		gone()
+		released()
 		if errors.Is(err, io.EOF) {
 			return ErrNewEngineEnded
 		}
@@ -179,7 +180,7 @@ func (e *oldEngine) handOver(ctx context.Context) (began bool, err error) {
 			silence.Reset(e.Limits.Answer)
 			switch m.kind {
 			case kindPeers:
-				if err := e.moved(m.body); err != nil {
+				if err := e.setEndpoints(m.body); err != nil {
 					return true, err
 				}
 			case kindReady:
@@ -239,8 +240,8 @@ func (e *oldEngine) reportPeers() error {
 	return e.pair.sendPeers(changed)
 }
 
-// moved sets the endpoints of peers from which the new engine has received messages.
-func (e *oldEngine) moved(body []byte) error {
+// setEndpoints sets the endpoints of peers from which the new engine has received messages.
+func (e *oldEngine) setEndpoints(body []byte) error {
 	all, err := parseUpdates(body)
 	if err != nil {
 		return err

@@ -9,21 +9,21 @@ import (
 	"time"
 )
 
-// ErrNotReleased is returned by [Take] if the old engine aborted the hand-over.
+// ErrNotReleased is returned by [TakeOver] if the old engine aborted the hand-over.
 var ErrNotReleased = errors.New("the other engine aborted the hand-over")
 
-// Take takes a device over from another engine, which runs [Give]. The device must have the
-// same configuration and the same sockets as the other engine's, and be down, with its [Tun]
-// shut. Take calls here when this engine owns the device, also if the other engine has ended
-// before it released it, and returns nil when the other engine has ended. If Take returns an
-// error, this engine doesn't own the device, and the caller should close it.
-func Take(ctx context.Context, s Side, here func()) error {
+// TakeOver takes over a device from another engine, which runs [HandOver]. The device must
+// have the same configuration and the same sockets as the other engine's, and be down, with
+// its [Tun] shut. TakeOver calls owned when this engine owns the device, also if the other
+// engine has ended before it released it, and returns nil when the other engine has ended. If
+// TakeOver returns an error, this engine doesn't own the device, and the caller should close it.
+func TakeOver(ctx context.Context, s Side, owned func()) error {
 	e := &newEngine{Side: s, pair: newPair(s.Pair)}
 	defer e.pair.close()
 	if err := e.takeOver(ctx); err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
-	here()
+	owned()
 	e.finish(ctx)
 	return nil
 }
@@ -57,11 +57,11 @@ func (e *newEngine) takeOver(ctx context.Context) error {
 	if err := e.Device.Up(); err != nil {
 		return fmt.Errorf("open UDP sockets: %w", err)
 	}
-	if err := e.meet(ctx); err != nil {
+	if err := e.makeSessions(ctx); err != nil {
 		return err
 	}
 	if !e.gone {
-		if err := e.ask(ctx); err != nil {
+		if err := e.requestTun(ctx); err != nil {
 			return err
 		}
 	}
@@ -181,8 +181,8 @@ func (e *newEngine) reportEndpoints(have map[Key]peer) error {
 	return e.pair.sendPeers(moved)
 }
 
-// meet makes sessions with the peers. It returns when doneWaiting does.
-func (e *newEngine) meet(ctx context.Context) error {
+// makeSessions makes sessions with the peers. It returns when doneWaiting does.
+func (e *newEngine) makeSessions(ctx context.Context) error {
 	began := time.Now()
 	reported, answered, missing := began, began, len(e.handshakes.of)
 	step := time.NewTimer(0)
@@ -243,8 +243,8 @@ func (e *newEngine) doneWaiting(waited, silent time.Duration) bool {
 	return true
 }
 
-// ask requests the TUN, and takes ownership of the device.
-func (e *newEngine) ask(ctx context.Context) error {
+// requestTun requests the TUN, and takes ownership of the device.
+func (e *newEngine) requestTun(ctx context.Context) error {
 	if err := e.pair.send(kindReady); err != nil {
 		e.Log.Debug("the other engine doesn't read", "err", err)
 	}
