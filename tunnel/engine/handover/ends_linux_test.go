@@ -19,20 +19,20 @@ import (
 )
 
 // socketPair returns both ends of a pair of the kernel's.
-func socketPair(t *testing.T) (giver, taker End) {
+func socketPair(t *testing.T) (oldEnd, newEnd End) {
 	t.Helper()
 	a, b, err := Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if giver, err = Conn(a); err != nil {
+	if oldEnd, err = Conn(a); err != nil {
 		t.Fatal(err)
 	}
-	if taker, err = Conn(b); err != nil {
+	if newEnd, err = Conn(b); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _, _ = giver.Close(), taker.Close() })
-	return giver, taker
+	t.Cleanup(func() { _, _ = oldEnd.Close(), newEnd.Close() })
+	return oldEnd, newEnd
 }
 
 // eachPair runs a test with a pair of the kernel's, and with one in memory.
@@ -187,15 +187,15 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A taker that has ended with something unread has still said what it did.
+// The messages of a new engine that ended with unread messages are still read.
 func TestRefuseAfterTheTakerEnded(t *testing.T) {
-	eachPair(t, func(t *testing.T, giver, taker End) {
-		writes(t, giver, string(kindPeers))
-		writes(t, taker, string(kindOwned))
-		if err := taker.Close(); err != nil {
+	eachPair(t, func(t *testing.T, oldEnd, newEnd End) {
+		writes(t, oldEnd, string(kindPeers))
+		writes(t, newEnd, string(kindOwned))
+		if err := newEnd.Close(); err != nil {
 			t.Fatal(err)
 		}
-		p := newPair(giver)
+		p := newPair(oldEnd)
 		defer p.close()
 		if began, took := p.drain(); !began || !took {
 			t.Errorf("began: %v, took: %v; want both", began, took)
@@ -206,8 +206,8 @@ func TestRefuseAfterTheTakerEnded(t *testing.T) {
 // Relayed messages wait for an engine that doesn't run, in order, and delay no other
 // message.
 func TestRelayedMessagesWait(t *testing.T) {
-	eachPair(t, func(t *testing.T, giver, taker End) {
-		p := newPair(taker)
+	eachPair(t, func(t *testing.T, oldEnd, newEnd End) {
+		p := newPair(newEnd)
 		defer p.close()
 		const messages, size = 10000, 1500 // more than a pair has room for
 		message := make([]byte, size)
@@ -223,7 +223,7 @@ func TestRelayedMessagesWait(t *testing.T) {
 		}
 		buf := make([]byte, maxMessage)
 		for relayed, others := 0, 0; relayed < messages || others < 100; {
-			n, err := giver.Read(buf)
+			n, err := oldEnd.Read(buf)
 			switch {
 			case err != nil:
 				t.Fatalf("after %d messages: %v", relayed, err)
@@ -244,8 +244,8 @@ func TestRelayedMessagesWait(t *testing.T) {
 // Messages that are relayed to an engine that hangs for good take a bounded amount of
 // memory.
 func TestRelayedMessagesAreBounded(t *testing.T) {
-	eachPair(t, func(t *testing.T, _, taker End) {
-		p := newPair(taker)
+	eachPair(t, func(t *testing.T, _, newEnd End) {
+		p := newPair(newEnd)
 		defer p.close()
 		message := make([]byte, 1<<16)
 		for range 4 * maxPosted / len(message) {

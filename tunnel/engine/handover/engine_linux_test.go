@@ -117,7 +117,7 @@ type underlay interface {
 	// bind returns that of a remote.
 	bind(n *node) conn.Bind
 	// pair returns the ends for two engines.
-	pair(t *testing.T) (giver, taker End)
+	pair(t *testing.T) (oldEnd, newEnd End)
 	// made is called with each device that has its peers.
 	made(t *testing.T, d *device.Device)
 	// limits returns those of engines.
@@ -160,7 +160,7 @@ func (l *lan) sockets(n *node) Sockets { return newPortBind(n.port) }
 
 func (l *lan) bind(n *node) conn.Bind { return newPortBind(n.port) }
 
-func (l *lan) pair(*testing.T) (giver, taker End) { return newMemoryPair() }
+func (l *lan) pair(*testing.T) (oldEnd, newEnd End) { return newMemoryPair() }
 
 func (l *lan) made(t *testing.T, d *device.Device) { keepReachable(t, d) }
 
@@ -184,7 +184,7 @@ func (loopback) sockets(n *node) Sockets {
 
 func (loopback) bind(*node) conn.Bind { return conn.NewStdNetBind() }
 
-func (loopback) pair(t *testing.T) (giver, taker End) { return socketPair(t) }
+func (loopback) pair(t *testing.T) (oldEnd, newEnd End) { return socketPair(t) }
 
 func (loopback) made(*testing.T, *device.Device) {}
 
@@ -485,9 +485,9 @@ func publicKey(t *testing.T, n *node) (key Key) {
 }
 
 // pairFor gives each of two engines an end of a pair.
-func pairFor(t *testing.T, giver, taker *engine) {
+func pairFor(t *testing.T, old, fresh *engine) {
 	t.Helper()
-	giver.Pair, taker.Pair = giver.node.under.pair(t)
+	old.Pair, fresh.Pair = old.node.under.pair(t)
 }
 
 func verifyNoLeaks(t *testing.T) {

@@ -11,32 +11,31 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// middle is between the two ends of a pair, and cuts it where a test says so.
+// middle relays messages between the ends of a pair, and closes it at a message.
 type middle struct {
-	giver, taker End // the ends that the middle has
-	// at is called with each message before it passes; it drops the message when at
-	// returns false.
+	oldEnd, newEnd End // the middle's ends
+	// at is called with each message, which is dropped if at returns false.
 	at      func(kind) bool
 	refused atomic.Bool
 	wg      sync.WaitGroup
 }
 
-// refuse makes writing fail at the taker's end, as the giver's end does for the middle.
+// refuse makes writes of the new engine fail, as the old engine does at the middle's end.
 func (m *middle) refuse() {
 	m.refused.Store(true)
-	_ = m.taker.CloseRead()
+	_ = m.newEnd.CloseRead()
 }
 
-// between gives two engines a pair with something in its middle.
-func between(t *testing.T, giver, taker *engine, at func(kind) bool) *middle {
+// between connects two engines by a pair with a middle.
+func between(t *testing.T, old, fresh *engine, at func(kind) bool) *middle {
 	t.Helper()
 	m := &middle{at: at}
-	giver.Pair, m.giver = giver.node.under.pair(t)
-	m.taker, taker.Pair = giver.node.under.pair(t)
-	m.pass(m.giver, m.taker)
-	m.pass(m.taker, m.giver)
+	old.Pair, m.oldEnd = old.node.under.pair(t)
+	m.newEnd, fresh.Pair = old.node.under.pair(t)
+	m.pass(m.oldEnd, m.newEnd)
+	m.pass(m.newEnd, m.oldEnd)
 	t.Cleanup(func() {
-		_, _ = m.giver.Close(), m.taker.Close()
+		_, _ = m.oldEnd.Close(), m.newEnd.Close()
 		m.wg.Wait()
 	})
 	return m
@@ -48,7 +47,7 @@ func (m *middle) pass(from, to End) {
 		for {
 			n, err := from.Read(buf)
 			if err != nil {
-				if from == m.giver || !m.refused.Load() {
+				if from == m.oldEnd || !m.refused.Load() {
 					_ = to.Close()
 				}
 				return
@@ -124,12 +123,12 @@ func (e *engine) kill() {
 	_ = e.Bind.Sockets.Close()
 }
 
-// The taker dies when it has written, or got, some message.
-func TestTheTakerDies(t *testing.T) {
+// The new engine ends after it has written or received a message.
+func TestTheNewEngineDies(t *testing.T) {
 	for name, when := range map[string]struct {
 		kind  kind
 		after bool // the message has passed
-		lost  bool // packets may be lost: the remote had a session with the taker
+		lost  bool // packets may be lost: the remote had a session with the new engine
 	}{
 		"before it began":            {kind: kindBegin},
 		"before it knows the peers":  {kind: kindPeers},
@@ -142,18 +141,18 @@ func TestTheTakerDies(t *testing.T) {
 		runInBubble(t, name, func(t *testing.T) {
 			s := newScene(t)
 			if !when.lost {
-				// The giver needs no handshake.
+				// The old engine needs no handshake.
 				s.remote.losing(func(_ bool, m []byte) bool { return messageType(m) == device.MessageInitiationType })
 			}
 			var m *middle
 			die := sync.OnceFunc(func() {
 				s.stopTakeover()
 				s.fresh.kill()
-				_ = m.giver.Close()
+				_ = m.oldEnd.Close()
 			})
 			m = between(t, s.old, s.fresh, func(k kind) bool {
 				if k != when.kind {
-					return !when.after || k != kindReady // The taker gets no further.
+					return !when.after || k != kindReady // The message is dropped.
 				}
 				if !when.after {
 					die()
@@ -164,14 +163,14 @@ func TestTheTakerDies(t *testing.T) {
 			})
 			s.handOver()
 			if err := <-s.handedOver; err == nil || errors.Is(err, ErrNewEngineEnded) {
-				t.Errorf("the giver ends with %v, want it to go on", err)
+				t.Errorf("the old engine ends with %v, want it to go on", err)
 			}
 			if err := <-s.takenOver; err == nil && when.kind != kindOwned {
-				t.Error("the taker ends without an error")
+				t.Error("the new engine ends without an error")
 			}
 			select {
 			case <-s.released:
-				t.Error("the giver thinks that the taker has the device")
+				t.Error("the old engine thinks that the new engine has the device")
 			default:
 			}
 			s.fresh.Device.Close()
@@ -180,8 +179,8 @@ func TestTheTakerDies(t *testing.T) {
 	}
 }
 
-// The giver dies when it has written, or got, some message: the taker goes on.
-func TestTheGiverDies(t *testing.T) {
+// The old engine ends after it has written or received a message. The new engine continues.
+func TestTheOldEngineDies(t *testing.T) {
 	for name, at := range map[string]kind{
 		"before it began":           kindBegin,
 		"before the other one read": kindPaused,
@@ -194,7 +193,7 @@ func TestTheGiverDies(t *testing.T) {
 			s := newScene(t)
 			var m *middle
 			die := sync.OnceFunc(func() {
-				_ = m.taker.Close()
+				_ = m.newEnd.Close()
 				s.old.kill()
 			})
 			m = between(t, s.old, s.fresh, func(k kind) bool {
@@ -208,7 +207,7 @@ func TestTheGiverDies(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := <-s.handedOver; err == nil && at != kindOwned {
-				t.Error("the giver ends without an error")
+				t.Error("the old engine ends without an error")
 			}
 			s.old.Device.Close()
 			s.works(t, true)
@@ -216,9 +215,9 @@ func TestTheGiverDies(t *testing.T) {
 	}
 }
 
-// The taker hangs for longer than the giver waits, and then goes on: the giver keeps
-// the device, and the taker returns ErrNotReleased.
-func TestTheTakerHangs(t *testing.T) {
+// The new engine hangs for longer than the old engine waits, and then continues: the old
+// engine retains the device, and the new engine returns ErrNotReleased.
+func TestTheNewEngineHangs(t *testing.T) {
 	for name, at := range map[string]kind{
 		"when it has begun":  kindPaused,
 		"when it is to take": kindReleased,
@@ -238,10 +237,10 @@ func TestTheTakerHangs(t *testing.T) {
 			m.refuse()
 			close(hang)
 			if !errors.Is(err, errNoAnswer) {
-				t.Errorf("the giver ends with %v, want %v", err, errNoAnswer)
+				t.Errorf("the old engine ends with %v, want %v", err, errNoAnswer)
 			}
 			if err := <-s.takenOver; !errors.Is(err, ErrNotReleased) {
-				t.Errorf("the taker ends with %v, want %v", err, ErrNotReleased)
+				t.Errorf("the new engine ends with %v, want %v", err, ErrNotReleased)
 			}
 			s.fresh.Device.Close()
 			s.works(t, true)
@@ -249,9 +248,9 @@ func TestTheTakerHangs(t *testing.T) {
 	}
 }
 
-// A taker gives up when the giver hangs before it began, and the giver returns an error
-// when it goes on; a giver that hangs later loses the device.
-func TestTheGiverHangs(t *testing.T) {
+// If the old engine hangs at the beginning, the new engine gives up, and the old engine
+// returns an error when it continues. An old engine that hangs later loses the device.
+func TestTheOldEngineHangs(t *testing.T) {
 	runInBubble(t, "at the beginning", func(t *testing.T) {
 		s := newScene(t)
 		s.fresh.Limits.Answer = 100 * time.Millisecond
@@ -264,11 +263,11 @@ func TestTheGiverHangs(t *testing.T) {
 		})
 		s.handOver()
 		if err := <-s.takenOver; !errors.Is(err, errNoAnswer) {
-			t.Errorf("the taker ends with %v, want %v", err, errNoAnswer)
+			t.Errorf("the new engine ends with %v, want %v", err, errNoAnswer)
 		}
 		close(hang)
 		if err := <-s.handedOver; err == nil {
-			t.Error("the giver ends without an error")
+			t.Error("the old engine ends without an error")
 		}
 		s.works(t, true)
 	})
@@ -286,18 +285,18 @@ func TestTheGiverHangs(t *testing.T) {
 		<-s.owned
 		close(hang)
 		if err := <-s.handedOver; err != nil {
-			t.Errorf("the giver ends with %v", err)
+			t.Errorf("the old engine ends with %v", err)
 		}
 		s.old.Device.Close()
 		if err := <-s.takenOver; err != nil {
-			t.Errorf("the taker ends with %v", err)
+			t.Errorf("the new engine ends with %v", err)
 		}
 		s.works(t, true)
 	})
 }
 
-// The giver doesn't end before it has received everything that was relayed to it.
-func TestTheGiverReceivesRelayedMessages(t *testing.T) {
+// The old engine doesn't end before it has received everything that was relayed to it.
+func TestTheOldEngineReceivesRelayedMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := newScene(t)
 		s.old.Limits.Drain = 2 * time.Second
@@ -317,7 +316,7 @@ func TestTheGiverReceivesRelayedMessages(t *testing.T) {
 			}
 		}
 		var taken atomic.Int64
-		late := time.AfterFunc(3*time.Second, func() { // Nothing else comes for longer than it lingers.
+		late := time.AfterFunc(3*time.Second, func() { // Nothing else comes for longer than it drains.
 			for range frames {
 				<-g.pair.relayed
 				taken.Add(1)

@@ -102,12 +102,12 @@ func (p *passage) nothingIsLost(t *testing.T) {
 // is followed by another one after 120 s. Its messages are still on their way then.
 func TestHandshakesCross(t *testing.T) {
 	const way = 60 * time.Millisecond // for each message
-	for _, giver := range []bool{false, true} {
+	for _, old := range []bool{false, true} {
 		for _, before := range []time.Duration{0, way / 2, way, 3 * way / 2, 5 * way / 2} {
-			runInBubble(t, fmt.Sprintf("of the giver %v, %v before", giver, before), func(t *testing.T) {
-				p := newPassage(t, giver)
+			runInBubble(t, fmt.Sprintf("of the old engine %v, %v before", old, before), func(t *testing.T) {
+				p := newPassage(t, old)
 				begins, with := p.r.dev, p.e.node
-				if giver {
+				if old {
 					begins, with = p.e.Device, p.r.node
 				}
 				p.behave(func(bool, []byte) time.Duration { return way })
@@ -123,8 +123,8 @@ func TestHandshakesCross(t *testing.T) {
 	}
 }
 
-// A handshake that the giver has begun is answered at the end of the time that it has, and
-// what the giver sends in its session arrives later than the taker's initiation: the
+// A handshake that the old engine has begun is answered at the end of the time that it has, and
+// what the old engine sends in its session arrives later than the new engine's initiation: the
 // remote would forget the session.
 func TestHandshakeIsAnsweredLate(t *testing.T) {
 	for _, late := range []time.Duration{-60 * time.Millisecond, -20 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond} {
@@ -202,7 +202,7 @@ func TestHandshakesAreSlowOrLost(t *testing.T) {
 	}
 }
 
-// The taker waits for a remote that sends, however unlucky its handshakes are, and not for
+// The new engine waits for a remote that sends, however unlucky its handshakes are, and not for
 // one that is gone.
 func TestTakerWaitsForRemotesThatSend(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -224,7 +224,7 @@ func TestTakerWaitsForRemotesThatSend(t *testing.T) {
 
 // wireguard-go now and then begins another handshake five seconds after one that was
 // answered in the moment in which it was sent. The remote must not see it as long as the
-// giver sends.
+// old sends.
 func TestTakerBeginsAnotherHandshake(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := newPassage(t, false)
@@ -238,7 +238,7 @@ func TestTakerBeginsAnotherHandshake(t *testing.T) {
 		<-sides
 		fresh := <-sides
 		key := publicKey(t, p.r.node)
-		polltest.Until(t, time.Minute, "the taker has a session", func() bool {
+		polltest.Until(t, time.Minute, "the new engine has a session", func() bool {
 			have, err := peersOf(fresh.Device)
 			return err == nil && !have[key].handshake.IsZero()
 		})
@@ -254,7 +254,7 @@ func TestTakerBeginsAnotherHandshake(t *testing.T) {
 	})
 }
 
-// patiently makes the taker wait for remotes that are silent for as long as a test takes.
+// patiently makes the new engine wait for silent remotes during the whole test.
 func patiently(s *Side) { s.Limits.Silent, s.Limits.Sessions = time.Hour, time.Hour }
 
 // What confirms a session is lost: the remote sends in the one before until it arrives.
@@ -361,7 +361,7 @@ func flood(t *testing.T, r *remote, done <-chan struct{}) {
 	}
 }
 
-// The remote gets another address during the hand-over, while the taker waits for another
+// The remote gets another address during the hand-over, while the new engine waits for another
 // peer: before it has a session with that, before it knows that it has, and later.
 func TestRemoteRoams(t *testing.T) {
 	const (
@@ -396,7 +396,7 @@ func TestRemoteRoams(t *testing.T) {
 			began := len(p.of(device.MessageInitiationType))
 			ended := make(chan struct{})
 			go func() { defer close(ended); handOver(t, p.e, patiently) }()
-			polltest.Until(t, time.Minute, "the taker begins", func() bool {
+			polltest.Until(t, time.Minute, "the new engine begins", func() bool {
 				return len(p.of(device.MessageInitiationType)) > began && (when == unanswered || answered.Load())
 			})
 			p.roam()

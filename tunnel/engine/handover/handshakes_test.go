@@ -131,7 +131,7 @@ func TestHandshakesArePaced(t *testing.T) {
 	}
 }
 
-// How long the taker waits for peers without a session.
+// How long the new engine waits for peers without a session.
 func TestTakerWaits(t *testing.T) {
 	const s = time.Second
 	limits := Limits{Silent: 3 * s, Sessions: 40 * s}

@@ -25,7 +25,7 @@ func TestMessagesAreForgedAndReplayed(t *testing.T) {
 			defer close(over)
 			handOver(t, p.e, patiently)
 		}()
-		polltest.Until(t, time.Minute, "the taker begins", func() bool { return len(p.of(device.MessageInitiationType)) > began })
+		polltest.Until(t, time.Minute, "the new engine begins", func() bool { return len(p.of(device.MessageInitiationType)) > began })
 		recorded := append(p.recorded(false), p.recorded(true)...)
 		kinds := make(map[uint32]int)
 		for range 3 {

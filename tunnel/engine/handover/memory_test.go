@@ -360,12 +360,12 @@ type memoryPair struct {
 const memoryRoom = pairBuffer
 
 // newMemoryPair is [Pair] in memory.
-func newMemoryPair() (giver, taker *memoryEnd) {
+func newMemoryPair() (oldEnd, newEnd *memoryEnd) {
 	both := new(memoryPair)
 	both.changed.L = &both.mu
-	giver, taker = &memoryEnd{memoryPair: both}, &memoryEnd{memoryPair: both}
-	giver.other, taker.other = taker, giver
-	return giver, taker
+	oldEnd, newEnd = &memoryEnd{memoryPair: both}, &memoryEnd{memoryPair: both}
+	oldEnd.other, newEnd.other = newEnd, oldEnd
+	return oldEnd, newEnd
 }
 
 // Read implements [End].

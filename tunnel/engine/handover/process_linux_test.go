@@ -109,7 +109,7 @@ func serveEngine() error {
 	if s.Pair, err = Conn(end); err != nil {
 		return err
 	}
-	if err := HandOver(context.Background(), s, func() { steps.at(stepLinger) }); err != nil {
+	if err := HandOver(context.Background(), s, func() { steps.at(stepDrain) }); err != nil {
 		return err
 	}
 	s.Device.Close()
@@ -410,12 +410,12 @@ func (s *site) start(t *testing.T, pair ...*os.File) *process {
 // handOver hands over to a new process, and returns when the old one has ended.
 func (s *site) handOver(t *testing.T) {
 	t.Helper()
-	giver, taker, err := Pair()
+	oldEnd, newEnd, err := Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	fresh := s.start(t, taker)
-	s.engine.give(t, giver)
+	fresh := s.start(t, newEnd)
+	s.engine.give(t, oldEnd)
 	fresh.isHere(t)
 	if err := <-s.engine.ended; err != nil {
 		t.Fatal(err)

@@ -25,15 +25,15 @@ import (
 // it has come to, and waits until it may go on.
 const stepsVariable = "HANDOVER_TEST_STEPS"
 
-// Steps of an engine, in their order. The first three are of the giver.
+// Steps of an engine, in their order. The first three are of the old engine.
 const (
-	stepPause  = "stops reading UDP"
-	stepShut   = "stops reading the TUN"
-	stepLinger = "lingers"
-	stepUp     = "reads UDP"
-	stepGreet  = "begins a handshake"
-	stepOpen   = "reads the TUN"
-	stepHere   = "has the device"
+	stepPause = "stops reading UDP"
+	stepShut  = "stops reading the TUN"
+	stepDrain = "drains"
+	stepUp    = "reads UDP"
+	stepGreet = "begins a handshake"
+	stepOpen  = "reads the TUN"
+	stepHere  = "has the device"
 )
 
 // steps says them, each once.
@@ -126,11 +126,11 @@ func (s *steppedTUN) SetReadDeadline(at time.Time) error {
 // on a node without free processor time.
 func (s *site) starved(t *testing.T, step string, old, fresh bool, pause time.Duration) {
 	t.Helper()
-	giver, taker, err := Pair()
+	oldEnd, newEnd, err := Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	processes := []*process{s.engine, s.start(t, taker)}
+	processes := []*process{s.engine, s.start(t, newEnd)}
 	var targets []*process
 	for i, stop := range []bool{old, fresh} {
 		if stop {
@@ -144,7 +144,7 @@ func (s *site) starved(t *testing.T, step string, old, fresh bool, pause time.Du
 			}
 		}
 	}
-	s.engine.give(t, giver)
+	s.engine.give(t, oldEnd)
 	var wg sync.WaitGroup
 	reached := false
 	for i, p := range processes {
@@ -204,7 +204,7 @@ func TestStarvedProcessesHandOver(t *testing.T) {
 	if *starvation == 0 {
 		t.Skip("NOT RUN: a measurement, which -starvation asks for")
 	}
-	for _, step := range []string{stepPause, stepUp, stepGreet, stepShut, stepOpen, stepLinger, stepHere} {
+	for _, step := range []string{stepPause, stepUp, stepGreet, stepShut, stepOpen, stepDrain, stepHere} {
 		t.Run("one "+step, func(t *testing.T) {
 			s := newSite(t, [2]string{"192.0.2.1/24", "192.0.2.2/24"})
 			s.env = []string{stepsVariable + "=1"}
