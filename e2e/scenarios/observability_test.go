@@ -120,7 +120,7 @@ func TestStatusOfEachProgram(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.CommandContext(within(t, time.Minute), program(t, name), "status", "-address", "127.0.0.1:1")
 			out, err := cmd.CombinedOutput()
-			if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), name+" status: ask 127.0.0.1:1: ") {
+			if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), name+" status: request the report from 127.0.0.1:1: ") {
 				t.Errorf("%v, printed %s", err, out)
 			}
 		})
