@@ -1,8 +1,8 @@
 // Command release makes and checks the artifacts of a release. It runs anywhere inside the
 // repository.
 //
-//	go run ./deploy/release sbom [-version v1.2.3] [-o file]   CycloneDX 1.6, of what is linked
-//	go run ./deploy/release licences [-texts] [-o file]        whose code that is, on which terms
+//	go run ./deploy/release sbom [-version v1.2.3] [-o file]   CycloneDX 1.6, of the linked modules
+//	go run ./deploy/release licences [-texts] [-o file]        licences of the linked modules
 //	go run ./deploy/release notes [version]                    one section of CHANGELOG.md
 //	go run ./deploy/release vulnerabilities [-db address]      govulncheck
 //	go run ./deploy/release tool [-version v1.2.3] [-url address] [-o folder]   semaphorectl, and its krew manifest

@@ -1,9 +1,8 @@
-// Command image checks the Dockerfile on a machine that reaches no registry: it
-// builds the image with buildah, upon a stand-in for its base image that is made
-// of this machine's Go, and runs the programs from the result's root. The context is
-// a repository made of the working tree, so that it is known which version and
-// revision the programs must name. Debian, needs root; installs buildah and
-// busybox-static if they are missing.
+// Command image checks the Dockerfile without access to a registry: it builds the image
+// with buildah, on a substitute for the base image that contains this machine's Go, and
+// runs the programs in the root file system of the image. It builds from a new repository
+// with a copy of the working tree, whose version and revision the programs must print.
+// Needs Debian and root; installs buildah and busybox-static if they are missing.
 package main
 
 import (
