@@ -1,8 +1,8 @@
-// Package docs compares the documents of the repository with the code. It finds their
-// commands and the test that runs each of them; those tests take their commands from
-// here, so every documented command is run by a test, unless the document says that it
-// needs a real cluster. It also finds the tests that show marked statements, and the
-// documented metrics.
+// Package docs compares the documents of the repository with the code. It finds the
+// documented commands and, for each command, the test that runs it: tests get their
+// commands from this package. Every documented command is run by a test unless the document
+// says that it needs a real cluster. The package also finds documented metrics, and the
+// tests to which statements refer.
 package docs
 
 import (
