@@ -1,15 +1,15 @@
-// Command bench measures semaphore-wireguard and prints one table, each line a
-// ratio against something that ran beside it on the same machine: numbers of
-// their own would depend more on the machine than on the program.
+// Command bench measures semaphore-wireguard and prints one table. Each line is the ratio
+// to a reference that ran on the same machine at the same time, because absolute numbers
+// depend more on the machine than on the program.
 //
 //	go run ./e2e/bench                        # everything, some minutes
 //	go run ./e2e/bench -only throughput       # one part, or several
-//	go run ./e2e/bench -only live -nodes 500  # what probes take, with peers that answer
+//	go run ./e2e/bench -only live -nodes 500  # the cost of probes, with peers that answer
 //	go run ./e2e/bench -only contacts         # how long first contacts take
 //	go run ./e2e/bench -only throughput -agent ./new -against ./old
 //
-// Linux only, needs root. All of it happens in namespaces of the testbed, and
-// nothing is left behind, also when it is interrupted.
+// Linux only, needs root. It works in namespaces of the testbed, which are
+// removed at the end, also when it is interrupted.
 package main
 
 import (

@@ -1,7 +1,7 @@
-// Package contact makes first contacts between two agents, as far as WireGuard
-// goes: two processes, each with a device, a controller of peers and its loops, on
-// machines of their own with a relay between them that can lose, delay and hold
-// packets. There are no API servers: the test makes the sides known to each other.
+// Package contact tests how two agents establish their first WireGuard sessions. Each side
+// is a process with a device, a controller of peers and its loops, in namespaces of its
+// own. A relay between the sides can lose, delay and hold packets. There are no API
+// servers: the test passes the nodes of each side to the other one.
 package contact
 
 import (

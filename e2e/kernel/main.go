@@ -1,6 +1,5 @@
-// Command kernel runs the tests of packages as root in an emulated machine
-// whose kernel has WireGuard, so that what depends on the kernel is tested
-// wherever qemu runs, whatever the kernel of the machine at hand.
+// Command kernel runs the tests of packages as root in an emulated machine whose kernel has
+// WireGuard, so that code that depends on the kernel can be tested on any machine with qemu.
 //
 //	go run ./e2e/kernel ./tunnel ./routes ./peers
 //	go run ./e2e/kernel ./tunnel './cmd/semaphore-wireguard:RestartsGoUnnoticed'

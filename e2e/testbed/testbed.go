@@ -1,9 +1,8 @@
-// Package testbed builds Kubernetes clusters on one machine, out of real parts:
-// per cluster etcd and kube-apiserver, nodes that are network and mount
-// namespaces on a flat underlay, pods that are namespaces behind their node,
-// and agents that are processes of a built binary in a node. Faults are
-// methods. Pods run where they are put, unless a node gets a kubelet and its cluster
-// a scheduler: then containerd runs them, as anywhere.
+// Package testbed builds Kubernetes clusters on one machine. Each cluster has a real etcd and
+// kube-apiserver. Nodes are network and mount namespaces on a flat underlay, pods are
+// namespaces behind their node, and agents are processes of a built binary in a node.
+// Methods of the types inject faults. The caller chooses the node of a pod, unless the
+// cluster has a scheduler and the node a kubelet, which runs pods with containerd.
 //
 //	          underlay: bridge, 10.66.0.0/16 and fd00:66::/64, doesn't forward
 //	 ┌──────────┬─────────┴─┬───────────┬───────────┐
@@ -12,11 +11,10 @@
 //	          cni0 bridge, first address of the podCIDR
 //	          pods
 //
-// Everything of a testbed is inside namespaces that it made, so two testbeds
-// side by side can't meet and nothing of the machine is touched. When the
-// process that made it dies, however that happens, the kernel takes everything
-// but a folder of files and the empty control groups of nodes with a kubelet, which
-// the next testbed removes.
+// A testbed exists only inside its own namespaces, so that several testbeds on one machine
+// don't affect each other or the machine. When the process that created it ends, even if it
+// is killed, the kernel removes the namespaces. A folder of files and the empty control
+// groups of nodes with a kubelet remain; the next testbed removes them.
 //
 // Linux only. Needs root, nft and ip.
 package testbed

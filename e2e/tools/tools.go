@@ -2,12 +2,12 @@
 // run: a real Kubernetes control plane, etcd, kube-proxy, kubelet, CoreDNS,
 // containerd, promtool, golangci-lint and govulncheck. They come from modules below
 // this folder, whose go.mod and go.sum pin every version, so that they can't disturb
-// the dependencies of the product. What a cluster is made of is one module,
-// kubernetes: its programs share most of their packages, and are built at once. What
-// runs containers is another one.
+// the dependencies of the product. The programs of a cluster are one module, kubernetes:
+// they share most of their packages, and are built at once. The container runtime is
+// another module.
 //
-// Binaries live in the user's cache folder, keyed by what went into them, and
-// are built once for each change of that. Two builders side by side are safe.
+// Binaries are stored in the user's cache folder, by a hash of their inputs, and are built
+// again only when an input changes. Several processes may build at the same time.
 package tools
 
 import (

@@ -1,5 +1,6 @@
-// Command fork serves a WireGuard device with Tailscale's fork of wireguard-go, to be
-// measured beside ours. It is a module of its own, so that nothing of it is in ours:
+// Command fork serves a WireGuard device with Tailscale's fork of wireguard-go, for
+// comparison with the engine. It is a separate module, so that the product doesn't depend
+// on the fork:
 //
 //	go -C e2e/bench/fork build -o /tmp/fork .
 //	go run ./e2e/bench/packets -with /tmp/fork

@@ -1,5 +1,5 @@
-// Package measure is what the benchmarks share: what processes use, as the kernel
-// counts it, and how series of measurements are reduced.
+// Package measure is shared by the benchmarks: it reads the CPU time and memory of
+// processes from the kernel, and summarizes series of measurements.
 package measure
 
 import (

@@ -1,13 +1,14 @@
-// Command packets measures what a packet costs in the engine: its TUN and its sockets
-// around wireguard-go, beside wireguard-go's own, between two namespaces, in alternating
-// pairs on the same machine. There are no clusters and no agents in it.
+// Command packets measures the cost of a packet in the engine, which uses wireguard-go with
+// its own TUN and sockets, and compares it with unchanged wireguard-go. Both run in turn
+// between two namespaces of the same machine, without clusters and agents.
 //
 //	go run ./e2e/bench/packets
-//	go run ./e2e/bench/packets -with ./server    # beside another program that serves a device
+//	go run ./e2e/bench/packets -with ./server    # compares with another program that serves a device
 //
-// The first pair of each measurement counts for nothing: buffers grow, pages are touched.
-// Such a program is started as "server wg0 FILE": it serves that link with the UAPI
-// configuration in the file, until it is killed. e2e/bench/fork is one.
+// The first pair of each measurement is ignored, because buffers still grow and pages are
+// touched for the first time. The program of -with is started as "server wg0 FILE": it
+// serves that link with the UAPI configuration in the file until it is killed, as
+// e2e/bench/fork does.
 //
 // Linux only, needs root.
 package main

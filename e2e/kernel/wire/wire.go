@@ -1,9 +1,9 @@
 // Package wire is the protocol between the emulated machine and its runner.
 //
 // The runner puts a Plan into the machine's file system at PlanPath. The
-// machine answers with one Message a line, as JSON, on a serial port that
-// nothing else writes to. Output of a test is inside a message, so that it can't be mistaken
-// for one, or be interleaved with the kernel's log, which has its own port.
+// machine writes Messages, one JSON object per line, to a serial port that has no other
+// writer: the kernel's log has its own port. The output of a test is part of a Message, so
+// that it can't be parsed as one.
 package wire
 
 import (

@@ -1,6 +1,6 @@
 // Package meter measures traffic from one pod to another: numbered UDP packets at a steady
-// rate, to count losses, and a TCP stream, to measure stalls. A pod serves it; a test requests by HTTP what to send, and asks
-// for what has arrived.
+// rate, to count losses, and a TCP stream, to measure stalls. A meter is an HTTP server in a
+// pod, by which a test starts streams and reads what has arrived.
 //
 //	POST   /streams/ID?to=ADDRESS&rate=10000   send to a meter from now on
 //	DELETE /streams/ID                         end that; returns Sent

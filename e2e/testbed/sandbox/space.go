@@ -2,11 +2,11 @@
 // network, mounts and processes, and a Process is a program that runs in one. Linux only;
 // needs root.
 //
-// Nothing of it outlives the process that created it, however that ends. A
-// namespace exists as long as it is referred to: here by open files of this
-// process, sockets opened through the Space and the processes started in it.
-// The kernel closes the former when this process dies, and kills the latter:
-// they are in a process namespace whose first process gets a signal then.
+// A Space never outlives the process that created it, even if that is killed. A namespace
+// exists as long as it has references: open files of this process, sockets opened through
+// the Space, and the processes started in it. When this process ends, the kernel closes its
+// files and sockets, and kills the processes of the Space: they are in a process namespace
+// whose first process gets a signal when its parent dies (PR_SET_PDEATHSIG).
 package sandbox
 
 import (
