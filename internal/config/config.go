@@ -10,9 +10,9 @@
 //	required   why it must be set; further conditions are in code
 //	range      minimum and maximum, of numbers and bytes
 //	oneof      the allowed values
-//	is         the syntax, one of those that check knows
+//	is         the syntax, one of those in function check
 //	zero       a word for 0
-//	holds      what has the addresses of a list of subnets, for errors
+//	holds      for errors: the objects whose addresses a list of subnets contains
 //	empty      "off": set but empty is not the default
 //	flag       flags that set it
 //	file       its section and key in the JSON file

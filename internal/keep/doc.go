@@ -10,6 +10,6 @@
 // time per key, and retries after failures.
 //
 // The mutation cache of client-go (cache.NewIntegerResourceVersionMutationCacheWithOptions)
-// lacks changes, deletions of its own, and the detection of a server that was restored from
-// a backup.
+// doesn't report changes, doesn't cache deletions, and doesn't detect that a server was
+// restored from a backup.
 package keep

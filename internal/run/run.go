@@ -1,5 +1,5 @@
-// Package run has the frame of a long-running program: tasks, shutdown, log, and the HTTP
-// servers for probes, metrics and status.
+// Package run runs the tasks of a long-running program and its HTTP servers for probes,
+// metrics and status, and shuts them down.
 package run
 
 import (

@@ -1,4 +1,5 @@
-// Package processtest stops processes, as happens to them on busy nodes.
+// Package processtest suspends processes in tests, which simulates a busy node that doesn't
+// schedule them.
 package processtest
 
 import (
