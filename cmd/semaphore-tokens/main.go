@@ -1,5 +1,5 @@
-// Command semaphore-tokens renews the tokens with which this cluster reads its remotes,
-// where due, and ends.
+// Command semaphore-tokens renews the tokens with which this cluster reads its remotes, as
+// far as their renewal is due, and exits.
 package main
 
 import (
