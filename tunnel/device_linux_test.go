@@ -41,7 +41,8 @@ func TestMissingPermissionIsNamed(t *testing.T) {
 	}
 }
 
-// withoutNetAdmin runs f on a thread that lacks the capability and ends with it.
+// withoutNetAdmin runs f on a thread without the capability NET_ADMIN. The thread ends
+// after f.
 func withoutNetAdmin(f func() error) error {
 	done := make(chan error)
 	go func() {

@@ -86,7 +86,7 @@ func makeTUNNode() error {
 	}
 	err = unix.Mknod(tunPath, unix.S_IFCHR|0o600, int(unix.Mkdev(tunMajor, tunMinor)))
 	if errors.Is(err, unix.EROFS) {
-		// The host's directory, mounted by our manifest.
+		// The directory is the host's, which our manifest mounts read-only.
 		return fmt.Errorf("this host has no %s: load the kernel module tun, or wireguard", tunPath)
 	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {

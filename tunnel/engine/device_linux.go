@@ -268,7 +268,7 @@ func (sup *supervisor) restore(ctx context.Context, d *deviceState, s *server) (
 	}
 	if d.wantUp {
 		if err := s.up(ctx, d); err != nil && !s.gone() {
-			d.log.Warn("cannot reopen UDP sockets", "err", err)
+			d.log.Warn("reopening UDP sockets failed", "err", err)
 		}
 	}
 	keys, live := d.model.recent(time.Now())

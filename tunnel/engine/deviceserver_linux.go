@@ -177,7 +177,7 @@ func (s *deviceServer) sendSockets(name string, port int, sockets []*os.File) {
 	}
 	_, _, err := s.conn.Ask(background, control.Message{Op: opSockets, Name: name, Port: port}, fds...)
 	if err != nil && s.conn.Err() == nil {
-		s.log.Warn("cannot send sockets to the supervisor", "device", name, "err", err)
+		s.log.Warn("sending sockets to the supervisor failed", "device", name, "err", err)
 	}
 	for _, socket := range sockets {
 		_ = socket.Close()

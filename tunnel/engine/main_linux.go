@@ -131,7 +131,7 @@ func runDeviceServer(log *slog.Logger) error {
 	process.LimitMemory(log)
 	defer process.GiveBack()()
 	if err := process.ScheduleAsBatch(); err != nil {
-		log.Info("cannot set the batch scheduling policy: packets cost more CPU time", "err", err)
+		log.Info("setting the batch scheduling policy failed: packets cost more CPU time", "err", err)
 	}
 	serve(socket, log)
 	return nil

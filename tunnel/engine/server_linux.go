@@ -193,7 +193,7 @@ func (sup *supervisor) restoreAll(ctx context.Context, s *server) {
 			defer cancel()
 			err := sup.with(limited, d, s, noChange)
 			if err != nil && d.ctx.Err() == nil && ctx.Err() == nil {
-				d.log.Warn("cannot serve", "err", err)
+				d.log.Warn("restoring the device on the server failed", "err", err)
 			}
 			failed <- err != nil
 		})
@@ -289,7 +289,7 @@ func (sup *supervisor) monitor() {
 		sup.ensureControlSocket()
 		for _, d := range sup.list() {
 			if err := sup.monitorDevice(d); err != nil && d.ctx.Err() == nil {
-				d.log.Warn("cannot read the state of peers", "err", err)
+				d.log.Warn("reading the state of peers failed", "err", err)
 			}
 		}
 		pause = pauseAfter(time.Since(began))

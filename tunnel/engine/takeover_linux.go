@@ -144,7 +144,7 @@ func (sup *supervisor) ensureControlSocket() {
 		sup.takenOver = true
 		sup.end()
 	default:
-		sup.log.Warn("cannot restore the control socket", "err", err)
+		sup.log.Warn("restoring the control socket failed", "err", err)
 	}
 }
 

@@ -30,14 +30,14 @@ func (sup *supervisor) uapi(d *deviceState, conn net.Conn) {
 			request, err := readRequest(reader)
 			if err != nil {
 				if !errors.Is(err, io.EOF) && d.ctx.Err() == nil {
-					d.log.Warn("cannot read a UAPI request", "err", err)
+					d.log.Warn("reading a UAPI request failed", "err", err)
 				}
 				return
 			}
 			answer, err := sup.configure(d.ctx, d, request)
 			if err != nil {
 				if d.ctx.Err() == nil {
-					d.log.Warn("cannot answer a UAPI request", "err", err)
+					d.log.Warn("answering a UAPI request failed", "err", err)
 				}
 				return
 			}

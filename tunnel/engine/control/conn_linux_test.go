@@ -57,8 +57,8 @@ func TestAnswersAreSentBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// A side that doesn't read can't block the sender for ever.
-func TestTheOtherSideReadsNothing(t *testing.T) {
+// A receiver that doesn't read can't block the sender for ever.
+func TestSendToAReceiverThatDoesntRead(t *testing.T) {
 	asks, _ := connected(t, nil)
 	for began := time.Now(); ; {
 		if err := asks.Notify(control.Message{Op: control.Died, Name: "wireguard.gcp"}); err != nil {

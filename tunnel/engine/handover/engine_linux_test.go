@@ -108,13 +108,13 @@ func (p *plug) Close() error {
 
 // underlay is where nodes and remotes have their sockets.
 type underlay interface {
-	// room is how many packets wait in a node's link.
+	// room is the number of packets that a node's link can queue.
 	room() int
 	// add adds a node.
 	add(n *node)
-	// sockets returns those of a node's next engine.
+	// sockets returns the sockets of a node's next engine.
 	sockets(n *node) Sockets
-	// bind returns that of a remote.
+	// bind returns the bind of a remote.
 	bind(n *node) conn.Bind
 	// pair returns the ends for two engines.
 	pair(t *testing.T) (oldEnd, newEnd End)

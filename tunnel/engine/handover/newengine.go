@@ -98,7 +98,7 @@ func (e *newEngine) disableKeepalives() error {
 // restoreKeepalives restores the persistent keepalives of some peers.
 func (e *newEngine) restoreKeepalives(keys []Key) {
 	if err := e.setKeepalives(keys, func(key Key) int { return e.keepalives[key] }); err != nil {
-		e.Log.Warn("cannot restore persistent keepalives", "err", err)
+		e.Log.Warn("restoring persistent keepalives failed", "err", err)
 	}
 }
 
@@ -329,7 +329,7 @@ func (e *newEngine) finish(ctx context.Context) {
 				if !more {
 					e.gone = true
 				} else if err := e.handle(m); err != nil {
-					e.Log.Debug("cannot parse a message of the other engine", "err", err)
+					e.Log.Debug("parsing a message of the other engine failed", "err", err)
 				}
 			case <-pace.C:
 				break wait

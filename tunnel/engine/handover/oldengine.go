@@ -199,13 +199,13 @@ func (e *oldEngine) handOver(ctx context.Context) (began bool, err error) {
 	}
 }
 
-// shut stops reading the TUN, also if that takes too long or this engine ends.
+// shut stops reading the TUN, also when ctx has ended. It waits for at most Limits.Answer.
 func (e *oldEngine) shut(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.Limits.Answer)
 	defer cancel()
 	err := e.Tun.Shut(ctx)
 	if err != nil {
-		e.Log.Warn("cannot stop reading the TUN", "err", err)
+		e.Log.Warn("stopping to read the TUN failed", "err", err)
 	}
 	return err
 }

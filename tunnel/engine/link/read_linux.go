@@ -185,7 +185,7 @@ func (r *reader) gather(bufs [][]byte, offset int, to []byte) {
 	scattered := r.used - 2 // buffers that were read into
 	within := first + (scattered-1)*r.segment
 	if length > within {
-		// First, because whole may overlap itself.
+		// The end is copied first, because the two parts of whole may overlap.
 		copy(to[within:], r.whole[:length-within])
 	}
 	copy(to, bufs[0][offset:offset+min(first, length)])

@@ -283,7 +283,7 @@ func (r *receiver) deliver(data []byte, size int, from *endpoint, packets [][]by
 	return data[delivered:], filled
 }
 
-// endpoint returns the endpoint that answers a packet, nil if from isn't an IP address.
+// endpoint returns the endpoint for answers to a packet, nil if from isn't an IP address.
 func (r *receiver) endpoint(from *socketAddress, local source) *endpoint {
 	of := origin{*from, local}
 	if r.lastOf != of || r.last == nil {
