@@ -62,8 +62,8 @@ type Remote struct {
 	// StaleAfter is the time without contact after which its endpoints are removed from
 	// global services that have others; 0: never. See kube.ServerConfig.
 	StaleAfter time.Duration
-	// Bounds are those of cached objects, which the client has as well. Made are those of
-	// the objects created for it.
+	// Bounds limit its cached objects, and must be those of its client. Made limits the
+	// objects created for it.
 	Bounds kube.Bounds
 	Made   Bounds
 	// Client returns its client, or an error while that is unavailable.

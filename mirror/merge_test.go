@@ -168,9 +168,9 @@ func TestHintsCoverAllZones(t *testing.T) {
 	}
 }
 
-// TestWhatLingersObjectsToNothing has what is remembered of a remote that is no longer
-// configured differ in everything.
-func TestWhatLingersObjectsToNothing(t *testing.T) {
+// TestUnconfiguredRemoteCausesNoConflicts merges a remembered service of a remote that is no
+// longer configured, which differs in all fields.
+func TestUnconfiguredRemoteCausesNoConflicts(t *testing.T) {
 	k := Key{"shop", "web"}
 	spec, _, conflicts := merge([]*part{
 		{cluster: "aws", origin: newOrigin(k, 2, 80, Traits{})},

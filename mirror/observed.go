@@ -147,8 +147,8 @@ func newLocal(notify func()) *local {
 	}
 }
 
-// update returns the names of services that have changed, or whose slices or endpoints
-// have, and the origins of the global ones among them.
+// update returns the names of local services of which the Service, a slice or the Endpoints
+// object has changed, and the origins of the changed global Services.
 func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
 	names, globals = map[string]struct{}{}, map[Key]struct{}{}
 	for _, c := range l.services.Changes() {

@@ -26,7 +26,7 @@ type Origin struct {
 	// LocalMinimum is the minimum number of ready local endpoints; 0: as configured.
 	LocalMinimum int
 	Spec         Spec
-	// Reject is why it can't be copied; empty: it can.
+	// Reject is the reason for which the service can't be copied; empty: it can.
 	Reject string
 }
 
@@ -64,7 +64,7 @@ type OriginSlice struct {
 	Endpoints []Endpoint
 	// Unreadable are invalid addresses.
 	Unreadable []string
-	// Reject is why it can't be copied; empty: it can.
+	// Reject is the reason for which the slice can't be copied; empty: it can.
 	Reject string
 }
 
