@@ -80,10 +80,10 @@ func TestAcceptedPrefixesAreRetained(t *testing.T) {
 	}
 }
 
-// TestNothingMovesWhileItIsClaimed generates random histories of nodes of random ages that
-// claim keys and prefixes of others: a key or prefix leaves a node only when the node no
-// longer claims it, and repeating a decision doesn't change it.
-func TestNothingMovesWhileItIsClaimed(t *testing.T) {
+// TestAcceptedClaimsAreRetained generates random histories of nodes of random ages that claim
+// keys and prefixes of other nodes. It checks that a node loses a key or prefix only when it
+// no longer claims it, and that repeating a decision doesn't change the result.
+func TestAcceptedClaimsAreRetained(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 100 {
 		var accepted Accepted

@@ -155,7 +155,8 @@ func (s *sweep) enter(claims []span, alone bool) {
 	s.around = append(s.around, c)
 }
 
-// leave settles the enclosing prefixes beyond the given depth.
+// leave records the conflicts of the enclosing prefixes below the given depth, which don't
+// enclose the next prefix, and removes them from around.
 func (s *sweep) leave(depth int) {
 	for i := len(s.around) - 1; i >= depth; i-- {
 		c := &s.around[i]
