@@ -175,10 +175,10 @@ func TestDiffTouchesOnlyWhatDiffers(t *testing.T) {
 	}
 }
 
-// TestDiffLeadsToWhatIsDesired grows and shrinks a set at random, with small shards, while others
+// TestDiffConverges grows and shrinks a set at random, with small shards, while others
 // take and free names. After each step the objects hold every address that stays, in the end all
 // addresses, and then a diff is empty.
-func TestDiffLeadsToWhatIsDesired(t *testing.T) {
+func TestDiffConverges(t *testing.T) {
 	const size = 5
 	random := rand.New(rand.NewPCG(9, 9))
 	pool := randomAddrs(random, 60)

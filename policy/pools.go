@@ -80,8 +80,8 @@ func parsePools(list []byte) ([]Pool, error) {
 	return pools, nil
 }
 
-// PoolFaults returns why pods don't reach a remote's pod subnets with their own addresses and
-// only through the tunnel:
+// PoolFaults returns the configuration errors of Calico's pools for a remote's pod subnets:
+// local pods must reach these with their own addresses, and only through the tunnel.
 //
 //   - Pods of a pool with natOutgoing are masqueraded, unless the destination is in a pool.
 //   - Calico's BGP announces routes to destinations in a pool, including those of the agent,

@@ -32,8 +32,9 @@ func still(t *testing.T, adjust func(*Config)) *Controller {
 	return c
 }
 
-// TestNewsOfSetsWaitForNoPass holds the lock of a remote, as a long pass does.
-func TestNewsOfSetsWaitForNoPass(t *testing.T) {
+// TestChangesOfSetsDontWaitForAPass holds the lock of a remote, as a long pass does, while
+// changes of its sets are added.
+func TestChangesOfSetsDontWaitForAPass(t *testing.T) {
 	c := still(t, nil)
 	r := c.remotes["merit"]
 	r.mu.Lock()
@@ -52,9 +53,9 @@ func TestNewsOfSetsWaitForNoPass(t *testing.T) {
 	}
 }
 
-// TestNewsOfSetsAreTakenOnce holds that a pass takes all changes before it, and the next one none of
-// them.
-func TestNewsOfSetsAreTakenOnce(t *testing.T) {
+// TestChangesOfSetsAreProcessedOnce checks that a pass processes all changes since the previous
+// pass, and that the next pass doesn't process them again.
+func TestChangesOfSetsAreProcessedOnce(t *testing.T) {
 	r := still(t, nil).remotes["gcp"]
 	o := &Observed{Object: Object{Name: "gcp-ns-a", Identity: gcp("a")}, Owned: true}
 	r.enqueue([]kube.Change[Observed]{{Key: o.Name, After: o}}, false)
@@ -85,9 +86,9 @@ func TestSetsWithoutRoomCostNothing(t *testing.T) {
 	}
 }
 
-// TestCreatedObjectsAreKnownAtOnce compares a set several times before a pass takes the watch's
-// events of its objects.
-func TestCreatedObjectsAreKnownAtOnce(t *testing.T) {
+// TestCreatedObjectsAreObservedBeforeTheWatch compares a set several times after its objects were
+// created, before a pass processes the events of the watch.
+func TestCreatedObjectsAreObservedBeforeTheWatch(t *testing.T) {
 	c := still(t, func(cfg *Config) { cfg.ShardSize = 2 })
 	r := c.remotes["gcp"]
 	version := 0
@@ -159,7 +160,8 @@ func TestNameIsClaimedUntilItsSetIsGone(t *testing.T) {
 			t.Errorf("the other one is %s, want %s: its name is claimed", got, hashed)
 		}
 	}
-	// The object exists, before any event of it: it isn't the other one's, whatever its labels.
+	// The object exists, but the watch hasn't shown it yet: its name is claimed for the first
+	// set, so it doesn't belong to the second one, whose labels it has.
 	c.ledger.Wrote(&Observed{Object: Object{Name: natural, Identity: two}, Owned: true, UID: "u", ResourceVersion: "1"})
 	if have, _, _ := r.state(two); len(have) > 0 {
 		t.Errorf("the other one has %v, which is claimed", have)
