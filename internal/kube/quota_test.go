@@ -79,7 +79,7 @@ func TestBytesOfWhatIsKeptAreBounded(t *testing.T) {
 	}
 }
 
-func TestListThatIsReadIsBounded(t *testing.T) {
+func TestUnfinishedListIsBounded(t *testing.T) {
 	s, _ := newQuotaStore(3)
 	s.begin(false)
 	collected := 0

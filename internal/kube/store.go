@@ -361,7 +361,8 @@ func (s *store[T]) isSynced() bool {
 	return s.synced
 }
 
-// missing reports whether there may be quota by now for rejected objects.
+// missing reports whether quota was freed after objects were rejected, so that a new list may
+// accept them.
 func (s *store[T]) missing() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

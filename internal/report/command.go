@@ -116,8 +116,8 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 	return exitWell
 }
 
-// probed returns the probe address from the environment. The socket, which is that of the
-// same pod, has precedence.
+// probed returns the probe address from the environment. The Unix socket has precedence,
+// because only the process of the same pod can serve it.
 func (c Command[R]) probed() string {
 	if socket := os.Getenv("SEMAPHORE_PROBE_SOCKET"); socket != "" {
 		return unixPrefix + socket
@@ -147,8 +147,8 @@ func (c Command[R]) probe(ctx context.Context, args []string, stdout, stderr io.
 	return say(stdout, exitWell, printable.Text(strings.TrimSpace(string(body)), maxProbed))
 }
 
-// fetch requests a path at address. An address without a host, or with a wildcard, as
-// servers listen on, is this machine.
+// fetch requests a path at address. Without a host, or with a wildcard address on which a
+// server may listen, it requests from this machine.
 func fetch(ctx context.Context, address, path string, limit time.Duration) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -107,7 +107,7 @@ func (a *API) Config() *rest.Config {
 	}
 }
 
-// Hook changes the hooks.
+// Hook calls change with the hooks, under the lock.
 func (a *API) Hook(change func(*Hooks)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -122,7 +122,7 @@ func (a *API) Stop() {
 	a.disconnect()
 }
 
-// Start ends Stop.
+// Start makes the API serve requests again, after Stop.
 func (a *API) Start() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
