@@ -74,8 +74,9 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestServersStay joins again without --api-server.
-func TestServersStay(t *testing.T) {
+// TestServersAreRetained joins again without --api-server: the addresses of API servers in the
+// settings are retained.
+func TestServersAreRetained(t *testing.T) {
 	const own = "https://internal.gcp.example:6443"
 	aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 	gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
@@ -275,9 +276,9 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// TestServersOfPods checks that requests fit into an argument, with large certificates and
-// with many clusters.
-func TestServersOfPods(t *testing.T) {
+// TestRequestFitsIntoAnArgument checks that the request to a pod fits into an argument of its
+// command, with large certificates and with many clusters.
+func TestRequestFitsIntoAnArgument(t *testing.T) {
 	for name, c := range map[string]struct {
 		bytes  []int // of the certificates of each cluster
 		want   []bool
