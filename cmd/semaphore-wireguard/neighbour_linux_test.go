@@ -14,11 +14,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
-// TestAnotherHasTheListenPort starts an agent on a node where the listen port of its
+// TestListenPortInUse starts an agent on a node where the listen port of its
 // first remote is taken: with the kernel backend by another device, such as Calico's, in
 // userspace by a socket. Foreign traffic goes on without loss, the agent reports the
 // fault and serves the second remote, and the first one as soon as the port is free.
-func TestAnotherHasTheListenPort(t *testing.T) {
+func TestListenPortInUse(t *testing.T) {
 	long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp", "merit")
