@@ -29,7 +29,7 @@ type Held struct {
 	Target string
 	// Package is the folder of a test, from the root of the repository.
 	Package string
-	// Test is its function, Subtests are the names after it, outermost first.
+	// Test is the test's function, Subtests are the names of the subtest, outermost first.
 	Test     string
 	Subtests []string
 }
