@@ -131,7 +131,7 @@ func TestCrossedInitiations(t *testing.T) {
 			before := retries(t, p, 0) + retries(t, p, 1)
 			meet(t, p)
 			connect(t, p)
-			// Mostly the side that leads; the other one when that is slow.
+			// Usually the initiator retries; the other side does when the initiator is slow.
 			began += retries(t, p, 0) + retries(t, p, 1) - before
 			part(t, p)
 		}
@@ -208,8 +208,8 @@ func TestSessionInWhichNothingComesBack(t *testing.T) {
 	})
 }
 
-// A side that lost its sessions must initiate, as the other one doesn't notice, whichever of
-// the two leads.
+// A restarted side must send an initiation, because the other side doesn't notice the loss of
+// the sessions, regardless of which side initiates the first handshake.
 func TestRestartedSideGoesOnByItself(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		for side := range 2 {

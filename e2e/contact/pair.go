@@ -54,7 +54,7 @@ type process struct {
 	end io.Closer
 }
 
-// New starts two sides that don't know each other. The program has to call
+// New starts two sides without each other's node. The program has to call
 // RunAsSide first of all.
 func New(cfg Config) (*Pair, error) {
 	p := &Pair{cfg: cfg, stop: make(chan struct{})}
@@ -228,7 +228,7 @@ func (p *Pair) Restart(side int) error {
 	return p.Open(side)
 }
 
-// Meet makes the other side known to a side at the given time.
+// Meet passes the node of the other side to a side at the given time.
 func (p *Pair) Meet(side int, at time.Time) error {
 	other := 1 - side
 	_, err := p.call(side, command{Call: "meet", At: at, Subnet: subnet(other), Remote: peers.Node{

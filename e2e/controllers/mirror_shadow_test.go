@@ -75,7 +75,7 @@ func (b *mirrorBed) shadow(t *testing.T, cfg mirror.Config) []string {
 	must(t, err)
 	cfg.Client, cfg.WatchMetrics = client, kube.NewMetrics("shadow", "shadow_failures_total")
 	c := mirror.New(cfg)
-	// Without its loop, passes are only those below.
+	// The controller's loop doesn't run: the only passes are the calls of Reconcile below.
 	tasks := slices.DeleteFunc(c.Tasks(), func(task run.Task) bool { return task.String() == "services" })
 	if len(tasks) != len(c.Tasks())-1 {
 		t.Fatalf("tasks %v, want one more than without the loop", c.Tasks())

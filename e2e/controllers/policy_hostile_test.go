@@ -194,7 +194,7 @@ func (b *policyBed) testHostile(t *testing.T) {
 				}
 			}
 		}
-		// One more while an address moves.
+		// While an address moves between sets, there may be one more set.
 		if ours > most+1 {
 			t.Errorf("%d sets of the hostile remote, want %d at most", ours, most)
 		}

@@ -74,7 +74,7 @@ func (m *moduleTree) resolve(ctx context.Context, names ...string) ([]module, er
 			return nil
 		}
 		if state[name] == 1 {
-			return fmt.Errorf("module %s needs itself", name)
+			return fmt.Errorf("module %s depends on itself", name)
 		}
 		file, ok := m.files[name]
 		if !ok {

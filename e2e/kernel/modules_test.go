@@ -106,7 +106,7 @@ func TestResolve(t *testing.T) {
 			files: map[string]string{"a.ko": "depends=gone"}, wanted: []string{"a"}, fail: "needed by a: module gone",
 		},
 		"a circle": {
-			files: map[string]string{"a.ko": "depends=b", "b.ko": "depends=a"}, wanted: []string{"a"}, fail: "needs itself",
+			files: map[string]string{"a.ko": "depends=b", "b.ko": "depends=a"}, wanted: []string{"a"}, fail: "depends on itself",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

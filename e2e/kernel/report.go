@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/kernel/wire"
 )
 
-// mark precedes the lines with which a test binary under -test.v=test2json
-// says what happens, so that they differ from what tests print themselves.
+// mark precedes the lines of the testing package in the output of a test binary under
+// -test.v=test2json. Output of tests doesn't have it.
 const mark = '\x16'
 
 // result is how one package's tests ended.

@@ -28,7 +28,7 @@ func (l *lab) verified(t *testing.T) {
 		t.Logf("FIGURE semaphorectl verify took %v", time.Since(began).Round(10*time.Millisecond))
 		l.says(t, out, "✓ it does", "✓ its own", "✓ they do", "Mbit/s", "meter.default.svc.cluster.gcp is ", "meter.default.svc.cluster.aws is ")
 		for what, times := range map[string]int{"without the label: denied": 4, "with the label: admitted": 4, "it contains the address of the pod with the label": 2} {
-			// Of two clusters with two families.
+			// One line per cluster and address family.
 			if n := strings.Count(out, what); n != times {
 				t.Errorf("%q is there %d times, want %d", what, n, times)
 			}

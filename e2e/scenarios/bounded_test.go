@@ -29,7 +29,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
-// bounded is one kind as a remote's watch reads it.
+// bounded is a kind that the watches of a remote read, with bounds.
 type bounded struct {
 	kind   string
 	object runtime.Object

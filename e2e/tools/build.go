@@ -162,7 +162,7 @@ func buildTools(ctx context.Context, cfg Config, dir, sum string, tools []tool) 
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	p.building(strings.Count(needed, "\n") + 1)
-	// With a slash behind it, the output is a folder.
+	// The slash makes go build write to a folder.
 	if _, err := goCommandTo(ctx, p, dir, slices.Concat([]string{"build", "-v", "-trimpath", "-buildvcs=false", "-tags", tools[0].tags,
 		"-gcflags", gcflags, "-ldflags", strings.Join(slices.Compact(flags), " "), "-o", partial + "/"}, packages)...); err != nil {
 		return fmt.Errorf("%s: %w", what, err)

@@ -68,7 +68,7 @@ func memory(f figures) (*chart, error) {
 			return nil, err
 		}
 		if r.Ours == nil || r.Beside == nil {
-			return nil, fmt.Errorf("%s lacks a side", m.name)
+			return nil, fmt.Errorf("%s: figures of one side are missing", m.name)
 		}
 		c.Groups = append(c.Groups, group{Label: m.label, Bars: []bar{
 			{Series: 0, Value: *r.Ours, Text: fmt.Sprintf("%.0f", *r.Ours)},

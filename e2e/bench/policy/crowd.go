@@ -60,7 +60,7 @@ func address(n uint32) netip.Addr {
 
 func podName(i int) string { return fmt.Sprintf("pod-%05d", i) }
 
-// grow adds pods until there are so many.
+// grow adds pods until there are count.
 func (c *crowd) grow(ctx context.Context, count int) error {
 	first, taken := len(c.pods), c.taken
 	c.pods, c.taken = append(c.pods, make([]*corev1.Pod, count-first)...), taken+uint32(count-first)
