@@ -141,10 +141,10 @@ func contents(all []Service) map[string]string {
 	return texts
 }
 
-// TestIncrementalDesiredIsDesired holds, for random histories, that a memo which follows them
-// gives the same desired services as an empty one, that applying them changes none of them, and
-// that no two origins share a name.
-func TestIncrementalDesiredIsDesired(t *testing.T) {
+// TestIncrementalDesiredEqualsFull checks for random histories that a memo that follows
+// them returns the same desired services as an empty memo, that applying the desired
+// services doesn't change them, and that no two origins have the same name.
+func TestIncrementalDesiredEqualsFull(t *testing.T) {
 	bounded := testClusters()
 	bounded[1].bounds = Bounds{Services: 4, Slices: 3, Addresses: 5}
 	bounded[2].bounds = Bounds{Services: 2, Slices: 50, Addresses: 2}

@@ -12,9 +12,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
-// TestDiffMakesWhatMustBe applies the differences of random histories, with foreign objects among
+// TestDiffConverges applies the differences of random histories, with foreign objects among
 // the observed ones.
-func TestDiffMakesWhatMustBe(t *testing.T) {
+func TestDiffConverges(t *testing.T) {
 	for round := range rounds(30, 6) {
 		r := rand.New(rand.NewPCG(uint64(round), 11))
 		w := newWorld()
@@ -119,8 +119,8 @@ func (w *world) foreign() map[string]string {
 	return all
 }
 
-// TestRemovalsDontDependOnAdditions makes all changes fail but removals, which the first attempt
-// makes.
+// TestRemovalsDontDependOnAdditions makes all changes fail except removals, which must
+// succeed at the first attempt.
 func TestRemovalsDontDependOnAdditions(t *testing.T) {
 	w, k := newWorld(), Key{"shop", "web"}
 	id := setID{"aws", mirrored}
@@ -234,8 +234,8 @@ func TestDiffOfOneService(t *testing.T) {
 	}
 }
 
-// TestSlicesOfOtherServicesStay shows Diff one among those of a service.
-func TestSlicesOfOtherServicesStay(t *testing.T) {
+// TestSlicesOfOtherServicesAreRetained passes a slice of another service to Diff.
+func TestSlicesOfOtherServicesAreRetained(t *testing.T) {
 	slice := func(name, service string) *ObservedSlice {
 		return &ObservedSlice{identity: identity{Meta: keep.Meta{Name: name}, ours: true}, service: service}
 	}

@@ -181,9 +181,9 @@ func TestRemoteIsBounded(t *testing.T) {
 	})
 }
 
-// TestFreeRoomIsUsed deletes a service with the room of many others, more than are tried again
-// at a time.
-func TestFreeRoomIsUsed(t *testing.T) {
+// TestFreedQuotaIsUsed deletes a service that used the quota of many others, more than are
+// retried at a time.
+func TestFreedQuotaIsUsed(t *testing.T) {
 	const bound, others = 2 * refillings, 5 * refillings
 	for name, bounds := range map[string]Bounds{"slices": {Slices: bound}, "addresses": {Addresses: bound}, "both": {Slices: bound, Addresses: bound}} {
 		t.Run(name, func(t *testing.T) {
@@ -251,9 +251,9 @@ func TestFailuresOfOneRemotesServicesDontDelayAnothers(t *testing.T) {
 	}
 }
 
-// TestEventsOfOneRemoteDontDelayAnothers sends more events of one remote than a pass takes, and
-// then one event of another remote, which the next pass takes. The other events take as many
-// passes as they need, each of which asks for the next.
+// TestEventsOfOneRemoteDontDelayAnothers sends more events of one remote than a pass
+// processes, and then one event of another remote, which the next pass processes. The
+// remaining events need further passes, each of which schedules the next one.
 func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		const flood = 3*partOfTap + 1
@@ -309,9 +309,9 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 	})
 }
 
-// TestUnreachableRemoteDelaysNoOther starts with a remote that never answers and has no
+// TestUnreachableRemoteDoesntDelayOthers starts with a remote that never answers and has no
 // mirrors.
-func TestUnreachableRemoteDelaysNoOther(t *testing.T) {
+func TestUnreachableRemoteDoesntDelayOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		f.merit.Stop()
 		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
@@ -335,9 +335,9 @@ func TestUnreachableRemoteDelaysNoOther(t *testing.T) {
 	})
 }
 
-// TestListsAreCurrent holds that no list may come from an API server's cache: it would lack
-// what another leader wrote seconds ago.
-func TestListsAreCurrent(t *testing.T) {
+// TestListsAreQuorumReads checks that no list may be served from an API server's watch
+// cache, which may lack writes of the previous leader.
+func TestListsAreQuorumReads(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
 		f.start(t, nil)
@@ -350,8 +350,8 @@ func TestListsAreCurrent(t *testing.T) {
 	})
 }
 
-// TestServiceThatTurnsForeignLosesOurSlices removes our marks from a mirror, as a person does
-// who takes it over.
+// TestServiceThatTurnsForeignLosesOurSlices removes our annotations and labels from a
+// mirror, as another owner of the Service would.
 func TestServiceThatTurnsForeignLosesOurSlices(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
@@ -371,8 +371,8 @@ func TestServiceThatTurnsForeignLosesOurSlices(t *testing.T) {
 	})
 }
 
-// TestMirrorsOfARemovedRemoteLinger removes a remote from the configuration.
-func TestMirrorsOfARemovedRemoteLinger(t *testing.T) {
+// TestMirrorsOfARemovedRemoteAreRetained removes a remote from the configuration.
+func TestMirrorsOfARemovedRemoteAreRetained(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
 		put(t, f.aws, "shop", svc("both", global), [2]string{"both-1", "10.4.0.2"})
@@ -465,8 +465,9 @@ func TestFinalizerCostsOneRequest(t *testing.T) {
 	})
 }
 
-// TestEndpointsObjectsGoWhenSwitchedOff switches the deprecated kind off.
-func TestEndpointsObjectsGoWhenSwitchedOff(t *testing.T) {
+// TestEndpointsObjectsAreRemovedWhenSwitchedOff switches off writing objects of the
+// deprecated Endpoints API.
+func TestEndpointsObjectsAreRemovedWhenSwitchedOff(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
 		f.gcp.Put(t, "endpoints", &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "foreign"}})

@@ -9,9 +9,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// TestAMirrorOfARenamedRemoteIsHeld has another remote have the prefix of one that is no
-// longer configured, and no such service.
-func TestAMirrorOfARenamedRemoteIsHeld(t *testing.T) {
+// TestMirrorOfARenamedRemoteIsHeld renames a remote, whose prefix then belongs to a remote
+// without that service. The mirror is removed only after the removal grace.
+func TestMirrorOfARenamedRemoteIsHeld(t *testing.T) {
 	web := Key{"shop", "web"}
 	w := newWorld(clusterConfig{name: "gcp", local: true}, clusterConfig{name: "old", prefix: "c1"})
 	w.says(t, setID{"old", mirrored}, newOrigin(web, 1, 80, Traits{}))
@@ -22,18 +22,18 @@ func TestAMirrorOfARenamedRemoteIsHeld(t *testing.T) {
 	}
 	w.settle(t)
 	if w.services[Name("c1", web)] == nil {
-		t.Error("it is gone before its time")
+		t.Error("the mirror was removed before the end of the grace period")
 	}
 	w.linger(time.Time{})
 	w.settle(t)
 	if len(w.services) > 0 {
-		t.Error("it stays for ever")
+		t.Error("the mirror was not removed after the grace period")
 	}
 }
 
-// TestSlicesThatSayNoClusterAreKept starts where a version left slices that don't say
-// where they are from.
-func TestSlicesThatSayNoClusterAreKept(t *testing.T) {
+// TestSlicesWithoutAClusterAreRetained starts with slices of an earlier version, without
+// the annotation of their cluster.
+func TestSlicesWithoutAClusterAreRetained(t *testing.T) {
 	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
 	w := newWorld()
 	w.has(aws, web, "s", "10.4.0.1")
@@ -58,8 +58,10 @@ func TestSlicesThatSayNoClusterAreKept(t *testing.T) {
 	wantLeads(t, w, GlobalName(web), "10.4.0.1")
 }
 
-// TestSlicesOfARemovedRemoteLingerWithoutTheirService deletes the service.
-func TestSlicesOfARemovedRemoteLingerWithoutTheirService(t *testing.T) {
+// TestSlicesOfARemovedRemoteAreRetainedWithoutTheirService removes a remote from the
+// configuration and deletes the Service of its mirror. The slices are removed only after
+// the removal grace.
+func TestSlicesOfARemovedRemoteAreRetainedWithoutTheirService(t *testing.T) {
 	merit, web := setID{"merit", mirrored}, Key{"shop", "web"}
 	w := newWorld()
 	w.has(merit, web, "s", "10.6.0.1")
@@ -78,9 +80,9 @@ func TestSlicesOfARemovedRemoteLingerWithoutTheirService(t *testing.T) {
 	wantLeads(t, w, Name("c1-x", web))
 }
 
-// TestSlicesThatSayNothingAreKeptUntilAllWereHeardOf has neither a service nor a cluster
-// say what a slice is for.
-func TestSlicesThatSayNothingAreKeptUntilAllWereHeardOf(t *testing.T) {
+// TestSlicesOfUnknownOriginAreRetainedUntilAllRemotesAreSynced starts with a slice that has
+// no cluster annotation and no Service.
+func TestSlicesOfUnknownOriginAreRetainedUntilAllRemotesAreSynced(t *testing.T) {
 	aws, web := setID{"aws", mirrored}, Key{"shop", "web"}
 	w := newWorld()
 	w.has(aws, web, "s", "10.4.0.1")
@@ -101,9 +103,9 @@ func TestSlicesThatSayNothingAreKeptUntilAllWereHeardOf(t *testing.T) {
 	wantLeads(t, w, Name("c1", web))
 }
 
-// TestWhatIsRememberedOfAStaleRemoteDoesntCount has one be stale that wasn't heard of
+// TestRememberedOriginsOfAStaleRemoteAreOmitted makes a remote stale that had no contact
 // since start.
-func TestWhatIsRememberedOfAStaleRemoteDoesntCount(t *testing.T) {
+func TestRememberedOriginsOfAStaleRemoteAreOmitted(t *testing.T) {
 	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
 	w := newWorld()
 	w.has(aws, web, "s", "10.4.0.1")
@@ -122,8 +124,8 @@ func TestWhatIsRememberedOfAStaleRemoteDoesntCount(t *testing.T) {
 	wantLeads(t, w, GlobalName(web), "10.6.0.1")
 }
 
-// TestANameIsRetainedWhileItsServiceIsRecreated deletes a service whose
-// name another one would get if both were new.
+// TestANameIsRetainedWhileItsServiceIsRecreated deletes a service that shares its preferred
+// name with the service of another remote.
 func TestANameIsRetainedWhileItsServiceIsRecreated(t *testing.T) {
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
 	first, second := Key{"x-y", "n"}, Key{"y", "n"}
@@ -139,9 +141,9 @@ func TestANameIsRetainedWhileItsServiceIsRecreated(t *testing.T) {
 	}
 }
 
-// TestAStaleRemoteIsUsedWhileNoOtherOneIsReady has others have endpoints that take no
-// requests, or that aren't accepted.
-func TestAStaleRemoteIsUsedWhileNoOtherOneIsReady(t *testing.T) {
+// TestStaleRemoteIsUsedWhileOthersAreNotReady uses a stale remote while the endpoints of
+// the other remote are not ready, or rejected.
+func TestStaleRemoteIsUsedWhileOthersAreNotReady(t *testing.T) {
 	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
 	w := newWorld()
 	w.has(merit, web, "s", "10.6.0.1")
@@ -163,9 +165,9 @@ func TestAStaleRemoteIsUsedWhileNoOtherOneIsReady(t *testing.T) {
 	wantLeads(t, w, GlobalName(web), "10.4.0.2")
 }
 
-// TestAGlobalServiceIsRecreatedAsItWas deletes it while an older origin
-// is of another kind.
-func TestAGlobalServiceIsRecreatedAsItWas(t *testing.T) {
+// TestRecreatedGlobalServiceKeepsItsType deletes a global service whose older origins are
+// headless, although it isn't.
+func TestRecreatedGlobalServiceKeepsItsType(t *testing.T) {
 	aws, merit, web := setID{"aws", merged}, setID{"merit", merged}, Key{"shop", "web"}
 	w := newWorld()
 	w.says(t, merit, newOrigin(web, 2000, 80, Traits{}))
@@ -179,9 +181,9 @@ func TestAGlobalServiceIsRecreatedAsItWas(t *testing.T) {
 	}
 }
 
-// TestWhoWasAcceptedIsBeforeItIsWritten has a remote join with an early date while what
-// was decided of another one isn't written yet.
-func TestWhoWasAcceptedIsBeforeItIsWritten(t *testing.T) {
+// TestAcceptedOrderCountsBeforeItIsWritten adds a remote with an early creation time before
+// the accepted order of an earlier remote has been written.
+func TestAcceptedOrderCountsBeforeItIsWritten(t *testing.T) {
 	web := Key{"shop", "web"}
 	w := newWorld(append(testClusters(), clusterConfig{name: "late", prefix: "c3"})...)
 	w.says(t, setID{"merit", merged}, newOrigin(web, 2000, 80, Traits{}))

@@ -11,8 +11,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// TestSliceNamesHaveNoSecondOrigin holds how long the hash is: a remote that takes part in a
-// global service may choose names until one fits.
+// TestSliceNamesHaveNoSecondOrigin checks the length of the hash in names: a remote that is
+// part of a global service may try many names until one collides.
 func TestSliceNamesHaveNoSecondOrigin(t *testing.T) {
 	name := sliceName("gl-shop-73736d-web", "aws", &OriginSlice{Name: "web-1", Service: Key{"shop", "web"}, Family: discoveryv1.AddressTypeIPv4})
 	digits, found := strings.CutPrefix(name, "gl-shop-73736d-web-")
@@ -203,8 +203,8 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 	})
 }
 
-// TestDesiredServicesAreImmutable changes the order of the origins that claim one name while a
-// desired service from before may be being written.
+// TestDesiredServicesAreImmutable changes the order of the origins that claim one name
+// while a desired service of an earlier pass may be being written.
 func TestDesiredServicesAreImmutable(t *testing.T) {
 	w := newWorld()
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}

@@ -89,13 +89,13 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestWhatRunsKeepsItsKind adds clusters with another kind of service.
-func TestWhatRunsKeepsItsKind(t *testing.T) {
+// TestExistingServiceKeepsItsType adds clusters whose services are of another type.
+func TestExistingServiceKeepsItsType(t *testing.T) {
 	yes, no := true, false
 	address, none := Traits{IPv4: true}, Traits{IPv4: true, Headless: true}
 	for _, c := range []struct {
 		name      string
-		first     Traits // who would decide
+		first     Traits // of the part that would decide
 		second    Traits
 		running   *bool
 		headless  bool

@@ -89,9 +89,9 @@ func TestClaimsAreOrdered(t *testing.T) {
 	}
 }
 
-// TestManyThatClaimOneNameHaveNamesOfTheirOwn has prefixes and namespaces that read the
-// same, put together.
-func TestManyThatClaimOneNameHaveNamesOfTheirOwn(t *testing.T) {
+// TestClaimsOfOneNameGetDifferentNames claims one name with several combinations of prefix
+// and namespace.
+func TestClaimsOfOneNameGetDifferentNames(t *testing.T) {
 	names := map[string]ID{}
 	for _, c := range []claim{
 		{id: ID{"one", Key{"x-y-z", "n"}}, prefix: "c1"}, {id: ID{"two", Key{"y-z", "n"}}, prefix: "c1-x"},

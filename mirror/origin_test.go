@@ -76,8 +76,9 @@ func TestTrimSliceKeepsNothingOfPods(t *testing.T) {
 	}
 }
 
-// TestWhatIsShownOfARemoteIsShort has a remote say at length what isn't so.
-func TestWhatIsShownOfARemoteIsShort(t *testing.T) {
+// TestTextOfARemoteIsTruncated adds objects with long or invalid names, families and
+// addresses to a remote.
+func TestTextOfARemoteIsTruncated(t *testing.T) {
 	long := strings.Repeat("\x1b", 1<<20)
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},

@@ -124,7 +124,7 @@ func TestReportsExpireByTheOwnClock(t *testing.T) {
 	}
 }
 
-func TestNodesOfWhichNothingWasKnown(t *testing.T) {
+func TestNodeThatWasUnknownToAReport(t *testing.T) {
 	p := table(1)
 	p.report("l0", allBut("l0", "a2"), epoch)
 	p.at(epoch)
@@ -206,8 +206,8 @@ func TestSteadyPathComesBackAtOnceAgain(t *testing.T) {
 	}
 }
 
-// TestPathTable changes reports, nodes and endpoints at random, and compares with
-// what a look at all of them says.
+// TestPathTable changes reports, nodes and endpoints at random, and compares the table with
+// one that is computed from all of them.
 func TestPathTable(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))

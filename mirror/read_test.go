@@ -89,19 +89,18 @@ func TestPartsAreStaleUntilTheLastOne(t *testing.T) {
 	}
 }
 
-// TestWhatBecameDueMeanwhileIsDue has the end of a grace period come between a pass and
-// the question when the next one is due.
-func TestWhatBecameDueMeanwhileIsDue(t *testing.T) {
+// TestEndedGracePeriodIsDue ends a grace period between a pass and the call of due.
+func TestEndedGracePeriodIsDue(t *testing.T) {
 	c := New(Config{Cluster: "gcp", Namespace: home, Logger: slog.New(slog.DiscardHandler)})
 	end := time.Now().Add(-time.Second)
 	if c.snapshot.linger(end); !c.due().IsZero() {
-		t.Error("due before the mirror namespace is known")
+		t.Error("due before the mirror namespace has been read")
 	}
 	c.ready = true
 	if due := c.due(); !due.Equal(end) {
 		t.Errorf("due %v, want %v", due, end)
 	}
 	if c.snapshot.linger(time.Time{}); !c.due().IsZero() {
-		t.Error("due for ever")
+		t.Error("due after the removal")
 	}
 }

@@ -201,8 +201,8 @@ func TestLocalMinimum(t *testing.T) {
 	}
 }
 
-// TestOnlyConcernedServicesAreComputed takes reports of 1,000 local nodes at once that a node is
-// down, which has endpoints of ten of 10,000 services.
+// TestOnlyConcernedServicesAreComputed adds reports of 1,000 local nodes that a remote node
+// is down, which has endpoints of ten of 10,000 services.
 func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	services, local := rounds(10000, 1000), rounds(1000, 100)
 	w, id := newWorld(), setID{"aws", mirrored}
@@ -239,8 +239,8 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	}
 }
 
-// TestReportsReadAgain holds that a report which is read again is not renewed: otherwise it would
-// not expire while lists are repeated.
+// TestReportsReadAgain checks that a report that is listed again doesn't count as renewed:
+// it would not expire while lists are repeated.
 func TestReportsReadAgain(t *testing.T) {
 	node := "n1"
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{

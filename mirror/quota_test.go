@@ -22,8 +22,8 @@ func wantLeads(t *testing.T, w *world, service string, want ...string) {
 	}
 }
 
-// TestExistingServicesKeepTheirQuotaOverARestart creates a service
-// while no process runs, which is computed before the existing one.
+// TestExistingServicesKeepTheirQuotaOverARestart creates a service while no process runs.
+// It sorts before the existing service, but doesn't get its quota.
 func TestExistingServicesKeepTheirQuotaOverARestart(t *testing.T) {
 	aws := setID{"aws", mirrored}
 	early, late := Key{"a", "n"}, Key{"b", "n"}
@@ -42,8 +42,9 @@ func TestExistingServicesKeepTheirQuotaOverARestart(t *testing.T) {
 	}
 }
 
-// TestAMirrorOfTheOriginalToolKeepsItsRoom starts with one, which doesn't say its origin.
-func TestAMirrorOfTheOriginalToolKeepsItsRoom(t *testing.T) {
+// TestMirrorOfTheOriginalToolKeepsItsQuota starts with a mirror of the original tool, which
+// has no annotation of its origin.
+func TestMirrorOfTheOriginalToolKeepsItsQuota(t *testing.T) {
 	aws := setID{"aws", mirrored}
 	early, late := Key{"a", "n"}, Key{"b", "n"}
 	w := newBounded(Bounds{Services: 1})
@@ -57,12 +58,12 @@ func TestAMirrorOfTheOriginalToolKeepsItsRoom(t *testing.T) {
 	}
 	w.says(t, aws, newOrigin(early, 1, 80, Traits{}), newOrigin(late, 1, 80, Traits{}))
 	if len(w.services) != 1 || w.services[Name("c1", late)] == nil {
-		t.Errorf("%d services, want the one that was there", len(w.services))
+		t.Errorf("%d services, want the existing one", len(w.services))
 	}
 }
 
-// TestAMirrorWithAnotherNameKeepsItsRoom has a mirror whose default name is taken.
-func TestAMirrorWithAnotherNameKeepsItsRoom(t *testing.T) {
+// TestRenamedMirrorKeepsItsQuota starts with a mirror whose default name is taken.
+func TestRenamedMirrorKeepsItsQuota(t *testing.T) {
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
 	early, renamed := newOrigin(Key{"a", "n"}, 1, 80, Traits{}), newOrigin(Key{"x-y", "n"}, 1, 80, Traits{})
 	w := newBounded(Bounds{Services: 1})
@@ -76,13 +77,13 @@ func TestAMirrorWithAnotherNameKeepsItsRoom(t *testing.T) {
 	w.again()
 	w.settle(t)
 	if len(w.services) != 2 || w.services[name] == nil {
-		t.Errorf("%d services, want the two that were there", len(w.services))
+		t.Errorf("%d services, want the two existing ones", len(w.services))
 	}
 }
 
-// TestASliceThatIsThereKeepsItsRoom has others of its service come, whose names are
-// before and after its own.
-func TestASliceThatIsThereKeepsItsRoom(t *testing.T) {
+// TestExistingSliceKeepsItsQuota adds slices to a service at its quota, with names before
+// and after that of the existing slice.
+func TestExistingSliceKeepsItsQuota(t *testing.T) {
 	aws, web := setID{"aws", mirrored}, Key{"b", "n"}
 	w := newBounded(Bounds{Slices: 1})
 	w.has(aws, web, "there", "10.4.0.1")
@@ -97,8 +98,8 @@ func TestASliceThatIsThereKeepsItsRoom(t *testing.T) {
 	wantLeads(t, w, Name("c1", web), "10.4.0.1")
 }
 
-// TestWhatIsGoneIsNotMissed deletes a service beyond the quota.
-func TestWhatIsGoneIsNotMissed(t *testing.T) {
+// TestDeletedServiceIsNotCountedAsOmitted deletes a service that exceeded the quota.
+func TestDeletedServiceIsNotCountedAsOmitted(t *testing.T) {
 	aws := setID{"aws", mirrored}
 	first, second := newOrigin(Key{"a", "n"}, 1, 80, Traits{}), newOrigin(Key{"b", "n"}, 1, 80, Traits{})
 	for name, bounds := range map[string]Bounds{"services": {Services: 1}, "slices": {Slices: 1}, "addresses": {Addresses: 1}} {
@@ -109,19 +110,19 @@ func TestWhatIsGoneIsNotMissed(t *testing.T) {
 			w.has(aws, second.Key, "s", "10.4.0.2")
 			w.says(t, aws, first, second)
 			if n := w.memo.quotas["aws"].missing(); n != 1 {
-				t.Errorf("%d services are missed, want the one that there is no room for", n)
+				t.Errorf("%d services are omitted, want the one beyond the quota", n)
 			}
 			w.says(t, aws, first)
 			if n := w.memo.quotas["aws"].missing(); n != 0 {
-				t.Errorf("%d services are missed although it is gone", n)
+				t.Errorf("%d services are omitted after its deletion", n)
 			}
 			wantLeads(t, w, Name("c1", first.Key), "10.4.0.1")
 		})
 	}
 }
 
-// TestRoomOfAnAddressThatGoesIsUsed removes one address of a slice.
-func TestRoomOfAnAddressThatGoesIsUsed(t *testing.T) {
+// TestQuotaOfARemovedAddressIsUsed removes one address of a slice.
+func TestQuotaOfARemovedAddressIsUsed(t *testing.T) {
 	aws := setID{"aws", mirrored}
 	first, second := Key{"a", "n"}, Key{"b", "n"}
 	w := newBounded(Bounds{Addresses: 3})
@@ -135,8 +136,9 @@ func TestRoomOfAnAddressThatGoesIsUsed(t *testing.T) {
 	wantLeads(t, w, Name("c1", second), "10.4.0.4")
 }
 
-// TestASliceWithoutRoomForItsAddressesStays adds an address to an empty slice.
-func TestASliceWithoutRoomForItsAddressesStays(t *testing.T) {
+// TestSliceBeyondTheAddressQuotaIsRetained adds an address beyond the quota to an empty
+// slice.
+func TestSliceBeyondTheAddressQuotaIsRetained(t *testing.T) {
 	aws := setID{"aws", mirrored}
 	first, second := Key{"a", "n"}, Key{"b", "n"}
 	w := newBounded(Bounds{Addresses: 1})
@@ -151,8 +153,8 @@ func TestASliceWithoutRoomForItsAddressesStays(t *testing.T) {
 	}
 }
 
-// TestASliceIsWrittenForEachThingInIt changes all but the endpoints of a slice.
-func TestASliceIsWrittenForEachThingInIt(t *testing.T) {
+// TestSliceIsWrittenWhenItsPortsChange changes only the ports of a slice.
+func TestSliceIsWrittenWhenItsPortsChange(t *testing.T) {
 	aws, web := setID{"aws", mirrored}, Key{"b", "n"}
 	w := newWorld()
 	w.has(aws, web, "s", "10.4.0.1")
