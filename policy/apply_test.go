@@ -318,9 +318,9 @@ func TestARelabelledPodIsInOneOfItsSetsAtAnyTime(t *testing.T) {
 	})
 }
 
-// TestWriteOfOneRemoteComputesNothingOfAnother holds the lock of another remote, which every
+// TestWriteOfOneRemoteDoesntWaitForAnother holds the lock of another remote, which every
 // computation for that remote takes.
-func TestWriteOfOneRemoteComputesNothingOfAnother(t *testing.T) {
+func TestWriteOfOneRemoteDoesntWaitForAnother(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := startRig(t, kubetest.NewAPI(), nil)
 		r.putOf(t, "merit", "p", "app", "10.6.0.1")

@@ -15,8 +15,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// TestStatusDoesNotWaitForCalico holds an answer about Calico's API back, as an
-// aggregated API server does that has gone, and asks for the status meanwhile.
+// TestStatusDoesNotWaitForCalico requests the status while the response about Calico's API
+// is delayed, as by an aggregated API server that is down.
 func TestStatusDoesNotWaitForCalico(t *testing.T) {
 	t.Parallel()
 	asked, answer := make(chan struct{}), make(chan struct{})

@@ -13,9 +13,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// TestNetworkSetsAreDecodedAsOthersAre holds the short way of decoding against that of
-// client-go, for what an API server may answer or have watches show.
-func TestNetworkSetsAreDecodedAsOthersAre(t *testing.T) {
+// TestNetworkSetsAreDecodedLikeClientGo compares our decoder with client-go's, for
+// responses and watch events.
+func TestNetworkSetsAreDecodedLikeClientGo(t *testing.T) {
 	gv := kube.CalicoAPIs("v1")[0]
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv, &calico.GlobalNetworkSet{}, &calico.GlobalNetworkSetList{})

@@ -260,8 +260,8 @@ func held(have map[string]*Observed) map[netip.Addr]bool {
 	return all
 }
 
-// TestEaseSaysWhetherAnAddressStays moves an address between two objects of a set.
-func TestEaseSaysWhetherAnAddressStays(t *testing.T) {
+// TestEaseReportsRetainedAddresses moves an address between two objects of a set.
+func TestEaseReportsRetainedAddresses(t *testing.T) {
 	object := func(name string, list ...string) Object {
 		return Object{Name: name, Identity: gcp("a"), Addrs: addrs(list...)}
 	}

@@ -175,8 +175,8 @@ func TestFirstPodStaysAndTheNextFollows(t *testing.T) {
 	want(map[Identity][]netip.Addr{a: addrs("10.4.0.1", "10.4.0.6"), d: addrs("10.4.0.4")}, map[Reason]int{})
 }
 
-// TestOnlyTheSamePodHoldsAnAddress holds which pods keep an address in a set that they are no
-// longer members of.
+// TestOnlyTheSamePodHoldsAnAddress checks which pods retain an address in a set of which
+// they are no longer members.
 func TestOnlyTheSamePodHoldsAnAddress(t *testing.T) {
 	const ip = "10.4.0.1"
 	now := time.Unix(1000, 0)

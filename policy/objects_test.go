@@ -176,7 +176,7 @@ func TestAnEmptySetIsWrittenAsAnEmptyList(t *testing.T) {
 	}
 }
 
-func TestOthersWritingTheirObjectsIsNoNews(t *testing.T) {
+func TestNewVersionOfAForeignObjectIsNoChange(t *testing.T) {
 	a, b := foreign("x"), foreign("x")
 	a.ResourceVersion, b.ResourceVersion = "1", "2"
 	if !a.equal(b) {

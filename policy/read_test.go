@@ -33,7 +33,7 @@ func podObject(namespace, name, set string, phase corev1.PodPhase, ips ...string
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-func TestPodKeepsWhatItsSetNeeds(t *testing.T) {
+func TestPodFor(t *testing.T) {
 	with := func(p *corev1.Pod, f func(*corev1.Pod)) *corev1.Pod {
 		f(p)
 		return p

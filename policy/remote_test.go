@@ -69,8 +69,8 @@ func TestChangesOfSetsAreProcessedOnce(t *testing.T) {
 	}
 }
 
-// TestSetsWithoutRoomCostNothing adds many more sets to a remote than its bounds allow.
-func TestSetsWithoutRoomCostNothing(t *testing.T) {
+// TestSetsBeyondTheBoundsAreNotCompared adds many more sets to a remote than its bounds allow.
+func TestSetsBeyondTheBoundsAreNotCompared(t *testing.T) {
 	const most = 3
 	r := still(t, func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = most }).remotes["gcp"]
 	for i := range 1000 {
@@ -232,8 +232,8 @@ func TestNoEventWaitsLongerThanAPass(t *testing.T) {
 	})
 }
 
-// TestOwnPatchesAreNotComparedAgain holds that a set is compared if and only if one of its objects
-// differs from the result of our patch.
+// TestOwnPatchesAreNotComparedAgain checks that a set is compared if and only if one of its
+// objects differs from the result of our patch.
 func TestOwnPatchesAreNotComparedAgain(t *testing.T) {
 	id := Identity{Cluster: "gcp", Namespace: "ns", Name: "a"}
 	state := func(version string, change func(*Observed), addrs ...string) *Observed {
