@@ -148,9 +148,9 @@ func (h *hanging) load(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// TestRequestsDoNotWaitForAnAuthorityThatIsThere checks that a hanging reload of the CA
+// TestRequestsDoNotWaitForAReloadOfTheCA checks that a hanging reload of the CA
 // doesn't delay requests to the API server.
-func TestRequestsDoNotWaitForAnAuthorityThatIsThere(t *testing.T) {
+func TestRequestsDoNotWaitForAReloadOfTheCA(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority()
 	api := newAPIServer(t, ca)

@@ -454,9 +454,9 @@ func TestServerThatWasRestoredAndIsPast(t *testing.T) {
 	}
 }
 
-// TestServerThatWasRestoredUnseen restores a server without a failed request, such as when
+// TestServerThatWasRestoredWithoutAFailure restores a server without a failed request, such as when
 // client-go retries internally, to a later or an earlier version.
-func TestServerThatWasRestoredUnseen(t *testing.T) {
+func TestServerThatWasRestoredWithoutAFailure(t *testing.T) {
 	t.Parallel()
 	for current, version := range map[bool]int{true: 1000, false: 10} {
 		r := startRestorable(t, true, func(f *Feed[node]) { f.quorum = current })

@@ -92,7 +92,7 @@ type observed struct {
 	// period.
 	missing func() bool
 	period  time.Duration
-	// current has lists be up to date; see Watch.
+	// quorum makes lists quorum reads, as opposed to reads of the watch cache; see Feed.
 	quorum  bool
 	silence time.Duration // after which the resource version is verified
 

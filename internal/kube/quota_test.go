@@ -57,7 +57,7 @@ func TestAcceptedObjectsKeepTheirQuota(t *testing.T) {
 	}
 }
 
-func TestBytesOfWhatIsKeptAreBounded(t *testing.T) {
+func TestBytesOfKeptObjectsAreBounded(t *testing.T) {
 	s, _ := newQuotaStore(1000)
 	large := strings.Repeat("x", 4000)
 	for i := range 20 {
@@ -176,9 +176,9 @@ func TestRemoteWithTooManyObjects(t *testing.T) {
 	}
 }
 
-// TestRejectedObjectsComeWhenThereIsRoom releases quota without an event of the rejected
+// TestRejectedObjectsAreAcceptedWhenQuotaIsFreed releases quota without an event of the rejected
 // object.
-func TestRejectedObjectsComeWhenThereIsRoom(t *testing.T) {
+func TestRejectedObjectsAreAcceptedWhenQuotaIsFreed(t *testing.T) {
 	t.Parallel()
 	for name, stream := range map[string]bool{"streamed list": true, "plain list": false} {
 		t.Run(name, func(t *testing.T) {

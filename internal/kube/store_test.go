@@ -73,7 +73,7 @@ func TestStoreDeletesWhatWasMissed(t *testing.T) {
 	}
 }
 
-func TestStoreRefusesWhatIsNoObject(t *testing.T) {
+func TestStoreRejectsInvalidObjects(t *testing.T) {
 	s, _ := newTestStore(sameText)
 	for _, err := range []error{s.Add("text"), s.Update(7), s.Delete(nil), s.Replace([]any{"text"}, "1"), s.Add(&metav1.Status{})} {
 		if err == nil {

@@ -72,7 +72,7 @@ func TestServerThatNeitherStreamsNorLists(t *testing.T) {
 	eventually(t, "sync", func() bool { return b.watch.Synced() && b.watch.Err() == nil })
 }
 
-func TestOnlyChangesOfWhatIsKeptNotify(t *testing.T) {
+func TestOnlyChangesOfKeptObjectsNotify(t *testing.T) {
 	t.Parallel()
 	b := prepare(t)
 	b.api.apply("a", "v1", "1")

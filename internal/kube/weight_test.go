@@ -49,7 +49,7 @@ func realisticNode(i int) *corev1.Node {
 
 func nodeShape() *shape { return shapeOf(reflect.TypeFor[corev1.Node]()) }
 
-func TestObjectsOfUsualSizesAreTaken(t *testing.T) {
+func TestObjectsOfUsualSizesAreAccepted(t *testing.T) {
 	n := realisticNode(1)
 	protobuf, err := n.Marshal()
 	if err != nil {
@@ -73,7 +73,7 @@ func TestObjectsOfUsualSizesAreTaken(t *testing.T) {
 	}
 }
 
-func TestObjectsThatGrowWhenDecodedAreNotTaken(t *testing.T) {
+func TestObjectsThatGrowWhenDecodedAreRejected(t *testing.T) {
 	conditions := appendField(nil, 3, bytes.Repeat([]byte{4<<3 | wireBytes, 0}, 1<<20))
 	if err := checkProtobuf(conditions, nodeShape()); !errors.Is(err, errTooHeavy) {
 		t.Errorf("a million conditions: %v", err)
@@ -114,7 +114,7 @@ func TestLargeDiscoveryIsAccepted(t *testing.T) {
 	}
 }
 
-func TestQuantitiesThatTakeForEverAreNotTaken(t *testing.T) {
+func TestQuantitiesThatAreSlowToParseAreRejected(t *testing.T) {
 	for text, hard := range map[string]bool{
 		"": false, "110": false, "64Gi": false, "0.5": false, "1e3": false, "1e-3": false, "1E9": false, "100m": false, "1e2147483647": false,
 		"1e-2147483647": true, "1E-9999": true, "-.5e-00001": true, "\t1e-99999\t": true,
@@ -145,8 +145,8 @@ func TestQuantitiesThatTakeForEverAreNotTaken(t *testing.T) {
 	}
 }
 
-// TestListsAreTakenWhole compares what is taken of lists with what they hold.
-func TestListsAreTakenWhole(t *testing.T) {
+// TestListsAreReadCompletely compares the objects read from lists with the lists.
+func TestListsAreReadCompletely(t *testing.T) {
 	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "more"}}
 	for i := range 20 {
 		list.Items = append(list.Items, *realisticNode(i))
