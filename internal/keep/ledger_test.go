@@ -48,7 +48,7 @@ func (l *Ledger[T]) loses(names ...string) {
 	l.Observe(changes, true)
 }
 
-func TestLedgerBelievesWritesUntilTheWatchHasComeAsFar(t *testing.T) {
+func TestWritesOverlayTheWatchUntilItHasPassedThem(t *testing.T) {
 	other := &thing{Name: "b", UID: "2", Version: "12"}
 	for _, c := range []struct {
 		name string
@@ -141,7 +141,7 @@ func TestLedgerBelievesWritesUntilTheWatchHasComeAsFar(t *testing.T) {
 	}
 }
 
-func TestLedgerForgetsWritesThatTheWatchNeverShows(t *testing.T) {
+func TestWritesThatTheWatchNeverShowsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newThings()
 		l.shows(&thing{Name: "b", UID: "2", Version: "5"})

@@ -154,7 +154,7 @@ func TestWriterCallsAtOnceAndInOrder(t *testing.T) {
 	})
 }
 
-func TestWriterCallsAgainWhatWasAddedMeanwhile(t *testing.T) {
+func TestKeyAddedDuringItsApplyIsAppliedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{})
 		b.set(slowly(time.Second))
@@ -313,7 +313,7 @@ func TestRetriesOfATenantAreBounded(t *testing.T) {
 	})
 }
 
-func TestOutdatedIsNoFailureUnlessItGoesOn(t *testing.T) {
+func TestErrOutdatedIsNoFailureUnlessRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{RetryMin: time.Millisecond, RetryMax: time.Millisecond})
 		left := patience
@@ -376,7 +376,7 @@ func TestWriterBoundsOneApply(t *testing.T) {
 	})
 }
 
-func TestWriterSaysHowItWent(t *testing.T) {
+func TestWriterReportsOutcomes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{RetryMin: 2 * time.Second, RetryMax: 2 * time.Second, Workers: 1})
 		fails := errors.New("no")
@@ -404,8 +404,8 @@ func TestWriterSaysHowItWent(t *testing.T) {
 	})
 }
 
-// TestWhatIsObservedComesBeforeTheNextCall adds a key all the time, with a slow Observe.
-func TestWhatIsObservedComesBeforeTheNextCall(t *testing.T) {
+// TestObserveIsCalledBeforeTheNextApply adds a key repeatedly, with a slow Observe.
+func TestObserveIsCalledBeforeTheNextApply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var order []string
 		var w *Writer[string]
