@@ -188,7 +188,7 @@ func TestEnds(t *testing.T) {
 }
 
 // The messages of a new engine that ended with unread messages are still read.
-func TestRefuseAfterTheTakerEnded(t *testing.T) {
+func TestRefuseAfterTheNewEngineEnded(t *testing.T) {
 	eachPair(t, func(t *testing.T, oldEnd, newEnd End) {
 		writes(t, oldEnd, string(kindPeers))
 		writes(t, newEnd, string(kindOwned))

@@ -204,7 +204,7 @@ func TestHandshakesAreSlowOrLost(t *testing.T) {
 
 // The new engine waits for a remote that sends, however unlucky its handshakes are, and not for
 // one that is gone.
-func TestTakerWaitsForRemotesThatSend(t *testing.T) {
+func TestNewEngineWaitsForRemotesThatSend(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := newPassage(t, false)
 		p.keepWaiting(t)
@@ -225,7 +225,7 @@ func TestTakerWaitsForRemotesThatSend(t *testing.T) {
 // wireguard-go now and then begins another handshake five seconds after one that was
 // answered in the moment in which it was sent. The remote must not see it as long as the
 // old sends.
-func TestTakerBeginsAnotherHandshake(t *testing.T) {
+func TestNewEngineRepeatsAHandshake(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := newPassage(t, false)
 		goOn := p.keepWaiting(t)

@@ -132,7 +132,7 @@ func TestHandshakesArePaced(t *testing.T) {
 }
 
 // How long the new engine waits for peers without a session.
-func TestTakerWaits(t *testing.T) {
+func TestNewEngineWaits(t *testing.T) {
 	const s = time.Second
 	limits := Limits{Silent: 3 * s, Sessions: 40 * s}
 	for name, c := range map[string]struct {
