@@ -24,15 +24,15 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// farMode has this program be the nodes of a remote, each with a WireGuard device and a
-// kernel of its own as far as echo requests go: "far COUNT AGENT-KEY RATE". All together
-// send the agent RATE echo requests a second, until SIGUSR1.
+// farMode is the argument with which this program simulates the nodes of a remote, as
+// "far COUNT AGENT-KEY RATE". Each node has a WireGuard device and answers echo requests.
+// Together they send the agent RATE echo requests a second, until SIGUSR1.
 const farMode = "far"
 
-// farPort is where the first of them listens, the others on the ports that follow.
+// farPort is the listen port of the first node; the others use the ports that follow.
 const farPort = 20000
 
-// farKey is the private key of one of them: everybody may know it.
+// farKey returns the private key of a node, which is not secret.
 func farKey(i int) wgtypes.Key {
 	key := wgtypes.Key(sha256.Sum256([]byte("a node of a benchmark " + strconv.Itoa(i))))
 	key[0] &= 248
