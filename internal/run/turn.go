@@ -52,7 +52,7 @@ type TurnConfig struct {
 //	process   old    |--- acts ----------| SIGTERM, tasks end, End, releases
 //	          new         |-- standby ----| Begin, acts -----------------------
 //
-// If locking fails, the process acts without the lock: the error is logged and returned by
+// If locking fails, the process runs without the lock: the error is logged and returned by
 // Err.
 type Turn struct {
 	cfg    TurnConfig
@@ -69,23 +69,23 @@ type Turn struct {
 // NewTurn returns a turn.
 func NewTurn(cfg TurnConfig) *Turn {
 	return &Turn{cfg: cfg, begun: make(chan struct{}), faults: errlog.Log{
-		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "locking failed, acting without the lock",
+		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "locking failed: running without the lock",
 	}}
 }
 
-// Add adds tasks that run while this process acts. It is called before Run.
+// Add adds tasks that run while this process is active. It is called before Run.
 func (t *Turn) Add(tasks ...Task) { t.tasks = append(t.tasks, tasks...) }
 
 // String names the turn as a task.
 func (t *Turn) String() string { return "turn" }
 
-// Acting reports whether this process acts.
+// Acting reports whether this process is active.
 func (t *Turn) Acting() bool { return t.acting.Load() }
 
-// StandsBy reports whether this process waits for another one that acts.
+// StandsBy reports whether this process waits for another one that is active.
 func (t *Turn) StandsBy() bool { return t.waits.Load() }
 
-// Holder returns the TurnConfig.Self of the last observed process that acts; empty without
+// Holder returns the TurnConfig.Self of the last observed active process; empty without
 // one.
 func (t *Turn) Holder() string {
 	t.mu.Lock()
@@ -93,10 +93,10 @@ func (t *Turn) Holder() string {
 	return t.holder
 }
 
-// Err returns the error of locking, after which this process acts without the lock.
+// Err returns the error of locking, after which this process runs without the lock.
 func (t *Turn) Err() error { return t.faults.Err() }
 
-// Collector returns a gauge named <prefix>_acting: 1 in the process that acts.
+// Collector returns a gauge named <prefix>_acting: 1 in the active process.
 func (t *Turn) Collector(prefix string) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: prefix + "_acting", Help: "Whether this process acts; 0: another one of this host does, and this one stands by.",
@@ -162,12 +162,12 @@ func (t *Turn) wait(ctx context.Context) *hostLock {
 		}
 		if lock != nil {
 			if t.waits.Load() {
-				t.cfg.Logger.InfoContext(ctx, "acting: the previous process has ended")
+				t.cfg.Logger.InfoContext(ctx, "active: the previous process has ended")
 			}
 			return lock
 		}
 		if waited := t.waits.Swap(true); t.note(holder) || !waited {
-			t.cfg.Logger.InfoContext(ctx, "standing by: another process acts", "holder", holder)
+			t.cfg.Logger.InfoContext(ctx, "standing by: another process is active", "holder", holder)
 		}
 		select {
 		case <-ctx.Done():
@@ -177,7 +177,7 @@ func (t *Turn) wait(ctx context.Context) *hostLock {
 	}
 }
 
-// note records the process that acts, and reports whether it has changed.
+// note records the active process, and reports whether it has changed.
 func (t *Turn) note(holder string) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -187,7 +187,7 @@ func (t *Turn) note(holder string) (changed bool) {
 }
 
 // Alone runs f while this process holds the lock of a Turn, and removes the lock file
-// afterwards. It waits for patience until a process that acts has ended.
+// afterwards. It waits for patience until an active process has ended.
 func Alone(ctx context.Context, path, self string, patience time.Duration, f func() error) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -198,7 +198,7 @@ func Alone(ctx context.Context, path, self string, patience time.Duration, f fun
 		case lock != nil:
 			return errors.Join(f(), os.Remove(path), lock.release())
 		case time.Now().After(deadline):
-			return fmt.Errorf("another process acts and must be stopped first: %s", holder)
+			return fmt.Errorf("another process is active and must be stopped first: %s", holder)
 		}
 		select {
 		case <-ctx.Done():
