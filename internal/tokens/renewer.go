@@ -94,11 +94,11 @@ func (r *Renewer) renew(ctx context.Context, remote Remote, name string) error {
 		return fmt.Errorf("current token is not bound to a Secret and can't be renewed: install a new one before %s",
 			claims.Expires.UTC().Format(time.RFC3339))
 	}
-	neighbour := server{
+	issuer := server{
 		access: remote.Access, ca: secret.Data[remote.Name+".ca.crt"],
 		agent: r.UserAgent, log: r.Logger.With("cluster", remote.Name),
 	}
-	token, next, err := neighbour.next(ctx, present, claims)
+	token, next, err := issuer.next(ctx, present, claims)
 	if err != nil {
 		return fmt.Errorf("renew the token that expires at %s: %w", claims.Expires.UTC().Format(time.RFC3339), err)
 	}

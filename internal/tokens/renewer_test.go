@@ -28,9 +28,9 @@ import (
 
 const wireguard = "semaphore-wireguard-remotes"
 
-// neighbour starts the API server of a remote, and returns the CA certificate for the
+// startRemote starts the API server of a remote, and returns the CA certificate for the
 // Secret.
-func neighbour(t *testing.T, answer http.HandlerFunc) (remote Remote, ca []byte) {
+func startRemote(t *testing.T, answer http.HandlerFunc) (remote Remote, ca []byte) {
 	t.Helper()
 	server := httptest.NewUnstartedServer(answer)
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
@@ -84,7 +84,7 @@ func TestRenewal(t *testing.T) {
 	now := time.Now()
 	present, next := agents(now.Add(-11*24*time.Hour)), agents(now)
 	var asked authenticationv1.TokenRequest
-	remote, ca := neighbour(t, func(w http.ResponseWriter, r *http.Request) {
+	remote, ca := startRemote(t, func(w http.ResponseWriter, r *http.Request) {
 		const path = "/api/v1/namespaces/sys-semaphore/serviceaccounts/semaphore-wireguard-remote-aws/token"
 		if r.URL.Path != path || r.Header.Get("Authorization") != "Bearer "+issue(t, present) {
 			t.Errorf("asked %s %s", r.Method, r.URL)
@@ -182,7 +182,7 @@ func TestHostileAnswers(t *testing.T) {
 		}, "response 307"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			remote, ca := neighbour(t, c.answer)
+			remote, ca := startRemote(t, c.answer)
 			f := newFixture(t, map[string][]byte{"gcp.token": []byte(issue(t, present)), "gcp.ca.crt": ca}, remote)
 			err := f.Run(t.Context())
 			if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -204,7 +204,7 @@ func TestHostileAnswers(t *testing.T) {
 // TestOtherAuthority has a remote with a certificate of another CA.
 func TestOtherAuthority(t *testing.T) {
 	present := agents(time.Now().Add(-11 * 24 * time.Hour))
-	remote, _ := neighbour(t, func(http.ResponseWriter, *http.Request) { t.Error("was asked") })
+	remote, _ := startRemote(t, func(http.ResponseWriter, *http.Request) { t.Error("was asked") })
 	for name, ca := range map[string][]byte{
 		"none": nil, "words": []byte("words"), "much of nothing": []byte(strings.Repeat("\n", 1<<20)),
 	} {
@@ -220,7 +220,7 @@ func TestOtherAuthority(t *testing.T) {
 func TestAuthorityByURL(t *testing.T) {
 	now := time.Now()
 	present, next := agents(now.Add(-11*24*time.Hour)), agents(now)
-	remote, ca := neighbour(t, func(w http.ResponseWriter, _ *http.Request) { answer(t, w, issue(t, next)) })
+	remote, ca := startRemote(t, func(w http.ResponseWriter, _ *http.Request) { answer(t, w, issue(t, next)) })
 	serves := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(ca) }))
 	t.Cleanup(serves.Close)
 	// The servers of tests have one certificate, which the system trusts here.
@@ -258,7 +258,7 @@ func TestTokenThatWasReplacedMeanwhile(t *testing.T) {
 	now := time.Now()
 	present := agents(now.Add(-11 * 24 * time.Hour))
 	var f *fixture
-	remote, ca := neighbour(t, func(w http.ResponseWriter, r *http.Request) {
+	remote, ca := startRemote(t, func(w http.ResponseWriter, r *http.Request) {
 		secrets := f.Client.Secrets("sys-semaphore")
 		secret, err := secrets.Get(r.Context(), wireguard, metav1.GetOptions{})
 		if err == nil {
