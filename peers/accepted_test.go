@@ -187,7 +187,8 @@ func TestControllerStoresAccepted(t *testing.T) {
 	expect(c, SourceAPI)
 }
 
-// TestStoreOfOtherVersions checks that an earlier version can read our file, and we its.
+// TestStoreOfOtherVersions checks that an earlier version can read files of this version,
+// and the reverse.
 func TestStoreOfOtherVersions(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "wireguard.gcp.peers.json")

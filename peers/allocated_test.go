@@ -98,10 +98,10 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestAKeyIsTakenFromOneNodeAtMost makes a node publish the key of another one, with which
-// it can't complete a handshake. If it is older, and no key was accepted, the other one is
-// rejected, and no third one.
-func TestAKeyIsTakenFromOneNodeAtMost(t *testing.T) {
+// TestCopiedKeyRejectsOneNodeAtMost makes a node publish the key of another node. Without
+// accepted state the older of the two nodes gets the key, and only the other one is
+// rejected.
+func TestCopiedKeyRejectsOneNodeAtMost(t *testing.T) {
 	nodes := []Node{node(1), node(2), node(3)}
 	hostile := node(9, aged(100), func(n *Node) { n.PublicKey = node(1).PublicKey })
 	taken := peer(9)
@@ -120,10 +120,10 @@ func TestAKeyIsTakenFromOneNodeAtMost(t *testing.T) {
 	}
 }
 
-// TestOneHostileNodeTakesNoAllocation makes one node publish anything, with any age,
-// before the others: the others keep their allocations, single addresses included unless
-// Rules.Borrowed is set, with and without accepted state.
-func TestOneHostileNodeTakesNoAllocation(t *testing.T) {
+// TestHostileNodeTakesNoAllocation makes a node publish arbitrary prefixes with any age.
+// The other nodes keep their allocations, with and without accepted state, and also single
+// addresses unless Rules.Borrowed is set.
+func TestHostileNodeTakesNoAllocation(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 12))
 	for range 2000 {
 		rules := borrowing()
@@ -166,9 +166,9 @@ func TestOneHostileNodeTakesNoAllocation(t *testing.T) {
 	}
 }
 
-// TestAllocationWrittenLater makes a node claim accepted prefixes of others, with
-// spec.podCIDRs written by its kubelet where the control plane allocates none, or with
-// which as many nodes use their allocation as don't.
+// TestAllocationWrittenLater makes a node claim accepted prefixes of other nodes by a later
+// spec.podCIDRs: its kubelet writes it in a cluster whose control plane allocates none, or
+// as many nodes use their allocation as don't.
 func TestAllocationWrittenLater(t *testing.T) {
 	calicos := func(n, given int) []Node {
 		var nodes []Node

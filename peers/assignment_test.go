@@ -86,9 +86,9 @@ func TestSingleAddresses(t *testing.T) {
 	}
 }
 
-// TestAddressesThatFlapStay makes the node in whose prefix an address lies claim it on and
-// off, while another one claims it all the time.
-func TestAddressesThatFlapStay(t *testing.T) {
+// TestFlappingClaimDoesntMoveAnAddress makes a node claim an address inside its prefix on
+// and off, while another node claims that address all the time.
+func TestFlappingClaimDoesntMoveAnAddress(t *testing.T) {
 	rules := borrowing()
 	on := []Node{node(1, with("10.4.1.0/24", "10.4.1.7/32")), node(2, with("10.4.1.7/32"))}
 	off := []Node{node(1), node(2, with("10.4.1.7/32"))}

@@ -39,7 +39,7 @@ type Device interface {
 	Nudge(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Nudge) (tunnel.Nudges, error)
 }
 
-// ControllerConfig is what a Controller needs.
+// ControllerConfig describes a Controller.
 type ControllerConfig struct {
 	Cluster string // the remote
 	Device  Device

@@ -255,9 +255,9 @@ semaphore_wg_rejected_node_info{cluster="gcp",node="bad",reason="endpoint"} 1
 	}
 }
 
-// TestControllerTrustsWhatItAccepted starts while the addresses of the local cluster are
-// unknown, against which endpoints are checked.
-func TestControllerTrustsWhatItAccepted(t *testing.T) {
+// TestAcceptedEndpointsAreUsedBeforeLocalIsKnown starts while the addresses of the local
+// cluster, against which endpoints are checked, are unknown.
+func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 	dir := t.TempDir()
 	d, r := &device{}, &remote{nodes: []Node{node(1)}, synced: true}
 	c := start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)

@@ -212,7 +212,8 @@ func waiting(p Peer) Peer {
 	return p
 }
 
-// TestDesiredOfHiddenNodes has no endpoint on either side: no side can initiate.
+// TestDesiredOfHiddenNodes computes peers while neither side publishes an endpoint, so that
+// neither can initiate.
 func TestDesiredOfHiddenNodes(t *testing.T) {
 	hidden := rules
 	hidden.Hidden = true

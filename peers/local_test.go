@@ -189,9 +189,9 @@ func hostileLocals() map[string]*corev1.Node {
 	return all
 }
 
-// TestOneLocalNodeEndsNoPeer makes a node of this cluster claim the addresses of a remote's
+// TestLocalClaimRemovesNoPeer makes a node of this cluster claim the addresses of a remote's
 // nodes for itself or its pods.
-func TestOneLocalNodeEndsNoPeer(t *testing.T) {
+func TestLocalClaimRemovesNoPeer(t *testing.T) {
 	nodes := []Node{node(1), node(2), node(3)}
 	rules := rules
 	_, _, accepted := DesiredAfter(Accepted{}, nodes, rules)

@@ -165,7 +165,7 @@ type Publisher struct {
 	published atomic.Bool
 }
 
-// PublisherConfig is what a Publisher needs.
+// PublisherConfig describes a Publisher.
 type PublisherConfig struct {
 	Nodes        Nodes                // of the local cluster; needs the verbs get and patch
 	Self         func() (Self, bool)  // this node, and whether it is known

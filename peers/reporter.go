@@ -40,7 +40,7 @@ const (
 	reportFrame = 200
 )
 
-// ReporterConfig is what a Reporter needs.
+// ReporterConfig describes a Reporter.
 type ReporterConfig struct {
 	// Leases are those of Namespace; needs get, create, patch, delete.
 	Leases    kube.Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]

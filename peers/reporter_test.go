@@ -140,7 +140,7 @@ func TestReporter(t *testing.T) {
 	}
 }
 
-// TestFlappingPathIsReportedOnce has a path that flaps each second.
+// TestFlappingPathIsReportedOnce changes the state of a path each second.
 func TestFlappingPathIsReportedOnce(t *testing.T) {
 	b, writes := newReporting(t), 0
 	for second := range 300 {
@@ -154,9 +154,9 @@ func TestFlappingPathIsReportedOnce(t *testing.T) {
 	}
 }
 
-// TestMeshThatFlapsIsBounded has paths that flap slowly enough for each change to change
+// TestReportsOfAFlappingMeshAreBounded changes paths slowly enough that each change changes
 // the report, in a cluster in which many nodes report at the same time.
-func TestMeshThatFlapsIsBounded(t *testing.T) {
+func TestReportsOfAFlappingMeshAreBounded(t *testing.T) {
 	const size = 1000
 	b, writes := newReporting(t), 0
 	b.cfg.Reporters = func() int { return size }
@@ -218,7 +218,8 @@ func TestReportIsTakenOver(t *testing.T) {
 	b.expect(t, "its peers are gone", nil)
 }
 
-// TestOldHandshakeIsNoSign restarts the process, which sees a handshake of before.
+// TestOldHandshakeIsNoSign restarts the process, which then reads a handshake from before
+// the restart.
 func TestOldHandshakeIsNoSign(t *testing.T) {
 	b := newReporting(t)
 	b.set("aws-1", PathDown)

@@ -124,7 +124,7 @@ func TestUnfinishedStoresAreRemoved(t *testing.T) {
 	}
 }
 
-func TestStoresOfOtherDevicesAreForgotten(t *testing.T) {
+func TestStoresOfOtherDevicesAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"wireguard.gcp", "wireguard.merit", "wg.old.012345"} {
 		if err := NewStore(dir, name, name).Save([]Remembered{{Node: node(1)}}); err != nil {

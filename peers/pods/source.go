@@ -32,7 +32,7 @@ type Self struct {
 	Carries bool // it has our annotation
 }
 
-// Config is what a Source needs.
+// Config describes a Source.
 type Config struct {
 	Setting   string // one of the names above, or prefixes, comma-separated
 	Cluster   string // this one
