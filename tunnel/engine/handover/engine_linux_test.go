@@ -188,7 +188,7 @@ func (loopback) pair(t *testing.T) (oldEnd, newEnd End) { return socketPair(t) }
 
 func (loopback) made(*testing.T, *device.Device) {}
 
-// limits returns those that a busy machine keeps.
+// limits returns limits that don't expire on a busy machine.
 func (loopback) limits() Limits {
 	limits := DefaultLimits
 	limits.Answer, limits.Silent, limits.Sessions, limits.Patience = time.Minute, time.Minute, time.Minute, time.Minute

@@ -123,9 +123,9 @@ func TestHandshakesCross(t *testing.T) {
 	}
 }
 
-// A handshake that the old engine has begun is answered at the end of the time that it has, and
-// what the old engine sends in its session arrives later than the new engine's initiation: the
-// remote would forget the session.
+// The response to a handshake of the old engine arrives just before or after the old engine
+// stops waiting for it. If it used the new session then, its messages would arrive after the
+// new engine's initiation, with which the remote drops that session.
 func TestHandshakeIsAnsweredLate(t *testing.T) {
 	for _, late := range []time.Duration{-60 * time.Millisecond, -20 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond} {
 		runInBubble(t, late.String(), func(t *testing.T) {
@@ -202,8 +202,8 @@ func TestHandshakesAreSlowOrLost(t *testing.T) {
 	}
 }
 
-// The new engine waits for a remote that sends, however unlucky its handshakes are, and not for
-// one that is gone.
+// The new engine waits for a remote that sends even if many of its handshakes are lost, but
+// not for a remote that no longer sends.
 func TestNewEngineWaitsForRemotesThatSend(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := newPassage(t, false)
@@ -222,9 +222,9 @@ func TestNewEngineWaitsForRemotesThatSend(t *testing.T) {
 	})
 }
 
-// wireguard-go now and then begins another handshake five seconds after one that was
-// answered in the moment in which it was sent. The remote must not see it as long as the
-// old sends.
+// wireguard-go may retry a handshake after five seconds although it was answered, if the
+// response arrived at the time of sending. The remote must not receive the retry while the
+// old engine sends.
 func TestNewEngineRepeatsAHandshake(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := newPassage(t, false)
@@ -257,7 +257,8 @@ func TestNewEngineRepeatsAHandshake(t *testing.T) {
 // patiently makes the new engine wait for silent remotes during the whole test.
 func patiently(s *Side) { s.Limits.Silent, s.Limits.Sessions = time.Hour, time.Hour }
 
-// What confirms a session is lost: the remote sends in the one before until it arrives.
+// The messages that confirm a new session are lost: the remote sends in the previous session
+// until one arrives.
 func TestConfirmationsAreLost(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := newPassage(t, false)
@@ -278,8 +279,8 @@ func TestConfirmationsAreLost(t *testing.T) {
 	})
 }
 
-// Only the remote sends, and for some seconds nothing arrives at it, when it has answered:
-// it doesn't use a session until something has arrived in it.
+// Only the remote sends, and for some seconds after its response it receives nothing. It
+// doesn't use the new session until it has received a message in it.
 func TestPathToTheRemoteIsInterrupted(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := newPassage(t, true)
@@ -361,8 +362,9 @@ func flood(t *testing.T, r *remote, done <-chan struct{}) {
 	}
 }
 
-// The remote gets another address during the hand-over, while the new engine waits for another
-// peer: before it has a session with that, before it knows that it has, and later.
+// The remote's address changes during the hand-over, while the new engine waits for another
+// peer: before the session of the remote with the new engine, before the new engine has
+// received a message in it, and later.
 func TestRemoteRoams(t *testing.T) {
 	const (
 		unanswered = iota

@@ -61,7 +61,8 @@ func keepReachable(t *testing.T, d *device.Device) {
 // latency is what each message takes in a lan.
 const latency = time.Millisecond
 
-// lan is a network in memory, which delivers what is sent at one time in that order.
+// lan is a network in memory. It delivers messages that are sent at the same time in the
+// order of sending.
 type lan struct {
 	mu     sync.Mutex
 	ports  map[netip.AddrPort]*port

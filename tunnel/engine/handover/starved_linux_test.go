@@ -191,13 +191,14 @@ func (s *stream) missing(first, last uint64) (n int) {
 	return n
 }
 
-// patience is how long nothing may come of what is missing.
+// patience is the time without an arrival after which missing packets count as lost.
 const patience = 5 * time.Second
 
 var starvation = flag.Duration("starvation", 0, "how long processes don't run in TestStarvedProcessesHandOver, which measures; 0: it doesn't")
 
-// Engines that don't get to run for a while, at any step, lose nothing that the kernel
-// had room for. That is a measurement of some minutes; the tests of relayed messages hold what it found:
+// Engines that aren't scheduled for a while, at any step, lose no packets that the kernel's
+// queues can hold. This measurement takes some minutes; the tests of relayed messages cover
+// its findings:
 //
 //	go test -v -run TestStarvedProcessesHandOver . -args -rate 8000 -packet-size 1380 -starvation 900ms -under-way 0
 func TestStarvedProcessesHandOver(t *testing.T) {

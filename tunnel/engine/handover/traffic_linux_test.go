@@ -34,14 +34,14 @@ type stream struct {
 	sent    atomic.Uint64
 	mu      sync.Mutex
 	arrived []bool
-	given   uint64    // how many had been sent when those under way were given up
-	moved   time.Time // when one has arrived, or they were given up
+	given   uint64    // number of sent packets when those in flight were last counted as lost
+	moved   time.Time // when a packet last arrived, or packets in flight were counted as lost
 	last    time.Time
 	longest time.Duration // between two that arrived
 }
 
-// lostAfter is the time without an arrival after which what was under way counts as lost, and
-// others follow.
+// lostAfter is the time without an arrival after which packets in flight count as lost, and
+// further packets are sent.
 const lostAfter = 10 * time.Second
 
 // startStream sends so many packets a second, or as many as arrive, until stop is called.
@@ -107,8 +107,8 @@ func startStream(t *testing.T, from, to *nstest.Namespace, dst string, perSecond
 	})
 }
 
-// waitForLate waits while some are missing of what was sent: on a busy machine they come
-// late. It gives up when none has come for some seconds.
+// waitForLate waits for sent packets that are missing, which are late on a busy machine, until
+// none has arrived for five seconds.
 func waitForLate(missing func() int) {
 	for least, end := missing(), time.Now().Add(5*time.Second); least > 0 && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
@@ -233,7 +233,7 @@ func startTCP(t *testing.T, from, to *nstest.Namespace, dst string) (s *tcp, sto
 	})
 }
 
-// capture is what was on the wire.
+// capture inspects the frames of a link.
 type capture struct {
 	file *os.File
 	wg   sync.WaitGroup
@@ -299,7 +299,7 @@ const (
 	protocolUDP = 17
 )
 
-// look takes a frame: its virtio header, and what is on the wire.
+// look inspects a frame, which follows a virtio header.
 func (c *capture) look(frame []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
