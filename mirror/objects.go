@@ -77,8 +77,8 @@ type Service struct {
 	// endpoints are omitted because they are drained.
 	Outdated bool
 	Drained  []string
-	// Hold is why nothing may be changed for now, and Until the end of that, if known. Keep
-	// has slices to retain that aren't desired.
+	// Hold is the reason for which the service must not be changed yet, and Until the end of
+	// that, if there is one. Keep has slices to retain that aren't desired.
 	Hold  string
 	Until time.Time
 	Keep  []string

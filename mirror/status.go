@@ -67,7 +67,7 @@ type ServiceStatus struct {
 	Withdrawn map[string]int `json:"withdrawn,omitempty"`
 	Drained   []string       `json:"drained,omitempty"`
 	Held      string         `json:"held,omitempty"`
-	// RemovedAt is the end of being held.
+	// RemovedAt is when the removal of the service is no longer held.
 	RemovedAt *time.Time `json:"removedAt,omitempty"`
 	Error     string     `json:"error,omitempty"`
 }

@@ -62,7 +62,7 @@ type Monitor struct {
 	everything Concern // after lost events
 }
 
-// MonitorConfig configures a monitor of routes.
+// MonitorConfig describes a monitor of routes.
 type MonitorConfig struct {
 	Logger *slog.Logger
 	// Notify is called on the goroutine of Run and must not block. It carries no state:

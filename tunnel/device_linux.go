@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Config configures a device. Only MTU, Engine and Ports are optional.
+// Config describes a Device. Only MTU, Engine and Ports are optional.
 type Config struct {
 	Name       string // see [DeviceName]
 	Alias      string // see [Alias]

@@ -30,7 +30,7 @@ type Window struct {
 	discard    func() // see Config
 }
 
-// Config configures a [Window].
+// Config describes a [Window].
 type Config struct {
 	// MTU of the link, in bytes. Packets that are much larger aren't counted.
 	MTU int
