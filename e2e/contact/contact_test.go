@@ -141,7 +141,7 @@ func TestCrossedInitiations(t *testing.T) {
 	})
 }
 
-// Whichever of the first packets are lost, both directions work, and not only by WireGuard's
+// Both directions work after any of the first packets are lost, and before WireGuard's own
 // retries.
 func TestFirstPacketsLost(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
@@ -175,9 +175,9 @@ func TestFirstPacketsLost(t *testing.T) {
 	})
 }
 
-// One side can be connected and hear nothing: wireguard-go, when an initiation and
-// the answer to its own come at the same moment, mixes up which index a session is
-// received under, and then nothing but a new handshake helps.
+// A side may have a session in which it can't receive: if wireguard-go receives an initiation
+// and the response to its own at the same time, it stores a session under the wrong index.
+// Only another handshake recovers from that.
 func TestSessionInWhichNothingComesBack(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		for deaf := range 2 {
@@ -185,8 +185,8 @@ func TestSessionInWhichNothingComesBack(t *testing.T) {
 				mu          sync.Mutex
 				initiations int
 			)
-			// The deaf side calls, and hears nothing but answers to calls before
-			// it has called again.
+			// Until the side that can't receive has initiated again, it receives only
+			// responses to earlier initiations.
 			p.Relay(func(q Packet) (time.Duration, bool) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -230,7 +230,7 @@ func TestRestartedSideGoesOnByItself(t *testing.T) {
 	})
 }
 
-// A side whose peer doesn't know it gets no error, and retries for a limited time.
+// A side that isn't a peer of the other one gets no error, and retries for a limited time.
 func TestSideThatIsNotKnown(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *Pair) {
 		if err := p.Meet(0, time.Now()); err != nil {

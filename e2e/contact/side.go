@@ -178,7 +178,7 @@ func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 		Store:  peers.NewStore(cfg.KeyPath, cfg.Name, "other"),
 		Logger: cfg.Logger,
 	})
-	// As the agent has them.
+	// The loops of the agent.
 	loops := []*reconcile.Loop{
 		reconcile.NewLoop(reconcile.Config{
 			Name: "peers", Reconcile: s.controller.Reconcile, Trigger: s.peering, MinInterval: 20 * time.Millisecond, Logger: cfg.Logger,
@@ -251,7 +251,7 @@ func (c counted) Nudge(ctx context.Context, decide func(tunnel.PeerStatus) tunne
 	return done, err
 }
 
-// serve sends back what comes to an address, until the process ends.
+// serve echoes packets to an address until the process ends.
 func serve(from netip.Addr) error {
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, echoPort)))
 	if err != nil {

@@ -10,20 +10,19 @@ import (
 
 // Trial is one first contact.
 type Trial struct {
-	// Spread is within what time both sides learn of each other.
+	// Spread is the maximum time between the calls of Meet for the two sides.
 	Spread time.Duration
-	// Restarted has one side, chosen by lot, lose its sessions, while the other
-	// one stays as it is.
+	// Restarted makes one side, chosen at random, lose its sessions. The other side keeps
+	// its sessions.
 	Restarted bool
 	// Timeout is how long it may take at most.
 	Timeout time.Duration
 }
 
-// Took is the time until requests succeed in each direction, after both sides have learnt of
-// each other.
+// Took is the time until requests succeed in each direction, from the later call of Meet.
 type Took [2]time.Duration
 
-// Run makes a first contact. Afterwards the sides don't know each other.
+// Run makes a first contact, and then removes each side from the peers of the other one.
 func (p *Pair) Run(t Trial) (Took, error) {
 	var took Took
 	known := [2]bool{}

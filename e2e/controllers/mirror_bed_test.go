@@ -141,7 +141,7 @@ func (i *mirrorInstance) listed(t *testing.T, name string, check func(s mirror.S
 	})
 }
 
-// writes returns how many requests an instance has made that write.
+// writes returns the number of write requests of an instance.
 func (i *mirrorInstance) writes(t *testing.T) int {
 	t.Helper()
 	_, sum := samples(t, i.Metrics(), "semaphore_service_mirror_writes_total")
@@ -264,8 +264,8 @@ func (b *mirrorBed) record(t *testing.T) *recorder {
 }
 
 // undisturbed ends a recorder, and fails the test for each service that was created or
-// deleted, but for those that the test itself did, and with addresses for each address that
-// left a slice.
+// deleted, except by the test itself. With addresses it fails also for each address that was
+// removed from a slice.
 func (b *mirrorBed) undisturbed(t *testing.T, r *recorder, addresses bool, created ...string) {
 	t.Helper()
 	r.end(t)

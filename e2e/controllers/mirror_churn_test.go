@@ -82,7 +82,7 @@ func (c *churn) step(ctx context.Context) error {
 	}
 	err := putService(ctx, cluster, namespace, s, all...)
 	if err != nil && strings.Contains(err.Error(), "may not change once set") {
-		// A service can't become headless, nor stop to be.
+		// A service can't become headless, or stop being headless.
 		return removeService(ctx, cluster, namespace, name)
 	}
 	if err != nil && strings.Contains(err.Error(), "is invalid") {
@@ -145,7 +145,7 @@ func (b *mirrorBed) testKills(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- b.shuffle(ctx, names) }()
 	for range 12 {
-		// From before it has read anything to while it writes.
+		// The times range from before the first read until during writes.
 		<-time.After(time.Duration(50+rand.IntN(900)) * time.Millisecond)
 		r.Kill()
 		must(t, r.Start())
@@ -180,8 +180,8 @@ func (b *mirrorBed) shuffle(ctx context.Context, names []string) error {
 	return nil
 }
 
-// testFlapping kills the API server of merit, which breaks connections, and cuts it off,
-// which doesn't, several times.
+// testFlapping interrupts the API server of merit several times: it is killed, which closes
+// its connections, or cut off, which doesn't.
 func (b *mirrorBed) testFlapping(t *testing.T) {
 	b.steady(t)
 	r := b.mirrorReplica(t, "flapped", 8082)

@@ -151,8 +151,7 @@ func (b *mirrorBed) testContactApart(t *testing.T) {
 	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
 }
 
-// testContactQuiet has a remote in which nothing changes for longer than the time after
-// which it is stale.
+// testContactQuiet waits for longer than StaleAfter with a remote in which nothing changes.
 func (b *mirrorBed) testContactQuiet(t *testing.T) {
 	const staleAfter = 10 * time.Second
 	s := svc("web", global)

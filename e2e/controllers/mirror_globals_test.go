@@ -134,8 +134,8 @@ func (b *mirrorBed) testConflicts(t *testing.T) {
 	}
 }
 
-// anotherSecond waits until what is created is younger than what was: ages have a
-// resolution of a second.
+// anotherSecond waits until new objects have a later creation time than existing ones: its
+// resolution is a second.
 func anotherSecond(t *testing.T) {
 	t.Helper()
 	created := time.Now()
@@ -229,7 +229,7 @@ func (b *mirrorBed) testStale(t *testing.T) {
 	b.merit.StopAPI()
 	b.leadsTo(t, globalName, "10.4.0.1")
 	b.in(t, "aws,merit")
-	// The last ones of a service, and mirrors, stay.
+	// The last endpoints of a service, and mirrors, are retained.
 	b.leadsTo(t, "gl-shop-73736d-only", "10.6.0.3")
 	b.leadsTo(t, "merit-shop-73736d-own", "10.6.0.2")
 	// The clusters in contact have no ready endpoint: outdated ones are better than none.
@@ -262,7 +262,7 @@ func (b *mirrorBed) testRestart(t *testing.T) {
 	}
 	i.stop()
 
-	// What was deleted meanwhile goes, and nothing else changes.
+	// Only endpoints that were deleted meanwhile are removed.
 	must(t, b.aws.Client().DiscoveryV1().EndpointSlices("shop").Delete(t.Context(), "api-2", metav1.DeleteOptions{}))
 	must(t, removeService(t.Context(), b.merit, "shop", "old"))
 	uid := b.service(t, globalName).UID

@@ -16,8 +16,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
-// settled waits until gcp has what a controller with the configuration of an instance would
-// make now if it started from nothing.
+// settled waits until gcp has exactly the objects that a new controller with the configuration
+// of an instance would write.
 func (b *mirrorBed) settled(t *testing.T, i *mirrorInstance) {
 	t.Helper()
 	b.settledWith(t, i.cfg)
@@ -60,8 +60,8 @@ func (r *refusal) all() []string {
 	return slices.Clone(r.writes)
 }
 
-// shadow runs a controller that starts from nothing, whose writes are refused, until it has
-// compared everything. It returns the writes that it tried.
+// shadow runs a new controller, whose writes are refused, until it has compared all services.
+// It returns the refused writes.
 func (b *mirrorBed) shadow(t *testing.T, cfg mirror.Config) []string {
 	t.Helper()
 	refused := &refusal{}
@@ -120,7 +120,7 @@ func synced(t *testing.T, m *kube.Metrics) error {
 	return nil
 }
 
-// testShadow holds that a shadow fails where something is left to write.
+// testShadow checks that shadow reports a missing write.
 func (b *mirrorBed) testShadow(t *testing.T) {
 	web, both := svc("web"), svc("both", global)
 	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")),

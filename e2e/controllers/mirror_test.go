@@ -162,7 +162,7 @@ func (b *mirrorBed) testHeadless(t *testing.T) {
 		}
 	}
 
-	// A service can't become headless, nor stop to be: it must be replaced.
+	// A service can't become headless, or stop being headless: it must be replaced.
 	must(t, removeService(t.Context(), b.aws, "data", "db"))
 	must(t, putService(t.Context(), b.aws, "data", svc("db"), slice(svc("db"), "db-2", "10.4.0.4")))
 	b.leadsTo(t, got.Name, "10.4.0.4")

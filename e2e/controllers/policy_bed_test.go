@@ -106,7 +106,7 @@ func running(namespace, name, set string, ips ...string) podSpec {
 	return podSpec{namespace: namespace, name: name, set: set, ips: ips, phase: corev1.PodRunning}
 }
 
-// putPod creates a pod and gives it a status.
+// putPod creates a pod with a status.
 func putPod(ctx context.Context, c *testbed.Cluster, p podSpec) error {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: p.name, Labels: map[string]string{domain + "/name": p.set}},

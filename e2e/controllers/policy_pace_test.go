@@ -74,7 +74,7 @@ func (p *pace) end(r *round) {
 	r.to = time.Now()
 }
 
-// slowest returns how long the longest round took of those that overlap with a time.
+// slowest returns the duration of the longest round that overlaps with a period.
 func (p *pace) slowest(from, to time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -255,7 +255,7 @@ func (b *policyBed) testDrift(t *testing.T) {
 				t.Errorf("managed fields of an object that is ours alone: %v", got.ManagedFields)
 			}
 
-			// What others add stays, and what they apply stays in their name.
+			// Fields of other clients stay, with their managed fields.
 			_, err = sets.Patch(t.Context(), "merit-ns-app", types.ApplyYAMLPatchType,
 				[]byte(`{"apiVersion":"`+replica.Status().CalicoAPI+`","kind":"GlobalNetworkSet","metadata":{"name":"merit-ns-app","labels":{"team":"a"}}}`), metav1.PatchOptions{FieldManager: "them"})
 			must(t, err)
@@ -317,7 +317,7 @@ func (b *policyBed) testRestart(t *testing.T) {
 	must(t, err)
 	second := b.start(t, b.aws, nil, b.gcp)
 	wait(t, "the second run to be ready", second.Ready)
-	// A change that it must make shows that it has looked at everything.
+	// A change that it must write shows that it has compared all sets.
 	putPods(t, b.gcp, running("ns", "r", "third", "10.4.0.3"))
 	want["gcp-ns-third"] = set("gcp", "ns", "third", "10.4.0.3")
 	expect(t, sets, want)
@@ -329,7 +329,7 @@ func (b *policyBed) testRestart(t *testing.T) {
 		}
 	}
 
-	// Changes while no controller runs are made up for.
+	// Changes while no controller runs are applied at the next start.
 	second.stop()
 	must(t, deletePod(t.Context(), b.gcp, "ns", "p"), relabel(t.Context(), b.gcp, "ns", "q", "app"))
 	b.start(t, b.aws, nil, b.gcp)

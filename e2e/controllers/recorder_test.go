@@ -39,14 +39,14 @@ type recorder struct {
 	stop     func()
 }
 
-// recorded is how one kind is read.
+// recorded describes how a kind is read.
 type recorded struct {
 	kind  string
 	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// record begins now and ends with the test.
+// record starts a recorder, which ends with the test.
 func record(t *testing.T, kinds ...recorded) *recorder {
 	t.Helper()
 	// The context of t ends before its cleanups begin.
