@@ -92,9 +92,9 @@ func (s *deviceServer) handle(m control.Message, files *control.Files) error {
 		d.handshake(m.Keys)
 	case opStart:
 		d.startTask(&s.wg, d.reconnect)
-	case opGive:
+	case opHandOver:
 		return s.handOver(d, files)
-	case opTake:
+	case opTakeOver:
 		return s.takeOver(d, files)
 	case opClose:
 		s.mu.Lock()

@@ -54,7 +54,7 @@ func (sup *supervisor) mayChange() error {
 // requests.
 func (sup *supervisor) handleTakeover(c *control.Conn, m control.Message) (control.Message, control.Files, error) {
 	switch m.Op {
-	case control.Take:
+	case control.BeginTakeover:
 		if err := sup.beginTakeover(c); err != nil {
 			return control.Message{}, nil, err
 		}
@@ -62,9 +62,9 @@ func (sup *supervisor) handleTakeover(c *control.Conn, m control.Message) (contr
 		defer cancel()
 		answer, err := sup.answer(control.Message{Op: control.List}, new(control.Files))
 		return answer, nil, errors.Join(err, ctx.Err())
-	case control.Give:
+	case control.HandOver:
 		return sup.handOverDevice(c, sup.device(m.Name))
-	case control.Took:
+	case control.TakenOver:
 		return control.Message{}, nil, sup.confirmTakeover(c, m.Name)
 	case control.Standby:
 		sup.mu.Lock()
@@ -137,7 +137,7 @@ func (sup *supervisor) handOverDevice(c *control.Conn, d *deviceState) (answer c
 	return answer, files, err
 }
 
-// handoverState returns the answer to [control.Give]: configuration, sockets and TUN of a
+// handoverState returns the answer to [control.HandOver]: configuration, sockets and TUN of a
 // device, and an end of the pair. The caller has locked d.configuring.
 func (sup *supervisor) handoverState(d *deviceState, pair *os.File) (control.Message, control.Files, error) {
 	defer func() { _ = pair.Close() }()
@@ -170,7 +170,7 @@ func (sup *supervisor) runHandover(ctx context.Context, c *control.Conn, d *devi
 	fd, err := duplicateFile(pair)
 	if err == nil {
 		_ = pair.Close()
-		_, _, err = s.conn.Ask(ctx, control.Message{Op: opGive, Name: d.name}, fd)
+		_, _, err = s.conn.Ask(ctx, control.Message{Op: opHandOver, Name: d.name}, fd)
 		_ = unix.Close(fd)
 	}
 	if err != nil && s.gone() {
@@ -194,7 +194,7 @@ func (sup *supervisor) runHandover(ctx context.Context, c *control.Conn, d *devi
 	}
 }
 
-// confirmTakeover handles [control.Took].
+// confirmTakeover handles [control.TakenOver].
 func (sup *supervisor) confirmTakeover(c *control.Conn, name string) error {
 	sup.mu.Lock()
 	defer sup.mu.Unlock()
@@ -230,7 +230,7 @@ func (sup *supervisor) awaitTakeover() {
 	sup.mu.Lock()
 	successor, standby, failures := sup.successor, sup.standby, sup.failures
 	sup.mu.Unlock()
-	if successor == nil && (standby == nil || standby.Notify(control.Message{Op: control.TakeOver}) != nil) {
+	if successor == nil && (standby == nil || standby.Notify(control.Message{Op: control.RequestTakeover}) != nil) {
 		return
 	}
 	sup.log.Info("waiting for the takeover by another engine before ending")

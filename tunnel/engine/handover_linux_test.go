@@ -417,7 +417,7 @@ func dial(t *testing.T, notify func(control.Message)) *control.Client {
 func taking(t *testing.T) *control.Client {
 	t.Helper()
 	c := dial(t, func(control.Message) {})
-	if _, err := c.Ask(t.Context(), control.Message{Op: control.Take}); err != nil {
+	if _, err := c.Ask(t.Context(), control.Message{Op: control.BeginTakeover}); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -452,7 +452,7 @@ func TestAnEngineEndsWithoutTheOneThatStoodBy(t *testing.T) {
 	first.says(t, "msg=starting")
 	takeOver := make(chan struct{})
 	standby := dial(t, func(m control.Message) {
-		if m.Op == control.TakeOver {
+		if m.Op == control.RequestTakeover {
 			close(takeOver)
 		}
 	})
@@ -474,7 +474,7 @@ func TestQuestionsAreAnsweredDuringAHandOver(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
 	newTunnel(t).works(t)
-	_, files, err := taking(t).AskFiles(t.Context(), control.Message{Op: control.Give, Name: name})
+	_, files, err := taking(t).AskFiles(t.Context(), control.Message{Op: control.HandOver, Name: name})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -504,7 +504,7 @@ func TestATakeOverIsTriedAgain(t *testing.T) {
 	first.says(t, "msg=\"standing by\"")
 }
 
-// handoverState returns the descriptors of a response to [control.Give], the port of the UDP
+// handoverState returns the descriptors of a response to [control.HandOver], the port of the UDP
 // socket among them, and the old engine's end of the pair.
 func handoverState(t *testing.T, name string) (files control.Files, port int, pair handover.End) {
 	t.Helper()
@@ -583,9 +583,9 @@ func TestAFailedTakeoverReleasesTheDevice(t *testing.T) {
 			switch m.Op {
 			case control.Hello:
 				return control.Message{Protocol: control.Protocol}, nil
-			case control.Take:
+			case control.BeginTakeover:
 				return control.Message{Devices: []control.Device{{Name: name}, {Name: other}}}, nil
-			case control.Give:
+			case control.HandOver:
 				return control.Message{Name: m.Name}, map[string]control.Files{name: succeeds, other: fails}[m.Name]
 			}
 			return control.Message{}, nil

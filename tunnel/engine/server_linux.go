@@ -29,8 +29,8 @@ const (
 	opHandshake = "handshake" // Keys: begin handshakes with these peers, which have sessions
 	opStart     = "start"     // begin handshakes, then read the TUN
 	opClose     = "close"     // close the device
-	opGive      = "give"      // descriptor of a pair: hand over the device and close it
-	opTake      = "take"      // descriptor of a pair: take over the device
+	opHandOver  = "give"      // descriptor of a pair: hand over the device and close it
+	opTakeOver  = "take"      // descriptor of a pair: take over the device
 )
 
 // opSockets is a request of the serving process, which waits for the answer: Port and the

@@ -45,7 +45,7 @@ func standBy(ctx context.Context, log *slog.Logger) {
 	for ctx.Err() == nil {
 		takeOver := make(chan struct{}, 1)
 		c, err := control.Subscribe(ctx, func(m control.Message) {
-			if m.Op == control.TakeOver {
+			if m.Op == control.RequestTakeover {
 				select {
 				case takeOver <- struct{}{}:
 				default:
@@ -151,7 +151,7 @@ func (sup *supervisor) ensureControlSocket() {
 // takeOver takes over all devices of another engine, and then its control socket.
 func (sup *supervisor) takeOver(ctx context.Context, c *control.Client) (*control.Listener, error) {
 	defer c.Close()
-	answer, err := c.Ask(ctx, control.Message{Op: control.Take})
+	answer, err := c.Ask(ctx, control.Message{Op: control.BeginTakeover})
 	if err != nil {
 		return nil, fmt.Errorf("take over: %w", err)
 	}
@@ -173,7 +173,7 @@ func (sup *supervisor) takeOver(ctx context.Context, c *control.Client) (*contro
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.Ask(ctx, control.Message{Op: control.Took}); err != nil {
+	if _, err := c.Ask(ctx, control.Message{Op: control.TakenOver}); err != nil {
 		sup.log.Warn("the previous engine has ended during the takeover", "err", err)
 	}
 	return listener, nil
@@ -183,7 +183,7 @@ func (sup *supervisor) takeOver(ctx context.Context, c *control.Client) (*contro
 func (sup *supervisor) takeOverDevice(ctx context.Context, c *control.Client, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, handoverTimeout)
 	defer cancel()
-	answer, files, err := c.AskFiles(ctx, control.Message{Op: control.Give, Name: name})
+	answer, files, err := c.AskFiles(ctx, control.Message{Op: control.HandOver, Name: name})
 	if err != nil {
 		return err
 	}
@@ -220,7 +220,7 @@ func (sup *supervisor) takeOverDevice(ctx context.Context, c *control.Client, na
 		sup.dropDevice(d)
 		return err
 	}
-	if _, err := c.Ask(ctx, control.Message{Op: control.Took, Name: name}); err != nil {
+	if _, err := c.Ask(ctx, control.Message{Op: control.TakenOver, Name: name}); err != nil {
 		d.log.Warn("the previous engine has ended during the takeover", "err", err)
 	}
 	return nil
@@ -265,7 +265,7 @@ func (sup *supervisor) restoreOnTakeover(ctx context.Context, d *deviceState, co
 			return err
 		}
 	}
-	if _, _, err := s.conn.Ask(ctx, control.Message{Op: opTake, Name: d.name}, pair); err != nil {
+	if _, _, err := s.conn.Ask(ctx, control.Message{Op: opTakeOver, Name: d.name}, pair); err != nil {
 		return err
 	}
 	d.server = s

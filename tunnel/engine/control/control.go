@@ -44,24 +44,24 @@ const MaxKeys = 500
 
 // Requests of an engine that takes over, to the engine that serves.
 const (
-	// Take begins a takeover, which lasts as long as the connection. The response has
+	// BeginTakeover begins a takeover, which lasts as long as the connection. The response has
 	// Devices. Other clients can't change devices during a takeover.
-	Take = "take"
-	// Give begins the hand-over of the device Name. The response has descriptors: a file
+	BeginTakeover = "take"
+	// HandOver begins the hand-over of the device Name. The response has descriptors: a file
 	// with the configuration, an end of a pair for the hand-over, the TUN, and the UDP
 	// sockets, which are bound to Port.
-	Give = "give"
-	// Took reports that the device Name was taken over, or without a name, all devices:
+	HandOver = "give"
+	// TakenOver reports that the device Name was taken over, or without a name, all devices:
 	// the engine that receives this stands by from then on.
-	Took = "took"
+	TakenOver = "took"
 	// Standby reports that the sender stands by.
 	Standby = "standby"
 )
 
 // Notifications of the engine.
 const (
-	Died     = "died"     // to all clients: the device Name, of the link Index, has ended by itself
-	TakeOver = "takeover" // to the engine that stands by: take over, this engine ends
+	Died            = "died"     // to all clients: the device Name, of the link Index, has ended by itself
+	RequestTakeover = "takeover" // to the engine that stands by: take over, this engine ends
 )
 
 // Message is a request, a response, or a notification, which has no response.

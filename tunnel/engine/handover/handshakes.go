@@ -175,7 +175,7 @@ func Initiate(ctx context.Context, d *device.Device, b *Bind, peers []Key, renew
 	return newHandshakes(peers, renew).make(ctx, d, b)
 }
 
-// Succeed is Initiate after another process has ended unexpectedly: a peer ignores an
+// Succeed is Initiate for the successor of a process that has ended unexpectedly: a peer ignores an
 // initiation within 20 ms of the last one (WireGuard whitepaper, section 5.3), so the second
 // attempt follows soon.
 func Succeed(ctx context.Context, d *device.Device, b *Bind, peers []Key) error {
