@@ -20,7 +20,8 @@ import (
 
 // Cluster is a cluster that the administrator has access to.
 type Cluster struct {
-	// Name is its name in the clusters' configuration, Context that of its kubeconfig context.
+	// Name is the cluster's name in the configuration, Context the name of its kubeconfig
+	// context.
 	Name, Context string
 	// Server is the API server's address in the kubeconfig.
 	Server string

@@ -36,7 +36,7 @@ type Guard struct {
 type Guarded struct {
 	From NodeRef
 	To   string
-	// Untried is why there is no result; empty: there is.
+	// Untried is the reason for a missing result, or empty.
 	Untried string
 	// Set is why the labelled pod's address was in no network set, Unlisted why the network
 	// sets couldn't be read; both empty: it was in one.
@@ -51,7 +51,7 @@ type GuardedLeg struct {
 	Address string
 	// Unlabelled is the result of a pod without the label of the set, Labelled of one with it.
 	Unlabelled, Labelled reach.Try
-	// Unknown is why Labelled is missing; empty: it isn't.
+	// Unknown is the reason for a missing Labelled, or empty.
 	Unknown string
 }
 

@@ -41,7 +41,7 @@ type Leg struct {
 	From, To NodeRef
 	Address  string
 	reach.Try
-	// Untried is why there is no result; empty: there is.
+	// Untried is the reason for a missing result, or empty.
 	Untried string
 }
 
@@ -51,7 +51,7 @@ type Name struct {
 	Remote string
 	Name   string
 	Found  reach.Name
-	// Untried is why there is no result; empty: there is.
+	// Untried is the reason for a missing result, or empty.
 	Untried string
 }
 

@@ -16,7 +16,7 @@ type Fact[T any] struct {
 	Value T
 	// Source is a command that shows the value to a person.
 	Source string
-	// Err is why it couldn't be read; empty: it was.
+	// Err is the error of reading the value, or empty.
 	Err string
 }
 
@@ -25,7 +25,8 @@ func (f Fact[T]) Known() bool { return f.Err == "" }
 
 // Cluster is the facts about one cluster.
 type Cluster struct {
-	// Name is its name in the clusters' configuration, Context that of its kubeconfig context.
+	// Name is the cluster's name in the configuration, Context the name of its kubeconfig
+	// context.
 	Name, Context string
 	// Taken is the time of the survey, by our clock.
 	Taken time.Time
