@@ -91,16 +91,16 @@ const (
 // Controller reconciles mirrors and global services. Every replica runs its feeds and
 // computes the desired state; only Lead writes.
 type Controller struct {
-	cfg     Config
-	log     *slog.Logger
-	metrics *Metrics
-	apply   *applier
-	trigger *reconcile.Trigger
-	loop    *reconcile.Loop
-	servers map[string]*kube.Server // of remotes, by name
-	sources []*source
-	local   *localFeeds
-	lingers time.Time // when services of remotes that are no longer configured are removed
+	cfg      Config
+	log      *slog.Logger
+	metrics  *Metrics
+	apply    *applier
+	trigger  *reconcile.Trigger
+	loop     *reconcile.Loop
+	servers  map[string]*kube.Server // of remotes, by name
+	sources  []*source
+	local    *localFeeds
+	removeAt time.Time // when services of remotes that are no longer configured are removed
 
 	mu       sync.Mutex
 	snapshot *Snapshot
@@ -119,7 +119,7 @@ func New(cfg Config) *Controller {
 	}
 	c := &Controller{
 		cfg: cfg, log: cfg.Logger, trigger: reconcile.NewTrigger(), metrics: newMetrics(), memo: NewMemo(),
-		servers: map[string]*kube.Server{}, lingers: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
+		servers: map[string]*kube.Server{}, removeAt: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
 		survey: newSurvey(), over: map[string]string{},
 	}
 	c.metrics.controller = c
@@ -199,7 +199,7 @@ func (c *Controller) due() (first time.Time) {
 			first = t
 		}
 	}
-	at(c.snapshot.lingers)
+	at(c.snapshot.removeAt)
 	at(c.snapshot.paths.first())
 	for i := range c.cfg.Remotes {
 		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 {
@@ -244,10 +244,10 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 		again := src.read(s, zonesKnown || c.remote(src.id.cluster) != nil)
 		more = more || again
 	}
-	if now.Before(c.lingers) {
-		s.linger(c.lingers)
+	if now.Before(c.removeAt) {
+		s.setRemoveAt(c.removeAt)
 	} else {
-		s.linger(time.Time{})
+		s.setRemoveAt(time.Time{})
 	}
 	for i := range c.cfg.Remotes {
 		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 && now.Sub(c.full[r.Name]) >= r.ResyncPeriod {

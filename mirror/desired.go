@@ -247,7 +247,7 @@ func (m *Memo) parts(s *Snapshot, k Key) []*part {
 	if own, missing, configured := remembered(s, k); len(missing) > 0 {
 		parts = append(parts, &part{
 			origin:     &Origin{Key: k, Spec: own.spec, LocalFirst: own.localFirst},
-			remembered: true, lingers: !configured,
+			remembered: true, unconfigured: !configured,
 		})
 	}
 	slices.SortFunc(parts, compareParts)

@@ -71,7 +71,7 @@ func (w *world) step(r *rand.Rand) {
 		w.origin(id, k, o)
 	case 8:
 		if r.IntN(4) == 0 {
-			w.linger(map[bool]time.Time{true: time.Unix(1e9, 0)}[w.lingers.IsZero()])
+			w.setRemoveAt(map[bool]time.Time{true: time.Unix(1e9, 0)}[w.removeAt.IsZero()])
 		}
 	case 9:
 		w.drift(r)

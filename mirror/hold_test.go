@@ -16,7 +16,7 @@ func TestMirrorOfARenamedRemoteIsHeld(t *testing.T) {
 	w := newWorld(clusterConfig{name: "gcp", local: true}, clusterConfig{name: "old", prefix: "c1"})
 	w.says(t, setID{"old", mirrored}, newOrigin(web, 1, 80, Traits{}))
 	w.restart(testClusters()...)
-	w.linger(time.Unix(1e9, 0))
+	w.setRemoveAt(time.Unix(1e9, 0))
 	for _, id := range w.order {
 		w.contact(id, true, false)
 	}
@@ -24,7 +24,7 @@ func TestMirrorOfARenamedRemoteIsHeld(t *testing.T) {
 	if w.services[Name("c1", web)] == nil {
 		t.Error("the mirror was removed before the end of the grace period")
 	}
-	w.linger(time.Time{})
+	w.setRemoveAt(time.Time{})
 	w.settle(t)
 	if len(w.services) > 0 {
 		t.Error("the mirror was not removed after the grace period")
@@ -67,7 +67,7 @@ func TestSlicesOfARemovedRemoteAreRetainedWithoutTheirService(t *testing.T) {
 	w.has(merit, web, "s", "10.6.0.1")
 	w.says(t, merit, newOrigin(web, 1, 80, Traits{}))
 	w.restart(testClusters()[:2]...)
-	w.linger(time.Unix(1e9, 0))
+	w.setRemoveAt(time.Unix(1e9, 0))
 	for _, id := range w.order {
 		w.contact(id, true, false)
 	}
@@ -75,7 +75,7 @@ func TestSlicesOfARemovedRemoteAreRetainedWithoutTheirService(t *testing.T) {
 	w.show()
 	w.settle(t)
 	wantLeads(t, w, Name("c1-x", web), "10.6.0.1")
-	w.linger(time.Time{})
+	w.setRemoveAt(time.Time{})
 	w.settle(t)
 	wantLeads(t, w, Name("c1-x", web))
 }

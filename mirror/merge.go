@@ -9,15 +9,15 @@ import (
 
 // part is the service of one cluster in a global service.
 type part struct {
-	cluster    string
-	origin     *Origin
-	slices     map[string]*OriginSlice
-	local      bool
-	rank       int  // position in the order of acceptance, from 1; 0: new
-	stale      bool // no contact for StaleAfter
-	drained    bool
-	remembered bool // the local object, for clusters whose state is unknown
-	lingers    bool // these clusters are no longer configured
+	cluster      string
+	origin       *Origin
+	slices       map[string]*OriginSlice
+	local        bool
+	rank         int  // position in the order of acceptance, from 1; 0: new
+	stale        bool // no contact for StaleAfter
+	drained      bool
+	remembered   bool // the local object, for clusters whose state is unknown
+	unconfigured bool // these clusters are no longer configured
 }
 
 // Conflict is a difference between the services of a global service. The first one in the
@@ -38,7 +38,7 @@ type Conflict struct {
 // By creation time alone, a new cluster could decide by stating an early time.
 func compareParts(a, b *part) int {
 	return cmp.Or(
-		boolCompare(a.lingers, b.lingers),
+		boolCompare(a.unconfigured, b.unconfigured),
 		-boolCompare(a.remembered, b.remembered),
 		-boolCompare(a.local, b.local),
 		-boolCompare(a.rank > 0, b.rank > 0),
@@ -60,7 +60,7 @@ func merge(parts []*part, running *bool) (spec Spec, localFirst bool, conflicts 
 	localFirst = first.LocalFirst
 	for _, p := range parts {
 		object := func(format string, args ...any) {
-			if p.lingers {
+			if p.unconfigured {
 				return
 			}
 			conflicts = append(conflicts, Conflict{p.cluster, fmt.Sprintf(format, args...)})

@@ -174,7 +174,7 @@ func TestUnconfiguredRemoteCausesNoConflicts(t *testing.T) {
 	k := Key{"shop", "web"}
 	spec, _, conflicts := merge([]*part{
 		{cluster: "aws", origin: newOrigin(k, 2, 80, Traits{})},
-		{origin: newOrigin(k, 1, 81, Traits{Headless: true}), remembered: true, lingers: true},
+		{origin: newOrigin(k, 1, 81, Traits{Headless: true}), remembered: true, unconfigured: true},
 	}, nil)
 	if spec.Headless || len(spec.Ports) != 1 || spec.Ports[0].Port != 80 || len(conflicts) > 0 {
 		t.Errorf("%v with the conflicts %v", spec, conflicts)

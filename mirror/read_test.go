@@ -93,14 +93,14 @@ func TestPartsAreStaleUntilTheLastOne(t *testing.T) {
 func TestEndedGracePeriodIsDue(t *testing.T) {
 	c := New(Config{Cluster: "gcp", Namespace: home, Logger: slog.New(slog.DiscardHandler)})
 	end := time.Now().Add(-time.Second)
-	if c.snapshot.linger(end); !c.due().IsZero() {
+	if c.snapshot.setRemoveAt(end); !c.due().IsZero() {
 		t.Error("due before the mirror namespace has been read")
 	}
 	c.ready = true
 	if due := c.due(); !due.Equal(end) {
 		t.Errorf("due %v, want %v", due, end)
 	}
-	if c.snapshot.linger(time.Time{}); !c.due().IsZero() {
+	if c.snapshot.setRemoveAt(time.Time{}); !c.due().IsZero() {
 		t.Error("due after the removal")
 	}
 }

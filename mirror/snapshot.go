@@ -69,9 +69,9 @@ type Snapshot struct {
 	local    *local
 	// zones are those of the local nodes, sorted; "" for nodes without a zone.
 	zones []string
-	// lingers is when services of clusters that are no longer configured are removed; zero:
+	// removeAt is when services of clusters that are no longer configured are removed; zero:
 	// now.
-	lingers time.Time
+	removeAt time.Time
 	// legacy: Endpoints are written as well.
 	legacy bool
 	paths  *pathTable
@@ -221,12 +221,12 @@ func (s *Snapshot) nodes(zones []string) {
 	}
 }
 
-// linger updates when services of clusters that are no longer configured are removed.
-func (s *Snapshot) linger(until time.Time) {
-	if until.IsZero() != s.lingers.IsZero() {
+// setRemoveAt updates when services of clusters that are no longer configured are removed.
+func (s *Snapshot) setRemoveAt(until time.Time) {
+	if until.IsZero() != s.removeAt.IsZero() {
 		s.all = true
 	}
-	s.lingers = until
+	s.removeAt = until
 }
 
 // observe marks what has changed in the mirror namespace.
@@ -247,8 +247,8 @@ func (s *Snapshot) unknown(cluster string, k kind) (why string, until time.Time)
 	switch set := s.sets[setID{cluster, k}]; {
 	case set != nil && !set.synced:
 		return cluster + ", which has not synced since start", time.Time{}
-	case set == nil && !s.lingers.IsZero():
-		return cluster + ", which is no longer configured", s.lingers
+	case set == nil && !s.removeAt.IsZero():
+		return cluster + ", which is no longer configured", s.removeAt
 	}
 	return "", time.Time{}
 }
@@ -349,7 +349,7 @@ func (s *Snapshot) keeps(want *Service, o *ObservedSlice) bool {
 	}
 	for _, k := range []kind{mirrored, merged} {
 		set := s.sets[setID{o.cluster, k}]
-		if set != nil && !set.synced || !s.clusters[o.cluster] && !s.lingers.IsZero() {
+		if set != nil && !set.synced || !s.clusters[o.cluster] && !s.removeAt.IsZero() {
 			return true
 		}
 	}

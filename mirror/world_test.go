@@ -80,7 +80,7 @@ func (w *world) again() {
 		w.contact(id, before.sets[id].synced, before.sets[id].stale)
 	}
 	w.paths, w.drained = before.paths, before.drained
-	w.zones, w.lingers, w.legacy = before.zones, before.lingers, before.legacy
+	w.zones, w.removeAt, w.legacy = before.zones, before.removeAt, before.legacy
 }
 
 func configs(s *Snapshot) []clusterConfig {
