@@ -23,7 +23,7 @@ import (
 // before, which peers refuse as replays (WireGuard whitepaper, section 5.1). The peers' own
 // are accepted: once a peer has something to send, there is a session for both directions.
 func TestClockThatIsBehindHeals(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		a, b := twoSites(t, Userspace, backend)
 		quiet := a.peerOf(0)

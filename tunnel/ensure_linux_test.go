@@ -60,7 +60,7 @@ func TestEnsureRepairs(t *testing.T) {
 			}
 			t.Run(name, func(t *testing.T) {
 				if name != "the MTU" && name != "the listen port" {
-					long(t)
+					nstest.Long(t)
 				}
 				d := open(t, config(t, "gcp", backend))
 				d.ensure(t)

@@ -140,7 +140,7 @@ func TestBulkOverAPathThatIsTooNarrow(t *testing.T) {
 			for underlay, family := range []string{"IPv4", "IPv6"} {
 				t.Run(fmt.Sprintf("%s %s", family, path.name), func(t *testing.T) {
 					if underlay != 0 {
-						long(t)
+						nstest.Long(t)
 					}
 					a, b := sitesOver(t, backend, Userspace, path.join)
 					meet(t, a, b, underlay)

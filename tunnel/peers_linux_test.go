@@ -67,7 +67,7 @@ func TestConfigureRepairsARealDevice(t *testing.T) {
 		for name, fault := range faults {
 			t.Run(name, func(t *testing.T) {
 				if name != "allowed IPs swapped" && name != "all peers removed" {
-					long(t)
+					nstest.Long(t)
 				}
 				d := open(t, config(t, "gcp", backend))
 				d.ensure(t)

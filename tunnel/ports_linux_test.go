@@ -26,7 +26,7 @@ func TestListenPortsArePermutedByAnotherConfiguration(t *testing.T) {
 		for _, permutation := range permutations {
 			t.Run(fmt.Sprint(permutation), func(t *testing.T) {
 				if len(permutation) > 2 {
-					long(t)
+					nstest.Long(t)
 				}
 				configs, before := openSome(t, backend, len(permutation))
 				var indices []int
@@ -61,7 +61,7 @@ func TestListenPortsArePermutedByAnotherProgram(t *testing.T) {
 		for _, permutation := range permutations {
 			t.Run(fmt.Sprint(permutation), func(t *testing.T) {
 				if len(permutation) > 2 {
-					long(t)
+					nstest.Long(t)
 				}
 				configs, devices := openSome(t, backend, len(permutation))
 				for _, d := range devices {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
@@ -27,7 +28,7 @@ var (
 // The processor time for probing, and for answering as many probes, as on both sides of a
 // tunnel. It only logs the cost; it fails only without answers.
 func TestCostOfProbes(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	if families() < 2 {
 		t.Skip("this kernel was booted without IPv6")
 	}

@@ -33,14 +33,6 @@ func needKernel(t *testing.T) {
 	}
 }
 
-// long leaves a test out under -short: others hold what it does in less time, or with less.
-func long(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("left out by -short; runs in make test-all")
-	}
-}
-
 // unlessShort returns how often a test repeats a thing, and fewer times under -short.
 func unlessShort(all, short int) int {
 	if testing.Short() {

@@ -5,12 +5,13 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
 // TestBackendChangesUnderTraffic restarts an agent with the other backend, and back
 // again: the device is another one, with the same key, and connections go on.
 func TestBackendChangesUnderTraffic(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	needKernel(t)
 	s := newSite(t, "aws", "gcp")
 	here := s.addNode(t, s.clusters["aws"], config.BackendKernel)

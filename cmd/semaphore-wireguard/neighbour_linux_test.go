@@ -12,6 +12,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
 // TestListenPortInUse starts an agent on a node where the listen port of its
@@ -19,7 +20,7 @@ import (
 // userspace by a socket. Foreign traffic goes on without loss, the agent reports the
 // fault and serves the second remote, and the first one as soon as the port is free.
 func TestListenPortInUse(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp", "merit")
 		var nodes []*testNode

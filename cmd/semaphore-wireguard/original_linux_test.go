@@ -16,6 +16,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
@@ -30,7 +31,7 @@ const (
 // TestBesideTheOriginal runs the original, our kernel backend and our userspace backend
 // in one mesh, takes over the original's device and hands it back, under traffic.
 func TestBesideTheOriginal(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	needKernel(t)
 	s := newSite(t, "aws", "gcp")
 	aws, gcp := s.clusters["aws"], s.clusters["gcp"]

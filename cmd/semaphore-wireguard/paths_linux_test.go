@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
@@ -107,7 +108,7 @@ func (n *testNode) mislead(t *testing.T, to *testNode, wrong bool) {
 
 // TestPaths breaks the path between nodes, and measures when that is detected.
 func TestPaths(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
 		a := s.addNode(t, s.clusters["aws"], backend)

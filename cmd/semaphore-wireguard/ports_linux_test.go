@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
 // TestListenPortsChangePlaces restarts an agent whose remotes are listed in another
 // order, so that their devices have each other's listen port.
 func TestListenPortsChangePlaces(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp", "merit")
 		var nodes []*testNode

@@ -41,14 +41,6 @@ const patience = time.Minute
 // not be skipped.
 const kernelVariable = "SEMAPHORE_TEST_KERNEL"
 
-// long leaves a test out under -short: others hold what it does in less time, or with less.
-func long(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("left out by -short; runs in make test-all")
-	}
-}
-
 // needKernel skips a test where the kernel has no WireGuard.
 func needKernel(t *testing.T) {
 	t.Helper()

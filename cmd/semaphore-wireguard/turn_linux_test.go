@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
 // another returns a second agent of the node, as a rollout with surge starts one, with a
@@ -59,7 +60,7 @@ func (n *testNode) acts(t *testing.T) {
 // TestAgentsTakeTurns rolls out agents as a DaemonSet with surge does: the new one is
 // ready before the old one ends. Only one is active at any time, and no packet is lost.
 func TestAgentsTakeTurns(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
 		here, there := s.addNode(t, s.clusters["aws"], backend), s.addNode(t, s.clusters["gcp"], backend)
@@ -116,7 +117,7 @@ func TestAgentsTakeTurns(t *testing.T) {
 // TestBadRolloutsStopAtTheFirstNode starts misconfigured agents beside an active one:
 // none becomes ready, and the active one isn't disturbed.
 func TestBadRolloutsStopAtTheFirstNode(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
 		here, there := s.addNode(t, s.clusters["aws"], backend), s.addNode(t, s.clusters["gcp"], backend)

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
 // TestRestartsGoUnnoticed restarts the agent of a node under traffic, by rollout and by
@@ -67,7 +68,7 @@ var stormBurst = flag.Int("storm-burst", 10, "how many packets TestAStormOfKills
 // start, under packets in both directions: none may be lost, unless this machine loses
 // packets without kills, too. The emulated machine gets fewer of both.
 func TestAStormOfKills(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	eachBackend(t, func(t *testing.T, backend string) {
 		s := newSite(t, "aws", "gcp")
 		here, there := s.addNode(t, s.clusters["aws"], backend), s.addNode(t, s.clusters["gcp"], backend)

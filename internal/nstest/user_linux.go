@@ -96,20 +96,27 @@ func Root(t testing.TB) {
 	if testing.Short() {
 		t.Skip("needs root: left out by -short")
 	}
-	if !isRoot() {
-		t.Fatal("needs root; run as root, or with -short to leave such tests out")
-	}
+	QuickRoot(t)
 }
 
 // QuickRoot declares that a test needs root of this machine, as Root does, and takes seconds:
 // under -short it runs where it has root.
 func QuickRoot(t testing.TB) {
 	t.Helper()
-	if !isRoot() && testing.Short() {
+	switch {
+	case isRoot():
+	case testing.Short():
 		t.Skip("NOT RUN: needs root")
-	}
-	if !isRoot() {
+	default:
 		t.Fatal("needs root; run as root, or with -short to leave such tests out")
+	}
+}
+
+// Long skips a test under -short. Shorter tests cover the same code.
+func Long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out by -short; runs in make test-all")
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/internal/process/processtest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
@@ -113,7 +114,7 @@ func TestAControlSocketIsRemoved(t *testing.T) {
 
 // An engine that hung and was replaced stands by when it continues.
 func TestAnEngineThatHungStandsBy(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	first := start(t)
 	first.says(t, "msg=starting")
 	newTunnel(t).works(t)
@@ -157,7 +158,7 @@ func TestSeveralStandBy(t *testing.T) {
 // A serving process that hangs during a hand-over is replaced, on either side, and the
 // hand-over succeeds afterwards.
 func TestAServerHangsDuringAHandOver(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	for name, hangs := range map[string]func(first, second *running) *running{
 		"old": func(first, _ *running) *running { return first },
 		"new": func(_, second *running) *running { return second },

@@ -447,7 +447,7 @@ func TestAnEngineEndsAfterAHandOver(t *testing.T) {
 
 // An engine that gets SIGTERM doesn't wait for one that stood by and has ended.
 func TestAnEngineEndsWithoutTheOneThatStoodBy(t *testing.T) {
-	long(t)
+	nstest.Long(t)
 	first := start(t)
 	first.says(t, "msg=starting")
 	takeOver := make(chan struct{})

@@ -59,11 +59,3 @@ func loopbackUp() error {
 	}
 	return netlink.LinkSetUp(loopback)
 }
-
-// long skips a test under -short. Shorter tests cover the same code.
-func long(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("left out by -short; runs in make test-all")
-	}
-}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
 // dropped returns how many packets were dropped because the receive buffers of a port's UDP
@@ -45,7 +47,7 @@ func TestStarvedEnginesHandOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name != "serving, old" {
-				long(t)
+				nstest.Long(t)
 			}
 			first := start(t)
 			first.says(t, "msg=starting")

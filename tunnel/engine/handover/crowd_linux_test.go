@@ -14,6 +14,7 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
 
@@ -167,16 +168,12 @@ var crowdSize = flag.Int("crowd", 100, "number of remotes in TestManyRemotes; wi
 func TestManyRemotes(t *testing.T) {
 	gone := *crowdSize / 20
 	t.Run("all are there", func(t *testing.T) {
-		if testing.Short() {
-			t.Skip("left out by -short; runs in make test-all")
-		}
+		nstest.Long(t)
 		inBubble(t, func(t *testing.T) { testCrowd(t, newLAN(), 0, 3*time.Millisecond) })
 	})
 	runInBubble(t, "some are gone", func(t *testing.T) { testCrowd(t, newLAN(), gone, 3*time.Millisecond) })
 	t.Run("some are gone, with sockets of the kernel", func(t *testing.T) {
-		if testing.Short() {
-			t.Skip("left out by -short; runs in make test-all")
-		}
+		nstest.Long(t)
 		testCrowd(t, loopback{}, gone, 200*time.Microsecond)
 	})
 }

@@ -451,10 +451,10 @@ func TestProcessesHandOver(t *testing.T) {
 		"most handshakes are in vain":  {ipv4, 3, []string{unsureVariable + "=1"}, *slowRate, true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if c.long {
+				nstest.Long(t)
+			}
 			if testing.Short() {
-				if c.long {
-					t.Skip("left out by -short; runs in make test-all")
-				}
 				t.Parallel()
 				c.handOvers, c.perSecond = 1, *slowRate
 			}
