@@ -51,12 +51,29 @@ func (o *ObservedService) meta() keep.Meta   { return o.Meta }
 func (o *ObservedSlice) meta() keep.Meta     { return o.Meta }
 func (o *ObservedEndpoints) meta() keep.Meta { return o.Meta }
 
+// isGlobal reports whether a Service has the marks of a global service.
+func isGlobal(s *corev1.Service) bool {
+	return s.Labels[labelGlobal] == labelValue || s.Annotations[annotClusters] != ""
+}
+
+// isMade reports whether a Service has the marks of a mirror or a global service, made by
+// this program or the original one. In the mirror namespace it is ours; it is an origin in
+// no namespace of no cluster: two clusters would copy each other's copies without end.
+func isMade(s *corev1.Service) bool {
+	return isGlobal(s) || s.Labels[labelMirrored] == labelValue || s.Annotations[annotCluster] != ""
+}
+
+// isMadeSlice is isMade for an EndpointSlice.
+func isMadeSlice(s *discoveryv1.EndpointSlice) bool {
+	return s.Labels[discoveryv1.LabelManagedBy] == managedBy || s.Annotations[annotCluster] != ""
+}
+
 func (h summer) observedService(s *corev1.Service) *ObservedService {
 	o := &ObservedService{
 		identity:   identity{Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.service(s)},
 		id:         ID{s.Annotations[annotCluster], Key{s.Annotations[annotNamespace], s.Annotations[annotName]}},
 		prefix:     s.Labels[labelPrefix],
-		global:     s.Labels[labelGlobal] == labelValue || s.Annotations[annotClusters] != "",
+		global:     isGlobal(s),
 		localFirst: s.Spec.TrafficDistribution != nil,
 		spec:       trimSpec(&s.Spec),
 	}
@@ -74,7 +91,7 @@ func (h summer) observedService(s *corev1.Service) *ObservedService {
 	if list := s.Annotations[annotAccepted]; list != "" {
 		o.accepted = strings.Split(list, ",")
 	}
-	o.ours = o.global || s.Labels[labelMirrored] == labelValue || o.id.Cluster != ""
+	o.ours = isMade(s)
 	o.going, o.tracked = s.DeletionTimestamp != nil, kube.Tracked(s, fieldManager)
 	return o
 }
@@ -87,7 +104,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 	o := &ObservedSlice{
 		identity: identity{
 			Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.slice(s),
-			ours:  s.Labels[discoveryv1.LabelManagedBy] == managedBy || s.Annotations[annotCluster] != "",
+			ours:  isMadeSlice(s),
 			going: s.DeletionTimestamp != nil, tracked: kube.Tracked(s, fieldManager),
 		},
 		service: s.Labels[discoveryv1.LabelServiceName],

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
@@ -40,6 +42,18 @@ func selected[L runtime.Object](client func() (kube.Client, error), resource fun
 	return kube.ListWatch(kube.Of(client, func(c kube.Client) kube.Resource[L] {
 		return counted[L]{resource(c), count}
 	}), func(options *metav1.ListOptions) { options.LabelSelector = selector.String() })
+}
+
+// excluding adds to a selector that labels don't have these values, so that API servers
+// don't send what other mirrors made. pairs are labels and values.
+func excluding(selector labels.Selector, pairs ...string) labels.Selector {
+	for pair := range slices.Chunk(pairs, 2) {
+		// It fails for labels and values that are not valid, and these are constants.
+		if r, err := labels.NewRequirement(pair[0], selection.NotEquals, pair[1:]); err == nil {
+			selector = selector.Add(*r)
+		}
+	}
+	return selector
 }
 
 func servicesOf(namespace string) func(kube.Client) kube.Resource[*corev1.ServiceList] {
@@ -126,14 +140,13 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 	if id.kind == merged {
 		selector, runner, prefix = c.cfg.GlobalSelector, "global-"+id.cluster, "global "
 	}
-	local := remote == nil
 	services := kube.WatchConfig[*Origin]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "services", Object: &corev1.Service{},
-		ListWatch: selected(client, servicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-serviceWatcher", "service", runner)),
+		ListWatch: selected(client, servicesOf(metav1.NamespaceAll), excluding(selector, labelMirrored, labelValue, labelGlobal, labelValue), c.metrics.events(id.cluster+"-serviceWatcher", "service", runner)),
 		Keep: func(obj runtime.Object) (*Origin, bool) {
 			svc, ok := obj.(*corev1.Service)
-			if !ok || local && svc.Namespace == c.cfg.Namespace && c.snapshot.sums.observedService(svc).ours {
-				return nil, false // our own objects are never origins, whatever their labels
+			if !ok || isMade(svc) {
+				return nil, false
 			}
 			return trimOrigin(svc, c.cfg.LocalFirstSelector), true
 		},
@@ -141,10 +154,10 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 	}
 	endpoints := kube.WatchConfig[*OriginSlice]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "endpointslices", Object: &discoveryv1.EndpointSlice{},
-		ListWatch: selected(client, slicesOf(metav1.NamespaceAll), selector, c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner)),
+		ListWatch: selected(client, slicesOf(metav1.NamespaceAll), excluding(selector, discoveryv1.LabelManagedBy, managedBy), c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner)),
 		Keep: func(obj runtime.Object) (*OriginSlice, bool) {
 			sl, ok := obj.(*discoveryv1.EndpointSlice)
-			if !ok || local && sl.Namespace == c.cfg.Namespace && sl.Labels[discoveryv1.LabelManagedBy] == managedBy {
+			if !ok || isMadeSlice(sl) {
 				return nil, false
 			}
 			return trimSlice(sl)
