@@ -39,13 +39,14 @@ func controllerRules() []Rule {
 			Find:   nameTaken,
 		},
 		{
-			ID: "service-not-in-order", After: []string{"mirror-not-running", "wrong-ca", "token-refused", "rights-missing", "credentials-missing", "api-away", "api-failing"},
-			Remedy: "docs/service-mirror.md explains each error",
+			ID: "service-not-in-order", After: append([]string{"mirror-not-running", "admission-refuses"}, connecting()...),
+			Remedy: "correct what the error names at the Service, in its own cluster",
+			Fix:    serviceFix,
 			Find:   services,
 		},
 		{
-			ID: "set-not-written", Local: true, After: []string{"policy-not-running"},
-			Remedy: "see docs/troubleshooting.md, \"A network set is empty\"",
+			ID: "set-not-written", Local: true, After: []string{"policy-not-running", "admission-refuses"},
+			Remedy: "Calico's API refuses the network set: correct what the error names, or check that Calico's API server runs",
 			Find:   sets,
 		},
 	}
@@ -192,6 +193,12 @@ func services(f *Facts, found func(Finding)) {
 			for _, cluster := range slices.Sorted(maps.Keys(s.Refused)) {
 				what = append(what, "endpoints of "+cluster+" refused: "+s.Refused[cluster])
 			}
+			if len(s.Foreign) > 0 {
+				what = append(what, "foreign EndpointSlices: "+strings.Join(s.Foreign[:min(len(s.Foreign), maxEvidence)], ", "))
+			}
+			if s.Held != "" {
+				what = append(what, "held: "+s.Held)
+			}
 			if len(what) > 0 {
 				scope := Scope{Cluster: c.Name}
 				if origin, _, _ := strings.Cut(s.Origin, "/"); len(s.Clusters) <= 1 && origin != c.Name {
@@ -200,7 +207,33 @@ func services(f *Facts, found func(Finding)) {
 				found(Finding{scope, "service " + s.Name + " has errors", []Evidence{{strings.Join(what, "; "), m.Source}}})
 			}
 		}
+		for _, r := range m.Value.Rejected {
+			origin, _, _ := strings.Cut(r.Origin, "/")
+			found(Finding{Scope{Cluster: c.Name, Remote: origin}, "a service of " + origin + " isn't mirrored", []Evidence{{r.Origin + " isn't mirrored: " + r.Reason, m.Source}}})
+		}
+		for i := range m.Value.Clusters {
+			if of := &m.Value.Clusters[i]; of.Bounds != "" {
+				found(Finding{Scope{Cluster: c.Name, Remote: of.Name}, "services of " + of.Name + " exceed the limits for it", []Evidence{{of.Name + " isn't mirrored: " + of.Bounds, m.Source}}})
+			}
+		}
 	}
+}
+
+// serviceFix returns the remedy for a service by what is wrong with it.
+func serviceFix(finding Finding) string {
+	for _, known := range []struct{ part, remedy string }{
+		{"its name is taken", "rename the Service that has the name, or use the name with the hash"},
+		{"conflict: ", "give the Services of this name the same ports and the same kind in all clusters"},
+		{" refused: ", "add the endpoints' subnet to SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS if it belongs to that cluster"},
+		{"isn't mirrored: ", "correct what the reason names at the Service in its own cluster, or raise the limit"},
+		{"foreign EndpointSlices", "delete the EndpointSlices that others made for this Service"},
+		{"held: ", "connect the mirror with that cluster again, or remove the cluster with semaphorectl leave"},
+	} {
+		if len(finding.Evidence) > 0 && strings.Contains(finding.Evidence[0].Text, known.part) {
+			return known.remedy
+		}
+	}
+	return ""
 }
 
 func sets(f *Facts, found func(Finding)) {
@@ -214,35 +247,34 @@ func sets(f *Facts, found func(Finding)) {
 	}
 }
 
-// restRules report faults that no earlier rule explains, so that none is left out.
+// follows are the rules that explain a failure of an agent, by the first word of its name.
+var follows = map[string][]string{
+	"publish": {"admission-refuses", "annotations-gone", "key-changed"},
+	"device":  {"device-missing", "port-taken", "subnets-overlap"},
+	"routes":  {"device-missing", "port-taken", "subnets-overlap", "foreign-route"},
+	"peers":   {"device-missing", "port-taken", "subnets-overlap", "node-rejected", "duplicate-key", "pod-subnets-wrong"},
+}
+
+// restRules report faults that no earlier rule explains, so that none is left out. A failure
+// of an agent is explained only by a fault that has to do with it.
 func restRules() []Rule {
-	var all []string
-	for _, rules := range [][]Rule{clusterRules(), apiRules(), nodeRules(), pathRules(), controllerRules(), podRules()} {
-		for i := range rules {
-			if rules[i].ID != "old-agent" {
-				all = append(all, rules[i].ID)
+	ready := func(id, program string, after ...string) Rule {
+		return Rule{ID: id, After: after, Remedy: "find out why these pods aren't ready: kubectl -n sys-semaphore describe pods", Find: func(f *Facts, found func(Finding)) {
+			for _, c := range f.Clusters {
+				if w, _ := c.Workload(program); w.Ready < w.Wanted {
+					found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name), unready(c, program)})
+				}
 			}
-		}
+		}}
 	}
 	return []Rule{
 		{
 			ID:     "agent-failing",
-			After:  all,
-			Remedy: "docs/troubleshooting.md explains most of these errors",
+			Remedy: "correct what the error names on that node; the agent tries again by itself",
 			Find: func(f *Facts, found func(Finding)) {
+				failures(f, found)
 				for c, a := range f.agents() {
 					scope := Scope{Cluster: c.Name, Node: a.Pod.Node}
-					remotes := map[string]bool{}
-					for i := range a.Value.Remotes {
-						remotes[a.Value.Remotes[i].Name] = true
-					}
-					for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
-						scope := scope
-						if remote := lastWord(what); remotes[remote] {
-							scope.Remote = remote
-						}
-						found(Finding{scope, "the agent of " + a.Pod.Node + " fails: " + what, []Evidence{{a.Value.Failing[what], statusOf(a)}}})
-					}
 					if s := a.Value.Filter; s.State != "" && s.State != "enforced" && s.State != "off" {
 						found(Finding{scope, "the source filter isn't enforced on " + a.Pod.Node + ": plaintext packets with remote pods' source addresses aren't dropped", []Evidence{{s.State + " " + s.Error, statusOf(a)}}})
 					}
@@ -252,30 +284,41 @@ func restRules() []Rule {
 				}
 			},
 		},
-		{
-			ID:     "not-ready",
-			After:  append([]string{"agent-failing"}, all...),
-			Remedy: "find out why these pods aren't ready: kubectl -n sys-semaphore describe pods",
-			Find: func(f *Facts, found func(Finding)) {
-				for _, c := range f.Clusters {
-					for _, w := range c.Workloads.Value {
-						if w.Ready < w.Wanted {
-							found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name), []Evidence{{"", c.Workloads.Source}}})
-						}
-					}
-				}
-			},
-		},
-		{
-			ID:     "not-installed",
-			Remedy: "install it with semaphorectl join",
-			Find: func(f *Facts, found func(Finding)) {
-				for _, c := range f.Clusters {
-					if c.Kubernetes.Known() && c.Workloads.Known() && len(c.Workloads.Value) == 0 {
-						found(Finding{Scope{Cluster: c.Name}, "Kube-Semaphore isn't installed in " + c.Name, []Evidence{{"no DaemonSet or Deployment of Kube-Semaphore", c.Workloads.Source}}})
-					}
-				}
-			},
-		},
+		ready("not-ready", survey.WireGuard, append([]string{"agent-failing", "admission-refuses", "device-missing", "subnets-overlap", "port-taken", "annotations-gone", "key-changed"}, agentGone...)...),
+		ready("mirror-not-ready", survey.ServiceMirror, "mirror-not-running", "admission-refuses"),
+		ready("policy-not-ready", survey.NetworkPolicy, "policy-not-running", "admission-refuses"),
 	}
+}
+
+// failures are those of agents' loops.
+func failures(f *Facts, found func(Finding)) {
+	for c, a := range f.agents() {
+		scope := Scope{Cluster: c.Name, Node: a.Pod.Node}
+		remotes := map[string]bool{}
+		for i := range a.Value.Remotes {
+			remotes[a.Value.Remotes[i].Name] = true
+		}
+		for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
+			scope := scope
+			if remote := lastWord(what); remotes[remote] {
+				scope.Remote = remote
+			}
+			word, _, _ := strings.Cut(what, " ")
+			if f.explained(scope, follows[word]...) || admission(a.Value.Failing[what]) {
+				continue
+			}
+			found(Finding{scope, "the agent of " + a.Pod.Node + " fails: " + what, []Evidence{{a.Value.Failing[what], statusOf(a)}}})
+		}
+	}
+}
+
+// unready is evidence about the pods of a program that aren't ready.
+func unready(c *survey.Cluster, program string) []Evidence {
+	all := []Evidence{{"", c.Workloads.Source}}
+	for _, p := range c.Pods.Value {
+		if p.Program == program && !p.Ready && !p.Deleting && len(all) < maxEvidence {
+			all = append(all, Evidence{fmt.Sprintf("%s on %s: %s %s %s", p.Name, p.Node, p.Phase, p.Waiting, p.Ended), c.Kubectl("-n sys-semaphore logs %s --previous", p.Name)})
+		}
+	}
+	return all
 }

@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
@@ -45,17 +46,26 @@ type Finding struct {
 // Rule derives one cause from facts.
 type Rule struct {
 	ID string
-	// Remedy says what to do.
+	// Remedy says what to do, unless Fix does for a finding; nil: it never does.
 	Remedy string
+	Fix    func(Finding) string
 	// After are earlier rules, whose findings explain those of this one in the same scope.
 	After []string
 	// Local is set where no remote can cause these findings, neither by its objects nor by
 	// its behaviour. They also explain faults of the cluster itself.
 	Local bool
-	Find  func(f *Facts, found func(Finding))
+	// Whole is set where findings are about whole clusters, and also explain faults of other
+	// clusters towards them.
+	Whole bool
+	// Mutual is set where a finding between two nodes is the same fault seen from either.
+	Mutual bool
+	// Sum formats several findings as one fault, of what is common to them.
+	Sum  func(here, there string) string
+	Find func(f *Facts, found func(Finding))
 }
 
-// Cause is the cause of faults: all findings of one rule between the same clusters.
+// Cause is the cause of faults: all findings of one rule between the same clusters, or at one
+// node.
 type Cause struct {
 	ID       string     `json:"id"`
 	Where    Scope      `json:"where"`
@@ -102,27 +112,34 @@ func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Trie
 	d := &Diagnosis{Causes: []Cause{}, Unknown: []Open{}}
 	found, anything := map[string]scopes{}, scopes{}
 	causes := newCauses(d, clusters)
+	f.explained = func(s Scope, rules ...string) bool {
+		if !slices.ContainsFunc(rules, func(id string) bool { return found[id].explain(s) }) {
+			return false
+		}
+		d.Consequences++
+		return true
+	}
 	for _, rule := range Rules() {
-		var after []scopes
+		var after []string
 		for _, id := range rule.After {
 			if len(found[id]) > 0 {
-				after = append(after, found[id])
+				after = append(after, id)
 			}
 		}
 		found[rule.ID] = scopes{}
 		rule.Find(f, func(finding Finding) {
-			if slices.ContainsFunc(after, func(p scopes) bool { return p.explain(finding.Scope) }) {
-				d.Consequences++
+			if f.explained(finding.Scope, after...) {
 				return
 			}
-			found[rule.ID].add(finding.Scope, rule.Local)
-			anything.add(finding.Scope, rule.Local)
+			found[rule.ID].add(finding.Scope, rule.Local, rule.Whole)
+			anything.add(finding.Scope, rule.Local, rule.Whole)
 			causes.add(&rule, finding)
 		})
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
 	}
+	causes.finish()
 	d.Unknown = append(d.Unknown, open(f, anything)...)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -143,54 +160,6 @@ func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Trie
 		d.Verdict = Well
 	}
 	return d, nil
-}
-
-// causes groups findings into causes: one for each rule and pair of clusters. All remotes
-// that aren't among the arguments count as one, as a report can have any number of them.
-type causes struct {
-	*Diagnosis
-	asked map[string]bool
-	at    map[cause]int
-}
-
-type cause struct{ rule, cluster, remote string }
-
-func newCauses(d *Diagnosis, clusters []*survey.Cluster) *causes {
-	c := &causes{d, map[string]bool{"": true}, map[cause]int{}}
-	for _, asked := range clusters {
-		c.asked[asked.Name] = true
-	}
-	return c
-}
-
-// add adds a finding as a new cause, or as further evidence of one.
-func (c *causes) add(rule *Rule, finding Finding) {
-	which := cause{rule.ID, finding.Cluster, finding.Remote}
-	if !c.asked[which.remote] {
-		which.remote = anyNode
-	}
-	at, known := c.at[which]
-	if !known {
-		c.at[which] = len(c.Causes)
-		c.Causes = append(c.Causes, Cause{ID: rule.ID, Where: finding.Scope, What: finding.What, Evidence: finding.Evidence, Remedy: rule.Remedy})
-		return
-	}
-	same := &c.Causes[at]
-	for _, field := range []struct {
-		have  *string
-		other string
-	}{{&same.Where.Node, finding.Node}, {&same.Where.Remote, finding.Remote}, {&same.Where.Peer, finding.Peer}} {
-		if *field.have != field.other {
-			*field.have = ""
-		}
-	}
-	for _, e := range append([]Evidence{{Text: finding.What}}, finding.Evidence...) {
-		if len(same.Evidence) >= maxEvidence {
-			same.More++
-			break
-		}
-		same.Evidence = append(same.Evidence, e)
-	}
 }
 
 // open lists what couldn't be checked, except in scopes with a reported fault.
@@ -254,7 +223,11 @@ func open(f *Facts, wrong scopes) []Open {
 			})
 		}
 	}
+	contacts(f, add)
 	for p := range f.Pairs() {
+		if !p.from.Kubernetes.Known() {
+			continue // Everything is unknown, as reported above.
+		}
 		if state := p.state(); state != "up" && state != "down" {
 			add(p.Scope, func() Open {
 				return Open{fmt.Sprintf("the path from %s to %s", p.Node, p.Peer), cmp.Or(p.why(), "no result of probes yet"), p.source}
@@ -280,4 +253,74 @@ func open(f *Facts, wrong scopes) []Open {
 		}
 	}
 	return all
+}
+
+// quiet is the age of an API server's last response after which the state is unknown: API
+// servers send bookmarks about once a minute.
+const quiet = 150 * time.Second
+
+// contacts lists programs that don't know the current state of a remote, and those of which
+// no replica leads.
+func contacts(f *Facts, add func(Scope, func() Open)) {
+	old := func(c *survey.Cluster, at *time.Time) bool {
+		return at == nil || c.Clock.Known() && c.Taken.Add(c.Clock.Value).Sub(*at) > quiet
+	}
+	say := func(s Scope, program, source string, synced bool, last *time.Time) {
+		add(s, func() Open {
+			why := "not read since the start"
+			if synced && last != nil {
+				why = "the last response of its API server was at " + last.UTC().Format(time.RFC3339)
+			}
+			return Open{fmt.Sprintf("%s: whether %s knows the state of %s", s.Cluster, program, s.Remote), why, source}
+		})
+	}
+	for v := range f.views() {
+		if api := &v.remote.API; api.Error == "" && v.remote.Refused == "" && (!api.Synced || old(v.cluster, api.LastContact)) {
+			say(v.Scope, "the agent of "+v.Node, v.source, api.Synced, api.LastContact)
+		}
+	}
+	for c, m := range f.mirrors() {
+		for i := range m.Value.Clusters {
+			for _, w := range m.Value.Clusters[i].Watches {
+				if w.Error == "" && (!w.Synced || old(c, w.LastContact)) {
+					say(Scope{Cluster: c.Name, Remote: m.Value.Clusters[i].Name}, survey.ServiceMirror, m.Source, w.Synced, w.LastContact)
+				}
+			}
+		}
+		if m.Value.Omitted > 0 {
+			add(Scope{Cluster: c.Name}, func() Open {
+				return Open{fmt.Sprintf("%s: %d services", c.Name, m.Value.Omitted), "the report of the mirror doesn't list them", m.Source}
+			})
+		}
+	}
+	for c, p := range f.policies() {
+		for i := range p.Value.Remotes {
+			if r := &p.Value.Remotes[i]; r.API.Error == "" && (!r.API.Synced || old(c, r.API.LastContact)) {
+				say(Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, p.Source, r.API.Synced, r.API.LastContact)
+			}
+		}
+	}
+	for _, c := range f.Clusters {
+		leads := map[string]bool{}
+		for i := range c.Mirrors {
+			leads[survey.ServiceMirror] = leads[survey.ServiceMirror] || c.Mirrors[i].Known() && c.Mirrors[i].Value.Leading
+		}
+		for i := range c.Policies {
+			leads[survey.NetworkPolicy] = leads[survey.NetworkPolicy] || c.Policies[i].Known() && c.Policies[i].Value.Leading
+		}
+		for _, program := range []string{survey.ServiceMirror, survey.NetworkPolicy} {
+			if w, installed := c.Workload(program); installed && w.Wanted > 0 && !leads[program] && c.Pods.Known() {
+				add(Scope{Cluster: c.Name}, func() Open {
+					return Open{c.Name + ": what " + program + " does", "no replica reports that it leads", c.Kubectl("-n sys-semaphore get lease,pods")}
+				})
+			}
+		}
+	}
+	for c, a := range f.agents() {
+		if a.Value.Standby != nil && f.site(c).acting[a.Pod.Node] == a.Value {
+			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, func() Open {
+				return Open{fmt.Sprintf("%s: what the agent of %s does", c.Name, a.Pod.Node), "it stands by, and " + cmp.Or(a.Value.Standby.Holder, "an unknown process") + " is active", a.Source}
+			})
+		}
+	}
 }

@@ -32,6 +32,9 @@ func down(p *survey.Peer, sign string, rx int64) {
 
 func (p *patient) install(program string, ready int32) {
 	p.aws.Workloads.Value = append(p.aws.Workloads.Value, survey.Workload{Kind: "Deployment", Name: program, Wanted: 2, Ready: ready})
+	if program == survey.ServiceMirror && ready > 0 {
+		p.aws.Mirrors = []survey.Reported[survey.Mirror]{{Fact: survey.Fact[*survey.Mirror]{Value: &survey.Mirror{Leading: true}}}}
+	}
 }
 
 func (p *patient) unpublish(node int, key string) {
@@ -205,6 +208,93 @@ func TestCauses(t *testing.T) {
 		}, "clocks-apart", Scope{Cluster: "aws", Node: "aws-1"}},
 		"nothing installed":        {func(p *patient) { p.aws.Workloads.Value = nil }, "not-installed", Scope{Cluster: "aws"}},
 		"a failure without a rule": {func(p *patient) { p.agent(0).Failing["orphans"] = "no" }, "agent-failing", Scope{Cluster: "aws", Node: "aws-1"}},
+		"nothing installed in either": {func(p *patient) {
+			for _, c := range []*survey.Cluster{p.aws, p.gcp} {
+				c.Workloads.Value, c.Pods.Value, c.Agents = nil, nil, nil
+				for n := range c.Nodes.Value {
+					c.Nodes.Value[n].Annotations = map[string]string{}
+				}
+			}
+		}, "not-installed not-installed", Scope{Cluster: "aws"}},
+		"a join that was interrupted": {func(p *patient) {
+			p.gcp.Workloads.Value, p.gcp.Pods.Value, p.gcp.Agents = nil, nil, nil
+			api("open /etc/semaphore/remotes/gcp.token: no such file or directory")(p)
+			for n := range 2 {
+				p.gcp.Nodes.Value[n].Annotations = map[string]string{}
+				p.remote(n).Peers = nil
+			}
+		}, "not-installed", Scope{Cluster: "gcp"}},
+		"a DaemonSet that was deleted": {func(p *patient) {
+			p.install(survey.ServiceMirror, 2)
+			p.aws.Workloads.Value, p.aws.Pods.Value, p.aws.Agents = p.aws.Workloads.Value[1:], nil, nil
+			p.aws.Corefile.Value = "cluster.gcp:53 {\n}\n"
+			for n := range 2 {
+				for peer := range 2 {
+					down(p.back(n, peer), "no_answer", 9)
+				}
+			}
+		}, "not-installed", Scope{Cluster: "aws"}},
+		"a cluster that is dead": {func(p *patient) {
+			*p.gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
+			for n := range 2 {
+				for peer := range 2 {
+					down(p.path(n, peer), "no_answer", 9)
+				}
+			}
+			api("dial tcp 10.66.0.2:6443: connect: connection refused")(p)
+		}, "cluster-away", Scope{Cluster: "gcp"}},
+		"an API server that is down, with a path that is too": {func(p *patient) {
+			*p.gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
+			down(p.path(0, 1), "no_answer", 9)
+			api("dial tcp 10.66.0.2:6443: connect: connection refused")(p)
+		}, "api-away path-down", Scope{Cluster: "aws", Remote: "gcp"}},
+		"one node with a small MTU": {func(p *patient) {
+			for n := range 2 {
+				p.path(n, 0).Path.SmallOnly, p.back(n, 0).Path.SmallOnly = true, true
+			}
+			p.gcp.Agents[0].Value.Remotes[0].Device.LargestMTU = 1320
+		}, "mtu-too-large", Scope{Cluster: "gcp", Node: "gcp-1", Remote: "aws"}},
+		"one blocked port": {func(p *patient) {
+			for n := range 2 {
+				down(p.path(n, 0), "no_answer", 9)
+				down(p.back(n, 0), "no_answer", 9)
+			}
+		}, "path-down", Scope{Cluster: "gcp", Node: "gcp-1", Remote: "aws"}},
+		"an admission policy that refuses annotations": {func(p *patient) {
+			p.unpublish(0, "")
+			p.agent(0).Failing["publish"] = `nodes "aws-1" is forbidden: ValidatingAdmissionPolicy 'no' with binding 'no' denied request: no`
+		}, "admission-refuses", Scope{Cluster: "aws", Node: "aws-1"}},
+		"a webhook that refuses, and a failure without a rule": {func(p *patient) {
+			p.agent(0).Failing["publish"], p.agent(0).Failing["orphans"] = `admission webhook "x" denied the request: no`, "no"
+		}, "admission-refuses agent-failing", Scope{Cluster: "aws", Node: "aws-1"}},
+		"a quota that refuses pods": {func(p *patient) {
+			p.aws.Workloads.Value[0].Ready, p.aws.Pods.Value, p.aws.Agents = 1, p.aws.Pods.Value[1:], p.aws.Agents[1:]
+			p.aws.Warnings.Value = []survey.Event{{Reason: "FailedCreate", About: "DaemonSet/semaphore-wireguard", Message: `pods "x" is forbidden: exceeded quota: q`}}
+		}, "admission-refuses", Scope{Cluster: "aws"}},
+		"an expired certificate":          {api("tls: failed to verify certificate: x509: certificate has expired or is not yet valid: current time"), "certificate-expired", Scope{Cluster: "aws", Remote: "gcp"}},
+		"a name that isn't known":         {api("dial tcp: lookup api.gcp.example on 10.0.0.2:53: no such host"), "api-name-unresolved", Scope{Cluster: "aws", Remote: "gcp"}},
+		"a port that reads like a status": {api("dial tcp 10.66.0.2:4010: connect: connection refused"), "api-away", Scope{Cluster: "aws", Remote: "gcp"}},
+		"another cluster's context": {func(p *patient) {
+			for n := range 2 {
+				p.gcp.Agents[n].Value.Cluster, p.gcp.Agents[n].Value.Remotes = "merit", nil
+				p.gcp.Nodes.Value[n].Annotations = map[string]string{}
+				p.path(n, 0).Path.State, p.path(n, 1).Path.State = "down", "down"
+			}
+		}, "other-cluster", Scope{Cluster: "gcp"}},
+		"a remote that isn't configured": {func(p *patient) {
+			for n := range 2 {
+				p.agent(n).Remotes, p.aws.Nodes.Value[n].Annotations = nil, map[string]string{}
+			}
+		}, "remote-missing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"an agent that fails besides a missing device": {func(p *patient) {
+			p.remote(0).Device.Error, p.agent(0).Failing["device gcp"], p.agent(0).Failing["orphans"] = "x", "x", "no"
+		}, "device-missing agent-failing", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"a mirror that isn't ready besides an agent in a crash loop": {func(p *patient) {
+			p.install(survey.ServiceMirror, 1)
+			p.aws.Corefile.Value, p.aws.Pods.Value[0].Waiting = "cluster.gcp:53 {\n}\n", "CrashLoopBackOff"
+			a := &p.aws.Agents[0]
+			a.Value, a.Err = nil, "the container doesn't run"
+		}, "agent-crash-loop mirror-not-ready", Scope{Cluster: "aws", Node: "aws-1"}},
 		"two independent causes": {func(p *patient) {
 			down(p.path(0, 0), "one_way", 9)
 			down(p.back(0, 0), "no_answer", 9)
@@ -247,9 +337,23 @@ func TestUnknownIsNotWell(t *testing.T) {
 		"an API server that is down": func(p *patient) {
 			*p.gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
 		},
-		"a path without a sign":          func(p *patient) { p.path(0, 0).Path.State = "unknown" },
-		"an unknown state":               func(p *patient) { p.path(0, 0).Path.State = "splendid" },
-		"nodes that can't be read":       func(p *patient) { p.aws.Nodes.Value, p.aws.Nodes.Err = nil, "forbidden" },
+		"a path without a sign":    func(p *patient) { p.path(0, 0).Path.State = "unknown" },
+		"an unknown state":         func(p *patient) { p.path(0, 0).Path.State = "splendid" },
+		"nodes that can't be read": func(p *patient) { p.aws.Nodes.Value, p.aws.Nodes.Err = nil, "forbidden" },
+		"an agent without a response of the API server": func(p *patient) {
+			ago := surveytest.Now.Add(-10 * time.Minute)
+			p.remote(0).API.LastContact = &ago
+		},
+		"an agent that has read nothing yet": func(p *patient) { p.remote(0).API.Synced = false },
+		"an agent on standby without another": func(p *patient) {
+			p.agent(0).Standby = &struct {
+				Holder string `json:"holder"`
+			}{}
+		},
+		"a policy controller that doesn't lead": func(p *patient) {
+			p.policy().Leading = false
+			p.install(survey.NetworkPolicy, 2)
+		},
 		"an agent that has just started": func(p *patient) { p.agent(0).Pending = []string{"routes"} },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -3,9 +3,12 @@ package doctor
 import (
 	"cmp"
 	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
@@ -19,6 +22,9 @@ type Facts struct {
 	// Done, when closed, ends all iterations over reports and pairs, of which there may be
 	// millions.
 	Done <-chan struct{}
+
+	// explained reports whether findings of rules explain a fault, and counts it then.
+	explained func(s Scope, rules ...string) bool
 
 	sites map[*survey.Cluster]*site
 	pairs []Pair
@@ -37,6 +43,9 @@ func (f *Facts) done() bool {
 
 // site indexes the facts of a cluster by node.
 type site struct {
+	// all are the cluster's nodes. If they can't be read, they are those that agents of other
+	// clusters have as peers.
+	all    []survey.Node
 	acting map[string]*survey.Agent
 	status map[string]string // commands that show the agents' reports
 	nodes  map[string]*survey.Node
@@ -47,14 +56,14 @@ func (f *Facts) site(c *survey.Cluster) *site {
 	if s := f.sites[c]; s != nil {
 		return s
 	}
-	s := &site{c.Acting(), map[string]string{}, map[string]*survey.Node{}, map[string]int{}}
+	s := &site{f.nodes(c), c.Acting(), map[string]string{}, map[string]*survey.Node{}, map[string]int{}}
 	for i := range c.Agents {
 		if a := &c.Agents[i]; s.status[a.Pod.Node] == "" {
 			s.status[a.Pod.Node] = statusOf(a)
 		}
 	}
-	for i := range c.Nodes.Value {
-		n := &c.Nodes.Value[i]
+	for i := range s.all {
+		n := &s.all[i]
 		s.nodes[n.Name], s.number[n.Name] = n, i
 	}
 	if f.sites == nil {
@@ -62,6 +71,33 @@ func (f *Facts) site(c *survey.Cluster) *site {
 	}
 	f.sites[c] = s
 	return s
+}
+
+// nodes returns a cluster's nodes. Those of a cluster that can't be read are the peers in
+// the reports of other clusters' agents, of which names are all that is known.
+func (f *Facts) nodes(c *survey.Cluster) []survey.Node {
+	if c.Nodes.Known() && c.Kubernetes.Known() {
+		return c.Nodes.Value
+	}
+	names, widest := map[string]bool{}, 0
+	for other, a := range f.agents() {
+		if r := a.Value.Remote(c.Name); other != c && r != nil {
+			widest = max(widest, len(other.Nodes.Value))
+			for i := range r.Peers {
+				if name := r.Peers[i].Node; len(validation.IsDNS1123Subdomain(name)) == 0 {
+					names[name] = true
+				}
+			}
+		}
+	}
+	if survey.TooMany(len(names), widest) {
+		return nil
+	}
+	var all []survey.Node
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		all = append(all, survey.Node{Name: name})
+	}
+	return all
 }
 
 // status is the command that shows the report of a node's agent.
@@ -102,6 +138,7 @@ type Pair struct {
 	Scope
 	from, to *survey.Cluster
 	node     *survey.Node // the destination
+	first    bool         // it is the first pair of its source node
 	// agent is that of the source node; nil: no report. remote and peer are its view of the
 	// other cluster and node.
 	agent  *survey.Agent
@@ -135,7 +172,7 @@ func (f *Facts) makePairs() {
 		for _, to := range f.Clusters {
 			if from != to {
 				f.first[[2]*survey.Cluster{from, to}] = all
-				all += len(from.Nodes.Value) * len(to.Nodes.Value)
+				all += len(f.site(from).all) * len(f.site(to).all)
 			}
 		}
 	}
@@ -146,8 +183,9 @@ func (f *Facts) makePairs() {
 				continue
 			}
 			back := f.first[[2]*survey.Cluster{to, from}]
-			for i := range from.Nodes.Value {
-				name := from.Nodes.Value[i].Name
+			sources, destinations := f.site(from).all, f.site(to).all
+			for i := range sources {
+				name := sources[i].Name
 				p := Pair{from: from, to: to, agent: f.site(from).acting[name], source: f.status(from, name)}
 				peers := map[string]*survey.Peer{}
 				if p.agent != nil {
@@ -158,10 +196,10 @@ func (f *Facts) makePairs() {
 						peers[p.remote.Peers[j].Node] = &p.remote.Peers[j]
 					}
 				}
-				for j := range to.Nodes.Value {
-					p.node = &to.Nodes.Value[j]
+				for j := range destinations {
+					p.node, p.first = &destinations[j], j == 0
 					p.Scope, p.peer = Scope{from.Name, name, to.Name, p.node.Name}, peers[p.node.Name]
-					p.turn = back + j*len(from.Nodes.Value) + i
+					p.turn = back + j*len(sources) + i
 					f.pairs = append(f.pairs, p)
 				}
 			}
@@ -188,7 +226,7 @@ func (f *Facts) pair(s Scope) *Pair {
 	if !known || !peer {
 		return nil
 	}
-	return &f.pairs[f.first[[2]*survey.Cluster{from, to}]+i*len(to.Nodes.Value)+j]
+	return &f.pairs[f.first[[2]*survey.Cluster{from, to}]+i*len(f.site(to).all)+j]
 }
 
 // state is the state of the path: up, down, unknown, none if the destination isn't a peer,
@@ -321,12 +359,14 @@ var kinds = []struct {
 	rule  string
 	parts []string
 }{
-	{"wrong-ca", []string{"x509: certificate signed by unknown authority", "x509: certificate", "tls: failed to verify"}},
-	{"token-refused", []string{"Unauthorized", "401"}},
+	{"certificate-expired", []string{"x509: certificate has expired or is not yet valid"}},
+	{"wrong-ca", []string{"x509: certificate", "tls: failed to verify"}},
+	{"token-refused", []string{"Unauthorized", "asked for the client to provide credentials"}},
 	{"rights-missing", []string{"forbidden", "Forbidden"}},
 	{"credentials-missing", []string{"no such file", "empty token"}},
+	{"api-name-unresolved", []string{"no such host", "server misbehaving", "Temporary failure in name resolution"}},
 	{"api-away", []string{
-		"connection refused", "i/o timeout", "no route to host", "network is unreachable", "deadline exceeded", "no such host", "EOF",
+		"connection refused", "i/o timeout", "no route to host", "network is unreachable", "deadline exceeded", "EOF",
 		"connection reset", "TLS handshake timeout", "Client.Timeout", "did not answer", "no answer", "context canceled", "connection lost",
 	}},
 }

@@ -102,7 +102,7 @@ func TestExplain(t *testing.T) {
 		{Scope{Cluster: "merit"}, true, pair, false}, {Scope{Cluster: "merit", Remote: "aws"}, true, pair, false},
 	} {
 		wrong := scopes{}
-		wrong.add(tt.root, tt.local)
+		wrong.add(tt.root, tt.local, false)
 		if got := wrong.explain(tt.of); got != tt.want {
 			t.Errorf("%+v (%t) explains %+v: %t", tt.root, tt.local, tt.of, got)
 		}

@@ -65,7 +65,8 @@ func pathRules() []Rule {
 	firewall := "allow UDP from the nodes of the one cluster to the listen ports of the other one's nodes: in firewalls of hosts, security groups of clouds and network policies for hosts"
 	after := append([]string{"peers-outdated", "port-taken"}, unpeered...)
 	blocked := func(id, what string, is func(p, back *Pair) (Scope, bool), after ...string) Rule {
-		return Rule{ID: id, Remedy: firewall, After: after, Find: func(f *Facts, found func(Finding)) {
+		sum := func(here, there string) string { return fmt.Sprintf(what, here, there) }
+		return Rule{ID: id, Remedy: firewall, After: after, Sum: sum, Mutual: id == "udp-blocked", Find: func(f *Facts, found func(Finding)) {
 			seen := map[Scope]bool{}
 			for p := range f.Pairs() {
 				back := f.back(p)
@@ -74,11 +75,7 @@ func pathRules() []Rule {
 					continue
 				}
 				seen[scope] = true
-				evidence := []Evidence{{fmt.Sprintf("%s to %s at %s: %s", p.Node, p.Peer, p.peer.Endpoint, p.sign()), p.source}}
-				if back != nil && back.peer != nil {
-					evidence = append(evidence, Evidence{fmt.Sprintf("%s to %s at %s: %s %s", back.Node, back.Peer, back.peer.Endpoint, back.state(), back.sign()), back.source})
-				}
-				found(Finding{scope, fmt.Sprintf(what, scope.Node, scope.Peer), evidence})
+				found(Finding{scope, fmt.Sprintf(what, scope.Node, scope.Peer), bothWays(p, back)})
 			}
 		}}
 	}
@@ -100,17 +97,26 @@ func pathRules() []Rule {
 			return scope, loss(p, back) == lostBoth
 		}, append([]string{"udp-one-way"}, after...)...),
 		{
-			ID: "mtu-too-large", After: append([]string{"udp-one-way", "udp-blocked"}, after...),
+			ID: "mtu-too-large", Mutual: true,
+			Sum: func(here, there string) string {
+				return fmt.Sprintf("only small packets get through between %s and %s", here, there)
+			},
+			After:  append([]string{"udp-one-way", "udp-blocked"}, after...),
 			Remedy: "set SEMAPHORE_REMOTE_<NAME>_WG_MTU on both sides to the MTU of the path less 80, or allow ICMP \"fragmentation needed\"",
 			Find:   tooLarge,
 		},
 		{
-			ID: "path-down", After: append([]string{"udp-one-way", "udp-blocked"}, after...),
-			Remedy: "compare both agents' status, and find out what drops UDP between these nodes",
+			ID: "path-down", After: append([]string{"udp-one-way", "udp-blocked"}, after...), Mutual: true,
+			Sum: func(here, there string) string {
+				return fmt.Sprintf("no packets get through between %s and %s", here, there)
+			},
+			Remedy: "find out what drops UDP between these nodes: firewalls of hosts, security groups of clouds, network policies for hosts, a missing route. On both: tcpdump -ni any udp port LISTEN_PORT",
 			Find: func(f *Facts, found func(Finding)) {
+				seen := map[Scope]bool{}
 				for p := range f.Pairs() {
-					if s := p.state(); s == "down" || s == "none" {
-						found(Finding{p.Scope, fmt.Sprintf("%s can't reach %s", p.Node, p.Peer), []Evidence{{p.why(), p.source}}})
+					if s := p.state(); (s == "down" || s == "none") && !seen[p.turned()] {
+						seen[p.Scope] = true
+						found(Finding{p.Scope, fmt.Sprintf("%s can't reach %s", p.Node, p.Peer), bothWays(p, f.back(p))})
 					}
 				}
 			},
@@ -123,6 +129,21 @@ func pathRules() []Rule {
 	}
 }
 
+// bothWays is what the agents of two nodes report about the path between them.
+func bothWays(p, back *Pair) []Evidence {
+	var all []Evidence
+	for _, one := range []*Pair{p, back} {
+		switch {
+		case one == nil:
+		case one.peer != nil:
+			all = append(all, Evidence{fmt.Sprintf("%s to %s at %s: %s %s", one.Node, one.Peer, one.peer.Endpoint, one.state(), one.sign()), one.source})
+		case one == p:
+			all = append(all, Evidence{fmt.Sprintf("%s to %s: %s", one.Node, one.Peer, one.why()), one.source})
+		}
+	}
+	return all
+}
+
 func tooLarge(f *Facts, found func(Finding)) {
 	for p := range f.Pairs() {
 		if p.peer == nil {
@@ -132,7 +153,7 @@ func tooLarge(f *Facts, found func(Finding)) {
 		switch {
 		case p.peer.Path != nil && p.peer.Path.SmallOnly:
 			found(Finding{p.Scope, fmt.Sprintf("only small packets get from %s to %s and back", p.Node, p.Peer), []Evidence{{fmt.Sprintf("probes of %d bytes, the MTU of %s, are lost", d.MTU, d.Name), p.source}}})
-		case d.LargestMTU > 0 && d.MTU > d.LargestMTU && p.node == &p.to.Nodes.Value[0]:
+		case d.LargestMTU > 0 && d.MTU > d.LargestMTU && p.first:
 			found(Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, "the MTU of " + d.Name + " on " + p.Node + " is too large", []Evidence{{fmt.Sprintf("it is %d, and the path to %s allows %d", d.MTU, d.NarrowestEndpoint, d.LargestMTU), p.source}}})
 		}
 	}

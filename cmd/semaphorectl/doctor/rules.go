@@ -3,7 +3,9 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
@@ -14,8 +16,8 @@ var agentGone = []string{"node-not-ready", "agent-crash-loop", "agent-missing"}
 // unpeered are the rules that explain why two nodes aren't peers, or can't decrypt each
 // other's packets.
 var unpeered = []string{
-	"node-not-ready", "agent-crash-loop", "agent-missing", "clocks-apart", "subnets-overlap", "annotations-gone", "key-changed",
-	"duplicate-key", "pod-subnets-wrong", "node-rejected", "device-missing", "remote-missing",
+	"cluster-away", "other-cluster", "not-installed", "node-not-ready", "agent-crash-loop", "agent-missing", "clocks-apart", "subnets-overlap", "remote-missing", "admission-refuses", "annotations-gone",
+	"key-changed", "duplicate-key", "pod-subnets-wrong", "node-rejected", "device-missing",
 }
 
 // Rules returns all rules, roots first: findings of a rule can only be explained by earlier
@@ -28,7 +30,18 @@ func Rules() []Rule {
 var rejections = []struct{ rule, reason, remedy string }{
 	{"duplicate-key", "duplicate_key", "two nodes have the same key file, such as clones of one machine image: delete the file of the younger node in /var/lib/semaphore-wireguard and restart its agent"},
 	{"pod-subnets-wrong", "pod_cidr", "set SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS so that it contains the pod prefixes of all of the remote's nodes, and restart the agents"},
-	{"node-rejected", "", "see docs/troubleshooting.md, \"A node is rejected\", for the remedy of each reason"},
+	{"node-rejected", "", "correct what the remote's node publishes, or this cluster's limit for it"},
+}
+
+// rejected are the remedies for the other reasons for which agents reject a node.
+var rejectedFor = map[string]string{
+	"public_key":       "delete the annotation pubKey of that node, so that its agent publishes its key again; a key that equals this node's own was copied with its file",
+	"endpoint":         "check the InternalIP of that node; add a new subnet of the remote's nodes to SEMAPHORE_REMOTE_<NAME>_NODE_SUBNETS",
+	"no_endpoint":      "give one of the two nodes an endpoint that the other one reaches: annotate it with wireguard.semaphore.uw.io/endpoint-address",
+	"duplicate_prefix": "two nodes of the remote publish the same pod prefix: correct spec.podCIDRs there, or delete the Node that no longer exists",
+	"flapping":         "find out in the remote cluster why two nodes publish the same pod address",
+	"too_many_peers":   "raise SEMAPHORE_REMOTE_<NAME>_WG_MAX_PEERS if the remote really has so many nodes",
+	"many_prefixes":    "raise SEMAPHORE_REMOTE_<NAME>_WG_MAX_PREFIXES or _WG_MAX_ALLOWED_IPS if the remote really has so many prefixes",
 }
 
 func nodeRules() []Rule {
@@ -41,12 +54,23 @@ func nodeRules() []Rule {
 			},
 		},
 		{
-			ID: "annotations-gone", Local: true, After: agentGone,
+			ID: "remote-missing", Local: true, After: append([]string{"other-cluster", "not-installed"}, agentGone...),
+			Remedy: "add each cluster to SEMAPHORE_REMOTES of the other one: semaphorectl join with all clusters as arguments does it",
+			Find: func(f *Facts, found func(Finding)) {
+				for p := range f.Pairs() {
+					if p.agent != nil && p.agent.Standby == nil && p.remote == nil && p.first {
+						found(Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, p.why(), []Evidence{{"the agent's report doesn't list it", p.source}}})
+					}
+				}
+			},
+		},
+		{
+			ID: "annotations-gone", Local: true, After: append([]string{"other-cluster", "not-installed", "remote-missing", "admission-refuses"}, agentGone...),
 			Remedy: "the agent publishes them again if its ServiceAccount may patch its node (deploy/wireguard/rbac.yaml); find out what removes them",
 			Find:   annotationsGone,
 		},
 		{
-			ID: "key-changed", Local: true, After: []string{"agent-crash-loop"},
+			ID: "key-changed", Local: true, After: []string{"agent-crash-loop", "admission-refuses"},
 			Remedy: "the agent publishes its key if its ServiceAccount may patch its node (deploy/wireguard/rbac.yaml); delete the annotation to make it publish again",
 			Find:   keyChanged,
 		},
@@ -54,7 +78,11 @@ func nodeRules() []Rule {
 	var before []string
 	for _, r := range rejections {
 		after := append([]string{"annotations-gone", "key-changed", "subnets-overlap"}, before...)
-		rules = append(rules, Rule{ID: r.rule, Remedy: r.remedy, After: after, Find: func(f *Facts, found func(Finding)) { rejected(f, r.reason, found) }})
+		fix := func(finding Finding) string {
+			_, reason, _ := strings.Cut(finding.What, " is rejected: ")
+			return rejectedFor[reason]
+		}
+		rules = append(rules, Rule{ID: r.rule, Remedy: r.remedy, Fix: fix, After: after, Find: func(f *Facts, found func(Finding)) { rejected(f, r.reason, found) }})
 		before = append(before, r.rule)
 	}
 	return append(rules,
@@ -88,18 +116,7 @@ func nodeRules() []Rule {
 			},
 		},
 		Rule{
-			ID: "remote-missing", Local: true, After: agentGone,
-			Remedy: "add each cluster to SEMAPHORE_REMOTES of the other one",
-			Find: func(f *Facts, found func(Finding)) {
-				for p := range f.Pairs() {
-					if p.agent != nil && p.remote == nil && p.node == &p.to.Nodes.Value[0] {
-						found(Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, p.why(), []Evidence{{"the agent's report doesn't list it", p.source}}})
-					}
-				}
-			},
-		},
-		Rule{
-			ID: "peers-outdated", After: []string{"wrong-ca", "token-refused", "rights-missing", "credentials-missing", "api-away", "api-failing"},
+			ID: "peers-outdated", After: connecting(),
 			Remedy: "the agent's log says why it can't read the remote's nodes",
 			Find: func(f *Facts, found func(Finding)) {
 				for p := range f.Pairs() {
@@ -118,6 +135,55 @@ func (f *Facts) eachView(found func(Finding), say func(v *view) (fact, what stri
 	for v := range f.views() {
 		if fact, what := say(v); fact != "" {
 			found(Finding{v.Scope, fmt.Sprintf("%s: %s", v.Node, what), []Evidence{{fact, v.source}}})
+		}
+	}
+}
+
+// admission reports whether an error is that of an admission controller: a policy, a webhook,
+// a quota, or Pod Security. Kubernetes words most of them like missing rights.
+func admission(err string) bool {
+	for _, part := range []string{"ValidatingAdmissionPolicy", "admission webhook", "denied the request", "denied request", "exceeded quota", "violates PodSecurity"} {
+		if strings.Contains(err, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// admissionRefuses finds writes of our programs, and pods of them, that an admission
+// controller refuses.
+func admissionRefuses(f *Facts, found func(Finding)) {
+	say := func(s Scope, err, source string) {
+		if admission(err) {
+			found(Finding{s, s.Cluster + ": an admission controller refuses what our programs write", []Evidence{{err, source}}})
+		}
+	}
+	for c, a := range f.agents() {
+		for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
+			say(Scope{Cluster: c.Name, Node: a.Pod.Node}, a.Value.Failing[what], statusOf(a))
+		}
+	}
+	for c, m := range f.mirrors() {
+		for i := range m.Value.Services {
+			say(Scope{Cluster: c.Name}, m.Value.Services[i].Error, m.Source)
+		}
+	}
+	for c, p := range f.policies() {
+		for i := range p.Value.Remotes {
+			r := &p.Value.Remotes[i]
+			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
+				say(Scope{Cluster: c.Name, Remote: r.Name}, r.Failing[name], p.Source)
+			}
+		}
+	}
+	for _, c := range f.Clusters {
+		for _, e := range c.Warnings.Value {
+			// Events stay for an hour: a workload that is complete is no longer refused.
+			if _, name, _ := strings.Cut(e.About, "/"); e.Reason == "FailedCreate" && slices.ContainsFunc(c.Workloads.Value, func(w survey.Workload) bool {
+				return w.Ready < w.Wanted && strings.HasPrefix(name, w.Name)
+			}) {
+				say(Scope{Cluster: c.Name}, e.Message, c.Warnings.Source)
+			}
 		}
 	}
 }
@@ -181,18 +247,32 @@ func rejected(f *Facts, reason string, found func(Finding)) {
 	}
 }
 
-func apiRules() []Rule {
-	remedies := []struct{ id, what, remedy string }{
-		{"wrong-ca", "its certificate isn't signed by the configured CA", "SEMAPHORE_REMOTE_<NAME>_CA_FILE or _CA_URL must be the CA of that API server, and _API_URL a name or address of its certificate"},
-		{"token-refused", "the token is refused", "hand over a new token with semaphorectl tokens, and check that their renewal works (deploy/tokens)"},
-		{"rights-missing", "the account lacks rights", "apply deploy/remote to that cluster: it contains the roles of its neighbours' accounts"},
-		{"credentials-missing", "its credentials are missing", "hand over a token: semaphorectl tokens"},
-		{"api-away", "its API server doesn't answer", "check that the API server runs and that firewalls let the nodes of this cluster reach SEMAPHORE_REMOTE_<NAME>_API_URL; peers, mirrors and network sets are retained meanwhile"},
-		{"api-failing", "its API server can't be read", "see docs/troubleshooting.md, \"A remote is not synced\""},
+// connections are the rules about connections to API servers of remotes, each with the fault
+// and the remedy.
+var connections = []struct{ id, what, remedy string }{
+	{"certificate-expired", "its certificate has expired, or isn't valid yet", "renew the certificate of that API server, and check the clocks of both sides"},
+	{"wrong-ca", "its certificate isn't signed by the configured CA", "SEMAPHORE_REMOTE_<NAME>_CA_FILE or _CA_URL must be the CA of that API server, and _API_URL a name or address of its certificate"},
+	{"token-refused", "the token is refused", "hand over a new token with semaphorectl tokens, and check that their renewal works (deploy/tokens)"},
+	{"rights-missing", "the account lacks rights", "apply deploy/remote to that cluster: it contains the roles of its neighbours' accounts"},
+	{"credentials-missing", "its credentials are missing", "hand over a token: semaphorectl tokens"},
+	{"api-name-unresolved", "the name of its API server can't be resolved", "check the name in SEMAPHORE_REMOTE_<NAME>_API_URL, and the DNS of the nodes of this cluster"},
+	{"api-away", "its API server doesn't answer", "check that the API server runs and that firewalls let the nodes of this cluster reach SEMAPHORE_REMOTE_<NAME>_API_URL; peers, mirrors and network sets are retained meanwhile"},
+	{"api-failing", "its API server can't be read", "the error is that of the API server, see its log; request the same with the token of the Secret: curl --cacert CA -H \"Authorization: Bearer TOKEN\" API_URL/api/v1/nodes?limit=1"},
+}
+
+// connecting are the IDs of these rules.
+func connecting() []string {
+	all := []string{"cluster-away"}
+	for _, c := range connections {
+		all = append(all, c.id)
 	}
-	rules := make([]Rule, len(remedies))
-	for i, r := range remedies {
-		rules[i] = Rule{ID: r.id, Remedy: r.remedy, Find: func(f *Facts, found func(Finding)) {
+	return all
+}
+
+func apiRules() []Rule {
+	rules := make([]Rule, len(connections))
+	for i, r := range connections {
+		rules[i] = Rule{ID: r.id, Remedy: r.remedy, After: []string{"cluster-away", "not-installed"}, Find: func(f *Facts, found func(Finding)) {
 			for c := range f.connections() {
 				if c.err != "" && kindOf(c.err) == r.id {
 					found(Finding{c.Scope, fmt.Sprintf("%s to %s: %s", c.Cluster, c.Remote, r.what), []Evidence{{c.program + ": " + c.err, c.source}}})
@@ -205,6 +285,29 @@ func apiRules() []Rule {
 
 func clusterRules() []Rule {
 	return []Rule{
+		{
+			ID: "cluster-away", Whole: true,
+			Remedy: "bring the cluster back, or its network. Meanwhile its endpoints are withdrawn: global services go on with those of other clusters, and Services that only it has refuse connections. If it is gone for good, have the others forget it: semaphorectl leave --gone NAME, with the other clusters as arguments",
+			Find:   clusterAway,
+		},
+		{
+			ID: "other-cluster", Whole: true,
+			Remedy: "use the name that the cluster has in SEMAPHORE_CLUSTER_NAME as the argument, with --context NAME=CONTEXT if its kubeconfig context has another name",
+			Find: func(f *Facts, found func(Finding)) {
+				seen := map[*survey.Cluster]bool{}
+				for c, a := range f.agents() {
+					if a.Value.Cluster != "" && a.Value.Cluster != c.Name && !seen[c] {
+						seen[c] = true
+						found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("the cluster of context %s isn't %s: its agents call it %s", c.Context, c.Name, a.Value.Cluster), []Evidence{{"cluster " + a.Value.Cluster, statusOf(a)}}})
+					}
+				}
+			},
+		},
+		{
+			ID: "not-installed", Whole: true,
+			Remedy: "run semaphorectl join with all clusters as arguments: it installs what is missing, and continues an interrupted run",
+			Find:   notInstalled,
+		},
 		{
 			ID:     "clocks-apart",
 			Remedy: "synchronize the machines' clocks with NTP: tokens, certificates and handshakes depend on the time",
@@ -229,7 +332,12 @@ func clusterRules() []Rule {
 			Find:   crashing,
 		},
 		{
-			ID: "agent-missing", After: []string{"node-not-ready", "agent-crash-loop"},
+			ID: "admission-refuses", Local: true,
+			Remedy: "exempt the accounts of sys-semaphore from the admission policy, webhook or quota that the error names: its owner can do that, and rights (RBAC) aren't the cause",
+			Find:   admissionRefuses,
+		},
+		{
+			ID: "agent-missing", After: []string{"node-not-ready", "agent-crash-loop", "admission-refuses"},
 			Remedy: "find out why the DaemonSet creates no pod there; if the node should have none, remove its annotations (semaphorectl leave)",
 			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
@@ -248,6 +356,68 @@ func clusterRules() []Rule {
 				}
 			},
 		},
+	}
+}
+
+// clusterAway finds clusters of which neither the API server answers nor any node: those
+// that no agent of another cluster reaches.
+func clusterAway(f *Facts, found func(Finding)) {
+	type paths struct {
+		up, down int
+		evidence []Evidence
+	}
+	to := map[*survey.Cluster]*paths{}
+	for p := range f.Pairs() {
+		if p.to.Kubernetes.Known() {
+			continue
+		}
+		if to[p.to] == nil {
+			to[p.to] = &paths{}
+		}
+		switch of := to[p.to]; p.state() {
+		case "up":
+			of.up++
+		case "down":
+			if of.down++; len(of.evidence) < maxEvidence-1 {
+				of.evidence = append(of.evidence, bothWays(p, nil)...)
+			}
+		}
+	}
+	for _, c := range f.Clusters {
+		if of := to[c]; of != nil && of.up == 0 && of.down > 0 {
+			what := fmt.Sprintf("%s doesn't answer: neither its API server nor any of its nodes, and all %d paths to them are down", c.Name, of.down)
+			found(Finding{Scope{Cluster: c.Name}, what, append([]Evidence{{c.Kubernetes.Err, c.Kubernetes.Source}}, of.evidence...)})
+		}
+	}
+}
+
+// notInstalled finds clusters without our programs, or without the agents that their nodes
+// or other clusters know.
+func notInstalled(f *Facts, found func(Finding)) {
+	known := map[string]bool{}
+	for c, a := range f.agents() {
+		for i := range a.Value.Remotes {
+			known[c.Name+" "+a.Value.Remotes[i].Name] = true
+		}
+	}
+	for _, c := range f.Clusters {
+		if !c.Kubernetes.Known() || !c.Workloads.Known() {
+			continue
+		}
+		if _, installed := c.Workload(survey.WireGuard); installed {
+			continue
+		}
+		if len(c.Workloads.Value) == 0 {
+			found(Finding{Scope{Cluster: c.Name}, "Kube-Semaphore isn't installed in " + c.Name + ", or not completely", []Evidence{{"no DaemonSet or Deployment of Kube-Semaphore", c.Workloads.Source}}})
+			continue
+		}
+		for _, other := range f.Clusters {
+			published := slices.ContainsFunc(c.Nodes.Value, func(n survey.Node) bool { return annotation(&n, other.Name, "pubKey") != "" })
+			if other != c && (published || known[other.Name+" "+c.Name]) {
+				found(Finding{Scope{Cluster: c.Name}, "the agents' DaemonSet is missing in " + c.Name, []Evidence{{"no DaemonSet " + survey.WireGuard, c.Workloads.Source}}})
+				break
+			}
+		}
 	}
 }
 

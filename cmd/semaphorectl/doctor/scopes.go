@@ -7,6 +7,9 @@ package doctor
 // cluster has nodes.
 type scopes map[[2]string]map[[2]string]bool
 
+// everyNode, as the second cluster, marks a fault of a whole cluster.
+const everyNode = "**"
+
 // anyNode matches any node or cluster. It isn't a valid name of either.
 const anyNode = "*"
 
@@ -15,9 +18,12 @@ const anyNode = "*"
 const maxScopes = 1 << 20
 
 // add adds a scope. That of a local fault, see Rule.Local, also counts for the cluster
-// without the remote.
-func (p scopes) add(s Scope, local bool) {
+// without the remote, and that of a whole cluster, see Rule.Whole, for faults towards it.
+func (p scopes) add(s Scope, local, whole bool) {
 	p.note([2]string{s.Cluster, s.Remote}, s.Node, s.Peer)
+	if whole {
+		p.note([2]string{s.Cluster, everyNode}, "", "")
+	}
 	if local && s.Remote != "" {
 		p.note([2]string{s.Cluster, anyNode}, s.Node, "")
 	}
@@ -43,12 +49,16 @@ func (p scopes) note(clusters [2]string, node, peer string) {
 //	a cluster or its node            of the cluster that are local
 //	a cluster and a remote           of the cluster, with this remote or none
 //	a node and a node of a remote    as above, seen from either side
+//	anything with a remote           of the whole remote
 //
 // A scope without a node means all nodes. Reports of a hostile cluster, or about it, can't
 // explain faults between other clusters or of another cluster alone.
 func (p scopes) explain(s Scope) bool {
 	if s.Remote == "" {
 		return p.have(s.Cluster, "", s.Node, "") || p.have(s.Cluster, anyNode, s.Node, "")
+	}
+	if p.have(s.Remote, everyNode, "", "") {
+		return true
 	}
 	there := func(s Scope) bool {
 		return p.have(s.Cluster, s.Remote, s.Node, s.Peer) || p.have(s.Cluster, "", s.Node, "")
