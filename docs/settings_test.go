@@ -73,6 +73,7 @@ var subjects = map[string]string{
 	"SEMAPHORE_GLOBAL_ROUTING_STRATEGY_LABEL":    "service-mirror.md#global-services",
 	"SEMAPHORE_GLOBAL_LOCAL_MINIMUM":             "service-mirror.md#global-services",
 	"SEMAPHORE_REMOVAL_GRACE":                    "operating.md#removed-remotes",
+	"SEMAPHORE_DEPARTED_REMOTES":                 "operating.md#removed-remotes",
 	"SEMAPHORE_POLICY_LABEL_DOMAIN":              "policy.md#another-mark-another-domain",
 	"SEMAPHORE_POLICY_MANAGED_BY":                "policy.md#another-mark-another-domain",
 	"SEMAPHORE_POLICY_CALICO_API":                "policy.md#calicos-apis",

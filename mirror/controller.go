@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,6 +44,9 @@ type Config struct {
 	// RemovalGrace is the time after the start until services of remotes that are no longer
 	// configured are removed.
 	RemovalGrace time.Duration
+	// Departed are clusters that left in order: they are ignored, also in Remotes, and have no
+	// grace.
+	Departed []string
 	// Workers is the number of concurrent writes per remote. 0: DefaultWorkers.
 	Workers int
 	// WatchMetrics may be nil.
@@ -101,6 +105,7 @@ type Controller struct {
 	sources  []*source
 	local    *localFeeds
 	removeAt time.Time // when services of remotes that are no longer configured are removed
+	departed []string  // configured ones that are ignored
 
 	mu       sync.Mutex
 	snapshot *Snapshot
@@ -123,6 +128,14 @@ func New(cfg Config) *Controller {
 		survey: newSurvey(), over: map[string]string{},
 	}
 	c.metrics.controller = c
+	c.cfg.Remotes = slices.DeleteFunc(slices.Clone(cfg.Remotes), func(r Remote) bool {
+		left := slices.Contains(cfg.Departed, r.Name)
+		if left {
+			c.departed = append(c.departed, r.Name)
+		}
+		return left
+	})
+	cfg = c.cfg
 	clusters, kinds := []clusterConfig{{name: cfg.Cluster, local: true}}, []kind(nil)
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
@@ -139,6 +152,9 @@ func New(cfg Config) *Controller {
 	}
 	sums, local := newSummer(), newLocal(c.trigger.Fire)
 	c.snapshot = newSnapshot(clusters, kinds, local, sums)
+	for _, name := range cfg.Departed {
+		c.snapshot.departed[name] = true
+	}
 	c.snapshot.legacy, c.snapshot.localMinimum = cfg.LegacyEndpoints, cfg.LocalMinimum
 	c.apply = &applier{
 		client: cfg.Client, namespace: cfg.Namespace, sums: sums, local: local, legacy: cfg.LegacyEndpoints,

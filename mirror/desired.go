@@ -344,7 +344,10 @@ func (b *builder) global(w *Service) {
 	candidates := slices.DeleteFunc(slices.Clone(parts), func(pt *part) bool { return pt.remembered })
 	for _, c := range missing {
 		set := s.sets[setID{c, merged}]
-		candidates = append(candidates, &part{cluster: c, remembered: true, stale: set != nil && set.stale, drained: s.drained[c]})
+		if set == nil {
+			w.Former = append(w.Former, c)
+		}
+		candidates = append(candidates, &part{cluster: c, remembered: true, stale: set == nil || set.stale, drained: s.drained[c]})
 	}
 	counting, others := counting(candidates, func(pt *part) bool { return ready(s, pt) > 0 })
 	for _, pt := range others {

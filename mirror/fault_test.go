@@ -394,7 +394,9 @@ func TestMirrorsOfARemovedRemoteAreRetained(t *testing.T) {
 		i.listed(t, webName, func(s ServiceStatus) bool {
 			return s.RemovedAt != nil && time.Until(*s.RemovedAt) > 0 && strings.Contains(s.Held, "aws, which is no longer configured")
 		})
-		leadsTo(t, f.gcp, bothName, "10.4.0.2", "10.6.0.2")
+		// The tunnel to it is likely removed, too.
+		leadsTo(t, f.gcp, bothName, "10.6.0.2")
+		i.listed(t, bothName, func(s ServiceStatus) bool { return s.RemovedAt != nil && strings.Contains(s.Held, "part of aws") })
 		i.stop()
 
 		// With another name the remote is the same: its mirrors keep their addresses.
@@ -412,6 +414,7 @@ func TestMirrorsOfARemovedRemoteAreRetained(t *testing.T) {
 			return nil
 		})
 		leadsTo(t, f.gcp, webName, "10.4.0.1")
+		leadsTo(t, f.gcp, bothName, "10.4.0.2", "10.6.0.2")
 		i.stop()
 
 		f.start(t, without(time.Millisecond))
@@ -422,6 +425,43 @@ func TestMirrorsOfARemovedRemoteAreRetained(t *testing.T) {
 			return nil
 		})
 		leadsTo(t, f.gcp, bothName, "10.6.0.2")
+	})
+}
+
+// TestDepartedRemoteIsIgnored restarts with a remote that left in order and is still configured.
+func TestDepartedRemoteIsIgnored(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		put(t, f.aws, "shop", svc("both", global), [2]string{"both-1", "10.4.0.2"})
+		put(t, f.merit, "shop", svc("both", global), [2]string{"both-1", "10.6.0.2"})
+		const bothName = "gl-shop-73736d-both"
+		merge := func(cfg *Config) {
+			cfg.GlobalSelector, cfg.RemovalGrace = selector(t, globalMark+"=true"), time.Hour
+		}
+		i := f.start(t, merge)
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
+		leadsTo(t, f.gcp, bothName, "10.4.0.2", "10.6.0.2")
+		i.stop()
+		i = f.start(t, func(cfg *Config) {
+			merge(cfg)
+			cfg.Departed = []string{"aws", "another"}
+		})
+		leadsTo(t, f.gcp, bothName, "10.6.0.2")
+		wait(t, "the end of its mirrors and slices", func() error {
+			status := i.Status()
+			if len(status.Former) > 0 || !slices.Equal(status.Departed, []string{"aws"}) {
+				return fmt.Errorf("former %+v, departed %v", status.Former, status.Departed)
+			}
+			return nil
+		})
+		if got := names(f.gcp); !slices.Equal(got, []string{bothName}) {
+			t.Errorf("services %v", got)
+		}
+		i.stop()
+		// Until it is no longer listed as departed.
+		f.start(t, merge)
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
+		leadsTo(t, f.gcp, bothName, "10.4.0.2", "10.6.0.2")
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
@@ -193,5 +194,85 @@ func TestAcceptedOrderCountsBeforeItIsWritten(t *testing.T) {
 	w.says(t, setID{"late", merged}, newOrigin(web, 1, 80, Traits{}))
 	if got, want := w.services[GlobalName(web)].Annotations[annotAccepted], "merit,aws,late"; got != want {
 		t.Errorf("accepted are %s, want %s", got, want)
+	}
+}
+
+// without restarts without a remote, whose grace is not over.
+func (w *world) without(remote string) {
+	before := w.Snapshot
+	var clusters []clusterConfig
+	for _, c := range configs(before) {
+		if c.name != remote {
+			clusters = append(clusters, c)
+		}
+	}
+	w.restart(clusters...)
+	w.setRemoveAt(time.Unix(1e9, 0))
+}
+
+// TestRemovedRemotesEndpointsAreUsedLast removes a remote from the configuration.
+func TestRemovedRemotesEndpointsAreUsedLast(t *testing.T) {
+	aws, merit := setID{"aws", merged}, setID{"merit", merged}
+	both, only := Key{"shop", "web"}, Key{"shop", "only"}
+	sync := func(w *world, all bool) {
+		w.contact(setID{"gcp", merged}, true, false)
+		if !all {
+			return
+		}
+		w.has(aws, both, "s", "10.4.0.1")
+		w.hears(aws, newOrigin(both, 1, 80, Traits{}))
+		w.contact(setID{"aws", mirrored}, true, false)
+	}
+	for _, c := range []struct {
+		name     string
+		departed bool
+		then     func(w *world)
+		// addresses of both services, and of the mirror
+		both, only, mirror []string
+		former             []FormerCluster
+	}{
+		{"nothing else is synced yet", false, func(w *world) { sync(w, false) }, []string{"10.4.0.1", "10.6.0.1"}, []string{"10.6.0.2"}, []string{"10.6.0.3"}, []FormerCluster{{"merit", 1, 3, nil}}},
+		{"another cluster is ready", false, func(w *world) { sync(w, true) }, []string{"10.4.0.1"}, []string{"10.6.0.2"}, []string{"10.6.0.3"}, []FormerCluster{{"merit", 1, 2, nil}}},
+		{"the grace is over", false, func(w *world) { sync(w, true); w.setRemoveAt(time.Time{}) }, []string{"10.4.0.1"}, nil, nil, nil},
+		{"it departed", true, func(w *world) { sync(w, true) }, []string{"10.4.0.1"}, nil, nil, nil},
+		{"it departed, and nothing else is synced yet", true, func(w *world) { sync(w, false) }, []string{"10.4.0.1"}, nil, nil, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld()
+			w.has(aws, both, "s", "10.4.0.1")
+			w.says(t, aws, newOrigin(both, 1, 80, Traits{}))
+			w.has(merit, both, "s", "10.6.0.1")
+			w.has(merit, only, "o", "10.6.0.2")
+			w.says(t, merit, newOrigin(both, 1, 80, Traits{}), newOrigin(only, 1, 80, Traits{}))
+			w.has(setID{"merit", mirrored}, both, "s", "10.6.0.3")
+			w.says(t, setID{"merit", mirrored}, newOrigin(both, 1, 80, Traits{}))
+			w.without("merit")
+			w.departed["merit"] = c.departed
+			c.then(w)
+			w.settle(t)
+			wantLeads(t, w, GlobalName(both), c.both...)
+			wantLeads(t, w, GlobalName(only), c.only...)
+			wantLeads(t, w, Name("c1-x", both), c.mirror...)
+			held := w.survey.services[GlobalName(both)].status
+			if (held.Held != "" && held.RemovedAt != nil) != (c.former != nil) {
+				t.Errorf("held %q, removed at %v", held.Held, held.RemovedAt)
+			}
+			got := (&Controller{snapshot: w.Snapshot}).former()
+			for i := range got {
+				if !got[i].RemovedAt.Equal(w.removeAt) {
+					t.Errorf("removed at %v", got[i].RemovedAt)
+				}
+				got[i].RemovedAt = nil
+			}
+			if diff := cmp.Diff(c.former, got); diff != "" {
+				t.Errorf("former clusters (-want +got):\n%s", diff)
+			}
+			if _, exists := w.services[GlobalName(only)]; exists != (c.only != nil) {
+				t.Errorf("a service of merit alone exists: %v", exists)
+			}
+			if c.departed && w.services[GlobalName(both)].Annotations[annotClusters] != "aws" {
+				t.Errorf("clusters %s", w.services[GlobalName(both)].Annotations[annotClusters])
+			}
+		})
 	}
 }

@@ -14,7 +14,7 @@ type part struct {
 	slices       map[string]*OriginSlice
 	local        bool
 	rank         int  // position in the order of acceptance, from 1; 0: new
-	stale        bool // no contact for StaleAfter
+	stale        bool // no contact for StaleAfter, or no longer configured
 	drained      bool
 	remembered   bool // the local object, for clusters whose state is unknown
 	unconfigured bool // these clusters are no longer configured

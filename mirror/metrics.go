@@ -34,6 +34,7 @@ type Metrics struct {
 	lingering, over                 *prometheus.Desc
 	withdrawn, withdrawnNodes       *prometheus.Desc
 	drained, reports, reportFaults  *prometheus.Desc
+	unconfigured                    *prometheus.Desc
 
 	mu      sync.Mutex
 	watches []watched
@@ -89,6 +90,7 @@ func newMetrics() *Metrics {
 		drained:        desc("cluster_drained", "Whether a cluster says that it is drained.", "cluster"),
 		reports:        desc("path_reports", "Reports of ready local nodes that some path is down."),
 		reportFaults:   desc("path_report_faults", "Reports of paths that don't count, or only in part, because they can't be read."),
+		unconfigured:   desc("unconfigured_objects", "Services and EndpointSlices of a cluster that is no longer configured.", "cluster"),
 		leading:        desc("leader", "Whether this replica writes."),
 	}
 }
@@ -110,7 +112,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.watcherObjects, m.depth, m.unfinished, m.longest, m.services, m.endpoints, m.refused, m.conflicts,
 		m.renamed, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.leading,
-		m.withdrawn, m.withdrawnNodes, m.drained, m.reports, m.reportFaults,
+		m.withdrawn, m.withdrawnNodes, m.drained, m.reports, m.reportFaults, m.unconfigured,
 	} {
 		ch <- d
 	}
@@ -144,6 +146,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.withdrawn, c.withdrawn, cluster)
 		gauge(m.withdrawnNodes, c.withdrawnNodes, cluster)
 		gauge(m.drained, truth(c.drained), cluster)
+	}
+	for _, former := range t.former {
+		gauge(m.unconfigured, former.Services+former.Slices, former.Name)
 	}
 	gauge(m.services, t.global, "")
 	gauge(m.conflicts, t.conflicts)
@@ -195,6 +200,7 @@ type totals struct {
 	global, conflicts, renamed, outdated, failing, blocked int
 	held, lingering, reports, reportFaults                 int
 	leading                                                bool
+	former                                                 []FormerCluster
 }
 
 type clusterTotals struct {

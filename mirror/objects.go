@@ -77,6 +77,8 @@ type Service struct {
 	// endpoints are omitted because they are drained.
 	Outdated bool
 	Drained  []string
+	// Former are clusters of a global service that are no longer configured.
+	Former []string
 	// Hold is the reason for which the service must not be changed yet, and Until the end of
 	// that, if there is one. Keep has slices to retain that aren't desired.
 	Hold  string

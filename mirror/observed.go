@@ -152,7 +152,12 @@ type local struct {
 	members map[string]map[string]struct{}
 	// globals are the names of global services by their origin.
 	globals map[Key]map[string]struct{}
+	// made are the numbers of our objects by the cluster of their origin.
+	made map[string]made
 }
+
+// made are numbers of mirrors, and of slices of mirrors and global services.
+type made struct{ services, slices int }
 
 func newLocal(notify func()) *local {
 	return &local{
@@ -161,6 +166,7 @@ func newLocal(notify func()) *local {
 		endpoints: keep.NewLedger(keep.LedgerConfig[ObservedEndpoints]{Meta: (*ObservedEndpoints).meta, Notify: notify}),
 		members:   map[string]map[string]struct{}{},
 		globals:   map[Key]map[string]struct{}{},
+		made:      map[string]made{},
 	}
 }
 
@@ -170,6 +176,8 @@ func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
 	names, globals = map[string]struct{}{}, map[Key]struct{}{}
 	for _, c := range l.services.Changes() {
 		names[c.Key] = struct{}{}
+		l.countService(c.Before, -1)
+		l.countService(c.After, 1)
 		if before := c.Before; before != nil && before.global {
 			leave(l.globals, before.id.Key, before.Name)
 			globals[before.id.Key] = struct{}{}
@@ -180,6 +188,8 @@ func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
 		}
 	}
 	for _, c := range l.slices.Changes() {
+		l.countSlice(c.Before, -1)
+		l.countSlice(c.After, 1)
 		if c.Before != nil {
 			leave(l.members, c.Before.service, c.Key)
 			names[c.Before.service] = struct{}{}
@@ -194,6 +204,27 @@ func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
 	}
 	delete(names, "")
 	return names, globals
+}
+
+func (l *local) countService(o *ObservedService, n int) {
+	if o != nil && o.ours && !o.global {
+		l.count(o.id.Cluster, made{services: n})
+	}
+}
+
+func (l *local) countSlice(o *ObservedSlice, n int) {
+	if o != nil && o.ours {
+		l.count(o.cluster, made{slices: n})
+	}
+}
+
+func (l *local) count(cluster string, n made) {
+	of := l.made[cluster]
+	if of = (made{of.services + n.services, of.slices + n.slices}); of == (made{}) {
+		delete(l.made, cluster)
+		return
+	}
+	l.made[cluster] = of
 }
 
 func join[K comparable](groups map[K]map[string]struct{}, k K, name string) {

@@ -72,6 +72,8 @@ type Snapshot struct {
 	// removeAt is when services of clusters that are no longer configured are removed; zero:
 	// now.
 	removeAt time.Time
+	// departed are those of them that left in order: theirs are removed at once.
+	departed map[string]bool
 	// legacy: Endpoints are written as well.
 	legacy bool
 	paths  *pathTable
@@ -88,7 +90,7 @@ type Snapshot struct {
 
 // newSnapshot returns an empty snapshot with the given kinds.
 func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summer) *Snapshot {
-	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: newPathTable(), drained: map[string]bool{}}
+	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: newPathTable(), drained: map[string]bool{}, departed: map[string]bool{}}
 	for _, c := range clusters {
 		s.clusters[c.name] = true
 		for _, k := range kinds {
@@ -247,10 +249,19 @@ func (s *Snapshot) unknown(cluster string, k kind) (why string, until time.Time)
 	switch set := s.sets[setID{cluster, k}]; {
 	case set != nil && !set.synced:
 		return cluster + ", which has not synced since start", time.Time{}
-	case set == nil && !s.removeAt.IsZero():
-		return cluster + ", which is no longer configured", s.removeAt
+	case set == nil && !s.removal(cluster).IsZero():
+		return cluster + ", which is no longer configured", s.removal(cluster)
 	}
 	return "", time.Time{}
+}
+
+// removal returns when objects of a cluster that is no longer configured are removed; zero:
+// now.
+func (s *Snapshot) removal(cluster string) time.Time {
+	if s.departed[cluster] {
+		return time.Time{}
+	}
+	return s.removeAt
 }
 
 // clusterOf returns the cluster of a mirror: that of its annotation, or, if that isn't
@@ -296,7 +307,9 @@ func (s *Snapshot) want(m *Memo, name string) (Service, Observed) {
 		w.family = familyOf(have.Service)
 		w.endpointsSum = s.sums.endpoints(w.endpoints("", w.family))
 	}
-	w.Hold, w.Until = s.hold(have.Service, planned)
+	if w.Hold, w.Until = s.hold(have.Service, planned); len(w.Former) > 0 {
+		w.Until = s.removeAt
+	}
 	for slice, o := range have.Slices {
 		if o.ours && s.keeps(planned, o) {
 			w.Keep = append(w.Keep, slice)
@@ -349,7 +362,7 @@ func (s *Snapshot) keeps(want *Service, o *ObservedSlice) bool {
 	}
 	for _, k := range []kind{mirrored, merged} {
 		set := s.sets[setID{o.cluster, k}]
-		if set != nil && !set.synced || !s.clusters[o.cluster] && !s.removeAt.IsZero() {
+		if set != nil && !set.synced || !s.clusters[o.cluster] && !s.removal(o.cluster).IsZero() {
 			return true
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -19,7 +20,11 @@ type Status struct {
 	Services []ServiceStatus `json:"services"`
 	// Rejected are origins that are not copied.
 	Rejected []RejectedStatus `json:"rejected"`
-	Paths    PathStatus       `json:"paths"`
+	// Former are clusters that are no longer configured, and of which objects are left.
+	// Departed are configured ones that are ignored because they left.
+	Former   []FormerCluster `json:"former,omitempty"`
+	Departed []string        `json:"departed,omitempty"`
+	Paths    PathStatus      `json:"paths"`
 	// Omitted is the number of entries beyond maxListed.
 	Omitted int `json:"omitted,omitempty"`
 }
@@ -72,6 +77,16 @@ type ServiceStatus struct {
 	Error     string     `json:"error,omitempty"`
 }
 
+// FormerCluster is a cluster that is no longer configured.
+type FormerCluster struct {
+	Name string `json:"name"`
+	// Services are its mirrors, Slices those and its part of global services.
+	Services int `json:"services"`
+	Slices   int `json:"slices"`
+	// RemovedAt is when they are removed; nil: now.
+	RemovedAt *time.Time `json:"removedAt,omitempty"`
+}
+
 // RejectedStatus is one origin that is not copied.
 type RejectedStatus struct {
 	Origin string `json:"origin"`
@@ -90,10 +105,28 @@ func (c *Controller) Status() Status {
 	s.Services, s.Omitted = cut(s.Services, s.Omitted)
 	s.Rejected, s.Omitted = cut(s.Rejected, s.Omitted)
 	c.mu.Lock()
-	s.Paths = c.pathStatus()
+	s.Paths, s.Former, s.Departed = c.pathStatus(), c.former(), c.departed
 	c.mu.Unlock()
 	s.Paths.Withdrawn, s.Omitted = cut(s.Paths.Withdrawn, s.Omitted)
+	s.Former, s.Omitted = cut(s.Former, s.Omitted)
 	return s
+}
+
+// former returns the clusters that are no longer configured. Callers hold mu.
+func (c *Controller) former() []FormerCluster {
+	var all []FormerCluster
+	s := c.snapshot
+	for _, name := range slices.Sorted(maps.Keys(s.local.made)) {
+		if name == "" || s.clusters[name] {
+			continue
+		}
+		of := FormerCluster{Name: name, Services: s.local.made[name].services, Slices: s.local.made[name].slices}
+		if at := s.removal(name); !at.IsZero() {
+			of.RemovedAt = &at
+		}
+		all = append(all, of)
+	}
+	return all
 }
 
 // survey is the status of all services, updated incrementally, so that requests for the
@@ -129,6 +162,9 @@ func (y *survey) note(have *Observed, w *Service) {
 	}
 	if !w.Until.IsZero() {
 		e.RemovedAt = &w.Until
+	}
+	if e.Held == "" && len(w.Former) > 0 {
+		e.Held = "part of " + strings.Join(w.Former, ", ") + ", no longer configured, whose endpoints are used only while no other cluster has a ready one"
 	}
 	if o := have.Service; e.Held == "" && o != nil && o.ours && o.going {
 		e.Held = "being deleted, and waiting for a finalizer"
@@ -176,6 +212,7 @@ func (c *Controller) totals() totals {
 	}
 	t.clusters = map[string]clusterTotals{}
 	t.reports, t.reportFaults = len(c.snapshot.paths.counted), len(c.local.faults)
+	t.former, _ = cut(c.former(), 0)
 	withdrawn := c.snapshot.paths.withdrawnNodes()
 	for _, id := range c.snapshot.order {
 		of := c.survey.totals.clusters[id.cluster]

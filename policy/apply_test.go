@@ -441,6 +441,23 @@ func TestSetsOfAClusterThatIsNotConfiguredAreRemovedAfterAGrace(t *testing.T) {
 	}
 }
 
+// TestSetsOfADepartedClusterAreRemovedAtOnce starts with sets of clusters that left in order:
+// one is no longer configured, the other one still is.
+func TestSetsOfADepartedClusterAreRemovedAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sets := kubetest.NewAPI()
+		for _, cluster := range []string{"old", "older", "merit"} {
+			s := networkSetNamed("a", labelsOf("a"), "10.9.0.1/32")
+			s.Name, s.Labels[domain().Domain+"/cluster"] = cluster+"-ns-a", cluster
+			putSet(t, sets, s)
+		}
+		r := startRig(t, sets, func(cfg *Config) { cfg.Departed = []string{"old", "merit"} })
+		r.putOf(t, "merit", "p", "a", "10.6.0.1")
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"older-ns-a": "10.9.0.1/32", "merit-ns-a": "10.6.0.1/32"})
+	})
+}
+
 // TestLocalServerFromABackup restores network sets from a backup: versions go back, and no watch
 // shows that.
 func TestLocalServerFromABackup(t *testing.T) {

@@ -30,8 +30,10 @@ type Config struct {
 	// the watch missed a change; 0: never.
 	FullResyncPeriod time.Duration
 	// RemovalGrace is the time after which sets of a cluster that isn't configured are
-	// removed. KeepStrays retains them: another process may manage them.
+	// removed, unless it is one of Departed, which left in order. KeepStrays retains them:
+	// another process may manage them.
 	RemovalGrace time.Duration
+	Departed     []string
 	KeepStrays   bool
 	// ShardSize is the maximum number of nets per object; 0: DefaultShardSize.
 	ShardSize int

@@ -77,7 +77,7 @@ func (c *Controller) Status() Status {
 		}
 		status.Unconfigured[cluster] = len(s.objects)
 		if c.removes(cluster) {
-			status.RemovedAt[cluster] = s.since.Add(c.RemovalGrace)
+			status.RemovedAt[cluster] = s.since.Add(c.grace(cluster))
 		}
 	}
 	c.mu.Unlock()

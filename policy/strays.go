@@ -11,7 +11,7 @@ import (
 
 // strays are our network sets of a cluster that isn't configured, usually a remote that was
 // removed from the configuration. They are removed after RemovalGrace, so that a mistake in
-// the configuration can be fixed. Sets without a cluster label stay, as their owner is
+// the configuration can be fixed, or at once if the cluster left in order. Sets without a cluster label stay, as their owner is
 // unknown.
 type strays struct {
 	since   time.Time // when the first one was observed
@@ -32,7 +32,7 @@ func (c *Controller) strayed(ctx context.Context, change kube.Change[Observed], 
 	if is {
 		if c.strays[cluster] == nil {
 			c.strays[cluster] = &strays{since: now, objects: map[string]Identity{}}
-			c.Logger.WarnContext(ctx, "network sets of a cluster that is not configured", "remote", cluster, "removed", c.removes(cluster), "after", c.RemovalGrace)
+			c.Logger.WarnContext(ctx, "network sets of a cluster that is not configured", "remote", cluster, "removed", c.removes(cluster), "after", c.grace(cluster))
 		}
 		c.strays[cluster].objects[change.Key] = change.After.Identity
 		if c.removes(cluster) {
@@ -51,8 +51,16 @@ func (c *Controller) strayed(ctx context.Context, change kube.Change[Observed], 
 // removes reports whether sets of a cluster that isn't configured are removed.
 func (c *Controller) removes(cluster string) bool { return !c.KeepStrays && cluster != "" }
 
-// removeStray removes the objects of a set of a cluster that isn't configured, after
-// RemovalGrace.
+// grace returns the time until sets of a cluster that isn't configured are removed.
+func (c *Controller) grace(cluster string) time.Duration {
+	if slices.Contains(c.Departed, cluster) {
+		return 0
+	}
+	return c.RemovalGrace
+}
+
+// removeStray removes the objects of a set of a cluster that isn't configured, after its
+// grace.
 func (c *Controller) removeStray(ctx context.Context, id Identity) error {
 	c.mu.Lock()
 	s := c.strays[id.Cluster]
@@ -60,7 +68,7 @@ func (c *Controller) removeStray(ctx context.Context, id Identity) error {
 		c.mu.Unlock()
 		return nil
 	}
-	left := time.Until(s.since.Add(c.RemovalGrace))
+	left := time.Until(s.since.Add(c.grace(id.Cluster)))
 	var names []string
 	for name, of := range s.objects {
 		if of == id {

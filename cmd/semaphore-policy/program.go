@@ -85,6 +85,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 		Remotes:          remotes,
 		FullResyncPeriod: cfg.FullResyncPeriod,
 		RemovalGrace:     cfg.RemovalGrace,
+		Departed:         cfg.Departed,
 		// The flags of the original mean a process for each remote: strays may be another's.
 		KeepStrays: cfg.ClusterName == "",
 		Events:     events,

@@ -23,11 +23,12 @@ func showReport(p *report.Page, rep *policyReport) {
 	p.Line("cluster %s, Calico's API %s", rep.Cluster, rep.CalicoAPI)
 	p.Replica(rep.Leading, rep.Leader, "failures", rep.ElectionError)
 	for _, cluster := range slices.Sorted(maps.Keys(rep.Unconfigured)) {
-		fate := "left alone"
+		show, fate := p.Line, "left alone"
 		if at, goes := rep.RemovedAt[cluster]; goes {
-			fate = fmt.Sprintf("removed in %v", max(0, time.Until(at)).Round(time.Second))
+			// They still let its pods in.
+			show, fate = p.Wrong, fmt.Sprintf("removed in %v", max(0, time.Until(at)).Round(time.Second))
 		}
-		p.Line("%d sets are of cluster %s, which is not configured: %s", rep.Unconfigured[cluster], cluster, fate)
+		show("%d sets are of cluster %s, which is not configured: %s", rep.Unconfigured[cluster], cluster, fate)
 	}
 	p.Failures(rep.NotServed)
 	p.Watch("network sets", rep.Sets.Synced, rep.Sets.LastContact, rep.Sets.Error)

@@ -69,7 +69,7 @@ func TestStatusSaysWhenSetsOfAnUnconfiguredClusterGo(t *testing.T) {
 	rep := wellReport()
 	rep.RemovedAt = map[string]time.Time{"old": reporttest.Now.Add(-time.Second)}
 	got := reporttest.Run(t, statusCommand(), rep)
-	if got.Code != 0 || !strings.Contains(got.Stdout, "\n3 sets are of cluster old, which is not configured: removed in 0s\n") {
+	if got.Code != 1 || !strings.Contains(got.Stdout, "\n  3 sets are of cluster old, which is not configured: removed in 0s\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -23,10 +24,10 @@ func main() {
 	os.Exit(program.Main(os.Args[1:]))
 }
 
-// load loads the settings, with warnings about service prefixes.
+// load loads the settings, with warnings about service prefixes and ignored remotes.
 func load(args []string) (cfg config.Mirror, warnings []string, err error) {
 	cfg, warnings, err = config.LoadMirror(args)
-	return cfg, append(warnings, prefixWarnings(cfg.Remotes)...), err
+	return cfg, slices.Concat(warnings, prefixWarnings(cfg.Remotes), ignoredWarnings(&cfg)), err
 }
 
 func serve(cfg config.Mirror, log *slog.Logger) error {

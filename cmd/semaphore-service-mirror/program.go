@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -54,7 +55,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	settings := mirror.Config{
 		Cluster: cfg.ClusterName, Namespace: cfg.MirrorNamespace, Client: client,
 		LocalMinimum: cfg.LocalMinimum, ReportNamespace: cmp.Or(cfg.Namespace, cfg.MirrorNamespace),
-		LegacyEndpoints: cfg.LegacyEndpoints, RemovalGrace: cfg.RemovalGrace, WatchMetrics: watches, Logger: log,
+		LegacyEndpoints: cfg.LegacyEndpoints, RemovalGrace: cfg.RemovalGrace, Departed: cfg.Departed, WatchMetrics: watches, Logger: log,
 	}
 	for _, s := range []struct {
 		text string
@@ -161,6 +162,17 @@ func prefixWarnings(remotes []config.Remote) []string {
 					"service prefixes %q of %s and %q of %s: a namespace of %s can give its mirrors names that those of %s would have, and keeps those that are free",
 					a.ServicePrefix, a.Name, b.ServicePrefix, b.Name, a.Name, b.Name))
 			}
+		}
+	}
+	return warnings
+}
+
+// ignoredWarnings returns a warning for each remote that is configured although it left.
+func ignoredWarnings(cfg *config.Mirror) []string {
+	var warnings []string
+	for i := range cfg.Remotes {
+		if name := cfg.Remotes[i].Name; slices.Contains(cfg.Departed, name) {
+			warnings = append(warnings, fmt.Sprintf("remote %s is ignored, because it is in SEMAPHORE_DEPARTED_REMOTES as well", name))
 		}
 	}
 	return warnings

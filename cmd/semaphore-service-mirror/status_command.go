@@ -34,6 +34,16 @@ func showReport(p *report.Page, rep *mirrorReport) {
 		showCluster(p, clusters, &rep.Clusters[i])
 	}
 	showPaths(p, rep)
+	for _, f := range rep.Former {
+		when := "now"
+		if f.RemovedAt != nil {
+			when = "in " + f.RemovedAt.Sub(p.Now).Round(time.Second).String()
+		}
+		p.Wrong("cluster %s is no longer configured: its objects (Services: %d, EndpointSlices: %d) are removed %s", f.Name, f.Services, f.Slices, when)
+	}
+	for _, name := range rep.Departed {
+		p.Wrong("cluster %s is ignored: it is in SEMAPHORE_DEPARTED_REMOTES as well as in SEMAPHORE_REMOTES", name)
+	}
 	services := p.Table("SERVICE", "ORIGIN", "WHAT", "DETAIL")
 	var wrong []string
 	for i := range rep.Services {

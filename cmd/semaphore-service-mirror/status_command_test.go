@@ -74,7 +74,7 @@ func TestStatusOfAClusterThatIsNotHeard(t *testing.T) {
 }
 
 func TestStatusSaysWhatIsWrong(t *testing.T) {
-	before := reporttest.Now.Add(-time.Hour)
+	before, later := reporttest.Now.Add(-time.Hour), reporttest.Now.Add(time.Minute)
 	for _, c := range []struct {
 		name  string
 		spoil func(*mirrorReport)
@@ -133,6 +133,18 @@ aws/a/external  type ExternalName
 
 7 more services are not listed
 `,
+		},
+		{
+			"clusters that were removed",
+			func(rep *mirrorReport) {
+				rep.Former = []mirror.FormerCluster{{Name: "merit", Services: 2, Slices: 3, RemovedAt: &later}, {Name: "old", Slices: 1}}
+				rep.Departed = []string{"aws"}
+			},
+			[]string{
+				"cluster merit is no longer configured: its objects (Services: 2, EndpointSlices: 3) are removed in 1m0s",
+				"cluster old is no longer configured: its objects (Services: 0, EndpointSlices: 1) are removed now",
+				"cluster aws is ignored: it is in SEMAPHORE_DEPARTED_REMOTES as well as in SEMAPHORE_REMOTES",
+			}, "",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

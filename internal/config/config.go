@@ -191,18 +191,25 @@ type agentSources struct {
 	Namespace string `envconfig:"NAMESPACE" is:"label" desc:"namespace of Events (default: the pod's)"`
 }
 
+// Removal configures the removal of the objects of remotes that are no longer configured.
+type Removal struct {
+	RemovalGrace time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"time after the start of the program until mirrors and network sets of a remote that is no longer configured are removed (0: at once)"`
+	// Departed may be in Remotes as well, until the agents no longer need them there.
+	Departed []string `envconfig:"DEPARTED_REMOTES" desc:"names of clusters that left in order, comma-separated: semaphore-service-mirror ignores them, also in SEMAPHORE_REMOTES, and removes their mirrors and endpoints at once; semaphore-policy removes their network sets at once when they are no longer in SEMAPHORE_REMOTES"`
+}
+
 // Mirror configures semaphore-service-mirror.
 type Mirror struct {
 	Base
-	LeaderElection       bool          `envconfig:"LEADER_ELECTION" default:"true" desc:"whether replicas elect a leader; only the leader writes"`
-	Namespace            string        `envconfig:"NAMESPACE" is:"label" desc:"namespace of the leader election's Lease and of the agents' path reports (default: the pod's)"`
-	MirrorNamespace      string        `envconfig:"MIRROR_NAMESPACE" is:"label" flag:"mirror-ns" file:"global.mirrorNamespace" desc:"namespace of the mirrors (default: the pod's)"`
-	MirrorSelector       string        `envconfig:"MIRROR_SELECTOR" is:"selector" flag:"mirror-svc-label-selector,label-selector" file:"global.mirrorSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/mirror-service=true" desc:"label selector of services to mirror (empty: none)"`
-	GlobalSelector       string        `envconfig:"GLOBAL_SELECTOR" is:"selector" flag:"global-svc-label-selector" file:"global.globalSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/global-service=true" desc:"label selector of global services (empty: none)"`
-	RoutingStrategyLabel string        `envconfig:"GLOBAL_ROUTING_STRATEGY_LABEL" is:"selector" flag:"global-svc-routing-strategy-label" file:"global.globalSvcRoutingStrategyLabel" empty:"off" default:"mirror.semaphore.uw.io/global-service-routing-strategy=local-first" desc:"label selector of global services that prefer local endpoints (empty: none)"`
-	LocalMinimum         int           `envconfig:"GLOBAL_LOCAL_MINIMUM" default:"1" range:"1,1000000" desc:"minimum number of ready local endpoints for a global service to prefer them; a label of the service overrides it"`
-	LegacyEndpoints      bool          `envconfig:"MIRROR_LEGACY_ENDPOINTS" default:"false" desc:"whether to write objects of the deprecated Endpoints API as well"`
-	RemovalGrace         time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"time after the start of the program until mirrors of a remote that is no longer configured are removed (0: at once)"`
+	LeaderElection       bool   `envconfig:"LEADER_ELECTION" default:"true" desc:"whether replicas elect a leader; only the leader writes"`
+	Namespace            string `envconfig:"NAMESPACE" is:"label" desc:"namespace of the leader election's Lease and of the agents' path reports (default: the pod's)"`
+	MirrorNamespace      string `envconfig:"MIRROR_NAMESPACE" is:"label" flag:"mirror-ns" file:"global.mirrorNamespace" desc:"namespace of the mirrors (default: the pod's)"`
+	MirrorSelector       string `envconfig:"MIRROR_SELECTOR" is:"selector" flag:"mirror-svc-label-selector,label-selector" file:"global.mirrorSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/mirror-service=true" desc:"label selector of services to mirror (empty: none)"`
+	GlobalSelector       string `envconfig:"GLOBAL_SELECTOR" is:"selector" flag:"global-svc-label-selector" file:"global.globalSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/global-service=true" desc:"label selector of global services (empty: none)"`
+	RoutingStrategyLabel string `envconfig:"GLOBAL_ROUTING_STRATEGY_LABEL" is:"selector" flag:"global-svc-routing-strategy-label" file:"global.globalSvcRoutingStrategyLabel" empty:"off" default:"mirror.semaphore.uw.io/global-service-routing-strategy=local-first" desc:"label selector of global services that prefer local endpoints (empty: none)"`
+	LocalMinimum         int    `envconfig:"GLOBAL_LOCAL_MINIMUM" default:"1" range:"1,1000000" desc:"minimum number of ready local endpoints for a global service to prefer them; a label of the service overrides it"`
+	LegacyEndpoints      bool   `envconfig:"MIRROR_LEGACY_ENDPOINTS" default:"false" desc:"whether to write objects of the deprecated Endpoints API as well"`
+	Removal
 }
 
 // Values of Policy.CalicoAPI.
@@ -224,7 +231,7 @@ type Policy struct {
 	CalicoAPI          string        `envconfig:"POLICY_CALICO_API" default:"auto" oneof:"auto,v3,v1" desc:"version of the Calico API for network sets: auto, v3 or v1"`
 	IncludeHostNetwork bool          `envconfig:"POLICY_INCLUDE_HOST_NETWORK" default:"false" desc:"whether network sets include pods on the host network, with the addresses of their nodes"`
 	FullResyncPeriod   time.Duration `envconfig:"POLICY_FULL_RESYNC_PERIOD" flag:"full-store-resync-period" default:"1h" desc:"interval at which all network sets are compared with the cluster (0: never)"`
-	RemovalGrace       time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"time after the start of the program until network sets of a remote that is no longer configured are removed (0: at once)"`
+	Removal
 }
 
 // Tokens configures semaphore-tokens.

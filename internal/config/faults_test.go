@@ -111,6 +111,13 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 				`SEMAPHORE_REMOVAL_GRACE: "later" is not a duration such as 30s, 10m or 1h, or 0`,
 			},
 		},
+		"departed remotes that are no names": {
+			mirrorError, []string{"SEMAPHORE_DEPARTED_REMOTES", "gcp,,No_Name"}, nil,
+			[]string{
+				`SEMAPHORE_DEPARTED_REMOTES: "" is not a valid cluster name: `,
+				`SEMAPHORE_DEPARTED_REMOTES: "No_Name" is not a valid cluster name: `,
+			},
+		},
 		"pod subnets missing": {
 			wireguardError, []string{gcp + "POD_SUBNETS", "-"}, nil,
 			[]string{gcp + "POD_SUBNETS: required: the pod subnets of gcp, such as 10.4.0.0/16"},

@@ -199,7 +199,7 @@ func TestMirrorFromEnvironment(t *testing.T) {
 		RoutingStrategyLabel: "mirror.semaphore.uw.io/global-service-routing-strategy=local-first",
 		LocalMinimum:         1,
 		LegacyEndpoints:      true,
-		RemovalGrace:         10 * time.Minute,
+		Removal:              Removal{RemovalGrace: 10 * time.Minute},
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -207,7 +207,8 @@ func TestMirrorFromEnvironment(t *testing.T) {
 }
 
 func TestPolicyFromEnvironment(t *testing.T) {
-	setenv(t, env("SEMAPHORE_POLICY_CALICO_API", "V3", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD", "0", "SEMAPHORE_REMOVAL_GRACE", "1h"))
+	setenv(t, env("SEMAPHORE_POLICY_CALICO_API", "V3", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD", "0",
+		"SEMAPHORE_REMOVAL_GRACE", "1h", "SEMAPHORE_DEPARTED_REMOTES", "merit, gcp"))
 	got, warnings, err := LoadPolicy(nil)
 	if err != nil || len(warnings) > 0 {
 		t.Fatalf("warnings %q, error %v", warnings, err)
@@ -219,7 +220,7 @@ func TestPolicyFromEnvironment(t *testing.T) {
 		LabelDomain:    "policy.semaphore.uw.io",
 		ManagedBy:      "semaphore-policy",
 		CalicoAPI:      CalicoAPIV3,
-		RemovalGrace:   time.Hour,
+		Removal:        Removal{time.Hour, []string{"merit", "gcp"}},
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -327,7 +328,7 @@ func TestPolicyFlagsOfTheOriginal(t *testing.T) {
 		ManagedBy:        "semaphore-policy",
 		CalicoAPI:        CalicoAPIAuto,
 		FullResyncPeriod: 30 * time.Minute,
-		RemovalGrace:     10 * time.Minute,
+		Removal:          Removal{RemovalGrace: 10 * time.Minute},
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

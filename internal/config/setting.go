@@ -124,6 +124,8 @@ func (s *setting) decode(f *faults) {
 		*field = f.bytes(s.origin, text, s.list("range"))
 	case *time.Duration:
 		*field = f.duration(s.origin, text)
+	case *[]string:
+		*field = f.clusters(s.origin, text)
 	case *[]netip.Prefix:
 		*field = f.subnets(s.origin, text, s.tag.Get("holds"))
 	}

@@ -88,6 +88,20 @@ func (f *faults) fingerprints(origin, text string) string {
 	return strings.Join(all, ",")
 }
 
+// clusters parses a comma-separated list of names of clusters.
+func (f *faults) clusters(origin, text string) []string {
+	var all []string
+	for item := range strings.SplitSeq(text, ",") {
+		name, err := cluster.ParseName(strings.TrimSpace(item))
+		if err != nil {
+			f.add(origin, "%w", err)
+			continue
+		}
+		all = append(all, string(name))
+	}
+	return all
+}
+
 func (f *faults) oneOf(origin, text string, values []string) string {
 	lower := strings.ToLower(text)
 	if !slices.Contains(values, lower) {
