@@ -65,7 +65,7 @@ func TestExitCodes(t *testing.T) {
 		"a line in a name":    {[]string{"do", "x"}, errors.Join(fmt.Errorf("delete %s: %w", "a\nmerit: all is well", errors.New("no"))), ExitFailed, "✗ delete a; merit: all is well: no\n"},
 		"joined and wrapped":  {[]string{"do", "x"}, Hint(fmt.Errorf("tokens: %w", errors.Join(errors.New("one"), errors.New("two"))), "again"), ExitFailed, "✗ tokens: one\n✗ tokens: two\n✗ again\n"},
 		"the text of another": {[]string{"do", "x"}, errors.Join(fmt.Errorf("a: %w", errors.Join(errors.New("b"), errors.New("c"))), errors.New("b\nc")), ExitFailed, "✗ a: b\n✗ a: c\n✗ b; c\n"},
-		"very many lines":     {[]string{"do", "x"}, errors.Join(thousand()...), ExitFailed, "✗ bad\n✗ and 800 lines more\n"},
+		"very many lines":     {[]string{"do", "x"}, errors.Join(thousand()...), ExitFailed, "✗ bad\n✗ and 800 further lines\n"},
 		"unknown":             {[]string{"do", "x"}, Exit(ExitUnknown), ExitUnknown, ""},
 		"wrong use":           {[]string{"do", "x"}, Usage(errors.New("bad")), ExitUsage, "✗ bad\nsee semaphorectl do --help\n"},
 		"too few":             {[]string{"do"}, nil, ExitUsage, "--help"},

@@ -10,7 +10,6 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
@@ -91,7 +90,7 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 		known := strings.Join(slices.Sorted(maps.Keys(config.Contexts)), ", ")
 		return nil, fmt.Errorf("%s: the kubeconfig has no context %q; it has: %s; use --context %s=<context>", name, context, known, name)
 	}
-	rest, err := clientcmd.NewNonInteractiveClientConfig(*config, context, nil, s.rules()).ClientConfig()
+	rest, err := s.context(config, context)
 	if err != nil {
 		return nil, fmt.Errorf("%s: context %s of the kubeconfig: %w", name, context, err)
 	}

@@ -44,6 +44,7 @@ func Judged(wrong, unknown bool) error {
 
 // Run runs a command and returns the exit code. Errors are printed line by line.
 func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) int {
+	s.name, s.args = root.DisplayName(), args
 	root.SetArgs(args)
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
@@ -64,11 +65,18 @@ func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) in
 		code = ExitUsage
 	}
 	lines := texts(err)
+	if ctx.Err() != nil {
+		// A signal has ended the requests under way, each with an error of its own.
+		lines = []string{"interrupted"}
+		if h, has := errors.AsType[hinted](err); has {
+			lines[0] += ": " + single(h.hint)
+		}
+	}
 	for _, line := range lines[:min(len(lines), maxLines)] {
 		s.Fail("%s", line)
 	}
 	if more := len(lines) - maxLines; more > 0 {
-		s.Fail("and %d lines more", more)
+		s.Fail("and %s", Count(more, "further line"))
 	}
 	if code == ExitUsage {
 		s.Say("see %s --help", cmd.CommandPath())

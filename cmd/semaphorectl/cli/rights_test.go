@@ -25,7 +25,7 @@ func TestLacks(t *testing.T) {
 	}{
 		"all":             {func(authorizationv1.ResourceAttributes) bool { return true }, 9, "", false},
 		"what is wanted":  {func(a authorizationv1.ResourceAttributes) bool { return a.Verb != "*" }, 9, "", false},
-		"less":            {func(a authorizationv1.ResourceAttributes) bool { return a.Verb == "list" }, 9, "create networkpolicies.projectcalico.org, create serviceaccounts/token", false},
+		"less":            {func(a authorizationv1.ResourceAttributes) bool { return a.Verb == "list" }, 9, "create networkpolicies.projectcalico.org and serviceaccounts/token", false},
 		"no answer":       {nil, 0, "", true},
 		"no further ones": {func(authorizationv1.ResourceAttributes) bool { return false }, 2, "", true},
 	} {

@@ -4,10 +4,8 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -17,10 +15,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // Namespace is the namespace of the manifests.
@@ -40,6 +34,8 @@ type Session struct {
 	printing   sync.Mutex // lines come from several goroutines
 	kubeconfig string
 	contexts   map[string]string // by cluster, where the names differ
+	name       string            // of the program, as the user calls it
+	args       []string          // of this run
 }
 
 // NewSession takes the standard files and the environment.
@@ -62,40 +58,6 @@ func (s *Session) Context(parent context.Context) (context.Context, context.Canc
 		return context.WithCancel(parent)
 	}
 	return context.WithTimeoutCause(parent, s.Timeout, fmt.Errorf("timed out after %s, see --timeout", s.Timeout))
-}
-
-// rules are kubectl's rules for which kubeconfig files are read.
-func (s *Session) rules() *clientcmd.ClientConfigLoadingRules {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = s.kubeconfig
-	return rules
-}
-
-// load reads the kubeconfig. The error names the file and omits its content: a token may
-// stand where another value is expected.
-func (s *Session) load() (*clientcmdapi.Config, error) {
-	rules := s.rules()
-	config, err := rules.Load()
-	if err == nil {
-		return config, nil
-	}
-	files := rules.GetLoadingPrecedence()
-	if rules.ExplicitPath != "" {
-		files = []string{rules.ExplicitPath}
-	}
-	for _, file := range files {
-		content, err := os.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) && file != rules.ExplicitPath {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read the kubeconfig: %w", err)
-		}
-		if _, err := kube.ParseKubeconfig(file, content); err != nil {
-			return nil, err
-		}
-	}
-	return nil, errors.New("read the kubeconfig: each file is valid, and they can't be merged")
 }
 
 // CompleteClusters is a ValidArgsFunction that completes names of clusters with the

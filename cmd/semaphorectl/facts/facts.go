@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
@@ -33,7 +35,9 @@ type Facts struct {
 	Name    string
 	Version string // v1.36.3
 	Minor   int
-	Nodes   []Node
+	// UID is that of the namespace kube-system, which no two clusters share; empty: unknown.
+	UID   types.UID
+	Nodes []Node
 	// Pods, Services and Machines are the ranges of pods, ClusterIPs and nodes. PodsFrom is
 	// the source of Pods; PodsSure is whether they also contain the pods of future nodes.
 	Pods, Services, Machines []netip.Prefix
@@ -132,17 +136,26 @@ func ReadAll(ctx context.Context, clusters []*cli.Cluster) []*Facts {
 	return all
 }
 
+// answerTimeout bounds the first request to a cluster: an API server that accepts connections
+// and doesn't answer is no reason to wait for all of the command's time.
+const answerTimeout = 20 * time.Second
+
 // Read reads all facts of a cluster.
 func Read(ctx context.Context, c *cli.Cluster) *Facts {
 	f := &Facts{Name: c.Name}
-	version, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(ctx)
+	first, cancel := context.WithTimeout(ctx, answerTimeout)
+	version, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(first)
+	cancel()
 	if err != nil {
 		// All other requests would fail, too.
-		f.Unread = append(f.Unread, fmt.Errorf("the API server at %s doesn't answer: %w", c.Server, err))
+		f.Unread = append(f.Unread, c.Unanswered(err))
 		return f
 	}
 	f.Version = version.GitVersion
 	_, _ = fmt.Sscanf(version.Minor, "%d", &f.Minor) // Some providers write "30+".
+	if system, err := c.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{}); err == nil {
+		f.UID = system.UID
+	}
 	for what, read := range map[string]func(context.Context, *cli.Cluster) error{
 		"nodes": f.readNodes, "the API server's CA": f.readAuthority, "CoreDNS's configuration": f.readDNS, "the installed programs": f.readInstalled,
 	} {

@@ -40,21 +40,45 @@ func (a *all) probe(ctx context.Context) []fault {
 		mu.Lock()
 		defer mu.Unlock()
 		found[i] = answers
-		for _, node := range slices.Sorted(maps.Keys(failed)) {
-			faults = append(faults, fault{cluster: c.Name, what: "a temporary pod on node " + node + " failed: " + failed[node].Error(),
-				remedy: "check that nodes can pull the image " + a.Image + ", or set another one with --image; --no-probe skips this check"})
-		}
+		faults = append(faults, a.unprobed(c, failed)...)
 		return nil
 	})
 	for i, f := range a.facts {
 		a.recordPorts(i, found[i])
-		kernel, userspace := backends(found[i])
-		a.Done("%s: WireGuard in the kernel on %d nodes, in semaphore-engine on %d", f.Name, kernel, userspace)
+		if kernel, userspace := backends(found[i]); kernel+userspace > 0 {
+			a.Done("%s: WireGuard in the kernel on %s, in semaphore-engine on %s", f.Name, cli.Count(kernel, "node"), cli.Count(userspace, "node"))
+		}
 	}
 	for j, other := range a.facts {
 		if servers[j] {
 			faults = append(faults, a.choose(j, other, found)...)
 		}
+	}
+	return faults
+}
+
+// unprobed returns faults for nodes whose temporary pods failed: one for each reason.
+func (a *all) unprobed(c *cli.Cluster, failed map[string]error) []fault {
+	nodes, reasons := map[string][]string{}, []string(nil)
+	for _, node := range slices.Sorted(maps.Keys(failed)) {
+		reason := failed[node].Error()
+		if nodes[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		nodes[reason] = append(nodes[reason], node)
+	}
+	var faults []fault
+	for _, reason := range reasons {
+		of := nodes[reason]
+		what := "a temporary pod on node " + of[0] + " failed: "
+		if len(of) > 1 {
+			what = "temporary pods on the nodes " + cli.Some(5, of...) + " failed: "
+		}
+		remedy := "see what " + cli.Kubectl(c.Context, "-n %s get events", probe.Namespace) + " says about it; --no-probe skips this check"
+		if probe.IsImage(failed[of[0]]) {
+			remedy = "check that nodes can pull the image " + a.Image + ", or set another one with --image"
+		}
+		faults = append(faults, fault{cluster: c.Name, what: what + reason, remedy: remedy})
 	}
 	return faults
 }

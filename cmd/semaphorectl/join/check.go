@@ -1,9 +1,12 @@
 package join
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
@@ -34,10 +37,13 @@ func unread(f *facts.Facts) []fault {
 	var faults []fault
 	for _, err := range f.Unread {
 		remedy := "check that the kubeconfig context of " + f.Name + " works and may read this"
+		if advised, is := errors.AsType[*cli.Advised](err); is {
+			remedy = advised.Remedy
+		}
 		if facts.IsInvalid(err) {
 			remedy = "find out what has written this value, and correct it; it isn't used until then"
 		}
-		faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: remedy})
+		faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: remedy, forbidden: apierrors.IsForbidden(err)})
 	}
 	return faults
 }
@@ -57,7 +63,7 @@ func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 		wrong("Kubernetes "+f.Version+" is too old", fmt.Sprintf("upgrade to 1.%d or later, which has ValidatingAdmissionPolicies", oldest))
 	}
 	s := w.side(f)
-	if len(f.Nodes) == 0 {
+	if len(f.Nodes) == 0 && len(f.Unread) == 0 {
 		wrong("it has no nodes", "add one")
 	}
 	for _, n := range f.Nodes {
@@ -78,9 +84,9 @@ func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 			warn("node "+n.Name+" has no podCIDR, and the network plugin is unknown", "see SEMAPHORE_WG_POD_CIDRS in docs/network-plugins.md")
 		}
 	}
-	if len(s.pods) == 0 {
+	if len(s.pods) == 0 && len(f.Unread) == 0 {
 		wrong("its pod subnets are unknown", "specify them, as in --pod-subnets "+f.Name+"=10.4.0.0/16")
-	} else if len(w.Pods[f.Name]) == 0 && !f.PodsSure {
+	} else if len(s.pods) > 0 && len(w.Pods[f.Name]) == 0 && !f.PodsSure {
 		warn("pods are in "+shortened(s.pods)+", according to "+f.PodsFrom, "if future nodes may have other subnets, use --pod-subnets "+f.Name+"=<the whole range>")
 	}
 	if s.server == "" {

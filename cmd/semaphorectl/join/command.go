@@ -164,7 +164,7 @@ func (a *all) write(directory string) error {
 	for _, c := range a.clusters {
 		a.Say("  %s", cli.Kubectl(c.Context, "apply -k %s", filepath.Join(directory, c.Name)))
 	}
-	a.Say("  semaphorectl tokens %s", strings.ReplaceAll(names(a.clusters), ",", ""))
+	a.Say("  %s", a.Line(append([]string{"tokens"}, strings.Split(names(a.clusters), ", ")...)...))
 	a.Say("and add the server blocks in the files named Corefile to CoreDNS's configuration")
 	return nil
 }
@@ -223,7 +223,7 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 	}
 	s.Say("reading the neighbours of %s", name)
 	a := newAll(ctx, s, []*cli.Cluster{one}, Options{})
-	if err := a.mayLeave(); err != nil {
+	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
 	// The settings of the leaving cluster determine which contexts are needed.
@@ -240,7 +240,7 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 		return cli.Hint(err, "neighbours need contexts, too, or --alone leaves them unchanged")
 	}
 	one, neighbours := clusters[0], clusters[1:]
-	if err := newAll(ctx, s, neighbours, Options{}).mayLeave(); err != nil {
+	if err := newAll(ctx, s, neighbours, Options{}).mayLeave(ctx); err != nil {
 		return err
 	}
 	for _, neighbour := range neighbours {
@@ -270,7 +270,7 @@ func forgetGone(ctx context.Context, s *cli.Session, gone string, names []string
 	if err != nil {
 		return err
 	}
-	if err := newAll(ctx, s, clusters, Options{}).mayLeave(); err != nil {
+	if err := newAll(ctx, s, clusters, Options{}).mayLeave(ctx); err != nil {
 		return err
 	}
 	var errs []error

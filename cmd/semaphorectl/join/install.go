@@ -26,27 +26,29 @@ type step struct {
 	do   func(context.Context) error
 }
 
-// steps runs steps one after the other, each for all clusters at the same time.
-func (a *all) steps(ctx context.Context, list ...step) error {
+// steps runs steps one after the other, each for all clusters at the same time. It returns
+// the names of those that are done.
+func (a *all) steps(ctx context.Context, list ...step) (done []string, err error) {
 	for _, s := range list {
 		if err := s.do(ctx); err != nil {
 			if context.Cause(ctx) != nil {
 				err = errors.Join(err, context.Cause(ctx))
 			}
-			return cli.Hint(fmt.Errorf("%s: %w", s.name, err), "run the command again to continue")
+			return done, fmt.Errorf("%s: %w", s.name, err)
 		}
+		done = append(done, s.name)
 		if a.AfterStep != nil {
 			if err := a.AfterStep(s.name); err != nil {
-				return err
+				return done, err
 			}
 		}
 	}
-	return nil
+	return done, nil
 }
 
 // install brings the clusters into the planned state.
 func (a *all) install(ctx context.Context) error {
-	return a.steps(ctx,
+	done, err := a.steps(ctx,
 		step{"revocations", a.finishRevocations},
 		step{"accounts and rights", a.applyAll(func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
 		step{"names", a.nameAll},
@@ -56,6 +58,10 @@ func (a *all) install(ctx context.Context) error {
 		step{"leftovers", a.pruneAll},
 		step{"pods reach each other", a.meet},
 	)
+	if err != nil {
+		return cli.Hint(err, a.progress(done))
+	}
+	return nil
 }
 
 func (a *all) applyAll(which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
@@ -71,7 +77,7 @@ func (a *all) applyAll(which func(*unstructured.Unstructured) bool, what string)
 			slices.SortStableFunc(objects, func(x, y *unstructured.Unstructured) int { return rank(x) - rank(y) })
 			changed, err := apply(ctx, c, objects)
 			if err == nil {
-				a.Done("%s: %s: %d of %d changed", c.Name, what, changed, len(objects))
+				a.Done("%s: %s: changed %d of %s", c.Name, what, changed, cli.Count(len(objects), "object"))
 			}
 			return err
 		})
@@ -187,7 +193,7 @@ func rollout(o *unstructured.Unstructured) error {
 	}
 	total := number("status", "replicas")
 	if number("status", "observedGeneration") < o.GetGeneration() || updated < want || ready < want || o.GetKind() == "Deployment" && total > want {
-		return fmt.Errorf("%d of %d pods are updated, %d ready", updated, want, ready)
+		return fmt.Errorf("of %s %d updated and %d ready", cli.Count(int(want), "pod"), updated, ready)
 	}
 	return nil
 }
@@ -197,7 +203,7 @@ func (a *all) pruneAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		removed, err := remove(ctx, c, a.objects[i])
 		if removed > 0 {
-			a.Done("%s: deleted %d obsolete objects", c.Name, removed)
+			a.Done("%s: deleted %s of an earlier version", c.Name, cli.Count(removed, "object"))
 		}
 		return err
 	})

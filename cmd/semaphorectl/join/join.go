@@ -85,13 +85,17 @@ func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Option
 		return err
 	}
 	if o.Check {
-		s.Done("no faults found")
+		s.Done("no faults found, nothing was changed")
 		return nil
 	}
 	if err := a.confirm(ctx); err != nil {
 		return err
 	}
-	return a.install(ctx)
+	if err := a.install(ctx); err != nil {
+		return err
+	}
+	a.next()
+	return nil
 }
 
 // confirm asks the administrator to accept the ranges that clusters report.
@@ -104,7 +108,7 @@ func (a *all) confirm(ctx context.Context) error {
 	case errors.Is(err, cli.ErrNoTerminal):
 		return cli.Usage(errors.New("the ranges above are as the clusters report them, and nothing was changed: confirm them with --yes, or specify them with --pod-subnets and --node-subnets"))
 	case err != nil:
-		return err
+		return cli.Hint(err, "nothing was changed")
 	case !agreed:
 		return errors.New("nothing was changed; specify the ranges with --pod-subnets and --node-subnets")
 	}
@@ -122,14 +126,37 @@ func names(clusters []*cli.Cluster) string {
 // preflight runs all checks, and reports all faults at once. It changes nothing except for
 // temporary pods.
 func (a *all) preflight(ctx context.Context) error {
+	if err := a.stopped(ctx); err != nil {
+		return err
+	}
+	if faults := duplicates(a.clusters, a.facts); len(faults) > 0 {
+		return a.report(faults) // All others would be consequences.
+	}
 	var faults []fault
 	readable := true
+	for _, f := range a.facts {
+		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, facts.IsInvalid)
+	}
+	lacking := make([][]fault, len(a.facts))
+	if readable {
+		if err := a.render(); err != nil {
+			return err
+		}
+		_ = a.each(func(i int, c *cli.Cluster) error {
+			lacking[i] = rights(ctx, c, a.objects[i])
+			return nil
+		})
+	}
 	for i, f := range a.facts {
 		if f.Calico.Version == "" && f.Version != "" && slices.Contains(a.Tools, manifests.Policy) {
 			faults = append(faults, fault{cluster: f.Name, what: "Calico isn't installed, which semaphore-policy needs", remedy: "use --tools wireguard,mirror"})
 		}
-		faults = append(faults, check(f, &a.Wishes, a.others(f))...)
-		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, facts.IsInvalid)
+		found := check(f, &a.Wishes, a.others(f))
+		if len(lacking[i]) > 0 {
+			// These name all rights at once.
+			found = append(lacking[i], slices.DeleteFunc(found, func(f fault) bool { return f.forbidden })...)
+		}
+		faults = append(faults, found...)
 		a.summary(i)
 	}
 	faults = append(faults, overlaps(a.facts, &a.Wishes)...)
@@ -138,16 +165,14 @@ func (a *all) preflight(ctx context.Context) error {
 		faults = append(faults, refused...)
 		a.agreed = append(a.agreed, agreed...)
 	}
-	if readable {
-		if err := a.render(); err != nil {
-			return err
-		}
+	allowed := !slices.ContainsFunc(lacking, func(f []fault) bool { return len(f) > 0 })
+	if readable && !a.Adopt {
 		var mu sync.Mutex
 		_ = a.each(func(i int, c *cli.Cluster) error {
-			found := rights(ctx, c, a.objects[i])
-			if !a.Adopt {
-				found = append(found, foreign(ctx, c, a.objects[i])...)
+			if len(lacking[i]) > 0 {
+				return nil
 			}
+			found := foreign(ctx, c, a.objects[i])
 			mu.Lock()
 			defer mu.Unlock()
 			faults = append(faults, found...)
@@ -167,8 +192,14 @@ func (a *all) preflight(ctx context.Context) error {
 			}
 		}
 	}
-	if readable && !a.NoProbe {
+	if err := a.stopped(ctx); err != nil {
+		return err
+	}
+	if readable && allowed && !a.NoProbe {
 		faults = append(faults, a.probe(ctx)...)
+		if err := a.stopped(ctx); err != nil {
+			return err
+		}
 		if err := a.render(); err != nil {
 			return err
 		}
@@ -215,13 +246,30 @@ func (a *all) summary(i int) {
 	if f.Version == "" {
 		return
 	}
-	plugin := f.Plugin
-	if plugin == "" {
-		plugin = "network plugin unknown"
+	say := a.Done
+	known := []string{"Kubernetes " + f.Version}
+	var unknown []string
+	add := func(is bool, text, what string) {
+		if is {
+			known = append(known, text)
+			return
+		}
+		unknown, say = append(unknown, what), a.Warn
 	}
 	side := a.side(f)
-	a.Done("%s: Kubernetes %s, %d nodes, %s, pods in %s, services in %s, nodes in %s",
-		f.Name, f.Version, len(f.Nodes), plugin, shortened(side.pods), shortened(f.Services), shortened(side.machines))
+	add(len(f.Nodes) > 0, cli.Count(len(f.Nodes), "node"), "its nodes")
+	add(len(side.pods) > 0, "pods in "+shortened(side.pods), "the ranges of its pods")
+	add(len(f.Services) > 0, "services in "+shortened(f.Services), "those of its services")
+	add(len(side.machines) > 0, "nodes in "+shortened(side.machines), "those of its nodes")
+	if f.Plugin != "" {
+		known = append(known, f.Plugin)
+	} else {
+		unknown = append(unknown, "its network plugin")
+	}
+	if len(unknown) > 0 {
+		known = append(known, "unknown: "+strings.Join(unknown, ", "))
+	}
+	say("%s: %s", f.Name, strings.Join(known, ", "))
 }
 
 // report prints warnings, and returns an error for the other faults.
@@ -235,7 +283,7 @@ func (a *all) report(faults []fault) error {
 		errs = append(errs, errors.New(f.String()))
 	}
 	if len(errs) > 0 {
-		errs = append(errs, fmt.Errorf("%d faults, nothing was changed", len(errs)))
+		errs = append(errs, fmt.Errorf("%s, nothing was changed", cli.Count(len(errs), "fault")))
 	}
 	return errors.Join(errs...)
 }

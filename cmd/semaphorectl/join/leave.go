@@ -34,24 +34,36 @@ type leaving struct {
 func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
 	s.Say("checking %s", names(clusters))
 	a := newAll(ctx, s, clusters, o)
-	if err := a.mayLeave(); err != nil {
+	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
 	plans := make([]leaving, len(clusters))
 	for i, f := range a.facts {
 		plans[i] = plan(f, clusters)
 	}
-	return a.each(func(i int, c *cli.Cluster) error {
+	err := a.each(func(i int, c *cli.Cluster) error {
 		if plans[i].entirely {
 			return a.leaveEntirely(ctx, i, c)
 		}
 		return a.leaveSome(ctx, i, c, plans[i])
 	})
+	return a.unfinished(err)
+}
+
+// unfinished adds how to continue to the error of an interrupted or failed run of leave.
+func (a *all) unfinished(err error) error {
+	if err == nil {
+		return nil
+	}
+	return cli.Hint(err, "continue with: "+a.Again())
 }
 
 // mayLeave checks that the clusters are the intended ones, and were installed by this tool.
-func (a *all) mayLeave() error {
-	var faults []fault
+func (a *all) mayLeave(ctx context.Context) error {
+	if err := a.stopped(ctx); err != nil {
+		return err
+	}
+	faults := duplicates(a.clusters, a.facts)
 	for _, f := range a.facts {
 		faults = append(faults, strange(f)...)
 	}
@@ -112,7 +124,7 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
 		settings: a.settings[i : i+1], objects: a.objects[i : i+1]}
 	gone := strings.ReplaceAll(list(p.from), ",", ", ")
-	return one.steps(ctx,
+	_, err = one.steps(ctx,
 		step{"revocations", one.finishRevocations},
 		step{"settings", func(ctx context.Context) error { _, err := apply(ctx, c, a.objects[i]); return err }},
 		step{"names", one.nameAll},
@@ -141,6 +153,7 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 			return nil
 		}},
 	)
+	return err
 }
 
 // forget deletes the mirrors and network sets of a remote. The programs would delete them,
@@ -188,7 +201,7 @@ func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResourc
 func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 	f := a.facts[i]
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
-	return one.steps(ctx,
+	_, err := one.steps(ctx,
 		step{"names", func(ctx context.Context) error {
 			return one.corefile(ctx, 0, c, func(before string) (string, error) { return manifests.WithoutBlock(before), nil })
 		}},
@@ -213,10 +226,11 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 			if err := waitGone(ctx, c); err != nil {
 				return err
 			}
-			a.Done("%s: deleted %d objects; only the private keys remain, in /var/lib/semaphore-wireguard on its nodes", c.Name, removed)
+			a.Done("%s: deleted %s; only the private keys remain, in /var/lib/semaphore-wireguard on its nodes", c.Name, cli.Count(removed, "object"))
 			return nil
 		}},
 	)
+	return err
 }
 
 // stopControllers stops the programs that would create deleted objects again.
@@ -277,7 +291,7 @@ func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *facts.Facts) er
 			return fmt.Errorf("%s: apply %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
 		}
 	}
-	a.Say("%s: the agents clean up %d nodes", c.Name, len(f.Nodes))
+	a.Say("%s: the agents clean up %s", c.Name, cli.Count(len(f.Nodes), "node"))
 	if err := poll(ctx, func(ctx context.Context) error { return cleaned(ctx, c) }); err != nil {
 		return err
 	}
@@ -293,7 +307,7 @@ func cleaned(ctx context.Context, c *cli.Cluster) error {
 		return err
 	}
 	if s := set.Status; s.ObservedGeneration < set.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled {
-		return fmt.Errorf("%s: %d of %d pods of the agents are updated", c.Name, s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
+		return fmt.Errorf("%s: of %s of the agents %d updated", c.Name, cli.Count(int(s.DesiredNumberScheduled), "pod"), s.UpdatedNumberScheduled)
 	}
 	agents := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + agent}
 	err = cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), agents, func(p *corev1.Pod) error {
@@ -347,7 +361,7 @@ func waitGone(ctx context.Context, c *cli.Cluster) error {
 // cluster.
 func leaveNeighbour(ctx context.Context, s *cli.Session, neighbour, one *cli.Cluster) error {
 	a := newAll(ctx, s, []*cli.Cluster{neighbour}, Options{})
-	if err := a.mayLeave(); err != nil {
+	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
 	// The list of neighbours comes from the leaving cluster, which may be hostile.

@@ -227,6 +227,7 @@ func desired(f *facts.Facts, w *Wishes, settings facts.Settings) *manifests.Clus
 type fault struct {
 	cluster, what, remedy string
 	warning               bool
+	forbidden             bool // the administrator lacks a right
 }
 
 func (f fault) String() string {

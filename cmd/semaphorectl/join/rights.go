@@ -13,7 +13,13 @@ import (
 // rights returns a fault if the administrator lacks rights to apply the objects.
 func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) []fault {
 	wanted := []authorizationv1.ResourceAttributes{
+		// Read by facts.
 		{Verb: "list", Resource: "nodes"},
+		{Verb: "get", Resource: "namespaces"},
+		{Verb: "get", Resource: "configmaps", Namespace: "kube-system"},
+		{Verb: "list", Resource: "configmaps", Namespace: "kube-system"},
+		{Verb: "list", Group: "apps", Resource: "daemonsets", Namespace: cli.Namespace},
+		{Verb: "list", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
 		{Verb: "create", Resource: "pods", Namespace: "kube-system"},
 		{Verb: "delete", Resource: "pods", Namespace: "kube-system"},
 		{Verb: "update", Resource: "configmaps", Namespace: "kube-system"},
@@ -37,11 +43,11 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 	}
 	missing, err := c.Lacks(ctx, wanted)
 	if err != nil {
-		return []fault{{cluster: c.Name, what: err.Error(), remedy: "check that the API server at " + c.Server + " answers"}}
+		return []fault{{cluster: c.Name, what: err.Error(), remedy: "check that the API server at " + c.Server + " works"}}
 	}
 	if missing == "" {
 		return nil
 	}
-	return []fault{{cluster: c.Name, what: "the context " + c.Context + " may not " + missing,
-		remedy: "use one with these rights, such as the ClusterRole cluster-admin"}}
+	return []fault{{cluster: c.Name, what: c.Account(ctx) + " may not " + missing,
+		remedy: "use a context with these rights, such as those of the ClusterRole cluster-admin; what this one has: " + cli.Kubectl(c.Context, "auth can-i --list")}}
 }

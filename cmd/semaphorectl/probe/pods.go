@@ -171,7 +171,7 @@ func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result,
 		if w := state.Waiting; w != nil {
 			last = w.Reason + " " + w.Message
 			if imageless(w) {
-				return false, errors.New(last)
+				return false, &imageError{last}
 			}
 		}
 		if state.Terminated == nil {
@@ -225,7 +225,7 @@ func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*core
 		}
 		for _, status := range now.Status.ContainerStatuses {
 			if w := status.State.Waiting; w != nil && imageless(w) {
-				return false, errors.New(w.Reason + " " + w.Message)
+				return false, &imageError{w.Reason + " " + w.Message}
 			}
 			if ended := status.State.Terminated; ended != nil {
 				result, err := resultOf(ended)
@@ -246,6 +246,18 @@ func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*core
 // Running reports whether a pod runs and has addresses.
 func Running(p *corev1.Pod) bool {
 	return len(Addresses(p)) > 0 && p.Status.Phase == corev1.PodRunning
+}
+
+// imageError is the error of a pod whose image can't be pulled.
+type imageError struct{ text string }
+
+// Error returns what the kubelet says about it.
+func (e *imageError) Error() string { return e.text }
+
+// IsImage reports whether a pod failed because its image can't be pulled.
+func IsImage(err error) bool {
+	_, is := errors.AsType[*imageError](err)
+	return is
 }
 
 // imageless reports whether a container can't start because of its image.
