@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"time"
 
+	"golang.org/x/net/http/httpproxy"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -130,6 +131,7 @@ func (c *ClientConfig) base() (*rest.Config, caSource, error) {
 		if err != nil {
 			return nil, caSource{}, fmt.Errorf("in-cluster configuration: %w", err)
 		}
+		cfg.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 		// If the file is missing, client-go would trust the system's CAs.
 		return cfg, caFile(inClusterCA), nil
 	}
@@ -156,9 +158,16 @@ func (c *ClientConfig) base() (*rest.Config, caSource, error) {
 		return nil, caSource{}, errors.New("no certificate authority")
 	}
 	return &rest.Config{
-		Host: access.APIURL, BearerTokenFile: access.TokenFile, BearerToken: c.Token,
-		Proxy: func(*http.Request) (*url.URL, error) { return nil, nil },
+		Host: access.APIURL, BearerTokenFile: access.TokenFile, BearerToken: c.Token, Proxy: environmentProxy(),
 	}, source, nil
+}
+
+// environmentProxy selects the proxy of a request by HTTPS_PROXY and NO_PROXY. Requests to
+// API servers and for their CAs use it, except those to the pod's own cluster, and those
+// with a kubeconfig that has a proxy-url.
+func environmentProxy() func(*http.Request) (*url.URL, error) {
+	of := httpproxy.FromEnvironment().ProxyFunc()
+	return func(r *http.Request) (*url.URL, error) { return of(r.URL) }
 }
 
 func requireHTTPS(address string) error {

@@ -294,6 +294,10 @@ func TestAccessThatIsRefused(t *testing.T) {
 		return writeTemp(t, "kubeconfig", []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
 			"users: [{name: u, user: {token: "+secret+"}}]\nclusters: [{name: c, cluster: {"+cluster+"}}]\n"))
 	}
+	user := func(fields string) string {
+		return writeTemp(t, "kubeconfig", []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
+			"users: [{name: u, user: {"+fields+"}}]\nclusters: [{name: c, cluster: {server: 'https://a', certificate-authority: "+writeTemp(t, "ca", newAuthority().pem)+"}}]\n"))
+	}
 	tests := map[string]struct {
 		access config.Access
 		want   string
@@ -304,6 +308,11 @@ func TestAccessThatIsRefused(t *testing.T) {
 		"kubeconfig that skips verification": {config.Access{Kubeconfig: kubeconfig("server: 'https://a', insecure-skip-tls-verify: true")}, "insecure-skip-tls-verify is not supported"},
 		"kubeconfig without an authority":    {config.Access{Kubeconfig: kubeconfig("server: 'https://a'")}, "neither certificate-authority-data nor certificate-authority"},
 		"kubeconfig without TLS":             {config.Access{Kubeconfig: kubeconfig("server: 'http://a'")}, "does not begin with https://"},
+		"kubeconfig with a program":          {config.Access{Kubeconfig: user("exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: x, args: [" + secret + "]}")}, `its user: exec needs the program "x", which this image doesn't contain: use tokenFile`},
+		"kubeconfig with a provider":         {config.Access{Kubeconfig: user("auth-provider: {name: oidc, config: {id-token: " + secret + "}}")}, "its user: auth-provider is not supported: use tokenFile"},
+		"kubeconfig with a password":         {config.Access{Kubeconfig: user("username: u, password: " + secret)}, "its user: username and password are not supported"},
+		"kubeconfig with a token for a path": {config.Access{Kubeconfig: user("client-certificate: " + secret + ", client-key: " + secret)}, "it has a token as client-certificate"},
+		"kubeconfig with a token for a URL":  {config.Access{Kubeconfig: kubeconfig("server: 'https://" + secret + "@', certificate-authority: x")}, "not the URL of an API server"},
 		"address without TLS":                {config.Access{APIURL: "http://a", CAFile: "/ca", TokenFile: "/t"}, "does not begin with https://"},
 		"authority without TLS":              {config.Access{APIURL: "https://a", CAURL: "http://ca", TokenFile: "/t"}, "certificate authority: address http://ca does not begin with https://"},
 		"no authority":                       {config.Access{APIURL: "https://a", TokenFile: "/t"}, "no certificate authority"},

@@ -75,7 +75,7 @@ func caURL(address string, pins []string) caSource {
 func caClient() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
-			Proxy:                  http.ProxyFromEnvironment,
+			Proxy:                  environmentProxy(),
 			DialContext:            dialer().DialContext,
 			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
 			TLSHandshakeTimeout:    handshakeTimeout,

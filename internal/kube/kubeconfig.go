@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
 	"reflect"
 	"strings"
 	"sync"
@@ -155,6 +156,9 @@ func (t *kubeconfigTransport) CloseIdleConnections() {
 func ParseKubeconfig(path string, content []byte) (*clientcmdapi.Config, error) {
 	loaded, err := clientcmd.Load(content)
 	if err == nil {
+		if field := Misplaced(loaded); field != "" {
+			return nil, fmt.Errorf("load kubeconfig %s: it has a token as %s", path, field)
+		}
 		return loaded, nil
 	}
 	var mistyped *json.UnmarshalTypeError
@@ -177,22 +181,31 @@ func ParseKubeconfig(path string, content []byte) (*clientcmdapi.Config, error) 
 	return nil, fmt.Errorf("load kubeconfig %s: not valid YAML or JSON of kind Config, version v1", path)
 }
 
+// supported returns an error for credentials that this program can't use.
+func supported(cfg *rest.Config) error {
+	what := ""
+	switch {
+	case cfg.ExecProvider != nil:
+		if _, err := exec.LookPath(cfg.ExecProvider.Command); err != nil {
+			what = fmt.Sprintf("exec needs the program %q, which this image doesn't contain", cfg.ExecProvider.Command)
+		}
+	case cfg.AuthProvider != nil:
+		what = "auth-provider is not supported"
+	case cfg.Username != "" || cfg.Password != "":
+		what = "username and password are not supported, by API servers neither"
+	}
+	if what == "" {
+		return nil
+	}
+	return fmt.Errorf("its user: %s: use tokenFile, token, or client-certificate and client-key", what)
+}
+
 // readKubeconfig returns the configuration for the cluster of the current context, the
 // source of its CA, and the content of the file.
 func readKubeconfig(path string, content []byte) (*rest.Config, caSource, kubeconfigSpec, error) {
 	loaded, err := ParseKubeconfig(path, content)
 	if err != nil {
 		return nil, caSource{}, kubeconfigSpec{}, err
-	}
-	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
-	if err != nil {
-		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
-	}
-	if cfg.Insecure {
-		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
-	}
-	if err := requireHTTPS(cfg.Host); err != nil {
-		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
 	}
 	var spec kubeconfigSpec
 	if current := loaded.Contexts[loaded.CurrentContext]; current != nil {
@@ -203,6 +216,27 @@ func readKubeconfig(path string, content []byte) (*rest.Config, caSource, kubeco
 		if u := loaded.AuthInfos[current.AuthInfo]; u != nil {
 			spec.user = *u
 		}
+	}
+	if spec.cluster.Server != "" {
+		if err := CheckServer(spec.cluster.Server); err != nil {
+			return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: server: %w", path, err)
+		}
+	}
+	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
+	if err != nil {
+		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: %s", path, WithoutValues(err.Error(), &spec.cluster, &spec.user))
+	}
+	if err := supported(cfg); err != nil {
+		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
+	}
+	if cfg.Insecure {
+		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
+	}
+	if err := requireHTTPS(cfg.Host); err != nil {
+		return nil, caSource{}, kubeconfigSpec{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
+	}
+	if cfg.Proxy == nil {
+		cfg.Proxy = environmentProxy()
 	}
 	switch {
 	case len(cfg.CAData) > 0: // overrides the file, as in client-go

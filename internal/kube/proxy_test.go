@@ -1,0 +1,126 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+)
+
+// connectProxy is an HTTP proxy that opens tunnels to one address, whatever the request's, and
+// records the requests.
+type connectProxy struct {
+	*httptest.Server
+	mu    sync.Mutex
+	asked []string
+}
+
+func newConnectProxy(t *testing.T, to string) *connectProxy {
+	t.Helper()
+	p := &connectProxy{}
+	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.mu.Lock()
+		p.asked = append(p.asked, r.Method+" "+r.Host)
+		p.mu.Unlock()
+		out, err := net.Dial("tcp", to)
+		if err != nil || r.Method != http.MethodConnect {
+			http.Error(w, fmt.Sprint(err), http.StatusBadGateway)
+			return
+		}
+		in, buffered, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer in.Close()
+		defer out.Close()
+		_, _ = io.WriteString(in, "HTTP/1.1 200 Connection established\r\n\r\n")
+		go func() { _, _ = io.Copy(out, buffered); _ = out.Close() }()
+		_, _ = io.Copy(in, out)
+	}))
+	t.Cleanup(p.Close)
+	return p
+}
+
+func (p *connectProxy) requests() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return strings.Join(p.asked, ", ")
+}
+
+// TestProxy has one rule for API servers by URL and by kubeconfig: proxy-url, or else
+// HTTPS_PROXY and NO_PROXY.
+func TestProxy(t *testing.T) {
+	ca := newAuthority()
+	api := newAPIServer(t, ca)
+	api.set(func() { api.cert = ca.issue("api.example"); api.token = secret })
+	token, authority := writeTemp(t, "token", []byte(secret)), writeTemp(t, "ca", ca.pem)
+	kubeconfig := func(more string) config.Access {
+		return config.Access{Kubeconfig: writeTemp(t, "kubeconfig", []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
+			"users: [{name: u, user: {tokenFile: "+token+"}}]\nclusters: [{name: c, cluster: {server: 'https://api.example:6443', certificate-authority: "+authority+more+"}}]\n"))}
+	}
+	url := config.Access{APIURL: "https://api.example:6443", CAFile: authority, TokenFile: token}
+	const through, direct = "CONNECT api.example:6443", ""
+	for name, c := range map[string]struct {
+		access       config.Access
+		https, no    string
+		asked, other string // what HTTPS_PROXY and the other proxy see
+	}{
+		"by URL":                       {url, "PROXY", "", through, ""},
+		"by URL, excepted":             {url, "PROXY", "10.0.0.0/8,.example", direct, ""},
+		"by URL, none":                 {url, "", "", direct, ""},
+		"by kubeconfig":                {kubeconfig(""), "PROXY", "", through, ""},
+		"by kubeconfig, excepted":      {kubeconfig(""), "PROXY", "api.example", direct, ""},
+		"proxy-url has precedence":     {kubeconfig(", proxy-url: 'OTHER'"), "PROXY", "", direct, through},
+		"proxy-url has no exceptions":  {kubeconfig(", proxy-url: 'OTHER'"), "PROXY", ".example", direct, through},
+		"the other proxy by proxy-url": {kubeconfig(", proxy-url: 'OTHER'"), "", "", direct, through},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proxy, other := newConnectProxy(t, api.address()), newConnectProxy(t, api.address())
+			t.Setenv("HTTPS_PROXY", strings.Replace(c.https, "PROXY", proxy.URL, 1))
+			t.Setenv("NO_PROXY", c.no)
+			t.Setenv("https_proxy", "")
+			t.Setenv("no_proxy", "")
+			if c.access.Kubeconfig != "" {
+				content, err := os.ReadFile(c.access.Kubeconfig)
+				if err != nil {
+					t.Fatal(err)
+				}
+				replaceFile(t, c.access.Kubeconfig, bytes.ReplaceAll(content, []byte("OTHER"), []byte(other.URL)))
+			}
+			dialed := ""
+			client := clientWith(t, ClientConfig{Access: c.access, UserAgent: "test", Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+				if strings.HasPrefix(address, "api.example:") {
+					dialed, address = address, api.address()
+				}
+				return new(net.Dialer).DialContext(ctx, network, address)
+			}})
+			if err := listNodes(t.Context(), client); err != nil {
+				t.Fatal(err)
+			}
+			if proxy.requests() != c.asked || other.requests() != c.other || (dialed != "") == (c.asked+c.other != "") {
+				t.Errorf("HTTPS_PROXY got %q, the other one %q, directly %q", proxy.requests(), other.requests(), dialed)
+			}
+		})
+	}
+}
+
+// TestProxyOfAuthorities fetches the CA of a remote through the proxy.
+func TestProxyOfAuthorities(t *testing.T) {
+	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+	t.Setenv("NO_PROXY", "")
+	t.Setenv("https_proxy", "")
+	t.Setenv("no_proxy", "")
+	if _, err := caURL("https://ca.example/ca.pem", nil).load(t.Context()); err == nil || !strings.Contains(err.Error(), "proxyconnect") {
+		t.Errorf("%v, expected the proxy's", err)
+	}
+}
