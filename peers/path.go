@@ -80,7 +80,13 @@ func (p Path) Health(weak Health) Health {
 // works in both directions and only probes are unanswered, because of a missing address, a
 // stopped agent or a firewall. The existing session goes on meanwhile, where the backend
 // can do that, because it may work with late answers. The path stays up, and from then on
-// is evaluated like that of a peer that never answered:
+// is evaluated like that of a peer that never answered, below.
+//
+// While packets of the peer arrive, only the direction to it is in doubt, and only a
+// handshake can decide: the path stays up until one has succeeded, or failed twice, see
+// [path.heardFrom]. WireGuard starts none within rekeyTimeout of the last one.
+//
+// A peer that doesn't answer:
 //
 //	handshake         heard             next due       session ends
 //	    |---- up ------|--- up ----|------ unknown --------|---- down ...
@@ -126,6 +132,12 @@ type path struct {
 	upByHandshake   bool      // a handshake ended the state down, and no answer came since
 	nudgedAt        time.Time // last handshake sent
 
+	// While probes are unanswered:
+	baseline bool      // rx was read since heardAfter
+	heardAt  time.Time // rx was last read to have grown
+	triedAt  time.Time // a handshake was sent that WireGuard doesn't refuse
+	readAt   time.Time // rx was read
+
 	largeNext   time.Time
 	largeSent   time.Time // zero: none in flight
 	largeMisses int
@@ -139,6 +151,22 @@ const (
 	downAfter   = 1900 * time.Millisecond
 	// maxAnswerTimeout is the latest time of verify.
 	maxAnswerTimeout = 3 * time.Second
+	// rekeyTimeout is the minimum time between two handshakes, and, with up to a third of a
+	// second more, between two attempts (REKEY_TIMEOUT, whitepaper, section 6.1).
+	rekeyTimeout = 5 * time.Second
+	// heardAfter is when received packets begin to count: earlier ones may have been in
+	// flight when the path broke.
+	heardAfter = 2 * retryAfter
+	// heardFor is how long a received packet counts: several intervals of the peer's probes.
+	heardFor = 2500 * time.Millisecond
+	// readEvery is the minimum interval of reading whether packets are received.
+	readEvery = 500 * time.Millisecond
+	// oneWayAfter is how long a handshake may take while packets are received. If both sides
+	// send one at once both fail, and the next attempt succeeds.
+	oneWayAfter = rekeyTimeout + time.Second
+	// responderAfter delays the handshake of the side that doesn't initiate, while packets are
+	// received.
+	responderAfter = 1500 * time.Millisecond
 	// giveUpAfter is how long a path is down until its session is given up: the peer may
 	// have lost it or have moved.
 	giveUpAfter = 15 * time.Second
@@ -171,6 +199,7 @@ func (p *path) sessionless(now time.Time) bool {
 func (p *path) sent(now time.Time) {
 	if p.unanswered == 0 {
 		p.unansweredSince = now
+		p.baseline, p.heardAt, p.triedAt, p.readAt = false, time.Time{}, time.Time{}, time.Time{}
 	}
 	p.unanswered++
 	p.probedInSession++
@@ -197,13 +226,19 @@ func (p *path) updateStatus(now time.Time, handshake, heard time.Time, rx, tx in
 		p.rx = 0 // The peer was removed and added again.
 	}
 	if handshake.IsZero() && !p.handshake.IsZero() {
-		p.startedAt = now // Removed and added again, too.
+		p.startedAt, p.triedAt = now, now // Removed and added again, too: a handshake is sent.
 	}
 	if p.state == PathDown && p.answers && p.counted && rx > p.rx {
 		p.sign = SignOneWay
 	}
 	if !p.answers && handshake.After(p.handshake) {
 		p.probedInSession, p.next = 0, now // It may have restarted, and answer now.
+	}
+	if p.unanswered > 0 && now.Sub(p.unansweredSince) >= heardAfter {
+		if p.baseline && rx > p.rx {
+			p.heardAt = now
+		}
+		p.baseline, p.readAt = true, now
 	}
 	p.handshake, p.heard, p.rx, p.tx, p.counted = handshake, latest(heard, handshake), rx, tx, true
 	if !p.answers || p.unanswered < minUnanswered || !handshake.After(p.unansweredSince) {
@@ -231,6 +266,11 @@ func (p *path) fallBack(now time.Time) {
 // skipStall discounts time in which this process didn't run.
 func (p *path) skipStall(by time.Duration) {
 	p.unansweredSince = p.unansweredSince.Add(by)
+	for _, at := range []*time.Time{&p.heardAt, &p.triedAt} {
+		if !at.IsZero() {
+			*at = at.Add(by)
+		}
+	}
 	if !p.largeSent.IsZero() {
 		p.largeSent = p.largeSent.Add(by)
 	}
@@ -248,9 +288,15 @@ func (p *path) evaluate(now time.Time) {
 		return
 	}
 	if p.answers {
-		if p.state != PathDown && p.passed(now, downAfter) {
+		switch {
+		case p.state == PathDown || !p.passed(now, downAfter):
+		case !p.heardFrom(now):
 			p.setState(now, PathDown, SignNoAnswer)
 			p.counted = p.handshakeSent
+		case p.triedAt.IsZero() || now.Sub(p.triedAt) < oneWayAfter:
+			p.setState(now, PathUp, SignReceived)
+		default:
+			p.setState(now, PathDown, SignOneWay)
 		}
 		return
 	}
@@ -305,6 +351,34 @@ func (p *path) passed(now time.Time, point time.Duration) bool {
 	return p.unanswered >= minUnanswered && now.Sub(p.unansweredSince) >= p.answerTimeout()+point-verifyAfter
 }
 
+// heardFrom reports whether packets of the peer arrive while its answers don't: pods'
+// packets, or its own probes. A firewall on its host drops our probes then, or ours don't
+// reach it.
+func (p *path) heardFrom(now time.Time) bool {
+	return !p.heardAt.IsZero() && now.Sub(p.heardAt) < heardFor
+}
+
+// listening reports whether to read if packets of the peer arrive.
+func (p *path) listening(now time.Time) bool {
+	return p.answerOverdue() && !p.awaitsPeer() && now.Sub(p.unansweredSince) >= heardAfter && now.Sub(p.readAt) >= readEvery
+}
+
+// verifiable reports whether WireGuard starts a handshake, unless it sent one within
+// rekeyTimeout.
+func (p *path) verifiable(now time.Time) bool { return now.Sub(p.handshake) >= rekeyTimeout }
+
+// verifies reports whether a handshake is due because probes are unanswered. While packets
+// are received, it waits until WireGuard starts one, and, on one side, for the other side's.
+func (p *path) verifies(now time.Time) bool {
+	switch {
+	case !p.answers || p.state == PathDown || !p.passed(now, verifyAfter):
+		return false
+	case !p.heardFrom(now):
+		return !p.handshakeSent
+	}
+	return p.triedAt.IsZero() && p.verifiable(now) && (p.initiator || p.passed(now, verifyAfter+responderAfter))
+}
+
 // nudge returns whether and how to send a handshake: once when probes are unanswered, and
 // repeatedly to a peer that is down. WireGuard itself retries every 5 s, and gives up
 // after 90 s. When both sides initiate at once both attempts fail, so one side does it
@@ -316,7 +390,7 @@ func (p *path) passed(now time.Time, point time.Duration) bool {
 //	yes      yes             for giveUpAfter  reset
 //	yes      yes             shorter          handshake: the session may work again later
 func (p *path) nudge(now time.Time) tunnel.Nudge {
-	first := p.answers && !p.handshakeSent && p.passed(now, verifyAfter)
+	first := p.verifies(now)
 	again := p.state == PathDown && now.Sub(p.nudgedAt) >= p.nudgeInterval(now)
 	switch {
 	case p.passive || !first && !again:
@@ -350,6 +424,9 @@ func (p *path) nudgeInterval(now time.Time) time.Duration {
 
 // nudged records that a handshake is sent.
 func (p *path) nudged(now time.Time, how tunnel.Nudge) {
+	if p.verifiable(now) && p.triedAt.IsZero() {
+		p.triedAt = now
+	}
 	p.nudgedAt, p.handshakeSent, p.counted, p.next = now, true, true, now
 	if how == tunnel.NudgeReset {
 		p.startedAt, p.handshake, p.rx, p.tx = now, time.Time{}, 0, 0

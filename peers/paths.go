@@ -162,7 +162,8 @@ type probe struct {
 }
 
 // tick evaluates all paths at the time now, after answers until then were recorded. It
-// returns the probes to send, whether a state has changed, and whether a handshake is due.
+// returns the probes to send, whether a state has changed, and whether the device is to be
+// read, for a handshake or for received packets.
 //
 //	in this order                                 rate
 //	an answer is overdue                          overdueRate
@@ -193,7 +194,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		before := p.state
 		p.evaluate(now)
 		changed = changed || p.state != before
-		handshakes = handshakes || p.nudge(now) != tunnel.NudgeNone
+		handshakes = handshakes || p.nudge(now) != tunnel.NudgeNone || p.listening(now)
 		suspicion = suspicion || p.answerOverdue() && p.unanswered >= suspectAfter
 		if p.answerOverdue() && p.unanswered == 1 && now.Sub(p.unansweredSince) >= retryAfter {
 			p.next = now

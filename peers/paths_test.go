@@ -25,6 +25,7 @@ type mesh struct {
 	rested    time.Time
 	large     bool // full-size packets get lost
 	heard     bool // packets of cut peers arrive
+	busy      bool // packets of the others arrive, too
 	sent      int  // probes
 	begun     int  // handshakes
 	resets    int  // resets, which end a session
@@ -66,19 +67,22 @@ func (m *mesh) meet() {
 	}
 }
 
-// read reads the device: all peers that aren't cut have a session.
+// read reads the device: all peers that aren't cut have a session. A handshake succeeds
+// rekeyTimeout after the last one at the earliest.
 func (m *mesh) read() {
 	for i := range m.peers {
 		key := m.peers[i].PublicKey
 		s := tunnel.PeerStatus{Peer: m.peers[i].Peer}
 		p := m.paths.of[key]
 		switch {
-		case !m.cut[key] && p.nudgedAt.After(p.handshake) && !m.now.Before(p.nudgedAt.Add(m.late)):
+		case !m.cut[key] && p.nudgedAt.Sub(p.handshake) >= rekeyTimeout && !m.now.Before(p.nudgedAt.Add(m.late)):
 			s.LastHandshake = m.now
-		case m.cut[key] && m.heard:
-			s.RxBytes, s.LastHandshake = p.rx+148, p.handshake
 		default:
 			s.LastHandshake = p.handshake
+		}
+		s.RxBytes = p.rx
+		if m.cut[key] && m.heard || !m.cut[key] && m.busy {
+			s.RxBytes += 148
 		}
 		m.paths.updateStatus(m.now, &s, time.Time{})
 	}
@@ -102,7 +106,9 @@ func (m *mesh) step() {
 				m.resets++
 				m.begun++
 			case tunnel.NudgeHandshake:
-				m.begun++
+				if m.paths.of[m.peers[i].PublicKey].verifiable(m.now) {
+					m.begun++
+				}
 			}
 		}
 	}
@@ -303,6 +309,60 @@ func TestHandshakeThatIsReadLate(t *testing.T) {
 	}
 }
 
+// While packets of a peer arrive that stopped answering, its path isn't down before a
+// handshake has failed, which can't be sent in a new session. When none arrive it is down
+// as soon as ever.
+func TestPacketsThatArriveCount(t *testing.T) {
+	const old = time.Minute
+	for _, c := range []struct {
+		name                   string
+		session                time.Duration // age of the session
+		cut, deaf, busy, heard bool
+		responder              bool
+		down                   time.Duration // at most; 0: never
+		sign                   Sign
+	}{
+		{name: "only probes are dropped", session: old, deaf: true, busy: true, sign: SignReceived},
+		{name: "only probes are dropped, seen by the responder", session: old, deaf: true, busy: true, responder: true, sign: SignReceived},
+		{name: "only probes are dropped, in a new session", deaf: true, busy: true, sign: SignReceived},
+		{name: "only probes are dropped, in a new session, seen by the responder", deaf: true, busy: true, responder: true, sign: SignReceived},
+		{name: "no packets pass", session: old, cut: true, down: 3 * time.Second, sign: SignNoAnswer},
+		{name: "no packets pass, in a new session", cut: true, down: 3 * time.Second, sign: SignNoAnswer},
+		{name: "ours don't", session: old, cut: true, heard: true, down: 10 * time.Second, sign: SignOneWay},
+		{name: "ours don't, seen by the responder", session: old, cut: true, heard: true, responder: true, down: 12 * time.Second, sign: SignOneWay},
+		{name: "ours don't, in a new session", cut: true, heard: true, down: 15 * time.Second, sign: SignOneWay},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMesh(t, 2)
+			m.until("all up", time.Minute, PathUp, 0, 1)
+			m.meet()
+			for m.now.Sub(m.paths.of[keyOf(1)].handshake) < c.session {
+				m.step()
+			}
+			p := m.paths.of[keyOf(1)]
+			p.initiator = !c.responder
+			m.cut[keyOf(1)], m.deaf[keyOf(1)], m.busy, m.heard = c.cut, c.deaf, c.busy, c.heard
+			if c.down > 0 {
+				m.until("down", c.down, PathDown, 0)
+			}
+			for range 300 {
+				if c.down > 0 {
+					break
+				}
+				if m.step(); p.state != PathUp {
+					t.Fatalf("%s (%s) %v after the last answer", p.state, p.sign, m.now.Sub(p.answered))
+				}
+			}
+			if c.down == 0 && p.sign == SignHandshake {
+				p.sign = SignReceived // read after the last packet
+			}
+			if p.sign != c.sign || c.down == 0 && (p.answers || m.begun > 1) {
+				t.Errorf("%s (%s), answers %v, %d handshakes", p.state, p.sign, p.answers, m.begun)
+			}
+		})
+	}
+}
+
 // A path with packets in one direction only is detected, and so is one that loses packets
 // of full size.
 func TestPartialPaths(t *testing.T) {
@@ -310,9 +370,7 @@ func TestPartialPaths(t *testing.T) {
 	m.until("all up", time.Minute, PathUp, 0, 1)
 	p := m.paths.of[keyOf(1)]
 	m.cut[keyOf(1)], m.heard = true, true
-	m.until("down", 5*time.Second, PathDown, 0)
-	m.now = m.now.Add(pathTick)
-	m.read()
+	m.until("down", 10*time.Second, PathDown, 0)
 	if p.sign != SignOneWay {
 		t.Errorf("heard, and %s (%s)", p.state, p.sign)
 	}
