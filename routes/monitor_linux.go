@@ -44,6 +44,8 @@ const (
 	ConcernFilter
 	// ConcernUnderlay are the paths of an [Underlay].
 	ConcernUnderlay
+	// ConcernForwarding are what [ReadForwarding] reads.
+	ConcernForwarding
 
 	// ConcernAll is everything that a monitor of routes watches, after lost events.
 	ConcernAll = ConcernRoutes | ConcernLinks | ConcernAddresses | ConcernForeign

@@ -86,6 +86,10 @@ type agent struct {
 	publishing, routing, addressing, sourcing, checking, fitting, foreignRoutes, filterTrigger, reporting, unreplied *reconcile.Trigger
 
 	unrepliedState unrepliedState
+
+	forwarding *reconcile.Trigger
+	forwards   atomic.Pointer[routes.Forwarding] // as last read; nil: not yet
+	forwarded  map[string]time.Time              // when forwarding of a device was switched on; owned by checkForwarding
 }
 
 // newAgent reads or creates the keys and prepares everything else. It changes
@@ -103,6 +107,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		underlay:      routes.NewUnderlay(),
 		foreignRoutes: reconcile.NewTrigger(),
 		reporting:     reconcile.NewTrigger(), unreplied: reconcile.NewTrigger(),
+		forwarding: reconcile.NewTrigger(), forwarded: map[string]time.Time{},
 		refusals: &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
@@ -197,7 +202,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		return nil, errors.Join(err, a.close())
 	}
 	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a), newForeignCollector(a),
-		newNeighbourCollector(os.DirFS(neighbourStats)))
+		newForwardingCollector(a), newNeighbourCollector(os.DirFS(neighbourStats)))
 	return a, nil
 }
 
@@ -307,6 +312,13 @@ func (a *agent) activeTasks() []run.Task {
 	}))
 	tasks = append(tasks, routes.NewUnderlayMonitor(a.log, a.underlay, a.fitting.Fire), a.loop(reconcile.Config{
 		Name: "MTU", Reconcile: a.fitMTUs, Trigger: a.fitting, MinInterval: underlaySpacing,
+	}))
+	for _, m := range routes.NewForwardingMonitors(a.log, a.forwarding.Fire) {
+		tasks = append(tasks, m)
+	}
+	tasks = append(tasks, a.loop(reconcile.Config{
+		Name: "forwarding", Reconcile: a.checkForwarding, Trigger: a.forwarding,
+		MinInterval: forwardingSpacing, Resync: slowPass,
 	}))
 	for _, r := range a.remotes {
 		tasks = append(tasks, r.tasks()...)

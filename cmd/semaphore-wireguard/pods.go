@@ -35,6 +35,9 @@ func (a *agent) podsChanged() {
 	a.routing.Fire()
 	a.sourcing.Fire()
 	a.checking.Fire()
+	if a.forwards.Load() == nil {
+		a.forwarding.Fire()
+	}
 }
 
 // pods returns the pod prefixes of this node; nil: not read yet.

@@ -182,6 +182,7 @@ func (r *remote) ensureDevice(ctx context.Context) error {
 	if now, _ := r.device.Index(); changed || now != index {
 		r.peering.Fire()
 		r.agent.routing.Fire()
+		r.agent.forwarding.Fire()
 	}
 	return err
 }

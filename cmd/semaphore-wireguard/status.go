@@ -31,6 +31,8 @@ type agentReport struct {
 	// Standby names the active agent; nil: this one is active.
 	Standby *standbyReport `json:"standby,omitempty"`
 	Filter  filterReport   `json:"sourceFilter"`
+	// Forwarding is not known while the agent stands by.
+	Forwarding forwardingReport `json:"forwarding"`
 	// Unsourced are podCIDRs of this node in which the host has no address, so that
 	// responses of remote pods to the host itself get lost.
 	Unsourced string `json:"podCIDRsWithoutHostAddress,omitempty"`
@@ -108,6 +110,7 @@ func (a *agent) status() any {
 		Version: process.Build(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
 		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.failingServers(),
 		Unsourced: a.withoutSource(), Pods: a.podsStatus(), Networkd: networkdRemoves("/"),
+		Forwarding: a.forwardingStatus(),
 	}
 	if a.turn.StandsBy() {
 		rep.Standby = &standbyReport{Holder: a.turn.Holder()}

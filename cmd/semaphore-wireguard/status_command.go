@@ -42,6 +42,7 @@ func showReport(p *report.Page, rep *agentReport) {
 	if rep.Networkd {
 		p.Wrong("systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d")
 	}
+	showForwarding(p, &rep.Forwarding)
 	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "WAITING", "SILENT", "DOWN", "REJECTED", "FORGED")
 	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "SINCE", "SIGN", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
@@ -86,6 +87,19 @@ func showFilter(p *report.Page, f filterReport) {
 		p.Failing("source filter", f.Error)
 	default:
 		p.Wrong("plaintext packets with a remote pod's source address are not dropped")
+	}
+}
+
+// showForwarding shows why packets of pods aren't forwarded.
+func showForwarding(p *report.Page, f *forwardingReport) {
+	if len(f.Off) > 0 {
+		p.Wrong("this host doesn't forward packets between its pods and tunnels: %s", report.Some(f.Off))
+	}
+	if len(f.Denying) > 0 {
+		p.Wrong("this host drops packets between its pods and tunnels, as no rule accepts any: %s", report.Some(f.Denying))
+	}
+	if len(f.Conditional) > 0 {
+		p.Line("forwarded packets are dropped by default, rules have to accept those of pods: %s", report.Some(f.Conditional))
 	}
 }
 

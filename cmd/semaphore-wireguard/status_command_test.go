@@ -111,6 +111,20 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			"POD CIDRS\ngcp     gcp-2  10.66.0.5:51820  down ",
 		},
 		{
+			"forwarding is off",
+			func(rep *agentReport) {
+				rep.Forwarding = forwardingReport{
+					Known: true, Off: []string{"net.ipv4.ip_forward=0"}, Denying: []string{"nft chain ip filter FORWARD"},
+					Conditional: []string{"nft chain inet firewalld filter_FORWARD"},
+				}
+			},
+			[]string{
+				"this host doesn't forward packets between its pods and tunnels: net.ipv4.ip_forward=0",
+				"this host drops packets between its pods and tunnels, as no rule accepts any: nft chain ip filter FORWARD",
+			},
+			"rules have to accept those of pods: nft chain inet firewalld filter_FORWARD",
+		},
+		{
 			"a peer that answers no more",
 			func(rep *agentReport) {
 				peer := &rep.Remotes[0].Peers[0]

@@ -155,6 +155,10 @@ func TestCauses(t *testing.T) {
 			p.agent(0).Failing["routes"] = "10.4.0.0/16 dev eth0 protocol static table 115115 is in the way"
 		},
 			"foreign-route", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"forwarding is off": {func(p *patient) { p.agent(0).Forwarding.Off = []string{"net.ipv4.ip_forward=0"} },
+			"forwarding-off", Scope{Cluster: "aws", Node: "aws-1"}},
+		"a FORWARD chain that drops all": {func(p *patient) { p.agent(0).Forwarding.Denying = []string{"nft chain ip filter FORWARD"} },
+			"forwarding-off", Scope{Cluster: "aws", Node: "aws-1"}},
 		"listen port taken": {func(p *patient) { p.agent(0).Failing["device gcp"] = "listen port is taken: 51820 by pid 7" },
 			"port-taken", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"agent in a crash loop": {func(p *patient) {

@@ -168,6 +168,9 @@ func (v *View) cluster(c *survey.Cluster) Cluster {
 	for i := range c.Agents {
 		if a := &c.Agents[i]; a.Known() {
 			note(survey.WireGuard, a.Value.Version)
+			if off := slices.Concat(a.Value.Forwarding.Off, a.Value.Forwarding.Denying); len(off) > 0 {
+				v.wrong(c.Name, "%s: %s doesn't forward packets of its pods: %s", c.Name, a.Pod.Node, some(off, len(off)))
+			}
 		}
 	}
 	for i := range c.Mirrors {

@@ -28,6 +28,10 @@ func TestView(t *testing.T) {
 			change: func(aws, _ *survey.Cluster) { path(aws).Path.State, path(aws).Path.Sign = "down", "one_way" },
 			wrong:  []string{"aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1"},
 		},
+		"a node that doesn't forward": {
+			change: func(aws, _ *survey.Cluster) { aws.Agents[0].Value.Forwarding.Off = []string{"net.ipv4.ip_forward=0"} },
+			wrong:  []string{"aws: aws-1 doesn't forward packets of its pods: net.ipv4.ip_forward=0"},
+		},
 		"small packets only are not enough": {
 			change: func(aws, _ *survey.Cluster) { path(aws).Path.SmallOnly = true },
 			wrong:  []string{"aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1"},

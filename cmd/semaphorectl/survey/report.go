@@ -20,6 +20,10 @@ type Agent struct {
 		State string `json:"state"`
 		Error string `json:"error"`
 	} `json:"sourceFilter"`
+	Forwarding struct {
+		Off     []string `json:"off"`
+		Denying []string `json:"chainsDenying"`
+	} `json:"forwarding"`
 	Networkd bool     `json:"networkdRemovesRoutes"`
 	Remotes  []Remote `json:"remotes"`
 }
