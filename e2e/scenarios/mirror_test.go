@@ -219,10 +219,17 @@ func (n *naming) testHeadless(t *testing.T) {
 }
 
 func (n *naming) testNoSuchName(t *testing.T) {
-	for _, name := range []string{"missing.sys-log.svc.cluster.aws", "missing.shop.svc.cluster.global", "db-9.db.data.svc.cluster.aws"} {
+	for _, name := range []string{
+		"missing.sys-log.svc.cluster.aws", "missing.shop.svc.cluster.global", "db-9.db.data.svc.cluster.aws",
+		"host.cluster.aws", "10-2-1-7.data.pod.cluster.aws", "svc.example.cluster.global", "sys-log.svc.cluster.aws",
+	} {
 		if got, err := n.dns.Ask(within(t, repair), n.client, name, dnsmessage.TypeA); err == nil || err.Error() != dnsmessage.RCodeNameError.String() {
 			t.Errorf("%s: %q, %v, want that there is no such name", name, got, err)
 		}
+	}
+	// The zone itself exists.
+	if got, err := n.dns.Ask(within(t, repair), n.client, "cluster.aws", dnsmessage.TypeA); err != nil || len(got) > 0 {
+		t.Errorf("cluster.aws: %q, %v, want no records", got, err)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
@@ -24,9 +23,20 @@ func controllerRules() []Rule {
 			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.NetworkPolicy, found) },
 		},
 		{
+			ID: "coredns-config-invalid", Local: true,
+			Remedy: "correct the ConfigMap before CoreDNS restarts; of two server blocks for one zone, remove the one outside of join's marks, or join again",
+			Find:   configInvalid,
+		},
+		{
 			ID: "coredns-block-missing", Local: true,
-			Remedy: "add the server blocks of deploy/coredns to CoreDNS's ConfigMap, one for each remote, or run semaphorectl join, which adds them",
+			Remedy: "run semaphorectl join, which puts the server blocks of deploy/coredns where this CoreDNS keeps them, or add them by hand, one for each remote",
+			After:  []string{"coredns-config-invalid"},
 			Find:   blockMissing,
+		},
+		{
+			ID: "node-local-dns-zone-missing", Local: true,
+			Remedy: "add the zones to NodeLocal DNSCache's configuration as the evidence says (docs/service-mirror.md, \"NodeLocal DNSCache\")",
+			Find:   cachedElsewhere,
 		},
 		{
 			ID: "calico-pools-missing", Local: true,
@@ -66,23 +76,6 @@ func notRunning(f *Facts, program string, found func(Finding)) {
 			}
 		}
 		found(Finding{Scope{Cluster: c.Name}, program + " doesn't run in " + c.Name, evidence})
-	}
-}
-
-// blockMissing looks for the server blocks of all remotes where the mirror is installed.
-func blockMissing(f *Facts, found func(Finding)) {
-	for _, c := range f.Clusters {
-		if _, installed := c.Workload(survey.ServiceMirror); !installed || !c.Corefile.Known() {
-			continue
-		}
-		for _, other := range f.Clusters {
-			if other != c && !manifests.Zones(c.Corefile.Value)["cluster."+other.Name] {
-				found(Finding{
-					Scope{Cluster: c.Name, Remote: other.Name}, fmt.Sprintf("CoreDNS of %s serves no names of %s", c.Name, other.Name),
-					[]Evidence{{"no server block for cluster." + other.Name, c.Corefile.Source}},
-				})
-			}
-		}
 	}
 }
 

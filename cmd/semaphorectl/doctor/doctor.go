@@ -189,7 +189,7 @@ func open(f *Facts, wrong scopes) []Open {
 			{"its DaemonSets and Deployments", c.Workloads.Err, c.Workloads.Source}, {"its clock", c.Clock.Err, c.Clock.Source},
 		}
 		if _, installed := c.Workload(survey.ServiceMirror); installed {
-			facts = append(facts, struct{ what, err, from string }{"CoreDNS's configuration", c.Corefile.Err, c.Corefile.Source})
+			facts = append(facts, struct{ what, err, from string }{"CoreDNS's configuration", c.DNS.Err, c.DNS.Source})
 		}
 		for _, fact := range facts {
 			if fact.err != "" {

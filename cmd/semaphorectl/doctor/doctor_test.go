@@ -1,12 +1,17 @@
 package doctor
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
@@ -35,6 +40,13 @@ func (p *patient) install(program string, ready int32) {
 	if program == survey.ServiceMirror && ready > 0 {
 		p.aws.Mirrors = []survey.Reported[survey.Mirror]{{Fact: survey.Fact[*survey.Mirror]{Value: &survey.Mirror{Leading: true}}}}
 	}
+}
+
+// corefile makes CoreDNS of aws one with this configuration.
+func (p *patient) corefile(text string) {
+	p.aws.DNS.Value, _ = coredns.Read(context.Background(), fake.NewClientset(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: "kube-system"}, Data: map[string]string{"Corefile": text},
+	}))
 }
 
 func (p *patient) unpublish(node int, key string) {
@@ -178,15 +190,19 @@ func TestCauses(t *testing.T) {
 		}, "old-agent", Scope{Cluster: "aws", Node: "aws-1"}},
 		"CoreDNS block missing": {func(p *patient) {
 			p.install(survey.ServiceMirror, 2)
-			p.aws.Corefile.Value = ".:53 {\n}\n# cluster.gcp:53 {\ncluster.global:53 {\n}\n"
+			p.corefile(".:53 {\n}\n# cluster.gcp:53 {\n# }\ncluster.global:53 {\n}\n")
 		}, "coredns-block-missing", Scope{Cluster: "aws", Remote: "gcp"}},
 		"CoreDNS block there": {func(p *patient) {
 			p.install(survey.ServiceMirror, 2)
-			p.aws.Corefile.Value = ".:53 {\n}\ncluster.gcp:53 {\n}\n"
+			p.corefile(".:53 {\n}\ncluster.gcp:53 {\n}\n")
 		}, "", Scope{}},
+		"one zone twice": {func(p *patient) {
+			p.install(survey.ServiceMirror, 2)
+			p.corefile("cluster.gcp:53 {\n}\ncluster.GCP. {\n}\n")
+		}, "coredns-config-invalid", Scope{Cluster: "aws"}},
 		"mirror not running": {func(p *patient) {
 			p.install(survey.ServiceMirror, 0)
-			p.aws.Corefile.Value = "cluster.gcp:53 {\n}\n"
+			p.corefile("cluster.gcp:53 {\n}\n")
 		}, "mirror-not-running", Scope{Cluster: "aws"}},
 		"Calico's pools missing, by policy's word": {func(p *patient) { p.policy().Pools.Faults = map[string][]string{"gcp": {"none holds 10.4.0.0/16"}} },
 			"calico-pools-missing", Scope{Cluster: "aws", Remote: "gcp"}},
@@ -231,7 +247,7 @@ func TestCauses(t *testing.T) {
 		"a DaemonSet that was deleted": {func(p *patient) {
 			p.install(survey.ServiceMirror, 2)
 			p.aws.Workloads.Value, p.aws.Pods.Value, p.aws.Agents = p.aws.Workloads.Value[1:], nil, nil
-			p.aws.Corefile.Value = "cluster.gcp:53 {\n}\n"
+			p.corefile("cluster.gcp:53 {\n}\n")
 			for n := range 2 {
 				for peer := range 2 {
 					down(p.back(n, peer), "no_answer", 9)
@@ -295,7 +311,8 @@ func TestCauses(t *testing.T) {
 		}, "device-missing agent-failing", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"a mirror that isn't ready besides an agent in a crash loop": {func(p *patient) {
 			p.install(survey.ServiceMirror, 1)
-			p.aws.Corefile.Value, p.aws.Pods.Value[0].Waiting = "cluster.gcp:53 {\n}\n", "CrashLoopBackOff"
+			p.corefile("cluster.gcp:53 {\n}\n")
+			p.aws.Pods.Value[0].Waiting = "CrashLoopBackOff"
 			a := &p.aws.Agents[0]
 			a.Value, a.Err = nil, "the container doesn't run"
 		}, "agent-crash-loop mirror-not-ready", Scope{Cluster: "aws", Node: "aws-1"}},

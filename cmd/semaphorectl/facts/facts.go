@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/discovery"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
@@ -53,9 +54,10 @@ type Facts struct {
 	Calico schema.GroupVersion
 	// Masquerade lists what masquerades pods' packets to other clusters, each with a remedy.
 	Masquerade []string
-	DNS        *DNS
-	Installed  Installed
-	Unread     []error
+	// DNS is the cluster's CoreDNS; nil: none was found.
+	DNS       *coredns.Setup
+	Installed Installed
+	Unread    []error
 }
 
 // Node is a machine of a cluster.
@@ -86,13 +88,6 @@ func (n *Node) Location(remote string, settings map[string]string) (endpoint.Sou
 func Location(annotation string) (remote string, is bool) {
 	before, is := strings.CutSuffix(annotation, "wireguard.semaphore.uw.io/endpoint-address")
 	return strings.TrimSuffix(before, "."), is
-}
-
-// DNS is the configuration of the cluster's CoreDNS.
-type DNS struct {
-	Namespace, Name string // of the ConfigMap
-	Corefile        string
-	Reloads         bool
 }
 
 // Installed is the installation of Kube-Semaphore in a cluster.
@@ -253,20 +248,9 @@ func (f *Facts) readAuthority(ctx context.Context, c *cli.Cluster) error {
 }
 
 func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
-	return cli.List(ctx, c.Client.CoreV1().ConfigMaps("kube-system"), metav1.ListOptions{}, func(m *corev1.ConfigMap) error {
-		corefile, has := m.Data["Corefile"]
-		if !has || !strings.Contains(m.Name, "coredns") || strings.Contains(m.Name, "autopath") {
-			return nil
-		}
-		if f.DNS != nil && m.Name != "coredns" {
-			return nil // Probably a copy.
-		}
-		f.DNS = &DNS{Namespace: m.Namespace, Name: m.Name, Corefile: corefile}
-		for line := range strings.Lines(corefile) {
-			f.DNS.Reloads = f.DNS.Reloads || strings.HasPrefix(strings.TrimSpace(line), "reload")
-		}
-		return nil
-	})
+	var err error
+	f.DNS, err = coredns.Read(ctx, c.Client)
+	return err
 }
 
 // programs maps names of workloads to tools.

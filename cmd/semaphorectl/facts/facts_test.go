@@ -162,15 +162,6 @@ func TestLocation(t *testing.T) {
 	}
 }
 
-// TestCorefileOfCoreDNS ignores copies of the ConfigMap.
-func TestCorefileOfCoreDNS(t *testing.T) {
-	f := &Facts{}
-	err := f.readDNS(t.Context(), fakeCluster("", config("kube-system", "a-coredns-copy", "Corefile", "old"), config("kube-system", "coredns", "Corefile", "now"), config("kube-system", "coredns-old", "Corefile", "older")))
-	if err != nil || f.DNS == nil || f.DNS.Corefile != "now" {
-		t.Errorf("error %v, DNS %+v", err, f.DNS)
-	}
-}
-
 // TestServersOfOthers keeps only addresses that other hosts can reach.
 func TestServersOfOthers(t *testing.T) {
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default", Labels: map[string]string{"kubernetes.io/service-name": "kubernetes"}}}

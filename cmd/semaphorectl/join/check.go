@@ -3,14 +3,12 @@ package join
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
-	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
@@ -106,16 +104,6 @@ func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 	}
 	for _, needs := range f.Masquerade {
 		warn("pods' packets are probably masqueraded", needs)
-	}
-	if slices.Contains(w.Tools, manifests.Mirror) {
-		switch {
-		case f.DNS == nil:
-			warn("kube-system has no ConfigMap of CoreDNS", "names such as web.shop.svc.cluster.gcp need the server blocks of deploy/coredns/Corefile in your DNS configuration")
-		case manifests.Whole(f.DNS.Corefile) != nil:
-			wrong("ConfigMap "+f.DNS.Namespace+"/"+f.DNS.Name+": "+manifests.Whole(f.DNS.Corefile).Error(), "then join again")
-		case !f.DNS.Reloads:
-			warn("CoreDNS doesn't use the plugin reload", "restart it afterwards: kubectl -n kube-system rollout restart deployment coredns")
-		}
 	}
 	return faults
 }

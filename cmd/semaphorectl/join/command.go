@@ -141,11 +141,11 @@ func (a *all) write(directory string) error {
 		if err != nil {
 			return err
 		}
-		corefile := ""
-		if f.DNS != nil {
-			corefile = f.DNS.Corefile
+		all, err := zones(a.settings[i])
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
 		}
-		blocks, err := blocks(a.settings[i], corefile)
+		blocks, err := f.DNS.Blocks(all)
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}

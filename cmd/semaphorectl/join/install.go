@@ -12,10 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/util/retry"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
-	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
@@ -89,59 +87,6 @@ func rank(o *unstructured.Unstructured) int {
 		return 0
 	}
 	return 1
-}
-
-// nameAll puts our server blocks into CoreDNS's configuration, or removes them where the
-// mirror isn't installed.
-func (a *all) nameAll(ctx context.Context) error {
-	return a.each(func(i int, c *cli.Cluster) error {
-		mirrors := slices.ContainsFunc(a.objects[i], func(o *unstructured.Unstructured) bool {
-			return o.GetKind() == "Deployment" && o.GetName() == "semaphore-service-mirror"
-		})
-		return a.corefile(ctx, i, c, func(before string) (string, error) {
-			if !mirrors || len(a.settings[i].Remotes()) == 0 {
-				return manifests.WithoutBlock(before), nil
-			}
-			blocks, err := blocks(a.settings[i], before)
-			return manifests.WithBlock(before, blocks), err
-		})
-	})
-}
-
-// corefile changes CoreDNS's configuration, and retries on conflicts.
-func (a *all) corefile(ctx context.Context, i int, c *cli.Cluster, change func(string) (string, error)) error {
-	dns := a.facts[i].DNS
-	if dns == nil {
-		return nil
-	}
-	maps := c.Client.CoreV1().ConfigMaps(dns.Namespace)
-	changed := false
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		m, err := maps.Get(ctx, dns.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if m.Data["Corefile"] == "" {
-			return errors.New("its key Corefile is missing")
-		}
-		if err := manifests.Whole(m.Data["Corefile"]); err != nil {
-			return err
-		}
-		after, err := change(m.Data["Corefile"])
-		if err != nil || after == m.Data["Corefile"] {
-			return err
-		}
-		m.Data["Corefile"], changed = after, true
-		_, err = maps.Update(ctx, m, metav1.UpdateOptions{FieldManager: manifests.Manager})
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("%s: ConfigMap %s/%s: %w", c.Name, dns.Namespace, dns.Name, err)
-	}
-	if changed {
-		a.Done("%s: updated the server blocks for other clusters in ConfigMap %s/%s", c.Name, dns.Namespace, dns.Name)
-	}
-	return nil
 }
 
 // waitAll waits until all workloads are rolled out.

@@ -30,7 +30,11 @@ func others(t *testing.T, gcps facts.Settings, image string) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		blocks, err := blocks(a.settings[i], "")
+		all, err := zones(a.settings[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		blocks, err := a.facts[i].DNS.Blocks(all)
 		if err != nil {
 			t.Fatal(err)
 		}

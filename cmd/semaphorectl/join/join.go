@@ -184,11 +184,8 @@ func (a *all) preflight(ctx context.Context) error {
 			faults = append(faults, collisions(f, a.settings[i], a.agreed, a.facts)...)
 		}
 		for i, f := range a.facts {
-			if f.DNS == nil || !slices.Contains(a.wanted[i].Tools, manifests.Mirror) {
-				continue
-			}
-			if _, err := blocks(a.settings[i], f.DNS.Corefile); err != nil {
-				faults = append(faults, fault{cluster: f.Name, what: "names of services of other clusters: " + err.Error(), remedy: "give that cluster another name"})
+			if slices.Contains(a.wanted[i].Tools, manifests.Mirror) {
+				faults = append(faults, unnamed(f, a.settings[i])...)
 			}
 		}
 	}

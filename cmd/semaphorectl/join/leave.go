@@ -203,7 +203,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
 	_, err := one.steps(ctx,
 		step{"names", func(ctx context.Context) error {
-			return one.corefile(ctx, 0, c, func(before string) (string, error) { return manifests.WithoutBlock(before), nil })
+			return one.name(ctx, c, nil)
 		}},
 		step{"controllers", func(ctx context.Context) error { return stopControllers(ctx, c) }},
 		step{"mirrors and sets", func(ctx context.Context) error {

@@ -19,7 +19,7 @@ func (a *all) next() {
 	here, there := a.clusters[0], a.clusters[1]
 	if slices.Contains(a.wanted[0].Tools, manifests.Mirror) {
 		name := "web.default.svc.cluster." + there.Name
-		if a.facts[0].DNS == nil {
+		if dns := a.facts[0].DNS; dns == nil || dns.Owner.AtOnce {
 			prefix, err := a.settings[0].ServicePrefix(cluster.Name(there.Name))
 			if err != nil {
 				prefix = there.Name

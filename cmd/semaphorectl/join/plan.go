@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
@@ -188,25 +189,16 @@ func pools(f *facts.Facts, settings facts.Settings) []*unstructured.Unstructured
 }
 
 // zones returns the DNS zones of the remotes in the settings.
-func zones(settings facts.Settings) ([]manifests.Zone, error) {
-	var all []manifests.Zone
+func zones(settings facts.Settings) ([]coredns.Zone, error) {
+	var all []coredns.Zone
 	for _, remote := range settings.Remotes() {
 		prefix, err := settings.ServicePrefix(remote)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, manifests.Zone{Remote: remote, Prefix: prefix})
+		all = append(all, coredns.Zone{Remote: remote, Prefix: prefix})
 	}
 	return all, nil
-}
-
-// blocks returns the server blocks for CoreDNS for the settings.
-func blocks(settings facts.Settings, corefile string) (string, error) {
-	all, err := zones(settings)
-	if err != nil {
-		return "", err
-	}
-	return manifests.Blocks(all, corefile)
 }
 
 // desired returns the manifests of a cluster with these settings.

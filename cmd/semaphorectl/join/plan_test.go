@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
@@ -162,7 +163,7 @@ func healthy(t *testing.T, name, pods, services, node string) *facts.Facts {
 	t.Helper()
 	return &facts.Facts{
 		Name: name, Version: "v1.36.3", Minor: 36, PodsSure: true, Pods: subnets(t, pods), Services: subnets(t, services), Machines: subnets(t, "10.66.0.0/16"),
-		Servers: []string{"https://api." + name + ".example:6443"}, CA: "PEM", DNS: &facts.DNS{Reloads: true},
+		Servers: []string{"https://api." + name + ".example:6443"}, CA: "PEM", DNS: &coredns.Setup{Reloads: true},
 		Nodes: []facts.Node{{Name: "n", OS: "linux", Ready: true, Addresses: []netip.Addr{netip.MustParseAddr(node)}, Pods: subnets(t, pods)}},
 	}
 }
@@ -202,8 +203,6 @@ func TestCheck(t *testing.T) {
 		"maybe more pods":         {func(f *facts.Facts) { f.PodsSure = false }, "! if future nodes may have other subnets"},
 		"masqueraded":             {func(f *facts.Facts) { f.Masquerade = []string{"do this"} }, "! do this"},
 		"Windows":                 {func(f *facts.Facts) { f.Nodes[0].OS = "windows" }, "! node n runs windows"},
-		"no CoreDNS":              {func(f *facts.Facts) { f.DNS = nil }, "! kube-system has no ConfigMap of CoreDNS"},
-		"CoreDNS stays":           {func(f *facts.Facts) { f.DNS.Reloads = false }, "! rollout restart deployment coredns"},
 		"no answer":               {func(f *facts.Facts) { *f = facts.Facts{Name: "aws", Unread: []error{errAway}} }, "away"},
 		"no CA":                   {func(f *facts.Facts) { f.CA = "" }, "kube-root-ca.crt"},
 	} {

@@ -25,6 +25,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 )
@@ -157,7 +158,7 @@ func TestMissingRights(t *testing.T) {
 	}
 	for i, name := range []string{"aws", "gcp"} {
 		for _, want := range []string{
-			name + `: the account alice\x1b[2J of the context prod-` + name + " may not ", "get, list and update configmaps in kube-system", "list nodes",
+			name + `: the account alice\x1b[2J of the context prod-` + name + " may not ", "get, list, create and update configmaps in kube-system", "list nodes",
 			"cluster-admin", "kubectl --context prod-" + name + " auth can-i --list",
 		} {
 			if !strings.Contains(lines[i], want) {
@@ -196,7 +197,7 @@ func TestFailedTemporaryPods(t *testing.T) {
 func TestNext(t *testing.T) {
 	s, out := printed()
 	a := &all{Session: s, clusters: []*cli.Cluster{{Name: "aws", Context: "aws"}, {Name: "gcp", Context: "prod gcp"}, {Name: "merit", Context: "merit"}},
-		wanted: []*manifests.Cluster{{Tools: []string{manifests.WireGuard, manifests.Mirror}}}, settings: []facts.Settings{{}}, facts: []*facts.Facts{{DNS: &facts.DNS{}}}}
+		wanted: []*manifests.Cluster{{Tools: []string{manifests.WireGuard, manifests.Mirror}}}, settings: []facts.Settings{{}}, facts: []*facts.Facts{{DNS: &coredns.Setup{}}}}
 	a.next()
 	want := `✓ aws, gcp and merit are joined. Next:
   mirror a Service of gcp, here web in the namespace default:

@@ -106,6 +106,7 @@ func Of(now time.Time, clusters []*survey.Cluster) *View {
 		}
 	}
 	for _, c := range clusters {
+		v.names(c, clusters)
 		v.mirrors(c)
 		v.sets(c)
 	}

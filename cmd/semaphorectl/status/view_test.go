@@ -1,6 +1,7 @@
 package status
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +11,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
 )
@@ -75,6 +80,22 @@ func TestView(t *testing.T) {
 				gcp.Agents, gcp.Pods.Value, gcp.Pods.Err = nil, nil, "forbidden"
 			},
 			unknown: []string{`gcp: its nodes: a Node: metadata.name: "--all"`, "gcp: its pods of Kube-Semaphore: forbidden", "gcp to aws: no nodes are known"},
+		},
+		"names that CoreDNS doesn't serve": {
+			change: func(aws, _ *survey.Cluster) {
+				aws.Workloads.Value = append(aws.Workloads.Value, survey.Workload{Name: survey.ServiceMirror})
+				aws.DNS.Value, _ = coredns.Read(context.Background(), fake.NewClientset(&corev1.ConfigMap{
+					ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: "kube-system"}, Data: map[string]string{"Corefile": ".:53 {\n}\n"},
+				}))
+			},
+			wrong: []string{"aws: CoreDNS serves no names of gcp"},
+		},
+		"CoreDNS that can't be read": {
+			change: func(aws, _ *survey.Cluster) {
+				aws.Workloads.Value = append(aws.Workloads.Value, survey.Workload{Name: survey.ServiceMirror})
+				aws.DNS.Err = "forbidden"
+			},
+			unknown: []string{"aws: CoreDNS's configuration: forbidden"},
 		},
 		"a node that is rejected": {
 			change: func(aws, _ *survey.Cluster) {

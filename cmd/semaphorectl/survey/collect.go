@@ -2,6 +2,7 @@ package survey
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
@@ -115,7 +117,10 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 		t.Warnings = read(ctx, t.Kubectl("-n %s get events --field-selector type=Warning", cli.Namespace), t.warnings)
 	})
 	reading.Go(func() {
-		t.Corefile = read(ctx, t.Kubectl("-n kube-system get configmap coredns -o yaml"), t.corefile)
+		t.DNS = read(ctx, t.Kubectl("-n kube-system get deployments,daemonsets,configmaps"), t.dns)
+		if t.DNS.Known() {
+			t.DNS.Source = t.DNS.Value.Show(t.Context)
+		}
 	})
 	reading.Go(func() { t.Pools = read(ctx, t.Kubectl("get ippools -o yaml"), t.pools) })
 	t.Pods = read(ctx, t.Kubectl("-n %s get pods -o wide", cli.Namespace), t.pods)
@@ -128,7 +133,7 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 // nothing sets the error of all facts.
 func (t *collector) nothing(why string) {
 	t.Clock.Err, t.Nodes.Err, t.Pods.Err, t.Workloads.Err = why, why, why, why
-	t.Warnings.Err, t.Corefile.Err, t.Pools.Err = why, why, why
+	t.Warnings.Err, t.DNS.Err, t.Pools.Err = why, why, why
 }
 
 // read returns the result of get as a fact.
@@ -286,21 +291,12 @@ func (t *collector) warnings(ctx context.Context) ([]Event, error) {
 	return events, err
 }
 
-func (t *collector) corefile(ctx context.Context) (string, error) {
-	maps := t.client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
-	main, err := maps.Get(ctx, "coredns", metav1.GetOptions{})
-	if err != nil {
-		return "", err
+func (t *collector) dns(ctx context.Context) (*coredns.Setup, error) {
+	setup, err := coredns.Read(ctx, t.client)
+	if setup == nil && err == nil {
+		err = errors.New("kube-system has no CoreDNS")
 	}
-	var text strings.Builder
-	text.WriteString(main.Data["Corefile"])
-	// Some distributions read additional server blocks from it.
-	if more, err := maps.Get(ctx, "coredns-custom", metav1.GetOptions{}); err == nil {
-		for _, part := range more.Data {
-			text.WriteString("\n" + part)
-		}
-	}
-	return text.String(), nil
+	return setup, err
 }
 
 // pools reads Calico's IP pools from the first served API.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/coredns"
 )
 
 // Fact is a value that was read, or the error.
@@ -38,8 +39,8 @@ type Cluster struct {
 	Pods       Fact[[]Pod] // in our namespace
 	Workloads  Fact[[]Workload]
 	Warnings   Fact[[]Event]
-	// Corefile is CoreDNS's configuration.
-	Corefile Fact[string]
+	// DNS is the cluster's CoreDNS.
+	DNS Fact[*coredns.Setup]
 	// Pools are Calico's IP pools; nil if Calico's API isn't served.
 	Pools Fact[[]Pool]
 

@@ -1,12 +1,11 @@
-package manifests
+package coredns
 
 import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/deploy"
@@ -22,19 +21,6 @@ const (
 	end         = "# END semaphorectl"
 )
 
-// zone matches the cluster's domain.
-var zone = regexp.MustCompile(`(?m)^\s*kubernetes[ \t]+([a-z0-9.-]+)`)
-
-// Domain returns the cluster's domain from its Corefile outside of our block.
-func Domain(corefile string) string {
-	if m := zone.FindStringSubmatch(WithoutBlock(corefile)); m != nil {
-		if domain := strings.TrimSuffix(m[1], "."); len(validation.IsDNS1123Subdomain(domain)) == 0 {
-			return domain
-		}
-	}
-	return "cluster.local"
-}
-
 // A Zone is the DNS zone of a remote's services.
 type Zone struct {
 	Remote cluster.Name
@@ -42,23 +28,25 @@ type Zone struct {
 	Prefix string
 }
 
-// Blocks returns the server blocks for the zones of remotes and of global services, except
-// zones that the Corefile serves outside of our block: CoreDNS refuses two server blocks for
-// one zone. It is an error if a zone contains the cluster's own domain.
-func Blocks(zones []Zone, corefile string) (string, error) {
-	domain := Domain(corefile)
-	others := Zones(WithoutBlock(corefile))
+// global is the zone of global services.
+const global = "cluster.global"
+
+// blocks returns the server blocks for the zones of remotes and of global services, except
+// zones that others serve: CoreDNS refuses two server blocks for one zone. It is an error if
+// a zone contains the cluster's own domain. like is the server block of that domain; ours
+// have its port, its addresses and its access to the API server.
+func blocks(zones []Zone, like *Server, domain string, others func(zone string) bool) (string, error) {
 	content, err := deploy.Files.ReadFile("coredns/Corefile")
 	if err != nil {
 		return "", err
 	}
 	text := string(content)
-	first, global := strings.Index(text, "\ncluster.aws:53 {\n"), strings.Index(text, "\ncluster.global:53 {\n")
-	if first < 0 || global < first {
+	first, second := strings.Index(text, "\ncluster.aws:53 {\n"), strings.Index(text, "\ncluster.global:53 {\n")
+	if first < 0 || second < first {
 		return "", errors.New("deploy/coredns/Corefile has no blocks for aws and global")
 	}
-	block, rest := strings.TrimSpace(text[first:global]), strings.TrimSpace(text[global:])
-	var blocks []string
+	block, rest := strings.TrimSpace(text[first:second]), strings.TrimSpace(text[second:])
+	var all []string
 	for _, z := range zones {
 		if _, err := cluster.ParseName(string(z.Remote)); err != nil {
 			return "", err
@@ -69,21 +57,50 @@ func Blocks(zones []Zone, corefile string) (string, error) {
 		if err := shadows(z.Remote.Zone(), domain); err != nil {
 			return "", err
 		}
-		if others[z.Remote.Zone()] {
+		if others(z.Remote.Zone()) {
 			continue
 		}
-		blocks = append(blocks, strings.NewReplacer(
+		all = append(all, strings.NewReplacer(
 			"cluster.aws", z.Remote.Zone(), `cluster\.aws`, `cluster\.`+string(z.Remote),
 			"aws-", z.Prefix+"-").Replace(block))
 	}
-	if err := shadows("cluster.global", domain); err != nil {
+	if err := shadows(global, domain); err != nil {
 		return "", err
 	}
-	if !others["cluster.global"] {
-		blocks = append(blocks, rest)
+	if !others(global) {
+		all = append(all, rest)
 	}
-	local := strings.NewReplacer("cluster.local", domain, `cluster\.local`, regexp.QuoteMeta(domain), "sys-semaphore", cli.Namespace)
-	return local.Replace(strings.Join(blocks, "\n\n")), nil
+	port, bind, access := adapt(like)
+	return strings.NewReplacer("cluster.local", domain, `cluster\.local`, regexp.QuoteMeta(domain), "sys-semaphore", cli.Namespace,
+		":53 {\n", port+" {\n"+bind, "        namespaces", access+"        namespaces").Replace(strings.Join(all, "\n\n")), nil
+}
+
+// adapt returns what differs in our server blocks for a CoreDNS whose server block of the
+// cluster's domain is like: port, lines that bind addresses, and access to the API server.
+func adapt(like *Server) (port, bind, access string) {
+	if like == nil {
+		return ":53", "", ""
+	}
+	if like.Zones[0].Port != "" {
+		port = ":" + like.Zones[0].Port
+	}
+	if d := like.directive("bind"); d != nil {
+		bind = "    bind " + quote(d.Args)
+		if len(d.Body) > 0 {
+			bind += " {\n"
+			for _, line := range d.Body {
+				bind += "        " + quote(line) + "\n"
+			}
+			bind += "    }"
+		}
+		bind += "\n"
+	}
+	for _, line := range like.directive("kubernetes").Body {
+		if slices.Contains([]string{"endpoint", "tls", "kubeconfig"}, line[0]) {
+			access += "        " + quote(line) + "\n"
+		}
+	}
+	return port, bind, access
 }
 
 // shadows returns an error if a server block for a zone would answer for the cluster's own
@@ -95,36 +112,10 @@ func shadows(zone, domain string) error {
 	return nil
 }
 
-// Zones returns the zones of a Corefile's server blocks, at any port: those before each
-// block that isn't inside another one.
-func Zones(corefile string) map[string]bool {
-	found, depth := map[string]bool{}, 0
-	var keys []string
-	for line := range strings.Lines(corefile) {
-		line, _, _ = strings.Cut(line, "#")
-		for _, word := range strings.Fields(strings.ReplaceAll(line, ",", " ")) {
-			switch {
-			case word == "{":
-				for _, key := range keys {
-					key, _, _ = strings.Cut(strings.TrimPrefix(key, "dns://"), ":")
-					found[strings.ToLower(strings.TrimSuffix(key, "."))] = true
-				}
-				keys = nil
-				depth++
-			case word == "}":
-				depth--
-			case depth == 0:
-				keys = append(keys, word)
-			}
-		}
-	}
-	return found
-}
-
-// WithBlock inserts server blocks into a Corefile, or replaces those in our block.
-func WithBlock(corefile, blocks string) string {
+// withBlock inserts server blocks into a Corefile, or replaces those in our block.
+func withBlock(corefile, blocks string) string {
 	if blocks == "" {
-		return WithoutBlock(corefile)
+		return withoutBlock(corefile)
 	}
 	before, after, found := cut(corefile)
 	if found {
@@ -139,8 +130,8 @@ func WithBlock(corefile, blocks string) string {
 	return corefile + mark + "\n" + blocks + "\n" + end + "\n"
 }
 
-// WithoutBlock removes our block, and restores the Corefile byte for byte.
-func WithoutBlock(corefile string) string {
+// withoutBlock removes our block, and restores the Corefile byte for byte.
+func withoutBlock(corefile string) string {
 	before, after, found := cut(corefile)
 	if !found {
 		return corefile
@@ -151,16 +142,16 @@ func WithoutBlock(corefile string) string {
 	return before + after
 }
 
-// Whole returns an error if the lines around our block aren't a pair, so that foreign lines
+// whole returns an error if the lines around our block aren't a pair, so that foreign lines
 // could be removed with it.
-func Whole(corefile string) error {
+func whole(corefile string) error {
 	before, after, found := cut(corefile)
 	block := corefile[len(before):]
 	if found {
 		block = strings.TrimSuffix(block, after)
 	}
 	if block != "" && (!found || strings.Count(block, "# BEGIN semaphorectl") > 1) {
-		return errors.New("the lines \"# BEGIN semaphorectl\" and \"" + end + "\" in its Corefile aren't a pair: delete them and the lines between them")
+		return errors.New("the lines \"# BEGIN semaphorectl\" and \"" + end + "\" aren't a pair: delete them and the lines between them")
 	}
 	return nil
 }
@@ -175,4 +166,13 @@ func cut(corefile string) (before, after string, found bool) {
 		}
 	}
 	return corefile, "", false
+}
+
+// Names returns the zones of remotes, and that of global services.
+func Names(zones []Zone) []string {
+	var all []string
+	for _, z := range zones {
+		all = append(all, z.Remote.Zone())
+	}
+	return append(all, global)
 }
