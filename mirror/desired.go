@@ -349,31 +349,7 @@ func (b *builder) global(w *Service) {
 		}
 		candidates = append(candidates, &part{cluster: c, remembered: true, stale: set == nil || set.stale, drained: s.drained[c]})
 	}
-	counting, others := counting(candidates, func(pt *part) bool { return ready(s, pt) > 0 })
-	for _, pt := range others {
-		if w.Outdated = w.Outdated || pt.stale; pt.drained {
-			w.Drained = append(w.Drained, pt.cluster)
-		}
-	}
-	slices.Sort(w.Drained)
-	for _, pt := range counting {
-		if pt.remembered {
-			w.keeps = append(w.keeps, pt.cluster)
-			continue
-		}
-		var zones []string
-		switch {
-		case w.LocalFirst && pt.local && ready(s, pt) < cmp.Or(pt.origin.LocalMinimum, s.localMinimum):
-			// No hints: with a ready endpoint without hints, kube-proxy uses all endpoints.
-		case w.LocalFirst && pt.local:
-			zones = s.zones
-		case w.LocalFirst:
-			zones = []string{remoteZone}
-		}
-		for _, sl := range pt.slices {
-			b.add(w, &s.sets[setID{pt.cluster, merged}].cluster, sl, zones)
-		}
-	}
+	b.use(w, candidates)
 }
 
 // running returns whether the existing global service is headless; nil: it doesn't exist.
@@ -385,21 +361,4 @@ func running(own *ObservedService, before *Service) *bool {
 		return &before.Spec.Headless
 	}
 	return nil
-}
-
-// ready returns the number of ready endpoints of a part.
-func ready(s *Snapshot, pt *part) (n int) {
-	if pt.remembered {
-		return 0
-	}
-	c := &s.sets[setID{pt.cluster, merged}].cluster
-	for _, sl := range pt.slices {
-		for i := range sl.Endpoints {
-			e := &sl.Endpoints[i]
-			if e.Ready != False && rejection(e.Address, sl.Family, c.subnets) == "" && !s.withdrawn(c, e) {
-				n++
-			}
-		}
-	}
-	return n
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
@@ -64,6 +65,9 @@ func (w *world) step(r *rand.Rand) {
 		}
 	case 6, 7:
 		o := newOrigin(k, int64(r.IntN(3)), 80+r.Int32N(2), Traits{Headless: r.IntN(4) == 0})
+		if r.IntN(2) == 0 {
+			o.Spec.Ports = append(o.Spec.Ports, tcp("metrics", 9090))
+		}
 		o.LocalFirst, o.LocalMinimum = r.IntN(2) == 0, r.IntN(3)
 		if r.IntN(8) == 0 {
 			o.Reject = "rejected"
@@ -77,11 +81,25 @@ func (w *world) step(r *rand.Rand) {
 		w.drift(r)
 	default:
 		sl := &OriginSlice{Name: fmt.Sprintf("slice-%d", r.IntN(6)), Service: k, Family: discoveryv1.AddressTypeIPv4}
+		six := r.IntN(2) == 0
+		if six {
+			sl.Name, sl.Family = sl.Name+"-six", discoveryv1.AddressTypeIPv6
+		}
+		for _, name := range [][]string{nil, {"http"}, {"http", "metrics"}, {"metrics"}}[r.IntN(4)] {
+			protocol, number := corev1.ProtocolTCP, int32(8080)
+			sl.Ports = append(sl.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &number})
+		}
 		for range r.IntN(4) {
+			second, last := 4+r.IntN(3), 1+r.IntN(200)
+			address := netip.AddrFrom4([4]byte{10, byte(second), 0, byte(last)})
+			if six {
+				address = netip.MustParseAddr(fmt.Sprintf("fd00:%d::%x", second, last))
+			}
 			sl.Endpoints = append(sl.Endpoints, Endpoint{
-				Address: netip.AddrFrom4([4]byte{10, byte(4 + r.IntN(3)), 0, byte(1 + r.IntN(200))}),
+				Address: address,
 				Ready:   Condition(r.IntN(3)),
 				Node:    []string{"", "n1", "n2"}[r.IntN(3)],
+				Target:  uint64(r.IntN(3)),
 			})
 		}
 		slices.SortFunc(sl.Endpoints, compareEndpoints)
@@ -179,6 +197,7 @@ func TestIncrementalDesiredEqualsFull(t *testing.T) {
 				t.Fatalf("round %d, step %d: %d names for %d origins", round, step, len(w.memo.services), len(w.memo.byOrigin))
 			}
 			w.checkRooms(t)
+			w.checkFrontends(t)
 			if err := w.checkSurvey(want); err != nil {
 				t.Fatalf("round %d, step %d: %v", round, step, err)
 			}

@@ -114,32 +114,3 @@ func addPort(spec *Spec, port Port) string {
 func describe(p Port) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
 }
-
-// counting returns the parts whose endpoints are used, and the others:
-//
-//	| part             | used                                               |
-//	| ---------------- | -------------------------------------------------- |
-//	| drained          | if no other part has a ready endpoint              |
-//	| stale            | if neither fresh nor drained parts have one        |
-//	| any other        | always                                             |
-//
-// An outdated or drained service is better than an empty one.
-func counting(parts []*part, ready func(p *part) bool) (counting, others []*part) {
-	for _, out := range []func(p *part) bool{
-		func(p *part) bool { return p.stale || p.drained },
-		func(p *part) bool { return p.stale },
-	} {
-		counting, others = nil, nil
-		for _, p := range parts {
-			if out(p) {
-				others = append(others, p)
-			} else {
-				counting = append(counting, p)
-			}
-		}
-		if len(others) == 0 || slices.ContainsFunc(counting, ready) {
-			return counting, others
-		}
-	}
-	return parts, nil
-}

@@ -73,10 +73,12 @@ type Service struct {
 	Endpoints bool
 	Conflicts []Conflict
 	Tallies   map[string]*Tally // by cluster
-	// Outdated: endpoints of stale clusters are omitted. Drained are the clusters whose
-	// endpoints are omitted because they are drained.
+	// Outdated: endpoints of stale clusters are omitted. Drained are the clusters with
+	// endpoints that are omitted because they are drained. Needed are frontends of stale and
+	// drained clusters that no other one has a ready endpoint for, by cluster.
 	Outdated bool
 	Drained  []string
+	Needed   map[string][]string
 	// Former are clusters of a global service that are no longer configured.
 	Former []string
 	// Hold is the reason for which the service must not be changed yet, and Until the end of
@@ -85,12 +87,18 @@ type Service struct {
 	Until time.Time
 	Keep  []string
 
-	prefix string   // of the remote; "gl" for a global service
-	keeps  []string // clusters whose slices are retained, because their state is unknown
+	prefix string // of the remote; "gl" for a global service
+	keeps  []kept // slices that are retained, because the state of their cluster is unknown
 	sum    sum
 	// family is that of Endpoints; empty: not known yet.
 	family       corev1.IPFamily
 	endpointsSum sum
+}
+
+// kept are the slices of one cluster and family.
+type kept struct {
+	cluster string
+	family  discoveryv1.AddressType
 }
 
 // Tally counts the used endpoints of a cluster in a service, those of them that are

@@ -41,6 +41,7 @@ type ObservedSlice struct {
 	identity
 	service   string
 	cluster   string // of the origin; empty if unknown
+	family    discoveryv1.AddressType
 	addresses []netip.Addr
 }
 
@@ -109,6 +110,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		},
 		service: s.Labels[discoveryv1.LabelServiceName],
 		cluster: cluster,
+		family:  s.AddressType,
 	}
 	if o.ours {
 		// The name has precedence over the label, which others may have changed.

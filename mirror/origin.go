@@ -75,7 +75,10 @@ type Endpoint struct {
 	Hostname string
 	// Node is its node; empty: unknown. It is for path reports and isn't copied: kube-proxy
 	// would treat the endpoint as local if a local node has the same name.
-	Node                        string
+	Node string
+	// Target is a hash of what the address belongs to, such as a pod; zero: unknown. It is for
+	// counting endpoints and isn't copied.
+	Target                      uint64
 	Ready, Serving, Terminating Condition
 }
 
@@ -199,8 +202,8 @@ func trimSlice(s *discoveryv1.EndpointSlice) (*OriginSlice, bool) {
 			continue
 		}
 		endpoint := Endpoint{
-			Address: address,
-			Ready:   condition(e.Conditions.Ready), Serving: condition(e.Conditions.Serving),
+			Address: address, Target: targetOf(e.TargetRef),
+			Ready: condition(e.Conditions.Ready), Serving: condition(e.Conditions.Serving),
 			Terminating: condition(e.Conditions.Terminating),
 		}
 		if e.Hostname != nil && len(validation.IsDNS1123Label(*e.Hostname)) == 0 {
@@ -227,6 +230,7 @@ func compareEndpoints(a, b Endpoint) int {
 		cmp.Compare(a.Ready, b.Ready),
 		cmp.Compare(a.Serving, b.Serving),
 		cmp.Compare(a.Node, b.Node),
+		cmp.Compare(a.Target, b.Target),
 	)
 }
 

@@ -354,7 +354,9 @@ func (s *Snapshot) hold(o *ObservedService, want *Service) (why string, until ti
 func (s *Snapshot) keeps(want *Service, o *ObservedSlice) bool {
 	switch {
 	case want != nil && want.Origin.Global():
-		return slices.Contains(want.keeps, o.cluster) || o.cluster == "" && len(want.keeps) > 0
+		return slices.ContainsFunc(want.keeps, func(k kept) bool {
+			return k.family == o.family && (k.cluster == o.cluster || o.cluster == "")
+		})
 	case o.cluster == "":
 		return slices.ContainsFunc(s.order, func(id setID) bool { return !s.sets[id].synced })
 	case want != nil:

@@ -68,10 +68,13 @@ type ServiceStatus struct {
 	// Foreign are foreign endpoint slices of this service.
 	Foreign []string `json:"foreignSlices,omitempty"`
 	// Withdrawn is the number of endpoints on nodes with broken paths, by cluster. Drained
-	// are the clusters that are omitted because they are drained.
+	// are the clusters with endpoints that are omitted because they are drained.
 	Withdrawn map[string]int `json:"withdrawn,omitempty"`
 	Drained   []string       `json:"drained,omitempty"`
-	Held      string         `json:"held,omitempty"`
+	// Needed are families, and ports, for which a drained, stale or removed cluster is still
+	// used because no other one has a ready endpoint, by cluster; at most maxNeeded each.
+	Needed map[string][]string `json:"needed,omitempty"`
+	Held   string              `json:"held,omitempty"`
 	// RemovedAt is when the removal of the service is no longer held.
 	RemovedAt *time.Time `json:"removedAt,omitempty"`
 	Error     string     `json:"error,omitempty"`
@@ -153,7 +156,7 @@ func (y *survey) note(have *Observed, w *Service) {
 		y.totals.add(last, -1)
 		delete(y.services, w.Name)
 	}
-	e := ServiceStatus{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w), Drained: w.Drained}
+	e := ServiceStatus{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w), Drained: w.Drained, Needed: w.Needed}
 	if !w.Absent {
 		e.Origin = w.Origin.String()
 	}

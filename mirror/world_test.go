@@ -34,7 +34,7 @@ type world struct {
 func testClusters() []clusterConfig {
 	return []clusterConfig{
 		{name: "gcp", local: true},
-		{name: "aws", prefix: "c1", subnets: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/15")}},
+		{name: "aws", prefix: "c1", subnets: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/15"), netip.MustParsePrefix("fd00:4::/31")}},
 		{name: "merit", prefix: "c1-x"},
 	}
 }

@@ -94,7 +94,21 @@ func showPaths(p *report.Page, rep *mirrorReport) {
 	for i := range rep.Clusters {
 		if c := &rep.Clusters[i]; c.Drained {
 			p.Line("cluster %s is drained", c.Name)
+			showNeeded(p, c.Name, rep.Services)
 		}
+	}
+}
+
+// showNeeded shows which services still use a drained cluster.
+func showNeeded(p *report.Page, cluster string, services []mirror.ServiceStatus) {
+	var still []string
+	for i := range services {
+		if needed := services[i].Needed[cluster]; len(needed) > 0 {
+			still = append(still, services[i].Name+" ("+strings.Join(needed, ", ")+")")
+		}
+	}
+	if len(still) > 0 {
+		p.Line("it is still used where no other cluster has a ready endpoint: %s", report.Some(still))
 	}
 }
 

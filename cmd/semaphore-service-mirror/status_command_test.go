@@ -54,6 +54,19 @@ all is well
 	}
 }
 
+func TestStatusListsWhatStillUsesADrainedCluster(t *testing.T) {
+	rep := wellReport()
+	rep.Clusters[0].Drained = true
+	rep.Services = append(rep.Services,
+		mirror.ServiceStatus{Name: "gl-shop-73736d-web", Drained: []string{"aws"}, Needed: map[string][]string{"aws": {"IPv6 http", "IPv6 metrics"}}},
+		mirror.ServiceStatus{Name: "gl-shop-73736d-api", Drained: []string{"aws"}, Needed: map[string][]string{"merit": {"IPv6"}}})
+	got := reporttest.Run(t, statusCommand(), rep)
+	const want = "\ncluster aws is drained\nit is still used where no other cluster has a ready endpoint: gl-shop-73736d-web (IPv6 http, IPv6 metrics)\n"
+	if got.Code != 0 || !strings.Contains(got.Stdout, want) {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
+}
+
 func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	rep := wellReport()
 	rep.Leading = false
