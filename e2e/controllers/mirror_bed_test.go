@@ -47,21 +47,22 @@ type mirrorBed struct{ *bed }
 
 func newMirrorBed(t *testing.T) *mirrorBed {
 	t.Helper()
-	remote := []string{"deploy/remote/service-mirror.yaml"}
-	return &mirrorBed{newBed(t, map[string][]string{
-		"aws": remote, "merit": remote,
-		"gcp": {"deploy/service-mirror/rbac.yaml", "deploy/service-mirror/admission.yaml"},
-	})}
+	const remote = "deploy/remote/service-mirror.yaml"
+	both := []string{"deploy/service-mirror/rbac.yaml", "deploy/service-mirror/admission.yaml", remote}
+	return &mirrorBed{newBed(t, map[string][]string{"aws": both, "gcp": both, "merit": {remote}})}
 }
 
 // credentials returns those of the service mirror in a cluster.
 func (b *mirrorBed) credentials(t *testing.T, c *testbed.Cluster) *testbed.Credentials {
 	t.Helper()
-	name := programs.ServiceMirror + "-remote"
-	if c == b.gcp {
-		name = programs.ServiceMirror
+	return b.account(t, c, b.accountName(c == b.gcp))
+}
+
+func (b *mirrorBed) accountName(local bool) string {
+	if local {
+		return programs.ServiceMirror
 	}
-	return b.account(t, c, name)
+	return programs.ServiceMirror + "-remote"
 }
 
 // cluster returns a cluster by its name.
@@ -73,7 +74,14 @@ func (b *mirrorBed) cluster(name string) *testbed.Cluster {
 // client returns a client with the rights of the service mirror, and connections of its own.
 func (b *mirrorBed) client(t *testing.T, c *testbed.Cluster) kube.Client {
 	t.Helper()
-	cfg := as(c, b.credentials(t, c))
+	return b.clientOf(t, c, c == b.gcp)
+}
+
+// clientOf returns a client with the rights of the service mirror of a cluster, or of those of
+// its remotes.
+func (b *mirrorBed) clientOf(t *testing.T, c *testbed.Cluster, local bool) kube.Client {
+	t.Helper()
+	cfg := as(c, b.account(t, c, b.accountName(local)))
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
 	client, err := kube.NewClient(cfg)
 	must(t, err)
@@ -238,6 +246,13 @@ func (b *mirrorBed) leadsTo(t *testing.T, service string, want ...string) {
 func (b *mirrorBed) quiet(t *testing.T, i *mirrorInstance) int {
 	t.Helper()
 	b.settled(t, i)
+	return i.still(t)
+}
+
+// still waits until an instance writes nothing for a while, and returns how many writes it has
+// made.
+func (i *mirrorInstance) still(t *testing.T) int {
+	t.Helper()
 	last, since := i.writes(t), time.Now()
 	wait(t, "no more writes", func() error {
 		if now := i.writes(t); now != last {

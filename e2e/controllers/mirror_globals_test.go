@@ -12,9 +12,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
@@ -74,6 +77,133 @@ func (b *mirrorBed) testGlobal(t *testing.T) {
 	// Without the label it is no longer global.
 	patchService(t, b.gcp, "shop", "web", `{"metadata":{"labels":{"mirror.semaphore.uw.io/global-service":null}}}`)
 	b.gone(t, globalName)
+}
+
+// testMirrorsOfMirrors runs the mirrors of two clusters with selectors that exclude services,
+// and so match each other's mirrors.
+func (b *mirrorBed) testMirrorsOfMirrors(t *testing.T) {
+	everything := func(cfg *mirror.Config, remote *testbed.Cluster) {
+		cfg.MirrorSelector, cfg.GlobalSelector = selector(t, mirrorMark+"!=false"), selector(t, globalMark+"!=false")
+		client := b.clientOf(t, remote, false)
+		cfg.Remotes = []mirror.Remote{{
+			Name: remote.Name, Prefix: remote.Name, PodSubnets: remote.PodSubnets,
+			Client: func() (kube.Client, error) { return client, nil },
+		}}
+	}
+	plain := func(s *corev1.Service) { s.Labels = nil }
+	add := func(name, inAWS, inGCP string) {
+		t.Helper()
+		s := svc(name, plain)
+		must(t, putService(t.Context(), b.aws, "shop", s, slice(s, name+"-1", inAWS)))
+		must(t, putService(t.Context(), b.gcp, "shop", s, slice(s, name+"-1", inGCP)))
+	}
+	// The second one has mirrors to read when it starts.
+	add("web", "10.4.0.1", "10.2.0.1")
+	here := b.start(t, func(cfg *mirror.Config) { everything(cfg, b.aws) })
+	b.leadsTo(t, globalName, "10.2.0.1", "10.4.0.1")
+	there := b.start(t, func(cfg *mirror.Config) {
+		cfg.Cluster, cfg.Client = b.aws.Name, b.clientOf(t, b.aws, true)
+		everything(cfg, b.gcp)
+	})
+	add("last", "10.4.0.2", "10.2.0.2")
+	b.leadsTo(t, "gl-shop-73736d-last", "10.2.0.2", "10.4.0.2")
+	for _, c := range []struct {
+		in     *testbed.Cluster
+		remote string
+		i      *mirrorInstance
+	}{{b.gcp, "aws", here}, {b.aws, "gcp", there}} {
+		var want []string
+		for _, service := range []string{"default-73736d-kubernetes", "shop-73736d-last", "shop-73736d-web"} {
+			want = append(want, c.remote+"-"+service, "gl-"+service)
+		}
+		slices.Sort(want)
+		names := func() (got []string) {
+			list, err := c.in.Client().CoreV1().Services(home).List(t.Context(), metav1.ListOptions{})
+			must(t, err)
+			for i := range list.Items {
+				got = append(got, list.Items[i].Name)
+			}
+			slices.Sort(got)
+			return got
+		}
+		wait(t, "the services in "+c.in.Name, func() error {
+			if got := names(); len(got) < len(want) {
+				return fmt.Errorf("%v, want %v", got, want)
+			}
+			return nil
+		})
+		c.i.still(t)
+		if got := names(); !slices.Equal(got, want) {
+			t.Errorf("services in %s: %v, want %v", c.in.Name, got, want)
+		}
+	}
+}
+
+// testDrain drains a remote that has endpoints of both families, while the local cluster has some
+// of one.
+func (b *mirrorBed) testDrain(t *testing.T) {
+	i := b.start(t, nil)
+	both := svc("web", global, func(s *corev1.Service) {
+		policy := corev1.IPFamilyPolicyPreferDualStack
+		s.Spec.IPFamilyPolicy = &policy
+	})
+	must(t, putService(t.Context(), b.aws, "shop", both, slice(both, "web-1", "10.4.0.1"), slice(both, "web-6", "fd00:10:4::1")))
+	must(t, putService(t.Context(), b.gcp, "shop", both, slice(both, "web-1", "10.2.0.1")))
+	b.leadsTo(t, globalName, "10.2.0.1", "10.4.0.1", "fd00:10:4::1")
+	drained := func(value string) {
+		t.Helper()
+		patchService(t, b.aws, metav1.NamespaceDefault, "kubernetes", `{"metadata":{"annotations":{"mirror.semaphore.uw.io/drained":`+value+`}}}`)
+	}
+	t.Cleanup(func() {
+		_, err := b.aws.Client().CoreV1().Services(metav1.NamespaceDefault).Patch(context.WithoutCancel(t.Context()), "kubernetes",
+			types.MergePatchType, []byte(`{"metadata":{"annotations":{"mirror.semaphore.uw.io/drained":null}}}`), metav1.PatchOptions{})
+		must(t, err)
+	})
+	drained(`"true"`)
+	b.leadsTo(t, globalName, "10.2.0.1", "fd00:10:4::1")
+	i.listed(t, globalName, func(s mirror.ServiceStatus) bool {
+		return slices.Equal(s.Drained, []string{"aws"}) && slices.Equal(s.Needed["aws"], []string{"IPv6 http"})
+	})
+	must(t, putSlice(t.Context(), b.gcp, "shop", slice(both, "web-6", "fd00:10:2::1")))
+	b.leadsTo(t, globalName, "10.2.0.1", "fd00:10:2::1")
+	drained("null")
+	b.leadsTo(t, globalName, "10.2.0.1", "10.4.0.1", "fd00:10:2::1", "fd00:10:4::1")
+	b.settled(t, i)
+}
+
+// testDeparted lets a remote leave: first while it is still configured, as long as agents have
+// tunnels to it.
+func (b *mirrorBed) testDeparted(t *testing.T) {
+	grace := func(cfg *mirror.Config) { cfg.RemovalGrace = time.Hour }
+	i := b.start(t, grace)
+	web := svc("web", global)
+	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", web, slice(web, "web-1", "10.6.0.1")))
+	must(t, putService(t.Context(), b.merit, "shop", svc("api"), slice(svc("api"), "api-1", "10.6.0.2")))
+	b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+	b.leadsTo(t, "merit-shop-73736d-api", "10.6.0.2")
+	i.stop()
+
+	for name, remotes := range map[string]int{"still configured": 2, "no longer configured": 1} {
+		i = b.start(t, func(cfg *mirror.Config) {
+			grace(cfg)
+			cfg.Remotes, cfg.Departed = cfg.Remotes[:remotes], []string{"merit"}
+		})
+		b.leadsTo(t, globalName, "10.4.0.1")
+		b.in(t, "aws")
+		b.gone(t, "merit-shop-73736d-api")
+		wait(t, "nothing left of what is "+name, func() error {
+			if former := i.Status().Former; len(former) > 0 {
+				return fmt.Errorf("%+v", former)
+			}
+			return nil
+		})
+		i.stop()
+		i = b.start(t, grace)
+		b.leadsTo(t, globalName, "10.4.0.1", "10.6.0.1")
+		b.leadsTo(t, "merit-shop-73736d-api", "10.6.0.2")
+		i.stop()
+	}
 }
 
 func (b *mirrorBed) testConflicts(t *testing.T) {
