@@ -30,12 +30,14 @@ type program struct {
 	controller *policy.Controller
 	replica    *replica.Replica
 	pools      *pools
+	trials     *tokens.Trials // of credentials for remotes
 }
 
 // newProgram prepares everything. It makes no request.
 func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	p := &program{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
 	userAgent := fmt.Sprintf("semaphore-policy/%s (%s)", process.Version(), p.localName())
+	p.trials = tokens.NewTrials(cfg.Remotes, userAgent)
 	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log.With("cluster", p.localName())})
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)
@@ -152,11 +154,13 @@ type policyReport struct {
 	NotServed map[string]string `json:"notServed,omitempty"`
 	// Pools are Calico's IP pools, as far as remotes need them.
 	Pools poolReport `json:"ipPools"`
+	// Credentials are the results of requests with the credentials that are on disk.
+	Credentials map[string]tokens.Trial `json:"credentials,omitempty"`
 	policy.Status
 }
 
 func (p *program) status() any {
-	r := policyReport{Version: process.Build(), Cluster: p.localName(), Leading: p.replica.Leads(), Leader: p.replica.Leader(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status()}
+	r := policyReport{Version: process.Build(), Cluster: p.localName(), Leading: p.replica.Leads(), Leader: p.replica.Leader(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status(), Credentials: p.trials.Report()}
 	if err := p.replica.Err(); err != nil {
 		r.ElectionError = err.Error()
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -32,6 +33,9 @@ func showReport(p *report.Page, rep *policyReport) {
 	}
 	p.Failures(rep.NotServed)
 	p.Watch("network sets", rep.Sets.Synced, rep.Sets.LastContact, rep.Sets.Error)
+	tokens.Show(p, rep.Credentials, func(remote string) bool {
+		return slices.ContainsFunc(rep.Remotes, func(r policy.RemoteStatus) bool { return r.Name == remote && r.API.Error != "" })
+	})
 	if rep.Pools.Unknown != "" {
 		p.Line("Calico's IP pools for remote subnets: unknown: %s", rep.Pools.Unknown)
 	}

@@ -36,6 +36,7 @@ type program struct {
 	servers    run.Servers
 	controller *mirror.Controller
 	replica    *replica.Replica
+	trials     *tokens.Trials // of credentials for remotes
 }
 
 // newProgram prepares everything and makes no request.
@@ -45,6 +46,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	requests := newRequestMetrics()
 
 	userAgent := fmt.Sprintf("semaphore-service-mirror/%s (%s)", process.Version(), cfg.ClusterName)
+	p.trials = tokens.NewTrials(cfg.Remotes, userAgent)
 	client, err := localClient(cfg, userAgent, requests, log)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
@@ -130,6 +132,8 @@ type mirrorReport struct {
 	NotReady string `json:"notReady,omitempty"`
 	// NotServed are the errors of addresses that are not listened on.
 	NotServed map[string]string `json:"notServed,omitempty"`
+	// Credentials are the results of requests with the credentials that are on disk.
+	Credentials map[string]tokens.Trial `json:"credentials,omitempty"`
 }
 
 type electionReport struct {
@@ -138,7 +142,7 @@ type electionReport struct {
 }
 
 func (p *program) status() any {
-	r := mirrorReport{Version: process.Build(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing()}
+	r := mirrorReport{Version: process.Build(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing(), Credentials: p.trials.Report()}
 	if p.replica.Elected() {
 		r.Election = &electionReport{Leader: p.replica.Leader()}
 		if err := p.replica.Err(); err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
@@ -29,6 +30,11 @@ func showReport(p *report.Page, rep *mirrorReport) {
 	p.Failing("not ready", rep.NotReady)
 	p.Failures(rep.NotServed)
 
+	tokens.Show(p, rep.Credentials, func(remote string) bool {
+		return slices.ContainsFunc(rep.Clusters, func(c mirror.ClusterStatus) bool {
+			return c.Name == remote && slices.ContainsFunc(c.Watches, func(w mirror.WatchStatus) bool { return w.Error != "" })
+		})
+	})
 	clusters := p.Table("CLUSTER", "PREFIX", "CONTACT", "SYNCED", "SERVICES", "ENDPOINTS", "REFUSED")
 	for i := range rep.Clusters {
 		showCluster(p, clusters, &rep.Clusters[i])

@@ -75,6 +75,7 @@ type agent struct {
 	lastSelf  peers.Self      // last known state of this node, for checkSubnets
 	refusals  *errlog.Log     // of checkSubnets, by remote
 	remotes   []*remote
+	trials    *tokens.Trials // of credentials for remotes
 	loops     []*reconcile.Loop
 	guard     func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers   run.Servers
@@ -112,7 +113,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.sources.Store(&[]netip.Addr{})
-	a.metrics, a.filter = newLoopMetrics(), routes.NewFilter(log)
+	a.metrics, a.filter, a.trials = newLoopMetrics(), routes.NewFilter(log), tokens.NewTrials(cfg.Remotes, a.userAgent())
 	a.turn = run.NewTurn(run.TurnConfig{
 		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.removeUnfinished, End: a.release, Grace: turnGrace, Logger: log,
 	})

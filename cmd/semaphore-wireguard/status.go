@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -39,6 +40,8 @@ type agentReport struct {
 	// Networkd is set when systemd-networkd removes our rules and routes.
 	Networkd bool           `json:"networkdRemovesRoutes,omitempty"`
 	Remotes  []remoteReport `json:"remotes"`
+	// Credentials are the results of requests with the credentials that are on disk.
+	Credentials map[string]tokens.Trial `json:"credentials,omitempty"`
 }
 
 type remoteReport struct {
@@ -110,7 +113,8 @@ func (a *agent) status() any {
 		Version: process.Build(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
 		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.failingServers(),
 		Unsourced: a.withoutSource(), Pods: a.podsStatus(), Networkd: networkdRemoves("/"),
-		Forwarding: a.forwardingStatus(),
+		Forwarding:  a.forwardingStatus(),
+		Credentials: a.trials.Report(),
 	}
 	if a.turn.StandsBy() {
 		rep.Standby = &standbyReport{Holder: a.turn.Holder()}

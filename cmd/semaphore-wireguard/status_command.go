@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
@@ -43,6 +44,9 @@ func showReport(p *report.Page, rep *agentReport) {
 		p.Wrong("systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d")
 	}
 	showForwarding(p, &rep.Forwarding)
+	tokens.Show(p, rep.Credentials, func(remote string) bool {
+		return slices.ContainsFunc(rep.Remotes, func(r remoteReport) bool { return r.Name == remote && r.API.Error != "" })
+	})
 	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "WAITING", "SILENT", "DOWN", "REJECTED", "FORGED")
 	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "SINCE", "SIGN", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")

@@ -1,0 +1,188 @@
+package tokens
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+	"github.com/kube-semaphore/kube-semaphore/internal/report"
+)
+
+const (
+	// trialSpacing is the minimum interval between two requests to a remote.
+	trialSpacing = 20 * time.Second
+	// trialTimeout bounds a request, trialWait how long a report waits for it.
+	trialTimeout, trialWait = 10 * time.Second, 2 * time.Second
+)
+
+// Trial is the result of a request with the credentials that are on disk. An open watch
+// shows only that those were valid when it was opened.
+type Trial struct {
+	// Asked is when the last completed request was sent; nil: none yet.
+	Asked *time.Time `json:"asked,omitempty"`
+	// Error is its error; empty: the remote has accepted the credentials.
+	Error string `json:"error,omitempty"`
+	// Issued and Expires are those of the token on disk; nil: not known.
+	Issued  *time.Time `json:"issued,omitempty"`
+	Expires *time.Time `json:"expires,omitempty"`
+}
+
+// Trials requests the versions of remotes' API servers with the credentials on disk, over
+// new connections, when a report is requested.
+type Trials struct {
+	remotes []*trial
+	now     func() time.Time
+}
+
+// trial is the state for one remote.
+type trial struct {
+	name, file string
+	ask        func(ctx context.Context) error
+
+	mu      sync.Mutex
+	began   time.Time
+	running chan struct{} // closed at the end of the running request; nil: none runs
+	last    Trial
+}
+
+// NewTrials takes the remotes of a program, and what it names itself to API servers.
+func NewTrials(remotes []config.Remote, userAgent string) *Trials {
+	t := &Trials{now: time.Now}
+	for i := range remotes {
+		r := &remotes[i]
+		t.remotes = append(t.remotes, &trial{name: r.Name, file: r.Access.TokenFile, ask: pinger(kube.ClientConfig{
+			Access: r.Access, UserAgent: userAgent, Bounds: kube.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects},
+		})})
+	}
+	return t
+}
+
+// pinger returns a function that requests the version over a new connection.
+func pinger(c kube.ClientConfig) func(context.Context) error {
+	var client kube.Client
+	closeIdle := func() {}
+	ping := kube.Ping(func() (kube.Client, error) {
+		if client != nil {
+			return client, nil
+		}
+		cfg, err := kube.RESTConfig(c)
+		if err != nil {
+			return nil, err
+		}
+		made, err := kube.NewClient(cfg)
+		if err != nil {
+			return nil, err
+		}
+		client, closeIdle = made, func() { utilnet.CloseIdleConnectionsFor(cfg.Transport) }
+		return client, nil
+	})
+	return func(ctx context.Context) error {
+		defer func() { closeIdle() }()
+		return ping(ctx)
+	}
+}
+
+// Report returns the results by remote. It asks each remote that wasn't asked lately, and
+// waits at most 2 s; a later result is in the next report.
+func (t *Trials) Report() map[string]Trial {
+	all := make(map[string]Trial, len(t.remotes))
+	timer := time.NewTimer(trialWait)
+	defer timer.Stop()
+	var waiting []chan struct{}
+	for _, r := range t.remotes {
+		if done := r.start(t.now()); done != nil {
+			waiting = append(waiting, done)
+		}
+	}
+	for over := false; len(waiting) > 0 && !over; {
+		select {
+		case <-waiting[0]:
+			waiting = waiting[1:]
+		case <-timer.C:
+			over = true
+		}
+	}
+	for _, r := range t.remotes {
+		all[r.name] = r.result()
+	}
+	return all
+}
+
+// Show adds the remotes to a page whose API server doesn't accept the credentials on disk,
+// unless it is known to fail, and tokens that should have been renewed.
+func Show(p *report.Page, all map[string]Trial, failing func(remote string) bool) {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		t := all[name]
+		if t.Error != "" && !failing(name) {
+			p.Wrong("remote %s: a request with the credentials on disk: %s", name, t.Error)
+		}
+		if t.Overdue(p.Now) {
+			p.Wrong("remote %s: its token on disk expires at %s and hasn't been renewed", name, t.Expires.UTC().Format(time.RFC3339))
+		}
+	}
+}
+
+// soon is the remaining lifetime of a token that should have been renewed, if a third of its
+// lifetime is no less.
+const soon = 7 * 24 * time.Hour
+
+// Overdue reports whether the token on disk should have been renewed: semaphore-tokens does
+// that after a third of the lifetime.
+func (t *Trial) Overdue(now time.Time) bool {
+	if t.Expires == nil || t.Issued == nil {
+		return false
+	}
+	return t.Expires.Sub(now) < min(soon, t.Expires.Sub(*t.Issued)/3)
+}
+
+// start starts a request, unless there was one lately. It returns a channel that is closed
+// at the end of a running one.
+func (r *trial) start(now time.Time) chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running != nil || now.Sub(r.began) < trialSpacing {
+		return r.running
+	}
+	r.began, r.running = now, make(chan struct{})
+	go func(done chan struct{}) {
+		ctx, cancel := context.WithTimeout(context.Background(), trialTimeout)
+		defer cancel()
+		err := r.ask(ctx)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.last = Trial{Asked: &now}
+		if err != nil {
+			r.last.Error = printable.Error(err).Error()
+		}
+		r.running = nil
+		close(done)
+	}(r.running)
+	return r.running
+}
+
+// result returns the last result, with the dates of the token on disk.
+func (r *trial) result() Trial {
+	r.mu.Lock()
+	last := r.last
+	r.mu.Unlock()
+	if r.file == "" {
+		return last
+	}
+	content, err := os.ReadFile(r.file)
+	if err != nil {
+		return last // A request fails, too.
+	}
+	if claims, err := Parse(strings.TrimSpace(string(content))); err == nil && !claims.Expires.IsZero() {
+		last.Issued, last.Expires = &claims.Issued, &claims.Expires
+	}
+	return last
+}

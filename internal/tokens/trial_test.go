@@ -1,0 +1,61 @@
+package tokens
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestTrials requests reports of a remote that changes its mind, and of one that doesn't
+// answer.
+func TestTrials(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked, refused := 0, error(nil)
+		trials := &Trials{now: time.Now, remotes: []*trial{
+			{name: "gcp", ask: func(context.Context) error { asked++; return refused }},
+			{name: "silent", ask: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }},
+		}}
+		first := trials.Report()
+		if g := first["gcp"]; g.Asked == nil || g.Error != "" || asked != 1 {
+			t.Errorf("got %+v after %d requests", g, asked)
+		}
+		if s := first["silent"]; s.Asked != nil || s.Error != "" {
+			t.Errorf("a remote that hasn't answered yet: %+v", s)
+		}
+		refused = errors.New("get version: Unauthorized")
+		if g := trials.Report()["gcp"]; g.Error != "" || asked != 1 {
+			t.Errorf("it is asked again at once: %+v", g)
+		}
+		time.Sleep(trialSpacing)
+		again := trials.Report()
+		if g := again["gcp"]; g.Error != refused.Error() || asked != 2 {
+			t.Errorf("got %+v after %d requests", g, asked)
+		}
+		if s := again["silent"]; s.Error != context.DeadlineExceeded.Error() {
+			t.Errorf("a remote that doesn't answer: %+v", s)
+		}
+		synctest.Wait()
+		time.Sleep(trialTimeout)
+	})
+}
+
+func TestOverdue(t *testing.T) {
+	now := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		issued, expires time.Duration
+		want            bool
+	}{
+		{-time.Hour, 23 * time.Hour, false}, {-17 * time.Hour, 7 * time.Hour, true}, {-15 * time.Hour, 9 * time.Hour, false},
+		{-300 * 24 * time.Hour, 60 * 24 * time.Hour, false}, {-354 * 24 * time.Hour, 6 * 24 * time.Hour, true}, {-time.Hour, -time.Minute, true},
+	} {
+		issued, expires := now.Add(tt.issued), now.Add(tt.expires)
+		if got := (&Trial{Issued: &issued, Expires: &expires}).Overdue(now); got != tt.want {
+			t.Errorf("issued %s ago, expires in %s: %t", -tt.issued, tt.expires, got)
+		}
+	}
+	if (&Trial{}).Overdue(now) {
+		t.Error("a token without dates")
+	}
+}
