@@ -43,7 +43,7 @@ func runReach(args []string) int {
 			result.Met, code = err.Error(), 1
 		}
 	}
-	if len(request.Try)+len(request.Names) > 0 {
+	if len(request.Try)+len(request.Names)+len(request.Asks) > 0 {
 		reach.TryAll(ctx, request, &result)
 	}
 	encoded, err := result.Encode()

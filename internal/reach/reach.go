@@ -45,6 +45,8 @@ type Request struct {
 	Try    []string `json:"try,omitempty"`
 	Stream string   `json:"stream,omitempty"`
 	Names  []string `json:"names,omitempty"`
+	// Asks are services to ask as clients do.
+	Asks []Ask `json:"asks,omitempty"`
 	// Patience is the timeout of the first response in seconds; 0: default.
 	Patience int `json:"patience,omitempty"`
 }
@@ -65,9 +67,10 @@ type Result struct {
 	Kernel *bool `json:"kernel,omitempty"`
 	// Met is the error of meeting; empty: all pods reach each other.
 	Met string `json:"met,omitempty"`
-	// Tried and Named are in the order of the request.
+	// Tried, Named and Asked are in the order of the request.
 	Tried    []Try   `json:"tried,omitempty"`
 	Named    []Name  `json:"named,omitempty"`
+	Asked    []Asked `json:"asked,omitempty"`
 	Streamed *Stream `json:"streamed,omitempty"`
 }
 

@@ -71,6 +71,12 @@ func (r *Result) Encode() ([]byte, error) {
 		for i := range r.Named {
 			r.Named[i].Error = cut(r.Named[i].Error, size)
 		}
+		for i := range r.Asked {
+			r.Asked[i].Name, r.Asked[i].DNS = cut(r.Asked[i].Name, size), cut(r.Asked[i].DNS, size)
+			for address, err := range r.Asked[i].Failed {
+				r.Asked[i].Failed[address] = cut(err, size)
+			}
+		}
 		encoded, err = json.Marshal(r)
 	}
 	return encoded, err
@@ -79,10 +85,10 @@ func (r *Result) Encode() ([]byte, error) {
 // maxResult is the maximum length of a termination message in bytes.
 const maxResult = 4096
 
-// TryAll tries pods, resolves names and sends a stream, as requested.
+// TryAll tries pods, asks services, resolves names and sends a stream, as requested.
 func TryAll(ctx context.Context, r Request, result *Result) {
 	own, err := addresses(r)
-	result.Tried, result.Named = make([]Try, len(r.Try)), make([]Name, len(r.Names))
+	result.Tried, result.Named, result.Asked = make([]Try, len(r.Try)), make([]Name, len(r.Names)), make([]Asked, len(r.Asks))
 	limit := cmp.Or(time.Duration(r.Patience)*time.Second, patience)
 	var group sync.WaitGroup
 	for i, address := range r.Try {
@@ -93,6 +99,9 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 			}
 			result.Tried[i] = r.Secret.try(ctx, address, own, limit)
 		})
+	}
+	for i, service := range r.Asks {
+		group.Go(func() { result.Asked[i] = askService(ctx, service) })
 	}
 	for i, name := range r.Names {
 		group.Go(func() { result.Named[i] = resolve(ctx, name, limit) })

@@ -19,26 +19,29 @@ import (
 
 const about = `Finds out why joined clusters don't work. It prints causes, each with its evidence, the
 command that shows it, and a remedy. Faults that follow from a printed cause are only
-counted.
+counted. At the end it prints what was asked and answered, and what wasn't asked.
 
-It reads the reports of agents and controllers and objects of the API servers, and changes
-nothing. Agents continuously probe the paths between all nodes, with small and full-size
-packets. They can't see whether pods' own packets arrive: --probe tests it with temporary
-pods in kube-system on some nodes, as semaphorectl verify does; with --paths-only it isn't
-reported as unknown.
+It reads the reports of agents and controllers and objects of the API servers. Then it asks
+what clients ask: temporary pods in kube-system, on --nodes nodes of each cluster, send
+requests to pods of the other clusters, and to mirrored and global services by name, by
+ClusterIP and at their endpoints; a temporary Service shows whether new ClusterIPs are
+served. HTTP services get a GET request for /. Pods and Services are deleted at the end.
 
-Exit codes: 0 no fault, and everything could be checked; 1 faults were found; 2 no fault
-was found, and something couldn't be checked.`
+With --no-probe it creates nothing in the clusters, and what pods get is unknown; with
+--paths-only it isn't reported as unknown.
+
+Exit codes: 0 no fault, and everything that was asked was answered; 1 faults were found; 2 no
+fault was found, and something couldn't be checked.`
 
 // Command returns the command.
 func Command(session *cli.Session) *cobra.Command {
-	output, pathsOnly, try, plan := "", false, false, probe.Plan{}
+	output, pathsOnly, without, plan := "", false, false, probe.Plan{Fresh: true}
 	cmd := &cobra.Command{
 		Use:   "doctor CLUSTER...",
 		Short: "Find faults of joined clusters and their causes",
 		Long:  about,
 		Example: `  semaphorectl doctor aws gcp
-  semaphorectl doctor aws gcp --probe
+  semaphorectl doctor aws gcp --no-probe
   semaphorectl doctor aws gcp --paths-only -o json`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: session.CompleteClusters,
@@ -60,11 +63,9 @@ func Command(session *cli.Session) *cobra.Command {
 				return context.Cause(ctx)
 			}
 			var tried *probe.Tried
-			if try && len(clusters) > 1 {
-				session.Say("testing connections with temporary pods in %s", probe.Namespace)
-				if tried, err = probe.Mesh(ctx, clusters, facts.ReadAll(ctx, clusters), plan); err != nil {
-					return err
-				}
+			failed := error(nil)
+			if !without && !pathsOnly && len(clusters) > 1 {
+				tried, failed = try(ctx, session, clusters, taken, plan)
 				if ctx.Err() != nil {
 					return context.Cause(ctx)
 				}
@@ -73,6 +74,9 @@ func Command(session *cli.Session) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if failed != nil {
+				d.untested(failed)
+			}
 			if err := d.print(session.Out, output); err != nil {
 				return fmt.Errorf("print: %w", err)
 			}
@@ -80,10 +84,12 @@ func Command(session *cli.Session) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "output format: json")
-	cmd.Flags().BoolVar(&pathsOnly, "paths-only", false, "don't report as unknown that connections of pods weren't tested")
-	cmd.Flags().BoolVar(&try, "probe", false, "test connections between clusters with temporary pods")
-	cmd.Flags().IntVar(&plan.Nodes, "nodes", 3, fmt.Sprintf("with --probe: number of nodes of each cluster that run pods, at most %d", probe.MaxNodes))
-	cmd.Flags().StringVar(&plan.Image, "image", "", "with --probe: image of the pods (default: the installed image)")
+	cmd.Flags().BoolVar(&pathsOnly, "paths-only", false, "like --no-probe, and don't report as unknown that connections of pods weren't tested")
+	cmd.Flags().BoolVar(&without, "no-probe", false, "create nothing in the clusters: don't test what pods get")
+	cmd.Flags().Bool("probe", true, "the default")
+	_ = cmd.Flags().MarkHidden("probe") // It exists.
+	cmd.Flags().IntVar(&plan.Nodes, "nodes", probe.MaxNodes, fmt.Sprintf("number of nodes of each cluster that run pods, at most %d", probe.MaxNodes))
+	cmd.Flags().StringVar(&plan.Image, "image", "", "image of the pods (default: the installed image)")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -126,9 +132,40 @@ func (d *Diagnosis) print(to io.Writer, output string) error {
 			line("      ", "$ %s", o.Command)
 		}
 	}
+	for _, what := range d.Asked {
+		line("✓ ", "%s", what)
+	}
+	for _, o := range d.NotAsked {
+		line("- ", "not asked: %s: %s", o.What, o.Why)
+	}
 	if d.Verdict == Well {
-		line("✓ ", "no faults found by agents and API servers")
+		line("", "no faults found")
 	}
 	_, err := io.WriteString(to, b.String())
 	return err
+}
+
+// try tests what pods of the clusters that can be read get as clients.
+func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, taken []*survey.Cluster, plan probe.Plan) (*probe.Tried, error) {
+	var readable []*cli.Cluster
+	var read []*survey.Cluster
+	for i, c := range clusters {
+		if taken[i].Kubernetes.Known() {
+			readable, read = append(readable, c), append(read, taken[i])
+		}
+	}
+	if len(readable) < 2 {
+		return nil, nil
+	}
+	session.Say("testing connections with temporary pods in %s", probe.Namespace)
+	plan.Asks = Asks(read)
+	return probe.Mesh(ctx, readable, facts.ReadAll(ctx, readable), plan)
+}
+
+// untested adds the error of testing, or of removing what was created for it.
+func (d *Diagnosis) untested(err error) {
+	d.Unknown = append(d.Unknown, Open{"temporary pods and Services", err.Error(), ""})
+	if d.Verdict == Well {
+		d.Verdict = Unknown
+	}
 }

@@ -55,6 +55,22 @@ func controllerRules() []Rule {
 			Find:   services,
 		},
 		{
+			ID:     "pods-skipped",
+			Remedy: "add the subnet of these pods to SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS if it belongs to that cluster; pods in the host's network need SEMAPHORE_POLICY_INCLUDE_HOST_NETWORK",
+			Find: func(f *Facts, found func(Finding)) {
+				for c, p := range f.policies() {
+					for j := range p.Value.Remotes {
+						r := &p.Value.Remotes[j]
+						for _, reason := range slices.Sorted(maps.Keys(r.Skipped)) {
+							if s := r.Skipped[reason]; reason != "finished" && reason != "no_address" {
+								found(Finding{Scope{Cluster: c.Name, Remote: r.Name}, fmt.Sprintf("network sets of %s lack %d labelled pods of %s", c.Name, s.Pods, r.Name), []Evidence{{reason + ": " + strings.Join(s.Examples, ", "), p.Source}}})
+							}
+						}
+					}
+				}
+			},
+		},
+		{
 			ID: "set-not-written", Local: true, After: []string{"policy-not-running", "admission-refuses"},
 			Remedy: "Calico's API refuses the network set: correct what the error names, or check that Calico's API server runs",
 			Find:   sets,

@@ -97,6 +97,9 @@ type Diagnosis struct {
 	// Consequences counts the findings that the causes explain.
 	Consequences int    `json:"consequences"`
 	Unknown      []Open `json:"unknown"`
+	// Asked is what was asked and answered without a fault, NotAsked what wasn't asked.
+	Asked    []string `json:"asked"`
+	NotAsked []Open   `json:"notAsked"`
 }
 
 // maxEvidence bounds the evidence of a cause, maxOpen the unknowns of a cluster.
@@ -109,7 +112,7 @@ const (
 // With pods, and without such results, connections of pods are reported as unknown.
 func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Tried, pods bool) (*Diagnosis, error) {
 	f := &Facts{Clusters: clusters, Tried: tried, Done: ctx.Done()}
-	d := &Diagnosis{Causes: []Cause{}, Unknown: []Open{}}
+	d := &Diagnosis{Causes: []Cause{}, Unknown: []Open{}, Asked: []string{}, NotAsked: []Open{}}
 	found, anything := map[string]scopes{}, scopes{}
 	causes := newCauses(d, clusters)
 	f.explained = func(s Scope, rules ...string) bool {
@@ -144,12 +147,17 @@ func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Trie
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if pods && tried == nil {
-		d.Unknown = append(d.Unknown, Open{
-			What:    "whether pods' own packets get through",
-			Why:     "only paths between nodes were checked: masquerading, FORWARD chains and network policies affect pods' packets only",
-			Command: "semaphorectl doctor --probe",
-		})
+	d.Asked, d.NotAsked = scope(f)
+	if tried == nil {
+		untried := Open{
+			What: "whether pods' own packets get through, and services answer",
+			Why:  "only paths between nodes were checked: masquerading, forwarding, network policies, kube-proxy and DNS affect pods only", Command: "semaphorectl doctor, without --no-probe",
+		}
+		if pods {
+			d.Unknown = append(d.Unknown, untried)
+		} else {
+			d.NotAsked = append(d.NotAsked, untried)
+		}
 	}
 	switch {
 	case len(d.Causes) > 0:
@@ -187,6 +195,8 @@ func open(f *Facts, wrong scopes) []Open {
 		}{
 			{"its nodes", c.Nodes.Err, c.Nodes.Source}, {"its pods of Kube-Semaphore", c.Pods.Err, c.Pods.Source},
 			{"its DaemonSets and Deployments", c.Workloads.Err, c.Workloads.Source}, {"its clock", c.Clock.Err, c.Clock.Source},
+			{"the services that other clusters mirror", c.Exports.Err, c.Exports.Source}, {"its global services", c.Shared.Err, c.Shared.Source},
+			{"its mirrors", c.Imports.Err, c.Imports.Source},
 		}
 		if _, installed := c.Workload(survey.ServiceMirror); installed {
 			facts = append(facts, struct{ what, err, from string }{"CoreDNS's configuration", c.DNS.Err, c.DNS.Source})
@@ -241,6 +251,7 @@ func open(f *Facts, wrong scopes) []Open {
 			})
 		}
 	}
+	openAsked(f, add)
 	if f.Tried != nil && len(f.legs()) == 0 {
 		all = append(all, Open{"whether pods' own packets get through", "no temporary pod ran", ""})
 	}

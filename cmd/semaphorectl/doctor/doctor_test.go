@@ -49,6 +49,19 @@ func (p *patient) corefile(text string) {
 	}))
 }
 
+// services installs the mirror in aws, with a mirror of a service of gcp that has so many ready
+// endpoints.
+func (p *patient) services(origin string, ready int) {
+	p.install(survey.ServiceMirror, 2)
+	p.corefile("cluster.gcp:53 {\n}\n")
+	p.aws.Settings.Value = map[string]string{"SEMAPHORE_REMOTES": "gcp"}
+	of := survey.Endpoints{Ready: ready, All: 2, Digest: "now", Changed: surveytest.Now.Add(-time.Hour)}
+	web := survey.KubeService{Namespace: "shop", Name: "web", Port: 80, Created: surveytest.Now.Add(-time.Hour), Endpoints: of}
+	p.gcp.Exports.Value = []survey.KubeService{web}
+	web.Object, web.Origin = origin+"-shop-73736d-web", origin
+	p.aws.Imports.Value = []survey.KubeService{web}
+}
+
 func (p *patient) unpublish(node int, key string) {
 	p.aws.Nodes.Value[node].Annotations["gcp."+survey.AnnotationGroup+"/pubKey"] = key
 }
@@ -316,6 +329,40 @@ func TestCauses(t *testing.T) {
 			a := &p.aws.Agents[0]
 			a.Value, a.Err = nil, "the container doesn't run"
 		}, "agent-crash-loop mirror-not-ready", Scope{Cluster: "aws", Node: "aws-1"}},
+		"an origin without ready endpoints": {func(p *patient) {
+			p.services("gcp", 0)
+		}, "origin-without-endpoints", Scope{Cluster: "gcp"}},
+		"a mirror with other endpoints": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Imports.Value[0].Digest = "old"
+		}, "mirror-outdated", Scope{Cluster: "aws", Remote: "gcp"}},
+		"an origin that has just changed": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Imports.Value[0].Digest, p.gcp.Exports.Value[0].Changed = "old", surveytest.Now
+		}, "", Scope{}},
+		"a service without a mirror": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Imports.Value = nil
+		}, "mirror-outdated", Scope{Cluster: "aws", Remote: "gcp"}},
+		"a service without a mirror, which is rejected": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Imports.Value = nil
+			p.aws.Mirrors[0].Value.Rejected = []struct {
+				Origin string `json:"origin"`
+				Reason string `json:"reason"`
+			}{{"gcp/shop/web", "invalid"}}
+		}, "service-not-in-order", Scope{Cluster: "aws", Remote: "gcp"}},
+		"a mirror that was uninstalled": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Workloads.Value, p.aws.Mirrors = p.aws.Workloads.Value[:1], nil
+		}, "mirror-missing", Scope{Cluster: "aws"}},
+		"a token that was replaced while watches are open": {func(p *patient) {
+			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Asked: &surveytest.Now, Error: "get version: Unauthorized"}}
+		}, "token-refused", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"a token that isn't renewed": {func(p *patient) {
+			issued, expires := surveytest.Now.Add(-23*time.Hour), surveytest.Now.Add(time.Hour)
+			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Asked: &surveytest.Now, Issued: &issued, Expires: &expires}}
+		}, "token-expiring", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"two independent causes": {func(p *patient) {
 			down(p.path(0, 0), "one_way", 9)
 			down(p.back(0, 0), "no_answer", 9)

@@ -326,10 +326,17 @@ type connection struct {
 	program, err, source string
 }
 
+// connections iterates over the connections of all programs: the last errors of their
+// watches, and of requests with the credentials that are on disk.
 func (f *Facts) connections() iter.Seq[connection] {
 	return func(yield func(connection) bool) {
 		for v := range f.views() {
 			if !yield(connection{v.Scope, survey.WireGuard, v.remote.API.Error, v.source}) {
+				return
+			}
+		}
+		for t := range f.trials() {
+			if !yield(connection{t.Scope, t.program + ", with the credentials on disk", t.Error, t.source}) {
 				return
 			}
 		}
@@ -348,6 +355,42 @@ func (f *Facts) connections() iter.Seq[connection] {
 				if !yield(connection{Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, r.API.Error, p.Source}) {
 					return
 				}
+			}
+		}
+	}
+}
+
+// trial is the result of a program's request with the credentials on disk.
+type trial struct {
+	Scope
+	survey.Trial
+	cluster         *survey.Cluster
+	program, source string
+}
+
+func (f *Facts) trials() iter.Seq[trial] {
+	return func(yield func(trial) bool) {
+		all := func(c *survey.Cluster, node, program, source string, of survey.Credentials) bool {
+			for _, name := range slices.Sorted(maps.Keys(of.Credentials)) {
+				if f.done() || !yield(trial{Scope{Cluster: c.Name, Node: node, Remote: name}, of.Credentials[name], c, program, source}) {
+					return false
+				}
+			}
+			return true
+		}
+		for c, a := range f.agents() {
+			if !all(c, a.Pod.Node, survey.WireGuard, statusOf(a), a.Value.Credentials) {
+				return
+			}
+		}
+		for c, m := range f.mirrors() {
+			if !all(c, "", survey.ServiceMirror, m.Source, m.Value.Credentials) {
+				return
+			}
+		}
+		for c, p := range f.policies() {
+			if !all(c, "", survey.NetworkPolicy, p.Source, p.Value.Credentials) {
+				return
 			}
 		}
 	}

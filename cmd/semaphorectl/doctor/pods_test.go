@@ -13,7 +13,14 @@ import (
 func tries() *probe.Tried {
 	aws, gcp := probe.NodeRef{Cluster: "aws", Node: "aws-1"}, probe.NodeRef{Cluster: "gcp", Node: "gcp-1"}
 	try := reach.Try{RTT: 1234, MTU: 1420, Carries: 1420}
-	return &probe.Tried{Legs: []probe.Leg{{From: aws, To: gcp, Address: "10.4.1.7", Try: try}, {From: gcp, To: aws, Address: "10.2.1.7", Try: try}}}
+	return &probe.Tried{
+		Legs: []probe.Leg{{From: aws, To: gcp, Address: "10.4.1.7", Try: try}, {From: gcp, To: aws, Address: "10.2.1.7", Try: try}},
+		Asked: []probe.Asked{
+			{From: aws, Remote: "gcp", Ask: reach.Ask{Name: "web.shop.svc.cluster.gcp", Want: []string{"10.96.0.7"}, Addresses: []string{"10.96.0.7:80", "10.4.1.9:80"}}},
+			{From: aws, Remote: "gcp", Fresh: true, To: gcp, Ask: reach.Ask{Addresses: []string{"10.96.9.9:8642"}}},
+			{From: gcp, Remote: "gcp", Ask: reach.Ask{Addresses: []string{"10.4.1.9:80"}}},
+		},
+	}
 }
 
 func TestResultsOfPods(t *testing.T) {
@@ -48,8 +55,36 @@ func TestResultsOfPods(t *testing.T) {
 			silent(f)
 			p.path(0, 0).Path.State = "unknown"
 		}, "pods-unreached", Wrong},
-		"no pod runs":       {func(_ *patient, f *probe.Tried) { f.Legs[0].Try, f.Legs[0].Untried = reach.Try{}, "no pod runs" }, "", Unknown},
-		"there are no pods": {func(_ *patient, f *probe.Tried) { f.Legs = nil }, "", Unknown},
+		"a stopped kube-proxy": {func(p *patient, f *probe.Tried) {
+			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
+		}, "cluster-ip-unanswered", Wrong},
+		"a flushed kube-proxy": {func(p *patient, f *probe.Tried) {
+			f.Asked[0].Result = reach.Asked{Name: "i/o timeout", DNS: "i/o timeout", Failed: map[string]string{"10.96.0.7:80": "i/o timeout"}}
+			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
+		}, "cluster-ip-unanswered", Wrong},
+		"DNS doesn't answer": {func(p *patient, f *probe.Tried) {
+			f.Asked[0].Result = reach.Asked{Name: "i/o timeout", DNS: "i/o timeout"}
+		}, "dns-unanswered", Wrong},
+		"a name that doesn't exist":   {func(p *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Name: "no such host"} }, "name-wrong", Wrong},
+		"a name with another address": {func(p *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Found: []string{"192.0.2.1"}} }, "name-wrong", Wrong},
+		"a policy that denies": {func(p *patient, f *probe.Tried) {
+			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
+		}, "service-denied", Wrong},
+		"a policy that denies everyone": {func(p *patient, f *probe.Tried) {
+			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
+			f.Asked[2].Result.Failed = map[string]string{"10.4.1.9:80": "i/o timeout"}
+		}, "", Unknown},
+		"a service behind a path that is down": {func(p *patient, f *probe.Tried) {
+			silent(f)
+			down(p.path(0, 0), "one_way", 9)
+			down(p.back(0, 0), "no_answer", 9)
+			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
+			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
+		}, "udp-one-way", Wrong},
+		"services that weren't asked": {func(p *patient, f *probe.Tried) { f.Asked[0].Untried = "too old" }, "", Unknown},
+		"no temporary Service":        {func(p *patient, f *probe.Tried) { f.Asked[1].Untried = "forbidden" }, "", Unknown},
+		"no pod runs":                 {func(_ *patient, f *probe.Tried) { f.Legs[0].Try, f.Legs[0].Untried = reach.Try{}, "no pod runs" }, "", Unknown},
+		"there are no pods":           {func(_ *patient, f *probe.Tried) { f.Legs, f.Asked = nil, nil }, "", Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clusters, tried := surveytest.Pair(2), tries()

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
@@ -23,7 +24,7 @@ var unpeered = []string{
 // Rules returns all rules, roots first: findings of a rule can only be explained by earlier
 // ones.
 func Rules() []Rule {
-	return slices.Concat(clusterRules(), apiRules(), nodeRules(), pathRules(), controllerRules(), podRules(), restRules())
+	return slices.Concat(clusterRules(), apiRules(), nodeRules(), pathRules(), controllerRules(), serviceRules(), podRules(), askRules(), restRules())
 }
 
 // rejections maps the agents' reasons for rejecting a node to rules.
@@ -281,7 +282,27 @@ func apiRules() []Rule {
 			}
 		}}
 	}
-	return rules
+	return append(rules, Rule{
+		ID: "token-expiring", After: []string{"token-refused"},
+		Remedy: "check why deploy/tokens doesn't renew it: kubectl -n sys-semaphore logs deployment/semaphore-tokens; or hand over a new one with semaphorectl tokens",
+		Find:   tokenExpiring,
+	})
+}
+
+// soon is the remaining lifetime of a token that should have been renewed, if a third of its
+// lifetime is no less: semaphore-tokens renews tokens after a third.
+const soon = 7 * 24 * time.Hour
+
+func tokenExpiring(f *Facts, found func(Finding)) {
+	for t := range f.trials() {
+		if t.Expires == nil || t.Issued == nil || !t.cluster.Clock.Known() {
+			continue
+		}
+		left := t.Expires.Sub(t.cluster.Taken.Add(t.cluster.Clock.Value))
+		if left < min(soon, t.Expires.Sub(*t.Issued)/3) {
+			found(Finding{t.Scope, fmt.Sprintf("%s to %s: the token on disk isn't renewed", t.Cluster, t.Remote), []Evidence{{fmt.Sprintf("%s: it expires at %s, in %s", t.program, t.Expires.UTC().Format(time.RFC3339), left.Round(time.Second)), t.source}}})
+		}
+	}
 }
 
 func clusterRules() []Rule {

@@ -67,6 +67,7 @@ type Tried struct {
 	Names   []Name
 	Streams []Stream
 	Guarded []Guarded
+	Asked   []Asked
 }
 
 // Plan selects the tests.
@@ -79,6 +80,10 @@ type Plan struct {
 	Throughput bool
 	// Names are the DNS names to resolve, by cluster and remote.
 	Names map[[2]string][]string
+	// Asks are the services to ask, by cluster and remote; of a cluster and itself: endpoints
+	// that its own pods ask. Fresh adds a temporary Service for each pair of clusters.
+	Asks  map[[2]string][]reach.Ask
+	Fresh bool
 	// Guards are the network policies to test, by cluster.
 	Guards map[string]*Guard
 
@@ -132,14 +137,30 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan
 		plan.secret = reach.NewSecret()
 	}
 	servers := serve(ctx, clusters, all, &plan, id)
+	var temporary []fresh
+	if plan.Fresh {
+		temporary = serveFresh(ctx, clusters, servers, func(c, remote string, addresses []string) []string {
+			for _, f := range all {
+				if f.Name == c {
+					return Taken(addresses, f.Installed.Settings, remote)
+				}
+			}
+			return nil
+		})
+	}
 	var askers []*asker
+	numbers := map[string]int{}
 	for i := range servers {
 		for j, c := range clusters {
 			if j != servers[i].cluster {
-				askers = append(askers, newAsker(&servers[i], c.Name, servers, &plan, all[servers[i].cluster].Installed.Settings))
+				a := newAsker(&servers[i], c.Name, servers, &plan, all[servers[i].cluster].Installed.Settings)
+				a.plan(&plan, temporary, numbers[servers[i].Cluster])
+				askers = append(askers, a)
 			}
 		}
+		numbers[servers[i].Cluster]++
 	}
+	askers = append(askers, controls(servers, &plan)...)
 	var group sync.WaitGroup
 	for i, a := range askers {
 		if i == 0 && plan.Throughput && len(a.request.Try) > 0 {
@@ -227,7 +248,9 @@ type asker struct {
 	from    *server
 	remote  string
 	request reach.Request
-	legs    []Leg // begin with those of the request, in its order
+	legs    []Leg   // begin with those of the request, in its order
+	asked   []Asked // in the order of the request
+	unasked []Asked
 	result  *reach.Result
 	err     error
 }
@@ -283,7 +306,7 @@ func (a *asker) ask(ctx context.Context, c *cli.Cluster) {
 	switch {
 	case a.from.err != nil:
 		a.err = fmt.Errorf("no pod runs on %s: %w", a.from.NodeRef, a.from.err)
-	case len(a.request.Try)+len(a.request.Names) > 0:
+	case len(a.request.Try)+len(a.request.Names)+len(a.request.Asks) > 0:
 		pod := OnNode(a.from.image, a.from.Node, a.request)
 		result, err := askOne(ctx, c, pod)
 		a.result, a.err = complete(pod, &a.request, result, err)
@@ -314,6 +337,7 @@ func (a *asker) collect(tried *Tried) {
 		}
 	}
 	tried.Legs = append(tried.Legs, a.legs...)
+	a.collectAsked(tried)
 	for i, name := range a.request.Names {
 		n := Name{From: a.from.NodeRef, Remote: a.remote, Name: name}
 		if a.result != nil {

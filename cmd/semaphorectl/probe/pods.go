@@ -87,10 +87,10 @@ func OnNode(image, node string, request reach.Request) *corev1.Pod {
 	return pod
 }
 
-// Sweep deletes temporary pods, including those of earlier runs.
+// Sweep deletes temporary pods and Services, including those of earlier runs.
 func Sweep(ctx context.Context, clusters []*cli.Cluster) error {
 	// Also after a timeout or an interruption.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepWithin)
 	defer cancel()
 	errs := make([]error, len(clusters))
 	var group sync.WaitGroup
@@ -101,6 +101,7 @@ func Sweep(ctx context.Context, clusters []*cli.Cluster) error {
 			if err != nil {
 				errs[i] = fmt.Errorf("%s: delete temporary pods in %s: %w", c.Name, Namespace, err)
 			}
+			errs[i] = errors.Join(errs[i], sweepServices(ctx, c))
 		})
 	}
 	group.Wait()

@@ -110,6 +110,9 @@ func Of(now time.Time, clusters []*survey.Cluster) *View {
 		v.mirrors(c)
 		v.sets(c)
 	}
+	for _, l := range survey.Lacking(clusters) {
+		v.wrong(l.Cluster.Name, "%s", l)
+	}
 	for _, c := range clusters {
 		v.omitted(c.Name)
 	}
@@ -355,6 +358,11 @@ func led[R any](v *View, c *survey.Cluster, program string, replicas []survey.Re
 }
 
 func (v *View) mirrors(c *survey.Cluster) {
+	for what, err := range map[string]string{"the services that other clusters mirror": c.Exports.Err, "its global services": c.Shared.Err, "its mirrors": c.Imports.Err} {
+		if err != "" && c.Kubernetes.Known() {
+			v.unknown(c.Name, "%s: %s: %s", c.Name, what, err)
+		}
+	}
 	led(v, c, survey.ServiceMirror, c.Mirrors, func(m *survey.Mirror) bool { return m.Leading })
 	for i := range c.Mirrors {
 		m := &c.Mirrors[i]

@@ -123,6 +123,18 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 		}
 	})
 	reading.Go(func() { t.Pools = read(ctx, t.Kubectl("get ippools -o yaml"), t.pools) })
+	reading.Go(func() {
+		t.Imports = read(ctx, t.Kubectl("-n %s get services,endpointslices -l mirrored-svc=true", cli.Namespace), t.imports)
+	})
+	reading.Go(func() {
+		t.Exports = read(ctx, t.Kubectl("get services,endpointslices -A -l %s", MirrorSelector), t.exports(MirrorSelector))
+	})
+	reading.Go(func() {
+		t.Shared = read(ctx, t.Kubectl("get services,endpointslices -A -l %s", GlobalSelector), t.exports(GlobalSelector))
+	})
+	reading.Go(func() {
+		t.Settings = read(ctx, t.Kubectl("-n %s get configmap semaphore -o yaml", cli.Namespace), t.settings)
+	})
 	t.Pods = read(ctx, t.Kubectl("-n %s get pods -o wide", cli.Namespace), t.pods)
 	t.ask(ctx)
 	reading.Wait()
@@ -134,6 +146,7 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 func (t *collector) nothing(why string) {
 	t.Clock.Err, t.Nodes.Err, t.Pods.Err, t.Workloads.Err = why, why, why, why
 	t.Warnings.Err, t.DNS.Err, t.Pools.Err = why, why, why
+	t.Imports.Err, t.Exports.Err, t.Shared.Err, t.Settings.Err = why, why, why, why
 }
 
 // read returns the result of get as a fact.

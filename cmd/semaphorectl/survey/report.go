@@ -26,6 +26,21 @@ type Agent struct {
 	} `json:"forwarding"`
 	Networkd bool     `json:"networkdRemovesRoutes"`
 	Remotes  []Remote `json:"remotes"`
+	Credentials
+}
+
+// Credentials are in the reports of all programs: the results of requests to remotes with the
+// credentials that are on disk, by remote. Older programs don't report them.
+type Credentials struct {
+	Credentials map[string]Trial `json:"credentials"`
+}
+
+// Trial is the result of such a request.
+type Trial struct {
+	Asked   *time.Time `json:"asked"`
+	Error   string     `json:"error"`
+	Issued  *time.Time `json:"issued"`
+	Expires *time.Time `json:"expires"`
 }
 
 // Remote is a remote in the report of an agent.
@@ -129,6 +144,7 @@ type Mirror struct {
 		Reason string `json:"reason"`
 	} `json:"rejected"`
 	Omitted int `json:"omitted"`
+	Credentials
 }
 
 // MirrorCluster is a cluster in the report of the service mirror.
@@ -177,6 +193,7 @@ type Policy struct {
 		Faults  map[string][]string `json:"faults"`
 	} `json:"ipPools"`
 	Remotes []PolicyRemote `json:"remotes"`
+	Credentials
 }
 
 // PolicyRemote is a remote in the report of semaphore-policy.

@@ -44,6 +44,12 @@ type Cluster struct {
 	// Pools are Calico's IP pools; nil if Calico's API isn't served.
 	Pools Fact[[]Pool]
 
+	// Imports are the mirrors and global services of this cluster, Exports the Services of
+	// this cluster with the label for mirrors, Shared those with the label for global ones.
+	Imports, Exports, Shared Fact[[]KubeService]
+	// Settings is the ConfigMap of our programs; nil: there is none.
+	Settings Fact[map[string]string]
+
 	Agents   []Reported[Agent]
 	Mirrors  []Reported[Mirror]
 	Policies []Reported[Policy]

@@ -1,0 +1,280 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+// maxEndpoints bounds the endpoints of a service that a pod asks, beside its ClusterIPs.
+const maxEndpoints = 2
+
+// Asks returns the services to ask from pods, by cluster and remote: the imports of each
+// remote, with global services among those of the first one; and of each cluster and itself
+// the endpoints that others ask, so that what its own pods get is known as well.
+func Asks(clusters []*survey.Cluster) map[[2]string][]reach.Ask {
+	all := map[[2]string][]reach.Ask{}
+	for _, c := range clusters {
+		var remotes []*survey.Cluster
+		for _, other := range clusters {
+			if other != c {
+				remotes = append(remotes, other)
+			}
+		}
+		for i := range c.Imports.Value {
+			s := &c.Imports.Value[i]
+			at := slices.IndexFunc(remotes, func(r *survey.Cluster) bool { return r.Name == s.Origin })
+			if at < 0 && s.Origin != "" || len(remotes) == 0 || s.Ready == 0 || s.Port == 0 {
+				continue
+			}
+			to := remotes[max(at, 0)].Name
+			a := reach.Ask{Name: s.DNS(), HTTP: s.HTTP}
+			if !s.Headless {
+				a.Want = s.ClusterIPs
+				for _, ip := range s.ClusterIPs[:min(len(s.ClusterIPs), 1)] {
+					a.Addresses = append(a.Addresses, net.JoinHostPort(ip, strconv.Itoa(int(s.Port))))
+				}
+			}
+			var endpoints []string
+			for _, e := range s.Sample[:min(len(s.Sample), maxEndpoints)] {
+				endpoints = append(endpoints, e.String())
+			}
+			a.Addresses = append(a.Addresses, endpoints...)
+			all[[2]string{c.Name, to}] = append(all[[2]string{c.Name, to}], a)
+			if at >= 0 {
+				all[[2]string{to, to}] = append(all[[2]string{to, to}], reach.Ask{Addresses: endpoints, HTTP: s.HTTP})
+			}
+		}
+	}
+	return all
+}
+
+// unaskable lists imports that pods can't ask, with the reason.
+func unaskable(c *survey.Cluster) (udp int) {
+	for i := range c.Imports.Value {
+		if s := &c.Imports.Value[i]; s.Ready > 0 && s.Port == 0 {
+			udp++
+		}
+	}
+	return udp
+}
+
+// asked returns the results of asking services.
+func (f *Facts) asked() []probe.Asked {
+	if f.Tried == nil {
+		return nil
+	}
+	return f.Tried.Asked
+}
+
+// own returns the results of asking endpoints from pods of their own cluster, by address.
+func (f *Facts) own() map[string]string {
+	all := map[string]string{}
+	for i := range f.asked() {
+		a := &f.asked()[i]
+		if a.Remote != a.From.Cluster || a.Untried != "" {
+			continue
+		}
+		for _, address := range a.Addresses {
+			all[address] = a.Result.Failed[address]
+		}
+	}
+	return all
+}
+
+func askScope(a *probe.Asked) Scope {
+	return Scope{Cluster: a.From.Cluster, Node: a.From.Node, Remote: a.Remote}
+}
+
+// virtual reports whether an address of a service is its ClusterIP.
+func virtual(a *probe.Asked, address string) bool {
+	host, _, _ := net.SplitHostPort(address)
+	return a.Fresh || slices.Contains(a.Want, host)
+}
+
+// answers reports whether one of the service's endpoints has answered, or the pod that is the
+// endpoint of a temporary one.
+func (f *Facts) answers(a *probe.Asked) bool {
+	if a.Fresh {
+		return slices.ContainsFunc(f.legs(), func(l probe.Leg) bool { return l.From == a.From && l.To == a.To && l.Untried == "" && l.Error == "" })
+	}
+	return slices.ContainsFunc(a.Addresses, func(address string) bool { return !virtual(a, address) && a.Result.Failed[address] == "" })
+}
+
+func (f *Facts) askAgain(a *probe.Asked) string {
+	return fmt.Sprintf("semaphorectl doctor %s %s", a.From.Cluster, a.Remote)
+}
+
+// subject names a service.
+func subject(a *probe.Asked) string {
+	if a.Fresh {
+		return "a temporary Service for a pod on " + a.To.Node
+	}
+	return cmp.Or(a.Name, "a service of "+a.Remote)
+}
+
+// cutOff reports whether no pod of a node has reached any pod of another cluster, which
+// podRules report.
+func (f *Facts) cutOff(node probe.NodeRef) bool {
+	tried := 0
+	for i := range f.legs() {
+		if l := &f.legs()[i]; l.From == node && l.Untried == "" {
+			if tried++; l.Error == "" {
+				return false
+			}
+		}
+	}
+	return tried > 0
+}
+
+// nodeOf returns the node of a cluster that has an address among its pods.
+func nodeOf(c *survey.Cluster, address string) string {
+	at, err := netip.ParseAddrPort(address)
+	for i := range c.Nodes.Value {
+		for _, cidr := range c.Nodes.Value[i].PodCIDRs {
+			if prefix, wrong := netip.ParsePrefix(cidr); err == nil && wrong == nil && prefix.Contains(at.Addr().Unmap()) {
+				return c.Nodes.Value[i].Name
+			}
+		}
+	}
+	return ""
+}
+
+// askRules derive causes from what pods got as clients of services:
+//
+//	ClusterIP       endpoint         name                          cause
+//	no answer       answers          any                           cluster-ip-unanswered
+//	any             any              no answer, nor to own names   dns-unanswered
+//	any             any              missing, or other addresses   name-wrong
+//	any             no answer, and   any                           service-denied
+//	                its own pods get one
+//
+// Where not even pods of its own cluster get an answer, a policy may deny on purpose: that is
+// unknown.
+func askRules() []Rule {
+	// What keeps pods of tests from each other, and these findings themselves.
+	paths := append([]string{"pods-masqueraded", "pods-mtu", "pods-dropped", "pods-unreached"}, podRules()[0].After...)
+	return []Rule{
+		{
+			ID:     "cluster-ip-unanswered",
+			Remedy: "check that kube-proxy, or what replaces it, runs on that node and reads the API server: kubectl -n kube-system get pods -o wide, and its log",
+			Find: func(f *Facts, found func(Finding)) {
+				for i := range f.asked() {
+					a := &f.asked()[i]
+					for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
+						if virtual(a, address) && f.answers(a) {
+							found(Finding{
+								Scope{Cluster: a.From.Cluster, Node: a.From.Node}, "pods on " + a.From.Node + " get no answer from ClusterIPs, though the endpoints answer",
+								[]Evidence{{fmt.Sprintf("%s at %s: %s", subject(a), address, a.Result.Failed[address]), f.askAgain(a)}},
+							})
+						}
+					}
+				}
+			},
+		},
+		{
+			ID: "dns-unanswered", After: append([]string{"cluster-ip-unanswered"}, podRules()[0].After...),
+			Remedy: "check that the cluster's DNS runs, and that its pods reach it: kubectl -n kube-system get pods,endpointslices -l k8s-app=kube-dns",
+			Find: func(f *Facts, found func(Finding)) {
+				for i := range f.asked() {
+					if a := &f.asked()[i]; a.Result.Name != "" && a.Result.DNS != "" && !f.cutOff(a.From) {
+						found(Finding{
+							Scope{Cluster: a.From.Cluster, Node: a.From.Node}, "pods on " + a.From.Node + " resolve no names, not even those of their own cluster",
+							[]Evidence{{"kubernetes.default.svc: " + a.Result.DNS, f.askAgain(a)}, {a.Name + ": " + a.Result.Name, ""}},
+						})
+					}
+				}
+			},
+		},
+		{
+			ID: "name-wrong", After: []string{"cluster-ip-unanswered", "dns-unanswered", "coredns-block-missing", "mirror-outdated"},
+			Remedy: "compare CoreDNS's server blocks with deploy/coredns: zone, service prefix and namespace; check that CoreDNS has loaded them (kubectl -n kube-system logs -l k8s-app=kube-dns), and that queries of that node reach it",
+			Find: func(f *Facts, found func(Finding)) {
+				for i := range f.asked() {
+					a := &f.asked()[i]
+					if a.Result.Name == "" && len(a.Result.Found) == 0 {
+						continue
+					}
+					says := cmp.Or(a.Result.Name, "it is "+strings.Join(a.Result.Found, " ")+" instead of "+strings.Join(a.Want, " "))
+					found(Finding{askScope(a), fmt.Sprintf("pods of %s don't resolve names of services of %s", a.From.Cluster, a.Remote), []Evidence{{fmt.Sprintf("%s, on %s: %s", a.Name, a.From.Node, says), f.askAgain(a)}}})
+				}
+			},
+		},
+		{
+			ID: "service-denied", After: paths,
+			Remedy: "admit the other cluster's pods: a network policy in that namespace, or of the whole cluster, admits pods of its own cluster only; select network sets of the other cluster (docs/policy.md), or its pod subnets as ipBlock",
+			Find: func(f *Facts, found func(Finding)) {
+				own := f.own()
+				f.eachDenied(func(a *probe.Asked, scope Scope, address, err string) {
+					if answer, known := own[address]; !known || answer != "" || f.explained(scope.turned(), paths...) {
+						return
+					}
+					found(Finding{scope, fmt.Sprintf("%s of %s doesn't answer pods of %s, and answers those of its own cluster", subject(a), a.Remote, a.From.Cluster), []Evidence{{fmt.Sprintf("%s, from %s: %s", address, a.From.Node, err), f.askAgain(a)}}})
+				})
+			},
+		},
+	}
+}
+
+// eachDenied calls say for each endpoint that doesn't answer a pod of another cluster, though
+// the pods for tests on these nodes reach each other.
+func (f *Facts) eachDenied(say func(a *probe.Asked, scope Scope, address, err string)) {
+	at := map[string]*survey.Cluster{}
+	for _, c := range f.Clusters {
+		at[c.Name] = c
+	}
+	for i := range f.asked() {
+		a := &f.asked()[i]
+		if a.Remote == a.From.Cluster || a.Fresh {
+			continue
+		}
+		for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
+			if virtual(a, address) {
+				continue
+			}
+			scope := askScope(a)
+			if c := at[a.Remote]; c != nil {
+				scope.Peer = nodeOf(c, address)
+			}
+			say(a, scope, address, a.Result.Failed[address])
+		}
+	}
+}
+
+// openAsked lists what asking services left unknown.
+func openAsked(f *Facts, add func(Scope, func() Open)) {
+	own, seen := f.own(), map[string]bool{}
+	f.eachDenied(func(a *probe.Asked, scope Scope, address, err string) {
+		if answer, known := own[address]; known && answer == "" || seen[address] {
+			return
+		}
+		seen[address] = true
+		add(scope, func() Open {
+			why := fmt.Sprintf("%s: %s; pods of its own cluster get no answer either: it doesn't listen, or a network policy denies pods of %s", address, err, probe.Namespace)
+			if _, known := own[address]; !known {
+				why = address + ": " + err
+			}
+			return Open{"whether " + subject(a) + " answers", why, f.askAgain(a)}
+		})
+	})
+	for i := range f.asked() {
+		if a := &f.asked()[i]; a.Untried != "" && a.Remote != a.From.Cluster {
+			add(askScope(a), func() Open {
+				return Open{fmt.Sprintf("whether pods on %s reach %s", a.From.Node, subject(a)), a.Untried, f.askAgain(a)}
+			})
+		} else if answers := f.answers(a); a.Fresh && a.Untried == "" && !answers && len(a.Result.Failed) > 0 {
+			add(askScope(a), func() Open {
+				return Open{"whether ClusterIPs are served on " + a.From.Node, "the endpoint of the temporary Service, a pod on " + a.To.Node + ", doesn't answer", f.askAgain(a)}
+			})
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package reach
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestAsk asks a server, one that closes connections without a response, and a port without
+// a server.
+func TestAsk(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(server.Close)
+	listen := func() net.Listener {
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	mute, none := listen(), listen()
+	t.Cleanup(func() { _ = mute.Close() })
+	go func() {
+		for {
+			conn, err := mute.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.(*net.TCPConn).CloseWrite() // The client notices it.
+		}
+	}()
+	answers, silent, refuses := server.Listener.Addr().String(), mute.Addr().String(), none.Addr().String()
+	if err := none.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var result Result
+	TryAll(t.Context(), Request{MeetFrom: []string{"127.0.0.1"}, Asks: []Ask{
+		{Addresses: []string{answers, refuses}, HTTP: true}, {Addresses: []string{silent}, HTTP: true}, {Addresses: []string{silent}},
+	}}, &result)
+	if err := result.Asked[0].Failed[answers]; err != "" {
+		t.Errorf("a response isn't a success: %s", err)
+	}
+	if err := result.Asked[0].Failed[refuses]; err != "connect: connection refused" {
+		t.Errorf("a closed port: %q", err)
+	}
+	if err := result.Asked[1].Failed[silent]; err != "connection closed without a response" {
+		t.Errorf("HTTP without a response: %q", err)
+	}
+	if failed := result.Asked[2].Failed; len(failed) > 0 {
+		t.Errorf("without HTTP a connection is enough: %v", failed)
+	}
+}
+
+// TestAskedFits encodes results with errors of all services.
+func TestAskedFits(t *testing.T) {
+	t.Parallel()
+	var r Result
+	for range 10 {
+		r.Tried = append(r.Tried, Try{Error: strings.Repeat("e", longest)})
+	}
+	for range MaxAsks {
+		failed := map[string]string{}
+		for _, host := range []string{"1", "2", "3"} {
+			failed["[fd00:1234:1234:1234:1234:1234:1234:123"+host+"]:65535"] = strings.Repeat("e", longest)
+		}
+		r.Asked = append(r.Asked, Asked{Name: strings.Repeat("e", longest), DNS: strings.Repeat("e", longest), Failed: failed})
+	}
+	encoded, err := r.Encode()
+	if err != nil || len(encoded) > maxResult {
+		t.Errorf("%d bytes, %v", len(encoded), err)
+	}
+}
+
+// TestAskEnds checks that asking ends.
+func TestAskEnds(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	// TEST-NET-1 (RFC 5737): no host answers, or the network refuses.
+	if got := askService(t.Context(), Ask{Addresses: []string{"192.0.2.1:9"}}); len(got.Failed) != 1 {
+		t.Errorf("got %+v", got)
+	}
+	if took := time.Since(began); took > 3*askFor {
+		t.Errorf("it took %s", took)
+	}
+}
