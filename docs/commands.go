@@ -62,7 +62,7 @@ var runners = []struct {
 	{regexp.MustCompile(`^(semaphorectl|kubectl semaphore) `), Here},
 	{regexp.MustCompile(`^kubectl( -\S+( [^-]\S*)?)* (exec|logs|run|rollout) `), RealCluster},
 	{regexp.MustCompile(`^kubectl `), Example},
-	{regexp.MustCompile(`^(docker|cosign|tcpdump|ping|curl) `), RealCluster},
+	{regexp.MustCompile(`^(docker|cosign|tcpdump|ping|curl|oc) `), RealCluster},
 }
 
 // By returns the runner of the command, "" if it has none.
