@@ -314,7 +314,11 @@ func (a *agent) activeTasks() []run.Task {
 	tasks = append(tasks, routes.NewUnderlayMonitor(a.log, a.underlay, a.fitting.Fire), a.loop(reconcile.Config{
 		Name: "MTU", Reconcile: a.fitMTUs, Trigger: a.fitting, MinInterval: underlaySpacing,
 	}))
-	for _, m := range routes.NewForwardingMonitors(a.log, a.forwarding.Fire) {
+	flushed := func() {
+		a.forwarding.Fire()
+		a.sourcing.Fire() // Its table may have been flushed.
+	}
+	for _, m := range routes.NewForwardingMonitors(a.log, flushed) {
 		tasks = append(tasks, m)
 	}
 	tasks = append(tasks, a.loop(reconcile.Config{
@@ -447,6 +451,7 @@ func (a *agent) cleanup(ctx context.Context) error {
 	errs = append(errs, err)
 	_, err = a.filter.Sync(ctx, nil)
 	errs = append(errs, err)
+	errs = append(errs, routes.SyncICMP(ctx, a.log, nil))
 	withdrawing, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	errs = append(errs, a.publisher.Withdraw(withdrawing, a.cfg.NodeName))

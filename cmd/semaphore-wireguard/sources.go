@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -32,7 +33,24 @@ func (a *agent) syncSources(ctx context.Context) error {
 		}
 	}
 	_, err = a.table.SyncAddresses(ctx, routes.DesiredAddresses(targets, src))
-	return err
+	return errors.Join(err, routes.SyncICMP(ctx, a.log, a.unsourcedTargets(src)))
+}
+
+// unsourcedTargets returns the remotes' subnets of address families without a source of
+// routes: ICMP errors to them need another one, see [routes.SyncICMP].
+func (a *agent) unsourcedTargets(src []netip.Addr) (targets []routes.ICMPTarget) {
+	for _, r := range a.admitted() {
+		target := routes.ICMPTarget{Device: r.device.Name()}
+		for _, s := range r.cfg.PodSubnets {
+			if !slices.ContainsFunc(src, func(a netip.Addr) bool { return a.Is4() == s.Addr().Is4() }) {
+				target.Subnets = append(target.Subnets, s)
+			}
+		}
+		if len(target.Subnets) > 0 {
+			targets = append(targets, target)
+		}
+	}
+	return targets
 }
 
 // withoutSource returns the pod prefixes of this node in whose family remotes have pods
