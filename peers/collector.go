@@ -69,7 +69,7 @@ func NewCollector(log *slog.Logger, peerSeries int, remotes ...Observed) *Collec
 		paths:           desc("paths", "Number of paths to peers of a remote cluster by state (up, unknown or down) and by the sign that it was derived from: answer (to a probe), received (bytes), handshake, no_answer, one_way (packets from the peer arrive, ours don't), no_handshake, silence or none.", "cluster", "device", "state", "sign"),
 		pathsSmall:      desc("paths_small_only", "Number of paths to peers of a remote cluster that carry small packets and lose those of the device's full size.", "cluster", "device"),
 		peerPath:        desc("peer_path_since_seconds", "UNIX timestamp since when the path to a peer is in this state, with the sign that it was derived from.", "device", "public_key", "state", "sign"),
-		peerRTT:         desc("peer_rtt_seconds", "Smoothed round trip time in seconds of probes through the tunnel. Absent for a peer that doesn't answer probes.", "device", "public_key"),
+		peerRTT:         desc("peer_rtt_seconds", "Median round trip time in seconds of the last seven small probes through the tunnel. Absent for a peer that doesn't answer probes.", "device", "public_key"),
 		source:          desc("peers_source_info", "Source of the peers of a remote cluster: api, disk (last applied peers, the remote's API server has not been read since start) or none.", "cluster", "source"),
 	}
 }

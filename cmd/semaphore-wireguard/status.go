@@ -103,7 +103,7 @@ type pathReport struct {
 	Sign      peers.Sign      `json:"sign"`
 	Answers   bool            `json:"answers"`             // the peer answers probes
 	SmallOnly bool            `json:"smallOnly,omitempty"` // full-size packets get lost
-	RTT       float64         `json:"rtt,omitempty"`       // smoothed round trip of probes in seconds; 0: not known
+	RTT       float64         `json:"rtt,omitempty"`       // median round trip of the last probes in seconds; 0: not known
 }
 
 func (a *agent) status() any {
