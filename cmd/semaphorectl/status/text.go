@@ -85,7 +85,7 @@ func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {
 	for i, row := range m.Rows {
 		for j, column := range m.Columns {
 			p := &m.Paths[i][j]
-			if wide || p.State != Up && len(m.Columns) > widest && len(rows) <= maxLines {
+			if wide || (p.State != Up || p.SmallOnly) && len(m.Columns) > widest && len(rows) <= maxLines {
 				rows = append(rows, []string{row, column, p.State, p.Sign, age(now, p.Since), latency(p.RTT), p.Endpoint, p.Why})
 			}
 		}
@@ -98,6 +98,8 @@ func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {
 // short returns the text of a path's cell.
 func (p *Path) short() string {
 	switch {
+	case p.State == Up && p.SmallOnly:
+		return strings.TrimSpace(latency(p.RTT) + " (small packets only)")
 	case p.State == Up:
 		return cmp.Or(latency(p.RTT), Up)
 	case p.Sign != "":

@@ -69,6 +69,8 @@ type Counts struct {
 	Up      int `json:"up"`
 	Down    int `json:"down"`
 	Unknown int `json:"unknown"`
+	// SmallOnly counts those of Up that lose full-size packets.
+	SmallOnly int `json:"smallOnly"`
 }
 
 // States of a path.
@@ -85,7 +87,7 @@ type Path struct {
 	Why       string     `json:"why,omitempty"` // if no agent reports this path
 	Since     *time.Time `json:"since,omitempty"`
 	Endpoint  string     `json:"endpoint,omitempty"`
-	RTT       float64    `json:"rtt,omitempty"` // in seconds; 0: not measured
+	RTT       float64    `json:"rtt,omitempty"` // median of the last probes in seconds; 0: not measured
 	SmallOnly bool       `json:"smallOnly,omitempty"`
 }
 
@@ -211,7 +213,7 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 		return m
 	}
 	backends, agents := map[string]bool{}, from.Acting()
-	var down, unknown []string
+	var down, small, unknown []string
 	for _, row := range m.Rows {
 		var remote *survey.Remote
 		why := ""
@@ -237,6 +239,11 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 			switch p.State {
 			case Up:
 				m.Counts.Up++
+				if p.SmallOnly {
+					if m.Counts.SmallOnly++; len(small) < few {
+						small = append(small, row+" to "+column)
+					}
+				}
 			case Down:
 				m.Counts.Down++
 				if len(down) < few {
@@ -254,6 +261,9 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 	m.Backends = slices.Sorted(maps.Keys(backends))
 	if len(down) > 0 {
 		v.wrong(from.Name, "%s to %s: %d of %d paths are down: %s", from.Name, to.Name, m.Counts.Down, len(m.Rows)*len(m.Columns), some(down, m.Counts.Down))
+	}
+	if len(small) > 0 {
+		v.wrong(from.Name, "%s to %s: %d of %d paths carry small packets only: %s", from.Name, to.Name, m.Counts.SmallOnly, len(m.Rows)*len(m.Columns), some(small, m.Counts.SmallOnly))
 	}
 	if len(unknown) > 0 {
 		v.unknown(from.Name, "%s to %s: %d of %d paths are unknown: %s", from.Name, to.Name, m.Counts.Unknown, len(m.Rows)*len(m.Columns), some(unknown, m.Counts.Unknown))
@@ -312,7 +322,7 @@ func (known *peers) path(why, node string) Path {
 	}
 	switch {
 	case p.State == Up && p.SmallOnly:
-		p.State, p.Sign = Down, "small_only"
+		p.Sign = "small_only"
 	case p.State != Up && p.State != Down:
 		p.State = Unknown
 	}

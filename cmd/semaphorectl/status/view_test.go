@@ -37,9 +37,9 @@ func TestView(t *testing.T) {
 			change: func(aws, _ *survey.Cluster) { aws.Agents[0].Value.Forwarding.Off = []string{"net.ipv4.ip_forward=0"} },
 			wrong:  []string{"aws: aws-1 doesn't forward packets of its pods: net.ipv4.ip_forward=0"},
 		},
-		"small packets only are not enough": {
+		"small packets only are a fault, but the path is up": {
 			change: func(aws, _ *survey.Cluster) { path(aws).Path.SmallOnly = true },
-			wrong:  []string{"aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1"},
+			wrong:  []string{"aws to gcp: 1 of 4 paths carry small packets only: aws-1 to gcp-1"},
 		},
 		"an older agent": {
 			change:  func(aws, _ *survey.Cluster) { path(aws).Path, path(aws).Health = nil, "silent" },
@@ -140,6 +140,41 @@ func TestText(t *testing.T) {
 	}
 	if strings.Contains(b.String(), "\x1b") {
 		t.Error("an escape sequence is printed")
+	}
+}
+
+// TestVerdict is one line; links lead from it to the faults, and from these to the paths.
+func TestVerdict(t *testing.T) {
+	path := func(c *survey.Cluster, node int) *survey.Path { return c.Agents[0].Value.Remotes[0].Peers[node].Path }
+	for name, tt := range map[string]struct {
+		change      func(aws, gcp *survey.Cluster)
+		state, line string
+		page        []string
+	}{
+		"well": {func(aws, _ *survey.Cluster) { path(aws, 1).RTT = 0.12 }, "well", "No faults found: 8 paths are up, the slowest with 120.0 ms",
+			[]string{`<td class="upon"`, `<td class="up20"`}},
+		"one fault": {func(aws, _ *survey.Cluster) { path(aws, 0).State = "down" }, "wrong", "1 fault: aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1",
+			[]string{`<a href="#wrong">`, `<a href="#m0">aws to gcp: 1 of 4`, `<a href="#m0-0-0">✗ down`, `<tr id="m0-0-0">`, "<code>semaphorectl doctor aws gcp</code>"}},
+		"two": {func(aws, gcp *survey.Cluster) { path(aws, 0).State, path(gcp, 1).SmallOnly = "down", true }, "wrong", "2 faults: aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1; and 1 more",
+			[]string{`<td class="small"`, `<a href="#m1-0-1">! small only 12.3 ms</a>`, "full-size packets are lost"}},
+		"unknown": {func(aws, _ *survey.Cluster) { path(aws, 0).State = "unknown" }, "unknown", "No fault is known, but 1 thing is unknown: aws to gcp: 1 of 4 paths are unknown: aws-1 to gcp-1",
+			[]string{`<a href="#unknown">`}},
+	} {
+		clusters := surveytest.Pair(2)
+		tt.change(clusters[0], clusters[1])
+		view := Of(now, clusters)
+		if state, line := view.Verdict(); state != tt.state || line != tt.line {
+			t.Errorf("%s: %s, %q", name, state, line)
+		}
+		var page strings.Builder
+		if err := view.HTML(&page); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range append(tt.page, `<p class="verdict `+tt.state+`" id="verdict">`) {
+			if !strings.Contains(page.String(), want) {
+				t.Errorf("%s: no %q in\n%s", name, want, page.String())
+			}
+		}
 	}
 }
 
