@@ -27,7 +27,8 @@ func main() {
 // load loads the settings, with warnings about service prefixes and ignored remotes.
 func load(args []string) (cfg config.Mirror, warnings []string, err error) {
 	cfg, warnings, err = config.LoadMirror(args)
-	return cfg, slices.Concat(warnings, prefixWarnings(cfg.Remotes), ignoredWarnings(&cfg)), err
+	warnings = slices.Concat(warnings, prefixWarnings(cfg.Remotes), ignoredWarnings(&cfg))
+	return cfg, warnings, err
 }
 
 func serve(cfg config.Mirror, log *slog.Logger) error {

@@ -220,6 +220,14 @@ func services(f *Facts, found func(Finding)) {
 			origin, _, _ := strings.Cut(r.Origin, "/")
 			found(Finding{Scope{Cluster: c.Name, Remote: origin}, "a service of " + origin + " isn't mirrored", []Evidence{{r.Origin + " isn't mirrored: " + r.Reason, m.Source}}})
 		}
+		for _, of := range m.Value.Former {
+			found(Finding{Scope{Cluster: c.Name, Remote: of.Name}, of.Name + " is no longer configured, and still has services in " + c.Name, []Evidence{{
+				fmt.Sprintf("%s is no longer configured: services (%d) and endpoint slices (%d) of it are left", of.Name, of.Services, of.Slices), m.Source,
+			}}})
+		}
+		for _, name := range m.Value.Departed {
+			found(Finding{Scope{Cluster: c.Name, Remote: name}, "services of " + name + " are ignored", []Evidence{{name + " is in SEMAPHORE_DEPARTED_REMOTES and in SEMAPHORE_REMOTES", m.Source}}})
+		}
 		for i := range m.Value.Clusters {
 			if of := &m.Value.Clusters[i]; of.Bounds != "" {
 				found(Finding{Scope{Cluster: c.Name, Remote: of.Name}, "services of " + of.Name + " exceed the limits for it", []Evidence{{of.Name + " isn't mirrored: " + of.Bounds, m.Source}}})
@@ -235,6 +243,8 @@ func serviceFix(finding Finding) string {
 		{"conflict: ", "give the Services of this name the same ports and the same kind in all clusters"},
 		{" refused: ", "add the endpoints' subnet to SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS if it belongs to that cluster"},
 		{"isn't mirrored: ", "correct what the reason names at the Service in its own cluster, or raise the limit"},
+		{"is no longer configured", "add it to SEMAPHORE_REMOTES again if that was a mistake; they are removed after SEMAPHORE_REMOVAL_GRACE, and at once if it is in SEMAPHORE_DEPARTED_REMOTES"},
+		{"SEMAPHORE_DEPARTED_REMOTES and", "remove it from SEMAPHORE_DEPARTED_REMOTES if it is to stay, or complete semaphorectl leave"},
 		{"foreign EndpointSlices", "delete the EndpointSlices that others made for this Service"},
 		{"held: ", "connect the mirror with that cluster again, or remove the cluster with semaphorectl leave"},
 	} {

@@ -352,6 +352,14 @@ func TestCauses(t *testing.T) {
 				Reason string `json:"reason"`
 			}{{"gcp/shop/web", "invalid"}}
 		}, "service-not-in-order", Scope{Cluster: "aws", Remote: "gcp"}},
+		"services of a cluster that is no longer configured": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Mirrors[0].Value.Former = []survey.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}
+		}, "service-not-in-order", Scope{Cluster: "aws", Remote: "merit"}},
+		"a remote that the mirror ignores because it left": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Mirrors[0].Value.Departed = []string{"gcp"}
+		}, "service-not-in-order", Scope{Cluster: "aws", Remote: "gcp"}},
 		"a mirror that was uninstalled": {func(p *patient) {
 			p.services("gcp", 2)
 			p.aws.Workloads.Value, p.aws.Mirrors = p.aws.Workloads.Value[:1], nil

@@ -400,6 +400,12 @@ func (v *View) mirrors(c *survey.Cluster) {
 		for _, r := range m.Value.Rejected {
 			v.wrong(c.Name, "%s: %s isn't mirrored: %s", c.Name, r.Origin, r.Reason)
 		}
+		for _, f := range m.Value.Former {
+			v.wrong(c.Name, "%s: %s is no longer configured, and still has services (%d) and endpoint slices (%d) there", c.Name, f.Name, f.Services, f.Slices)
+		}
+		for _, name := range m.Value.Departed {
+			v.wrong(c.Name, "%s: services of %s are ignored: it is in SEMAPHORE_DEPARTED_REMOTES", c.Name, name)
+		}
 		for _, of := range m.Value.Clusters {
 			for _, w := range of.Watches {
 				if w.Error != "" {

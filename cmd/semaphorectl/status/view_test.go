@@ -62,6 +62,18 @@ func TestView(t *testing.T) {
 			},
 			unknown: []string{"aws: no report of the leader of semaphore-service-mirror: mirror-2: exec: no", "aws: no report of the leader of semaphore-policy: no replica leads"},
 		},
+		"clusters that left": {
+			change: func(aws, _ *survey.Cluster) {
+				aws.Mirrors = []survey.Reported[survey.Mirror]{{}}
+				aws.Mirrors[0].Value = &survey.Mirror{
+					Leading: true, Former: []survey.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}, Departed: []string{"gcp"},
+				}
+			},
+			wrong: []string{
+				"aws: merit is no longer configured, and still has services (1) and endpoint slices (2) there",
+				"aws: services of gcp are ignored: it is in SEMAPHORE_DEPARTED_REMOTES",
+			},
+		},
 		"the leader answers": {
 			change: func(aws, _ *survey.Cluster) {
 				aws.Policies = []survey.Reported[survey.Policy]{{}, {}}

@@ -143,8 +143,19 @@ type Mirror struct {
 		Origin string `json:"origin"`
 		Reason string `json:"reason"`
 	} `json:"rejected"`
-	Omitted int `json:"omitted"`
+	// Former are clusters that are no longer configured, and of which objects are left.
+	// Departed are configured ones that the mirror ignores.
+	Former   []FormerCluster `json:"former"`
+	Departed []string        `json:"departed"`
+	Omitted  int             `json:"omitted"`
 	Credentials
+}
+
+// FormerCluster is a cluster that is no longer configured, with the numbers of its objects.
+type FormerCluster struct {
+	Name     string `json:"name"`
+	Services int    `json:"services"`
+	Slices   int    `json:"slices"`
 }
 
 // MirrorCluster is a cluster in the report of the service mirror.
