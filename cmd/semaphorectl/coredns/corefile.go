@@ -34,9 +34,11 @@ type Directive struct {
 
 // maxTokens bounds an expanded Corefile, maxImports the files that it imports.
 const (
-	maxTokens  = 1 << 17
+	maxTokens  = 1 << 16
 	maxImports = 200
 )
+
+var errTooLarge = fmt.Errorf("it has more than %d words", maxTokens)
 
 // token is a word of a Corefile.
 type token struct {
@@ -114,6 +116,10 @@ type parsed struct {
 // parse parses a Corefile and the files that it imports.
 func parse(files files, main string) parsed {
 	p := &parser{files: files, tokens: tokens(main, files[main]), snippets: map[string][]token{}}
+	if len(p.tokens) > maxTokens {
+		p.err = errTooLarge
+		return p.parsed
+	}
 	for {
 		s, err := p.server()
 		if err != nil || s == nil {
@@ -179,7 +185,7 @@ func (p *parser) next(outside bool) (token, bool, error) {
 			imported = p.imported(t.file, of, outside)
 		}
 		if len(imported)+len(p.tokens) > maxTokens {
-			return t, false, errors.New("it is too large")
+			return t, false, errTooLarge
 		}
 		p.tokens = append(slices.Clone(imported), p.tokens[p.at+2:]...)
 		p.at = 0

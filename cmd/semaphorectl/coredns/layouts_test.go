@@ -2,6 +2,7 @@ package coredns
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -118,6 +119,7 @@ func layouts() map[string]layout {
 		"Argo CD":        {[]runtime.Object{configMap("coredns", corefile(server+"}\n"), "argocd.argoproj.io/tracking-id=x"), deployment("coredns", "coredns", "")}, "coredns/Corefile", "Argo CD", false},
 		"Flux":           {[]runtime.Object{configMap("coredns", corefile(server+"}\n"), "kustomize.toolkit.fluxcd.io/name=x"), deployment("coredns", "coredns", "")}, "", "Flux", true},
 		"EKS":            {[]runtime.Object{eks, deployment("coredns", "coredns", "")}, "coredns/Corefile", "the EKS add-on coredns", false},
+		"Flux by Helm":   {[]runtime.Object{configMap("coredns", corefile(server+"}\n"), "helm.toolkit.fluxcd.io/name=x"), deployment("coredns", "coredns", "")}, "coredns/Corefile", "Flux", false},
 		"kOps":           {[]runtime.Object{configMap("coredns", corefile(server+"}\n"), "addon.kops.k8s.io/name=coredns.addons.k8s.io"), deployment("coredns", "coredns", "")}, "coredns/Corefile", "kOps", false},
 		"another port":   {[]runtime.Object{configMap("coredns", corefile(strings.Replace(azure["Corefile"], ".:53", ".:8053", 1)), "resources.gardener.cloud/managed-by=gardener"), deployment("coredns", "coredns", custom)}, "coredns-custom/semaphore.server", "", false},
 		"OpenShift":      {[]runtime.Object{operator, openshift}, "", "OpenShift's DNS operator", true},
@@ -160,6 +162,28 @@ func configMaps(t *testing.T, client kubernetes.Interface) map[string]map[string
 		}
 	}
 	return all
+}
+
+// TestBounds refuses what no CoreDNS has.
+func TestBounds(t *testing.T) {
+	client := fake.NewClientset(configMap("coredns", map[string]string{"Corefile": strings.Repeat("x", maxMap+1)}))
+	if _, err := Read(t.Context(), client); err == nil {
+		t.Error("a ConfigMap of more than 2 MiB is read")
+	}
+	var many []runtime.Object
+	for i := range maxMaps + 1 {
+		many = append(many, configMap(fmt.Sprint("x", i), map[string]string{"Corefile": ""}))
+	}
+	if _, err := Read(t.Context(), fake.NewClientset(many...)); err == nil {
+		t.Errorf("%d ConfigMaps are read", len(many))
+	}
+	if s := setupOf(t, strings.Repeat("x ", maxTokens+1)); s.Invalid == nil {
+		t.Error("a Corefile of so many words is parsed")
+	}
+	client = fake.NewClientset(configMap("coredns", map[string]string{"Corefile": server + "}\n"}), deployment("--all", "coredns", ""))
+	if s, err := Read(t.Context(), client); err != nil || s.Name != "" {
+		t.Errorf("a workload without a valid name: %+v, %v", s, err)
+	}
 }
 
 func read(ctx context.Context, t *testing.T, client kubernetes.Interface) *Setup {

@@ -27,7 +27,8 @@ type Owner struct {
 //	controller in ownerReferences                     that controller         at once
 //	resources.gardener.cloud/managed-by               Gardener                at once
 //	addonmanager.kubernetes.io/mode=Reconcile         addon manager           at once
-//	kustomize.toolkit.fluxcd.io/name, helm...         Flux                    at once
+//	kustomize.toolkit.fluxcd.io/name                  Flux                    at once
+//	helm.toolkit.fluxcd.io/name                       Flux                    next upgrade
 //	argocd.argoproj.io/tracking-id, instance          Argo CD                 next sync
 //	objectset.rio.cattle.io/owner-name                K3s                     next start
 //	meta.helm.sh/release-name rke2-coredns            RKE2                    next upgrade
@@ -63,7 +64,9 @@ func owner(m *corev1.ConfigMap, namespace string, added bool) Owner {
 		return Owner{}
 	case m.Labels["addonmanager.kubernetes.io/mode"] == "Reconcile":
 		return Owner{"the addon manager", "within a minute", true, "put them into the manifest that it applies"}
-	case mark("kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name") != "":
+	case mark("helm.toolkit.fluxcd.io/name") != "":
+		return Owner{"Flux", "at the next upgrade of its HelmRelease", false, "put them into the values in its Git repository"}
+	case mark("kustomize.toolkit.fluxcd.io/name") != "":
 		return Owner{"Flux", "at its next reconciliation", true, "put them into its Git repository"}
 	case mark("argocd.argoproj.io/tracking-id", "argocd.argoproj.io/instance") != "":
 		return Owner{"Argo CD", "at its next sync", false, "put them into its Git repository"}

@@ -58,6 +58,13 @@ type Setup struct {
 	maps    map[string]*corev1.ConfigMap
 }
 
+// Bounds of what a namespace may contain for CoreDNS.
+const (
+	maxWorkloads = 50
+	maxMaps      = 200
+	maxMap       = 2 << 20 // bytes; the API server accepts 1 MiB
+)
+
 // place is a key of a ConfigMap in the namespace of CoreDNS.
 type place struct{ name, key string }
 
@@ -115,16 +122,27 @@ func readObjects(ctx context.Context, client kubernetes.Interface, namespace str
 	wanted := in.names()
 	return in, cli.List(ctx, client.CoreV1().ConfigMaps(namespace), metav1.ListOptions{}, func(m *corev1.ConfigMap) error {
 		_, corefile := m.Data["Corefile"]
-		if (wanted[m.Name] || corefile || m.Name == custom || m.Name == stubs) && len(validation.IsDNS1123Subdomain(m.Name)) == 0 {
-			in.maps[m.Name] = m
+		if !(wanted[m.Name] || corefile || m.Name == custom || m.Name == stubs) || len(validation.IsDNS1123Subdomain(m.Name)) > 0 {
+			return nil
 		}
+		size := 0
+		for _, text := range m.Data {
+			size += len(text)
+		}
+		switch {
+		case size > maxMap:
+			return fmt.Errorf("ConfigMap %s/%s has more than %d bytes", namespace, m.Name, maxMap)
+		case len(in.maps) == maxMaps:
+			return fmt.Errorf("namespace %s has more than %d ConfigMaps for CoreDNS", namespace, maxMaps)
+		}
+		in.maps[m.Name] = m
 		return nil
 	})
 }
 
 func (in *objects) add(kind, name string, pod *corev1.PodTemplateSpec) {
 	w := workload{kind, name, *pod}
-	if w.container() != nil || w.nodeLocal() != nil {
+	if (w.container() != nil || w.nodeLocal() != nil) && len(in.workloads) < maxWorkloads {
 		in.workloads = append(in.workloads, w)
 	}
 }

@@ -165,7 +165,16 @@ func (a *all) write(directory string) error {
 		a.Say("  %s", cli.Kubectl(c.Context, "apply -k %s", filepath.Join(directory, c.Name)))
 	}
 	a.Say("  %s", a.Line(append([]string{"tokens"}, strings.Split(names(a.clusters), ", ")...)...))
-	a.Say("and add the server blocks in the files named Corefile to CoreDNS's configuration")
+	for _, f := range a.facts {
+		where := "the configuration of its CoreDNS"
+		switch dns := f.DNS; {
+		case dns != nil && dns.Owner.Name != "":
+			where = "what " + dns.Owner.Name + " applies: " + dns.Owner.Instead
+		case dns != nil:
+			where = dns.Target()
+		}
+		a.Say("%s: add the server blocks in %s to %s", f.Name, filepath.Join(directory, f.Name, "Corefile"), where)
+	}
 	return nil
 }
 
