@@ -206,6 +206,9 @@ func TestLines(t *testing.T) {
 	if got := s.Line("leave", "aws", "gcp"); got != "semaphorectl leave aws gcp --kubeconfig k --context aws=prod/eu" {
 		t.Error(got)
 	}
+	if got := s.Kubectl("prod/eu", "get %s", "-x"); got != "kubectl --kubeconfig k --context prod/eu get '<a name that begins with a dash>'" {
+		t.Error(got)
+	}
 }
 
 // TestInterrupted prints one line with the hint, not the errors of all requests.
@@ -234,6 +237,7 @@ func TestWords(t *testing.T) {
 	for got, want := range map[string]string{
 		Count(0, "fault"): "0 faults", Count(1, "fault"): "1 fault", Count(2, "fault"): "2 faults",
 		Are(1, "fault"): "1 fault is", Are(3, "fault"): "3 faults are",
+		Of(1, 1, "path"): "1 of 1 path is", Of(0, 1, "pod"): "0 of 1 pod is", Of(1, 4, "path"): "1 of 4 paths is", Of(3, 4, "path"): "3 of 4 paths are",
 		And(): "", And("a"): "a", And("a", "b"): "a and b", And("a", "b", "c"): "a, b and c",
 		Some(2, "a", "b"): "a and b", Some(2, "a", "b", "c", "d"): "a, b and 2 more",
 	} {

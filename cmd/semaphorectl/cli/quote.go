@@ -22,6 +22,15 @@ func Kubectl(context, format string, args ...any) string {
 	return "kubectl --context " + Quote(context) + " " + fmt.Sprintf(format, args...)
 }
 
+// Kubectl is Kubectl with the kubeconfig of this session.
+func (s *Session) Kubectl(context, format string, args ...any) string {
+	line := Kubectl(context, format, args...)
+	if s.kubeconfig == "" {
+		return line
+	}
+	return strings.Replace(line, "kubectl ", "kubectl --kubeconfig "+Quote(s.kubeconfig)+" ", 1)
+}
+
 // Quote quotes a word for a shell.
 func Quote(word string) string {
 	plain := func(r rune) bool {

@@ -22,6 +22,15 @@ func Are(n int, noun string) string {
 	return Count(n, noun) + " are"
 }
 
+// Of is a part of a number with a verb: "1 of 4 paths is", "2 of 4 paths are".
+func Of(n, of int, noun string) string {
+	verb := "are"
+	if n == 1 || of == 1 {
+		verb = "is"
+	}
+	return fmt.Sprintf("%d of %s %s", n, Count(of, noun), verb)
+}
+
 // And joins words: "a, b and c".
 func And(words ...string) string {
 	if len(words) < 2 {

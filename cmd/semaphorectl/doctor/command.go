@@ -124,7 +124,7 @@ func (d *Diagnosis) print(to io.Writer, output string) error {
 		b.WriteString("\n")
 	}
 	if d.Consequences > 0 {
-		line("", "%d further faults follow from these", d.Consequences)
+		line("", "%s of the same causes", cli.Count(d.Consequences, "further fault"))
 	}
 	for _, o := range d.Unknown {
 		line("? ", "unknown: %s: %s", o.What, cmp.Or(o.Why, "no evidence"))

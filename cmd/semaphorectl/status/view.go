@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
@@ -192,7 +193,7 @@ func (v *View) cluster(c *survey.Cluster) Cluster {
 	for _, w := range c.Workloads.Value {
 		shown.Tools = append(shown.Tools, Tool{w.Name, w.Ready, w.Wanted, slices.Sorted(maps.Keys(versions[w.Name]))})
 		if w.Ready < w.Wanted {
-			v.wrong(c.Name, "%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name)
+			v.wrong(c.Name, "%s: %s: %s ready", c.Name, w.Name, cli.Of(int(w.Ready), int(w.Wanted), "pod"))
 		}
 	}
 	if c.Workloads.Known() && len(c.Workloads.Value) == 0 {
@@ -260,13 +261,13 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 	}
 	m.Backends = slices.Sorted(maps.Keys(backends))
 	if len(down) > 0 {
-		v.wrong(from.Name, "%s to %s: %d of %d paths are down: %s", from.Name, to.Name, m.Counts.Down, len(m.Rows)*len(m.Columns), some(down, m.Counts.Down))
+		v.wrong(from.Name, "%s to %s: %s down: %s", from.Name, to.Name, cli.Of(m.Counts.Down, len(m.Rows)*len(m.Columns), "path"), some(down, m.Counts.Down))
 	}
 	if len(small) > 0 {
 		v.wrong(from.Name, "%s to %s: %d of %d paths carry small packets only: %s", from.Name, to.Name, m.Counts.SmallOnly, len(m.Rows)*len(m.Columns), some(small, m.Counts.SmallOnly))
 	}
 	if len(unknown) > 0 {
-		v.unknown(from.Name, "%s to %s: %d of %d paths are unknown: %s", from.Name, to.Name, m.Counts.Unknown, len(m.Rows)*len(m.Columns), some(unknown, m.Counts.Unknown))
+		v.unknown(from.Name, "%s to %s: %s unknown: %s", from.Name, to.Name, cli.Of(m.Counts.Unknown, len(m.Rows)*len(m.Columns), "path"), some(unknown, m.Counts.Unknown))
 	}
 	if len(m.Rows)*len(m.Columns) == 0 {
 		v.unknown(from.Name, "%s to %s: no nodes are known", from.Name, to.Name)

@@ -31,7 +31,7 @@ func TestView(t *testing.T) {
 		"all is up": {change: func(_, _ *survey.Cluster) {}},
 		"a path is down": {
 			change: func(aws, _ *survey.Cluster) { path(aws).Path.State, path(aws).Path.Sign = "down", "one_way" },
-			wrong:  []string{"aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1"},
+			wrong:  []string{"aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1"},
 		},
 		"a node that doesn't forward": {
 			change: func(aws, _ *survey.Cluster) { aws.Agents[0].Value.Forwarding.Off = []string{"net.ipv4.ip_forward=0"} },
@@ -43,11 +43,11 @@ func TestView(t *testing.T) {
 		},
 		"an older agent": {
 			change:  func(aws, _ *survey.Cluster) { path(aws).Path, path(aws).Health = nil, "silent" },
-			unknown: []string{"aws to gcp: 1 of 4 paths are unknown: aws-1 to gcp-1"},
+			unknown: []string{"aws to gcp: 1 of 4 paths is unknown: aws-1 to gcp-1"},
 		},
 		"a state of a newer agent is not up": {
 			change:  func(aws, _ *survey.Cluster) { path(aws).Path.State = "splendid" },
-			unknown: []string{"aws to gcp: 1 of 4 paths are unknown: aws-1 to gcp-1"},
+			unknown: []string{"aws to gcp: 1 of 4 paths is unknown: aws-1 to gcp-1"},
 		},
 		"an agent that doesn't answer": {
 			change:  func(_, gcp *survey.Cluster) { gcp.Agents[0].Value, gcp.Agents[0].Err = nil, "exec: no" },
@@ -114,7 +114,7 @@ func TestView(t *testing.T) {
 				r := &aws.Agents[0].Value.Remotes[0]
 				r.Peers, r.Rejected = r.Peers[1:], []survey.Rejection{{Node: "gcp-1", Reason: "public_key", Detail: "missing"}}
 			},
-			wrong: []string{"aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1"},
+			wrong: []string{"aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -165,11 +165,11 @@ func TestVerdict(t *testing.T) {
 	}{
 		"well": {func(aws, _ *survey.Cluster) { path(aws, 1).RTT = 0.12 }, "well", "No faults found: 8 paths are up, the slowest with 120.0 ms",
 			[]string{`<td class="upon"`, `<td class="up20"`}},
-		"one fault": {func(aws, _ *survey.Cluster) { path(aws, 0).State = "down" }, "wrong", "1 fault: aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1",
+		"one fault": {func(aws, _ *survey.Cluster) { path(aws, 0).State = "down" }, "wrong", "1 fault: aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1",
 			[]string{`<a href="#wrong">`, `<a href="#m0">aws to gcp: 1 of 4`, `<a href="#m0-0-0">✗ down`, `<tr id="m0-0-0">`, "<code>semaphorectl doctor aws gcp</code>"}},
-		"two": {func(aws, gcp *survey.Cluster) { path(aws, 0).State, path(gcp, 1).SmallOnly = "down", true }, "wrong", "2 faults: aws to gcp: 1 of 4 paths are down: aws-1 to gcp-1; and 1 more",
+		"two": {func(aws, gcp *survey.Cluster) { path(aws, 0).State, path(gcp, 1).SmallOnly = "down", true }, "wrong", "2 faults: aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1; and 1 more",
 			[]string{`<td class="small"`, `<a href="#m1-0-1">! small only 12.3 ms</a>`, "full-size packets are lost"}},
-		"unknown": {func(aws, _ *survey.Cluster) { path(aws, 0).State = "unknown" }, "unknown", "No fault is known, but 1 thing is unknown: aws to gcp: 1 of 4 paths are unknown: aws-1 to gcp-1",
+		"unknown": {func(aws, _ *survey.Cluster) { path(aws, 0).State = "unknown" }, "unknown", "No fault is known, but 1 thing is unknown: aws to gcp: 1 of 4 paths is unknown: aws-1 to gcp-1",
 			[]string{`<a href="#unknown">`}},
 	} {
 		clusters := surveytest.Pair(2)
@@ -246,7 +246,7 @@ func TestClusterHidesNoOther(t *testing.T) {
 	aws.Mirrors = []survey.Reported[survey.Mirror]{{Fact: survey.Fact[*survey.Mirror]{Value: leads}}}
 	for _, order := range [][]*survey.Cluster{{aws, gcp}, {gcp, aws}} {
 		wrong := Of(now, order).Wrong
-		for _, want := range []string{"aws: service shop/web: no room", "gcp: 0 of 1 pods of x0 are ready", "gcp: and 50 more"} {
+		for _, want := range []string{"aws: service shop/web: no room", "gcp: x0: 0 of 1 pod is ready", "gcp: and 50 more"} {
 			if !slices.Contains(wrong, want) {
 				t.Errorf("no %q in %d lines that end with %q", want, len(wrong), wrong[len(wrong)-1])
 			}
