@@ -14,11 +14,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	neturl "net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/net/http/httpproxy"
 )
 
 // Request has the checks to run. It is the program's argument, as JSON.
@@ -27,6 +30,9 @@ type Request struct {
 	Secret Secret `json:"secret,omitempty"`
 	// Servers are API servers to connect to, with their CA certificates.
 	Servers []Server `json:"servers,omitempty"`
+	// Proxy and NoProxy are HTTPS_PROXY and NO_PROXY for these.
+	Proxy   string `json:"proxy,omitempty"`
+	NoProxy string `json:"noProxy,omitempty"`
 	// Ports are UDP ports that must be free.
 	Ports []int `json:"ports,omitempty"`
 	// Kernel checks whether the kernel has WireGuard, which needs NET_ADMIN.
@@ -88,7 +94,7 @@ func Check(ctx context.Context, r Request) Result {
 	for _, server := range r.Servers {
 		for _, url := range server.URLs {
 			group.Go(func() {
-				err := server.ask(ctx, url)
+				err := server.ask(ctx, url, &httpproxy.Config{HTTPSProxy: r.Proxy, NoProxy: r.NoProxy})
 				mu.Lock()
 				defer mu.Unlock()
 				result.Servers[url] = text(err)
@@ -109,14 +115,18 @@ func Check(ctx context.Context, r Request) Result {
 
 // ask connects to an API server at one of its URLs. Any response is a success, also 401:
 // the certificate was verified.
-func (s Server) ask(ctx context.Context, url string) error {
+func (s Server) ask(ctx context.Context, url string, proxy *httpproxy.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, serverLimit)
 	defer cancel()
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM([]byte(s.CA)) {
 		return errors.New("no certificates to verify it with")
 	}
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true}
+	of := proxy.ProxyFunc()
+	transport := &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true,
+		Proxy: func(r *http.Request) (*neturl.URL, error) { return of(r.URL) },
+	}
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(url, "/")+"/version", http.NoBody)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
+	"io"
 	"log/slog"
 	"math/big"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -131,5 +133,44 @@ func TestMeetingOfThree(t *testing.T) {
 		if step.do(); (m.State() == nil) != step.ready {
 			t.Errorf("after step %d: %v", i+1, m.State())
 		}
+	}
+}
+
+// TestLookThroughAProxy connects to API servers as programs with HTTPS_PROXY do.
+func TestLookThroughAProxy(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.StartTLS()
+	defer server.Close()
+	var asked atomic.Pointer[string]
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Store(&r.Host)
+		out, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		in, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(in, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { _, _ = io.Copy(out, in); _ = out.Close() }()
+		_, _ = io.Copy(in, out)
+		_ = in.Close()
+	}))
+	defer proxy.Close()
+	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+	// The certificate of httptest includes this name.
+	const url = "https://example.com:6443"
+	got := Check(t.Context(), Request{Proxy: proxy.URL, Servers: []Server{{[]string{url}, ca}}})
+	if host := asked.Load(); got.Servers[url] != "" || host == nil || *host != "example.com:6443" {
+		t.Errorf("%q", got.Servers)
+	}
+	asked.Store(nil)
+	const excepted = "https://127.0.0.1:1"
+	got = Check(t.Context(), Request{Proxy: proxy.URL, NoProxy: "127.0.0.1", Servers: []Server{{[]string{excepted}, ca}}})
+	if asked.Load() != nil || !strings.Contains(got.Servers[excepted], "refused") {
+		t.Errorf("excepted: %q", got.Servers)
 	}
 }

@@ -27,7 +27,8 @@ func (a *all) probe(ctx context.Context) []fault {
 	var mu sync.Mutex
 	servers, faults := a.servers()
 	_ = a.each(func(i int, c *cli.Cluster) error {
-		request := reach.Request{Kernel: true}
+		settings := a.facts[i].Installed.Settings
+		request := reach.Request{Kernel: true, Proxy: settings["HTTPS_PROXY"], NoProxy: settings["NO_PROXY"]}
 		for port := firstPort; port < firstPort+2*len(a.clusters)+8; port++ {
 			request.Ports = append(request.Ports, port)
 		}
