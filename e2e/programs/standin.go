@@ -8,6 +8,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,7 +23,8 @@ import (
 // StandIn replaces controllers and kubelets for the workloads in [Namespace] of clusters that
 // have neither: for each DaemonSet and Deployment it creates the pods, starts their
 // containers' programs with the template's environment, files and account, and reports which
-// are ready. It doesn't support images, restarts, limits and rollouts.
+// are ready. A changed template restarts the programs of the same pods with its environment. It
+// doesn't support images, restarts and limits.
 //
 //	template             here
 //	hostNetwork          the node's namespaces, else those of a pod of the testbed
@@ -50,6 +52,7 @@ type standInPod struct {
 	programs []*Program // the last one is that of the container with the probe
 	volumes  map[string]string
 	ready    bool
+	sources  string // of the environment, in the template
 }
 
 // StartStandIn runs the workloads of clusters with these binaries, by their names in the image.
@@ -163,6 +166,10 @@ func (s *StandIn) run(ctx context.Context, node *testbed.Node, name string, temp
 		s.pods[key] = p
 		s.mu.Unlock()
 	}
+	if err := p.restart(ctx, template); err != nil {
+		*errs = append(*errs, fmt.Errorf("%s: %w", key, err))
+		return 0
+	}
 	if err := p.fill(ctx); err != nil {
 		*errs = append(*errs, fmt.Errorf("%s: %w", key, err))
 	}
@@ -180,6 +187,7 @@ func (s *StandIn) run(ctx context.Context, node *testbed.Node, name string, temp
 func (p *standInPod) start(ctx context.Context, dir, name string, template *corev1.PodTemplateSpec, binaries map[string]string) error {
 	p.object = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: template.Labels}, Spec: *template.Spec.DeepCopy()}
 	p.object.Spec.NodeName = p.node.Name
+	p.sources = sources(template)
 	var err error
 	if p.object, err = p.cluster.Client().CoreV1().Pods(Namespace).Create(ctx, p.object, metav1.CreateOptions{}); err != nil {
 		return err
@@ -229,6 +237,41 @@ func (p *standInPod) start(ctx context.Context, dir, name string, template *core
 		}
 		p.programs = append(p.programs, program)
 	}
+	return nil
+}
+
+// sources returns the names of the ConfigMaps of a template's first container, which have a
+// hash of their content.
+func sources(template *corev1.PodTemplateSpec) string {
+	var names []string
+	for _, from := range template.Spec.Containers[0].EnvFrom {
+		names = append(names, from.ConfigMapRef.Name)
+	}
+	return strings.Join(names, ",")
+}
+
+// restart restarts the programs if the template has another environment.
+func (p *standInPod) restart(ctx context.Context, template *corev1.PodTemplateSpec) error {
+	if sources(template) == p.sources {
+		return nil
+	}
+	p.ready = false
+	containers := slices.Concat(template.Spec.InitContainers, template.Spec.Containers)
+	for i, program := range p.programs {
+		env, err := p.environment(ctx, &containers[i])
+		if err != nil {
+			return err
+		}
+		// The engine is a container before the agent's, which outlives it.
+		if i < len(p.programs)-1 && maps.Equal(env, program.Env) {
+			continue
+		}
+		program.Env = env
+		if err := errors.Join(program.Stop(ctx), program.Start()); err != nil {
+			return err
+		}
+	}
+	p.sources = sources(template)
 	return nil
 }
 

@@ -68,6 +68,14 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 			check(key, fmt.Errorf("not a valid key of a ConfigMap"))
 		}
 	}
+	if left := remoteWords(data[departed]); len(left) > maxRemotes {
+		check(departed, fmt.Errorf("%d clusters, more than %d", len(left), maxRemotes))
+	} else {
+		for _, word := range left {
+			_, err := cluster.ParseName(word)
+			check(departed, err)
+		}
+	}
 	own := data["SEMAPHORE_CLUSTER_NAME"]
 	if own != "" {
 		_, err := cluster.ParseName(own)
@@ -144,6 +152,48 @@ func (s Settings) Remotes() []cluster.Name {
 		}
 	}
 	return names
+}
+
+// departed is the variable of the clusters that have left on purpose: their endpoints, mirrors
+// and network sets have no grace period.
+const departed = "SEMAPHORE_DEPARTED_REMOTES"
+
+// Departed returns the clusters that have left.
+func (s Settings) Departed() []cluster.Name {
+	var names []cluster.Name
+	for _, word := range remoteWords(s[departed]) {
+		if name, err := cluster.ParseName(word); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Depart adds clusters to those that have left. The list has at most the names of maxRemotes.
+func (s Settings) Depart(names []cluster.Name) {
+	all := append(s.Departed(), names...)
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) > maxRemotes {
+		all = names
+	}
+	s.depart(all)
+}
+
+// Return removes a cluster from those that have left.
+func (s Settings) Return(name cluster.Name) {
+	s.depart(slices.DeleteFunc(s.Departed(), func(n cluster.Name) bool { return n == name }))
+}
+
+func (s Settings) depart(names []cluster.Name) {
+	if len(names) == 0 {
+		delete(s, departed)
+		return
+	}
+	words := make([]string, len(names))
+	for i, name := range names {
+		words[i] = string(name)
+	}
+	s[departed] = strings.Join(words, ",")
 }
 
 // Suffixes of the variables that bound a remote's pods and nodes.

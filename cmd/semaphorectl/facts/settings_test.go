@@ -95,3 +95,29 @@ func TestHostileCluster(t *testing.T) {
 		t.Errorf("facts %+v", f)
 	}
 }
+
+// TestDeparted has names of clusters that left, which programs and people read.
+func TestDeparted(t *testing.T) {
+	for _, text := range []string{"../aws", "a\x1b[2J", strings.Repeat("a,", 251) + "a"} {
+		if _, err := ParseSettings("n/m", map[string]string{"SEMAPHORE_DEPARTED_REMOTES": text}); !IsInvalid(err) || strings.Contains(err.Error(), "\x1b") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	s := Settings{}
+	s.Depart([]cluster.Name{"merit", "aws"})
+	s.Depart([]cluster.Name{"gcp", "merit"})
+	if s["SEMAPHORE_DEPARTED_REMOTES"] != "aws,gcp,merit" {
+		t.Error(s)
+	}
+	for i := range 300 {
+		s.Depart([]cluster.Name{cluster.Name(fmt.Sprintf("c%d", i))})
+	}
+	if len(s.Departed()) > 250 {
+		t.Errorf("%d names", len(s.Departed()))
+	}
+	s = Settings{"SEMAPHORE_DEPARTED_REMOTES": "aws"}
+	s.Return("aws")
+	if len(s) > 0 {
+		t.Error(s)
+	}
+}

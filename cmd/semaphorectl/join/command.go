@@ -162,7 +162,7 @@ func (a *all) write(directory string) error {
 	}
 	a.Done("wrote %s; next steps:", directory)
 	for _, c := range a.clusters {
-		a.Say("  %s", cli.Kubectl(c.Context, "apply -k %s", filepath.Join(directory, c.Name)))
+		a.Say("  %s", a.Kubectl(c.Context, "apply -k %s", filepath.Join(directory, c.Name)))
 	}
 	a.Say("  %s", a.Line(append([]string{"tokens"}, strings.Split(names(a.clusters), ", ")...)...))
 	for _, f := range a.facts {
@@ -180,15 +180,19 @@ func (a *all) write(directory string) error {
 
 // LeaveCommand is "semaphorectl leave".
 func LeaveCommand(s *cli.Session) *cobra.Command {
-	var alone bool
+	var alone, forced bool
 	var gone string
 	cmd := &cobra.Command{
 		Use:   "leave CLUSTER...",
 		Short: "Separate clusters, and uninstall what they no longer need",
 		Long: `Separates clusters, each from each other, and waits until that is complete. A single
 cluster leaves all of its neighbours. These need kubeconfig contexts, too, unless --alone
-leaves them unchanged. --gone removes a cluster that doesn't answer any more, or isn't
-trusted, from the settings of others, without connecting to it.
+leaves them unchanged. First its endpoints are withdrawn everywhere, so that no requests are
+lost.
+
+--gone removes a cluster that no longer exists from the settings of others, without changing
+it. It is refused while nodes of the others, or this machine, reach the cluster's API server;
+--force does without that check, as for a cluster that isn't trusted any more.
 
 A cluster without remaining neighbours is uninstalled: its agents remove devices, routes,
 rules and annotations from their nodes, then all objects are deleted. Private keys stay on
@@ -205,8 +209,11 @@ there are any.`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			ctx, cancel := s.Context(cmd.Context())
 			defer cancel()
+			if forced && gone == "" {
+				return cli.Usage(errors.New("--force is for --gone only"))
+			}
 			if gone != "" {
-				return forgetGone(ctx, s, gone, names)
+				return leaveGone(ctx, s, gone, names, forced)
 			}
 			if len(names) == 1 && !alone {
 				return leaveAll(ctx, s, names[0])
@@ -218,7 +225,8 @@ there are any.`,
 			return Leave(ctx, s, clusters, Options{})
 		},
 	}
-	cmd.Flags().StringVar(&gone, "gone", "", "cluster to remove from the settings of the others, without connecting to it")
+	cmd.Flags().StringVar(&gone, "gone", "", "cluster that no longer exists, to remove from the settings of the others without changing it")
+	cmd.Flags().BoolVar(&forced, "force", false, "with --gone: also if the cluster is reachable, or that can't be checked")
 	cmd.Flags().BoolVar(&alone, "alone", false, "uninstall a single cluster, and leave its neighbours unchanged")
 	cmd.MarkFlagsMutuallyExclusive("alone", "gone")
 	return cmd
@@ -248,16 +256,19 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 	if err != nil {
 		return cli.Hint(err, "neighbours need contexts, too, or --alone leaves them unchanged")
 	}
-	one, neighbours := clusters[0], clusters[1:]
-	if err := newAll(ctx, s, neighbours, Options{}).mayLeave(ctx); err != nil {
+	a = newAll(ctx, s, clusters, Options{})
+	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
-	for _, neighbour := range neighbours {
-		if err := leaveNeighbour(ctx, s, neighbour, one); err != nil {
-			return err
+	// The list of neighbours comes from the leaving cluster, which may be hostile: each is
+	// separated only if it is joined according to its own settings.
+	err = a.separate(ctx, func(f *facts.Facts) ([]cluster.Name, bool) {
+		if f.Name == name {
+			return remotes, true
 		}
-	}
-	if err := Leave(ctx, s, []*cli.Cluster{one}, Options{}); err != nil {
+		return []cluster.Name{cluster.Name(name)}, false
+	})
+	if err != nil {
 		return err
 	}
 	if len(remotes) == 0 {
@@ -265,26 +276,4 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 		return cli.Judged(false, true)
 	}
 	return nil
-}
-
-// forgetGone removes a cluster from the settings of others, without connecting to it.
-func forgetGone(ctx context.Context, s *cli.Session, gone string, names []string) error {
-	if _, err := cluster.ParseName(gone); err != nil {
-		return cli.Usage(fmt.Errorf("--gone: %w", err))
-	}
-	if slices.Contains(names, gone) {
-		return cli.Usage(fmt.Errorf("--gone %s: the arguments must be the other clusters", gone))
-	}
-	clusters, err := s.Clusters(names)
-	if err != nil {
-		return err
-	}
-	if err := newAll(ctx, s, clusters, Options{}).mayLeave(ctx); err != nil {
-		return err
-	}
-	var errs []error
-	for _, c := range clusters {
-		errs = append(errs, leaveNeighbour(ctx, s, c, &cli.Cluster{Name: gone}))
-	}
-	return errors.Join(errs...)
 }

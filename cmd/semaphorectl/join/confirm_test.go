@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
+	internalcluster "github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // TestConfirm checks that ranges that a neighbour reports are accepted only after a yes.
@@ -79,7 +81,8 @@ func TestLeaveTouchesNeighboursOnly(t *testing.T) {
 	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.36.3", Minor: "36"}
 	merit := &cli.Cluster{Name: "merit", Context: "merit", Config: &rest.Config{}, Client: client}
 	var out bytes.Buffer
-	if err := leaveNeighbour(t.Context(), &cli.Session{Err: &out}, merit, &cli.Cluster{Name: "aws"}); err != nil {
+	a := newAll(t.Context(), &cli.Session{Err: &out}, []*cli.Cluster{merit}, Options{})
+	if err := a.separate(t.Context(), func(*facts.Facts) ([]internalcluster.Name, bool) { return []internalcluster.Name{"aws"}, false }); err != nil {
 		t.Fatal(err)
 	}
 	for _, action := range client.Actions() {
@@ -87,7 +90,7 @@ func TestLeaveTouchesNeighboursOnly(t *testing.T) {
 			t.Errorf("%s %s", action.GetVerb(), action.GetResource().Resource)
 		}
 	}
-	if !strings.Contains(out.String(), "merit: aws isn't its neighbour, nothing was changed") {
+	if !strings.Contains(out.String(), "merit: it isn't joined with aws, nothing was changed") {
 		t.Errorf("it says %q", out.String())
 	}
 }
@@ -104,7 +107,7 @@ func TestGoneIsAName(t *testing.T) {
 		"itself":               {"gcp", []string{"aws", "gcp"}, "the arguments must be the other clusters"},
 		"no name of the other": {"gcp", []string{"local"}, "can't be the name of a cluster"},
 	} {
-		if err := forgetGone(t.Context(), s, c.gone, c.names); err == nil || !strings.Contains(err.Error(), c.says) {
+		if err := leaveGone(t.Context(), s, c.gone, c.names, false); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, expected %q", name, err, c.says)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/handover"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
@@ -27,6 +29,8 @@ type leaving struct {
 	from     []cluster.Name // the clusters that it leaves
 	settings facts.Settings // afterwards
 	entirely bool           // no remote remains
+	joined   bool           // it is joined with one of them
+	started  bool           // it has left one of them, perhaps in an interrupted run
 }
 
 // Leave separates clusters, each from each other; a single one from all of its neighbours.
@@ -37,16 +41,43 @@ func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Optio
 	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
-	plans := make([]leaving, len(clusters))
-	for i, f := range a.facts {
-		plans[i] = plan(f, clusters)
-	}
-	err := a.each(func(i int, c *cli.Cluster) error {
-		if plans[i].entirely {
-			return a.leaveEntirely(ctx, i, c)
+	return a.separate(ctx, func(f *facts.Facts) (from []cluster.Name, asked bool) {
+		if len(clusters) == 1 {
+			return f.Installed.Settings.Remotes(), true
 		}
-		return a.leaveSome(ctx, i, c, plans[i])
+		for _, other := range clusters {
+			if other.Name != f.Name {
+				from = append(from, cluster.Name(other.Name))
+			}
+		}
+		return from, true
 	})
+}
+
+// separate separates each cluster from some others: first the endpoints of these are
+// withdrawn everywhere, so that no request goes to a tunnel that is removed after that. From
+// returns the clusters to leave, and whether the administrator asked for this cluster itself
+// to leave; otherwise it stays as it is unless it is joined with them.
+func (a *all) separate(ctx context.Context, from func(*facts.Facts) ([]cluster.Name, bool)) error {
+	plans := make([]leaving, len(a.clusters))
+	for i, f := range a.facts {
+		names, asked := from(f)
+		plans[i] = plan(f, names)
+		// Without programs it is the rest of an interrupted run.
+		plans[i].entirely = plans[i].entirely && (asked || plans[i].joined || plans[i].started || len(f.Installed.Tools) == 0)
+	}
+	err := a.each(func(i int, c *cli.Cluster) error { return a.withdraw(ctx, c, a.facts[i], plans[i]) })
+	if err == nil {
+		err = a.each(func(i int, c *cli.Cluster) error {
+			if plans[i].entirely {
+				return a.leaveEntirely(ctx, i, c)
+			}
+			return a.leaveSome(ctx, i, c, plans[i])
+		})
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = errors.Join(err, cause)
+	}
 	return a.unfinished(err)
 }
 
@@ -67,7 +98,23 @@ func (a *all) mayLeave(ctx context.Context) error {
 	for _, f := range a.facts {
 		faults = append(faults, strange(f)...)
 	}
-	return a.report(faults)
+	err := a.report(faults)
+	var gone, others []string
+	for _, f := range a.facts {
+		if f.Version == "" {
+			gone = append(gone, f.Name)
+		} else {
+			others = append(others, f.Name)
+		}
+	}
+	if err == nil || len(gone) != 1 {
+		return err
+	}
+	line := a.Line(append([]string{"leave", "--gone", gone[0]}, others...)...)
+	if len(others) == 0 {
+		line += " CLUSTER..., with its neighbours"
+	}
+	return cli.Hint(err, "if "+gone[0]+" no longer exists: "+line)
 }
 
 // strange returns the faults that prevent changes of a cluster.
@@ -92,22 +139,17 @@ func misnamed(f *facts.Facts) *fault {
 	return &fault{cluster: f.Name, what: "it is installed as cluster " + name, remedy: "check that its kubeconfig context is that of the intended cluster"}
 }
 
-// plan computes a cluster's settings without the others.
-func plan(f *facts.Facts, clusters []*cli.Cluster) leaving {
-	p := leaving{settings: f.Installed.Settings}
-	for _, other := range clusters {
-		if other.Name != f.Name {
-			p.from = append(p.from, cluster.Name(other.Name))
-		}
+// plan computes how a cluster leaves others.
+func plan(f *facts.Facts, from []cluster.Name) leaving {
+	p := leaving{from: from, settings: facts.Settings{}}
+	have := f.Installed.Settings
+	maps.Copy(p.settings, have)
+	for _, remote := range from {
+		p.joined = p.joined || slices.Contains(have.Remotes(), remote)
+		p.started = p.started || slices.Contains(have.Departed(), remote)
+		p.settings = without(p.settings, remote)
 	}
-	if len(clusters) == 1 {
-		p.from = f.Installed.Settings.Remotes()
-	}
-	for _, remote := range p.from {
-		if p.settings != nil {
-			p.settings = without(p.settings, remote)
-		}
-	}
+	p.settings.Depart(from)
 	p.entirely = len(p.settings.Remotes()) == 0
 	return p
 }
@@ -115,6 +157,11 @@ func plan(f *facts.Facts, clusters []*cli.Cluster) leaving {
 // leaveSome removes some neighbours from a cluster that has others.
 func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) error {
 	f := a.facts[i]
+	gone := strings.ReplaceAll(list(p.from), ",", ", ")
+	if !p.joined && !p.started {
+		a.Warn("%s: it isn't joined with %s, nothing was changed", c.Name, gone)
+		return nil
+	}
 	a.settings[i] = p.settings
 	wishes := Wishes{Tools: f.Installed.Tools, Image: f.Installed.Image}
 	var err error
@@ -123,7 +170,6 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 	}
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
 		settings: a.settings[i : i+1], objects: a.objects[i : i+1]}
-	gone := strings.ReplaceAll(list(p.from), ",", ", ")
 	_, err = one.steps(ctx,
 		step{"revocations", one.finishRevocations},
 		step{"settings", func(ctx context.Context) error { _, err := apply(ctx, c, a.objects[i]); return err }},
@@ -149,7 +195,11 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 			if err := errors.Join(errs...); err != nil {
 				return err
 			}
-			a.Done("%s: left %s", c.Name, gone)
+			if p.joined {
+				a.Done("%s: left %s", c.Name, gone)
+			} else {
+				a.Done("%s: it had left %s already", c.Name, gone)
+			}
 			return nil
 		}},
 	)
@@ -160,7 +210,8 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 // too, after their grace period for removed remotes.
 func forget(ctx context.Context, c *cli.Cluster, f *facts.Facts, prefix, remote string) error {
 	return errors.Join(
-		deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, cli.Namespace, "mirrored-svc=true,mirror-svc-prefix-sync="+prefix),
+		deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true,mirror-svc-prefix-sync="+prefix),
+		forgetSlices(ctx, c, f, remote),
 		deleteSets(ctx, c, f, "managed-by=semaphore-policy,policy.semaphore.uw.io/cluster="+remote),
 	)
 }
@@ -200,15 +251,31 @@ func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResourc
 // objects are deleted.
 func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 	f := a.facts[i]
+	found, err := owned(ctx, c)
+	if err != nil {
+		return err
+	}
+	if len(found) == 0 {
+		names, err := coredns.Write(ctx, c.Client, nil)
+		if err != nil {
+			return fmt.Errorf("%s: CoreDNS: %w", c.Name, err)
+		}
+		if len(names) == 0 {
+			a.Warn("%s: Kube-Semaphore isn't installed, nothing was changed", c.Name)
+			return nil
+		}
+		a.Done("%s: removed the server blocks for other clusters from ConfigMap %s", c.Name, cli.And(names...))
+		return nil
+	}
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
-	_, err := one.steps(ctx,
+	_, err = one.steps(ctx,
 		step{"names", func(ctx context.Context) error {
 			return one.name(ctx, c, nil)
 		}},
 		step{"controllers", func(ctx context.Context) error { return stopControllers(ctx, c) }},
 		step{"mirrors and sets", func(ctx context.Context) error {
 			return errors.Join(
-				deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, cli.Namespace, "mirrored-svc=true"),
+				deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true"),
 				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))
 		}},
 		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
@@ -226,7 +293,11 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 			if err := waitGone(ctx, c); err != nil {
 				return err
 			}
-			a.Done("%s: deleted %s; only the private keys remain, in /var/lib/semaphore-wireguard on its nodes", c.Name, cli.Count(removed, "object"))
+			left := "nothing remains"
+			if slices.Contains(f.Installed.Tools, manifests.WireGuard) {
+				left = "only the private keys remain, in /var/lib/semaphore-wireguard on its nodes"
+			}
+			a.Done("%s: deleted %s; %s", c.Name, cli.Count(removed, "object"), left)
 			return nil
 		}},
 	)
@@ -355,23 +426,4 @@ func waitGone(ctx context.Context, c *cli.Cluster) error {
 		}
 		return nil
 	})
-}
-
-// leaveNeighbour removes a cluster from the settings of its neighbour, without changing the
-// cluster.
-func leaveNeighbour(ctx context.Context, s *cli.Session, neighbour, one *cli.Cluster) error {
-	a := newAll(ctx, s, []*cli.Cluster{neighbour}, Options{})
-	if err := a.mayLeave(ctx); err != nil {
-		return err
-	}
-	// The list of neighbours comes from the leaving cluster, which may be hostile.
-	if !slices.Contains(a.facts[0].Installed.Settings.Remotes(), cluster.Name(one.Name)) {
-		s.Warn("%s: %s isn't its neighbour, nothing was changed", neighbour.Name, one.Name)
-		return nil
-	}
-	p := plan(a.facts[0], []*cli.Cluster{neighbour, one})
-	if p.entirely {
-		return a.leaveEntirely(ctx, 0, neighbour)
-	}
-	return a.leaveSome(ctx, 0, neighbour, p)
 }

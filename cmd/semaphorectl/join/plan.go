@@ -79,6 +79,7 @@ func settings(f *facts.Facts, remotes []side, taken map[int]bool) facts.Settings
 	}
 	for _, r := range remotes {
 		prefix := r.name.Variables()
+		want.Return(r.name)
 		if !slices.Contains(names, r.name) {
 			names = append(names, r.name)
 		}

@@ -1,0 +1,121 @@
+package scenarios_test
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+)
+
+// TestLeaveLosesNoRequest joins three clusters with a global service and has two of them
+// forget the third one under requests: none fails, as endpoints are withdrawn before tunnels.
+func TestLeaveLosesNoRequest(t *testing.T) {
+	nstest.Root(t)
+	tb := testbed.Start(t, testbed.Config{}, tools.KubeProxy)
+	ctx := within(t, 12*time.Minute)
+	names := []string{"aws", "gcp", "merit"}
+	var configs []testbed.ClusterConfig
+	for _, name := range names {
+		configs = append(configs, testbed.ClusterConfig{Name: name})
+	}
+	clusters, err := tb.StartClusters(ctx, configs...)
+	must(t, err)
+	var pods []*testbed.Pod
+	ranges := []string{}
+	for _, c := range clusters {
+		_, err := c.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		node, err := c.AddNode(ctx, testbed.NodeConfig{})
+		must(t, err)
+		must(t, node.Masquerade(ctx))
+		pod, err := node.AddPod(ctx, testbed.PodConfig{})
+		must(t, err)
+		must(t, pod.Serve(ctx, programs.PodPort, nil))
+		pods = append(pods, pod)
+		ranges = append(ranges, "--pod-subnets", fmt.Sprintf("%s=%s %s", c.Name, c.PodSubnets[0], c.PodSubnets[1]))
+	}
+	_, err = clusters[0].Nodes()[0].StartKubeProxy(ctx)
+	must(t, err)
+	agent := program(t, programs.WireGuard)
+	standIn := programs.StartStandIn(t.Context(), t.TempDir(), map[string]string{
+		programs.WireGuard: agent, programs.ServiceMirror: program(t, programs.ServiceMirror), programs.Engine: filepath.Join(filepath.Dir(agent), programs.Engine),
+	}, clusters...)
+	t.Cleanup(standIn.Stop)
+
+	a := newAdministrator(t, tb)
+	run := func(want int, args ...string) string {
+		t.Helper()
+		out, code, err := a.run(ctx, args...)
+		must(t, err)
+		t.Logf("semaphorectl %s: exit code %d\n%s", strings.Join(args, " "), code, out)
+		if code != want {
+			t.Fatalf("exit code %d, expected %d; the stand-in: %v", code, want, standIn.Err())
+		}
+		return out
+	}
+	said := func(out string, want ...string) {
+		t.Helper()
+		for _, w := range want {
+			if !strings.Contains(out, w) {
+				t.Errorf("it doesn't say %q", w)
+			}
+		}
+	}
+	run(1, "leave", "aws", "nowhere")
+	said(run(0, "leave", "aws", "gcp"), "! aws: Kube-Semaphore isn't installed, nothing was changed", "! gcp: Kube-Semaphore isn't installed, nothing was changed")
+	out := run(0, slices.Concat([]string{"join", "--yes", "--no-probe", "--tools", "wireguard,mirror"}, ranges, names)...)
+	said(out, "✓ aws, gcp and merit are joined. Next:", "label service web mirror.semaphore.uw.io/mirror-service=true", "semaphorectl doctor aws gcp merit")
+
+	for i, c := range clusters {
+		putService(t, c, "shop", service("web", "global-service=true"), pods[i])
+	}
+	n := &naming{Pair: &programs.Pair{GCP: clusters[0]}}
+	client := ask(t, pods[0], "http://"+net.JoinHostPort(n.clusterIP(t, "gl-shop-73736d-web"), "8888")+"/")
+	client.settled(t, time.Now(), 5, pods...)
+
+	// It isn't gone, and temporary pods can't run here.
+	out = run(1, "leave", "--gone", "merit", "aws", "gcp")
+	said(out, "merit isn't gone: its API server at "+clusters[2].APIURL(), "nothing was changed; to remove it nevertheless: semaphorectl leave --gone merit aws gcp", "--force")
+	began := time.Now()
+	out = run(0, "leave", "--force", "--gone", "merit", "aws", "gcp")
+	said(out, "✓ aws: no endpoints of merit remain", "✓ aws: left merit", "✓ gcp: left merit", "merit itself is unchanged")
+	withdrawn, settings := strings.Index(out, "no endpoints of merit remain"), strings.Index(out, "left merit")
+	if withdrawn < 0 || withdrawn > settings {
+		t.Error("it leaves before endpoints are withdrawn")
+	}
+	client.settled(t, time.Now(), 5, pods[:2]...)
+	failed, last := client.Failed(began)
+	t.Logf("FIGURE of %d requests %d failed while merit left", len(client.Since(began)), failed)
+	if failed > 0 {
+		t.Errorf("%d requests failed, the last one %v after the start of leave", failed, last.Sub(began))
+	}
+	for _, c := range clusters[:2] {
+		list, err := c.Client().DiscoveryV1().EndpointSlices(programs.Namespace).List(ctx, metav1.ListOptions{})
+		must(t, err)
+		for _, s := range list.Items {
+			if s.Annotations["mirror.semaphore.uw.io/cluster"] == "merit" {
+				t.Errorf("%s has EndpointSlice %s of merit", c.Name, s.Name)
+			}
+		}
+	}
+	// Again: it has left.
+	said(run(0, "leave", "--force", "--gone", "merit", "aws", "gcp"), "aws: it had left merit already", "gcp: it had left merit already")
+	said(run(0, "leave", "--force", "--gone", "oracle", "aws"), "! aws: it isn't joined with oracle, nothing was changed")
+	// Joined again, its endpoints are used again.
+	run(0, slices.Concat([]string{"join", "--yes", "--no-probe", "--tools", "wireguard,mirror"}, ranges, names)...)
+	client.settled(t, time.Now(), 5, pods...)
+}
