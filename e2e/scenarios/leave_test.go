@@ -84,7 +84,9 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 		putService(t, c, "shop", service("web", "global-service=true"), pods[i])
 	}
 	n := &naming{Pair: &programs.Pair{GCP: clusters[0]}}
-	client := ask(t, pods[0], "http://"+net.JoinHostPort(n.clusterIP(t, "gl-shop-73736d-web"), "8888")+"/")
+	asks, err := clusters[0].Nodes()[0].AddPod(ctx, testbed.PodConfig{})
+	must(t, err)
+	client := ask(t, asks, "http://"+net.JoinHostPort(n.clusterIP(t, "gl-shop-73736d-web"), "8888")+"/")
 	client.settled(t, time.Now(), 5, pods...)
 
 	// It isn't gone, and temporary pods can't run here.

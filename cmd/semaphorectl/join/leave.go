@@ -94,9 +94,26 @@ func (a *all) mayLeave(ctx context.Context) error {
 	if err := a.stopped(ctx); err != nil {
 		return err
 	}
-	faults := duplicates(a.clusters, a.facts)
-	for _, f := range a.facts {
-		faults = append(faults, strange(f)...)
+	if faults := duplicates(a.clusters, a.facts); len(faults) > 0 {
+		return a.report(faults)
+	}
+	var faults []fault
+	lacking := make([][]fault, len(a.facts))
+	_ = a.each(func(i int, c *cli.Cluster) error {
+		if a.facts[i].Version != "" {
+			lacking[i] = rightsToLeave(ctx, c)
+		}
+		return nil
+	})
+	for i, f := range a.facts {
+		found := strange(f)
+		if len(lacking[i]) > 0 {
+			found = append(lacking[i], slices.DeleteFunc(found, func(f fault) bool { return f.forbidden })...)
+		}
+		faults = append(faults, found...)
+	}
+	if err := a.stopped(ctx); err != nil {
+		return err
 	}
 	err := a.report(faults)
 	var gone, others []string

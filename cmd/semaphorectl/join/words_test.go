@@ -148,6 +148,10 @@ func TestMissingRights(t *testing.T) {
 		clusters = append(clusters, &cli.Cluster{Name: name, Context: "prod-" + name, Server: "https://" + name + ".example", Config: &rest.Config{}, Client: client, Dynamic: untyped})
 	}
 	s, out := printed()
+	if err := Leave(t.Context(), s, clusters, Options{}); err == nil || strings.Count(err.Error(), "\n") != 2 || !strings.Contains(err.Error(), "patch configmaps and secrets in sys-semaphore") {
+		t.Errorf("leave: %v", err)
+	}
+	out.Reset()
 	err := Join(t.Context(), s, clusters, Options{Wishes: Wishes{Image: "i:1"}})
 	if err == nil {
 		t.Fatal("no error")
