@@ -188,7 +188,7 @@ func TestUnanswered(t *testing.T) {
 			if err == nil {
 				t.Fatal("it answers")
 			}
-			got, is := clusters[0].Unanswered(err).(*Advised)
+			got, is := errors.AsType[*Advised](clusters[0].Unanswered(err))
 			if !is || !strings.Contains(got.Error(), c.what) || !strings.Contains(got.Remedy, c.remedy) {
 				t.Errorf("%v; %q", got, got.Remedy)
 			}

@@ -37,11 +37,27 @@ func resource(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured)
 	return c.Dynamic.Resource(r.GroupVersionResource), nil
 }
 
+// inOrder returns objects in the order in which they are applied: the namespace before what is
+// in it, and workloads last. Their settings and Secrets are optional in the manifests: pods
+// that start before these fail.
+func inOrder(objects []*unstructured.Unstructured) []*unstructured.Unstructured {
+	rank := func(o *unstructured.Unstructured) int {
+		switch {
+		case o.GetKind() == "Namespace":
+			return 0
+		case workload(o):
+			return 2
+		}
+		return 1
+	}
+	return slices.SortedStableFunc(slices.Values(objects), func(x, y *unstructured.Unstructured) int { return rank(x) - rank(y) })
+}
+
 // apply applies objects server-side. It returns how many have changed, and continues after
 // errors.
 func apply(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) (changed int, err error) {
 	var errs []error
-	for _, o := range objects {
+	for _, o := range inOrder(objects) {
 		did, err := applyOne(ctx, c, o)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: apply %s %s: %w", c.Name, o.GetKind(), o.GetName(), err))

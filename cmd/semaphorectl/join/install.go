@@ -71,8 +71,6 @@ func (a *all) applyAll(which func(*unstructured.Unstructured) bool, what string)
 					objects = append(objects, o)
 				}
 			}
-			// The namespace first, as other objects are in it.
-			slices.SortStableFunc(objects, func(x, y *unstructured.Unstructured) int { return rank(x) - rank(y) })
 			changed, err := apply(ctx, c, objects)
 			if err == nil {
 				a.Done("%s: %s: changed %d of %s", c.Name, what, changed, cli.Count(len(objects), "object"))
@@ -80,13 +78,6 @@ func (a *all) applyAll(which func(*unstructured.Unstructured) bool, what string)
 			return err
 		})
 	}
-}
-
-func rank(o *unstructured.Unstructured) int {
-	if o.GetKind() == "Namespace" {
-		return 0
-	}
-	return 1
 }
 
 // waitAll waits until all workloads are rolled out.

@@ -154,7 +154,7 @@ func (a *all) preflight(ctx context.Context) error {
 		found := check(f, &a.Wishes, a.others(f))
 		if len(lacking[i]) > 0 {
 			// These name all rights at once.
-			found = append(lacking[i], slices.DeleteFunc(found, func(f fault) bool { return f.forbidden })...)
+			found = slices.Concat(lacking[i], slices.DeleteFunc(found, func(f fault) bool { return f.forbidden }))
 		}
 		faults = append(faults, found...)
 		a.summary(i)

@@ -108,7 +108,7 @@ func (a *all) mayLeave(ctx context.Context) error {
 	for i, f := range a.facts {
 		found := strange(f)
 		if len(lacking[i]) > 0 {
-			found = append(lacking[i], slices.DeleteFunc(found, func(f fault) bool { return f.forbidden })...)
+			found = slices.Concat(lacking[i], slices.DeleteFunc(found, func(f fault) bool { return f.forbidden }))
 		}
 		faults = append(faults, found...)
 	}
@@ -371,7 +371,7 @@ func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *facts.Facts) er
 	if err != nil {
 		return err
 	}
-	for _, o := range objects {
+	for _, o := range inOrder(objects) {
 		if o.GetKind() != "DaemonSet" && (o.GetKind() != "ConfigMap" || o.GetNamespace() != cli.Namespace) {
 			continue
 		}

@@ -48,7 +48,7 @@ func (a *all) withdraw(ctx context.Context, c *cli.Cluster, f *facts.Facts, p le
 		return err
 	}
 	var deployment *unstructured.Unstructured
-	for _, o := range objects {
+	for _, o := range inOrder(objects) {
 		isMirror := o.GetKind() == "Deployment" && o.GetName() == mirrorName
 		if isMirror {
 			deployment = o
@@ -63,7 +63,7 @@ func (a *all) withdraw(ctx context.Context, c *cli.Cluster, f *facts.Facts, p le
 	a.Say("%s: removing the endpoints of %s", c.Name, from)
 	limited, cancel := context.WithTimeoutCause(ctx, withdrawTimeout, fmt.Errorf("not within %s", withdrawTimeout))
 	defer cancel()
-	if err := rolledOut(limited, c, deployment); err == nil {
+	if err = rolledOut(limited, c, deployment); err == nil {
 		err = poll(limited, func(ctx context.Context) error {
 			return slicesOf(ctx, c, f, p.from, func(s *discoveryv1.EndpointSlice) error {
 				return fmt.Errorf("EndpointSlice %s remains", s.Name)

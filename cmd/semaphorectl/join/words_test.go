@@ -228,3 +228,23 @@ func TestNext(t *testing.T) {
 		t.Error(out.String())
 	}
 }
+
+// TestSettingsBeforePrograms applies the settings of programs before these.
+func TestSettingsBeforePrograms(t *testing.T) {
+	objects, err := (&manifests.Cluster{Name: "aws", Tools: manifests.Tools(), Image: "i", Settings: map[string]string{"a": "b"}}).Render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs := false
+	for i, o := range inOrder(objects) {
+		if i == 0 && o.GetKind() != "Namespace" {
+			t.Errorf("the first one is %s %s", o.GetKind(), o.GetName())
+		}
+		if programs = programs || workload(o); programs && !workload(o) {
+			t.Errorf("%s %s is applied after programs", o.GetKind(), o.GetName())
+		}
+	}
+	if !programs {
+		t.Error("no programs")
+	}
+}
