@@ -81,10 +81,14 @@ func (w *watcher) ofAddress(data []byte) Concern {
 // any rule may be ours.
 func ofRule(data []byte) Concern {
 	mark, ok := attribute(data, unix.SizeofRtMsg, nl.FRA_PROTOCOL)
-	if ok && len(mark) == 1 && mark[0] != Protocol {
-		return 0
+	switch {
+	case !ok || len(mark) != 1:
+		return ConcernRoutes | ConcernForeignRules
+	case mark[0] == Protocol:
+		return ConcernRoutes
+	default:
+		return ConcernForeignRules
 	}
-	return ConcernRoutes
 }
 
 func (w *watcher) ofRoute(data []byte) Concern {

@@ -51,10 +51,10 @@ func TestKernelWithoutIPv6(t *testing.T) {
 		}
 		filter := NewFilter(slog.New(slog.NewTextHandler(t.Output(), nil)))
 		origins := []Origin{{Device: "wireguard.gcp", Subnets: subnets}}
-		if _, err := filter.Sync(t.Context(), origins); err != nil {
+		if _, err := filter.Sync(t.Context(), rulesetOf(origins)); err != nil {
 			t.Errorf("source filter: %v", err)
 		}
-		if _, enforced, err := filter.Status(t.Context(), origins); err != nil || !enforced {
+		if enforced, err := enforces(t, origins); err != nil || !enforced {
 			t.Errorf("source filter: enforced %t, %v", enforced, err)
 		}
 		events := start(t, NewMonitor(MonitorConfig{Logger: table.log, Subnets: subnets}))

@@ -12,8 +12,8 @@ import (
 // other table is touched.
 const FilterTable = "semaphore-wireguard"
 
-// ErrNoFilter means that the kernel can't filter packets by their source, because it lacks
-// nf_tables or a part of it.
+// ErrNoFilter means that the kernel can't filter packets, because it lacks nf_tables or a
+// part of it. Only origins need nft_fib_inet.
 var ErrNoFilter = errors.New("the kernel lacks nf_tables, or its part nft_fib_inet")
 
 // Origin is where packets of one remote cluster arrive.
@@ -24,23 +24,50 @@ type Origin struct {
 	Subnets []netip.Prefix
 }
 
-// Dropped counts the packets that a filter has dropped since it was installed, by the
-// device through which they should have arrived.
+// Exit is where packets to one remote cluster leave.
+type Exit struct {
+	// Device is the name of the link, which need not exist; empty: they don't leave.
+	Device string
+	// Subnets contain the destination addresses of these packets.
+	Subnets []netip.Prefix
+}
+
+// Ruleset is what a [Filter] enforces: where packets with the source address of a remote
+// pod arrive, and where packets to one leave.
+type Ruleset struct {
+	Origins []Origin
+	Exits   []Exit
+	// Mark is the firewall mark of the tunnel's own packets, which leave through any link,
+	// also to an address in a remote pod subnet; 0: none. Forwarded packets never do.
+	Mark uint32
+}
+
+// State is what a [Filter] enforces, and has dropped since it was installed.
+type State struct {
+	// Arrival and Exit report whether packets are dropped as the origins and the exits of
+	// the ruleset demand.
+	Arrival, Exit bool
+	// Forged and Stopped are the packets dropped for the origins and for the exits.
+	Forged, Stopped Dropped
+}
+
+// Dropped counts packets by the device of an [Origin] or [Exit].
 type Dropped map[string]uint64
 
-// claim is a subnet and the device through which its packets arrive.
+// claim is a subnet and the device through which its packets arrive or leave.
 type claim struct {
 	subnet netip.Prefix
 	device string
 }
 
-// claims returns the claims of the origins, sorted. Overlapping subnets, which a valid
+// claims returns the claims of origins or exits, sorted. Overlapping subnets, which a valid
 // configuration doesn't have, are left out.
-func claims(origins []Origin) []claim {
+func claims[T Origin | Exit](ends []T) []claim {
 	var all []claim
-	for _, o := range origins {
-		for _, s := range o.Subnets {
-			all = append(all, claim{subnet: s.Masked(), device: o.Device})
+	for _, e := range ends {
+		end := Origin(e)
+		for _, s := range end.Subnets {
+			all = append(all, claim{subnet: s.Masked(), device: end.Device})
 		}
 	}
 	slices.SortFunc(all, func(a, b claim) int {

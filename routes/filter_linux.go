@@ -8,37 +8,61 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// Filter drops packets with the source address of a remote pod that did not arrive through
-// the tunnel. Routes and rules match destinations only. Without rp_filter, which IPv6
+// Filter drops packets that routes can't keep off.
+//
+// Packets with the source address of a remote pod that did not arrive through the tunnel,
+// see [Origin]: routes and rules match destinations only. Without rp_filter, which IPv6
 // doesn't have, such a packet would be delivered, and network policies would take it for
 // one of the remote pod.
 //
+// Packets to a remote pod that don't leave through the tunnel, see [Exit]: another
+// program's policy rule may come before ours and lead them elsewhere.
+//
 // The rules are in our own nf_tables table ([FilterTable]), in the network namespace of
-// the calling thread. It outlives the process. The methods may be called concurrently,
-// except Sync.
-type Filter struct{ log *slog.Logger }
+// the calling thread. It outlives the process. The methods may be called concurrently.
+type Filter struct {
+	log *slog.Logger
+	mu  sync.Mutex // held by Sync
+}
 
 // NewFilter returns a filter. It changes nothing in the kernel.
 func NewFilter(log *slog.Logger) *Filter { return &Filter{log: log} }
 
-// Sync installs the rules for the origins atomically. Without origins it removes the
-// table. Without a difference it neither writes nor logs anything; only a write resets the
-// counts of dropped packets. The error wraps [ErrNoFilter] where the kernel lacks support.
-func (f *Filter) Sync(ctx context.Context, origins []Origin) (changed bool, err error) {
+// Sync installs the rules atomically. Without any it removes the table. Without a
+// difference it neither writes nor logs anything; only a write resets the counts of
+// dropped packets, those of the chains that it changes. The error wraps [ErrNoFilter]
+// where the kernel lacks support. Where it lacks only what the origins need, the rules of
+// the exits are installed nevertheless.
+func (f *Filter) Sync(ctx context.Context, want Ruleset) (changed bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	changed, err = f.install(ctx, want)
+	if !errors.Is(err, ErrNoFilter) || len(want.Origins) == 0 || len(want.Exits) == 0 {
+		return changed, err
+	}
+	changed, exitErr := f.install(ctx, Ruleset{Exits: want.Exits, Mark: want.Mark})
+	if exitErr == nil {
+		err = fmt.Errorf("source filter: %w", err)
+	}
+	return changed, err
+}
+
+func (f *Filter) install(ctx context.Context, ruleset Ruleset) (changed bool, err error) {
+	want := chainsOf(ruleset)
 	have, err := readTable(ctx)
-	if len(origins) == 0 && errors.Is(err, ErrNoFilter) {
+	if len(want) == 0 && errors.Is(err, ErrNoFilter) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	want := claims(origins)
 	switch {
 	case len(want) == 0 && !have.exists():
 		return false, nil
@@ -47,38 +71,46 @@ func (f *Filter) Sync(ctx context.Context, origins []Origin) (changed bool, err 
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return false, fmt.Errorf("remove table inet %s: %w", FilterTable, err)
 		}
-		f.log.Info("source filter removed", "table", FilterTable)
+		f.log.Info("packet filter removed", "table", FilterTable)
 		return true, nil
-	case have.valid() && have.hasRules(want):
+	}
+	changes := have.transaction(want)
+	if len(changes) == 0 {
 		return false, nil
 	}
-	if err := commit(ctx, have.transaction(want)...); err != nil {
-		// In a transaction that recreates the table only an expression can be missing.
-		if errors.Is(err, unix.ENOENT) && !have.valid() {
+	if err := commit(ctx, changes...); err != nil {
+		// In a transaction that creates the chain only an expression can be missing.
+		if errors.Is(err, unix.ENOENT) && (!have.valid() || !have.hasChain(arrivalChain)) {
 			err = fmt.Errorf("%w: %w", ErrNoFilter, err)
 		}
 		return false, fmt.Errorf("install table inet %s: %w", FilterTable, err)
 	}
-	f.log.Info("source filter installed", "table", FilterTable, "replaced", have.exists())
+	f.log.Info("packet filter installed", "table", FilterTable, "replaced", have.exists())
 	return true, nil
 }
 
-// Status reads whether the table enforces the origins, and its counts of dropped packets.
-// enforced is false without an error when the table is missing or differs.
-func (f *Filter) Status(ctx context.Context, origins []Origin) (dropped Dropped, enforced bool, err error) {
+// Status reads whether the table enforces the ruleset, and its counts of dropped packets.
+// A part is not enforced, without an error, when the table is missing or differs. A part
+// without rules is enforced.
+func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
+	arrival, exit := chainsOf(Ruleset{Origins: ruleset.Origins}), chainsOf(Ruleset{Exits: ruleset.Exits, Mark: ruleset.Mark})
+	s := State{Arrival: len(arrival) == 0, Exit: len(exit) == 0, Forged: Dropped{}, Stopped: Dropped{}}
+	if s.Arrival && s.Exit {
+		return s, nil
+	}
 	have, err := readTable(ctx)
 	if err != nil {
-		return nil, false, err
+		return s, err
 	}
-	want := claims(origins)
-	if !have.valid() || !have.hasRules(want) {
-		return nil, false, nil
+	s.Arrival = s.Arrival || have.valid() && have.enforces(arrival)
+	s.Exit = s.Exit || have.valid() && have.enforces(exit)
+	if s.Arrival {
+		s.Forged = have.dropped(claims(ruleset.Origins), arrivalChain)
 	}
-	dropped = Dropped{}
-	for i, c := range want {
-		dropped[c.device] += countOf(have.rules[i])
+	if s.Exit {
+		s.Stopped = have.dropped(claims(ruleset.Exits), forwardedChain, exitChain)
 	}
-	return dropped, true, nil
+	return s, nil
 }
 
 // dialFilter opens a connection to nf_tables in the network namespace of the calling
@@ -114,31 +146,74 @@ type installedTable struct{ tables, chains, rules [][]netlink.Attribute }
 
 func (s installedTable) exists() bool { return len(s.tables) > 0 }
 
-// valid reports whether table and chain are as we create them.
+// valid reports whether the table is as we create it, with no other chains than ours.
 func (s installedTable) valid() bool {
-	return s.exists() && matches(s.tables[0], tableObject().attrs) && len(s.chains) == 1 && matches(s.chains[0], chainObject().attrs)
+	ours := func(have []netlink.Attribute) bool {
+		return slices.ContainsFunc(emptyChains(), func(c chain) bool { return matches(have, c.object().attrs) })
+	}
+	return s.exists() && matches(s.tables[0], tableObject().attrs) && len(ofKind(s.chains, ours)) == len(s.chains)
 }
 
-// hasRules reports whether the chain has exactly the rules for the claims.
-func (s installedTable) hasRules(want []claim) bool {
-	return slices.EqualFunc(s.rules, want, func(have []netlink.Attribute, c claim) bool { return matches(have, ruleObject(c).attrs) })
+func (s installedTable) hasChain(name string) bool {
+	return slices.ContainsFunc(s.chains, func(have []netlink.Attribute) bool { return textOf(have, unix.NFTA_CHAIN_NAME) == name })
 }
 
-// transaction returns the messages that install the rules for the claims. In a valid table
-// only the rules are replaced. Another one is recreated: it is created before it is
-// deleted, since a deletion "if it exists" is not supported.
-func (s installedTable) transaction(want []claim) []object {
-	table, chain := tableObject(), chainObject()
-	objects := []object{{unix.NFT_MSG_DELRULE, []attr{
-		label(unix.NFTA_RULE_TABLE, FilterTable), label(unix.NFTA_RULE_CHAIN, filterChain),
-	}}}
-	if !s.valid() {
-		objects = []object{table, {unix.NFT_MSG_DELTABLE, table.attrs[:1]}, table, chain}
+// rulesOf returns the rules of a chain.
+func (s installedTable) rulesOf(chain string) [][]netlink.Attribute {
+	return ofKind(s.rules, func(r []netlink.Attribute) bool { return textOf(r, unix.NFTA_RULE_CHAIN) == chain })
+}
+
+// enforces reports whether the chains exist with exactly their rules.
+func (s installedTable) enforces(want []chain) bool {
+	return !slices.ContainsFunc(want, func(c chain) bool { return !s.hasRules(c) })
+}
+
+func (s installedTable) hasRules(want chain) bool {
+	return s.hasChain(want.name) && slices.EqualFunc(s.rulesOf(want.name), want.rules,
+		func(have []netlink.Attribute, r object) bool { return matches(have, r.attrs) })
+}
+
+// dropped returns the packets counted by the rules of the chains, each of which has one
+// rule for each claim.
+func (s installedTable) dropped(claims []claim, chains ...string) Dropped {
+	counts := Dropped{}
+	for _, name := range chains {
+		rules := s.rulesOf(name)
+		for i, c := range claims {
+			counts[c.device] += countOf(rules[i])
+		}
+	}
+	return counts
+}
+
+// transaction returns the messages that make the chains those that are wanted; none
+// without a difference. In a valid table only chains that differ are changed. Another one is
+// recreated: it is created before it is deleted, since a deletion "if it exists" is not
+// supported.
+func (s installedTable) transaction(want []chain) (changes []object) {
+	recreate := !s.valid()
+	if recreate {
+		table := tableObject()
+		changes = []object{table, {unix.NFT_MSG_DELTABLE, table.attrs[:1]}, table}
 	}
 	for _, c := range want {
-		objects = append(objects, ruleObject(c))
+		switch {
+		case recreate || !s.hasChain(c.name):
+			changes = append(changes, c.object())
+		case s.hasRules(c):
+			continue
+		default:
+			changes = append(changes, c.flush())
+		}
+		changes = append(changes, c.rules...)
 	}
-	return objects
+	for _, c := range emptyChains() {
+		wanted := slices.ContainsFunc(want, func(w chain) bool { return w.name == c.name })
+		if !recreate && !wanted && s.hasChain(c.name) {
+			changes = append(changes, c.flush(), c.remove())
+		}
+	}
+	return changes
 }
 
 // readTable reads the table.

@@ -30,11 +30,27 @@ func newFilter(t *testing.T) *Filter {
 	return NewFilter(slog.New(slog.NewTextHandler(t.Output(), nil)))
 }
 
+// rulesetOf is for remotes whose packets arrive and leave through the same devices.
+func rulesetOf(origins []Origin) (r Ruleset) {
+	r.Origins = origins
+	for _, o := range origins {
+		r.Exits = append(r.Exits, Exit(o))
+	}
+	return r
+}
+
 func mustFilter(t *testing.T, origins []Origin) (changed bool) {
 	t.Helper()
-	changed, err := newFilter(t).Sync(t.Context(), origins)
+	changed, err := newFilter(t).Sync(t.Context(), rulesetOf(origins))
 	must(t, err)
 	return changed
+}
+
+// enforces reports whether the table has the rules for arriving and for leaving packets.
+func enforces(t *testing.T, origins []Origin) (bool, error) {
+	t.Helper()
+	s, err := newFilter(t).Status(t.Context(), rulesetOf(origins))
+	return s.Arrival && s.Exit, err
 }
 
 func TestFilterIsInstalledOnceAndRemoved(t *testing.T) {
@@ -52,8 +68,8 @@ func TestFilterIsInstalledOnceAndRemoved(t *testing.T) {
 			if got := mustFilter(t, step.origins); got != step.changed {
 				t.Errorf("step %d: changed %v, want %v", i, got, step.changed)
 			}
-			_, enforced, err := newFilter(t).Status(t.Context(), step.origins)
-			if err != nil || enforced != (len(step.origins) > 0) {
+			enforced, err := enforces(t, step.origins)
+			if err != nil || len(step.origins) > 0 && !enforced {
 				t.Errorf("step %d: enforced %v, %v", i, enforced, err)
 			}
 		}
@@ -68,8 +84,11 @@ func TestFilterIsRepaired(t *testing.T) {
 		"table deleted":       "delete table " + table,
 		"chain flushed":       "flush chain " + table + " prerouting",
 		"chain added":         "add chain " + table + " more",
+		"chain deleted":       "flush chain " + table + " postrouting; delete chain " + table + " postrouting",
+		"another hook":        "flush chain " + table + " forward; delete chain " + table + " forward; add chain " + table + " forward { type filter hook forward priority 0; }",
 		"another rule before": "insert rule " + table + " prerouting accept",
 		"another rule after":  "add rule " + table + " prerouting drop",
+		"accepted to leave":   "insert rule " + table + " postrouting accept",
 		"switched off":        "add table " + table + " { flags dormant; }",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,7 +96,7 @@ func TestFilterIsRepaired(t *testing.T) {
 				mustFilter(t, gcpOrigin())
 				nft(t, "add table ip others; add chain ip others raw { type filter hook prerouting priority raw; }")
 				nft(t, script)
-				if _, enforced, err := newFilter(t).Status(t.Context(), gcpOrigin()); err != nil || enforced {
+				if enforced, err := enforces(t, gcpOrigin()); err != nil || enforced {
 					t.Errorf("enforced: %v, %v", enforced, err)
 				}
 				others := nft(t, "list tables ip")
@@ -125,6 +144,10 @@ func TestFilterAsAnOperatorSeesIt(t *testing.T) {
 			`ip saddr 10.4.0.0/16 iifname != "wireguard.gcp" iifname != "lo" fib saddr . iif oif 0 counter packets 0 bytes 0 drop`,
 			`ip saddr 10.5.0.0/16 iifname != "wg.a2345.0123ab" iifname != "lo"`,
 			`ip saddr 10.6.3.0/27 iifname != "wg.a2345.0123ab" iifname != "lo"`,
+			"type filter hook forward priority raw - 10; policy accept;",
+			"type filter hook postrouting priority 310; policy accept;",
+			`ip daddr 10.4.0.0/16 oifname != "wireguard.gcp" oifname != "lo" counter packets 0 bytes 0 drop`,
+			`ip6 daddr fd04::/48 oifname != "wireguard.gcp" oifname != "lo" counter packets 0 bytes 0 drop`,
 			`ip6 saddr fd04::/48 iifname != "wireguard.gcp" iifname != "lo" fib saddr . iif oif 0 counter packets 0 bytes 0 drop`,
 		} {
 			if !strings.Contains(got, want) {
@@ -400,11 +423,11 @@ func (b *forgeBed) waitDropped(t *testing.T, origins []Origin, want uint64) {
 	polltest.Until(t, time.Minute, "the packet to be counted", func() bool {
 		got = 0
 		b.do(t, b.host, func() error {
-			dropped, enforced, err := newFilter(t).Status(t.Context(), origins)
-			if err == nil && !enforced {
+			state, err := newFilter(t).Status(t.Context(), rulesetOf(origins))
+			if err == nil && !state.Arrival {
 				err = errors.New("the filter is not enforced")
 			}
-			for _, n := range dropped {
+			for _, n := range state.Forged {
 				got += n
 			}
 			return err

@@ -42,7 +42,7 @@ func TestFlushedFilterIsBackWithinASecond(t *testing.T) {
 						t.Fatalf("not back after %s", repairTime)
 					}
 					var err error
-					_, enforced, err = newFilter(t).Status(t.Context(), gcpOrigin())
+					enforced, err = enforces(t, gcpOrigin())
 					must(t, err)
 				}
 			})
@@ -55,9 +55,9 @@ func TestKernelWithoutNetfilter(t *testing.T) {
 	host := nstest.New(t)
 	err := nstest.WithoutNetfilter(host, func() error {
 		f := newFilter(t)
-		_, syncErr := f.Sync(t.Context(), gcpOrigin())
-		_, enforced, lookErr := f.Status(t.Context(), gcpOrigin())
-		_, removeErr := f.Sync(t.Context(), nil)
+		_, syncErr := f.Sync(t.Context(), rulesetOf(gcpOrigin()))
+		enforced, lookErr := enforces(t, gcpOrigin())
+		_, removeErr := f.Sync(t.Context(), Ruleset{})
 		table := newTable(t)
 		_, fenceErr := table.Fence(t.Context(), prefixes(subnet4))
 		if !errors.Is(syncErr, ErrNoFilter) || !errors.Is(lookErr, ErrNoFilter) || enforced || removeErr != nil || fenceErr != nil {
@@ -83,7 +83,7 @@ func TestFilterWithoutTheCapability(t *testing.T) {
 			if err := unix.Capset(&header, &data[0]); err != nil {
 				return err
 			}
-			_, err := f.Sync(t.Context(), gcpOrigin())
+			_, err := f.Sync(t.Context(), rulesetOf(gcpOrigin()))
 			if !errors.Is(err, unix.EPERM) || errors.Is(err, ErrNoFilter) {
 				t.Errorf("error %v, want %v", err, unix.EPERM)
 			}
@@ -103,9 +103,9 @@ func TestFilterWithNothingButTheCapability(t *testing.T) {
 				return err
 			}
 			f := newFilter(t)
-			_, err := f.Sync(t.Context(), gcpOrigin())
+			_, err := f.Sync(t.Context(), rulesetOf(gcpOrigin()))
 			if err == nil {
-				_, err = f.Sync(t.Context(), nil)
+				_, err = f.Sync(t.Context(), Ruleset{})
 			}
 			// Leaving the namespace again needs more capabilities.
 			data[0].Effective = data[0].Permitted

@@ -87,11 +87,11 @@ func TestFilterBesideTheKernelsWireGuard(t *testing.T) {
 	dropped := func() (n uint64) {
 		t.Helper()
 		must(t, host.Do(func() error {
-			counts, enforced, err := newFilter(t).Status(t.Context(), gcpOrigin())
-			if err == nil && !enforced {
+			state, err := newFilter(t).Status(t.Context(), rulesetOf(gcpOrigin()))
+			if err == nil && !state.Arrival {
 				err = errors.New("not enforced")
 			}
-			n = counts["wireguard.gcp"]
+			n = state.Forged["wireguard.gcp"]
 			return err
 		}))
 		return n

@@ -170,7 +170,10 @@ func prefixOf(msg *netlink.Route) netip.Prefix {
 		return netip.Prefix{}
 	}
 	addr, _ := netip.AddrFromSlice(msg.Dst.IP)
-	ones, _ := msg.Dst.Mask.Size()
+	ones, bits := msg.Dst.Mask.Size()
+	if bits == 32 { // The library's default route has 16 bytes.
+		addr = addr.Unmap()
+	}
 	return netip.PrefixFrom(addr, ones)
 }
 
@@ -181,6 +184,9 @@ func slotOf(msg *netlink.Route) slot {
 // describe formats a route like ip-route(8), with the device's name.
 func (t *Table) describe(msg *netlink.Route) string {
 	words := []string{prefixOf(msg).String()}
+	if prefixOf(msg).Bits() <= 0 {
+		words[0] = "default"
+	}
 	if kind, special := routeType(msg.Type); special {
 		words = []string{kind, words[0]}
 	}

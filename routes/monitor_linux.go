@@ -46,9 +46,11 @@ const (
 	ConcernUnderlay
 	// ConcernForwarding are what [ReadForwarding] reads.
 	ConcernForwarding
+	// ConcernForeignRules are policy rules of other programs.
+	ConcernForeignRules
 
 	// ConcernAll is everything that a monitor of routes watches, after lost events.
-	ConcernAll = ConcernRoutes | ConcernLinks | ConcernAddresses | ConcernForeign
+	ConcernAll = ConcernRoutes | ConcernLinks | ConcernAddresses | ConcernForeign | ConcernForeignRules
 )
 
 // Monitor notifies of events of the kernel that may affect our objects there.
@@ -87,7 +89,7 @@ type MonitorConfig struct {
 //   - when one of our routes changed, or one in our table, or any route to a remote pod
 //     subnet, which may have replaced ours;
 //   - when a foreign route to a part of a remote pod subnet changed;
-//   - when one of our policy rules was added or removed;
+//   - when a policy rule was added or removed;
 //   - after each subscription, because earlier events are unknown.
 //
 // Other events cost only their reception.

@@ -211,8 +211,8 @@ func TestMonitorNotifiesOfInvalidEvents(t *testing.T) {
 	}{
 		"link":                        {kind: unix.RTM_NEWLINK, want: ConcernLinks | ConcernRoutes},
 		"address":                     {kind: unix.RTM_DELADDR, want: ConcernAddresses | ConcernRoutes},
-		"policy rule":                 {kind: unix.RTM_DELRULE, want: ConcernRoutes},
-		"policy rule without a mark":  {kind: unix.RTM_DELRULE, data: make([]byte, unix.SizeofRtMsg), want: ConcernRoutes},
+		"policy rule":                 {kind: unix.RTM_DELRULE, want: ConcernRoutes | ConcernForeignRules},
+		"policy rule without a mark":  {kind: unix.RTM_DELRULE, data: make([]byte, unix.SizeofRtMsg), want: ConcernRoutes | ConcernForeignRules},
 		"route that is cut off":       {kind: unix.RTM_NEWROUTE, data: make([]byte, 3), want: both},
 		"route with broken attribute": {kind: unix.RTM_NEWROUTE, data: append(make([]byte, unix.SizeofRtMsg), 1, 0, 1, 0), want: both},
 		"default route":               {kind: unix.RTM_NEWROUTE, data: make([]byte, unix.SizeofRtMsg)},
@@ -270,7 +270,7 @@ func TestMonitorClassifiesEvents(t *testing.T) {
 			{"the same in a table of others", func() { add(foreign("10.4.9.0/24", 99)) }, 0},
 			{"a route to all of it", func() { add(foreign(subnet4, 0)) }, ConcernForeign | ConcernRoutes},
 			{"a route in our table", func() { add(foreign("10.9.0.0/16", OwnTable)) }, ConcernRoutes},
-			{"a rule of others", func() { must(t, netlink.RuleAdd(rule(0))) }, 0},
+			{"a rule of others", func() { must(t, netlink.RuleAdd(rule(0))) }, ConcernForeignRules},
 			{"a rule of ours", func() { must(t, netlink.RuleAdd(rule(Protocol))) }, ConcernRoutes},
 			{"a route of ours", func() { mustSync(t, table, Desired(prefixes(subnet6), 0, nil)) }, ConcernRoutes},
 		} {

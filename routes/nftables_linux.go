@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/mdlayher/netlink"
@@ -96,26 +97,83 @@ type object struct {
 	attrs   []attr
 }
 
-// filterChain is the only chain of the table.
-const filterChain = "prerouting"
+// chain is a base chain of the table, with its rules.
+type chain struct {
+	name     string
+	hook     uint32
+	priority int32
+	rules    []object
+}
 
-// filterPriority is before connection tracking (-200), so that forged packets don't create
-// entries there, and before the raw tables (-300), where other programs decide which
-// packets are tracked.
-const filterPriority = -310
+// The chains of the table: for packets that arrive, see [Origin], and for packets that
+// leave, see [Exit].
+const (
+	arrivalChain   = "prerouting"
+	forwardedChain = "forward"
+	exitChain      = "postrouting"
+)
+
+// Priorities of the chains. Packets are dropped on arrival before connection tracking
+// (-200), so that forged ones don't create entries there, and before the raw tables (-300),
+// where other programs decide which packets are tracked. Forwarded packets are dropped
+// before other programs' chains, which may hand a connection to a flow table that bypasses
+// the chains from then on. Packets leave after all chains that change or reroute them (the
+// last, for source addresses, is at 100) and before connection tracking confirms them.
+const (
+	earlyPriority = -310
+	latePriority  = 310
+)
+
+// emptyChains returns our chains, in the order in which packets pass them.
+func emptyChains() []chain {
+	return []chain{
+		{name: arrivalChain, hook: unix.NF_INET_PRE_ROUTING, priority: earlyPriority},
+		{name: forwardedChain, hook: unix.NF_INET_FORWARD, priority: earlyPriority},
+		{name: exitChain, hook: unix.NF_INET_POST_ROUTING, priority: latePriority},
+	}
+}
+
+// chainsOf returns the chains that enforce a ruleset. Those without rules are left out.
+func chainsOf(want Ruleset) []chain {
+	var chains []chain
+	for _, c := range emptyChains() {
+		if c.name == arrivalChain {
+			c.rules = arrivalRules(claims(want.Origins))
+		} else {
+			mark := want.Mark
+			if c.name == forwardedChain {
+				mark = 0
+			}
+			c.rules = exitRules(c.name, claims(want.Exits), mark)
+		}
+		if len(c.rules) > 0 {
+			chains = append(chains, c)
+		}
+	}
+	return chains
+}
 
 func tableObject() object {
 	return object{unix.NFT_MSG_NEWTABLE, []attr{label(unix.NFTA_TABLE_NAME, FilterTable), number(unix.NFTA_TABLE_FLAGS, 0)}}
 }
 
-func chainObject() object {
-	priority := int32(filterPriority)
+// object is the message that creates the chain, without its rules.
+func (c chain) object() object {
 	return object{unix.NFT_MSG_NEWCHAIN, []attr{
-		label(unix.NFTA_CHAIN_TABLE, FilterTable), label(unix.NFTA_CHAIN_NAME, filterChain), label(unix.NFTA_CHAIN_TYPE, "filter"),
-		nest(unix.NFTA_CHAIN_HOOK,
-			number(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_PRE_ROUTING), number(unix.NFTA_HOOK_PRIORITY, uint32(priority))),
+		label(unix.NFTA_CHAIN_TABLE, FilterTable), label(unix.NFTA_CHAIN_NAME, c.name), label(unix.NFTA_CHAIN_TYPE, "filter"),
+		nest(unix.NFTA_CHAIN_HOOK, number(unix.NFTA_HOOK_HOOKNUM, c.hook), number(unix.NFTA_HOOK_PRIORITY, uint32(c.priority))),
 		number(unix.NFTA_CHAIN_POLICY, verdictAccept),
 	}}
+}
+
+// flush is the message that removes the rules of the chain.
+func (c chain) flush() object {
+	return object{unix.NFT_MSG_DELRULE, []attr{label(unix.NFTA_RULE_TABLE, FilterTable), label(unix.NFTA_RULE_CHAIN, c.name)}}
+}
+
+// remove is the message that removes the chain, which has no rules.
+func (c chain) remove() object {
+	return object{unix.NFT_MSG_DELCHAIN, []attr{label(unix.NFTA_CHAIN_TABLE, FilterTable), label(unix.NFTA_CHAIN_NAME, c.name)}}
 }
 
 // Verdicts (include/uapi/linux/netfilter.h).
@@ -124,7 +182,7 @@ const (
 	verdictAccept = 1
 )
 
-// ruleObject is the rule that drops packets with a source in the subnet that arrived
+// arrivalRules returns the rules that drop packets with a source in a subnet that arrived
 // through another device. In nft(8) syntax:
 //
 //	ip saddr 10.4.0.0/16 iifname != "wireguard.gcp" iifname != "lo" fib saddr . iif oif 0 counter drop
@@ -135,36 +193,94 @@ const (
 // The condition fib matches when packets to the source would not leave through the link by
 // which this one arrived. That always holds for a forged one, since the source is routed
 // to the device, the guard or the policy rule.
-func ruleObject(c claim) object {
-	family, offset := byte(unix.NFPROTO_IPV6), uint32(8) // RFC 8200, section 3
-	if c.subnet.Addr().Is4() {
-		family, offset = unix.NFPROTO_IPV4, 12 // RFC 791, section 3.1
+func arrivalRules(origins []claim) []object {
+	rules := make([]object, len(origins))
+	for i, c := range origins {
+		rules[i] = ruleObject(arrivalChain, sourceIn(c.subnet), notThrough(unix.NFT_META_IIFNAME, c.device),
+			[]attr{
+				expression("fib", number(unix.NFTA_FIB_DREG, unix.NFT_REG_1), number(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_OIF),
+					number(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF)),
+				compareTo(unix.NFT_CMP_EQ, make([]byte, 4)),
+			})
 	}
-	length := uint32(c.subnet.Addr().BitLen() / 8)
-	const register = unix.NFT_REG_1
+	return rules
+}
+
+// exitRules returns the rules of a chain that drop packets to a subnet that leave through
+// another device than the remote's, or through any for a remote without one. Packets to
+// the host itself leave through lo. Packets with the mark are not dropped; 0: all are. In
+// nft(8) syntax:
+//
+//	ip daddr 10.4.0.0/16 oifname != "wireguard.gcp" oifname != "lo" meta mark & 0x1073 != 0x1073 counter drop
+func exitRules(chain string, exits []claim, mark uint32) []object {
+	var unmarked []attr
+	if mark != 0 {
+		host := binary.NativeEndian.AppendUint32(nil, mark)
+		unmarked = append([]attr{expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_DREG, unix.NFT_REG_1))},
+			masked(host, unix.NFT_CMP_NEQ, host)...)
+	}
+	rules := make([]object, len(exits))
+	for i, c := range exits {
+		rules[i] = ruleObject(chain, destinationIn(c.subnet), notThrough(unix.NFT_META_OIFNAME, c.device), unmarked)
+	}
+	return rules
+}
+
+// ruleObject is the rule that drops and counts the packets that match all conditions.
+func ruleObject(chain string, conditions ...[]attr) object {
 	return object{unix.NFT_MSG_NEWRULE, []attr{
-		label(unix.NFTA_RULE_TABLE, FilterTable), label(unix.NFTA_RULE_CHAIN, filterChain),
-		nest(unix.NFTA_RULE_EXPRESSIONS,
-			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_NFPROTO), number(unix.NFTA_META_DREG, register)),
-			compareTo(unix.NFT_CMP_EQ, []byte{family}),
-			expression("payload", number(unix.NFTA_PAYLOAD_DREG, register),
-				number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER),
-				number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, length)),
-			expression("bitwise", number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register),
-				number(unix.NFTA_BITWISE_LEN, length), data(unix.NFTA_BITWISE_MASK, net.CIDRMask(c.subnet.Bits(), c.subnet.Addr().BitLen())),
-				data(unix.NFTA_BITWISE_XOR, make([]byte, length))),
-			compareTo(unix.NFT_CMP_EQ, c.subnet.Addr().AsSlice()),
-			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_IIFNAME), number(unix.NFTA_META_DREG, register)),
-			compareTo(unix.NFT_CMP_NEQ, linkName(c.device)),
-			compareTo(unix.NFT_CMP_NEQ, linkName("lo")),
-			expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_OIF),
-				number(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF)),
-			compareTo(unix.NFT_CMP_EQ, make([]byte, 4)),
+		label(unix.NFTA_RULE_TABLE, FilterTable), label(unix.NFTA_RULE_CHAIN, chain),
+		nest(unix.NFTA_RULE_EXPRESSIONS, append(slices.Concat(conditions...),
 			expression("counter"),
 			expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
 				nest(unix.NFTA_IMMEDIATE_DATA, nest(unix.NFTA_DATA_VERDICT, number(unix.NFTA_VERDICT_CODE, verdictDrop)))),
-		),
+		)...),
 	}}
+}
+
+// Offsets of the addresses in packets (RFC 791, section 3.1; RFC 8200, section 3).
+func sourceIn(subnet netip.Prefix) []attr      { return addressIn(subnet, 12, 8) }
+func destinationIn(subnet netip.Prefix) []attr { return addressIn(subnet, 16, 24) }
+
+// addressIn matches packets whose address at an offset is in the subnet.
+func addressIn(subnet netip.Prefix, offset4, offset6 uint32) []attr {
+	family, offset := byte(unix.NFPROTO_IPV6), offset6
+	if subnet.Addr().Is4() {
+		family, offset = unix.NFPROTO_IPV4, offset4
+	}
+	length := uint32(subnet.Addr().BitLen() / 8)
+	const register = unix.NFT_REG_1
+	return append([]attr{
+		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_NFPROTO), number(unix.NFTA_META_DREG, register)),
+		compareTo(unix.NFT_CMP_EQ, []byte{family}),
+		expression("payload", number(unix.NFTA_PAYLOAD_DREG, register),
+			number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER),
+			number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, length)),
+	}, masked(net.CIDRMask(subnet.Bits(), subnet.Addr().BitLen()), unix.NFT_CMP_EQ, subnet.Addr().AsSlice())...)
+}
+
+// masked compares the bits of the mask in the register with a value.
+func masked(mask []byte, operator uint32, value []byte) []attr {
+	const register = unix.NFT_REG_1
+	return []attr{
+		expression("bitwise", number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register),
+			number(unix.NFTA_BITWISE_LEN, uint32(len(mask))), data(unix.NFTA_BITWISE_MASK, mask),
+			data(unix.NFTA_BITWISE_XOR, make([]byte, len(mask)))),
+		compareTo(operator, value),
+	}
+}
+
+// notThrough matches packets whose link, by the given key, is neither the device nor the
+// loopback; with an empty name, just not the loopback.
+func notThrough(key uint32, device string) []attr {
+	conditions := []attr{
+		expression("meta", number(unix.NFTA_META_KEY, key), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
+		compareTo(unix.NFT_CMP_NEQ, linkName("lo")),
+	}
+	if device != "" {
+		conditions = slices.Insert(conditions, 1, compareTo(unix.NFT_CMP_NEQ, linkName(device)))
+	}
+	return conditions
 }
 
 func expression(name string, parameters ...attr) attr {

@@ -11,10 +11,14 @@ import (
 // Objects with the requested attributes match, also with additional ones; others don't.
 func TestMatches(t *testing.T) {
 	rule := func(subnet, device string) object {
-		return ruleObject(claim{subnet: prefixes(subnet)[0], device: device})
+		return arrivalRules([]claim{{subnet: prefixes(subnet)[0], device: device}})[0]
+	}
+	exit := func(chain, device string) object {
+		return exitRules(chain, []claim{{subnet: prefixes("10.4.0.0/16")[0], device: device}}, 0)[0]
 	}
 	objects := map[string]object{
-		"table": tableObject(), "chain": chainObject(),
+		"table": tableObject(), "chain": emptyChains()[0].object(), "another chain": emptyChains()[1].object(),
+		"exit": exit(exitChain, "wireguard.gcp"), "forwarded": exit(forwardedChain, "wireguard.gcp"), "without a device": exit(exitChain, ""),
 		"rule": rule("10.4.0.0/16", "wireguard.gcp"), "longer": rule("10.4.0.0/17", "wireguard.gcp"),
 		"another device": rule("10.4.0.0/16", "wireguard.merit"), "IPv6": rule("fd04::/48", "wireguard.gcp"),
 	}

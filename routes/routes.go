@@ -21,7 +21,8 @@
 // Packets with a source in a remote pod subnet must have arrived through the tunnel, see
 // [Filter].
 //
-// Foreign rules before ours, and the tables that they refer to, are out of scope.
+// A foreign policy rule before ours decides first. It is never changed; packets that it leads
+// past the tunnel are dropped where they leave (see [Exit]), and [Table.ForeignRules] names it.
 package routes
 
 import (

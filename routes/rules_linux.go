@@ -123,6 +123,20 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 	return fenced, errors.Join(errs...)
 }
 
+// Fenced returns the subnets that have rules of ours in the kernel, of whatever process.
+func (t *Table) Fenced() ([]netip.Prefix, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	have, _, err := t.fences(t.families())
+	var subnets []netip.Prefix
+	for _, f := range have {
+		if f.deny {
+			subnets = append(subnets, f.prefix)
+		}
+	}
+	return subnets, err
+}
+
 // fences reads our rules, sorted, and stray ones: with our protocol in another form, or
 // duplicates.
 func (t *Table) fences(families []int) (have []fence, stray []netlink.Rule, err error) {

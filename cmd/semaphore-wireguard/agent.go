@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -70,7 +71,9 @@ type agent struct {
 	filter    *routes.Filter
 	ports     tunnel.Ports // of the remotes' devices
 	underlay  *routes.Underlay
-	filtering *reconcile.Loop // of the source filter; nil before tasks
+	filtering *reconcile.Loop // of the packet filter; nil before tasks
+	stops     stops           // counts of the exit filter
+	removed   removed         // subnets of remotes that are no longer configured
 	apiAddrs  []netip.Addr    // of the local API server
 	lastSelf  peers.Self      // last known state of this node, for checkSubnets
 	refusals  *errlog.Log     // of checkSubnets, by remote
@@ -84,13 +87,15 @@ type agent struct {
 	hostAddrs atomic.Pointer[[]netip.Addr] // last read
 	sources   atomic.Pointer[[]netip.Addr] // preferred source addresses of routes, last computed
 
-	publishing, routing, addressing, sourcing, checking, fitting, foreignRoutes, filterTrigger, reporting, unreplied *reconcile.Trigger
+	publishing, routing, addressing, sourcing, checking, fitting, foreignRoutes, foreignRules, filterTrigger, reporting, unreplied *reconcile.Trigger
 
 	unrepliedState unrepliedState
 
 	forwarding *reconcile.Trigger
 	forwards   atomic.Pointer[routes.Forwarding] // as last read; nil: not yet
 	forwarded  map[string]time.Time              // when forwarding of a device was switched on; owned by checkForwarding
+
+	filterFirst sync.Once // the first pass of the packet filter, before the first route
 }
 
 // newAgent reads or creates the keys and prepares everything else. It changes
@@ -106,8 +111,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		checking:   reconcile.NewTrigger(), filterTrigger: reconcile.NewTrigger(),
 		fitting:       reconcile.NewTrigger(),
 		underlay:      routes.NewUnderlay(),
-		foreignRoutes: reconcile.NewTrigger(),
-		reporting:     reconcile.NewTrigger(), unreplied: reconcile.NewTrigger(),
+		foreignRoutes: reconcile.NewTrigger(), foreignRules: reconcile.NewTrigger(),
+		reporting: reconcile.NewTrigger(), unreplied: reconcile.NewTrigger(),
 		forwarding: reconcile.NewTrigger(), forwarded: map[string]time.Time{},
 		refusals: &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
 	}
@@ -273,13 +278,14 @@ func (a *agent) tasks() []run.Task {
 // activeTasks returns the tasks that run while this agent is active.
 func (a *agent) activeTasks() []run.Task {
 	tasks := []run.Task{a.newMonitor(), routes.NewFilterMonitor(a.log, a.filterTrigger.Fire)}
-	// First, because the guard routes keep packets from leaving in plaintext.
+	// First, because the exit filter and the guard routes keep packets from leaving in
+	// plaintext.
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "routes", Reconcile: a.syncRoutes, Trigger: a.routing,
 		MinInterval: burstSpacing, Resync: slowPass,
 	}))
 	a.filtering = a.loop(reconcile.Config{
-		Name: "source filter", Reconcile: a.syncFilter, Trigger: a.filterTrigger,
+		Name: "packet filter", Reconcile: a.syncFilter, Trigger: a.filterTrigger,
 		MinInterval: burstSpacing, Resync: slowPass,
 	})
 	tasks = append(tasks, a.filtering)
@@ -290,6 +296,9 @@ func (a *agent) activeTasks() []run.Task {
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "foreign routes", Reconcile: a.readForeign, Trigger: a.foreignRoutes,
 		MinInterval: foreignSpacing, Resync: foreignPeriod,
+	}), a.loop(reconcile.Config{
+		Name: "foreign rules", Reconcile: a.readForeignRules, Trigger: a.foreignRules,
+		MinInterval: rulesSpacing, Resync: slowPass,
 	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "orphans", Reconcile: a.removeOrphans, Trigger: reconcile.NewTrigger(),
@@ -449,7 +458,7 @@ func (a *agent) cleanup(ctx context.Context) error {
 	errs = append(errs, err)
 	_, err = a.table.Fence(ctx, nil)
 	errs = append(errs, err)
-	_, err = a.filter.Sync(ctx, nil)
+	_, err = a.filter.Sync(ctx, routes.Ruleset{})
 	errs = append(errs, err)
 	errs = append(errs, routes.SyncICMP(ctx, a.log, nil))
 	withdrawing, cancel := context.WithTimeout(ctx, grace)
@@ -461,6 +470,6 @@ func (a *agent) cleanup(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	a.log.Info("removed devices, routes, source filter, sockets and annotations", "node", a.cfg.NodeName, "keys_stay_in", a.cfg.KeyPath)
+	a.log.Info("removed devices, routes, packet filter, sockets and annotations", "node", a.cfg.NodeName, "keys_stay_in", a.cfg.KeyPath)
 	return nil
 }

@@ -149,12 +149,15 @@ func TestAgentAlone(t *testing.T) {
 		rep := a.status().(agentReport)
 		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failing["watch nodes of aws"] != ""
 	})
-	enforced := func() bool { return a.status().(agentReport).Filter.State == filterEnforced }
-	polltest.Until(t, time.Minute, "the source filter", enforced)
-	if _, err := routes.NewFilter(a.log).Sync(t.Context(), nil); err != nil { // as "nft flush ruleset" would
+	enforced := func() bool {
+		rep := a.status().(agentReport)
+		return rep.Filter.State == filterEnforced && rep.Exit.State == filterEnforced
+	}
+	polltest.Until(t, time.Minute, "the packet filter", enforced)
+	if _, err := routes.NewFilter(a.log).Sync(t.Context(), routes.Ruleset{}); err != nil { // as "nft flush ruleset" would
 		t.Fatal(err)
 	}
-	polltest.Until(t, time.Minute, "the source filter to come back", enforced)
+	polltest.Until(t, time.Minute, "the packet filter to come back", enforced)
 	text, err := json.Marshal(a.status())
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +173,7 @@ func TestAgentAlone(t *testing.T) {
 		}
 	}
 	if !enforced() {
-		t.Error("the source filter has gone with the agent's loops")
+		t.Error("the packet filter has gone with the agent's loops")
 	}
 	if err := a.close(); err != nil {
 		t.Error(err)

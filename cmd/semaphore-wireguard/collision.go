@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -77,6 +78,7 @@ func (a *agent) checkSubnets(ctx context.Context) (changed bool, err error) {
 	named := occupiedBy(a.apiAddrs, self, services)
 	// Named first, for the better error: an address may be in both.
 	all := append(slices.Clone(named), host...)
+	a.removed.exclude(all)
 	for _, r := range a.remotes {
 		checked, before, occupied := r.refusal.Load() != nil, r.refused(), all
 		if checked && before == nil {
@@ -107,6 +109,7 @@ func (a *agent) recheckSubnets(ctx context.Context) error {
 		a.sourcing.Fire()
 		a.filterTrigger.Fire()
 		a.foreignRoutes.Fire()
+		a.foreignRules.Fire()
 		for _, r := range a.remotes {
 			r.linking.Fire()
 			r.peering.Fire()
@@ -117,9 +120,9 @@ func (a *agent) recheckSubnets(ctx context.Context) error {
 
 // guarded returns the subnets whose packets leave through a tunnel or not at all: the
 // pod subnets of all remotes, for refused ones without those that overlap something this
-// node depends on.
+// node depends on, and for a time those of remotes that are no longer configured.
 func (a *agent) guarded() []netip.Prefix {
-	var subnets []netip.Prefix
+	subnets := a.removed.subnets(time.Now())
 	for _, r := range a.remotes {
 		subnets = append(subnets, r.guarded()...)
 	}

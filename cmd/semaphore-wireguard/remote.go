@@ -41,6 +41,9 @@ type remote struct {
 	fenced atomic.Bool
 	// foreign are the foreign routes to its subnets; nil: not read yet.
 	foreign atomic.Pointer[[]string]
+	// foreignRules are the foreign policy rules that lead its packets past the tunnel; nil:
+	// not read yet.
+	foreignRules atomic.Pointer[[]ruleReport]
 
 	failed atomic.Bool // see unreachable
 }

@@ -15,6 +15,12 @@ import (
 // process are retained until their inputs are known: a device route until the device has
 // been verified, its source until this node's pod prefixes have been read.
 func (a *agent) syncRoutes(ctx context.Context) error {
+	if err := a.findRemoved(); err != nil {
+		return err
+	}
+	// No route leads packets to a remote before the exit filter watches them. Its own loop
+	// reports a failure.
+	a.filterFirst.Do(func() { _ = a.syncFilter(ctx) })
 	want, err := a.wantedRoutes()
 	errs := []error{err}
 	if want != nil {

@@ -16,7 +16,7 @@ import (
 // statusTimeout bounds reading the devices for /status.
 const statusTimeout = 5 * time.Second
 
-// maxForeign bounds the foreign routes in the report; the metric counts all.
+// maxForeign bounds the foreign routes and rules in the report; the metrics count all.
 const maxForeign = 100
 
 // agentReport is what /status serves. It holds nothing secret.
@@ -34,6 +34,8 @@ type agentReport struct {
 	Filter  filterReport   `json:"sourceFilter"`
 	// Forwarding is not known while the agent stands by.
 	Forwarding forwardingReport `json:"forwarding"`
+	Exit       filterReport     `json:"exitFilter"`
+	Removed    *removedReport   `json:"removedRemotes,omitempty"` // remotes whose packets are refused for a time
 	// Unsourced are podCIDRs of this node in which the host has no address, so that
 	// responses of remote pods to the host itself get lost.
 	Unsourced string `json:"podCIDRsWithoutHostAddress,omitempty"`
@@ -55,6 +57,18 @@ type remoteReport struct {
 	Rejected   []peers.Rejection `json:"rejected"`
 	Foreign    []string          `json:"foreignRoutes,omitempty"` // to its subnets or parts of them
 	Forged     *uint64           `json:"forgedPackets,omitempty"` // dropped by the source filter; nil: not known
+	// Rules are foreign policy rules that come first and lead its packets past the tunnel.
+	Rules []ruleReport `json:"foreignRules,omitempty"`
+	// Stopped are packets to its pods that the exit filter dropped because they would have
+	// left in plaintext, the last of them at LastStopped; nil: not known, or not since start.
+	Stopped     *uint64    `json:"stoppedPackets,omitempty"`
+	LastStopped *time.Time `json:"lastStopped,omitempty"`
+}
+
+// ruleReport is a foreign policy rule.
+type ruleReport struct {
+	Rule   string `json:"rule"`             // like in ip-rule(8), and its route
+	Marked bool   `json:"marked,omitempty"` // it selects packets by a firewall mark
 }
 
 type apiReport struct {
@@ -139,8 +153,9 @@ func (a *agent) status() any {
 	if err := a.local.nodes.Err(); err != nil {
 		rep.Failing[a.local.nodes.String()] = err.Error()
 	}
-	var dropped routes.Dropped
-	rep.Filter, dropped = a.filterStatus(ctx)
+	var packets routes.State
+	rep.Filter, rep.Exit, packets = a.filterStatus(ctx)
+	rep.Removed = a.removed.report(time.Now(), packets.Stopped)
 	// Concurrently, so that a device that hangs doesn't use up the timeout of the others.
 	rep.Remotes = make([]remoteReport, len(a.remotes))
 	var reading sync.WaitGroup
@@ -149,8 +164,11 @@ func (a *agent) status() any {
 	}
 	reading.Wait()
 	for i, r := range a.remotes {
-		if n, known := dropped[r.device.Name()]; known {
+		if n, known := packets.Forged[r.device.Name()]; known {
 			rep.Remotes[i].Forged = &n
+		}
+		if n, known := packets.Stopped[r.device.Name()]; known {
+			rep.Remotes[i].Stopped, rep.Remotes[i].LastStopped = &n, some(a.stops.last(r.device.Name()))
 		}
 	}
 	return rep
@@ -171,6 +189,9 @@ func (r *remote) status(ctx context.Context) remoteReport {
 	}
 	if foreign := r.foreign.Load(); foreign != nil {
 		rep.Foreign = (*foreign)[:min(len(*foreign), maxForeign)]
+	}
+	if rules := r.foreignRules.Load(); rules != nil {
+		rep.Rules = (*rules)[:min(len(*rules), maxForeign)]
 	}
 	for _, p := range r.cfg.PodSubnets {
 		rep.PodSubnets = append(rep.PodSubnets, p.String())

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
@@ -37,6 +38,7 @@ func showReport(p *report.Page, rep *agentReport) {
 	}
 	showPods(p, &rep.Pods)
 	showFilter(p, rep.Filter)
+	showExit(p, rep)
 	if rep.Unsourced != "" {
 		p.Line("%s", hostLine(rep.Unsourced))
 	}
@@ -47,12 +49,13 @@ func showReport(p *report.Page, rep *agentReport) {
 	tokens.Show(p, rep.Credentials, func(remote string) bool {
 		return slices.ContainsFunc(rep.Remotes, func(r remoteReport) bool { return r.Name == remote && r.API.Error != "" })
 	})
-	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "WAITING", "SILENT", "DOWN", "REJECTED", "FORGED")
+	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "WAITING", "SILENT", "DOWN", "REJECTED", "FORGED", "STOPPED")
 	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "SINCE", "SIGN", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
 	for i := range rep.Remotes {
 		r := &rep.Remotes[i]
 		showRemote(p, remotes, r)
+		showStopped(p, r, rep.Exit.State == filterEnforced)
 		showPeers(p, nodes, r)
 		for _, no := range r.Rejected {
 			what := "node"
@@ -107,8 +110,53 @@ func showForwarding(p *report.Page, f *forwardingReport) {
 	}
 }
 
-// forged formats the packets dropped by the source filter.
-func forged(packets *uint64) string {
+// showExit reports when packets to remote pods could leave in plaintext, and the remotes
+// whose packets are refused.
+func showExit(p *report.Page, rep *agentReport) {
+	switch rep.Exit.State {
+	case filterEnforced:
+	case filterUnknown:
+		p.Failing("exit filter", rep.Exit.Error)
+	default:
+		p.Wrong("packets to remote pods that another program leads past the tunnel are not dropped: only routes and policy rules keep them from leaving in plaintext")
+	}
+	if r := rep.Removed; r != nil {
+		p.Line("remotes that are no longer configured: packets to their pods in %s are refused until %s, %s were",
+			report.Some(r.PodSubnets), r.Until.UTC().Format(time.RFC3339), packets(r.Stopped))
+	}
+}
+
+// recently is for how long status reports packets that the exit filter has dropped.
+const recently = 5 * time.Minute
+
+// showStopped names the foreign policy rules that lead packets past the tunnel, and what
+// the exit filter has dropped.
+func showStopped(p *report.Page, r *remoteReport, dropped bool) {
+	fate := "leave in plaintext"
+	if dropped {
+		fate = "are dropped"
+	}
+	var taking, marked []string
+	for _, rule := range r.Rules {
+		if rule.Marked {
+			marked = append(marked, rule.Rule)
+		} else {
+			taking = append(taking, rule.Rule)
+		}
+	}
+	if len(taking) > 0 {
+		p.Wrong("remote %s: policy rules of another program come first and lead packets to its pods past the tunnel, where they %s: %s", r.Name, fate, report.Some(taking))
+	}
+	if len(marked) > 0 {
+		p.Line("remote %s: policy rules of another program come first for packets with a firewall mark, which then %s: %s", r.Name, fate, report.Some(marked))
+	}
+	if at := r.LastStopped; at != nil && p.Now.Sub(*at) < recently {
+		p.Wrong("remote %s: %s packets to its pods were dropped because they would have left in plaintext, the last of them %s", r.Name, packets(r.Stopped), p.Age(at))
+	}
+}
+
+// packets formats a count of packets that a filter has dropped.
+func packets(packets *uint64) string {
 	if packets == nil {
 		return "-"
 	}
@@ -124,7 +172,7 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 		strconv.Itoa(r.Device.ListenPort), strconv.Itoa(r.Device.MTU),
 		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]), strconv.Itoa(count[peers.HealthWaiting]),
 		strconv.Itoa(count[peers.HealthSilent]), strconv.Itoa(count[peers.HealthDown]),
-		strconv.Itoa(len(r.Rejected)), forged(r.Forged))
+		strconv.Itoa(len(r.Rejected)), packets(r.Forged), packets(r.Stopped))
 
 	what := "remote " + r.Name
 	if r.Refused != "" {

@@ -20,8 +20,8 @@ func wellReport() agentReport {
 	}
 	return agentReport{
 		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true, Local: true,
-		Filter: filterReport{State: filterEnforced},
-		Pods:   podsReport{Source: "node", Why: "the node has podCIDRs", Known: true, Count: 1, Prefixes: []string{"10.2.1.0/24"}},
+		Filter: filterReport{State: filterEnforced}, Exit: filterReport{State: filterEnforced},
+		Pods: podsReport{Source: "node", Why: "the node has podCIDRs", Known: true, Count: 1, Prefixes: []string{"10.2.1.0/24"}},
 		Remotes: []remoteReport{{
 			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: peers.SourceAPI,
 			API: apiReport{Synced: true, LastContact: ago(100 * time.Millisecond)},
@@ -40,7 +40,7 @@ func wellReport() agentReport {
 					Health: peers.HealthUp, LastHandshake: ago(15 * time.Second), LastHeard: ago(10 * time.Second), RxBytes: 92, TxBytes: 180,
 				},
 			},
-			Rejected: []peers.Rejection{}, Forged: new(uint64),
+			Rejected: []peers.Rejection{}, Forged: new(uint64), Stopped: new(uint64),
 		}},
 	}
 }
@@ -51,8 +51,8 @@ func TestStatusForPeople(t *testing.T) {
 cluster aws, node aws-1
 pods of this node: 10.2.1.0/24, by node: the node has podCIDRs
 
-REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  WAITING  SILENT  DOWN  REJECTED  FORGED
-gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  2   0           0        0       0     0         0
+REMOTE  CONTACT  PEERS FROM  DEVICE         BACKEND    PORT   MTU   UP  CONNECTING  WAITING  SILENT  DOWN  REJECTED  FORGED  STOPPED
+gcp     0s ago   api         wireguard.gcp  userspace  51820  1420  2   0           0        0       0     0         0       0
 
 REMOTE  NODE   ENDPOINT         HEALTH  SINCE     SIGN      HANDSHAKE  HEARD    RECEIVED  SENT     POD CIDRS
 gcp     gcp-1  10.66.0.4:51820  up      2m0s ago  received  15s ago    10s ago  92 B      180 B    10.4.0.0/24
@@ -240,7 +240,35 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 				rep.Remotes[0].Forged = nil
 			},
 			[]string{"source filter: no nf_tables", "plaintext packets with a remote pod's source address are not dropped"},
-			"2   0           0        0       0     0         -\n",
+			"2   0           0        0       0     0         -       0\n",
+		},
+		{
+			"an exit filter that can't be installed",
+			func(rep *agentReport) {
+				rep.Exit = filterReport{State: filterNotEnforced, Error: "no nf_tables"}
+				rep.Remotes[0].Rules = []ruleReport{{Rule: "10: from all iif cni0 lookup 11 (default via 192.0.2.1 dev eth0)"}}
+			},
+			[]string{
+				"packets to remote pods that another program leads past the tunnel are not dropped: only routes and policy rules keep them from leaving in plaintext",
+				"remote gcp: policy rules of another program come first and lead packets to its pods past the tunnel, where they leave in plaintext: 10: from all iif cni0 lookup 11 (default via 192.0.2.1 dev eth0)",
+			}, "",
+		},
+		{
+			"foreign policy rules that come first",
+			func(rep *agentReport) {
+				rep.Remotes[0].Rules = []ruleReport{{Rule: "10: from all iif cni0 lookup 11"}, {Rule: "111: from 10.2.1.5 lookup 11"}, {Rule: "9: from all fwmark 0x200 lookup 7", Marked: true}}
+			},
+			[]string{"remote gcp: policy rules of another program come first and lead packets to its pods past the tunnel, where they are dropped: 10: from all iif cni0 lookup 11, 111: from 10.2.1.5 lookup 11"},
+			"remote gcp: policy rules of another program come first for packets with a firewall mark, which then are dropped: 9: from all fwmark 0x200 lookup 7\n",
+		},
+		{
+			"packets that the exit filter has just dropped",
+			func(rep *agentReport) {
+				n, at := uint64(9), reporttest.Now.Add(-time.Minute)
+				rep.Remotes[0].Stopped, rep.Remotes[0].LastStopped = &n, &at
+			},
+			[]string{"remote gcp: 9 packets to its pods were dropped because they would have left in plaintext, the last of them 1m0s ago"},
+			"2   0           0        0       0     0         0       9\n",
 		},
 		{
 			"a source filter that can't be read",

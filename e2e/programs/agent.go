@@ -119,6 +119,13 @@ type RemoteStatus struct {
 	} `json:"device"`
 	Source string       `json:"source"`
 	Peers  []PeerStatus `json:"peers"`
+	// Stopped are packets to the remote's pods that would have left in plaintext, and
+	// Rules the foreign policy rules that lead packets there.
+	Stopped uint64 `json:"stoppedPackets"`
+	Rules   []struct {
+		Rule   string `json:"rule"`
+		Marked bool   `json:"marked"`
+	} `json:"foreignRules"`
 	// Rejected are the remote's nodes of which something was rejected.
 	Rejected []struct {
 		Node    string `json:"node"`

@@ -2,6 +2,7 @@ package scenarios_test
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -122,9 +123,11 @@ func (f flow) wait(t *testing.T, packets int) {
 	}
 }
 
-// sendWithoutPause sends a datagram over each family every millisecond from one pod to
-// another until the test ends, and ignores errors.
-func sendWithoutPause(t *testing.T, from, to *testbed.Pod) flow {
+// sendWithoutPause sends a datagram over each family every millisecond from a pod or node to
+// a pod until the test ends, and ignores errors.
+func sendWithoutPause(t *testing.T, from interface {
+	Dial(ctx context.Context, network, address string) (net.Conn, error)
+}, to *testbed.Pod) flow {
 	t.Helper()
 	f := flow{count: make(chan int)}
 	ctx, cancel := context.WithCancel(t.Context())
