@@ -83,7 +83,7 @@ func exit(err error) {
 
 // parts are what can be asked for by name, in the order in which they run.
 func parts() []string {
-	return []string{"throughput", "narrow", "restart", "nodes", "blocks", "live", "moves", "churn", "contacts"}
+	return []string{"throughput", "narrow", "restart", "filter", "nodes", "blocks", "live", "moves", "churn", "contacts"}
 }
 
 func parse(args []string) (options, error) {
@@ -125,7 +125,7 @@ func run(ctx context.Context, opts options) (err error) {
 		}
 	}
 	started := time.Now()
-	if b.wants("throughput") || b.wants("narrow") || b.wants("restart") {
+	if b.wants("throughput") || b.wants("narrow") || b.wants("restart") || b.wants("filter") {
 		err = b.inTestbed(ctx, b.pairOfNodes)
 	}
 	if err == nil && b.wants("nodes") {

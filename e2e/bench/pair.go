@@ -15,6 +15,7 @@ import (
 type side struct {
 	name     string
 	from, to *testbed.Pod
+	agents   []*programs.Agent // nil: it has none
 	// cpu returns the processor time that the tunnel's processes have used, at both
 	// ends.
 	cpu func() (time.Duration, error)
@@ -68,6 +69,11 @@ func (b *bench) pairOfNodes(ctx context.Context, a *arena) error {
 			return fmt.Errorf("restart: %w", err)
 		}
 	}
+	if b.wants("filter") {
+		if err := b.exitFilter(ctx, ours); err != nil {
+			return fmt.Errorf("exit filter: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -101,7 +107,7 @@ func (b *bench) startAgents(ctx context.Context, binary, name string, pods [2]*t
 	}
 	return &side{
 		name: name,
-		from: pods[0], to: pods[1],
+		from: pods[0], to: pods[1], agents: agents[:],
 		cpu:   func() (time.Duration, error) { return cpuOfAgents(agents[:]...) },
 		kill:  func(context.Context) error { agents[0].Kill(); return nil },
 		stop:  agents[0].Stop,
