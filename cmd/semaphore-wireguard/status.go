@@ -19,6 +19,9 @@ const statusTimeout = 5 * time.Second
 // maxForeign bounds the foreign routes and rules in the report; the metrics count all.
 const maxForeign = 100
 
+// recently is for how long packets that the exit filter has dropped are a fault.
+const recently = 5 * time.Minute
+
 // agentReport is what /status serves. It holds nothing secret.
 type agentReport struct {
 	Version   string            `json:"version"`
@@ -63,6 +66,7 @@ type remoteReport struct {
 	// left in plaintext, the last of them at LastStopped; nil: not known, or not since start.
 	Stopped     *uint64    `json:"stoppedPackets,omitempty"`
 	LastStopped *time.Time `json:"lastStopped,omitempty"`
+	Stopping    bool       `json:"stopping,omitempty"` // LastStopped was recently
 }
 
 // ruleReport is a foreign policy rule.
@@ -168,7 +172,8 @@ func (a *agent) status() any {
 			rep.Remotes[i].Forged = &n
 		}
 		if n, known := packets.Stopped[r.device.Name()]; known {
-			rep.Remotes[i].Stopped, rep.Remotes[i].LastStopped = &n, some(a.stops.last(r.device.Name()))
+			last := a.stops.last(r.device.Name())
+			rep.Remotes[i].Stopped, rep.Remotes[i].LastStopped, rep.Remotes[i].Stopping = &n, some(last), time.Since(last) < recently
 		}
 	}
 	return rep

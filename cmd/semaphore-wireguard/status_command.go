@@ -126,9 +126,6 @@ func showExit(p *report.Page, rep *agentReport) {
 	}
 }
 
-// recently is for how long status reports packets that the exit filter has dropped.
-const recently = 5 * time.Minute
-
 // showStopped names the foreign policy rules that lead packets past the tunnel, and what
 // the exit filter has dropped.
 func showStopped(p *report.Page, r *remoteReport, dropped bool) {
@@ -150,7 +147,7 @@ func showStopped(p *report.Page, r *remoteReport, dropped bool) {
 	if len(marked) > 0 {
 		p.Line("remote %s: policy rules of another program come first for packets with a firewall mark, which then %s: %s", r.Name, fate, report.Some(marked))
 	}
-	if at := r.LastStopped; at != nil && p.Now.Sub(*at) < recently {
+	if at := r.LastStopped; r.Stopping {
 		p.Wrong("remote %s: %s packets to its pods were dropped because they would have left in plaintext, the last of them %s", r.Name, packets(r.Stopped), p.Age(at))
 	}
 }

@@ -265,7 +265,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			"packets that the exit filter has just dropped",
 			func(rep *agentReport) {
 				n, at := uint64(9), reporttest.Now.Add(-time.Minute)
-				rep.Remotes[0].Stopped, rep.Remotes[0].LastStopped = &n, &at
+				rep.Remotes[0].Stopped, rep.Remotes[0].LastStopped, rep.Remotes[0].Stopping = &n, &at, true
 			},
 			[]string{"remote gcp: 9 packets to its pods were dropped because they would have left in plaintext, the last of them 1m0s ago"},
 			"2   0           0        0       0     0         0       9\n",

@@ -297,6 +297,9 @@ func restRules() []Rule {
 					if s := a.Value.Filter; s.State != "" && s.State != "enforced" && s.State != "off" {
 						found(Finding{scope, "the source filter isn't enforced on " + a.Pod.Node + ": plaintext packets with remote pods' source addresses aren't dropped", []Evidence{{s.State + " " + s.Error, statusOf(a)}}})
 					}
+					if s := a.Value.Exit; s.State != "" && s.State != "enforced" {
+						found(Finding{scope, "the exit filter isn't enforced on " + a.Pod.Node + ": packets to remote pods that another program leads past the tunnel leave in plaintext", []Evidence{{s.State + " " + s.Error, statusOf(a)}}})
+					}
 					if a.Value.Networkd {
 						found(Finding{scope, "systemd-networkd removes rules and routes on " + a.Pod.Node, []Evidence{{"10-semaphore.conf is missing in /etc/systemd/networkd.conf.d", statusOf(a)}}})
 					}

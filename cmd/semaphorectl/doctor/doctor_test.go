@@ -180,6 +180,16 @@ func TestCauses(t *testing.T) {
 			p.agent(0).Failing["routes"] = "10.4.0.0/16 dev eth0 protocol static table 115115 is in the way"
 		},
 			"foreign-route", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"a foreign policy rule comes first": {func(p *patient) {
+			p.remote(0).Rules = []survey.ForeignRule{{Rule: "10: from all iif cni0 lookup 11"}}
+		}, "foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"packets with a mark are stopped": {func(p *patient) {
+			p.remote(0).Rules, p.remote(0).Stopping = []survey.ForeignRule{{Rule: "10: from all fwmark 0x7 lookup 11", Marked: true}}, true
+		}, "foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"packets are stopped for an unknown reason": {func(p *patient) { p.remote(0).Stopping, p.remote(0).Stopped = true, 9 },
+			"foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"the exit filter is missing": {func(p *patient) { p.agent(0).Exit.State = "not enforced" },
+			"agent-failing", Scope{Cluster: "aws", Node: "aws-1"}},
 		"forwarding is off": {func(p *patient) { p.agent(0).Forwarding.Off = []string{"net.ipv4.ip_forward=0"} },
 			"forwarding-off", Scope{Cluster: "aws", Node: "aws-1"}},
 		"a FORWARD chain that drops all": {func(p *patient) { p.agent(0).Forwarding.Denying = []string{"nft chain ip filter FORWARD"} },

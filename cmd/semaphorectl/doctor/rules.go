@@ -117,6 +117,7 @@ func nodeRules() []Rule {
 			},
 		},
 		forwardingRule(),
+		foreignRuleRule(),
 		Rule{
 			ID: "peers-outdated", After: connecting(),
 			Remedy: "the agent's log says why it can't read the remote's nodes",

@@ -20,6 +20,10 @@ type Agent struct {
 		State string `json:"state"`
 		Error string `json:"error"`
 	} `json:"sourceFilter"`
+	Exit struct {
+		State string `json:"state"`
+		Error string `json:"error"`
+	} `json:"exitFilter"`
 	Forwarding struct {
 		Off     []string `json:"off"`
 		Denying []string `json:"chainsDenying"`
@@ -55,6 +59,17 @@ type Remote struct {
 	Rejected   []Rejection `json:"rejected"`
 	Foreign    []string    `json:"foreignRoutes"`
 	Forged     *uint64     `json:"forgedPackets"`
+	// Rules are foreign policy rules that lead packets past the tunnel. Stopped are packets
+	// that the agent dropped there, and Stopping is set if it did so in the last minutes.
+	Rules    []ForeignRule `json:"foreignRules"`
+	Stopped  uint64        `json:"stoppedPackets"`
+	Stopping bool          `json:"stopping"`
+}
+
+// ForeignRule is a policy rule of another program.
+type ForeignRule struct {
+	Rule   string `json:"rule"`
+	Marked bool   `json:"marked"` // it selects packets by a firewall mark
 }
 
 // Connection is the state of the connection to an API server.
