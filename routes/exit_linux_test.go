@@ -74,6 +74,9 @@ func TestNothingLeavesByForeignRules(t *testing.T) {
 			if test.rules == nil {
 				skipWithoutVRF(t)
 			}
+			if test.marked {
+				needsNFT(t)
+			}
 			n := newNode(t)
 			table := tunnelled(t, n)
 			n.do(t, n.host, func() error { return defaultsIn(elsewhere, "0.0.0.0/0", "::/0") })
@@ -163,6 +166,7 @@ func TestHarmlessForeignRules(t *testing.T) {
 
 // Packets whose destination a service's translation changed are stopped by what they are then.
 func TestNothingLeavesAfterTranslation(t *testing.T) {
+	needsNFT(t)
 	n := newNode(t)
 	tunnelled(t, n)
 	n.do(t, n.host, func() error {
@@ -226,6 +230,7 @@ func TestExitWithoutADevice(t *testing.T) {
 
 // The tunnel's own packets have a mark, and leave by any link; forwarded ones don't.
 func TestMarkedPacketsOfTheHostLeave(t *testing.T) {
+	needsNFT(t)
 	const mark = 0x1073
 	n := newNode(t)
 	n.do(t, n.host, func() error {

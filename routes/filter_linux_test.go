@@ -114,9 +114,8 @@ func TestFilterIsRepaired(t *testing.T) {
 	}
 }
 
-// nft runs an nft(8) script in the calling thread's namespace. The emulated machine has
-// no nft.
-func nft(t *testing.T, script string) string {
+// needsNFT returns the path of nft(8). It must first be called on the goroutine of the test.
+func needsNFT(t *testing.T) (program string) {
 	t.Helper()
 	program, err := exec.LookPath("nft")
 	if err != nil {
@@ -125,6 +124,14 @@ func nft(t *testing.T, script string) string {
 		}
 		t.Fatalf("nftables must be installed: %v", err)
 	}
+	return program
+}
+
+// nft runs an nft(8) script in the calling thread's namespace. The emulated machine has
+// no nft.
+func nft(t *testing.T, script string) string {
+	t.Helper()
+	program := needsNFT(t)
 	cmd := exec.Command(program, "-f", "-")
 	cmd.Stdin = strings.NewReader(script)
 	out, err := cmd.CombinedOutput()
