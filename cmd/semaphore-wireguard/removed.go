@@ -9,7 +9,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
-// removed are the pod subnets of remotes that are no longer configured. For a time their
+// removed are pod subnets that are no longer configured, mostly of a removed remote. For a time their
 // packets leave by no device: controllers retain the remote's mirrors and network sets as
 // long, and pods may have connections and addresses left. The zero value has none.
 type removed struct {
@@ -38,7 +38,7 @@ func (a *agent) findRemoved() error {
 	}
 	a.removed.retained = fenced
 	if len(fenced) > 0 && a.cfg.RemovalGrace > 0 {
-		a.log.Info("packets to pods of remotes that are no longer configured are refused for a time",
+		a.log.Info("packets to pod subnets that are no longer configured are refused for a time",
 			"subnets", fenced, "until", a.removed.until)
 	}
 	return nil

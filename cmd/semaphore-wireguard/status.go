@@ -38,7 +38,7 @@ type agentReport struct {
 	// Forwarding is not known while the agent stands by.
 	Forwarding forwardingReport `json:"forwarding"`
 	Exit       filterReport     `json:"exitFilter"`
-	Removed    *removedReport   `json:"removedRemotes,omitempty"` // remotes whose packets are refused for a time
+	Removed    *removedReport   `json:"removedSubnets,omitempty"` // whose packets are refused for a time
 	// Unsourced are podCIDRs of this node in which the host has no address, so that
 	// responses of remote pods to the host itself get lost.
 	Unsourced string `json:"podCIDRsWithoutHostAddress,omitempty"`

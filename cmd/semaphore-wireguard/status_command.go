@@ -121,7 +121,7 @@ func showExit(p *report.Page, rep *agentReport) {
 		p.Wrong("packets to remote pods that another program leads past the tunnel are not dropped: only routes and policy rules keep them from leaving in plaintext")
 	}
 	if r := rep.Removed; r != nil {
-		p.Line("remotes that are no longer configured: packets to their pods in %s are refused until %s, %s were",
+		p.Line("pod subnets that are no longer configured: packets to %s are refused until %s, %s were",
 			report.Some(r.PodSubnets), r.Until.UTC().Format(time.RFC3339), packets(r.Stopped))
 	}
 }

@@ -20,6 +20,7 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 	agent, pod, abroad := p.Agents[1], p.Pods[1], p.Pods[0]
 	node := agent.Node
 	agent.Env["SEMAPHORE_REMOTES"] += ",bad"
+	agent.Env["SEMAPHORE_REMOVAL_GRACE"] = "0"
 	for _, name := range []string{"API_URL", "CA_FILE", "TOKEN_FILE"} {
 		agent.Env[programs.Variable("bad", name)] = agent.Env[programs.Variable("aws", name)]
 	}
@@ -57,7 +58,7 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 			restart(t, "10.200.0.0/16")
 			eventually(t, repair, "the earlier configuration", func(ctx context.Context) error {
 				found, err := traces(ctx, "10.200.0.0/16")
-				if err == nil && len(found) < 6 { // two rules, two routes, filter, device
+				if err == nil && len(found) < 8 { // two rules, two routes, three of the packet filter, device
 					err = fmt.Errorf("found only %q", found)
 				}
 				return err
@@ -101,7 +102,7 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 				return err
 			}
 			found, err := traces(ctx, "10.201.0.0/16")
-			if err == nil && (status.Remote("bad").Refused == "" || len(found) != 4) { // two rules, two guards
+			if err == nil && (status.Remote("bad").Refused == "" || len(found) != 6) { // two rules, two guards, two of the exit filter
 				err = fmt.Errorf("refused %q, found %q", status.Remote("bad").Refused, found)
 			}
 			return err
