@@ -240,9 +240,16 @@ func concernsForwarding(msg syscall.NetlinkMessage) Concern {
 	if msg.Header.Type != unix.RTM_NEWNETCONF {
 		return 0
 	}
+	conf, ok := parseNetconf(msg.Data)
+	switch {
+	case !ok:
+		return 0
+	// New links of hosts without IPv6 forwarding don't matter.
+	case msg.Data[0] == unix.AF_INET6 && conf.index != netconfAll:
+		return 0
 	// A change has only this setting, a new link has all.
-	if conf, ok := parseNetconf(msg.Data); ok && (!conf.all || !conf.forward) {
-		return ConcernForwarding
+	case conf.all && conf.forward:
+		return 0
 	}
-	return 0
+	return ConcernForwarding
 }

@@ -288,6 +288,7 @@ func TestForwardingMonitors(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				addHost(t)
+				setting(t, "net/ipv6/conf/default/forwarding", "0")
 				events := start(t, NewForwardingMonitors(slog.New(slog.NewTextHandler(t.Output(), nil)), nil)[i])
 				quiet(t, events)
 				addDevice(t, "veth1")
