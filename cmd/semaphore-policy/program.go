@@ -37,7 +37,10 @@ type program struct {
 func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	p := &program{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
 	userAgent := fmt.Sprintf("semaphore-policy/%s (%s)", process.Version(), p.localName())
-	p.trials = tokens.NewTrials(cfg.Remotes, userAgent)
+	p.trials = tokens.NewTrials(tokens.TrialConfig{
+		Remotes: cfg.Remotes, UserAgent: userAgent, Cluster: p.localName(), Local: cfg.Local,
+		FromRemotes: []string{"/api/v1/pods?limit=1"}, FromLocal: []string{"/version"},
+	})
 	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: userAgent, Logger: log.With("cluster", p.localName())})
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", p.localName(), err)

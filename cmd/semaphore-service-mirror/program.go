@@ -24,6 +24,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
+// oneService and oneSlice are requests for a part of what the mirror reads of clusters.
+const (
+	oneService = "/api/v1/services?limit=1"
+	oneSlice   = "/apis/discovery.k8s.io/v1/endpointslices?limit=1"
+)
+
 // lease is the name of the Lease for leader election.
 const lease = "semaphore-service-mirror"
 
@@ -46,7 +52,10 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	requests := newRequestMetrics()
 
 	userAgent := fmt.Sprintf("semaphore-service-mirror/%s (%s)", process.Version(), cfg.ClusterName)
-	p.trials = tokens.NewTrials(cfg.Remotes, userAgent)
+	p.trials = tokens.NewTrials(tokens.TrialConfig{
+		Remotes: cfg.Remotes, UserAgent: userAgent, Cluster: cfg.ClusterName, Local: cfg.Local,
+		FromRemotes: []string{oneService, oneSlice}, FromLocal: []string{oneService, oneSlice},
+	})
 	client, err := localClient(cfg, userAgent, requests, log)
 	if err != nil {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)

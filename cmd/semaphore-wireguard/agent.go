@@ -98,6 +98,9 @@ type agent struct {
 	filterFirst sync.Once // the first pass of the packet filter, before the first route
 }
 
+// oneNode is a request for a part of what an agent reads of clusters.
+const oneNode = "/api/v1/nodes?limit=1"
+
 // newAgent reads or creates the keys and prepares everything else. It changes
 // nothing in the kernel and makes no request.
 func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
@@ -118,7 +121,10 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.sources.Store(&[]netip.Addr{})
-	a.metrics, a.filter, a.trials = newLoopMetrics(), routes.NewFilter(log), tokens.NewTrials(cfg.Remotes, a.userAgent())
+	a.metrics, a.filter, a.trials = newLoopMetrics(), routes.NewFilter(log), tokens.NewTrials(tokens.TrialConfig{
+		Remotes: cfg.Remotes, UserAgent: a.userAgent(), Cluster: cfg.ClusterName, Local: cfg.Local,
+		FromRemotes: []string{oneNode}, FromLocal: []string{oneNode},
+	})
 	a.turn = run.NewTurn(run.TurnConfig{
 		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.removeUnfinished, End: a.release, Grace: turnGrace, Logger: log,
 	})

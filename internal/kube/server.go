@@ -7,10 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
@@ -195,20 +197,44 @@ func fresh(own time.Time, open bool, server time.Time) time.Time {
 // roles system:discovery and system:public-info-viewer). 403 and 429 count as success, as
 // the server authenticated the client; 401 doesn't.
 func Ping(client func() (Client, error)) func(context.Context) error {
+	get := Get(client, "/version")
+	return func(ctx context.Context) error {
+		err := get(ctx)
+		if apierrors.IsForbidden(err) {
+			return nil
+		}
+		return err
+	}
+}
+
+// Get returns a function that requests a path, such as "/api/v1/nodes?limit=1", and drops the
+// response. 429 counts as success, as the server authenticated the client.
+func Get(client func() (Client, error), path string) func(context.Context) error {
+	path, query, _ := strings.Cut(path, "?")
 	return func(ctx context.Context) error {
 		c, err := client()
 		if err != nil {
 			return err
 		}
-		body, err := c.REST().Get().AbsPath("/version").MaxRetries(0).Stream(ctx)
+		request := c.REST().Get().AbsPath(path).MaxRetries(0)
+		for one := range strings.SplitSeq(query, "&") {
+			if key, value, has := strings.Cut(one, "="); has {
+				request = request.Param(key, value)
+			}
+		}
+		body, err := request.Stream(ctx)
 		if err != nil {
-			if apierrors.IsForbidden(err) || apierrors.IsTooManyRequests(err) {
+			if apierrors.IsTooManyRequests(err) {
 				return nil
+			}
+			if apierrors.IsForbidden(err) {
+				// Its text is that of the remote.
+				return &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "get " + path + ": Forbidden"}}
 			}
 			var status apierrors.APIStatus
 			if errors.As(err, &status) && status.Status().Code != 0 {
 				// Its text is that of the remote.
-				return fmt.Errorf("get version: %s", http.StatusText(int(status.Status().Code)))
+				return fmt.Errorf("get %s: %s", path, http.StatusText(int(status.Status().Code)))
 			}
 			return err
 		}

@@ -39,9 +39,9 @@ const (
 	// askFor is how long a service is asked without success: kube-proxy may take seconds to
 	// serve a new ClusterIP.
 	askFor = 10 * time.Second
-	// MaxAsks bounds the services that a pod asks, at three addresses each, so that errors of
+	// MaxAsks bounds the services that a pod asks, at four addresses each, so that errors of
 	// all of them fit into its termination message.
-	MaxAsks = 12
+	MaxAsks = 10
 	// apiService is a name that every cluster has, below its search domains.
 	apiService = "kubernetes.default.svc"
 )

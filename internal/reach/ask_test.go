@@ -64,7 +64,7 @@ func TestAskedFits(t *testing.T) {
 	}
 	for range MaxAsks {
 		failed := map[string]string{}
-		for _, host := range []string{"1", "2", "3"} {
+		for _, host := range []string{"1", "2", "3", "4"} {
 			failed["[fd00:1234:1234:1234:1234:1234:1234:123"+host+"]:65535"] = strings.Repeat("e", longest)
 		}
 		r.Asked = append(r.Asked, Asked{Name: strings.Repeat("e", longest), DNS: strings.Repeat("e", longest), Failed: failed})

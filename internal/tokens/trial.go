@@ -31,13 +31,15 @@ type Trial struct {
 	Asked *time.Time `json:"asked,omitempty"`
 	// Error is its error; empty: the remote has accepted the credentials.
 	Error string `json:"error,omitempty"`
+	// Waiting is when the running request was sent; nil: none runs.
+	Waiting *time.Time `json:"waiting,omitempty"`
 	// Issued and Expires are those of the token on disk; nil: not known.
 	Issued  *time.Time `json:"issued,omitempty"`
 	Expires *time.Time `json:"expires,omitempty"`
 }
 
-// Trials requests the versions of remotes' API servers with the credentials on disk, over
-// new connections, when a report is requested.
+// Trials requests what a program reads from API servers, with the credentials on disk, over new
+// connections, when a report is requested.
 type Trials struct {
 	remotes []*trial
 	now     func() time.Time
@@ -54,23 +56,38 @@ type trial struct {
 	last    Trial
 }
 
-// NewTrials takes the remotes of a program, and what it names itself to API servers.
-func NewTrials(remotes []config.Remote, userAgent string) *Trials {
+// TrialConfig describes Trials.
+type TrialConfig struct {
+	// Remotes are those of the program, UserAgent what it names itself to API servers.
+	Remotes   []config.Remote
+	UserAgent string
+	// Cluster is the program's own, with Local as its access.
+	Cluster string
+	Local   config.Access
+	// FromRemotes and FromLocal are the paths that the program reads, with limits.
+	FromRemotes, FromLocal []string
+}
+
+// NewTrials makes no request.
+func NewTrials(c TrialConfig) *Trials {
 	t := &Trials{now: time.Now}
-	for i := range remotes {
-		r := &remotes[i]
-		t.remotes = append(t.remotes, &trial{name: r.Name, file: r.Access.TokenFile, ask: pinger(kube.ClientConfig{
-			Access: r.Access, UserAgent: userAgent, Bounds: kube.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects},
-		})})
+	for i := range c.Remotes {
+		r := &c.Remotes[i]
+		t.remotes = append(t.remotes, &trial{name: r.Name, file: r.Access.TokenFile, ask: asker(kube.ClientConfig{
+			Access: r.Access, UserAgent: c.UserAgent, Bounds: kube.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects},
+		}, c.FromRemotes)})
+	}
+	if c.Cluster != "" {
+		t.remotes = append(t.remotes, &trial{name: c.Cluster, ask: asker(kube.ClientConfig{Access: c.Local, UserAgent: c.UserAgent}, c.FromLocal)})
 	}
 	return t
 }
 
-// pinger returns a function that requests the version over a new connection.
-func pinger(c kube.ClientConfig) func(context.Context) error {
+// asker returns a function that requests paths over a new connection.
+func asker(c kube.ClientConfig, paths []string) func(context.Context) error {
 	var client kube.Client
 	closeIdle := func() {}
-	ping := kube.Ping(func() (kube.Client, error) {
+	lazy := func() (kube.Client, error) {
 		if client != nil {
 			return client, nil
 		}
@@ -84,10 +101,15 @@ func pinger(c kube.ClientConfig) func(context.Context) error {
 		}
 		client, closeIdle = made, func() { utilnet.CloseIdleConnectionsFor(cfg.Transport) }
 		return client, nil
-	})
+	}
 	return func(ctx context.Context) error {
 		defer func() { closeIdle() }()
-		return ping(ctx)
+		for _, path := range paths {
+			if err := kube.Get(lazy, path)(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 }
 
@@ -173,6 +195,9 @@ func (r *trial) start(now time.Time) chan struct{} {
 func (r *trial) result() Trial {
 	r.mu.Lock()
 	last := r.last
+	if began := r.began; r.running != nil {
+		last.Waiting = &began
+	}
 	r.mu.Unlock()
 	if r.file == "" {
 		return last
