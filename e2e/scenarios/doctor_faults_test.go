@@ -3,12 +3,14 @@ package scenarios_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -16,6 +18,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
@@ -74,6 +78,31 @@ func (s *surgery) faults() []fault {
 			},
 		},
 		{
+			name: "a token replaced by a wrong one while watches are open", want: "token-refused",
+			make: func(t *testing.T) {
+				must(t, os.WriteFile(s.Agents[0].Remote["gcp"].TokenFile(), []byte("eyJhbGciOiJub25lIn0.e30.wrong"), 0o600))
+			},
+			heal: func(t *testing.T) { must(t, s.Agents[0].Remote["gcp"].Rotate(t.Context())) },
+		},
+		{
+			name: "an admission policy that refuses annotations", want: "admission-refuses",
+			make: func(t *testing.T) {
+				s.refuse(t)
+				must(t, aws1.Patch(t.Context(), `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":null,"gcp.wireguard.semaphore.uw.io/endpoint":null}}}`))
+			},
+			heal: s.admit,
+		},
+		{
+			name: "a port blocked at one node", want: "udp-one-way",
+			make: run(2, "nft 'table inet fault { chain in { type filter hook input priority -10; udp dport 51820 drop; }; }'"),
+			heal: run(2, "nft delete table inet fault"),
+		},
+		{
+			name: "forwarding switched off on a node", want: "forwarding-off",
+			make: run(0, "echo 0 > /proc/sys/net/ipv4/ip_forward"),
+			heal: run(0, "echo 1 > /proc/sys/net/ipv4/ip_forward"),
+		},
+		{
 			name: "API server away", want: "api-away",
 			// The agents of gcp can't be read, and can't reach it themselves.
 			make: func(*testing.T) { s.GCP.StopAPI() },
@@ -98,18 +127,18 @@ func (s *surgery) faults() []fault {
 			heal: settings([]int{0}, map[string]string{"POD_SUBNETS": subnets}),
 		},
 		{
-			name: "key changed on one side", want: "key-changed",
+			name: "key changed on one side, without the right to publish it", want: "own-api-failing",
 			make: func(t *testing.T) {
 				s.unbind(t, 0, programs.WireGuard)
 				must(t, s.Agents[0].Stop(within(t, time.Minute)))
 				must(t, os.Remove(filepath.Join(aws1.VarLib(), programs.WireGuard, "wireguard.gcp.key")))
 				must(t, s.Agents[0].Start())
 			},
-			besides: []string{"agent-failing"},
+			besides: []string{"agent-failing", "key-changed"},
 			heal:    s.grant,
 		},
 		{
-			name: "annotations gone", want: "annotations-gone",
+			name: "annotations gone, without the right to publish them", want: "own-api-failing", besides: []string{"annotations-gone"},
 			make: func(t *testing.T) {
 				s.unbind(t, 0, programs.WireGuard)
 				must(t, aws1.Patch(t.Context(), `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":null,"gcp.wireguard.semaphore.uw.io/endpoint":null}}}`))
@@ -168,12 +197,12 @@ func (s *surgery) faults() []fault {
 		{
 			name: "CoreDNS block missing", want: "coredns-block-missing",
 			make: func(t *testing.T) { s.mirrorObjects(t, 2, ".:53 {\n}\n") },
-			heal: func(t *testing.T) { s.mirrorObjects(t, 2, "cluster.gcp:53 {\n}\n") },
+			heal: s.noMirror,
 		},
 		{
 			name: "mirror not running", want: "mirror-not-running",
 			make: func(t *testing.T) { s.mirrorObjects(t, 0, "cluster.gcp:53 {\n}\n") },
-			heal: func(t *testing.T) { s.mirrorObjects(t, 2, "cluster.gcp:53 {\n}\n") },
+			heal: s.noMirror,
 		},
 		{
 			name: "clocks apart by hours", want: "clocks-apart",
@@ -181,6 +210,46 @@ func (s *surgery) faults() []fault {
 			heal: func(t *testing.T) { s.lease(t, 0) },
 		},
 	}
+}
+
+// refuse makes an admission policy of aws refuse what agents write to nodes.
+func (s *surgery) refuse(t *testing.T) {
+	t.Helper()
+	api, fail := s.AWS.Client().AdmissionregistrationV1(), admissionv1.Fail
+	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: "fault"}, Spec: admissionv1.ValidatingAdmissionPolicySpec{
+		FailurePolicy: &fail,
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Update},
+			Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"nodes"}},
+		}}}},
+		Validations: []admissionv1.Validation{{Expression: "!request.userInfo.username.startsWith('system:serviceaccount:')", Message: "accounts must not change nodes"}},
+	}}
+	_, err := api.ValidatingAdmissionPolicies().Create(t.Context(), policy, metav1.CreateOptions{})
+	must(t, err)
+	_, err = api.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "fault"},
+		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "fault", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	config := s.AWS.RESTConfig()
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:default:any", Groups: []string{"system:masters"}}
+	account, err := kubernetes.NewForConfig(config)
+	must(t, err)
+	eventually(t, time.Minute, "the policy to be enforced", func(ctx context.Context) error {
+		_, err := account.CoreV1().Nodes().Patch(ctx, s.Agents[0].Node.Name, types.MergePatchType, []byte(`{"metadata":{"annotations":{"x":"y"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			return errors.New("it isn't")
+		}
+		return nil
+	})
+}
+
+// admit removes it.
+func (s *surgery) admit(t *testing.T) {
+	t.Helper()
+	api := s.AWS.Client().AdmissionregistrationV1()
+	must(t, api.ValidatingAdmissionPolicyBindings().Delete(t.Context(), "fault", metav1.DeleteOptions{}))
+	must(t, api.ValidatingAdmissionPolicies().Delete(t.Context(), "fault", metav1.DeleteOptions{}))
 }
 
 // unbind deletes the binding of an account, which has its name, in the cluster of an agent.
@@ -250,6 +319,12 @@ func (s *surgery) mirrorObjects(t *testing.T, ready int32, corefile string) {
 		_, err = maps.Update(ctx, coredns, metav1.UpdateOptions{})
 	}
 	must(t, err)
+}
+
+// noMirror removes the Deployment: it has no pods.
+func (s *surgery) noMirror(t *testing.T) {
+	t.Helper()
+	must(t, s.AWS.Client().AppsV1().Deployments(programs.Namespace).Delete(t.Context(), programs.ServiceMirror, metav1.DeleteOptions{}))
 }
 
 // lease is renewed by the kubelet of the first node, with a clock that is ahead.

@@ -40,7 +40,7 @@ func Asks(clusters []*survey.Cluster) map[[2]string][]reach.Ask {
 			a := reach.Ask{Name: s.DNS(), HTTP: s.HTTP}
 			if !s.Headless {
 				a.Want = s.ClusterIPs
-				for _, ip := range s.ClusterIPs[:min(len(s.ClusterIPs), 1)] {
+				for _, ip := range s.ClusterIPs[:min(len(s.ClusterIPs), 2)] { // one of each family
 					a.Addresses = append(a.Addresses, net.JoinHostPort(ip, strconv.Itoa(int(s.Port))))
 				}
 			}

@@ -268,7 +268,7 @@ func sets(f *Facts, found func(Finding)) {
 
 // follows are the rules that explain a failure of an agent, by the first word of its name.
 var follows = map[string][]string{
-	"publish": {"admission-refuses", "annotations-gone", "key-changed"},
+	"publish": {"admission-refuses", "own-api-failing", "annotations-gone", "key-changed"},
 	"device":  {"device-missing", "port-taken", "subnets-overlap"},
 	"routes":  {"device-missing", "port-taken", "subnets-overlap", "foreign-route"},
 	"peers":   {"device-missing", "port-taken", "subnets-overlap", "node-rejected", "duplicate-key", "pod-subnets-wrong"},
@@ -302,6 +302,19 @@ func restRules() []Rule {
 					}
 					if a.Value.Networkd {
 						found(Finding{scope, "systemd-networkd removes rules and routes on " + a.Pod.Node, []Evidence{{"10-semaphore.conf is missing in /etc/systemd/networkd.conf.d", statusOf(a)}}})
+					}
+				}
+			},
+		},
+		{
+			ID: "program-not-ready", After: []string{"admission-refuses"},
+			Remedy: "find out why these pods aren't ready: kubectl -n sys-semaphore describe pods. Without semaphore-tokens, tokens expire",
+			Find: func(f *Facts, found func(Finding)) {
+				for _, c := range f.Clusters {
+					for _, w := range c.Workloads.Value {
+						if other := w.Name != survey.WireGuard && w.Name != survey.ServiceMirror && w.Name != survey.NetworkPolicy; other && (w.Ready < w.Wanted || w.Wanted == 0) {
+							found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name), unready(c, w.Name)})
+						}
 					}
 				}
 			},

@@ -131,12 +131,13 @@ func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Trie
 		}
 		found[rule.ID] = scopes{}
 		rule.Find(f, func(finding Finding) {
-			if f.explained(finding.Scope, after...) {
-				return
-			}
+			// A consequence has consequences of its own.
+			consequence := f.explained(finding.Scope, after...)
 			found[rule.ID].add(finding.Scope, rule.Local, rule.Whole)
 			anything.add(finding.Scope, rule.Local, rule.Whole)
-			causes.add(&rule, finding)
+			if !consequence {
+				causes.add(&rule, finding)
+			}
 		})
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -233,6 +234,13 @@ func open(f *Facts, wrong scopes) []Open {
 			})
 		}
 	}
+	for c, a := range f.agents() {
+		if pods := a.Value.Pods; a.Value.Standby == nil && pods != nil && !pods.Known {
+			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, func() Open {
+				return Open{fmt.Sprintf("%s: which pods are on %s", c.Name, a.Pod.Node), cmp.Or(pods.Why, "the agent knows no pod prefixes of its node"), a.Source}
+			})
+		}
+	}
 	contacts(f, add)
 	for p := range f.Pairs() {
 		if !p.from.Kubernetes.Known() {
@@ -288,6 +296,13 @@ func contacts(f *Facts, add func(Scope, func() Open)) {
 	for v := range f.views() {
 		if api := &v.remote.API; api.Error == "" && v.remote.Refused == "" && (!api.Synced || old(v.cluster, api.LastContact)) {
 			say(v.Scope, "the agent of "+v.Node, v.source, api.Synced, api.LastContact)
+		}
+	}
+	for t := range f.trials() {
+		if t.Waiting != nil && t.Error == "" {
+			add(Scope{Cluster: t.Cluster, Node: t.Node, Remote: t.Remote}, func() Open {
+				return Open{fmt.Sprintf("%s: whether the API server of %s answers %s", t.Cluster, t.Remote, t.program), "no response to a request since " + t.Waiting.UTC().Format(time.RFC3339), t.source}
+			})
 		}
 	}
 	for c, m := range f.mirrors() {

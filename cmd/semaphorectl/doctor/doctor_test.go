@@ -377,6 +377,25 @@ func TestCauses(t *testing.T) {
 		"a token that was replaced while watches are open": {func(p *patient) {
 			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Asked: &surveytest.Now, Error: "get version: Unauthorized"}}
 		}, "token-refused", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"rights of a remote's account that were removed while watches are open": {func(p *patient) {
+			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Asked: &surveytest.Now, Error: "get /api/v1/nodes: Forbidden"}}
+		}, "rights-missing", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"rights in the own cluster that were removed": {func(p *patient) {
+			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"aws": {Asked: &surveytest.Now, Error: "get /api/v1/nodes: Forbidden"}}
+		}, "own-api-failing", Scope{Cluster: "aws", Node: "aws-1"}},
+		"rights in the own cluster that were removed, and annotations that are gone": {func(p *patient) {
+			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"aws": {Asked: &surveytest.Now, Error: "get /api/v1/nodes: Forbidden"}}
+			p.unpublish(0, "")
+			p.agent(0).Failing["publish"] = unpublished
+			for peer := range 2 {
+				r := &p.gcp.Agents[peer].Value.Remotes[0]
+				r.Peers, r.Rejected = r.Peers[1:], []survey.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
+				down(p.path(0, peer), "no_answer", 0)
+			}
+		}, "own-api-failing", Scope{Cluster: "aws", Node: "aws-1"}},
+		"tokens that nothing renews": {func(p *patient) {
+			p.aws.Workloads.Value = append(p.aws.Workloads.Value, survey.Workload{Kind: "Deployment", Name: "semaphore-tokens", Wanted: 1})
+		}, "program-not-ready", Scope{Cluster: "aws"}},
 		"a token that isn't renewed": {func(p *patient) {
 			issued, expires := surveytest.Now.Add(-23*time.Hour), surveytest.Now.Add(time.Hour)
 			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Asked: &surveytest.Now, Issued: &issued, Expires: &expires}}
@@ -429,6 +448,9 @@ func TestUnknownIsNotWell(t *testing.T) {
 		"an agent without a response of the API server": func(p *patient) {
 			ago := surveytest.Now.Add(-10 * time.Minute)
 			p.remote(0).API.LastContact = &ago
+		},
+		"a request without a response": func(p *patient) {
+			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Waiting: &surveytest.Now}}
 		},
 		"an agent that has read nothing yet": func(p *patient) { p.remote(0).API.Synced = false },
 		"an agent on standby without another": func(p *patient) {

@@ -336,6 +336,9 @@ func (f *Facts) connections() iter.Seq[connection] {
 			}
 		}
 		for t := range f.trials() {
+			if t.Remote == t.Cluster {
+				continue // see ownAPI
+			}
 			if !yield(connection{t.Scope, t.program + ", with the credentials on disk", t.Error, t.source}) {
 				return
 			}

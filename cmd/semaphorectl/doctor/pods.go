@@ -57,7 +57,7 @@ func podRules() []Rule {
 		}}
 	}
 	return []Rule{
-		rule("pods-masqueraded", "exclude the remote's pod subnets from masquerading: see docs/policy.md, \"IP pools for remote subnets\", also for other network plugins", roots, false,
+		rule("pods-masqueraded", "exclude the remote's pod subnets from masquerading on that node: with Calico by a disabled IP pool without BGP export for them, with ip-masq-agent in nonMasqueradeCIDRs, with Cilium in ipv4NativeRoutingCIDR, else by a rule before the one that masquerades (nft list ruleset, iptables -t nat -S POSTROUTING)", roots, false,
 			func(_ *Facts, l *probe.Leg) (what, evidence string) {
 				if l.Seen == "" {
 					return "", ""

@@ -66,12 +66,12 @@ func nodeRules() []Rule {
 			},
 		},
 		{
-			ID: "annotations-gone", Local: true, After: append([]string{"other-cluster", "not-installed", "remote-missing", "admission-refuses"}, agentGone...),
+			ID: "annotations-gone", Local: true, After: append([]string{"other-cluster", "not-installed", "remote-missing", "admission-refuses", "own-api-failing"}, agentGone...),
 			Remedy: "the agent publishes them again if its ServiceAccount may patch its node (deploy/wireguard/rbac.yaml); find out what removes them",
 			Find:   annotationsGone,
 		},
 		{
-			ID: "key-changed", Local: true, After: []string{"agent-crash-loop", "admission-refuses"},
+			ID: "key-changed", Local: true, After: []string{"agent-crash-loop", "admission-refuses", "own-api-failing"},
 			Remedy: "the agent publishes its key if its ServiceAccount may patch its node (deploy/wireguard/rbac.yaml); delete the annotation to make it publish again",
 			Find:   keyChanged,
 		},
@@ -283,6 +283,17 @@ func apiRules() []Rule {
 			}
 		}}
 	}
+	rules = append(rules, Rule{
+		ID: "own-api-failing", Local: true,
+		Remedy: "restore the rights of our programs (deploy/*/rbac.yaml; semaphorectl join applies them), and the network between that node and its own API server",
+		Find: func(f *Facts, found func(Finding)) {
+			for t := range f.trials() {
+				if t.Remote == t.Cluster && t.Error != "" {
+					found(Finding{Scope{Cluster: t.Cluster, Node: t.Node}, t.Cluster + ": our programs can't read their own API server", []Evidence{{t.program + ": " + t.Error, t.source}}})
+				}
+			}
+		},
+	})
 	return append(rules, Rule{
 		ID: "token-expiring", After: []string{"token-refused"},
 		Remedy: "check why deploy/tokens doesn't renew it: kubectl -n sys-semaphore logs deployment/semaphore-tokens; or hand over a new one with semaphorectl tokens",
@@ -306,11 +317,15 @@ func tokenExpiring(f *Facts, found func(Finding)) {
 	}
 }
 
+// away is the remedy for a cluster of which nothing answers.
+const away = "bring the cluster back, or its network. Meanwhile its endpoints are withdrawn: global services go on with those of other clusters, and Services that only it has refuse connections. If it is gone for good, have the others forget it: semaphorectl leave --gone NAME OTHERS"
+
 func clusterRules() []Rule {
 	return []Rule{
 		{
 			ID: "cluster-away", Whole: true,
-			Remedy: "bring the cluster back, or its network. Meanwhile its endpoints are withdrawn: global services go on with those of other clusters, and Services that only it has refuse connections. If it is gone for good, have the others forget it: semaphorectl leave --gone NAME, with the other clusters as arguments",
+			Remedy: away,
+			Fix:    func(finding Finding) string { return strings.Replace(away, "NAME", finding.Cluster, 1) },
 			Find:   clusterAway,
 		},
 		{

@@ -7,13 +7,18 @@ import "time"
 
 // Agent is the report of semaphore-wireguard.
 type Agent struct {
-	Version   string            `json:"version"`
-	Cluster   string            `json:"cluster"`
-	Node      string            `json:"node"`
-	Published bool              `json:"published"`
-	Failing   map[string]string `json:"failing"`
-	Pending   []string          `json:"pending"`
-	Standby   *struct {
+	Version   string `json:"version"`
+	Cluster   string `json:"cluster"`
+	Node      string `json:"node"`
+	Published bool   `json:"published"`
+	// Pods are the prefixes of the node's pods; nil for agents that don't report them.
+	Pods *struct {
+		Known bool   `json:"known"`
+		Why   string `json:"why"`
+	} `json:"pods"`
+	Failing map[string]string `json:"failing"`
+	Pending []string          `json:"pending"`
+	Standby *struct {
 		Holder string `json:"holder"`
 	} `json:"standby"`
 	Filter struct {
@@ -43,6 +48,7 @@ type Credentials struct {
 type Trial struct {
 	Asked   *time.Time `json:"asked"`
 	Error   string     `json:"error"`
+	Waiting *time.Time `json:"waiting"`
 	Issued  *time.Time `json:"issued"`
 	Expires *time.Time `json:"expires"`
 }
