@@ -12,13 +12,14 @@ import (
 	"time"
 )
 
-// Config describes a Device. Only MTU, Engine and Ports are optional.
+// Config describes a Device. Only Mark, MTU, Engine and Ports are optional.
 type Config struct {
 	Name       string // see [DeviceName]
 	Alias      string // see [Alias]
 	KeyPath    string // directory of the private key files
 	Backend    string // Auto, Kernel or Userspace
 	ListenPort int    // UDP, 1 to 65535
+	Mark       uint32 // firewall mark of the encrypted packets; 0: none
 	MTU        int    // of the link in bytes, 576 to 65535; 0: see [Device.SetMTU]
 	Engine     string // program to start when no engine runs; empty: one has to run
 	Ports      *Ports // shared with the other devices of this process; nil: none
@@ -64,6 +65,7 @@ type Device struct {
 	port   atomic.Int64            // current listen port; 0: not known
 	parked atomic.Bool             // another device of ours took its port
 	mtu    atomic.Int64            // wanted; 0: any
+	marked atomic.Bool             // its packets have the mark, see [Device.Marked]
 
 	mu           sync.Mutex // guards what follows
 	backend      string     // empty before the first Ensure
@@ -139,6 +141,10 @@ func (d *Device) Index() (int, bool) {
 	index := int(d.index.Load())
 	return index, index != 0
 }
+
+// Marked reports whether the device sends its packets with the configured mark, as far as
+// [Device.Ensure] knows. False without a mark.
+func (d *Device) Marked() bool { return d.marked.Load() && d.cfg.Mark != 0 }
 
 // Notify sets a function that is called, on any goroutine, when [Device.Ensure] is needed:
 // the link is no longer served, an engine has started, or another device of ours took the
@@ -248,6 +254,7 @@ func (d *Device) Delete(ctx context.Context) error {
 	d.disconnect()
 	d.index.Store(0)
 	d.port.Store(0)
+	d.marked.Store(false)
 	d.checked = time.Time{}
 	l, err := findLink(d.cfg.Name)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// Ensure reconciles the link: its existence, backend, alias, key, listen port and MTU, and
-// that it is up. It does nothing before it has the key. It creates a missing link, takes
+// Ensure reconciles the link: its existence, backend, alias, key, firewall mark, listen port
+// and MTU, and that it is up. It does nothing before it has the key. It creates a missing link, takes
 // over one of an earlier run, and replaces one of an earlier run with the other backend. A
 // foreign link of that name is an error and is left alone.
 //
@@ -28,7 +28,7 @@ import (
 // the first call that finds it free.
 //
 // changed reports whether something was changed. Link attributes are compared each time,
-// key and listen port after any change, any error, and every 30 s.
+// key, mark and listen port after any change, any error, and every 30 s.
 func (d *Device) Ensure(ctx context.Context) (changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -295,7 +295,17 @@ func (d *Device) disconnect() {
 	}
 }
 
-// identify sets the device's key and listen port, if a comparison is due. taken is why it
+// mark sets the device's firewall mark. Its sessions go on.
+func (d *Device) mark() error {
+	mark := int(d.cfg.Mark)
+	if err := d.control.ConfigureDevice(d.cfg.Name, wgtypes.Config{FirewallMark: &mark}); err != nil {
+		return fmt.Errorf("set firewall mark %#x: %w", mark, explain(err))
+	}
+	d.log.Info("configured device", "firewall_mark", fmt.Sprintf("%#x", mark))
+	return nil
+}
+
+// identify sets the device's key, firewall mark and listen port, if a comparison is due. taken is why it
 // has to listen on another port, see takePort.
 func (d *Device) identify(ctx context.Context, up bool) (changed bool, taken, err error) {
 	if !d.parked.Swap(false) && !d.checked.IsZero() && d.now().Sub(d.checked) < recheck {
@@ -320,6 +330,15 @@ func (d *Device) identify(ctx context.Context, up bool) (changed bool, taken, er
 		d.log.Info("configured device", "public_key", key.public)
 		changed = true
 	}
+	// Before the port: peers behind the mark are configured after the first Ensure.
+	if found.FirewallMark != int(d.cfg.Mark) {
+		d.marked.Store(false)
+		if err := d.mark(); err != nil {
+			return changed, nil, err
+		}
+		changed = true
+	}
+	d.marked.Store(true)
 	if up && found.ListenPort == d.cfg.ListenPort {
 		d.port.Store(int64(d.cfg.ListenPort))
 	} else {

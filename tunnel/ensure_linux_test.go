@@ -48,6 +48,10 @@ func TestEnsureRepairs(t *testing.T) {
 			port := 51999
 			return protocol{}.ConfigureDevice(l.name, wgtypes.Config{ListenPort: &port})
 		},
+		"the firewall mark": func(_ *testing.T, l link) error {
+			mark := 7
+			return protocol{}.ConfigureDevice(l.name, wgtypes.Config{FirewallMark: &mark})
+		},
 		"the private key": func(_ *testing.T, l link) error {
 			key := wgtypes.Key(newPrivateKey().reveal())
 			return protocol{}.ConfigureDevice(l.name, wgtypes.Config{PrivateKey: &key})
@@ -62,7 +66,9 @@ func TestEnsureRepairs(t *testing.T) {
 				if name != "the MTU" && name != "the listen port" {
 					nstest.Long(t)
 				}
-				d := open(t, config(t, "gcp", backend))
+				cfg := config(t, "gcp", backend)
+				cfg.Mark = 0x1073
+				d := open(t, cfg)
 				d.ensure(t)
 				index, _ := d.Index()
 				if err := fault(t, mustFind(t, d.Name())); err != nil {

@@ -158,6 +158,10 @@ func (d *testDevice) check(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("device: -want +got:\n%s", diff)
 	}
+	found, err := (protocol{}).Device(d.cfg.Name)
+	if err != nil || found.FirewallMark != int(d.cfg.Mark) || d.Marked() != (d.cfg.Mark != 0) {
+		t.Errorf("firewall mark %#x, known %v, %v; want %#x", found.FirewallMark, d.Marked(), err, d.cfg.Mark)
+	}
 	l := mustFind(t, d.cfg.Name)
 	if l.alias != d.cfg.Alias || !l.up || !known {
 		t.Errorf("link %+v, index known: %v", l, known)

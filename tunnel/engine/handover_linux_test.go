@@ -216,7 +216,7 @@ func newTunnel(t *testing.T) *tunnel {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer := configure(t, fmt.Sprintf("set=1\nprivate_key=%x\nlisten_port=51820\npublic_key=%x\nallowed_ip=10.9.0.2/32\n"+
+	answer := configure(t, fmt.Sprintf("set=1\nprivate_key=%x\nlisten_port=51820\nfwmark=4211\npublic_key=%x\nallowed_ip=10.9.0.2/32\n"+
 		"endpoint=127.0.0.1:51821\npersistent_keepalive_interval=25\n\n", near[:], farPublic[:]))
 	if answer != "errno=0\n\n" {
 		t.Fatalf("configure: %q", answer)
@@ -360,6 +360,7 @@ func TestEnginesHandOver(t *testing.T) {
 	second.says(t, "msg=\"taken over\"")
 	first.says(t, "msg=\"standing by\"")
 	tl.works(t)
+	marked(t)
 	if list := ask(t, control.Message{Op: control.List}).Devices; len(list) != 1 || list[0].Name != name {
 		t.Errorf("the second engine serves %v", list)
 	}
@@ -375,6 +376,7 @@ func TestEnginesHandOver(t *testing.T) {
 	}
 	first.says(t, "msg=\"taken over\"")
 	tl.works(t)
+	marked(t)
 	for what, c := range map[string]struct {
 		*counted
 		first, last uint64
@@ -386,6 +388,16 @@ func TestEnginesHandOver(t *testing.T) {
 		if lost := c.missing(c.first, c.last); lost > 0 {
 			t.Errorf("%s: %d packets are lost", what, lost)
 		}
+	}
+}
+
+// marked checks that the device's sockets, those of the last engine, have its mark.
+func marked(t *testing.T) {
+	t.Helper()
+	out, err := exec.Command("ss", "-Huane", "sport = :51820").CombinedOutput()
+	sockets := strings.Count(string(out), ":51820 ")
+	if err != nil || sockets == 0 || strings.Count(string(out), "fwmark:0x1073") != sockets {
+		t.Errorf("sockets of the device: %v\n%swant all of them to have the mark 0x1073", err, out)
 	}
 }
 
