@@ -98,6 +98,8 @@ type State struct {
 	// Disputed holds, by node, the claim of a node of this cluster to an endpoint that was
 	// accepted before.
 	Disputed map[string]string
+	// Restored are the endpoints of an earlier process, while Source is SourceNone.
+	Restored []netip.Addr
 }
 
 // applied is what Reconcile applied, for Save. It is immutable.
@@ -137,6 +139,7 @@ func NewController(cfg ControllerConfig) *Controller {
 		}
 	}
 	cfg.Device.RestoreEndpoints(published)
+	c.state.Store(&State{Source: SourceNone, Restored: slices.Collect(maps.Keys(c.restoredEndpoints))})
 	return c
 }
 

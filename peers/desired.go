@@ -52,8 +52,8 @@ type Rejection struct {
 type Rules struct {
 	// Subnets are the remote's pod subnets: a node may claim prefixes in them.
 	Subnets []netip.Prefix
-	// Tunneled are the pod subnets of all remotes: an endpoint inside would route the
-	// tunnel's own packets into a tunnel.
+	// Tunneled are the pod subnets of other remotes, and of this one if packets to endpoints
+	// inside would be routed into the tunnel: no endpoint may be there.
 	Tunneled []netip.Prefix
 	// OwnKeys are the public keys of this node's devices.
 	OwnKeys []tunnel.Key

@@ -37,9 +37,14 @@ type Exit struct {
 type Ruleset struct {
 	Origins []Origin
 	Exits   []Exit
-	// Mark is the firewall mark of the tunnel's own packets, which leave through any link,
-	// also to an address in a remote pod subnet; 0: none. Forwarded packets never do.
+	// Mark is the firewall mark of encrypted packets; 0: none are exempt. With all of its bits
+	// they leave by any link but the device, also to an address in a remote pod subnet.
+	// Forwarded packets never do.
 	Mark uint32
+	// Ports are the UDP ports of devices, by name. Packets to these ports of this host arrive
+	// by any link, also from an address in the device's subnets. They get the mark, so that a
+	// strict reverse path filter finds the routes of marked packets.
+	Ports map[string]int
 }
 
 // State is what a [Filter] enforces, and has dropped since it was installed.

@@ -93,7 +93,7 @@ func (f *Filter) install(ctx context.Context, ruleset Ruleset) (changed bool, er
 // A part is not enforced, without an error, when the table is missing or differs. A part
 // without rules is enforced.
 func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
-	arrival, exit := chainsOf(Ruleset{Origins: ruleset.Origins}), chainsOf(Ruleset{Exits: ruleset.Exits, Mark: ruleset.Mark})
+	arrival, exit := chainsOf(Ruleset{Origins: ruleset.Origins, Mark: ruleset.Mark, Ports: ruleset.Ports}), chainsOf(Ruleset{Exits: ruleset.Exits, Mark: ruleset.Mark})
 	s := State{Arrival: len(arrival) == 0, Exit: len(exit) == 0, Forged: Dropped{}, Stopped: Dropped{}}
 	if s.Arrival && s.Exit {
 		return s, nil
@@ -105,10 +105,10 @@ func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
 	s.Arrival = s.Arrival || have.valid() && have.enforces(arrival)
 	s.Exit = s.Exit || have.valid() && have.enforces(exit)
 	if s.Arrival {
-		s.Forged = have.dropped(claims(ruleset.Origins), arrivalChain)
+		s.Forged = have.dropped(ruleset, claims(ruleset.Origins), arrivalChain)
 	}
 	if s.Exit {
-		s.Stopped = have.dropped(claims(ruleset.Exits), forwardedChain, exitChain)
+		s.Stopped = have.dropped(ruleset, claims(ruleset.Exits), forwardedChain, exitChain)
 	}
 	return s, nil
 }
@@ -173,14 +173,15 @@ func (s installedTable) hasRules(want chain) bool {
 		func(have []netlink.Attribute, r object) bool { return matches(have, r.attrs) })
 }
 
-// dropped returns the packets counted by the rules of the chains, each of which has one
-// rule for each claim.
-func (s installedTable) dropped(claims []claim, chains ...string) Dropped {
+// dropped returns the packets counted by the last rule for each claim in the chains.
+func (s installedTable) dropped(want Ruleset, claims []claim, chains ...string) Dropped {
 	counts := Dropped{}
 	for _, name := range chains {
 		rules := s.rulesOf(name)
-		for i, c := range claims {
-			counts[c.device] += countOf(rules[i])
+		for _, c := range claims {
+			n := len(want.rulesFor(name, c))
+			counts[c.device] += countOf(rules[n-1])
+			rules = rules[n:]
 		}
 	}
 	return counts

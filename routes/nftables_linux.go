@@ -137,14 +137,12 @@ func emptyChains() []chain {
 func chainsOf(want Ruleset) []chain {
 	var chains []chain
 	for _, c := range emptyChains() {
+		ends := claims(want.Exits)
 		if c.name == arrivalChain {
-			c.rules = arrivalRules(claims(want.Origins))
-		} else {
-			mark := want.Mark
-			if c.name == forwardedChain {
-				mark = 0
-			}
-			c.rules = exitRules(c.name, claims(want.Exits), mark)
+			ends = claims(want.Origins)
+		}
+		for _, e := range ends {
+			c.rules = append(c.rules, want.rulesFor(c.name, e)...)
 		}
 		if len(c.rules) > 0 {
 			chains = append(chains, c)
@@ -182,59 +180,115 @@ const (
 	verdictAccept = 1
 )
 
+// rulesFor returns the rules of a chain for a claim. The last one drops packets.
+func (r *Ruleset) rulesFor(chain string, c claim) []object {
+	switch chain {
+	case arrivalChain:
+		return arrivalRules(c, r.Mark, r.Ports[c.device])
+	case exitChain:
+		return exitRules(chain, c, r.Mark)
+	}
+	return exitRules(chain, c, 0)
+}
+
 // arrivalRules returns the rules that drop packets with a source in a subnet that arrived
-// through another device. In nft(8) syntax:
+// through another device, except encrypted ones to this host. In nft(8) syntax:
 //
+//	ip saddr 10.4.0.0/16 udp dport 51820 fib daddr type local meta mark set 0x1073 accept
 //	ip saddr 10.4.0.0/16 iifname != "wireguard.gcp" iifname != "lo" fib saddr . iif oif 0 counter drop
 //
-// There is one rule per subnet instead of a map of all, because the rules of a chain are
+// There are rules for each subnet instead of a map of all, because the rules of a chain are
 // replaced atomically, and the elements of a map are not.
 //
 // The condition fib matches when packets to the source would not leave through the link by
 // which this one arrived. That always holds for a forged one, since the source is routed
 // to the device, the guard or the policy rule.
-func arrivalRules(origins []claim) []object {
-	rules := make([]object, len(origins))
-	for i, c := range origins {
-		rules[i] = ruleObject(arrivalChain, sourceIn(c.subnet), notThrough(unix.NFT_META_IIFNAME, c.device),
-			[]attr{
-				expression("fib", number(unix.NFTA_FIB_DREG, unix.NFT_REG_1), number(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_OIF),
-					number(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF)),
-				compareTo(unix.NFT_CMP_EQ, make([]byte, 4)),
-			})
+func arrivalRules(c claim, mark uint32, port int) []object {
+	drop := ruleObject(arrivalChain, sourceIn(c.subnet), notThrough(unix.NFT_META_IIFNAME, c.device),
+		fib(unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF, unix.NFT_FIB_RESULT_OIF, 0), counted(verdictDrop))
+	if mark == 0 || port == 0 {
+		return []object{drop}
 	}
-	return rules
+	accept := ruleObject(arrivalChain, sourceIn(c.subnet), protocolUDP(), toPort(port),
+		fib(unix.NFTA_FIB_F_DADDR, unix.NFT_FIB_RESULT_ADDRTYPE, unix.RTN_LOCAL),
+		[]attr{
+			expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_1), data(unix.NFTA_IMMEDIATE_DATA, host(mark))),
+			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_SREG, unix.NFT_REG_1)),
+		}, verdict(verdictAccept))
+	return []object{accept, drop}
 }
 
 // exitRules returns the rules of a chain that drop packets to a subnet that leave through
 // another device than the remote's, or through any for a remote without one. Packets to
-// the host itself leave through lo. Packets with the mark are not dropped; 0: all are. In
-// nft(8) syntax:
+// the host itself leave through lo. Where packets of this host leave, encrypted ones are
+// accepted, unless they would enter the device that they come from. Their source port isn't
+// compared: it may have been translated. In nft(8) syntax:
 //
-//	ip daddr 10.4.0.0/16 oifname != "wireguard.gcp" oifname != "lo" meta mark & 0x1073 != 0x1073 counter drop
-func exitRules(chain string, exits []claim, mark uint32) []object {
-	var unmarked []attr
-	if mark != 0 {
-		host := binary.NativeEndian.AppendUint32(nil, mark)
-		unmarked = append([]attr{expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_DREG, unix.NFT_REG_1))},
-			masked(host, unix.NFT_CMP_NEQ, host)...)
+//	ip daddr 10.4.0.0/16 meta l4proto udp meta mark & 0x1073 == 0x1073 oifname "wireguard.gcp" drop
+//	ip daddr 10.4.0.0/16 meta l4proto udp meta mark & 0x1073 == 0x1073 accept
+//	ip daddr 10.4.0.0/16 oifname != "wireguard.gcp" oifname != "lo" counter drop
+func exitRules(chain string, c claim, mark uint32) []object {
+	drop := ruleObject(chain, destinationIn(c.subnet), notThrough(unix.NFT_META_OIFNAME, c.device), counted(verdictDrop))
+	if mark == 0 || c.device == "" {
+		return []object{drop}
 	}
-	rules := make([]object, len(exits))
-	for i, c := range exits {
-		rules[i] = ruleObject(chain, destinationIn(c.subnet), notThrough(unix.NFT_META_OIFNAME, c.device), unmarked)
+	encrypted := slices.Concat(destinationIn(c.subnet), protocolUDP(),
+		[]attr{expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_DREG, unix.NFT_REG_1))},
+		masked(host(mark), unix.NFT_CMP_EQ, host(mark)))
+	looping := []attr{
+		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_OIFNAME), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
+		compareTo(unix.NFT_CMP_EQ, linkName(c.device)),
 	}
-	return rules
+	return []object{
+		ruleObject(chain, encrypted, looping, verdict(verdictDrop)),
+		ruleObject(chain, encrypted, verdict(verdictAccept)),
+		drop,
+	}
 }
 
-// ruleObject is the rule that drops and counts the packets that match all conditions.
-func ruleObject(chain string, conditions ...[]attr) object {
+// host returns a number as nf_tables holds marks and types: in the order of the host.
+func host(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
+
+// fib matches packets for whose address, by the flags, the result of a route lookup is the
+// value.
+func fib(flags, result, value uint32) []attr {
+	return []attr{
+		expression("fib", number(unix.NFTA_FIB_DREG, unix.NFT_REG_1), number(unix.NFTA_FIB_RESULT, result), number(unix.NFTA_FIB_FLAGS, flags)),
+		compareTo(unix.NFT_CMP_EQ, host(value)),
+	}
+}
+
+func protocolUDP() []attr {
+	return []attr{
+		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
+		compareTo(unix.NFT_CMP_EQ, []byte{unix.IPPROTO_UDP}),
+	}
+}
+
+// toPort matches UDP packets to a port (RFC 768).
+func toPort(port int) []attr {
+	return []attr{
+		expression("payload", number(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1),
+			number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_TRANSPORT_HEADER),
+			number(unix.NFTA_PAYLOAD_OFFSET, 2), number(unix.NFTA_PAYLOAD_LEN, 2)),
+		compareTo(unix.NFT_CMP_EQ, binary.BigEndian.AppendUint16(nil, uint16(port))),
+	}
+}
+
+// verdict ends the chain for a packet.
+func verdict(code uint32) []attr {
+	return []attr{expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
+		nest(unix.NFTA_IMMEDIATE_DATA, nest(unix.NFTA_DATA_VERDICT, number(unix.NFTA_VERDICT_CODE, code))))}
+}
+
+// counted counts a packet before the verdict.
+func counted(code uint32) []attr { return append([]attr{expression("counter")}, verdict(code)...) }
+
+// ruleObject is the rule of a chain with these expressions.
+func ruleObject(chain string, expressions ...[]attr) object {
 	return object{unix.NFT_MSG_NEWRULE, []attr{
 		label(unix.NFTA_RULE_TABLE, FilterTable), label(unix.NFTA_RULE_CHAIN, chain),
-		nest(unix.NFTA_RULE_EXPRESSIONS, append(slices.Concat(conditions...),
-			expression("counter"),
-			expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
-				nest(unix.NFTA_IMMEDIATE_DATA, nest(unix.NFTA_DATA_VERDICT, number(unix.NFTA_VERDICT_CODE, verdictDrop)))),
-		)...),
+		nest(unix.NFTA_RULE_EXPRESSIONS, slices.Concat(expressions...)...),
 	}}
 }
 

@@ -11,12 +11,16 @@ import (
 // Objects with the requested attributes match, also with additional ones; others don't.
 func TestMatches(t *testing.T) {
 	rule := func(subnet, device string) object {
-		return arrivalRules([]claim{{subnet: prefixes(subnet)[0], device: device}})[0]
+		return arrivalRules(claim{subnet: prefixes(subnet)[0], device: device}, 0, 0)[0]
 	}
 	exit := func(chain, device string) object {
-		return exitRules(chain, []claim{{subnet: prefixes("10.4.0.0/16")[0], device: device}}, 0)[0]
+		return exitRules(chain, claim{subnet: prefixes("10.4.0.0/16")[0], device: device}, 0)[0]
+	}
+	encrypted := func(mark uint32, port int) object {
+		return arrivalRules(claim{subnet: prefixes("10.4.0.0/16")[0], device: "wireguard.gcp"}, mark, port)[0]
 	}
 	objects := map[string]object{
+		"encrypted": encrypted(0x1073, 51820), "another mark": encrypted(0x1033, 51820), "another port": encrypted(0x1073, 51821),
 		"table": tableObject(), "chain": emptyChains()[0].object(), "another chain": emptyChains()[1].object(),
 		"exit": exit(exitChain, "wireguard.gcp"), "forwarded": exit(forwardedChain, "wireguard.gcp"), "without a device": exit(exitChain, ""),
 		"rule": rule("10.4.0.0/16", "wireguard.gcp"), "longer": rule("10.4.0.0/17", "wireguard.gcp"),

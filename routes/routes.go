@@ -12,6 +12,10 @@
 // unless a foreign route is in the way. They are the fallback when the rules are removed,
 // and the previous version expects them there.
 //
+// Encrypted packets have a firewall mark, with which they pass these rules (see
+// [Table.SetMark]): a remote's nodes may have addresses inside its pod subnets. Routes to such
+// subnets are only in our own table.
+//
 // All have the route protocol [Protocol], which marks ownership: routes with it are
 // reconciled, including the removal of unwanted ones, and routes without it are never
 // changed. The one exception is a route to exactly a wanted prefix through exactly the

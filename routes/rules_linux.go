@@ -17,39 +17,85 @@ import (
 // meshes deliver marked packets to this host (Calico's and Istio's are about 100, Cilium's
 // end at 111), and before those that choose a route by source or for a VPN (512 to 1536 of
 // Amazon's plugin, from 5210 on of Tailscale, 32765 and below of rules added without a
-// priority). See docs/decisions/0010.
+// priority). See docs/decisions/0010 and 0027.
 const (
+	passPriority   = 399
 	lookupPriority = 400
 	denyPriority   = 401
+	passedPriority = 402
 )
 
-// fence is one of the two policy rules that keep packets to a remote pod subnet off other
-// routes: a lookup in our own table, then a denial.
+// nothing is the type of a rule without effect (FR_ACT_NOP in linux/fib_rules.h).
+const nothing = 3
+
+// fence is one of the policy rules that keep packets to a remote pod subnet off other
+// routes: a lookup in our own table, then a denial. The tunnel's own packets, with a mark,
+// pass these. The kinds are in the order of their installation: a pass without its end has
+// no effect, and a denial without its lookup would block all packets.
 type fence struct {
-	prefix netip.Prefix
-	deny   bool
+	kind   fenceKind
+	prefix netip.Prefix // of the family's addresses, for fencePassed and fencePass
+	mark   uint32       // of fencePass
 }
 
+type fenceKind int
+
+const (
+	fencePassed fenceKind = iota // where fencePass leads
+	fencePass
+	fenceLookup
+	fenceDeny
+)
+
+func (k fenceKind) String() string { return [...]string{"passed", "pass", "lookup", "deny"}[k] }
+
 func compareFences(a, b fence) int {
-	// Lookups come first: a denial without its lookup would block all packets.
-	if a.deny != b.deny {
-		if b.deny {
-			return -1
-		}
-		return 1
+	return cmp.Or(cmp.Compare(a.kind, b.kind), a.prefix.Addr().Compare(b.prefix.Addr()),
+		cmp.Compare(a.prefix.Bits(), b.prefix.Bits()), cmp.Compare(a.mark, b.mark))
+}
+
+// everything is the prefix of all addresses of the family of one.
+func everything(a netip.Addr) netip.Prefix {
+	if a.Is4() {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	}
-	return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+// fencesFor returns the rules for the subnets, sorted.
+func fencesFor(subnets []netip.Prefix, mark uint32) []fence {
+	var want []fence
+	for _, s := range subnets {
+		want = append(want, fence{kind: fenceLookup, prefix: s.Masked()}, fence{kind: fenceDeny, prefix: s.Masked()})
+		if all := everything(s.Addr()); mark != 0 {
+			want = append(want, fence{kind: fencePassed, prefix: all}, fence{kind: fencePass, prefix: all, mark: mark})
+		}
+	}
+	slices.SortFunc(want, compareFences)
+	return slices.Compact(want)
 }
 
 // Fenced is the result of Fence: the changes, and the subnets whose rules are installed.
 type Fenced struct {
 	Changes
 	Subnets []netip.Prefix
+	// Passable are those of Subnets that packets with the mark pass.
+	Passable []netip.Prefix
+}
+
+// SetMark sets the firewall mark of the tunnel's own packets, which pass the rules of Fence;
+// 0: none do.
+func (t *Table) SetMark(mark uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mark = mark
 }
 
 // Fence makes our policy rules exactly those for the remote pod subnets. A packet to such
 // a subnet follows a route of our own table or fails at once, whatever other tables
-// contain, even when all routes are flushed.
+// contain, even when all routes are flushed. A packet of this host that has all bits of the
+// mark (see [Table.SetMark]) follows the other rules and routes, as if there were none of
+// ours. A forwarded packet never does, whatever marks it.
 //
 // Without subnets it removes all our rules. Without a difference it neither writes nor logs
 // anything. Our rules are those with [Protocol]; those of another form, such as of the
@@ -63,14 +109,7 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 	if err != nil {
 		return Fenced{}, err
 	}
-	var want []fence
-	for _, s := range subnets {
-		if has(families, s.Addr()) {
-			want = append(want, fence{prefix: s.Masked()}, fence{prefix: s.Masked(), deny: true})
-		}
-	}
-	slices.SortFunc(want, compareFences)
-	want = slices.Compact(want)
+	want := fencesFor(slices.DeleteFunc(slices.Clone(subnets), func(s netip.Prefix) bool { return !has(families, s.Addr()) }), t.mark)
 
 	var (
 		fenced Fenced
@@ -78,7 +117,7 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 	)
 	failed := map[netip.Prefix]bool{} // prefixes with a rule that could not be installed
 	for _, f := range want {
-		if slices.Contains(have, f) || f.deny && failed[f.prefix] {
+		if slices.Contains(have, f) || (f.kind == fencePass || f.kind == fenceDeny) && failed[f.prefix] {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -90,11 +129,15 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 			continue
 		}
 		fenced.Added++
-		t.log.Info("rule installed", "prefix", f.prefix, "deny", f.deny)
+		t.log.Info("rule installed", "prefix", f.prefix, "kind", f.kind.String())
 	}
 	for _, s := range subnets {
-		if !failed[s.Masked()] {
-			fenced.Subnets = append(fenced.Subnets, s)
+		if failed[s.Masked()] {
+			continue
+		}
+		fenced.Subnets = append(fenced.Subnets, s)
+		if t.mark != 0 && !failed[everything(s.Addr())] {
+			fenced.Passable = append(fenced.Passable, s)
 		}
 	}
 	// In reverse order, for the same reason.
@@ -130,7 +173,7 @@ func (t *Table) Fenced() ([]netip.Prefix, error) {
 	have, _, err := t.fences(t.families())
 	var subnets []netip.Prefix
 	for _, f := range have {
-		if f.deny {
+		if f.kind == fenceDeny {
 			subnets = append(subnets, f.prefix)
 		}
 	}
@@ -175,30 +218,52 @@ func (f fence) message() *netlink.Rule {
 	if f.prefix.Addr().Is6() {
 		rule.Family = unix.AF_INET6
 	}
-	rule.Dst = &net.IPNet{
-		IP:   f.prefix.Addr().AsSlice(),
-		Mask: net.CIDRMask(f.prefix.Bits(), f.prefix.Addr().BitLen()),
+	if f.prefix.Bits() > 0 {
+		rule.Dst = &net.IPNet{
+			IP:   f.prefix.Addr().AsSlice(),
+			Mask: net.CIDRMask(f.prefix.Bits(), f.prefix.Addr().BitLen()),
+		}
 	}
 	rule.Protocol = Protocol
-	if f.deny {
+	switch f.kind {
+	case fencePassed:
+		rule.Priority, rule.Type = passedPriority, nothing
+	case fencePass:
+		// The interface lo means packets that this host sends itself.
+		rule.Priority, rule.Goto, rule.IifName, rule.Mark, rule.Mask = passPriority, passedPriority, "lo", f.mark, &f.mark
+	case fenceLookup:
+		rule.Priority, rule.Table = lookupPriority, OwnTable
+	case fenceDeny:
 		rule.Priority, rule.Type = denyPriority, unix.RTN_UNREACHABLE
-		return rule
 	}
-	rule.Priority, rule.Table = lookupPriority, OwnTable
 	return rule
 }
 
-// fenceOf is the inverse of message. The library doesn't read a rule's type; a denial is
-// recognized by having no table.
+// fenceOf is the inverse of message. The library doesn't read a rule's type, which the
+// priority stands for.
 func fenceOf(rule *netlink.Rule) (fence, bool) {
-	prefix := prefixOfRule(rule)
-	if !prefix.IsValid() {
+	kind, ours := map[int]fenceKind{
+		passedPriority: fencePassed, passPriority: fencePass, lookupPriority: fenceLookup, denyPriority: fenceDeny,
+	}[rule.Priority]
+	f := fence{kind: kind, prefix: prefixOfRule(rule), mark: rule.Mark}
+	if !ours || f.prefix.IsValid() != (kind == fenceLookup || kind == fenceDeny) {
 		return fence{}, false
 	}
-	f := fence{prefix: prefix, deny: rule.Table == 0}
+	if !f.prefix.IsValid() {
+		f.prefix = everything(netip.IPv4Unspecified())
+		if rule.Family == unix.AF_INET6 {
+			f.prefix = everything(netip.IPv6Unspecified())
+		}
+	}
 	want := f.message()
-	same := rule.Priority == want.Priority && rule.Table == want.Table && rule.SuppressPrefixlen == want.SuppressPrefixlen &&
-		rule.Src == nil && rule.Mark == 0 && rule.IifName == "" && rule.OifName == "" && !rule.Invert
+	mask := func(r *netlink.Rule) uint32 {
+		if r.Mask == nil {
+			return r.Mark // The kernel's default is all bits.
+		}
+		return *r.Mask
+	}
+	same := max(rule.Table, 0) == max(want.Table, 0) && rule.SuppressPrefixlen == want.SuppressPrefixlen && rule.Goto == want.Goto &&
+		mask(rule) == mask(want) && rule.Src == nil && rule.IifName == want.IifName && rule.OifName == "" && !rule.Invert
 	return f, same
 }
 

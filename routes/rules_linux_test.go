@@ -2,8 +2,10 @@ package routes
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -129,9 +131,9 @@ func TestUpgradeFromRulesThatLookIntoTheMainTable(t *testing.T) {
 			must(t, netlink.RouteAdd(message(unix.RT_TABLE_MAIN, r)))
 		}
 		for _, subnet := range prefixes(subnet4, subnet6) {
-			deny := fence{prefix: subnet, deny: true}.message()
+			deny := fence{kind: fenceDeny, prefix: subnet}.message()
 			deny.Priority = 32765
-			lookup := fence{prefix: subnet}.message()
+			lookup := fence{kind: fenceLookup, prefix: subnet}.message()
 			lookup.Priority, lookup.Table, lookup.SuppressPrefixlen = 32764, unix.RT_TABLE_MAIN, subnet.Bits()-1
 			must(t, netlink.RuleAdd(lookup))
 			must(t, netlink.RuleAdd(deny))
@@ -173,6 +175,102 @@ func TestUnsupportedFamilyIsSkipped(t *testing.T) {
 			if r.Protocol == Protocol {
 				t.Errorf("a rule of IPv6: %v", r)
 			}
+		}
+	})
+}
+
+// Nodes may have addresses inside the pod subnets: the tunnel's own packets to them have to
+// leave by other routes than packets to pods, also while the rules change.
+func TestMarkedPacketsPassTheFence(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		table := newTable(t)
+		eth, wg := addDevice(t, "eth0"), addDevice(t, "wg0")
+		setUp(t, "eth0")
+		setUp(t, "wg0")
+		for _, wide := range []string{"0.0.0.0/0", "::/0"} {
+			addRoute(t, netlink.Route{LinkIndex: eth, Scope: unix.RT_SCOPE_LINK}, wide)
+		}
+		// A rule by source, as of hosts with several uplinks, still applies.
+		const uplink = 11
+		addAddress(t, "eth0", "198.51.100.7/32")
+		addRoute(t, netlink.Route{LinkIndex: eth, Scope: unix.RT_SCOPE_LINK, Table: uplink}, "10.4.7.9/32")
+		bySource := netlink.NewRule()
+		bySource.Priority, bySource.Table = 1000, uplink
+		bySource.Src = &net.IPNet{IP: net.IPv4(198, 51, 100, 7).To4(), Mask: net.CIDRMask(32, 32)}
+		must(t, netlink.RuleAdd(bySource))
+		subnets := prefixes("10.4.0.0/16", "fd04::/48")
+		leads := func(what string, options netlink.RouteGetOptions, want int) {
+			t.Helper()
+			for _, to := range []string{"10.4.7.2", "fd04::2"} {
+				found, err := netlink.RouteGetWithOptions(net.ParseIP(to), &options)
+				switch {
+				case want == 0 && err == nil && found[0].Type == unix.RTN_UNICAST:
+					t.Errorf("%s to %s leads to device %d, want none", what, to, found[0].LinkIndex)
+				case want != 0 && (err != nil || found[0].LinkIndex != want):
+					t.Errorf("%s to %s: %v, %v; want device %d", what, to, found, err, want)
+				}
+			}
+		}
+		const mark = 0x1073
+		all := func(pods, tunnel int) {
+			t.Helper()
+			leads("an unmarked packet", netlink.RouteGetOptions{}, pods)
+			leads("one with a part of the mark", netlink.RouteGetOptions{Mark: mark &^ 0x1000}, pods)
+			leads("a marked packet", netlink.RouteGetOptions{Mark: mark}, tunnel)
+			leads("one to which a network plugin has added bits", netlink.RouteGetOptions{Mark: mark | 0xf0000}, tunnel)
+		}
+		table.SetMark(mark)
+		changes := mustSync(t, table, Desired(subnets, wg, nil))
+		if changes.Added != 8 {
+			t.Errorf("%+v, want 4 routes in each table", changes)
+		}
+		fenced, err := table.Fence(t.Context(), subnets)
+		must(t, err)
+		if fenced.Changes != (Changes{Added: 8}) || len(fenced.Passable) != 2 {
+			t.Errorf("%+v, want 8 rules and both subnets to be passable", fenced)
+		}
+		if diff := cmp.Diff(Changes{}, mustFence(t, table, "10.4.0.0/16", "fd04::/48")); diff != "" {
+			t.Errorf("again (-want +got):\n%s", diff)
+		}
+		all(wg, wg) // The main table has the routes, too.
+		sync, err := table.Sync(t.Context(), Desired(subnets, wg, nil), subnets...)
+		must(t, err)
+		if sync != (Changes{Removed: 4}) {
+			t.Errorf("routes apart: %+v, want those of the main table to be removed", sync)
+		}
+		all(wg, eth)
+		if found, err := netlink.RouteGetWithOptions(net.IPv4(10, 4, 7, 9), &netlink.RouteGetOptions{Mark: mark, SrcAddr: net.IPv4(198, 51, 100, 7)}); err != nil || found[0].Table != uplink {
+			t.Errorf("a marked packet from another uplink: %v, %v; want the route of table %d", found, err, uplink)
+		}
+		must(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
+		must(t, os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
+		pods := addDevice(t, "cni0")
+		setUp(t, "cni0")
+		must(t, os.WriteFile("/proc/sys/net/ipv4/conf/cni0/rp_filter", []byte("0"), 0))
+		for to, from := range map[string]string{"10.4.7.2": "10.2.0.7", "fd04::2": "fd02::7"} {
+			bits := 8 * len(netip.MustParseAddr(from).AsSlice())
+			addRoute(t, netlink.Route{LinkIndex: pods, Scope: unix.RT_SCOPE_LINK}, fmt.Sprintf("%s/%d", from, bits))
+			found, err := netlink.RouteGetWithOptions(net.ParseIP(to), &netlink.RouteGetOptions{Mark: mark, Iif: "cni0", SrcAddr: net.ParseIP(from)})
+			if err != nil || found[0].LinkIndex != wg {
+				t.Errorf("a forwarded packet with the mark to %s: %v, %v; want device %d", to, found, err, wg)
+			}
+		}
+		mustSync(t, table, nil)
+		all(0, eth)
+
+		table.SetMark(0x1033)
+		if diff := cmp.Diff(Changes{Added: 2, Removed: 2}, mustFence(t, table, "10.4.0.0/16", "fd04::/48")); diff != "" {
+			t.Errorf("another mark (-want +got):\n%s", diff)
+		}
+		table.SetMark(0)
+		if diff := cmp.Diff(Changes{Removed: 4}, mustFence(t, table, "10.4.0.0/16", "fd04::/48")); diff != "" {
+			t.Errorf("no mark (-want +got):\n%s", diff)
+		}
+		all(0, 0)
+		table.SetMark(mark)
+		mustFence(t, table, "10.4.0.0/16")
+		if diff := cmp.Diff(Changes{Removed: 4}, mustFence(t, table)); diff != "" {
+			t.Errorf("no subnets (-want +got):\n%s", diff)
 		}
 	})
 }

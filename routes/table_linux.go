@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -28,7 +29,8 @@ type Table struct {
 	handle  *netlink.Handle
 	dumps   *netlink.Handle // with lists filtered by the kernel, where supported
 	probe   func(family int) error
-	missing int // missing families, last logged
+	missing int    // missing families, last logged
+	mark    uint32 // see SetMark
 }
 
 // NewTable opens the routing tables of the network namespace that the calling
@@ -69,7 +71,8 @@ func (t *Table) Close() {
 
 // Sync makes our routes exactly want, the routes of all remotes together: others of ours
 // are removed, and all of them without want. Routes of a family that the kernel doesn't
-// support are left out.
+// support are left out. Routes to the subnets apart are in our own table only: the tunnel's
+// own packets, which pass our rules, must not find them in the main table.
 //
 // Without a difference it neither writes nor logs anything. A fault with one route doesn't
 // stop the others; the error joins an [Error] for each. A foreign route in the slot of ours
@@ -80,7 +83,7 @@ func (t *Table) Close() {
 // A route is replaced atomically: no packet takes another route meanwhile. Over IPv6, a
 // packet that has just found the old route may fail with "network is unreachable" when the
 // kernel releases that.
-func (t *Table) Sync(ctx context.Context, want []Route) (Changes, error) {
+func (t *Table) Sync(ctx context.Context, want []Route, apart ...netip.Prefix) (Changes, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	families := t.families()
@@ -91,6 +94,9 @@ func (t *Table) Sync(ctx context.Context, want []Route) (Changes, error) {
 	)
 	for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
 		p := pass{table: t, number: number, blocked: make(map[slot]bool)}
+		if number == unix.RT_TABLE_MAIN {
+			want = slices.DeleteFunc(want, func(r Route) bool { return slices.Contains(apart, r.Prefix) })
+		}
 		errs = append(errs, p.sync(ctx, want))
 		changes.Added += p.changes.Added
 		changes.Replaced += p.changes.Replaced

@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -77,6 +78,21 @@ func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.UnderlayPath, error) {
 		}
 	}
 	return paths, nil
+}
+
+// Links returns the indexes of the links of cached paths to the addresses that match, sorted.
+func (u *Underlay) Links(match func(netip.Addr) bool) []int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	found := map[int]struct{}{}
+	for addr, w := range u.paths {
+		for index := range w.links {
+			if match(addr) {
+				found[index] = struct{}{}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
 }
 
 // invalidate drops all cached paths.

@@ -16,9 +16,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// NewUnderlay returns an empty underlay, of the network namespace of the threads that call
-// [Underlay.Paths].
-func NewUnderlay() *Underlay { return &Underlay{lookUp: lookUp, now: time.Now} }
+// NewUnderlay returns an empty underlay, of packets with the firewall mark (0: none), in the
+// network namespace of the threads that call [Underlay.Paths].
+func NewUnderlay(mark uint32) *Underlay {
+	look := func(to netip.Addr, mtus map[int]int) (cachedPath, error) { return lookUp(to, mark, mtus) }
+	return &Underlay{lookUp: look, now: time.Now}
+}
 
 // NewUnderlayMonitor returns a monitor that calls notify when a link or a route of u's paths
 // changed, and after each subscription. See [MonitorConfig] for notify.
@@ -42,8 +45,8 @@ func NewUnderlayMonitor(log *slog.Logger, u *Underlay, notify func()) *Monitor {
 
 // lookUp reads the route to an address, and its links. Path MTUs that the kernel learned
 // from ICMP are ignored, since they can be forged.
-func lookUp(to netip.Addr, mtus map[int]int) (cachedPath, error) {
-	found, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+func lookUp(to netip.Addr, mark uint32, mtus map[int]int) (cachedPath, error) {
+	found, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Mark: mark, FIBMatch: true})
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES),
 		errors.Is(err, unix.EINVAL), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
@@ -134,7 +137,8 @@ func (u *Underlay) concernsRoute(data []byte) bool {
 		return true
 	}
 	header := nl.DeserializeRtMsg(data)
-	if header.Protocol == Protocol || header.Type == unix.RTN_LOCAL || header.Flags&unix.RTM_F_CLONED != 0 {
+	// Ours count: endpoints may be inside the pod subnets.
+	if header.Type == unix.RTN_LOCAL || header.Flags&unix.RTM_F_CLONED != 0 {
 		return false
 	}
 	to := netip.IPv4Unspecified()

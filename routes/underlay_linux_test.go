@@ -2,6 +2,7 @@ package routes
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -87,7 +88,7 @@ func TestPathsOverRealRoutes(t *testing.T) {
 			}
 			// The kernel adds routes of an IPv6 address asynchronously.
 			polltest.Until(t, time.Minute, "the path to "+to, func() bool {
-				found, err := NewUnderlay().Paths(addrs(to))
+				found, err := NewUnderlay(0).Paths(addrs(to))
 				must(t, err)
 				diff := cmp.Diff(wanted, found, cmpopts.EquateComparable(netip.Addr{}))
 				if diff != "" {
@@ -101,7 +102,7 @@ func TestPathsOverRealRoutes(t *testing.T) {
 
 func TestNoPathsWithoutRoutes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		found, err := NewUnderlay().Paths(addrs("8.8.8.8", "2001:db8::1"))
+		found, err := NewUnderlay(0).Paths(addrs("8.8.8.8", "2001:db8::1"))
 		must(t, err)
 		if len(found) > 0 {
 			t.Errorf("paths without any link: %v", found)
@@ -133,7 +134,7 @@ func TestLearnedPathMTUsAreIgnored(t *testing.T) {
 			must(t, err)
 			return found[0].MTU == 1400
 		})
-		found, err := NewUnderlay().Paths(to)
+		found, err := NewUnderlay(0).Paths(to)
 		must(t, err)
 		if len(found) != 1 || found[0].MTU != 1500 {
 			t.Errorf("got %v, want the link's MTU of 1500", found)
@@ -153,15 +154,48 @@ func giveAddress(name, address string) error {
 	return netlink.AddrAdd(l, addr)
 }
 
+// The path to an endpoint inside a pod subnet is that of marked packets: never through the
+// device itself, whose MTU would be derived from itself.
+func TestPathsToEndpointsInsidePodSubnets(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		onUnderlay(t)
+		table := newTable(t)
+		wg := addDevice(t, "wg0")
+		setUp(t, "wg0")
+		setMTU(t, "wg0", 1420)
+		const mark = 0x1073
+		table.SetMark(mark)
+		subnets := prefixes(subnet4, subnet6)
+		mustSync(t, table, Desired(subnets, wg, nil))
+		mustFence(t, table, subnet4, subnet6)
+		u := NewUnderlay(mark)
+		notified := start(t, NewUnderlayMonitor(slog.New(slog.NewTextHandler(t.Output(), nil)), u, nil))
+		<-notified // subscribed
+		to := addrs("10.4.7.2", "fd04::2")
+		want := func(mtu int) {
+			t.Helper()
+			polltest.Until(t, time.Minute, fmt.Sprintf("paths with an MTU of %d", mtu), func() bool {
+				found, err := u.Paths(to)
+				must(t, err)
+				return len(found) == 2 && found[0].MTU == mtu && found[1].MTU == mtu
+			})
+		}
+		want(1420) // as long as the main table has the routes
+		_, err := table.Sync(t.Context(), Desired(subnets, wg, nil), subnets...)
+		must(t, err)
+		want(1500)
+	})
+}
+
 // Only changes of the cached paths cause notifications.
 func TestUnderlayMonitorFollowsPaths(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		onUnderlay(t)
-		u := NewUnderlay()
+		u := NewUnderlay(0)
 		looked := map[netip.Addr]int{}
 		u.lookUp = func(to netip.Addr, mtus map[int]int) (cachedPath, error) {
 			looked[to]++
-			return lookUp(to, mtus)
+			return lookUp(to, 0, mtus)
 		}
 		notified := start(t, NewUnderlayMonitor(slog.New(slog.NewTextHandler(t.Output(), nil)), u, nil))
 		<-notified // subscribed

@@ -113,7 +113,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		sourcing:   reconcile.NewTrigger(),
 		checking:   reconcile.NewTrigger(), filterTrigger: reconcile.NewTrigger(),
 		fitting:       reconcile.NewTrigger(),
-		underlay:      routes.NewUnderlay(),
+		underlay:      routes.NewUnderlay(cfg.Mark),
 		foreignRoutes: reconcile.NewTrigger(), foreignRules: reconcile.NewTrigger(),
 		reporting: reconcile.NewTrigger(), unreplied: reconcile.NewTrigger(),
 		forwarding: reconcile.NewTrigger(), forwarded: map[string]time.Time{},
@@ -192,6 +192,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if a.table, err = routes.NewTable(log); err != nil {
 		return nil, err
 	}
+	a.table.SetMark(cfg.Mark)
 	for i := range cfg.Remotes {
 		r, err := newRemote(a, cfg.Remotes[i], watchMetrics)
 		if err != nil {

@@ -32,13 +32,18 @@ type filterReport struct {
 // ruleset returns where packets of remotes arrive and leave. Those of refused remotes
 // don't arrive: their sources are not checked.
 func (a *agent) ruleset() routes.Ruleset {
-	var rules routes.Ruleset
+	rules := routes.Ruleset{Mark: a.cfg.Mark, Ports: map[string]int{}}
 	if a.cfg.SourceFilter {
 		for _, r := range a.admitted() {
 			rules.Origins = append(rules.Origins, routes.Origin{Device: r.device.Name(), Subnets: r.cfg.PodSubnets})
 		}
 	}
 	for _, r := range a.remotes {
+		port, known := r.device.ListenPort()
+		if !known {
+			port = r.cfg.ListenPort
+		}
+		rules.Ports[r.device.Name()] = port
 		rules.Exits = append(rules.Exits, routes.Exit{Device: r.device.Name(), Subnets: r.guarded()})
 	}
 	if removed := a.removed.subnets(time.Now()); len(removed) > 0 {

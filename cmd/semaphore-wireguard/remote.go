@@ -39,6 +39,11 @@ type remote struct {
 
 	// fenced is set once the policy rules of its subnets were installed since start.
 	fenced atomic.Bool
+	// passable is set once the tunnel's own packets pass these rules.
+	passable atomic.Bool
+	// shared are its pod subnets with nodes inside, and routed those that the routes were
+	// last synced for; nil: not since start.
+	shared, routed atomic.Pointer[[]netip.Prefix]
 	// foreign are the foreign routes to its subnets; nil: not read yet.
 	foreign atomic.Pointer[[]string]
 	// foreignRules are the foreign policy rules that lead its packets past the tunnel; nil:
@@ -66,6 +71,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		KeyPath:    a.cfg.KeyPath,
 		Backend:    a.cfg.Backend,
 		ListenPort: cfg.ListenPort,
+		Mark:       a.cfg.Mark,
 		MTU:        cfg.MTU,
 		Engine:     enginePath(a.cfg.Engine),
 		Ports:      &a.ports,
@@ -102,6 +108,11 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		Cluster: cfg.Name, Device: r.device, Nodes: r.nodes.Snapshot, Rules: r.rules, Fresh: r.handshaking.Fire,
 		Prober: r.prober, PathChanged: a.pathChanged, Renew: r.renewing.Fire, Store: r.store, Logger: a.log,
 	})
+	shared := []netip.Prefix{}
+	if a.cfg.Mark != 0 {
+		shared = peers.Around(cfg.PodSubnets, r.controller.State().Restored)
+	}
+	r.shared.Store(&shared)
 	return r, nil
 }
 
@@ -181,6 +192,7 @@ func (r *remote) ensureDevice(ctx context.Context) error {
 	changed, err := r.device.Ensure(ctx)
 	if now, _ := r.device.ListenPort(); now != port {
 		r.agent.publishing.Fire()
+		r.agent.filterTrigger.Fire()
 	}
 	if now, _ := r.device.Index(); changed || now != index {
 		r.peering.Fire()
@@ -222,7 +234,8 @@ func (r *remote) rules() peers.Rules {
 		rules.Hidden = self.Hidden(r.cfg.Name, r.agent.location)
 	}
 	for _, other := range r.agent.remotes {
-		if other.refused() == nil {
+		shared := other == r && r.passable.Load() && r.device.Marked()
+		if other.refused() == nil && !shared {
 			rules.Tunneled = append(rules.Tunneled, other.cfg.PodSubnets...)
 		}
 		if key := other.device.PublicKey(); !key.IsZero() {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
@@ -23,19 +24,53 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 	a.filterFirst.Do(func() { _ = a.syncFilter(ctx) })
 	want, err := a.wantedRoutes()
 	errs := []error{err}
+	apart, shared := a.apart()
 	if want != nil {
-		_, err := a.table.Sync(ctx, want)
+		_, err := a.table.Sync(ctx, want, apart...)
 		errs = append(errs, err)
 	}
 	// The rules come second: once one is installed, only our own table decides.
 	fenced, err := a.table.Fence(ctx, a.guarded())
-	for _, r := range a.remotes {
+	for i, r := range a.remotes {
 		missing := func(s netip.Prefix) bool { return !slices.Contains(fenced.Subnets, s) }
 		if !slices.ContainsFunc(r.cfg.PodSubnets, missing) {
 			r.fenced.Store(true)
 		}
+		barred := func(s netip.Prefix) bool { return !slices.Contains(fenced.Passable, s) }
+		if !slices.ContainsFunc(r.cfg.PodSubnets, barred) {
+			r.passable.Store(true)
+		}
+		if r.routed.Swap(shared[i]) != shared[i] {
+			r.peering.Fire()
+		}
 	}
 	return errors.Join(append(errs, err)...)
+}
+
+// apart returns the subnets whose routes may not be in the main table, by remote, see
+// [routes.Table.Sync].
+func (a *agent) apart() (all []netip.Prefix, of []*[]netip.Prefix) {
+	for _, r := range a.remotes {
+		shared := r.shared.Load()
+		all, of = append(all, *shared...), append(of, shared)
+	}
+	return all, of
+}
+
+// findShared finds the pod subnets that contain published endpoints of the remote's nodes,
+// before those are accepted. It reports whether the routes are as these need.
+func (r *remote) findShared() bool {
+	if nodes, synced := r.nodes.Snapshot(); synced && r.agent.cfg.Mark != 0 {
+		found := peers.Shared(r.cfg.PodSubnets, nodes)
+		if !slices.Equal(found, *r.shared.Load()) {
+			r.shared.Store(&found)
+		}
+	}
+	if r.routed.Load() != r.shared.Load() {
+		r.agent.routing.Fire()
+		return false
+	}
+	return true
 }
 
 // wantedRoutes returns the routes that all remotes need. With an error they may be nil:

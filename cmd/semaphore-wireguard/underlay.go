@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -19,7 +20,8 @@ type fit struct {
 }
 
 // fitMTUs sets the devices' MTUs by the paths to their peers, unless configured, and
-// warns of configured ones that are too large.
+// warns of configured ones that are too large. On the links of paths to peers inside pod
+// subnets a strict reverse path filter is made to consider marks.
 func (a *agent) fitMTUs(context.Context) error {
 	of := make([][]netip.Addr, len(a.remotes))
 	var all []netip.Addr
@@ -44,7 +46,10 @@ func (a *agent) fitMTUs(context.Context) error {
 		}
 		r.fitMTU(own)
 	}
-	return nil
+	shared, _ := a.apart()
+	return a.table.ConsiderMarks(a.underlay.Links(func(to netip.Addr) bool {
+		return to.Is4() && slices.ContainsFunc(shared, func(s netip.Prefix) bool { return s.Contains(to) })
+	}))
 }
 
 // endpoints returns the published endpoint addresses of the remote's peers. When none is
@@ -87,8 +92,12 @@ func (r *remote) fitMTU(paths []tunnel.UnderlayPath) {
 	r.fit.Store(&now)
 }
 
-// syncPeers reconciles the peers, and triggers the check of the paths to them.
+// syncPeers reconciles the peers, once the routes are as they need, and triggers the check of
+// the paths to them.
 func (r *remote) syncPeers(ctx context.Context) error {
+	if !r.findShared() {
+		return nil
+	}
 	err := r.controller.Reconcile(ctx)
 	r.agent.fitting.Fire()
 	return err

@@ -47,6 +47,18 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			wireguardError, []string{"SEMAPHORE_POD_NAME", "Agent", "SEMAPHORE_POD_UID", "u-1", "SEMAPHORE_NAMESPACE", "a.b"}, nil,
 			[]string{`SEMAPHORE_NAMESPACE: "a.b": must not contain dots`, `SEMAPHORE_POD_NAME: "Agent": a lowercase RFC 1123 subdomain must`},
 		},
+		"firewall mark that isn't a number": {
+			wireguardError, []string{"SEMAPHORE_WG_FWMARK", "auto"}, nil,
+			[]string{`SEMAPHORE_WG_FWMARK: "auto" is not a firewall mark such as 0x1073, or 0`},
+		},
+		"firewall mark of more than 32 bits": {
+			wireguardError, []string{"SEMAPHORE_WG_FWMARK", "0x100000000"}, nil,
+			[]string{`SEMAPHORE_WG_FWMARK: "0x100000000" is not a firewall mark`},
+		},
+		"firewall mark with a bit of kube-proxy": {
+			wireguardError, []string{"SEMAPHORE_WG_FWMARK", "51820"}, nil,
+			[]string{`SEMAPHORE_WG_FWMARK: 0xca6c has a bit by which kube-proxy masquerades or drops packets`},
+		},
 		"remotes missing": {
 			wireguardError, []string{"SEMAPHORE_REMOTES", "-"}, nil,
 			[]string{"SEMAPHORE_REMOTES: required: the names of the remote clusters, such as gcp,merit; alternatively set SEMAPHORE_CLUSTERS_CONFIG"},

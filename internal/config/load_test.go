@@ -142,7 +142,7 @@ func TestWireguardFromEnvironment(t *testing.T) {
 		Backend:  BackendAuto,
 		Engine:   EngineStart,
 		KeyPath:  "/var/lib/semaphore-wireguard",
-		Endpoint: "InternalIP", RouteSrc: RouteSrcAuto, PodCIDRs: "auto", SourceFilter: true, RemovalGrace: 10 * time.Minute,
+		Endpoint: "InternalIP", RouteSrc: RouteSrcAuto, PodCIDRs: "auto", SourceFilter: true, Mark: 0x1073, RemovalGrace: 10 * time.Minute,
 
 		PeerMetrics: 1000,
 	}
@@ -270,7 +270,7 @@ func TestFlagsWinOverEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Wireguard{Base: base("127.0.0.1:1", "127.0.0.1:7774"), NodeName: "other", Backend: BackendAuto, Engine: EngineStart, KeyPath: "/keys", Endpoint: "InternalIP", RouteSrc: RouteSrcAuto, PodCIDRs: "auto", SourceFilter: true, RemovalGrace: 10 * time.Minute, PeerMetrics: 1000, Cleanup: true}
+	want := Wireguard{Base: base("127.0.0.1:1", "127.0.0.1:7774"), NodeName: "other", Backend: BackendAuto, Engine: EngineStart, KeyPath: "/keys", Endpoint: "InternalIP", RouteSrc: RouteSrcAuto, PodCIDRs: "auto", SourceFilter: true, Mark: 0x1073, RemovalGrace: 10 * time.Minute, PeerMetrics: 1000, Cleanup: true}
 	want.LogLevel = "debug"
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

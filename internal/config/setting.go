@@ -120,6 +120,8 @@ func (s *setting) decode(f *faults) {
 		*field = f.boolean(s.origin, text)
 	case *int:
 		*field = f.integer(s.origin, text, s.list("range"))
+	case *uint32:
+		*field = f.mark(s.origin, text)
 	case *int64:
 		*field = f.bytes(s.origin, text, s.list("range"))
 	case *time.Duration:

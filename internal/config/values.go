@@ -56,6 +56,24 @@ func (f *faults) integer(origin, text string, limits []string) int {
 	return n
 }
 
+// kubeMarks are the bits by which kube-proxy and kubelets mark packets to masquerade and to
+// drop (iptablesMasqueradeBit and iptablesDropBit, 14 and 15).
+const kubeMarks = 0xc000
+
+// mark parses a firewall mark.
+func (f *faults) mark(origin, text string) uint32 {
+	n, err := strconv.ParseUint(text, 0, 32)
+	switch {
+	case err != nil:
+		f.add(origin, "%q is not a firewall mark such as 0x1073, or 0", text)
+	case n&kubeMarks != 0:
+		f.add(origin, "%#x has a bit by which kube-proxy masquerades or drops packets (0x4000, 0x8000)", n)
+	default:
+		return uint32(n)
+	}
+	return 0
+}
+
 // bytes parses a number with one of the suffixes of Kubernetes' quantities.
 func (f *faults) bytes(origin, text string, limits []string) int64 {
 	q, err := resource.ParseQuantity(text)

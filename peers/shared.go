@@ -1,0 +1,33 @@
+package peers
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Shared returns those of a remote's pod subnets that contain published endpoints of its
+// nodes, accepted or not.
+func Shared(subnets []netip.Prefix, nodes []Node) []netip.Prefix {
+	endpoints := make([]netip.Addr, 0, len(nodes))
+	for i := range nodes {
+		p := nodes[i].cache
+		if p == nil {
+			p = parse(nodes[i], 0)
+		}
+		if p.endpointErr == nil && p.endpoint.IsValid() {
+			endpoints = append(endpoints, p.endpoint.Addr())
+		}
+	}
+	return Around(subnets, endpoints)
+}
+
+// Around returns the subnets that contain addresses.
+func Around(subnets []netip.Prefix, addrs []netip.Addr) []netip.Prefix {
+	around := []netip.Prefix{}
+	for _, s := range subnets {
+		if slices.ContainsFunc(addrs, s.Contains) {
+			around = append(around, s)
+		}
+	}
+	return around
+}
