@@ -160,7 +160,7 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 			errs = append(errs, fmt.Errorf("rule %v: remove: %w", stray[i], err))
 		default:
 			fenced.Removed++
-			t.log.Info("rule removed", "prefix", stray[i].Dst)
+			t.log.Info("rule removed", "prefix", stray[i].Dst, "priority", stray[i].Priority)
 		}
 	}
 	return fenced, errors.Join(errs...)

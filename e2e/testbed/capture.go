@@ -363,8 +363,12 @@ func (c classifier) of(p packet, counts *Counts) *Traffic {
 	}
 }
 
-// podOf returns the cluster whose pod subnets hold the address.
+// podOf returns the cluster whose pod subnets hold the address, unless it is that of a node
+// or an API server inside one.
 func (c classifier) podOf(address netip.Addr) *Cluster {
+	if c.nodes[address] != nil || c.apis[address] {
+		return nil
+	}
 	for _, cluster := range c.clusters {
 		for _, subnet := range cluster.PodSubnets {
 			if subnet.Contains(address) {
