@@ -45,7 +45,8 @@ func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*
 }
 
 // nodesAmongPods compares the nodes and API servers of all clusters with the pod subnets in
-// a cluster's settings, which may be larger than what the remotes report now.
+// a cluster's settings, which may be larger than what the remotes report now. A remote's own
+// nodes may be there, its API server may not: packets to it would enter the tunnel.
 func nodesAmongPods(f *facts.Facts, want facts.Settings, all []*facts.Facts) []fault {
 	var faults []fault
 	for _, remote := range all {
@@ -59,13 +60,16 @@ func nodesAmongPods(f *facts.Facts, want facts.Settings, all []*facts.Facts) []f
 			}
 		}
 		for _, other := range all {
-			if other == remote || remote == f || len(pods) == 0 {
+			if remote == f || len(pods) == 0 {
 				continue
 			}
 			for _, server := range other.Servers {
 				for _, at := range literal(server) {
 					compare(other, "the API server "+at.Addr().String(), at.Addr())
 				}
+			}
+			if other == remote {
+				continue // Its nodes may share subnets with its pods.
 			}
 			for _, n := range other.Nodes {
 				for _, address := range n.Addresses {

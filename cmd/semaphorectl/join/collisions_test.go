@@ -68,3 +68,23 @@ func TestNodesAmongPods(t *testing.T) {
 		t.Errorf("%d faults: %q", len(said), said)
 	}
 }
+
+// TestNodesAmongTheirOwnPods joins clusters whose nodes have addresses in the pod subnets of
+// their own cluster, which works, unlike an API server there.
+func TestNodesAmongTheirOwnPods(t *testing.T) {
+	for server, want := range map[string]string{
+		"https://api.gcp.example:6443": "",
+		"https://10.77.0.9:6443":       "",
+		"https://10.4.0.9:6443":        "the API server 10.4.0.9 of gcp is inside the pod subnet 10.4.0.0/16 in its settings for gcp",
+	} {
+		aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.2.0.5")
+		gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.4.0.5")
+		gcp.Servers = []string{server}
+		all := []*facts.Facts{aws, gcp}
+		var w Wishes
+		remotes := []side{w.side(gcp)}
+		agreed, _ := agree(aws, remotes)
+		faults := append(collisions(aws, settings(aws, remotes, nil), agreed, all), overlaps(all, &w)...)
+		only(t, server, faults, want)
+	}
+}
