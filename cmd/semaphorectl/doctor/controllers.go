@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
@@ -84,7 +85,7 @@ func notRunning(f *Facts, program string, found func(Finding)) {
 		if !installed || w.Ready > 0 {
 			continue
 		}
-		evidence := []Evidence{{fmt.Sprintf("%d of %d pods are ready", w.Ready, w.Wanted), c.Workloads.Source}}
+		evidence := []Evidence{{cli.Of(int(w.Ready), int(w.Wanted), "pod") + " ready", c.Workloads.Source}}
 		for _, p := range c.Pods.Value {
 			if p.Program == program && (p.Waiting != "" || !p.Ready) {
 				evidence = append(evidence, Evidence{fmt.Sprintf("%s: %s %s %s", p.Name, p.Phase, p.Waiting, p.Ended), c.Kubectl("-n sys-semaphore logs %s", p.Name)})
