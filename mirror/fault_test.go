@@ -458,6 +458,16 @@ func TestDepartedRemoteIsIgnored(t *testing.T) {
 			t.Errorf("services %v", got)
 		}
 		i.stop()
+		// The cluster itself leaves all others.
+		put(t, f.gcp, "shop", svc("both", global), [2]string{"both-1", "10.2.0.2"})
+		i = f.start(t, func(cfg *Config) {
+			merge(cfg)
+			cfg.Departed = []string{"aws", "merit"}
+		})
+		leadsTo(t, f.gcp, bothName, "10.2.0.2")
+		i.stop()
+		f.gcp.Remove("services", "shop", "both")
+		f.gcp.Remove("endpointslices", "shop", "both-1")
 		// Until it is no longer listed as departed.
 		f.start(t, merge)
 		leadsTo(t, f.gcp, webName, "10.4.0.1")
