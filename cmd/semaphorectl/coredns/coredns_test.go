@@ -42,17 +42,13 @@ func TestCoreDNSStarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			ask := one.start(t)
-			answered := dnsmessage.RCodeSuccess
-			if l.unserved {
-				answered = dnsmessage.RCodeRefused
-			}
-			for question, want := range map[string]dnsmessage.RCode{
-				"aws-shop.sys-semaphore.svc.cluster.local.": dnsmessage.RCodeSuccess,
-				"web.shop.svc.cluster.merit.":               answered,
-				"db.shop.svc.cluster.global.":               answered,
+			for question, answered := range map[string]bool{
+				"aws-shop.sys-semaphore.svc.cluster.local.": true,
+				"web.shop.svc.cluster.merit.":               !l.unserved,
+				"db.shop.svc.cluster.global.":               !l.unserved,
 			} {
-				if code, records := ask(question); code != want && !(l.unserved && code != dnsmessage.RCodeSuccess) || want == dnsmessage.RCodeSuccess && len(records) != 1 {
-					t.Errorf("%s: %s, %v, expected %s", question, code, records, want)
+				if code, records := ask(question); (code == dnsmessage.RCodeSuccess && len(records) == 1) != answered {
+					t.Errorf("%s: %s, %v, expected an answer: %v", question, code, records, answered)
 				}
 			}
 			if _, err := Write(t.Context(), client, nil); err != nil {
@@ -196,8 +192,11 @@ func (p *process) start(t *testing.T) func(name string) (dnsmessage.RCode, []str
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	ended, exit := make(chan struct{}), error(nil)
+	go func() {
+		defer close(ended)
+		exit = cmd.Wait()
+	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		<-ended
@@ -210,9 +209,8 @@ func (p *process) start(t *testing.T) func(name string) (dnsmessage.RCode, []str
 			break
 		}
 		select {
-		case err := <-ended:
-			ended <- err
-			t.Fatalf("CoreDNS has exited: %v\n%s", err, output)
+		case <-ended:
+			t.Fatalf("CoreDNS has exited: %v\n%s", exit, output)
 		case <-ctx.Done():
 			t.Fatalf("CoreDNS doesn't answer: %v, %v", code, err)
 		case <-time.After(20 * time.Millisecond):

@@ -122,7 +122,8 @@ func readObjects(ctx context.Context, client kubernetes.Interface, namespace str
 	wanted := in.names()
 	return in, cli.List(ctx, client.CoreV1().ConfigMaps(namespace), metav1.ListOptions{}, func(m *corev1.ConfigMap) error {
 		_, corefile := m.Data["Corefile"]
-		if !(wanted[m.Name] || corefile || m.Name == custom || m.Name == stubs) || len(validation.IsDNS1123Subdomain(m.Name)) > 0 {
+		wanted := wanted[m.Name] || corefile || m.Name == custom || m.Name == stubs
+		if !wanted || len(validation.IsDNS1123Subdomain(m.Name)) > 0 {
 			return nil
 		}
 		size := 0
