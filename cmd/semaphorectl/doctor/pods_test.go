@@ -55,22 +55,22 @@ func TestResultsOfPods(t *testing.T) {
 			silent(f)
 			p.path(0, 0).Path.State = "unknown"
 		}, "pods-unreached", Wrong},
-		"a stopped kube-proxy": {func(p *patient, f *probe.Tried) {
+		"a stopped kube-proxy": {func(_ *patient, f *probe.Tried) {
 			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
 		}, "cluster-ip-unanswered", Wrong},
-		"a flushed kube-proxy": {func(p *patient, f *probe.Tried) {
+		"a flushed kube-proxy": {func(_ *patient, f *probe.Tried) {
 			f.Asked[0].Result = reach.Asked{Name: "i/o timeout", DNS: "i/o timeout", Failed: map[string]string{"10.96.0.7:80": "i/o timeout"}}
 			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
 		}, "cluster-ip-unanswered", Wrong},
-		"DNS doesn't answer": {func(p *patient, f *probe.Tried) {
+		"DNS doesn't answer": {func(_ *patient, f *probe.Tried) {
 			f.Asked[0].Result = reach.Asked{Name: "i/o timeout", DNS: "i/o timeout"}
 		}, "dns-unanswered", Wrong},
-		"a name that doesn't exist":   {func(p *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Name: "no such host"} }, "name-wrong", Wrong},
-		"a name with another address": {func(p *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Found: []string{"192.0.2.1"}} }, "name-wrong", Wrong},
-		"a policy that denies": {func(p *patient, f *probe.Tried) {
+		"a name that doesn't exist":   {func(_ *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Name: "no such host"} }, "name-wrong", Wrong},
+		"a name with another address": {func(_ *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Found: []string{"192.0.2.1"}} }, "name-wrong", Wrong},
+		"a policy that denies": {func(_ *patient, f *probe.Tried) {
 			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
 		}, "service-denied", Wrong},
-		"a policy that denies everyone": {func(p *patient, f *probe.Tried) {
+		"a policy that denies everyone": {func(_ *patient, f *probe.Tried) {
 			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
 			f.Asked[2].Result.Failed = map[string]string{"10.4.1.9:80": "i/o timeout"}
 		}, "", Unknown},
@@ -81,8 +81,8 @@ func TestResultsOfPods(t *testing.T) {
 			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
 			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
 		}, "udp-one-way", Wrong},
-		"services that weren't asked": {func(p *patient, f *probe.Tried) { f.Asked[0].Untried = "too old" }, "", Unknown},
-		"no temporary Service":        {func(p *patient, f *probe.Tried) { f.Asked[1].Untried = "forbidden" }, "", Unknown},
+		"services that weren't asked": {func(_ *patient, f *probe.Tried) { f.Asked[0].Untried = "too old" }, "", Unknown},
+		"no temporary Service":        {func(_ *patient, f *probe.Tried) { f.Asked[1].Untried = "forbidden" }, "", Unknown},
 		"no pod runs":                 {func(_ *patient, f *probe.Tried) { f.Legs[0].Try, f.Legs[0].Untried = reach.Try{}, "no pod runs" }, "", Unknown},
 		"there are no pods":           {func(_ *patient, f *probe.Tried) { f.Legs, f.Asked = nil, nil }, "", Unknown},
 	} {
