@@ -20,13 +20,14 @@ func (w *Writer[K]) Failing() map[K]error {
 	return all
 }
 
-// Backlog returns the number of keys of each tenant that are waiting, running or failed.
+// Backlog returns the number of keys of each tenant that are due, running or failed. Keys that
+// were added for later don't count yet.
 func (w *Writer[K]) Backlog() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	count := map[string]int{}
+	count, now := map[string]int{}, time.Now()
 	for _, j := range w.jobs {
-		if j.running || !j.asked.IsZero() {
+		if j.running || !j.asked.IsZero() && (j.failures > 0 || !j.asked.After(now)) {
 			count[j.tenant.name]++
 		}
 	}

@@ -1,6 +1,11 @@
 package kube
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // Tracked reports whether an object has metadata.managedFields, all of them set by manager
 // with updates and patches.
@@ -17,6 +22,41 @@ func Tracked(object metav1.Object, manager string) bool {
 		}
 	}
 	return len(fields) > 0
+}
+
+// LastManager returns the manager of the last change by another client than manager, without
+// changes of subresources; empty: unknown.
+func LastManager(object metav1.Object, manager string) string {
+	var last *metav1.ManagedFieldsEntry
+	fields := object.GetManagedFields()
+	for i := range fields {
+		f := &fields[i]
+		if f.Manager == manager || f.Subresource != "" || f.Time == nil {
+			continue
+		}
+		if last == nil || last.Time.Before(f.Time) {
+			last = f
+		}
+	}
+	if last == nil {
+		return ""
+	}
+	return strings.Clone(last.Manager)
+}
+
+// Tracking is the value of metadata.managedFields in a patch that begins them, for an object
+// that has none: then the API server adds what else the patch changes.
+func Tracking(manager, apiVersion string) []metav1.ManagedFieldsEntry {
+	return []metav1.ManagedFieldsEntry{{
+		Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: apiVersion,
+		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{}}`)},
+	}}
+}
+
+// Refused reports whether an API server would refuse a request again, because of its content
+// or an admission policy.
+func Refused(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
 // Untracked is the value of metadata.managedFields in a patch that clears them: a list with

@@ -65,6 +65,10 @@ func (r Request) writes() bool { return r.Verb != "get" }
 type Hooks struct {
 	// Fail returns the error of a write; nil: it succeeds.
 	Fail func(Request) *metav1.Status
+	// Admit is called with each object that is created or changed, before it is stored, and
+	// may change it or return an error, as an admission webhook. It must not call methods of
+	// the API.
+	Admit func(Request, *unstructured.Unstructured) *metav1.Status
 	// Silent reports whether a write is never answered.
 	Silent func(Request) bool
 	// Before is called before each write that doesn't fail, Answer before its answer.
@@ -281,7 +285,7 @@ func (a *API) write(w http.ResponseWriter, r *http.Request, request Request) {
 	if hooks.Before != nil {
 		hooks.Before(request)
 	}
-	object, code, reason := a.apply(request, body)
+	object, code, reason := a.apply(request, body, hooks.Admit)
 	a.mu.Lock()
 	hooks = a.hooks
 	a.mu.Unlock()
@@ -296,7 +300,7 @@ func (a *API) write(w http.ResponseWriter, r *http.Request, request Request) {
 }
 
 // apply makes a change. It returns the object as it is then.
-func (a *API) apply(request Request, body []byte) (object *unstructured.Unstructured, code int, reason metav1.StatusReason) {
+func (a *API) apply(request Request, body []byte, admit func(Request, *unstructured.Unstructured) *metav1.Status) (object *unstructured.Unstructured, code int, reason metav1.StatusReason) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	have := a.objects[objectKey(request.Resource, request.Namespace, request.Name)]
@@ -329,6 +333,11 @@ func (a *API) apply(request Request, body []byte) (object *unstructured.Unstruct
 	object.SetNamespace(request.Namespace)
 	if have != nil && (object.GetUID() != have.GetUID() || object.GetResourceVersion() != have.GetResourceVersion()) {
 		return nil, http.StatusConflict, metav1.StatusReasonConflict
+	}
+	if admit != nil {
+		if status := admit(request, object); status != nil {
+			return nil, int(status.Code), status.Reason
+		}
 	}
 	if have == nil || !reflect.DeepEqual(have.Object, object.Object) {
 		a.store(request.Resource, object)

@@ -1,0 +1,282 @@
+package keep
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
+)
+
+// Bounds of the wait before an overridden write is repeated.
+const (
+	firstWait   = 250 * time.Millisecond
+	longestWait = 5 * time.Minute
+	// longestUrgent is that of an urgent write.
+	longestUrgent = 10 * time.Second
+	// Calm is the time after which an override is over if it doesn't occur again, and after
+	// which a write is tried again that the API server has changed: the end of an admission
+	// policy shows in no object.
+	Calm = 2 * longestWait
+)
+
+// Write is a write of one object.
+type Write struct {
+	// Object identifies the object in logs, such as "service x".
+	Object string
+	// Have is a fingerprint of the observed fields that we set, Want of the desired ones. 0:
+	// the object doesn't exist, or must not.
+	Have, Want uint64
+	// Urgent: the object has something that must be removed, such as an address.
+	Urgent bool
+	// By is the field manager of the last foreign change of the object; empty: unknown.
+	By string
+}
+
+// Override is an object whose writes don't last.
+type Override struct {
+	Object string `json:"object"`
+	// Returned: the response to a write differed from the request, because of an admission
+	// policy, a webhook, or a server that doesn't know a field. Otherwise a client changed
+	// the object after writes.
+	Returned bool `json:"returned,omitempty"`
+	// Fields are those that differed in the response, By is Write.By.
+	Fields []string `json:"fields,omitempty"`
+	By     string   `json:"by,omitempty"`
+	// Since is the time of the first override, Next that of the next attempt if neither the
+	// desired nor the observed state changes.
+	Since time.Time `json:"since"`
+	Next  time.Time `json:"next"`
+}
+
+// String says what happens to the object. It doesn't change while that is the same.
+func (o *Override) String() string {
+	if o.Returned {
+		what := "some fields"
+		if len(o.Fields) > 0 {
+			what = strings.Join(o.Fields, ", ")
+		}
+		return fmt.Sprintf("%s: the API server stores other values than those written: %s (an admission policy, a webhook, or a server that doesn't know the field)", o.Object, what)
+	}
+	return fmt.Sprintf("%s: %s changes it after each write", o.Object, cmp.Or(o.By, "another client"))
+}
+
+// overridden is what Wrote and Review know of one object. It is retained for Calm after the
+// last write.
+//
+//	| observed state            | desired as last written            | another one |
+//	| ------------------------- | ---------------------------------- | ----------- |
+//	| as in the last response   | not again before Calm              | write       |
+//	| another: changed by other | write; after the nth time, wait    | write       |
+//	|   clients                 | firstWait * 2^(n-1) since the last |             |
+type overridden struct {
+	want, got uint64    // of the last write, and its response
+	at        time.Time // of the last write
+	times     int       // consecutive changes by others
+	last      time.Time // of them
+	fields    []string
+	by        string
+	since     time.Time
+	kind      string // for the log; empty: not logged as overridden
+}
+
+func (r *overridden) returned() bool { return r.got != r.want }
+
+// open reports whether the object counts as overridden: a single change by another client
+// is repaired and isn't a problem.
+func (r *overridden) open(now time.Time) bool {
+	return r.returned() || r.times > 1 && now.Sub(r.last) < Calm
+}
+
+func (r *overridden) wait(urgent bool) time.Duration {
+	if r.times == 0 {
+		return 0
+	}
+	most, wait := longestWait, firstWait
+	if urgent {
+		most = longestUrgent
+	}
+	for range r.times - 1 {
+		if wait *= 2; wait >= most {
+			return most
+		}
+	}
+	return wait
+}
+
+// next returns when a write may be made.
+func (r *overridden) next(w *Write) time.Time {
+	switch {
+	case r.want != w.Want:
+		return time.Time{}
+	case r.returned() && w.Have == r.got:
+		return r.at.Add(Calm)
+	default:
+		return r.at.Add(r.wait(w.Urgent))
+	}
+}
+
+// Overrides remembers what became of writes, so that a write that others override isn't
+// repeated without end: neither if the API server stores something else, nor if another
+// client changes the object each time. Writes of a changed desired state never wait. It is
+// safe for concurrent use. K is the key of a Writer; a key may have several objects.
+type Overrides[K comparable] struct {
+	log errlog.Log
+
+	mu    sync.Mutex
+	keys  map[K]map[string]*overridden // by object
+	kinds map[string]int               // overridden objects by kind, for the log
+	swept time.Time
+}
+
+// NewOverrides returns Overrides without writes.
+func NewOverrides[K comparable](logger *slog.Logger) *Overrides[K] {
+	return &Overrides[K]{
+		log: errlog.Log{
+			Logger: logger, Level: slog.LevelWarn, Quiet: quiet, Failing: "write overridden", Over: "writes no longer overridden",
+			Kind: func(error) string { return "" }, // the key is the kind
+		},
+		keys: map[K]map[string]*overridden{}, kinds: map[string]int{},
+	}
+}
+
+// Review returns how long each of the writes must wait; 0: it may be made now. They are all
+// writes that a key needs: other objects of the key are as desired.
+func (o *Overrides[K]) Review(ctx context.Context, key K, now time.Time, writes []Write) []time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.sweep(ctx, now)
+	objects := o.keys[key]
+	for object, r := range objects {
+		if r.returned() && !slices.ContainsFunc(writes, func(w Write) bool { return w.Object == object }) {
+			o.end(ctx, key, object, r)
+		}
+	}
+	waits := make([]time.Duration, len(writes))
+	for i := range writes {
+		if r := objects[writes[i].Object]; r != nil {
+			waits[i] = max(0, r.next(&writes[i]).Sub(now))
+		}
+	}
+	return waits
+}
+
+// Wrote records a successful write. Got is a fingerprint of the object in the response; 0: it
+// is deleted. Fields are those of the response that differ from the request.
+func (o *Overrides[K]) Wrote(ctx context.Context, key K, now time.Time, w *Write, got uint64, fields ...string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.keys[key][w.Object]
+	if r == nil {
+		r = &overridden{got: w.Have, since: now}
+		if o.keys[key] == nil {
+			o.keys[key] = map[string]*overridden{}
+		}
+		o.keys[key][w.Object] = r
+	}
+	if now.Sub(r.last) >= Calm {
+		r.times = 0
+	}
+	if !r.open(now) {
+		r.since = now
+	}
+	if w.Have != r.got {
+		r.times++
+		r.last, r.by = now, w.By
+	}
+	r.want, r.got, r.at, r.fields = w.Want, got, now, fields
+	o.note(ctx, w.Object, r, now)
+}
+
+// note logs the first object that is overridden in one way, and the end for the last one.
+func (o *Overrides[K]) note(ctx context.Context, object string, r *overridden, now time.Time) {
+	kind := ""
+	switch {
+	case r.returned():
+		kind = "the API server stores another " + cmp.Or(strings.Join(r.fields, ", "), "object")
+	case r.open(now):
+		kind = cmp.Or(r.by, "another client") + " changes it after each write"
+	}
+	before := r.kind
+	if r.kind = kind; before == kind {
+		return
+	}
+	if kind != "" {
+		o.kinds[kind]++
+		o.log.NoteOf(ctx, kind, errors.New(kind), "object", object)
+	}
+	if before != "" {
+		if o.kinds[before]--; o.kinds[before] == 0 {
+			delete(o.kinds, before)
+			o.log.NoteOf(ctx, before, nil, "reason", before)
+		}
+	}
+}
+
+// end forgets an object. Callers hold mu.
+func (o *Overrides[K]) end(ctx context.Context, key K, object string, r *overridden) {
+	delete(o.keys[key], object)
+	if len(o.keys[key]) == 0 {
+		delete(o.keys, key)
+	}
+	o.note(ctx, object, &overridden{kind: r.kind}, time.Time{})
+}
+
+// sweep forgets objects without a write for Calm. Those whose next attempt is due are
+// retained for another one. Callers hold mu.
+func (o *Overrides[K]) sweep(ctx context.Context, now time.Time) {
+	if now.Sub(o.swept) < time.Minute {
+		return
+	}
+	o.swept = now
+	for key, objects := range o.keys {
+		for object, r := range objects {
+			age := now.Sub(r.at)
+			if age >= 2*Calm || age >= Calm && !r.returned() {
+				o.end(ctx, key, object, r)
+			}
+		}
+	}
+}
+
+// Open returns the overridden objects of all keys.
+func (o *Overrides[K]) Open(now time.Time) map[K][]Override {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := map[K][]Override{}
+	for key := range o.keys {
+		if open := o.of(key, now); len(open) > 0 {
+			all[key] = open
+		}
+	}
+	return all
+}
+
+// Of returns the overridden objects of a key.
+func (o *Overrides[K]) Of(key K, now time.Time) []Override {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.of(key, now)
+}
+
+func (o *Overrides[K]) of(key K, now time.Time) []Override {
+	var open []Override
+	for object, r := range o.keys[key] {
+		if !r.open(now) {
+			continue
+		}
+		v := Override{Object: object, Returned: r.returned(), Fields: r.fields, Since: r.since}
+		if v.Next = r.at.Add(Calm); !v.Returned {
+			v.By, v.Next = r.by, r.at.Add(r.wait(false))
+		}
+		open = append(open, v)
+	}
+	slices.SortFunc(open, func(a, b Override) int { return strings.Compare(a.Object, b.Object) })
+	return open
+}
