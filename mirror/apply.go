@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -42,8 +43,14 @@ type applier struct {
 	count     func(kind, verb string)
 }
 
-// apply makes all changes, also after failures, and joins their errors.
-func (a *applier) apply(ctx context.Context, have *Observed, want *Service, changes []Change) error {
+// apply makes all changes, also after failures, and joins their errors. Changes that others
+// override wait; again is how long until the first of them is due, 0: none waits.
+func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have *Observed, want *Service, changes []Change) (again time.Duration, err error) {
+	writes := make([]keep.Write, len(changes))
+	for i := range changes {
+		writes[i] = changes[i].write(have)
+	}
+	waits := past.Review(ctx, want.Name, time.Now(), writes)
 	var errs []error
 	missing := false // the service of the slices doesn't exist
 	for i := range changes {
@@ -51,7 +58,23 @@ func (a *applier) apply(ctx context.Context, have *Observed, want *Service, chan
 		if missing && c.Verb == verbCreate {
 			continue
 		}
-		err := a.change(ctx, have, want, c)
+		if wait := waits[i]; wait > 0 {
+			if again == 0 || wait < again {
+				again = wait
+			}
+			continue
+		}
+		done, err := a.change(ctx, have, want, c)
+		if err == nil {
+			w := &writes[i]
+			switch c.Verb {
+			case verbCreate:
+				w.Have = 0 // deleted before, if it existed
+			case verbDelete:
+				w.Want = 0
+			}
+			past.Wrote(ctx, want.Name, time.Now(), w, uint64(done.sum), done.differs...)
+		}
 		if err == nil {
 			continue
 		}
@@ -62,10 +85,27 @@ func (a *applier) apply(ctx context.Context, have *Observed, want *Service, chan
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return again, errors.Join(errs...)
 }
 
-func (a *applier) change(ctx context.Context, have *Observed, want *Service, c *Change) error {
+// write returns a change as Overrides identifies it.
+func (c *Change) write(have *Observed) keep.Write {
+	w := keep.Write{Object: c.Object + " " + c.Name, Have: uint64(c.have.sum), Want: uint64(c.want), By: c.have.by, Urgent: c.Verb == verbDelete}
+	if o := have.Slices[c.Name]; c.Object == aSlice && c.Verb == verbPatch && o != nil {
+		for _, a := range o.addresses {
+			w.Urgent = w.Urgent || !slices.ContainsFunc(c.Slice.Endpoints, func(e Endpoint) bool { return e.Address == a })
+		}
+	}
+	return w
+}
+
+// response is the object in the response to a write; zero: it was deleted.
+type response struct {
+	sum     sum
+	differs []string // fields that aren't as requested
+}
+
+func (a *applier) change(ctx context.Context, have *Observed, want *Service, c *Change) (response, error) {
 	a.count(c.Object, c.Verb)
 	switch c.Object {
 	case aService:
@@ -112,20 +152,23 @@ func marked(have identity, object metav1.Object, labels, annotations []string) m
 		"uid": have.UID, "resourceVersion": have.ResourceVersion,
 		"labels": marks(object.GetLabels(), labels), "annotations": marks(object.GetAnnotations(), annotations),
 	}
-	if have.tracked {
+	switch {
+	case have.begin:
+		metadata["managedFields"] = kube.Tracking(fieldManager, "v1")
+	case have.tracked:
 		metadata["managedFields"] = kube.Untracked()
 	}
 	return mergePatch{"metadata": metadata}
 }
 
-func (a *applier) service(ctx context.Context, have *ObservedService, want *Service, c *Change) error {
+func (a *applier) service(ctx context.Context, have *ObservedService, want *Service, c *Change) (response, error) {
 	api := a.client.Services(a.namespace)
 	if c.Verb == verbDelete {
 		err := deleted(a.local.services, have, api.Delete(ctx, c.Name, exactly(c.have)))
 		if err == nil {
 			a.log.InfoContext(ctx, "service deleted", "service", c.Name, "reason", c.Why)
 		}
-		return err
+		return response{}, err
 	}
 	object := want.service(a.namespace)
 	var made *corev1.Service
@@ -137,13 +180,27 @@ func (a *applier) service(ctx context.Context, have *ObservedService, want *Serv
 		if data, err = json.Marshal(servicePatch(c.have, object)); err == nil {
 			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 		}
+		if kube.Refused(err) {
+			// With managed fields an admission policy can distinguish what we change from what
+			// others add to it.
+			if data, jsonErr := json.Marshal(servicePatch(c.have.withFields(), object)); jsonErr == nil {
+				made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+			}
+		}
 	}
 	if err != nil {
-		return err
+		return response{}, err
 	}
-	a.local.services.Wrote(a.sums.observedService(made))
+	o := a.sums.observedService(made)
+	a.local.services.Wrote(o)
 	a.log.InfoContext(ctx, "service written", "verb", c.Verb, "service", c.Name, "origin", want.Origin.String())
-	return nil
+	return response{o.sum, differing(c.want, o.sum, ownService(object), ownService(made))}, nil
+}
+
+// withFields returns an identity for a patch after which there are managed fields.
+func (o identity) withFields() identity {
+	o.begin, o.tracked = o.untracked, false
+	return o
 }
 
 func servicePatch(have identity, want *corev1.Service) mergePatch {
@@ -171,11 +228,11 @@ func servicePatch(have identity, want *corev1.Service) mergePatch {
 	return p
 }
 
-func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service, c *Change) error {
+func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service, c *Change) (response, error) {
 	api := a.client.EndpointSlices(a.namespace)
 	if c.Verb == verbDelete {
 		a.log.DebugContext(ctx, "deleting endpoint slice", "service", want.Name, "slice", c.Name)
-		return deleted(a.local.slices, have, api.Delete(ctx, c.Name, exactly(c.have)))
+		return response{}, deleted(a.local.slices, have, api.Delete(ctx, c.Name, exactly(c.have)))
 	}
 	object := c.Slice.object(a.namespace, want.Name)
 	var made *discoveryv1.EndpointSlice
@@ -191,17 +248,18 @@ func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service,
 		}
 	}
 	if err != nil {
-		return err
+		return response{}, err
 	}
-	a.local.slices.Wrote(a.sums.observedSlice(made))
+	o := a.sums.observedSlice(made)
+	a.local.slices.Wrote(o)
 	a.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(object.Endpoints))
-	return nil
+	return response{o.sum, differing(c.want, o.sum, ownSlice(object), ownSlice(made))}, nil
 }
 
-func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *Service, c *Change) error {
+func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *Service, c *Change) (response, error) {
 	api := a.client.Endpoints(a.namespace)
 	if c.Verb == verbDelete {
-		return deleted(a.local.endpoints, have, api.Delete(ctx, c.Name, exactly(c.have)))
+		return response{}, deleted(a.local.endpoints, have, api.Delete(ctx, c.Name, exactly(c.have)))
 	}
 	object := want.endpoints(a.namespace, want.family)
 	var err error
@@ -212,14 +270,15 @@ func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *
 		object, err = api.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})
 	}
 	if err != nil {
-		return err
+		return response{}, err
 	}
-	a.local.endpoints.Wrote(a.sums.observedEndpoints(object, a.legacy))
-	return nil
+	o := a.sums.observedEndpoints(object, a.legacy)
+	a.local.endpoints.Wrote(o)
+	return response{sum: o.sum}, nil
 }
 
 // warn creates Events about a service of ours, and joins the errors.
-func (a *applier) warn(ctx context.Context, have *Observed, want *Service) error {
+func (a *applier) warn(ctx context.Context, overridden []keep.Override, have *Observed, want *Service) error {
 	o := a.local.services.Get(want.Name)
 	if want.Absent || o == nil || !o.ours {
 		return nil
@@ -246,10 +305,22 @@ func (a *applier) warn(ctx context.Context, have *Observed, want *Service) error
 	if foreign := have.foreign(want); len(foreign) > 0 {
 		record("ForeignEndpoints", "endpoint slices that are not ours: "+strings.Join(foreign, ", "))
 	}
+	if len(overridden) > 0 {
+		record("Overridden", overrides(overridden))
+	}
 	for _, cluster := range slices.Sorted(maps.Keys(want.Tallies)) {
 		if t := want.Tallies[cluster]; t.Rejected > 0 {
 			record("EndpointsRefused", fmt.Sprintf("%d of %s, such as %s", t.Rejected, cluster, t.Example))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// overrides returns a text with all objects.
+func overrides(all []keep.Override) string {
+	text := make([]string, 0, len(all))
+	for i := range all {
+		text = append(text, all[i].String())
+	}
+	return strings.Join(text, "; ")
 }

@@ -110,11 +110,12 @@ type Controller struct {
 	mu       sync.Mutex
 	snapshot *Snapshot
 	memo     *Memo
-	ready    bool                 // the mirror namespace has been read
-	full     map[string]time.Time // last full pass, by remote
-	survey   *survey              // status of services at the last pass
-	over     map[string]string    // remotes over their quota
-	writer   *keep.Writer[string] // nil: not leading
+	ready    bool                    // the mirror namespace has been read
+	full     map[string]time.Time    // last full pass, by remote
+	survey   *survey                 // status of services at the last pass
+	over     map[string]string       // remotes over their quota
+	writer   *keep.Writer[string]    // nil: not leading
+	past     *keep.Overrides[string] // of the term of writer
 }
 
 // New returns a controller. It makes no request.
@@ -125,7 +126,7 @@ func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg: cfg, log: cfg.Logger, trigger: reconcile.NewTrigger(), metrics: newMetrics(), memo: NewMemo(),
 		servers: map[string]*kube.Server{}, removeAt: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
-		survey: newSurvey(), over: map[string]string{},
+		survey: newSurvey(), over: map[string]string{}, past: keep.NewOverrides[string](cfg.Logger),
 	}
 	c.metrics.controller = c
 	c.cfg.Remotes = slices.DeleteFunc(slices.Clone(cfg.Remotes), func(r Remote) bool {
@@ -326,13 +327,13 @@ func (c *Controller) Lead(ctx context.Context) error {
 		Observe: c.metrics.applied, Logger: c.log,
 	})
 	c.mu.Lock()
-	c.writer = writer
+	c.writer, c.past = writer, keep.NewOverrides[string](c.log)
 	c.snapshot.all = true
 	c.mu.Unlock()
 	c.trigger.Fire()
 	err := writer.Run(ctx)
 	c.mu.Lock()
-	c.writer = nil
+	c.writer, c.past = nil, keep.NewOverrides[string](c.log)
 	c.mu.Unlock()
 	return err
 }
@@ -368,13 +369,17 @@ func (c *Controller) tenant(name string) string {
 func (c *Controller) put(ctx context.Context, name string) error {
 	c.mu.Lock()
 	want, have := c.snapshot.want(c.memo, name)
+	past := c.past
 	c.mu.Unlock()
-	err := c.apply.apply(ctx, &have, &want, Diff(have, want))
-	if eventErr := c.apply.warn(ctx, &have, &want); eventErr != nil {
+	again, err := c.apply.apply(ctx, past, &have, &want, Diff(have, want))
+	if eventErr := c.apply.warn(ctx, past.Of(name, time.Now()), &have, &want); eventErr != nil {
 		c.log.WarnContext(ctx, "create event failed", "service", name, "err", eventErr)
-		if writer := c.leading(); writer != nil {
-			writer.AddAfter(slowPass, name)
+		if again == 0 || again > slowPass {
+			again = slowPass
 		}
+	}
+	if writer := c.leading(); writer != nil && again > 0 {
+		writer.AddAfter(again, name)
 	}
 	return err
 }

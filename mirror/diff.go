@@ -31,6 +31,7 @@ type Change struct {
 	// Why is the reason of a deletion.
 	Why  string
 	have identity // of the changed or deleted object
+	want sum      // of the desired object; 0: none
 }
 
 // Diff returns the changes from the observed to the desired state.
@@ -60,10 +61,10 @@ func Diff(have Observed, want Service) []Change {
 		wanted[w.Name] = true
 		switch o := have.Slices[w.Name]; {
 		case o == nil:
-			changes = append(changes, Change{Verb: verbCreate, Object: aSlice, Name: w.Name, Slice: w})
+			changes = append(changes, Change{Verb: verbCreate, Object: aSlice, Name: w.Name, Slice: w, want: w.sum})
 		case !o.ours, o.going, o.sum == w.sum:
 		default:
-			changes = append(changes, Change{Verb: verbPatch, Object: aSlice, Name: w.Name, Slice: w, have: o.identity})
+			changes = append(changes, Change{Verb: verbPatch, Object: aSlice, Name: w.Name, Slice: w, have: o.identity, want: w.sum})
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(have.Slices)) {
@@ -76,7 +77,7 @@ func Diff(have Observed, want Service) []Change {
 }
 
 func diffService(changes []Change, o *ObservedService, want *Service) []Change {
-	c := Change{Object: aService, Name: want.Name}
+	c := Change{Object: aService, Name: want.Name, want: want.sum}
 	if o != nil {
 		c.have = o.identity
 	}
@@ -88,12 +89,12 @@ func diffService(changes []Change, o *ObservedService, want *Service) []Change {
 	case !o.ours, o.going:
 		return changes
 	case want.Absent:
-		c.Verb, c.Why = verbDelete, "no origin"
+		c.Verb, c.Why, c.want = verbDelete, "no origin", 0
 	case o.sum == want.sum:
 		return changes
 	case mustBeAnother(o, want):
 		c.Verb, c.Why = verbDelete, "its cluster IP or first IP family is immutable"
-		return append(changes, c, Change{Verb: verbCreate, Object: aService, Name: want.Name})
+		return append(changes, c, Change{Verb: verbCreate, Object: aService, Name: want.Name, have: c.have, want: want.sum})
 	default:
 		c.Verb = verbPatch
 	}
@@ -116,9 +117,9 @@ func diffEndpoints(changes []Change, o *ObservedEndpoints, want *Service) []Chan
 		return append(changes, Change{Verb: verbDelete, Object: anEndpoint, Name: want.Name, have: o.identity})
 	case want.family == "":
 	case o == nil:
-		return append(changes, Change{Verb: verbCreate, Object: anEndpoint, Name: want.Name})
+		return append(changes, Change{Verb: verbCreate, Object: anEndpoint, Name: want.Name, want: want.endpointsSum})
 	case o.ours && !o.going && o.sum != want.endpointsSum:
-		return append(changes, Change{Verb: verbUpdate, Object: anEndpoint, Name: want.Name, have: o.identity})
+		return append(changes, Change{Verb: verbUpdate, Object: anEndpoint, Name: want.Name, have: o.identity, want: want.endpointsSum})
 	}
 	return changes
 }

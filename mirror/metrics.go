@@ -31,7 +31,7 @@ type Metrics struct {
 	services, endpoints, refused    *prometheus.Desc
 	conflicts, renamed, outdated    *prometheus.Desc
 	failing, blocked, held, leading *prometheus.Desc
-	lingering, over                 *prometheus.Desc
+	lingering, over, overridden     *prometheus.Desc
 	withdrawn, withdrawnNodes       *prometheus.Desc
 	drained, reports, reportFaults  *prometheus.Desc
 	unconfigured                    *prometheus.Desc
@@ -85,6 +85,7 @@ func newMetrics() *Metrics {
 		held:           desc("services_held", "Services that stay as they are until their cluster has been heard of."),
 		lingering:      desc("services_lingering", "Services from remotes that are no longer configured, which go when their grace is over; they are held as well."),
 		over:           desc("over_bounds", "Services of a remote that are left out, or lack slices or addresses, for the sake of its bounds.", "cluster"),
+		overridden:     desc("objects_overridden", "Objects of services that an admission policy or another client changes again after each write."),
 		withdrawn:      desc("endpoints_withdrawn", "Endpoints that are sent nothing because the path to their node is down, by cluster.", "cluster"),
 		withdrawnNodes: desc("nodes_withdrawn", "Nodes of a remote whose endpoints are withdrawn.", "cluster"),
 		drained:        desc("cluster_drained", "Whether a cluster says that it is drained.", "cluster"),
@@ -111,7 +112,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 	for _, d := range []*prometheus.Desc{
 		m.watcherObjects, m.depth, m.unfinished, m.longest, m.services, m.endpoints, m.refused, m.conflicts,
-		m.renamed, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.leading,
+		m.renamed, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.overridden, m.leading,
 		m.withdrawn, m.withdrawnNodes, m.drained, m.reports, m.reportFaults, m.unconfigured,
 	} {
 		ch <- d
@@ -158,6 +159,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.blocked, t.blocked)
 	gauge(m.held, t.held)
 	gauge(m.lingering, t.lingering)
+	gauge(m.overridden, t.overridden)
 	gauge(m.reports, t.reports)
 	gauge(m.reportFaults, t.reportFaults)
 	gauge(m.leading, truth(t.leading))
@@ -198,7 +200,7 @@ func (m *Metrics) watch(watcher, kind, runner string, objects func() int) {
 type totals struct {
 	clusters                                               map[string]clusterTotals
 	global, conflicts, renamed, outdated, failing, blocked int
-	held, lingering, reports, reportFaults                 int
+	held, lingering, overridden, reports, reportFaults     int
 	leading                                                bool
 	former                                                 []FormerCluster
 }

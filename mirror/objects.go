@@ -1,8 +1,10 @@
 package mirror
 
 import (
+	"bytes"
 	"encoding/json"
 	"hash/maphash"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -262,8 +264,16 @@ func (h summer) of(parts ...any) sum {
 	return max(1, sum(m.Sum64()))
 }
 
-// service hashes the fields of a Service that we set, and those that must stay unset.
-func (h summer) service(s *corev1.Service) sum {
+// ownFields are the fields of an object that we set, and those that must stay unset.
+type ownFields struct {
+	Spec                any
+	Labels, Annotations map[string]string
+}
+
+// service hashes a Service.
+func (h summer) service(s *corev1.Service) sum { return h.of(ownService(s)) }
+
+func ownService(s *corev1.Service) ownFields {
 	spec := corev1.ServiceSpec{
 		Type:                     s.Spec.Type,
 		Ports:                    slices.Clone(s.Spec.Ports),
@@ -289,12 +299,13 @@ func (h summer) service(s *corev1.Service) sum {
 	if len(spec.Selector) == 0 {
 		spec.Selector = nil
 	}
-	return h.of(spec, only(s.Labels, serviceLabels...),
-		only(s.Annotations, serviceAnnotations...))
+	return ownFields{spec, only(s.Labels, serviceLabels...), only(s.Annotations, serviceAnnotations...)}
 }
 
-// slice hashes an EndpointSlice without the labels and annotations of others.
-func (h summer) slice(s *discoveryv1.EndpointSlice) sum {
+// slice hashes an EndpointSlice.
+func (h summer) slice(s *discoveryv1.EndpointSlice) sum { return h.of(ownSlice(s)) }
+
+func ownSlice(s *discoveryv1.EndpointSlice) ownFields {
 	// Empty and nil lists are equal in the API.
 	endpoints, ports := s.Endpoints, s.Ports
 	if len(endpoints) == 0 {
@@ -303,9 +314,14 @@ func (h summer) slice(s *discoveryv1.EndpointSlice) sum {
 	if len(ports) == 0 {
 		ports = nil
 	}
-	return h.of(endpoints, ports, s.AddressType,
-		only(s.Labels, sliceLabels...),
-		only(s.Annotations, sliceAnnotations...))
+	return ownFields{
+		struct {
+			Endpoints   []discoveryv1.Endpoint     `json:"endpoints"`
+			Ports       []discoveryv1.EndpointPort `json:"ports"`
+			AddressType discoveryv1.AddressType    `json:"addressType"`
+		}{endpoints, ports, s.AddressType},
+		only(s.Labels, sliceLabels...), only(s.Annotations, sliceAnnotations...),
+	}
 }
 
 func only(all map[string]string, keys ...string) map[string]string {
@@ -316,4 +332,43 @@ func only(all map[string]string, keys ...string) map[string]string {
 		}
 	}
 	return some
+}
+
+// differing returns the names of the fields in which a response differs from a request, such
+// as spec.ports; none if their sums are equal.
+func differing(want, got sum, request, response ownFields) []string {
+	if want == got {
+		return nil
+	}
+	var differs []string
+	a, b := flat(request), flat(response)
+	for field := range b {
+		if _, known := a[field]; !known {
+			a[field] = nil
+		}
+	}
+	for _, field := range slices.Sorted(maps.Keys(a)) {
+		if !bytes.Equal(a[field], b[field]) {
+			differs = append(differs, field)
+		}
+	}
+	return differs
+}
+
+// flat returns the fields of an object as JSON, by name.
+func flat(own ownFields) map[string]json.RawMessage {
+	all := map[string]json.RawMessage{}
+	// Neither fails for these types.
+	add := func(name string, value any) {
+		fields := map[string]json.RawMessage{}
+		if text, err := json.Marshal(value); err == nil && json.Unmarshal(text, &fields) == nil {
+			for field, of := range fields {
+				all[name+"."+field] = of
+			}
+		}
+	}
+	add("spec", own.Spec)
+	add("metadata.labels", own.Labels)
+	add("metadata.annotations", own.Annotations)
+	return all
 }

@@ -19,8 +19,11 @@ type identity struct {
 	// ours is whether the object has our labels; foreign objects are never changed. going
 	// is whether it is being deleted, and waits for finalizers.
 	ours, going bool
-	// tracked is kube.Tracked.
-	tracked bool
+	// tracked is kube.Tracked; untracked: there are no managed fields at all. by is
+	// kube.LastManager.
+	tracked, untracked bool
+	begin              bool // managed fields, see withFields
+	by                 string
 }
 
 // ObservedService is a Service of the mirror namespace.
@@ -93,7 +96,8 @@ func (h summer) observedService(s *corev1.Service) *ObservedService {
 		o.accepted = strings.Split(list, ",")
 	}
 	o.ours = isMade(s)
-	o.going, o.tracked = s.DeletionTimestamp != nil, kube.Tracked(s, fieldManager)
+	o.going, o.tracked, o.untracked = s.DeletionTimestamp != nil, kube.Tracked(s, fieldManager), len(s.ManagedFields) == 0
+	o.by = kube.LastManager(s, fieldManager)
 	return o
 }
 
@@ -106,7 +110,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		identity: identity{
 			Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.slice(s),
 			ours:  isMadeSlice(s),
-			going: s.DeletionTimestamp != nil, tracked: kube.Tracked(s, fieldManager),
+			going: s.DeletionTimestamp != nil, tracked: kube.Tracked(s, fieldManager), by: kube.LastManager(s, fieldManager),
 		},
 		service: s.Labels[discoveryv1.LabelServiceName],
 		cluster: cluster,
@@ -134,7 +138,7 @@ func (h summer) observedEndpoints(e *corev1.Endpoints, legacy bool) *ObservedEnd
 	return &ObservedEndpoints{identity{
 		Meta: keep.Meta{Name: e.Name, UID: string(e.UID), ResourceVersion: e.ResourceVersion}, sum: h.endpoints(e),
 		ours:  e.Labels[labelMirrored] == labelValue && (legacy || e.Labels[discoveryv1.LabelSkipMirror] == labelValue),
-		going: e.DeletionTimestamp != nil,
+		going: e.DeletionTimestamp != nil, by: kube.LastManager(e, fieldManager),
 	}}
 }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
 // maxListed is the maximum number of entries of each list in a Status.
@@ -75,6 +77,9 @@ type ServiceStatus struct {
 	// used because no other one has a ready endpoint, by cluster; at most maxNeeded each.
 	Needed map[string][]string `json:"needed,omitempty"`
 	Held   string              `json:"held,omitempty"`
+	// Overridden are objects of the service that others change again, each time they are
+	// written; known to the leader only.
+	Overridden []keep.Override `json:"overridden,omitempty"`
 	// RemovedAt is when the removal of the service is no longer held.
 	RemovedAt *time.Time `json:"removedAt,omitempty"`
 	Error     string     `json:"error,omitempty"`
@@ -97,7 +102,7 @@ type RejectedStatus struct {
 }
 
 func (s *ServiceStatus) inOrder() bool {
-	return len(s.Conflicts) == 0 && s.Instead == "" && len(s.Refused) == 0 && len(s.Withdrawn) == 0 && len(s.Foreign) == 0 && s.Held == "" && s.Error == ""
+	return len(s.Conflicts) == 0 && s.Instead == "" && len(s.Refused) == 0 && len(s.Withdrawn) == 0 && len(s.Foreign) == 0 && s.Held == "" && len(s.Overridden) == 0 && s.Error == ""
 }
 
 // Status returns the controller's status.
@@ -207,6 +212,10 @@ func (c *Controller) totals() totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.survey.totals
+	t.overridden = 0
+	for _, objects := range c.past.Open(time.Now()) {
+		t.overridden += len(objects)
+	}
 	t.leading, t.blocked, t.failing = writer != nil, len(c.survey.blocked), len(c.survey.blocked)
 	for name := range failing {
 		if c.survey.blocked[name] == nil {
@@ -235,8 +244,14 @@ func (c *Controller) services() []ServiceStatus {
 		failing = writer.Failing()
 	}
 	c.mu.Lock()
-	listed, blocked := maps.Clone(c.survey.services), maps.Clone(c.survey.blocked)
+	listed, blocked, past := maps.Clone(c.survey.services), maps.Clone(c.survey.blocked), c.past
 	c.mu.Unlock()
+	overridden := past.Open(time.Now())
+	for name := range overridden {
+		if listed[name] == nil {
+			listed[name] = &surveyed{status: ServiceStatus{Name: name}}
+		}
+	}
 	for _, errs := range []map[string]error{failing, blocked} {
 		for name := range errs {
 			if listed[name] == nil {
@@ -247,6 +262,7 @@ func (c *Controller) services() []ServiceStatus {
 	all := make([]ServiceStatus, 0, len(listed))
 	for name, l := range listed {
 		e := l.status
+		e.Overridden = overridden[name]
 		if err := errors.Join(blocked[name], failing[name]); err != nil {
 			e.Error = err.Error()
 		}

@@ -168,6 +168,9 @@ func problemsOf(s *mirror.ServiceStatus, now time.Time) []problem {
 	for _, cluster := range slices.Sorted(maps.Keys(s.Withdrawn)) {
 		add("endpoints withdrawn", fmt.Sprintf("%s: %d, to whose nodes paths are down", cluster, s.Withdrawn[cluster]))
 	}
+	for i := range s.Overridden {
+		add("overridden", s.Overridden[i].String())
+	}
 	add("foreign slices", strings.Join(s.Foreign, ", "))
 	return all
 }
