@@ -55,77 +55,95 @@ func (c *Controller) apply(ctx context.Context, id Identity) error {
 	for range mostRounds {
 		have, want, err := r.state(id)
 		now, eased := Ease(have, want)
-		changes := Diff(have, now)
-		if len(changes) == 0 {
-			return err
-		}
-		errs := []error{err}
-		for _, change := range changes {
-			bytes, err := c.change(ctx, id.Cluster, change)
-			r.pace.wrote(id, bytes)
-			errs = append(errs, err)
-		}
-		if err := errors.Join(errs...); err != nil || !eased {
+		waits, writeErr := c.changes(ctx, id, Diff(have, now))
+		if err = errors.Join(err, writeErr); err != nil || waits || !eased {
 			return err
 		}
 	}
 	return fmt.Errorf("network set %v: not converged after %d rounds", id, mostRounds)
 }
 
-// change makes one change, and returns the approximate number of bytes that it stored.
-func (c *Controller) change(ctx context.Context, cluster string, change Change) (bytes int, err error) {
-	client, err := c.Calico.Sets(ctx)
-	if err != nil {
-		return 0, err
+// changes makes the changes of a set, except for those that others override and that must
+// wait. Then it schedules the set again.
+func (c *Controller) changes(ctx context.Context, id Identity, changes []Change) (waits bool, err error) {
+	past := c.overrides()
+	writes := make([]keep.Write, len(changes))
+	for i := range changes {
+		writes[i] = c.asWrite(&changes[i])
 	}
-	var verb string
-	switch {
-	case change.Want == nil:
-		verb, err = verbDelete, c.delete(ctx, client, change.Have)
-	case change.Have == nil:
-		verb, bytes = verbCreate, sizeOf(change.Want)
-		err = c.create(ctx, client, change.Want)
-	default:
-		verb, bytes = verbPatch, sizeOf(change.Want)
-		err = c.patch(ctx, client, change.Have, change.Want)
+	var client SetClient
+	var errs []error
+	again := time.Duration(0)
+	for i, wait := range past.Review(ctx, id, time.Now(), writes) {
+		if wait > 0 {
+			if again == 0 || wait < again {
+				again = wait
+			}
+			continue
+		}
+		if client == nil {
+			if client, err = c.Calico.Sets(ctx); err != nil {
+				return false, err
+			}
+		}
+		w := &writer{c: c, id: id, client: client, past: past, write: writes[i]}
+		errs = append(errs, w.change(ctx, changes[i]))
+		if r := c.remotes[id.Cluster]; r != nil {
+			r.pace.wrote(id, w.bytes)
+		}
 	}
-	c.Metrics.wrote(cluster, verb, err)
-	return bytes, err
+	if again > 0 {
+		c.writeAfter(again, id)
+	}
+	return again > 0, errors.Join(errs...)
 }
 
-func (c *Controller) create(ctx context.Context, client SetClient, want *Object) error {
+// asWrite returns a change as Overrides identifies it.
+func (c *Controller) asWrite(change *Change) keep.Write {
+	w := keep.Write{Object: "network set " + change.Name, Urgent: change.Want == nil}
+	if change.Have != nil {
+		w.Have, w.By = change.Have.Sum, change.Have.By
+	}
+	if change.Want != nil {
+		w.Want = c.Labels.sumOf(change.Want)
+		w.Urgent = change.Have != nil && change.Have.removes(change.Want)
+	}
+	return w
+}
+
+func (c *Controller) create(ctx context.Context, client SetClient, want *Object) (*Observed, error) {
 	set, err := client.Create(ctx, c.Labels.manifest(want), metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return c.reread(ctx, client, &Observed{Object: *want}, err)
+		return nil, c.reread(ctx, client, &Observed{Object: *want}, err)
 	case apierrors.IsNotFound(err):
 		c.Calico.Forget()
-		return fmt.Errorf("%w anymore: %w", ErrNoCalico, err)
+		return nil, fmt.Errorf("%w anymore: %w", ErrNoCalico, err)
 	case err != nil:
-		return fmt.Errorf("create network set %s: %w", want.Name, err)
+		return nil, fmt.Errorf("create network set %s: %w", want.Name, err)
 	}
-	c.wrote(set)
-	return nil
+	return c.wrote(set), nil
 }
 
-func (c *Controller) patch(ctx context.Context, client SetClient, have *Observed, want *Object) error {
-	patch, err := c.Labels.patch(have, want)
+// patch patches an object; see Labels.patch for tracked.
+func (c *Controller) patch(ctx context.Context, client SetClient, have *Observed, want *Object, tracked bool) (*Observed, error) {
+	patch, err := c.Labels.patch(have, want, tracked, c.Calico.API())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	set, err := client.Patch(ctx, want.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return c.reread(ctx, client, have, err)
+		return nil, c.reread(ctx, client, have, err)
 	case err != nil:
-		return fmt.Errorf("patch network set %s: %w", want.Name, err)
+		return nil, fmt.Errorf("patch network set %s: %w", want.Name, err)
 	}
 	o := c.Labels.observe(set)
 	if r := c.remotes[want.Identity.Cluster]; r != nil && o.matches(want) {
 		r.patched(&o)
 	}
 	c.ledger.Wrote(&o)
-	return nil
+	return &o, nil
 }
 
 func (c *Controller) delete(ctx context.Context, client SetClient, have *Observed) error {
@@ -158,9 +176,10 @@ func (c *Controller) reread(ctx context.Context, client SetClient, was *Observed
 }
 
 // wrote records the response to a write.
-func (c *Controller) wrote(set *calico.GlobalNetworkSet) {
+func (c *Controller) wrote(set *calico.GlobalNetworkSet) *Observed {
 	o := c.Labels.observe(set)
 	c.ledger.Wrote(&o)
+	return &o
 }
 
 // sizeOf returns the approximate size of an object in bytes.

@@ -49,13 +49,16 @@ func (c Collision) condition() event.Condition {
 // conditions returns the conditions of each remote, for Events.
 func (c *Controller) conditions() []event.Remote {
 	remotes := make([]event.Remote, 0, len(c.Remotes))
+	overridden := c.overridden()
 	for i := range c.Remotes {
 		name := c.Remotes[i].Rules.Cluster
 		remote := event.Remote{Name: name, Summary: func(all []event.Condition) event.Condition {
-			return event.Condition{ID: "all", Reason: "NamesTaken", Message: fmt.Sprintf(
-				"%d network sets of %s have other names than they would, because those are taken; their labels say what they are",
-				len(all), name)}
+			return summary(name, all)
 		}}
+		for j := range overridden[name] {
+			o := &overridden[name][j]
+			remote.Conditions = append(remote.Conditions, event.Condition{ID: "overridden " + o.Object, Reason: "Overridden", Message: o.String()})
+		}
 		r := c.remotes[name]
 		r.mu.Lock()
 		renamed := maps.Clone(r.renamed)
@@ -68,4 +71,24 @@ func (c *Controller) conditions() []event.Remote {
 		remotes = append(remotes, remote)
 	}
 	return remotes
+}
+
+// summary returns the condition for many.
+func summary(remote string, all []event.Condition) event.Condition {
+	taken := 0
+	for i := range all {
+		if all[i].Reason == "NameTaken" {
+			taken++
+		}
+	}
+	c := event.Condition{ID: "all", Reason: "NamesTaken", Message: fmt.Sprintf(
+		"%d network sets of %s have other names than they would, because those are taken; their labels say what they are", taken, remote)}
+	if n := len(all) - taken; n > 0 {
+		others := fmt.Sprintf("%d network sets of %s are changed again after each write, by an admission policy or another client", n, remote)
+		if c.Reason = "Overridden"; taken > 0 {
+			others += "; " + c.Message
+		}
+		c.Message = others
+	}
+	return c
 }

@@ -58,13 +58,15 @@ type Controller struct {
 	known   atomic.Bool        // the local sets have been listed and passed to the remotes
 
 	mu     sync.Mutex
-	strays map[string]*strays     // by cluster
-	writer *keep.Writer[Identity] // nil: not leading
+	strays map[string]*strays        // by cluster
+	writer *keep.Writer[Identity]    // nil: not leading
+	past   *keep.Overrides[Identity] // of the term of writer
+	stuck  map[string]*stuck         // objects whose removals aren't written, by name
 }
 
 // New returns a controller. It makes no request.
 func New(cfg Config) *Controller {
-	c := &Controller{Config: cfg, changed: reconcile.NewTrigger(), remotes: map[string]*remote{}, strays: map[string]*strays{}}
+	c := &Controller{Config: cfg, changed: reconcile.NewTrigger(), remotes: map[string]*remote{}, strays: map[string]*strays{}, past: keep.NewOverrides[Identity](cfg.Logger), stuck: map[string]*stuck{}}
 	c.ledger = keep.NewLedger(keep.LedgerConfig[Observed]{Meta: metaOf, Notify: c.changed.Fire})
 	c.sets = newSets(&c.Config, c.changed.Fire)
 	c.loop = reconcile.NewLoop(reconcile.Config{
@@ -187,7 +189,13 @@ func (c *Controller) Lead(ctx context.Context) error {
 func (c *Controller) lead(w *keep.Writer[Identity]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.writer = w
+	c.writer, c.past, c.stuck = w, keep.NewOverrides[Identity](c.Logger), map[string]*stuck{}
+}
+
+func (c *Controller) overrides() *keep.Overrides[Identity] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.past
 }
 
 // spacing returns the wait until a set may be written again.

@@ -23,12 +23,18 @@ type Observed struct {
 	Owned bool
 	// Exact: writing Object again would change nothing.
 	Exact bool
+	// Ranges: there are nets that aren't single addresses, which we never write.
+	Ranges bool
 	// Deleting: it is being deleted, and waits for finalizers.
 	Deleting bool
 	// Metadata is Calico's metadata annotation, if that has labels.
 	Metadata string
-	// Tracked is kube.Tracked.
-	Tracked bool
+	// Tracked is kube.Tracked. Untracked: there are no managed fields at all. By is
+	// kube.LastManager.
+	Tracked, Untracked bool
+	By                 string
+	// Sum is a fingerprint of what we write: labels and nets.
+	Sum uint64
 	// UID and ResourceVersion are those of Kubernetes.
 	UID, ResourceVersion string
 }
@@ -38,6 +44,18 @@ func (o *Observed) of(cluster string) bool { return o.Owned && o.Identity.Cluste
 
 func (o *Observed) matches(want *Object) bool {
 	return o.Exact && o.Identity == want.Identity && slices.Equal(o.Addrs, want.Addrs)
+}
+
+// removes reports whether an object has what must be removed for want: addresses, or labels
+// that let in its addresses as another set.
+func (o *Observed) removes(want *Object) bool {
+	return o.Ranges || o.Identity != want.Identity || len(missing(o.Addrs, want.Addrs)) > 0
+}
+
+// missing returns the addresses in a that aren't in b; both are sorted.
+func missing(a, b []netip.Addr) (all []netip.Addr) {
+	eachMissing(a, b, func(addr netip.Addr) { all = append(all, addr) })
+	return all
 }
 
 // Change is one object to write. Without Have it is created, without Want deleted.

@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -63,21 +65,55 @@ func (l Labels) observe(set *calico.GlobalNetworkSet) Observed {
 		Namespace: effective[l.Domain+"/namespace"],
 		Name:      effective[l.Domain+"/name"],
 	}
-	o.Tracked = kube.Tracked(set, fieldManager)
+	o.Tracked, o.Untracked = kube.Tracked(set, fieldManager), len(set.ManagedFields) == 0
+	o.By = kube.LastManager(set, fieldManager)
 	o.Exact = true
 	if inside != nil {
 		o.Metadata = set.Annotations[metadataAnnotation]
 	}
+	same := true
 	for key, value := range l.of(o.Identity) {
-		if set.Labels[key] != value || inside != nil && inside[key] != value {
+		if set.Labels[key] != value {
 			o.Exact = false
 		}
+		same = same && (inside == nil || inside[key] == set.Labels[key])
 	}
-	var sorted bool
-	o.Addrs, sorted = parseNets(set.Spec.Nets)
-	o.Exact = o.Exact && sorted
+	o.Exact = o.Exact && same
+	var exact bool
+	o.Addrs, o.Ranges, exact = parseNets(set.Spec.Nets)
+	o.Exact = o.Exact && exact
+	if same {
+		inside = nil
+	}
+	o.Sum = l.sum(set.Labels, inside, set.Spec.Nets)
 	return o
 }
+
+// sum returns the fingerprint of labels, those in Calico's annotation if they differ, and
+// nets.
+func (l Labels) sum(labels, inside map[string]string, nets []string) uint64 {
+	if len(nets) == 0 {
+		nets = nil
+	}
+	h := sha256.New()
+	// Encoding these types, and writing to a hash, never fail.
+	_ = json.NewEncoder(h).Encode([]any{l.only(labels), l.only(inside), nets})
+	return max(1, binary.BigEndian.Uint64(h.Sum(nil)))
+}
+
+// only returns our labels.
+func (l Labels) only(all map[string]string) map[string]string {
+	ours := map[string]string{}
+	for key := range l.of(Identity{}) {
+		if value, there := all[key]; there {
+			ours[key] = value
+		}
+	}
+	return ours
+}
+
+// sumOf returns the fingerprint of a desired object.
+func (l Labels) sumOf(o *Object) uint64 { return l.sum(l.of(o.Identity), nil, nets(o.Addrs)) }
 
 // annotatedLabels returns the labels in Calico's metadata annotation, or nil.
 func annotatedLabels(annotation string) map[string]string {
@@ -94,15 +130,15 @@ func annotatedLabels(annotation string) map[string]string {
 	return metadata.Labels
 }
 
-// parseNets returns the single addresses among the nets, sorted, and whether nets is exactly
-// what we would write for them.
-func parseNets(nets []string) (addrs []netip.Addr, exact bool) {
+// parseNets returns the single addresses among the nets, sorted, whether there are others, and
+// whether nets is exactly what we would write for them.
+func parseNets(nets []string) (addrs []netip.Addr, others, exact bool) {
 	addrs = make([]netip.Addr, 0, len(nets))
 	exact = true
 	for _, net := range nets {
 		prefix, err := netip.ParsePrefix(net)
 		if err != nil || !prefix.IsSingleIP() || prefix.String() != net {
-			exact = false
+			others, exact = true, false
 			continue
 		}
 		addrs = append(addrs, prefix.Addr())
@@ -112,7 +148,7 @@ func parseNets(nets []string) (addrs []netip.Addr, exact bool) {
 		slices.SortFunc(addrs, netip.Addr.Compare)
 	}
 	unique := slices.Compact(addrs)
-	return unique, exact && len(unique) == len(nets)
+	return unique, others, exact && len(unique) == len(nets)
 }
 
 // nets returns addresses with prefix lengths.
@@ -133,11 +169,16 @@ func (l Labels) manifest(o *Object) *calico.GlobalNetworkSet {
 }
 
 // patch returns a JSON merge patch (RFC 7386) from have, with its resourceVersion as a
-// precondition, to want. Labels and annotations of others stay.
-func (l Labels) patch(have *Observed, want *Object) ([]byte, error) {
+// precondition, to want. Labels and annotations of others stay. A tracked patch leaves
+// managed fields, or begins them, so that admission policies can distinguish what we change
+// from what others add to it.
+func (l Labels) patch(have *Observed, want *Object, tracked bool, apiVersion string) ([]byte, error) {
 	labels := l.of(want.Identity)
 	metadata := map[string]any{"resourceVersion": have.ResourceVersion, "labels": labels}
-	if have.Tracked {
+	switch {
+	case tracked && have.Untracked:
+		metadata["managedFields"] = kube.Tracking(fieldManager, apiVersion)
+	case !tracked && have.Tracked:
 		metadata["managedFields"] = kube.Untracked()
 	}
 	if have.Metadata != "" {

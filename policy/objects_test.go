@@ -46,6 +46,8 @@ func TestObserve(t *testing.T) {
 	want.UID, want.ResourceVersion = "u", "7"
 	notExact := want
 	notExact.Exact = false
+	ranges := notExact
+	ranges.Ranges = true
 	with := func(o Observed, annotation []byte) Observed {
 		o.Metadata = string(annotation)
 		return o
@@ -74,9 +76,9 @@ func TestObserve(t *testing.T) {
 		"plain labels win over the annotation": {networkSet(labelsOf("app"), string(outdated), nets...), with(notExact, outdated)},
 		"not sorted":                           {networkSet(labelsOf("app"), "", "fd00::1/128", "10.4.0.1/32"), notExact},
 		"a duplicate":                          {networkSet(labelsOf("app"), "", "10.4.0.1/32", "10.4.0.1/32", "fd00::1/128"), notExact},
-		"IPv6 with the length of IPv4":         {networkSet(labelsOf("app"), "", "10.4.0.1/32", "fd00::/32", "fd00::1/128"), notExact},
-		"a net that lets everything in":        {networkSet(labelsOf("app"), "", "0.0.0.0/0", "10.4.0.1/32", "fd00::1/128"), notExact},
-		"an address without a length":          {networkSet(labelsOf("app"), "", "10.4.0.1/32", "10.4.0.2", "fd00::1/128"), notExact},
+		"IPv6 with the length of IPv4":         {networkSet(labelsOf("app"), "", "10.4.0.1/32", "fd00::/32", "fd00::1/128"), ranges},
+		"a net that lets everything in":        {networkSet(labelsOf("app"), "", "0.0.0.0/0", "10.4.0.1/32", "fd00::1/128"), ranges},
+		"an address without a length":          {networkSet(labelsOf("app"), "", "10.4.0.1/32", "10.4.0.2", "fd00::1/128"), ranges},
 		"fields that are tracked for us":       {managed(fieldManager), tracked},
 		"fields that others have set, too":     {managed(fieldManager, "kubectl"), want},
 		"managed by another program":           {networkSet(other, "", nets...), theirs},
@@ -84,6 +86,10 @@ func TestObserve(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := domain().observe(test.set)
+			if same := got.Owned && got.Sum == domain().sumOf(&got.Object); same != got.Exact {
+				t.Errorf("the fingerprint is that of the desired object: %v", same)
+			}
+			got.Sum, test.want.Untracked = 0, got.Owned && len(test.set.ManagedFields) == 0
 			if diff := cmp.Diff(test.want, got, compareAddrs); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -117,7 +123,7 @@ func TestPatchNamesTheVersionAndKeepsWhatOthersWrote(t *testing.T) {
 	have.ResourceVersion = "42"
 	have.Tracked = true
 	have.Metadata = `{"uid":"x","creationTimestamp":"2021-04-09T15:04:43Z","labels":{"team":"a","managed-by":"old"}}`
-	patch, err := domain().patch(have, &Object{Name: have.Name, Identity: gcp("app"), Addrs: addrs("10.4.0.1")})
+	patch, err := domain().patch(have, &Object{Name: have.Name, Identity: gcp("app"), Addrs: addrs("10.4.0.1")}, false, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +167,7 @@ func TestPatchNamesTheVersionAndKeepsWhatOthersWrote(t *testing.T) {
 
 func TestAnEmptySetIsWrittenAsAnEmptyList(t *testing.T) {
 	have := ours("gcp-ns-app", gcp("app"), "10.4.0.1")
-	patch, err := domain().patch(have, &Object{Name: have.Name, Identity: gcp("app")})
+	patch, err := domain().patch(have, &Object{Name: have.Name, Identity: gcp("app")}, false, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +201,7 @@ func FuzzObserve(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name, annotation, net1, net2 string) {
 		o := domain().observe(networkSet(labelsOf(name), annotation, net1, net2))
 		want := Object{Name: o.Name, Identity: o.Identity, Addrs: o.Addrs}
-		patch, err := domain().patch(&o, &want)
+		patch, err := domain().patch(&o, &want, false, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
@@ -45,6 +46,8 @@ type RemoteStatus struct {
 	Pending int `json:"pending"`
 	// Failing are the errors of objects that can't be written, by name.
 	Failing map[string]string `json:"failing,omitempty"`
+	// Overridden are objects that others change again, each time they are written.
+	Overridden []keep.Override `json:"overridden,omitempty"`
 }
 
 // SetStatus is one object in the local cluster.
@@ -87,10 +90,10 @@ func (c *Controller) Status() Status {
 	if writer == nil {
 		return status
 	}
-	pending, failing := writer.Backlog(), writer.Failing()
+	pending, failing, overridden := writer.Backlog(), writer.Failing(), c.overridden()
 	for i := range status.Remotes {
 		r := &status.Remotes[i]
-		r.Pending, r.Failing = pending[r.Name], map[string]string{}
+		r.Pending, r.Failing, r.Overridden = pending[r.Name], map[string]string{}, overridden[r.Name]
 		for id, err := range failing {
 			if id.Cluster == r.Name {
 				r.Failing[id.Natural(1)] = err.Error()
@@ -98,6 +101,18 @@ func (c *Controller) Status() Status {
 		}
 	}
 	return status
+}
+
+// overridden returns the overridden objects by cluster.
+func (c *Controller) overridden() map[string][]keep.Override {
+	all := map[string][]keep.Override{}
+	for id, objects := range c.overrides().Open(time.Now()) {
+		all[id.Cluster] = append(all[id.Cluster], objects...)
+	}
+	for _, objects := range all {
+		slices.SortFunc(objects, func(a, b keep.Override) int { return cmp.Compare(a.Object, b.Object) })
+	}
+	return all
 }
 
 func (r *remote) status() RemoteStatus {
@@ -122,7 +137,7 @@ func (r *remote) status() RemoteStatus {
 type collector struct {
 	controller                                        *Controller
 	sets, nets, pods, skipped, stale, pending, failed *prometheus.Desc
-	renamed, unconfigured                             *prometheus.Desc
+	overridden, renamed, unconfigured                 *prometheus.Desc
 }
 
 // NewCollector returns a collector of the controller's status.
@@ -139,6 +154,7 @@ func NewCollector(c *Controller) prometheus.Collector {
 		stale:        desc("remote_stale", "Whether the sets of a remote are empty for want of contact."),
 		pending:      desc("pending_writes", "Network sets of a remote that wait to be written."),
 		failed:       desc("failing_sets", "Network sets of a remote whose last write failed."),
+		overridden:   desc("overridden_sets", "Network sets of a remote that an admission policy or another client changes again after each write."),
 		renamed:      desc("renamed_sets", "Network sets of a remote whose name has a hash: the natural one is taken or not valid."),
 		unconfigured: desc("unconfigured_sets", "Network sets with our mark of a cluster that is not configured."),
 	}
@@ -146,7 +162,7 @@ func NewCollector(c *Controller) prometheus.Collector {
 
 // Describe implements prometheus.Collector.
 func (m *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.sets, m.nets, m.pods, m.skipped, m.stale, m.pending, m.failed, m.renamed, m.unconfigured} {
+	for _, d := range []*prometheus.Desc{m.sets, m.nets, m.pods, m.skipped, m.stale, m.pending, m.failed, m.overridden, m.renamed, m.unconfigured} {
 		ch <- d
 	}
 }
@@ -175,6 +191,7 @@ func (m *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.pods, r.Pods, r.Name)
 		gauge(m.pending, r.Pending, r.Name)
 		gauge(m.failed, len(r.Failing), r.Name)
+		gauge(m.overridden, len(r.Overridden), r.Name)
 		gauge(m.renamed, renamed, r.Name)
 		stale := 0
 		if r.Stale {

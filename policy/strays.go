@@ -2,7 +2,6 @@ package policy
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -80,13 +79,13 @@ func (c *Controller) removeStray(ctx context.Context, id Identity) error {
 		c.writeAfter(left, id)
 		return nil
 	}
-	var errs []error
+	var changes []Change
 	slices.Sort(names)
 	for _, name := range names {
 		if o := c.ledger.Get(name); o != nil && o.Owned && o.Identity == id && !o.Deleting {
-			_, err := c.change(ctx, id.Cluster, Change{Name: name, Have: o})
-			errs = append(errs, err)
+			changes = append(changes, Change{Name: name, Have: o})
 		}
 	}
-	return errors.Join(errs...)
+	_, err := c.changes(ctx, id, changes)
+	return err
 }

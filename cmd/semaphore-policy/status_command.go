@@ -66,6 +66,9 @@ func showReport(p *report.Page, rep *policyReport) {
 		for _, object := range slices.Sorted(maps.Keys(r.Failing)) {
 			failing.Row(r.Name, object, r.Failing[object])
 		}
+		for j := range r.Overridden {
+			p.Wrong("remote %s: %s", r.Name, r.Overridden[j].String())
+		}
 	}
 }
 

@@ -43,6 +43,9 @@ func TestPolicy(t *testing.T) {
 		{"kill -9 under churn", (*policyBed).testKill},
 		{"two replicas", (*policyBed).testReplicas},
 		{"the original's flags and labels", (*policyBed).testOriginal},
+		{"a policy that adds a label", (*policyBed).testLabelled},
+		{"removals while patches are refused", (*policyBed).testRemovalRefused},
+		{"a controller that sets nets again", (*policyBed).testSetOverridden},
 		{"a set that is refused holds up no other", (*policyBed).testRefused},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(b, t) })

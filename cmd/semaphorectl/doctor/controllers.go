@@ -209,6 +209,9 @@ func services(f *Facts, found func(Finding)) {
 			if s.Held != "" {
 				what = append(what, "held: "+s.Held)
 			}
+			for i := range s.Overridden {
+				what = append(what, s.Overridden[i].String())
+			}
 			if len(what) > 0 {
 				scope := Scope{Cluster: c.Name}
 				if origin, _, _ := strings.Cut(s.Origin, "/"); len(s.Clusters) <= 1 && origin != c.Name {
@@ -262,6 +265,9 @@ func sets(f *Facts, found func(Finding)) {
 			r := &p.Value.Remotes[j]
 			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
 				found(Finding{Scope{Cluster: c.Name, Remote: r.Name}, "network set " + name + " can't be written", []Evidence{{r.Failing[name], p.Source}}})
+			}
+			for k := range r.Overridden {
+				found(Finding{Scope{Cluster: c.Name, Remote: r.Name}, r.Overridden[k].Object + " is changed again after each write", []Evidence{{r.Overridden[k].String(), p.Source}}})
 			}
 		}
 	}

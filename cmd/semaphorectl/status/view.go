@@ -391,6 +391,9 @@ func (v *View) mirrors(c *survey.Cluster) {
 			for _, cluster := range slices.Sorted(maps.Keys(s.Refused)) {
 				what = cmp.Or(what, "endpoints of "+cluster+" are refused: "+s.Refused[cluster])
 			}
+			if len(s.Overridden) > 0 {
+				what = cmp.Or(what, s.Overridden[0].String())
+			}
 			if len(s.Foreign) > 0 {
 				what = cmp.Or(what, "foreign EndpointSlices belong to it: "+some(s.Foreign, len(s.Foreign)))
 			}
@@ -434,6 +437,9 @@ func (v *View) sets(c *survey.Cluster) {
 			}
 			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
 				v.wrong(c.Name, "%s: network set %s: %s", c.Name, name, r.Failing[name])
+			}
+			for i := range r.Overridden {
+				v.wrong(c.Name, "%s: %s", c.Name, r.Overridden[i].String())
 			}
 		}
 	}

@@ -1,6 +1,10 @@
 package survey
 
-import "time"
+import (
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+)
 
 // The fields of the programs' reports that are used here. Fields that an older program
 // doesn't report stay zero.
@@ -210,7 +214,9 @@ type Service struct {
 	Refused map[string]string `json:"refused"`
 	Foreign []string          `json:"foreignSlices"`
 	Held    string            `json:"held"`
-	Error   string            `json:"error"`
+	// Overridden are objects that others change again after each write.
+	Overridden []keep.Override `json:"overridden"`
+	Error      string          `json:"error"`
 }
 
 // Policy is the report of semaphore-policy.
@@ -241,6 +247,8 @@ type PolicyRemote struct {
 	} `json:"skipped"`
 	Pending int               `json:"pending"`
 	Failing map[string]string `json:"failing"`
+	// Overridden are objects that others change again after each write.
+	Overridden []keep.Override `json:"overridden"`
 }
 
 // Set is a network set.

@@ -1,0 +1,231 @@
+package policy
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+)
+
+// admit makes an API server call admission for each network set that is created or changed.
+func admit(api *kubetest.API, admission func(verb string, set *unstructured.Unstructured) *metav1.Status) {
+	api.Hook(func(h *kubetest.Hooks) {
+		h.Admit = func(r kubetest.Request, o *unstructured.Unstructured) *metav1.Status {
+			if r.Resource != kube.NetworkSets || admission == nil {
+				return nil
+			}
+			return admission(r.Verb, o)
+		}
+	})
+}
+
+// number returns how many requests have a verb.
+func number(api *kubetest.API, verb string) (n int) {
+	for _, r := range requests(api) {
+		if strings.HasPrefix(r, verb+" ") {
+			n++
+		}
+	}
+	return n
+}
+
+// TestSetThatAdmissionChangesIsWrittenOnce has a policy that adds a net to each set.
+func TestSetThatAdmissionChangesIsWrittenOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), nil)
+		admit(r.sets, func(_ string, set *unstructured.Unstructured) *metav1.Status {
+			nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
+			if !slices.Contains(nets, "192.0.2.1/32") {
+				_ = unstructured.SetNestedStringSlice(set.Object, append(nets, "192.0.2.1/32"), "spec", "nets")
+			}
+			return nil
+		})
+		r.put(t, "1", "a", "10.4.0.1")
+		elapse(keep.Calm / 2)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 192.0.2.1/32"})
+		if all := writes(r.sets); len(all) != 1 {
+			t.Errorf("writes %q, want one", all)
+		}
+		if o := r.Status().Remotes[0].Overridden; len(o) != 1 || o[0].Object != "network set gcp-ns-a" || !o[0].Returned {
+			t.Errorf("%+v", o)
+		}
+		// A changed set is written once, without a gap.
+		r.put(t, "2", "a", "10.4.0.2")
+		elapse(time.Second)
+		r.put(t, "3", "a", "10.4.0.3")
+		elapse(time.Second)
+		r.drop("1")
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32 10.4.0.3/32 192.0.2.1/32"})
+		if all := writes(r.sets); len(all) != 4 || number(r.sets, "delete") > 0 {
+			t.Errorf("writes %q, want three patches", all)
+		}
+		admit(r.sets, nil)
+		elapse(keep.Calm)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32 10.4.0.3/32"})
+		if o := r.Status().Remotes[0].Overridden; len(o) > 0 {
+			t.Errorf("%+v", o)
+		}
+	})
+}
+
+// TestSetThatAnotherClientChangesWaitsLonger has a client that changes a set after each write.
+func TestSetThatAnotherClientChangesWaitsLonger(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), nil)
+		r.put(t, "1", "a", "10.4.0.1")
+		r.put(t, "2", "a", "10.4.0.2")
+		r.put(t, "3", "b", "10.4.0.3")
+		elapse(time.Second)
+		them := func(net string) func() {
+			return func() {
+				edit(t, r.sets, "gcp-ns-a", func(set *calico.GlobalNetworkSet) { set.Spec.Nets = []string{net} })
+			}
+		}
+		them("10.4.0.1/32")()
+		elapse(100 * time.Millisecond)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 10.4.0.2/32", "gcp-ns-b": "10.4.0.3/32"})
+		fight := func(net string) {
+			r.sets.Hook(func(h *kubetest.Hooks) {
+				h.Answer = func(request kubetest.Request) {
+					if request.Name == "gcp-ns-a" {
+						them(net)()
+					}
+				}
+			})
+			them(net)()
+		}
+		before := number(r.sets, "patch")
+		fight("10.4.0.1/32")
+		elapse(20 * time.Second)
+		if n := number(r.sets, "patch") - before; n < 5 || n > 10 {
+			t.Errorf("%d patches in 20 s, want a few", n)
+		}
+		if o := r.Status().Remotes[0].Overridden; len(o) != 1 || o[0].Returned {
+			t.Errorf("%+v", o)
+		}
+		// A set of which an address must be removed waits less long, and other sets don't.
+		elapse(time.Hour)
+		before = number(r.sets, "patch")
+		elapse(time.Hour)
+		if n := number(r.sets, "patch") - before; n < 8 || n > 20 {
+			t.Errorf("%d patches in an hour, want one each five minutes", n)
+		}
+		fight("0.0.0.0/0")
+		before = number(r.sets, "patch")
+		elapse(time.Minute)
+		if n := number(r.sets, "patch") - before; n < 4 || n > 8 {
+			t.Errorf("%d patches in a minute, want one each ten seconds", n)
+		}
+		// A change of the pods doesn't wait at all.
+		before = number(r.sets, "patch")
+		r.drop("2")
+		r.put(t, "4", "b", "10.4.0.4")
+		elapse(100 * time.Millisecond)
+		if n := number(r.sets, "patch") - before; n != 2 {
+			t.Errorf("%d patches after two changes of pods", n)
+		}
+	})
+}
+
+// TestRemovalsThatAdmissionRefuses deletes a pod while admission refuses patches.
+func TestRemovalsThatAdmissionRefuses(t *testing.T) {
+	forbidden := kubetest.Failure(http.StatusForbidden, metav1.StatusReasonForbidden)
+	broken := kubetest.Failure(http.StatusInternalServerError, metav1.StatusReasonInternalError)
+	has := func(set *unstructured.Unstructured, net string) bool {
+		nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
+		return slices.Contains(nets, net)
+	}
+	for name, c := range map[string]struct {
+		admission func(verb string, set *unstructured.Unstructured) *metav1.Status
+		add       string
+		after     time.Duration
+		want      string // empty: no set
+		failing   bool
+		writes    string
+	}{
+		"all patches": {func(verb string, _ *unstructured.Unstructured) *metav1.Status {
+			if verb == kubetest.Patch {
+				return forbidden
+			}
+			return nil
+		}, "", 100 * time.Millisecond, "10.4.0.2/32", false, "patch patch delete create"},
+		"all patches and creations": {func(string, *unstructured.Unstructured) *metav1.Status { return forbidden },
+			"", 100 * time.Millisecond, "", true, "patch patch delete create"},
+		"an addition": {func(_ string, set *unstructured.Unstructured) *metav1.Status {
+			if has(set, "10.4.0.3/32") {
+				return forbidden
+			}
+			return nil
+		}, "10.4.0.3", 100 * time.Millisecond, "10.4.0.2/32", true, "patch patch patch"},
+		"patches without managed fields": {func(verb string, set *unstructured.Unstructured) *metav1.Status {
+			if verb == kubetest.Patch && len(set.GetManagedFields()) == 0 {
+				return forbidden
+			}
+			return nil
+		}, "", 100 * time.Millisecond, "10.4.0.2/32", false, "patch patch"},
+		"by a webhook that doesn't answer, at first": {func(verb string, _ *unstructured.Unstructured) *metav1.Status {
+			if verb == kubetest.Patch {
+				return broken
+			}
+			return nil
+		}, "", time.Second, "10.4.0.1/32 10.4.0.2/32", true, ""},
+		"by a webhook that doesn't answer": {func(verb string, _ *unstructured.Unstructured) *metav1.Status {
+			if verb == kubetest.Patch {
+				return broken
+			}
+			return nil
+		}, "", 3 * removalPatience, "10.4.0.2/32", false, ""},
+		"by storing the old nets": {func(verb string, set *unstructured.Unstructured) *metav1.Status {
+			if verb == kubetest.Patch {
+				_ = unstructured.SetNestedStringSlice(set.Object, []string{"10.4.0.1/32", "10.4.0.2/32"}, "spec", "nets")
+			}
+			return nil
+		}, "", 100 * time.Millisecond, "10.4.0.2/32", false, "patch delete create"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := startRig(t, kubetest.NewAPI(), nil)
+				r.put(t, "1", "a", "10.4.0.1")
+				r.put(t, "2", "a", "10.4.0.2")
+				elapse(time.Second)
+				before := len(writes(r.sets))
+				admit(r.sets, c.admission)
+				r.drop("1")
+				if c.add != "" {
+					r.put(t, "3", "a", c.add)
+				}
+				elapse(c.after)
+				want := map[string]string{}
+				if c.want != "" {
+					want["gcp-ns-a"] = c.want
+				}
+				r.wantSets(t, want)
+				if failing := len(r.Status().Remotes[0].Failing) > 0; failing != c.failing {
+					t.Errorf("failing: %v, want %v: %v", failing, c.failing, r.Status().Remotes[0].Failing)
+				}
+				got := strings.ReplaceAll(strings.Join(writes(r.sets)[before:], " "), " gcp-ns-a", "")
+				if c.writes != "" && !strings.HasPrefix(got, c.writes) {
+					t.Errorf("writes %q, want %q", got, c.writes)
+				}
+				admit(r.sets, nil)
+				elapse(2 * lastRetry)
+				final := "10.4.0.2/32"
+				if c.add != "" {
+					final = fmt.Sprintf("10.4.0.2/32 %s/32", c.add)
+				}
+				r.wantSets(t, map[string]string{"gcp-ns-a": final})
+			})
+		})
+	}
+}

@@ -1,0 +1,189 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+)
+
+// removalPatience is the maximum time for which patches that remove addresses may fail for
+// other reasons than a refusal, such as a webhook that doesn't answer.
+const removalPatience = 5 * time.Second
+
+// stuck is an object from which addresses must be removed.
+type stuck struct {
+	since time.Time // of the first failed patch; zero: none failed
+	// added: admission adds nets to the object when it is created, so that deleting it
+	// wouldn't remove them.
+	added bool
+}
+
+// writer makes one change.
+type writer struct {
+	c      *Controller
+	id     Identity
+	client SetClient
+	past   *keep.Overrides[Identity]
+	write  keep.Write
+	bytes  int // stored, approximately
+}
+
+func (w *writer) change(ctx context.Context, change Change) error {
+	switch {
+	case change.Want == nil:
+		return w.delete(ctx, change.Have)
+	case change.Have == nil:
+		return w.create(ctx, change.Want)
+	default:
+		return w.put(ctx, change.Have, change.Want)
+	}
+}
+
+// put patches an object. An address that must be removed is removed even if no patch is
+// admitted, because it may be another pod's, or nobody's.
+//
+//	| the patch                           | then                                        |
+//	| ----------------------------------- | ------------------------------------------- |
+//	| is refused                          | patch with managed fields, see Labels.patch |
+//	| is refused, adds and removes        | patch that only removes                     |
+//	| is refused, removes                 | delete and create the object                |
+//	| fails for removalPatience, removes  | the same                                    |
+//	| succeeds, what it removes stays     | the same, once                              |
+func (w *writer) put(ctx context.Context, have *Observed, want *Object) error {
+	o, err := w.patch(ctx, have, want, false)
+	if kube.Refused(err) {
+		o, err = w.patch(ctx, have, want, true)
+	}
+	switch {
+	case err == nil && !stays(have, want, o):
+		w.c.unstick(want.Name)
+		return nil
+	case errors.Is(err, keep.ErrOutdated), !have.removes(want):
+		return err
+	case err == nil && w.c.adds(want.Name):
+		return nil
+	case err == nil:
+		have, err = o, fmt.Errorf("patch network set %s: what it removes is in the response", want.Name)
+	default:
+		if less := keeps(have, want); kube.Refused(err) && len(less.Addrs) < len(want.Addrs) && len(less.Addrs) > 0 {
+			if o, lessErr := w.patch(ctx, have, &less, true); lessErr == nil && !stays(have, &less, o) {
+				w.c.unstick(want.Name)
+				return err
+			}
+		}
+		if !kube.Refused(err) && !w.c.persists(want.Name, time.Now()) {
+			return err
+		}
+	}
+	if deleteErr := w.delete(ctx, have); deleteErr != nil {
+		return errors.Join(err, deleteErr)
+	}
+	w.c.Logger.WarnContext(ctx, "network set deleted, because it can't be patched and has addresses that must be removed", "set", want.Name, "err", err)
+	return w.create(ctx, want)
+}
+
+// keeps returns the desired object without what would be added.
+func keeps(have *Observed, want *Object) Object {
+	less := *want
+	less.Addrs = slices.DeleteFunc(slices.Clone(want.Addrs), func(addr netip.Addr) bool { return !contains(have.Addrs, addr) })
+	return less
+}
+
+// stays reports whether something that was to be removed is in the response.
+func stays(have *Observed, want *Object, response *Observed) bool {
+	if have.Ranges && response.Ranges {
+		return true
+	}
+	return slices.ContainsFunc(missing(have.Addrs, want.Addrs), func(addr netip.Addr) bool { return contains(response.Addrs, addr) })
+}
+
+func (w *writer) patch(ctx context.Context, have *Observed, want *Object, tracked bool) (*Observed, error) {
+	o, err := w.c.patch(ctx, w.client, have, want, tracked)
+	w.c.Metrics.wrote(w.id.Cluster, verbPatch, err)
+	w.bytes += sizeOf(want)
+	if err == nil {
+		w.wrote(ctx, w.c.Labels.sumOf(want), o)
+	}
+	return o, err
+}
+
+func (w *writer) create(ctx context.Context, want *Object) error {
+	o, err := w.c.create(ctx, w.client, want)
+	w.c.Metrics.wrote(w.id.Cluster, verbCreate, err)
+	w.bytes += sizeOf(want)
+	if err != nil {
+		return err
+	}
+	w.wrote(ctx, w.c.Labels.sumOf(want), o)
+	if o.removes(want) {
+		w.c.add(want.Name)
+	}
+	return nil
+}
+
+func (w *writer) delete(ctx context.Context, have *Observed) error {
+	err := w.c.delete(ctx, w.client, have)
+	w.c.Metrics.wrote(w.id.Cluster, verbDelete, err)
+	if err != nil {
+		return err
+	}
+	w.c.unstick(have.Name)
+	w.wrote(ctx, 0, nil)
+	return nil
+}
+
+// wrote records a response; nil: deleted.
+func (w *writer) wrote(ctx context.Context, want uint64, o *Observed) {
+	got := uint64(0)
+	var fields []string
+	if o != nil {
+		got = o.Sum
+	}
+	if got != want {
+		fields = []string{"metadata.labels or spec.nets"}
+	}
+	w.write.Want = want
+	w.past.Wrote(ctx, w.id, time.Now(), &w.write, got, fields...)
+	w.write.Have = got
+}
+
+// persists reports whether patches of an object have failed for removalPatience.
+func (c *Controller) persists(name string, now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stuck[name]
+	if s == nil {
+		s = &stuck{}
+		c.stuck[name] = s
+	}
+	if s.since.IsZero() {
+		s.since = now
+	}
+	return now.Sub(s.since) >= removalPatience
+}
+
+func (c *Controller) unstick(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.stuck, name)
+}
+
+// add records that admission adds nets to an object, and adds reports it.
+func (c *Controller) add(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stuck[name] = &stuck{added: true}
+}
+
+func (c *Controller) adds(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stuck[name]
+	return s != nil && s.added
+}
