@@ -92,6 +92,17 @@ func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 		{"with an annotation", func(s *unstructured.Unstructured) {
 			s.SetAnnotations(map[string]string{"projectcalico.org/metadata": `{"labels":{"role":"db"}}`})
 		}, "may not change the annotation projectcalico.org/metadata"},
+		{"with another label, and without managed fields", func(s *unstructured.Unstructured) {
+			label("role", "db")(s)
+			s.SetManagedFields([]metav1.ManagedFieldsEntry{{}})
+		}, "may not change the labels"},
+		{"with another label, and managed fields", func(s *unstructured.Unstructured) {
+			label("role", "db")(s)
+			s.SetManagedFields([]metav1.ManagedFieldsEntry{{
+				Manager: "kubectl", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: s.GetAPIVersion(),
+				FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{}}`)},
+			}})
+		}, "may not change the labels"},
 		{"with a finalizer", func(s *unstructured.Unstructured) { s.SetFinalizers([]string{"example.com/stay"}) }, "neither finalizers nor owners"},
 	} {
 		t.Run("created "+c.name, func(t *testing.T) {
@@ -116,6 +127,9 @@ func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 		{"that takes a foreign one over", "foreign", `{"metadata":{"labels":{"managed-by":"semaphore-policy"}}}`, noMark},
 		{"that strips the mark", "gcp-default-web", `{"metadata":{"labels":{"managed-by":null}}}`, mark},
 		{"to another label", "gcp-default-web", `{"metadata":{"labels":{"role":"db"}}}`, "may not change the labels role"},
+		{"to another label, with managed fields of its own", "gcp-default-web", `{"metadata":{"labels":{"role":"db"},"managedFields":[{"manager":"kubectl","operation":"Update",` +
+			`"apiVersion":"` + calico[api].GroupVersion().String() + `","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]}}`, "may not change the labels role"},
+		{"to another label, without managed fields", "gcp-default-web", `{"metadata":{"labels":{"role":"db"},"managedFields":[{}]}}`, "may not change the labels role"},
 		{"that removes a label of others", "gcp-default-web", `{"metadata":{"labels":{"team":null}}}`, "may not change the labels team"},
 		{"that takes one of an older Calico over", "older", `{"metadata":{"labels":{"managed-by":"semaphore-policy","policy.semaphore.uw.io/name":"x"},` +
 			`"annotations":{"projectcalico.org/metadata":"{\"uid\":\"u\",\"labels\":{\"managed-by\":\"semaphore-policy\",\"policy.semaphore.uw.io/name\":\"x\"}}"}}}`, ""},
@@ -123,6 +137,25 @@ func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 		t.Run("change "+c.name, func(t *testing.T) {
 			_, err := sets.Patch(t.Context(), c.set, types.MergePatchType, []byte(c.patch), dryPatch)
 			refused(t, err, c.want)
+		})
+	}
+	t.Run("application of another label", func(t *testing.T) {
+		applied := networkSet(api, "gcp-default-web", label("role", "db"))
+		_, err := sets.Apply(t.Context(), applied.GetName(), applied, metav1.ApplyOptions{FieldManager: "x", Force: true, DryRun: []string{metav1.DryRunAll}})
+		refused(t, err, "may not change the labels role")
+	})
+	// On an object without managed fields.
+	_, err := all.Patch(t.Context(), "gcp-default-web", types.MergePatchType, []byte(`{"metadata":{"managedFields":[{}]}}`), metav1.PatchOptions{})
+	must(t, err)
+	for name, fields := range map[string]string{
+		"without managed fields": "",
+		"with its own": `,"managedFields":[{"manager":"kubectl","operation":"Update","apiVersion":"` + calico[api].GroupVersion().String() +
+			`","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]`,
+	} {
+		t.Run("change of an untracked one "+name, func(t *testing.T) {
+			patch := `{"metadata":{"labels":{"role":"db"}` + fields + `}}`
+			_, err := sets.Patch(t.Context(), "gcp-default-web", types.MergePatchType, []byte(patch), dryPatch)
+			refused(t, err, "may not change the labels role")
 		})
 	}
 	t.Run("deletion of its own", func(t *testing.T) { must(t, sets.Delete(t.Context(), "gcp-default-web", dryDelete)) })

@@ -73,12 +73,18 @@ func (o *Override) String() string {
 //	| observed state            | desired as last written            | another one |
 //	| ------------------------- | ---------------------------------- | ----------- |
 //	| as in the last response   | not again before Calm              | write       |
-//	| another: changed by other | write; after the nth time, wait    | write       |
-//	|   clients                 | firstWait * 2^(n-1) since the last |             |
+//	| another: changed by other | write at the first step; at others | write       |
+//	|   clients                 | firstWait * 2^(n-1) after the last |             |
+//
+// Each change by others within twice the wait after the write is a step. So the client that
+// reverts each write at once is followed with growing waits, and the one that does so once an
+// hour is repaired at once.
 type overridden struct {
 	want, got uint64    // of the last write, and its response
 	at        time.Time // of the last write
-	times     int       // consecutive changes by others
+	changed   time.Time // when a change by others was observed since then; zero: none
+	times     int       // changes by others within Calm of each other
+	steps     int       // see above
 	last      time.Time // of them
 	fields    []string
 	by        string
@@ -95,14 +101,14 @@ func (r *overridden) open(now time.Time) bool {
 }
 
 func (r *overridden) wait(urgent bool) time.Duration {
-	if r.times == 0 {
+	if r.steps == 0 {
 		return 0
 	}
 	most, wait := longestWait, firstWait
 	if urgent {
 		most = longestUrgent
 	}
-	for range r.times - 1 {
+	for range r.steps - 1 {
 		if wait *= 2; wait >= most {
 			return most
 		}
@@ -161,6 +167,9 @@ func (o *Overrides[K]) Review(ctx context.Context, key K, now time.Time, writes 
 	waits := make([]time.Duration, len(writes))
 	for i := range writes {
 		if r := objects[writes[i].Object]; r != nil {
+			if r.changed.IsZero() && writes[i].Have != r.got {
+				r.changed = now
+			}
 			waits[i] = max(0, r.next(&writes[i]).Sub(now))
 		}
 	}
@@ -181,16 +190,19 @@ func (o *Overrides[K]) Wrote(ctx context.Context, key K, now time.Time, w *Write
 		o.keys[key][w.Object] = r
 	}
 	if now.Sub(r.last) >= Calm {
-		r.times = 0
+		r.times, r.steps = 0, 0
 	}
 	if !r.open(now) {
 		r.since = now
 	}
 	if w.Have != r.got {
+		if r.steps == 0 || r.changed.Sub(r.at) <= 2*r.wait(false) {
+			r.steps++
+		}
 		r.times++
 		r.last, r.by = now, w.By
 	}
-	r.want, r.got, r.at, r.fields = w.Want, got, now, fields
+	r.want, r.got, r.at, r.fields, r.changed = w.Want, got, now, fields, time.Time{}
 	o.note(ctx, w.Object, r, now)
 }
 

@@ -60,6 +60,11 @@ func TestOverridesDecideWhenToWrite(t *testing.T) {
 			// A change of the desired state doesn't.
 			{0, 5, 2, false, 0, 2, true}, {0, 5, 3, false, 0, 3, true}, {0, 5, 3, false, longestWait, 0, true}, {0, 5, 4, false, 0, 4, true},
 		}},
+		{"those that last for a while don't", []step{
+			{0, 0, 1, false, 0, 1, false}, {second, 5, 1, false, 0, 1, false}, {second, 5, 1, false, 0, 1, true}, {second, 5, 1, false, 0, 1, true},
+			{400 * ms, 5, 1, false, 0, 1, true}, {time.Minute, 5, 1, false, 0, 1, true}, {time.Minute, 5, 1, false, 0, 1, true},
+			{0, 5, 1, false, 500 * ms, 0, true},
+		}},
 		{"an object that is deleted or created again, too", []step{
 			{0, 0, 1, false, 0, 1, false}, {0, 0, 1, false, 0, 1, false}, {0, 0, 1, false, 250 * ms, 0, false}, {0, 1, 0, true, 0, 0, false},
 			{0, 1, 0, true, 250 * ms, 0, false}, {250 * ms, 1, 0, true, 0, 0, true}, {0, 1, 0, true, 500 * ms, 0, true},
