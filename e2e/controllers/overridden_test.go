@@ -63,28 +63,32 @@ func undo(t *testing.T, w watch.Interface, err error, change func(context.Contex
 // testOverridden has an admission policy that sets a field of all Services, and adds a label.
 func (b *mirrorBed) testOverridden(t *testing.T) {
 	web := svc("web")
-	must(t, putService(t.Context(), b.aws, "shop", svc("before"), slice(svc("before"), "before-1", "10.2.1.1")))
+	must(t, putService(t.Context(), b.aws, "shop", svc("before"), slice(svc("before"), "before-1", "10.4.1.1")))
 	i := b.start(t, nil)
 	b.service(t, "aws-shop-73736d-before")
 	services := b.gcp.Client().CoreV1().Services(home)
 	end := apply(t, b.gcp, "mutatingadmissionpolicy", "distribution", "../../mirror/testdata/distribution.yaml")
-	wait(t, "the policy to be in force", func() error {
-		s, err := services.Create(t.Context(), &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: "test", Labels: map[string]string{"a": "b"}}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
-		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if err == nil && s.Labels["team"] == "" {
-			err = errors.New("not in force")
-		}
-		return err
-	})
-	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.2.0.1")))
+	inForce := func(want bool) {
+		t.Helper()
+		wait(t, "the policy to begin or end", func() error {
+			s, err := services.Create(t.Context(), &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Name: "test", Labels: map[string]string{"a": "b"}}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+			}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if is := err == nil && s.Labels["team"] != ""; err == nil && is != want {
+				err = fmt.Errorf("in force: %v", is)
+			}
+			return err
+		})
+	}
+	inForce(true)
+	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
 	if s := b.service(t, webName); s.Labels["team"] != "network" || s.Spec.TrafficDistribution == nil {
 		t.Fatalf("the policy has not changed the Service: %v", s)
 	}
-	b.leadsTo(t, webName, "10.2.0.1")
+	b.leadsTo(t, webName, "10.4.0.1")
 	before := i.writesOf(t, "service", "patch")
 	for n := range 20 {
-		address := fmt.Sprintf("10.2.3.%d", n+1)
+		address := fmt.Sprintf("10.4.3.%d", n+1)
 		must(t, putSlice(t.Context(), b.aws, "shop", slice(web, "web-1", address)))
 		b.leadsTo(t, webName, address)
 	}
@@ -112,14 +116,15 @@ func (b *mirrorBed) testOverridden(t *testing.T) {
 		return nil
 	})
 	end()
+	inForce(false)
 }
 
 // testOverriddenByAnother has a controller that sets a field of a Service and of its slice.
 func (b *mirrorBed) testOverriddenByAnother(t *testing.T) {
 	web := svc("web")
-	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.2.0.1")))
+	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
 	i := b.start(t, nil)
-	b.leadsTo(t, webName, "10.2.0.1")
+	b.leadsTo(t, webName, "10.4.0.1")
 	services, endpointSlices := b.gcp.Client().CoreV1().Services(home), b.gcp.Client().DiscoveryV1().EndpointSlices(home)
 	theirs := metav1.PatchOptions{FieldManager: "their-controller"}
 	patchService(t, b.gcp, home, webName, `{"spec":{"sessionAffinity":"ClientIP"}}`)
@@ -154,7 +159,7 @@ func (b *mirrorBed) testOverriddenByAnother(t *testing.T) {
 	i.listed(t, webName, func(s mirror.ServiceStatus) bool { return len(s.Overridden) == 2 && !s.Overridden[0].Returned })
 	wait(t, "the Event", func() error {
 		for _, e := range eventsAbout(t, b.gcp, webName) {
-			if e.Reason == "Overridden" {
+			if e.Reason == "Overridden" && strings.Contains(e.Message, "their-controller changes it") {
 				t.Log(e.Message)
 				return nil
 			}
@@ -163,8 +168,8 @@ func (b *mirrorBed) testOverriddenByAnother(t *testing.T) {
 	})
 	// A withdrawn endpoint doesn't wait.
 	begin := time.Now()
-	must(t, putSlice(t.Context(), b.aws, "shop", slice(web, "web-1", "10.2.0.2")))
-	b.leadsTo(t, webName, "10.2.0.2")
+	must(t, putSlice(t.Context(), b.aws, "shop", slice(web, "web-1", "10.4.0.2")))
+	b.leadsTo(t, webName, "10.4.0.2")
 	t.Logf("endpoints after %v", time.Since(begin))
 }
 
