@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -36,6 +38,7 @@ type Self struct {
 	Annotations map[string]string // of annotationGroup
 	PodCIDRs    []netip.Prefix    // of its spec
 	Noted       pods.Noted
+	Version     string // resource version; not compared
 }
 
 // Published returns the prefixes of the node's annotation, and whether it has one.
@@ -46,7 +49,7 @@ func (s Self) Published() ([]netip.Prefix, bool) {
 
 // TrimSelf trims this node's object. Heartbeats leave the result equal.
 func TrimSelf(n *corev1.Node) Self {
-	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n), Noted: pods.Note(n)}
+	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n), Noted: pods.Note(n), Version: n.ResourceVersion}
 	for _, a := range n.Status.Addresses {
 		ip, err := netip.ParseAddr(a.Address)
 		switch {
@@ -161,9 +164,13 @@ type Publisher struct {
 	spacing   time.Duration
 	applied   bool      // once since start, to remove annotations of an earlier configuration
 	written   time.Time // last
+	before    string    // version of the node as it was observed then
+	wrote     uint64    // fingerprint of what was written then
 	due       time.Time // of a delayed write; zero: none
 	published atomic.Bool
+	past      *keep.Overrides[struct{}]
 }
+
 
 // PublisherConfig describes a Publisher.
 type PublisherConfig struct {
@@ -179,7 +186,7 @@ type PublisherConfig struct {
 
 // NewPublisher returns a publisher.
 func NewPublisher(cfg PublisherConfig) *Publisher {
-	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, spacing: cfg.Spacing, log: cfg.Logger}
+	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, spacing: cfg.Spacing, log: cfg.Logger, past: keep.NewOverrides[struct{}](cfg.Logger)}
 }
 
 // Published reports whether the node had all our annotations after the last pass.
@@ -190,7 +197,9 @@ func (p *Publisher) Due() time.Time { return p.due }
 
 // Reconcile applies the desired annotations. It writes when one differs, and once after
 // start, so that the API server removes those of remotes that are no longer configured.
-// Until the node is known it does nothing. It must not be called concurrently.
+// If another client, or an admission policy, changes them again after writes, the next one
+// waits longer each time, and Reconcile returns an error. Until the node is known it does
+// nothing. It must not be called concurrently.
 func (p *Publisher) Reconcile(ctx context.Context) error {
 	p.due = time.Time{}
 	self, known := p.self()
@@ -210,8 +219,22 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		changed = append(changed, PodCIDRsAnnotation)
 	}
 	complete := wrong == nil && pods != nil && !slices.ContainsFunc(publications, func(p Publication) bool { return !p.known() })
+	now, w := time.Now(), overridable(&self, want)
 	if len(changed) == 0 && p.applied {
+		p.past.Review(ctx, struct{}{}, now, nil)
 		p.published.Store(complete)
+		return wrong
+	}
+	if expiry := p.written.Add(keep.DefaultExpiry); self.Version != "" && self.Version == p.before && w.Want == p.wrote && now.Before(expiry) {
+		p.due = expiry // The watch doesn't show the write yet.
+		return wrong
+	}
+	if wait := p.past.Review(ctx, struct{}{}, now, []keep.Write{w})[0]; wait > 0 {
+		p.published.Store(false)
+		p.due = now.Add(wait)
+		if open := p.past.Of(struct{}{}, now); len(open) > 0 {
+			return errors.Join(wrong, errors.New(open[0].String()))
+		}
 		return wrong
 	}
 	// Due is ignored after an error, whose back-off is longer anyway.
@@ -219,12 +242,15 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		p.due = next
 		return nil
 	}
-	p.written = time.Now()
-	if err := p.apply(ctx, self.Name, self.UID, want); err != nil {
+	p.written, p.before, p.wrote = time.Now(), self.Version, w.Want
+	node, err := p.apply(ctx, self.Name, self.UID, want)
+	if err != nil {
 		p.published.Store(false)
+		p.before = ""
 		return errors.Join(wrong, fmt.Errorf("publish on node %q: %w", self.Name, err))
 	}
 	p.applied = true
+	p.past.Wrote(ctx, struct{}{}, time.Now(), &w, fingerprint(node.Annotations, want))
 	p.published.Store(complete)
 	if len(changed) > 0 {
 		slices.Sort(changed)
@@ -236,7 +262,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 // apply sets our annotations to exactly these by server-side apply. The UID keeps a node
 // that was deleted meanwhile from being created. Client-go's apply configurations would
 // link the schema of all of Kubernetes.
-func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annotations map[string]string) error {
+func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annotations map[string]string) (*corev1.Node, error) {
 	type metadata struct {
 		Name        string            `json:"name"`
 		UID         types.UID         `json:"uid"`
@@ -247,11 +273,32 @@ func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annot
 		Metadata metadata `json:"metadata"`
 	}{metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, metadata{node, uid, annotations}})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	force := true
-	_, err = p.nodes.Patch(ctx, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
-	return err
+	return p.nodes.Patch(ctx, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+}
+
+// overridable returns the write of annotations, for Overrides.
+func overridable(self *Self, want map[string]string) keep.Write {
+	return keep.Write{
+		Object: "annotations of node " + self.Name,
+		Have:   fingerprint(self.Annotations, want), Want: fingerprint(want, want),
+	}
+}
+
+// fingerprint returns one of the annotations whose names are in want, and of the prefixes;
+// never 0.
+func fingerprint(annotations, want map[string]string) uint64 {
+	h := fnv.New64a()
+	names := slices.AppendSeq([]string{PodCIDRsAnnotation}, maps.Keys(want))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if value, set := annotations[name]; set {
+			fmt.Fprintf(h, "%q %q\n", name, value)
+		}
+	}
+	return max(1, h.Sum64())
 }
 
 // Withdraw removes from the node what this and earlier configurations published. A
@@ -266,7 +313,7 @@ func (p *Publisher) Withdraw(ctx context.Context, node string) error {
 	if err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
-	if err := p.apply(ctx, node, self.UID, nil); err != nil {
+	if _, err := p.apply(ctx, node, self.UID, nil); err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
 	gone := map[string]any{PodCIDRsAnnotation: nil}

@@ -9,7 +9,9 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -318,7 +320,7 @@ func TestPublisherAppliesAsClientGoDoes(t *testing.T) {
 		}
 	}
 
-	if err := p.apply(t.Context(), "aws-1", "u1", nil); err != nil {
+	if _, err := p.apply(t.Context(), "aws-1", "u1", nil); err != nil {
 		t.Fatal(err)
 	}
 	check(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"aws-1","uid":"u1"}}`)
@@ -377,4 +379,56 @@ func TestPublisherRetainsUnknown(t *testing.T) {
 		"merit.wireguard.semaphore.uw.io/pubKey":   key(2).String(),
 		"merit.wireguard.semaphore.uw.io/endpoint": "10.66.23.31:51821",
 	}, true)
+}
+
+// TestPublisherWaitsForOneThatRemovesAnnotations has a client that removes annotations after
+// each write.
+func TestPublisherWaitsForOneThatRemovesAnnotations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset(kubernetesNode("10.66.23.31"))
+		nodes := client.CoreV1().Nodes()
+		get := func() *corev1.Node {
+			n, err := nodes.Get(context.Background(), "aws-1", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		said := slices.Clone(publications)
+		p := NewPublisher(PublisherConfig{
+			Pods: func() *pods.Known { return &pods.Known{} }, Nodes: nodes, Publications: func() []Publication { return said },
+			Logger: slog.New(slog.DiscardHandler), Self: func() (Self, bool) { return TrimSelf(get()), true },
+		})
+		theirs := 0
+		remove := func() {
+			n := get()
+			if _, set := n.Annotations[PublicKeyAnnotation("gcp")]; set {
+				delete(n.Annotations, PublicKeyAnnotation("gcp"))
+				if _, err := nodes.Update(t.Context(), n, metav1.UpdateOptions{FieldManager: "another-manager"}); err != nil {
+					t.Fatal(err)
+				}
+				theirs++
+			}
+		}
+		reconcile := func(d time.Duration) (n int, err error) {
+			before := writes(client) - theirs
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+				err = p.Reconcile(t.Context())
+				remove()
+			}
+			return writes(client) - theirs - before, err
+		}
+		n, err := reconcile(20 * time.Second)
+		if n < 4 || n > 10 || err == nil || !strings.Contains(err.Error(), "annotations of node aws-1: another client changes it after each write") {
+			t.Errorf("%d writes in 20 s, error %v; want a few", n, err)
+		}
+		if n, _ := reconcile(30 * time.Minute); n > 16 {
+			t.Errorf("%d writes in half an hour", n)
+		}
+		// Another key doesn't wait.
+		said[0].PublicKey = key(3)
+		if n, _ := reconcile(100 * time.Millisecond); n != 1 {
+			t.Errorf("%d writes of another key", n)
+		}
+	})
 }
