@@ -91,6 +91,8 @@ type agent struct {
 
 	unrepliedState unrepliedState
 
+	routeRepairs repairs // owned by the loop of routes
+
 	forwarding *reconcile.Trigger
 	forwards   atomic.Pointer[routes.Forwarding] // as last read; nil: not yet
 	forwarded  map[string]time.Time              // when forwarding of a device was switched on; owned by checkForwarding

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -25,8 +26,9 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 	want, err := a.wantedRoutes()
 	errs := []error{err}
 	apart, shared := a.apart()
+	var changes routes.Changes
 	if want != nil {
-		_, err := a.table.Sync(ctx, want, apart...)
+		changes, err = a.table.Sync(ctx, want, apart...)
 		errs = append(errs, err)
 	}
 	// The rules come second: once one is installed, only our own table decides.
@@ -44,7 +46,9 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 			r.peering.Fire()
 		}
 	}
-	return errors.Join(append(errs, err)...)
+	err = errors.Join(append(errs, err)...)
+	changed := changes != routes.Changes{} || fenced.Changes != routes.Changes{}
+	return errors.Join(err, a.routeRepairs.note(time.Now(), []any{want, apart, a.guarded()}, changed, err))
 }
 
 // apart returns the subnets whose routes may not be in the main table, by remote, see
