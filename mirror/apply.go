@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -65,12 +66,14 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 			continue
 		}
 		done, err := a.change(ctx, have, want, c)
-		if err == nil {
+		if err == nil || done.sum != 0 {
 			w := &writes[i]
-			switch c.Verb {
-			case verbCreate:
+			switch {
+			case err != nil:
+				w.Want = uint64(done.sum) // a part of the change
+			case c.Verb == verbCreate:
 				w.Have = 0 // deleted before, if it existed
-			case verbDelete:
+			case c.Verb == verbDelete:
 				w.Want = 0
 			}
 			past.Wrote(ctx, want.Name, time.Now(), w, uint64(done.sum), done.differs...)
@@ -240,11 +243,8 @@ func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service,
 	if c.Verb == verbCreate {
 		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	} else {
-		p := marked(c.have, object, sliceLabels, sliceAnnotations)
-		p["endpoints"], p["ports"] = object.Endpoints, object.Ports
-		var data []byte
-		if data, err = json.Marshal(p); err == nil {
-			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+		if made, err = a.patchSlice(ctx, c, object); kube.Refused(err) && have != nil {
+			return a.withdraw(ctx, have, c, object), err
 		}
 	}
 	if err != nil {
@@ -254,6 +254,40 @@ func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service,
 	a.local.slices.Wrote(o)
 	a.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(object.Endpoints))
 	return response{o.sum, differing(c.want, o.sum, ownSlice(object), ownSlice(made))}, nil
+}
+
+func (a *applier) patchSlice(ctx context.Context, c *Change, object *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice, error) {
+	p := marked(c.have, object, sliceLabels, sliceAnnotations)
+	p["endpoints"], p["ports"] = object.Endpoints, object.Ports
+	data, err := json.Marshal(p)
+	if err != nil {
+		return nil, err
+	}
+	return a.client.EndpointSlices(a.namespace).Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+}
+
+// withdraw makes only the removals of a refused patch: an endpoint that isn't admitted must
+// not keep others from leaving. The caller reports the refusal.
+func (a *applier) withdraw(ctx context.Context, have *ObservedSlice, c *Change, object *discoveryv1.EndpointSlice) response {
+	less := object.DeepCopy()
+	less.Endpoints = slices.DeleteFunc(less.Endpoints, func(e discoveryv1.Endpoint) bool {
+		return slices.ContainsFunc(e.Addresses, func(text string) bool {
+			address, err := netip.ParseAddr(text)
+			return err != nil || !slices.Contains(have.addresses, address)
+		})
+	})
+	// Without an endpoint the service would be cut off for the sake of one that is refused.
+	if len(less.Endpoints) == len(object.Endpoints) || len(less.Endpoints) == len(have.addresses) || len(less.Endpoints) == 0 {
+		return response{}
+	}
+	made, err := a.patchSlice(ctx, c, less)
+	if err != nil {
+		return response{}
+	}
+	o := a.sums.observedSlice(made)
+	a.local.slices.Wrote(o)
+	a.log.InfoContext(ctx, "endpoints withdrawn, while others are refused", "slice", c.Name, "endpoints", len(less.Endpoints))
+	return response{sum: o.sum}
 }
 
 func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *Service, c *Change) (response, error) {

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
@@ -44,6 +45,34 @@ func TestEndpointsLeaveWhileNewSlicesAreRefused(t *testing.T) {
 		put(t, f.aws, "shop", s, [2]string{"web-3", "10.4.0.3"})
 		f.aws.Remove("endpointslices", "shop", "web-1")
 		leadsTo(t, f.gcp, webName, "10.4.0.2")
+	})
+}
+
+// TestEndpointsLeaveWhileAnotherOneOfTheirSliceIsRefused has an admission webhook that refuses
+// an address.
+func TestEndpointsLeaveWhileAnotherOneOfTheirSliceIsRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		s := svc("web")
+		put(t, f.aws, "shop", s)
+		sl := kubetest.EndpointSlice(s, "web-1", "10.4.0.1", "10.4.0.2")
+		sl.Namespace = "shop"
+		f.aws.Put(t, "endpointslices", sl)
+		f.start(t, nil)
+		leadsTo(t, f.gcp, webName, "10.4.0.1", "10.4.0.2")
+		f.gcp.Hook(func(h *kubetest.Hooks) {
+			h.Admit = func(_ kubetest.Request, o *unstructured.Unstructured) *metav1.Status {
+				if text, _ := o.MarshalJSON(); strings.Contains(string(text), "10.4.0.3") {
+					return kubetest.Failure(422, metav1.StatusReasonInvalid)
+				}
+				return nil
+			}
+		})
+		sl = kubetest.EndpointSlice(s, "web-1", "10.4.0.2", "10.4.0.3")
+		sl.Namespace = "shop"
+		f.aws.Put(t, "endpointslices", sl)
+		leadsTo(t, f.gcp, webName, "10.4.0.2")
+		f.gcp.Hook(func(h *kubetest.Hooks) { h.Admit = nil })
+		leadsTo(t, f.gcp, webName, "10.4.0.2", "10.4.0.3")
 	})
 }
 

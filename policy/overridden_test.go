@@ -229,3 +229,22 @@ func TestRemovalsThatAdmissionRefuses(t *testing.T) {
 		})
 	}
 }
+
+// TestSetWhoseNetsAreDropped has a server whose schema lacks a field.
+func TestSetWhoseNetsAreDropped(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), nil)
+		admit(r.sets, func(_ string, set *unstructured.Unstructured) *metav1.Status {
+			unstructured.RemoveNestedField(set.Object, "spec", "nets")
+			return nil
+		})
+		r.put(t, "1", "a", "10.4.0.1")
+		elapse(keep.Calm / 2)
+		if all := writes(r.sets); len(all) != 1 {
+			t.Errorf("writes %q, want one", all)
+		}
+		if o := r.Status().Remotes[0].Overridden; len(o) != 1 || !o[0].Returned {
+			t.Errorf("%+v", o)
+		}
+	})
+}
