@@ -171,7 +171,6 @@ type Publisher struct {
 	past      *keep.Overrides[struct{}]
 }
 
-
 // PublisherConfig describes a Publisher.
 type PublisherConfig struct {
 	Nodes        Nodes                // of the local cluster; needs the verbs get and patch

@@ -100,7 +100,7 @@ func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 			label("role", "db")(s)
 			s.SetManagedFields([]metav1.ManagedFieldsEntry{{
 				Manager: "kubectl", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: s.GetAPIVersion(),
-				FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{}}`)},
+				FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{}}`),
 			}})
 		}, "may not change the labels"},
 		{"with a finalizer", func(s *unstructured.Unstructured) { s.SetFinalizers([]string{"example.com/stay"}) }, "neither finalizers nor owners"},
