@@ -46,7 +46,7 @@ func (w *writer) change(ctx context.Context, change Change) error {
 }
 
 // put patches an object. An address that must be removed is removed even if no patch is
-// admitted, because it may be another pod's, or nobody's.
+// admitted, because another pod may have it.
 //
 //	| the patch                           | then                                        |
 //	| ----------------------------------- | ------------------------------------------- |

@@ -24,6 +24,12 @@ const (
 	// which a write is tried again that the API server has changed: the end of an admission
 	// policy shows in no object.
 	Calm = 2 * longestWait
+	// soon is the minimum time for which a write must last so that its repetition doesn't
+	// wait longer than the last one.
+	soon = 30 * time.Second
+	// mostSeen is the number of different states that others may leave within Calm without
+	// a wait, such as a person who edits an object.
+	mostSeen = 16
 )
 
 // Write is a write of one object.
@@ -73,18 +79,20 @@ func (o *Override) String() string {
 //	| observed state            | desired as last written            | another one |
 //	| ------------------------- | ---------------------------------- | ----------- |
 //	| as in the last response   | not again before Calm              | write       |
-//	| another: changed by other | write at the first step; at others | write       |
-//	|   clients                 | firstWait * 2^(n-1) after the last |             |
+//	| another, not seen before  | write, after n steps wait          | write       |
+//	| another, seen before      | wait, as after n+1 steps           | write       |
 //
-// Each change by others within twice the wait after the write is a step. So the client that
-// reverts each write at once is followed with growing waits, and the one that does so once an
-// hour is repaired at once.
+// The nth step is a wait of firstWait * 2^(n-1) since the last write. A change to a state that
+// was seen before is a step if the write lasted for less than soon, or twice its wait. So the
+// client that reverts each write at once is followed with growing waits, and the one that does
+// so once an hour is repaired at once, as are different edits.
 type overridden struct {
 	want, got uint64    // of the last write, and its response
 	at        time.Time // of the last write
 	changed   time.Time // when a change by others was observed since then; zero: none
 	times     int       // changes by others within Calm of each other
 	steps     int       // see above
+	seen      []uint64  // states after changes by others
 	last      time.Time // of them
 	fields    []string
 	by        string
@@ -100,15 +108,19 @@ func (r *overridden) open(now time.Time) bool {
 	return r.returned() || r.times > 1 && now.Sub(r.last) < Calm
 }
 
-func (r *overridden) wait(urgent bool) time.Duration {
-	if r.steps == 0 {
+func (r *overridden) wait(have uint64, urgent bool) time.Duration {
+	steps := r.steps
+	if slices.Contains(r.seen, have) {
+		steps++
+	}
+	if steps == 0 {
 		return 0
 	}
 	most, wait := longestWait, firstWait
 	if urgent {
 		most = longestUrgent
 	}
-	for range r.steps - 1 {
+	for range steps - 1 {
 		if wait *= 2; wait >= most {
 			return most
 		}
@@ -124,7 +136,7 @@ func (r *overridden) next(w *Write) time.Time {
 	case r.returned() && w.Have == r.got:
 		return r.at.Add(Calm)
 	default:
-		return r.at.Add(r.wait(w.Urgent))
+		return r.at.Add(r.wait(w.Have, w.Urgent))
 	}
 }
 
@@ -190,13 +202,16 @@ func (o *Overrides[K]) Wrote(ctx context.Context, key K, now time.Time, w *Write
 		o.keys[key][w.Object] = r
 	}
 	if now.Sub(r.last) >= Calm {
-		r.times, r.steps = 0, 0
+		r.times, r.steps, r.seen = 0, 0, nil
 	}
 	if !r.open(now) {
 		r.since = now
 	}
 	if w.Have != r.got {
-		if r.steps == 0 || r.changed.Sub(r.at) <= 2*r.wait(false) {
+		switch known := slices.Contains(r.seen, w.Have); {
+		case !known && len(r.seen) < mostSeen:
+			r.seen = append(r.seen, w.Have)
+		case r.changed.Sub(r.at) <= max(soon, 2*r.wait(w.Have, false)):
 			r.steps++
 		}
 		r.times++
@@ -285,7 +300,7 @@ func (o *Overrides[K]) of(key K, now time.Time) []Override {
 		}
 		v := Override{Object: object, Returned: r.returned(), Fields: r.fields, Since: r.since}
 		if v.Next = r.at.Add(Calm); !v.Returned {
-			v.By, v.Next = r.by, r.at.Add(r.wait(false))
+			v.By, v.Next = r.by, r.at.Add(r.wait(r.seen[len(r.seen)-1], false))
 		}
 		open = append(open, v)
 	}

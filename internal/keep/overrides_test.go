@@ -47,7 +47,7 @@ func TestOverridesDecideWhenToWrite(t *testing.T) {
 		}},
 		{"others wait longer each time", []step{
 			{0, 0, 1, false, 0, 1, false}, {0, 5, 1, false, 0, 1, false},
-			{0, 5, 1, false, 250 * ms, 0, false}, {250 * ms, 6, 1, false, 0, 1, true},
+			{0, 5, 1, false, 250 * ms, 0, false}, {250 * ms, 5, 1, false, 0, 1, true},
 			{0, 5, 1, false, 500 * ms, 0, true}, {500 * ms, 5, 1, false, 0, 1, true},
 			{0, 5, 1, false, second, 0, true}, {second, 5, 1, false, 0, 1, true},
 			{0, 5, 1, false, 2 * second, 0, true}, {2 * second, 5, 1, false, 0, 1, true},
@@ -61,13 +61,20 @@ func TestOverridesDecideWhenToWrite(t *testing.T) {
 			{0, 5, 2, false, 0, 2, true}, {0, 5, 3, false, 0, 3, true}, {0, 5, 3, false, longestWait, 0, true}, {0, 5, 4, false, 0, 4, true},
 		}},
 		{"those that last for a while don't", []step{
-			{0, 0, 1, false, 0, 1, false}, {second, 5, 1, false, 0, 1, false}, {second, 5, 1, false, 0, 1, true}, {second, 5, 1, false, 0, 1, true},
-			{400 * ms, 5, 1, false, 0, 1, true}, {time.Minute, 5, 1, false, 0, 1, true}, {time.Minute, 5, 1, false, 0, 1, true},
-			{0, 5, 1, false, 500 * ms, 0, true},
+			{0, 0, 1, false, 0, 1, false}, {time.Minute, 5, 1, false, 0, 1, false}, {time.Minute, 5, 1, false, 0, 1, true},
+			{time.Minute, 5, 1, false, 0, 1, true}, {time.Minute, 5, 1, false, 0, 1, true}, {0, 5, 1, false, 250 * ms, 0, true},
+		}},
+		{"nor do different edits, until there are many", []step{
+			{0, 0, 1, false, 0, 1, false}, {0, 11, 1, false, 0, 1, false}, {0, 12, 1, false, 0, 1, true}, {0, 13, 1, false, 0, 1, true},
+			{0, 14, 1, false, 0, 1, true}, {0, 15, 1, false, 0, 1, true}, {0, 16, 1, false, 0, 1, true}, {0, 17, 1, false, 0, 1, true},
+			{0, 18, 1, false, 0, 1, true}, {0, 19, 1, false, 0, 1, true}, {0, 20, 1, false, 0, 1, true}, {0, 21, 1, false, 0, 1, true},
+			{0, 22, 1, false, 0, 1, true}, {0, 23, 1, false, 0, 1, true}, {0, 24, 1, false, 0, 1, true}, {0, 25, 1, false, 0, 1, true},
+			{0, 26, 1, false, 0, 1, true}, {0, 27, 1, false, 0, 1, true}, {0, 28, 1, false, 250 * ms, 0, true}, {250 * ms, 29, 1, false, 0, 1, true},
+			{0, 30, 1, false, 500 * ms, 0, true}, {0, 11, 1, false, second, 0, true},
 		}},
 		{"an object that is deleted or created again, too", []step{
 			{0, 0, 1, false, 0, 1, false}, {0, 0, 1, false, 0, 1, false}, {0, 0, 1, false, 250 * ms, 0, false}, {0, 1, 0, true, 0, 0, false},
-			{0, 1, 0, true, 250 * ms, 0, false}, {250 * ms, 1, 0, true, 0, 0, true}, {0, 1, 0, true, 500 * ms, 0, true},
+			{0, 1, 0, true, 0, 0, true}, {0, 1, 0, true, 250 * ms, 0, true},
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
