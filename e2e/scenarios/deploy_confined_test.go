@@ -132,6 +132,17 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 		{"with another annotation", func(s *corev1.Service) { s.Annotations["external-dns.alpha.kubernetes.io/hostname"] = "x.example" },
 			"may not change the annotation external-dns"},
 		{"with another label", func(s *corev1.Service) { s.Labels["app"] = "x" }, "may not change the label app"},
+		{"with another label, and managed fields", func(s *corev1.Service) {
+			s.Labels["app"] = "x"
+			s.ManagedFields = []metav1.ManagedFieldsEntry{{
+				Manager: "kubectl", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
+				FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{}}`),
+			}}
+		}, "may not change the label app"},
+		{"with another label, and without managed fields", func(s *corev1.Service) {
+			s.Labels["app"] = "x"
+			s.ManagedFields = []metav1.ManagedFieldsEntry{{}}
+		}, "may not change the label app"},
 		{"with a finalizer", func(s *corev1.Service) { s.Finalizers = []string{"example.com/stay"} }, "neither finalizers nor owners"},
 		{"with an owner", func(s *corev1.Service) {
 			s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "x", UID: "y"}}
@@ -168,6 +179,10 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 		{"to node ports", ourService, `{"spec":{"type":"NodePort"}}`, noOtherWay},
 		{"to a selector", ourService, `{"spec":{"selector":{"app":"x"}}}`, "must not have a selector"},
 		{"of a label of others", ourService, `{"metadata":{"labels":{"team":"c"}}}`, "may not change the label team"},
+		{"of another label, with managed fields of its own", ourService, `{"metadata":{"labels":{"app":"x"},"managedFields":[{"manager":"kubectl",` +
+			`"operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]}}`, "may not change the label app"},
+		{"of another annotation, without managed fields", ourService,
+			`{"metadata":{"annotations":{"external-dns.alpha.kubernetes.io/hostname":"x.example"},"managedFields":[{}]}}`, "may not change the annotation external-dns"},
 		{"that removes a label of others", ourService, `{"metadata":{"labels":{"team":null}}}`, "may not change the label team"},
 		{"of an annotation of others", ourService, `{"metadata":{"annotations":{"note":"c"}}}`, "may not change the annotation note"},
 		{"that removes an annotation of others", ourService, `{"metadata":{"annotations":{"note":null}}}`, "may not change the annotation note"},
