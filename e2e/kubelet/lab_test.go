@@ -55,6 +55,7 @@ type lab struct {
 	nodes    []*testbed.Node
 	kubelets []*testbed.Kubelet
 	meters   []*corev1.Pod
+	images   []string // archives that are loaded on the nodes
 
 	mu   sync.Mutex
 	tool string // semaphorectl, once it is built
@@ -80,7 +81,7 @@ func startLabOf(t *testing.T, sources []source, names ...string) *lab {
 	deploy := filepath.Join(l.dir, "deploy")
 	must(t, os.CopyFS(deploy, os.DirFS(filepath.Join(root, "deploy"))))
 	l.deploy = slices.Repeat([]string{deploy}, len(names))
-	archives := buildImages(t, root, sources)
+	l.images = buildImages(t, root, sources)
 	var configs []testbed.ClusterConfig
 	for _, name := range names {
 		configs = append(configs, testbed.ClusterConfig{Name: name, Controllers: true})
@@ -89,7 +90,7 @@ func startLabOf(t *testing.T, sources []source, names ...string) *lab {
 	must(t, err)
 	l.nodes, l.kubelets, l.meters = make([]*testbed.Node, len(names)), make([]*testbed.Kubelet, len(names)), make([]*corev1.Pod, len(names))
 	t.Cleanup(func() { l.printLogs(t) })
-	l.each(t, func(i int) error { return l.startNode(t.Context(), i, archives) })
+	l.each(t, func(i int) error { return l.startNode(t.Context(), i) })
 	return l
 }
 
@@ -211,28 +212,33 @@ func programNames(t *testing.T, root string) []string {
 	return names
 }
 
-func (l *lab) startNode(ctx context.Context, i int, archives []string) (err error) {
-	c := l.clusters[i]
-	if l.nodes[i], err = c.AddNode(ctx, testbed.NodeConfig{}); err != nil {
+func (l *lab) startNode(ctx context.Context, i int) (err error) {
+	if l.nodes[i], l.kubelets[i], err = l.startKubelet(ctx, l.clusters[i]); err != nil {
 		return err
 	}
-	if _, err := l.nodes[i].StartKubeProxy(ctx); err != nil {
-		return err
+	l.meters[i], err = startMeter(ctx, l.clusters[i])
+	return err
+}
+
+// startKubelet adds a node with a kubelet and kube-proxy to a cluster.
+func (l *lab) startKubelet(ctx context.Context, c *testbed.Cluster) (*testbed.Node, *testbed.Kubelet, error) {
+	node, err := c.AddNode(ctx, testbed.NodeConfig{})
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := node.StartKubeProxy(ctx); err != nil {
+		return nil, nil, err
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	l.kubelets[i], err = l.nodes[i].StartKubelet(ctx, testbed.KubeletConfig{
+	kubelet, err := node.StartKubelet(ctx, testbed.KubeletConfig{
 		Runc:       filepath.Join(cache, "kube-semaphore", "runc", "usr", "sbin", "runc"), // Of e2e/tools/deps.
 		PauseImage: pauseImage,
-		Images:     archives,
+		Images:     l.images,
 	})
-	if err != nil {
-		return err
-	}
-	l.meters[i], err = startMeter(ctx, c)
-	return err
+	return node, kubelet, err
 }
 
 // startMeter creates a meter's pod, and returns it when it is ready.
