@@ -346,6 +346,15 @@ func TestCauses(t *testing.T) {
 			p.services("gcp", 2)
 			p.aws.Imports.Value[0].Digest = "old"
 		}, "mirror-outdated", Scope{Cluster: "aws", Remote: "gcp"}},
+		"a mirror whose endpoints are withdrawn because packets are dropped": {func(p *patient) {
+			p.services("gcp", 2)
+			p.gcp.Workloads.Value, p.gcp.Exports.Value, p.gcp.Imports.Value = p.aws.Workloads.Value, nil, p.aws.Imports.Value
+			p.gcp.Settings.Value = map[string]string{"SEMAPHORE_REMOTES": "aws"}
+			p.aws.Exports.Value, p.aws.Imports.Value = []survey.KubeService{p.gcp.Imports.Value[0]}, nil
+			p.gcp.Imports.Value[0].Digest, p.gcp.Imports.Value[0].Origin = "old", "aws"
+			down(p.path(0, 0), "no_answer", 0)
+			down(p.back(0, 0), "no_answer", 0)
+		}, "udp-blocked", Scope{"aws", "aws-1", "gcp", "gcp-1"}},
 		"an origin that has just changed": {func(p *patient) {
 			p.services("gcp", 2)
 			p.aws.Imports.Value[0].Digest, p.gcp.Exports.Value[0].Changed = "old", surveytest.Now

@@ -75,6 +75,12 @@ func mirrorsBehind(f *Facts, found func(Finding)) {
 					have[s.String()] = s
 				}
 			}
+			// Endpoints to which paths are down are withdrawn; such a fault is found on one side.
+			behind := func(finding Finding) {
+				if !f.explained(Scope{Cluster: origin.Name, Remote: c.Name}, "udp-one-way", "udp-blocked", "path-down") {
+					found(finding)
+				}
+			}
 			now := origin.Taken.Add(origin.Clock.Value)
 			for i := range origin.Exports.Value {
 				s := &origin.Exports.Value[i]
@@ -87,7 +93,7 @@ func mirrorsBehind(f *Facts, found func(Finding)) {
 				case mirror == nil:
 					found(Finding{scope, fmt.Sprintf("service %s of %s has no mirror in %s", s, origin.Name, c.Name), []Evidence{{"its origin exists since " + s.Created.UTC().Format(time.RFC3339), c.Imports.Source}}})
 				case s.Ready > 0 && mirror.Digest != s.Digest:
-					found(Finding{scope, fmt.Sprintf("the mirror of %s of %s has other endpoints than its origin", s, origin.Name), []Evidence{
+					behind(Finding{scope, fmt.Sprintf("the mirror of %s of %s has other endpoints than its origin", s, origin.Name), []Evidence{
 						{fmt.Sprintf("its origin has %d ready endpoints", s.Ready), endpointsOf(origin, s)},
 						{fmt.Sprintf("the mirror %s has %d", mirror.Object, mirror.Ready), c.Kubectl("-n sys-semaphore get endpointslices -l kubernetes.io/service-name=%s", mirror.Object)},
 					}})
