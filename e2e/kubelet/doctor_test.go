@@ -228,17 +228,12 @@ func onNode(node *testbed.Node, line string) func(t *testing.T) {
 	}
 }
 
-// kubectlIn returns a function that runs lines of kubectl's arguments in a cluster. A line
-// that begins with "-" may fail.
+// kubectlIn returns a function that runs lines of kubectl's arguments in a cluster.
 func (p *patients) kubectlIn(cluster int, lines ...string) func(t *testing.T) {
 	return func(t *testing.T) {
 		t.Helper()
 		for _, line := range lines {
-			may := strings.HasPrefix(line, "-")
-			args := strings.Fields(strings.TrimPrefix(line, "-"))
-			if out, err := p.clusters[cluster].Kubectl(context.WithoutCancel(t.Context()), args...); err != nil && !may {
-				t.Fatalf("kubectl %s: %v\n%s", line, err, out)
-			}
+			p.kubectl(t, cluster, strings.Fields(line)...)
 		}
 	}
 }
@@ -260,12 +255,7 @@ func (p *patients) setting(kind, name, assignment string, rollout bool) func(t *
 	if rollout {
 		lines = append(lines, "-n "+programs.Namespace+" rollout status --timeout=150s "+workload)
 	}
-	return func(t *testing.T) {
-		t.Helper()
-		for _, line := range lines {
-			p.kubectl(t, 0, strings.Fields(line)...)
-		}
-	}
+	return p.kubectlIn(0, lines...)
 }
 
 // manifest returns functions that apply a manifest in a cluster, and delete it.

@@ -12,6 +12,10 @@ import (
 // settled is the age from which on a change should have reached other clusters.
 const settled = time.Minute
 
+// unreached are the rules that explain why nodes don't reach each other, so that endpoints are
+// withdrawn.
+var unreached = append([]string{"udp-one-way", "udp-blocked", "path-down"}, unpeered...)
+
 // serviceRules compare origins with what the mirrors of other clusters have made of them:
 //
 //	origin                      mirror                   cause
@@ -21,9 +25,7 @@ const settled = time.Minute
 //
 // and what a mirror that no longer exists has left.
 func serviceRules() []Rule {
-	behind := append([]string{
-		"mirror-not-running", "mirror-missing", "admission-refuses", "service-not-in-order", "udp-one-way", "udp-blocked", "path-down", "clocks-apart",
-	}, connecting()...)
+	behind := slices.Concat([]string{"mirror-not-running", "mirror-missing", "admission-refuses", "service-not-in-order"}, unreached, connecting())
 	return []Rule{
 		{
 			ID:     "mirror-missing",
@@ -75,9 +77,10 @@ func mirrorsBehind(f *Facts, found func(Finding)) {
 					have[s.String()] = s
 				}
 			}
-			// Endpoints to which paths are down are withdrawn; such a fault is found on one side.
+			// Endpoints to which paths are down are withdrawn; such a fault may be found on the
+			// other side.
 			behind := func(finding Finding) {
-				if !f.explained(Scope{Cluster: origin.Name, Remote: c.Name}, "udp-one-way", "udp-blocked", "path-down") {
+				if !f.explained(Scope{Cluster: origin.Name, Remote: c.Name}, unreached...) {
 					found(finding)
 				}
 			}
