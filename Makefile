@@ -92,6 +92,10 @@ e2e-kubelet: deps ## installed by the manifests on real kubelets: rollouts, kill
 e2e-upgrade: deps ## from the release before to this one and back, on real kubelets (root; needs history); FROM=REVISION for another
 	$(GO) test -v -count 1 -timeout 1h -run '^TestUpgrade$$' ./e2e/kubelet -args -from $(or $(FROM),before) $(if $(RATE),-rate $(RATE))
 
+.PHONY: e2e-doctor
+e2e-doctor: deps ## the faults that doctor names, on real kubelets (root); takes 40 minutes; FAULTS=REGEXP for some of them
+	$(GO) test -v -count 1 -timeout 2h -run '^TestDoctorScore$$' ./e2e/kubelet -args -faults '$(or $(FAULTS),.)'
+
 .PHONY: bench
 bench: deps ## speed, each line a ratio against something run beside it (root)
 	$(GO) run ./e2e/bench
