@@ -33,6 +33,8 @@ type Setup struct {
 	// Kind and Name are those of its workload; empty: it has none in the cluster.
 	Kind, Name string
 	Namespace  string
+	// Unavailable is the number of its pods that should be available and aren't.
+	Unavailable int32
 	// Main is the ConfigMap with the Corefile, Key its key.
 	Main, Key string
 	// Domain is the cluster's own domain.
@@ -97,21 +99,22 @@ type objects struct {
 }
 
 type workload struct {
-	kind, name string
-	pod        corev1.PodTemplateSpec
+	kind, name  string
+	unavailable int32
+	pod         corev1.PodTemplateSpec
 }
 
 func readObjects(ctx context.Context, client kubernetes.Interface, namespace string) (*objects, error) {
 	in := &objects{namespace: namespace, maps: map[string]*corev1.ConfigMap{}}
 	err := cli.List(ctx, client.AppsV1().Deployments(namespace), metav1.ListOptions{}, func(d *appsv1.Deployment) error {
-		in.add("Deployment", d.Name, &d.Spec.Template)
+		in.add(workload{"Deployment", d.Name, d.Status.UnavailableReplicas, d.Spec.Template})
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	err = cli.List(ctx, client.AppsV1().DaemonSets(namespace), metav1.ListOptions{}, func(s *appsv1.DaemonSet) error {
-		in.add("DaemonSet", s.Name, &s.Spec.Template)
+		in.add(workload{"DaemonSet", s.Name, s.Status.NumberUnavailable, s.Spec.Template})
 		return nil
 	})
 	if err != nil {
@@ -141,8 +144,7 @@ func readObjects(ctx context.Context, client kubernetes.Interface, namespace str
 	})
 }
 
-func (in *objects) add(kind, name string, pod *corev1.PodTemplateSpec) {
-	w := workload{kind, name, *pod}
+func (in *objects) add(w workload) {
 	if (w.container() != nil || w.nodeLocal() != nil) && len(in.workloads) < maxWorkloads {
 		in.workloads = append(in.workloads, w)
 	}
@@ -264,7 +266,7 @@ func (in *objects) setup() (*Setup, error) {
 	main, mounts := "/etc/coredns/Corefile", []mount(nil)
 	if len(running) > 0 {
 		w := &running[0]
-		s.Kind, s.Name = w.kind, w.name
+		s.Kind, s.Name, s.Unavailable = w.kind, w.name, w.unavailable
 		main = cmp.Or(argument(w.container(), "conf"), main)
 		mounts = w.mounts(w.container())
 	} else if name := in.bare(); name != "" {

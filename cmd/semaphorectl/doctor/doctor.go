@@ -12,8 +12,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
@@ -238,6 +240,16 @@ func open(f *Facts, wrong scopes) []Open {
 		if pods := a.Value.Pods; a.Value.Standby == nil && pods != nil && !pods.Known {
 			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, func() Open {
 				return Open{fmt.Sprintf("%s: which pods are on %s", c.Name, a.Pod.Node), cmp.Or(pods.Why, "the agent knows no pod prefixes of its node"), a.Source}
+			})
+		}
+	}
+	for c := range f.named() {
+		if dns := c.DNS.Value; dns.Unavailable > 0 {
+			add(Scope{Cluster: c.Name}, func() Open {
+				return Open{
+					c.Name + ": whether CoreDNS goes on answering", "it has " + cli.Count(int(dns.Unavailable), "unavailable pod"),
+					c.Kubectl("-n %s rollout status %s/%s", dns.Namespace, strings.ToLower(dns.Kind), dns.Name),
+				}
 			})
 		}
 	}

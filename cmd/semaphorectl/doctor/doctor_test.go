@@ -471,6 +471,10 @@ func TestUnknownIsNotWell(t *testing.T) {
 			p.policy().Leading = false
 			p.install(survey.NetworkPolicy, 2)
 		},
+		"a pod of CoreDNS that isn't available": func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.DNS.Value.Unavailable = 1
+		},
 		"an agent that has just started": func(p *patient) { p.agent(0).Pending = []string{"routes"} },
 	} {
 		t.Run(name, func(t *testing.T) {
