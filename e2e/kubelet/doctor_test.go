@@ -25,7 +25,8 @@ var injected = flag.String("faults", "", "regular expression of the faults that 
 // fault is injected into running clusters and removed again.
 type fault struct {
 	kind, name string
-	// named matches a cause that a user can act on; a cause that doesn't match is a symptom.
+	// named matches a cause with its evidence that a user can act on; one that doesn't match
+	// is a symptom.
 	named string
 	// delay is how long the fault lasts before doctor is asked. Default: settle.
 	delay  time.Duration
@@ -43,7 +44,10 @@ const (
 // diagnosis is part of the output of "semaphorectl doctor -o json".
 type diagnosis struct {
 	Verdict string
-	Causes  []struct{ ID, What, Remedy string }
+	Causes  []struct {
+		ID, What, Remedy string
+		Evidence         []struct{ Text string }
+	}
 	Unknown []struct{ What, Why string }
 }
 
@@ -70,7 +74,11 @@ func (f *fault) judge(d *diagnosis) (outcome, string) {
 		if best == unknown {
 			best = symptom
 		}
-		if text := c.ID + ": " + c.What; pattern.MatchString(text) {
+		text := c.ID + ": " + c.What
+		for _, e := range c.Evidence {
+			text += "; " + e.Text
+		}
+		if pattern.MatchString(text) {
 			best = named
 		}
 		said = append(said, c.ID)
