@@ -101,14 +101,21 @@ func virtual(a *probe.Asked, address string) bool {
 	return a.Fresh || slices.Contains(a.Want, host)
 }
 
-// answers reports whether one of the service's endpoints has answered, or the pod that is the
-// endpoint of a temporary one.
-func (f *Facts) answers(a *probe.Asked) bool {
+// answers reports whether one of the service's endpoints of the family of its ClusterIP has
+// answered, or the pod that is the endpoint of a temporary one.
+func (f *Facts) answers(a *probe.Asked, virtualIP string) bool {
 	if a.Fresh {
-		return slices.ContainsFunc(f.legs(), func(l probe.Leg) bool { return l.From == a.From && l.To == a.To && l.Untried == "" && l.Error == "" })
+		return slices.ContainsFunc(f.legs(), func(l probe.Leg) bool {
+			return l.From == a.From && l.To == a.To && l.Untried == "" && l.Error == "" && isIPv6(l.Address) == isIPv6(virtualIP)
+		})
 	}
-	return slices.ContainsFunc(a.Addresses, func(address string) bool { return !virtual(a, address) && a.Result.Failed[address] == "" })
+	return slices.ContainsFunc(a.Addresses, func(address string) bool {
+		return !virtual(a, address) && a.Result.Failed[address] == "" && isIPv6(address) == isIPv6(virtualIP)
+	})
 }
+
+// isIPv6 reports whether an address, with a port or without, is one of IPv6.
+func isIPv6(address string) bool { return strings.Count(address, ":") > 1 }
 
 func (f *Facts) askAgain(a *probe.Asked) string {
 	return fmt.Sprintf("semaphorectl doctor %s %s", a.From.Cluster, a.Remote)
@@ -171,7 +178,7 @@ func askRules() []Rule {
 				for i := range f.asked() {
 					a := &f.asked()[i]
 					for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
-						if virtual(a, address) && f.answers(a) {
+						if virtual(a, address) && f.answers(a, address) {
 							found(Finding{
 								Scope{Cluster: a.From.Cluster, Node: a.From.Node}, "pods on " + a.From.Node + " get no answer from ClusterIPs, though the endpoints answer",
 								[]Evidence{{fmt.Sprintf("%s at %s: %s", subject(a), address, a.Result.Failed[address]), f.askAgain(a)}},
@@ -271,7 +278,7 @@ func openAsked(f *Facts, add func(Scope, func() Open)) {
 			add(askScope(a), func() Open {
 				return Open{fmt.Sprintf("whether pods on %s reach %s", a.From.Node, subject(a)), a.Untried, f.askAgain(a)}
 			})
-		} else if answers := f.answers(a); a.Fresh && a.Untried == "" && !answers && len(a.Result.Failed) > 0 {
+		} else if a.Fresh && a.Untried == "" && slices.ContainsFunc(slices.Collect(maps.Keys(a.Result.Failed)), func(address string) bool { return !f.answers(a, address) }) {
 			add(askScope(a), func() Open {
 				return Open{"whether ClusterIPs are served on " + a.From.Node, "the endpoint of the temporary Service, a pod on " + a.To.Node + ", doesn't answer", f.askAgain(a)}
 			})

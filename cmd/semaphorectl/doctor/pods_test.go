@@ -39,6 +39,13 @@ func TestResultsOfPods(t *testing.T) {
 			f.Legs[0].Try = reach.Try{Seen: "10.2.1.1", RTT: 1, MTU: 1420, Carries: 1420}
 		}, "pods-masqueraded", Wrong},
 		"dropped": {func(_ *patient, f *probe.Tried) { silent(f) }, "pods-dropped", Wrong},
+		"dropped over IPv4": {func(_ *patient, f *probe.Tried) {
+			six := f.Legs[0]
+			silent(f)
+			six.Address = "fd00:10:4:1::7"
+			f.Legs = append(f.Legs, six)
+			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
+		}, "pods-dropped", Wrong},
 		"dropped in one direction": {func(_ *patient, f *probe.Tried) {
 			f.Legs[1].Try = reach.Try{Error: "i/o timeout"}
 		}, "pods-dropped", Wrong},
