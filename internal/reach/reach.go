@@ -175,7 +175,11 @@ type Meeting struct {
 func NewMeeting(secret Secret, own, others []string, await int) *Meeting {
 	m := &Meeting{
 		secret: secret, own: own, known: others, await: await, met: map[string]error{}, asked: map[string]struct{}{}, wake: make(chan struct{}, 1),
-		client: &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
+		client: &http.Client{
+			Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true},
+			// A pod of another cluster must not choose what this one requests.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
 	}
 	m.add(others)
 	return m

@@ -51,11 +51,25 @@ func Asks(clusters []*survey.Cluster) map[[2]string][]reach.Ask {
 			a.Addresses = append(a.Addresses, endpoints...)
 			all[[2]string{c.Name, to}] = append(all[[2]string{c.Name, to}], a)
 			if at >= 0 {
-				all[[2]string{to, to}] = append(all[[2]string{to, to}], reach.Ask{Addresses: endpoints, HTTP: s.HTTP})
+				if own := exported(remotes[at], s, endpoints); len(own) > 0 {
+					all[[2]string{to, to}] = append(all[[2]string{to, to}], reach.Ask{Addresses: own, HTTP: s.HTTP})
+				}
 			}
 		}
 	}
 	return all
+}
+
+// exported returns the endpoints of an import that are endpoints of its origin, too: another
+// cluster must not choose what pods of this one request.
+func exported(origin *survey.Cluster, s *survey.KubeService, endpoints []string) []string {
+	at := slices.IndexFunc(origin.Exports.Value, func(e survey.KubeService) bool { return e.Namespace == s.Namespace && e.Name == s.Name })
+	if at < 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(endpoints), func(address string) bool {
+		return !slices.ContainsFunc(origin.Exports.Value[at].Sample, func(e netip.AddrPort) bool { return e.String() == address })
+	})
 }
 
 // unaskable lists imports that pods can't ask, with the reason.
@@ -257,6 +271,19 @@ func (f *Facts) eachDenied(say func(a *probe.Asked, scope Scope, address, err st
 	}
 }
 
+// openVirtual lists the ClusterIPs of a service that don't answer, and that have no endpoint of
+// their family at the same port to compare with.
+func openVirtual(f *Facts, a *probe.Asked, add func(Scope, func() Open)) {
+	for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
+		compared := slices.ContainsFunc(a.Addresses, func(other string) bool { return !virtual(a, other) && isIPv6(other) == isIPv6(address) })
+		if virtual(a, address) && !compared {
+			add(askScope(a), func() Open {
+				return Open{"whether " + subject(a) + " answers", address + ": " + a.Result.Failed[address] + "; none of its ready endpoints is at this port", f.askAgain(a)}
+			})
+		}
+	}
+}
+
 // openAsked lists what asking services left unknown.
 func openAsked(f *Facts, add func(Scope, func() Open)) {
 	own, seen := f.own(), map[string]bool{}
@@ -278,6 +305,8 @@ func openAsked(f *Facts, add func(Scope, func() Open)) {
 			add(askScope(a), func() Open {
 				return Open{fmt.Sprintf("whether pods on %s reach %s", a.From.Node, subject(a)), a.Untried, f.askAgain(a)}
 			})
+		} else if a.Untried == "" && !a.Fresh {
+			openVirtual(f, a, add)
 		} else if a.Fresh && a.Untried == "" && slices.ContainsFunc(slices.Collect(maps.Keys(a.Result.Failed)), func(address string) bool { return !f.answers(a, address) }) {
 			add(askScope(a), func() Open {
 				return Open{"whether ClusterIPs are served on " + a.From.Node, "the endpoint of the temporary Service, a pod on " + a.To.Node + ", doesn't answer", f.askAgain(a)}

@@ -15,12 +15,12 @@ func controllerRules() []Rule {
 	return []Rule{
 		{
 			ID:     "mirror-not-running",
-			Remedy: "find out why its pods don't run, or scale it up: kubectl -n sys-semaphore scale deployment semaphore-service-mirror --replicas=2",
+			Remedy: "find out why its pods don't run, or scale its Deployment up",
 			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.ServiceMirror, found) },
 		},
 		{
 			ID:     "policy-not-running",
-			Remedy: "find out why its pods don't run, or scale it up: kubectl -n sys-semaphore scale deployment semaphore-policy --replicas=2",
+			Remedy: "find out why its pods don't run, or scale its Deployment up",
 			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.NetworkPolicy, found) },
 		},
 		{

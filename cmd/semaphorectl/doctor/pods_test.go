@@ -1,6 +1,8 @@
 package doctor
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,6 +76,10 @@ func TestResultsOfPods(t *testing.T) {
 		}, "dns-unanswered", Wrong},
 		"a name that doesn't exist":   {func(_ *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Name: "no such host"} }, "name-wrong", Wrong},
 		"a name with another address": {func(_ *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Found: []string{"192.0.2.1"}} }, "name-wrong", Wrong},
+		"a ClusterIP without an endpoint at its port": {func(_ *patient, f *probe.Tried) {
+			f.Asked[0].Addresses = []string{"10.96.0.7:80"}
+			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "connection refused"}
+		}, "", Unknown},
 		"a policy that denies": {func(_ *patient, f *probe.Tried) {
 			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
 		}, "service-denied", Wrong},
@@ -105,5 +111,24 @@ func TestResultsOfPods(t *testing.T) {
 				t.Errorf("causes %q and %s, want %q and %s: %+v, %+v", got, d.Verdict, tt.want, tt.verdict, d.Causes, d.Unknown)
 			}
 		})
+	}
+}
+
+// TestAsks checks that a cluster's imports make pods of the origin request nothing but endpoints
+// that the origin exports.
+func TestAsks(t *testing.T) {
+	clusters := surveytest.Pair(1)
+	p := &patient{clusters[0], clusters[1]}
+	p.services("gcp", 2)
+	web := &p.aws.Imports.Value[0]
+	web.Sample = []netip.AddrPort{netip.MustParseAddrPort("10.4.1.9:80"), netip.MustParseAddrPort("10.0.0.1:443")}
+	p.gcp.Exports.Value[0].Sample = web.Sample[:1]
+	own := [2]string{"gcp", "gcp"}
+	if got := Asks(clusters)[own]; len(got) != 1 || !slices.Equal(got[0].Addresses, []string{"10.4.1.9:80"}) {
+		t.Errorf("pods of gcp request %+v", got)
+	}
+	p.gcp.Exports.Value = nil
+	if got := Asks(clusters)[own]; len(got) > 0 {
+		t.Errorf("without the export pods of gcp request %+v", got)
 	}
 }

@@ -29,7 +29,7 @@ func serviceRules() []Rule {
 	return []Rule{
 		{
 			ID:     "mirror-missing",
-			Remedy: "install it again with semaphorectl join, or remove what it has left: kubectl -n sys-semaphore delete services,endpointslices -l mirrored-svc=true",
+			Remedy: "install it again with semaphorectl join, or delete what it has left: Services and EndpointSlices in sys-semaphore with the label mirrored-svc=true",
 			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
 					if _, installed := c.Workload(survey.ServiceMirror); !installed && c.Workloads.Known() && len(c.Imports.Value) > 0 {

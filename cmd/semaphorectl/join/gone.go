@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,7 +61,7 @@ func (a *all) confirmGone(ctx context.Context, gone string) error {
 		limited, cancel := context.WithTimeout(ctx, answerLimit)
 		_, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(limited)
 		cancel()
-		if err == nil {
+		if _, status := errors.AsType[*apierrors.StatusError](err); err == nil || status {
 			return fmt.Errorf("%s isn't gone: its API server at %s answers; separate it with %s", gone, c.Server, a.Line("leave", gone))
 		}
 	}
@@ -95,7 +96,11 @@ func (a *all) unreached(ctx context.Context, c *cli.Cluster, f *facts.Facts, gon
 		Proxy:   f.Installed.Settings["HTTPS_PROXY"], NoProxy: f.Installed.Settings["NO_PROXY"],
 	})
 	for _, node := range slices.Sorted(maps.Keys(found)) {
-		if why, tried := found[node].Servers[server]; tried && why == "" {
+		why, tried := found[node].Servers[server]
+		if !tried || strings.Contains(why, "x509: ") || strings.Contains(why, "tls: ") {
+			return fmt.Errorf("%s: whether it reaches %s can't be checked from node %s: %s", c.Name, gone, node, cmp.Or(why, "no result"))
+		}
+		if why == "" {
 			return fmt.Errorf("%s isn't gone: node %s of %s reaches its API server at %s; separate it with %s", gone, node, c.Name, server, a.Line("leave", gone))
 		}
 	}

@@ -31,6 +31,7 @@ func TestOnlyWhatIsGoneIsGone(t *testing.T) {
 	}{
 		"not reached":       {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, refused, ""},
 		"reached":           {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, fmt.Sprintf(`{"servers":{%q:""}}`, server), "merit isn't gone: node n of aws reaches its API server at " + server + "; separate it with semaphorectl leave merit"},
+		"another authority": {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, fmt.Sprintf(`{"servers":{%q:"tls: failed to verify certificate: x509: certificate signed by unknown authority"}}`, server), "can't be checked from node n"},
 		"no answer":         {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, "killed", "can't be checked: a temporary pod on node n failed"},
 		"no authority":      {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, nil, refused, "can't be checked: its Secrets have no CA"},
 		"by kubeconfig":     {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_KUBECONFIG": "/k"}, ca, refused, "can't be checked"},

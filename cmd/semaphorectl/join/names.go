@@ -59,7 +59,7 @@ func unnamed(f *facts.Facts, settings facts.Settings) []fault {
 		warn(fmt.Sprintf("%s sets back %s %s, and names of other clusters end then", owner.Name, dns.Target(), owner.When), owner.Instead)
 	}
 	if restart := dns.Restart(); !dns.Reloads && restart != "" {
-		warn("CoreDNS doesn't use the plugin reload", "restart it afterwards: kubectl "+restart)
+		warn("CoreDNS doesn't use the plugin reload", "restart it afterwards, with a context of "+f.Name+": kubectl "+restart)
 	}
 	if missing := dns.NodeLocal.Missing(names); len(missing) > 0 {
 		warn(fmt.Sprintf("pods ask NodeLocal DNSCache (DaemonSet %s/%s), which doesn't ask CoreDNS for %s", dns.NodeLocal.Namespace, dns.NodeLocal.Name, strings.Join(missing, ", ")),

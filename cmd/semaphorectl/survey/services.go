@@ -62,7 +62,7 @@ type Endpoints struct {
 }
 
 // maxSample bounds Endpoints.Sample.
-const maxSample = 4
+const maxSample = 32
 
 // DNS is the name of an import for clients.
 func (s *KubeService) DNS() string {
