@@ -248,3 +248,71 @@ func TestSetWhoseNetsAreDropped(t *testing.T) {
 		}
 	})
 }
+
+// TestFailedDeletionsAreRepeated makes an admission policy keep the addresses of a set, and the
+// first deletion of the set fail.
+func TestFailedDeletionsAreRepeated(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), nil)
+		r.put(t, "1", "a", "10.4.0.1")
+		r.put(t, "2", "a", "10.4.0.2")
+		elapse(time.Second)
+		failed := false
+		r.sets.Hook(func(h *kubetest.Hooks) {
+			h.Admit = func(q kubetest.Request, set *unstructured.Unstructured) *metav1.Status {
+				if q.Verb == kubetest.Patch {
+					_ = unstructured.SetNestedStringSlice(set.Object, []string{"10.4.0.1/32", "10.4.0.2/32"}, "spec", "nets")
+				}
+				return nil
+			}
+			h.Fail = func(q kubetest.Request) *metav1.Status {
+				if q.Verb == "delete" && !failed {
+					failed = true
+					return kubetest.Failure(http.StatusInternalServerError, metav1.StatusReasonInternalError)
+				}
+				return nil
+			}
+		})
+		r.drop("1")
+		elapse(2 * lastRetry)
+		if !failed {
+			t.Error("nothing was deleted")
+		}
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32"})
+	})
+}
+
+// TestFailuresOfAnEarlierRemovalDontCount makes one patch fail, and an hour later another one: the
+// set is not deleted.
+func TestFailuresOfAnEarlierRemovalDontCount(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), nil)
+		r.put(t, "1", "a", "10.4.0.1")
+		r.put(t, "2", "a", "10.4.0.2")
+		elapse(time.Second)
+		fail := func() {
+			failed := false
+			r.sets.Hook(func(h *kubetest.Hooks) {
+				h.Fail = func(q kubetest.Request) *metav1.Status {
+					if q.Verb == "delete" {
+						t.Error("the set is deleted")
+					}
+					if q.Verb != kubetest.Patch || failed {
+						return nil
+					}
+					failed = true
+					return kubetest.Failure(http.StatusInternalServerError, metav1.StatusReasonInternalError)
+				}
+			})
+		}
+		fail()
+		r.drop("1")
+		elapse(50 * time.Millisecond)
+		r.put(t, "1", "a", "10.4.0.1")
+		elapse(time.Hour)
+		fail()
+		r.drop("1")
+		elapse(time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32"})
+	})
+}

@@ -18,7 +18,7 @@ const removalPatience = 5 * time.Second
 
 // stuck is an object from which addresses must be removed.
 type stuck struct {
-	since time.Time // of the first failed patch; zero: none failed
+	since, last time.Time // of the first and the last failed patch
 	// added: admission adds nets to the object when it is created, so that deleting it
 	// wouldn't remove them.
 	added bool
@@ -69,12 +69,16 @@ func (w *writer) put(ctx context.Context, have *Observed, want *Object) error {
 	case err == nil && w.c.adds(want.Name):
 		return nil
 	case err == nil:
+		// The address is still admitted: unless it is deleted, the write has to be repeated.
+		w.wrote(ctx, o.Sum, o)
 		have, err = o, fmt.Errorf("patch network set %s: what it removes is in the response", want.Name)
 	default:
 		if less := keeps(have, want); kube.Refused(err) && len(less.Addrs) < len(want.Addrs) && len(less.Addrs) > 0 {
 			if o, lessErr := w.patch(ctx, have, &less, true); lessErr == nil && !stays(have, &less, o) {
 				w.c.unstick(want.Name)
 				return err
+			} else if lessErr == nil {
+				have = o
 			}
 		}
 		if !kube.Refused(err) && !w.c.persists(want.Name, time.Now()) {
@@ -97,7 +101,7 @@ func keeps(have *Observed, want *Object) Object {
 
 // stays reports whether something that was to be removed is in the response.
 func stays(have *Observed, want *Object, response *Observed) bool {
-	if have.Ranges && response.Ranges {
+	if have.Ranges && response.Ranges || have.Identity != want.Identity && response.Identity != want.Identity {
 		return true
 	}
 	return slices.ContainsFunc(missing(have.Addrs, want.Addrs), func(addr netip.Addr) bool { return contains(response.Addrs, addr) })
@@ -162,9 +166,10 @@ func (c *Controller) persists(name string, now time.Time) bool {
 		s = &stuck{}
 		c.stuck[name] = s
 	}
-	if s.since.IsZero() {
+	if now.Sub(s.last) > 2*lastRetry { // Of another removal.
 		s.since = now
 	}
+	s.last = now
 	return now.Sub(s.since) >= removalPatience
 }
 
