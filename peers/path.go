@@ -292,7 +292,7 @@ func (p *path) evaluate(now time.Time) {
 	if p.answers {
 		switch {
 		case p.state == PathDown || !p.passed(now, downAfter):
-		case !p.heardFrom(now):
+		case !p.heardFrom(now), p.passive: // A passive peer isn't asked for a handshake.
 			p.setState(now, PathDown, SignNoAnswer)
 			p.counted = p.handshakeSent
 		case p.triedAt.IsZero() || now.Sub(p.triedAt) < oneWayAfter:

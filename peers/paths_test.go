@@ -318,7 +318,7 @@ func TestPacketsThatArriveCount(t *testing.T) {
 		name                   string
 		session                time.Duration // age of the session
 		cut, deaf, busy, heard bool
-		responder              bool
+		responder, passive     bool
 		down                   time.Duration // at most; 0: never
 		sign                   Sign
 	}{
@@ -330,6 +330,7 @@ func TestPacketsThatArriveCount(t *testing.T) {
 		{name: "no packets pass, in a new session", cut: true, down: 3 * time.Second, sign: SignNoAnswer},
 		{name: "ours don't", session: old, cut: true, heard: true, down: 10 * time.Second, sign: SignOneWay},
 		{name: "ours don't, seen by the responder", session: old, cut: true, heard: true, responder: true, down: 12 * time.Second, sign: SignOneWay},
+		{name: "ours don't, to a peer without an endpoint", session: old, cut: true, heard: true, passive: true, down: 3 * time.Second, sign: SignNoAnswer},
 		{name: "ours don't, in a new session", cut: true, heard: true, down: 15 * time.Second, sign: SignOneWay},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -340,7 +341,7 @@ func TestPacketsThatArriveCount(t *testing.T) {
 				m.step()
 			}
 			p := m.paths.of[keyOf(1)]
-			p.initiator = !c.responder
+			p.initiator, p.passive = !c.responder, c.passive
 			m.cut[keyOf(1)], m.deaf[keyOf(1)], m.busy, m.heard = c.cut, c.deaf, c.busy, c.heard
 			if c.down > 0 {
 				m.until("down", c.down, PathDown, 0)

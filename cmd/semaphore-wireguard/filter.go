@@ -55,6 +55,9 @@ func (a *agent) ruleset() routes.Ruleset {
 // syncFilter installs the packet filter. In the pass that finds nothing to do it notes the
 // counts, so that their changes have a time without a reader of status or metrics.
 func (a *agent) syncFilter(ctx context.Context) error {
+	if err := a.findRemoved(); err != nil {
+		return err
+	}
 	changed, err := a.filter.Sync(ctx, a.ruleset())
 	if !changed && err == nil {
 		a.filterStatus(ctx)

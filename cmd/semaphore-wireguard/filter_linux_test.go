@@ -170,8 +170,9 @@ func TestRemovedRemotesAreRefusedForATime(t *testing.T) {
 	a := start(func(cfg *config.Wireguard) {
 		cfg.Remotes[1].Name, cfg.Remotes[1].PodSubnets = "other", []netip.Prefix{netip.MustParsePrefix("fd06:0:0:1::/64")}
 	})
-	if rep := a.status().(agentReport).Removed; rep != nil {
-		t.Errorf("of another remote's: %+v", rep)
+	rep := a.status().(agentReport).Removed
+	if rep == nil || len(rep.PodSubnets) != 16 || slices.ContainsFunc(rep.PodSubnets, func(s string) bool { return netip.MustParsePrefix(s).Overlaps(a.remotes[1].cfg.PodSubnets[0]) }) {
+		t.Errorf("beside another remote's: %+v", rep)
 	}
 	start(func(*config.Wireguard) {})
 	b := start(one)

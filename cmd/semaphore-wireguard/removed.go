@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
@@ -34,7 +35,12 @@ func (a *agent) findRemoved() error {
 	}
 	a.removed.found, a.removed.until = true, time.Now().Add(a.cfg.RemovalGrace)
 	for _, r := range a.remotes {
-		fenced = slices.DeleteFunc(fenced, func(s netip.Prefix) bool { return slices.ContainsFunc(r.cfg.PodSubnets, s.Overlaps) })
+		for _, configured := range r.cfg.PodSubnets {
+			fenced = without(fenced, configured)
+		}
+		// Its packets go there outside of the tunnel.
+		nodes := peers.Around(fenced, r.controller.State().Restored)
+		fenced = slices.DeleteFunc(fenced, func(s netip.Prefix) bool { return slices.Contains(nodes, s) })
 	}
 	a.removed.retained = fenced
 	if len(fenced) > 0 && a.cfg.RemovalGrace > 0 {
@@ -42,6 +48,28 @@ func (a *agent) findRemoved() error {
 			"subnets", fenced, "until", a.removed.until)
 	}
 	return nil
+}
+
+// without returns the prefixes less another one: those that contain it are split.
+func without(prefixes []netip.Prefix, other netip.Prefix) []netip.Prefix {
+	var rest []netip.Prefix
+	for _, p := range prefixes {
+		switch {
+		case !p.Overlaps(other):
+			rest = append(rest, p)
+		case p.Bits() < other.Bits():
+			rest = append(rest, without(halves(p), other)...)
+		}
+	}
+	return rest
+}
+
+// halves splits a prefix that isn't a single address.
+func halves(p netip.Prefix) []netip.Prefix {
+	upper := p.Addr().AsSlice()
+	upper[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
+	addr, _ := netip.AddrFromSlice(upper)
+	return []netip.Prefix{netip.PrefixFrom(p.Addr(), p.Bits()+1), netip.PrefixFrom(addr, p.Bits()+1)}
 }
 
 // exclude leaves out the subnets that overlap something this node depends on.
