@@ -1,7 +1,9 @@
 package kubelet_test
 
 import (
+	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
@@ -243,7 +246,7 @@ spec: {policyName: fault-pods, validationActions: [Deny]}
 		},
 		{
 			kind: kind, name: "an admission policy refuses changes of mirrored services", named: "(service|mirror).*(frozen|refus|den|admission)|frozen",
-			inject: all(deny, p.relabel(1, "fault-policy")),
+			inject: all(deny, p.frozen, p.relabel(1, "fault-policy")),
 			remove: all(p.unlabel(1, "fault-policy"), allow),
 		},
 		{
@@ -256,6 +259,19 @@ spec: {policyName: fault-pods, validationActions: [Deny]}
 			inject: denyProbes, remove: allowProbes,
 		},
 	}
+}
+
+// frozen waits until aws refuses Services in our namespace: a policy takes effect a moment after
+// it is created.
+func (p *patients) frozen(t *testing.T) {
+	t.Helper()
+	must(t, testbed.Wait(within(t, time.Minute), "the policy to take effect", func(ctx context.Context) error {
+		_, err := p.clusters[0].Kubectl(ctx, "-n", programs.Namespace, "create", "service", "clusterip", "trial", "--tcp=80", "--dry-run=server")
+		if err == nil {
+			return errors.New("a Service is admitted")
+		}
+		return nil
+	}))
 }
 
 // relabel creates a further service of a cluster's meter that other clusters mirror.
