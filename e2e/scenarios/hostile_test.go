@@ -44,7 +44,7 @@ func TestHostileNodes(t *testing.T) {
 		15: func(n *corev1.Node) { n.Annotations[endpoint] = "127.0.0.1:51820" },
 		18: func(n *corev1.Node) { n.Annotations[endpoint] = "224.0.0.1:51820" },
 		21: func(n *corev1.Node) { n.Annotations[endpoint] = "10.66.1.1:51820" }, // the agent's own
-		24: func(n *corev1.Node) { n.Annotations[endpoint] = "10.4.1.2:51820" },  // in the tunnel
+		24: func(n *corev1.Node) { n.Annotations[endpoint] = "10.2.1.9:51820" },  // among own pods
 		27: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "0.0.0.0/0", []string{"0.0.0.0/0"} },
 		30: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "10.4.1.0/24", []string{"10.4.1.0/24"} }, // the victim's
 		33: func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "10.2.1.0/24", []string{"10.2.1.0/24"} }, // the agent's own

@@ -190,6 +190,7 @@ func measure(header int, believed func() int, carries func(size, times int) bool
 func until(ctx context.Context, limit time.Duration, do func(context.Context) (string, error)) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	end, _ := ctx.Deadline()
 	var last error
 	for {
 		once, stop := context.WithTimeout(ctx, 3*time.Second)
@@ -198,7 +199,8 @@ func until(ctx context.Context, limit time.Duration, do func(context.Context) (s
 		if err == nil {
 			return answer, nil
 		}
-		if last == nil || ctx.Err() == nil {
+		// A connection's own deadline may be noticed before that of ctx.
+		if last == nil || ctx.Err() == nil && time.Now().Before(end) {
 			last = err
 		}
 		select {
