@@ -210,6 +210,9 @@ func (p *process) start(t *testing.T) func(name string) (dnsmessage.RCode, []str
 		}
 		select {
 		case <-ended:
+			if strings.Contains(output.String(), "address already in use") {
+				return p.start(t) // Another program has taken the port meanwhile.
+			}
 			t.Fatalf("CoreDNS has exited: %v\n%s", exit, output)
 		case <-ctx.Done():
 			t.Fatalf("CoreDNS doesn't answer: %v, %v", code, err)
