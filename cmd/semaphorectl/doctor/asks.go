@@ -271,15 +271,21 @@ func (f *Facts) eachDenied(say func(a *probe.Asked, scope Scope, address, err st
 	}
 }
 
-// openVirtual lists the ClusterIPs of a service that don't answer, and that have no endpoint of
-// their family at the same port to compare with.
+// openVirtual lists the ClusterIPs of a service that don't answer, and can't be compared with an
+// endpoint: a temporary Service's own doesn't answer either, or none is at the same port.
 func openVirtual(f *Facts, a *probe.Asked, add func(Scope, func() Open)) {
 	for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
 		compared := slices.ContainsFunc(a.Addresses, func(other string) bool { return !virtual(a, other) && isIPv6(other) == isIPv6(address) })
+		open := Open{"whether " + subject(a) + " answers", address + ": " + a.Result.Failed[address] + "; none of its ready endpoints is at this port", f.askAgain(a)}
+		if a.Fresh {
+			compared = f.answers(a, address)
+			open = Open{"whether ClusterIPs are served on " + a.From.Node, "the endpoint of the temporary Service, a pod on " + a.To.Node + ", doesn't answer", open.Command}
+		}
 		if virtual(a, address) && !compared {
-			add(askScope(a), func() Open {
-				return Open{"whether " + subject(a) + " answers", address + ": " + a.Result.Failed[address] + "; none of its ready endpoints is at this port", f.askAgain(a)}
-			})
+			add(askScope(a), func() Open { return open })
+			if a.Fresh {
+				return // The text is the same for each of its addresses.
+			}
 		}
 	}
 }
@@ -305,12 +311,8 @@ func openAsked(f *Facts, add func(Scope, func() Open)) {
 			add(askScope(a), func() Open {
 				return Open{fmt.Sprintf("whether pods on %s reach %s", a.From.Node, subject(a)), a.Untried, f.askAgain(a)}
 			})
-		} else if a.Untried == "" && !a.Fresh {
+		} else if a.Untried == "" {
 			openVirtual(f, a, add)
-		} else if a.Fresh && a.Untried == "" && slices.ContainsFunc(slices.Collect(maps.Keys(a.Result.Failed)), func(address string) bool { return !f.answers(a, address) }) {
-			add(askScope(a), func() Open {
-				return Open{"whether ClusterIPs are served on " + a.From.Node, "the endpoint of the temporary Service, a pod on " + a.To.Node + ", doesn't answer", f.askAgain(a)}
-			})
 		}
 	}
 }
