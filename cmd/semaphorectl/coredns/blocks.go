@@ -81,8 +81,8 @@ func adapt(like *Server) (port, bind, access string) {
 	if like == nil {
 		return ":53", "", ""
 	}
-	if like.Zones[0].Port != "" {
-		port = ":" + like.Zones[0].Port
+	if at := like.plain(); at.Port != "" {
+		port = ":" + at.Port
 	}
 	if d := like.directive("bind"); d != nil {
 		bind = "    bind " + quote(d.Args)

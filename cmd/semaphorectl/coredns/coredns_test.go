@@ -134,12 +134,7 @@ func (p *process) command(t *testing.T) (cmd *exec.Cmd, port int, output *bytes.
 	t.Helper()
 	root := t.TempDir()
 	in, main, mounts := p.mounts(t)
-	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	port = conn.LocalAddr().(*net.UDPAddr).Port
-	_ = conn.Close()
+	port, tls := freePort(t), freePort(t)
 	for _, m := range mounts {
 		object := in.maps[m.name]
 		if object == nil {
@@ -152,6 +147,7 @@ func (p *process) command(t *testing.T) (cmd *exec.Cmd, port int, output *bytes.
 				}
 			}
 			text = ports.ReplaceAllString(plugins.ReplaceAllString(text, ""), fmt.Sprintf(":%d", port))
+			text = strings.ReplaceAll(text, ":853", fmt.Sprintf(":%d", tls))
 			text = strings.ReplaceAll(text, "import /etc/", "import "+root+"/etc/")
 			text = regexp.MustCompile(`(?m)^ +kubernetes .*[a-z.]$`).ReplaceAllString(text, "$0 {\n    }")
 			text = regexp.MustCompile(`(?m)^ +kubernetes .*\{$`).ReplaceAllString(text, "$0\n        endpoint "+p.api)
@@ -165,6 +161,17 @@ func (p *process) command(t *testing.T) (cmd *exec.Cmd, port int, output *bytes.
 	cmd = exec.CommandContext(t.Context(), p.binary, "-conf", filepath.Join(root, main))
 	cmd.Stdout, cmd.Stderr = output, output
 	return cmd, port, output
+}
+
+// freePort returns a port of the loopback that no other process has.
+func freePort(t *testing.T) int {
+	t.Helper()
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).Port
 }
 
 // mounts returns the objects, and what the container that runs CoreDNS sees of them.

@@ -309,6 +309,18 @@ func (a Address) serves(zone string, like Address) bool {
 	return a.Transport == "dns" && a.Zone == zone && cmp.Or(a.Port, "53") == cmp.Or(like.Port, "53")
 }
 
+// plain returns the first address of plain DNS of a server block; the zero value: it has none.
+func (s *Server) plain() Address {
+	if s != nil {
+		for _, a := range s.Zones {
+			if a.Transport == "dns" {
+				return a
+			}
+		}
+	}
+	return Address{}
+}
+
 // directive returns a directive of a server block; nil: there is none.
 func (s *Server) directive(name string) *Directive {
 	for i := range s.Directives {

@@ -123,6 +123,8 @@ func layouts() map[string]layout {
 		"kOps":           {[]runtime.Object{configMap("coredns", corefile(server+"}\n"), "addon.kops.k8s.io/name=coredns.addons.k8s.io"), deployment("coredns", "coredns", "")}, "coredns/Corefile", "kOps", false},
 		"another port":   {[]runtime.Object{configMap("coredns", corefile(strings.Replace(azure["Corefile"], ".:53", ".:8053", 1)), "resources.gardener.cloud/managed-by=gardener"), deployment("coredns", "coredns", custom)}, "coredns-custom/semaphore.server", "", false},
 		"OpenShift":      {[]runtime.Object{operator, openshift}, "", "OpenShift's DNS operator", true},
+		"DNS over TLS first": {[]runtime.Object{configMap("coredns", corefile("tls://cluster.local:853 {\n    kubernetes cluster.local\n}\n"+strings.Replace(azure["Corefile"], ".:53", "tls://.:853 .:8053", 1))), deployment("coredns", "coredns", custom)},
+			"coredns-custom/semaphore.server", "", false},
 		"a node's cache": {[]runtime.Object{configMap("coredns", corefile(server+"}\n")), deployment("coredns", "coredns", ""), cache, nodeLocal()}, "coredns/Corefile", "", false},
 	}
 }
@@ -346,6 +348,26 @@ func TestNodeLocal(t *testing.T) {
 		missing := n.Missing(asked)
 		if !slices.Equal(missing, c.missing) || c.remedy != "" && !strings.Contains(n.Remedy(missing), c.remedy) {
 			t.Errorf("%s: missing %v: %s", name, missing, n.Remedy(missing))
+		}
+	}
+}
+
+// TestRefusesWhatCoreDNSWould checks the result before it is written.
+func TestRefusesWhatCoreDNSWould(t *testing.T) {
+	for name, c := range map[string]struct{ corefile, want string }{
+		"foreign server blocks for one zone twice": {".:53 {\n    kubernetes cluster.local\n}\nexample.org {\n}\nexample.org:53 {\n}\n", "two for example.org:53"},
+		"a view before the rest of its zone":       {".:53 {\n    view x {\n    }\n}\n.:53 {\n    kubernetes cluster.local\n}\n", ""},
+		"a view after the rest of its zone":        {".:53 {\n    kubernetes cluster.local\n}\n.:53 {\n    view x {\n    }\n}\n", "two for .:53"},
+		"DNS over TLS only":                        {"tls://.:853 {\n    kubernetes cluster.local\n}\n", ""},
+		"an end that isn't in a block":             {".:53 {\n    kubernetes cluster.local\n}\n(rest) {\n", "can't read its configuration"},
+	} {
+		client := fake.NewClientset(configMap("coredns", map[string]string{"Corefile": c.corefile}), deployment("coredns", "coredns", ""))
+		_, err := Write(t.Context(), client, zones)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := configMaps(t, client)["coredns"]["Corefile"]; (got == c.corefile) != (c.want != "") {
+			t.Errorf("%s: written\n%s", name, got)
 		}
 	}
 }

@@ -135,7 +135,7 @@ func (n *NodeLocal) Remedy(missing []string) string {
 		have = append(have, a.String())
 	}
 	for _, zone := range missing {
-		want = append(want, Address{"dns", zone, local.Zones[0].Port}.String())
+		want = append(want, Address{"dns", zone, local.plain().Port}.String())
 	}
 	return fmt.Sprintf("in %s, write %q instead of %q", where, strings.Join(append(slices.Clone(have), want...), " ")+" {", strings.Join(have, " ")+" {")
 }

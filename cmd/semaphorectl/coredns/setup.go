@@ -54,7 +54,9 @@ type Setup struct {
 
 	servers []Server // with ours
 	others  []Server
-	like    *Server // the server block of Domain
+	like    *Server // the server block of Domain, one on plain DNS if there is any
+	main    string  // the path of the Corefile
+	mounts  []mount
 	target  place
 	ours    []place // with our server blocks
 	maps    map[string]*corev1.ConfigMap
@@ -304,6 +306,7 @@ func (in *objects) bare() string {
 
 // parse reads the configuration from the mounted ConfigMaps.
 func (s *Setup) parse(main string, mounts []mount) error {
+	s.main, s.mounts = main, mounts
 	all, others, at := files{}, files{}, map[string]place{}
 	for _, m := range mounts {
 		for key, text := range s.data(m.name) {
@@ -337,7 +340,7 @@ func (s *Setup) parse(main string, mounts []mount) error {
 	for i := range s.others {
 		o := &s.others[i]
 		s.Reloads = s.Reloads || o.directive("reload") != nil
-		if d := o.directive("kubernetes"); d != nil && len(d.Args) > 0 && s.like == nil {
+		if d := o.directive("kubernetes"); d != nil && len(d.Args) > 0 && (s.like == nil || s.like.plain() == Address{} && o.plain() != Address{}) {
 			if domain := strings.TrimSuffix(d.Args[0], "."); len(validation.IsDNS1123Subdomain(domain)) == 0 {
 				s.like, s.Domain = o, domain
 			}
@@ -420,10 +423,7 @@ func (s *Setup) Serves(zone string) bool { return serves(s.servers, zone, s.like
 func (s *Setup) Foreign(zone string) bool { return serves(s.others, zone, s.like) }
 
 func serves(servers []Server, zone string, like *Server) bool {
-	at := Address{}
-	if like != nil {
-		at = like.Zones[0]
-	}
+	at := like.plain()
 	for i := range servers {
 		if slices.ContainsFunc(servers[i].Zones, func(a Address) bool { return a.serves(zone, at) }) {
 			return true
@@ -432,8 +432,11 @@ func serves(servers []Server, zone string, like *Server) bool {
 	return false
 }
 
+// defaultPorts are those of server blocks without a port, by transport.
+var defaultPorts = map[string]string{"dns": "53", "tls": "853", "quic": "853", "grpc": "443", "https": "443", "https3": "443"}
+
 // Twice returns the zones with two server blocks: CoreDNS doesn't start with them, and one that
-// runs keeps its earlier configuration.
+// runs keeps its earlier configuration. It accepts those with the plugin view before another one.
 func (s *Setup) Twice() []string {
 	var all []string
 	seen := map[string]bool{}
@@ -443,11 +446,11 @@ func (s *Setup) Twice() []string {
 			bind = strings.Join(d.Args, " ")
 		}
 		for _, a := range s.servers[i].Zones {
-			a.Port = cmp.Or(a.Port, map[string]string{"dns": "53"}[a.Transport])
+			a.Port = cmp.Or(a.Port, defaultPorts[a.Transport])
 			if key := a.String() + " " + bind; seen[key] {
 				all = append(all, a.String())
 			} else {
-				seen[key] = true
+				seen[key] = s.servers[i].directive("view") == nil
 			}
 		}
 	}

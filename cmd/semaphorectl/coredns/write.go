@@ -3,6 +3,7 @@ package coredns
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,6 +49,19 @@ type edit struct {
 	text string
 }
 
+// in returns a ConfigMap with the edit; nil: a new one.
+func (e edit) in(m *corev1.ConfigMap) *corev1.ConfigMap {
+	if m == nil {
+		m = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: e.name, Annotations: map[string]string{created: manifests.Manager}}}
+	}
+	m = m.DeepCopy()
+	if m.Data == nil {
+		m.Data = map[string]string{}
+	}
+	m.Data[e.key] = e.text
+	return m
+}
+
 // plan returns the edits, removals first: CoreDNS doesn't start with one zone in two server
 // blocks.
 func (s *Setup) plan(zones []Zone) ([]edit, error) {
@@ -77,16 +91,49 @@ func (s *Setup) plan(zones []Zone) ([]edit, error) {
 	if want := withBlock(have, blocks); want != have {
 		edits = append(edits, edit{s.target, want})
 	}
-	return edits, nil
+	return edits, s.after(edits).lacks(zones)
+}
+
+// Check returns an error if Write would refuse to write the server blocks for zones.
+func (s *Setup) Check(zones []Zone) error {
+	_, err := s.plan(zones)
+	return err
+}
+
+// after returns the setup as CoreDNS reads it once edits are written.
+func (s *Setup) after(edits []edit) *Setup {
+	next := &Setup{Kind: s.Kind, Name: s.Name, Namespace: s.Namespace, maps: maps.Clone(s.maps)}
+	for _, e := range edits {
+		next.maps[e.name] = e.in(next.maps[e.name])
+	}
+	if err := next.parse(s.main, s.mounts); err != nil {
+		next.Invalid = err
+	}
+	return next
+}
+
+// lacks returns an error if CoreDNS can't load its configuration, or doesn't serve a zone.
+func (s *Setup) lacks(zones []Zone) error {
+	switch twice := s.Twice(); {
+	case s.Invalid != nil:
+		return fmt.Errorf("with the server blocks for other clusters: %w", s.Invalid)
+	case len(twice) > 0:
+		return fmt.Errorf("with the server blocks for other clusters CoreDNS would have two for %s, and not start", strings.Join(twice, ", "))
+	}
+	for _, zone := range Names(zones) {
+		if !s.Serves(zone) {
+			return fmt.Errorf("with the server blocks for other clusters in %s CoreDNS would not serve %s", s.Target(), zone)
+		}
+	}
+	return nil
 }
 
 // write writes a key. A key of ours without content is removed, and with the last one a
 // ConfigMap of ours.
 func (s *Setup) write(ctx context.Context, client kubernetes.Interface, e edit) error {
 	maps := client.CoreV1().ConfigMaps(s.Namespace)
-	m := s.maps[e.name]
-	if m == nil {
-		m = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: e.name, Annotations: map[string]string{created: manifests.Manager}}, Data: map[string]string{e.key: e.text}}
+	m := e.in(s.maps[e.name])
+	if s.maps[e.name] == nil {
 		m, err := maps.Create(ctx, m, metav1.CreateOptions{FieldManager: manifests.Manager})
 		if apierrors.IsAlreadyExists(err) {
 			return apierrors.NewConflict(corev1.Resource("configmaps"), e.name, err)
@@ -94,11 +141,6 @@ func (s *Setup) write(ctx context.Context, client kubernetes.Interface, e edit) 
 		s.maps[e.name] = m
 		return err
 	}
-	m = m.DeepCopy()
-	if m.Data == nil {
-		m.Data = map[string]string{}
-	}
-	m.Data[e.key] = e.text
 	if e.text == "" && strings.HasPrefix(e.key, "semaphore.") {
 		delete(m.Data, e.key)
 	}

@@ -42,6 +42,10 @@ func unnamed(f *facts.Facts, settings facts.Settings) []fault {
 		wrong("names of services of other clusters: "+err.Error(), "give that cluster another name")
 		return faults
 	}
+	if err := dns.Check(all); err != nil {
+		wrong("CoreDNS: "+err.Error(), "correct its configuration, or add the server blocks by hand: join --output yaml writes them to a file")
+		return faults
+	}
 	names := coredns.Names(all)
 	for _, zone := range names {
 		if dns.Foreign(zone) {
