@@ -25,15 +25,15 @@ FUZZED = $(foreach of,$(MODULE) $(DECODERS),-gcflags=$(of)/...=-d=libfuzzer)
 help: ## list what there is
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The flags are those of e2e/tools, so that packages that our programs share with the control
+# The flags are those of deploy/tools, so that packages that our programs share with the control
 # planes, a third of them, are compiled once.
 demo demo-down: export CGO_ENABLED := 0
 demo demo-down: export GOFLAGS := -trimpath -gcflags=all=-dwarf=false $(GOFLAGS)
 
 .PHONY: demo
 demo: ## two clusters on this machine, encrypted, end to end (root); KEEP=1 leaves it running
-	@./e2e/tools/deps demo
-	@$(GO) run ./e2e/tools/build etcd kube-apiserver kubectl kube-proxy coredns >/dev/null
+	@./deploy/tools/deps demo
+	@$(GO) run ./deploy/tools/build etcd kube-apiserver kubectl kube-proxy coredns >/dev/null
 	@echo "compiling the demo (half a minute at the first time)"
 	$(GO) run ./e2e/demo $(if $(KEEP),-keep)
 
@@ -132,7 +132,7 @@ build: ## the programs, into bin/
 .PHONY: lint
 lint: ## tidy modules and golangci-lint, which vets, too
 	$(GO) mod tidy -diff
-	"$$($(GO) run ./e2e/tools/build golangci-lint)" run --allow-parallel-runners ./...
+	"$$($(GO) run ./deploy/tools/build golangci-lint)" run --allow-parallel-runners ./...
 
 .PHONY: settings
 settings: ## docs/settings.md, from internal/config
@@ -140,11 +140,11 @@ settings: ## docs/settings.md, from internal/config
 
 .PHONY: fmt
 fmt: ## format everything
-	"$$($(GO) run ./e2e/tools/build golangci-lint)" fmt ./...
+	"$$($(GO) run ./deploy/tools/build golangci-lint)" fmt ./...
 
 .PHONY: deps
 deps: ## what tests, demo and benchmarks need from Debian
-	@./e2e/tools/deps
+	@./deploy/tools/deps
 
 .PHONY: sbom
 sbom: ## bill of materials of the programs, into bin/

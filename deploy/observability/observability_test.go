@@ -15,8 +15,8 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/docs"
-	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
 // query is an expression with the place that it is from.

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 )
 
 // packagedPrograms are those that the machine can have besides what is tested: the

@@ -22,11 +22,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/image"
 	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
 // Names of the images beside ours.
@@ -234,7 +234,7 @@ func (l *lab) startKubelet(ctx context.Context, c *testbed.Cluster) (*testbed.No
 		return nil, nil, err
 	}
 	kubelet, err := node.StartKubelet(ctx, testbed.KubeletConfig{
-		Runc:       filepath.Join(cache, "kube-semaphore", "runc", "usr", "sbin", "runc"), // Of e2e/tools/deps.
+		Runc:       filepath.Join(cache, "kube-semaphore", "runc", "usr", "sbin", "runc"), // Of deploy/tools/deps.
 		PauseImage: pauseImage,
 		Images:     l.images,
 	})

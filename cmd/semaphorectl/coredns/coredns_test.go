@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 )
 
 // TestCoreDNSStarts runs CoreDNS with each layout as it was, as join leaves it, and as leave

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
 )
 
 // Stage is one of the controllers between two clusters.

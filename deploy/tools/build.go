@@ -20,7 +20,7 @@ import (
 // Config says where Build finds the tool modules and puts the binaries. The
 // zero value serves callers that run inside the repository.
 type Config struct {
-	// Modules is the folder that holds the tool modules. Default: e2e/tools of
+	// Modules is the folder that holds the tool modules. Default: deploy/tools of
 	// the module that encloses the working directory.
 	Modules string
 	// Cache is the folder for the binaries. Default: kube-semaphore/tools in
@@ -48,7 +48,7 @@ func Build(ctx context.Context, cfg Config, names ...string) (Binaries, error) {
 		if err != nil {
 			return nil, err
 		}
-		cfg.Modules = filepath.Join(root, "e2e", "tools")
+		cfg.Modules = filepath.Join(root, "deploy", "tools")
 	}
 	if cfg.Cache == "" {
 		cache, err := os.UserCacheDir()
@@ -77,7 +77,7 @@ func Root(ctx context.Context) (string, error) {
 		return "", err
 	}
 	root := filepath.Dir(gomod)
-	if _, err := os.Stat(filepath.Join(root, "e2e", "tools")); err != nil {
+	if _, err := os.Stat(filepath.Join(root, "deploy", "tools")); err != nil {
 		return "", fmt.Errorf("find the repository (run this inside it): %w", err)
 	}
 	return root, nil

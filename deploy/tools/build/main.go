@@ -2,7 +2,7 @@
 // each binary on a line of its own, in the order in which they were named.
 // Progress goes to standard error.
 //
-//	go run ./e2e/tools/build kube-apiserver etcd
+//	go run ./deploy/tools/build kube-apiserver etcd
 package main
 
 import (
@@ -14,7 +14,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/tools"
+	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 )
 
 func main() {

@@ -1,4 +1,4 @@
-module github.com/kube-semaphore/kube-semaphore/e2e/tools/kubernetes
+module github.com/kube-semaphore/kube-semaphore/deploy/tools/kubernetes
 
 go 1.26.0
 

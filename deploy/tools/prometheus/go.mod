@@ -1,4 +1,4 @@
-module github.com/kube-semaphore/kube-semaphore/e2e/tools/prometheus
+module github.com/kube-semaphore/kube-semaphore/deploy/tools/prometheus
 
 go 1.26.0
 
