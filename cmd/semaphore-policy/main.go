@@ -18,7 +18,7 @@ const grace = 10 * time.Second
 
 func main() {
 	program := run.Program[config.Policy]{
-		Name: "semaphore-policy", Load: config.LoadPolicy, Run: serve, Status: statusCommand().Main,
+		Name: "semaphore-policy", Load: config.LoadPolicy, Run: serve, Status: statusCommand().Main, Probe: statusCommand().Probe,
 	}
 	os.Exit(program.Main(os.Args[1:]))
 }

@@ -134,10 +134,10 @@ func (p *program) newReplica(client kube.Client) (*replica.Replica, error) {
 // tasks returns all tasks of the process.
 func (p *program) tasks() []run.Task {
 	p.servers = run.NewServers(run.ServersConfig{
-		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
+		ProbeAddress: p.cfg.ProbeAddress, ProbeSocket: p.cfg.ProbeSocket, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
-	tasks := append([]run.Task{p.servers.Probes, p.servers.Status}, p.controller.Watches()...)
+	tasks := append(p.servers.Tasks(), p.controller.Watches()...)
 	tasks = append(tasks, reconcile.NewLoop(reconcile.Config{
 		Name: "IP pools", Reconcile: p.pools.read, Trigger: reconcile.NewTrigger(), Resync: poolsPeriod, Logger: p.log,
 	}))

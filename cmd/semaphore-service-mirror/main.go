@@ -19,7 +19,7 @@ const grace = 10 * time.Second
 
 func main() {
 	program := run.Program[config.Mirror]{
-		Name: "semaphore-service-mirror", Load: load, Run: serve, Status: statusCommand().Main,
+		Name: "semaphore-service-mirror", Load: load, Run: serve, Status: statusCommand().Main, Probe: statusCommand().Probe,
 	}
 	os.Exit(program.Main(os.Args[1:]))
 }

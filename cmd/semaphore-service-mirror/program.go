@@ -125,10 +125,10 @@ func localClient(cfg config.Mirror, userAgent string, requests *requestMetrics, 
 // tasks returns all tasks of the process.
 func (p *program) tasks() []run.Task {
 	p.servers = run.NewServers(run.ServersConfig{
-		ProbeAddress: p.cfg.ProbeAddress, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
+		ProbeAddress: p.cfg.ProbeAddress, ProbeSocket: p.cfg.ProbeSocket, ListenAddress: p.cfg.ListenAddress, Guard: p.guard, Gatherer: p.registry,
 		Health: p.controller.Health, Ready: p.controller.Ready, Status: p.status, Logger: p.log,
 	})
-	tasks := append([]run.Task{p.servers.Probes, p.servers.Status}, p.controller.Tasks()...)
+	tasks := append(p.servers.Tasks(), p.controller.Tasks()...)
 	return append(tasks, p.replica)
 }
 

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// TestStrangersReachNoProbe checks the ports in the manifests: those that the NetworkPolicies
-// of the two Deployments admit, those of the kubelet's probes, and that all of them exist.
+// TestStrangersReachNoProbe checks the manifests: the ports that the NetworkPolicies of the two
+// Deployments admit, and that the kubelet probes over a Unix socket inside each pod.
 func TestStrangersReachNoProbe(t *testing.T) {
 	read := func(name string, object any) {
 		t.Helper()
@@ -32,12 +32,24 @@ func TestStrangersReachNoProbe(t *testing.T) {
 		}
 		return byName
 	}
-	probed := func(c *corev1.Container, host string) {
+	// A port on the loopback could belong to another agent of the node, and clients can exhaust
+	// any port.
+	probed := func(pod *corev1.PodSpec) {
 		t.Helper()
-		for _, probe := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
-			if probe != nil && (probe.HTTPGet.Port.StrVal != "probe" || probe.HTTPGet.Host != host) {
-				t.Errorf("%s is probed at %q port %s", c.Command, probe.HTTPGet.Host, &probe.HTTPGet.Port)
+		c := &pod.Containers[0]
+		for path, probe := range map[string]*corev1.Probe{"/healthz": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+			if want := append(slices.Clone(c.Command), "probe", path); probe.Exec == nil || !slices.Equal(probe.Exec.Command, want) {
+				t.Errorf("%s is probed by %v, expected %q", c.Command, probe.ProbeHandler, want)
 			}
+		}
+		socket := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "SEMAPHORE_PROBE_SOCKET" })
+		mount := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+			return socket >= 0 && m.MountPath == filepath.Dir(c.Env[socket].Value) && !m.ReadOnly
+		})
+		if mount < 0 || !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool {
+			return v.Name == c.VolumeMounts[mount].Name && v.EmptyDir != nil
+		}) {
+			t.Errorf("%s has no folder of its own for its socket", c.Command)
 		}
 	}
 	for _, name := range []string{"service-mirror", "policy"} {
@@ -46,8 +58,8 @@ func TestStrangersReachNoProbe(t *testing.T) {
 		read(name+"/deployment.yaml", &deployment)
 		read(name+"/networkpolicy.yaml", &policy)
 		container := &deployment.Spec.Template.Spec.Containers[0]
-		probed(container, "")
-		if diff := cmp.Diff(map[string]int32{"status": 8080, "probe": 8081}, ports(container)); diff != "" {
+		probed(&deployment.Spec.Template.Spec)
+		if diff := cmp.Diff(map[string]int32{"status": 8080}, ports(container)); diff != "" {
 			t.Errorf("%s: ports (-want +got):\n%s", name, diff)
 		}
 		selector, err := metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector)
@@ -67,17 +79,12 @@ func TestStrangersReachNoProbe(t *testing.T) {
 			t.Errorf("%s: lets in (-want +got):\n%s", name, diff)
 		}
 	}
-	// A host port would block the next agent during a rollout, and a port on the loopback
-	// could belong to either agent.
+	// A host port would block the next agent during a rollout.
 	var agents appsv1.DaemonSet
 	read("wireguard/daemonset.yaml", &agents)
 	agent := &agents.Spec.Template.Spec.Containers[0]
 	if len(agent.Ports) > 0 {
 		t.Errorf("the agent declares %v", agent.Ports)
 	}
-	for path, probe := range map[string]*corev1.Probe{"/healthz": agent.LivenessProbe, "/readyz": agent.ReadinessProbe} {
-		if want := append(slices.Clone(agent.Command), "probe", path); probe.Exec == nil || !slices.Equal(probe.Exec.Command, want) {
-			t.Errorf("the agent is probed by %v, expected %q", probe.ProbeHandler, want)
-		}
-	}
+	probed(&agents.Spec.Template.Spec)
 }

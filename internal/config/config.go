@@ -109,8 +109,10 @@ type Base struct {
 	ListenAuth    string `envconfig:"LISTEN_AUTH" default:"none" oneof:"none,token" desc:"authentication for metrics and status at that address: none, or token (a bearer token whose account may get the path)"`
 	// ProbeAddress has another port than ListenAddress.
 	ProbeAddress string `envconfig:"PROBE_ADDRESS" is:"host:port" desc:"address that serves /healthz and /readyz for the kubelet, and to clients on the same host or in the same pod metrics and status as well (default \"127.0.0.1:7774\" for semaphore-wireguard, \":8081\" for the others)"`
-	LogLevel     string `envconfig:"LOG_LEVEL" flag:"log-level" default:"info" oneof:"debug,info,warn,error" desc:"minimum level of log messages: debug, info, warn or error"`
-	LogFormat    string `envconfig:"LOG_FORMAT" default:"json" oneof:"json,text" desc:"format of log messages: json or text"`
+	// ProbeSocket may be empty.
+	ProbeSocket string `envconfig:"PROBE_SOCKET" is:"path" desc:"path of a Unix socket that serves the same as SEMAPHORE_PROBE_ADDRESS, for the commands \"probe\" and \"status\" in the same pod (default: none)"`
+	LogLevel    string `envconfig:"LOG_LEVEL" flag:"log-level" default:"info" oneof:"debug,info,warn,error" desc:"minimum level of log messages: debug, info, warn or error"`
+	LogFormat   string `envconfig:"LOG_FORMAT" default:"json" oneof:"json,text" desc:"format of log messages: json or text"`
 }
 
 // Logging returns the level and the format of the log.
@@ -181,9 +183,7 @@ type Wireguard struct {
 	// Mark is none of kube-proxy's. 0: none.
 	Mark         uint32        `envconfig:"WG_FWMARK" default:"0x1073" desc:"firewall mark of the tunnel's own packets: those with all its bits pass the routes to the pod subnets of remotes, so that nodes may have addresses inside these; it must not have bits of kube-proxy's marks (0x4000, 0x8000) or of the network plugin's (0: none, such endpoints are rejected)"`
 	RemovalGrace time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"time after the start of the program for which packets to pods of a remote that is no longer configured are refused (0: at once they follow the other routes, in plaintext)"`
-	// ProbeSocket may be empty.
-	ProbeSocket string `envconfig:"PROBE_SOCKET" is:"path" desc:"path of a Unix socket that serves the same as SEMAPHORE_PROBE_ADDRESS, for \"semaphore-wireguard probe\" and \"status\" in the same pod (default: none)"`
-	PeerMetrics int    `envconfig:"WG_PEER_METRICS" default:"1000" range:"0,1000000" desc:"maximum number of peers per remote with metrics of their own (0: none)"`
+	PeerMetrics  int           `envconfig:"WG_PEER_METRICS" default:"1000" range:"0,1000000" desc:"maximum number of peers per remote with metrics of their own (0: none)"`
 	// Cleanup is set to remove everything that the program set up, and exit.
 	Cleanup bool `ignored:"true"`
 }

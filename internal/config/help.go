@@ -41,9 +41,7 @@ func (l *loader) commands(b *strings.Builder) {
 	command("", "run until SIGINT or SIGTERM")
 	command(" status", "print the status of the process that runs on this machine, or in this pod, as a table,\n"+
 		"        or with -o json as its full report; exits with 1 if something is wrong")
-	if l.probe {
-		command(" probe /readyz", "request /readyz or /healthz from that process, as the kubelet does; exits with 1 unless the response is ok")
-	}
+	command(" probe /readyz", "request /readyz or /healthz from that process, as the kubelet does; exits with 1 unless the response is ok")
 	if cleanup := l.flags.Lookup(cleanupFlag); cleanup != nil {
 		command(" -"+cleanup.Name, cleanup.Usage)
 	}

@@ -47,7 +47,6 @@ func LoadTokens(args []string) (cfg Tokens, warnings []string, err error) {
 func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wireguard, warnings []string, err error) {
 	var own agentSources
 	l := newLoader("semaphore-wireguard", "keeps a WireGuard mesh with the nodes of remote clusters", &cfg.Base, &cfg, &own)
-	l.probe = true
 	l.flags.BoolVar(&cfg.Cleanup, cleanupFlag, false, "remove everything that this program set up on the node, except the keys, and exit")
 	if err := l.load(args, out, needs{wireguard: true}); err != nil {
 		return Wireguard{}, nil, err
@@ -120,7 +119,6 @@ func finish[C any](l *loader, cfg C) (C, []string, error) {
 // loader merges the sources of one program's configuration.
 type loader struct {
 	program, purpose string
-	probe            bool   // the program has the subcommand probe
 	once             string // usage of a program that runs to completion
 	flags            *flag.FlagSet
 	sources

@@ -430,7 +430,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	}
 	common := []string{
 		"SEMAPHORE_CLUSTER_NAME", "SEMAPHORE_REMOTES", "SEMAPHORE_CLUSTERS_CONFIG, -clusters-config", "SEMAPHORE_KUBECONFIG",
-		"SEMAPHORE_LISTEN_ADDRESS, -listen-address", "SEMAPHORE_LISTEN_AUTH", "SEMAPHORE_PROBE_ADDRESS", "SEMAPHORE_LOG_LEVEL, -log-level", "SEMAPHORE_LOG_FORMAT",
+		"SEMAPHORE_LISTEN_ADDRESS, -listen-address", "SEMAPHORE_LISTEN_AUTH", "SEMAPHORE_PROBE_ADDRESS", "SEMAPHORE_PROBE_SOCKET", "SEMAPHORE_LOG_LEVEL, -log-level", "SEMAPHORE_LOG_FORMAT",
 		"SEMAPHORE_REMOTE_<NAME>_KUBECONFIG", "SEMAPHORE_REMOTE_<NAME>_API_URL", "SEMAPHORE_REMOTE_<NAME>_CA_URL",
 		"SEMAPHORE_REMOTE_<NAME>_CA_FILE", "SEMAPHORE_REMOTE_<NAME>_TOKEN_FILE", "SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS",
 		"SEMAPHORE_REMOTE_<NAME>_NODE_SUBNETS", "SEMAPHORE_REMOTE_<NAME>_RESYNC_PERIOD", "SEMAPHORE_REMOTE_<NAME>_STALE_AFTER", "SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT",
@@ -440,7 +440,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	own := map[string][]string{
 		"wireguard": {
 			"SEMAPHORE_NODE_NAME, -node-name", "SEMAPHORE_WG_BACKEND", "SEMAPHORE_WG_KEY_PATH, -wg-key-path", "SEMAPHORE_WG_ROUTE_SRC",
-			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_HOST_IP", "SEMAPHORE_LOCAL_SUBNETS", "SEMAPHORE_WG_PEER_METRICS", "SEMAPHORE_PROBE_SOCKET", "-cleanup",
+			"SEMAPHORE_NAMESPACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_HOST_IP", "SEMAPHORE_LOCAL_SUBNETS", "SEMAPHORE_WG_PEER_METRICS", "-cleanup",
 		},
 		"mirror": {
 			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_REMOVAL_GRACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",
@@ -459,7 +459,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 			if err := load(&out); !errors.Is(err, flag.ErrHelp) {
 				t.Fatal(err)
 			}
-			commands := []string{" status\n        print the status", "with -o json as its full report"}
+			commands := []string{" status\n        print the status", "with -o json as its full report", " probe /readyz\n        request /readyz"}
 			for _, part := range commands {
 				if has := strings.Contains(out.String(), part); has != (program != "tokens") {
 					t.Errorf("-help contains %q: %t:\n%s", part, has, &out)

@@ -88,6 +88,15 @@ func NewServers(cfg ServersConfig) Servers {
 	return servers
 }
 
+// Tasks returns the servers as tasks.
+func (s Servers) Tasks() []Task {
+	tasks := []Task{s.Probes, s.Status}
+	if s.Socket != nil {
+		tasks = append(tasks, s.Socket)
+	}
+	return tasks
+}
+
 // Failing returns the errors of servers that aren't serving, by name.
 func (s Servers) Failing() map[string]string {
 	failing := map[string]string{}
