@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/google/licensecheck"
 )
 
 // A licence is on which terms we may pass a module on.
@@ -30,7 +32,7 @@ var (
 
 // readLicence recognizes the licence files in folders of the module at dir,
 // because code that a module took from elsewhere keeps its licence beside it.
-// Each file must be one that we know and accept, and "." must hold one.
+// Each file must consist of licences that are known and accepted, and "." must hold one.
 func readLicence(dir string, folders []string) (licence, error) {
 	var found licence
 	var errs []error
@@ -55,7 +57,7 @@ func readLicence(dir string, folders []string) (licence, error) {
 			if err != nil {
 				return licence{}, err
 			}
-			ids, err := recognize(string(content))
+			ids, err := recognize(content)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", file, err))
 			}
@@ -71,71 +73,33 @@ func readLicence(dir string, folders []string) (licence, error) {
 	return found, errors.Join(errs...)
 }
 
-// Phrases that several licences share.
-const (
-	bsdGrant     = "redistribution and use in source and binary forms with or without modification are permitted provided that the following conditions are met"
-	bsdNames     = "used to endorse or promote products derived from this software"
-	bsdAdverts   = "all advertising materials mentioning features or use of this software"
-	gnuWhole     = "everyone is permitted to copy and distribute verbatim copies of this license document but changing it is not allowed"
-	gnuReference = "under the terms of the gnu"
-)
-
-// A mark identifies a licence by phrases of its text.
-type mark struct {
-	id      string
-	refused bool     // not for programs that are given away under Apache-2.0
-	all     []string // all of these phrases, in the form that plain returns
-	none    []string // and none of these
+// accepted are the licences on which terms programs may be passed on under Apache-2.0.
+func accepted() []string {
+	return []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MPL-2.0"}
 }
 
-func marks() []mark {
-	return []mark{
-		{id: "Apache-2.0", all: []string{"apache license version 2.0"}},
-		{id: "MIT", all: []string{"permission is hereby granted free of charge to any person obtaining a copy of this software and associated documentation files"}},
-		{id: "BSD-2-Clause", all: []string{bsdGrant}, none: []string{bsdNames, bsdAdverts}},
-		{id: "BSD-3-Clause", all: []string{bsdGrant, bsdNames}, none: []string{bsdAdverts}},
-		{id: "BSD-4-Clause", all: []string{bsdGrant, bsdAdverts}, refused: true},
-		{id: "ISC", all: []string{"permission to use copy modify and distribute this software for any purpose with or without fee is hereby granted"}},
-		{id: "ISC", all: []string{"permission to use copy modify and/or distribute this software for any purpose with or without fee is hereby granted"}},
-		{id: "MPL-2.0", all: []string{"mozilla public license version 2.0"}},
-		{id: "MPL-2.0", all: []string{"mozilla public license v. 2.0"}},
-		{id: "GPL, LGPL or AGPL", all: []string{gnuWhole}, refused: true},
-		{id: "GPL, LGPL or AGPL", all: []string{gnuReference}, refused: true},
-		{id: "SSPL", all: []string{"server side public license"}, refused: true},
-		{id: "BUSL", all: []string{"business source license"}, refused: true},
-		{id: "Commons Clause", all: []string{"commons clause"}, refused: true},
-	}
-}
+// leastCoverage is the percentage of a file's words that must belong to licences that are
+// known. The rest of one with several is what introduces each.
+const leastCoverage = 75
 
-// recognize returns the identifiers of the licences in a file, in the order of
-// marks. It is an error when there is none, or one that we don't accept.
-func recognize(text string) ([]string, error) {
-	text = plain(text)
-	contains := func(phrase string) bool { return strings.Contains(text, phrase) }
+// recognize returns the SPDX identifiers of the licences in a file, sorted. It is an error
+// when there is none, one that isn't accepted, or much other text.
+func recognize(text []byte) ([]string, error) {
+	found := licensecheck.Scan(text)
 	var ids, refused []string
-	for _, m := range marks() {
-		if slices.ContainsFunc(m.none, contains) ||
-			slices.ContainsFunc(m.all, func(phrase string) bool { return !contains(phrase) }) {
-			continue
-		}
-		if m.refused {
-			refused = append(refused, m.id)
+	for _, m := range found.Match {
+		if slices.Contains(accepted(), m.ID) {
+			ids = append(ids, m.ID)
 		} else {
-			ids = append(ids, m.id)
+			refused = append(refused, m.ID)
 		}
 	}
+	slices.Sort(ids)
 	switch {
 	case len(refused) > 0:
-		return ids, fmt.Errorf("not acceptable here: %s", strings.Join(slices.Compact(refused), ", "))
-	case len(ids) == 0:
-		return nil, errors.New("unknown")
+		return nil, fmt.Errorf("not acceptable here: %s", strings.Join(refused, ", "))
+	case found.Percent < leastCoverage:
+		return nil, fmt.Errorf("unknown: %.0f %% of its words are those of a known licence", found.Percent)
 	}
 	return slices.Compact(ids), nil
-}
-
-// plain makes texts comparable that differ in case, line breaks, commas or
-// comment signs.
-func plain(text string) string {
-	text = strings.NewReplacer(",", "", "*", " ", "#", " ", "//", " ").Replace(strings.ToLower(text))
-	return strings.Join(strings.Fields(text), " ")
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"os"
@@ -11,48 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-)
 
-// The parts of a CycloneDX 1.6 document that we fill in
-// (https://cyclonedx.org/docs/1.6/json/).
-type (
-	document struct {
-		Format       string       `json:"bomFormat"`
-		SpecVersion  string       `json:"specVersion"`
-		Version      int          `json:"version"`
-		Metadata     metadata     `json:"metadata"`
-		Components   []component  `json:"components"`
-		Dependencies []dependency `json:"dependencies"`
-	}
-	metadata struct {
-		Timestamp string    `json:"timestamp,omitempty"` // RFC 3339
-		Component component `json:"component"`
-	}
-	component struct {
-		Type       string          `json:"type"`
-		Ref        string          `json:"bom-ref"`
-		Name       string          `json:"name"`
-		Version    string          `json:"version"`
-		Licences   []licenceChoice `json:"licenses"`
-		PURL       string          `json:"purl"`
-		Properties []property      `json:"properties,omitempty"`
-	}
-	// A licenceChoice holds either a single licence or an expression.
-	licenceChoice struct {
-		Licence    *licenceID `json:"license,omitempty"`
-		Expression string     `json:"expression,omitempty"`
-	}
-	licenceID struct {
-		ID string `json:"id"`
-	}
-	property struct {
-		Name  string `json:"name"`
-		Value string `json:"value"`
-	}
-	dependency struct {
-		Ref       string   `json:"ref"`
-		DependsOn []string `json:"dependsOn"`
-	}
+	cyclonedx "github.com/CycloneDX/cyclonedx-go"
 )
 
 // ownLicence is the licence of this project, as the file LICENSE has it.
@@ -74,10 +33,8 @@ func sbomCommand(ctx context.Context, in invocation) error {
 		return err
 	}
 	var out bytes.Buffer
-	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(billOfMaterials(found, *version, stamp)); err != nil {
+	encoder := cyclonedx.NewBOMEncoder(&out, cyclonedx.BOMFileFormatJSON).SetEscapeHTML(false).SetPretty(true)
+	if err := encoder.EncodeVersion(billOfMaterials(found, *version, stamp), cyclonedx.SpecVersion1_6); err != nil {
 		return err
 	}
 	return in.emit(*file, out.Bytes())
@@ -99,58 +56,57 @@ func timestamp(epoch string) (string, error) {
 
 // billOfMaterials describes the programs of a version. A program depends on all
 // modules that it links, a module on those that its linked packages import.
-func billOfMaterials(found inventory, version, stamp string) document {
-	project := component{
-		Type: "application", Name: found.module, Version: version,
-		PURL: purl(found.module, version), Licences: choices([]string{ownLicence}),
+func billOfMaterials(found inventory, version, stamp string) *cyclonedx.BOM {
+	project := cyclonedx.Component{
+		Type: cyclonedx.ComponentTypeApplication, Name: found.module, Version: version,
+		PackageURL: purl(found.module, version), Licenses: choices([]string{ownLicence}),
 	}
-	project.Ref = project.PURL
-	doc := document{
-		Format: "CycloneDX", SpecVersion: "1.6", Version: 1,
-		Metadata: metadata{Timestamp: stamp, Component: project},
-	}
+	project.BOMRef = project.PackageURL
 	refs := map[string]string{}
+	var components []cyclonedx.Component
+	for _, p := range found.programs {
+		of := project
+		of.Name = path.Base(p.path)
+		of.PackageURL += "#" + strings.TrimPrefix(p.path, found.module+"/")
+		of.BOMRef = of.PackageURL
+		refs[p.path] = of.BOMRef
+		components = append(components, of)
+	}
 	for _, m := range found.modules {
 		refs[m.path] = purl(m.path, m.version)
+		c := cyclonedx.Component{
+			Type: cyclonedx.ComponentTypeLibrary, BOMRef: refs[m.path], Name: m.path, Version: m.version,
+			PackageURL: refs[m.path], Licenses: choices(m.licence.ids),
+		}
+		if m.sum != "" {
+			// Not one of the document's hashes: those are of a file, this is of
+			// a list of files (https://go.dev/ref/mod#go-sum-files).
+			c.Properties = &[]cyclonedx.Property{{Name: "go.sum", Value: m.sum}}
+		}
+		components = append(components, c)
 	}
+	var dependencies []cyclonedx.Dependency
 	depend := func(ref string, paths []string) {
 		on := make([]string, len(paths))
 		for i, path := range paths {
 			on[i] = refs[path]
 		}
-		doc.Dependencies = append(doc.Dependencies, dependency{Ref: ref, DependsOn: on})
-	}
-	for _, p := range found.programs {
-		of := project
-		of.Name = path.Base(p.path)
-		of.PURL += "#" + strings.TrimPrefix(p.path, found.module+"/")
-		of.Ref = of.PURL
-		refs[p.path] = of.Ref
-		doc.Components = append(doc.Components, of)
-	}
-	for _, m := range found.modules {
-		c := component{
-			Type: "library", Ref: refs[m.path], Name: m.path, Version: m.version,
-			PURL: refs[m.path], Licences: choices(m.licence.ids),
-		}
-		if m.sum != "" {
-			// Not one of the document's hashes: those are of a file, this is of
-			// a list of files (https://go.dev/ref/mod#go-sum-files).
-			c.Properties = []property{{Name: "go.sum", Value: m.sum}}
-		}
-		doc.Components = append(doc.Components, c)
+		dependencies = append(dependencies, cyclonedx.Dependency{Ref: ref, Dependencies: &on})
 	}
 	var programs []string
 	for _, p := range found.programs {
 		programs = append(programs, p.path)
 	}
-	depend(project.Ref, programs)
+	depend(project.BOMRef, programs)
 	for _, p := range found.programs {
 		depend(refs[p.path], p.modules)
 	}
 	for _, m := range found.modules {
 		depend(refs[m.path], m.imports)
 	}
+	doc := cyclonedx.NewBOM()
+	doc.Metadata = &cyclonedx.Metadata{Timestamp: stamp, Component: &project}
+	doc.Components, doc.Dependencies = &components, &dependencies
 	return doc
 }
 
@@ -160,9 +116,9 @@ func purl(path, version string) string {
 	return "pkg:golang/" + strings.ToLower(path) + "@" + url.QueryEscape(version)
 }
 
-func choices(ids []string) []licenceChoice {
+func choices(ids []string) *cyclonedx.Licenses {
 	if len(ids) == 1 {
-		return []licenceChoice{{Licence: &licenceID{ID: ids[0]}}}
+		return &cyclonedx.Licenses{{License: &cyclonedx.License{ID: ids[0]}}}
 	}
-	return []licenceChoice{{Expression: licence{ids: ids}.expression()}}
+	return &cyclonedx.Licenses{{Expression: licence{ids: ids}.expression()}}
 }

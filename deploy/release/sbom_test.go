@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	cyclonedx "github.com/CycloneDX/cyclonedx-go"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -19,13 +20,13 @@ func read(t *testing.T, path string) string {
 	return string(content)
 }
 
-// decode reads a document strictly: all of its fields are ones that we know.
-func decode(t *testing.T, content string) document {
+// decode reads a document strictly: all of its fields are those of CycloneDX.
+func decode(t *testing.T, content string) *cyclonedx.BOM {
 	t.Helper()
-	var doc document
+	doc := new(cyclonedx.BOM)
 	decoder := json.NewDecoder(strings.NewReader(content))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&doc); err != nil {
+	if err := decoder.Decode(doc); err != nil {
 		t.Fatal(err)
 	}
 	return doc
@@ -46,32 +47,32 @@ func TestBillOfMaterialsOfThisRepository(t *testing.T) {
 	}
 
 	doc := decode(t, first)
-	if doc.Format != "CycloneDX" || doc.SpecVersion != "1.6" || doc.Version != 1 {
-		t.Errorf("the document calls itself %s %s, version %d", doc.Format, doc.SpecVersion, doc.Version)
+	if doc.BOMFormat != "CycloneDX" || doc.SpecVersion != cyclonedx.SpecVersion1_6 || doc.Version != 1 {
+		t.Errorf("the document calls itself %s %s, version %d", doc.BOMFormat, doc.SpecVersion, doc.Version)
 	}
 	if doc.Metadata.Timestamp != "" {
 		t.Errorf("without SOURCE_DATE_EPOCH the document has a timestamp: %s", doc.Metadata.Timestamp)
 	}
 	gosum := read(t, filepath.Join("..", "..", "go.sum"))
-	refs := map[string]bool{doc.Metadata.Component.Ref: true}
+	refs := map[string]bool{doc.Metadata.Component.BOMRef: true}
 	names := map[string]bool{}
-	for _, c := range doc.Components {
-		if refs[c.Ref] {
-			t.Errorf("two components are called %s", c.Ref)
+	for _, c := range *doc.Components {
+		if refs[c.BOMRef] {
+			t.Errorf("two components are called %s", c.BOMRef)
 		}
-		refs[c.Ref], names[c.Name] = true, true
-		if len(c.Licences) != 1 || (c.Licences[0].Licence == nil) == (c.Licences[0].Expression == "") {
-			t.Errorf("%s has licences %+v, want one or an expression", c.Name, c.Licences)
+		refs[c.BOMRef], names[c.Name] = true, true
+		if l := *c.Licenses; len(l) != 1 || (l[0].License == nil) == (l[0].Expression == "") {
+			t.Errorf("%s has licences %+v, want one or an expression", c.Name, l)
 		}
 		switch {
 		case c.Type == "application" || c.Name == stdlib:
-			if len(c.Properties) > 0 {
+			if c.Properties != nil {
 				t.Errorf("%s has properties %v", c.Name, c.Properties)
 			}
-		case len(c.Properties) != 1 || !strings.Contains(gosum, c.Name+" "+c.Version+" "+c.Properties[0].Value+"\n"):
+		case c.Properties == nil || !strings.Contains(gosum, c.Name+" "+c.Version+" "+(*c.Properties)[0].Value+"\n"):
 			t.Errorf("%s %s has properties %v, want its line of go.sum", c.Name, c.Version, c.Properties)
-		case c.PURL != "pkg:golang/"+c.Name+"@"+c.Version:
-			t.Errorf("%s %s has the package URL %s", c.Name, c.Version, c.PURL)
+		case c.PackageURL != "pkg:golang/"+c.Name+"@"+c.Version:
+			t.Errorf("%s %s has the package URL %s", c.Name, c.Version, c.PackageURL)
 		}
 	}
 	for _, name := range []string{
@@ -88,9 +89,13 @@ func TestBillOfMaterialsOfThisRepository(t *testing.T) {
 		}
 	}
 	said := map[string]bool{}
-	for _, d := range doc.Dependencies {
+	for _, d := range *doc.Dependencies {
 		said[d.Ref] = true
-		for _, on := range append([]string{d.Ref}, d.DependsOn...) {
+		refersTo := []string{d.Ref}
+		if d.Dependencies != nil {
+			refersTo = append(refersTo, *d.Dependencies...)
+		}
+		for _, on := range refersTo {
 			if !refs[on] {
 				t.Errorf("%s depends on %s, which is no component", d.Ref, on)
 			}
@@ -110,33 +115,34 @@ func TestBillOfMaterials(t *testing.T) {
 			{path: stdlib, version: "1.2.3", licence: licence{ids: []string{"BSD-3-Clause"}}},
 		},
 	}
-	own := []licenceChoice{{Licence: &licenceID{ID: "Apache-2.0"}}}
+	own := &cyclonedx.Licenses{{License: &cyclonedx.License{ID: "Apache-2.0"}}}
 	const (
 		ours = "pkg:golang/example.org/ours@v1.0.0"
 		one  = "pkg:golang/example.org/ours@v1.0.0#cmd/one"
 		a    = "pkg:golang/example.org/a@v2.0.0%2Bincompatible"
 		std  = "pkg:golang/stdlib@1.2.3"
 	)
-	want := document{
-		Format: "CycloneDX", SpecVersion: "1.6", Version: 1,
-		Metadata: metadata{
-			Timestamp: "2026-11-20T00:00:00Z",
-			Component: component{Type: "application", Ref: ours, Name: "example.org/Ours", Version: "v1.0.0", Licences: own, PURL: ours},
+	want := cyclonedx.NewBOM()
+	want.Metadata = &cyclonedx.Metadata{
+		Timestamp: "2026-11-20T00:00:00Z",
+		Component: &cyclonedx.Component{Type: "application", BOMRef: ours, Name: "example.org/Ours", Version: "v1.0.0", Licenses: own, PackageURL: ours},
+	}
+	want.Components = &[]cyclonedx.Component{
+		{Type: "application", BOMRef: one, Name: "one", Version: "v1.0.0", Licenses: own, PackageURL: one},
+		{
+			Type: "library", BOMRef: a, Name: "example.org/a", Version: "v2.0.0+incompatible", PackageURL: a,
+			Licenses: &cyclonedx.Licenses{{Expression: "ISC AND MIT"}}, Properties: &[]cyclonedx.Property{{Name: "go.sum", Value: "h1:a"}},
 		},
-		Components: []component{
-			{Type: "application", Ref: one, Name: "one", Version: "v1.0.0", Licences: own, PURL: one},
-			{
-				Type: "library", Ref: a, Name: "example.org/a", Version: "v2.0.0+incompatible", PURL: a,
-				Licences: []licenceChoice{{Expression: "ISC AND MIT"}}, Properties: []property{{Name: "go.sum", Value: "h1:a"}},
-			},
-			{Type: "library", Ref: std, Name: stdlib, Version: "1.2.3", PURL: std, Licences: []licenceChoice{{Licence: &licenceID{ID: "BSD-3-Clause"}}}},
+		{
+			Type: "library", BOMRef: std, Name: stdlib, Version: "1.2.3", PackageURL: std,
+			Licenses: &cyclonedx.Licenses{{License: &cyclonedx.License{ID: "BSD-3-Clause"}}},
 		},
-		Dependencies: []dependency{
-			{Ref: ours, DependsOn: []string{one}},
-			{Ref: one, DependsOn: []string{a, std}},
-			{Ref: a, DependsOn: []string{std}},
-			{Ref: std, DependsOn: []string{}},
-		},
+	}
+	want.Dependencies = &[]cyclonedx.Dependency{
+		{Ref: ours, Dependencies: &[]string{one}},
+		{Ref: one, Dependencies: &[]string{a, std}},
+		{Ref: a, Dependencies: &[]string{std}},
+		{Ref: std, Dependencies: &[]string{}},
 	}
 	if diff := cmp.Diff(want, billOfMaterials(found, "v1.0.0", "2026-11-20T00:00:00Z")); diff != "" {
 		t.Errorf("document (-want +got):\n%s", diff)
