@@ -93,9 +93,12 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 
 // write returns a change as Overrides identifies it.
 func (c *Change) write(have *Observed) keep.Write {
-	w := keep.Write{Object: c.Object + " " + c.Name, Have: uint64(c.have.sum), Want: uint64(c.want), By: c.have.by, Urgent: c.Verb == verbDelete}
-	if o := have.Slices[c.Name]; c.Object == aSlice && c.Verb == verbPatch && o != nil {
-		for _, a := range o.addresses {
+	w := keep.Write{Object: c.Object + " " + c.Name, Have: uint64(c.have.sum), Want: uint64(c.want), By: c.have.by}
+	switch {
+	case c.Verb == verbDelete, c.Ports != nil:
+		w.Urgent = true
+	case c.Object == aSlice && c.Verb == verbPatch:
+		for _, a := range have.Slices[c.Name].addresses {
 			w.Urgent = w.Urgent || !slices.ContainsFunc(c.Slice.Endpoints, func(e Endpoint) bool { return e.Address == a })
 		}
 	}
@@ -237,12 +240,19 @@ func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service,
 		a.log.DebugContext(ctx, "deleting endpoint slice", "service", want.Name, "slice", c.Name)
 		return response{}, deleted(a.local.slices, have, api.Delete(ctx, c.Name, exactly(c.have)))
 	}
-	object := c.Slice.object(a.namespace, want.Name)
-	var made *discoveryv1.EndpointSlice
+	var object, made *discoveryv1.EndpointSlice
 	var err error
-	if c.Verb == verbCreate {
+	switch {
+	case c.Slice == nil:
+		made, err = a.patchSlice(ctx, c, nil)
+		if object = made.DeepCopy(); err == nil {
+			object.Ports = c.Ports
+		}
+	case c.Verb == verbCreate:
+		object = c.Slice.object(a.namespace, want.Name)
 		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
-	} else {
+	default:
+		object = c.Slice.object(a.namespace, want.Name)
 		if made, err = a.patchSlice(ctx, c, object); kube.Refused(err) && have != nil {
 			return a.withdraw(ctx, have, c, object), err
 		}
@@ -252,13 +262,20 @@ func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service,
 	}
 	o := a.sums.observedSlice(made)
 	a.local.slices.Wrote(o)
-	a.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(object.Endpoints))
+	a.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
 	return response{o.sum, differing(c.want, o.sum, ownSlice(object), ownSlice(made))}, nil
 }
 
+// patchSlice makes a slice the given object; nil: it restricts its ports.
 func (a *applier) patchSlice(ctx context.Context, c *Change, object *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice, error) {
-	p := marked(c.have, object, sliceLabels, sliceAnnotations)
-	p["endpoints"], p["ports"] = object.Endpoints, object.Ports
+	var p mergePatch
+	if object == nil {
+		p = marked(c.have, &discoveryv1.EndpointSlice{}, nil, nil)
+		p["ports"] = c.Ports
+	} else {
+		p = marked(c.have, object, sliceLabels, sliceAnnotations)
+		p["endpoints"], p["ports"] = object.Endpoints, object.Ports
+	}
 	data, err := json.Marshal(p)
 	if err != nil {
 		return nil, err
@@ -296,17 +313,18 @@ func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *
 		return response{}, deleted(a.local.endpoints, have, api.Delete(ctx, c.Name, exactly(c.have)))
 	}
 	object := want.endpoints(a.namespace, want.family)
+	var made *corev1.Endpoints //nolint:staticcheck // See observedEndpoints.
 	var err error
 	if c.Verb == verbCreate {
-		object, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	} else {
 		object.UID, object.ResourceVersion = types.UID(c.have.UID), c.have.ResourceVersion
-		object, err = api.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})
+		made, err = api.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})
 	}
 	if err != nil {
 		return response{}, err
 	}
-	o := a.sums.observedEndpoints(object, a.legacy)
+	o := a.sums.observedEndpoints(made, a.legacy)
 	a.local.endpoints.Wrote(o)
 	return response{sum: o.sum}, nil
 }

@@ -150,8 +150,10 @@ func contents(all []Service) map[string]string {
 		if w.Absent && w.Hold == "" && len(w.Keep) == 0 {
 			continue
 		}
-		slices.Sort(w.Keep)
-		texts[w.Name] = fmt.Sprint(w.Absent, w.Origin, w.sum, w.Hold, w.Keep, w.Outdated, w.Conflicts)
+		texts[w.Name] = fmt.Sprint(w.Absent, w.Origin, w.sum, w.Hold, w.Outdated, w.Conflicts)
+		for _, r := range w.Keep {
+			texts[w.Name] += fmt.Sprint(" ", r.slice.Name, r.sum)
+		}
 		for j := range w.Slices {
 			texts[w.Name] += fmt.Sprint(" ", w.Slices[j].Name, w.Slices[j].sum)
 		}

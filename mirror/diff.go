@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // Verbs and objects of a Change, as in metrics.
@@ -26,8 +27,9 @@ const (
 type Change struct {
 	Verb, Object string
 	Name         string
-	// Slice is the desired slice.
+	// Slice is the desired slice, or Ports are those that a retained one is restricted to.
 	Slice *Slice
+	Ports []discoveryv1.EndpointPort
 	// Why is the reason of a deletion.
 	Why  string
 	have identity // of the changed or deleted object
@@ -44,6 +46,7 @@ type Change struct {
 //	| none           | an object   | create                                   |
 //	| ours           | another one | patch; or delete and create if immutable |
 //	| ours           | none        | delete                                   |
+//	| a slice        | retained    | patch, if it has ports that must go      |
 //
 // If the Service is foreign, slices and endpoints of ours are deleted.
 func Diff(have Observed, want Service) []Change {
@@ -55,10 +58,8 @@ func Diff(have Observed, want Service) []Change {
 		want = Service{Name: want.Name, Absent: true}
 	}
 	changes := diffService(nil, have.Service, &want)
-	wanted := map[string]bool{}
 	for i := range want.Slices {
 		w := &want.Slices[i]
-		wanted[w.Name] = true
 		switch o := have.Slices[w.Name]; {
 		case o == nil:
 			changes = append(changes, Change{Verb: verbCreate, Object: aSlice, Name: w.Name, Slice: w, want: w.sum})
@@ -69,8 +70,14 @@ func Diff(have Observed, want Service) []Change {
 	}
 	for _, name := range slices.Sorted(maps.Keys(have.Slices)) {
 		o := have.Slices[name]
-		if o.ours && !o.going && !wanted[name] && o.service == want.Name && !slices.Contains(want.Keep, name) {
+		if !o.ours || o.going || o.service != want.Name || want.slice(name) != nil {
+			continue
+		}
+		switch r := want.retained(name); {
+		case r == nil:
 			changes = append(changes, Change{Verb: verbDelete, Object: aSlice, Name: name, have: o.identity})
+		case r.sum != o.sum:
+			changes = append(changes, Change{Verb: verbPatch, Object: aSlice, Name: name, Ports: r.Ports, have: o.identity, want: r.sum})
 		}
 	}
 	return diffEndpoints(changes, have.Endpoints, &want)

@@ -67,8 +67,8 @@ func (w *world) is(t *testing.T, want *Service, have *Observed) {
 		for i := range want.Slices {
 			expected[want.Slices[i].Name] = want.Slices[i].sum
 		}
-		for _, name := range want.Keep {
-			expected[name] = w.sums.slice(w.slices[name])
+		for _, r := range want.Keep {
+			expected[r.slice.Name] = r.sum
 		}
 	}
 	for name, sum := range expected {

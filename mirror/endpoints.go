@@ -16,7 +16,7 @@ import (
 const maxEndpoints = 1000
 
 // endpoints returns the Endpoints object with the addresses of one family of a service's
-// slices. Its label prevents Kubernetes from mirroring it to slices, which would duplicate
+// slices, including retained ones. Its label prevents Kubernetes from mirroring it to slices, which would duplicate
 // each endpoint.
 func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.Endpoints { //nolint:staticcheck // See observedEndpoints.
 	e := &corev1.Endpoints{ //nolint:staticcheck // See observedEndpoints.
@@ -28,23 +28,18 @@ func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.En
 	if t.Spec.Headless {
 		e.Labels[corev1.IsHeadlessService] = ""
 	}
-	seen, total := map[netip.Addr]bool{}, 0
-	for i := range t.Slices {
-		w := &t.Slices[i]
-		if string(w.origin.Family) != string(family) {
-			continue
-		}
+	seen := map[netip.Addr]bool{}
+	add := func(endpoints []Endpoint, ports []discoveryv1.EndpointPort) {
 		var subset corev1.EndpointSubset //nolint:staticcheck // See observedEndpoints.
-		for j := range w.Endpoints {
-			from := &w.Endpoints[j]
+		for i := range endpoints {
+			from := &endpoints[i]
 			if seen[from.Address] {
 				continue
 			}
-			if total == maxEndpoints {
+			if len(seen) == maxEndpoints {
 				e.Annotations = map[string]string{corev1.EndpointsOverCapacity: "truncated"}
 				break
 			}
-			total++
 			seen[from.Address] = true
 			address := corev1.EndpointAddress{IP: from.Address.String(), Hostname: from.Hostname} //nolint:staticcheck // See observedEndpoints.
 			if from.Ready == False {
@@ -54,9 +49,9 @@ func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.En
 			}
 		}
 		if len(subset.Addresses)+len(subset.NotReadyAddresses) == 0 {
-			continue
+			return
 		}
-		for _, p := range w.origin.Ports {
+		for _, p := range ports {
 			if p.Port == nil {
 				continue
 			}
@@ -65,6 +60,16 @@ func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.En
 			})
 		}
 		e.Subsets = append(e.Subsets, subset)
+	}
+	for i := range t.Slices {
+		if w := &t.Slices[i]; string(w.origin.Family) == string(family) {
+			add(w.Endpoints, w.origin.Ports)
+		}
+	}
+	for i := range t.Keep {
+		if r := &t.Keep[i]; string(r.slice.family) == string(family) {
+			add(r.slice.endpoints(), r.Ports)
+		}
 	}
 	return e
 }

@@ -15,6 +15,12 @@ func tcp(name string, port int32) Port {
 	return Port{Name: name, Protocol: corev1.ProtocolTCP, Port: port, Target: intstr.FromInt32(port)}
 }
 
+func udp(name string, port int32) Port {
+	p := tcp(name, port)
+	p.Protocol = corev1.ProtocolUDP
+	return p
+}
+
 func newPart(cluster string, age int, traits Traits, ports ...Port) *part {
 	return &part{cluster: cluster, origin: &Origin{Created: time.Unix(int64(age), 0), Spec: Spec{Traits: traits, Ports: ports}}}
 }

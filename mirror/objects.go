@@ -84,23 +84,27 @@ type Service struct {
 	// Former are clusters of a global service that are no longer configured.
 	Former []string
 	// Hold is the reason for which the service must not be changed yet, and Until the end of
-	// that, if there is one. Keep has slices to retain that aren't desired.
+	// that, if there is one. Keep has slices to retain that aren't desired, sorted by name.
 	Hold  string
 	Until time.Time
-	Keep  []string
+	Keep  []Retained
 
 	prefix string // of the remote; "gl" for a global service
-	keeps  []kept // slices that are retained, because the state of their cluster is unknown
-	sum    sum
+	// keeps are, by cluster of unknown state, whether it is used for a frontend; nil: for all.
+	keeps map[string]map[frontend]bool
+	sum   sum
 	// family is that of Endpoints; empty: not known yet.
 	family       corev1.IPFamily
 	endpointsSum sum
 }
 
-// kept are the slices of one cluster and family.
-type kept struct {
-	cluster string
-	family  discoveryv1.AddressType
+// Retained is a slice that stays as it is, except for ports that must go.
+type Retained struct {
+	// Ports are the remaining ones.
+	Ports []discoveryv1.EndpointPort
+
+	slice *ObservedSlice
+	sum   sum // with Ports
 }
 
 // Tally counts the used endpoints of a cluster in a service, those of them that are
@@ -126,6 +130,24 @@ type Slice struct {
 	zones    []string // hints; nil: none
 	headless bool
 	sum      sum
+}
+
+// slice returns a desired slice, or nil.
+func (t *Service) slice(name string) *Slice {
+	i, found := slices.BinarySearchFunc(t.Slices, name, func(s Slice, name string) int { return strings.Compare(s.Name, name) })
+	if !found {
+		return nil
+	}
+	return &t.Slices[i]
+}
+
+// retained is slice for Keep.
+func (t *Service) retained(name string) *Retained {
+	i, found := slices.BinarySearchFunc(t.Keep, name, func(r Retained, name string) int { return strings.Compare(r.slice.Name, name) })
+	if !found {
+		return nil
+	}
+	return &t.Keep[i]
 }
 
 // service returns the desired Service object.
@@ -302,8 +324,22 @@ func ownService(s *corev1.Service) ownFields {
 	return ownFields{spec, only(s.Labels, serviceLabels...), only(s.Annotations, serviceAnnotations...)}
 }
 
-// slice hashes an EndpointSlice.
-func (h summer) slice(s *discoveryv1.EndpointSlice) sum { return h.of(ownSlice(s)) }
+// slice hashes an EndpointSlice: its ports and the rest, so that withPorts needs only the
+// former.
+func (h summer) slice(s *discoveryv1.EndpointSlice) sum {
+	rest := *s
+	rest.Ports = nil
+	return max(1, h.of(ownSlice(&rest))^h.ports(s.Ports))
+}
+
+func (h summer) ports(ports []discoveryv1.EndpointPort) sum {
+	return h.of(named(ports))
+}
+
+// withPorts returns the sum of a slice with other ports.
+func (h summer) withPorts(o *ObservedSlice, ports []discoveryv1.EndpointPort) sum {
+	return max(1, o.sum^h.ports(o.ports)^h.ports(ports))
+}
 
 func ownSlice(s *discoveryv1.EndpointSlice) ownFields {
 	// Empty and nil lists are equal in the API.

@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -42,14 +41,17 @@ type ObservedService struct {
 // ObservedSlice is an EndpointSlice of the mirror namespace.
 type ObservedSlice struct {
 	identity
-	service   string
-	cluster   string // of the origin; empty if unknown
-	family    discoveryv1.AddressType
-	addresses []netip.Addr
+	service string
+	cluster string // of the origin; empty if unknown
+	family  discoveryv1.AddressType
+	exposed
 }
 
 // ObservedEndpoints is an Endpoints object of the mirror namespace.
-type ObservedEndpoints struct{ identity }
+type ObservedEndpoints struct {
+	identity
+	subsets []exposed
+}
 
 func (o *ObservedService) meta() keep.Meta   { return o.Meta }
 func (o *ObservedSlice) meta() keep.Meta     { return o.Meta }
@@ -121,11 +123,11 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		if service, ok := sliceOf(s.Name); ok {
 			o.service = service
 		}
+		o.ports = named(s.Ports)
 		for i := range s.Endpoints {
-			for _, text := range s.Endpoints[i].Addresses {
-				if a, err := netip.ParseAddr(text); err == nil {
-					o.addresses = append(o.addresses, a)
-				}
+			e := &s.Endpoints[i]
+			for _, text := range e.Addresses {
+				o.parse(text, e.Conditions.Ready == nil || *e.Conditions.Ready, e.Hostname)
 			}
 		}
 	}
@@ -135,11 +137,15 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 // observedEndpoints reads an Endpoints object. Those of the original tool are adopted with
 // legacy, and otherwise foreign.
 func (h summer) observedEndpoints(e *corev1.Endpoints, legacy bool) *ObservedEndpoints { //nolint:staticcheck // Deprecated, and asked for by SEMAPHORE_MIRROR_LEGACY_ENDPOINTS.
-	return &ObservedEndpoints{identity{
+	o := &ObservedEndpoints{identity: identity{
 		Meta: keep.Meta{Name: e.Name, UID: string(e.UID), ResourceVersion: e.ResourceVersion}, sum: h.endpoints(e),
 		ours:  e.Labels[labelMirrored] == labelValue && (legacy || e.Labels[discoveryv1.LabelSkipMirror] == labelValue),
 		going: e.DeletionTimestamp != nil, by: kube.LastManager(e, fieldManager),
 	}}
+	if o.ours {
+		o.subsets = subsets(e)
+	}
+	return o
 }
 
 // Observed is the observed state of one local service.

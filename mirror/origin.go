@@ -178,18 +178,7 @@ func trimSlice(s *discoveryv1.EndpointSlice) (*OriginSlice, bool) {
 		return nil, false
 	}
 	trimmed := &OriginSlice{Name: s.Name, Service: Key{s.Namespace, service}, Family: s.AddressType}
-	for _, p := range s.Ports {
-		name, protocol := "", corev1.ProtocolTCP
-		if p.Name != nil {
-			name = *p.Name
-		}
-		if p.Protocol != nil {
-			protocol = *p.Protocol
-		}
-		trimmed.Ports = append(trimmed.Ports, discoveryv1.EndpointPort{
-			Name: &name, Protocol: &protocol, Port: p.Port, AppProtocol: p.AppProtocol,
-		})
-	}
+	trimmed.Ports = named(s.Ports)
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		if len(e.Addresses) == 0 {
@@ -220,6 +209,21 @@ func trimSlice(s *discoveryv1.EndpointSlice) (*OriginSlice, bool) {
 		trimmed.Ports, trimmed.Endpoints, trimmed.Unreadable = nil, nil, nil
 	}
 	return trimmed, true
+}
+
+// named returns ports with the defaults of names and protocols.
+func named(ports []discoveryv1.EndpointPort) (all []discoveryv1.EndpointPort) {
+	for _, p := range ports {
+		name, protocol := "", corev1.ProtocolTCP
+		if p.Name != nil {
+			name = *p.Name
+		}
+		if p.Protocol != nil {
+			protocol = *p.Protocol
+		}
+		all = append(all, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: p.Port, AppProtocol: p.AppProtocol})
+	}
+	return all
 }
 
 func compareEndpoints(a, b Endpoint) int {

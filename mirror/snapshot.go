@@ -3,6 +3,7 @@ package mirror
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -236,6 +237,13 @@ func (s *Snapshot) observe() {
 	names, globals := s.local.update()
 	for name := range names {
 		s.names[name] = struct{}{}
+		// Other parts may be used instead of slices that are only remembered.
+		if own := s.local.services.Get(name); own != nil && own.global && slices.ContainsFunc(own.clusters, func(cluster string) bool {
+			why, _ := s.unknown(cluster, merged)
+			return why != ""
+		}) {
+			s.origins[ID{Key: own.id.Key}] = struct{}{}
+		}
 	}
 	for k := range globals {
 		s.origins[ID{Key: k}] = struct{}{}
@@ -302,18 +310,22 @@ func (s *Snapshot) want(m *Memo, name string) (Service, Observed) {
 		w = *planned
 	}
 	have := s.local.get(name, &w)
+	if w.Hold, w.Until = s.hold(have.Service, planned); len(w.Former) > 0 {
+		w.Until = s.removeAt
+	}
+	for _, o := range have.Slices {
+		if !o.ours || o.service != name || w.slice(o.Name) != nil {
+			continue
+		}
+		if r, keep := s.keeps(planned, o); keep {
+			w.Keep = append(w.Keep, r)
+		}
+	}
+	slices.SortFunc(w.Keep, func(a, b Retained) int { return strings.Compare(a.slice.Name, b.slice.Name) })
 	w.Endpoints = s.legacy && !w.Absent
 	if w.Endpoints && have.Service != nil {
 		w.family = familyOf(have.Service)
 		w.endpointsSum = s.sums.endpoints(w.endpoints("", w.family))
-	}
-	if w.Hold, w.Until = s.hold(have.Service, planned); len(w.Former) > 0 {
-		w.Until = s.removeAt
-	}
-	for slice, o := range have.Slices {
-		if o.ours && s.keeps(planned, o) {
-			w.Keep = append(w.Keep, slice)
-		}
 	}
 	return w, have
 }
@@ -349,14 +361,18 @@ func (s *Snapshot) hold(o *ObservedService, want *Service) (why string, until ti
 	return "mirror of " + why, until
 }
 
-// keeps reports whether a slice that isn't desired is retained, because the state of its
-// cluster is unknown.
-func (s *Snapshot) keeps(want *Service, o *ObservedSlice) bool {
+// keeps returns what is retained of a slice that isn't desired, because the state of its cluster
+// is unknown; false: nothing.
+func (s *Snapshot) keeps(want *Service, o *ObservedSlice) (Retained, bool) {
+	if want != nil && want.Origin.Global() {
+		return want.retain(o, s.sums)
+	}
+	return Retained{slice: o, Ports: o.ports, sum: o.sum}, s.maybe(want, o)
+}
+
+// maybe reports whether a slice of a mirror, or of no service, may still be desired.
+func (s *Snapshot) maybe(want *Service, o *ObservedSlice) bool {
 	switch {
-	case want != nil && want.Origin.Global():
-		return slices.ContainsFunc(want.keeps, func(k kept) bool {
-			return k.family == o.family && (k.cluster == o.cluster || o.cluster == "")
-		})
 	case o.cluster == "":
 		return slices.ContainsFunc(s.order, func(id setID) bool { return !s.sets[id].synced })
 	case want != nil:

@@ -45,19 +45,32 @@ func counting(parts []*part, ready func(p *part) bool) (counting, others []*part
 // another.
 type frontend struct {
 	family discoveryv1.AddressType
-	port   string // its name, or anyPort
+	port   portName
 }
 
-// anyPort stands for all ports: names of headless services resolve for all of them, and of
-// slices that are only remembered they are unknown. No port has that name.
-const anyPort = "*"
+// portName identifies a port of a service. Clusters may give one name to ports of different
+// protocols; in a service it is that of one port.
+type portName struct {
+	name     string
+	protocol corev1.Protocol
+}
+
+// frontendOf returns the frontend of a port of a slice.
+func frontendOf(family discoveryv1.AddressType, p *discoveryv1.EndpointPort) frontend {
+	return frontend{family, portName{*p.Name, *p.Protocol}}
+}
+
+// allPorts returns the frontend of all ports, which names of headless services resolve for.
+func allPorts(family discoveryv1.AddressType) frontend {
+	return frontend{family: family}
+}
 
 // String returns the frontend as in IPv6 or IPv6 http.
 func (f frontend) String() string {
-	if f.port == "" || f.port == anyPort {
+	if f.port.name == "" {
 		return string(f.family)
 	}
-	return string(f.family) + " " + f.port
+	return string(f.family) + " " + f.port.name
 }
 
 // maxNeeded is the maximum number of frontends listed per cluster of a service.
@@ -106,10 +119,10 @@ type usage struct {
 	s     *Snapshot
 	w     *Service
 	parts []*part
-	ports map[string]bool // of the service, by name
+	ports map[portName]bool // of the service
 	// ready and used are computed on demand.
 	ready map[*part]map[frontend]bool
-	used  map[frontend][]*part
+	used  map[use][]*part
 	// needed are frontends that a stale or drained part is used for, omitted such parts that
 	// are not used for some.
 	needed  map[*part]map[frontend]bool
@@ -118,35 +131,43 @@ type usage struct {
 
 func newUsage(s *Snapshot, w *Service, parts []*part) *usage {
 	u := &usage{
-		s: s, w: w, parts: parts, ports: map[string]bool{}, ready: map[*part]map[frontend]bool{}, used: map[frontend][]*part{},
+		s: s, w: w, parts: parts, ports: map[portName]bool{}, ready: map[*part]map[frontend]bool{}, used: map[use][]*part{},
 		needed: map[*part]map[frontend]bool{}, omitted: map[*part]bool{},
 	}
 	for i := range w.Spec.Ports {
-		u.ports[w.Spec.Ports[i].Name] = true
+		u.ports[portName{w.Spec.Ports[i].Name, w.Spec.Ports[i].Protocol}] = true
 	}
 	return u
 }
 
 // frontends returns those of the service that a slice has endpoints for.
-func (u *usage) frontends(sl *OriginSlice) []frontend {
-	if u.w.Spec.Headless || len(sl.Ports) == 0 {
-		return []frontend{{sl.Family, anyPort}}
+func (u *usage) frontends(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) []frontend {
+	if u.w.Spec.Headless || len(ports) == 0 {
+		return []frontend{allPorts(family)}
 	}
 	var all []frontend
-	for i := range sl.Ports {
-		if name := *sl.Ports[i].Name; u.ports[name] {
-			all = append(all, frontend{sl.Family, name})
+	for i := range ports {
+		if f := frontendOf(family, &ports[i]); u.ports[f.port] {
+			all = append(all, f)
 		}
 	}
 	return all
 }
 
+// use is which parts are used for a frontend: those that are only remembered count as they were
+// before, but nothing remembered is removed for their sake.
+type use struct {
+	frontend
+	memory bool
+}
+
 // needs reports whether a part is used for a frontend.
 func (u *usage) needs(pt *part, f frontend) bool {
-	used, known := u.used[f]
+	of := use{f, !pt.remembered}
+	used, known := u.used[of]
 	if !known {
-		used, _ = counting(u.parts, func(p *part) bool { return u.isReady(p, f) })
-		u.used[f] = used
+		used, _ = counting(u.parts, func(p *part) bool { return (of.memory || !p.remembered) && u.isReady(p, f) })
+		u.used[of] = used
 	}
 	return slices.Contains(used, pt)
 }
@@ -157,11 +178,21 @@ func (u *usage) isReady(pt *part, f frontend) bool {
 	if !known {
 		ready = map[frontend]bool{}
 		u.ready[pt] = ready
+		note := func(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) {
+			ready[allPorts(family)] = true
+			for _, f := range u.frontends(family, ports) {
+				ready[f] = true
+			}
+		}
 		for _, sl := range pt.slices {
 			if slices.ContainsFunc(sl.Endpoints, u.s.usable(pt, sl.Family)) {
-				ready[frontend{sl.Family, anyPort}] = true
-				for _, f := range u.frontends(sl) {
-					ready[f] = true
+				note(sl.Family, sl.Ports)
+			}
+		}
+		if pt.remembered {
+			for name := range u.s.local.members[u.w.Name] {
+				if o := u.s.local.slices.Get(name); o != nil && o.ours && o.cluster == pt.cluster && o.ready > 0 {
+					note(o.family, o.ports)
 				}
 			}
 		}
@@ -174,7 +205,7 @@ func (u *usage) restrict(pt *part, sl *OriginSlice) *OriginSlice {
 	if !pt.stale && !pt.drained {
 		return sl
 	}
-	all, needed := u.frontends(sl), map[frontend]bool{}
+	all, needed := u.frontends(sl.Family, sl.Ports), map[frontend]bool{}
 	for _, f := range all {
 		if u.note(pt, f) {
 			needed[f] = true
@@ -188,19 +219,64 @@ func (u *usage) restrict(pt *part, sl *OriginSlice) *OriginSlice {
 	}
 	restricted := *sl
 	restricted.Ports = slices.DeleteFunc(slices.Clone(sl.Ports), func(p discoveryv1.EndpointPort) bool {
-		return !needed[frontend{sl.Family, *p.Name}]
+		return !needed[frontendOf(sl.Family, &p)]
 	})
 	return &restricted
 }
 
-// remember retains the slices of a part that is only remembered, of the families that it is
+// remember retains the slices of a part that is only remembered, for the frontends that it is
 // used for.
 func (u *usage) remember(pt *part) {
-	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		if !pt.stale && !pt.drained || u.note(pt, frontend{family, anyPort}) {
-			u.w.keeps = append(u.w.keeps, kept{pt.cluster, family})
+	var keeps map[frontend]bool
+	if pt.stale || pt.drained {
+		keeps = map[frontend]bool{}
+		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+			keeps[allPorts(family)] = u.note(pt, allPorts(family))
+			if u.w.Spec.Headless {
+				continue
+			}
+			for port := range u.ports {
+				keeps[frontend{family, port}] = u.note(pt, frontend{family, port})
+			}
 		}
 	}
+	if u.w.keeps == nil {
+		u.w.keeps = map[string]map[frontend]bool{}
+	}
+	u.w.keeps[pt.cluster] = keeps
+}
+
+// retain returns what must stay of a slice that isn't desired, because the state of its cluster
+// is unknown; false: nothing.
+func (t *Service) retain(o *ObservedSlice, sums summer) (Retained, bool) {
+	r := Retained{slice: o, Ports: o.ports, sum: o.sum}
+	used := map[frontend]bool{}
+	for cluster, keeps := range t.keeps {
+		switch {
+		case cluster != o.cluster && o.cluster != "":
+		case keeps == nil:
+			return r, true
+		default:
+			for f, is := range keeps {
+				used[f] = used[f] || is
+			}
+		}
+	}
+	if t.Spec.Headless || len(o.ports) == 0 {
+		return r, used[allPorts(o.family)]
+	}
+	some, all := false, true
+	for i := range o.ports {
+		is, known := used[frontendOf(o.family, &o.ports[i])]
+		some, all = some || is, all && (is || !known)
+	}
+	if some && !all {
+		r.Ports = slices.DeleteFunc(slices.Clone(o.ports), func(p discoveryv1.EndpointPort) bool {
+			return !used[frontendOf(o.family, &p)]
+		})
+		r.sum = sums.withPorts(o, r.Ports)
+	}
+	return r, some
 }
 
 // note records whether a stale or drained part is used for a frontend, and returns it.

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -13,18 +14,24 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 // offers adds slices of a global service to a cluster, one for each text like
-// "http,metrics 10.4.0.1@a1=pod !10.4.0.2": ports, and endpoints with node and target, "!" for
+// "http,dns/UDP 10.4.0.1@a1=pod !10.4.0.2": ports, and endpoints with node and target, "!" for
 // those that are not ready.
 func (w *world) offers(cluster string, k Key, slices ...string) {
 	id := setID{cluster, merged}
 	for i, text := range slices {
 		words := strings.Fields(text)
 		sl := &OriginSlice{Name: fmt.Sprintf("%s-%d", k.Name, i), Service: k, Family: discoveryv1.AddressTypeIPv4}
-		for name := range strings.SplitSeq(words[0], ",") {
+		for port := range strings.SplitSeq(words[0], ",") {
+			name, udp := strings.CutSuffix(port, "/UDP")
 			protocol, number := corev1.ProtocolTCP, int32(8080)
+			if udp {
+				protocol = corev1.ProtocolUDP
+			}
 			sl.Ports = append(sl.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &number})
 		}
 		for _, word := range words[1:] {
@@ -66,6 +73,9 @@ func (w *world) at(service string) []string {
 			}
 			for _, p := range s.Ports {
 				at := string(s.AddressType) + " " + *p.Name
+				if *p.Protocol != corev1.ProtocolTCP {
+					at += "/" + string(*p.Protocol)
+				}
 				found[at] = append(found[at], text)
 			}
 		}
@@ -117,6 +127,10 @@ func TestNoFamilyOrPortLosesItsLastEndpoints(t *testing.T) {
 			[]string{"IPv4 http: 10.2.0.1", "IPv4 metrics: 10.4.0.1"}, []string{"aws"}, map[string][]string{"aws": {"IPv4 metrics"}}, false,
 		},
 		{
+			"drained, and alone with the protocol of a port", false, []string{"http,dns 10.2.0.1"}, []string{"http,dns/UDP 10.4.0.1"}, drain("gcp"),
+			[]string{"IPv4 dns: 10.2.0.1", "IPv4 dns/UDP: 10.4.0.1", "IPv4 http: 10.4.0.1"}, []string{"gcp"}, map[string][]string{"gcp": {"IPv4 dns"}}, false,
+		},
+		{
 			"a headless one has addresses for all ports", true, []string{"http 10.2.0.1"}, []string{"http,metrics 10.4.0.1", "http fd00:4::1"}, drain("aws"),
 			[]string{"IPv4 http: 10.2.0.1", "IPv6 http: fd00:4::1"}, []string{"aws"}, map[string][]string{"aws": {"IPv6"}}, false,
 		},
@@ -162,9 +176,13 @@ func TestNoFamilyOrPortLosesItsLastEndpoints(t *testing.T) {
 			for cluster, offered := range map[string][]string{"gcp": c.gcp, "aws": c.aws} {
 				o := newOrigin(web, 1, 80, Traits{Headless: c.headless, IPv6: true})
 				for _, text := range offered {
-					if strings.Contains(text, "metrics") {
+					switch {
+					case strings.Contains(text, "metrics"):
 						o.Spec.Ports = append(o.Spec.Ports, tcp("metrics", 9090))
-						break
+					case strings.Contains(text, "dns/UDP"):
+						o.Spec.Ports = append(o.Spec.Ports, udp("dns", 53))
+					case strings.Contains(text, "dns"):
+						o.Spec.Ports = append(o.Spec.Ports, tcp("dns", 53))
 					}
 				}
 				w.hears(setID{cluster, merged}, o)
@@ -225,6 +243,277 @@ func TestRemovedRemoteKeepsTheFamilyThatOnlyItHas(t *testing.T) {
 	if diff := cmp.Diff([]string{"IPv4 http: 10.2.0.1", "IPv6 http: fd00:4::1"}, w.at(globalName)); diff != "" {
 		t.Errorf("it has (-want +got):\n%s", diff)
 	}
+}
+
+// TestPortsThatOnlyOneRemoteHasSurviveARestart restarts while a remote is out of reach and stale,
+// drained, or no longer configured.
+func TestPortsThatOnlyOneRemoteHasSurviveARestart(t *testing.T) {
+	web := Key{"shop", "web"}
+	gcp, aws := setID{"gcp", merged}, setID{"aws", merged}
+	for _, c := range []struct {
+		name       string
+		headless   bool
+		gcp, aws   []string
+		want       []string
+		otherPorts []Port // of aws
+	}{
+		{
+			"in a slice of its own", false, []string{"http 10.2.0.1"}, []string{"http 10.4.0.1", "metrics 10.4.0.2"},
+			[]string{"IPv4 http: 10.2.0.1", "IPv4 metrics: 10.4.0.2"}, []Port{tcp("metrics", 9090)},
+		},
+		{
+			"in a slice with ports that others have", false, []string{"http 10.2.0.1"}, []string{"http,metrics 10.4.0.1"},
+			[]string{"IPv4 http: 10.2.0.1", "IPv4 metrics: 10.4.0.1"}, []Port{tcp("metrics", 9090)},
+		},
+		{
+			"in one family", false, []string{"http 10.2.0.1", "metrics 10.2.0.1", "http fd00:2::1"}, []string{"http,metrics 10.4.0.1", "http,metrics fd00:4::1"},
+			[]string{"IPv4 http: 10.2.0.1", "IPv4 metrics: 10.2.0.1", "IPv6 http: fd00:2::1", "IPv6 metrics: fd00:4::1"}, []Port{tcp("metrics", 9090)},
+		},
+		{
+			"with the number of another, and another protocol", false, []string{"http 10.2.0.1"}, []string{"http,quic/UDP 10.4.0.1"},
+			[]string{"IPv4 http: 10.2.0.1", "IPv4 quic/UDP: 10.4.0.1"}, []Port{udp("quic", 80)},
+		},
+		{
+			"none", false, []string{"http 10.2.0.1"}, []string{"http 10.4.0.1", "other 10.4.0.2"},
+			[]string{"IPv4 http: 10.2.0.1"}, nil,
+		},
+		{
+			"a headless service", true, []string{"http 10.2.0.1"}, []string{"http,metrics 10.4.0.1", "metrics fd00:4::1"},
+			[]string{"IPv4 http: 10.2.0.1", "IPv6 metrics: fd00:4::1"}, []Port{tcp("metrics", 9090)},
+		},
+	} {
+		for state, begin := range map[string]func(w *world){
+			"stale":   func(w *world) { w.restart(testClusters()...); w.contact(aws, false, true) },
+			"drained": func(w *world) { w.restart(testClusters()...); w.contact(aws, false, false); w.drain("aws", true) },
+			"removed": func(w *world) { w.without("aws") },
+			"was stale": func(w *world) {
+				w.contact(aws, true, true)
+				w.settle(t)
+				w.restart(testClusters()...)
+				w.contact(aws, false, true)
+			},
+		} {
+			t.Run(c.name+"/"+state, func(t *testing.T) {
+				w := newWorld()
+				hear := func(id setID, offered []string, more ...Port) {
+					o := newOrigin(web, 1, 80, Traits{Headless: c.headless, IPv6: true})
+					o.Spec.Ports = append(o.Spec.Ports, more...)
+					w.hears(id, o)
+					w.offers(id.cluster, web, offered...)
+				}
+				both := func() {
+					hear(gcp, c.gcp)
+					if strings.Contains(strings.Join(c.gcp, " "), "metrics") {
+						hear(gcp, c.gcp, c.otherPorts...)
+					}
+					hear(aws, c.aws, c.otherPorts...)
+				}
+				both()
+				w.settle(t)
+				before := w.at(globalName)
+				begin(w)
+				w.settle(t)
+				hear(gcp, c.gcp)
+				if strings.Contains(strings.Join(c.gcp, " "), "metrics") {
+					hear(gcp, c.gcp, c.otherPorts...)
+				}
+				w.settle(t)
+				if diff := cmp.Diff(c.want, w.at(globalName)); diff != "" {
+					t.Errorf("it has (-want +got):\n%s", diff)
+				}
+				if state == "removed" {
+					w.setRemoveAt(time.Time{})
+					w.settle(t)
+					for _, at := range w.at(globalName) {
+						if strings.Contains(at, "10.4.") || strings.Contains(at, "fd00:4:") {
+							t.Errorf("after the grace period it has %s", at)
+						}
+					}
+					return
+				}
+				w.drain("aws", false)
+				both()
+				w.settle(t)
+				if diff := cmp.Diff(before, w.at(globalName)); diff != "" {
+					t.Errorf("afterwards it has (-before +after):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// TestRetainedSlicesLoseTheirOtherPorts removes a remote that is the only one with one of two
+// ports, while another client resists.
+func TestRetainedSlicesLoseTheirOtherPorts(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		http := corev1.ServicePort{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}
+		metrics := corev1.ServicePort{Name: "metrics", Port: 90, Protocol: corev1.ProtocolTCP}
+		put(t, f.aws, "shop", svc("web", global, ports(http, metrics)), [2]string{"web-1", "10.4.0.1"})
+		put(t, f.merit, "shop", svc("web", global), [2]string{"web-1", "10.6.0.1"})
+		merge := func(cfg *Config) {
+			cfg.GlobalSelector, cfg.RemovalGrace = selector(t, globalMark+"=true"), 10*time.Hour
+		}
+		i := f.start(t, merge)
+		leadsTo(t, f.gcp, globalName, "10.4.0.1", "10.6.0.1")
+		i.stop()
+		before := count(f.gcp, "patch endpointslices")
+		i = f.start(t, func(cfg *Config) {
+			merge(cfg)
+			cfg.Remotes = cfg.Remotes[1:]
+		})
+		offers := func(address string, want ...string) (found *discoveryv1.EndpointSlice) {
+			t.Helper()
+			wait(t, "the ports of "+address, func() error {
+				for _, sl := range kubetest.All[discoveryv1.EndpointSlice](f.gcp, "endpointslices", home) {
+					if len(sl.Endpoints) == 0 || sl.Endpoints[0].Addresses[0] != address {
+						continue
+					}
+					var names []string
+					for _, p := range sl.Ports {
+						names = append(names, fmt.Sprintf("%s %d/%s", *p.Name, *p.Port, *p.Protocol))
+					}
+					if !slices.Equal(names, want) {
+						return fmt.Errorf("%q, want %q", names, want)
+					}
+					found = &sl
+					return nil
+				}
+				return errors.New("no slice")
+			})
+			return found
+		}
+		sl := offers("10.4.0.1", "metrics 8090/TCP")
+		offers("10.6.0.1", "http 8080/TCP")
+		if sl.Annotations[annotCluster] != "aws" || sl.Labels[discoveryv1.LabelServiceName] != globalName {
+			t.Errorf("%v %v", sl.Labels, sl.Annotations)
+		}
+		time.Sleep(time.Hour)
+		if n := count(f.gcp, "patch endpointslices") - before; n != 1 {
+			t.Errorf("%d patches, want one", n)
+		}
+		them := func() {
+			var sl2 discoveryv1.EndpointSlice
+			if f.gcp.Get("endpointslices", home, sl.Name, &sl2) && len(sl2.Ports) == 1 {
+				name, number := "http", int32(8080)
+				sl2.Ports = append(sl2.Ports, discoveryv1.EndpointPort{Name: &name, Port: &number})
+				f.gcp.Put(t, "endpointslices", &sl2)
+			}
+		}
+		them()
+		time.Sleep(time.Second)
+		offers("10.4.0.1", "metrics 8090/TCP")
+		f.gcp.Hook(func(h *kubetest.Hooks) {
+			h.Answer = func(r kubetest.Request) {
+				if r.Name == sl.Name {
+					them()
+				}
+			}
+		})
+		them()
+		time.Sleep(time.Hour)
+		before = count(f.gcp, "patch endpointslices")
+		time.Sleep(time.Minute)
+		if n := count(f.gcp, "patch endpointslices") - before; n < 5 || n > 8 {
+			t.Errorf("%d patches in a minute, want one each ten seconds", n)
+		}
+		i.listed(t, globalName, func(s ServiceStatus) bool { return len(s.Overridden) == 1 && !s.Overridden[0].Returned })
+	})
+}
+
+// TestDrainedClustersStayOmittedOverARestart restarts with a drained cluster that syncs before the
+// others.
+func TestDrainedClustersStayOmittedOverARestart(t *testing.T) {
+	web := Key{"shop", "web"}
+	aws, merit := setID{"aws", merged}, setID{"merit", merged}
+	w := newWorld()
+	hear := func(id setID, offered ...string) {
+		o := newOrigin(web, 1, 80, Traits{})
+		o.Spec.Ports = append(o.Spec.Ports, tcp("metrics", 90))
+		w.hears(id, o)
+		w.offers(id.cluster, web, offered...)
+		w.settle(t)
+	}
+	has := func(want ...string) {
+		t.Helper()
+		if diff := cmp.Diff(want, w.at(globalName)); diff != "" {
+			t.Errorf("it has (-want +got):\n%s", diff)
+		}
+	}
+	w.drain("aws", true)
+	hear(merit, "http,metrics 10.6.0.1")
+	hear(aws, "http,metrics 10.4.0.1")
+	has("IPv4 http: 10.6.0.1", "IPv4 metrics: 10.6.0.1")
+	w.restart(testClusters()...)
+	w.drain("aws", true)
+	hear(aws, "http,metrics 10.4.0.1")
+	has("IPv4 http: 10.6.0.1", "IPv4 metrics: 10.6.0.1")
+	// Another client changes what is remembered.
+	for _, sl := range w.slices {
+		sl = sl.DeepCopy()
+		sl.Ports = sl.Ports[:1]
+		w.putSlice(sl)
+	}
+	w.show()
+	w.settle(t)
+	has("IPv4 http: 10.6.0.1", "IPv4 metrics: 10.4.0.1")
+	w.contact(merit, false, true)
+	w.settle(t)
+	has("IPv4 http: 10.4.0.1", "IPv4 metrics: 10.4.0.1")
+}
+
+// TestEndpointsKeepWhatIsRetained restarts with Endpoints while a remote is out of reach.
+func TestEndpointsKeepWhatIsRetained(t *testing.T) {
+	web := Key{"shop", "web"}
+	aws, merit := setID{"aws", merged}, setID{"merit", merged}
+	w := newWorld()
+	w.legacy = true
+	ports := []Port{tcp("http", 80), tcp("metrics", 90)}
+	hear := func(id setID, ports []Port, offered ...string) {
+		o := newOrigin(web, 1, 80, Traits{})
+		o.Spec.Ports = ports
+		w.hears(id, o)
+		w.offers(id.cluster, web, offered...)
+		w.settle(t)
+	}
+	has := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, s := range subsets(w.endpoints[globalName]) {
+			for i, address := range s.addresses {
+				for _, p := range s.ports {
+					text := fmt.Sprintf("%v %s", address, *p.Name)
+					if i >= s.ready {
+						text = "!" + text
+					}
+					got = append(got, text)
+				}
+			}
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("the Endpoints (-want +got):\n%s", diff)
+		}
+	}
+	hear(aws, ports, "http,metrics 10.4.0.1 !10.4.0.2")
+	hear(merit, ports[:1], "http 10.6.0.1")
+	all := []string{"!10.4.0.2 http", "!10.4.0.2 metrics", "10.4.0.1 http", "10.4.0.1 metrics", "10.6.0.1 http"}
+	has(all...)
+	w.restart(testClusters()...)
+	w.legacy = true
+	w.contact(setID{"gcp", merged}, true, false)
+	version := w.version
+	w.settle(t)
+	has(all...)
+	hear(merit, ports[:1], "http 10.6.0.1")
+	has(all...)
+	if w.version != version {
+		t.Errorf("a restart wrote %d objects", w.version-version)
+	}
+	w.contact(aws, false, true)
+	w.settle(t)
+	has("!10.4.0.2 metrics", "10.4.0.1 metrics", "10.6.0.1 http")
+	hear(aws, ports, "http,metrics 10.4.0.1 !10.4.0.2")
+	has(all...)
 }
 
 // TestLocalMinimumCountsEndpoints adds local endpoints with several addresses, and addresses in
@@ -380,7 +669,7 @@ func (w *world) ports(s *Service, sl *OriginSlice) (all []string) {
 		return []string{string(sl.Family)}
 	}
 	for _, p := range sl.Ports {
-		if slices.ContainsFunc(s.Spec.Ports, func(of Port) bool { return of.Name == *p.Name }) {
+		if slices.ContainsFunc(s.Spec.Ports, func(of Port) bool { return of.Name == *p.Name && of.Protocol == *p.Protocol }) {
 			all = append(all, string(sl.Family)+" "+*p.Name)
 		}
 	}

@@ -141,6 +141,10 @@ func (w *world) do(want *Service, changes []Change, fails func(*Change) bool) {
 			w.put(want.service(home))
 		case c.Object == aSlice && c.Verb == verbDelete:
 			delete(w.slices, c.Name)
+		case c.Object == aSlice && c.Slice == nil:
+			sl := w.slices[c.Name].DeepCopy()
+			sl.Ports = c.Ports
+			w.putSlice(sl)
 		case c.Object == aSlice:
 			w.putSlice(c.Slice.object(home, want.Name))
 		case c.Verb == verbDelete:

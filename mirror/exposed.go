@@ -1,0 +1,69 @@
+package mirror
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// exposed are addresses and ports that clients use.
+type exposed struct {
+	ports     []discoveryv1.EndpointPort // with names and protocols
+	addresses []netip.Addr               // the ready ones first
+	ready     int                        // their number
+	hostnames map[netip.Addr]string
+}
+
+// parse adds an address, if it is one.
+func (e *exposed) parse(text string, ready bool, hostname *string) {
+	address, err := netip.ParseAddr(text)
+	if err != nil {
+		return
+	}
+	e.add(address, ready)
+	if hostname != nil {
+		if e.hostnames == nil {
+			e.hostnames = map[netip.Addr]string{}
+		}
+		e.hostnames[address] = *hostname
+	}
+}
+
+func (e *exposed) add(address netip.Addr, ready bool) {
+	e.addresses = append(e.addresses, address)
+	if last := len(e.addresses) - 1; ready {
+		e.addresses[e.ready], e.addresses[last] = address, e.addresses[e.ready]
+		e.ready++
+	}
+}
+
+// endpoints returns the addresses as endpoints.
+func (e *exposed) endpoints() []Endpoint {
+	all := make([]Endpoint, len(e.addresses))
+	for i, address := range e.addresses {
+		all[i] = Endpoint{Address: address, Hostname: e.hostnames[address], Ready: True}
+		if i >= e.ready {
+			all[i].Ready = False
+		}
+	}
+	return all
+}
+
+// subsets returns what an Endpoints object exposes.
+func subsets(e *corev1.Endpoints) []exposed { //nolint:staticcheck // See observedEndpoints.
+	all := make([]exposed, len(e.Subsets))
+	for i := range e.Subsets {
+		s := &e.Subsets[i]
+		for _, p := range s.Ports {
+			all[i].ports = append(all[i].ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &p.Port})
+		}
+		for j := range s.Addresses {
+			all[i].parse(s.Addresses[j].IP, true, nil)
+		}
+		for j := range s.NotReadyAddresses {
+			all[i].parse(s.NotReadyAddresses[j].IP, false, nil)
+		}
+	}
+	return all
+}
