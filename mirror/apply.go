@@ -49,7 +49,7 @@ type applier struct {
 func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have *Observed, want *Service, changes []Change) (again time.Duration, err error) {
 	writes := make([]keep.Write, len(changes))
 	for i := range changes {
-		writes[i] = changes[i].write(have)
+		writes[i] = changes[i].write(have, want)
 	}
 	waits := past.Review(ctx, want.Name, time.Now(), writes)
 	var errs []error
@@ -92,15 +92,15 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 }
 
 // write returns a change as Overrides identifies it.
-func (c *Change) write(have *Observed) keep.Write {
+func (c *Change) write(have *Observed, want *Service) keep.Write {
 	w := keep.Write{Object: c.Object + " " + c.Name, Have: uint64(c.have.sum), Want: uint64(c.want), By: c.have.by}
 	switch {
 	case c.Verb == verbDelete, c.Ports != nil:
 		w.Urgent = true
 	case c.Object == aSlice && c.Verb == verbPatch:
-		for _, a := range have.Slices[c.Name].addresses {
-			w.Urgent = w.Urgent || !slices.ContainsFunc(c.Slice.Endpoints, func(e Endpoint) bool { return e.Address == a })
-		}
+		w.Urgent = loses([]exposed{have.Slices[c.Name].exposed}, []exposed{c.Slice.exposed()})
+	case c.Verb == verbUpdate:
+		w.Urgent = loses(have.Endpoints.subsets, subsets(want.endpoints("", want.family)))
 	}
 	return w
 }
@@ -319,7 +319,9 @@ func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *
 		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	} else {
 		object.UID, object.ResourceVersion = types.UID(c.have.UID), c.have.ResourceVersion
-		made, err = api.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})
+		if made, err = api.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager}); kube.Refused(err) {
+			return a.withdrawEndpoints(ctx, have, object), err
+		}
 	}
 	if err != nil {
 		return response{}, err
@@ -327,6 +329,44 @@ func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *
 	o := a.sums.observedEndpoints(made, a.legacy)
 	a.local.endpoints.Wrote(o)
 	return response{sum: o.sum}, nil
+}
+
+// withdrawEndpoints is withdraw for an Endpoints object.
+func (a *applier) withdrawEndpoints(ctx context.Context, have *ObservedEndpoints, object *corev1.Endpoints) response { //nolint:staticcheck // See observedEndpoints.
+	there, less := map[netip.Addr]bool{}, object.DeepCopy()
+	for i := range have.subsets {
+		for _, address := range have.subsets[i].addresses {
+			there[address] = true
+		}
+	}
+	added, left := 0, 0
+	strip := func(all []corev1.EndpointAddress) []corev1.EndpointAddress { //nolint:staticcheck // See observedEndpoints.
+		n := len(all)
+		all = slices.DeleteFunc(all, func(e corev1.EndpointAddress) bool { //nolint:staticcheck // See observedEndpoints.
+			address, err := netip.ParseAddr(e.IP)
+			return err != nil || !there[address]
+		})
+		added, left = added+n-len(all), left+len(all)
+		return all
+	}
+	for i := range less.Subsets {
+		s := &less.Subsets[i]
+		s.Addresses, s.NotReadyAddresses = strip(s.Addresses), strip(s.NotReadyAddresses)
+	}
+	less.Subsets = slices.DeleteFunc(less.Subsets, func(s corev1.EndpointSubset) bool { //nolint:staticcheck // See observedEndpoints.
+		return len(s.Addresses)+len(s.NotReadyAddresses) == 0
+	})
+	if added == 0 || left == len(there) || left == 0 {
+		return response{}
+	}
+	made, err := a.client.Endpoints(a.namespace).Update(ctx, less, metav1.UpdateOptions{FieldManager: fieldManager})
+	if err != nil {
+		return response{}
+	}
+	o := a.sums.observedEndpoints(made, a.legacy)
+	a.local.endpoints.Wrote(o)
+	a.log.InfoContext(ctx, "endpoints withdrawn, while others are refused", "endpoints", object.Name)
+	return response{sum: o.sum}
 }
 
 // warn creates Events about a service of ours, and joins the errors.

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -50,6 +51,53 @@ func (e *exposed) endpoints() []Endpoint {
 	return all
 }
 
+// loses reports whether something in a must go for b: an address, a port of one, or that it is
+// ready.
+func loses(a, b []exposed) bool {
+	type place struct {
+		in    int // b
+		ready bool
+	}
+	places := map[netip.Addr][]place{}
+	for i := range b {
+		for j, address := range b[i].addresses {
+			places[address] = append(places[address], place{i, j < b[i].ready})
+		}
+	}
+	for i := range a {
+		covers := make([]bool, len(b)) // whether those have all ports
+		for j := range b {
+			covers[j] = !lacks(b[j].ports, a[i].ports)
+		}
+		for j, address := range a[i].addresses {
+			if !slices.ContainsFunc(places[address], func(p place) bool { return covers[p.in] && (p.ready || j >= a[i].ready) }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// lacks reports whether one of the ports isn't among have.
+func lacks(have, ports []discoveryv1.EndpointPort) bool {
+	type port struct {
+		portName
+		number int32
+	}
+	id := func(p *discoveryv1.EndpointPort) port {
+		id := port{portName{*p.Name, *p.Protocol}, 0}
+		if p.Port != nil {
+			id.number = *p.Port
+		}
+		return id
+	}
+	all := map[port]bool{}
+	for i := range have {
+		all[id(&have[i])] = true
+	}
+	return slices.ContainsFunc(ports, func(p discoveryv1.EndpointPort) bool { return !all[id(&p)] })
+}
+
 // subsets returns what an Endpoints object exposes.
 func subsets(e *corev1.Endpoints) []exposed { //nolint:staticcheck // See observedEndpoints.
 	all := make([]exposed, len(e.Subsets))
@@ -66,4 +114,13 @@ func subsets(e *corev1.Endpoints) []exposed { //nolint:staticcheck // See observ
 		}
 	}
 	return all
+}
+
+// exposed returns what a desired slice exposes.
+func (w *Slice) exposed() exposed {
+	e := exposed{ports: w.origin.Ports}
+	for i := range w.Endpoints {
+		e.add(w.Endpoints[i].Address, w.Endpoints[i].Ready != False)
+	}
+	return e
 }
